@@ -127,7 +127,7 @@ class Auditor:
         given = inputs if isinstance(inputs, Mapping) else read_file(inputs) if inputs else {}
         counts = bool(self.graph.operators & COUNTS_ROWS)
         self.interface: Interface = interface(
-            self.graph.inputs, self.graph.outputs, 0, given, counts
+            self.graph.inputs, self.graph.outputs, 0, given, counts, self.graph.unread
         )
         progress("audit: loading the reference")
         self.reference: Reference = open_reference(reference, *self._read())

@@ -7,7 +7,7 @@ from typing import Dict
 
 import numpy as np
 
-from posenc_export.auditing.inputs import Interface, Value
+from posenc_export.auditing.inputs import UNREAD, Interface, Value
 
 
 def feeds_of(
@@ -38,6 +38,7 @@ def feeds_of(
         "use_cache_branch": np.array(past > 0),
         "token_type_ids": np.zeros(valid.shape, np.int64),
         "logits_to_keep": np.array(0),
+        UNREAD: np.array(0),
         "position_ids": positions,
         "input_ids": tokens,
         "hidden_states": tokens,
@@ -47,7 +48,7 @@ def feeds_of(
         if meaning.startswith("attention_mask"):
             feeds[value.name] = _mask(value, total, new, interface.capacity, window)
         else:
-            feeds[value.name] = _shaped(numbers[meaning], value, len(valid))
+            feeds[value.name] = _shaped(numbers[meaning.split(" ")[0]], value, len(valid))
     return feeds
 
 
@@ -63,7 +64,7 @@ def _shaped(numbers: np.ndarray, value: Value, rows: int) -> np.ndarray:
         numbers = numbers[None]
     if numbers.ndim == 2 and len(numbers) == 1 and value.axes[0] not in (1, None):
         numbers = np.repeat(numbers, rows, axis=0)
-    return np.ascontiguousarray(numbers.astype(value.dtype))
+    return numbers.astype(value.dtype, order="C")  # a scalar stays one
 
 
 def _mask(value: Value, total: np.ndarray, new: int, capacity: int, window: int) -> np.ndarray:

@@ -19,6 +19,7 @@ FEW_BITS = {
     "MatMulNBits",
     "QLinearMatMul",
 }
+SLOTS = 64  # of caches whose size the caller chooses
 COUNTS_ROWS = {"GroupQueryAttention", "SparseAttention"}
 HALVES = {"FLOAT16": "float16", "BFLOAT16": "bfloat16"}
 
@@ -30,9 +31,11 @@ class Graph:
         inputs, outputs: as the graph declares them.
         operators: types of all nodes.
         precision: "float32", "float16", "bfloat16" or "few bits".
+        unread: inputs that become outputs and have no other use.
     """
 
     def __init__(self, path: Path) -> None:
+        import onnx_ir
         import onnxruntime as ort
 
         options = ort.SessionOptions()
@@ -45,9 +48,11 @@ class Graph:
             rule = "a graph that ONNX Runtime loads on the CPU"
             raise refusal("audit", rule, f"{path}: {line}", "give another graph") from None
         self.session = session.run
-        self.inputs: List[Value] = [_value(value) for value in session.get_inputs()]
-        self.outputs: List[Value] = [_value(value) for value in session.get_outputs()]
-        self.operators, self.precision = _contents(path, self.inputs + self.outputs)
+        self.outputs: List[Value] = [_value(value, {}) for value in session.get_outputs()]
+        model = onnx_ir.load(path)
+        sizes, self.unread = _cache_sizes(model), _unread(model)
+        self.inputs: List[Value] = [_value(value, sizes) for value in session.get_inputs()]
+        self.operators, self.precision = _contents(model, self.inputs + self.outputs)
 
     def run(self, feeds: Mapping[str, np.ndarray]) -> Arrays:
         """Run the graph. Raise GraphError if it fails."""
@@ -60,18 +65,47 @@ class Graph:
         return dict(zip([value.name for value in self.outputs], results, strict=True))
 
 
-def _value(value: Any) -> Value:
+def _value(value: Any, sizes: Mapping[str, Mapping[int, int]]) -> Value:
+    """Return an input or output. A size that is written as a string is a number."""
     dtype = value.type.removeprefix("tensor(").removesuffix(")")
-    return Value(
-        value.name, {"float": "float32", "double": "float64"}.get(dtype, dtype), tuple(value.shape)
-    )
+    axes = [int(axis) if isinstance(axis, str) and axis.isdigit() else axis for axis in value.shape]
+    for axis, size in sizes.get(value.name, {}).items():
+        axes[axis] = axes[axis] if isinstance(axes[axis], int) else size
+    names = {"float": "float32", "double": "float64"}
+    return Value(value.name, names.get(dtype, dtype), tuple(axes))
 
 
-def _contents(path: Path, values: List[Value]) -> Tuple[Set[str], str]:
+def _cache_sizes(model: Any) -> Dict[str, Dict[int, int]]:
+    """Return sizes of axes of caches that the inputs of GroupQueryAttention leave open: the head
+    size, and a fixed number of slots where the node demands it (sliding_window_cache).
+    """
+    sizes: Dict[str, Dict[int, int]] = {}
+    for node in model.graph.all_nodes():
+        if node.op_type != "GroupQueryAttention" or node.outputs[0].shape is None:
+            continue
+        width, keeps = node.outputs[0].shape[-1], node.attributes.get("sliding_window_cache")
+        axes = {2: SLOTS} if keeps is not None and keeps.value else {}
+        if isinstance(width, int):
+            axes[3] = width // node.attributes["num_heads"].value
+        sizes |= {value.name: axes for value in node.inputs[3:5] if value is not None}
+    return sizes
+
+
+def _unread(model: Any) -> Set[str]:
+    """Return the inputs that an Identity makes an output, and that nothing else reads."""
+    return {
+        value.name
+        for value in model.graph.inputs
+        if value.consumers()
+        and all(
+            node.op_type == "Identity" and node.outputs[0].is_graph_output()
+            for node in value.consumers()
+        )
+    }
+
+
+def _contents(model: Any, values: List[Value]) -> Tuple[Set[str], str]:
     """Return the operators of a graph, and in what it computes."""
-    import onnx_ir
-
-    model = onnx_ir.load(path)
     operators = {node.op_type for node in model.graph.all_nodes()}
     if operators & FEW_BITS:
         return operators, "few bits"

@@ -9,7 +9,7 @@ import re
 import tomllib
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple, Union
+from typing import Any, Collection, Dict, List, Mapping, Optional, Sequence, Tuple, Union
 
 from posenc_export.shared.refusal import refusal
 
@@ -67,6 +67,7 @@ NAMES = {
     "token_type_ids": r"token_type_ids|segment_ids|token_types",
     "logits_to_keep": r"(num_)?logits_to_keep",
 }
+UNREAD = "unread"  # meaning of inputs that no node reads
 MEANINGS = {
     "input_ids": "token ids [B,S]",
     "hidden_states": "hidden states [B,S,E]",
@@ -79,6 +80,7 @@ MEANINGS = {
     "use_cache_branch": "whether the cache is read",
     "token_type_ids": "segments, 0 everywhere",
     "logits_to_keep": "0 for the outputs of all tokens",
+    UNREAD: "anything: an output repeats it, and nothing else reads it",
 }
 RECURRENT = re.compile(r"conv|ssm|recurrent")  # in names of states that every call replaces
 OUTPUTS = ("logits", "last_hidden_state", "hidden_states", "output")
@@ -86,6 +88,7 @@ PRESENT = (
     ("past_key_values", "present"),
     ("past_key_values", "present_key_values"),
     ("past_", "present_"),
+    ("input.", "output."),
     ("past", "present"),
     ("", "present_"),
     ("", "new_"),
@@ -190,6 +193,7 @@ def interface(
     width: int,
     given: Mapping[str, Any] = {},
     counts_rows: bool = False,
+    unread: Collection[str] = (),
 ) -> Interface:
     """Find out how a graph is called.
 
@@ -198,12 +202,16 @@ def interface(
         given: content of a file (read_file).
         counts_rows: whether the graph has nodes that count the tokens of each row
             (GroupQueryAttention), so that padding belongs behind them.
+        unread: names of inputs that no node reads.
 
     Raises:
         ValueError: no tokens, no output, an input without a meaning, or a cache whose output or
             axes are not clear.
     """
     named = _by_name(inputs, given.get("inputs", {}))
+    for value in inputs:
+        if value.name in unread and len(value.axes) < 2 and value not in named.values():
+            named[f"{UNREAD} {value.name}"] = value
     rest = [value for value in inputs if value not in named.values()]
     if "input_ids" not in named and "hidden_states" not in named:
         _add_tokens(named, rest, inputs)
@@ -337,8 +345,8 @@ def _cache(
     symbolic = [
         axis for axis in range(rank) if axis != rows and not isinstance(past.axes[axis], int)
     ]
-    if len(symbolic) > 1:
-        lengths = [a for a in symbolic if re.search("past|seq|len|cache|kv", str(past.axes[a]))]
+    for words in ("past|seq|len", "cache|kv"):  # the builder of onnxruntime-genai: kv_cache_dim
+        lengths = [axis for axis in symbolic if re.search(words, str(past.axes[axis]))]
         symbolic = lengths if len(lengths) == 1 else symbolic
     if len(symbolic) == 1:
         return Cache(past, present, rows, symbolic[0])
