@@ -3,7 +3,7 @@ in common.
 """
 
 import itertools
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Dict, List, Mapping, Optional, Sequence, Tuple
 
 import numpy as np
@@ -24,21 +24,21 @@ CAUSES = {
     "row": "rows of a batch influence each other",
     "cache": "cache: tokens read from it differ from those of a full pass",
     "behind": "padding behind the tokens of a row is not ignored",
+    "mask": "mask: padding before and behind the tokens of a row is not that of its mask",
     "padding": "padding: it is not ignored, or the positions of its row are wrong",
     "offset": "offset: the position of the first token is not applied",
     "copied row": "a row is a copy of the first row of the batch",
     "window": "window: it is not the window of the reference",
     "length": "length: the computation of the reference changes there, that of the graph does not",
     "capacity": "capacity: the cache holds fewer tokens than were read",
-    "angles": "angles: the error grows with the position, as that of angles in few digits",
+    "angles": "angles: small errors behind the first tokens, as of angles in float16 or float32",
     "half precision": "half precision: errors of the size of float16 at all tokens",
     "attention": "attention: rotation, layout, theta or scale",
-    "everywhere": "weights, norms or embeddings: also a token that sees only itself is wrong",
+    "everywhere": "weights, norms, embeddings or another checkpoint: the first token is wrong, too",
     "position": "something that depends on the position",
 }
 OTHERS = 0.02  # part of right tokens that may be beyond a threshold, right by chance
-SMALL = 2e-2  # largest error that half precision explains
-GROWTH = 3.0  # of an error from its first wrong token to the largest
+SMALL = 2e-2  # largest error that rounding to half precision explains
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class Answer:
 
     Args:
         sentence: which calls are wrong, from where on.
-        cause: a key of CAUSES; empty if the graph is right.
+        cause: a key of CAUSES, or of a hypothesis; empty if the graph is right.
         first: index of the first wrong token of the wrong calls; -1 if none is wrong.
         features: of the calls that are wrong.
     """
@@ -56,6 +56,10 @@ class Answer:
     cause: str = ""
     first: int = -1
     features: Tuple[str, ...] = ()
+
+    def named(self, cause: str, words: str) -> "Answer":
+        """Return the answer with another cause, in these words."""
+        return replace(self, sentence=f"{self.sentence.partition(': ')[0]}: {words}", cause=cause)
 
 
 def answer(observed: Observed, limit: np.ndarray, edges: Mapping[str, int]) -> Answer:
@@ -78,11 +82,16 @@ def answer(observed: Observed, limit: np.ndarray, edges: Mapping[str, int]) -> A
     }
     chosen, features = _simplest(has, wrong)
     group = {name: numbers[chosen] for name, numbers in table.items()}
-    bad, limits = wrong[chosen], limit[chosen]
+    bad = wrong[chosen]
     where, thresholds = _threshold(group, bad)
-    cause = _cause(features, group, bad, limits, thresholds, edges)
+    cause = _cause(features, group, bad, thresholds, edges)
+    if features == ("behind",) and _kind(has, ("padding",))[wrong].any():
+        cause = "mask"
     calls = " and ".join(FEATURES[name] for name in features) or "every call"
-    others = "" if not features else "; right in calls that are not"
+    others = ""
+    if features:
+        rest = ~np.all([has[name] for name in features], axis=0)
+        others = "; other calls are wrong, too" if wrong[rest].any() else "; right in all others"
     sentence = f"wrong {where} in {calls}{others}: {CAUSES[cause]}"
     return Answer(sentence, cause, int(group["index"][bad].min()), features)
 
@@ -93,12 +102,16 @@ def _simplest(
     """Return the tokens of the simplest kind of call that is wrong, and its features."""
     for count in range(len(has) + 1):
         for features in itertools.combinations(has, count):
-            kind = np.ones(len(wrong), bool)
-            for name, flags in has.items():
-                kind &= flags == (name in features)
+            kind = _kind(has, features)
             if (kind & wrong).any():
                 return kind, features
     raise AssertionError("a wrong token has some features")
+
+
+def _kind(has: Mapping[str, np.ndarray], features: Sequence[str]) -> np.ndarray:
+    """Return which tokens have these features and no others."""
+    kinds = [flags == (name in features) for name, flags in has.items()]
+    return np.asarray(np.all(kinds, axis=0))
 
 
 def _threshold(group: Mapping[str, np.ndarray], bad: np.ndarray) -> Tuple[str, Dict[str, int]]:
@@ -122,7 +135,7 @@ def _threshold(group: Mapping[str, np.ndarray], bad: np.ndarray) -> Tuple[str, D
             beyond &= known[name] >= least[name]
         if (beyond & ~bad).sum() <= OTHERS * max(1, (~bad).sum()):
             if all(least[name] == known[name].min() for name in names):
-                return "everywhere", {"index": least["index"]}
+                return "at all tokens", {"index": least["index"]}
             said = [words[name].format(least[name]) for name in names]
             return " ".join(said), {name: least[name] for name in names}
     part = round(100 * bad.mean())
@@ -133,7 +146,6 @@ def _cause(
     features: Sequence[str],
     group: Mapping[str, np.ndarray],
     bad: np.ndarray,
-    limits: np.ndarray,
     thresholds: Mapping[str, int],
     edges: Mapping[str, int],
 ) -> str:
@@ -146,17 +158,13 @@ def _cause(
         return _at_edge(first, edges) or "capacity"
     if features and features[0] != "offset":
         return features[0]
-    positions = (group["start"] + group["index"])[bad]
-    start = float(np.median(errors[positions <= np.quantile(positions, 0.1)]))
-    end = float(np.median(errors[positions >= np.quantile(positions, 0.9)]))
-    gentle = start < 30 * float(limits[bad].min())
     if features:
-        return "angles" if gentle and end < SMALL else "offset"
-    if first == 0 or index.min() == 0:
+        return "angles" if float(np.median(errors)) < SMALL else "offset"
+    if index.min() == 0:
         return "half precision" if errors.max() < SMALL else "everywhere"
     if edge := _at_edge(first, edges):
         return edge
-    if gentle and end > GROWTH * start:
+    if errors.max() < SMALL:
         return "angles"
     return "attention" if first <= 2 else "position"
 

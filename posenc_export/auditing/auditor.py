@@ -6,13 +6,14 @@ from typing import Any, Dict, List, Mapping, Tuple, Union
 
 import numpy as np
 
-from posenc_export.auditing.answer import Answer, answer
+from posenc_export.auditing.answer import CAUSES, Answer, answer
 from posenc_export.auditing.graph import COUNTS_ROWS, Graph
+from posenc_export.auditing.hypotheses import explained
 from posenc_export.auditing.inputs import Interface, interface, read_file
 from posenc_export.auditing.observing import Observed, observe
-from posenc_export.auditing.plan import Plan, plan
-from posenc_export.auditing.reference import Reference, open_reference
-from posenc_export.auditing.session import ForeignSession
+from posenc_export.auditing.plan import ROWS, Plan, case_of, plan
+from posenc_export.auditing.reference import Exact, Reference, open_reference
+from posenc_export.auditing.session import TAGS, ForeignSession
 from posenc_export.runtime.verification.proof import Accuracy, rounded_up
 from posenc_export.shared.numerics import (
     BFLOAT16_NOISE,
@@ -26,6 +27,7 @@ from posenc_export.shared.progress import Progress, silent
 
 # Allowed error per position: of angles that are computed in float32, as most libraries do.
 ANGLES = 4 * UNIT_ROUNDOFF["float32"]
+SHORT, NAMING = 8, 48  # tokens of sequences from which a fault is named
 HALVES = {"float16": FLOAT16_NOISE, "bfloat16": BFLOAT16_NOISE}
 
 
@@ -162,12 +164,30 @@ class Auditor:
         observed = observe(self.session(), planned.cells, self.accuracy, width)
         limit = self.limits(observed)
         reply = answer(observed, limit, self.reference.facts.edges)
+        reply = self._named(reply)
         cells = self._cells(planned, observed, limit)
         verdict, sentence = self._verdict(reply, cells)
         rows = tuple(self.interface.rows())
         return Audit(
             verdict, sentence, reply.cause, tuple(cells), rows, planned.unreached, observed
         )
+
+    def _named(self, reply: Answer) -> Answer:
+        """Return the answer with the fault, if the outputs of a full pass show which one it is."""
+        if reply.features == ("row",):
+            case = case_of(self.reference, ROWS, SHORT, 0)
+            outputs = self.session().prefill(case.tokens)[..., :-TAGS]
+            if np.array_equal(outputs[0], outputs[-1]):
+                return reply.named("copied row", CAUSES["copied row"])
+        if reply.features or not isinstance(self.reference, Exact) or not reply.cause:
+            return reply
+        most = min(self.reference.facts.positions, self.interface.capacity or NAMING)
+        length = self.interface.length or min(NAMING, most)
+        case = case_of(self.reference, self.interface.batch or 1, length, 0)
+        outputs = self.session().prefill(case.tokens)[..., :-TAGS]
+        tolerance = self.accuracy.tolerance
+        fault = explained(self.reference, case.tokens, outputs, tolerance)
+        return reply if fault is None else reply.named(fault.cause, fault.words)
 
     def limits(self, observed: Observed) -> np.ndarray:
         """Return the largest error of each token if the graph is right [N]."""

@@ -4,6 +4,7 @@ Shapes: B rows, L tokens of a sequence.
 """
 
 import dataclasses
+import itertools
 from dataclasses import dataclass
 from typing import Any, Callable, Dict, Iterator, List, Tuple
 
@@ -44,9 +45,10 @@ def plan(interface: Interface, reference: Reference, quick: bool) -> Plan:
     length = interface.length if interface.length > 1 else LENGTH
     length = min(length, most)
     cells: List[Cell] = []
-    for rows in (1, ROWS):
+    lengths = [length] if length <= facts.whole or not facts.whole else [facts.whole, length]
+    for size, rows in itertools.product(lengths, (1, ROWS)):
         if interface.batch in (0, rows):
-            case = case_of(reference, rows, length, 0)
+            case = case_of(reference, rows, size, 0)
             cells += _cells(case, interface, reference, quick)
     rows = interface.batch or 1
     if "position_ids" in interface.inputs and facts.causal:
@@ -110,6 +112,8 @@ def _cells(case: Case, interface: Interface, reference: Reference, quick: bool) 
             Scenario("rows padded behind", padded_behind, Level.LOAD),
         ]
     name = f"batch {rows}, start {case.start}"
+    if length == reference.facts.whole:
+        name = f"batch {rows}, {length} tokens"
     for scenario in scenarios:
         if not quick or scenario.level <= Level.QUICK or scenario.run is stepped:
             yield cell_of(f"{name}: {scenario.name}", scenario.run, case)

@@ -4,6 +4,7 @@ Shapes: B batch, L tokens, E model width, V numbers of an output.
 """
 
 import copy
+import functools
 import importlib
 import inspect
 import json
@@ -33,7 +34,7 @@ LENGTHS = ("max_position_embeddings", "n_positions", "max_seq_len", "n_ctx", "se
 EDGES = ("sliding_window", "attention_chunk_size", "original_max_position_embeddings")
 FIELDS = ("logits", "last_hidden_state", "output")
 BY_LENGTH = ("rope_dynamic", "rope_longrope")  # angles depend on the length of the sequence
-UNLIMITED = 1 << 20  # positions of a module that does not state a number
+UNSTATED = 4096  # positions of a model that does not state a number
 
 
 @dataclass(frozen=True)
@@ -79,18 +80,21 @@ class Exact:
     """A model of this package.
 
     Args:
-        build: returns the model; `lengths` as for from_pretrained.
+        build: returns the model; arguments are `lengths` and `max_positions` of from_pretrained.
         hidden: whether the output is the hidden states, for a model with a head.
     """
 
-    def __init__(self, build: Callable[[Optional[str]], Any], hidden: bool = False) -> None:
+    def __init__(
+        self, build: Callable[[Optional[str], Optional[int]], Any], hidden: bool = False
+    ) -> None:
         self.build, self.hidden = build, hidden
-        self.model = self._made(None)
+        self.model = self.made(None)
         self.facts = self._facts()
         self._sessions: Dict[Tuple[Optional[str], int], Session] = {}
 
-    def _made(self, lengths: Optional[str]) -> Any:
-        model = self.build(lengths)
+    def made(self, lengths: Optional[str]) -> Any:
+        """Return the model with these factors of LongRoPE; None for those of its range."""
+        model = self.build(lengths, self.facts.whole if lengths == "short" else None)
         return without_head(model) if self.hidden and isinstance(model, Stack) else model
 
     def _facts(self) -> Facts:
@@ -100,7 +104,7 @@ class Exact:
         attentions = inner_of(model).config.attentions
         sizes = {attention.sees.get("size", 0) for attention in attentions}
         originals = [
-            spec["original"]
+            spec["original_max_positions"]
             for attention in attentions
             for spec in attention.encodings
             if spec["name"] in BY_LENGTH
@@ -127,7 +131,7 @@ class Exact:
         capacity = 1 << (tokens.shape[1] - 1).bit_length()
         key = (lengths, capacity)
         if key not in self._sessions:
-            model = self.model if lengths is None else self._made(lengths)
+            model = self.model if lengths is None else self.made(lengths)
             self._sessions[key] = eager_session(model, min(capacity, self.facts.positions))
         return full_pass(self._sessions[key], tokens, start, None)
 
@@ -180,7 +184,7 @@ class Called:
     def _facts(self, config: Any, vocabulary: int, features: int) -> Facts:
         vocabulary = vocabulary and int(getattr(config, "vocab_size", vocabulary))
         lengths = [getattr(config, name, None) for name in LENGTHS]
-        positions = next((int(length) for length in lengths if length), UNLIMITED)
+        positions = next((int(length) for length in lengths if length), UNSTATED)
         parameters = getattr(config, "rope_parameters", None) or {}
         edges = {}
         for name in EDGES:
@@ -258,7 +262,7 @@ def open_reference(text: Any, hidden: bool, vocabulary: int, features: int) -> R
         ValueError: nothing of this kind.
     """
     if isinstance(text, torch.nn.Module) and hasattr(text, "attentions"):
-        return Exact(lambda lengths: text, hidden)
+        return Exact(lambda lengths, positions: text, hidden)
     if callable(text):
         return Called(text, vocabulary, features)
     text = str(text)
@@ -274,7 +278,17 @@ def open_reference(text: Any, hidden: bool, vocabulary: int, features: int) -> R
     if not path.exists():
         remedy = "give a checkpoint folder, a GGUF file, an artefact, or package.module:name"
         raise refusal("audit", "a reference that exists", text, remedy)
-    return Exact(lambda lengths: from_pretrained(path, lengths=lengths, head=not hidden), hidden)
+    return Exact(functools.partial(_checkpoint, path, not hidden), hidden)
+
+
+def _checkpoint(path: Path, head: bool, lengths: Optional[str], positions: Optional[int]) -> Any:
+    """Load a checkpoint; one that states no number of positions gets UNSTATED."""
+    try:
+        return from_pretrained(path, None, positions, lengths=lengths, head=head)
+    except ValueError as error:
+        if "give max_positions" not in str(error) or positions is not None:
+            raise
+        return from_pretrained(path, None, UNSTATED, lengths=lengths, head=head)
 
 
 def _named(text: str) -> Any:

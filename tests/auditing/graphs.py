@@ -15,7 +15,16 @@ SIZES = {
 MODELS = {
     "llama": ("LlamaConfig", {}),
     "mistral": ("MistralConfig", {"sliding_window": 8}),
+    "gpt2": ("GPT2Config", {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 256}),
+    "bloom": ("BloomConfig", {"n_layer": 2, "n_head": 4}),
 }
+# Keys of SIZES that a config has under other names.
+OWN_NAMES = {
+    "gpt2": ("hidden_size", "num_attention_heads", "num_key_value_heads", "num_hidden_layers",
+             "intermediate_size", "max_position_embeddings"),
+    "bloom": ("num_attention_heads", "num_key_value_heads", "num_hidden_layers",
+              "intermediate_size", "max_position_embeddings"),
+}  # fmt: skip
 Model = Any
 Fault = Callable[["Wrapped"], None]
 
@@ -24,7 +33,8 @@ def model_of(name: str, seed: int = 1, **more: Any) -> Model:
     """Return a random model of transformers whose attention is far from uniform."""
     kind, changes = MODELS[name]
     torch.manual_seed(seed)
-    config = getattr(transformers, kind)(**{**SIZES, **changes, **more})
+    sizes = {key: size for key, size in SIZES.items() if key not in OWN_NAMES.get(name, ())}
+    config = getattr(transformers, kind)(**{**sizes, **changes, **more})
     model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="eager")
     with torch.no_grad():
         for parameter in model.parameters():
