@@ -182,7 +182,7 @@ def attach(model: Stack, sentences: Sentences) -> None:
     Raises:
         ValueError: the model is a decoder, or dense layers do not fit the width.
     """
-    if model.config.head is not None or model.config.token_geometry.causal:
+    if model.config.token_geometry.causal:
         remedy = "export it without its pooling, from its own folder"
         raise refusal(WHERE, "an encoder with bidirectional attention", "a decoder", remedy)
     put(model, sentences.readout, sentences.weights)

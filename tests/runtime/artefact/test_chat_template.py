@@ -8,6 +8,7 @@ from typing import Any, Dict, List
 
 import pytest
 
+from posenc_export.runtime.artefact import chat_template
 from posenc_export.runtime.artefact.chat_template import ChatCodec
 from posenc_export.runtime.artefact.tokenizer import ByteCodec, TokenizerCodec
 
@@ -166,6 +167,14 @@ def test_a_template_that_is_broken_or_dangerous_is_refused_in_one_line(case: str
         ValueError, match=r"\Achat: expected [^\n]*, got an error \([^\n]+\); [^\n]+\Z"
     ):
         ChatCodec(ByteCodec(), BROKEN[case], {}).text([{"role": "user", "content": "Hi"}])
+
+
+def test_a_jinja2_whose_sandbox_can_be_left_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(chat_template, "version", lambda _: "3.1.5")
+    with pytest.raises(
+        ValueError, match=r"chat: expected jinja2 of at least 3\.1\.6, .* got 3.1.5"
+    ):
+        chat_template._environment.__wrapped__()
 
 
 def test_the_prompt_has_no_special_tokens_but_those_of_the_template(tmp_path: Path) -> None:
