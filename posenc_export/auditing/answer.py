@@ -48,7 +48,8 @@ class Answer:
     Args:
         sentence: which calls are wrong, from where on.
         cause: a key of CAUSES, or of a hypothesis; empty if the graph is right.
-        first: index of the first wrong token of the wrong calls; -1 if none is wrong.
+        first: place of the first wrong token of these calls among the compared ones; -1 if none
+            is wrong.
         features: of the calls that are wrong.
     """
 
@@ -73,13 +74,7 @@ def answer(observed: Observed, limit: np.ndarray, edges: Mapping[str, int]) -> A
     wrong = ~(table["error"] <= limit)
     if not wrong.any():
         return Answer("right")
-    has = {
-        "row": table["rows"] > 1,
-        "cache": table["before"] > 0,
-        "behind": table["behind"] > 0,
-        "padding": table["padding"] > 0,
-        "offset": table["start"] > 0,
-    }
+    has = features_of(table)
     chosen, features = _simplest(has, wrong)
     group = {name: numbers[chosen] for name, numbers in table.items()}
     bad = wrong[chosen]
@@ -93,7 +88,18 @@ def answer(observed: Observed, limit: np.ndarray, edges: Mapping[str, int]) -> A
         rest = ~np.all([has[name] for name in features], axis=0)
         others = "; other calls are wrong, too" if wrong[rest].any() else "; right in all others"
     sentence = f"wrong {where} in {calls}{others}: {CAUSES[cause]}"
-    return Answer(sentence, cause, int(group["index"][bad].min()), features)
+    return Answer(sentence, cause, int(np.argmax(chosen & wrong)), features)
+
+
+def features_of(table: Mapping[str, np.ndarray]) -> Dict[str, np.ndarray]:
+    """Return which tokens have each of FEATURES."""
+    return {
+        "row": table["rows"] > 1,
+        "cache": table["before"] > 0,
+        "behind": table["behind"] > 0,
+        "padding": table["padding"] > 0,
+        "offset": table["start"] > 0,
+    }
 
 
 def _simplest(

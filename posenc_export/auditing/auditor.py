@@ -13,6 +13,7 @@ from posenc_export.auditing.inputs import Interface, interface, read_file
 from posenc_export.auditing.observing import Observed, observe
 from posenc_export.auditing.plan import ROWS, Plan, case_of, plan
 from posenc_export.auditing.reference import Exact, Reference, open_reference
+from posenc_export.auditing.repeat import program
 from posenc_export.auditing.session import TAGS, ForeignSession
 from posenc_export.runtime.verification.proof import Accuracy, rounded_up
 from posenc_export.shared.numerics import (
@@ -66,6 +67,8 @@ class Audit:
         inputs: rows of the table of inputs: "name", "type", "meaning".
         unreached: edges of the reference that no cell reached, with the reason.
         observed: the error of each compared token.
+        program: source of a program that repeats the first wrong token with onnxruntime and numpy;
+            empty if none is wrong.
     """
 
     verdict: str
@@ -75,6 +78,7 @@ class Audit:
     inputs: Tuple[Dict[str, str], ...]
     unreached: Mapping[str, str]
     observed: Observed
+    program: str = ""
 
     @property
     def right(self) -> bool:
@@ -167,9 +171,23 @@ class Auditor:
         reply = self._named(reply)
         cells = self._cells(planned, observed, limit)
         verdict, sentence = self._verdict(reply, cells)
-        rows = tuple(self.interface.rows())
+        rows, repeated = tuple(self.interface.rows()), ""
+        if reply.first >= 0:
+            columns = observed.columns
+            numbers = (columns["row"], columns["index"], limit)
+            cell = observed.names[int(columns["cell"][reply.first])]
+            wrong = next(each for each in planned.cells if each.name == cell)
+            token = [float(array[reply.first]) for array in numbers]
+            repeated = program(self.session(keep=True), wrong, token, self.path)
         return Audit(
-            verdict, sentence, reply.cause, tuple(cells), rows, planned.unreached, observed
+            verdict,
+            sentence,
+            reply.cause,
+            tuple(cells),
+            rows,
+            planned.unreached,
+            observed,
+            repeated,
         )
 
     def _named(self, reply: Answer) -> Answer:

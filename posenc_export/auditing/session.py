@@ -49,11 +49,14 @@ class Call:
 
 
 class Feeds(NamedTuple):
-    """Inputs of one run. source: index of the call whose caches it read, or NONE."""
+    """Inputs of one run, and which of its columns [B,S] are no padding. source: index of the call
+    whose caches it read, or NONE.
+    """
 
     inputs: Arrays
     caches: Arrays
     source: int
+    valid: np.ndarray
 
 
 class ForeignSession:
@@ -199,7 +202,7 @@ class ForeignSession:
         feeds = feeds_of(self.interface, tokens, valid, total, self.start + self.count, self.window)
         caches = {cache.past.name: self._past(cache, len(valid)) for cache in self.interface.caches}
         if self.keep:
-            self.feeds.append(Feeds(feeds, caches, self.source))
+            self.feeds.append(Feeds(feeds, caches, self.source, valid))
         results = self.run({**feeds, **caches})
         padding, behind = total.argmax(1), valid[:, ::-1].argmax(1)
         call = Call(valid.shape[1], past, self.start, self.count, padding, behind)

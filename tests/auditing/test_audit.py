@@ -1,10 +1,15 @@
 """Graphs of others are right where they are right, and wrong where they are wrong."""
 
+import json
+import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from posenc_export import audit
+from posenc_export.commands.cli import main
 from tests.auditing.faults import FAULTS, Faulty
 from tests.auditing.graphs import MODELS, exported, model_of
 
@@ -28,3 +33,57 @@ def test_a_fault_is_found_and_named(name: str, tmp_path: Path) -> None:
     graph = exported(model, tmp_path / "model.onnx", wrapped=Faulty(model, fault).eval())
     result = audit(graph, tmp_path / "checkpoint")
     assert not result.right and result.cause in fault.causes, result.sentence
+
+
+@pytest.fixture(scope="module")
+def wrong(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a checkpoint and model.onnx, whose caches are shifted by a slot."""
+    folder = tmp_path_factory.mktemp("wrong")
+    fault = FAULTS["cache shifted"]
+    model = model_of(fault.model)
+    model.save_pretrained(folder / "checkpoint")
+    exported(model, folder / "model.onnx", wrapped=Faulty(model, fault).eval())
+    return folder
+
+
+def test_the_program_repeats_the_first_wrong_token(wrong: Path) -> None:
+    result = audit(wrong / "model.onnx", wrong / "checkpoint", quick=True)
+    (wrong / "repeat.py").write_text(result.program, "utf-8")
+    ran = subprocess.run(
+        [sys.executable, wrong / "repeat.py", wrong / "model.onnx"], capture_output=True, text=True
+    )
+    imports = set(re.findall(r"^import (\w+)", result.program, re.MULTILINE))
+    assert ran.returncode == 1 and "tolerance" in ran.stdout, ran.stderr
+    assert imports == {"base64", "sys", "zlib", "numpy", "onnxruntime"}
+    right = exported(model_of("llama"), wrong / "right.onnx")
+    ran = subprocess.run([sys.executable, wrong / "repeat.py", right], capture_output=True)
+    assert ran.returncode == 0
+
+
+def test_the_command_says_what_is_wrong_and_ends_with_1(
+    wrong: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(wrong)
+    arguments = ["audit", "model.onnx", "--reference", "checkpoint", "--quick"]
+    assert main([*arguments, "--html", "page.html"]) == 1
+    printed = capsys.readouterr()
+    assert "past_key_values.0.key -> present.0.key" in printed.out
+    assert printed.out.splitlines()[-1].startswith("wrong: ")
+    assert "model-repeat.py" in printed.err and Path("model-repeat.py").is_file()
+    page = Path("page.html").read_text("utf-8")
+    assert "data:image/svg+xml" in page and "calls that read a cache" in page
+    assert main([*arguments, "--json"]) == 1
+    content = json.loads(capsys.readouterr().out)
+    assert content["verdict"] == "wrong" and content["cause"] == "cache"
+
+
+def test_the_command_refuses_what_is_no_graph_or_no_reference(
+    wrong: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    graph, checkpoint = str(wrong / "model.onnx"), str(wrong / "checkpoint")
+    assert main(["audit", f"{checkpoint}/config.json", "--reference", checkpoint]) == 2
+    assert "expected a graph that ONNX Runtime loads" in capsys.readouterr().err
+    assert main(["audit", graph, "--reference", "nowhere"]) == 2
+    assert "expected a reference that exists, got nowhere" in capsys.readouterr().err
+    assert main(["audit", graph, "--reference", "tests.auditing.graphs:nothing"]) == 2
+    assert "expected a reference that can be imported" in capsys.readouterr().err

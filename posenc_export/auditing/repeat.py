@@ -1,0 +1,157 @@
+"""A program that repeats the first wrong token with onnxruntime and numpy alone."""
+
+import base64
+import zlib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Dict, List, Optional, Sequence, Tuple
+
+import numpy as np
+
+from posenc_export.auditing.graph import Arrays
+from posenc_export.auditing.session import NONE, TAGS, ForeignSession
+from posenc_export.runtime.verification.case import Cell
+
+INLINE = 400  # numbers of an array that are written as numbers
+NUMBERS = 16  # compared numbers of an output: those that differ most
+MARK = "Written by posenc audit"
+PROGRAM = '''"""{title}
+
+{mark}. Needs onnxruntime and numpy.
+"""
+
+import base64
+import sys
+import zlib
+
+import numpy as np
+import onnxruntime
+
+
+def packed(text, dtype, shape):
+    return np.frombuffer(zlib.decompress(base64.b64decode(text)), dtype).reshape(shape)
+
+
+path = sys.argv[1] if len(sys.argv) > 1 else {path!r}
+session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
+names = [output.name for output in session.get_outputs()]
+caches = {{  # inputs, and the outputs of the call before that they take
+{caches}}}
+calls = [
+{calls}]
+outputs = {{}}
+for inputs in calls:
+    kept = {{past: outputs[present] for past, present in caches.items() if outputs}}
+    outputs = dict(zip(names, session.run(None, {{**kept, **inputs}})))
+
+columns = np.array({columns})
+expected = np.array({expected})
+actual = outputs[{output!r}][{row}, {column}, columns]
+error = np.abs(actual - expected).max() / {scale!r}
+print("actual  ", actual[:4])
+print("expected", expected[:4])
+print(f"error {{error:.1e}} of the largest output, tolerance {tolerance:.1e}")
+sys.exit(not error <= {tolerance!r})
+'''
+
+
+@dataclass(frozen=True)
+class Token:
+    """A wrong token: in which call and where, what is expected there, and the largest output."""
+
+    row: int
+    index: int
+    call: int
+    expected: np.ndarray
+    actual: np.ndarray
+    scale: float
+    limit: float
+
+
+def program(session: ForeignSession, cell: Cell, wrong: Sequence[float], path: Path) -> str:
+    """Return the program for the first wrong token of a cell.
+
+    Args:
+        session: keeps its inputs.
+        wrong: row, index of the token, its largest right error.
+        path: of the graph.
+    """
+    token = _found(session, cell, wrong)
+    if token is None:
+        return ""
+    calls, caches = _chain(session, token)
+    largest = np.argsort(-np.abs(token.actual - token.expected))[:NUMBERS]
+    valid = session.feeds[token.call].valid[token.row]
+    before = int(session.calls[token.call].before[token.row])
+    column = int(np.argmax(valid.cumsum() + before > token.index))
+    title = f"{path.name}: '{cell.name}', row {token.row}, token {token.index} of the sequence."
+    return PROGRAM.format(
+        title=title,
+        mark=MARK,
+        path=str(path),
+        caches="".join(f"    {past!r}: {present!r},\n" for past, present in caches.items()),
+        calls="".join(map(_written, calls)),
+        columns=largest.tolist(),
+        expected=[float(f"{number:.7g}") for number in token.expected[largest]],
+        output=session.interface.output.name,
+        row=token.row,
+        column=column,
+        scale=float(f"{token.scale:.7g}"),
+        tolerance=float(f"{token.limit:.3g}"),
+    )
+
+
+def _found(session: ForeignSession, cell: Cell, wrong: Sequence[float]) -> Optional[Token]:
+    """Run a cell up to a token, and return it."""
+    row, index, limit = wrong
+    session.reset()
+    for actual, expected in cell.pairs(session):
+        width = actual.shape[-1] - TAGS
+        scale = float(np.abs(expected).max(initial=0)) or 1.0
+        pairs = zip(
+            actual.reshape(-1, actual.shape[-1]),
+            expected.reshape(-1, expected.shape[-1]),
+            strict=True,
+        )
+        for own, right in pairs:
+            tags = own[width:].astype(int)
+            error = np.abs(own[:width].astype(np.float64) - right[:width]).max() / scale
+            if (tags[0], tags[1]) == (int(row), int(index)) and not error <= limit:
+                return Token(tags[0], tags[1], tags[2], right[:width], own[:width], scale, limit)
+    return None
+
+
+def _chain(session: ForeignSession, token: Token) -> Tuple[List[Arrays], Dict[str, str]]:
+    """Return the inputs of the calls that lead to a token, and how caches are passed on. If caches
+    must be changed between calls, only the last call, with its caches.
+    """
+    last, chain = session.feeds[token.call], [session.feeds[token.call]]
+    while chain[0].source != NONE:
+        chain.insert(0, session.feeds[chain[0].source])
+    calls = [feeds.inputs for feeds in chain]
+    calls[0] = {**calls[0], **chain[0].caches}
+    names = {cache.past.name: cache.present for cache in session.interface.caches}
+    results: Arrays = {}
+    for inputs in calls[:-1]:
+        kept = {past: results[present] for past, present in names.items() if results}
+        results = session.run({**kept, **inputs})
+    passed_on = all(
+        np.array_equal(results[present], last.caches[past])
+        for past, present in names.items()
+        if results
+    )
+    return (calls, names) if passed_on else ([{**last.inputs, **last.caches}], {})
+
+
+def _written(inputs: Arrays) -> str:
+    lines = [f"        {name!r}: {_array(array)},\n" for name, array in inputs.items()]
+    return "    {\n" + "".join(lines) + "    },\n"
+
+
+def _array(array: np.ndarray) -> str:
+    if not array.size:
+        return f"np.zeros({array.shape}, {array.dtype.name!r})"
+    if array.size <= INLINE:
+        return f"np.array({array.tolist()}, {array.dtype.name!r})"
+    text = base64.b64encode(zlib.compress(np.ascontiguousarray(array).tobytes(), 9)).decode()
+    return f"packed({text!r}, {array.dtype.name!r}, {array.shape})"
