@@ -132,6 +132,14 @@ VARIANTS = {
     "swin-wide": {"name": "swin", "rows": 600, "columns": 60},
     "swin_v2-pretrained": {"name": "swin_v2", "pretrained_rows": 8, "pretrained_columns": 12},
     "swin_v2-wide": {"name": "swin_v2", "rows": 600, "columns": 60},
+    "layout_bias-near": {
+        "name": "layout_bias",
+        "buckets": 8,
+        "max_distance": 20,
+        "box_buckets": 12,
+        "box_max_distance": 90,
+        "added": "unscaled",
+    },
     "decomposed_2d-resized": {
         "name": "decomposed_2d",
         "rows": 600,

@@ -68,7 +68,7 @@ def respond(encoding: PositionEncoding, places: Tensor, causal: bool) -> Respons
     )
     q, k = encoding.rotate(q, k, coordinates)  # [1,S,H,D]
     sees = Mask(build_part("sees", {"name": "causal" if causal else "both"}), encoding)
-    mask = sees(positions, positions, q)
+    mask = sees(positions, coordinates, positions, q)
     if overrides(encoding, "rescore"):
         scores = _by_content(encoding, embedded, q, k, mask, positions)  # [1,H,S,S]
     else:

@@ -84,10 +84,14 @@ def _fall(encoding: Any, heads: int) -> None:
     encoding.table.weight.copy_(-lengths[:, None] * (torch.arange(heads) + 1) / heads)
 
 
-def _level(encoding: Any, heads: int) -> None:
-    """Set biases to -(h + 1) times the bucket, as a share of all buckets."""
-    buckets = torch.arange(encoding.buckets, dtype=torch.float32) / encoding.buckets
-    encoding.table.weight.copy_(-buckets[:, None] * (torch.arange(heads) + 1))
+def _by_bucket(encoding: Any, heads: int) -> None:
+    """Set the biases of each side to -(h + 1) / H times the bucket, as a share of its buckets."""
+    for module in encoding.modules():
+        if isinstance(module, torch.nn.Embedding):
+            sides = 1 if "causal" in encoding.works_in and encoding.causal else 2
+            count = len(module.weight) // sides
+            shares = torch.arange(len(module.weight)) % count / count
+            module.weight.copy_(-shares[:, None] * (torch.arange(heads) + 1) / heads)
 
 
 def _cosines(encoding: Any, heads: int) -> None:
@@ -132,7 +136,8 @@ def _smooth(encoding: Any, heads: int) -> None:
 # description in the title.
 SHAPED: Dict[str, Tuple[Callable[[Any, int], None], str]] = {
     "swin": (_fall, "biases that fall with the offset"),
-    "wavlm": (_level, "biases that fall with the bucket"),
+    "layout_bias": (_by_bucket, "biases that fall with the bucket"),
+    "wavlm": (_by_bucket, "biases that fall with the bucket"),
     "transformer_xl": (_cosines, "positions as sinusoids"),
     "pope": (_in_phase, "phases 0"),
     "rope_2d": (_spread, "directions of heads spread evenly"),

@@ -64,6 +64,7 @@ CLASSES = {
     "dynamic_bias": "DynamicBias",
     "swin": "Swin",
     "swin_v2": "SwinV2",
+    "layout_bias": "LayoutBias",
     "decomposed_2d": "Decomposed2D",
     "shaw": "Shaw",
     "transformer_xl": "TransformerXL",

@@ -122,19 +122,21 @@ class Attention(torch.nn.Module):
         k = np.stack([oracle.rotate_key_heads(*pair) for pair in zip(k, places, strict=True)])
         oracle.observe(x, positions[0], types)
         sinks = np.full(self.heads, -np.inf) if self.sinks is None else float64.numbers(self.sinks)
+        points = places if self.encoding.grid_bias else positions
         weighted_values = np.zeros((len(x), self.heads, v.shape[-1]))
         for head in range(self.heads):
             group = head // (self.heads // self.kv_heads)
             for i, query in enumerate(positions):
                 seen = [j for j, key in enumerate(positions) if self.visibility.exact(query, key)]
-                at = [positions[j] for j in seen]
-                scores = self._exact_scores(oracle, head, q[i, head], k[seen, group], query, at)
-                of_keys = oracle.values(head, v[seen, group], query, at)
+                at = [points[j] for j in seen]
+                vector, keys = q[i, head], k[seen, group]
+                scores = self._exact_scores(oracle, head, vector, keys, points[i], at)
+                of_keys = oracle.values(head, v[seen, group], points[i], at)
                 weighted_values[i, head] = float64.attend(scores, of_keys, sinks[head])
         return float64.linear(self.projection.output, weighted_values.reshape(len(x), -1))
 
     def _exact_scores(
-        self, oracle: Any, head: int, q: np.ndarray, keys: np.ndarray, query: int, at: List[int]
+        self, oracle: Any, head: int, q: np.ndarray, keys: np.ndarray, query: Any, at: List[Any]
     ) -> np.ndarray:
         """Return the scores [n] of one query, float64."""
         if self.by_content:

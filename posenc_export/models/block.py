@@ -166,7 +166,7 @@ class AttentionBlock(torch.nn.Module):
         write_index as in `ops.append`, states to output [B,S,E], new states.
         """
         x, carried = self.token_encoding.embed_next(x, coordinates, states[: self.embed_states])
-        mask = self.mask(positions, key_positions, x)  # [B,1 or H,S,T]
+        mask = self.mask(positions, coordinates, key_positions, x)  # [B,1 or H,S,T]
         y, present = self.attention(
             x, positions, coordinates, key_positions, mask, write_index, states[self.embed_states :]
         )

@@ -25,11 +25,18 @@ class Mask(torch.nn.Module):
     def __init__(self, visibility: Visibility, encoding: PositionEncoding) -> None:
         super().__init__()
         self.before, self.after, self.chunk = visibility.before, visibility.after, visibility.chunk
-        self.encoding = encoding
+        self.encoding, self.grid_bias = encoding, encoding.grid_bias
 
-    def forward(self, positions: Tensor, key_positions: Tensor, like: Tensor) -> Tensor:
-        """positions [B,S], key_positions [B,T] int64 to [B,1 or H,S,T] in like's dtype."""
-        bias = self.encoding.bias(positions, key_positions)
+    def forward(
+        self, positions: Tensor, coordinates: Tensor, key_positions: Tensor, like: Tensor
+    ) -> Tensor:
+        """positions [B,S], their coordinates, key_positions [B,T] int64 to [B,1 or H,S,T] in like's
+        dtype.
+        """
+        if self.grid_bias:
+            bias = self.encoding.bias(coordinates, coordinates)
+        else:
+            bias = self.encoding.bias(positions, key_positions)
         return ops.attention_mask(
             positions, key_positions, bias, like, self.before, self.after, self.chunk
         )

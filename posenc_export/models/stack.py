@@ -112,7 +112,9 @@ class Stack(torch.nn.Module):
         """
         x, present = self.tokens(x, segments, coordinates, states[: self.embed_states])  # [B,S,E]
         of_encoder = states[self.kept_states :]
-        masks = self._masks_of(x, positions, key_positions, of_encoder)  # [B,1 or H,S,T]
+        masks = self._masks_of(
+            x, positions, coordinates, key_positions, of_encoder
+        )  # [B,1 or H,S,T]
         first, pair = self.embed_states, 1
         # Some encodings of scores use token types. Models with segments have no states.
         types = states[:0] if segments is None else [segments]
@@ -134,13 +136,18 @@ class Stack(torch.nn.Module):
         return self.head(x), present  # [B,R,V]
 
     def _masks_of(
-        self, x: Tensor, positions: Tensor, key_positions: Tensor, of_encoder: List[Tensor]
+        self,
+        x: Tensor,
+        positions: Tensor,
+        coordinates: Tensor,
+        key_positions: Tensor,
+        of_encoder: List[Tensor],
     ) -> List[Tensor]:
         """Return the masks that layers share, [B,1 or H,S,T] or, of an encoder, [B,1,S,Q]."""
         masks: List[Tensor] = []
         for index, mask in enumerate(self.masks):
             keys = of_encoder[0] - 1 if self.mask_of_encoder[index] else key_positions
-            masks.append(mask(positions, keys, x))
+            masks.append(mask(positions, coordinates, keys, x))
         return masks
 
     @torch.jit.unused

@@ -270,6 +270,10 @@ def test_alibi_slopes_are_those_of_transformers(heads: int) -> None:
         ("inkling:scores=free", "expected scores to be one of scaled, by_size"),
         ("inkling:extent=0", "expected extent of at least 1"),
         ("sandwich:dims=3", "expected an even dims"),
+        ("layout_bias:buckets=3", "layout_bias: expected buckets of at least 4 and divisible by 2"),
+        ("layout_bias:box_buckets=2", "layout_bias: expected box_buckets of at least 4"),
+        ("layout_bias:box_max_distance=9", "layout_bias: expected box_max_distance above 16"),
+        ("layout_bias:added=twice", "expected added to be one of scaled, unscaled"),
         ("decomposed_2d:rows=2,columns=2", "expected a window that holds max_positions"),
         ("decomposed_2d:trained_rows=-1", "expected trained_rows of at least 0"),
         ("decomposed_2d:scores=half", "expected scores to be one of unscaled, scaled"),
@@ -391,6 +395,25 @@ def test_each_coordinate_adds_its_own_rows_to_tokens(variant: str) -> None:
     assert worst_error(encoding.embed(x, places).detach().numpy()[0], expected) <= tolerance(
         "float32", 1, 1
     )
+
+
+@pytest.mark.parametrize("variant", ["layout_bias", "layout_bias-near"])
+def test_each_coordinate_adds_its_own_bias_to_scores(variant: str) -> None:
+    torch.manual_seed(0)
+    encoding = encodings.build(VARIANTS[variant], dataclasses.replace(GEOMETRY, causal=False))
+    places, oracle = torch.randint(200, (3, 1, 9)), encoding.oracle()
+    points = [tuple(place) for place in places[:, 0].t().tolist()]
+    expected = [[[oracle.bias(h, i, j) for j in points] for i in points] for h in range(6)]  # type: ignore[arg-type]
+    bias = encoding.bias(places, places)
+    assert bias is not None
+    assert worst_error(bias[0].detach().numpy(), np.array(expected)) <= tolerance("float32", 1, 1)
+
+
+def test_a_bias_of_coordinates_beside_a_bias_of_positions_is_refused() -> None:
+    with pytest.raises(ValueError, match="biases that all read coordinates, got LayoutBias and T5"):
+        encodings.build_all(
+            [{"name": "layout_bias"}, {"name": "t5"}], dataclasses.replace(GEOMETRY, causal=False)
+        )
 
 
 @pytest.mark.parametrize("angles", ["table", "computed"])

@@ -97,6 +97,37 @@ def test_decomposed_2d_is_the_attention_of_sam(trained: Any) -> None:
     assert worst_error(y.numpy(), expected.numpy()) <= tolerance("float32", 1, 64)
 
 
+def test_layout_bias_is_that_of_layoutlmv3() -> None:
+    from transformers.models.layoutlmv3 import modeling_layoutlmv3 as theirs
+    from transformers.models.layoutlmv3.configuration_layoutlmv3 import LayoutLMv3Config
+
+    torch.manual_seed(1)
+    encoder = theirs.LayoutLMv3Encoder(
+        LayoutLMv3Config(hidden_size=64, num_attention_heads=4, num_hidden_layers=1)
+    ).eval()
+    parts = (encoder.rel_pos_bias, encoder.rel_pos_x_bias, encoder.rel_pos_y_bias)
+    ours: Any = encodings.build(
+        {"name": "layout_bias"}, encodings.Geometry(64, 4, 16, 1024, False, 4)
+    )
+    for part, table in zip(parts, (ours.of_text, ours.of_x, ours.of_y), strict=True):
+        torch.nn.init.normal_(part.weight)
+        table.weight.data = part.weight.data.t().clone()
+    places, boxes = torch.randint(400, (2, 50)), torch.randint(1000, (2, 50, 4))
+    attention = encoder.layer[0].attention.self
+    x = torch.randn(2, 50, 64)
+    with torch.no_grad():
+        rel_pos, rel_2d_pos = encoder._cal_1d_pos_emb(places), encoder._cal_2d_pos_emb(boxes)
+        expected = attention(x, rel_pos=rel_pos, rel_2d_pos=rel_2d_pos)[0]
+        q, k, v = (
+            part(x).view(2, 50, 4, 16).transpose(1, 2)
+            for part in (attention.query, attention.key, attention.value)
+        )
+        coordinates = torch.stack((places, boxes[..., 0], boxes[..., 3]))
+        scores = q @ k.mT / 4 + ours.bias(coordinates, coordinates)
+        y = (torch.softmax(scores, dim=-1) @ v).transpose(1, 2).flatten(2)
+    assert worst_error(y.numpy(), expected.numpy()) <= tolerance("float32", 1, 64)
+
+
 def test_wavlm_is_the_attention_of_transformers() -> None:
     from transformers.models.wavlm.modeling_wavlm import WavLMAttention
 

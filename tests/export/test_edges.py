@@ -28,6 +28,12 @@ VARIANTS: Dict[str, Dict[str, int]] = {
     "logn-steps": {"temperature from 6": 6},
     "shaw-bert": {"left 7": 8, "right 5": 6},
     "t5": {"last bucket": 113, "max distance": 128},
+    "layout_bias-near": {
+        "last bucket": 7,
+        "max distance": 20,
+        "last bucket of boxes": 29,
+        "max distance of boxes": 90,
+    },
     "wavlm-near": {"last bucket": 14, "max distance": 20},
     "deberta-v1": {"last bucket": 9, "largest distance": 10},
     "inkling-near": {"extent 9": 9},

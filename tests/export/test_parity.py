@@ -113,7 +113,7 @@ DISTINCT = {
 # one without GroupQueryAttention, states and content scores.
 ALONE = set(DISTINCT) - {*IN_TURN, *itertools.chain(*IN_TURN.values())}
 QUICK = {
-    "ort": ("mrope", "conditional_conv_2d"),
+    "ort": ("mrope", "conditional_conv_2d", "layout_bias"),
     "torchscript": ALONE,
     "ort-cuda": ("rope",),
     "pt2": ("fox",),
@@ -148,6 +148,7 @@ def test_every_distinct_encoding_is_compared_as_torchscript() -> None:
     assert ALONE == {
         "sinusoidal_2d",
         "mrope",
+        "layout_bias",
         "complex_order",
         "conditional_conv",
         "conditional_conv_2d",
@@ -260,6 +261,7 @@ GRIDS = (
     "mrope",
     "swin",
     "conditional_conv_2d",
+    "layout_bias",
 )  # added to tokens, rotations, a bias, and a state
 
 

@@ -153,6 +153,10 @@ def _columns_flipped(e: Any) -> None:
     e.table.weight.copy_(e.table.weight.view(2 * e.rows - 1, -1, 6).flip(1).flatten(0, 1))
 
 
+def _exchanged_boxes(e: Any) -> None:
+    e.of_x, e.of_y = e.of_y, e.of_x
+
+
 def _not_resized(e: Any) -> None:
     for resize in (e.resize_rows, e.resize_columns):
         resize.shares.rows.zero_()
@@ -287,6 +291,13 @@ FAULTS = {
             "conditional_conv",
         ),
         Fault("offsets in columns exchanged", "bias", "module", each(_columns_flipped), "swin"),
+        Fault(
+            "coordinates exchanged, layout_bias",
+            "bias",
+            "module",
+            each(_exchanged_boxes),
+            "layout_bias-near",
+        ),
         Fault(
             "offsets in columns exchanged, decomposed_2d",
             "scores",

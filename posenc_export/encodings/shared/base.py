@@ -84,6 +84,8 @@ class PositionEncoding(torch.nn.Module):
         works_in: kinds of attention it is defined for, "causal" and "bidirectional".
         axes: coordinates of a token besides its position; if above 0, `embed` and `rotate` take
             positions [axes,B,S].
+        grid_bias: whether `bias` takes coordinates [axes,B,S] and [axes,B,T] too, in bidirectional
+            attention; positions [B,S] and [B,T] then stand for all axes.
         window: rows and columns of the window whose places, row by row, are the positions of
             `bias` or `rescore`, for pictures; (0, 0) for positions of a sequence.
         least, above, most: smallest, exceeded and largest values of parameters, by name; others are
@@ -95,6 +97,7 @@ class PositionEncoding(torch.nn.Module):
     shared = True
     works_in: Tuple[str, ...] = ("causal", "bidirectional")
     axes = 0
+    grid_bias = False
     window = (0, 0)  # without a type annotation, which TorchScript would read
     least: Mapping[str, float] = {}
     above: Mapping[str, float] = {}

@@ -12,21 +12,24 @@ from torch import Tensor
 from posenc_export.encodings.shared.base import Edge
 
 
-def check_buckets(where: str, buckets: int, max_distance: int, causal: bool) -> None:
-    """Raise ValueError for too few buckets, or a max_distance not above those of single
-    distances.
+def check_buckets(
+    where: str, buckets: int, max_distance: int, causal: bool, prefix: str = ""
+) -> None:
+    """Raise ValueError for too few buckets, or a max_distance not above those of single distances.
+
+    prefix: of the names of both parameters, in messages.
     """
     sides = 1 if causal else 2
     if buckets < 2 * sides or buckets % sides:
         raise ValueError(
-            f"{where}: expected buckets of at least {2 * sides} and divisible by {sides}, "
-            f"got {buckets}; set buckets=N"
+            f"{where}: expected {prefix}buckets of at least {2 * sides} and divisible by "
+            f"{sides}, got {buckets}; set {prefix}buckets=N"
         )
     exact = buckets // sides // 2
     if max_distance <= exact:
         raise ValueError(
-            f"{where}: expected max_distance above {exact}, the number of buckets of single "
-            f"distances, got {max_distance}; set max_distance=N"
+            f"{where}: expected {prefix}max_distance above {exact}, the number of buckets of "
+            f"single distances, got {max_distance}; set {prefix}max_distance=N"
         )
 
 

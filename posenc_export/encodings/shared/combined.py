@@ -27,7 +27,8 @@ def axes_of(parts: Sequence[PositionEncoding]) -> int:
     Raises:
         ValueError: encodings that read different coordinates.
     """
-    axes = {part.axes for part in parts if overrides(part, "embed", "embed_next", "rotate")}
+    hooks = ("embed", "embed_next", "rotate")
+    axes = {part.axes for part in parts if part.grid_bias or overrides(part, *hooks)}
     if len(axes) > 1:
         counts = " and ".join(map(str, sorted(axes)))
         raise ValueError(
@@ -35,6 +36,10 @@ def axes_of(parts: Sequence[PositionEncoding]) -> int:
             f"{counts} axes; use encodings of one kind"
         )
     return max(axes, default=0)
+
+
+def _of_scores(part: PositionEncoding) -> bool:
+    return overrides(part, "bias", "rescore", "observe")
 
 
 class Combined(PositionEncoding):
@@ -64,6 +69,12 @@ class Combined(PositionEncoding):
                     f"encodings: expected at most one encoding that overrides {hooks[0]}, "
                     f"got {' and '.join(both)}; leave one out"
                 )
+        self.grid_bias = any(part.grid_bias for part in parts)
+        if self.grid_bias and not all(part.grid_bias for part in parts if _of_scores(part)):
+            names = " and ".join(type(part).__name__ for part in parts if _of_scores(part))
+            raise ValueError(
+                f"encodings: expected biases that all read coordinates, got {names}; leave one out"
+            )
         self.parts: Any = torch.nn.ModuleList(parts)
         self.axes, self.chunk = axes_of(parts), min(part.chunk for part in parts)
         self.shared = all(part.shared for part in parts)
