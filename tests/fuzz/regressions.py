@@ -90,6 +90,10 @@ FOUND: Dict[str, Dict[str, Any]] = {
     "a step of a model without cached keys, with a mask": _case(
         ("rope", "linear", "onnx", "mask", 40), _read(3), _steps(1, copy=True)
     ),
+    # Weights were read at the slot after a row without new tokens, which no row of the call had.
+    "a row without tokens beside shorter ones, weights read by slot": _case(
+        ("shaw-bert", "block", "ort-native"), _read(2, 1, 1), _read(0, 0, 1)
+    ),
     # Messages were numpy's own, or an array printed over several lines.
     **{
         f"{name}: one line": _case(

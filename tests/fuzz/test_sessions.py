@@ -11,7 +11,7 @@ import torch
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis.stateful import run_state_machine_as_test
 
-from posenc_export.runtime.graphs import providers
+from posenc_export.runtime.graphs import kernel_library, providers
 from posenc_export.runtime.session.caches import Caches
 from posenc_export.runtime.session.prefixes import Prefix
 from posenc_export.runtime.session.session import Session
@@ -67,6 +67,8 @@ FORMATTED = [
 def made(spec: Spec) -> Subject:
     if spec.provider in providers.OPENVINO:
         pytest.importorskip("openvino")
+    if spec.target == "ort-native" and kernel_library.path() is None:
+        pytest.skip("the library of packages/kernels is not built")
     torch.set_num_threads(1)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)

@@ -8,8 +8,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Tuple
 
+import onnx_ir as ir
+
 from posenc_export.export.facts import Graph
-from posenc_export.export.targets import native_attention, ort, ort_layers
+from posenc_export.export.targets import content, native_attention, ort, ort_layers, ort_slots
+from posenc_export.export.targets.builder import Builder
 from posenc_export.export.targets.fused_weights import Fused
 from posenc_export.export.targets.onnx_file import Lowerings, write_onnx
 from posenc_export.export.targets.rewriter import Table
@@ -17,11 +20,23 @@ from posenc_export.export.trace import Source
 from posenc_export.ops import graph
 from posenc_export.runtime.artefact.manifest import Manifest
 
+
+def collect_by_distance(op: Builder, node: graph.CollectByDistance) -> ir.Value:
+    """As `ort`, for rows of different numbers of new tokens: the slot of a column of padding can be
+    one that no row has, and with it weights that do not exist.
+    """
+    if not (ort_slots.in_slots(op, node.key_positions) and node.left):
+        return content.collect_by_distance(op, node)
+    last = op.Sub(ort_slots.total(op), 1)
+    return content.collect_from_slots(op, node, op.Min(ort_slots.cache_position(op), last))
+
+
 LATER = (graph.Distances,)  # of which a table of the operator may take the place
 LOWERING: Tuple[Table, ...] = (
     {
         **{kind: lower for kind, lower in ort.LOWERING[0].items() if kind not in LATER},
         graph.Attend: native_attention.attend,
+        graph.CollectByDistance: collect_by_distance,
     },
     {**ort.LOWERING[1], **{kind: ort.LOWERING[0][kind] for kind in LATER}},
 )
