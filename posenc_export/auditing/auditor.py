@@ -11,18 +11,21 @@ from posenc_export.auditing.graph import COUNTS_ROWS, Graph
 from posenc_export.auditing.hypotheses import explained
 from posenc_export.auditing.inputs import Interface, interface, read_file
 from posenc_export.auditing.observing import Observed, observe
-from posenc_export.auditing.plan import ROWS, Plan, case_of, plan
+from posenc_export.auditing.plan import LENGTH, ROWS, Plan, case_of, plan
 from posenc_export.auditing.reference import Exact, Reference, open_reference
 from posenc_export.auditing.repeat import program
 from posenc_export.auditing.session import TAGS, ForeignSession
+from posenc_export.export.conditioning import TRIES
 from posenc_export.runtime.verification.proof import Accuracy, rounded_up
 from posenc_export.shared.numerics import (
     BFLOAT16_NOISE,
     FLOAT16_NOISE,
     LIMIT,
     PEAK,
+    SAFETY,
     UNIT_ROUNDOFF,
     rounding_tolerance,
+    worst_error,
 )
 from posenc_export.shared.progress import Progress, silent
 
@@ -168,6 +171,9 @@ class Auditor:
         observed = observe(self.session(), planned.cells, self.accuracy, width)
         limit = self.limits(observed)
         reply = answer(observed, limit, self.reference.facts.edges)
+        if reply.cause and _largest(observed, limit) < LIMIT:
+            limit = np.minimum(limit * self._conditioned(), LIMIT)
+            reply = answer(observed, limit, self.reference.facts.edges)
         reply = self._named(reply)
         cells = self._cells(planned, observed, limit)
         verdict, sentence = self._verdict(reply, cells)
@@ -189,6 +195,19 @@ class Auditor:
             observed,
             repeated,
         )
+
+    def _conditioned(self) -> float:
+        """Return the factor, at least 1, by which the weights of the reference enlarge rounding
+        errors (export/conditioning.py).
+        """
+        facts = self.reference.facts
+        length = min(LENGTH, facts.positions, self.interface.length or LENGTH)
+        case = case_of(self.reference, 1, length, 0)
+        others = (self.reference.disturbed(seed) for seed in range(TRIES))
+        change = max(
+            worst_error(other.outputs(case.tokens), case.full) if other else 0.0 for other in others
+        )
+        return max(1.0, SAFETY * change / facts.tolerance)
 
     def _named(self, reply: Answer) -> Answer:
         """Return the answer with the fault, if the outputs of a full pass show which one it is."""
@@ -255,3 +274,9 @@ class Auditor:
         if not ran:
             return "refused", f"no cell is possible{more}"
         return "right", f"right in {ran} cells{more}"
+
+
+def _largest(observed: Observed, limit: np.ndarray) -> float:
+    """Return the largest error of a wrong token."""
+    errors = observed.columns["error"]
+    return float(errors[~(errors <= limit)].max(initial=0))

@@ -38,6 +38,7 @@ def feeds_of(
         "use_cache_branch": np.array(past > 0),
         "token_type_ids": np.zeros(valid.shape, np.int64),
         "logits_to_keep": np.array(0),
+        "logits_index": np.broadcast_to(np.arange(new), valid.shape),
         UNREAD: np.array(0),
         "position_ids": positions,
         "input_ids": tokens,

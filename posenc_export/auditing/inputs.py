@@ -66,6 +66,7 @@ NAMES = {
     "use_cache_branch": r"use_cache_branch",
     "token_type_ids": r"token_type_ids|segment_ids|token_types",
     "logits_to_keep": r"(num_)?logits_to_keep",
+    "logits_index": r"logits_index",
 }
 UNREAD = "unread"  # meaning of inputs that no node reads
 MEANINGS = {
@@ -80,6 +81,7 @@ MEANINGS = {
     "use_cache_branch": "whether the cache is read",
     "token_type_ids": "segments, 0 everywhere",
     "logits_to_keep": "0 for the outputs of all tokens",
+    "logits_index": "columns of the tokens whose outputs are returned: all",
     UNREAD: "anything: an output repeats it, and nothing else reads it",
 }
 RECURRENT = re.compile(r"conv|ssm|recurrent")  # in names of states that every call replaces
@@ -300,14 +302,14 @@ def _caches(
     named: Mapping[str, Value],
 ) -> Tuple[Cache, ...]:
     """Pair the inputs without another meaning with the outputs of the next call's caches."""
+    by_name = {value.name: value for value in outputs}
+    pairs = {value.name: _present(value.name, by_name) for value in rest}
     for value in rest:
-        if len(value.axes) < 3 and value.name not in given:
+        if len(value.axes) < 3 and value.name not in given and not pairs[value.name]:
             remedy = f'{FILE} with {{"inputs": {{"{value.name}": MEANING}}}}, MEANING one of '
             raise refusal(
                 WHERE, "a known input", f"{value.name} {value}", remedy + ", ".join(MEANINGS)
             )
-    by_name = {value.name: value for value in outputs}
-    pairs = {value.name: _present(value.name, by_name) for value in rest}
     pairs |= {name: how["present"] for name, how in given.items() if "present" in how}
     if None in pairs.values():  # names say nothing: the order does, if the shapes agree
         in_order = [value for value in outputs if len(value.axes) >= 3]

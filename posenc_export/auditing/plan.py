@@ -51,7 +51,7 @@ def plan(interface: Interface, reference: Reference, quick: bool) -> Plan:
             case = case_of(reference, rows, size, 0)
             cells += _cells(case, interface, reference, quick)
     rows = interface.batch or 1
-    if "position_ids" in interface.inputs and facts.causal:
+    if "position_ids" in interface.inputs and facts.causal and facts.starts:
         for start in _starts(facts.positions - length, facts.whole, length):
             case = case_of(reference, rows, length, start)
             chosen = [FULL_PASS, "past middle, new 1", "steps", "left padding"]

@@ -17,6 +17,7 @@ import numpy as np
 import torch
 
 from posenc_export.export.bounds import extent
+from posenc_export.export.conditioning import disturbed
 from posenc_export.export.edges import edges_of
 from posenc_export.export.expected import eager_session, full_pass
 from posenc_export.models.pretrained import from_pretrained
@@ -53,6 +54,7 @@ class Facts:
         whole: number of tokens from which on the numbers of a token depend on how many follow it,
             so that only whole sequences are compared; 0 for none.
         window: number of keys of every layer; 0 if there is no window or layers differ.
+        starts: whether sequences can begin at other positions than 0.
     """
 
     width: int
@@ -65,6 +67,7 @@ class Facts:
     depth: int
     whole: int = 0
     window: int = 0
+    starts: bool = True
 
 
 class Reference(Protocol):
@@ -74,6 +77,9 @@ class Reference(Protocol):
 
     def outputs(self, tokens: np.ndarray, start: int = 0) -> np.ndarray:
         """Return the outputs [B,L,V] of rows of equal length, float32."""
+
+    def disturbed(self, seed: int) -> Optional["Reference"]:
+        """Return the reference with a last digit of each weight changed at random, or None."""
 
 
 class Exact:
@@ -135,6 +141,10 @@ class Exact:
             self._sessions[key] = eager_session(model, min(capacity, self.facts.positions))
         return full_pass(self._sessions[key], tokens, start, None)
 
+    def disturbed(self, seed: int) -> "Exact":
+        """As Reference.disturbed."""
+        return Exact(lambda *how: disturbed(self.build(*how), seed), self.hidden)
+
 
 class OfArtefact:
     """An artefact of this package."""
@@ -160,6 +170,9 @@ class OfArtefact:
         """As Reference.outputs."""
         self.session.reset()
         return self.session.prefill(tokens, start=start, chunk=tokens.shape[1])
+
+    def disturbed(self, seed: int) -> None:
+        """As Reference.disturbed."""
 
 
 class Called:
@@ -210,7 +223,10 @@ class Called:
         changed[:, -1] = (changed[:, -1] + 1) % (vocabulary or 3)
         change = np.abs(self.outputs(changed)[:, :-1] - whole[:, :-1]).max() / np.abs(whole).max()
         return replace(
-            self.facts, width=whole.shape[-1], causal=bool(change <= self.facts.tolerance)
+            self.facts,
+            width=whole.shape[-1],
+            causal=bool(change <= self.facts.tolerance),
+            starts="position_ids" in self.names[1:],
         )
 
     def outputs(self, tokens: np.ndarray, start: int = 0) -> np.ndarray:
@@ -222,8 +238,6 @@ class Called:
             "use_cache": False,
         }
         named = {name: value for name, value in known.items() if name in self.names[1:]}
-        if start and "position_ids" not in named:
-            raise NoPositions
         first = torch.from_numpy(np.ascontiguousarray(tokens))
         key = "input_ids" if self.facts.vocabulary else "inputs_embeds"
         with torch.no_grad():
@@ -235,9 +249,12 @@ class Called:
         value = next((getattr(value, name) for name in FIELDS if hasattr(value, name)), value)
         return value.detach().float().cpu().numpy()
 
-
-class NoPositions(Exception):
-    """Raised for a start other than 0, which a module without positions cannot read from."""
+    def disturbed(self, seed: int) -> Optional["Called"]:
+        """As Reference.disturbed."""
+        if not isinstance(self.module, torch.nn.Module):
+            return None
+        facts = self.facts
+        return Called(disturbed(self.module, seed), facts.vocabulary, facts.features)
 
 
 def without_head(model: Stack) -> Stack:

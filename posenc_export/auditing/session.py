@@ -243,11 +243,11 @@ class ForeignSession:
             raise NotPossible(f"the caches have {capacity} slots")
         if self.start.any() and "position_ids" not in graph.inputs:
             raise NotPossible("the graph has no input of positions")
-        if valid.all():
+        if valid.all() and self.valid.all():
             return
         if graph.padding == "none":
             raise NotPossible("the graph has no mask")
-        if graph.padding == "right" and (not valid[:, 0].all() or past):
+        if graph.padding == "right" and not (valid[:, 0].all() and (valid.all() or not past)):
             where = "in later calls" if past else "before the tokens"
             raise NotPossible(f"the graph counts the tokens of a row: no padding {where}")
 

@@ -1,6 +1,7 @@
 """How much rounding changes the outputs of a model (Higham, Accuracy and Stability, 1.6)."""
 
 import copy
+from typing import Any
 
 import torch
 
@@ -26,15 +27,17 @@ def condition_factor(model: Model, expected: Expected, tolerance: float) -> floa
     """
     change, length = 0.0, max(case.tokens.shape[1] for case in expected.cases.values())
     for seed in range(TRIES):
-        session = eager_session(_changed(in_dtype(model, "float32"), seed), length)
+        session = eager_session(disturbed(in_dtype(model, "float32"), seed), length)
         for start, case in expected.cases.items():
             outputs = full_pass(session, case.tokens, start, case.encoder)
             change = max(change, worst_error(outputs, case.full))
     return max(1.0, min(SAFETY * change, LIMIT) / tolerance)
 
 
-def _changed(model: Model, seed: int) -> Model:
-    """Return a copy with each weight one unit in the last place higher, lower, or as it is."""
+def disturbed(model: Any, seed: int) -> Any:
+    """Return a copy of a module with each weight one unit in the last place higher, lower, or as
+    it is.
+    """
     generator, other = torch.Generator().manual_seed(seed), copy.deepcopy(model)
     with torch.no_grad():
         for parameter in other.parameters():

@@ -1,0 +1,105 @@
+"""A graph is compared with a module, a function, transformers and an artefact as with a checkpoint;
+encoders and blocks as decoders.
+"""
+
+import warnings
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+
+from posenc_export import audit, block_config, export_model
+from posenc_export.models.presets import seeded
+from tests.auditing.graphs import exported, model_of
+
+
+def llama() -> Any:
+    """Return the model of the graph that these tests audit."""
+    return model_of("llama")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the checkpoint and the graph of a Llama."""
+    folder = tmp_path_factory.mktemp("llama")
+    model = llama()
+    model.save_pretrained(folder / "checkpoint")
+    exported(model, folder / "model.onnx")
+    return folder
+
+
+@pytest.mark.parametrize("kind", ["module", "function", "transformers", "name"])
+def test_every_kind_of_reference_finds_the_graph_right(kind: str, folder: Path) -> None:
+    model = llama()
+    reference = {
+        "module": model,
+        "function": lambda ids: model(ids).logits,
+        "transformers": f"transformers:{folder / 'checkpoint'}",
+        "name": "tests.auditing.test_references:llama",
+    }[kind]
+    result = audit(folder / "model.onnx", reference, quick=True)
+    assert result.right and any(cell.status == "right" for cell in result.cells), result.sentence
+
+
+def test_another_checkpoint_is_wrong_from_the_first_token(folder: Path) -> None:
+    result = audit(folder / "model.onnx", model_of("llama", seed=2), quick=True)
+    assert result.verdict == "wrong" and result.cause == "everywhere", result.sentence
+
+
+def test_an_artefact_and_its_graph_agree(tmp_path: Path) -> None:
+    model = seeded(block_config(32, 4, 64, encoding="alibi", kv_heads=2))
+    export_model(model, "onnx", tmp_path / "block", verify="quick")
+    result = audit(tmp_path / "block" / "model.onnx", tmp_path / "block", quick=True)
+    assert result.right and "float32 [" in result.inputs[0]["type"], result.sentence
+
+
+class Encoder(torch.nn.Module):
+    """An encoder as graphs of others call it."""
+
+    def __init__(self, model: Any) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, input_ids: torch.Tensor, attention_mask: torch.Tensor) -> torch.Tensor:
+        return self.model(input_ids=input_ids, attention_mask=attention_mask).last_hidden_state
+
+
+class Unmasked(Encoder):
+    """An encoder that sees padding."""
+
+    def forward(self, input_ids: torch.Tensor, attention_mask: torch.Tensor) -> torch.Tensor:
+        return (
+            super().forward(input_ids, torch.ones_like(attention_mask))
+            + 0 * attention_mask[..., None]
+        )
+
+
+@pytest.mark.parametrize("right", [True, False])
+def test_an_encoder_that_sees_padding_is_wrong_in_padded_rows(right: bool, tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    config = transformers.BertConfig(
+        vocab_size=61, hidden_size=32, num_hidden_layers=2, num_attention_heads=4,
+        intermediate_size=48, max_position_embeddings=64,
+    )  # fmt: skip
+    model = transformers.BertModel(config, add_pooling_layer=False).eval()
+    model.set_attn_implementation("eager")
+    model.save_pretrained(tmp_path / "checkpoint")
+    inputs = (torch.randint(0, 61, (2, 7)), torch.ones(2, 7, dtype=torch.int64))
+    axes = {0: "batch", 1: "sequence"}
+    names = ["input_ids", "attention_mask"]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        torch.onnx.export(
+            (Encoder if right else Unmasked)(model),
+            inputs,
+            str(tmp_path / "model.onnx"),
+            dynamo=False,
+            input_names=names,
+            output_names=["last_hidden_state"],
+            dynamic_axes=dict.fromkeys([*names, "last_hidden_state"], axes),
+        )
+    result = audit(tmp_path / "model.onnx", tmp_path / "checkpoint")
+    assert result.right == right, result.sentence
+    assert right or result.cause == "behind", result.sentence
