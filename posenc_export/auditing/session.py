@@ -300,7 +300,13 @@ class ForeignSession:
         slots = np.zeros((len(kept), longest), np.int64)
         self.valid, self.source = np.zeros((len(kept), longest), bool), NONE
         for index, row in enumerate(kept):
-            place = slice(0, len(row)) if right else slice(longest - len(row), longest)
+            first = 0 if right else longest - len(row)
+            if (
+                "position_ids" not in self.interface.inputs
+                and row != [*range(first, longest)][: len(row)]
+            ):
+                raise NotPossible("the graph counts slots as positions, so that none can be moved")
+            place = slice(first, first + len(row))
             slots[index, place], self.valid[index, place] = row, True
         self.caches = {
             cache.past.name: _taken(cache, caches[cache.past.name], slots)

@@ -1,6 +1,7 @@
 """Inputs as exporters name them are understood."""
 
 from pathlib import Path
+from typing import Dict, Mapping
 
 import numpy as np
 import onnx
@@ -9,6 +10,7 @@ import pytest
 from posenc_export.auditing.feeds import feeds_of
 from posenc_export.auditing.graph import SLOTS, Graph
 from posenc_export.auditing.inputs import Value, interface
+from posenc_export.auditing.session import ForeignSession, NotPossible
 
 # As onnxruntime-genai's builder writes a decoder: the head size of caches is symbolic.
 BUILDER = """
@@ -91,3 +93,27 @@ def test_sizes_written_as_names_are_numbers_and_copied_inputs_are_unread(tmp_pat
     graph = Graph(tmp_path / "model.onnx")
     assert graph.inputs[2].axes == ("batch", 2, "past", 16)
     assert graph.unread == {"window"}
+
+
+@pytest.mark.parametrize("positions", [False, True])
+def test_slots_of_a_graph_without_positions_are_not_moved(positions: bool) -> None:
+    names = ["input_ids", "attention_mask", *(["position_ids"] if positions else [])]
+    inputs = [Value(name, "int64", ("batch", "length")) for name in names]
+    cache = Value("past_key_values.0.key", "float32", ("batch", 1, "past", 2))
+    outputs = [Value("logits", "float32", ("batch", "length", 5)), Value("present.0.key", "", ())]
+
+    def run(feeds: Mapping[str, np.ndarray]) -> Dict[str, np.ndarray]:
+        tokens, past = feeds["input_ids"], feeds[cache.name]
+        new = np.zeros((len(tokens), 1, tokens.shape[1], 2), np.float32)
+        logits = np.zeros((*tokens.shape, 5), np.float32)
+        return {"logits": logits, "present.0.key": np.concatenate((past, new), axis=2)}
+
+    session = ForeignSession(run, interface([*inputs, cache], outputs, 5))
+    session.prefill(np.ones((2, 6), np.int64))
+    session.rewind(2)  # of all rows: no slot moves
+    if positions:
+        session.rewind([1, 0])
+        assert session.valid.tolist() == [[False, True, True, True], [True] * 4]
+    else:
+        with pytest.raises(NotPossible, match="none can be moved"):
+            session.rewind([1, 0])
