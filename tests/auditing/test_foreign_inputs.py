@@ -10,6 +10,8 @@ import pytest
 from posenc_export.auditing.feeds import feeds_of
 from posenc_export.auditing.graph import SLOTS, Graph
 from posenc_export.auditing.inputs import Value, interface
+from posenc_export.auditing.plan import plan
+from posenc_export.auditing.reference import Facts
 from posenc_export.auditing.session import ForeignSession, NotPossible
 
 # As onnxruntime-genai's builder writes a decoder: the head size of caches is symbolic.
@@ -117,3 +119,20 @@ def test_slots_of_a_graph_without_positions_are_not_moved(positions: bool) -> No
     else:
         with pytest.raises(NotPossible, match="none can be moved"):
             session.rewind([1, 0])
+
+
+class _Longer:
+    """A reference whose angles change behind 16 tokens."""
+
+    facts = Facts(5, 5, 0, 64, True, {"original 16": 16}, 1e-6, 2, whole=16)
+
+    def outputs(self, tokens: np.ndarray, start: int = 0) -> np.ndarray:
+        return np.zeros((*tokens.shape, 5), np.float32)
+
+
+def test_rows_on_both_sides_of_an_original_length_are_not_compared() -> None:
+    inputs = [Value(name, "int64", ("b", "s")) for name in ("input_ids", "attention_mask")]
+    read = interface(inputs, [Value("logits", "float32", ("b", "s", 5))], 5)
+    names = [cell.name for cell in plan(read, _Longer(), quick=False).cells]
+    assert "batch 1, start 0: rows padded behind" in names
+    assert "batch 3, start 0: rows padded behind" not in names
