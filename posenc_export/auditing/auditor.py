@@ -7,14 +7,18 @@ from typing import Any, Dict, List, Mapping, Tuple, Union
 import numpy as np
 
 from posenc_export.auditing.answer import CAUSES, Answer, answer
+from posenc_export.auditing.exact import Exact
+from posenc_export.auditing.facts import Reference
+from posenc_export.auditing.finding import interface
 from posenc_export.auditing.graph import COUNTS_ROWS, Graph
 from posenc_export.auditing.hypotheses import explained
-from posenc_export.auditing.inputs import Interface, interface, read_file
+from posenc_export.auditing.inputs import Interface, read_file
 from posenc_export.auditing.observing import Observed, observe
 from posenc_export.auditing.plan import LENGTH, ROWS, Plan, case_of, plan
-from posenc_export.auditing.reference import Exact, Reference, open_reference
+from posenc_export.auditing.reference import open_reference
 from posenc_export.auditing.repeat import program
-from posenc_export.auditing.session import TAGS, ForeignSession
+from posenc_export.auditing.session import ForeignSession
+from posenc_export.auditing.slots import TAGS
 from posenc_export.export.conditioning import TRIES
 from posenc_export.runtime.verification.proof import Accuracy, rounded_up
 from posenc_export.shared.numerics import (

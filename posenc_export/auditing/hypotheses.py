@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from msgspec.structs import replace
 
-from posenc_export.auditing.reference import Exact
+from posenc_export.auditing.exact import Exact
 from posenc_export.export.expected import eager_session, full_pass
 from posenc_export.models.attention_config import AttentionConfig
 from posenc_export.models.block import AttentionBlock

@@ -5,11 +5,10 @@ Shapes: B batch, S new tokens, P past, T = P + S, M capacity.
 """
 
 import json
-import re
 import tomllib
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Collection, Dict, List, Mapping, Optional, Sequence, Tuple, Union
+from typing import Any, Dict, List, Tuple, Union
 
 from posenc_export.shared.refusal import refusal
 
@@ -53,21 +52,6 @@ class Cache:
         return size if isinstance(size, int) else 0
 
 
-# Names by meaning. A meaning is the name that transformers uses, if it has one.
-NAMES = {
-    "input_ids": r"(decoder_)?input_ids|tokens?|token_ids|ids",
-    "hidden_states": r"inputs_embeds|hidden_states?|embeds|embeddings|x",
-    "attention_mask": r"(decoder_)?attention_mask|(\w+_)?mask(_\w+)?",
-    "position_ids": r"(decoder_)?position_ids|positions?|pos(_ids)?|input_pos(itions)?",
-    "cache_position": r"cache_positions?|write_index",
-    "past_length": r"past_(sequence|seq|key_values|kv)?_?len(gth)?s?",
-    "last_index": r"seqlens_k",
-    "total_length": r"total_(sequence|seq)_len(gth)?",
-    "use_cache_branch": r"use_cache_branch",
-    "token_type_ids": r"token_type_ids|segment_ids|token_types",
-    "logits_to_keep": r"(num_)?logits_to_keep",
-    "logits_index": r"logits_index",
-}
 UNREAD = "unread"  # meaning of inputs that no node reads
 MEANINGS = {
     "input_ids": "token ids [B,S]",
@@ -84,19 +68,6 @@ MEANINGS = {
     "logits_index": "columns of the tokens whose outputs are returned: all",
     UNREAD: "anything: an output repeats it, and nothing else reads it",
 }
-RECURRENT = re.compile(r"conv|ssm|recurrent")  # in names of states that every call replaces
-OUTPUTS = ("logits", "last_hidden_state", "hidden_states", "output")
-PRESENT = (
-    ("past_key_values", "present"),
-    ("past_key_values", "present_key_values"),
-    ("past_", "present_"),
-    ("input.", "output."),
-    ("past", "present"),
-    ("", "present_"),
-    ("", "new_"),
-    ("", "updated_"),
-)
-SUFFIXES = ("_out", "_output", ".out", "_new", "_present")
 
 
 @dataclass(frozen=True)
@@ -187,177 +158,3 @@ def read_file(path: Union[str, Path]) -> Dict[str, Any]:
             rule = f"the meaning of {name} in {path} to be one of {', '.join(MEANINGS)}"
             raise refusal(WHERE, rule, meaning, "correct it")
     return dict(content)
-
-
-def interface(
-    inputs: Sequence[Value],
-    outputs: Sequence[Value],
-    width: int,
-    given: Mapping[str, Any] = {},
-    counts_rows: bool = False,
-    unread: Collection[str] = (),
-) -> Interface:
-    """Find out how a graph is called.
-
-    Args:
-        width: numbers of an output for each token: the vocabulary, or the model width.
-        given: content of a file (read_file).
-        counts_rows: whether the graph has nodes that count the tokens of each row
-            (GroupQueryAttention), so that padding belongs behind them.
-        unread: names of inputs that no node reads.
-
-    Raises:
-        ValueError: no tokens, no output, an input without a meaning, or a cache whose output or
-            axes are not clear.
-    """
-    named = _by_name(inputs, given.get("inputs", {}))
-    for value in inputs:
-        if value.name in unread and len(value.axes) < 2 and value not in named.values():
-            named[f"{UNREAD} {value.name}"] = value
-    rest = [value for value in inputs if value not in named.values()]
-    if "input_ids" not in named and "hidden_states" not in named:
-        _add_tokens(named, rest, inputs)
-    output = _output(outputs, width, given.get("output"))
-    others = [value for value in outputs if value.name != output.name]
-    caches = _caches(rest, others, given.get("caches", {}), named)
-    padding = given.get("padding") or (
-        "none" if not _masks(named) else "right" if counts_rows else "left"
-    )
-    return Interface(named, caches, output, padding)
-
-
-def _masks(named: Mapping[str, Value]) -> bool:
-    return any(name.startswith("attention_mask") for name in (*named,)) or "last_index" in named
-
-
-def _by_name(inputs: Sequence[Value], given: Mapping[str, str]) -> Dict[str, Value]:
-    """Return the inputs whose meaning their names say, by meaning."""
-    named: Dict[str, Value] = {}
-    by_name = {value.name: value for value in inputs}
-    for name, meaning in given.items():
-        if name not in by_name:
-            rule = f"an input {name!r}, which --inputs names"
-            raise refusal(WHERE, rule, f"only {', '.join(by_name)}", "correct the file")
-        named[meaning] = by_name[name]
-    for meaning, pattern in NAMES.items():
-        for value in inputs:
-            fits = re.fullmatch(pattern, value.name.lower()) and _fits(meaning, value)
-            if not fits or value in named.values():
-                continue
-            if meaning == "attention_mask" and meaning in named:
-                named[f"{meaning} {len(named)}"] = value
-            else:
-                named.setdefault(meaning, value)
-    return named
-
-
-def _fits(meaning: str, value: Value) -> bool:
-    """Whether dtype and rank are those of a meaning."""
-    rank = len(value.axes)
-    if meaning == "hidden_states":
-        return not value.whole and value.dtype != "bool" and rank == 3
-    if meaning == "attention_mask":
-        return rank in (2, 4)
-    if meaning == "use_cache_branch":
-        return True
-    if meaning == "position_ids":
-        return value.whole and rank in (1, 2, 3)
-    return value.whole and rank <= 2
-
-
-def _add_tokens(named: Dict[str, Value], rest: List[Value], inputs: Sequence[Value]) -> None:
-    """Add the tokens: the only input of whole numbers [B,S], or the only float input [B,S,E]."""
-    for meaning, fitting in (
-        ("input_ids", [value for value in rest if value.whole and len(value.axes) == 2]),
-        ("hidden_states", [value for value in rest if _fits("hidden_states", value)]),
-    ):
-        if len(fitting) == 1:
-            named[meaning] = fitting[0]
-            rest.remove(fitting[0])
-            return
-    names = ", ".join(f"{value.name} {value}" for value in inputs)
-    remedy = f'{FILE} with {{"inputs": {{NAME: "input_ids"}}}} or "hidden_states"'
-    raise refusal(WHERE, "an input of token ids or hidden states", names, remedy)
-
-
-def _output(outputs: Sequence[Value], width: int, given: Optional[str]) -> Value:
-    """Return the output that is compared."""
-    by_name = {value.name: value for value in outputs}
-    for name in (given,) if given else OUTPUTS:
-        if name in by_name:
-            return by_name[name]
-    floats = [v for v in outputs if not v.whole and len(v.axes) == 3]
-    fitting = [value for value in floats if value.axes[-1] == width] or floats
-    if len(fitting) == 1 or fitting and fitting[0] is outputs[0]:
-        return fitting[0]
-    names = ", ".join(f"{value.name} {value}" for value in outputs)
-    remedy = f'{FILE} with {{"output": NAME}}'
-    raise refusal(WHERE, f"an output {' or '.join(OUTPUTS)}", names, remedy)
-
-
-def _caches(
-    rest: Sequence[Value],
-    outputs: Sequence[Value],
-    given: Mapping[str, Mapping[str, Any]],
-    named: Mapping[str, Value],
-) -> Tuple[Cache, ...]:
-    """Pair the inputs without another meaning with the outputs of the next call's caches."""
-    by_name = {value.name: value for value in outputs}
-    pairs = {value.name: _present(value.name, by_name) for value in rest}
-    for value in rest:
-        if len(value.axes) < 3 and value.name not in given and not pairs[value.name]:
-            remedy = f'{FILE} with {{"inputs": {{"{value.name}": MEANING}}}}, MEANING one of '
-            raise refusal(
-                WHERE, "a known input", f"{value.name} {value}", remedy + ", ".join(MEANINGS)
-            )
-    pairs |= {name: how["present"] for name, how in given.items() if "present" in how}
-    if None in pairs.values():  # names say nothing: the order does, if the shapes agree
-        in_order = [value for value in outputs if len(value.axes) >= 3]
-        if len(in_order) != len(rest):
-            missing = next(name for name, present in pairs.items() if present is None)
-            remedy = f'{FILE} with {{"caches": {{"{missing}": {{"present": OUTPUT}}}}}}'
-            got = f"outputs {', '.join(by_name) or 'none'}"
-            raise refusal(WHERE, f"an output for the cache {missing}", got, remedy)
-        pairs = {past.name: present.name for past, present in zip(rest, in_order, strict=True)}
-    return tuple(
-        _cache(value, str(pairs[value.name]), given.get(value.name, {}), named) for value in rest
-    )
-
-
-def _present(past: str, outputs: Mapping[str, Value]) -> Optional[str]:
-    """Return the output for a cache by its name, or None."""
-    names = [
-        past.replace(old, new, 1) if old else new + past for old, new in PRESENT if old in past
-    ]
-    names += [past + suffix for suffix in SUFFIXES]
-    return next((name for name in names if name in outputs and name != past), None)
-
-
-def _cache(
-    past: Value, present: str, given: Mapping[str, Any], named: Mapping[str, Value]
-) -> Cache:
-    """Return a cache with its axes, which are symbolic ones if possible."""
-    rank = len(past.axes)
-    # [B,H,P,D] or [B,P,H,D]; stacked [layers,B,H,P,D] or [layers,2,B,H,P,D].
-    rows = int(given.get("rows", max(0, rank - 4)))
-    if "slots" in given:
-        return Cache(past, present, rows, int(given["slots"]))
-    if RECURRENT.search(past.name.lower()):
-        return Cache(past, present, rows, -1)
-    symbolic = [
-        axis for axis in range(rank) if axis != rows and not isinstance(past.axes[axis], int)
-    ]
-    for words in ("past|seq|len", "cache|kv"):  # the builder of onnxruntime-genai: kv_cache_dim
-        lengths = [axis for axis in symbolic if re.search(words, str(past.axes[axis]))]
-        symbolic = lengths if len(lengths) == 1 else symbolic
-    if len(symbolic) == 1:
-        return Cache(past, present, rows, symbolic[0])
-    sizes = [axis for axis in (rank - 2, rank - 3) if isinstance(past.axes[axis], int)]
-    if not symbolic and rank >= 4 and len(sizes) == 2:
-        larger = max(sizes, key=lambda axis: int(past.axes[axis] or 0))
-        if past.axes[sizes[0]] != past.axes[sizes[1]]:
-            return Cache(past, present, rows, larger)
-    remedy = f'{FILE} with {{"caches": {{"{past.name}": {{"slots": AXIS}}}}}}'
-    raise refusal(
-        WHERE, "one axis of a cache to be that of the tokens", f"{past.name} {past}", remedy
-    )

@@ -10,8 +10,8 @@ from typing import Any, Callable, Dict, Iterator, List, Tuple
 
 import numpy as np
 
+from posenc_export.auditing.facts import Reference
 from posenc_export.auditing.inputs import Interface
-from posenc_export.auditing.reference import Reference
 from posenc_export.runtime.verification.case import Calls, Case, Cell, Level, Pairs, Scenario
 from posenc_export.runtime.verification.cells import FULL_PASS
 from posenc_export.runtime.verification.inputs import numbers, uniform

@@ -9,7 +9,8 @@ from typing import Dict, List, Optional, Sequence, Tuple
 import numpy as np
 
 from posenc_export.auditing.graph import Arrays
-from posenc_export.auditing.session import NONE, TAGS, ForeignSession
+from posenc_export.auditing.session import ForeignSession
+from posenc_export.auditing.slots import NONE, TAGS
 from posenc_export.runtime.verification.case import Cell
 
 INLINE = 400  # numbers of an array that are written as numbers

@@ -4,59 +4,14 @@ Shapes: B batch, S new tokens, P past slots, T = P + S, V numbers of an output.
 """
 
 import copy
-from dataclasses import dataclass
-from typing import Any, List, NamedTuple, Optional, Sequence
+from typing import Any, List, Optional, Sequence
 
 import numpy as np
 
 from posenc_export.auditing.feeds import feeds_of
 from posenc_export.auditing.graph import Arrays, Run
 from posenc_export.auditing.inputs import Cache, Interface
-
-TAGS = 3  # numbers behind each output: row, index of the token in it, number of the call
-
-
-NONE = -1  # no call: the caches are empty, or their slots were moved
-
-
-class NotPossible(Exception):
-    """Raised for a call that the inputs of a graph cannot express."""
-
-
-@dataclass(frozen=True)
-class Call:
-    """One run of a graph. Arrays have one number for each row [B].
-
-    Args:
-        new: number of columns S.
-        past: number of slots P of the cache.
-        start: position of the first token of each row.
-        before: number of tokens that each row had in the cache.
-        padding: columns of padding before the tokens of each row, in cache and call.
-        behind: columns of padding behind the new tokens of each row.
-    """
-
-    new: int
-    past: int
-    start: np.ndarray
-    before: np.ndarray
-    padding: np.ndarray
-    behind: np.ndarray
-
-    @property
-    def rows(self) -> int:
-        return len(self.start)
-
-
-class Feeds(NamedTuple):
-    """Inputs of one run, and which of its columns [B,S] are no padding. source: index of the call
-    whose caches it read, or NONE.
-    """
-
-    inputs: Arrays
-    caches: Arrays
-    source: int
-    valid: np.ndarray
+from posenc_export.auditing.slots import NONE, TAGS, Call, Feeds, NotPossible, joined, padded, taken
 
 
 class ForeignSession:
@@ -142,7 +97,7 @@ class ForeignSession:
         outputs[..., -TAGS] += len(self.start)
         slots = [self._kept(), other._kept()]
         caches = {
-            cache.past.name: _joined(
+            cache.past.name: joined(
                 cache, [self.caches[cache.past.name], other.caches[cache.past.name]]
             )
             for cache in self.interface.caches
@@ -264,7 +219,7 @@ class ForeignSession:
         if not cache.capacity:
             return array
         free = cache.capacity - array.shape[cache.slots]
-        return _padded(array, cache.slots, 0, free)
+        return padded(array, cache.slots, 0, free)
 
     def _present(self, cache: Cache, array: np.ndarray, past: int) -> np.ndarray:
         """Return the slots in use of a cache that the graph returned."""
@@ -309,27 +264,6 @@ class ForeignSession:
             place = slice(first, first + len(row))
             slots[index, place], self.valid[index, place] = row, True
         self.caches = {
-            cache.past.name: _taken(cache, caches[cache.past.name], slots)
+            cache.past.name: taken(cache, caches[cache.past.name], slots)
             for cache in self.interface.caches
         }
-
-
-def _taken(cache: Cache, array: np.ndarray, slots: np.ndarray) -> np.ndarray:
-    """Return the slots [B,P] of each row."""
-    moved = np.moveaxis(array, (cache.rows, cache.slots), (0, 1))
-    taken = moved[np.arange(len(slots))[:, None], slots]
-    return np.ascontiguousarray(np.moveaxis(taken, (0, 1), (cache.rows, cache.slots)))
-
-
-def _padded(array: np.ndarray, axis: int, before: int, behind: int) -> np.ndarray:
-    widths = [(0, 0)] * array.ndim
-    widths[axis] = (before, behind)
-    return np.pad(array, widths)
-
-
-def _joined(cache: Cache, arrays: Sequence[np.ndarray]) -> np.ndarray:
-    """Return the rows of both arrays, with the slots of the first and then of the second."""
-    first, second = arrays
-    before, behind = first.shape[cache.slots], second.shape[cache.slots]
-    both = (_padded(first, cache.slots, 0, behind), _padded(second, cache.slots, before, 0))
-    return np.concatenate(both, cache.rows)
