@@ -38,9 +38,19 @@ def model_of(options: argparse.Namespace) -> Any:
         check_only("export", (), chosen, none)
         return _model_of_function(options.model)
     check_only("export", OF_CHECKPOINT, chosen, "options of a checkpoint")
+    if getattr(options, "size", None) is not None and not {"layer", "part", "longer"} & set(chosen):
+        _check_size(options.model, chosen, options.size)
     model = _checkpoint(options.model, chosen)
     model.source = {"checkpoint": checkpoint_name(Path(options.model))}
     return model
+
+
+def _check_size(folder: str, chosen: Dict[str, Any], size: float) -> None:
+    """Check a size before weights are read. Raise ValueError for one that is too small."""
+    from posenc_export.export.quantization.mixed import check_size
+    from posenc_export.models.pretrained import outline
+
+    check_size(outline(folder, chosen.get("max_positions"), chosen.get("lengths")), size)
 
 
 def checkpoint_name(path: Path) -> str:

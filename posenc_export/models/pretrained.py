@@ -99,6 +99,19 @@ def from_pretrained(
     return model.eval()
 
 
+def outline(
+    path: Union[str, Path], max_positions: Optional[int] = None, lengths: Optional[str] = None
+) -> Stack:
+    """The model of a checkpoint on the meta device, with shapes of parameters and no data.
+
+    Raises:
+        ValueError: as from_pretrained, for config.json.
+    """
+    folder, _ = sentence_transformers.opened(Path(path), True)
+    with opened(folder) as checkpoint, torch.device("meta"):
+        return Stack(families.read(checkpoint.config, max_positions, None, lengths)[0])
+
+
 def _check_layer(config: StackConfig, layer: Optional[int], part: Optional[str]) -> None:
     if layer is not None and part == families.EMBEDDINGS:
         got = f"both, with layer {layer}"

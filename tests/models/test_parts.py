@@ -67,6 +67,13 @@ def test_a_part_matches_its_formula(case: str) -> None:
     )
 
 
+@pytest.mark.parametrize("name", ACTIVATIONS)
+def test_the_formula_of_an_activation_does_not_overflow(name: str) -> None:
+    x = np.array([-1e4, -30.0, 0.0, 30.0, 1e4])  # warnings are errors
+    part: Any = ACTIVATIONS[name]()
+    assert worst_error(part(torch.tensor(x)).numpy(), part.exact(x)) <= 1e-12
+
+
 @pytest.mark.parametrize("name", PARTS["head_norm"])
 @pytest.mark.parametrize("norm", [RMS, LAYER], ids=lambda norm: norm["name"])
 def test_a_head_norm_matches_its_formula(name: str, norm: Dict[str, Any]) -> None:

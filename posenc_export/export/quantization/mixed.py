@@ -115,24 +115,42 @@ def formats_within(
     Raises:
         ValueError: no choice of formats is that small; the message has the smallest size.
     """
-    readers = _readers(model)
+    rest, readers = check_size(model, size), _readers(model)
     choices = {
         name: _choices(parts) for name, parts in _measured(model, sample, readers, say).items()
     }
+    chosen = _within(list(choices.values()), int(size * MB) - rest)
+    return {name: one.format for name, one in zip(choices, chosen, strict=True)}
+
+
+def check_size(model: Model, size: float) -> int:
+    """Return the bytes of what is not rounded, also of a model on the meta device.
+
+    Raises:
+        ValueError: as formats_within.
+    """
+    readers = _readers(model)
     rounded_weights = {id(parts[0].weight) for parts in readers.values()}
     numbers = (*model.parameters(), *model.buffers())
     others = [part for part in numbers if id(part) not in rounded_weights]
     rest = sum(_aligned(part.numel() * part.element_size()) for part in others)
-    rest += GRAPH * (len(choices) + 1)
-    least = rest + sum(found[0].bytes for found in choices.values())
+    rest += GRAPH * (len(readers) + 1)
+    grid = FORMATS[CANDIDATES[0]].projections
+    least = rest + sum(
+        _stored(grid, parts[0].weight.shape, any(map(_is_table, parts)))
+        for parts in readers.values()
+    )
     if size * MB < least:
         smallest = -(-least // 10**4) / 100
         raise ValueError(
             f"export: expected a size of at least {smallest:g} MB for this model, got "
             f"{size:g}; give {smallest:g} or more, or export a smaller model"
         )
-    chosen = _within(list(choices.values()), int(size * MB) - rest)
-    return {name: one.format for name, one in zip(choices, chosen, strict=True)}
+    return rest
+
+
+def _is_table(part: Reader) -> bool:
+    return isinstance(part, torch.nn.Embedding)
 
 
 def formats_of(on_grid: Mapping[str, OnGrid]) -> Dict[str, str]:
@@ -199,7 +217,7 @@ def _choices(parts: Sequence[Tuple[Reader, Sensitivity]]) -> List[Choice]:
     weight = parts[0][0].weight.detach()
     rows = torch.arange(0, len(weight), max(len(weight) // ROWS, 1))
     sampled, found = weight[rows].numpy(), []
-    table = any(isinstance(part, torch.nn.Embedding) for part, _ in parts)
+    table = any(_is_table(part) for part, _ in parts)
     for name in CANDIDATES:
         grid = FORMATS[name].projections
         errors = torch.from_numpy(grid.rounded(sampled).weight - sampled)

@@ -29,7 +29,8 @@ class GELUTanh(torch.nn.GELU):
         super().__init__(approximate="tanh")
 
     def exact(self, x: np.ndarray) -> np.ndarray:
-        return x / (1 + np.exp(-2 * math.sqrt(2 / math.pi) * (x + 0.044715 * x * x * x)))
+        # Not by exp, which overflows.
+        return x * (1 + np.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x * x * x))) / 2
 
 
 class ReLU(torch.nn.ReLU):

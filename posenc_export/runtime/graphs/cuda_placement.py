@@ -10,6 +10,7 @@ and read on the other is copied. Neither outputs nor times follow from it.
 import functools
 import json
 import math
+from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Dict, List, NamedTuple, Optional, Sequence, Set, Tuple
@@ -91,9 +92,12 @@ class Placement:
         shapes then change.
         """
         if not self.runs:
-            return "cannot run: " + "; ".join(
-                [*(f"no kernel for {node}" for node in self.without_kernel), *self.refused]
-            )
+            nodes = Counter(self.without_kernel).items()
+            lacking = [
+                f"no kernel for {node}" + (f" ({count} nodes)" if count > 1 else "")
+                for node, count in nodes
+            ]
+            return "cannot run: " + "; ".join([*lacking, *dict.fromkeys(self.refused)])
         cpu = (
             f"{len(self.on_cpu)} of {self.nodes} nodes "
             f"{'runs' if len(self.on_cpu) == 1 else 'run'} on the CPU"

@@ -117,6 +117,13 @@ def test_a_node_without_a_kernel_is_found(tmp_path: Path) -> None:
     assert found.to_host == ["output"]
 
 
+def test_nodes_without_a_kernel_that_are_alike_are_named_once() -> None:
+    placement = Placement(without_kernel=["Det of float", "Clip of bfloat16", "Det of float"])
+    assert placement.said() == (
+        "cannot run: no kernel for Det of float (2 nodes); no kernel for Clip of bfloat16"
+    )
+
+
 @pytest.mark.xdist_group("rope")
 def test_a_kernel_for_other_element_types_is_none(tmp_path: Path) -> None:
     half = helper.make_node("Cast", ["output"], ["bits"], to=TensorProto.BFLOAT16)
