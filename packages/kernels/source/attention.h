@@ -2,74 +2,23 @@
 // includes it is compiled for.
 //
 // Keys and values are read once for all queries of a tile. Numbers of a query depend on nothing
-// else in the call: products add up in the order of the numbers of a head, values in the order of
-// the slots.
+// else in the call: products add up in CHAINS (vectors.h), values in the order of the slots.
 #pragma once
 
 #include <cmath>
 
-#include "scores.h"
+#include "products.h"
 
 namespace posenc {
 namespace POSENC_SET {
 namespace {
 
-constexpr int64_t GROUP = 64;  // values of 8 bits that are converted at a time
-constexpr int QUERIES = 4;     // that one loop over values serves
+constexpr int QUERIES = 4;                    // that one loop over values serves
 constexpr int COLUMNS = WIDTH == 16 ? 4 : 2;  // vectors of a value in it: 16 or 8 sums in registers
 
-// The slots of one part: of a head, from the first on.
-template <class Number>
-inline const Number* slots(const Cache& cache, const Call& call, const Tile& tile, int64_t start) {
-  const int64_t head = tile.row * call.kv_heads + tile.kv_head;
-  return static_cast<const Number*>(cache.slots) + (head * call.capacity + start) * cache.size;
-}
-
-// Return count rows of a cache as float32 with zeros up to `filled` rows: where they stand if that
-// is possible, otherwise in `copy`.
-inline const float* rows(const float* from, int64_t count, int64_t filled, int64_t size,
-                         float* copy) {
-  if (count == filled) return from;
-  std::copy(from, from + count * size, copy);
-  std::fill(copy + count * size, copy + filled * size, 0.0f);
-  return copy;
-}
-
-inline const float* rows(const int8_t* from, int64_t count, int64_t filled, int64_t size,
-                         float* copy) {
-  for (int64_t i = 0; i < count * size; i += WIDTH) store(copy + i, load(from + i));
-  std::fill(copy + count * size, copy + filled * size, 0.0f);
-  return copy;
-}
-
-// Products of a query with WIDTH keys.
-inline Vector products(const float* query, const float* keys, int64_t size) {
-  Vector parts[WIDTH] = {};
-  for (int64_t d = 0; d < size; d += WIDTH) {
-    const Vector numbers = load(query + d);
-#pragma GCC unroll 16
-    for (int key = 0; key < WIDTH; key++) parts[key] += numbers * load(keys + key * size + d);
-  }
-  return sums(parts);
-}
-
-// Products of all queries with the keys of a part, [queries, PART].
-template <class Number>
-void products(const Call& call, const Query* queries, int64_t number, const Number* keys,
-              int64_t start, int64_t count, float* scores, float* copy) {
-  const int64_t size = call.keys.size;
-  for (int64_t t = 0; t < count; t += WIDTH) {
-    const int64_t some = std::min<int64_t>(WIDTH, count - t);
-    const float* group = rows(keys + t * size, some, WIDTH, size, copy);
-    for (int64_t r = 0; r < number; r++)
-      if (start + t < queries[r].end && start + t + some > queries[r].begin)
-        store(scores + r * PART + t, products(queries[r].numbers, group, size));
-  }
-}
-
 // Add `count` values, of `width` vectors of size `size`, to the sums of N queries.
-template <int N, int C>
-inline void add_values(const float* values, int64_t count, int64_t size, const float* weights,
+template <int N, int C, class Number>
+inline void add_values(const Number* values, int64_t count, int64_t size, const float* weights,
                        float* total) {
   Vector parts[N][C];
 #pragma GCC unroll 4
@@ -91,8 +40,8 @@ inline void add_values(const float* values, int64_t count, int64_t size, const f
     for (int c = 0; c < C; c++) store(total + r * size + c * WIDTH, parts[r][c]);
 }
 
-template <int N>
-inline void add_values(const float* values, int64_t count, int64_t size, const float* weights,
+template <int N, class Number>
+inline void add_values(const Number* values, int64_t count, int64_t size, const float* weights,
                        float* total) {
   int64_t c = 0;
   for (; c + COLUMNS * WIDTH <= size; c += COLUMNS * WIDTH)
@@ -100,33 +49,44 @@ inline void add_values(const float* values, int64_t count, int64_t size, const f
   for (; c < size; c += WIDTH) add_values<N, 1>(values + c, count, size, weights, total + c);
 }
 
-// Add the values of a part, weighted, to the sums of all queries.
+// Add values, weighted, to the sums of all queries.
 template <class Number>
-void add_values(const Call& call, int64_t number, const Number* values, int64_t count,
-                const float* weights, float* total, float* copy) {
-  const int64_t size = call.values.size;
-  for (int64_t t = 0; t < count; t += GROUP) {
-    const int64_t some = std::min(GROUP, count - t);
-    const float* group = rows(values + t * size, some, some, size, copy);
-    for (int64_t r = 0; r < number; r += QUERIES) {
-      const float* of_query = weights + r * PART + t;
-      float* sums = total + r * size;
-      switch (std::min<int64_t>(QUERIES, number - r)) {
-        case 1: add_values<1>(group, some, size, of_query, sums); break;
-        case 2: add_values<2>(group, some, size, of_query, sums); break;
-        case 3: add_values<3>(group, some, size, of_query, sums); break;
-        default: add_values<QUERIES>(group, some, size, of_query, sums);
-      }
+inline void add_values(const Number* values, int64_t count, int64_t size, const float* weights,
+                       int64_t number, float* total) {
+  for (int64_t r = 0; r < number; r += QUERIES) {
+    const float* of_query = weights + r * PART;
+    float* sums = total + r * size;
+    switch (std::min<int64_t>(QUERIES, number - r)) {
+      case 1: add_values<1>(values, count, size, of_query, sums); break;
+      case 2: add_values<2>(values, count, size, of_query, sums); break;
+      case 3: add_values<3>(values, count, size, of_query, sums); break;
+      default: add_values<QUERIES>(values, count, size, of_query, sums);
     }
   }
 }
 
+// Add the values of a part. Codes are converted once for many queries.
 template <class Number>
-void attend_to(const Call& call, const Tile& tile, int64_t part, Partial out, float* scratch) {
+void add_values(const Call& call, int64_t number, const Number* values, int64_t count,
+                const Scratch& scratch, float* total) {
+  const int64_t size = call.values.size;
+  for (int64_t t = 0; t < count; t += GROUP) {
+    const int64_t some = std::min(GROUP, count - t);
+    const Number* from = values + t * size;
+    const float* weights = scratch.scores + t;
+    prefetch(from + AHEAD / sizeof(Number), some * size * sizeof(Number));
+    if (number <= QUERIES)
+      add_values(from, some, size, weights, number, total);
+    else
+      add_values(rows(from, some, some, size, scratch.copy), some, size, weights, number, total);
+  }
+}
+
+template <class Number>
+void attend_to(const Call& call, const Tile& tile, int64_t part, Partial out, float* memory) {
   const int64_t number = tile.tokens * call.group, start = part * PART;
-  float* scores = scratch;
-  float* copy = scores + number * PART;
-  Query* queries = reinterpret_cast<Query*>(copy + GROUP * std::max(call.keys.size, call.values.size));
+  const Scratch scratch(call, number, memory);
+  Query* queries = scratch.queries;
   int64_t begin = INT64_MAX, end = 0;
   for (int64_t r = 0; r < number; r++) {
     queries[r] = query(call, tile, r);
@@ -136,13 +96,13 @@ void attend_to(const Call& call, const Tile& tile, int64_t part, Partial out, fl
   // From the first visible key on, in steps that do not depend on it.
   const int64_t from = std::max(start, begin / WIDTH * WIDTH), to = std::min(start + PART, end);
   const int64_t count = std::max<int64_t>(0, to - from);
-  products(call, queries, number, slots<Number>(call.keys, call, tile, from), from, count, scores,
-           copy);
+  products(call, queries, number, slots<Number>(call.keys, call, tile, from), from, count, scratch);
   for (int64_t r = 0; r < number; r++)
-    out.maximum[r] = weights(call, queries[r], scores + r * PART, from, count, out.sum[r]);
+    out.maximum[r] =
+        weights(call, queries[r], scratch.scores + r * PART, from, count, out.sum[r]);
   std::fill(out.values, out.values + number * call.values.size, 0.0f);
-  add_values(call, number, slots<Number>(call.values, call, tile, from), count, scores, out.values,
-             copy);
+  add_values(call, number, slots<Number>(call.values, call, tile, from), count, scratch,
+             out.values);
 }
 
 void attend(const Call& call, const Tile& tile, int64_t part, Partial out, float* scratch) {
@@ -153,8 +113,7 @@ void attend(const Call& call, const Tile& tile, int64_t part, Partial out, float
 }
 
 size_t scratch_size(const Call& call, int64_t queries) {
-  const int64_t size = std::max(call.keys.size, call.values.size);
-  return queries * PART + GROUP * size + (queries * sizeof(Query) + 3) / sizeof(float);
+  return Scratch::size(call, queries);
 }
 
 void clear(const Call& call, int64_t queries, Partial total) {

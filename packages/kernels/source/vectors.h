@@ -64,7 +64,6 @@ inline float largest(Vector x) {
 inline Vector pairs(Vector x, Vector y) {
   return POSENC_PICK(x, y, 0, 2, , ) + POSENC_PICK(x, y, 1, 3, , );
 }
-#undef POSENC_PICK
 
 // Sums of neighbouring lanes of four numbers of x, then of y.
 inline Vector lanes(Vector x, Vector y) {
@@ -79,20 +78,77 @@ inline Vector lanes(Vector x, Vector y) {
 #endif
 }
 
-// Sum i of the result is the sum of the numbers of x[i].
-inline Vector sums(const Vector (&x)[WIDTH]) {
-  Vector four[WIDTH / 4];
-#pragma GCC unroll 4
-  for (int i = 0; i < WIDTH / 4; i++)
-    four[i] = pairs(pairs(x[4 * i], x[4 * i + 1]), pairs(x[4 * i + 2], x[4 * i + 3]));
-#if POSENC_WIDTH == 4
-  return four[0];
-#elif POSENC_WIDTH == 8
-  return lanes(four[0], four[1]);
+// Products of a query and a key add up in this many chains, of every CHAINS-th number, and the
+// chains in pairs of neighbours: the same order whether a vector holds numbers of a head or of
+// several queries. A vector of numbers of heads holds those of PAIR keys.
+constexpr int CHAINS = WIDTH < 8 ? WIDTH : 8;
+constexpr int PAIR = WIDTH / CHAINS;
+
+typedef float Chains __attribute__((vector_size(4 * CHAINS)));
+
+// The same numbers for each key of a vector.
+inline Vector repeated(const float* from) {
+#if POSENC_WIDTH == 16
+  Chains x;
+  std::memcpy(&x, from, sizeof x);
+  return __builtin_shufflevector(x, x, 0, 1, 2, 3, 4, 5, 6, 7, 0, 1, 2, 3, 4, 5, 6, 7);
 #else
-  return lanes(lanes(four[0], four[1]), lanes(four[2], four[3]));
+  return load(from);
 #endif
 }
+
+// Numbers of one key, or of two: at `from` and `step` numbers further.
+inline Vector load_parts(const float* from, int64_t step) {
+#if POSENC_WIDTH == 16
+  Chains x, y;
+  std::memcpy(&x, from, sizeof x);
+  std::memcpy(&y, from + step, sizeof y);
+  return __builtin_shufflevector(x, y, 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
+#else
+  (void)step;
+  return load(from);
+#endif
+}
+
+// Sums of neighbours of four vectors, within lanes of four numbers.
+inline Vector fours(const Vector (&x)[4]) { return pairs(pairs(x[0], x[1]), pairs(x[2], x[3])); }
+
+#if POSENC_WIDTH == 16
+#define POSENC_LANE(a) 4 * (a), 4 * (a) + 1, 4 * (a) + 2, 4 * (a) + 3
+#define POSENC_LANES(x, y, a, b)                                               \
+  __builtin_shufflevector(x, y, POSENC_LANE(a), POSENC_LANE(b), POSENC_LANE(4 + a), \
+                          POSENC_LANE(4 + b))
+
+// Number j of vector i and number i of vector j change places.
+inline void transpose(Vector (&x)[16]) {
+  Vector y[16];
+#pragma GCC unroll 4
+  for (int i = 0; i < 16; i += 4) {
+    const Vector a = POSENC_PICK(x[i], x[i + 1], 0, 1, , );
+    const Vector b = POSENC_PICK(x[i + 2], x[i + 3], 0, 1, , );
+    const Vector c = POSENC_PICK(x[i], x[i + 1], 2, 3, , );
+    const Vector d = POSENC_PICK(x[i + 2], x[i + 3], 2, 3, , );
+    y[i] = POSENC_PICK(a, b, 0, 2, , );
+    y[i + 1] = POSENC_PICK(a, b, 1, 3, , );
+    y[i + 2] = POSENC_PICK(c, d, 0, 2, , );
+    y[i + 3] = POSENC_PICK(c, d, 1, 3, , );
+  }
+#pragma GCC unroll 4
+  for (int i = 0; i < 4; i++) {
+    const Vector a = POSENC_LANES(y[i], y[i + 4], 0, 1);
+    const Vector b = POSENC_LANES(y[i + 8], y[i + 12], 0, 1);
+    const Vector c = POSENC_LANES(y[i], y[i + 4], 2, 3);
+    const Vector d = POSENC_LANES(y[i + 8], y[i + 12], 2, 3);
+    x[i] = POSENC_LANES(a, b, 0, 2);
+    x[i + 4] = POSENC_LANES(a, b, 1, 3);
+    x[i + 8] = POSENC_LANES(c, d, 0, 2);
+    x[i + 12] = POSENC_LANES(c, d, 1, 3);
+  }
+}
+#undef POSENC_LANES
+#undef POSENC_LANE
+#endif
+#undef POSENC_PICK
 
 inline float sum(Vector x) {
   float parts[WIDTH];

@@ -1,0 +1,187 @@
+// Products of queries with the keys of a part, and the memory that a part needs.
+#pragma once
+
+#include "scores.h"
+
+namespace posenc {
+namespace POSENC_SET {
+namespace {
+
+constexpr int64_t GROUP = 64;     // values of 8 bits that are converted at a time
+constexpr int64_t AHEAD = 8192;   // bytes of a cache that are asked for before they are read
+constexpr int TOGETHER = WIDTH == 16 ? 4 : 2;  // queries of a product: sums fit in registers
+constexpr int IN_COLUMNS = 10;    // queries that are faster as columns, although lanes are empty
+
+// Memory for a part.
+struct Scratch {
+  float* scores;   // products, then weights [queries, PART]
+  float* copy;     // keys or values in float32 [GROUP, D or E]
+  float* columns;  // queries as columns of blocks [queries / WIDTH, D, WIDTH]
+  Query* queries;
+
+  Scratch(const Call& call, int64_t number, float* memory)
+      : scores(memory),
+        copy(scores + number * PART),
+        columns(copy + of_copy(call)),
+        queries(reinterpret_cast<Query*>(columns + of_columns(call, number))) {}
+
+  // Numbers of all of it.
+  static size_t size(const Call& call, int64_t number) {
+    return number * PART + of_copy(call) + of_columns(call, number) +
+           (number * sizeof(Query) + 3) / sizeof(float);
+  }
+
+ private:
+  static int64_t of_copy(const Call& call) {
+    return GROUP * std::max(call.keys.size, call.values.size);
+  }
+
+  static int64_t of_columns(const Call& call, int64_t number) {
+    return (number + WIDTH - 1) / WIDTH * WIDTH * call.keys.size;
+  }
+};
+
+// The slots of one part: of a head, from the first on.
+template <class Number>
+inline const Number* slots(const Cache& cache, const Call& call, const Tile& tile, int64_t start) {
+  const int64_t head = tile.row * call.kv_heads + tile.kv_head;
+  return static_cast<const Number*>(cache.slots) + (head * call.capacity + start) * cache.size;
+}
+
+// Return count rows of a cache as float32 with zeros up to `filled` rows: where they stand if that
+// is possible, otherwise in `copy`.
+inline const float* rows(const float* from, int64_t count, int64_t filled, int64_t size,
+                         float* copy) {
+  if (count == filled) return from;
+  std::copy(from, from + count * size, copy);
+  std::fill(copy + count * size, copy + filled * size, 0.0f);
+  return copy;
+}
+
+inline const float* rows(const int8_t* from, int64_t count, int64_t filled, int64_t size,
+                         float* copy) {
+  for (int64_t i = 0; i < count * size; i += WIDTH) store(copy + i, load(from + i));
+  std::fill(copy + count * size, copy + filled * size, 0.0f);
+  return copy;
+}
+
+// Ask for the memory of later rows, of which the processor foresees too few.
+inline void prefetch(const void* from, int64_t bytes) {
+  for (int64_t i = 0; i < bytes; i += 64) __builtin_prefetch(static_cast<const char*>(from) + i);
+}
+
+// Products of N queries with WIDTH keys. Vector i of a block holds numbers of key i, or of keys a
+// and a + 4 with a = i + 4 * block, in an order that `lanes` makes that of the keys.
+template <int N>
+inline void products(const Query* queries, const float* keys, int64_t size, float* scores) {
+  Vector of_fours[N][2];
+  for (int64_t block = 0; block < CHAINS / 4; block++) {
+    Vector parts[N][4] = {};
+    const float* some = keys + block * 4 * PAIR * size;
+    for (int64_t d = 0; d < size; d += CHAINS) {
+      Vector numbers[N];
+#pragma GCC unroll 4
+      for (int r = 0; r < N; r++) numbers[r] = repeated(queries[r].numbers + d);
+#pragma GCC unroll 4
+      for (int i = 0; i < 4; i++) {
+        const Vector key = load_parts(some + i * size + d, 4 * size);
+#pragma GCC unroll 4
+        for (int r = 0; r < N; r++) parts[r][i] += numbers[r] * key;
+      }
+    }
+#pragma GCC unroll 4
+    for (int r = 0; r < N; r++) of_fours[r][block] = fours(parts[r]);
+  }
+#pragma GCC unroll 4
+  for (int r = 0; r < N; r++)
+    store(scores + r * PART, CHAINS == 4 ? of_fours[r][0] : lanes(of_fours[r][0], of_fours[r][1]));
+}
+
+#if POSENC_WIDTH == 16
+// Sums of two neighbouring chains of 8 keys, for WIDTH queries whose numbers stand in columns.
+inline void add_chains(const float* columns, const float* keys, int64_t size, Vector (&total)[8]) {
+  Vector first[8] = {}, second[8] = {};
+  for (int64_t d = 0; d < size; d += CHAINS) {
+    const Vector x = load(columns + d * WIDTH), y = load(columns + (d + 1) * WIDTH);
+#pragma GCC unroll 8
+    for (int t = 0; t < 8; t++) {
+      const float* key = keys + t * size + d;
+      first[t] += x * key[0];
+      second[t] += y * key[1];
+    }
+  }
+#pragma GCC unroll 8
+  for (int t = 0; t < 8; t++) total[t] = first[t] + second[t];
+}
+
+// Products of WIDTH queries with WIDTH keys: vectors hold queries, not numbers of a head.
+inline void products_of_columns(const float* columns, const float* keys, int64_t size,
+                                float* scores, int64_t number) {
+  Vector y[WIDTH];
+  for (int64_t of = 0; of < WIDTH; of += 8) {
+    Vector quarters[4][8];
+    for (int i = 0; i < 4; i++)
+      add_chains(columns + 2 * i * WIDTH, keys + of * size + 2 * i, size, quarters[i]);
+    for (int t = 0; t < 8; t++)
+      y[of + t] = (quarters[0][t] + quarters[1][t]) + (quarters[2][t] + quarters[3][t]);
+  }
+  transpose(y);
+  for (int64_t r = 0; r < number; r++) store(scores + r * PART, y[r]);
+}
+
+// Write the numbers of up to WIDTH queries as columns [size, WIDTH].
+inline void write_columns(const Query* queries, int64_t number, int64_t size, float* columns) {
+  for (int64_t d = 0; d < size; d += WIDTH) {
+    Vector x[WIDTH] = {};
+    for (int64_t r = 0; r < number; r++) x[r] = load(queries[r].numbers + d);
+    transpose(x);
+    for (int64_t i = 0; i < WIDTH; i++) store(columns + (d + i) * WIDTH, x[i]);
+  }
+}
+#endif
+
+// Products of some neighbouring queries with WIDTH keys.
+inline void products(const Query* queries, int64_t number, const float* columns, const float* keys,
+                     int64_t size, float* scores) {
+#if POSENC_WIDTH == 16
+  if (number >= IN_COLUMNS) return products_of_columns(columns, keys, size, scores, number);
+#endif
+  (void)columns;
+  for (int64_t r = 0; r < number; r += TOGETHER) {
+    const Query* some = queries + r;
+    float* to = scores + r * PART;
+    switch (std::min<int64_t>(TOGETHER, number - r)) {
+      case 1: products<1>(some, keys, size, to); break;
+      case 2: products<2>(some, keys, size, to); break;
+      case 3: products<std::min(3, TOGETHER)>(some, keys, size, to); break;
+      default: products<TOGETHER>(some, keys, size, to);
+    }
+  }
+}
+
+// Products of all queries with the keys of a part, [queries, PART].
+template <class Number>
+void products(const Call& call, const Query* queries, int64_t number, const Number* keys,
+              int64_t start, int64_t count, const Scratch& scratch) {
+  const int64_t size = call.keys.size;
+#if POSENC_WIDTH == 16
+  for (int64_t r = 0; r + IN_COLUMNS <= number; r += WIDTH)
+    write_columns(queries + r, std::min<int64_t>(WIDTH, number - r), size,
+                  scratch.columns + r * size);
+#endif
+  for (int64_t t = 0; t < count; t += WIDTH) {
+    const int64_t some = std::min<int64_t>(WIDTH, count - t), slot = start + t;
+    const float* group = rows(keys + t * size, some, WIDTH, size, scratch.copy);
+    prefetch(keys + t * size + AHEAD / sizeof(Number), some * size * sizeof(Number));
+    for (int64_t r = 0; r < number; r += WIDTH) {
+      const int64_t of_block = std::min<int64_t>(WIDTH, number - r);
+      if (slot < queries[r + of_block - 1].end && slot + some > queries[r].begin)
+        products(queries + r, of_block, scratch.columns + r * size, group, size,
+                 scratch.scores + r * PART + t);
+    }
+  }
+}
+
+}  // namespace
+}  // namespace POSENC_SET
+}  // namespace posenc
