@@ -15,6 +15,7 @@ from posenc_export.auditing.hypotheses import explained
 from posenc_export.auditing.inputs import Interface, read_file
 from posenc_export.auditing.observing import Observed, observe
 from posenc_export.auditing.plan import LENGTH, ROWS, Plan, case_of, plan
+from posenc_export.auditing.program import SUFFIX, Program
 from posenc_export.auditing.reference import open_reference
 from posenc_export.auditing.repeat import program
 from posenc_export.auditing.session import ForeignSession
@@ -116,7 +117,7 @@ def audit(
     can express.
 
     Args:
-        graph: ONNX file of a decoder, an encoder or a block.
+        graph: ONNX file of a decoder, an encoder or a block; or a program of torch.export (.pt2).
         reference: checkpoint folder, GGUF file or folder of an artefact; "transformers:FOLDER";
             "package.module:name" of a torch.nn.Module or of a function that returns one; or a
             module.
@@ -136,14 +137,18 @@ class Auditor:
 
     def __init__(self, graph: Any, reference: Any, inputs: Any, progress: Progress) -> None:
         self.path, self.say = Path(graph), progress
-        self.graph = Graph(self.path)
+        self.graph = Program(self.path) if self.path.suffix == SUFFIX else Graph(self.path)
         given = inputs if isinstance(inputs, Mapping) else read_file(inputs) if inputs else {}
         counts = bool(self.graph.operators & COUNTS_ROWS)
         self.interface: Interface = interface(
             self.graph.inputs, self.graph.outputs, 0, given, counts, self.graph.unread
         )
         progress("audit: loading the reference")
-        self.reference: Reference = open_reference(reference, *self._read())
+        hidden, vocabulary, features = self._read()
+        self.reference: Reference = open_reference(reference, hidden, vocabulary, features)
+        width = self.interface.output.axes[-1]
+        if isinstance(width, int) and width != self.reference.facts.width:  # the name says nothing
+            self.reference = open_reference(reference, not hidden, vocabulary, features)
         facts, noise = self.reference.facts, HALVES.get(self.graph.precision, 0.0)
         self.accuracy = Accuracy(facts.tolerance)
         if self.graph.precision == "few bits":
@@ -154,7 +159,7 @@ class Auditor:
     def _read(self) -> Tuple[bool, int, int]:
         """Return whether hidden states come out, and the vocabulary or width that goes in."""
         tokens, output = self.interface.tokens, self.interface.output
-        hidden = output.name != "logits" and "logits" not in output.name
+        hidden = "logits" not in output.name
         features = 0
         if "input_ids" not in self.interface.inputs:
             axis = tokens.axes[-1]
@@ -182,7 +187,7 @@ class Auditor:
         cells = self._cells(planned, observed, limit)
         verdict, sentence = self._verdict(reply, cells)
         rows, repeated = tuple(self.interface.rows()), ""
-        if reply.first >= 0:
+        if reply.first >= 0 and isinstance(self.graph, Graph):
             columns = observed.columns
             numbers = (columns["row"], columns["index"], limit)
             cell = observed.names[int(columns["cell"][reply.first])]

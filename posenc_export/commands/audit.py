@@ -14,7 +14,11 @@ if TYPE_CHECKING:
 SHOWN = 10  # cells that are printed
 REPEATS, PAGE = b"Written by posenc audit", b"<!-- posenc audit -->"  # marks of written files
 OPTIONS: Table = {
-    "graph": option("ONNX file of a decoder, an encoder or a block, of any exporter", type=Path),
+    "graph": option(
+        "ONNX file of a decoder, an encoder or a block, of any exporter; or a program of "
+        "torch.export (.pt2)",
+        type=Path,
+    ),
     "--reference": option(
         "what the graph should compute: a checkpoint folder, a GGUF file, the folder of an "
         "artefact, transformers:FOLDER, or package.module:name of a torch.nn.Module or of a "

@@ -1,0 +1,70 @@
+"""Programs of torch.export, and graphs that this package exports: right ones, and ones of another
+model than that of the reference.
+"""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+
+from posenc_export import audit, export_model, from_pretrained
+from tests.auditing.graphs import SIZES, Wrapped, model_of
+
+
+def test_a_program_of_torch_export_is_audited(tmp_path: Path) -> None:
+    model = model_of("llama")
+    model.save_pretrained(tmp_path / "checkpoint")
+    model.config.rope_parameters["rope_theta"] = 1000.0
+    model.save_pretrained(tmp_path / "another")
+    ids, positions = torch.randint(3, 61, (2, 9)), torch.arange(9).expand(2, 9).clone()
+    axes = {0: torch.export.Dim.DYNAMIC, 1: torch.export.Dim.DYNAMIC}
+    exported = torch.export.export(
+        Wrapped(model, cached=False),
+        (ids, torch.ones_like(ids), positions),
+        dynamic_shapes=(axes, axes, axes),
+    )
+    torch.export.save(exported, tmp_path / "model.pt2")
+    result = audit(tmp_path / "model.pt2", tmp_path / "checkpoint", quick=True)
+    assert result.right, result.sentence
+    result = audit(tmp_path / "model.pt2", tmp_path / "another", quick=True)
+    assert result.cause == "theta" and "10000 and not 1000" in result.sentence, result.sentence
+
+
+def _of_transformers(kind: str, folder: Path, **more: Any) -> Path:
+    """Save a random checkpoint."""
+    torch.manual_seed(1)
+    config = getattr(transformers, kind)(**{**SIZES, **more})
+    model = transformers.AutoModelForCausalLM.from_config(config)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if parameter.dim() > 1 or "sinks" in name:
+                parameter.normal_(0, 1.2 / parameter.shape[-1] ** 0.5)
+    model.save_pretrained(folder)
+    return folder
+
+
+def test_long_factors_at_every_length_are_named(tmp_path: Path) -> None:
+    rotation = {
+        "rope_type": "longrope", "rope_theta": 10000.0,
+        "short_factor": [1.0, 1.1, 1.2, 1.3], "long_factor": [2.0, 3.0, 4.0, 5.0],
+    }  # fmt: skip
+    more = {"original_max_position_embeddings": 16, "rope_parameters": rotation}
+    folder = _of_transformers("Phi3Config", tmp_path / "checkpoint", **more)
+    long = from_pretrained(folder, lengths="long")
+    export_model(long, "onnx", tmp_path / "long", verify=False)
+    result = audit(tmp_path / "long" / "model.onnx", folder)
+    assert result.cause == "long factors always", result.sentence
+
+
+def test_dropped_sinks_are_named(tmp_path: Path) -> None:
+    more = {"head_dim": 8, "num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": 8}
+    more["rope_parameters"] = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 32.0,
+                               "original_max_position_embeddings": 8}  # fmt: skip
+    folder = _of_transformers("GptOssConfig", tmp_path / "checkpoint", **more)
+    model = from_pretrained(folder)
+    for attention in model.attentions():
+        attention.sinks.data.fill_(-1e4)
+    export_model(model, "onnx", tmp_path / "dropped", verify=False)
+    result = audit(tmp_path / "dropped" / "model.onnx", folder)
+    assert result.cause == "sinks dropped", result.sentence
