@@ -18,7 +18,7 @@ from posenc_export.commands.options import (
 )
 from posenc_export.commands.terminal import FAILED_CHECK, refuse, show, summary
 from posenc_export.runtime.artefact.manifest import Manifest
-from posenc_export.runtime.artefact.rules import GRAPHS
+from posenc_export.runtime.artefact.schema import GRAPHS
 from posenc_export.shared.preset_folders import NAMES
 from posenc_export.shared.progress import Step
 from posenc_export.shared.suggestion import check_name

@@ -24,7 +24,8 @@ from posenc_export.runtime.artefact.graph_inputs import M
 from posenc_export.runtime.artefact.manifest import Manifest
 from posenc_export.runtime.artefact.places import check_folder
 from posenc_export.runtime.artefact.publish import StagingFolder
-from posenc_export.runtime.artefact.rules import GRAPHS, graph_file
+from posenc_export.runtime.artefact.rules import graph_file
+from posenc_export.runtime.artefact.schema import GRAPHS
 from posenc_export.runtime.graphs.providers import AOTINDUCTOR
 from posenc_export.runtime.graphs.quiet import quiet
 from posenc_export.runtime.graphs.torch_files import read_program

@@ -3,7 +3,7 @@ each other.
 """
 
 from pathlib import Path
-from typing import Any, Iterable, List
+from typing import Any, List, Sequence
 
 import numpy as np
 import pytest
@@ -17,6 +17,7 @@ from posenc_export.models.presets import seeded
 from posenc_export.runtime import Model, Session, load
 from posenc_export.runtime.graphs.torch_graph import TorchGraph
 from posenc_export.shared.numerics import tolerance, worst_error
+from tests.cases import covering
 from tests.tiny import block, decoder
 from tests.traces import sources
 
@@ -25,19 +26,22 @@ TARGETS = ("onnx", "onnx-static", "ort", "torchscript")
 NUMBERS = [name for name in REGISTRY if name != "complex_order"]
 
 
-# One encoding per way of computing scores: `make test` runs these, `make test-all` every encoding.
+# One encoding per way of computing scores: `make test` runs each of these on some target and each
+# target, `make test-all` every encoding on every target.
 QUICK = ("rope", "cope", "fox")
 
 
-def _each(variants: Iterable[str], targets: Iterable[str] = TARGETS) -> List[Any]:
-    def marks(variant: str) -> List[Any]:
+def _each(variants: Sequence[str], targets: Sequence[str] = TARGETS) -> List[Any]:
+    taken = covering([variant for variant in QUICK if variant in variants], targets)
+
+    def marks(variant: str, target: str) -> List[Any]:
         return [
             pytest.mark.xdist_group(variant),
-            *([] if variant in QUICK else [pytest.mark.exhaustive]),
+            *([] if (variant, target) in taken else [pytest.mark.exhaustive]),
         ]
 
     return [
-        pytest.param(variant, target, marks=marks(variant))
+        pytest.param(variant, target, marks=marks(variant, target))
         for variant in variants
         for target in targets
     ]

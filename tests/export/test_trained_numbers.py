@@ -83,7 +83,7 @@ CASES = [
 def test_the_trained_numbers_of_an_artefact_are_those_of_its_module(
     name: str, target: str, tmp_path: Path
 ) -> None:
-    sources = _sources(decoder, name)
+    sources = _sources(block, name)
     export(sources, target, tmp_path / "a", verify=False)
     assert _same(with_trained_encodings(tmp_path / "a"), sources.model)
 

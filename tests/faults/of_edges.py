@@ -14,7 +14,7 @@ from posenc_export.export.targets import ort_two_rotations
 from posenc_export.models.config import StackConfig
 from tests import tiny
 
-FURTHEST = 400  # distance from which T5 uses the last bucket
+FURTHEST = 150  # distance from which T5 uses the last bucket
 
 
 def seeing(sees: Any, config: StackConfig) -> StackConfig:
@@ -96,8 +96,8 @@ def _exporting(plant: Callable[[Graph], None]) -> Callable[[], ContextManager[No
 
 
 T5 = {"name": "t5", "max_distance": FURTHEST}
-SHAW = {"name": "shaw", "left": 300}
-WINDOW = seeing({"name": "window", "size": 1500}, tiny.decoder("rope", max_positions=2000))
+SHAW = {"name": "shaw", "left": 120}
+WINDOW = seeing({"name": "window", "size": 700}, tiny.decoder("rope", max_positions=1000))
 FAULTS: Dict[str, Tuple[StackConfig, Callable[[], ContextManager[None]]]] = {
     **{
         f"window {what}": (WINDOW, _exporting(attention("local_window_size", change)))
@@ -108,7 +108,7 @@ FAULTS: Dict[str, Tuple[StackConfig, Callable[[], ContextManager[None]]]] = {
         )
     },
     "second cache never written": (
-        encoded({"name": "rope_longrope", "original_max_positions": 300}),
+        encoded({"name": "rope_longrope", "original_max_positions": 150}),
         _second_cache_is_never_written,
     ),
     "border of the last bucket one late": (encoded(T5), _exporting(_border(1))),

@@ -11,6 +11,7 @@ from bench.ruins import arguments_of
 from posenc_export.export import export
 from posenc_export.models.presets import seeded
 from posenc_export.runtime import verify
+from tests.cases import covering
 from tests.faults.artefacts import correct_artefact, described
 from tests.faults.of_artefacts import FAULTS, FORMATS
 
@@ -38,18 +39,20 @@ def test_a_fault_of_a_shallow_artefact_exceeds_its_tolerance(name: str, format_:
     assert correct_artefact(FAULTS[name].model, format_, 2).detects(FAULTS[name])
 
 
-def _thorough(name: str, format_: str, layers: int) -> bool:
-    """Whether another case covers one: of slopes one format in blocks, and not those above."""
-    covered = format_ in SHALLOW or (FAULTS[name].model == "alibi" and format_ != "int4")
-    return layers > 2 or covered
+QUICK = covering(SMALL, [format_ for format_ in ROUNDED if format_ not in SHALLOW])
 
 
 @pytest.mark.xdist_group("artefact_faults")
 @pytest.mark.parametrize(
     ("name", "format_", "layers"),
     [
-        pytest.param(*case, marks=[pytest.mark.exhaustive] if _thorough(*case) else [])
-        for case in itertools.product(SMALL, ROUNDED, (2, 12, 32))
+        pytest.param(
+            name,
+            format_,
+            layers,
+            marks=[] if layers == 2 and (name, format_) in QUICK else [pytest.mark.exhaustive],
+        )
+        for name, format_, layers in itertools.product(SMALL, ROUNDED, (2, 12, 32))
     ],
 )
 def test_a_fault_smaller_than_the_rounding_of_activations_is_found_at_every_depth(

@@ -15,7 +15,7 @@ from tests.soak import steps
     ("target", "way", "count"),
     [
         pytest.param("ort", "rewinding", 20_000, marks=pytest.mark.exhaustive),
-        ("onnx-static", "exchanging", 1_500),
+        ("onnx-static", "exchanging", 600),
     ],
 )
 def test_steps_without_end_keep_memory_flat(target: str, way: str, count: int) -> None:

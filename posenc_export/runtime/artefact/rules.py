@@ -10,14 +10,8 @@ from posenc_export.runtime.artefact.certificate import Certificate
 from posenc_export.runtime.artefact.config_rules import check_ends, expect, line
 from posenc_export.runtime.artefact.graph_inputs import B, M, P, Q, T
 from posenc_export.runtime.artefact.records import Axis
-from posenc_export.runtime.artefact.schema import Manifest, State, Value
+from posenc_export.runtime.artefact.schema import GRAPHS, Manifest, State, Value
 
-GRAPHS = {
-    **dict.fromkeys(("onnx", "onnx-static", "ort", "ort-native", "ort-cuda"), "model.onnx"),
-    "torchscript": "model.pt",
-    "pt2": "model.pt2",
-    "aotinductor": "model.native.pt2",
-}
 WEIGHTS = "model.onnx.data"  # external data of an ONNX graph: concatenated tensors
 GROWING = ("onnx",)
 PAIRS = {"past_embedding.": "present_embedding.", "past_key_values.": "present."}  # of states

@@ -17,6 +17,13 @@ SCHEMA = 4
 # that has no default value, or another meaning of one, needs the next number.
 INTERFACE = 1
 MOST_PROOFS = 64
+# Name of the file with the graph, by target
+GRAPHS = {
+    **dict.fromkeys(("onnx", "onnx-static", "ort", "ort-native", "ort-cuda"), "model.onnx"),
+    "torchscript": "model.pt",
+    "pt2": "model.pt2",
+    "aotinductor": "model.native.pt2",
+}
 # Fields added to the schema later: omitted if empty, so that older digests stay valid
 OMITTED_IF_EMPTY = (
     "cache", "calibration", "compiled", "constants", "deviation", "encoder", "encodings",
@@ -88,8 +95,7 @@ class Manifest(Struct, frozen=True, forbid_unknown_fields=True):
             last_hidden_state or, if a decoder reads it, encoder_key_values; with segments also
             token_type_ids), "block" (hidden_states to output) or "module" (a user's own module,
             input_ids or hidden_states to output).
-        target: "onnx", "onnx-static", "ort", "ort-native", "ort-cuda", "torchscript", "pt2" or
-            "aotinductor"; "eager" for a live module, which has no file.
+        target: one of GRAPHS; "eager" for a live module, which has no file.
         signature: "positions" (position_ids, -1 for padding) or "mask" (attention_mask, from which
             the graph counts positions).
         dtype: "float32", "float16" or "bfloat16", dtype of activations and caches. numpy has no
@@ -141,10 +147,7 @@ class Manifest(Struct, frozen=True, forbid_unknown_fields=True):
     """
 
     kind: Annotated[str, Meta(pattern=r"^(decoder|encoder|block|module)\Z")]
-    target: Annotated[
-        str,
-        Meta(pattern=r"^(onnx|onnx-static|ort|ort-native|ort-cuda|torchscript|pt2|aotinductor)\Z"),
-    ]
+    target: Annotated[str, Meta(pattern=rf"^({'|'.join(GRAPHS)})\Z")]
     signature: Annotated[str, Meta(pattern=r"^(positions|mask)\Z")]
     dtype: records.Real
     layout: Annotated[str, Meta(pattern=r"^(rows|columns)\Z")]

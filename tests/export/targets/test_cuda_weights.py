@@ -16,6 +16,7 @@ from posenc_export.runtime.artefact.manifest import Manifest
 from posenc_export.runtime.graphs import cuda, cuda_placement, ort_options
 from posenc_export.runtime.graphs.onnx_nodes import Node, read
 from posenc_export.runtime.verification.kernels import Graph
+from tests.cases import combinations
 from tests.tiny import decoder
 from tests.traces import sources
 
@@ -59,8 +60,10 @@ def rows_of(folder: Path, manifest: Manifest) -> Tuple[Dict[str, Any], Node]:
     return {part: graph.numbers(name) if name else None for part, name in names.items()}, node
 
 
-@pytest.mark.parametrize("width", [32, 48, 96, 128])  # 1, 2, 3 and 4 blocks of 32
-@pytest.mark.parametrize("weights", ["int4", "int8-32", "int4-128"])
+@pytest.mark.parametrize(
+    ("weights", "width"),
+    combinations(["int4", "int8-32", "int4-128"], [32, 48, 96, 128]),  # 1 to 4 blocks of 32
+)
 def test_rows_of_a_token_table_are_right_with_the_indices_of_cuda(
     weights: str, width: int, tmp_path: Path
 ) -> None:
@@ -84,15 +87,12 @@ def test_a_byte_for_each_zero_point_would_be_read_wrong_and_so_would_none(tmp_pa
         assert np.abs(on_cuda[:, :48] - table).max() > np.abs(table).max() / 2
 
 
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
-@pytest.mark.parametrize("weights", FORMATS)
+@pytest.mark.parametrize(("weights", "dtype"), combinations(list(FORMATS), ["float16", "bfloat16"]))
 def test_a_cuda_kernel_takes_every_node_with_scales_in_the_dtype_of_activations(
     weights: str, dtype: str, tmp_path: Path
 ) -> None:
     folder = tmp_path / "made"
-    made = export(
-        sources(decoder("rope")), "ort-cuda", folder, weights=weights, dtype=dtype, verify=False
-    )
+    made = export(sources(tied(48)), "ort-cuda", folder, weights=weights, dtype=dtype, verify=False)
     graph, placed = read(folder / "model.onnx"), cuda_placement.placed(folder / "model.onnx")
     assert placed.runs and placed.captured and not placed.copied
     assert "DequantizeLinear" not in made.operators and made.weights.activations == dtype
@@ -105,14 +105,14 @@ def test_a_cuda_kernel_takes_every_node_with_scales_in_the_dtype_of_activations(
 
 @pytest.mark.parametrize("weights", FORMATS)
 def test_a_format_is_certified_on_the_cpu(weights: str, tmp_path: Path) -> None:
-    made = export(
-        sources(decoder("rope")), "ort-cuda", tmp_path / "made", weights=weights, verify="quick"
-    )
+    made = export(sources(tied(48)), "ort-cuda", tmp_path / "made", weights=weights, verify="quick")
     assert made.certificate is not None and made.certificate["passed"]
     assert made.quality is not None and made.certificate["checks"]["operators"]["compared"]
 
 
-@pytest.mark.parametrize("kind", ["Q4_K", "Q4_1", "Q8_0"])  # with offsets, and without
+@pytest.mark.parametrize(  # with offsets, and without
+    "kind", ["Q4_K", pytest.param("Q4_1", marks=pytest.mark.exhaustive), "Q8_0"]
+)
 def test_the_blocks_of_a_file_are_kept_with_scales_in_half_precision(
     kind: str, tmp_path: Path
 ) -> None:
@@ -130,7 +130,7 @@ def test_the_blocks_of_a_file_are_kept_with_scales_in_half_precision(
 
 
 def test_an_artefact_is_verified_again_with_its_module(tmp_path: Path) -> None:
-    model = seeded(decoder("rope"))
+    model = seeded(tied(48))
     export(Sources(model), "ort-cuda", tmp_path / "made", weights="int8-32", verify=False)
     assert verify(tmp_path / "made", model)["passed"]
 
@@ -145,8 +145,8 @@ def test_the_float32_form_is_verified_in_bfloat16(tmp_path: Path) -> None:
 def test_auto_takes_the_device_and_the_products_of_mixed_dtypes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    export(sources(decoder("rope")), "ort-cuda", tmp_path / "cuda", weights="int4", verify=False)
-    export(sources(decoder("rope")), "onnx", tmp_path / "onnx", weights="int4", verify=False)
+    export(sources(tied(48)), "ort-cuda", tmp_path / "cuda", weights="int4", verify=False)
+    export(sources(tied(48)), "onnx", tmp_path / "onnx", weights="int4", verify=False)
     manifests = [load(tmp_path / name, "cpu").manifest for name in ("cuda", "onnx")]
     monkeypatch.setattr(
         ort_options.onnxruntime, "get_available_providers", lambda: [cuda.NAME, "CPU"]

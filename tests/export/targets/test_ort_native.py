@@ -50,23 +50,28 @@ def _operators(graph: onnx.GraphProto) -> List[str]:
 
 @pytest.mark.parametrize("variant", BY_DISTANCE)
 def test_a_bias_by_distance_is_a_table_and_costs_no_node(variant: str, tmp_path: Path) -> None:
-    graph = _exported(decoder(variant), tmp_path / "artefact")
-    (first, second) = _inputs(graph)
-    assert first["distance_bias"] == second["distance_bias"] and "attention_bias" not in first
-    assert _operators(graph) == _operators(_exported(decoder("nope"), tmp_path / "nope"))
+    graph = _exported(block(variant), tmp_path / "artefact")
+    (inputs,) = _inputs(graph)
+    assert "distance_bias" in inputs and "attention_bias" not in inputs
+    assert _operators(graph) == _operators(_exported(block("nope"), tmp_path / "nope"))
 
 
 @pytest.mark.parametrize("variant", ROTATIONS)
 def test_a_rotation_is_computed_by_the_operator_alone(variant: str, tmp_path: Path) -> None:
-    graph = _exported(decoder(variant), tmp_path / "artefact")
-    assert all("cos_cache" in inputs for inputs in _inputs(graph))
-    assert _operators(graph) == _operators(_exported(decoder("nope"), tmp_path / "nope"))
+    graph = _exported(block(variant), tmp_path / "artefact")
+    (inputs,) = _inputs(graph)
+    assert "cos_cache" in inputs
+    assert _operators(graph) == _operators(_exported(block("nope"), tmp_path / "nope"))
 
 
-def test_a_table_ends_where_all_larger_distances_have_the_same_bias(tmp_path: Path) -> None:
+def test_layers_share_a_table_that_ends_where_all_larger_distances_have_the_same_bias(
+    tmp_path: Path,
+) -> None:
     graph = _exported(decoder("t5"), tmp_path / "artefact")
     shapes = {value.name: list(value.dims) for value in graph.initializer}
-    heads, distances = shapes[_inputs(graph)[0]["distance_bias"]]
+    (first, second) = _inputs(graph)
+    assert first["distance_bias"] == second["distance_bias"]
+    heads, distances = shapes[first["distance_bias"]]
     assert heads == 6 and distances <= 129  # of 1100; all from 128 on share a bucket
 
 
@@ -82,10 +87,8 @@ def test_own_functions_are_tables_if_they_depend_on_the_distance_alone(
     name = f"own_of_ort_native_{OWN.index(function)}"
     encodings.register(name, encodings.bias(function))
     own = block_config(48, 6, 1100, kv_heads=3, head_size=16, encoding={"name": name})
-    config = decoder_config(61, 2, 40, own)
-    graph = _exported(config, tmp_path / "artefact", verify="quick")
-    by_distance = OWN.index(function) < 2
-    assert all(("distance_bias" in i) == by_distance for i in _inputs(graph))
+    (inputs,) = _inputs(_exported(own, tmp_path / "artefact", verify="quick"))
+    assert ("distance_bias" in inputs) == (OWN.index(function) < 2)
 
 
 @built

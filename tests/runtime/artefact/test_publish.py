@@ -23,7 +23,14 @@ from tests.traces import sources
 KILLED = 9
 WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT
 EVENTS = ("os.rename", "os.remove", "os.rmdir", "os.mkdir", "shutil.rmtree")
-EXCHANGES = [pytest.param(True, id="exchange"), pytest.param(False, id="renames")]
+# Whether there is an artefact to replace, and whether the system exchanges two folders.
+PLACES = [
+    pytest.param(False, True, id="fresh"),
+    pytest.param(True, True, id="replacement-exchange"),
+    pytest.param(True, False, id="replacement-renames"),
+]
+# The largest groups run first, while processes are small and quickly forked.
+pytestmark = pytest.mark.xdist_group("publish")
 
 
 @pytest.fixture(scope="module")
@@ -33,12 +40,6 @@ def artefacts(tmp_path_factory: pytest.TempPathFactory) -> Tuple[Path, Path]:
     for name, encoding in (("old", "nope"), ("new", "rope")):
         export(sources(block(encoding)), "torchscript", folder / name, verify=False)
     return folder / "old", folder / "new"
-
-
-@pytest.fixture(autouse=True)
-def unflushed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Replace waiting for the disk by nothing: tests stop before a flush, or fail in one."""
-    monkeypatch.setattr(os, "fsync", lambda number: None)
 
 
 def _publish(source: Path, place: Path) -> None:
@@ -109,8 +110,7 @@ def _killed_at(count: int, work: Callable[[], None]) -> bool:
     return status == KILLED
 
 
-@pytest.mark.parametrize("exchanges", EXCHANGES)
-@pytest.mark.parametrize("replaces", [False, True], ids=["fresh", "replacement"])
+@pytest.mark.parametrize(("replaces", "exchanges"), PLACES)
 def test_a_kill_between_any_two_file_operations_leaves_a_complete_artefact_or_none(
     replaces: bool,
     exchanges: bool,
@@ -165,8 +165,7 @@ def test_a_kill_while_a_certificate_is_written_leaves_the_old_or_the_new_one(
     assert sorted(os.listdir(place)) == ["model.pt", manifests.FILE_NAME, "reference.bin"]
 
 
-@pytest.mark.parametrize("exchanges", EXCHANGES)
-@pytest.mark.parametrize("replaces", [False, True], ids=["fresh", "replacement"])
+@pytest.mark.parametrize(("replaces", "exchanges"), PLACES)
 def test_a_disk_that_is_full_at_any_file_operation_leaves_the_old_artefact(
     replaces: bool,
     exchanges: bool,

@@ -12,6 +12,7 @@ from posenc_export.models.presets import seeded
 from posenc_export.runtime import load
 from posenc_export.runtime.graphs import onnx_nodes
 from posenc_export.runtime.verification import fused_attention
+from tests.cases import combinations
 from tests.runtime.verification.test_indices import MASKS, seeing
 from tests.tiny import block, decoder
 from tests.traces import sources
@@ -29,8 +30,9 @@ def kernel(folder: Path, variant: str, mask: str) -> fused_attention.Kernel:
     return fused_attention._kernel(graph, node, 16, LENGTHS)
 
 
-@pytest.mark.parametrize("variant", ["rope", "rope-interleaved", "nope"])
-@pytest.mark.parametrize("mask", ["causal", "window"])
+@pytest.mark.parametrize(
+    ("mask", "variant"), combinations(["causal", "window"], ["rope", "rope-interleaved", "nope"])
+)
 def test_the_installed_kernel_keeps_its_contract(variant: str, mask: str, tmp_path: Path) -> None:
     assert fused_attention.compared(kernel(tmp_path, variant, mask))[1] == ""
 

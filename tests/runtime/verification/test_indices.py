@@ -17,6 +17,7 @@ from posenc_export.runtime import load
 from posenc_export.runtime.artefact import manifest as manifests
 from posenc_export.runtime.artefact.schema import Manifest
 from posenc_export.runtime.verification import described, indices
+from tests.cases import combinations
 from tests.tiny import decoder, encoder
 from tests.traces import sources
 
@@ -52,18 +53,26 @@ def checked(path: Path) -> Any:
     return indices.check(path, load(path, threads=1))
 
 
-@pytest.mark.parametrize("signature", ["positions", "mask"])
-@pytest.mark.parametrize("mask", MASKS)
-@pytest.mark.parametrize("target", ["onnx", "onnx-static", "ort"])
-@pytest.mark.parametrize("variant", ["rope", "alibi", "t5", "shaw"])
+@pytest.mark.parametrize(
+    ("variant", "target", "mask", "signature"),
+    combinations(
+        ["rope", "alibi", "t5", "shaw"],
+        ["onnx", "onnx-static", "ort"],
+        list(MASKS),
+        ["positions", "mask"],
+        together=2,
+    ),
+)
 def test_no_honest_decoder_is_refused(
     variant: str, target: str, mask: str, signature: str, tmp_path: Path
 ) -> None:
     assert checked(written(tmp_path, variant, target, mask, signature)).failures == {}
 
 
-@pytest.mark.parametrize("sees", [{"name": "both"}, {"name": "near", "reach": 4}])
-@pytest.mark.parametrize("target", ["onnx", "ort"])
+@pytest.mark.parametrize(
+    ("target", "sees"),
+    combinations(["onnx", "ort"], [{"name": "both"}, {"name": "near", "reach": 4}]),
+)
 def test_no_honest_encoder_is_refused(sees: Dict[str, Any], target: str, tmp_path: Path) -> None:
     export(sources(seeing(encoder("t5"), sees)), target, tmp_path / "a", verify=False)
     assert checked(tmp_path / "a").failures == {}
@@ -213,7 +222,7 @@ def test_a_graph_that_is_no_onnx_is_named_as_skipped(tmp_path: Path) -> None:
     assert list(checked(path).skipped) == ["torchscript"]
 
 
-@pytest.mark.parametrize("variant", ["alibi", "t5"])
+@pytest.mark.parametrize("variant", ["alibi", pytest.param("t5", marks=pytest.mark.exhaustive)])
 def test_masks_in_bfloat16_are_compared_before_the_cast(variant: str, tmp_path: Path) -> None:
     config = seeing(decoder(variant, max_positions=80), CHUNK)
     export(sources(config), "ort-cuda", tmp_path / "a", dtype="bfloat16", verify=False)

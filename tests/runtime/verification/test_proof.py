@@ -17,6 +17,7 @@ from posenc_export.runtime import load, verify
 from posenc_export.runtime.artefact import files
 from posenc_export.runtime.artefact import manifest as manifests
 from posenc_export.runtime.verification import inputs, reference
+from tests.cases import combinations
 from tests.tiny import block, decoder, encoder
 from tests.traces import sources
 
@@ -66,21 +67,19 @@ def test_a_model_of_ones_own_is_proved_without_torch_in_another_process(
     }  # type: ignore[index]
 
 
-@pytest.mark.parametrize(
-    "config",
-    [
-        block("mrope"),
-        encoder("learned"),
-        decoder("alibi", causal=False),
-        decoder("rope", max_positions=3),
-    ],
-    ids=str,
-)
-@pytest.mark.parametrize("target", ["ort", "torchscript"])
+FORMS = {
+    "block": block("mrope"),
+    "encoder": encoder("learned"),
+    "bidirectional decoder": decoder("alibi", causal=False),
+    "three positions": decoder("rope", max_positions=3),
+}
+
+
+@pytest.mark.parametrize(("target", "form"), combinations(["ort", "torchscript"], list(FORMS)))
 def test_every_form_of_model_is_proved_from_its_reference(
-    config: Any, target: str, tmp_path: Path
+    form: str, target: str, tmp_path: Path
 ) -> None:
-    export(_own(config), target, tmp_path / "artefact")
+    export(_own(FORMS[form]), target, tmp_path / "artefact")
     assert verify(tmp_path / "artefact")["passed"]
     assert len(verify(tmp_path / "artefact")["cells"]) > 5
     assert len(manifests.read(tmp_path / "artefact").proofs) == 1  # one per machine and provider

@@ -1,0 +1,45 @@
+"""Combinations of parameters, of which `make test` takes a covering choice."""
+
+import itertools
+from collections import Counter
+from typing import Any, List, Sequence, Set, Tuple
+
+import pytest
+
+
+def combinations(*axes: Sequence[Any], together: int = 1) -> List[Any]:
+    """Return all combinations of a value of each axis. Those that `covering` leaves out are
+    exhaustive.
+    """
+    taken = covering(*axes, together=together)
+    return [
+        pytest.param(*case, marks=[] if case in taken else [pytest.mark.exhaustive])
+        for case in itertools.product(*axes)
+    ]
+
+
+def covering(*axes: Sequence[Any], together: int = 1) -> List[Tuple[Any, ...]]:
+    """Return few combinations in which every value of every axis occurs; with `together` 2, every
+    pair of values of two axes. Each value occurs about as often as the others of its axis.
+    """
+
+    def contents(case: Tuple[Any, ...]) -> Set[Any]:
+        return set(itertools.combinations(enumerate(map(repr, case)), together))
+
+    cases = list(itertools.product(*axes))
+    missing = set().union(*map(contents, cases))
+    taken: List[Tuple[Any, ...]] = []
+    uses: Counter[Any] = Counter()
+    while missing:
+        taken.append(
+            max(
+                cases,
+                key=lambda case: (
+                    len(contents(case) & missing),
+                    -sum(uses[value] for value in enumerate(map(repr, case))),
+                ),
+            )
+        )
+        missing -= contents(taken[-1])
+        uses.update(enumerate(map(repr, taken[-1])))
+    return taken
