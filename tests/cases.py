@@ -7,11 +7,13 @@ from typing import Any, List, Sequence, Set, Tuple
 import pytest
 
 
-def combinations(*axes: Sequence[Any], together: int = 1) -> List[Any]:
-    """Return all combinations of a value of each axis. Those that `covering` leaves out are
-    exhaustive.
+def combinations(
+    *axes: Sequence[Any], together: int = 1, besides: Sequence[Tuple[Any, ...]] = ()
+) -> List[Any]:
+    """Return all combinations of a value of each axis. Those that are neither in `covering` nor in
+    `besides` are exhaustive.
     """
-    taken = covering(*axes, together=together)
+    taken = [*covering(*axes, together=together), *besides]
     return [
         pytest.param(*case, marks=[] if case in taken else [pytest.mark.exhaustive])
         for case in itertools.product(*axes)
