@@ -3,33 +3,46 @@
 import json
 import statistics
 from pathlib import Path
-from typing import Any, Dict, List, Mapping, Sequence
+from typing import Any, Callable, Dict, List, Mapping, Sequence, Tuple
 
 from bench import marked
 from posenc_export.runtime.artefact.certificate import format_worst_error
 
 TOP = Path(__file__).parents[1]
 RESULTS, PAGE = TOP / "bench/results/gpu.json", TOP / "docs/runtimes/cuda.md"
-NONE = "No device has run this part of `python -m bench.gpu` yet.\n"
+PROMPTS = """### Prompts
+
+A decoder of Llama's architecture with 12 layers of width 768 (124 M weights), float16, one row.
+"After steps" are prompts of a session whose steps were captured, "new length" prompts with a length
+that was not read before: cuDNN's attention, which the provider prefers for prompts, plans anew for
+each length."""
+STEPS = """### Steps
+
+The same architecture in float16. A step includes copying the token to the device and the logits
+back."""
+NONE = "No device has run it yet.\n"
 Row = Dict[str, Any]
 
 
 def write(values: Mapping[str, Any], page: Path) -> None:
-    """Replace the tables of a page."""
-    for name, table in TABLES.items():
-        rows = [row for row in values["rows"] if row["part"] in PARTS.get(name, (name,))]
-        content = table(values["machines"], rows) if rows else NONE
-        marked.replace(page, name, content)
+    """Replace the measurements of a page: a table of the devices, and a section for each part that
+    has rows.
+    """
+    sections = [_machines(values["machines"])] if values["rows"] else [NONE]
+    for part, (text, table) in SECTIONS.items():
+        rows = [row for row in values["rows"] if row["part"] == part]
+        sections += [f"{text}\n\n{table(rows)}"] if rows else []
+    marked.replace(page, "measurements", "\n".join(sections))
 
 
-def _machines(machines: Sequence[Row], rows: Sequence[Row]) -> str:
+def _machines(machines: Sequence[Row]) -> str:
     names = list(dict.fromkeys(name for machine in machines for name in machine))
     lines = [[machine.get(name, "") for machine in machines] for name in names]
     head = ["", *(f"device {number}" for number in range(1, len(machines) + 1))]
     return _table(head, [[name, *line] for name, line in zip(names, lines, strict=True)])
 
 
-def _counts(machines: Sequence[Row], rows: Sequence[Row]) -> str:
+def _counts(rows: Sequence[Row]) -> str:
     """One line for each group of kernels or kind of models, and one for each failure."""
     groups: Dict[Any, List[Row]] = {}
     for row in rows:
@@ -56,11 +69,11 @@ def _failure(row: Row) -> str:
     return f"- Device {row['machine'] + 1}: {name} {form}{' ' if form else ''}{said}{at}\n"
 
 
-def _prompts(machines: Sequence[Row], rows: Sequence[Row]) -> str:
+def _prompts(rows: Sequence[Row]) -> str:
     return _times(rows, ("contestant", "context"), ("prompt", "after steps", "new length"))
 
 
-def _steps(machines: Sequence[Row], rows: Sequence[Row]) -> str:
+def _steps(rows: Sequence[Row]) -> str:
     return _times(rows, ("contestant", "weights", "rows", "context"), ("step", "memory"))
 
 
@@ -87,11 +100,13 @@ def _table(head: Sequence[str], lines: Sequence[Sequence[Any]]) -> str:
     return "".join(f"| {' | '.join(map(str, row))} |\n" for row in rows)
 
 
-PARTS = {"machines": ("kernels", "repaired", "prompts", "steps", "parity")}
-TABLES = {
-    "machines": _machines, "kernels": _counts, "repaired": _counts, "parity": _counts,
-    "prompts": _prompts, "steps": _steps,
-}  # fmt: skip
+SECTIONS: Dict[str, Tuple[str, Callable[[Sequence[Row]], str]]] = {
+    "kernels": ("### Kernels alone, against numpy", _counts),
+    "repaired": ("### Values: what was repaired without a device", _counts),
+    "parity": ("### Values: everything else", _counts),
+    "prompts": (PROMPTS, _prompts),
+    "steps": (STEPS, _steps),
+}
 
 
 if __name__ == "__main__":
