@@ -2,9 +2,9 @@
 
 import math
 from pathlib import Path
-from typing import Optional, Sequence, Union
+from typing import List, Optional, Sequence, Tuple, Union
 
-from posenc_export.benchmark.contestants import gather, usable
+from posenc_export.benchmark.contestants import Contestant, gather, usable
 from posenc_export.benchmark.measurement import Measurement, Progress
 from posenc_export.benchmark.other_processes import busy_machine
 from posenc_export.benchmark.report import Report
@@ -34,10 +34,9 @@ def run(
 
     Args:
         folders, runtimes, different_models, providers: the contestants (`gather`).
-        contexts: tokens in the cache of a decode step. Numbers beyond the range of a model are
-            skipped; models without a cache have no decode.
-        prompts: tokens of a prompt at prefill; None for the contexts. Numbers beyond the range of a
-            model are skipped.
+        contexts: tokens in the cache of a decode step; models without a cache have no decode.
+        prompts: tokens of a prompt at prefill; None for the contexts. As of contexts, numbers
+            beyond the range of a model are skipped.
         batch, rounds, threads, seconds, progress: as for `Measurement`.
         quick: measure QUICK_TOKENS tokens in QUICK_ROUNDS rounds, or as many as the models can
             read, in QUICK_SECONDS, in place of contexts, prompts, rounds and seconds.
@@ -46,24 +45,35 @@ def run(
         ValueError: no folder, folders of different models, no usable number of tokens, a runtime
             that is not installed or supports none of the folders, a contestant that fails.
     """
+    _check(rounds, batch, threads, seconds)
+    contestants = gather(folders, runtimes, different_models, providers)
+    if quick:
+        contexts = prompts = (min(QUICK_TOKENS, *(c.manifest.max_positions for c in contestants)),)
+        rounds, seconds = QUICK_ROUNDS, QUICK_SECONDS / (len(contestants) + 1)
+    cached, prefilled = _tokens(contexts, prompts, contestants)
+    sleeping = threads > 1 and busy_machine()
+    names = [*(contestant.label for contestant in contestants), "limits"]
+    with started(names, threads, sleeping) as (*workers, limits_worker):
+        how = (threads, batch, rounds, seconds, progress or (lambda line: None), sleeping)
+        return Measurement(contestants, workers, limits_worker, *how).report(cached, prefilled)
+
+
+def _check(rounds: int, batch: int, threads: int, seconds: float) -> None:
     check_threads(threads)
     if min(rounds, batch) < 1 or not 0 < seconds < math.inf:
         raise ValueError(
             f"benchmark: expected rounds, batch and seconds above 0, got {rounds}, {batch} "
             f"and {seconds}; give other numbers"
         )
-    contestants = gather(folders, runtimes, different_models, providers)
-    if quick:
-        ranges = [contestant.manifest.max_positions for contestant in contestants]
-        contexts = prompts = (min(QUICK_TOKENS, *ranges),)
-        rounds, seconds = QUICK_ROUNDS, QUICK_SECONDS / (len(contestants) + 1)
+
+
+def _tokens(
+    contexts: Sequence[int], prompts: Optional[Sequence[int]], contestants: Sequence[Contestant]
+) -> Tuple[List[int], List[int]]:
+    """Return the numbers of tokens in the cache of a step, and of a prompt, to measure."""
     steps = all(contestant.manifest.states for contestant in contestants)
     cached = usable(contexts if steps else (), contestants)
     prefilled = usable(contexts if prompts is None else prompts, contestants)
     if not cached and not prefilled:
         raise ValueError("benchmark: expected a context or a prompt to measure, got none; give one")
-    sleeping = threads > 1 and busy_machine()
-    labels = [contestant.label for contestant in contestants]
-    with started([*labels, "limits"], threads, sleeping) as (*workers, limits_worker):
-        how = (threads, batch, rounds, seconds, progress or (lambda line: None), sleeping)
-        return Measurement(contestants, workers, limits_worker, *how).report(cached, prefilled)
+    return cached, prefilled

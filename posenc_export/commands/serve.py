@@ -110,8 +110,7 @@ def run(options: argparse.Namespace) -> int:
     # uvicorn raises it again once everything is finished.
     signal.signal(signal.SIGTERM, lambda *_: None)
     server.run(sockets=[listening])
-    failed = not embeds and app.state.service.engine.state == "failed"
-    return FAILED_CHECK if failed else 0
+    return FAILED_CHECK if not embeds and app.state.service.engine.state == "failed" else 0
 
 
 def _application(
