@@ -83,16 +83,16 @@ def room_of(module: str, inside: str) -> str:
 
 def rooms(graph: Graph, inside: str = PACKAGE) -> Graph:
     """Return what each room imports."""
-    found: Graph = {}
+    result: Graph = {}
     for module, targets in graph.items():
         if module == inside or module.startswith(f"{inside}."):
-            here = found.setdefault(room_of(module, inside), set())
+            here = result.setdefault(room_of(module, inside), set())
             here |= {
                 room_of(target, inside)
                 for target in targets
                 if target == inside or target.startswith(f"{inside}.")
             }
-    return {room: targets - {room} for room, targets in found.items()}
+    return {room: targets - {room} for room, targets in result.items()}
 
 
 def circles(graph: Graph) -> List[Set[str]]:
@@ -104,7 +104,7 @@ def circles(graph: Graph) -> List[Set[str]]:
             new = graph[waiting.pop()] - reached[node]
             reached[node] |= new
             waiting += new
-    found = {
+    results = {
         frozenset(
             other
             for other in graph
@@ -112,7 +112,7 @@ def circles(graph: Graph) -> List[Set[str]]:
         )
         for node in graph
     }
-    return [set(each) for each in found if len(each) > 1]
+    return [set(each) for each in results if len(each) > 1]
 
 
 def floors(graph: Graph) -> int:

@@ -14,19 +14,19 @@ def row(
     tokens: int = 1024,
     **changes: Any,
 ) -> Row:
-    found = spread(samples)
+    result = spread(samples)
     fields = {
         "model": "rope 2x64 0.06M",
-        "tokens_per_second": 1 / found.median,
+        "tokens_per_second": 1 / result.median,
         "ratio_to_fastest": None,
         "least_bytes": None,
         "read_bytes_per_second": None,
         "share_of_limit": None,
     }
     times = {
-        "median_seconds": found.median,
-        "p10_seconds": found.low,
-        "p90_seconds": found.high,
+        "median_seconds": result.median,
+        "p10_seconds": result.low,
+        "p90_seconds": result.high,
         "samples_seconds": list(samples),
     }
     return Row(phase=phase, tokens=tokens, contestant=contestant, **times, **{**fields, **changes})

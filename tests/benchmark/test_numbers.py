@@ -29,13 +29,13 @@ MODELS = {
 
 
 def test_a_spread_has_median_and_outer_deciles_with_linear_interpolation():
-    found = spread([5.0, 1.0, 4.0, 2.0, 3.0])
-    assert (found.median, found.low, found.high) == (3.0, pytest.approx(1.4), pytest.approx(4.6))
+    result = spread([5.0, 1.0, 4.0, 2.0, 3.0])
+    assert (result.median, result.low, result.high) == (3.0, pytest.approx(1.4), pytest.approx(4.6))
 
 
 def test_one_slow_sample_does_not_move_the_median():
-    found = spread([1.0] * 10 + [1000.0])
-    assert (found.median, found.low) == (1.0, 1.0)
+    result = spread([1.0] * 10 + [1000.0])
+    assert (result.median, result.low) == (1.0, 1.0)
 
 
 @pytest.mark.parametrize("name", MODELS)

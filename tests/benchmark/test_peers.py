@@ -60,14 +60,14 @@ def answers(session: Any, tokens: np.ndarray) -> np.ndarray:
     """Return the outputs of a prompt, of steps, of steps after a rewind, and for a single row of
     a step after a prompt in two calls.
     """
-    found = [np.asarray(session.prefill(tokens[:, :16], logits_to_keep=1))[:, -1]]
-    found += [np.array(session.step(tokens[:, index])) for index in range(16, 20)]
+    results = [np.asarray(session.prefill(tokens[:, :16], logits_to_keep=1))[:, -1]]
+    results += [np.array(session.step(tokens[:, index])) for index in range(16, 20)]
     session.rewind(3)
-    found += [np.array(session.step(tokens[:, index])) for index in range(17, 24)]
+    results += [np.array(session.step(tokens[:, index])) for index in range(17, 24)]
     session.reset()
     for part in np.split(tokens[:, :20], [12] if len(tokens) == 1 else [], axis=1):
         session.prefill(part, logits_to_keep=1)
-    return np.stack([*found, np.array(session.step(tokens[:, 20]))])
+    return np.stack([*results, np.array(session.step(tokens[:, 20]))])
 
 
 @pytest.mark.filterwarnings("ignore")  # the libraries warn
@@ -109,13 +109,13 @@ def test_the_model_builder_of_genai_differs_from_the_artefact_no_more_than_4_bit
     opened = importlib.import_module(RUNTIMES["genai-int4"].peer).open_session(
         folder, manifests.read(folder), 1, 1
     )
-    wanted, found = (
+    wanted, result = (
         answers(load(folder, provider="cpu", threads=1).session(), tokens),
         answers(opened.session, tokens),
     )
     assert (
         1e-3
-        < np.sqrt(np.mean((found - wanted) ** 2) / np.mean(wanted**2))
+        < np.sqrt(np.mean((result - wanted) ** 2) / np.mean(wanted**2))
         <= 4 * rounding_noise(4, 32)
     )
 
@@ -163,10 +163,12 @@ def test_a_runtime_that_supports_none_of_the_folders_is_refused(
 def test_a_provider_runs_the_folders_that_it_takes_beside_the_others(
     folders: Callable[..., Path],
 ) -> None:
-    found = contestants.gather(
+    result = contestants.gather(
         [folders("block-rope"), folders("block-rope", "onnx-static")], (), providers=("openvino",)
     )
-    assert [(each.manifest.target, each.provider) for each in found if each.provider != "cuda"] == [
+    assert [
+        (each.manifest.target, each.provider) for each in result if each.provider != "cuda"
+    ] == [
         ("ort", "cpu"),
         ("ort", "openvino"),
         ("onnx-static", "cpu"),

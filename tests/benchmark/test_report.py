@@ -20,7 +20,7 @@ LIMIT = {"least_bytes": 4_000_000, "read_bytes_per_second": 1e10, "share_of_limi
 @pytest.fixture
 def report():
     """A report of two contestants at two numbers of tokens; the second one takes twice as long."""
-    made = [
+    results = [
         rows.row(
             name,
             [step * 1e-4 * share for share in (0.9, 1.0, 1.0, 1.0, 1.2)],
@@ -33,7 +33,7 @@ def report():
         for tokens in (128, 1024)
         for step, name in enumerate(("fast", "slow <&>"), 1)
     ]
-    return rows.report(made)
+    return rows.report(results)
 
 
 def test_json_reads_back_as_the_same_report(report):
@@ -146,8 +146,8 @@ def test_the_page_has_three_plots_and_escapes_names(report, tmp_path):
 
 def test_a_dollar_in_a_name_is_drawn_as_it_is():
     name = "5$ {$"
-    made = rows.report([rows.row(name, [1e-3] * 5, tokens=tokens) for tokens in (128, 1024)])
-    plots = re.findall(r'base64,([^"]*)', page.render(made))
+    result = rows.report([rows.row(name, [1e-3] * 5, tokens=tokens) for tokens in (128, 1024)])
+    plots = re.findall(r'base64,([^"]*)', page.render(result))
     assert len(plots) == 1 and name in base64.b64decode(plots[0]).decode()
 
 
@@ -159,8 +159,8 @@ def test_the_same_report_gives_the_same_page(report, tmp_path):
 
 def test_a_page_of_more_contestants_than_colours_is_drawn():
     names = [f"contestant {number}" for number in range(len(page.COLOURS) + 1)]
-    made = [rows.row(name, [1.0] * 5, tokens=t) for t in (128, 512) for name in names]
-    assert page.render(rows.report(made)).count("<section>") == 1
+    results = [rows.row(name, [1.0] * 5, tokens=t) for t in (128, 512) for name in names]
+    assert page.render(rows.report(results)).count("<section>") == 1
 
 
 def test_a_missing_matplotlib_names_the_extra(report, tmp_path, monkeypatch):
@@ -182,7 +182,7 @@ def test_the_plot_of_shares_starts_at_zero_and_contains_every_contestant():
 
 def test_the_page_begins_with_the_model_and_the_result_and_marks_a_busy_machine_once(tmp_path):
     times = {"ort": [1e-3, 1.1e-3, 1e-3, 1e-3, 1.2e-3], "onnx": [2e-3, 2.1e-3, 2e-3, 2e-3, 2.2e-3]}
-    made = rows.report(
+    result = rows.report(
         [
             rows.row(name, samples, tokens=tokens)
             for tokens in (128, 1024)
@@ -190,7 +190,7 @@ def test_the_page_begins_with_the_model_and_the_result_and_marks_a_busy_machine_
         ],
         other_cores=1.25,
     )
-    page.write(made, tmp_path / "page.html")
+    page.write(result, tmp_path / "page.html")
     text = (tmp_path / "page.html").read_text(encoding="utf-8")
     head = re.sub("<[^>]*>", " ", text[text.index("<h1>") : text.index("<table>")])
     assert head.split("Decode: ")[0].split() == "posenc benchmark of rope 2x64 0.06M".split()
@@ -205,10 +205,10 @@ def test_a_contestant_has_one_colour_in_the_table_and_in_all_plots(tmp_path):
         for phase, names in (("decode", "ab"), ("prefill", "ba"))
         for name in names
     ]
-    made = rows.report(
+    result = rows.report(
         [rows.row(name, [1e-3] * 5, phase, tokens) for phase, tokens, name in places]
     )
-    page.write(made, tmp_path / "page.html")
+    page.write(result, tmp_path / "page.html")
     text = (tmp_path / "page.html").read_text(encoding="utf-8")
     of_table = {
         name: colour for colour, name in re.findall(r'background:(#\w+)"></span>([^<]*)<', text)
@@ -228,14 +228,14 @@ def test_a_contestant_has_one_colour_in_the_table_and_in_all_plots(tmp_path):
 def test_the_table_of_the_page_is_in_the_order_of_speed_with_intervals_and_without_empty_columns(
     report,
 ):
-    made = rows.report(
+    result = rows.report(
         [
             rows.row(name, samples)
             for name, samples in {"a": [4e-3, 4e-3, 4e-3, 6e-3, 4e-3], "b": [1e-3] * 5}.items()
         ],
         other_cores=1.25,
     )
-    text, others = page.render(made), page.render(report)
+    text, others = page.render(result), page.render(report)
     body = text[text.index("<table>") :]
     assert (
         re.findall(r'"></span>([^<]*)<', body) == ["b", "a"]
@@ -255,10 +255,10 @@ def test_the_table_of_the_page_is_in_the_order_of_speed_with_intervals_and_witho
 
 
 def test_times_that_vary_by_more_than_3_are_marked_and_one_thread_is_named():
-    made = rows.report(
+    result = rows.report(
         [rows.row("ort", [1e-3] * 5), rows.row("eager", [1e-3, 1e-3, 9e-2, 9e-2, 9e-2])]
     )
-    text = made.table()
+    text = result.table()
     assert (
         re.search(r"eager .* ~ 90.0 ms .* 90 \(1.0 .. 90\) +5$", text, re.MULTILINE)
         and "~ 1.00 ms" not in text
@@ -267,6 +267,6 @@ def test_times_that_vary_by_more_than_3_are_marked_and_one_thread_is_named():
         "~ marks times whose 90th percentile is more than 3 times the 10th; read their ratio "
         "by its interval; --threads 1 needs only one free core."
     ) in text
-    rendered = page.render(made)
+    rendered = page.render(result)
     assert "~ 90.0 ms" in rendered and "--threads 1" in rendered
     assert "marks times" not in rows.report([rows.row("ort", [1e-3] * 5)]).table()

@@ -81,10 +81,10 @@ def folder(tmp_path, monkeypatch):
 
 def alive(pid):
     """Return whether a process is running and not a zombie."""
-    found = subprocess.run(
+    result = subprocess.run(
         ["ps", "-o", "stat=", "-p", str(pid)], capture_output=True, text=True, check=False
     ).stdout.strip()
-    return bool(found) and not found.startswith("Z")
+    return bool(result) and not result.startswith("Z")
 
 
 def state(worker):

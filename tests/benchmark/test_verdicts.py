@@ -31,14 +31,14 @@ def test_a_contestant_that_is_a_hundred_times_faster_is_found_under_heavy_noise(
 
 
 def test_equal_contestants_rarely_have_a_difference():
-    found = [
+    results = [
         verdict
         for seed in range(100)
         for verdict in verdicts(
             [row("ort", noisy(1.0, 2 * seed)), row("genai", noisy(1.0, 2 * seed + 1))]
         )
     ]
-    assert len(found) == 100 and sum("times as fast" not in verdict for verdict in found) >= 85
+    assert len(results) == 100 and sum("times as fast" not in verdict for verdict in results) >= 85
 
 
 def test_the_largest_possible_difference_is_rounded_up():
@@ -126,7 +126,7 @@ def test_each_phase_and_number_of_tokens_has_its_verdict():
         "prefill at 64 tokens",
     ]
     assert [
-        found[: len(start)] for found, start in zip(verdicts(rows), wanted, strict=True)
+        result[: len(start)] for result, start in zip(verdicts(rows), wanted, strict=True)
     ] == wanted
 
 

@@ -29,12 +29,12 @@ pytestmark = pytest.mark.xdist_group("pictures of models")
 
 def _drawn(figure: Any) -> List[np.ndarray]:
     """Return all numbers that a figure shows."""
-    found = []
+    results = []
     for axes in figure.axes:
-        found += [np.asarray(line.get_xydata()) for line in axes.lines] + [
+        results += [np.asarray(line.get_xydata()) for line in axes.lines] + [
             np.asarray(image.get_array()) for image in axes.images
         ]
-    return found
+    return results
 
 
 def _equal(one: Any, other: Any) -> bool:
@@ -103,13 +103,13 @@ def test_the_picture_of_a_preset_is_that_of_its_trained_encoding_by_name() -> No
 def test_each_different_encoding_of_an_artefact_is_drawn_as_the_module_computes_it(
     trained: Any, folder: Path
 ) -> None:
-    found = subjects(with_trained_encodings(folder), "mixed")
-    assert [subject.title for subject in found] == [
+    result = subjects(with_trained_encodings(folder), "mixed")
+    assert [subject.title for subject in result] == [
         "learned (mixed, tokens)",
         "t5 (mixed, layers 0, 2)",
         "shaw (mixed, layer 1 of layers 1, 3)",
     ]
-    figure = draw_all(found, VIEW)
+    figure = draw_all(result, VIEW)
     assert _equal(figure, draw_all(subjects(trained, "mixed"), VIEW)) and not _equal(
         figure, draw_all(subjects(seeded(_mixed()), "mixed"), VIEW)
     )

@@ -128,9 +128,9 @@ def test_an_entry_of_a_sinusoid_is_drawn_at_every_base() -> None:
 
     axes = _panel(draw({"name": "sinusoidal", "base": 300.0}, View(positions=8)), "base")
     expected = {base: math.sin(5 * base ** (-16 / 64)) for base in (100.0, 300.0, 1e4, 1e6)}
-    found = {float(line.get_label()): line.get_ydata()[5] for line in axes.lines}
-    assert found.keys() == expected.keys() and all(
-        abs(found[base] - expected[base]) <= tolerance("float32", 1, 1) for base in expected
+    results = {float(line.get_label()): line.get_ydata()[5] for line in axes.lines}
+    assert results.keys() == expected.keys() and all(
+        abs(results[base] - expected[base]) <= tolerance("float32", 1, 1) for base in expected
     )
 
 

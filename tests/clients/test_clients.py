@@ -118,7 +118,7 @@ def test_the_python_program_gives_the_outputs_of_a_session(
         load(_made(name, target, signature, tmp_path / "a"), provider="cpu"),
         _python(tmp_path / "a"),
     )
-    x, graph, states, held, found = (
+    x, graph, states, held, result = (
         _prompt(model.manifest),
         client["load"](tmp_path / "a"),
         client["empty"](),
@@ -127,13 +127,13 @@ def test_the_python_program_gives_the_outputs_of_a_session(
     )
     for new in (6, 1, 2) if states else (9,):
         output, states = client["call"](graph, states, x[:, held : held + new], held)
-        found.append(output)
+        result.append(output)
         held += new
     whole = model.session().prefill(x)
     wanted = (
         whole[:, [5, 6, 8]] if model.manifest.input("logits_index") else whole
     )  # the last token of each call
-    assert worst_error(np.concatenate(found, axis=1), wanted) <= model.manifest.reference.tolerance
+    assert worst_error(np.concatenate(result, axis=1), wanted) <= model.manifest.reference.tolerance
 
 
 def test_the_python_program_decodes_the_same_text(tmp_path: Path) -> None:

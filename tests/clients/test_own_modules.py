@@ -91,8 +91,8 @@ def _wanted(folder: Path, reads: str) -> np.ndarray:
 
 
 def _compare(printed: str, folder: Path, reads: str) -> None:
-    found = np.array([float(number) for number in NUMBER.findall(printed)]).reshape(4, 1 + OUTPUTS)
-    assert np.allclose(found, _wanted(folder, reads), atol=1e-4)
+    result = np.array([float(number) for number in NUMBER.findall(printed)]).reshape(4, 1 + OUTPUTS)
+    assert np.allclose(result, _wanted(folder, reads), atol=1e-4)
 
 
 def _run(*command: object, folder: Path) -> str:

@@ -46,14 +46,14 @@ def test_several_prompts_are_the_turns_of_a_conversation(
     turns = "--chat --system kind --prompt one --prompt two --max-tokens 5"
     given = ["generate", folder, *turns.split()]
     assert main([*given, "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)
-    roles = [message["role"] for message in found["messages"]]
+    content = json.loads(capsys.readouterr().out)
+    roles = [message["role"] for message in content["messages"]]
     assert roles == "system user assistant user assistant".split()
-    assert found["text"] == found["messages"][-1]["content"] and len(found["tokens"]) == 5
+    assert content["text"] == content["messages"][-1]["content"] and len(content["tokens"]) == 5
     assert main(given) == 0
     shown = capsys.readouterr()
     assert (
-        shown.out == "".join(message["content"] + "\n" for message in found["messages"][2::2])
+        shown.out == "".join(message["content"] + "\n" for message in content["messages"][2::2])
         and "has no passed certificate" in shown.err
     )
 
@@ -154,7 +154,7 @@ def test_templates_in_the_settings_of_the_tokenizer_are_read(
     from posenc_export.runtime import load
     from posenc_export.runtime.artefact.chat_template import needed_chat_codec
 
-    found = needed_chat_codec(Path(folder), load(folder).manifest).text(
+    result = needed_chat_codec(Path(folder), load(folder).manifest).text(
         [{"role": "user", "content": "x"}]
     )
-    assert found == "u:x\na:<s></s>"
+    assert result == "u:x\na:<s></s>"

@@ -126,10 +126,10 @@ def test_inspect_prints_the_format_of_weights_and_their_loss(
     row = json.loads(capsys.readouterr().out)[0]
     assert row["passed"] and float(row["from float32"]) > 0
     assert main(["inspect", place]) == 0
-    found = {line.split()[0]: line for line in capsys.readouterr().out.splitlines() if line}
+    results = {line.split()[0]: line for line in capsys.readouterr().out.splitlines() if line}
     assert (
-        "int4 in 2 matrices" in found["weights"]
-        and f"{row['from float32']} from the float32 module" in found["quality"]
+        "int4 in 2 matrices" in results["weights"]
+        and f"{row['from float32']} from the float32 module" in results["quality"]
     )
 
 

@@ -94,12 +94,12 @@ def results(
         expected = cuda_placement.placed(folder / "model.onnx")
         more = [] if with_grid else ["--no-grid"]
         ran = in_stub(workdir, "tests.cuda_dry_run.check", folder, *more)
-        found: Dict[str, Any] = {"error": ran.stderr[-400:]}
+        content: Dict[str, Any] = {"error": ran.stderr[-400:]}
         if ran.returncode == 0:
-            found = json.loads(ran.stdout.splitlines()[-1])
-        found["faults"] = faults_of(found, expected)
+            content = json.loads(ran.stdout.splitlines()[-1])
+        content["faults"] = faults_of(content, expected)
         shutil.rmtree(folder)
-        yield {"name": name, "kind": kind, "static": expected.said(), **found}
+        yield {"name": name, "kind": kind, "static": expected.said(), **content}
 
 
 def line(row: Dict[str, Any]) -> str:
@@ -116,15 +116,15 @@ def line(row: Dict[str, Any]) -> str:
 
 def table_differs(workdir: Path, write: bool) -> bool:
     """Whether the committed table of kernels is not that of the provider. write: replace it."""
-    made = workdir / "kernels.json"
-    ran = in_stub(workdir, "tests.cuda_dry_run.tables", made)
+    result = workdir / "kernels.json"
+    ran = in_stub(workdir, "tests.cuda_dry_run.tables", result)
     if ran.returncode:
         raise SystemExit(
             f"dry run: expected the provider to list its kernels, got\n{ran.stderr[-2000:]}"
         )
     if write:
-        shutil.copy(made, cuda_placement.TABLE)
-    return made.read_text(encoding="utf-8") != cuda_placement.TABLE.read_text(encoding="utf-8")
+        shutil.copy(result, cuda_placement.TABLE)
+    return result.read_text(encoding="utf-8") != cuda_placement.TABLE.read_text(encoding="utf-8")
 
 
 def main() -> int:

@@ -112,7 +112,7 @@ def grid(model: Any, folder: Path) -> Dict[str, Any]:
     """Run every cell of the parity grid. Return the number of cells, and the faults and errors
     by text with their cells.
     """
-    manifest, found, cells = model.manifest, collections.defaultdict(list), 0
+    manifest, result, cells = model.manifest, collections.defaultdict(list), 0
     session = measuring.sessions(model, 1)[0]
     assert manifest.reference is not None
     rounds = proof.accuracy_on("cuda", manifest.reference).rounds
@@ -127,13 +127,13 @@ def grid(model: Any, folder: Path) -> Dict[str, Any]:
                 with recording() as record:
                     collections.deque(cell.pairs(session), maxlen=0)  # the outputs are not compared
             except GraphError as error:
-                found[_general(str(error))].append(cell.name)
+                result[_general(str(error))].append(cell.name)
                 failed.add(cell.name)
             for fault in {_general(text) for text in record.faults}:
-                found[fault].append(cell.name)
+                result[fault].append(cell.name)
     return {
         "cells": cells,
-        "faults": {text: [len(names), names[0]] for text, names in found.items()},
+        "faults": {text: [len(names), names[0]] for text, names in result.items()},
     }
 
 
@@ -146,19 +146,19 @@ def checked(folder: Path, with_grid: bool) -> Dict[str, Any]:
     """Return everything that the dry run finds about an artefact; "error" if it does not load or
     run.
     """
-    found: Dict[str, Any] = {}
+    result: Dict[str, Any] = {}
     try:
         model = load(
             folder, provider="cuda", check=False, capture=False
         )  # without a comparison of outputs; replays launch nothing that could be examined
-        found |= placement(folder)
+        result |= placement(folder)
         if model.manifest.states:
-            found |= {"step": step_of(model), **captured(folder, model.manifest, _least_us)}
+            result |= {"step": step_of(model), **captured(folder, model.manifest, _least_us)}
         if with_grid:
-            found |= grid(model, folder)
+            result |= grid(model, folder)
     except (*load_errors(), ValueError) as error:
-        found |= {"error": " ".join(str(error).split())[-400:]}
-    return found
+        result |= {"error": " ".join(str(error).split())[-400:]}
+    return result
 
 
 def main() -> None:

@@ -87,9 +87,9 @@ def test_gradients_match_finite_differences_of_the_oracle(case: str) -> None:
             changed.get_parameter(name).data = parameter.detach().double() + sign * STEP * along
             ends.append(_exact(changed, factors.double().numpy()))
         difference = (ends[0] - ends[1]) / (2 * STEP)
-        found = float((parameter.grad.double() * along).sum())
+        result = float((parameter.grad.double() * along).sum())
         assert difference != 0 and worst_error(
-            np.array([found]), np.array([difference])
+            np.array([result]), np.array([difference])
         ) <= tolerance("float32", 1, 4096), name
 
 
@@ -121,7 +121,7 @@ def test_trained_frequencies_are_initialised_as_in_rope(trains: str) -> None:
     x, places = torch.randn(1, len(PLACES), 4, 8), torch.tensor([PLACES])
     expected = encodings.build({"name": "rope"}, GEOMETRY).rotate(x, x, places)[0]
     for mode in (True, False):
-        found = (
+        result = (
             _built({"name": "rope_trained", "trains": trains}).train(mode).rotate(x, x, places)[0]
         )
-        assert worst_error(found.detach().numpy(), expected.numpy()) <= tolerance("float32", 1, 1)
+        assert worst_error(result.detach().numpy(), expected.numpy()) <= tolerance("float32", 1, 1)

@@ -381,10 +381,10 @@ def test_lengths_per_call_match_transformers(name: str, length: int) -> None:
     torch.manual_seed(1)
     q, k = torch.randn(2, 2, 4, length, 32)
     expected = apply_rotary_pos_emb(q, k, *theirs(torch.zeros(1), places))
-    for found, wanted in zip(
+    for result, wanted in zip(
         ours.rotate(q.transpose(1, 2), k.transpose(1, 2), places), expected, strict=True
     ):
-        assert worst_error(found.transpose(1, 2).numpy(), wanted.numpy()) <= tolerance(
+        assert worst_error(result.transpose(1, 2).numpy(), wanted.numpy()) <= tolerance(
             "float32", 1, 1
         )
 

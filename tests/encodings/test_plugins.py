@@ -241,12 +241,12 @@ def test_a_wrong_name_or_class_is_refused_by_rule_and_value(
 @pytest.mark.parametrize("name", BIASES)
 def test_a_bias_of_a_function_matches_the_function_in_float64(name: str) -> None:
     encoding = encodings.bias(BIASES[name])(GEOMETRY)
-    made = encoding.bias(torch.tensor([POSITIONS]), torch.tensor([POSITIONS]))
+    result = encoding.bias(torch.tensor([POSITIONS]), torch.tensor([POSITIONS]))
     oracle = encoding.oracle()
     expected = np.array(
         [[[NUMBERS[name](h, i, j) for j in POSITIONS] for i in POSITIONS] for h in range(6)]
     )
-    assert worst_error(np.broadcast_to(made.numpy()[0], expected.shape), expected) <= tolerance(
+    assert worst_error(np.broadcast_to(result.numpy()[0], expected.shape), expected) <= tolerance(
         "float32", 1, 1
     )  # type: ignore[union-attr]
     # Square roots and products of numpy and of Python may differ in the last bit.

@@ -25,13 +25,13 @@ def worst_of_batch(
         [session.step(np.stack([row[index - steps] for row in x])) for index in range(steps)],
         axis=1,
     )
-    found = [
+    results = [
         np.concatenate((outputs[row][: len(given) - steps], stepped[row]))
         for row, given in enumerate(x)
     ]
     return max(
         worst_error(ours, block.exact(given, range(len(given)), range(len(given))))
-        for ours, given in zip(found, x, strict=True)
+        for ours, given in zip(results, x, strict=True)
     )
 
 

@@ -46,7 +46,7 @@ def test_same_input_gives_the_same_bytes_in_another_folder_and_process(
     seed: str, targets: Tuple[str, ...], tmp_path: Path
 ) -> None:
     export(sources(block("rope")), "torchscript", tmp_path / "warm", verify=False)
-    made = sources(block("alibi"))
+    traced = sources(block("alibi"))
     there = tmp_path / "some/other/place"
     environment = {**os.environ, "PYTHONHASHSEED": seed, "PYTHONPATH": str(Path.cwd())}
     subprocess.run(
@@ -55,7 +55,7 @@ def test_same_input_gives_the_same_bytes_in_another_folder_and_process(
         env=environment,
     )
     for target in targets:
-        export(made, target, tmp_path / "here" / target, verify=target == "ort")
+        export(traced, target, tmp_path / "here" / target, verify=target == "ort")
         assert _bytes(there / target) == _bytes(tmp_path / "here" / target)
 
 

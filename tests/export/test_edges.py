@@ -86,20 +86,20 @@ def test_an_encoding_without_edges_of_its_own_has_none() -> None:
 
 def test_the_reduced_model_spreads_the_scores_of_every_attention() -> None:
     model = seeded(tiny.decoder("rope"))
-    made = edge_model(model)
+    result = edge_model(model)
     assert [
         attention.scale != other.scale
-        for attention, other in zip(made.attentions(), model.attentions(), strict=True)
+        for attention, other in zip(result.attentions(), model.attentions(), strict=True)
     ] == [True, True]
-    for attention in made.attentions():
+    for attention in result.attentions():
         assert attention.scale * attention.head_size**0.5 == pytest.approx(SPREAD, rel=0.2)
 
 
 def test_the_reduced_model_of_a_deep_one_has_two_layers_and_few_tokens() -> None:
     block = block_config(16, 2, 64, encoding={"name": "rope"})
-    made = edge_model(seeded(decoder_config(1000, 7, 16, block)))
-    assert len(made.layers) == len(made.config.order) == 2
-    assert made.tokens.embedding.weight.shape == (64, 16)
+    result = edge_model(seeded(decoder_config(1000, 7, 16, block)))
+    assert len(result.layers) == len(result.config.order) == 2
+    assert result.tokens.embedding.weight.shape == (64, 16)
 
 
 def test_the_reduced_model_leaves_the_model_unchanged() -> None:
@@ -127,9 +127,9 @@ def test_a_window_that_is_too_far_is_named_as_not_reached(
     monkeypatch.setattr(edge_cells, "WORK", 1000)
     monkeypatch.setattr(edge_cells, "PER_WEIGHT", 0)
     config = seeing({"name": "window", "size": 300}, tiny.decoder("rope"))
-    made = export(sources(config), "ort", tmp_path / "artefact")
-    assert made.certificate is not None
-    assert list(made.certificate["unreached"]) == ["window 300"]
+    manifest = export(sources(config), "ort", tmp_path / "artefact")
+    assert manifest.certificate is not None
+    assert list(manifest.certificate["unreached"]) == ["window 300"]
     main(["inspect", str(tmp_path / "artefact")])
     assert "window 300 (364 tokens take " in capsys.readouterr().out
     assert verify(tmp_path / "artefact", "cpu")["unreached"] == {
@@ -146,16 +146,18 @@ def test_a_length_that_is_too_far_from_the_first_position_is_reached_from_a_late
     spec = {"name": "rope_longrope", "original_max_positions": 300}
     block = tiny.block("rope")
     config = replace(block, attention=replace(block.attention, encodings=(spec,)))
-    made = export(sources(config), "ort", tmp_path / "artefact")
-    assert made.certificate is not None and made.certificate["unreached"] == {}
-    assert "reduced model, original length 300 from position 284 on" in made.certificate["cells"]
+    manifest = export(sources(config), "ort", tmp_path / "artefact")
+    assert manifest.certificate is not None and manifest.certificate["unreached"] == {}
+    assert (
+        "reduced model, original length 300 from position 284 on" in manifest.certificate["cells"]
+    )
 
 
 def test_a_bidirectional_model_is_read_beyond_its_reach_in_one_call(tmp_path: Path) -> None:
     config = seeing({"name": "near", "reach": 40}, tiny.encoder("rope"))
-    made = export(sources(config), "ort", tmp_path / "artefact")
-    assert made.certificate is not None
-    assert "one call of 105 tokens, reach 40" in made.certificate["cells"]
+    manifest = export(sources(config), "ort", tmp_path / "artefact")
+    assert manifest.certificate is not None
+    assert "one call of 105 tokens, reach 40" in manifest.certificate["cells"]
     assert "one call of 105 tokens, reach 40" in verify(tmp_path / "artefact", "cpu")["cells"]
 
 

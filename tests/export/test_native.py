@@ -57,13 +57,13 @@ def native(portable: Path) -> Path:
 
 
 def test_the_proof_of_this_machine_replaces_the_certificate(portable: Path, native: Path) -> None:
-    source, made = manifests.read(portable), manifests.read(native)
-    assert made.certificate is None
-    assert [(proof["passed"], proof["provider"]) for proof in made.proofs] == [
+    source, result = manifests.read(portable), manifests.read(native)
+    assert result.certificate is None
+    assert [(proof["passed"], proof["provider"]) for proof in result.proofs] == [
         (True, "aotinductor")
     ]
-    assert made.compiled is not None and made.compiled.artefact == source.digest
-    assert set(made.proofs[0]["cells"]) == {
+    assert result.compiled is not None and result.compiled.artefact == source.digest
+    assert set(result.proofs[0]["cells"]) == {
         name for name in source.certificate["cells"] if not name.startswith("oracle")
     }  # type: ignore[index]
 
@@ -92,9 +92,9 @@ def test_native_code_of_an_encoder_passes_the_grid(tmp_path: Path) -> None:
 
 def test_native_code_has_no_trained_numbers_of_encodings_to_draw(tmp_path: Path) -> None:
     export(sources(block("kerple")), "pt2", tmp_path / "pt2")
-    made = compile_artefact(tmp_path / "pt2", tmp_path / "native")
-    assert not made.encodings
-    assert NUMBERS not in made.files
+    result = compile_artefact(tmp_path / "pt2", tmp_path / "native")
+    assert not result.encodings
+    assert NUMBERS not in result.files
     assert not (tmp_path / "native" / NUMBERS).exists()
     with pytest.raises(
         ValueError,
@@ -125,8 +125,8 @@ def test_threads_share_native_code(native: Path) -> None:
 
     alone = [outputs(row) for row in range(4)]
     with ThreadPoolExecutor(4) as pool:
-        for wanted, found in zip(alone, pool.map(outputs, range(4)), strict=True):
-            for one, other in zip(wanted, found, strict=True):
+        for wanted, result in zip(alone, pool.map(outputs, range(4)), strict=True):
+            for one, other in zip(wanted, result, strict=True):
                 np.testing.assert_array_equal(one, other)
 
 

@@ -58,17 +58,17 @@ def _source(weights: str) -> Source:
     names = [name for name, weight in model.named_parameters() if weight.dim() == 2]
     formats = {name: ("int4", "int8-32")[at % 2] for at, name in enumerate(names)}
     kind = "int4" if weights == "keep" else weights
-    made = rounded(model, kind, formats=formats if weights == "mixed" else None)
-    on_grid = dict(made.weights)
+    result = rounded(model, kind, formats=formats if weights == "mixed" else None)
+    on_grid = dict(result.weights)
     if weights == "keep":
         for at, (name, (grid, codes)) in enumerate(on_grid.items()):
             offsets = codes.scales * np.float32(0.37)
             if at % 2 and name != UP:  # stored as minima in float16
                 offsets = (codes.scales * 3).astype(np.float16) + np.float32(8) * codes.scales
             on_grid[name] = grid, Codes(codes.codes, codes.scales, codes.inputs, offsets)
-            weight = made.model.get_parameter(name)
+            weight = result.model.get_parameter(name)
             weight.data.copy_(weight.new_tensor(on_grid[name][1].weight))
-    _made[weights] = Source(made.model, on_grid=on_grid)
+    _made[weights] = Source(result.model, on_grid=on_grid)
     return _made[weights]
 
 
@@ -198,8 +198,8 @@ def _stored(folder: Path, variant: str, target: str, **how: str) -> Manifest:
 
 
 def _differing(folder: Path, manifest: Manifest) -> set[str]:
-    found = digests_of(Constants(read(folder / "model.onnx"), folder))
-    return {name for name, digest in found.items() if manifest.constants[name] != digest}
+    result = digests_of(Constants(read(folder / "model.onnx"), folder))
+    return {name for name, digest in result.items() if manifest.constants[name] != digest}
 
 
 def _change(folder: Path, name: str, change: Callable[[np.ndarray], None]) -> None:
@@ -315,26 +315,26 @@ def test_export_refuses_a_wrong_table(
 
 
 def test_verify_repeats_the_comparison_without_the_module(tmp_path: Path) -> None:
-    made = tmp_path / "made"
-    export(sources(decoder("rope", max_positions=440)), "ort", made, verify="quick")
-    manifest = manifests.read(made)
+    result = tmp_path / "made"
+    export(sources(decoder("rope", max_positions=440)), "ort", result, verify="quick")
+    manifest = manifests.read(result)
     assert manifest.certificate is not None and manifest.constants
     assert manifest.certificate["checks"]["numbers"]["compared"] > 40000
-    _change(made, "cos.rows", _hole)
-    listed = {name: files.entry(made / name) for name in manifest.files}
-    manifests.write(manifest.replace(files=listed), made)
-    certificate = verify(made, quick=True)
+    _change(result, "cos.rows", _hole)
+    listed = {name: files.entry(result / name) for name in manifest.files}
+    manifests.write(manifest.replace(files=listed), result)
+    certificate = verify(result, quick=True)
     assert not certificate["passed"] and certificate["checks"]["numbers"]["failures"]
 
 
 def test_artefacts_without_digests_keep_their_digest_and_skip_the_check(tmp_path: Path) -> None:
-    made = tmp_path / "made"
-    export(sources(decoder("rope", max_positions=440)), "ort", made, verify="quick")
-    manifests.write(manifests.read(made).replace(constants={}), made)
-    assert "constants" not in manifests.read(made).to_json()
-    check = verify(made, quick=True)["checks"]["numbers"]
+    result = tmp_path / "made"
+    export(sources(decoder("rope", max_positions=440)), "ort", result, verify="quick")
+    manifests.write(manifests.read(result).replace(constants={}), result)
+    assert "constants" not in manifests.read(result).to_json()
+    check = verify(result, quick=True)["checks"]["numbers"]
     assert check["failures"] == {} and list(check["skipped"]) == ["model.onnx"]
-    assert from_json(manifests.read(made).config) == decoder("rope", max_positions=440)
+    assert from_json(manifests.read(result).config) == decoder("rope", max_positions=440)
 
 
 @pytest.mark.parametrize("target", ["torchscript", "pt2"])

@@ -30,11 +30,11 @@ GROUP = pytest.mark.xdist_group("quality")
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Quality:
     """Figures of an artefact of a decoder of bytes."""
-    found = export(
+    result = export(
         sources(BYTES), "ort", tmp_path_factory.mktemp("quality") / "made", weights="int4"
     ).quality
-    assert found is not None
-    return found
+    assert result is not None
+    return result
 
 
 @GROUP
@@ -68,13 +68,13 @@ def test_the_perplexity_of_float32_is_that_of_the_module_on_the_text(made: Quali
 def test_a_model_that_reads_no_text_is_measured_on_random_tokens_and_never_refused(
     tmp_path: Path,
 ) -> None:
-    found = export(sources(IDS), "ort", tmp_path / "made", weights="int4", max_loss=1.0).quality
+    result = export(sources(IDS), "ort", tmp_path / "made", weights="int4", max_loss=1.0).quality
     assert (
-        found is not None
-        and found.inputs == "random tokens"
-        and found.error > 0
-        and not found.perplexity
-        and not found.sha256
+        result is not None
+        and result.inputs == "random tokens"
+        and result.error > 0
+        and not result.perplexity
+        and not result.sha256
     )
 
 
@@ -115,15 +115,15 @@ def test_a_loss_above_the_limit_is_refused_with_its_number_and_better_choices() 
     model = seeded(BYTES)
     chosen = text.with_text(None, None, model)[1]
     assert chosen is not None
-    manifest, found = (
+    manifest, result = (
         describe(model, "ort", "positions", TORCH).replace(weights=Weights("int4")),
         quality.Loss(1.0),
     )
     following = np.arange(40)[None]
     expected = np.eye(256, dtype=np.float32)[following]
-    found.add(0 * expected, expected, following)
+    result.add(0 * expected, expected, following)
     with pytest.raises(ValueError) as refused:
-        quality._check_loss(found, manifest, quality.Inputs(model, None, chosen, 1.1), chosen)
+        quality._check_loss(result, manifest, quality.Inputs(model, None, chosen, 1.1), chosen)
     message = str(refused.value)
     assert (
         "expected weights int4 to raise the perplexity at most 1.1 times, got 2.70 times "
@@ -184,11 +184,11 @@ def test_windows_begin_with_tokens_of_the_tokenizer_that_are_not_measured() -> N
         and (chosen.sample.windows[:, 1:] < 256).all()
         and chosen.sample.windows.shape[1] == 48
     )
-    found = quality._of_text(*(eager_session(model) for _ in range(2)), chosen.sample)
+    result = quality._of_text(*(eager_session(model) for _ in range(2)), chosen.sample)
     assert (
-        found.tokens == chosen.sample.windows[:, 1:].size
-        and found.ratio == 1
-        and found.same == found.tokens
+        result.tokens == chosen.sample.windows[:, 1:].size
+        and result.ratio == 1
+        and result.same == result.tokens
     )
 
 

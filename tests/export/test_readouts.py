@@ -103,11 +103,11 @@ def test_a_readout_is_compared_in_float32_if_activations_are_rounded(tmp_path: P
     manifest = export(
         sources(sentences("learned", "mean")), "ort", tmp_path / "artefact", weights="int8"
     )
-    found = manifest.certificate
-    assert found is not None and found["passed"] and found["tolerance"] < 1e-4
+    result = manifest.certificate
+    assert result is not None and result["passed"] and result["tolerance"] < 1e-4
     for cell in READ_OUTS:
         name = f"float32 form: batch 3, start 0: sentence_embedding, {cell}"
-        assert found["cells"][name] <= found["tolerance"] and name not in found["bounds"]
+        assert result["cells"][name] <= result["tolerance"] and name not in result["bounds"]
 
 
 def test_an_encoder_in_half_precision_proves_its_hidden_states_without_its_module(

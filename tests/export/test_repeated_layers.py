@@ -45,8 +45,8 @@ def digests(model: Stack, signature: str, target: str, folder: Path) -> dict:
     folder.mkdir()
     kind.write(Source(model), describe(model, target, signature, kind), folder)
     graph = ir.load(folder / "model.onnx").graph
-    found = {value: value.name for value in graph.inputs}
-    found |= {
+    results = {value: value.name for value in graph.inputs}
+    results |= {
         value: hashlib.sha256(value.const_value.tobytes()).hexdigest()
         for value in graph.initializers.values()
     }
@@ -56,11 +56,11 @@ def digests(model: Stack, signature: str, target: str, folder: Path) -> dict:
             node.domain,
             node.op_type,
             attributes,
-            [found.get(value) for value in node.inputs],
+            [results.get(value) for value in node.inputs],
         ]
         for index, value in enumerate(node.outputs):
-            found[value] = hashlib.sha256(repr((content, index)).encode()).hexdigest()
-    return {value.name: found[value] for value in graph.outputs}
+            results[value] = hashlib.sha256(repr((content, index)).encode()).hexdigest()
+    return {value.name: results[value] for value in graph.outputs}
 
 
 def test_hidden_states_of_the_last_layer_can_be_an_output(tmp_path, monkeypatch):

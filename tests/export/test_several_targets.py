@@ -37,10 +37,10 @@ def refusing(monkeypatch: pytest.MonkeyPatch) -> None:
     make = artefact._written
 
     def written(source: Any, described: Any, folder: Path, *rest: Any) -> Any:
-        made = make(source, described, folder, *rest)
+        result = make(source, described, folder, *rest)
         if described.target == "ort":
             raise ValueError(REASON)
-        return made
+        return result
 
     monkeypatch.setattr(artefact, "_written", written)
 

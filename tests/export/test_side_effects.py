@@ -65,8 +65,8 @@ def test_seeded_weights_are_those_after_manual_seed_and_leave_the_generator_as_i
     torch.manual_seed(5)
     wanted, following = type(seeded(BLOCK))(BLOCK).state_dict(), torch.rand(3)
     torch.manual_seed(5)
-    found = seeded(BLOCK, 5).state_dict()
-    assert all(torch.equal(found[name], wanted[name]) for name in wanted)
+    result = seeded(BLOCK, 5).state_dict()
+    assert all(torch.equal(result[name], wanted[name]) for name in wanted)
     type(seeded(BLOCK))(BLOCK)
     assert torch.equal(torch.rand(3), following)
 
@@ -77,8 +77,8 @@ def test_an_eager_model_computes_while_another_thread_traces() -> None:
     places = torch.arange(4)[None]
     expected = rope.rotate(*heads, places)
     with semantic_graph(), concurrent.futures.ThreadPoolExecutor(1) as pool:
-        found = pool.submit(rope.rotate, *heads, places).result()
-    assert all(torch.equal(*pair) for pair in zip(found, expected, strict=True))
+        result = pool.submit(rope.rotate, *heads, places).result()
+    assert all(torch.equal(*pair) for pair in zip(result, expected, strict=True))
 
 
 def in_turn(context: Callable[[], Any]) -> None:

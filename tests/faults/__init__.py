@@ -52,8 +52,8 @@ def correct(model: str, target: str = "") -> Union[CorrectModel, CorrectArtefact
     """Return a correct model by name, eager or as an artefact of a target, which is kept for its
     next fault.
     """
-    made = sources(described(model))
+    traced = sources(described(model))
     if not target:
-        return CorrectModel(made.model, lambda: seeded(described(model)))
+        return CorrectModel(traced.model, lambda: seeded(described(model)))
     with tempfile.TemporaryDirectory() as folder:
-        return CorrectArtefact(Path(folder), export(made, target, folder, verify=False))
+        return CorrectArtefact(Path(folder), export(traced, target, folder, verify=False))

@@ -69,17 +69,17 @@ def _lengths_of_the_first_row(feeds: Feeds) -> Feeds:
 
 
 def _one_nan(output: np.ndarray) -> np.ndarray:
-    made = output.copy()
-    made[-1, ..., -1] = np.nan
-    return made
+    result = output.copy()
+    result[-1, ..., -1] = np.nan
+    return result
 
 
 def _off(rows: np.ndarray) -> np.ndarray:
     """sin table [M,D/2] with the second frequency 1 % too high."""
-    made = rows.copy()
+    result = rows.copy()
     angles = np.arange(len(rows)) * 1.01 * 10000.0 ** (-1 / rows.shape[1])
-    made[:, 1] = np.sin(angles)
-    return made
+    result[:, 1] = np.sin(angles)
+    return result
 
 
 def _of_model(ruin: Ruin) -> Callable[[Any], None]:

@@ -32,5 +32,5 @@ def test_a_fault_at_an_edge_is_found(name: str, tmp_path: Path) -> None:
     config, planted = FAULTS[name]
     with planted(), pytest.raises(VerificationError) as caught:
         export(sources(config), "ort", tmp_path / "artefact")
-    found = caught.value.certificate
-    assert any(error > FACTOR * bound_of(found, cell) for cell, error in found["cells"].items())
+    result = caught.value.certificate
+    assert any(error > FACTOR * bound_of(result, cell) for cell, error in result["cells"].items())

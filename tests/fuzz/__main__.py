@@ -114,12 +114,12 @@ def main(arguments: Optional[List[str]] = None) -> int:
     number = random.SystemRandom().randrange(2**31) if options.seed is None else options.seed
     os.environ["OMP_NUM_THREADS"] = "1"
     print(f"seed {number}, {options.minutes:g} minutes, {options.jobs} jobs", flush=True)
-    found: Dict[str, Any] = {"seed": number, "minutes": options.minutes, "jobs": options.jobs}
+    result: Dict[str, Any] = {"seed": number, "minutes": options.minutes, "jobs": options.jobs}
     if options.configs:
-        found["configs"] = importlib.import_module("tests.fuzz.configs").run(
+        result["configs"] = importlib.import_module("tests.fuzz.configs").run(
             number, options.configs, options.jobs
         )
-        print({name: value for name, value in found["configs"].items() if name != "findings"})
+        print({name: value for name, value in result["configs"].items() if name != "findings"})
     begun = time.time()
     end = begun + 60 * options.minutes
     mutating = (
@@ -127,25 +127,25 @@ def main(arguments: Optional[List[str]] = None) -> int:
     )
     share = 1.0 if not mutating else 0.0 if options.only == "mutations" else SHARE
     if share:
-        found["sessions"] = sessions(
+        result["sessions"] = sessions(
             number, options.jobs, begun + share * (end - begun), options.providers
         )
         print(
             {
                 name: value
-                for name, value in found["sessions"].items()
+                for name, value in result["sessions"].items()
                 if name not in ("findings", "cannot_be_exported")
             }
         )
     if mutating:
-        found["mutations"] = mutations(number, end)
-        print(found["mutations"])
+        result["mutations"] = mutations(number, end)
+        print(result["mutations"])
     if options.json:
         options.json.parent.mkdir(parents=True, exist_ok=True)
-        options.json.write_text(json.dumps(found, indent=1) + "\n")
+        options.json.write_text(json.dumps(result, indent=1) + "\n")
     wrong = sum(
-        len(found.get(part, {}).get("findings", [])) for part in ("configs", "sessions")
-    ) + len(found.get("mutations", {}).get("failed", []))
+        len(result.get(part, {}).get("findings", [])) for part in ("configs", "sessions")
+    ) + len(result.get("mutations", {}).get("failed", []))
     print(f"{wrong} findings, {time.time() - begun:.0f} s, seed {number}")
     return 1 if wrong else 0
 

@@ -31,10 +31,10 @@ class Theirs:
         if not self.base.task:
             return theirs(self.peer, tokens, self.output)
         with torch.no_grad():
-            found = self.peer(torch.from_numpy(tokens))
+            result = self.peer(torch.from_numpy(tokens))
         if self.base.task == "QuestionAnswering":
-            return torch.stack((found.start_logits, found.end_logits), 2).numpy()
-        return found.logits.numpy()  # type: ignore[no-any-return]
+            return torch.stack((result.start_logits, result.end_logits), 2).numpy()
+        return result.logits.numpy()  # type: ignore[no-any-return]
 
     def cached(self, tokens: np.ndarray) -> np.ndarray:
         """Return the outputs of a decoder that reads FIRST tokens, then others, and the last
@@ -47,13 +47,13 @@ class Theirs:
         )
         with torch.no_grad():
             for begin, end in zip([0, *ends], ends, strict=False):
-                found = self.peer(
+                result = self.peer(
                     torch.from_numpy(tokens[:, begin:end]),
                     use_cache=True,
                     **({} if cache is None else {"past_key_values": cache}),
                 )
-                parts.append(found.logits.numpy())
-                cache = found.past_key_values
+                parts.append(result.logits.numpy())
+                cache = result.past_key_values
         return np.concatenate(parts, 1)
 
 
@@ -98,7 +98,7 @@ def divisions(base: Base, session: Any, expected: Expected) -> Dict[str, Pairs]:
     sides = {"left padding": slice(long - SHORT, long)}
     if base.kind == "encoder":
         sides["right padding"] = slice(0, SHORT)
-    found: Dict[str, Pairs] = {"full": [(call(tokens), wanted)]}
+    result: Dict[str, Pairs] = {"full": [(call(tokens), wanted)]}
     for name, place in sides.items():
         _begin(session)
         rows, mask = np.zeros_like(tokens), np.zeros_like(tokens)
@@ -106,16 +106,16 @@ def divisions(base: Base, session: Any, expected: Expected) -> Dict[str, Pairs]:
         mask[0], mask[1, place] = 1, 1
         made = call(rows, attention_mask=mask)
         second = made[1] if made.ndim == 2 else made[1, place]
-        found[name] = [(made[0], wanted[0]), *([] if alone is None else [(second, alone[0])])]
+        result[name] = [(made[0], wanted[0]), *([] if alone is None else [(second, alone[0])])]
     if base.kind == "encoder":
-        return found
+        return result
     _begin(session)
-    found["chunks"] = [(session.prefill(tokens, chunk=CHUNK), wanted)]
+    result["chunks"] = [(session.prefill(tokens, chunk=CHUNK), wanted)]
     _begin(session)
     first = session.prefill(tokens[:, : long - STEPS])
     steps = [session.step(tokens[:, index]) for index in range(long - STEPS, long)]
-    found["steps"] = [(np.concatenate((first, np.stack(steps, 1)), axis=1), wanted)]
-    return found
+    result["steps"] = [(np.concatenate((first, np.stack(steps, 1)), axis=1), wanted)]
+    return result
 
 
 def _begin(session: Any) -> None:

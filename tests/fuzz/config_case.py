@@ -70,12 +70,12 @@ def share(both: Any) -> float:
     for outputs that are not finite.
     """
     worst = 0.0
-    for made, wanted in both:
-        if not np.isfinite(made).all():
+    for result, wanted in both:
+        if not np.isfinite(result).all():
             return float("inf")
         worst = max(
             worst,
-            float(np.abs(made - wanted).max()) / (2e-4 * max(1.0, float(np.abs(wanted).max()))),
+            float(np.abs(result - wanted).max()) / (2e-4 * max(1.0, float(np.abs(wanted).max()))),
         )
     return worst
 

@@ -58,23 +58,23 @@ class Base:
 
 def bases() -> Dict[str, List[Base]]:
     """Return the small configurations of every model type that we read."""
-    found: Dict[str, List[Base]] = {name: [] for name in FILES}
+    result: Dict[str, List[Base]] = {name: [] for name in FILES}
     for kind, names in (("decoder", checkpoints.MODELS), ("encoder", encoders.MODELS)):
         for name in names:
-            found[name.split()[0]].append(Base(name.split()[0], kind, name))
+            result[name.split()[0]].append(Base(name.split()[0], kind, name))
     for name, (class_name, _) in pairs.MODELS.items():
-        found[class_name.lower()].append(Base(class_name.lower(), "pair", name))
+        result[class_name.lower()].append(Base(class_name.lower(), "pair", name))
     for name in vision_models.MODELS:
         family = name.replace(",", "").split()[0]
         for model_type in (family, f"{family}_text", *(["glm46v"] if family == "glm4v" else [])):
-            if model_type in found:
-                found[model_type].append(Base(model_type, "vision", name))
+            if model_type in result:
+                result[model_type].append(Base(model_type, "vision", name))
     for name in encoders.MODELS:
         model_type = name.split()[0]
         for task, types in {**TASKS, MASKED: HEADS}.items():
             if model_type in types:
-                found[model_type].append(Base(model_type, "encoder", name, task))
-    return found
+                result[model_type].append(Base(model_type, "encoder", name, task))
+    return result
 
 
 def config_of(base: Base) -> Any:
@@ -102,22 +102,22 @@ def _with_head(config: Any, task: str) -> Any:
 def built(base: Base, config: Mapping[str, Any]) -> Any:
     """Return transformers' model of a config.json, with random parameters."""
     torch.manual_seed(0)
-    made = type(config_of(base)).from_dict(dict(config))
+    result = type(config_of(base)).from_dict(dict(config))
     large = [
         key
-        for key, value in _numbers(made.to_dict())
+        for key, value in _numbers(result.to_dict())
         if value > LARGEST and not UNBUILT.search(key)
     ]
     if large:
         raise ValueError(f"not asked for a model of real size, by {large[0]}")
     if base.kind == "decoder":
-        return checkpoints.randomised(transformers.AutoModelForCausalLM.from_config(made))
+        return checkpoints.randomised(transformers.AutoModelForCausalLM.from_config(result))
     if base.kind == "encoder":
         head = f"AutoModelFor{base.task}" if base.task else "AutoModel"
-        return encoders.randomised(encoders.built(made, head))
-    name = type(made).__name__.removesuffix("Config") + "ForConditionalGeneration"
+        return encoders.randomised(encoders.built(result, head))
+    name = type(result).__name__.removesuffix("Config") + "ForConditionalGeneration"
     return (pairs.randomised if base.kind == "pair" else checkpoints.randomised)(
-        getattr(transformers, name)(made)
+        getattr(transformers, name)(result)
     )
 
 
@@ -161,8 +161,8 @@ def trained(model: Any) -> int:
     """Return the trained length of a decoder with LongRoPE; 0 for other models."""
     kinds = model.config.layers.values() if model.config.head is not None else ()
     specs = [spec for kind in kinds for spec in kind.attention.encodings]
-    found = [spec["original_max_positions"] for spec in specs if spec["name"] == LONGROPE]
-    return min(found, default=0)
+    results = [spec["original_max_positions"] for spec in specs if spec["name"] == LONGROPE]
+    return min(results, default=0)
 
 
 def decode_defect(models: Sequence[Any]) -> str:
@@ -197,8 +197,8 @@ def opened(base: Base, models: List[Any], folder: Path, target: str) -> Any:
     if base.kind != "pair":
         return sessions[0]
     read, mask = pairs.inputs(base.model_type == "whisper")
-    made = sessions[0].prefill(pairs.ours_of(read), attention_mask=mask)
-    rows = [row[seen == 1] for row, seen in zip(made, mask, strict=True)]
+    result = sessions[0].prefill(pairs.ours_of(read), attention_mask=mask)
+    rows = [row[seen == 1] for row, seen in zip(result, mask, strict=True)]
     return pairs.Reading(sessions[1], rows)
 
 

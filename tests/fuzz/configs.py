@@ -50,8 +50,8 @@ def case(seed: int, number: int) -> Case:
     choice = random.Random(f"{seed} {number}")
     known = bases()
     base = choice.choice(known[choice.choice(sorted(known))])
-    made = config_of(base)
-    config, full = as_saved(made), json.loads(made.to_json_string(use_diff=False))
+    result = config_of(base)
+    config, full = as_saved(result), json.loads(result.to_json_string(use_diff=False))
     if base.kind == "vision" and choice.random() < 0.95:
         changes = {"text_config": changed(config["text_config"], full["text_config"], choice)}
     else:
@@ -81,7 +81,7 @@ def compared(base: Any, changes: Mapping[str, Any], number: int = 0, target: str
     from tests.fuzz.config_peers import as_saved, config_of
 
     kind = base.task or base.kind
-    found = Case(number, f"{kind} {base.model_type}: {base.name}", shown(changes), target)
+    result = Case(number, f"{kind} {base.model_type}: {base.name}", shown(changes), target)
     config = merged(as_saved(config_of(base)), changes)
     if base.text_alone:
         config = {
@@ -91,8 +91,8 @@ def compared(base: Any, changes: Mapping[str, Any], number: int = 0, target: str
         }
     with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        _compare(base, config, merged(as_saved(config_of(base)), changes), Path(folder), found)
-    return found
+        _compare(base, config, merged(as_saved(config_of(base)), changes), Path(folder), result)
+    return result
 
 
 def merged(config: Mapping[str, Any], changes: Mapping[str, Any]) -> Dict[str, Any]:
@@ -195,7 +195,7 @@ def chunk(seed: int, first: int, count: int) -> List[Case]:
 
 def run(seed: int, count: int, jobs: int, first: int = 0) -> Dict[str, Any]:
     """Run `count` cases. Print findings, and return the totals."""
-    found: List[Case] = []
+    result: List[Case] = []
     with ProcessPoolExecutor(
         jobs, mp_context=multiprocessing.get_context("spawn"), max_tasks_per_child=10
     ) as pool:
@@ -205,18 +205,18 @@ def run(seed: int, count: int, jobs: int, first: int = 0) -> Dict[str, Any]:
         ]
         for future in begun:
             for each in future.result():
-                found.append(each)
+                result.append(each)
                 if each.outcome in FINDINGS:
                     print(json.dumps(asdict(each)), flush=True)
-    outcomes = collections.Counter(each.outcome for each in found)
+    outcomes = collections.Counter(each.outcome for each in result)
     by_type = collections.Counter(
-        each.base.split(": ")[0] for each in found if each.outcome == "equal"
+        each.base.split(": ")[0] for each in result if each.outcome == "equal"
     )
-    findings = [asdict(each) for each in found if each.outcome in FINDINGS]
+    findings = [asdict(each) for each in result if each.outcome in FINDINGS]
     return {
         "seed": seed,
         "first": first,
-        "count": len(found),
+        "count": len(result),
         "outcomes": dict(outcomes),
         "equal": dict(sorted(by_type.items())),
         "findings": findings,

@@ -97,10 +97,10 @@ def _places(node: Any, path: Tuple[Any, ...] = ()) -> List[Tuple[Any, ...]]:
         if isinstance(node, list)
         else ()
     )
-    found = [path] if path else []
+    result = [path] if path else []
     for key, value in items:
-        found += _places(value, (*path, key))
-    return found
+        result += _places(value, (*path, key))
+    return result
 
 
 def edit_json(content: Any, chance: Random) -> None:

@@ -32,16 +32,16 @@ class Judge:
     def __call__(self, folder: Path) -> str:
         """Return PROVED, DISPROVED, or a description of the finding."""
         try:
-            found = verify(folder, provider="cpu", record=False)
+            proof = verify(folder, provider="cpu", record=False)
         except (
             ValueError,
             GraphError,
         ) as refusal:  # the reference is missing, or a call is out of range
             return DISPROVED if "\n" not in str(refusal) else f"raised {str(refusal)[:200]!r}"
-        if not found["passed"]:
+        if not proof["passed"]:
             return DISPROVED
         given = numbers(folder)
-        bound = REACH * found["tolerance"]
+        bound = REACH * proof["tolerance"]
         wrong = (
             given is None
             or self.expected is None
@@ -64,9 +64,9 @@ def numbers(folder: Path) -> Optional[List[np.ndarray]]:
             .standard_normal((2, 20, width))
             .astype(session.manifest.inputs[0].dtype)
         )
-        made = [session.prefill(x[:, :9], start=[3, 11]), session.prefill(x[:, 9:13], chunk=3)]
+        results = [session.prefill(x[:, :9], start=[3, 11]), session.prefill(x[:, 9:13], chunk=3)]
         session.rewind([2, 0])
-        made += [session.step(x[:, 13 + index]) for index in range(3)]
-        return [*made, session.fork().prefill([x[0, 16:], x[1, 16:18]])]
+        results += [session.step(x[:, 13 + index]) for index in range(3)]
+        return [*results, session.fork().prefill([x[0, 16:], x[1, 16:18]])]
     except (ValueError, GraphError):
         return None

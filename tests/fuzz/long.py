@@ -194,12 +194,12 @@ def run_unit(spec: Spec, number: int) -> Unit:
                 if "@reproduce_failure" in noted
                 else ""
             )
-            found = {
+            results = {
                 "error": f"{type(error).__name__}: {' '.join(str(error).split())[:300]}",
                 **machine.record,
                 "blob": blob,
             }
-            return Unit(spec, number, "finding", time.monotonic() - begun, machine.total, found)
+            return Unit(spec, number, "finding", time.monotonic() - begun, machine.total, results)
         finally:
             subject.cache_clear()
     return Unit(spec, number, "passed", time.monotonic() - begun, machine.total)
@@ -273,8 +273,8 @@ def _worst(units: List[Unit]) -> Dict[str, float]:
 
 def _calls(units: List[Unit], name: str) -> Dict[str, int]:
     """Return the number of calls by value of a field of Spec."""
-    found: Dict[str, int] = {}
+    result: Dict[str, int] = {}
     for unit in units:
         value = str(getattr(unit.spec, name))
-        found[value] = found.get(value, 0) + unit.total["calls"]
-    return dict(sorted(found.items()))
+        result[value] = result.get(value, 0) + unit.total["calls"]
+    return dict(sorted(result.items()))

@@ -79,8 +79,8 @@ class Case:
 
 def _content(folder: Path) -> Dict[str, Any]:
     """Return the content of all files; that of the manifest as parsed JSON."""
-    found: Dict[str, Any] = {path.name: path.read_bytes() for path in sorted(folder.iterdir())}
-    return {**found, manifests.FILE_NAME: _parsed(folder) or found.get(manifests.FILE_NAME)}
+    result: Dict[str, Any] = {path.name: path.read_bytes() for path in sorted(folder.iterdir())}
+    return {**result, manifests.FILE_NAME: _parsed(folder) or result.get(manifests.FILE_NAME)}
 
 
 def _parsed(folder: Path) -> Optional[Dict[str, Any]]:
@@ -164,8 +164,8 @@ def _child(source: Path, around: Path, cases: List[Case], to: Connection) -> Non
         edit = case.write(source, folder)
         to.send((case.number, edit, None))
         watch.heard = ""
-        found = outcome(folder, case.resealed, judge)
-        to.send((case.number, edit, watch.heard or found))
+        result = outcome(folder, case.resealed, judge)
+        to.send((case.number, edit, watch.heard or result))
 
 
 def run(
@@ -204,9 +204,9 @@ def _batch(source: Path, around: Path, cases: List[Case], limit: float, report: 
             if not here.poll(limit):
                 report.add(cases[done], edit, f"hangs: no answer in {limit:.0f} s")
                 return done + 1
-            _, edit, found = here.recv()
-            if found is not None:
-                report.add(cases[done], edit, found)
+            _, edit, result = here.recv()
+            if result is not None:
+                report.add(cases[done], edit, result)
                 done += 1
     except EOFError:
         child.join()

@@ -135,11 +135,11 @@ class Subject:
     """
 
     def __init__(self, spec: Spec, folder: Path) -> None:
-        made, how = sources(spec.variant, spec.kind, spec.size), dict(FORMS[spec.form])
+        result, how = sources(spec.variant, spec.kind, spec.size), dict(FORMS[spec.form])
         if "cache" in how:
             how["calibrate"] = str(_sample(spec.kind, folder))
         export(
-            made, spec.target, folder / "artefact", signature=spec.signature, verify=False, **how
+            result, spec.target, folder / "artefact", signature=spec.signature, verify=False, **how
         )  # type: ignore[arg-type]
         self.spec, self.model = spec, load(folder / "artefact", provider=spec.provider, threads=1)
         self.manifest = self.model.manifest
@@ -170,7 +170,7 @@ class Subject:
             if numbers
             else []
         )
-        self._against, self._passes = references(made, self), {}  # type: ignore[var-annotated]
+        self._against, self._passes = references(result, self), {}  # type: ignore[var-annotated]
 
     def tokens(self, row: List[Token], first: int = 0) -> np.ndarray:
         """Return the tokens of a row from index `first` on, [n] or [n,E]."""
@@ -274,11 +274,11 @@ def references(made: Sources, subject: Subject) -> Dict[str, Reference]:
         eager_session(made.of(manifest.dtype, how.get("weights")).model),
         UNEVEN if accuracy.rounds else 1.0,
     )
-    found = {"its module": Reference(module, bound, accuracy.rounds, of_few)}
+    results = {"its module": Reference(module, bound, accuracy.rounds, of_few)}
     return (
-        {**found, "its own full pass": Reference(subject.model.session(), bound / 2, True)}
+        {**results, "its own full pass": Reference(subject.model.session(), bound / 2, True)}
         if accuracy.rounds
-        else found
+        else results
     )
 
 

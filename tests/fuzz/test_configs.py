@@ -117,10 +117,10 @@ FIXED: Dict[str, Any] = {
 @pytest.mark.parametrize("name", FIXED)
 def test_a_configuration_is_read_as_transformers_reads_it_or_refused(name: str) -> None:
     model_type, index, changes, wanted = FIXED[name]
-    found = compared(BASES[model_type][index], changes)
-    assert wanted == found.outcome or any(
-        wanted in said for said in found.said if said.startswith("ours: ValueError")
-    ), found
+    result = compared(BASES[model_type][index], changes)
+    assert wanted == result.outcome or any(
+        wanted in said for said in result.said if said.startswith("ours: ValueError")
+    ), result
 
 
 ALL = [(base, "eager") for bases in BASES.values() for base in bases]
@@ -134,16 +134,16 @@ ALL += [(base, "ort") for base, _ in ALL if base.task]
     ids=[f"{base.model_type} {base.name} {base.task} {target}" for base, target in ALL],
 )
 def test_every_base_of_the_search_equals_transformers(base: Any, target: str) -> None:
-    found = compared(base, {}, target=target)
+    result = compared(base, {}, target=target)
     # Transformers turns keys with other factors from 9 tokens on, but not those in the cache; its
     # full pass equals ours.
     if base.name == "phi3":
         assert (
-            found.outcome == "transformers differs from its own decode"
-            and max(found.shares.values()) <= 1
-        ), found
+            result.outcome == "transformers differs from its own decode"
+            and max(result.shares.values()) <= 1
+        ), result
     else:
-        assert found.outcome == "equal"
+        assert result.outcome == "equal"
 
 
 def test_every_model_type_has_a_base() -> None:
@@ -192,8 +192,8 @@ def _base(model_type: str, task: str) -> Any:
     "task", [MASKED, *(pytest.param(task, marks=pytest.mark.exhaustive) for task in TASKS)]
 )
 def test_an_artefact_with_a_task_head_equals_transformers(task: str) -> None:
-    found = compared(_base("deberta-v2", task), {"hidden_act": "gelu_new"}, target="ort")
-    assert found.outcome == "equal", found
+    result = compared(_base("deberta-v2", task), {"hidden_act": "gelu_new"}, target="ort")
+    assert result.outcome == "equal", result
 
 
 def test_artefacts_of_an_encoder_and_a_decoder_equal_transformers() -> None:
@@ -218,8 +218,8 @@ def test_a_finding_is_reduced_to_the_keys_that_cause_it(monkeypatch: pytest.Monk
     monkeypatch.setattr(Settings, "number", PLANTED["number"])
     base, cause = BASES["mistral"][0], {"rms_norm_eps": 0.01}
     changes = {"intermediate_size": 64, **cause, "sliding_window": 5}
-    found = reduced(base, changes, compared(base, changes, target="ort"))
-    assert (found.target, found.changes) == ("eager", cause)
+    result = reduced(base, changes, compared(base, changes, target="ort"))
+    assert (result.target, result.changes) == ("eager", cause)
 
 
 def test_a_fault_of_the_target_alone_is_a_finding_on_it(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -232,16 +232,16 @@ def test_a_fault_of_the_target_alone_is_a_finding_on_it(monkeypatch: pytest.Monk
 
     monkeypatch.setattr(config_peers, "export", wrong)
     base = BASES["mistral"][0]
-    found = reduced(base, {}, compared(base, {}, target="ort"))
-    assert (found.target, found.outcome) == ("ort", "silent difference")
+    result = reduced(base, {}, compared(base, {}, target="ort"))
+    assert (result.target, result.outcome) == ("ort", "silent difference")
 
 
 def test_a_decode_of_transformers_that_differs_without_a_known_reason_is_a_finding(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(config_peers, "decode_defect", lambda models: "")
-    found = compared(BASES["ministral3"][1], {"sliding_window": 1})
-    assert found.outcome == "unexplained decode of transformers"
+    result = compared(BASES["ministral3"][1], {"sliding_window": 1})
+    assert result.outcome == "unexplained decode of transformers"
 
 
 def test_every_third_case_is_exported() -> None:

@@ -123,8 +123,8 @@ def test_random_calls_give_what_each_row_alone_would_give(spec: Spec) -> None:
     ],
 )
 def test_what_was_found_once_stays_mended(name: str) -> None:
-    found = FOUND[name]
-    replay(made(Spec(*found["spec"])), found["options"], found["calls"])
+    result = FOUND[name]
+    replay(made(Spec(*result["spec"])), result["options"], result["calls"])
 
 
 FILLED: Dict[str, Any] = {

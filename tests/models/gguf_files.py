@@ -235,7 +235,7 @@ def _keys(architecture: str, config: Any) -> Dict[str, Any]:
         or getattr(config, "n_inner", None)
         or 4 * width
     )
-    found: Dict[str, Any] = {
+    result: Dict[str, Any] = {
         "context_length": 256, "embedding_length": width, "block_count": config.num_hidden_layers,
         "feed_forward_length": hidden, "attention.head_count": heads,
         "attention.head_count_kv": 1 if of_one_head else kv_heads or heads,
@@ -246,13 +246,13 @@ def _keys(architecture: str, config: Any) -> Dict[str, Any]:
         "attention.layer_norm_epsilon": ("layer_norm_epsilon", "layer_norm_eps"),
     }.items():
         epsilon = [getattr(config, one) for one in names if hasattr(config, one)]
-        found |= {key: epsilon[0]} if epsilon else {}
+        result |= {key: epsilon[0]} if epsilon else {}
     for key, other in OTHERS.items():
         if getattr(config, other, None) is not None and architecture in READ_BY.get(
             other, (architecture,)
         ):
-            found[key] = getattr(config, other)
-    return {**found, **_rotation(architecture, config, size)}
+            result[key] = getattr(config, other)
+    return {**result, **_rotation(architecture, config, size)}
 
 
 OTHERS = {
@@ -274,20 +274,20 @@ def _rotation(architecture: str, config: Any, size: int) -> Dict[str, Any]:
         return {}
     given = config.rope_parameters
     given = given.get("full_attention", given)
-    found: Dict[str, Any] = {
+    result: Dict[str, Any] = {
         "rope.freq_base": float(given["rope_theta"]),
         "rope.dimension_count": int(size * given.get("partial_rotary_factor", 1.0)),
     }
     if given["rope_type"] in ("linear", "yarn"):
-        found |= {
+        result |= {
             "rope.scaling.type": given["rope_type"],
             "rope.scaling.factor": float(given["factor"]),
         }
     if given["rope_type"] in ("yarn", "longrope"):
-        found["rope.scaling.original_context_length"] = (
+        result["rope.scaling.original_context_length"] = (
             given.get("original_max_position_embeddings") or config.original_max_position_embeddings
         )
-    return found
+    return result
 
 
 def _factors(config: Any) -> Iterator[Tuple[str, Any]]:

@@ -39,12 +39,12 @@ def theirs(
     """Return the output of transformers' model, called without a cache."""
     cache = {"use_cache": False} if output == "logits" else {}
     with torch.no_grad():
-        found = peer(
+        result = peer(
             torch.from_numpy(tokens),
             **cache,
             **{key: torch.from_numpy(value) for key, value in given.items()},
         )
-    return getattr(found, output).numpy()  # type: ignore[no-any-return]
+    return getattr(result, output).numpy()  # type: ignore[no-any-return]
 
 
 def share(pairs: Pairs) -> float:
@@ -101,11 +101,12 @@ def left_padded(peer: Any, session: Session) -> Pairs:
 def ragged(peer: Any, session: Session) -> Pairs:
     """Call with rows of different lengths without padding."""
     tokens, _, wanted = _padded(peer)
-    made = session.prefill(
+    outputs = session.prefill(
         [row[LENGTH - length :] for row, length in zip(tokens, LENGTHS, strict=True)]
     )
     return [
-        (made[row, :length], wanted[row, LENGTH - length :]) for row, length in enumerate(LENGTHS)
+        (outputs[row, :length], wanted[row, LENGTH - length :])
+        for row, length in enumerate(LENGTHS)
     ]
 
 

@@ -35,14 +35,14 @@ def tokenizer() -> bytes:
     from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
     words = [*SPECIAL, *(f"w{index}" for index in range(len(SPECIAL), SIZES["vocab_size"]))]
-    made = Tokenizer(models.WordLevel({word: index for index, word in enumerate(words)}, "[UNK]"))
-    made.pre_tokenizer = pre_tokenizers.Whitespace()
-    made.post_processor = processors.TemplateProcessing(
+    result = Tokenizer(models.WordLevel({word: index for index, word in enumerate(words)}, "[UNK]"))
+    result.pre_tokenizer = pre_tokenizers.Whitespace()
+    result.post_processor = processors.TemplateProcessing(
         "[CLS] $A [SEP]", special_tokens=[("[CLS]", 0), ("[SEP]", 2)]
     )
-    made.enable_truncation(5)
-    made.enable_padding(pad_id=1, length=5)
-    return made.to_str().encode()
+    result.enable_truncation(5)
+    result.enable_padding(pad_id=1, length=5)
+    return result.to_str().encode()
 
 
 def folder(

@@ -53,44 +53,46 @@ def _inputs(name: str, tokens: int) -> np.ndarray:
 @pytest.mark.parametrize("offset", [0, 2])
 def test_copied_rows_repeat(offset: int) -> None:
     learned = _learned(offset)
-    table, made = (
+    table, result = (
         learned.table.weight.detach().numpy(),
         learned.extended(LONGER, "copied").table.weight.detach().numpy(),
     )
     for row in range(LONGER + offset):
         old = row if row < offset else offset + (row - offset) % ROWS
-        assert np.array_equal(made[row], table[old])
+        assert np.array_equal(result[row], table[old])
 
 
 @pytest.mark.parametrize("rows", [ROWS, LONGER, 1000])
 def test_interpolated_rows_match_torch(rows: int) -> None:
     learned = _learned(offset=2)
-    table, made = (
+    table, result = (
         learned.table.weight.detach(),
         learned.extended(rows, "interpolated").table.weight.detach(),
     )
     wanted = torch.nn.functional.interpolate(
         table[2:].double().T[None], size=rows, mode="linear", align_corners=True
     )[0].T
-    assert torch.equal(made[:2], table[:2]) and worst_error(
-        made[2:].numpy(), wanted.numpy()
+    assert torch.equal(result[:2], table[:2]) and worst_error(
+        result[2:].numpy(), wanted.numpy()
     ) <= tolerance("float32", 1, 1)
 
 
 def test_a_single_row_is_interpolated_to_itself() -> None:
     learned = Learned(Geometry(WIDTH, 4, 8, 1))
-    made = learned.extended(3, "interpolated").table.weight
-    assert torch.equal(made, learned.table.weight.expand(3, WIDTH))
+    result = learned.extended(3, "interpolated").table.weight
+    assert torch.equal(result, learned.table.weight.expand(3, WIDTH))
 
 
 def test_hierarchical_positions_combine_two_trained_rows() -> None:
     learned, share = _learned(offset=2), 0.3
-    table, made = (
+    table, result = (
         learned.table.weight.detach().double().numpy()[2:],
         learned.hierarchical(ROWS**2, share),
     )
     rows = (
-        made.embed(torch.zeros(1, ROWS**2, WIDTH), torch.arange(ROWS**2)[None])[0].detach().numpy()
+        result.embed(torch.zeros(1, ROWS**2, WIDTH), torch.arange(ROWS**2)[None])[0]
+        .detach()
+        .numpy()
     )
     base = (table - share * table[0]) / (1 - share)
     wanted = np.stack(

@@ -43,33 +43,33 @@ Embed = Callable[[Any, torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 def _bert(
     peer: Any, ids: torch.Tensor, positions: torch.Tensor, types: torch.Tensor
 ) -> torch.Tensor:
-    made: torch.Tensor = peer.embeddings(
+    result: torch.Tensor = peer.embeddings(
         input_ids=ids, position_ids=positions, token_type_ids=types
     )
-    return made
+    return result
 
 
 def _gpt2(
     peer: Any, ids: torch.Tensor, positions: torch.Tensor, types: torch.Tensor
 ) -> torch.Tensor:
-    made: torch.Tensor = peer.transformer.wte(ids) + peer.transformer.wpe(positions)
-    return made
+    result: torch.Tensor = peer.transformer.wte(ids) + peer.transformer.wpe(positions)
+    return result
 
 
 def _bloom(
     peer: Any, ids: torch.Tensor, positions: torch.Tensor, types: torch.Tensor
 ) -> torch.Tensor:
-    made: torch.Tensor = peer.transformer.word_embeddings_layernorm(
+    result: torch.Tensor = peer.transformer.word_embeddings_layernorm(
         peer.transformer.word_embeddings(ids)
     )
-    return made
+    return result
 
 
 def _gemma(
     peer: Any, ids: torch.Tensor, positions: torch.Tensor, types: torch.Tensor
 ) -> torch.Tensor:
-    made: torch.Tensor = peer.model.embed_tokens(ids)
-    return made
+    result: torch.Tensor = peer.model.embed_tokens(ids)
+    return result
 
 
 PEERS: Dict[str, Tuple[Any, Embed]] = {

@@ -37,11 +37,11 @@ X = torch.randn(2, 12, WIDTH, generator=torch.Generator().manual_seed(0))
 
 def _mha(**options: Any) -> nn.MultiheadAttention:
     torch.manual_seed(0)
-    made = nn.MultiheadAttention(WIDTH, HEADS, batch_first=True, **options).eval()
-    for name, value in made.named_parameters():
+    result = nn.MultiheadAttention(WIDTH, HEADS, batch_first=True, **options).eval()
+    for name, value in result.named_parameters():
         if name.endswith("bias"):
             nn.init.normal_(value)
-    return made
+    return result
 
 
 def _causal(module: nn.MultiheadAttention) -> Any:
@@ -54,12 +54,12 @@ def _causal(module: nn.MultiheadAttention) -> Any:
 def test_multihead_attention_of_torch_is_found_by_its_names(bias: bool) -> None:
     original = _mha(bias=bias)
     ours = AttentionBlock.from_state_dict(original.state_dict(), HEADS, 100, encoding="nope")
-    found = compare(ours, _causal(original), X)
-    assert found["passed"] and {
+    result = compare(ours, _causal(original), X)
+    assert result["passed"] and {
         "full pass",
         "batch 3, start 0: steps",
         "batch 3, start 0: rewind",
-    } <= set(found["cells"])
+    } <= set(result["cells"])
 
 
 def test_bidirectional_attention_is_compared_without_a_cache() -> None:
@@ -280,8 +280,8 @@ def test_a_model_called_with_x_alone_gives_the_full_pass(name: str) -> None:
     ids = isinstance(model, Stack)
     x = torch.randint(61, (2, 9)) if ids else torch.randn(2, 9, model.config.width)
     with torch.no_grad():
-        found = model(x)
-    assert worst_error(found.numpy(), eager_session(model).prefill(x.numpy())) <= tolerance(
+        result = model(x)
+    assert worst_error(result.numpy(), eager_session(model).prefill(x.numpy())) <= tolerance(
         "float32", 2, 64
     )
 

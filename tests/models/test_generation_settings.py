@@ -106,9 +106,9 @@ def test_greedy_tokens_are_those_of_transformers(case: str, folders: Path) -> No
     )
     rows = [row[seen == 1] for row, seen in zip(encoded, mask, strict=True)]
     session = eager_session(from_pretrained(folders / name, part="decoder"))
-    found = np.stack(list(session.generate(None, MOST, encoder=rows, **given)), axis=1)
-    assert all(_same(*pair) for pair in zip(found.tolist(), wanted.tolist(), strict=True)), (
-        found,
+    result = np.stack(list(session.generate(None, MOST, encoder=rows, **given)), axis=1)
+    assert all(_same(*pair) for pair in zip(result.tolist(), wanted.tolist(), strict=True)), (
+        result,
         wanted,
     )
 

@@ -42,9 +42,9 @@ def test_a_gguf_file_gives_the_model_it_was_written_from(name: str, tmp_path: Pa
     peer = gguf_files.made(name)
     peer.save_pretrained(tmp_path / "folder")
     gguf_files.write(name, peer, tmp_path / "model.gguf")
-    wanted, found = (from_pretrained(tmp_path / place) for place in ("folder", "model.gguf"))
-    assert found.config == wanted.config
-    _same(found, wanted, NORMS_MOVED if name.startswith("gemma") else 0.0)
+    wanted, result = (from_pretrained(tmp_path / place) for place in ("folder", "model.gguf"))
+    assert result.config == wanted.config
+    _same(result, wanted, NORMS_MOVED if name.startswith("gemma") else 0.0)
 
 
 def _same(found: Any, wanted: Any, error: float) -> None:
@@ -60,13 +60,13 @@ def _same(found: Any, wanted: Any, error: float) -> None:
 def test_every_type_is_read_as_the_library_gguf_reads_it(kind: str, tmp_path: Path) -> None:
     path = tmp_path / "model.gguf"
     wanted = gguf_files.write("llama wide", gguf_files.made("llama wide"), path, Types[kind])
-    found = {name: one.detach().numpy() for name, one in from_pretrained(path).named_parameters()}
+    results = {name: one.detach().numpy() for name, one in from_pretrained(path).named_parameters()}
     assert read_parts(path)[0].tensors[0].tensor_type.name == kind
-    assert np.array_equal(found[TABLE], wanted["token_embd.weight"]) and np.array_equal(
-        found[DOWN], wanted["blk.0.ffn_down.weight"]
+    assert np.array_equal(results[TABLE], wanted["token_embd.weight"]) and np.array_equal(
+        results[DOWN], wanted["blk.0.ffn_down.weight"]
     )
     turned = wanted["blk.0.attn_q.weight"].reshape(4, 32, 2, 256).swapaxes(1, 2).reshape(256, 256)
-    assert np.array_equal(found["layers.0.attention.projection.qkv.weight"][:256], turned)
+    assert np.array_equal(results["layers.0.attention.projection.qkv.weight"][:256], turned)
 
 
 @pytest.mark.parametrize("kind", TYPES)

@@ -40,17 +40,17 @@ BYTE = 6  # a token of one byte
 
 
 def _byte_level(pre: Any) -> Tokenizer:
-    made = Tokenizer(models.BPE())
-    made.pre_tokenizer, made.decoder = pre, decoders.ByteLevel()
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer, tokenizer.decoder = pre, decoders.ByteLevel()
     alphabet = pre_tokenizers.ByteLevel.alphabet()
-    made.train_from_iterator(
+    tokenizer.train_from_iterator(
         TEXTS * 5,
         trainers.BpeTrainer(
             vocab_size=420, special_tokens=SPECIAL, initial_alphabet=alphabet, show_progress=False
         ),
     )
-    made.add_tokens([AddedToken("<tool>", normalized=False)])
-    return made
+    tokenizer.add_tokens([AddedToken("<tool>", normalized=False)])
+    return tokenizer
 
 
 def _values(made: Tokenizer, kind: str, **others: Any) -> Dict[str, Any]:
@@ -66,14 +66,14 @@ def _values(made: Tokenizer, kind: str, **others: Any) -> Dict[str, Any]:
         for token in tokens
     ]
     merges = [" ".join(pair) for pair in content["model"]["merges"]]
-    found = {
+    results = {
         "model": kind,
         "tokens": tokens,
         "token_type": kinds,
         **({"merges": merges} if kind == "gpt2" else {}),
         **others,
     }
-    return {f"tokenizer.ggml.{key}": value for key, value in found.items()}
+    return {f"tokenizer.ggml.{key}": value for key, value in results.items()}
 
 
 def _same(found: Tokenizer, wanted: Tokenizer) -> None:
@@ -107,7 +107,7 @@ def test_a_byte_level_vocabulary_gives_the_tokens_of_its_tokenizer(pre: str) -> 
 def test_every_way_of_splitting_keeps_the_text(pre: str) -> None:
     split = SPLITS[pre]
     parts = [pre_tokenizers.Split(Regex(pattern), "isolated") for pattern in split.patterns]
-    found = tokenizer_of(
+    tokenizer = tokenizer_of(
         _values(
             _byte_level(
                 pre_tokenizers.Sequence([*parts, pre_tokenizers.ByteLevel(False, use_regex=False)])
@@ -117,7 +117,7 @@ def test_every_way_of_splitting_keeps_the_text(pre: str) -> None:
         )
     )
     assert [
-        found.decode(found.encode(text).ids, skip_special_tokens=False) for text in TEXTS
+        tokenizer.decode(tokenizer.encode(text).ids, skip_special_tokens=False) for text in TEXTS
     ] == TEXTS
 
 
@@ -127,8 +127,8 @@ def test_digits_are_split_as_the_name_says() -> None:
         for pre in ("qwen2", "llama-bpe")
     )
     pieces = [
-        [text for text, _ in made.pre_tokenizer.pre_tokenize_str("year 12345")]
-        for made in (alone, three)
+        [text for text, _ in result.pre_tokenizer.pre_tokenize_str("year 12345")]
+        for result in (alone, three)
     ]
     assert pieces == [["year", "Ġ", "1", "2", "3", "4", "5"], ["year", "Ġ", "123", "45"]]
 
@@ -154,7 +154,7 @@ def _vocabulary() -> Dict[str, Any]:
         *sorted(set(model["vocab"]) - set(merged)),
     ]
     kinds = [UNKNOWN, CONTROL, CONTROL, *[BYTE] * 256, *[NORMAL] * (len(tokens) - 259)]
-    found = {
+    results = {
         "model": "llama",
         "tokens": tokens,
         "token_type": kinds,
@@ -162,7 +162,7 @@ def _vocabulary() -> Dict[str, Any]:
         "unknown_token_id": 0,
     }
     return {
-        f"tokenizer.ggml.{key}": value for key, value in {**found, "add_bos_token": False}.items()
+        f"tokenizer.ggml.{key}": value for key, value in {**results, "add_bos_token": False}.items()
     }
 
 
@@ -192,12 +192,12 @@ def _merged(text: str, values: Dict[str, Any]) -> List[int]:
 
 def test_a_vocabulary_of_sentencepiece_gives_the_tokens_of_its_algorithm() -> None:
     values = _vocabulary()
-    found = tokenizer_of(values)
+    tokenizer = tokenizer_of(values)
     for text in TEXTS:
         if "<s>" not in text:
-            assert found.encode(text).ids == _merged(text, values)
-            assert found.decode(found.encode(text).ids) == text
-    assert found.encode("<s>a").ids[0] == 1
+            assert tokenizer.encode(text).ids == _merged(text, values)
+            assert tokenizer.decode(tokenizer.encode(text).ids) == text
+    assert tokenizer.encode("<s>a").ids[0] == 1
 
 
 def test_runs_of_spaces_that_are_tokens_are_found_whole() -> None:
@@ -208,7 +208,7 @@ def test_runs_of_spaces_that_are_tokens_are_found_whole() -> None:
         "tokenizer.ggml.scores": [0.0, -9.0, -9.0, -1.0, -1000.0, -1000.0],
     }
     kinds = [UNKNOWN, *[NORMAL] * 3, USER_DEFINED, USER_DEFINED]
-    found = tokenizer_of(
+    tokenizer = tokenizer_of(
         {
             **values,
             "tokenizer.ggml.token_type": kinds,
@@ -216,8 +216,8 @@ def test_runs_of_spaces_that_are_tokens_are_found_whole() -> None:
             "tokenizer.ggml.unknown_token_id": 0,
         }
     )
-    assert found.encode("a a   a").ids == [2, 3, 5, 2]
-    assert found.decode([2, 3, 5, 2]) == "a a   a"
+    assert tokenizer.encode("a a   a").ids == [2, 3, 5, 2]
+    assert tokenizer.decode([2, 3, 5, 2]) == "a a   a"
 
 
 BEGINNINGS = [

@@ -177,7 +177,7 @@ def test_key_names_of_published_configs_give_the_same_description(tmp_path: Path
 )
 def test_a_latent_projection_matches_its_oracle(parts: Dict[str, Any]) -> None:
     torch.manual_seed(0)
-    made = build(
+    result = build(
         "projection",
         {"name": "latent", "rotary": 4, "value_size": 6, "rank": 5, **parts},
         16,
@@ -185,12 +185,12 @@ def test_a_latent_projection_matches_its_oracle(parts: Dict[str, Any]) -> None:
         3,
         10,
     )
-    for parameter in made.parameters():
+    for parameter in result.parameters():
         torch.nn.init.normal_(parameter)
     x = torch.randn(1, 7, 16)
     with torch.no_grad():
-        given = made(x)
-    for ours, wanted in zip(given, made.exact(x[0].double().numpy()), strict=True):
+        given = result(x)
+    for ours, wanted in zip(given, result.exact(x[0].double().numpy()), strict=True):
         assert np.allclose(ours[0].numpy(), wanted.reshape(7, -1), rtol=1e-5, atol=1e-4)
 
 
@@ -202,7 +202,7 @@ def test_experts_chosen_from_groups_match_their_oracle(
     torch.manual_seed(0)
     count, kept, chosen = groups
     choice = {"name": "groups", "groups": count, "kept": kept}
-    made = build(
+    result = build(
         "mlp",
         {
             "name": "experts",
@@ -215,13 +215,13 @@ def test_experts_chosen_from_groups_match_their_oracle(
         },
         16,
     )
-    for parameter in made.parameters():
+    for parameter in result.parameters():
         torch.nn.init.normal_(parameter)
     x = torch.randn(2, 7, 16)
     with torch.no_grad():
-        given = made(x).numpy()
+        given = result(x).numpy()
     for row in range(2):
-        assert np.allclose(given[row], made.exact(x[row].double().numpy()), rtol=1e-5, atol=2e-4)
+        assert np.allclose(given[row], result.exact(x[row].double().numpy()), rtol=1e-5, atol=2e-4)
 
 
 @pytest.mark.parametrize(

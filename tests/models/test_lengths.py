@@ -65,11 +65,11 @@ def test_greedy_tokens_after_a_prompt_beyond_the_trained_length_equal_those_of_t
         ]
         .tolist()
     )
-    found = [
+    results = [
         int(token[0])
         for token in eager_session(from_pretrained(folder)).generate(LONG[:1], 12, stop=())
     ]
-    assert found[: len(wanted)] == wanted
+    assert results[: len(wanted)] == wanted
 
 
 def test_long_factors_of_short_prompts_are_those_of_a_model_with_a_shorter_trained_length(

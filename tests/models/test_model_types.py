@@ -72,18 +72,18 @@ def _effect(name: str, key: str, value: Any) -> str:
     or "nothing".
     """
     config, parts = _whole(name), model_types.families.parts_of(name) or (None,)
-    found = set()
+    result = set()
     for part in parts:
         before = model_types.described(config, part)
         try:
-            found.add(
+            result.add(
                 "felt"
                 if model_types.described({**config, key: value}, part) != before
                 else "nothing"
             )
         except ValueError as refusal:
-            found.add("refused" if str(refusal) else "nothing")
-    return "felt" if "felt" in found else "refused" if "refused" in found else "nothing"
+            result.add("refused" if str(refusal) else "nothing")
+    return "felt" if "felt" in result else "refused" if "refused" in result else "nothing"
 
 
 CASES = [

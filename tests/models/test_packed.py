@@ -185,11 +185,11 @@ def _quantized(case: str, folder: Path) -> Tuple[Path, Path]:
 
 @pytest.mark.parametrize("case", CASES)
 def test_weights_are_those_that_the_codes_stand_for(case: str, tmp_path: Path) -> None:
-    found, wanted = map(from_pretrained, _quantized(case, tmp_path))
+    result, wanted = map(from_pretrained, _quantized(case, tmp_path))
     parameters = dict(wanted.named_parameters())
-    assert found.config == wanted.config
+    assert result.config == wanted.config
     assert {
-        name: torch.equal(one, parameters[name]) for name, one in found.named_parameters()
+        name: torch.equal(one, parameters[name]) for name, one in result.named_parameters()
     } == dict.fromkeys(parameters, True)
 
 
@@ -255,12 +255,12 @@ def test_four_bit_floating_point_experts_are_read(tmp_path: Path) -> None:
     (folder / "config.json").write_text(
         json.dumps({**config, "quantization_config": {"quant_method": "mxfp4"}})
     )
-    found = from_pretrained(folder).layers[0].mlp.gates[1, 32, 3].item()
+    result = from_pretrained(folder).layers[0].mlp.gates[1, 32, 3].item()
     code = (
         blocks[1, 6, 1, 0] & 15
     )  # gates and ups alternate; input 32 is the first of the second block
     value = (0, 0.5, 1, 1.5, 2, 3, 4, 6)[code & 7] * (-1 if code & 8 else 1)
-    assert found == value * 2.0 ** (int(powers[1, 6, 1]) - 127)
+    assert result == value * 2.0 ** (int(powers[1, 6, 1]) - 127)
 
 
 REFUSED: Dict[str, Tuple[Dict[str, Any], str]] = {

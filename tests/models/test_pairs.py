@@ -152,7 +152,7 @@ def test_a_fork_uses_the_same_encoder_outputs(folders: Path) -> None:
 def test_greedy_generation_matches_transformers(folders: Path) -> None:
     peer, _, encoded, _ = _pair("mt5 both parts", folders)
     start = np.zeros((3, 1), np.int64)
-    made = np.stack(
+    result = np.stack(
         list(
             _session("mt5 both parts", "onnx", "positions", folders).generate(
                 start, max_tokens=12, encoder=encoded, stop=(1,)
@@ -165,7 +165,7 @@ def test_greedy_generation_matches_transformers(folders: Path) -> None:
             **peer.given, max_new_tokens=12, do_sample=False, num_beams=1, decoder_start_token_id=0
         )[:, 1:].numpy()
     assert (
-        np.where(made < 0, 0, made) == wanted
+        np.where(result < 0, 0, result) == wanted
     ).all()  # transformers pads with 0 after the end of a text
 
 
@@ -279,7 +279,7 @@ def test_the_command_exports_both_parts_and_generates_from_a_text(
         "--json",
     ]
     assert main(asked) == 0
-    made = json.loads(capsys.readouterr().out)["tokens"]
+    result = json.loads(capsys.readouterr().out)["tokens"]
     with torch.no_grad():
         wanted = peer.model.generate(
             input_ids=torch.tensor([[7, 9, 21, 40]]),
@@ -288,7 +288,10 @@ def test_the_command_exports_both_parts_and_generates_from_a_text(
             num_beams=1,
             decoder_start_token_id=0,
         )
-    assert made == wanted[0, 1:].tolist()[: len(made)] and len(made) in (6, wanted.shape[1] - 1)
+    assert result == wanted[0, 1:].tolist()[: len(result)] and len(result) in (
+        6,
+        wanted.shape[1] - 1,
+    )
 
 
 def test_the_command_refuses_an_encoder_for_a_decoder_without_encoder(

@@ -26,11 +26,11 @@ TEXT = np.frombuffer(b"def read_lines(path):\n    with open(path) as file:\n", n
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_preset_gives_the_logits_of_its_artefact(name: str) -> None:
-    model, found = presets.load_preset(name), load(name, provider="cpu", threads=1)
-    assert found.manifest.reference is not None and found.manifest.source == {"preset": name}
+    model, result = presets.load_preset(name), load(name, provider="cpu", threads=1)
+    assert result.manifest.reference is not None and result.manifest.source == {"preset": name}
     assert (
-        worst_error(found.session().prefill(TEXT), eager_session(model).prefill(TEXT))
-        <= found.manifest.reference.tolerance
+        worst_error(result.session().prefill(TEXT), eager_session(model).prefill(TEXT))
+        <= result.manifest.reference.tolerance
     )
 
 

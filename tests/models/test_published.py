@@ -72,20 +72,20 @@ PUBLISHED: Dict[str, Any] = {
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_a_published_configuration_is_described(name: str) -> None:
     config, wanted = PUBLISHED[name]
-    made, _ = families.read(config)
-    kind = made.kinds[0]
+    result, _ = families.read(config)
+    kind = result.kinds[0]
     (encoding,), a = kind.attention.encodings, kind.attention
-    assert made.head is not None
+    assert result.head is not None
     assert (
         a.heads,
         a.kv_heads,
         a.head_size,
-        made.max_positions,
+        result.max_positions,
         encoding["name"],
         encoding["theta"],
-        made.head.tied,
+        result.head.tied,
     ) == wanted
-    assert (len(made.order), made.tokens.vocabulary, kind.mlp["hidden"]) == (
+    assert (len(result.order), result.tokens.vocabulary, kind.mlp["hidden"]) == (
         config["num_hidden_layers"],
         config["vocab_size"],
         config["intermediate_size"],
@@ -98,17 +98,17 @@ def test_a_published_configuration_is_described(name: str) -> None:
 
 
 def test_smollm3_rotates_three_of_four_layers_and_is_tied_without_saying_so() -> None:
-    made, _ = families.read(SMOLLM3)
-    assert [[spec["name"] for spec in kind.attention.encodings] for kind in made.kinds] == [
+    result, _ = families.read(SMOLLM3)
+    assert [[spec["name"] for spec in kind.attention.encodings] for kind in result.kinds] == [
         ["rope"],
         ["rope"],
         ["rope"],
         [],
     ] * 9
     assert (
-        made.head is not None
-        and made.head.tied
-        and made.kinds[0].attention.encodings[0]["theta"] == 5000000.0
+        result.head is not None
+        and result.head.tied
+        and result.kinds[0].attention.encodings[0]["theta"] == 5000000.0
     )
 
 

@@ -65,9 +65,9 @@ QWEN3_VL = {
 
 
 def test_deepseek_v3_is_described() -> None:
-    made, _ = families.read(DEEPSEEK_V3)
-    assert made.order == ("dense",) * 3 + ("experts",) * 58
-    dense, experts = made.layers["dense"], made.layers["experts"]
+    result, _ = families.read(DEEPSEEK_V3)
+    assert result.order == ("dense",) * 3 + ("experts",) * 58
+    dense, experts = result.layers["dense"], result.layers["experts"]
     attention = experts.attention
     assert attention == dense.attention and (
         attention.heads,
@@ -129,10 +129,10 @@ PUBLISHED: Dict[str, Any] = {
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_the_text_model_of_a_vision_model_is_described(name: str) -> None:
     config, wanted, encoding = PUBLISHED[name]
-    made, _ = families.read(config)
-    (attention,) = {id(kind.attention): kind.attention for kind in made.kinds}.values()
+    result, _ = families.read(config)
+    (attention,) = {id(kind.attention): kind.attention for kind in result.kinds}.values()
     assert (
-        made.head is not None
-        and (attention.heads, attention.kv_heads, attention.head_size, made.head.tied) == wanted
+        result.head is not None
+        and (attention.heads, attention.kv_heads, attention.head_size, result.head.tied) == wanted
     )
     assert attention.encodings == (encoding,) and attention.sees == {"name": "causal"}

@@ -190,20 +190,20 @@ HOLDS: Dict[str, Any] = {
 def test_a_configuration_like_a_published_one_is_described(name: str) -> None:
     made, _ = families.read({**USUAL, **CONFIGS[name]})
     size, layers, mlp, hidden = HOLDS[name]
-    found = Counter(
+    result = Counter(
         " ".join(
             (*(spec["name"] for spec in kind.attention.encodings), kind.attention.sees["name"])
         )
         for kind in made.kinds
     )
-    assert found == layers
+    assert result == layers
     assert {
         (kind.attention.head_size, kind.mlp["name"], kind.mlp["hidden"]) for kind in made.kinds
     } == {(size, mlp, hidden)}
 
 
 def test_thetas_of_gemma3_are_by_layer_type() -> None:
-    made, _ = families.read({**USUAL, **CONFIGS["gemma-3-1b-it"]})
-    assert [kind.attention.encodings[0]["theta"] for kind in made.kinds[:6]] == [10000.0] * 5 + [
+    result, _ = families.read({**USUAL, **CONFIGS["gemma-3-1b-it"]})
+    assert [kind.attention.encodings[0]["theta"] for kind in result.kinds[:6]] == [10000.0] * 5 + [
         1000000.0
     ]

@@ -206,9 +206,9 @@ def test_layers_from_max_window_layers_on_have_a_window(
         theirs_of = vision_models.described(name).get_text_config()
     else:
         theirs_of = described(name)
-    made = type(theirs_of)(**{**theirs_of.to_dict(), **windows, "layer_types": None})
-    config = {key: value for key, value in made.to_dict().items() if key != "layer_types"}
-    assert list(families.read(config | windows)[0].order) == made.layer_types
+    result = type(theirs_of)(**{**theirs_of.to_dict(), **windows, "layer_types": None})
+    config = {key: value for key, value in result.to_dict().items() if key != "layer_types"}
+    assert list(families.read(config | windows)[0].order) == result.layer_types
 
 
 # Faults: a model, and wrong values in its config.
@@ -373,18 +373,18 @@ def test_temperatures_of_llama4_count_positions_where_transformers_counts_column
 )
 def test_experts_match_their_oracle(weights: str, parts: Dict[str, Any]) -> None:
     torch.manual_seed(0)
-    made = build(
+    result = build(
         "mlp",
         {"name": "experts", "experts": 5, "chosen": 2, "hidden": 8, "weights": weights, **parts},
         16,
     )
-    for parameter in made.parameters():
+    for parameter in result.parameters():
         torch.nn.init.normal_(parameter)
     x = torch.randn(2, 7, 16)
     with torch.no_grad():
-        given = made(x).numpy()
+        given = result(x).numpy()
     for row in range(2):
-        assert np.allclose(given[row], made.exact(x[row].double().numpy()), rtol=1e-5, atol=1e-4)
+        assert np.allclose(given[row], result.exact(x[row].double().numpy()), rtol=1e-5, atol=1e-4)
 
 
 @pytest.mark.parametrize(

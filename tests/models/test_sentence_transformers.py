@@ -283,8 +283,8 @@ def test_the_description_names_pooling_and_layers(
 ) -> None:
     folder(tmp_path, {"pooling_mode": "mean"}, [DENSE, "Normalize"])
     assert main(["describe", str(tmp_path)]) == 0
-    found = " ".join(capsys.readouterr().out.split())
+    result = " ".join(capsys.readouterr().out.split())
     assert (
         "sentence_embedding: pooling mean, then dense (size 7, bias, activation tanh), then "
         "normalize"
-    ) in found
+    ) in result

@@ -405,9 +405,9 @@ def _pooled(output: Tensor, states: List[Tensor]) -> Tuple[Tensor, List[Tensor]]
 
 @pytest.mark.parametrize("case", WRONG)
 def test_modules_of_another_form_are_refused(case: str, tmp_path: Path) -> None:
-    made, message = WRONG[case]
+    result, message = WRONG[case]
     with pytest.raises(ValueError, match=message):
-        export(made(), "ort", tmp_path / "artefact")
+        export(result(), "ort", tmp_path / "artefact")
     assert not list(tmp_path.iterdir())
 
 

@@ -95,8 +95,8 @@ def described(name: str, class_name: str = "") -> Any:
         "vision_start_token_id": MARK,
         "vision_end_token_id": MARK,
     }
-    made = getattr(transformers, (class_name or CLASSES[own]) + "Config")
-    return made(
+    result = getattr(transformers, (class_name or CLASSES[own]) + "Config")
+    return result(
         text_config={**TEXT, **text}, vision_config=TOWERS[own], tie_word_embeddings=tied, **ids
     )
 

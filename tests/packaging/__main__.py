@@ -80,9 +80,11 @@ def check_wheel(wheel: Path) -> None:
     """Check size and files of the wheel."""
     tracked = set(run("git", "ls-files", "posenc_export").split())
     with zipfile.ZipFile(wheel) as archive:
-        found = {name for name in archive.namelist() if ".dist-info/" not in name}
+        results = {name for name in archive.namelist() if ".dist-info/" not in name}
     expect(
-        found == tracked, "the wheel to have the files of posenc_export", sorted(found ^ tracked)
+        results == tracked,
+        "the wheel to have the files of posenc_export",
+        sorted(results ^ tracked),
     )
     expect(
         wheel.stat().st_size < WHEEL_BYTES,
@@ -95,11 +97,11 @@ def check_sdist(sdist: Path) -> None:
     """Check the files of the source distribution."""
     tracked = {name for name in run("git", "ls-files").split() if not NOT_IN_SDIST.match(name)}
     with tarfile.open(sdist) as archive:
-        found = {member.name.partition("/")[2] for member in archive if member.isfile()}
+        results = {member.name.partition("/")[2] for member in archive if member.isfile()}
     expect(
-        tracked <= found,
+        tracked <= results,
         "the source distribution to have every file of the tree",
-        sorted(tracked - found),
+        sorted(tracked - results),
     )
 
 

@@ -65,12 +65,12 @@ def folder() -> Path:
 
 def test_a_page_holds_all_that_a_browser_loads(folder: Path, web: Path, tmp_path: Path) -> None:
     write(folder, tmp_path / "page", web)
-    found = {
+    results = {
         str(path.relative_to(tmp_path / "page"))
         for path in (tmp_path / "page").rglob("*")
         if path.is_file()
     }
-    assert found == {
+    assert results == {
         *BYTE_PAGE,
         "page.json",
         "model.onnx",
@@ -136,16 +136,16 @@ def test_the_graph_of_a_page_gives_the_attention_that_the_evaluator_of_onnx_give
 ) -> None:
     manifest = write(folder, tmp_path, web)
     feeds, names = _feeds(manifest), ["logits", "attention.0"]
-    found = onnxruntime.InferenceSession(
+    result = onnxruntime.InferenceSession(
         str(tmp_path / "model.onnx"), providers=["CPUExecutionProvider"]
     ).run(names, feeds)
     expected = ReferenceEvaluator(str(tmp_path / "model.onnx")).run(names, feeds)
     bound = manifest.reference.tolerance if manifest.reference else 0.0
     assert all(
         worst_error(np.asarray(each), np.asarray(other)) <= bound
-        for each, other in zip(found, expected, strict=True)
+        for each, other in zip(result, expected, strict=True)
     )
-    assert np.triu(np.asarray(found[1]), 1).max() == 0 and np.asarray(found[1]).shape == (
+    assert np.triu(np.asarray(result[1]), 1).max() == 0 and np.asarray(result[1]).shape == (
         1,
         6,
         len(PROMPT),
@@ -157,17 +157,17 @@ def test_a_page_of_target_ort_gives_the_attention_of_target_onnx(
     folder: Path, web: Path, tmp_path: Path
 ) -> None:
     fused = artefact("ort")
-    found = []
+    results = []
     for name, source in (("onnx", folder), ("ort", fused)):
         feeds = _feeds(write(source, tmp_path / name, web))
         opened = onnxruntime.InferenceSession(
             str(tmp_path / name / "model.onnx"), providers=["CPUExecutionProvider"]
         )
-        found.append(np.tril(np.asarray(opened.run(["attention.0"], feeds)[0])))
+        results.append(np.tril(np.asarray(opened.run(["attention.0"], feeds)[0])))
     shown = json.loads((tmp_path / "ort" / "page.json").read_bytes())
     assert (
-        worst_error(found[1], found[0]) <= manifests.read(fused).reference.tolerance
-        and found[0].max() > 0.5
+        worst_error(results[1], results[0]) <= manifests.read(fused).reference.tolerance
+        and results[0].max() > 0.5
     )
     assert shown["states"][0]["shape"][2] == shown["context"] and not shown["webgpu"]
 
@@ -327,14 +327,14 @@ def test_a_browser_continues_a_text_as_a_session_does(
         tmp_path / "page",
         Path(os.environ["POSENC_NODE_MODULES"]) / "onnxruntime-web",
     )
-    found, document = opened(tmp_path, f"temperature=0&text={quote(TEXT)}", "--disable-gpu")
+    result, document = opened(tmp_path, f"temperature=0&text={quote(TEXT)}", "--disable-gpu")
     tokens: List[int] = [
         int(token[0])
         for token in load(tmp_path / "a", provider="cpu")
         .session()
         .generate([list(TEXT.encode())], 96)
     ]
-    assert found["added"] == bytes(tokens).decode() and found["checked"] == "true"
+    assert result["added"] == bytes(tokens).decode() and result["checked"] == "true"
     assert (
         document.count('class="head"')
         == {"tiny-rope": 20, "tiny-alibi": 30, "small-t5": 20}[preset]
@@ -363,8 +363,8 @@ def test_webgpu_gives_the_text_of_webassembly(folder: Path, tmp_path: Path) -> N
     write(folder, tmp_path / "page", Path(os.environ["POSENC_NODE_MODULES"]) / "onnxruntime-web")
     query = f"temperature=0&text={quote(TEXT)}"
     wanted, _ = opened(tmp_path, query)
-    found, document = opened(tmp_path, f"{query}&provider=webgpu", *SOFTWARE_ADAPTER)
-    assert (found["provider"], found["added"]) == (
+    result, document = opened(tmp_path, f"{query}&provider=webgpu", *SOFTWARE_ADAPTER)
+    assert (result["provider"], result["added"]) == (
         "webgpu",
         wanted["added"],
     ) and "WebGPU on google swiftshader" in document
@@ -386,8 +386,8 @@ def test_webgpu_is_not_used_when_its_logits_differ_from_those_of_webassembly(
     (tmp_path / "page" / "page.json").write_text(
         json.dumps({**described, "certificate": certificate})
     )
-    found, document = opened(tmp_path, "provider=webgpu", *SOFTWARE_ADAPTER)
-    assert found["provider"] == "wasm" and re.search(
+    result, document = opened(tmp_path, "provider=webgpu", *SOFTWARE_ADAPTER)
+    assert result["provider"] == "wasm" and re.search(
         "WebGPU is not used: on google swiftshader it differs by .*, expected at most 1.0e.12",
         document,
     )
@@ -406,16 +406,16 @@ def test_a_page_of_target_ort_does_not_show_the_choice_of_webgpu(tmp_path: Path)
     )
     with (tmp_path / "page" / "index.html").open("a") as page:
         page.write(f"<script>{shown}</script>")
-    found, _ = opened(tmp_path, "temperature=0", *SOFTWARE_ADAPTER)
-    assert found["choice"] == "none"
+    result, _ = opened(tmp_path, "temperature=0", *SOFTWARE_ADAPTER)
+    assert result["choice"] == "none"
 
 
 @with_chromium
 def test_a_browser_without_an_adapter_stays_with_webassembly(folder: Path, tmp_path: Path) -> None:
     write(folder, tmp_path / "page", Path(os.environ["POSENC_NODE_MODULES"]) / "onnxruntime-web")
-    found, document = opened(tmp_path, "provider=webgpu", "--disable-gpu")
+    result, document = opened(tmp_path, "provider=webgpu", "--disable-gpu")
     assert (
-        found["provider"] == "wasm"
+        result["provider"] == "wasm"
         and "WebGPU is not used: this browser has no adapter. The model runs on WebAssembly."
         in document
     )

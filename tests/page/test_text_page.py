@@ -82,13 +82,13 @@ def test_a_page_holds_the_tokenizer_the_template_and_tokens_to_compare(
     folder: Path, web: Path, tmp_path: Path
 ) -> None:
     write(folder, tmp_path / "page", web)
-    found = {
+    results = {
         str(path.relative_to(tmp_path / "page"))
         for path in (tmp_path / "page").rglob("*")
         if path.is_file()
     }
     model = {"page.json", "model.onnx", "model.onnx.data", "tokenizer.json"}
-    assert found == {
+    assert results == {
         *TEXT_PAGE,
         *model,
         *(f"onnxruntime-web/{name}" for name in WEB),
@@ -143,15 +143,15 @@ def test_a_browser_gives_the_tokens_of_a_conversation_on_a_session(
     source = _artefact(tmp_path / "a", target, **{"chat_template.jinja": TEMPLATE})
     write(source, tmp_path / "page", Path(os.environ["POSENC_NODE_MODULES"]) / "onnxruntime-web")
     message = "Hello, na\u00efve \U0001f642 world"
-    found, document = opened(
+    result, document = opened(
         tmp_path, f"temperature=0&tokens=40&message={quote(message)}", "--disable-gpu"
     )
     model = load(source, provider="cpu")
     chat = Chat(model.session(), needed_chat_codec(source, model.manifest))
     reply = "".join(chat.reply(message, 40))
-    assert [int(token) for token in found["tokens"].split()] == chat.tokens
-    assert found["reply"] == reply
+    assert [int(token) for token in result["tokens"].split()] == chat.tokens
+    assert result["reply"] == reply
     assert (
-        found["checked"] == "true"
+        result["checked"] == "true"
         and f"{len(TEXTS) + len(TALKS)} texts have the tokens" in document
     )

@@ -57,10 +57,10 @@ def test_coordinates_of_images_and_following_text_are_those_of_transformers(name
     moving, _, _, told = MODELS[name]
     kinds = [0] * 3 + [1] * 6 + [0] * 2 + moving + [0, 1] + [0] * 4
     wanted, delta = _theirs(name, kinds)
-    found = coordinates(kinds, IMAGES, VIDEOS, behind="sides", **told)[:, None]
-    assert found.tolist() == wanted.tolist()
+    result = coordinates(kinds, IMAGES, VIDEOS, behind="sides", **told)[:, None]
+    assert result.tolist() == wanted.tolist()
     next_tokens = len(kinds) + np.arange(3) + int(delta)
-    assert following(found, 3).tolist() == np.broadcast_to(next_tokens, (3, 1, 3)).tolist()
+    assert following(result, 3).tolist() == np.broadcast_to(next_tokens, (3, 1, 3)).tolist()
 
 
 def test_following_text_of_each_row_starts_after_its_largest_coordinate() -> None:

@@ -156,30 +156,32 @@ def test_log_probabilities_of_completions_name_each_token_and_its_place_in_the_t
             for part in client.completions.create(**given, stream=True)
             if part.choices[0].logprobs
         ]
-    found = choice.logprobs
-    assert len(found.tokens) == 24
+    result = choice.logprobs
+    assert len(result.tokens) == 24
     assert all(
         listed[token] == own < 0
         for listed, token, own in zip(
-            found.top_logprobs, found.tokens, found.token_logprobs, strict=True
+            result.top_logprobs, result.tokens, result.token_logprobs, strict=True
         )
     )
-    assert all(1 <= len(listed) <= 2 for listed in found.top_logprobs)
+    assert all(1 <= len(listed) <= 2 for listed in result.top_logprobs)
     assert all(
         token in (choice.text[place], "\ufffd")
-        for token, place in zip(found.tokens, found.text_offset, strict=True)
+        for token, place in zip(result.tokens, result.text_offset, strict=True)
         if place < len(choice.text)
     )
     for name in ("tokens", "token_logprobs", "top_logprobs", "text_offset"):
-        assert [one for part in parts for one in getattr(part, name)] == getattr(found, name)
+        assert [one for part in parts for one in getattr(part, name)] == getattr(result, name)
 
 
 def test_log_probabilities_are_logarithms_of_the_softmax() -> None:
     logits = np.array([1.0, 3.0, 3.0, -np.inf, 0.0], np.float32)
-    found = log_probabilities(logits, 0, 2)
+    result = log_probabilities(logits, 0, 2)
     total = math.log(sum(math.exp(float(one)) for one in logits))
-    assert [index for index, _ in found] == [0, 1, 2]
-    assert np.allclose([value for _, value in found], [1 - total, 3 - total, 3 - total], rtol=1e-12)
+    assert [index for index, _ in result] == [0, 1, 2]
+    assert np.allclose(
+        [value for _, value in result], [1 - total, 3 - total, 3 - total], rtol=1e-12
+    )
 
 
 def test_a_reply_ends_at_the_ids_of_the_model_and_at_stop_strings(

@@ -49,14 +49,14 @@ def embedded(client: TestClient, **body: Any) -> Any:
 def test_texts_and_token_ids_give_embeddings_in_order_with_token_counts(
     client: TestClient, model: Model
 ) -> None:
-    found = embedded(client, input=["w5 w6", "w7"], model="tiny")
+    result = embedded(client, input=["w5 w6", "w7"], model="tiny")
     expected = model.encode(["w5 w6", "w7"])
-    assert found["object"] == "list"
-    assert found["model"] == "tiny"
-    assert found["usage"] == {"prompt_tokens": 7, "total_tokens": 7}
-    assert [entry["index"] for entry in found["data"]] == [0, 1]
+    assert result["object"] == "list"
+    assert result["model"] == "tiny"
+    assert result["usage"] == {"prompt_tokens": 7, "total_tokens": 7}
+    assert [entry["index"] for entry in result["data"]] == [0, 1]
     assert np.array_equal(
-        np.array([entry["embedding"] for entry in found["data"]], np.float32), expected
+        np.array([entry["embedding"] for entry in result["data"]], np.float32), expected
     )
     for same in ("w5 w6", [0, 5, 6, 2], [[0, 5, 6, 2]]):
         assert np.allclose(

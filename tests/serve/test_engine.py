@@ -294,7 +294,7 @@ def test_the_pieces_of_a_text_do_not_change_where_it_stops() -> None:
         text = "".join(random.choice(list("abc"), random.integers(0, 24)))
         cuts = np.sort(random.integers(0, len(text) + 1, 6))
         stops = Stops(strings)
-        found = (
+        result = (
             "".join(
                 stops.push(text[begin:end])
                 for begin, end in itertools.pairwise([0, *cuts, len(text)])
@@ -302,4 +302,4 @@ def test_the_pieces_of_a_text_do_not_change_where_it_stops() -> None:
             + stops.rest()
         )
         ends = [text.find(string) for string in strings if string in text]
-        assert stops.found == bool(ends) and found == text[: min(ends, default=len(text))]
+        assert stops.found == bool(ends) and result == text[: min(ends, default=len(text))]

@@ -161,9 +161,9 @@ def test_sixteen_clients_get_what_each_gets_alone_while_others_leave(
         return made
 
     with ThreadPoolExecutor(16) as clients:
-        found = list(clients.map(one, range(len(requests))))
+        result = list(clients.map(one, range(len(requests))))
     for index, request in enumerate(requests):
-        assert found[index] == expected[request][: len(found[index])] and len(found[index]) >= (
+        assert result[index] == expected[request][: len(result[index])] and len(result[index]) >= (
             5 if index % 3 == 1 else 24
         ), index
     _until(port, "posenc_running_rows", 0)
@@ -401,11 +401,11 @@ def test_sigterm_lets_running_requests_finish_and_refuses_new_ones(
         assert process.stdout is not None
         port = int(json.loads(process.stdout.readline())["url"].rpartition(":")[2])
         stream = Client(port).events({**LONG, "max_tokens": 600})
-        made = list(next(stream)["choices"][0]["token_ids"])
+        result = list(next(stream)["choices"][0]["token_ids"])
         process.send_signal(signal.SIGTERM)
-        made += [token for event in stream for token in event["choices"][0]["token_ids"]]
+        result += [token for event in stream for token in event["choices"][0]["token_ids"]]
         request = Request((97,), 600)
-        assert made == alone(model, [request])[request]
+        assert result == alone(model, [request])[request]
         assert process.wait(30) == 0
         with pytest.raises(ConnectionError):
             Client(port).ask("/health")

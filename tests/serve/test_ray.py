@@ -40,16 +40,16 @@ def test_a_deployment_of_ray_serve_answers_as_a_session_does(
         for index, request in enumerate(requests):
             body = {"prompt": list(request.prompt), "max_tokens": 12, "temperature": 0}
             if index % 2:
-                found = [
+                result = [
                     token
                     for event in Client(PORT).events(body)
                     for token in event["choices"][0]["token_ids"]
                 ]
             else:
-                found = Client(PORT).ask("/v1/completions", {**body, "return_token_ids": True})[1][
+                result = Client(PORT).ask("/v1/completions", {**body, "return_token_ids": True})[1][
                     "choices"
                 ][0]["token_ids"]
-            assert found == expected[request]
+            assert result == expected[request]
         assert Client(PORT).ask("/health") == (200, {"status": "ready"})
     finally:
         serve.shutdown()

@@ -39,11 +39,11 @@ FORMATS = {
 def test_the_tolerance_of_a_format_is_at_most_the_limit_and_the_same_at_every_depth(
     format_: str,
 ) -> None:
-    found = set()
+    result = set()
     for layers in (1, 48):
         model = seeded(decoder_config(61, layers, 8, block_config(8, 1, 16)))
-        found.add(accuracy_of(model, eager(model)[1].replace(**FORMATS[format_])).tolerance)
-    assert len(found) == 1 and max(found) <= LIMIT
+        result.add(accuracy_of(model, eager(model)[1].replace(**FORMATS[format_])).tolerance)
+    assert len(result) == 1 and max(result) <= LIMIT
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
@@ -152,10 +152,10 @@ def test_a_provider_that_rounds_is_compared_with_its_own_full_pass(tmp_path: Pat
     loaded = load(tmp_path / "made", provider="cpu")
     expected = reference.read(manifest, tmp_path / "made")
     accuracy = proof.accuracy_on("cuda", manifest.reference)  # type: ignore[arg-type]
-    made = measuring.measure(loaded.session(), expected, accuracy, lambda _: None)
-    full, steps = (made.cells[f"batch 3, start 0: {cell}"] for cell in ("full pass", "steps"))
-    assert made.bounds["batch 3, start 0: steps"] <= accuracy.tolerance and steps <= 2 * full
-    assert "batch 3, start 0: full pass" not in made.bounds
+    result = measuring.measure(loaded.session(), expected, accuracy, lambda _: None)
+    full, steps = (result.cells[f"batch 3, start 0: {cell}"] for cell in ("full pass", "steps"))
+    assert result.bounds["batch 3, start 0: steps"] <= accuracy.tolerance and steps <= 2 * full
+    assert "batch 3, start 0: full pass" not in result.bounds
 
 
 def test_float32_artefacts_have_no_cells_of_their_own_full_pass(tmp_path: Path) -> None:

@@ -251,14 +251,14 @@ async def loaded(port: int, load: Load, given: List[Case]) -> Tuple["Counter[str
     """Run all clients. Return what happened, and the seconds from the end of the load to the
     next answer.
     """
-    found: "Counter[str]" = Counter()
+    result: "Counter[str]" = Counter()
     ended, turn = asyncio.Event(), asyncio.Semaphore(CLIENTS)
 
     async def one(index: int) -> None:
         async with turn:
-            await served(port, given[index % len(given)], found)
+            await served(port, given[index % len(given)], result)
             if index * load.leaving // load.requests != (index + 1) * load.leaving // load.requests:
-                await leaving(port, random.choice(given), found)
+                await leaving(port, random.choice(given), result)
 
     holding = [
         asyncio.create_task(slow(port, given[index % len(given)], index, ended))
@@ -270,7 +270,7 @@ async def loaded(port: int, load: Load, given: List[Case]) -> Tuple["Counter[str
     since = time.perf_counter()
     while (await asked(port, given[0])) != (200, given[0].tokens):
         await asyncio.sleep(0.01)
-    return found, time.perf_counter() - since
+    return result, time.perf_counter() - since
 
 
 def measured(folder: Path, load: Load) -> Dict[str, Any]:

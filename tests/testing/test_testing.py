@@ -175,10 +175,10 @@ def test_an_oracle_on_a_grid_gets_coordinates() -> None:
 
 
 def test_a_correct_encoding_passes_and_every_fault_is_detected() -> None:
-    found = check_encoding(Rooted, {"strength": 0.5}, targets=["ort"])
-    assert found["targets"]["ort"]["passed"]
-    assert set(found["faults"]) == set(FAULTS) - {"states forgotten"}
-    assert set(found["oracle"]) == {"bias"}
+    result = check_encoding(Rooted, {"strength": 0.5}, targets=["ort"])
+    assert result["targets"]["ort"]["passed"]
+    assert set(result["faults"]) == set(FAULTS) - {"states forgotten"}
+    assert set(result["oracle"]) == {"bias"}
 
 
 @pytest.mark.exhaustive

@@ -46,8 +46,8 @@ def test_outputs_of_compensated_weights_have_less_error_than_those_of_the_neares
 ) -> None:
     weight, x = _weight_and_inputs()
     compensated, nearest = (
-        np.square(x @ (made.weight - weight).T).mean()
-        for made in (grid.compensated(weight, _moments(x)), grid.rounded(weight))
+        np.square(x @ (result.weight - weight).T).mean()
+        for result in (grid.compensated(weight, _moments(x)), grid.rounded(weight))
     )
     assert compensated < 0.5 * nearest
 
@@ -66,8 +66,8 @@ def test_errors_of_weights_count_as_much_as_the_mean_squares_of_their_inputs() -
     weight, _ = _weight_and_inputs()
     sizes = torch.tensor([100.0, 1.0] * (weight.shape[1] // 2), dtype=torch.float64)
     compensated, nearest = (
-        made.weight - weight
-        for made in (
+        result.weight - weight
+        for result in (
             Grid(4, 32).compensated(weight, torch.diag(sizes)),
             Grid(4, 32).rounded(weight),
         )
@@ -80,18 +80,18 @@ def test_errors_of_weights_count_as_much_as_the_mean_squares_of_their_inputs() -
 def test_the_second_of_two_columns_compensates_the_rounding_error_of_the_first() -> None:
     grid, weight = Grid(4, 2), np.random.default_rng(0).standard_normal((50, 2)).astype(np.float32)
     first, both, second = 2.0, 1.2, 1.0
-    found = grid.compensated(
+    result = grid.compensated(
         weight, torch.tensor([[first, both], [both, second]], dtype=torch.float64)
     )
-    made = found.weight
+    made = result.weight
     damped = second + DAMPING * (first + second) / 2
     best = weight[:, 1] + both / damped * (
         weight[:, 0].astype(np.float64) - made[:, 0]
     )  # second weight with the smallest squared error
     inside = (
-        np.abs(best / found.scales[:, 0] + 0.5) <= 8
+        np.abs(best / result.scales[:, 0] + 0.5) <= 8
     )  # otherwise the weight is clipped to the last code
-    step = np.abs(found.scales[:, 0])
+    step = np.abs(result.scales[:, 0])
     assert inside.sum() > 25
     assert (np.abs(made[:, 1] - best)[inside] <= step[inside] * (0.5 + 1e-6)).all()
 
@@ -118,16 +118,16 @@ def test_moments_of_the_first_layer_are_those_of_the_sample(tmp_path: Path) -> N
     model, x = seeded(BLOCK), np.random.default_rng(0).standard_normal((200, 24)).astype(np.float32)
     np.save(tmp_path / "x.npy", x)
     sample = samples.read(tmp_path / "x.npy", model)
-    (found,) = calibration.moments(model, sample)
+    (result,) = calibration.moments(model, sample)
     assert sample.windows.shape == (3, 64, 24)
-    assert set(found) == {
+    assert set(result) == {
         "attention.projection.qkv",
         "attention.projection.output",
     }
     wide = x[:192].astype(np.float64)  # an incomplete window at the end is not used
-    assert worst_error(found["attention.projection.qkv"].numpy(), wide.T @ wide / 192) <= tolerance(
-        "float32", 1, 192
-    )
+    assert worst_error(
+        result["attention.projection.qkv"].numpy(), wide.T @ wide / 192
+    ) <= tolerance("float32", 1, 192)
 
 
 def test_moments_do_not_depend_on_the_number_of_passes(
@@ -144,13 +144,13 @@ def test_moments_do_not_depend_on_the_number_of_passes(
 def test_a_tied_table_is_rounded_with_the_moments_of_the_inputs_of_its_head(tmp_path: Path) -> None:
     model = seeded(BYTES)
     (moments,) = calibration.moments(model, samples.read(_text(tmp_path), model))
-    made = rounded(model, "int4", [moments]).model
+    result = rounded(model, "int4", [moments]).model
     wanted = (
         FORMATS["int4"]
         .tables.compensated(model.tokens.embedding.weight.detach().numpy(), moments["head.linear"])
         .weight
     )  # type: ignore[union-attr,operator]
-    np.testing.assert_array_equal(made.tokens.embedding.weight.detach().numpy(), wanted)  # type: ignore[union-attr]
+    np.testing.assert_array_equal(result.tokens.embedding.weight.detach().numpy(), wanted)  # type: ignore[union-attr]
 
 
 @pytest.mark.exhaustive

@@ -51,15 +51,15 @@ GRIDS = [Grid(8, None), Grid(8, 32), Grid(4, 32), Grid(4, 32, zeros=True), Grid(
 
 @pytest.mark.parametrize("grid", GRIDS, ids=str)
 def test_products_of_codes_and_scales_are_exact_in_float32(grid: Grid) -> None:
-    made = grid.rounded(_weight())
-    assert np.abs(made.codes.astype(int)).max() <= 1 << (grid.bits - 1)
-    zeros = made.zeros(grid.bits)
+    result = grid.rounded(_weight())
+    assert np.abs(result.codes.astype(int)).max() <= 1 << (grid.bits - 1)
+    zeros = result.zeros(grid.bits)
     assert (zeros is not None) == grid.zeros
     exact = (
-        (made.codes - (0 if zeros is None else zeros[..., None].astype(int)))
-        * made.scales.astype(np.float64)[..., None]
+        (result.codes - (0 if zeros is None else zeros[..., None].astype(int)))
+        * result.scales.astype(np.float64)[..., None]
     ).reshape(24, -1)
-    np.testing.assert_array_equal(exact[:, :70], made.weight)
+    np.testing.assert_array_equal(exact[:, :70], result.weight)
 
 
 @pytest.mark.parametrize("grid", GRIDS, ids=str)
@@ -88,8 +88,8 @@ def test_a_block_of_4_bits_has_the_scale_of_the_smallest_squared_error(
 def test_blocks_of_zeros_stay_zeros(grid: Grid) -> None:
     weight = _weight()
     weight[3] = weight[:, :32] = 0
-    made = grid.rounded(weight).weight
-    assert not made[3].any() and not made[:, :32].any() and np.isfinite(made).all()
+    result = grid.rounded(weight).weight
+    assert not result[3].any() and not result[:, :32].any() and np.isfinite(result).all()
 
 
 def test_zero_points_reduce_the_error_of_blocks_whose_weights_have_one_sign() -> None:
@@ -130,10 +130,10 @@ def test_constants_that_lie_on_a_grid_by_chance_are_not_quantized(
 def test_only_linear_layers_and_the_token_table_are_rounded() -> None:
     config = decoder_config(61, 1, 56, block_config(32, 4, 64, encoding={"name": "fire"}))
     model = seeded(config)
-    made, names = rounded(model, "int4")
+    result, names = rounded(model, "int4")
     changed = {
         name
-        for (name, one), two in zip(model.named_parameters(), made.parameters(), strict=True)
+        for (name, one), two in zip(model.named_parameters(), result.parameters(), strict=True)
         if not torch.equal(one, two)
     }
     linear = {
@@ -144,7 +144,7 @@ def test_only_linear_layers_and_the_token_table_are_rounded() -> None:
     assert (
         changed == set(names) == (linear | {"tokens.embedding.weight"}) - {"head.linear.weight"}
     )  # the tied weight has one name
-    assert made.head.linear.weight is made.tokens.embedding.weight  # type: ignore[union-attr]
+    assert result.head.linear.weight is result.tokens.embedding.weight  # type: ignore[union-attr]
 
 
 @pytest.mark.parametrize(
@@ -167,10 +167,10 @@ def test_a_decoder_is_verified_in_float32_and_quantized(
     manifest = export(sources(ROPE), target, tmp_path / "made", weights=weights)
     assert manifest.certificate is not None and manifest.certificate["passed"]
     assert manifest.weights is not None and manifest.weights.matrices == 6
-    found = manifest.quality
-    assert found is not None
-    assert found.exact <= found.exact_tolerance == tolerance("float32", 1, widest(ROPE))
-    assert 0 < found.error and found.tokens == 2 * 3 * 36
+    result = manifest.quality
+    assert result is not None
+    assert result.exact <= result.exact_tolerance == tolerance("float32", 1, widest(ROPE))
+    assert 0 < result.error and result.tokens == 2 * 3 * 36
 
 
 def test_the_loss_is_measured_on_the_provider_of_the_certificate(
@@ -246,8 +246,8 @@ def test_the_standard_form_has_only_standard_operators(weights: str, tmp_path: P
 @pytest.mark.parametrize("inputs", [96, 70])
 def test_the_reference_evaluator_of_onnx_reads_the_standard_form(inputs: int, weights: str) -> None:
     model, x, wanted = _product(Standard, weights, inputs)
-    made = ReferenceEvaluator(model).run(None, {"x": x})[0]  # type: ignore[index]
-    assert worst_error(made, wanted) <= tolerance("float32", 1, inputs)
+    result = ReferenceEvaluator(model).run(None, {"x": x})[0]  # type: ignore[index]
+    assert worst_error(result, wanted) <= tolerance("float32", 1, inputs)
 
 
 @pytest.mark.parametrize("weights", FORMATS)
@@ -335,8 +335,8 @@ def _run(model: onnx.ModelProto, x: np.ndarray) -> np.ndarray:
 
 @pytest.mark.exhaustive
 def test_an_artefact_is_verified_again_with_and_without_its_module(tmp_path: Path) -> None:
-    made = export(sources(ROPE), "ort", tmp_path / "made", weights="int4").certificate
-    assert made is not None and verify(tmp_path / "made")["cells"] == made["cells"]
+    result = export(sources(ROPE), "ort", tmp_path / "made", weights="int4").certificate
+    assert result is not None and verify(tmp_path / "made")["cells"] == result["cells"]
     assert verify_here(tmp_path / "made", "cpu")["passed"]
 
 

@@ -42,8 +42,8 @@ def test_the_weight_that_loses_most_for_its_bytes_gets_the_larger_format() -> No
         [Choice("int4", 100, loss), Choice("int8-32", 100 + more, 0.0)]
         for loss, more in ((1.0, 100), (2.0, 100), (1.5, 50))
     )
-    found = mixed._within([small, large, cheap], 300 + 150)
-    assert [choice.format for choice in found] == ["int4", "int8-32", "int8-32"]
+    result = mixed._within([small, large, cheap], 300 + 150)
+    assert [choice.format for choice in result] == ["int4", "int8-32", "int8-32"]
 
 
 def test_the_estimated_loss_of_small_errors_is_that_of_gaussian_noise_on_the_outputs(
@@ -71,17 +71,22 @@ def test_an_artefact_of_a_size_is_at_most_that_large_and_verified_with_the_forma
     tmp_path: Path,
 ) -> None:
     (tmp_path / "text").write_bytes(TEXT)
-    made = export(
+    manifest = export(
         MODEL, "ort", tmp_path / "made", calibrate=tmp_path / "text", size=0.45, max_loss=10.0
     )
     assert (
-        0.38e6 < sum(made.files[name].bytes for name in ("model.onnx", "model.onnx.data")) <= 0.45e6
+        0.38e6
+        < sum(manifest.files[name].bytes for name in ("model.onnx", "model.onnx.data"))
+        <= 0.45e6
     )
-    assert len(set(made.formats.values())) > 1 and len(made.formats) == made.weights.matrices
+    assert (
+        len(set(manifest.formats.values())) > 1
+        and len(manifest.formats) == manifest.weights.matrices
+    )
     assert verify(tmp_path / "made", MODEL, calibrate=tmp_path / "text")["passed"]
-    made.formats.popitem()
+    manifest.formats.popitem()
     with pytest.raises(ValueError, match="expected formats of 11 weights, got 10"):
-        rules.check(made)
+        rules.check(manifest)
 
 
 def test_a_size_that_is_too_small_is_refused_with_the_smallest_one(sample: Sample) -> None:

@@ -68,8 +68,8 @@ def test_rows_of_a_token_table_are_right_with_the_indices_of_cuda(
     weights: str, width: int, tmp_path: Path
 ) -> None:
     of_model = sources(tied(width))
-    made = export(of_model, "ort-cuda", tmp_path / "made", weights=weights, verify=False)
-    parts, node = rows_of(tmp_path / "made", made)
+    manifest = export(of_model, "ort-cuda", tmp_path / "made", weights=weights, verify=False)
+    parts, node = rows_of(tmp_path / "made", manifest)
     bits, block = node.attributes["bits"], node.attributes["block_size"]
     table = of_model.of("float16", weights).exact.tokens.embedding.weight.detach().numpy()
     on_cuda = rows_on_cuda(**parts, bits=bits, block=block)
@@ -78,8 +78,8 @@ def test_rows_of_a_token_table_are_right_with_the_indices_of_cuda(
 
 
 def test_a_byte_for_each_zero_point_would_be_read_wrong_and_so_would_none(tmp_path: Path) -> None:
-    made = export(sources(tied(48)), "ort", tmp_path / "made", weights="int4", verify=False)
-    parts, _ = rows_of(tmp_path / "made", made)
+    manifest = export(sources(tied(48)), "ort", tmp_path / "made", weights="int4", verify=False)
+    parts, _ = rows_of(tmp_path / "made", manifest)
     codes = parts["codes"].reshape(len(parts["codes"]), -1)
     table = sources(tied(48)).of("float32", "int4").model.tokens.embedding.weight.detach().numpy()
     for zeros in (parts["zeros"], None):
@@ -92,12 +92,14 @@ def test_a_cuda_kernel_takes_every_node_with_scales_in_the_dtype_of_activations(
     weights: str, dtype: str, tmp_path: Path
 ) -> None:
     folder = tmp_path / "made"
-    made = export(sources(tied(48)), "ort-cuda", folder, weights=weights, dtype=dtype, verify=False)
+    manifest = export(
+        sources(tied(48)), "ort-cuda", folder, weights=weights, dtype=dtype, verify=False
+    )
     graph, placed = read(folder / "model.onnx"), cuda_placement.placed(folder / "model.onnx")
     assert placed.runs and placed.captured and not placed.copied
-    assert "DequantizeLinear" not in made.operators and made.weights.activations == dtype
+    assert "DequantizeLinear" not in manifest.operators and manifest.weights.activations == dtype
     nodes = [node for node in graph.nodes if node.operator in ("MatMulNBits", ROWS)]
-    assert len(nodes) == made.weights.matrices + 1  # the table is read by two nodes
+    assert len(nodes) == manifest.weights.matrices + 1  # the table is read by two nodes
     for node in nodes:
         scales, *zeros = (graph.constants[name].element for name in node.inputs[2:4])
         assert scales == dtype and set(zeros) <= {"uint8"}
@@ -105,9 +107,11 @@ def test_a_cuda_kernel_takes_every_node_with_scales_in_the_dtype_of_activations(
 
 @pytest.mark.parametrize("weights", FORMATS)
 def test_a_format_is_certified_on_the_cpu(weights: str, tmp_path: Path) -> None:
-    made = export(sources(tied(48)), "ort-cuda", tmp_path / "made", weights=weights, verify="quick")
-    assert made.certificate is not None and made.certificate["passed"]
-    assert made.quality is not None and made.certificate["checks"]["operators"]["compared"]
+    manifest = export(
+        sources(tied(48)), "ort-cuda", tmp_path / "made", weights=weights, verify="quick"
+    )
+    assert manifest.certificate is not None and manifest.certificate["passed"]
+    assert manifest.quality is not None and manifest.certificate["checks"]["operators"]["compared"]
 
 
 @pytest.mark.parametrize(  # with offsets, and without
@@ -120,10 +124,10 @@ def test_the_blocks_of_a_file_are_kept_with_scales_in_half_precision(
     files = pytest.importorskip("tests.models.gguf_files")
     files.write("llama wide", files.made("llama wide"), tmp_path / "model.gguf", types[kind])
     of_model, folder = Sources(from_pretrained(tmp_path / "model.gguf")), tmp_path / "made"
-    made = export(of_model, "ort-cuda", folder, weights="keep", verify="quick")
-    assert made.certificate is not None and made.certificate["passed"]
+    manifest = export(of_model, "ort-cuda", folder, weights="keep", verify="quick")
+    assert manifest.certificate is not None and manifest.certificate["passed"]
     assert cuda_placement.placed(folder / "model.onnx").captured
-    parts, node = rows_of(folder, made)
+    parts, node = rows_of(folder, manifest)
     on_cuda = rows_on_cuda(**parts, bits=node.attributes["bits"], block=32)
     codes = of_model.of("float16", "keep").on_grid["tokens.embedding.weight"][1]
     assert np.array_equal(on_cuda.reshape(codes.codes.shape), codes.codes * codes.scales[..., None])
@@ -136,10 +140,10 @@ def test_an_artefact_is_verified_again_with_its_module(tmp_path: Path) -> None:
 
 
 def test_the_float32_form_is_verified_in_bfloat16(tmp_path: Path) -> None:
-    made = export(
+    manifest = export(
         sources(decoder("alibi")), "ort-cuda", tmp_path / "made", dtype="bfloat16", weights="int4"
     )
-    assert made.certificate is None and made.reference is not None
+    assert manifest.certificate is None and manifest.reference is not None
 
 
 def test_auto_takes_the_device_and_the_products_of_mixed_dtypes(

@@ -137,18 +137,18 @@ def test_experts_that_are_all_chosen_are_verified_in_float16(target: str, tmp_pa
 def test_experts_on_cuda_are_products_of_two_dimensions_and_verified(
     mixture: str, tmp_path: Path
 ) -> None:
-    made = export(sources(_decoder(mixture)), "ort-cuda", tmp_path / "made", verify="quick")
-    assert made.certificate is not None and made.certificate["passed"]
+    manifest = export(sources(_decoder(mixture)), "ort-cuda", tmp_path / "made", verify="quick")
+    assert manifest.certificate is not None and manifest.certificate["passed"]
     placed = cuda_placement.placed(tmp_path / "made" / "model.onnx")
-    assert placed.captured and not placed.addressed and "MoE" not in made.operators
+    assert placed.captured and not placed.addressed and "MoE" not in manifest.operators
 
 
 @pytest.mark.parametrize("weights", ["int8-32", pytest.param("int4", marks=pytest.mark.exhaustive)])
 def test_experts_of_few_bits_on_cuda_are_verified(weights: str, tmp_path: Path) -> None:
-    made = export(
+    manifest = export(
         sources(_decoder("plain")), "ort-cuda", tmp_path / "made", weights=weights, verify="quick"
     )
-    assert made.certificate is not None and made.certificate["passed"]
+    assert manifest.certificate is not None and manifest.certificate["passed"]
     assert cuda_placement.placed(tmp_path / "made" / "model.onnx").captured
 
 
@@ -178,7 +178,7 @@ def test_a_choice_of_experts_in_bfloat16_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize("weights", FORMATS)
 def test_experts_are_rounded_and_routers_are_not(weights: str) -> None:
     model = seeded(_decoder("clamped with biases"))
-    made, found = rounded(model, weights)
+    made, result = rounded(model, weights)
     changed = {
         name.rpartition("mlp.")[2]
         for (name, one), two in zip(model.named_parameters(), made.parameters(), strict=True)
@@ -191,7 +191,7 @@ def test_experts_are_rounded_and_routers_are_not(weights: str) -> None:
     )  # kernels of other products with 8-bit weights round activations
     part = next(part for part in made.modules() if isinstance(part, Experts))
     for name in experts:
-        codes = next(codes for full, (_, codes) in found.items() if full.endswith(f"mlp.{name}"))
+        codes = next(codes for full, (_, codes) in result.items() if full.endswith(f"mlp.{name}"))
         assert torch.equal(torch.from_numpy(codes.weight).transpose(1, 2), getattr(part, name))
 
 

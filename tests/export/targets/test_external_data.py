@@ -256,9 +256,9 @@ def test_blocks_are_the_bytes_of_an_array_in_row_major_little_endian_order(
     monkeypatch.setattr(external_data, "BLOCK", 24)
     array = np.arange(np.prod(shape, dtype=int)).reshape(shape).astype(dtype)
     wanted = array.T.astype(array.dtype.newbyteorder("<")).tobytes()
-    found = list(external_data.blocks(array.T))
-    assert b"".join(found) == wanted
-    assert len(found) == 1 or array.T.ndim > 1
+    result = list(external_data.blocks(array.T))
+    assert b"".join(result) == wanted
+    assert len(result) == 1 or array.T.ndim > 1
 
 
 def test_a_file_that_is_written_in_parts_is_hashed_while_it_is_written(tmp_path: Path) -> None:

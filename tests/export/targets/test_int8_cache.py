@@ -146,12 +146,12 @@ def test_the_scale_of_a_channel_maps_its_largest_value_with_headroom_to_the_last
         sample.windows.reshape(-1, 24).astype(np.float64)
         @ model.attention.projection.qkv.weight.detach().double().numpy().T
     )  # type: ignore[union-attr,operator]
-    found = calibration.cache_scales(model, sample)
+    result = calibration.cache_scales(model, sample)
     for part, name in ((1, "key"), (2, "value")):
         wanted = (
             HEADROOM / 127 * np.abs(projected[:, part * 24 : (part + 1) * 24]).max(0).reshape(2, 12)
         )
-        assert worst_error(found[f"past_key_values.0.{name}"], wanted) <= tolerance(
+        assert worst_error(result[f"past_key_values.0.{name}"], wanted) <= tolerance(
             "float32", 1, 24
         )
 
@@ -161,7 +161,7 @@ def test_windows_are_placed_over_the_whole_range_of_positions(tmp_path: Path) ->
     x = np.zeros((4096, 16), np.float32)
     x[:, 0] = 1.0
     np.save(tmp_path / "x.npy", x)
-    found = calibration.cache_scales(model, samples.read(tmp_path / "x.npy", model))[
+    result = calibration.cache_scales(model, samples.read(tmp_path / "x.npy", model))[
         "past_key_values.0.key"
     ][0]
     key = model.attention.projection.qkv.weight.detach().numpy()[16:32, 0]  # type: ignore[union-attr,operator]
@@ -170,7 +170,7 @@ def test_windows_are_placed_over_the_whole_range_of_positions(tmp_path: Path) ->
     # length of the pair.
     turning = slice(0, 5)
     np.testing.assert_allclose(
-        found.reshape(2, 8)[:, turning], np.tile(HEADROOM / 127 * pairs[turning], (2, 1)), rtol=0.1
+        result.reshape(2, 8)[:, turning], np.tile(HEADROOM / 127 * pairs[turning], (2, 1)), rtol=0.1
     )
 
 
@@ -223,8 +223,8 @@ def test_a_decoder_is_verified_with_float32_and_with_8_bit_caches(
         cache="int8",
     )
     assert manifest.certificate is not None and manifest.certificate["passed"]
-    found = manifest.quality
-    assert found is not None and 0 < found.error and found.exact <= found.exact_tolerance
+    result = manifest.quality
+    assert result is not None and 0 < result.error and result.exact <= result.exact_tolerance
 
 
 @pytest.mark.exhaustive

@@ -102,9 +102,9 @@ def test_a_graph_that_onnx_runtime_optimised_and_saved_gives_the_same_answers(
     onnxruntime.InferenceSession(
         str(folder / "model.onnx"), options, providers=["CPUExecutionProvider"]
     )
-    found = _run(folder, tmp_path / "optimised.onnx")
+    result = _run(folder, tmp_path / "optimised.onnx")
     assert (
-        worst_error(found, _run(folder, folder / "model.onnx"))
+        worst_error(result, _run(folder, folder / "model.onnx"))
         <= load(folder, provider="cpu").manifest.reference.tolerance
     )
 
@@ -116,9 +116,9 @@ def test_a_graph_that_onnxslim_simplified_gives_the_same_answers(
 ) -> None:
     onnxslim, folder = pytest.importorskip("onnxslim"), made(kind, target)
     onnx.save(onnxslim.slim(str(folder / "model.onnx")), tmp_path / "slim.onnx")
-    found = _run(folder, tmp_path / "slim.onnx")
+    result = _run(folder, tmp_path / "slim.onnx")
     assert (
-        worst_error(found, _run(folder, folder / "model.onnx"))
+        worst_error(result, _run(folder, folder / "model.onnx"))
         <= load(folder, provider="cpu").manifest.reference.tolerance
     )
 

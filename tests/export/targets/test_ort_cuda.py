@@ -47,16 +47,16 @@ def test_sinks_are_certified_and_stand_in_group_query_attention_unless_there_is_
 def test_a_layer_launches_no_kernel_for_its_residuals_and_prompts_are_fed_in_larger_chunks(
     tmp_path: Path,
 ) -> None:
-    found = {
+    results = {
         name: export(sources(decoder(name)), "ort-cuda", tmp_path / name, verify=False)
         for name in ("rope", "alibi")
     }
     assert all(
         manifest.operators["SkipSimplifiedLayerNormalization"] == 3
         and manifest.operators["Add"] == 1
-        for manifest in found.values()
+        for manifest in results.values()
     )  # of two layers
-    assert [found["rope"].chunk, found["alibi"].chunk] == [ort_cuda.CHUNK, 256]
+    assert [results["rope"].chunk, results["alibi"].chunk] == [ort_cuda.CHUNK, 256]
 
 
 def test_what_a_cuda_kernel_refuses_is_refused_at_export_by_name(
@@ -83,14 +83,14 @@ def test_steps_count_slots_in_multiples_and_give_the_outputs_of_one_call(
     ids = np.arange(2 * (slots + 9)).reshape(2, -1) % 61
     whole, session = model.session(batch=2).prefill(ids), model.session(batch=2)
     session.prefill(ids[:, : slots - 3])
-    made, steppers = [], []
+    result, steppers = [], []
     for column in range(slots - 3, ids.shape[1]):
-        made.append(session.step(ids[:, column]))
+        result.append(session.step(ids[:, column]))
         steppers.append(session._now.stepper)
     assert len(set(map(id, steppers))) == 2  # one for each multiple
     assert [len(steppers[index]._binding.feeds["slots"]) for index in (0, -1)] == [slots, 2 * slots]
     assert (
-        np.abs(np.stack(made, axis=1).astype(np.float32) - whole[:, slots - 3 :]).max()
+        np.abs(np.stack(result, axis=1).astype(np.float32) - whole[:, slots - 3 :]).max()
         < 0.01 * np.abs(whole).max()
     )
 

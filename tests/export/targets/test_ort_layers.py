@@ -114,11 +114,11 @@ def test_sums_and_norms_stay_apart_when_a_graph_is_loaded_on_a_cpu(tmp_path: Pat
     (tmp_path / "model.onnx").write_bytes(
         _written("a = Add(x, x) y = LayerNormalization(a, four, four)").SerializeToString()
     )
-    found = [
+    results = [
         [name for name in _loaded(tmp_path, disabled) if "LayerNorm" in name]
         for disabled in (SLOWER["cpu"], [])
     ]
-    assert found == [["LayerNormalization"], ["SkipLayerNormalization"]]
+    assert results == [["LayerNormalization"], ["SkipLayerNormalization"]]
 
 
 def _loaded(folder: Path, disabled: List[str]) -> List[str]:

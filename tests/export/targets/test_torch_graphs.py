@@ -80,7 +80,7 @@ def test_only_operations_on_memory_that_is_not_written_are_merged() -> None:
     program.graph_module.recompile()
     targets = [node.target for node in program.graph.nodes]
     assert targets.count(torch.ops.aten.sin.default) == 1
-    for found, wanted in zip(
+    for result, wanted in zip(
         program.graph_module.forward(x, cache.clone()), Repeats()(x, cache.clone()), strict=True
     ):
-        torch.testing.assert_close(found, wanted, rtol=0, atol=0)
+        torch.testing.assert_close(result, wanted, rtol=0, atol=0)

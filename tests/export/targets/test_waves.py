@@ -34,9 +34,9 @@ def test_products_are_exact_for_keys_in_several_blocks(
         axis=1,
     )
     for row, (given, start) in enumerate(zip(x, STARTS, strict=True)):
-        found = np.concatenate((outputs[row][: len(given) - STEPS], steps[row]))
+        result = np.concatenate((outputs[row][: len(given) - STEPS], steps[row]))
         positions = range(start, start + len(given))
         assert (
-            worst_error(found, block.exact(given, positions, positions))
+            worst_error(result, block.exact(given, positions, positions))
             <= accuracy_of(block, manifest).tolerance
         )

@@ -60,11 +60,11 @@ def publish(source: Path, place: Path) -> None:
     specification.loader.exec_module(module)
     staging = module.StagingFolder([place])
     with staging as folder:
-        made = folder / "made"
-        made.mkdir()
-        files.write(made / "model.onnx", (source / "model.onnx").read_bytes())
-        manifests.write(manifests.read(source), made)
-        staging.publish([made])
+        result = folder / "made"
+        result.mkdir()
+        files.write(result / "model.onnx", (source / "model.onnx").read_bytes())
+        manifests.write(manifests.read(source), result)
+        staging.publish([result])
 
 
 def main() -> int:

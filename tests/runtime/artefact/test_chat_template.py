@@ -84,18 +84,18 @@ def _words() -> Any:
     from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    made = Tokenizer(models.BPE({letter: index for index, letter in enumerate(alphabet)}, []))
-    made.pre_tokenizer, made.decoder = (
+    tokenizer = Tokenizer(models.BPE({letter: index for index, letter in enumerate(alphabet)}, []))
+    tokenizer.pre_tokenizer, tokenizer.decoder = (
         pre_tokenizers.ByteLevel(add_prefix_space=False),
         decoders.ByteLevel(),
     )
-    made.add_special_tokens(
+    tokenizer.add_special_tokens(
         [
             AddedToken(text, normalized=False)
             for text in (*SPECIAL.values(), "<|im_start|>", "<|im_end|>", "<start_of_turn>")
         ]
     )
-    return made
+    return tokenizer
 
 
 def _codec(folder: Path) -> TokenizerCodec:
@@ -186,7 +186,7 @@ def test_the_prompt_has_no_special_tokens_but_those_of_the_template(tmp_path: Pa
     )
     (tmp_path / "tokenizer.json").write_text(made.to_str())
     codec = TokenizerCodec(tmp_path)
-    found: List[int] = ChatCodec(codec, "{{ bos_token }}{{ messages[0].content }}", SPECIAL).encode(
-        [{"role": "user", "content": "a"}]
-    )
-    assert found == codec.encode("a")[:-1]
+    result: List[int] = ChatCodec(
+        codec, "{{ bos_token }}{{ messages[0].content }}", SPECIAL
+    ).encode([{"role": "user", "content": "a"}])
+    assert result == codec.encode("a")[:-1]

@@ -46,13 +46,13 @@ def _publish(source: Path, place: Path) -> None:
     """Publish a copy of an existing artefact, like an export."""
     staging = StagingFolder([place])
     with staging as path:
-        made = path / "made" / "one"
-        made.mkdir(parents=True)
+        result = path / "made" / "one"
+        result.mkdir(parents=True)
         for file in sorted(source.iterdir()):
             if file.name != manifests.FILE_NAME:
-                files.write(made / file.name, file.read_bytes())
-        manifests.write(manifests.read(source), made)
-        staging.publish([made])
+                files.write(result / file.name, file.read_bytes())
+        manifests.write(manifests.read(source), result)
+        staging.publish([result])
 
 
 def _same(folder: Path, artefact: Path) -> bool:
@@ -126,9 +126,9 @@ def test_a_kill_between_any_two_file_operations_leaves_a_complete_artefact_or_no
         if replaces:
             _publish(old, place)
         killed = _killed_at(count, lambda: _publish(new, place))
-        found = files.locate(place)
-        whole = [artefact for artefact in (old, new) if found.exists() and _same(found, artefact)]
-        assert whole in ([old], [new]) if replaces else whole == [new] or not found.exists(), count
+        result = files.locate(place)
+        whole = [artefact for artefact in (old, new) if result.exists() and _same(result, artefact)]
+        assert whole in ([old], [new]) if replaces else whole == [new] or not result.exists(), count
         assert killed or whole == [new]
         _publish(old, place)
         assert _same(place, old)

@@ -22,12 +22,12 @@ def _byte_level() -> Any:
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    made = Tokenizer(models.BPE({letter: index for index, letter in enumerate(alphabet)}, []))
-    made.pre_tokenizer, made.decoder = (
+    tokenizer = Tokenizer(models.BPE({letter: index for index, letter in enumerate(alphabet)}, []))
+    tokenizer.pre_tokenizer, tokenizer.decoder = (
         pre_tokenizers.ByteLevel(add_prefix_space=False),
         decoders.ByteLevel(),
     )
-    return made
+    return tokenizer
 
 
 def _byte_fallback() -> Any:
@@ -37,15 +37,15 @@ def _byte_fallback() -> Any:
     from tokenizers import Tokenizer, decoders, models, normalizers
 
     letters = {letter: 256 + index for index, letter in enumerate("▁Zoabcfé")}
-    made = Tokenizer(
+    tokenizer = Tokenizer(
         models.BPE(
             {**{f"<0x{byte:02X}>": byte for byte in range(256)}, **letters}, [], byte_fallback=True
         )
     )
-    made.normalizer = normalizers.Sequence(
+    tokenizer.normalizer = normalizers.Sequence(
         [normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")]
     )
-    made.decoder = decoders.Sequence(
+    tokenizer.decoder = decoders.Sequence(
         [
             decoders.Replace("▁", " "),
             decoders.ByteFallback(),
@@ -53,8 +53,8 @@ def _byte_fallback() -> Any:
             decoders.Strip(" ", 1, 0),
         ]
     )
-    made.add_special_tokens(["<s>"])
-    return made
+    tokenizer.add_special_tokens(["<s>"])
+    return tokenizer
 
 
 def _merged_bytes() -> Any:
@@ -65,10 +65,12 @@ def _merged_bytes() -> Any:
     # The last byte of a letter of two bytes with the first byte of the next, and "a" with one.
     pairs = [(last, "Ã") for last in ("©", "¶")] + [("a", "Ã"), ("a", "b"), ("ab", "ab")]
     letters = [*alphabet, *(first + second for first, second in pairs)]
-    made = Tokenizer(models.BPE({letter: index for index, letter in enumerate(letters)}, pairs))
-    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    made.decoder = decoders.ByteLevel()
-    return made
+    tokenizer = Tokenizer(
+        models.BPE({letter: index for index, letter in enumerate(letters)}, pairs)
+    )
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    return tokenizer
 
 
 def _metaspace() -> Any:
@@ -76,15 +78,15 @@ def _metaspace() -> Any:
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
     letters = ["?", *"▁abcö🎉", "\u200d", "ab", "▁a"]
-    made = Tokenizer(
+    tokenizer = Tokenizer(
         models.BPE(
             {letter: index for index, letter in enumerate(letters)},
             [("a", "b"), ("▁", "a")],
             unk_token="?",
         )
     )
-    made.pre_tokenizer, made.decoder = pre_tokenizers.Metaspace(), decoders.Metaspace()
-    return made
+    tokenizer.pre_tokenizer, tokenizer.decoder = pre_tokenizers.Metaspace(), decoders.Metaspace()
+    return tokenizer
 
 
 def _word_pieces() -> Any:
@@ -92,11 +94,11 @@ def _word_pieces() -> Any:
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
     words = ["?", "a", "ö", "##b", "##c", "🎉"]
-    made = Tokenizer(
+    tokenizer = Tokenizer(
         models.WordPiece({word: index for index, word in enumerate(words)}, unk_token="?")
     )
-    made.pre_tokenizer, made.decoder = pre_tokenizers.Whitespace(), decoders.WordPiece()
-    return made
+    tokenizer.pre_tokenizer, tokenizer.decoder = pre_tokenizers.Whitespace(), decoders.WordPiece()
+    return tokenizer
 
 
 # Where the text of each tokenizer comes back as it was, and where only its tokens are decoded.
@@ -128,12 +130,12 @@ def _pieces(codec: Codec, prompt: List[int], tokens: List[int]) -> List[str]:
 @pytest.mark.parametrize("cut", range(12))
 def test_pieces_are_whole_characters_and_together_the_text(cut: int, codec: Codec) -> None:
     tokens = codec.encode(TEXT)
-    found = _pieces(codec, tokens[:cut], tokens[cut:])
+    result = _pieces(codec, tokens[:cut], tokens[cut:])
     assert "".join(_pieces(codec, [], tokens)) == TEXT
     assert (
-        not any(REPLACEMENT in piece for piece in found)
-        and TEXT.endswith("".join(found))
-        and len("".join(found)) >= len(TEXT) - cut
+        not any(REPLACEMENT in piece for piece in result)
+        and TEXT.endswith("".join(result))
+        and len("".join(result)) >= len(TEXT) - cut
     )
 
 
@@ -157,15 +159,15 @@ def test_a_long_text_is_encoded_without_keeping_other_threads_waiting(tmp_path: 
 
 def test_a_text_that_ends_within_a_character_shows_it_at_the_end(codec: Codec) -> None:
     tokens = codec.encode("a🎉")
-    found = _pieces(codec, [], tokens[:-1])
-    assert found[-1].strip(REPLACEMENT) == "" and found[-1] and "".join(found[:-1]) == "a"
+    result = _pieces(codec, [], tokens[:-1])
+    assert result[-1].strip(REPLACEMENT) == "" and result[-1] and "".join(result[:-1]) == "a"
 
 
 def test_bytes_that_are_no_characters_do_not_end_the_row(codec: Codec) -> None:
     first, letter = codec.encode("é🎉"), codec.encode("a")[-1:]
     broken = [*first[:-1], *letter, *codec.encode("🎉")[-4:-1], *letter, *letter]
-    found = "".join(_pieces(codec, [], broken))
-    assert found.endswith("aa") and REPLACEMENT in found
+    result = "".join(_pieces(codec, [], broken))
+    assert result.endswith("aa") and REPLACEMENT in result
 
 
 def test_pieces_of_random_bytes_are_the_text_of_all_of_them() -> None:
@@ -241,9 +243,9 @@ def test_pieces_of_random_tokens_are_the_text_of_all_of_them(
 
 @pytest.mark.parametrize("name", [*MADE, *DECODED])
 def test_pieces_do_not_depend_on_what_of_the_row_is_the_prompt(name: str, tmp_path: Path) -> None:
-    made = {**MADE, **DECODED}[name]
-    codec = ByteCodec() if made is None else _saved(made(), tmp_path)
-    size = 256 if made is None else codec.tokenizer.get_vocab_size()
+    result = {**MADE, **DECODED}[name]
+    codec = ByteCodec() if result is None else _saved(result(), tmp_path)
+    size = 256 if result is None else codec.tokenizer.get_vocab_size()
     random = np.random.default_rng(0)
     texts = ["東京" * 20, "é" * 30, "🎉👩‍👩‍👧" * 6, "Zoë, a b"]
     rows = [codec.encode(text) for text in texts]
@@ -324,8 +326,8 @@ def test_a_text_has_at_least_the_tokens_that_the_longest_token_makes_of_it(
 def test_no_text_has_fewer_tokens_than_is_said_without_encoding_it(
     name: str, tmp_path: Path
 ) -> None:
-    made = {**MADE, **DECODED}[name]
-    codec = ByteCodec() if made is None else _saved(made(), tmp_path)
+    result = {**MADE, **DECODED}[name]
+    codec = ByteCodec() if result is None else _saved(result(), tmp_path)
     letters = ["a", "b", "é", "東", " ", "\n", "?", "👩‍👩‍👧"]
     for text in [*letters, *(letter * 300 for letter in letters), TEXT * 9]:
         assert codec.least_tokens(text) <= len(codec.encode(text))
@@ -338,8 +340,8 @@ def test_nothing_is_said_of_a_tokenizer_that_drops_white_space(tmp_path: Path) -
 def test_letters_that_a_normalizer_composes_count_as_the_bytes_before_it(tmp_path: Path) -> None:
     from tokenizers import normalizers
 
-    made = _merged_bytes()
-    made.normalizer = normalizers.NFC()
-    codec = _saved(made, tmp_path)
+    result = _merged_bytes()
+    result.normalizer = normalizers.NFC()
+    codec = _saved(result, tmp_path)
     text = "\u1fbe\u0308\u0301" * 100
     assert 0 < codec.least_tokens(text) <= len(codec.encode(text)) == 200

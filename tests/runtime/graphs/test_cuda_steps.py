@@ -165,18 +165,20 @@ def capturing(folder: Path, fails: bool = False) -> Tuple[Model, Capturing]:
 def outputs(model: Model) -> Dict[str, np.ndarray]:
     """Return outputs after calls that change the memory of caches."""
     ids = np.arange(40).reshape(2, 20) % 61
-    session, found = model.session(batch=2, capacity=30), {}
-    found["prefill"] = session.prefill([ids[0, :7], ids[1, :4]], logits_to_keep=1)
-    found["steps"] = np.stack([session.step(ids[:, column]) for column in range(7, 12)])
+    session, result = model.session(batch=2, capacity=30), {}
+    result["prefill"] = session.prefill([ids[0, :7], ids[1, :4]], logits_to_keep=1)
+    result["steps"] = np.stack([session.step(ids[:, column]) for column in range(7, 12)])
     session.rewind(3)
-    found["after a rewind"] = np.stack([session.step(ids[:, column]) for column in range(12, 14)])
+    result["after a rewind"] = np.stack([session.step(ids[:, column]) for column in range(12, 14)])
     other = session.fork()
-    found["admitted"] = session.admit(ids[:1, :5], logits_to_keep=1)
-    found["three rows"] = np.stack([session.step(ids[[0, 1, 1], column]) for column in range(5, 8)])
+    result["admitted"] = session.admit(ids[:1, :5], logits_to_keep=1)
+    result["three rows"] = np.stack(
+        [session.step(ids[[0, 1, 1], column]) for column in range(5, 8)]
+    )
     session.retire(0)
-    found["two rows"] = np.stack([session.step(ids[:, column]) for column in range(8, 10)])
-    found["fork"] = np.stack([other.step(ids[:, column]) for column in range(5, 8)])
-    return found
+    result["two rows"] = np.stack([session.step(ids[:, column]) for column in range(8, 10)])
+    result["fork"] = np.stack([other.step(ids[:, column]) for column in range(5, 8)])
+    return result
 
 
 @pytest.mark.parametrize(
@@ -185,13 +187,13 @@ def outputs(model: Model) -> Dict[str, np.ndarray]:
 )
 def test_outputs_are_those_of_the_cpu(variant: str, tmp_path: Path, bindings: List[str]) -> None:
     export(sources(decoder(variant)), "ort-cuda", tmp_path / "artefact", verify=False)
-    expected, found = (
+    expected, result = (
         outputs(load(tmp_path / "artefact", provider="cpu", threads=1)),
         outputs(on_fake_device(tmp_path / "artefact")),
     )
     for name, wanted in expected.items():
         np.testing.assert_allclose(
-            found[name].astype(np.float32),
+            result[name].astype(np.float32),
             wanted.astype(np.float32),
             atol=0.01 * np.abs(wanted).max(),
             err_msg=name,
@@ -210,13 +212,13 @@ def test_replayed_graphs_give_the_outputs_of_the_cpu(
 ) -> None:
     export(sources(decoder(variant)), "ort-cuda", tmp_path / "artefact", verify=False)
     model, session = capturing(tmp_path / "artefact")
-    expected, found = (
+    expected, result = (
         outputs(load(tmp_path / "artefact", provider="cpu", threads=1)),
         outputs(model),
     )
     for name, wanted in expected.items():
         np.testing.assert_allclose(
-            found[name].astype(np.float32),
+            result[name].astype(np.float32),
             wanted.astype(np.float32),
             atol=0.01 * np.abs(wanted).max(),
             err_msg=name,
@@ -231,12 +233,12 @@ def test_a_graph_that_is_replayed_for_other_caches_is_found(
     """A planted fault: ids that depend on the number of rows alone."""
     export(sources(decoder("rope")), "ort-cuda", tmp_path / "artefact", verify=False)
     monkeypatch.setattr(GraphIds, "of", lambda self, bound: bound[0][0][2][0])
-    expected, found = (
+    expected, result = (
         outputs(load(tmp_path / "artefact", provider="cpu", threads=1)),
         outputs(capturing(tmp_path / "artefact")[0]),
     )
     assert (
-        not np.abs(found["fork"].astype(np.float32) - expected["fork"]).max()
+        not np.abs(result["fork"].astype(np.float32) - expected["fork"]).max()
         <= 0.01 * np.abs(expected["fork"]).max()
     )
 
@@ -261,10 +263,10 @@ def test_a_capture_that_fails_runs_uncaptured_with_one_warning(
 ) -> None:
     export(sources(decoder("rope")), "ort-cuda", tmp_path / "artefact", verify=False)
     with pytest.warns(RuntimeWarning) as warned:
-        found = outputs(capturing(tmp_path / "artefact", fails=True)[0])
+        result = outputs(capturing(tmp_path / "artefact", fails=True)[0])
     expected = outputs(load(tmp_path / "artefact", provider="cpu", threads=1))
     assert [
-        np.abs(found[name].astype(np.float32) - expected[name]).max()
+        np.abs(result[name].astype(np.float32) - expected[name]).max()
         <= 0.01 * np.abs(expected[name]).max()
         for name in expected
     ] == [True] * len(expected)
@@ -353,7 +355,7 @@ def test_keys_and_values_of_an_encoder_are_copied_to_the_device_once(
     tmp_path: Path, bindings: List[str]
 ) -> None:
     export(sources(reading("rope")), "ort-cuda", tmp_path / "artefact", verify=False)
-    found = []
+    results = []
     for model in (
         load(tmp_path / "artefact", provider="cpu", threads=1),
         on_fake_device(tmp_path / "artefact"),
@@ -362,6 +364,6 @@ def test_keys_and_values_of_an_encoder_are_copied_to_the_device_once(
         session.prefill(np.zeros((2, 3), np.int64), encoder=encoder_rows(model.manifest, 2))
         session.step(np.zeros(2, np.int64))
         FakeMemory.moved = 0
-        found.append(session.step(np.ones(2, np.int64)).astype(np.float32))
-    np.testing.assert_allclose(found[1], found[0], atol=0.01 * np.abs(found[0]).max())
+        results.append(session.step(np.ones(2, np.int64)).astype(np.float32))
+    np.testing.assert_allclose(results[1], results[0], atol=0.01 * np.abs(results[0]).max())
     assert 0 < FakeMemory.moved <= 4 * ALIGNMENT

@@ -19,10 +19,10 @@ DTYPES = (*map(np.dtype, ("float32", "float64", "float16", "int8", "uint8", "int
 @pytest.fixture(scope="module", params=["ort", "onnx"])
 def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     model = sources(decoder_config(64, 2, 32, block_config(32, 4, 64), tied=False))
-    made = tmp_path_factory.mktemp(request.param) / "model"
+    result = tmp_path_factory.mktemp(request.param) / "model"
     weights = "int4" if request.param == "ort" else None
-    export(model, request.param, made, verify=False, weights=weights)
-    return made
+    export(model, request.param, result, verify=False, weights=weights)
+    return result
 
 
 def test_constants_are_those_that_onnx_reads(folder: Path) -> None:

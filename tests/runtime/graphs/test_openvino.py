@@ -71,8 +71,8 @@ def _made(config: Any, target: str, folder: Path, signature: str = "positions", 
 def test_every_division_into_calls_gives_the_outputs_of_the_module(
     name: str, target: str, signature: str, tmp_path: Path
 ) -> None:
-    found = verify(_made(decoder(name), target, tmp_path / "a", signature), provider="openvino")
-    assert found["passed"] and found["provider"] == "openvino" and "openvino 20" in found["machine"]
+    proof = verify(_made(decoder(name), target, tmp_path / "a", signature), provider="openvino")
+    assert proof["passed"] and proof["provider"] == "openvino" and "openvino 20" in proof["machine"]
 
 
 @installed
@@ -126,13 +126,13 @@ def test_quantized_weights_give_the_outputs_of_the_rounded_module(tmp_path: Path
 def test_bfloat16_has_its_own_tolerance_and_its_own_proof(tmp_path: Path) -> None:
     folder = _made(decoder("rope"), "onnx", tmp_path / "a", "mask")
     try:
-        found = verify(folder, provider="openvino-bf16")
+        result = verify(folder, provider="openvino-bf16")
     except ValueError as error:
         pytest.skip(str(error))  # the processor has no bfloat16
     verify(folder, provider="openvino")
     tolerance = manifests.read(folder).reference.tolerance  # type: ignore[union-attr]
-    assert found["passed"] and found["tolerance"] > 100 * tolerance
-    assert max(found["cells"].values()) > tolerance  # the error shows that it computes in bfloat16
+    assert result["passed"] and result["tolerance"] > 100 * tolerance
+    assert max(result["cells"].values()) > tolerance  # the error shows that it computes in bfloat16
     assert [proof["provider"] for proof in manifests.read(folder).proofs] == [
         "openvino-bf16",
         "openvino",
@@ -146,10 +146,10 @@ def test_distances_that_bfloat16_does_not_hold_fail_verification(
 ) -> None:
     folder = _made(decoder(name, max_positions=600), "ort", tmp_path / "a")
     try:
-        found = verify(folder, provider="openvino-bf16", record=False)
+        proof = verify(folder, provider="openvino-bf16", record=False)
     except ValueError as error:
         pytest.skip(str(error))  # the processor has no bfloat16
-    assert (found["cells"]["cache filled to its end"] <= found["tolerance"]) == passes and found[
+    assert (proof["cells"]["cache filled to its end"] <= proof["tolerance"]) == passes and proof[
         "passed"
     ] == passes
 

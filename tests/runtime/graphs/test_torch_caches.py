@@ -34,10 +34,13 @@ def test_a_module_is_given_as_many_slots_as_the_longest_row_needs(whole: np.ndar
     session.prefill([X[0, :60], X[1, :9]])
     given = []
     for step in range(70):
-        made = session.step(np.stack((X[0, 60 + step], X[1, 9 + step])))
+        outputs = session.step(np.stack((X[0, 60 + step], X[1, 9 + step])))
         given.append(session._now.caches.capacity)
         assert (
-            max(worst_error(made[0], whole[0, 60 + step]), worst_error(made[1], whole[1, 9 + step]))
+            max(
+                worst_error(outputs[0], whole[0, 60 + step]),
+                worst_error(outputs[1], whole[1, 9 + step]),
+            )
             <= BOUND
         )
     assert given == [64] * 4 + [128] * 64 + [192] * 2
@@ -49,21 +52,22 @@ def test_a_module_is_given_fewer_slots_behind_a_rewind_and_reads_what_was_there(
     session = opened()
     session.prefill(X, chunk=90)
     session.rewind([180, 170])
-    made = session.prefill([X[0, 30:35], X[1, 40:45]])
+    outputs = session.prefill([X[0, 30:35], X[1, 40:45]])
     assert session._now.caches.capacity == 64 and session._now.caches.extent >= 210
     assert (
-        max(worst_error(made[0], whole[0, 30:35]), worst_error(made[1], whole[1, 40:45])) <= BOUND
+        max(worst_error(outputs[0], whole[0, 30:35]), worst_error(outputs[1], whole[1, 40:45]))
+        <= BOUND
     )
 
 
 def test_tokens_are_written_behind_those_that_a_row_holds_and_nowhere_else() -> None:
     past, new = torch.full((2, 3, 6, 4), -1.0), torch.randn(2, 2, 3, 4)
     written = past.clone()
-    made = ops.append(
+    result = ops.append(
         written, new, ops.write_index(torch.tensor([1, 4]), torch.zeros(2, 2, dtype=torch.int64))
     )
     past[0, :, 1:3], past[1, :, 4:6] = new[0].transpose(0, 1), new[1].transpose(0, 1)
-    assert made is written and torch.equal(made, past)
+    assert result is written and torch.equal(result, past)
 
 
 def test_gradients_reach_keys_where_there_is_no_cache() -> None:

@@ -40,7 +40,7 @@ def test_rows_that_begin_together_have_the_padded_length(
 
 
 def test_the_padded_length_changes_no_output(fed_as_on_cuda: Session) -> None:
-    made = sources(decoder("alibi")).model
+    result = sources(decoder("alibi")).model
     assert certify(
-        fed_as_on_cuda, made, expected_outputs(made, fed_as_on_cuda.manifest), lambda _: None
+        fed_as_on_cuda, result, expected_outputs(result, fed_as_on_cuda.manifest), lambda _: None
     )["passed"]

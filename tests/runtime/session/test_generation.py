@@ -36,18 +36,18 @@ def test_rows_that_end_before_others_give_what_each_gives_alone(model: Any) -> N
         row[: next((i + 1 for i, token in enumerate(row) if token in stop), 12)] for row in whole
     ]
     assert len({len(row) for row in cut}) > 1
-    made = np.stack(list(model.session().generate(PROMPTS, 12, stop=stop)), axis=1)
-    assert made.shape[1] == max(map(len, cut))
-    for row, wanted in zip(made, cut, strict=True):
+    result = np.stack(list(model.session().generate(PROMPTS, 12, stop=stop)), axis=1)
+    assert result.shape[1] == max(map(len, cut))
+    for row, wanted in zip(result, cut, strict=True):
         assert row[: len(wanted)].tolist() == wanted and (row[len(wanted) :] == -1).all()
     assert [_alone(model, prompt, 12, stop=stop) for prompt in PROMPTS] == cut
 
 
 def test_a_row_that_ended_takes_no_further_position(model: Any) -> None:
     session, whole = model.session(), _alone(model, PROMPTS[1], 1)
-    made = list(session.generate(PROMPTS[:2], 6, stop=whole))
+    result = list(session.generate(PROMPTS[:2], 6, stop=whole))
     assert session.length[1] == len(PROMPTS[1])
-    assert session.length[0] == len(PROMPTS[0]) + len(made) - 1
+    assert session.length[0] == len(PROMPTS[0]) + len(result) - 1
 
 
 def test_stop_ids_of_the_artefact_hold_where_none_are_given(tmp_path: Path) -> None:
@@ -78,20 +78,20 @@ def test_the_command_speaks_by_the_tokenizer_that_the_artefact_carries(
     tokenizers = pytest.importorskip("tokenizers", reason="tokenizers is not installed")
     from tokenizers import decoders, models, pre_tokenizers, trainers
 
-    made = tokenizers.Tokenizer(models.BPE())
-    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    made.decoder = decoders.ByteLevel()
+    result = tokenizers.Tokenizer(models.BPE())
+    result.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    result.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(vocab_size=61, initial_alphabet=[], special_tokens=["<end>"])
-    made.train_from_iterator(["a test of tests and states"] * 9, trainer)
+    result.train_from_iterator(["a test of tests and states"] * 9, trainer)
     stack = seeded(decoder("rope"))
-    stack.text = Text(made.to_str().encode())
+    stack.text = Text(result.to_str().encode())
     export(stack, "torchscript", tmp_path / "a", verify=False)
     command = ["generate", str(tmp_path / "a"), "--prompt", "test"]
     assert main([*command, "--max-tokens", "9", "--json"]) == 0
     answer = json.loads(capsys.readouterr().out)
-    ids = made.encode("test").ids
+    ids = result.encode("test").ids
     assert answer["tokens"] == _alone(load(tmp_path / "a", provider="cpu"), ids, 9)
-    assert "test" + answer["text"] == made.decode(ids + answer["tokens"])
+    assert "test" + answer["text"] == result.decode(ids + answer["tokens"])
     (tmp_path / "a" / "tokenizer.json").write_text("{}")
     assert main(command) == 2
     assert "tokenizer.json" in capsys.readouterr().err

@@ -102,9 +102,9 @@ def test_numbers_that_are_none_are_gone_after_a_rewind_and_after_a_reset(
     session.prefill(spoilt[:, :10])
     session.step(spoilt[:, 10])
     session.rewind([4, 5, 0])
-    made = session.prefill([X[0, 7:14], X[1, 6:10], X[2, 11:12]])
+    outputs = session.prefill([X[0, 7:14], X[1, 6:10], X[2, 11:12]])
     for row, (first, last) in enumerate(((7, 14), (6, 10), (11, 12))):
-        assert worst_error(made[row, : last - first], full[row, first:last]) <= bound
+        assert worst_error(outputs[row, : last - first], full[row, first:last]) <= bound
     at = session.length
     assert worst_error(session.step(X[range(3), at]), full[range(3), at]) <= bound
     session.prefill(np.full_like(X[:, :3], poison))

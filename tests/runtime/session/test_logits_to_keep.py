@@ -44,16 +44,16 @@ def _computed(session: Any, monkeypatch: pytest.MonkeyPatch, **how: Any) -> List
     right = graph.run
 
     def run(call: Any, states: Any) -> Any:
-        made.append(right(call, states))
-        return made[-1]
+        result.append(right(call, states))
+        return result[-1]
 
     def feed(self: Any, *arguments: Any) -> Any:
-        made.clear()
+        result.clear()
         fed = feeds(self, *arguments)
-        counts.append(max(output.shape[1] for output in made))
+        counts.append(max(output.shape[1] for output in result))
         return fed
 
-    made: List[np.ndarray] = []
+    result: List[np.ndarray] = []
     feeds = Reading.feed
     monkeypatch.setattr(graph, "run", run)
     monkeypatch.setattr(Reading, "feed", feed)
@@ -98,9 +98,9 @@ def test_a_rewind_that_feeds_tokens_again_computes_no_logits(
     session.prefill(PROMPTS[:1])
 
     def run(call: Any, states: Any) -> Any:
-        made = right(call, states)
-        widths.append(made[0].shape)
-        return made
+        result = right(call, states)
+        widths.append(result[0].shape)
+        return result
 
     monkeypatch.setattr(model.graph, "run", run)
     session.rewind(3)
@@ -139,8 +139,8 @@ def test_certificates_compare_them_where_the_graph_chooses_and_all_logits_everyw
 
 
 def test_none_and_0_keep_all(models: Models) -> None:
-    made = [models("ort").session().prefill(PROMPTS, logits_to_keep=keep) for keep in (None, 0)]
-    assert made[0].shape == (3, 10, 61) and np.array_equal(*made)
+    results = [models("ort").session().prefill(PROMPTS, logits_to_keep=keep) for keep in (None, 0)]
+    assert results[0].shape == (3, 10, 61) and np.array_equal(*results)
 
 
 def test_rows_without_tokens_keep_nothing(models: Models) -> None:

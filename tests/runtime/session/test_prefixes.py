@@ -46,7 +46,7 @@ def test_a_row_that_begins_with_a_prefix_gives_the_outputs_of_one_that_reads_all
     begun = TOKENS[: 2 * BLOCK + 7]
     prefix = prefixes.find([*begun, 100, 101])
     assert prefix.length == 2 * BLOCK and (prefixes.hits, prefixes.tokens) == (1, 2 * BLOCK)
-    found = [
+    results = [
         session.admit([[*begun[prefix.length :], 100, 101]], prefix=prefix)[0, -1],
         session.step(np.array([102, 103]))[1],
     ]
@@ -55,7 +55,7 @@ def test_a_row_that_begins_with_a_prefix_gives_the_outputs_of_one_that_reads_all
     assert session.length.tolist() == [4, len(begun) + 3]
     assert all(
         worst_error(one, other) <= model.manifest.reference.tolerance
-        for one, other in zip(found, expected, strict=True)
+        for one, other in zip(results, expected, strict=True)
     )
 
 
@@ -106,11 +106,11 @@ def test_random_rows_find_what_they_have_read_and_give_its_outputs(ort: Model) -
         ] + [100]
         session.reset()
         prefix = prefixes.find(tokens)
-        found = session.admit([tokens[prefix.length :]], prefix=prefix)[0, -1]
+        result = session.admit([tokens[prefix.length :]], prefix=prefix)[0, -1]
         session.share(0, tokens, prefixes)
         alone.reset()
         assert (
-            worst_error(found, alone.prefill([tokens])[0, -1]) <= ort.manifest.reference.tolerance
+            worst_error(result, alone.prefill([tokens])[0, -1]) <= ort.manifest.reference.tolerance
         )
     assert prefixes.used == 5 and prefixes.hits > 10
 

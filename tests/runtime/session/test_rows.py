@@ -42,10 +42,10 @@ def test_rows_come_and_go_in_any_order(kind: str, target: str) -> None:
         if not order or (len(order) < 5 and random.random() < 0.5):
             more = random.integers(4, size=int(random.integers(1, 3))).tolist()
             parts = [texts()[row, : random.integers(1, 6)] for row in more]
-            made = session.admit(parts)
+            result = session.admit(parts)
             order += more
             assert all(
-                excess(made[index, : len(part)], full(kind)[row, : len(part)]) <= 1
+                excess(result[index, : len(part)], full(kind)[row, : len(part)]) <= 1
                 for index, (row, part) in enumerate(zip(more, parts, strict=True))
             )
         elif random.random() < 0.5 or session.length.max() > LENGTH - 4:
@@ -68,9 +68,9 @@ def test_neighbours_that_read_a_token_each_are_read_in_one_call(
     right = Feeder.calls
 
     def noted(*arguments: Any) -> Any:
-        made = right(*arguments)
-        calls.append([(call.first, call.rows, call.new) for call in made])
-        return made
+        result = right(*arguments)
+        calls.append([(call.first, call.rows, call.new) for call in result])
+        return result
 
     monkeypatch.setattr(Feeder, "calls", noted)
     counts = [1, 1, 0, 1, 3, 1]

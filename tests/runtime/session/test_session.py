@@ -137,10 +137,10 @@ def test_a_start_at_the_next_position_of_every_row_that_reads_tokens_continues(
     session = load(folders["ort"], threads=1, provider="cpu").session()
     session.prefill([TOKENS[0, :4], TOKENS[0, :2]], start=[5, 100])
     twin = session.fork()
-    made = session.prefill(
+    outputs = session.prefill(
         [TOKENS[0, 4:6], []], start=9
     )  # the number of a row without tokens has no meaning
-    assert np.array_equal(made, twin.prefill([TOKENS[0, 4:6], []]))
+    assert np.array_equal(outputs, twin.prefill([TOKENS[0, 4:6], []]))
     assert np.array_equal(
         session.prefill([[4], [5]], start=session.position), twin.prefill([[4], [5]])
     )

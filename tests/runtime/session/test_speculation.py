@@ -188,15 +188,17 @@ def test_sampled_ids_with_drafts_have_the_distribution_of_the_model(
             lambda self, logits: take(self, np.where(np.arange(61) == 4, np.float32(9), logits)),
         )
     expected = draws * _distribution(model, prompt, 2.0)
-    found, session = np.zeros(len(expected)), model.session()
+    result, session = np.zeros(len(expected)), model.session()
     for seed in range(draws):
         session.reset()
-        found[_ids(session, [prompt], 2, temperature=2.0, seed=seed, speculate="lookup")[0][1]] += 1
+        result[
+            _ids(session, [prompt], 2, temperature=2.0, seed=seed, speculate="lookup")[0][1]
+        ] += 1
     order = np.argsort(expected)
     groups = np.array_split(order, 12)  # at least 5 expected in each
     assert min(expected[group].sum() for group in groups) >= 5
     squared = sum(
-        (found[group].sum() - expected[group].sum()) ** 2 / expected[group].sum()
+        (result[group].sum() - expected[group].sum()) ** 2 / expected[group].sum()
         for group in groups
     )
     freedom = len(groups) - 1

@@ -117,12 +117,12 @@ def operators(call: Callable[[], Any]) -> List[str]:
 @pytest.mark.parametrize("target", OPERATORS)
 def test_a_step_runs_few_operators_of_torch(target: str, folders: Callable[..., Path]) -> None:
     session, token = stepping(folders(target)), np.zeros(1, np.int64)
-    found = operators(lambda: session.step(token))
-    first, last = (index for index, name in enumerate(found) if name == ATTENTION)
+    result = operators(lambda: session.step(token))
+    first, last = (index for index, name in enumerate(result) if name == ATTENTION)
     assert all(
         count <= most
         for count, most in zip(
-            (first, last - first, len(found) - last), OPERATORS[target], strict=True
+            (first, last - first, len(result) - last), OPERATORS[target], strict=True
         )
     )
 
@@ -138,8 +138,8 @@ def test_layers_share_the_look_up_of_table_rows(target: str, folders: Callable[.
 @pytest.mark.parametrize("target", PYTHON_CALLS)
 def test_a_step_enters_few_functions(target: str, folders: Callable[..., Path]) -> None:
     session, token = stepping(folders(target)), np.zeros(1, np.int64)
-    found = profiled(lambda: session.step(token))
-    assert found["call"] <= PYTHON_CALLS[target] and found["c_call"] <= BUILT_IN_CALLS[target]
+    result = profiled(lambda: session.step(token))
+    assert result["call"] <= PYTHON_CALLS[target] and result["c_call"] <= BUILT_IN_CALLS[target]
 
 
 @pytest.mark.parametrize("target", PYTHON_CALLS)
@@ -188,8 +188,8 @@ def test_a_prefill_of_one_token_is_a_step(target: str, folders: Callable[..., Pa
     session, token = stepping(folders(target)), np.zeros((1, 1), np.int64)
     other = session.fork()
     session.prefill(token)
-    found = profiled(lambda: session.prefill(token))
-    assert found["call"] <= PYTHON_CALLS[target] + 6
+    result = profiled(lambda: session.prefill(token))
+    assert result["call"] <= PYTHON_CALLS[target] + 6
     other.step(token[0])
     other.step(token[0])
     assert np.array_equal(session.prefill(token)[:, 0], other.step(token[0]))
@@ -217,8 +217,8 @@ def test_a_pass_of_a_few_tokens_is_bound_once(
     monkeypatch.setattr(onnxruntime.IOBinding, "bind_input", None)
     monkeypatch.setattr(onnxruntime.IOBinding, "bind_output", None)
     assert np.array_equal(session.prefill(tokens), first)
-    found = profiled(lambda: session.prefill(tokens))
-    assert found["call"] <= PASS_CALLS
+    result = profiled(lambda: session.prefill(tokens))
+    assert result["call"] <= PASS_CALLS
 
 
 @pytest.mark.parametrize("target", IN_PLACE)

@@ -110,8 +110,8 @@ def _arguments(format_: str, folder: Path) -> Dict[str, Any]:
 )
 def test_a_model_with_outliers_in_its_activations_is_accepted(format_: str, tmp_path: Path) -> None:
     given = {**_arguments(format_, tmp_path), "max_loss": 1000.0}
-    found = export(_with_outliers(), "ort", tmp_path / "made", **given).certificate
-    assert found is not None and found["passed"] and found["tolerance"] < 1e-4
+    result = export(_with_outliers(), "ort", tmp_path / "made", **given).certificate
+    assert result is not None and result["passed"] and result["tolerance"] < 1e-4
 
 
 def test_a_large_error_of_rounding_is_reported_and_refuses_nothing(
@@ -133,9 +133,9 @@ def test_a_large_error_of_rounding_is_reported_and_refuses_nothing(
 
 def test_an_output_as_exported_that_is_not_finite_fails() -> None:
     cells = {f"{FORM}steps": 1e-7, f"{EXPORTED}steps": 0.9}
-    found = {"cells": cells, "tolerance": 1e-5, "bounds": {f"{EXPORTED}steps": FINITE}}
-    assert passes(found)
-    assert not passes({**found, "cells": {**cells, f"{EXPORTED}steps": FAILED}})
+    results = {"cells": cells, "tolerance": 1e-5, "bounds": {f"{EXPORTED}steps": FINITE}}
+    assert passes(results)
+    assert not passes({**results, "cells": {**cells, f"{EXPORTED}steps": FAILED}})
 
 
 HALF = [
@@ -158,8 +158,8 @@ def test_a_file_of_half_precision_has_a_form_within_the_tolerance_of_float32(
     expected = reference.read(manifest, tmp_path / "made")
     session = load_form(tmp_path / "made", manifest, 1).session()
     accuracy = proof.Accuracy(tolerance("float32", *extent(model.model)))
-    found = measure(session, expected, accuracy, lambda _: None, level=Level.QUICK)
-    assert found.cells and not found.exceeds(accuracy.tolerance)
+    result = measure(session, expected, accuracy, lambda _: None, level=Level.QUICK)
+    assert result.cells and not result.exceeds(accuracy.tolerance)
 
 
 @pytest.mark.parametrize(("target", "file"), [("torchscript", torchscript_file), ("pt2", pt2_file)])
@@ -169,10 +169,10 @@ def test_a_program_of_torch_in_half_precision_with_scores_1_percent_off_is_refus
     right = file.wrap
 
     def wrong(model: Any, signature: str) -> Any:
-        made = copy.deepcopy(model)
-        projection = made.attentions()[0].projection
+        result = copy.deepcopy(model)
+        projection = result.attentions()[0].projection
         projection.qkv.weight.data[: projection.qkv.weight.shape[0] // 2] *= 1.01
-        return right(made, signature)
+        return right(result, signature)
 
     monkeypatch.setattr(file, "wrap", wrong)
     with pytest.raises(VerificationError, match="at 'float32 form: |check 'numbers' to pass"):
@@ -183,7 +183,7 @@ def test_the_tolerance_that_a_user_gives_is_that_of_the_float32_form_on_the_cpu(
     tmp_path: Path,
 ) -> None:
     export(sources(block("rope")), "ort", tmp_path / "made", dtype="float16", verify=False)
-    found = verify(tmp_path / "made", "cpu", tolerance=1e-9, quick=True)
-    assert found["tolerance"] == 1e-9 and not found["passed"]
-    failed = [name for name, error in found["cells"].items() if error > bound_of(found, name)]
+    result = verify(tmp_path / "made", "cpu", tolerance=1e-9, quick=True)
+    assert result["tolerance"] == 1e-9 and not result["passed"]
+    failed = [name for name, error in result["cells"].items() if error > bound_of(result, name)]
     assert failed and all(name.startswith(FORM) for name in failed)

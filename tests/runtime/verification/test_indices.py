@@ -146,9 +146,9 @@ def attribute(name: str, changed: Callable[[Any], Any]) -> Change:
     """Return a change of an attribute of the last node that has it."""
 
     def change(graph: onnx.GraphProto) -> None:
-        found = [a for node in graph.node for a in node.attribute if a.name == name]
-        value = changed(helper.get_attribute_value(found[-1]))
-        found[-1].CopyFrom(helper.make_attribute(name, value))
+        results = [a for node in graph.node for a in node.attribute if a.name == name]
+        value = changed(helper.get_attribute_value(results[-1]))
+        results[-1].CopyFrom(helper.make_attribute(name, value))
 
     return change
 
@@ -227,13 +227,13 @@ def test_a_graph_that_is_no_onnx_is_named_as_skipped(tmp_path: Path) -> None:
 def test_masks_in_bfloat16_are_compared_before_the_cast(variant: str, tmp_path: Path) -> None:
     config = seeing(decoder(variant, max_positions=80), CHUNK)
     export(sources(config), "ort-cuda", tmp_path / "a", dtype="bfloat16", verify=False)
-    graph, found = onnx.load(tmp_path / "a" / "model.onnx"), []
+    graph, result = onnx.load(tmp_path / "a" / "model.onnx"), []
     manifest = manifests.read(tmp_path / "a")
     for change in (lambda graph: None, number("Div", 1, 1)):
         change(graph.graph)
         (tmp_path / "a" / "model.onnx").write_bytes(graph.SerializeToString())
-        found.append(indices.check(tmp_path / "a", SimpleNamespace(manifest=manifest)).failures)  # type: ignore[arg-type]
-    assert not found[0] and found[1]
+        result.append(indices.check(tmp_path / "a", SimpleNamespace(manifest=manifest)).failures)  # type: ignore[arg-type]
+    assert not result[0] and result[1]
 
 
 @pytest.mark.parametrize(

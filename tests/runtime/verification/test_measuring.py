@@ -48,11 +48,11 @@ def test_threads_measure_what_one_session_measures(
     session, *beside = measuring.sessions(model, 1)
     assert len(beside) == 2
     accuracy = _accuracy(manifest)
-    found = measuring.measure(session, expected, accuracy, lines.append, beside)
-    assert found == measuring.measure(
+    result = measuring.measure(session, expected, accuracy, lines.append, beside)
+    assert result == measuring.measure(
         model.session(capacity=1100), expected, accuracy, lambda _: None
     )
-    assert not found.exceeds(accuracy.tolerance)
+    assert not result.exceeds(accuracy.tolerance)
     assert lines[0] == f"{target}: verifying" and f"{target}: verified the long sequence" in lines
 
 
@@ -92,7 +92,7 @@ def test_a_graph_that_stops_is_a_failed_cell_in_a_thread_as_well(
         raise GraphError(RuntimeError("stopped"))
 
     monkeypatch.setattr("posenc_export.runtime.session.session.Session.step", stopped)
-    found = measuring.measure(
+    result = measuring.measure(
         session,
         reference.read(manifest, tmp_path / "artefact"),
         _accuracy(manifest),
@@ -100,12 +100,12 @@ def test_a_graph_that_stops_is_a_failed_cell_in_a_thread_as_well(
         beside,
     )
     assert (
-        found.cells["batch 1, start 0: steps"] > 1e299
-        and found.cells["batch 1, start 0: chunks of 5"] < 1e-3
+        result.cells["batch 1, start 0: steps"] > 1e299
+        and result.cells["batch 1, start 0: chunks of 5"] < 1e-3
     )
     assert (
-        found.failures["batch 1, start 0: steps"].endswith("RuntimeError: stopped")
-        and "batch 1, start 0: chunks of 5" not in found.failures
+        result.failures["batch 1, start 0: steps"].endswith("RuntimeError: stopped")
+        and "batch 1, start 0: chunks of 5" not in result.failures
     )
 
 

@@ -41,14 +41,14 @@ pytestmark = pytest.mark.xdist_group("operators")
 @pytest.fixture(scope="module")
 def artefacts(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
     """Return the folder of an artefact of a kind, which is exported once."""
-    base, made = tmp_path_factory.mktemp("operators"), {}
+    base, result = tmp_path_factory.mktemp("operators"), {}
 
     def of(kind: str) -> Path:
-        if kind not in made:
-            made[kind] = base / kind
+        if kind not in result:
+            result[kind] = base / kind
             target = kind.rpartition("-")[2]
-            export(sources(MODEL), target, made[kind], verify=False, **KINDS[kind])  # type: ignore[arg-type]
-        return made[kind]
+            export(sources(MODEL), target, result[kind], verify=False, **KINDS[kind])  # type: ignore[arg-type]
+        return result[kind]
 
     return of
 
@@ -127,12 +127,12 @@ def test_a_product_of_the_standard_target_rounds_activations_in_blocks_of_its_co
     options.optimized_model_filepath = str(tmp_path / "optimized.onnx")
     onnxruntime.InferenceSession(str(folder / "model.onnx"), options, ["CPUExecutionProvider"])
     nodes = onnx.load(tmp_path / "optimized.onnx", load_external_data=False).graph.node
-    found = [
+    results = [
         {part.name: part.i for part in node.attribute}
         for node in nodes
         if node.op_type == "MatMulNBits"
     ]
-    assert {(part["block_size"], part["accuracy_level"]) for part in found} == {(32, 4)}
+    assert {(part["block_size"], part["accuracy_level"]) for part in results} == {(32, 4)}
 
 
 def spoiled(

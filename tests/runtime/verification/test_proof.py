@@ -32,9 +32,9 @@ print(json.dumps(verify(sys.argv[1])))
 
 def _own(config: Any) -> Sources:
     """A user's own model, without information on how to build its weights again."""
-    made = sources(config, 3)
-    made.model.source = {}
-    return made
+    traced = sources(config, 3)
+    traced.model.source = {}
+    return traced
 
 
 @pytest.mark.parametrize(
@@ -48,22 +48,22 @@ def _own(config: Any) -> Sources:
 def test_a_model_of_ones_own_is_proved_without_torch_in_another_process(
     target: str, tmp_path: Path
 ) -> None:
-    made = export(_own(decoder("rope")), target, tmp_path / "artefact")
+    manifest = export(_own(decoder("rope")), target, tmp_path / "artefact")
     said = subprocess.run(
         [sys.executable, "-c", WITHOUT_TORCH, str(tmp_path / "artefact")],
         check=True,
         capture_output=True,
         text=True,
     )
-    found, read = json.loads(said.stdout), manifests.read(tmp_path / "artefact")
-    assert found["passed"] and found["provider"] == "cpu" and "onnxruntime" in found["machine"]
+    result, read = json.loads(said.stdout), manifests.read(tmp_path / "artefact")
+    assert result["passed"] and result["provider"] == "cpu" and "onnxruntime" in result["machine"]
     assert (
-        read.proofs == [found]
-        and read.certificate == made.certificate
-        and read.digest == made.digest
+        read.proofs == [result]
+        and read.certificate == manifest.certificate
+        and read.digest == manifest.digest
     )
-    assert set(found["cells"]) == {
-        cell for cell in made.certificate["cells"] if not cell.startswith("oracle")
+    assert set(result["cells"]) == {
+        cell for cell in manifest.certificate["cells"] if not cell.startswith("oracle")
     }  # type: ignore[index]
 
 
@@ -105,16 +105,16 @@ def test_other_weights_under_the_same_reference_fail_the_proof(tmp_path: Path) -
     read = manifests.read(tmp_path / "other")
     listed = {name: files.entry(tmp_path / "artefact" / name) for name in read.files}
     manifests.write(read.replace(files=listed), tmp_path / "artefact")
-    found = verify(tmp_path / "artefact", record=False)
-    assert not found["passed"] and min(found["cells"].values()) > 1e-3
+    proof = verify(tmp_path / "artefact", record=False)
+    assert not proof["passed"] and min(proof["cells"].values()) > 1e-3
     assert manifests.read(tmp_path / "artefact").proofs == []
 
 
 def test_a_digest_that_came_another_way_is_compared(tmp_path: Path) -> None:
-    made = export(_own(block("nope")), "ort", tmp_path / "artefact", verify=False)
+    manifest = export(_own(block("nope")), "ort", tmp_path / "artefact", verify=False)
     assert (
-        load(tmp_path / "artefact", digest=made.digest, provider="cpu").manifest.digest
-        == made.digest
+        load(tmp_path / "artefact", digest=manifest.digest, provider="cpu").manifest.digest
+        == manifest.digest
     )
     for call in (load, verify):
         with pytest.raises(ValueError, match="expected digest 0000.*, got"):
@@ -146,9 +146,9 @@ def test_a_proof_is_not_recorded_in_an_artefact_that_replaced_the_verified_one(
     tmp_path: Path,
 ) -> None:
     export(_own(block("nope")), "ort", tmp_path / "artefact", verify=False)
-    found = verify(tmp_path / "artefact", record=False)
+    proof = verify(tmp_path / "artefact", record=False)
     with pytest.raises(ValueError, match="expected digest 0000"):
-        manifests.add_proof(tmp_path / "artefact", "0" * 64, found)
+        manifests.add_proof(tmp_path / "artefact", "0" * 64, proof)
     assert manifests.read(tmp_path / "artefact").proofs == []
 
 
