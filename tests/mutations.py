@@ -53,9 +53,9 @@ def _oracle(hook: str, variant: str) -> str:
     return f"tests/encodings/test_oracles.py::test_{names[hook]}[{variant}]"
 
 
-def _parity(variant: str, target: str) -> str:
-    test = "test_decoder_matches_eager_for_every_division_into_calls"
-    return f"tests/export/test_parity.py::{test}[{variant}-{target}]"
+def _parity(tokens: str, target: str) -> str:
+    test = "test_layers_with_different_encodings_match_eager"
+    return f"tests/export/test_parity.py::{test}[{tokens}-{target}]"
 
 
 def _family(name: str) -> str:
@@ -144,7 +144,7 @@ ENCODINGS = (
         "encodings/shared/base.py",
         "torch.arange(self.heads) // (",
         "torch.arange(self.heads) % (",
-        _parity("deberta", "torchscript"),
+        _parity("recurrent", "torchscript"),
     ),
 )
 OPERATIONS = (
@@ -261,7 +261,7 @@ LOWERINGS = (
         "export/targets/standard.py",
         "op.Cast(op.Sub(keys, queries)",
         "op.Cast(op.Sub(queries, keys)",
-        _parity("alibi", "onnx"),
+        _parity("learned", "onnx"),
     ),
     (
         "export/targets/standard.py",
@@ -297,7 +297,7 @@ LOWERINGS = (
         "export/targets/onnx_growing.py",
         "key.past, value.past, **attributes",
         "value.past, key.past, **attributes",
-        _parity("rope", "onnx"),
+        _parity("input_rnn", "onnx"),
     ),
     (
         "export/targets/ort_slots.py",
@@ -345,7 +345,7 @@ RUNTIME = (
         "runtime/artefact/graph_inputs.py",
         "np.maximum(call.length + call.valid - 1, 0)",
         "np.maximum(call.length + call.valid, 0)",
-        _parity("rope", "ort"),
+        _parity("input_rnn", "ort"),
     ),
     (
         "runtime/session/arguments.py",
@@ -369,7 +369,7 @@ RUNTIME = (
         "runtime/session/stepper.py",
         "advance(taken - n)",
         "advance(taken - 1)",
-        _parity("rope", "ort"),
+        _parity("input_rnn", "ort"),
     ),
     (
         "runtime/session/state.py",
@@ -381,7 +381,7 @@ RUNTIME = (
         "runtime/session/state.py",
         "np.cumsum(self.slots, axis=1) <= target",
         "np.cumsum(self.slots, axis=1) < target",
-        _parity("rope", "onnx"),
+        _parity("input_rnn", "onnx"),
     ),
     (
         "runtime/session/history.py",

@@ -3,6 +3,7 @@
 import re
 import shlex
 from pathlib import Path
+from typing import Set
 
 import pytest
 
@@ -13,21 +14,26 @@ from tests.mutations import MUTATIONS, TOP, Mutation, tried
     "mutation", MUTATIONS, ids=lambda mutation: f"{mutation.file} {mutation.text}"
 )
 def test_the_text_of_a_mutation_stands_exactly_once_in_its_file_and_its_tests_exist(
-    mutation: Mutation,
+    mutation: Mutation, request: pytest.FixtureRequest
 ) -> None:
-    found = (TOP / "posenc_export" / mutation.file).read_text("utf-8").count(mutation.text)
-    assert found == 1, (
+    count = (TOP / "posenc_export" / mutation.file).read_text("utf-8").count(mutation.text)
+    assert count == 1, (
         f"mutations: expected {mutation.text!r} exactly once in {mutation.file}, got "
-        f"{found}; correct tests/mutations.py"
+        f"{count}; correct tests/mutations.py"
     )
     assert mutation.mutated != mutation.text
+    collected = {item.nodeid.partition("@")[0] for item in request.session.items}
     for named in re.findall(r"tests/\S+", " ".join(shlex.split(mutation.tests))):
         path, _, test = named.partition("::")
-        assert (
-            f"def {test.partition('[')[0]}" in (TOP / path).read_text("utf-8")
-            if test
-            else (TOP / path).is_file()
-        )
+        assert f"def {test.partition('[')[0]}" in (TOP / path).read_text("utf-8")
+        assert "[" not in test or named in collected or not _whole(path, collected)
+
+
+def _whole(path: str, collected: Set[str]) -> bool:
+    """Return whether all tests of a file were collected, and not some of them."""
+    defined = re.findall(r"^def (test_\w+)", (TOP / path).read_text("utf-8"), re.MULTILINE)
+    tests = {test.partition("[")[0] for test in collected}
+    return {f"{path}::{test}" for test in defined} <= tests
 
 
 def test_a_mutation_that_changes_nothing_is_not_found_and_a_wrong_one_is(tmp_path: Path) -> None:
