@@ -94,6 +94,10 @@ FOUND: Dict[str, Dict[str, Any]] = {
     "a row without tokens beside shorter ones, weights read by slot": _case(
         ("shaw-bert", "block", "ort-native"), _read(2, 1, 1), _read(0, 0, 1)
     ),
+    # Keys were written behind the last slots of the call, where padding of the shorter rows goes.
+    "a row without tokens beside shorter ones, keys counted from the last": _case(
+        ("cope", "block", "ort-native"), _read(2, 1, 1), _read(0, 0, 1)
+    ),
     # Messages were numpy's own, or an array printed over several lines.
     **{
         f"{name}: one line": _case(

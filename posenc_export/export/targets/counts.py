@@ -1,5 +1,7 @@
 """Lowerings of ops.rows_at_counts: over all keys; over the last keys of caches of `ort`."""
 
+from typing import Optional
+
 import onnx_ir as ir
 
 from posenc_export.export.targets import standard
@@ -16,7 +18,12 @@ def rows_at_counts(op: Builder, node: RowsAtCounts) -> ir.Value:
 
 
 def rows_at_last_counts(
-    op: Builder, node: RowsAtCounts, append: Append, first: ir.Value, total: ir.Value
+    op: Builder,
+    node: RowsAtCounts,
+    append: Append,
+    first: ir.Value,
+    total: ir.Value,
+    spare: Optional[ir.Value] = None,
 ) -> ir.Value:
     """Read rows [B,H,S,R] at the counts of the keys that `append` caches, without counting all of
     them: [B,H,S,T].
@@ -28,6 +35,7 @@ def rows_at_last_counts(
     Args:
         first: slot of the first new token of each row [B].
         total: number of slots T, [1].
+        spare: number of slots after T that padding of rows may reach, [1]; None for none.
     """
     mask, rows, past = node.mask, node.rows, append.past
     count, axis = size(rows, 3), op.constant([2])
@@ -36,8 +44,12 @@ def rows_at_last_counts(
     # `append` writes new keys in place, before or after this reads the cache: both give the same
     # keys.
     update = op.Transpose(append.new, perm=[0, 2, 1, 3])
-    cached = op.Slice(past, recent, total, axis)
-    last_keys = op.TensorScatter(cached, update, op.Sub(first, recent), axis=2)
+    last_keys = op.Slice(past, recent, total, axis)
+    if spare is not None:
+        last_keys = op.Pad(last_keys, op.Concat([0], spare, axis=0), op.constant(0, "float32"), [2])
+    last_keys = op.TensorScatter(last_keys, update, op.Sub(first, recent), axis=2)
+    if spare is not None:
+        last_keys = op.Slice(last_keys, [0], op.Sub(total, recent), axis)
     last = _gates(op, node, last_keys, _columns(op, mask, recent, total))
     least = op.ReduceMin(op.ReduceSum(last, [-1]), keepdims=0)
     # The sum is rounded, so that a sum of R - 1 would not be enough.

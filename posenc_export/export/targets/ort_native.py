@@ -31,12 +31,18 @@ def collect_by_distance(op: Builder, node: graph.CollectByDistance) -> ir.Value:
     return content.collect_from_slots(op, node, op.Min(ort_slots.cache_position(op), last))
 
 
+def rows_at_counts(op: Builder, node: graph.RowsAtCounts) -> ir.Value:
+    """As `ort`, for rows of different numbers of new tokens."""
+    return ort.rows_at_counts(op, node, op.Shape(node.rows, start=2, end=3))
+
+
 LATER = (graph.Distances,)  # of which a table of the operator may take the place
 LOWERING: Tuple[Table, ...] = (
     {
         **{kind: lower for kind, lower in ort.LOWERING[0].items() if kind not in LATER},
         graph.Attend: native_attention.attend,
         graph.CollectByDistance: collect_by_distance,
+        graph.RowsAtCounts: rows_at_counts,
     },
     {**ort.LOWERING[1], **{kind: ort.LOWERING[0][kind] for kind in LATER}},
 )
