@@ -23,6 +23,8 @@ WITH_BODIES = ("If", "Loop", "Scan")
 WEIGHTED = (*ATTENTIONS, "Softmax")  # nodes that compute attention weights
 EMBEDDED = "embedded tokens"  # name of an input with their shape
 LAYER = re.compile(r"past_key_values\.(\d+)\.")
+# Begins the names that `_inlined` gives to values of a branch.
+BRANCH = re.compile(r"(\d+)\.(?:then|else)_branch\.")
 
 
 @dataclass(frozen=True)
@@ -161,7 +163,8 @@ def _leave(part: IntegerPart, node: Node, varying: Set[str], layers: Mapping[str
 
 def _layers(graph: Nodes) -> Dict[str, int]:
     """Return the layer of each value: that of the attention which reads it next, or else of the
-    attention before it. Attention has the layer of its caches, or its place in a graph without.
+    attention before it. Attention has the layer of its caches, or its place in a graph without, of
+    which a call runs one branch of an If.
     """
     before: Dict[str, int] = {}
     for name in graph.inputs:
@@ -169,10 +172,16 @@ def _layers(graph: Nodes) -> Dict[str, int]:
         if match:
             before[name] = int(match[1])
     cached, count = bool(before), 0
+    first: Dict[str, int] = {}  # by If, the first layer of its branches
+    within: Dict[str, int] = {}  # attention nodes in a branch so far
     for node in graph.nodes:
         layer = max((before.get(name, -1) for name in _read(node)), default=-1)
         if not cached and node.operator in WEIGHTED:
-            layer, count = count, count + 1
+            layer, branch = count, BRANCH.match(node.outputs[0])
+            if branch:
+                index = within.get(branch[0], 0)
+                layer, within[branch[0]] = first.setdefault(branch[1], count) + index, index + 1
+            count = max(count, layer + 1)
         before.update(dict.fromkeys(node.outputs, layer))
     layers = dict(before)
     after: Dict[str, int] = {}  # the first layer whose attention reads a value

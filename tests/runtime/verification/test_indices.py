@@ -79,6 +79,12 @@ def test_no_honest_encoder_is_refused(sees: Dict[str, Any], target: str, tmp_pat
     assert checked(tmp_path / "a").failures == {}
 
 
+def test_attention_in_both_branches_of_an_if_is_of_one_layer(tmp_path: Path) -> None:
+    export(sources(encoder("rope_dynamic-short")), "onnx", tmp_path / "a", verify=False)
+    assert b"else_branch" in (tmp_path / "a/model.onnx").read_bytes()
+    assert checked(tmp_path / "a").failures == {}
+
+
 Change = Callable[[onnx.GraphProto], None]
 
 
