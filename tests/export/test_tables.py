@@ -89,7 +89,13 @@ def test_a_number_that_is_off_by_four_units_in_the_last_place_is_found(
 
 @pytest.mark.parametrize(
     ("target", "weights"),
-    [("ort", None), ("ort", "int8"), ("ort", "int8-32"), ("ort", "int4"), ("ort", "int4-128")],
+    [
+        ("ort", None),
+        ("ort", "int8"),
+        ("ort", "int4"),
+        pytest.param("ort", "int8-32", marks=pytest.mark.exhaustive),
+        pytest.param("ort", "int4-128", marks=pytest.mark.exhaustive),
+    ],
 )
 def test_export_refuses_a_table_with_a_hole_in_every_format(
     target: str, weights: str, tmp_path: Path
