@@ -97,6 +97,10 @@ def hypotheses(model: Any) -> Iterator[Hypothesis]:
         "the rotation is that of a model without scaled angles",
         _in_encodings(_unscaled),
     )
+    words = "the ends of YaRN's band are rounded otherwise (truncate)"
+    yield Hypothesis("band of YaRN", words, _in_encodings(_other_band))
+    words = "the attention factor of scaled angles is 1"
+    yield Hypothesis("attention factor", words, _in_encodings(_no_factor))
     for lengths in ("long", "short"):
         words = f"the rotation has the {lengths} factors at every length"
         if reference_has_lengths(attentions):
@@ -203,6 +207,16 @@ def _unscaled(spec: Dict[str, Any]) -> Dict[str, Any]:
         return spec
     kept = ("theta", "layout", "rotary")
     return {"name": "rope", **{key: value for key, value in spec.items() if key in kept}}
+
+
+def _other_band(spec: Dict[str, Any]) -> Dict[str, Any]:
+    truncated = {"truncate": "yes" if spec.get("truncate") == "no" else "no"}
+    return {**spec, **truncated} if spec["name"] == "rope_yarn" else spec
+
+
+def _no_factor(spec: Dict[str, Any]) -> Dict[str, Any]:
+    scaled = spec["name"] in ("rope_yarn", "rope_longrope")
+    return {**spec, "attention_factor": 1.0} if scaled else spec
 
 
 def _bare(attention: AttentionConfig) -> Optional[AttentionConfig]:
