@@ -26,7 +26,7 @@ from posenc_export.runtime.graphs import kernel_library
 from posenc_export.runtime.graphs.kernel_library import DOMAIN, OPERATOR
 from posenc_export.shared import json_rows
 
-CACHES, ROUNDS = 1.5e8, 9
+CACHES, ROUNDS = 5e7, 7
 SIZE, THETA = 64, 1e4
 INPUTS = "query key value past_key past_value seqlens_k total_sequence_length cos_cache sin_cache"
 SCALES = ["", "", "", "k_scale", "v_scale"]
@@ -53,10 +53,10 @@ OPERATORS = [
     *(Geometry(9, 3, cached=n) for n in (16, 128, 512, 1024, 4096, 16384)),
     *(Geometry(32, 8, cached=n) for n in (128, 1024, 4096)),
     *(Geometry(8, 8, cached=n) for n in (128, 1024, 4096)),
-    *(Geometry(*heads, cached=4096, int8=True) for heads in ((9, 3), (32, 8), (8, 8))),
-    *(Geometry(9, 3, tokens=n) for n in (2, 4, 16)),
+    *(Geometry(*h, cached=n, int8=True) for h in ((9, 3), (32, 8), (8, 8)) for n in (1024, 4096)),
+    *(Geometry(9, 3, tokens=n) for n in (2, 4, 8, 16, 64, 256)),
     Geometry(9, 3, rows=16, cached=512),
-    Geometry(9, 3, tokens=512, cached=0),
+    *(Geometry(9, 3, tokens=n, cached=0) for n in (64, 256, 1024)),
 ]
 CONTEXTS = (16, 1024, 4096)
 STEPS = 12

@@ -146,8 +146,9 @@ def test_a_row_has_the_same_bits_alone_and_beside_others() -> None:
         assert np.array_equal(run(feeds, case.node)[0][0], together[row])
 
 
-def test_a_token_has_the_same_bits_alone_and_in_a_call_of_several() -> None:
-    case = Case(heads=9, kv_heads=3, size=64, cached=(700,), counts=(40,),
+@pytest.mark.parametrize("int8", [False, True], ids=["float32", "int8"])
+def test_a_token_has_the_same_bits_alone_and_in_a_call_of_several(int8: bool) -> None:
+    case = Case(heads=9, kv_heads=3, size=64, cached=(700,), counts=(40,), int8=int8,
                 kinds=("rotation", "distance"), attributes={"local_window_size": 300})  # fmt: skip
     together, keys, values = case.run()
     for token in (0, 1, 21, 39):
