@@ -34,6 +34,7 @@ def feeds_of(
         "cache_position": np.arange(past, past + new),
         "past_length": np.array(past),
         "last_index": count - 1,
+        "first_position": (next_position - count + valid.sum(1))[:, None],
         "total_length": np.array(past + new),
         "use_cache_branch": np.array(past > 0),
         "token_type_ids": np.zeros(valid.shape, np.int64),

@@ -18,6 +18,7 @@ NAMES = {
     "cache_position": r"cache_positions?|write_index",
     "past_length": r"past_(sequence|seq|key_values|kv)?_?len(gth)?s?",
     "last_index": r"seqlens_k",
+    "first_position": r"first_position",
     "total_length": r"total_(sequence|seq)_len(gth)?",
     "use_cache_branch": r"use_cache_branch",
     "token_type_ids": r"token_type_ids|segment_ids|token_types",

@@ -61,6 +61,7 @@ MEANINGS = {
     "cache_position": "slots of the new tokens in the cache",
     "past_length": "number of cached tokens",
     "last_index": "number of valid tokens of each row, less 1",
+    "first_position": "position of the first token of each row",
     "total_length": "number of cached and new tokens",
     "use_cache_branch": "whether the cache is read",
     "token_type_ids": "segments, 0 everywhere",

@@ -1,0 +1,222 @@
+"""Audit what other exporters make of tiny random checkpoints of 20 families.
+
+    python -m bench.audit [--exporters NAME...] [--families NAME...] [--environments FILE]
+    [--json bench/results/audit.json] [--markdown docs/audit.md] [--work build/audit]
+
+Each exporter runs in its own process with the Python of a table of environments, JSON with
+{"optimum": "/path/to/bin/python"}; without an entry, in this Python. An exporter whose package is
+absent is named and skipped. What the work folder has is not exported again. The faults of
+tests/auditing/exporter_faults.py are planted in what FAULTY read and write. Needs transformers.
+"""
+
+import argparse
+import itertools
+import json
+import re
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any, Dict, Iterator, List, Sequence
+
+from bench import marked
+from bench.audit_exporters import EXPORTERS
+from posenc_export.auditing import audit
+from posenc_export.shared import json_rows
+from tests.auditing import families
+from tests.auditing.exporter_faults import OF_CHECKPOINTS, OF_GRAPHS
+
+PAGE = Path("docs/audit.md")
+FAULTY = ("transformers", "optimum", "genai", "torch-dynamo", "torchscript")
+SECONDS = 3600  # of one exporter
+COUNTED = ("right", "wrong", "refused", "not possible")
+
+
+def exported(
+    name: str, python: str, checkpoints: Path, output: Path, of: Sequence[str]
+) -> List[Dict[str, Any]]:
+    """Export all families with one exporter; return its rows, and one for each family at which
+    its process ended. Rows are kept beside the output.
+    """
+    script = str(Path(__file__).with_name("audit_exporters.py"))
+    kept = output.with_name(f"{output.name}.json")
+    rows: List[Dict[str, Any]] = json.loads(kept.read_text()) if kept.exists() else []
+    while remaining := [family for family in of if family not in {row["family"] for row in rows}]:
+        command = [python, script, name, str(checkpoints), str(output), *remaining]
+        process = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS)
+        lines = [line for line in process.stdout.splitlines() if line.startswith('{"family"')]
+        rows += map(json.loads, lines)
+        if len(lines) < len(remaining):
+            said = (process.stderr.strip().splitlines() or [f"exit {process.returncode}"])[-1]
+            rows.append({"family": remaining[len(lines)], "refused": f"process ended: {said}"})
+    output.mkdir(parents=True, exist_ok=True)
+    kept.write_text(json.dumps(rows), encoding="utf-8")
+    return [{"exporter": name, **row} for row in rows if row["family"] in of]
+
+
+def audited(row: Dict[str, Any], checkpoint: Path) -> Dict[str, Any]:
+    """Add the answer to a row: verdict, sentence, cause, and the number of cells of each status."""
+    row = dict(row)
+    file = row.pop("file", None)
+    if file is None:
+        message = re.sub(r"\x1b\[\d+m", "", row["refused"]).strip().splitlines()[0]
+        refused = message.replace(f"{checkpoint.parent}/", "")[:300]
+        return {**row, "verdict": "not exported", "refused": refused}
+    try:
+        result = audit(file, checkpoint)
+    except ValueError as error:  # ONNX Runtime does not load it, or an input has no clear meaning
+        return {**row, "verdict": "not audited", "refused": str(error).replace(file, "it")[:400]}
+    counts = {kind: sum(cell.status == kind for cell in result.cells) for kind in COUNTED}
+    failures = sorted({cell.message for cell in result.cells if cell.status == "refused"})
+    row |= {"verdict": result.verdict, "sentence": result.sentence, "cause": result.cause}
+    return {**row, "cells": counts, "failures": [text[:300] for text in failures]}
+
+
+def of_checkpoints(name: str, python: str, checkpoints: Path) -> Iterator[Dict[str, Any]]:
+    """Export checkpoints with planted faults, and audit them against the right ones."""
+    faulty = checkpoints.with_name("faulty")
+    faults = {fault.replace(" ", "_"): fault for fault in OF_CHECKPOINTS}
+    for folder, fault in faults.items():
+        right = checkpoints / OF_CHECKPOINTS[fault].family
+        if right.exists() and not (faulty / folder).exists():
+            OF_CHECKPOINTS[fault].plant(right, faulty / folder)
+    planted = [folder for folder in faults if (faulty / folder).exists()]
+    for row in exported(name, python, faulty, faulty.with_name(f"faulty {name}"), planted):
+        fault = faults[row["family"]]
+        family, causes = OF_CHECKPOINTS[fault].family, OF_CHECKPOINTS[fault].causes
+        answered = audited(row, checkpoints / family)
+        named = answered.get("cause") in causes
+        yield {**answered, "fault": fault, "family": family, "named": named}
+
+
+def of_graphs(rows: Sequence[Dict[str, Any]], checkpoints: Path) -> Iterator[Dict[str, Any]]:
+    """Plant faults in graphs, and audit them."""
+    by_family = {row["family"]: row for row in rows if "file" in row}
+    for name, fault in OF_GRAPHS.items():
+        if row := by_family.get(fault.family):
+            file = Path(row["file"]).with_name("faulty.onnx")
+            fault.plant(Path(row["file"]), file)
+            answered = audited({**row, "file": str(file)}, checkpoints / fault.family)
+            yield {**answered, "fault": name, "named": answered.get("cause") in fault.causes}
+
+
+def _faults(rows: Sequence[Dict[str, Any]], names: Sequence[str]) -> str:
+    """Return the table of planted faults: whether each was named, for each exporter."""
+    by_place = {(row["fault"], row["exporter"]): row for row in rows}
+    names = [name for name in names if any(name == exporter for _, exporter in by_place)]
+    lines = [f"| fault | family | {' | '.join(names)} |", "|---|---|" + "---|" * len(names)]
+    for fault, planted in (*OF_CHECKPOINTS.items(), *OF_GRAPHS.items()):
+        cells = []
+        for name in names:
+            row = by_place.get((fault, name))
+            known = row is not None and "cause" in row
+            missed = row["verdict"] if known and not row["named"] else "named"
+            cells.append(missed if known else "-")
+        lines.append(f"| {fault} | {planted.family} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def table(rows: Sequence[Dict[str, Any]]) -> str:
+    """Return the page: a table of answers, the wrong rows, and what was not exported."""
+    planted = [row for row in rows if "fault" in row]
+    rows = [row for row in rows if "fault" not in row]
+    names = list(dict.fromkeys(row["exporter"] for row in rows))
+    by_place = {(row["family"], row["exporter"]): row for row in rows}
+    lines = [f"| family | {' | '.join(names)} |", "|---|" + "---|" * len(names)]
+    for family in dict.fromkeys(row["family"] for row in rows):
+        cells = [_cell(by_place.get((family, name))) for name in names]
+        lines.append(f"| {family} | {' | '.join(cells)} |")
+    wrong = [row for row in rows if row["verdict"] == "wrong"]
+    refused = [row for row in rows if "refused" in row]
+    versions = {
+        row["exporter"]: ", ".join(f"{k} {v}" for k, v in row["versions"].items())
+        for row in rows
+        if "versions" in row
+    }
+    return marked.text("audit").format(
+        table="\n".join(lines),
+        faults=_faults(planted, names),
+        wrong="\n".join(map(_wrong, wrong)) or "None.",
+        refused="\n".join(
+            f"- {row['exporter']}, {row['family']}: {_code(row['refused'])}" for row in refused
+        ),
+        versions="\n".join(f"- {name}: {text}" for name, text in versions.items()),
+        exporters=len(names),
+        families=len({row["family"] for row in rows}),
+    )
+
+
+def _cell(row: Any) -> str:
+    if row is None:
+        return ""
+    if row["verdict"] not in ("right", "wrong", "refused"):
+        return {"not exported": "-", "not audited": "not loaded"}[row["verdict"]]
+    cells = row["cells"]
+    if row["verdict"] == "wrong":
+        return f"**wrong** {cells['wrong']}/{cells['wrong'] + cells['right']}"
+    return f"right {cells['right']}" + (f", {cells['refused']} fail" if cells["refused"] else "")
+
+
+def _wrong(row: Dict[str, Any]) -> str:
+    """Return the item of a wrong row, with the commands that repeat it."""
+    name, family = row["exporter"], row["family"]
+    return (
+        f"- {name}, {family}: {row['sentence']}.\n\n"
+        f"        python -m bench.audit --exporters {name} --families {family}\n"
+        f"        posenc audit build/audit/{name}/{family}/model.onnx "
+        f"--reference build/audit/checkpoints/{family}\n"
+    )
+
+
+def _code(text: str) -> str:
+    return "`" + text.replace("`", "'") + "`"
+
+
+def available(name: str, python: str) -> bool:
+    """Return whether an environment has the packages of an exporter."""
+    packages = EXPORTERS[name][1]
+    code = f"import importlib.metadata as m; [m.version(p) for p in {packages!r}]"
+    run = subprocess.run([python, "-c", code], capture_output=True)
+    return run.returncode == 0
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Export and audit, and write the results; return exit status 0."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--exporters", nargs="*", choices=EXPORTERS, default=list(EXPORTERS))
+    parser.add_argument("--families", nargs="*", choices=families.EDGES, default=families.EDGES)
+    parser.add_argument("--environments", type=Path, help="JSON: Python of each exporter")
+    parser.add_argument("--json", type=Path, default=Path("bench/results/audit.json"))
+    parser.add_argument("--markdown", type=Path, default=PAGE)
+    parser.add_argument("--work", type=Path, default=Path("build/audit"))
+    options = parser.parse_args(arguments)
+    pythons = json.loads(options.environments.read_text()) if options.environments else {}
+    checkpoints, begin = options.work.absolute() / "checkpoints", time.time()
+    for family in options.families:
+        families.save(family, checkpoints / family)
+    rows: List[Dict[str, Any]] = []
+    for name in options.exporters:
+        python = pythons.get(name, sys.executable)
+        if not available(name, python):
+            print(f"{name}: skipped, {python} lacks one of {', '.join(EXPORTERS[name][1])}")
+            continue
+        output = checkpoints.with_name(name)
+        made = exported(name, python, checkpoints, output, list(options.families))
+        for row in itertools.chain(
+            (audited(row, checkpoints / row["family"]) for row in made),
+            of_checkpoints(name, python, checkpoints) if name in FAULTY else (),
+            of_graphs(made, checkpoints) if name in FAULTY and name != "genai" else (),
+        ):
+            rows.append(row)
+            answer = row.get("sentence") or row["refused"]
+            fault = f" with {row['fault']}" if "fault" in row else ""
+            print(f"{name}, {row['family']}{fault}: {row['verdict']}: {answer}", flush=True)
+    print(f"{len(rows)} rows in {(time.time() - begin) / 60:.1f} minutes")
+    if set(options.exporters) == set(EXPORTERS) and set(options.families) == set(families.EDGES):
+        json_rows.write(options.json, rows)
+        options.markdown.write_text(table(rows), encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

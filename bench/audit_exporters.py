@@ -1,0 +1,217 @@
+"""Export checkpoints with one exporter, in the environment that has it. Needs nothing of
+posenc_export but for "ort", so that any environment can run the file.
+
+    python bench/audit_exporters.py EXPORTER CHECKPOINTS OUTPUT FAMILY...
+
+Prints a line of JSON for each family: {"family", "file", "seconds", "refused", "versions"}.
+"""
+
+import importlib.metadata
+import json
+import sys
+import time
+import warnings
+from pathlib import Path
+from typing import Any, Callable, Dict, Tuple
+
+import torch
+
+AXES = {0: "batch_size", 1: "sequence_length"}
+
+
+def transformers_onnx(checkpoint: Path, output: Path) -> Path:
+    """Export with transformers' OnnxExporter: prompt and step in one graph with dynamic axes."""
+    from transformers.exporters import OnnxConfig, OnnxExporter
+    from transformers.exporters.utils import decompose_for_generation
+
+    model = loaded(checkpoint)
+    inputs: Dict[str, Any] = {
+        "input_ids": torch.tensor([[5, 6, 7, 8], [9, 10, 11, 12]]),
+        "attention_mask": torch.tensor([[0, 1, 1, 1], [1, 1, 1, 1]]),  # all ones would drop it
+    }
+    config = OnnxConfig(dynamic=True)
+    if generates(checkpoint):  # what export_for_generation does, without its graph for prompts
+        stages = decompose_for_generation(model, inputs, multi_token_decode=True)
+        model, inputs = stages["decode"]
+    OnnxExporter().export(model, inputs, config).save_pretrained(output)
+    return output / "model.onnx"
+
+
+def optimum(checkpoint: Path, output: Path) -> Path:
+    """Export with optimum-onnx, as `optimum-cli export onnx` does."""
+    from optimum.exporters.onnx import main_export
+
+    task = "text-generation-with-past" if generates(checkpoint) else "feature-extraction"
+    main_export(str(checkpoint), str(output), task=task, do_validation=False)
+    return output / "model.onnx"
+
+
+def genai(checkpoint: Path, output: Path) -> Path:
+    """Build with the model builder of onnxruntime-genai, for the CPU in float32."""
+    from onnxruntime_genai.models import builder
+
+    cache = str(output / "cache")
+    options = builder.parse_extra_options(
+        None, str(checkpoint), str(output), "fp32", "cpu", cache, []
+    )
+    builder.create_model(None, str(checkpoint), str(output), "fp32", "cpu", cache, **options)
+    return output / "model.onnx"
+
+
+class Wrapper(torch.nn.Module):
+    """A decoder with its caches as plain tensors, as people write it for torch.onnx."""
+
+    def __init__(self, model: torch.nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(
+        self,
+        input_ids: torch.Tensor,
+        attention_mask: torch.Tensor,
+        position_ids: torch.Tensor,
+        *past: torch.Tensor,
+    ) -> Tuple[torch.Tensor, ...]:
+        """Return logits, and keys and values of each layer."""
+        import transformers
+
+        cache = transformers.DynamicCache()
+        for layer in range(len(past) // 2):
+            cache.update(past[2 * layer], past[2 * layer + 1], layer)
+        outputs = self.model(
+            input_ids=input_ids,
+            attention_mask=attention_mask,
+            position_ids=position_ids,
+            past_key_values=cache,
+            use_cache=True,
+        )
+        flat = [part for layer in cache.layers for part in (layer.keys, layer.values)]
+        return (outputs.logits, *flat)
+
+
+class Encoder(torch.nn.Module):
+    """An encoder that returns its last hidden states."""
+
+    def __init__(self, model: torch.nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, input_ids: torch.Tensor, attention_mask: torch.Tensor) -> torch.Tensor:
+        """Return hidden states [B,S,E]."""
+        hidden: torch.Tensor = self.model(
+            input_ids=input_ids, attention_mask=attention_mask
+        ).last_hidden_state
+        return hidden
+
+
+def torch_dynamo(checkpoint: Path, output: Path) -> Path:
+    """Export a plain wrapper with torch.onnx.export(dynamo=True)."""
+    return _torch(checkpoint, output, True)
+
+
+def torchscript(checkpoint: Path, output: Path) -> Path:
+    """Export a plain wrapper with torch.onnx.export(dynamo=False), through TorchScript."""
+    return _torch(checkpoint, output, False)
+
+
+def _torch(checkpoint: Path, output: Path, dynamo: bool) -> Path:
+    """Export a wrapper of the model with sample inputs of two rows, three cached tokens and two
+    new ones.
+    """
+    model, file = loaded(checkpoint), output / "model.onnx"
+    names, axes = ["input_ids", "attention_mask"], {0: "batch_size", 1: "total_length"}
+    if not generates(checkpoint):
+        inputs = (torch.tensor([[5, 6, 7], [8, 9, 10]]), torch.ones(2, 3, dtype=torch.int64))
+        shapes = {"input_ids": AXES, "attention_mask": AXES}
+        wrapper: torch.nn.Module = Encoder(model)
+        outputs = ["last_hidden_state"]
+    else:
+        with torch.no_grad():
+            cache = model(torch.tensor([[5, 6, 7], [8, 9, 10]]), use_cache=True).past_key_values
+        past = [part for layer in cache.layers for part in (layer.keys, layer.values)]
+        inputs = (
+            torch.tensor([[11, 12], [13, 14]]),
+            torch.ones(2, 5, dtype=torch.int64),
+            torch.tensor([[3, 4], [3, 4]]),
+            *past,
+        )
+        parts = [f"{layer}.{part}" for layer in range(len(past) // 2) for part in ("key", "value")]
+        pasts = [f"past_key_values.{part}" for part in parts]
+        names, outputs = (
+            [*names, "position_ids", *pasts],
+            ["logits", *(f"present.{part}" for part in parts)],
+        )
+        shapes = {"input_ids": AXES, "attention_mask": axes, "position_ids": AXES}
+        shapes |= {name: {0: "batch_size", 2: "past_length"} for name in pasts}
+        wrapper = Wrapper(model)
+    torch_shapes = list(shapes.values())
+    arguments: Dict[str, Any] = {"dynamic_axes": shapes}
+    if dynamo:
+        dynamic = tuple(
+            {axis: torch.export.Dim.DYNAMIC for axis in shape} for shape in torch_shapes
+        )
+        nested = (*dynamic[:3], dynamic[3:]) if len(dynamic) > 3 else dynamic
+        arguments = {"dynamic_shapes": nested}
+    torch.onnx.export(
+        wrapper,
+        inputs,
+        str(file),
+        input_names=names,
+        output_names=outputs,
+        dynamo=dynamo,
+        **arguments,
+    )
+    return file
+
+
+def ours(checkpoint: Path, output: Path) -> Path:
+    """Export with posenc_export for the target ort."""
+    from posenc_export import export_model, from_pretrained
+
+    export_model(from_pretrained(checkpoint), "ort", output / "artefact", verify=False)
+    return output / "artefact" / "model.onnx"
+
+
+def generates(checkpoint: Path) -> bool:
+    """Return whether the checkpoint is a decoder."""
+    config = json.loads((checkpoint / "config.json").read_text(encoding="utf-8"))
+    return "CausalLM" in config["architectures"][0] or "LMHead" in config["architectures"][0]
+
+
+def loaded(checkpoint: Path) -> Any:
+    """Return transformers' model of a checkpoint."""
+    import transformers
+
+    kind = transformers.AutoModelForCausalLM if generates(checkpoint) else transformers.AutoModel
+    return kind.from_pretrained(checkpoint, dtype=torch.float32).eval()
+
+
+EXPORTERS: Dict[str, Tuple[Callable[[Path, Path], Path], Tuple[str, ...]]] = {
+    "transformers": (transformers_onnx, ("transformers", "onnxscript")),
+    "optimum": (optimum, ("optimum-onnx", "transformers")),
+    "genai": (genai, ("onnxruntime-genai", "transformers")),
+    "torch-dynamo": (torch_dynamo, ("torch", "transformers", "onnxscript")),
+    "torchscript": (torchscript, ("torch", "transformers")),
+    "ort": (ours, ("posenc-export",)),
+}
+
+
+def main(name: str, checkpoints: Path, output: Path, families: Any) -> None:
+    """Export each family and print its row."""
+    export, packages = EXPORTERS[name]
+    versions = {package: importlib.metadata.version(package) for package in ("torch", *packages)}
+    for family in families:
+        folder, begin, row = output / family, time.time(), {"family": family, "versions": versions}
+        folder.mkdir(parents=True, exist_ok=True)
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                row["file"] = str(export(checkpoints / family, folder))
+        except Exception as error:  # a refusal is a result: the row says what it was
+            row["refused"] = f"{type(error).__name__}: {error}".strip()
+        row["seconds"] = round(time.time() - begin, 1)
+        print("\n" + json.dumps(row), flush=True)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], Path(sys.argv[2]), Path(sys.argv[3]), sys.argv[4:])
