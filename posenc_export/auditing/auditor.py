@@ -274,7 +274,8 @@ class Auditor:
         if counts["wrong"]:
             return "wrong", f"{reply.sentence} ({len(counts['wrong'])} of {ran} cells)"
         if refused := counts["refused"]:
-            said = f"{len(refused)} cells, such as '{refused[0].name}': {refused[0].message}"
+            message = refused[0].message.rpartition("Status Message: ")[2]  # of ONNX Runtime
+            said = f"{len(refused)} of {ran + len(refused)}, such as '{refused[0].name}': {message}"
             return "refused", f"right in {ran} cells; the graph fails in {said}"
         more = ""
         if impossible := counts["not possible"]:

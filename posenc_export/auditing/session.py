@@ -12,6 +12,7 @@ from posenc_export.auditing.feeds import feeds_of
 from posenc_export.auditing.graph import Arrays, Run
 from posenc_export.auditing.inputs import Cache, Interface
 from posenc_export.auditing.slots import NONE, TAGS, Call, Feeds, NotPossible, joined, padded, taken
+from posenc_export.runtime.session.errors import GraphError
 
 
 class ForeignSession:
@@ -177,6 +178,9 @@ class ForeignSession:
 
     def _tagged(self, outputs: np.ndarray, valid: np.ndarray) -> np.ndarray:
         """Return outputs [B,S,V] in float32 with TAGS more numbers, zeros at padding."""
+        if outputs.ndim != 3 or len(outputs) != len(valid):
+            got = f"outputs {list(outputs.shape)} for tokens {list(valid.shape)}"
+            raise GraphError(ValueError(got))
         tags = np.zeros((*valid.shape, TAGS), np.float32)
         tags[..., 0] = np.arange(len(valid))[:, None]
         tags[..., 1] = self.count[:, None] + valid.cumsum(1) - 1

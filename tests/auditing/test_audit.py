@@ -7,10 +7,11 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 from posenc_export import audit
 from posenc_export.commands.cli import main
-from tests.auditing.faults import FAULTS, Faulty
+from tests.auditing.faults import FAULTS, Fault, Faulty
 from tests.auditing.graphs import MODELS, exported, model_of
 
 
@@ -33,6 +34,19 @@ def test_a_fault_is_found_and_named(name: str, tmp_path: Path) -> None:
     graph = exported(model, tmp_path / "model.onnx", wrapped=Faulty(model, fault).eval())
     result = audit(graph, tmp_path / "checkpoint")
     assert not result.right and result.cause in fault.causes, result.sentence
+
+
+def test_a_graph_that_fails_for_other_numbers_of_rows_is_refused(tmp_path: Path) -> None:
+    def two_rows(ids, mask, positions, past):  # type: ignore[no-untyped-def]
+        return ids + torch.zeros(2, 1, dtype=torch.int64), mask, positions, past
+
+    model = model_of("llama")
+    model.save_pretrained(tmp_path / "checkpoint")
+    wrapped = Faulty(model, Fault("llama", (), wrap=two_rows)).eval()
+    graph = exported(model, tmp_path / "model.onnx", wrapped=wrapped)
+    result = audit(graph, tmp_path / "checkpoint", quick=True)
+    assert result.verdict == "refused" and not result.right, result.sentence
+    assert "Status" not in result.sentence
 
 
 @pytest.fixture(scope="module")
