@@ -52,6 +52,7 @@ CLASSES = {
     "rope_normalized": "RoPENormalized",
     "mrope": "MRoPE",
     "mrope_interleaved": "MRoPEInterleaved",
+    "xdrope": "XDRoPE",
     "xpos": "XPos",
     "pope": "PoPE",
     "logn": "LogN",

@@ -270,6 +270,8 @@ def test_alibi_slopes_are_those_of_transformers(heads: int) -> None:
         ("inkling:scores=free", "expected scores to be one of scaled, by_size"),
         ("inkling:extent=0", "expected extent of at least 1"),
         ("sandwich:dims=3", "expected an even dims"),
+        ("xdrope:text=4,width=2", "expected sections below 8 pairs together, got text=4, width=2"),
+        ("xdrope:alpha=0", "expected alpha above 0"),
         ("layout_bias:buckets=3", "layout_bias: expected buckets of at least 4 and divisible by 2"),
         ("layout_bias:box_buckets=2", "layout_bias: expected box_buckets of at least 4"),
         ("layout_bias:box_max_distance=9", "layout_bias: expected box_max_distance above 16"),

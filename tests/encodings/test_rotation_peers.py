@@ -97,6 +97,22 @@ def test_multimodal_rotations_match_their_published_models(family: str) -> None:
     assert _differ(_build(name, 32, theta=10000.0, **parameters), x, places, theirs) <= 1
 
 
+def test_xdrope_is_that_of_hunyuan_vl() -> None:
+    given = {
+        "rope_type": "ntk_alpha",
+        "rope_theta": 10000.0,
+        "mrope_section": [5, 4, 4, 3],
+        "alpha": 1000.0,
+    }
+    config = SimpleNamespace(rope_parameters=given, max_position_embeddings=4096, head_dim=32)
+    modeling, x = _modeling("hunyuan_vl"), _vectors(40, 32)
+    places = torch.randint(4096, (4, 1, 40), generator=torch.Generator().manual_seed(2))
+    cos, sin = modeling.HunYuanVLRotaryEmbedding(config)(x, places)
+    turned = modeling.apply_rotary_pos_emb(x.transpose(1, 2), x.transpose(1, 2), cos, sin)
+    ours = _build("xdrope", 32, text=5, width=4, height=4, alpha=1000.0)
+    assert _differ(ours, x, places, turned[0].transpose(1, 2)) <= 1
+
+
 SCALED = {
     "qwen2_5_vl": ("Qwen2_5_VLRotaryEmbedding", [4, 6, 6], {}, "mrope", {"time": 4, "height": 6}),
     "qwen3_vl": (

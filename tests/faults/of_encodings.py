@@ -241,6 +241,13 @@ FAULTS = {
         ),
         Fault("swapped sections", "rotation", "module", each(_swapped_sections), "mrope"),
         Fault(
+            "swapped sections, xdrope",
+            "rotation",
+            "module",
+            each(lambda e: e.of_axis.copy_(e.of_axis.roll(1, 0))),
+            "xdrope",
+        ),
+        Fault(
             "switch of factors ignored",
             "rotation",
             "module",

@@ -1,0 +1,112 @@
+"""Multimodal RoPE with four axes in sections of entries (XDRoPE of HunyuanOCR, Tencent 2025; no
+paper, as in transformers).
+"""
+
+from typing import Tuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from posenc_export.encodings.shared.base import Geometry
+from posenc_export.encodings.shared.rotary import (
+    Numerics,
+    Place,
+    Rotation,
+    RotationOracle,
+    angles_of,
+    powers_of,
+    rotary_size,
+)
+
+
+class XDRoPE(Rotation):
+    """x_n cos(a_n) - x_{n+D/2} sin(a_n) for entries n < D/2, x_n cos(a_n) + x_{n-D/2} sin(a_n) for
+    the others, a_n = c w_{n mod D/2}, w_k = (theta alpha^(D/(D-2)))^(-2k/D); c the text, width,
+    height or image coordinate, by section of entries.
+
+    Sections cover all D entries, each twice as many as its number of pairs, as in the published
+    code. So the entries n and n + D/2 can have different coordinates: off the diagonal this is no
+    rotation, and scores depend on more than differences. vLLM gives both entries of a pair the
+    coordinate of the pair, as `mrope` does with three axes. With equal coordinates, as for text,
+    both are RoPE.
+
+    Hook: rotate. State: none. Range: coordinates [4,B,S], each 0 .. max_positions - 1.
+
+    Args:
+        geometry: head size D, even.
+        text, width, height: numbers of pairs; the image coordinate gets the remaining ones of D/2.
+            0 for a quarter of them, as in HunyuanOCR (16 of 64).
+        theta: base of the frequencies.
+        alpha: factor of NTK by which the base is stretched.
+        numerics: see RoPE.
+
+    Raises:
+        ValueError: odd head size or one below 8, sections that leave no pair for an axis, theta or
+            alpha not above 0.
+    """
+
+    axes = 4
+    above = {"theta": 0, "alpha": 0}
+    least = {"text": 0, "width": 0, "height": 0}
+
+    def rotate(self, q: Tensor, k: Tensor, positions: Tensor) -> Tuple[Tensor, Tensor]:
+        """q [B,S,H,D], k [B,S,K,D], coordinates [4,B,S] int64 to the same shapes and dtypes."""
+        cos, sin = self.by_entry(self.cos(positions)), self.by_entry(self.sin(positions))
+        return self.turned(q, cos, sin), self.turned(k, cos, sin)
+
+    def frequency(self, k: int) -> float:
+        return float(self.base ** (-2 * k / self.size))
+
+    def by_entry(self, rows: Tensor) -> Tensor:
+        """Select the axis of each entry from rows [4,B,S,D/2]: [B,S,1,D]."""
+        both = torch.cat((rows, rows), dim=-1)
+        selected = both[0]
+        for axis in range(1, 4):
+            selected = torch.where(self.of_axis[axis], both[axis], selected)
+        return selected.unsqueeze(2)
+
+    def turned(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        """x [B,S,N,D] with cos and sin [B,S,1,D] of its entries, in x's dtype."""
+        first, second = x.to(torch.float32).chunk(2, dim=-1)
+        partner = torch.cat((-second, first), dim=-1)
+        return (x.to(torch.float32) * cos + partner * sin).to(x.dtype)
+
+    def __init__(
+        self,
+        geometry: Geometry,
+        text: int = 0,
+        width: int = 0,
+        height: int = 0,
+        theta: float = 10000.0,
+        alpha: float = 1.0,
+        numerics: Numerics = "exact",
+    ) -> None:
+        size = rotary_size("xdrope", geometry, None, least=8)
+        sections = [count or size // 8 for count in (text, width, height)]
+        sections.append(size // 2 - sum(sections))
+        if sections[3] < 1:
+            raise ValueError(
+                f"xdrope: expected sections below {size // 2} pairs together, got text="
+                f"{sections[0]}, width={sections[1]}, height={sections[2]}; choose fewer"
+            )
+        base = float(theta) * float(alpha) ** (size / (size - 2))
+        super().__init__(geometry, powers_of(base, size, numerics), "half")
+        self.base, self.sections = base, sections
+        of_entry = torch.repeat_interleave(torch.arange(4), 2 * torch.tensor(sections))
+        self.of_axis: Tensor
+        of_axis = of_entry == torch.arange(4)[:, None]  # [4,D]
+        self.register_buffer("of_axis", of_axis, persistent=False)
+
+
+class XDRoPEOracle(RotationOracle, of=XDRoPE):
+    def rotate(self, x: np.ndarray, position: Place) -> np.ndarray:
+        e, half, out = self.encoding, len(x) // 2, np.zeros(len(x))
+        ends = np.cumsum([2 * count for count in e.sections])
+        for n in range(len(x)):
+            axis = int(np.searchsorted(ends, n, side="right"))
+            place = position if isinstance(position, int) else position[axis]
+            angle = angles_of(place, [self.frequencies[n % half]], bool(e.single))[0]
+            partner = -x[n + half] if n < half else x[n - half]
+            out[n] = x[n] * np.cos(angle) + partner * np.sin(angle)
+        return out
