@@ -160,10 +160,11 @@ def _cell(row: Any) -> str:
 def _wrong(row: Dict[str, Any]) -> str:
     """Return the item of a wrong row, with the commands that repeat it."""
     name, family = row["exporter"], row["family"]
+    folder = f"{family}/artefact" if name == "ort" else family
     return (
         f"- {name}, {family}: {row['sentence']}.\n\n"
         f"        python -m bench.audit --exporters {name} --families {family}\n"
-        f"        posenc audit build/audit/{name}/{family}/model.onnx "
+        f"        posenc audit build/audit/{name}/{folder}/model.onnx "
         f"--reference build/audit/checkpoints/{family}\n"
     )
 
