@@ -21,7 +21,18 @@ FEW_BITS = {
 }
 SLOTS = 64  # of caches whose size the caller chooses
 COUNTS_ROWS = {"GroupQueryAttention", "SparseAttention"}
+# What an operator takes, by a part of ONNX Runtime's message for a call that it does not take.
+LIMITS = {
+    "batch_size must be 1 when sequence_length > 1": "GroupQueryAttention reads several tokens "
+    "behind a cache for one row only",
+    "is too small for sequence_length": "GroupQueryAttention with a windowed cache takes no "
+    "padding",
+}
 HALVES = {"FLOAT16": "float16", "BFLOAT16": "bfloat16"}
+
+
+class NotPossible(Exception):
+    """Raised for a call that the inputs or the operators of a graph cannot express."""
 
 
 class Graph:
@@ -55,12 +66,15 @@ class Graph:
         self.operators, self.precision = _contents(model, self.inputs + self.outputs)
 
     def run(self, feeds: Mapping[str, np.ndarray]) -> Arrays:
-        """Run the graph. Raise GraphError if it fails."""
+        """Run the graph. Raise NotPossible beyond the limits of an operator, or GraphError."""
         try:
             results = self.session(None, dict(feeds))
         except Exception as error:
             if not isinstance(error, RUN_ERRORS) and "onnxruntime" not in type(error).__module__:
                 raise
+            for part, limit in LIMITS.items():
+                if part in str(error):
+                    raise NotPossible(limit) from error
             raise GraphError(error) from error
         return dict(zip([value.name for value in self.outputs], results, strict=True))
 

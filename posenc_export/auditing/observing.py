@@ -5,8 +5,9 @@ from typing import Callable, Dict, List, Sequence
 
 import numpy as np
 
+from posenc_export.auditing.graph import NotPossible
 from posenc_export.auditing.session import ForeignSession
-from posenc_export.auditing.slots import TAGS, NotPossible
+from posenc_export.auditing.slots import TAGS
 from posenc_export.runtime.verification.case import Cell, Pairs
 from posenc_export.runtime.verification.measuring import measure_cells
 from posenc_export.runtime.verification.proof import Accuracy

@@ -9,9 +9,9 @@ from typing import Any, List, Optional, Sequence
 import numpy as np
 
 from posenc_export.auditing.feeds import feeds_of
-from posenc_export.auditing.graph import Arrays, Run
+from posenc_export.auditing.graph import Arrays, NotPossible, Run
 from posenc_export.auditing.inputs import Cache, Interface
-from posenc_export.auditing.slots import NONE, TAGS, Call, Feeds, NotPossible, joined, padded, taken
+from posenc_export.auditing.slots import NONE, TAGS, Call, Feeds, joined, padded, taken
 from posenc_export.runtime.session.errors import GraphError
 
 

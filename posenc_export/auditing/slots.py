@@ -12,13 +12,7 @@ from posenc_export.auditing.graph import Arrays
 from posenc_export.auditing.inputs import Cache
 
 TAGS = 3  # numbers behind each output: row, index of the token in it, number of the call
-
-
 NONE = -1  # no call: the caches are empty, or their slots were moved
-
-
-class NotPossible(Exception):
-    """Raised for a call that the inputs of a graph cannot express."""
 
 
 @dataclass(frozen=True)

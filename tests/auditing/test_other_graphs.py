@@ -57,6 +57,15 @@ def test_long_factors_at_every_length_are_named(tmp_path: Path) -> None:
     assert result.cause == "long factors always", result.sentence
 
 
+def test_calls_that_an_operator_does_not_take_are_no_fault(tmp_path: Path) -> None:
+    folder = _of_transformers("LlamaConfig", tmp_path / "checkpoint")
+    export_model(from_pretrained(folder), "ort", tmp_path / "ort", verify=False)
+    result = audit(tmp_path / "ort" / "model.onnx", folder)
+    assert result.right, result.sentence
+    limited = [cell.name for cell in result.cells if cell.message.endswith("for one row only")]
+    assert limited == ["batch 3, start 0: chunks of 5"]
+
+
 def test_dropped_sinks_are_named(tmp_path: Path) -> None:
     more = {"head_dim": 8, "num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": 8}
     more["rope_parameters"] = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 32.0,
