@@ -14,10 +14,19 @@ from posenc_export.auditing.auditor import Audit
 
 STYLE = """body { font: 15px/1.5 system-ui, sans-serif; max-width: 66rem; margin: 2rem auto;
 padding: 0 1rem } .sentence { font-size: 1.3rem; font-weight: 600 } img { width: 100% }
-table { border-collapse: collapse } td, th { padding: .2rem .7rem; text-align: left;
-border-bottom: 1px solid #d8dee4 } .wrong, .refused { color: #b3261e }
+table { border-collapse: collapse } td:first-child { white-space: nowrap }
+td, th { padding: .2rem .7rem; text-align: left; border-bottom: 1px solid #d8dee4 }
+.wrong, .refused { color: #b3261e }
 pre { overflow: auto; max-height: 30rem; background: #f6f8fa; padding: 1rem }"""
 MARK = b"<!-- posenc audit -->"
+# Features of calls in the legend.
+KINDS = {
+    "row": "several rows",
+    "cache": "cache",
+    "behind": "padding behind",
+    "padding": "padding before",
+    "offset": "another start",
+}
 LEAST = 1e-9  # errors below are drawn here
 
 
@@ -31,7 +40,7 @@ def render(audit: Audit, name: str) -> str:
     ]  # fmt: skip
     heads = ("cell", "result", "error", "tolerance", "first wrong token", "")
     parts = [
-        f"<p class='sentence'>{html.escape(audit.verdict)}: {html.escape(audit.sentence)}</p>",
+        f"<p class='sentence'>{html.escape(audit.sentence)}</p>",
         f'<img alt="error over position" src="data:image/svg+xml;base64,{_chart(audit)}">',
         f"<h2>Inputs and outputs</h2>{_table(('name', 'type', 'meaning'), inputs)}",
         f"<h2>Cells</h2>{_table(heads, cells)}",
@@ -66,7 +75,7 @@ def _chart(audit: Audit) -> str:
         by_kind.setdefault(kind, []).append(index)
     positions = columns["start"] + columns["index"]
     for kind, tokens in sorted(by_kind.items(), key=lambda item: sum(item[0])):
-        words = [name for name, has in zip(FEATURES, kind, strict=True) if has]
+        words = [KINDS[name] for name, has in zip(FEATURES, kind, strict=True) if has]
         at, errors = positions[tokens], columns["error"][tokens]
         drawn = np.unique(at)
         largest = [min(max(errors[at == position].max(), LEAST), 10.0) for position in drawn]

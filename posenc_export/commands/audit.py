@@ -87,4 +87,4 @@ def _print(result: "Audit", every: bool) -> None:
         show(rows)
     if len(shown) < len(result.cells):
         print(f"{len(result.cells)} cells; --all prints all\n")
-    print(f"{result.verdict}: {result.sentence}")
+    print(result.sentence)
