@@ -213,6 +213,8 @@ def mask_fault(
     """
     parts = attentions(manifest)
     for layer in layers:
+        if layer >= len(parts):
+            return f"layer {layer} reads the mask, but the config describes {len(parts)} layers"
         seen = ~hidden
         if layer in windows:
             slots = np.arange(hidden.shape[2])
