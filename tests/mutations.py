@@ -59,7 +59,7 @@ def _parity(tokens: str, target: str) -> str:
 
 
 def _family(name: str) -> str:
-    return f"tests/models/test_families.py -k 'logits_match and torchscript and {name}'"
+    return f"tests/models/test_families.py -k 'logits_match and eager and {name}'"
 
 
 CORRECT, FORMATS = (
