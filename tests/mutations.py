@@ -369,7 +369,7 @@ RUNTIME = (
         "runtime/session/stepper.py",
         "advance(taken - n)",
         "advance(taken - 1)",
-        _parity("input_rnn", "ort"),
+        _parity("mrope", "ort"),
     ),
     (
         "runtime/session/state.py",
