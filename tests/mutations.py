@@ -369,7 +369,7 @@ RUNTIME = (
         "runtime/session/stepper.py",
         "advance(taken - n)",
         "advance(taken - 1)",
-        _parity("mrope", "ort"),
+        "tests/export/test_parity.py -k 'division_into_calls and mrope-ort'",
     ),
     (
         "runtime/session/state.py",
