@@ -100,7 +100,7 @@ def _compare_attributes(part: IntegerPart, manifest: Manifest, findings: Finding
     for number, (node, layer) in enumerate(part.attention):
         place = f"{node.operator} {number}"
         if not 0 <= layer < len(parts):
-            findings.skipped[place] = "its layer is not known"
+            findings.failures[place] = f"layer {layer}; the config describes {len(parts)} layers"
             continue
         by_mask = manifest.signature == "mask"
         expected = described.attributes(parts[layer], node, by_mask)

@@ -242,12 +242,13 @@ def test_masks_in_bfloat16_are_compared_before_the_cast(variant: str, tmp_path: 
     assert not result[0] and result[1]
 
 
-def test_a_mask_of_a_layer_that_the_config_lacks_is_a_failure(tmp_path: Path) -> None:
+def test_attention_and_masks_of_layers_that_the_config_lacks_are_failures(tmp_path: Path) -> None:
     folder = written(tmp_path, "rope", "onnx")
     manifest = manifests.read(folder)
     model = SimpleNamespace(manifest=manifest.replace(config={**manifest.config, "order": []}))
     failures = indices.check(folder, model).failures  # type: ignore[arg-type]
     assert any("the config describes 0 layers" in failure for failure in failures.values())
+    assert failures["Attention 0"] == "layer 0; the config describes 0 layers"
 
 
 @pytest.mark.parametrize(
