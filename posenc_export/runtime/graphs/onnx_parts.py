@@ -137,6 +137,7 @@ def opened(model: bytes, folder: Path, entries: Mapping[str, str] = NONE) -> Any
     """
     options = onnxruntime.SessionOptions()
     options.log_severity_level, options.intra_op_num_threads = 3, 1
+    options.enable_cpu_mem_arena = False  # an arena keeps the memory of the largest call
     options.add_session_config_entry(FOLDER, str(folder))
     if kernel_library.DOMAIN.encode() in model:
         kernel_library.register(options)

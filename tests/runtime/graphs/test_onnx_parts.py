@@ -11,6 +11,7 @@ from posenc_export.export import export
 from posenc_export.models.short_forms import block_config, decoder_config
 from posenc_export.runtime.graphs import onnx_parts
 from posenc_export.runtime.graphs.onnx_nodes import read
+from tests.soak.steps import resident
 from tests.traces import sources
 
 DTYPES = (*map(np.dtype, ("float32", "float64", "float16", "int8", "uint8", "int32", "int64")),)
@@ -104,3 +105,13 @@ def test_a_part_that_is_cut_out_computes_its_values_from_free_inputs(folder: Pat
     fed = np.ones((1, 2, 32), np.float32)
     product = onnx_parts.opened(content, folder).run(None, {node.inputs[0]: fed})[0]
     assert product.shape[:2] == (1, 2) and product.any()
+
+
+def test_an_open_part_keeps_no_memory_of_its_calls(tmp_path: Path) -> None:
+    text = '<ir_version: 10, opset_import: ["": 21]> g (int64[2] n) => (float y) {'
+    text += " z = ConstantOfShape(n) w = Neg(z) y = ReduceMax<keepdims=0>(w) }"
+    session = onnx_parts.opened(onnx.parser.parse_model(text).SerializeToString(), tmp_path)
+    session.run(None, {"n": np.array([8, 8])})
+    before = resident()
+    session.run(None, {"n": np.array([8192, 8192])})  # 256 MB for each value
+    assert resident() - before < 64 << 20
