@@ -8,7 +8,10 @@ import onnx
 from onnx import helper, numpy_helper
 
 FEW_BITS = ("int8", "int8-32", "int4", "int4-128", "keep")
-FORMATS = ("float32", "float16", *FEW_BITS, "cache int8")
+NATIVE = ("native", "native cache int8")  # of target ort-native
+CACHES = ("cache int8", "native cache int8")
+FORMATS = ("float32", "float16", *FEW_BITS, "cache int8", *NATIVE)
+ATTENTIONS = ("GroupQueryAttention", "CachedAttention")  # with the same first inputs
 WEIGHT = "layers.1.mlp.up.weight"  # the weight that is ruined
 BLOCKED = "layers.1.mlp.down.weight"  # in blocks in every format of few bits
 ORIGINAL = 600  # positions after which LongRoPE has other factors
@@ -90,7 +93,7 @@ def attention(name: str, change: Callable[[Any], Any]) -> Callable[[Graph], None
     """Change an attribute of every attention node; None removes it."""
 
     def plant(graph: Graph) -> None:
-        nodes = [node for node in graph.node if node.op_type == "GroupQueryAttention"]
+        nodes = [node for node in graph.node if node.op_type in ATTENTIONS]
         assert nodes
         for node in nodes:
             before = {a.name: helper.get_attribute_value(a) for a in node.attribute}
@@ -115,15 +118,16 @@ def _hole(rows: np.ndarray) -> np.ndarray:
 
 def _exchange_tables(graph: Graph) -> None:
     for node in graph.node:
-        if node.op_type == "GroupQueryAttention":
+        if node.op_type in ATTENTIONS:
             node.input[7], node.input[8] = node.input[8], node.input[7]
 
 
 def slopes(change: Callable[[np.ndarray], np.ndarray]) -> Callable[[Graph], None]:
-    """Change the slopes of ALiBi, the constant [H,1,1] for 4 heads."""
+    """Change the slopes of ALiBi, the constant [H,1,1] for 4 heads, or its table by distance."""
 
     def plant(graph: Graph) -> None:
-        (tensor,) = (t for t in graph.initializer if list(t.dims) == [4, 1, 1])
+        tables = {node.input[14] for node in graph.node if len(node.input) > 14}
+        (tensor,) = (t for t in graph.initializer if list(t.dims) == [4, 1, 1] or t.name in tables)
         after = np.ascontiguousarray(change(numpy_helper.to_array(tensor).copy()))
         tensor.CopyFrom(numpy_helper.from_array(after, tensor.name))
 
@@ -137,7 +141,7 @@ def _halved(numbers: np.ndarray) -> np.ndarray:
 
 def _late_head(graph: Graph) -> None:
     """Let the first head of the second layer read the queries of the token before."""
-    node = [node for node in graph.node if node.op_type == "GroupQueryAttention"][1]
+    node = [node for node in graph.node if node.op_type in ATTENTIONS][1]
     queries = node.input[0]
     sizes = {"ruin.0": 0, "ruin.1": 1, "ruin.16": 16, "ruin.-1": -1, "ruin.end": 1 << 40}
     for name, value in sizes.items():
@@ -160,7 +164,7 @@ def _shift_slots(depth: int) -> Callable[[Graph], None]:
     """Let rows of more than `depth` tokens lose their last one: lengths are one less."""
 
     def plant(graph: Graph) -> None:
-        nodes = [node for node in graph.node if node.op_type == "GroupQueryAttention"]
+        nodes = [node for node in graph.node if node.op_type in ATTENTIONS]
         lengths = nodes[0].input[5]
         limit = np.array(depth, np.int32)
         graph.initializer.append(numpy_helper.from_array(limit, "ruin.depth"))
@@ -205,11 +209,11 @@ RUINS = (
     Ruin("one output zero", "rope", _weight(_zero_output)),
     Ruin("two outputs exchanged", "rope", _weight(_exchange_outputs)),
     Ruin("one weight off by one unit in the last place", "rope", _weight(_next_number),
-         ("float32", "float16", "cache int8")),
+         ("float32", "float16", "cache int8", *NATIVE)),
     Ruin("cache scale of one channel doubled", "rope",
          constants("past_key_values.1.key.scale",
                 lambda s: np.where(np.arange(len(s)) == 3, 2 * s, s)),
-         ("cache int8",)),
+         CACHES),
     Ruin("softmax scale 1 % off", "rope", attention("scale", lambda scale: 1.01 * scale)),
     Ruin("one head's queries late by one token", "rope", _late_head),
     Ruin("cos and sin exchanged", "rope", _exchange_tables),

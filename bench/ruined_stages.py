@@ -12,9 +12,10 @@ from unittest import mock
 
 import numpy as np
 
-from bench.ruined_graphs import BLOCKED, FEW_BITS, FORMATS, ORIGINAL, WEIGHT
+from bench.ruined_graphs import BLOCKED, FEW_BITS, FORMATS, NATIVE, ORIGINAL, WEIGHT
 from posenc_export.export.targets import (
     fused_weights,
+    native_attention,
     ort,
     ort_attention,
     ort_slots,
@@ -51,6 +52,19 @@ class StageRuin:
 def _patched(owner: Any, name: str, ruined: Callable[[Callable[..., Any]], Any]) -> Any:
     """Return a plant that replaces a function by what `ruined` returns for it."""
     return lambda _: mock.patch.object(owner, name, ruined(getattr(owner, name)))
+
+
+def _several(*plants: Callable[[Any], ContextManager[Any]]) -> Any:
+    """Return a plant of all plants together."""
+
+    @contextlib.contextmanager
+    def together(module: Any) -> Iterator[None]:
+        with contextlib.ExitStack() as stack:
+            for plant in plants:
+                stack.enter_context(plant(module))
+            yield
+
+    return together
 
 
 def _stored(suffix: str, change: Callable[[np.ndarray], np.ndarray]) -> Any:
@@ -95,38 +109,48 @@ def _scale_off(scores_of: Callable[..., Dict[str, Any]]) -> Callable[..., Dict[s
 def _window(change: Callable[[int], Optional[int]]) -> Any:
     """Change the window of the attention operators; None ignores it."""
 
+    def changed(attributes: Dict[str, Any]) -> Dict[str, Any]:
+        size = change(attributes["local_window_size"])
+        others = {name: value for name, value in attributes.items() if name != "local_window_size"}
+        return others if size is None else {**others, "local_window_size": size}
+
     def ruined(group_query: Callable[..., GroupQuery]) -> Callable[..., GroupQuery]:
         def wrong(*arguments: Any) -> GroupQuery:
             call = group_query(*arguments)
-            attributes = dict(call.attributes)
-            size = change(attributes.pop("local_window_size"))
-            if size is not None:
-                attributes["local_window_size"] = size
-            return replace(call, attributes=attributes)
+            return replace(call, attributes=changed(dict(call.attributes)))
 
         return wrong
 
-    return _patched(ort_attention, "group_query", ruined)
+    return _several(
+        _patched(ort_attention, "group_query", ruined),
+        _patched(native_attention, "_attributes", lambda of: lambda *args: changed(of(*args))),
+    )
 
 
-def _tables_exchanged(rotation: Callable[..., Any]) -> Callable[..., Any]:
-    def wrong(call: GroupQuery, q: Any, k: Any) -> Any:
-        node = rotation(call, q, k)
-        return node and SimpleNamespace(
-            cos=node.sin, sin=node.cos, interleaved=node.interleaved, x=node.x
-        )
+def _rotations(change: Callable[[Any], Dict[str, Any]]) -> Any:
+    """Change the rotations inside the attention operators."""
 
-    return wrong
+    def turned(node: Any) -> Any:
+        kept = {name: getattr(node, name) for name in ("cos", "sin", "interleaved", "x")}
+        return SimpleNamespace(**{**kept, **change(node)})
 
+    def ruined(rotation: Callable[..., Any]) -> Callable[..., Any]:
+        def wrong(*arguments: Any) -> Any:
+            node = rotation(*arguments)
+            return node and turned(node)
 
-def _pairs_interleaved(rotation: Callable[..., Any]) -> Callable[..., Any]:
-    def wrong(call: GroupQuery, q: Any, k: Any) -> Any:
-        node = rotation(call, q, k)
-        return node and SimpleNamespace(
-            cos=node.cos, sin=node.sin, interleaved=not node.interleaved, x=node.x
-        )
+        return wrong
 
-    return wrong
+    def native(rotation: Callable[..., Any]) -> Callable[..., Any]:
+        def wrong(*arguments: Any) -> Any:
+            nodes = rotation(*arguments)
+            return nodes and (turned(nodes[0]), turned(nodes[1]), nodes[2])
+
+        return wrong
+
+    return _several(
+        _patched(GroupQuery, "rotation", ruined), _patched(native_attention, "_rotation", native)
+    )
 
 
 def _last_slot_lost(lengths: Callable[..., Any]) -> Callable[..., Any]:
@@ -207,9 +231,9 @@ STAGE_RUINS = (
     StageRuin("lowering: softmax scale 1 % off", "rope",
               _patched(standard, "scores_of", _scale_off)),
     StageRuin("lowering: cos and sin exchanged", "rope",
-              _patched(GroupQuery, "rotation", _tables_exchanged)),
+              _rotations(lambda node: {"cos": node.sin, "sin": node.cos})),
     StageRuin("lowering: pairs interleaved", "rope",
-              _patched(GroupQuery, "rotation", _pairs_interleaved)),
+              _rotations(lambda node: {"interleaved": not node.interleaved})),
     StageRuin("lowering: window one token short", "rope", _window(lambda size: size - 1)),
     StageRuin("lowering: window one token long", "rope", _window(lambda size: size + 1)),
     StageRuin("lowering: window ignored", "rope", _window(lambda _: None)),
@@ -217,7 +241,7 @@ STAGE_RUINS = (
               _patched(ort_slots, "lengths", _last_slot_lost)),
     StageRuin("lowering: distances past 300 one shorter", "alibi",
               lambda _: mock.patch.dict(ort.LOWERING[0], _distances_short(ort.distances)),
-              tuple(name for name in FORMATS if name != "float16")),  # has another lowering
+              tuple(name for name in FORMATS if name not in ("float16", *NATIVE))),
     StageRuin("lowering: second cache never written", "longrope",
               _patched(ort_two_rotations, "_scattered", _unwritten),
               ("float32", *FEW_BITS)),  # other formats write it by another node

@@ -26,7 +26,16 @@ import onnx
 from msgspec.structs import replace
 
 from bench import marked
-from bench.ruined_graphs import FEW_BITS, FORMATS, ORIGINAL, RUINS, Graph, Ruin
+from bench.ruined_graphs import (
+    CACHES,
+    FEW_BITS,
+    FORMATS,
+    NATIVE,
+    ORIGINAL,
+    RUINS,
+    Graph,
+    Ruin,
+)
 from bench.ruined_stages import STAGE_RUINS, StageRuin
 from posenc_export.export import Sources, VerificationError, export
 from posenc_export.export.quantization.rounding import rounded
@@ -109,19 +118,20 @@ def source_of(name: str, layers: int, format_: str) -> Sources:
 
 def arguments_of(format_: str, folder: Path) -> Dict[str, Any]:
     """Return the arguments of `export` for a format."""
-    if format_ == "cache int8":
+    if format_ in CACHES:
         sample = folder / "sample.txt"
         content = np.random.default_rng(0).integers(0, 256, 4096).astype(np.uint8)
         sample.write_bytes(content.tobytes())
         return {"cache": "int8", "calibrate": sample}
     if format_ in FEW_BITS:
         return {"weights": format_, "max_loss": 10.0}
-    return {} if format_ == "float32" else {"dtype": format_}
+    return {"dtype": format_} if format_ == "float16" else {}
 
 
 def target_of(format_: str) -> str:
     """Return the target of a format: half precision has one of its own."""
-    return "ort-cuda" if format_ == "float16" else "ort"
+    targets = {"float16": "ort-cuda", **dict.fromkeys(NATIVE, "ort-native")}
+    return targets.get(format_, "ort")
 
 
 def ruined(folder: Path, plant: Callable[[Graph], None]) -> Dict[str, Any]:
