@@ -19,7 +19,7 @@ from posenc_export.runtime.graphs.onnx_nodes import Nodes
 from posenc_export.runtime.graphs.onnx_parts import constant, new_node, serialised
 from posenc_export.runtime.graphs.ort_options import MIXED_PRODUCTS, PROVIDERS
 from posenc_export.runtime.session.errors import RUN_ERRORS
-from posenc_export.runtime.verification.heads import by_query_head, by_token, softmax, visible
+from posenc_export.runtime.verification.attention import by_query_head, by_token, softmax, visible
 from posenc_export.shared.numerics import FLOAT16_NOISE, Errors, cell_error, rounding_tolerance
 
 MICROSOFT = "com.microsoft"

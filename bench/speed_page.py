@@ -6,10 +6,10 @@ from pathlib import Path
 from typing import Any, Dict, List, Optional, Sequence
 
 from bench import marked
-from posenc_export.benchmark.report import BUSY, Report, duration
-from posenc_export.benchmark.results import Row
-from posenc_export.benchmark.spread import Spread
-from posenc_export.benchmark.spread import ratio as ratio_of
+from posenc_export.benchmark.report import Report, duration
+from posenc_export.benchmark.results import BUSY, Row
+from posenc_export.benchmark.verdicts import Spread
+from posenc_export.benchmark.verdicts import ratio as ratio_of
 from posenc_export.catalogue.compact_svg import save
 from posenc_export.catalogue.waves import COLOURS
 

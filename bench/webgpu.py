@@ -19,7 +19,7 @@ from typing import Any, Dict, List, Sequence
 from bench import marked
 from posenc_export.runtime import load
 from posenc_export.runtime.artefact.certificate import bound_of, worst_cell
-from posenc_export.runtime.verification import at_load
+from posenc_export.runtime.verification import forms
 from posenc_export.shared import json_rows
 
 RESULTS = Path("bench/results/webgpu.json")
@@ -50,7 +50,7 @@ def measured(folder: Path, adapter: str) -> Dict[str, Any]:
     row: Dict[str, Any] = {"encoding": name, "target": target, "adapter": adapter}
     try:
         model = load(folder, provider="webgpu", check=False)
-        proof = at_load.few_cells(model, folder)
+        proof = forms.few_cells(model, folder)
     except ValueError as error:
         return {**row, "refused": str(error)}
     worst = worst_cell(proof)

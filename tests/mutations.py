@@ -453,7 +453,7 @@ PROGRAMS = (
         "tests/benchmark/test_verdicts.py",
     ),
     (
-        "benchmark/spread.py",
+        "benchmark/verdicts.py",
         "(1 + CONFIDENCE) / 2",
         "CONFIDENCE",
         "tests/benchmark/test_verdicts.py",

@@ -14,7 +14,7 @@ from posenc_export.auditing.facts import Reference
 from posenc_export.auditing.inputs import Interface
 from posenc_export.runtime.verification.case import Calls, Case, Cell, Level, Pairs, Scenario
 from posenc_export.runtime.verification.cells import FULL_PASS
-from posenc_export.runtime.verification.inputs import numbers, uniform
+from posenc_export.runtime.verification.grid_inputs import numbers, uniform
 from posenc_export.runtime.verification.scenarios import (
     chunked,
     of_caches,

@@ -6,7 +6,7 @@ the same model.
 contestant runs in its own worker process.
 """
 
+from posenc_export.benchmark.measurement import run
 from posenc_export.benchmark.report import Report
-from posenc_export.benchmark.run import run
 
 __all__ = ["Report", "run"]

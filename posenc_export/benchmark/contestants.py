@@ -1,10 +1,10 @@
 """The contestants of a benchmark: artefacts on each provider, and other runtimes."""
 
+import itertools
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Dict, List, Optional, Sequence, Tuple, Union
+from typing import Any, Dict, List, Optional, Sequence, Tuple, Union
 
-from posenc_export.benchmark.labels import folder_labels, model_label, numbered
 from posenc_export.benchmark.runtimes import ARTEFACT, RUNTIMES
 from posenc_export.runtime.artefact import manifest as manifests
 from posenc_export.runtime.artefact.files import locate
@@ -15,8 +15,58 @@ from posenc_export.runtime.graphs.providers import (
     check_name,
     not_for_openvino,
 )
+from posenc_export.shared.refusal import refusal
 from posenc_export.shared.suggestion import check_name as check_known
 from posenc_export.shared.suggestion import suggestion
+
+SHOWN = 3  # names of encodings in a label; further ones are shown as "..."
+
+
+def model_label(manifest: Manifest) -> str:
+    """Return encodings, layers x width and number of parameters, as in "rope 5x128 0.97M"."""
+    config = manifest.config.get("inside", manifest.config)
+    order = config.get("order")
+    layers = f"{len(order)}x" if order else f"{config.get('kind', 'model')} "
+    count, names = parameters(manifest) / 1e6, "+".join(_encodings(config)) or "nope"
+    digits = 0 if count >= 99.5 else 1 if count >= 9.95 else 2
+    return f"{names} {layers}{config.get('width', '?')} {count:.{digits}f}M"
+
+
+def parameters(manifest: Manifest) -> int:
+    """Return the number of weights that a step reads; for decoders also the rest of the token
+    table.
+    """
+    config, weights = manifest.config, manifest.step_weights
+    if manifest.kind != "decoder" or not manifest.vocabulary:
+        return weights
+    tied, width = bool((config.get("head") or {}).get("tied")), int(config["width"])
+    return weights - width + (0 if tied else manifest.vocabulary * width)
+
+
+def folder_labels(paths: Sequence[Path]) -> List[str]:
+    """Return the shortest distinct endings of paths, such as "rope/ort", numbered if repeated."""
+    depth, distinct = 1, len(set(paths))
+    while len({path.parts[-depth:] for path in paths}) < distinct:
+        depth += 1
+    return numbered(["/".join(path.parts[-depth:]) for path in paths])
+
+
+def numbered(names: Sequence[str]) -> List[str]:
+    """Return the names with "#2", "#3" ... appended to repetitions."""
+    counts = [names[: at + 1].count(name) for at, name in enumerate(names)]
+    labels = zip(names, counts, strict=True)
+    return [name if count == 1 else f"{name} #{count}" for name, count in labels]
+
+
+def _encodings(config: Dict[str, Any]) -> List[str]:
+    """Return the names of encodings without repetition, in order of application."""
+    layers = [config["layers"][name] for name in config.get("order", [])] or [config]
+    on_tokens = [*config.get("encodings", []), *(config.get("tokens") or {}).get("encodings", [])]
+    of_layers = [layer.get("attention", {}).get("encodings", []) for layer in layers]
+    specs = itertools.chain(on_tokens, *of_layers)
+    names = list(dict.fromkeys(spec["name"] for spec in specs))
+    return names if len(names) <= SHOWN else [*names[:SHOWN], "..."]
+
 
 ON_CPU = ("cpu", AOTINDUCTOR)  # every artefact has one of them, so that its name needs no provider
 
@@ -27,24 +77,20 @@ class Contestant:
 
     Args:
         label, model, artefact: names of contestant, model and folder in the report.
-        runtime: "artefact" or a name in RUNTIMES.
         folder, manifest: what is run, or from whose config the runtime builds the model.
-        provider: as `load` takes it, never "auto".
     """
 
     label: str
     model: str
-    runtime: str
+    runtime: str  # "artefact" or a name in RUNTIMES
     folder: Path
     artefact: str
     manifest: Manifest
-    provider: str = "cpu"
+    provider: str = "cpu"  # as `load` takes it, never "auto"
 
     @property
     def reads_known_bytes(self) -> bool:
-        """Whether a step reads weights and caches on the CPU in the formats of the manifest.
-        Runtimes that build the model use float32 or a format of their own.
-        """
+        """Whether a step reads weights and caches on the CPU in the formats of the manifest."""
         if self.provider not in (*ON_CPU, OPENVINO[0]):
             return False
         return not self._built or not (
@@ -53,8 +99,8 @@ class Contestant:
 
     @property
     def perplexity(self) -> Optional[float]:
-        """Perplexity over that of the float32 module, as the manifest has it; None if it was not
-        measured, and for models that the runtime builds.
+        """Perplexity over that of the float32 module; None if it was not measured on this
+        folder.
         """
         quality = None if self._built else self.manifest.quality
         return quality.ratio or None if quality else None
@@ -71,21 +117,17 @@ def gather(
     providers: Sequence[str] = (),
 ) -> List[Contestant]:
     """Return the contestants: other runtimes (RUNTIMES) first, then the folders in their order.
+    Raise ValueError for folders, runtimes or providers that cannot be compared or are not
+    installed.
 
     Args:
         different_models: allow folders of different models.
         providers: providers to measure in addition to the CPU and CUDA: those of OpenVINO, and
             "aotinductor", without which native code is not run.
-
-    Raises:
-        ValueError: no folder, folders of different models, an unknown runtime or provider, one that
-            is not installed or supports none of the folders, an invalid artefact.
     """
     if not folders:
-        raise ValueError(
-            "benchmark: expected at least one artefact folder, got none; give folders that "
-            "`posenc export` wrote"
-        )
+        rule = "at least one artefact folder"
+        raise refusal("benchmark", rule, "none", "give folders that `posenc export` wrote")
     for name in runtimes:
         check_known("benchmark: expected runtime", name, RUNTIMES)
     artefacts = _of_folders([locate(folder) for folder in folders], different_models, providers)
@@ -100,7 +142,6 @@ def gather(
 def _of_folders(
     folders: Sequence[Path], different_models: bool, providers: Sequence[str]
 ) -> List[Contestant]:
-    """Return the contestants that run artefacts: one per folder and provider."""
     read, paths = [manifests.read(path) for path in folders], [path.resolve() for path in folders]
     models: List[Manifest] = []  # the first folder of each model
     for manifest in read:
@@ -108,46 +149,38 @@ def _of_folders(
             models.append(manifest)
     names = numbered([model_label(manifest) for manifest in models])
     if len(models) > 1 and not different_models:
-        raise ValueError(
-            f"benchmark: expected folders of one model, got {', '.join(names)}; give folders "
-            "of one model or pass --different-models"
-        )
+        remedy = "give folders of one model or pass --different-models"
+        raise refusal("benchmark", "folders of one model", ", ".join(names), remedy)
     configs, contestants = [manifest.config for manifest in models], []
     for path, label, manifest in zip(paths, folder_labels(paths), read, strict=True):
         name = names[configs.index(manifest.config)]
         chosen = (*_providers(manifest), *_added(providers, manifest)) or ("cpu",)
         check_name(chosen[0], manifest)
-        contestants += [
-            Contestant(_on(label, provider), name, ARTEFACT, path, label, manifest, provider)
-            for provider in chosen
-        ]
+        for provider in chosen:
+            on = label if provider in ON_CPU else f"{label} ({provider})"
+            own = Contestant(on, name, ARTEFACT, path, label, manifest, provider)
+            contestants.append(own)
     for provider in providers:
         if all(contestant.provider != provider for contestant in contestants):
             native = provider == AOTINDUCTOR
             remedy = "that `posenc compile` wrote" if native else "of target onnx or ort"
-            raise ValueError(
-                f"benchmark: expected a folder that provider {provider} runs, got "
-                f"{', '.join(folder_labels(paths))}; add one {remedy}"
-            )
+            rule = f"a folder that provider {provider} runs"
+            raise refusal("benchmark", rule, ", ".join(folder_labels(paths)), f"add one {remedy}")
     return contestants
 
 
 def usable(numbers: Sequence[int], contestants: Sequence[Contestant]) -> List[int]:
-    """Return the numbers of tokens that every contestant supports, ascending, without duplicates.
-    Raise ValueError for a number below 2, or if all exceed max_positions of a contestant.
+    """Return the numbers of tokens that every contestant supports, ascending. Raise ValueError for
+    a number below 2, or if all exceed max_positions of a contestant.
     """
     if any(number < 2 for number in numbers):
-        raise ValueError(
-            "benchmark: expected contexts and prompts of at least 2 tokens, got "
-            f"{min(numbers)}; give larger ones"
-        )
+        rule = "contexts and prompts of at least 2 tokens"
+        raise refusal("benchmark", rule, min(numbers), "give larger ones")
     limit = min(contestant.manifest.max_positions for contestant in contestants)
     inside = sorted({number for number in numbers if number <= limit})
     if numbers and not inside:
-        raise ValueError(
-            f"benchmark: expected a number of at most max_positions, {limit} tokens, got "
-            f"{', '.join(map(str, numbers))}; give smaller ones"
-        )
+        rule = f"a number of at most max_positions, {limit} tokens"
+        raise refusal("benchmark", rule, ", ".join(map(str, numbers)), "give smaller ones")
     return inside
 
 
@@ -156,10 +189,8 @@ def _of_runtime(name: str, artefacts: Sequence[Contestant]) -> List[Contestant]:
     runtime = RUNTIMES[name]
     missing = runtime.missing()
     if missing:
-        raise ValueError(
-            f"benchmark {name}: expected {' and '.join(missing)} to be installed, got none; "
-            f"pip install '{runtime.install}' or omit {name}"
-        )
+        got, remedy = "none", f"pip install '{runtime.install}' or omit {name}"
+        raise refusal(f"benchmark {name}", f"{' and '.join(missing)} to be installed", got, remedy)
     supported = [artefact for artefact in artefacts if artefact.provider in ON_CPU]
     supported = [own for own in supported if runtime.supports(own.folder, own.manifest)]
     if not supported:
@@ -177,7 +208,6 @@ def _of_runtime(name: str, artefacts: Sequence[Contestant]) -> List[Contestant]:
 
 
 def _unsupported(name: str, artefacts: Sequence[Contestant]) -> str:
-    """Return the message for a runtime that supports none of the artefacts."""
     described = dict.fromkeys(
         f"{own.artefact} ({own.model}, target {own.manifest.target}, signature "
         f"{own.manifest.signature})"
@@ -191,9 +221,7 @@ def _unsupported(name: str, artefacts: Sequence[Contestant]) -> str:
 
 
 def _providers(manifest: Manifest) -> Tuple[str, ...]:
-    """Return the providers that can run an artefact. GroupQueryAttention has no float32 kernel
-    on CUDA; artefacts of target ort-cuda run only on CUDA.
-    """
+    """Providers that run an artefact. GroupQueryAttention has no float32 kernel on CUDA."""
     if manifest.target == AOTINDUCTOR:
         return ()
     if manifest.target.endswith("-cuda"):
@@ -206,19 +234,12 @@ def _providers(manifest: Manifest) -> Tuple[str, ...]:
 
 
 def _added(providers: Sequence[str], manifest: Manifest) -> List[str]:
-    """Return those of the chosen providers that can run an artefact."""
     known = (*OPENVINO, AOTINDUCTOR)
     for name in providers:
         if name not in known:
             remedy = suggestion(name, known)
-            raise ValueError(
-                f"benchmark: expected provider to be one of {', '.join(known)}, got "
-                f"{name!r}; {remedy} cpu and cuda are always measured"
-            )
+            rule, got = f"provider to be one of {', '.join(known)}", repr(name)
+            raise refusal("benchmark", rule, got, f"{remedy} cpu and cuda are always measured")
     able = dict.fromkeys(OPENVINO, not_for_openvino(manifest) is None)
     able[AOTINDUCTOR] = manifest.target == AOTINDUCTOR
     return [name for name in dict.fromkeys(providers) if able[name]]
-
-
-def _on(label: str, provider: str) -> str:
-    return label if provider in ON_CPU else f"{label} ({provider})"

@@ -1,14 +1,89 @@
-"""The machine of a benchmark: processor, versions, limits of memory and arithmetic."""
+"""The machine of a benchmark: processor, limits of memory and arithmetic, other processes."""
 
 import contextlib
 import os
 import platform
+import time
 from importlib import metadata
-from typing import Any
+from pathlib import Path
+from typing import Any, Callable, Dict
 
-from posenc_export.benchmark.results import Limits, Machine, WorkingSet
+import numpy as np
+
+from posenc_export.benchmark.results import BUSY, Limits, Machine, WorkingSet
 from posenc_export.benchmark.workers import Worker
 from posenc_export.runtime.artefact.machine import processor
+from posenc_export.runtime.artefact.manifest import Manifest
+
+LOOK = 0.5  # seconds in which other processes are watched
+
+
+def watched(measure: Callable[[], float]) -> Dict[str, float]:
+    """Return the seconds that `measure` returns, and the cores that other processes used meanwhile,
+    below 0 by chance or without /proc/stat.
+    """
+    before = np.array((_busy_seconds(), time.process_time(), time.perf_counter()))
+    seconds = measure()
+    busy, own, wall = np.array((_busy_seconds(), time.process_time(), time.perf_counter())) - before
+    return {"seconds": seconds, "other_cores": float((busy - own) / wall)}
+
+
+def _busy_seconds() -> float:
+    """Return the seconds since boot in which cores were busy; 0 without /proc/stat."""
+    try:
+        fields = Path("/proc/stat").read_text(encoding="ascii").split("\n", 1)[0].split()[1:9]
+    except FileNotFoundError:
+        return 0.0
+    user, nice, system, _idle, _waiting, interrupts, soft, stolen = map(int, fields)
+    return (user + nice + system + interrupts + soft + stolen) / os.sysconf("SC_CLK_TCK")
+
+
+def busy_machine() -> bool:
+    """Return whether other processes use the machine now."""
+
+    def wait() -> float:
+        time.sleep(LOOK)
+        return LOOK
+
+    return watched(wait)["other_cores"] > BUSY
+
+
+ITEM_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2, "int8": 1}
+# Bytes per weight, with its share of a float32 scale
+FORMAT_BYTES = {"int8": 1.0, "int8-32": 1 + 4 / 32, "int4": 0.5 + 4 / 32, "int4-128": 0.5 + 4 / 128}
+FORMAT_BYTES["keep"] = FORMAT_BYTES["int4"]
+
+
+def cache_bytes(manifest: Manifest, context: int) -> int:
+    """Return the size in bytes of the valid part of all key and value caches of one row."""
+    caches = [state for state in manifest.states if not state.replaced and len(state.axes) == 4]
+    return context * sum(
+        ITEM_BYTES[state.dtype] * int(state.axes[1]) * int(state.axes[3]) for state in caches
+    )
+
+
+def step_bytes(manifest: Manifest, context: int, batch: int = 1) -> int:
+    """Return the bytes that a decode step must read: the weights once, and the valid cache of each
+    row.
+    """
+    of_weight: float = ITEM_BYTES[manifest.dtype]
+    if manifest.weights is not None:  # each weight may have a format of its own
+        names = manifest.formats.values() or (manifest.weights.format,)
+        of_weight = min(FORMAT_BYTES[name] for name in names)
+    weights = round(of_weight * (manifest.step_weights - _idle_weights(manifest)))
+    return weights + batch * cache_bytes(manifest, context)
+
+
+def _idle_weights(manifest: Manifest) -> int:
+    config = manifest.config
+    mlps = [config["layers"][name]["mlp"] for name in config.get("order", ())]
+    mixtures = [mlp for mlp in mlps if mlp["name"] == "experts"]
+    if len(mixtures) > manifest.operators.get("MoE", 0) + manifest.operators.get("QMoE", 0):
+        return 0
+    return sum(
+        3 * mlp["hidden"] * config["width"] * (mlp["experts"] - mlp["chosen"]) for mlp in mixtures
+    )
+
 
 LIBRARIES = (
     "posenc-export numpy onnxruntime onnxruntime-gpu torch transformers onnxruntime-genai openvino"
@@ -30,9 +105,7 @@ def described(threads: int) -> Machine:
 
 
 def limits(worker: Worker, threads: int) -> Limits:
-    """Measure the limits of the machine in a worker without contestant. Of several measurements
-    the shortest time counts, since disturbance only adds time.
-    """
+    """Measure the limits of the machine in a worker without contestant, by the shortest times."""
 
     def quickest(do: str, **request: Any) -> Any:
         return min(worker.ask(do, duration=DURATION, **request)["seconds"] for _ in range(TIMES))

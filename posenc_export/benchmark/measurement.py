@@ -1,18 +1,22 @@
-"""Measure the contestants of a benchmark in turn, one sample of each per round."""
+"""Run a benchmark: measure the contestants in turn, one sample of each per round."""
 
+import math
 from dataclasses import dataclass, field
-from typing import Any, Callable, Dict, List, Optional, Sequence
+from pathlib import Path
+from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple, Union
 
 import numpy as np
 
 from posenc_export.benchmark import machine
-from posenc_export.benchmark.contestants import Contestant
-from posenc_export.benchmark.limits import step_bytes
+from posenc_export.benchmark.contestants import Contestant, gather, usable
+from posenc_export.benchmark.machine import busy_machine, step_bytes
 from posenc_export.benchmark.report import Report
 from posenc_export.benchmark.results import Loaded, Row
-from posenc_export.benchmark.spread import FEWEST, ratio, spread
-from posenc_export.benchmark.workers import Worker
+from posenc_export.benchmark.verdicts import FEWEST, ratio, spread
+from posenc_export.benchmark.workers import Worker, started
+from posenc_export.runtime.graphs.providers import check_threads
 from posenc_export.shared.progress import Steps
+from posenc_export.shared.refusal import refusal
 
 PREFILL_LIMIT = 3.0  # seconds; a prompt that takes longer is timed once
 DECODE_SHARE = 0.6  # share of the time; the rest is for prefill
@@ -25,24 +29,19 @@ class Measurement:
 
     Args:
         contestants, workers: what is measured, and the worker of each.
-        limits_worker: the worker that measures the limits of the machine.
         threads, batch: threads of a contestant, rows of every call.
-        rounds: samples per contestant, number of tokens and phase; long prompts get fewer.
-        seconds: time per contestant and number of tokens, without the prefill that fills the cache
-            for decode.
-        progress: called with one line of text at each stage.
-        sleeping: as for Worker.
     """
 
     contestants: List[Contestant]
     workers: List[Worker]
-    limits_worker: Worker
+    limits_worker: Worker  # the worker that measures the limits of the machine
     threads: int
     batch: int
-    rounds: int
+    rounds: int  # samples per contestant, number of tokens and phase; long prompts get fewer
+    # Time per contestant and number of tokens, without the prefill that fills the cache for decode
     seconds: float
-    progress: Progress
-    sleeping: bool = False
+    progress: Progress  # called with one line of text at each stage
+    sleeping: bool = False  # as for Worker
     # Cores used by other processes during each sample.
     other_cores: List[float] = field(default_factory=list)
     steps: Optional[Steps] = None  # rounds of all phases; some prompts have fewer
@@ -96,12 +95,10 @@ class Measurement:
         return self._rows("prefill", tokens, times, {})
 
     def _advance(self, share: float) -> None:
-        """Report progress after a share of the rounds with the current number of tokens."""
         if self.steps is not None:
             self.steps.advance(self.measured + int(self.rounds * share))
 
     def _prompts(self, worker: Worker, tokens: int) -> int:
-        """Return the number of prompts to time."""
         seconds = self._sample(worker, "prefill", context=tokens)
         if seconds > PREFILL_LIMIT:
             return 1
@@ -176,3 +173,68 @@ def _loaded(contestant: Contestant, reply: Dict[str, Any], peak: int) -> Loaded:
         peak_memory_bytes=peak,
         perplexity=contestant.perplexity,
     )
+
+
+CONTEXTS = (128, 512, 1024, 2048, 4096, 8192)
+# Of a quick run; the seconds are those of all contestants together, without loading.
+QUICK_TOKENS, QUICK_ROUNDS, QUICK_SECONDS = 512, 10, 25.0
+
+
+def run(
+    folders: Sequence[Union[str, Path]],
+    runtimes: Sequence[str] = (),
+    contexts: Sequence[int] = CONTEXTS,
+    prompts: Optional[Sequence[int]] = None,
+    batch: int = 1,
+    rounds: int = 10,
+    threads: int = 2,
+    seconds: float = 1.5,
+    different_models: bool = False,
+    providers: Sequence[str] = (),
+    progress: Optional[Progress] = None,
+    quick: bool = False,
+) -> Report:
+    """Measure prefill and decode times of artefacts and other runtimes.
+
+    Args:
+        folders, runtimes, different_models, providers: the contestants (`gather`).
+        contexts: tokens in the cache of a decode step; models without a cache have no decode.
+        prompts: tokens of a prompt at prefill; None for the contexts. As of contexts, numbers
+            beyond the range of a model are skipped.
+        batch, rounds, threads, seconds, progress: as for `Measurement`.
+        quick: measure QUICK_TOKENS tokens in QUICK_ROUNDS rounds, or as many as the models can
+            read, in QUICK_SECONDS, in place of contexts, prompts, rounds and seconds.
+
+    Raises:
+        ValueError: no folder, folders of different models, no usable number of tokens, a runtime
+            that is not installed or supports none of the folders, a contestant that fails.
+    """
+    _check(rounds, batch, threads, seconds)
+    contestants = gather(folders, runtimes, different_models, providers)
+    if quick:
+        contexts = prompts = (min(QUICK_TOKENS, *(c.manifest.max_positions for c in contestants)),)
+        rounds, seconds = QUICK_ROUNDS, QUICK_SECONDS / (len(contestants) + 1)
+    cached, prefilled = _tokens(contexts, prompts, contestants)
+    sleeping = threads > 1 and busy_machine()
+    names = [*(contestant.label for contestant in contestants), "limits"]
+    with started(names, threads, sleeping) as (*workers, limits_worker):
+        how = (threads, batch, rounds, seconds, progress or (lambda line: None), sleeping)
+        return Measurement(contestants, workers, limits_worker, *how).report(cached, prefilled)
+
+
+def _check(rounds: int, batch: int, threads: int, seconds: float) -> None:
+    check_threads(threads)
+    if min(rounds, batch) < 1 or not 0 < seconds < math.inf:
+        rule = "rounds, batch and seconds above 0"
+        raise refusal("benchmark", rule, f"{rounds}, {batch} and {seconds}", "give other numbers")
+
+
+def _tokens(
+    contexts: Sequence[int], prompts: Optional[Sequence[int]], contestants: Sequence[Contestant]
+) -> Tuple[List[int], List[int]]:
+    steps = all(contestant.manifest.states for contestant in contestants)
+    cached = usable(contexts if steps else (), contestants)
+    prefilled = usable(contexts if prompts is None else prompts, contestants)
+    if not cached and not prefilled:
+        raise ValueError("benchmark: expected a context or a prompt to measure, got none; give one")
+    return cached, prefilled

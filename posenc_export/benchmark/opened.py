@@ -14,8 +14,8 @@ class Timed(Protocol):
         """Empty the caches."""
 
     def prefill(self, inputs: Any, *, logits_to_keep: int) -> Any:
-        """Append [B,S] int64 ids or [B,S,E] hidden states; return outputs of the last
-        `logits_to_keep` tokens [B,n,*], or all [B,S,*].
+        """Append [B,S] int64 ids or [B,S,E] hidden states; return the last `logits_to_keep` outputs
+        [B,n,*].
         """
 
     def step(self, inputs: Any) -> Any:
@@ -26,28 +26,25 @@ class Timed(Protocol):
 
 
 class Opened(NamedTuple):
-    """A loaded session; weights as in Loaded.
-
-    Args:
-        seconds: load time without imports; None for the time of `open_session`.
-    """
+    """A loaded session; weights as in Loaded."""
 
     session: Timed
     weights: Mapping[str, Union[str, int]]
+    # Load time without imports; None for the time of `open_session`
     seconds: Optional[float] = None
 
 
 class CallSession:
-    """A session whose prompts and steps are the same call. Peers define `call`; those with
-    caches that do not follow from `length` extend reset and rewind.
+    """A session whose prompts and steps are the same call, which peers define. Those with caches
+    that do not follow from `length` extend reset and rewind.
     """
 
     chunk: Optional[int] = CHUNK  # most tokens of a call; None for a prompt in one call
     length = 0  # tokens in the cache before a call
 
     def call(self, inputs: np.ndarray) -> np.ndarray:
-        """Append [B,S] int64 ids or [B,S,E] hidden states; return their outputs [B,S,*], or
-        those of the last token [B,1,*].
+        """Append [B,S] int64 ids or [B,S,E] hidden states; return outputs [B,S,*], or the last
+        [B,1,*].
         """
         raise NotImplementedError
 

@@ -10,9 +10,9 @@ from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple
 
 from posenc_export.benchmark.report import HTML, LOAD_HEADS, ROW_HEADS, Report, filled, median
 from posenc_export.benchmark.results import Row
-from posenc_export.benchmark.spread import Spread
-from posenc_export.benchmark.verdicts import ratios
+from posenc_export.benchmark.verdicts import Spread, ratios
 from posenc_export.runtime.artefact.places import write_file
+from posenc_export.shared.refusal import refusal
 
 STYLE = """
 body { font: 15px/1.5 system-ui, sans-serif; color: #1b1f24; background: #fff; max-width: 66rem;
@@ -47,9 +47,7 @@ Styles = Mapping[str, Dict[str, Any]]
 
 
 def write(report: Report, path: Path) -> None:
-    """Write a report as one self-contained HTML page. Raise ValueError if the path is that of
-    another file, or matplotlib is not installed.
-    """
+    """Write a report as one HTML page. Raise ValueError for the path of another file."""
     write_file(path, render(report).encode(), HTML)
 
 
@@ -84,7 +82,6 @@ def render(report: Report) -> str:
 
 
 def _plots(report: Report, styles: Styles) -> str:
-    """Return the plots with at least two numbers of tokens, each in a section."""
     decode = [row for row in report.rows if row.phase == "decode"]
     prefill = [row for row in report.rows if row.phase == "prefill"]
     shares = [row for row in report.rows if row.share_of_limit is not None]
@@ -97,8 +94,8 @@ def _plots(report: Report, styles: Styles) -> str:
 
 
 def _medians(report: Report, styles: Styles) -> str:
-    """Return a table of median times and ratios to the fastest: a line for each contestant, the
-    fastest of the first column first.
+    """A table of median times and ratios to the fastest: a line for each contestant, the fastest
+    first.
     """
     columns: Dict[Tuple[str, int], Dict[str, Tuple[Row, Optional[Spread]]]] = {}
     for row, slower in zip(report.rows, ratios(report.rows), strict=True):
@@ -154,10 +151,8 @@ def _figure(title: str, rows: List[Row], unit: str, mark: Mark, styles: Styles) 
         import matplotlib
         from matplotlib.figure import Figure
     except ImportError:
-        raise ValueError(
-            "benchmark: expected matplotlib to be installed for an HTML page, got none; pip "
-            "install 'posenc-export[report]'"
-        ) from None
+        rule = "matplotlib to be installed for an HTML page"
+        raise refusal("benchmark", rule, "none", "pip install 'posenc-export[report]'") from None
     tokens = sorted({row.tokens for row in rows})
     fonts: Any = {"svg.fonttype": "none", "svg.hashsalt": title, "font.family": "sans-serif"}
     with matplotlib.rc_context(fonts):
@@ -185,9 +180,7 @@ def _figure(title: str, rows: List[Row], unit: str, mark: Mark, styles: Styles) 
 
 
 def _label_ends(axes: Any, ends: Sequence[Tuple[str, float]], styles: Styles) -> None:
-    """Write the name of each line beside its last point, in its colour. Names that would overlap
-    are moved up; "$" in a name is no formula.
-    """
+    """Write the name of each line beside its last point. Names that would overlap are moved up."""
     to_axes = axes.transData + axes.transAxes.inverted()
     right = axes.get_xlim()[1]
     heights = [(float(to_axes.transform((right, value))[1]), name) for name, value in ends]

@@ -6,11 +6,10 @@ from typing import Any, Dict, List, Optional, Sequence, Tuple
 import msgspec
 from msgspec import Struct
 
-from posenc_export.benchmark.other_processes import BUSY
-from posenc_export.benchmark.results import Limits, Loaded, Machine, Row
-from posenc_export.benchmark.spread import FEWEST, Spread
-from posenc_export.benchmark.verdicts import headlines, ratios, verdicts
+from posenc_export.benchmark.results import BUSY, Limits, Loaded, Machine, Row
+from posenc_export.benchmark.verdicts import FEWEST, Spread, headlines, ratios, verdicts
 from posenc_export.runtime.artefact.places import Form
+from posenc_export.shared.refusal import refusal
 from posenc_export.shared.tables import aligned
 
 SCHEMA = 4
@@ -35,25 +34,20 @@ Cells = List[Tuple[str, ...]]
 
 
 class Report(Struct, frozen=True, forbid_unknown_fields=True):
-    """One run: decode, then prefill, each with ascending tokens, the fastest contestant first.
-
-    Args:
-        batch_rows: rows of the batch.
-        other_cores: cores that other processes used while samples were taken, on average; 0 on
-            systems without /proc/stat, None in results of earlier versions.
-        sleeping_threads: whether threads of OpenMP slept while they waited for each other, because
-            the machine was busy at the start.
-        token_values: content of prompts; all tokens are equal, since the cost of a call does not
-            depend on values.
-    """
+    """One run: decode, then prefill, each with ascending tokens, the fastest contestant first."""
 
     machine: Machine
     limits: Limits
     contestants: List[Loaded]
     rows: List[Row]
-    batch_rows: int
+    batch_rows: int  # rows of the batch
+    # Cores that other processes used while samples were taken, on average; 0 on systems without
+    # /proc/stat, None in results of earlier versions
     other_cores: Optional[float]
+    # Whether threads of OpenMP slept while they waited for each other, because the machine was busy
+    # at the start
     sleeping_threads: bool = False
+    # Content of prompts; all tokens are equal, since the cost of a call does not depend on values
     token_values: str = "token id 1, or 0.5 in every hidden state"
     schema: int = SCHEMA
 
@@ -75,10 +69,8 @@ class Report(Struct, frozen=True, forbid_unknown_fields=True):
     def from_json(content: Dict[str, Any]) -> "Report":
         """Return the report that `to_json` wrote. Raise ValueError for other schemas or fields."""
         if content.get("schema") != SCHEMA:
-            raise ValueError(
-                f"report: expected schema {SCHEMA}, got {content.get('schema')!r}; measure "
-                "again with this version"
-            )
+            got = repr(content.get("schema"))
+            raise refusal("report", f"schema {SCHEMA}", got, "measure again with this version")
         fields = {name: value for name, value in content.items() if name != "verdicts"}
         try:
             return msgspec.convert(fields, Report)

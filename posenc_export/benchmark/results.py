@@ -4,6 +4,8 @@ from typing import Dict, List, Optional, Union
 
 from msgspec import Struct
 
+BUSY = 0.2  # cores used by other processes, above which the machine counts as busy
+
 
 class Machine(Struct, frozen=True, forbid_unknown_fields=True):
     """The machine of a benchmark. threads: those of one contestant, which runs alone."""
@@ -22,32 +24,16 @@ class WorkingSet(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Limits(Struct, frozen=True, forbid_unknown_fields=True):
-    """Limits of the machine, measured in the same run.
+    """Limits of the machine, measured in the same run."""
 
-    Args:
-        read: read bandwidth by working set, ascending.
-        gemm_flops_per_second: rate of numpy's float32 product of square matrices.
-        empty_run_seconds: time of a run of ONNX Runtime on one bound Identity node; None without
-            onnx and onnxruntime.
-    """
-
-    read: List[WorkingSet]
-    gemm_flops_per_second: float
+    read: List[WorkingSet]  # read bandwidth by working set, ascending
+    gemm_flops_per_second: float  # rate of numpy's float32 product of square matrices
+    # Time of a run of ONNX Runtime on one bound Identity node; None without onnx and onnxruntime
     empty_run_seconds: Optional[float]
 
 
 class Loaded(Struct, frozen=True, forbid_unknown_fields=True):
-    """One loaded contestant.
-
-    Args:
-        artefact: name of the folder that it ran, or from whose description it built the model.
-        artefact_digest: digest of that folder, as `posenc inspect` prints it.
-        weights: {"preset": name}, {"seed": number}, or empty for the user's own model.
-        load_seconds: load time without imports.
-        first_calls_seconds: time of a short prompt and a step after loading.
-        peak_memory_bytes: largest resident memory.
-        perplexity: relative to float32, from the manifest; None if it was not measured on text.
-    """
+    """One loaded contestant."""
 
     contestant: str
     model: str
@@ -55,39 +41,31 @@ class Loaded(Struct, frozen=True, forbid_unknown_fields=True):
     target: str
     provider: str
     dtype: str
-    artefact: str
-    artefact_digest: str
+    artefact: str  # name of the folder that it ran, or from whose description it built the model
+    artefact_digest: str  # digest of that folder, as `posenc inspect` prints it
+    # {"preset": name}, {"seed": number}, or empty for the user's own model
     weights: Dict[str, Union[str, int]]
-    load_seconds: float
-    first_calls_seconds: float
-    peak_memory_bytes: int
+    load_seconds: float  # load time without imports
+    first_calls_seconds: float  # time of a short prompt and a step after loading
+    peak_memory_bytes: int  # largest resident memory
+    # Relative to float32, from the manifest; None if it was not measured on text
     perplexity: Optional[float] = None
 
 
 class Row(Struct, frozen=True, forbid_unknown_fields=True):
-    """Times of one contestant at one number of tokens.
+    """Times of one contestant at one number of tokens."""
 
-    Args:
-        phase: "decode" (seconds per step) or "prefill" (seconds per prompt from an empty cache).
-        tokens: tokens per row, in the cache at decode and in the prompt at prefill.
-        samples_seconds: samples in the order of the rounds.
-        tokens_per_second: rate of all rows of the batch together.
-        ratio_to_fastest: median of the ratios of all rounds; None with fewer than 5 rounds.
-        least_bytes: bytes of weights and valid cache; None at prefill and on CUDA.
-        read_bytes_per_second: bandwidth of reading as many bytes, in the same rounds.
-        share_of_limit: least_bytes / median / read_bytes_per_second.
-    """
-
-    phase: str
-    tokens: int
+    phase: str  # "decode" (seconds per step) or "prefill" (seconds per prompt from an empty cache)
+    tokens: int  # tokens per row, in the cache at decode and in the prompt at prefill
     contestant: str
     model: str
     median_seconds: float
     p10_seconds: float
     p90_seconds: float
-    samples_seconds: List[float]
-    tokens_per_second: float
+    samples_seconds: List[float]  # samples in the order of the rounds
+    tokens_per_second: float  # rate of all rows of the batch together
+    # Median of the ratios of all rounds; None with fewer than 5 rounds
     ratio_to_fastest: Optional[float]
-    least_bytes: Optional[int]
-    read_bytes_per_second: Optional[float]
-    share_of_limit: Optional[float]
+    least_bytes: Optional[int]  # bytes of weights and valid cache; None at prefill and on CUDA
+    read_bytes_per_second: Optional[float]  # bandwidth of reading as many bytes, in the same rounds
+    share_of_limit: Optional[float]  # least_bytes / median / read_bytes_per_second

@@ -3,10 +3,82 @@
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Callable, Dict, Tuple
+from typing import Any, Callable, Dict, Sequence, Tuple
 
-from posenc_export.benchmark import shapes
 from posenc_export.runtime.artefact.manifest import Manifest
+
+ATTENTION: Dict[str, Any] = {
+    "sees": {"name": "causal"},
+    "projection": {"name": "grouped", "bias": False, "output_bias": False},
+    **{"head_norm": None, "scale": None, "softcap": None, "sinks": False, "mechanism": "softmax"},
+}
+SIZES = ("heads", "kv_heads", "head_size")
+TOKENS: Dict[str, Any] = {
+    "features": None,
+    "scale": 1.0,
+    "encodings": [],
+    "segments": 0,
+    "norm": None,
+}
+HEAD = {"bias": False, "scale": 1.0, "softcap": None}
+MLP = {"name": "gated", "activation": "silu", "bias": False}
+ROTATED = ("rope", "nope")
+# Parameters that a description may spell out.
+DEFAULTS: Dict[str, Dict[str, Any]] = {
+    "rope": {"theta": 10000.0, "layout": "half", "rotary": None, "numerics": "exact"}
+}
+
+
+def is_plain_block(config: Dict[str, Any]) -> bool:
+    """Whether config describes a causal block without biases, with at most one plain encoding."""
+    is_block = config.get("kind") == "block" and config.get("encodings") == []
+    return is_block and _plain(config.get("attention", {}), ROTATED)
+
+
+def is_llama(config: Dict[str, Any], encodings: Sequence[str] = ROTATED) -> bool:
+    """Whether config describes a decoder of Llama's shape (Touvron et al. 2023, LLaMA, 2.2)."""
+    kinds = list(config.get("layers", {}).values())
+    if config.get("kind") != "decoder" or len(kinds) != 1:
+        return False
+    (layer,), norm = kinds, config["norm"]
+    return (
+        layer["residual"] == {"name": "pre"}
+        and norm is not None
+        and norm["name"] == "rms"
+        and layer["norms"] == [norm, norm]
+        and config["key_values"] is None
+        and _without(config["tokens"], "vocabulary") == TOKENS
+        and config["head"] is not None
+        and _without(config["head"], "tied") == HEAD
+        and _without(layer["mlp"], "hidden") == MLP
+        and _plain(layer["attention"], encodings)
+    )
+
+
+def _plain(attention: Dict[str, Any], encodings: Sequence[str]) -> bool:
+    specs = attention.get("encodings", []) or [{"name": "nope"}]
+    plain = len(specs) == 1 and specs[0]["name"] in encodings
+    return (
+        plain
+        and _without(attention, *SIZES, "encodings") == ATTENTION
+        and all(
+            _default(attention, specs[0]["name"], name, value)
+            for name, value in _without(specs[0], "name").items()
+        )
+    )
+
+
+def _default(attention: Dict[str, Any], encoding: str, name: str, value: Any) -> bool:
+    """Return whether a parameter of an encoding has the value that it has if left out."""
+    if name == "rotary" and value == attention.get("head_size"):
+        return True
+    defaults = DEFAULTS.get(encoding, {})
+    return name in defaults and value == defaults[name]
+
+
+def _without(part: Dict[str, Any], *names: str) -> Dict[str, Any]:
+    return {name: value for name, value in part.items() if name not in names}
+
 
 ARTEFACT = "artefact"  # the runtime of this package
 PEERS, EXPORT = "posenc_export.benchmark.peers", "posenc-export[export]"
@@ -14,52 +86,37 @@ PEERS, EXPORT = "posenc_export.benchmark.peers", "posenc-export[export]"
 
 @dataclass(frozen=True)
 class Runtime:
-    """One other runtime.
+    """One other runtime."""
 
-    Args:
-        peer: name of the module whose `open_session(folder, manifest, threads, batch)` returns the
-            session to time.
-        needs: modules that must be installed.
-        install: requirement for pip that installs them.
-        supports: returns whether the runtime supports an artefact, given folder and manifest.
-        rule: description of the supported artefacts, for error messages.
-        builds: True if the runtime rebuilds the model from its description, once per model; False
-            if it loads each supported folder.
-        quantizes: whether a runtime that rebuilds the model quantizes its weights.
-    """
-
+    # Name of the module whose `open_session(folder, manifest, threads, batch)` returns the session
+    # to time
     peer: str
-    needs: Tuple[str, ...]
-    install: str
+    needs: Tuple[str, ...]  # modules that must be installed
+    install: str  # requirement for pip that installs them
+    # Returns whether the runtime supports an artefact, given folder and manifest
     supports: Callable[[Path, Manifest], bool]
-    rule: str
+    rule: str  # description of the supported artefacts, for error messages
+    # True if the runtime rebuilds the model from its description, once per model; False if it loads
+    # each supported folder
     builds: bool = True
-    quantizes: bool = False
+    quantizes: bool = False  # whether a runtime that rebuilds the model quantizes its weights
 
     def missing(self) -> Tuple[str, ...]:
         """Return the required modules that are not installed."""
         return tuple(module for module in self.needs if find_spec(module) is None)
 
 
-def _any_described(folder: Path, manifest: Manifest) -> bool:
-    return manifest.kind != "module"
-
-
 def _llama(folder: Path, manifest: Manifest) -> bool:
-    return manifest.dtype == "float32" and shapes.is_llama(manifest.config, ("rope",))
+    return manifest.dtype == "float32" and is_llama(manifest.config, ("rope",))
 
 
 def _plain_block(folder: Path, manifest: Manifest) -> bool:
-    return manifest.dtype == "float32" and shapes.is_plain_block(manifest.config)
+    return manifest.dtype == "float32" and is_plain_block(manifest.config)
 
 
 def _hand_written(folder: Path, manifest: Manifest) -> bool:
-    llama = manifest.dtype == "float32" and shapes.is_llama(manifest.config)
+    llama = manifest.dtype == "float32" and is_llama(manifest.config)
     return llama or _plain_block(folder, manifest)
-
-
-def _genai(folder: Path, manifest: Manifest) -> bool:
-    return (folder / "genai_config.json").is_file()
 
 
 def _openvino(folder: Path, manifest: Manifest) -> bool:
@@ -75,7 +132,13 @@ LLAMA = (
     "no biases"
 )
 RUNTIMES: Dict[str, Runtime] = {
-    "eager": Runtime(f"{PEERS}.torch_module", TORCH, EXPORT, _any_described, DESCRIBED),
+    "eager": Runtime(
+        f"{PEERS}.torch_module",
+        TORCH,
+        EXPORT,
+        lambda folder, manifest: manifest.kind != "module",
+        DESCRIBED,
+    ),
     "transformers": Runtime(
         f"{PEERS}.llama", (*TORCH, "transformers"), f"{EXPORT} transformers", _llama, LLAMA
     ),
@@ -97,7 +160,7 @@ RUNTIMES: Dict[str, Runtime] = {
         f"{PEERS}.genai",
         ("onnxruntime_genai",),
         "onnxruntime-genai",
-        _genai,
+        lambda folder, manifest: (folder / "genai_config.json").is_file(),
         f"{WITH_MASK} for an ONNX target",
         builds=False,
     ),

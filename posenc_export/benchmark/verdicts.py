@@ -1,11 +1,62 @@
-"""Verdicts: the fastest contestant compared with the others."""
+"""Verdicts: spread and ratios of timings, and the fastest contestant compared with the others."""
 
 import math
+from dataclasses import dataclass
 from itertools import groupby
 from typing import Dict, List, NamedTuple, Optional, Sequence, Tuple
 
+import numpy as np
+
 from posenc_export.benchmark.results import Row
-from posenc_export.benchmark.spread import Spread, ratio, rounded
+
+WIDE = 1.25  # high / low, above which numbers have two significant digits in place of three
+FEWEST = 5  # pairs of timings that a ratio needs
+DRAWS, CONFIDENCE = 4000, 0.95  # of the bootstrap
+
+
+@dataclass(frozen=True)
+class Spread:
+    """A median with a lower and an upper bound, in the unit of the samples."""
+
+    median: float
+    low: float
+    high: float
+
+    def __str__(self) -> str:
+        digits = 2 if self.high > WIDE * self.low else 3
+        return (
+            f"{rounded(self.median, digits)} ({rounded(self.low, digits)} .. "
+            f"{rounded(self.high, digits)})"
+        )
+
+
+def rounded(value: float, digits: int) -> str:
+    """Format a number above 0 with `digits` significant digits: 411.7 with two as 410."""
+    decimals = digits - 1 - math.floor(math.log10(value))
+    return f"{round(value, decimals):.{max(decimals, 0)}f}"
+
+
+def spread(values: Sequence[float]) -> Spread:
+    """Return median, 10th (low) and 90th (high) percentile of values."""
+    low, median, high = np.quantile(values, (0.1, 0.5, 0.9))
+    return Spread(float(median), float(low), float(high))
+
+
+def ratio(times: Sequence[float], reference: Sequence[float]) -> Optional[Spread]:
+    """Return the median of times / reference, round by round, with its confidence interval; None
+    with fewer than FEWEST rounds.
+
+    The interval is that of a paired bootstrap (Efron and Tibshirani 1993, 13): a disturbed round is
+    one of the values that are drawn, and slow drift of the machine cancels out within a round.
+    """
+    count = min(len(times), len(reference))
+    if count < FEWEST:
+        return None
+    ratios = np.divide(times[:count], reference[:count])
+    medians = np.median(ratios[np.random.default_rng(0).integers(0, count, (DRAWS, count))], axis=1)
+    low, high = np.quantile(medians, ((1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2))
+    return Spread(float(np.median(ratios)), float(low), float(high))
+
 
 UNDECIDED = 50  # percent; if larger differences are possible, a headline names no result
 MOST_NAMED = 2  # further contestants in a headline; a verdict names all
@@ -13,18 +64,14 @@ WHAT = {"decode": "cached tokens", "prefill": "tokens of prompt"}
 
 
 class Comparison(NamedTuple):
-    """The fastest contestant, the next one and the others at one number of tokens.
-
-    Args:
-        ratio: how many times as fast the first is; None if the interval of the ratio includes 1.
-        most: largest difference in percent, if there is no ratio.
-        further: names of the others, and how many times as fast the first is.
-    """
+    """The fastest contestant, the next one and the others at one number of tokens."""
 
     fastest: Row
     next: Row
+    # How many times as fast the first is; None if the interval of the ratio includes 1
     ratio: Optional[Spread]
-    most: int
+    most: int  # largest difference in percent, if there is no ratio
+    # Names of the others, and how many times as fast the first is
     further: Tuple[Tuple[str, Spread], ...] = ()
 
     def __str__(self) -> str:
@@ -74,7 +121,6 @@ def headlines(rows: Sequence[Row]) -> List[str]:
 
 
 def _headline(comparisons: List[Comparison]) -> str:
-    """Return the result of one phase."""
     undecided = [comparison for comparison in comparisons if comparison.undecided]
     if undecided:
         names = " or ".join(_names(undecided))
@@ -116,7 +162,6 @@ def _range(comparisons: Sequence[Comparison]) -> str:
 
 
 def _tokens(comparisons: Sequence[Comparison], fastest: Optional[str] = None) -> str:
-    """List the numbers of tokens, of all comparisons or of those that one contestant wins."""
     rows = [comparison.fastest for comparison in comparisons]
     return ", ".join(str(row.tokens) for row in rows if fastest in (None, row.contestant))
 
@@ -140,7 +185,6 @@ def _further(fastest: Row, others: Sequence[Row]) -> Tuple[Tuple[str, Spread], .
 
 
 def _times(slower: Sequence[Tuple[str, Spread]]) -> str:
-    """Say how many times as fast one contestant is as each of the others."""
     *first, last = (f"{times} times as fast as {name}" for name, times in slower)
     return f"{', '.join(first)} and {last}" if first else last
 

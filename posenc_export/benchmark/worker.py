@@ -16,8 +16,8 @@ from typing import Any, Callable, Dict, List, TextIO, Tuple
 
 import numpy as np
 
+from posenc_export.benchmark.machine import watched
 from posenc_export.benchmark.opened import Opened
-from posenc_export.benchmark.other_processes import watched
 from posenc_export.benchmark.runtimes import ARTEFACT, RUNTIMES
 from posenc_export.runtime import load
 from posenc_export.runtime.artefact import manifest as manifests

@@ -12,6 +12,8 @@ import threading
 from pathlib import Path
 from typing import Any, Dict, Iterator, List, Sequence
 
+from posenc_export.shared.refusal import refusal
+
 COMMAND = [sys.executable, "-m", "posenc_export.benchmark.worker"]
 PATIENCE = 600.0  # seconds for one reply
 ROOT = Path(__file__).resolve().parents[2]
@@ -57,19 +59,16 @@ class Worker:
         try:
             line = self._replies.get(timeout=PATIENCE)
         except queue.Empty:
-            raise ValueError(
-                f"benchmark {self.label}: expected {do} to end within {PATIENCE:.0f} s, got no "
-                "reply; omit this contestant or give smaller contexts"
-            ) from None
+            rule = f"{do} to end within {PATIENCE:.0f} s"
+            remedy = "omit this contestant or give smaller contexts"
+            raise refusal(f"benchmark {self.label}", rule, "no reply", remedy) from None
         if not line:
             raise self._died(do)
         self._signal("SIGSTOP")
         reply: Dict[str, Any] = json.loads(line)
         if "error" in reply:
-            raise ValueError(
-                f"benchmark {self.label}: expected {do} to succeed, got '{reply['error']}'; "
-                "omit this contestant or correct the error"
-            )
+            rule, remedy = f"{do} to succeed", "omit this contestant or correct the error"
+            raise refusal(f"benchmark {self.label}", rule, f"'{reply['error']}'", remedy)
         return reply
 
     def end(self) -> None:
@@ -85,7 +84,6 @@ class Worker:
                 self.child.stdin.close()
 
     def _read(self) -> None:
-        """Queue every line of the process, and an empty one at its end."""
         assert self.child.stdout is not None
         line = b"\n"
         while line:

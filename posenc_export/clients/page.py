@@ -10,8 +10,7 @@ from pathlib import Path
 from typing import Sequence
 
 from posenc_export.clients.programs import program, template
-from posenc_export.runtime.artefact.graph_inputs import INPUTS, OF_ENCODER
-from posenc_export.runtime.artefact.meanings import OF_MODULE, OUTPUTS, POSITIONS, UPDATES
+from posenc_export.runtime.artefact import graph_inputs
 
 PRESET = "tiny-rope"
 # By file name: the language of a program, and the target of the artefact that it runs.
@@ -27,12 +26,12 @@ PROGRAMS = {
 
 def inputs_page() -> str:
     """Return the text of docs/runtimes/inputs.md."""
-    of_module = f"Of an own module: {OF_MODULE[0].lower()}{OF_MODULE[1:]}"
+    of_module = f"Of an own module: {graph_inputs.OF_MODULE[0].lower()}{graph_inputs.OF_MODULE[1:]}"
     return template("inputs.md").render(
-        inputs={**INPUTS, **OF_ENCODER},
-        outputs={**OUTPUTS, "output": f"{OUTPUTS['output']} {of_module}"},
-        updates=UPDATES,
-        positions=POSITIONS,
+        inputs={**graph_inputs.INPUTS, **graph_inputs.OF_ENCODER},
+        outputs={**graph_inputs.OUTPUTS, "output": f"{graph_inputs.OUTPUTS['output']} {of_module}"},
+        updates=graph_inputs.UPDATES,
+        positions=graph_inputs.POSITIONS,
     )
 
 

@@ -1,13 +1,48 @@
 """Write a program for an artefact: a template filled by jinja2 with values of its manifest."""
 
-from typing import Any, Dict, List
+import re
+from dataclasses import dataclass
+from typing import Any, Dict, List, Tuple
 
-from posenc_export.clients.states import groups
 from posenc_export.runtime.artefact.graph_inputs import INPUTS, B, M, P
-from posenc_export.runtime.artefact.manifest import Manifest, State
+from posenc_export.runtime.artefact.manifest import Axis, Manifest, State
 from posenc_export.runtime.artefact.rules import WEIGHTS, graph_file
 from posenc_export.runtime.artefact.summary import summary
 from posenc_export.shared.suggestion import check_name
+
+LAYERED = re.compile(r"past_key_values\.(\d+)\.(\w+)\Z")
+Layout = Tuple[str, Tuple[Axis, ...], int]  # dtype, axes and initial value of a state
+
+
+@dataclass(frozen=True)
+class Group:
+    """States with the same dtype, shape and initial value."""
+
+    layers: Tuple[int, ...]  # indices of the layers; empty for a state that belongs to no layer
+    parts: Tuple[str, ...]  # last parts of the names, such as key; without a layer, both names
+    example: State
+
+
+def groups(manifest: Manifest) -> List[Group]:
+    """Return the states of a manifest in as few groups as possible."""
+    alone: List[Group] = []
+    parts: Dict[Tuple[str, Layout], List[Tuple[int, State]]] = {}
+    for state in manifest.states:
+        match = LAYERED.match(state.past)
+        if match is None:
+            alone.append(Group((), (state.past, state.present), state))
+        else:
+            layout = (state.dtype, state.axes, state.fill)
+            parts.setdefault((match[2], layout), []).append((int(match[1]), state))
+    together: Dict[Tuple[Tuple[int, ...], Layout], List[Tuple[str, State]]] = {}
+    for (part, layout), states in parts.items():
+        layers = tuple(layer for layer, _ in states)
+        together.setdefault((layers, layout), []).append((part, states[0][1]))
+    return alone + [
+        Group(layers, tuple(part for part, _ in named), named[0][1])
+        for (layers, _), named in together.items()
+    ]
+
 
 CAPACITY = 1024  # slots of in-place caches, unless the range of positions is shorter
 # By language: the file of templates/, without its suffix .jinja.
@@ -21,16 +56,9 @@ LANGUAGES = {
 
 
 def program(manifest: Manifest, language: str) -> str:
-    """Return the text of a program for an artefact: a decode loop on one row for decoders and
-    blocks with a cache, a single call for other models.
-
-    Args:
-        language: a key of LANGUAGES.
-
-    Raises:
-        ValueError: the language is unknown, it does not run the artefact's graph, or the program
-            cannot fill one of its inputs.
-        ModuleNotFoundError: jinja2 is not installed.
+    """Return the text of a program for an artefact in a language of LANGUAGES: a decode loop on one
+    row for decoders and blocks with a cache, a single call for other models. Raise ValueError if it
+    does not run the graph or cannot fill its inputs, ModuleNotFoundError without jinja2.
     """
     check_name("inspect: expected runtime", language, LANGUAGES)
     _check(manifest, language)
@@ -55,7 +83,6 @@ def template(name: str) -> Any:
 
 
 def _check(manifest: Manifest, language: str) -> None:
-    """Raise ValueError unless the program runs the artefact's graph and can fill its inputs."""
     where, file = "inspect: expected", "model.pt" if language == "libtorch" else "model.onnx"
     remedy = "run it with posenc_export.load"
     if graph_file(manifest) != file:
@@ -78,7 +105,6 @@ def _check(manifest: Manifest, language: str) -> None:
 
 
 def _values(manifest: Manifest, language: str) -> Dict[str, Any]:
-    """Return the values that templates read."""
     names = [value.name for value in manifest.inputs]
     selects = "logits_index" in names
     lines = {**summary(manifest), "interface": str(manifest.interface)}

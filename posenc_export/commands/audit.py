@@ -72,7 +72,6 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _print(result: "Audit", every: bool) -> None:
-    """Print the table of inputs, the cells that are wrong or every cell, and the sentence."""
     show(list(result.inputs))
     print()
     worse = [cell for cell in result.cells if cell.status in ("wrong", "refused")]

@@ -8,11 +8,12 @@ from typing import Tuple
 
 from posenc_export import benchmark
 from posenc_export.benchmark import page
+from posenc_export.benchmark.measurement import CONTEXTS
 from posenc_export.benchmark.report import HTML, JSON
-from posenc_export.benchmark.run import CONTEXTS
 from posenc_export.benchmark.runtimes import RUNTIMES
 from posenc_export.commands.options import Table, option
 from posenc_export.runtime.artefact.places import check_file, write_file
+from posenc_export.shared.refusal import refusal
 
 OPTIONS: Table = {
     "folders": option(
@@ -102,7 +103,5 @@ def _numbers(option: str, text: str) -> Tuple[int, ...]:
     try:
         return tuple(int(number) for number in text.split(","))
     except ValueError:
-        raise ValueError(
-            f"bench: expected {option} as whole numbers with commas between, got {text!r}; "
-            f"give --{option} 128,1024"
-        ) from None
+        rule = f"{option} as whole numbers with commas between"
+        raise refusal("bench", rule, repr(text), f"give --{option} 128,1024") from None

@@ -25,7 +25,6 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _actions(parser: argparse.ArgumentParser) -> "list[argparse.Action]":
-    """All actions of a parser and of its commands."""
     actions = list(parser._actions)
     for action in parser._actions:
         if isinstance(action, argparse._SubParsersAction):

@@ -39,9 +39,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _description(model: str, chosen: Dict[str, Any]) -> Dict[str, Any]:
-    """The JSON values of a model's description. Raise ValueError for a model that does not exist
-    or cannot be read, and for an option that it does not take.
-    """
+    """The JSON values of a description. Raise ValueError for other models and wrong options."""
     if (Path(model) / "posenc.json").is_file():
         from posenc_export.runtime.artefact.manifest import read
 

@@ -56,7 +56,6 @@ def _lines(name: str) -> List[str]:
 
 
 def _embedded(options: argparse.Namespace, model: Any, texts: List[str]) -> Iterator[np.ndarray]:
-    """Yield the embeddings of the texts in parts, in their order."""
     for begin in range(0, len(texts), TOGETHER):
         yield model.encode(texts[begin : begin + TOGETHER], options.prompt)
         if len(texts) > TOGETHER:

@@ -5,22 +5,15 @@ import json
 from pathlib import Path
 from typing import Any, Dict, List, Optional, Tuple
 
-from posenc_export.commands.block_argument import NO_HEADS
-from posenc_export.commands.model_argument import CALLABLE, model_of
+from posenc_export.commands.model_argument import CALLABLE, NO_HEADS, model_of
 from posenc_export.commands.next_steps import next_steps, sizes
-from posenc_export.commands.options import (
-    PART,
-    Group,
-    Table,
-    block_options,
-    nearest_model,
-    option,
-)
+from posenc_export.commands.options import PART, Group, Table, block_options, nearest_model, option
 from posenc_export.commands.terminal import FAILED_CHECK, refuse, show, summary
 from posenc_export.runtime.artefact.manifest import Manifest
 from posenc_export.runtime.artefact.schema import GRAPHS
 from posenc_export.shared.preset_folders import NAMES
 from posenc_export.shared.progress import Step
+from posenc_export.shared.refusal import refusal
 from posenc_export.shared.suggestion import check_name
 
 FILES = (".safetensors", ".pt", ".pth", ".bin")
@@ -192,9 +185,7 @@ def _print(options: argparse.Namespace, manifests: Dict[Path, Manifest]) -> None
 
 
 def _check_words(options: argparse.Namespace) -> None:
-    """Check what can be checked without torch, whose import takes seconds: target, model, files of
-    weights, and the number of heads beside them. Raise ValueError.
-    """
+    """Check what needs no torch, whose import takes seconds. Raise ValueError."""
     for target in options.target:
         check_name("export: expected target", target, TARGETS)
     if options.model == "block":
@@ -216,15 +207,12 @@ def _check_words(options: argparse.Namespace) -> None:
 def _check_files(files: List[Path]) -> None:
     for file in files:
         if file.suffix == ".py":
-            raise ValueError(
-                f"export: expected --weights FILE with tensors, got the Python file {file}; to "
-                "export the model of its function, give MODULE:FUNCTION in place of block"
-            )
+            rule = "--weights FILE with tensors"
+            remedy = "to export the model of its function, give MODULE:FUNCTION in place of block"
+            raise refusal("export", rule, f"the Python file {file}", remedy)
         if not file.is_file():
-            raise ValueError(
-                f"export: expected a file {file.name} in {str(file.parent)!r}, got none; "
-                "check the path"
-            )
+            rule = f"a file {file.name} in {str(file.parent)!r}"
+            raise refusal("export", rule, "none", "check the path")
 
 
 def _weights(values: List[str]) -> Tuple[Optional[str], Optional[Path]]:
@@ -238,10 +226,8 @@ def _weights(values: List[str]) -> Tuple[Optional[str], Optional[Path]]:
     ]
     formats = [value for value in values if value not in places]
     if len(places) > 1 or len(formats) > 1:
-        raise ValueError(
-            "export: expected --weights once with a format and once with a file at most, "
-            f"got {', '.join(values)}; give each once"
-        )
+        rule = "--weights once with a format and once with a file at most"
+        raise refusal("export", rule, ", ".join(values), "give each once")
     return next(iter(formats), None), next(map(Path, places), None)
 
 

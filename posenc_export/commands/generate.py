@@ -23,9 +23,7 @@ from posenc_export.commands.terminal import print_text
 OPTIONS: Table = {
     **folder_of("a decoder's artefact"),
     "--prompt": dict(
-        action="append",
-        default=[],
-        help="text to continue; with --encoder, text for the encoder",
+        action="append", default=[], help="text to continue; with --encoder, text for the encoder"
     ),
     "--encoder": option(
         "folder of the encoder's artefact, for a decoder that reads one", type=Path
@@ -68,33 +66,23 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _check(options: argparse.Namespace) -> None:
-    """Raise ValueError for options that contradict each other, or lack another."""
     encoder, sources = options.encoder is not None, bool(options.prompt) + bool(options.features)
     of_encoder = bool(options.features or options.language or options.task)
     several = options.system is not None or len(options.prompt) > 1
     got = "--system" if options.system is not None else f"{len(options.prompt)} prompts"
-    for broken, rule in (
-        (
-            options.max_tokens < 1,
-            f"max-tokens of at least 1, got {options.max_tokens}; give --max-tokens N",
-        ),
-        (
-            sources != 1,
-            f"--prompt or --features, got {'both' if sources else 'neither'}; give one",
-        ),
-        (
-            of_encoder and not encoder,
-            "--encoder with --features, --language or --task, got none; give the folder of the "
-            "encoder's artefact",
-        ),
-        (encoder and options.cache is not None, "--cache or --encoder, got both; leave one out"),
-        (encoder and options.chat, "--chat or --encoder, got both; leave one out"),
-        (
-            several and not options.chat,
-            f"one prompt and no system message without --chat, got {got}; give --chat",
-        ),
-    ):
-        if broken:
+    most = options.max_tokens
+    rules = {
+        f"max-tokens of at least 1, got {most}; give --max-tokens N": most >= 1,
+        f"--prompt or --features, got {'both' if sources else 'neither'}; give one": sources == 1,
+        "--encoder with --features, --language or --task, got none; give the folder of the "
+        "encoder's artefact": encoder or not of_encoder,
+        "--cache or --encoder, got both; leave one out": not encoder or options.cache is None,
+        "--chat or --encoder, got both; leave one out": not encoder or not options.chat,
+        f"one prompt and no system message without --chat, got {got}; give --chat": options.chat
+        or not several,
+    }
+    for rule, holds in rules.items():
+        if not holds:
             raise ValueError(f"generate: expected {rule}")
 
 
@@ -138,7 +126,6 @@ def _continue(options: argparse.Namespace, session: Any, cached: List[int]) -> i
 def _tokens(
     options: argparse.Namespace, session: Any, prompt: List[int], cached: List[int]
 ) -> Iterator[int]:
-    """Yield the ids that the decoder generates."""
     from posenc_export.runtime.session import first_tokens
     from posenc_export.runtime.session.drafts import keep
 
@@ -163,9 +150,7 @@ def _tokens(
 
 
 def _opened(model: Any, cache: Optional[Path]) -> Tuple[Any, List[int]]:
-    """Return a session, and the ids in its cache: those of the file `cache` if there is one.
-    Raise ValueError as Model.restore does.
-    """
+    """Return a session, and the ids in its cache. Raise ValueError as Model.restore does."""
     from posenc_export.runtime.session import saved
 
     if cache is None or not cache.exists():
@@ -180,7 +165,6 @@ def _opened(model: Any, cache: Optional[Path]) -> Tuple[Any, List[int]]:
 
 
 def _converse(options: argparse.Namespace, session: Any, cached: List[int]) -> int:
-    """Print a reply to each prompt."""
     from posenc_export.runtime.artefact.chat_template import needed_chat_codec
     from posenc_export.runtime.session.chat import Chat
 

@@ -66,9 +66,9 @@ def _operators(manifest: Manifest) -> List[Line]:
 
 
 def _values(manifest: Manifest) -> List[Line]:
-    from posenc_export.runtime.artefact.meanings import of_graph
+    from posenc_export.runtime.artefact.graph_inputs import meanings_of
 
-    meanings, lines = of_graph(manifest), []
+    meanings, lines = meanings_of(manifest), []
     titles = {"input": manifest.inputs, "encoder": manifest.encoder, "output": manifest.outputs}
     for title, values in titles.items():
         for value in values:
@@ -78,10 +78,10 @@ def _values(manifest: Manifest) -> List[Line]:
 
 
 def _states(manifest: Manifest) -> List[Line]:
-    from posenc_export.clients.states import groups
-    from posenc_export.runtime.artefact.meanings import of_graph
+    from posenc_export.clients.programs import groups
+    from posenc_export.runtime.artefact.graph_inputs import meanings_of
 
-    meanings, lines = of_graph(manifest), []
+    meanings, lines = meanings_of(manifest), []
     for group in groups(manifest):
         state = group.example
         name = f"{state.past} -> {state.present}"
@@ -113,13 +113,13 @@ def _axes(axes: Tuple[object, ...]) -> str:
 
 def _proof(manifest: Manifest) -> List[Line]:
     from posenc_export.runtime.artefact.certificate import format_unreached
-    from posenc_export.runtime.graphs.threads import said
+    from posenc_export.runtime.graphs.providers import threads_text
 
     sizes = ", ".join(f"{name} {file.bytes}" for name, file in manifest.files.items())
     against = (manifest.certificate or {}).get("against")
     lines = [
         ("files", f"{sizes} bytes"),
-        ("threads", said(manifest)),
+        ("threads", threads_text(manifest)),
         ("digest", manifest.digest),
         ("certificate", _errors(manifest.certificate)),
     ]

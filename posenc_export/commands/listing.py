@@ -8,6 +8,7 @@ from typing import Any, Dict, List, Optional
 
 from posenc_export.commands.options import Table, option
 from posenc_export.commands.terminal import show
+from posenc_export.shared.refusal import refusal
 from posenc_export.shared.suggestion import suggestion
 from posenc_export.shared.tables import WIDTH, aligned
 
@@ -33,10 +34,8 @@ def run(options: argparse.Namespace) -> int:
     if options.what in KNOWN:
         return _print_encoding(options)
     if options.what not in (None, *named):
-        raise ValueError(
-            f"list: expected one of {', '.join(named)} or an encoding, got {options.what!r}; "
-            f"{suggestion(options.what, [*named, *KNOWN])}"
-        )
+        rule, got = f"one of {', '.join(named)} or an encoding", repr(options.what)
+        raise refusal("list", rule, got, suggestion(options.what, [*named, *KNOWN]))
     rows = {MEASURED: properties.rows()} if options.what == MEASURED else _rows(options.what)
     text = "\n\n".join(_text(name, group) for name, group in rows.items())
     print(json.dumps(rows, indent=1) if options.json else text)
@@ -44,7 +43,6 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _rows(what: Optional[str]) -> Dict[str, Rows]:
-    """The rows of a group, or of all groups."""
     from posenc_export.catalogue.listing import encodings, families, presets
 
     groups = (encodings, _targets, families, presets)
@@ -61,9 +59,7 @@ def _targets() -> Rows:
 
 
 def _text(name: str, rows: Rows) -> str:
-    """A heading and a table. `posenc list NAME` prints states and parameters of encodings;
-    families with the same description share a row.
-    """
+    """A heading and a table. Families with the same description share a row."""
     if name == "encodings":
         outside = ["package"] if any(row["package"] != "-" for row in rows) else []
         rows = [{key: row[key] for key in ("name", "hook", *outside, "source")} for row in rows]
@@ -76,7 +72,6 @@ def _text(name: str, rows: Rows) -> str:
 
 
 def _print_encoding(options: argparse.Namespace) -> int:
-    """Print source, description, parameters with defaults, and properties."""
     from posenc_export.catalogue.listing import encodings
     from posenc_export.catalogue.properties import row_of
     from posenc_export.encodings import KNOWN, parameters

@@ -9,11 +9,62 @@ import sys
 from pathlib import Path
 from typing import Any, Dict
 
-from posenc_export.commands.block_argument import model_of_block
 from posenc_export.commands.options import BLOCK, check_only, chosen_of
 from posenc_export.commands.terminal import note
 from posenc_export.shared.preset_folders import NAMES
+from posenc_export.shared.refusal import refusal
 from posenc_export.shared.suggestion import suggestion
+
+NO_HEADS = "export: expected the number of heads with --weights, got none; give --heads H"
+OF_WEIGHTS = "weights prefix encoding heads kv_heads max_positions attention layout".split()
+
+
+def model_of_block(chosen: Dict[str, Any]) -> Any:
+    """Return the block that the options describe. Raise ValueError for others."""
+    if "weights" in chosen:
+        return _block_of_weights(chosen)
+    from posenc_export import encodings
+    from posenc_export.models.presets import seeded
+    from posenc_export.models.short_forms import block_config
+
+    check_only("export", tuple(BLOCK), chosen, "options of a block with random weights")
+    values: Dict[str, Any] = {**BLOCK, **chosen}
+    seed, spec = values.pop("seed"), encodings.parse(values.pop("encoding"))
+    causal = values.pop("attention") == "causal"
+    return seeded(block_config(encoding=spec, causal=causal, **values), seed)
+
+
+def _block_of_weights(chosen: Dict[str, Any]) -> Any:
+    from posenc_export.models.block import AttentionBlock
+    from posenc_export.models.from_weights import complete, read_file
+
+    rule = "options of a block with --weights, which determine the sizes"
+    check_only("export", OF_WEIGHTS, chosen, rule)
+    if "heads" not in chosen:
+        raise ValueError(NO_HEADS)
+    projections = read_file(chosen["weights"], chosen.get("prefix", ""))
+    values = {**BLOCK, **chosen}
+    block = AttentionBlock.from_weights(
+        heads=values["heads"],
+        max_positions=values["max_positions"],
+        kv_heads=chosen.get("kv_heads"),
+        encoding=values["encoding"],
+        layout=chosen.get("layout"),
+        encoding_weights=projections.trained,
+        causal=values["attention"] == "causal",
+        **complete(projections.weights),
+    )
+    own, default = block.attention, "" if "encoding" in chosen else " (the default)"
+    sizes = f"heads {own.heads}, kv heads {own.kv_heads}, head size {own.head_size}"
+    for line in projections.lines:
+        note(f"weights: {line}")
+    note(f"block: encoding {values['encoding']}{default}, {sizes}, {values['attention']}")
+    note(
+        "block: certificates compare with this block; posenc_export.compare compares it with "
+        "the module that the weights come from"
+    )
+    return block
+
 
 OF_CHECKPOINT = ("layer", "max_positions", "part", "longer", "lengths", "head")
 NAMED = (*BLOCK, "weights", "prefix", "layout", *OF_CHECKPOINT)
@@ -54,9 +105,7 @@ def _check_size(folder: str, chosen: Dict[str, Any], size: float) -> None:
 
 
 def checkpoint_name(path: Path) -> str:
-    """Return the name of a checkpoint: that of its folder or GGUF file, or organization/name for
-    a folder in the cache of the Hugging Face hub.
-    """
+    """Return the name of a folder or GGUF file, or organization/name in the cache of the hub."""
     whole = path.resolve()
     name = whole.stem if whole.suffix == ".gguf" else whole.name
     for folder in whole.parents:
@@ -79,10 +128,8 @@ def _checkpoint(folder: str, chosen: Dict[str, Any]) -> Any:
             _note_unexported(folder, model)
         return model
     if positions is None:
-        raise ValueError(
-            f"export: expected --max-positions with --longer {way}, got none; give the new "
-            "number of positions"
-        )
+        rule = f"--max-positions with --longer {way}"
+        raise refusal("export", rule, "none", "give the new number of positions")
     model = from_pretrained(folder, layer, None, part, lengths, with_head)
     if way == "hierarchical":
         return to_hierarchical(model, positions)
@@ -110,9 +157,7 @@ def _note_unexported(folder: str, model: Any) -> None:
 
 
 def _model_of_function(text: str) -> Any:
-    """Return the model package.module:name, from Python's path or the current folder, or that which
-    the function of this name returns. Raise ValueError for a function with arguments.
-    """
+    """Return the model package.module:name, or that which the function of this name returns."""
     import torch
 
     place, _, name = text.partition(":")
@@ -121,20 +166,16 @@ def _model_of_function(text: str) -> Any:
     try:
         module = importlib.import_module(place)
     except ImportError as error:
-        raise ValueError(
-            f"export: expected a module {place} that can be imported, got {error}; run the "
-            "command where it can be imported"
-        ) from error
+        rule = f"a module {place} that can be imported"
+        raise refusal("export", rule, error, "run the command where it can be imported") from error
     if not hasattr(module, name):
         names = [
             known
             for known, value in vars(module).items()
             if isinstance(value, torch.nn.Module) or callable(value) and not isinstance(value, type)
         ]
-        raise ValueError(
-            f"export: expected a model or a function without arguments in {place}, got no "
-            f"name {name}; {suggestion(name, names)}"
-        )
+        rule = f"a model or a function without arguments in {place}"
+        raise refusal("export", rule, f"no name {name}", suggestion(name, names))
     function = getattr(module, name)
     if isinstance(function, torch.nn.Module):
         return function
@@ -144,8 +185,6 @@ def _model_of_function(text: str) -> Any:
     except TypeError as error:
         got = got or str(error)
     if got:
-        raise ValueError(
-            f"export: expected {name} in {place} to be a model or a function without arguments, "
-            f"got {got}; write a function that returns the model"
-        )
+        rule = f"{name} in {place} to be a model or a function without arguments"
+        raise refusal("export", rule, got, "write a function that returns the model")
     return function()

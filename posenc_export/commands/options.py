@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Any, Container, Dict, Iterable, NamedTuple, Sequence, Tuple, Union
 
 from posenc_export.commands.terminal import note_unverified
-from posenc_export.runtime.graphs.providers import HELP
-from posenc_export.runtime.graphs.threads import AUTO
+from posenc_export.runtime.graphs.providers import AUTO, HELP
 from posenc_export.shared.preset_folders import NAMES
+from posenc_export.shared.refusal import refusal
 from posenc_export.shared.suggestion import download, suggestion
 
 # By the names of an option with spaces between, the keyword arguments of add_argument, or by the
@@ -170,8 +170,6 @@ def drafting(options: argparse.Namespace) -> Any:
     if options.speculate in (None, LOOKUP):
         return options.speculate
     if not locate(options.speculate).is_dir():
-        raise ValueError(
-            f"speculate: expected {LOOKUP} or the folder of a decoder's artefact, got "
-            f"{options.speculate}; ./{LOOKUP} is a folder of that name"
-        )
+        rule = f"{LOOKUP} or the folder of a decoder's artefact"
+        raise refusal("speculate", rule, options.speculate, f"./{LOOKUP} is a folder of that name")
     return load(options.speculate, options.provider)

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Dict, Tuple
 
 from posenc_export.commands.options import Table, option
+from posenc_export.shared.refusal import refusal
 
 SUFFIXES = (".png", ".svg")
 MADE_BY = "posenc plot"  # in the metadata of every picture, by which an earlier one is recognized
@@ -37,10 +38,8 @@ def run(options: argparse.Namespace) -> int:
     form = Form("plot", MADE_BY.encode())
     path = options.output or Path(f"{_name(options.encoding)}.png")
     if path.suffix not in SUFFIXES:
-        raise ValueError(
-            f"plot: expected a file ending in {' or '.join(SUFFIXES)}, got {path.name!r}; "
-            "give -o FILE.svg"
-        )
+        rule = f"a file ending in {' or '.join(SUFFIXES)}"
+        raise refusal("plot", rule, repr(path.name), "give -o FILE.svg")
     check_file(path, form)
     source = _of_artefact if _is_artefact(options.encoding) else _of_encoding
     figure, described = source(options)
@@ -74,18 +73,14 @@ def _of_encoding(options: argparse.Namespace) -> Tuple[Any, Dict[str, Any]]:
     from posenc_export.shared.suggestion import suggestion
 
     if options.layer is not None:
-        raise ValueError(
-            "plot: expected --layer with the folder of an artefact, got the encoding "
-            f"{options.encoding}; leave it out"
-        )
+        rule = "--layer with the folder of an artefact"
+        raise refusal("plot", rule, f"the encoding {options.encoding}", "leave it out")
     name = options.encoding.partition(":")[0]
     if name not in encodings.KNOWN:
         near = suggestion(name, [*encodings.KNOWN, *NAMES])
         remedy = near if near.startswith("did") else "posenc list shows the names"
-        raise ValueError(
-            "plot: expected the name of an encoding or a preset, or the folder of an "
-            f"artefact, got {options.encoding!r}; {remedy}"
-        )
+        rule = "the name of an encoding or a preset, or the folder of an artefact"
+        raise refusal("plot", rule, repr(options.encoding), remedy)
     spec = encodings.parse(options.encoding)
     size = View.head_size if options.head_size is None else options.head_size
     return draw(spec, View(options.distance, size, options.positions)), {"encoding": spec}
@@ -98,10 +93,8 @@ def _of_artefact(options: argparse.Namespace) -> Tuple[Any, Dict[str, Any]]:
     from posenc_export.export.trained_numbers import with_trained_encodings
 
     if options.head_size is not None:
-        raise ValueError(
-            "plot: expected no --head-size with an artefact, which has its own, got "
-            f"{options.head_size}; leave it out"
-        )
+        rule = "no --head-size with an artefact, which has its own"
+        raise refusal("plot", rule, options.head_size, "leave it out")
     view = View(options.distance, positions=options.positions)
     trained = with_trained_encodings(options.encoding)
     drawn = subjects(trained, _name(options.encoding), options.layer)

@@ -9,6 +9,7 @@ from typing import Any
 
 from posenc_export.commands.options import PROVIDER, THREADS, Table, folder_of, loaded, option
 from posenc_export.commands.terminal import FAILED_CHECK
+from posenc_export.shared.refusal import refusal
 
 KEY = "POSENC_API_KEY"
 OPTIONS: Table = {
@@ -116,7 +117,6 @@ def run(options: argparse.Namespace) -> int:
 def _application(
     options: argparse.Namespace, model: Any, name: str, limits: Any, allowed: Any, stop: Any
 ) -> Any:
-    """Return the application of a model. stop: ends the server."""
     from posenc_export.runtime.artefact.chat_template import chat_codec
     from posenc_export.runtime.artefact.tokenizer import codec
     from posenc_export.serve import app, embeddings
@@ -158,14 +158,11 @@ def listen(host: str, port: int) -> socket.socket:
     try:
         return socket.create_server((host, port), family=family, backlog=2048)
     except (OSError, OverflowError) as error:
-        raise ValueError(
-            f"serve: expected an address to listen on, got {host}:{port} ({error}); give "
-            "another --host or --port"
-        ) from None
+        rule, got = "an address to listen on", f"{host}:{port} ({error})"
+        raise refusal("serve", rule, got, "give another --host or --port") from None
 
 
 def _announce(options: argparse.Namespace, name: str, port: int, embeds: bool) -> None:
-    """Print the address of the server and its routes."""
     routes = (
         "embeddings, with /docs and /health"
         if embeds

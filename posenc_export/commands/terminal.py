@@ -11,12 +11,7 @@ import traceback
 from pathlib import Path
 from typing import Any, Dict, Iterable, Iterator, List, NoReturn, Optional, TextIO, cast
 
-from posenc_export.runtime.artefact.certificate import (
-    count_cells,
-    format_bound,
-    format_worst_cell,
-    worst_cell,
-)
+from posenc_export.runtime.artefact import certificate as certificates
 from posenc_export.runtime.artefact.manifest import Manifest
 from posenc_export.runtime.session.errors import GraphError
 from posenc_export.shared.progress import Step
@@ -50,9 +45,7 @@ def escaped(text: str) -> str:
 
 
 class Escaped:
-    """A stream that escapes control characters: names in files of others, such as checkpoints,
-    would otherwise control the terminal.
-    """
+    """A stream that escapes control characters, which names in files of others may contain."""
 
     def __init__(self, stream: TextIO) -> None:
         self.stream = stream
@@ -175,8 +168,8 @@ def refusal(error: BaseException) -> Optional[str]:
 
 
 def in_encoding(error: BaseException) -> Optional[str]:
-    """The message for an error that the code of an encoding from outside this package raised,
-    with its file and line; None for other errors.
+    """The message, with file and line, for an error in the code of an encoding from outside, or
+    None.
     """
     plugins = sys.modules.get("posenc_export.encodings.shared.plugins")
     names = set() if plugins is None else plugins.modules()
@@ -217,17 +210,15 @@ def show(rows: List[Dict[str, Any]]) -> None:
 
 
 def summary(certificate: Optional[Dict[str, Any]]) -> Dict[str, Any]:
-    """Table cells of a certificate; the worst error is the largest one relative to its tolerance.
-
-    Of an artefact that rounds activations it is that of the float32 form, beside which stands the
-    error of the artefact as exported.
+    """Table cells of a certificate; the worst error is the largest one relative to its tolerance:
+    of an artefact that rounds activations that of the float32 form, beside that as exported.
     """
     if certificate is None:
         return {"cells": 0, "worst error": "not verified", "tolerance": "-", "passed": False}
-    cells = count_cells(certificate)
+    cells = certificates.count_cells(certificate)
     return {
         "cells": cells if certificate.get("grid", "whole") == "whole" else f"{cells} (quick)",
-        "worst error": format_worst_cell(certificate),
-        "tolerance": format_bound(certificate, worst_cell(certificate)),
+        "worst error": certificates.format_worst_cell(certificate),
+        "tolerance": certificates.format_bound(certificate, certificates.worst_cell(certificate)),
         "passed": certificate["passed"],
     }

@@ -6,15 +6,8 @@ from pathlib import Path
 
 from posenc_export.commands.options import PROVIDER, Table, digest_of, folder_of, option
 from posenc_export.commands.terminal import FAILED_CHECK, note, show
-from posenc_export.runtime.artefact.certificate import (
-    Proof,
-    bound_of,
-    exported_error,
-    format_bound,
-    format_cell,
-    format_unreached,
-    format_worst_error,
-)
+from posenc_export.runtime.artefact import certificate as certificates
+from posenc_export.runtime.artefact.certificate import Proof
 
 SHOWN = 10  # cells that are printed
 OPTIONS: Table = {
@@ -67,19 +60,18 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _print_cells(certificate: Proof, every: bool) -> None:
-    """Print every cell, or the worst, and the edges that no cell reached."""
     errors = certificate["cells"]
-    bounds = {name: bound_of(certificate, name) for name in errors}
+    bounds = {name: certificates.bound_of(certificate, name) for name in errors}
     worst = sorted(bounds, key=lambda name: errors[name] / (bounds[name] or 1.0), reverse=True)
     shown, rows = list(bounds) if every else worst[:SHOWN], []
     for name in shown:
-        row = {"cell": name, "error": format_cell(certificate, name)}
-        row["tolerance"] = format_bound(certificate, name)
+        row = {"cell": name, "error": certificates.format_cell(certificate, name)}
+        row["tolerance"] = certificates.format_bound(certificate, name)
         rows.append({**row, "": "" if errors[name] <= bounds[name] else "EXCEEDS"})
     show(rows)
     if len(shown) < len(bounds):
         print(f"the worst {len(shown)} of {len(bounds)} cells; --all prints all")
-    if unreached := format_unreached(certificate):
+    if unreached := certificates.format_unreached(certificate):
         print(f"edges that no cell reached: {unreached}")
 
 
@@ -88,9 +80,9 @@ def _print_verdict(certificate: Proof, target: str) -> None:
     if target == "ort-cuda" and certificate["provider"] == "cpu":
         verdict += " (values on the CPU only; nothing ran on CUDA)"
     tolerance = f"tolerance {certificate['tolerance']:.1e}"
-    exported = exported_error(certificate)
+    exported = certificates.exported_error(certificate)
     if exported is not None:
-        error = format_worst_error(exported)
+        error = certificates.format_worst_error(exported)
         print(f"as exported, which rounds activations or caches, errors are within {error}")
         tolerance += " of the float32 form"
     print(
@@ -100,7 +92,6 @@ def _print_verdict(certificate: Proof, target: str) -> None:
 
 
 def _record(folder: Path, digest: str, proof: Proof) -> None:
-    """Write the proof into the manifest, or say why it is not recorded."""
     from posenc_export.runtime.artefact import manifest
 
     try:

@@ -27,14 +27,14 @@ from posenc_export.runtime.artefact import manifest as manifests
 from posenc_export.runtime.artefact.manifest import Manifest
 from posenc_export.runtime.session.session import Session
 from posenc_export.runtime.verification.case import Cell, Pairs
-from posenc_export.runtime.verification.inputs import inputs
-from posenc_export.runtime.verification.long_cells import long_cells, outputs_by
-from posenc_export.runtime.verification.long_sequence import (
+from posenc_export.runtime.verification.grid_inputs import (
     BEHIND,
     BESIDE,
     LongSequence,
+    inputs,
     length_for,
 )
+from posenc_export.runtime.verification.long_cells import long_cells, outputs_by
 from posenc_export.runtime.verification.measuring import measure_cells
 from posenc_export.runtime.verification.proof import Measured
 from posenc_export.shared.progress import Progress

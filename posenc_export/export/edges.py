@@ -10,7 +10,7 @@ from posenc_export.export.describe import Model
 from posenc_export.models.parts import build
 from posenc_export.models.user_module import inner_of
 from posenc_export.runtime.artefact.manifest import Manifest
-from posenc_export.runtime.verification.long_sequence import fill_length
+from posenc_export.runtime.verification.grid_inputs import fill_length
 
 # Numbers of cached tokens at which calls are compared in every model with a cache. Capacities of
 # caches are doubled at powers of two, and prompts are divided at 256; 300 is none of these.

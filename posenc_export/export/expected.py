@@ -18,12 +18,12 @@ from posenc_export.runtime.verification.grid_inputs import (
     BATCHES,
     attribute_inputs,
     case_inputs,
+    encoder_rows,
+    length_for,
     length_of,
     starts,
 )
-from posenc_export.runtime.verification.inputs import encoder_rows
 from posenc_export.runtime.verification.long_cells import outputs_by
-from posenc_export.runtime.verification.long_sequence import length_for
 from posenc_export.runtime.verification.proof import Expected
 from posenc_export.shared.progress import Progress, Steps, silent
 
@@ -34,7 +34,7 @@ def expected_outputs(
     """Return the expected outputs of a model in the artefact's dtype.
 
     Args:
-        long: also compute those of the long sequence (runtime/verification/long_sequence.py).
+        long: also compute those of the long sequence (runtime/verification/grid_inputs.py).
         say: reports how many tokens are read.
     """
     session, edges = (

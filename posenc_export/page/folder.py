@@ -1,9 +1,4 @@
-"""Write the folder of a page: the model, onnxruntime-web, the HTML document, the scripts and
-page.json with the data that they show.
-
-A byte-level decoder gets a page that continues text and shows attention, a decoder with a tokenizer
-one that holds conversations or continues text.
-"""
+"""The folder of a page: the model, onnxruntime-web, the document, the scripts and page.json."""
 
 import json
 import re
@@ -13,15 +8,17 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Dict, List, Optional
 
-from posenc_export.page import graph, text
+from posenc_export.page import graph
 from posenc_export.runtime.artefact import certificate as certificates
 from posenc_export.runtime.artefact import files
 from posenc_export.runtime.artefact import manifest as manifests
+from posenc_export.runtime.artefact.chat_template import ChatCodec, chat_codec
 from posenc_export.runtime.artefact.manifest import Manifest
 from posenc_export.runtime.artefact.places import PAGE
 from posenc_export.runtime.artefact.publish import StagingFolder
 from posenc_export.runtime.artefact.summary import summary
-from posenc_export.runtime.artefact.tokenizer import BYTES
+from posenc_export.runtime.artefact.tokenizer import BYTES, codec
+from posenc_export.shared.refusal import refusal
 
 # Assets by their names in a page.
 SHARED = {name: name for name in ("model.js", "certificate.js", "style.css")}
@@ -76,7 +73,6 @@ def write(folder: Path, output: Path, onnxruntime_web: Optional[Path] = None) ->
 
 
 def _fill(page: Path, folder: Path, manifest: Manifest, web: Path) -> None:
-    """Write the files of a page into a new folder."""
     (page / "onnxruntime-web").mkdir(parents=True)
     has_tokenizer = TOKENIZER in manifest.files
     gpu = (
@@ -104,7 +100,6 @@ def _fill(page: Path, folder: Path, manifest: Manifest, web: Path) -> None:
 
 
 def _byte_part(page: Path, folder: Path, manifest: Manifest) -> Dict[str, Any]:
-    """Write the graph of a byte-level decoder. Return its part of page.json."""
     layers = graph.with_attention(folder / "model.onnx", page / "model.onnx")
     states = graph.states_of(manifest, min(manifest.max_positions, CONTEXT))
     ids = list(graph.PROMPT[: manifest.max_positions])
@@ -119,11 +114,10 @@ def _byte_part(page: Path, folder: Path, manifest: Manifest) -> Dict[str, Any]:
 
 
 def _text_part(page: Path, folder: Path, manifest: Manifest, web: Path) -> Dict[str, Any]:
-    """Write the graph and the tokenizer of a decoder. Return its part of page.json."""
     for name in ("model.onnx", TOKENIZER):
         shutil.copyfile(folder / name, page / name)
-    text.copy_libraries(web.parent, page)
-    data = text.text_data(folder, manifest)
+    copy_libraries(web.parent, page)
+    data = text_data(folder, manifest)
     # GroupQueryAttention takes caches without free slots; a page copies less of them then.
     fused = graph.fuses_all_caches(folder / "model.onnx", manifest)
     states = graph.states_of(manifest, 0 if fused else min(manifest.max_positions, CONTEXT))
@@ -144,11 +138,9 @@ def check(manifest: Manifest) -> None:
         remedy = "export it with --target ort --dtype float32"
         raise ValueError(f"{rule}, got target {target} in {dtype}; {remedy}")
     if manifest.vocabulary != BYTES and TOKENIZER not in manifest.files:
-        raise ValueError(
-            f"page: expected a decoder with a tokenizer, or a byte-level one (vocabulary {BYTES}), "
-            f"got {manifest.vocabulary} token ids and no {TOKENIZER}; put it into the checkpoint "
-            "and export it again"
-        )
+        rule = f"a decoder with a tokenizer, or a byte-level one (vocabulary {BYTES})"
+        got = f"{manifest.vocabulary} token ids and no {TOKENIZER}"
+        raise refusal("page", rule, got, "put it into the checkpoint and export it again")
     known = inputs_of_pages()
     unknown = [value.name for value in manifest.inputs if value.name not in known]
     if unknown:
@@ -166,7 +158,6 @@ def _asset(name: str) -> bytes:
 
 
 def _web(folder: Optional[Path]) -> Path:
-    """Find the folder of onnxruntime-web, or raise ValueError."""
     here = Path.cwd()
     above = (here, here / "build", *here.parents)
     near = [place / "node_modules" / "onnxruntime-web" for place in above]
@@ -179,7 +170,6 @@ def _web(folder: Optional[Path]) -> Path:
 
 
 def _page_data(name: str, manifest: Manifest) -> Dict[str, Any]:
-    """Return the part of page.json that all pages have."""
     return {
         "name": name,
         "summary": summary(manifest),
@@ -208,3 +198,63 @@ def _certificate(manifest: Manifest) -> Optional[Dict[str, Any]]:
         "worst": certificate["cells"][worst],
         "exported": certificates.exported_error(certificate),
     }
+
+
+# Files of npm packages, by their names in the page.
+LIBRARIES = {
+    "tokenizers.min.mjs": "@huggingface/tokenizers/dist/tokenizers.min.mjs",
+    "jinja.js": "@huggingface/jinja/dist/index.js",
+}
+TEXTS = (
+    "The same text gives the same tokens on every machine, and the same logits however it is "
+    "split into calls.",
+    "  Two spaces,\n\ta tab\r\n\n\nand lines; it's 1,234.5e-06 + x_1 -> {'y': [z]} // 100 %",
+    "naïve Ångström, Straße, \u65e5\u672c\u8a9e, \u0645\u0631\u062d\u0628\u0627, "
+    "\U0001f642\U0001f1eb\U0001f1f7 and e\u0301",
+)
+TALKS: List[List[Dict[str, str]]] = [
+    [{"role": "user", "content": " What is 2 + 2? "}],
+    [
+        {"role": "user", "content": "Hello"},
+        {"role": "assistant", "content": "Hi!\n"},
+        {"role": "user", "content": TEXTS[2]},
+    ],
+    [{"role": "system", "content": "Answer briefly."}, {"role": "user", "content": "Why?"}],
+]
+
+
+def copy_libraries(modules: Path, page: Path) -> None:
+    """Copy the libraries from a node_modules folder. Raise ValueError if one is not there."""
+    (page / "text").mkdir()
+    for name, path in LIBRARIES.items():
+        if not (modules / path).is_file():
+            package = path.partition("/dist")[0]
+            rule = f"page: expected the npm package {package} beside onnxruntime-web for the text"
+            raise ValueError(f"{rule} of this model, got none; npm install {package}")
+        shutil.copyfile(modules / path, page / "text" / name)
+
+
+def text_data(folder: Path, manifest: Manifest) -> Dict[str, Any]:
+    """Return the part of page.json about text. Errors as of `codec` and `chat_codec`."""
+    converter, chat = codec(folder, manifest), chat_codec(folder, manifest)
+    samples: List[Dict[str, Any]] = [
+        {"text": text, "ids": converter.encode(text)} for text in TEXTS
+    ]
+    if chat is None:
+        return {"template": None, "special": {}, "ends": manifest.stop_ids, "samples": samples}
+    talks = [talk for talk in TALKS if _renders(chat, talk)]
+    return {
+        "template": chat.template,
+        "special": chat.special,
+        "ends": chat.ends,
+        "samples": [*samples, *({"messages": talk, "ids": chat.encode(talk)} for talk in talks)],
+    }
+
+
+def _renders(chat: ChatCodec, talk: List[Dict[str, str]]) -> bool:
+    """Whether the template accepts a conversation; some have no system message."""
+    try:
+        chat.text(talk)
+    except ValueError:
+        return False
+    return True

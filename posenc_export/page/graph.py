@@ -24,13 +24,9 @@ PROMPT = b"def read(path):\n    with open(path) as file:\n        return"
 
 
 def with_attention(source: Path, written: Path) -> List[int]:
-    """Copy model.onnx and add an output `attention.N` [B,H,S,T] for each layer N that one attention
-    operator computes. External data are not copied. GroupQueryAttention does not write the weights
-    of keys after the query.
-
-    Returns:
-        The layers N, without those of several operators and those whose graph reads its attention
-        weights already, as for `cope`.
+    """Copy model.onnx without external data, with an output `attention.N` [B,H,S,T] for each layer
+    N that one attention operator computes. Return these layers. GroupQueryAttention does not write
+    the weights of keys after the query.
     """
     import onnx
 
@@ -75,17 +71,9 @@ def fuses_all_caches(source: Path, manifest: Manifest) -> bool:
 def check_calls(
     folder: Path, path: Path, manifest: Manifest, states: List[Dict[str, Any]], ids: List[int]
 ) -> None:
-    """Check that the graph of a page, called as model.js calls it, gives the logits of a session.
-
-    Args:
-        folder: the artefact.
-        path: the graph of the page.
-        states: initial states as in page.json.
-        ids: tokens, fed in three calls.
-
-    Raises:
-        ValueError: the logits differ by more than the tolerance of the certificate.
-        GraphError: the graph does not run.
+    """Check that the graph at `path`, called with `ids` in three calls as model.js does, gives the
+    logits of a session. Raise ValueError if they differ by more than the tolerance of the
+    certificate, GraphError if the graph does not run. states: initial states as in page.json.
     """
     expected = runtime.load(folder, provider="cpu", threads=1).session().prefill([ids])[0]
     middle, output = len(ids) // 2, manifest.outputs[0].name

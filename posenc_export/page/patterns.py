@@ -14,8 +14,8 @@ Pattern = Dict[str, Any]
 
 
 def patterns_by_layer(manifest: Manifest, distances: int) -> List[Optional[Pattern]]:
-    """Return a pattern of distances 0 .. distances - 1 for each layer, or None if no encoding of
-    the layer is a bias or a rotation without trained weights.
+    """Return a pattern of distances 0 .. distances - 1 for each layer; None without an untrained
+    bias or rotation.
     """
     config = manifest.config
     patterns: Dict[str, Optional[Pattern]] = {}

@@ -14,7 +14,7 @@ from posenc_export.runtime.artefact.files import checked, locate
 from posenc_export.runtime.artefact.manifest import Manifest
 from posenc_export.runtime.artefact.rules import WEIGHTS, graph_file
 from posenc_export.runtime.graphs import providers
-from posenc_export.runtime.graphs.threads import AUTO, Threads, chosen
+from posenc_export.runtime.graphs.providers import AUTO, Threads, threads_for
 from posenc_export.runtime.session.errors import GraphError
 from posenc_export.runtime.session.model import Model
 from posenc_export.runtime.session.session import Session
@@ -63,11 +63,11 @@ def load(
     manifest = manifests.read_alone(folder, digest)
     providers.check_name(provider, manifest)
     own = provider in providers.OPENVINO and threads == AUTO
-    count = None if own else chosen(threads, manifest)
+    count = None if own else threads_for(threads, manifest)
     model = _load(folder, manifest, provider, count, capture)
     if not check or model.provider == "cpu":
         return model
-    from posenc_export.runtime.verification.at_load import check_outputs
+    from posenc_export.runtime.verification.forms import check_outputs
 
     try:
         check_outputs(model, folder)

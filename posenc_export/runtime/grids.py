@@ -1,11 +1,11 @@
-"""Coordinates of tokens in sequences with images and videos, for encodings of time, height and
-width (Wang et al. 2024, Qwen2-VL, 2.1). numpy only.
-"""
+"""Coordinates of tokens in sequences with images and videos (Wang et al. 2024, Qwen2-VL, 2.1)."""
 
 from itertools import groupby
 from typing import Dict, Iterator, List, Sequence, Tuple
 
 import numpy as np
+
+from posenc_export.shared.refusal import refusal
 
 TEXT, IMAGE, VIDEO = 0, 1, 2
 BEHIND = ("largest", "sides")
@@ -56,10 +56,12 @@ def coordinates(
     row = np.asarray(kinds)
     if row.ndim != 1 or not row.size or not np.isin(row, (TEXT, IMAGE, VIDEO)).all():
         got = f"{row.dtype} of shape {list(row.shape)}"
-        raise _expected("kinds 0, 1 or 2 for each token of one row", got, "pass rows one by one")
+        raise refusal(
+            "grids", "kinds 0, 1 or 2 for each token of one row", got, "pass rows one by one"
+        )
     if behind not in BEHIND or min(merge, merge_time) < 1:
         rule = f"behind to be one of {', '.join(BEHIND)}, and merge and merge_time of at least 1"
-        raise _expected(rule, f"{behind!r}, {merge} and {merge_time}")
+        raise refusal("grids", rule, f"{behind!r}, {merge} and {merge_time}")
     remaining = _pictures(images, videos, intervals, split)
     parts, begin = [], 0
     for kind, run in groupby(row.tolist()):
@@ -70,7 +72,7 @@ def coordinates(
     if any(next(rest, None) is not None for rest in remaining.values()):
         got = f"too few for {len(images)} images and {len(videos)} videos"
         remedy = "leave out images and videos of other rows"
-        raise _expected("tokens for every image and video", got, remedy)
+        raise refusal("grids", "tokens for every image and video", got, remedy)
     return np.concatenate(parts, axis=1)
 
 
@@ -88,7 +90,7 @@ def following(places: np.ndarray, count: int) -> np.ndarray:
     if not whole or before.shape[0] != 3 or not before.shape[2] or count < 0:
         rule = "places to be whole numbers [3,B,S] and count 0 or more"
         got = f"{before.dtype} {list(before.shape)} and {count}"
-        raise _expected(rule, got, "stack rows on axis 1")
+        raise refusal("grids", rule, got, "stack rows on axis 1")
     behind = before.max(axis=(0, 2))[:, None] + 1 + np.arange(count, dtype=np.int64)
     return np.repeat(behind[None].astype(np.int64), 3, axis=0)
 
@@ -102,12 +104,12 @@ def _pictures(
         whole = sizes.ndim == 2 and sizes.dtype.kind in "iu"
         if sizes.size and (not whole or sizes.shape[1] != 3 or sizes.min() < 1):
             rule = f"{name} as three whole numbers above 0 each, time, height and width"
-            raise _expected(rule, sizes.tolist())
+            raise refusal("grids", rule, sizes.tolist())
     times = [float(interval) for interval in intervals]
     finite = all(0 <= interval < float("inf") for interval in times)
     if len(times) not in (0, len(videos)) or (split and times) or not finite:
         rule = f"one finite interval for each of {len(videos)} videos, or no intervals with split"
-        raise _expected(f"{rule} frames", times)
+        raise refusal("grids", f"{rule} frames", times)
     moving: List[Picture] = list(zip(videos, times or [1.0] * len(videos), strict=True))
     if split:
         moving = [((1, *grid[1:]), 1.0) for grid, _ in moving for _ in range(int(grid[0]))]
@@ -129,12 +131,8 @@ def _run(
         whole = merge * merge * merge_time
         rule = f"time * height * width / {whole} consecutive tokens for an image or video"
         got = f"{count} tokens for grid {[int(size) for size in grid]}"
-        raise _expected(rule, got, "pass the grid of each image and video")
+        raise refusal("grids", rule, got, "pass the grid of each image and video")
     axes = np.indices((time, height, width)).reshape(3, count)
     # float32, truncated, as in transformers.
     axes[0] = (axes[0].astype(np.float32) * np.float32(interval)).astype(np.int64)
     return axes, max(height, width)
-
-
-def _expected(rule: str, got: object, remedy: str = "") -> ValueError:
-    return ValueError(f"grids: expected {rule}, got {got}{remedy and '; '}{remedy}")

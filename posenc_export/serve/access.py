@@ -20,17 +20,13 @@ BEARER = HTTPBearer(auto_error=False, description="The key of the server, if it 
 
 @dataclass(frozen=True)
 class Access:
-    """Rules for requests.
+    """Rules for requests."""
 
-    Args:
-        hosts: accepted names in the header Host, without port; "*" for all.
-        origins: accepted values of the header Origin, which browsers send for the page that makes a
-            request; "*" for all. Requests without it are accepted.
-        key: requests of /v1 and /metrics need it as `Authorization: Bearer KEY`; empty for none.
-    """
-
-    hosts: Tuple[str, ...] = (ANY,)
+    hosts: Tuple[str, ...] = (ANY,)  # accepted names in the header Host, without port; "*" for all
+    # Accepted values of the header Origin, which browsers send for the page that makes a request;
+    # "*" for all. Requests without it are accepted.
     origins: Tuple[str, ...] = ()
+    # Requests of /v1 and /metrics need it as `Authorization: Bearer KEY`; empty for none
     key: str = ""
 
     def check_origin(self, request: Request) -> None:
@@ -67,16 +63,8 @@ def access(
     host: str, address: str, port: int, origins: Sequence[str] = (), key: Optional[str] = None
 ) -> Access:
     """Return the rules of a server: any Host if it listens on all addresses, otherwise `host` and
-    the local names; pages of the server itself and of `origins`.
-
-    Args:
-        host: name or address to listen on, as given by the user.
-        address: the address that it stands for.
-        port: port that the server listens on.
-
-    Raises:
-        ValueError: an origin is not one, or the key is empty or has characters that a header cannot
-            carry.
+    the local names; pages of the server itself and of `origins`. Raise ValueError for an origin
+    that is none, and a key that is empty or that a header cannot carry.
     """
     for origin in origins:
         if origin != ANY and not re.fullmatch(r"[a-z][a-z0-9+.-]*://[^/?#\s]+", origin):

@@ -2,18 +2,210 @@
 
 import asyncio
 import contextlib
-from typing import Any, AsyncIterator, Callable, Dict, Optional
+import secrets
+import time
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, AsyncIterator, Callable, Dict, List, Optional, Tuple, Type
 
 from fastapi import APIRouter, FastAPI, Request, Response
+from fastapi.responses import JSONResponse
 from prometheus_client import CONTENT_TYPE_LATEST
+from starlette.requests import ClientDisconnect
 
 from posenc_export.runtime.artefact.chat_template import ChatCodec
 from posenc_export.runtime.artefact.tokenizer import Codec
 from posenc_export.runtime.session.model import Model
-from posenc_export.serve import http
+from posenc_export.serve import http, protocol
 from posenc_export.serve.access import Access
-from posenc_export.serve.requests import Limits
-from posenc_export.serve.service import Service
+from posenc_export.serve.completion import Completion, Part
+from posenc_export.serve.engine import Engine
+from posenc_export.serve.formats import Chat, Completions, Format, rows
+from posenc_export.serve.http import STOPPED, Stream, event
+from posenc_export.serve.metrics import Metrics
+from posenc_export.serve.requests import (
+    FAILED,
+    Full,
+    Limits,
+    Refused,
+    Stopping,
+    Token,
+    check_request,
+)
+
+FAILURE = (
+    "engine: expected every token to be computed and decoded, got an error; the server's log has "
+    "its message"
+)
+LONG = 1 << 16  # bytes of a body whose text can take longer than 0.1 s to tokenize
+
+STATUS: Dict[Type[Exception], int] = {Refused: 400, Full: 429, Stopping: 503}
+
+
+class Service:
+    """One model served over HTTP. Raises ValueError and GraphError as Engine.
+
+    Args:
+        model, codec, limits: a decoder whose target supports admit and retire, its text, and
+            limits.
+        chat: converts conversations to token ids; None for a model without a chat template.
+        failed: called on another thread if the engine ends unexpectedly.
+
+    Attributes:
+        loop: the event loop that serves it, set before the first request.
+        long_texts: a thread that tokenizes long texts, which leaves other threads to short ones.
+    """
+
+    loop: asyncio.AbstractEventLoop
+
+    def __init__(
+        self,
+        name: str,
+        model: Model,
+        codec: Codec,
+        limits: Limits,
+        chat: Optional[ChatCodec],
+        failed: Callable[[], object],
+    ) -> None:
+        self.name, self.codec, self.manifest, self.limits = name, codec, model.manifest, limits
+        self.created = int(time.time())
+        self.completions, self.chat = Completions(codec, model.manifest.stop_ids), Chat(chat)
+        self.open: Dict[Any, Completion] = {}  # running completions by request of the engine
+        self.long_texts = ThreadPoolExecutor(1, "posenc long texts")
+
+        def deliver(tokens: List[Token]) -> None:
+            self.loop.call_soon_threadsafe(self._dispatch, tokens)
+
+        self.engine = Engine(model, limits, deliver, failed)
+        self.metrics = Metrics(name, model.manifest, self.engine)
+
+    async def complete(self, request: Request, format: Format) -> Response:
+        """Handle a POST of completions in the format of its route."""
+        deadline, waits = self.loop.time() + self.limits.seconds, False
+        try:
+            async with asyncio.timeout_at(deadline):
+                body = await http.read_body(request)
+                pool = self.long_texts if len(body) > LONG else None
+                asked, completion = await self.loop.run_in_executor(pool, self._built, body, format)
+                # Tokens arrive on the event loop, so none before the next line.
+                self.engine.submit(list(completion.choices))
+                self.open.update(dict.fromkeys(completion.choices, completion))
+                if asked.stream:
+                    events = self._events(asked, completion, format)
+                    return Stream(events, lambda: self._end(completion), deadline, self._late())
+                try:
+                    return await self._whole(asked, completion, request, format)
+                finally:
+                    waits = self.engine.waits(completion.choices)
+                    self._end(completion)
+        except ClientDisconnect:
+            return Response(status_code=http.GONE)
+        except tuple(STATUS) as error:
+            return self.refuse(STATUS[type(error)], str(error))
+        except TimeoutError:
+            return self.refuse(429, self._full()) if waits else self.refuse(504, self._late())
+        except asyncio.CancelledError:  # the server ends before the request
+            return self.refuse(503, STOPPED)
+
+    def _built(
+        self, body: bytearray, format: Format
+    ) -> Tuple[protocol.SamplingRequest, Completion]:
+        """Read a request and its prompts. Nothing is queued before everything has succeeded."""
+        asked = protocol.parse(body, format.request)
+        http.check_model(asked.model, self.name)
+        requests = rows(asked, format, self.codec, self.limits)
+        for row in requests:
+            check_request(row, self.manifest, self.limits)
+        how = (self.codec, protocol.stops(asked), self.metrics)
+        try:
+            return asked, Completion(self.engine, requests, asked.n, *how)
+        except ValueError as error:  # the tokenizer cannot decode the prompt
+            raise Refused(str(error)) from None
+
+    def _late(self) -> str:
+        rule = f"the response within {self.limits.seconds} seconds, got a longer one"
+        return f"server: expected {rule}; reduce max_tokens, or start the server with --timeout"
+
+    def _full(self) -> str:
+        rule = f"a row and its memory within {self.limits.seconds} seconds, got none"
+        return f"engine: expected {rule}; try again later, or reduce max_tokens"
+
+    def refuse(self, status: int, message: str, headers: http.Headers = None) -> JSONResponse:
+        """Count a refused request and return the response with the error message."""
+        self.metrics.refused.labels(str(status)).inc()
+        return http.failed(status, message, headers)
+
+    async def _whole(
+        self,
+        asked: protocol.SamplingRequest,
+        completion: Completion,
+        request: Request,
+        format: Format,
+    ) -> Response:
+        collecting = asyncio.ensure_future(_collected(completion))
+        # After the body, the only further message is the disconnection.
+        disconnected = asyncio.ensure_future(request.receive())
+        try:
+            await asyncio.wait({collecting, disconnected}, return_when=asyncio.FIRST_COMPLETED)
+            if not collecting.done():
+                return Response(status_code=http.GONE)
+            parts = collecting.result()
+        finally:
+            collecting.cancel()
+            disconnected.cancel()
+        if any(part.ended == FAILED for part in parts):
+            return self.refuse(500, FAILURE)
+        choices = [format.answer(part, asked) for part in parts]
+        head = self._head(format, format.whole)
+        return JSONResponse({**head, "choices": choices, "usage": _usage(completion)})
+
+    async def _events(
+        self, asked: protocol.SamplingRequest, completion: Completion, format: Format
+    ) -> AsyncIterator[str]:
+        """Yield an event per piece of a choice, the token counts if requested, and [DONE]; or an
+        error.
+        """
+        head, options = self._head(format, format.part), asked.stream_options
+        counts = options is not None and options.include_usage
+        without_counts, begun = {"usage": None} if counts else {}, set()
+        async for part in completion.parts():
+            if part.ended == FAILED:
+                yield event(http.failure(FAILURE, "server_error"))
+                return
+            piece = format.piece(part, asked, part.choice not in begun)
+            if piece is not None:
+                begun.add(part.choice)
+                yield event({**head, "choices": [piece], **without_counts})
+        if counts:
+            yield event({**head, "choices": [], "usage": _usage(completion)})
+        yield "data: [DONE]\n\n"
+
+    def _head(self, format: Format, kind: str) -> Dict[str, Any]:
+        head: Dict[str, Any] = {"id": f"{format.prefix}-{secrets.token_hex(12)}", "object": kind}
+        head |= {"created": int(time.time()), "model": self.name}
+        return {**head, "system_fingerprint": self.manifest.digest[:16]}
+
+    def _dispatch(self, tokens: List[Token]) -> None:
+        """Pass the tokens of a turn to their completions, as far as these have not ended."""
+        for token in tokens:
+            if token.request in self.open:
+                self.open[token.request].tokens.put_nowait(token)
+
+    def _end(self, completion: Completion) -> None:
+        completion.end()
+        for request in completion.choices:
+            del self.open[request]
+
+
+def _usage(completion: Completion) -> Dict[str, int]:
+    prompt, new = completion.prompt_tokens, completion.completion_tokens
+    return {"prompt_tokens": prompt, "completion_tokens": new, "total_tokens": prompt + new}
+
+
+async def _collected(completion: Completion) -> List[Part]:
+    wholes = [Part(index, "", [], [], "") for index in range(len(completion.choices))]
+    async for part in completion.parts():
+        wholes[part.choice] = wholes[part.choice].joined(part)
+    return wholes
 
 
 def application(
@@ -25,15 +217,8 @@ def application(
     chat: Optional[ChatCodec] = None,
     failed: Callable[[], object] = lambda: None,
 ) -> FastAPI:
-    """Create the application, with its engine ready. The end of the application also ends the
-    engine.
-
-    Args:
-        access: who may send requests.
-        name, model, codec, limits, chat, failed: as for Service.
-
-    Raises:
-        ValueError, GraphError: as for Engine.
+    """Create the application, with its engine; the end of the application also ends the engine.
+    Arguments and errors as for Service.
     """
     service = Service(name, model, codec, limits, chat, failed)
 
@@ -55,7 +240,6 @@ def application(
 
 
 def _routes(service: Service) -> APIRouter:
-    """Return the routes that need the key of the server, if it has one."""
     routes = APIRouter()
     completed, replied = (http.described(f.request) for f in (service.completions, service.chat))
 

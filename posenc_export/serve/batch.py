@@ -3,11 +3,15 @@
 import logging
 import time
 from collections import deque
-from typing import Deque, List, Optional, Sequence
+from typing import Deque, List, Optional, Sequence, Tuple
 
 import numpy as np
 
+from posenc_export.runtime.artefact.manifest import Manifest
+from posenc_export.runtime.session.drafts import Drafts
 from posenc_export.runtime.session.errors import GraphError, expected
+from posenc_export.runtime.session.first_tokens import TokenRules
+from posenc_export.runtime.session.generation import choose
 from posenc_export.runtime.session.model import Model
 from posenc_export.runtime.session.prefixes import BLOCK, Prefixes, can_share
 from posenc_export.runtime.session.session import Session
@@ -20,31 +24,74 @@ from posenc_export.runtime.session.speculation import (
 )
 from posenc_export.serve.memory import bytes_per_slot, longest_row, most_needed
 from posenc_export.serve.pace import Pace
-from posenc_export.serve.requests import FAILED, Limits, Request, Token, most_tokens
-from posenc_export.serve.row import Row
+from posenc_export.serve.requests import FAILED, LENGTH, STOP, Limits, Request, Token, most_tokens
+
+
+class Row:
+    """A request with a row of the session, of whose prompt `known` tokens are not read.
+
+    Attributes:
+        unread: tokens that were not fed yet: of the prompt, later the last generated one.
+        rules: what the artefact forbids or forces among the generated tokens.
+        kept: number of blocks of its tokens that were given to the prefixes.
+        drafts: drafts of its next tokens, from its first step with drafts on.
+    """
+
+    def __init__(self, request: Request, manifest: Manifest, known: int = 0) -> None:
+        self.request, self.kept = request, known // BLOCK
+        self.rules = TokenRules(manifest.generation, np.array([len(request.prompt)]))
+        self.unread: Deque[int] = deque(request.prompt[known:])
+        self.generated: List[int] = []
+        self.random = np.random.default_rng(request.seed)
+        self.drafts: Optional[Drafts] = None
+
+    def take(self, count: int) -> List[int]:
+        """Remove and return the next `count` tokens to feed."""
+        return [self.unread.popleft() for _ in range(min(count, len(self.unread)))]
+
+    def next_token(self, likeliest: int, logits: np.ndarray) -> Token:
+        """Choose the next token from its logits [1,V]. The next step feeds it."""
+        request, allowed = self.request, self.rules.applied(logits, len(self.generated))
+        if request.temperature == 0:
+            token = likeliest if allowed is logits else int(allowed[0].argmax())
+        else:
+            how = (request.temperature, request.top_k, request.top_p, self.random)
+            token = int(choose(allowed, *how)[0])
+        self.generated.append(token)
+        self.unread.append(token)
+        ended = LENGTH if len(self.generated) == request.max_tokens else ""
+        ended = STOP if token in request.stop_ids else ended
+        count = request.logprobs
+        logprobs = () if count is None else log_probabilities(logits[0], token, count)
+        return Token(request, token, ended, logprobs)
+
+
+def log_probabilities(logits: np.ndarray, token: int, count: int) -> Tuple[Tuple[int, float], ...]:
+    """Return id and logarithm of the probability (softmax of logits [V], before temperature and
+    sampling) of a token, then of the `count` most probable ones.
+    """
+    shifted = logits.astype(np.float64) - logits.max()
+    logarithms = shifted - np.log(np.exp(shifted).sum())
+    ids = (token, *np.argsort(-logarithms, kind="stable")[:count].tolist())
+    return tuple((id, float(logarithms[id])) for id in ids)
+
 
 LOG = logging.getLogger(__name__)
 
 
 class Batch:
-    """The rows of one session, driven by alternating calls of `read` and `step`. Must be used by
-    one thread at a time.
+    """The rows of one session, driven by alternating calls of `read` and `step` on one thread.
+    Raises ValueError if the caches of a row do not fit the memory, GraphError if the graph cannot
+    run.
 
     A prompt longer than a chunk is fed over several turns, so that running rows wait for at most
     one chunk, whose length follows the time of their steps. Its row takes no part in the steps in
     between. The caches of all rows are kept block by block, as they are filled, for requests that
     begin alike.
 
-    Args:
-        model: a model that passes requests.check_model.
-
     Attributes:
         speculator: reads rows with drafted tokens; None if none are drafted.
         prefixes: the kept caches; None without memory for them, or with states that calls replace.
-
-    Raises:
-        ValueError: the caches of a row do not fit the memory.
-        GraphError: the graph cannot run.
     """
 
     def __init__(self, model: Model, limits: Limits) -> None:
@@ -76,12 +123,8 @@ class Batch:
 
     def read(self, waiting: Deque[Request]) -> List[Token]:
         """Feed one chunk of prompt tokens. Free rows are given to the first requests in `waiting`.
-
-        Returns:
-            The first generated token of each request whose prompt is complete.
-
-        Raises:
-            GraphError: the graph failed on the rest of a prompt; call `fail`.
+        Return the first generated token of each request whose prompt is complete. After a
+        GraphError, call `fail`.
         """
         self.pace.begin(any(row.generated for row in self.rows))
         tokens: List[Token] = []
@@ -209,8 +252,8 @@ class Batch:
     def _read_part(
         self, index: int, row: Row, offset: int, count: int, logits: np.ndarray, since: float
     ) -> List[Token]:
-        """Account for `count` tokens of a prompt after `offset` others. Return the first generated
-        token, chosen from logits [1,V], if they were the last.
+        """Count tokens that were read. Return the first generated token, from logits [1,V], after
+        the last.
         """
         self._share(index)
         self.pace.read(count, offset, self.pace.clock() - since)

@@ -43,8 +43,8 @@ class Choice:
         self.tokens, self.characters, self.ended, self.last = 0, 0, "", 0.0
 
     def take(self, token: Token) -> Part:
-        """Return the piece that a token adds. A stop string or a token that the tokenizer cannot
-        decode ends the choice, even if the row continues.
+        """Return the piece that a token adds. A stop string, or a token that cannot be decoded,
+        ends the choice, even if the row continues.
         """
         try:
             return self._taken(token)
@@ -72,9 +72,7 @@ class Completion:
     must be used on the event loop only.
 
     Args:
-        requests: one engine request per choice; choices of the same prompt are consecutive.
-        n: number of choices per prompt.
-        stops: strings that end a choice.
+        requests: one engine request per choice; the `n` choices of a prompt are consecutive.
 
     Attributes:
         prompt_tokens: their number; each prompt is counted once.
@@ -142,10 +140,8 @@ class Completion:
 
 
 class Stops:
-    """Cuts the text of one row, given in pieces, before the first stop string.
-
-    Attributes:
-        found: whether a stop string was found.
+    """Cuts the text of one row, given in pieces, before the first stop string, and says if it was
+    found.
     """
 
     def __init__(self, strings: Sequence[str]) -> None:

@@ -25,15 +25,8 @@ def settings(connections: int, seconds: float) -> Any:
 
 
 def most_connections(asked: Optional[int]) -> int:
-    """Return the largest number of connections, after raising the limit of open files as far as
-    needed and possible.
-
-    Args:
-        asked: the number that the user gives; None for at most CONNECTIONS, as far as the limit of
-            open files allows.
-
-    Raises:
-        ValueError: the system does not allow as many open files.
+    """Return the largest number of connections: `asked`, or CONNECTIONS as far as the limit of open
+    files allows. Raise that limit if needed, or ValueError if the system does not allow it.
     """
     if asked is not None and asked < FEWEST:
         remedy = "give a larger number"
@@ -82,12 +75,8 @@ class Listener(socket.socket):
 
 
 class Connection(H11Protocol):
-    """A connection with a limit of time. If all are in use, a new one takes the place of one that
-    has waited for a request.
-
-    Args:
-        seconds: time that the application needs for a response at most.
-        arguments: as for H11Protocol.
+    """A connection with a limit of time: `seconds` for a response of the application. If all are in
+    use, a new one takes the place of one that has waited for a request.
 
     Attributes:
         since: time of the event loop at which the connection began to wait for its current request.
@@ -117,7 +106,6 @@ class Connection(H11Protocol):
         super().connection_lost(exc)
 
     def _make_room(self) -> None:
-        """Close surplus connections, those first that have waited longest for a request."""
         connections: Set[Any] = self.connections
         used = [other for other in connections if not other.transport.is_closing()]
         surplus = len(used) - (self.limit_concurrency or len(used) + 1) + 1

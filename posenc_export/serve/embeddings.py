@@ -46,15 +46,7 @@ class EmbeddingRequest(BaseModel):
 
 class Embedder:
     """A model that computes sentence embeddings, for one request at a time: a graph uses all
-    threads of the server.
-
-    Args:
-        name: name of the model in requests.
-        model: an encoder with the output sentence_embedding.
-        limits: `queue` requests wait, `seconds` is the time that a request may take.
-
-    Raises:
-        ValueError: the model has no such output.
+    threads. Raises ValueError for a model without the output sentence_embedding.
     """
 
     def __init__(self, name: str, model: Model, limits: Limits) -> None:
@@ -98,7 +90,6 @@ class Embedder:
         return JSONResponse({"object": "list", "data": data, "model": self.name, "usage": usage})
 
     def _embedded(self, asked: EmbeddingRequest) -> Tuple[List[np.ndarray], np.ndarray]:
-        """Return the token ids of each input, and the embeddings."""
         inputs: Any = asked.input
         if inputs == []:
             raise expected("at least one text", "none", "send one", "input")
@@ -125,14 +116,7 @@ def _written(row: np.ndarray, form: str) -> Union[str, List[float]]:
 
 
 def application(name: str, model: Model, limits: Limits, access: Access = Access()) -> FastAPI:
-    """Create the application. Arguments as for Embedder.
-
-    Args:
-        access: who may send requests.
-
-    Raises:
-        ValueError: as for Embedder.
-    """
+    """Create the application. Raise ValueError as Embedder."""
     embedder, routes = Embedder(name, model, limits), APIRouter()
     body = http.described(EmbeddingRequest)
 

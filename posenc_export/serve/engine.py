@@ -27,11 +27,11 @@ ENDED = (
 
 
 class Engine:
-    """Decodes many requests together. All methods are thread-safe.
+    """Decodes many requests together. All methods are thread-safe. Raises ValueError if the model
+    cannot be served or a row does not fit the memory, GraphError if the graph cannot run.
 
     Args:
         model: a decoder whose target supports admit and retire.
-        limits: limits of requests, rows and the queue.
         deliver: called on the engine's thread with the tokens of each turn, in the order in which
             they were generated. A cancelled row ends without a token.
         failed: called on the engine's thread if it ends unexpectedly, after the failed tokens of
@@ -39,12 +39,7 @@ class Engine:
 
     Attributes:
         state: "ready"; "stopping" after `close`; "failed" if the thread has ended unexpectedly.
-        batch: the rows of running requests.
-        waiting: the requests in the queue.
-
-    Raises:
-        ValueError: the model cannot be served, or the caches of a row do not fit the memory.
-        GraphError: the graph cannot run.
+        batch, waiting: the rows of running requests, and the requests in the queue.
     """
 
     def __init__(
@@ -66,13 +61,9 @@ class Engine:
         self._thread.start()
 
     def submit(self, requests: Sequence[Request]) -> None:
-        """Queue all of the requests, or raise and queue none.
-
-        Raises:
-            Refused: a request exceeds the limits, or there are more requests than the queue can
-                hold.
-            Full: the queue has no room at the moment.
-            Stopping: the engine accepts no more requests.
+        """Queue all of the requests, or none: raise Refused for one that exceeds the limits, or
+        more than the queue can hold, Full without room at the moment, Stopping if the engine
+        accepts no more.
         """
         for request in requests:
             check_request(request, self.manifest, self.limits)

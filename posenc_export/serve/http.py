@@ -1,11 +1,13 @@
-"""What the HTTP applications of decoders and encoders share: bodies, errors, and common routes."""
+"""What all HTTP applications share: bodies, errors, common routes, and streams of events."""
 
 import asyncio
+import contextlib
+import json
 from http import HTTPStatus
-from typing import Any, Callable, Dict, Mapping, Optional, Type, TypeVar, Union
+from typing import Any, AsyncIterator, Callable, Dict, Mapping, Optional, Type, TypeVar, Union
 
 from fastapi import APIRouter, Depends, FastAPI, Request, Response
-from fastapi.responses import JSONResponse
+from fastapi.responses import JSONResponse, StreamingResponse
 from pydantic import BaseModel, ValidationError
 from starlette.exceptions import HTTPException
 
@@ -42,8 +44,6 @@ def application(
     """Create an application.
 
     Args:
-        title: one line about it.
-        access: who may send requests.
         routes: routes that need the key of the server, if it has one.
         remedy: what to do instead of a request that has no route.
         state: returns "ready" if the server accepts requests.
@@ -78,8 +78,8 @@ def described(request: Type[BaseModel]) -> Dict[str, Any]:
 
 
 async def read_body(request: Request) -> bytearray:
-    """Read the body of a request. Raise HTTPException if it is not declared as JSON, too large
-    or too slow, ClientDisconnect if the client leaves before its end.
+    """Read the body of a request. Raise HTTPException if it is not JSON, too large or too slow,
+    ClientDisconnect if the client leaves.
     """
     kind = request.headers.get("content-type", "")
     # Browsers send other types to other servers without asking them first.
@@ -101,9 +101,7 @@ async def read_body(request: Request) -> bytearray:
 
 
 def parsed(body: Union[bytes, bytearray], kind: Type[Asked]) -> Asked:
-    """Parse the body of a request. Raise Refused if it is not JSON, or a field is unknown, of a
-    wrong type or outside its range.
-    """
+    """Parse the body of a request. Raise Refused if it is not JSON or has a wrong field."""
     try:
         return kind.model_validate_json(body)
     except ValidationError as error:
@@ -136,3 +134,55 @@ def cut(text: str) -> str:
     """Return a text of a request as a message shows it: one line of at most LONGEST_SHOWN."""
     line = text if text.isprintable() else repr(text)
     return line if len(line) <= LONGEST_SHOWN else f"{line[: LONGEST_SHOWN - 3]}..."
+
+
+START = "http.response.start"
+STOPPED = (
+    "server: expected time to finish the request, got the end of the server; send the request to "
+    "another server"
+)
+
+
+class Stream(StreamingResponse):
+    """A stream of server-sent events, which calls `ended` once, also if the client disconnects
+    before the first event. At `deadline`, a time of the event loop, it ends with the error `late`.
+    """
+
+    def __init__(
+        self, events: AsyncIterator[str], ended: Callable[[], None], deadline: float, late: str
+    ) -> None:
+        headers = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
+        super().__init__(events, media_type="text/event-stream", headers=headers)
+        self.ended, self.deadline, self.late = ended, deadline, late
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        start = {"type": START, "status": self.status_code, "headers": self.raw_headers}
+
+        async def send_rest(message: Any) -> None:
+            if message["type"] != START:
+                await send(message)
+
+        try:
+            try:
+                await send(start)
+                async with asyncio.timeout_at(self.deadline):
+                    await super().__call__(scope, receive, send_rest)
+            finally:
+                self.ended()
+        except TimeoutError:
+            await _cut(send, self.late)
+        except asyncio.CancelledError:  # the server ends before the stream
+            await _cut(send, STOPPED)
+
+
+async def _cut(send: Any, message: str) -> None:
+    """End a stream with an error. A client that does not read is given a second."""
+    body = event(failure(message, "server_error")).encode()
+    with contextlib.suppress(TimeoutError, asyncio.CancelledError):
+        async with asyncio.timeout(1):
+            await send({"type": "http.response.body", "body": body, "more_body": False})
+
+
+def event(content: Dict[str, Any]) -> str:
+    """Format one event."""
+    return f"data: {json.dumps(content, ensure_ascii=False, separators=(',', ':'))}\n\n"

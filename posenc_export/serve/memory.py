@@ -27,8 +27,8 @@ def number_of_bytes(text: str) -> int:
 
 
 def rows_memory(asked: Optional[str], prefixes: int, available: Optional[int]) -> int:
-    """Return the bytes that caches of rows may take: those that the user asks for, or a share of
-    the available ones, if known. Raise ValueError if fewer are available with those of prefixes.
+    """Return the bytes that caches of rows may take: those asked for, or a share of the available
+    ones. Raise ValueError if fewer are available.
     """
     if asked is None:
         return sys.maxsize if available is None else max(int(available * SHARE) - prefixes, 1)

@@ -12,7 +12,7 @@ DEPTH = 2048
 
 class Pace:
     """Chooses the number of prompt tokens between two steps, at most `most`, from the times of
-    reading and of steps that `clock` measures in seconds.
+    reading and of steps in seconds of `clock`.
 
     Attributes:
         size: tokens that a turn reads at the beginning of a prompt; fewer after cached ones.

@@ -1,6 +1,5 @@
 """What requests of all routes have, and how they become rows of the engine."""
 
-import secrets
 from typing import (
     Annotated,
     Any,
@@ -8,7 +7,6 @@ from typing import (
     List,
     NamedTuple,
     Optional,
-    Protocol,
     Sequence,
     Tuple,
     Type,
@@ -19,9 +17,8 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validat
 from pydantic_core import PydanticCustomError
 
 from posenc_export.runtime.artefact.tokenizer import Codec
-from posenc_export.serve.completion import Part
 from posenc_export.serve.http import cut, parsed
-from posenc_export.serve.requests import Limits, Refused, Request, refused
+from posenc_export.serve.requests import Limits, refused
 
 MOST_STOPS, LONGEST_STOP = 16, 256  # stop strings of a request, and characters of each
 MOST_LOGPROBS = 20  # most probable tokens that a request can ask for
@@ -107,24 +104,6 @@ class SamplingRequest(Fields):
     frequency_penalty: Zero = 0.0
 
 
-class Format(Protocol):
-    """The form of the requests and responses of a route."""
-
-    request: Type[SamplingRequest]
-    prefix: str  # of ids of responses
-    whole: str  # `object` of a response
-    part: str  # `object` of an event of a stream
-
-    def prompts(self, asked: Any, codec: Codec, limits: Limits) -> List[Prompt]:
-        """Return the prompts of a request. Raise ValueError if `codec` cannot encode one."""
-
-    def answer(self, part: Part, asked: Any) -> Dict[str, Any]:
-        """Format one entry of `choices` of a response."""
-
-    def piece(self, part: Part, asked: Any, first: bool) -> Optional[Dict[str, Any]]:
-        """Format one entry of `choices` of an event, None if there is nothing to send."""
-
-
 def parse(body: Union[bytes, bytearray], kind: Type[SamplingRequest]) -> Any:
     """Parse the body of a request. Raise Refused as http.parsed does, or for wrong stop strings."""
     asked = parsed(body, kind)
@@ -140,46 +119,9 @@ def stops(asked: SamplingRequest) -> List[str]:
     return [asked.stop] if isinstance(asked.stop, str) else asked.stop or []
 
 
-def rows(asked: SamplingRequest, format: Format, codec: Codec, limits: Limits) -> List[Request]:
-    """Create an engine request for each choice: first all choices of the first prompt, then those
-    of the next.
-
-    Raises:
-        Refused: there are more choices than the queue holds, or a prompt cannot be encoded.
-    """
-    count = len(prompts_of(asked)) * asked.n
-    if count > limits.queue:
-        rule = f"at most {limits.queue} choices of all prompts together"
-        raise refused("prompt", rule, count, "send several requests")
-    try:
-        prompts = format.prompts(asked, codec, limits)
-    except ValueError as error:
-        raise Refused(str(error)) from None
-    seed = secrets.randbits(63) if asked.seed is None else asked.seed
-    return [
-        Request(
-            prompt.ids,
-            prompt.max_tokens,
-            asked.temperature,
-            asked.top_k,
-            asked.top_p,
-            (seed + choice) % 2**64,
-            (*prompt.stop_ids, *asked.stop_token_ids),
-            prompt.logprobs,
-            asked.user,
-        )
-        for prompt in prompts
-        for choice in range(asked.n)
-    ]
-
-
 def encoded(text: str, codec: Codec, limits: Limits, special: bool = True) -> Tuple[int, ...]:
-    """Return the token ids of a text, as Codec.encode.
-
-    Raises:
-        Refused: the text has more tokens than the limit, as its length shows. Encoding it would
-            take seconds.
-        ValueError: as Codec.encode.
+    """Return the token ids of a text, as Codec.encode. Raise Refused, before it takes seconds, if
+    the length of the text shows that it has more tokens than the limit.
     """
     least = codec.least_tokens(text)
     if least > limits.prompt:

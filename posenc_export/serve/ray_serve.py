@@ -14,25 +14,17 @@ WAITING = 4  # length of a replica's queue per row
 
 
 class Arguments(BaseModel):
-    """Arguments of `serve run`, given as NAME=VALUE.
+    """Arguments of `serve run`, given as NAME=VALUE."""
 
-    Args:
-        folder: artefact folder, with the same path on every machine.
-        replicas: number of processes, each with its own copy of the weights and its own engine.
-        rows: number of requests that a replica decodes together.
-        cpus: number of CPUs that Ray reserves for a replica, and of threads per operator.
-    """
-
-    folder: str
+    folder: str  # artefact folder, with the same path on every machine
+    # Number of processes, each with its own copy of the weights and its own engine
     replicas: int = 1
-    rows: int = 16
-    cpus: int = 1
+    rows: int = 16  # number of requests that a replica decodes together
+    cpus: int = 1  # number of CPUs that Ray reserves for a replica, and of threads per operator
 
 
 def application(arguments: Arguments) -> Any:
-    """Create the application for `serve run` or serve.run. A replica gets as many requests as
-    its rows and queue can hold; others wait in Ray.
-    """
+    """Create the application for `serve run`. A replica gets what its rows and queue can hold."""
 
     def build() -> Any:  # called in each replica, since a model cannot be sent between processes
         from posenc_export.runtime import load

@@ -14,11 +14,7 @@ CHUNK = 256  # default of the largest number of prompt tokens fed between two st
 
 @dataclass(frozen=True)
 class Limits:
-    """Limits of a server.
-
-    Raises:
-        ValueError: a limit is below 1, or the memory of prefixes below 0.
-    """
+    """Limits of a server. Raises ValueError for one that is too small."""
 
     rows: int = 16  # largest number of requests decoded together
     queue: int = 64  # number of requests waiting for a row
@@ -95,9 +91,7 @@ def most_tokens(request: Request) -> int:
 
 
 def check_model(manifest: Manifest, limits: Limits) -> None:
-    """Raise ValueError unless an artefact is a decoder without encoder whose target supports
-    admit and retire, and the context is within its range.
-    """
+    """Raise ValueError unless a model is a decoder without encoder whose rows can be admitted."""
     if manifest.kind != "decoder":
         raise expected("a decoder", f"kind {manifest.kind}", "use posenc_export.load", "serve")
     if manifest.encoder:

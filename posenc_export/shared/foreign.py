@@ -7,6 +7,8 @@ from typing import Any, Iterator, Tuple, Type
 
 import msgspec
 
+from posenc_export.shared.refusal import refusal
+
 # Exceptions that libraries raise for content that they do not expect: tokenizers, Jinja, torch's
 # readers. RuntimeError includes RecursionError, LookupError includes KeyError and IndexError.
 FOREIGN: Tuple[Type[Exception], ...] = (
@@ -32,14 +34,8 @@ def brief(error: BaseException) -> str:
 
 @contextlib.contextmanager
 def explained(rule: str, remedy: str, *errors: Type[Exception]) -> Iterator[None]:
-    """Context manager that turns errors of FOREIGN, and bare ones, into a ValueError.
-
-    Args:
-        rule: what was expected, such as "text: expected a text that the tokenizer can encode".
-        errors: further exceptions of the library.
-
-    Raises:
-        ValueError: one of these errors.
+    """Context manager that turns errors of FOREIGN, bare ones and `errors` into a ValueError. rule:
+    what was expected, such as "text: expected a text that the tokenizer can encode".
     """
     try:
         yield
@@ -51,16 +47,9 @@ def explained(rule: str, remedy: str, *errors: Type[Exception]) -> Iterator[None
 
 
 def json_of(where: str, name: str, content: bytes, remedy: str, kind: Type[Any] = dict) -> Any:
-    """Return the content of a JSON file.
-
-    Args:
-        where: begins messages.
-        name: name of the file.
-        kind: dict or list.
-
-    Raises:
-        ValueError: it is not JSON in UTF-8, nested too deeply, has half of a character, or is of
-            another kind.
+    """Return the content of the JSON file `name`, of type `kind`, dict or list. Raise ValueError,
+    which begins with `where`, for content that is not JSON in UTF-8, nested too deeply, or of
+    another kind.
     """
     with explained(f"{where}: expected {name} to be JSON", remedy):
         values = json.loads(content.decode("utf-8"))
@@ -75,15 +64,11 @@ def json_of(where: str, name: str, content: bytes, remedy: str, kind: Type[Any] 
 
 
 def typed(where: str, name: str, values: Any, kind: Any, remedy: str) -> Any:
-    """Return values of a JSON file as a msgspec.Struct, or another type, which describes them.
-
-    Raises:
-        ValueError: a value of another type.
+    """Return values of a JSON file as a msgspec.Struct or another type. Raise ValueError for
+    others.
     """
     try:
         return msgspec.convert(values, kind)
     except msgspec.ValidationError as error:
-        raise ValueError(
-            f"{where}: expected {name} with values as its library writes them, "
-            f"got another ({brief(error)}); {remedy}"
-        ) from None
+        rule = f"{name} with values as its library writes them"
+        raise refusal(where, rule, f"another ({brief(error)})", remedy) from None

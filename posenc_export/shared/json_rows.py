@@ -8,8 +8,8 @@ WIDTH = 200  # characters of a nested object or list that has one line
 
 
 def write(path: Path, value: Any) -> None:
-    """Write a value as JSON. Each item of a list has one line; so has a list or object of
-    numbers and strings, and one within another that fits in WIDTH.
+    """Write a value as JSON, with a line for each item of a list, and for what is nested within
+    WIDTH.
     """
     path.write_text(_text(json.loads(json.dumps(value)), "") + "\n", encoding="utf-8")
 

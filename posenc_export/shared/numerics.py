@@ -4,6 +4,8 @@ import math
 
 import numpy as np
 
+from posenc_export.shared.refusal import refusal
+
 UNIT_ROUNDOFF = {"float32": 2.0**-24, "float16": 2.0**-11}
 BFLOAT16 = 2.0**-8  # unit roundoff of bfloat16
 # Root mean square error, relative to the exact number; errors of numbers are uniform within the
@@ -24,19 +26,11 @@ SAFETY = 8.0  # normalisation and exponentials amplify a rounding error by a sma
 
 def tolerance(dtype: str, depth: int, reduction: int) -> float:
     """Largest error that rounding alone explains, relative to the largest magnitude of the
-    reference.
+    reference, after `depth` blocks (at least 1), whose longest sum has `reduction` terms.
 
     In float32, the error of a sum of n rounded terms grows like sqrt(n) (Higham, Accuracy and
     Stability of Numerical Algorithms, 2.8), and the errors of `depth` layers add up. In float16,
-    the bound is that of rounding_tolerance, which does not depend on depth.
-
-    Args:
-        dtype: "float32" or "float16".
-        depth: number of blocks that a value passes through, at least 1.
-        reduction: number of terms of the longest sum.
-
-    Raises:
-        ValueError: another dtype.
+    the bound is that of rounding_tolerance. Raises ValueError for another dtype.
     """
     if dtype not in UNIT_ROUNDOFF:
         raise ValueError(
@@ -48,74 +42,54 @@ def tolerance(dtype: str, depth: int, reduction: int) -> float:
 
 
 def rounding_noise(bits: int, shared: int) -> float:
-    """Root mean square error of normally distributed numbers that are quantised with one scale,
-    relative to their root mean square.
-
-    The largest of n such numbers is about sqrt(2 ln n) standard deviations and gets the largest
-    code. Errors are uniform within a step, which gives 1 / sqrt(12) of a step.
-
-    Args:
-        bits: bits of a code, including its sign.
-        shared: number n of numbers that share a scale.
+    """Root mean square error of normal numbers in codes of `bits` bits, of which `shared` ones have
+    one scale, relative to their root mean square. The largest of n such numbers is about sqrt(2 ln
+    n) standard deviations and gets the largest code. Errors are uniform within a step: 1 / sqrt(12)
+    of it.
     """
     return math.sqrt(2 * math.log(max(shared, 2)) / 12) / 2 ** (bits - 1)
 
 
 def cache_noise(tokens: int) -> float:
-    """Root mean square error of keys and of values that are rounded to 8 bits, relative to their
-    root mean square.
-
-    Args:
-        tokens: number of tokens of the calibration data, whose largest value in a channel
-            determines the scale.
+    """Root mean square error of keys and of values in 8 bits, relative to their root mean square.
+    The largest of `tokens` tokens of calibration data determines the scale of a channel.
     """
     return HEADROOM * rounding_noise(8, tokens) * math.sqrt(2)
 
 
 def rounding_tolerance(noise: float) -> float:
     """Bound of the error (cell_error) of a graph that rounds activations against a float32 graph of
-    the same weights. It does not depend on depth.
+    the same weights. noise: root mean square error of one product or one number, relative to it;
+    several kinds add in quadrature.
 
     In a residual network, errors of the layers add up in the same sum as their outputs, so that the
     relative error of the sum stays near that of one layer. Measured on correct graphs: 2 to 5 times
     the noise with random weights and 2 to 48 layers, 8 times in a trained decoder of 30 layers in 4
     bits.
-
-    Args:
-        noise: root mean square error of one product or one number, relative to it: FLOAT16_NOISE
-            and so on; several kinds add in quadrature.
     """
     return min(LIMIT, ROOM * noise)
 
 
 def division_tolerance(noise: float, error: float, tolerance: float) -> float:
     """Bound of the error (cell_error) of a graph that rounds activations, read in several calls,
-    against the same graph in one call.
+    against the same graph in one call, whose measured error against float32 is `error`, bounded by
+    `tolerance`.
 
     Both differ from exact arithmetic by rounding errors of the same size, which may be independent:
     a sum in another order changes a last digit, and then a later number may be rounded to the next
     code.
-
-    Args:
-        noise: as for rounding_tolerance.
-        error: measured error of the call that reads all tokens, against a float32 graph of the same
-            weights.
-        tolerance: bound of `error`.
     """
     return min(tolerance, 2 * max(noise, error))
 
 
 def readout_tolerance(noise: float, error: float) -> float:
     """Bound of the error (cell_error) of a readout in a graph that rounds activations, against a
-    float32 graph of the same weights.
+    float32 graph of the same weights. error: measured error of the hidden states, which has its own
+    bound.
 
     Pooling keeps what the tokens of a row share, errors included, and the rest cancels, so that
     errors grow relative to the result. Measured: 0.7 to 1.4 times the error of the hidden states
     (all-MiniLM-L6-v2, int8, mean and normalization, random tokens).
-
-    Args:
-        noise: as for rounding_tolerance.
-        error: measured error of the hidden states, which has a bound of its own.
     """
     return 2 * max(noise, error)
 
@@ -158,10 +132,8 @@ class Errors:
     def add(self, actual: np.ndarray, expected: np.ndarray) -> None:
         """Compare two arrays of the same shape, or raise ValueError."""
         if actual.shape != expected.shape:
-            raise ValueError(
-                f"numerics: expected two arrays of the same shape, got {actual.shape} and "
-                f"{expected.shape}"
-            )
+            rule = "two arrays of the same shape"
+            raise refusal("numerics", rule, f"{actual.shape} and {expected.shape}")
         if not actual.size:
             return
         if not (np.isfinite(actual).all() and np.isfinite(expected).all()):

@@ -18,13 +18,9 @@ class Step(str):
 
 
 class Steps:
-    """Report how many steps of a phase are done, and the remaining time at the mean speed so far.
-
-    Args:
-        say: called with a Step, at most once in EVERY seconds.
-        phase: name of the phase.
-        total: number of steps.
-        what: what a step is, in the plural.
+    """Report how many of `total` steps of a phase are done, and the remaining time at the mean
+    speed so far. say: called with a Step, at most once in EVERY seconds. what: what a step is, in
+    the plural.
     """
 
     def __init__(self, say: Progress, phase: str, total: int, what: str) -> None:

@@ -6,6 +6,7 @@ import operator
 from typing import Any, Dict, Literal, Mapping, Type, get_args, get_origin
 
 from posenc_export.shared.allocation import enough_memory
+from posenc_export.shared.refusal import refusal
 from posenc_export.shared.suggestion import suggestion
 
 # Limits for floats and integers: float32 is infinite from 2^128 on, and sums of larger int64 may
@@ -25,16 +26,8 @@ LIMITS = (
 def parameters(
     kind: str, classes: Mapping[str, Type[Any]], name: str, context: int = 1
 ) -> Dict[str, inspect.Parameter]:
-    """Return the constructor parameters of a registered class, by name.
-
-    Args:
-        kind: kind of part, for messages.
-        classes: registered classes, by name.
-        name: name of the class.
-        context: number of leading arguments that do not come from a specification.
-
-    Raises:
-        ValueError: unknown name.
+    """Return the constructor parameters of a registered class, by name, without `context` leading
+    ones. kind: kind of part, for messages. Raise ValueError for an unknown name.
     """
     if name not in classes:
         near = suggestion(name, classes)
@@ -50,22 +43,13 @@ def parameters(
 
 
 def build(kind: str, classes: Mapping[str, Type[Any]], spec: Spec, *context: Any) -> Any:
-    """Build the object that a specification describes.
-
-    Args:
-        kind, classes: see `parameters`.
-        spec: {"name": key of classes, parameter: value}.
-        context: leading arguments of the class.
-
-    Raises:
-        ValueError: unknown name, unknown or missing parameter, a number that is not finite, sizes
-            that exceed the memory, or a value that the class refuses.
+    """Build the object of a specification {"name": key of classes, parameter: value}, after the
+    leading arguments `context`. Raise ValueError for an unknown name or parameter, a missing one, a
+    number that is not finite, sizes that exceed the memory, or a value that the class refuses.
     """
     if not isinstance(spec, Mapping) or "name" not in spec:
-        raise ValueError(
-            f"{kind}: expected a specification with a name, got "
-            f"{dict(spec) if isinstance(spec, Mapping) else spec!r}"
-        )
+        rule = "a specification with a name"
+        raise refusal(kind, rule, repr(dict(spec) if isinstance(spec, Mapping) else spec))
     name, known = spec["name"], parameters(kind, classes, spec["name"], len(context))
     values = {key: value for key, value in spec.items() if key != "name"}
     for key, value in values.items():
@@ -83,10 +67,8 @@ def build(kind: str, classes: Mapping[str, Type[Any]], spec: Spec, *context: Any
         if parameter.default is inspect.Parameter.empty and key not in values
     ]
     if missing:
-        raise ValueError(
-            f"{kind} {name}: expected {', '.join(missing)} to be given, got "
-            f"{', '.join(values) or 'none'}"
-        )
+        rule = f"{', '.join(missing)} to be given"
+        raise refusal(f"{kind} {name}", rule, ", ".join(values) or "none")
     with enough_memory(f"{kind} {name}"):
         try:
             return classes[name](*context, **values)
@@ -105,10 +87,8 @@ def check_known(kind: str, name: str, key: str, known: Mapping[str, Any]) -> Non
     if key not in known:
         if not known:
             raise ValueError(f"{kind} {name}: expected no parameters, got {key!r}; leave it out")
-        raise ValueError(
-            f"{kind} {name}: expected parameter to be one of {', '.join(known)}, got "
-            f"{key!r}; {suggestion(key, known)}"
-        )
+        rule = f"parameter to be one of {', '.join(known)}"
+        raise refusal(f"{kind} {name}", rule, repr(key), suggestion(key, known))
 
 
 def kind_of(parameter: inspect.Parameter) -> Type[Any]:
@@ -121,10 +101,8 @@ def _check_type(kind: str, name: str, key: str, value: Any, parameter: inspect.P
     """Raise ValueError for a value that is not finite, not listed or of another type."""
     wanted, choices = kind_of(parameter), get_args(parameter.annotation)
     if get_origin(parameter.annotation) is Literal and value not in choices:
-        raise ValueError(
-            f"{kind} {name}: expected {key} to be one of {', '.join(map(str, choices))}, got "
-            f"{value!r}"
-        )
+        rule = f"{key} to be one of {', '.join(map(str, choices))}"
+        raise refusal(f"{kind} {name}", rule, repr(value))
     if wanted is str or (value is None and parameter.default is None):
         return
     if wanted is bool:

@@ -22,11 +22,8 @@ def suggestion(name: object, names: Iterable[str]) -> str:
 
 
 def check_name(what: str, name: str, names: Collection[str]) -> None:
-    """Check that a name is known.
-
-    Raises:
-        ValueError: it is not one of `names`; the message begins with `what`, such as "export:
-            expected target".
+    """Raise ValueError, beginning with `what`, such as "export: expected target", for an unknown
+    name.
     """
     if name not in names:
         raise ValueError(

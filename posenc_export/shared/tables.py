@@ -12,12 +12,8 @@ def aligned(
     heads: Optional[Sequence[str]], rows: Sequence[Sequence[str]], width: Optional[int] = None
 ) -> List[str]:
     """Lines of a table. Columns whose cells all begin with a digit or are "-" are right-aligned,
-    others left-aligned.
-
-    Args:
-        heads: headings of the columns; None for a table without headings.
-        rows: cells; all rows have the same number.
-        width: largest length of a line; wider cells are wrapped between words. None for no limit.
+    others left-aligned. Without `heads` it has no headings; cells beyond `width` are wrapped
+    between words.
     """
     table = [*([] if heads is None else [heads]), *rows]
     widths = _fitted(table, width)

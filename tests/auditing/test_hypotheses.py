@@ -12,7 +12,7 @@ from posenc_export.auditing.exact import Exact
 from posenc_export.auditing.hypotheses import changed, explained, hypotheses
 from posenc_export.export.expected import eager_session, full_pass
 from posenc_export.models.presets import seeded
-from posenc_export.runtime.verification.inputs import uniform
+from posenc_export.runtime.verification.grid_inputs import uniform
 
 LENGTH = 48
 

@@ -4,7 +4,7 @@ from typing import Any, Sequence
 
 from posenc_export.benchmark.report import Report
 from posenc_export.benchmark.results import Limits, Loaded, Machine, Row, WorkingSet
-from posenc_export.benchmark.spread import spread
+from posenc_export.benchmark.verdicts import spread
 
 
 def row(

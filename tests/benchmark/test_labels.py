@@ -5,9 +5,8 @@ from pathlib import Path
 import pytest
 
 from posenc_export import encodings
-from posenc_export.benchmark.labels import folder_labels, model_label, numbered, parameters
-from posenc_export.benchmark.runtimes import RUNTIMES
-from posenc_export.benchmark.shapes import DEFAULTS, is_llama, is_plain_block
+from posenc_export.benchmark.contestants import folder_labels, model_label, numbered, parameters
+from posenc_export.benchmark.runtimes import DEFAULTS, RUNTIMES, is_llama, is_plain_block
 from posenc_export.export.describe import eager
 from posenc_export.models.config_json import to_json
 from posenc_export.models.presets import PRESETS, load_preset, seeded

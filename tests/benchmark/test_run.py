@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from posenc_export.benchmark import machine, other_processes, run, workers
+from posenc_export.benchmark import machine, run, workers
 from posenc_export.benchmark.workers import Worker, started
 from posenc_export.runtime.artefact import files
 from posenc_export.runtime.artefact import manifest as manifests
@@ -133,7 +133,7 @@ def test_the_slower_contestant_is_found(folder):
 def test_threads_sleep_while_they_wait_on_a_busy_machine_only(
     least, threads, sleeping, folder, monkeypatch
 ):
-    monkeypatch.setattr(other_processes, "BUSY", least)
+    monkeypatch.setattr(machine, "BUSY", least)
     report = run([folder("a")], contexts=(16,), prompts=(), rounds=1, seconds=0.05, threads=threads)
     assert (
         report.sleeping_threads == sleeping
@@ -284,7 +284,7 @@ def test_folders_of_two_models_are_refused_without_the_option(folder):
 
 def test_the_caller_imports_no_runtime_and_no_plots():
     code = (
-        "import sys, posenc_export.benchmark.run; "
+        "import sys, posenc_export.benchmark.measurement; "
         "sys.exit(str({'torch', 'onnxruntime', 'matplotlib'} & {*sys.modules} or ''))"
     )
     ended = subprocess.run(

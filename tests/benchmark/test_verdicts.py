@@ -3,8 +3,7 @@
 import numpy as np
 import pytest
 
-from posenc_export.benchmark.spread import ratio, rounded
-from posenc_export.benchmark.verdicts import headlines, verdicts
+from posenc_export.benchmark.verdicts import headlines, ratio, rounded, verdicts
 from tests.benchmark.rows import row
 
 

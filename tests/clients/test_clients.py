@@ -20,8 +20,7 @@ from posenc_export.commands.cli import main
 from posenc_export.page.folder import inputs_of_pages
 from posenc_export.runtime import load
 from posenc_export.runtime.artefact import manifest as manifests
-from posenc_export.runtime.artefact.graph_inputs import AFTER_TOKENS, INPUTS
-from posenc_export.runtime.artefact.meanings import of_graph
+from posenc_export.runtime.artefact.graph_inputs import AFTER_TOKENS, INPUTS, meanings_of
 from posenc_export.runtime.artefact.summary import summary
 from posenc_export.shared.numerics import worst_error
 from tests.tiny import block, decoder, encoder
@@ -484,7 +483,7 @@ def test_programs_and_pages_fill_inputs_of_the_table() -> None:
 
 
 def test_the_doc_string_of_a_state_gives_its_initial_value(tmp_path: Path) -> None:
-    said = of_graph(manifests.read(_made("rope", "onnx-static", "positions", tmp_path / "a")))
+    said = meanings_of(manifests.read(_made("rope", "onnx-static", "positions", tmp_path / "a")))
     assert said["past_positions"].endswith("First call: all slots hold -1.") and said[
         "past_key_values.0.key"
     ].endswith("First call: all slots hold 0.")

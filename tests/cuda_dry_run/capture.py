@@ -13,7 +13,7 @@ from posenc_export.runtime.artefact.manifest import Manifest
 from posenc_export.runtime.graphs import cuda
 from posenc_export.runtime.graphs.onnx_files import load_errors
 from posenc_export.runtime.session.errors import GraphError
-from posenc_export.runtime.verification import inputs
+from posenc_export.runtime.verification import grid_inputs
 from tests.cuda_dry_run.inputs import tokens
 from tests.cuda_dry_run.record import Record, recording
 
@@ -63,7 +63,7 @@ def _call(session: Any, manifest: Manifest, kind: str, batch: int) -> None:
     if kind == "prompt":
         session.reset()
         session.prefill(
-            tokens(manifest, batch, PROMPT), encoder=inputs.encoder_rows(manifest, batch)
+            tokens(manifest, batch, PROMPT), encoder=grid_inputs.encoder_rows(manifest, batch)
         )
         return
     exchanged = any(state.update == "replace" for state in manifest.states)  # have two graphs

@@ -19,7 +19,7 @@ from posenc_export.runtime import load
 from posenc_export.runtime.graphs import cuda
 from posenc_export.runtime.graphs.onnx_files import load_errors
 from posenc_export.runtime.session.errors import GraphError
-from posenc_export.runtime.verification import inputs, measuring, proof, reference
+from posenc_export.runtime.verification import grid_inputs, measuring, proof, reference
 from posenc_export.runtime.verification.case import Level
 from posenc_export.runtime.verification.cells import parts_of
 from tests.cuda_dry_run.capture import captured
@@ -81,7 +81,7 @@ def step_of(model: Any) -> Dict[str, Any]:
         model.session(capacity=min(CAPACITY, manifest.max_positions)),
         tokens(manifest, 1, 1)[:, 0],
     )
-    session.prefill(tokens(manifest, 1, 8), encoder=inputs.encoder_rows(manifest, 1))
+    session.prefill(tokens(manifest, 1, 8), encoder=grid_inputs.encoder_rows(manifest, 1))
     for _ in range(WARM):
         session.step(one, copy=False)
     with recording() as record:

@@ -14,7 +14,7 @@ from posenc_export.export.edges import edges_of
 from posenc_export.models.presets import seeded
 from posenc_export.models.short_forms import block_config, decoder_config
 from posenc_export.runtime import verify
-from posenc_export.runtime.verification import long_sequence
+from posenc_export.runtime.verification import grid_inputs
 from tests import tiny
 from tests.faults.of_edges import seeing
 from tests.traces import sources
@@ -111,19 +111,19 @@ def test_the_reduced_model_leaves_the_model_unchanged() -> None:
 
 @pytest.mark.parametrize("at", [8, 64, 1023])
 def test_a_run_holds_two_tokens_on_either_side_of_an_edge_within_the_sequence(at: int) -> None:
-    (run,) = long_sequence.runs({"edge": at}, 1024)
+    (run,) = grid_inputs.runs({"edge": at}, 1024)
     assert (run.first, run.edge, run.end) == (at - 2, at, min(at + 3, 1024))
 
 
 def test_edges_with_common_neighbours_are_one_run() -> None:
-    (run,) = long_sequence.runs({"first": 10, "second": 13}, 100)
+    (run,) = grid_inputs.runs({"first": 10, "second": 13}, 100)
     assert (run.first, run.edge, run.end, run.names) == (8, 10, 16, ("first", "second"))
 
 
 def test_a_window_that_is_too_far_is_named_as_not_reached(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(long_sequence, "LONGEST", 64)
+    monkeypatch.setattr(grid_inputs, "LONGEST", 64)
     monkeypatch.setattr(edge_cells, "WORK", 1000)
     monkeypatch.setattr(edge_cells, "PER_WEIGHT", 0)
     config = seeing({"name": "window", "size": 300}, tiny.decoder("rope"))
@@ -140,7 +140,7 @@ def test_a_window_that_is_too_far_is_named_as_not_reached(
 def test_a_length_that_is_too_far_from_the_first_position_is_reached_from_a_later_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(long_sequence, "LONGEST", 64)
+    monkeypatch.setattr(grid_inputs, "LONGEST", 64)
     monkeypatch.setattr(edge_cells, "WORK", 1000)
     monkeypatch.setattr(edge_cells, "PER_WEIGHT", 0)
     spec = {"name": "rope_longrope", "original_max_positions": 300}

@@ -14,7 +14,7 @@ from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
 import numpy as np
 
 from posenc_export.runtime import Session
-from posenc_export.runtime.session.draft_length import PassCosts
+from posenc_export.runtime.session.drafts import PassCosts
 from posenc_export.runtime.session.prefixes import Prefixes, can_share
 from posenc_export.runtime.session.speculation import LEAST_REWIND
 from posenc_export.shared.numerics import Errors, cell_error

@@ -15,8 +15,7 @@ from posenc_export.models.embedding_and_head import Text
 from posenc_export.models.presets import seeded
 from posenc_export.models.short_forms import decoder_config
 from posenc_export.page import graph, write
-from posenc_export.page.folder import TEXT_PAGE, WEB
-from posenc_export.page.text import LIBRARIES, TALKS, TEXTS
+from posenc_export.page.folder import LIBRARIES, TALKS, TEXT_PAGE, TEXTS, WEB
 from posenc_export.runtime import load
 from posenc_export.runtime.artefact import manifest as manifests
 from posenc_export.runtime.artefact.chat_template import needed_chat_codec

@@ -9,8 +9,8 @@ import pytest
 from posenc_export.runtime.artefact.chat_template import ChatCodec
 from posenc_export.runtime.artefact.tokenizer import ByteCodec
 from posenc_export.runtime.session.model import Model
+from posenc_export.serve.batch import log_probabilities
 from posenc_export.serve.requests import Limits
-from posenc_export.serve.row import log_probabilities
 from tests.serve.models import artefact, opened
 from tests.serve.test_http import Client, running
 

@@ -9,14 +9,13 @@ import onnxruntime_genai
 
 from posenc_export.benchmark.opened import CallSession, Opened
 from posenc_export.runtime.artefact.manifest import Manifest
+from posenc_export.shared.refusal import refusal
 
 
 def open_session(folder: Path, manifest: Manifest, threads: int, batch: int) -> Opened:
     if batch > 1:
-        raise ValueError(
-            "genai: expected a batch of 1 row, because a Generator appends tokens to larger "
-            f"batches only once, got {batch}; pass --batch 1"
-        )
+        rule = "a batch of 1 row, because a Generator appends tokens to larger batches only once"
+        raise refusal("genai", rule, batch, "pass --batch 1")
     config = onnxruntime_genai.Config(str(folder))
     # Without this, version 0.18 takes as long as with one thread on 2 cores. It sometimes crashed
     # after an overlay with a segmentation fault.
@@ -27,8 +26,7 @@ def open_session(folder: Path, manifest: Manifest, threads: int, batch: int) -> 
 
 
 class GenaiSession(CallSession):
-    """Appends tokens to a Generator and reads logits from it, without sampling. A prompt is one
-    call and returns the logits of its last token.
+    """Appends tokens to a Generator and reads logits from it, without sampling.
 
     Version 0.18 crashed with a segmentation fault after many calls of rewind_to, and while two
     Generators existed. A rewind therefore frees the Generator and appends the remaining tokens to a

@@ -14,6 +14,7 @@ from posenc_export.benchmark.opened import Opened
 from posenc_export.benchmark.peers import genai
 from posenc_export.benchmark.peers.llama import llama
 from posenc_export.runtime.artefact.manifest import Manifest
+from posenc_export.shared.refusal import refusal
 
 OPTIONS = ("prune_lm_head=true",)  # logits of the last token only
 
@@ -29,9 +30,8 @@ def open_session(folder: Path, manifest: Manifest, threads: int, batch: int) -> 
 
 
 def build(checkpoint: Path, built: Path, precision: str, provider: str, *options: str) -> None:
-    """Build a folder for onnxruntime-genai from a checkpoint without a tokenizer, in a process of
-    its own, whose memory is not counted. The checkpoint gets a tokenizer of two words, which the
-    builder requires. Raise ValueError if the builder fails.
+    """Build a folder for onnxruntime-genai from a checkpoint without a tokenizer, which gets one of
+    two words, in a process whose memory is not counted. Raise ValueError if the builder fails.
     """
     words = Tokenizer(models.WordLevel({"first": 0, "second": 1}, unk_token="first"))
     ends = {"bos_token": "first", "eos_token": "second"}
@@ -44,7 +44,5 @@ def build(checkpoint: Path, built: Path, precision: str, provider: str, *options
         command, cwd=place, env=environment, capture_output=True, text=True, errors="replace"
     )
     if done.returncode:
-        raise ValueError(
-            "genai: expected the model builder to succeed, got exit status "
-            f"{done.returncode}; its last lines: {done.stderr[-500:]}"
-        )
+        rule, got = "the model builder to succeed", f"exit status {done.returncode}"
+        raise refusal("genai", rule, got, f"its last lines: {done.stderr[-500:]}")

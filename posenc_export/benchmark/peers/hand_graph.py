@@ -1,5 +1,5 @@
-"""Hand-written graphs of the fused operators of ONNX Runtime, as a reference with the fewest nodes
-for models of two shapes, in the text form of ONNX.
+"""Hand-written graphs of fused operators of ONNX Runtime, in its text form, with the fewest
+nodes.
 """
 
 from typing import Any, Dict, Sequence
@@ -38,7 +38,7 @@ Arrays = Dict[str, np.ndarray]
 
 
 def block(config: Dict[str, Any], weights: Arrays) -> bytes:
-    """Return the graph of a block that `shapes.is_plain_block` accepts: hidden_states [B,S,E] to
+    """Return the graph of a block that `runtimes.is_plain_block` accepts: hidden_states [B,S,E] to
     output [B,S,E]. weights: by parameter name of AttentionBlock.
     """
     nodes = _attention(config["attention"], 0, "hidden_states", "output")
@@ -48,7 +48,7 @@ def block(config: Dict[str, Any], weights: Arrays) -> bytes:
 
 
 def decoder(config: Dict[str, Any], weights: Arrays) -> bytes:
-    """Return the graph of a decoder that `shapes.is_llama` accepts: input_ids [B,S] to logits of
+    """Return the graph of a decoder that `runtimes.is_llama` accepts: input_ids [B,S] to logits of
     the last token [B,1,V]. weights: by parameter name of Stack.
     """
     attention = config["layers"][config["order"][0]]["attention"]
@@ -106,8 +106,8 @@ def _model(
     nodes: str,
     arrays: Arrays,
 ) -> bytes:
-    """Return the serialised model with the first of `ends`, caches [B,K,M,D], seqlens_k [B] and
-    total_sequence_length [] as inputs, and the second one and caches as outputs.
+    """The model: the first of `ends`, caches [B,K,M,D], seqlens_k [B] and the total length to the
+    second.
     """
     size = attention["head_size"]
     if _rotates(attention):

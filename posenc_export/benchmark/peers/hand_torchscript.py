@@ -27,7 +27,7 @@ def open_session(folder: Path, manifest: Manifest, threads: int, batch: int) -> 
 
 
 class HandBlock(torch.nn.Module):
-    """One attention with its cache [B,K,M,D], of a block that `shapes.is_plain_block` takes."""
+    """One attention with its cache [B,K,M,D], of a block that `runtimes.is_plain_block` takes."""
 
     def __init__(self, model: AttentionBlock) -> None:
         super().__init__()

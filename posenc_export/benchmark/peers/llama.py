@@ -44,7 +44,6 @@ def _config(config: Dict[str, Any]) -> LlamaConfig:
 
 
 def _renamed(model: Any, config: Dict[str, Any]) -> Dict[str, torch.Tensor]:
-    """Return the model's weights under the parameter names of LlamaForCausalLM."""
     attention = config["layers"][config["order"][0]]["attention"]
     sizes = [
         attention[heads] * attention["head_size"] for heads in ("heads", "kv_heads", "kv_heads")

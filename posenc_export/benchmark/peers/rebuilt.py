@@ -1,6 +1,4 @@
-"""The model of an artefact, rebuilt from its description: with its own weights if they come from
-a preset or a seed, otherwise with random weights of seed 0.
-"""
+"""The model of an artefact, rebuilt with its own weights, or those of seed 0 for a checkpoint."""
 
 from typing import Mapping, Tuple, Union
 

@@ -15,7 +15,8 @@ from posenc_export.export.targets import external_data, graph_ends, int8_cache
 from posenc_export.export.targets.builder import Builder
 from posenc_export.export.targets.rewriter import Fusion, Table, finish, fuse, lower, replace_nodes
 from posenc_export.export.trace import OPSET, Source
-from posenc_export.runtime.artefact import files, meanings
+from posenc_export.runtime.artefact import files
+from posenc_export.runtime.artefact.graph_inputs import meanings_of
 from posenc_export.runtime.artefact.manifest import Manifest
 from posenc_export.runtime.artefact.summary import summary
 from posenc_export.shared.progress import Step, Steps
@@ -130,6 +131,6 @@ def _explain(model: ir.Model, manifest: Manifest) -> None:
     model.doc_string = "; ".join(f"{title}: {text}" for title, text in facts.items())
     facts |= {"interface": str(manifest.interface), "certificate": "in posenc.json"}
     model.metadata_props.update({f"posenc.{title}": text for title, text in sorted(facts.items())})
-    doc_strings = meanings.of_graph(manifest)
+    doc_strings = meanings_of(manifest)
     for value in (*model.graph.inputs, *model.graph.outputs):
         value.doc_string = doc_strings.get(str(value.name))

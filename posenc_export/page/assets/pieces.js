@@ -1,4 +1,4 @@
-// Text of a row of tokens, piece by piece, as runtime/artefact/pieces.py.
+// Text of a row of tokens, piece by piece, as runtime/artefact/tokenizer.py.
 
 const LONGEST = 4; // most bytes, and so most tokens, of a character
 const WINDOW = 16; // tokens of a prompt on which the text of the next token can depend

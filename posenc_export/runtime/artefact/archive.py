@@ -53,14 +53,8 @@ def read_entries(content: bytes) -> Dict[str, bytes]:
 
 
 def read_most(stream: BinaryIO, stays: Callable[[str], bool]) -> Dict[str, Entry]:
-    """Read the entries of a zip archive, except those whose content stays in the file.
-
-    Args:
-        stays: whether the content of the entry with a name stays in the file.
-
-    Raises:
-        ValueError: as for `check_archive`; an entry is damaged, or is read and has more than
-            LONGEST bytes.
+    """Read the entries of a zip archive, except those whose content `stays` in the file, by name.
+    Raise ValueError as `check_archive`, and for one that is damaged or has more than LONGEST bytes.
     """
     with _opened(stream) as archive:
         entries: Dict[str, Entry] = {}
@@ -104,7 +98,6 @@ class _Bounded:
 
 
 def _check(infos: List[zipfile.ZipInfo], size: int) -> None:
-    """Check the directory of an archive of `size` bytes."""
     if len(infos) > MOST:
         raise ValueError(f"expected at most {MOST} entries, got {len(infos)}")
     names = set()
@@ -127,7 +120,6 @@ def _check(infos: List[zipfile.ZipInfo], size: int) -> None:
 
 
 def _start(archive: zipfile.ZipFile, info: zipfile.ZipInfo, stream: BinaryIO) -> int:
-    """Return the offset of the content of an entry."""
     archive.open(info).close()  # compares the header with the directory
     stream.seek(info.header_offset)
     start = info.header_offset + HEADER.size + sum(HEADER.unpack(stream.read(HEADER.size)))
@@ -147,14 +139,8 @@ def packed(entries: Mapping[str, bytes]) -> bytes:
 
 
 class Repacked(io.RawIOBase):
-    """A zip archive of entries, for reading. Content that stays in a file is read from there each
-    time.
-
-    Args:
-        stream: the file of all entries of type Stored; open as long as this archive.
-
-    Raises:
-        ValueError: the file is shorter than when its directory was read.
+    """A zip archive of entries, for reading. What stays in `stream` is read from there each time.
+    Raises ValueError if that file becomes shorter.
     """
 
     def __init__(self, entries: Mapping[str, Entry], stream: BinaryIO) -> None:

@@ -31,22 +31,16 @@ class NamedTemplate(msgspec.Struct):
 
 
 class ChatCodec:
-    """Encoder of conversations to token ids.
+    """Encoder of conversations to token ids. Raises ValueError for a template that Jinja cannot
+    compile, ModuleNotFoundError without jinja2.
 
     Args:
-        codec: codec of the artefact.
-        template: the Jinja template.
         special: texts of special tokens by name (SPECIAL), as far as the tokenizer has them.
         stop_ids: ids that end a text.
 
     Attributes:
-        template, special: as given.
         ends: ids that end a reply: `stop_ids`, and the special token that the template writes after
             one.
-
-    Raises:
-        ValueError: a template that Jinja cannot compile.
-        ModuleNotFoundError: jinja2 is not installed.
     """
 
     def __init__(
@@ -63,9 +57,8 @@ class ChatCodec:
         self.ends = tuple(dict.fromkeys((*stop_ids, *self._turn_end())))
 
     def text(self, messages: Sequence[Message], reply: bool = True) -> str:
-        """Return the prompt of a conversation; with `reply`, it ends with what the template writes
-        before a reply. Raise ValueError if the template refuses the conversation or its sandbox
-        the template.
+        """Return the prompt of a conversation, with `reply` up to the beginning of a reply. Raise
+        ValueError if the template refuses the conversation, or its sandbox the template.
         """
         rule = "chat: expected a conversation that the chat template of the model can render"
         remedy = "change the messages, or give a prompt without --chat"
@@ -89,12 +82,8 @@ class ChatCodec:
 
 
 def chat_codec(folder: Path, manifest: Manifest) -> Optional[ChatCodec]:
-    """Return the encoder of conversations of an artefact; None without a chat template.
-
-    Raises:
-        ValueError: as for ChatCodec and `codec`; tokenizer_config.json is not JSON, or has several
-            templates and none with the name default.
-        ModuleNotFoundError: jinja2 or tokenizers is not installed.
+    """Return the encoder of conversations of an artefact; None without a chat template. Raise as
+    ChatCodec and `codec`, and ValueError for several templates without a default one.
     """
     settings = _settings(folder, manifest)
     template: Optional[str]

@@ -33,8 +33,8 @@ RESIDUALS = {
 
 
 def lines(config: Mapping[str, Any]) -> List[Line]:
-    """Return title and text of each step of a model's forward pass. config: description of a model
-    as a manifest holds it; values that do not have the expected form are printed as they are.
+    """Return title and text of each step of a model's forward pass, from its description in a
+    manifest. Values that do not have the expected form are printed as they are.
     """
     values = dict(config)
     kind, width, positions = _popped(values, "kind", "width", "max_positions")
@@ -51,7 +51,6 @@ def lines(config: Mapping[str, Any]) -> List[Line]:
 
 
 def _module(values: Dict[str, Any], width: Any, positions: Any) -> List[Line]:
-    """Lines for an own module, and for the block or stack in it."""
     inside, name, tokens = _popped(values, "inside", "name", "tokens")
     tokens, reads = mapping(tokens), f"hidden states of width {width}"
     if tokens:
@@ -128,7 +127,6 @@ def _layer(where: str, name: str, layer: Dict[str, Any]) -> List[Line]:
 
 
 def _attention(attention: Dict[str, Any]) -> List[Line]:
-    """Lines for one attention, from the projection to the visible keys."""
     heads, kv_heads, size = _popped(attention, "heads", "kv_heads", "head_size")
     projection, norm, encodings = _popped(attention, "projection", "head_norm", "encodings")
     sees, mechanism = attention.pop("sees", None), attention.pop("mechanism", "softmax")

@@ -120,14 +120,12 @@ def check(folder: Path, manifest: Manifest) -> None:
 
 @contextmanager
 def checked(folder: Path, manifest: Manifest, meanwhile: str) -> Iterator[None]:
-    """Compare every file that the manifest lists with its digest and size.
+    """Compare every file that the manifest lists with its digest and size. Raise ValueError for one
+    that is missing or altered, also in place of an exception in the context.
 
     Args:
         meanwhile: name of the file to compare in a thread while the context is open; it ends when
             that is done. Code in the context may read the file as plain numbers, never parse it.
-
-    Raises:
-        ValueError: a file is missing or altered; replaces an exception that the context raises.
     """
     # First all sizes, so that no file is hashed that is far larger than the one that was written.
     for name, listed in sorted(manifest.files.items()):

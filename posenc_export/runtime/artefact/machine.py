@@ -8,6 +8,8 @@ from typing import Annotated, List, NoReturn
 
 from msgspec import Meta, Struct
 
+from posenc_export.shared.refusal import refusal
+
 Text = Annotated[str, Meta(max_length=256)]
 
 
@@ -34,10 +36,8 @@ class Compiled(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def _refuse(rule: str, got: str) -> NoReturn:
-    raise ValueError(
-        f"runtime: expected {rule} that the native code was compiled for, got {got}; run "
-        "`posenc compile` again on this machine"
-    )
+    rule = f"{rule} that the native code was compiled for"
+    raise refusal("runtime", rule, got, "run `posenc compile` again on this machine")
 
 
 def on_this_machine(artefact: str) -> Compiled:

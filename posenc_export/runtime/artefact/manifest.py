@@ -33,15 +33,9 @@ def write(manifest: Manifest, folder: Path) -> None:
 
 
 def add_proof(folder: Path, digest: str, proof: Proof) -> None:
-    """Write a proof into posenc.json of an artefact that is no preset, in place of an earlier one
-    with the same provider and machine.
-
-    Args:
-        digest: Manifest.digest of the artefact that was verified.
-
-    Raises:
-        ValueError: as for `read_alone`, also if another artefact has replaced the verified one.
-        OSError: the folder cannot be written.
+    """Write a proof into posenc.json of an artefact that is no preset, in place of one with the
+    same provider and machine. Raise ValueError as `read_alone` if its digest has changed, or
+    OSError.
     """
     manifest = read_alone(folder, digest)
     if preset_folders.is_preset(folder):
@@ -52,16 +46,12 @@ def add_proof(folder: Path, digest: str, proof: Proof) -> None:
 
 
 def read(folder: Union[str, Path], digest: Optional[str] = None) -> Manifest:
-    """Read posenc.json and check every file against it.
+    """Read posenc.json and check every file against it. Raise ValueError as `read_alone`, and for a
+    file that is missing or altered.
 
     Args:
-        folder: artefact folder; if it is missing, the one that an interrupted export set aside
-            (files.locate).
-        digest: expected Manifest.digest, obtained from a source other than the folder itself; None
-            skips the comparison.
-
-    Raises:
-        ValueError: as for `read_alone`; a file is missing or altered.
+        folder: artefact folder; if it is missing, that which an interrupted export set aside.
+        digest: expected Manifest.digest, from another source than the folder; None compares none.
     """
     folder = files.locate(folder)
     manifest = read_alone(folder, digest)
@@ -70,11 +60,8 @@ def read(folder: Union[str, Path], digest: Optional[str] = None) -> Manifest:
 
 
 def read_alone(folder: Path, digest: Optional[str] = None) -> Manifest:
-    """Read posenc.json without comparing the files that it lists (files.check does that).
-
-    Raises:
-        ValueError: the manifest is missing or altered, has another schema or digest, has a field of
-            a wrong type or outside its range, or contradicts itself.
+    """Read posenc.json without comparing the files that it lists. Raise ValueError if it is missing
+    or altered, has another schema or digest or a wrong field, or contradicts itself.
     """
     content, where = _content(folder), f"artefact {folder}:"
     _check_version(where, content.get("schema"), content.get("interface", 0))

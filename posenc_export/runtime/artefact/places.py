@@ -30,12 +30,9 @@ ARTEFACT, PAGE = Kind("export", "an artefact", FILE_NAME), Kind("page", "a page"
 
 
 def check_folder(folder: Path, kind: Kind = ARTEFACT) -> None:
-    """Refuse a destination that a folder of this kind must not replace.
-
-    Raises:
-        ValueError: a symbolic link, a mount point, the working folder or one of its parents, a
-            file, a folder in an artefact, a folder with other files than those that its listing
-            names.
+    """Raise ValueError for a folder that one of this kind must not replace: a symbolic link, a
+    mount point, the working folder or one of its parents, a file, a folder in an artefact or with
+    files that its listing does not name.
     """
     where = f"{kind.where}: expected a folder that is new, empty or {kind.name}"
     if folder.is_symlink():
@@ -92,11 +89,8 @@ def _foreign(folder: Path, own: Set[str], above: str) -> Optional[str]:
 
 
 def check_file(path: Path, form: Form) -> None:
-    """Refuse a destination that a written file must not replace.
-
-    Raises:
-        ValueError: a symbolic link, a folder or device, a path in an artefact or in a folder that
-            cannot be written, a file that is neither empty nor of this form.
+    """Raise ValueError for a file that one of this form must not replace: a symbolic link, a folder
+    or device, a path in an artefact or in a folder that cannot be written, a file of another form.
     """
     where = f"{form.where}: expected a file that is new, empty or written by posenc {form.where}"
     if path.is_symlink():
@@ -115,11 +109,8 @@ def check_file(path: Path, form: Form) -> None:
 
 
 def write_file(path: Path, content: bytes, form: Form) -> None:
-    """Write a file in one step, and the folders above it.
-
-    Raises:
-        ValueError: check_file refuses the destination.
-        OSError: the file cannot be written, or the disk is full; an existing file is unchanged.
+    """Write a file in one step, and the folders above it. Raise ValueError as check_file, or
+    OSError, which leaves an existing file unchanged.
     """
     check_file(path, form)
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -69,9 +69,7 @@ def is_tensor(name: str) -> bool:
 
 
 def check(entries: Mapping[str, Entry]) -> None:
-    """Raise ValueError for the first entry or string of an archive that is neither a tensor nor
-    part of a graph of ATen operators.
-    """
+    """Raise ValueError unless an archive holds tensors and a graph of ATen operators alone."""
     root = _root(entries)
     inside = {name[len(root) :]: part for name, part in entries.items() if name.startswith(root)}
     known = {SAMPLES, PROGRAM, *CONFIGS, *OTHERS, *filter(ENTRY.fullmatch, inside)}

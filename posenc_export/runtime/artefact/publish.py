@@ -1,5 +1,4 @@
-"""Publish folders in one step: write them to a temporary folder next to their destination, flush
-them to disk, then exchange them with the existing folders.
+"""Publish folders in one step, by an exchange with those that stand at their destinations.
 
 At every moment a destination holds either the old or the new folder, complete. Temporary folders of
 a killed export are removed by the next export.
@@ -30,15 +29,9 @@ UNSUPPORTED = (errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP)
 
 
 class StagingFolder:
-    """Context manager for a temporary folder next to `places`, whose subfolders are published as
-    `places`.
-
-    Args:
-        places: destinations of the finished folders, all in the same parent folder.
-        kind: what the folders hold; only a folder of the same kind is replaced.
-
-    Raises:
-        ValueError: check_folder refuses one of the destinations.
+    """Context manager for a temporary folder next to `places`, in one parent folder, whose
+    subfolders are published there in place of folders of the same kind. Raises ValueError as
+    check_folder.
     """
 
     def __init__(self, places: Sequence[Path], kind: Kind = ARTEFACT) -> None:
@@ -70,11 +63,8 @@ class StagingFolder:
         self._drop_parents()
 
     def publish(self, finished: Sequence[Path]) -> None:
-        """Move one finished folder to each destination. If one of them cannot be moved, none is.
-
-        Raises:
-            ValueError: check_folder refuses a destination that has changed since construction.
-            OSError: the system refuses, or the disk is full; every destination is unchanged.
+        """Move one finished folder to each destination, or none: raise ValueError if check_folder
+        refuses one now, OSError if the system does. Every destination is then unchanged.
         """
         for folder in finished:
             _sync_tree(folder)
@@ -170,7 +160,6 @@ def _sweep(parent: Path) -> None:
 
 
 def _sync_tree(folder: Path) -> None:
-    """Flush the files of a folder to disk, then the folder itself."""
     for path in sorted(folder.iterdir()):
         _sync_tree(path) if path.is_dir() else files.sync(path)
     files.sync(folder)

@@ -61,9 +61,7 @@ class Package(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Quality(Struct, frozen=True, forbid_unknown_fields=True):
-    """What an artefact that rounds weights, activations or caches loses against the float32
-    module. Figures of text are 0 for inputs that are no text.
-    """
+    """What an artefact that rounds loses against the float32 module. Figures of text may be 0."""
 
     inputs: Annotated[str, Meta(pattern=INPUTS)]
     # Root mean square of the differences of outputs, relative to that of the module's outputs.

@@ -13,7 +13,7 @@ from posenc_export.runtime.artefact.records import MOST, Axes, Axis, DType, Name
 
 SCHEMA = 4
 # Version of the names, dtypes, axes and meanings of graph inputs, outputs and states
-# (graph_inputs.py, meanings.py, docs/runtimes/README.md), which other programs feed. A new input
+# (graph_inputs.py, docs/runtimes/README.md), which other programs feed. A new input
 # that has no default value, or another meaning of one, needs the next number.
 INTERFACE = 1
 MOST_PROOFS = 64

@@ -16,9 +16,7 @@ LONGEST = 300  # most characters of one specification
 
 
 def summary(manifest: Manifest) -> Dict[str, str]:
-    """Describe an artefact in plain text, by title. Parts of the configuration that do not have the
-    expected form are left out.
-    """
+    """Describe an artefact in plain text, by title. Parts of another form are left out."""
     weights = " except weights" if manifest.weights else ""
     sizes = [f"{name} {size}" for name, size in _sizes(manifest).items()]
     if manifest.step_weights:
@@ -61,7 +59,6 @@ def _formats(manifest: Manifest) -> str:
 
 
 def _loss(quality: Quality) -> str:
-    """Describe the loss against the float32 module, and what it was measured on."""
     parts = [f"{quality.error:.1e} from the float32 module"]
     if quality.ratio:
         parts = [
@@ -107,8 +104,8 @@ def _spec(spec: Any) -> str:
 
 
 def _sizes(manifest: Manifest) -> Dict[str, Any]:
-    """Return the sizes of a model by name: heads of its first layer; width and layers of an own
-    module are those of its block or stack.
+    """Sizes of a model by name: heads of its first layer; of an own module, those of what is in
+    it.
     """
     own, tokens = manifest.kind == "module", mapping(manifest.config.get("tokens"))
     config = mapping(manifest.config.get("inside")) if own else manifest.config

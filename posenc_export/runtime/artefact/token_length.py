@@ -16,11 +16,8 @@ FALLBACK = frozenset(f"<0x{byte:02X}>" for byte in range(256))  # tokens of sing
 
 
 def bytes_of_token(tokenizer: Mapping[str, Any]) -> Optional[int]:
-    """Return the largest number of bytes of a text in UTF-8 that one token can stand for, or None
+    """Return the most bytes of a text in UTF-8 that a token of tokenizer.json can stand for; None
     if a part of the tokenizer drops or joins any amount of text, or is not known.
-
-    Args:
-        tokenizer: content of tokenizer.json, as the tokenizers library writes it.
     """
     model, added = tokenizer["model"], tokenizer["added_tokens"]
     normalizers = list(_parts(tokenizer["normalizer"], "normalizers"))
@@ -30,7 +27,8 @@ def bytes_of_token(tokenizer: Mapping[str, Any]) -> Optional[int]:
         model["type"] == "BPE"
         and _keeps_unknown(model, byte_level)
         and all(_keeps_length(part) for part in normalizers)
-        and all(_keeps_text(part) for part in pre_tokenizers)
+        and all(part["type"] in PRE_TOKENIZERS for part in pre_tokenizers)
+        and not any(part.get("behavior") == "Removed" for part in pre_tokenizers)
         and not any(token["lstrip"] or token["rstrip"] for token in added)
     ):
         return None
@@ -42,7 +40,6 @@ def bytes_of_token(tokenizer: Mapping[str, Any]) -> Optional[int]:
 
 
 def _parts(part: Optional[Mapping[str, Any]], key: str) -> Iterator[Mapping[str, Any]]:
-    """Yield the parts of a sequence, or a single part."""
     if part is None:
         return
     if part["type"] != "Sequence":
@@ -70,8 +67,3 @@ def _keeps_length(part: Mapping[str, Any]) -> bool:
         return part["type"] in NORMALIZERS
     pattern = part["pattern"].get("String")  # others are regular expressions
     return pattern is not None and len(part["content"].encode()) >= len(pattern.encode())
-
-
-def _keeps_text(part: Mapping[str, Any]) -> bool:
-    """Whether a pre-tokenizer drops no text."""
-    return part["type"] in PRE_TOKENIZERS and part.get("behavior") != "Removed"

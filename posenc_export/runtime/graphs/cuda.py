@@ -50,8 +50,8 @@ class Obstacle(NamedTuple):
 
 @functools.cache
 def obstacle() -> Optional[Obstacle]:
-    """Return what keeps the provider from running on this machine, or None after a trial
-    session. It loads the libraries of CUDA and cuDNN that are installed.
+    """Return what keeps the provider from running on this machine, or None after a trial session.
+    It loads the installed libraries of CUDA.
     """
     if NAME not in onnxruntime.get_available_providers():
         return Obstacle("an ONNX Runtime without it", INSTALL)
@@ -62,8 +62,8 @@ def obstacle() -> Optional[Obstacle]:
 
 
 def cudnn_obstacle(manifest: Manifest) -> Optional[Obstacle]:
-    """Return why a graph that needs cuDNN cannot run here, or None. Call it after `obstacle`,
-    which loads the library from the installed wheels.
+    """Return why a graph that needs cuDNN cannot run here, or None. `obstacle` loads the
+    library.
     """
     needing = sorted(CUDNN_OPERATORS.intersection(manifest.operators))
     if not needing or sys.platform not in CUDNN:
@@ -79,9 +79,7 @@ def cudnn_obstacle(manifest: Manifest) -> Optional[Obstacle]:
 
 
 def _missing_library() -> Optional[Obstacle]:
-    """Return which library is missing. ONNX Runtime would print it, and then open a session
-    without the provider.
-    """
+    """Return which library is missing. ONNX Runtime would only print it."""
     folder = Path(onnxruntime.__file__).parent / "capi"
     try:
         for name in LIBRARIES.get(sys.platform, ()):
@@ -100,7 +98,6 @@ def _missing_library() -> Optional[Obstacle]:
 
 
 def _failed_trial() -> Optional[Obstacle]:
-    """Open a session on the provider; return why it failed."""
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 4
     remedy = "check the device with nvidia-smi, or give provider cpu"

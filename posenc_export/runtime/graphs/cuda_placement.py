@@ -1,5 +1,4 @@
-"""Where ONNX Runtime's CUDA provider would run the nodes of a graph, found without a device and
-without ONNX Runtime.
+"""Where ONNX Runtime's CUDA provider would run the nodes of a graph, found without a device.
 
 The kernels are those of cuda_kernels.json, which tests/cuda_dry_run/tables.py reads from the
 provider of one version of onnxruntime-gpu. The rules are those of that version: a node without a
@@ -35,12 +34,12 @@ class Kernels(NamedTuple):
     Args:
         takes, gives: a type parameter or an element type for each input and output; "..." repeats
             the one before it.
-        types: element types of the type parameters, separated by spaces, for each kernel.
         host_inputs, host_outputs: indices of inputs and outputs in host memory.
     """
 
     takes: List[str]
     gives: List[str]
+    # Element types of the type parameters, separated by spaces, for each kernel
     types: List[Dict[str, str]]
     host_inputs: List[int]
     host_outputs: List[int]
@@ -51,21 +50,18 @@ class Placement:
     """Nodes of a graph, without those that ONNX Runtime computes when it loads the graph.
 
     Args:
-        nodes: their number.
-        on_cpu: operators of nodes that compute shapes, which run on the CPU.
-        without_kernel: nodes without a kernel for their element types, as text; they run on the CPU
-            too.
-        refused: nodes that have a kernel which refuses them when it runs, as text.
-        control_flow: operators with subgraphs.
-        addressed: products whose matrices the provider may address from the host (PRODUCTS).
         to_host, to_device: values that are copied in each run.
     """
 
-    nodes: int = 0
+    nodes: int = 0  # their number
+    # Operators of nodes that compute shapes, which run on the CPU
     on_cpu: List[str] = field(default_factory=list)
+    # Nodes without a kernel for their element types, as text; they run on the CPU too
     without_kernel: List[str] = field(default_factory=list)
+    # Nodes that have a kernel which refuses them when it runs, as text
     refused: List[str] = field(default_factory=list)
-    control_flow: List[str] = field(default_factory=list)
+    control_flow: List[str] = field(default_factory=list)  # operators with subgraphs
+    # Products whose matrices the provider may address from the host (PRODUCTS)
     addressed: List[str] = field(default_factory=list)
     to_host: List[str] = field(default_factory=list)
     to_device: List[str] = field(default_factory=list)
@@ -88,8 +84,8 @@ class Placement:
         return self.runs and not self.copied and not self.control_flow and not self.addressed
 
     def said(self, grows: bool = False) -> str:
-        """Describe the placement in one line. grows: whether caches grow in each step, whose
-        shapes then change.
+        """Describe the placement in one line. grows: whether shapes of caches change in each
+        step.
         """
         if not self.runs:
             nodes = Counter(self.without_kernel).items()
@@ -110,9 +106,7 @@ class Placement:
 
 @functools.cache
 def table() -> Tuple[str, Dict[Tuple[str, str], Dict[int, Kernels]]]:
-    """Return the version of onnxruntime-gpu, and its kernels by domain and operator, then by
-    first version of the operator.
-    """
+    """Return the version of onnxruntime-gpu; its kernels by operator, then by its first version."""
     content = json.loads(TABLE.read_text(encoding="utf-8"))
     kernels_of: Dict[Tuple[str, str], Dict[int, Kernels]] = {}
     for domain, operator, version, *kernels in content["rows"]:
@@ -121,12 +115,7 @@ def table() -> Tuple[str, Dict[Tuple[str, str], Dict[int, Kernels]]]:
 
 
 def placed(file: Path) -> Placement:
-    """Place the nodes of an ONNX file.
-
-    Raises:
-        ValueError: the content is not a protocol buffer.
-        OSError: the file cannot be read.
-    """
+    """Place the nodes of an ONNX file. Raise ValueError if it is no protocol buffer, or OSError."""
     graph = read(file)
     planner = _Planner(graph.opsets)
     planner.add(graph, outermost=True)
@@ -164,8 +153,8 @@ class _Planner:
             self._add_node(node)
 
     def finish(self) -> Placement:
-        """Count the copies: of values that are read on the other side, and of graph inputs that
-        are read on both sides.
+        """Count the copies of values that are read on the other side, or, of graph inputs, on
+        both.
         """
         for name, sides in self.readers.items():
             where = self.at[name]
@@ -228,9 +217,7 @@ class _Planner:
             self.at[name], self.types[name] = where, types[index] if index < len(types) else ""
 
     def _computes_shape(self, node: Node, kernels: Kernels) -> bool:
-        """Whether a node reads nothing but small constants, graph inputs and values that come
-        from shapes, none of which its kernel wants on the host anyway.
-        """
+        """Whether a node reads nothing but small constants, graph inputs and values from shapes."""
         names = [(index, name) for index, name in enumerate(node.inputs) if name]
         if node.bodies or not any(name in self.shapes for _, name in names):
             return False
@@ -282,7 +269,6 @@ class _Planner:
 
 
 def _repeated(parameters: List[str], count: int) -> List[str]:
-    """Return one parameter for each of `count` values."""
     if "..." in parameters:
         return [*parameters[:-1], *[parameters[-2]] * count][:count]
     return [*parameters, *parameters[-1:] * count][:count]

@@ -1,5 +1,4 @@
-"""Steps on CUDA: inputs, states and output are in device memory, so that a step binds nothing and
-can be replayed as a CUDA graph.
+"""Steps on CUDA, with all in device memory, so that a step binds nothing and can be replayed.
 
 ONNX Runtime captures a step under an id, and replays it with the addresses and shapes of that run,
 whatever is bound later. It captures in global mode: meanwhile, other threads must not allocate
@@ -27,11 +26,7 @@ Launch = Callable[[], None]
 
 
 class GraphIds:
-    """Ids of captured steps: one for each set of addresses and shapes.
-
-    Args:
-        most: number of ids; 0 captures nothing.
-    """
+    """At most `most` ids of captured steps: one for each set of addresses and shapes."""
 
     def __init__(self, most: int) -> None:
         self.most = most
@@ -58,9 +53,7 @@ class DeviceCopies:
         self._copies: Dict[int, Tuple[Any, Any]] = {}
 
     def address(self, array: np.ndarray) -> int:
-        """Return the address on the device of an array that is contiguous in the memory of its
-        base.
-        """
+        """Return the address on the device of an array that is contiguous in its base."""
         block, copies = _block(array), self._copies
         name = id(block)
         if name not in copies:
@@ -78,13 +71,10 @@ class Memory(NamedTuple):
 
 
 class StepInputs:
-    """Graph inputs that are copied to the device together before each run, since each copy waits
-    for the device.
+    """Graph inputs that are copied to the device together before each run, since each copy waits.
 
     Args:
-        feeds: graph inputs by name, contiguous in the memory of their base. Counters of one dtype
-            share theirs.
-        result: the output on the host.
+        feeds: contiguous in the memory of their base. Counters of one dtype share theirs.
         memories: device memory by numbers of rows and tokens, which is added if missing.
     """
 
@@ -131,12 +121,7 @@ class StepInputs:
 
 
 class DeviceSteps:
-    """Prepares the steps of one loaded graph.
-
-    Args:
-        session: the session of ONNX Runtime.
-        captures: whether the session was opened with CUDA graphs.
-    """
+    """Prepares the steps of a session of ONNX Runtime. captures: whether it has CUDA graphs."""
 
     def __init__(self, session: Any, captures: bool) -> None:
         self.session, self.copies = session, DeviceCopies()
@@ -156,12 +141,10 @@ class DeviceSteps:
         """Return a function that runs a step on the current content of feeds.
 
         Args:
-            feeds: graph inputs by name.
-            constant: those of the session's encoder, which no call changes.
+            constant: inputs of the session's encoder, which no call changes.
             result: array [B,S,*] that each run writes. Only steps of one token are captured.
             states: addresses and shapes of the states, which are on the device.
-            bind: returns a binding, given the addresses of the inputs that are on the device, and
-                that of the output.
+            bind: returns a binding for addresses on the device of inputs and of the output.
         """
         unchanged = dict(constant)
         if "slots" in feeds:  # 0, 1, ... T-1, whatever the session
@@ -176,9 +159,8 @@ class DeviceSteps:
             **{name: self.copies.address(array) for name, array in unchanged.items()},
         }
         shapes = tuple((name, addresses.get(name), array.shape) for name, array in feeds.items())
-        total = (
-            int(feeds[ON_HOST]) if ON_HOST in feeds else 0
-        )  # a replay takes the number of the run that was captured
+        # A replay takes the number of the run that was captured
+        total = int(feeds[ON_HOST]) if ON_HOST in feeds else 0
         pointer = int(inputs.memory.output.data_ptr())
         fetch = device_memory.to_host(result, pointer)
 
@@ -187,8 +169,8 @@ class DeviceSteps:
         return self._launch(bind(addresses, pointer), number, inputs, fetch)
 
     def _launch(self, binding: Any, number: int, inputs: StepInputs, fetch: Launch) -> Launch:
-        """Return a function that copies the inputs to the device, runs or replays the graph, and
-        copies the output to the host.
+        """Return a function that copies the inputs, runs or replays the graph, and copies the
+        output.
         """
         run, update, turn, uncaptured = (
             self.session.run_with_iobinding,
@@ -239,5 +221,4 @@ def _options(number: int) -> Any:
 
 
 def _block(array: np.ndarray) -> np.ndarray:
-    """Return the array that owns the memory of another one."""
     return array if array.base is None else array.base

@@ -1,6 +1,4 @@
-"""Check that the operators of packages/kernels compute attention in the installed ONNX Runtime,
-whose C API they call by the numbers of its functions.
-"""
+"""Check that the operators of packages/kernels compute attention in the installed ONNX Runtime."""
 
 import functools
 from pathlib import Path

@@ -22,8 +22,8 @@ def missing() -> ModuleNotFoundError:
 
 
 def path() -> Optional[Path]:
-    """Return the library: that of the environment variable POSENC_KERNELS, that which
-    `make kernels` built in a source tree, or the installed one. None if there is none.
+    """Return the library of POSENC_KERNELS, of `make kernels` in a source tree, or installed; or
+    None.
     """
     if VARIABLE in os.environ:
         return Path(os.environ[VARIABLE])
@@ -36,10 +36,8 @@ def path() -> Optional[Path]:
 
 
 def register(options: Any) -> None:
-    """Make the operators of the library known to a session of ONNX Runtime.
-
-    Raises:
-        ModuleNotFoundError: the library is not installed.
+    """Make the operators known to a session of ONNX Runtime. Raise ModuleNotFoundError without
+    them.
     """
     library = path()
     if library is None:

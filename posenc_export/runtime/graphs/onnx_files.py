@@ -29,8 +29,8 @@ LENGTHS = {1: 8, 5: 4}  # bytes of the fixed-length wire types
 
 
 def check_external(path: Path, manifest: Manifest) -> None:
-    """Raise ValueError unless a file is an ONNX model and reads only files that the manifest lists,
-    since only their digests are compared.
+    """Raise ValueError unless a file is an ONNX model that reads only files with compared
+    digests.
     """
     rule = f"runtime: expected {path.name} to"
     if not path.stat().st_size:
@@ -68,8 +68,8 @@ def _locations(view: memoryview, at: int, end: int, message: str, depth: int) ->
 
 
 def fields(view: memoryview, at: int, end: int) -> Iterator[Tuple[int, int, int, int]]:
-    """Yield the fields of the message at at .. end - 1: number, wire type, and start and end of
-    the content, or an integer twice. Raise ValueError if it is none.
+    """Yield number, wire type, and start and end of the content, or an integer twice, of the fields
+    of the message at at .. end - 1. Raise ValueError if it is none.
     """
     while at < end:
         tag, at = _varint(view, at, end)

@@ -34,8 +34,8 @@ class Constant:
     serialised: bytes = b""  # the TensorProto
 
     def array(self, folder: Path) -> np.ndarray:
-        """Return the numbers. bfloat16 becomes float32, and 4 bits become int8 or uint8. Raise
-        ValueError for strings or another size than the shape, OSError if the file is not there.
+        """Return the numbers, bfloat16 as float32, 4 bits as int8 or uint8. Raise ValueError or
+        OSError.
         """
         dtype, count = np.dtype(NUMPY.get(self.element, self.element)), int(np.prod(self.shape))
         packed = self.element in ("uint4", "int4")

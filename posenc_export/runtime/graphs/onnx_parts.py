@@ -83,9 +83,9 @@ def constant(name: str, numbers: np.ndarray) -> Constant:
     return Constant(name, element, numbers.shape, raw, serialised=serialised)
 
 
-def nodes_of(graph: Nodes, known: Collection[str] = ()) -> List[Node]:
-    """Return the nodes that depend on constants and known values only."""
-    values = {"", *known, *graph.constants}
+def constant_nodes(graph: Nodes) -> List[Node]:
+    """Return the nodes that depend on constants only."""
+    values = {"", *graph.constants}
     kept = []
     for node in graph.nodes:
         if values.issuperset(_reads(node)):
@@ -129,11 +129,8 @@ def serialised(
 
 
 def opened(model: bytes, folder: Path, entries: Mapping[str, str] = NONE) -> Any:
-    """Open a model on the CPU with one thread, so that sums always have the same order.
-
-    Args:
-        folder: of the files with external data.
-        entries: configuration entries of the session.
+    """Open a model on the CPU with one thread, so that sums always have the same order. folder: of
+    the external data. entries: configuration of the session.
     """
     options = onnxruntime.SessionOptions()
     options.log_severity_level, options.intra_op_num_threads = 3, 1
@@ -162,7 +159,6 @@ def _node(node: Node) -> bytes:
 
 
 def _typed(name: str, element: str) -> bytes:
-    """Return a ValueInfoProto of any shape."""
     return _bytes(1, name.encode()) + _bytes(2, _bytes(1, _integer(1, _code(element))))
 
 

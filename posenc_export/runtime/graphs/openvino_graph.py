@@ -1,7 +1,4 @@
-"""Load model.onnx with OpenVINO, in float32 or bfloat16, and run it on arrays.
-
-Shapes: B rows, S new tokens, T tokens after the call.
-"""
+"""Load model.onnx with OpenVINO, in float32 or bfloat16, and run it on arrays."""
 
 from pathlib import Path
 from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Sequence, Tuple
@@ -22,6 +19,7 @@ from posenc_export.runtime.artefact.rules import check_graph
 from posenc_export.runtime.graphs.onnx_files import check_external
 from posenc_export.runtime.session.errors import GraphError
 from posenc_export.runtime.session.graph import Bound, Call, Feeds
+from posenc_export.shared.refusal import refusal
 
 PRECISIONS = {"openvino": openvino.Type.f32, "openvino-bf16": openvino.Type.bf16}
 TYPES = {
@@ -45,17 +43,9 @@ class Port(NamedTuple):
 
 
 class OpenVinoGraph:
-    """A loaded model.onnx (runtime.session.graph.Graph).
-
-    Args:
-        path: path of model.onnx.
-        manifest: manifest of the artefact.
-        provider: "openvino" or "openvino-bf16".
-        threads: threads per operator; None uses all cores.
-
-    Raises:
-        ValueError: OpenVINO is too old, does not support the graph or would compute it in another
-            precision, or the processor has no bfloat16.
+    """A loaded model.onnx (runtime.session.graph.Graph) on provider "openvino" or "openvino-bf16".
+    Raises ValueError if OpenVINO is too old, does not support the graph or would compute it in
+    another precision.
     """
 
     device, strided = "cpu", False
@@ -168,13 +158,10 @@ def _compiled(path: Path, provider: str, threads: Optional[int]) -> Any:
 
 
 def _check_version() -> None:
-    """Raise ValueError if the installed OpenVINO is older than OLDEST."""
     version = openvino.__version__.partition("-")[0]
     if tuple(int(part) for part in version.split(".")[:2]) < OLDEST:
-        raise ValueError(
-            f"runtime: expected openvino {OLDEST[0]}.{OLDEST[1]} or later, got {version}; "
-            "pip install 'posenc-export[openvino]'"
-        )
+        rule = f"openvino {OLDEST[0]}.{OLDEST[1]} or later"
+        raise refusal("runtime", rule, version, "pip install 'posenc-export[openvino]'")
 
 
 def _check_float64(graph: Any) -> None:
@@ -188,7 +175,6 @@ def _check_float64(graph: Any) -> None:
 
 
 def _operations(graph: Any) -> Iterator[Any]:
-    """Yield the operations of a graph and of the branches in it."""
     for operation in graph.get_ops():
         yield operation
         if operation.get_type_name() == "If":

@@ -31,13 +31,10 @@ from posenc_export.runtime.session.graph import Bound, Call, Feeds
 
 
 class OrtGraph:
-    """A loaded model.onnx (runtime.session.graph.Graph).
+    """A loaded model.onnx (runtime.session.graph.Graph). threads: per operator; None uses all
+    cores.
 
     Args:
-        path: the file model.onnx.
-        manifest: description of the graph.
-        provider: "cpu" or "cuda".
-        threads: threads per operator; None uses all cores.
         capture: whether steps on CUDA are captured as CUDA graphs, if the graph allows it.
         content: serialised model to open in place of the file, with the external data of its
             folder.
@@ -120,7 +117,6 @@ class OrtGraph:
     def _device_step(
         self, feeds: Feeds, states: Sequence[Bound], result: np.ndarray
     ) -> Callable[[], object]:
-        """Prepare steps whose inputs, states and output [B,S,*] are on the device."""
         output = self.manifest.outputs[0].name
 
         def bound(addresses: Mapping[str, int], pointer: int) -> Any:
@@ -162,7 +158,7 @@ def _opened(
     model: Union[str, bytes], options: Any, provider: str, captures: bool
 ) -> Tuple[Any, bool]:
     """Open a session on a file or a serialised model. Return it, and whether it captures CUDA
-    graphs: a version of ONNX Runtime may refuse to, if the table of kernels is not its own.
+    graphs, which ONNX Runtime may refuse if the table of kernels is of another version.
     """
     name, settings = PROVIDERS[provider]
     settings = {**settings, "enable_cuda_graph": "1"} if captures else settings

@@ -33,14 +33,11 @@ INSTALL_WEBGPU = "pip install onnxruntime-webgpu in an environment without onnxr
 
 
 def choose_provider(name: str, manifest: Manifest) -> str:
-    """Return the provider for an artefact: "cpu", "cuda" or "webgpu".
+    """Return the provider for an artefact: "cpu", "cuda" or "webgpu". Raise ValueError if machine
+    or artefact lack what it needs.
 
     "auto" chooses cuda if this ONNX Runtime is built with it and both machine and artefact can run
     it. The first artefact that only the machine keeps from it causes a warning that says why.
-
-    Raises:
-        ValueError: the machine lacks what the provider needs, or the artefact has operators or a
-            dtype without kernels for it.
     """
     present, rule = onnxruntime.get_available_providers(), "runtime: expected"
     host_only = _host_only(manifest)
@@ -84,17 +81,15 @@ def _warn_once(message: str) -> None:
 
 
 def _saturates() -> bool:
-    """Whether products of unsigned and signed bytes may saturate: on x86 CPUs without VNNI, and on
-    those whose features are not known.
+    """Whether products of unsigned and signed bytes may saturate: on x86 CPUs not known to have
+    VNNI.
     """
     return platform.machine().lower() in ("x86_64", "amd64") and "vnni" not in cpu_info()
 
 
 def session_options(manifest: Manifest, threads: Optional[int]) -> Any:
-    """Return the options that run an artefact. threads: per operator; None uses all cores.
-
-    Raises:
-        ModuleNotFoundError: the artefact needs operators that are not installed.
+    """Return the options that run an artefact. threads: per operator; None uses all cores. Raise
+    ModuleNotFoundError for operators that are not installed.
     """
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 3

@@ -1,4 +1,4 @@
-"""Load model.pt, model.pt2 and model.native.pt2. Importing this file does not import torch."""
+"""Load model.pt, model.pt2 and model.native.pt2, and float32 forms; torch is imported late."""
 
 import logging
 from contextlib import contextmanager
@@ -23,12 +23,8 @@ def load_torch(folder: Path, manifest: Manifest, threads: Optional[int]) -> Torc
 
     A TorchScript file is a program, and model.native.pt2 is native code: both can run any code of
     their own. model.pt2 is loaded only if nothing in it is unpickled or evaluated
-    (runtime/artefact/pt2_archive.py).
-
-    Raises:
-        ValueError: the file is damaged, the archive of model.pt2 holds more than tensors and a
-            graph, or native code was compiled for another machine.
-        ModuleNotFoundError: torch is not installed.
+    (runtime/artefact/pt2_archive.py). Raises ValueError if the file is damaged or compiled for
+    another machine, ModuleNotFoundError without torch.
     """
     try:
         import_module("torch")
@@ -130,14 +126,12 @@ def read_program(path: Path, manifest: Manifest) -> Any:
 
 
 def _check_archive(path: Path) -> None:
-    """Check the directory of an archive that torch reads, so that it is as large in memory."""
     with _refusing_archive(path), path.open("rb") as stream:
         check_archive(stream)
 
 
 @contextmanager
 def _refusing_archive(path: Path) -> Iterator[None]:
-    """Name the file in the ValueError that refuses an archive."""
     try:
         yield
     except ValueError as error:
@@ -187,3 +181,78 @@ def _refusing_damage(path: Path) -> Iterator[None]:
             yield
         except errors as error:
             raise _damaged(path, error) from None
+
+
+HALF_CODE, FLOAT_CODE = 5, 6  # ScalarType of torch
+
+
+def load_float32(
+    folder: Path, manifest: Manifest, described: Manifest, threads: Optional[int]
+) -> TorchGraph:
+    """Load the float32 form, which `described` describes, of an artefact of target torchscript or
+    pt2. Raise ValueError if the file is damaged.
+    """
+    load = {"torchscript": _float32_script, "pt2": _float32_program}[manifest.target]
+    run = _with_float_inputs(load(folder / graph_file(manifest), manifest))
+    return TorchGraph(limited(run, threads) if threads else run, described)
+
+
+def _float32_script(path: Path, _: Manifest) -> Any:
+    module = read_script(path)
+    graph = module.graph
+    for node in graph.findAllNodes("prim::Constant"):
+        value = node.output().toIValue()
+        if _is_half(value):
+            node.t_("value", value.float())
+            node.output().inferTypeFrom(value.float())
+        elif type(value) is int and value == HALF_CODE:
+            _replace_dtypes(graph, node)
+    return module.forward
+
+
+def _replace_dtypes(graph: Any, constant: Any) -> None:
+    """Make nodes that read a constant as a dtype read float32 instead of float16."""
+    import torch
+
+    for use in list(constant.output().uses()):
+        if use.user.schema() == "(no schema)":
+            continue
+        taken = torch._C.parse_schema(use.user.schema()).arguments
+        if use.offset < len(taken) and taken[use.offset].name == "dtype":
+            with graph.insert_point_guard(use.user):
+                use.user.replaceInput(use.offset, graph.insertConstant(FLOAT_CODE))
+
+
+def _float32_program(path: Path, manifest: Manifest) -> Any:
+
+    program = read_program(path, manifest)
+    module = program.graph_module
+    for node in module.graph.nodes:
+        node.args = tuple(map(_wide_dtype, node.args))
+        node.kwargs = {name: _wide_dtype(value) for name, value in node.kwargs.items()}
+    module.recompile()
+    return nested(partial(module.forward, *map(_wide, weights_of(program))), manifest)
+
+
+def _with_float_inputs(run: Callable[..., Any]) -> Callable[..., Tuple[Any, Any]]:
+    def call(*arguments: Any) -> Any:
+        *single, states = arguments
+        return run(*map(_wide, single), [_wide(value) for value in states])
+
+    return call
+
+
+def _wide(value: Any) -> Any:
+    return value.float() if _is_half(value) else value
+
+
+def _wide_dtype(value: Any) -> Any:
+    import torch
+
+    return torch.float32 if value is torch.float16 else value
+
+
+def _is_half(value: Any) -> bool:
+    import torch
+
+    return isinstance(value, torch.Tensor) and value.dtype is torch.float16

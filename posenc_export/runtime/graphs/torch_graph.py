@@ -15,13 +15,9 @@ _outside = [0]  # the number of threads when the first of these calls started
 
 
 class TorchGraph:
-    """A torch module as a graph (runtime.session.graph.Graph). Its arguments are the inputs,
-    past_positions if there is a cache, and the list of states and encoder outputs.
-
-    Args:
-        module: an eager, compiled, scripted or exported module.
-        manifest: description of the module; it has no states with the update rule "append".
-        provider: name of the provider, as `load` takes it, never "auto".
+    """A torch module of any form as a graph (runtime.session.graph.Graph), without states with the
+    update rule "append". Its arguments are the inputs, past_positions if there is a cache, and the
+    list of states and encoder outputs.
     """
 
     strided = True  # views of the first slots: the cost follows the slots in use

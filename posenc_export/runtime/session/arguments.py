@@ -1,7 +1,4 @@
-"""Arguments of session calls: checked against the model and the caches.
-
-Shapes: B batch, S columns, E model width.
-"""
+"""Arguments of session calls, checked. Shapes: B batch, S columns, E model width."""
 
 from dataclasses import dataclass
 from typing import Any, Dict, List, Optional, Sequence, Tuple
@@ -19,25 +16,16 @@ TokenAttributes = Dict[str, List[np.ndarray]]
 
 @dataclass(frozen=True)
 class PrefillArguments:
-    """Checked arguments of a prefill, without padding.
+    """Checked arguments of a prefill, without padding."""
 
-    Args:
-        tokens: valid tokens of each row, [count] or [count,E].
-        attributes: attributes of these tokens.
-        counts: number of tokens of each row [B].
-        columns: columns of these tokens in the caller's input, for each row [count].
-        shape: B and S of the caller's input.
-        chunk: number of tokens of a row to feed at a time.
-        logits_to_keep: number of last tokens of each row whose outputs are requested, at most the
-            length of the longest row; 0 for all tokens.
-    """
-
-    tokens: List[np.ndarray]
-    attributes: TokenAttributes
-    counts: np.ndarray
-    columns: List[np.ndarray]
-    shape: Tuple[int, ...]
-    chunk: int
+    tokens: List[np.ndarray]  # valid tokens of each row, [count] or [count,E]
+    attributes: TokenAttributes  # attributes of these tokens
+    counts: np.ndarray  # number of tokens of each row [B]
+    columns: List[np.ndarray]  # columns of these tokens in the caller's input, for each row [count]
+    shape: Tuple[int, ...]  # B and S of the caller's input
+    chunk: int  # number of tokens of a row to feed at a time
+    # Number of last tokens of each row whose outputs are requested, at most the length of the
+    # longest row; 0 for all tokens
     logits_to_keep: int
 
     @property
@@ -106,16 +94,9 @@ def check_every_row(counts: np.ndarray, rows: str) -> None:
 def starts(
     manifest: Manifest, first: np.ndarray, length: np.ndarray, counts: np.ndarray, start: Numbers
 ) -> np.ndarray:
-    """Check `start` of a prefill and return the position of the first token in the cache, or of the
-    first one to read, of each row [B] int64.
-
-    Args:
-        first, length: of the rows in the cache: position of the first token, and number of tokens.
-        counts: number of tokens that each row reads.
-
-    Raises:
-        ValueError: other rows than in the cache, a position where a row with tokens does not
-            continue, a position other than 0 with signature mask.
+    """Check `start` of a prefill that reads `counts` tokens of each row after `length` others from
+    position `first` on. Return the position of each row's first token [B] int64. Raise ValueError
+    for other rows, or positions where a row with tokens does not continue.
     """
     asked, count = per_row("start", start, len(counts)), len(counts)
     if length.any():

@@ -7,13 +7,8 @@ import numpy as np
 
 
 class Binding:
-    """Memory of the graph inputs for S tokens per row, and of the output.
-
-    Args:
-        feeds: graph inputs by name. The binding takes their memory over.
-        tokens: name of the input for tokens.
-        counters: names of the inputs that grow by one with each token.
-        result: the output [B,S,*].
+    """Memory of the graph inputs `feeds`, which it takes over, for S tokens per row, and of the
+    output `result` [B,S,*].
 
     Attributes:
         tokens: the tokens [B,S] or [B,S,E].

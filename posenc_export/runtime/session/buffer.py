@@ -14,12 +14,8 @@ ELEMENTS = {"bfloat16": ("uint16", 16)}
 
 
 class Buffer:
-    """Memory of one state, on the host (numpy) or on the device (OrtValue).
-
-    Args:
-        shape, dtype: shape and dtype of the content.
-        fill: initial value of every element; 0 on the device.
-        device: "cpu" or "cuda".
+    """Memory of one state, on the host (numpy) or on the device "cuda" (OrtValue), there filled
+    with 0.
 
     Attributes:
         array: the memory on the host; empty for a buffer on the device.
@@ -85,8 +81,8 @@ class Buffer:
     def copy_slots(
         self, to: Place, source: "Buffer", at: Place, rows: int, axis: int, slots: int
     ) -> None:
-        """Copy `slots` slots along an axis of `rows` rows of `source`, from the row and slot `at`
-        on, to this buffer from the row and slot `to` on. Other sizes are equal.
+        """Copy `slots` slots along an axis of `rows` rows of `source`, from row and slot `at` on,
+        to row and slot `to` of this buffer. Other sizes are equal.
         """
         (row, begin), (first, slot) = to, at
         if self.device == "cpu":
@@ -117,8 +113,8 @@ class Buffer:
     def _pieces(
         self, row: int, rows: int, axis: int, slots: int, begin: int
     ) -> Tuple[int, int, int, int]:
-        """Return where `slots` slots of some rows are, from `begin` on: address of the first
-        piece, bytes from piece to piece, bytes of a piece, number of pieces.
+        """Return address of the first piece of these slots, bytes between pieces, bytes and number
+        of pieces.
         """
         slot = math.prod(self.shape[axis + 1 :]) * self.dtype.itemsize
         return (

@@ -1,7 +1,4 @@
-"""The rows of a session, between the calls that read tokens.
-
-Shapes: B batch.
-"""
+"""The rows B of a session, between the calls that read tokens."""
 
 import functools
 from pathlib import Path
@@ -12,7 +9,7 @@ import numpy as np
 from posenc_export.runtime.session import arguments, saved
 from posenc_export.runtime.session.caches import Caches
 from posenc_export.runtime.session.call_guard import CallGuard, exclusive
-from posenc_export.runtime.session.draft_length import PassCosts
+from posenc_export.runtime.session.drafts import PassCosts
 from posenc_export.runtime.session.errors import expected
 from posenc_export.runtime.session.graph import Graph
 from posenc_export.runtime.session.inputs import Numbers, Rows

@@ -1,5 +1,4 @@
-"""Caches of a session: the memory of all states, and which part of it each run of the graph reads
-and writes.
+"""The memory of all states of a session, and which part of it each run of the graph uses.
 
 Shapes: R rows in memory, S new tokens, M slots of caches that are written in place.
 """
@@ -47,31 +46,22 @@ class Caches:
     one-dimensional, because the shape of such a state changes at each call.
 
     Args:
-        graph: the graph that reads and writes the states.
-        most: largest number of slots of in-place states, as far as calls need no more.
-        fewest: rows that the first memory holds at least.
-        rules: the states by their update rule.
-        rows: number of rows R that the buffers hold. With growing states, all of them are in use.
-        capacity: slots M of in-place states that the graph is given.
-        extent: slots of in-place states that are allocated, at least `capacity`.
-        columns: slots of growing states that are in use.
-        room: slots of growing states that are allocated.
         past, present: one buffer for each state of the manifest; none in caches of no rows.
-        memory: what all values share that have these buffers.
     """
 
-    graph: Graph
-    most: int
-    fewest: int
-    rules: Rules
+    graph: Graph  # the graph that reads and writes the states
+    most: int  # largest number of slots of in-place states, as far as calls need no more
+    fewest: int  # rows that the first memory holds at least
+    rules: Rules  # the states by their update rule
+    # Number of rows R that the buffers hold. With growing states, all of them are in use.
     rows: int = 0
-    capacity: int = 0
-    extent: int = 0
-    columns: int = 0
-    room: int = 0
+    capacity: int = 0  # slots M of in-place states that the graph is given
+    extent: int = 0  # slots of in-place states that are allocated, at least `capacity`
+    columns: int = 0  # slots of growing states that are in use
+    room: int = 0  # slots of growing states that are allocated
     past: Tuple[Buffer, ...] = ()
     present: Tuple[Buffer, ...] = ()
-    memory: Memory = field(default_factory=Memory)
+    memory: Memory = field(default_factory=Memory)  # what all values share that have these buffers
 
     @classmethod
     def of(cls, graph: Graph, most: int, fewest: int = 1) -> "Caches":
@@ -121,7 +111,7 @@ class Caches:
 
     def peak(self, rows: int, slots: int) -> int:
         """Return the most bytes that these caches take while they grow to `rows` rows of `slots`
-        slots, where buffers are moved to larger ones.
+        slots.
         """
         count, extent = 1 << (rows - 1).bit_length(), self._extent(slots)
         allocated = self.allocated
@@ -215,21 +205,19 @@ class Caches:
         return other
 
     def _swapped(self, states: Iterable[int], columns: int) -> "Caches":
-        """Return the caches with the two buffers of these states exchanged."""
         past, present = list(self.past), list(self.present)
         for index in states if past else ():
             past[index], present[index] = present[index], past[index]
         return dataclasses.replace(self, columns=columns, past=tuple(past), present=tuple(present))
 
     def _buffers(self, states: Iterable[int]) -> List[Tuple[State, Buffer, Buffer]]:
-        """Return these states, and their buffers before and after a call."""
         if not self.past:
             return []
         return [(self.states[index], self.past[index], self.present[index]) for index in states]
 
     def _extent(self, slots: int) -> int:
-        """Return the slots to allocate for `slots`: doubled, so that each token is moved about
-        once, unless the cost of the graph follows what is allocated.
+        """Slots to allocate: doubled, so that a token is moved about once, unless the graph costs
+        more then.
         """
         bucket = self.graph.manifest.capacity_bucket
         count = -(-slots // (bucket or FIRST))

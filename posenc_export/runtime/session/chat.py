@@ -15,17 +15,13 @@ class Chat:
 
     Args:
         session: a session of its own, with one row.
-        codec: encoder of conversations (runtime.artefact.chat_template.chat_codec).
-        system: text of the system message; None for none.
         context: largest number of tokens of a conversation; None for the range of positions.
         speculate: as for Session.generate; drafts are looked up in the whole conversation.
-        held: ids in the cache of the session, which a conversation that begins with them does not
-            read again.
 
     Attributes:
-        messages: the messages so far, each {"role", "content"}.
+        messages: the messages so far, each {"role", "content"}, with the system message.
         tokens: ids of the last reply, the one that ended it included.
-        held: ids in the cache.
+        held: ids in the cache, which a conversation that begins with them does not read again.
     """
 
     def __init__(
@@ -56,13 +52,8 @@ class Chat:
         seed: int = 0,
     ) -> Iterator[str]:
         """Add a message of the user, and yield the reply in pieces, each of whole characters. What
-        was yielded is the reply if the caller stops early.
-
-        Args:
-            content: text of the message.
-            max_tokens: largest number of tokens of the reply; None for as many as the context
-                allows.
-            temperature, top_k, top_p, seed: as for Session.generate.
+        was yielded is the reply if the caller stops early. Arguments as for Session.generate;
+        without max_tokens, it may fill the context.
 
         Raises:
             ValueError: the template refuses the conversation, or no token is left in the context.

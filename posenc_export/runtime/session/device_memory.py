@@ -18,10 +18,7 @@ def copy(
     target: int, target_pitch: int, source: int, source_pitch: int, width: int, height: int
 ) -> None:
     """Copy `height` pieces of `width` bytes between addresses; a piece begins `pitch` bytes after
-    the one before it.
-
-    Raises:
-        RuntimeError: CUDA returned an error.
+    the one before it. Raise RuntimeError for an error of CUDA.
     """
     size, pointer = ctypes.c_size_t, ctypes.c_void_p
     ends = (pointer(target), size(target_pitch), pointer(source), size(source_pitch))
@@ -29,21 +26,14 @@ def copy(
 
 
 def clear(address: int, pitch: int, width: int, height: int) -> None:
-    """Set `height` pieces of `width` bytes to 0.
-
-    Raises:
-        RuntimeError: CUDA returned an error.
-    """
+    """Set `height` pieces of `width` bytes to 0. Raise RuntimeError for an error of CUDA."""
     size = ctypes.c_size_t
     _call("cudaMemset2D", ctypes.c_void_p(address), size(pitch), 0, size(width), size(height))
 
 
 def to_host(array: np.ndarray, source: int) -> Callable[[], None]:
-    """Return a function that copies the content of an array from an address on the device. The
-    array must live as long.
-
-    Raises:
-        RuntimeError: the function: CUDA returned an error.
+    """Return a function that copies the content of an array, which must live as long, from an
+    address on the device. It raises RuntimeError for an error of CUDA.
     """
     ends = (ctypes.c_void_p(array.ctypes.data), ctypes.c_void_p(source))
     size = ctypes.c_size_t(array.nbytes)

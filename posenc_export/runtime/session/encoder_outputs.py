@@ -1,5 +1,4 @@
-"""Encoder outputs that a decoder reads: cross-attention keys and values of each row, given once and
-read by every call.
+"""Encoder outputs that a decoder reads, given once: cross-attention keys and values of each row.
 
 Shapes: B batch, Q tokens of the longest encoder sequence, N numbers per token, K kv heads, D head
 size.
@@ -50,8 +49,8 @@ def for_rows(
     encoder: Any,
     attention_mask: Optional[np.ndarray],
 ) -> Optional[EncoderOutputs]:
-    """Return the encoder outputs for a prefill of `count` rows: `current` ones, of rows that have
-    `length` tokens [B], or else `new` ones. Raise ValueError as `new`, and for rows with both.
+    """Return the encoder outputs for a prefill of `count` rows: `current` ones, or else `new` ones.
+    Raise ValueError as `new`, and for `new` ones of rows that have `length` tokens [B].
     """
     if encoder is None and attention_mask is None and current is not None and len(length) == count:
         return current
@@ -64,16 +63,9 @@ def for_rows(
 def new(
     manifest: Manifest, encoder: Any, attention_mask: Optional[np.ndarray], count: int
 ) -> Optional[EncoderOutputs]:
-    """Check the encoder outputs that a caller passes for `count` rows. Returns None for a model
-    that reads no encoder.
-
-    Args:
-        encoder: outputs of the encoder, [B,Q,N] or a list of rows [q,N].
-        attention_mask: [B,Q], 0 at padding of the encoder's sequence.
-
-    Raises:
-        ValueError: encoder outputs are missing for a decoder that reads them or given for a model
-            that does not; the number of rows, the shape or the dtype differs; a row has no tokens.
+    """Check the encoder outputs of `count` rows, [B,Q,N] or a list of rows [q,N], with an attention
+    mask [B,Q]. Return None for a model that reads no encoder. Raise ValueError for missing or
+    unneeded ones, other rows, shapes or dtypes, and rows without tokens.
     """
     if not manifest.encoder:
         if encoder is not None or attention_mask is not None:

@@ -6,10 +6,8 @@ RUN_ERRORS = (RuntimeError, IndexError)
 
 
 class GraphError(RuntimeError):
-    """A graph failed during a call. The state of the session is unchanged.
-
-    Args:
-        error: exception of the runtime; the first non-empty line of its message is kept.
+    """A graph failed during a call, with the first line of the message of the runtime's exception.
+    The state of the session is unchanged.
     """
 
     def __init__(self, error: BaseException) -> None:

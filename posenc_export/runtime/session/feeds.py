@@ -34,12 +34,7 @@ class Tokens(NamedTuple):
 
 
 class Feeder:
-    """Builds the graph inputs of a session.
-
-    Args:
-        manifest: description of the graph.
-        provider: Model.provider.
-    """
+    """Builds the graph inputs of a session on a provider."""
 
     def __init__(self, manifest: Manifest, provider: str) -> None:
         self.manifest = manifest
@@ -107,8 +102,8 @@ class Feeder:
         return calls
 
     def repeated(self, state: SessionState, new: int) -> Feeds:
-        """Return the graph inputs for `new` zero tokens of every row, with all outputs requested.
-        Slots are counted in multiples, where they are counted.
+        """Return the graph inputs for `new` zero tokens of every row, with all outputs requested,
+        and slots in multiples.
         """
         source, counts = self.manifest.inputs[0], np.full(state.rows, new)
         zeros = np.zeros((state.rows, new, *source.token_shape), source.dtype)
@@ -142,12 +137,9 @@ class Feeder:
         counts: np.ndarray,
         requested: np.ndarray,
     ) -> Feeds:
-        """Build the graph inputs of some rows that the manifest lists, by name.
-
-        Args:
-            x, planes: tokens [B,S] or [B,S,E], and their attributes [n,B,S] by name.
-            counts: number of new tokens of each row [B].
-            requested: number of last tokens of each row whose logits are requested [B].
+        """Build the graph inputs of some rows that the manifest lists, by name: tokens x [B,S] or
+        [B,S,E] and planes [n,B,S], of which counts [B] are new and the last requested [B] give
+        logits.
         """
         length = state.settled_length[rows]
         # With a bias, GroupQueryAttention on CUDA (ONNX Runtime 1.31) subtracts S from the length

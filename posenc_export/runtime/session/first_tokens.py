@@ -1,12 +1,8 @@
-"""First tokens of a decoder that reads an encoder: the start token and, for Whisper, language and
-task, in the order of transformers.
+"""The first tokens of a text, and the tokens that an artefact forbids or forces."""
 
-Whisper detects the language of each row where none is given: it is the likeliest one after the
-start token.
-"""
-
+import math
 from dataclasses import dataclass
-from typing import Any, Dict, List, Optional, Tuple
+from typing import Any, Dict, List, Optional, Sequence, Tuple, Union
 
 import numpy as np
 
@@ -104,3 +100,28 @@ def _named(what: str, name: str, ids: Dict[str, int]) -> int:
         rule, remedy = f"{what} to be one of {', '.join(ids)}", suggestion(name, list(ids))
         raise expected(rule, repr(name), remedy, "generate")
     return int(ids[name])
+
+
+class TokenRules:
+    """The rules for tokens after prompts of `lengths` tokens [B], from those of the artefact."""
+
+    def __init__(self, known: Optional[Generation], lengths: np.ndarray) -> None:
+        self._known = known
+        forces = known is not None and known.forced_first is not None
+        self._forced = (lengths == 1) & forces  # rows whose first token is forced
+
+    def applied(
+        self, logits: np.ndarray, index: int, rows: Union[slice, Sequence[int]] = slice(None)
+    ) -> np.ndarray:
+        """Return logits [n,V] of some rows, after `index` tokens, with -inf for forbidden ones."""
+        known = self._known
+        if known is None:
+            return logits
+        logits, forced = logits.copy(), self._forced[rows]
+        if index == 0 and forced.any():
+            logits[forced] = -math.inf
+            logits[forced, known.forced_first] = 0.0
+        logits[:, list(known.suppressed)] = -math.inf
+        if index < 2:  # rows whose first token that is not forced is this one
+            logits[np.ix_(forced == index, known.suppressed_first)] = -math.inf
+        return logits

@@ -7,18 +7,11 @@ from typing import Any, Callable, Generator, Iterator, List, Optional, Sequence
 import numpy as np
 
 from posenc_export.runtime.artefact.manifest import Manifest
+from posenc_export.runtime.session import speculation
 from posenc_export.runtime.session.errors import expected
-from posenc_export.runtime.session.first_tokens import First, feed
+from posenc_export.runtime.session.first_tokens import First, TokenRules, feed
 from posenc_export.runtime.session.inputs import Rows, array_of, at_least, short_repr
-from posenc_export.runtime.session.speculation import (
-    MOST,
-    Reader,
-    Speculate,
-    Speculator,
-    check,
-    drafts_of,
-)
-from posenc_export.runtime.session.token_rules import TokenRules
+from posenc_export.runtime.session.speculation import Reader, Speculate, Speculator
 
 ENDED = -1  # id that is given for a row that has ended
 
@@ -80,7 +73,7 @@ def generate(
     stops = sampling.stops(manifest.stop_ids)
     random = np.random.default_rng(sampling.seed)
     if speculate is not None:
-        check(session, speculate)
+        speculation.check(session, speculate)
     earlier = None if before is None else _earlier(before, first.rows)
     logits = feed(session, first)
     rules = TokenRules(manifest.generation, session.length)
@@ -99,14 +92,13 @@ def generate(
             allowed = rules.applied(logits[None], index, [row])[0]
             return sampling.choose(allowed, lambda: draws.random(index * len(texts) + row))
 
-        drafts = drafts_of(speculate, texts[row])
+        drafts = speculation.drafts_of(speculate, texts[row])
         return Reader(chosen, stops.tolist(), sampling.max_tokens, drafts)
 
     yield from _drafted(session, logits, [reader(row) for row in range(len(texts))])
 
 
 def _check_generates(manifest: Manifest) -> None:
-    """Raise ValueError unless a model gives logits of token ids."""
     last, ids = manifest.outputs[0].axes[-1], manifest.vocabulary
     own = manifest.kind == "module"
     if manifest.kind != "decoder" and not (own and last == ids):
@@ -151,8 +143,8 @@ def _stepped(
 
 
 def _drafted(session: Any, logits: np.ndarray, readers: List[Reader]) -> Iterator[np.ndarray]:
-    """Yield the ids of `generate` with drafts. Between two of them, the session may hold tokens
-    that were not yielded yet; in the end it holds those that it would hold without drafts.
+    """Yield the ids of `generate` with drafts. In between, the session may hold tokens that were
+    not yielded; in the end it holds those of plain decoding.
     """
     begin, speculator = session.length, Speculator(session)
     chosen = [[reader.take(row)] for reader, row in zip(readers, logits, strict=True)]
@@ -164,7 +156,7 @@ def _drafted(session: Any, logits: np.ndarray, readers: List[Reader]) -> Iterato
         while not all(reader.done for reader in readers) or index < max(map(len, chosen)):
             while any(not reader.done and len(tokens) <= index for reader, tokens in rows):
                 reading = [
-                    None if reader.done or len(tokens) > index + MOST else reader
+                    None if reader.done or len(tokens) > index + speculation.MOST else reader
                     for reader, tokens in rows
                 ]
                 for tokens, more in zip(chosen, speculator.read(reading), strict=True):
@@ -181,16 +173,13 @@ def choose(
     logits: np.ndarray, temperature: float, top_k: int, top_p: float, random: "np.random.Generator"
 ) -> np.ndarray:
     """Choose token ids [B] int64 from logits [B,V]: the largest logit at temperature 0, otherwise a
-    float64 sample. Ties go to the lower id.
+    float64 sample. Ties go to the lower id. Raise ValueError for an argument outside its range.
 
     Args:
         temperature: divides the logits; 0 is greedy.
         top_k: keep the k most probable tokens; 0 keeps all.
         top_p: keep the smallest set of most probable tokens whose probabilities sum to at least p
             (nucleus sampling, Holtzman et al. 2019); 1 keeps all.
-
-    Raises:
-        ValueError: an argument is outside its range.
     """
     check_sampling(temperature, top_k, top_p)
     if temperature == 0:

@@ -47,26 +47,18 @@ class Bound(NamedTuple):
 
 
 class Graph(Protocol):
-    """A loaded graph.
+    """A loaded graph."""
 
-    Attributes:
-        manifest: manifest of the artefact.
-        provider: provider that runs the graph, a name that `load` takes.
-        device: device of the buffers, "cpu" or "cuda".
-        strided: whether the graph accepts a view of the first slots of a buffer. Other graphs are
-            given whole buffers.
-    """
-
-    manifest: Manifest
-    provider: str
-    device: str
+    manifest: Manifest  # manifest of the artefact
+    provider: str  # provider that runs the graph, a name that `load` takes
+    device: str  # device of the buffers, "cpu" or "cuda"
+    # Whether the graph accepts a view of the first slots of a buffer. Other graphs are given whole
+    # buffers.
     strided: bool
 
     def run(self, call: Call, states: Sequence[Bound]) -> np.ndarray:
         """Run the graph on a call and return its output [rows,S,*], or [rows,*] if it is pooled.
-
-        Raises:
-            GraphError: the graph failed.
+        Raise GraphError if it failed.
         """
 
     def repeat(

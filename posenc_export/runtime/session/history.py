@@ -1,8 +1,6 @@
-"""Histories for rewinding states that each call replaces: snapshots of the states at some lengths,
-and the tokens fed after each.
+"""Histories for rewinding states that each call replaces, such as a recurrent vector or a sum.
 
-Such a state (a recurrent vector, a sum) cannot be truncated. A rewind restores the last snapshot
-before the target and replays the tokens in between.
+A rewind restores the last snapshot before the target and replays the tokens in between.
 """
 
 from dataclasses import dataclass, field, replace

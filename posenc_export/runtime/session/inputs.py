@@ -1,7 +1,4 @@
-"""What callers pass, converted to arrays: rows of tokens, masks, and numbers.
-
-Shapes: B batch, S columns, E model width.
-"""
+"""What callers pass, converted to arrays. Shapes: B batch, S columns, E model width."""
 
 from typing import Any, List, Optional, Sequence, Tuple, Union
 
@@ -60,11 +57,7 @@ def align(
     inputs: Rows, attention_mask: Optional[np.ndarray], value: Value
 ) -> Tuple[List[np.ndarray], np.ndarray]:
     """Return the columns of the valid tokens of each row, and the rows as one array [B,S] or
-    [B,S,E] of value's dtype.
-
-    Raises:
-        ValueError: dtype or shape differ from the graph input, the mask has another shape, or it
-            has values other than 0 and 1.
+    [B,S,E] of value's dtype. Raise ValueError for another dtype or shape, or a wrong mask.
     """
     converted = _checked_array if isinstance(inputs, np.ndarray) else _padded_rows
     padded, lengths = converted(inputs, value)

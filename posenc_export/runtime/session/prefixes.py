@@ -40,20 +40,14 @@ class Prefix(NamedTuple):
 
 
 class Prefixes:
-    """A tree of prefixes in blocks of a few tokens, within a fixed memory. The blocks used least
-    recently are replaced by new ones.
+    """A tree of prefixes in blocks of `size` tokens, in memory for at most `count` blocks, which is
+    allocated as it is used. The blocks used least recently are replaced by new ones.
 
     Of a path in the tree, blocks nearer to the root count as used later, so that a replaced block
     never has one after it. Tokens are compared one by one.
 
-    Args:
-        graph: the graph of the sessions whose rows are kept.
-        count: largest number of blocks in memory, at least 1. Memory is allocated as it is used.
-        size: tokens of a block, which are kept and found together.
-
     Attributes:
-        hits: number of prefixes found.
-        tokens: number of tokens in them.
+        hits, tokens: number of prefixes found, and of tokens in them.
     """
 
     def __init__(self, graph: Graph, count: int, size: int = BLOCK) -> None:
@@ -69,11 +63,8 @@ class Prefixes:
         return len(self._blocks)
 
     def find(self, tokens: Sequence[int], key: str = "") -> Prefix:
-        """Return the longest known prefix of a row that leaves at least its last token unread.
-
-        Args:
-            tokens: ids of the row, from position 0 on.
-            key: only prefixes saved with the same key are found.
+        """Return the longest known prefix of a row, whose ids from position 0 on are `tokens`, that
+        was saved with this key and leaves at least its last token unread.
         """
         path = self._path(_parts(tokens[:-1], self._size), key)
         self._use(path)
@@ -98,7 +89,6 @@ class Prefixes:
             self._use(path)
 
     def _path(self, parts: List[bytes], key: str) -> List[Place]:
-        """Return the places of the known blocks with which `parts` begin."""
         path: List[Place] = []
         for part in parts:
             place = (self._blocks[path[-1]] if path else key, part)

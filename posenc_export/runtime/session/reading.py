@@ -1,19 +1,72 @@
-"""Read tokens: run the graph on them and return the session state after it.
-
-Shapes: B batch, S new tokens.
-"""
+"""Read tokens: the rows of a call, the runs of the graph on them, and the state after it."""
 
 import dataclasses
-from typing import Dict, Iterator, List, Tuple
+from typing import Dict, Iterator, List, Optional, Tuple
 
 import numpy as np
 
+from posenc_export.runtime.session import arguments, encoder_outputs
 from posenc_export.runtime.session.arguments import PrefillArguments, TokenAttributes, check_room
 from posenc_export.runtime.session.caches import Caches
+from posenc_export.runtime.session.errors import expected
 from posenc_export.runtime.session.feeds import Feeder, Tokens
 from posenc_export.runtime.session.graph import Graph
+from posenc_export.runtime.session.inputs import Numbers, Rows, per_row
+from posenc_export.runtime.session.prefixes import Prefix
 from posenc_export.runtime.session.state import SessionState
 from posenc_export.runtime.session.stepper import Stepper, binding_of
+
+
+def before_prefill(
+    state: SessionState,
+    prefill: PrefillArguments,
+    start: Numbers,
+    encoder: Optional[Rows] = None,
+    encoder_mask: Optional[np.ndarray] = None,
+) -> SessionState:
+    """Return the state before a prefill: `state` if its rows have tokens, or else empty rows."""
+    manifest, counts = state.caches.graph.manifest, prefill.counts
+    if not counts.any():
+        got = f"rows of {counts.tolist()} tokens"
+        raise expected("at least one token in at least one row", got)
+    if not manifest.states:  # a bidirectional model reads whole rows
+        state = SessionState.empty(state.caches, state.rewind)
+    length = state.settled_length
+    starts = arguments.starts(manifest, state.start, length, counts, start)
+    filled = bool(length.any())
+    settled = length if filled else np.zeros_like(starts)
+    arguments.check_room(manifest, state.caches.most, starts, settled, counts)
+    outputs = encoder_outputs.for_rows(
+        manifest, state.encoder_outputs, length, len(starts), encoder, encoder_mask
+    )
+    if filled:
+        return state
+    return state.opened(starts, prefill.longest).replace(encoder_outputs=outputs)
+
+
+def before_admit(
+    state: SessionState,
+    prefill: PrefillArguments,
+    start: Numbers,
+    encoder: Optional[Rows],
+    encoder_mask: Optional[np.ndarray],
+    prefix: Optional[Prefix],
+) -> SessionState:
+    """Return `state` with the new rows of an admit, before their tokens are read."""
+    manifest = state.caches.graph.manifest
+    arguments.check_every_row(prefill.counts, "new row")
+    starts = per_row("start", start, len(prefill.tokens))
+    if prefix is not None and starts.tolist() != [0]:
+        got = f"rows at {starts.tolist()}"
+        raise expected("one row at position 0 after a prefix", got, "admit rows one by one")
+    known = 0 if prefix is None else prefix.length
+    cached = np.full_like(starts, known)
+    arguments.check_room(manifest, state.caches.most, starts, cached, prefill.counts)
+    outputs = encoder_outputs.new(manifest, encoder, encoder_mask, len(starts))
+    if state.encoder_outputs is not None and outputs is not None:
+        outputs = state.encoder_outputs.joined(outputs)
+    joined = state.joined(starts, known + prefill.longest).replace(encoder_outputs=outputs)
+    return joined if prefix is None else joined.begun(state.rows, prefix)
 
 
 class Reading:
@@ -48,12 +101,8 @@ class Reading:
         attributes: TokenAttributes,
         requested: np.ndarray,
     ) -> Tuple[List[np.ndarray], SessionState]:
-        """Run the graph once for the rows from row `first` on, or once per row if the graph takes a
-        single row.
-
-        Returns:
-            For each row the outputs of its last `requested` [rows] tokens, and the state after the
-            call.
+        """Run the graph for the rows from row `first` on, once or once per row. Return for each row
+        the outputs of its last `requested` [rows] tokens, and the state after the call.
         """
         tokens = self.feeder.tokens(state, first, rows, attributes, requested)
         counts, new = tokens.counts, int(tokens.counts.max())
@@ -115,8 +164,8 @@ class Reading:
         return state.replace(stepper=Stepper(caches, feeds, self.feeder.counters, room))
 
     def take_pass(self, state: SessionState, x: np.ndarray) -> np.ndarray:
-        """Feed the inputs of a pass, [B,S] or [B,S,E], with the stepper of the state. Return their
-        outputs [B,S,*], which the next pass of S tokens overwrites. Raise as Stepper.take_pass.
+        """Feed a pass, [B,S] or [B,S,E], with the stepper of the state. Return outputs [B,S,*],
+        which the next pass of S tokens overwrites. Raise as Stepper.take_pass.
         """
         stepper, new = state.stepper, x.shape[1]
         assert stepper is not None
@@ -134,7 +183,6 @@ class Reading:
 
 
 def _record(state: SessionState, caches: Caches, tokens: Tokens) -> None:
-    """Record in the histories the tokens that are about to be fed."""
     lengths = state.length.tolist()
     for index, part in enumerate(tokens.rows):
         if len(part):

@@ -1,10 +1,4 @@
-"""Sessions on disk: a file with the caches of all rows, which only the artefact that filled them
-reads.
-
-Layout: one line of JSON, the header, and the arrays in its order, without padding. The header has
-their names, dtypes and shapes, the digest of the artefact and the sha256 of all that follows the
-line and of the header itself without this entry.
-"""
+"""Sessions on disk: a file with the caches of all rows, which only their artefact reads."""
 
 import dataclasses
 import hashlib
@@ -15,7 +9,7 @@ import mmap
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any, Dict, Iterator, List, Literal, Optional, Tuple, Union
+from typing import Annotated, Any, Dict, Iterator, List, Literal, Mapping, Optional, Tuple, Union
 
 import msgspec
 import numpy as np
@@ -23,15 +17,93 @@ from msgspec import Meta, Struct
 
 from posenc_export.runtime.artefact.files import replacing
 from posenc_export.runtime.artefact.records import MOST, Size
-from posenc_export.runtime.artefact.schema import Manifest
-from posenc_export.runtime.session import saved_rules
+from posenc_export.runtime.artefact.schema import Manifest, State
+from posenc_export.runtime.session.buffer import ELEMENTS
 from posenc_export.runtime.session.caches import Caches
-from posenc_export.runtime.session.encoder_outputs import EncoderOutputs
+from posenc_export.runtime.session.encoder_outputs import MASK, EncoderOutputs
 from posenc_export.runtime.session.errors import expected
 from posenc_export.runtime.session.graph import shape_of
 from posenc_export.runtime.session.inputs import Rows, check_tokens
-from posenc_export.runtime.session.saved_rules import ENCODER, STATE
 from posenc_export.runtime.session.state import SessionState
+
+ENCODER, STATE = "encoder.", "state."  # begin the names of arrays of these kinds
+Form = Tuple[str, Tuple[int, ...]]  # dtype and shape of an array
+
+
+def check(manifest: Manifest, arrays: Mapping[str, np.ndarray]) -> None:
+    """Raise ValueError, with the rule and the value, unless arrays are those of a saved session."""
+    rows, columns = _size(arrays, "length", 0), _size(arrays, "slots", 1)
+    by_columns = manifest.by_columns or not rows
+    forms: Dict[str, Form] = {
+        "length": ("int64", (rows,)),
+        "start": ("int64", (rows,)),
+        "slots": ("bool", (rows, columns if by_columns else 0)),
+    }
+    _compare({name: arrays[name] for name in forms if name in arrays}, forms)
+    length = arrays["length"].tolist()
+    _check_rows(manifest, length, arrays["start"].tolist(), arrays["slots"])
+    if "tokens" in arrays:
+        forms["tokens"] = ("int64", (sum(length),))
+    if rows:
+        used = columns if by_columns else max(length)
+        forms |= _encoder_forms(manifest, rows, _size(arrays, ENCODER + MASK, 1))
+        forms |= {STATE + state.past: _form(state, rows, used) for state in manifest.states}
+    _compare(arrays, forms)
+    ids = arrays.get("tokens", np.zeros(0, np.int64))
+    if ids.size and not 0 <= ids.min() <= ids.max() < manifest.vocabulary:
+        most = manifest.vocabulary - 1
+        raise ValueError(f"expected token ids 0 .. {most}, got {ids.min()} .. {ids.max()}")
+
+
+def _check_rows(manifest: Manifest, length: Any, start: Any, slots: np.ndarray) -> None:
+    most = manifest.max_positions
+    for first, count in zip(start, length, strict=True):
+        if count < 0 or not 0 <= first < most or first + count > most:
+            raise ValueError(
+                f"expected rows within positions 0 .. {most - 1}, got {count} tokens from {first}"
+            )
+    if slots.view(np.uint8).max(initial=0) > 1:
+        raise ValueError("expected slots to be bytes of 0 and 1, got others")
+    if slots.shape[1] and slots.sum(1).tolist() != length:
+        raise ValueError(f"expected slots for rows of {length} tokens, got {slots.sum(1).tolist()}")
+
+
+def _encoder_forms(manifest: Manifest, rows: int, source: int) -> Dict[str, Form]:
+    """Return the forms of encoder outputs of `source` columns. Their axes are rows and columns."""
+    sizes = {"batch_size": rows, "encoder_sequence_length": source}
+    forms: Dict[str, Form] = {}
+    for value in manifest.encoder:
+        shape = tuple(axis if isinstance(axis, int) else sizes[axis] for axis in value.axes)
+        forms[ENCODER + value.name] = value.dtype, shape
+    return forms
+
+
+def _form(state: State, rows: int, used: int) -> Form:
+    """Return the form of a state of `used` slots, as it is saved."""
+    shape = (rows, *(axis if isinstance(axis, int) else used for axis in state.axes[1:]))
+    dtype, _ = ELEMENTS.get(state.dtype, (state.dtype, 0))
+    return dtype, (math.prod(shape),) if state.grows else shape
+
+
+def _compare(arrays: Mapping[str, np.ndarray], forms: Mapping[str, Form]) -> None:
+    if set(arrays) != set(forms):
+        wrong = sorted(set(arrays) ^ set(forms))[0]
+        raise ValueError(
+            f"expected the arrays {', '.join(forms)}, got {'' if wrong in arrays else 'no '}{wrong}"
+        )
+    for name, (dtype, shape) in forms.items():
+        array = arrays[name]
+        if (array.dtype, array.shape) != (np.dtype(dtype), shape):
+            raise ValueError(
+                f"expected {name} {dtype} {list(shape)}, got {array.dtype} {list(array.shape)}"
+            )
+
+
+def _size(arrays: Mapping[str, np.ndarray], name: str, axis: int) -> int:
+    """Return the size of an array along an axis; 0 if it has none, which `_compare` refuses."""
+    shape = arrays[name].shape if name in arrays else ()
+    return shape[axis] if axis < len(shape) else 0
+
 
 LINE = 1 << 20  # longest header in bytes
 REMEDY = "delete the file and read the tokens again"
@@ -91,17 +163,10 @@ def write(state: SessionState, file: Union[str, Path], tokens: Optional[Rows]) -
 
 @contextmanager
 def opened(file: Path, manifest: Manifest) -> Iterator[Arrays]:
-    """Give the arrays of a file by name, as views of the file, after a check of their forms.
+    """Give the arrays of a file of this artefact by name, as views of the file, after a check of
+    their forms. Raise ValueError for a file that is another one, truncated or changed, or OSError.
 
     The digest is computed within the context and compared when it ends, also after an error.
-
-    Args:
-        manifest: of the artefact that the file must belong to.
-
-    Raises:
-        ValueError: the file is no saved session, was truncated or changed, belongs to another
-            artefact, or has arrays that no session of this one has.
-        OSError: the file cannot be read.
     """
     where = f"restore {file}"
     with file.open("rb") as stream:
@@ -172,11 +237,7 @@ def _parts(caches: Caches, rows: int, slots: int) -> List[Tuple[slice, ...]]:
 
 
 def tokens(file: Union[str, Path], manifest: Manifest) -> Optional[List[np.ndarray]]:
-    """Return the ids that Session.save was given, of each row; None if it was given none.
-
-    Raises:
-        ValueError, OSError: as `opened`.
-    """
+    """Return the ids that Session.save was given, of each row, or None. Raise as `opened`."""
     with opened(Path(file), manifest) as arrays:
         if "tokens" not in arrays:
             return None
@@ -195,13 +256,12 @@ def _check(where: str, header: Header, manifest: Manifest, arrays: Arrays) -> No
     try:
         if len(arrays) != len(header.arrays):
             raise ValueError("expected unique names of arrays, got a name twice")
-        saved_rules.check(manifest, arrays)
+        check(manifest, arrays)
     except ValueError as error:
         raise ValueError(f"{where}: {error}; {REMEDY}") from None
 
 
 def _sha256(header: Header, parts: Any) -> str:
-    """Return the digest of a header without its own, and of the bytes of arrays."""
     values = msgspec.to_builtins(header)
     del values["sha256"]
     digest = hashlib.sha256(json.dumps(values, sort_keys=True).encode())

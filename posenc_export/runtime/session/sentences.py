@@ -81,8 +81,8 @@ def longest(model: Any) -> int:
 
 
 def groups(lengths: Sequence[int], batch: int) -> List[List[int]]:
-    """Return the indices of rows to read together, longest first: as many rows of similar length
-    as `batch` tokens with their padding, at least one.
+    """Return the indices of rows to read together, longest first: as many rows of similar length as
+    `batch` tokens with their padding, at least one.
     """
     batches: List[List[int]] = []
     for index in sorted(range(len(lengths)), key=lambda index: -lengths[index]):

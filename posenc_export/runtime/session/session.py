@@ -8,7 +8,7 @@ from typing import Generator, Optional, Sequence
 
 import numpy as np
 
-from posenc_export.runtime.session import arguments, generation, rows
+from posenc_export.runtime.session import arguments, generation, reading
 from posenc_export.runtime.session.cached_rows import CachedRows
 from posenc_export.runtime.session.call_guard import BUSY, exclusive
 from posenc_export.runtime.session.errors import expected
@@ -88,7 +88,7 @@ class Session(CachedRows):
             self.manifest, inputs, attention_mask, chunk, grid, token_types, logits_to_keep
         )
         now = self._now.without_stepper()
-        state = rows.before_prefill(now, prefill, start, encoder, encoder_attention_mask)
+        state = reading.before_prefill(now, prefill, start, encoder, encoder_attention_mask)
         chunks = []
         for outputs, reached in self._reading.chunks(state, 0, prefill):
             self._now = reached
@@ -118,7 +118,7 @@ class Session(CachedRows):
             self.manifest, inputs, attention_mask, None, grid, token_types, None
         )
         arguments.check_every_row(prefill.counts, "row")
-        state = rows.before_prefill(self._now.without_stepper(), prefill, start)
+        state = reading.before_prefill(self._now.without_stepper(), prefill, start)
         return self._reading.read_out(state, prefill)
 
     def step(self, inputs: np.ndarray, copy: bool = True) -> np.ndarray:
@@ -188,7 +188,7 @@ class Session(CachedRows):
             self.manifest, inputs, attention_mask, chunk, grid, None, logits_to_keep
         )
         now = self._now.without_stepper()
-        state = rows.before_admit(now, prefill, start, encoder, encoder_attention_mask, prefix)
+        state = reading.before_admit(now, prefill, start, encoder, encoder_attention_mask, prefix)
         chunks, states = zip(*self._reading.chunks(state, now.rows, prefill), strict=True)
         self._now = states[-1]
         return prefill.padded_outputs(chunks)
@@ -249,7 +249,6 @@ class Session(CachedRows):
         return stepper if stepper is not None and stepper.can_step(inputs) else None
 
     def _prepare_step(self) -> Stepper:
-        """Return a stepper, after enlarging the caches."""
         if not self._now.rows:
             raise expected("a prefill before the first step", "an empty session", "call prefill")
         arguments.check_has_cache(self.manifest, "step")

@@ -20,8 +20,17 @@ from typing import Any, Callable, Collection, Deque, List, NamedTuple, Optional,
 import numpy as np
 
 from posenc_export.runtime.artefact.manifest import Manifest
-from posenc_export.runtime.session.draft_length import COUNTS, SAMPLES, Acceptance, best_count
-from posenc_export.runtime.session.drafts import DRAFTED, DraftModel, Drafts, Lookup, common
+from posenc_export.runtime.session.drafts import (
+    COUNTS,
+    DRAFTED,
+    SAMPLES,
+    Acceptance,
+    DraftModel,
+    Drafts,
+    Lookup,
+    best_count,
+    common,
+)
 from posenc_export.runtime.session.errors import expected
 from posenc_export.runtime.session.inputs import short_repr
 
@@ -33,27 +42,16 @@ Speculate = Any  # None, LOOKUP, or the Model that drafts
 
 @dataclass
 class Reader:
-    """A row that is decoded.
+    """A row that is decoded."""
 
-    Args:
-        choose: token chosen from logits [V], as the row's generated token of this index.
-        stops: ids that end the row.
-        most: largest number of tokens to generate.
-        drafts: drafts of the row, or None.
-        unread: tokens to read before a token can be chosen.
-
-    Attributes:
-        count: number of tokens generated.
-        done: whether the row has ended.
-    """
-
+    # Token chosen from logits [V], as the row's generated token of this index
     choose: Callable[[int, np.ndarray], int]
-    stops: Collection[int]
-    most: int
-    drafts: Optional[Drafts]
-    unread: List[int] = field(default_factory=list)
-    count: int = 0
-    done: bool = False
+    stops: Collection[int]  # ids that end the row
+    most: int  # largest number of tokens to generate
+    drafts: Optional[Drafts]  # drafts of the row, or None
+    unread: List[int] = field(default_factory=list)  # tokens to read before a token can be chosen
+    count: int = 0  # number of tokens generated
+    done: bool = False  # whether the row has ended
 
     def guess(self, ahead: int, logits: np.ndarray) -> int:
         """Return the token that would be chosen from these logits as the next token but `ahead`."""
@@ -76,10 +74,7 @@ class Proposal(NamedTuple):
 
 
 class Speculator:
-    """Reads the rows of a session, with drafts where they gain time.
-
-    Args:
-        session: a session that passes `check`.
+    """Reads the rows of a session that passes `check`, with drafts where they gain time.
 
     Attributes:
         passes, drafts, drafted, kept: number of passes, of rows that read drafted tokens in them,
@@ -93,14 +88,9 @@ class Speculator:
         self.passes = self.drafts = self.drafted = self.kept = 0
 
     def read(self, readers: Sequence[Optional[Reader]]) -> List[List[int]]:
-        """Read the unread tokens of each row in one pass, and return the tokens that are chosen
-        after them: at least one for each row that reads.
-
-        Args:
-            readers: one for each row of the session; None for a row that does not read.
-
-        Raises:
-            ValueError, GraphError: as Session.step.
+        """Read the unread tokens of each row, None for one that does not read, in one pass. Return
+        the tokens that are chosen after them: at least one for each row that reads. Raise as
+        Session.step.
         """
         proposals = [_proposal(reader) for reader in readers]
         drafts = self._drafts(readers, proposals)
@@ -130,7 +120,6 @@ class Speculator:
     def _drafts(
         self, readers: Sequence[Optional[Reader]], proposals: Sequence[Proposal]
     ) -> List[List[int]]:
-        """Return the drafted tokens of each row that this pass reads."""
         drafts: List[List[int]] = [[] for _ in readers]
         if all(proposal.source is None for proposal in proposals):
             return drafts
@@ -232,7 +221,6 @@ def _kept(reader: Reader, draft: List[int], logits: np.ndarray) -> List[int]:
 
 
 def _names(config: Any, value: str) -> bool:
-    """Whether a value occurs in a description."""
     parts = list(config.values()) if isinstance(config, dict) else config
     if not isinstance(parts, list):
         return bool(config == value)

@@ -17,29 +17,24 @@ from posenc_export.runtime.session.stepper import Stepper
 
 @dataclass(frozen=True)
 class SessionState:
-    """The rows of a session and their content. Methods return the next state; none runs the graph.
-
-    Args:
-        caches: their memory.
-        rewind: number of tokens of a row that can be taken back if calls replace a state.
-        settled_length: number of tokens of each row [B] int64, without those of the stepper.
-        start: position of the first token of each row [B] int64.
-        slots: whether a column holds a token of the row [B,columns] bool; [B,0] for layout "rows".
-        histories: one per row if states are replaced by each call; otherwise none.
-        stepper: reads further tokens; those that it has read count as part of this state.
-        moves: pairs (source, target) of rows whose in-place states must still be copied.
-        encoder_outputs: of each row, if the model reads an encoder.
+    """The rows of a session and their content. Methods return the next state; none runs the
+    graph.
     """
 
-    caches: Caches
-    rewind: int
+    caches: Caches  # their memory
+    rewind: int  # number of tokens of a row that can be taken back if calls replace a state
+    # Number of tokens of each row [B] int64, without those of the stepper
     settled_length: np.ndarray
-    start: np.ndarray
+    start: np.ndarray  # position of the first token of each row [B] int64
+    # Whether a column holds a token of the row [B,columns] bool; [B,0] for layout "rows"
     slots: np.ndarray
+    # One per row if states are replaced by each call; otherwise none
     histories: Tuple[RowHistory, ...] = ()
+    # Reads further tokens; those that it has read count as part of this state
     stepper: Optional[Stepper] = None
+    # Pairs (source, target) of rows whose in-place states must still be copied
     moves: Tuple[Tuple[int, int], ...] = ()
-    encoder_outputs: Optional[EncoderOutputs] = None
+    encoder_outputs: Optional[EncoderOutputs] = None  # of each row, if the model reads an encoder
 
     @classmethod
     def empty(cls, caches: Caches, rewind: int) -> "SessionState":
@@ -95,8 +90,8 @@ class SessionState:
         return self.replace(settled_length=length, slots=slots, caches=caches, stepper=None)
 
     def step_back(self, counts: List[int]) -> bool:
-        """Take back the last tokens of each row within the stepper, whose binding stays valid: the
-        next step is one that it has done before. Return whether that is possible.
+        """Take back tokens of each row within the stepper, if possible: its binding stays valid,
+        since the next step is one that it has done before. Return whether it was.
         """
         stepper = self.stepper
         if stepper is None or self.replaces or self.columns or min(counts) != max(counts):
@@ -107,8 +102,8 @@ class SessionState:
         return True
 
     def opened(self, starts: np.ndarray, slots: int) -> "SessionState":
-        """Return a state of empty rows, one for each start [B], with room for `slots` slots each.
-        The memory of the caches is used again if it is that of as many rows.
+        """Return a state of empty rows, one for each start [B], with room for `slots` slots each,
+        in the memory of the caches if it is that of as many rows.
         """
         count, caches = len(starts), self.caches.emptied()
         if caches.rows and (caches.rows != count if self.columns else caches.rows < count):
@@ -176,11 +171,7 @@ class SessionState:
         self, target: np.ndarray
     ) -> Tuple["SessionState", List[np.ndarray], TokenAttributes]:
         """Return a state at or before `target` tokens [B] of each row, and the tokens of each row
-        to replay from there, with their attributes.
-
-        Raises:
-            ValueError: no snapshot of the states that each call replaces is left at or before the
-                target.
+        to replay from there, with their attributes. Raise ValueError if no snapshot is left there.
         """
         manifest = self.caches.graph.manifest
         tokens = manifest.inputs[0]

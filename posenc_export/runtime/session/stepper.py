@@ -17,17 +17,15 @@ FEW = 64  # arrays of at most this many counters are incremented item by item
 
 
 class Stepper:
-    """Feeds one token per row and step, starting from the caches of a session.
+    """Feeds one token per row and step, starting from the caches of a session with room for it.
 
     Args:
-        caches: caches before the first step, with room for it.
         feeds: graph inputs of the first step.
         counters: names of the inputs that grow by one with each token.
-        room: number of steps before the session must check its limits again.
 
     Attributes:
         reached: number of tokens fed to each row, and the caches after them.
-        room: number of tokens per row that are left.
+        room: number of tokens per row before the session must check its limits again.
         passes: bindings for passes of several tokens per row, by their number S.
         take: `take(stepper, inputs)` feeds one token per row, [B] int64 or [B,E], and returns
             [B,*], which the next step overwrites.
@@ -65,11 +63,8 @@ class Stepper:
 
     def take_pass(self, x: np.ndarray) -> np.ndarray:
         """Feed S tokens per row, inputs for which `can_pass` is true and `passes` has a binding.
-        Return their outputs [B,S,*], which the next pass of S tokens overwrites.
-
-        Raises:
-            ValueError: an id is outside the vocabulary.
-            GraphError: the graph failed.
+        Return outputs [B,S,*], which the next pass of S tokens overwrites. Raise ValueError for an
+        id outside the vocabulary, GraphError if the graph failed.
         """
         if self._manifest.vocabulary:
             check_tokens(self._manifest.vocabulary, list(x))
@@ -87,8 +82,8 @@ class Stepper:
         return binding.result
 
     def checked(self, inputs: Any) -> np.ndarray:
-        """Return inputs as [B] int64 or [B,E]. Raise ValueError if shape or dtype differ, or an
-        id is outside the vocabulary.
+        """Return inputs as [B] int64 or [B,E]. Raise ValueError for another shape or dtype, or a
+        wrong id.
         """
         x, token, vocabulary = array_of("a step", inputs), self._token, self._manifest.vocabulary
         if x.shape != token.shape or x.dtype.kind not in ("iu" if vocabulary else "f"):

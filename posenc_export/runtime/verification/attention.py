@@ -1,10 +1,6 @@
-"""The contract of GroupQueryAttention with 8-bit caches: codes that it appends, and attention to
-codes times scales.
+"""Attention in float64, and the contract of GroupQueryAttention with 8-bit caches."""
 
-Contract: ONNX Runtime's docs/ContribOperators.md, GroupQueryAttention. Shapes: S new tokens, T
-tokens in the cache, D head size.
-"""
-
+from dataclasses import dataclass
 from typing import List, Optional, Sequence, Tuple
 
 import numpy as np
@@ -12,14 +8,58 @@ import numpy as np
 from posenc_export.runtime.graphs.onnx_nodes import Node
 from posenc_export.runtime.verification import contracts
 from posenc_export.runtime.verification.contracts import UNDERFLOW, UNIT
-from posenc_export.runtime.verification.heads import (
-    Heads,
-    by_query_head,
-    by_token,
-    softmax,
-    visible,
-)
 from posenc_export.runtime.verification.kernels import CheckedNode, Graph, Record
+
+
+@dataclass(frozen=True)
+class Heads:
+    """Numbers of heads [heads,S,D] float64, and bounds of the error of a kernel's numbers."""
+
+    numbers: np.ndarray
+    error: np.ndarray
+
+    @staticmethod
+    def of_tokens(numbers: np.ndarray) -> "Heads":
+        """Return exact numbers [S,heads,D] by head."""
+        by_head = numbers.transpose(1, 0, 2).astype(np.float64)
+        return Heads(by_head, np.zeros_like(by_head))
+
+    def rotated(self, cos: np.ndarray, sin: np.ndarray, interleaved: bool) -> "Heads":
+        """Rotate the first channels by angles [S,n/2]; each number is a sum with 3 roundings."""
+        size = 2 * cos.shape[1]
+        first = slice(0, size, 2) if interleaved else slice(0, size // 2)
+        second = slice(1, size, 2) if interleaved else slice(size // 2, size)
+        a, b = self.numbers[..., first], self.numbers[..., second]
+        numbers, error = self.numbers.copy(), self.error.copy()
+        numbers[..., first], numbers[..., second] = a * cos - b * sin, a * sin + b * cos
+        error[..., first] = 3 * UNIT * (np.abs(a * cos) + np.abs(b * sin))
+        error[..., second] = 3 * UNIT * (np.abs(a * sin) + np.abs(b * cos))
+        return Heads(numbers, error)
+
+
+def visible(count: int, total: int, window: int) -> np.ndarray:
+    """Return which tokens [S,T] the last S tokens attend to: up to themselves, within a window."""
+    at, ends = np.arange(total), np.arange(total - count, total)[:, None]
+    seen: np.ndarray = (at <= ends) & (at > ends - (window if window > 0 else total + 1))
+    return seen
+
+
+def softmax(scores: np.ndarray, sinks: float | np.ndarray = -np.inf) -> np.ndarray:
+    """Return the weights of scores [heads,S,T]; scores of sinks [heads,1,1] take a part."""
+    largest = np.maximum(scores.max(axis=2, keepdims=True), sinks)
+    weights = np.exp(scores - largest)
+    return np.asarray(weights / (weights.sum(axis=2, keepdims=True) + np.exp(sinks - largest)))
+
+
+def by_query_head(part: np.ndarray, heads: int) -> np.ndarray:
+    """Repeat keys or values [K,T,D] for each of the query heads that share them."""
+    return np.repeat(part, heads // len(part), axis=0)  # [heads,T,D]
+
+
+def by_token(part: np.ndarray) -> np.ndarray:
+    """Return numbers of heads [heads,S,D] as [S,heads*D]."""
+    return part.transpose(1, 0, 2).reshape(part.shape[1], -1)
+
 
 QUERY, KEY, VALUE, LAST, COS, SIN, POSITIONS, BIAS, SINK = 0, 1, 2, 5, 7, 8, 9, 10, 11
 BY_DISTANCE, KEY_COS, KEY_SIN = 14, 16, 17  # of CachedAttention (packages/kernels/README.md)
@@ -85,7 +125,9 @@ def _heads(graph: Graph, node: Node, inputs: List[str], call: Record) -> Tuple[H
     kv_heads = int(node.attributes["kv_num_heads"])
     counts = (int(node.attributes["num_heads"]), kv_heads, kv_heads)
     read = [call[inputs[index]] for index in (QUERY, KEY, VALUE) if inputs[index]]
-    joined = np.concatenate([_flat(part) for part in read], axis=1).astype(np.float64)
+    # [1,S,n] or [1,heads,S,D] as [S,n]
+    flat = [part[0] if part.ndim == 3 else by_token(part[0]) for part in read]
+    joined = np.concatenate(flat, axis=1).astype(np.float64)
     split = joined.reshape(len(joined), sum(counts), -1).transpose(1, 0, 2)
     parts = np.split(split, np.cumsum(counts)[:2])
     q, k, v = (Heads(part, np.zeros_like(part)) for part in parts)
@@ -104,11 +146,6 @@ def _heads(graph: Graph, node: Node, inputs: List[str], call: Record) -> Tuple[H
         )
         q, k = q.rotated(q_cos, q_sin, interleaved), k.rotated(k_cos, k_sin, interleaved)
     return q, k, v
-
-
-def _flat(part: np.ndarray) -> np.ndarray:
-    """Return [1,S,n] or [1,heads,S,D] as [S,n]."""
-    return part[0] if part.ndim == 3 else by_token(part[0])
 
 
 def _of_codes(heads: Heads, codes: np.ndarray, scale: np.ndarray) -> np.ndarray:

@@ -1,6 +1,4 @@
-"""Biases of scores by distance, in numpy from the description (Press et al. 2021, ALiBi; Raffel
-et al. 2020, T5).
-"""
+"""Biases of scores by distance (Press et al. 2021, ALiBi; Raffel et al. 2020, T5), in numpy."""
 
 import math
 from pathlib import Path
@@ -14,20 +12,15 @@ from posenc_export.runtime.verification import described
 from posenc_export.runtime.verification.described import Described
 from posenc_export.runtime.verification.integer_graph import IntegerPart
 from posenc_export.runtime.verification.integer_values import BIAS, Findings
+from posenc_export.shared.refusal import refusal
 
 CLOSE = 1e-5  # distance of a logarithm from a border below which float32 may round to either side
 
 
 def tables(manifest: Manifest, folder: Path) -> Tuple[Tuple[np.ndarray, ...], ...]:
     """Return for each layer the bias of each head by distance [H,distances], of which the last is
-    also that of all larger ones.
-
-    Returns:
-        Several tables of a layer where either may hold, because float32 decides on a border; none
-        for encodings without a rule here.
-
-    Raises:
-        OSError: the file of a trained table cannot be read.
+    also that of all larger ones: several tables where float32 decides on a border, none for
+    encodings without a rule here. Raise OSError for a trained table that cannot be read.
     """
     causal = described.causal(manifest)
     layers = enumerate(described.attentions(manifest))
@@ -49,10 +42,7 @@ def _of_layer(
 
 
 def compare(
-    part: IntegerPart,
-    by_layer: Sequence[Tuple[np.ndarray, ...]],
-    folder: Path,
-    findings: Findings,
+    part: IntegerPart, by_layer: Sequence[Tuple[np.ndarray, ...]], folder: Path, findings: Findings
 ) -> None:
     """Compare the tables of biases by distance that attention nodes read with `tables`."""
     names = {
@@ -83,8 +73,8 @@ def compare(
 
 
 def _bias_errors(numbers: np.ndarray, table: np.ndarray) -> np.ndarray:
-    """Return errors of biases [H,distances] relative to 1 + |bias|; the last of each table is that
-    of larger distances.
+    """Return errors of biases [H,distances] relative to 1 + |bias|, with the last for larger
+    distances.
     """
     index = np.arange(max(numbers.shape[1], table.shape[1]))
     both = [t[:, np.minimum(index, t.shape[1] - 1)].astype(np.float64) for t in (numbers, table)]
@@ -107,10 +97,8 @@ def _buckets(part: Described) -> List[np.ndarray]:
     """Return the buckets of distances 0 .. max_distance of T5, with borders rounded down and up."""
     count, most = part["buckets"], part["max_distance"]
     if most <= count // 2:
-        raise ValueError(
-            f"manifest: expected t5 with max_distance above {count // 2}, half of its buckets, "
-            f"got {most}"
-        )
+        rule = f"t5 with max_distance above {count // 2}, half of its buckets"
+        raise refusal("manifest", rule, most)
     exact, distances = count // 2, np.arange(part["max_distance"] + 1)
     ratio = np.log(np.maximum(distances, 1) / exact) / math.log(most / exact)
     steps = ratio * (count - exact)

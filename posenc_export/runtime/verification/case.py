@@ -1,6 +1,4 @@
-"""What the parity grid consists of: cases, scenarios that divide a case into calls, and cells,
-each of which is one comparison.
-"""
+"""What the parity grid consists of: cases, scenarios that divide a case into calls, and cells."""
 
 import dataclasses
 import enum
@@ -99,34 +97,24 @@ class AttributeCase:
 
 @dataclass(frozen=True)
 class Scenario:
-    """A way to divide a case into calls, which must give the outputs of one full pass.
+    """A way to divide a case into calls, which must give the outputs of one full pass."""
 
-    Args:
-        name: in the certificate.
-        run: drives a session and yields pairs of actual and expected outputs.
-        level: the smallest grid that has it.
-    """
-
-    name: str
+    name: str  # in the certificate
+    # Drives a session and yields pairs of actual and expected outputs
     run: Callable[[Any, Case], Pairs]
-    level: Level = Level.LARGE
+    level: Level = Level.LARGE  # the smallest grid that has it
 
 
 @dataclass(frozen=True)
 class Cell:
-    """One comparison.
+    """One comparison."""
 
-    Args:
-        name: in the certificate.
-        pairs: drives a session and yields pairs of actual and expected outputs.
-        of: index of the compared output, in Manifest.outputs.
-        against: name of the cell whose actual outputs are the expected outputs of this one, or
-            whose error bounds that of a readout; empty for none.
-        continues: whether the session keeps the tokens of the cell before; else it is empty.
-    """
-
-    name: str
+    name: str  # in the certificate
+    # Drives a session and yields pairs of actual and expected outputs
     pairs: Callable[[Any], Pairs]
-    of: int = 0
+    of: int = 0  # index of the compared output, in Manifest.outputs
+    # Name of the cell whose actual outputs are the expected outputs of this one, or whose error
+    # bounds that of a readout; empty for none
     against: str = ""
+    # Whether the session keeps the tokens of the cell before; else it is empty
     continues: bool = False

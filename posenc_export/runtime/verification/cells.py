@@ -28,6 +28,7 @@ from posenc_export.runtime.verification.case import (
 )
 from posenc_export.runtime.verification.long_cells import long_cells
 from posenc_export.runtime.verification.proof import Expected
+from posenc_export.runtime.verification.row_scenarios import WithTransientRows
 from posenc_export.runtime.verification.scenarios import (
     OF_LAST_OUTPUTS,
     OF_READOUTS,
@@ -35,7 +36,6 @@ from posenc_export.runtime.verification.scenarios import (
     of_caches,
     of_whole_calls,
 )
-from posenc_export.runtime.verification.transient_rows import WithTransientRows
 
 FULL_PASS = "full pass"
 GUEST_LENGTH = 8  # shortest sequence for which guest rows are tested: tokens that a guest may read
@@ -44,26 +44,17 @@ Ending = Tuple[np.ndarray, np.ndarray]  # tokens, and expected outputs of the la
 
 @dataclass(frozen=True)
 class Part:
-    """Cells that one worker measures in sequence.
+    """Cells that one worker measures in sequence."""
 
-    Args:
-        title: name for progress messages.
-        cells: returns the cells. They keep the outputs of the full pass that others are compared
-            with.
-        long: whether the cells need more than long_sequence.SHORT tokens.
-    """
-
-    title: str
+    title: str  # name for progress messages
+    # Returns the cells. They keep the outputs of the full pass that others are compared with.
     cells: Callable[[], List[Cell]]
-    long: bool = False
+    long: bool = False  # whether the cells need more than grid_inputs.SHORT tokens
 
 
 def parts_of(manifest: Manifest, expected: Expected, rounds: bool, level: Level) -> List[Part]:
-    """Return all cells of a grid, the largest parts first, so that the workers finish at about
-    the same time.
-
-    Args:
-        rounds: whether the graph rounds activations.
+    """Return all cells of a grid, the largest parts first, so that the workers finish at about the
+    same time. rounds: whether the graph rounds activations.
     """
     parts = []
     if expected.long is not None and level is Level.WHOLE:
@@ -113,8 +104,8 @@ def _beside_each_other(cases: Sequence[Case]) -> Case:
 def _case_cells(
     manifest: Manifest, name: str, case: Case, rounds: bool, level: Level
 ) -> List[Cell]:
-    """Return the cells of a case. If activations are rounded, they are compared with the full
-    pass of the same graph, which is compared with the reference.
+    """Return the cells of a case, compared with the reference, or with the full pass if it
+    rounds.
     """
     cells, against, outputs = [], "", [case.full, case.other_full]
     if rounds:
@@ -170,9 +161,7 @@ def _beside_guests(scenario: Scenario) -> Scenario:
 
 
 def _attribute_cells(name: str, case: AttributeCase, full: np.ndarray, rounds: bool) -> List[Cell]:
-    """Return the cell of tokens with attributes; coordinates in chunks are compared as in
-    _case_cells.
-    """
+    """Return the cell of tokens with attributes, compared as in _case_cells."""
     cells, against, outputs = [], "", [full]
     if rounds and name == "coordinates":
         cell, outputs = _full_pass(name, [(case.tokens, full)], case.attributes)
@@ -207,5 +196,4 @@ def _coordinates(session: Session, case: AttributeCase, full: np.ndarray) -> Pai
 
 
 def _segments(session: Session, case: AttributeCase, full: np.ndarray) -> Pairs:
-    """Prefill tokens of different segments, the first row with left padding."""
     yield session.prefill(case.tokens, attention_mask=case.mask, **case.attributes), full

@@ -1,4 +1,4 @@
-"""The checks of a proof that need the artefact alone: no module and no torch
+"""The checks of a proof that need the artefact alone, no module and no torch
 (docs/reliability.md).
 """
 
@@ -56,13 +56,9 @@ NONE: Mapping[str, Check] = MappingProxyType({})
 def of_artefact(
     folder: Path, model: Model, progress: Callable[[str], None], known: Mapping[str, Check] = NONE
 ) -> Dict[str, Check]:
-    """Run the checks of an artefact and return them by name.
-
-    Args:
-        folder: of the artefact, whose files were checked.
-        model: loaded from it.
-        progress: called with one line of text for each check.
-        known: checks that were done with the module, which are not repeated without it.
+    """Run the checks of an artefact, whose files were checked, and return them by name, with the
+    `known` ones that were done with the module. progress: called with one line of text for each
+    check.
     """
     checks = dict(known)
     for name, check in CHECKS.items():

@@ -20,21 +20,13 @@ Codes = Optional[np.ndarray]
 
 @dataclass(frozen=True)
 class Place:
-    """Numbers at a place of a graph.
+    """Numbers at a place of a graph."""
 
-    Args:
-        node: that reads them.
-        role: "input N" of the node, or "rows" for rows that are gathered before they are decoded.
-        names: of the stored constants that they consist of.
-        numbers: decoded, in the shape in which the operator documents them.
-        decoded: whether they were decoded from codes.
-    """
-
-    node: Node
-    role: str
-    names: Tuple[str, ...]
-    numbers: np.ndarray
-    decoded: bool = False
+    node: Node  # that reads them
+    role: str  # "input N" of the node, or "rows" for rows that are gathered before they are decoded
+    names: Tuple[str, ...]  # of the stored constants that they consist of
+    numbers: np.ndarray  # decoded, in the shape in which the operator documents them
+    decoded: bool = False  # whether they were decoded from codes
 
     @property
     def block(self) -> int:
@@ -46,11 +38,8 @@ class Place:
 
 
 class Constants:
-    """The constants of a graph and of its bodies, and the places where they are read.
-
-    Args:
-        graph: read from the file.
-        folder: of the file and its external data.
+    """The constants of a graph and of its bodies, and the places where they are read. folder: of
+    its external data.
 
     Attributes:
         stored: constants by name, those of nodes Constant by the name of their output.
@@ -86,7 +75,6 @@ class Constants:
 
     def value(self, name: str) -> Optional[Tuple[np.ndarray, Tuple[str, ...]]]:
         """Return a constant, or what nodes FOLDED compute from constants, and the names of these.
-
         None for a value that depends on an input of the graph or on other nodes.
         """
         if name not in self._known:
@@ -107,9 +95,8 @@ class Constants:
         return numbers, tuple(dict.fromkeys(name for _, names in known for name in names))
 
     def _gathered_rows(self) -> Dict[str, List[str]]:
-        """Return the tables of codes, scales and zero points whose rows a DequantizeLinear decodes.
-
-        By name of its output. They are read by Gather with equal indices.
+        """Return the tables of codes, scales and zero points whose rows, gathered by one index, a
+        DequantizeLinear decodes, by name of its output.
         """
         rows: Dict[str, List[str]] = {}
         for node in self.nodes:
@@ -127,10 +114,8 @@ class Constants:
         return rows and node.inputs[0] in self.stored
 
     def decoded(self) -> Iterator[Place]:
-        """Yield the weights that are decoded from codes, in the order of nodes.
-
-        Raises:
-            ValueError: codes of an operator whose inputs are not as documented.
+        """Yield the weights that are decoded from codes, in the order of nodes. Raise ValueError
+        for codes of an operator whose inputs are not as documented.
         """
         for node in self.nodes:
             if node.outputs[0] in self._rows:
@@ -144,9 +129,8 @@ class Constants:
                 yield Place(node, f"input {indices[0]}", names, decode(node, *parts), True)
 
     def plain(self) -> Iterator[Place]:
-        """Yield the other numbers that nodes read, in the order of nodes.
-
-        Nodes FOLDED of constants are no readers; those that read their outputs are.
+        """Yield the other numbers that nodes read, in the order of nodes. Nodes FOLDED of constants
+        are no readers; those that read their outputs are.
         """
         tables = {name for names in self._rows.values() for name in names}
         for node in self.nodes:
@@ -170,10 +154,8 @@ class Constants:
     def read(
         self, node: Node, indices: Sequence[int]
     ) -> Tuple[List[Optional[np.ndarray]], Tuple[str, ...]]:
-        """Return inputs of a node, None for those left out, and the names of their constants.
-
-        Raises:
-            ValueError: an input that is computed from inputs of the graph.
+        """Return inputs of a node, None for those left out, and the names of their constants. Raise
+        ValueError for a computed input.
         """
         parts: List[Optional[np.ndarray]] = []
         names: List[str] = []

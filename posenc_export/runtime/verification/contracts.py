@@ -35,22 +35,15 @@ AT_A_TIME = 1 << 22  # weights that are decoded at a time
 
 @dataclass(frozen=True)
 class Blocks:
-    """Weights (code - zero) * scale [N,K].
+    """Weights (code - zero) * scale [N,K]."""
 
-    Args:
-        codes: unsigned, [N,blocks,block] uint8; with 4 bits [N,blocks,block / 2], the first code in
-            the lower half.
-        scales: [N,blocks] float32.
-        zeros: unsigned, [N,blocks] integers.
-        bits: 4 or 8.
-        inputs: K; the last block is padded.
-    """
-
+    # Unsigned, [N,blocks,block] uint8; with 4 bits [N,blocks,block / 2], the first code in the
+    # lower half
     codes: np.ndarray
-    scales: np.ndarray
-    zeros: np.ndarray
-    bits: int
-    inputs: int
+    scales: np.ndarray  # [N,blocks] float32
+    zeros: np.ndarray  # unsigned, [N,blocks] integers
+    bits: int  # 4 or 8
+    inputs: int  # K; the last block is padded
 
     @property
     def block(self) -> int:
@@ -109,16 +102,11 @@ class Activations:
     mean of both codes. In blocks whose largest input is below SMALLEST, quotients overflow or
     scales are subnormal: codes may be any of -128 .. 127, or the whole block 0, so an output may
     differ by 255 scales.
-
-    Args:
-        codes: [M,blocks,block] float32, or the mean of two codes; padded with 0.
-        scales: [M,blocks] float64.
-        either: [M,K] float64, by how much an activation may differ.
     """
 
-    codes: np.ndarray
-    scales: np.ndarray
-    either: np.ndarray
+    codes: np.ndarray  # [M,blocks,block] float32, or the mean of two codes; padded with 0
+    scales: np.ndarray  # [M,blocks] float64
+    either: np.ndarray  # [M,K] float64, by how much an activation may differ
 
     @staticmethod
     def of(x: np.ndarray, block: int) -> "Activations":
@@ -143,18 +131,14 @@ def codes_of(
 
 
 def of_rounded(x: np.ndarray, y: np.ndarray, weights: Blocks) -> np.ndarray:
-    """Return errors over bounds [M] of x W^T with activations rounded in blocks: accuracy_level 4
-    of MatMulNBits.
+    """Return errors over bounds [M] of x W^T, outputs y [M,N] of activations x [M,K] float32 that
+    are rounded in blocks: accuracy_level 4 of MatMulNBits.
 
     Sums of a block are whole numbers below 2^24 for blocks of at most 256, so they are exact, here
     in float32 too. An output passes through at most one addition for each block and BESIDE further
     roundings, so it is off by at most (blocks + BESIDE) u / (1 - (blocks + BESIDE) u) of the sum
     over k of |x| |scale| (|code| + largest), plus what inputs near a tie may change (Activations),
     plus UNDERFLOW.
-
-    Args:
-        x: activations [M,K] float32.
-        y: outputs of the kernel [M,N] float32.
     """
     rounded, ratios = Activations.of(x, weights.block), np.zeros(len(x))
     count = weights.codes.shape[1] + BESIDE
@@ -199,15 +183,9 @@ def of_float(x: np.ndarray, y: np.ndarray, weights: Blocks) -> np.ndarray:
 def of_integers(
     codes: np.ndarray, y: np.ndarray, weight: np.ndarray, scales: np.ndarray
 ) -> np.ndarray:
-    """Return errors over bounds [M] of MatMulIntegerToFloat.
-
-    The sum of integers is exact. It is converted to float32, and multiplied by both scales: at most
-    4 roundings.
-
-    Args:
-        codes: signed codes of activations [M,K].
-        weight: signed codes [K,N].
-        scales: products of both scales [N].
+    """Return errors over bounds [M] of MatMulIntegerToFloat: signed codes [M,K] times weight [K,N],
+    times the products of both scales [N]. The sum of integers is exact; it passes through at most 4
+    roundings.
     """
     ratios = np.zeros(len(codes))
     for part in _slices(weight.shape[1], len(weight)):
@@ -221,15 +199,9 @@ def of_integers(
 
 
 def of_codes(x: np.ndarray, codes: np.ndarray, scales: np.ndarray) -> np.ndarray:
-    """Return twice the distance of codes from those that rint(x / scale) may have, [M]; 0 if all
-    are right.
-
-    Tokens whose scale may be flushed to 0 have arbitrary codes.
-
-    Args:
-        x: [M,K] float32.
-        codes: signed, [M,K].
-        scales: [M,1] or [M,K] float32.
+    """Return twice the distance of codes [M,K] from those that rint(x / scale) may have, [M]; 0 if
+    all are right. scales: [M,1] or [M,K]. Tokens whose scale may be flushed to 0 have arbitrary
+    codes.
     """
     known = np.broadcast_to(scales >= SMALLEST / 127, x.shape)
     lowest, highest = codes_of(x.astype(np.float64) / np.where(known, scales, 1))
@@ -248,14 +220,10 @@ def of_rows(y: np.ndarray, rows: np.ndarray) -> np.ndarray:
 
 
 def of_half(x: np.ndarray, y: np.ndarray, weight: np.ndarray, unit: float) -> np.ndarray:
-    """Return errors over bounds [M] of MatMul in float16.
+    """Return errors over bounds [M] of MatMul in float16, of x [M,K] and a weight [K,N] to y [M,N].
 
     Inputs are exact, sums of at most K products have unit roundoff `unit`, and the result is
     rounded to float16, of which the smallest number is 2^-24. A result near 65504 may overflow.
-
-    Args:
-        x, y: [M,K] and [M,N] float16.
-        weight: [K,N] float16, or float32 if it is decoded from codes.
     """
     exact, ratios, count = x.astype(np.float64), np.zeros(len(x)), x.shape[1] + 2
     for part in _slices(weight.shape[1], len(weight)):

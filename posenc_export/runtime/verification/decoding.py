@@ -24,15 +24,14 @@ def of_blocks(
     inputs: int,
     dtype: str = "float32",
 ) -> np.ndarray:
-    """Return (code - zero point) * scale of blocks along the last axis.
+    """Return (code - zero point) * scale of blocks along the last axis, computed in a dtype.
 
     Args:
-        codes: bytes of the codes [...,bytes]; each block fills whole bytes.
-        scales: [...,blocks].
+        codes, scales: bytes of the codes [...,bytes], of which each block fills whole ones;
+            [...,blocks].
         zeros: bytes of zero points in rows that fill whole bytes, or zero points in the dtype of
             scales; None for half the number of codes.
         inputs: number of codes of a row that are weights; the others are padding.
-        dtype: in which the product is computed.
     """
     lead, blocks = scales.shape[:-1], scales.shape[-1]
     split = unpacked(codes.reshape(*lead, -1), bits).reshape(*lead, blocks, -1)
@@ -76,15 +75,11 @@ def _cast(numbers: np.ndarray, node: Node) -> np.ndarray:
     return numbers.astype({"float": "float32", "double": "float64"}.get(element, element))
 
 
-def _unsqueezed(numbers: np.ndarray, axes: np.ndarray) -> np.ndarray:
-    return np.expand_dims(numbers, tuple(axes.tolist()))
-
-
 # Nodes of constants that are computed here, as scales and offsets of blocks are.
 FOLDED: Mapping[str, Callable[..., np.ndarray]] = {
     "Cast": lambda node, x: _cast(x, node),
     "Transpose": lambda node, x: x.transpose(node.attributes.get("perm")),
-    "Unsqueeze": lambda node, x, axes: _unsqueezed(x, axes),
+    "Unsqueeze": lambda node, x, axes: np.expand_dims(x, tuple(axes.tolist())),
     "Add": lambda node, x, y: x + y,
     "Mul": lambda node, x, y: x * y,
 }

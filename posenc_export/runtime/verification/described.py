@@ -1,6 +1,4 @@
-"""What the description of a model says about attention: which keys a query sees, and the
-attributes of attention nodes (docs/models.md).
-"""
+"""What the description of a model says about attention and its nodes (docs/models.md)."""
 
 import math
 from typing import Annotated, Any, Callable, Dict, List, Mapping, Optional, Required, TypedDict
@@ -94,10 +92,8 @@ INDICES: Mapping[str, Index] = {"t5": _t5, "shaw": _shaw, "inkling": _inkling}
 
 
 def attentions(manifest: Manifest) -> List[Described]:
-    """Return the description of the attention of each layer, in order.
-
-    Raises:
-        ValueError: the manifest has another config.
+    """Return the description of the attention of each layer. Raise ValueError for another
+    config.
     """
     config = _mapping(manifest.config)
     config = _mapping(config.get("inside", config))
@@ -111,10 +107,8 @@ def attentions(manifest: Manifest) -> List[Described]:
 
 
 def encodings(manifest: Manifest) -> List[Described]:
-    """Return all encodings of a model, those of tokens first.
-
-    Raises:
-        ValueError: the manifest has another config.
+    """Return all encodings of a model, those of tokens first. Raise ValueError for another
+    config.
     """
     config = _mapping(manifest.config)
     config = _mapping(config.get("inside", config))
@@ -196,9 +190,7 @@ def scale(attention: Described) -> float:
 
 def attributes(attention: Described, node: Node, masked: bool) -> Dict[str, Any]:
     """Return the attributes of an attention node that the description determines, by name; None for
-    those that it must not have.
-
-    masked: whether the node is given a mask that hides keys.
+    those that it must not have. masked: whether the node is given a mask that hides keys.
     """
     expected = {"scale": scale(attention), "softcap": attention["softcap"]}
     heads, kv_heads = attention["heads"], attention["kv_heads"]

@@ -52,11 +52,7 @@ class Digests:
 
 
 def digests_of(constants: Constants) -> Dict[str, str]:
-    """Decode all numbers of a graph and return the digests of its nodes.
-
-    Raises:
-        ValueError: codes of an operator whose inputs are not as documented.
-    """
+    """Return the digests of the nodes of a graph. Raise ValueError as Constants.decoded."""
     digests = Digests(constants)
     for place in constants.decoded():
         digests.add(place)
@@ -66,7 +62,6 @@ def digests_of(constants: Constants) -> Dict[str, str]:
 
 
 def _described(node: Node) -> str:
-    """Return operator and attributes of a node, without its bodies."""
     kept = sorted(
         f"{name}={content.hex()}"
         for name, content in node.serialised.items()

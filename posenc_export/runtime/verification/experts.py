@@ -1,7 +1,6 @@
 """The contract of QMoE with activations in float32: the chosen experts, gated and summed.
 
-Contract: ONNX Runtime's docs/ContribOperators.md, QMoE. Shapes: M tokens, K inputs, H hidden
-channels.
+Contract: ONNX Runtime's docs/ContribOperators.md. M tokens, K inputs, H hidden channels.
 """
 
 from typing import Sequence, Tuple

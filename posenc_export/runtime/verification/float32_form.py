@@ -1,24 +1,19 @@
-"""The float32 form of an artefact whose activations are rounded: the same file with nodes that
-compute in float32.
-
-Weights keep the values that the file has. Products, caches and outputs are float32, so that the
-outputs are those of the module up to the tolerance of float32. Inputs keep their element types.
-https://github.com/microsoft/onnxruntime/blob/main/docs/ContribOperators.md describes the operators.
-"""
+"""The float32 form of an artefact that rounds activations: the same file, computed in float32."""
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Dict, Iterator, List, Optional
+from typing import Collection, Dict, Iterator, List, Mapping, Optional
 
 import msgspec
 import numpy as np
 
 from posenc_export.runtime.artefact.manifest import Manifest
 from posenc_export.runtime.artefact.rules import graph_file
-from posenc_export.runtime.graphs.onnx_nodes import Node, Nodes, read
+from posenc_export.runtime.graphs.onnx_nodes import TYPES, Constant, Node, Nodes, element_of, read
 from posenc_export.runtime.graphs.onnx_parts import (
     constant,
     new_node,
+    renamed,
     retyped,
     serialised,
     with_attribute,
@@ -26,7 +21,6 @@ from posenc_export.runtime.graphs.onnx_parts import (
 )
 from posenc_export.runtime.graphs.providers import TORCH_TARGETS
 from posenc_export.runtime.session.model import Model
-from posenc_export.runtime.verification.wider_floats import HALF, widened
 
 ROUNDED, FLOATS = 4, 1  # accuracy_level of MatMulNBits with activations in 8 bits, and in float32
 # Of GroupQueryAttention with caches of 8 bits: its attributes, and the inputs before their scales.
@@ -35,19 +29,12 @@ BEFORE_SCALES = 12
 
 
 def load_form(folder: Path, manifest: Manifest, threads: Optional[int]) -> Model:
-    """Load the float32 form of an artefact whose files were checked, on provider cpu.
-
-    Args:
-        manifest: of the artefact.
-        threads: threads per operator; None uses all cores.
-
-    Raises:
-        ValueError: the graph cannot be read, or ONNX Runtime refuses it.
-        OSError: a file cannot be read.
+    """Load the float32 form of an artefact whose files were checked, on provider cpu. threads: per
+    operator; None uses all cores. Raise ValueError for a graph that cannot be loaded, or OSError.
     """
     described = _described(manifest)
     if manifest.target in TORCH_TARGETS:
-        from posenc_export.runtime.graphs.torch_float32 import load_float32
+        from posenc_export.runtime.graphs.torch_files import load_float32
 
         return Model(load_float32(folder, manifest, described, threads), folder)
     from posenc_export.runtime.graphs.ort_graph import OrtGraph
@@ -58,11 +45,8 @@ def load_form(folder: Path, manifest: Manifest, threads: Optional[int]) -> Model
 
 
 def float32_form(path: Path, manifest: Manifest) -> bytes:
-    """Return the float32 form of model.onnx as a serialised model.
-
-    Raises:
-        ValueError: the file is no model.
-        OSError: the file cannot be read.
+    """Return the float32 form of model.onnx, serialised. Raise ValueError for no model, or
+    OSError.
     """
     graph = read(path)
     ends = {name for state in manifest.states for name in (state.past, state.present)}
@@ -169,3 +153,62 @@ def _with_float_caches(graph: Nodes, manifest: Manifest) -> Nodes:
         for name in (state.past, state.present)
     }
     return replace(graph, nodes=nodes, serialised={**graph.serialised, **described})
+
+
+HALF = ("float16", "bfloat16")
+FLOAT = next(code for code, name in TYPES.items() if name == "float")
+HALF_CODES = tuple(code for code, name in TYPES.items() if name in HALF)
+
+
+def widened(graph: Nodes, states: Collection[str]) -> Nodes:
+    """Return a graph in float32, with the inputs `states`. Other inputs keep their element types.
+    Constants stay in half precision and are cast, once, when ONNX Runtime loads the graph.
+    """
+    cast = [name for name, kind in graph.inputs.items() if kind in HALF and name not in states]
+    names = {name: f"{name}.float32" for name in cast}
+    beginning = [_to_float(name, other) for name, other in names.items()]
+    wide = _in_float32(graph, names)
+    wide.nodes = beginning + wide.nodes
+    for name in set(graph.inputs) & set(states):
+        wide.serialised[name] = _value(graph, name)
+    return wide
+
+
+def _in_float32(graph: Nodes, names: Mapping[str, str]) -> Nodes:
+    """Return a graph or body in float32. names: other names of the values that its nodes read."""
+    constants: Dict[str, Constant] = {}
+    casts: List[Node] = []
+    for name, value in graph.constants.items():
+        half = value.element in HALF
+        stored = renamed(value, f"{name}.half") if half else value
+        constants[stored.name] = stored
+        casts += [_to_float(stored.name, name)] if half else []
+    outputs = {name: _value(graph, name) for name in graph.outputs}
+    return replace(
+        graph,
+        nodes=[*casts, *(_wide_node(node, names) for node in graph.nodes)],
+        constants=constants,
+        serialised={**graph.serialised, **outputs},
+    )
+
+
+def _wide_node(node: Node, names: Mapping[str, str]) -> Node:
+    node = replace(node, inputs=[names.get(name, name) for name in node.inputs])
+    for name, value in list(node.attributes.items()):
+        if isinstance(value, Nodes):
+            node = with_attribute(node, name, _in_float32(value, names))
+        elif isinstance(value, Constant) and value.element in HALF:
+            node = with_attribute(node, name, constant("", value.array(Path()).astype(np.float32)))
+        elif name == "to" and value in HALF_CODES:
+            node = with_attribute(node, name, FLOAT)
+    return node
+
+
+def _to_float(name: str, other: str) -> Node:
+    return new_node("Cast", [name], [other], {"to": FLOAT})
+
+
+def _value(graph: Nodes, name: str) -> bytes:
+    """Return the description of an input or output, with element type float if it was half."""
+    described = graph.serialised[name]
+    return retyped(described, "float") if element_of(described) in HALF else described

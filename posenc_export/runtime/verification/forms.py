@@ -1,15 +1,22 @@
-"""Measure an artefact that rounds activations: its float32 form, and the artefact as exported.
+"""Measure an artefact: its float32 form, as exported, or a few cells when it is loaded."""
 
-The float32 form shows whether the graph is right, at the tolerance of float32. The error of the
-artefact as exported is that of rounding. On the CPU it is reported and has no limit.
-"""
-
+from dataclasses import replace
 from pathlib import Path
 from typing import Callable, Optional
 
-from posenc_export.runtime.artefact.certificate import EXPORTED, FINITE, FORM
+from posenc_export.runtime.artefact.certificate import (
+    EXPORTED,
+    FINITE,
+    FORM,
+    Proof,
+    bound_of,
+    format_cell,
+    worst_cell,
+)
 from posenc_export.runtime.session.model import Model
+from posenc_export.runtime.verification import measuring, proof, reference
 from posenc_export.runtime.verification.case import Level
+from posenc_export.runtime.verification.grid_inputs import BATCHES, SHORT
 from posenc_export.runtime.verification.measuring import measure, sessions
 from posenc_export.runtime.verification.proof import Accuracy, Expected, Measured
 
@@ -23,16 +30,10 @@ def measured(
     threads: Optional[int] = 1,
     quick: bool = False,
 ) -> Measured:
-    """Measure every cell of the float32 form, if the artefact has one, and of the artefact.
-
-    Args:
-        model: loaded from `folder`.
-        threads: threads per operator of the model and its form.
-        quick: run one scenario for each kind of call.
-
-    Raises:
-        ModuleNotFoundError: the artefact has a form, and ONNX Runtime is not installed.
-        ValueError: the form cannot be loaded.
+    """Measure every cell of the float32 form, if the artefact has one, and of the artefact, from
+    which `model` was loaded with these threads per operator. quick: run one scenario for each kind
+    of call. Raise ValueError if the form cannot be loaded, ModuleNotFoundError without ONNX
+    Runtime.
     """
     level = Level.QUICK if quick else Level.WHOLE
     if not accuracy.float32:
@@ -76,3 +77,34 @@ def _cells(
 ) -> Measured:
     session, *workers = sessions(model, threads)
     return measure(session, expected, limit, progress, workers, level=level)
+
+
+def check_outputs(model: Model, folder: Path) -> None:
+    """Raise ValueError unless a model that was loaded from `folder` gives, within the tolerance,
+    the outputs of its reference on its provider. An artefact without a reference is not checked.
+    """
+    if model.manifest.reference is None:
+        return
+    proven = few_cells(model, folder)
+    if not proven["passed"]:
+        cell = worst_cell(proven)
+        got = proven["failures"].get(cell) or f"an error of {format_cell(proven, cell)} in '{cell}'"
+        rule = (
+            f"expected outputs of provider {model.provider} within {bound_of(proven, cell):.1e} "
+            "of the reference of the artefact"
+        )
+        raise ValueError(f"runtime: {rule}, got {got}; give provider cpu")
+
+
+def few_cells(model: Model, folder: Path) -> Proof:
+    """Measure the cells of Level.LOAD up to the first that exceeds its tolerance, and return them
+    as a certificate does. Raise ValueError if the reference is missing or cannot be read.
+    """
+    manifest, expected = model.manifest, reference.read(model.manifest, folder)
+    assert manifest.reference is not None  # checked by reference.read
+    accuracy = replace(proof.default_accuracy(model.provider, manifest.reference), float32=0.0)
+    session = model.session(batch=max(BATCHES), capacity=min(manifest.max_positions, SHORT))
+    measured = measuring.measure(
+        session, expected, accuracy, lambda _: None, until_failure=True, level=Level.LOAD
+    )
+    return proof.certificate(session, accuracy, measured, quick=True)

@@ -1,6 +1,4 @@
-"""Check "attention": fused attention of an artefact alone, at the edges of its description,
-against attention in float64 (ONNX Runtime, contrib operators).
-"""
+"""Check "attention": fused attention alone, at the edges of its description, against float64."""
 
 import functools
 from dataclasses import dataclass
@@ -15,14 +13,7 @@ from posenc_export.runtime.graphs import kernel_library, onnx_nodes
 from posenc_export.runtime.graphs.onnx_nodes import Node, Nodes
 from posenc_export.runtime.graphs.onnx_parts import opened, serialised
 from posenc_export.runtime.session.model import Model
-from posenc_export.runtime.verification import integer_calls
-from posenc_export.runtime.verification.heads import (
-    Heads,
-    by_query_head,
-    by_token,
-    softmax,
-    visible,
-)
+from posenc_export.runtime.verification import attention, integer_calls
 from posenc_export.runtime.verification.integer_graph import integer_part
 
 OPERATORS = ("GroupQueryAttention", kernel_library.OPERATOR)
@@ -43,44 +34,33 @@ class Kernel:
     """A node and the sizes of its inputs. Equal kernels have equal results.
 
     Args:
-        model: the node alone as a model.
         heads, kv_heads, size: H, K and head size D.
-        rotary: size r of the rotated part of a head; 0 for none.
-        interleaved: which entries form a pair.
-        window: number of keys that a query sees; 0 for all.
         scale, softcap: of scores; 0 for no cap.
         packed, sinks, scaled: whether q, k and v are one input, and inputs for sinks and for scales
             of 8-bit caches exist.
-        lengths: numbers of tokens after a call, both sides of each edge.
-        chunk: positions of a chunk; 0 for none.
-        range: columns of the table of biases by distance; 0 for none.
-        given: names of the inputs.
     """
 
-    model: bytes
+    model: bytes  # the node alone as a model
     heads: int
     kv_heads: int
     size: int
-    rotary: int
-    interleaved: bool
-    window: int
+    rotary: int  # size r of the rotated part of a head; 0 for none
+    interleaved: bool  # which entries form a pair
+    window: int  # number of keys that a query sees; 0 for all
     scale: float
     softcap: float
     packed: bool
     sinks: bool
     scaled: bool
-    lengths: Tuple[int, ...]
-    chunk: int
-    range: int
-    given: Tuple[str, ...]
+    lengths: Tuple[int, ...]  # numbers of tokens after a call, both sides of each edge
+    chunk: int  # positions of a chunk; 0 for none
+    range: int  # columns of the table of biases by distance; 0 for none
+    given: Tuple[str, ...]  # names of the inputs
 
 
 def check(folder: Path, model: Model) -> Check:
-    """Compare each kind of fused attention node of an artefact with attention in float64, on
-    this machine's CPU.
-
-    Raises:
-        OSError: a file cannot be read.
+    """Compare each kind of fused attention node of an artefact with attention in float64, on this
+    machine's CPU. Raise OSError for a file that cannot be read.
     """
     manifest, calls = model.manifest, 0
     failures: Dict[str, str] = {}
@@ -145,10 +125,8 @@ def _kernel(graph: Nodes, node: Node, size: int, lengths: Tuple[int, ...]) -> Ke
 
 @functools.lru_cache(256)
 def compared(kernel: Kernel) -> Tuple[int, str]:
-    """Return how many rows were compared and the first fault; once per kernel and process, for the
-    installed runtime.
-
-    Rows have different lengths, and slots after them hold large numbers.
+    """Return how many rows were compared and the first fault; once per kernel and process. Rows
+    have different lengths, and slots after them hold large numbers.
     """
     session = opened(kernel.model, Path("."))
     random, count = np.random.default_rng(0), 0
@@ -180,7 +158,6 @@ def _calls(lengths: Tuple[int, ...]) -> Iterator[Tuple[List[int], int]]:
 def _case(
     kernel: Kernel, cached: List[int], new: int, random: np.random.Generator
 ) -> Tuple[Dict[str, np.ndarray], np.ndarray]:
-    """Return the inputs of a call, and its output [B,S,H*D] in float64."""
     rows, longest = len(cached), max(cached) + new
     h, kv, d = kernel.heads, kernel.kv_heads, kernel.size
     q, k, v = (_numbers(kernel, random, (rows, new, n, d)) for n in (h, kv, kv))
@@ -197,7 +174,7 @@ def _case(
     for row, count in enumerate(cached):
         for kind in past:
             kind[row, :, count:] = JUNK
-        queries, keys, values = (Heads.of_tokens(x[row]) for x in (q, k, v))
+        queries, keys, values = (attention.Heads.of_tokens(x[row]) for x in (q, k, v))
         at = positions[row]
         turned, turned_keys = (
             heads.rotated(cos[at], sin[at], kernel.interleaved)
@@ -227,15 +204,12 @@ def _case(
 
 
 def _waves(random: np.random.Generator, rows: int, width: int) -> Tuple[np.ndarray, np.ndarray]:
-    """Return cosines and sines [rows,width] of random angles."""
     angles = random.uniform(0, 6, (rows, width))
     return np.cos(angles).astype(np.float32), np.sin(angles).astype(np.float32)
 
 
 class _Scores(NamedTuple):
-    """What scores of a row are added to and hidden by: sinks [H] or None, biases by distance
-    [H,range], and positions of new tokens [S].
-    """
+    """Sinks [H] or None, biases by distance [H,range], and positions of new tokens [S] of a row."""
 
     sinks: Optional[np.ndarray]
     distances: np.ndarray
@@ -254,7 +228,7 @@ def _stored(kernel: Kernel, cache: np.ndarray) -> np.ndarray:
 
 def _attended(kernel: Kernel, q: np.ndarray, read: List[np.ndarray], given: _Scores) -> np.ndarray:
     """Return the output [S,H*D] of queries [H,S,D] with keys and values [K,T,D]."""
-    keys, values = (by_query_head(part, kernel.heads) for part in read)
+    keys, values = (attention.by_query_head(part, kernel.heads) for part in read)
     scores = kernel.scale * (q @ keys.transpose(0, 2, 1))  # [H,S,T]
     if kernel.softcap:
         scores = kernel.softcap * np.tanh(scores / kernel.softcap)
@@ -262,10 +236,10 @@ def _attended(kernel: Kernel, q: np.ndarray, read: List[np.ndarray], given: _Sco
     behind = np.arange(total - count, total)[:, None] - np.arange(total)
     if kernel.range:
         scores = scores + given.distances[:, np.clip(behind, 0, kernel.range - 1)]
-    seen = visible(count, total, kernel.window)
+    seen = attention.visible(count, total, kernel.window)
     if kernel.chunk:
         seen = seen & (behind <= given.positions[:, None] % kernel.chunk)
     scores = np.where(seen, scores, -np.inf)
-    sinks = given.sinks
-    weights = softmax(scores) if sinks is None else softmax(scores, sinks[:, None, None])
-    return by_token(weights @ values)
+    sinks = -np.inf if given.sinks is None else given.sinks[:, None, None]
+    weights = attention.softmax(scores, sinks)
+    return attention.by_token(weights @ values)

@@ -1,5 +1,4 @@
-"""Calls on the integer part of a graph: rows of all lengths around every edge, their inputs, and
-the positions that follow from the description.
+"""Calls on the integer part of a graph: rows of all lengths around every edge, and their inputs.
 
 Shapes: B rows, S new tokens, P slots of caches that a call is given, T keys of a call, A
 coordinates.
@@ -28,21 +27,13 @@ EDGES = (*NAMES, "left", "right", "extent", "clamp", "period", "first")
 
 @dataclass(frozen=True)
 class Call:
-    """Rows that a graph is called with.
+    """Rows that a graph is called with."""
 
-    Args:
-        start: position of the first token of each row [B].
-        cached: number of tokens in its caches [B].
-        new: number of new tokens [B].
-        width: columns S; those after the new tokens of a row are padding.
-        slots: slots P of the caches.
-    """
-
-    start: np.ndarray
-    cached: np.ndarray
-    new: np.ndarray
-    width: int
-    slots: int
+    start: np.ndarray  # position of the first token of each row [B]
+    cached: np.ndarray  # number of tokens in its caches [B]
+    new: np.ndarray  # number of new tokens [B]
+    width: int  # columns S; those after the new tokens of a row are padding
+    slots: int  # slots P of the caches
 
     @property
     def columns(self) -> np.ndarray:
@@ -64,25 +55,16 @@ class Call:
 
 @dataclass(frozen=True)
 class Places:
-    """A call as a graph of an artefact takes it, and what follows from its description.
+    """A call as a graph of an artefact takes it, and what follows from its description."""
 
-    Args:
-        feeds: inputs of the graph by name.
-        queries: positions of new tokens [B,S], -1 at padding.
-        keys: positions of keys [B,T], -1 where there is none.
-        coordinates: of new tokens [A,B,S]; None without coordinates.
-        first: slot that the first new token of each row is written to [B].
-        last: slot of the last token of each row [B]; of the last column if slots are columns.
-        call: rows of the call.
-    """
-
-    feeds: Mapping[str, np.ndarray]
-    queries: np.ndarray
-    keys: np.ndarray
-    coordinates: Any
-    first: np.ndarray
+    feeds: Mapping[str, np.ndarray]  # inputs of the graph by name
+    queries: np.ndarray  # positions of new tokens [B,S], -1 at padding
+    keys: np.ndarray  # positions of keys [B,T], -1 where there is none
+    coordinates: Any  # of new tokens [A,B,S]; None without coordinates
+    first: np.ndarray  # slot that the first new token of each row is written to [B]
+    # Slot of the last token of each row [B]; of the last column if slots are columns
     last: np.ndarray
-    call: Call
+    call: Call  # rows of the call
 
 
 def edges(manifest: Manifest) -> List[int]:
@@ -114,12 +96,8 @@ def whole_range(manifest: Manifest) -> Call:
 
 def calls(manifest: Manifest, caches: bool, heads: int = 1) -> Iterator[Call]:
     """Yield the calls of an artefact: all combinations of a few slots, a step at every cached
-    length, and calls on both sides of each edge.
-
-    Args:
-        caches: whether tokens may be cached; otherwise every call is a whole sequence.
-        heads: number of values for each query and key. Masks of several heads are evaluated on half
-            as many slots, and at as many lengths as CELLS allow.
+    length, and calls on both sides of each edge; without caches whole sequences. Masks of several
+    heads are evaluated on half as many slots, and at as many lengths as CELLS allow.
     """
     most = manifest.max_positions
     few = min(EXHAUSTIVE if heads == 1 else EXHAUSTIVE // 2, most)

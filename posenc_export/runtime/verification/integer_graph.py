@@ -1,6 +1,4 @@
-"""Cut the integer part out of an ONNX graph: what positions, lengths and sizes determine without
-weights (onnx.proto).
-"""
+"""Cut the integer part out of an ONNX graph: what positions, lengths and sizes determine."""
 
 import functools
 import re
@@ -29,42 +27,30 @@ BRANCH = re.compile(r"(\d+)\.(?:then|else)_branch\.")
 
 @dataclass(frozen=True)
 class Use:
-    """A node that reads a value of the integer part and does not belong to it.
+    """A node that reads a value of the integer part and does not belong to it."""
 
-    Args:
-        operator: operator of the node; "output" for an output of the graph.
-        input: index of the input; -1 for an output of the graph.
-        layer: layer of the attention that the node belongs to; -1 for none.
-        on_state: whether its first input is an input of the graph, such as a cache.
-    """
-
-    operator: str
-    input: int
-    layer: int = -1
-    on_state: bool = False
+    operator: str  # operator of the node; "output" for an output of the graph
+    input: int  # index of the input; -1 for an output of the graph
+    layer: int = -1  # layer of the attention that the node belongs to; -1 for none
+    on_state: bool = False  # whether its first input is an input of the graph, such as a cache
 
 
 @dataclass
 class IntegerPart:
-    """The integer part of a graph.
+    """The integer part of a graph."""
 
-    Args:
-        graph: the whole graph without subgraphs.
-        nodes: nodes of the part, in order.
-        uses: readers of each value that leaves the part.
-        tables: constant and index of each Gather from a constant in the part, by name of the index.
-        free: names of other values of which the part reads the shape, and whether they are embedded
-            tokens [B,S,E].
-        attention: attention nodes and their layers, in order.
-        casts: by a float32 value in half precision, which numpy may not have, that value.
-    """
-
-    graph: Nodes
-    nodes: List[Node] = field(default_factory=list)
+    graph: Nodes  # the whole graph without subgraphs
+    nodes: List[Node] = field(default_factory=list)  # nodes of the part, in order
+    # Readers of each value that leaves the part
     uses: Dict[str, List[Use]] = field(default_factory=dict)
+    # Constant and index of each Gather from a constant in the part, by name of the index
     tables: Dict[str, List[Constant]] = field(default_factory=dict)
+    # Names of other values of which the part reads the shape, and whether they are embedded tokens
+    # [B,S,E]
     free: Dict[str, bool] = field(default_factory=dict)
+    # Attention nodes and their layers, in order
     attention: List[Tuple[Node, int]] = field(default_factory=list)
+    # By a float32 value in half precision, which numpy may not have, that value
     casts: Dict[str, str] = field(default_factory=dict)
 
     def layers_after(self, name: str) -> List[int]:
@@ -78,9 +64,8 @@ class IntegerPart:
 
 def without_bodies(graph: Nodes) -> Nodes:
     """Return a graph whose subgraphs stand among its nodes: those of all branches of If, before it.
-
-    Inputs of the bodies of Loop and Scan become values that no node computes. The attribute of a
-    subgraph becomes the names of its outputs.
+    Inputs of the bodies of Loop and Scan become values that no node computes, and the attribute of
+    a subgraph the names of its outputs.
     """
     constants = dict(graph.constants)
     nodes = list(_inlined(graph.nodes, constants, {}, ""))
@@ -150,7 +135,6 @@ def integer_part(whole: Nodes) -> IntegerPart:
 
 
 def _leave(part: IntegerPart, node: Node, varying: Set[str], layers: Mapping[str, int]) -> None:
-    """Record the values of the part that a node outside it reads."""
     layer = layers.get(node.outputs[0], -1)
     if node.operator in ATTENTIONS:
         part.attention.append((node, layer))
@@ -162,9 +146,9 @@ def _leave(part: IntegerPart, node: Node, varying: Set[str], layers: Mapping[str
 
 
 def _layers(graph: Nodes) -> Dict[str, int]:
-    """Return the layer of each value: that of the attention which reads it next, or else of the
-    attention before it. Attention has the layer of its caches, or its place in a graph without, of
-    which a call runs one branch of an If.
+    """Return the layer of each value: that of the attention which reads it next, or else before it.
+    Attention has the layer of its caches, or without, of which a call runs one branch of an If, its
+    place.
     """
     before: Dict[str, int] = {}
     for name in graph.inputs:
@@ -203,18 +187,14 @@ def _read(node: Node) -> List[str]:
 
 @dataclass(frozen=True)
 class Program:
-    """A part of a graph as a model whose values have names that do not depend on the graph, so that
+    """A part of a graph as a model with names of values that do not depend on the graph, so that
     equal parts share a session.
-
-    Args:
-        model: serialised.
-        inputs: new name and element type of each input that it reads, by its name in the graph.
-        outputs: new names, in the order of those requested.
     """
 
-    model: bytes
+    model: bytes  # serialised
+    # New name and element type of each input that it reads, by its name in the graph
     inputs: Tuple[Tuple[str, str, str], ...]
-    outputs: Tuple[str, ...]
+    outputs: Tuple[str, ...]  # new names, in the order of those requested
 
     def run(self, feeds: Mapping[str, np.ndarray]) -> List[np.ndarray]:
         """Return the outputs for values by their names in the graph, or of embedded tokens."""
@@ -230,11 +210,7 @@ def session(model: bytes) -> Any:
 
 
 def program(part: IntegerPart, outputs: Collection[str], folder: Path) -> Program:
-    """Return the nodes that compute some values of the part.
-
-    Raises:
-        OSError: a file of constants cannot be read.
-    """
+    """Return the nodes that compute some values of the part. Raise OSError for constants."""
     needed, nodes = set(outputs), []
     for node in reversed(part.nodes):
         if needed.intersection(node.outputs):
@@ -251,7 +227,7 @@ def program(part: IntegerPart, outputs: Collection[str], folder: Path) -> Progra
     renamed = Nodes(opsets=part.graph.opsets)
     for name, value in part.graph.constants.items():
         if name in needed:
-            renamed.constants[names[name]] = constant(names[name], _exact(value, folder))
+            renamed.constants[names[name]] = constant(names[name], value.array(folder))
     for node in nodes:
         ins, outs = ([names[n] for n in side] for side in (node.inputs, node.outputs))
         renamed.nodes.append(replace(node, name="", inputs=ins, outputs=outs))
@@ -266,7 +242,3 @@ def _element(graph: Nodes, name: str) -> str:
     """Return the element type of an input. Of others than integers, only shapes are read."""
     element = graph.inputs.get(name, "float")
     return "float" if element in FLOATS else element
-
-
-def _exact(value: Constant, folder: Path) -> np.ndarray:
-    return np.array(value.array(folder), order="C")

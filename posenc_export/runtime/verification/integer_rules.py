@@ -1,7 +1,4 @@
-"""What values of the integer part of a graph must be, in numpy, from the description alone.
-
-Shapes: B rows, S new tokens, T keys, A coordinates.
-"""
+"""What values of the integer part must be. Shapes: B rows, S new tokens, T keys, A coordinates."""
 
 from dataclasses import dataclass
 from functools import partial
@@ -22,23 +19,16 @@ HIDDEN = -1e29  # scores of hidden keys are -inf, or -1e30 where a softmax over 
 
 @dataclass(frozen=True)
 class Rule:
-    """A function of a call that a graph may compute.
+    """A function of a call that a graph may compute."""
 
-    Args:
-        name: what it is, in the certificate.
-        axes: of its numbers: b rows, s new tokens, t keys; others are found by their size.
-        numbers: computes it.
-    """
-
-    name: str
-    axes: str
-    numbers: Callable[[], Any]
+    name: str  # what it is, in the certificate
+    axes: str  # of its numbers: b rows, s new tokens, t keys; others are found by their size
+    numbers: Callable[[], Any]  # computes it
 
 
 def layout(first: np.ndarray, second: np.ndarray, sizes: Sequence[Tuple[int, int]]) -> Layout:
-    """Return the meaning of each axis of a value by its shapes in two calls.
-
-    sizes: numbers of rows, new tokens and keys in the two calls.
+    """Return the meaning of each axis of a value by its shapes in two calls, whose numbers of rows,
+    new tokens and keys are `sizes`.
     """
     known = dict(zip(reversed(sizes), "tsb", strict=True))
     axes = [known.get(pair, str(pair[0])) for pair in zip(first.shape, second.shape, strict=True)]
@@ -48,11 +38,8 @@ def layout(first: np.ndarray, second: np.ndarray, sizes: Sequence[Tuple[int, int
 
 
 def arranged(numbers: np.ndarray, axes: str, target: Layout) -> Optional[np.ndarray]:
-    """Return numbers with axes such as "bs" in the layout of a value; None if the value lacks one
-    of them.
-
-    Axes other than those of rows, new tokens and keys are found by their size. A value without the
-    axis of rows is compared with the first row.
+    """Return numbers with axes such as "bs" in the layout of a value; None if it lacks one of them.
+    Other axes than b, s and t are found by their size. A value without b is compared with row 0.
     """
     if "b" in axes and "b" not in target:
         numbers, axes = numbers[0], axes.replace("b", "", 1)
@@ -66,9 +53,8 @@ def arranged(numbers: np.ndarray, axes: str, target: Layout) -> Optional[np.ndar
 
 
 def integers(manifest: Manifest, places: Places, rows: Optional[int]) -> Iterator[Rule]:
-    """Yield the functions of a call that a graph may compute.
-
-    rows: rows of the table that the value is an index of; None for other values.
+    """Yield the functions of a call that a graph may compute. rows: of the table that the value
+    indexes.
     """
     q, k, call = places.queries, places.keys, places.call
     most = np.iinfo(np.int64).max if rows is None else rows - 1
@@ -96,7 +82,6 @@ def integers(manifest: Manifest, places: Places, rows: Optional[int]) -> Iterato
 def _of_positions(
     manifest: Manifest, name: str, axes: str, positions: np.ndarray, most: int
 ) -> Iterator[Rule]:
-    """Yield functions of the positions of tokens or of keys."""
     yield Rule(f"positions of {name}", axes, lambda: np.clip(positions, 0, most))
     yield Rule(f"positions of {name}, -1 for none", axes, lambda: positions)
     yield Rule(f"whether {name} are no padding", axes, lambda: positions >= 0)
@@ -134,10 +119,8 @@ def _distances(
 
 
 def allowed(manifest: Manifest, axes: Layout, layers: Sequence[int] = ()) -> Tuple[str, ...]:
-    """Return the rules of which an index with these axes follows one; empty if others may hold.
-
-    Args:
-        layers: layers that read the index; none if they are not known.
+    """Return the rules of which an index with these axes, read by these layers, follows one; empty
+    if others may hold.
     """
     if "s" in axes and "t" in axes:
         attentions = described.attentions(manifest)
@@ -148,7 +131,7 @@ def allowed(manifest: Manifest, axes: Layout, layers: Sequence[int] = ()) -> Tup
     return ()
 
 
-def by_position(manifest: Manifest, offsets: bool = True) -> Tuple[str, ...]:
+def by_position(manifest: Manifest) -> Tuple[str, ...]:
     """Return the rules of which an index of a table with a row for each position follows one."""
     numbers = range(manifest.axes)
     names = [
@@ -156,7 +139,7 @@ def by_position(manifest: Manifest, offsets: bool = True) -> Tuple[str, ...]:
         "distances within the table",
         *(f"coordinate {n} of tokens" for n in numbers),
     ]
-    for offset in _numbers(manifest, "offset") if offsets else ():
+    for offset in _numbers(manifest, "offset"):
         names += [f"{name} plus {offset}" for name in POSITIONS]
     return (*names, "coordinates of tokens", "last positions of rows")
 
@@ -170,10 +153,8 @@ def _numbers(manifest: Manifest, name: str) -> List[int]:
 def agreement(
     value: np.ndarray, rule: Rule, target: Layout, places: Places
 ) -> Optional[Tuple[int, int]]:
-    """Return how many entries of a value are those of a rule, and how many were compared; None if
-    the value has other axes.
-
-    Entries of padding and of hidden keys have no meaning.
+    """Return how many entries of a value are those of a rule, and how many were compared: not those
+    of padding and hidden keys. None if the value has other axes.
     """
     axes = rule.axes
     if ("s" in target and "t" in target) != ("s" in axes and "t" in axes):
@@ -203,11 +184,11 @@ def mask_fault(
     places: Places,
     windows: Mapping[int, int],
 ) -> str:
-    """Return which key is wrongly seen or hidden by queries that are no padding, or an empty text.
+    """Return which key is wrongly seen or hidden [B,S,T] by queries that are no padding, or an
+    empty text.
 
     Args:
         layers: layers that read the mask.
-        hidden: [B,S,T], whether the mask hides keys.
         windows: by layer, keys that its attention node sees by slot: 0 for all up to the query;
             layers whose mask alone decides are missing.
     """

@@ -16,23 +16,15 @@ PARTLY = "holds a part of the keys"
 
 @dataclass(frozen=True)
 class Role:
-    """What a value of the integer part is for.
+    """What a value of the integer part is for."""
 
-    Args:
-        place: name in the certificate.
-        axes: layout of the value.
-        layers: layers whose mask it is; empty for an integer.
-        windows: layer and window of attention nodes that hide keys themselves.
-        allowed: names of the rules that it may follow; empty for any.
-        rows: rows of the table that it is an index of, or -1.
-    """
-
-    place: str
-    axes: Layout
-    layers: Tuple[int, ...] = ()
+    place: str  # name in the certificate
+    axes: Layout  # layout of the value
+    layers: Tuple[int, ...] = ()  # layers whose mask it is; empty for an integer
+    # Layer and window of attention nodes that hide keys themselves
     windows: Tuple[Tuple[int, int], ...] = ()
-    allowed: Tuple[str, ...] = ()
-    rows: int = -1
+    allowed: Tuple[str, ...] = ()  # names of the rules that it may follow; empty for any
+    rows: int = -1  # rows of the table that it is an index of, or -1
 
 
 @dataclass
@@ -46,11 +38,7 @@ class Findings:
 
 
 class Tally:
-    """Compares a value with its role, call by call.
-
-    Args:
-        biases: tables that a bias may have, by layer (bias_tables.tables).
-    """
+    """Compares a value with its role, call by call. biases: by layer, of bias_tables.tables."""
 
     def __init__(self, role: Role, biases: Sequence[Tuple[np.ndarray, ...]]) -> None:
         self.role, self.fault, self.unknown = role, "", ""
@@ -94,7 +82,6 @@ class Tally:
         ).reshape(shape)
 
     def _bias_fault(self, value: np.ndarray, places: Places) -> str:
-        """Return where a bias differs from its table, or an empty text."""
         if not self.biases and not value.any(where=np.isfinite(value)):
             return ""
         if not self.biases:

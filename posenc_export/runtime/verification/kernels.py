@@ -1,6 +1,4 @@
-"""Nodes of a graph whose outputs are compared with the documented arithmetic of their operator
-(contracts.py).
-"""
+"""Nodes that are compared with the documented arithmetic of their operator (contracts.py)."""
 
 import platform
 from dataclasses import dataclass
@@ -25,36 +23,23 @@ BLOCK = 32
 
 @dataclass(frozen=True)
 class CheckedNode:
-    """A node that is compared.
+    """A node that is compared."""
 
-    Args:
-        name: of the operator and its weight.
-        ratios: returns the errors over bounds of the outputs of each token [M] of some calls.
-        output: name of the value whose numbers are compared.
-        reads: names of the values that must be recorded beside it.
-        wrong: what is wrong with its attributes; empty for nothing.
-        alone: nodes that compute the outputs from the first of `reads`. They run as a graph of
-            their own, on the recorded inputs, and the outputs are not recorded; empty if they are.
-        skipped: attributes that its contract does not describe, so that it is not compared; empty
-            for none.
-    """
-
-    name: str
-    output: str
-    reads: Tuple[str, ...]
+    name: str  # of the operator and its weight
+    output: str  # name of the value whose numbers are compared
+    reads: Tuple[str, ...]  # names of the values that must be recorded beside it
+    # Returns the errors over bounds of the outputs of each token [M] of some calls
     ratios: Callable[[Sequence[Record]], np.ndarray]
-    wrong: str = ""
+    wrong: str = ""  # what is wrong with its attributes; empty for nothing
+    # Nodes that compute the outputs from the first of `reads`. They run as a graph of their own, on
+    # the recorded inputs, and the outputs are not recorded; empty if they are.
     alone: Tuple[Node, ...] = ()
+    # Attributes that its contract does not describe, so that it is not compared; empty for none
     skipped: str = ""
 
 
 class Graph:
-    """The nodes and constants of an artefact.
-
-    Args:
-        nodes: read from its graph.
-        folder, manifest: of the artefact.
-    """
+    """The nodes and constants of the graph of an artefact."""
 
     def __init__(self, nodes: Nodes, folder: Path, manifest: Manifest) -> None:
         self.nodes, self.folder, self.manifest = nodes, folder, manifest
@@ -124,7 +109,7 @@ def _product(
     name: str, x: str, output: str, weights: Callable[[], Blocks], level: int, wrong: str = ""
 ) -> CheckedNode:
     """A product with weights in blocks. accuracy_level is the least accuracy: without a kernel that
-    rounds activations in blocks of this size, ONNX Runtime computes with those in float32.
+    rounds blocks of this size, ONNX Runtime computes with activations in float32.
     """
 
     def ratios(records: Sequence[Record]) -> np.ndarray:
@@ -178,12 +163,9 @@ def _transposed(graph: Graph, node: Node) -> Blocks:
 
 
 def _half(graph: Graph, node: Node) -> Optional[CheckedNode]:
-    """A MatMul with a weight in float16. Processors of ARM may add in float16, all others convert
-    to float32.
-
-    Within the graph, ONNX Runtime leaves out conversions to float16 between two nodes that compute
-    in float32, so that the recorded values are rounded once more than those that the kernel reads.
-    Its contract is that of the node alone.
+    """A MatMul with a weight in float16. Within the graph, ONNX Runtime leaves out conversions to
+    float16 between two nodes that compute in float32, so that the recorded values are rounded once
+    more than those that the kernel reads. Its contract is that of the node alone.
     """
     x, weight, output = (*node.inputs, node.outputs[0])
     turned = graph.maker(weight, "Transpose")
@@ -202,7 +184,7 @@ def _half(graph: Graph, node: Node) -> Optional[CheckedNode]:
 
 
 def _unit() -> float:
-    """Return the unit roundoff of sums of products in float16."""
+    """Unit roundoff of sums of products in float16, in which processors of ARM may add."""
     arm = platform.machine().lower() in ("arm64", "aarch64")
     return contracts.HALF_UNIT if arm else contracts.UNIT
 
@@ -266,7 +248,6 @@ def _ids(records: Sequence[Record], name: str) -> np.ndarray:
 
 
 def _flat(records: Sequence[Record], ids: str, output: str) -> np.ndarray:
-    """Return gathered rows [M,n]."""
     return np.concatenate([call[output].reshape(call[ids].size, -1) for call in records])
 
 

@@ -1,6 +1,4 @@
-"""Cells of the long sequence: a cache filled to its end, and calls of each kind on both sides of
-every edge (long_sequence.py).
-"""
+"""Cells of the long sequence: calls of each kind on both sides of every edge, and a full cache."""
 
 import functools
 from typing import Callable, Dict, Iterable, List, Mapping, Optional
@@ -9,18 +7,9 @@ import numpy as np
 
 from posenc_export.runtime.artefact.manifest import Manifest
 from posenc_export.runtime.session.session import Session
+from posenc_export.runtime.verification import grid_inputs
 from posenc_export.runtime.verification.case import Cell, Pairs
-from posenc_export.runtime.verification.inputs import encoder_rows
-from posenc_export.runtime.verification.long_sequence import (
-    LongSequence,
-    Run,
-    calls,
-    compared_of,
-    fill_chunk,
-    length_for,
-    runs,
-    tokens_of,
-)
+from posenc_export.runtime.verification.grid_inputs import LongSequence, Run, calls, fill_chunk
 
 FILLED = "cache filled to its end"
 RUN_UP = 8  # tokens before a run that the call across it also reads
@@ -30,14 +19,10 @@ def long_cells(
     manifest: Manifest, sequence: LongSequence, rounds: bool, title: str = ""
 ) -> List[Cell]:
     """Return the cells of a sequence. They continue on one session, which reads the sequence once.
-
-    Args:
-        manifest: of the session.
-        rounds: whether its graph rounds activations. If so, one cell has all calls: the root mean
-            square of few errors varies.
-        title: begins the names of the cells.
+    title: begins their names. If the graph rounds, one cell has all calls: the root mean square of
+    few errors varies.
     """
-    crossed = runs(sequence.edges, sequence.tokens.shape[1])
+    crossed = grid_inputs.runs(sequence.edges, sequence.tokens.shape[1])
     if not manifest.states:
         names = ", ".join(name for run in crossed for name in run.names)
         name = f"one call of {sequence.tokens.shape[1]:,} tokens, {names}"
@@ -65,21 +50,18 @@ def outputs_by(
     advance: Callable[[int], None] = lambda read: None,
     length: int = 0,
 ) -> Optional[LongSequence]:
-    """Return the long sequence with the outputs of a session; None for a bidirectional model
-    without an edge that it reaches.
+    """Return the long sequence with the outputs of a session, which may compute in another dtype
+    than the artefact; None for a bidirectional model without an edge that it reaches.
 
     Args:
-        session: may compute in another dtype than the artefact; it gets the artefact's inputs in
-            its own.
-        manifest: of the artefact.
         edges: indices of tokens at edges, by name.
         advance: called with the number of tokens that are read.
         length: number of tokens; 0 for that of a whole model.
     """
-    length = length or length_for(manifest, edges)
+    length = length or grid_inputs.length_for(manifest, edges)
     if not length:
         return None
-    tokens = tokens_of(manifest, length)
+    tokens = grid_inputs.tokens_of(manifest, length)
     read = tokens if tokens.dtype == np.int64 else tokens.astype(session.manifest.passed_dtype)
     session.reset()
     if not manifest.states:
@@ -87,7 +69,7 @@ def outputs_by(
         outputs = session.prefill(read)
         advance(length)
         return LongSequence(tokens, compared, outputs, edges)
-    compared, parts = compared_of(manifest, edges, length), []
+    compared, parts = grid_inputs.compared_of(manifest, edges, length), []
     for first, end, count in calls(compared, 0, length, fill_chunk(manifest)):
         outputs = session.prefill(
             read[:, first:end],
@@ -101,7 +83,7 @@ def outputs_by(
 
 def _encoder(session: Session, manifest: Manifest, first: int) -> Optional[List[np.ndarray]]:
     """Return encoder outputs for the first call of a sequence; None for others."""
-    rows = encoder_rows(manifest, 1) if first == 0 else None
+    rows = grid_inputs.encoder_rows(manifest, 1) if first == 0 else None
     return rows and [row.astype(session.manifest.passed_dtype) for row in rows]
 
 
@@ -119,7 +101,6 @@ def _read(session: Session, sequence: LongSequence, end: int, chunk: int) -> Pai
 
 
 def _seek(session: Session, sequence: LongSequence, length: int) -> Pairs:
-    """Rewind to `length` tokens, or read the tokens up to there."""
     cached = int(session.length.max(initial=0))
     if cached > length:
         session.rewind(cached - length)
@@ -140,14 +121,12 @@ def _across(session: Session, sequence: LongSequence, run: Run) -> Pairs:
 
 
 def _in_steps(session: Session, sequence: LongSequence, run: Run) -> Pairs:
-    """Read the tokens of a run one at a time."""
     yield from _seek(session, sequence, max(run.first, 1))
     for index in range(int(session.length[0]), run.end):
         yield session.step(sequence.tokens[:, index]), sequence.within(index, index + 1)[1][:, 0]
 
 
 def _from_it_on(session: Session, sequence: LongSequence, run: Run) -> Pairs:
-    """Read the tokens from the edge on in one call."""
     yield from _seek(session, sequence, run.edge)
     outputs = session.prefill(sequence.tokens[:, run.edge : run.end], chunk=run.end - run.edge)
     yield outputs, sequence.within(run.edge, run.end)[1]
@@ -163,7 +142,6 @@ def _to_its_end(session: Session, sequence: LongSequence) -> Pairs:
 
 
 def _whole(session: Session, sequence: LongSequence) -> Pairs:
-    """Read all tokens in one call, as models without a cache do."""
     outputs = session.prefill(sequence.tokens)
     yield outputs[:, sequence.compared], sequence.outputs
 

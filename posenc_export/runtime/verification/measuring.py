@@ -1,6 +1,4 @@
-"""Measure the errors of an artefact: run every cell of the parity grid on sessions of one loaded
-graph and compare with the expected outputs (cells.py).
-"""
+"""Measure the errors of an artefact: run every cell of the parity grid on sessions of its graph."""
 
 import os
 import queue
@@ -17,7 +15,7 @@ from posenc_export.runtime.session.session import Session
 from posenc_export.runtime.verification import proof
 from posenc_export.runtime.verification.case import Calls, Cell, Level
 from posenc_export.runtime.verification.cells import Part, parts_of
-from posenc_export.runtime.verification.long_sequence import SHORT, fill_length
+from posenc_export.runtime.verification.grid_inputs import SHORT, fill_length
 from posenc_export.runtime.verification.proof import Accuracy, Expected, Measured
 from posenc_export.shared.numerics import Errors, cell_error, division_tolerance, readout_tolerance
 from posenc_export.shared.progress import EVERY, Steps
@@ -29,11 +27,8 @@ MOST_WORKERS = 4  # each worker needs its own caches and activations
 
 
 def sessions(model: Model, threads: Optional[int]) -> List[Session]:
-    """Open the sessions for `measure`: one with room for the full cache and, for large weights,
-    smaller ones for worker threads.
-
-    Args:
-        threads: threads per operator that the model was loaded with.
+    """Open the sessions for `measure`: one with room for the full cache and, for large weights on
+    one thread, smaller ones for worker threads.
     """
     whole = model.session(capacity=fill_length(model.manifest))
     large = sum(file.bytes for file in model.manifest.files.values()) >= THREADED
@@ -64,12 +59,10 @@ def measure(
 
     Args:
         session: runs the long sequence and, if there are no workers, all other cells.
-        accuracy: whether the graph rounds activations, and its tolerance.
         progress: called with one line of text at each stage, in the calling thread.
-        workers: further sessions on the same graph, with a capacity of at least long_sequence.SHORT
+        workers: further sessions on the same graph, with a capacity of at least grid_inputs.SHORT
             tokens; each is used by one thread at a time.
         until_failure: stop at the first cell that exceeds its tolerance.
-        level: the grid.
     """
     title, whole = f"{session.manifest.target}: verifying", level is Level.WHOLE
     progress(title)
@@ -132,13 +125,9 @@ def measure_cells(
     until_failure: bool = False,
     end: Callable[[str], None] = lambda name: None,
 ) -> Measured:
-    """Measure cells one after the other on one session.
-
-    Args:
-        columns: for each output, the indices of its numbers that have expected values; empty for
-            all.
-        until_failure: stop at the first cell that exceeds its tolerance.
-        end: called with the name of each measured cell.
+    """Measure cells one after the other on one session, until the first that fails if asked for.
+    end: called with the name of each. columns: for each output, the indices of its expected
+    numbers; empty for all.
     """
     result = Measured()
     for cell in cells:

@@ -1,45 +1,140 @@
-"""The check of operators: kernels of this machine on weights of few bits and in float16 keep their
-documented arithmetic.
-
-The graph of the artefact runs with the options of its session, on one thread and on all cores, on a
-call of several tokens, of one and of two. What each such node reads and computes is recorded, and
-compared with its contract in float64.
-"""
+"""The check of operators: kernels of this machine keep their documented arithmetic."""
 
 import os
 from pathlib import Path
-from typing import Dict, List, Optional, Sequence
+from typing import Any, Callable, Dict, List, Optional, Sequence
 
 import numpy as np
+import onnxruntime
 
 from posenc_export.runtime.artefact.certificate import MOST_FAILURES, Check
 from posenc_export.runtime.artefact.manifest import Manifest
+from posenc_export.runtime.graphs import onnx_parts
 from posenc_export.runtime.graphs.kernel_library import OPERATOR
-from posenc_export.runtime.graphs.onnx_nodes import read
-from posenc_export.runtime.graphs.onnx_parts import nodes_of
-from posenc_export.runtime.session.errors import GraphError
-from posenc_export.runtime.verification import kernels, proof, recording
+from posenc_export.runtime.graphs.onnx_nodes import Node, read
+from posenc_export.runtime.graphs.onnx_parts import constant_nodes
+from posenc_export.runtime.graphs.ort_graph import OrtGraph
+from posenc_export.runtime.graphs.ort_options import SLOWER, session_options
+from posenc_export.runtime.session.errors import RUN_ERRORS, GraphError
+from posenc_export.runtime.session.graph import Bound, Call, Feeds
+from posenc_export.runtime.session.model import Model
+from posenc_export.runtime.verification import kernels, proof
 from posenc_export.runtime.verification.attention import cached_attention
 from posenc_export.runtime.verification.experts import chosen_experts
+from posenc_export.runtime.verification.grid_inputs import SHORT, encoder_rows, inputs
 from posenc_export.runtime.verification.kernels import CheckedNode, Graph
+
+PROMPT = 5  # tokens: kernels for several tokens compute 2 to 4 at a time, and then the rest
+CALLS = (PROMPT, 1, 2)  # tokens of each call
+TOKENS = ""  # name of the number of tokens of a call, which no value has
+
+
+class Recorder(OrtGraph):
+    """The graph of an artefact on the CPU, with values `names` between its nodes as further
+    outputs.
+
+    Attributes:
+        record: for each call its inputs, recorded values and 8-bit states after it, by name.
+    """
+
+    def __init__(self, graph: Graph, names: Sequence[str], threads: Optional[int]) -> None:
+        self.manifest, self.provider, self.device = graph.manifest, "cpu", "cpu"
+        nodes, states = graph.nodes, {state.present for state in graph.manifest.states}
+        known = nodes.inputs.keys() | states
+        self.names = [name for name in dict.fromkeys(names) if name not in known]
+        self.record: List[Dict[str, np.ndarray]] = []
+        outputs = list(dict.fromkeys((*nodes.outputs, *self.names)))
+        content = onnx_parts.serialised(nodes, nodes.nodes, outputs, tuple(nodes.inputs))
+        self.session = _opened(content, graph, threads)
+
+    def run(self, call: Call, states: Sequence[Bound]) -> np.ndarray:
+        binding = self._bind(call.feeds, states)
+        output = self.manifest.outputs[call.output].name
+        names = list(dict.fromkeys((output, *self.names)))
+        for name in names:
+            binding.bind_output(name, "cpu")
+        try:
+            self.session.run_with_iobinding(binding)
+        except RUN_ERRORS as error:
+            raise GraphError(error) from None
+        values = [np.array(value.numpy()) for value in binding.get_outputs()[len(states) :]]
+        recorded = dict(zip(names, values, strict=True))
+        tokens = {TOKENS: np.array(call.new)}
+        cached = {  # views of the buffers
+            bound.state.present: bound.present.read()
+            for bound in states
+            if bound.state.dtype == "int8"
+        }
+        self.record.append({**tokens, **call.feeds, **recorded, **cached})
+        return recorded[output]
+
+    def repeat(
+        self, feeds: Feeds, states: Sequence[Bound], result: np.ndarray
+    ) -> Callable[[], object]:
+        rows, new = result.shape[:2]
+
+        def again() -> None:  # a step changes its inputs in place
+            copied = {name: array.copy() for name, array in feeds.items()}
+            result[...] = self.run(Call(0, rows, new, copied), states)
+
+        return again
+
+
+def recorded(
+    graph: Graph, names: Sequence[str], threads: Optional[int]
+) -> List[Dict[str, np.ndarray]]:
+    """Return the recorded values of CALLS on tokens that are generated from a name, each on the
+    caches of those before, if there are any. Raise GraphError if the graph failed.
+    """
+    manifest, recorder = graph.manifest, Recorder(graph, names, threads)
+    capacity = min(manifest.max_positions, SHORT)
+    session = Model(recorder).session(capacity=capacity)
+    tokens = inputs(manifest, (1, min(sum(CALLS), manifest.max_positions)), "operators")
+    encoder = encoder_rows(manifest, 1)
+    ends = np.cumsum(CALLS)
+    for part in np.split(tokens, ends[:-1], axis=1):
+        if not manifest.states:
+            session.reset()
+        begins = not (manifest.states and recorder.record)
+        if part.shape[1]:
+            session.prefill(part, encoder=encoder if begins else None)
+    return recorder.record
+
+
+def alone(
+    graph: Graph, nodes: Sequence[Node], inputs: Sequence[np.ndarray], threads: Optional[int]
+) -> List[np.ndarray]:
+    """Return what some nodes alone compute from each value of their first input."""
+    name, output = nodes[-1].inputs[0], nodes[-1].outputs[0]
+    free = {name: onnx_parts.ELEMENTS.get(inputs[0].dtype.name, inputs[0].dtype.name)}
+    content = onnx_parts.serialised(graph.nodes, nodes, [output], free=free)
+    session = _opened(content, graph, threads)
+    return [session.run([output], {name: value})[0] for value in inputs]
+
+
+def _opened(content: bytes, graph: Graph, threads: Optional[int]) -> Any:
+    options = session_options(graph.manifest, threads)
+    options.add_session_config_entry(
+        "session.model_external_initializers_file_folder_path", str(graph.folder)
+    )
+    return onnxruntime.InferenceSession(
+        content, options, providers=["CPUExecutionProvider"], disabled_optimizers=SLOWER["cpu"]
+    )
+
 
 UNIT = "outputs of operators"
 Records = List[Dict[str, np.ndarray]]  # values of each call by name
 
 
 def of_artefact(folder: Path, manifest: Manifest) -> Optional[Check]:
-    """Compare the kernels of model.onnx that ONNX Runtime runs on the CPU; None if no node of it
-    has a contract.
-
-    Args:
-        folder: of the artefact, whose files were checked.
-        manifest: of the artefact.
+    """Compare the kernels of model.onnx, whose files were checked, that ONNX Runtime runs on the
+    CPU; None if no node of it has a contract.
     """
     graph = Graph(read(folder / "model.onnx"), folder, manifest)
     nodes = checked_nodes(graph)
     if not nodes:
         return None
-    folded = {name for node in nodes_of(graph.nodes) for name in node.outputs}
+    folded = {name for node in constant_nodes(graph.nodes) for name in node.outputs}
     constant = folded | graph.nodes.constants.keys()
     skipped = {
         node.name: node.skipped or "computed from constants when the graph is loaded"
@@ -73,14 +168,13 @@ def checked_nodes(graph: Graph) -> List[CheckedNode]:
 
 
 def _run(graph: Graph, nodes: Sequence[CheckedNode], threads: Optional[int]) -> Records:
-    """Record what the nodes read and compute. threads: per operator; None uses all cores."""
     names = [name for node in nodes for name in node.reads]
     names += [node.output for node in nodes if not node.alone]
-    records = recording.recorded(graph, names, threads)
+    records = recorded(graph, names, threads)
     for node in nodes:
         if node.alone:
             inputs = [record[node.reads[0]] for record in records]
-            outputs = recording.alone(graph, node.alone, inputs, threads)
+            outputs = alone(graph, node.alone, inputs, threads)
             for record, output in zip(records, outputs, strict=True):
                 record[node.output] = output
     return records
@@ -117,5 +211,5 @@ def _distinct(node: CheckedNode, runs: Dict[str, Records]) -> Dict[str, Dict[str
                 for call in calls.values()
             )
             if not any(equal):
-                calls[f"call {index} of {record[recording.TOKENS]} tokens on {threads}"] = record
+                calls[f"call {index} of {record[TOKENS]} tokens on {threads}"] = record
     return calls

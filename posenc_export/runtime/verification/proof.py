@@ -22,8 +22,9 @@ from posenc_export.runtime.graphs import providers
 from posenc_export.runtime.session.model import Model
 from posenc_export.runtime.session.session import Session
 from posenc_export.runtime.verification.case import AttributeCase, Case
-from posenc_export.runtime.verification.long_sequence import LongSequence
+from posenc_export.runtime.verification.grid_inputs import LongSequence
 from posenc_export.shared.numerics import LIMIT, rounding_tolerance
+from posenc_export.shared.refusal import refusal
 
 
 @dataclass(frozen=True)
@@ -56,17 +57,10 @@ class Accuracy:
 
 
 def accuracy_on(provider: str, reference: Reference, tolerance: Optional[float] = None) -> Accuracy:
-    """Return the accuracy of an artefact on a provider, for a certificate.
-
-    Args:
-        reference: of the artefact.
-        tolerance: bound given by the user: of the float32 form of an artefact that rounds
-            activations, or of the provider's outputs if that is not the CPU; None for that of the
-            export.
-
-    Raises:
-        ValueError: a given tolerance outside 0 .. 1, or one of the export above numerics.LIMIT that
-            is not given again.
+    """Return the accuracy of an artefact on a provider, for a certificate. tolerance: given by the
+    user: of the float32 form of an artefact that rounds, or of the provider's outputs if that is
+    not the CPU; None for that of the export, which must be at most numerics.LIMIT. Raise ValueError
+    for others.
     """
     check_tolerance(tolerance)
     accuracy = default_accuracy(provider, reference)
@@ -75,10 +69,8 @@ def accuracy_on(provider: str, reference: Reference, tolerance: Optional[float] 
             return accuracy.with_stated(tolerance)
         return replace(accuracy, tolerance=tolerance)
     if (bound := max(accuracy.tolerance, accuracy.float32)) > LIMIT:
-        raise ValueError(
-            f"verify: expected an artefact with a tolerance of at most {LIMIT}, got "
-            f"{bound:.2g}; export it again, or give tolerance {bound:.2g}"
-        )
+        rule, got = f"an artefact with a tolerance of at most {LIMIT}", f"{bound:.2g}"
+        raise refusal("verify", rule, got, f"export it again, or give tolerance {bound:.2g}")
     return accuracy
 
 
@@ -96,32 +88,25 @@ def default_accuracy(provider: str, reference: Reference) -> Accuracy:
 def check_tolerance(tolerance: Optional[float]) -> None:
     """Raise ValueError unless a given tolerance is within 0 .. 1: zeros have an error of 1."""
     if tolerance is not None and not 0 < tolerance < 1:
-        raise ValueError(
-            f"verify: expected tolerance to be above 0 and below 1, got {tolerance}; omit it "
-            "for the default"
-        )
+        rule = "tolerance to be above 0 and below 1"
+        raise refusal("verify", rule, tolerance, "omit it for the default")
 
 
 @dataclass(frozen=True)
 class Expected:
     """Inputs and expected outputs of the parity grid.
 
-    Args:
-        columns: indices of the compared numbers of an output [V].
-        readout_columns: the same for the second output; empty if there is none.
-        cases: by start position, for the larger of grid_inputs.BATCHES.
-        attribute_cases: by name of a cell, inputs and expected outputs [2,L,V], if the encoding has
-            coordinates or the model has segments.
-        long: the long sequence; None if it is not run.
-
     Raises:
         ValueError: an expected output is not finite.
     """
 
-    columns: np.ndarray
-    cases: Dict[int, Case]
+    columns: np.ndarray  # indices of the compared numbers of an output [V]
+    cases: Dict[int, Case]  # by start position, for the larger of grid_inputs.BATCHES
+    # By name of a cell, inputs and expected outputs [2,L,V], if the encoding has coordinates or the
+    # model has segments
     attribute_cases: Dict[str, Tuple[AttributeCase, np.ndarray]]
-    long: Optional[LongSequence]
+    long: Optional[LongSequence]  # the long sequence; None if it is not run
+    # The same for the second output; empty if there is none
     readout_columns: np.ndarray = field(default_factory=lambda: np.arange(0))
 
     def __post_init__(self) -> None:
@@ -134,10 +119,8 @@ class Expected:
             outputs["the long sequence"] = [self.long.outputs]
         for name, arrays in outputs.items():
             if not all(np.isfinite(array).all() for array in arrays):
-                raise ValueError(
-                    "verify: expected finite outputs of the module, got NaN or infinity for "
-                    f"'{name}'; check its weights, or export again"
-                )
+                rule, got = "finite outputs of the module", f"NaN or infinity for '{name}'"
+                raise refusal("verify", rule, got, "check its weights, or export again")
 
 
 @dataclass
@@ -153,23 +136,15 @@ class Measured:
 
     def joined(self, other: "Measured") -> "Measured":
         """Return these errors and those of other cells, checks and edges."""
-        return Measured(
-            {**self.cells, **other.cells},
-            {**self.bounds, **other.bounds},
-            {**self.failures, **other.failures},
-            {**self.checks, **other.checks},
-            {**self.unreached, **other.unreached},
-        )
+        pairs = zip(vars(self).values(), vars(other).values(), strict=True)
+        return Measured(*({**own, **others} for own, others in pairs))
 
     def named(self, prefix: str) -> "Measured":
         """Return the same figures with a prefix before the name of each cell."""
-        return Measured(
-            {f"{prefix}{name}": error for name, error in self.cells.items()},
-            {f"{prefix}{name}": bound for name, bound in self.bounds.items()},
-            {f"{prefix}{name}": message for name, message in self.failures.items()},
-            self.checks,
-            self.unreached,
-        )
+        cells = {prefix + name: error for name, error in self.cells.items()}
+        bounds = {prefix + name: bound for name, bound in self.bounds.items()}
+        failures = {prefix + name: message for name, message in self.failures.items()}
+        return replace(self, cells=cells, bounds=bounds, failures=failures)
 
     def exceeds(self, tolerance: float) -> bool:
         """Whether a cell exceeds its tolerance: `tolerance`, or its own in `bounds`."""
@@ -188,10 +163,8 @@ def rounded_up(error: float) -> float:
 def certificate(
     ran: Union[Session, Model], accuracy: Accuracy, measured: Measured, quick: bool = False
 ) -> Proof:
-    """Return a certificate in the form of the manifest (artefact.certificate).
-
-    Args:
-        ran: what was measured.
+    """Return a certificate in the form of the manifest (artefact.certificate) of what was
+    measured.
     """
     content: Dict[str, Any] = {
         "tolerance": accuracy.stated,

@@ -1,8 +1,7 @@
-"""The expected outputs stored in an artefact, one file of float32 numbers, with which it can be
-verified on another machine without torch.
+"""The expected outputs stored in an artefact: one file of float32 numbers.
 
-Inputs are not stored, since inputs.py generates them from names. Shapes are not stored, since they
-follow from the manifest.
+Inputs and shapes are not stored: grid_inputs.py generates inputs from names, and shapes follow from
+the manifest.
 """
 
 import math
@@ -14,34 +13,17 @@ import numpy as np
 
 from posenc_export.runtime.artefact.manifest import Manifest
 from posenc_export.runtime.artefact.records import Reference
+from posenc_export.runtime.verification import grid_inputs
 from posenc_export.runtime.verification.case import Case
-from posenc_export.runtime.verification.grid_inputs import (
-    BATCHES,
-    attribute_inputs,
-    case_inputs,
-    length_of,
-    starts,
-)
-from posenc_export.runtime.verification.inputs import encoder_rows, numbers
-from posenc_export.runtime.verification.long_sequence import (
-    LongSequence,
-    length_for,
-    places,
-    tokens_of,
-)
 from posenc_export.runtime.verification.proof import Accuracy, Expected
+from posenc_export.shared.refusal import refusal
 
 FILE_NAME = "reference.bin"
 LARGEST = 1_000_000  # limit of the file's size in bytes
 
 
 def write(manifest: Manifest, expected: Expected, accuracy: Accuracy, folder: Path) -> Reference:
-    """Write the reference file into a folder.
-
-    Args:
-        expected: expected outputs with all their numbers.
-        accuracy: of a correct artefact.
-    """
+    """Write the reference file, of all numbers of expected outputs that fit, into a folder."""
     edges = None if expected.long is None else dict(expected.long.edges)
     reference = Reference(
         _columns(manifest, edges),
@@ -68,17 +50,12 @@ def write(manifest: Manifest, expected: Expected, accuracy: Accuracy, folder: Pa
 
 
 def read(manifest: Manifest, folder: Path) -> Expected:
-    """Read the reference file of an artefact whose files were checked.
-
-    Raises:
-        ValueError: the artefact has no reference, its size does not match the manifest, or a number
-            in it is not finite.
+    """Read the reference file of an artefact whose files were checked. Raise ValueError if it has
+    none, or one of another size or with numbers that are not finite.
     """
     if manifest.reference is None or FILE_NAME not in manifest.files:
-        raise ValueError(
-            f"artefact {folder}: expected a reference, got none; verify it against its "
-            "module, or export again"
-        )
+        remedy = "verify it against its module, or export again"
+        raise refusal(f"artefact {folder}", "a reference", "none", remedy)
     columns = columns_of(manifest, manifest.reference)
     shapes = _shapes(manifest, _edges(manifest.reference))
     stored = len(columns) * sum(math.prod(shape) for shape in shapes)
@@ -115,7 +92,7 @@ def readout_columns(manifest: Manifest) -> np.ndarray:
 
 
 def _drawn(size: int, count: int) -> np.ndarray:
-    drawn = np.argsort(numbers((size,), "columns", 2**31), kind="stable")[:count]
+    drawn = np.argsort(grid_inputs.numbers((size,), "columns", 2**31), kind="stable")[:count]
     return np.sort(drawn)
 
 
@@ -125,9 +102,9 @@ def _readout_shape(manifest: Manifest) -> Tuple[int, ...]:
         return (0,)
     axes = manifest.outputs[1].axes
     rows = (
-        len(starts(manifest)),
-        max(BATCHES),
-        *(() if len(axes) == 2 else (length_of(manifest),)),
+        len(grid_inputs.starts(manifest)),
+        max(grid_inputs.BATCHES),
+        *(() if len(axes) == 2 else (grid_inputs.length_of(manifest),)),
     )
     return (*rows, max(1, min(int(axes[-1]), LARGEST // (4 * math.prod(rows)))))
 
@@ -137,40 +114,41 @@ def _edges(reference: Reference) -> Optional[Mapping[str, int]]:
 
 
 def _places(manifest: Manifest, edges: Mapping[str, int]) -> np.ndarray:
-    return places(edges, length_for(manifest, edges))
+    return grid_inputs.places(edges, grid_inputs.length_for(manifest, edges))
 
 
 def _columns(manifest: Manifest, edges: Optional[Mapping[str, int]]) -> int:
-    """Return how many numbers of each output fit into LARGEST bytes."""
     column = 4 * sum(math.prod(shape) for shape in _shapes(manifest, edges))
     return max(1, min(int(manifest.outputs[0].axes[-1]), LARGEST // column))
 
 
 def _shapes(manifest: Manifest, edges: Optional[Mapping[str, int]]) -> List[Tuple[int, ...]]:
-    length, rows = length_of(manifest), max(BATCHES)
+    length, rows = grid_inputs.length_of(manifest), max(grid_inputs.BATCHES)
     shapes: List[Tuple[int, ...]] = []
-    for _ in starts(manifest):
+    for _ in grid_inputs.starts(manifest):
         shapes += [(rows, length), (rows, length - length // 2)]
-    shapes += [(2, length)] * len(attribute_inputs(manifest))
+    shapes += [(2, length)] * len(grid_inputs.attribute_inputs(manifest))
     return shapes if edges is None else [*shapes, (1, len(_places(manifest, edges)))]
 
 
 def _expected(manifest: Manifest, columns: np.ndarray, parts: Iterator[np.ndarray]) -> Expected:
     """Return the expected outputs of `parts`, which are in the order of `_shapes`."""
     cases: Dict[int, Case] = {}
-    for start in starts(manifest):
-        tokens, other, fork_at = case_inputs(manifest)
+    for start in grid_inputs.starts(manifest):
+        tokens, other, fork_at = grid_inputs.case_inputs(manifest)
         full, ending = next(parts), next(parts)
         other_full = np.concatenate((full[:, :fork_at], ending), axis=1)
-        encoder = encoder_rows(manifest, len(tokens))
+        encoder = grid_inputs.encoder_rows(manifest, len(tokens))
         cases[start] = Case(tokens, full, start, fork_at, other, other_full, encoder)
     attribute_cases = {
-        name: (case, next(parts)) for name, case in attribute_inputs(manifest).items()
+        name: (case, next(parts)) for name, case in grid_inputs.attribute_inputs(manifest).items()
     }
     assert manifest.reference is not None  # checked by `read`
     edges, long = _edges(manifest.reference), None
     if edges is not None:
-        length = length_for(manifest, edges)
-        tokens = tokens_of(manifest, length)
-        long = LongSequence(tokens, places(edges, length), next(parts), edges)
+        length = grid_inputs.length_for(manifest, edges)
+        tokens = grid_inputs.tokens_of(manifest, length)
+        long = grid_inputs.LongSequence(
+            tokens, grid_inputs.places(edges, length), next(parts), edges
+        )
     return Expected(columns, cases, attribute_cases, long)

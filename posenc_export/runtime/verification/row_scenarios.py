@@ -1,8 +1,6 @@
-"""Scenarios in which rows have different lengths, are rewound by different counts, or come and
-go.
-"""
+"""Scenarios in which rows have different lengths, are rewound by different counts, come and go."""
 
-from typing import Any, Sequence
+from typing import Any, Dict, List, Optional, Sequence, Union
 
 import numpy as np
 
@@ -11,12 +9,7 @@ from posenc_export.runtime.verification.case import Calls, Case, Pairs
 
 
 class RowCursors:
-    """Reading positions of the rows of a case, which may advance by different numbers of tokens.
-
-    Args:
-        session: reads the rows.
-        case: sequences and expected outputs of the rows.
-    """
+    """Reading positions of the rows of a case, which may advance by different numbers of tokens."""
 
     def __init__(self, session: Calls, case: Case) -> None:
         self.session, self.total = session, case.tokens.shape[1]
@@ -142,3 +135,99 @@ def admitted(session: Calls, case: Case) -> Pairs:
     only = slice(gone, gone + 1)
     outputs = session.admit(case.other[only, :3], **case.beginning(gone, gone + 1))
     yield outputs, case.other_full[only, :3]
+
+
+class WithTransientRows:
+    """An empty session for the rows of a scenario, while a guest row is present in every second
+    call. The first guest has index 0. When it is retired, the last row moves to that index.
+
+    Args:
+        guests, encoder: tokens of the guests [n,L] or [n,L,E], and their encoder outputs [q,N].
+        start: position of a guest's first token.
+    """
+
+    def __init__(
+        self,
+        session: Session,
+        guests: np.ndarray,
+        start: int,
+        encoder: Optional[Sequence[np.ndarray]] = None,
+    ) -> None:
+        self.session, self.manifest = session, session.manifest
+        self.guests, self.start, self.encoder = guests, start, encoder
+        self.order: List[int] = []  # index in the session of each row of the scenario
+        self.guest: Optional[int] = None
+
+    def prefill(
+        self,
+        inputs: Union[np.ndarray, Sequence[Any]],
+        start: Any = None,
+        attention_mask: Optional[np.ndarray] = None,
+        chunk: Optional[int] = None,
+        encoder: Optional[Sequence[np.ndarray]] = None,
+        logits_to_keep: int = 0,
+    ) -> np.ndarray:
+        """Run Session.prefill for the rows of the scenario; the first call includes a guest."""
+        rows = [
+            np.asarray(row) if attention_mask is None else row[attention_mask[index] == 1]
+            for index, row in enumerate(inputs)
+        ]
+        beginning = {} if self.order else self._beginning(len(rows), start, encoder)
+        if not self.order:
+            self.order, self.guest = list(range(1, len(rows) + 1)), 0
+            together = [self.guests[0, :4], *rows]
+        else:
+            self._exchange()
+            together = [self.guests[0, :0]] * self.session.batch
+            for index, row in zip(self.order, rows, strict=True):
+                together[index] = row
+        outputs = self.session.prefill(
+            together, chunk=chunk, logits_to_keep=logits_to_keep, **beginning
+        )
+        lengths = np.array([len(row) for row in rows])
+        if logits_to_keep:  # outputs are aligned to the last column
+            return outputs[self.order, -min(logits_to_keep, lengths.max()) :]
+        mask = np.arange(lengths.max()) < lengths[:, None]
+        mask = mask if attention_mask is None else attention_mask == 1
+        padded = np.zeros((*mask.shape, outputs.shape[-1]), outputs.dtype)
+        for row, index in enumerate(self.order):
+            padded[row, mask[row]] = outputs[index, : lengths[row]]
+        return padded
+
+    def _beginning(
+        self, rows: int, start: Any, encoder: Optional[Sequence[np.ndarray]]
+    ) -> Dict[str, Any]:
+        starts = [self.start, *np.broadcast_to(start or 0, rows).tolist()]
+        sources = None if self.encoder is None else [self.encoder[0], *(encoder or ())]
+        return {"start": starts, "encoder": sources}
+
+    def step(self, inputs: np.ndarray) -> np.ndarray:
+        """Run Session.step for the rows of the scenario."""
+        self._exchange()
+        together = np.repeat(self.guests[:1, 4], self.session.batch, 0)
+        together[self.order] = inputs
+        return self.session.step(together)[self.order]
+
+    def rewind(self, n: Any) -> None:
+        """Run Session.rewind for the rows of the scenario; the guest is not rewound."""
+        back = np.zeros(self.session.batch, np.int64)
+        back[self.order] = n
+        self.session.rewind(back)
+
+    def fork(self) -> "WithTransientRows":
+        """Run Session.fork; the fork has the same guest."""
+        other = WithTransientRows(self.session.fork(), self.guests, self.start, self.encoder)
+        other.order, other.guest = list(self.order), self.guest
+        return other
+
+    def _exchange(self) -> None:
+        if self.guest is None:
+            self.session.admit(
+                self.guests[1:2, :3], start=self.start, encoder=self.encoder and self.encoder[1:2]
+            )
+            self.guest = self.session.batch - 1
+        else:
+            last = self.session.batch - 1
+            self.session.retire(self.guest)
+            self.order = [self.guest if index == last else index for index in self.order]
+            self.guest = None

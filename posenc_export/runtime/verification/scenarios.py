@@ -1,21 +1,12 @@
-"""The scenarios of the parity grid: ways to divide a sequence into calls, all of which must give
-the outputs of one full pass.
-"""
+"""Ways to divide a sequence into calls, all of which must give the outputs of one full pass."""
 
 from typing import Callable, List, Tuple
 
 import numpy as np
 
 from posenc_export.runtime.session.session import Session
+from posenc_export.runtime.verification import row_scenarios
 from posenc_export.runtime.verification.case import Calls, Case, Level, Pairs, Scenario
-from posenc_export.runtime.verification.row_scenarios import (
-    admitted,
-    last_of_ragged,
-    ragged,
-    ragged_at_once,
-    read_out_of_ragged,
-    rewound_by_row,
-)
 
 Run = Callable[[Calls, Case], Pairs]
 
@@ -134,15 +125,15 @@ def read_out_of_padded(session: Session, case: Case) -> Pairs:
 OF_READOUTS = (
     Scenario("at once", read_out_at_once, Level.QUICK),
     Scenario("padding", read_out_of_padded, Level.QUICK),
-    Scenario("ragged rows", read_out_of_ragged, Level.QUICK),
+    Scenario("ragged rows", row_scenarios.read_out_of_ragged, Level.QUICK),
 )
 # For graphs that compute the outputs of selected tokens.
 OF_LAST_OUTPUTS = (
-    Scenario("last of ragged rows", last_of_ragged, Level.QUICK),
+    Scenario("last of ragged rows", row_scenarios.last_of_ragged, Level.QUICK),
     Scenario("last of left padding", last_of_left_padded, Level.QUICK),
 )
 # For sessions whose rows come and go.
-OF_ROWS = Scenario("rows come and go", admitted, Level.QUICK)
+OF_ROWS = Scenario("rows come and go", row_scenarios.admitted, Level.QUICK)
 
 
 def of_whole_calls(length: int) -> List[Scenario]:
@@ -150,7 +141,7 @@ def of_whole_calls(length: int) -> List[Scenario]:
     return [
         Scenario("at once", split(0, length), Level.LOAD),
         Scenario("padding", padded_around, Level.LOAD),
-        Scenario("ragged rows", ragged_at_once, Level.LOAD),
+        Scenario("ragged rows", row_scenarios.ragged_at_once, Level.LOAD),
     ]
 
 
@@ -168,7 +159,7 @@ def of_caches(length: int) -> List[Scenario]:
         scenarios += [
             Scenario("past last, new 1", split(length - 1, 1)),
             Scenario("rewind", rewound),
-            Scenario("rewind by row", rewound_by_row, Level.QUICK),
+            Scenario("rewind by row", row_scenarios.rewound_by_row, Level.QUICK),
             Scenario("fork", forked, Level.QUICK),
         ]
     return [
@@ -178,5 +169,5 @@ def of_caches(length: int) -> List[Scenario]:
         Scenario("chunks of 5", chunked(5), Level.QUICK),
         Scenario("steps", stepped),
         Scenario("left padding", left_padded, Level.LOAD),
-        Scenario("ragged rows", ragged, Level.LOAD),
+        Scenario("ragged rows", row_scenarios.ragged, Level.LOAD),
     ]

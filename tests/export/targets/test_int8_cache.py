@@ -11,7 +11,7 @@ import onnxruntime
 import pytest
 from onnx import TensorProto, helper
 
-from posenc_export.benchmark.limits import cache_bytes
+from posenc_export.benchmark.machine import cache_bytes
 from posenc_export.export import export
 from posenc_export.export.expected import eager_session
 from posenc_export.export.quantization import calibration, samples

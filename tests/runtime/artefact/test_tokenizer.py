@@ -11,8 +11,7 @@ from typing import Any, Dict, List
 import numpy as np
 import pytest
 
-from posenc_export.runtime.artefact.pieces import REPLACEMENT
-from posenc_export.runtime.artefact.tokenizer import ByteCodec, Codec, TokenizerCodec
+from posenc_export.runtime.artefact.tokenizer import REPLACEMENT, ByteCodec, Codec, TokenizerCodec
 
 tokenizers = pytest.importorskip("tokenizers")
 TEXT = "Zoë 🎉👩‍👩‍👧 café — naïve 東京 \n"

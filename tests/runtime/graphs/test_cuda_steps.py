@@ -20,7 +20,7 @@ from posenc_export.runtime.graphs.cuda_steps import (
     GraphIds,
 )
 from posenc_export.runtime.session import device_memory
-from posenc_export.runtime.verification.inputs import encoder_rows
+from posenc_export.runtime.verification.grid_inputs import encoder_rows
 from tests.tiny import decoder, reading
 from tests.traces import sources
 

@@ -100,7 +100,7 @@ def test_a_changed_attribute_is_what_onnx_runtime_runs(tmp_path: Path) -> None:
 def test_a_part_that_is_cut_out_computes_its_values_from_free_inputs(folder: Path) -> None:
     graph = read(folder / "model.onnx")
     node = next(node for node in graph.nodes if node.operator in ("MatMul", "MatMulNBits"))
-    nodes, free = [*onnx_parts.nodes_of(graph), node], {node.inputs[0]: "float"}
+    nodes, free = [*onnx_parts.constant_nodes(graph), node], {node.inputs[0]: "float"}
     content = onnx_parts.serialised(graph, nodes, node.outputs, free=free)
     fed = np.ones((1, 2, 32), np.float32)
     product = onnx_parts.opened(content, folder).run(None, {node.inputs[0]: fed})[0]

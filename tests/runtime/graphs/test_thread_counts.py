@@ -12,7 +12,7 @@ from posenc_export.runtime import load
 from posenc_export.runtime.artefact import manifest as manifests
 from posenc_export.runtime.artefact.manifest import File
 from posenc_export.runtime.artefact.records import Weights
-from posenc_export.runtime.graphs import threads
+from posenc_export.runtime.graphs import providers
 from tests.tiny import decoder
 from tests.traces import sources
 
@@ -32,29 +32,29 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (1, 1 << 10, None),
         (2, 1 << 10, None),
         (64, 1 << 10, 2),
-        (64, 11 * 15 * threads.SHARE, 15),
+        (64, 11 * 15 * providers.SHARE, 15),
         (64, 1 << 30, None),
-        (8, 11 * 15 * threads.SHARE, None),
+        (8, 11 * 15 * providers.SHARE, None),
     ],
 )
 def test_a_small_model_takes_two_threads_and_a_large_one_all_cores(
     cores: int, weights: int, count: Any, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     manifest = replace(manifests.read(folder), step_weights=weights)
-    monkeypatch.setattr(threads, "cores", lambda: cores)
+    monkeypatch.setattr(providers, "cores", lambda: cores)
     assert (
-        sum(count for name, count in manifest.operators.items() if name in threads.PRODUCTS) == 11
+        sum(count for name, count in manifest.operators.items() if name in providers.PRODUCTS) == 11
     )  # 5 for each layer, and the head
-    assert threads.chosen(threads.AUTO, manifest) == count
-    assert threads.chosen(3, manifest) == 3 and threads.chosen(None, manifest) is None
+    assert providers.threads_for(providers.AUTO, manifest) == count
+    assert providers.threads_for(3, manifest) == 3 and providers.threads_for(None, manifest) is None
 
 
 @pytest.mark.parametrize("bits", [4, 8])
 def test_the_number_of_threads_does_not_depend_on_the_bits_of_the_weights(
     bits: int, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(threads, "cores", lambda: 64)
-    weights = 11 * 15 * threads.SHARE
+    monkeypatch.setattr(providers, "cores", lambda: 64)
+    weights = 11 * 15 * providers.SHARE
     manifest = replace(
         manifests.read(folder),
         step_weights=weights,
@@ -62,13 +62,13 @@ def test_the_number_of_threads_does_not_depend_on_the_bits_of_the_weights(
         weights=Weights(f"int{bits}", 11),
         files={"model.onnx.data": File("0" * 64, weights * bits // 8)},
     )
-    assert threads.chosen(threads.AUTO, manifest) == 15
+    assert providers.threads_for(providers.AUTO, manifest) == 15
 
 
 def test_load_uses_the_number_that_inspect_prints(
     folder: Path, capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(threads, "cores", lambda: 64)
+    monkeypatch.setattr(providers, "cores", lambda: 64)
     options = load(folder, provider="cpu").graph.session.get_session_options()
     assert options.intra_op_num_threads == 2
     assert main(["inspect", str(folder)]) == 0

@@ -12,14 +12,17 @@ import pytest
 
 from posenc_export import load
 from posenc_export.runtime.session import speculation
-from posenc_export.runtime.session.draft_length import (
+from posenc_export.runtime.session.drafts import (
     COUNTS,
     DECAY,
+    DRAFTED,
+    SIZES,
     Acceptance,
+    DraftModel,
+    Lookup,
     PassCosts,
     best_count,
 )
-from posenc_export.runtime.session.drafts import DRAFTED, SIZES, DraftModel, Lookup
 from posenc_export.runtime.session.session import Session
 from posenc_export.runtime.session.stepper import WIDEST
 from tests.tiny import decoder

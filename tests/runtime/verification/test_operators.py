@@ -19,7 +19,7 @@ from posenc_export.runtime.artefact.certificate import Check
 from posenc_export.runtime.graphs import onnx_parts
 from posenc_export.runtime.graphs.onnx_nodes import read
 from posenc_export.runtime.graphs.ort_options import session_options
-from posenc_export.runtime.verification import checks, recording
+from posenc_export.runtime.verification import checks, operators
 from posenc_export.runtime.verification.kernels import Graph
 from posenc_export.runtime.verification.operators import checked_nodes, of_artefact
 from tests.traces import sources
@@ -139,7 +139,7 @@ def spoiled(
     change: Callable[[np.ndarray], np.ndarray], monkeypatch: pytest.MonkeyPatch, last: str
 ) -> None:
     """Let the kernel of a weight whose name ends so compute other numbers."""
-    run = recording.Recorder.run
+    run = operators.Recorder.run
 
     def wrong(self: Any, call: Any, states: Any) -> np.ndarray:
         output = run(self, call, states)
@@ -147,14 +147,14 @@ def spoiled(
         self.record[-1][place.output] = change(self.record[-1][place.output])
         return output
 
-    init = recording.Recorder.__init__
+    init = operators.Recorder.__init__
 
     def with_places(self: Any, graph: Graph, *arguments: Any) -> None:
         self.places = checked_nodes(graph)
         init(self, graph, *arguments)
 
-    monkeypatch.setattr(recording.Recorder, "__init__", with_places)
-    monkeypatch.setattr(recording.Recorder, "run", wrong)
+    monkeypatch.setattr(operators.Recorder, "__init__", with_places)
+    monkeypatch.setattr(operators.Recorder, "run", wrong)
 
 
 def _zero(y: np.ndarray) -> np.ndarray:
@@ -233,7 +233,7 @@ def test_kernels_for_several_tokens_and_for_one_are_compared(
     graph = Graph(read(folder / "model.onnx"), folder, load(folder).manifest)
     sizes: List[int] = []
     place = next(place for place in checked_nodes(graph) if place.name.startswith("MatMulNBits"))
-    for record in recording.recorded(graph, [place.output], 1):
+    for record in operators.recorded(graph, [place.output], 1):
         sizes.append(record[place.output].shape[1])
     assert sizes == [5, 1, 2]
 
@@ -312,7 +312,7 @@ def _slot(record: Dict[str, np.ndarray]) -> None:
 def test_wrong_8_bit_caches_are_found(
     change: Callable[[Dict[str, np.ndarray]], None], cached: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    run = recording.Recorder.run
+    run = operators.Recorder.run
 
     def wrong(self: Any, call: Any, states: Any) -> np.ndarray:
         output = run(self, call, states)
@@ -320,6 +320,6 @@ def test_wrong_8_bit_caches_are_found(
             change(self.record[-1])
         return output
 
-    monkeypatch.setattr(recording.Recorder, "run", wrong)
+    monkeypatch.setattr(operators.Recorder, "run", wrong)
     ((name, failure),) = checked(cached).failures.items()
     assert name == "GroupQueryAttention past_key_values.0.key" and "of 1 tokens" in failure

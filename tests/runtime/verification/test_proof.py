@@ -16,7 +16,7 @@ from posenc_export.export import Sources, export
 from posenc_export.runtime import load, verify
 from posenc_export.runtime.artefact import files
 from posenc_export.runtime.artefact import manifest as manifests
-from posenc_export.runtime.verification import inputs, reference
+from posenc_export.runtime.verification import grid_inputs, reference
 from tests.cases import combinations
 from tests.tiny import block, decoder, encoder
 from tests.traces import sources
@@ -154,11 +154,11 @@ def test_a_proof_is_not_recorded_in_an_artefact_that_replaced_the_verified_one(
 
 def test_inputs_follow_from_names_alone(tmp_path: Path) -> None:
     manifest = export(_own(decoder("nope")), "ort", tmp_path / "artefact", verify=False)
-    assert inputs.inputs(manifest, (2, 3), "tokens").tolist() == [
+    assert grid_inputs.inputs(manifest, (2, 3), "tokens").tolist() == [
         [6, 3, 11],
         [57, 29, 6],
     ]  # the same on every machine and for every version of numpy
-    wide = inputs.inputs(
+    wide = grid_inputs.inputs(
         export(_own(block("nope")), "ort", tmp_path / "block", verify=False), (50, 20), "tokens"
     )
     assert (

@@ -1,24 +1,87 @@
-"""Requests and responses of /v1/chat/completions, as in OpenAI's API."""
+"""Requests and responses of /v1/completions and /v1/chat/completions, as in OpenAI's API."""
 
-from typing import Annotated, Any, Dict, List, Literal, Optional, Type, Union
+import secrets
+from typing import Annotated, Any, Dict, List, Literal, Optional, Sequence, Type, Union
 
 from pydantic import AfterValidator, Field, ValidationInfo
 from pydantic_core import PydanticCustomError
 
 from posenc_export.runtime.artefact.chat_template import ChatCodec
-from posenc_export.runtime.artefact.pieces import REPLACEMENT
-from posenc_export.runtime.artefact.tokenizer import Codec
+from posenc_export.runtime.artefact.tokenizer import REPLACEMENT, Codec
 from posenc_export.serve.completion import Part
 from posenc_export.serve.protocol import (
+    FAST,
     LEAST,
     MOST_LOGPROBS,
     Fields,
+    Ids,
     Prompt,
     SamplingRequest,
     Whole,
     encoded,
+    prompts_of,
 )
-from posenc_export.serve.requests import Limits, refused
+from posenc_export.serve.requests import Limits, Refused, Request, refused
+
+
+class CompletionRequest(SamplingRequest):
+    """Body of a request of /v1/completions."""
+
+    prompt: Union[str, Ids, Annotated[List[str], FAST], Annotated[List[Ids], FAST]] = Field(
+        description="Text or token ids, or a list of these."
+    )
+    max_tokens: Whole = 16
+    echo: Literal[False] = False
+    logprobs: Optional[int] = Field(
+        None,
+        ge=0,
+        le=MOST_LOGPROBS,
+        description="Number of most probable tokens, with their log probabilities, for each token.",
+    )
+    suffix: Literal[None] = None
+    best_of: Literal[None, 1] = None
+
+
+class Completions:
+    """The format of /v1/completions. stop_ids: ids that end a text."""
+
+    request: Type[SamplingRequest] = CompletionRequest
+    prefix, whole, part = "cmpl", "text_completion", "text_completion"
+
+    def __init__(self, codec: Codec, stop_ids: Sequence[int]) -> None:
+        self.codec, self.stop_ids = codec, tuple(stop_ids)
+
+    def prompts(self, asked: Any, codec: Codec, limits: Limits) -> List[Prompt]:
+        rows = (
+            encoded(prompt, codec, limits) if isinstance(prompt, str) else tuple(prompt)
+            for prompt in prompts_of(asked)
+        )
+        return [Prompt(ids, asked.max_tokens, self.stop_ids, asked.logprobs) for ids in rows]
+
+    def answer(self, part: Part, asked: Any) -> Dict[str, Any]:
+        ids = {"token_ids": part.ids} if asked.return_token_ids else {}
+        logprobs = None if asked.logprobs is None else self._logprobs(part)
+        choice = {"index": part.choice, "text": part.text, "logprobs": logprobs}
+        return {**choice, "finish_reason": part.ended or None, **ids}
+
+    def piece(self, part: Part, asked: Any, first: bool) -> Optional[Dict[str, Any]]:
+        sent = part.text or part.ended or asked.return_token_ids or asked.logprobs is not None
+        return self.answer(part, asked) if sent else None
+
+    def _logprobs(self, part: Part) -> Dict[str, Any]:
+        """Format the probabilities. Of tokens with equal texts, the likelier is listed."""
+        places = [p for t, p in zip(part.tokens, part.places, strict=True) if not t.is_end]
+        spelled = [
+            [(self.codec.spelled(id), max(logarithm, LEAST)) for id, logarithm in token.logprobs]
+            for token in part.tokens
+            if not token.is_end
+        ]
+        return {
+            "tokens": [own for (own, _), *_ in spelled],
+            "token_logprobs": [logarithm for (_, logarithm), *_ in spelled],
+            "top_logprobs": [dict(sorted(top, key=lambda pair: pair[1])) for _, *top in spelled],
+            "text_offset": places,
+        }
 
 
 def _nothing(value: List[Any], info: ValidationInfo) -> List[Any]:
@@ -93,11 +156,8 @@ class ChatRequest(SamplingRequest):
 
 
 class Chat:
-    """The format of /v1/chat/completions.
-
-    Args:
-        codec: encoder of conversations; None for a model without a chat template, whose requests
-            are refused.
+    """The format of /v1/chat/completions. Without a chat template, codec is None and requests are
+    refused.
     """
 
     request: Type[SamplingRequest] = ChatRequest
@@ -150,3 +210,38 @@ class Chat:
         text = self.codec.codec.spelled(token)
         spelled = None if REPLACEMENT in text else list(text.encode())
         return {"token": text, "logprob": max(logarithm, LEAST), "bytes": spelled}
+
+
+# The form of a route: prompts of a request, an entry of `choices` of its response, and one of an
+# event of a stream, None if there is nothing to send.
+Format = Union[Completions, Chat]
+
+
+def rows(asked: SamplingRequest, format: Format, codec: Codec, limits: Limits) -> List[Request]:
+    """Create an engine request for each choice, all of a prompt before those of the next. Raise
+    Refused for more choices than the queue holds, and a prompt that cannot be encoded.
+    """
+    count = len(prompts_of(asked)) * asked.n
+    if count > limits.queue:
+        rule = f"at most {limits.queue} choices of all prompts together"
+        raise refused("prompt", rule, count, "send several requests")
+    try:
+        prompts = format.prompts(asked, codec, limits)
+    except ValueError as error:
+        raise Refused(str(error)) from None
+    seed = secrets.randbits(63) if asked.seed is None else asked.seed
+    return [
+        Request(
+            prompt.ids,
+            prompt.max_tokens,
+            asked.temperature,
+            asked.top_k,
+            asked.top_p,
+            (seed + choice) % 2**64,
+            (*prompt.stop_ids, *asked.stop_token_ids),
+            prompt.logprobs,
+            asked.user,
+        )
+        for prompt in prompts
+        for choice in range(asked.n)
+    ]
