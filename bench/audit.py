@@ -10,12 +10,15 @@ tests/auditing/exporter_faults.py are planted in what FAULTY read and write. Nee
 """
 
 import argparse
+import functools
 import itertools
 import json
 import re
 import subprocess
 import sys
 import time
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any, Dict, Iterator, List, Sequence
 
@@ -76,10 +79,6 @@ def of_checkpoints(name: str, python: str, checkpoints: Path) -> Iterator[Dict[s
     """Export checkpoints with planted faults, and audit them against the right ones."""
     faulty = checkpoints.with_name("faulty")
     faults = {fault.replace(" ", "_"): fault for fault in OF_CHECKPOINTS}
-    for folder, fault in faults.items():
-        right = checkpoints / OF_CHECKPOINTS[fault].family
-        if right.exists() and not (faulty / folder).exists():
-            OF_CHECKPOINTS[fault].plant(right, faulty / folder)
     planted = [folder for folder in faults if (faulty / folder).exists()]
     for row in exported(name, python, faulty, faulty.with_name(f"faulty {name}"), planted):
         fault = faults[row["family"]]
@@ -181,6 +180,26 @@ def available(name: str, python: str) -> bool:
     return run.returncode == 0
 
 
+def of_exporter(
+    name: str, python: str, checkpoints: Path, of: Sequence[str]
+) -> List[Dict[str, Any]]:
+    """Export and audit with one exporter, without and with faults; print and return its rows."""
+    if not available(name, python):
+        print(f"{name}: skipped, {python} lacks one of {', '.join(EXPORTERS[name][1])}")
+        return []
+    rows, made = [], exported(name, python, checkpoints, checkpoints.with_name(name), of)
+    for row in itertools.chain(
+        (audited(row, checkpoints / row["family"]) for row in made),
+        of_checkpoints(name, python, checkpoints) if name in FAULTY else (),
+        of_graphs(made, checkpoints) if name in FAULTY and name != "genai" else (),
+    ):
+        rows.append(row)
+        answer = row.get("sentence") or row["refused"]
+        fault = f" with {row['fault']}" if "fault" in row else ""
+        print(f"{name}, {row['family']}{fault}: {row['verdict']}: {answer}", flush=True)
+    return rows
+
+
 def main(arguments: Sequence[str]) -> int:
     """Export and audit, and write the results; return exit status 0."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -189,29 +208,21 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--environments", type=Path, help="JSON: Python of each exporter")
     parser.add_argument("--json", type=Path, default=Path("bench/results/audit.json"))
     parser.add_argument("--markdown", type=Path, default=PAGE)
+    parser.add_argument("--processes", type=int, default=2, help="exporters at a time")
     parser.add_argument("--work", type=Path, default=Path("build/audit"))
     options = parser.parse_args(arguments)
     pythons = json.loads(options.environments.read_text()) if options.environments else {}
     checkpoints, begin = options.work.absolute() / "checkpoints", time.time()
     for family in options.families:
         families.save(family, checkpoints / family)
-    rows: List[Dict[str, Any]] = []
-    for name in options.exporters:
-        python = pythons.get(name, sys.executable)
-        if not available(name, python):
-            print(f"{name}: skipped, {python} lacks one of {', '.join(EXPORTERS[name][1])}")
-            continue
-        output = checkpoints.with_name(name)
-        made = exported(name, python, checkpoints, output, list(options.families))
-        for row in itertools.chain(
-            (audited(row, checkpoints / row["family"]) for row in made),
-            of_checkpoints(name, python, checkpoints) if name in FAULTY else (),
-            of_graphs(made, checkpoints) if name in FAULTY and name != "genai" else (),
-        ):
-            rows.append(row)
-            answer = row.get("sentence") or row["refused"]
-            fault = f" with {row['fault']}" if "fault" in row else ""
-            print(f"{name}, {row['family']}{fault}: {row['verdict']}: {answer}", flush=True)
+    for name, fault in OF_CHECKPOINTS.items():
+        faulty = checkpoints.with_name("faulty") / name.replace(" ", "_")
+        if fault.family in options.families and not faulty.exists():
+            fault.plant(checkpoints / fault.family, faulty)
+    work = functools.partial(of_exporter, checkpoints=checkpoints, of=options.families)
+    python = [pythons.get(name, sys.executable) for name in options.exporters]
+    with ProcessPoolExecutor(options.processes, get_context("spawn")) as pool:
+        rows = [row for part in pool.map(work, options.exporters, python) for row in part]
     print(f"{len(rows)} rows in {(time.time() - begin) / 60:.1f} minutes")
     if set(options.exporters) == set(EXPORTERS) and set(options.families) == set(families.EDGES):
         json_rows.write(options.json, rows)

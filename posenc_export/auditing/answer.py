@@ -4,20 +4,21 @@ in common.
 
 import itertools
 from dataclasses import dataclass, replace
-from typing import Dict, List, Mapping, Optional, Sequence, Tuple
+from typing import Dict, Mapping, Optional, Sequence, Tuple
 
 import numpy as np
 
 from posenc_export.auditing.observing import Observed
 
 # What distinguishes a call from one full pass of a row alone from position 0, in the order in which
-# causes are looked for. With it, the words for such calls.
+# causes are looked for: a column of which more than a number says so, words for such calls in a
+# sentence, and in a legend.
 FEATURES = {
-    "row": "calls of several rows",
-    "cache": "calls that read a cache",
-    "behind": "calls with padding behind the tokens",
-    "padding": "rows with padding before their tokens",
-    "offset": "sequences that do not start at position 0",
+    "row": ("rows", 1, "calls of several rows", "several rows"),
+    "cache": ("before", 0, "calls that read a cache", "cache"),
+    "behind": ("behind", 0, "calls with padding behind the tokens", "padding behind"),
+    "padding": ("padding", 0, "rows with padding before their tokens", "padding before"),
+    "offset": ("start", 0, "sequences that do not start at position 0", "another start"),
 }
 # Causes, by the feature that all wrong calls have; without one, by the first wrong token.
 CAUSES = {
@@ -27,6 +28,7 @@ CAUSES = {
     "mask": "mask: padding before and behind the tokens of a row is not that of its mask",
     "padding": "padding: it is not ignored, or the positions of its row are wrong",
     "offset": "offset: the position of the first token is not applied",
+    "positions ignored": "positions: position_ids change nothing, the graph counts slots",
     "copied row": "a row is a copy of the first row of the batch",
     "window": "window: it is not the window of the reference",
     "length": "length: the computation of the reference changes there, that of the graph does not",
@@ -82,7 +84,7 @@ def answer(observed: Observed, limit: np.ndarray, edges: Mapping[str, int]) -> A
     cause = _cause(features, group, bad, thresholds, edges)
     if features == ("behind",) and _kind(has, ("padding",))[wrong].any():
         cause = "mask"
-    calls = " and ".join(FEATURES[name] for name in features) or "every call"
+    calls = " and ".join(FEATURES[name][2] for name in features) or "every call"
     others = ""
     if features:
         rest = ~np.all([has[name] for name in features], axis=0)
@@ -93,13 +95,7 @@ def answer(observed: Observed, limit: np.ndarray, edges: Mapping[str, int]) -> A
 
 def features_of(table: Mapping[str, np.ndarray]) -> Dict[str, np.ndarray]:
     """Return which tokens have each of FEATURES."""
-    return {
-        "row": table["rows"] > 1,
-        "cache": table["before"] > 0,
-        "behind": table["behind"] > 0,
-        "padding": table["padding"] > 0,
-        "offset": table["start"] > 0,
-    }
+    return {name: table[column] > least for name, (column, least, *_) in FEATURES.items()}
 
 
 def _simplest(
@@ -122,27 +118,22 @@ def _kind(has: Mapping[str, np.ndarray], features: Sequence[str]) -> np.ndarray:
 
 def _threshold(group: Mapping[str, np.ndarray], bad: np.ndarray) -> Tuple[str, Dict[str, int]]:
     """Return words for where the wrong tokens of a group begin, and the numbers in them."""
+    total, position = group["past"] + group["new"], group["start"] + group["index"]
     known = {
-        "index": group["index"],
-        "new": group["new"],
-        "total": group["past"] + group["new"],
-        "position": group["start"] + group["index"],
+        "index": (group["index"], "from position {} on"),
+        "new": (group["new"], "in calls of {} or more tokens"),
+        "total": (total, "in calls with {} or more tokens in cache and call"),
+        "position": (position, "from position {} on"),
     }
-    words = {
-        "index": "from position {} on",
-        "new": "in calls of {} or more tokens",
-        "total": "in calls with {} or more tokens in cache and call",
-        "position": "from position {} on",
-    }
-    least = {name: int(numbers[bad].min()) for name, numbers in known.items()}
+    least = {name: int(numbers[bad].min()) for name, (numbers, _) in known.items()}
     for names in (*((name,) for name in known), ("index", "new"), ("index", "total")):
         beyond = np.ones(len(bad), bool)
         for name in names:
-            beyond &= known[name] >= least[name]
+            beyond &= known[name][0] >= least[name]
         if (beyond & ~bad).sum() <= OTHERS * max(1, (~bad).sum()):
-            if all(least[name] == known[name].min() for name in names):
+            if all(least[name] == known[name][0].min() for name in names):
                 return "at all tokens", {"index": least["index"]}
-            said = [words[name].format(least[name]) for name in names]
+            said = [known[name][1].format(least[name]) for name in names]
             return " ".join(said), {name: least[name] for name in names}
     part = round(100 * bad.mean())
     return f"from position {least['index']} on at {part} % of the tokens", {"index": least["index"]}
@@ -180,10 +171,5 @@ def _at_edge(first: int, edges: Mapping[str, int]) -> Optional[str]:
     names = [name for name, at in edges.items() if abs(at - first) <= 1 and first > 1]
     if not names:
         return None
-    kinds: List[str] = [
-        "window"
-        if name.startswith(("window", "sliding", "chunk", "reach", "attention"))
-        else "length"
-        for name in names
-    ]
-    return kinds[0]
+    limits = ("window", "sliding", "chunk", "reach", "attention")
+    return "window" if names[0].startswith(limits) else "length"

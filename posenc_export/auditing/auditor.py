@@ -1,8 +1,7 @@
 """The audit of a graph: inputs, cells, errors, and one sentence."""
 
-from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Dict, List, Mapping, Tuple, Union
+from typing import Any, List, Mapping, Tuple, Union
 
 import numpy as np
 
@@ -10,17 +9,20 @@ from posenc_export.auditing.answer import CAUSES, Answer, answer
 from posenc_export.auditing.exact import Exact
 from posenc_export.auditing.facts import Reference
 from posenc_export.auditing.finding import interface
-from posenc_export.auditing.graph import COUNTS_ROWS, Graph
+from posenc_export.auditing.graph import COUNTS_ROWS, NotPossible
 from posenc_export.auditing.hypotheses import explained
 from posenc_export.auditing.inputs import Interface, read_file
 from posenc_export.auditing.observing import Observed, observe
+from posenc_export.auditing.opening import opened
 from posenc_export.auditing.plan import LENGTH, ROWS, Plan, case_of, plan
-from posenc_export.auditing.program import SUFFIX, Program
 from posenc_export.auditing.reference import open_reference
 from posenc_export.auditing.repeat import program
+from posenc_export.auditing.result import Audit, AuditedCell
+from posenc_export.auditing.server import LogProbabilities, Server, ServerSession
 from posenc_export.auditing.session import ForeignSession
 from posenc_export.auditing.slots import TAGS
 from posenc_export.export.conditioning import TRIES
+from posenc_export.runtime.session.errors import GraphError
 from posenc_export.runtime.verification.proof import Accuracy, rounded_up
 from posenc_export.shared.numerics import (
     BFLOAT16_NOISE,
@@ -40,72 +42,6 @@ SHORT, NAMING = 8, 48  # tokens of sequences from which a fault is named
 HALVES = {"float16": FLOAT16_NOISE, "bfloat16": BFLOAT16_NOISE}
 
 
-@dataclass(frozen=True)
-class AuditedCell:
-    """One way to call the graph.
-
-    Args:
-        name: batch, start and scenario.
-        status: "right", "wrong", "refused" if the graph failed, or "not possible" if its inputs
-            cannot express the calls.
-        error: largest error, relative to the largest output; 0 if nothing was compared.
-        tolerance: largest error of a right graph.
-        first: index of the first wrong token of a sequence; -1 if none is wrong.
-        message: why it is refused or not possible.
-    """
-
-    name: str
-    status: str
-    error: float = 0.0
-    tolerance: float = 0.0
-    first: int = -1
-    message: str = ""
-
-
-@dataclass(frozen=True)
-class Audit:
-    """The result of an audit.
-
-    Args:
-        verdict: "right", "wrong", or "refused" if the graph fails in a call that its inputs can
-            express, and is right in all others.
-        sentence: which calls are wrong, and what they have in common.
-        cause: a key of answer.CAUSES, or a named fault; empty if nothing is wrong.
-        cells: in the order in which they were measured.
-        inputs: rows of the table of inputs: "name", "type", "meaning".
-        unreached: edges of the reference that no cell reached, with the reason.
-        observed: the error of each compared token.
-        program: source of a program that repeats the first wrong token with onnxruntime and numpy;
-            empty if none is wrong.
-    """
-
-    verdict: str
-    sentence: str
-    cause: str
-    cells: Tuple[AuditedCell, ...]
-    inputs: Tuple[Dict[str, str], ...]
-    unreached: Mapping[str, str]
-    observed: Observed
-    program: str = ""
-
-    @property
-    def right(self) -> bool:
-        """Whether every call that the inputs can express ran and is right."""
-        return self.verdict == "right"
-
-    def as_json(self) -> Dict[str, Any]:
-        """Return everything but the errors of single tokens, for JSON."""
-        cells = [asdict(cell) for cell in self.cells]
-        return {
-            "verdict": self.verdict,
-            "sentence": self.sentence,
-            "cause": self.cause,
-            "cells": cells,
-            "inputs": list(self.inputs),
-            "unreached": dict(self.unreached),
-        }
-
-
 def audit(
     graph: Union[str, Path],
     reference: Any,
@@ -117,7 +53,9 @@ def audit(
     can express.
 
     Args:
-        graph: ONNX file of a decoder, an encoder or a block; or a program of torch.export (.pt2).
+        graph: ONNX file of a decoder, an encoder or a block; a program of torch.export (.pt2) or
+            TorchScript (.pt); OpenVINO IR (.xml); or the folder that an exporter wrote; or the
+            URL of a server of completions (auditing/server.py).
         reference: checkpoint folder, GGUF file or folder of an artefact; "transformers:FOLDER";
             "package.module:name" of a torch.nn.Module or of a function that returns one; or a
             module.
@@ -136,25 +74,36 @@ class Auditor:
     """An audit with all that it opened, by which single cells can be repeated."""
 
     def __init__(self, graph: Any, reference: Any, inputs: Any, progress: Progress) -> None:
-        self.path, self.say = Path(graph), progress
-        self.graph = Program(self.path) if self.path.suffix == SUFFIX else Graph(self.path)
-        given = inputs if isinstance(inputs, Mapping) else read_file(inputs) if inputs else {}
-        counts = bool(self.graph.operators & COUNTS_ROWS)
-        self.interface: Interface = interface(
-            self.graph.inputs, self.graph.outputs, 0, given, counts, self.graph.unread
-        )
-        progress("audit: loading the reference")
-        hidden, vocabulary, features = self._read()
-        self.reference: Reference = open_reference(reference, hidden, vocabulary, features)
-        width = self.interface.output.axes[-1]
-        if isinstance(width, int) and width != self.reference.facts.width:  # the name says nothing
-            self.reference = open_reference(reference, not hidden, vocabulary, features)
+        self.say = progress
+        self.path, self.graph = opened(graph)
+        self.interface: Interface
+        self.reference: Reference
+        if isinstance(self.graph, Server):
+            self.interface = self.graph.interface
+            self.reference = LogProbabilities(open_reference(reference, False, 32, 0))
+            self.graph.precision = self.session().precision()
+        else:
+            self._read_graph(reference, inputs)
         facts, noise = self.reference.facts, HALVES.get(self.graph.precision, 0.0)
         self.accuracy = Accuracy(facts.tolerance)
         if self.graph.precision == "few bits":
             self.accuracy = Accuracy(LIMIT, LIMIT)
         elif noise:
             self.accuracy = Accuracy(rounding_tolerance(noise), noise)
+
+    def _read_graph(self, reference: Any, inputs: Any) -> None:
+        """Find out what the inputs of a graph mean, and open the reference."""
+        given = inputs if isinstance(inputs, Mapping) else read_file(inputs) if inputs else {}
+        counts = bool(self.graph.operators & COUNTS_ROWS)
+        self.interface = interface(
+            self.graph.inputs, self.graph.outputs, given, counts, self.graph.unread
+        )
+        self.say("audit: loading the reference")
+        hidden, vocabulary, features = self._read()
+        self.reference = open_reference(reference, hidden, vocabulary, features)
+        self.interface = self.interface.sized(self.reference.facts.heads)
+        if self._width() != self.reference.facts.width:  # the name of the output says nothing
+            self.reference = open_reference(reference, not hidden, vocabulary, features)
 
     def _read(self) -> Tuple[bool, int, int]:
         """Return whether hidden states come out, and the vocabulary or width that goes in."""
@@ -164,10 +113,24 @@ class Auditor:
         if "input_ids" not in self.interface.inputs:
             axis = tokens.axes[-1]
             features = axis if isinstance(axis, int) else 0
-        return hidden, 0 if features else 32, features
+        return hidden, 32 if "input_ids" in self.interface.inputs else 0, features
 
-    def session(self, keep: bool = False) -> ForeignSession:
-        """Return an empty session on the graph."""
+    def _width(self) -> int:
+        """Return how many numbers the graph returns for a token."""
+        width, facts = self.interface.output.axes[-1], self.reference.facts
+        if isinstance(width, int):
+            return width
+        length = self.interface.length or min(self.interface.capacity or SHORT, SHORT)
+        tokens = case_of(self.reference, self.interface.batch or 1, length, 0).tokens
+        try:
+            return self.session().prefill(tokens).shape[-1] - TAGS
+        except (GraphError, NotPossible):  # the cells will say so
+            return facts.width
+
+    def session(self, keep: bool = False) -> Any:
+        """Return an empty session on the graph or the server."""
+        if isinstance(self.graph, Server):
+            return ServerSession(self.graph, self.reference)
         window = self.reference.facts.window
         return ForeignSession(self.graph.run, self.interface, window, keep)
 
@@ -187,13 +150,13 @@ class Auditor:
         cells = self._cells(planned, observed, limit)
         verdict, sentence = self._verdict(reply, cells)
         rows, repeated = tuple(self.interface.rows()), ""
-        if reply.first >= 0 and isinstance(self.graph, Graph):
+        if reply.first >= 0 and self.graph.code:
             columns = observed.columns
             numbers = (columns["row"], columns["index"], limit)
             cell = observed.names[int(columns["cell"][reply.first])]
             wrong = next(each for each in planned.cells if each.name == cell)
             token = [float(array[reply.first]) for array in numbers]
-            repeated = program(self.session(keep=True), wrong, token, self.path)
+            repeated = program(self.session(keep=True), wrong, token, self.path, self.graph.code)
         return Audit(
             verdict,
             sentence,
@@ -225,6 +188,8 @@ class Auditor:
             outputs = self.session().prefill(case.tokens)[..., :-TAGS]
             if np.array_equal(outputs[0], outputs[-1]):
                 return reply.named("copied row", CAUSES["copied row"])
+        if reply.features and self._counts_slots():
+            return reply.named("positions ignored", CAUSES["positions ignored"])
         if reply.features or not isinstance(self.reference, Exact) or not reply.cause:
             return reply
         most = min(self.reference.facts.positions, self.interface.capacity or NAMING)
@@ -234,6 +199,18 @@ class Auditor:
         tolerance = self.accuracy.tolerance
         fault = explained(self.reference, case.tokens, outputs, tolerance)
         return reply if fault is None else reply.named(fault.cause, fault.words)
+
+    def _counts_slots(self) -> bool:
+        """Return whether position_ids change nothing, in a model whose positions are not those of
+        the mask, as exporters take them for ALiBi.
+        """
+        encodings = getattr(self.reference, "encodings", ())
+        if "position_ids" not in self.interface.inputs or set(encodings) <= {"alibi"}:
+            return False
+        length = self.interface.length or SHORT
+        tokens = case_of(self.reference, self.interface.batch or 1, length, 0).tokens
+        first, moved = (self.session().prefill(tokens, start=start) for start in (0, length))
+        return np.array_equal(first, moved)
 
     def limits(self, observed: Observed) -> np.ndarray:
         """Return the largest error of each token if the graph is right [N]."""

@@ -59,6 +59,7 @@ class Exact:
             for spec in attention.encodings
             if spec["name"] in BY_LENGTH
         ]
+        self.encodings = [spec["name"] for a in attentions for spec in a.encodings]
         depth, reduction = extent(model)
         return Facts(
             width=int(described.outputs[0].axes[-1]),
@@ -70,6 +71,7 @@ class Exact:
             tolerance=tolerance("float32", depth, reduction),
             depth=depth,
             whole=min(originals, default=0),
+            heads=(attentions[0].kv_heads, attentions[0].head_size),
             window=sizes.pop() if len(sizes) == 1 else 0,
         )
 

@@ -4,7 +4,7 @@ Shapes: B batch, L tokens, V numbers of an output.
 """
 
 from dataclasses import dataclass
-from typing import Mapping, Optional, Protocol
+from typing import Mapping, Optional, Protocol, Tuple
 
 import numpy as np
 
@@ -27,6 +27,7 @@ class Facts:
         whole: number of tokens from which on the numbers of a token depend on how many follow it,
             so that only whole sequences are compared; 0 for none.
         window: number of keys of every layer; 0 if there is no window or layers differ.
+        heads: number and size of the heads of a cache, (0, 0) if unknown.
         starts: whether sequences can begin at other positions than 0.
     """
 
@@ -40,6 +41,7 @@ class Facts:
     depth: int
     whole: int = 0
     window: int = 0
+    heads: Tuple[int, int] = (0, 0)
     starts: bool = True
 
 

@@ -9,22 +9,6 @@ from typing import Any, Collection, Dict, List, Mapping, Optional, Sequence, Tup
 from posenc_export.auditing.inputs import FILE, MEANINGS, UNREAD, WHERE, Cache, Interface, Value
 from posenc_export.shared.refusal import refusal
 
-# Names by meaning. A meaning is the name that transformers uses, if it has one.
-NAMES = {
-    "input_ids": r"(decoder_)?input_ids|tokens?|token_ids|ids",
-    "hidden_states": r"inputs_embeds|hidden_states?|embeds|embeddings|x",
-    "attention_mask": r"(decoder_)?attention_mask|(\w+_)?mask(_\w+)?",
-    "position_ids": r"(decoder_)?position_ids|positions?|pos(_ids)?|input_pos(itions)?",
-    "cache_position": r"cache_positions?|write_index",
-    "past_length": r"past_(sequence|seq|key_values|kv)?_?len(gth)?s?",
-    "last_index": r"seqlens_k",
-    "first_position": r"first_position",
-    "total_length": r"total_(sequence|seq)_len(gth)?",
-    "use_cache_branch": r"use_cache_branch",
-    "token_type_ids": r"token_type_ids|segment_ids|token_types",
-    "logits_to_keep": r"(num_)?logits_to_keep",
-    "logits_index": r"logits_index",
-}
 RECURRENT = re.compile(r"conv|ssm|recurrent")  # in names of states that every call replaces
 OUTPUTS = ("logits", "last_hidden_state", "hidden_states", "output")
 PRESENT = (
@@ -43,7 +27,6 @@ SUFFIXES = ("_out", "_output", ".out", "_new", "_present")
 def interface(
     inputs: Sequence[Value],
     outputs: Sequence[Value],
-    width: int,
     given: Mapping[str, Any] = {},
     counts_rows: bool = False,
     unread: Collection[str] = (),
@@ -51,7 +34,6 @@ def interface(
     """Find out how a graph is called.
 
     Args:
-        width: numbers of an output for each token: the vocabulary, or the model width.
         given: content of a file (read_file).
         counts_rows: whether the graph has nodes that count the tokens of each row
             (GroupQueryAttention), so that padding belongs behind them.
@@ -68,17 +50,12 @@ def interface(
     rest = [value for value in inputs if value not in named.values()]
     if "input_ids" not in named and "hidden_states" not in named:
         _add_tokens(named, rest, inputs)
-    output = _output(outputs, width, given.get("output"))
+    output = _output(outputs, given.get("output"))
     others = [value for value in outputs if value.name != output.name]
     caches = _caches(rest, others, given.get("caches", {}), named)
-    padding = given.get("padding") or (
-        "none" if not _masks(named) else "right" if counts_rows else "left"
-    )
-    return Interface(named, caches, output, padding)
-
-
-def _masks(named: Mapping[str, Value]) -> bool:
-    return any(name.startswith("attention_mask") for name in (*named,)) or "last_index" in named
+    masked = "attention_mask" in named or "last_index" in named
+    padding = "right" if counts_rows else "left"
+    return Interface(named, caches, output, given.get("padding", padding if masked else "none"))
 
 
 def _by_name(inputs: Sequence[Value], given: Mapping[str, str]) -> Dict[str, Value]:
@@ -90,7 +67,7 @@ def _by_name(inputs: Sequence[Value], given: Mapping[str, str]) -> Dict[str, Val
             rule = f"an input {name!r}, which --inputs names"
             raise refusal(WHERE, rule, f"only {', '.join(by_name)}", "correct the file")
         named[meaning] = by_name[name]
-    for meaning, pattern in NAMES.items():
+    for meaning, (_, pattern) in MEANINGS.items():
         for value in inputs:
             fits = re.fullmatch(pattern, value.name.lower()) and _fits(meaning, value)
             if not fits or value in named.values():
@@ -131,14 +108,13 @@ def _add_tokens(named: Dict[str, Value], rest: List[Value], inputs: Sequence[Val
     raise refusal(WHERE, "an input of token ids or hidden states", names, remedy)
 
 
-def _output(outputs: Sequence[Value], width: int, given: Optional[str]) -> Value:
+def _output(outputs: Sequence[Value], given: Optional[str]) -> Value:
     """Return the output that is compared."""
     by_name = {value.name: value for value in outputs}
     for name in (given,) if given else OUTPUTS:
         if name in by_name:
             return by_name[name]
-    floats = [v for v in outputs if not v.whole and len(v.axes) == 3]
-    fitting = [value for value in floats if value.axes[-1] == width] or floats
+    fitting = [value for value in outputs if not value.whole and len(value.axes) == 3]
     if len(fitting) == 1 or fitting and fitting[0] is outputs[0]:
         return fitting[0]
     names = ", ".join(f"{value.name} {value}" for value in outputs)
@@ -193,7 +169,7 @@ def _cache(
     rows = int(given.get("rows", max(0, rank - 4)))
     if "slots" in given:
         return Cache(past, present, rows, int(given["slots"]))
-    if RECURRENT.search(past.name.lower()):
+    if rank < 3 or RECURRENT.search(past.name.lower()):
         return Cache(past, present, rows, -1)
     symbolic = [
         axis for axis in range(rank) if axis != rows and not isinstance(past.axes[axis], int)

@@ -19,6 +19,7 @@ FEW_BITS = {
     "MatMulNBits",
     "QLinearMatMul",
 }
+FILES = ("decoder_model.onnx", "decoder_with_past_model.onnx")  # as optimum wrote decoders
 SLOTS = 64  # of caches whose size the caller chooses
 COUNTS_ROWS = {"GroupQueryAttention", "SparseAttention"}
 # What an operator takes, by a part of ONNX Runtime's message for a call that it does not take.
@@ -36,39 +37,55 @@ class NotPossible(Exception):
 
 
 class Graph:
-    """A graph in ONNX, run by ONNX Runtime on the CPU with one thread.
+    """A graph in ONNX, run by ONNX Runtime on the CPU with one thread: one file, or a folder with
+    one for prompts and one for tokens behind a cache (FILES).
 
     Attributes:
         inputs, outputs: as the graph declares them.
         operators: types of all nodes.
         precision: "float32", "float16", "bfloat16" or "few bits".
         unread: inputs that become outputs and have no other use.
+        code: Python that loads the graph from `path` and defines run(inputs).
     """
+
+    code = """import onnxruntime
+
+path = pathlib.Path(path)
+files = [path / name for name in {files!r}] if path.is_dir() else [path]
+cpu = ["CPUExecutionProvider"]
+sessions = [onnxruntime.InferenceSession(file, providers=cpu) for file in files]
+
+
+def run(inputs):
+    session = sessions[-1 if all(array.size for array in inputs.values()) else 0]
+    names = [output.name for output in session.get_outputs()]
+    taken = {{value.name: inputs[value.name] for value in session.get_inputs()}}
+    return dict(zip(names, session.run(None, taken)))
+"""
 
     def __init__(self, path: Path) -> None:
         import onnx_ir
-        import onnxruntime as ort
 
-        options = ort.SessionOptions()
-        options.intra_op_num_threads = options.inter_op_num_threads = 1
-        options.log_severity_level = 4
-        try:
-            session = ort.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
-        except Exception as error:  # the types of ONNX Runtime have no common base but Exception
-            line = str(error).strip().splitlines()[0]
-            rule = "a graph that ONNX Runtime loads on the CPU"
-            raise refusal("audit", rule, f"{path}: {line}", "give another graph") from None
-        self.session = session.run
-        self.outputs: List[Value] = [_value(value, {}) for value in session.get_outputs()]
-        model = onnx_ir.load(path)
+        files = [path / name for name in FILES] if path.is_dir() else [path]
+        self.sessions = [_session(file) for file in files]
+        self.code = self.code.format(files=FILES)
+        first, last = self.sessions[0], self.sessions[-1]
+        self.outputs: List[Value] = [_value(value, {}) for value in last.get_outputs()]
+        model = onnx_ir.load(files[-1])
         sizes, self.unread = _cache_sizes(model), _unread(model)
-        self.inputs: List[Value] = [_value(value, sizes) for value in session.get_inputs()]
+        values = {value.name: value for value in (*last.get_inputs(), *first.get_inputs())}
+        self.inputs: List[Value] = [_value(value, sizes) for value in values.values()]
         self.operators, self.precision = _contents(model, self.inputs + self.outputs)
 
     def run(self, feeds: Mapping[str, np.ndarray]) -> Arrays:
         """Run the graph. Raise NotPossible beyond the limits of an operator, or GraphError."""
+        session = self.sessions[-1 if all(array.size for array in feeds.values()) else 0]
+        for value in session.get_inputs():
+            one = value.name == "input_ids" and value.shape[1] == 1
+            if one and feeds[value.name].shape[1] > 1:
+                raise NotPossible("the graph with caches takes one token in each call")
         try:
-            results = self.session(None, dict(feeds))
+            results = session.run(None, {v.name: feeds[v.name] for v in session.get_inputs()})
         except Exception as error:
             if not isinstance(error, RUN_ERRORS) and "onnxruntime" not in type(error).__module__:
                 raise
@@ -76,7 +93,22 @@ class Graph:
                 if part in str(error):
                     raise NotPossible(limit) from error
             raise GraphError(error) from error
-        return dict(zip([value.name for value in self.outputs], results, strict=True))
+        return dict(zip([value.name for value in session.get_outputs()], results, strict=True))
+
+
+def _session(file: Path) -> Any:
+    """Open a file with ONNX Runtime."""
+    import onnxruntime as ort
+
+    options = ort.SessionOptions()
+    options.intra_op_num_threads = options.inter_op_num_threads = 1
+    options.log_severity_level = 4
+    try:
+        return ort.InferenceSession(str(file), options, providers=["CPUExecutionProvider"])
+    except Exception as error:  # the types of ONNX Runtime have no common base but Exception
+        line = str(error).strip().splitlines()[0]
+        rule = "a graph that ONNX Runtime loads on the CPU"
+        raise refusal("audit", rule, f"{file}: {line}", "give another graph") from None
 
 
 def _value(value: Any, sizes: Mapping[str, Mapping[int, int]]) -> Value:

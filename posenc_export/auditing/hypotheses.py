@@ -2,8 +2,8 @@
 them wrong. A fault is named if such a model gives the outputs of the graph.
 """
 
-from dataclasses import dataclass
-from typing import Any, Callable, Dict, Iterator, List, Optional, Tuple
+import itertools
+from typing import Any, Callable, Dict, Iterator, NamedTuple, Optional
 
 import numpy as np
 import torch
@@ -15,29 +15,25 @@ from posenc_export.models.attention_config import AttentionConfig
 from posenc_export.models.block import AttentionBlock
 from posenc_export.models.parameters import fill, slots
 from posenc_export.models.stack import Stack
+from posenc_export.models.user_module import inner_of
 
 THETAS = (100.0, 1000.0, 10000.0, 100000.0, 500000.0, 1000000.0, 5000000.0)
 NEAR = 4.0  # a model is the graph's if their outputs differ by at most this many tolerances
 # Rotations that scale angles, whose parameters a plain rotation lacks.
 SCALED = ("rope_linear", "rope_ntk", "rope_yarn", "rope_llama3", "rope_longrope", "rope_dynamic")
-Change = Callable[[AttentionConfig], Optional[AttentionConfig]]
+FACTORS = ("rope_yarn", "rope_longrope")  # with a factor of scores
+Spec = Dict[str, Any]
+Change = Callable[[AttentionConfig], AttentionConfig]
 
 
-@dataclass(frozen=True)
-class Hypothesis:
-    """A fault.
-
-    Args:
-        cause: its short name.
-        words: what the graph does, for a sentence.
-        change: returns the attention with the fault; None if the attention cannot have it.
-        lengths: factors of LongRoPE, in place of a change.
+class Hypothesis(NamedTuple):
+    """A fault: its short name, what the graph does, and the attention with the fault, which is an
+    equal one if it cannot have it.
     """
 
     cause: str
     words: str
-    change: Change = lambda attention: None
-    lengths: Optional[str] = None
+    change: Change = lambda attention: attention
 
 
 def explained(
@@ -51,102 +47,65 @@ def explained(
         tolerance: largest error of a right graph.
     """
     scale = float(np.abs(actual).max()) or 1.0
-
-    def error(model: Any) -> float:
-        session = eager_session(model, tokens.shape[1])
-        outputs = full_pass(session, tokens, 0, None)
-        return float(np.abs(outputs - actual).max()) / scale
-
-    base = reference.model
-    if reference.facts.whole:
-        beyond = tokens.shape[1] > reference.facts.whole
-        base = reference.made("long" if beyond else "short")
-    for hypothesis in hypotheses(base):
-        if hypothesis.lengths:
-            model = reference.made(hypothesis.lengths)
-        else:
-            model = changed(base, hypothesis.change)
+    for hypothesis, model in _models(reference, tokens.shape[1]):
         if model is not None and tokens.shape[1] <= model.config.max_positions:
-            if error(model) <= NEAR * tolerance:
+            outputs = full_pass(eager_session(model, tokens.shape[1]), tokens, 0, None)
+            if float(np.abs(outputs - actual).max()) <= NEAR * tolerance * scale:
                 return hypothesis
     return None
 
 
+def _models(reference: Exact, length: int) -> Iterator[Any]:
+    """Yield faults with models that have them; None for what the model cannot have."""
+    base, whole = reference.model, reference.facts.whole
+    if whole:
+        base = reference.made("long" if length > whole else "short")
+    for fault in hypotheses(base):
+        yield fault, changed(base, fault.change)
+    specs = [spec for a in inner_of(base).config.attentions for spec in a.encodings]
+    for lengths in ("long", "short") if any(s["name"] == "rope_longrope" for s in specs) else ():
+        words = f"the rotation has the {lengths} factors at every length"
+        yield Hypothesis(f"{lengths} factors always", words), reference.made(lengths)
+
+
 def hypotheses(model: Any) -> Iterator[Hypothesis]:
     """Yield the faults that a model can have."""
-    attentions = _config_of(model).attentions
-    sizes = {a.sees["size"] for a in attentions if "size" in a.sees}
-    kinds = " and ".join(sorted({a.sees["name"] for a in attentions if "size" in a.sees}))
-    name = f"the {kinds} of {' and '.join(map(str, sorted(sizes)))} keys"
+    attentions = inner_of(model).config.attentions
+    limited = [a.sees for a in attentions if "size" in a.sees]
+    kinds = " and ".join(sorted({sees["name"] for sees in limited}))
+    name = f"the {kinds} of {' and '.join(map(str, sorted({s['size'] for s in limited})))} keys"
     yield Hypothesis("window ignored", f"{name} is ignored", _unlimited)
     for by, words in ((1, "one key too many"), (-1, "one key too few")):
         yield Hypothesis("window off by one", f"{name} has {words}", _resized(by))
-    own = {spec["theta"] for a in attentions for spec in a.encodings if "theta" in spec}
-    of_own = " and ".join(f"{theta:g}" for theta in sorted(own))
+    own = sorted({spec["theta"] for a in attentions for spec in a.encodings if "theta" in spec})
     for theta in THETAS:
-        words = f"theta of the rotation is {theta:g} and not {of_own}"
+        words = f"theta of the rotation is {theta:g} and not {' and '.join(f'{t:g}' for t in own)}"
         yield Hypothesis("theta", words, _in_encodings(_given("theta", theta)))
-    yield Hypothesis(
-        "layout",
-        "the rotation pairs other numbers of a head: half and interleaved are exchanged",
-        _in_encodings(_other_layout),
-    )
-    yield Hypothesis("rotary size", "all numbers of a head are rotated", _in_encodings(_whole))
-    yield Hypothesis(
-        "scaling of angles ignored",
-        "the rotation is that of a model without scaled angles",
-        _in_encodings(_unscaled),
-    )
-    words = "the ends of YaRN's band are rounded otherwise (truncate)"
-    yield Hypothesis("band of YaRN", words, _in_encodings(_other_band))
-    words = "the attention factor of scaled angles is 1"
-    yield Hypothesis("attention factor", words, _in_encodings(_no_factor))
-    for lengths in ("long", "short"):
-        words = f"the rotation has the {lengths} factors at every length"
-        if reference_has_lengths(attentions):
-            yield Hypothesis(f"{lengths} factors always", words, lengths=lengths)
-    yield Hypothesis("encoding dropped", "no position encoding is applied", _bare)
-    yield Hypothesis("sinks dropped", "sinks are not in the softmax", _without("sinks", False))
-    yield Hypothesis("softcap dropped", "scores are not capped", _without("softcap", None))
-    words = "queries and keys are not normalized"
-    yield Hypothesis("head norm dropped", words, _without("head_norm", None))
-    for factor in _scales(attentions):
+    yield from itertools.starmap(Hypothesis, FAULTS)
+    factors = [2.0, 0.5, 2**0.5, 0.5**0.5, 4.0, 0.25]
+    for size in {a.head_size for a in attentions}:  # 1, 1/D, and those of other head sizes
+        factors += [size**0.5, size**-0.5, (size / 64) ** 0.5, (size / 128) ** 0.5]
+    for factor in dict.fromkeys(factors):
         words = f"scores are scaled by {factor:.6g} times the factor of the reference"
         yield Hypothesis("scale", words, _scaled(factor))
-
-
-def reference_has_lengths(attentions: Tuple[AttentionConfig, ...]) -> bool:
-    """Whether a model has LongRoPE."""
-    return any(s["name"] == "rope_longrope" for a in attentions for s in a.encodings)
-
-
-def _scales(attentions: Tuple[AttentionConfig, ...]) -> List[float]:
-    """Return factors of scores that exporters confuse: 1, 1/D, those of other head sizes."""
-    sizes = {a.head_size for a in attentions}
-    factors = [2.0, 0.5, 2**0.5, 0.5**0.5, 4.0, 0.25]
-    for size in sizes:
-        factors += [size**0.5, size**-0.5]
-        factors += [(size / 64) ** 0.5, (size / 128) ** 0.5]
-    return [factor for factor in dict.fromkeys(factors) if factor != 1]
 
 
 def changed(model: Any, change: Change) -> Any:
     """Return a model with the same weights whose attentions are changed; None if none changes, or
     if the change is not that of a model.
     """
-    config = _config_of(model)
+    config: Any = inner_of(model).config
     if isinstance(model, AttentionBlock):
-        attention = change(config.attention)
-        described = attention and replace(config, attention=attention)
+        described = replace(config, attention=change(config.attention))
     elif isinstance(model, Stack):
-        layers: Dict[str, Any] = {}
-        for name, layer in config.layers.items():
-            attention = change(layer.attention)
-            layers[name] = replace(layer, attention=attention) if attention else layer
-        described = replace(config, layers=layers) if layers != config.layers else None
+        layers = {
+            name: replace(layer, attention=change(layer.attention))
+            for name, layer in config.layers.items()
+        }
+        described = replace(config, layers=layers)
     else:
         return None
-    if described is None:
+    if described == config:
         return None
     with torch.device("meta"):
         other: Any = type(model)(described)
@@ -160,75 +119,49 @@ def changed(model: Any, change: Change) -> Any:
     return other.eval()
 
 
-def _config_of(model: Any) -> Any:
-    return model.config
-
-
-def _unlimited(attention: AttentionConfig) -> Optional[AttentionConfig]:
+def _unlimited(attention: AttentionConfig) -> AttentionConfig:
     limited = attention.sees["name"] in ("window", "chunk")
-    return replace(attention, sees={"name": "causal"}) if limited else None
+    return replace(attention, sees={"name": "causal"}) if limited else attention
 
 
 def _resized(by: int) -> Change:
-    def change(attention: AttentionConfig) -> Optional[AttentionConfig]:
-        size = attention.sees.get("size", 0) + by
-        limited = "size" in attention.sees and size > 0
-        return replace(attention, sees={**attention.sees, "size": size}) if limited else None
+    def change(attention: AttentionConfig) -> AttentionConfig:
+        size = attention.sees.get("size", 0)
+        sized = {**attention.sees, "size": size + by}
+        return replace(attention, sees=sized) if size and size + by else attention
 
     return change
 
 
-def _in_encodings(change: Callable[[Dict[str, Any]], Dict[str, Any]]) -> Change:
-    def of_attention(attention: AttentionConfig) -> Optional[AttentionConfig]:
-        encodings = tuple(change(spec) for spec in attention.encodings)
-        different = encodings != attention.encodings
-        return replace(attention, encodings=encodings) if different else None
-
-    return of_attention
+def _in_encodings(change: Callable[[Spec], Spec]) -> Change:
+    return lambda attention: replace(attention, encodings=tuple(map(change, attention.encodings)))
 
 
-def _given(key: str, value: Any) -> Callable[[Dict[str, Any]], Dict[str, Any]]:
+def _given(key: str, value: Any) -> Callable[[Spec], Spec]:
     return lambda spec: {**spec, key: value} if key in spec else spec
 
 
-def _other_layout(spec: Dict[str, Any]) -> Dict[str, Any]:
-    if not spec["name"].startswith("rope"):
-        return spec
+def _other_layout(spec: Spec) -> Spec:
     layout = "half" if spec.get("layout") == "interleaved" else "interleaved"
-    return {**spec, "layout": layout}
+    return {**spec, "layout": layout} if spec["name"].startswith("rope") else spec
 
 
-def _whole(spec: Dict[str, Any]) -> Dict[str, Any]:
+def _whole(spec: Spec) -> Spec:
     return {key: value for key, value in spec.items() if key != "rotary"}
 
 
-def _unscaled(spec: Dict[str, Any]) -> Dict[str, Any]:
-    if spec["name"] not in SCALED:
-        return spec
-    kept = ("theta", "layout", "rotary")
-    return {"name": "rope", **{key: value for key, value in spec.items() if key in kept}}
+def _no_factor(spec: Spec) -> Spec:
+    return {**spec, "attention_factor": 1.0} if spec["name"] in FACTORS else spec
 
 
-def _other_band(spec: Dict[str, Any]) -> Dict[str, Any]:
-    truncated = {"truncate": "yes" if spec.get("truncate") == "no" else "no"}
-    return {**spec, **truncated} if spec["name"] == "rope_yarn" else spec
+def _unscaled(spec: Spec) -> Spec:
+    kept: Spec = {key: spec[key] for key in ("theta", "layout", "rotary") if key in spec}
+    return {**kept, "name": "rope"} if spec["name"] in SCALED else spec
 
 
-def _no_factor(spec: Dict[str, Any]) -> Dict[str, Any]:
-    scaled = spec["name"] in ("rope_yarn", "rope_longrope")
-    return {**spec, "attention_factor": 1.0} if scaled else spec
-
-
-def _bare(attention: AttentionConfig) -> Optional[AttentionConfig]:
-    return replace(attention, encodings=()) if attention.encodings else None
-
-
-def _without(field: str, value: Any) -> Change:
-    def change(attention: AttentionConfig) -> Optional[AttentionConfig]:
-        present = getattr(attention, field) not in (value, False, None)
-        return replace(attention, **{field: value}) if present else None
-
-    return change
+def _other_band(spec: Spec) -> Spec:
+    truncate = "yes" if spec.get("truncate") == "no" else "no"
+    return {**spec, "truncate": truncate} if spec["name"] == "rope_yarn" else spec
 
 
 def _scaled(factor: float) -> Change:
@@ -237,3 +170,28 @@ def _scaled(factor: float) -> Change:
         return replace(attention, scale=own * factor)
 
     return change
+
+
+def _with(field: str, value: Any) -> Change:
+    return lambda attention: replace(attention, **{field: value})
+
+
+FAULTS = (
+    ("layout", "half and interleaved are exchanged in the rotation", _in_encodings(_other_layout)),
+    ("rotary size", "all numbers of a head are rotated", _in_encodings(_whole)),
+    (
+        "scaling of angles ignored",
+        "angles of the rotation are not scaled",
+        _in_encodings(_unscaled),
+    ),
+    (
+        "band of YaRN",
+        "the ends of YaRN's band are rounded otherwise (truncate)",
+        _in_encodings(_other_band),
+    ),
+    ("attention factor", "the attention factor of scaled angles is 1", _in_encodings(_no_factor)),
+    ("encoding dropped", "no position encoding is applied", _with("encodings", ())),
+    ("sinks dropped", "sinks are not in the softmax", _with("sinks", False)),
+    ("softcap dropped", "scores are not capped", _with("softcap", None)),
+    ("head norm dropped", "queries and keys are not normalized", _with("head_norm", None)),
+)

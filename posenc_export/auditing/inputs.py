@@ -6,7 +6,7 @@ Shapes: B batch, S new tokens, P past, T = P + S, M capacity.
 
 import json
 import tomllib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Dict, List, Tuple, Union
 
@@ -52,22 +52,29 @@ class Cache:
         return size if isinstance(size, int) else 0
 
 
-UNREAD = "unread"  # meaning of inputs that no node reads
+UNREAD = "unread"
+HEADS = ("heads", "head size")  # sizes of a cache that only the reference knows
+# Meanings, by the name that transformers uses if it has one: what the input holds, and a regular
+# expression of the names that exporters give it.
 MEANINGS = {
-    "input_ids": "token ids [B,S]",
-    "hidden_states": "hidden states [B,S,E]",
-    "attention_mask": "1 at tokens, 0 at padding",
-    "position_ids": "positions of the tokens",
-    "cache_position": "slots of the new tokens in the cache",
-    "past_length": "number of cached tokens",
-    "last_index": "number of valid tokens of each row, less 1",
-    "first_position": "position of the first token of each row",
-    "total_length": "number of cached and new tokens",
-    "use_cache_branch": "whether the cache is read",
-    "token_type_ids": "segments, 0 everywhere",
-    "logits_to_keep": "0 for the outputs of all tokens",
-    "logits_index": "columns of the tokens whose outputs are returned: all",
-    UNREAD: "anything: an output repeats it, and nothing else reads it",
+    "input_ids": ("token ids [B,S]", r"(decoder_)?input_ids|tokens?|token_ids|ids"),
+    "hidden_states": ("hidden states [B,S,E]", r"inputs_embeds|hidden_states?|embed(ding)?s|x"),
+    "attention_mask": (
+        "1 at tokens, 0 at padding",
+        r"(decoder_)?attention_mask|(\w+_)?mask(_\w+)?",
+    ),
+    "position_ids": ("positions of the tokens", r"(decoder_)?pos(ition)?s?(_ids)?|input_pos\w*"),
+    "cache_position": ("slots of the new tokens in the cache", r"cache_positions?|write_index"),
+    "past_length": ("number of cached tokens", r"past_(sequence|seq|key_values|kv)?_?len(gth)?s?"),
+    "last_index": ("number of valid tokens of each row, less 1", "seqlens_k"),
+    "first_position": ("position of the first token of each row", "first_position"),
+    "total_length": ("number of cached and new tokens", r"total_(sequence|seq)_len(gth)?"),
+    "use_cache_branch": ("whether the cache is read", "use_cache_branch"),
+    "token_type_ids": ("segments, 0 everywhere", "token_type_ids|segment_ids|token_types"),
+    "logits_to_keep": ("0 for the outputs of all tokens", "(num_)?logits_to_keep"),
+    "logits_index": ("columns of the tokens whose outputs are returned: all", "logits_index"),
+    "row_order": ("rows whose caches the rows of the call continue: the same", "beam_idx"),
+    UNREAD: ("anything: an output repeats it, and nothing else reads it", "$."),
 }
 
 
@@ -83,12 +90,14 @@ class Interface:
         padding: "left" if rows of different lengths are aligned at their ends, as transformers
             does; "right" if the graph counts the tokens of each row from its mask, as
             GroupQueryAttention does; "none" without a mask.
+        continues: whether it is a server, which generates tokens and keeps its caches to itself.
     """
 
     inputs: Dict[str, Value]
     caches: Tuple[Cache, ...]
     output: Value
     padding: str = "none"
+    continues: bool = False
 
     @property
     def tokens(self) -> Value:
@@ -112,6 +121,15 @@ class Interface:
         """Number of slots of static caches; 0 if they grow or there are none."""
         return min((cache.capacity for cache in self.caches if cache.capacity), default=0)
 
+    def sized(self, heads: Tuple[int, int]) -> "Interface":
+        """Return it with caches of these sizes where only the reference knows them."""
+        known: Dict[Axis, Axis] = dict(zip(HEADS, heads, strict=True))
+        caches = [
+            replace(c, past=replace(c.past, axes=tuple(known.get(a, a) for a in c.past.axes)))
+            for c in self.caches
+        ]
+        return replace(self, caches=tuple(caches))
+
     def masks(self) -> List[Value]:
         """Return the inputs that are masks."""
         return [value for name, value in self.inputs.items() if name.startswith("attention_mask")]
@@ -119,7 +137,11 @@ class Interface:
     def rows(self) -> List[Dict[str, str]]:
         """Return the table of inputs and outputs, caches of all layers in one row."""
         rows = [
-            {"name": value.name, "type": str(value), "meaning": MEANINGS[meaning.split(" ")[0]]}
+            {
+                "name": value.name,
+                "type": str(value),
+                "meaning": MEANINGS[meaning.split(" ")[0]][0],
+            }
             for meaning, value in self.inputs.items()
         ]
         grouped: Dict[Tuple[str, int, int], List[Cache]] = {}

@@ -6,9 +6,8 @@ Shapes: as in facts.py.
 import importlib
 import inspect
 import json
-from dataclasses import replace
 from pathlib import Path
-from typing import Any, Callable, Optional
+from typing import Any, Callable, Mapping, Optional, Tuple
 
 import numpy as np
 import torch
@@ -20,7 +19,9 @@ from posenc_export.shared.refusal import refusal
 
 # Names of a config's sizes, by what they mean here.
 LENGTHS = ("max_position_embeddings", "n_positions", "max_seq_len", "n_ctx", "seq_length")
-EDGES = ("sliding_window", "attention_chunk_size", "original_max_position_embeddings")
+ORIGINAL = "original_max_position_embeddings"
+EDGES = ("sliding_window", "attention_chunk_size", ORIGINAL)
+BY_LENGTH = ("longrope", "dynamic")  # rotations whose angles depend on the length of a sequence
 FIELDS = ("logits", "last_hidden_state", "output")
 
 
@@ -31,69 +32,59 @@ class Called:
         module: takes input_ids or the like first, and attention_mask and position_ids if its
             forward names them; returns a tensor [B,L,V], a tuple that begins with one, or an object
             with logits or last_hidden_state.
-        width, vocabulary: of the graph, for a module without a config.
+        vocabulary, features: what the graph reads, for a module without a config.
     """
 
     def __init__(self, module: Callable[..., Any], vocabulary: int, features: int) -> None:
         self.module = module
         if isinstance(module, torch.nn.Module):
             module.eval()
-        forward = getattr(module, "forward", module)
-        self.names = [*inspect.signature(forward).parameters]
+        self.names = [*inspect.signature(getattr(module, "forward", module)).parameters]
         config = getattr(module, "config", None)
-        self.facts = self._facts(config, vocabulary, features)
+        self.vocabulary = vocabulary and (_size(config, "vocab_size") or vocabulary)
+        self.facts = self._facts(config, features)
 
-    def _facts(self, config: Any, vocabulary: int, features: int) -> Facts:
-        vocabulary = vocabulary and int(getattr(config, "vocab_size", vocabulary))
-        lengths = [getattr(config, name, None) for name in LENGTHS]
-        positions = next((int(length) for length in lengths if length), UNSTATED)
-        parameters = getattr(config, "rope_parameters", None) or {}
-        edges = {}
-        for name in EDGES:
-            size = getattr(config, name, None) or parameters.get(name)
-            if isinstance(size, int) and 0 < size < positions:
-                edges[f"{name.replace('_', ' ')} {size}"] = size
-        depth = int(getattr(config, "num_hidden_layers", 0) or 2)
+    def _facts(self, config: Any, features: int) -> Facts:
+        positions = _size(config, *LENGTHS) or UNSTATED
+        sizes = {name: _size(config, name) for name in EDGES}
+        depth = _size(config, "num_hidden_layers") or 2
         weights = list(getattr(self.module, "parameters", list)())
         longest = max((p.shape[-1] for p in weights if p.dim() > 1), default=64)
-        kind = parameters.get("rope_type")
-        self.facts = Facts(
-            width=0, vocabulary=vocabulary, features=features, positions=positions, causal=True,
-            edges=edges, tolerance=tolerance("float32", depth, longest), depth=depth,
-            whole=edges.get(f"original max position embeddings "
-                            f"{parameters.get('original_max_position_embeddings')}", 0)
-            if kind in ("longrope", "dynamic") else 0,
-        )  # fmt: skip
+        rounding = tolerance("float32", depth, longest)
         tokens: np.ndarray = np.ones((1, 6, features), np.float32)
-        if vocabulary:
-            tokens = np.arange(6)[None] % vocabulary
-        whole = self.outputs(tokens)
-        changed = tokens.copy()
-        changed[:, -1] = (changed[:, -1] + 1) % (vocabulary or 3)
+        if self.vocabulary:
+            tokens = np.arange(6)[None] % self.vocabulary
+        whole, changed = self.outputs(tokens), tokens.copy()
+        changed[:, -1] = (changed[:, -1] + 1) % (self.vocabulary or 3)
         change = np.abs(self.outputs(changed)[:, :-1] - whole[:, :-1]).max() / np.abs(whole).max()
-        return replace(
-            self.facts,
+        return Facts(
             width=whole.shape[-1],
-            causal=bool(change <= self.facts.tolerance),
+            vocabulary=self.vocabulary,
+            features=features,
+            positions=positions,
+            causal=bool(change <= rounding),
+            edges={f"{n.replace('_', ' ')} {s}": s for n, s in sizes.items() if 0 < s < positions},
+            tolerance=rounding,
+            depth=depth,
+            whole=sizes[ORIGINAL] if _rotation(config).get("rope_type") in BY_LENGTH else 0,
+            heads=_heads(config),
             starts="position_ids" in self.names[1:],
         )
 
     def outputs(self, tokens: np.ndarray, start: int = 0) -> np.ndarray:
         """As Reference.outputs."""
         rows, length = tokens.shape[:2]
+        first = torch.from_numpy(np.ascontiguousarray(tokens))
+        key = "input_ids" if self.vocabulary else "inputs_embeds"
         known = {
             "attention_mask": torch.ones(rows, length, dtype=torch.int64),
             "position_ids": torch.arange(start, start + length).expand(rows, -1),
             "use_cache": False,
         }
         named = {name: value for name, value in known.items() if name in self.names[1:]}
-        first = torch.from_numpy(np.ascontiguousarray(tokens))
-        key = "input_ids" if self.facts.vocabulary else "inputs_embeds"
+        arguments = () if key in self.names else (first,)
         with torch.no_grad():
-            if key in self.names:
-                value = self.module(**{key: first}, **named)
-            else:
-                value = self.module(first, **named)
+            value = self.module(*arguments, **named, **({} if arguments else {key: first}))
         value = value[0] if isinstance(value, (tuple, list)) else value
         value = next((getattr(value, name) for name in FIELDS if hasattr(value, name)), value)
         return value.detach().float().cpu().numpy()
@@ -102,8 +93,23 @@ class Called:
         """As Reference.disturbed."""
         if not isinstance(self.module, torch.nn.Module):
             return None
-        facts = self.facts
-        return Called(disturbed(self.module, seed), facts.vocabulary, facts.features)
+        return Called(disturbed(self.module, seed), self.vocabulary, self.facts.features)
+
+
+def _heads(config: Any) -> Tuple[int, int]:
+    heads = _size(config, "num_attention_heads")
+    size = _size(config, "head_dim") or _size(config, "hidden_size") // (heads or 1)
+    return _size(config, "num_key_value_heads") or heads, size
+
+
+def _rotation(config: Any) -> Mapping[str, Any]:
+    return getattr(config, "rope_parameters", None) or {}
+
+
+def _size(config: Any, *names: str) -> int:
+    """Return the first size that a config or its rotation has; 0 for none."""
+    sizes = [getattr(config, name, None) or _rotation(config).get(name) for name in names]
+    return next((size for size in sizes if isinstance(size, int)), 0)
 
 
 def named(text: str) -> Any:

@@ -10,7 +10,7 @@ from typing import Any, Dict, List, Sequence
 import numpy as np
 
 from posenc_export.auditing.answer import FEATURES, features_of
-from posenc_export.auditing.auditor import Audit
+from posenc_export.auditing.result import Audit
 
 STYLE = """body { font: 15px/1.5 system-ui, sans-serif; max-width: 66rem; margin: 2rem auto;
 padding: 0 1rem } .sentence { font-size: 1.3rem; font-weight: 600 } img { width: 100% }
@@ -19,14 +19,6 @@ td, th { padding: .2rem .7rem; text-align: left; border-bottom: 1px solid #d8dee
 .wrong, .refused { color: #b3261e }
 pre { overflow: auto; max-height: 30rem; background: #f6f8fa; padding: 1rem }"""
 MARK = b"<!-- posenc audit -->"
-# Features of calls in the legend.
-KINDS = {
-    "row": "several rows",
-    "cache": "cache",
-    "behind": "padding behind",
-    "padding": "padding before",
-    "offset": "another start",
-}
 LEAST = 1e-9  # errors below are drawn here
 
 
@@ -75,7 +67,7 @@ def _chart(audit: Audit) -> str:
         by_kind.setdefault(kind, []).append(index)
     positions = columns["start"] + columns["index"]
     for kind, tokens in sorted(by_kind.items(), key=lambda item: sum(item[0])):
-        words = [KINDS[name] for name, has in zip(FEATURES, kind, strict=True) if has]
+        words = [words for (*_, words), has in zip(FEATURES.values(), kind, strict=True) if has]
         at, errors = positions[tokens], columns["error"][tokens]
         drawn = np.unique(at)
         largest = [min(max(errors[at == position].max(), LEAST), 10.0) for position in drawn]

@@ -3,10 +3,10 @@
 Shapes: B rows, L tokens of a sequence.
 """
 
-import dataclasses
+import functools
 import itertools
 from dataclasses import dataclass
-from typing import Any, Callable, Dict, Iterator, List, Tuple
+from typing import Any, Callable, Dict, Iterator, List, Optional, Tuple
 
 import numpy as np
 
@@ -16,6 +16,7 @@ from posenc_export.runtime.verification.case import Calls, Case, Cell, Level, Pa
 from posenc_export.runtime.verification.cells import FULL_PASS
 from posenc_export.runtime.verification.grid_inputs import numbers, uniform
 from posenc_export.runtime.verification.scenarios import (
+    Run,
     chunked,
     of_caches,
     padded_around,
@@ -52,14 +53,10 @@ def plan(interface: Interface, reference: Reference, quick: bool) -> Plan:
             cells += _cells(case, interface, reference, quick)
     rows = interface.batch or 1
     if "position_ids" in interface.inputs and facts.causal and facts.starts:
+        chosen = (FULL_PASS, "past middle, new 1", "steps", "left padding")
         for start in _starts(facts.positions - length, facts.whole, length):
-            case = case_of(reference, rows, length, start)
-            chosen = [FULL_PASS, "past middle, new 1", "steps", "left padding"]
-            cells += [
-                cell
-                for cell in _cells(case, interface, reference, quick)
-                if cell.name.rpartition(": ")[2] in chosen
-            ]
+            every = _cells(case_of(reference, rows, length, start), interface, reference, quick)
+            cells += [cell for cell in every if cell.name.rpartition(": ")[2] in chosen]
     at_edges, unreached = _edges(interface, reference, rows, length, most)
     return Plan(cells + at_edges, unreached)
 
@@ -94,62 +91,53 @@ def _cells(case: Case, interface: Interface, reference: Reference, quick: bool) 
     crosses = reference.facts.whole and case.start + length > reference.facts.whole
     if not reference.facts.causal or crosses:
         if rows == 1 or not crosses:  # rows on both sides of the edge share one set of angles
-            scenarios += [Scenario("rows padded behind", _Shorter(reference), Level.LOAD)]
+            alone = functools.partial(padded_behind, reference=reference)
+            scenarios += [Scenario("rows padded behind", alone, Level.LOAD)]
         if "position_ids" in interface.inputs and not crosses:
             scenarios += [Scenario("left padding", padded_around, Level.LOAD)]
-    elif interface.caches:
-        scenarios += [
-            scenario
-            for scenario in of_caches(length)
-            if rows == 1 or scenario.level <= Level.QUICK or scenario.run is stepped
-        ]
-        scenarios += [Scenario("rows padded behind", padded_behind, Level.LOAD)]
     else:
-        scenarios += [
-            Scenario(f"prompt of {new}", split(0, new)) for new in (1, 2, length // 3, length - 1)
-        ]
-        scenarios += [
-            Scenario("left padding", padded_around, Level.LOAD),
-            Scenario("rows padded behind", padded_behind, Level.LOAD),
-        ]
+        if interface.caches or interface.continues:
+            scenarios += [
+                scenario
+                for scenario in of_caches(length)
+                if rows == 1 or scenario.level <= Level.QUICK or scenario.run is stepped
+            ]
+        else:
+            for new in (1, 2, length // 3, length - 1):
+                scenarios.append(Scenario(f"prompt of {new}", split(0, new)))
+            scenarios.append(Scenario("left padding", padded_around, Level.LOAD))
+        if interface.continues:
+            for size in (1, length // 2, length):
+                scenarios.append(Scenario(f"continuation of {size}", _continued(size), Level.LOAD))
+        else:
+            scenarios.append(Scenario("rows padded behind", padded_behind, Level.LOAD))
     name = f"batch {rows}, start {case.start}"
     if length == reference.facts.whole:
         name = f"batch {rows}, {length} tokens"
     for scenario in scenarios:
         if not quick or scenario.level <= Level.QUICK or scenario.run is stepped:
-            yield cell_of(f"{name}: {scenario.name}", scenario.run, case)
+            yield Cell(f"{name}: {scenario.name}", functools.partial(_run, scenario.run, case))
 
 
-def cell_of(name: str, run: Callable[[Any, Case], Pairs], case: Case) -> Cell:
-    """Return the cell of a scenario."""
-    return Cell(name, lambda session: run(session, case))
+def _run(run: Run, case: Case, session: Calls) -> Pairs:
+    return run(session, case)
 
 
-def padded_behind(session: Calls, case: Case) -> Pairs:
-    """Prefill rows of different lengths with padding behind them, then step."""
+def padded_behind(session: Calls, case: Case, reference: Optional[Reference] = None) -> Pairs:
+    """Prefill rows of different lengths with padding behind them; with a reference, compare with
+    its outputs for each row alone.
+    """
     rows, total = case.tokens.shape[:2]
     lengths = [max(1, total // 2 - 3 * row) for row in range(rows)]
     size = lengths[0] + 2
     mask = (np.arange(size) < np.array(lengths)[:, None]).astype(np.int64)
     outputs = session.prefill(case.tokens[:, :size], attention_mask=mask, start=case.start)
     for row, length in enumerate(lengths):
-        yield outputs[row, :length], case.full[row, :length]
-
-
-class _Shorter:
-    """As padded_behind, with the outputs of each shorter row alone."""
-
-    def __init__(self, reference: Reference) -> None:
-        self.reference = reference
-
-    def __call__(self, session: Calls, case: Case) -> Pairs:
-        shorter = dataclasses.replace(case, full=np.zeros_like(case.full))
-        rows, total = case.tokens.shape[:2]
-        for row in range(rows):
-            length = max(1, total // 2 - 3 * row)
+        expected = case.full[row, :length]
+        if reference is not None:
             tokens = case.tokens[row : row + 1, :length]
-            shorter.full[row, :length] = self.reference.outputs(tokens, int(np.max(case.start)))
-        yield from padded_behind(session, shorter)
+            expected = reference.outputs(tokens, int(np.max(case.start)))[0]
+        yield outputs[row, :length], expected
 
 
 def _edges(
@@ -178,8 +166,22 @@ def _edges(
                 "a call across it": split(past, length - past),
                 "chunks of 64": chunked(64),
             }
-        cells += [cell_of(f"{title}: {kind}", run, case) for kind, run in runs.items()]
+        if interface.continues and facts.causal:
+            runs = {FULL_PASS: split(0, length), "continuation across it": _continued(past)}
+        cells += [
+            Cell(f"{title}: {kind}", functools.partial(_run, run, case))
+            for kind, run in runs.items()
+        ]
     return cells, unreached
+
+
+def _continued(size: int) -> Run:
+    """Let a server generate tokens behind prompts."""
+
+    def run(session: Any, case: Case) -> Pairs:
+        yield from session.continued(case.tokens[:, :size])
+
+    return run
 
 
 def _steps_from(past: int) -> Callable[[Calls, Case], Pairs]:

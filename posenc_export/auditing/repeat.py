@@ -18,15 +18,15 @@ NUMBERS = 16  # compared numbers of an output: those that differ most
 MARK = "Written by posenc audit"
 PROGRAM = '''"""{title}
 
-{mark}. Needs onnxruntime and numpy.
+{mark}. Needs {needs} and numpy.
 """
 
 import base64
+import pathlib
 import sys
 import zlib
 
 import numpy as np
-import onnxruntime
 
 
 def packed(text, dtype, shape):
@@ -34,8 +34,8 @@ def packed(text, dtype, shape):
 
 
 path = sys.argv[1] if len(sys.argv) > 1 else {path!r}
-session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
-names = [output.name for output in session.get_outputs()]
+{code}
+
 caches = {{  # inputs, and the outputs of the call before that they take
 {caches}}}
 calls = [
@@ -43,7 +43,7 @@ calls = [
 outputs = {{}}
 for inputs in calls:
     kept = {{past: outputs[present] for past, present in caches.items() if outputs}}
-    outputs = dict(zip(names, session.run(None, {{**kept, **inputs}})))
+    outputs = run({{**kept, **inputs}})
 
 columns = np.array({columns})
 expected = np.array({expected})
@@ -69,13 +69,16 @@ class Token:
     limit: float
 
 
-def program(session: ForeignSession, cell: Cell, wrong: Sequence[float], path: Path) -> str:
+def program(
+    session: ForeignSession, cell: Cell, wrong: Sequence[float], path: Path, code: str
+) -> str:
     """Return the program for the first wrong token of a cell.
 
     Args:
         session: keeps its inputs.
         wrong: row, index of the token, its largest right error.
         path: of the graph.
+        code: loads the graph and defines run(inputs).
     """
     token = _found(session, cell, wrong)
     if token is None:
@@ -89,6 +92,8 @@ def program(session: ForeignSession, cell: Cell, wrong: Sequence[float], path: P
     return PROGRAM.format(
         title=title,
         mark=MARK,
+        code=code,
+        needs=code.partition("\n")[0].removeprefix("import "),
         path=str(path),
         caches="".join(f"    {past!r}: {present!r},\n" for past, present in caches.items()),
         calls="".join(map(_written, calls)),

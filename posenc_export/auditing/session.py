@@ -216,7 +216,8 @@ class ForeignSession:
             array = self.caches[cache.past.name]
         else:
             axes = [axis if isinstance(axis, int) else 0 for axis in cache.past.axes]
-            axes[cache.rows] = rows
+            if len(axes) > 2:  # else a count of tokens
+                axes[cache.rows] = rows
             if cache.slots >= 0:
                 axes[cache.slots] = 0
             array = np.zeros(axes, cache.past.dtype)

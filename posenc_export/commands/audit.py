@@ -7,17 +7,22 @@ from typing import TYPE_CHECKING
 
 from posenc_export.commands.options import Table, option
 from posenc_export.commands.terminal import FAILED_CHECK, note, show
+from posenc_export.shared.refusal import refusal
 
 if TYPE_CHECKING:
     from posenc_export.auditing import Audit
 
 SHOWN = 10  # cells that are printed
-REPEATS, PAGE = b"Written by posenc audit", b"<!-- posenc audit -->"  # marks of written files
 OPTIONS: Table = {
     "graph": option(
-        "ONNX file of a decoder, an encoder or a block, of any exporter; or a program of "
-        "torch.export (.pt2)",
+        "ONNX file of a decoder, an encoder or a block, of any exporter; a program of torch.export "
+        "(.pt2) or TorchScript (.pt); OpenVINO IR (.xml); or the folder that an exporter wrote",
+        nargs="?",
         type=Path,
+    ),
+    "--url": option(
+        "in place of a graph, a running server that speaks OpenAI's completions with the log "
+        "probabilities of ids, such as http://127.0.0.1:8000",
     ),
     "--reference": option(
         "what the graph should compute: a checkpoint folder, a GGUF file, the folder of an "
@@ -45,22 +50,23 @@ OPTIONS: Table = {
 
 def run(options: argparse.Namespace) -> int:
     """Run the command. Returns the exit status: 0, or 1 if the graph is wrong or refuses a call."""
-    from posenc_export.auditing import audit
+    from posenc_export.auditing import audit, page, repeat
     from posenc_export.runtime.artefact.places import Form, check_file, write_file
 
-    file = options.repeat or Path(f"{options.graph.stem}-repeat.py")
-    of_program, of_page = Form("audit", REPEATS), Form("audit", PAGE)
+    graph = options.graph or options.url
+    if graph is None or options.graph and options.url:
+        got = "neither" if graph is None else "both"
+        raise refusal("audit", "a graph or --url", got, "give one of them")
+    name = Path(graph).name if options.graph else options.url
+    file = options.repeat or Path(f"{Path(name).stem}-repeat.py")
+    of_program, of_page = Form("audit", repeat.MARK.encode()), Form("audit", page.MARK)
     for path, form in ((options.repeat, of_program), (options.html, of_page)):
         if path is not None:
             check_file(path, form)
-    result = audit(
-        options.graph, options.reference, options.inputs, options.quick, progress=options.say
-    )
+    result = audit(graph, options.reference, options.inputs, options.quick, progress=options.say)
     options.say.close()
     if options.html:
-        from posenc_export.auditing.page import render
-
-        write_file(options.html, render(result, options.graph.name).encode(), of_page)
+        write_file(options.html, page.render(result, name).encode(), of_page)
     if options.json:
         print(json.dumps(result.as_json(), indent=1, sort_keys=True))
     else:

@@ -38,6 +38,9 @@ class CompletionRequest(SamplingRequest):
         le=MOST_LOGPROBS,
         description="Number of most probable tokens, with their log probabilities, for each token.",
     )
+    return_tokens_as_token_ids: bool = Field(
+        False, description="Whether logprobs name a token token_id:N and not by its text."
+    )
     suffix: Literal[None] = None
     best_of: Literal[None, 1] = None
 
@@ -60,7 +63,8 @@ class Completions:
 
     def answer(self, part: Part, asked: Any) -> Dict[str, Any]:
         ids = {"token_ids": part.ids} if asked.return_token_ids else {}
-        logprobs = None if asked.logprobs is None else self._logprobs(part)
+        as_ids = asked.return_tokens_as_token_ids
+        logprobs = None if asked.logprobs is None else self._logprobs(part, as_ids)
         choice = {"index": part.choice, "text": part.text, "logprobs": logprobs}
         return {**choice, "finish_reason": part.ended or None, **ids}
 
@@ -68,11 +72,12 @@ class Completions:
         sent = part.text or part.ended or asked.return_token_ids or asked.logprobs is not None
         return self.answer(part, asked) if sent else None
 
-    def _logprobs(self, part: Part) -> Dict[str, Any]:
+    def _logprobs(self, part: Part, as_ids: bool) -> Dict[str, Any]:
         """Format the probabilities. Of tokens with equal texts, the likelier is listed."""
+        spelling = "token_id:{}".format if as_ids else self.codec.spelled
         places = [p for t, p in zip(part.tokens, part.places, strict=True) if not t.is_end]
         spelled = [
-            [(self.codec.spelled(id), max(logarithm, LEAST)) for id, logarithm in token.logprobs]
+            [(spelling(id), max(logarithm, LEAST)) for id, logarithm in token.logprobs]
             for token in part.tokens
             if not token.is_end
         ]

@@ -157,7 +157,7 @@ def _insert(graph: onnx.GraphProto, value: str, text: str, prefix: str, is_outpu
 OF_GRAPHS = {
     "offset not applied to padded rows": GraphFault(
         "gpt2",
-        ("padding",),
+        ("positions ignored",),
         "input:position_ids",
         SIZES + "range = Range (P, T, one)\n Y = Expand (range, of_ids)",
     ),

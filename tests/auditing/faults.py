@@ -131,7 +131,8 @@ def _unlimited(model: Any) -> None:
 FAULTS: Dict[str, Fault] = {
     "window ignored": Fault("mistral", ("window ignored",), _unlimited),
     "window one too large": Fault("mistral", ("window off by one",), _windows(1)),
-    "positions of padded rows are slots": Fault("gpt2", ("padding",), wrap=_slots),
+    "positions of padded rows are slots": Fault("gpt2", ("positions ignored",), wrap=_slots),
+    "rotary positions are slots": Fault("llama", ("positions ignored",), wrap=_slots),
     "cache shifted": Fault("llama", ("cache",), outputs=_shifted),
     "new tokens one position late": Fault("llama", ("cache",), wrap=_late),
     "theta": Fault("llama", ("theta",), _theta),

@@ -2,11 +2,16 @@
 model than that of the reference.
 """
 
+import subprocess
+import sys
+import warnings
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 import transformers
+from transformers.integrations import executorch
 
 from posenc_export import audit, export_model, from_pretrained
 from tests.auditing.graphs import SIZES, Wrapped, model_of
@@ -29,6 +34,30 @@ def test_a_program_of_torch_export_is_audited(tmp_path: Path) -> None:
     assert result.right, result.sentence
     result = audit(tmp_path / "model.pt2", tmp_path / "another", quick=True)
     assert result.cause == "theta" and "10000 and not 1000" in result.sentence, result.sentence
+
+
+@pytest.mark.parametrize("window", [8, 64])
+def test_a_program_with_a_static_cache_in_its_buffers_is_audited(
+    window: int, tmp_path: Path
+) -> None:
+    model = model_of("mistral", sliding_window=window)
+    model.generation_config = transformers.GenerationConfig(
+        cache_implementation="static", cache_config={"batch_size": 1, "max_cache_len": 64}
+    )
+    model_of("mistral").save_pretrained(tmp_path / "checkpoint")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        exported = executorch.convert_and_export_with_cache(model)
+        torch.export.save(exported, tmp_path / "model.pt2")
+    result = audit(tmp_path / "model.pt2", tmp_path / "checkpoint")
+    ran = [cell.name for cell in result.cells if cell.status != "not possible"]
+    assert "batch 1, start 0: steps" in ran and result.right == (window == 8), result.sentence
+    if window != 8:
+        assert "from position 8 on" in result.sentence
+        repeat = tmp_path / "repeat.py"
+        repeat.write_text(result.program, "utf-8")
+        ended = subprocess.run([sys.executable, repeat], capture_output=True, text=True)
+        assert ended.returncode == 1 and "tolerance" in ended.stdout, ended.stderr
 
 
 def _of_transformers(kind: str, folder: Path, **more: Any) -> Path:

@@ -1,0 +1,111 @@
+"""OpenVINO IR, called with arrays by name as graphs in ONNX are. Variables of a stateful model are
+caches: an input that is written to the variable before a call, and an output that is read after it.
+"""
+
+from pathlib import Path
+from typing import Any, List, Mapping, Set
+
+import numpy as np
+
+try:
+    import openvino
+except ModuleNotFoundError as error:
+    raise ModuleNotFoundError(
+        "audit: expected openvino, got none; pip install 'posenc-export[openvino]'", name="openvino"
+    ) from error
+
+from posenc_export.auditing.graph import COUNTS_ROWS, Arrays
+from posenc_export.auditing.inputs import Value
+from posenc_export.runtime.session.errors import GraphError
+from posenc_export.shared.refusal import refusal
+
+OPTIONS = {"INFERENCE_PRECISION_HINT": "f32", "INFERENCE_NUM_THREADS": 1}
+KEPT = "_out"  # behind the name of a variable, as an output
+
+
+class IntermediateRepresentation:
+    """A model in OpenVINO IR on the CPU, in float32.
+
+    Attributes: as for Graph.
+    """
+
+    code = """import openvino
+
+request = openvino.compile_model(path, "CPU", {options!r}).create_infer_request()
+
+
+def run(inputs):
+    states = {{state.name: state for state in request.query_state()}}
+    for name, state in states.items():
+        state.state = openvino.Tensor(inputs[name])
+    results = request.infer({{name: inputs[name] for name in inputs if name not in states}})
+    outputs = {{name: array.copy() for port, array in results.items() for name in port.names}}
+    kept = {{name + {kept!r}: state.state.data.copy() for name, state in states.items()}}
+    return {{**outputs, **kept}}
+"""
+
+    def __init__(self, path: Path) -> None:
+        core = openvino.Core()
+        try:
+            model = core.read_model(path)
+            compiled = core.compile_model(model, "CPU", OPTIONS)
+        except RuntimeError as error:
+            line = str(error).strip().splitlines()[-1]
+            rule = "a model that OpenVINO loads on the CPU"
+            raise refusal("audit", rule, f"{path}: {line}", "give another file") from None
+        self.request = compiled.create_infer_request()
+        nodes = model.get_ordered_ops()
+        variables = [
+            _value(node.get_variable_id(), node.output(0))
+            for node in nodes
+            if node.get_type_name() == "ReadValue"
+        ]
+        kept = [Value(value.name + KEPT, value.dtype, value.axes) for value in variables]
+        self.names = {value.name for value in variables}
+        self.inputs = [_value(_name(port), port) for port in compiled.inputs] + variables
+        self.outputs = [_value(_name(port), port) for port in compiled.outputs] + kept
+        self.operators: Set[str] = {node.get_type_name() for node in nodes} & COUNTS_ROWS
+        self.unread: Set[str] = set()
+        self.precision = _precision(nodes)
+        self.code = self.code.format(options=OPTIONS, kept=KEPT)
+
+    def run(self, feeds: Mapping[str, np.ndarray]) -> Arrays:
+        """Run the model. Raise GraphError if it fails."""
+        states = self.request.query_state()
+        try:
+            for state in states:
+                state.state = openvino.Tensor(np.ascontiguousarray(feeds[state.name]))
+            results = self.request.infer({n: a for n, a in feeds.items() if n not in self.names})
+        except RuntimeError as error:
+            raise GraphError(error) from error
+        outputs = {_name(port): np.array(array) for port, array in results.items()}
+        return outputs | {state.name + KEPT: np.array(state.state.data) for state in states}
+
+
+def _name(port: Any) -> str:
+    """Return a name of an input or output: not that of an inner node, if it has another."""
+    return str(min(port.names, key=lambda name: ("/" in name, name)))
+
+
+def _value(name: str, port: Any) -> Value:
+    """Return an input, output or variable; a size that is open has the number of its axis as name,
+    but that of the tokens of a cache, which is named as such.
+    """
+    shape, dtype = port.partial_shape, port.element_type.to_dtype().name
+    axes: List[Any] = [size.get_length() if size.is_static else None for size in shape]
+    if len(axes) >= 3 and axes[0] is None and axes.count(None) == 2:
+        axes[axes.index(None, 1)] = "past length"
+    return Value(name, dtype, tuple(axes))
+
+
+def _precision(nodes: Any) -> str:
+    """Return in what a model keeps its weights."""
+    sizes = {"float32": 0, "float16": 0, "few bits": 0}
+    for node in nodes:
+        if node.get_type_name() == "Constant":
+            kind = node.get_output_element_type(0).get_type_name()
+            name = {"f32": "float32", "f16": "float16"}.get(kind, "")
+            name = "few bits" if kind in ("i4", "u4", "i8", "u8", "nf4") else name
+            if name:
+                sizes[name] += int(np.prod(node.get_output_shape(0)))
+    return max(sizes, key=lambda name: sizes[name])

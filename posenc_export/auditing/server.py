@@ -1,0 +1,217 @@
+"""A server that speaks OpenAI's completions, driven by the calls of a session: a call on new tokens
+asks for the token behind each prompt that ends with one of them.
+
+Shapes: B batch, S new tokens, L tokens of a sequence, V vocabulary.
+"""
+
+import copy
+import json
+import urllib.error
+import urllib.request
+from typing import Any, Dict, List, Optional, Sequence, Tuple
+
+import numpy as np
+
+from posenc_export.auditing.facts import Facts, Reference
+from posenc_export.auditing.graph import NotPossible
+from posenc_export.auditing.inputs import Interface, Value
+from posenc_export.auditing.slots import TAGS, Call
+from posenc_export.runtime.session.errors import GraphError
+from posenc_export.runtime.verification.case import Pairs
+from posenc_export.shared.numerics import worst_error
+from posenc_export.shared.refusal import refusal
+
+LISTED = 5  # most probable tokens that are compared
+ASKED = 48  # tokens of a row, at most, that a call asks for: the last ones
+GENERATED = 12  # tokens of a continuation
+ROWS = 4  # prompts of one token
+PRECISIONS = {"float32": 1e-4, "float16": 1e-2}  # with errors up to these
+SECONDS = 300.0  # of one request
+Listed = List[Tuple[int, Dict[int, float]]]  # chosen ids with the log probabilities beside them
+
+
+class Server:
+    """A server. It gives log probabilities of ids: `token_id:N` for return_tokens_as_token_ids, as
+    vLLM and posenc serve do, or ids in `content`, as llama.cpp does.
+
+    Attributes: as of auditing.graph.Graph.
+    """
+
+    precision, code = "float32", ""
+
+    def __init__(self, url: str) -> None:
+        self.url = url.rstrip("/").removesuffix("/v1") + "/v1/completions"
+        value = Value("prompt", "int64", ("batch", "sequence"))
+        listed = Value("logprobs", "float32", ("batch", "sequence", LISTED))
+        self.interface = Interface({"input_ids": value}, (), listed, continues=True)
+
+    def complete(self, prompts: Sequence[np.ndarray], count: int) -> List[Listed]:
+        """Return what follows each prompt: `count` tokens, or fewer if a text ends."""
+        body = {
+            "prompt": [prompt.tolist() for prompt in prompts], "max_tokens": count,
+            "temperature": 0, "logprobs": LISTED, "return_tokens_as_token_ids": True,
+        }  # fmt: skip
+        headers = {"Content-Type": "application/json"}
+        request = urllib.request.Request(self.url, json.dumps(body).encode(), headers)
+        try:
+            with urllib.request.urlopen(request, timeout=SECONDS) as reply:
+                choices = json.load(reply)["choices"]
+            ordered = sorted(choices, key=lambda choice: int(choice["index"]))
+            return [_listed(choice["logprobs"]) for choice in ordered]
+        except urllib.error.HTTPError as error:
+            said = error.read().decode(errors="replace")[:300]
+            raise GraphError(ValueError(f"HTTP {error.code}: {said}")) from None
+        except OSError as error:
+            rule, got = "a server of completions", f"{self.url}: {error}"
+            raise refusal("audit", rule, got, "start it, or correct the URL") from None
+        except (KeyError, TypeError, ValueError) as error:
+            rule = "log probabilities with ids of tokens"
+            got = f"{self.url}: {type(error).__name__} {error}"
+            raise refusal("audit", rule, got, "give a server that returns these") from None
+
+
+def _listed(logprobs: Any) -> Listed:
+    """Return the ids and log probabilities of a choice."""
+    if "content" in logprobs:
+        return [
+            (int(token["id"]), {int(t["id"]): float(t["logprob"]) for t in token["top_logprobs"]})
+            for token in logprobs["content"]
+        ]
+    pairs = zip(logprobs["tokens"], logprobs["top_logprobs"], strict=True)
+    return [
+        (_id(own), {_id(key): float(value) for key, value in top.items()}) for own, top in pairs
+    ]
+
+
+def _id(text: str) -> int:
+    return int(text.removeprefix("token_id:"))
+
+
+class LogProbabilities:
+    """A reference whose outputs are log probabilities."""
+
+    def __init__(self, reference: Reference) -> None:
+        self.reference, self.facts = reference, reference.facts
+
+    facts: Facts
+
+    def outputs(self, tokens: np.ndarray, start: int = 0) -> np.ndarray:
+        """As Reference.outputs."""
+        logits = self.reference.outputs(tokens, start).astype(np.float64)
+        logits -= logits.max(-1, keepdims=True)
+        return (logits - np.log(np.exp(logits).sum(-1, keepdims=True))).astype(np.float32)
+
+    def disturbed(self, seed: int) -> Optional[Reference]:
+        """As Reference.disturbed."""
+        other = self.reference.disturbed(seed)
+        return other and LogProbabilities(other)
+
+
+class ServerSession:
+    """The calls of a session. What the server does not list is as the reference has it; tokens that
+    no prompt asked for have the tag -1, so that they are not compared.
+    """
+
+    def __init__(self, server: Server, reference: Reference) -> None:
+        self.server, self.reference = server, reference
+        self.reset()
+
+    def reset(self) -> None:
+        """Remove all rows."""
+        self.calls: List[Call] = []  # shared with forks
+        self.rows: List[np.ndarray] = []
+
+    def prefill(
+        self,
+        inputs: Any,
+        *,
+        start: Any = None,
+        attention_mask: Optional[np.ndarray] = None,
+        chunk: Optional[int] = None,
+        encoder: Any = None,
+        logits_to_keep: Optional[int] = None,
+    ) -> np.ndarray:
+        """As Session.prefill."""
+        if attention_mask is not None:
+            raise NotPossible("a server takes no padding")
+        new = [np.asarray(row) for row in inputs]
+        old, first = self.rows or [row[:0] for row in new], len(self.calls)
+        self.rows = [np.concatenate(pair) for pair in zip(old, new, strict=True)]
+        size, zeros = max(map(len, new)), np.zeros(len(new), np.int64)
+        outputs = np.full((len(new), size, self.reference.facts.width + TAGS), -1, np.float32)
+        for column in range(max(0, size - ASKED), size):
+            asked = [row for row in range(len(new)) if column < len(new[row])]
+            prompts = [self.rows[row][: len(old[row]) + column + 1] for row in asked]
+            replies = self.server.complete(prompts, 1)
+            for row, prompt, listed in zip(asked, prompts, replies, strict=True):
+                if listed:  # posenc serve lists no token that ends a text
+                    expected = self.reference.outputs(prompt[None])[0, -1:]
+                    tagged = _tagged(expected, listed[:1], row, len(prompt) - 1, first)
+                    outputs[row, column] = tagged[0]
+        before = np.array([len(row) for row in old])
+        self.calls.append(Call(size, int(before.max()), zeros, before, zeros, zeros))
+        return outputs
+
+    def precision(self) -> str:
+        """Return in what the server computes, from the errors of prompts of one token, whose
+        attention is trivial.
+        """
+        width = self.reference.facts.width
+        prompts = np.arange(3, 3 + ROWS * width // 8, width // 8)[:, None]
+        actual, expected = self.prefill(prompts)[..., :width], self.reference.outputs(prompts)
+        error = worst_error(actual, expected)
+        return next((name for name, most in PRECISIONS.items() if error <= most), "bfloat16")
+
+    def step(self, inputs: np.ndarray) -> np.ndarray:
+        """As Session.step."""
+        return self.prefill(inputs[:, None])[:, 0]
+
+    def continued(self, prompts: np.ndarray) -> Pairs:
+        """Yield the outputs of the tokens that the server generates behind prompts [B,L], and what
+        they should be.
+        """
+        self.rows = [*prompts]
+        zeros = np.zeros(len(self.rows), np.int64)
+        lengths = np.array([len(row) for row in self.rows])
+        self.calls.append(Call(GENERATED, 0, zeros, lengths, zeros, zeros))
+        for row, listed in enumerate(self.server.complete(self.rows, GENERATED)):
+            if listed:
+                chosen = np.array([token for token, _ in listed[:-1]], np.int64)
+                tokens = np.concatenate((self.rows[row], chosen))
+                expected = self.reference.outputs(tokens[None])[0, -len(listed) :]
+                index = len(tokens) - len(listed)
+                yield _tagged(expected, listed, row, index, len(self.calls) - 1), expected
+
+    def rewind(self, n: Any) -> None:
+        """As Session.rewind."""
+        counts = np.broadcast_to(n, (len(self.rows),))
+        self.rows = [row[: len(row) - count] for row, count in zip(self.rows, counts, strict=True)]
+
+    def fork(self) -> "ServerSession":
+        """As Session.fork."""
+        return copy.copy(self)
+
+    def admit(
+        self, inputs: Any, *, start: Any = None, chunk: Any = None, encoder: Any = None
+    ) -> np.ndarray:
+        """As Session.admit."""
+        other = ServerSession(self.server, self.reference)
+        other.calls = self.calls
+        outputs = other.prefill(inputs)
+        outputs[..., -TAGS] += len(self.rows)
+        self.rows = [*self.rows, *other.rows]
+        return outputs
+
+    def retire(self, row: int) -> None:
+        """As Session.retire."""
+        rows = [*self.rows[:-1]]
+        self.rows = [self.rows[-1] if index == row else kept for index, kept in enumerate(rows)]
+
+
+def _tagged(expected: np.ndarray, listed: Listed, row: int, index: int, call: int) -> np.ndarray:
+    """Return outputs [n,V] with the listed numbers of the server, and tags."""
+    outputs = np.pad(expected, ((0, 0), (0, TAGS)))
+    for place, (_, top) in enumerate(listed):
+        outputs[place, [*top]] = [*top.values()]
+        outputs[place, -TAGS:] = row, index + place, call
+    return outputs
