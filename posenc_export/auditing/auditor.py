@@ -35,6 +35,7 @@ from posenc_export.shared.numerics import (
     worst_error,
 )
 from posenc_export.shared.progress import Progress, silent
+from posenc_export.shared.refusal import refusal
 
 # Allowed error per position: of angles that are computed in float32, as most libraries do.
 ANGLES = 4 * UNIT_ROUNDOFF["float32"]
@@ -102,8 +103,13 @@ class Auditor:
         hidden, vocabulary, features = self._read()
         self.reference = open_reference(reference, hidden, vocabulary, features)
         self.interface = self.interface.sized(self.reference.facts.heads)
-        if self._width() != self.reference.facts.width:  # the name of the output says nothing
+        width, first = self._width(), self.reference.facts.width
+        if width != first:  # the name of the output says nothing
             self.reference = open_reference(reference, not hidden, vocabulary, features)
+        if width != self.reference.facts.width:
+            rule = f"a graph with {first} numbers for a token, as the reference has"
+            got = f"{self.interface.output.name} with {width}"
+            raise refusal("audit", rule, got, "give the reference of this graph")
 
     def _read(self) -> Tuple[bool, int, int]:
         """Return whether hidden states come out, and the vocabulary or width that goes in."""
@@ -204,8 +210,8 @@ class Auditor:
         """Return whether position_ids change nothing, in a model whose positions are not those of
         the mask, as exporters take them for ALiBi.
         """
-        encodings = getattr(self.reference, "encodings", ())
-        if "position_ids" not in self.interface.inputs or set(encodings) <= {"alibi"}:
+        encodings = self.reference.encodings if isinstance(self.reference, Exact) else set()
+        if "position_ids" not in self.interface.inputs or encodings <= {"alibi"}:
             return False
         length = self.interface.length or SHORT
         tokens = case_of(self.reference, self.interface.batch or 1, length, 0).tokens

@@ -59,7 +59,10 @@ class Exact:
             for spec in attention.encodings
             if spec["name"] in BY_LENGTH
         ]
-        self.encodings = [spec["name"] for a in attentions for spec in a.encodings]
+        config: Any = inner_of(model).config
+        of_tokens = getattr(config, "tokens", config).encodings
+        places = (of_tokens, *(attention.encodings for attention in attentions))
+        self.encodings = {spec["name"] for specs in places for spec in specs}
         depth, reduction = extent(model)
         return Facts(
             width=int(described.outputs[0].axes[-1]),

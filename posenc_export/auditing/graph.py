@@ -50,8 +50,7 @@ class Graph:
 
     code = """import onnxruntime
 
-path = pathlib.Path(path)
-files = [path / name for name in {files!r}] if path.is_dir() else [path]
+files = [f"{{path}}/{{name}}" for name in {names!r}] or [path]
 cpu = ["CPUExecutionProvider"]
 sessions = [onnxruntime.InferenceSession(file, providers=cpu) for file in files]
 
@@ -68,7 +67,7 @@ def run(inputs):
 
         files = [path / name for name in FILES] if path.is_dir() else [path]
         self.sessions = [_session(file) for file in files]
-        self.code = self.code.format(files=FILES)
+        self.code = self.code.format(names=FILES if path.is_dir() else ())
         first, last = self.sessions[0], self.sessions[-1]
         self.outputs: List[Value] = [_value(value, {}) for value in last.get_outputs()]
         model = onnx_ir.load(files[-1])

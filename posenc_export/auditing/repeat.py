@@ -22,7 +22,6 @@ PROGRAM = '''"""{title}
 """
 
 import base64
-import pathlib
 import sys
 import zlib
 

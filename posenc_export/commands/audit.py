@@ -57,6 +57,8 @@ def run(options: argparse.Namespace) -> int:
     if graph is None or options.graph and options.url:
         got = "neither" if graph is None else "both"
         raise refusal("audit", "a graph or --url", got, "give one of them")
+    if options.url and not options.url.startswith(("http://", "https://")):
+        raise refusal("audit", "--url with http:// or https://", options.url, "add it")
     name = Path(graph).name if options.graph else options.url
     file = options.repeat or Path(f"{Path(name).stem}-repeat.py")
     of_program, of_page = Form("audit", repeat.MARK.encode()), Form("audit", page.MARK)
