@@ -187,15 +187,15 @@ def _insert(graph: Graph, before: Any, made: Sequence[Any]) -> None:
         graph.node.insert(at + offset, node)
 
 
-def _second_cache_unwritten(graph: Graph) -> None:
-    """Keep the old content of the caches of keys with long factors."""
-    bodies = [a.g for node in graph.node for a in node.attribute if a.name == "else_branch"]
-    nodes = [node for body in bodies for node in body.node if node.op_type == "TensorScatter"]
-    assert nodes, "expected a node that writes the second cache"
-    for node in nodes:
-        node.op_type = "Identity"
-        del node.input[1:]
-        del node.attribute[:]
+def _far_keys_unwritten(graph: Graph) -> None:
+    """Cache zeros in place of the entries of keys with long factors."""
+    slices = {node.output[0] for node in graph.node if node.op_type == "Slice"}
+    nodes = [n for n in graph.node if n.op_type == "Concat" and n.input[1] in slices]
+    assert nodes, "expected a node that joins the entries of both rotations of keys"
+    for index, node in enumerate(nodes):
+        zeros = f"ruin.zeros.{index}"
+        _insert(graph, node, [helper.make_node("Sub", [node.input[1]] * 2, [zeros])])
+        node.input[1] = zeros
 
 
 RUINS = (
@@ -224,10 +224,5 @@ RUINS = (
     Ruin("window ignored", "rope", attention("local_window_size", lambda _: None)),
     Ruin("slots shifted from 256 cached tokens on", "rope", _shift_slots(256)),
     Ruin("slots shifted from 300 cached tokens on", "rope", _shift_slots(300)),
-    Ruin(
-        "second cache never written",
-        "longrope",
-        _second_cache_unwritten,
-        ("float32", *FEW_BITS),  # others write it by another node
-    ),
+    Ruin("long factors of keys never written", "longrope", _far_keys_unwritten),
 )  # fmt: skip

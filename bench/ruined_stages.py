@@ -19,14 +19,15 @@ from posenc_export.export.targets import (
     ort,
     ort_attention,
     ort_slots,
-    ort_two_rotations,
     standard,
+    two_rotations,
 )
 from posenc_export.export.targets.builder import Builder
-from posenc_export.export.targets.group_query import GroupQuery
 from posenc_export.ops import graph
 from posenc_export.runtime.artefact import graph_inputs
 
+# Formats of target ort; other targets have lowering tables of their own.
+ONE_TABLE = tuple(name for name in FORMATS if name not in ("float16", *NATIVE))
 STORED_BLOCKS = ("int8-32", "int4", "int4-128", "keep")  # formats whose codes are packed in blocks
 
 
@@ -114,15 +115,15 @@ def _window(change: Callable[[int], Optional[int]]) -> Any:
         others = {name: value for name, value in attributes.items() if name != "local_window_size"}
         return others if size is None else {**others, "local_window_size": size}
 
-    def ruined(group_query: Callable[..., GroupQuery]) -> Callable[..., GroupQuery]:
-        def wrong(*arguments: Any) -> GroupQuery:
-            call = group_query(*arguments)
-            return replace(call, attributes=changed(dict(call.attributes)))
+    def ruined(bias_and_window: Callable[..., Any]) -> Callable[..., Any]:
+        def wrong(*arguments: Any) -> Any:
+            bias, window = bias_and_window(*arguments)
+            return bias, changed(window)
 
         return wrong
 
     return _several(
-        _patched(ort_attention, "group_query", ruined),
+        _patched(ort_attention, "_bias_and_window", ruined),
         _patched(native_attention, "_attributes", lambda of: lambda *args: changed(of(*args))),
     )
 
@@ -149,7 +150,8 @@ def _rotations(change: Callable[[Any], Dict[str, Any]]) -> Any:
         return wrong
 
     return _several(
-        _patched(GroupQuery, "rotation", ruined), _patched(native_attention, "_rotation", native)
+        _patched(ort_attention, "rotation_by_slot", ruined),
+        _patched(native_attention, "_rotation", native),
     )
 
 
@@ -164,8 +166,10 @@ def _last_slot_lost(lengths: Callable[..., Any]) -> Callable[..., Any]:
     return wrong
 
 
-def _unwritten(scattered: Callable[..., Any]) -> Callable[..., Any]:
-    return lambda op, call, heads, slot: op.Identity(heads.past)
+def far_keys_unwritten(op: Builder, node: Any) -> Any:
+    """Cache zeros in place of the entries of keys for queries beyond the original length."""
+    zeros = op.Sub(node.far, node.far)
+    return two_rotations.key(op, SimpleNamespace(near=node.near, far=zeros, rotary=node.rotary))
 
 
 def _distances_short(distances: Callable[..., Any]) -> Dict[Any, Callable[..., Any]]:
@@ -241,10 +245,11 @@ STAGE_RUINS = (
               _patched(ort_slots, "lengths", _last_slot_lost)),
     StageRuin("lowering: distances past 300 one shorter", "alibi",
               lambda _: mock.patch.dict(ort.LOWERING[0], _distances_short(ort.distances)),
-              tuple(name for name in FORMATS if name not in ("float16", *NATIVE))),
-    StageRuin("lowering: second cache never written", "longrope",
-              _patched(ort_two_rotations, "_scattered", _unwritten),
-              ("float32", *FEW_BITS)),  # other formats write it by another node
+              ONE_TABLE),
+    StageRuin("lowering: long factors of keys never written", "longrope",
+              lambda _: mock.patch.dict(
+                  ort.LOWERING[1], {graph.JoinRotations: far_keys_unwritten}),
+              ONE_TABLE),
     StageRuin("runtime: slots shifted from 300 cached tokens on", "rope",
               _input("seqlens_k", lambda last: last - (last > 300)), verifies=True),
     StageRuin("runtime: logits of the token before", "rope",

@@ -276,13 +276,13 @@ LOWERINGS = (
         _parity("input_rnn", "onnx"),
     ),
     (
-        "export/targets/group_query.py",
+        "export/targets/ort_attention.py",
         '"local_window_size": mask.before + 1',
         '"local_window_size": mask.before',
         "tests/models/test_families.py -k 'logits_match and ort and gemma2'",
     ),
     (
-        "export/targets/group_query.py",
+        "export/targets/ort_attention.py",
         "int(rotation.interleaved)}",
         "0}",
         "tests/export/test_parity.py::test_interleaved_pairs_are_rotated_by_the_fused_node",

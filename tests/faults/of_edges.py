@@ -9,9 +9,11 @@ from msgspec.structs import replace
 from onnx import TensorProto, helper, numpy_helper
 
 from bench.ruined_graphs import Graph, attention
+from bench.ruined_stages import far_keys_unwritten
 from bench.ruins import exporting
-from posenc_export.export.targets import ort_two_rotations
+from posenc_export.export.targets import ort
 from posenc_export.models.config import StackConfig
+from posenc_export.ops import graph
 from tests import tiny
 
 FURTHEST = 150  # distance from which T5 uses the last bucket
@@ -36,11 +38,8 @@ def encoded(spec: Any, **sizes: Any) -> StackConfig:
     return replace(config, layers=layers)
 
 
-def _second_cache_is_never_written() -> ContextManager[Any]:
-    def kept(op: Any, call: Any, heads: Any, slot: Any) -> Any:
-        return op.Identity(heads.past)
-
-    return mock.patch.object(ort_two_rotations, "_scattered", kept)
+def _long_factors_of_keys_are_never_written() -> ContextManager[Any]:
+    return mock.patch.dict(ort.LOWERING[1], {graph.JoinRotations: far_keys_unwritten})
 
 
 def _slot_one_early(depth: int) -> Callable[[Graph], None]:
@@ -107,9 +106,9 @@ FAULTS: Dict[str, Tuple[StackConfig, Callable[[], ContextManager[None]]]] = {
             ("one short", lambda size: size - 1),
         )
     },
-    "second cache never written": (
+    "long factors of keys never written": (
         encoded({"name": "rope_longrope", "original_max_positions": 150}),
-        _second_cache_is_never_written,
+        _long_factors_of_keys_are_never_written,
     ),
     "border of the last bucket one late": (encoded(T5), _exporting(_border(1))),
     "border of the last bucket one early": (encoded(T5), _exporting(_border(-1))),

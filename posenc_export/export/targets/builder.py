@@ -20,8 +20,8 @@ FLOAT, DOUBLE, INT32, INT64 = (
 )
 MICROSOFT = "com.microsoft"  # domain of ONNX Runtime's own operators
 
-# Emits the nodes of a branch of If, and returns its outputs.
-Branch = Callable[["Builder"], Sequence[ir.Value]]
+# Emits the nodes of a branch of If, and returns its output.
+Branch = Callable[["Builder"], ir.Value]
 Input = Union[ir.Value, int, Sequence[int], np.ndarray, None]
 
 
@@ -38,8 +38,6 @@ class Builder:
 
     Attributes:
         nodes: the new nodes, which are not in the graph yet.
-        added: caches from `add_cache`: the cache beside which each one stands, its input and its
-            output.
     """
 
     def __init__(
@@ -61,7 +59,6 @@ class Builder:
             dtype, ir.DataType.FLOAT
         )
         self.nodes: List[ir.Node] = []
-        self.added: List[Tuple[ir.Value, ir.Value, ir.Value]] = []
         self.constants: Dict[Any, ir.Value] = {}
         self._on_grid, self._names = dict(on_grid), itertools.count(1)
 
@@ -97,58 +94,25 @@ class Builder:
         self.nodes.append(node)
         return tuple(node.outputs)
 
-    def choose(self, condition: ir.Value, then: Branch, otherwise: Branch) -> Tuple[ir.Value, ...]:
-        """Append an If node, and return its outputs, which have the dtype of activations.
+    def choose(self, condition: ir.Value, then: Branch, otherwise: Branch) -> ir.Value:
+        """Append an If node, and return its output, which has the dtype of activations.
 
         Args:
             condition: bool [].
-            then, otherwise: emit the nodes of a branch with the builder they get. Each output is
+            then, otherwise: emit the nodes of a branch with the builder they get. The output is
                 made by a node of the branch, which may read values of the graph.
         """
-        branches: Dict[str, Any] = {
-            "then_branch": self._branch("then", then),
-            "else_branch": self._branch("else", otherwise),
-        }
-        outputs = self.several(len(branches["then_branch"].outputs), "If", condition, **branches)
-        for value in outputs:
-            value.type = ir.TensorType(self.onnx_dtype)
-        return outputs
-
-    def for_each(
-        self,
-        sources: Sequence[ir.Value],
-        axis: int,
-        emits: Callable[..., ir.Value],
-        axis_of_outputs: int,
-    ) -> ir.Value:
-        """Append a Scan node over one axis of float32 sources, and return its outputs, stacked on a
-        new axis.
-
-        Args:
-            emits: emits the nodes for one entry of each source, which follow the builder in its
-                arguments, and returns their output. Nodes may read values of the graph.
-        """
-        inside = self.empty()
-        entries = [
-            ir.Value(
-                name=f"lowered.entry_{next(self._names)}", type=ir.TensorType(ir.DataType.FLOAT)
-            )
-            for _ in sources
-        ]
-        body = ir.Graph(entries, [emits(inside, *entries)], nodes=inside.nodes, name="each")
-        body.outputs[0].type = ir.TensorType(ir.DataType.FLOAT)
-        axes: Dict[str, Any] = {
-            "scan_input_axes": [axis] * len(entries),
-            "scan_output_axes": [axis_of_outputs],
-        }
-        return self.node("Scan", *sources, body=body, num_scan_inputs=len(entries), **axes)
+        graphs = {"then": then, "else": otherwise}
+        branches: Any = {f"{key}_branch": self._branch(key, emits) for key, emits in graphs.items()}
+        output = self.If(condition, **branches)
+        output.type = ir.TensorType(self.onnx_dtype)
+        return output
 
     def _branch(self, name: str, emits: Branch) -> ir.Graph:
         inside = self.empty()
-        outputs = emits(inside)
-        for value in outputs:
-            value.type = ir.TensorType(self.onnx_dtype)
-        return ir.Graph([], outputs, nodes=inside.nodes, name=name)
+        output = emits(inside)
+        output.type = ir.TensorType(self.onnx_dtype)
+        return ir.Graph([], [output], nodes=inside.nodes, name=name)
 
     def constant(self, array: Any, dtype: Any = np.int64) -> ir.Value:
         """Return an initialiser with the content of `array`; equal arrays share one."""
@@ -190,27 +154,14 @@ class Builder:
 
     def input(self, name: str) -> ir.Value:
         """Return an input from the table of graph inputs, created if there is none."""
-        row = INPUTS[name]
-        return self._input(name, ir.DataType[row.dtype.upper()], row.forms[0])
-
-    def _input(self, name: str, dtype: ir.DataType, axes: Sequence[Union[int, str]]) -> ir.Value:
         for value in self.graph.inputs:
             if value.name == name:
                 return value
-        value = ir.Value(name=name, shape=ir.Shape(axes), type=ir.TensorType(dtype))
+        row = INPUTS[name]
+        dtype = ir.TensorType(ir.DataType[row.dtype.upper()])
+        value = ir.Value(name=name, shape=ir.Shape(row.forms[0]), type=dtype)
         self.graph.inputs.append(value)
         return value
-
-    def cache_beside(self, past: ir.Value, name: str) -> ir.Value:
-        """Add an input like the cache `past` of a layer; `add_cache` makes it a state."""
-        assert past.name is not None and past.shape is not None
-        layer = past.name.rpartition(".")[0]
-        axes: Any = list(past.shape)
-        return self._input(f"{layer}.{name}", self.onnx_dtype, axes)
-
-    def add_cache(self, beside: ir.Value, past: ir.Value, present: ir.Value) -> None:
-        """Make an input and a value that will be its next content a state of the graph."""
-        self.added.append((beside, past, present))
 
     def table(self, value: ir.Value) -> ir.Value:
         """Return a constant float32 table in the dtype of activations.

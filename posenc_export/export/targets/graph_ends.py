@@ -1,6 +1,6 @@
 """Inputs and outputs of an ONNX graph, as in the manifest, and its remaining states."""
 
-from typing import Iterable, List, Sequence, Tuple
+from typing import Iterable, List, Tuple
 
 import msgspec
 import numpy as np
@@ -8,7 +8,6 @@ import onnx_ir as ir
 from onnx_ir.passes import common
 
 from posenc_export.export.graph_values import input_names, output_names
-from posenc_export.export.targets.builder import Builder
 from posenc_export.runtime.artefact.manifest import Manifest, State, Value
 from posenc_export.runtime.artefact.rules import present_axes
 from posenc_export.runtime.graphs import kernel_library
@@ -41,29 +40,12 @@ def cast(graph: ir.Graph, manifest: Manifest) -> None:
     graph.outputs[0] = node.outputs[0]
 
 
-def with_added(op: Builder, manifest: Manifest) -> List[State]:
-    """Make caches that the lowering added outputs; return all states, each after its neighbour."""
-    states, outputs = list(manifest.states), op.graph.outputs
-    for beside, past, present in op.added:
-        index = next(index for index, state in enumerate(states) if state.past == beside.name)
-        value, layer = _described(past), states[index].present.rpartition(".")[0]
-        present_name = f"{layer}.{value.name.rpartition('.')[2]}"
-        added = msgspec.structs.replace(
-            states[index], past=value.name, present=present_name, axes=value.axes
-        )
-        states.insert(index + 1, added)
-        outputs.insert(len(manifest.outputs) + index + 1, present)
-    return states
-
-
-def without_unread(
-    model: ir.Model, manifest: Manifest, states: Sequence[State]
-) -> Tuple[List[Value], List[State]]:
+def without_unread(model: ir.Model, manifest: Manifest) -> Tuple[List[Value], List[State]]:
     """Remove inputs that nothing reads, and their states; return inputs and states."""
     graph = model.graph
     count = len(manifest.outputs)
     kept, outputs = [], list(graph.outputs)[:count]
-    for state, value in zip(states, list(graph.outputs)[count:], strict=True):
+    for state, value in zip(manifest.states, list(graph.outputs)[count:], strict=True):
         past = _named(graph.inputs, state.past)
         if past.uses():
             stored = _described(past)  # a lowering may widen a cache, or store it in 8 bits

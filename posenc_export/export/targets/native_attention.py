@@ -8,7 +8,6 @@ import onnx_ir as ir
 
 from posenc_export.export.targets import (
     distance_tables,
-    group_query,
     ort_attention,
     ort_slots,
     standard,
@@ -18,7 +17,6 @@ from posenc_export.ops.graph import (
     Append,
     Attend,
     AttentionWeights,
-    ChooseRotation,
     Mask,
     Rotate,
 )
@@ -29,8 +27,8 @@ Rotation = Tuple[Rotate, Rotate, Optional[ir.Value]]
 
 
 def attend(op: Builder, node: Attend) -> ir.Value:
-    """Emit CachedAttention if no other node reads the appended keys and values or the softmax, and
-    keys have one rotation. Otherwise the nodes of `ort`.
+    """Emit CachedAttention if no other node reads the appended keys and values or the softmax.
+    Otherwise the nodes of `ort`.
     """
     appended, mask = standard.appended_here(node), Mask.of(node.mask)
     if (
@@ -39,7 +37,6 @@ def attend(op: Builder, node: Attend) -> ir.Value:
         or ort_slots.by_columns(op) is not None
         or op.dtype != "float32"
         or node.readers(AttentionWeights)
-        or ChooseRotation.of(node.q) is not None
     ):
         return ort_attention.attend(op, node)
     by_distance = None if mask.bias is None else distance_tables.table_of(op, mask, node.heads)
@@ -50,14 +47,14 @@ def attend(op: Builder, node: Attend) -> ir.Value:
     rotation = _rotation(node, key, mask)
     heads = [node.q, key.new, value.new]
     if rotation is None:
-        heads = [group_query.rotated(op, part) for part in heads]
+        heads = [ort_attention.rotated(op, part) for part in heads]
     else:
         heads = [rotate.x if (rotate := Rotate.of(part)) else part for part in heads]
-    wide = group_query.widened(*appended)
+    wide = ort_attention.widened(*appended)
     outputs = op.several(
         3,
         OPERATOR,
-        *group_query.projections(op, [group_query.padded(op, part, wide) for part in heads]),
+        *ort_attention.projections(op, [ort_attention.padded(op, part, wide) for part in heads]),
         *_inputs(op, node, appended, rotation, by_distance),
         domain=DOMAIN,
         **_attributes(node, mask, rotation),
@@ -83,7 +80,7 @@ def _inputs(
         if (of_q.cos, of_q.sin) != (of_k.cos, of_k.sin):
             tables[2:] = [of_k.cos, of_k.sin]
         positions = positions if rows is None else rows
-    bias = group_query.sum_of(op, None if by_distance else mask.bias, node.content)
+    bias = ort_attention.sum_of(op, None if by_distance else mask.bias, node.content)
     return [
         *(append.past for append in appended),
         ort_slots.lengths(op)[0],

@@ -61,8 +61,7 @@ def write_onnx(source: Source, manifest: Manifest, folder: Path, lowerings: Lowe
     if manifest.cache:
         int8_cache.store(op, manifest, source.cache_scales)
     fuse(op, lowerings.fusions)
-    states = graph_ends.with_added(op, manifest)
-    inputs, states = graph_ends.without_unread(model, manifest, states)
+    inputs, states = graph_ends.without_unread(model, manifest)
     _strip(model)
     operators = collections.Counter(node.op_type for node in model.graph.all_nodes())
     graph = Graph(

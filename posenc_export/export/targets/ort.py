@@ -90,7 +90,6 @@ LOWERING: Tuple[Table, ...] = (
         graph.AppendPositions: append_positions,
         graph.Distances: distances,
         graph.Attend: ort_attention.attend,
-        graph.AttendTurnedKeys: ort_attention.attend_turned,
         graph.WaveProducts: wave_products,
         graph.RowsAtCounts: rows_at_counts,
         graph.CollectByDistance: collect_by_distance,

@@ -1,26 +1,23 @@
-"""Target `ort`: attention over cached keys as GroupQueryAttention where that is exact."""
+"""Target `ort`: attention over cached keys as GroupQueryAttention where that is exact. It writes
+keys and values in place, attends, and rotates if it can.
+"""
 
-from typing import Sequence, Tuple
+from typing import Any, Dict, List, Optional, Sequence, Tuple
 
 import onnx_ir as ir
 
-from posenc_export.export.targets import (
-    ort_slots,
-    ort_turned_keys,
-    ort_two_rotations,
-    standard,
-    turned_keys,
-)
-from posenc_export.export.targets.builder import Builder, size
-from posenc_export.export.targets.group_query import GroupQuery, group_query
+from posenc_export.export.targets import ort_slots, standard
+from posenc_export.export.targets.builder import FLOAT, MICROSOFT, Builder, size
 from posenc_export.ops.graph import (
     Append,
     Attend,
-    AttendTurnedKeys,
     AttentionWeights,
     CollectByDistance,
     Mask,
+    Rotate,
 )
+
+AFTER_SOFTMAX = 2  # value of the attribute qk_output
 
 
 def attend(op: Builder, node: Attend) -> ir.Value:
@@ -32,33 +29,120 @@ def attend(op: Builder, node: Attend) -> ir.Value:
     appended = standard.appended_here(node)
     if appended is None or (node.content is not None and op.dtype != "float32"):
         return standard.attend(op, node)
+    wide, compact = widened(*appended), ort_slots.by_columns(op) is None
+    outputs = _group_query(op, node, appended, wide)
+    for reader in node.readers(AttentionWeights):
+        written = compact and _sees_all(node) and _reads_slots(op, reader)
+        reader.output.replace_all_uses_with(
+            outputs[3] if written else _where_seen(op, outputs[3], node.mask)
+        )
+    y = finished(op, node, appended, outputs[:3], wide)
+    return y if compact else _at_tokens(op, y, node.mask)
+
+
+def _group_query(
+    op: Builder, node: Attend, appended: Tuple[Append, Append], wide: int
+) -> Tuple[ir.Value, ...]:
+    """Return output [B,S,H*D], keys and values with the new ones, and the softmax if it is read."""
     key, value = appended
-    query = ort_two_rotations.query_of(op, node, key)
-    call = group_query(op, node, key, value)
-    outputs = (
-        _attended(op, call, node, key)
-        if query is None
-        else ort_two_rotations.attend(op, call, query, key)
+    lengths = ort_slots.lengths(op)
+    bias, window = _bias_and_window(op, node)
+    attributes = {"num_heads": node.heads, "kv_num_heads": node.kv_heads}
+    attributes |= standard.scores_of(node) | window
+    heads = [node.q, key.new, value.new]
+    tables: List[Optional[ir.Value]] = [None, None]
+    rotation = rotation_by_slot(op, node.q, key.new)
+    if rotation is None:
+        heads = [rotated(op, part) for part in heads]
+    else:
+        heads = [rotate.x if (rotate := Rotate.of(part)) else part for part in heads]
+        tables = [op.table(rotation.cos), op.table(rotation.sin)]
+        attributes |= {"do_rotary": 1, "rotary_interleaved": int(rotation.interleaved)}
+    with_weights = bool(node.readers(AttentionWeights))
+    attributes |= {"qk_output": AFTER_SOFTMAX} if with_weights else {}
+    inputs = [
+        *projections(op, [padded(op, part, wide) for part in heads]),
+        *(key.past, value.past),
+        *lengths,
+        *tables,
+        None,
+        bias,
+        node.sinks,
+    ]
+    return op.several(
+        4 if with_weights else 3, "GroupQueryAttention", *inputs, domain=MICROSOFT, **attributes
     )
-    y = finished(op, node, appended, outputs, call.wide)
-    return y if call.compact else _at_tokens(op, y, node.mask)
 
 
-def attend_turned(op: Builder, node: AttendTurnedKeys) -> ir.Value:
-    """Emit GroupQueryAttention in compact float32 rows, not for 8-bit caches or chunks."""
-    appended, mask = standard.appended_here(node), Mask.of(node.mask)
-    in_chunks = mask is not None and mask.chunk > 0
-    if (
-        appended is None
-        or ort_slots.by_columns(op) is not None
-        or op.dtype != "float32"
-        or op.cache
-        or in_chunks
-    ):
-        return turned_keys.attend(op, node)
-    call = group_query(op, node, *appended)
-    outputs = ort_turned_keys.attend(op, call, node, appended[0])
-    return finished(op, node, appended, outputs, call.wide)
+def _bias_and_window(op: Builder, node: Attend) -> Tuple[Optional[ir.Value], Dict[str, Any]]:
+    """Return what is added to scores, [B,1 or H,S,T] or None, and the attribute of a window. The
+    node itself hides later keys, and those before a window, which includes the query.
+    """
+    mask = Mask.of(node.mask)
+    assert mask is not None and not mask.after  # models with a cache are causal
+    if ort_slots.by_columns(op) is not None or mask.chunk:
+        return sum_of(op, node.mask, node.content), {}
+    bias = sum_of(op, mask.bias, node.content)
+    bias = None if bias is None else standard.in_dtype(op, bias)
+    return bias, {} if mask.before < 0 else {"local_window_size": mask.before + 1}
+
+
+def rotation_by_slot(op: Builder, q: ir.Value, k: ir.Value) -> Optional[Rotate]:
+    """Return the Rotate node of q if GroupQueryAttention rotates q and k by slot, otherwise None.
+    Its kernel needs D to be a multiple of 16 and r/2 of 8.
+
+    A slot differs from the position by a constant, which matters unless the rotation is linear.
+    """
+    of_q, of_k = Rotate.of(q), Rotate.of(k)
+    if ort_slots.by_columns(op) is not None or of_q is None or of_k is None:
+        return None
+    if of_q.node.inputs[1:] != of_k.node.inputs[1:] or not of_q.linear:
+        return None
+    return of_q if size(of_q.x, 3) % 16 == 0 and size(of_q.cos, 1) % 8 == 0 else None
+
+
+def rotated(op: Builder, value: ir.Value) -> ir.Value:
+    """Rotate heads by their Rotate node, if there is one."""
+    node = Rotate.of(value)
+    return value if node is None else standard.rotate(op, node)
+
+
+def widened(key: Append, value: Append) -> int:
+    """Widen both caches to one head size, a multiple of 8, and return it."""
+    wide = -(-max(size(append.past, 3) for append in (key, value)) // 8) * 8
+    for append in (key, value):
+        assert append.past.shape is not None
+        append.past.shape = ir.Shape([*append.past.shape[:3], wide])
+    return wide
+
+
+def padded(op: Builder, value: ir.Value, wide: int) -> ir.Value:
+    """Pad heads [B,S,N,D] with zeros to [B,S,N,wide]."""
+    missing = wide - size(value, 3)
+    if value.shape is None or not missing:
+        return value
+    if op.dtype == "bfloat16":  # CUDA pads no bfloat16
+        inputs = [op.Cast(value, to=FLOAT), op.constant([0, missing]), op.constant(0, "float32")]
+        wider = standard.in_dtype(op, op.Pad(*inputs, [3]))
+    else:
+        wider = op.Pad(value, op.constant([0, missing]), op.constant(0, op.dtype), [3])
+    wider.shape = ir.Shape([*value.shape[:3], wide])
+    return wider
+
+
+def sum_of(op: Builder, *scores: Optional[ir.Value]) -> Optional[ir.Value]:
+    """Add the scores that are not None."""
+    terms = [value for value in scores if value is not None]
+    return op.Add(*terms) if len(terms) > 1 else next(iter(terms), None)
+
+
+def projections(op: Builder, heads: Sequence[ir.Value]) -> List[Optional[ir.Value]]:
+    """Return q, k and v as [B,S,N*D], or one packed input for parts of one projection."""
+    parts = [op.merge_heads(value) for value in heads]
+    split = parts[0].producer()
+    if split is not None and split.op_type == "Split" and list(split.outputs) == parts:
+        return [split.inputs[0], None, None]
+    return list(parts)
 
 
 def finished(
@@ -81,22 +165,10 @@ def finished(
     return y
 
 
-def _attended(op: Builder, call: GroupQuery, node: Attend, key: Append) -> Tuple[ir.Value, ...]:
-    """Return output, keys and values of a node, which a reader of the softmax reads too."""
-    readers = node.readers(AttentionWeights)
-    outputs = call.emit(op, node.q, key.new, key.past, with_weights=bool(readers))
-    for reader in readers:
-        written = _sees_all(call, node) and _reads_slots(op, reader)
-        reader.output.replace_all_uses_with(
-            outputs[3] if written else _where_seen(op, outputs[3], node.mask)
-        )
-    return outputs[:3]
-
-
-def _sees_all(call: GroupQuery, node: Attend) -> bool:
+def _sees_all(node: Attend) -> bool:
     """Return whether a query sees every slot up to its own."""
     mask = Mask.of(node.mask)
-    return call.compact and mask is not None and mask.before < 0 and not mask.chunk
+    return mask is not None and mask.before < 0 and not mask.chunk
 
 
 def _reads_slots(op: Builder, weights: AttentionWeights) -> bool:

@@ -18,12 +18,12 @@ def by_columns(op: Builder) -> Optional[ir.Value]:
 
 
 def lengths(op: Builder) -> Tuple[ir.Value, ir.Value]:
-    """Return seqlens_k [B], a row's tokens minus 1, and total_sequence_length [], both int32."""
-    return op.input("seqlens_k"), op.input("total_sequence_length")
-
-
-def lengths_of_mask(op: Builder, attention_mask: ir.Value) -> Tuple[ir.Value, ir.Value]:
-    """Return the two values of `lengths` for an attention_mask, of which every column is a slot."""
+    """Return seqlens_k [B], a row's tokens minus 1, and total_sequence_length [], both int32: two
+    inputs, or computed from an attention_mask, of which every column is a slot.
+    """
+    attention_mask = by_columns(op)
+    if attention_mask is None:
+        return op.input("seqlens_k"), op.input("total_sequence_length")
     total = op.Cast(op.Shape(attention_mask, start=1, end=2), to=INT32)
     last = op.Sub(total, op.constant([1], "int32"))
     rows = op.Expand(last, op.Shape(attention_mask, start=0, end=1))
@@ -36,7 +36,7 @@ def cache_position(op: Builder) -> ir.Value:
 
 
 def total(op: Builder) -> ir.Value:
-    """Return the number of valid slots of the longest compact row, [] int64."""
+    """Return the number of valid slots of the longest row, [] int64."""
     return op.Cast(lengths(op)[1], to=INT64)
 
 
@@ -70,8 +70,7 @@ def in_slots(op: Builder, key_positions: ir.Value) -> bool:
 
 def written(op: Builder, append: Append) -> Tuple[ir.Value, ir.Value]:
     """Return the first new slot of each row [B], and the valid slots of the longest row [1]."""
-    attention_mask, first = by_columns(op), append.write_index
-    if attention_mask is None:
+    first = append.write_index
+    if by_columns(op) is None:
         first = op.Gather(cache_position(op), 0, axis=1)
-    longest = lengths(op)[1] if attention_mask is None else lengths_of_mask(op, attention_mask)[1]
-    return first, op.Unsqueeze(op.Cast(longest, to=INT64), [0])
+    return first, op.Unsqueeze(total(op), [0])

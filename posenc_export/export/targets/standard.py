@@ -23,14 +23,9 @@ def rotate(op: Builder, node: graph.Rotate) -> ir.Value:
     rotated when read can have more columns, padding included, although every position is in range.
     For encodings that are not linear, Gather therefore reads the rows before the node.
     """
-    return rotate_at(op, node, node.positions)
-
-
-def rotate_at(op: Builder, node: graph.Rotate, positions: ir.Value) -> ir.Value:
-    """`rotate` with other rows [B,S] of the tables than those of the node."""
     x, tables = node.x, [node.cos, node.sin]
     heads, rotary = size(x, 2), 2 * size(node.cos, 1)
-    rows = op.Max(positions, 0)
+    rows = op.Max(node.positions, 0)
     attributes = {"interleaved": int(node.interleaved), "num_heads": heads}
     if rotary < size(x, 3):
         attributes["rotary_embedding_dim"] = rotary
@@ -51,12 +46,7 @@ def distances(op: Builder, node: graph.Distances) -> ir.Value:
 
 def mask(op: Builder, node: graph.Mask) -> ir.Value:
     """Additive mask [B,1 or H,S,T]: the bias, or 0, for visible keys, -inf for the others."""
-    return mask_at(op, node, node.key_positions)
-
-
-def mask_at(op: Builder, node: graph.Mask, key_positions: ir.Value) -> ir.Value:
-    """`mask` with another value for the positions of keys [B,T]."""
-    keys = op.Unsqueeze(key_positions, [1])
+    keys = op.Unsqueeze(node.key_positions, [1])
     queries = op.Unsqueeze(node.positions, [2])
     rules = [("GreaterOrEqual", keys, op.constant(0))]
     if node.after >= 0:

@@ -12,67 +12,50 @@ from posenc_export.ops.graph import AttendTurnedKeys
 
 def attend(op: Builder, node: AttendTurnedKeys) -> ir.Value:
     """Attend with the keys as they are if no query of the call needs them turned."""
-    return op.choose(
-        any_turns(op, node),
-        lambda op: [_attend_turned(op, node)],
-        lambda op: [standard.attend(op, node)],
-    )[0]
-
-
-def any_turns(op: Builder, node: AttendTurnedKeys) -> ir.Value:
-    """Return whether keys are turned for a query of the call, bool []."""
     last = op.ReduceMax(node.positions, keepdims=0)
-    return op.GreaterOrEqual(last, node.first_turned)
+    return op.choose(
+        op.GreaterOrEqual(last, node.first_turned),
+        lambda op: _attend_turned(op, node),
+        lambda op: standard.attend(op, node),
+    )
 
 
 def _attend_turned(op: Builder, node: AttendTurnedKeys) -> ir.Value:
     """Attend with all keys turned for each query: [B,S,H*D]."""
-    scores = products(op, node, node.q, node.keys, angles(op, node))
-    return weighted(op, node, scores, standard.in_float(op, node.mask), node.values)
-
-
-def weighted(
-    op: Builder, node: AttendTurnedKeys, scores: ir.Value, mask: ir.Value, values: ir.Value
-) -> ir.Value:
-    """Sum values [B,K,T,D] with the softmax of unscaled, unmasked scores [B,H,S,T]: [B,S,H*D]."""
+    scores, mask = _products(op, node, _angles(op, node)), standard.in_float(op, node.mask)
     masked = op.Add(op.Mul(scores, op.constant(node.scale, "float32")), mask)
     weights = op.Softmax(op.Clip(masked, op.constant(standard.LEAST, "float32")), axis=-1)
-    return standard.weighted_sum(op, node, weights, values)
+    return standard.weighted_sum(op, node, weights, node.values)
 
 
-def angles(op: Builder, node: AttendTurnedKeys) -> ir.Value:
+def _angles(op: Builder, node: AttendTurnedKeys) -> ir.Value:
     """Return the angles of all keys for all queries [B,1,S,T,r/2] float32."""
     if node.second is None:
         return _rounded_angles(op, node)
     queries = op.Unsqueeze(node.positions, [1, 3, 4])
     keys = op.Unsqueeze(node.key_positions, [1, 2, 4])
     distances = op.Cast(op.Sub(keys, queries), to=DOUBLE)
-    return in_radians(
-        op,
-        op.Mul(distances, op.Unsqueeze(drift(op, node, node.second, size(node.first, 1)), [1, 3])),
-    )
+    drift = op.Unsqueeze(_drift(op, node, node.second), [1, 3])
+    return _in_radians(op, op.Mul(distances, drift))
 
 
-def drift(op: Builder, node: AttendTurnedKeys, second: ir.Value, pairs: int) -> ir.Value:
+def _drift(op: Builder, node: AttendTurnedKeys, second: ir.Value) -> ir.Value:
     """Return by how many turns per position each pair of a key turns further for each query:
-    [B,S,pairs] float64, 0 for pairs that are not rotated.
+    [B,S,r/2] float64.
     """
     leading, rest = numbers_of(node.first), numbers_of(second)
     kept = min(node.first_turned, len(leading)) - 1  # the last row without a turn
 
     def turns() -> np.ndarray:
         frequencies = leading[kept:].astype(np.float64) + rest[kept:]
-        return np.pad(
-            (frequencies - frequencies[0]) / (2 * np.pi),
-            ((0, 0), (0, pairs - frequencies.shape[1])),
-        )
+        return (frequencies - frequencies[0]) / (2 * np.pi)
 
     table = op.weight(f"{node.first.name}.turns", turns)
     return op.Gather(table, op.Max(op.Sub(node.positions, kept), 0))
 
 
 def _rounded_angles(op: Builder, node: AttendTurnedKeys) -> ir.Value:
-    """As `angles`, from products of positions and frequencies that are rounded to float32."""
+    """As `_angles`, from products of positions and frequencies that are rounded to float32."""
     rows = op.Max(node.positions, 0)
     own = op.Unsqueeze(op.Gather(node.first, rows), [1, 3])
     kept = op.weight(f"{node.first.name}.kept", lambda: numbers_of(node.first)[0])
@@ -84,23 +67,26 @@ def _rounded_angles(op: Builder, node: AttendTurnedKeys) -> ir.Value:
         )
 
     radians = op.Sub(further(node.key_positions, [1, 2, 4]), further(node.positions, [1, 3, 4]))
-    return in_radians(op, op.Mul(radians, op.constant(0.5 / np.pi, "float64")))
+    return _in_radians(op, op.Mul(radians, op.constant(0.5 / np.pi, "float64")))
 
 
-def in_radians(op: Builder, turns: ir.Value) -> ir.Value:
+def _in_radians(op: Builder, turns: ir.Value) -> ir.Value:
     """Convert turns of any size, float64, to angles within one turn, float32."""
     part = op.Cast(op.Sub(turns, op.Floor(turns)), to=FLOAT)
     return op.Mul(part, op.constant(2 * np.pi, "float32"))
 
 
-def products(
-    op: Builder, node: AttendTurnedKeys, q: ir.Value, keys: ir.Value, angles: ir.Value
-) -> ir.Value:
+def _products(op: Builder, node: AttendTurnedKeys, angles: ir.Value) -> ir.Value:
     """Rotate keys [B,K,T,D] by angles [B,1,S,T,r/2] for each query, as a batch [B*S,K,T,D] of
     RotaryEmbedding, and multiply them with that query: [B,H,S,T].
     """
-    heads, kv_heads, head_size, half = node.heads, node.kv_heads, size(q, 3), size(node.first, 1)
-    q, keys = standard.in_float(op, q), standard.in_float(op, keys)
+    heads, kv_heads, head_size, half = (
+        node.heads,
+        node.kv_heads,
+        size(node.q, 3),
+        size(node.first, 1),
+    )
+    q, keys = standard.in_float(op, node.q), standard.in_float(op, node.keys)
     queries, slots = op.Shape(q, start=1, end=2), op.Shape(keys, start=2, end=3)
     one, rest = op.constant([1]), op.constant([-1])
     for_each = op.Concat(one, queries, one, one, one, axis=0)

@@ -6,29 +6,26 @@ from pathlib import Path
 from typing import Any, Dict
 
 import msgspec
-import onnx
 import pytest
 
 from posenc_export import block_config, load
 from posenc_export.export import export
 from posenc_export.export.bounds import accuracy_of
-from posenc_export.export.targets.ort_turned_keys import BLOCK
 from posenc_export.models.presets import seeded
 from posenc_export.runtime import Session
 from tests.export.batches import check_rewind, worst_of_batch
 
-TRAINED, STEPS, MOST = 20, 4, BLOCK + 10
+TRAINED, STEPS, MOST = 20, 4, 138
 CALLS = {
     "within": (5, 12),
     "rows that cross during decode": (TRAINED - 3, TRAINED - 1),
     "a row on each side": (TRAINED + 2, 3),
-    "a block more during decode": (BLOCK - 2, BLOCK - 1),
-    "up to the end of a cache that ends within a block": (MOST - STEPS, 3),
+    "up to the end of a cache": (MOST - STEPS, 3),
 }
 HEADS: Dict[str, Dict[str, Any]] = {
-    "rotated by the operator": {"width": 64},
+    "whole heads": {"width": 64},
     "pairs that are side by side": {"width": 64, "layout": "interleaved"},
-    "rotated before it": {"width": 48, "rotary": 8},
+    "a part of each head": {"width": 48, "rotary": 8},
     "rounded as in transformers": {"width": 64, "numerics": "transformers"},
     "with a window": {"width": 64, "sees": {"name": "window", "size": 12}},
     "of biased projections": {"width": 64, "projection": {"name": "grouped", "bias": True}},
@@ -63,7 +60,7 @@ def _block(width: int, sees: Any = None, projection: Any = None, **options: Any)
 @pytest.mark.parametrize(
     "heads",
     [
-        name if name == "rotated before it" else pytest.param(name, marks=pytest.mark.exhaustive)
+        name if name == "a part of each head" else pytest.param(name, marks=pytest.mark.exhaustive)
         for name in HEADS
     ],
 )
@@ -95,15 +92,3 @@ def test_a_row_that_is_rewound_into_the_trained_length_continues_as_if_it_had_ne
     exported: Path,
 ) -> None:
     check_rewind(_session(exported), 64, TRAINED)
-
-
-@pytest.mark.xdist_group("turned")
-def test_a_call_within_the_trained_length_runs_group_query_attention_alone(exported: Path) -> None:
-    graph = onnx.load(exported / "model.onnx", load_external_data=False).graph
-    choice = next(node for node in graph.node if node.op_type == "If")
-    within = next(attribute.g for attribute in choice.attribute if attribute.name == "else_branch")
-    assert [node.op_type for node in within.node] == ["GroupQueryAttention"]
-    # Outside of it: projections, the order of pairs in queries and keys, and the choice.
-    assert sorted(node.op_type for node in graph.node) == sorted(
-        ["MatMul", "Split", "Gather", "Gather", "ReduceMax", "GreaterOrEqual", "If", "MatMul"]
-    )

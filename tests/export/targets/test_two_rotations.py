@@ -4,7 +4,6 @@ from pathlib import Path
 from typing import Any, Dict
 
 import msgspec
-import numpy as np
 import pytest
 
 from posenc_export import block_config, load
@@ -78,39 +77,8 @@ def test_a_row_that_is_rewound_from_far_to_near_continues_as_if_it_had_never_bee
     check_rewind(load(exported, provider="cpu", threads=1).session(), 64, FIRST_FAR)
 
 
-def test_both_caches_are_states_that_are_written_in_place_and_read_up_to_the_length(
-    exported: Path,
-) -> None:
-    keys = [
-        (state.past, state.axes[-1], state.update, state.reads_hidden)
-        for state in load(exported, provider="cpu").manifest.states
-        if state.past.endswith("key")
-    ]
-    assert keys == [
-        (f"past_key_values.0.{name}", 16, "in_place", False) for name in ("key", "far_key")
-    ]
-
-
-@pytest.mark.exhaustive
-@pytest.mark.parametrize(
-    "options", [{"signature": "mask"}, {"cache": "int8"}], ids=["mask", "int8"]
-)
-def test_caches_of_other_runtimes_and_of_8_bits_stay_whole(
-    options: Dict[str, str], tmp_path: Path
-) -> None:
-    manifest = export(
-        _block(64),
-        "ort",
-        tmp_path / "artefact",
-        verify=False,
-        **options,
-        **({"calibrate": _sample(tmp_path)} if "cache" in options else {}),
-    )
-    assert [state.axes[-1] for state in manifest.states if state.past.endswith("key")] == [32]
-
-
-def _sample(folder: Path) -> Path:
-    np.save(
-        folder / "sample.npy", np.random.default_rng(0).standard_normal((64, 64), dtype=np.float32)
-    )
-    return folder / "sample.npy"
+def test_keys_are_cached_in_both_rotations(exported: Path) -> None:
+    states = load(exported, provider="cpu").manifest.states
+    sizes = {state.past: (state.axes[-1], state.reads_hidden) for state in states}
+    # GroupQueryAttention, which reads no slot after a row, has one head size for both caches.
+    assert sizes == {f"past_key_values.0.{name}": (32, False) for name in ("key", "value")}
