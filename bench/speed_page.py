@@ -72,7 +72,7 @@ TARGETS = (
 
 SUMMARIZED = {"model", "bits"}  # parts
 OURS = "rope-ort"
-QUALITY = Path(__file__).parent / "results" / "bits.json"  # of bench.bits
+QUALITY = Path(__file__).parent / "results" / "bits.json"
 # Rows of the summary: part, contestant, description, name of the weights in QUALITY.
 SUMMARY = (
     ("model", "hand-written rope", "hand-written graph of the same operators", "float32"),
