@@ -49,11 +49,8 @@ class Trial:
 
 
 def finished(command: Sequence[object], trial: Trial) -> str:
-    """Run a command and return its output.
-
-    Raises:
-        Refused: the command failed with a message that names an operator of the graph.
-        RuntimeError: the command failed with another message.
+    """Run a command and return its output. Refused: the command failed with a message that names an
+    operator of the graph; RuntimeError: the command failed with another message.
     """
     environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
     done = subprocess.run(
@@ -72,10 +69,8 @@ def finished(command: Sequence[object], trial: Trial) -> str:
 
 
 def same_tokens(output: str, trial: Trial) -> None:
-    """Compare the tokens that a program printed with those of the session.
-
-    Raises:
-        RuntimeError: the tokens differ.
+    """Compare the tokens that a program printed with those of the session. RuntimeError: the tokens
+    differ.
     """
     tokens = [int(token) for token in output.split()]
     if tokens != trial.continuation:

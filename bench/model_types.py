@@ -57,9 +57,7 @@ def known_keys(name: str) -> List[str]:
 
 def described(config: Dict[str, Any], part: Optional[str]) -> StackConfig:
     """Return the description of a configuration, with max_positions RANGE if it has no such key.
-
-    Raises:
-        ValueError: families.read refuses the configuration.
+    ValueError: families.read refuses the configuration.
     """
     try:
         return families.read(config, None, part)[0]

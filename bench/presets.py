@@ -19,10 +19,7 @@ TARGET = "ort"  # the fastest one, and one that every command takes
 
 def write(name: str, model: Stack, place: Path) -> None:
     """Export a trained decoder to place/NAME, and store the parameters that its graph does not hold
-    in place/FOLDED.
-
-    Raises:
-        VerificationError: the artefact does not agree with the model.
+    in place/FOLDED. VerificationError: the artefact does not agree with the model.
     """
     model.source = {"preset": name}
     export(model, TARGET, place / name)

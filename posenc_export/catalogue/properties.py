@@ -132,9 +132,7 @@ def offset_only(near: Response, far: Response) -> str:
 
 def measure(name: str) -> Row:
     """The cells of one encoding, by column. Every cell is "-" if a parameter has no default.
-
-    Raises:
-        ValueError: unknown name, or an encoding that cannot be built.
+    ValueError: unknown name, or an encoding that cannot be built.
     """
     if needs_parameters(name):
         return dict.fromkeys(COLUMNS, "-")

@@ -41,10 +41,8 @@ class RoPELongRoPE(PositionEncoding):
 
     Keys are rotated with the factors of the query that reads them, and cos and sin are scaled by
     attention_factor. To that end the r rotated entries of each key are cached twice, and a query
-    has zeros for those that it does not use. On target `ort` with position_ids, each kind of keys
-    has a cache of its own, and a step reads one of them; it reads both if the batch has rows on
-    both sides of L, and attention then takes about three times as long. Results do not depend on
-    how a sequence is cut into calls.
+    has zeros for those that it does not use. Results do not depend on how a sequence is cut into
+    calls.
 
     keys="rotated" caches keys as they are rotated when they arrive, as transformers does at decode:
     scores of queries beyond L with keys before it mix factors. lengths="long" or "short" uses the

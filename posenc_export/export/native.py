@@ -96,10 +96,8 @@ def compile_artefact(
 
 
 def check_compile(folder: Path, output: Path) -> None:
-    """Check compiler, artefact and destination before any work.
-
-    Raises:
-        ValueError: as for `compile_artefact`.
+    """Check compiler, artefact and destination before any work. ValueError: as for
+    `compile_artefact`.
     """
     # As Inductor chooses it.
     compiler = os.environ.get("CXX", "clang++" if sys.platform == "darwin" else "g++")
@@ -132,11 +130,7 @@ def check_compile(folder: Path, output: Path) -> None:
 
 
 def _compile(program: Any, manifest: Manifest, path: Path) -> None:
-    """Write native code of a program.
-
-    Raises:
-        ValueError: Inductor or the C++ compiler refuses the program.
-    """
+    """Write native code of a program. ValueError: Inductor or the compiler refuses the program."""
     # Imported here, because it takes as long as the rest of this package.
     from torch._inductor.utils import fresh_cache
 

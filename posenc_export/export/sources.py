@@ -175,9 +175,7 @@ def _choosing(model: Model) -> List[Experts]:
 
 def check_choice(model: Model, target: str, dtype: str) -> None:
     """Refuse a choice of experts in half precision, except for a target that has no other.
-
-    Raises:
-        ValueError: a model that chooses experts, in half precision for another target.
+    ValueError: a model that chooses experts, in half precision for another target.
     """
     choosing = _choosing(model)
     if choosing and dtype != "float32" and target != "ort-cuda":

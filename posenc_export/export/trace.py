@@ -72,10 +72,8 @@ class Source:
 
     def semantic(self, manifest: Manifest) -> ir.Model:
         """Return a copy of the graph with semantic nodes for the manifest's calling convention.
-        Rounded weights are read through nodes OnGrid.
-
-        Raises:
-            ValueError: the module mutates buffers or inputs.
+        Rounded weights are read through nodes OnGrid. ValueError: the module mutates buffers or
+        inputs.
         """
         return self._traced(manifest)[0].clone()
 

@@ -107,11 +107,9 @@ def _held(content: np.ndarray, regions: Regions, folder: Path) -> Optional[Tuple
 
 def with_trained_encodings(folder: Union[str, Path]) -> Inner:
     """Return the block or stack of an artefact with the trained numbers of its encodings, and
-    without its other weights, which are on the device "meta".
-
-    Raises:
-        ValueError: not an artefact; an encoding that is not installed; trained numbers that the
-            artefact does not have, because an earlier version wrote it or because it was compiled.
+    without its other weights, which are on the device "meta". ValueError: not an artefact; an
+    encoding that is not installed; trained numbers that the artefact does not have, because an
+    earlier version wrote it or because it was compiled.
     """
     folder = files.locate(folder)
     manifest = manifests.read(folder)

@@ -45,9 +45,7 @@ class WeightFile:
 
     def keep(self, numbers: np.ndarray) -> np.ndarray:
         """Return an array with the same content that is mapped from the file; a small one itself.
-
-        Raises:
-            OSError: the disk is full.
+        OSError: the disk is full.
         """
         if numbers.nbytes < LEAST or not MAPS.exists():
             return numbers

@@ -137,10 +137,8 @@ class Checkpoint:
 
 
 def read_config(folder: Path) -> Dict[str, Any]:
-    """Return the contents of config.json.
-
-    Raises:
-        ValueError: the folder or config.json does not exist, or config.json is not a JSON object.
+    """Return the contents of config.json. ValueError: the folder or config.json does not exist, or
+    config.json is not a JSON object.
     """
     if not folder.is_dir():
         remedy = download(folder) or "download the model first"
@@ -154,10 +152,8 @@ def read_ids(
     files: Mapping[str, bytes], config: Mapping[str, Any], key: str, vocabulary: int
 ) -> Tuple[int, ...]:
     """Return the token ids under a key of generation_config.json, or else of config.json, such as
-    eos_token_id. Ids beyond the vocabulary are dropped.
-
-    Raises:
-        ValueError: the value is not null, an integer of 0 or more, or a list of such integers.
+    eos_token_id. Ids beyond the vocabulary are dropped. ValueError: the value is not null, an
+    integer of 0 or more, or a list of such integers.
     """
     value = object_of(GENERATION, files.get(GENERATION, b"{}")).get(key)
     value = config.get(key) if value is None else value

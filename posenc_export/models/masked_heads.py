@@ -136,10 +136,8 @@ def _bias(
     """Return the bias of a layer, or None. A file without a bias that a layer may have means zeros.
 
     transformers computes the logits with their own bias if the files hold it, even if it is tied to
-    the shared bias, and with the shared bias only if the two are tied.
-
-    Raises:
-        ValueError: a bias that config.json excludes; a shared bias that is not tied.
+    the shared bias, and with the shared bias only if the two are tied. ValueError: a bias that
+    config.json excludes; a shared bias that is not tied.
     """
     name = f"{(head.dense, head.norm, head.logits)[layer]}.bias"
     stored = checkpoint.names()

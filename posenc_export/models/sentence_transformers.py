@@ -178,9 +178,7 @@ def read(folder: Path) -> Sentences:
 
 def attach(model: Stack, sentences: Sentences) -> None:
     """Add the readout to its encoder, and let the tokenizer cut text to the maximal length.
-
-    Raises:
-        ValueError: the model is a decoder, or dense layers do not fit the width.
+    ValueError: the model is a decoder, or dense layers do not fit the width.
     """
     if model.config.token_geometry.causal:
         remedy = "export it without its pooling, from its own folder"

@@ -84,10 +84,8 @@ def _linears(checkpoint: Checkpoint, config: Mapping[str, Any], linears: Linears
 
 
 def put(model: Stack, description: ReadoutConfig, tensors: Mapping[str, Tensor]) -> None:
-    """Give an encoder a readout with these tensors, by name of its parameters.
-
-    Raises:
-        ValueError: tensors are missing, unknown or have another shape.
+    """Give an encoder a readout with these tensors, by name of its parameters. ValueError: tensors
+    are missing, unknown or have another shape.
     """
     config = msgspec.structs.replace(model.config, readout=description)
     built = readout(config, getattr(model.tokens, "embedding", None))

@@ -22,10 +22,7 @@ def overrides(encoding: PositionEncoding, *hooks: str) -> bool:
 
 def axes_of(parts: Sequence[PositionEncoding]) -> int:
     """Number of coordinates that encodings read in `embed` and `rotate`; it must be the same for
-    all of them.
-
-    Raises:
-        ValueError: encodings that read different coordinates.
+    all of them. ValueError: encodings that read different coordinates.
     """
     hooks = ("embed", "embed_next", "rotate")
     axes = {part.axes for part in parts if part.grid_bias or overrides(part, *hooks)}

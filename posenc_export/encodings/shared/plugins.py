@@ -54,12 +54,8 @@ class Known(Encodings):
 
     def __getitem__(self, name: str) -> Type[PositionEncoding]:
         """Return the class, after import for an entry point. A built-in encoding takes precedence,
-        because presets and checkpoints refer to it by name.
-
-        Raises:
-            ValueError: two packages offer the name, or an entry point cannot be imported or is not
-                an encoding.
-            KeyError: unknown name.
+        because presets and checkpoints refer to it by name. ValueError: two packages offer the
+        name, or an entry point cannot be imported or is not an encoding; KeyError: unknown name.
         """
         cls = self.built_in.get(name) or self.registered.get(name)
         if cls is not None:
@@ -71,10 +67,8 @@ class Known(Encodings):
         return _loaded(points[0])
 
     def check_one(self, name: str) -> None:
-        """Check that only one encoding has the name.
-
-        Raises:
-            ValueError: several encodings have the name; the message names their packages.
+        """Check that only one encoding has the name. ValueError: several encodings have the name;
+        the message names their packages.
         """
         cls = self.built_in.get(name) or self.registered.get(name)
         others = [
@@ -130,11 +124,8 @@ class Known(Encodings):
 
 
 def check_class(where: str, cls: Any) -> None:
-    """Check that encodings of a class can be built from a specification.
-
-    Raises:
-        ValueError: not a subclass of PositionEncoding, a constructor without a geometry, a
-            parameter without a name or a type.
+    """Check that encodings of a class can be built from a specification. ValueError: not a subclass
+    of PositionEncoding, a constructor without a geometry, a parameter without a name or a type.
     """
     is_class = isinstance(cls, type)
     if not is_class or not issubclass(cls, PositionEncoding) or cls is PositionEncoding:

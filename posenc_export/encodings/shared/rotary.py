@@ -17,10 +17,8 @@ Place = Union[int, Sequence[int]]  # the position of a token, or its coordinates
 
 
 def rotary_size(name: str, geometry: Geometry, rotary: Optional[int], least: int = 2) -> int:
-    """Rotary size r: `rotary`, or the head size if None.
-
-    Raises:
-        ValueError: odd, below `least` or above the head size.
+    """Rotary size r: `rotary`, or the head size if None. ValueError: odd, below `least` or above
+    the head size.
     """
     size = geometry.head_size if rotary is None else rotary
     if size % 2 or not least <= size <= geometry.head_size:
@@ -35,11 +33,7 @@ def dtype_of(numerics: Numerics) -> torch.dtype:
 
 
 def powers_of(theta: float, size: int, numerics: Numerics = "exact") -> Tensor:
-    """Frequencies theta^(-2k/r) [r/2], k = 0 .. r/2 - 1.
-
-    Raises:
-        ValueError: a theta that is not finite.
-    """
+    """Frequencies theta^(-2k/r) [r/2], k = 0 .. r/2 - 1. ValueError: a theta that is not finite."""
     if not math.isfinite(theta):
         raise ValueError(f"rope: expected a finite theta, got {theta}")
     return 1.0 / (float(theta) ** (torch.arange(0, size, 2, dtype=dtype_of(numerics)) / size))

@@ -13,10 +13,7 @@ from posenc_export.encodings.shared.base import Geometry
 
 def window_of(name: str, geometry: Geometry, rows: int, columns: int) -> Tuple[int, int]:
     """Rows and columns of a window; each 0 is replaced by the side of the smallest square that
-    holds max_positions.
-
-    Raises:
-        ValueError: a window that does not hold max_positions.
+    holds max_positions. ValueError: a window that does not hold max_positions.
     """
     side = math.isqrt(geometry.max_positions - 1) + 1
     if (rows or side) * (columns or side) < geometry.max_positions:

@@ -66,11 +66,8 @@ class Ramp:
 
 
 def ramp_of(name: str, yarn: YaRN, theta: float, size: int, ramp: RampBy = "pairs") -> Ramp:
-    """The ramp for rotary size r and base theta.
-
-    Raises:
-        ValueError: theta not above 1, beta_fast not above beta_slow above 0, truncate "no" with
-            ramp "turns".
+    """The ramp for rotary size r and base theta. ValueError: theta not above 1, beta_fast not above
+    beta_slow above 0, truncate "no" with ramp "turns".
     """
     fast, slow, length = float(yarn.beta_fast), float(yarn.beta_slow), yarn.length
     if not theta > 1:
@@ -94,10 +91,8 @@ def ramp_of(name: str, yarn: YaRN, theta: float, size: int, ramp: RampBy = "pair
 
 
 def scaled_powers(theta: float, size: int, numerics: Numerics, scaling: Optional[Ramp]) -> Tensor:
-    """Frequencies theta^(-2k/r) [r/2], scaled along the ramp unless it is None.
-
-    Raises:
-        ValueError: a theta that is not finite.
+    """Frequencies theta^(-2k/r) [r/2], scaled along the ramp unless it is None. ValueError: a theta
+    that is not finite.
     """
     if scaling is None:
         return powers_of(theta, size, numerics)

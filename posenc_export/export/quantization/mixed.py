@@ -77,10 +77,7 @@ class Choice(NamedTuple):
 
 def check(model: Model, sample: Optional[Sample]) -> None:
     """Check that losses can be estimated: a decoder that reads text, without experts, and
-    calibration data.
-
-    Raises:
-        ValueError: another model, or no calibration data.
+    calibration data. ValueError: another model, or no calibration data.
     """
     rule = "export: expected a decoder that reads text, without experts, for a size"
     if not reads_text(model) or activations_of(model) != "int8":
@@ -90,11 +87,9 @@ def check(model: Model, sample: Optional[Sample]) -> None:
 
 
 def check_written(manifest: Manifest, size: float) -> None:
-    """Check that the graph and the weights of a written artefact have at most the size.
-
-    Raises:
-        ValueError: they are larger, because they hold more than weights: scales that are not
-            numbers of float16, or large constants of a module.
+    """Check that the graph and the weights of a written artefact have at most the size. ValueError:
+    they are larger, because they hold more than weights: scales that are not numbers of float16, or
+    large constants of a module.
     """
     found = sum(manifest.files[name].bytes for name in ("model.onnx", WEIGHTS)) / MB
     if found > size:
@@ -124,10 +119,8 @@ def formats_within(
 
 
 def check_size(model: Model, size: float) -> int:
-    """Return the bytes of what is not rounded, also of a model on the meta device.
-
-    Raises:
-        ValueError: as formats_within.
+    """Return the bytes of what is not rounded, also of a model on the meta device. ValueError: as
+    formats_within.
     """
     readers = _readers(model)
     rounded_weights = {id(parts[0].weight) for parts in readers.values()}

@@ -79,11 +79,9 @@ def read(path: Union[str, Path], model: Model, what: str = "calibration data") -
 
 
 def of_text(content: bytes, model: Model, what: str = "text") -> Sample:
-    """Return all windows of a text, UTF-8, tokenized or read as bytes.
-
-    Raises:
-        ValueError: a model without a tokenizer and with a vocabulary other than bytes; a tokenizer
-            with token ids that the model does not have.
+    """Return all windows of a text, UTF-8, tokenized or read as bytes. ValueError: a model without
+    a tokenizer and with a vocabulary other than bytes; a tokenizer with token ids that the model
+    does not have.
     """
     manifest = eager(model)[1]
     tokenizer = text_of(model).tokenizer

@@ -44,10 +44,7 @@ def with_text(
     The text is the file `given`; otherwise windows that are held out of the calibration data, if
     there are at least SHARE; otherwise the text of the package. It is None for a model that reads
     no text: one without token ids, without a tokenizer and with other token ids than bytes, or one
-    that reads an encoder.
-
-    Raises:
-        ValueError: a text is given for a model that reads none, or is too short.
+    that reads an encoder. ValueError: a text is given for a model that reads none, or is too short.
     """
     if given is not None:
         if not reads_text(model):

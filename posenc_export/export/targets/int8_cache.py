@@ -21,11 +21,8 @@ QUANTISED: Dict[str, Any] = {
 
 
 def store(op: Builder, manifest: Manifest, scales: Mapping[str, np.ndarray]) -> None:
-    """Change the caches named in `scales` [K,D] to int8 in a lowered graph.
-
-    Raises:
-        ValueError: the graph has no cache of keys and values, or an operator other than
-            GroupQueryAttention reads one.
+    """Change the caches named in `scales` [K,D] to int8 in a lowered graph. ValueError: the graph
+    has no cache of keys and values, or an operator other than GroupQueryAttention reads one.
     """
     found = [value for value in op.graph.inputs if value.name in scales and value.uses()]
     for value in found:

@@ -43,10 +43,8 @@ class Lowerings(NamedTuple):
 
 
 def write_onnx(source: Source, manifest: Manifest, folder: Path, lowerings: Lowerings) -> Graph:
-    """Write folder/model.onnx and its external data.
-
-    Raises:
-        ValueError: the target cannot represent the module.
+    """Write folder/model.onnx and its external data. ValueError: the target cannot represent the
+    module.
     """
     model = source.semantic(manifest)
     source.say(Step(f"{manifest.target}: lowering"))
@@ -83,10 +81,8 @@ def write_onnx(source: Source, manifest: Manifest, folder: Path, lowerings: Lowe
 
 
 def _in_few_bits(op: Builder, manifest: Manifest, few_bits: Callable[[str], Any]) -> int:
-    """Replace rounded constants by their codes and scales, and return their number.
-
-    Raises:
-        ValueError: the model has no weights that are rounded.
+    """Replace rounded constants by their codes and scales, and return their number. ValueError: the
+    model has no weights that are rounded.
     """
     if manifest.weights is None:
         return 0

@@ -160,11 +160,8 @@ LOWERINGS = Lowerings(LOWERING, InHalf, FUSIONS)
 
 
 def write(source: Source, manifest: Manifest, folder: Path) -> Graph:
-    """Write the graph (onnx_file.write_onnx).
-
-    Raises:
-        ValueError: as for write_onnx; the CUDA provider has no kernel for a node, or one that
-            refuses it.
+    """Write the graph (onnx_file.write_onnx). ValueError: as for write_onnx; the CUDA provider has
+    no kernel for a node, or one that refuses it.
     """
     graph = write_onnx(source, manifest, folder, LOWERINGS)
     reads_slots = any(value.name == "slots" for value in graph.inputs)

@@ -50,11 +50,7 @@ LOWERINGS = Lowerings(LOWERING, Fused, ort_layers.FUSIONS)
 
 
 def write(source: Source, manifest: Manifest, folder: Path) -> Graph:
-    """Write the graph (onnx_file.write_onnx).
-
-    Raises:
-        ValueError: as for write_onnx.
-    """
+    """Write the graph (onnx_file.write_onnx). ValueError: as for write_onnx."""
     graph = write_onnx(source, manifest, folder, LOWERINGS)
     others = "GroupQueryAttention" in graph.operators
     return replace(graph, continuation_rows=1 if others else 0)

@@ -27,11 +27,8 @@ KEPT = ("val", "unbacked_bindings")
 
 
 def write_pt2(source: Source, manifest: Manifest, folder: Path) -> Graph:
-    """Write folder/model.pt2.
-
-    Raises:
-        ValueError: a module that loops over the tokens of a call, mutates buffers, or whose program
-            could not be loaded without running code.
+    """Write folder/model.pt2. ValueError: a module that loops over the tokens of a call, mutates
+    buffers, or whose program could not be loaded without running code.
     """
     program = _program(source, manifest)
     first = len(manifest.inputs)

@@ -58,10 +58,8 @@ def fuse(op: Builder, table: Mapping[str, Fusion]) -> None:
 
 def finish(op: Builder) -> None:
     """Lower the remaining nodes SplitHeads and OnGrid, sort the graph, merge nodes with equal
-    operator, inputs and attributes, and remove unused nodes and constants.
-
-    Raises:
-        ValueError: semantic nodes remain that the target's tables do not lower.
+    operator, inputs and attributes, and remove unused nodes and constants. ValueError: semantic
+    nodes remain that the target's tables do not lower.
     """
     for node in list(op.graph.all_nodes()):
         if node.domain == graph.DOMAIN and node.op_type == "SplitHeads":

@@ -114,10 +114,8 @@ class GGUFCheckpoint:
                 raise self._other_shape(name)
 
     def tensor(self, name: str) -> Tensor:
-        """Return one tensor as float32, as it was before its conversion to GGUF.
-
-        Raises:
-            ValueError: the library gguf cannot read its type, or its axes have another order.
+        """Return one tensor as float32, as it was before its conversion to GGUF. ValueError: the
+        library gguf cannot read its type, or its axes have another order.
         """
         place, row = self._places[name]
         tensor = self._tensors[place]

@@ -68,13 +68,10 @@ class GGUFFile:
 
 
 def read(path: Path) -> GGUFFile:
-    """Return the content of a file. Arrays are views of the file.
-
-    Raises:
-        ValueError: the file is missing, ends early or breaks a rule of the format; two keys or two
-            tensors have one name; a tensor has an unknown type, lies outside the file, is not
-            aligned, or overlaps another.
-        ModuleNotFoundError: gguf is not installed.
+    """Return the content of a file. Arrays are views of the file. ValueError: the file is missing,
+    ends early or breaks a rule of the format; two keys or two tensors have one name; a tensor has
+    an unknown type, lies outside the file, is not aligned, or overlaps another;
+    ModuleNotFoundError: gguf is not installed.
     """
     if not path.is_file():
         rule, remedy = f"a file {path.name} in {str(path.parent)!r}", download(path)

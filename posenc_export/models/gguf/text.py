@@ -25,10 +25,8 @@ KEY = "tokenizer.ggml."
 def files_of(values: Mapping[str, Any]) -> Dict[str, bytes]:
     """Return the files of a tokenizer by name, as transformers saves them: tokenizer.json, its
     settings, the chat template, stop tokens. Empty without a vocabulary (vocabulary_of).
-
-    Raises:
-        ValueError: a vocabulary of another kind than those of GPT-2 and sentencepiece.
-        ModuleNotFoundError: tokenizers is not installed.
+    ValueError: a vocabulary of another kind than those of GPT-2 and sentencepiece;
+    ModuleNotFoundError: tokenizers is not installed.
     """
     if values.get(f"{KEY}model") in (None, "none", "no_vocab"):
         return {}
