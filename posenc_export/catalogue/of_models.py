@@ -9,6 +9,7 @@ from posenc_export.catalogue.plots import Subject
 from posenc_export.encodings import Geometry, PositionEncoding
 from posenc_export.models.placed import Placed, placed
 from posenc_export.models.user_module import Inner
+from posenc_export.shared.refusal import refusal
 
 Group = List[Tuple[Placed, PositionEncoding]]
 
@@ -20,10 +21,8 @@ def subjects(model: Inner, name: str, layer: Optional[int] = None) -> List[Subje
     """
     layers = len(model.attentions())
     if layer is not None and not 0 <= layer < layers:
-        raise ValueError(
-            f"plot: expected layer 0 .. {layers - 1} of {name}, got {layer}; choose one in that "
-            "range"
-        )
+        rule = f"layer 0 .. {layers - 1} of {name}"
+        raise refusal("plot", rule, layer, "choose one in that range")
     groups: Dict[Tuple[bool, str, Geometry], Group] = {}
     for place in placed(model):
         for spec, part in place.parts:
@@ -38,10 +37,8 @@ def subjects(model: Inner, name: str, layer: Optional[int] = None) -> List[Subje
             drawn.append(Subject(json.loads(text), pair[1], geometry, title))
     if not drawn:
         where = name if layer is None else f"layer {layer} of {name}"
-        raise ValueError(
-            f"plot: expected a model with encodings of positions, got none in {where}; "
-            "posenc inspect prints its layers"
-        )
+        rule = "a model with encodings of positions"
+        raise refusal("plot", rule, f"none in {where}", "posenc inspect prints its layers")
     return drawn
 
 

@@ -7,6 +7,7 @@ from posenc_export.catalogue.panels import panels
 from posenc_export.catalogue.starts import build_for_picture
 from posenc_export.encodings.shared.base import Geometry, PositionEncoding
 from posenc_export.encodings.shared.combined import overrides
+from posenc_export.shared.refusal import refusal
 
 WIDTH, HEADS, RANGE, LONGEST = 64, 8, 1024, 1 << 16
 LETTERS = 40  # of a parameter in a title
@@ -33,9 +34,7 @@ class View:
         for name, least in (("distance", 1), ("head_size", 1), ("positions", 4)):
             value, span = getattr(self, name), f"{least} .. {LONGEST}"
             if not least <= value <= LONGEST:
-                raise ValueError(
-                    f"plot: expected {name} {span}, got {value}; choose one in that range"
-                )
+                raise refusal("plot", f"{name} {span}", value, "choose one in that range")
 
     @property
     def geometry(self) -> Geometry:

@@ -19,6 +19,7 @@ from posenc_export.encodings.shared.combined import Combined
 from posenc_export.encodings.shared.functions import bias, rotation
 from posenc_export.encodings.shared.plugins import Package
 from posenc_export.shared import registry
+from posenc_export.shared.refusal import refusal
 
 # Module and class name of each encoding.
 CLASSES = {
@@ -149,10 +150,8 @@ def check_installed(packages: Mapping[str, Any]) -> None:
                 f"install {needed}, register the encoding, or use `posenc verify`, which needs "
                 "the artefact alone"
             )
-            raise ValueError(
-                f"encoding {name}: expected {needed}, which defines it, to build the model "
-                f"again, got no such encoding; {remedy}"
-            )
+            rule = f"{needed}, which defines it, to build the model again"
+            raise refusal(f"encoding {name}", rule, "no such encoding", remedy)
 
 
 def parameters(name: str) -> Dict[str, inspect.Parameter]:
@@ -179,10 +178,8 @@ def parse(text: str) -> Dict[str, Any]:
     for item in filter(None, rest.split(",")):
         key, equals, value = item.partition("=")
         if not equals:
-            raise ValueError(
-                f"encoding {name}: expected parameters as name=value, got {item!r}; write "
-                f"{name}:{item}=VALUE"
-            )
+            rule = "parameters as name=value"
+            raise refusal(f"encoding {name}", rule, repr(item), f"write {name}:{item}=VALUE")
         registry.check_known("encoding", name, key, known)
         spec[key] = _typed(name, key, value, known[key])
     return spec
@@ -216,7 +213,5 @@ def _typed(name: str, key: str, value: str, parameter: inspect.Parameter) -> Any
     try:
         return kind(value)
     except ValueError:
-        raise ValueError(
-            f"encoding {name}: expected {key} of type {kind.__name__}, got {value!r}; give "
-            "another value"
-        ) from None
+        rule = f"{key} of type {kind.__name__}"
+        raise refusal(f"encoding {name}", rule, repr(value), "give another value") from None

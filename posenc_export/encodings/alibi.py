@@ -11,6 +11,7 @@ from torch import Tensor
 
 from posenc_export import ops
 from posenc_export.encodings.shared.base import Geometry, Oracle, PositionEncoding, Table
+from posenc_export.shared.refusal import refusal
 
 
 class ALiBi(PositionEncoding):
@@ -63,10 +64,8 @@ class ALiBi(PositionEncoding):
     ) -> None:
         super().__init__()
         if not 0 <= heads <= geometry.heads:
-            raise ValueError(
-                f"alibi: expected heads within 0 .. {geometry.heads}, the heads of the "
-                f"attention, got {heads}; set heads=0 for all"
-            )
+            rule = f"heads within 0 .. {geometry.heads}, the heads of the attention"
+            raise refusal("alibi", rule, heads, "set heads=0 for all")
         self.max_bias, self.heads = float(max_bias), heads or geometry.heads
         self.causal, self.rounded = geometry.causal, numerics == "bfloat16"
         self.scale = float(scale) / (math.sqrt(geometry.head_size) if added == "before" else 1.0)

@@ -5,6 +5,7 @@ import torch
 from torch import Tensor
 
 from posenc_export.encodings.shared.base import Geometry, Oracle, PositionEncoding
+from posenc_export.shared.refusal import refusal
 
 
 class Binary(PositionEncoding):
@@ -30,10 +31,8 @@ class Binary(PositionEncoding):
         used = max(1, (geometry.max_positions - 1).bit_length())
         if used > geometry.width:
             limit = f"2^{geometry.width}, the numbers of {geometry.width} bits"
-            raise ValueError(
-                f"binary: expected max_positions up to {limit}, got "
-                f"{geometry.max_positions}; choose a larger width"
-            )
+            rule = f"max_positions up to {limit}"
+            raise refusal("binary", rule, geometry.max_positions, "choose a larger width")
         self.powers: Tensor
         # Clamped: entries in front are bits that no position has.
         powers = 2 ** torch.arange(geometry.width - 1, -1, -1).clamp(max=used)

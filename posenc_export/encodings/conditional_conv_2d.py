@@ -11,6 +11,7 @@ from torch import Tensor
 
 from posenc_export.encodings.shared.base import Geometry, Oracle, PositionEncoding
 from posenc_export.encodings.shared.window import window_of
+from posenc_export.shared.refusal import refusal
 
 
 class ConditionalConv2D(PositionEncoding):
@@ -55,9 +56,7 @@ class ConditionalConv2D(PositionEncoding):
         self.rows, self.columns = window_of("conditional_conv_2d", geometry, rows, columns)
         self.kernel = kernel
         if kernel % 2 == 0:
-            raise ValueError(
-                f"conditional_conv_2d: expected an odd kernel, got {kernel}; choose another kernel"
-            )
+            raise refusal("conditional_conv_2d", "an odd kernel", kernel, "choose another kernel")
         width = geometry.width
         self.convolution = torch.nn.Conv2d(width, width, kernel, padding=kernel // 2, groups=width)
 

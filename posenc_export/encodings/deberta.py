@@ -9,6 +9,7 @@ from torch import Tensor
 
 from posenc_export import ops
 from posenc_export.encodings.shared.base import Edge, Geometry, Oracle, PositionEncoding, StateSpec
+from posenc_export.shared.refusal import refusal
 
 TERMS = {"both": 2, "c2p": 1, "p2c": 1}  # number of terms besides content
 
@@ -96,10 +97,8 @@ class DeBERTa(PositionEncoding):
     ) -> None:
         super().__init__()
         if span < 2 or (version == "v2" and (span % 2 or max_relative <= span)):
-            raise ValueError(
-                "deberta: expected span of at least 2, in v2 even and below max_relative, "
-                f"got span={span}, max_relative={max_relative}"
-            )
+            rule = "span of at least 2, in v2 even and below max_relative"
+            raise refusal("deberta", rule, f"span={span}, max_relative={max_relative}")
         self.version, self.span, self.max_relative = version, span, max_relative
         self.count, self.reach = TERMS[terms], span if version == "v1" else max_relative
         self.heads, self.head_size = geometry.heads, geometry.head_size

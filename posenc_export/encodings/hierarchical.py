@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from posenc_export.encodings.shared.base import Edge, Geometry, Oracle, PositionEncoding
+from posenc_export.shared.refusal import refusal
 
 
 class Hierarchical(PositionEncoding):
@@ -48,14 +49,10 @@ class Hierarchical(PositionEncoding):
         self.rows = rows or math.isqrt(geometry.max_positions - 1) + 1
         if self.rows**2 < geometry.max_positions:
             rule = f"rows whose square is at least max_positions {geometry.max_positions}"
-            raise ValueError(
-                f"hierarchical: expected {rule}, got {rows}; set rows=N or leave it out"
-            )
+            raise refusal("hierarchical", rule, rows, "set rows=N or leave it out")
         if not 0 < share < 1 or share == 0.5:
-            raise ValueError(
-                f"hierarchical: expected share between 0 and 1 and not 0.5, got {share}; the "
-                "author uses 0.4"
-            )
+            remedy = "the author uses 0.4"
+            raise refusal("hierarchical", "share between 0 and 1 and not 0.5", share, remedy)
         self.share = float(share)
         self.table = torch.nn.Parameter(torch.randn(self.rows, geometry.width))
 

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from posenc_export.encodings.shared import sinusoids
 from posenc_export.encodings.shared.base import Geometry, Oracle, PositionEncoding, Rows, Table
+from posenc_export.shared.refusal import refusal
 
 
 class Infused(PositionEncoding):
@@ -50,10 +51,8 @@ class Infused(PositionEncoding):
         super().__init__()
         size = geometry.head_size
         if table == "sinusoidal" and size % 2:
-            raise ValueError(
-                f"infused: expected an even head size for a sinusoidal table, got {size}; "
-                "choose another head size"
-            )
+            rule = "an even head size for a sinusoidal table"
+            raise refusal("infused", rule, size, "choose another head size")
         self.base = float(base)
         self.table: Optional[torch.nn.Embedding] = None
         count = geometry.max_positions

@@ -5,6 +5,7 @@ import torch
 from torch import Tensor
 
 from posenc_export.encodings.shared.base import Geometry, Oracle, PositionEncoding
+from posenc_export.shared.refusal import refusal
 
 EXACT = 1 << 24  # whole numbers up to here are exact in float32
 
@@ -31,10 +32,8 @@ class Integer(PositionEncoding):
         super().__init__()
         if geometry.max_positions > EXACT:
             limit = "2^24, the largest exact range of integers in float32"
-            raise ValueError(
-                f"integer: expected max_positions up to {limit}, got "
-                f"{geometry.max_positions}; choose sinusoidal or rope"
-            )
+            rule = f"max_positions up to {limit}"
+            raise refusal("integer", rule, geometry.max_positions, "choose sinusoidal or rope")
 
     def oracle(self) -> Oracle:
         return IntegerOracle()

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from posenc_export.encodings.hierarchical import Hierarchical
 from posenc_export.encodings.shared.base import Geometry, Oracle, PositionEncoding
+from posenc_export.shared.refusal import refusal
 
 
 def copied(rows: Tensor, count: int) -> Tensor:
@@ -74,9 +75,7 @@ class Learned(PositionEncoding):
             ValueError: unknown by, max_positions below the number of rows.
         """
         if by not in WAYS:
-            raise ValueError(
-                f"learned: expected by to be one of {', '.join(WAYS)}, got {by!r}; choose one"
-            )
+            raise refusal("learned", f"by to be one of {', '.join(WAYS)}", repr(by), "choose one")
         front, rows = self._rows(max_positions)
         longer = Learned(Geometry(rows.size(1), 1, rows.size(1), max_positions), self.offset)
         longer.table.weight = torch.nn.Parameter(torch.cat((front, WAYS[by](rows, max_positions))))
@@ -93,10 +92,8 @@ class Learned(PositionEncoding):
         """
         _, rows = self._rows(max_positions)
         if max_positions > len(rows) ** 2:
-            raise ValueError(
-                f"learned: expected max_positions up to {len(rows) ** 2}, the square of the "
-                f"rows, got {max_positions}; give a shorter range"
-            )
+            rule = f"max_positions up to {len(rows) ** 2}, the square of the rows"
+            raise refusal("learned", rule, max_positions, "give a shorter range")
         geometry = Geometry(rows.size(1), 1, rows.size(1), max_positions)
         longer = Hierarchical(geometry, len(rows), share)
         longer.table = torch.nn.Parameter(rows.clone())
@@ -107,10 +104,8 @@ class Learned(PositionEncoding):
         table = self.table.weight.detach()
         front, rows = table[: self.offset], table[self.offset :]
         if max_positions < len(rows):
-            raise ValueError(
-                f"learned: expected max_positions of at least {len(rows)}, the number of "
-                f"rows, got {max_positions}; give a longer range"
-            )
+            rule = f"max_positions of at least {len(rows)}, the number of rows"
+            raise refusal("learned", rule, max_positions, "give a longer range")
         return front, rows
 
 

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from posenc_export.encodings.shared.base import Geometry, Oracle, PositionEncoding
 from posenc_export.encodings.shared.rotary import Place
+from posenc_export.shared.refusal import refusal
 
 
 class Learned2D(PositionEncoding):
@@ -55,10 +56,8 @@ class Learned2D(PositionEncoding):
     ) -> None:
         super().__init__()
         if join != "sum" and geometry.width % 2:
-            raise ValueError(
-                "learned_2d: expected an even width for concatenated tables, got "
-                f"{geometry.width}; choose another width or join=sum"
-            )
+            rule = "an even width for concatenated tables"
+            raise refusal("learned_2d", rule, geometry.width, "choose another width or join=sum")
         width = geometry.width if join == "sum" else geometry.width // 2
         self.join = join
         self.counts = (rows or geometry.max_positions, columns or geometry.max_positions)

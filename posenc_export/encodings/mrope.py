@@ -7,6 +7,7 @@ from typing import List, Literal, Optional
 from posenc_export.encodings.shared.base import Geometry
 from posenc_export.encodings.shared.rotary import Layout, Numerics, rotary_size
 from posenc_export.encodings.shared.yarn import Truncate, YaRN, YaRNGrid
+from posenc_export.shared.refusal import refusal
 
 
 class MRoPE(YaRNGrid):
@@ -69,10 +70,8 @@ def _sections(size: int, time: int, height: int) -> List[int]:
     first, second = time or max(1, size // 8), height or max(1, 3 * size // 16)
     width = size // 2 - first - second
     if min(first, second, width) < 1:
-        raise ValueError(
-            f"mrope: expected sections above 0 that add up to {size // 2} pairs, got "
-            f"time={time}, height={height}; choose fewer"
-        )
+        rule = f"sections above 0 that add up to {size // 2} pairs"
+        raise refusal("mrope", rule, f"time={time}, height={height}", "choose fewer")
     return [0] * first + [1] * second + [2] * width
 
 
@@ -87,7 +86,6 @@ def _alternating(size: int, time: int, height: int) -> List[int]:
             f"as many alternating pairs for height as for width, and the others of {pairs} pairs "
             "for time"
         )
-        raise ValueError(
-            f"mrope: expected {rule}, got time={time}, height={height}; set time={pairs} - 2 height"
-        )
+        got = f"time={time}, height={height}"
+        raise refusal("mrope", rule, got, f"set time={pairs} - 2 height")
     return [1, 2] * both + [0] * last

@@ -7,6 +7,7 @@ from typing import Optional
 from posenc_export.encodings.shared.base import Geometry
 from posenc_export.encodings.shared.rotary import Layout, Numerics, rotary_size
 from posenc_export.encodings.shared.yarn import Truncate, YaRN, YaRNGrid
+from posenc_export.shared.refusal import refusal
 
 
 class MRoPEInterleaved(YaRNGrid):
@@ -54,9 +55,7 @@ class MRoPEInterleaved(YaRNGrid):
         second, third, pairs = height or size // 6, width or size // 6, size // 2
         if not 1 <= second <= (pairs + 1) // 3 or not 1 <= third <= pairs // 3:
             rule = f"height within 1 .. {(pairs + 1) // 3} and width within 1 .. {pairs // 3} pairs"
-            raise ValueError(
-                f"mrope_interleaved: expected {rule}, got {height} and {width}; choose others"
-            )
+            raise refusal("mrope_interleaved", rule, f"{height} and {width}", "choose others")
         axis_of_pair = [k % 3 if k < 3 * (0, second, third)[k % 3] else 0 for k in range(pairs)]
         length = original_max_positions
         yarn = YaRN(factor, length, beta_fast, beta_slow, attention_factor, truncate)

@@ -12,6 +12,7 @@ from torch import Tensor
 from posenc_export import ops
 from posenc_export.encodings.shared.base import Exact, Geometry, Oracle, PositionEncoding
 from posenc_export.encodings.shared.rotary import Layout, Place, multiply_pairs, rotary_size
+from posenc_export.shared.refusal import refusal
 
 
 class RoPE2D(PositionEncoding):
@@ -67,10 +68,8 @@ class RoPE2D(PositionEncoding):
         super().__init__()
         size = rotary_size("rope_2d", geometry, rotary)
         if axes not in (2, 3):
-            raise ValueError(
-                f"rope_2d: expected axes to be 2 or 3, got {axes}; set axes=2 for images, "
-                "axes=3 for videos"
-            )
+            rule = "axes to be 2 or 3"
+            raise refusal("rope_2d", rule, axes, "set axes=2 for images, axes=3 for videos")
         directions = _directions(geometry.kv_heads or geometry.heads, axes)
         self.along = Exact(theta ** (-torch.arange(0, size, 2) / size) * directions)
         self.interleaved = layout == "interleaved"

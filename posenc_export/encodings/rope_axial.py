@@ -9,6 +9,7 @@ import torch
 from posenc_export.encodings.shared.base import Geometry
 from posenc_export.encodings.shared.rotary import Layout, Numerics, powers_of, rotary_size
 from posenc_export.encodings.shared.rotary_grid import RotaryGrid
+from posenc_export.shared.refusal import refusal
 
 
 class RoPEAxial(RotaryGrid):
@@ -60,10 +61,8 @@ class RoPEAxial(RotaryGrid):
         size = rotary_size("rope_axial", geometry, rotary, least=2 * axes)
         if size % (2 * axes):
             what = "head size" if rotary is None else "rotary"
-            raise ValueError(
-                f"rope_axial: expected {what} to be a multiple of {2 * axes}, got {size}; "
-                f"choose another {what}"
-            )
+            rule = f"{what} to be a multiple of {2 * axes}"
+            raise refusal("rope_axial", rule, size, f"choose another {what}")
         pairs = size // (2 * axes)
         if spectrum == "each":
             frequencies = powers_of(theta, 2 * pairs, numerics).repeat(axes)

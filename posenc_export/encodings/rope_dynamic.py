@@ -27,6 +27,7 @@ from posenc_export.encodings.shared.rotary import (
     rotary_size,
 )
 from posenc_export.ops import turned_keys
+from posenc_export.shared.refusal import refusal
 
 Keys = Literal["raw", "rotated"]
 Lengths = Literal["by_position", "per_call"]
@@ -176,9 +177,7 @@ class RoPEDynamic(PositionEncoding):
 def check_lengths(name: str, lengths: str, keys: Keys) -> None:
     """Raise ValueError for keys="rotated" with other lengths than "by_position"."""
     if lengths != "by_position" and keys == "rotated":
-        raise ValueError(
-            f"{name}: expected keys=raw with lengths={lengths}, got keys=rotated; leave it out"
-        )
+        raise refusal(name, f"keys=raw with lengths={lengths}", "keys=rotated", "leave it out")
 
 
 class RoPEDynamicOracle(Oracle, of=RoPEDynamic):

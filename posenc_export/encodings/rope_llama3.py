@@ -9,6 +9,7 @@ import torch
 
 from posenc_export.encodings.shared.base import Geometry
 from posenc_export.encodings.shared.rotary import Layout, Numerics, Rotary, powers_of, rotary_size
+from posenc_export.shared.refusal import refusal
 
 
 class RoPELlama3(Rotary):
@@ -58,10 +59,8 @@ class RoPELlama3(Rotary):
     ) -> None:
         size = rotary_size("rope_llama3", geometry, rotary)
         if not high_freq_factor > low_freq_factor > 0:
-            raise ValueError(
-                "rope_llama3: expected high_freq_factor above low_freq_factor above 0, got "
-                f"{high_freq_factor} and {low_freq_factor}"
-            )
+            rule = "high_freq_factor above low_freq_factor above 0"
+            raise refusal("rope_llama3", rule, f"{high_freq_factor} and {low_freq_factor}")
         kept = powers_of(theta, size, numerics)
         turns = original_max_positions / (2 * math.pi / kept)
         share = ((turns - low_freq_factor) / (high_freq_factor - low_freq_factor)).clamp(0, 1)

@@ -29,6 +29,7 @@ from posenc_export.encodings.shared.rotary import (
     waves_of,
 )
 from posenc_export.ops import two_rotations
+from posenc_export.shared.refusal import refusal
 
 Factors = Union[str, Sequence[float]]
 Lengths = Literal["by_position", "long", "short", "per_call"]
@@ -176,14 +177,11 @@ def _factors(name: str, text: Factors, count: int) -> List[float]:
     try:
         factors = [float(part) for part in parts] if parts not in ([""], []) else [1.0] * count
     except ValueError:
-        raise ValueError(
-            f"rope_longrope: expected {name} to be numbers with ; between them, got {text!r}"
-        ) from None
+        rule = f"{name} to be numbers with ; between them"
+        raise refusal("rope_longrope", rule, repr(text)) from None
     if len(factors) != count or not all(0 < factor < math.inf for factor in factors):
-        raise ValueError(
-            f"rope_longrope: expected {name} to be {count} finite numbers above 0, one for "
-            f"each pair, got {len(factors)}: {text!r}"
-        )
+        rule = f"{name} to be {count} finite numbers above 0, one for each pair"
+        raise refusal("rope_longrope", rule, f"{len(factors)}: {text!r}")
     return factors
 
 

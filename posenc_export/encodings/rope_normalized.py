@@ -19,6 +19,7 @@ from posenc_export.encodings.shared.rotary import (
     rotary_size,
 )
 from posenc_export.encodings.shared.rotary_grid import RotaryGrid
+from posenc_export.shared.refusal import refusal
 
 Points = Literal["centres", "ends"]
 
@@ -79,10 +80,8 @@ class RoPENormalized(RotaryGrid):
         axes = 3 if frames else 2
         size = rotary_size("rope_normalized", geometry, rotary, least=2 * axes)
         if size % (2 * axes):
-            raise ValueError(
-                f"rope_normalized: expected a rotary size that is a multiple of {2 * axes}, "
-                f"got {size}; set rotary=R"
-            )
+            rule = f"a rotary size that is a multiple of {2 * axes}"
+            raise refusal("rope_normalized", rule, size, "set rotary=R")
         pairs, turns = size // (2 * axes), 2 * math.pi if spectrum == "powers" else 1
         if spectrum == "powers":
             of_axis = powers_of(theta, 2 * pairs, numerics)

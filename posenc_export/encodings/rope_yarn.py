@@ -27,6 +27,7 @@ from posenc_export.encodings.shared.yarn import (
     scaled_powers,
     stretched,
 )
+from posenc_export.shared.refusal import refusal
 
 Temperature = Literal["rotation", "scores", "off"]
 
@@ -129,13 +130,9 @@ def _check_temperature(
 ) -> None:
     """Raise ValueError for factors that a temperature does not read, or for one that it lacks."""
     if temperature == "off" and (factor is not None or mscale or mscale_all_dim):
-        raise ValueError(
-            "rope_yarn: expected no attention_factor, mscale or mscale_all_dim with "
-            f"temperature=off, got attention_factor={factor}, mscale={mscale} and "
-            f"mscale_all_dim={mscale_all_dim}; leave them out"
-        )
+        rule = "no attention_factor, mscale or mscale_all_dim with temperature=off"
+        got = f"attention_factor={factor}, mscale={mscale} and mscale_all_dim={mscale_all_dim}"
+        raise refusal("rope_yarn", rule, got, "leave them out")
     if temperature == "scores" and not mscale_all_dim:
-        raise ValueError(
-            "rope_yarn: expected mscale_all_dim above 0 with temperature=scores, got "
-            f"{mscale_all_dim}; set mscale_all_dim"
-        )
+        rule = "mscale_all_dim above 0 with temperature=scores"
+        raise refusal("rope_yarn", rule, mscale_all_dim, "set mscale_all_dim")

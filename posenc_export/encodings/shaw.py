@@ -12,6 +12,7 @@ from torch import Tensor
 from posenc_export import ops
 from posenc_export.encodings.shared import sinusoids
 from posenc_export.encodings.shared.base import Edge, Geometry, Oracle, PositionEncoding, Table
+from posenc_export.shared.refusal import refusal
 
 
 class Shaw(PositionEncoding):
@@ -96,10 +97,8 @@ class Shaw(PositionEncoding):
     ) -> None:
         super().__init__()
         if table == "sinusoidal" and geometry.head_size % 2:
-            raise ValueError(
-                "shaw: expected an even head size for a sinusoidal table, got "
-                f"{geometry.head_size}; choose another head size"
-            )
+            rule = "an even head size for a sinusoidal table"
+            raise refusal("shaw", rule, geometry.head_size, "choose another head size")
         self.left, self.right, self.score = left, right, score
         self.relative_values, size = values == "relative", geometry.head_size
         rows, fixed = left + right + 1, table == "sinusoidal"

@@ -10,6 +10,7 @@ from torch import Tensor
 from posenc_export import ops
 from posenc_export.encodings.shared import sinusoids
 from posenc_export.encodings.shared.base import Geometry, Oracle, PositionEncoding, Rows, Table
+from posenc_export.shared.refusal import refusal
 
 
 class Sinusoidal(PositionEncoding):
@@ -60,10 +61,8 @@ class Sinusoidal(PositionEncoding):
     ) -> None:
         super().__init__()
         if geometry.width % 2 and odd == "refuse":
-            raise ValueError(
-                f"sinusoidal: expected an even width, got {geometry.width}; choose another "
-                "width or odd=zero"
-            )
+            rule = "an even width"
+            raise refusal("sinusoidal", rule, geometry.width, "choose another width or odd=zero")
         half, self.unencoded = divmod(geometry.width, 2)
         self.base, self.interleaved = float(base), layout == "interleaved"
         self.steps = half - (divisor == "fairseq")

@@ -12,6 +12,7 @@ from torch import Tensor
 from posenc_export.encodings.shared import sinusoids
 from posenc_export.encodings.shared.base import Geometry, Oracle, PositionEncoding, Rows, Table
 from posenc_export.encodings.shared.rotary import Place
+from posenc_export.shared.refusal import refusal
 
 
 class Sinusoidal2D(PositionEncoding):
@@ -62,10 +63,8 @@ class Sinusoidal2D(PositionEncoding):
     ) -> None:
         super().__init__()
         if geometry.width % 4:
-            raise ValueError(
-                "sinusoidal_2d: expected a width that is a multiple of 4, got "
-                f"{geometry.width}; choose another width"
-            )
+            rule = "a width that is a multiple of 4"
+            raise refusal("sinusoidal_2d", rule, geometry.width, "choose another width")
         self.base, self.interleaved = float(base), layout == "interleaved"
         self.first, self.scale, self.factor = int(first == "column"), float(scale), float(factor)
         places, pairs = np.arange(geometry.max_positions)[:, None], geometry.width // 4

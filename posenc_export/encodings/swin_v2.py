@@ -9,6 +9,7 @@ from torch import Tensor
 
 from posenc_export.encodings.shared.base import Geometry, Oracle, PositionEncoding, Table
 from posenc_export.encodings.shared.window import offset_index, window_of
+from posenc_export.shared.refusal import refusal
 
 
 class SwinV2(PositionEncoding):
@@ -68,10 +69,8 @@ class SwinV2(PositionEncoding):
         pretrained = {"pretrained_rows": pretrained_rows, "pretrained_columns": pretrained_columns}
         for name, size in pretrained.items():
             if size < 0 or size == 1:
-                raise ValueError(
-                    f"swin_v2: expected {name} to be 0 or at least 2, got {size}; set "
-                    f"{name}=0 for the size of the window"
-                )
+                rule = f"{name} to be 0 or at least 2"
+                raise refusal("swin_v2", rule, size, f"set {name}=0 for the size of the window")
         self.spans = (pretrained_rows or self.rows) - 1, (pretrained_columns or self.columns) - 1
         down, right = _spaced(self.rows, self.spans[0]), _spaced(self.columns, self.spans[1])
         offsets = np.stack(np.broadcast_arrays(down[:, None], right[None]), axis=-1)

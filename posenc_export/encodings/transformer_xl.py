@@ -19,6 +19,7 @@ from posenc_export.encodings.shared.base import (
     Rows,
     Table,
 )
+from posenc_export.shared.refusal import refusal
 
 
 class TransformerXL(PositionEncoding):
@@ -104,10 +105,7 @@ class TransformerXL(PositionEncoding):
     ) -> None:
         super().__init__()
         if geometry.width % 2:
-            raise ValueError(
-                f"transformer_xl: expected an even width, got {geometry.width}; choose "
-                "another width"
-            )
+            raise refusal("transformer_xl", "an even width", geometry.width, "choose another width")
         self.width, self.clamp = geometry.width, clamp
         frequencies = sinusoids.frequencies(geometry.width)
         angles = np.arange(geometry.max_positions)[:, None] * frequencies

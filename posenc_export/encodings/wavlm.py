@@ -17,6 +17,7 @@ from posenc_export.encodings.shared.buckets import (
     exact_bucket,
     of_distances,
 )
+from posenc_export.shared.refusal import refusal
 
 
 class WavLM(PositionEncoding):
@@ -84,10 +85,8 @@ class WavLM(PositionEncoding):
     def __init__(self, geometry: Geometry, buckets: int = 320, max_distance: int = 800) -> None:
         super().__init__()
         if geometry.width % geometry.heads:
-            raise ValueError(
-                f"wavlm: expected heads that divide the width {geometry.width}, got "
-                f"{geometry.heads}; choose another width"
-            )
+            rule = f"heads that divide the width {geometry.width}"
+            raise refusal("wavlm", rule, geometry.heads, "choose another width")
         check_buckets("wavlm", buckets, max_distance, geometry.causal)
         self.heads, self.size = geometry.heads, geometry.width // geometry.heads
         self.buckets, self.max_distance, self.causal = buckets, max_distance, geometry.causal

@@ -12,6 +12,7 @@ from torch import Tensor
 from posenc_export import ops
 from posenc_export.encodings.shared.base import Geometry, Oracle, PositionEncoding, Rows, Table
 from posenc_export.encodings.shared.rotary import Layout, multiply_pairs, rotary_size, waves_of
+from posenc_export.shared.refusal import refusal
 
 # Exponent of e: the product of a far key and a near query, computed before masking, must stay below
 # e^88, the limit of float32.
@@ -66,10 +67,8 @@ class XPos(PositionEncoding):
         most = -decay.min() * (geometry.max_positions - self.centre) / scale_base
         if most > LARGEST:
             rule = f"factors of at most e^{LARGEST:.0f}"
-            raise ValueError(
-                f"xpos: expected {rule}, got e^{most:.0f} at "
-                f"max_positions={geometry.max_positions}; set a larger scale_base"
-            )
+            got = f"e^{most:.0f} at max_positions={geometry.max_positions}"
+            raise refusal("xpos", rule, got, "set a larger scale_base")
         positions = np.arange(geometry.max_positions)[:, None]
         angles = positions * self.theta**-k
         factors = np.exp((positions - self.centre) / self.base * decay)

@@ -19,6 +19,7 @@ from posenc_export.runtime.verification.case import Case
 from posenc_export.runtime.verification.grid_inputs import BATCHES
 from posenc_export.runtime.verification.proof import Accuracy, Expected, accuracy_on, rounded_up
 from posenc_export.shared.numerics import worst_error
+from posenc_export.shared.refusal import refusal
 
 FULL = "full pass"
 LEAST = 8  # tokens of a sequence that every division needs
@@ -51,23 +52,17 @@ def compare(
     """
     tokens = np.asarray(inputs.detach().cpu() if isinstance(inputs, Tensor) else inputs)
     if tokens.ndim < 2 or tokens.shape[1] < LEAST:
-        raise ValueError(
-            f"compare: expected inputs [B,S] or [B,S,E] of at least {LEAST} tokens, got "
-            f"{list(tokens.shape)}; give longer ones"
-        )
+        rule = f"inputs [B,S] or [B,S,E] of at least {LEAST} tokens"
+        raise refusal("compare", rule, list(tokens.shape), "give longer ones")
     if isinstance(original, torch.nn.Module) and original.training:
-        raise ValueError(
-            "compare: expected the original in eval mode, got training mode, in which "
-            "dropout is random; call original.eval()"
-        )
+        got = "training mode, in which dropout is random"
+        raise refusal("compare", "the original in eval mode", got, "call original.eval()")
     session, accuracy = _opened(ours)
     case = _case(tokens, original)
     whole = session.prefill(case.tokens, chunk=case.tokens.shape[1])
     if whole.shape != case.full.shape:
-        raise ValueError(
-            f"compare: expected outputs of the original with shape {list(whole.shape)}, got "
-            f"{list(case.full.shape)}; compare the same part of the model"
-        )
+        rule = f"outputs of the original with shape {list(whole.shape)}"
+        raise refusal("compare", rule, list(case.full.shape), "compare the same part of the model")
     error = rounded_up(worst_error(whole, case.full))
     if not error <= accuracy.tolerance:
         sees_later = bool(session.manifest.states) and _sees_later(original, case, accuracy)
@@ -78,11 +73,9 @@ def compare(
     cells = {FULL: error, **measured.cells}
     worst = max(cells, key=lambda name: cells[name])
     if measured.exceeds(accuracy.tolerance):
-        raise ValueError(
-            f"compare: expected errors within {accuracy.tolerance:.1e} for every division into "
-            f"calls, got {cells[worst]:.1e} at '{worst}' and {error:.1e} in the full pass; "
-            "report this if the original is causal, as ours"
-        )
+        rule = f"errors within {accuracy.tolerance:.1e} for every division into calls"
+        got = f"{cells[worst]:.1e} at '{worst}' and {error:.1e} in the full pass"
+        raise refusal("compare", rule, got, "report this if the original is causal, as ours")
     return {"passed": True, "tolerance": accuracy.tolerance, "error": cells[worst], "cells": cells}
 
 
@@ -94,10 +87,9 @@ def _opened(ours: Union[Model, torch.nn.Module, Loaded]) -> Tuple[Session, Accur
         return session, accuracy_of(model, session.manifest)
     session = ours.session()
     if session.manifest.reference is None:
-        raise ValueError(
-            "compare: expected an artefact with a tolerance, got one exported without "
-            "verification; export it again, or give the model"
-        )
+        rule = "an artefact with a tolerance"
+        got = "one exported without verification"
+        raise refusal("compare", rule, got, "export it again, or give the model")
     return session, accuracy_on(session.provider, session.manifest.reference)
 
 
@@ -124,10 +116,8 @@ def _outputs(original: Callable[..., Any], tokens: np.ndarray) -> np.ndarray:
         else next((getattr(returned, name) for name in FIELDS if hasattr(returned, name)), returned)
     )
     if not isinstance(value, Tensor):
-        raise ValueError(
-            f"compare: expected the original to return a tensor, got {type(value).__name__}; "
-            "give a function that returns the outputs alone"
-        )
+        remedy = "give a function that returns the outputs alone"
+        raise refusal("compare", "the original to return a tensor", type(value).__name__, remedy)
     return value.float().cpu().numpy()
 
 

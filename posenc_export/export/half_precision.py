@@ -20,6 +20,7 @@ from posenc_export.shared.numerics import (
     cell_error,
     rounding_tolerance,
 )
+from posenc_export.shared.refusal import refusal
 
 PACKAGE = "posenc_export"
 PLACES = (0, 1, 2, 255, 1000)  # positions of the tokens, besides the last two
@@ -88,10 +89,8 @@ def _check_buffers(encoding: PositionEncoding, cast: PositionEncoding, dtype: st
     for name, buffer in encoding.named_buffers():
         if not torch.equal(cast.get_buffer(name).to(buffer.dtype), buffer):
             found = f"buffer {name}, which the cast rounds"
-            raise ValueError(
-                f"encoding {type(encoding).__name__}: expected fixed numbers that keep their "
-                f"values in a model of {dtype}, got {found}; {FIXED}"
-            )
+            rule = f"fixed numbers that keep their values in a model of {dtype}"
+            raise refusal(f"encoding {type(encoding).__name__}", rule, found, FIXED)
 
 
 def _in_half(

@@ -29,6 +29,7 @@ from posenc_export.runtime.artefact.schema import GRAPHS
 from posenc_export.runtime.graphs.providers import AOTINDUCTOR
 from posenc_export.runtime.graphs.quiet import quiet
 from posenc_export.runtime.graphs.torch_files import read_program
+from posenc_export.shared.refusal import refusal
 
 ATEN = torch.ops.aten
 # Example of the slots of a cache in memory; any number but those of example_inputs.SIZES.
@@ -102,30 +103,22 @@ def check_compile(folder: Path, output: Path) -> None:
     # As Inductor chooses it.
     compiler = os.environ.get("CXX", "clang++" if sys.platform == "darwin" else "g++")
     if shutil.which(compiler) is None:
-        raise ValueError(
-            f"compile: expected the C++ compiler {compiler}, got none of this name; install "
-            "it, or name another in the environment variable CXX"
-        )
+        remedy = "install it, or name another in the environment variable CXX"
+        raise refusal("compile", f"the C++ compiler {compiler}", "none of this name", remedy)
     manifest = manifests.read_alone(folder)
     if manifest.target != "pt2":
-        raise ValueError(
-            f"compile: expected an artefact of target pt2, got target {manifest.target}; "
-            "export with --target pt2"
-        )
+        rule = "an artefact of target pt2"
+        raise refusal("compile", rule, f"target {manifest.target}", "export with --target pt2")
     if (
         manifest.reference is None
         or manifest.certificate is None
         or not manifest.certificate["passed"]
     ):
-        raise ValueError(
-            f"compile: expected a verified artefact, got {folder} without a passed "
-            "certificate; export it without --no-verify"
-        )
+        got = f"{folder} without a passed certificate"
+        raise refusal("compile", "a verified artefact", got, "export it without --no-verify")
     if output.resolve() == folder.resolve():
-        raise ValueError(
-            f"compile: expected a folder other than that of the pt2 artefact, got {output}; "
-            "give another with --output"
-        )
+        rule = "a folder other than that of the pt2 artefact"
+        raise refusal("compile", rule, output, "give another with --output")
     check_folder(output)
 
 
@@ -147,10 +140,8 @@ def _compile(program: Any, manifest: Manifest, path: Path) -> None:
         reason = next(
             (line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__
         )
-        raise ValueError(
-            f"compile: expected a program that AOTInductor compiles, got {reason[:200]}; run "
-            "the pt2 artefact itself"
-        ) from error
+        rule = "a program that AOTInductor compiles"
+        raise refusal("compile", rule, reason[:200], "run the pt2 artefact itself") from error
 
 
 def _prepare(program: Any, manifest: Manifest) -> None:

@@ -10,6 +10,7 @@ from posenc_export.export.signatures import NAMES
 from posenc_export.export.targets import TARGETS
 from posenc_export.runtime.verification.proof import check_tolerance
 from posenc_export.shared.progress import Progress
+from posenc_export.shared.refusal import refusal
 from posenc_export.shared.suggestion import check_name
 
 MAX_LOSS = 1.10
@@ -94,22 +95,16 @@ class ExportOptions:
             self._check_target(target)
         self._check_calibration()
         if self.verify not in (True, False, "quick"):
-            raise ValueError(
-                f"export: expected verify to be True, False or 'quick', got {self.verify!r}; "
-                "omit it for the whole grid"
-            )
+            rule = "verify to be True, False or 'quick'"
+            raise refusal("export", rule, repr(self.verify), "omit it for the whole grid")
         check_tolerance(self.tolerance)
         if self.size is not None and (self.weights is not None or not 0 < self.size < math.inf):
             got = f"{self.size:g} MB" + (f" and weights {self.weights}" if self.weights else "")
-            raise ValueError(
-                "export: expected a size above 0 and no format of weights with it, got "
-                f"{got}; give one of them"
-            )
+            rule = "a size above 0 and no format of weights with it"
+            raise refusal("export", rule, got, "give one of them")
         if not self.max_loss >= 1:
-            raise ValueError(
-                "export: expected max_loss to be at least 1, the perplexity of float32, got "
-                f"{self.max_loss}; omit it for {MAX_LOSS}"
-            )
+            rule = "max_loss to be at least 1, the perplexity of float32"
+            raise refusal("export", rule, self.max_loss, f"omit it for {MAX_LOSS}")
 
     def _check_target(self, target: str) -> None:
         check_name("export: expected target", target, list(TARGETS))
@@ -119,15 +114,11 @@ class ExportOptions:
                 check_name(f"export: expected {what}", name, known)
         kind = TARGETS[target]
         if self.dtype is not None and self.dtype not in kind.dtypes:
-            raise ValueError(
-                f"export: expected dtype {' or '.join(kind.dtypes)} for target {target}, "
-                f"got {self.dtype}; change dtype or target"
-            )
+            rule = f"dtype {' or '.join(kind.dtypes)} for target {target}"
+            raise refusal("export", rule, self.dtype, "change dtype or target")
         if self.signature not in kind.layout:
-            raise ValueError(
-                f"export: expected signature {' or '.join(kind.layout)} for target "
-                f"{target}, got {self.signature}; choose target ort or onnx"
-            )
+            rule = f"signature {' or '.join(kind.layout)} for target {target}"
+            raise refusal("export", rule, self.signature, "choose target ort or onnx")
         if self.format is not None:
             able = [name for name, other in TARGETS.items() if self.format in other.formats]
             what = f"weights {self.format}" if self.size is None else f"size {self.size:g}"
@@ -142,20 +133,15 @@ class ExportOptions:
             in_half = [name for name in able if "float32" not in TARGETS[name].dtypes]
             plain = " or ".join(name for name in able if name not in in_half)
             others = f", to {' or '.join(in_half)} for half precision," if in_half else ""
-            raise ValueError(
-                f"export: expected target {plain} in float32 for {what}, got {got}; "
-                f"change the target{others} or omit {what.partition(' ')[0]}"
-            )
+            remedy = f"change the target{others} or omit {what.partition(' ')[0]}"
+            raise refusal("export", f"target {plain} in float32 for {what}", got, remedy)
 
     def _check_calibration(self) -> None:
         if self.calibrate is None and self.cache is not None:
-            raise ValueError(
-                f"export: expected calibration data for the scales of cache {self.cache}, "
-                "got none; pass a sample of the model's inputs as calibrate"
-            )
+            rule = f"calibration data for the scales of cache {self.cache}"
+            got = "none"
+            raise refusal("export", rule, got, "pass a sample of the model's inputs as calibrate")
         calibrated = self.format is not None and format_of(self.format).calibrated
         if self.calibrate is not None and self.cache is None and not calibrated:
-            raise ValueError(
-                "export: expected calibration data only for weights int8 or of 4 bits, or cache "
-                f"int8, got it for {self.format or 'neither'}; omit calibrate"
-            )
+            rule = "calibration data only for weights int8 or of 4 bits, or cache int8"
+            raise refusal("export", rule, f"it for {self.format or 'neither'}", "omit calibrate")

@@ -22,6 +22,7 @@ from posenc_export.runtime.artefact.records import Quality
 from posenc_export.runtime.session.session import Session
 from posenc_export.runtime.verification.proof import rounded_up
 from posenc_export.shared.progress import Progress, Steps, silent
+from posenc_export.shared.refusal import refusal
 
 BY_SIZE = ("int4-128", "int4", "int8", "int8-32")  # formats of weights, the smallest first
 LARGER = {name: BY_SIZE[at + 1 :] for at, name in enumerate(BY_SIZE)} | {MIXED: BY_SIZE[-1:]}
@@ -197,10 +198,8 @@ def _check_loss(loss: Loss, manifest: Manifest, inputs: Inputs, text: MeasuredTe
     )
     enough = math.ceil(100 * loss.ratio) / 100
     choices = [*_better(manifest, inputs, text), f"accept it with max_loss {enough:.2f}"]
-    raise ValueError(
-        f"export: expected {what} to raise the perplexity at most {inputs.most:g} times, got "
-        f"{loss.ratio:.2f} times ({measured}); {' or '.join(choices)}"
-    )
+    rule = f"{what} to raise the perplexity at most {inputs.most:g} times"
+    raise refusal("export", rule, f"{loss.ratio:.2f} times ({measured})", " or ".join(choices))
 
 
 def _better(manifest: Manifest, inputs: Inputs, text: MeasuredText) -> List[str]:

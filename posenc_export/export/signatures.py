@@ -12,6 +12,7 @@ from torch import Tensor
 from posenc_export import ops
 from posenc_export.models.stack import Stack
 from posenc_export.models.user_module import Model
+from posenc_export.shared.refusal import refusal
 
 
 class Signature(torch.nn.Module):
@@ -203,10 +204,8 @@ def wrap(model: Model, signature: str) -> torch.nn.Module:
     ):
         encoding.prepare()
     if signature == "mask" and model.axes:
-        raise ValueError(
-            "export: expected an encoding without coordinates for signature mask, got one "
-            f"with {model.axes}; choose signature positions"
-        )
+        rule = "an encoding without coordinates for signature mask"
+        raise refusal("export", rule, f"one with {model.axes}", "choose signature positions")
     if has_segments(model):
         kind: Type[Signature] = (
             SegmentSignature if signature == "positions" else SegmentMaskSignature

@@ -53,6 +53,7 @@ from posenc_export.runtime.verification.proof import (
 from posenc_export.runtime.verification.proof import certificate as certificate_of
 from posenc_export.shared.numerics import tolerance as float32_tolerance
 from posenc_export.shared.progress import Progress, silent
+from posenc_export.shared.refusal import refusal
 
 
 class VerificationError(Exception):
@@ -132,14 +133,11 @@ def verify(
         else as_model(model)
     )
     if to_json(module.config) != manifest.config:
-        raise ValueError(
-            f"verify: expected the model that was exported to {folder}, got one with another "
-            "config; pass that model"
-        )
+        rule = f"the model that was exported to {folder}"
+        raise refusal("verify", rule, "one with another config", "pass that model")
     if manifest.reference is None:
-        raise ValueError(
-            f"verify: expected an artefact with a reference, got none in {folder}; export it again"
-        )
+        rule = "an artefact with a reference"
+        raise refusal("verify", rule, f"none in {folder}", "export it again")
     source = _source(module, manifest, calibrate, progress or silent)
     accuracy, say = accuracy_on(loaded.provider, manifest.reference, tolerance), progress or silent
     with tempfile.TemporaryDirectory() as scratch:
@@ -177,10 +175,8 @@ def _sample(described: Calibration, model: Model, calibrate: Union[str, Path, No
         sample = default_sample(model)
     if sample is None or sample.sha256 != wanted:
         found = "none" if sample is None else f"one with {sample.sha256}"
-        raise ValueError(
-            f"verify: expected the calibration data of the export, sha256 {wanted}, got "
-            f"{found}; pass its file as calibrate"
-        )
+        rule = f"the calibration data of the export, sha256 {wanted}"
+        raise refusal("verify", rule, found, "pass its file as calibrate")
     return sample.kept(described.tokens)
 
 

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from posenc_export.encodings.shared.base import Edge
+from posenc_export.shared.refusal import refusal
 
 
 def check_buckets(
@@ -21,16 +22,12 @@ def check_buckets(
     """
     sides = 1 if causal else 2
     if buckets < 2 * sides or buckets % sides:
-        raise ValueError(
-            f"{where}: expected {prefix}buckets of at least {2 * sides} and divisible by "
-            f"{sides}, got {buckets}; set {prefix}buckets=N"
-        )
+        rule = f"{prefix}buckets of at least {2 * sides} and divisible by {sides}"
+        raise refusal(where, rule, buckets, f"set {prefix}buckets=N")
     exact = buckets // sides // 2
     if max_distance <= exact:
-        raise ValueError(
-            f"{where}: expected {prefix}max_distance above {exact}, the number of buckets of "
-            f"single distances, got {max_distance}; set {prefix}max_distance=N"
-        )
+        rule = f"{prefix}max_distance above {exact}, the number of buckets of single distances"
+        raise refusal(where, rule, max_distance, f"set {prefix}max_distance=N")
 
 
 def of_distances(buckets: int, max_distance: int, causal: bool) -> Tensor:

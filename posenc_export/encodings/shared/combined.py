@@ -8,6 +8,7 @@ from torch import Tensor
 
 from posenc_export import ops
 from posenc_export.encodings.shared.base import Edge, Oracle, PositionEncoding, StateSpec
+from posenc_export.shared.refusal import refusal
 
 
 def overrides(encoding: PositionEncoding, *hooks: str) -> bool:
@@ -28,10 +29,8 @@ def axes_of(parts: Sequence[PositionEncoding]) -> int:
     axes = {part.axes for part in parts if part.grid_bias or overrides(part, *hooks)}
     if len(axes) > 1:
         counts = " and ".join(map(str, sorted(axes)))
-        raise ValueError(
-            "encodings: expected encodings that read the same coordinates, got encodings of "
-            f"{counts} axes; use encodings of one kind"
-        )
+        rule = "encodings that read the same coordinates"
+        raise refusal("encodings", rule, f"encodings of {counts} axes", "use encodings of one kind")
     return max(axes, default=0)
 
 
@@ -62,16 +61,12 @@ class Combined(PositionEncoding):
         for hooks in (("rescore", "observe"), ("score_scale",), ("key_size",), ("token_width",)):
             both = [type(part).__name__ for part in parts if overrides(part, *hooks)]
             if len(both) > 1:
-                raise ValueError(
-                    f"encodings: expected at most one encoding that overrides {hooks[0]}, "
-                    f"got {' and '.join(both)}; leave one out"
-                )
+                rule = f"at most one encoding that overrides {hooks[0]}"
+                raise refusal("encodings", rule, " and ".join(both), "leave one out")
         self.grid_bias = any(part.grid_bias for part in parts)
         if self.grid_bias and not all(part.grid_bias for part in parts if _of_scores(part)):
             names = " and ".join(type(part).__name__ for part in parts if _of_scores(part))
-            raise ValueError(
-                f"encodings: expected biases that all read coordinates, got {names}; leave one out"
-            )
+            raise refusal("encodings", "biases that all read coordinates", names, "leave one out")
         self.parts: Any = torch.nn.ModuleList(parts)
         self.axes, self.chunk = axes_of(parts), min(part.chunk for part in parts)
         self.shared = all(part.shared for part in parts)

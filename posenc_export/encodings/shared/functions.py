@@ -12,6 +12,7 @@ from torch import Tensor
 from posenc_export import ops
 from posenc_export.encodings.shared.base import Geometry, Oracle, PositionEncoding, Table
 from posenc_export.encodings.shared.rotary import Layout, multiply_pairs
+from posenc_export.shared.refusal import refusal
 
 Function = Callable[..., Tensor]
 # Start of torch's warning about a trace that depends on a value.
@@ -77,10 +78,9 @@ class FunctionBias(PositionEncoding):
         )
         shape = tuple(_tensor(self.function(*example), type(self)).shape)
         if not _broadcasts(shape, (2, geometry.heads, 3, 4)):
-            raise ValueError(
-                f"bias {type(self).__name__}: expected scores that broadcast to [B,H,S,T], "
-                f"got {list(shape)}; keep the axes of head, query and key"
-            )
+            rule = "scores that broadcast to [B,H,S,T]"
+            remedy = "keep the axes of head, query and key"
+            raise refusal(f"bias {type(self).__name__}", rule, list(shape), remedy)
         self.whole = len(shape) == 4 and shape[0] == 2 and shape[2:] == (3, 4)
         self.traced = _traced(self.function, example, type(self))
 
@@ -128,19 +128,16 @@ class FunctionRotation(PositionEncoding):
         super().__init__()
         name = type(self).__name__
         if geometry.head_size % 2:
-            raise ValueError(
-                f"rotation {name}: expected an even head size, got {geometry.head_size}; "
-                "choose another head size"
-            )
+            rule = "an even head size"
+            raise refusal(f"rotation {name}", rule, geometry.head_size, "choose another head size")
         positions = torch.arange(geometry.max_positions)[:, None]
         pairs = torch.arange(geometry.head_size // 2)
         with float64():
             angles = _double(self.function(pairs, positions), type(self))
         if not _broadcasts(tuple(angles.shape), (len(positions), len(pairs))):
-            raise ValueError(
-                f"rotation {name}: expected angles that broadcast to [M,D/2], got "
-                f"{list(angles.shape)}; keep the axes of pair and position"
-            )
+            rule = "angles that broadcast to [M,D/2]"
+            got = list(angles.shape)
+            raise refusal(f"rotation {name}", rule, got, "keep the axes of pair and position")
         angles = angles.expand(len(positions), len(pairs))
         self.interleaved = layout == "interleaved"
         multiples = positions * angles[min(1, len(angles) - 1)]
@@ -185,10 +182,8 @@ def float64() -> Iterator[None]:
 def _named(base: Type[PositionEncoding], function: Function) -> Type[PositionEncoding]:
     """Make a subclass with the name, module and documentation of the function."""
     if not callable(function):
-        raise ValueError(
-            f"encoding: expected a function of positions, got {function!r}; pass a callable "
-            "that takes tensors"
-        )
+        rule = "a function of positions"
+        raise refusal("encoding", rule, repr(function), "pass a callable that takes tensors")
     name = getattr(function, "__name__", type(function).__name__)
     attributes = {
         "function": staticmethod(function),
@@ -201,10 +196,9 @@ def _named(base: Type[PositionEncoding], function: Function) -> Type[PositionEnc
 
 def _tensor(result: Any, cls: Type[PositionEncoding]) -> Tensor:
     if not isinstance(result, Tensor):
-        raise ValueError(
-            f"encoding {cls.__name__}: expected a function that returns a tensor, got "
-            f"{type(result).__name__}; use torch operations on its arguments"
-        )
+        rule = "a function that returns a tensor"
+        remedy = "use torch operations on its arguments"
+        raise refusal(f"encoding {cls.__name__}", rule, type(result).__name__, remedy)
     return result
 
 
@@ -213,10 +207,9 @@ def _double(result: Any, cls: Type[PositionEncoding]) -> Tensor:
     tensor = _tensor(result, cls)
     if tensor.dtype not in ALLOWED:
         dtype = str(tensor.dtype).removeprefix("torch.")
-        raise ValueError(
-            f"encoding {cls.__name__}: expected a function that keeps the precision of float64, "
-            f"got a result in {dtype}; remove casts and tensors of that dtype"
-        )
+        rule = "a function that keeps the precision of float64"
+        remedy = "remove casts and tensors of that dtype"
+        raise refusal(f"encoding {cls.__name__}", rule, f"a result in {dtype}", remedy)
     return tensor.to(torch.float64)
 
 
@@ -247,8 +240,7 @@ def _traced(
         traced: torch.nn.Module = torch.jit.trace(_Called(function), example, check_trace=False)
     for message in (str(warning.message) for warning in raised):
         if message.startswith(CONVERTED):  # a trace would record one side of the branch only
-            raise ValueError(
-                f"encoding {cls.__name__}: expected a function that does not branch on values, "
-                f"got {message.partition(' might ')[0]}; use torch.where"
-            )
+            rule = "a function that does not branch on values"
+            got = message.partition(" might ")[0]
+            raise refusal(f"encoding {cls.__name__}", rule, got, "use torch.where")
     return traced

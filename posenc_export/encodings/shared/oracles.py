@@ -5,6 +5,8 @@ from typing import Any, Callable, Dict, Mapping, Optional, Sequence
 
 import numpy as np
 
+from posenc_export.shared.refusal import refusal
+
 Rows = Callable[[np.ndarray], np.ndarray]
 
 
@@ -32,9 +34,7 @@ class Weights(Dict[str, np.ndarray]):
             read = f"{name}, a buffer"
             remedy = "keep fixed numbers in a Table and trained ones in an Exact"
         rule = f"the name of a trained number ({', '.join(self) or 'it has none'})"
-        raise ValueError(
-            f"encoding {self.cls}: expected its oracle to read {rule}, got {read}; {remedy}"
-        )
+        raise refusal(f"encoding {self.cls}", f"its oracle to read {rule}", read, remedy)
 
 
 class Oracle:

@@ -9,6 +9,7 @@ from importlib import metadata
 from typing import Any, Dict, Iterator, List, Mapping, Optional, Set, Tuple, Type
 
 from posenc_export.encodings.shared.base import PositionEncoding
+from posenc_export.shared.refusal import refusal
 
 GROUP = "posenc_export.encodings"
 NAME = re.compile(r"[a-z][a-z0-9_]{0,63}\Z")
@@ -79,35 +80,27 @@ class Known(Encodings):
         first = [] if cls is None else [str(self.origin(name) or "this package")]
         if len(first + others) > 1:
             remedy = "rename one in its package, or uninstall it"
-            raise ValueError(
-                f"encoding {name}: expected one encoding of that name, got one from each of "
-                f"{' and '.join(first + others)}; {remedy}"
-            )
+            got = f"one from each of {' and '.join(first + others)}"
+            raise refusal(f"encoding {name}", "one encoding of that name", got, remedy)
 
     def add(self, name: str, cls: Type[PositionEncoding]) -> None:
         """Register an encoding, see `encodings.register`."""
         where = f"register {name!r}"
         if not isinstance(name, str) or not NAME.match(name):
-            raise ValueError(
-                f"{where}: expected a name of lower-case letters, digits and _, got "
-                f"{name!r}; choose another name"
-            )
+            rule = "a name of lower-case letters, digits and _"
+            raise refusal(where, rule, repr(name), "choose another name")
         check_class(where, cls)
         before = self.registered.get(name)
         # The same class again, as when a notebook cell is run again, replaces the earlier one.
         taken = before is not None and _place(before) != _place(cls)
         if name in self.built_in or taken:
-            raise ValueError(
-                f"{where}: expected an unused name, got the name of "
-                f"{(before or self.built_in[name]).__qualname__}; choose another name"
-            )
+            got = f"the name of {(before or self.built_in[name]).__qualname__}"
+            raise refusal(where, "an unused name", got, "choose another name")
         points = _offered().get(name, ())
         others = [str(_package(point)) for point in points if point.value != _place(cls)]
         if others:
-            raise ValueError(
-                f"{where}: expected an unused name, got the name of an entry point of "
-                f"{', '.join(others)}; choose another name"
-            )
+            got = f"the name of an entry point of {', '.join(others)}"
+            raise refusal(where, "an unused name", got, "choose another name")
         self.registered[name] = cls
 
     def origin(self, name: str) -> Optional[Package]:
@@ -130,31 +123,24 @@ def check_class(where: str, cls: Any) -> None:
     is_class = isinstance(cls, type)
     if not is_class or not issubclass(cls, PositionEncoding) or cls is PositionEncoding:
         kind = cls.__qualname__ if is_class else f"an object of {type(cls).__qualname__}"
-        raise ValueError(
-            f"{where}: expected a subclass of posenc_export.encodings.PositionEncoding, got "
-            f"{kind}; derive the class from it"
-        )
+        rule = "a subclass of posenc_export.encodings.PositionEncoding"
+        raise refusal(where, rule, kind, "derive the class from it")
     try:
         parameters = list(inspect.signature(cls.__init__, eval_str=True).parameters.values())[1:]
     except NameError as error:
-        raise ValueError(
-            f"{where}: expected annotations that can be evaluated, got {error}; import the "
-            "name at run time"
-        ) from None
+        rule = "annotations that can be evaluated"
+        raise refusal(where, rule, error, "import the name at run time") from None
     kinds = inspect.Parameter
     first = (kinds.POSITIONAL_ONLY, kinds.POSITIONAL_OR_KEYWORD)
     named = (kinds.POSITIONAL_OR_KEYWORD, kinds.KEYWORD_ONLY)
     if not parameters or parameters[0].kind not in first:
-        raise ValueError(
-            f"{where}: expected a constructor that takes a Geometry first, got "
-            f"{cls.__qualname__} without it; write __init__(self, geometry: Geometry)"
-        )
+        rule = "a constructor that takes a Geometry first"
+        got = f"{cls.__qualname__} without it"
+        raise refusal(where, rule, got, "write __init__(self, geometry: Geometry)")
     for parameter in parameters[1:]:
         if parameter.kind not in named or parameter.annotation is inspect.Parameter.empty:
-            raise ValueError(
-                f"{where}: expected parameters with names and types, got {str(parameter)!r}; "
-                f"write {parameter.name}: float, or another type"
-            )
+            remedy = f"write {parameter.name}: float, or another type"
+            raise refusal(where, "parameters with names and types", repr(str(parameter)), remedy)
 
 
 def modules() -> Set[str]:
@@ -195,16 +181,12 @@ def _loaded(point: metadata.EntryPoint) -> Type[PositionEncoding]:
     # package.
     except Exception as error:
         problem = f"{type(error).__name__}: {' '.join(str(error).split())}"
-        raise ValueError(
-            f"{where}: expected {described} to be importable, got {problem}; repair or "
-            f"uninstall {_package(point).name}"
-        ) from error
+        remedy = f"repair or uninstall {_package(point).name}"
+        raise refusal(where, f"{described} to be importable", problem, remedy) from error
     check_class(f"{where}, {described}", cls)
     if not NAME.match(point.name):
-        raise ValueError(
-            f"{where}: expected a name of lower-case letters, digits and _, got {described}; "
-            "rename it in the package"
-        )
+        rule = "a name of lower-case letters, digits and _"
+        raise refusal(where, rule, described, "rename it in the package")
     return cls
 
 

@@ -4,6 +4,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from posenc_export.shared.refusal import refusal
+
 
 class Table(torch.nn.Module):
     """Rows [M,n] computed in float64, kept in float32 when the model is cast, and read with Gather.
@@ -19,10 +21,8 @@ class Table(torch.nn.Module):
         with np.errstate(over="ignore"):  # reported below
             self.exact = np.ascontiguousarray(rows, dtype=np.float32)
         if not np.isfinite(self.exact).all():
-            raise ValueError(
-                "encoding: expected tables of finite numbers, got infinity or NaN; choose "
-                "parameters closer to their defaults"
-            )
+            remedy = "choose parameters closer to their defaults"
+            raise refusal("encoding", "tables of finite numbers", "infinity or NaN", remedy)
         self.register_buffer("rows", torch.from_numpy(self.exact), persistent=False)
 
     def _apply(self, fn, recurse=True):  # type: ignore[no-untyped-def]

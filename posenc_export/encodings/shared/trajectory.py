@@ -12,6 +12,7 @@ from posenc_export.encodings.shared.prepared import (
     prepare_loaded,
     weight_versions,
 )
+from posenc_export.shared.refusal import refusal
 
 MOST_STEPS = 1 << 22  # steps of a recurrence, which run one after the other; 20 to 100 us each
 
@@ -37,10 +38,8 @@ class Trajectory(PositionEncoding):
         if geometry.max_positions * substeps > MOST_STEPS:
             positions = f"{geometry.max_positions} positions"
             positions += f" of {substeps} substeps" if substeps > 1 else ""
-            raise ValueError(
-                f"{name}: expected at most {MOST_STEPS} steps, which run one after the "
-                f"other, got {positions}; choose fewer"
-            )
+            rule = f"at most {MOST_STEPS} steps, which run one after the other"
+            raise refusal(name, rule, positions, "choose fewer")
         self.count = geometry.max_positions
         self.first = torch.nn.Parameter(torch.randn(geometry.width))
         self.register_load_state_dict_post_hook(prepare_loaded)

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from posenc_export.encodings.shared.base import Geometry
+from posenc_export.shared.refusal import refusal
 
 
 def window_of(name: str, geometry: Geometry, rows: int, columns: int) -> Tuple[int, int]:
@@ -17,10 +18,8 @@ def window_of(name: str, geometry: Geometry, rows: int, columns: int) -> Tuple[i
     """
     side = math.isqrt(geometry.max_positions - 1) + 1
     if (rows or side) * (columns or side) < geometry.max_positions:
-        raise ValueError(
-            f"{name}: expected a window that holds max_positions {geometry.max_positions}, "
-            f"got {rows} x {columns}; set rows=N, columns=N"
-        )
+        rule = f"a window that holds max_positions {geometry.max_positions}"
+        raise refusal(name, rule, f"{rows} x {columns}", "set rows=N, columns=N")
     return rows or side, columns or side
 
 

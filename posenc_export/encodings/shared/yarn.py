@@ -10,6 +10,7 @@ from torch import Tensor
 from posenc_export.encodings.shared.base import Geometry
 from posenc_export.encodings.shared.rotary import Layout, Numerics, dtype_of, powers_of
 from posenc_export.encodings.shared.rotary_grid import RotaryGrid
+from posenc_export.shared.refusal import refusal
 
 Truncate = Literal["yes", "no"]
 RampBy = Literal["pairs", "turns"]
@@ -73,16 +74,12 @@ def ramp_of(name: str, yarn: YaRN, theta: float, size: int, ramp: RampBy = "pair
     if not theta > 1:
         raise ValueError(f"{name}: expected theta above 1, got {theta}")
     if not fast > slow > 0:
-        raise ValueError(
-            f"{name}: expected beta_fast above beta_slow above 0, got {yarn.beta_fast} and "
-            f"{yarn.beta_slow}"
-        )
+        rule = "beta_fast above beta_slow above 0"
+        raise refusal(name, rule, f"{yarn.beta_fast} and {yarn.beta_slow}")
     if ramp == "turns":
         if yarn.truncate == "no":
-            raise ValueError(
-                f"{name}: expected truncate=yes with ramp=turns, which has no ends in pairs, "
-                "got truncate=no; leave it out"
-            )
+            rule = "truncate=yes with ramp=turns, which has no ends in pairs"
+            raise refusal(name, rule, "truncate=no", "leave it out")
         return Ramp(float(yarn.factor), length, slow, fast, True)
     first, last = (_pair(turns, size, float(theta), length) for turns in (fast, slow))
     if yarn.truncate == "yes":
@@ -150,10 +147,8 @@ class YaRNGrid(RotaryGrid):
     ) -> None:
         if yarn.factor == 1 and yarn != YaRN():
             names = "original_max_positions, beta_fast, beta_slow, attention_factor and truncate"
-            raise ValueError(
-                f"{name}: expected factor above 1 with {names} of YaRN, got {yarn.factor}; set "
-                "factor or leave them out"
-            )
+            rule = f"factor above 1 with {names} of YaRN"
+            raise refusal(name, rule, yarn.factor, "set factor or leave them out")
         size = 2 * len(axis_of_pair)
         scaling = None if yarn.factor == 1 else ramp_of(name, yarn, theta, size)
         frequencies = scaled_powers(theta, size, numerics, scaling)

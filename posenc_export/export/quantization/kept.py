@@ -13,6 +13,7 @@ from posenc_export.export.weight_file import Keep, in_memory
 from posenc_export.models.blocks import Blocks, Matrix, Stored
 from posenc_export.models.parameters import fill, sharing_weights, slots
 from posenc_export.models.parts.experts import Experts
+from posenc_export.shared.refusal import refusal
 
 OTHERS = FORMATS["int8-32"].projections  # of weights whose codes do not fit
 
@@ -34,10 +35,8 @@ def kept(model: Model, keep: Keep = in_memory) -> Rounded:
     """
     stored = getattr(model, "stored", {})
     if any(isinstance(part, Experts) for part in model.modules()):
-        raise ValueError(
-            "export: expected a model without experts for weights keep, got one with "
-            "experts; choose weights int8, or omit weights"
-        )
+        rule = "a model without experts for weights keep"
+        raise refusal("export", rule, "one with experts", "choose weights int8, or omit weights")
     names = {id(parameter): name for name, parameter in model.named_parameters()}
     matrices = [part.weight for part in (*linear_layers(model).values(), *tables(model))]
     # A tied weight once.
@@ -48,10 +47,8 @@ def kept(model: Model, keep: Keep = in_memory) -> Rounded:
         if all(part.quantized for part in stored[name].parts)
     }
     if not on_grid:
-        raise ValueError(
-            "export: expected a model from a checkpoint with quantized weights for weights "
-            "keep, got another; choose another format or omit weights"
-        )
+        rule = "a model from a checkpoint with quantized weights for weights keep"
+        raise refusal("export", rule, "another", "choose another format or omit weights")
     changed = {name: codes for name, ((_, codes), exact) in on_grid.items() if not exact}
     copied = sharing_weights(model)
     places = slots(copied)

@@ -21,6 +21,7 @@ from posenc_export.export.quantization.text import reads_text
 from posenc_export.runtime.artefact.manifest import Manifest
 from posenc_export.runtime.artefact.rules import WEIGHTS
 from posenc_export.shared.progress import Progress, Steps, silent
+from posenc_export.shared.refusal import refusal
 
 # The smallest first; linear layers and tables have the same grid in each.
 CANDIDATES = ("int4-128", "int4", "int8-32")
@@ -94,9 +95,7 @@ def check_written(manifest: Manifest, size: float) -> None:
     found = sum(manifest.files[name].bytes for name in ("model.onnx", WEIGHTS)) / MB
     if found > size:
         remedy = f"give {2 * size - found:.1f}, which leaves room for other constants"
-        raise ValueError(
-            f"export: expected graph and weights of at most {size:g} MB, got {found:.1f}; {remedy}"
-        )
+        raise refusal("export", f"graph and weights of at most {size:g} MB", f"{found:.1f}", remedy)
 
 
 def formats_within(
@@ -135,10 +134,9 @@ def check_size(model: Model, size: float) -> int:
     )
     if size * MB < least:
         smallest = -(-least // 10**4) / 100
-        raise ValueError(
-            f"export: expected a size of at least {smallest:g} MB for this model, got "
-            f"{size:g}; give {smallest:g} or more, or export a smaller model"
-        )
+        rule = f"a size of at least {smallest:g} MB for this model"
+        got = f"{size:g}"
+        raise refusal("export", rule, got, f"give {smallest:g} or more, or export a smaller model")
     return rest
 
 

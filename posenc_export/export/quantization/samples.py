@@ -11,6 +11,7 @@ import numpy as np
 from posenc_export.export.describe import Model, eager, text_of
 from posenc_export.runtime.artefact.manifest import Calibration
 from posenc_export.runtime.artefact.tokenizer import BYTES, read_tokenizer
+from posenc_export.shared.refusal import refusal
 
 LENGTH = 256  # tokens per window
 WINDOWS = 512  # largest number of windows
@@ -58,10 +59,8 @@ def read(path: Union[str, Path], model: Model, what: str = "calibration data") -
     """
     manifest = eager(model)[1]
     if manifest.encoder:
-        raise ValueError(
-            f"export: expected a model that reads no encoder for {what}, got one that does; "
-            f"omit the {what}"
-        )
+        rule = f"a model that reads no encoder for {what}"
+        raise refusal("export", rule, "one that does", f"omit the {what}")
     content, source = Path(path).read_bytes(), manifest.inputs[0]
     if source.dtype == "int64":
         sample = of_text(content, model, what)
@@ -71,10 +70,8 @@ def read(path: Union[str, Path], model: Model, what: str = "calibration data") -
             _windows(rows, min(LENGTH, manifest.max_positions)), hashlib.sha256(content).hexdigest()
         )
     if not len(sample.windows):
-        raise ValueError(
-            f"export: expected at least {min(LENGTH, manifest.max_positions)} tokens of "
-            f"{what}, got fewer in {path}; pass a longer file"
-        )
+        rule = f"at least {min(LENGTH, manifest.max_positions)} tokens of {what}"
+        raise refusal("export", rule, f"fewer in {path}", "pass a longer file")
     return dataclasses.replace(sample, windows=sample.windows[:WINDOWS])
 
 
@@ -100,10 +97,9 @@ def of_text(content: bytes, model: Model, what: str = "text") -> Sample:
         reader.encode(content.decode("utf-8", "replace"), add_special_tokens=False).ids, np.int64
     )
     if ids.size and ids.max() >= manifest.vocabulary:
-        raise ValueError(
-            f"export: expected token ids below {manifest.vocabulary} for {what}, got "
-            f"{ids.max()} from the tokenizer; save the tokenizer of the model"
-        )
+        got = f"{ids.max()} from the tokenizer"
+        remedy = "save the tokenizer of the model"
+        raise refusal("export", f"token ids below {manifest.vocabulary} for {what}", got, remedy)
     begin = _begin(reader)
     rows = _windows(ids, length - len(begin)) if len(begin) < length else ids[:0].reshape(0, length)
     fronts = np.broadcast_to(np.array(begin, np.int64), (len(rows), len(begin)))

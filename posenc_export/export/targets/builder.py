@@ -13,6 +13,7 @@ from posenc_export.export.quantization.grid import OnGrid as Rounding
 from posenc_export.ops import graph
 from posenc_export.ops.graph import OnGrid, SplitHeads
 from posenc_export.runtime.artefact.graph_inputs import INPUTS
+from posenc_export.shared.refusal import refusal
 
 FLOAT, DOUBLE, INT32, INT64 = (
     int(dtype)
@@ -170,10 +171,8 @@ class Builder:
         that the float32 form of the file reads them exactly (verification/float32_form.py).
         """
         if value.const_value is None:
-            raise ValueError(
-                f"export: expected constant tables, got {value.name}, which is computed in "
-                "the graph; compute it when the module is built"
-            )
+            got = f"{value.name}, which is computed in the graph"
+            raise refusal("export", "constant tables", got, "compute it when the module is built")
         if self.dtype == "float32":
             return value
         rounded = self.Cast(value, to=int(self.onnx_dtype))

@@ -14,6 +14,7 @@ from posenc_export.export.expected_numbers import BY_DISTANCE
 from posenc_export.export.targets.builder import Builder, numbers_of
 from posenc_export.ops.graph import DOMAIN, Distances, Mask
 from posenc_export.runtime.graphs.onnx_parts import opened
+from posenc_export.shared.refusal import refusal
 
 BY_ENTRY = set(
     "Abs Add And Cast Ceil Clip Cos Div Elu Equal Erf Exp Floor Gelu Greater GreaterOrEqual "
@@ -121,10 +122,8 @@ def _table(op: Builder, bias: ir.Value, heads: int, sources: Dict[ir.Value, int]
     table = biases(np.arange(op.max_positions)[None])[:, 0]
     probe = np.minimum(PROBE, op.max_positions - 1)
     if not np.array_equal(biases(probe), table[:, probe], equal_nan=True):
-        raise ValueError(
-            f"export: expected the bias {bias.name} to depend on distances alone, got another for "
-            "the same distance; choose target ort"
-        )
+        rule = f"the bias {bias.name} to depend on distances alone"
+        raise refusal("export", rule, "another for the same distance", "choose target ort")
     changes = np.flatnonzero((table[:, 1:] != table[:, :-1]).any(0))
     last = int(changes[-1]) + 1 if len(changes) else 0
     return np.ascontiguousarray(table[:, : last + 1], np.float32)

@@ -20,6 +20,7 @@ from posenc_export.runtime.artefact.graph_inputs import meanings_of
 from posenc_export.runtime.artefact.manifest import Manifest
 from posenc_export.runtime.artefact.summary import summary
 from posenc_export.shared.progress import Step, Steps
+from posenc_export.shared.refusal import refusal
 from posenc_export.shared.version import VERSION
 
 FILE_NAME = "model.onnx"
@@ -89,10 +90,8 @@ def _in_few_bits(op: Builder, manifest: Manifest, few_bits: Callable[[str], Any]
     nodes = few_bits(manifest.weights.activations)
     replace_nodes(op, nodes.table())
     if not nodes.weights.stored:
-        raise ValueError(
-            "export: expected a model with linear layers or a token table for weights "
-            f"{manifest.weights.format}, got one without; omit weights"
-        )
+        rule = f"a model with linear layers or a token table for weights {manifest.weights.format}"
+        raise refusal("export", rule, "one without", "omit weights")
     return len(nodes.weights.stored)
 
 

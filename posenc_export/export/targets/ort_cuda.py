@@ -27,6 +27,7 @@ from posenc_export.export.trace import Source
 from posenc_export.ops import graph
 from posenc_export.runtime.artefact.manifest import Manifest
 from posenc_export.runtime.graphs import cuda_placement
+from posenc_export.shared.refusal import refusal
 
 # Head sizes of the kernel of steps that reads queries and keys after norm and rotation (XQA).
 FUSED = (64, 128, 256)
@@ -174,8 +175,6 @@ def write(source: Source, manifest: Manifest, folder: Path) -> Graph:
             "a graph that ONNX Runtime's CUDA provider runs",
             "change the model, or choose target onnx-static or ort",
         )
-        raise ValueError(
-            f"export: expected {rule} for target {manifest.target}, got one that "
-            f"{placement.said()}; {remedy}"
-        )
+        got = f"one that {placement.said()}"
+        raise refusal("export", f"{rule} for target {manifest.target}", got, remedy)
     return graph

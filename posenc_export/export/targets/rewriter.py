@@ -8,6 +8,7 @@ from onnx_ir.passes import common
 from posenc_export.export.targets.builder import Builder, numbers_of
 from posenc_export.ops import graph
 from posenc_export.ops.graph import OnGrid, SplitHeads
+from posenc_export.shared.refusal import refusal
 
 Lowering = Callable[[Builder, Any], ir.Value]  # takes a semantic node of ops/graph.py
 Table = Mapping[Type[graph.Node], Lowering]
@@ -76,10 +77,8 @@ def finish(op: Builder) -> None:
         {node.op_type for node in op.graph.all_nodes() if node.domain == graph.DOMAIN}
     )
     if remaining:
-        raise ValueError(
-            "export: expected operations that this target can lower, got "
-            f"{', '.join(remaining)}; choose target torchscript"
-        )
+        rule = "operations that this target can lower"
+        raise refusal("export", rule, ", ".join(remaining), "choose target torchscript")
 
 
 def _read_constant(op: Builder, read: OnGrid) -> None:
