@@ -59,6 +59,5 @@ def _where(drawn: Tuple[Placed, PositionEncoding], group: Group) -> str:
 
 
 def _equal(first: PositionEncoding, second: PositionEncoding) -> bool:
-    """Whether two encodings have the same trained numbers."""
     numbers = zip(first.state_dict().values(), second.state_dict().values(), strict=True)
     return first is second or all(torch.equal(*pair) for pair in numbers)

@@ -156,7 +156,6 @@ def _forget(staging: StagingFolder, place: Path, folder: Path) -> None:
 
 
 def _read_data(sources: Sources, options: ExportOptions) -> quality.Inputs:
-    """Read calibration data and the text that the loss is measured on."""
     sample = None if options.calibrate is None else samples.read(options.calibrate, sources.model)
     kept, measured = (
         with_text(sample, options.text, sources.model) if options.rounds else (sample, None)
@@ -188,7 +187,6 @@ def check_export(targets: Sequence[str], output: Path, options: ExportOptions) -
 def _make(
     sources: Sources, target: str, folder: Path, options: ExportOptions, read: quality.Inputs
 ) -> Manifest:
-    """Write and verify one artefact in `folder`."""
     kind = TARGETS[target]
     dtype = options.dtype or kind.dtypes[0]
     check_choice(sources.model, target, dtype)
@@ -265,7 +263,6 @@ def _written(
 
 
 def _write_text(text: Text, folder: Path) -> None:
-    """Write the tokenizer and the files that belong to it."""
     kept = {TOKENIZER: text.tokenizer, **text.files} if text.tokenizer else text.files
     for name, content in kept.items():
         files.write(folder / name, content)

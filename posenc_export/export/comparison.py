@@ -107,7 +107,6 @@ def _case(inputs: np.ndarray, original: Callable[..., Any]) -> Case:
 
 
 def _outputs(original: Callable[..., Any], tokens: np.ndarray) -> np.ndarray:
-    """Return what the original computes, float32."""
     with torch.no_grad():
         returned = original(torch.from_numpy(tokens.copy()))
     value = (

@@ -51,7 +51,6 @@ def explain_errors(target: str, model: Model, packages: Iterable[str]) -> Iterat
 
 
 def _cause(error: BaseException) -> str:
-    """Return the first error of an exception chain as one line."""
     while error.__cause__ is not None:
         error = error.__cause__
     lines = [

@@ -98,7 +98,6 @@ def text_of(model: Model) -> Text:
 
 
 def _packages(config: AnyConfig) -> Dict[str, Package]:
-    """Return the packages of encodings defined outside this one, by encoding name."""
     origins = {name: encodings.origin(name) for name in encodings_of(config)}
     return {
         name: Package(package.name, package.version)

@@ -46,7 +46,6 @@ def depths(length: int) -> Dict[str, int]:
 
 
 def _stated(model: Any) -> Iterator[Edge]:
-    """Yield the edges that encodings and rules of visibility state."""
     config = model.config
     kinds = [kind.attention for kind in getattr(config, "kinds", ())]
     for attention in kinds or [config.attention] if hasattr(config, "attention") else kinds:

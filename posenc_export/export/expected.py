@@ -125,5 +125,4 @@ def _wide(tokens: np.ndarray) -> np.ndarray:
 
 
 def _wide_rows(rows: Optional[List[np.ndarray]]) -> Optional[List[np.ndarray]]:
-    """Return encoder inputs in float32."""
     return None if rows is None else [row.astype(np.float32) for row in rows]

@@ -196,7 +196,6 @@ class _Comparison:
 
 
 def _by_output(place: Place) -> np.ndarray:
-    """Return decoded weights with outputs first."""
     numbers, operator = place.numbers, place.node.operator
     if operator == "GatherBlockQuantized":
         return numbers.reshape(len(numbers), -1)

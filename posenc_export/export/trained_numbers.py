@@ -80,7 +80,6 @@ def _encodings(model: Inner) -> Iterator[Tuple[str, PositionEncoding]]:
 
 
 def _regions(folder: Path, manifest: Manifest) -> Regions:
-    """Return where the files of a graph hold tensors."""
     regions: Regions = {}
     name = graph_file(manifest)
     if name == "model.onnx":

@@ -138,7 +138,6 @@ class Attention(torch.nn.Module):
     def _exact_scores(
         self, oracle: Any, head: int, q: np.ndarray, keys: np.ndarray, query: Any, at: List[Any]
     ) -> np.ndarray:
-        """Return the scores [n] of one query, float64."""
         if self.by_content:
             return np.asarray(oracle.scores(head, q, keys, query, at))
         scale = oracle.score_scale(len(q)) if self.given_scale is None else self.given_scale

@@ -104,7 +104,6 @@ def _with_range(
 
 
 def _config(config: Any, max_positions: int, index: int, spec: Dict[str, Any]) -> Any:
-    """Return the description with another range and one token encoding replaced."""
     holder = config if isinstance(config, BlockConfig) else config.tokens
     encodings = (*holder.encodings[:index], spec, *holder.encodings[index + 1 :])
     changed: Dict[str, Any] = {"encodings": encodings}

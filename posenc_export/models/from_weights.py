@@ -170,7 +170,6 @@ def complete(weights: Mapping[str, Array]) -> Mapping[str, Array]:
 
 
 def _tensor(name: str, value: Array) -> Tensor:
-    """Convert an array to a float32 tensor."""
     dtype = str(getattr(value, "dtype", type(value).__name__)).removeprefix("torch.")
     if dtype not in DTYPES:
         raise refusal("weights", f"{name} in {', '.join(DTYPES)}", dtype, "convert it to float32")

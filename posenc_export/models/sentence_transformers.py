@@ -220,12 +220,10 @@ def _json(path: Path, kind: Type[Any] = dict) -> Any:
 
 
 def _typed(path: Path, kind: Type[Settings]) -> Settings:
-    """Return the content of a JSON file as a Struct."""
     return typed(WHERE, f"{path.parent.name}/{path.name}", _json(path), kind, AGAIN)
 
 
 def _modules(folder: Path) -> List[Tuple[str, Path]]:
-    """Return the kind and the folder of each module."""
     values = _json(folder / MODULES, list)
     listed = typed(WHERE, MODULES, values, Annotated[List[Module], Meta(min_length=1)], AGAIN)
     modules = []

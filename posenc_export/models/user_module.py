@@ -155,7 +155,6 @@ class OwnModule(torch.nn.Module):
         return np.asarray(output[0].double().numpy())
 
     def _exact_dtype(self) -> str:
-        """Return "float64" if the module runs in it, else "float32"."""
         try:
             self._each_token(slice(0, 1))
         except RuntimeError:  # raised by torch when dtypes do not match

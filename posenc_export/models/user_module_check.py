@@ -92,7 +92,6 @@ def outputs_of(where: str, module: torch.nn.Module, vocabulary: int, width: int)
 
 
 def _first_call(inner: Inner, vocabulary: int, width: int) -> Tuple[Any, ...]:
-    """Return the arguments of a first call, with empty caches."""
     ids, states = torch.zeros(BATCH, LENGTH, dtype=torch.int64), torch.ones(BATCH, LENGTH, width)
     x = ids if vocabulary else states
     positions = torch.arange(LENGTH).clamp(max=inner.config.max_positions - 1).repeat(BATCH, 1)
@@ -102,7 +101,6 @@ def _first_call(inner: Inner, vocabulary: int, width: int) -> Tuple[Any, ...]:
 
 
 def _check_received(where: str, arguments: Tuple[Any, ...], received: Tuple[Any, ...]) -> None:
-    """Check that the block got the arguments of forward."""
     names = CALL[len("forward(") : -1].split(", ")
     if len(received) != len(arguments):
         rule = f"the block to be called with {', '.join(names)} as positional arguments"

@@ -85,7 +85,6 @@ def _print(line: str) -> None:
 
 @contextlib.contextmanager
 def _registered(cls: Type[PositionEncoding]) -> Iterator[None]:
-    """Context in which the class is registered under NAME."""
     encodings.register(NAME, cls)
     try:
         yield

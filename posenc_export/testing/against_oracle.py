@@ -74,7 +74,6 @@ def check(
 
 
 def _problem(encoding: PositionEncoding, hook: str, worst: Worst, bound: float) -> str:
-    """Return the message about a hook that differs from its oracle."""
     derived = isinstance(encoding, (FunctionBias, FunctionRotation))
     if not (math.isfinite(worst.actual) and math.isfinite(worst.expected)):
         return _not_finite(hook, worst, derived)
@@ -104,7 +103,6 @@ def _problem(encoding: PositionEncoding, hook: str, worst: Worst, bound: float) 
 
 
 def _not_finite(hook: str, worst: Worst, derived: bool) -> str:
-    """Return the message about numbers that are not finite."""
     got = f"{worst.actual:.8g} from {hook} and {worst.expected:.8g} from its oracle"
     if derived:
         got = f"{worst.actual:.8g} from your function"

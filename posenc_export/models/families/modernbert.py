@@ -53,7 +53,6 @@ def _types(config: Settings) -> List[str]:
 
 
 def _layers(config: Settings, norm: Named) -> Dict[str, LayerConfig]:
-    """Return the kind of layer of each layer type."""
     bias, reach = config.flag("attention_bias", False), config.whole("local_attention") // 2
     attention = plain.attention(config, bias, sees={"name": "both"})
     mlp_bias, near = config.flag("mlp_bias", False), {"name": "near", "reach": reach}

@@ -197,7 +197,6 @@ class Experts(torch.nn.Module):
         return y if self.shared is None else y + self.shared.exact(x)
 
     def _exact_expert(self, expert: int, row: np.ndarray) -> np.ndarray:
-        """Apply one expert to one token [E], to [E]."""
 
         def through(name: str, values: np.ndarray) -> np.ndarray:
             bias: Optional[Tensor] = getattr(self, name + "_bias")
