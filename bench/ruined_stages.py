@@ -14,13 +14,13 @@ import numpy as np
 
 from bench.ruined_graphs import BLOCKED, FEW_BITS, FORMATS, NATIVE, ORIGINAL, WEIGHT
 from posenc_export.export.targets import (
+    by_query,
     fused_weights,
     native_attention,
     ort,
     ort_attention,
     ort_slots,
     standard,
-    two_rotations,
 )
 from posenc_export.export.targets.builder import Builder
 from posenc_export.ops import graph
@@ -169,7 +169,9 @@ def _last_slot_lost(lengths: Callable[..., Any]) -> Callable[..., Any]:
 def far_keys_unwritten(op: Builder, node: Any) -> Any:
     """Cache zeros in place of the entries of keys for queries beyond the original length."""
     zeros = op.Sub(node.far, node.far)
-    return two_rotations.key(op, SimpleNamespace(near=node.near, far=zeros, rotary=node.rotary))
+    return by_query.join_rotations(
+        op, SimpleNamespace(near=node.near, far=zeros, rotary=node.rotary)
+    )
 
 
 def _distances_short(distances: Callable[..., Any]) -> Dict[Any, Callable[..., Any]]:

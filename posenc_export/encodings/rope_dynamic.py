@@ -26,7 +26,7 @@ from posenc_export.encodings.shared.rotary import (
     multiply_pairs,
     rotary_size,
 )
-from posenc_export.ops import turned_keys
+from posenc_export.ops import by_query
 from posenc_export.shared.refusal import refusal
 
 Keys = Literal["raw", "rotated"]
@@ -100,7 +100,7 @@ class RoPEDynamic(PositionEncoding):
         if self.keys == "rotated" or self.lengths == "per_call":
             return ops.attend(q, keys, values, mask, None, scale)
         second = None if self.single else self.second.rows
-        return turned_keys.attend(
+        return by_query.attend_turned_keys(
             q,
             keys,
             values,

@@ -28,7 +28,7 @@ from posenc_export.encodings.shared.rotary import (
     rotary_size,
     waves_of,
 )
-from posenc_export.ops import two_rotations
+from posenc_export.ops import by_query
 from posenc_export.shared.refusal import refusal
 
 Factors = Union[str, Sequence[float]]
@@ -92,9 +92,9 @@ class RoPELongRoPE(PositionEncoding):
         if self.keys == "rotated":
             return self.rotate_short(q, positions), self.rotate_short(k, positions)
         near, far = self.rotate_short(q, positions), self.rotate_long(q, positions)
-        of_q = two_rotations.query(near, far, positions, self.size, self.original)
+        of_q = by_query.choose_rotation(near, far, positions, self.size, self.original)
         near, far = self.rotate_short(k, positions), self.rotate_long(k, positions)
-        return of_q, two_rotations.key(near, far, self.size)
+        return of_q, by_query.join_rotations(near, far, self.size)
 
     def edges(self) -> List[Edge]:
         if self.fixed:

@@ -7,14 +7,7 @@ from typing import Dict, List, NamedTuple, Optional, Sequence, Union
 
 import torch
 
-from posenc_export.export import (
-    facts,
-    half_precision,
-    loaders,
-    numbers,
-    quality,
-    trained_numbers,
-)
+from posenc_export.export import facts, half_precision, loaders, numbers, quality, trained_numbers
 from posenc_export.export.bounds import accuracy_of
 from posenc_export.export.compile_errors import explain_errors
 from posenc_export.export.describe import Model, describe, text_of

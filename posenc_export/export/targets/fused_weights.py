@@ -8,8 +8,8 @@ import onnx_ir as ir
 from posenc_export.export.quantization.grid import Codes, Grid, OnGrid
 from posenc_export.export.targets import experts, offsets
 from posenc_export.export.targets.builder import MICROSOFT, Builder
-from posenc_export.export.targets.quantized_weights import Weights, dequantized, product
 from posenc_export.export.targets.rewriter import NodeLowering
+from posenc_export.export.targets.standard_weights import Weights, dequantized, product
 
 # Accuracy_level of MatMulNBits; activations are rounded in blocks of one token, so outputs do not
 # depend on other tokens.

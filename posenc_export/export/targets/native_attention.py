@@ -6,20 +6,9 @@ from typing import Any, Dict, List, Optional, Tuple
 
 import onnx_ir as ir
 
-from posenc_export.export.targets import (
-    distance_tables,
-    ort_attention,
-    ort_slots,
-    standard,
-)
+from posenc_export.export.targets import distance_tables, ort_attention, ort_slots, standard
 from posenc_export.export.targets.builder import Builder, size
-from posenc_export.ops.graph import (
-    Append,
-    Attend,
-    AttentionWeights,
-    Mask,
-    Rotate,
-)
+from posenc_export.ops.graph import Append, Attend, AttentionWeights, Mask, Rotate
 from posenc_export.runtime.graphs.kernel_library import DOMAIN, OPERATOR
 
 # A rotation: tables of queries, tables of keys, and the rows of tokens; None if they are the slots.

@@ -4,14 +4,7 @@ from typing import Any, Dict, Tuple
 
 import onnx_ir as ir
 
-from posenc_export.export.targets import (
-    content,
-    counts,
-    experts,
-    standard,
-    turned_keys,
-    two_rotations,
-)
+from posenc_export.export.targets import by_query, content, counts, experts, standard
 from posenc_export.export.targets.builder import Builder
 from posenc_export.export.targets.rewriter import Table
 from posenc_export.ops import graph
@@ -58,9 +51,9 @@ LOWERING: Tuple[Table, ...] = (
         graph.Distances: standard.distances,
         graph.Mask: standard.mask,
         graph.Attend: attend,
-        graph.AttendTurnedKeys: turned_keys.attend,
-        graph.JoinRotations: two_rotations.key,
-        graph.ChooseRotation: two_rotations.query,
+        graph.AttendTurnedKeys: by_query.attend_turned_keys,
+        graph.JoinRotations: by_query.join_rotations,
+        graph.ChooseRotation: by_query.choose_rotation,
         graph.Products: content.products,
         graph.WaveProducts: content.wave_products,
         graph.Pick: content.pick,

@@ -1,14 +1,104 @@
-"""Nodes of ai.onnx for rounded weights."""
+"""Nodes of ai.onnx for rounded weights, which nodes OnGrid name."""
 
-from typing import Mapping, Optional
+from typing import Any, Callable, Dict, Mapping, Optional, Set
 
 import numpy as np
 import onnx_ir as ir
 
-from posenc_export.export.quantization.grid import Codes, Grid
-from posenc_export.export.targets.builder import Builder
-from posenc_export.export.targets.quantized_weights import Weights, dequantized, flat, product
+from posenc_export.export.quantization.grid import Codes, Grid, OnGrid
+from posenc_export.export.targets import experts
+from posenc_export.export.targets.builder import Builder, transposed
 from posenc_export.export.targets.rewriter import NodeLowering
+
+# Takes the MatMul, its left operand or the part of it that an expert reads, and name and codes of
+# the weight.
+Product = Callable[[Builder, ir.Node, Optional[ir.Value], str, OnGrid], ir.Value]
+
+
+class Weights:
+    """The rounded weights that nodes of a graph read.
+
+    Attributes:
+        stored: names of the weights that were found.
+    """
+
+    def __init__(self) -> None:
+        self.stored: Set[str] = set()
+
+    def of_product(self, op: Builder, node: ir.Node) -> Dict[str, OnGrid]:
+        """Return the right operand of a MatMul by name: a transposed weight [N,K], or weights
+        [experts,K,N] by expert; empty if it is not rounded.
+        """
+        x, value = node.inputs
+        name, found = op.rounded(transposed(value))
+        if found is not None and found[1].scales.ndim == 2:
+            return self._found(name, found)
+        name, found = op.rounded(value)
+        if (
+            found is None
+            or x is None
+            or (x.shape is not None and len(x.shape) != 4)
+            or found[1].scales.ndim != 3
+        ):
+            return {}
+        grid, codes = found
+        by_expert = {
+            f"{name}.{expert}": (grid, Codes(*parts, codes.inputs))
+            for expert, parts in enumerate(zip(codes.codes, codes.scales, strict=True))
+        }
+        self.stored |= set(by_expert)
+        return by_expert
+
+    def of_table(self, op: Builder, node: ir.Node) -> Dict[str, OnGrid]:
+        """Return the rounded table [N,K] that a Gather reads, by name; else empty."""
+        if node.attributes.get_int("axis", 0) == 0:
+            return self._found(*op.rounded(node.inputs[0]))
+        return {}
+
+    def of_all(self, op: Builder, value: Optional[ir.Value]) -> Optional[OnGrid]:
+        """Return weights [experts,N,K] that MoE reads, or None if they are not rounded."""
+        name, found = op.rounded(value)
+        self._found(name, found)
+        return found
+
+    def _found(self, name: str, found: Optional[OnGrid]) -> Dict[str, OnGrid]:
+        self.stored |= set() if found is None else {name}
+        return {} if found is None else {name: found}
+
+
+def product(op: Builder, node: ir.Node, weights: Weights, emit: Product) -> Optional[ir.Value]:
+    """Replace a MatMul by products `emit` with a rounded weight, or one for each expert."""
+    rounded = weights.of_product(op, node)
+    if len(rounded) < 2:
+        return next((emit(op, node, node.inputs[0], *of) for of in rounded.items()), None)
+    read = experts.parts(op, node.inputs[0], len(rounded))
+    return op.Concat(
+        *(emit(op, node, x, *of) for x, of in zip(read, rounded.items(), strict=True)), axis=1
+    )
+
+
+def dequantized(
+    op: Builder, node: ir.Node, x: Optional[ir.Value], name: str, found: OnGrid
+) -> ir.Value:
+    """x W with DequantizeLinear before MatMul."""
+    grid, codes = found
+    dtype = ir.DataType.INT4 if grid.bits == 4 else None
+    turned = codes.scales[:, 0] if grid.block is None else codes.scales.T
+    stored = op.weight(f"{name}.codes", lambda: np.ascontiguousarray(flat(codes).T), dtype)
+    scales = op.weight(f"{name}.scales", lambda: np.ascontiguousarray(turned))
+    zeros = codes.zeros(grid.bits)
+    inputs = [stored, scales]
+    if zeros is not None:
+        inputs.append(op.weight(f"{name}.zeros", lambda: np.ascontiguousarray(zeros.T), dtype))
+    how: Dict[str, Any] = {"axis": 1}
+    if grid.block is not None:
+        how = {"axis": 0, "block_size": grid.block}
+    return op.MatMul(x, op.DequantizeLinear(*inputs, **how))
+
+
+def flat(codes: Codes) -> np.ndarray:
+    """Return the codes without padding [N,K] int8."""
+    return codes.codes.reshape(len(codes.codes), -1)[:, : codes.inputs]
 
 
 class Standard:

@@ -4,10 +4,9 @@ independent implementation in float64 numpy. The oracle of a model is composed o
 
 from typing import Any, Dict, Type
 
-from posenc_export.models.parts import residuals, visibility
+from posenc_export.models.parts import norms, residuals, visibility
 from posenc_export.models.parts.experts import Experts
 from posenc_export.models.parts.features import Convolutions, HiddenStates
-from posenc_export.models.parts.head_norms import ProjectionNorm, SeparateHeadNorms, SharedHeadNorm
 from posenc_export.models.parts.mlps import Gated, Plain
 from posenc_export.models.parts.norms import NORMS, Identity
 from posenc_export.models.parts.projections import Grouped, Latent, Queries
@@ -20,9 +19,9 @@ PARTS: Dict[str, Dict[str, Type[Any]]] = {
     "norm": NORMS,
     "head_norm": {
         "none": Identity,
-        "head": SharedHeadNorm,
-        "each": SeparateHeadNorms,
-        "projection": ProjectionNorm,
+        "head": norms.SharedHeadNorm,
+        "each": norms.SeparateHeadNorms,
+        "projection": norms.ProjectionNorm,
     },
     "projection": {"grouped": Grouped, "latent": Latent, "queries": Queries},
     "sees": {

@@ -1,4 +1,9 @@
-"""A semantic operation: attention over keys that are turned further for each query."""
+"""Semantic operations for rotations that depend on the query.
+
+Heads in two rotations: near for queries below a position, far for the others. A key has the entries
+of both, and a query has zeros for those of the rotation that it does not use, so that their product
+is the score. Or keys are turned further for each query.
+"""
 
 from typing import Optional
 
@@ -10,7 +15,30 @@ from posenc_export.ops import graph
 from posenc_export.ops.graph import emitting
 
 
-def attend(
+def join_rotations(near: Tensor, far: Tensor, rotary: int) -> Tensor:
+    """Join keys [B,S,K,D] that differ in the first r = `rotary` entries: [B,S,K,D+r]."""
+    if not torch.jit.is_scripting() and emitting():
+        shape = [*near.shape[:3], near.size(3) + rotary]
+        return graph.JoinRotations.emit(near, shape, near, far, rotary)
+    return torch.cat((near, far[..., :rotary]), dim=-1)
+
+
+def choose_rotation(
+    near: Tensor, far: Tensor, positions: Tensor, rotary: int, first_far: int
+) -> Tensor:
+    """Choose between queries [B,S,H,D] rotated in two ways for keys from `join_rotations`: far for
+    positions [B,S] int64 from first_far on, otherwise near: [B,S,H,D+r].
+    """
+    if not torch.jit.is_scripting() and emitting():
+        shape = [*near.shape[:3], near.size(3) + rotary]
+        return graph.ChooseRotation.emit(near, shape, near, far, positions, rotary, first_far)
+    is_far = positions.ge(first_far)[:, :, None, None]
+    of_near = near[..., :rotary].masked_fill(is_far, 0.0)
+    of_far = far[..., :rotary].masked_fill(~is_far, 0.0)
+    return torch.cat((of_near, near[..., rotary:], of_far), dim=-1)
+
+
+def attend_turned_keys(
     q: Tensor,
     keys: Tensor,
     values: Tensor,
@@ -48,7 +76,7 @@ def attend(
         if int(positions.max()) < first_turned:
             return ops.attend(q, keys, values, mask, None, scale)
     angles = ops.reduced_angle(_angles(positions, key_positions, first, second))
-    scores = products(q, keys, angles, interleaved)
+    scores = _products(q, keys, angles, interleaved)
     return ops.weighted_values(ops.attention_weights(scale * scores, mask), values)
 
 
@@ -69,7 +97,7 @@ def _angles(
     return ops.distances(positions, key_positions).to(torch.float64).unsqueeze(4) * drift
 
 
-def products(q: Tensor, keys: Tensor, angles: Tensor, interleaved: bool) -> Tensor:
+def _products(q: Tensor, keys: Tensor, angles: Tensor, interleaved: bool) -> Tensor:
     """Rotate the first r entries of keys [B,K,T,D] by angles [B,1,S,T,r/2] float32, which depend
     on the query, and multiply with q [B,S,H,D]: [B,H,S,T] float32.
     """
