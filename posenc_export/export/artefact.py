@@ -74,24 +74,8 @@ def export(
         OSError: the folder cannot be written, or the disk is full; an existing artefact is
             unchanged.
     """
-    return export_all(
-        model,
-        [target],
-        folder,
-        ExportOptions(
-            signature,
-            dtype,
-            verify,
-            progress,
-            weights,
-            calibrate,
-            cache,
-            tolerance,
-            text,
-            max_loss,
-            size,
-        ),
-    )[0]
+    how = (signature, dtype, verify, progress, weights, calibrate, cache, tolerance, text)
+    return export_all(model, [target], folder, ExportOptions(*how, max_loss, size))[0]
 
 
 def export_all(

@@ -34,21 +34,14 @@ def accuracy_of(model: Model, manifest: Manifest) -> Accuracy:
 def _noise(manifest: Manifest) -> float:
     """Return the rounding error of one product, relative to it; 0 in float32."""
     of_dtype = {"float16": FLOAT16_NOISE, "bfloat16": BFLOAT16_NOISE}.get(manifest.dtype, 0.0)
-    few_bits = manifest.weights
-    of_weights = DECODED * of_dtype if few_bits else 0.0
-    of_activations = (
-        rounding_noise(8, format_of(few_bits.format).shared)
-        if few_bits and few_bits.activations == "int8"
-        else 0.0
-    )
-    return math.hypot(
-        of_dtype,
-        of_activations,
-        of_weights,
-        cache_noise(manifest.calibration.tokens)
-        if manifest.cache and manifest.calibration
-        else 0.0,
-    )
+    few_bits, sources = manifest.weights, [of_dtype]
+    if few_bits and few_bits.activations == "int8":
+        sources.append(rounding_noise(8, format_of(few_bits.format).shared))
+    if few_bits:
+        sources.append(DECODED * of_dtype)
+    if manifest.cache and manifest.calibration:
+        sources.append(cache_noise(manifest.calibration.tokens))
+    return math.hypot(*sources)
 
 
 def extent(model: Model) -> Tuple[int, int]:

@@ -109,11 +109,8 @@ def _case(inputs: np.ndarray, original: Callable[..., Any]) -> Case:
 def _outputs(original: Callable[..., Any], tokens: np.ndarray) -> np.ndarray:
     with torch.no_grad():
         returned = original(torch.from_numpy(tokens.copy()))
-    value = (
-        returned[0]
-        if isinstance(returned, (tuple, list))
-        else next((getattr(returned, name) for name in FIELDS if hasattr(returned, name)), returned)
-    )
+    value = returned[0] if isinstance(returned, (tuple, list)) else returned
+    value = next((getattr(value, name) for name in FIELDS if hasattr(value, name)), value)
     if not isinstance(value, Tensor):
         remedy = "give a function that returns the outputs alone"
         raise refusal("compare", "the original to return a tensor", type(value).__name__, remedy)

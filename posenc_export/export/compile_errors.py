@@ -36,14 +36,10 @@ def explain_errors(target: str, model: Model, packages: Iterable[str]) -> Iterat
         )
         takes = TAKES.get(target, "torch.onnx.export traces")
         cause = _cause(error)
-        change = (
-            (
-                "write forward with the arguments of AttentionBlock.forward, as "
-                "docs/own-model.md shows,"
-            )
-            if VARIABLE in cause
-            else "change the code"
-        )
+        change = "change the code"
+        if VARIABLE in cause:
+            change = "write forward with the arguments of AttentionBlock.forward, as "
+            change += "docs/own-model.md shows,"
         raise ValueError(
             f"export: target {target}: {what}: expected code that {takes}, got {cause}; "
             f"{change} or choose another target"

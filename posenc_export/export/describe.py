@@ -99,11 +99,7 @@ def text_of(model: Model) -> Text:
 
 def _packages(config: AnyConfig) -> Dict[str, Package]:
     origins = {name: encodings.origin(name) for name in encodings_of(config)}
-    return {
-        name: Package(package.name, package.version)
-        for name, package in origins.items()
-        if package is not None
-    }
+    return {name: Package(o.name, o.version) for name, o in origins.items() if o is not None}
 
 
 def eager(model: Model, signature: str = "positions") -> Tuple[torch.nn.Module, Manifest]:

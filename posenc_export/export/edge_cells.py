@@ -87,13 +87,9 @@ def edge_errors(source: Source, manifest: Manifest, folder: Path, say: Progress)
     session = _opened(made, described, folder, max(plan.length, BEFORE + BESIDE + 1))
     accuracy = accuracy_of(written, described)
     cells = [] if compared is None else long_cells(described, compared, accuracy.rounds, TITLE)
-    cells += [
-        Cell(
-            f"{TITLE}{edge.name} from position {edge.at - BEFORE:,} on",
-            functools.partial(_far, case=case),
-        )
-        for edge, case in starts
-    ]
+    for edge, case in starts:
+        name = f"{TITLE}{edge.name} from position {edge.at - BEFORE:,} on"
+        cells.append(Cell(name, functools.partial(_far, case=case)))
     measured = measure_cells(session, cells, accuracy)
     shutil.rmtree(folder)
     bounds = dict.fromkeys(measured.cells, accuracy.tolerance)

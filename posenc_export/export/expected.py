@@ -2,7 +2,7 @@
 dtype.
 """
 
-from typing import Dict, List, Optional, Sequence, Tuple
+from typing import Dict, Optional, Sequence, Tuple
 
 import numpy as np
 
@@ -37,31 +37,20 @@ def expected_outputs(
         long: also compute those of the long sequence (runtime/verification/grid_inputs.py).
         say: reports how many tokens are read.
     """
-    session, edges = (
-        eager_session(model, length_of(manifest)),
-        indices_of(edges_of(model), manifest),
-    )
-    of_case, length = (
-        2 * max(BATCHES) * length_of(manifest),
-        length_for(manifest, edges) if long else 0,
-    )
-    steps = Steps(
-        say,
-        f"{manifest.target}: computing the outputs of the module",
-        len(starts(manifest)) * of_case + length,
-        "tokens",
-    )
+    session = eager_session(model, length_of(manifest))
+    edges = indices_of(edges_of(model), manifest)
+    of_case, length = 2 * max(BATCHES) * length_of(manifest), 0
+    if long:
+        length = length_for(manifest, edges)
+    what = f"{manifest.target}: computing the outputs of the module"
+    steps = Steps(say, what, len(starts(manifest)) * of_case + length, "tokens")
     cases, sequence = {}, None
     for start in starts(manifest):
         cases[start] = _case(session, manifest, start)
         steps.advance(len(cases) * of_case)
     if length:
-        sequence = outputs_by(
-            eager_session(model, length),
-            manifest,
-            edges,
-            lambda read: steps.advance(len(cases) * of_case + read),
-        )
+        whole, before = eager_session(model, length), len(cases) * of_case
+        sequence = outputs_by(whole, manifest, edges, lambda read: steps.advance(before + read))
     columns, *of_readout = (np.arange(int(value.axes[-1])) for value in manifest.outputs)
     return Expected(columns, cases, _attribute_cases(session, manifest), sequence, *of_readout)
 
@@ -90,7 +79,7 @@ def full_pass(
 ) -> np.ndarray:
     """Return the outputs of all tokens in one call of a session that computes in float32."""
     session.reset()
-    rows = None if encoder is None else _wide_rows(list(encoder))
+    rows = None if encoder is None else [row.astype(np.float32) for row in encoder]
     chunk = tokens.shape[1]
     return session.prefill(_wide(tokens), start=start, chunk=chunk, encoder=rows)
 
@@ -101,28 +90,12 @@ def _attribute_cases(
     found = {}
     for name, fed in attribute_inputs(manifest).items():
         session.reset()
-        tokens, grid, token_types = (
-            _wide(fed.tokens),
-            fed.attributes.get("grid"),
-            fed.attributes.get("token_types"),
-        )
-        found[name] = (
-            fed,
-            session.prefill(
-                tokens,
-                attention_mask=fed.mask,
-                chunk=tokens.shape[1],
-                grid=grid,
-                token_types=token_types,
-            ),
-        )
+        how = {key: fed.attributes.get(key) for key in ("grid", "token_types")}
+        how |= {"attention_mask": fed.mask, "chunk": fed.tokens.shape[1]}
+        found[name] = fed, session.prefill(_wide(fed.tokens), **how)
     return found
 
 
 def _wide(tokens: np.ndarray) -> np.ndarray:
     """Return token ids unchanged, and hidden states in float32."""
     return tokens if tokens.dtype == np.int64 else tokens.astype(np.float32)
-
-
-def _wide_rows(rows: Optional[List[np.ndarray]]) -> Optional[List[np.ndarray]]:
-    return None if rows is None else [row.astype(np.float32) for row in rows]

@@ -161,11 +161,8 @@ def _arguments(
         return torch.randn(1, places.size(1), *sizes, generator=random).bfloat16().to(dtype)
 
     if hook == "rotate":
-        return (
-            numbers(geometry.heads, geometry.head_size),
-            numbers(geometry.kv_heads or geometry.heads, geometry.head_size),
-            coordinates,
-        )
+        counts = geometry.heads, geometry.kv_heads or geometry.heads
+        return *(numbers(count, geometry.head_size) for count in counts), coordinates
     if hook == "bias":
         return places, places
     states = [

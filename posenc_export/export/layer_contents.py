@@ -149,10 +149,6 @@ class _Walk:
         if isinstance(value, msgspec.Struct):
             fields = value.__struct_fields__
             return type(value), *(self.of(getattr(value, name)) for name in fields)
-        if (
-            isinstance(value, type)
-            or not hasattr(value, "__dict__")
-            or isinstance(value, types.ModuleType)
-        ):
+        if isinstance(value, (type, types.ModuleType)) or not hasattr(value, "__dict__"):
             return "object", id(value)
         return type(value), *((name, self.of(part)) for name, part in sorted(vars(value).items()))

@@ -95,9 +95,8 @@ def _common(config: StackConfig, model_type: Tuple[str, str]) -> Dict[str, Any]:
         "num_hidden_layers": len(config.order),
         "num_attention_heads": attention.heads,
         "max_position_embeddings": config.max_positions,
-        "transformers.js_config": {
-            "dtype": "fp32"
-        },  # selects the file name model.onnx, for every dtype of the graph
+        # Selects the file name model.onnx, for every dtype of the graph.
+        "transformers.js_config": {"dtype": "fp32"},
     }
 
 
@@ -144,15 +143,8 @@ def _genai(config: StackConfig, manifest: Manifest, shape: Tuple[Axis, Axis]) ->
         **ids,
         "decoder": decoder,
     }
-    in_place = manifest.in_place
-    return {
-        "model": model,
-        "search": {
-            "do_sample": False,
-            "max_length": manifest.max_positions,
-            "past_present_share_buffer": in_place,
-        },
-    }
+    search = {"do_sample": False, "max_length": manifest.max_positions}
+    return {"model": model, "search": {**search, "past_present_share_buffer": manifest.in_place}}
 
 
 def _put(path: Path, content: Dict[str, Any]) -> None:

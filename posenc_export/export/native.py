@@ -71,11 +71,8 @@ def compile_artefact(
     with staging as path:
         made = path / "made"
         made.mkdir()
-        kept = {
-            name: listed
-            for name, listed in manifest.files.items()
-            if name not in (graph_file(manifest), trained_numbers.FILE_NAME)
-        }
+        others = (graph_file(manifest), trained_numbers.FILE_NAME)
+        kept = {name: entry for name, entry in manifest.files.items() if name not in others}
         for name in kept:
             shutil.copyfile(folder / name, made / name)
         say(f"{AOTINDUCTOR}: compiling")
@@ -109,11 +106,8 @@ def check_compile(folder: Path, output: Path) -> None:
     if manifest.target != "pt2":
         rule = "an artefact of target pt2"
         raise refusal("compile", rule, f"target {manifest.target}", "export with --target pt2")
-    if (
-        manifest.reference is None
-        or manifest.certificate is None
-        or not manifest.certificate["passed"]
-    ):
+    certificate = manifest.certificate
+    if manifest.reference is None or certificate is None or not certificate["passed"]:
         got = f"{folder} without a passed certificate"
         raise refusal("compile", "a verified artefact", got, "export it without --no-verify")
     if output.resolve() == folder.resolve():

@@ -25,9 +25,8 @@ def against(model: Model) -> str:
 
 def _oracle_of(model: Model, case: Case, start: int) -> np.ndarray:
     """Return the oracle's output for the first row of a case, [1,L,*] float64."""
-    return oracle.full_pass(
-        model, case.tokens[0], start, encoder=None if case.encoder is None else case.encoder[0]
-    )[None]
+    encoder = None if case.encoder is None else case.encoder[0]
+    return oracle.full_pass(model, case.tokens[0], start, encoder=encoder)[None]
 
 
 def oracle_cells(
@@ -35,12 +34,8 @@ def oracle_cells(
 ) -> Dict[str, float]:
     """Return the errors of the expected outputs of one row per case against the float64 oracle."""
     cells, model = {}, in_dtype(model, "float32")
-    steps = Steps(
-        say,
-        f"{manifest.target}: comparing the module with its formula",
-        len(expected.cases) + len(expected.attribute_cases),
-        "rows",
-    )
+    what = f"{manifest.target}: comparing the module with its formula"
+    steps = Steps(say, what, len(expected.cases) + len(expected.attribute_cases), "rows")
     for start, case in expected.cases.items():
         exact = _oracle_of(model, case, start)
         cells[f"oracle, start {start}"] = worst_error(case.full[:1], exact)

@@ -147,11 +147,8 @@ def _of_text(session: Session, plain: Session, sample: Sample, say: Progress = s
             read = window[None, begin : min(begin + READ, len(window) - 1)]
             actual, expected = (of.prefill(read, chunk=READ) for of in (session, plain))
             skipped = max(first - 1 - begin, 0)
-            loss.add(
-                actual[:, skipped:],
-                expected[:, skipped:],
-                window[None, begin + 1 + skipped : begin + 1 + read.shape[1]],
-            )
+            following = window[None, begin + 1 + skipped : begin + 1 + read.shape[1]]
+            loss.add(actual[:, skipped:], expected[:, skipped:], following)
         steps.advance()
     return loss
 

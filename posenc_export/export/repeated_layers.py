@@ -166,17 +166,11 @@ class _Completion:
         if not name.startswith(LAYER) or int(layer) not in self.traced:
             return None
         tensor = self.layers[int(layer)].get(within)
-        return (
-            None
-            if tensor is None  # a constant, equal in all layers of a kind
-            or any(
-                tensor is other
-                for index, of in enumerate(self.layers)
-                if index != int(layer)
-                for other in of.values()
-            )
-            else (int(layer), within)
-        )
+        if tensor is None:  # a constant, equal in all layers of a kind
+            return None
+        others = (of for index, of in enumerate(self.layers) if index != int(layer))
+        shared = any(tensor is other for of in others for other in of.values())
+        return None if shared else (int(layer), within)
 
     def _behind(self, index: int, mark: ir.Node) -> ir.Node:
         """Let a traced layer read the hidden states of the layer before it, and return its mark."""
@@ -209,14 +203,9 @@ class _Completion:
                 of[old] = new
             self.graph.insert_after(mark, made)
             mark = made
-        outputs = {
-            name: value
-            for name, value in self.outputs.items()
-            if name.startswith(f"present.{template}.")
-        }
-        self.outputs |= {
-            f"present.{layer}.{name.split('.', 2)[2]}": of[value] for name, value in outputs.items()
-        }
+        for name, value in list(self.outputs.items()):
+            if name.startswith(f"present.{template}."):
+                self.outputs[f"present.{layer}.{name.split('.', 2)[2]}"] = of[value]
         return mark
 
     def _states(self, template: int, layer: int) -> Dict[ir.Value, ir.Value]:
@@ -241,12 +230,8 @@ class _Completion:
             return value
         name = f"{LAYER}{layer}.{weight[1]}"
         if name not in self.graph.initializers:
-            made = ir.Value(
-                name=name,
-                shape=value.shape,
-                type=value.type,
-                const_value=ir.tensor(self.layers[layer][weight[1]].detach(), name=name),
-            )
+            tensor = ir.tensor(self.layers[layer][weight[1]].detach(), name=name)
+            made = ir.Value(name=name, shape=value.shape, type=value.type, const_value=tensor)
             self.graph.register_initializer(made)
         return self.graph.initializers[name]
 

@@ -20,12 +20,8 @@ class Signature(torch.nn.Module):
 
     def __init__(self, model: Model) -> None:
         super().__init__()
-        self.model, self.axes, self.first_cache, self.cached = (
-            model,
-            model.axes,
-            model.embed_states,
-            has_cache(model),
-        )
+        self.model, self.axes = model, model.axes
+        self.first_cache, self.cached = model.embed_states, has_cache(model)
 
 
 class PositionSignature(Signature):

@@ -93,11 +93,9 @@ def _traced(
 ) -> Tuple[ir.Model, TracedConstants]:
     """Return the optimized graph, and what was computed from constants before."""
     part, whole = RepeatedLayers.of(model), wrap(model, manifest.signature)
-    module, marking = (
-        (whole, contextlib.ExitStack())
-        if part is None
-        else (wrap(part.model, manifest.signature), part.marking())
-    )
+    module, marking = whole, contextlib.ExitStack()
+    if part is not None:
+        module, marking = wrap(part.model, manifest.signature), part.marking()
     arguments, shapes = trace_inputs(manifest if part is None else part.manifest(manifest))
     # torch.onnx warns of deprecations inside itself, and logs that optional packages are not
     # installed; the resulting graph is checked instead.

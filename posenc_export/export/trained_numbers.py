@@ -119,12 +119,9 @@ def with_trained_encodings(folder: Union[str, Path]) -> Inner:
     with torch.device("meta"):
         model: Inner = MODELS[type(config)](config)
     for name, encoding in _encodings(model):
-        encoding.load_state_dict(
-            {
-                key: _read(folder, manifest, f"{name}.{key}", value)
-                for key, value in encoding.state_dict().items()
-            }
-        )
+        state = encoding.state_dict().items()
+        stored = {key: _read(folder, manifest, f"{name}.{key}", value) for key, value in state}
+        encoding.load_state_dict(stored)
     return model
 
 
@@ -136,11 +133,9 @@ def _read(folder: Path, manifest: Manifest, name: str, like: Tensor) -> Tensor:
             f"artefact {folder}: expected the trained numbers {name} of an encoding with shape "
             f"{list(like.shape)}"
         )
-        remedy = (
-            "give the pt2 artefact that it was compiled from"
-            if manifest.compiled is not None
-            else "export it again with this version"
-        )
+        remedy = "export it again with this version"
+        if manifest.compiled is not None:
+            remedy = "give the pt2 artefact that it was compiled from"
         raise ValueError(
             f"{rule}, got {'none' if numbers is None else list(numbers.shape)}; {remedy}"
         )

@@ -30,11 +30,8 @@ Hook = Callable[[torch.nn.Module, Any, Any], None]
 def moments(model: Model, sample: Sample, say: Progress = silent) -> Iterator[Dict[str, Tensor]]:
     """Yield the mean of x x' [K,K] float64 of each layer's inputs x; a pass per group of MEMORY."""
     layers = linear_layers(model)
-    same = {
-        f"{name}.up": f"{name}.gate"
-        for name, part in model.named_modules()
-        if isinstance(part, Gated)
-    }
+    gated = [name for name, part in model.named_modules() if isinstance(part, Gated)]
+    same = {f"{name}.up": f"{name}.gate" for name in gated}
     whole = not isinstance(model, Stack)  # of a Stack, nothing reads what its head computes
     for group in _groups({name: part for name, part in layers.items() if name not in same}):
         sums = {

@@ -111,14 +111,8 @@ def of_text(content: bytes, model: Model, what: str = "text") -> Sample:
 def _begin(reader: Any) -> List[int]:
     """Return the token ids that a tokenizer puts in front of a text."""
     plain, whole = (reader.encode("a", add_special_tokens=special).ids for special in (False, True))
-    return next(
-        (
-            whole[:index]
-            for index in range(len(whole))
-            if whole[index : index + len(plain)] == plain
-        ),
-        [],
-    )
+    starts = (at for at in range(len(whole)) if whole[at : at + len(plain)] == plain)
+    return whole[: next(starts, 0)]
 
 
 def _windows(rows: np.ndarray, length: int) -> np.ndarray:

@@ -57,12 +57,8 @@ def _largest(model: Model, sample: Sample, say: Progress) -> Dict[str, Tensor]:
                 found[name] = torch.maximum(found[name], y.abs().flatten(0, -2).amax(0))
 
             hooks.callback(norm.register_forward_hook(record).remove)
-        run(
-            model,
-            sample.kept(WINDOWS * sample.windows.shape[1]),
-            say,
-            "measuring inputs of weights",
-        )
+        few = sample.kept(WINDOWS * sample.windows.shape[1])
+        run(model, few, say, "measuring inputs of weights")
     return found
 
 
@@ -98,17 +94,11 @@ def _groups(model: Model) -> Iterator[Tuple[str, Norm, List[torch.nn.Linear]]]:
                 and isinstance(attention.projection, Grouped)
                 and not attention.by_content
             ):
-                yield from _group(
-                    f"{name}.residual.attention_norm",
-                    residual.attention_norm,
-                    [attention.projection.qkv],
-                )
+                read = [attention.projection.qkv]
+                yield from _group(f"{name}.residual.attention_norm", residual.attention_norm, read)
             if isinstance(mlp, (Gated, Plain)):
-                yield from _group(
-                    f"{name}.residual.mlp_norm",
-                    residual.mlp_norm,
-                    [mlp.gate, mlp.up] if isinstance(mlp, Gated) else [mlp.up],
-                )
+                read = [mlp.gate, mlp.up] if isinstance(mlp, Gated) else [mlp.up]
+                yield from _group(f"{name}.residual.mlp_norm", residual.mlp_norm, read)
 
 
 def _group(

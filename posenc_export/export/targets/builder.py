@@ -49,13 +49,8 @@ class Builder:
         cache: str = "",
         on_grid: Mapping[str, Rounding] = MappingProxyType({}),
     ) -> None:
-        self.model, self.graph, self.dtype, self.max_positions, self.cache = (
-            model,
-            model.graph,
-            dtype,
-            max_positions,
-            cache,
-        )
+        self.model, self.graph, self.dtype = model, model.graph, dtype
+        self.max_positions, self.cache = max_positions, cache
         self.onnx_dtype = {"float16": ir.DataType.FLOAT16, "bfloat16": ir.DataType.BFLOAT16}.get(
             dtype, ir.DataType.FLOAT
         )
@@ -134,13 +129,8 @@ class Builder:
             dtype: None for the dtype of the array; INT4 stores an int8 array in 4 bits.
         """
         if name not in self.graph.initializers:
-            self._initialiser(
-                ir.tensor(
-                    made() if dtype is None else made().astype(dtype.numpy()),
-                    dtype=dtype,
-                    name=name,
-                )
-            )
+            array = made() if dtype is None else made().astype(dtype.numpy())
+            self._initialiser(ir.tensor(array, dtype=dtype, name=name))
         return self.graph.initializers[name]
 
     def _initialiser(self, tensor: ir.TensorProtocol) -> ir.Value:

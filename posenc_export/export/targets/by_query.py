@@ -101,12 +101,8 @@ def _products(op: Builder, node: AttendTurnedKeys, angles: ir.Value) -> ir.Value
     """Rotate keys [B,K,T,D] by angles [B,1,S,T,r/2] for each query, as a batch [B*S,K,T,D] of
     RotaryEmbedding, and multiply them with that query: [B,H,S,T].
     """
-    heads, kv_heads, head_size, half = (
-        node.heads,
-        node.kv_heads,
-        size(node.q, 3),
-        size(node.first, 1),
-    )
+    heads, kv_heads = node.heads, node.kv_heads
+    head_size, half = size(node.q, 3), size(node.first, 1)
     q, keys = standard.in_float(op, node.q), standard.in_float(op, node.keys)
     queries, slots = op.Shape(q, start=1, end=2), op.Shape(keys, start=2, end=3)
     one, rest = op.constant([1]), op.constant([-1])

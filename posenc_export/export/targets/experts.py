@@ -19,12 +19,8 @@ SMALLEST = float(np.finfo(np.float32).tiny)  # lower bound of weights, whose log
 def dense(op: Builder, node: Experts) -> ir.Value:
     """Compute all experts for all tokens."""
     x = op.Unsqueeze(node.x, [1])
-    hidden = _unit(
-        op,
-        node,
-        _linear(op, x, node.gates, node.gates_bias),
-        _linear(op, x, node.ups, node.ups_bias),
-    )
+    gate = _linear(op, x, node.gates, node.gates_bias)
+    hidden = _unit(op, node, gate, _linear(op, x, node.ups, node.ups_bias))
     outputs = _linear(op, hidden, node.downs, node.downs_bias)
     by_expert = op.Unsqueeze(op.Transpose(node.weights, perm=[0, 2, 1]), [3])
     return op.ReduceSum(op.Mul(outputs, by_expert), [1], keepdims=0)
@@ -104,13 +100,9 @@ def quantized(op: Builder, node: ir.Node, first: OnGrid, second: OnGrid, accurac
         name: attribute.value for name, attribute in node.attributes.items()
     }
     if grid.bits == 8 and grid.block and not accuracy:
-        plain = (
-            _dequantized(op, weights, first),
-            bias,
-            _dequantized(op, others, second),
-            other_bias,
-        )
-        return op.MoE(x, logits, *plain, domain=MICROSOFT, **attributes)
+        of_units = _dequantized(op, weights, first), bias
+        of_downs = _dequantized(op, others, second), other_bias
+        return op.MoE(x, logits, *of_units, *of_downs, domain=MICROSOFT, **attributes)
     wide, deep = (
         inputs if grid.block is None else -(-inputs // grid.block) * grid.block
         for inputs in (width, hidden)

@@ -1,7 +1,7 @@
 """External data: large tensors are written to model.onnx.data, hashed and referenced."""
 
 from pathlib import Path
-from typing import Callable, Iterator, Optional
+from typing import Callable, Iterable, Iterator, Optional
 
 import numpy as np
 import onnx_ir as ir
@@ -43,11 +43,8 @@ def move_out(graph: ir.Graph, folder: Path, counted: Callable[[int, str], Steps]
             assert tensor is not None and value.name is not None
             stream.align(PAGE)
             offset = stream.bytes
-            for block in (
-                [memoryview(tensor.tobytes())]
-                if tensor.dtype.bitwidth < 8
-                else blocks(tensor.numpy())
-            ):  # tobytes packs 4-bit numbers in pairs
+            packed = tensor.dtype.bitwidth < 8  # tobytes packs 4-bit numbers in pairs
+            for block in [memoryview(tensor.tobytes())] if packed else blocks(tensor.numpy()):
                 stream.write(block)
             length, shape = stream.bytes - offset, ir.Shape(tensor.shape.numpy())
             value.const_value = ir.ExternalTensor(
@@ -59,16 +56,10 @@ def move_out(graph: ir.Graph, folder: Path, counted: Callable[[int, str], Steps]
 
 def blocks(array: np.ndarray) -> Iterator[memoryview]:
     """Yield little-endian bytes in row-major order, without a copy of memory in this form."""
-    rows = (
-        max(1, BLOCK * len(array) // max(array.nbytes, 1))
-        if array.ndim and not array.flags.c_contiguous
-        else None
-    )
-    for part in (
-        [array]
-        if rows is None
-        else (array[first : first + rows] for first in range(0, len(array), rows))
-    ):
-        yield (
-            np.ascontiguousarray(part, part.dtype.newbyteorder("<")).reshape(-1).view(np.uint8).data
-        )
+    parts: Iterable[np.ndarray] = [array]
+    if array.ndim and not array.flags.c_contiguous:
+        rows = max(1, BLOCK * len(array) // max(array.nbytes, 1))
+        parts = (array[first : first + rows] for first in range(0, len(array), rows))
+    for part in parts:
+        flat = np.ascontiguousarray(part, part.dtype.newbyteorder("<")).reshape(-1)
+        yield flat.view(np.uint8).data

@@ -54,18 +54,10 @@ class Fused:
             if self.accuracy == PLAIN:
                 return dequantized(op, node, x, name, found)
             return self._by_token(op, node, x, name, codes)
-        sizes = {
-            "K": codes.inputs,
-            "N": len(codes.codes),
-            "bits": grid.bits,
-            "block_size": grid.block,
-            "accuracy_level": self.accuracy,
-        }
-        inputs = [
-            x,
-            self._packed(op, name, grid, codes),
-            offsets.scales(op, f"{name}.scales", codes.scales),
-        ]
+        sizes: Dict[str, Any] = {"K": codes.inputs, "N": len(codes.codes), "bits": grid.bits}
+        sizes |= {"block_size": grid.block, "accuracy_level": self.accuracy}
+        stored = self._packed(op, name, grid, codes)
+        inputs = [x, stored, offsets.scales(op, f"{name}.scales", codes.scales)]
         zeros = codes.zeros(grid.bits)
         if zeros is not None:
             packed = op.weight(
@@ -86,31 +78,20 @@ class Fused:
     def _rows(self, op: Builder, node: ir.Node, name: str, grid: Grid, codes: Codes) -> ir.Value:
         # Those of a tied head; computed once, when the graph is loaded.
         scales = op.Unsqueeze(offsets.scales(op, f"{name}.scales", codes.scales), [2])
-        attributes = {
-            "bits": grid.bits,
-            "block_size": grid.block,
-            "gather_axis": 0,
-            "quantize_axis": 2,
-        }
+        attributes = {"bits": grid.bits, "block_size": grid.block}
+        attributes |= {"gather_axis": 0, "quantize_axis": 2}
         stored, zeros = self._packed(op, name, grid, codes), codes.zeros(grid.bits)
         # Each block has a byte for its zero point, also with 4 bits.
-        of_blocks = (
-            []
-            if zeros is None
-            else [
-                op.weight(
-                    f"{name}.zeros_of_blocks",
-                    lambda: (zeros.astype(np.int16) + grid.half).astype(np.uint8)[..., None],
-                )
-            ]
-        )
+        of_blocks = []
+        if zeros is not None:
+            points = (zeros.astype(np.int16) + grid.half).astype(np.uint8)[..., None]
+            of_blocks = [op.weight(f"{name}.zeros_of_blocks", lambda: points)]
         blocks = op.GatherBlockQuantized(
             stored, node.inputs[1], scales, *of_blocks, domain=MICROSOFT, **attributes
         )
-        flat = op.Reshape(
-            blocks if of_blocks else offsets.add_to_rows(op, blocks, node.inputs[1], name, codes),
-            [0, 0, -1],
-        )
+        if not of_blocks:
+            blocks = offsets.add_to_rows(op, blocks, node.inputs[1], name, codes)
+        flat = op.Reshape(blocks, [0, 0, -1])
         if codes.codes[0].size == codes.inputs:
             return flat
         return op.Slice(flat, [0], [codes.inputs], [2])
@@ -143,13 +124,9 @@ class Fused:
 
     def _zero_points(self, op: Builder, node: ir.Node, of_token: ir.Value) -> ir.Value:
         """Return a zero point for each token, shared by products of equal shapes."""
-        axes = node.outputs[0].shape
-        known = (
-            None
-            if axes is None
-            else tuple(axis if isinstance(axis, int) else axis.value for axis in axes[:-1])
-        )
-        if known is None or None in known:
+        axes = [None, None] if node.outputs[0].shape is None else node.outputs[0].shape
+        known = tuple(getattr(axis, "value", axis) for axis in axes[:-1])
+        if None in known:
             return _filled(op, of_token)
         if known not in self._zeros:
             self._zeros[known] = _filled(op, of_token)

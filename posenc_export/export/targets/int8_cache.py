@@ -34,17 +34,10 @@ def store(op: Builder, manifest: Manifest, scales: Mapping[str, np.ndarray]) -> 
     for node in op.graph:
         if node.op_type in NODES:
             node.resize_inputs(max(len(node.inputs), VALUE_SCALE + 1))
-            for past, scale in (
-                (node.inputs[PAST_KEY], KEY_SCALE),
-                (node.inputs[PAST_VALUE], VALUE_SCALE),
-            ):
-                node.replace_input_with(scale, _stored(op, past, scales))
-            node.attributes.update(
-                {
-                    name: ir.convenience.convert_attribute(name, value)
-                    for name, value in QUANTISED.items()
-                }
-            )
+            for past, scale in ((PAST_KEY, KEY_SCALE), (PAST_VALUE, VALUE_SCALE)):
+                node.replace_input_with(scale, _stored(op, node.inputs[past], scales))
+            for name, value in QUANTISED.items():
+                node.attributes[name] = ir.convenience.convert_attribute(name, value)
 
 
 def _stored(op: Builder, past: Optional[ir.Value], scales: Mapping[str, np.ndarray]) -> ir.Value:

@@ -30,11 +30,8 @@ def attend(op: Builder, node: graph.Attend) -> ir.Value:
         return standard.attend(op, node)
     key, value = appended
     heads = [op.merge_heads(part) for part in (node.q, key.new, value.new)]
-    attributes: Dict[str, Any] = {
-        "q_num_heads": node.heads,
-        "kv_num_heads": node.kv_heads,
-        **standard.scores_of(node),
-    }
+    attributes: Dict[str, Any] = {"q_num_heads": node.heads, "kv_num_heads": node.kv_heads}
+    attributes |= standard.scores_of(node)
     y, present_key, present_value = op.several(
         3, "Attention", *heads, standard.whole_mask(op, node), key.past, value.past, **attributes
     )
