@@ -20,6 +20,7 @@ from posenc_export.shared.suggestion import check_name as check_known
 from posenc_export.shared.suggestion import suggestion
 
 SHOWN = 3  # names of encodings in a label; further ones are shown as "..."
+ON_CPU = ("cpu", AOTINDUCTOR)  # every artefact has one of them, so that its name needs no provider
 
 
 def model_label(manifest: Manifest) -> str:
@@ -66,9 +67,6 @@ def _encodings(config: Dict[str, Any]) -> List[str]:
     specs = itertools.chain(on_tokens, *of_layers)
     names = list(dict.fromkeys(spec["name"] for spec in specs))
     return names if len(names) <= SHOWN else [*names[:SHOWN], "..."]
-
-
-ON_CPU = ("cpu", AOTINDUCTOR)  # every artefact has one of them, so that its name needs no provider
 
 
 @dataclass(frozen=True)

@@ -16,6 +16,18 @@ from posenc_export.runtime.artefact.machine import processor
 from posenc_export.runtime.artefact.manifest import Manifest
 
 LOOK = 0.5  # seconds in which other processes are watched
+ITEM_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2, "int8": 1}
+# Bytes per weight, with its share of a float32 scale
+FORMAT_BYTES = {"int8": 1.0, "int8-32": 1 + 4 / 32, "int4": 0.5 + 4 / 32, "int4-128": 0.5 + 4 / 128}
+FORMAT_BYTES["keep"] = FORMAT_BYTES["int4"]
+LIBRARIES = (
+    "posenc-export numpy onnxruntime onnxruntime-gpu torch transformers onnxruntime-genai openvino"
+).split()
+# Bytes, from the smallest cache of current processors to main memory.
+WORKING_SETS = tuple(1 << power for power in range(18, 30, 2))
+SQUARE = 1024  # rows and columns of the multiplied matrices
+DURATION = 0.06  # seconds per measurement
+TIMES = 3  # measurements, of which the shortest time counts
 
 
 def watched(measure: Callable[[], float]) -> Dict[str, float]:
@@ -48,12 +60,6 @@ def busy_machine() -> bool:
     return watched(wait)["other_cores"] > BUSY
 
 
-ITEM_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2, "int8": 1}
-# Bytes per weight, with its share of a float32 scale
-FORMAT_BYTES = {"int8": 1.0, "int8-32": 1 + 4 / 32, "int4": 0.5 + 4 / 32, "int4-128": 0.5 + 4 / 128}
-FORMAT_BYTES["keep"] = FORMAT_BYTES["int4"]
-
-
 def cache_bytes(manifest: Manifest, context: int) -> int:
     """Return the size in bytes of the valid part of all key and value caches of one row."""
     caches = [state for state in manifest.states if not state.replaced and len(state.axes) == 4]
@@ -83,16 +89,6 @@ def _idle_weights(manifest: Manifest) -> int:
     return sum(
         3 * mlp["hidden"] * config["width"] * (mlp["experts"] - mlp["chosen"]) for mlp in mixtures
     )
-
-
-LIBRARIES = (
-    "posenc-export numpy onnxruntime onnxruntime-gpu torch transformers onnxruntime-genai openvino"
-).split()
-# Bytes, from the smallest cache of current processors to main memory.
-WORKING_SETS = tuple(1 << power for power in range(18, 30, 2))
-SQUARE = 1024  # rows and columns of the multiplied matrices
-DURATION = 0.06  # seconds per measurement
-TIMES = 3  # measurements, of which the shortest time counts
 
 
 def described(threads: int) -> Machine:

@@ -21,6 +21,9 @@ from posenc_export.shared.refusal import refusal
 PREFILL_LIMIT = 3.0  # seconds; a prompt that takes longer is timed once
 DECODE_SHARE = 0.6  # share of the time; the rest is for prefill
 Progress = Callable[[str], None]
+CONTEXTS = (128, 512, 1024, 2048, 4096, 8192)
+# Of a quick run; the seconds are those of all contestants together, without loading.
+QUICK_TOKENS, QUICK_ROUNDS, QUICK_SECONDS = 512, 10, 25.0
 
 
 @dataclass
@@ -173,11 +176,6 @@ def _loaded(contestant: Contestant, reply: Dict[str, Any], peak: int) -> Loaded:
         peak_memory_bytes=peak,
         perplexity=contestant.perplexity,
     )
-
-
-CONTEXTS = (128, 512, 1024, 2048, 4096, 8192)
-# Of a quick run; the seconds are those of all contestants together, without loading.
-QUICK_TOKENS, QUICK_ROUNDS, QUICK_SECONDS = 512, 10, 25.0
 
 
 def run(

@@ -27,6 +27,14 @@ ROTATED = ("rope", "nope")
 DEFAULTS: Dict[str, Dict[str, Any]] = {
     "rope": {"theta": 10000.0, "layout": "half", "rotary": None, "numerics": "exact"}
 }
+ARTEFACT = "artefact"  # the runtime of this package
+PEERS, EXPORT = "posenc_export.benchmark.peers", "posenc-export[export]"
+TORCH, WITH_MASK = ("torch", "safetensors"), "a decoder exported with --signature mask"
+DESCRIBED = "a model that is built from a description, not your own module"
+LLAMA = (
+    "a float32 decoder of Llama's shape: rope, RMS norms before attention and a gated SiLU MLP, "
+    "no biases"
+)
 
 
 def is_plain_block(config: Dict[str, Any]) -> bool:
@@ -80,10 +88,6 @@ def _without(part: Dict[str, Any], *names: str) -> Dict[str, Any]:
     return {name: value for name, value in part.items() if name not in names}
 
 
-ARTEFACT = "artefact"  # the runtime of this package
-PEERS, EXPORT = "posenc_export.benchmark.peers", "posenc-export[export]"
-
-
 @dataclass(frozen=True)
 class Runtime:
     """One other runtime."""
@@ -125,12 +129,6 @@ def _openvino(folder: Path, manifest: Manifest) -> bool:
     return described == ("onnx", "mask", "decoder") and all(append_only)
 
 
-TORCH, WITH_MASK = ("torch", "safetensors"), "a decoder exported with --signature mask"
-DESCRIBED = "a model that is built from a description, not your own module"
-LLAMA = (
-    "a float32 decoder of Llama's shape: rope, RMS norms before attention and a gated SiLU MLP, "
-    "no biases"
-)
 RUNTIMES: Dict[str, Runtime] = {
     "eager": Runtime(
         f"{PEERS}.torch_module",

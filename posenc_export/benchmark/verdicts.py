@@ -12,6 +12,9 @@ from posenc_export.benchmark.results import Row
 WIDE = 1.25  # high / low, above which numbers have two significant digits in place of three
 FEWEST = 5  # pairs of timings that a ratio needs
 DRAWS, CONFIDENCE = 4000, 0.95  # of the bootstrap
+UNDECIDED = 50  # percent; if larger differences are possible, a headline names no result
+MOST_NAMED = 2  # further contestants in a headline; a verdict names all
+WHAT = {"decode": "cached tokens", "prefill": "tokens of prompt"}
 
 
 @dataclass(frozen=True)
@@ -56,11 +59,6 @@ def ratio(times: Sequence[float], reference: Sequence[float]) -> Optional[Spread
     medians = np.median(ratios[np.random.default_rng(0).integers(0, count, (DRAWS, count))], axis=1)
     low, high = np.quantile(medians, ((1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2))
     return Spread(float(np.median(ratios)), float(low), float(high))
-
-
-UNDECIDED = 50  # percent; if larger differences are possible, a headline names no result
-MOST_NAMED = 2  # further contestants in a headline; a verdict names all
-WHAT = {"decode": "cached tokens", "prefill": "tokens of prompt"}
 
 
 class Comparison(NamedTuple):

@@ -12,6 +12,15 @@ from posenc_export.shared.suggestion import check_name
 
 LAYERED = re.compile(r"past_key_values\.(\d+)\.(\w+)\Z")
 Layout = Tuple[str, Tuple[Axis, ...], int]  # dtype, axes and initial value of a state
+CAPACITY = 1024  # slots of in-place caches, unless the range of positions is shorter
+# By language: the file of templates/, without its suffix .jinja.
+LANGUAGES = {
+    **dict.fromkeys(("python", "openvino", "tract", "reference"), "python.py"),
+    "node": "node.mjs",
+    "web": "node.mjs",
+    "c": "c.c",
+    "libtorch": "libtorch.cpp",
+}
 
 
 @dataclass(frozen=True)
@@ -42,17 +51,6 @@ def groups(manifest: Manifest) -> List[Group]:
         Group(layers, tuple(part for part, _ in named), named[0][1])
         for (layers, _), named in together.items()
     ]
-
-
-CAPACITY = 1024  # slots of in-place caches, unless the range of positions is shorter
-# By language: the file of templates/, without its suffix .jinja.
-LANGUAGES = {
-    **dict.fromkeys(("python", "openvino", "tract", "reference"), "python.py"),
-    "node": "node.mjs",
-    "web": "node.mjs",
-    "c": "c.c",
-    "libtorch": "libtorch.cpp",
-}
 
 
 def program(manifest: Manifest, language: str) -> str:

@@ -17,6 +17,12 @@ from posenc_export.shared.suggestion import suggestion
 
 NO_HEADS = "export: expected the number of heads with --weights, got none; give --heads H"
 OF_WEIGHTS = "weights prefix encoding heads kv_heads max_positions attention layout".split()
+OF_CHECKPOINT = ("layer", "max_positions", "part", "longer", "lengths", "head")
+NAMED = (*BLOCK, "weights", "prefix", "layout", *OF_CHECKPOINT)
+CALLABLE = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*\Z")  # package.module:function
+# Folders of models in the cache of the hub are models--organization--name/snapshots/revision.
+CACHED = "models--"
+LONGEST_NAME = 128
 
 
 def model_of_block(chosen: Dict[str, Any]) -> Any:
@@ -64,14 +70,6 @@ def _block_of_weights(chosen: Dict[str, Any]) -> Any:
         "the module that the weights come from"
     )
     return block
-
-
-OF_CHECKPOINT = ("layer", "max_positions", "part", "longer", "lengths", "head")
-NAMED = (*BLOCK, "weights", "prefix", "layout", *OF_CHECKPOINT)
-CALLABLE = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*\Z")  # package.module:function
-# Folders of models in the cache of the hub are models--organization--name/snapshots/revision.
-CACHED = "models--"
-LONGEST_NAME = 128
 
 
 def model_of(options: argparse.Namespace) -> Any:

@@ -43,6 +43,27 @@ NO_PAGE = {
 }
 DISTANCES = 48  # distances in tokens, from 0 on, for which attention is drawn
 CONTEXT = 1024  # most bytes or tokens that the page feeds to the model
+# Files of npm packages, by their names in the page.
+LIBRARIES = {
+    "tokenizers.min.mjs": "@huggingface/tokenizers/dist/tokenizers.min.mjs",
+    "jinja.js": "@huggingface/jinja/dist/index.js",
+}
+TEXTS = (
+    "The same text gives the same tokens on every machine, and the same logits however it is "
+    "split into calls.",
+    "  Two spaces,\n\ta tab\r\n\n\nand lines; it's 1,234.5e-06 + x_1 -> {'y': [z]} // 100 %",
+    "naïve Ångström, Straße, \u65e5\u672c\u8a9e, \u0645\u0631\u062d\u0628\u0627, "
+    "\U0001f642\U0001f1eb\U0001f1f7 and e\u0301",
+)
+TALKS: List[List[Dict[str, str]]] = [
+    [{"role": "user", "content": " What is 2 + 2? "}],
+    [
+        {"role": "user", "content": "Hello"},
+        {"role": "assistant", "content": "Hi!\n"},
+        {"role": "user", "content": TEXTS[2]},
+    ],
+    [{"role": "system", "content": "Answer briefly."}, {"role": "user", "content": "Why?"}],
+]
 
 
 def write(folder: Path, output: Path, onnxruntime_web: Optional[Path] = None) -> Manifest:
@@ -198,29 +219,6 @@ def _certificate(manifest: Manifest) -> Optional[Dict[str, Any]]:
         "worst": certificate["cells"][worst],
         "exported": certificates.exported_error(certificate),
     }
-
-
-# Files of npm packages, by their names in the page.
-LIBRARIES = {
-    "tokenizers.min.mjs": "@huggingface/tokenizers/dist/tokenizers.min.mjs",
-    "jinja.js": "@huggingface/jinja/dist/index.js",
-}
-TEXTS = (
-    "The same text gives the same tokens on every machine, and the same logits however it is "
-    "split into calls.",
-    "  Two spaces,\n\ta tab\r\n\n\nand lines; it's 1,234.5e-06 + x_1 -> {'y': [z]} // 100 %",
-    "naïve Ångström, Straße, \u65e5\u672c\u8a9e, \u0645\u0631\u062d\u0628\u0627, "
-    "\U0001f642\U0001f1eb\U0001f1f7 and e\u0301",
-)
-TALKS: List[List[Dict[str, str]]] = [
-    [{"role": "user", "content": " What is 2 + 2? "}],
-    [
-        {"role": "user", "content": "Hello"},
-        {"role": "assistant", "content": "Hi!\n"},
-        {"role": "user", "content": TEXTS[2]},
-    ],
-    [{"role": "system", "content": "Answer briefly."}, {"role": "user", "content": "Why?"}],
-]
 
 
 def copy_libraries(modules: Path, page: Path) -> None:

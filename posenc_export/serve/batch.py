@@ -26,6 +26,8 @@ from posenc_export.serve.memory import bytes_per_slot, longest_row, most_needed
 from posenc_export.serve.pace import Pace
 from posenc_export.serve.requests import FAILED, LENGTH, STOP, Limits, Request, Token, most_tokens
 
+LOG = logging.getLogger(__name__)
+
 
 class Row:
     """A request with a row of the session, of whose prompt `known` tokens are not read.
@@ -74,9 +76,6 @@ def log_probabilities(logits: np.ndarray, token: int, count: int) -> Tuple[Tuple
     logarithms = shifted - np.log(np.exp(shifted).sum())
     ids = (token, *np.argsort(-logarithms, kind="stable")[:count].tolist())
     return tuple((id, float(logarithms[id])) for id in ids)
-
-
-LOG = logging.getLogger(__name__)
 
 
 class Batch:

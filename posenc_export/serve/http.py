@@ -23,6 +23,11 @@ KIND = {429: "rate_limit_error", 500: "server_error", 503: "server_error", 504: 
 LONGEST_SHOWN = 80  # most characters of a request that a message quotes
 Asked = TypeVar("Asked", bound=BaseModel)
 Headers = Optional[Mapping[str, str]]
+START = "http.response.start"
+STOPPED = (
+    "server: expected time to finish the request, got the end of the server; send the request to "
+    "another server"
+)
 
 
 def failed(status: int, message: str, headers: Headers = None) -> JSONResponse:
@@ -134,13 +139,6 @@ def cut(text: str) -> str:
     """Return a text of a request as a message shows it: one line of at most LONGEST_SHOWN."""
     line = text if text.isprintable() else repr(text)
     return line if len(line) <= LONGEST_SHOWN else f"{line[: LONGEST_SHOWN - 3]}..."
-
-
-START = "http.response.start"
-STOPPED = (
-    "server: expected time to finish the request, got the end of the server; send the request to "
-    "another server"
-)
 
 
 class Stream(StreamingResponse):

@@ -27,8 +27,7 @@ from posenc_export.runtime.artefact.certificate import Check
 from posenc_export.runtime.artefact.manifest import Manifest
 from posenc_export.runtime.artefact.records import Weights
 from posenc_export.runtime.graphs.onnx_nodes import read
-from posenc_export.runtime.verification.constants import Constants
-from posenc_export.runtime.verification.digests import digests_of
+from posenc_export.runtime.verification.constants import Constants, digests_of
 from tests.models import checkpoints
 from tests.tiny import decoder
 from tests.traces import sources

@@ -12,6 +12,47 @@ from posenc_export.runtime.artefact.schema import Manifest, State, Value
 B, S, P, M = "batch_size", "sequence_length", "past_sequence_length", "capacity"
 T, Q, R = "total_sequence_length", "encoder_sequence_length", "logits_count"
 LETTERS = {B: "B", S: "S", T: "T", Q: "Q", R: "R", "width": "E", "features": "F"}
+# Inputs of a decoder that reads an encoder: outputs of the encoder, the same in every call.
+ENCODER_MASK, ENCODER_AXES = "encoder_attention_mask", (B, "heads", Q, "head size")
+SAME = "decoders that read an encoder", "the same in every call"
+MASKED = "1 for a token of the encoder's sequence and 0 for padding."
+KEYS = (
+    "Keys of the encoder's sequence for layer N: a slice of encoder_key_values, which holds keys "
+    "and values of each layer in turn."
+)
+VALUES = "Values of the encoder's sequence for layer N."
+OUTPUTS: Dict[str, str] = {
+    "logits": (
+        "Logits for the token after each new token; with input logits_index, after the tokens at "
+        "these columns only. Of an encoder, the logits of its labels."
+    ),
+    "last_hidden_state": (
+        "Hidden states after the last layer; for a model without layers, the embedded tokens."
+    ),
+    "encoder_key_values": (
+        "Keys and values of each token, for the decoder layers that read this encoder."
+    ),
+    "output": "Hidden states after the block.",
+    "sentence_embedding": (
+        "The embedding of each row, pooled from its hidden states without padding."
+    ),
+}
+OF_MODULE = "The output of the own module's forward."  # in place of OUTPUTS["output"]
+# By update rule of a state: meaning, and value in the first call.
+UPDATES: Dict[str, Tuple[str, str]] = {
+    "append": (
+        "Grows: past has P slots along axis {axis}, present has P + S. Feed present back as past.",
+        "P = 0: an empty array",
+    ),
+    "in_place": (
+        "Fixed capacity M along axis {axis}; each call writes new slots. Feed present back "
+        "as past, or bind both to one buffer.",
+        "all slots hold {fill}",
+    ),
+    "replace": ("Replaced by each call. Feed present back as past.", "all values are {fill}"),
+}
+LAYER = re.compile(r"\.\d+\.")
+POSITIONS = "Position of the token in each cache slot; -1 for a slot without a token."
 
 
 @dataclass(frozen=True)
@@ -207,15 +248,6 @@ AFTER_TOKENS: Dict[str, GraphInput] = {
     ),
 }
 INPUTS = {**TOKENS, **AFTER_TOKENS}
-# Inputs of a decoder that reads an encoder: outputs of the encoder, the same in every call.
-ENCODER_MASK, ENCODER_AXES = "encoder_attention_mask", (B, "heads", Q, "head size")
-SAME = "decoders that read an encoder", "the same in every call"
-MASKED = "1 for a token of the encoder's sequence and 0 for padding."
-KEYS = (
-    "Keys of the encoder's sequence for layer N: a slice of encoder_key_values, which holds keys "
-    "and values of each layer in turn."
-)
-VALUES = "Values of the encoder's sequence for layer N."
 OF_ENCODER: Dict[str, GraphInput] = {
     ENCODER_MASK: GraphInput("int64", ((B, Q),), MASKED, *SAME),
     "past_key_values.N.encoder.key": GraphInput("float", (ENCODER_AXES,), KEYS, *SAME),
@@ -234,40 +266,6 @@ def feeds(manifest: Manifest, call: NewTokens) -> Dict[str, np.ndarray]:
     tokens, *others = (value.name for value in manifest.inputs)
     filled = {name: AFTER_TOKENS[name].fill(call) for name in others}  # type: ignore[misc]
     return {tokens: call.x, **filled}
-
-
-OUTPUTS: Dict[str, str] = {
-    "logits": (
-        "Logits for the token after each new token; with input logits_index, after the tokens at "
-        "these columns only. Of an encoder, the logits of its labels."
-    ),
-    "last_hidden_state": (
-        "Hidden states after the last layer; for a model without layers, the embedded tokens."
-    ),
-    "encoder_key_values": (
-        "Keys and values of each token, for the decoder layers that read this encoder."
-    ),
-    "output": "Hidden states after the block.",
-    "sentence_embedding": (
-        "The embedding of each row, pooled from its hidden states without padding."
-    ),
-}
-OF_MODULE = "The output of the own module's forward."  # in place of OUTPUTS["output"]
-# By update rule of a state: meaning, and value in the first call.
-UPDATES: Dict[str, Tuple[str, str]] = {
-    "append": (
-        "Grows: past has P slots along axis {axis}, present has P + S. Feed present back as past.",
-        "P = 0: an empty array",
-    ),
-    "in_place": (
-        "Fixed capacity M along axis {axis}; each call writes new slots. Feed present back "
-        "as past, or bind both to one buffer.",
-        "all slots hold {fill}",
-    ),
-    "replace": ("Replaced by each call. Feed present back as past.", "all values are {fill}"),
-}
-LAYER = re.compile(r"\.\d+\.")
-POSITIONS = "Position of the token in each cache slot; -1 for a slot without a token."
 
 
 def meaning_of_state(state: State) -> str:

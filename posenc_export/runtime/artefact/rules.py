@@ -10,6 +10,14 @@ from posenc_export.runtime.artefact.certificate import Certificate
 from posenc_export.runtime.artefact.graph_inputs import B, M, P, Q, R, S, T
 from posenc_export.runtime.artefact.schema import GRAPHS, Axis, Manifest, State, Value
 
+WEIGHTS = "model.onnx.data"  # external data of an ONNX graph: concatenated tensors
+GROWING = ("onnx",)
+PAIRS = {"past_embedding.": "present_embedding.", "past_key_values.": "present."}  # of states
+TYPES = {
+    "tensor(float)": "float32",
+    **{f"tensor({name})": name for name in ("float16", "bfloat16", "int64", "int32", "int8")},
+}
+
 
 def expect(holds: bool, rule: str, got: Any) -> None:
     """Raise ValueError unless a rule holds."""
@@ -99,15 +107,6 @@ def _reads_features(manifest: Manifest) -> bool:
         and isinstance(tokens, dict)
         and isinstance(tokens.get("features"), dict)
     )
-
-
-WEIGHTS = "model.onnx.data"  # external data of an ONNX graph: concatenated tensors
-GROWING = ("onnx",)
-PAIRS = {"past_embedding.": "present_embedding.", "past_key_values.": "present."}  # of states
-TYPES = {
-    "tensor(float)": "float32",
-    **{f"tensor({name})": name for name in ("float16", "bfloat16", "int64", "int32", "int8")},
-}
 
 
 def check(manifest: Manifest) -> None:

@@ -7,7 +7,7 @@ import itertools
 import json
 import re
 from pathlib import Path
-from typing import Any, Callable, Container, FrozenSet, List, Optional, Protocol, Sequence
+from typing import Any, Callable, Container, FrozenSet, List, Optional, Sequence, Union
 
 from posenc_export.runtime.artefact import files
 from posenc_export.runtime.artefact.manifest import Manifest
@@ -16,6 +16,9 @@ from posenc_export.shared.foreign import explained, json_of
 
 LONGEST = 4  # most bytes, and so most tokens, of a character
 REPLACEMENT = "\ufffd"  # bytes that are no character, or none yet, are decoded as this
+BYTES = 256
+WINDOW = 16  # tokens of a prompt on which the text of the next token can depend
+CONTINUES = re.compile("<0x[89AB][0-9A-F]>")  # tokens of bytes that begin no character
 
 
 class TokenizerPieces:
@@ -47,7 +50,7 @@ class TokenizerPieces:
             self.push(token)
 
     def push(self, token: int) -> str:
-        """Return the text that a token adds, as Pieces.push."""
+        """Return the text that a token adds; ValueError if it cannot be decoded."""
         if token in self._silent:
             return ""
         self._pending.append(token)
@@ -88,63 +91,12 @@ class BytePieces:
         self._decoder.decode(bytes(prompt[1 - LONGEST :]))
 
     def push(self, token: int) -> str:
-        """Return the text that a byte adds, as Pieces.push."""
+        """Return the text that a byte adds."""
         return self._decoder.decode(bytes([token]))
 
     def rest(self) -> str:
         """Return the text of an incomplete character at the end of the row."""
         return self._decoder.decode(b"", final=True)
-
-
-BYTES = 256
-WINDOW = 16  # tokens of a prompt on which the text of the next token can depend
-CONTINUES = re.compile("<0x[89AB][0-9A-F]>")  # tokens of bytes that begin no character
-
-
-class Pieces(Protocol):
-    """Incremental decoder of one row, from token ids to text."""
-
-    def push(self, token: int) -> str:
-        """Return the text that a token adds; ValueError if it cannot be decoded."""
-
-    def rest(self) -> str:
-        """Return the text of an incomplete character at the end of the row."""
-
-
-class Codec(Protocol):
-    """Encoder of text to token ids, with a decoder for each row."""
-
-    def encode(self, text: str, special: bool = True) -> List[int]:
-        """Return the ids of a prompt, with special tokens or without; ValueError if it has none."""
-
-    def least_tokens(self, text: str) -> int:
-        """Return a number of tokens that a text has at least, without encoding it."""
-
-    def pieces(self, prompt: Sequence[int]) -> Pieces:
-        """Return a decoder for the tokens that follow a prompt."""
-
-    def spelled(self, token: int) -> str:
-        """Return the text of any token alone, with U+FFFD for parts of characters."""
-
-    def is_special(self, token: int) -> bool:
-        """Whether a token gives no text because it is special."""
-
-
-def codec(folder: Path, manifest: Manifest, most: Optional[int] = None) -> Codec:
-    """Return the codec of an artefact, which cuts texts to `most` tokens if given. Raise ValueError
-    without a tokenizer or 256 token ids, or if it cannot be read, ModuleNotFoundError without
-    tokenizers.
-    """
-    if "tokenizer.json" in manifest.files:
-        return TokenizerCodec(folder, most)
-    if manifest.vocabulary != BYTES:
-        rule = f"an artefact with tokenizer.json or a byte-level decoder (vocabulary {BYTES})"
-        got = f"kind {manifest.kind} with {manifest.vocabulary} token ids"
-        remedy = "posenc inspect --runtime prints a program that runs it"
-        if manifest.vocabulary:
-            remedy = "pass token ids through posenc_export.load"
-        raise ValueError(f"text: expected {rule}, got {got}; {remedy}")
-    return ByteCodec()
 
 
 def read_tokenizer(content: bytes, most: Optional[int] = None) -> Any:
@@ -174,13 +126,16 @@ def check_tokenizer(content: bytes) -> None:
 
 
 class TokenizerCodec:
-    """Codec that uses tokenizer.json of an artefact folder. most: as for `codec`."""
+    """Encoder of text to token ids by tokenizer.json of an artefact folder, with a decoder for each
+    row. most: as for `codec`.
+    """
 
     def __init__(self, folder: Path, most: Optional[int] = None) -> None:
         content = (files.locate(folder) / "tokenizer.json").read_bytes()
         self.tokenizer = read_tokenizer(content, most)
 
     def encode(self, text: str, special: bool = True) -> List[int]:
+        """Return the ids of a prompt, with special tokens or without; ValueError if it has none."""
         remedy = "change the text, or export a tokenizer with an unknown token"
         with explained("text: expected a text that the tokenizer can encode", remedy):
             # Unlike encode, which keeps other threads waiting, a batch releases Python's lock.
@@ -190,16 +145,20 @@ class TokenizerCodec:
         return ids
 
     def least_tokens(self, text: str) -> int:
+        """Return a number of tokens that a text has at least, without encoding it."""
         return 0 if self._bytes_of_token is None else -(-len(_bytes(text)) // self._bytes_of_token)
 
-    def pieces(self, prompt: Sequence[int]) -> Pieces:
+    def pieces(self, prompt: Sequence[int]) -> TokenizerPieces:
+        """Return a decoder for the tokens that follow a prompt."""
         decode = functools.partial(_decoded, self.tokenizer)
         return TokenizerPieces(decode, self._silent, self._end(prompt))
 
     def spelled(self, token: int) -> str:
+        """Return the text of any token alone, with U+FFFD for parts of characters."""
         return _decoded(self.tokenizer, [token], special=True)
 
     def is_special(self, token: int) -> bool:
+        """Whether a token gives no text because it is special."""
         return token in self._silent
 
     def _end(self, prompt: Sequence[int]) -> List[int]:
@@ -242,7 +201,7 @@ class ByteCodec:
     def least_tokens(self, text: str) -> int:
         return len(_bytes(text))
 
-    def pieces(self, prompt: Sequence[int]) -> Pieces:
+    def pieces(self, prompt: Sequence[int]) -> BytePieces:
         return BytePieces(prompt)
 
     def spelled(self, token: int) -> str:
@@ -250,3 +209,23 @@ class ByteCodec:
 
     def is_special(self, token: int) -> bool:
         return False
+
+
+Codec = Union[TokenizerCodec, ByteCodec]
+
+
+def codec(folder: Path, manifest: Manifest, most: Optional[int] = None) -> Codec:
+    """Return the codec of an artefact, which cuts texts to `most` tokens if given. Raise ValueError
+    without a tokenizer or 256 token ids, or if it cannot be read, ModuleNotFoundError without
+    tokenizers.
+    """
+    if "tokenizer.json" in manifest.files:
+        return TokenizerCodec(folder, most)
+    if manifest.vocabulary != BYTES:
+        rule = f"an artefact with tokenizer.json or a byte-level decoder (vocabulary {BYTES})"
+        got = f"kind {manifest.kind} with {manifest.vocabulary} token ids"
+        remedy = "posenc inspect --runtime prints a program that runs it"
+        if manifest.vocabulary:
+            remedy = "pass token ids through posenc_export.load"
+        raise ValueError(f"text: expected {rule}, got {got}; {remedy}")
+    return ByteCodec()

@@ -26,6 +26,19 @@ NOT_IN_OPENVINO = ("TensorScatter", "GRU")
 # Operator of routers of experts; near ties between experts are decided differently in bfloat16,
 # which changes outputs abruptly.
 CHOICE = "TopK"
+AUTO = "auto"
+Threads = Union[None, int, str]  # None, a number, or AUTO
+PRODUCTS = (
+    "Conv", "DynamicQuantizeMatMul", "Gemm", "MatMul", "MatMulInteger", "MatMulIntegerToFloat",
+    "MatMulNBits", "MoE", "QMoE",
+)  # fmt: skip
+# With 2 threads instead of 1, a step of a decoder with 14,000 numbers per product takes 1.03 of the
+# time, of a block with 130,000 numbers 0.97, with 520,000 numbers 0.60; 512 tokens of the first two
+# take 0.73 and 0.63 (bench/threads.py of commit dc58e7a on 2 cores; ONNX Runtime 1.31, AMD EPYC).
+# So prompts gain from a second thread in any case, and steps gain from threads that get about this
+# many numbers. More cores were not measured.
+SHARE = 1 << 16
+LEAST = 2  # threads of the smallest model
 
 
 def check_threads(threads: Any) -> None:
@@ -85,21 +98,6 @@ def distribution_of(name: str, manifest: Manifest) -> str:
 def noise(name: str) -> float:
     """Return the rounding error of a product that a provider adds (numerics.rounding_tolerance)."""
     return BFLOAT16_NOISE if name == "openvino-bf16" else 0.0
-
-
-AUTO = "auto"
-Threads = Union[None, int, str]  # None, a number, or AUTO
-PRODUCTS = (
-    "Conv", "DynamicQuantizeMatMul", "Gemm", "MatMul", "MatMulInteger", "MatMulIntegerToFloat",
-    "MatMulNBits", "MoE", "QMoE",
-)  # fmt: skip
-# With 2 threads instead of 1, a step of a decoder with 14,000 numbers per product takes 1.03 of the
-# time, of a block with 130,000 numbers 0.97, with 520,000 numbers 0.60; 512 tokens of the first two
-# take 0.73 and 0.63 (bench/threads.py of commit dc58e7a on 2 cores; ONNX Runtime 1.31, AMD EPYC).
-# So prompts gain from a second thread in any case, and steps gain from threads that get about this
-# many numbers. More cores were not measured.
-SHARE = 1 << 16
-LEAST = 2  # threads of the smallest model
 
 
 def threads_for(threads: Threads, manifest: Manifest) -> Optional[int]:

@@ -17,6 +17,8 @@ from posenc_export.runtime.graphs.quiet import quiet
 from posenc_export.runtime.graphs.torch_graph import TorchGraph, limited
 from posenc_export.shared.foreign import FOREIGN
 
+HALF_CODE, FLOAT_CODE = 5, 6  # ScalarType of torch
+
 
 def load_torch(folder: Path, manifest: Manifest, threads: Optional[int]) -> TorchGraph:
     """Load the file of a torch target. Its digest must have been compared before (files.check).
@@ -181,9 +183,6 @@ def _refusing_damage(path: Path) -> Iterator[None]:
             yield
         except errors as error:
             raise _damaged(path, error) from None
-
-
-HALF_CODE, FLOAT_CODE = 5, 6  # ScalarType of torch
 
 
 def load_float32(

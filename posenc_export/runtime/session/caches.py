@@ -12,8 +12,7 @@ import numpy as np
 
 from posenc_export.runtime.artefact.manifest import State
 from posenc_export.runtime.session.binding import Memory
-from posenc_export.runtime.session.buffer import Buffer, Slots
-from posenc_export.runtime.session.graph import Bound, Graph, shape_of
+from posenc_export.runtime.session.graph import Bound, Buffer, Graph, Slots, shape_of
 
 FIRST = 256  # slots of the first caches of a graph whose cost does not follow the capacity
 GROWTH = 256  # slots added at a time to buffers of growing states

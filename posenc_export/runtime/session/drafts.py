@@ -3,7 +3,7 @@
 import math
 import statistics
 from collections import deque
-from typing import Any, Callable, Deque, Dict, List, Optional, Protocol, Sequence, Tuple
+from typing import Any, Callable, Deque, Dict, List, Optional, Sequence, Tuple, Union
 
 import numpy as np
 
@@ -15,6 +15,15 @@ DRAFTED = 0  # stands for a draft of another model, where others are the size of
 LIKELY = {8: 0.85, 4: 0.6, 2: 0.25, DRAFTED: 0.7}
 # The token that would be chosen from logits [V] as the n-th next token of the row, from 0.
 Guess = Callable[[int, np.ndarray], int]
+# Numbers of drafted tokens that are tried: with the token before them, passes of 2, 4, 8 and 16.
+COUNTS = (1, 3, 7, 15)
+GROWTH = 0.06  # cost of a further token, relative to a pass of one, until it is measured
+SAMPLES = 5  # latest times of a pass whose median is its cost
+FORGET = 256  # passes after which the costs of larger passes are measured again
+WEIGHT = 4.0  # number of drafted tokens that the assumed probability counts for
+DECAY = 0.97  # weight of earlier drafted tokens, per token
+SKIPPED = 128  # passes without a draft after which the probability of a model is estimated anew
+GAIN = 1.03  # least expected number of tokens per time, relative to steps without drafts
 
 
 def common(text: Sequence[int], other: Sequence[int]) -> int:
@@ -38,24 +47,12 @@ def keep(session: Any, cached: Sequence[int], prompt: Sequence[int]) -> int:
     return equal
 
 
-class Drafts(Protocol):
-    """Drafts the tokens of one row."""
-
-    free: bool  # whether a draft costs no time that is worth counting
-
-    def extend(self, tokens: Sequence[int]) -> None:
-        """Append tokens to the text of the row."""
-
-    def propose(self, count: int, guess: Guess) -> Tuple[List[int], int]:
-        """Return at most `count` tokens that may follow, and their source, a key of LIKELY."""
-
-
 class Lookup:
     """The continuation of the last earlier occurrence of the latest tokens (Saxena 2023, Prompt
     Lookup Decoding), of the longest n-gram of SIZES that occurs in the text of the row.
     """
 
-    free = True
+    free = True  # whether a draft costs no time that is worth counting
 
     def __init__(self, text: Sequence[int]) -> None:
         self._text: List[int] = []
@@ -64,6 +61,7 @@ class Lookup:
         self.extend(text)
 
     def extend(self, tokens: Sequence[int]) -> None:
+        """Append tokens to the text of the row."""
         text = self._text
         for token in tokens:
             for size in SIZES:  # the n-grams that end before this token
@@ -72,6 +70,7 @@ class Lookup:
             text.append(int(token))
 
     def propose(self, count: int, guess: Guess) -> Tuple[List[int], int]:
+        """Return at most `count` tokens that may follow, and their source, a key of LIKELY."""
         text = self._text
         for size in SIZES:
             begin = self._following.get(tuple(text[-size:])) if len(text) >= size else None
@@ -117,15 +116,7 @@ class DraftModel:
             unread = drafted[-1:]
 
 
-# Numbers of drafted tokens that are tried: with the token before them, passes of 2, 4, 8 and 16.
-COUNTS = (1, 3, 7, 15)
-GROWTH = 0.06  # cost of a further token, relative to a pass of one, until it is measured
-SAMPLES = 5  # latest times of a pass whose median is its cost
-FORGET = 256  # passes after which the costs of larger passes are measured again
-WEIGHT = 4.0  # number of drafted tokens that the assumed probability counts for
-DECAY = 0.97  # weight of earlier drafted tokens, per token
-SKIPPED = 128  # passes without a draft after which the probability of a model is estimated anew
-GAIN = 1.03  # least expected number of tokens per time, relative to steps without drafts
+Drafts = Union[Lookup, DraftModel]  # of the tokens of one row
 
 
 class PassCosts:

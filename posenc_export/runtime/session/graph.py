@@ -2,15 +2,131 @@
 
 import math
 from dataclasses import dataclass
-from typing import Callable, Dict, NamedTuple, Protocol, Sequence, Tuple
+from typing import Any, Callable, Dict, NamedTuple, Protocol, Sequence, Tuple, Union
 
 import numpy as np
 
 from posenc_export.runtime.artefact.manifest import Manifest, State
-from posenc_export.runtime.session.buffer import Buffer
+from posenc_export.runtime.session import device_memory
 
+Slots = Union[slice, np.ndarray]
+Place = Tuple[int, int]  # row and slot
+# Dtypes that numpy lacks: dtype of the same size that holds their bits, and TensorProto.DataType.
+ELEMENTS = {"bfloat16": ("uint16", 16)}
 Feeds = Dict[str, np.ndarray]  # graph inputs of a call by name, without the caches
 Shape = Tuple[int, ...]
+
+
+class Buffer:
+    """Memory of one state, on the host (numpy) or on the device "cuda" (OrtValue), there filled
+    with 0.
+
+    Attributes:
+        array: the memory on the host; empty for a buffer on the device.
+    """
+
+    def __init__(self, shape: Sequence[int], dtype: str, fill: int, device: str) -> None:
+        dtype, element = ELEMENTS.get(dtype, (dtype, 0))
+        self.shape, self.device, self.fill, self.dtype = tuple(shape), device, fill, np.dtype(dtype)
+        self.element: Any = element or self.dtype
+        self.row_bytes = math.prod(self.shape[1:]) * self.dtype.itemsize
+        # The operating system allocates zeroed pages when they are first written, so a large
+        # capacity costs nothing until it is used.
+        allocated = self.shape if device == "cpu" else (0,)
+        self.array: np.ndarray = (
+            np.full(allocated, fill, dtype) if fill else np.zeros(allocated, dtype)
+        )
+        self.address = int(self.array.ctypes.data)
+        if device == "cuda":
+            import onnxruntime
+
+            # The graph is given the address of this memory, and the element type when it is bound.
+            allocate = onnxruntime.OrtValue.ortvalue_from_shape_and_type
+            with device_memory.TURN:
+                self.value: Any = allocate(self.shape, self.dtype, "cuda", 0)
+            self.address = int(self.value.data_ptr())
+            if self.bytes:
+                device_memory.clear(self.address, self.bytes, self.bytes, 1)
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of the content."""
+        return math.prod(self.shape) * self.dtype.itemsize
+
+    @staticmethod
+    def element_bytes(dtype: str) -> int:
+        """Return the bytes of a number of a dtype."""
+        return np.dtype(ELEMENTS.get(dtype, (dtype, 0))[0]).itemsize
+
+    def read(self) -> np.ndarray:
+        """Return the content: a view of host memory, or a copy of device memory."""
+        if self.device == "cpu":
+            return self.array
+        with device_memory.TURN:
+            return self.value.numpy()
+
+    def write(self, content: np.ndarray) -> None:
+        """Overwrite the content with an array of the same shape."""
+        if self.device == "cpu":
+            if content is not self.array:
+                self.array[...] = content
+        else:
+            with device_memory.TURN:
+                self.value.update_inplace(np.ascontiguousarray(content))
+
+    def copy_rows(self, row: int, source: "Buffer", first: int, rows: int) -> None:
+        """Copy `rows` rows of `source`, from row `first` on, to this buffer from row `row` on."""
+        if self.device == "cpu":
+            self.array[row : row + rows] = source.array[first : first + rows]
+        elif rows:
+            size, origin = rows * self.row_bytes, source.address + first * self.row_bytes
+            device_memory.copy(self.address + row * self.row_bytes, size, origin, size, size, 1)
+
+    def copy_slots(
+        self, to: Place, source: "Buffer", at: Place, rows: int, axis: int, slots: int
+    ) -> None:
+        """Copy `slots` slots along an axis of `rows` rows of `source`, from row and slot `at` on,
+        to row and slot `to` of this buffer. Other sizes are equal.
+        """
+        (row, begin), (first, slot) = to, at
+        if self.device == "cpu":
+            between = (slice(None),) * (axis - 1)
+            origin = (slice(first, first + rows), *between, slice(slot, slot + slots))
+            target = (slice(row, row + rows), *between, slice(begin, begin + slots))
+            self.array[target] = source.array[origin]
+        elif slots and rows:
+            address, pitch, width, height = self._pieces(row, rows, axis, slots, begin)
+            source_address, source_pitch, *_ = source._pieces(first, rows, axis, slots, slot)
+            device_memory.copy(address, pitch, source_address, source_pitch, width, height)
+
+    def clear_slots(self, row: int, axis: int, slots: Slots) -> None:
+        """Write the initial value to some slots along an axis of one row."""
+        index = (row, *(slice(None),) * (axis - 1), slots)
+        if self.device == "cpu":
+            self.array[index] = self.fill
+        elif isinstance(slots, slice):
+            start, stop, _ = slots.indices(self.shape[axis])
+            address, pitch, width, height = self._pieces(row, 1, axis, max(stop - start, 0), start)
+            if width:
+                device_memory.clear(address, pitch, width, height)
+        else:
+            content = self.read()
+            content[index] = self.fill
+            self.write(content)
+
+    def _pieces(
+        self, row: int, rows: int, axis: int, slots: int, begin: int
+    ) -> Tuple[int, int, int, int]:
+        """Return address of the first piece of these slots, bytes between pieces, bytes and number
+        of pieces.
+        """
+        slot = math.prod(self.shape[axis + 1 :]) * self.dtype.itemsize
+        return (
+            self.address + row * self.row_bytes + begin * slot,
+            self.shape[axis] * slot,
+            slots * slot,
+            rows * math.prod(self.shape[1:axis]),
+        )
 
 
 @dataclass(frozen=True)

@@ -18,16 +18,18 @@ from msgspec import Meta, Struct
 from posenc_export.runtime.artefact.files import replacing
 from posenc_export.runtime.artefact.records import MOST, Size
 from posenc_export.runtime.artefact.schema import Manifest, State
-from posenc_export.runtime.session.buffer import ELEMENTS
 from posenc_export.runtime.session.caches import Caches
 from posenc_export.runtime.session.encoder_outputs import MASK, EncoderOutputs
 from posenc_export.runtime.session.errors import expected
-from posenc_export.runtime.session.graph import shape_of
+from posenc_export.runtime.session.graph import ELEMENTS, shape_of
 from posenc_export.runtime.session.inputs import Rows, check_tokens
 from posenc_export.runtime.session.state import SessionState
 
 ENCODER, STATE = "encoder.", "state."  # begin the names of arrays of these kinds
 Form = Tuple[str, Tuple[int, ...]]  # dtype and shape of an array
+LINE = 1 << 20  # longest header in bytes
+REMEDY = "delete the file and read the tokens again"
+Arrays = Dict[str, np.ndarray]
 
 
 def check(manifest: Manifest, arrays: Mapping[str, np.ndarray]) -> None:
@@ -103,11 +105,6 @@ def _size(arrays: Mapping[str, np.ndarray], name: str, axis: int) -> int:
     """Return the size of an array along an axis; 0 if it has none, which `_compare` refuses."""
     shape = arrays[name].shape if name in arrays else ()
     return shape[axis] if axis < len(shape) else 0
-
-
-LINE = 1 << 20  # longest header in bytes
-REMEDY = "delete the file and read the tokens again"
-Arrays = Dict[str, np.ndarray]
 
 
 class Stored(Struct, frozen=True, array_like=True, forbid_unknown_fields=True):

@@ -1,7 +1,7 @@
 """What proves an artefact (docs/reliability.md). checks.py lists the checks that need it alone.
 
 1. Numbers: `constants.py` finds the numbers that a graph stores, `decoding.py` decodes them, and
-   `digests.py` compares them with those of the export.
+   `checks.py` compares their digests with those of the export.
 2. Indices: `indices.py` runs the part of a graph that `integer_graph.py` cuts out, on the calls of
    `integer_calls.py`. `integer_values.py` compares the results with `integer_rules.py`,
    `described.py` and `bias_tables.py`.

@@ -10,6 +10,16 @@ from posenc_export.runtime.verification import contracts
 from posenc_export.runtime.verification.contracts import UNDERFLOW, UNIT
 from posenc_export.runtime.verification.kernels import CheckedNode, Graph, Record
 
+QUERY, KEY, VALUE, LAST, COS, SIN, POSITIONS, BIAS, SINK = 0, 1, 2, 5, 7, 8, 9, 10, 11
+BY_DISTANCE, KEY_COS, KEY_SIN = 14, 16, 17  # of CachedAttention (packages/kernels/README.md)
+SCALES = (12, 13)  # of keys and of values
+# Roundings of a score beside the sum over D: the scale of a channel, that of scores, and of the
+# register's parts.
+OF_SCORE = 8
+# Of a weight beside the sum over T: the exponential, its quotient by their sum, and the register's
+# parts.
+OF_WEIGHT = 24
+
 
 @dataclass(frozen=True)
 class Heads:
@@ -59,17 +69,6 @@ def by_query_head(part: np.ndarray, heads: int) -> np.ndarray:
 def by_token(part: np.ndarray) -> np.ndarray:
     """Return numbers of heads [heads,S,D] as [S,heads*D]."""
     return part.transpose(1, 0, 2).reshape(part.shape[1], -1)
-
-
-QUERY, KEY, VALUE, LAST, COS, SIN, POSITIONS, BIAS, SINK = 0, 1, 2, 5, 7, 8, 9, 10, 11
-BY_DISTANCE, KEY_COS, KEY_SIN = 14, 16, 17  # of CachedAttention (packages/kernels/README.md)
-SCALES = (12, 13)  # of keys and of values
-# Roundings of a score beside the sum over D: the scale of a channel, that of scores, and of the
-# register's parts.
-OF_SCORE = 8
-# Of a weight beside the sum over T: the exponential, its quotient by their sum, and the register's
-# parts.
-OF_WEIGHT = 24
 
 
 def cached_attention(graph: Graph, node: Node) -> Optional[CheckedNode]:

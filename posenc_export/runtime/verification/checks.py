@@ -11,8 +11,7 @@ from posenc_export.runtime.artefact.rules import graph_file
 from posenc_export.runtime.graphs.onnx_nodes import read
 from posenc_export.runtime.session.model import Model
 from posenc_export.runtime.verification import fused_attention, indices
-from posenc_export.runtime.verification.constants import Constants
-from posenc_export.runtime.verification.digests import digests_of
+from posenc_export.runtime.verification.constants import Constants, digests_of
 
 
 def numbers(folder: Path, model: Model) -> Check:

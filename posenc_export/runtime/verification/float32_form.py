@@ -26,6 +26,9 @@ ROUNDED, FLOATS = 4, 1  # accuracy_level of MatMulNBits with activations in 8 bi
 # Of GroupQueryAttention with caches of 8 bits: its attributes, and the inputs before their scales.
 CACHE_ATTRIBUTES = ("k_quant_type", "v_quant_type", "kv_cache_bit_width")
 BEFORE_SCALES = 12
+HALF = ("float16", "bfloat16")
+FLOAT = next(code for code, name in TYPES.items() if name == "float")
+HALF_CODES = tuple(code for code, name in TYPES.items() if name in HALF)
 
 
 def load_form(folder: Path, manifest: Manifest, threads: Optional[int]) -> Model:
@@ -153,11 +156,6 @@ def _with_float_caches(graph: Nodes, manifest: Manifest) -> Nodes:
         for name in (state.past, state.present)
     }
     return replace(graph, nodes=nodes, serialised={**graph.serialised, **described})
-
-
-HALF = ("float16", "bfloat16")
-FLOAT = next(code for code, name in TYPES.items() if name == "float")
-HALF_CODES = tuple(code for code, name in TYPES.items() if name in HALF)
 
 
 def widened(graph: Nodes, states: Collection[str]) -> Nodes:

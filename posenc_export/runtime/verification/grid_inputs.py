@@ -11,6 +11,30 @@ from posenc_export.runtime.artefact.manifest import Manifest
 from posenc_export.runtime.verification.case import AttributeCase
 
 ENCODED = 11  # tokens of the longest encoder sequence
+# Most tokens of a row, padding included, in all other cells; caches are allocated in pages of 2
+# MiB, so larger capacities cost memory.
+SHORT = 256
+# Most tokens that fill the cache of a whole model; edges are also run on a reduced one
+LONGEST = 4096
+# Limit of weights times tokens for a whole model: 4096 tokens for 32 M weights, 1024 for 128 M
+WORK = 1 << 37
+CHUNK = 512  # most tokens fed at a time
+# Limit for the numbers in the outputs of one call (16 MiB); a large vocabulary reduces the chunk
+WIDEST = 1 << 22
+KEPT = 1 << 22  # most output values kept of all tokens (16 MiB); of others, only those at edges
+# Most tokens of a bidirectional model, which reads them in one call with all their scores
+WHOLE_CALL = 1024
+BESIDE = 2  # tokens compared before and after the token at an edge
+BEHIND = 64  # tokens behind the last edge: queries that may look at a key beyond it
+ENDS = 2  # last tokens that are always compared
+BATCHES = (1, 3)
+# Tokens per row: enough for every way of splitting a sequence, few enough for the element-wise
+# oracle.
+LENGTH = 36
+# Weights that a token reads from which on the grid has fewer cells; the full grid would take
+# minutes.
+LARGE = 1 << 26
+SEGMENT_PADDING = 3  # columns of left padding in the first row
 
 
 def encoder_rows(manifest: Manifest, rows: int) -> Optional[List[np.ndarray]]:
@@ -49,24 +73,6 @@ def numbers(shape: Tuple[int, ...], name: str, limit: int) -> np.ndarray:
 def _bits(shape: Tuple[int, ...], name: str) -> np.ndarray:
     count = math.prod(shape)
     return np.frombuffer(hashlib.shake_256(name.encode()).digest(4 * count), "<u4").reshape(shape)
-
-
-# Most tokens of a row, padding included, in all other cells; caches are allocated in pages of 2
-# MiB, so larger capacities cost memory.
-SHORT = 256
-# Most tokens that fill the cache of a whole model; edges are also run on a reduced one
-LONGEST = 4096
-# Limit of weights times tokens for a whole model: 4096 tokens for 32 M weights, 1024 for 128 M
-WORK = 1 << 37
-CHUNK = 512  # most tokens fed at a time
-# Limit for the numbers in the outputs of one call (16 MiB); a large vocabulary reduces the chunk
-WIDEST = 1 << 22
-KEPT = 1 << 22  # most output values kept of all tokens (16 MiB); of others, only those at edges
-# Most tokens of a bidirectional model, which reads them in one call with all their scores
-WHOLE_CALL = 1024
-BESIDE = 2  # tokens compared before and after the token at an edge
-BEHIND = 64  # tokens behind the last edge: queries that may look at a key beyond it
-ENDS = 2  # last tokens that are always compared
 
 
 @dataclass(frozen=True)
@@ -173,16 +179,6 @@ def calls(compared: np.ndarray, first: int, end: int, chunk: int) -> Iterator[Tu
         after = next((index for index in range(begin, stop) if index not in chosen), stop)
         yield first, after, after - begin
         first = after
-
-
-BATCHES = (1, 3)
-# Tokens per row: enough for every way of splitting a sequence, few enough for the element-wise
-# oracle.
-LENGTH = 36
-# Weights that a token reads from which on the grid has fewer cells; the full grid would take
-# minutes.
-LARGE = 1 << 26
-SEGMENT_PADDING = 3  # columns of left padding in the first row
 
 
 def is_large(manifest: Manifest) -> bool:

@@ -27,6 +27,8 @@ from posenc_export.runtime.verification.kernels import CheckedNode, Graph
 PROMPT = 5  # tokens: kernels for several tokens compute 2 to 4 at a time, and then the rest
 CALLS = (PROMPT, 1, 2)  # tokens of each call
 TOKENS = ""  # name of the number of tokens of a call, which no value has
+UNIT = "outputs of operators"
+Records = List[Dict[str, np.ndarray]]  # values of each call by name
 
 
 class Recorder(OrtGraph):
@@ -120,10 +122,6 @@ def _opened(content: bytes, graph: Graph, threads: Optional[int]) -> Any:
     return onnxruntime.InferenceSession(
         content, options, providers=["CPUExecutionProvider"], disabled_optimizers=SLOWER["cpu"]
     )
-
-
-UNIT = "outputs of operators"
-Records = List[Dict[str, np.ndarray]]  # values of each call by name
 
 
 def of_artefact(folder: Path, manifest: Manifest) -> Optional[Check]:
