@@ -11,6 +11,7 @@ tests/auditing/exporter_faults.py are planted in what FAULTY read and write. Nee
 
 import argparse
 import functools
+import importlib.util
 import itertools
 import json
 import re
@@ -30,7 +31,8 @@ from tests.auditing import families
 from tests.auditing.exporter_faults import OF_CHECKPOINTS, OF_GRAPHS
 
 PAGE = Path("docs/audit.md")
-FAULTY = ("transformers", "optimum", "genai", "torch-dynamo", "torchscript")
+FAULTY = ("transformers", "optimum", "optimum-intel", "genai", "torch-dynamo", "torchscript")
+ONNX = ("transformers", "optimum", "torch-dynamo", "torchscript")  # whose graphs get faults
 SECONDS = 3600  # of one exporter
 COUNTED = ("right", "wrong", "refused", "not possible")
 
@@ -163,7 +165,7 @@ def _wrong(row: Dict[str, Any]) -> str:
     return (
         f"- {name}, {family}: {row['sentence']}.\n\n"
         f"        python -m bench.audit --exporters {name} --families {family}\n"
-        f"        posenc audit build/audit/{name}/{folder}/model.onnx "
+        f"        posenc audit build/audit/{name}/{folder} "
         f"--reference build/audit/checkpoints/{family}\n"
     )
 
@@ -173,8 +175,12 @@ def _code(text: str) -> str:
 
 
 def available(name: str, python: str) -> bool:
-    """Return whether an environment has the packages of an exporter."""
+    """Return whether an environment has the packages of an exporter, and this one what runs its
+    graphs.
+    """
     packages = EXPORTERS[name][1]
+    if "openvino" in packages and importlib.util.find_spec("openvino") is None:
+        return False
     code = f"import importlib.metadata as m; [m.version(p) for p in {packages!r}]"
     run = subprocess.run([python, "-c", code], capture_output=True)
     return run.returncode == 0
@@ -185,13 +191,14 @@ def of_exporter(
 ) -> List[Dict[str, Any]]:
     """Export and audit with one exporter, without and with faults; print and return its rows."""
     if not available(name, python):
-        print(f"{name}: skipped, {python} lacks one of {', '.join(EXPORTERS[name][1])}")
+        lacks = f"{python} or this Python lacks one of {', '.join(EXPORTERS[name][1])}"
+        print(f"{name}: skipped, {lacks}")
         return []
     rows, made = [], exported(name, python, checkpoints, checkpoints.with_name(name), of)
     for row in itertools.chain(
         (audited(row, checkpoints / row["family"]) for row in made),
         of_checkpoints(name, python, checkpoints) if name in FAULTY else (),
-        of_graphs(made, checkpoints) if name in FAULTY and name != "genai" else (),
+        of_graphs(made, checkpoints) if name in ONNX else (),
     ):
         rows.append(row)
         answer = row.get("sentence") or row["refused"]

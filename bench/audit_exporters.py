@@ -46,6 +46,16 @@ def optimum(checkpoint: Path, output: Path) -> Path:
     return output / "model.onnx"
 
 
+def optimum_intel(checkpoint: Path, output: Path) -> Path:
+    """Export OpenVINO IR with optimum-intel, as `optimum-cli export openvino` does, in float32."""
+    from optimum.exporters.openvino import main_export
+    from optimum.intel import OVConfig
+
+    task = "text-generation-with-past" if generates(checkpoint) else "feature-extraction"
+    main_export(str(checkpoint), str(output), task=task, ov_config=OVConfig(dtype="fp32"))
+    return output / "openvino_model.xml"
+
+
 def genai(checkpoint: Path, output: Path) -> Path:
     """Build with the model builder of onnxruntime-genai, for the CPU in float32."""
     from onnxruntime_genai.models import builder
@@ -189,6 +199,7 @@ def loaded(checkpoint: Path) -> Any:
 EXPORTERS: Dict[str, Tuple[Callable[[Path, Path], Path], Tuple[str, ...]]] = {
     "transformers": (transformers_onnx, ("transformers", "onnxscript")),
     "optimum": (optimum, ("optimum-onnx", "transformers")),
+    "optimum-intel": (optimum_intel, ("optimum-intel", "transformers", "openvino")),
     "genai": (genai, ("onnxruntime-genai", "transformers")),
     "torch-dynamo": (torch_dynamo, ("torch", "transformers", "onnxscript")),
     "torchscript": (torchscript, ("torch", "transformers")),

@@ -19,7 +19,13 @@ from posenc_export.auditing.inputs import Value
 from posenc_export.runtime.session.errors import GraphError
 from posenc_export.shared.refusal import refusal
 
-OPTIONS = {"INFERENCE_PRECISION_HINT": "f32", "INFERENCE_NUM_THREADS": 1}
+# Without these, weights are rounded to few bits where a processor is faster, and caches to 8 bits.
+OPTIONS = {
+    "INFERENCE_PRECISION_HINT": "f32",
+    "KV_CACHE_PRECISION": "f32",
+    "DYNAMIC_QUANTIZATION_GROUP_SIZE": 0,
+    "INFERENCE_NUM_THREADS": 1,
+}
 KEPT = "_out"  # behind the name of a variable, as an output
 
 

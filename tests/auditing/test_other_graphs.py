@@ -42,7 +42,9 @@ def test_a_program_with_a_static_cache_in_its_buffers_is_audited(
 ) -> None:
     model = model_of("mistral", sliding_window=window)
     model.generation_config = transformers.GenerationConfig(
-        cache_implementation="static", cache_config={"batch_size": 1, "max_cache_len": 64}
+        use_cache=True,
+        cache_implementation="static",
+        cache_config={"batch_size": 1, "max_cache_len": 64},
     )
     model_of("mistral").save_pretrained(tmp_path / "checkpoint")
     with warnings.catch_warnings():
