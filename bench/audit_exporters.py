@@ -12,7 +12,7 @@ import sys
 import time
 import warnings
 from pathlib import Path
-from typing import Any, Callable, Dict, Tuple
+from typing import Any, Callable, Dict, List, Sequence, Tuple
 
 import torch
 
@@ -71,7 +71,7 @@ def genai(checkpoint: Path, output: Path) -> Path:
 class Wrapper(torch.nn.Module):
     """A decoder with its caches as plain tensors, as people write it for torch.onnx."""
 
-    def __init__(self, model: torch.nn.Module) -> None:
+    def __init__(self, model: Any) -> None:
         super().__init__()
         self.model = model
 
@@ -82,10 +82,10 @@ class Wrapper(torch.nn.Module):
         position_ids: torch.Tensor,
         *past: torch.Tensor,
     ) -> Tuple[torch.Tensor, ...]:
-        """Return logits, and keys and values of each layer."""
+        """Return logits, and keys and values of each layer if there are caches."""
         import transformers
 
-        cache = transformers.DynamicCache()
+        cache = transformers.DynamicCache() if past else None
         for layer in range(len(past) // 2):
             cache.update(past[2 * layer], past[2 * layer + 1], layer)
         outputs = self.model(
@@ -93,10 +93,10 @@ class Wrapper(torch.nn.Module):
             attention_mask=attention_mask,
             position_ids=position_ids,
             past_key_values=cache,
-            use_cache=True,
+            use_cache=bool(past),
         )
-        flat = [part for layer in cache.layers for part in (layer.keys, layer.values)]
-        return (outputs.logits, *flat)
+        layers = cache.layers if past else ()
+        return (outputs.logits, *(part for layer in layers for part in (layer.keys, layer.values)))
 
 
 class Encoder(torch.nn.Module):
@@ -125,51 +125,54 @@ def torchscript(checkpoint: Path, output: Path) -> Path:
 
 
 def _torch(checkpoint: Path, output: Path, dynamo: bool) -> Path:
-    """Export a wrapper of the model with sample inputs of two rows, three cached tokens and two
-    new ones.
-    """
+    """Export a wrapper of the model."""
     model, file = loaded(checkpoint), output / "model.onnx"
-    names, axes = ["input_ids", "attention_mask"], {0: "batch_size", 1: "total_length"}
-    if not generates(checkpoint):
-        inputs = (torch.tensor([[5, 6, 7], [8, 9, 10]]), torch.ones(2, 3, dtype=torch.int64))
-        shapes = {"input_ids": AXES, "attention_mask": AXES}
-        wrapper: torch.nn.Module = Encoder(model)
-        outputs = ["last_hidden_state"]
-    else:
-        with torch.no_grad():
-            cache = model(torch.tensor([[5, 6, 7], [8, 9, 10]]), use_cache=True).past_key_values
-        past = [part for layer in cache.layers for part in (layer.keys, layer.values)]
-        inputs = (
-            torch.tensor([[11, 12], [13, 14]]),
-            torch.ones(2, 5, dtype=torch.int64),
-            torch.tensor([[3, 4], [3, 4]]),
-            *past,
-        )
-        parts = [f"{layer}.{part}" for layer in range(len(past) // 2) for part in ("key", "value")]
-        pasts = [f"past_key_values.{part}" for part in parts]
-        names, outputs = (
-            [*names, "position_ids", *pasts],
-            ["logits", *(f"present.{part}" for part in parts)],
-        )
-        shapes = {"input_ids": AXES, "attention_mask": axes, "position_ids": AXES}
-        shapes |= {name: {0: "batch_size", 2: "past_length"} for name in pasts}
-        wrapper = Wrapper(model)
-    torch_shapes = list(shapes.values())
-    arguments: Dict[str, Any] = {"dynamic_axes": shapes}
-    if dynamo:
-        dynamic = tuple(
-            {axis: torch.export.Dim.DYNAMIC for axis in shape} for shape in torch_shapes
-        )
-        nested = (*dynamic[:3], dynamic[3:]) if len(dynamic) > 3 else dynamic
-        arguments = {"dynamic_shapes": nested}
+    if generates(checkpoint):
+        return export_decoder(Wrapper(model), file, caches_of(model), dynamo)
+    inputs = (torch.tensor([[5, 6, 7], [8, 9, 10]]), torch.ones(2, 3, dtype=torch.int64))
+    shapes = {"input_ids": AXES, "attention_mask": AXES}
+    return _export(Encoder(model), file, inputs, shapes, ["last_hidden_state"], dynamo)
+
+
+def caches_of(model: Any) -> List[torch.Tensor]:
+    """Return keys and values of each layer for two rows of three tokens."""
+    with torch.no_grad():
+        cache = model(torch.tensor([[5, 6, 7], [8, 9, 10]]), use_cache=True).past_key_values
+    return [part for layer in cache.layers for part in (layer.keys, layer.values)]
+
+
+def export_decoder(
+    wrapper: torch.nn.Module, file: Path, past: Sequence[torch.Tensor], dynamo: bool
+) -> Path:
+    """Export a wrapper with the names of optimum, traced with two new tokens behind caches."""
+    cached = past[0].shape[2] if past else 0
+    positions = torch.arange(cached, cached + 2).expand(2, 2).clone()
+    mask = torch.ones(2, cached + 2, dtype=torch.int64)
+    inputs = (torch.tensor([[11, 12], [13, 14]]), mask, positions, *past)
+    parts = [f"{layer}.{part}" for layer in range(len(past) // 2) for part in ("key", "value")]
+    shapes = {"input_ids": AXES, "attention_mask": {0: "batch_size", 1: "total_length"}}
+    shapes |= {"position_ids": AXES}
+    shapes |= {f"past_key_values.{part}": {0: "batch_size", 2: "past_length"} for part in parts}
+    outputs = ["logits", *(f"present.{part}" for part in parts)]
+    return _export(wrapper, file, inputs, shapes, outputs, dynamo)
+
+
+def _export(
+    wrapper: torch.nn.Module,
+    file: Path,
+    inputs: Tuple[torch.Tensor, ...],
+    shapes: Dict[str, Dict[int, str]],
+    outputs: List[str],
+    dynamo: bool,
+) -> Path:
+    """Export with torch.onnx; shapes has the open axes of each input by its name."""
+    dims = torch.export.Dim.DYNAMIC
+    dynamic = tuple(dict.fromkeys(shape, dims) for shape in shapes.values())
+    nested = (*dynamic[:3], dynamic[3:]) if len(dynamic) > 3 else dynamic
+    how: Dict[str, Any] = {"dynamic_shapes": nested} if dynamo else {"dynamic_axes": shapes}
+    names = [*shapes]
     torch.onnx.export(
-        wrapper,
-        inputs,
-        str(file),
-        input_names=names,
-        output_names=outputs,
-        dynamo=dynamo,
-        **arguments,
+        wrapper, inputs, str(file), input_names=names, output_names=outputs, dynamo=dynamo, **how
     )
     return file
 

@@ -1,7 +1,7 @@
 """Errors of single tokens, with the call in which each was read."""
 
 from dataclasses import dataclass
-from typing import Callable, Dict, List, Sequence
+from typing import Dict, List, Sequence
 
 import numpy as np
 
@@ -25,24 +25,18 @@ class Observed:
     Args:
         names: of the cells that ran.
         columns: numbers of COLUMNS [N], one for each compared token; "cell" counts `names`.
-        errors: error of each cell.
         failures: message of the graph for each cell in which it failed.
         impossible: what the inputs of the graph cannot express, by name of a cell.
     """
 
     names: List[str]
     columns: Dict[str, np.ndarray]
-    errors: Dict[str, float]
     failures: Dict[str, str]
     impossible: Dict[str, str]
 
 
 def observe(
-    session: ForeignSession,
-    cells: Sequence[Cell],
-    accuracy: Accuracy,
-    width: int,
-    end: Callable[[str], None] = lambda name: None,
+    session: ForeignSession, cells: Sequence[Cell], accuracy: Accuracy, width: int
 ) -> Observed:
     """Measure cells, and keep the error of each token relative to the largest output of its call.
 
@@ -66,13 +60,11 @@ def observe(
 
         return Cell(cell.name, pairs)
 
-    measured = measure_cells(session, map(recording, cells), accuracy, [np.arange(width)], end=end)
-    ran = {name: error for name, error in measured.cells.items() if name not in impossible}
+    measured = measure_cells(session, map(recording, cells), accuracy, [np.arange(width)])
     table = np.concatenate([np.zeros((len(COLUMNS), 0)), *parts], axis=1)
+    ran = {name for name in measured.cells if name not in impossible}
     table = table[:, [names[int(cell)] in ran for cell in table[0]]]
-    return Observed(
-        names, dict(zip(COLUMNS, table, strict=True)), ran, measured.failures, impossible
-    )
+    return Observed(names, dict(zip(COLUMNS, table, strict=True)), measured.failures, impossible)
 
 
 def _tokens(

@@ -12,7 +12,7 @@ from typing import Any, Dict, List, Optional, Sequence, Tuple
 
 import numpy as np
 
-from posenc_export.auditing.facts import Facts, Reference
+from posenc_export.auditing.facts import Reference
 from posenc_export.auditing.graph import NotPossible
 from posenc_export.auditing.inputs import Interface, Value
 from posenc_export.auditing.slots import TAGS, Call
@@ -92,8 +92,6 @@ class LogProbabilities:
 
     def __init__(self, reference: Reference) -> None:
         self.reference, self.facts = reference, reference.facts
-
-    facts: Facts
 
     def outputs(self, tokens: np.ndarray, start: int = 0) -> np.ndarray:
         """As Reference.outputs."""
@@ -190,22 +188,6 @@ class ServerSession:
     def fork(self) -> "ServerSession":
         """As Session.fork."""
         return copy.copy(self)
-
-    def admit(
-        self, inputs: Any, *, start: Any = None, chunk: Any = None, encoder: Any = None
-    ) -> np.ndarray:
-        """As Session.admit."""
-        other = ServerSession(self.server, self.reference)
-        other.calls = self.calls
-        outputs = other.prefill(inputs)
-        outputs[..., -TAGS] += len(self.rows)
-        self.rows = [*self.rows, *other.rows]
-        return outputs
-
-    def retire(self, row: int) -> None:
-        """As Session.retire."""
-        rows = [*self.rows[:-1]]
-        self.rows = [self.rows[-1] if index == row else kept for index, kept in enumerate(rows)]
 
 
 def _tagged(expected: np.ndarray, listed: Listed, row: int, index: int, call: int) -> np.ndarray:

@@ -11,7 +11,7 @@ import numpy as np
 from posenc_export.auditing.feeds import feeds_of
 from posenc_export.auditing.graph import Arrays, NotPossible, Run
 from posenc_export.auditing.inputs import Cache, Interface
-from posenc_export.auditing.slots import NONE, TAGS, Call, Feeds, joined, padded, taken
+from posenc_export.auditing.slots import NONE, TAGS, Call, Feeds, taken
 from posenc_export.runtime.session.errors import GraphError
 
 
@@ -52,7 +52,7 @@ class ForeignSession:
         encoder: Any = None,
         logits_to_keep: Optional[int] = None,
     ) -> np.ndarray:
-        """As Session.prefill. A call with attention_mask feeds its columns as they are."""
+        """As Session.prefill, of all outputs. A call with attention_mask feeds its columns."""
         if not self.interface.caches or not len(self.start):
             self._begin(len(inputs), start)
         if attention_mask is not None:
@@ -62,12 +62,7 @@ class ForeignSession:
             self._ragged([row[at : at + (chunk or size)] for row in rows])
             for at in range(0, size, chunk or size)
         ]
-        outputs = np.concatenate(parts, axis=1)
-        if logits_to_keep:
-            counts = np.array([len(row) for row in rows])
-            columns = counts[:, None] - np.arange(min(logits_to_keep, size), 0, -1)
-            outputs = np.take_along_axis(outputs, np.maximum(columns, 0)[..., None], 1)
-        return outputs
+        return np.concatenate(parts, axis=1)
 
     def step(self, inputs: np.ndarray) -> np.ndarray:
         """As Session.step."""
@@ -84,46 +79,6 @@ class ForeignSession:
     def fork(self) -> "ForeignSession":
         """As Session.fork."""
         return copy.copy(self)  # no array is changed in place, lists are replaced
-
-    def admit(
-        self, inputs: Any, *, start: Any = None, chunk: Any = None, encoder: Any = None
-    ) -> Any:
-        """As Session.admit."""
-        if not len(self.start):
-            return self.prefill(inputs, start=start or 0, chunk=chunk)
-        self._check_movable("another row")
-        other = ForeignSession(self.run, self.interface, self.window, self.keep)
-        other.calls, other.feeds = self.calls, self.feeds
-        outputs = other.prefill(inputs, start=start or 0, chunk=chunk)
-        outputs[..., -TAGS] += len(self.start)
-        slots = [self._kept(), other._kept()]
-        caches = {
-            cache.past.name: joined(
-                cache, [self.caches[cache.past.name], other.caches[cache.past.name]]
-            )
-            for cache in self.interface.caches
-        }
-        kept = [[*first] for first in slots[0]] + [
-            [self.valid.shape[1] + slot for slot in row] for row in slots[1]
-        ]
-        self.start = np.concatenate((self.start, other.start))
-        self.count = np.concatenate((self.count, other.count))
-        self._take(caches, kept)
-        return outputs
-
-    def retire(self, row: int) -> None:
-        """As Session.retire."""
-        self._check_movable("fewer rows")
-        last = len(self.start) - 1
-        order = [last if index == row else index for index in range(last)]
-        self.start, self.count, self.valid = (
-            array[order] for array in (self.start, self.count, self.valid)
-        )
-        self.caches = {
-            cache.past.name: np.take(self.caches[cache.past.name], order, cache.rows)
-            for cache in self.interface.caches
-        }
-        self.source = NONE
 
     def _begin(self, rows: int, start: Any) -> None:
         calls, feeds = self.calls, self.feeds
@@ -223,8 +178,9 @@ class ForeignSession:
             array = np.zeros(axes, cache.past.dtype)
         if not cache.capacity:
             return array
-        free = cache.capacity - array.shape[cache.slots]
-        return padded(array, cache.slots, 0, free)
+        widths = [(0, 0)] * array.ndim
+        widths[cache.slots] = (0, cache.capacity - array.shape[cache.slots])
+        return np.pad(array, widths)
 
     def _present(self, cache: Cache, array: np.ndarray, past: int) -> np.ndarray:
         """Return the slots in use of a cache that the graph returned."""

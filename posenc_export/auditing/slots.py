@@ -4,7 +4,7 @@ Shapes: B batch, S new tokens, P past slots.
 """
 
 from dataclasses import dataclass
-from typing import NamedTuple, Sequence
+from typing import NamedTuple
 
 import numpy as np
 
@@ -56,18 +56,3 @@ def taken(cache: Cache, array: np.ndarray, slots: np.ndarray) -> np.ndarray:
     moved = np.moveaxis(array, (cache.rows, cache.slots), (0, 1))
     taken = moved[np.arange(len(slots))[:, None], slots]
     return np.ascontiguousarray(np.moveaxis(taken, (0, 1), (cache.rows, cache.slots)))
-
-
-def padded(array: np.ndarray, axis: int, before: int, behind: int) -> np.ndarray:
-    """Return an array with zeros before and behind it on an axis."""
-    widths = [(0, 0)] * array.ndim
-    widths[axis] = (before, behind)
-    return np.pad(array, widths)
-
-
-def joined(cache: Cache, arrays: Sequence[np.ndarray]) -> np.ndarray:
-    """Return the rows of both arrays, with the slots of the first and then of the second."""
-    first, second = arrays
-    before, behind = first.shape[cache.slots], second.shape[cache.slots]
-    both = (padded(first, cache.slots, 0, behind), padded(second, cache.slots, before, 0))
-    return np.concatenate(both, cache.rows)

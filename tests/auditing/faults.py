@@ -4,7 +4,7 @@ from typing import Any, Callable, Dict, NamedTuple, Tuple
 
 import torch
 
-from tests.auditing.graphs import Wrapped
+from bench.audit_exporters import Wrapper
 
 Inputs = Tuple[torch.Tensor, torch.Tensor, torch.Tensor, Tuple[torch.Tensor, ...]]
 
@@ -27,11 +27,11 @@ class Fault(NamedTuple):
     outputs: Callable[..., Any] = lambda outputs, past: outputs
 
 
-class Faulty(Wrapped):
+class Faulty(Wrapper):
     """A decoder with a fault."""
 
     def __init__(self, model: Any, fault: Fault) -> None:
-        super().__init__(model, cached=True)
+        super().__init__(model)
         fault.spoil(model)
         self.fault = fault
 

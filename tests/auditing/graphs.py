@@ -2,10 +2,12 @@
 
 import warnings
 from pathlib import Path
-from typing import Any, Callable, Optional, Tuple
+from typing import Any, Optional
 
 import torch
 import transformers
+
+from bench.audit_exporters import Wrapper, caches_of, export_decoder
 
 SIZES = {
     "vocab_size": 61, "hidden_size": 32, "num_attention_heads": 4, "num_key_value_heads": 2,
@@ -26,7 +28,6 @@ OWN_NAMES = {
               "intermediate_size", "max_position_embeddings"),
 }  # fmt: skip
 Model = Any
-Fault = Callable[["Wrapped"], None]
 
 
 def model_of(name: str, seed: int = 1, **more: Any) -> Model:
@@ -43,70 +44,11 @@ def model_of(name: str, seed: int = 1, **more: Any) -> Model:
     return model.eval()
 
 
-class Wrapped(torch.nn.Module):
-    """A decoder as graphs of others call it; with a cache if `cached`."""
-
-    def __init__(self, model: Model, cached: bool) -> None:
-        super().__init__()
-        self.model, self.cached = model, cached
-
-    def forward(
-        self,
-        input_ids: torch.Tensor,
-        attention_mask: torch.Tensor,
-        position_ids: torch.Tensor,
-        *past: torch.Tensor,
-    ) -> Tuple[torch.Tensor, ...]:
-        cache = transformers.DynamicCache()
-        for layer in range(len(past) // 2):
-            cache.update(past[2 * layer], past[2 * layer + 1], layer)
-        output = self.model(
-            input_ids=input_ids,
-            attention_mask=attention_mask,
-            position_ids=position_ids,
-            past_key_values=cache if self.cached else None,
-            use_cache=self.cached,
-        )
-        if not self.cached:
-            return (output.logits,)
-        layers = output.past_key_values.layers
-        return (output.logits, *(part for layer in layers for part in (layer.keys, layer.values)))
-
-
 def exported(
     model: Model, path: Path, cached: bool = True, wrapped: Optional[torch.nn.Module] = None
 ) -> Path:
-    """Export a model with torch.onnx and the names of optimum; with the tracer of TorchScript,
-    which is faster.
-    """
-    config, past = model.config, 5 if cached else 0
-    head = config.hidden_size // config.num_attention_heads
-    heads = getattr(config, "num_key_value_heads", config.num_attention_heads)
-    names = [
-        f"past_key_values.{layer}.{part}"
-        for layer in range(config.num_hidden_layers if cached else 0)
-        for part in ("key", "value")
-    ]
-    presents = [name.replace("past_key_values", "present") for name in names]
-    tokens = torch.randint(3, 61, (2, 3))
-    mask, positions = torch.ones(2, past + 3, dtype=torch.int64), torch.arange(past, past + 3)
-    inputs = (tokens, mask, positions.expand(2, 3).clone())
-    inputs += tuple(torch.randn(2, heads, past, head) for _ in names)
-    columns = {
-        name: {0: "batch", 1: "sequence"} for name in ("input_ids", "position_ids", "logits")
-    }
-    axes = {**columns, "attention_mask": {0: "batch", 1: "total"}}
-    axes |= {name: {0: "batch", 2: "past"} for name in names}
-    axes |= {name: {0: "batch", 2: "total"} for name in presents}
+    """Export a model with the tracer of TorchScript, which is faster."""
+    past = caches_of(model) if cached else []
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        torch.onnx.export(
-            wrapped or Wrapped(model, cached).eval(),
-            inputs,
-            str(path),
-            dynamo=False,
-            input_names=["input_ids", "attention_mask", "position_ids", *names],
-            output_names=["logits", *presents],
-            dynamic_axes=axes,
-        )
-    return path
+        return export_decoder(wrapped or Wrapper(model).eval(), path, past, dynamo=False)

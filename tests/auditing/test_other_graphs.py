@@ -13,8 +13,9 @@ import torch
 import transformers
 from transformers.integrations import executorch
 
+from bench.audit_exporters import Wrapper
 from posenc_export import audit, export_model, from_pretrained
-from tests.auditing.graphs import SIZES, Wrapped, model_of
+from tests.auditing.graphs import SIZES, model_of
 
 
 def test_a_program_of_torch_export_is_audited(tmp_path: Path) -> None:
@@ -25,7 +26,7 @@ def test_a_program_of_torch_export_is_audited(tmp_path: Path) -> None:
     ids, positions = torch.randint(3, 61, (2, 9)), torch.arange(9).expand(2, 9).clone()
     axes = {0: torch.export.Dim.DYNAMIC, 1: torch.export.Dim.DYNAMIC}
     exported = torch.export.export(
-        Wrapped(model, cached=False),
+        Wrapper(model),
         (ids, torch.ones_like(ids), positions),
         dynamic_shapes=(axes, axes, axes),
     )

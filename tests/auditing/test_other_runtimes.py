@@ -13,13 +13,14 @@ from typing import Any, Dict, List, Optional
 import pytest
 import torch
 
+from bench.audit_exporters import Wrapper
 from posenc_export import audit, export_model, from_pretrained
 from posenc_export.commands.cli import main
 from posenc_export.runtime import load
 from posenc_export.runtime.artefact.tokenizer import ByteCodec
 from posenc_export.serve.requests import Limits
 from tests.auditing.faults import FAULTS, Faulty
-from tests.auditing.graphs import Wrapped, exported, model_of
+from tests.auditing.graphs import exported, model_of
 
 with_openvino = pytest.mark.skipif(
     importlib.util.find_spec("openvino") is None, reason="openvino is not installed"
@@ -36,7 +37,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def _wrapped(fault: Optional[str]) -> torch.nn.Module:
     model = model_of("llama")
-    return (Faulty(model, FAULTS[fault]) if fault else Wrapped(model, cached=True)).eval()
+    return (Faulty(model, FAULTS[fault]) if fault else Wrapper(model)).eval()
 
 
 class OfPairs(torch.nn.Module):

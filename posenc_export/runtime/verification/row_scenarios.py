@@ -103,7 +103,7 @@ def rewound_by_row(session: Calls, case: Case) -> Pairs:
     yield from cursors.read([5 - row for row in range(last + 1)])
 
 
-def admitted(session: Calls, case: Case) -> Pairs:
+def admitted(session: Session, case: Case) -> Pairs:
     """Admit rows one by one, retire them in another order, and admit one when all have gone."""
     total = case.tokens.shape[1]
     running, at = [0], [min(5, total)]
