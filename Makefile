@@ -27,7 +27,7 @@ lint: $(VENV)/ready
 
 kernels: $(KERNELS)
 
-build/kernels/posenc_export_kernels/libposenc_kernels.so: $(wildcard packages/kernels/source/*) packages/kernels/setup.py | $(VENV)/ready
+build/kernels/posenc_export_kernels/libposenc_kernels.so: $(wildcard packages/kernels/source/*) packages/kernels/setup.py | $(if $(wildcard $(BIN)/python),,$(VENV)/ready)
 	cd packages/kernels && ../../$(BIN)/python setup.py -q build_ext --build-lib $(CURDIR)/build/kernels --build-temp $(CURDIR)/build/kernels/objects
 
 bench: $(VENV)/ready

@@ -1,16 +1,16 @@
 """Cost of encodings at decode: the time of one step of a block with the encoding, relative to the
 same block without one, by number of cached keys.
 
-    python -m bench.decode_cost [NAME ...] [--json bench/results/decode_cost.json]
+    python -m bench.decode_cost [NAME ...] [--target ort] [--json bench/results/decode_cost.json]
 
-Measured on target ort as processor time of one thread, which other processes disturb less than the
+Measured as processor time of one thread, which other processes disturb less than the
 clock, all encodings in one run: in each of ROUNDS rounds, every block takes BURST steps in turn
 with the block without an encoding, and a round gives one ratio of medians. Ratios therefore do not
 depend on what the machine did between two encodings. Each block has a session without an encoding
 of its own: one that all share would have its cached keys in the processor's caches more often.
 
-The times of the attention operator alone, which the file also holds, are kept: they were measured
-by bench/attention_kernels.py of commit dc58e7a.
+The times of the attention operator alone, which the file of ort also holds, are kept: they were
+measured by bench/attention_kernels.py of commit dc58e7a.
 """
 
 import argparse
@@ -45,10 +45,10 @@ BLOCKS = [name for name, cls in REGISTRY.items() if "causal" in cls.works_in]
 BLOCKS.remove("complex_order")
 
 
-def loaded(name: str, folder: Path) -> Model:
+def loaded(name: str, target: str, folder: Path) -> Model:
     """Export a block of 8 heads of size 32 with the encoding, and load it."""
     config = block_config(WIDTH, HEADS, max(CONTEXTS) + STEPS, encoding={"name": name})
-    export(seeded(config), "ort", folder, verify=False)
+    export(seeded(config), target, folder, verify=False)
     return load(folder, provider="cpu", threads=1)
 
 
@@ -72,7 +72,7 @@ def bursts(
     return (burst(sessions, part) for part in parts)
 
 
-def measured(names: Sequence[str]) -> Dict[str, Any]:
+def measured(names: Sequence[str], target: str) -> Dict[str, Any]:
     """Return {"plain_microseconds": {context: time of a step without an encoding}, "rows":
     [{"encoding", "over_plain": {context: [median, low, high]}}]}.
     """
@@ -81,8 +81,8 @@ def measured(names: Sequence[str]) -> Dict[str, Any]:
     ratios: Dict[str, Dict[str, List[float]]] = {name: {} for name in names}
     microseconds = {}
     with tempfile.TemporaryDirectory() as temporary:
-        plain = loaded(PLAIN, Path(temporary) / "plain")
-        models = {name: loaded(name, Path(temporary) / name) for name in names}
+        plain = loaded(PLAIN, target, Path(temporary) / "plain")
+        models = {name: loaded(name, target, Path(temporary) / name) for name in names}
         pairs = {
             name: {"plain": plain.session(), "own": model.session()}
             for name, model in models.items()
@@ -109,6 +109,7 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument(
         "names", nargs="*", metavar="NAME", help="registry keys of encodings (default: all)"
     )
+    parser.add_argument("--target", default="ort", help="target of the artefacts")
     parser.add_argument("--json", type=Path, help="write the results of all encodings to this file")
     options = parser.parse_args(arguments)
     unknown = sorted(set(options.names) - set(BLOCKS))
@@ -116,7 +117,7 @@ def main(arguments: Sequence[str]) -> int:
         parser.error(f"names are {', '.join(BLOCKS)}, got {', '.join(unknown)}")
     if options.names and options.json:
         parser.error("--json needs a run of all encodings, got names; omit one of them")
-    results = measured(options.names or BLOCKS)
+    results = measured(options.names or BLOCKS, options.target)
     for row in results["rows"]:
         steps = "  ".join(
             f"{context}: {median:.2f} ({low:.2f} .. {high:.2f})"
@@ -124,9 +125,12 @@ def main(arguments: Sequence[str]) -> int:
         )
         print(f"{row['encoding']:20} {steps}", flush=True)
     if options.json:
-        how = {"width": WIDTH, "heads": HEADS, "target": "ort", "threads": 1, "rounds": ROUNDS}
-        kernels = json.loads(options.json.read_text(encoding="utf-8"))["kernels"]
-        json_rows.write(options.json, {**how, "kernels": kernels, **results})
+        how = {"width": WIDTH, "heads": HEADS, "target": options.target}
+        how |= {"threads": 1, "rounds": ROUNDS}
+        if options.json.exists():
+            before = json.loads(options.json.read_text(encoding="utf-8"))
+            how |= {key: before[key] for key in ("kernels",) if key in before}
+        json_rows.write(options.json, {**how, **results})
     return 0
 
 

@@ -16,13 +16,13 @@ LIBRARY = "libposenc_kernels"
 # Without -ffast-math: as an option of a shared library, it makes the whole process flush subnormal
 # numbers to zero. Without -march=native: dispatch.cpp chooses the instruction set at run time.
 OPTIONS = ["-std=c++17", "-O3", "-fvisibility=hidden", "-Wall", "-Wextra"]
-OPTIONS += ["-ffp-contract=fast", "-fno-math-errno", "-fno-trapping-math"]
+OPTIONS += ["-ffp-contract=fast", "-fno-math-errno", "-fno-trapping-math", "-g0"]
 AVX2 = ["-mavx2", "-mfma"]
 AVX512 = [*AVX2, "-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl"]
 SETS = {"attention_plain": []}
 if platform.machine().lower() in ("x86_64", "amd64"):
     SETS |= {"attention_avx2": AVX2, "attention_avx512": [*AVX512, "-mprefer-vector-width=512"]}
-FILES = {"operator": [], "work": [], "dispatch": [], **SETS}
+FILES = {"operator": [], "node": [], "work": [], "dispatch": [], **SETS}
 
 
 class BuildLibrary(build_ext):

@@ -10,7 +10,8 @@ from posenc_export.export.trace import Source
 from posenc_export.runtime.artefact.manifest import Manifest
 
 OF_SCALES = ".scale"  # ends the name of the scales of a cache in 8 bits
-BY_DISTANCE = ".by_distance"  # ends the name of a table of biases (targets/distance_tables.py)
+# End names of tables by distance (targets/distance_tables.py): of biases, and of rows of a table.
+BY_DISTANCE, ROW_OF_DISTANCE = ".by_distance", ".row_of_distance"
 
 
 class ExpectedNumbers:
@@ -77,6 +78,21 @@ class ExpectedNumbers:
                 own = {id(t) for t in (*encoding.parameters(), *encoding.buffers())}
                 self.seen |= {name for name, t in self.tensors.items() if id(t) in own}
                 return True
+        return False
+
+    def row_of_distance(self, rows: np.ndarray) -> bool:
+        """Return whether rows [range] stand together in a table of integers of an encoding, and the
+        last is that of all larger distances.
+        """
+        for name, tensor in self.tensors.items():
+            if tensor.dtype != torch.int64 or tensor.dim() != 1:
+                continue
+            table, count = tensor.numpy(), len(rows)
+            for first in range(len(table) - count + 1):
+                same = np.array_equal(table[first : first + count], rows)
+                if same and (table[first + count :] == rows[-1]).all():
+                    self.seen.add(name)
+                    return True
         return False
 
     def _part(self, base: str, index: int) -> Optional[np.ndarray]:

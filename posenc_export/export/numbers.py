@@ -10,7 +10,12 @@ from typing import Dict, List, NamedTuple, Optional, Set, Tuple
 
 import numpy as np
 
-from posenc_export.export.expected_numbers import BY_DISTANCE, ExpectedNumbers, numbers_of
+from posenc_export.export.expected_numbers import (
+    BY_DISTANCE,
+    ROW_OF_DISTANCE,
+    ExpectedNumbers,
+    numbers_of,
+)
 from posenc_export.export.trace import Source
 from posenc_export.runtime.artefact.certificate import MOST_FAILURES, Check
 from posenc_export.runtime.artefact.manifest import Manifest
@@ -98,6 +103,11 @@ class _Comparison:
             self.compared += numbers.size
             if not self.expected.bias_by_distance(numbers, BIAS):
                 self.failures[name] = "biases by distance that are those of no encoding"
+        elif name.endswith(ROW_OF_DISTANCE):
+            if self.expected.row_of_distance(numbers):
+                self.compared += numbers.size
+            else:
+                self.skipped[name] = "rows by distance, which the check of indices compares"
         elif wanted is not None:
             self._exact(name, numbers, wanted)
         elif name in self.expected.traced:

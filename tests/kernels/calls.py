@@ -16,7 +16,8 @@ from posenc_export.runtime.graphs.kernel_library import DOMAIN, OPERATOR
 NAMES = (
     "query", "key", "value", "past_key", "past_value", "seqlens_k", "total_sequence_length",
     "cos_cache", "sin_cache", "position_ids", "attention_bias", "head_sink", "k_scale", "v_scale",
-    "distance_bias", "cache_position", "key_cos_cache", "key_sin_cache",
+    "distance_bias", "cache_position", "key_cos_cache", "key_sin_cache", "query_rows", "key_rows",
+    "row_of_distance",
 )  # fmt: skip
 ELEMENTS = {
     np.dtype(np.float32): TensorProto.FLOAT,
@@ -37,9 +38,11 @@ def model(feeds: Dict[str, np.ndarray], attributes: Dict[str, Any], domain: str 
         names.pop()
     operator = OPERATOR if domain == DOMAIN else "GroupQueryAttention"
     outputs = ["y", "present_key", "present_value"]
+    outputs += ["row_weights"] if "row_of_distance" in feeds else []
     node = helper.make_node(operator, names, outputs, domain=domain, **attributes)
     cache = ELEMENTS[feeds["past_key"].dtype]
-    types = dict(zip(outputs, (TensorProto.FLOAT, cache, cache), strict=True))
+    elements = (TensorProto.FLOAT, cache, cache, TensorProto.FLOAT)
+    types = dict(zip(outputs, elements, strict=False))
     graph = helper.make_graph(
         [node],
         "call",
@@ -82,7 +85,7 @@ class Case:
         cached, counts: tokens in the cache and new tokens of each row.
         tokens: new tokens S with padding; 0 for the longest row.
         kinds: what scores consist of: "rotation", "interleaved", "partial", "positions",
-            "key rotation", "distance", "bias", "sinks".
+            "key rotation", "distance", "bias", "sinks", "query rows", "key rows".
         attributes: further attributes of the node.
         int8: whether caches hold codes.
     """
@@ -98,6 +101,7 @@ class Case:
     packed: bool = True
     capacity: int = 0
     reach: int = 0
+    table_rows: int = 5
     feeds: Dict[str, np.ndarray] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -157,11 +161,20 @@ class Case:
             )
         if "sinks" in self.kinds:
             self.feeds["head_sink"] = numbers(self.heads)
+        shape = (len(self.cached), self.heads)
+        if "query rows" in self.kinds:
+            self.feeds["query_rows"] = numbers(*shape, tokens, self.table_rows)
+        if "key rows" in self.kinds:
+            self.feeds["key_rows"] = numbers(*shape, self.capacity, self.table_rows)
+        if {"query rows", "key rows"} & {*self.kinds}:
+            rows = np.random.default_rng(1).integers(0, self.table_rows, self.reach or 9)
+            self.feeds["row_of_distance"] = rows.astype(np.int32)
 
     @property
     def node(self) -> Dict[str, Any]:
         attributes = {"num_heads": self.heads, "kv_num_heads": self.kv_heads, **self.attributes}
-        return attributes | ({"rotary_interleaved": 1} if "interleaved" in self.kinds else {})
+        attributes |= {"rotary_interleaved": 1} if "interleaved" in self.kinds else {}
+        return attributes | ({"key_row_scale": 0.25} if "key rows" in self.kinds else {})
 
     def run(self, threads: int = 1) -> List[np.ndarray]:
         return run(self.feeds, self.node, threads)
@@ -170,6 +183,7 @@ class Case:
         """Return the output [B,S,H*D] in float64, and the keys and values of each row as read."""
         f, rows, tokens = self.feeds, len(self.cached), max(self.counts)
         y = np.zeros((rows, tokens, self.heads, self.size))
+        self.row_weights = np.zeros((rows, self.heads, tokens, self.table_rows))
         read = []
         for row, (n, count) in enumerate(zip(self.cached, self.counts, strict=True)):
             at = (f["position_ids"][row] if "position_ids" in f else n + np.arange(tokens))[:count]
@@ -234,6 +248,13 @@ class Case:
             scores = scores + table[:, np.minimum(behind, table.shape[1] - 1)]
         if "attention_bias" in f:
             scores = scores + f["attention_bias"][row, :, s, : own + 1]
+        picked = f.get("row_of_distance", np.zeros(1, np.int32))
+        picked = picked[np.minimum(behind, len(picked) - 1)]
+        if "query_rows" in f:
+            scores = scores + f["query_rows"][row, :, s, picked].T
+        if "key_rows" in f:
+            of_keys = f["key_rows"][row, :, np.arange(own + 1), picked].T.astype(np.float64)
+            scores = scores + self.node["key_row_scale"] * of_keys
         window, chunk = (self.attributes.get(n, 0) for n in ("local_window_size", "chunk_size"))
         hidden = np.zeros(own + 1, bool)
         hidden |= behind >= window if window > 0 else False
@@ -244,4 +265,6 @@ class Case:
         most = most if sinks is None else np.maximum(most, sinks)
         weights = np.exp(scores - most)
         total = weights.sum(1, keepdims=True) + (0 if sinks is None else np.exp(sinks - most))
+        for number in range(self.table_rows):
+            self.row_weights[row, :, s, number] = (weights / total)[:, picked == number].sum(1)
         return np.einsum("ht,htd->hd", weights / total, values)

@@ -9,7 +9,7 @@ from tests.kernels.calls import Case, built, model, run, session
 
 pytestmark = built
 Feeds = Dict[str, np.ndarray]
-KINDS = ("rotation", "positions", "distance", "bias", "sinks")
+KINDS = ("rotation", "positions", "distance", "bias", "sinks", "query rows", "key rows")
 
 
 def _changed(name: str, change: Callable[[np.ndarray], Any]) -> Callable[[Feeds], None]:
@@ -52,6 +52,13 @@ FAULTS: Dict[str, Any] = {
     "sinks of fewer heads": (_changed("head_sink", lambda x: x[:3]), "head_sink"),
     "distances of fewer heads": (_changed("distance_bias", lambda x: x[:3]), "distance_bias"),
     "no distances": (_changed("distance_bias", lambda x: x[:, :0]), "distance_bias"),
+    "rows of fewer heads": (_changed("query_rows", lambda x: x[:, :3]), "query_rows"),
+    "rows of fewer tokens": (_changed("query_rows", lambda x: x[:, :, :1]), "query_rows"),
+    "rows of other tables": (_changed("key_rows", lambda x: x[..., :2]), "key_rows"),
+    "rows of fewer keys": (_changed("key_rows", lambda x: x[:, :, :6]), "key_rows"),
+    "no rows by distance": (_changed("row_of_distance", lambda x: x[:0]), "row_of_distance"),
+    "a row beyond the table": (_set("row_of_distance", 5), "row_of_distance within the 5 rows"),
+    "a negative row": (_set("row_of_distance", -1), "row_of_distance within the 5 rows"),
     "fewer scales": (_changed("k_scale", lambda x: x[:-1]), "k_scale and v_scale"),
 }
 
@@ -100,7 +107,7 @@ def test_chunks_need_positions_and_take_padding() -> None:
 def test_scales_of_caches_that_are_no_numbers_give_codes_in_range(scale: float) -> None:
     case = _case(int8=True)
     case.feeds["v_scale"][:] = scale
-    _, _, values = case.run()
+    values = case.run()[2]
     assert values.dtype == np.int8
 
 

@@ -13,7 +13,7 @@ from tests.kernels.calls import Case, built, model, run, session
 pytestmark = built
 TOLERANCE = 2e-5  # of weighted sums of normal numbers; a key too many changes 1/keys
 PART = 256  # keys of a part (packages/kernels/source/call.h)
-EVERY = ("rotation", "positions", "distance", "bias", "sinks")
+EVERY = ("rotation", "positions", "distance", "bias", "sinks", "query rows", "key rows")
 CASES: Dict[str, Dict[str, Any]] = {
     "first token": {"cached": (0,)},
     "one key before": {"cached": (1,)},
@@ -40,6 +40,16 @@ CASES: Dict[str, Dict[str, Any]] = {
     "one distance": {"kinds": ("distance",), "cached": (30,), "reach": 1},
     "bias": {"kinds": ("bias",), "cached": (300, 2), "counts": (2, 1)},
     "sinks": {"kinds": ("sinks",), "cached": (300,)},
+    "rows of queries": {"kinds": ("query rows",), "cached": (300, 2), "counts": (3, 1)},
+    "rows of keys": {"kinds": ("key rows",), "cached": (300, 2), "counts": (3, 1)},
+    "one row": {"kinds": ("query rows", "key rows"), "cached": (300,), "table_rows": 1},
+    "many rows": {
+        "kinds": ("query rows", "key rows"),
+        "cached": (700,),
+        "counts": (40,),
+        "reach": 300,
+        "table_rows": 130,
+    },
     "softcap": {"attributes": {"softcap": 1.5}, "cached": (300,)},
     "scale": {"attributes": {"scale": 1.0}, "cached": (30,)},
     "window": {"attributes": {"local_window_size": 20}, "cached": (300,), "counts": (40,)},
@@ -67,21 +77,23 @@ CASES: Dict[str, Dict[str, Any]] = {
 @pytest.mark.parametrize("name", CASES)
 def test_output_is_attention_in_float64(name: str, int8: bool) -> None:
     case = Case(**CASES[name], int8=int8)
-    y, *_ = case.run()
+    y, _, _, *row_weights = case.run()
     expected, _ = case.expected()
     # A rotated key that falls on a border between two codes may be rounded to either.
     codes = 0.03 * np.abs(case.feeds["query"]).max() if int8 and "rotation" in case.kinds else 0
     assert np.abs(y - expected).max() <= TOLERANCE * max(1, np.abs(expected).max()) + codes
+    for weights in row_weights:
+        assert np.abs(weights - case.row_weights).max() <= TOLERANCE + codes
 
 
 @pytest.mark.parametrize("name", ["ragged rows", "rows of tokens", "interleaved", "partial"])
 def test_new_keys_and_values_are_appended_and_other_slots_stay(name: str) -> None:
     case = Case(**CASES[name])
-    _, *presents = case.run()
+    _, keys, values, *_ = case.run()
     _, read = case.expected()
     for row, (n, count) in enumerate(zip(case.cached, case.counts, strict=True)):
         for past, present, expected in zip(
-            ("past_key", "past_value"), presents, read[row], strict=True
+            ("past_key", "past_value"), (keys, values), read[row], strict=True
         ):
             assert np.abs(present[row, :, : n + count] - expected).max(initial=0) <= 1e-5
             before = case.feeds[past][row]
@@ -115,8 +127,11 @@ def _bound(case: Case, threads: int) -> Tuple[np.ndarray, ...]:
         binding.bind_ortvalue_input(f"past_{name}", cache)
         binding.bind_ortvalue_output(f"present_{name}", cache)
     binding.bind_output("y")
+    if "row_of_distance" in case.feeds:
+        binding.bind_output("row_weights")
     opened.run_with_iobinding(binding)
-    return tuple(x.numpy().copy() for x in (binding.get_outputs()[2], *caches))
+    y, *row_weights = binding.get_outputs()[2:]
+    return tuple(x.numpy().copy() for x in (y, *caches, *row_weights))
 
 
 @pytest.mark.parametrize("int8", [False, True], ids=["float32", "int8"])
@@ -138,19 +153,22 @@ def test_results_are_the_same_bits_for_every_number_of_threads(int8: bool) -> No
 
 def test_a_row_has_the_same_bits_alone_and_beside_others() -> None:
     case = Case(heads=9, kv_heads=3, size=64, cached=(900, 5, 300, 0), counts=(1,) * 4,
-                kinds=("rotation", "distance"))  # fmt: skip
-    together = case.run()[0]
+                kinds=("rotation", "distance", "query rows", "key rows"))  # fmt: skip
+    together, _, _, row_weights = case.run()
+    names = ("query", "past_key", "past_value", "seqlens_k", "cache_position", "query_rows",
+             "key_rows")  # fmt: skip
     for row in range(4):
-        names = ("query", "past_key", "past_value", "seqlens_k", "cache_position")
         feeds = case.feeds | {name: case.feeds[name][row : row + 1] for name in names}
-        assert np.array_equal(run(feeds, case.node)[0][0], together[row])
+        y, _, _, of_row = run(feeds, case.node)
+        assert np.array_equal(y[0], together[row]) and np.array_equal(of_row[0], row_weights[row])
 
 
 @pytest.mark.parametrize("int8", [False, True], ids=["float32", "int8"])
 def test_a_token_has_the_same_bits_alone_and_in_a_call_of_several(int8: bool) -> None:
     case = Case(heads=9, kv_heads=3, size=64, cached=(700,), counts=(40,), int8=int8,
-                kinds=("rotation", "distance"), attributes={"local_window_size": 300})  # fmt: skip
-    together, keys, values = case.run()
+                kinds=("rotation", "distance", "query rows", "key rows"),
+                attributes={"local_window_size": 300})  # fmt: skip
+    together, keys, values, row_weights = case.run()
     for token in (0, 1, 21, 39):
         feeds = case.feeds | {
             "query": case.feeds["query"][:, token : token + 1],
@@ -158,8 +176,11 @@ def test_a_token_has_the_same_bits_alone_and_in_a_call_of_several(int8: bool) ->
             "past_value": values,
             "seqlens_k": np.array([700 + token], np.int32),
             "cache_position": np.array([[700 + token]]),
+            "query_rows": case.feeds["query_rows"][:, :, token : token + 1],
         }
-        assert np.array_equal(run(feeds, case.node)[0][0, 0], together[0, token])
+        y, _, _, of_token = run(feeds, case.node)
+        assert np.array_equal(y[0, 0], together[0, token])
+        assert np.array_equal(of_token[:, :, 0], row_weights[:, :, token])
 
 
 def test_hidden_keys_have_no_part_in_a_sum_of_small_scores() -> None:

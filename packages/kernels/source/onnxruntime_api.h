@@ -39,7 +39,7 @@ struct OrtApi {
   OrtStatus* (*KernelInfoGetAttribute_int64)(const OrtKernelInfo*, const char*, int64_t*);    // 86
   void* slot_87;
   OrtStatus* (*KernelContext_GetInputCount)(const OrtKernelContext*, size_t*);                // 88
-  void* slot_89;
+  OrtStatus* (*KernelContext_GetOutputCount)(const OrtKernelContext*, size_t*);               // 89
   OrtStatus* (*KernelContext_GetInput)(const OrtKernelContext*, size_t, const OrtValue**);    // 90
   OrtStatus* (*KernelContext_GetOutput)(OrtKernelContext*, size_t, const int64_t* sizes,
                                         size_t rank, OrtValue**);                             // 91

@@ -20,12 +20,15 @@ struct Query {
   int64_t begin, end;        // slots that it sees: begin .. end - 1; its own is the last
   const float* by_distance;  // bias of its head by distance, or null
   const float* bias;         // bias by slot, or null
+  const float* rows;         // its numbers for the rows of a table [R], or null
+  const float* key_rows;     // those of the keys of its head [slots, R], or null
 };
 
 inline Query query(const Call& call, const Tile& tile, int64_t number) {
   const int64_t of_group = number % call.group, token = tile.first_token + number / call.group;
   const int64_t head = tile.kv_head * call.group + of_group;
   const int64_t place = (tile.row * call.kv_heads + tile.kv_head) * call.tokens + token;
+  const int64_t of_head = tile.row * call.heads + head;
   const int64_t* strides = call.bias_strides;
   return {
       call.queries + (place * call.group + of_group) * call.keys.size,
@@ -34,6 +37,9 @@ inline Query query(const Call& call, const Tile& tile, int64_t number) {
       call.by_distance ? call.by_distance + head * call.range : nullptr,
       call.bias ? call.bias + tile.row * strides[0] + head * strides[1] + token * strides[2]
                 : nullptr,
+      call.query_rows ? call.query_rows + (of_head * call.tokens + token) * call.table_rows
+                      : nullptr,
+      call.key_rows ? call.key_rows + of_head * call.key_row_slots * call.table_rows : nullptr,
   };
 }
 
@@ -43,14 +49,50 @@ inline void cap(float* scores, int64_t count, float softcap) {
     store(scores + i, softcap * hyperbolic_tangent(load(scores + i) / softcap));
 }
 
+// First slot of begin .. end whose distance a table of `range` distances has.
+inline int64_t first_near(const Query& query, int64_t range, int64_t begin, int64_t end) {
+  return std::clamp(query.end - range, begin, end);
+}
+
 // Add the entries of a table by distance to the scores of slots begin .. end - 1.
 inline void add_by_distance(float* scores, int64_t begin, int64_t end, const Query& query,
                             int64_t range) {
-  const int64_t own = query.end - 1;
-  const int64_t near = std::clamp(own - range + 1, begin, end);  // first slot within the table
+  const int64_t own = query.end - 1, near = first_near(query, range, begin, end);
   const float* table = query.by_distance;
   for (int64_t t = begin; t < near; t++) scores[t - begin] += table[range - 1];
   for (int64_t t = near; t < end; t++) scores[t - begin] += table[own - t];
+}
+
+// Add numbers of the query, and of the keys, for the rows that distances pick.
+inline void add_picked(float* scores, int64_t begin, int64_t end, const Query& query,
+                       const Call& call) {
+  const int64_t own = query.end - 1, range = call.row_range, count = call.table_rows;
+  const int64_t near = first_near(query, range, begin, end);
+  const int32_t *row = call.row_of_distance, last = row[range - 1];
+  if (query.rows) {
+    for (int64_t t = begin; t < near; t++) scores[t - begin] += query.rows[last];
+    for (int64_t t = near; t < end; t++) scores[t - begin] += query.rows[row[own - t]];
+  }
+  if (query.key_rows) {
+    const float *keys = query.key_rows, scale = call.key_row_scale;
+    for (int64_t t = begin; t < near; t++) scores[t - begin] += scale * keys[t * count + last];
+    for (int64_t t = near; t < end; t++)
+      scores[t - begin] += scale * keys[t * count + row[own - t]];
+  }
+}
+
+// Add the weights of slots begin .. end - 1 to the sums of the rows that distances pick. Sums do
+// not depend on keys before `begin` that have no weight: it is a multiple of WIDTH.
+inline void add_weights(const float* weights, int64_t begin, int64_t end, const Query& query,
+                        const Call& call, float* sums) {
+  const int32_t* row = call.row_of_distance;
+  const int64_t range = call.row_range, near = first_near(query, range, begin, end);
+  Vector far = {};
+  int64_t t = begin;
+  for (; t + WIDTH <= near; t += WIDTH) far += load(weights + t - begin);
+  sums[row[range - 1]] += sum(far);
+  for (; t < near; t++) sums[row[range - 1]] += weights[t - begin];
+  for (; t < std::min(end, query.end); t++) sums[row[query.end - 1 - t]] += weights[t - begin];
 }
 
 inline void add_by_slot(float* scores, int64_t begin, int64_t end, const Query& query) {
@@ -69,6 +111,7 @@ inline float weights(const Call& call, const Query& query, float* scores, int64_
   if (call.softcap > 0) cap(scores, filled, call.softcap);
   if (query.by_distance) add_by_distance(visible, begin, end, query, call.range);
   if (query.bias) add_by_slot(visible, begin, end, query);
+  if (call.row_of_distance) add_picked(visible, begin, end, query, call);
   std::fill(scores, visible, 2 * LOWEST);
   std::fill(scores + (end - start), scores + filled, 2 * LOWEST);
   Vector most = all(LOWEST);

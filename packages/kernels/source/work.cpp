@@ -59,9 +59,9 @@ void whole(const Tiles& tiles, const Kernels& kernels, size_t number) {
   const Tile tile = tiles.at(number);
   if (!tile.tokens) return;
   const int64_t queries = tile.tokens * call.group;
-  const size_t size = Partial::size(queries, call.values.size);
+  const size_t size = Partial::size(call, queries);
   float* kept = memory(of_thread, 2 * size + kernels.scratch_size(call, queries));
-  const Partial total(kept, queries), partial(kept + size, queries);
+  const Partial total(call, queries, kept), partial(call, queries, kept + size);
   kernels.clear(call, queries, total);
   for (int64_t part = tiles.first_part(tile); part <= tiles.last_part(tile); part++) {
     kernels.attend(call, tile, part, partial, kept + 2 * size);
@@ -86,10 +86,10 @@ void divided(const Tiles& tiles, const Kernels& kernels, const Parallel& paralle
     for (int64_t part = tiles.first_part(tile); part <= last; part++)
       tasks.push_back({tile, part, part == last});
   }
-  const size_t size = Partial::size(tiles.queries(), call.values.size);
+  const size_t size = Partial::size(call, tiles.queries());
   std::vector<float> partials(size * (tasks.size() + 1));
   const auto partial = [&](size_t task, const Tile& tile) {
-    return Partial(partials.data() + task * size, tile.tokens * call.group);
+    return Partial(call, tile.tokens * call.group, partials.data() + task * size);
   };
   parallel(tasks.size(), [&](size_t number) {
     const Task& task = tasks[number];
@@ -114,6 +114,10 @@ void clear_padding(const Call& call) {
   for (int64_t row = 0; row < call.rows; row++) {
     float* output = call.output + row * call.tokens * width;
     std::fill(output + call.count[row] * width, output + call.tokens * width, 0.0f);
+    for (int64_t head = 0; call.row_weights && head < call.heads; head++) {
+      float* sums = call.row_weights + (row * call.heads + head) * call.tokens * call.table_rows;
+      std::fill(sums + call.count[row] * call.table_rows, sums + call.tokens * call.table_rows, 0.0f);
+    }
   }
 }
 

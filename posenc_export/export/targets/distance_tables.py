@@ -1,6 +1,7 @@
-"""Biases that are a function of head and distance, as tables [H,range] for CachedAttention.
+"""Biases that are a function of head and distance, as tables [H,range] for CachedAttention, and
+indices of rows that are one of the distance.
 
-A bias is one if the distance of query and key is all that its nodes compute with: each of them
+A value is one if the distance of query and key is all that its nodes compute with: each of them
 computes every entry of its output from the same entry of its inputs, or only moves axes.
 """
 
@@ -10,7 +11,7 @@ from typing import Dict, List, Optional, Sequence, Set
 import numpy as np
 import onnx_ir as ir
 
-from posenc_export.export.expected_numbers import BY_DISTANCE
+from posenc_export.export.expected_numbers import BY_DISTANCE, ROW_OF_DISTANCE
 from posenc_export.export.targets.builder import Builder, numbers_of
 from posenc_export.ops.graph import DOMAIN, Distances, Mask
 from posenc_export.runtime.graphs.onnx_parts import opened
@@ -38,7 +39,20 @@ def table_of(op: Builder, mask: Mask, heads: int) -> Optional[ir.Value]:
     assert bias is not None
     if heads * op.max_positions > MOST or not found.decide(bias):
         return None
-    return op.weight(f"{bias.name}{BY_DISTANCE}", lambda: _table(op, bias, heads, found.sources))
+    return op.weight(f"{bias.name}{BY_DISTANCE}", lambda: _biases(op, bias, heads, found.sources))
+
+
+def rows_of(op: Builder, mask: Mask, index: ir.Value) -> Optional[ir.Value]:
+    """Return the rows [range] int32 that an index [B,1,S,T] takes by distance, or None if it
+    depends on something else. Larger distances have the last one.
+    """
+    found = _Distances(mask)
+    if op.max_positions > MOST or not found.decide(index):
+        return None
+    rows = _table(op, index, 1, found.sources)
+    if rows is None:
+        return None
+    return op.weight(f"{index.name}{ROW_OF_DISTANCE}", lambda: rows[0].astype(np.int32))
 
 
 class _Distances:
@@ -108,25 +122,37 @@ def _source(value: Optional[ir.Value]) -> Optional[ir.Value]:
     return value
 
 
-def _table(op: Builder, bias: ir.Value, heads: int, sources: Dict[ir.Value, int]) -> np.ndarray:
-    """Evaluate a bias at every distance [H,range], without the last columns if they are equal."""
-    evaluate = opened(_model(bias, list(sources)), Path(".")).run
+def _biases(op: Builder, bias: ir.Value, heads: int, sources: Dict[ir.Value, int]) -> np.ndarray:
+    """Return the table of a bias [H,range]."""
+    table = _table(op, bias, heads, sources)
+    if table is None:
+        rule = f"the bias {bias.name} to depend on distances alone"
+        raise refusal("export", rule, "another for the same distance", "choose target ort")
+    return np.ascontiguousarray(table, np.float32)
 
-    def biases(distances: np.ndarray) -> np.ndarray:  # [S,T] to [H,S,T]
+
+def _table(
+    op: Builder, value: ir.Value, heads: int, sources: Dict[ir.Value, int]
+) -> Optional[np.ndarray]:
+    """Evaluate a value at every distance [H,range], without the last columns if they are equal.
+    None if it has another result for the same distance.
+    """
+    evaluate = opened(_model(value, list(sources)), Path(".")).run
+
+    def results(distances: np.ndarray) -> np.ndarray:  # [S,T] to [H,S,T]
         feeds = {
             f"distance_{number}": (sign * distances).astype(_element(source).numpy())[None, None]
             for number, (source, sign) in enumerate(sources.items())
         }
         return np.broadcast_to(evaluate(None, feeds)[0], (1, heads, *distances.shape))[0]
 
-    table = biases(np.arange(op.max_positions)[None])[:, 0]
+    table = results(np.arange(op.max_positions)[None])[:, 0]
     probe = np.minimum(PROBE, op.max_positions - 1)
-    if not np.array_equal(biases(probe), table[:, probe], equal_nan=True):
-        rule = f"the bias {bias.name} to depend on distances alone"
-        raise refusal("export", rule, "another for the same distance", "choose target ort")
+    if not np.array_equal(results(probe), table[:, probe], equal_nan=True):
+        return None
     changes = np.flatnonzero((table[:, 1:] != table[:, :-1]).any(0))
     last = int(changes[-1]) + 1 if len(changes) else 0
-    return np.ascontiguousarray(table[:, : last + 1], np.float32)
+    return table[:, : last + 1]
 
 
 def _element(source: ir.Value) -> ir.DataType:
@@ -135,8 +161,8 @@ def _element(source: ir.Value) -> ir.DataType:
     return ir.DataType.INT64 if integers else ir.DataType.FLOAT
 
 
-def _model(bias: ir.Value, sources: Sequence[ir.Value]) -> bytes:
-    """Return a model of the nodes that compute a bias from distances."""
+def _model(value: ir.Value, sources: Sequence[ir.Value]) -> bytes:
+    """Return a model of the nodes that compute a value from distances."""
     copies: Dict[ir.Value, ir.Value] = {
         source: ir.Value(name=f"distance_{number}", type=ir.TensorType(_element(source)))
         for number, source in enumerate(sources)
@@ -164,15 +190,15 @@ def _model(bias: ir.Value, sources: Sequence[ir.Value]) -> bytes:
         copies[value] = twin.outputs[0]
         return copies[value]
 
-    output = copied(bias)
+    output = copied(value)
     assert output is not None
-    output.type = ir.TensorType(ir.DataType.FLOAT)
+    output.type = ir.TensorType(value.dtype or ir.DataType.FLOAT)
     graph = ir.Graph(
         inputs,
         [output],
         nodes=nodes,
         initializers=constants,
-        name="bias",
+        name="by_distance",
         opset_imports={"": OPSET},
     )
     return ir.to_proto(ir.Model(graph, ir_version=10)).SerializeToString()

@@ -2,11 +2,17 @@
 which rotates, adds biases by distance and hides keys itself.
 """
 
-from typing import Any, Dict, List, Optional, Tuple
+from typing import Any, Dict, List, Optional, Sequence, Tuple
 
 import onnx_ir as ir
 
-from posenc_export.export.targets import distance_tables, ort_attention, ort_slots, standard
+from posenc_export.export.targets import (
+    distance_tables,
+    ort_attention,
+    ort_slots,
+    picked_rows,
+    standard,
+)
 from posenc_export.export.targets.builder import Builder, size
 from posenc_export.ops.graph import Append, Attend, AttentionWeights, Mask, Rotate
 from posenc_export.runtime.graphs.kernel_library import DOMAIN, OPERATOR
@@ -16,8 +22,8 @@ Rotation = Tuple[Rotate, Rotate, Optional[ir.Value]]
 
 
 def attend(op: Builder, node: Attend) -> ir.Value:
-    """Emit CachedAttention if no other node reads the appended keys and values or the softmax.
-    Otherwise the nodes of `ort`.
+    """Emit CachedAttention if no other node reads the appended keys and values or the softmax, but
+    for sums by distance. Otherwise the nodes of `ort`.
     """
     appended, mask = standard.appended_here(node), Mask.of(node.mask)
     if (
@@ -25,12 +31,18 @@ def attend(op: Builder, node: Attend) -> ir.Value:
         or mask is None
         or ort_slots.by_columns(op) is not None
         or op.dtype != "float32"
-        or node.readers(AttentionWeights)
     ):
         return ort_attention.attend(op, node)
     by_distance = None if mask.bias is None else distance_tables.table_of(op, mask, node.heads)
+    picked = picked_rows.picked(op, node, mask)
+    sums = picked_rows.collected(node, mask, picked)
+    if sums is None and node.readers(AttentionWeights):
+        return ort_attention.attend(op, node)
+    bias = ort_attention.sum_of(
+        op, None if by_distance else mask.bias, picked.rest if picked else node.content
+    )
     # GroupQueryAttention reads chunks from a bias, which such scores need anyway.
-    if mask.chunk and (node.content is not None or (mask.bias is not None and not by_distance)):
+    if mask.chunk and bias is not None:
         return ort_attention.attend(op, node)
     key, value = appended
     rotation = _rotation(node, key, mask)
@@ -41,14 +53,18 @@ def attend(op: Builder, node: Attend) -> ir.Value:
         heads = [rotate.x if (rotate := Rotate.of(part)) else part for part in heads]
     wide = ort_attention.widened(*appended)
     outputs = op.several(
-        3,
+        4 if sums else 3,
         OPERATOR,
         *ort_attention.projections(op, [ort_attention.padded(op, part, wide) for part in heads]),
-        *_inputs(op, node, appended, rotation, by_distance),
+        *_inputs(op, node, appended, rotation, [by_distance, bias]),
+        *(picked.inputs if picked else []),
         domain=DOMAIN,
         **_attributes(node, mask, rotation),
+        **({"key_row_scale": picked.factor} if picked and picked.key_rows else {}),
     )
-    return ort_attention.finished(op, node, appended, outputs, wide)
+    for total in sums or ():
+        total.replace_all_uses_with(outputs[3])
+    return ort_attention.finished(op, node, appended, outputs[:3], wide)
 
 
 def _inputs(
@@ -56,9 +72,11 @@ def _inputs(
     node: Attend,
     appended: Tuple[Append, Append],
     rotation: Optional[Rotation],
-    by_distance: Optional[ir.Value],
+    biases: Sequence[Optional[ir.Value]],
 ) -> List[Optional[ir.Value]]:
-    """Return the inputs after queries, keys and values (packages/kernels/README.md)."""
+    """Return the inputs after queries, keys and values up to the rotation of keys
+    (packages/kernels/README.md). biases: by distance [H,range], and of queries and keys [B,H,S,T].
+    """
     mask = Mask.of(node.mask)
     assert mask is not None
     tables: List[Optional[ir.Value]] = [None, None, None, None]
@@ -69,17 +87,16 @@ def _inputs(
         if (of_q.cos, of_q.sin) != (of_k.cos, of_k.sin):
             tables[2:] = [of_k.cos, of_k.sin]
         positions = positions if rows is None else rows
-    bias = ort_attention.sum_of(op, None if by_distance else mask.bias, node.content)
     return [
         *(append.past for append in appended),
         ort_slots.lengths(op)[0],
         None,  # the length of the longest row
         *tables[:2],
         positions,
-        bias,
+        biases[1],
         node.sinks,
         *(None, None),  # scales of a cache of 8 bits (int8_cache.py)
-        by_distance,
+        biases[0],
         ort_slots.cache_position(op),
         *tables[2:],
     ]

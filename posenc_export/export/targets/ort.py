@@ -23,6 +23,7 @@ from posenc_export.export.targets import (
 from posenc_export.export.targets.builder import FLOAT, Builder
 from posenc_export.export.targets.rewriter import Table
 from posenc_export.ops import graph
+from posenc_export.runtime.graphs.kernel_library import OPERATOR
 
 
 def append_positions(op: Builder, node: graph.AppendPositions) -> ir.Value:
@@ -77,7 +78,8 @@ def append_at(op: Builder, node: graph.Append, first: ir.Value, total: ir.Value)
     buffer = op.TensorScatter(node.past, op.Transpose(node.new, perm=[0, 2, 1, 3]), first, axis=2)
     valid = op.Slice(buffer, [0], total, [2])
     for reader, index in list(node.output.uses()):
-        if reader.op_type != "GatherElements":  # which reads only the slots it is given
+        # Others than those which read only the slots that they are given.
+        if reader.op_type not in ("GatherElements", OPERATOR):
             reader.replace_input_with(index, valid)
     return buffer
 

@@ -36,7 +36,7 @@ def rows_at_counts(op: Builder, node: graph.RowsAtCounts) -> ir.Value:
     return ort.rows_at_counts(op, node, op.Shape(node.rows, start=2, end=3))
 
 
-LATER = (graph.Distances,)  # of which a table of the operator may take the place
+LATER = (graph.Distances, graph.Pick)  # of which a table of the operator may take the place
 LOWERING: Tuple[Table, ...] = (
     {
         **{kind: lower for kind, lower in ort.LOWERING[0].items() if kind not in LATER},
@@ -44,7 +44,8 @@ LOWERING: Tuple[Table, ...] = (
         graph.CollectByDistance: collect_by_distance,
         graph.RowsAtCounts: rows_at_counts,
     },
-    {**ort.LOWERING[1], **{kind: ort.LOWERING[0][kind] for kind in LATER}},
+    {kind: ort.LOWERING[0][kind] for kind in LATER},
+    ort.LOWERING[1],
 )
 LOWERINGS = Lowerings(LOWERING, Fused, ort_layers.FUSIONS)
 

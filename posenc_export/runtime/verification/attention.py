@@ -1,7 +1,7 @@
 """Attention in float64, and the contract of GroupQueryAttention with 8-bit caches."""
 
 from dataclasses import dataclass
-from typing import List, Optional, Sequence, Tuple
+from typing import Iterator, List, Optional, Sequence, Tuple
 
 import numpy as np
 
@@ -11,7 +11,8 @@ from posenc_export.runtime.verification.contracts import UNDERFLOW, UNIT
 from posenc_export.runtime.verification.kernels import CheckedNode, Graph, Record
 
 QUERY, KEY, VALUE, LAST, COS, SIN, POSITIONS, BIAS, SINK = 0, 1, 2, 5, 7, 8, 9, 10, 11
-BY_DISTANCE, KEY_COS, KEY_SIN = 14, 16, 17  # of CachedAttention (packages/kernels/README.md)
+# Of CachedAttention (packages/kernels/README.md).
+BY_DISTANCE, KEY_COS, KEY_SIN, QUERY_ROWS, KEY_ROWS, ROW_OF_DISTANCE = 14, 16, 17, 18, 19, 20
 SCALES = (12, 13)  # of keys and of values
 # Roundings of a score beside the sum over D: the scale of a channel, that of scores, and of the
 # register's parts.
@@ -75,8 +76,8 @@ def cached_attention(graph: Graph, node: Node) -> Optional[CheckedNode]:
     """A GroupQueryAttention or CachedAttention with 8-bit caches."""
     if node.attributes.get("k_quant_type") != "PER_CHANNEL":
         return None
-    inputs = [*node.inputs, *[""] * 18][:18]
-    computed = (*(QUERY, KEY, VALUE), LAST, POSITIONS, BIAS)
+    inputs = [*node.inputs, *[""] * 21][:21]
+    computed = (*(QUERY, KEY, VALUE), LAST, POSITIONS, BIAS, QUERY_ROWS, KEY_ROWS)
     reads = [inputs[index] for index in computed if inputs[index]]
     others = [name for name in ("softcap", "smooth_softmax") if node.attributes.get(name, 0) > 0]
     others += ["head_sink"] if inputs[SINK] else []
@@ -102,21 +103,36 @@ def _of_call(graph: Graph, node: Node, inputs: List[str], call: Record) -> np.nd
         appended = cache[:, total - count : total]
         ratio = np.maximum(ratio, _of_codes(heads, appended, of_channel))
         read.append(cache[:, :total] * of_channel)
-    bias = call[inputs[BIAS]][0].astype(np.float64) if inputs[BIAS] else None
+    biases = [call[inputs[BIAS]][0][..., :total].astype(np.float64)] if inputs[BIAS] else []
     seen = visible(count, total, int(node.attributes.get("local_window_size", -1)))
     behind = np.arange(total - count, total)[:, None] - np.arange(total)
     if inputs[BY_DISTANCE]:
         table = graph.numbers(inputs[BY_DISTANCE]).astype(np.float64)
-        of_distance = table[:, np.clip(behind, 0, table.shape[1] - 1)]
-        bias = of_distance if bias is None else bias[..., :total] + of_distance
+        biases.append(table[:, np.clip(behind, 0, table.shape[1] - 1)])
+    if inputs[ROW_OF_DISTANCE]:
+        rows = graph.numbers(inputs[ROW_OF_DISTANCE])
+        index = rows[np.clip(behind, 0, len(rows) - 1)]
+        biases += _picked(node, inputs, call, index)
     if node.attributes.get("chunk_size", 0):
         seen = seen & (
             behind <= call[inputs[POSITIONS]][0][:, None] % node.attributes["chunk_size"]
         )
     scale = float(node.attributes["scale"])
-    value, bound = _attended(q, read, scale, bias, seen)
+    value, bound = _attended(q, read, scale, biases, seen)
     y = call[node.outputs[0]][0].reshape(count, -1)
     return np.maximum(ratio, contracts.over(y, value, bound))
+
+
+def _picked(node: Node, inputs: List[str], call: Record, index: np.ndarray) -> Iterator[np.ndarray]:
+    """Yield the entries [H,S,T] of rows of queries and of keys at an index [S,T]."""
+    count, total = index.shape
+    if inputs[QUERY_ROWS]:
+        rows = call[inputs[QUERY_ROWS]][0].astype(np.float64)  # [H,S,R]
+        yield rows[:, np.arange(count)[:, None], index]
+    if inputs[KEY_ROWS]:
+        rows = call[inputs[KEY_ROWS]][0].astype(np.float64)  # [H,T,R]
+        factor = float(node.attributes.get("key_row_scale", 1.0))
+        yield factor * rows[:, np.arange(total), index]
 
 
 def _heads(graph: Graph, node: Node, inputs: List[str], call: Record) -> Tuple[Heads, Heads, Heads]:
@@ -156,7 +172,7 @@ def _of_codes(heads: Heads, codes: np.ndarray, scale: np.ndarray) -> np.ndarray:
 
 
 def _attended(
-    q: Heads, read: List[np.ndarray], scale: float, bias: Optional[np.ndarray], seen: np.ndarray
+    q: Heads, read: List[np.ndarray], scale: float, biases: List[np.ndarray], seen: np.ndarray
 ) -> Tuple[np.ndarray, np.ndarray]:
     """Return attention to keys and values [K,T,D] that are seen [S,T], and its bound [S,H*D].
 
@@ -170,9 +186,9 @@ def _attended(
     scores = scale * (q.numbers @ turned)
     away = (size + OF_SCORE) * UNIT * np.abs(q.numbers) + q.error
     error = scale * (away @ np.abs(turned))
-    if bias is not None:
-        scores = scores + bias[..., :total]
-        error = error + 2 * UNIT * np.abs(bias[..., :total])
+    for bias in biases:
+        scores = scores + bias
+        error = error + (1 + len(biases)) * UNIT * np.abs(bias)
     error = np.where(seen, error + 4 * UNIT * np.abs(scores), 0)
     weights = softmax(np.where(seen, scores, -np.inf))
     part = np.expm1(2 * error.max(axis=2, keepdims=True)) + (total + OF_WEIGHT) * UNIT

@@ -2,7 +2,7 @@
 
 import math
 from pathlib import Path
-from typing import List, Optional, Sequence, Tuple
+from typing import Dict, List, Optional, Sequence, Tuple
 
 import numpy as np
 
@@ -45,14 +45,7 @@ def compare(
     part: IntegerPart, by_layer: Sequence[Tuple[np.ndarray, ...]], folder: Path, findings: Findings
 ) -> None:
     """Compare the tables of biases by distance that attention nodes read with `tables`."""
-    names = {
-        name: layer
-        for node, layer in reversed(part.attention)
-        if node.operator == OPERATOR
-        for name in node.inputs[14:15]
-        if name
-    }
-    for name, layer in names.items():
+    for name, layer in _inputs(part, 14).items():
         place = f"{name} ({OPERATOR} input 14)"
         biases = by_layer[layer] if 0 <= layer < len(by_layer) else ()
         if not biases:
@@ -70,6 +63,39 @@ def compare(
             head, distance = (int(index[0]) for index in np.nonzero(wrong))
             got = numbers[head, min(distance, numbers.shape[1] - 1)]
             findings.failures[place] = f"bias of head {head} at distance {distance}: got {got:g}"
+
+
+def compare_rows(part: IntegerPart, manifest: Manifest, folder: Path, findings: Findings) -> None:
+    """Compare the rows by distance that attention nodes pick with those of the description."""
+    attentions, distances = described.attentions(manifest), np.arange(manifest.max_positions)
+    for name, layer in _inputs(part, 20).items():
+        place = f"{name} ({OPERATOR} input 20)"
+        encodings = attentions[layer]["encodings"] if 0 <= layer < len(attentions) else []
+        known = [described.with_defaults(e) for e in encodings if e["name"] in described.INDICES]
+        stored = part.graph.constants.get(name)
+        if not known:
+            findings.skipped[place] = "rows whose formula is not known here"
+            continue
+        if stored is None or len(stored.shape) != 1 or not stored.shape[0]:
+            findings.failures[place] = "expected a row for each distance"
+            continue
+        rows = stored.array(folder)[np.minimum(distances, stored.shape[0] - 1)]
+        wrong = [rows != described.INDICES[e["name"]](e, True, distances) for e in known]
+        findings.compared += rows.size
+        if np.all([w.any() for w in wrong]):
+            at = int(np.flatnonzero(wrong[0])[0])
+            findings.failures[place] = f"row of distance {at}: got {rows[at]}"
+
+
+def _inputs(part: IntegerPart, index: int) -> Dict[str, int]:
+    """Return the layers of the values that CachedAttention reads as an input, by name."""
+    return {
+        name: layer
+        for node, layer in reversed(part.attention)
+        if node.operator == OPERATOR
+        for name in node.inputs[index : index + 1]
+        if name
+    }
 
 
 def _bias_errors(numbers: np.ndarray, table: np.ndarray) -> np.ndarray:

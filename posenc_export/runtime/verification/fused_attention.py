@@ -1,9 +1,8 @@
 """Check "attention": fused attention alone, at the edges of its description, against float64."""
 
 import functools
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Dict, Iterator, List, NamedTuple, Optional, Tuple
+from typing import Dict, Iterator, List, Tuple
 
 import numpy as np
 import onnxruntime
@@ -14,12 +13,14 @@ from posenc_export.runtime.graphs.onnx_nodes import Node, Nodes
 from posenc_export.runtime.graphs.onnx_parts import opened, serialised
 from posenc_export.runtime.session.model import Model
 from posenc_export.runtime.verification import attention, integer_calls
+from posenc_export.runtime.verification.fused_kernel import ROWS, Kernel, Scores, attended
 from posenc_export.runtime.verification.integer_graph import integer_part
 
 OPERATORS = ("GroupQueryAttention", kernel_library.OPERATOR)
 INPUTS = ("q", "k", "v", "past_k", "past_v", "lengths", "longest", "cos", "sin", "", "", "sinks")
 SCALED = (*INPUTS, "k_scale", "v_scale")
-NATIVE = (*SCALED, "distances", "slots", "key_cos", "key_sin")  # of packages/kernels
+PICKED = ("query_rows", "key_rows", "row_of_distance")
+NATIVE = (*SCALED, "distances", "slots", "key_cos", "key_sin", *PICKED)  # of packages/kernels
 TARGETS = ("ort", "ort-native", "ort-cuda")
 TOLERANCE = 2e-5  # of weighted sums of numbers of size 1 in float32; a key too many changes 1/keys
 LONGEST = 8192  # keys of the longest row
@@ -27,35 +28,6 @@ TOGETHER = 1024  # keys of the longest row that is evaluated together with other
 PROMPTS = (2, 17, 65)  # tokens of calls with several new tokens
 JUNK = 1e4  # in slots after a row
 STEP = 1 / 64  # between numbers of caches of 8 bits
-
-
-@dataclass(frozen=True)
-class Kernel:
-    """A node and the sizes of its inputs. Equal kernels have equal results.
-
-    Args:
-        heads, kv_heads, size: H, K and head size D.
-        scale, softcap: of scores; 0 for no cap.
-        packed, sinks, scaled: whether q, k and v are one input, and inputs for sinks and for scales
-            of 8-bit caches exist.
-    """
-
-    model: bytes  # the node alone as a model
-    heads: int
-    kv_heads: int
-    size: int
-    rotary: int  # size r of the rotated part of a head; 0 for none
-    interleaved: bool  # which entries form a pair
-    window: int  # number of keys that a query sees; 0 for all
-    scale: float
-    softcap: float
-    packed: bool
-    sinks: bool
-    scaled: bool
-    lengths: Tuple[int, ...]  # numbers of tokens after a call, both sides of each edge
-    chunk: int  # positions of a chunk; 0 for none
-    range: int  # columns of the table of biases by distance; 0 for none
-    given: Tuple[str, ...]  # names of the inputs
 
 
 def check(folder: Path, model: Model) -> Check:
@@ -96,13 +68,17 @@ def _kernel(graph: Nodes, node: Node, size: int, lengths: Tuple[int, ...]) -> Ke
         names.pop()
     known = {k: v for k, v in node.attributes.items() if k != "qk_output"}
     stored = {k: v for k, v in node.serialised.items() if k != "qk_output"}
-    alone = Node(node.domain, node.operator, "", names, ["y", "keys", "values"], known, stored)
+    by_row = node.operator == kernel_library.OPERATOR and len(node.outputs) > 3
+    outputs = ["y", "keys", "values", *(["weights"] if by_row else [])]
+    alone = Node(node.domain, node.operator, "", names, outputs, known, stored)
     free = dict.fromkeys((name for name in names if name), "float")
     integers = {"lengths": "int32", "longest": "int32", "slots": "int64", "positions": "int64"}
+    integers["row_of_distance"] = "int32"
     free |= {name: element for name, element in integers.items() if name in names}
     free |= {"past_k": "int8", "past_v": "int8"} if scaled else {}
-    model = serialised(Nodes(opsets=graph.opsets), [alone], ["y"], free=free)
-    table, distances = (graph.constants.get(present[index]) for index in (7, 14))
+    compared = ("y", *outputs[3:])
+    model = serialised(Nodes(opsets=graph.opsets), [alone], list(compared), free=free)
+    table, distances, rows = (graph.constants.get(present[index]) for index in (7, 14, 20))
     return Kernel(
         model,
         known["num_heads"],
@@ -119,7 +95,10 @@ def _kernel(graph: Nodes, node: Node, size: int, lengths: Tuple[int, ...]) -> Ke
         lengths,
         known.get("chunk_size", 0),
         0 if distances is None else distances.shape[1],
+        0 if rows is None else rows.shape[0],
+        known.get("key_row_scale", 1.0),
         tuple(name for name in names if name),
+        compared,
     )
 
 
@@ -133,13 +112,14 @@ def compared(kernel: Kernel) -> Tuple[int, str]:
     for cached, new in _calls(kernel.lengths):
         count += len(cached)
         feeds, expected = _case(kernel, cached, new, random)
-        (y,) = session.run(["y"], feeds)
-        wrong = ~(np.abs(y - expected) <= TOLERANCE).all((1, 2))
+        results = session.run(kernel.outputs, feeds)
+        errors = [abs(y - e) for y, e in zip(results, expected, strict=True)]
+        worst = np.max([error.reshape(len(cached), -1).max(1) for error in errors], axis=0)
+        wrong = ~(worst <= TOLERANCE)
         if wrong.any():
             row = int(np.flatnonzero(wrong)[0])
             text = f"{cached[row]} cached and {new} new tokens of ONNX Runtime"
-            error = np.abs(y[row] - expected[row]).max()
-            return count, f"{text} {onnxruntime.__version__}: error {error:.1e}"
+            return count, f"{text} {onnxruntime.__version__}: error {worst[row]:.1e}"
     return count, ""
 
 
@@ -157,7 +137,10 @@ def _calls(lengths: Tuple[int, ...]) -> Iterator[Tuple[List[int], int]]:
 
 def _case(
     kernel: Kernel, cached: List[int], new: int, random: np.random.Generator
-) -> Tuple[Dict[str, np.ndarray], np.ndarray]:
+) -> Tuple[Dict[str, np.ndarray], List[np.ndarray]]:
+    """Return the inputs of a call, and its outputs in float64: [B,S,H*D], and if the node has
+    them, sums of weights by row [B,H,S,R].
+    """
     rows, longest = len(cached), max(cached) + new
     h, kv, d = kernel.heads, kernel.kv_heads, kernel.size
     q, k, v = (_numbers(kernel, random, (rows, new, n, d)) for n in (h, kv, kv))
@@ -170,7 +153,12 @@ def _case(
     slots = np.array(cached)[:, None] + np.arange(new)
     positions = slots + np.arange(rows)[:, None] if "positions" in kernel.given else slots
     sinks = random.standard_normal(h).astype(np.float32) if kernel.sinks else None
-    expected = np.zeros((rows, new, h * d))
+    picked = {
+        "query_rows": random.standard_normal((rows, h, new, ROWS)).astype(np.float32),
+        "key_rows": random.standard_normal((rows, h, longest, ROWS)).astype(np.float32),
+        "row_of_distance": random.integers(0, ROWS, kernel.row_range).astype(np.int32),
+    }
+    expected = [np.zeros((rows, new, h * d)), np.zeros((rows, h, new, ROWS))]
     for row, count in enumerate(cached):
         for kind in past:
             kind[row, :, count:] = JUNK
@@ -185,7 +173,17 @@ def _case(
             np.concatenate((kind[row, :, :count], x), 1)
             for kind, x in zip(past, appended, strict=True)
         ]
-        expected[row] = _attended(kernel, turned.numbers, read, _Scores(sinks, distances, at))
+        of_row = Scores(
+            sinks,
+            distances,
+            at,
+            picked["query_rows"][row],
+            picked["key_rows"][row],
+            picked["row_of_distance"],
+        )
+        both = attended(kernel, turned.numbers, read, of_row)
+        for result, numbers in zip(expected, both, strict=True):
+            result[row] = numbers
     flat = [x.reshape(rows, new, -1) for x in (q, k, v)]
     feeds = {"q": np.concatenate(flat, 2)} if kernel.packed else dict(zip("qkv", flat, strict=True))
     names = ("past_k", "past_v")
@@ -197,23 +195,15 @@ def _case(
             zip(("cos", "sin", "key_cos", "key_sin"), (*tables[0], *of_keys), strict=True)
         )
     feeds |= {} if sinks is None else {"sinks": sinks}
-    feeds |= {"distances": distances, "slots": slots, "positions": positions}
+    feeds |= {"distances": distances, "slots": slots, "positions": positions, **picked}
     if kernel.scaled:
         feeds |= dict.fromkeys(("k_scale", "v_scale"), np.full(kv * d, STEP, np.float32))
-    return {name: feeds[name] for name in kernel.given}, expected
+    return {name: feeds[name] for name in kernel.given}, expected[: len(kernel.outputs)]
 
 
 def _waves(random: np.random.Generator, rows: int, width: int) -> Tuple[np.ndarray, np.ndarray]:
     angles = random.uniform(0, 6, (rows, width))
     return np.cos(angles).astype(np.float32), np.sin(angles).astype(np.float32)
-
-
-class _Scores(NamedTuple):
-    """Sinks [H] or None, biases by distance [H,range], and positions of new tokens [S] of a row."""
-
-    sinks: Optional[np.ndarray]
-    distances: np.ndarray
-    positions: np.ndarray
 
 
 def _numbers(kernel: Kernel, random: np.random.Generator, shape: Tuple[int, ...]) -> np.ndarray:
@@ -224,22 +214,3 @@ def _numbers(kernel: Kernel, random: np.random.Generator, shape: Tuple[int, ...]
 
 def _stored(kernel: Kernel, cache: np.ndarray) -> np.ndarray:
     return np.clip(np.rint(cache / STEP), -128, 127).astype(np.int8) if kernel.scaled else cache
-
-
-def _attended(kernel: Kernel, q: np.ndarray, read: List[np.ndarray], given: _Scores) -> np.ndarray:
-    """Return the output [S,H*D] of queries [H,S,D] with keys and values [K,T,D]."""
-    keys, values = (attention.by_query_head(part, kernel.heads) for part in read)
-    scores = kernel.scale * (q @ keys.transpose(0, 2, 1))  # [H,S,T]
-    if kernel.softcap:
-        scores = kernel.softcap * np.tanh(scores / kernel.softcap)
-    count, total = q.shape[1], keys.shape[1]
-    behind = np.arange(total - count, total)[:, None] - np.arange(total)
-    if kernel.range:
-        scores = scores + given.distances[:, np.clip(behind, 0, kernel.range - 1)]
-    seen = attention.visible(count, total, kernel.window)
-    if kernel.chunk:
-        seen = seen & (behind <= given.positions[:, None] % kernel.chunk)
-    scores = np.where(seen, scores, -np.inf)
-    sinks = -np.inf if given.sinks is None else given.sinks[:, None, None]
-    weights = attention.softmax(scores, sinks)
-    return attention.by_token(weights @ values)

@@ -86,6 +86,7 @@ def check(folder: Path, model: Model) -> Check:
     _compare_attributes(part, manifest, findings)
     subject = _subject(manifest, folder)
     bias_tables.compare(part, subject.biases, folder, findings)
+    bias_tables.compare_rows(part, manifest, folder, findings)
     for roles, values in _programs(part, manifest, folder, findings):
         result = _evaluated(values, roles, subject)
         findings.compared += result.compared

@@ -7,6 +7,7 @@ import numpy as np
 import onnx
 import pytest
 import torch
+from onnx import numpy_helper
 
 from posenc_export import encodings
 from posenc_export.export import TARGETS, export
@@ -16,12 +17,14 @@ from posenc_export.runtime import load, verify
 from posenc_export.runtime.graphs import kernel_library
 from posenc_export.runtime.graphs.kernel_library import DOMAIN, OPERATOR
 from posenc_export.runtime.graphs.ort_graph import OrtGraph
+from posenc_export.runtime.verification import indices
 from posenc_export.shared.numerics import tolerance, worst_error
 from tests.kernels.calls import NAMES, built
 from tests.tiny import block, decoder
 from tests.traces import sources
 
 BY_DISTANCE = ("alibi", "t5", "kerple", "sandwich", "dynamic_bias")
+PICKED = {"shaw": 4, "deberta": 3, "inkling": 3, "wavlm": 3}  # outputs of the operator
 ROTATIONS = ("rope", "xpos", "rope_yarn", "rope-interleaved", "rope_trained")
 
 OWN = (  # of which the first two depend on the distance alone
@@ -54,6 +57,36 @@ def test_a_bias_by_distance_is_a_table_and_costs_no_node(variant: str, tmp_path:
     (inputs,) = _inputs(graph)
     assert "distance_bias" in inputs and "attention_bias" not in inputs
     assert _operators(graph) == _operators(_exported(block("nope"), tmp_path / "nope"))
+
+
+@built
+@pytest.mark.parametrize("variant", PICKED)
+def test_rows_that_the_distance_picks_need_no_tensor_of_scores(
+    variant: str, tmp_path: Path
+) -> None:
+    graph = _exported(block(variant), tmp_path / "artefact", verify="quick")
+    (inputs,) = _inputs(graph)
+    assert {"query_rows", "row_of_distance"} <= inputs.keys() and "attention_bias" not in inputs
+    assert ("key_rows" in inputs) == (variant == "deberta")
+    assert not {"GatherElements", "Range", "Slice"} & {*_operators(graph)}
+    (node,) = [node for node in graph.node if node.op_type == OPERATOR]
+    assert len(node.output) == PICKED[variant]
+
+
+@built
+def test_one_wrong_row_of_a_distance_is_a_failure(tmp_path: Path) -> None:
+    folder = tmp_path / "artefact"
+    _exported(block("shaw"), folder)
+    model = load(folder, threads=1)
+    assert not indices.check(folder, model).failures
+    graph = onnx.load(folder / "model.onnx")
+    (rows,) = [t for t in graph.graph.initializer if t.name.endswith("row_of_distance")]
+    numbers = numpy_helper.to_array(rows).copy()
+    numbers[3] += 1
+    rows.CopyFrom(numpy_helper.from_array(numbers, rows.name))
+    onnx.save(graph, folder / "model.onnx")
+    (failure,) = indices.check(folder, model).failures.values()
+    assert failure.startswith("row of distance 3: got ")
 
 
 @pytest.mark.parametrize("variant", ROTATIONS)
@@ -118,7 +151,7 @@ def test_rows_of_several_tokens_over_a_cache_are_one_call(
 def test_caches_of_8_bits_and_weights_of_4_pass_the_grid(tmp_path: Path) -> None:
     text = tmp_path / "text.txt"
     text.write_bytes(np.random.default_rng(0).integers(32, 127, size=2000).astype("u1").tobytes())
-    for variant in ("rope", "alibi"):
+    for variant in ("rope", "alibi", "shaw"):
         folder = tmp_path / variant
         config = decoder_config(256, 2, 96, block(variant))
         export(sources(config), "ort-native", folder, cache="int8", weights="int4",
