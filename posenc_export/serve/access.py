@@ -11,7 +11,7 @@ from fastapi.middleware.cors import CORSMiddleware
 from fastapi.middleware.trustedhost import TrustedHostMiddleware
 from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
 
-from posenc_export.runtime.session.errors import expected
+from posenc_export.shared.refusal import refusal
 
 LOCAL = ("localhost", "127.0.0.1", "[::1]")
 ANY = "*"
@@ -34,7 +34,7 @@ class Access:
         origin = request.headers.get("origin")
         if origin is not None and ANY not in self.origins and origin not in self.origins:
             remedy = "start the server with --allow-origin"
-            raise refusal(403, "origin", "a page of this server", "one of another", remedy)
+            raise http_error(403, "origin", "a page of this server", "one of another", remedy)
 
     def check_key(
         self, authorization: Annotated[Optional[HTTPAuthorizationCredentials], Depends(BEARER)]
@@ -45,7 +45,7 @@ class Access:
             got = "another key" if authorization else "no key"
             rule = "Authorization: Bearer with the key of this server"
             challenge = {"WWW-Authenticate": "Bearer"}
-            raise refusal(401, "key", rule, got, "send its key", challenge)
+            raise http_error(401, "key", rule, got, "send its key", challenge)
 
     def protect(self, app: FastAPI) -> None:
         """Add the checks of Host and of requests that browsers send ahead (CORS)."""
@@ -69,10 +69,10 @@ def access(
     for origin in origins:
         if origin != ANY and not re.fullmatch(r"[a-z][a-z0-9+.-]*://[^/?#\s]+", origin):
             rule = "an origin as scheme://host or scheme://host:port"
-            raise expected(rule, origin, "change --allow-origin", "serve")
+            raise refusal("serve", rule, origin, "change --allow-origin")
     if key is not None and not re.fullmatch(r"[!-~]+", key):
         rule = "a key of printable ASCII characters without spaces"
-        raise expected(rule, "an empty one or other characters", "change --api-key", "serve")
+        raise refusal("serve", rule, "an empty one or other characters", "change --api-key")
     if ipaddress.ip_address(address.partition("%")[0]).is_unspecified:
         return Access((ANY,), tuple(origins), key or "")
     hosts = tuple(dict.fromkeys((f"[{host}]" if ":" in host else host, *LOCAL)))
@@ -81,7 +81,7 @@ def access(
     return Access(hosts, (*own, *origins), key or "")
 
 
-def refusal(
+def http_error(
     status: int,
     where: str,
     rule: str,
@@ -90,4 +90,4 @@ def refusal(
     headers: Optional[Dict[str, str]] = None,
 ) -> HTTPException:
     """Return the error of a response: `where: expected RULE, got GOT; REMEDY`."""
-    return HTTPException(status, f"{where}: expected {rule}, got {got}; {remedy}", headers)
+    return HTTPException(status, str(refusal(where, rule, got, remedy)), headers)

@@ -9,7 +9,7 @@ import numpy as np
 
 from posenc_export.runtime.artefact.manifest import Manifest
 from posenc_export.runtime.session.drafts import Drafts
-from posenc_export.runtime.session.errors import GraphError, expected
+from posenc_export.runtime.session.errors import GraphError
 from posenc_export.runtime.session.first_tokens import TokenRules
 from posenc_export.runtime.session.generation import choose
 from posenc_export.runtime.session.model import Model
@@ -25,6 +25,7 @@ from posenc_export.runtime.session.speculation import (
 from posenc_export.serve.memory import bytes_per_slot, longest_row, most_needed
 from posenc_export.serve.pace import Pace
 from posenc_export.serve.requests import FAILED, LENGTH, STOP, Limits, Request, Token, most_tokens
+from posenc_export.shared.refusal import refusal
 
 LOG = logging.getLogger(__name__)
 
@@ -112,7 +113,7 @@ class Batch:
         if most < limits.context:
             rule = f"memory for caches of a row of {limits.context} tokens"
             remedy = f"give more --memory or a --context of at most {most}"
-            raise expected(rule, f"{limits.memory / 1e9:.1f} GB", remedy, "serve")
+            raise refusal("serve", rule, f"{limits.memory / 1e9:.1f} GB", remedy)
 
     def probe(self, rows: int) -> None:
         """Feed two tokens to each of `rows` new rows, and remove them, to try the graph."""

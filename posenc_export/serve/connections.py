@@ -6,7 +6,7 @@ from typing import Any, Optional, Set, Tuple
 
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from posenc_export.runtime.session.errors import expected
+from posenc_export.shared.refusal import refusal
 
 CONNECTIONS = 512  # default of the largest number of connections
 SENDING = 10.0  # seconds for a request to arrive, and for the end of a response to be read
@@ -30,12 +30,12 @@ def most_connections(asked: Optional[int]) -> int:
     """
     if asked is not None and asked < FEWEST:
         remedy = "give a larger number"
-        raise expected(f"at least {FEWEST} connections", asked, remedy, "serve")
+        raise refusal("serve", f"at least {FEWEST} connections", asked, remedy)
     needed = (asked or CONNECTIONS) + OVER + FILES
     allowed, least = _files(needed), needed if asked else FEWEST + OVER + FILES
     if allowed < least:
         remedy = "raise the limit (ulimit -n) or give fewer --connections"
-        raise expected(f"at least {least} open files to be allowed", allowed, remedy, "serve")
+        raise refusal("serve", f"at least {least} open files to be allowed", allowed, remedy)
     return min(needed, allowed) - OVER - FILES
 
 

@@ -12,12 +12,13 @@ from pydantic import BaseModel, ConfigDict, Field
 from starlette.requests import ClientDisconnect
 
 from posenc_export.runtime.session import sentences
-from posenc_export.runtime.session.errors import GraphError, expected
+from posenc_export.runtime.session.errors import GraphError
 from posenc_export.runtime.session.model import Model
 from posenc_export.serve import http
-from posenc_export.serve.access import Access, refusal
+from posenc_export.serve.access import Access, http_error
 from posenc_export.serve.protocol import FAST, Ids
 from posenc_export.serve.requests import Limits
+from posenc_export.shared.refusal import refusal
 
 MOST_INPUTS = 2048  # as in OpenAI's API
 
@@ -63,7 +64,7 @@ class Embedder:
                 http.check_model(asked.model, self.name)
                 if self.waiting >= self.limits.queue:
                     rule = f"at most {self.limits.queue} requests that wait"
-                    raise refusal(429, "queue", rule, "one more", "try again later")
+                    raise http_error(429, "queue", rule, "one more", "try again later")
                 self.waiting += 1
                 try:
                     async with self._turn:
@@ -74,12 +75,12 @@ class Embedder:
             return Response(status_code=http.GONE)
         except TimeoutError:
             rule = f"the response within {self.limits.seconds} seconds"
-            raise refusal(504, "server", rule, "a longer one", "send fewer texts") from None
+            raise http_error(504, "server", rule, "a longer one", "send fewer texts") from None
         except ValueError as error:
             return http.failed(400, str(error))
         except GraphError:
             rule = "the graph to run"
-            raise refusal(500, "server", rule, "an error", "send fewer texts") from None
+            raise http_error(500, "server", rule, "an error", "send fewer texts") from None
         tokens = sum(len(row) for row in rows)
         vectors = [_written(row, asked.encoding_format) for row in embeddings]
         data = [
@@ -92,16 +93,16 @@ class Embedder:
     def _embedded(self, asked: EmbeddingRequest) -> Tuple[List[np.ndarray], np.ndarray]:
         inputs: Any = asked.input
         if inputs == []:
-            raise expected("at least one text", "none", "send one", "input")
+            raise refusal("input", "at least one text", "none", "send one")
         if isinstance(inputs, str) or not inputs or isinstance(inputs[0], int):
             inputs = [inputs]
         size = self.model.manifest.outputs[-1].axes[-1]
         if asked.dimensions not in (None, size):
             rule = f"{size}, the size of the model"
-            raise expected(rule, asked.dimensions, "leave it out", "dimensions")
+            raise refusal("dimensions", rule, asked.dimensions, "leave it out")
         if len(inputs) > MOST_INPUTS:
             rule = f"at most {MOST_INPUTS} texts"
-            raise expected(rule, len(inputs), "send several requests", "input")
+            raise refusal("input", rule, len(inputs), "send several requests")
         if isinstance(inputs[0], str):
             rows = sentences.rows_of(self.model, inputs, asked.prompt_name)
         else:

@@ -12,7 +12,7 @@ from pydantic import BaseModel, ValidationError
 from starlette.exceptions import HTTPException
 
 from posenc_export.runtime.artefact.manifest import Manifest
-from posenc_export.serve.access import Access, refusal
+from posenc_export.serve.access import Access, http_error
 from posenc_export.serve.requests import Refused
 from posenc_export.shared.version import VERSION
 
@@ -90,7 +90,7 @@ async def read_body(request: Request) -> bytearray:
     # Browsers send other types to other servers without asking them first.
     if kind.partition(";")[0].strip().lower() != "application/json":
         rule, got = "Content-Type application/json", cut(kind) or "none"
-        raise refusal(415, "body", rule, got, "send the header")
+        raise http_error(415, "body", rule, got, "send the header")
     body = bytearray()
     try:
         async with asyncio.timeout(SENDING):
@@ -98,10 +98,10 @@ async def read_body(request: Request) -> bytearray:
                 body += part
                 if len(body) > MOST_BYTES:
                     rule, remedy = f"at most {MOST_BYTES} bytes", "send fewer prompts at a time"
-                    raise refusal(413, "body", rule, "more", remedy)
+                    raise http_error(413, "body", rule, "more", remedy)
     except TimeoutError:
         rule = f"it within {SENDING:.0f} seconds"
-        raise refusal(408, "body", rule, "only a part", "send it faster") from None
+        raise http_error(408, "body", rule, "only a part", "send it faster") from None
     return body
 
 
@@ -120,7 +120,7 @@ def parsed(body: Union[bytes, bytearray], kind: Type[Asked]) -> Asked:
 def check_model(asked: Optional[str], name: str) -> None:
     """Raise HTTPException if a request names another model than the served one."""
     if asked not in (None, name):
-        raise refusal(404, "model", name, cut(str(asked)), "/v1/models lists what is served")
+        raise http_error(404, "model", name, cut(str(asked)), "/v1/models lists what is served")
 
 
 def card(name: str, created: int, longest: int, manifest: Manifest) -> Dict[str, Any]:

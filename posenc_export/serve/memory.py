@@ -10,8 +10,8 @@ from typing import Optional
 import numpy as np
 
 from posenc_export.runtime.artefact.manifest import Manifest
-from posenc_export.runtime.session.errors import expected
 from posenc_export.runtime.session.session import Session
+from posenc_export.shared.refusal import refusal
 
 MEMINFO = Path("/proc/meminfo")
 SHARE = 0.5  # of the available memory that caches of rows may take by default
@@ -22,7 +22,7 @@ def number_of_bytes(text: str) -> int:
     """Read a number of bytes such as 2GB. Raise ValueError for other text."""
     match = re.fullmatch(r"(\d+(?:\.\d+)?) ?([A-Z]*)", text.upper())
     if not match or match[2] not in UNITS or int(float(match[1]) * UNITS[match[2]]) < 1:
-        raise expected("a number of bytes, such as 2GB", text, where="serve")
+        raise refusal("serve", "a number of bytes, such as 2GB", text)
     return int(float(match[1]) * UNITS[match[2]])
 
 
@@ -36,7 +36,7 @@ def rows_memory(asked: Optional[str], prefixes: int, available: Optional[int]) -
     if available is not None and memory + prefixes > available:
         rule = f"memory for caches of {(memory + prefixes) / 1e9:.1f} GB, with those of prefixes"
         remedy = "give a smaller --memory or --prefix-memory"
-        raise expected(rule, f"{available / 1e9:.1f} GB", remedy, "serve")
+        raise refusal("serve", rule, f"{available / 1e9:.1f} GB", remedy)
     return memory
 
 

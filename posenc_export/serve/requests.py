@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import NamedTuple, Optional, Tuple
 
 from posenc_export.runtime.artefact.manifest import Manifest
-from posenc_export.runtime.session.errors import expected
+from posenc_export.shared.refusal import refusal
 
 STOP, LENGTH, FAILED = "stop", "length", "error"  # why a row ended
 CONTEXT = 4096  # default number of tokens of a row
@@ -33,7 +33,7 @@ class Limits:
             least = 0 if name in ("prefix_memory", "speculate") else 1
             if value < least:
                 rule = f"{name} of at least {least}"
-                raise expected(rule, value, "give a larger number", "serve")
+                raise refusal("serve", rule, value, "give a larger number")
 
 
 @dataclass(frozen=True, eq=False)
@@ -74,7 +74,7 @@ class Refused(ValueError):
 
 def refused(where: str, rule: str, got: object, remedy: str) -> Refused:
     """Return the error `where: expected RULE, got GOT; REMEDY` of a request."""
-    return Refused(f"{where}: expected {rule}, got {got}; {remedy}")
+    return Refused(str(refusal(where, rule, got, remedy)))
 
 
 class Full(RuntimeError):
@@ -93,17 +93,17 @@ def most_tokens(request: Request) -> int:
 def check_model(manifest: Manifest, limits: Limits) -> None:
     """Raise ValueError unless a model is a decoder without encoder whose rows can be admitted."""
     if manifest.kind != "decoder":
-        raise expected("a decoder", f"kind {manifest.kind}", "use posenc_export.load", "serve")
+        raise refusal("serve", "a decoder", f"kind {manifest.kind}", "use posenc_export.load")
     if manifest.encoder:
         rule, remedy = "a decoder that reads no encoder", "use posenc generate --encoder"
-        raise expected(rule, "one that reads one", remedy, "serve")
+        raise refusal("serve", rule, "one that reads one", remedy)
     if manifest.by_columns:
         got = f"target {manifest.target} with signature {manifest.signature}"
         remedy = "export target ort or onnx-static with signature positions"
-        raise expected("rows with cache slots of their own", got, remedy, "serve")
+        raise refusal("serve", "rows with cache slots of their own", got, remedy)
     if limits.context > manifest.max_positions:
         rule = f"a context of at most {manifest.max_positions} tokens"
-        raise expected(rule, limits.context, "export a larger range", "serve")
+        raise refusal("serve", rule, limits.context, "export a larger range")
 
 
 def check_request(request: Request, manifest: Manifest, limits: Limits) -> None:

@@ -87,10 +87,8 @@ def _check_readout(manifest: Manifest) -> None:
     """Check that a second output belongs to an encoder whose configuration describes it."""
     readout: Any = manifest.config.get("readout")
     described = isinstance(readout, dict) and manifest.kind == "encoder" and not manifest.states
-    count, rule = (
-        len(manifest.outputs),
-        "a second output exactly for an encoder with config.readout",
-    )
+    count = len(manifest.outputs)
+    rule = "a second output exactly for an encoder with config.readout"
     expect(described == (count == 2), rule, f"{count} outputs")
     for value in manifest.outputs[1:]:
         tokens: Tuple[Axis, ...] = () if readout.get("pooling") else (S,)
@@ -102,11 +100,8 @@ def _check_readout(manifest: Manifest) -> None:
 
 def _reads_features(manifest: Manifest) -> bool:
     tokens = manifest.config.get("tokens")
-    return (
-        manifest.kind == "encoder"
-        and isinstance(tokens, dict)
-        and isinstance(tokens.get("features"), dict)
-    )
+    features = tokens.get("features") if isinstance(tokens, dict) else None
+    return manifest.kind == "encoder" and isinstance(features, dict)
 
 
 def check(manifest: Manifest) -> None:
@@ -125,9 +120,8 @@ def check(manifest: Manifest) -> None:
 
 
 def check_graph(manifest: Manifest, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
-    """Compare a manifest with the inputs and outputs of a loaded ONNX graph, objects with name,
-    type and shape as ONNX Runtime gives them. Raise ValueError for other names, dtypes, ranks or
-    sizes.
+    """Compare a manifest with the inputs and outputs of a graph as ONNX Runtime gives them. Raise
+    ValueError for other names, dtypes, ranks or sizes.
     """
     past = [Value(state.past, state.dtype, state.axes) for state in manifest.states]
     present = [Value(state.present, state.dtype, present_axes(state)) for state in manifest.states]

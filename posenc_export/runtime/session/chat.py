@@ -4,9 +4,9 @@ from typing import Dict, Iterator, List, Optional, Sequence
 
 from posenc_export.runtime.artefact.chat_template import ChatCodec
 from posenc_export.runtime.session.drafts import keep
-from posenc_export.runtime.session.errors import expected
 from posenc_export.runtime.session.session import Session
 from posenc_export.runtime.session.speculation import Speculate
+from posenc_export.shared.refusal import refusal
 
 
 class Chat:
@@ -64,7 +64,7 @@ class Chat:
         room = self.context - len(prompt)
         if room < 1:
             rule = f"a conversation below {self.context} tokens"
-            raise expected(rule, len(prompt), "begin a new one", "chat")
+            raise refusal("chat", rule, len(prompt), "begin a new one")
         self.held = self.held[: keep(self.session, self.held, prompt)]
         pieces, parts, self.tokens = self.codec.codec.pieces(prompt), [""], []
         most = room if max_tokens is None else min(max_tokens, room)

@@ -1,5 +1,9 @@
 """The errors of sessions."""
 
+from functools import partial
+
+from posenc_export.shared.refusal import refusal
+
 # Exceptions of ONNX Runtime and libtorch for a failed run. ONNX Runtime raises its own types only
 # from `InferenceSession.run`, which no session calls.
 RUN_ERRORS = (RuntimeError, IndexError)
@@ -16,6 +20,4 @@ class GraphError(RuntimeError):
         super().__init__(f"session: expected the graph to run, got {got}")
 
 
-def expected(rule: str, got: object, remedy: str = "", where: str = "session") -> ValueError:
-    """Return the error `where: expected RULE, got GOT; REMEDY`."""
-    return ValueError(f"{where}: expected {rule}, got {got}{remedy and '; '}{remedy}")
+expected = partial(refusal, "session")  # by rule, value and remedy

@@ -10,6 +10,7 @@ from posenc_export.runtime.artefact.manifest import Manifest
 from posenc_export.runtime.artefact.records import Generation
 from posenc_export.runtime.session.errors import expected
 from posenc_export.runtime.session.inputs import Rows
+from posenc_export.shared.refusal import refusal
 from posenc_export.shared.suggestion import suggestion
 
 
@@ -58,7 +59,7 @@ def check(manifest: Manifest) -> int:
     if not manifest.encoder or not manifest.start_ids:
         got = "one that reads none" if not manifest.encoder else "one without start_ids"
         rule = "a decoder that reads an encoder and has start_ids"
-        raise expected(rule, got, "give a prompt, and no encoder", "generate")
+        raise refusal("generate", rule, got, "give a prompt, and no encoder")
     return manifest.start_ids[0]
 
 
@@ -95,10 +96,10 @@ def _code(name: str) -> str:
 def _named(what: str, name: str, ids: Dict[str, int]) -> int:
     if not ids:
         rule = f"no {what} for a model whose generation_config.json lists none"
-        raise expected(rule, repr(name), "leave it out", "generate")
+        raise refusal("generate", rule, repr(name), "leave it out")
     if name not in ids:
         rule, remedy = f"{what} to be one of {', '.join(ids)}", suggestion(name, list(ids))
-        raise expected(rule, repr(name), remedy, "generate")
+        raise refusal("generate", rule, repr(name), remedy)
     return int(ids[name])
 
 

@@ -24,6 +24,7 @@ from posenc_export.runtime.session.errors import expected
 from posenc_export.runtime.session.graph import ELEMENTS, shape_of
 from posenc_export.runtime.session.inputs import Rows, check_tokens
 from posenc_export.runtime.session.state import SessionState
+from posenc_export.shared.refusal import refusal
 
 ENCODER, STATE = "encoder.", "state."  # begin the names of arrays of these kinds
 Form = Tuple[str, Tuple[int, ...]]  # dtype and shape of an array
@@ -170,13 +171,13 @@ def opened(file: Path, manifest: Manifest) -> Iterator[Arrays]:
         header = _header(where, stream.readline(LINE))
         if header.artefact != manifest.digest:
             rule, got = f"a session of the artefact {manifest.digest}", f"one of {header.artefact}"
-            raise expected(rule, got, "restore it with that artefact", where)
+            raise refusal(where, rule, got, "restore it with that artefact")
         content = memoryview(mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ))
         content = content[stream.tell() :]  # the rest is read where it is used
     sizes = [stored.bytes for stored in header.arrays]
     if sum(sizes) != len(content):
         got = f"{len(content)}, so the file is not whole"
-        raise expected(f"{sum(sizes)} bytes after the header", got, REMEDY, where)
+        raise refusal(where, f"{sum(sizes)} bytes after the header", got, REMEDY)
     ends = itertools.accumulate(sizes)
     with ThreadPoolExecutor(1) as pool:
         digest = pool.submit(_sha256, header, [content])
@@ -190,7 +191,7 @@ def opened(file: Path, manifest: Manifest) -> Iterator[Arrays]:
         finally:
             if digest.result() != header.sha256:
                 rule, got = "the content that was saved", "a file that was changed"
-                raise expected(rule, got, REMEDY, where)
+                raise refusal(where, rule, got, REMEDY)
 
 
 def restored(empty: SessionState, arrays: Arrays) -> SessionState:
@@ -201,7 +202,7 @@ def restored(empty: SessionState, arrays: Arrays) -> SessionState:
     most = empty.caches.most
     if empty.caches.rules.in_place and int(length.max()) > most:
         rule, remedy = f"rows of at most {most} tokens", "open the session with a larger capacity"
-        raise expected(rule, length.tolist(), remedy, "restore")
+        raise refusal("restore", rule, length.tolist(), remedy)
     encoder = {
         name.removeprefix(ENCODER): np.array(array)
         for name, array in arrays.items()
@@ -246,7 +247,7 @@ def _header(where: str, line: bytes) -> Header:
         return msgspec.json.decode(line, type=Header)
     except ValueError:
         rule = "a file of Session.save of version 1"
-        raise expected(rule, "another one", REMEDY, where) from None
+        raise refusal(where, rule, "another one", REMEDY) from None
 
 
 def _check(where: str, header: Header, manifest: Manifest, arrays: Arrays) -> None:

@@ -7,9 +7,9 @@ import numpy as np
 from msgspec import Meta, Struct
 
 from posenc_export.runtime.artefact.tokenizer import codec
-from posenc_export.runtime.session.errors import expected
 from posenc_export.runtime.session.inputs import at_least, short_repr
 from posenc_export.shared.foreign import json_of, typed
+from posenc_export.shared.refusal import refusal
 
 OUTPUT = "sentence_embedding"
 PROMPTS = "config_sentence_transformers.json"
@@ -45,7 +45,7 @@ def rows_of(model: Any, texts: Sequence[str], prompt: Optional[str] = None) -> L
     """Return the token ids of each text, cut to the maximal length. Raise as Model.encode."""
     check_model(model)
     if isinstance(texts, str) or not all(isinstance(text, str) for text in texts):
-        raise expected("a list of texts", short_repr(texts), "put one text into a list", "embed")
+        raise refusal("embed", "a list of texts", short_repr(texts), "put one text into a list")
     begin = _prompt(model.folder, prompt)
     tokenizer = codec(model.folder, model.manifest, longest(model))
     return [np.array(tokenizer.encode(begin + text), np.int64) for text in texts]
@@ -67,7 +67,7 @@ def check_model(model: Any) -> None:
     if last != OUTPUT or model.folder is None:
         got = last if model.folder else "a module in memory"
         remedy = "export a sentence-transformers folder, or call session().prefill"
-        raise expected(f"an artefact with output {OUTPUT}", got, remedy, "embed")
+        raise refusal("embed", f"an artefact with output {OUTPUT}", got, remedy)
 
 
 def longest(model: Any) -> int:
@@ -103,5 +103,5 @@ def _prompt(folder: Path, name: Optional[str]) -> str:
     text = prompts.get(name)
     if text is None:
         rule = f"prompt to be one of {', '.join(prompts) or 'none'}"
-        raise expected(rule, repr(name), "leave it out, or put it before the texts", "embed")
+        raise refusal("embed", rule, repr(name), "leave it out, or put it before the texts")
     return text

@@ -168,11 +168,8 @@ def _case(
             heads.rotated(cos[at], sin[at], kernel.interleaved)
             for heads, (cos, sin) in ((queries, tables[0]), (keys, of_keys))
         )
-        appended = turned_keys.numbers, values.numbers
-        read = [
-            np.concatenate((kind[row, :, :count], x), 1)
-            for kind, x in zip(past, appended, strict=True)
-        ]
+        pairs = zip(past, (turned_keys, values), strict=True)
+        read = [np.concatenate((kind[row, :, :count], x.numbers), 1) for kind, x in pairs]
         of_row = Scores(
             sinks,
             distances,
@@ -186,14 +183,12 @@ def _case(
             result[row] = numbers
     flat = [x.reshape(rows, new, -1) for x in (q, k, v)]
     feeds = {"q": np.concatenate(flat, 2)} if kernel.packed else dict(zip("qkv", flat, strict=True))
-    names = ("past_k", "past_v")
-    feeds |= {name: _stored(kernel, x) for name, x in zip(names, past, strict=True)}
+    feeds |= {f"past_{n}": _stored(kernel, x) for n, x in zip("kv", past, strict=True)}
     feeds["lengths"] = np.array(cached, np.int32) + new - 1
     feeds["longest"] = np.array(longest, np.int32)
     if kernel.rotary:
-        feeds |= dict(
-            zip(("cos", "sin", "key_cos", "key_sin"), (*tables[0], *of_keys), strict=True)
-        )
+        names = ("cos", "sin", "key_cos", "key_sin")
+        feeds |= dict(zip(names, (*tables[0], *of_keys), strict=True))
     feeds |= {} if sinks is None else {"sinks": sinks}
     feeds |= {"distances": distances, "slots": slots, "positions": positions, **picked}
     if kernel.scaled:
