@@ -41,8 +41,8 @@ class Audit:
         inputs: rows of the table of inputs: "name", "type", "meaning".
         unreached: edges of the reference that no cell reached, with the reason.
         observed: the error of each compared token.
-        program: source of a program that repeats the first wrong token with onnxruntime and numpy;
-            empty if none is wrong.
+        program: source of a program that repeats the first wrong token with numpy and the library
+            that runs the graph; empty if none is wrong.
     """
 
     verdict: str

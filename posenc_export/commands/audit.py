@@ -37,8 +37,8 @@ OPTIONS: Table = {
         metavar="FILE",
     ),
     "--repeat": option(
-        "where to write a program that repeats the first wrong token with onnxruntime and numpy "
-        "alone (default: GRAPH-repeat.py in the working folder, if the graph is wrong)",
+        "where to write a program that repeats the first wrong token with numpy and the library "
+        "that runs the graph (default: GRAPH-repeat.py or server-repeat.py, if it is wrong)",
         type=Path,
         metavar="FILE",
     ),
