@@ -18,7 +18,7 @@ from posenc_export.auditing.plan import LENGTH, ROWS, Plan, case_of, plan
 from posenc_export.auditing.reference import open_reference
 from posenc_export.auditing.repeat import program
 from posenc_export.auditing.result import Audit, AuditedCell
-from posenc_export.auditing.server import LogProbabilities, Server, ServerSession
+from posenc_export.auditing.server import LogProbabilities, Server, ServerSession, request
 from posenc_export.auditing.session import ForeignSession
 from posenc_export.auditing.slots import TAGS
 from posenc_export.export.conditioning import TRIES
@@ -156,13 +156,17 @@ class Auditor:
         cells = self._cells(planned, observed, limit)
         verdict, sentence = self._verdict(reply, cells)
         rows, repeated = tuple(self.interface.rows()), ""
-        if reply.first >= 0 and self.graph.code:
+        if reply.first >= 0:
             columns = observed.columns
             numbers = (columns["row"], columns["index"], limit)
             cell = observed.names[int(columns["cell"][reply.first])]
             wrong = next(each for each in planned.cells if each.name == cell)
             token = [float(array[reply.first]) for array in numbers]
-            repeated = program(self.session(keep=True), wrong, token, self.path, self.graph.code)
+            if isinstance(self.graph, Server):
+                repeated = request(self.session(), wrong, token)
+            else:
+                again = self.session(keep=True)
+                repeated = program(again, wrong, token, self.path, self.graph.code)
         return Audit(
             verdict,
             sentence,

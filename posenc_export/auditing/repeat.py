@@ -4,7 +4,7 @@ import base64
 import zlib
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Dict, List, Optional, Sequence, Tuple
+from typing import Any, Dict, List, Optional, Sequence, Tuple
 
 import numpy as np
 
@@ -79,7 +79,7 @@ def program(
         path: of the graph.
         code: loads the graph and defines run(inputs).
     """
-    token = _found(session, cell, wrong)
+    token = wrong_token(session, cell, wrong)
     if token is None:
         return ""
     calls, caches = _chain(session, token)
@@ -106,7 +106,7 @@ def program(
     )
 
 
-def _found(session: ForeignSession, cell: Cell, wrong: Sequence[float]) -> Optional[Token]:
+def wrong_token(session: Any, cell: Cell, wrong: Sequence[float]) -> Optional[Token]:
     """Run a cell up to a token, and return it."""
     row, index, limit = wrong
     session.reset()

@@ -15,9 +15,10 @@ import numpy as np
 from posenc_export.auditing.facts import Reference
 from posenc_export.auditing.graph import NotPossible
 from posenc_export.auditing.inputs import Interface, Value
+from posenc_export.auditing.repeat import MARK, wrong_token
 from posenc_export.auditing.slots import TAGS, Call
 from posenc_export.runtime.session.errors import GraphError
-from posenc_export.runtime.verification.case import Pairs
+from posenc_export.runtime.verification.case import Cell, Pairs
 from posenc_export.shared.numerics import worst_error
 from posenc_export.shared.refusal import refusal
 
@@ -27,6 +28,22 @@ GENERATED = 12  # tokens of a continuation
 ROWS = 4  # prompts of one token
 PRECISIONS = {"float32": 1e-4, "float16": 1e-2}  # with errors up to these
 SECONDS = 300.0  # of one request
+PROGRAM = """# {title}.
+# {mark}. Needs the running server.
+
+import json
+import sys
+import urllib.request
+
+url = sys.argv[1] if len(sys.argv) > 1 else {url!r}
+body = {body!r}
+request = urllib.request.Request(
+    url, json.dumps(body).encode(), {{"Content-Type": "application/json"}}
+)
+with urllib.request.urlopen(request) as reply:
+    print("server  ", json.load(reply)["choices"][0]["logprobs"])
+print("expected", {expected!r})
+"""
 Listed = List[Tuple[int, Dict[int, float]]]  # chosen ids with the log probabilities beside them
 
 
@@ -37,7 +54,7 @@ class Server:
     Attributes: as of auditing.graph.Graph.
     """
 
-    precision, code = "float32", ""
+    precision = "float32"
 
     def __init__(self, url: str) -> None:
         self.url = url.rstrip("/").removesuffix("/v1") + "/v1/completions"
@@ -47,12 +64,9 @@ class Server:
 
     def complete(self, prompts: Sequence[np.ndarray], count: int) -> List[Listed]:
         """Return what follows each prompt: `count` tokens, or fewer if a text ends."""
-        body = {
-            "prompt": [prompt.tolist() for prompt in prompts], "max_tokens": count,
-            "temperature": 0, "logprobs": LISTED, "return_tokens_as_token_ids": True,
-        }  # fmt: skip
         headers = {"Content-Type": "application/json"}
-        request = urllib.request.Request(self.url, json.dumps(body).encode(), headers)
+        body = json.dumps(_body(prompts, count)).encode()
+        request = urllib.request.Request(self.url, body, headers)
         try:
             with urllib.request.urlopen(request, timeout=SECONDS) as reply:
                 choices = json.load(reply)["choices"]
@@ -118,6 +132,7 @@ class ServerSession:
         """Remove all rows."""
         self.calls: List[Call] = []  # shared with forks
         self.rows: List[np.ndarray] = []
+        self.asked: Dict[Tuple[int, ...], np.ndarray] = {}  # prompt by the tags of its outputs
 
     def prefill(
         self,
@@ -146,6 +161,7 @@ class ServerSession:
                     expected = self.reference.outputs(prompt[None])[0, -1:]
                     tagged = _tagged(expected, listed[:1], row, len(prompt) - 1, first)
                     outputs[row, column] = tagged[0]
+                    self.asked[row, len(prompt) - 1, first] = prompt
         before = np.array([len(row) for row in old])
         self.calls.append(Call(size, int(before.max()), zeros, before, zeros, zeros))
         return outputs
@@ -177,8 +193,10 @@ class ServerSession:
                 chosen = np.array([token for token, _ in listed[:-1]], np.int64)
                 tokens = np.concatenate((self.rows[row], chosen))
                 expected = self.reference.outputs(tokens[None])[0, -len(listed) :]
-                index = len(tokens) - len(listed)
-                yield _tagged(expected, listed, row, index, len(self.calls) - 1), expected
+                index, call = len(tokens) - len(listed), len(self.calls) - 1
+                for end in range(index, len(tokens)):
+                    self.asked[row, end, call] = tokens[: end + 1]
+                yield _tagged(expected, listed, row, index, call), expected
 
     def rewind(self, n: Any) -> None:
         """As Session.rewind."""
@@ -188,6 +206,29 @@ class ServerSession:
     def fork(self) -> "ServerSession":
         """As Session.fork."""
         return copy.copy(self)
+
+
+def request(session: ServerSession, cell: Cell, wrong: Sequence[float]) -> str:
+    """Return a program that asks for the first wrong token of a cell; as for repeat.program."""
+    token = wrong_token(session, cell, wrong)
+    if token is None:
+        return ""
+    listed = np.argsort(-token.expected)[:LISTED]
+    return PROGRAM.format(
+        title=f"'{cell.name}', row {token.row}, token {token.index} of the sequence",
+        mark=MARK,
+        url=session.server.url,
+        body=_body([session.asked[token.row, token.index, token.call]], 1),
+        expected={int(id): round(float(token.expected[id]), 4) for id in listed},
+    )
+
+
+def _body(prompts: Sequence[np.ndarray], count: int) -> Dict[str, Any]:
+    """Return the body of a request."""
+    return {
+        "prompt": [prompt.tolist() for prompt in prompts], "max_tokens": count, "temperature": 0,
+        "logprobs": LISTED, "return_tokens_as_token_ids": True,
+    }  # fmt: skip
 
 
 def _tagged(expected: np.ndarray, listed: Listed, row: int, index: int, call: int) -> np.ndarray:

@@ -60,7 +60,8 @@ def run(options: argparse.Namespace) -> int:
     if options.url and not options.url.startswith(("http://", "https://")):
         raise refusal("audit", "--url with http:// or https://", options.url, "add it")
     name = Path(graph).name if options.graph else options.url
-    file = options.repeat or Path(f"{Path(name).stem}-repeat.py")
+    stem = options.graph.absolute().stem if options.graph else "server"
+    file = options.repeat or Path(f"{stem}-repeat.py")
     of_program, of_page = Form("audit", repeat.MARK.encode()), Form("audit", page.MARK)
     for path, form in ((options.repeat, of_program), (options.html, of_page)):
         if path is not None:

@@ -63,6 +63,65 @@ def test_a_program_with_a_static_cache_in_its_buffers_is_audited(
         assert ended.returncode == 1 and "tolerance" in ended.stdout, ended.stderr
 
 
+SLOTS = 48
+
+
+class Stacked(torch.nn.Module):
+    """A decoder with one input for all of its static caches [2 layers,B,H,M,D], and a float mask
+    [B,1,S,M].
+    """
+
+    def __init__(self, model: Any) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, input_ids, attention_mask, position_ids, cache_position, past_key_values):  # type: ignore[no-untyped-def]
+        written = []
+
+        class Static(transformers.DynamicCache):
+            def update(self, keys: Any, values: Any, layer: int, *more: Any, **named: Any) -> Any:
+                new = zip(past_key_values[2 * layer : 2 * layer + 2], (keys, values), strict=True)
+                pair = [old.index_copy(2, cache_position, tokens) for old, tokens in new]
+                written.extend(pair)
+                return pair
+
+        logits = self.model(
+            input_ids,
+            attention_mask=attention_mask,
+            position_ids=position_ids,
+            past_key_values=Static(),
+        ).logits
+        return logits, torch.stack(written)
+
+
+def test_a_stacked_static_cache_and_a_mask_of_four_dimensions_are_understood(
+    tmp_path: Path,
+) -> None:
+    model = model_of("llama")
+    model.save_pretrained(tmp_path / "checkpoint")
+    axes = {
+        "input_ids": {0: "batch", 1: "sequence"},
+        "attention_mask": {0: "batch", 2: "sequence"},
+        "position_ids": {0: "batch", 1: "sequence"},
+        "cache_position": {0: "sequence"},
+        "past_key_values": {1: "batch"},
+    }
+    positions = torch.arange(5, 8)
+    inputs = (
+        torch.randint(3, 61, (2, 3)), torch.zeros(2, 1, 3, SLOTS), positions.expand(2, 3).clone(),
+        positions, torch.randn(4, 2, 2, SLOTS, 8),
+    )  # fmt: skip
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        torch.onnx.export(
+            Stacked(model), inputs, str(tmp_path / "model.onnx"), dynamo=False,
+            input_names=[*axes], output_names=["logits", "present"], dynamic_axes=axes,
+        )  # fmt: skip
+    result = audit(tmp_path / "model.onnx", tmp_path / "checkpoint")
+    assert result.right and {cell.status for cell in result.cells} == {"right"}, result.sentence
+    assert "of fixed size 48" in next(r["meaning"] for r in result.inputs if "past" in r["name"])
+
+
 def _of_transformers(kind: str, folder: Path, **more: Any) -> Path:
     """Save a random checkpoint."""
     torch.manual_seed(1)

@@ -172,10 +172,13 @@ def test_a_server_is_audited(right: bool, as_content: bool, tmp_path: Path) -> N
         thread = threading.Thread(target=server.serve_forever)
         thread.start()
         result = audit(f"http://127.0.0.1:{server.server_port}", tmp_path, quick=True)
+        (tmp_path / "repeat.py").write_text(result.program, "utf-8")
+        ran = subprocess.run([sys.executable, tmp_path / "repeat.py"], capture_output=True)
         server.shutdown()
         thread.join()
     assert result.right == right, result.sentence
     assert right or result.cause == "window" and "from position 8 on" in result.sentence
+    assert (b"server" in ran.stdout and b"expected" in ran.stdout) != right, ran.stderr
 
 
 def test_our_own_server_is_audited(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
