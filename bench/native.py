@@ -1,5 +1,5 @@
 """CachedAttention of packages/kernels beside GroupQueryAttention of ONNX Runtime, and artefacts of
-target ort-native beside those of ort.
+target ort-native beside those of ort: a prompt, a step, and a pass of 4 tokens.
 
     python -m bench.native [--artefacts ORT NATIVE] [--json bench/results/native.json]
 
@@ -13,8 +13,9 @@ import argparse
 import json
 import sys
 import time
+from functools import partial
 from pathlib import Path
-from typing import Any, Callable, Dict, List, NamedTuple, Sequence
+from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Sequence
 
 import numpy as np
 import onnxruntime
@@ -59,7 +60,7 @@ OPERATORS = [
     *(Geometry(9, 3, tokens=n, cached=0) for n in (64, 256, 1024)),
 ]
 CONTEXTS = (16, 1024, 4096)
-STEPS = 12
+STEPS, PASSES, TOKENS = 12, 3, 4  # in a round; tokens of a pass
 
 
 def numbers(geometry: Geometry) -> Dict[str, np.ndarray]:
@@ -159,21 +160,32 @@ def of_operators(geometry: Geometry) -> Dict[str, Any]:
     return {**geometry._asdict(), "microseconds": us, "ratio": spread(own, shipped)}
 
 
-def of_artefacts(folders: Sequence[Path], cached: int) -> Dict[str, Any]:
-    """Return times of a step of two artefacts after some tokens."""
+def of_artefacts(folders: Sequence[Path], cached: int) -> Iterator[Dict[str, Any]]:
+    """Yield times of two artefacts: a prompt, then a step and a pass of TOKENS after it."""
     sessions = {path.name: load(path, provider="cpu", threads=1).session() for path in folders}
     prompt = np.random.default_rng(0).integers(100, size=(1, cached))
-    for session in sessions.values():
-        session.prefill(prompt)
-    token = prompt[:, -1]
-    calls = {
-        name: lambda session=session: seconds(lambda: session.step(token), time.process_time)
-        for name, session in sessions.items()
-    }
-    times = in_turn(calls, ROUNDS * STEPS, warm=6)
-    first, second = times.values()
-    ms = {name: round(float(np.median(t)) * 1e3, 2) for name, t in times.items()}
-    return {"cached": cached, "milliseconds": ms, "ratio": spread(second, first)}
+
+    def timed(session: Any, work: Callable[[], Any], back: int) -> float:
+        time_taken = seconds(work, time.process_time)
+        session.rewind(back)
+        return time_taken
+
+    works: Dict[str, Any] = {
+        f"prompt of {cached}": (lambda s: s.prefill(prompt, logits_to_keep=1), 0, 1),
+        f"step after {cached}": (lambda s: s.step(prompt[:, -1]), 1, ROUNDS * STEPS),
+        f"{TOKENS} tokens after {cached}": (
+            lambda s: s.prefill(prompt[:, :TOKENS]), TOKENS, ROUNDS * PASSES
+        ),
+    }  # fmt: skip
+    for what, (work, back, rounds) in works.items():
+        calls = {
+            name: partial(timed, session, partial(work, session), back)
+            for name, session in sessions.items()
+        }
+        times = in_turn(calls, rounds, warm=6 if back else 0)
+        first, second = times.values()
+        ms = {name: round(float(np.median(t)) * 1e3, 2) for name, t in times.items()}
+        yield {"call": what, "milliseconds": ms, "ratio": spread(second, first)}
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -182,7 +194,7 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--json", type=Path)
     options = parser.parse_args(arguments)
     if options.artefacts:
-        rows = [of_artefacts(options.artefacts, cached) for cached in CONTEXTS]
+        rows = [row for cached in CONTEXTS for row in of_artefacts(options.artefacts, cached)]
     else:
         rows = [of_operators(geometry) for geometry in OPERATORS]
     for row in rows:
