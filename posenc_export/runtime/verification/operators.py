@@ -36,7 +36,7 @@ class Recorder(OrtGraph):
     outputs.
 
     Attributes:
-        record: for each call its inputs, recorded values and 8-bit states after it, by name.
+        record: for each call its inputs, recorded values and states `names` after it, by name.
     """
 
     def __init__(self, graph: Graph, names: Sequence[str], threads: Optional[int]) -> None:
@@ -44,6 +44,7 @@ class Recorder(OrtGraph):
         nodes, states = graph.nodes, {state.present for state in graph.manifest.states}
         known = nodes.inputs.keys() | states
         self.names = [name for name in dict.fromkeys(names) if name not in known]
+        self.states = states.intersection(names)
         self.record: List[Dict[str, np.ndarray]] = []
         outputs = list(dict.fromkeys((*nodes.outputs, *self.names)))
         content = onnx_parts.serialised(nodes, nodes.nodes, outputs, tuple(nodes.inputs))
@@ -65,7 +66,7 @@ class Recorder(OrtGraph):
         cached = {  # views of the buffers
             bound.state.present: bound.present.read()
             for bound in states
-            if bound.state.dtype == "int8"
+            if bound.state.present in self.states
         }
         self.record.append({**tokens, **call.feeds, **recorded, **cached})
         return recorded[output]

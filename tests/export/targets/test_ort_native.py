@@ -151,14 +151,15 @@ def test_rows_of_several_tokens_over_a_cache_are_one_call(
 def test_caches_of_8_bits_and_weights_of_4_pass_the_grid(tmp_path: Path) -> None:
     text = tmp_path / "text.txt"
     text.write_bytes(np.random.default_rng(0).integers(32, 127, size=2000).astype("u1").tobytes())
-    for variant in ("rope", "alibi", "shaw"):
+    for variant in ("rope", "alibi", "shaw", "deberta"):
         folder = tmp_path / variant
         config = decoder_config(256, 2, 96, block(variant))
         export(sources(config), "ort-native", folder, cache="int8", weights="int4",
                calibrate=text, max_loss=4.0)  # fmt: skip
         certificate = verify(folder, record=False)
         assert certificate["passed"] and certificate["checks"]["operators"]["compared"]
-        assert {state.dtype for state in load(folder).manifest.states} == {"int8"}
+        states = {state.past.split(".")[-1]: state.dtype for state in load(folder).manifest.states}
+        assert states.pop("products", "float32") == "float32" and {*states.values()} == {"int8"}
 
 
 @built
