@@ -15,7 +15,7 @@ from posenc_export.models.stack import Text
 from posenc_export.models.user_module import inner_of
 from posenc_export.runtime.artefact.manifest import Calibration, Manifest, Package
 from posenc_export.runtime.artefact.records import Generation, Weights
-from posenc_export.runtime.artefact.schema import INTERFACE
+from posenc_export.runtime.artefact.schema import FIRST_INTERFACE
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,7 +79,7 @@ def describe(
         chunk=min(part.chunk for part in (model.token_encoding, *encodings_of_layers)),
         encoder=graph_values.encoder_of(model),
         step_weights=graph_values.step_weights(model),
-        interface=INTERFACE,
+        interface=FIRST_INTERFACE,
         stop_ids=list(text.stop_ids),
         start_ids=list(text.start_ids),
         generation=Generation(**text.generation) if text.generation else None,

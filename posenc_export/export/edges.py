@@ -10,6 +10,8 @@ from posenc_export.export.describe import Model
 from posenc_export.models.parts import build
 from posenc_export.models.user_module import inner_of
 from posenc_export.runtime.artefact.manifest import Manifest
+from posenc_export.runtime.session.cached_rows import REWIND
+from posenc_export.runtime.session.windows import NEW
 from posenc_export.runtime.verification.grid_inputs import fill_length
 
 # Numbers of cached tokens at which calls are compared in every model with a cache. Capacities of
@@ -50,5 +52,8 @@ def _stated(model: Any) -> Iterator[Edge]:
     kinds = [kind.attention for kind in getattr(config, "kinds", ())]
     for attention in kinds or [config.attention] if hasattr(config, "attention") else kinds:
         yield from build("sees", attention.sees).edges()
+        if attention.sees["name"] == "window":  # a session gives tokens up when its cache is full
+            size = int(attention.sees["size"])
+            yield Edge(f"full cache of window {size}", size - 1 + REWIND + NEW)
     for encoding in (model.token_encoding, *(part.encoding for part in model.attentions())):
         yield from encoding.edges()

@@ -10,6 +10,7 @@ import msgspec
 from posenc_export.runtime.artefact import manifest as manifests
 from posenc_export.runtime.artefact.manifest import Manifest, State, Value
 from posenc_export.runtime.artefact.records import File, Numbers, Quality, Reference
+from posenc_export.runtime.artefact.schema import INTERFACE
 from posenc_export.runtime.verification.proof import Accuracy
 
 MAKERS = ("torch", "onnx", "onnxscript")
@@ -60,9 +61,11 @@ class Verified:
 def with_graph(described: Manifest, graph: Graph) -> Manifest:
     """Return the manifest of a model (describe.describe) whose graph is written."""
     weights, rows = described.weights, graph.continuation_rows
+    windowed = any(state.window for state in graph.states)
     return described.replace(
         inputs=list(graph.inputs),
         states=list(graph.states),
+        interface=INTERFACE if windowed else described.interface,
         chunk=graph.chunk,
         continuation_rows=described.continuation_rows if rows is None else rows,
         files=graph.files,

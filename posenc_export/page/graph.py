@@ -130,5 +130,5 @@ def inputs(manifest: Manifest, tokens: List[int], cached: int) -> Dict[str, np.n
     grid = cached + np.arange(len(tokens))[None, None]  # [1,B,S]
     planes = {"grid": np.repeat(grid, manifest.axes, 0)} if manifest.axes else {}
     start, columns = np.zeros_like(length), np.ones((1, cached), bool)
-    call = NewTokens(x, count, length, start, count, columns, count, planes)
+    call = NewTokens(x, count, length, start, count, columns, count, start, planes)
     return graph_inputs.feeds(manifest, call)

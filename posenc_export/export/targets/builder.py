@@ -39,6 +39,8 @@ class Builder:
 
     Attributes:
         nodes: the new nodes, which are not in the graph yet.
+        windows: number of last tokens that are read of a cache that may begin at a later token than
+            the first, by the name of its input.
     """
 
     def __init__(
@@ -55,6 +57,7 @@ class Builder:
             dtype, ir.DataType.FLOAT
         )
         self.nodes: List[ir.Node] = []
+        self.windows: Dict[str, int] = {}
         self.constants: Dict[Any, ir.Value] = {}
         self._on_grid, self._names = dict(on_grid), itertools.count(1)
 

@@ -8,6 +8,7 @@ import onnx_ir as ir
 from onnx_ir.passes import common
 
 from posenc_export.export.graph_values import input_names, output_names
+from posenc_export.export.targets.builder import Builder
 from posenc_export.runtime.artefact.manifest import Manifest, State, Value
 from posenc_export.runtime.artefact.rules import present_axes
 from posenc_export.runtime.graphs import kernel_library
@@ -40,16 +41,17 @@ def cast(graph: ir.Graph, manifest: Manifest) -> None:
     graph.outputs[0] = node.outputs[0]
 
 
-def without_unread(model: ir.Model, manifest: Manifest) -> Tuple[List[Value], List[State]]:
+def without_unread(op: Builder, manifest: Manifest) -> Tuple[List[Value], List[State]]:
     """Remove inputs that nothing reads, and their states; return inputs and states."""
-    graph = model.graph
-    count = len(manifest.outputs)
+    graph, count = op.graph, len(manifest.outputs)
     kept, outputs = [], list(graph.outputs)[:count]
     for state, value in zip(manifest.states, list(graph.outputs)[count:], strict=True):
         past = _named(graph.inputs, state.past)
         if past.uses():
             stored = _described(past)  # a lowering may widen a cache, or store it in 8 bits
-            kept.append(msgspec.structs.replace(state, axes=stored.axes, dtype=stored.dtype))
+            window = op.windows.get(state.past, 0)
+            changes = {"axes": stored.axes, "dtype": stored.dtype, "window": window}
+            kept.append(msgspec.structs.replace(state, **changes))
             outputs.append(value)
     graph.outputs.clear()
     graph.outputs.extend(outputs)
@@ -58,7 +60,7 @@ def without_unread(model: ir.Model, manifest: Manifest) -> Tuple[List[Value], Li
         dtype = ir.DataType.from_numpy(np.dtype(described.dtype))
         value.name, value.shape = described.name, ir.Shape(described.axes)
         value.type = ir.TensorType(dtype)
-    common.RemoveUnusedNodesPass()(model)
+    common.RemoveUnusedNodesPass()(op.model)
     for value in list(graph.inputs)[1:]:
         if not value.uses():
             graph.inputs.remove(value)

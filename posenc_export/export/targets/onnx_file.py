@@ -60,7 +60,7 @@ def write_onnx(source: Source, manifest: Manifest, folder: Path, lowerings: Lowe
     if manifest.cache:
         int8_cache.store(op, manifest, source.cache_scales)
     fuse(op, lowerings.fusions)
-    inputs, states = graph_ends.without_unread(model, manifest)
+    inputs, states = graph_ends.without_unread(op, manifest)
     _strip(model)
     operators = collections.Counter(node.op_type for node in model.graph.all_nodes())
     graph = Graph(

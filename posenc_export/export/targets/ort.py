@@ -26,6 +26,10 @@ from posenc_export.ops import graph
 from posenc_export.runtime.graphs.kernel_library import OPERATOR
 
 
+def attend(op: Builder, node: graph.Attend) -> ir.Value:
+    return ort_attention.attend(op, node, slides=True)
+
+
 def append_positions(op: Builder, node: graph.AppendPositions) -> ir.Value:
     return ort_slots.key_positions(op)
 
@@ -91,7 +95,7 @@ LOWERING: Tuple[Table, ...] = (
         **{kind: emit for kind, emit in onnx_growing.LOWERING[0].items() if kind not in LATER},
         graph.AppendPositions: append_positions,
         graph.Distances: distances,
-        graph.Attend: ort_attention.attend,
+        graph.Attend: attend,
         graph.WaveProducts: wave_products,
         graph.RowsAtCounts: rows_at_counts,
         graph.CollectByDistance: collect_by_distance,

@@ -16,21 +16,28 @@ from posenc_export.ops.graph import (
     Mask,
     Rotate,
 )
+from posenc_export.runtime.session.windows import NEW
 
 AFTER_SOFTMAX = 2  # value of the attribute qk_output
 
 
-def attend(op: Builder, node: Attend) -> ir.Value:
+def attend(op: Builder, node: Attend, slides: bool = False) -> ir.Value:
     """Emit GroupQueryAttention if no other node reads the appended keys and values, otherwise
     standard attention over the valid slots.
 
     In float16, content scores may exceed the range of its bias.
+
+    Args:
+        slides: whether a cache may begin at a later token than the first, if queries read the last
+            tokens only.
     """
     appended = standard.appended_here(node)
     if appended is None or (node.content is not None and op.dtype != "float32"):
         return standard.attend(op, node)
     wide, compact = widened(*appended), ort_slots.by_columns(op) is None
-    outputs = _group_query(op, node, appended, wide)
+    window = _window(op, node) if slides else 0
+    op.windows |= {str(append.past.name): window for append in appended if window}
+    outputs = _group_query(op, node, appended, wide, bool(window))
     for reader in node.readers(AttentionWeights):
         written = compact and _sees_all(node) and _reads_slots(op, reader)
         reader.output.replace_all_uses_with(
@@ -41,22 +48,25 @@ def attend(op: Builder, node: Attend) -> ir.Value:
 
 
 def _group_query(
-    op: Builder, node: Attend, appended: Tuple[Append, Append], wide: int
+    op: Builder, node: Attend, appended: Tuple[Append, Append], wide: int, slides: bool
 ) -> Tuple[ir.Value, ...]:
-    """Return output [B,S,H*D], keys and values with the new ones, and the softmax if it is read."""
+    """Return output [B,S,H*D], keys and values with the new ones, and the softmax if it is read.
+    slides: lengths count from the first token in the caches.
+    """
     key, value = appended
-    lengths = ort_slots.lengths(op)
+    lengths = ort_slots.lengths_in_windows(op) if slides else ort_slots.lengths(op)
     bias, window = _bias_and_window(op, node)
     attributes = {"num_heads": node.heads, "kv_num_heads": node.kv_heads}
     attributes |= standard.scores_of(node) | window
     heads = [node.q, key.new, value.new]
-    tables: List[Optional[ir.Value]] = [None, None]
+    tables: List[Optional[ir.Value]] = [None, None, None]
     rotation = rotation_by_slot(op, node.q, key.new)
     if rotation is None:
         heads = [rotated(op, part) for part in heads]
     else:
         heads = [rotate.x if (rotate := Rotate.of(part)) else part for part in heads]
-        tables = [op.table(rotation.cos), op.table(rotation.sin)]
+        places = ort_slots.cache_position(op) if slides else None
+        tables = [op.table(rotation.cos), op.table(rotation.sin), places]
         attributes |= {"do_rotary": 1, "rotary_interleaved": int(rotation.interleaved)}
     with_weights = bool(node.readers(AttentionWeights))
     attributes |= {"qk_output": AFTER_SOFTMAX} if with_weights else {}
@@ -65,7 +75,6 @@ def _group_query(
         *(key.past, value.past),
         *lengths,
         *tables,
-        None,
         bias,
         node.sinks,
     ]
@@ -85,6 +94,19 @@ def _bias_and_window(op: Builder, node: Attend) -> Tuple[Optional[ir.Value], Dic
     bias = sum_of(op, mask.bias, node.content)
     bias = None if bias is None else standard.in_dtype(op, bias)
     return bias, {} if mask.before < 0 else {"local_window_size": mask.before + 1}
+
+
+def _window(op: Builder, node: Attend) -> int:
+    """Return how many last tokens a query reads, with its own; 0 if it reads others, if the node is
+    given scores of all of them, or if a session has no shorter cache for the range of positions.
+    """
+    mask = Mask.of(node.mask)
+    assert mask is not None
+    given = mask.bias is not None or node.content is not None or node.readers(AttentionWeights)
+    if given or mask.before < 0 or mask.chunk or ort_slots.by_columns(op) is not None:
+        return 0
+    window = mask.before + 1
+    return window if op.dtype == "float32" and window + 2 * NEW < op.max_positions else 0
 
 
 def rotation_by_slot(op: Builder, q: ir.Value, k: ir.Value) -> Optional[Rotate]:

@@ -30,6 +30,12 @@ def lengths(op: Builder) -> Tuple[ir.Value, ir.Value]:
     return rows, op.Squeeze(total)
 
 
+def lengths_in_windows(op: Builder) -> Tuple[ir.Value, ir.Value]:
+    """Return the two values of `lengths` counted from the first token in the caches of windows."""
+    last = op.Sub(op.input("seqlens_k"), op.input("window_start"))
+    return last, op.Add(op.ReduceMax(last, keepdims=0), op.constant(1, "int32"))
+
+
 def cache_position(op: Builder) -> ir.Value:
     """Return the input cache_position [B,S] int64: the slot of each new token, in compact rows."""
     return op.input("cache_position")

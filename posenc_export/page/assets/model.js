@@ -51,6 +51,7 @@ const FEEDS = {
   first_position: (ort) => tensor(ort, "int64", [1, 1], 0),
   seqlens_k: (ort, tokens, held) => tensor(ort, "int32", [1], held + tokens.length - 1),
   total_sequence_length: (ort, tokens, held) => tensor(ort, "int32", [], held + tokens.length),
+  window_start: (ort) => tensor(ort, "int32", [1], 0),
 };
 
 // Returns the name of this browser's GPU adapter, or null if it has none.

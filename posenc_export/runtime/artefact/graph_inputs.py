@@ -66,6 +66,7 @@ class NewTokens:
     requested: np.ndarray  # number of last tokens of each row whose logits are requested [B]
     columns: np.ndarray  # whether cached columns hold a token [B,P], for graphs that count columns
     valid: np.ndarray  # number of new columns of each row that the graph attends to [B]
+    window_start: np.ndarray  # token of each row in slot 0 of the caches of windows [B]
     # Attributes of the tokens [n,B,S] by name, "grid" or "token_type_ids".
     planes: Mapping[str, np.ndarray] = field(default_factory=dict)
 
@@ -235,6 +236,16 @@ AFTER_TOKENS: Dict[str, GraphInput] = {
         "S",
         lambda call: np.array(call.longest, np.int32),
         counts=True,
+    ),
+    "window_start": GraphInput(
+        "int32",
+        ((B,),),
+        "Token of each row in slot 0 of its caches of windows, which hold the tokens from "
+        "there on; 0 for caches that hold all tokens.",
+        "target ort, if a layer with a window has a shorter cache",
+        "0, in all calls if caches hold all tokens",
+        lambda call: call.window_start.astype(np.int32),
+        lambda manifest: any(state.window for state in manifest.states),
     ),
     "slots": GraphInput(
         "int64",

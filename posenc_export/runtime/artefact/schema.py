@@ -14,8 +14,9 @@ from posenc_export.runtime.artefact.records import MOST, Axes, Axis, DType, Name
 SCHEMA = 4
 # Version of the names, dtypes, axes and meanings of graph inputs, outputs and states
 # (graph_inputs.py, docs/runtimes/README.md), which other programs feed. A new input
-# that has no default value, or another meaning of one, needs the next number.
-INTERFACE = 1
+# that has no default value, or another meaning of one, needs the next number. Graphs without input
+# window_start have the first version.
+FIRST_INTERFACE, INTERFACE = 1, 2
 MOST_PROOFS = 64
 # Name of the file with the graph, by target
 GRAPHS = {
@@ -55,6 +56,9 @@ class State(Struct, frozen=True, forbid_unknown_fields=True):
         axis: index of the axis that counts cache slots; 0 for "replace".
         fill: value of slots that were never written.
         reads_hidden: whether the graph reads slots past a row's length; they must hold `fill`.
+        window: number of last tokens that a query reads, with its own; the cache may then begin at
+            a later token than the first, which input `window_start` states. 0 for a cache of all
+            tokens.
     """
 
     past: Name
@@ -65,6 +69,7 @@ class State(Struct, frozen=True, forbid_unknown_fields=True):
     axis: Annotated[int, Meta(ge=0, le=7)]
     fill: Annotated[int, Meta(ge=-1, le=0)] = 0
     reads_hidden: bool = True
+    window: Annotated[int, Meta(ge=0, le=2**31)] = 0
 
     @property
     def grows(self) -> bool:
@@ -231,9 +236,10 @@ class Manifest(Struct, frozen=True, forbid_unknown_fields=True):
     def to_json(self) -> Dict[str, Any]:
         """Convert to dicts, lists, strings and numbers."""
         plain: Dict[str, Any] = msgspec.to_builtins(self)
-        for name in OMITTED_IF_EMPTY:
-            if not plain[name]:
-                del plain[name]
+        omitted = [(plain, name) for name in OMITTED_IF_EMPTY]
+        for part, name in omitted + [(state, "window") for state in plain["states"]]:
+            if not part[name]:
+                del part[name]
         return plain
 
     @property

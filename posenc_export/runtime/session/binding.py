@@ -5,6 +5,8 @@ from typing import Callable, Collection, Dict, List, Tuple
 
 import numpy as np
 
+from posenc_export.runtime.session.windows import Windows
+
 
 class Binding:
     """Memory of the graph inputs `feeds`, which it takes over, for S tokens per row, and of the
@@ -50,6 +52,7 @@ class Memory:
 
     # Slots of a row that may have been written in place and not filled since: the most of all rows.
     written: int = 0
+    windows: Windows = field(default_factory=Windows)
     bindings: Dict[object, Binding] = field(default_factory=dict)
 
 

@@ -41,7 +41,7 @@ class CachedRows:
         most = min(capacity or self.manifest.max_positions, self.manifest.max_positions)
         self._reading = Reading(graph)
         self._guard = CallGuard()
-        self._now = SessionState.empty(Caches.of(graph, most, batch), rewind)
+        self._now = SessionState.empty(Caches.of(graph, most, batch, rewind), rewind)
         self._replaces = self._now.replaces
         self.pass_costs = PassCosts(self.manifest.continuation_rows == 1)
 
@@ -174,5 +174,6 @@ class CachedRows:
     def _settle(self) -> None:
         """Complete pending changes of the last call. Each assignment commits the work up to it."""
         self._now = self._now.without_stepper()
+        self._now.caches.settle()
         self._now = self._now.moved()
         self._now.tidy()

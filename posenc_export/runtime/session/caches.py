@@ -6,33 +6,18 @@ Shapes: R rows in memory, S new tokens, M slots of caches that are written in pl
 import dataclasses
 import math
 from dataclasses import dataclass, field
-from typing import Dict, Iterable, List, NamedTuple, Sequence, Tuple
+from typing import Dict, Iterable, List, Sequence, Tuple
 
 import numpy as np
 
 from posenc_export.runtime.artefact.manifest import State
 from posenc_export.runtime.session.binding import Memory
 from posenc_export.runtime.session.graph import Bound, Buffer, Graph, Slots, shape_of
+from posenc_export.runtime.session.update_rules import Rules
+from posenc_export.runtime.session.windows import Window
 
 FIRST = 256  # slots of the first caches of a graph whose cost does not follow the capacity
 GROWTH = 256  # slots added at a time to buffers of growing states
-
-
-class Rules(NamedTuple):
-    """Indices of the states of a graph by their update rule (State.update)."""
-
-    in_place: Tuple[int, ...]
-    growing: Tuple[int, ...]
-    replaced: Tuple[int, ...]
-    fixed: bool  # whether there are states, all of them written in place
-
-    @classmethod
-    def of(cls, states: Sequence[State]) -> "Rules":
-        """Return the rules of some states."""
-        in_place = tuple([index for index, state in enumerate(states) if state.in_place])
-        growing = tuple([index for index, state in enumerate(states) if state.grows])
-        replaced = tuple([index for index, state in enumerate(states) if state.replaced])
-        return cls(in_place, growing, replaced, 0 < len(in_place) == len(states))
 
 
 @dataclass(frozen=True)
@@ -52,6 +37,7 @@ class Caches:
     most: int  # largest number of slots of in-place states, as far as calls need no more
     fewest: int  # rows that the first memory holds at least
     rules: Rules  # the states by their update rule
+    window: Window = Window()  # what caches of windows hold, if these are shorter than others
     # Number of rows R that the buffers hold. With growing states, all of them are in use.
     rows: int = 0
     capacity: int = 0  # slots M of in-place states that the graph is given
@@ -63,9 +49,11 @@ class Caches:
     memory: Memory = field(default_factory=Memory)  # what all values share that have these buffers
 
     @classmethod
-    def of(cls, graph: Graph, most: int, fewest: int = 1) -> "Caches":
-        """Return caches of a graph without memory."""
-        return cls(graph, most, fewest, Rules.of(graph.manifest.states))
+    def of(cls, graph: Graph, most: int, fewest: int = 1, rewind: int = 1) -> "Caches":
+        """Return caches of a graph without memory. rewind: as for Model.session."""
+        rules = Rules.of(graph.manifest.states)
+        window = Window.of(graph.manifest, graph.provider, rewind) if rules.windowed else Window()
+        return cls(graph, most, fewest, rules, window)
 
     @property
     def states(self) -> List[State]:
@@ -83,7 +71,7 @@ class Caches:
                 before, offset = shape_of(state, rows, self.columns), 0
                 after = shape_of(state, rows, self.columns + new)
             elif self.capacity < self.extent and index in self.rules.in_place:
-                before = after = shape_of(state, rows, self.capacity)
+                before = after = self._shape(state, rows, self.capacity)
             addresses = (past.address + offset, present.address + offset)
             bound.append(Bound(state, past, present, part, before, after, addresses))
         return bound
@@ -117,7 +105,7 @@ class Caches:
         if rows <= self.rows and extent <= self.extent:
             return allocated
         needed = sum(
-            math.prod(shape_of(state, count, extent)) * Buffer.element_bytes(state.dtype)
+            math.prod(self._shape(state, count, extent)) * Buffer.element_bytes(state.dtype)
             for state in self.states
         )
         return needed + max(allocated, needed // 2)
@@ -157,11 +145,33 @@ class Caches:
                 within = slots if isinstance(slots, slice) else slots[slots < self.extent]
                 past.clear_slots(row, state.axis, within)
 
-    def copy(self, to: Tuple[int, int], source: "Caches", at: Tuple[int, int], slots: int) -> None:
-        """Copy `slots` in-place slots of other caches from a row and slot `at` to `to` of these."""
+    def copy(self, to: Tuple[int, int], source: "Caches", at: Tuple[int, int], tokens: int) -> None:
+        """Copy `tokens` tokens of in-place states of other caches, from a row and token `at` on, to
+        `to` of these; in caches of windows those that both hold.
+        """
+        starts = source.memory.windows.start[at[0]], self.memory.windows.start[to[0]]
+        begin, target = at[1] - int(starts[0]), to[1] - int(starts[1])
+        gone = min(max(0, -begin, -target), tokens)
         for index in self.rules.in_place:
+            place, origin, count = to, at, tokens
+            if index in self.rules.windowed:
+                place, origin, count = (to[0], target + gone), (at[0], begin + gone), tokens - gone
             axis = self.states[index].axis
-            self.past[index].copy_slots(to, source.past[index], at, 1, axis, slots)
+            self.past[index].copy_slots(place, source.past[index], origin, 1, axis, count)
+
+    def slide(self, first: int, lengths: np.ndarray, counts: np.ndarray) -> None:
+        """Let caches of windows have room for counts [n] more tokens of rows from `first` on."""
+        pairs = zip(lengths.tolist(), counts.tolist(), strict=True)
+        for row, (length, count) in enumerate(pairs, first):
+            self.memory.windows.slide(self.window, self._windowed, row, length, count)
+
+    def settle(self) -> None:
+        """Complete a move in caches of windows that was interrupted."""
+        self.memory.windows.settle(self._windowed)
+
+    def reach(self, rows: int) -> np.ndarray:
+        """Return the least length [rows] above 0 that each row can be rewound to."""
+        return self.memory.windows.reach(self.window, rows)
 
     def snapshot(self, row: int) -> List[np.ndarray]:
         """Return copies of one row of the states that each call replaces."""
@@ -187,7 +197,7 @@ class Caches:
 
     def empty(self) -> "Caches":
         """Return caches of no rows, without memory."""
-        return Caches(self.graph, self.most, self.fewest, self.rules)
+        return Caches(self.graph, self.most, self.fewest, self.rules, self.window)
 
     def fork(self, rows: int, slots: int) -> "Caches":
         """Return a copy in separate memory, with `slots` in-place slots of `rows` rows."""
@@ -201,6 +211,7 @@ class Caches:
             else:
                 copy.copy_rows(0, source, 0, source.shape[0])
         other.memory.written = slots
+        other.memory.windows = self.memory.windows.resized(self.rows)
         return other
 
     def _swapped(self, states: Iterable[int], columns: int) -> "Caches":
@@ -208,6 +219,11 @@ class Caches:
         for index in states if past else ():
             past[index], present[index] = present[index], past[index]
         return dataclasses.replace(self, columns=columns, past=tuple(past), present=tuple(present))
+
+    @property
+    def _windowed(self) -> List[Tuple[int, Buffer]]:
+        """The axis of slots and the memory of each cache of a window."""
+        return [(state.axis, past) for state, past, _ in self._buffers(self.rules.windowed)]
 
     def _buffers(self, states: Iterable[int]) -> List[Tuple[State, Buffer, Buffer]]:
         if not self.past:
@@ -224,12 +240,18 @@ class Caches:
             count = 1 << max(count - 1, 0).bit_length()
         return min(count * (bucket or FIRST), max(slots, self.most))
 
+    def _shape(self, state: State, rows: int, slots: int) -> Tuple[int, ...]:
+        """Return the shape of a state in caches with this number of slots."""
+        shorter = state.window and self.window.size
+        return shape_of(state, rows, min(slots, self.window.slots) if shorter else slots)
+
     def _resized(self, slots: int, rows: int, capacity: int, extent: int, room: int) -> "Caches":
         """Return caches of other sizes with the same content, of in-place states `slots` slots."""
         past, present = [], []
         for index, state in enumerate(self.states):
             grows, in_place = index in self.rules.growing, index in self.rules.in_place
-            shape = shape_of(state, rows, room if grows else extent)
+            of = self._shape if state.window else shape_of
+            shape = of(state, rows, room if grows else extent)
             shape = (math.prod(shape),) if grows else shape
             old = self.past[index] if self.past else None
             if old is not None and old.shape == shape:
@@ -248,6 +270,10 @@ class Caches:
                     buffer.copy_rows(0, old, 0, count)
             past.append(buffer)
             present.append(buffer if in_place else Buffer(shape, state.dtype, state.fill, device))
+        windows, windowed = self.memory.windows, self.rules.windowed
+        reused = self.past and (not windowed or past[windowed[0]] is self.past[windowed[0]])
+        if rows != self.rows or not reused:
+            windows = windows.resized(rows)
         return dataclasses.replace(
             self,
             rows=rows,
@@ -256,5 +282,5 @@ class Caches:
             room=room,
             past=tuple(past),
             present=tuple(present),
-            memory=Memory(min(self.memory.written, slots)),
+            memory=Memory(min(self.memory.written, slots), windows),
         )

@@ -149,7 +149,15 @@ class Feeder:
         whole = self._whole_rows and not length.any()
         valid = np.full_like(counts, x.shape[1]) if whole else counts
         call = NewTokens(
-            x, counts, length, state.start[rows], requested, state.slots[rows], valid, planes
+            x,
+            counts,
+            length,
+            state.start[rows],
+            requested,
+            state.slots[rows],
+            valid,
+            state.caches.memory.windows.start[rows],
+            planes,
         )
         feeds = graph_inputs.feeds(self.manifest, call)
         return {**feeds, **state.encoder_outputs.select(rows)} if state.encoder_outputs else feeds

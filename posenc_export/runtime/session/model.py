@@ -46,7 +46,8 @@ class Model:
                 allows the whole range of positions.
             rewind: number of tokens, counted from the longest length a row has had, that
                 `Session.rewind` can take back if states are replaced by each call (recurrent
-                encodings, linear attention). Memory grows with it.
+                encodings, linear attention), or if caches of windows keep the last tokens only.
+                Memory grows with it.
 
         Raises:
             ValueError: an argument is not a whole number of at least 1.

@@ -72,7 +72,9 @@ class Prefixes:
         return Prefix([self._memory[self._blocks[place]] for place in path], self._size)
 
     def save(self, caches: Caches, row: int, tokens: Sequence[int], key: str = "") -> None:
-        """Copy the blocks of a row of `caches` that are not known, whose ids are `tokens`."""
+        """Copy the blocks of a row of `caches` that are not known, whose ids are `tokens`, unless
+        caches of windows have given them up.
+        """
         parts = _parts(tokens, self._size)
         path = self._path(parts, key)
         try:
@@ -81,6 +83,8 @@ class Prefixes:
                     return
                 memory = self._memory[self._unused[-1]]
                 begin = self._size * len(path)
+                if begin < caches.memory.windows.start[row]:
+                    return
                 memory.caches.copy((memory.row, 0), caches, (row, begin), self._size)
                 place = (self._blocks[path[-1]] if path else key, part)
                 self._blocks[place] = self._unused.pop()

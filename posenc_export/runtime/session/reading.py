@@ -82,8 +82,9 @@ class Reading:
         self, state: SessionState, first: int, prefill: PrefillArguments
     ) -> Iterator[Tuple[List[np.ndarray], SessionState]]:
         """Read rows from row `first` on, chunk by chunk. Yield what `feed` returns for each."""
-        for begin in range(0, int(prefill.counts.max()), prefill.chunk):
-            part = slice(begin, begin + prefill.chunk)
+        chunk = min(prefill.chunk, state.caches.window.new or prefill.chunk)
+        for begin in range(0, int(prefill.counts.max()), chunk):
+            part = slice(begin, begin + chunk)
             attributes = {
                 name: [values[:, part] for values in rows]
                 for name, rows in prefill.attributes.items()
@@ -115,6 +116,9 @@ class Reading:
         if state.histories:
             _record(state, caches, tokens)
         caches.memory.written = max(caches.memory.written, slots)
+        if caches.window.size:
+            caches.slide(first, state.settled_length[first : tokens.end], counts)
+            state = state.replace(caches=caches)
         outputs: Dict[int, np.ndarray] = {}
         for call in self.feeder.calls(state, tokens):
             states = caches.bound(call.first, call.rows, call.new)
@@ -151,10 +155,15 @@ class Reading:
         length = state.settled_length
         check_room(manifest, most, state.start, length, np.ones(state.rows, np.int64))
         caches = state.caches.reserve(used + 1, state.rows)
+        if caches.window.size:
+            caches.slide(0, length, np.ones(state.rows, np.int64))
         state = state.replace(caches=caches)
         room = manifest.max_positions - int((state.start + length).max())
         if caches.rules.in_place:
             room = min(room, most - int(length.max()), caches.capacity - used)
+        if caches.window.size:
+            ends = caches.memory.windows.start[: state.rows] + caches.window.slots
+            room = min(room, int((ends - length).min()))
         counted = self.feeder.counted(state, used + 1)
         if counted:
             room = min(room, counted - used)

@@ -23,10 +23,11 @@ from posenc_export.runtime.session.encoder_outputs import MASK, EncoderOutputs
 from posenc_export.runtime.session.errors import expected
 from posenc_export.runtime.session.graph import ELEMENTS, shape_of
 from posenc_export.runtime.session.inputs import Rows, check_tokens
+from posenc_export.runtime.session.saved_windows import STATE, WINDOWS, check_windows, with_windows
 from posenc_export.runtime.session.state import SessionState
 from posenc_export.shared.refusal import refusal
 
-ENCODER, STATE = "encoder.", "state."  # begin the names of arrays of these kinds
+ENCODER = "encoder."  # begins the names of arrays of encoder outputs
 Form = Tuple[str, Tuple[int, ...]]  # dtype and shape of an array
 LINE = 1 << 20  # longest header in bytes
 REMEDY = "delete the file and read the tokens again"
@@ -50,8 +51,14 @@ def check(manifest: Manifest, arrays: Mapping[str, np.ndarray]) -> None:
     if rows:
         used = columns if by_columns else max(length)
         forms |= _encoder_forms(manifest, rows, _size(arrays, ENCODER + MASK, 1))
-        forms |= {STATE + state.past: _form(state, rows, used) for state in manifest.states}
+        windowed = next((state for state in manifest.states if state.window), None)
+        kept = _size(arrays, STATE + windowed.past, windowed.axis) if windowed else 0
+        for state in manifest.states:
+            forms[STATE + state.past] = _form(state, rows, kept if state.window else used)
+        forms |= {WINDOWS: ("int64", (rows,))} if windowed else {}
     _compare(arrays, forms)
+    if WINDOWS in forms:
+        check_windows(manifest, arrays, kept, used)
     ids = arrays.get("tokens", np.zeros(0, np.int64))
     if ids.size and not 0 <= ids.min() <= ids.max() < manifest.vocabulary:
         most = manifest.vocabulary - 1
@@ -142,6 +149,9 @@ def write(state: SessionState, file: Union[str, Path], tokens: Optional[Rows]) -
         arrays["tokens"] = np.concatenate([np.zeros(0, np.int64), *rows]).astype(np.int64)
     if state.encoder_outputs is not None and state.rows:
         arrays |= {ENCODER + name: array for name, array in state.encoder_outputs.arrays.items()}
+    if state.rows and state.caches.rules.windowed:
+        start = state.caches.memory.windows.start[: state.rows]
+        arrays[WINDOWS] = np.where(state.settled_length, start, 0)
     if state.rows:
         parts = _parts(state.caches, state.rows, state.used)
         for stored, buffer, part in zip(manifest.states, state.caches.past, parts, strict=True):
@@ -210,14 +220,16 @@ def restored(empty: SessionState, arrays: Arrays) -> SessionState:
     }
     slots = np.array(arrays["slots"])
     used = slots.shape[1] or int(length.max())
-    state = empty.opened(start, used)
+    state = with_windows(empty, arrays).opened(start, used)
     caches = dataclasses.replace(state.caches, columns=used)
     parts = _parts(caches, state.rows, used)
     for stored, buffer, part in zip(caches.states, caches.past, parts, strict=True):
-        content = buffer.read()
-        content[part] = arrays[STATE + stored.past]
+        content, array = buffer.read(), arrays[STATE + stored.past]
+        within: Tuple[slice, ...] = tuple([slice(size) for size in array.shape])
+        content[part][within] = array
         buffer.write(content)
     caches.memory.written = used
+    caches.memory.windows.start[: len(length)] = arrays.get(WINDOWS, 0)
     outputs = EncoderOutputs(encoder) if encoder else None
     return state.replace(caches=caches, settled_length=length, slots=slots, encoder_outputs=outputs)
 

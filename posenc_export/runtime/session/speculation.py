@@ -182,10 +182,12 @@ def check(session: Any, speculate: Speculate) -> None:
         rule = "logits that do not depend on the division into calls for speculate"
         raise expected(rule, 'an encoding with lengths="per_call"', "leave speculate out")
     replaces = any(state.replaced for state in manifest.states)
-    if replaces and session.rewindable < LEAST_REWIND:
-        rule = f"rewind of at least {LEAST_REWIND} for speculate with states that each call"
+    limited = replaces or any(state.window for state in manifest.states)
+    if limited and session.rewindable < LEAST_REWIND:
+        kept = "states that each call replaces" if replaces else "caches of windows"
+        rule = f"rewind of at least {LEAST_REWIND} for speculate with {kept}"
         remedy = f"open the session with rewind={LEAST_REWIND}"
-        raise expected(f"{rule} replaces", session.rewindable, remedy)
+        raise expected(rule, session.rewindable, remedy)
     if speculate == LOOKUP:
         return
     if not hasattr(speculate, "manifest"):

@@ -96,6 +96,9 @@ class SessionState:
         stepper = self.stepper
         if stepper is None or self.replaces or self.columns or min(counts) != max(counts):
             return False
+        caches = self.caches
+        if caches.window.size and (self.length - counts[0] < caches.reach(self.rows)).any():
+            return False
         self.mark_written()
         stepper.back(counts[0])
         self.wipe()
@@ -140,6 +143,7 @@ class SessionState:
         """Return the state with cached tokens in an empty row, for which there is room."""
         memory = self.caches.memory
         memory.written = max(memory.written, prefix.length)
+        memory.windows.start[row] = self.caches.window.start(prefix.length)
         prefix.write(self.caches, row)
         length = self.settled_length.copy()
         length[row] = prefix.length
@@ -171,7 +175,8 @@ class SessionState:
         self, target: np.ndarray
     ) -> Tuple["SessionState", List[np.ndarray], TokenAttributes]:
         """Return a state at or before `target` tokens [B] of each row, and the tokens of each row
-        to replay from there, with their attributes. Raise ValueError if no snapshot is left there.
+        to replay from there, with their attributes. Raise ValueError if no snapshot is left there,
+        or caches of windows have given up keys that the next token reads.
         """
         manifest = self.caches.graph.manifest
         tokens = manifest.inputs[0]
@@ -179,15 +184,11 @@ class SessionState:
         none = [np.zeros((manifest.axes, 0), np.int64)] * self.rows
         attributes = {"grid": none} if manifest.axes else {}
         if not self.replaces:
+            self._check_windows(target)
             return self.cut(target), replay, attributes
         length = self.settled_length.copy()
         reach = [row.reach(most) for row, most in zip(self.histories, length.tolist(), strict=True)]
-        if (np.array(reach) > target).any():
-            kept = f"since recurrent states are kept for the last {self.rewind} tokens"
-            remedy = "open the session with rewind=N"
-            raise expected(
-                f"a rewind to lengths of at least {reach}, {kept}", target.tolist(), remedy
-            )
+        self._check_reach(np.array(reach), target, "recurrent states")
         restored: Dict[int, Sequence[np.ndarray]] = {}
         for row in np.flatnonzero(target < length).tolist():
             snapshot, (row_tokens, row_attributes) = self.histories[row].back_to(int(target[row]))
@@ -196,7 +197,21 @@ class SessionState:
                 replay[row] = row_tokens
                 for name, part in row_attributes.items():
                     attributes[name][row] = part
+        self._check_windows(length)
         return self.replace(caches=self.caches.restored(restored)).cut(length), replay, attributes
+
+    def _check_windows(self, target: np.ndarray) -> None:
+        """Refuse a rewind to lengths [B] whose next tokens read given up ones."""
+        if self.caches.window.size:
+            reach = np.where(target > 0, self.caches.reach(self.rows), 0)
+            self._check_reach(reach, target, "keys of windows")
+
+    def _check_reach(self, reach: np.ndarray, target: np.ndarray, kept: str) -> None:
+        """Refuse a rewind to lengths [B] below `reach`."""
+        if (target < reach).any():
+            rule = f"a rewind to lengths of at least {reach.tolist()}, since {kept} are kept for "
+            remedy = "open the session with rewind=N"
+            raise expected(f"{rule}the last {self.rewind} tokens", target.tolist(), remedy)
 
     def cut(self, target: np.ndarray) -> "SessionState":
         """Return the state with the first `target` tokens [B] of each row. `tidy` fills slots."""
@@ -209,7 +224,9 @@ class SessionState:
 
     def moved(self) -> "SessionState":
         """Copy the in-place states of pending moves. An interrupted call can be repeated."""
+        windows = self.caches.memory.windows
         for source, target in self.moves:
+            windows.start[target] = windows.start[source]
             slots = int(self.settled_length[target])
             self.caches.copy((target, 0), self.caches, (source, 0), slots)
         return self.replace(moves=())

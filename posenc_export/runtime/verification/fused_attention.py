@@ -62,7 +62,7 @@ def _kernel(graph: Nodes, node: Node, size: int, lengths: Tuple[int, ...]) -> Ke
     present = [*node.inputs, *[""] * (len(NATIVE) - len(node.inputs))]
     scaled = bool(present[12])
     names = [new if old else "" for new, old in zip(NATIVE, present, strict=True)]
-    names[9] = "positions" if present[9] and node.operator == kernel_library.OPERATOR else ""
+    names[9] = "positions" if present[9] else ""
     names[10] = ""
     while not names[-1]:
         names.pop()

@@ -43,6 +43,7 @@ STRICT = {
     ("GatherND", 1): (REQUESTED,),
     ("GroupQueryAttention", 5): ("last slots",),
     ("GroupQueryAttention", 6): (LONGEST,),
+    ("GroupQueryAttention", 9): ("slots of tokens",),
     (OPERATOR, 5): ("last slots",),
     (OPERATOR, 9): ("positions of tokens, -1 for none",),
     (OPERATOR, 15): ("slots of tokens",),
@@ -241,7 +242,7 @@ def _roles(
         findings.skipped[place] = reason
         return
     strict = [
-        STRICT[key]
+        integer_rules.in_windows(manifest, use, STRICT[key])
         for use in uses
         if (key := (use.operator, use.input)) in STRICT
         and (use.on_state or use.operator != "TensorScatter")

@@ -191,6 +191,7 @@ def placed(manifest: Manifest, call: Call, caches: bool) -> Places:
         "first_position": call.start[:, None].copy(),
         "seqlens_k": last.astype(np.int32),
         "total_sequence_length": total,
+        "window_start": (call.cached // 2).astype(np.int32),
         "slots": np.arange(int(total)),
         "logits_index": np.maximum(call.new - 1, 0)[:, None] - np.arange(REQUESTED) % 3,
     }

@@ -10,10 +10,12 @@ from posenc_export.runtime.artefact.schema import Manifest
 from posenc_export.runtime.verification import described
 from posenc_export.runtime.verification.described import attentions
 from posenc_export.runtime.verification.integer_calls import Places
+from posenc_export.runtime.verification.integer_graph import Use
 
 Layout = Tuple[str, ...]  # "b", "s", "t" or a size, for each axis of a value
 POSITIONS = ("positions of tokens", "positions of keys")
 REQUESTED, LONGEST = "columns of requested tokens", "number of slots of the longest row"
+IN_WINDOWS = " in caches of windows"
 HIDDEN = -1e29  # scores of hidden keys are -inf, or -1e30 where a softmax over -inf would be NaN
 
 
@@ -77,6 +79,17 @@ def integers(manifest: Manifest, places: Places, rows: Optional[int]) -> Iterato
     yield Rule("rows", "b", lambda: np.arange(len(q)))
     yield Rule("number of keys", "", lambda: np.array(k.shape[1]))
     yield Rule(LONGEST, "", lambda: places.last.max() + 1)
+    windowed = places.last - places.feeds["window_start"]
+    yield Rule(f"last slots{IN_WINDOWS}", "b", lambda: windowed)
+    yield Rule(f"{LONGEST}{IN_WINDOWS}", "", lambda: windowed.max() + 1)
+
+
+def in_windows(manifest: Manifest, use: Use, rules: Tuple[str, ...]) -> Tuple[str, ...]:
+    """Return the rules of what a node reads: lengths count from the first token of its caches."""
+    past = f"past_key_values.{use.layer}.key"
+    windowed = any(state.window and state.past == past for state in manifest.states)
+    lengths = use.operator == "GroupQueryAttention" and use.input in (5, 6)
+    return tuple(rule + IN_WINDOWS for rule in rules) if windowed and lengths else rules
 
 
 def _of_positions(

@@ -1,0 +1,42 @@
+"""Caches of windows in saved sessions."""
+
+import dataclasses
+from typing import Mapping
+
+import numpy as np
+
+from posenc_export.runtime.artefact.schema import Manifest
+from posenc_export.runtime.session.state import SessionState
+from posenc_export.shared.refusal import refusal
+
+STATE = "state."  # begins the names of arrays of states
+WINDOWS = "window_start"  # token of each row in slot 0 of its caches of windows
+Arrays = Mapping[str, np.ndarray]
+
+
+def check_windows(manifest: Manifest, arrays: Arrays, kept: int, used: int) -> None:
+    """Raise ValueError unless caches of `kept` slots hold the tokens that the next ones read."""
+    length, start = arrays["length"], arrays[WINDOWS]
+    size = max(state.window for state in manifest.states)
+    least = np.where(start > 0, size - 1, 0)
+    holds = (start >= 0) & (length - start >= least) & (length - start <= kept)
+    if not holds.all() or kept > used:
+        rule = f"caches of windows with the last {size - 1} tokens of rows in at most {used} slots"
+        raise ValueError(
+            f"expected {rule}, got {length.tolist()} tokens from {start.tolist()} on in {kept}"
+        )
+
+
+def with_windows(empty: SessionState, arrays: Arrays) -> SessionState:
+    """Return the state of no rows whose caches of windows have room for those of a file."""
+    window, windowed = empty.caches.window, empty.caches.rules.windowed
+    if not windowed:
+        return empty
+    if arrays[WINDOWS].any() and not window.size:
+        got = f"provider {empty.caches.graph.provider}"
+        rule = "provider cpu for a session with caches of windows, which begin at later tokens"
+        raise refusal("restore", rule, got, "load the artefact with provider cpu")
+    stored = empty.caches.states[windowed[0]]
+    missing = arrays[STATE + stored.past].shape[stored.axis] - window.slots
+    window = window._replace(new=window.new + max(missing, 0))
+    return empty.replace(caches=dataclasses.replace(empty.caches, window=window))

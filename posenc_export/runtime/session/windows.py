@@ -1,0 +1,110 @@
+"""Caches of windows: layers that read only the last tokens of a row keep no others.
+
+Slot s of such a cache holds token `start` + s of its row. Before a call whose tokens have no room
+behind them, the last tokens move to the first slots.
+
+Shapes: R rows in memory.
+"""
+
+from dataclasses import dataclass, field
+from typing import Any, List, NamedTuple, Optional, Sequence, Tuple
+
+import numpy as np
+
+from posenc_export.runtime.artefact.schema import Manifest
+from posenc_export.runtime.session.graph import Buffer
+
+Caches = Sequence[Tuple[int, Buffer]]  # the axis of slots and the memory of each
+NEW = 256  # tokens of a call that caches of windows have room for, at least
+
+
+class Window(NamedTuple):
+    """What caches of windows hold beside new tokens."""
+
+    size: int = 0  # last tokens that a query reads, with its own; 0 if all caches hold all tokens
+    behind: int = 0  # tokens that can be taken back
+    new: int = 0  # most tokens of a row in a call
+
+    @classmethod
+    def of(cls, manifest: Manifest, provider: str, rewind: int) -> "Window":
+        """Return the window of a graph. Caches are shorter where that was measured: on the CPU."""
+        size = max([state.window for state in manifest.states], default=0)
+        if not size or provider != "cpu":
+            return cls()
+        new = max(NEW, manifest.chunk)
+        # States that each call replaces are restored to before a call, and its tokens read again.
+        replayed = new if any([state.replaced for state in manifest.states]) else 0
+        return cls(size, rewind + replayed, new)
+
+    @property
+    def slots(self) -> int:
+        """Slots of a row."""
+        return self.size - 1 + self.behind + self.new
+
+    def start(self, length: int) -> int:
+        """Return the first token that a row of some tokens must keep."""
+        return max(length - (self.size - 1) - self.behind, 0) if self.size else 0
+
+
+class Move(NamedTuple):
+    """Tokens of a row on their way to the first slots."""
+
+    row: int
+    start: int  # the first of them
+    content: List[np.ndarray]  # of each cache
+
+
+@dataclass
+class Windows:
+    """What the memory of caches of windows holds.
+
+    Args:
+        start: token of each row in slot 0 [R] int64.
+        pending: a move that is not complete.
+    """
+
+    start: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int64))
+    pending: Optional[Move] = None
+
+    def slide(self, window: Window, caches: Caches, row: int, length: int, count: int) -> None:
+        """Let the caches have room for `count` tokens behind the `length` ones of a row: if there
+        is none, tokens that the next ones do not read are given up, and the others move.
+        """
+        start = first_kept = int(self.start[row])
+        if length + count - start > window.slots or not length:
+            first_kept = window.start(length)
+        if first_kept != start:
+            kept = slice(first_kept - start, length - start)
+            content = [
+                buffer.array[part_of(row, axis, kept)].copy()
+                for axis, buffer in (caches if length else ())
+            ]
+            self.pending = Move(row, first_kept, content)
+            self.settle(caches)
+
+    def settle(self, caches: Caches) -> None:
+        """Complete a move. An interrupted call can be repeated."""
+        move = self.pending
+        if move is None:
+            return
+        for (axis, buffer), content in zip(caches, move.content, strict=False):
+            part = slice(content.shape[axis - 1])
+            buffer.array[part_of(move.row, axis, part)] = content
+        self.start[move.row] = move.start
+        self.pending = None
+
+    def reach(self, window: Window, rows: int) -> np.ndarray:
+        """Return the least length [rows] above 0 whose next tokens read no token before these."""
+        start = self.start[:rows]
+        return np.where(start > 0, start + window.size - 1, 0)
+
+    def resized(self, rows: int) -> "Windows":
+        """Return a copy for another number of rows."""
+        start = np.zeros(rows, np.int64)
+        start[: len(self.start)] = self.start[:rows]
+        return Windows(start)
+
+
+def part_of(row: int, axis: int, slots: slice) -> Tuple[Any, ...]:
+    """Return the index of some slots of a row along an axis."""
+    return (row, *[slice(None)] * (axis - 1), slots)
