@@ -10,9 +10,11 @@ from typing import List
 import pytest
 import torch
 from torch._export import utils
+from torch.onnx._internal.exporter import _fx_passes
 from torch.onnx._internal.exporter._registration import ONNXRegistry
 
 from posenc_export.runtime.graphs import kernel_library
+from tests import quick_traces as quick
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
@@ -42,6 +44,12 @@ def pytest_collection_modifyitems(items: List[pytest.Item]) -> None:
         for item in items:
             if "ort-native" in getattr(getattr(item, "callspec", None), "params", {}).values():
                 item.add_marker(skipped)
+
+
+@pytest.fixture
+def quick_traces(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Decompose a traced program only where that changes its operators."""
+    monkeypatch.setattr(_fx_passes, "decompose_with_registry", quick.decomposed)
 
 
 @pytest.fixture(autouse=True)

@@ -2,7 +2,6 @@
 were.
 """
 
-import hashlib
 from pathlib import Path
 
 import onnx_ir as ir
@@ -16,6 +15,9 @@ from posenc_export.export.trace import Source
 from posenc_export.models.presets import seeded
 from posenc_export.models.short_forms import block_config, decoder_config, encoder_config
 from posenc_export.models.stack import Stack
+from tests.export.graph_digests import outputs_of
+
+pytestmark = pytest.mark.usefixtures("quick_traces")
 
 LAYERS = 5
 MIXED = [
@@ -38,29 +40,11 @@ def decoder(encoding: str, further=()) -> Stack:
 
 
 def digests(model: Stack, signature: str, target: str, folder: Path) -> dict:
-    """Write a graph and return a digest of each output, which names the operators, attributes,
-    weights and inputs that it depends on.
-    """
+    """Write a graph and return a digest of each output."""
     kind = TARGETS[target]
     folder.mkdir()
     kind.write(Source(model), describe(model, target, signature, kind), folder)
-    graph = ir.load(folder / "model.onnx").graph
-    results = {value: value.name for value in graph.inputs}
-    results |= {
-        value: hashlib.sha256(value.const_value.tobytes()).hexdigest()
-        for value in graph.initializers.values()
-    }
-    for node in graph:
-        attributes = sorted((name, str(one.value)) for name, one in node.attributes.items())
-        content = [
-            node.domain,
-            node.op_type,
-            attributes,
-            [results.get(value) for value in node.inputs],
-        ]
-        for index, value in enumerate(node.outputs):
-            results[value] = hashlib.sha256(repr((content, index)).encode()).hexdigest()
-    return {value.name: results[value] for value in graph.outputs}
+    return outputs_of(ir.load(folder / "model.onnx").graph)
 
 
 def test_hidden_states_of_the_last_layer_can_be_an_output(tmp_path, monkeypatch):
