@@ -35,8 +35,13 @@ def edges_of(model: Model) -> List[Edge]:
 
 
 def indices_of(edges: List[Edge], manifest: Manifest) -> Dict[str, int]:
-    """Return the tokens at edges of a sequence from 0 on, by name, with the depths of a cache."""
+    """Return the tokens at edges of a sequence from 0 on, by name, with the depths of a cache, and
+    where a session gives tokens up because the cache of a window is full.
+    """
+    room = REWIND + NEW - 1
+    full = {f"full cache of {e.name}": e.at + room for e in edges if e.name.startswith("window ")}
     return {
+        **{name: at for name, at in full.items() if at < manifest.max_positions},
         **depths(fill_length(manifest) if manifest.states else 0),
         **{edge.name: edge.at for edge in edges},
     }
@@ -52,8 +57,5 @@ def _stated(model: Any) -> Iterator[Edge]:
     kinds = [kind.attention for kind in getattr(config, "kinds", ())]
     for attention in kinds or [config.attention] if hasattr(config, "attention") else kinds:
         yield from build("sees", attention.sees).edges()
-        if attention.sees["name"] == "window":  # a session gives tokens up when its cache is full
-            size = int(attention.sees["size"])
-            yield Edge(f"full cache of window {size}", size - 1 + REWIND + NEW)
     for encoding in (model.token_encoding, *(part.encoding for part in model.attentions())):
         yield from encoding.edges()
