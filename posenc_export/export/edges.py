@@ -38,11 +38,11 @@ def indices_of(edges: List[Edge], manifest: Manifest) -> Dict[str, int]:
     """Return the tokens at edges of a sequence from 0 on, by name, with the depths of a cache, and
     where a session gives tokens up because the cache of a window is full.
     """
-    room = REWIND + NEW - 1
+    room, length = REWIND + NEW - 1, fill_length(manifest) if manifest.states else 0
     full = {f"full cache of {e.name}": e.at + room for e in edges if e.name.startswith("window ")}
     return {
-        **{name: at for name, at in full.items() if at < manifest.max_positions},
-        **depths(fill_length(manifest) if manifest.states else 0),
+        **{name: at for name, at in full.items() if at < length},
+        **depths(length),
         **{edge.name: edge.at for edge in edges},
     }
 
