@@ -26,16 +26,7 @@ import onnx
 from msgspec.structs import replace
 
 from bench import marked
-from bench.ruined_graphs import (
-    CACHES,
-    FEW_BITS,
-    FORMATS,
-    NATIVE,
-    ORIGINAL,
-    RUINS,
-    Graph,
-    Ruin,
-)
+from bench.ruined_graphs import CACHES, FEW_BITS, FORMATS, NATIVE, ORIGINAL, RUINS, Graph, Ruin
 from bench.ruined_stages import STAGE_RUINS, StageRuin
 from posenc_export.export import Sources, VerificationError, export
 from posenc_export.export.quantization.rounding import rounded

@@ -46,6 +46,16 @@ class Twin:
     rows: List[Reading]
 
 
+def can_rewind(session: Session, n: Any) -> bool:
+    """Return whether a fork of a session takes back tokens that caches of windows may have lost."""
+    try:
+        session.fork().rewind(n)
+    except ValueError as error:
+        assert "rewind" in str(error), error
+        return False
+    return True
+
+
 class Driver:
     """Drives sessions of one artefact and checks their outputs.
 
@@ -314,7 +324,8 @@ class Driver:
             [Token(call["texts"][index % len(call["texts"])] % TEXTS)]
             for index in range(len(twin.rows))
         ]
-        short = self.subject.replaces and self.limit < LEAST_REWIND
+        forgets = self.subject.replaces or self.subject.windows
+        short = forgets and self.limit < LEAST_REWIND
         if (
             self.manifest.kind != "decoder"
             or not twin.rows
@@ -375,6 +386,9 @@ class Driver:
                 "rewinds within the limit are remembered"
             )
             wrong = True
+        forgotten = any(not row.remembers(count) for count, row in zip(back, rows, strict=False))
+        if not wrong and forgotten and self.subject.windows:
+            wrong = not can_rewind(twin.session, n)
         if wrong:
             self._must_refuse(twin, lambda: twin.session.rewind(n))
             return

@@ -28,6 +28,7 @@ from tests.tiny import VARIANTS, works
 # removes the digits of the other (tests/export/test_parity.py).
 NO_ENCODER = ("complex_order", "integer")
 LINEAR = ("rope", "learned", "nope", "input_rnn", "sinusoidal")
+WINDOWS = ("rope", "nope", "xpos", "alibi", "input_rnn", "conditional_conv", "rope-partial")
 READING = ("rope", "t5", "learned", "input_rnn")
 BYTES = ("rope", "alibi", "learned", "rope-partial")
 EXPERTS = (
@@ -109,12 +110,15 @@ def groups(chosen: random.Random, only: Sequence[str] = ()) -> Iterator[List[Spe
         modules += [(variant, "reading") for variant in READING] + [
             (variant, "bytes") for variant in BYTES
         ]
+        modules += [(variant, "windows") for variant in WINDOWS]
         modules += [(variant, "experts") for variant in EXPERTS] + [
             (variant, kind) for variant in AROUND for kind in OWN
         ]
         chosen.shuffle(modules)
         for variant, kind in modules:
-            size = SHORT if kind in ("encoder", "bidirectional") or chosen.random() < 0.7 else LONG
+            short = kind in ("encoder", "bidirectional") or chosen.random() < 0.7
+            # Caches of a window are shorter than others in a long range only.
+            size = LONG if kind == "windows" or not short else SHORT
             plain, others = _specs(variant, kind, size, present)
             forms = sorted({spec.form for spec in others} - {"float32"})
             forms = ["float32", *chosen.sample(forms, min(FORMATS, len(forms)))]

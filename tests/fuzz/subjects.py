@@ -29,6 +29,7 @@ ROUND = 48
 ENCODED = (7, 2, 5, 1, 9)  # lengths of the encoder sequences in tokens
 KEPT = 400  # most full passes in the cache
 WIDTH = 48  # of the hidden states of tests.tiny
+WINDOW = 24  # tokens that layers of kind "windows" see
 BYTES = 256  # vocabulary for which calibration data may be any text
 SAMPLE = 2048  # tokens of calibration data
 # A certificate bounds the root mean square error over the tokens of a cell, at least MANY. Where
@@ -110,6 +111,17 @@ def experts(variant: str, size: int) -> Any:
     )
 
 
+def windows(variant: str, size: int) -> Any:
+    """Describe a decoder whose layers see a window."""
+    whole = decoder(variant, max_positions=size)
+    sees = {"name": "window", "size": WINDOW}
+    layers = {
+        name: replace(kind, attention=replace(kind.attention, sees=sees))
+        for name, kind in whole.layers.items()
+    }
+    return replace(whole, layers=layers)
+
+
 KINDS: Dict[str, Callable[[str, int], Any]] = {
     "decoder": lambda variant, size: decoder(variant, max_positions=size),
     "block": lambda variant, size: block(variant, max_positions=size),
@@ -120,6 +132,7 @@ KINDS: Dict[str, Callable[[str, int], Any]] = {
     "bidirectional": lambda variant, size: block(variant, max_positions=size, causal=False),
     "encoder": lambda variant, size: replace(encoder(variant), max_positions=size),
     "experts": experts,
+    "windows": windows,
     "bytes": lambda variant, size: decoder_config(BYTES, 2, 40, block(variant, max_positions=size)),
 }
 OWN = {"own": 0, "own-ids": 61}  # kinds of modules around a block, and their vocabulary
@@ -148,6 +161,7 @@ class Subject:
         self.cached = bool(self.manifest.states)
         self.in_place = any(state.update == "in_place" for state in self.manifest.states)
         self.replaces = any(state.update == "replace" for state in self.manifest.states)
+        self.windows = any(state.window for state in self.manifest.states)
         self.columns = self.manifest.layout == "columns"
         self.vocabulary = self.manifest.vocabulary
         # Tokens have one kind of attributes here: with coordinates, all tokens are of segment 0.

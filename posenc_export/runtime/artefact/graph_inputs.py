@@ -16,10 +16,7 @@ LETTERS = {B: "B", S: "S", T: "T", Q: "Q", R: "R", "width": "E", "features": "F"
 ENCODER_MASK, ENCODER_AXES = "encoder_attention_mask", (B, "heads", Q, "head size")
 SAME = "decoders that read an encoder", "the same in every call"
 MASKED = "1 for a token of the encoder's sequence and 0 for padding."
-KEYS = (
-    "Keys of the encoder's sequence for layer N: a slice of encoder_key_values, which holds keys "
-    "and values of each layer in turn."
-)
+KEYS = "Keys of the encoder's sequence for layer N: a part of encoder_key_values."
 VALUES = "Values of the encoder's sequence for layer N."
 OUTPUTS: Dict[str, str] = {
     "logits": (
@@ -240,8 +237,7 @@ AFTER_TOKENS: Dict[str, GraphInput] = {
     "window_start": GraphInput(
         "int32",
         ((B,),),
-        "Token of each row in slot 0 of its caches of windows, which hold the tokens from "
-        "there on; 0 for caches that hold all tokens.",
+        "Token of each row in slot 0 of its caches of windows; 0 if they hold all tokens.",
         "target ort, if a layer with a window has a shorter cache",
         "0, in all calls if caches hold all tokens",
         lambda call: call.window_start.astype(np.int32),

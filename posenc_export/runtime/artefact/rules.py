@@ -13,10 +13,8 @@ from posenc_export.runtime.artefact.schema import GRAPHS, Axis, Manifest, State,
 WEIGHTS = "model.onnx.data"  # external data of an ONNX graph: concatenated tensors
 GROWING = ("onnx",)
 PAIRS = {"past_embedding.": "present_embedding.", "past_key_values.": "present."}  # of states
-TYPES = {
-    "tensor(float)": "float32",
-    **{f"tensor({name})": name for name in ("float16", "bfloat16", "int64", "int32", "int8")},
-}
+TYPES = {f"tensor({name})": name for name in ("float16", "bfloat16", "int64", "int32", "int8")}
+TYPES["tensor(float)"] = "float32"
 
 
 def expect(holds: bool, rule: str, got: Any) -> None:
@@ -261,9 +259,8 @@ def _check_caches(manifest: Manifest) -> None:
         parts = state.past.startswith("past_key_values."), state.past.endswith((".key", ".value"))
         rule = "int8 states to be in-place keys and values"
         expect(state.in_place and all(parts), rule, state.past)
-    windowed = [state for state in manifest.states if state.window]
     rule = "window only for in-place states of target ort that begin at input window_start"
-    for state in windowed:
+    for state in [state for state in manifest.states if state.window]:
         holds = target == "ort" and state.in_place and not state.reads_hidden
         expect(holds and manifest.input("window_start") is not None, rule, state.past)
     rule = "reads_hidden to be false only for in-place states with layout rows"
@@ -300,5 +297,4 @@ def _check_files(manifest: Manifest) -> None:
 
 
 def graph_file(manifest: Manifest) -> str:
-    """Return the file name of the graph."""
     return GRAPHS[manifest.target]

@@ -29,10 +29,10 @@ def _with_branches() -> ir.Model:
     def lowered(op: Builder, node: ir.Node) -> ir.Value:
         double = op.Add(x, x)
         branches = [
-            lambda op, factor=factor: [op.Mul(double, op.constant(factor, "float32"))]
+            lambda op, factor=factor: op.Mul(double, op.constant(factor, "float32"))
             for factor in (2, 3)
         ]
-        return op.choose(wanted, *branches)[0]
+        return op.choose(wanted, *branches)
 
     replace_nodes(builder, {"Neg": lowered})
     finish(builder)
