@@ -50,7 +50,7 @@ class ALiBi(PositionEncoding):
             bias = of_keys.permute(0, 2, 1).unsqueeze(2) - of_queries.permute(0, 2, 1).unsqueeze(3)
         else:
             bias = ops.distances(q_positions, k_positions) * self.slopes.rows.view(-1, 1, 1)
-        # A causal mask hides later keys, and for earlier keys the bias is below 0.
+        # Distances are j - i: below 0 for earlier keys, and a causal mask hides later ones.
         return bias if self.causal else -bias.abs()
 
     def __init__(
