@@ -17,7 +17,7 @@ NAMES = (
     "query", "key", "value", "past_key", "past_value", "seqlens_k", "total_sequence_length",
     "cos_cache", "sin_cache", "position_ids", "attention_bias", "head_sink", "k_scale", "v_scale",
     "distance_bias", "cache_position", "key_cos_cache", "key_sin_cache", "query_rows", "key_rows",
-    "row_of_distance",
+    "row_of_distance", "key_decays",
 )  # fmt: skip
 ELEMENTS = {
     np.dtype(np.float32): TensorProto.FLOAT,
@@ -85,7 +85,7 @@ class Case:
         cached, counts: tokens in the cache and new tokens of each row.
         tokens: new tokens S with padding; 0 for the longest row.
         kinds: what scores consist of: "rotation", "interleaved", "partial", "positions",
-            "key rotation", "distance", "bias", "sinks", "query rows", "key rows".
+            "key rotation", "distance", "bias", "sinks", "query rows", "key rows", "decays".
         attributes: further attributes of the node.
         int8: whether caches hold codes.
     """
@@ -169,6 +169,11 @@ class Case:
         if {"query rows", "key rows"} & {*self.kinds}:
             rows = np.random.default_rng(1).integers(0, self.table_rows, self.reach or 9)
             self.feeds["row_of_distance"] = rows.astype(np.int32)
+
+        if "decays" in self.kinds:
+            self.feeds["key_decays"] = -np.abs(numbers(*shape, self.capacity, 1))
+            for row, (n, count) in enumerate(zip(self.cached, self.counts, strict=True)):
+                self.feeds["key_decays"][row, :, n + count :] = np.nan
 
     @property
     def node(self) -> Dict[str, Any]:
@@ -255,6 +260,9 @@ class Case:
         if "key_rows" in f:
             of_keys = f["key_rows"][row, :, np.arange(own + 1), picked].T.astype(np.float64)
             scores = scores + self.node["key_row_scale"] * of_keys
+        if "key_decays" in f:
+            sums = f["key_decays"][row, :, : own + 1, 0].astype(np.float64).cumsum(1)
+            scores = scores + sums[:, -1:] - sums
         window, chunk = (self.attributes.get(n, 0) for n in ("local_window_size", "chunk_size"))
         hidden = np.zeros(own + 1, bool)
         hidden |= behind >= window if window > 0 else False

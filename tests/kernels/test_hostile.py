@@ -9,7 +9,7 @@ from tests.kernels.calls import Case, built, model, run, session
 
 pytestmark = built
 Feeds = Dict[str, np.ndarray]
-KINDS = ("rotation", "positions", "distance", "bias", "sinks", "query rows", "key rows")
+KINDS = ("rotation", "positions", "distance", "bias", "sinks", "query rows", "key rows", "decays")
 
 
 def _changed(name: str, change: Callable[[np.ndarray], Any]) -> Callable[[Feeds], None]:
@@ -59,6 +59,9 @@ FAULTS: Dict[str, Any] = {
     "no rows by distance": (_changed("row_of_distance", lambda x: x[:0]), "row_of_distance"),
     "a row beyond the table": (_set("row_of_distance", 5), "row_of_distance within the 5 rows"),
     "a negative row": (_set("row_of_distance", -1), "row_of_distance within the 5 rows"),
+    "decays of fewer heads": (_changed("key_decays", lambda x: x[:, :3]), "key_decays"),
+    "decays of fewer keys": (_changed("key_decays", lambda x: x[:, :, :6]), "key_decays"),
+    "several decays of a key": (_changed("key_decays", lambda x: np.tile(x, 2)), "key_decays"),
     "fewer scales": (_changed("k_scale", lambda x: x[:-1]), "k_scale and v_scale"),
 }
 

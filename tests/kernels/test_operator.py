@@ -13,7 +13,7 @@ from tests.kernels.calls import Case, built, model, run, session
 pytestmark = built
 TOLERANCE = 2e-5  # of weighted sums of normal numbers; a key too many changes 1/keys
 PART = 256  # keys of a part (packages/kernels/source/call.h)
-EVERY = ("rotation", "positions", "distance", "bias", "sinks", "query rows", "key rows")
+EVERY = ("rotation", "positions", "distance", "bias", "sinks", "query rows", "key rows", "decays")
 CASES: Dict[str, Dict[str, Any]] = {
     "first token": {"cached": (0,)},
     "one key before": {"cached": (1,)},
@@ -50,6 +50,8 @@ CASES: Dict[str, Dict[str, Any]] = {
         "reach": 300,
         "table_rows": 130,
     },
+    "decays": {"kinds": ("decays",), "cached": (300, 2), "counts": (3, 1)},
+    "decays of many keys": {"kinds": ("decays",), "heads": 5, "kv_heads": 5, "cached": (3000,)},
     "softcap": {"attributes": {"softcap": 1.5}, "cached": (300,)},
     "scale": {"attributes": {"scale": 1.0}, "cached": (30,)},
     "window": {"attributes": {"local_window_size": 20}, "cached": (300,), "counts": (40,)},
@@ -153,10 +155,10 @@ def test_results_are_the_same_bits_for_every_number_of_threads(int8: bool) -> No
 
 def test_a_row_has_the_same_bits_alone_and_beside_others() -> None:
     case = Case(heads=9, kv_heads=3, size=64, cached=(900, 5, 300, 0), counts=(1,) * 4,
-                kinds=("rotation", "distance", "query rows", "key rows"))  # fmt: skip
+                kinds=("rotation", "distance", "query rows", "key rows", "decays"))  # fmt: skip
     together, _, _, row_weights = case.run()
     names = ("query", "past_key", "past_value", "seqlens_k", "cache_position", "query_rows",
-             "key_rows")  # fmt: skip
+             "key_rows", "key_decays")  # fmt: skip
     for row in range(4):
         feeds = case.feeds | {name: case.feeds[name][row : row + 1] for name in names}
         y, _, _, of_row = run(feeds, case.node)
@@ -166,7 +168,7 @@ def test_a_row_has_the_same_bits_alone_and_beside_others() -> None:
 @pytest.mark.parametrize("int8", [False, True], ids=["float32", "int8"])
 def test_a_token_has_the_same_bits_alone_and_in_a_call_of_several(int8: bool) -> None:
     case = Case(heads=9, kv_heads=3, size=64, cached=(700,), counts=(40,), int8=int8,
-                kinds=("rotation", "distance", "query rows", "key rows"),
+                kinds=("rotation", "distance", "query rows", "key rows", "decays"),
                 attributes={"local_window_size": 300})  # fmt: skip
     together, keys, values, row_weights = case.run()
     for token in (0, 1, 21, 39):

@@ -28,6 +28,7 @@ std::vector<float> numbers(size_t count) {
 std::vector<float> output(const posenc::Parallel& parallel, const std::vector<int64_t>& first) {
   std::vector<float> heads = numbers(ROWS * TOKENS * (HEADS + 2 * KV_HEADS) * SIZE);
   std::vector<float> keys = numbers(ROWS * KV_HEADS * CAPACITY * SIZE), values = keys;
+  const std::vector<float> decays = numbers(ROWS * HEADS * CAPACITY);
   std::vector<float> result(ROWS * TOKENS * HEADS * SIZE);
   const std::vector<int64_t> count(ROWS, TOKENS);
   Call call;
@@ -47,6 +48,8 @@ std::vector<float> output(const posenc::Parallel& parallel, const std::vector<in
   call.keys.slots = keys.data();
   call.values.slots = values.data();
   call.scale = 0.125f;
+  call.decays = decays.data();
+  call.decay_slots = call.slots = CAPACITY;
   call.output = result.data();
   posenc::run(call, posenc::kernels_for(SIZE), parallel);
   return result;

@@ -59,6 +59,13 @@ struct Call {
   float key_row_scale = 1;
   float* row_weights = nullptr;  // output: sums of weights by row [B, H, S, R]
 
+  // A number of each key, such as the logarithm of a gate. Those of the keys after a key, up to the
+  // query's own, are added to a score.
+  const float* decays = nullptr;  // [B, H, decay_slots]
+  int64_t decay_slots = 0;
+  double* decay_sums = nullptr;   // of all keys up to each slot [B, H, slots], written by `run`
+  int64_t slots = 0;              // of the longest row after the call
+
   const float* sinks = nullptr;       // one score per head, which has no value [H]
 
   float* queries = nullptr;  // rotated and scaled queries [B, K, S, G, D], written by `prepare`

@@ -19,14 +19,6 @@ float number(const OrtKernelInfo* info, const char* name, float otherwise) {
   return status ? otherwise : value;
 }
 
-// Slots of the longest row after the call.
-int64_t longest_of(const Call& call) {
-  int64_t longest = 0;
-  for (int64_t row = 0; row < call.rows; row++)
-    longest = std::max(longest, call.first[row] + call.count[row]);
-  return longest;
-}
-
 }  // namespace
 
 Node::Node(const OrtKernelInfo* info, bool int8) : int8_(int8) {
@@ -116,6 +108,7 @@ void Node::read_rows(Call& call, const Tensor* in, std::vector<int64_t>& rows) c
                " slots, got " + text(last.numbers<int32_t>()[row]));
     rows[row] = first;
     rows[call.rows + row] = count;
+    call.slots = std::max(call.slots, first + count);
   }
   call.first = rows.data();
   call.count = rows.data() + call.rows;
@@ -167,14 +160,14 @@ void Node::read_scores(Call& call, const Tensor* in) const {
   }
   if (in[BIAS].data) read_bias(call, in[BIAS]);
   read_picked(call, in);
+  if (in[DECAYS].data) read_decays(call, in[DECAYS]);
 }
 
 void Node::read_bias(Call& call, const Tensor& bias) const {
-  const int64_t longest = longest_of(call);
   expect(bias.rank == 4 && (bias.sizes[0] == call.rows || bias.sizes[0] == 1) &&
              (bias.sizes[1] == heads_ || bias.sizes[1] == 1) && bias.sizes[2] == call.tokens &&
-             bias.sizes[3] >= longest,
-         "attention_bias [B or 1,H or 1,S,T] with T of at least " + text(longest));
+             bias.sizes[3] >= call.slots,
+         "attention_bias [B or 1,H or 1,S,T] with T of at least " + text(call.slots));
   const int64_t of_token = bias.sizes[3], of_head = of_token * bias.sizes[2];
   call.bias = bias.numbers<float>();
   call.bias_strides[0] = bias.sizes[0] == 1 ? 0 : of_head * bias.sizes[1];
@@ -195,10 +188,9 @@ void Node::read_picked(Call& call, const Tensor* in) const {
   expect(!queries.data || queries.has({call.rows, heads_, call.tokens, call.table_rows}),
          "query_rows [B,H,S,R]");
   if (keys.data) {
-    const int64_t longest = longest_of(call);
-    expect(keys.rank == 4 && keys.sizes[2] >= longest &&
+    expect(keys.rank == 4 && keys.sizes[2] >= call.slots &&
                keys.has({call.rows, heads_, keys.sizes[2], call.table_rows}),
-           "key_rows [B,H,T,R] with T of at least " + text(longest));
+           "key_rows [B,H,T,R] with T of at least " + text(call.slots));
     call.key_row_slots = keys.sizes[2];
   }
   expect(rows.rank == 1 && rows.sizes[0] > 0, "row_of_distance [range]");
@@ -211,6 +203,14 @@ void Node::read_picked(Call& call, const Tensor* in) const {
     expect(call.row_of_distance[d] >= 0 && call.row_of_distance[d] < call.table_rows,
            "row_of_distance within the " + text(call.table_rows) + " rows, got " +
                text(call.row_of_distance[d]));
+}
+
+void Node::read_decays(Call& call, const Tensor& decays) const {
+  expect(decays.rank == 4 && decays.sizes[2] >= call.slots &&
+             decays.has({call.rows, heads_, decays.sizes[2], 1}),
+         "key_decays [B,H,T,1] with T of at least " + text(call.slots));
+  call.decays = decays.numbers<float>();
+  call.decay_slots = decays.sizes[2];
 }
 
 }  // namespace posenc

@@ -22,6 +22,7 @@ struct Query {
   const float* bias;         // bias by slot, or null
   const float* rows;         // its numbers for the rows of a table [R], or null
   const float* key_rows;     // those of the keys of its head [slots, R], or null
+  const double* decay_sums;  // sums of the decays of its head by slot, or null
 };
 
 inline Query query(const Call& call, const Tile& tile, int64_t number) {
@@ -40,6 +41,7 @@ inline Query query(const Call& call, const Tile& tile, int64_t number) {
       call.query_rows ? call.query_rows + (of_head * call.tokens + token) * call.table_rows
                       : nullptr,
       call.key_rows ? call.key_rows + of_head * call.key_row_slots * call.table_rows : nullptr,
+      call.decays ? call.decay_sums + of_head * call.slots : nullptr,
   };
 }
 
@@ -95,6 +97,13 @@ inline void add_weights(const float* weights, int64_t begin, int64_t end, const 
   for (; t < std::min(end, query.end); t++) sums[row[query.end - 1 - t]] += weights[t - begin];
 }
 
+// Add the decays of the keys after each of slots begin .. end - 1, up to the query's own. Sums are in
+// double precision: the difference of two long ones is exact in float32.
+inline void add_decays(float* scores, int64_t begin, int64_t end, const Query& query) {
+  const double *sums = query.decay_sums, own = sums[query.end - 1];
+  for (int64_t t = begin; t < end; t++) scores[t - begin] += static_cast<float>(own - sums[t]);
+}
+
 inline void add_by_slot(float* scores, int64_t begin, int64_t end, const Query& query) {
   for (int64_t t = begin; t < end; t++) scores[t - begin] += query.bias[t];
 }
@@ -112,6 +121,7 @@ inline float weights(const Call& call, const Query& query, float* scores, int64_
   if (query.by_distance) add_by_distance(visible, begin, end, query, call.range);
   if (query.bias) add_by_slot(visible, begin, end, query);
   if (call.row_of_distance) add_picked(visible, begin, end, query, call);
+  if (query.decay_sums) add_decays(visible, begin, end, query);
   std::fill(scores, visible, 2 * LOWEST);
   std::fill(scores + (end - start), scores + filled, 2 * LOWEST);
   Vector most = all(LOWEST);

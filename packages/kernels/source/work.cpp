@@ -10,13 +10,17 @@ constexpr int64_t TILE = 48;      // queries of a tile, if a token has not more
 constexpr size_t ENOUGH = 32;     // tiles with which threads need no division by parts
 constexpr int64_t SMALL = 1 << 20;  // products of numbers below which one thread is faster
 
+constexpr int64_t TOGETHER = 4;   // heads whose decays add up in turn, since each waits for the last
+
 // Memory of a thread, kept from call to call.
-float* memory(std::vector<float>& kept, size_t size) {
+template <class Number>
+Number* memory(std::vector<Number>& kept, size_t size) {
   if (kept.size() < size) kept.resize(size);
   return kept.data();
 }
 
 thread_local std::vector<float> of_thread, of_call;
+thread_local std::vector<double> of_sums;
 
 // Tiles of a call, and the parts of the keys that each of them attends to.
 struct Tiles {
@@ -121,6 +125,19 @@ void clear_padding(const Call& call) {
   }
 }
 
+// Add up the decays of some heads of a row, from the first slot on.
+void sum_decays(const Call& call, int64_t row, int64_t first_head) {
+  const float* decays[TOGETHER];
+  double *sums[TOGETHER], totals[TOGETHER] = {};
+  for (int64_t i = 0; i < TOGETHER; i++) {
+    const int64_t head = row * call.heads + std::min(first_head + i, call.heads - 1);
+    decays[i] = call.decays + head * call.decay_slots;
+    sums[i] = call.decay_sums + head * call.slots;
+  }
+  for (int64_t t = 0; t < call.first[row] + call.count[row]; t++)
+    for (int64_t i = 0; i < TOGETHER; i++) sums[i][t] = totals[i] += decays[i][t];
+}
+
 // Number of products of a key with a query, times the size of a head.
 int64_t products(const Call& call) {
   int64_t total = 0;
@@ -142,6 +159,13 @@ void run(Call& call, const Kernels& kernels, const Parallel& parallel) {
     const int64_t row = number / call.tokens, token = number % call.tokens;
     if (token < call.count[row]) kernels.prepare(call, row, token);
   });
+  if (call.decays) {
+    const int64_t by_row = (call.heads + TOGETHER - 1) / TOGETHER;
+    call.decay_sums = memory(of_sums, call.rows * call.heads * call.slots);
+    chosen(call.rows * by_row, [&](size_t number) {
+      sum_decays(call, number / by_row, number % by_row * TOGETHER);
+    });
+  }
   clear_padding(call);
   const Tiles tiles(call);
   if (small || tiles.count() >= ENOUGH)

@@ -36,7 +36,8 @@ def rows_at_counts(op: Builder, node: graph.RowsAtCounts) -> ir.Value:
     return ort.rows_at_counts(op, node, op.Shape(node.rows, start=2, end=3))
 
 
-LATER = (graph.Distances, graph.Pick)  # of which a table of the operator may take the place
+# Nodes whose place an input of the operator may take.
+LATER = (graph.Distances, graph.Pick, graph.SuffixSum)
 LOWERING: Tuple[Table, ...] = (
     {
         **{kind: lower for kind, lower in ort.LOWERING[0].items() if kind not in LATER},

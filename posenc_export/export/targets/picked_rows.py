@@ -1,11 +1,13 @@
-"""Scores that are entries of rows picked by distance, for CachedAttention (packages/kernels).
+"""Scores by content that CachedAttention computes (packages/kernels): entries of rows picked by
+distance, and sums of the numbers of keys.
 
 A query, or a key, has a row of numbers [R], such as its products with the rows of a table. A term
-of a score is the entry at the index that the distance of query and key has.
+of a score is the entry at the index that the distance of query and key has. Another term is the sum
+of the numbers that the keys after a key have, up to the query's own.
 """
 
 from dataclasses import dataclass
-from typing import Iterator, List, Optional, Tuple
+from typing import Iterator, List, Optional, Sequence, Tuple
 
 import numpy as np
 import onnx_ir as ir
@@ -17,8 +19,10 @@ from posenc_export.ops.graph import (
     Attend,
     AttentionWeights,
     CollectByDistance,
+    Distances,
     Mask,
     Pick,
+    SuffixSum,
 )
 
 KEYS_AND_QUERIES = [0, 1, 3, 2]  # permutation of axes that swaps them
@@ -26,25 +30,27 @@ KEYS_AND_QUERIES = [0, 1, 3, 2]  # permutation of axes that swaps them
 
 @dataclass(frozen=True)
 class Picked:
-    """Terms of the content of an Attend that one index picks.
+    """Terms of the content of an Attend, of which one index picks those of rows.
 
     Args:
         query_rows: rows of queries [B,H,S,R], or None.
         key_rows: appended rows of keys [B,H,T,R], or None, and the factor of their term.
-        row_of_distance: see distance_tables.rows_of.
+        row_of_distance: see distance_tables.rows_of; None without rows.
+        decays: appended numbers of keys [B,H,T,1], or None.
         rest: the other scores [B,H,S,T], or None.
     """
 
     query_rows: Optional[ir.Value]
     key_rows: Optional[ir.Value]
     factor: float
-    row_of_distance: ir.Value
+    row_of_distance: Optional[ir.Value]
+    decays: Optional[ir.Value]
     rest: Optional[ir.Value]
 
     @property
     def inputs(self) -> List[Optional[ir.Value]]:
         """The inputs of the operator."""
-        return [self.query_rows, self.key_rows, self.row_of_distance]
+        return [self.query_rows, self.key_rows, self.row_of_distance, self.decays]
 
 
 @dataclass(frozen=True)
@@ -59,9 +65,7 @@ class _Term:
 
 
 def picked(op: Builder, node: Attend, mask: Mask) -> Optional[Picked]:
-    """Return the terms of a node's content that CachedAttention picks by distance; None if there
-    are none.
-    """
+    """Return the terms of a node's content, or None if CachedAttention computes none of them."""
     if node.content is None:
         return None
     queries: List[_Term] = []
@@ -69,7 +73,12 @@ def picked(op: Builder, node: Attend, mask: Mask) -> Optional[Picked]:
     rest: List[_Term] = []
     rows: Optional[ir.Value] = None
     index: Optional[ir.Value] = None
+    decays: Optional[ir.Value] = None
     for term in _terms(node.content, 1.0):
+        summed = _sums_between(term.value, mask) if term.factor == 1 and decays is None else None
+        if summed is not None:
+            decays = summed
+            continue
         if term.index is not None and term.index is not index and rows is None:
             index, rows = term.index, distance_tables.rows_of(op, mask, term.index)
         fits = rows is not None and term.index is index and _fits(term, [*queries, *keys])
@@ -79,13 +88,14 @@ def picked(op: Builder, node: Attend, mask: Mask) -> Optional[Picked]:
             queries.append(term)
         else:
             rest.append(term)
-    if rows is None:
+    if rows is None and decays is None:
         return None
     return Picked(
         _sum(op, [(term.pick.rows, term.factor) for term in queries if term.pick]),
         next((term.pick.rows for term in keys if term.pick), None),
         keys[0].factor if keys else 1.0,
         rows,
+        decays,
         _sum(op, [(term.value, term.factor) for term in rest]),
     )
 
@@ -126,6 +136,52 @@ def _turned(value: Optional[ir.Value]) -> Optional[ir.Value]:
     return node.inputs[0] if list(node.attributes["perm"].value) == KEYS_AND_QUERIES else None
 
 
+def _sums_between(value: ir.Value, mask: Mask) -> Optional[ir.Value]:
+    """Return the appended numbers [B,H,T,1] of which a value [B,H,S,T] has the sums after each key
+    up to the query: what follows the key, less the numbers at distances above 0.
+    """
+    difference = _read(value, ("Cast", ()))
+    node = None if difference is None else difference.producer()
+    if node is None or node.domain or node.op_type != "Sub":
+        return None
+    after_key, after_query = SuffixSum.of(node.inputs[0]), _read(node.inputs[1], ("Unsqueeze", [3]))
+    product = None if after_query is None else after_query.producer()
+    if after_key is None or after_key.own or product is None or product.op_type != "MatMul":
+        return None
+    numbers = _read(after_key.x, ("Unsqueeze", [2]))
+    is_after = _read(product.inputs[1], ("Transpose", (0, 2, 1)), ("Squeeze", [1]), ("Cast", ()))
+    compared = None if is_after is None else is_after.producer()
+    if numbers is not product.inputs[0] or compared is None or compared.op_type != "Greater":
+        return None
+    distances = Distances.of(compared.inputs[0])
+    if distances is None or (distances.q_positions, distances.k_positions) != (
+        mask.positions,
+        mask.key_positions,
+    ):
+        return None
+    appended = _read(numbers, ("Squeeze", [3]), ("Cast", ()))
+    zero = compared.inputs[1]
+    above_0 = zero is not None and zero.const_value is not None and not numbers_of(zero).any()
+    return appended if above_0 and Append.of(appended) else None
+
+
+def _read(value: Optional[ir.Value], *operators: Tuple[str, Sequence[int]]) -> Optional[ir.Value]:
+    """Return what the first of consecutive nodes reads, from the last one back; None if there are
+    others. operators: their names, with the axes of those that change the order or number of axes.
+    """
+    for operator, axes in operators:
+        node = None if value is None else value.producer()
+        if node is None or node.domain or node.op_type != operator:
+            return None
+        own = node.attributes["perm"].value if operator == "Transpose" else ()
+        if operator in ("Squeeze", "Unsqueeze"):
+            own = numbers_of(node.inputs[1])  # type: ignore[arg-type]
+        if list(own) != list(axes):
+            return None
+        value = node.inputs[0]
+    return value
+
+
 def _sum(op: Builder, terms: List[Tuple[ir.Value, float]]) -> Optional[ir.Value]:
     total: Optional[ir.Value] = None
     for value, factor in terms:
@@ -138,7 +194,7 @@ def collected(node: Attend, mask: Mask, parts: Optional[Picked]) -> Optional[Lis
     """Return the sums of an Attend's weights by distance [B,H,S,R], if all readers of its weights
     sum them by the rows that its scores pick; None if one does not.
     """
-    if parts is None or parts.query_rows is None:
+    if parts is None or parts.query_rows is None or parts.row_of_distance is None:
         return None
     rows, sums = numbers_of(parts.row_of_distance), []
     for weights in node.readers(AttentionWeights):

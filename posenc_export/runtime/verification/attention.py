@@ -13,6 +13,7 @@ from posenc_export.runtime.verification.kernels import CheckedNode, Graph, Recor
 QUERY, KEY, VALUE, LAST, COS, SIN, POSITIONS, BIAS, SINK = 0, 1, 2, 5, 7, 8, 9, 10, 11
 # Of CachedAttention (packages/kernels/README.md).
 BY_DISTANCE, KEY_COS, KEY_SIN, QUERY_ROWS, KEY_ROWS, ROW_OF_DISTANCE = 14, 16, 17, 18, 19, 20
+DECAYS, INPUTS = 21, 22
 SCALES = (12, 13)  # of keys and of values
 # Roundings of a score beside the sum over D: the scale of a channel, that of scores, and of the
 # register's parts.
@@ -62,6 +63,14 @@ def softmax(scores: np.ndarray, sinks: float | np.ndarray = -np.inf) -> np.ndarr
     return np.asarray(weights / (weights.sum(axis=2, keepdims=True) + np.exp(sinks - largest)))
 
 
+def sums_between(decays: np.ndarray, count: int, total: int) -> np.ndarray:
+    """Return the sums [H,S,T] of the decays of keys [H,T] after each key, up to each of the last S
+    tokens.
+    """
+    sums = decays[:, :total].astype(np.float64).cumsum(1)
+    return np.asarray(sums[:, total - count :, None] - sums[:, None])
+
+
 def by_query_head(part: np.ndarray, heads: int) -> np.ndarray:
     """Repeat keys or values [K,T,D] for each of the query heads that share them."""
     return np.repeat(part, heads // len(part), axis=0)  # [heads,T,D]
@@ -76,8 +85,8 @@ def cached_attention(graph: Graph, node: Node) -> Optional[CheckedNode]:
     """A GroupQueryAttention or CachedAttention with 8-bit caches."""
     if node.attributes.get("k_quant_type") != "PER_CHANNEL":
         return None
-    inputs = [*node.inputs, *[""] * 21][:21]
-    computed = (*(QUERY, KEY, VALUE), LAST, POSITIONS, BIAS, QUERY_ROWS, KEY_ROWS)
+    inputs = [*node.inputs, *[""] * INPUTS][:INPUTS]
+    computed = (*(QUERY, KEY, VALUE), LAST, POSITIONS, BIAS, QUERY_ROWS, KEY_ROWS, DECAYS)
     reads = [inputs[index] for index in computed if inputs[index]]
     others = [name for name in ("softcap", "smooth_softmax") if node.attributes.get(name, 0) > 0]
     others += ["head_sink"] if inputs[SINK] else []
@@ -113,6 +122,8 @@ def _of_call(graph: Graph, node: Node, inputs: List[str], call: Record) -> np.nd
         rows = graph.numbers(inputs[ROW_OF_DISTANCE])
         index = rows[np.clip(behind, 0, len(rows) - 1)]
         biases += _picked(node, inputs, call, index)
+    if inputs[DECAYS]:
+        biases.append(sums_between(call[inputs[DECAYS]][0, :, :, 0], count, total))
     if node.attributes.get("chunk_size", 0):
         seen = seen & (
             behind <= call[inputs[POSITIONS]][0][:, None] % node.attributes["chunk_size"]

@@ -19,8 +19,8 @@ from posenc_export.runtime.verification.integer_graph import integer_part
 OPERATORS = ("GroupQueryAttention", kernel_library.OPERATOR)
 INPUTS = ("q", "k", "v", "past_k", "past_v", "lengths", "longest", "cos", "sin", "", "", "sinks")
 SCALED = (*INPUTS, "k_scale", "v_scale")
-PICKED = ("query_rows", "key_rows", "row_of_distance")
-NATIVE = (*SCALED, "distances", "slots", "key_cos", "key_sin", *PICKED)  # of packages/kernels
+BY_CONTENT = ("query_rows", "key_rows", "row_of_distance", "decays")
+NATIVE = (*SCALED, "distances", "slots", "key_cos", "key_sin", *BY_CONTENT)  # of packages/kernels
 TARGETS = ("ort", "ort-native", "ort-cuda")
 TOLERANCE = 2e-5  # of weighted sums of numbers of size 1 in float32; a key too many changes 1/keys
 LONGEST = 8192  # keys of the longest row
@@ -157,6 +157,7 @@ def _case(
         "query_rows": random.standard_normal((rows, h, new, ROWS)).astype(np.float32),
         "key_rows": random.standard_normal((rows, h, longest, ROWS)).astype(np.float32),
         "row_of_distance": random.integers(0, ROWS, kernel.row_range).astype(np.int32),
+        "decays": -random.random((rows, h, longest, 1), np.float32),
     }
     expected = [np.zeros((rows, new, h * d)), np.zeros((rows, h, new, ROWS))]
     for row, count in enumerate(cached):
@@ -177,6 +178,7 @@ def _case(
             picked["query_rows"][row],
             picked["key_rows"][row],
             picked["row_of_distance"],
+            picked["decays"][row, :, :, 0],
         )
         both = attended(kernel, turned.numbers, read, of_row)
         for result, numbers in zip(expected, both, strict=True):

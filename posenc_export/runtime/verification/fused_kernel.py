@@ -9,6 +9,7 @@ from posenc_export.runtime.verification.attention import (
     by_query_head,
     by_token,
     softmax,
+    sums_between,
     visible,
 )
 
@@ -49,8 +50,8 @@ class Kernel:
 
 class Scores(NamedTuple):
     """What scores of a row are added to and hidden by: sinks [H] or None, biases by distance
-    [H,range], positions of new tokens [S], rows of queries [H,S,R] and of keys [H,T,R], and the row
-    of each distance.
+    [H,range], positions of new tokens [S], rows of queries [H,S,R] and of keys [H,T,R], the row of
+    each distance, and decays of keys [H,T].
     """
 
     sinks: Optional[np.ndarray]
@@ -59,6 +60,7 @@ class Scores(NamedTuple):
     query_rows: np.ndarray
     key_rows: np.ndarray
     row_of_distance: np.ndarray
+    decays: np.ndarray
 
 
 def attended(
@@ -83,6 +85,8 @@ def attended(
     if "key_rows" in kernel.given:
         of_keys = given.key_rows[:, :total].astype(np.float64)
         scores = scores + kernel.row_scale * np.einsum("htr,str->hst", of_keys, picked)
+    if "decays" in kernel.given:
+        scores = scores + sums_between(given.decays, count, total)
     seen = visible(count, total, kernel.window)
     if kernel.chunk:
         seen = seen & (behind <= given.positions[:, None] % kernel.chunk)

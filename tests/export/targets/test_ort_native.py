@@ -76,6 +76,14 @@ def test_rows_that_the_distance_picks_need_no_tensor_of_scores(
 
 
 @built
+def test_sums_of_gates_need_no_tensor_of_scores(tmp_path: Path) -> None:
+    graph = _exported(block("fox"), tmp_path / "artefact", verify="quick")
+    (inputs,) = _inputs(graph)
+    assert "key_decays" in inputs and "attention_bias" not in inputs
+    assert not {"CumSum", "Range", "Slice"} & {*_operators(graph)}
+
+
+@built
 def test_one_wrong_row_of_a_distance_is_a_failure(tmp_path: Path) -> None:
     folder = tmp_path / "artefact"
     _exported(block("shaw"), folder)
@@ -153,7 +161,7 @@ def test_rows_of_several_tokens_over_a_cache_are_one_call(
 def test_caches_of_8_bits_and_weights_of_4_pass_the_grid(tmp_path: Path) -> None:
     text = tmp_path / "text.txt"
     text.write_bytes(np.random.default_rng(0).integers(32, 127, size=2000).astype("u1").tobytes())
-    for variant in ("rope", "alibi", "shaw", "deberta"):
+    for variant in ("rope", "alibi", "shaw", "deberta", "fox"):
         folder = tmp_path / variant
         config = decoder_config(256, 2, 96, block(variant))
         export(sources(config), "ort-native", folder, cache="int8", weights="int4",
@@ -161,7 +169,8 @@ def test_caches_of_8_bits_and_weights_of_4_pass_the_grid(tmp_path: Path) -> None
         certificate = verify(folder, record=False)
         assert certificate["passed"] and certificate["checks"]["operators"]["compared"]
         states = {state.past.split(".")[-1]: state.dtype for state in load(folder).manifest.states}
-        assert states.pop("products", "float32") == "float32" and {*states.values()} == {"int8"}
+        others = {states.pop(name, "float32") for name in ("products", "gate")}
+        assert others == {"float32"} and {*states.values()} == {"int8"}
 
 
 @built
