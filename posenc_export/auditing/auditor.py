@@ -179,9 +179,7 @@ class Auditor:
         )
 
     def _conditioned(self) -> float:
-        """Return the factor, at least 1, by which the weights of the reference enlarge rounding
-        errors (export/conditioning.py).
-        """
+        """Return the factor by which the reference's weights enlarge rounding errors, or 1."""
         facts = self.reference.facts
         length = min(LENGTH, facts.positions, self.interface.length or LENGTH)
         case = case_of(self.reference, 1, length, 0)

@@ -91,9 +91,7 @@ def hypotheses(model: Any) -> Iterator[Hypothesis]:
 
 
 def changed(model: Any, change: Change) -> Any:
-    """Return a model with the same weights whose attentions are changed; None if none changes, or
-    if the change is not that of a model.
-    """
+    """Return a model with changed attentions and the same weights; None if that changes nothing."""
     config: Any = inner_of(model).config
     if isinstance(model, AttentionBlock):
         described = replace(config, attention=change(config.attention))

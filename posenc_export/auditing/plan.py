@@ -143,9 +143,7 @@ def padded_behind(session: Calls, case: Case, reference: Optional[Reference] = N
 def _edges(
     interface: Interface, reference: Reference, rows: int, reached: int, most: int
 ) -> Tuple[List[Cell], Dict[str, str]]:
-    """Return the cells at edges that shorter sequences do not reach, and the edges that are too
-    far.
-    """
+    """Return the cells at edges beyond shorter sequences, and the edges that are too far."""
     facts, cells, unreached = reference.facts, [], {}
     edges = dict(facts.edges)
     if interface.capacity:

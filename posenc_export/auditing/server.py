@@ -167,9 +167,7 @@ class ServerSession:
         return outputs
 
     def precision(self) -> str:
-        """Return in what the server computes, from the errors of prompts of one token, whose
-        attention is trivial.
-        """
+        """Return the server's precision, from prompts of one token: attention is trivial."""
         width = self.reference.facts.width
         prompts = np.arange(3, 3 + ROWS * width // 8, width // 8)[:, None]
         actual, expected = self.prefill(prompts)[..., :width], self.reference.outputs(prompts)
@@ -181,9 +179,7 @@ class ServerSession:
         return self.prefill(inputs[:, None])[:, 0]
 
     def continued(self, prompts: np.ndarray) -> Pairs:
-        """Yield the outputs of the tokens that the server generates behind prompts [B,L], and what
-        they should be.
-        """
+        """Yield what the server generates behind prompts [B,L], and what is expected."""
         self.rows = [*prompts]
         zeros = np.zeros(len(self.rows), np.int64)
         lengths = np.array([len(row) for row in self.rows])

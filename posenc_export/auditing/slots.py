@@ -41,9 +41,7 @@ class Call:
 
 
 class Feeds(NamedTuple):
-    """Inputs of one run, and which of its columns [B,S] are no padding. source: index of the call
-    whose caches it read, or NONE.
-    """
+    """Inputs of a run, its columns without padding [B,S], and the call of its caches, or NONE."""
 
     inputs: Arrays
     caches: Arrays

@@ -34,9 +34,7 @@ def model_label(manifest: Manifest) -> str:
 
 
 def parameters(manifest: Manifest) -> int:
-    """Return the number of weights that a step reads; for decoders also the rest of the token
-    table.
-    """
+    """Return the number of weights of a step; for decoders also the rest of the token table."""
     config, weights = manifest.config, manifest.step_weights
     if manifest.kind != "decoder" or not manifest.vocabulary:
         return weights
@@ -97,9 +95,7 @@ class Contestant:
 
     @property
     def perplexity(self) -> Optional[float]:
-        """Perplexity over that of the float32 module; None if it was not measured on this
-        folder.
-        """
+        """Perplexity over that of float32; None if not measured on this folder."""
         quality = None if self._built else self.manifest.quality
         return quality.ratio or None if quality else None
 

@@ -31,9 +31,7 @@ TIMES = 3  # measurements, of which the shortest time counts
 
 
 def watched(measure: Callable[[], float]) -> Dict[str, float]:
-    """Return the seconds that `measure` returns, and the cores that other processes used meanwhile,
-    below 0 by chance or without /proc/stat.
-    """
+    """Return the seconds of `measure`, and the cores that others used; by chance below 0."""
     before = np.array((_busy_seconds(), time.process_time(), time.perf_counter()))
     seconds = measure()
     busy, own, wall = np.array((_busy_seconds(), time.process_time(), time.perf_counter())) - before
@@ -69,9 +67,7 @@ def cache_bytes(manifest: Manifest, context: int) -> int:
 
 
 def step_bytes(manifest: Manifest, context: int, batch: int = 1) -> int:
-    """Return the bytes that a decode step must read: the weights once, and the valid cache of each
-    row.
-    """
+    """Return the bytes a decode step must read: weights once, the valid cache of each row."""
     of_weight: float = ITEM_BYTES[manifest.dtype]
     if manifest.weights is not None:  # each weight may have a format of its own
         names = manifest.formats.values() or (manifest.weights.format,)

@@ -43,9 +43,7 @@ class CallSession:
     length = 0  # tokens in the cache before a call
 
     def call(self, inputs: np.ndarray) -> np.ndarray:
-        """Append [B,S] int64 ids or [B,S,E] hidden states; return outputs [B,S,*], or the last
-        [B,1,*].
-        """
+        """Append [B,S] int64 or [B,S,E] float; return outputs [B,S,*], or the last [B,1,*]."""
         raise NotImplementedError
 
     def reset(self) -> None:

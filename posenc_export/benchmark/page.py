@@ -94,9 +94,7 @@ def _plots(report: Report, styles: Styles) -> str:
 
 
 def _medians(report: Report, styles: Styles) -> str:
-    """A table of median times and ratios to the fastest: a line for each contestant, the fastest
-    first.
-    """
+    """A table of median times and ratios: a line for each contestant, the fastest first."""
     columns: Dict[Tuple[str, int], Dict[str, Tuple[Row, Optional[Spread]]]] = {}
     for row, slower in zip(report.rows, ratios(report.rows), strict=True):
         columns.setdefault((row.phase, row.tokens), {})[row.contestant] = (row, slower)

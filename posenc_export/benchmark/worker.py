@@ -163,9 +163,7 @@ class Bench:
         return _timed(lambda: self.session.prefill(prompt, logits_to_keep=1))
 
     def _steps(self, count: int) -> List[float]:
-        """Time successive steps, as decode runs them, and rewind them together. The first step
-        is not counted, because a growing cache is then copied.
-        """
+        """Time successive steps, then rewind; without the first, which may copy a cache."""
         times = [_timed(lambda: self.session.step(self.token)) for _ in range(count)]
         self.session.rewind(count)
         return times[1:] or times

@@ -168,9 +168,7 @@ def refusal(error: BaseException) -> Optional[str]:
 
 
 def in_encoding(error: BaseException) -> Optional[str]:
-    """The message, with file and line, for an error in the code of an encoding from outside, or
-    None.
-    """
+    """The message, with file and line, for an error in an encoding from outside, or None."""
     plugins = sys.modules.get("posenc_export.encodings.shared.plugins")
     names = set() if plugins is None else plugins.modules()
     frames = [

@@ -161,9 +161,7 @@ class Service:
     async def _events(
         self, asked: protocol.SamplingRequest, completion: Completion, format: Format
     ) -> AsyncIterator[str]:
-        """Yield an event per piece of a choice, the token counts if requested, and [DONE]; or an
-        error.
-        """
+        """Yield an event per piece of a choice, the counts if requested, [DONE]; or an error."""
         head, options = self._head(format, format.part), asked.stream_options
         counts = options is not None and options.include_usage
         without_counts, begun = {"usage": None} if counts else {}, set()
@@ -217,9 +215,7 @@ def application(
     chat: Optional[ChatCodec] = None,
     failed: Callable[[], object] = lambda: None,
 ) -> FastAPI:
-    """Create the application, with its engine; the end of the application also ends the engine.
-    Arguments and errors as for Service.
-    """
+    """Create the application, whose end also ends its engine. Arguments, errors as for Service."""
     service = Service(name, model, codec, limits, chat, failed)
 
     @contextlib.asynccontextmanager

@@ -252,9 +252,7 @@ class Batch:
     def _read_part(
         self, index: int, row: Row, offset: int, count: int, logits: np.ndarray, since: float
     ) -> List[Token]:
-        """Count tokens that were read. Return the first generated token, from logits [1,V], after
-        the last.
-        """
+        """Count tokens that were read. Return the first generated one, from logits [1,V]."""
         self._share(index)
         self.pace.read(count, offset, self.pace.clock() - since)
         return [] if row.unread else [row.next_token(int(logits[0].argmax()), logits)]

@@ -140,9 +140,7 @@ class Completion:
 
 
 class Stops:
-    """Cuts the text of one row, given in pieces, before the first stop string, and says if it was
-    found.
-    """
+    """Cuts the text of a row, given in pieces, before the first stop string, which it looks for."""
 
     def __init__(self, strings: Sequence[str]) -> None:
         self.strings, self.found, self._held = tuple(strings), False, ""

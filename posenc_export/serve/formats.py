@@ -161,9 +161,7 @@ class ChatRequest(SamplingRequest):
 
 
 class Chat:
-    """The format of /v1/chat/completions. Without a chat template, codec is None and requests are
-    refused.
-    """
+    """The format of /v1/chat/completions. Without a template, codec is None: it refuses all."""
 
     request: Type[SamplingRequest] = ChatRequest
     prefix, whole, part = "chatcmpl", "chat.completion", "chat.completion.chunk"

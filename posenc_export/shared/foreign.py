@@ -64,9 +64,7 @@ def json_of(where: str, name: str, content: bytes, remedy: str, kind: Type[Any] 
 
 
 def typed(where: str, name: str, values: Any, kind: Any, remedy: str) -> Any:
-    """Return values of a JSON file as a msgspec.Struct or another type. Raise ValueError for
-    others.
-    """
+    """Return values as a msgspec.Struct or another type. Raise ValueError for others."""
     try:
         return msgspec.convert(values, kind)
     except msgspec.ValidationError as error:

@@ -8,9 +8,7 @@ WIDTH = 200  # characters of a nested object or list that has one line
 
 
 def write(path: Path, value: Any) -> None:
-    """Write a value as JSON, with a line for each item of a list, and for what is nested within
-    WIDTH.
-    """
+    """Write a value as JSON, with a line for each item of a list, and what fits WIDTH on one."""
     path.write_text(_text(json.loads(json.dumps(value)), "") + "\n", encoding="utf-8")
 
 

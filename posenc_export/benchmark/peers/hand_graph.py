@@ -1,6 +1,4 @@
-"""Hand-written graphs of fused operators of ONNX Runtime, in its text form, with the fewest
-nodes.
-"""
+"""Hand-written graphs of fused operators of ONNX Runtime, as text, with the fewest nodes."""
 
 from typing import Any, Dict, Sequence
 
@@ -106,9 +104,7 @@ def _model(
     nodes: str,
     arrays: Arrays,
 ) -> bytes:
-    """The model: the first of `ends`, caches [B,K,M,D], seqlens_k [B] and the total length to the
-    second.
-    """
+    """The model: the first of `ends`, caches [B,K,M,D], seqlens_k [B] and length to the second."""
     size = attention["head_size"]
     if _rotates(attention):
         angles = np.arange(slots)[:, None] * BASE ** (-np.arange(0, size, 2) / size)

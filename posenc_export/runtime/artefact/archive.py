@@ -39,9 +39,7 @@ DAMAGE = (
 
 
 def check_archive(stream: BinaryIO) -> None:
-    """Check the directory of a zip archive, not its entries. Raise ValueError if it is none,
-    compressed, encrypted, too large, or has two entries with one name.
-    """
+    """Raise ValueError unless a zip archive is stored plainly, not too large, its names unique."""
     with _opened(stream):
         pass
 
@@ -194,15 +192,12 @@ class Repacked(io.RawIOBase):
         while done < count:
             first = self._starts[bisect_right(self._starts, self._at) - 1]
             part, skipped = self._parts[first], self._at - first
-            taken = min(len(part) - skipped, count - done)
-            self._take(part, skipped, view[done : done + taken])
-            done, self._at = done + taken, self._at + taken
+            size = min(len(part) - skipped, count - done)
+            if isinstance(part, bytes):
+                view[done : done + size] = part[skipped : skipped + size]
+            else:
+                self._stream.seek(part.offset + skipped)
+                if self._stream.readinto(view[done : done + size]) != size:  # type: ignore[attr-defined]
+                    raise ValueError("expected a file that is not changed meanwhile, got less")
+            done, self._at = done + size, self._at + size
         return count
-
-    def _take(self, part: Entry, skipped: int, view: memoryview) -> None:
-        if isinstance(part, bytes):
-            view[:] = part[skipped : skipped + len(view)]
-            return
-        self._stream.seek(part.offset + skipped)
-        if self._stream.readinto(view) != len(view):  # type: ignore[attr-defined]
-            raise ValueError("expected a file that does not change while it is read, got less")

@@ -85,7 +85,11 @@ def chat_codec(folder: Path, manifest: Manifest) -> Optional[ChatCodec]:
     """Return the encoder of conversations of an artefact; None without a chat template. Raise as
     ChatCodec and `codec`, and ValueError for several templates without a default one.
     """
-    settings = _settings(folder, manifest)
+    settings: Dict[str, Any] = {}
+    for name in (OLD_SETTINGS, SETTINGS):
+        if name in manifest.files:
+            content = (files.locate(folder) / name).read_bytes()
+            settings.update(json_of("chat", name, content, "save the tokenizer again"))
     template: Optional[str]
     if TEMPLATE in manifest.files:
         with explained(f"chat: expected {TEMPLATE} in UTF-8", "save the tokenizer again"):
@@ -94,7 +98,9 @@ def chat_codec(folder: Path, manifest: Manifest) -> Optional[ChatCodec]:
         template = _template(settings.get("chat_template"))
     if template is None:
         return None
-    special = {name: text for name in SPECIAL if (text := _content(settings.get(name))) is not None}
+    stored = {name: settings.get(name) for name in SPECIAL}  # a text alone, or with its properties
+    texts = {n: t.get("content") if isinstance(t, dict) else t for n, t in stored.items()}
+    special = {name: text for name, text in texts.items() if isinstance(text, str)}
     return ChatCodec(codec(folder, manifest), template, special, manifest.stop_ids)
 
 
@@ -120,22 +126,6 @@ def needed_chat_codec(folder: Path, manifest: Manifest) -> ChatCodec:
         remedy = "export the instruct version of the model, or use posenc generate"
         raise ValueError(f"{rule}, got none; {remedy}")
     return codec_of_chat
-
-
-def _settings(folder: Path, manifest: Manifest) -> Dict[str, Any]:
-    """Keys of tokenizer_config.json, and of special_tokens_map.json in early checkpoints."""
-    settings: Dict[str, Any] = {}
-    for name in (OLD_SETTINGS, SETTINGS):
-        if name in manifest.files:
-            content = (files.locate(folder) / name).read_bytes()
-            settings.update(json_of("chat", name, content, "save the tokenizer again"))
-    return settings
-
-
-def _content(token: Any) -> Optional[str]:
-    """The text of a special token, which is stored alone or with its properties."""
-    text = token.get("content") if isinstance(token, dict) else token
-    return text if isinstance(text, str) else None
 
 
 @functools.cache

@@ -192,9 +192,8 @@ def _value(value: Any, depth: int) -> str:
 
 def _ranges(indices: Sequence[int]) -> str:
     """Name layers by index: [0, 1, 2, 5] becomes "layers 0-2, 5"."""
-    inside = set(indices)
-    firsts = [i for i in indices if i - 1 not in inside]
-    lasts = [i for i in indices if i + 1 not in inside]
+    firsts = [i for i in indices if i - 1 not in indices]
+    lasts = [i for i in indices if i + 1 not in indices]
     runs = [str(a) if a == b else f"{a}-{b}" for a, b in zip(firsts, lasts, strict=True)]
     return f"layer{'s' * (len(indices) > 1)} {', '.join(runs)}"
 

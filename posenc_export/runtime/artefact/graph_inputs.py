@@ -7,7 +7,7 @@ from typing import Callable, Dict, List, Mapping, Optional, Tuple
 import numpy as np
 
 from posenc_export.runtime.artefact.records import Axis
-from posenc_export.runtime.artefact.schema import Manifest, State, Value
+from posenc_export.runtime.artefact.schema import Manifest, Value
 
 B, S, P, M = "batch_size", "sequence_length", "past_sequence_length", "capacity"
 T, Q, R = "total_sequence_length", "encoder_sequence_length", "logits_count"
@@ -275,26 +275,18 @@ def feeds(manifest: Manifest, call: NewTokens) -> Dict[str, np.ndarray]:
     return {tokens: call.x, **filled}
 
 
-def meaning_of_state(state: State) -> str:
-    """Describe a state: its content, how it is passed from call to call, its initial value."""
-    rule, first = UPDATES[state.update]
-    content = f"{POSITIONS} " if state.holds_positions else ""
-    return f"{content}{rule.format(axis=state.axis)} First call: {first.format(fill=state.fill)}."
-
-
 def meanings_of(manifest: Manifest) -> Dict[str, str]:
     """Describe the inputs and outputs of a graph, by name, as far as the tables have them."""
-    meanings = {
-        value.name: INPUTS[value.name].says for value in manifest.inputs if value.name in INPUTS
-    }
-    meanings |= {
-        value.name: OUTPUTS[value.name] for value in manifest.outputs if value.name in OUTPUTS
-    }
+    meanings = {v.name: INPUTS[v.name].says for v in manifest.inputs if v.name in INPUTS}
+    meanings |= {v.name: OUTPUTS[v.name] for v in manifest.outputs if v.name in OUTPUTS}
     if manifest.kind == "module":
         meanings[manifest.outputs[0].name] = OF_MODULE
     for value in manifest.encoder:
         meanings[value.name] = OF_ENCODER[LAYER.sub(".N.", value.name)].says
     for state in manifest.states:
-        meanings[state.past] = meaning_of_state(state)
+        rule, first = UPDATES[state.update]
+        content = f"{POSITIONS} " if state.holds_positions else ""
+        rule, first = rule.format(axis=state.axis), first.format(fill=state.fill)
+        meanings[state.past] = f"{content}{rule} First call: {first}."
         meanings[state.present] = f"The next call's {state.past}."
     return meanings

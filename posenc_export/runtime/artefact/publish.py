@@ -35,7 +35,10 @@ class StagingFolder:
     """
 
     def __init__(self, places: Sequence[Path], kind: Kind = ARTEFACT) -> None:
-        self.places, self.kind = [_absolute(place) for place in places], kind
+        self.kind, self.places = kind, []
+        for place in places:  # a last name that is a link is not followed
+            named = place.name not in ("", "..")
+            self.places.append(place.parent.resolve() / place.name if named else place.resolve())
         self.parent = self.places[0].parent
         self._made: List[Path] = []
         self._lock: Optional[int] = None
@@ -44,7 +47,11 @@ class StagingFolder:
 
     def __enter__(self) -> Path:
         try:
-            self._make_parents()
+            above = (self.parent, *self.parent.parents)
+            for folder in reversed([folder for folder in above if not folder.exists()]):
+                folder.mkdir(exist_ok=True)
+                self._made.append(folder)
+                files.sync(folder.parent)
             with _locked(self.parent):
                 _sweep(self.parent)
                 self.path = self.parent / (files.PREFIX + secrets.token_hex(8))
@@ -81,21 +88,10 @@ class StagingFolder:
                     _put(folder, place) if replaced else os.rename(place, folder)
                 raise
 
-    def _make_parents(self) -> None:
-        missing = [folder for folder in (self.parent, *self.parent.parents) if not folder.exists()]
-        for folder in reversed(missing):
-            folder.mkdir(exist_ok=True)
-            self._made.append(folder)
-            files.sync(folder.parent)
-
     def _drop_parents(self) -> None:
         with suppress(OSError):  # not empty, or removed by another process
             for folder in reversed(self._made):
                 folder.rmdir()
-
-
-def _absolute(folder: Path) -> Path:
-    return folder.resolve() if folder.name in ("", "..") else folder.parent.resolve() / folder.name
 
 
 def _put(finished: Path, place: Path) -> bool:

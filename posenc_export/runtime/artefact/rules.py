@@ -104,7 +104,11 @@ def _reads_features(manifest: Manifest) -> bool:
 
 def check(manifest: Manifest) -> None:
     """Raise ValueError with the first rule that fields of a manifest contradict."""
-    _check_names(manifest)
+    values = (*manifest.inputs, *manifest.encoder, *manifest.outputs)
+    names = Counter(value.name for value in values)
+    names.update(name for state in manifest.states for name in (state.past, state.present))
+    twice = min((name for name, count in names.items() if count > 1), default="")
+    expect(not twice, "unique names of inputs, outputs and states", f"{twice} twice")
     check_ends(manifest)
     _check_inputs(manifest)
     _check_encoder(manifest)
@@ -118,9 +122,7 @@ def check(manifest: Manifest) -> None:
 
 
 def check_graph(manifest: Manifest, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
-    """Compare a manifest with the inputs and outputs of a graph as ONNX Runtime gives them. Raise
-    ValueError for other names, dtypes, ranks or sizes.
-    """
+    """Raise ValueError unless a graph, as ONNX Runtime declares it, is that of a manifest."""
     past = [Value(state.past, state.dtype, state.axes) for state in manifest.states]
     present = [Value(state.present, state.dtype, present_axes(state)) for state in manifest.states]
     try:
@@ -152,14 +154,6 @@ def _compare(what: str, described: Sequence[Value], declared: Sequence[Any]) -> 
 def present_axes(state: State) -> Tuple[Axis, ...]:
     """Return the axes of a state's output `present`."""
     return tuple(T if axis == P else axis for axis in state.axes)
-
-
-def _check_names(manifest: Manifest) -> None:
-    values = (*manifest.inputs, *manifest.encoder, *manifest.outputs)
-    names = Counter(value.name for value in values)
-    names.update(name for state in manifest.states for name in (state.past, state.present))
-    twice = min((name for name, count in names.items() if count > 1), default="")
-    expect(not twice, "unique names of inputs, outputs and states", f"{twice} twice")
 
 
 def _check_inputs(manifest: Manifest) -> None:

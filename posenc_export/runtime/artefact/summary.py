@@ -38,11 +38,12 @@ def _quantization(manifest: Manifest) -> Dict[str, str]:
     """Describe the formats of weights and caches, the sample, and the loss against float32."""
     lines, weights, sample = {}, manifest.weights, manifest.calibration
     if weights is not None:
-        form = _formats(manifest) or SAID.get(weights.format, weights.format)
-        lines["weights"] = (
-            f"{form} in {weights.matrices} matrices, activations of products in "
-            f"{weights.activations}{' on the CPU' if manifest.dtype == 'float32' else ''}"
-        )
+        counts = sorted(Counter(manifest.formats.values()).items())
+        mixed = f"mixed ({', '.join(f'{count} {name}' for name, count in counts)})"
+        form = mixed if counts else SAID.get(weights.format, weights.format)
+        where = " on the CPU" if manifest.dtype == "float32" else ""
+        products = f"activations of products in {weights.activations}{where}"
+        lines["weights"] = f"{form} in {weights.matrices} matrices, {products}"
     if manifest.cache:
         lines["cache"] = manifest.cache
     if sample is not None:
@@ -52,28 +53,18 @@ def _quantization(manifest: Manifest) -> Dict[str, str]:
     return lines
 
 
-def _formats(manifest: Manifest) -> str:
-    """Return the number of weights in each format; empty if all have the same."""
-    counts = sorted(Counter(manifest.formats.values()).items())
-    return f"mixed ({', '.join(f'{count} {name}' for name, count in counts)})" if counts else ""
-
-
 def _loss(quality: Quality) -> str:
     parts = [f"{quality.error:.1e} from the float32 module"]
     if quality.ratio:
-        parts = [
-            f"perplexity {quality.ratio:.3f} times that of float32, {quality.perplexity:.4g} "
-            f"instead of {quality.float32_perplexity:.4g}",
-            f"{quality.bits_per_byte:.3f} instead of {quality.float32_bits_per_byte:.3f} bits per "
-            "byte",
-        ]
+        times, lost = f"{quality.ratio:.3f} times that of float32", f"{quality.perplexity:.4g}"
+        parts = [f"perplexity {times}, {lost} instead of {quality.float32_perplexity:.4g}"]
+        bits = f"{quality.bits_per_byte:.3f} instead of {quality.float32_bits_per_byte:.3f}"
+        parts.append(f"{bits} bits per byte")
     if quality.agreement:
         parts.append(f"the same most probable token for {100 * quality.agreement:.1f} percent")
     measured = f"on {quality.tokens}{' tokens,' if quality.sha256 else ''} {quality.inputs}"
-    return (
-        f"{', '.join(parts)} {measured}; the same weights in float32 are within "
-        f"{quality.exact:.1e} of their module"
-    )
+    same = f"the same weights in float32 are within {quality.exact:.1e} of their module"
+    return f"{', '.join(parts)} {measured}; {same}"
 
 
 def _encodings(config: Dict[str, Any]) -> List[str]:
@@ -104,9 +95,7 @@ def _spec(spec: Any) -> str:
 
 
 def _sizes(manifest: Manifest) -> Dict[str, Any]:
-    """Sizes of a model by name: heads of its first layer; of an own module, those of what is in
-    it.
-    """
+    """Sizes of a model by name: heads of its first layer; of an own module, those inside it."""
     own, tokens = manifest.kind == "module", mapping(manifest.config.get("tokens"))
     config = mapping(manifest.config.get("inside")) if own else manifest.config
     layers, order = mapping(config.get("layers")), sequence(config.get("order"))

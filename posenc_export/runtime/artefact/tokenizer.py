@@ -126,9 +126,7 @@ def check_tokenizer(content: bytes) -> None:
 
 
 class TokenizerCodec:
-    """Encoder of text to token ids by tokenizer.json of an artefact folder, with a decoder for each
-    row. most: as for `codec`.
-    """
+    """Codec by tokenizer.json of an artefact, with a decoder for each row; most: as `codec`."""
 
     def __init__(self, folder: Path, most: Optional[int] = None) -> None:
         content = (files.locate(folder) / "tokenizer.json").read_bytes()
@@ -149,9 +147,16 @@ class TokenizerCodec:
         return 0 if self._bytes_of_token is None else -(-len(_bytes(text)) // self._bytes_of_token)
 
     def pieces(self, prompt: Sequence[int]) -> TokenizerPieces:
-        """Return a decoder for the tokens that follow a prompt."""
+        """Return a decoder for the tokens that follow a prompt, from its last WINDOW tokens that
+        give text, or a few more up to the beginning of a character.
+        """
+        shown = (token for token in reversed(prompt) if token not in self._silent)
+        end = list(itertools.islice(shown, WINDOW + LONGEST))[::-1]
+        first = max(len(end) - WINDOW, 0)
+        while first and CONTINUES.fullmatch(self.tokenizer.id_to_token(end[first]) or ""):
+            first -= 1
         decode = functools.partial(_decoded, self.tokenizer)
-        return TokenizerPieces(decode, self._silent, self._end(prompt))
+        return TokenizerPieces(decode, self._silent, end[first:])
 
     def spelled(self, token: int) -> str:
         """Return the text of any token alone, with U+FFFD for parts of characters."""
@@ -160,15 +165,6 @@ class TokenizerCodec:
     def is_special(self, token: int) -> bool:
         """Whether a token gives no text because it is special."""
         return token in self._silent
-
-    def _end(self, prompt: Sequence[int]) -> List[int]:
-        """Return the last WINDOW tokens of a prompt that give text, from a whole character on."""
-        shown = (token for token in reversed(prompt) if token not in self._silent)
-        end = list(itertools.islice(shown, WINDOW + LONGEST))[::-1]
-        first = max(len(end) - WINDOW, 0)
-        while first and CONTINUES.fullmatch(self.tokenizer.id_to_token(end[first]) or ""):
-            first -= 1
-        return end[first:]
 
     @functools.cached_property
     def _silent(self) -> FrozenSet[int]:

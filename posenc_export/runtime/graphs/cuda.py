@@ -50,9 +50,7 @@ class Obstacle(NamedTuple):
 
 @functools.cache
 def obstacle() -> Optional[Obstacle]:
-    """Return what keeps the provider from running on this machine, or None after a trial session.
-    It loads the installed libraries of CUDA.
-    """
+    """Return what keeps the provider from running here, or None; loads the libraries of CUDA."""
     if NAME not in onnxruntime.get_available_providers():
         return Obstacle("an ONNX Runtime without it", INSTALL)
     with contextlib.redirect_stdout(io.StringIO()):  # preload_dlls prints what it does not find
@@ -62,9 +60,7 @@ def obstacle() -> Optional[Obstacle]:
 
 
 def cudnn_obstacle(manifest: Manifest) -> Optional[Obstacle]:
-    """Return why a graph that needs cuDNN cannot run here, or None. `obstacle` loads the
-    library.
-    """
+    """Return why a graph that needs cuDNN cannot run here, or None; call `obstacle` first."""
     needing = sorted(CUDNN_OPERATORS.intersection(manifest.operators))
     if not needing or sys.platform not in CUDNN:
         return None

@@ -78,15 +78,11 @@ class Placement:
 
     @property
     def captured(self) -> bool:
-        """Whether a run can be captured as a CUDA graph, if its shapes and buffers stay the
-        same.
-        """
+        """Whether a run of unchanged shapes and buffers can be captured as a CUDA graph."""
         return self.runs and not self.copied and not self.control_flow and not self.addressed
 
     def said(self, grows: bool = False) -> str:
-        """Describe the placement in one line. grows: whether shapes of caches change in each
-        step.
-        """
+        """Describe the placement in one line. grows: whether a step changes shapes of caches."""
         if not self.runs:
             nodes = Counter(self.without_kernel).items()
             lacking = [
@@ -153,9 +149,7 @@ class _Planner:
             self._add_node(node)
 
     def finish(self) -> Placement:
-        """Count the copies of values that are read on the other side, or, of graph inputs, on
-        both.
-        """
+        """Count copies of values read on the other side, or, of graph inputs, on both."""
         for name, sides in self.readers.items():
             where = self.at[name]
             if where == DEVICE and HOST in sides:
@@ -237,9 +231,7 @@ class _Planner:
         return versions.get(max((version for version in versions if version <= opset), default=-1))
 
     def _matched(self, node: Node, kernels: Kernels) -> Optional[List[str]]:
-        """Return the element types of the outputs by the first kernel that takes the inputs, or
-        None.
-        """
+        """Return the output types of the first kernel that takes the inputs, or None."""
         if node.bodies:
             return [""] * len(node.outputs)
         takes = _repeated(kernels.takes, len(node.inputs))

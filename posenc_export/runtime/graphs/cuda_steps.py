@@ -33,9 +33,7 @@ class GraphIds:
         self._ids: Dict[Hashable, int] = {}
 
     def of(self, bound: Hashable) -> int:
-        """Return the id of a step with these addresses and shapes, or UNCAPTURED if none is
-        left.
-        """
+        """Return the id of a step with these addresses and shapes; UNCAPTURED if none is left."""
         if bound not in self._ids and len(self._ids) < self.most:
             self._ids[bound] = len(self._ids) + 1
         return self._ids.get(bound, UNCAPTURED)
@@ -169,9 +167,7 @@ class DeviceSteps:
         return self._launch(bind(addresses, pointer), number, inputs, fetch)
 
     def _launch(self, binding: Any, number: int, inputs: StepInputs, fetch: Launch) -> Launch:
-        """Return a function that copies the inputs, runs or replays the graph, and copies the
-        output.
-        """
+        """Return a function that copies inputs, runs or replays a graph, and copies its output."""
         run, update, turn, uncaptured = (
             self.session.run_with_iobinding,
             inputs.update,

@@ -22,9 +22,7 @@ def missing() -> ModuleNotFoundError:
 
 
 def path() -> Optional[Path]:
-    """Return the library of POSENC_KERNELS, of `make kernels` in a source tree, or installed; or
-    None.
-    """
+    """Return the library of POSENC_KERNELS, of `make kernels` in a source tree, or installed."""
     if VARIABLE in os.environ:
         return Path(os.environ[VARIABLE])
     built = SOURCE_TREE / "build" / "kernels" / FILE
@@ -36,9 +34,7 @@ def path() -> Optional[Path]:
 
 
 def register(options: Any) -> None:
-    """Make the operators known to a session of ONNX Runtime. Raise ModuleNotFoundError without
-    them.
-    """
+    """Make the operators known to a session; raise ModuleNotFoundError without them."""
     library = path()
     if library is None:
         raise missing()

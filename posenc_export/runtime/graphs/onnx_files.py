@@ -29,9 +29,7 @@ LENGTHS = {1: 8, 5: 4}  # bytes of the fixed-length wire types
 
 
 def check_external(path: Path, manifest: Manifest) -> None:
-    """Raise ValueError unless a file is an ONNX model that reads only files with compared
-    digests.
-    """
+    """Raise ValueError unless a file is an ONNX model that reads only files of the manifest."""
     rule = f"runtime: expected {path.name} to"
     if not path.stat().st_size:
         raise ValueError(f"{rule} be an ONNX model, got an empty file; export again")

@@ -34,9 +34,7 @@ class Constant:
     serialised: bytes = b""  # the TensorProto
 
     def array(self, folder: Path) -> np.ndarray:
-        """Return the numbers, bfloat16 as float32, 4 bits as int8 or uint8. Raise ValueError or
-        OSError.
-        """
+        """Return the numbers, bfloat16 as float32, 4 bits in bytes. Raise ValueError or OSError."""
         dtype, count = np.dtype(NUMPY.get(self.element, self.element)), int(np.prod(self.shape))
         packed = self.element in ("uint4", "int4")
         stored = (count + 1) // 2 if packed else count

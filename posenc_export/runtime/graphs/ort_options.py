@@ -81,9 +81,7 @@ def _warn_once(message: str) -> None:
 
 
 def _saturates() -> bool:
-    """Whether products of unsigned and signed bytes may saturate: on x86 CPUs not known to have
-    VNNI.
-    """
+    """Whether products of unsigned and signed bytes may saturate: x86 without known VNNI."""
     return platform.machine().lower() in ("x86_64", "amd64") and "vnni" not in cpu_info()
 
 

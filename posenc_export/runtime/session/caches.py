@@ -97,9 +97,7 @@ class Caches:
         return self if capacity == self.capacity else dataclasses.replace(self, capacity=capacity)
 
     def peak(self, rows: int, slots: int) -> int:
-        """Return the most bytes that these caches take while they grow to `rows` rows of `slots`
-        slots.
-        """
+        """Return the most bytes while these caches grow to `rows` rows of `slots` slots."""
         count, extent = 1 << (rows - 1).bit_length(), self._extent(slots)
         allocated = self.allocated
         if rows <= self.rows and extent <= self.extent:
@@ -231,9 +229,7 @@ class Caches:
         return [(self.states[index], self.past[index], self.present[index]) for index in states]
 
     def _extent(self, slots: int) -> int:
-        """Slots to allocate: doubled, so that a token is moved about once, unless the graph costs
-        more then.
-        """
+        """Slots to allocate: doubled, to move tokens rarely, unless the graph then costs more."""
         bucket = self.graph.manifest.capacity_bucket
         count = -(-slots // (bucket or FIRST))
         if self.graph.strided or not bucket:

@@ -173,9 +173,7 @@ class Acceptance:
             self._skipped = 0
 
     def tokens(self, source: Optional[int], count: int) -> float:
-        """Return the expected number of tokens of a pass with `count` drafted ones (Leviathan et
-        al. 2023, equation 1); 1 without a source.
-        """
+        """Return the expected tokens of a pass with `count` drafts (Leviathan 2023, eq. 1)."""
         if source is None:
             return 1.0
         probability = min(self._right[source] / self._tried[source], 0.99)

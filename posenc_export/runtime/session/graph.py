@@ -117,9 +117,7 @@ class Buffer:
     def _pieces(
         self, row: int, rows: int, axis: int, slots: int, begin: int
     ) -> Tuple[int, int, int, int]:
-        """Return address of the first piece of these slots, bytes between pieces, bytes and number
-        of pieces.
-        """
+        """Return address of the first piece of slots, bytes between them, their size and number."""
         slot = math.prod(self.shape[axis + 1 :]) * self.dtype.itemsize
         return (
             self.address + row * self.row_bytes + begin * slot,

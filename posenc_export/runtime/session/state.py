@@ -17,9 +17,7 @@ from posenc_export.runtime.session.stepper import Stepper
 
 @dataclass(frozen=True)
 class SessionState:
-    """The rows of a session and their content. Methods return the next state; none runs the
-    graph.
-    """
+    """The rows of a session and their content. Methods return the next state; none runs a graph."""
 
     caches: Caches  # their memory
     rewind: int  # number of tokens of a row that can be taken back if calls replace a state

@@ -82,9 +82,7 @@ class Stepper:
         return binding.result
 
     def checked(self, inputs: Any) -> np.ndarray:
-        """Return inputs as [B] int64 or [B,E]. Raise ValueError for another shape or dtype, or a
-        wrong id.
-        """
+        """Return inputs as [B] int64 or [B,E]. Raise ValueError for another form or a wrong id."""
         x, token, vocabulary = array_of("a step", inputs), self._token, self._manifest.vocabulary
         if x.shape != token.shape or x.dtype.kind not in ("iu" if vocabulary else "f"):
             form = f"{list(token.shape)} {self._manifest.inputs[0].dtype}"

@@ -104,9 +104,7 @@ def _beside_each_other(cases: Sequence[Case]) -> Case:
 def _case_cells(
     manifest: Manifest, name: str, case: Case, rounds: bool, level: Level
 ) -> List[Cell]:
-    """Return the cells of a case, compared with the reference, or with the full pass if it
-    rounds.
-    """
+    """Return the cells of a case, compared with the reference, or the full pass if it rounds."""
     cells, against, outputs = [], "", [case.full, case.other_full]
     if rounds:
         # A reference holds the outputs of the second ending only; before it they differ where

@@ -1,6 +1,4 @@
-"""The checks of a proof that need the artefact alone, no module and no torch
-(docs/reliability.md).
-"""
+"""The checks of a proof that need the artefact alone (docs/reliability.md)."""
 
 from pathlib import Path
 from types import MappingProxyType

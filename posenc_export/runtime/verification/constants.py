@@ -97,9 +97,7 @@ class Constants:
         return numbers, tuple(dict.fromkeys(name for _, names in known for name in names))
 
     def _gathered_rows(self) -> Dict[str, List[str]]:
-        """Return the tables of codes, scales and zero points whose rows, gathered by one index, a
-        DequantizeLinear decodes, by name of its output.
-        """
+        """Return tables whose gathered rows a DequantizeLinear decodes, by its output."""
         rows: Dict[str, List[str]] = {}
         for node in self.nodes:
             makers = [self._makers.get(name) for name in node.inputs]
@@ -116,9 +114,7 @@ class Constants:
         return rows and node.inputs[0] in self.stored
 
     def decoded(self) -> Iterator[Place]:
-        """Yield the weights that are decoded from codes, in the order of nodes. Raise ValueError
-        for codes of an operator whose inputs are not as documented.
-        """
+        """Yield weights decoded from codes, in the order of nodes. ValueError for odd inputs."""
         for node in self.nodes:
             if node.outputs[0] in self._rows:
                 yield self._decoded_rows(node)
@@ -156,9 +152,7 @@ class Constants:
     def read(
         self, node: Node, indices: Sequence[int]
     ) -> Tuple[List[Optional[np.ndarray]], Tuple[str, ...]]:
-        """Return inputs of a node, None for those left out, and the names of their constants. Raise
-        ValueError for a computed input.
-        """
+        """Return inputs of a node, None if left out, and their names. ValueError if computed."""
         parts: List[Optional[np.ndarray]] = []
         names: List[str] = []
         for index in indices:

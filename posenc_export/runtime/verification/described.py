@@ -92,9 +92,7 @@ INDICES: Mapping[str, Index] = {"t5": _t5, "shaw": _shaw, "inkling": _inkling}
 
 
 def attentions(manifest: Manifest) -> List[Described]:
-    """Return the description of the attention of each layer. Raise ValueError for another
-    config.
-    """
+    """Return the description of each layer's attention. Raise ValueError for another config."""
     config = _mapping(manifest.config)
     config = _mapping(config.get("inside", config))
     if "attention" in config:
@@ -107,9 +105,7 @@ def attentions(manifest: Manifest) -> List[Described]:
 
 
 def encodings(manifest: Manifest) -> List[Described]:
-    """Return all encodings of a model, those of tokens first. Raise ValueError for another
-    config.
-    """
+    """Return all encodings, those of tokens first. Raise ValueError for another config."""
     config = _mapping(manifest.config)
     config = _mapping(config.get("inside", config))
     tokens = _mapping(config.get("tokens", {})).get("encodings", []) or config.get("encodings", [])

@@ -48,9 +48,7 @@ def load_form(folder: Path, manifest: Manifest, threads: Optional[int]) -> Model
 
 
 def float32_form(path: Path, manifest: Manifest) -> bytes:
-    """Return the float32 form of model.onnx, serialised. Raise ValueError for no model, or
-    OSError.
-    """
+    """Return the float32 form of model.onnx, serialised. ValueError or OSError for no model."""
     graph = read(path)
     ends = {name for state in manifest.states for name in (state.past, state.present)}
     if manifest.dtype in HALF:

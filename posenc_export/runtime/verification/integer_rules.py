@@ -29,9 +29,7 @@ class Rule:
 
 
 def layout(first: np.ndarray, second: np.ndarray, sizes: Sequence[Tuple[int, int]]) -> Layout:
-    """Return the meaning of each axis of a value by its shapes in two calls, whose numbers of rows,
-    new tokens and keys are `sizes`.
-    """
+    """Return the meaning of the axes of a value in two calls of rows, new tokens, keys `sizes`."""
     known = dict(zip(reversed(sizes), "tsb", strict=True))
     axes = [known.get(pair, str(pair[0])) for pair in zip(first.shape, second.shape, strict=True)]
     if sizes[1] == sizes[2] and axes.count("s") == 2:  # without a cache, S is T
@@ -55,9 +53,7 @@ def arranged(numbers: np.ndarray, axes: str, target: Layout) -> Optional[np.ndar
 
 
 def integers(manifest: Manifest, places: Places, rows: Optional[int]) -> Iterator[Rule]:
-    """Yield the functions of a call that a graph may compute. rows: of the table that the value
-    indexes.
-    """
+    """Yield the functions of a call that a graph may compute; rows: of the table it indexes."""
     q, k, call = places.queries, places.keys, places.call
     most = np.iinfo(np.int64).max if rows is None else rows - 1
     for name, axes, positions in (("tokens", "bs", q), ("keys", "bt", k)):
@@ -132,9 +128,7 @@ def _distances(
 
 
 def allowed(manifest: Manifest, axes: Layout, layers: Sequence[int] = ()) -> Tuple[str, ...]:
-    """Return the rules of which an index with these axes, read by these layers, follows one; empty
-    if others may hold.
-    """
+    """Return rules of which an index with these axes, read by these layers, follows one, if any."""
     if "s" in axes and "t" in axes:
         attentions = described.attentions(manifest)
         readers = [attentions[layer] for layer in layers if layer < len(attentions)]

@@ -163,9 +163,7 @@ def rounded_up(error: float) -> float:
 def certificate(
     ran: Union[Session, Model], accuracy: Accuracy, measured: Measured, quick: bool = False
 ) -> Proof:
-    """Return a certificate in the form of the manifest (artefact.certificate) of what was
-    measured.
-    """
+    """Return what was measured as a certificate of the manifest (artefact.certificate)."""
     content: Dict[str, Any] = {
         "tolerance": accuracy.stated,
         "provider": ran.provider,
