@@ -27,9 +27,7 @@ Change = Callable[[AttentionConfig], AttentionConfig]
 
 
 class Hypothesis(NamedTuple):
-    """A fault: its short name, what the graph does, and the attention with the fault, which is an
-    equal one if it cannot have it.
-    """
+    """A fault: short name, what the graph does, and attention with it, equal if it has none."""
 
     cause: str
     words: str

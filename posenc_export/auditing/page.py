@@ -1,6 +1,4 @@
-"""The result of an audit as one HTML page: errors over positions, cells, and the program that
-repeats the first wrong token.
-"""
+"""The result of an audit as one HTML page: errors over positions, cells, the repeating program."""
 
 import base64
 import html

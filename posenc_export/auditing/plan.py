@@ -124,9 +124,7 @@ def _run(run: Run, case: Case, session: Calls) -> Pairs:
 
 
 def padded_behind(session: Calls, case: Case, reference: Optional[Reference] = None) -> Pairs:
-    """Prefill rows of different lengths with padding behind them; with a reference, compare with
-    its outputs for each row alone.
-    """
+    """Prefill rows with padding behind them; compare with a reference for each row alone."""
     rows, total = case.tokens.shape[:2]
     lengths = [max(1, total // 2 - 3 * row) for row in range(rows)]
     size = lengths[0] + 2

@@ -120,9 +120,7 @@ class LogProbabilities:
 
 
 class ServerSession:
-    """The calls of a session. What the server does not list is as the reference has it; tokens that
-    no prompt asked for have the tag -1, so that they are not compared.
-    """
+    """The calls of a session. Tokens that no prompt asked for have the tag -1: not compared."""
 
     def __init__(self, server: Server, reference: Reference) -> None:
         self.server, self.reference = server, reference

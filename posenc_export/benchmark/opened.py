@@ -35,9 +35,7 @@ class Opened(NamedTuple):
 
 
 class CallSession:
-    """A session whose prompts and steps are the same call, which peers define. Those with caches
-    that do not follow from `length` extend reset and rewind.
-    """
+    """A session whose prompts and steps are one call. Peers define it, and reset their caches."""
 
     chunk: Optional[int] = CHUNK  # most tokens of a call; None for a prompt in one call
     length = 0  # tokens in the cache before a call

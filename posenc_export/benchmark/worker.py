@@ -100,9 +100,7 @@ class Bench:
         return watched(lambda: self._prefill(request["context"]))
 
     def decode(self, request: Request) -> Dict[str, Any]:
-        """Time steps around `context` cached tokens for about `duration` seconds. With `fresh`
-        the cache is filled first, otherwise kept from the last request.
-        """
+        """Time steps around `context` tokens for `duration` seconds; `fresh`: after a prefill."""
         context = request["context"]
         start = min(context - self.burst // 2, self.manifest.max_positions - self.burst)
         if request["fresh"]:
@@ -114,9 +112,7 @@ class Bench:
         return {"peak": peak_bytes()}
 
     def bandwidth(self, request: Request) -> Dict[str, Any]:
-        """Time reading `bytes` bytes once: the fastest of three numpy operations, a sum, a dot
-        product, and a matrix-vector product on all threads.
-        """
+        """Time reading `bytes` bytes: the fastest of a sum, a dot and a matrix-vector product."""
         rows = max(1, -(-request["bytes"] // (4 * READ_WIDTH)))
         if self.buffer.shape[0] != rows:
             self.buffer = np.ones((rows, READ_WIDTH), np.float32)
@@ -131,9 +127,7 @@ class Bench:
         return {"seconds": _median_of(lambda: matrix @ matrix, request["duration"])}
 
     def empty_run(self, request: Request) -> Dict[str, Any]:
-        """Time a run of one Identity node, the fixed cost of ONNX Runtime, with bound input and
-        output; None without onnx and onnxruntime.
-        """
+        """Time a bound run of one Identity node; None without onnx and onnxruntime."""
         try:
             import onnxruntime
             from onnx import parser
@@ -170,9 +164,7 @@ class Bench:
 
 
 def peak_bytes() -> int:
-    """Return the largest resident memory so far, in bytes; 0 on systems without /proc. ru_maxrss
-    includes the parent's memory at the time of exec.
-    """
+    """Return the largest resident memory in bytes, without the parent's; 0 without /proc."""
     try:
         lines = Path("/proc/self/status").read_text(encoding="ascii").splitlines()
     except FileNotFoundError:

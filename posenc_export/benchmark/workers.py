@@ -91,9 +91,7 @@ class Worker:
             self._replies.put(line)
 
     def _signal(self, name: str) -> None:
-        """Send a signal to the process and its children. Without process groups (Windows), the
-        process is killed alone, and nothing is stopped.
-        """
+        """Signal the process and its children; without process groups (Windows), kill it only."""
         if hasattr(os, "killpg"):
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self.child.pid, signal.Signals[name])

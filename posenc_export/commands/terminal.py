@@ -109,9 +109,7 @@ class OneLineParser(argparse.ArgumentParser):
 
 
 class Progress:
-    """Prints stages to stderr with the seconds since the start: one line each, or one line that
-    is overwritten on a terminal, which also shows steps within a stage.
-    """
+    """Prints stages with seconds to stderr, one line each; a terminal overwrites it, with steps."""
 
     def __init__(self) -> None:
         self.start, self.printed = time.monotonic(), 0

@@ -70,9 +70,7 @@ class Row:
 
 
 def log_probabilities(logits: np.ndarray, token: int, count: int) -> Tuple[Tuple[int, float], ...]:
-    """Return id and logarithm of the probability (softmax of logits [V], before temperature and
-    sampling) of a token, then of the `count` most probable ones.
-    """
+    """Return ids and log probabilities of a token and the `count` likeliest, from logits [V]."""
     shifted = logits.astype(np.float64) - logits.max()
     logarithms = shifted - np.log(np.exp(shifted).sum())
     ids = (token, *np.argsort(-logarithms, kind="stable")[:count].tolist())
@@ -146,9 +144,7 @@ class Batch:
         return rows <= self.limits.rows and needed <= self.limits.memory
 
     def step(self) -> List[Token]:
-        """Feed one token of every row whose prompt was read, or drafted ones too. Return the
-        generated tokens. After a GraphError, call `fail`.
-        """
+        """Feed each row whose prompt was read. Return tokens. After a GraphError, call `fail`."""
         running = [index for index, row in enumerate(self.rows) if row.generated]
         since = self.pace.clock()
         if not running:

@@ -43,9 +43,7 @@ class Choice:
         self.tokens, self.characters, self.ended, self.last = 0, 0, "", 0.0
 
     def take(self, token: Token) -> Part:
-        """Return the piece that a token adds. A stop string, or a token that cannot be decoded,
-        ends the choice, even if the row continues.
-        """
+        """Return the piece that a token adds. A stop string or an invalid token ends the choice."""
         try:
             return self._taken(token)
         except ValueError as error:
@@ -101,9 +99,7 @@ class Completion:
         return sum(choice.tokens for choice in self.choices.values())
 
     async def parts(self) -> AsyncIterator[Part]:
-        """Yield pieces of the choices until all have ended. Tokens that arrive while a piece is
-        being sent are joined to one piece per choice.
-        """
+        """Yield pieces of the choices until all end; those that wait are joined."""
         while not all(choice.ended for choice in self.choices.values()):
             arrived = [await self.tokens.get()]
             while not self.tokens.empty():

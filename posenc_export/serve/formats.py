@@ -221,9 +221,7 @@ Format = Union[Completions, Chat]
 
 
 def rows(asked: SamplingRequest, format: Format, codec: Codec, limits: Limits) -> List[Request]:
-    """Create an engine request for each choice, all of a prompt before those of the next. Raise
-    Refused for more choices than the queue holds, and a prompt that cannot be encoded.
-    """
+    """Create an engine request for each choice, prompt by prompt. Raise Refused beyond limits."""
     count = len(prompts_of(asked)) * asked.n
     if count > limits.queue:
         rule = f"at most {limits.queue} choices of all prompts together"

@@ -137,9 +137,7 @@ def packed(entries: Mapping[str, bytes]) -> bytes:
 
 
 class Repacked(io.RawIOBase):
-    """A zip archive of entries, for reading. What stays in `stream` is read from there each time.
-    Raises ValueError if that file becomes shorter.
-    """
+    """A zip archive of entries, of which those that stay in `stream` are read from there."""
 
     def __init__(self, entries: Mapping[str, Entry], stream: BinaryIO) -> None:
         self._stream, self._at, self._size = stream, 0, 0

@@ -70,9 +70,7 @@ class StagingFolder:
         self._drop_parents()
 
     def publish(self, finished: Sequence[Path]) -> None:
-        """Move one finished folder to each destination, or none: raise ValueError if check_folder
-        refuses one now, OSError if the system does. Every destination is then unchanged.
-        """
+        """Move a folder to each destination, or to none: raise ValueError or OSError."""
         for folder in finished:
             _sync_tree(folder)
         files.sync(self.path)

@@ -19,7 +19,6 @@ from posenc_export.runtime.graphs.onnx_nodes import TYPES, Node, Nodes, read
 TABLE = Path(__file__).with_name("cuda_kernels.json")
 SMALL = 100  # most elements of a constant that a shape computation reads on the CPU
 NOT_FOR_CPU = ("float16", "bfloat16")  # element types that shape computations do not have
-CONTROL_FLOW = ("If", "Loop", "Scan")
 # Products of several matrices on both sides. If the numbers of matrices differ, the provider copies
 # the addresses of all pairs from memory of the host, which it reuses after the run: a captured step
 # would repeat the copy, and multiply other matrices.
@@ -85,19 +84,14 @@ class Placement:
         """Describe the placement in one line. grows: whether a step changes shapes of caches."""
         if not self.runs:
             nodes = Counter(self.without_kernel).items()
-            lacking = [
-                f"no kernel for {node}" + (f" ({count} nodes)" if count > 1 else "")
-                for node, count in nodes
-            ]
+            numbers = [f" ({count} nodes)" if count > 1 else "" for _, count in nodes]
+            lacking = [f"no kernel for {n}{k}" for (n, _), k in zip(nodes, numbers, strict=True)]
             return "cannot run: " + "; ".join([*lacking, *dict.fromkeys(self.refused)])
-        cpu = (
-            f"{len(self.on_cpu)} of {self.nodes} nodes "
-            f"{'runs' if len(self.on_cpu) == 1 else 'run'} on the CPU"
-        )
-        return (
-            f"{cpu}, {self.copied} {'copy' if self.copied == 1 else 'copies'} a step, "
-            f"{'can' if self.captured and not grows else 'cannot'} be captured"
-        )
+        run = "runs" if len(self.on_cpu) == 1 else "run"
+        copies = f"{self.copied} {'copy' if self.copied == 1 else 'copies'} a step"
+        can = "can" if self.captured and not grows else "cannot"
+        on_cpu = f"{len(self.on_cpu)} of {self.nodes} nodes {run} on the CPU"
+        return f"{on_cpu}, {copies}, {can} be captured"
 
 
 @functools.cache
@@ -160,19 +154,19 @@ class _Planner:
 
     def _add_node(self, node: Node) -> None:
         names = [name for name in node.inputs if name]
-        kernels = self._kernels(node)
+        versions = table()[1].get((node.domain, node.operator), {})
+        opset = self.opsets.get(node.domain, 1)
+        kernels = versions.get(max((v for v in versions if v <= opset), default=-1))
         types = None if kernels is None else self._matched(node, kernels)
-        if not node.bodies and all(
-            self.at.get(name) == CONSTANT for name in names
-        ):  # computed when the graph is loaded
+        constant = all(self.at.get(name) == CONSTANT for name in names)
+        if constant and not node.bodies:  # computed when the graph is loaded
             self._give(node, CONSTANT, types or [node.element])
             self.small |= set(node.outputs)
             return
         self.placement.nodes += 1
         if kernels is None or types is None:
-            self.placement.without_kernel.append(
-                f"{node.operator} of {' '.join(self.types.get(name, '') or '?' for name in names)}"
-            )
+            elements = " ".join(self.types.get(name, "") or "?" for name in names)
+            self.placement.without_kernel.append(f"{node.operator} of {elements}")
             self._read(names, HOST)
             self._give(node, HOST, [])
         elif self._computes_shape(node, kernels):
@@ -212,23 +206,16 @@ class _Planner:
 
     def _computes_shape(self, node: Node, kernels: Kernels) -> bool:
         """Whether a node reads nothing but small constants, graph inputs and values from shapes."""
+
+        def readable(index: int, name: str) -> bool:
+            of_shape = name in self.shapes and index not in kernels.host_inputs
+            known = name in self.small or self.at[name] == CALLER or of_shape
+            return known and self.types.get(name, "") not in NOT_FOR_CPU
+
         names = [(index, name) for index, name in enumerate(node.inputs) if name]
         if node.bodies or not any(name in self.shapes for _, name in names):
             return False
-        return all(
-            self.types.get(name, "") not in NOT_FOR_CPU
-            and (
-                name in self.small
-                or self.at[name] == CALLER
-                or (name in self.shapes and index not in kernels.host_inputs)
-            )
-            for index, name in names
-        )
-
-    def _kernels(self, node: Node) -> Optional[Kernels]:
-        versions = table()[1].get((node.domain, node.operator), {})
-        opset = self.opsets.get(node.domain, 1)
-        return versions.get(max((version for version in versions if version <= opset), default=-1))
+        return all(readable(*place) for place in names)
 
     def _matched(self, node: Node, kernels: Kernels) -> Optional[List[str]]:
         """Return the output types of the first kernel that takes the inputs, or None."""
@@ -245,18 +232,10 @@ class _Planner:
         elif node.element:  # of ConstantOfShape
             bound[kernels.gives[0]] = node.element
         for types in kernels.types:
-            if all(
-                bound.get(parameter, "") in ("", *kinds.split())
-                for parameter, kinds in types.items()
-            ):
+            if all(bound.get(name, "") in ("", *kinds.split()) for name, kinds in types.items()):
+                only = {name: "" if " " in kinds else kinds for name, kinds in types.items()}
                 outputs = _repeated(kernels.gives, len(node.outputs))
-                return [
-                    bound.get(name)
-                    or (
-                        name if name not in types else types[name] if " " not in types[name] else ""
-                    )
-                    for name in outputs
-                ]
+                return [bound.get(name) or only.get(name, name) for name in outputs]
         return None
 
 

@@ -4,7 +4,7 @@ import struct
 from collections import defaultdict
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, DefaultDict, Dict, List, Tuple
+from typing import Any, Callable, DefaultDict, Dict, List, Tuple
 
 import numpy as np
 
@@ -116,10 +116,6 @@ def _number(content: bytes) -> int:
     return int.from_bytes(content, "little", signed=True)
 
 
-def _float(content: bytes) -> float:
-    return float(struct.unpack("<f", content)[0])
-
-
 def _text(content: bytes) -> str:
     return content.decode("utf-8", "replace")
 
@@ -149,7 +145,8 @@ def _node(content: bytes) -> Node:
 def _attribute(content: bytes) -> Tuple[str, Any]:
     """Return name and value of an attribute; None for a type that no graph of this package has."""
     parts = _parts(content)
-    readers = {2: _float, 3: _number, 4: _text, 5: _tensor, 6: _graph}
+    readers: Dict[int, Callable[[bytes], Any]] = {3: _number, 4: _text, 5: _tensor, 6: _graph}
+    readers[2] = lambda content: struct.unpack("<f", content)[0]
     value: Any = next((read(parts[at][0]) for at, read in readers.items() if at in parts), None)
     if 7 in parts:
         value = [item for part in parts[7] for item in np.frombuffer(part, "<f4").tolist()]

@@ -117,7 +117,9 @@ def serialised(
     ]
     kept = {*inputs, *read} - free.keys()
     content += [_bytes(11, graph.serialised[name]) for name in graph.inputs if name in kept]
-    content += [_bytes(11, _typed(name, element)) for name, element in free.items()]
+    for name, element in free.items():
+        kind = _bytes(2, _bytes(1, _integer(1, _code(element))))
+        content.append(_bytes(11, _bytes(1, name.encode()) + kind))
     for name in outputs:
         described = graph.serialised.get(name, b"") if name in graph.outputs else b""
         content.append(_bytes(12, described or _bytes(1, name.encode())))
@@ -129,9 +131,7 @@ def serialised(
 
 
 def opened(model: bytes, folder: Path, entries: Mapping[str, str] = NONE) -> Any:
-    """Open a model on the CPU with one thread, so that sums always have the same order. folder: of
-    the external data. entries: configuration of the session.
-    """
+    """Open a model with one thread, for sums in one order. entries: configuration of a session."""
     options = onnxruntime.SessionOptions()
     options.log_severity_level, options.intra_op_num_threads = 3, 1
     options.enable_cpu_mem_arena = False  # an arena keeps the memory of the largest call
@@ -156,10 +156,6 @@ def _node(node: Node) -> bytes:
     parts += [_bytes(5, attribute) for attribute in node.serialised.values()]
     parts += [_bytes(7, node.domain.encode())] if node.domain else []
     return b"".join(parts)
-
-
-def _typed(name: str, element: str) -> bytes:
-    return _bytes(1, name.encode()) + _bytes(2, _bytes(1, _integer(1, _code(element))))
 
 
 def _body(graph: Nodes) -> bytes:

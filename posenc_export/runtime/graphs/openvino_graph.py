@@ -54,7 +54,10 @@ class OpenVinoGraph:
         self, path: Path, manifest: Manifest, provider: str, threads: Optional[int]
     ) -> None:
         self.manifest, self.provider = manifest, provider
-        _check_version()
+        version = openvino.__version__.partition("-")[0]
+        if tuple(int(part) for part in version.split(".")[:2]) < OLDEST:
+            rule = f"openvino {OLDEST[0]}.{OLDEST[1]} or later"
+            raise refusal("runtime", rule, version, "pip install 'posenc-export[openvino]'")
         check_external(path, manifest)
         compiled = _compiled(path, provider, threads)
         check_graph(manifest, _ports(compiled.inputs, manifest), _ports(compiled.outputs, manifest))
@@ -107,10 +110,7 @@ class OpenVinoGraph:
             total = inputs["attention_mask"].shape[1] if lengths is None else int(lengths[row]) + 1
             # Less than `new` for a row with padding, which has no earlier tokens (Feeder).
             count = min(new, total)
-            read, results = (
-                {name: self._part(name, array, row, count) for name, array in arrays.items()}
-                for arrays in (inputs, written)
-            )
+            read, results = (self._parts(arrays, row, count) for arrays in (inputs, written))
             if "total_sequence_length" in read:
                 read["total_sequence_length"] = np.array(total, np.int32)
             _infer(request, read, results)
@@ -119,11 +119,11 @@ class OpenVinoGraph:
                 present = request.get_tensor(state.present).data
                 outputs[state.present][(row, *fresh)] = present[(0, *fresh)]
 
-    def _part(self, name: str, array: np.ndarray, row: int, count: int) -> np.ndarray:
-        """Return the part for a row and its first `count` new tokens, a view if rows are first."""
+    def _parts(self, arrays: Arrays, row: int, count: int) -> Arrays:
+        """Return the parts for a row and its first `count` new tokens, views if rows are first."""
         chosen = {B: slice(row, row + 1), S: slice(count)}
-        part = tuple(chosen.get(axis, slice(None)) for axis in self._axes[name])
-        return np.ascontiguousarray(array[part])
+        at = {name: tuple(chosen.get(a, slice(None)) for a in self._axes[name]) for name in arrays}
+        return {name: np.ascontiguousarray(array[at[name]]) for name, array in arrays.items()}
 
 
 def _infer(request: Any, inputs: Arrays, outputs: Arrays) -> None:
@@ -155,13 +155,6 @@ def _compiled(path: Path, provider: str, threads: Optional[int]) -> Any:
         rule = f"runtime: expected a processor with bfloat16 for provider {provider}"
         raise ValueError(f"{rule}, got one without; give provider openvino")
     return compiled
-
-
-def _check_version() -> None:
-    version = openvino.__version__.partition("-")[0]
-    if tuple(int(part) for part in version.split(".")[:2]) < OLDEST:
-        rule = f"openvino {OLDEST[0]}.{OLDEST[1]} or later"
-        raise refusal("runtime", rule, version, "pip install 'posenc-export[openvino]'")
 
 
 def _check_float64(graph: Any) -> None:

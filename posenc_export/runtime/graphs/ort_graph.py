@@ -62,7 +62,10 @@ class OrtGraph:
         # Whether steps may bind inputs on the device. Not if an input is also read on the host: it
         # would be copied to the device when it is bound, and not again in later steps.
         self.reads_device = placement is not None and not placement.to_device
-        captures = capture and placement is not None and placement.captured and _repeats(manifest)
+        # Steps repeat if their shapes stay the same, with all states in device memory.
+        fixed = all(not state.grows and not state.holds_positions for state in manifest.states)
+        repeats = bool(manifest.states) and fixed and manifest.signature != "mask"
+        captures = capture and repeats and placement is not None and placement.captured
         self._turn: ContextManager[Any] = (
             device_memory.TURN if self.device == "cuda" else contextlib.nullcontext()
         )
@@ -176,9 +179,3 @@ def _opened(
         cuda_steps.warn_uncaptured(error)
         return _opened(model, options, provider, captures=False)
     return session, captures
-
-
-def _repeats(manifest: Manifest) -> bool:
-    """Whether the steps of a session have the same shapes, with all states in device memory."""
-    fixed = all(not state.grows and not state.holds_positions for state in manifest.states)
-    return bool(manifest.states) and fixed and manifest.signature != "mask"

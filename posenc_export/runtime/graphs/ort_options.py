@@ -80,11 +80,6 @@ def _warn_once(message: str) -> None:
     warnings.warn(message, RuntimeWarning, stacklevel=5)  # at the call of `load`
 
 
-def _saturates() -> bool:
-    """Whether products of unsigned and signed bytes may saturate: x86 without known VNNI."""
-    return platform.machine().lower() in ("x86_64", "amd64") and "vnni" not in cpu_info()
-
-
 def session_options(manifest: Manifest, threads: Optional[int]) -> Any:
     """Return the options that run an artefact. threads: per operator; None uses all cores. Raise
     ModuleNotFoundError for operators that are not installed.
@@ -94,8 +89,9 @@ def session_options(manifest: Manifest, threads: Optional[int]) -> Any:
     # Under ALiBi, attention weights of distant keys are below 1e-38. As subnormal numbers they slow
     # the product with the values by 1.7x at 8192 keys.
     options.add_session_config_entry("session.set_denormal_as_zero", "1")
-    if manifest.operators.get("MatMulIntegerToFloat") and _saturates():
-        # Uses products of unsigned bytes, which are exact but slower.
+    x86 = platform.machine().lower() in ("x86_64", "amd64")
+    if manifest.operators.get("MatMulIntegerToFloat") and x86 and "vnni" not in cpu_info():
+        # Products of unsigned bytes are exact but slower: unsigned times signed may saturate.
         options.add_session_config_entry("session.x64quantprecision", "1")
     if manifest.target == "ort-cuda" and manifest.weights is not None:
         options.add_session_config_entry(*MIXED_PRODUCTS)

@@ -101,9 +101,7 @@ def noise(name: str) -> float:
 
 
 def threads_for(threads: Threads, manifest: Manifest) -> Optional[int]:
-    """Return the number of threads, or None for all cores: for AUTO, a thread for every SHARE
-    numbers of a product, at least LEAST and at most all cores.
-    """
+    """Return the number of threads, None for all cores; for AUTO, one for SHARE numbers each."""
     if threads != AUTO:
         return threads  # type: ignore[return-value]
     products = sum(count for name, count in manifest.operators.items() if name in PRODUCTS)

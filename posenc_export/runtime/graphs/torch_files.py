@@ -192,8 +192,13 @@ def load_float32(
     pt2. Raise ValueError if the file is damaged.
     """
     load = {"torchscript": _float32_script, "pt2": _float32_program}[manifest.target]
-    run = _with_float_inputs(load(folder / graph_file(manifest), manifest))
-    return TorchGraph(limited(run, threads) if threads else run, described)
+    run = load(folder / graph_file(manifest), manifest)
+
+    def call(*arguments: Any) -> Any:
+        *single, states = arguments
+        return run(*map(_wide, single), [_wide(value) for value in states])
+
+    return TorchGraph(limited(call, threads) if threads else call, described)
 
 
 def _float32_script(path: Path, _: Manifest) -> Any:
@@ -231,14 +236,6 @@ def _float32_program(path: Path, manifest: Manifest) -> Any:
         node.kwargs = {name: _wide_dtype(value) for name, value in node.kwargs.items()}
     module.recompile()
     return nested(partial(module.forward, *map(_wide, weights_of(program))), manifest)
-
-
-def _with_float_inputs(run: Callable[..., Any]) -> Callable[..., Tuple[Any, Any]]:
-    def call(*arguments: Any) -> Any:
-        *single, states = arguments
-        return run(*map(_wide, single), [_wide(value) for value in states])
-
-    return call
 
 
 def _wide(value: Any) -> Any:

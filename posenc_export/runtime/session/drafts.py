@@ -35,9 +35,7 @@ def common(text: Sequence[int], other: Sequence[int]) -> int:
 
 
 def keep(session: Any, cached: Sequence[int], prompt: Sequence[int]) -> int:
-    """Take back what the cache of the only row, with the ids `cached`, holds beyond the beginning
-    of a prompt, and at least its last token. Return the number of tokens that are left.
-    """
+    """Rewind the only row, with ids `cached`, to what a prompt begins with. Return its length."""
     equal = common(cached, prompt[:-1])
     try:
         session.rewind(len(cached) - equal)

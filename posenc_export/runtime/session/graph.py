@@ -171,9 +171,7 @@ class Graph(Protocol):
     strided: bool
 
     def run(self, call: Call, states: Sequence[Bound]) -> np.ndarray:
-        """Run the graph on a call and return its output [rows,S,*], or [rows,*] if it is pooled.
-        Raise GraphError if it failed.
-        """
+        """Return the output of a call [rows,S,*], [rows,*] if pooled. Raise GraphError."""
 
     def repeat(
         self, feeds: Feeds, states: Sequence[Bound], result: np.ndarray

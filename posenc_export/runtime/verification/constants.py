@@ -76,9 +76,7 @@ class Constants:
         return self.stored[name].array(self.folder)
 
     def value(self, name: str) -> Optional[Tuple[np.ndarray, Tuple[str, ...]]]:
-        """Return a constant, or what nodes FOLDED compute from constants, and the names of these.
-        None for a value that depends on an input of the graph or on other nodes.
-        """
+        """Return a constant, or what nodes FOLDED compute, with its names; None if it varies."""
         if name not in self._known:
             self._known[name] = self._computed(name)
         return self._known[name]
@@ -127,9 +125,7 @@ class Constants:
                 yield Place(node, f"input {indices[0]}", names, decode(node, *parts), True)
 
     def plain(self) -> Iterator[Place]:
-        """Yield the other numbers that nodes read, in the order of nodes. Nodes FOLDED of constants
-        are no readers; those that read their outputs are.
-        """
+        """Yield the other numbers that nodes read, but those of FOLDED nodes of constants."""
         tables = {name for names in self._rows.values() for name in names}
         for node in self.nodes:
             if node.operator == "Constant" or self.value(node.outputs[0]) is not None:

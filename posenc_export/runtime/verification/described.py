@@ -185,9 +185,7 @@ def scale(attention: Described) -> float:
 
 
 def attributes(attention: Described, node: Node, masked: bool) -> Dict[str, Any]:
-    """Return the attributes of an attention node that the description determines, by name; None for
-    those that it must not have. masked: whether the node is given a mask that hides keys.
-    """
+    """Return the attributes that an attention node must have; None for those it must not have."""
     expected = {"scale": scale(attention), "softcap": attention["softcap"]}
     heads, kv_heads = attention["heads"], attention["kv_heads"]
     if node.operator == "Attention":

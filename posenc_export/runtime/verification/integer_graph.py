@@ -187,9 +187,7 @@ def _read(node: Node) -> List[str]:
 
 @dataclass(frozen=True)
 class Program:
-    """A part of a graph as a model with names of values that do not depend on the graph, so that
-    equal parts share a session.
-    """
+    """A part of a graph as a model whose names are its own, so that equal parts share a session."""
 
     model: bytes  # serialised
     # New name and element type of each input that it reads, by its name in the graph

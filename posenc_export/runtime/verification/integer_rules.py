@@ -160,9 +160,7 @@ def _numbers(manifest: Manifest, name: str) -> List[int]:
 def agreement(
     value: np.ndarray, rule: Rule, target: Layout, places: Places
 ) -> Optional[Tuple[int, int]]:
-    """Return how many entries of a value are those of a rule, and how many were compared: not those
-    of padding and hidden keys. None if the value has other axes.
-    """
+    """Return counts of equal and compared entries, without padding; None if axes differ."""
     axes = rule.axes
     if ("s" in target and "t" in target) != ("s" in axes and "t" in axes):
         return None

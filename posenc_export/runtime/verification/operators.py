@@ -86,9 +86,7 @@ class Recorder(OrtGraph):
 def recorded(
     graph: Graph, names: Sequence[str], threads: Optional[int]
 ) -> List[Dict[str, np.ndarray]]:
-    """Return the recorded values of CALLS on tokens that are generated from a name, each on the
-    caches of those before, if there are any. Raise GraphError if the graph failed.
-    """
+    """Return the values that CALLS on generated tokens record. Raise GraphError if one fails."""
     manifest, recorder = graph.manifest, Recorder(graph, names, threads)
     capacity = min(manifest.max_positions, SHORT)
     session = Model(recorder).session(capacity=capacity)
@@ -126,9 +124,7 @@ def _opened(content: bytes, graph: Graph, threads: Optional[int]) -> Any:
 
 
 def of_artefact(folder: Path, manifest: Manifest) -> Optional[Check]:
-    """Compare the kernels of model.onnx, whose files were checked, that ONNX Runtime runs on the
-    CPU; None if no node of it has a contract.
-    """
+    """Compare the CPU kernels of model.onnx with their contracts; None without such nodes."""
     graph = Graph(read(folder / "model.onnx"), folder, manifest)
     nodes = checked_nodes(graph)
     if not nodes:
