@@ -27,6 +27,7 @@ from bench import marked
 from bench.audit_exporters import EXPORTERS
 from posenc_export.auditing import audit
 from posenc_export.shared import json_rows
+from posenc_export.shared.tables import markdown
 from tests.auditing import families
 from tests.auditing.exporter_faults import OF_CHECKPOINTS, OF_GRAPHS
 
@@ -105,7 +106,7 @@ def _faults(rows: Sequence[Dict[str, Any]], names: Sequence[str]) -> str:
     """Return the table of planted faults: whether each was named, for each exporter."""
     by_place = {(row["fault"], row["exporter"]): row for row in rows}
     names = [name for name in names if any(name == exporter for _, exporter in by_place)]
-    lines = [f"| fault | family | {' | '.join(names)} |", "|---|---|" + "---|" * len(names)]
+    lines = []
     for fault, planted in (*OF_CHECKPOINTS.items(), *OF_GRAPHS.items()):
         cells = []
         for name in names:
@@ -113,8 +114,8 @@ def _faults(rows: Sequence[Dict[str, Any]], names: Sequence[str]) -> str:
             known = row is not None and "cause" in row
             missed = row["verdict"] if known and not row["named"] else "named"
             cells.append(missed if known else "-")
-        lines.append(f"| {fault} | {planted.family} | {' | '.join(cells)} |")
-    return "\n".join(lines)
+        lines.append([fault, planted.family, *cells])
+    return markdown(["fault", "family", *names], lines)
 
 
 def table(rows: Sequence[Dict[str, Any]]) -> str:
@@ -123,10 +124,8 @@ def table(rows: Sequence[Dict[str, Any]]) -> str:
     rows = [row for row in rows if "fault" not in row]
     names = list(dict.fromkeys(row["exporter"] for row in rows))
     by_place = {(row["family"], row["exporter"]): row for row in rows}
-    lines = [f"| family | {' | '.join(names)} |", "|---|" + "---|" * len(names)]
-    for family in dict.fromkeys(row["family"] for row in rows):
-        cells = [_cell(by_place.get((family, name))) for name in names]
-        lines.append(f"| {family} | {' | '.join(cells)} |")
+    rows_of = dict.fromkeys(row["family"] for row in rows)
+    lines = [[of, *(_cell(by_place.get((of, name))) for name in names)] for of in rows_of]
     wrong = [row for row in rows if row["verdict"] == "wrong"]
     refused = [row for row in rows if "refused" in row]
     versions = {
@@ -135,7 +134,7 @@ def table(rows: Sequence[Dict[str, Any]]) -> str:
         if "versions" in row
     }
     return marked.text("audit").format(
-        table="\n".join(lines),
+        table=markdown(["family", *names], lines),
         faults=_faults(planted, names),
         wrong="\n".join(map(_wrong, wrong)) or "None.",
         refused="\n".join(
@@ -143,7 +142,7 @@ def table(rows: Sequence[Dict[str, Any]]) -> str:
         ),
         versions="\n".join(f"- {name}: {text}" for name, text in versions.items()),
         exporters=len(names),
-        families=len({row["family"] for row in rows}),
+        families=len(rows_of),
     )
 
 

@@ -6,26 +6,22 @@ import json
 import re
 import sys
 from pathlib import Path
-from typing import Any, Dict, List, Sequence
+from typing import Any, Callable, Dict, List, Sequence
 
+from bench import marked
 from posenc_export.shared import json_rows
+from posenc_export.shared.tables import markdown
 
 TOP = Path(__file__).parents[1]
 JSON, PAGE = TOP / "bench/results/cuda_dry_run.json", TOP / "docs/runtimes/cuda-dry-run.md"
 NEEDS_CUDNN = re.compile(r"got no libcudnn\S*, which operator (\w+) needs")
 SOME_EXPERTS = re.compile(r"chooses \d+ of \d+ experts")
 DEPTH = ", 12 layers", ", 2 layers"
-INTRODUCTION = """# CUDA without a GPU
-
-What the CUDA provider of onnxruntime-gpu 1.31.1 does with `ort-cuda` artefacts in float16, on a
-machine without a GPU. The provider is the shipped library. Below it stands a CUDA runtime that
-reports one H200, runs no kernel and logs every call. **This proves no value**; [CUDA](cuda.md) has
-values and times of a GPU. It shows whether a graph loads, which nodes run on the CPU, which copies
-between host and device a step makes, and whether a step is captured as a CUDA graph and replayed.
-
-Times are microseconds of CPU time for a step of one row, without kernels and launches, on a machine
-with other work. Written by `make cuda-dry-run` and `python -m bench.cuda_dry_run`.
-"""
+# What is shown of a model, with the headings.
+SHOWN = {
+    "name": "model", "on_cpu": "nodes on the CPU", "copies": "copies", "launches": "launches",
+    "us": "us", "replayed_us": "us replayed",
+}  # fmt: skip
 
 
 def compact(row: Dict[str, Any]) -> Dict[str, Any]:
@@ -46,89 +42,63 @@ def compact(row: Dict[str, Any]) -> Dict[str, Any]:
 
 def page(rows: Sequence[Dict[str, Any]]) -> str:
     """Return the page of compact rows as Markdown."""
-    kinds = list(dict.fromkeys(row["kind"] for row in rows))
-    lines = [INTRODUCTION, *_layers({row["name"]: row for row in rows})]
-    lines += [
-        (
-            "| models | number | captured | no copy in a step | need cuDNN | refused by export | "
-            "cells of the grid | faults |"
-        ),
-        "|---|---|---|---|---|---|---|---|",
-    ]
-    for kind in kinds:
-        those = [row for row in rows if row["kind"] == kind]
-        counts = [
-            _captured(those),
-            sum(row.get("copies") == 0 for row in those),
-            sum("cudnn" in row.get("error", "") for row in those),
-        ]
-        counts += [
-            sum("refused" in row for row in those),
-            sum(row.get("cells", 0) for row in those),
-            sum("faults" in row for row in those),
-        ]
-        lines.append(f"| {kind} | {len(those)} | {' | '.join(map(str, counts))} |")
-    lines += [
-        "",
-        "The grid was run where cells are counted. The dry run lacks cuDNN. These models have",
-        "nodes on the CPU, copies or faults, or are not captured;",
-        "`bench/results/cuda_dry_run.json` has all others:",
-        "",
-        "| model | nodes on the CPU | copies | launches | us | us replayed | remarks |",
-        "|---|---|---|---|---|---|---|",
-    ]
-    refused: Dict[str, List[str]] = {}
+    models, refused = [], {}  # type: List[List[Any]], Dict[str, List[str]]
     for row in filter(_remarkable, rows):
         if "refused" in row:
             reason = SOME_EXPERTS.sub("chooses some of its experts", row["refused"])
             refused.setdefault(reason, []).append(f"`{row['name']}`")
         else:
-            lines.append(_line(row))
-    lines += ["", "Export refuses these models:", ""] if refused else []
-    lines += [f"- {', '.join(names)}: {reason}" for reason, names in refused.items()]
-    return "\n".join(lines) + "\n"
+            models.append(_line(row))
+    written = marked.text("cuda-dry-run").format(
+        layers=_layers({row["name"]: row for row in rows}),
+        kinds=_kinds(rows),
+        models=markdown([*SHOWN.values(), "remarks"], models),
+    )
+    reasons = [f"- {', '.join(names)}: {reason}\n" for reason, names in refused.items()]
+    return "".join([written, "\nExport refuses these models:\n\n" if reasons else "", *reasons])
 
 
 def _remarkable(row: Dict[str, Any]) -> bool:
-    """Return whether a model is refused, does not run as captured, copies, or has nodes on the
-    CPU.
-    """
+    """Whether a model is refused, does not run as captured, copies, or has nodes on the CPU."""
     runs = row.get("capture") == "captured" and "error" not in row and "faults" not in row
     return not runs or bool(row.get("on_cpu") or row.get("copies"))
 
 
-def _captured(rows: Sequence[Dict[str, Any]]) -> int:
-    return sum(row.get("capture") == "captured" for row in rows)
+def _kinds(rows: Sequence[Dict[str, Any]]) -> str:
+    """Return the numbers of models of each kind."""
+    columns: Dict[str, Callable[[Dict[str, Any]], int]] = {
+        "number": lambda row: 1,
+        "captured": lambda row: row.get("capture") == "captured",
+        "no copy in a step": lambda row: row.get("copies") == 0,
+        "need cuDNN": lambda row: "cudnn" in row.get("error", ""),
+        "refused by export": lambda row: "refused" in row,
+        "cells of the grid": lambda row: row.get("cells", 0),
+        "faults": lambda row: "faults" in row,
+    }
+    of_kind: Dict[str, List[Dict[str, Any]]] = {}
+    for row in rows:
+        of_kind.setdefault(row["kind"], []).append(row)
+    lines = [[k, *(sum(map(of, those)) for of in columns.values())] for k, those in of_kind.items()]
+    return markdown(["models", *columns], lines)
 
 
-def _layers(rows: Dict[str, Dict[str, Any]]) -> List[str]:
+def _layers(rows: Dict[str, Dict[str, Any]]) -> str:
     """Return what a layer of width 768 with heads of 64 launches, and the times of 12 of them."""
-    lines = [
-        "| 12 layers of width 768 | launches per layer | us | us replayed |",
-        "|---|---|---|---|",
-    ]
+    lines = []
     for name in sorted({row.partition(",")[0] for row in rows if row.endswith(DEPTH)}):
         deep, flat = (rows[name + layers] for layers in DEPTH)
-        lines.append(
-            f"| {name} | {(deep['launches'] - flat['launches']) / 10:.1f} | {deep['us']} | "
-            f"{deep['replayed_us']} |"
-        )
-    return [*lines, ""]
+        launches = f"{(deep['launches'] - flat['launches']) / 10:.1f}"
+        lines.append([name, launches, deep["us"], deep["replayed_us"]])
+    return markdown(["12 layers of width 768", "launches per layer", "us", "us replayed"], lines)
 
 
-def _line(row: Dict[str, Any]) -> str:
+def _line(row: Dict[str, Any]) -> List[Any]:
     needing = NEEDS_CUDNN.search(row.get("error", ""))
-    remarks = (
-        [f"needs cuDNN ({needing[1]})" if needing else row["error"]]
-        if "error" in row
-        else row.get("faults", [])
-    )
+    remarks = [f"needs cuDNN ({needing[1]})"] if needing else [row.get("error")]
+    remarks = remarks if "error" in row else list(row.get("faults", []))
     if row.get("capture", "captured") != "captured":
         remarks.append(row["capture"])
-    cells = [
-        row.get(key, "") for key in ("name", "on_cpu", "copies", "launches", "us", "replayed_us")
-    ]
-    return f"| {' | '.join(map(str, cells))} | {'; '.join(remarks).replace('|', '/')} |"
+    return [*(row.get(key, "") for key in SHOWN), "; ".join(remarks).replace("|", "/")]
 
 
 def main(workdirs: Sequence[str]) -> None:

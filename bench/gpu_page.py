@@ -7,6 +7,7 @@ from typing import Any, Callable, Dict, List, Mapping, Sequence, Tuple
 
 from bench import marked
 from posenc_export.runtime.artefact.certificate import format_worst_error
+from posenc_export.shared.tables import markdown
 
 TOP = Path(__file__).parents[1]
 RESULTS, PAGE = TOP / "bench/results/gpu.json", TOP / "docs/runtimes/cuda.md"
@@ -96,8 +97,7 @@ def _times(rows: Sequence[Row], names: Sequence[str], figures: Sequence[str]) ->
 
 
 def _table(head: Sequence[str], lines: Sequence[Sequence[Any]]) -> str:
-    rows = [head, ["---"] * len(head), *lines]
-    return "".join(f"| {' | '.join(map(str, row))} |\n" for row in rows)
+    return markdown(head, lines) + "\n"
 
 
 SECTIONS: Dict[str, Tuple[str, Callable[[Sequence[Row]], str]]] = {

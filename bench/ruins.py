@@ -41,6 +41,7 @@ from posenc_export.runtime.artefact import manifest as manifests
 from posenc_export.runtime.artefact.certificate import bound_of
 from posenc_export.runtime.artefact.manifest import Manifest
 from posenc_export.shared import json_rows
+from posenc_export.shared.tables import markdown
 
 DEPTHS = (2, 12, 32)
 RANGE, WINDOW = 1024, 512
@@ -226,15 +227,15 @@ def rows_of(layers: int, name: str, format_: str) -> Iterator[Dict[str, Any]]:
 def table(rows: Sequence[Mapping[str, Any]]) -> str:
     """Return the table of the page: per ruin and format, the parts that find it at every depth."""
     formats = [name for name in FORMATS if any(row["format"] == name for row in rows)]
-    lines = ["| ruin | " + " | ".join(formats) + " |", "|---|" + "---|" * len(formats)]
+    lines = []
     for ruin in (*RUINS, *STAGE_RUINS):
         cells = []
         for format_ in formats:
             key = ruin.name, format_
             tried = [row for row in rows if (row["ruin"], row["format"]) == key]
             cells.append(_parts_of(tried))
-        lines.append(f"| {ruin.name} | {' | '.join(cells)} |")
-    return "\n".join(lines) + "\n"
+        lines.append([ruin.name, *cells])
+    return markdown(["ruin", *formats], lines) + "\n"
 
 
 def _parts_of(rows: Sequence[Mapping[str, Any]]) -> str:

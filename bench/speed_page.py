@@ -12,6 +12,7 @@ from posenc_export.benchmark.verdicts import Spread
 from posenc_export.benchmark.verdicts import ratio as ratio_of
 from posenc_export.catalogue.compact_svg import save
 from posenc_export.catalogue.waves import COLOURS
+from posenc_export.shared.tables import markdown
 
 TITLES = {
     "block": "A block of width 512 with 8 heads",
@@ -99,19 +100,18 @@ def _compared(
     return ratio(reports[part], Target(part, "decode", tokens, contestant, OURS))
 
 
-def _text_of(spread: Optional[Spread]) -> str:
-    return "" if spread is None else f"{spread.median:.2f} ({spread.low:.2f} .. {spread.high:.2f})"
-
-
-def summary(reports: Dict[str, Report]) -> List[str]:
+def summary(reports: Dict[str, Report]) -> str:
     """Return a table of ratios of the decoder with 134 million parameters."""
-    heads = [f"{tokens} cached tokens" for tokens in CONTEXTS] + ["relative perplexity"]
     title = "time of a step, relative to target `ort` in float32"
-    lines, quality = [f"| {title} | {' | '.join(heads)} |", "|---" * 4 + "|"], perplexities()
+    heads = [title, *(f"{n} cached tokens" for n in CONTEXTS), "relative perplexity"]
+    lines, quality = [], perplexities()
     for part, contestant, description, weights in SUMMARY:
-        cells = [_text_of(_compared(reports, part, contestant, tokens)) for tokens in CONTEXTS]
-        lines.append(f"| {' | '.join([description, *cells, quality[weights]])} |")
-    return lines
+        spreads = [_compared(reports, part, contestant, tokens) for tokens in CONTEXTS]
+        cells = [
+            "" if s is None else f"{s.median:.2f} ({s.low:.2f} .. {s.high:.2f})" for s in spreads
+        ]
+        lines.append([description, *cells, quality[weights]])
+    return markdown(heads, lines)
 
 
 def figure(reports: Dict[str, Report]) -> Any:
@@ -165,29 +165,23 @@ def write(reports: Dict[str, Report], folder: Path) -> None:
 def page(reports: Dict[str, Report]) -> str:
     """Return the page for users, with the parts in the order of TITLES."""
     parts = [
-        "\n".join([f"## {title}", "", *_part(reports[name]), ""])
+        f"## {title}\n\n{_part(reports[name])}\n"
         for name, title in TITLES.items()
         if name in reports
     ]
-    compared = summary(reports) if SUMMARIZED <= reports.keys() else []
-    machine = _machine(next(iter(reports.values())))
-    versions = ", ".join(
-        f"{name} {version}"
-        for name, version in next(iter(reports.values())).machine.versions.items()
-    )
+    compared = summary(reports) if SUMMARIZED <= reports.keys() else ""
+    of = next(iter(reports.values())).machine
+    versions = ", ".join(f"{name} {version}" for name, version in of.versions.items())
     parts.append(f"Versions: {versions}.\n")
     text = marked.text("speed").rstrip("\n")
-    return text.format(machine=machine, summary="\n".join(compared), parts="\n".join(parts))
+    machine = f"{of.cores} cores of an {of.processor}"
+    return text.format(machine=machine, summary=compared, parts="\n".join(parts))
 
 
 def targets_page(reports: Dict[str, Report]) -> str:
     """Return the page for developers."""
     text = marked.text("speed-targets")
-    return text.format(targets="\n".join(_targets(reports)))
-
-
-def _machine(report: Report) -> str:
-    return f"{report.machine.cores} cores of an {report.machine.processor}"
+    return text.format(targets=_targets(reports))
 
 
 def ratio(report: Report, target: Target) -> Optional[Spread]:
@@ -203,40 +197,34 @@ def _row(rows: Sequence[Row], target: Target, name: str) -> Optional[Row]:
     return next((row for row in rows if (row.phase, row.tokens, row.contestant) == wanted), None)
 
 
-def _targets(reports: Dict[str, Report]) -> List[str]:
-    heads = ("part", "work", "time of", "relative to", "ratio", "interval", "at most", "")
-    lines = [f"| {' | '.join(heads)[:-1]} |", "|---" * len(heads) + "|"]
+def _targets(reports: Dict[str, Report]) -> str:
+    heads, lines = (
+        ("part", "work", "time of", "relative to", "ratio", "interval", "at most", ""),
+        [],
+    )
     for target in TARGETS:
         spread = ratio(reports[target.part], target) if target.part in reports else None
-        measured, verdict = "| | ", ""
+        ratios, verdict = ["", ""], ""
         if spread is not None:
-            measured = f"| {spread.median:.2f} | {spread.low:.2f} .. {spread.high:.2f} "
+            ratios = [f"{spread.median:.2f}", f"{spread.low:.2f} .. {spread.high:.2f}"]
             if target.most is not None:
                 verdict = "met" if spread.median <= target.most else "missed"
         most = "" if target.most is None else f"{target.most:.2f}"
-        lines.append(
-            f"| {target.part} | {target.phase} {target.tokens} | `{target.ours}` | "
-            f"`{target.theirs}` {measured}| {most} | {verdict} |"
-        )
-    return lines
+        compared = f"{target.phase} {target.tokens}", f"`{target.ours}`", f"`{target.theirs}`"
+        lines.append([target.part, *compared, *ratios, most, verdict])
+    return markdown(heads, lines)
 
 
-def _part(report: Report) -> List[str]:
+def _part(report: Report) -> str:
     busy = " Measured on a busy machine." if (report.other_cores or 0.0) > BUSY else ""
-    lines = [f"{_threads(report)}.{busy}", ""]
-    works = list(dict.fromkeys((row.phase, row.tokens) for row in report.rows))
-    heads = " | ".join(f"{phase} {tokens}" for phase, tokens in works)
-    lines += [f"| contestant | {heads} |", "|---|" + "---|" * len(works)]
-    cells = {(row.contestant, row.phase, row.tokens): _cell(row) for row in report.rows}
-    for name in dict.fromkeys(row.contestant for row in report.rows):
-        row = " | ".join(cells.get((name, *work), "") for work in works)
-        lines.append(f"| {name} | {row} |")
-    return lines
-
-
-def _threads(report: Report) -> str:
     machine = report.machine
-    return f"{machine.processor}, {machine.threads} threads on {machine.cores} cores"
+    said = f"{machine.processor}, {machine.threads} threads on {machine.cores} cores.{busy}"
+    works = list(dict.fromkeys((row.phase, row.tokens) for row in report.rows))
+    cells = {(row.contestant, row.phase, row.tokens): _cell(row) for row in report.rows}
+    names = dict.fromkeys(row.contestant for row in report.rows)
+    lines = [[name, *(cells.get((name, *work), "") for work in works)] for name in names]
+    heads = ["contestant", *(f"{phase} {tokens}" for phase, tokens in works)]
+    return f"{said}\n\n{markdown(heads, lines)}"
 
 
 def _cell(row: Row) -> str:

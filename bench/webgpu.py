@@ -21,6 +21,7 @@ from posenc_export.runtime import load
 from posenc_export.runtime.artefact.certificate import bound_of, worst_cell
 from posenc_export.runtime.verification import forms
 from posenc_export.shared import json_rows
+from posenc_export.shared.tables import markdown
 
 RESULTS = Path("bench/results/webgpu.json")
 PAGE = Path("docs/runtimes/webgpu.md")
@@ -99,17 +100,18 @@ def table(rows: List[Dict[str, Any]]) -> str:
     """Return the Markdown table of the results: the worst encoding of each target, and artefacts
     that are wrong, refused or fail.
     """
-    lines = ["| target | encodings | right | largest error | tolerance |", "|---|---|---|---|---|"]
+    lines = []
     for target in sorted({row["target"] for row in rows}):
         of_target = [row for row in rows if row["target"] == target]
         right = [row for row in of_target if row.get("passed")]
         worst = max(right, key=lambda row: float(row["worst"]))
         error = f"{worst['worst']:.1e} (`{worst['encoding']}`)"
-        cells = (f"`{target}`", len(of_target), len(right), error, f"{worst['tolerance']:.1e}")
-        lines.append(f"| {' | '.join(map(str, cells))} |")
+        tolerance = f"{worst['tolerance']:.1e}"
+        lines.append([f"`{target}`", len(of_target), len(right), error, tolerance])
     others = [row for row in rows if not row.get("passed")]
     said = [f"- `{row['encoding']}` on `{row['target']}`: {_failure(row)}" for row in others]
-    return "\n".join([*lines, *([""] if said else []), *said])
+    heads = ["target", "encodings", "right", "largest error", "tolerance"]
+    return "\n".join([markdown(heads, lines), *([""] if said else []), *said])
 
 
 def _failure(row: Dict[str, Any]) -> str:

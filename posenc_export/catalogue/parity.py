@@ -20,6 +20,7 @@ from posenc_export.models.config import AnyConfig
 from posenc_export.models.presets import seeded
 from posenc_export.models.short_forms import block_config, decoder_config, encoder_config
 from posenc_export.shared import json_rows
+from posenc_export.shared.tables import markdown
 
 # Parts of the names of cells (runtime/verification/scenarios.py) that belong to a column; a cell
 # may belong to several columns.
@@ -100,15 +101,15 @@ def _measured(sources: Sources, form: str, target: str) -> Dict[str, Any]:
 
 def table(rows: Sequence[Dict[str, Any]]) -> str:
     """The page as Markdown: the worst encoding of each form and target, and refusals."""
-    lines = ["| target | in a decoder | in an encoder |", "|---|---|---|"]
+    lines = []
     for target in dict.fromkeys(row["target"] for row in rows):
         own = [row for row in rows if row["target"] == target]
         worst = [max(_share(row) for row in own if row["model"] == form) for form in COLUMNS]
-        cells = " | ".join(f"{share:.2f} (`{name}`)" for share, name in worst)
-        lines.append(f"| `{target}` | {cells} |")
+        lines.append([f"`{target}`", *(f"{share:.2f} (`{name}`)" for share, name in worst)])
     reasons = {row["refused"]: row for row in rows if "refused" in row}.values()
     refused = [f"- `{row['encoding']}` ({row['model']}): {row['refused']}" for row in reasons]
-    return text("parity").format(table="\n".join(lines), refused="\n".join(refused))
+    worst_of = markdown(["target", "in a decoder", "in an encoder"], lines)
+    return text("parity").format(table=worst_of, refused="\n".join(refused))
 
 
 def _share(row: Dict[str, Any]) -> Tuple[float, str]:

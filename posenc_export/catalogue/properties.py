@@ -15,6 +15,7 @@ from posenc_export.models.layer import Mask
 from posenc_export.models.parts import build as build_part
 from posenc_export.models.randomness import drawn_from
 from posenc_export.shared.numerics import tolerance
+from posenc_export.shared.tables import markdown
 
 TOKENS, SIDE = 64, 91
 # Encodings that derive rows and columns from positions use a square of SIDE x SIDE; both STARTS are
@@ -241,14 +242,12 @@ def row_of(name: str) -> Row:
 
 def page() -> str:
     """The page docs/properties.md, as Markdown."""
-    lines = [f"| encoding | {' | '.join(COLUMNS)} |", "|---" * (len(COLUMNS) + 1) + "|"]
-    for name in encodings.REGISTRY:
-        lines.append(f"| [{name}](encodings/{name}.md) | {' | '.join(measure(name).values())} |")
+    lines = [[f"[{n}](encodings/{n}.md)", *measure(n).values()] for n in encodings.REGISTRY]
     return text("properties").format(
         tokens=TOKENS,
         near=STARTS[0],
         far=STARTS[1],
         bound=f"{BOUND:.1e}",
-        table="\n".join(lines),
+        table=markdown(["encoding", *COLUMNS], lines),
         **dataclasses.asdict(GEOMETRY),
     )
