@@ -10,15 +10,11 @@ from torch import Tensor
 
 from posenc_export import ops
 from posenc_export.encodings.shared.base import Exact, Geometry, Table
-from posenc_export.encodings.shared.prepared import (
-    prepare_if_changed,
-    prepare_loaded,
-    weight_versions,
-)
+from posenc_export.encodings.shared.prepared import Prepared, prepare_loaded, weight_versions
 from posenc_export.encodings.shared.rotary import Layout, Rotary, powers_of, rotary_size
 
 
-class RoPETrained(Rotary):
+class RoPETrained(Prepared, Rotary):
     """RoPE with trained w_k, initialised to theta^(-2k/r), or with w_k = (theta e^g)^(-2k/r) and
     one trained g, initialised to 0.
 
@@ -84,13 +80,6 @@ class RoPETrained(Rotary):
         self.cos, self.sin = Table(angles.cos().numpy()), Table(angles.sin().numpy())
         self.cos, self.sin = self.cos.to(device), self.sin.to(device)
         self.prepared = weight_versions(self)
-
-    def train(self, mode: bool = True) -> "RoPETrained":
-        """Set the mode; the return to eval rebuilds the table if weights changed."""
-        super().train(mode)
-        if not mode:
-            prepare_if_changed(self)
-        return self
 
     @torch.jit.unused
     def trained(self, q: Tensor, k: Tensor, positions: Tensor) -> Tuple[Tensor, Tensor]:

@@ -12,6 +12,8 @@ from posenc_export.runtime.artefact.manifest import Manifest
 OF_SCALES = ".scale"  # ends the name of the scales of a cache in 8 bits
 # End names of tables by distance (targets/distance_tables.py): of biases, and of rows of a table.
 BY_DISTANCE, ROW_OF_DISTANCE = ".by_distance", ".row_of_distance"
+Shape = Tuple[int, ...]
+Form = Callable[[np.ndarray, Shape], Optional[np.ndarray]]
 
 
 class ExpectedNumbers:
@@ -41,7 +43,7 @@ class ExpectedNumbers:
         self._scales, self._model = source.cache_scales, source.model
         self._most = manifest.max_positions
 
-    def of(self, name: str, shape: Tuple[int, ...]) -> Optional[np.ndarray]:
+    def of(self, name: str, shape: Shape) -> Optional[np.ndarray]:
         """Return the numbers of a constant of a shape; None if its name is not known."""
         if name in self.tensors:
             self.seen.add(name)
@@ -50,10 +52,19 @@ class ExpectedNumbers:
             return self.of(f"model.{name}", shape)
         if name.removesuffix(OF_SCALES) in self._scales:
             return _flat_scales(self._scales[name.removesuffix(OF_SCALES)], shape)
-        base, _, suffix = name.rpartition(".")
-        if suffix.isdecimal():  # of one expert [K,N]
-            return self._part(base, int(suffix))
-        return FORMS[suffix](self, base, shape) if suffix in FORMS else None
+        base, _, form = name.rpartition(".")
+        if not (form in FORMS or form in PAIRS or form.isdecimal()):
+            return None
+        numbers = self.of(base, shape)
+        if numbers is None:
+            return None
+        if form.isdecimal():  # of one expert [K,N]
+            return numbers[int(form)].T
+        if form in FORMS:
+            return FORMS[form](numbers, shape)
+        own, others, join = PAIRS[form]
+        other = self.of(others.join(base.rsplit(own, 1)), shape) if own in base else None
+        return None if other is None else join(numbers, other, shape)
 
     def bias_by_distance(self, numbers: np.ndarray, bound: float) -> bool:
         """Return whether numbers [H,range] are the biases of an encoding of the module by distance,
@@ -95,87 +106,6 @@ class ExpectedNumbers:
                     return True
         return False
 
-    def _part(self, base: str, index: int) -> Optional[np.ndarray]:
-        whole = self.of(base, ())
-        return None if whole is None else whole[index].T
-
-    def transposed(self, base: str, shape: Tuple[int, ...]) -> Optional[np.ndarray]:
-        """Matrices [K,N] of linear layers [N,K]."""
-        numbers = self.of(base, shape)
-        return None if numbers is None else numbers.T
-
-    def by_output(self, base: str, shape: Tuple[int, ...]) -> Optional[np.ndarray]:
-        """Weights of experts [experts,K,N] as [experts,N,K]; biases [experts,N] unchanged."""
-        numbers = self.of(base, shape)
-        return numbers if numbers is None or numbers.ndim < 3 else numbers.swapaxes(1, 2)
-
-    def beside(self, base: str, shape: Tuple[int, ...]) -> Optional[np.ndarray]:
-        """Weights of experts [experts,K,N] as [K,experts*N]."""
-        numbers = self.of(base, shape)
-        return None if numbers is None else numbers.swapaxes(0, 1).reshape(shape)
-
-    def stacked(self, base: str, shape: Tuple[int, ...]) -> Optional[np.ndarray]:
-        """Weights of experts [experts,N,K] as [experts*N,K], and biases in one row."""
-        numbers = self.of(base, shape)
-        return None if numbers is None else numbers.reshape(shape)
-
-    def alternating(self, base: str, shape: Tuple[int, ...]) -> Optional[np.ndarray]:
-        """Outputs of gates and of ups in turn, [experts,2*N,...]."""
-        ups = ".ups".join(base.rsplit(".gates", 1))
-        parts = [self.by_output(name, shape) for name in (base, ups)]
-        first, second = parts
-        if first is None or second is None or base == ups:
-            return None
-        both = np.empty((len(first), 2 * first.shape[1], *first.shape[2:]), first.dtype)
-        both[:, 0::2], both[:, 1::2] = first, second
-        return both
-
-    def padded(self, base: str, shape: Tuple[int, ...]) -> Optional[np.ndarray]:
-        """Numbers followed by zeros along each axis."""
-        numbers = self.of(base, shape)
-        return None if numbers is None else with_zeros(numbers, shape)
-
-    def turns(self, base: str, shape: Tuple[int, ...]) -> Optional[np.ndarray]:
-        """Further turns per position of keys that were cached with the frequencies of a prompt.
-
-        The tables `first` and `second` hold leading and further digits of frequencies.
-        """
-        first, second = (
-            self.of(name, shape) for name in (base, ".second.".join(base.rsplit(".first.", 1)))
-        )
-        if first is None or second is None:
-            return None
-        kept = len(first) - shape[0]
-        frequencies = first[kept:].astype(np.float64) + second[kept:]
-        return with_zeros((frequencies - frequencies[0]) / (2 * np.pi), shape)
-
-    def kept(self, base: str, shape: Tuple[int, ...]) -> Optional[np.ndarray]:
-        """The frequencies of positions whose keys are not turned, the first row of a table."""
-        numbers = self.of(base, shape)
-        return None if numbers is None else numbers[0]
-
-    def cast(self, base: str, dtype: str) -> Optional[np.ndarray]:
-        """A table of float32 in a dtype of activations."""
-        numbers = self.of(base, ())
-        return None if numbers is None else _rounded(numbers, dtype)
-
-
-Form = Callable[[ExpectedNumbers, str, Tuple[int, ...]], Optional[np.ndarray]]
-# By the end of a name, which follows the name of a parameter or another such name.
-FORMS: Mapping[str, Form] = {
-    "T": ExpectedNumbers.transposed,
-    "transposed": ExpectedNumbers.transposed,
-    "by_output": ExpectedNumbers.by_output,
-    "beside": ExpectedNumbers.beside,
-    "stacked": ExpectedNumbers.stacked,
-    "alternating": ExpectedNumbers.alternating,
-    "padded": ExpectedNumbers.padded,
-    "kept": ExpectedNumbers.kept,
-    "turns": ExpectedNumbers.turns,
-    "float16": lambda numbers, base, _: numbers.cast(base, "float16"),
-    "bfloat16": lambda numbers, base, _: numbers.cast(base, "bfloat16"),
-}
-
 
 def numbers_of(tensor: torch.Tensor) -> np.ndarray:
     """Return the numbers of a tensor; those of bfloat16 in float32."""
@@ -184,7 +114,7 @@ def numbers_of(tensor: torch.Tensor) -> np.ndarray:
     return numbers
 
 
-def with_zeros(numbers: np.ndarray, shape: Tuple[int, ...]) -> Optional[np.ndarray]:
+def with_zeros(numbers: np.ndarray, shape: Shape) -> Optional[np.ndarray]:
     """Return numbers in the front of an array of zeros; None if the shape is smaller."""
     if len(shape) != numbers.ndim or any(
         wide < size for wide, size in zip(shape, numbers.shape, strict=True)
@@ -195,12 +125,53 @@ def with_zeros(numbers: np.ndarray, shape: Tuple[int, ...]) -> Optional[np.ndarr
     return whole
 
 
-def _flat_scales(scales: np.ndarray, shape: Tuple[int, ...]) -> np.ndarray:
+def _flat_scales(scales: np.ndarray, shape: Shape) -> np.ndarray:
     """Return scales [K,D] of a cache as [K*wide]; channels that pad heads have scale 1."""
     whole: np.ndarray = np.ones((len(scales), shape[0] // len(scales)), np.float32)
     whole[:, : scales.shape[1]] = scales
     return whole.reshape(-1)
 
 
-def _rounded(numbers: np.ndarray, dtype: str) -> np.ndarray:
-    return numbers_of(torch.from_numpy(np.array(numbers)).to(getattr(torch, dtype)))
+def _by_output(numbers: np.ndarray, _: Shape) -> np.ndarray:
+    """Weights of experts [experts,K,N] as [experts,N,K]; biases [experts,N] unchanged."""
+    return numbers if numbers.ndim < 3 else numbers.swapaxes(1, 2)
+
+
+def _alternating(gates: np.ndarray, ups: np.ndarray, _: Shape) -> np.ndarray:
+    """Outputs of gates and of ups in turn, [experts,2*N,...]."""
+    both = np.stack([_by_output(gates, ()), _by_output(ups, ())], axis=2)
+    return both.reshape(len(both), -1, *both.shape[3:])
+
+
+def _turns(first: np.ndarray, second: np.ndarray, shape: Shape) -> Optional[np.ndarray]:
+    """Further turns per position of keys that were cached with the frequencies of a prompt, from
+    tables with leading and further digits of frequencies.
+    """
+    kept = len(first) - shape[0]
+    frequencies = first[kept:].astype(np.float64) + second[kept:]
+    return with_zeros((frequencies - frequencies[0]) / (2 * np.pi), shape)
+
+
+def _cast(dtype: str) -> Form:
+    """A table of float32 in a dtype of activations."""
+    half = getattr(torch, dtype)
+    return lambda numbers, _: numbers_of(torch.from_numpy(np.array(numbers)).to(half))
+
+
+# By the end of a name, which follows the name of a parameter or another such name: matrices of
+# linear layers [N,K] as [K,N], weights of experts [experts,K,N] as [K,experts*N], those
+# [experts,N,K] as [experts*N,K], numbers before zeros, and the frequencies of keys without a turn.
+FORMS: Mapping[str, Form] = {
+    **dict.fromkeys(("T", "transposed"), lambda numbers, _: numbers.T),
+    "by_output": _by_output,
+    "beside": lambda numbers, shape: numbers.swapaxes(0, 1).reshape(shape),
+    "stacked": lambda numbers, shape: numbers.reshape(shape),
+    "padded": with_zeros,
+    "kept": lambda numbers, _: numbers[0],
+    **{dtype: _cast(dtype) for dtype in ("float16", "bfloat16")},
+}
+# Forms of two constants, with parts of their names.
+PAIRS: Mapping[str, Tuple[str, str, Callable[..., Optional[np.ndarray]]]] = {
+    "alternating": (".gates", ".ups", _alternating),
+    "turns": (".first.", ".second.", _turns),
+}

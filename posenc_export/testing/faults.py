@@ -5,23 +5,15 @@ from typing import Any, Callable, Dict, List, Optional, Tuple, Type
 import torch
 from torch import Tensor
 
-from posenc_export.encodings.shared.base import Oracle, PositionEncoding, StateSpec
+from posenc_export.encodings.shared.base import PositionEncoding
 from posenc_export.encodings.shared.combined import overrides
 from posenc_export.testing.planting import Fault
 
 
 class Faulty(PositionEncoding):
-    """Wrapper of an encoding; subclasses change the positions or states that the encoding receives.
-
-    Args:
-        inner: the wrapped encoding.
+    """First base of a faulty encoding, whose other base is the class of the correct one; subclasses
+    change the positions or states that the correct hooks receive.
     """
-
-    def __init__(self, inner: PositionEncoding) -> None:
-        super().__init__()
-        self.inner = inner
-        self.shared, self.works_in = inner.shared, inner.works_in
-        self.axes, self.chunk = inner.axes, inner.chunk
 
     def changed_positions(self, positions: Tensor) -> Tensor:
         """Positions of queries and tokens that the encoding receives."""
@@ -39,25 +31,22 @@ class Faulty(PositionEncoding):
         self, x: Tensor, positions: Tensor, states: List[Tensor]
     ) -> Tuple[Tensor, List[Tensor]]:
         changed = self.changed_positions(positions)
-        return self.inner.embed_next(
-            x, self.changed_key_positions(changed, changed), self.changed_states(states)
-        )
+        of_keys = self.changed_key_positions(changed, changed)
+        return super().embed_next(x, of_keys, self.changed_states(states))
 
     def rotate(self, q: Tensor, k: Tensor, positions: Tensor) -> Tuple[Tensor, Tensor]:
         changed = self.changed_positions(positions)
         of_keys = self.changed_key_positions(changed, changed)
-        return self.inner.rotate(q, k, changed)[0], self.inner.rotate(q, k, of_keys)[1]
+        return super().rotate(q, k, changed)[0], super().rotate(q, k, of_keys)[1]
 
     def bias(self, q_positions: Tensor, k_positions: Tensor) -> Optional[Tensor]:
-        return self.inner.bias(
-            self.changed_positions(q_positions),
-            self.changed_key_positions(k_positions, q_positions),
-        )
+        of_keys = self.changed_key_positions(k_positions, q_positions)
+        return super().bias(self.changed_positions(q_positions), of_keys)
 
     def observe(
         self, x: Tensor, k: Tensor, positions: Tensor, write_index: Tensor, states: List[Tensor]
     ) -> List[Tensor]:
-        return self.inner.observe(x, k, positions, write_index, self.changed_states(states))
+        return super().observe(x, k, positions, write_index, self.changed_states(states))
 
     def rescore(
         self,
@@ -70,25 +59,9 @@ class Faulty(PositionEncoding):
         scale: float,
         states: List[Tensor],
     ) -> Tensor:
-        changed = self.changed_key_positions(key_positions, positions)
-        return self.inner.rescore(
-            q, keys, values, mask, self.changed_positions(positions), changed, scale, states
-        )
-
-    def prepare(self) -> None:
-        self.inner.prepare()
-
-    def key_size(self, head_size: int) -> int:
-        return self.inner.key_size(head_size)
-
-    def embed_states(self) -> List[StateSpec]:
-        return self.inner.embed_states()
-
-    def layer_states(self) -> List[StateSpec]:
-        return self.inner.layer_states()
-
-    def oracle(self) -> Oracle:
-        return self.inner.oracle()
+        of_keys = self.changed_key_positions(key_positions, positions)
+        called = self.changed_positions(positions)
+        return super().rescore(q, keys, values, mask, called, of_keys, scale, states)
 
 
 class FromZero(Faulty):
@@ -117,14 +90,12 @@ class Forgetful(Faulty):
 
 
 def wrapped(cls: Type[Faulty]) -> Callable[[Any], None]:
-    """Return a function that wraps each encoding of a model, in place."""
+    """Return a function that makes each encoding of a model faulty, in place."""
 
     def plant(model: Any) -> None:
-        wrappers: Dict[int, Faulty] = {}
         for module in list(model.modules()):
-            for name, child in module.named_children():
-                if isinstance(child, PositionEncoding):
-                    setattr(module, name, wrappers.setdefault(id(child), cls(child)))
+            if isinstance(module, PositionEncoding):
+                module.__class__ = type(cls.__name__, (cls, type(module)), {})
 
     return plant
 

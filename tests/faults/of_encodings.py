@@ -40,9 +40,8 @@ class Late(Faulty):
         return positions - 1
 
     def bias(self, q_positions: Tensor, k_positions: Tensor) -> Optional[Tensor]:
-        return self.inner.bias(
-            q_positions, k_positions - 1 - k_positions.eq(q_positions[:, -1:]).long()
-        )
+        late = k_positions - 1 - k_positions.eq(q_positions[:, -1:]).long()
+        return super(Faulty, self).bias(q_positions, late)
 
 
 def _swapped_layout(e: Any) -> None:

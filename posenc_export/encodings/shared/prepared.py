@@ -1,6 +1,6 @@
 """Tables that `prepare` computes from trained weights, again after weights have changed."""
 
-from typing import List
+from typing import List, Self
 
 from posenc_export.encodings.shared.base import PositionEncoding
 
@@ -15,7 +15,12 @@ def weight_versions(encoding: PositionEncoding) -> List[int]:
     return [parameter._version for parameter in encoding.parameters()]
 
 
-def prepare_if_changed(encoding: PositionEncoding) -> None:
-    """Rebuild tables if weights differ from those of `prepared`, set by `prepare`."""
-    if encoding.prepared != weight_versions(encoding):
-        encoding.prepare()
+class Prepared(PositionEncoding):
+    """An encoding whose `prepare` sets `prepared` to its weight_versions."""
+
+    def train(self, mode: bool = True) -> Self:
+        """Set the mode; the return to eval rebuilds the tables if weights changed."""
+        super().train(mode)
+        if not mode and self.prepared != weight_versions(self):
+            self.prepare()
+        return self

@@ -1,23 +1,19 @@
 """Base of encodings that add rows of a trained recurrence, which does not depend on tokens."""
 
-from typing import Any, Iterator, Self, Sequence, Tuple
+from typing import Any, Iterator, Sequence, Tuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from posenc_export.encodings.shared.base import Geometry, PositionEncoding, Table
-from posenc_export.encodings.shared.prepared import (
-    prepare_if_changed,
-    prepare_loaded,
-    weight_versions,
-)
+from posenc_export.encodings.shared.base import Geometry, Table
+from posenc_export.encodings.shared.prepared import Prepared, prepare_loaded, weight_versions
 from posenc_export.shared.refusal import refusal
 
 MOST_STEPS = 1 << 22  # steps of a recurrence, which run one after the other; 20 to 100 us each
 
 
-class Trajectory(PositionEncoding):
+class Trajectory(Prepared):
     """x + p_k, where the rows p_0, p_1, ... follow from p_0 by a recurrence. A subclass creates its
     weights, then calls `prepare`.
 
@@ -59,13 +55,6 @@ class Trajectory(PositionEncoding):
             table[k] = row
         self.table = Table(table)
         self.prepared = weight_versions(self)
-
-    def train(self, mode: bool = True) -> Self:
-        """Set the mode; the return to eval rebuilds the table if weights changed."""
-        super().train(mode)
-        if not mode:
-            prepare_if_changed(self)
-        return self
 
     def embed(self, x: Tensor, positions: Tensor) -> Tensor:
         """x [B,S,E], positions [B,S] int64 to [B,S,E] in x's dtype."""
