@@ -41,9 +41,7 @@ COUNTED = ("right", "wrong", "refused", "not possible")
 def exported(
     name: str, python: str, checkpoints: Path, output: Path, of: Sequence[str]
 ) -> List[Dict[str, Any]]:
-    """Export all families with one exporter; return its rows, and one for each family at which
-    its process ended. Rows are kept beside the output.
-    """
+    """Export all families with one exporter; a row for each, kept beside the output."""
     script = str(Path(__file__).with_name("audit_exporters.py"))
     kept = output.with_name(f"{output.name}.json")
     rows: List[Dict[str, Any]] = json.loads(kept.read_text()) if kept.exists() else []
@@ -174,9 +172,7 @@ def _code(text: str) -> str:
 
 
 def available(name: str, python: str) -> bool:
-    """Return whether an environment has the packages of an exporter, and this one what runs its
-    graphs.
-    """
+    """Whether an environment has an exporter's packages, and this one what runs its graphs."""
     packages = EXPORTERS[name][1]
     if "openvino" in packages and importlib.util.find_spec("openvino") is None:
         return False

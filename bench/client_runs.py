@@ -69,9 +69,7 @@ def finished(command: Sequence[object], trial: Trial) -> str:
 
 
 def same_tokens(output: str, trial: Trial) -> None:
-    """Compare the tokens that a program printed with those of the session. RuntimeError: the tokens
-    differ.
-    """
+    """Compare printed tokens with those of the session. RuntimeError: they differ."""
     tokens = [int(token) for token in output.split()]
     if tokens != trial.continuation:
         raise RuntimeError(f"clients: expected tokens {trial.continuation}, got {tokens}")

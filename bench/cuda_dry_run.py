@@ -1,6 +1,4 @@
-"""The page of the dry run: `python -m bench.cuda_dry_run WORKDIR ...` joins results, and
-writes JSON and PAGE.
-"""
+"""Join results of the dry run, write JSON and PAGE: python -m bench.cuda_dry_run WORKDIR ..."""
 
 import json
 import re

@@ -73,9 +73,7 @@ def bursts(
 
 
 def measured(names: Sequence[str], target: str) -> Dict[str, Any]:
-    """Return {"plain_microseconds": {context: time of a step without an encoding}, "rows":
-    [{"encoding", "over_plain": {context: [median, low, high]}}]}.
-    """
+    """{"plain_microseconds": by context, "rows": [{"encoding", "over_plain": by context}]}."""
     random = np.random.default_rng(0)
     x = random.standard_normal((1, max(CONTEXTS) + STEPS, WIDTH), dtype=np.float32)
     ratios: Dict[str, Dict[str, List[float]]] = {name: {} for name in names}

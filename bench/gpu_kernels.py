@@ -148,9 +148,7 @@ def _attention(
 def _attended(
     q: np.ndarray, new: Sequence[np.ndarray], past: Sequence[np.ndarray], sink: Any, window: int
 ) -> np.ndarray:
-    """Return the output [S,H*D] of queries [S,H,D] with new [S,K,D] and cached [K,T,D] keys and
-    values.
-    """
+    """Output [S,H*D] of queries [S,H,D] for new [S,K,D] and cached [K,T,D] keys and values."""
     heads, size = q.shape[1:]
     keys, values = (
         by_query_head(np.concatenate([old, x.transpose(1, 0, 2)], 1).astype(np.float64), heads)

@@ -26,9 +26,7 @@ Row = Dict[str, Any]
 
 
 def write(values: Mapping[str, Any], page: Path) -> None:
-    """Replace the measurements of a page: a table of the devices, and a section for each part that
-    has rows.
-    """
+    """Replace the measurements of a page: its devices, and a section for each part with rows."""
     sections = [_machines(values["machines"])] if values["rows"] else [NONE]
     for part, (text, table) in SECTIONS.items():
         rows = [row for row in values["rows"] if row["part"] == part]

@@ -87,9 +87,7 @@ def summary(certificate: Mapping[str, Any], warned: Sequence[str]) -> Dict[str, 
 
 
 def models() -> Dict[str, Tuple[str, Callable[[], Sources]]]:
-    """Return the models of the dry run by kind and name: their kinds, and functions that make
-    them.
-    """
+    """Return the models of the dry run by kind and name: their kinds, and what makes them."""
     return {
         f"{kind}: {name}": (kind, make)
         for kind in ARTEFACTS

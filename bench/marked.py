@@ -1,6 +1,4 @@
-"""Texts of generated pages, and generated parts of others, between the comments <!-- NAME --> and
-<!-- end of NAME -->.
-"""
+"""Texts of generated pages, and parts of others between <!-- NAME --> and <!-- end of NAME -->."""
 
 from pathlib import Path
 

@@ -56,9 +56,7 @@ def known_keys(name: str) -> List[str]:
 
 
 def described(config: Dict[str, Any], part: Optional[str]) -> StackConfig:
-    """Return the description of a configuration, with max_positions RANGE if it has no such key.
-    ValueError: families.read refuses the configuration.
-    """
+    """Return a description, with RANGE positions if it has none. ValueError: families.read."""
     try:
         return families.read(config, None, part)[0]
     except ValueError as refusal:

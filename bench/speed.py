@@ -143,9 +143,7 @@ SAMPLE = 4096  # hidden states for the calibration of caches
 
 
 def described(part: str, encoding: str) -> AnyConfig:
-    """Return the model of a part: a block of width 512 with 8 heads, a decoder of 4 layers of
-    width 256, or one of Llama's architecture with 134M parameters.
-    """
+    """Return a part's model: a block of width 512, 4 layers of width 256, or 134M parameters."""
     spec, size = {"name": encoding}, FOLDERS.get(part, part)
     if size == "block":
         return block_config(512, 8, 16384, encoding=spec)

@@ -28,9 +28,7 @@ TITLES = {
 
 @dataclass(frozen=True)
 class Target:
-    """A ratio of times that the page reports: that of contestant `ours` to that of `theirs`,
-    with its upper bound `most`, or None for no bound.
-    """
+    """A ratio of the times of `ours` to `theirs`, and `most`, its bound, or None."""
 
     part: str
     phase: str

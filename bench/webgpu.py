@@ -68,9 +68,7 @@ def measured(folder: Path, adapter: str) -> Dict[str, Any]:
 
 
 def on_cpu(folder: Path) -> Dict[str, int]:
-    """Count the nodes by operator that ONNX Runtime gives to the CPU provider, because WebGPU
-    has no kernel for them.
-    """
+    """Count the nodes by operator that run on the CPU, since WebGPU has no kernel for them."""
     import onnxruntime
 
     options = onnxruntime.SessionOptions()
@@ -97,9 +95,7 @@ def run(folder: Path, adapter: str, results: Path) -> None:
 
 
 def table(rows: List[Dict[str, Any]]) -> str:
-    """Return the Markdown table of the results: the worst encoding of each target, and artefacts
-    that are wrong, refused or fail.
-    """
+    """Return the table: the worst encoding of each target, and what is wrong or refused."""
     lines = []
     for target in sorted({row["target"] for row in rows}):
         of_target = [row for row in rows if row["target"] == target]

@@ -83,9 +83,7 @@ def respond(encoding: PositionEncoding, places: Tensor, causal: bool) -> Respons
 def _by_content(
     encoding: PositionEncoding, x: Tensor, q: Tensor, k: Tensor, mask: Tensor, positions: Tensor
 ) -> Tensor:
-    """Scores [1,H,S,S] of an encoding that overrides `rescore`, from its attention weights (the
-    values are rows of the identity).
-    """
+    """Scores [1,H,S,S] of `rescore`, from attention weights (values are rows of the identity)."""
     count, heads, size = q.size(1), q.size(2), TOKENS
     states = [
         torch.zeros(1, state.sizes[0], 0, state.sizes[1]) for state in encoding.layer_states()
@@ -109,9 +107,7 @@ def differ(first: Tensor, second: Tensor) -> bool:
 
 
 def told_apart(response: Response) -> int:
-    """How many tokens differ from every earlier token: in their change, their query or key, or
-    the score that the last query gives to them.
-    """
+    """How many tokens differ from all earlier ones: in change, query, key or the last score."""
     parts = [response.tokens, response.rotated, response.scores[:, -1].T]
     rows = torch.cat([part / part.abs().max().clamp(min=TINY) for part in parts], dim=1)
     apart = (rows[:, None] - rows[None]).abs().amax(2) > BOUND
@@ -119,9 +115,7 @@ def told_apart(response: Response) -> int:
 
 
 def offset_only(near: Response, far: Response) -> str:
-    """Return "yes" if products and scores depend only on the offset of two tokens, "no" if they
-    depend on more, and "-" if neither depends on positions.
-    """
+    """ "yes" if products and scores depend on offsets only, "no" on more, "-" not on positions."""
     seen, inner = near.seen, near.seen[1:, 1:]
     moves = varies = shifts = False
     for first, second in ((near.products, far.products), (near.scores, far.scores)):
@@ -132,9 +126,7 @@ def offset_only(near: Response, far: Response) -> str:
 
 
 def measure(name: str) -> Row:
-    """The cells of one encoding, by column. Every cell is "-" if a parameter has no default.
-    ValueError: unknown name, or an encoding that cannot be built.
-    """
+    """The cells of an encoding; all "-" without a default. ValueError: it cannot be built."""
     if needs_parameters(name):
         return dict.fromkeys(COLUMNS, "-")
     encoding, causal = built({"name": name}), "causal" in encodings.KNOWN[name].works_in
@@ -178,9 +170,7 @@ def same_response(
 
 
 def longer(spec: Mapping[str, Any]) -> str:
-    """What a range four times as long needs: "same weights", "more weights", or "places change"
-    if known positions are then encoded differently.
-    """
+    """ "same weights", "more weights" or "places change" for a range four times as long."""
     short, long = built(spec, TOKENS), built(spec, 4 * TOKENS)
     places = _line(short, 0)
     if not _loaded(long, short):

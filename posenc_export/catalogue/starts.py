@@ -1,6 +1,4 @@
-"""Weights for pictures of encodings: trained weights if they are installed, weights chosen to
-show what an encoding does, or initial weights.
-"""
+"""Weights for pictures of encodings: trained, chosen to show what it does, or initial ones."""
 
 import dataclasses
 import math
@@ -64,9 +62,7 @@ def build_for_picture(
 
 
 def _fill(table: torch.nn.Parameter, axis: int) -> None:
-    """Replace a random table by rows [sin(n w_k), cos(n w_k)], w_k = BASE^(-2k/d), with the same
-    mean and standard deviation.
-    """
+    """Replace a table by rows [sin(n w_k), cos(n w_k)] of equal mean and standard deviation."""
     count, width, numbers = table.shape[axis], table.shape[1 - axis], table.double()
     columns = torch.arange(width, dtype=torch.float64)
     frequencies = BASE ** (-2 * (columns // 2) / width)

@@ -36,9 +36,7 @@ def heatmap(axes: Any, values: np.ndarray, beyond: bool = False, **options: Any)
 
 
 def wavelengths(axes: Any, encoding: Rotary, spec: Mapping[str, Any], geometry: Geometry) -> None:
-    """Draw the wavelength of each pair, with lines at the range and at the trained length;
-    longer wavelengths make no full turn.
-    """
+    """Draw the wavelength of each pair, and lines at the range and at the trained length."""
     frequencies, theta = _frequencies(encoding), getattr(encoding, "theta", THETAS[0])
     turning = np.flatnonzero(frequencies)
     lengths = 2 * np.pi / frequencies[turning]
@@ -118,9 +116,7 @@ def sections(axes: Any, encoding: RotaryGrid) -> None:
 
 
 def inner_products(axes: Any, rows: np.ndarray) -> None:
-    """Draw cosines between the rows of three positions and all rows [n,E]; the curves coincide
-    if cosines depend on the distance only.
-    """
+    """Draw cosines of three rows and all rows [n,E]; one curve if only distances matter."""
     count, sizes = len(rows), np.linalg.norm(rows, axis=1)
     for color, width, quarters in zip(COLOURS, (4.0, 2.4, 0.8), (1, 2, 3), strict=False):
         position = quarters * count // 4

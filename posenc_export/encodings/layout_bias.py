@@ -57,9 +57,7 @@ class LayoutBias(PositionEncoding):
     }
 
     def bias(self, q_positions: Tensor, k_positions: Tensor) -> Optional[Tensor]:
-        """q_positions [3,B,S], k_positions [3,B,T] int64 to [B,H,S,T] float32; without the axis of
-        coordinates, all three are the position.
-        """
+        """q_positions [3,B,S], k_positions [3,B,T], or one for all, to [B,H,S,T] float32."""
         if q_positions.dim() == 2:
             q_positions, k_positions = q_positions.expand(3, -1, -1), k_positions.expand(3, -1, -1)
         ahead = k_positions.unsqueeze(2) - q_positions.unsqueeze(3)  # [3,B,S,T]

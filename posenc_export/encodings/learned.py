@@ -14,9 +14,7 @@ from posenc_export.shared.refusal import refusal
 
 
 def copied(rows: Tensor, count: int) -> Tensor:
-    """Extend rows [M,E] to [count,E] by repetition: position p gets row p mod M (Beltagy et al.
-    2020, Longformer, 5).
-    """
+    """Extend rows [M,E] to [count,E]: p gets row p mod M (Beltagy et al. 2020, Longformer, 5)."""
     return rows[torch.arange(count) % len(rows)]
 
 

@@ -1,6 +1,4 @@
-"""Compare a model with the module that it was built from, for every division of a sequence into
-calls.
-"""
+"""Compare a model with the module that it was built from, for every division into calls."""
 
 from typing import Any, Callable, Dict, Tuple, Union
 

@@ -35,9 +35,7 @@ def condition_factor(model: Model, expected: Expected, tolerance: float) -> floa
 
 
 def disturbed(model: Any, seed: int) -> Any:
-    """Return a copy of a module with each weight one unit in the last place higher, lower, or as
-    it is.
-    """
+    """Return a copy with each weight at most one unit in the last place higher or lower."""
     generator, other = torch.Generator().manual_seed(seed), copy.deepcopy(model)
     with torch.no_grad():
         for parameter in other.parameters():

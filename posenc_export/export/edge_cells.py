@@ -1,6 +1,4 @@
-"""Compare a reduced model (edge_model.py) with its artefact on both sides of every edge, near
-and far.
-"""
+"""Compare a reduced model (edge_model.py) with its artefact on both sides of every edge."""
 
 import functools
 import shutil

@@ -1,6 +1,4 @@
-"""Edges of a model: positions and distances at which its computation changes. They follow from
-its encodings and from what its layers see.
-"""
+"""Edges of a model, where its computation changes: those of its encodings and what layers see."""
 
 import re
 from typing import Any, Dict, Iterator, List

@@ -1,6 +1,4 @@
-"""Outputs of the eager module for the inputs of a proof, in float32 for artefacts of every
-dtype.
-"""
+"""Outputs of the eager module for a proof, in float32 for artefacts of every dtype."""
 
 from typing import Dict, Optional, Sequence, Tuple
 

@@ -92,9 +92,7 @@ class ExpectedNumbers:
         return False
 
     def row_of_distance(self, rows: np.ndarray) -> bool:
-        """Return whether rows [range] stand together in a table of integers of an encoding, and the
-        last is that of all larger distances.
-        """
+        """Whether rows [range] stand in an encoding's table, and the last stays the same."""
         for name, tensor in self.tensors.items():
             if tensor.dtype != torch.int64 or tensor.dim() != 1:
                 continue
@@ -144,9 +142,7 @@ def _alternating(gates: np.ndarray, ups: np.ndarray, _: Shape) -> np.ndarray:
 
 
 def _turns(first: np.ndarray, second: np.ndarray, shape: Shape) -> Optional[np.ndarray]:
-    """Further turns per position of keys that were cached with the frequencies of a prompt, from
-    tables with leading and further digits of frequencies.
-    """
+    """Further turns per position of cached keys, from leading and further digits of frequencies."""
     kept = len(first) - shape[0]
     frequencies = first[kept:].astype(np.float64) + second[kept:]
     return with_zeros((frequencies - frequencies[0]) / (2 * np.pi), shape)

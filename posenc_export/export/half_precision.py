@@ -1,6 +1,4 @@
-"""Faults in float16 and bfloat16 of encodings from outside this package, found before a model is
-traced and named with file and line of the hook.
-"""
+"""Faults of foreign encodings in half precision, named before a trace with file and line."""
 
 import copy
 import inspect

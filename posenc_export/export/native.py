@@ -94,9 +94,7 @@ def compile_artefact(
 
 
 def check_compile(folder: Path, output: Path) -> None:
-    """Check compiler, artefact and destination before any work. ValueError: as for
-    `compile_artefact`.
-    """
+    """Check compiler, artefact and destination first. ValueError: as for `compile_artefact`."""
     # As Inductor chooses it.
     compiler = os.environ.get("CXX", "clang++" if sys.platform == "darwin" else "g++")
     if shutil.which(compiler) is None:

@@ -1,6 +1,4 @@
-"""Measure what an artefact with rounded weights, activations or caches loses against its float32
-module, and refuse a loss above a limit.
-"""
+"""Measure what an artefact in few bits loses against its float32 module; refuse a large loss."""
 
 import math
 from pathlib import Path

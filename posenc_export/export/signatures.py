@@ -192,9 +192,7 @@ def takes_logits_index(model: Model, signature: str) -> bool:
 
 
 def wrap(model: Model, signature: str) -> torch.nn.Module:
-    """Return the model in a calling convention, in eval mode. ValueError: signature "mask" for an
-    encoding with coordinates.
-    """
+    """Return the model in a calling convention, for eval. ValueError: "mask" with coordinates."""
     for encoding in dict.fromkeys(
         (model.token_encoding, *(attention.encoding for attention in model.attentions()))
     ):

@@ -1,6 +1,4 @@
-"""Verify an artefact: compare it with the eager module on the grid of scenarios, and the eager
-module with the float64 oracle.
-"""
+"""Verify an artefact against the eager module on the grid, and that against the float64 oracle."""
 
 import dataclasses
 import tempfile
@@ -252,9 +250,7 @@ def single_threaded(folder: Path, provider: str) -> Loaded:
 def certify(
     session: Session, model: Model, expected: Expected, progress: Progress
 ) -> Dict[str, Any]:
-    """Return the certificate of a session: its errors against the eager module, and those of the
-    eager module against the oracle.
-    """
+    """Return the certificate of a session against the eager module, and of that to the oracle."""
     accuracy = accuracy_of(model, session.manifest)
     return _certificate(
         session,

@@ -44,9 +44,7 @@ class WeightFile:
         self._used = 0  # bytes of the segment
 
     def keep(self, numbers: np.ndarray) -> np.ndarray:
-        """Return an array with the same content that is mapped from the file; a small one itself.
-        OSError: the disk is full.
-        """
+        """Return an equal array, mapped from the file unless small. OSError: the disk is full."""
         if numbers.nbytes < LEAST or not MAPS.exists():
             return numbers
         memory, at = self._room(numbers.nbytes)

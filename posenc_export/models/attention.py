@@ -1,6 +1,4 @@
-"""Attention of one layer to its own keys, in one implementation for all encodings and targets, and
-of a decoder to the outputs of an encoder.
-"""
+"""Attention of a layer to its own keys, for all encodings and targets, or to an encoder's."""
 
 from typing import Any, List, Optional, Sequence, Tuple
 
@@ -188,9 +186,7 @@ class CrossAttention(torch.nn.Module):
         write_index: Tensor,
         states: List[Tensor],
     ) -> Tuple[Tensor, List[Tensor]]:
-        """x [B,S,E], mask [B,1,S,Q], states: keys and values of the encoder [B,K,Q,D], to
-        [B,S,E] and no states. Other inputs as for Attention.forward.
-        """
+        """x [B,S,E], mask [B,1,S,Q], keys and values [B,K,Q,D] to [B,S,E] and no states."""
         q = ops.split_heads(self.projection(x), self.heads)  # [B,S,H,D]
         y = ops.attend(q, states[0], states[1], mask, None, self.scale, self.softcap, None)
         return self.projection.output(y), states[:0]

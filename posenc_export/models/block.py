@@ -145,9 +145,7 @@ class AttentionBlock(torch.nn.Module):
         )
 
     def __call__(self, *arguments: Any, **named: Any) -> Any:
-        """Call `forward`; with x alone compute the output of whole sequences at positions 0 .. S-1,
-        as for training. ValueError: as whole_pass and check_dtype.
-        """
+        """Call `forward`; with x alone, whole sequences at positions 0 .. S-1 (whole_pass)."""
         check_dtype(self)
         if len(arguments) == 1 and not named:
             return whole_pass(self, *arguments)

@@ -48,9 +48,7 @@ class Matrix(Protocol):
         """Return the tensor as float32."""
 
     def blocks(self) -> Optional[Blocks]:
-        """Return its blocks, or None if its type has others than codes with a scale and an
-        offset for 16 or more inputs.
-        """
+        """Return its blocks; None without codes that share scales over 16 inputs or more."""
 
 
 @dataclass(frozen=True)

@@ -137,9 +137,7 @@ class Checkpoint:
 
 
 def read_config(folder: Path) -> Dict[str, Any]:
-    """Return the contents of config.json. ValueError: the folder or config.json does not exist, or
-    config.json is not a JSON object.
-    """
+    """Return config.json. ValueError: there is no such folder or file, or it is no JSON object."""
     if not folder.is_dir():
         remedy = download(folder) or "download the model first"
         raise refusal(

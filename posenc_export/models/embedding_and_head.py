@@ -49,9 +49,7 @@ class Tokens(torch.nn.Module):
     def forward(
         self, ids: Tensor, segments: Optional[Tensor], coordinates: Tensor, states: List[Tensor]
     ) -> Tuple[Tensor, List[Tensor]]:
-        """ids, segments [B,S] int64, coordinates [B,S] or [axes,B,S], states of the encoding to
-        [B,S,E] and new states.
-        """
+        """ids, segments [B,S], coordinates [B,S] or [axes,B,S], states to [B,S,E], new states."""
         x = self.embedding(ids)
         if self.scale != 1.0:
             x = x * self.scale
@@ -77,9 +75,7 @@ class Tokens(torch.nn.Module):
 
 
 class Features(torch.nn.Module):
-    """norm(embed(scale * stem(features))) of width E; `embed` of an encoding with one coordinate,
-    which needs no token table of another width.
-    """
+    """norm(embed(scale * stem(features))) of width E, for an encoding of one coordinate."""
 
     def __init__(self, width: int, config: TokensConfig, encoding: PositionEncoding) -> None:
         super().__init__()
@@ -94,9 +90,7 @@ class Features(torch.nn.Module):
     def forward(
         self, x: Tensor, segments: Optional[Tensor], coordinates: Tensor, states: List[Tensor]
     ) -> Tuple[Tensor, List[Tensor]]:
-        """x [B,S,F], segments None, coordinates [B,S], which are positions, states of the
-        encoding to [B,S,E] and new states.
-        """
+        """x [B,S,F], segments None, coordinates [B,S] (positions), states to [B,S,E], states."""
         hidden = self.stem(x, coordinates)
         if self.scale != 1.0:
             hidden = hidden * self.scale

@@ -18,9 +18,7 @@ from posenc_export.shared.refusal import refusal
 
 
 class Mask(torch.nn.Module):
-    """Attention mask of the keys that are visible, with the bias of an encoding. Layers with equal
-    masks share one.
-    """
+    """Attention mask with the bias of an encoding; layers with equal masks share one."""
 
     def __init__(self, visibility: Visibility, encoding: PositionEncoding) -> None:
         super().__init__()
@@ -30,9 +28,7 @@ class Mask(torch.nn.Module):
     def forward(
         self, positions: Tensor, coordinates: Tensor, key_positions: Tensor, like: Tensor
     ) -> Tensor:
-        """positions [B,S], their coordinates, key_positions [B,T] int64 to [B,1 or H,S,T] in like's
-        dtype.
-        """
+        """positions [B,S], coordinates, key_positions [B,T] to [B,1 or H,S,T] in like's dtype."""
         if self.grid_bias:
             bias = self.encoding.bias(coordinates, coordinates)
         else:
@@ -43,9 +39,7 @@ class Mask(torch.nn.Module):
 
 
 class Layer(torch.nn.Module):
-    """One layer of width E: attention with an encoding, and MLP, with norms and residual sums, as
-    many as the residual needs.
-    """
+    """Attention with an encoding, and MLP, with as many norms and sums as the residual needs."""
 
     def __init__(self, width: int, kind: LayerConfig, encoding: PositionEncoding) -> None:
         super().__init__()

@@ -107,9 +107,7 @@ def read(
 
 
 def activation_of(config: Mapping[str, Any], key: str) -> str:
-    """Return our name of the activation under a key of config.json, or of one that it cannot
-    change. ValueError: an unknown activation.
-    """
+    """Return our name of the activation under a key of config.json. ValueError: an unknown one."""
     name = config.get(key, DEFAULTS.get(key, key))
     if not isinstance(name, str) or name not in ACTIVATIONS_OF_HEADS:
         rule = f"{key} to be one of {', '.join(ACTIVATIONS_OF_HEADS)}"

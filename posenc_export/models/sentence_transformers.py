@@ -139,9 +139,7 @@ class Sentences:
 
 
 def opened(folder: Path, whole: bool) -> Tuple[Path, Optional[Sentences]]:
-    """Return the folder of the encoder, and what is computed from its hidden states, if the whole
-    model is wanted; None if the folder is not one of this library.
-    """
+    """Return the folder of the encoder, and the Sentences of a whole model; None for others."""
     if not (folder / MODULES).is_file():
         return folder, None
     sentences = read(folder) if whole else None
@@ -149,9 +147,7 @@ def opened(folder: Path, whole: bool) -> Tuple[Path, Optional[Sentences]]:
 
 
 def read(folder: Path) -> Sentences:
-    """Read all modules of a folder. ValueError: a file, a module or a setting that is missing or
-    cannot be exported, by its name.
-    """
+    """Read all modules. ValueError: what is missing or cannot be exported, by its name."""
     (_, encoder), *others = _modules(folder)
     kind, place = others.pop(0) if others else ("none", folder)
     if kind != "Pooling":

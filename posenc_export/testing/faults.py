@@ -11,9 +11,7 @@ from posenc_export.testing.planting import Fault
 
 
 class Faulty(PositionEncoding):
-    """First base of a faulty encoding, whose other base is the class of the correct one; subclasses
-    change the positions or states that the correct hooks receive.
-    """
+    """First base of a faulty encoding, before its correct class: changes positions or states."""
 
     def changed_positions(self, positions: Tensor) -> Tensor:
         """Positions of queries and tokens that the encoding receives."""

@@ -117,15 +117,11 @@ class PositionEncoding(torch.nn.Module):
         return self.embed(x, positions), states
 
     def rotate(self, q: Tensor, k: Tensor, positions: Tensor) -> Tuple[Tensor, Tensor]:
-        """q [B,S,H,D], k [B,S,K,D], positions [B,S] int64 (-1 padding) to the same shapes, with
-        `key_size` in place of D.
-        """
+        """q [B,S,H,D], k [B,S,K,D], positions [B,S] to these shapes, `key_size` for D."""
         return q, k
 
     def bias(self, q_positions: Tensor, k_positions: Tensor) -> Optional[Tensor]:
-        """q_positions [B,S], k_positions [B,T] int64 to biases [B,H,S,T] float32, or None for no
-        bias; entries at padding are ignored.
-        """
+        """q_positions [B,S], k_positions [B,T] to [B,H,S,T] float32 or None; padding is ignored."""
         return None
 
     def observe(

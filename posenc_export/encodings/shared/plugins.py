@@ -68,9 +68,7 @@ class Known(Encodings):
         return _loaded(points[0])
 
     def check_one(self, name: str) -> None:
-        """Check that only one encoding has the name. ValueError: several encodings have the name;
-        the message names their packages.
-        """
+        """Raise ValueError if several encodings have the name, with their packages."""
         cls = self.built_in.get(name) or self.registered.get(name)
         others = [
             str(_package(point))

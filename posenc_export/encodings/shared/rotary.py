@@ -17,9 +17,7 @@ Place = Union[int, Sequence[int]]  # the position of a token, or its coordinates
 
 
 def rotary_size(name: str, geometry: Geometry, rotary: Optional[int], least: int = 2) -> int:
-    """Rotary size r: `rotary`, or the head size if None. ValueError: odd, below `least` or above
-    the head size.
-    """
+    """Rotary size r, by default D. ValueError: odd, below `least` or above the head size."""
     size = geometry.head_size if rotary is None else rotary
     if size % 2 or not least <= size <= geometry.head_size:
         rule = f"an even rotary size within {least} .. head size {geometry.head_size}"

@@ -1,6 +1,4 @@
-"""Sinusoids (Vaswani et al. 2017, Attention Is All You Need, 3.5): rows for tables, and single
-rows for oracles.
-"""
+"""Sinusoids (Vaswani et al. 2017, 3.5): rows for tables, and single rows for oracles."""
 
 import math
 from typing import Callable

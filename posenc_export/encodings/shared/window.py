@@ -1,6 +1,4 @@
-"""Offsets of two tokens in a window of rows and columns (Liu et al. 2021, Swin Transformer,
-3.2).
-"""
+"""Offsets of two tokens in a window (Liu et al. 2021, Swin Transformer, 3.2)."""
 
 import math
 from typing import Tuple

@@ -88,9 +88,7 @@ def ramp_of(name: str, yarn: YaRN, theta: float, size: int, ramp: RampBy = "pair
 
 
 def scaled_powers(theta: float, size: int, numerics: Numerics, scaling: Optional[Ramp]) -> Tensor:
-    """Frequencies theta^(-2k/r) [r/2], scaled along the ramp unless it is None. ValueError: a theta
-    that is not finite.
-    """
+    """theta^(-2k/r) [r/2], scaled along a ramp or as they are. ValueError: theta is not finite."""
     if scaling is None:
         return powers_of(theta, size, numerics)
     shares = torch.arange(0, size, 2, dtype=dtype_of(numerics)) / size
@@ -98,9 +96,7 @@ def scaled_powers(theta: float, size: int, numerics: Numerics, scaling: Optional
 
 
 def magnitude_of(yarn: YaRN, mscale: float = 0.0, mscale_all_dim: float = 0.0) -> float:
-    """The factor on cos and sin: attention_factor, else m(mscale) / m(mscale_all_dim) if both are
-    above 0, else m(1).
-    """
+    """attention_factor, else m(mscale) / m(mscale_all_dim) if both are above 0, else m(1)."""
     if yarn.attention_factor is not None:
         return float(yarn.attention_factor)
     if mscale > 0 and mscale_all_dim > 0:

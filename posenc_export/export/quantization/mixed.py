@@ -77,9 +77,7 @@ class Choice(NamedTuple):
 
 
 def check(model: Model, sample: Optional[Sample]) -> None:
-    """Check that losses can be estimated: a decoder that reads text, without experts, and
-    calibration data. ValueError: another model, or no calibration data.
-    """
+    """Raise ValueError unless it is a decoder of text without experts, with calibration data."""
     rule = "export: expected a decoder that reads text, without experts, for a size"
     if not reads_text(model) or activations_of(model) != "int8":
         raise ValueError(f"{rule}, got another model; choose a format of weights")
@@ -118,9 +116,7 @@ def formats_within(
 
 
 def check_size(model: Model, size: float) -> int:
-    """Return the bytes of what is not rounded, also of a model on the meta device. ValueError: as
-    formats_within.
-    """
+    """Return the bytes that are not rounded (also on meta). ValueError: as formats_within."""
     readers = _readers(model)
     rounded_weights = {id(parts[0].weight) for parts in readers.values()}
     numbers = (*model.parameters(), *model.buffers())

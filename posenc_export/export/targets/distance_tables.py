@@ -43,9 +43,7 @@ def table_of(op: Builder, mask: Mask, heads: int) -> Optional[ir.Value]:
 
 
 def rows_of(op: Builder, mask: Mask, index: ir.Value) -> Optional[ir.Value]:
-    """Return the rows [range] int32 that an index [B,1,S,T] takes by distance, or None if it
-    depends on something else. Larger distances have the last one.
-    """
+    """Return rows [range] int32 of an index by distance (the last for larger ones), or None."""
     found = _Distances(mask)
     if op.max_positions > MOST or not found.decide(index):
         return None
@@ -96,9 +94,7 @@ class _Distances:
         return node.op_type in BY_ENTRY
 
     def _sign(self, value: ir.Value) -> int:
-        """Return 1 if a value is the distance from a query back to a key, -1 for its negative, and
-        0 for others.
-        """
+        """Return 1 for the distance from a query back to a key, -1 for its negative, else 0."""
         node = value.producer()
         if node is None:
             return 0

@@ -44,9 +44,7 @@ class Lowerings(NamedTuple):
 
 
 def write_onnx(source: Source, manifest: Manifest, folder: Path, lowerings: Lowerings) -> Graph:
-    """Write folder/model.onnx and its external data. ValueError: the target cannot represent the
-    module.
-    """
+    """Write model.onnx and its external data. ValueError: the target cannot represent it."""
     model = source.semantic(manifest)
     source.say(Step(f"{manifest.target}: lowering"))
     graph_ends.name(model.graph, manifest)
@@ -82,9 +80,7 @@ def write_onnx(source: Source, manifest: Manifest, folder: Path, lowerings: Lowe
 
 
 def _in_few_bits(op: Builder, manifest: Manifest, few_bits: Callable[[str], Any]) -> int:
-    """Replace rounded constants by their codes and scales, and return their number. ValueError: the
-    model has no weights that are rounded.
-    """
+    """Replace rounded constants by codes and scales; return their number. ValueError: none."""
     if manifest.weights is None:
         return 0
     nodes = few_bits(manifest.weights.activations)

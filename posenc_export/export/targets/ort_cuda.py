@@ -67,9 +67,7 @@ def append(op: Builder, node: graph.Append) -> ir.Value:
 
 
 def attend(op: Builder, node: graph.Attend) -> ir.Value:
-    """As `ort_attention.attend`; sinks beside a bias, which GroupQueryAttention refuses on CUDA,
-    take standard operators.
-    """
+    """As `ort_attention.attend`, but standard for sinks beside a bias, which CUDA refuses."""
     mask = graph.Mask.of(node.mask)
     biased = node.content is not None or (mask is not None and (mask.bias or mask.chunk))
     refused = node.sinks is not None and biased

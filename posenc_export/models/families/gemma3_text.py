@@ -16,9 +16,7 @@ WEIGHTS: Table = {
 
 
 def _rotations(config: Settings) -> Spec:
-    """Return the rotation of each layer type. Older configs have rope_theta and rope_scaling for
-    full layers, rope_local_base_freq for layers with a window.
-    """
+    """Return the rotation by layer type; older configs have rope_local_base_freq for windows."""
     keys = config.rotation_keys(1000000.0)
     nested, scaling, local = (
         keys.pop(key, None) or {}

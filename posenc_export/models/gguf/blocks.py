@@ -28,9 +28,7 @@ class GGUFMatrix:
         return dequantized(self._tensor)
 
     def blocks(self) -> Optional[Blocks]:
-        """Return the blocks of a tensor whose type is one of TYPES, with centred codes, for which
-        rounding errors of activations matter less.
-        """
+        """Return the blocks of TYPES, with centred codes, for smaller errors of activations."""
         if self._kind not in TYPES:
             return None
         bits, zero = TYPES[self._kind]

@@ -41,9 +41,7 @@ class GatedUnit(torch.nn.Module):
 
 
 class ClampedUnit(torch.nn.Module):
-    """g sigmoid(alpha g) (u + 1) with g = min(gate, limit) and u = up clamped to -limit .. limit,
-    for a limit above 0 (OpenAI 2025, gpt-oss).
-    """
+    """g sigmoid(alpha g) (u + 1), g = min(gate, limit), u = up within -limit .. limit (gpt-oss)."""
 
     def __init__(self, alpha: float = 1.702, limit: float = 7.0) -> None:
         super().__init__()
@@ -207,9 +205,7 @@ class Experts(torch.nn.Module):
 
 
 class ChosenInFloat32(Experts):
-    """Experts in half precision whose router is float32, so that logits which differ there do not
-    become equal.
-    """
+    """Experts in half precision with a float32 router, so that near logits do not become equal."""
 
     def route(self, x: Tensor) -> Tensor:
         """x [B,S,E] to weights [B,S,N] in the dtype of x."""

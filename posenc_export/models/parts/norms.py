@@ -25,9 +25,7 @@ class RMSNorm(torch.nn.RMSNorm):
 
 
 class LayerNorm(torch.nn.LayerNorm):
-    """w (x - mean x) / sqrt(var x + epsilon) + b, over `size` entries; w = 1 without a weight,
-    b = 0 without a bias.
-    """
+    """w (x - mean x) / sqrt(var x + epsilon) + b over `size` entries; else w = 1 and b = 0."""
 
     def __init__(
         self, size: int, epsilon: float = 1e-5, weight: bool = True, bias: bool = True

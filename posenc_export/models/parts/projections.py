@@ -59,9 +59,7 @@ class Grouped(torch.nn.Module):
 
 
 class Queries(torch.nn.Module):
-    """Queries only, for cross-attention to an encoder (Vaswani et al. 2017, 3.2.3). Args as
-    Grouped.
-    """
+    """Queries only, to read an encoder (Vaswani et al. 2017, 3.2.3). Args as Grouped."""
 
     def __init__(
         self,

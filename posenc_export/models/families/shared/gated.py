@@ -74,18 +74,14 @@ def layer(
 
 
 def head_norm(kind: LayerConfig, name: str = "head") -> LayerConfig:
-    """Return the layer with norms of queries and keys, specified like its first norm; `name` is
-    "head" for norms over each head, "projection" for norms over all heads.
-    """
+    """Return the layer with norms of queries and keys: of each "head", or the "projection"."""
     return kind.with_attention(head_norm={"name": name, "norm": kind.norms[0]})
 
 
 def with_experts(
     kind: LayerConfig, experts: int, chosen: int, weights: str, **parts: Any
 ) -> LayerConfig:
-    """Return the layer with experts (parts.experts.Experts) in place of its MLP, each with the
-    MLP's hidden width and activation.
-    """
+    """Return the layer with experts in place of its MLP, with its hidden width and activation."""
     sizes = {"experts": experts, "chosen": chosen, "hidden": kind.mlp["hidden"]}
     unit = {"name": "gated", "activation": kind.mlp["activation"]}
     mlp = {"name": "experts", **sizes, "weights": weights, "unit": unit, **parts}

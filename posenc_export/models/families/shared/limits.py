@@ -40,9 +40,7 @@ CORRECT = "correct config.json"
 
 
 def check_values(family: str, values: Mapping[str, Any], depth: int = 0) -> None:
-    """Check the numbers, names, lists and depth of config.json. ValueError: one beyond its limit,
-    or a value of another type in place of a name.
-    """
+    """Check numbers, names, lists and depth of config.json. ValueError: one beyond its limit."""
     for key, value in values.items():
         if not str(key).isprintable():
             rule, got = "keys of printable characters in config.json", f"{str(key)!r:.80}"

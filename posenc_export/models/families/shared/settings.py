@@ -18,9 +18,7 @@ ROTATION = (
 
 
 class Settings(Keys):
-    """The keys of a model's config.json; max_positions of the model to build, None for
-    max_position_embeddings.
-    """
+    """The keys of a model's config.json; max_positions: None for max_position_embeddings."""
 
     def __init__(self, values: Mapping[str, Any], max_positions: Optional[int] = None) -> None:
         super().__init__(values)
@@ -88,9 +86,7 @@ class Settings(Keys):
         ]
 
     def pattern(self, period: int, *spellings: str) -> List[str]:
-        """Take sliding_window_pattern, `period` if it is missing, or further names of that key, and
-        return layer types as `full_every`.
-        """
+        """Return `full_every` of sliding_window_pattern or other `spellings`, or of `period`."""
         keys = ("sliding_window_pattern", "_sliding_window_pattern", *spellings)
         periods = {key: self.whole(key) for key in keys if key in self._remaining}
         if len(set(periods.values())) > 1:

@@ -18,9 +18,7 @@ ACTIVATIONS = {
 
 
 class Keys:
-    """The keys of a config.json. A method that takes a key raises ValueError if the key is missing
-    and has no default, and for values that it does not name.
-    """
+    """The keys of a config.json. ValueError: a key is missing without default, or another value."""
 
     layers: int  # of the model
 
