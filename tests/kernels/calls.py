@@ -81,7 +81,8 @@ class Case:
     """A call with random numbers.
 
     Args:
-        heads, kv_heads, size: H, K and head size D.
+        heads, kv_heads: H and K.
+        size, value_size: head sizes of keys and of values, which is 0 for the same.
         cached, counts: tokens in the cache and new tokens of each row.
         tokens: new tokens S with padding; 0 for the longest row.
         kinds: what scores consist of: "rotation", "interleaved", "partial", "positions",
@@ -93,6 +94,7 @@ class Case:
     heads: int = 4
     kv_heads: int = 2
     size: int = 16
+    value_size: int = 0
     cached: Tuple[int, ...] = (5,)
     counts: Tuple[int, ...] = (1,)
     kinds: Tuple[str, ...] = ()
@@ -109,27 +111,31 @@ class Case:
         rows, tokens = len(self.cached), max(self.counts)
         last = [n + c for n, c in zip(self.cached, self.counts, strict=True)]
         self.capacity = self.capacity or max(last) + 3
+        self.value_size = self.value_size or self.size
+        sizes = (self.size, self.value_size)
 
         def numbers(*shape: int) -> np.ndarray:
             return random.standard_normal(shape).astype(np.float32)
 
         heads = {
-            name: numbers(rows, tokens, n * self.size)
-            for name, n in (
-                ("query", self.heads), ("key", self.kv_heads), ("value", self.kv_heads)
+            name: numbers(rows, tokens, n * size)
+            for name, n, size in (
+                ("query", self.heads, self.size),
+                ("key", self.kv_heads, self.size),
+                ("value", self.kv_heads, self.value_size),
             )
         }  # fmt: skip
-        caches = [numbers(rows, self.kv_heads, self.capacity, self.size) for _ in range(2)]
+        caches = [numbers(rows, self.kv_heads, self.capacity, size) for size in sizes]
         for cache in caches:
             for row, n in enumerate(self.cached):
                 cache[row, :, n:] = np.nan  # slots that nothing may read
         self.feeds = (
             {"query": np.concatenate(list(heads.values()), axis=2)} if self.packed else heads
         )
-        self._scales = [random.uniform(0.01, 0.03, self.kv_heads * self.size).astype(np.float32)
-                        for _ in range(2)]  # fmt: skip
+        self._scales = [random.uniform(0.01, 0.03, self.kv_heads * size).astype(np.float32)
+                        for size in sizes]  # fmt: skip
         if self.int8:
-            of_heads = [s.reshape(self.kv_heads, 1, self.size) for s in self._scales]
+            of_heads = [s.reshape(self.kv_heads, 1, -1) for s in self._scales]
             caches = [
                 np.clip(np.rint(np.nan_to_num(c, nan=3.0) / s), -128, 127).astype(np.int8)
                 for c, s in zip(caches, of_heads, strict=True)
@@ -187,7 +193,7 @@ class Case:
     def expected(self) -> Tuple[np.ndarray, List[List[np.ndarray]]]:
         """Return the output [B,S,H*D] in float64, and the keys and values of each row as read."""
         f, rows, tokens = self.feeds, len(self.cached), max(self.counts)
-        y = np.zeros((rows, tokens, self.heads, self.size))
+        y = np.zeros((rows, tokens, self.heads, self.value_size))
         self.row_weights = np.zeros((rows, self.heads, tokens, self.table_rows))
         read = []
         for row, (n, count) in enumerate(zip(self.cached, self.counts, strict=True)):
@@ -206,13 +212,13 @@ class Case:
         """Return new queries, keys and values [heads,count,D] in float64."""
         f = self.feeds
         flat = f["query"] if self.packed else np.concatenate([f[n] for n in NAMES[:3]], axis=2)
-        heads = (
-            flat[row, :count]
-            .astype(np.float64)
-            .reshape(count, self.heads + 2 * self.kv_heads, self.size)
-        )
-        ends = [self.heads, self.heads + self.kv_heads]
-        return np.split(heads.transpose(1, 0, 2), ends)
+        counts = (self.heads, self.kv_heads, self.kv_heads)
+        ends = np.cumsum(counts[:2]) * self.size
+        parts = np.split(flat[row, :count].astype(np.float64), ends, axis=1)
+        return [
+            part.reshape(count, n, part.shape[1] // n).transpose(1, 0, 2)
+            for part, n in zip(parts, counts, strict=True)
+        ]
 
     def _rotated(
         self, x: np.ndarray, at: np.ndarray, tables: List[Optional[np.ndarray]]
@@ -234,7 +240,7 @@ class Case:
         past = self.feeds[("past_key", "past_value")[number]][row, :, :n].astype(np.float64)
         if not self.int8:
             return np.concatenate((past, new), axis=1)
-        scale = self._scales[number].reshape(self.kv_heads, 1, self.size).astype(np.float64)
+        scale = self._scales[number].reshape(self.kv_heads, 1, -1).astype(np.float64)
         codes = np.clip(np.rint(new / scale), -128, 127)
         return np.concatenate((past, codes), axis=1) * scale
 

@@ -25,6 +25,8 @@ CASES: Dict[str, Dict[str, Any]] = {
     "head size 24": {"size": 24, "cached": (300,)},
     "head size 80": {"size": 80},
     "head size 256": {"size": 256, "heads": 2, "kv_heads": 1},
+    "narrow values": {"size": 64, "value_size": 24, "cached": (300,), "counts": (2,)},
+    "wide values": {"value_size": 48, "cached": (300,), "counts": (20,), "kinds": EVERY},
     "rows": {"cached": (0, 3, PART, 300), "counts": (1, 1, 1, 1), "kinds": ("rotation",)},
     "ragged rows": {"cached": (0, 3, 9), "counts": (4, 1, 0), "kinds": ("rotation", "distance")},
     "prompt": {"cached": (0,), "counts": (70,), "kinds": ("rotation",)},

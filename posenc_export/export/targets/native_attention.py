@@ -49,11 +49,14 @@ def attend(op: Builder, node: Attend) -> ir.Value:
         heads = [ort_attention.rotated(op, part) for part in heads]
     else:
         heads = [rotate.x if (rotate := Rotate.of(part)) else part for part in heads]
-    wide = ort_attention.widened(*appended)
+    of_keys, of_values = (ort_attention.widened(append) for append in appended)
+    widths = zip(heads, (of_keys, of_keys, of_values), strict=True)
     outputs = op.several(
         4 if sums else 3,
         OPERATOR,
-        *ort_attention.projections(op, [ort_attention.padded(op, part, wide) for part in heads]),
+        *ort_attention.projections(
+            op, [ort_attention.padded(op, part, wide) for part, wide in widths]
+        ),
         *_inputs(op, node, appended, rotation, [by_distance, bias]),
         *(picked.inputs if picked else []),
         domain=DOMAIN,
@@ -62,7 +65,7 @@ def attend(op: Builder, node: Attend) -> ir.Value:
     )
     for total in sums or ():
         total.replace_all_uses_with(outputs[3])
-    return ort_attention.finished(op, node, appended, outputs[:3], wide)
+    return ort_attention.finished(op, node, appended, outputs[:3], of_values)
 
 
 def _inputs(

@@ -129,10 +129,10 @@ def rotated(op: Builder, value: ir.Value) -> ir.Value:
     return value if node is None else standard.rotate(op, node)
 
 
-def widened(key: Append, value: Append) -> int:
-    """Widen both caches to one head size, a multiple of 8, and return it."""
-    wide = -(-max(size(append.past, 3) for append in (key, value)) // 8) * 8
-    for append in (key, value):
+def widened(*appended: Append) -> int:
+    """Widen caches to one head size, a multiple of 8, and return it."""
+    wide = -(-max(size(append.past, 3) for append in appended) // 8) * 8
+    for append in appended:
         assert append.past.shape is not None
         append.past.shape = ir.Shape([*append.past.shape[:3], wide])
     return wide

@@ -154,9 +154,11 @@ def _heads(graph: Graph, node: Node, inputs: List[str], call: Record) -> Tuple[H
     # [1,S,n] or [1,heads,S,D] as [S,n]
     flat = [part[0] if part.ndim == 3 else by_token(part[0]) for part in read]
     joined = np.concatenate(flat, axis=1).astype(np.float64)
-    split = joined.reshape(len(joined), sum(counts), -1).transpose(1, 0, 2)
-    parts = np.split(split, np.cumsum(counts)[:2])
-    q, k, v = (Heads(part, np.zeros_like(part)) for part in parts)
+    ends = np.cumsum([n * call[node.outputs[1]].shape[3] for n in counts[:2]])
+    q, k, v = (
+        Heads.of_tokens(part.reshape(len(joined), n, -1))
+        for part, n in zip(np.split(joined, ends, axis=1), counts, strict=True)
+    )
     if node.attributes.get("do_rotary", 0):
         at = np.arange(len(joined)) + int(call[inputs[LAST]][0]) + 1 - len(joined)
         by_slot = node.operator == "GroupQueryAttention" and at[0] == 0

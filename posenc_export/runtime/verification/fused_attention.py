@@ -47,18 +47,19 @@ def check(folder: Path, model: Model) -> Check:
     for node, layer in part.attention:
         if node.operator not in OPERATORS:
             continue
-        sizes = [s.axes for s in manifest.states if s.past == f"past_key_values.{layer}.key"]
-        if not sizes:
+        caches = [f"past_key_values.{layer}.{kind}" for kind in ("key", "value")]
+        sizes = [int(s.axes[3]) for name in caches for s in manifest.states if s.past == name]
+        if len(sizes) < 2:
             skipped[f"{node.operator} of layer {layer}"] = "its cache is not known"
             continue
-        rows, fault = compared(_kernel(part.graph, node, int(sizes[0][3]), lengths))
+        rows, fault = compared(_kernel(part.graph, node, sizes, lengths))
         calls += rows
         if fault and len(failures) < MOST_FAILURES:
             failures[f"{node.operator} of layer {layer}"] = fault
     return Check(calls, "rows", failures=failures, skipped=skipped)
 
 
-def _kernel(graph: Nodes, node: Node, size: int, lengths: Tuple[int, ...]) -> Kernel:
+def _kernel(graph: Nodes, node: Node, sizes: List[int], lengths: Tuple[int, ...]) -> Kernel:
     present = [*node.inputs, *[""] * (len(NATIVE) - len(node.inputs))]
     scaled = bool(present[12])
     names = [new if old else "" for new, old in zip(NATIVE, present, strict=True)]
@@ -83,11 +84,12 @@ def _kernel(graph: Nodes, node: Node, size: int, lengths: Tuple[int, ...]) -> Ke
         model,
         known["num_heads"],
         known["kv_num_heads"],
-        size,
+        sizes[0],
+        sizes[1],
         2 * table.shape[1] if table is not None and known.get("do_rotary") else 0,
         bool(known.get("rotary_interleaved", 0)),
         max(known.get("local_window_size", 0), 0),
-        known.get("scale", 0.0) or size**-0.5,
+        known.get("scale", 0.0) or sizes[0] ** -0.5,
         known.get("softcap", 0.0),
         not present[1],
         bool(present[11]),
@@ -142,9 +144,10 @@ def _case(
     them, sums of weights by row [B,H,S,R].
     """
     rows, longest = len(cached), max(cached) + new
-    h, kv, d = kernel.heads, kernel.kv_heads, kernel.size
-    q, k, v = (_numbers(kernel, random, (rows, new, n, d)) for n in (h, kv, kv))
-    past = [_numbers(kernel, random, (rows, kv, longest, d)) for _ in range(2)]
+    h, kv, d, e = kernel.heads, kernel.kv_heads, kernel.size, kernel.value_size
+    shapes = ((h, d), (kv, d), (kv, e))
+    q, k, v = (_numbers(kernel, random, (rows, new, *shape)) for shape in shapes)
+    past = [_numbers(kernel, random, (rows, kv, longest, n)) for n in (d, e)]
     if kernel.scaled:
         q = np.zeros_like(q)  # rotated keys are rounded, which a query of zeros does not see
     tables = [_waves(random, longest + rows, kernel.rotary // 2) for _ in range(2)]
@@ -159,7 +162,7 @@ def _case(
         "row_of_distance": random.integers(0, ROWS, kernel.row_range).astype(np.int32),
         "decays": -random.random((rows, h, longest, 1), np.float32),
     }
-    expected = [np.zeros((rows, new, h * d)), np.zeros((rows, h, new, ROWS))]
+    expected = [np.zeros((rows, new, h * e)), np.zeros((rows, h, new, ROWS))]
     for row, count in enumerate(cached):
         for kind in past:
             kind[row, :, count:] = JUNK
@@ -194,7 +197,8 @@ def _case(
     feeds |= {} if sinks is None else {"sinks": sinks}
     feeds |= {"distances": distances, "slots": slots, "positions": positions, **picked}
     if kernel.scaled:
-        feeds |= dict.fromkeys(("k_scale", "v_scale"), np.full(kv * d, STEP, np.float32))
+        sizes = {"k_scale": d, "v_scale": e}
+        feeds |= {name: np.full(kv * n, STEP, np.float32) for name, n in sizes.items()}
     return {name: feeds[name] for name in kernel.given}, expected[: len(kernel.outputs)]
 
 

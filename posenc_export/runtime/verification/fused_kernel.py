@@ -21,7 +21,7 @@ class Kernel:
     """A node and the sizes of its inputs. Equal kernels have equal results.
 
     Args:
-        heads, kv_heads, size: H, K and head size D.
+        heads, kv_heads, size, value_size: H, K and head sizes of keys and of values.
         scale, softcap: of scores; 0 for no cap.
         packed, sinks, scaled: whether q, k and v are one input, and inputs for sinks and for scales
             of 8-bit caches exist.
@@ -31,6 +31,7 @@ class Kernel:
     heads: int
     kv_heads: int
     size: int
+    value_size: int
     rotary: int  # size r of the rotated part of a head; 0 for none
     interleaved: bool  # which entries form a pair
     window: int  # number of keys that a query sees; 0 for all

@@ -84,6 +84,13 @@ def test_sums_of_gates_need_no_tensor_of_scores(tmp_path: Path) -> None:
 
 
 @built
+def test_caches_of_keys_and_of_values_have_sizes_of_their_own(tmp_path: Path) -> None:
+    _exported(block("pope"), tmp_path / "artefact", verify="quick")
+    sizes = {s.past.split(".")[-1]: s.axes[3] for s in load(tmp_path / "artefact").manifest.states}
+    assert sizes == {"key": 32, "value": 16}
+
+
+@built
 def test_one_wrong_row_of_a_distance_is_a_failure(tmp_path: Path) -> None:
     folder = tmp_path / "artefact"
     _exported(block("shaw"), folder)
@@ -161,7 +168,7 @@ def test_rows_of_several_tokens_over_a_cache_are_one_call(
 def test_caches_of_8_bits_and_weights_of_4_pass_the_grid(tmp_path: Path) -> None:
     text = tmp_path / "text.txt"
     text.write_bytes(np.random.default_rng(0).integers(32, 127, size=2000).astype("u1").tobytes())
-    for variant in ("rope", "alibi", "shaw", "deberta", "fox"):
+    for variant in ("rope", "alibi", "shaw", "deberta", "fox", "pope"):
         folder = tmp_path / variant
         config = decoder_config(256, 2, 96, block(variant))
         export(sources(config), "ort-native", folder, cache="int8", weights="int4",
