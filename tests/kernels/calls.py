@@ -171,7 +171,8 @@ class Case:
         if "query rows" in self.kinds:
             self.feeds["query_rows"] = numbers(*shape, tokens, self.table_rows)
         if "key rows" in self.kinds:
-            self.feeds["key_rows"] = numbers(*shape, self.capacity, self.table_rows)
+            of_rows = (len(self.cached), self.heads * self.table_rows, self.capacity, 1)
+            self.feeds["key_rows"] = numbers(*of_rows)
         if {"query rows", "key rows"} & {*self.kinds}:
             rows = np.random.default_rng(1).integers(0, self.table_rows, self.reach or 9)
             self.feeds["row_of_distance"] = rows.astype(np.int32)
@@ -264,7 +265,8 @@ class Case:
         if "query_rows" in f:
             scores = scores + f["query_rows"][row, :, s, picked].T
         if "key_rows" in f:
-            of_keys = f["key_rows"][row, :, np.arange(own + 1), picked].T.astype(np.float64)
+            by_row = f["key_rows"][row].reshape(self.heads, self.table_rows, -1)
+            of_keys = by_row[:, picked, np.arange(own + 1)].astype(np.float64)
             scores = scores + self.node["key_row_scale"] * of_keys
         if "key_decays" in f:
             sums = f["key_decays"][row, :, : own + 1, 0].astype(np.float64).cumsum(1)

@@ -54,7 +54,7 @@ FAULTS: Dict[str, Any] = {
     "no distances": (_changed("distance_bias", lambda x: x[:, :0]), "distance_bias"),
     "rows of fewer heads": (_changed("query_rows", lambda x: x[:, :3]), "query_rows"),
     "rows of fewer tokens": (_changed("query_rows", lambda x: x[:, :, :1]), "query_rows"),
-    "rows of other tables": (_changed("key_rows", lambda x: x[..., :2]), "key_rows"),
+    "rows of other tables": (_changed("key_rows", lambda x: x[:, :-4]), "key_rows"),
     "rows of fewer keys": (_changed("key_rows", lambda x: x[:, :, :6]), "key_rows"),
     "no rows by distance": (_changed("row_of_distance", lambda x: x[:0]), "row_of_distance"),
     "a row beyond the table": (_set("row_of_distance", 5), "row_of_distance within the 5 rows"),

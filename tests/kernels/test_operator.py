@@ -187,6 +187,14 @@ def test_a_token_has_the_same_bits_alone_and_in_a_call_of_several(int8: bool) ->
         assert np.array_equal(of_token[:, :, 0], row_weights[:, :, token])
 
 
+def test_rows_of_keys_may_be_stored_by_slot() -> None:
+    case = Case(cached=(300, 2), counts=(3, 1), kinds=("key rows",))
+    expected, *_ = case.run()
+    by_row = case.feeds["key_rows"].reshape(2, case.heads, case.table_rows, -1)
+    case.feeds["key_rows"] = np.ascontiguousarray(by_row.transpose(0, 1, 3, 2))
+    assert np.array_equal(case.run()[0], expected)
+
+
 def test_hidden_keys_have_no_part_in_a_sum_of_small_scores() -> None:
     case = Case(cached=(40,), kinds=("bias",), attributes={"scale": 1.0})
     case.feeds["attention_bias"][:] = -np.inf

@@ -54,8 +54,8 @@ struct Call {
   const int32_t* row_of_distance = nullptr;  // [row_range]; larger distances have the last entry
   int64_t row_range = 0, table_rows = 0;     // R
   const float* query_rows = nullptr;         // [B, H, S, R]
-  const float* key_rows = nullptr;           // [B, H, key_row_slots, R]
-  int64_t key_row_slots = 0;
+  const float* key_rows = nullptr;           // [B, H, R * slots] at these strides of a row, a slot
+  int64_t key_row_strides[2] = {0, 0}, of_head_rows = 0;
   float key_row_scale = 1;
   float* row_weights = nullptr;  // output: sums of weights by row [B, H, S, R]
 

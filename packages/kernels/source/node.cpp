@@ -183,15 +183,20 @@ void Node::read_picked(Call& call, const Tensor* in) const {
     return;
   }
   const Tensor& any = queries.data ? queries : keys;
-  expect(any.data && any.rank == 4 && any.sizes[3] > 0, "query_rows or key_rows of rank 4");
-  call.table_rows = any.sizes[3];
+  expect(any.data && any.rank == 4, "query_rows or key_rows of rank 4");
+  call.table_rows = any.sizes[3] * any.sizes[1] / heads_;
+  expect(call.table_rows > 0, "a row of query_rows or key_rows");
   expect(!queries.data || queries.has({call.rows, heads_, call.tokens, call.table_rows}),
          "query_rows [B,H,S,R]");
   if (keys.data) {
-    expect(keys.rank == 4 && keys.sizes[2] >= call.slots &&
-               keys.has({call.rows, heads_, keys.sizes[2], call.table_rows}),
-           "key_rows [B,H,T,R] with T of at least " + text(call.slots));
-    call.key_row_slots = keys.sizes[2];
+    const int64_t slots = keys.rank == 4 ? keys.sizes[2] : 0;
+    const bool by_slot = keys.has({call.rows, heads_, slots, call.table_rows});
+    expect(slots >= call.slots &&
+               (by_slot || keys.has({call.rows, heads_ * call.table_rows, slots, 1})),
+           "key_rows [B,H*R,T,1] or [B,H,T,R] with T of at least " + text(call.slots));
+    call.key_row_strides[0] = by_slot ? 1 : slots;
+    call.key_row_strides[1] = by_slot ? call.table_rows : 1;
+    call.of_head_rows = slots * call.table_rows;
   }
   expect(rows.rank == 1 && rows.sizes[0] > 0, "row_of_distance [range]");
   call.query_rows = queries.numbers<float>();

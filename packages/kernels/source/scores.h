@@ -21,7 +21,7 @@ struct Query {
   const float* by_distance;  // bias of its head by distance, or null
   const float* bias;         // bias by slot, or null
   const float* rows;         // its numbers for the rows of a table [R], or null
-  const float* key_rows;     // those of the keys of its head [slots, R], or null
+  const float* key_rows;     // those of the keys of its head [R, slots], or null
   const double* decay_sums;  // sums of the decays of its head by slot, or null
 };
 
@@ -40,7 +40,7 @@ inline Query query(const Call& call, const Tile& tile, int64_t number) {
                 : nullptr,
       call.query_rows ? call.query_rows + (of_head * call.tokens + token) * call.table_rows
                       : nullptr,
-      call.key_rows ? call.key_rows + of_head * call.key_row_slots * call.table_rows : nullptr,
+      call.key_rows ? call.key_rows + of_head * call.of_head_rows : nullptr,
       call.decays ? call.decay_sums + of_head * call.slots : nullptr,
   };
 }
@@ -68,7 +68,7 @@ inline void add_by_distance(float* scores, int64_t begin, int64_t end, const Que
 // Add numbers of the query, and of the keys, for the rows that distances pick.
 inline void add_picked(float* scores, int64_t begin, int64_t end, const Query& query,
                        const Call& call) {
-  const int64_t own = query.end - 1, range = call.row_range, count = call.table_rows;
+  const int64_t own = query.end - 1, range = call.row_range;
   const int64_t near = first_near(query, range, begin, end);
   const int32_t *row = call.row_of_distance, last = row[range - 1];
   if (query.rows) {
@@ -77,9 +77,11 @@ inline void add_picked(float* scores, int64_t begin, int64_t end, const Query& q
   }
   if (query.key_rows) {
     const float *keys = query.key_rows, scale = call.key_row_scale;
-    for (int64_t t = begin; t < near; t++) scores[t - begin] += scale * keys[t * count + last];
+    const int64_t of_row = call.key_row_strides[0], of_slot = call.key_row_strides[1];
+    const float* of_last = keys + last * of_row;
+    for (int64_t t = begin; t < near; t++) scores[t - begin] += scale * of_last[t * of_slot];
     for (int64_t t = near; t < end; t++)
-      scores[t - begin] += scale * keys[t * count + row[own - t]];
+      scores[t - begin] += scale * keys[row[own - t] * of_row + t * of_slot];
   }
 }
 

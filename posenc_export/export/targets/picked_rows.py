@@ -34,7 +34,7 @@ class Picked:
 
     Args:
         query_rows: rows of queries [B,H,S,R], or None.
-        key_rows: appended rows of keys [B,H,T,R], or None, and the factor of their term.
+        key_rows: appended rows of keys [B,H*R,T,1], or None, and the factor of their term.
         row_of_distance: see distance_tables.rows_of; None without rows.
         decays: appended numbers of keys [B,H,T,1], or None.
         rest: the other scores [B,H,S,T], or None.
@@ -82,7 +82,7 @@ def picked(op: Builder, node: Attend, mask: Mask) -> Optional[Picked]:
         if term.index is not None and term.index is not index and rows is None:
             index, rows = term.index, distance_tables.rows_of(op, mask, term.index)
         fits = rows is not None and term.index is index and _fits(term, [*queries, *keys])
-        if fits and term.of_keys and not keys and term.pick and Append.of(term.pick.rows):
+        if fits and term.of_keys and not keys and _appended_alone(term.pick):
             keys.append(term)
         elif fits and not term.of_keys:
             queries.append(term)
@@ -92,12 +92,30 @@ def picked(op: Builder, node: Attend, mask: Mask) -> Optional[Picked]:
         return None
     return Picked(
         _sum(op, [(term.pick.rows, term.factor) for term in queries if term.pick]),
-        next((term.pick.rows for term in keys if term.pick), None),
+        next((_by_row(op, term.pick.rows) for term in keys if term.pick), None),
         keys[0].factor if keys else 1.0,
         rows,
         decays,
         _sum(op, [(term.value, term.factor) for term in rest]),
     )
+
+
+def _appended_alone(pick: Optional[Pick]) -> bool:
+    """Return whether a node picks from rows that are cached, and nothing else reads them."""
+    append = None if pick is None else Append.of(pick.rows)
+    return append is not None and len(append.output.uses()) == 1
+
+
+def _by_row(op: Builder, rows: ir.Value) -> ir.Value:
+    """Cache rows of keys [B,H,T,R] as [B,H*R,T,1], so that distant keys, which share a row, have
+    neighbouring numbers.
+    """
+    append = Append.of(rows)
+    assert append is not None and append.past.shape is not None
+    batch, heads, slots, count = append.past.shape
+    append.node.replace_input_with(1, op.Reshape(append.new, [0, 0, -1, 1]))
+    append.past.shape = ir.Shape([batch, heads * count, slots, 1])  # type: ignore[operator]
+    return rows
 
 
 def _fits(term: _Term, others: List[_Term]) -> bool:

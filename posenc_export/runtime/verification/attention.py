@@ -141,9 +141,12 @@ def _picked(node: Node, inputs: List[str], call: Record, index: np.ndarray) -> I
         rows = call[inputs[QUERY_ROWS]][0].astype(np.float64)  # [H,S,R]
         yield rows[:, np.arange(count)[:, None], index]
     if inputs[KEY_ROWS]:
-        rows = call[inputs[KEY_ROWS]][0].astype(np.float64)  # [H,T,R]
+        rows = call[inputs[KEY_ROWS]][0].astype(np.float64)  # [H*R,T,1] or [H,T,R]
+        heads = int(node.attributes["num_heads"])
+        by_slot = len(rows) == heads
+        by_row = rows.transpose(0, 2, 1) if by_slot else rows.reshape(heads, -1, rows.shape[1])
         factor = float(node.attributes.get("key_row_scale", 1.0))
-        yield factor * rows[:, np.arange(total), index]
+        yield factor * by_row[:, index, np.arange(total)]
 
 
 def _heads(graph: Graph, node: Node, inputs: List[str], call: Record) -> Tuple[Heads, Heads, Heads]:

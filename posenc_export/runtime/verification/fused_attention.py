@@ -158,7 +158,7 @@ def _case(
     sinks = random.standard_normal(h).astype(np.float32) if kernel.sinks else None
     picked = {
         "query_rows": random.standard_normal((rows, h, new, ROWS)).astype(np.float32),
-        "key_rows": random.standard_normal((rows, h, longest, ROWS)).astype(np.float32),
+        "key_rows": random.standard_normal((rows, h * ROWS, longest, 1)).astype(np.float32),
         "row_of_distance": random.integers(0, ROWS, kernel.row_range).astype(np.int32),
         "decays": -random.random((rows, h, longest, 1), np.float32),
     }
@@ -179,7 +179,7 @@ def _case(
             distances,
             at,
             picked["query_rows"][row],
-            picked["key_rows"][row],
+            picked["key_rows"][row].reshape(h, ROWS, longest),
             picked["row_of_distance"],
             picked["decays"][row, :, :, 0],
         )

@@ -51,7 +51,7 @@ class Kernel:
 
 class Scores(NamedTuple):
     """What scores of a row are added to and hidden by: sinks [H] or None, biases by distance
-    [H,range], positions of new tokens [S], rows of queries [H,S,R] and of keys [H,T,R], the row of
+    [H,range], positions of new tokens [S], rows of queries [H,S,R] and of keys [H,R,T], the row of
     each distance, and decays of keys [H,T].
     """
 
@@ -82,8 +82,8 @@ def attended(
     if "query_rows" in kernel.given:
         scores = scores + np.einsum("hsr,str->hst", given.query_rows, picked)
     if "key_rows" in kernel.given:
-        of_keys = given.key_rows[:, :total].astype(np.float64)
-        scores = scores + kernel.row_scale * np.einsum("htr,str->hst", of_keys, picked)
+        of_keys = given.key_rows[:, :, :total].astype(np.float64)
+        scores = scores + kernel.row_scale * np.einsum("hrt,str->hst", of_keys, picked)
     if "decays" in kernel.given:
         scores = scores + sums_between(given.decays, count, total)
     seen = visible(count, total, kernel.window)
