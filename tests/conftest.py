@@ -10,11 +10,8 @@ from typing import List
 import pytest
 import torch
 from torch._export import utils
-from torch.onnx._internal.exporter import _fx_passes
-from torch.onnx._internal.exporter._registration import ONNXRegistry
 
 from posenc_export.runtime.graphs import kernel_library
-from tests import quick_traces as quick
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
@@ -24,9 +21,6 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     # A trace allocates millions of objects; with Python's threshold of 700, collections take a
     # tenth of it.
     gc.set_threshold(50_000, 20, 20)
-    # torch.onnx.export builds the table of ONNX operators again in every call, which takes 0.4 of
-    # 2.2 seconds. It does not change the table.
-    ONNXRegistry.from_torchlib = staticmethod(functools.cache(ONNXRegistry.from_torchlib))
     # No test ends the power supply: a process that is killed loses nothing that it has written.
     os.fsync = lambda descriptor: None
     # A trace looks up all operators of PyTorch 50 times, in case one was registered since.
@@ -44,12 +38,6 @@ def pytest_collection_modifyitems(items: List[pytest.Item]) -> None:
         for item in items:
             if "ort-native" in getattr(getattr(item, "callspec", None), "params", {}).values():
                 item.add_marker(skipped)
-
-
-@pytest.fixture
-def quick_traces(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Decompose a traced program only where that changes its operators."""
-    monkeypatch.setattr(_fx_passes, "decompose_with_registry", quick.decomposed)
 
 
 @pytest.fixture(autouse=True)

@@ -8,8 +8,6 @@ from collections import OrderedDict
 from pathlib import Path
 from typing import Any, Dict, Tuple
 
-from torch.onnx._internal.exporter import _fx_passes
-
 from posenc_export.export import Sources, export
 from posenc_export.models.presets import seeded
 
@@ -19,7 +17,7 @@ _made: "OrderedDict[Tuple[Any, ...], Sources]" = OrderedDict()
 
 def sources(config: Any, seed: int = 0) -> Sources:
     """Return the sources of a seeded model; tests must not modify it."""
-    key = (repr(config), seed, _fx_passes.decompose_with_registry)  # tests/quick_traces.py
+    key = (repr(config), seed)
     if key not in _made:
         _made[key] = Sources(seeded(config, seed))
         if len(_made) > KEPT:
@@ -35,7 +33,7 @@ def artefact(config: Any, target: str, **options: Any) -> Path:
     """Return the folder of an artefact without a proof, exported once per process; tests must not
     modify it. options: as for export.
     """
-    key = (repr(config), target, _fx_passes.decompose_with_registry, *sorted(options.items()))
+    key = (repr(config), target, *sorted(options.items()))
     if key not in _folders:
         folder = tempfile.TemporaryDirectory()
         export(sources(config), target, Path(folder.name) / "a", verify=False, **options)

@@ -56,7 +56,7 @@ class FoXPair(PositionEncoding):
         """As in PositionEncoding; states [b, a / sqrt(size)]."""
         logs = log_sigmoid(ops.products(states[1], states[0]))
         behind = ops.distances(positions, key_positions).lt(0)
-        behind = behind & key_positions.ge(0).unsqueeze(1).unsqueeze(2)  # [B,1,S,T]
+        behind = behind.logical_and(key_positions.ge(0).unsqueeze(1).unsqueeze(2))  # [B,1,S,T]
         sums = ops.suffix_sum(torch.where(behind, logs, torch.zeros_like(logs)))
         return ops.attend(q, keys, values, mask, (self.scale * sums).to(torch.float32), scale)
 

@@ -59,7 +59,7 @@ class Inkling(PositionEncoding):
         # A column of zeros for all other distances.
         rows = torch.nn.functional.pad(states[0] @ self.table.to(torch.float32), [0, 1])
         behind = -ops.distances(positions, key_positions)
-        inside = behind.ge(0) & behind.lt(self.extent)
+        inside = behind.ge(0).logical_and(behind.lt(self.extent))
         index = torch.where(inside, behind, float(self.extent)).to(torch.int64)
         return ops.attend(q, keys, values, mask, ops.pick(rows, index), scale)
 

@@ -68,7 +68,7 @@ class XDRoPE(Rotation):
 
     def turned(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         """x [B,S,N,D] with cos and sin [B,S,1,D] of its entries, in x's dtype."""
-        first, second = x.to(torch.float32).chunk(2, dim=-1)
+        first, second = x.to(torch.float32).split(x.size(3) // 2, dim=-1)
         partner = torch.cat((-second, first), dim=-1)
         return (x.to(torch.float32) * cos + partner * sin).to(x.dtype)
 

@@ -9,7 +9,7 @@ import torch
 
 from posenc_export.export.describe import FewBits, Model
 from posenc_export.export.example_inputs import trace_inputs
-from posenc_export.export.mutation import refuse_mutation
+from posenc_export.export.onnx_program import onnx_program
 from posenc_export.export.quantization.grid import OnGrid
 from posenc_export.export.repeated_layers import RepeatedLayers
 from posenc_export.export.signatures import wrap
@@ -18,7 +18,6 @@ from posenc_export.export.weight_file import page_out
 from posenc_export.ops import graph as semantic
 from posenc_export.ops.graph import semantic_graph
 from posenc_export.runtime.artefact.manifest import Manifest
-from posenc_export.runtime.graphs.quiet import quiet
 from posenc_export.shared.progress import Progress, Step, silent
 
 T = TypeVar("T")
@@ -97,20 +96,8 @@ def _traced(
     if part is not None:
         module, marking = wrap(part.model, manifest.signature), part.marking()
     arguments, shapes = trace_inputs(manifest if part is None else part.manifest(manifest))
-    # torch.onnx warns of deprecations inside itself, and logs that optional packages are not
-    # installed; the resulting graph is checked instead.
-    with marking, semantic_graph(), quiet(Warning, logger="torch.onnx"), torch.no_grad():
-        program = torch.onnx.export(
-            module,
-            arguments,
-            dynamo=True,
-            dynamic_shapes=shapes,
-            opset_version=OPSET,
-            optimize=False,
-            verbose=False,
-        )
-    assert program is not None and program.exported_program is not None
-    refuse_mutation(program.exported_program)
+    with marking, semantic_graph():
+        program = onnx_program(module, arguments, shapes, OPSET)
     graph = program.model.graph
     if part is not None:
         part.complete(graph, manifest)

@@ -56,7 +56,7 @@ def apply_rotation(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool) -> Te
             (first * cos - second * sin, second * cos + first * sin), dim=-1
         ).flatten(-2)
     else:
-        first, second = turned.chunk(2, dim=-1)
+        first, second = turned.split(cos.size(3), dim=-1)
         turned = torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)
     turned = turned if x.dtype == cos.dtype else turned.to(x.dtype)
     return turned if size == x.size(3) else torch.cat((turned, x[..., size:]), dim=-1)

@@ -14,8 +14,6 @@ from posenc_export.models.short_forms import block_config, decoder_config
 from posenc_export.models.stack import Stack
 from posenc_export.runtime import verify
 
-pytestmark = pytest.mark.usefixtures("quick_traces")
-
 FORMATS = [
     ("ort", {}),
     ("torchscript", {}),

@@ -21,8 +21,6 @@ from posenc_export.shared.numerics import tolerance, worst_error
 from tests.tiny import VARIANTS, block, decoder, encoder, works
 from tests.traces import sources
 
-pytestmark = pytest.mark.usefixtures("quick_traces")
-
 # complex_order has a token table of another width; after `integer`, LayerNorm subtracts the mean,
 # which cancels the leading digits of x + p.
 ENCODERS = [

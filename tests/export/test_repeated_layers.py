@@ -17,8 +17,6 @@ from posenc_export.models.short_forms import block_config, decoder_config, encod
 from posenc_export.models.stack import Stack
 from tests.export.graph_digests import outputs_of
 
-pytestmark = pytest.mark.usefixtures("quick_traces")
-
 LAYERS = 5
 MIXED = [
     {"name": name} for name in ("rope", "nope", "rope", "rope", "nope", "nope")

@@ -21,10 +21,7 @@ from posenc_export.runtime.artefact import manifest as manifests
 from posenc_export.shared.preset_folders import preset_folder
 from tests.tiny import VARIANTS, block, decoder
 
-pytestmark = [
-    pytest.mark.xdist_group("trained numbers"),
-    pytest.mark.usefixtures("quick_traces"),
-]  # one worker, which traces each model once
+pytestmark = pytest.mark.xdist_group("trained numbers")  # one worker traces each model once
 
 
 def _trained(config: Any) -> Any:

@@ -11,8 +11,6 @@ from posenc_export.runtime.artefact.certificate import bound_of
 from tests.faults.of_edges import FAULTS
 from tests.traces import sources
 
-pytestmark = pytest.mark.usefixtures("quick_traces")
-
 FACTOR = 10  # of the error over its tolerance
 THOROUGH = (  # a larger fault of the same place, the other side of a border, another depth
     "window ignored",

@@ -22,8 +22,6 @@ from tests.fuzz.regressions import FOUND
 from tests.fuzz.subjects import Spec, Subject, subject
 from tests.fuzz.wrong import WRONG, WRONG_ACTIVATIONS, WRONG_IDS
 
-pytestmark = pytest.mark.usefixtures("quick_traces")
-
 PHASES = (Phase.generate, Phase.shrink)
 FAST = settings(
     derandomize=True,

@@ -23,8 +23,6 @@ from tests.kernels.calls import NAMES, built
 from tests.tiny import block, decoder
 from tests.traces import sources
 
-pytestmark = pytest.mark.usefixtures("quick_traces")
-
 BY_DISTANCE = ("alibi", "t5", "kerple", "sandwich", "dynamic_bias")
 PICKED = {"shaw": 4, "deberta": 3, "inkling": 3, "wavlm": 3}  # outputs of the operator
 ROTATIONS = ("rope", "xpos", "rope_yarn", "rope-interleaved", "rope_trained")

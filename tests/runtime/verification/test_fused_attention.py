@@ -17,7 +17,7 @@ from tests.runtime.verification.test_indices import MASKS, seeing
 from tests.tiny import block, decoder
 from tests.traces import sources
 
-pytestmark = [pytest.mark.xdist_group("indices"), pytest.mark.usefixtures("quick_traces")]
+pytestmark = pytest.mark.xdist_group("indices")
 LENGTHS = (1, 2, 7, 8, 9, 10, 11, 32, 64)
 
 

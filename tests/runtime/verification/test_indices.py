@@ -23,7 +23,7 @@ from tests.traces import sources
 
 WINDOW, CHUNK = {"name": "window", "size": 9}, {"name": "chunk", "size": 12}
 MASKS: Dict[str, Any] = {"causal": {"name": "causal"}, "window": WINDOW, "chunk": CHUNK}
-pytestmark = [pytest.mark.xdist_group("indices"), pytest.mark.usefixtures("quick_traces")]
+pytestmark = pytest.mark.xdist_group("indices")
 
 
 def seeing(config: Any, sees: Dict[str, Any]) -> Any:

@@ -1,0 +1,117 @@
+"""A shortened torch.onnx.export gives the graphs of the whole one."""
+
+import gc
+from typing import Any, List
+
+import pytest
+import torch
+from msgspec.structs import replace
+from torch.nn import functional
+from torch.onnx._internal.exporter import _fx_passes
+from torch.onnx._internal.exporter._registration import ONNXRegistry
+
+from posenc_export.export import TARGETS, onnx_program
+from posenc_export.export.describe import describe
+from posenc_export.export.trace import OPSET, Source
+from posenc_export.models.presets import seeded
+from tests.export.graph_digests import outputs_of
+from tests.tiny import block, decoder
+
+# With Operators, these have every operator of tiny models whose programs are left as they are.
+MODELS = {
+    "fox": replace(decoder("fox"), order=("layer",)),
+    "decomposed_2d": block("decomposed_2d-resized"),
+    "transformer_xl": block("transformer_xl-clamped"),
+}
+
+
+class Operators(torch.nn.Module):
+    """Operators that MODELS do not have."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:  # [B,S,8]
+        first, second = functional.layer_norm(x, [8]).split(4, dim=-1)
+        first = torch.cat((first.sin(), first.cos()), dim=-1).permute(0, 2, 1)[:, 1:].tanh()
+        second = functional.gelu(second.floor().relu().log1p().sigmoid(), approximate="tanh")
+        second = functional.softplus(second).view(x.size(0), x.size(1), 4)
+        second = torch.maximum(second, second[0]).pow(second.amax(dim=2, keepdim=True))
+        chosen = second.topk(2).indices
+        kept = torch.zeros_like(second).scatter(2, chosen, torch.ones_like(second)).ne(0)
+        weights = second.masked_fill(~kept, -1.0).softmax(-1)
+        return first.transpose(1, 2).select(2, 0).unsqueeze(2) * weights
+
+
+def traced(name: str) -> List[str]:
+    if name not in MODELS:
+        module, shapes = Operators().eval(), ({0: "batch", 1: "tokens"},)
+        program = onnx_program.onnx_program(module, (torch.ones(2, 5, 8),), shapes, OPSET)
+        return [*outputs_of(program.model.graph).values()]
+    model = seeded(MODELS[name])
+    manifest = describe(model, "onnx", "positions", TARGETS["onnx"])
+    return [*outputs_of(Source(model).semantic(manifest).graph).values()]
+
+
+@pytest.mark.parametrize("name", [*MODELS, "operators"])
+def test_a_program_that_is_left_as_it_is_has_the_operators_of_one_that_was_decomposed(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reasons: List[Any] = []
+    unfinished = onnx_program.unfinished
+    with monkeypatch.context() as patch:
+        patch.setattr(onnx_program, "unfinished", lambda *call: reasons.append(unfinished(*call)))
+        outputs = traced(name)
+    assert reasons == [None]
+    monkeypatch.setattr(onnx_program, "unfinished", lambda *_: "all")
+    assert outputs == traced(name)
+
+
+class Summed(torch.nn.Module):
+    def __init__(self, decomposed: bool) -> None:
+        super().__init__()
+        self.decomposed = decomposed
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.rsub(x, 1) if self.decomposed else x.clone().add_(x)
+
+
+@pytest.mark.filterwarnings("ignore:.isinstance.treespec:FutureWarning")  # of torch itself
+@pytest.mark.parametrize(("decomposed", "operator"), [(True, "rsub"), (False, "add_")])
+def test_a_program_with_other_operators_is_decomposed(decomposed: bool, operator: str) -> None:
+    program = torch.export.export(Summed(decomposed), (torch.ones(3),))
+    registry = ONNXRegistry.from_torchlib()
+    assert operator in (onnx_program.unfinished(program, registry) or "")
+    whole = onnx_program.decomposed(_fx_passes.decompose_with_registry, program, registry)
+    assert operator not in str(whole.graph)
+
+
+def _trace(fails: bool = False) -> Any:
+    module = Summed(decomposed=not fails)
+    if fails:
+        del module.decomposed
+    return onnx_program.onnx_program(module.eval(), (torch.ones(3),), None, OPSET).model.graph
+
+
+@pytest.mark.parametrize(
+    "other",
+    ["torch.another_module:name", "torch._export.utils:another_name", "parameters"],
+)
+def test_torch_with_other_private_functions_is_used_as_it_is(
+    other: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected = outputs_of(_trace())
+    called: List[Any] = []
+    monkeypatch.setattr(onnx_program, "decomposed", lambda *call: called.append(call))
+    monkeypatch.setitem(onnx_program.PRIVATE, onnx_program.MAY_STAY, ["other", "parameters"])
+    if other != "parameters":
+        monkeypatch.delitem(onnx_program.PRIVATE, onnx_program.MAY_STAY)
+        monkeypatch.setitem(onnx_program.PRIVATE, other, [])
+    assert outputs_of(_trace()) == expected
+    assert not called
+
+
+def test_torch_is_left_as_it_was_by_a_trace_that_fails() -> None:
+    before = vars(_fx_passes)["decompose_with_registry"], vars(ONNXRegistry)["from_torchlib"]
+    with pytest.raises(torch.onnx.errors.OnnxExporterError):
+        _trace(fails=True)
+    after = vars(_fx_passes)["decompose_with_registry"], vars(ONNXRegistry)["from_torchlib"]
+    assert after == before
+    assert gc.isenabled()
