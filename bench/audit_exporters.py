@@ -61,10 +61,9 @@ def genai(checkpoint: Path, output: Path) -> Path:
     from onnxruntime_genai.models import builder
 
     cache = str(output / "cache")
-    options = builder.parse_extra_options(
-        None, str(checkpoint), str(output), "fp32", "cpu", cache, []
-    )
-    builder.create_model(None, str(checkpoint), str(output), "fp32", "cpu", cache, **options)
+    place = (str(checkpoint), str(output), "fp32", "cpu", cache)
+    options = builder.parse_extra_options(None, *place, [])
+    builder.create_model(None, *place, **options)
     return output / "model.onnx"
 
 
@@ -108,9 +107,8 @@ class Encoder(torch.nn.Module):
 
     def forward(self, input_ids: torch.Tensor, attention_mask: torch.Tensor) -> torch.Tensor:
         """Return hidden states [B,S,E]."""
-        hidden: torch.Tensor = self.model(
-            input_ids=input_ids, attention_mask=attention_mask
-        ).last_hidden_state
+        outputs = self.model(input_ids=input_ids, attention_mask=attention_mask)
+        hidden: torch.Tensor = outputs.last_hidden_state
         return hidden
 
 
@@ -170,10 +168,8 @@ def _export(
     dynamic = tuple(dict.fromkeys(shape, dims) for shape in shapes.values())
     nested = (*dynamic[:3], dynamic[3:]) if len(dynamic) > 3 else dynamic
     how: Dict[str, Any] = {"dynamic_shapes": nested} if dynamo else {"dynamic_axes": shapes}
-    names = [*shapes]
-    torch.onnx.export(
-        wrapper, inputs, str(file), input_names=names, output_names=outputs, dynamo=dynamo, **how
-    )
+    how |= {"input_names": [*shapes], "output_names": outputs, "dynamo": dynamo}
+    torch.onnx.export(wrapper, inputs, str(file), **how)
     return file
 
 

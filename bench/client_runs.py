@@ -7,7 +7,7 @@ import subprocess
 import venv
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Callable, List, Optional, Sequence
+from typing import Any, Callable, List, Optional, Sequence
 
 import numpy as np
 
@@ -53,9 +53,8 @@ def finished(command: Sequence[object], trial: Trial) -> str:
     operator of the graph; RuntimeError: the command failed with another message.
     """
     environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
-    done = subprocess.run(
-        [*map(str, command)], cwd=trial.folder, env=environment, capture_output=True, text=True
-    )
+    how: Any = {"cwd": trial.folder, "env": environment, "capture_output": True, "text": True}
+    done = subprocess.run([*map(str, command)], **how)
     if done.returncode == 0:
         return done.stdout
     message = done.stderr.partition("Stack backtrace")[0]

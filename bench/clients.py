@@ -149,9 +149,8 @@ def table(rows: Sequence[Row]) -> str:
     for name in dict.fromkeys(row["client"] for row in rows):
         own = [row for row in rows if row["client"] == name]
         signatures = " and ".join(dict.fromkeys(row["signature"] for row in own))
-        cells = " | ".join(
-            _cell([row for row in own if row["target"] == target]) for target in targets
-        )
+        rows_of = ([row for row in own if row["target"] == target] for target in targets)
+        cells = " | ".join(map(_cell, rows_of))
         lines.append(f"| {name} | {own[0]['version']} | {signatures} | {cells} |")
     return "".join([lines[0], *(f"{line}\n" for line in lines[1:])])
 
@@ -182,19 +181,16 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--json", type=Path, default=TOP / "bench/results/clients.json")
     parser.add_argument("--markdown", type=Path, default=TOP / "docs/runtimes/table.md")
     options = parser.parse_args(arguments)
-    rows: List[Row] = (
-        json.loads(options.json.read_text(encoding="utf-8")) if options.json.exists() else []
-    )
+    stored = options.json.read_text(encoding="utf-8") if options.json.exists() else "[]"
+    rows: List[Row] = json.loads(stored)
     with tempfile.TemporaryDirectory() as temporary:
         exported = trials(Path(temporary))
         for key in options.only or CLIENTS:
             environment = options.environments.resolve() / key
             version = CLIENTS[key].version(environment)
             if version is None:
-                print(
-                    f"{CLIENTS[key].name}: cannot run on this machine; its rows are kept",
-                    file=sys.stderr,
-                )
+                said = f"{CLIENTS[key].name}: cannot run on this machine; its rows are kept"
+                print(said, file=sys.stderr)
                 continue
             rows = [row for row in rows if row["client"] != CLIENTS[key].name]
             rows += rows_of(CLIENTS[key], version, exported, environment)

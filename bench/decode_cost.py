@@ -104,9 +104,8 @@ def measured(names: Sequence[str], target: str) -> Dict[str, Any]:
 
 def main(arguments: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument(
-        "names", nargs="*", metavar="NAME", help="registry keys of encodings (default: all)"
-    )
+    what = "registry keys of encodings (default: all)"
+    parser.add_argument("names", nargs="*", metavar="NAME", help=what)
     parser.add_argument("--target", default="ort", help="target of the artefacts")
     parser.add_argument("--json", type=Path, help="write the results of all encodings to this file")
     options = parser.parse_args(arguments)

@@ -186,9 +186,8 @@ def here(rehearse: bool) -> Dict[str, str]:
 
 
 def options_of(arguments: Sequence[str]) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    as_is = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=as_is)
     add = parser.add_argument
     add("--minutes", type=float, default=25.0, help="start nothing after this time (default: 25)")
     add("--json", type=Path, default=gpu_page.RESULTS, help="results (default: %(default)s)")

@@ -132,10 +132,8 @@ def _attention(
     flat, none = (len(lengths), new, -1), np.zeros(0)
     inputs = {"q": q.reshape(flat), "k": k.reshape(flat), "v": v.reshape(flat)}
     inputs |= {"past_k": past[0], "past_v": past[1], "lengths": length - 1}
-    inputs |= {
-        "longest": np.array(length.max()),
-        **dict.fromkeys(("cos", "sin", "at", "bias"), none),
-    }
+    inputs |= {"longest": np.array(length.max())}
+    inputs |= dict.fromkeys(("cos", "sin", "at", "bias"), none)
     attributes = {"num_heads": heads, "kv_num_heads": kv}
     attributes |= {"local_window_size": window} if window else {}
     name = f"attention of {heads}/{kv} heads of {size}, rows {list(lengths)}, {new} new"

@@ -62,9 +62,8 @@ def proof(name: str, rehearse: bool = False) -> Iterator[Dict[str, Any]]:
             try:
                 how: Dict[str, Any] = {"dtype": dtype, "weights": weights_of(name)}
                 export(sources, target, Path(temporary) / "a", verify=False, **how)
-                certificate = verify(
-                    Path(temporary) / "a", "cuda" if runs else "cpu", record=False, quick=rehearse
-                )
+                provider = "cuda" if runs else "cpu"
+                certificate = verify(Path(temporary) / "a", provider, record=False, quick=rehearse)
             except (ValueError, RuntimeError) as error:
                 yield {**row, "refused": " ".join(str(error).split())[:500]}
                 continue

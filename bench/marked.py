@@ -14,7 +14,6 @@ def replace(page: Path, name: str, content: str) -> None:
     before, begun, rest = page.read_text(encoding="utf-8").partition(begin)
     _, ended, after = rest.partition(end)
     if not (begun and ended):
-        raise ValueError(
-            f"{page.name}: expected the comments {begin.strip()} and {end}, got a page without them"
-        )
+        rule = f"the comments {begin.strip()} and {end}"
+        raise ValueError(f"{page.name}: expected {rule}, got a page without them")
     page.write_text(before + begin + content + end + after, encoding="utf-8")

@@ -104,9 +104,8 @@ def opened(operator: str, geometry: Geometry, feeds: Dict[str, np.ndarray]) -> A
     options.intra_op_num_threads, options.log_severity_level = 1, 3
     options.add_session_config_entry("session.set_denormal_as_zero", "1")
     kernel_library.register(options)
-    return onnxruntime.InferenceSession(
-        model.SerializeToString(), options, ["CPUExecutionProvider"]
-    )
+    cpu = ["CPUExecutionProvider"]
+    return onnxruntime.InferenceSession(model.SerializeToString(), options, cpu)
 
 
 def caches_of(geometry: Geometry) -> List[List[Any]]:
@@ -178,10 +177,9 @@ def of_artefacts(folders: Sequence[Path], cached: int) -> Iterator[Dict[str, Any
         ),
     }  # fmt: skip
     for what, (work, back, rounds) in works.items():
-        calls = {
-            name: partial(timed, session, partial(work, session), back)
-            for name, session in sessions.items()
-        }
+        calls = {}
+        for name, session in sessions.items():
+            calls[name] = partial(timed, session, partial(work, session), back)
         times = in_turn(calls, rounds, warm=6 if back else 0)
         first, second = times.values()
         ms = {name: round(float(np.median(t)) * 1e3, 2) for name, t in times.items()}

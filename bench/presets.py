@@ -25,11 +25,8 @@ def write(name: str, model: Stack, place: Path) -> None:
     export(model, TARGET, place / name)
     stored, others = graph_weights(place / name / "model.onnx"), {}
     if (place / FOLDED).exists():
-        others = {
-            key: value
-            for key, value in load_file(place / FOLDED).items()
-            if not key.startswith(f"{name}/")
-        }
+        stored_before = load_file(place / FOLDED).items()
+        others = {key: value for key, value in stored_before if not key.startswith(f"{name}/")}
     folded = {
         f"{name}/{names[0]}": parameter.detach().clone()
         for names, parameter in named(model)

@@ -169,9 +169,8 @@ def _last_slot_lost(lengths: Callable[..., Any]) -> Callable[..., Any]:
 def far_keys_unwritten(op: Builder, node: Any) -> Any:
     """Cache zeros in place of the entries of keys for queries beyond the original length."""
     zeros = op.Sub(node.far, node.far)
-    return by_query.join_rotations(
-        op, SimpleNamespace(near=node.near, far=zeros, rotary=node.rotary)
-    )
+    wrong: Any = SimpleNamespace(near=node.near, far=zeros, rotary=node.rotary)
+    return by_query.join_rotations(op, wrong)
 
 
 def _distances_short(distances: Callable[..., Any]) -> Dict[Any, Callable[..., Any]]:

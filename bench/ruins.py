@@ -267,9 +267,8 @@ def undetected(rows: Sequence[Mapping[str, Any]]) -> List[str]:
 
 def main() -> int:
     """Measure and write. Returns 1 if a ruin is not found or a correct artefact is refused."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    as_is = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=as_is)
     parser.add_argument("--json", type=Path, default=RESULTS)
     parser.add_argument("--depth", type=int, action="append")
     parser.add_argument("--format", action="append", choices=FORMATS)

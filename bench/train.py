@@ -108,9 +108,8 @@ if __name__ == "__main__":
     parser.add_argument("--batch", type=int, default=16)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--rate", type=float, default=2e-3)
-    parser.add_argument(
-        "--resume", action="store_true", help="continue from the existing weights of the preset"
-    )
+    what = "continue from the existing weights of the preset"
+    parser.add_argument("--resume", action="store_true", help=what)
     options = parser.parse_args()
     if not SOURCE_TREE.is_dir():
         parser.error(

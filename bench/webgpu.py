@@ -35,10 +35,11 @@ def write_artefacts(folder: Path, targets: Sequence[str], names: Sequence[str]) 
     from posenc_export.models.short_forms import block_config, decoder_config
 
     for name in names or REGISTRY:
-        causal = "causal" in REGISTRY[name].works_in
-        block = block_config(
-            48, 6, 1100, kv_heads=3, head_size=16, encoding={"name": name}, causal=causal
-        )
+        form: Dict[str, Any] = {
+            "encoding": {"name": name},
+            "causal": "causal" in REGISTRY[name].works_in,
+        }
+        block = block_config(48, 6, 1100, kv_heads=3, head_size=16, **form)
         sources = Sources(seeded(decoder_config(61, 1, 40, block, tied=name != "complex_order")))
         for target in targets:
             if not (folder / f"{name}-{target}").exists():
@@ -122,12 +123,10 @@ def main() -> None:
     parser.add_argument("task", choices=("export", "run", "page"))
     parser.add_argument("folder", type=Path, nargs="?")
     parser.add_argument("--target", action="append", help="target to export (default: onnx)")
-    parser.add_argument(
-        "--encoding", action="append", default=[], help="encoding to export (default: all)"
-    )
-    parser.add_argument(
-        "--adapter", default="unnamed", help="name of the GPU adapter, for the results"
-    )
+    what = "encoding to export (default: all)"
+    parser.add_argument("--encoding", action="append", default=[], help=what)
+    what = "name of the GPU adapter, for the results"
+    parser.add_argument("--adapter", default="unnamed", help=what)
     parser.add_argument("--json", type=Path, default=RESULTS)
     options = parser.parse_args()
     if options.task == "page":

@@ -158,8 +158,8 @@ OPERATIONS = (
     ),
     (
         "ops/rotations.py",
-        "second * cos + first * sin), dim=-1\n",
-        "second * cos + first * cos), dim=-1\n",
+        "second * cos + first * sin)\n",
+        "second * cos + first * cos)\n",
         _oracle("rotate", "rope-interleaved"),
     ),
     (
@@ -222,8 +222,8 @@ FAMILIES = (
     ("models/families/gemma2.py", "scale = 1 / math.sqrt(", "scale = 1 / abs(", _family("gemma2")),
     (
         "models/families/shared/settings.py",
-        '"sliding_attention" if (index + 1) % period else',
-        '"sliding_attention" if index % period else',
+        "names[(index + 1) % period > 0]",
+        "names[index % period > 0]",
         "tests/models/test_recent_families.py -k 'older_key and gpt_oss'",
     ),
     (
@@ -272,8 +272,8 @@ LOWERINGS = (
     ),
     (
         "export/targets/standard.py",
-        "np.arange(width, 2 * width), np.arange(width),",
-        "np.arange(width), np.arange(width, 2 * width),",
+        "np.concatenate((update, reset, new))",
+        "np.concatenate((reset, update, new))",
         _parity("input_rnn", "onnx"),
     ),
     (

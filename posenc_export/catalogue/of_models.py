@@ -49,10 +49,8 @@ def _where(drawn: Tuple[Placed, PositionEncoding], group: Group) -> str:
     numbers = [place.layer for place, _ in group if place.layer is not None]
     ends = [n for n in numbers if n + 1 not in numbers]
     starts = [n for n in numbers if n - 1 not in numbers]
-    spans = [
-        str(first) if first == last else f"{first} .. {last}"
-        for first, last in zip(starts, ends, strict=True)
-    ]
+    ranges = zip(starts, ends, strict=True)
+    spans = [str(first) if first == last else f"{first} .. {last}" for first, last in ranges]
     where = f"layer{'s' if len(numbers) > 1 else ''} {', '.join(spans)}"
     alike = all(_equal(drawn[1], part) for _, part in group)
     return where if alike else f"layer {drawn[0].layer} of {where}"

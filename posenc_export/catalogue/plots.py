@@ -197,8 +197,7 @@ def _of_tokens(
         paint = partial(waves.components, rows=rows, entries=entries)
         drawn.append(("single entries, by position", paint))
         entry = entries[2]
-        paint = partial(
-            waves.by_base, spec=spec, geometry=geometry, positions=positions, entry=entry
-        )
+        sizes: Any = {"geometry": geometry, "positions": positions, "entry": entry}
+        paint = partial(waves.by_base, spec=spec, **sizes)
         drawn.append((f"entry {entry}, by position and base", paint))
     return drawn

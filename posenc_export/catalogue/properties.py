@@ -64,9 +64,8 @@ def respond(encoding: PositionEncoding, places: Tensor, causal: bool) -> Respons
     states = [torch.zeros(1, *state.sizes) for state in encoding.embed_states()]
     embedded = encoding.embed_next(token, coordinates, states)[0]  # [1,S,E]
     change = (embedded - token if width == GEOMETRY.width else embedded)[0]  # [S,E]
-    q, k = torch.randn(2, 1, 1, GEOMETRY.heads, TOKENS, generator=random).expand(
-        -1, -1, count, -1, -1
-    )
+    numbers = torch.randn(2, 1, 1, GEOMETRY.heads, TOKENS, generator=random)
+    q, k = numbers.expand(-1, -1, count, -1, -1)
     q, k = encoding.rotate(q, k, coordinates)  # [1,S,H,D]
     sees = Mask(build_part("sees", {"name": "causal" if causal else "both"}), encoding)
     mask = sees(positions, coordinates, positions, q)
@@ -85,9 +84,7 @@ def _by_content(
 ) -> Tensor:
     """Scores [1,H,S,S] of `rescore`, from attention weights (values are rows of the identity)."""
     count, heads, size = q.size(1), q.size(2), TOKENS
-    states = [
-        torch.zeros(1, state.sizes[0], 0, state.sizes[1]) for state in encoding.layer_states()
-    ]
+    states = [torch.zeros(1, s.sizes[0], 0, s.sizes[1]) for s in encoding.layer_states()]
     states = encoding.observe(x, k, positions, torch.zeros(1, dtype=torch.int64), states)
     rows = torch.eye(count, size).expand(1, heads, -1, -1)
     scale = encoding.score_scale(size)
@@ -147,9 +144,8 @@ def built(
     """Build an encoding with its initial weights, in the geometry of the page."""
     causal = "causal" in encodings.KNOWN[spec["name"]].works_in
     with drawn_from(seed):
-        return encodings.build(
-            spec, dataclasses.replace(GEOMETRY, max_positions=max_positions, causal=causal)
-        )
+        geometry = dataclasses.replace(GEOMETRY, max_positions=max_positions, causal=causal)
+        return encodings.build(spec, geometry)
 
 
 def _line(encoding: PositionEncoding, start: int) -> Tensor:
@@ -201,9 +197,8 @@ def axes(encoding: PositionEncoding, name: str) -> str:
         stretched = [_stretched(places, axis) for axis in range(encoding.axes)]
         return str(sum(not same_response(encoding, encoding, places, other) for other in stretched))
     if "columns" in encodings.parameters(name):
-        narrow, wide = (
-            built({"name": name, "rows": TOKENS, "columns": columns}, TOKENS) for columns in (8, 16)
-        )
+        spec = {"name": name, "rows": TOKENS}
+        narrow, wide = (built({**spec, "columns": columns}, TOKENS) for columns in (8, 16))
         if not _loaded(wide, narrow) or not same_response(narrow, wide, places, places):
             return "2, row-major"
     return "1"

@@ -46,9 +46,8 @@ def similarity(axes: Any, encoding: PositionEncoding, geometry: Geometry, distan
     """Draw mean and standard deviation of scores over random vectors, for the first head."""
     scores = _scores(encoding, geometry, distance, [0] * VECTORS)
     mean, spread = scores.mean(0), scores.std(0)
-    axes.fill_between(
-        range(distance + 1), mean - spread, mean + spread, color=COLOURS[0], alpha=0.2, linewidth=0
-    )
+    how: Any = {"color": COLOURS[0], "alpha": 0.2, "linewidth": 0}
+    axes.fill_between(range(distance + 1), mean - spread, mean + spread, **how)
     axes.plot(mean, color=COLOURS[0], linewidth=1.2)
     waves.labels(axes, "distance", "score")
 

@@ -57,9 +57,8 @@ class CoPE(PositionEncoding):
 
     def __init__(self, geometry: Geometry, positions: int = 64) -> None:
         super().__init__()
-        self.table = torch.nn.Parameter(
-            torch.randn(geometry.head_size, positions) / math.sqrt(geometry.head_size)
-        )
+        size = geometry.head_size
+        self.table = torch.nn.Parameter(torch.randn(size, positions) / math.sqrt(size))
 
 
 class CoPEOracle(Oracle, of=CoPE):

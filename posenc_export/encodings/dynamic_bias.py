@@ -109,9 +109,8 @@ class DynamicBias(PositionEncoding):
 
 
 def _double(linear: Any, x: Tensor) -> Tensor:
-    return torch.nn.functional.linear(
-        x, linear.weight.detach().double(), linear.bias.detach().double()
-    )
+    weight, bias = linear.weight.detach().double(), linear.bias.detach().double()
+    return torch.nn.functional.linear(x, weight, bias)
 
 
 class DynamicBiasOracle(Oracle, of=DynamicBias):

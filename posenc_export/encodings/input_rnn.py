@@ -71,9 +71,8 @@ class InputRNNOracle(Oracle, of=InputRNN):
         for n in range(len(hidden)):
             reset, update, new = n, len(hidden) + n, 2 * len(hidden) + n
             from_x = [of_x[row] @ x + bias_x[row] for row in (reset, update, new)]
-            from_hidden = [
-                of_hidden[row] @ hidden + bias_hidden[row] for row in (reset, update, new)
-            ]
+            gates = (reset, update, new)
+            from_hidden = [of_hidden[row] @ hidden + bias_hidden[row] for row in gates]
             r, z = (1 / (1 + math.exp(-(from_x[i] + from_hidden[i]))) for i in (0, 1))
             out[n] = (1 - z) * math.tanh(from_x[2] + r * from_hidden[2]) + z * hidden[n]
         return out

@@ -81,9 +81,8 @@ class RoPEDynamic(PositionEncoding):
             turned_q = ops.apply_rotation(q, cos, sin, self.interleaved)
             return turned_q, ops.apply_rotation(k, cos, sin, self.interleaved)
         linear = self.keys == "raw" and not self.single
-        return ops.rotate_both(
-            q, k, positions, self.cos.rows, self.sin.rows, self.interleaved, linear
-        )
+        cos, sin = self.cos.rows, self.sin.rows
+        return ops.rotate_both(q, k, positions, cos, sin, self.interleaved, linear)
 
     def rescore(
         self,

@@ -80,9 +80,8 @@ class RoPELongRoPE(PositionEncoding):
     def rotate(self, q: Tensor, k: Tensor, positions: Tensor) -> Tuple[Tensor, Tensor]:
         """Shapes as in PositionEncoding, with `key_size` in place of D."""
         if self.fixed:
-            return ops.rotate_both(
-                q, k, positions, self.cos.rows, self.sin.rows, self.interleaved, self.linear
-            )
+            cos, sin = self.cos.rows, self.sin.rows
+            return ops.rotate_both(q, k, positions, cos, sin, self.interleaved, self.linear)
         if self.lengths == "per_call":
             beyond = positions.amax(dim=1).ge(self.original)[:, None, None, None]
             far, near = self.rotate_long(q, positions), self.rotate_short(q, positions)
@@ -133,9 +132,8 @@ class RoPELongRoPE(PositionEncoding):
             _factors("long_factor", long_factor, size // 2),
         ]
         powers = self.theta ** (torch.arange(0, size, 2, dtype=dtype) / size)
-        frequencies = [
-            1.0 / (torch.tensor(set_of, dtype=dtype) * powers) for set_of in self.factors
-        ]
+        sets = [torch.tensor(set_of, dtype=dtype) for set_of in self.factors]
+        frequencies = [1.0 / (factors * powers) for factors in sets]
         self.single = [set_of.tolist() for set_of in frequencies] if dtype == torch.float32 else []
         self.linear = keys == "raw" and not self.single
         near, far = self._angles(geometry.max_positions, frequencies)
@@ -161,15 +159,13 @@ class RoPELongRoPE(PositionEncoding):
 
     def rotate_short(self, x: Tensor, positions: Tensor) -> Tensor:
         """Rotate x [B,S,N,D] by short factors; by each position's if "rotated"."""
-        return ops.rotate_pairs(
-            x, positions, self.cos.rows, self.sin.rows, self.interleaved, self.linear
-        )
+        cos, sin = self.cos.rows, self.sin.rows
+        return ops.rotate_pairs(x, positions, cos, sin, self.interleaved, self.linear)
 
     def rotate_long(self, x: Tensor, positions: Tensor) -> Tensor:
         """Rotate x [B,S,N,D] with the long factors."""
-        return ops.rotate_pairs(
-            x, positions, self.long_cos.rows, self.long_sin.rows, self.interleaved, self.linear
-        )
+        cos, sin = self.long_cos.rows, self.long_sin.rows
+        return ops.rotate_pairs(x, positions, cos, sin, self.interleaved, self.linear)
 
 
 def _factors(name: str, text: Factors, count: int) -> List[float]:

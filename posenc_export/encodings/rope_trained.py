@@ -38,9 +38,8 @@ class RoPETrained(Prepared, Rotary):
         if not torch.jit.is_scripting():
             if self.training:
                 return self.trained(q, k, positions)
-        return ops.rotate_both(
-            q, k, positions, self.cos.rows, self.sin.rows, self.interleaved, self.linear
-        )
+        cos, sin = self.cos.rows, self.sin.rows
+        return ops.rotate_both(q, k, positions, cos, sin, self.interleaved, self.linear)
 
     def frequency(self, k: int) -> float:
         weight = self.weight.value.detach().double()

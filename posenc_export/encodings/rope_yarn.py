@@ -70,9 +70,8 @@ class RoPEYaRN(Rotary):
         """q [B,S,H,D], k [B,S,K,D], positions [B,S] int64 to the same shapes and dtypes."""
         if self.on_scores != 1.0:
             q = q * self.on_scores
-        return ops.rotate_both(
-            q, k, positions, self.cos.rows, self.sin.rows, self.interleaved, self.linear
-        )
+        cos, sin = self.cos.rows, self.sin.rows
+        return ops.rotate_both(q, k, positions, cos, sin, self.interleaved, self.linear)
 
     def frequency(self, k: int) -> float:
         return self.scaling.frequency(1 / math.pow(self.theta, 2 * k / self.size), k)

@@ -46,9 +46,8 @@ class Sinusoidal2D(PositionEncoding):
     def embed(self, x: Tensor, positions: Tensor) -> Tensor:
         """x [B,S,E], coordinates [2,B,S] int64 to [B,S,E] in x's dtype."""
         halves = [self.of_row(positions[0]), self.of_column(positions[1])]
-        return x * self.scale + torch.cat((halves[self.first], halves[1 - self.first]), dim=-1).to(
-            x.dtype
-        )
+        scaled = x * self.scale
+        return scaled + torch.cat((halves[self.first], halves[1 - self.first]), -1).to(x.dtype)
 
     def __init__(
         self,
@@ -71,9 +70,8 @@ class Sinusoidal2D(PositionEncoding):
         frequencies = self.base ** (-np.arange(pairs) / pairs)
         rows_of_all = self.factor * sinusoids.rows(places * frequencies, self.interleaved)
         self.counts = (rows or len(places), columns or len(places))
-        self.of_row, self.of_column = (
-            Table(rows_of_all * (places < count)) for count in self.counts
-        )
+        tables = [Table(rows_of_all * (places < count)) for count in self.counts]
+        self.of_row, self.of_column = tables
 
 
 class Sinusoidal2DOracle(Oracle, of=Sinusoidal2D):

@@ -116,9 +116,8 @@ class TransformerXL(PositionEncoding):
         pairs, size = segments == "pairs", (geometry.heads, geometry.head_size)
         self.u = torch.nn.Parameter(0.5 * torch.randn(size))
         self.v = torch.nn.Parameter(0.5 * torch.randn(size))
-        self.weight = torch.nn.Parameter(
-            torch.randn(*size, geometry.width) / math.sqrt(geometry.width)
-        )
+        width = geometry.width
+        self.weight = torch.nn.Parameter(torch.randn(*size, width) / math.sqrt(width))
         self.s = torch.nn.Parameter(0.5 * torch.randn(size)) if pairs else None
         self.segment = torch.nn.Parameter(torch.randn(2, *size)) if pairs else None
 

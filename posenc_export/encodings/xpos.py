@@ -86,9 +86,8 @@ class XPosOracle(Oracle, of=XPos):
         def grown(name: str, sign: int) -> Rows:
             return lambda p: waves[name](p) * bases ** (sign * (p - e.centre) / e.base)
 
-        names = {
-            f"{kind}_{name}": (name, sign) for kind, sign in (("q", 1), ("k", -1)) for name in waves
-        }
+        signs = (("q", 1), ("k", -1))
+        names = {f"{kind}_{name}": (name, sign) for kind, sign in signs for name in waves}
         return {table: grown(name, sign) for table, (name, sign) in names.items()}
 
     def rotate(self, x: np.ndarray, position: int) -> np.ndarray:

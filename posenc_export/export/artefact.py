@@ -134,9 +134,9 @@ def _forget(staging: StagingFolder, place: Path, folder: Path) -> None:
 
 def _read_data(sources: Sources, options: ExportOptions) -> quality.Inputs:
     sample = None if options.calibrate is None else samples.read(options.calibrate, sources.model)
-    kept, measured = (
-        with_text(sample, options.text, sources.model) if options.rounds else (sample, None)
-    )
+    kept, measured = sample, None
+    if options.rounds:
+        kept, measured = with_text(sample, options.text, sources.model)
     if kept is None and options.format and format_of(options.format).calibrated:
         kept = default_sample(sources.model)
     if options.size is not None:
@@ -167,9 +167,8 @@ def _make(
     kind = TARGETS[target]
     dtype = options.dtype or kind.dtypes[0]
     check_choice(sources.model, target, dtype)
-    source = sources.of(
-        dtype, options.format, read.sample, options.cache or "", options.size, options.say
-    )
+    cache, format_ = options.cache or "", options.format
+    source = sources.of(dtype, format_, read.sample, cache, options.size, options.say)
     half_precision.check_model(sources.model, dtype)
     options.say(f"{target}: tracing and lowering")
     described = describe(source.model, target, options.signature, kind, source.few_bits)

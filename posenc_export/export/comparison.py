@@ -96,9 +96,7 @@ def _case(inputs: np.ndarray, original: Callable[..., Any]) -> Case:
     rows = np.concatenate(
         [np.roll(inputs, shift, axis=1) for shift in range(-(-max(BATCHES) // len(inputs)))]
     )[: max(BATCHES)]
-    tokens = (
-        rows.astype(np.int64) if np.issubdtype(rows.dtype, np.integer) else rows.astype(np.float32)
-    )
+    tokens = rows.astype(np.int64 if np.issubdtype(rows.dtype, np.integer) else np.float32)
     fork_at = tokens.shape[1] // 2
     other = np.concatenate((tokens[:, :fork_at], tokens[:, : fork_at - 1 : -1]), axis=1)
     return Case(tokens, _outputs(original, tokens), 0, fork_at, other, _outputs(original, other))
@@ -118,9 +116,8 @@ def _outputs(original: Callable[..., Any], tokens: np.ndarray) -> np.ndarray:
 def _sees_later(original: Callable[..., Any], case: Case, accuracy: Accuracy) -> bool:
     """Whether outputs of the original for earlier tokens change with the last token."""
     tokens = np.concatenate((case.tokens[:, :-1], case.tokens[:, :1]), axis=1)
-    return (
-        not worst_error(_outputs(original, tokens)[:, :-1], case.full[:, :-1]) <= accuracy.tolerance
-    )
+    outputs = _outputs(original, tokens)[:, :-1]
+    return not worst_error(outputs, case.full[:, :-1]) <= accuracy.tolerance
 
 
 def _disagreement(

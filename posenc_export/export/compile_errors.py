@@ -31,9 +31,8 @@ def explain_errors(target: str, model: Model, packages: Iterable[str]) -> Iterat
     except (RuntimeError, torch.jit.frontend.FrontendError) as error:
         if not packages and not isinstance(model, OwnModule):
             raise
-        what = (
-            f"{model.where}" if isinstance(model, OwnModule) else f"encodings {', '.join(packages)}"
-        )
+        what = f"encodings {', '.join(packages)}"
+        what = model.where if isinstance(model, OwnModule) else what
         takes = TAKES.get(target, "torch.onnx.export traces")
         cause = _cause(error)
         change = "change the code"
@@ -49,7 +48,5 @@ def explain_errors(target: str, model: Model, packages: Iterable[str]) -> Iterat
 def _cause(error: BaseException) -> str:
     while error.__cause__ is not None:
         error = error.__cause__
-    lines = [
-        line.strip() for line in str(error).partition('File "')[0].splitlines() if line.strip()
-    ]
-    return f"{type(error).__name__}: {' '.join(lines)[:LONGEST]}".rstrip(".:; ")
+    lines = map(str.strip, str(error).partition('File "')[0].splitlines())
+    return f"{type(error).__name__}: {' '.join(filter(None, lines))[:LONGEST]}".rstrip(".:; ")

@@ -70,9 +70,8 @@ def edge_errors(source: Source, manifest: Manifest, folder: Path, say: Progress)
         return Measured()
     halved = manifest.dtype == "float16" and "float32" not in TARGETS[manifest.target].dtypes
     dtype, spread = ("float16", SPREAD_IN_HALF) if halved else ("float32", SPREAD)
-    written = source.once(
-        ("edge model", dtype), lambda: in_dtype(edge_model(source.model, spread), dtype)
-    )
+    whole = source.model
+    written = source.once(("edge model", dtype), lambda: in_dtype(edge_model(whole, spread), dtype))
     reduced = in_dtype(written, "float32")
     plan = planned(reduced, edges, manifest, reached)
     say(f"{manifest.target}: comparing a reduced model at its edges")
@@ -100,9 +99,7 @@ def _named(edges: List[Edge]) -> Dict[str, int]:
 
 def _needed(edges: List[Edge], manifest: Manifest, reached: int) -> bool:
     """Return whether the whole model leaves an edge, or a depth up to DEEPEST, to the other."""
-    far = any(
-        edge.at + BESIDE >= reached or edge.by == "distance" and edge.at > NEAR for edge in edges
-    )
+    far = any(e.at + BESIDE >= reached or e.by == "distance" and e.at > NEAR for e in edges)
     return far or bool(manifest.states) and reached < min(DEEPEST, manifest.max_positions)
 
 
@@ -126,9 +123,8 @@ def planned(reduced: Model, edges: List[Edge], manifest: Manifest, reached: int)
             starts.append(edge)
         else:
             tokens = min(edge.at + BEHIND, most)
-            unreached[edge.name] = (
-                f"{tokens:,} tokens take {work_of(reduced, tokens):.1e} multiply-adds"
-            )
+            work = f"{work_of(reduced, tokens):.1e}"
+            unreached[edge.name] = f"{tokens:,} tokens take {work} multiply-adds"
     return Plan(length, tuple(starts), unreached)
 
 

@@ -21,10 +21,9 @@ def trace_inputs(manifest: Manifest, slots: str = P) -> Tuple[Tuple[Any, ...], T
             axis P.
     """
     values = [(_own(manifest, value.dtype), value.axes) for value in manifest.inputs]
-    states = [
-        (state.dtype, tuple(slots if axis == M else axis for axis in state.axes))
-        for state in manifest.states
-    ]
+    states = []
+    for state in manifest.states:
+        states.append((state.dtype, tuple(slots if axis == M else axis for axis in state.axes)))
     if any(state.past == "past_positions" for state in manifest.states):
         values.append(states.pop(0))
     states += [(_own(manifest, value.dtype), value.axes) for value in manifest.encoder]

@@ -90,9 +90,8 @@ def write(
     reference = beside.reference
     if verified is not None:
         accuracy = verified.accuracy
-        reference = msgspec.structs.replace(
-            reference, tolerance=accuracy.tolerance, float32=accuracy.float32
-        )
+        held = {"tolerance": accuracy.tolerance, "float32": accuracy.float32}
+        reference = msgspec.structs.replace(reference, **held)
     manifest = manifest.replace(
         reference=reference,
         encodings=beside.encodings,

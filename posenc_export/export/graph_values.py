@@ -112,9 +112,8 @@ def states_of(model: Model, signature: str, update: str) -> List[State]:
 def step_weights(model: Model) -> int:
     """Count the weights that a step reads: every matrix once, one row of the token table."""
     if isinstance(model, OwnModule):
-        tables = {
-            id(part.weight) for part in model.modules() if isinstance(part, torch.nn.Embedding)
-        }
+        embeddings = (part for part in model.modules() if isinstance(part, torch.nn.Embedding))
+        tables = {id(part.weight) for part in embeddings}
         return step_weights(model.inner()) + sum(
             weight.size(1) if id(weight) in tables else weight.numel()
             for weight in model.own_weights()
@@ -133,16 +132,11 @@ def step_weights(model: Model) -> int:
 
 def input_names(manifest: Manifest) -> List[str]:
     """Return the names of graph inputs, in the order of a calling convention."""
-    return [
-        *(value.name for value in manifest.inputs),
-        *(state.past for state in manifest.states),
-        *(value.name for value in manifest.encoder),
-    ]
+    states = [state.past for state in manifest.states]
+    return [value.name for value in manifest.inputs] + states + [v.name for v in manifest.encoder]
 
 
 def output_names(manifest: Manifest) -> List[str]:
     """Return the names of graph outputs, in the order of a calling convention."""
-    return [
-        *(value.name for value in manifest.outputs),
-        *(state.present for state in manifest.states),
-    ]
+    states = [state.present for state in manifest.states]
+    return [*(value.name for value in manifest.outputs), *states]

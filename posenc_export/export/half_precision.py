@@ -100,9 +100,8 @@ def _in_half(
         results = _results(encoding, hook, geometry, half)
     except RuntimeError as error:
         problem = " ".join(str(error).split())[:LONGEST]
-        raise ValueError(
-            f"{_rule(encoding, hook)} to run in {name}, got {problem}; {CONVERT}"
-        ) from error
+        rule = f"{_rule(encoding, hook)} to run in {name}"
+        raise ValueError(f"{rule}, got {problem}; {CONVERT}") from error
     other = next((result.dtype for result in results if result.dtype != wanted), None)
     if other is not None:
         raise ValueError(

@@ -1,5 +1,6 @@
 """Files with which optimum-onnx, transformers.js and onnxruntime-genai load signature mask."""
 
+import itertools
 import json
 from pathlib import Path
 from typing import Any, Dict, Optional, Tuple
@@ -63,9 +64,8 @@ def write(model: Stack, manifest: Manifest, folder: Path) -> None:
 
 def _cache_shape(manifest: Manifest, layers: int) -> Optional[Tuple[Axis, Axis]]:
     """Return heads and head size of all caches; None if layers differ or have other states."""
-    wanted = [
-        f"past_key_values.{layer}.{part}" for layer in range(layers) for part in ("key", "value")
-    ]
+    parts = itertools.product(range(layers), ("key", "value"))
+    wanted = [f"past_key_values.{layer}.{part}" for layer, part in parts]
     if [state.past for state in manifest.states] != wanted or any(
         len(state.axes) != 4 or state.dtype != manifest.dtype for state in manifest.states
     ):

@@ -125,13 +125,11 @@ def _compile(program: Any, manifest: Manifest, path: Path) -> None:
             quiet(Warning),
             fresh_cache(),
         ):  # fresh, because the usual cache is in a folder of all users and holds code
-            torch._inductor.aoti_compile_and_package(
-                program, package_path=str(path), inductor_configs=OPTIONS
-            )
+            how: Any = {"package_path": str(path), "inductor_configs": OPTIONS}
+            torch._inductor.aoti_compile_and_package(program, **how)
     except RuntimeError as error:
-        reason = next(
-            (line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__
-        )
+        lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+        reason = (lines or [type(error).__name__])[0]
         rule = "a program that AOTInductor compiles"
         raise refusal("compile", rule, reason[:200], "run the pt2 artefact itself") from error
 

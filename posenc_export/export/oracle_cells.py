@@ -47,8 +47,7 @@ def oracle_cells(
     for name, (fed, full) in expected.attribute_cases.items():
         row = int(fed.mask.all(1).argmax())  # the first without padding
         numbers = {key: given[..., row, :] for key, given in fed.attributes.items()}
-        cells[f"{name}: oracle"] = worst_error(
-            full[row], oracle.full_pass(model, fed.tokens[row], 0, **numbers)
-        )
+        exact = oracle.full_pass(model, fed.tokens[row], 0, **numbers)
+        cells[f"{name}: oracle"] = worst_error(full[row], exact)
         steps.advance()
     return {name: rounded_up(error) for name, error in cells.items()}

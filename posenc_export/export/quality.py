@@ -103,9 +103,8 @@ class Loss:
         """Add outputs [B,L,V], and of text the token ids that follow each of them [B,L]."""
         for first in range(0, expected.shape[1], TOKENS):
             few = slice(first, first + TOKENS)
-            self._add_few(
-                actual[:, few], expected[:, few], None if following is None else following[:, few]
-            )
+            next_few = None if following is None else following[:, few]
+            self._add_few(actual[:, few], expected[:, few], next_few)
 
     def _add_few(
         self, actual: np.ndarray, expected: np.ndarray, following: Optional[np.ndarray]
@@ -156,9 +155,8 @@ def _of_reference(session: Session, model: Model, manifest: Manifest) -> Loss:
     loss = Loss()
     for case in expected_outputs(model, manifest, long=False).cases.values():
         session.reset()
-        loss.add(
-            session.prefill(case.tokens, chunk=case.tokens.shape[1], **case.beginning()), case.full
-        )
+        chunk = case.tokens.shape[1]
+        loss.add(session.prefill(case.tokens, chunk=chunk, **case.beginning()), case.full)
     return loss
 
 
@@ -202,9 +200,8 @@ def _better(manifest: Manifest, inputs: Inputs, text: MeasuredText) -> List[str]
     if manifest.weights is None or manifest.weights.format not in LARGER:
         return ["choose float32"]
     chosen = manifest.weights.format
-    calibrate = format_of(chosen).calibrated and (
-        inputs.sample is None or is_default(inputs.sample.sha256)
-    )
+    plain = inputs.sample is None or is_default(inputs.sample.sha256)
+    calibrate = plain and format_of(chosen).calibrated
     return [
         *(["give a larger size"] if manifest.formats else []),
         *(["give calibration data"] if calibrate else []),

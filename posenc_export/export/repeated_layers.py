@@ -90,10 +90,8 @@ class _Completion:
         self.outputs = dict(zip(output_names(part), graph.outputs, strict=True))
         self._name_weights()
         self.parts = self._parts()
-        self.entries: List[Optional[ir.Value]] = [
-            None,
-            *(nodes[-1].outputs[0] for nodes in self.parts[:-1]),
-        ]
+        ends = [nodes[-1].outputs[0] for nodes in self.parts[:-1]]
+        self.entries: List[Optional[ir.Value]] = [None, *ends]
 
     def run(self) -> None:
         """Add the layers that were not traced, in order, and remove the marks."""
@@ -103,10 +101,8 @@ class _Completion:
             if layer in self.traced:
                 mark = self._behind(self.traced.index(layer), mark)
             else:
-                second = [
-                    index for index, one in enumerate(self.traced) if self.kinds[one] == kind
-                ][-1]
-                mark = self._copied(second, layer, mark)
+                alike = [n for n, other in enumerate(self.traced) if self.kinds[other] == kind]
+                mark = self._copied(alike[-1], layer, mark)
         for node, index in readers:
             node.replace_input_with(index, mark.outputs[0])
         last = mark.inputs[0]
@@ -150,9 +146,7 @@ class _Completion:
             for name, value in self.graph.initializers.items()
             if (weight := self._of_layer(name)) is not None
         }
-        parts: List[List[ir.Node]] = [
-            [] for _ in (*self.traced, None)
-        ]  # the last one for the nodes behind all layers
+        parts: List[List[ir.Node]] = [[] for _ in range(len(self.traced) + 1)]  # last: behind all
         for node in self.graph:
             tag = max((tags[value] for value in node.inputs if value in tags), default=None)
             if tag is not None:
@@ -239,13 +233,10 @@ class _Completion:
 def _with_layers(model: Stack, chosen: Sequence[int]) -> Stack:
     """Return a model with some layers of another one, which keep their weights."""
     made = copy.copy(model)
-    made._modules = {
-        **model._modules,
-        "layers": torch.nn.ModuleList(model.layers[index] for index in chosen),
-    }
-    made.mask_of, made.layer_states = (
-        [one[index] for index in chosen] for one in (model.mask_of, model.layer_states)
-    )
+    layers = torch.nn.ModuleList(model.layers[index] for index in chosen)
+    made._modules = {**model._modules, "layers": layers}
+    made.mask_of = [model.mask_of[index] for index in chosen]
+    made.layer_states = [model.layer_states[index] for index in chosen]
     made.reads_encoder = [model.reads_encoder[index] for index in chosen]
     made.kept_states = made.embed_states + sum(made.layer_states)
     return made

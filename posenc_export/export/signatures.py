@@ -201,9 +201,7 @@ def wrap(model: Model, signature: str) -> torch.nn.Module:
         rule = "an encoding without coordinates for signature mask"
         raise refusal("export", rule, f"one with {model.axes}", "choose signature positions")
     if has_segments(model):
-        kind: Type[Signature] = (
-            SegmentSignature if signature == "positions" else SegmentMaskSignature
-        )
+        kind: Type[Signature] = SegmentMaskSignature if signature == "mask" else SegmentSignature
     elif signature == "mask":
         kind = MaskSignature
     elif takes_logits_index(model, signature):

@@ -139,10 +139,9 @@ def in_half(
     model: Model, weights: Mapping[str, OnGrid], dtype: str, keep: Keep = in_memory
 ) -> Halved:
     """Cast a model with rounded weights, and scales and offsets of blocks, to half precision."""
-    on_grid = {
-        name: (grid, codes.in_dtype(dtype, grid.bits).kept(keep))
-        for name, (grid, codes) in weights.items()
-    }
+    on_grid = {}
+    for name, (grid, codes) in weights.items():
+        on_grid[name] = grid, codes.in_dtype(dtype, grid.bits).kept(keep)
     half = in_dtype(model, dtype)
     exact = in_dtype(half, "float32")
     places = slots(exact)

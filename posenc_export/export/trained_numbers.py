@@ -48,9 +48,8 @@ def store(model: Model, manifest: Manifest, folder: Path) -> Dict[str, Numbers]:
 
 
 def _numbers(tensor: Tensor, file: str, offset: int, transposed: bool = False) -> Numbers:
-    return Numbers(
-        file, offset, str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape), transposed
-    )
+    dtype = str(tensor.dtype).removeprefix("torch.")
+    return Numbers(file, offset, dtype, tuple(tensor.shape), transposed)
 
 
 def _in_graph(tensor: Tensor, regions: Regions, folder: Path) -> Optional[Numbers]:
@@ -136,9 +135,8 @@ def _read(folder: Path, manifest: Manifest, name: str, like: Tensor) -> Tensor:
         remedy = "export it again with this version"
         if manifest.compiled is not None:
             remedy = "give the pt2 artefact that it was compiled from"
-        raise ValueError(
-            f"{rule}, got {'none' if numbers is None else list(numbers.shape)}; {remedy}"
-        )
+        got = "none" if numbers is None else list(numbers.shape)
+        raise ValueError(f"{rule}, got {got}; {remedy}")
     with (folder / numbers.file).open("rb") as stream:
         stream.seek(numbers.offset)
         content = bytearray(stream.read(numbers.bytes))

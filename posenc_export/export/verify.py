@@ -8,7 +8,7 @@ from typing import Any, Dict, Mapping, Optional, Tuple, Union
 import torch
 
 from posenc_export.export import index_functions, tables
-from posenc_export.export.bounds import accuracy_of, extent
+from posenc_export.export.bounds import extent
 from posenc_export.export.conditioning import condition_factor
 from posenc_export.export.describe import Model
 from posenc_export.export.edge_cells import edge_errors
@@ -26,7 +26,7 @@ from posenc_export.models.config_json import from_json, to_json
 from posenc_export.models.placed import from_outside
 from posenc_export.models.presets import rebuild
 from posenc_export.models.user_module import as_model, inner_of
-from posenc_export.runtime import Session, load
+from posenc_export.runtime import load
 from posenc_export.runtime.artefact import manifest as manifests
 from posenc_export.runtime.artefact.certificate import (
     Check,
@@ -40,7 +40,6 @@ from posenc_export.runtime.session.model import Model as Loaded
 from posenc_export.runtime.verification import checks, forms
 from posenc_export.runtime.verification.float32_form import load_form
 from posenc_export.runtime.verification.grid_inputs import grid_of
-from posenc_export.runtime.verification.measuring import measure
 from posenc_export.runtime.verification.proof import (
     Accuracy,
     Expected,
@@ -206,9 +205,8 @@ def check(
     # Before the graph is loaded, so that its weights and the float64 head are not in memory
     # together.
     source.release()
-    exact = source.once(
-        ("oracle", *grid_of(manifest)), lambda: oracle_cells(model, manifest, expected, say)
-    )
+    key = ("oracle", *grid_of(manifest))
+    exact = source.once(key, lambda: oracle_cells(model, manifest, expected, say))
     source.release()
     known = {"numbers": compared, **_known(source, manifest)}
     runs = manifest.dtype != "bfloat16"
@@ -247,22 +245,8 @@ def single_threaded(folder: Path, provider: str) -> Loaded:
     return load(folder, provider=provider, threads=1)
 
 
-def certify(
-    session: Session, model: Model, expected: Expected, progress: Progress
-) -> Dict[str, Any]:
-    """Return the certificate of a session against the eager module, and of that to the oracle."""
-    accuracy = accuracy_of(model, session.manifest)
-    return _certificate(
-        session,
-        model,
-        accuracy,
-        measure(session, expected, accuracy, progress),
-        oracle_cells(model, session.manifest, expected),
-    )
-
-
 def _certificate(
-    ran: Union[Session, Loaded],
+    ran: Loaded,
     model: Model,
     accuracy: Accuracy,
     measured: Measured,

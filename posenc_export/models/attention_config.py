@@ -104,6 +104,5 @@ class AttentionConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
 
     def geometry(self, width: int, max_positions: int) -> Geometry:
         """Return the sizes that encodings are built from, for a model of this width and range."""
-        return Geometry(
-            width, self.heads, self.head_size, max_positions, self.causal, self.kv_heads
-        )
+        heads, size = self.heads, self.head_size
+        return Geometry(width, heads, size, max_positions, self.causal, self.kv_heads)

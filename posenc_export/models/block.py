@@ -97,9 +97,8 @@ class AttentionBlock(torch.nn.Module):
         weights = {"q": q, "k": k, "v": v, "qkv": qkv, "o": o}
         weights |= {"q_bias": q_bias, "k_bias": k_bias, "v_bias": v_bias}
         weights |= {"qkv_bias": qkv_bias, "o_bias": o_bias}
-        config, parameters = from_weights.pack(
-            weights, heads, max_positions, kv_heads, encoding, causal
-        )
+        sizes = (heads, max_positions, kv_heads)
+        config, parameters = from_weights.pack(weights, *sizes, encoding, causal)
         block = cls(config)
         from_weights.fill(block, parameters, layout, encoding_weights or {})
         return block.eval()

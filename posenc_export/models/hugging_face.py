@@ -150,9 +150,8 @@ def _with_sections(
         rule = "rope_type default, or yarn without mscale, with mrope_section"
         raise refusal(WHERE, rule, kind, "convert it by hand")
     pairs = spec.get("rotary", _head_size(config)) // 2
-    whole = isinstance(sections, (list, tuple)) and all(
-        type(size) is int and size > 0 for size in sections
-    )
+    listed = isinstance(sections, (list, tuple))
+    whole = listed and all(type(size) is int and size > 0 for size in sections)
     if not whole or len(sections) != 3 or sum(sections) != pairs:
         rule = f"mrope_section to be three integers above 0 with sum {pairs}"
         raise refusal(WHERE, rule, repr(sections), "correct it")

@@ -33,9 +33,8 @@ class Mask(torch.nn.Module):
             bias = self.encoding.bias(coordinates, coordinates)
         else:
             bias = self.encoding.bias(positions, key_positions)
-        return ops.attention_mask(
-            positions, key_positions, bias, like, self.before, self.after, self.chunk
-        )
+        limits = (self.before, self.after, self.chunk)
+        return ops.attention_mask(positions, key_positions, bias, like, *limits)
 
 
 class Layer(torch.nn.Module):

@@ -93,9 +93,8 @@ class LinearAttention(torch.nn.Module):
         if self.cached:
             seen = positions.unsqueeze(1).le(positions.unsqueeze(2)).unsqueeze(1)
             weights = torch.where(seen, rotated_q @ rotated_k.transpose(2, 3), zero)
-            divisor = torch.where(seen, q @ k.transpose(2, 3), zero).sum(
-                -1, keepdim=True
-            ) + q @ states[1].unsqueeze(3)
+            divisor = torch.where(seen, q @ k.transpose(2, 3), zero).sum(-1, keepdim=True)
+            divisor = divisor + q @ states[1].unsqueeze(3)
             total = weights @ values + rotated_q @ states[0]
             present = [states[0] + rotated_k.transpose(2, 3) @ values, states[1] + k.sum(2)]
         else:
@@ -116,9 +115,7 @@ class LinearAttention(torch.nn.Module):
         q, k, v = self.projection.exact(x)
         q, k = (np.where(part > 0, part + 1, np.exp(np.minimum(part, 0))) for part in (q, k))
         rotated_q = np.stack([oracle.rotate_heads(*pair) for pair in zip(q, places, strict=True)])
-        rotated_k = np.stack(
-            [oracle.rotate_key_heads(*pair) for pair in zip(k, places, strict=True)]
-        )
+        rotated_k = np.stack([oracle.rotate_key_heads(*p) for p in zip(k, places, strict=True)])
         weighted_values = np.zeros_like(q)
         for head in range(self.heads):
             for i in range(len(q)):

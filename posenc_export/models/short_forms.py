@@ -110,9 +110,7 @@ def decoder_config(
     attentions = _attentions(block.attention, layer_encodings[:layers])
     units = {**MLPS[mlp], "hidden": hidden, "bias": mlp_bias}
     parts: Dict[str, Any] = {"residual": {"name": "pre"}, "norms": (norms, norms), "mlp": units}
-    kinds = {
-        name: LayerConfig(attention=attention, **parts) for name, attention in attentions.items()
-    }
+    kinds = {name: LayerConfig(attention=own, **parts) for name, own in attentions.items()}
     features = None if vocabulary else {"name": HIDDEN_STATES}
     return StackConfig(
         width=block.width,
@@ -151,9 +149,8 @@ def encoder_config(
     check(min(layers, segments) >= 1, rule, counts, "give numbers above 0")
     norm: Dict[str, Any] = {"name": "layer", "epsilon": epsilon}
     mlp = {**MLPS["gelu"], "hidden": hidden, "bias": True}
-    layer = LayerConfig(
-        residual={"name": "post"}, norms=(norm, norm), attention=block.attention, mlp=mlp
-    )
+    post: Dict[str, Any] = {"residual": {"name": "post"}, "norms": (norm, norm), "mlp": mlp}
+    layer = LayerConfig(attention=block.attention, **post)
     tokens = TokensConfig(
         vocabulary=vocabulary, encodings=block.encodings, segments=segments, norm=norm
     )

@@ -57,9 +57,8 @@ class Stack(torch.nn.Module):
         self.readout = readout(config, getattr(self.tokens, "embedding", None))
         self.masks, self.mask_of = shared_masks(kinds, built)
         self.reads_encoder = [kind.attention.reads_encoder for kind in kinds]
-        self.mask_of_encoder = [
-            self.reads_encoder[self.mask_of.index(index)] for index in range(len(self.masks))
-        ]
+        first = [self.mask_of.index(index) for index in range(len(self.masks))]
+        self.mask_of_encoder = [self.reads_encoder[layer] for layer in first]
         self.embed_states = len(self.token_encoding.embed_states())
         self.layer_states = [len(attention.states()) for attention in self.attentions()]
         self.kept_states = self.embed_states + sum(self.layer_states)

@@ -72,9 +72,8 @@ class TorchFile:
             rule = "hold only tensors, in the zip format of torch 1.6 and later"
             raise self._refusal(rule, _reason(error)) from None
         if isinstance(stored, dict):
-            stored = next(
-                (stored[key] for key in NESTED if isinstance(stored.get(key), dict)), stored
-            )
+            nested = (stored[key] for key in NESTED if isinstance(stored.get(key), dict))
+            stored = next(nested, stored)
         if not isinstance(stored, dict) or not all(
             isinstance(name, str) and isinstance(value, Tensor) for name, value in stored.items()
         ):

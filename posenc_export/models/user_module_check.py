@@ -69,9 +69,7 @@ def outputs_of(where: str, module: torch.nn.Module, vocabulary: int, width: int)
     """
     inner = only_inner(module, where)
     arguments, calls = _first_call(inner, vocabulary, width), []
-    hook = inner.register_forward_hook(
-        lambda _, received, returned: calls.append((received, returned))
-    )
+    hook = inner.register_forward_hook(lambda _, *of_call: calls.append(of_call))
     try:
         with torch.no_grad():
             returned = module(*arguments)

@@ -44,9 +44,8 @@ def attention_mask(
     if not torch.jit.is_scripting() and emitting():
         heads = 1 if bias is None else bias.size(1)
         shape = [positions.size(0), heads, positions.size(1), key_positions.size(1)]
-        return graph.Mask.emit(
-            like, shape, positions, key_positions, bias, like, before, after, chunk
-        )
+        of = (positions, key_positions, bias, like)
+        return graph.Mask.emit(like, shape, *of, before, after, chunk)
     keys, queries = key_positions.unsqueeze(1), positions.unsqueeze(2)  # [B,1,T], [B,S,1]
     visible = keys.ge(0)
     if after >= 0:
@@ -84,9 +83,8 @@ def attend(
     """
     if not torch.jit.is_scripting() and emitting():
         shape, sizes = [q.size(0), q.size(1), q.size(2) * values.size(3)], (q.size(2), keys.size(1))
-        return graph.Attend.emit(
-            q, shape, q, keys, values, mask, content, sinks, *sizes, scale, softcap
-        )
+        inputs = (q, keys, values, mask, content, sinks)
+        return graph.Attend.emit(q, shape, *inputs, *sizes, scale, softcap)
     dtype = q.dtype
     if content is not None:  # content scores may exceed the range of float16
         q, keys, values = q.to(torch.float32), keys.to(torch.float32), values.to(torch.float32)

@@ -52,9 +52,8 @@ def apply_rotation(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool) -> Te
     turned = turned if x.dtype == cos.dtype else turned.to(cos.dtype)
     if interleaved:
         first, second = turned[..., 0::2], turned[..., 1::2]
-        turned = torch.stack(
-            (first * cos - second * sin, second * cos + first * sin), dim=-1
-        ).flatten(-2)
+        parts = (first * cos - second * sin, second * cos + first * sin)
+        turned = torch.stack(parts, dim=-1).flatten(-2)
     else:
         first, second = turned.split(cos.size(3), dim=-1)
         turned = torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)

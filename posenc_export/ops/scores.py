@@ -41,9 +41,8 @@ def collect_by_distance(
     """Sum weights [B,H,S,T] by key minus query position, within -left .. right."""
     if not torch.jit.is_scripting() and emitting():
         shape = [*weights.shape[:3], left + right + 1]
-        return graph.CollectByDistance.emit(
-            weights, shape, weights, positions, key_positions, left, right
-        )
+        inputs = (weights, positions, key_positions)
+        return graph.CollectByDistance.emit(weights, shape, *inputs, left, right)
     index = (key_positions.unsqueeze(1) - positions.unsqueeze(2)).clamp(-left, right) + left
     index = index.unsqueeze(1).expand(-1, weights.size(1), -1, -1)  # [B,H,S,T]
     sums = torch.zeros_like(weights[..., :1]).expand(-1, -1, -1, left + right + 1)

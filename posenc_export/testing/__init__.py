@@ -9,16 +9,21 @@ from typing import Any, Callable, Dict, Iterator, Mapping, Optional, Sequence, T
 from posenc_export import encodings
 from posenc_export.encodings import PositionEncoding
 from posenc_export.export import Sources, export, half_precision
+from posenc_export.export.bounds import accuracy_of
+from posenc_export.export.describe import eager
+from posenc_export.export.expected import expected_outputs
 from posenc_export.export.targets import runnable
 from posenc_export.models.config import StackConfig
 from posenc_export.models.presets import seeded
 from posenc_export.models.randomness import drawn_from
 from posenc_export.models.short_forms import block_config, decoder_config
+from posenc_export.runtime.graphs.torch_graph import TorchGraph
+from posenc_export.runtime.session.model import Model
+from posenc_export.runtime.verification.measuring import measure
 from posenc_export.shared.progress import Steps
 from posenc_export.testing import against_oracle
 from posenc_export.testing.against_oracle import HEAD_SIZE, HEADS, KV_HEADS, WIDTH, geometry_of
-from posenc_export.testing.faults import FAULTS, applicable
-from posenc_export.testing.planting import CorrectModel
+from posenc_export.testing.faults import FAULTS, applicable, plant
 
 __all__ = ["FAULTS", "check_encoding"]
 
@@ -59,9 +64,8 @@ def check_encoding(
     """
     for name in faults:
         if name not in FAULTS:
-            raise ValueError(
-                f"check_encoding: expected faults to be among {', '.join(FAULTS)}, got {name!r}"
-            )
+            rule = f"faults to be among {', '.join(FAULTS)}"
+            raise ValueError(f"check_encoding: expected {rule}, got {name!r}")
     say = progress or _print
     say(f"{cls.__name__}: comparing with its oracle")
     spec = {"name": NAME, **(parameters or {})}
@@ -124,21 +128,24 @@ def _check_faults(
     say: Callable[[str], None],
 ) -> Dict[str, float]:
     """Errors that detect each planted fault; they must exceed the bound on rounding."""
-    correct, errors = CorrectModel(seeded(config), lambda: seeded(config)), {}
+    model, errors = seeded(config), {}
+    manifest = eager(model)[1]
+    bound, expected = accuracy_of(model, manifest), expected_outputs(model, manifest, long=False)
     steps = Steps(say, f"{cls.__name__}: planting faults", len(faults), "faults")
     for name in faults:
         steps.advance()
-        if not applicable(FAULTS[name], correct.model):
+        if not applicable(FAULTS[name], model):
             continue
-        measured = correct.measured(FAULTS[name])
-        if not measured.exceeds(correct.accuracy.tolerance):
-            remedy = (
-                "choose parameters that distinguish positions, or leave the fault out if the "
-                "encoding does not read positions"
-            )
+        wrong = seeded(config)
+        plant(FAULTS[name], wrong)
+        session = Model(TorchGraph(eager(wrong)[0], manifest)).session()
+        measured = measure(session, expected, bound, lambda _: None, until_failure=True)
+        if not measured.exceeds(bound.tolerance):
+            rule = f"the grid to detect the planted fault {name!r}"
             raise AssertionError(
-                f"check_encoding {cls.__name__}: expected the grid to detect the planted "
-                f"fault {name!r}, got no difference; {remedy}"
+                f"check_encoding {cls.__name__}: expected {rule}, got no difference; choose "
+                "parameters that distinguish positions, or leave the fault out if the encoding "
+                "does not read positions"
             )
         errors[name] = max(measured.cells.values())
     return errors

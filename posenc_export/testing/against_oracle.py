@@ -67,9 +67,8 @@ def check(
     bound = tolerance("float32", 1, 1)
     for hook, worst in by_hook.items():
         if not worst.error <= bound:
-            raise AssertionError(
-                f"check_encoding {cls.__name__}: {_problem(encoding, hook, worst, bound)}"
-            )
+            problem = _problem(encoding, hook, worst, bound)
+            raise AssertionError(f"check_encoding {cls.__name__}: {problem}")
     return {hook: worst.error for hook, worst in by_hook.items()}
 
 
@@ -77,10 +76,8 @@ def _problem(encoding: PositionEncoding, hook: str, worst: Worst, bound: float) 
     derived = isinstance(encoding, (FunctionBias, FunctionRotation))
     if not (math.isfinite(worst.actual) and math.isfinite(worst.expected)):
         return _not_finite(hook, worst, derived)
-    got = (
-        f"{worst.error:.1e}, worst at {worst.place}: expected {worst.expected:.8g}, got "
-        f"{worst.actual:.8g}"
-    )
+    pair = f"expected {worst.expected:.8g}, got {worst.actual:.8g}"
+    got = f"{worst.error:.1e}, worst at {worst.place}: {pair}"
     if derived:
         return (
             f"expected {hook} within {bound:.1e} of your function in float64, got {got}; "
@@ -125,9 +122,8 @@ def _by_head(encoding: PositionEncoding) -> bool:
     head, positions = torch.ones(HEAD_SIZE), torch.tensor([[3]])
     if encoding.axes:
         positions = positions.expand(encoding.axes, 1, 1)
-    rotated = encoding.rotate(
-        head.expand(1, 1, HEADS, -1), head.expand(1, 1, KV_HEADS, -1), positions
-    )
+    q, k = (head.expand(1, 1, count, -1) for count in (HEADS, KV_HEADS))
+    rotated = encoding.rotate(q, k, positions)
     heads = torch.cat(rotated, dim=2)  # [1,1,H+K,*]
     return not torch.allclose(heads, heads[:, :, :1].expand_as(heads), atol=ROUNDING)
 
@@ -149,9 +145,8 @@ def _precision(encoding: PositionEncoding, hook: str) -> str:
 def _worst(compared: Compared) -> Worst:
     with np.errstate(invalid="ignore"):  # infinity minus infinity
         gaps = np.abs(compared.actual - compared.expected)
-    entry = tuple(
-        map(int, np.unravel_index(np.where(np.isnan(gaps), np.inf, gaps).argmax(), gaps.shape))
-    )
+    flat = np.where(np.isnan(gaps), np.inf, gaps).argmax()
+    entry = tuple(map(int, np.unravel_index(flat, gaps.shape)))
     ahead = compared.hook == "bias" and entry[-1] > entry[-2]
     error = worst_error(compared.actual, compared.expected)
     actual, expected = float(compared.actual[entry]) + 0.0, float(compared.expected[entry]) + 0.0

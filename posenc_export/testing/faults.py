@@ -1,13 +1,12 @@
 """Faults of an export, planted in a model; the parity grid has to detect them."""
 
-from typing import Any, Callable, Dict, List, Optional, Tuple, Type
+from typing import Any, Dict, List, Optional, Tuple, Type
 
 import torch
 from torch import Tensor
 
 from posenc_export.encodings.shared.base import PositionEncoding
 from posenc_export.encodings.shared.combined import overrides
-from posenc_export.testing.planting import Fault
 
 
 class Faulty(PositionEncoding):
@@ -87,33 +86,24 @@ class Forgetful(Faulty):
         return [torch.zeros_like(state) for state in states]
 
 
-def wrapped(cls: Type[Faulty]) -> Callable[[Any], None]:
-    """Return a function that makes each encoding of a model faulty, in place."""
-
-    def plant(model: Any) -> None:
-        for module in list(model.modules()):
-            if isinstance(module, PositionEncoding):
-                module.__class__ = type(cls.__name__, (cls, type(module)), {})
-
-    return plant
+def plant(fault: Type[Faulty], model: Any) -> None:
+    """Make each encoding of a model faulty, in place."""
+    for module in list(model.modules()):
+        if isinstance(module, PositionEncoding):
+            module.__class__ = type(fault.__name__, (fault, type(module)), {})
 
 
-FAULTS: Dict[str, Fault] = {
-    fault.name: fault
-    for fault in (
-        Fault("offset ignored", "positions", "module", wrapped(FromZero)),
-        Fault("odd positions as even", "positions", "module", wrapped(OddAsEven)),
-        Fault("states forgotten", "states", "module", wrapped(Forgetful)),
-    )
+FAULTS: Dict[str, Type[Faulty]] = {
+    "offset ignored": FromZero,
+    "odd positions as even": OddAsEven,
+    "states forgotten": Forgetful,
 }
 
 
-def applicable(fault: Fault, model: Any) -> bool:
+def applicable(fault: Type[Faulty], model: Any) -> bool:
     """Whether the encodings of a model have what the fault breaks."""
     encodings = [model.token_encoding, *(attention.encoding for attention in model.attentions())]
-    if fault.breaks == "states":
+    if fault is Forgetful:
         return any(encoding.embed_states() or encoding.layer_states() for encoding in encodings)
-    return any(
-        overrides(encoding, "embed", "embed_next", "rotate", "bias", "rescore")
-        for encoding in encodings
-    )
+    hooks = ("embed", "embed_next", "rotate", "bias", "rescore")
+    return any(overrides(encoding, *hooks) for encoding in encodings)

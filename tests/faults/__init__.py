@@ -1,5 +1,5 @@
 """The registry of planted faults, and the correct models that they are planted in
-(posenc_export.testing.planting).
+(tests.faults.planting).
 """
 
 import functools
@@ -12,9 +12,9 @@ from msgspec.structs import replace
 from posenc_export.export import export
 from posenc_export.models.presets import seeded
 from posenc_export.models.short_forms import decoder_config
-from posenc_export.testing.planting import CorrectArtefact, CorrectModel, Fault
 from tests import tiny
 from tests.faults import of_encodings, of_models, of_sessions
+from tests.faults.planting import CorrectArtefact, CorrectModel, Fault
 from tests.traces import sources
 
 FAULTS: Dict[str, Fault] = {

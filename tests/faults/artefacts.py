@@ -7,7 +7,7 @@ from pathlib import Path
 from bench.ruins import alibi, arguments_of, rope
 from posenc_export.export import export
 from posenc_export.models.config import StackConfig
-from posenc_export.testing.planting import CorrectArtefact
+from tests.faults.planting import CorrectArtefact
 from tests.traces import sources
 
 RANGE, WINDOW = 96, 32

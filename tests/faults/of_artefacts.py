@@ -9,7 +9,7 @@ import numpy as np
 
 from bench.ruined_graphs import FEW_BITS, RUINS, Ruin, attention, constants, slopes
 from posenc_export.runtime.session.graph import Bound, Call, Feeds
-from posenc_export.testing.planting import Fault
+from tests.faults.planting import Fault
 
 ChangeInputs = Callable[[Feeds], Feeds]
 ChangeOutput = Callable[[np.ndarray], np.ndarray]

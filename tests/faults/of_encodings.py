@@ -1,7 +1,7 @@
 """Faults of encodings, planted in the modules of decoders."""
 
-import dataclasses
 import math
+from functools import partial
 from typing import Any, Callable, Optional
 
 import numpy as np
@@ -12,9 +12,8 @@ from posenc_export import ops
 from posenc_export.encodings.nope import NoPE
 from posenc_export.encodings.rope_normalized import RoPENormalized
 from posenc_export.encodings.shared.base import Geometry, Table
-from posenc_export.testing.faults import FAULTS as OF_ANY
-from posenc_export.testing.faults import Faulty, wrapped
-from posenc_export.testing.planting import Fault
+from posenc_export.testing.faults import Faulty, FromZero, plant
+from tests.faults.planting import Fault
 
 Change = Callable[[Any], None]  # changes an encoding or a model in place
 
@@ -175,12 +174,14 @@ FAULTS = {
     fault.name: fault
     for fault in (
         *(
-            Fault(f"position off by one, {model}", "positions", "module", wrapped(Late), model)
+            Fault(
+                f"position off by one, {model}", "positions", "module", partial(plant, Late), model
+            )
             for model in ON
         ),
         *(
-            dataclasses.replace(
-                OF_ANY["offset ignored"], name=f"offset ignored, {model}", model=model
+            Fault(
+                f"offset ignored, {model}", "positions", "module", partial(plant, FromZero), model
             )
             for model in ON
         ),

@@ -9,8 +9,8 @@ from torch import Tensor
 
 from posenc_export import ops
 from posenc_export.models.parts.residuals import PostNorm, PreNorm
-from posenc_export.testing.planting import Fault
 from tests.faults.of_encodings import each
+from tests.faults.planting import Fault
 
 
 def _without_segments(model: Any) -> None:

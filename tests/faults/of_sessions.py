@@ -6,7 +6,7 @@ import numpy as np
 
 from posenc_export.runtime import Session
 from posenc_export.runtime.session.reading import Reading
-from posenc_export.testing.planting import Fault
+from tests.faults.planting import Fault
 
 
 class LeavesHiddenSlots(Session):

@@ -15,13 +15,13 @@ from posenc_export import OwnModule, load
 from posenc_export.export import Sources, export, verify
 from posenc_export.export.describe import eager
 from posenc_export.export.expected import eager_session, expected_outputs
-from posenc_export.export.verify import certify
 from posenc_export.models.presets import seeded
 from posenc_export.models.short_forms import block_config, decoder_config
 from posenc_export.runtime import Model
 from posenc_export.runtime.artefact import manifest as manifests
 from posenc_export.runtime.graphs.torch_graph import TorchGraph
 from posenc_export.shared.numerics import tolerance, worst_error
+from tests.certified import certify
 from tests.tiny import block, decoder, encoder
 
 pytestmark = pytest.mark.xdist_group("own module")
@@ -269,7 +269,6 @@ def test_a_module_that_cannot_run_in_float64_says_so_in_its_certificate() -> Non
         Model(TorchGraph(module, manifest)).session(),
         single,
         expected_outputs(single, manifest),
-        lambda _: None,
     )
     assert certificate["passed"] and certificate["against"].endswith("its own layers in float32")
 
@@ -280,7 +279,7 @@ def test_a_fault_in_a_layer_outside_the_block_is_detected() -> None:
         wrong.head.bias[2] += 0.01
     module, manifest = eager(OwnModule(wrong))
     session = Model(TorchGraph(module, manifest)).session()
-    assert not certify(session, right, expected_outputs(right, manifest), lambda _: None)["passed"]
+    assert not certify(session, right, expected_outputs(right, manifest))["passed"]
 
 
 def test_a_fault_in_the_block_of_a_module_is_detected() -> None:
@@ -291,7 +290,6 @@ def test_a_fault_in_the_block_of_a_module_is_detected() -> None:
         Model(TorchGraph(module, manifest)).session(),
         model,
         expected_outputs(model, manifest),
-        lambda _: None,
     )
     assert certificate["cells"]["oracle, start 0"] > certificate["tolerance"]
 

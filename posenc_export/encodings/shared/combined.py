@@ -14,11 +14,8 @@ from posenc_export.shared.refusal import refusal
 def overrides(encoding: PositionEncoding, *hooks: str) -> bool:
     """Whether an encoding, or a part of a combined one, overrides one of these hooks."""
     parts = encoding.parts if isinstance(encoding, Combined) else [encoding]
-    return any(
-        getattr(type(part), hook) is not getattr(PositionEncoding, hook)
-        for part in parts
-        for hook in hooks
-    )
+    of = [(type(part), hook) for part in parts for hook in hooks]
+    return any(getattr(cls, hook) is not getattr(PositionEncoding, hook) for cls, hook in of)
 
 
 def axes_of(parts: Sequence[PositionEncoding]) -> int:
@@ -213,10 +210,8 @@ class CombinedOracle(Oracle, of=Combined):
         by_content = self._overriding("scores")
         if type(by_content).scores is Oracle.scores:
             return super().scores(head, q, keys, query, positions)
-        added = [
-            sum(part.bias(head, query, p) for part in self.parts if part is not by_content)
-            for p in positions
-        ]
+        others = [part for part in self.parts if part is not by_content]
+        added = [sum(part.bias(head, query, p) for part in others) for p in positions]
         return by_content.scores(head, q, keys, query, positions) + np.array(added)
 
     def values(

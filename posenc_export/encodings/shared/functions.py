@@ -146,9 +146,8 @@ class FunctionRotation(PositionEncoding):
 
     def rotate(self, q: Tensor, k: Tensor, positions: Tensor) -> Tuple[Tensor, Tensor]:
         """q [B,S,H,D], k [B,S,K,D], positions [B,S] int64 to the same shapes and dtypes."""
-        return ops.rotate_both(
-            q, k, positions, self.cos.rows, self.sin.rows, self.interleaved, self.linear
-        )
+        cos, sin = self.cos.rows, self.sin.rows
+        return ops.rotate_both(q, k, positions, cos, sin, self.interleaved, self.linear)
 
 
 class FunctionRotationOracle(Oracle, of=FunctionRotation):

@@ -54,11 +54,8 @@ class Codes:
             return None
         zeros = np.rint(-self.offsets / np.where(self.scales == 0, np.float32(1), self.scales))
         half = 1 << (bits - 1)
-        whole = (
-            np.array_equal(-zeros * self.scales, self.offsets)
-            and -half <= zeros.min()
-            and zeros.max() < half
-        )
+        equal = np.array_equal(-zeros * self.scales, self.offsets)
+        whole = equal and -half <= zeros.min() and zeros.max() < half
         return zeros.astype(np.int8) if whole else None
 
     def in_dtype(self, dtype: str, bits: int) -> "Codes":
@@ -177,9 +174,8 @@ class Grid:
         for _ in range(REFITTED):
             codes = self._nearest(blocks, *best) - best[1][..., None]
             squares = (sizes * np.square(codes)).sum(2)
-            fitted = self._short(
-                (sizes * codes * blocks).sum(2) / np.where(squares == 0, np.float32(1), squares)
-            )
+            squares = np.where(squares == 0, np.float32(1), squares)
+            fitted = self._short((sizes * codes * blocks).sum(2) / squares)
             best, error = self._better(blocks, sizes, best, error, (fitted, best[1]))
         return best
 

@@ -54,10 +54,8 @@ def kept(model: Model, keep: Keep = in_memory) -> Rounded:
     places = slots(copied)
     for name, codes in changed.items():
         weight = copied.get_parameter(name)
-        fill(
-            places[id(weight)],
-            torch.nn.Parameter(torch.from_numpy(keep(codes.weight)), weight.requires_grad),
-        )
+        numbers = torch.from_numpy(keep(codes.weight))
+        fill(places[id(weight)], torch.nn.Parameter(numbers, weight.requires_grad))
     return Rounded(copied, {name: codes for name, (codes, _) in on_grid.items()})
 
 

@@ -108,9 +108,8 @@ def formats_within(
         ValueError: no choice of formats is that small; the message has the smallest size.
     """
     rest, readers = check_size(model, size), _readers(model)
-    choices = {
-        name: _choices(parts) for name, parts in _measured(model, sample, readers, say).items()
-    }
+    measured = _measured(model, sample, readers, say)
+    choices = {name: _choices(parts) for name, parts in measured.items()}
     chosen = _within(list(choices.values()), int(size * MB) - rest)
     return {name: one.format for name, one in zip(choices, chosen, strict=True)}
 
@@ -193,9 +192,8 @@ def _cross_entropy(model: Model, tokens: Tensor) -> Tensor:
         torch.zeros((1, state.sizes[0], 0, state.sizes[1]) if state.grows else (1, *state.sizes))
         for state in carried
     ]
-    logits = model(
-        tokens, positions, coordinates, positions, torch.zeros(1, dtype=torch.int64), states
-    )[0]
+    first = torch.zeros(1, dtype=torch.int64)
+    logits = model(tokens, positions, coordinates, positions, first, states)[0]
     return torch.nn.functional.cross_entropy(logits[0, :-1], tokens[0, 1:], reduction="sum")
 
 

@@ -66,9 +66,8 @@ def read(path: Union[str, Path], model: Model, what: str = "calibration data") -
         sample = of_text(content, model, what)
     else:
         rows = _numbers(Path(path), int(source.axes[-1]))
-        sample = Sample(
-            _windows(rows, min(LENGTH, manifest.max_positions)), hashlib.sha256(content).hexdigest()
-        )
+        windows = _windows(rows, min(LENGTH, manifest.max_positions))
+        sample = Sample(windows, hashlib.sha256(content).hexdigest())
     if not len(sample.windows):
         rule = f"at least {min(LENGTH, manifest.max_positions)} tokens of {what}"
         raise refusal("export", rule, f"fewer in {path}", "pass a longer file")
@@ -93,9 +92,8 @@ def of_text(content: bytes, model: Model, what: str = "text") -> Sample:
     if not tokenizer:
         return Sample(_windows(np.frombuffer(content, np.uint8).astype(np.int64), length), digest)
     reader = read_tokenizer(tokenizer)
-    ids = np.array(
-        reader.encode(content.decode("utf-8", "replace"), add_special_tokens=False).ids, np.int64
-    )
+    encoded = reader.encode(content.decode("utf-8", "replace"), add_special_tokens=False)
+    ids = np.array(encoded.ids, np.int64)
     if ids.size and ids.max() >= manifest.vocabulary:
         got = f"{ids.max()} from the tokenizer"
         remedy = "save the tokenizer of the model"
@@ -103,9 +101,8 @@ def of_text(content: bytes, model: Model, what: str = "text") -> Sample:
     begin = _begin(reader)
     rows = _windows(ids, length - len(begin)) if len(begin) < length else ids[:0].reshape(0, length)
     fronts = np.broadcast_to(np.array(begin, np.int64), (len(rows), len(begin)))
-    return Sample(
-        np.concatenate([fronts, rows], axis=1), digest, len(begin), len(content) / max(len(ids), 1)
-    )
+    size = len(content) / max(len(ids), 1)
+    return Sample(np.concatenate([fronts, rows], axis=1), digest, len(begin), size)
 
 
 def _begin(reader: Any) -> List[int]:
@@ -134,8 +131,7 @@ def _numbers(path: Path, width: int) -> np.ndarray:
         or rows.shape[1] != width
         or not np.isfinite(rows).all()
     ):
-        found = (
-            f"{rows.dtype} {list(rows.shape)}" if isinstance(rows, np.ndarray) else "several arrays"
-        )
+        alone = isinstance(rows, np.ndarray)
+        found = f"{rows.dtype} {list(rows.shape)}" if alone else "several arrays"
         raise ValueError(f"{rule}, all finite, got {found}; write it with numpy.save")
     return rows

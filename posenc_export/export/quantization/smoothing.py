@@ -67,9 +67,8 @@ def _scale(model: Model, largest: Mapping[str, Tensor]) -> None:
     with torch.no_grad():
         for name, norm, linears in _groups(model):
             weights = torch.stack([linear.weight.abs().amax(0) for linear in linears]).amax(0)
-            scale = torch.exp2(
-                torch.log2(largest[name].clamp(min=LEAST) / weights.clamp(min=LEAST)).div(2).round()
-            )
+            ratio = largest[name].clamp(min=LEAST) / weights.clamp(min=LEAST)
+            scale = torch.exp2(torch.log2(ratio).div(2).round())
             for parameter in (norm.weight, getattr(norm, "bias", None)):
                 if parameter is not None:
                     parameter /= scale

@@ -64,12 +64,8 @@ def _onnx(lowerings: Lowerings) -> Write:
 
 
 def _of_torch(graph: str, write: Write) -> Target:
-    return Target(
-        graph=graph,
-        cache="tensors written in place, cost of the valid length",
-        write=write,
-        **vars(TORCH),
-    )
+    cache = "tensors written in place, cost of the valid length"
+    return Target(graph=graph, cache=cache, write=write, **vars(TORCH))
 
 
 def runnable() -> Tuple[str, ...]:

@@ -81,10 +81,8 @@ class Builder:
         self, outputs: int, operator: str, *inputs: Input, domain: str = "", **attributes: Any
     ) -> Tuple[ir.Value, ...]:
         """Append a node with some number of outputs, and return them."""
-        sources = [
-            value if value is None or isinstance(value, ir.Value) else self.constant(value)
-            for value in inputs
-        ]
+        kept = (type(None), ir.Value)
+        sources = [value if isinstance(value, kept) else self.constant(value) for value in inputs]
         while sources and sources[-1] is None:  # trailing optional inputs are omitted
             sources.pop()
         node = ir.node(operator, sources, attributes=attributes, domain=domain, num_outputs=outputs)

@@ -81,9 +81,8 @@ def _rounded_angles(op: Builder, node: AttendTurnedKeys) -> ir.Value:
 
     def further(positions: ir.Value, axes: Sequence[int]) -> ir.Value:
         places = op.Cast(op.Unsqueeze(positions, axes), to=FLOAT)
-        return op.Sub(
-            *(op.Cast(op.Mul(places, frequencies), to=DOUBLE) for frequencies in (own, kept))
-        )
+        products = (op.Mul(places, frequencies) for frequencies in (own, kept))
+        return op.Sub(*(op.Cast(product, to=DOUBLE) for product in products))
 
     radians = op.Sub(further(node.key_positions, [1, 2, 4]), further(node.positions, [1, 3, 4]))
     return _in_radians(op, op.Mul(radians, op.constant(0.5 / np.pi, "float64")))
@@ -109,12 +108,10 @@ def _products(op: Builder, node: AttendTurnedKeys, angles: ir.Value) -> ir.Value
     batch = op.Concat(rest, [kv_heads], slots, [head_size], axis=0)
     rows = op.Concat(rest, slots, [half], axis=0)
     waves = [op.Reshape(op.node(function, angles), rows) for function in ("Cos", "Sin")]
-    partial = (
-        {"rotary_embedding_dim": 2 * half, "num_heads": kv_heads} if 2 * half < head_size else {}
-    )
-    rotated = op.RotaryEmbedding(
-        op.Reshape(repeated, batch), *waves, interleaved=int(node.interleaved), **partial
-    )
+    partial = {"rotary_embedding_dim": 2 * half, "num_heads": kv_heads}
+    partial = partial if 2 * half < head_size else {}
+    pairs = {"interleaved": int(node.interleaved), **partial}
+    rotated = op.RotaryEmbedding(op.Reshape(repeated, batch), *waves, **pairs)
     grouped = op.Reshape(q, [-1, kv_heads, heads // kv_heads, head_size])
     y = op.MatMul(grouped, op.Transpose(rotated, perm=[0, 1, 3, 2]))
     of_tokens = op.Shape(q, start=0, end=2)

@@ -46,9 +46,7 @@ def consecutive_wave_products(
     of_starts = op.Unsqueeze(op.Gather(waves, starts), [1, 2])
     cos, sin = op.several(2, "Split", of_starts, axis=-1, num_outputs=2)
     x, y = op.several(2, "Split", op.Unsqueeze(q, [3]), axis=-1, num_outputs=2)
-    (x_cos, x_sin), (y_cos, y_sin) = (
-        [op.Mul(part, wave) for wave in (cos, sin)] for part in (x, y)
-    )
+    x_cos, x_sin, y_cos, y_sin = (op.Mul(part, wave) for part in (x, y) for wave in (cos, sin))
     rotated = op.Concat(op.Add(x_cos, y_sin), op.Sub(y_cos, x_sin), axis=-1)
     front = op.constant([0])
     shared = op.Slice(waves, front, op.Unsqueeze(block, front), front)
@@ -82,9 +80,8 @@ def collect_by_distance(op: Builder, node: graph.CollectByDistance) -> ir.Value:
     leading = op.Slice(op.Shape(weights), [0], [3])
     shape = op.Concat(leading, [left + right + 1], axis=0)
     zeros = op.Expand(op.constant(0, "float32"), shape)
-    return op.ScatterElements(
-        zeros, _for_every_head(op, index, weights), weights, axis=-1, reduction="add"
-    )
+    index = _for_every_head(op, index, weights)
+    return op.ScatterElements(zeros, index, weights, axis=-1, reduction="add")
 
 
 def collect_from_slots(op: Builder, node: graph.CollectByDistance, slots: ir.Value) -> ir.Value:

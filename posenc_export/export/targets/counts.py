@@ -54,9 +54,8 @@ def rows_at_last_counts(
     least = op.ReduceMin(op.ReduceSum(last, [-1]), keepdims=0)
     # The sum is rounded, so that a sum of R - 1 would not be enough.
     start = op.Where(op.GreaterOrEqual(least, op.constant(count, "float32")), recent, [0])
-    earlier = _gates(
-        op, node, op.Slice(past, start, recent, axis), _columns(op, mask, start, recent)
-    )
+    keys = op.Slice(past, start, recent, axis)
+    earlier = _gates(op, node, keys, _columns(op, mask, start, recent))
     counted = _rows_at(op, op.Concat(earlier, last, axis=3), rows)
     largest = _columns(op, rows, op.constant([count - 1]), op.constant([count]))
     uncounted = op.Expand(largest, op.Concat([1, 1, 1], start, axis=0))

@@ -57,9 +57,8 @@ class InHalf(Fused):
             f"{name}.scales" if not missing else f"{name}.scales_to_gather",
             np.pad(codes.scales, ((0, 0), end)),
         )
-        of_blocks = op.weight(
-            f"{name}.zeros_to_gather", lambda: packed_codes(np.pad(points, ((0, 0), end)), grid)
-        )
+        padded = np.pad(points, ((0, 0), end))
+        of_blocks = op.weight(f"{name}.zeros_to_gather", lambda: packed_codes(padded, grid))
         rows = op.GatherBlockQuantized(
             table, node.inputs[1], scales, of_blocks, domain=MICROSOFT,
             bits=grid.bits, block_size=grid.block, gather_axis=0, quantize_axis=1,
@@ -82,6 +81,5 @@ def _in_blocks(grid: Grid, codes: Codes) -> OnGrid:
     flat = codes.codes.reshape(len(codes.codes), -1)[:, : codes.inputs]
     padded = np.pad(flat, ((0, 0), (0, count * block - codes.inputs)))
     scales = np.repeat(codes.scales, count, axis=1)
-    return replace(grid, block=block), Codes(
-        padded.reshape(len(flat), count, block), scales, codes.inputs
-    )
+    blocks = padded.reshape(len(flat), count, block)
+    return replace(grid, block=block), Codes(blocks, scales, codes.inputs)

@@ -6,7 +6,7 @@ computes every entry of its output from the same entry of its inputs, or only mo
 """
 
 from pathlib import Path
-from typing import Dict, List, Optional, Sequence, Set
+from typing import Any, Dict, List, Optional, Sequence, Set
 
 import numpy as np
 import onnx_ir as ir
@@ -174,9 +174,8 @@ def _model(value: ir.Value, sources: Sequence[ir.Value]) -> bytes:
         if value.const_value is not None or node is None:
             name = f"constant_{len(constants)}"
             constant = ir.tensor(numbers_of(value), name=name)
-            copies[value] = ir.Value(
-                name=name, type=value.type, shape=value.shape, const_value=constant
-            )
+            form: Any = {"type": value.type, "shape": value.shape}
+            copies[value] = ir.Value(name=name, const_value=constant, **form)
             constants.append(copies[value])
             return copies[value]
         operands = [copied(source) for source in node.inputs]

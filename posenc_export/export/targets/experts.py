@@ -76,9 +76,8 @@ def sparse(op: Builder, node: Experts) -> ir.Value:
     attributes: Dict[str, Any] = {"k": node.chosen, "activation_type": "swiglu", "swiglu_fusion": 1}
     attributes |= {"activation_alpha": node.alpha, "activation_beta": node.beta}
     attributes |= {"swiglu_limit": node.limit} if math.isfinite(node.limit) else {}
-    y = op.MoE(
-        node.x, by_token, first, first_bias, second, node.downs_bias, domain=MICROSOFT, **attributes
-    )
+    inputs = (by_token, first, first_bias, second, node.downs_bias)
+    y = op.MoE(node.x, *inputs, domain=MICROSOFT, **attributes)
     total = op.ReduceSum(node.weights, [-1], keepdims=1)
     # The condition is always false. It makes Where read x after MoE, which otherwise may write its
     # output over x, and then gives zeros (ONNX Runtime 1.28 to 1.31).
@@ -96,9 +95,7 @@ def quantized(op: Builder, node: ir.Node, first: OnGrid, second: OnGrid, accurac
     """
     x, logits, weights, bias, others, other_bias, *_ = (*node.inputs, None)
     grid, width, hidden = first[0], first[1].inputs, second[1].inputs
-    attributes: Dict[str, Any] = {
-        name: attribute.value for name, attribute in node.attributes.items()
-    }
+    attributes: Dict[str, Any] = {name: item.value for name, item in node.attributes.items()}
     if grid.bits == 8 and grid.block and not accuracy:
         of_units = _dequantized(op, weights, first), bias
         of_downs = _dequantized(op, others, second), other_bias
@@ -107,19 +104,16 @@ def quantized(op: Builder, node: ir.Node, first: OnGrid, second: OnGrid, accurac
         inputs if grid.block is None else -(-inputs // grid.block) * grid.block
         for inputs in (width, hidden)
     )
-    matrices = [
-        _codes(op, weights, first, (2 * deep, wide)),
-        _codes(op, others, second, (wide, deep)),
-    ]
+    ups = _codes(op, weights, first, (2 * deep, wide))
+    downs = _codes(op, others, second, (wide, deep))
     biases = [_padded(op, bias, 2 * deep), _padded(op, other_bias, wide)]
     if wide > width:
         x = op.Pad(x, [0, wide - width], None, [2])
     attributes |= {"expert_weight_bits": grid.bits} | (
         {"block_size": grid.block, "accuracy_level": accuracy} if grid.block else {}
     )
-    y = op.QMoE(
-        x, logits, *matrices[0], biases[0], *matrices[1], biases[1], domain=MICROSOFT, **attributes
-    )
+    inputs = (*ups, biases[0], *downs, biases[1])
+    y = op.QMoE(x, logits, *inputs, domain=MICROSOFT, **attributes)
     return y if wide == width else op.Slice(y, [0], [width], [2])
 
 
@@ -180,9 +174,8 @@ def _padded(op: Builder, bias: Optional[ir.Value], outputs: int) -> Optional[ir.
     if bias is None:
         return None
     numbers = numbers_of(bias)
-    return op.weight(
-        f"{bias.name}.padded", lambda: np.pad(numbers, ((0, 0), (0, outputs - numbers.shape[1])))
-    )
+    end = (0, outputs - numbers.shape[1])
+    return op.weight(f"{bias.name}.padded", lambda: np.pad(numbers, ((0, 0), end)))
 
 
 def _unit(op: Builder, node: Experts, gate: ir.Value, up: ir.Value) -> ir.Value:
@@ -229,13 +222,10 @@ def _alternating(
         both = np.stack(parts, axis=2)
         return both.reshape(len(both), -1, *both.shape[3:])
 
-    made = op.weight(
-        f"{constant_of(gates).name}.alternating",
-        lambda: joined([_by_output(gates), _by_output(ups)]),
-    )
+    both, alternating = (gates, ups), f"{constant_of(gates).name}.alternating"
+    made = op.weight(alternating, lambda: joined([_by_output(part) for part in both]))
     (name, first), (_, second) = op.rounded(gates), op.rounded(ups)
     if first is None or second is None:
         return made
-    return op.mark(
-        made, f"{name}.alternating", (first[0], Codes.joined([first[1], second[1]], joined))
-    )
+    codes = Codes.joined([first[1], second[1]], joined)
+    return op.mark(made, f"{name}.alternating", (first[0], codes))

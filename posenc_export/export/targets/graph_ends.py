@@ -64,10 +64,9 @@ def without_unread(op: Builder, manifest: Manifest) -> Tuple[List[Value], List[S
     for value in list(graph.inputs)[1:]:
         if not value.uses():
             graph.inputs.remove(value)
-    kept = [
-        msgspec.structs.replace(state, reads_hidden=_reads_hidden(graph, state, manifest))
-        for state in kept
-    ]
+    hidden = [_reads_hidden(graph, state, manifest) for state in kept]
+    pairs = zip(kept, hidden, strict=True)
+    kept = [msgspec.structs.replace(state, reads_hidden=reads) for state, reads in pairs]
     others = {*(state.past for state in kept), *(value.name for value in manifest.encoder)}
     return [_described(value) for value in graph.inputs if value.name not in others], kept
 

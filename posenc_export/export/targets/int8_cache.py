@@ -52,6 +52,5 @@ def _stored(op: Builder, past: Optional[ir.Value], scales: Mapping[str, np.ndarr
 
 def _refuse(manifest: Manifest, found: str) -> None:
     rule = f"export: expected every cache to be read by {NODE} alone for cache {manifest.cache}"
-    raise ValueError(
-        f"{rule}, got {found} with encoding {summary(manifest)['encoding']}; omit cache"
-    )
+    encoding = summary(manifest)["encoding"]
+    raise ValueError(f"{rule}, got {found} with encoding {encoding}; omit cache")

@@ -36,9 +36,8 @@ def attend(op: Builder, node: Attend) -> ir.Value:
     sums = picked_rows.collected(node, mask, picked)
     if sums is None and node.readers(AttentionWeights):
         return ort_attention.attend(op, node)
-    bias = ort_attention.sum_of(
-        op, None if by_distance else mask.bias, picked.rest if picked else node.content
-    )
+    others = None if by_distance else mask.bias
+    bias = ort_attention.sum_of(op, others, picked.rest if picked else node.content)
     # GroupQueryAttention reads chunks from a bias, which such scores need anyway.
     if mask.chunk and bias is not None:
         return ort_attention.attend(op, node)

@@ -63,9 +63,8 @@ def _offsets(op: Builder, name: str, codes: Codes) -> ir.Value:
     ):
         return op.weight(f"{name}.offsets", lambda: offsets)
     stored = op.Cast(op.weight(f"{name}.minima", lambda: minima), to=ir.DataType.FLOAT)
-    return op.Add(
-        stored, op.Mul(scales(op, f"{name}.scales", codes.scales), op.constant(ZERO, "float32"))
-    )
+    of_blocks = scales(op, f"{name}.scales", codes.scales)
+    return op.Add(stored, op.Mul(of_blocks, op.constant(ZERO, "float32")))
 
 
 def _half(numbers: np.ndarray) -> Optional[np.ndarray]:

@@ -97,9 +97,8 @@ def _strip(model: ir.Model) -> None:
     common.ClearMetadataAndDocStringPass()(model)
     model.doc_string, model.graph.name = None, "posenc"
     model.metadata_props.clear()
-    domains: Dict[str, int] = {
-        "": max([OPSET, *(SINCE.get(node.op_type, 0) for node in model.graph.all_nodes())])
-    }
+    opsets = [SINCE.get(node.op_type, 0) for node in model.graph.all_nodes()]
+    domains: Dict[str, int] = {"": max(OPSET, *opsets)}
     boundary = {id(v) for v in (*model.graph.inputs, *model.graph.outputs)}
     for index, node in enumerate(model.graph.all_nodes()):
         node.name = f"{node.op_type}_{index}"

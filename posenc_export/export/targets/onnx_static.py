@@ -9,9 +9,8 @@ from posenc_export.ops import graph
 
 
 def append(op: Builder, node: graph.Append) -> ir.Value:
-    return op.TensorScatter(
-        node.past, op.Transpose(node.new, perm=[0, 2, 1, 3]), node.write_index, axis=2
-    )
+    update = op.Transpose(node.new, perm=[0, 2, 1, 3])
+    return op.TensorScatter(node.past, update, node.write_index, axis=2)
 
 
 def append_positions(op: Builder, node: graph.AppendPositions) -> ir.Value:

@@ -38,9 +38,8 @@ def wave_products(op: Builder, node: graph.WaveProducts) -> ir.Value:
     """Use that slots of compact rows have consecutive positions."""
     if not ort_slots.in_slots(op, node.key_positions):
         return content.wave_products(op, node)
-    return content.consecutive_wave_products(
-        op, node, ort_slots.first_position(op), ort_slots.total(op)
-    )
+    first, total = ort_slots.first_position(op), ort_slots.total(op)
+    return content.consecutive_wave_products(op, node, first, total)
 
 
 def rows_at_counts(

@@ -40,9 +40,8 @@ def attend(op: Builder, node: Attend, slides: bool = False) -> ir.Value:
     outputs = _group_query(op, node, appended, wide, bool(window))
     for reader in node.readers(AttentionWeights):
         written = compact and _sees_all(node) and _reads_slots(op, reader)
-        reader.output.replace_all_uses_with(
-            outputs[3] if written else _where_seen(op, outputs[3], node.mask)
-        )
+        weights = outputs[3] if written else _where_seen(op, outputs[3], node.mask)
+        reader.output.replace_all_uses_with(weights)
     y = finished(op, node, appended, outputs[:3], wide)
     return y if compact else _at_tokens(op, y, node.mask)
 
@@ -78,9 +77,8 @@ def _group_query(
         bias,
         node.sinks,
     ]
-    return op.several(
-        4 if with_weights else 3, "GroupQueryAttention", *inputs, domain=MICROSOFT, **attributes
-    )
+    count, domain = 4 if with_weights else 3, MICROSOFT
+    return op.several(count, "GroupQueryAttention", *inputs, domain=domain, **attributes)
 
 
 def _bias_and_window(op: Builder, node: Attend) -> Tuple[Optional[ir.Value], Dict[str, Any]]:

@@ -51,19 +51,17 @@ def distances(op: Builder, node: graph.Distances) -> ir.Value:
     """Subtract slots of queries from slots of keys, as `ort.distances`."""
     if ort_slots.of_call(op, node.k_positions):
         return standard.distances(op, node)
-    return op.Sub(
-        op.Cast(slots(op), to=FLOAT),
-        op.Unsqueeze(op.Cast(ort_slots.cache_position(op), to=FLOAT), [1, 3]),
-    )
+    keys = op.Cast(slots(op), to=FLOAT)
+    queries = op.Cast(ort_slots.cache_position(op), to=FLOAT)
+    return op.Sub(keys, op.Unsqueeze(queries, [1, 3]))
 
 
 def append(op: Builder, node: graph.Append) -> ir.Value:
     """Write new keys or values into the buffer in place. Nodes that read all slots get a slice
     of those that are counted, whose number is known on the host.
     """
-    return ort.append_at(
-        op, node, op.Gather(ort_slots.cache_position(op), 0, axis=1), op.Shape(slots(op))
-    )
+    first = op.Gather(ort_slots.cache_position(op), 0, axis=1)
+    return ort.append_at(op, node, first, op.Shape(slots(op)))
 
 
 def attend(op: Builder, node: graph.Attend) -> ir.Value:

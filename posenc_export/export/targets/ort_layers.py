@@ -55,10 +55,8 @@ def _factor(x: Optional[ir.Value], read: Optional[ir.Value]) -> Optional[float]:
     scaling = read.producer()
     if scaling is None or scaling.op_type != "Mul" or x not in scaling.inputs:
         return None
-    factor = next(
-        (value.const_value for value in scaling.inputs if value is not None and value is not x),
-        None,
-    )
+    others = (value for value in scaling.inputs if value is not None and value is not x)
+    factor = next((value.const_value for value in others), None)
     return None if factor is None or len(factor.shape) else float(factor.numpy())
 
 

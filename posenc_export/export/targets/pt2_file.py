@@ -49,9 +49,8 @@ def write_pt2(source: Source, manifest: Manifest, folder: Path) -> Graph:
         pt2_archive.check(entries)
     except ValueError as error:
         rule = "export: expected a torch.export program that loads without running code"
-        raise ValueError(
-            f"{rule}, got one that does not ({error}); choose target torchscript or onnx"
-        ) from None
+        got = f"one that does not ({error})"
+        raise ValueError(f"{rule}, got {got}; choose target torchscript or onnx") from None
     written = {FILE_NAME: files.write(folder / FILE_NAME, packed(entries))}
     return Graph(manifest.inputs, manifest.states, manifest.chunk, written)
 

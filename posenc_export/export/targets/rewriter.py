@@ -73,9 +73,8 @@ def finish(op: Builder) -> None:
     # A table may use a value that an earlier table emitted further down.
     common.TopologicalSortPass()(op.model)
     common.CommonSubexpressionEliminationPass()(op.model)
-    remaining = sorted(
-        {node.op_type for node in op.graph.all_nodes() if node.domain == graph.DOMAIN}
-    )
+    own = (node for node in op.graph.all_nodes() if node.domain == graph.DOMAIN)
+    remaining = sorted({node.op_type for node in own})
     if remaining:
         rule = "operations that this target can lower"
         raise refusal("export", rule, ", ".join(remaining), "choose target torchscript")

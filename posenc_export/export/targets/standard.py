@@ -211,9 +211,8 @@ def recur(op: Builder, node: graph.Recur) -> ir.Value:
 
 def _reordered(op: Builder, weight: ir.Value, width: int) -> ir.Value:
     """Reorder the gates of torch (reset, update, new) to the order of ONNX (update, reset, new)."""
-    order = np.concatenate(
-        (np.arange(width, 2 * width), np.arange(width), np.arange(2 * width, 3 * width))
-    )
+    reset, update, new = np.arange(3 * width).reshape(3, width)
+    order = np.concatenate((update, reset, new))
     return op.Gather(weight, order, axis=0)
 
 

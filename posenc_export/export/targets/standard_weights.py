@@ -70,9 +70,8 @@ def product(op: Builder, node: ir.Node, weights: Weights, emit: Product) -> Opti
     if len(rounded) < 2:
         return next((emit(op, node, node.inputs[0], *of) for of in rounded.items()), None)
     read = experts.parts(op, node.inputs[0], len(rounded))
-    return op.Concat(
-        *(emit(op, node, x, *of) for x, of in zip(read, rounded.items(), strict=True)), axis=1
-    )
+    pairs = zip(read, rounded.items(), strict=True)
+    return op.Concat(*(emit(op, node, x, *of) for x, of in pairs), axis=1)
 
 
 def dequantized(

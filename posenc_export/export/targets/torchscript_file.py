@@ -46,9 +46,8 @@ def _lay_out_weights(module: torch.jit.ScriptModule) -> None:
 
 
 def _normalised(archive: bytes) -> bytes:
-    entries = {
-        name: content for name, content in read_entries(archive).items() if not DROPPED.search(name)
-    }
+    content_of = read_entries(archive).items()
+    entries = {name: content for name, content in content_of if not DROPPED.search(name)}
     numbers: Dict[bytes, bytes] = {}
 
     def renumber(match: "re.Match[bytes]") -> bytes:
@@ -57,7 +56,6 @@ def _normalised(archive: bytes) -> bytes:
     renamed = {}
     for name, content in entries.items():
         here = COUNTED_NAME.sub(renumber, name.encode()).decode()
-        renamed[here] = (
-            COUNTED_NAME.sub(renumber, content) if name.endswith((".py", ".pkl")) else content
-        )
+        named = name.endswith((".py", ".pkl"))
+        renamed[here] = COUNTED_NAME.sub(renumber, content) if named else content
     return packed(renamed)

@@ -25,7 +25,6 @@ def describe(config: Settings) -> StackConfig:
 
 
 NORMS = {
-    OURS + f"attention.{name}": same(gated.LAYER + f"self_attn.{name}")
-    for name in ("q_norm", "k_norm")
+    OURS + f"attention.{n}": same(gated.LAYER + f"self_attn.{n}") for n in ("q_norm", "k_norm")
 }
 FAMILY = Family(describe, {**gated.WEIGHTS, **NORMS})

@@ -24,9 +24,8 @@ FIXED = {"moe_layer_freq": 1, "scoring_func": "sigmoid", "topk_method": "noaux_t
 
 
 def _attention(config: Settings) -> AttentionConfig:
-    own, rotary, value = (
-        config.whole(key) for key in ("qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
-    )
+    sizes = ("qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
+    own, rotary, value = map(config.whole, sizes)
     config.fixed({"head_dim": rotary, "qk_head_dim": own + rotary})
     config.only("num_key_value_heads", config.heads)
     layout = "interleaved" if config.flag("rope_interleave", True) else "half"

@@ -15,7 +15,6 @@ def describe(config: Settings) -> StackConfig:
 
 
 MOE = gated.LAYER + "block_sparse_moe."
-EXPERTS = experts(
-    MOE + "gate", *(MOE + f"experts.{{row}}.{name}.weight" for name in ("w1", "w3", "w2"))
-)
+OF_EXPERT = MOE + "experts.{row}."
+EXPERTS = experts(MOE + "gate", *(f"{OF_EXPERT}{name}.weight" for name in ("w1", "w3", "w2")))
 FAMILY = Family(describe, {**gated.WEIGHTS, **EXPERTS})

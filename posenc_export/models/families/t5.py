@@ -96,9 +96,8 @@ def _mlp(config: Settings) -> Named:
     gated, _, named = str(config.take("feed_forward_proj", "relu")).rpartition("-")
     activation = "gelu_new" if (gated, named) == ("gated", "gelu") else named
     if gated not in ("", "gated") or activation not in ACTIVATIONS:
-        rule = (
-            f"feed_forward_proj to be one of {', '.join(ACTIVATIONS)}, or gated- and one of these"
-        )
+        known = ", ".join(ACTIVATIONS)
+        rule = f"feed_forward_proj to be one of {known}, or gated- and one of these"
         raise config.error(rule, f"{gated}-{named}", UNSUPPORTED)
     # Written beside feed_forward_proj, and preferred by transformers.
     config.fixed({"dense_act_fn": activation, "is_gated_act": gated == "gated"})
@@ -143,10 +142,8 @@ def names_of_encoder(description: StackConfig, config: Mapping[str, Any]) -> Tab
     """Return the rules of `names`, and of keys and values of the decoder's cross-attention."""
     module = "decoder.block.{row}.layer.1.EncDecAttention."
     layers = int(config.get("num_decoder_layers") or len(description.order))
-    return {
-        **names(description, config),
-        "head.linear": keys_and_values(module + "k", module + "v", layers),
-    }
+    of_keys = keys_and_values(module + "k", module + "v", layers)
+    return {**names(description, config), "head.linear": of_keys}
 
 
 def names_of_decoder(description: StackConfig, config: Mapping[str, Any]) -> Table:

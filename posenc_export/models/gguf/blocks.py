@@ -54,8 +54,7 @@ def _scales(data: np.ndarray, kind: str) -> Tuple[np.ndarray, Optional[np.ndarra
     )
     shape = (len(data), -1)
     if kind in ("Q4_K", "Q5_K"):  # scales and minima of 6 bits, with a scale each for 8 blocks
-        scales, minima = (
-            part.astype(np.float32) for part in quants.Q4_K.get_scale_min(blocks[:, 4:16])
-        )
+        parts = quants.Q4_K.get_scale_min(blocks[:, 4:16])
+        scales, minima = (part.astype(np.float32) for part in parts)
         return (first * scales).reshape(shape), (-second * minima).reshape(shape)
     return first.reshape(shape), second.reshape(shape) if kind.endswith("_1") else None

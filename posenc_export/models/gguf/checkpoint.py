@@ -97,11 +97,8 @@ class GGUFCheckpoint:
         self._places = self._placed(list(shapes))
         self._shapes = shapes
         used = {name for name, _ in self._places.values()}
-        missing = [
-            f"no {place} ({name})"
-            for name, (place, _) in self._places.items()
-            if place not in self._tensors
-        ]
+        places = ((name, place) for name, (place, _) in self._places.items())
+        missing = [f"no {place} ({name})" for name, place in places if place not in self._tensors]
         extra = sorted(name for name in set(self._tensors) - used if not OF_ROTATION.match(name))
         if missing or extra:
             rule = f"the {len(used)} tensors of {self._architecture} that the metadata describe"

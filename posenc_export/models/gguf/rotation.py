@@ -81,9 +81,8 @@ def _longrope(metadata: Metadata, read: Read, turned: int) -> Dict[str, Any]:
     # The range over the original length, which max_position_embeddings gives.
     metadata.take("rope.scaling.factor")
     original = metadata.whole("rope.scaling.original_context_length")
-    short, long = (
-        [float(str(factor)) for factor in _factors(name, read, turned)] for name in (SHORT, LONG)
-    )
+    tables = [_factors(name, read, turned) for name in (SHORT, LONG)]
+    short, long = ([float(str(factor)) for factor in table] for table in tables)
     magnitude = present(attention_factor=metadata.take("rope.scaling.attn_factor"))
     scaling = {"rope_type": "longrope", "short_factor": short, "long_factor": long, **magnitude}
     return {"original_max_position_embeddings": original, "rope_scaling": scaling}

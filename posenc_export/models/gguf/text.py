@@ -150,9 +150,8 @@ def _add_whole(tokenizer: Any, tokens: List[str], kinds: List[int]) -> None:
     pairs = [pair for pair in zip(tokens, kinds, strict=False) if pair[0] in known]
     special = [text for text, kind in pairs if kind in (UNKNOWN, CONTROL)]
     users = [text for text, kind in pairs if kind == USER_DEFINED]
-    tokenizer.add_special_tokens(
-        [AddedToken(text, normalized=False, special=True) for text in special]
-    )
+    controls = [AddedToken(text, normalized=False, special=True) for text in special]
+    tokenizer.add_special_tokens(controls)
     tokenizer.add_tokens([AddedToken(text, normalized=False) for text in users])
 
 

@@ -94,9 +94,7 @@ def joined_heads(q: str, k: str, v: str) -> Rule:
         heads = {q: attention.heads, k: attention.kv_heads, v: attention.kv_heads}
         return {name: (shape[1], count, attention.head_size) for name, count in heads.items()}
 
-    return Rule(
-        shapes, lambda tensors, attention: torch.cat([part.flatten(1).t() for part in tensors])
-    )
+    return Rule(shapes, lambda parts, _: torch.cat([part.flatten(1).t() for part in parts]))
 
 
 def flat_heads(name: str) -> Rule:
@@ -245,9 +243,7 @@ def biases_without_keys(q: str, v: str) -> Rule:
 
 def no_bias() -> Rule:
     """A bias of zeros over all query heads, for models without that bias."""
-    return Rule(
-        lambda *_: {}, lambda tensors, attention: torch.zeros(attention.heads * attention.head_size)
-    )
+    return Rule(lambda *_: {}, lambda _, of: torch.zeros(of.heads * of.head_size))
 
 
 def no_table(rows: int, columns: int) -> Rule:

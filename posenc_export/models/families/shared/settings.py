@@ -80,10 +80,8 @@ class Settings(Keys):
 
     def full_every(self, period: int) -> List[str]:
         """Return layer types: full_attention for every `period`-th layer, else with a window."""
-        return [
-            "sliding_attention" if (index + 1) % period else "full_attention"
-            for index in range(self.layers)
-        ]
+        names = ("full_attention", "sliding_attention")
+        return [names[(index + 1) % period > 0] for index in range(self.layers)]
 
     def pattern(self, period: int, *spellings: str) -> List[str]:
         """Return `full_every` of sliding_window_pattern or other `spellings`, or of `period`."""

@@ -112,16 +112,12 @@ class CorrectArtefact:
     Args:
         folder: the artefact.
         manifest: its manifest.
-        open_graph: loads a file model.onnx.
     """
 
-    def __init__(
-        self, folder: Path, manifest: Manifest, open_graph: Callable[[Path, Manifest], Any] = on_cpu
-    ) -> None:
+    def __init__(self, folder: Path, manifest: Manifest) -> None:
         assert manifest.reference is not None
         self.model, self.manifest = onnx.load(folder / "model.onnx"), manifest
-        self.open_graph = open_graph
-        self.graph = open_graph(folder / "model.onnx", manifest)
+        self.graph = on_cpu(folder / "model.onnx", manifest)
         accuracy = accuracy_on(self.graph.provider, manifest.reference)
         self.accuracy = Accuracy(accuracy.float32) if accuracy.float32 else accuracy
         self.expected = reference.read(manifest, folder)
@@ -141,11 +137,9 @@ class CorrectArtefact:
         with tempfile.TemporaryDirectory() as scratch:
             model, path = copy.deepcopy(self.model), Path(scratch) / "model.onnx"
             fault.plant(model)
-            data, least = "model.onnx.data", 1024
-            onnx.save_model(
-                model, path, save_as_external_data=True, location=data, size_threshold=least
-            )
-            return self.open_graph(path, self.manifest)
+            outside: Any = {"save_as_external_data": True, "location": "model.onnx.data"}
+            onnx.save_model(model, path, size_threshold=1024, **outside)
+            return on_cpu(path, self.manifest)
 
 
 def opened(graph: Any, fault: Optional[Fault]) -> Session:
