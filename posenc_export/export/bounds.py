@@ -9,14 +9,7 @@ from posenc_export.models.config_json import widest
 from posenc_export.models.user_module import OwnModule
 from posenc_export.runtime.artefact.manifest import Manifest
 from posenc_export.runtime.verification.proof import Accuracy
-from posenc_export.shared.numerics import (
-    BFLOAT16_NOISE,
-    FLOAT16_NOISE,
-    cache_noise,
-    rounding_noise,
-    rounding_tolerance,
-    tolerance,
-)
+from posenc_export.shared import numerics
 
 # Error of a weight of few bits that a kernel decodes in half precision: its products with the
 # scale and with the zero point, and their difference, are rounded one after the other.
@@ -25,22 +18,24 @@ DECODED = 2.0
 
 def accuracy_of(model: Model, manifest: Manifest) -> Accuracy:
     """Return how far a correct artefact may be from the module with the same rounded weights."""
-    noise, float32 = _noise(manifest), tolerance("float32", *extent(model))
+    noise, float32 = _noise(manifest), numerics.tolerance("float32", *extent(model))
     if not noise:
         return Accuracy(float32)
-    return Accuracy(rounding_tolerance(noise), noise, float32)
+    return Accuracy(numerics.rounding_tolerance(noise), noise, float32)
 
 
 def _noise(manifest: Manifest) -> float:
     """Return the rounding error of one product, relative to it; 0 in float32."""
-    of_dtype = {"float16": FLOAT16_NOISE, "bfloat16": BFLOAT16_NOISE}.get(manifest.dtype, 0.0)
+    of_dtype = {"float16": numerics.FLOAT16_NOISE, "bfloat16": numerics.BFLOAT16_NOISE}.get(
+        manifest.dtype, 0.0
+    )
     few_bits, sources = manifest.weights, [of_dtype]
     if few_bits and few_bits.activations == "int8":
-        sources.append(rounding_noise(8, format_of(few_bits.format).shared))
+        sources.append(numerics.rounding_noise(8, format_of(few_bits.format).shared))
     if few_bits:
         sources.append(DECODED * of_dtype)
     if manifest.cache and manifest.calibration:
-        sources.append(cache_noise(manifest.calibration.tokens))
+        sources.append(numerics.cache_noise(manifest.calibration.tokens))
     return math.hypot(*sources)
 
 

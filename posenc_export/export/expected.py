@@ -11,16 +11,8 @@ from posenc_export.runtime.artefact.manifest import Manifest
 from posenc_export.runtime.graphs.torch_graph import TorchGraph
 from posenc_export.runtime.session.model import Model as Loaded
 from posenc_export.runtime.session.session import Session
+from posenc_export.runtime.verification import grid_inputs
 from posenc_export.runtime.verification.case import AttributeCase, Case
-from posenc_export.runtime.verification.grid_inputs import (
-    BATCHES,
-    attribute_inputs,
-    case_inputs,
-    encoder_rows,
-    length_for,
-    length_of,
-    starts,
-)
 from posenc_export.runtime.verification.long_cells import outputs_by
 from posenc_export.runtime.verification.proof import Expected
 from posenc_export.shared.progress import Progress, Steps, silent
@@ -35,15 +27,15 @@ def expected_outputs(
         long: also compute those of the long sequence (runtime/verification/grid_inputs.py).
         say: reports how many tokens are read.
     """
-    session = eager_session(model, length_of(manifest))
+    session = eager_session(model, grid_inputs.length_of(manifest))
     edges = indices_of(edges_of(model), manifest)
-    of_case, length = 2 * max(BATCHES) * length_of(manifest), 0
+    of_case, length = 2 * max(grid_inputs.BATCHES) * grid_inputs.length_of(manifest), 0
     if long:
-        length = length_for(manifest, edges)
+        length = grid_inputs.length_for(manifest, edges)
     what = f"{manifest.target}: computing the outputs of the module"
-    steps = Steps(say, what, len(starts(manifest)) * of_case + length, "tokens")
+    steps = Steps(say, what, len(grid_inputs.starts(manifest)) * of_case + length, "tokens")
     cases, sequence = {}, None
-    for start in starts(manifest):
+    for start in grid_inputs.starts(manifest):
         cases[start] = _case(session, manifest, start)
         steps.advance(len(cases) * of_case)
     if length:
@@ -65,8 +57,8 @@ def eager_session(model: Model, capacity: Optional[int] = None) -> Session:
 
 
 def _case(session: Session, manifest: Manifest, start: int) -> Case:
-    tokens, other, fork_at = case_inputs(manifest)
-    sources = encoder_rows(manifest, len(tokens))
+    tokens, other, fork_at = grid_inputs.case_inputs(manifest)
+    sources = grid_inputs.encoder_rows(manifest, len(tokens))
     full, other_full = (full_pass(session, rows, start, sources) for rows in (tokens, other))
     readout = session.read_out(tokens, start=start) if len(manifest.outputs) == 2 else None
     return Case(tokens, full, start, fork_at, other, other_full, sources, readout)
@@ -86,7 +78,7 @@ def _attribute_cases(
     session: Session, manifest: Manifest
 ) -> Dict[str, Tuple[AttributeCase, np.ndarray]]:
     found = {}
-    for name, fed in attribute_inputs(manifest).items():
+    for name, fed in grid_inputs.attribute_inputs(manifest).items():
         session.reset()
         how = {key: fed.attributes.get(key) for key in ("grid", "token_types")}
         how |= {"attention_mask": fed.mask, "chunk": fed.tokens.shape[1]}

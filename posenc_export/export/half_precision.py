@@ -11,13 +11,7 @@ from posenc_export.encodings.shared.base import Geometry, PositionEncoding
 from posenc_export.encodings.shared.combined import overrides
 from posenc_export.models.placed import placed
 from posenc_export.models.user_module import Model, inner_of
-from posenc_export.shared.numerics import (
-    BFLOAT16_NOISE,
-    FLOAT16_NOISE,
-    Errors,
-    cell_error,
-    rounding_tolerance,
-)
+from posenc_export.shared import numerics
 from posenc_export.shared.refusal import refusal
 
 PACKAGE = "posenc_export"
@@ -113,11 +107,13 @@ def _in_half(
 
 def _compare(rule: str, dtype: str, results: Sequence[Tensor], exact: Sequence[Tensor]) -> None:
     """Compare results in half precision with those of the same weights in float32."""
-    errors = Errors()
+    errors = numerics.Errors()
     for result, numbers in zip(results, exact, strict=True):
         errors.add(result.double().numpy(), numbers.double().numpy())
-    bound = rounding_tolerance(BFLOAT16_NOISE if dtype == "bfloat16" else FLOAT16_NOISE)
-    error = cell_error(errors, rounds=True)
+    bound = numerics.rounding_tolerance(
+        numerics.BFLOAT16_NOISE if dtype == "bfloat16" else numerics.FLOAT16_NOISE
+    )
+    error = numerics.cell_error(errors, rounds=True)
     if not error <= bound:
         raise ValueError(
             f"{rule} within {bound:.1e} of float32 in {dtype}, got {error:.1e}, with positions "

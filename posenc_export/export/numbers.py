@@ -10,12 +10,7 @@ from typing import Dict, List, NamedTuple, Optional, Set, Tuple
 
 import numpy as np
 
-from posenc_export.export.expected_numbers import (
-    BY_DISTANCE,
-    ROW_OF_DISTANCE,
-    ExpectedNumbers,
-    numbers_of,
-)
+from posenc_export.export import expected_numbers
 from posenc_export.export.trace import Source
 from posenc_export.runtime.artefact.certificate import MOST_FAILURES, Check
 from posenc_export.runtime.artefact.manifest import Manifest
@@ -53,7 +48,7 @@ def compare(folder: Path, manifest: Manifest, source: Source) -> Compared:
 
         return Compared(compare_tensors(folder, manifest, source.model), {})
     constants = Constants(read(folder / graph_file(manifest)), folder)
-    return _Comparison(constants, ExpectedNumbers(source, manifest)).run()
+    return _Comparison(constants, expected_numbers.ExpectedNumbers(source, manifest)).run()
 
 
 class _Comparison:
@@ -66,7 +61,7 @@ class _Comparison:
         worst: largest difference in units of its bound.
     """
 
-    def __init__(self, constants: Constants, expected: ExpectedNumbers) -> None:
+    def __init__(self, constants: Constants, expected: expected_numbers.ExpectedNumbers) -> None:
         self.constants, self.expected = constants, expected
         self.failures: Dict[str, str] = {}
         self.skipped: Dict[str, str] = {}
@@ -99,11 +94,11 @@ class _Comparison:
         wanted = self.expected.of(name, numbers.shape)
         if wanted is None and name in self.expected.traced.tensors:
             wanted = self.expected.traced.tensors[name].numpy()  # a constant in the module's code
-        if name.endswith(BY_DISTANCE):
+        if name.endswith(expected_numbers.BY_DISTANCE):
             self.compared += numbers.size
             if not self.expected.bias_by_distance(numbers, BIAS):
                 self.failures[name] = "biases by distance that are those of no encoding"
-        elif name.endswith(ROW_OF_DISTANCE):
+        elif name.endswith(expected_numbers.ROW_OF_DISTANCE):
             if self.expected.row_of_distance(numbers):
                 self.compared += numbers.size
             else:
@@ -192,11 +187,11 @@ class _Comparison:
             if name not in self.expected.traced.read:
                 self.skipped[name] = "no operation of the module reads it"
                 continue
-            numbers = numbers_of(tensor)
+            numbers = expected_numbers.numbers_of(tensor)
             equal = [
                 other
                 for other in by_shape.get(tuple(tensor.shape), [])
-                if _equal(numbers_of(self.tensors[other]), numbers)
+                if _equal(expected_numbers.numbers_of(self.tensors[other]), numbers)
             ]
             if equal:
                 self.compared += numbers.size

@@ -7,16 +7,10 @@ import torch
 
 from posenc_export.export.describe import FewBits, Model
 from posenc_export.export.graph_values import dtype_of
-from posenc_export.export.quantization import calibration, mixed
+from posenc_export.export.quantization import calibration, mixed, rounding
 from posenc_export.export.quantization.formats import KEEP, format_of
 from posenc_export.export.quantization.grid import OnGrid
 from posenc_export.export.quantization.kept import kept
-from posenc_export.export.quantization.rounding import (
-    Rounded,
-    activations_of,
-    parameter_of,
-    rounded,
-)
 from posenc_export.export.quantization.samples import Sample
 from posenc_export.export.quantization.smoothing import smoothed
 from posenc_export.export.trace import Source
@@ -80,11 +74,11 @@ class Sources:
             if size is not None and sample is not None:
                 formats = mixed.formats_within(model, sample, size, say)
             rounded_model, on_grid = (
-                Rounded(model, {})
+                rounding.Rounded(model, {})
                 if weights is None
                 else in_few_bits(model, weights, sample, formats, self._keep, say)
             )
-            activations = activations_of(model) if dtype == "float32" else dtype
+            activations = rounding.activations_of(model) if dtype == "float32" else dtype
             if weights is not None and dtype != "float32":
                 rounded_model, exact, on_grid = in_half(rounded_model, on_grid, dtype, self._keep)
             few_bits = FewBits(
@@ -105,7 +99,7 @@ def in_few_bits(
     formats: Optional[Mapping[str, str]] = None,
     keep: Keep = in_memory,
     say: Progress = silent,
-) -> Rounded:
+) -> rounding.Rounded:
     """Return a copy of a float32 model in eval mode with weights rounded to a format
     (formats.format_of), for formats.MIXED to those of `formats` by name.
 
@@ -115,10 +109,12 @@ def in_few_bits(
     if weights == KEEP:
         return kept(model, keep)
     if sample is None or not format_of(weights).calibrated:
-        return rounded(model, weights, (), formats, keep, say)
+        return rounding.rounded(model, weights, (), formats, keep, say)
     if format_of(weights).smooth:
-        return rounded(smoothed(model, sample, say), weights, (), None, keep, say)
-    return rounded(model, weights, calibration.moments(model, sample, say), formats, keep, say)
+        return rounding.rounded(smoothed(model, sample, say), weights, (), None, keep, say)
+    return rounding.rounded(
+        model, weights, calibration.moments(model, sample, say), formats, keep, say
+    )
 
 
 class Halved(NamedTuple):
@@ -146,7 +142,7 @@ def in_half(
     exact = in_dtype(half, "float32")
     places = slots(exact)
     for name, (_, codes) in on_grid.items():
-        fill(places[id(exact.get_parameter(name))], parameter_of(codes, keep))
+        fill(places[id(exact.get_parameter(name))], rounding.parameter_of(codes, keep))
     return Halved(half, exact, on_grid)
 
 

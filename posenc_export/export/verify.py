@@ -37,16 +37,9 @@ from posenc_export.runtime.artefact.certificate import (
 )
 from posenc_export.runtime.artefact.manifest import Calibration, Manifest
 from posenc_export.runtime.session.model import Model as Loaded
-from posenc_export.runtime.verification import checks, forms
+from posenc_export.runtime.verification import checks, forms, proof
 from posenc_export.runtime.verification.float32_form import load_form
 from posenc_export.runtime.verification.grid_inputs import grid_of
-from posenc_export.runtime.verification.proof import (
-    Accuracy,
-    Expected,
-    Measured,
-    accuracy_on,
-    check_tolerance,
-)
 from posenc_export.runtime.verification.proof import certificate as certificate_of
 from posenc_export.shared.numerics import tolerance as float32_tolerance
 from posenc_export.shared.progress import Progress, silent
@@ -121,7 +114,7 @@ def verify(
             `tolerance` is not given.
     """
     folder = Path(folder)
-    check_tolerance(tolerance)
+    proof.check_tolerance(tolerance)
     loaded = single_threaded(folder, provider)
     manifest = loaded.manifest
     module = (
@@ -136,7 +129,10 @@ def verify(
         rule = "an artefact with a reference"
         raise refusal("verify", rule, f"none in {folder}", "export it again")
     source = _source(module, manifest, calibrate, progress or silent)
-    accuracy, say = accuracy_on(loaded.provider, manifest.reference, tolerance), progress or silent
+    accuracy, say = (
+        proof.accuracy_on(loaded.provider, manifest.reference, tolerance),
+        progress or silent,
+    )
     with tempfile.TemporaryDirectory() as scratch:
         edges = edge_errors(source, manifest, Path(scratch) / "edges", say)
     expected = expected_outputs(source.exact, manifest, say=say)
@@ -181,8 +177,8 @@ def check(
     folder: Path,
     manifest: Manifest,
     source: Source,
-    expected: Expected,
-    accuracy: Accuracy,
+    expected: proof.Expected,
+    accuracy: proof.Accuracy,
     compared: Check,
     options: ExportOptions,
 ) -> Verified:
@@ -200,7 +196,7 @@ def check(
         VerificationError: a cell exceeds the tolerance.
     """
     model, say, scratch = source.exact, options.say, folder.with_name(f"{folder.name}.edges")
-    edges = Measured() if options.quick else edge_errors(source, manifest, scratch, say)
+    edges = proof.Measured() if options.quick else edge_errors(source, manifest, scratch, say)
     say(f"{manifest.target}: comparing the module with its formula")
     # Before the graph is loaded, so that its weights and the float64 head are not in memory
     # together.
@@ -235,7 +231,7 @@ def _known(source: Source, manifest: Manifest) -> Dict[str, Check]:
     return {"tables": of_tables, **index_functions.of_module(source.model, manifest)}
 
 
-def _joined(whole: Measured, edges: Measured) -> Measured:
+def _joined(whole: proof.Measured, edges: proof.Measured) -> proof.Measured:
     """Return the errors of a model and of its reduced form, which reaches more edges."""
     return dataclasses.replace(whole.joined(edges), unreached=edges.unreached)
 
@@ -248,8 +244,8 @@ def single_threaded(folder: Path, provider: str) -> Loaded:
 def _certificate(
     ran: Loaded,
     model: Model,
-    accuracy: Accuracy,
-    measured: Measured,
+    accuracy: proof.Accuracy,
+    measured: proof.Measured,
     exact: Dict[str, float],
     quick: bool = False,
 ) -> Dict[str, Any]:

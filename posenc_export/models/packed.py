@@ -7,15 +7,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from posenc_export.models import packed_layouts
 from posenc_export.models.blocks import Blocks
-from posenc_export.models.packed_layouts import (
-    WHOLE_SHAPE,
-    Layout,
-    Parts,
-    Shape,
-    layouts_of,
-    method_of,
-)
 from posenc_export.shared.refusal import refusal
 
 Source = Tuple[Any, str]  # a file of tensors, and the name of one of its tensors
@@ -29,7 +22,7 @@ def unpacked(config: Mapping[str, Any], sources: Dict[str, Source]) -> Dict[str,
     hold. config: quantization_config. ValueError: one that cannot be read, or no tensor in its
     layout.
     """
-    layouts = layouts_of(config)
+    layouts = packed_layouts.layouts_of(config)
     plain = {name: source for name, source in sources.items() if not name.endswith(IGNORED)}
     quantized: Dict[str, Source] = {}
     for layout in layouts:
@@ -46,13 +39,14 @@ def unpacked(config: Mapping[str, Any], sources: Dict[str, Source]) -> Dict[str,
             parts = {end: plain.pop(module + end) for end in ends}
             quantized[weight] = (PackedTensor(weight, layout, parts), weight)
     if not quantized:
-        rule = f"tensors NAME{layouts[0].mark} by quantization_config {method_of(config)}"
+        method = packed_layouts.method_of(config)
+        rule = f"tensors NAME{layouts[0].mark} by quantization_config {method}"
         remedy = "use the config.json that belongs to the weights"
         raise refusal("checkpoint", rule, "none", remedy)
     return {**plain, **quantized}
 
 
-def _is_packed(sources: Mapping[str, Source], name: str, layout: Layout) -> bool:
+def _is_packed(sources: Mapping[str, Source], name: str, layout: packed_layouts.Layout) -> bool:
     """Whether a tensor has codes: modules that were left out have plain weights of that name."""
     marked = name.endswith(layout.mark)
     first = name.removesuffix(layout.mark) + layout.others[0]
@@ -64,7 +58,9 @@ class PackedTensor:
 
     quantized = True
 
-    def __init__(self, name: str, layout: Layout, sources: Mapping[str, Source]) -> None:
+    def __init__(
+        self, name: str, layout: packed_layouts.Layout, sources: Mapping[str, Source]
+    ) -> None:
         self.path = Path(sources[layout.mark][0].path)
         self._name, self._layout, self._sources = name, layout, sources
 
@@ -75,10 +71,10 @@ class PackedTensor:
     def names(self) -> List[str]:
         return [self._name]
 
-    def shape(self, name: str) -> Shape:
+    def shape(self, name: str) -> packed_layouts.Shape:
         shapes = {end: file.shape(name) for end, (file, name) in self._sources.items()}
-        if WHOLE_SHAPE in shapes:
-            file, place = self._sources[WHOLE_SHAPE]
+        if packed_layouts.WHOLE_SHAPE in shapes:
+            file, place = self._sources[packed_layouts.WHOLE_SHAPE]
             return tuple(file.raw(place).tolist())
         codes = [shapes[end] for end in (".qweight", ".weight_packed") if end in shapes]
         return self._layout.shape(shapes) if all(len(shape) == 2 for shape in codes) else ()
@@ -92,7 +88,7 @@ class PackedTensor:
     def blocks(self) -> Optional[Blocks]:
         return None if self._layout.whole is None else self._read(self._layout.whole).blocks()
 
-    def _read(self, form: Callable[[Parts], Any]) -> Any:
+    def _read(self, form: Callable[[packed_layouts.Parts], Any]) -> Any:
         parts = {end: file.raw(name) for end, (file, name) in self._sources.items()}
         try:
             return form(parts)

@@ -6,16 +6,8 @@ from typing import Any, Dict, Mapping, Sequence, Tuple, Union
 import msgspec
 
 from posenc_export.encodings import KNOWN, PositionEncoding, parse
+from posenc_export.models import config
 from posenc_export.models.attention_config import check
-from posenc_export.models.config import (
-    HIDDEN_STATES,
-    AttentionConfig,
-    BlockConfig,
-    HeadConfig,
-    LayerConfig,
-    StackConfig,
-    TokensConfig,
-)
 from posenc_export.shared import registry
 
 ROPE: Mapping[str, Any] = {"name": "rope"}
@@ -38,7 +30,7 @@ def block_config(
     output_bias: bool = False,
     causal: bool = True,
     mechanism: str = "softmax",
-) -> BlockConfig:
+) -> config.BlockConfig:
     """Describe a block around one encoding. The encoding is placed before or inside the attention,
     depending on its hook.
 
@@ -58,7 +50,7 @@ def block_config(
     divisible = bool(head_size) or heads <= 0 or width % heads == 0
     check(divisible, "width to be divisible by heads", f"{width} and {heads}", "give head_size")
     on_tokens, in_layers = _placed(encoding)
-    attention = AttentionConfig(
+    attention = config.AttentionConfig(
         heads=heads,
         kv_heads=kv_heads or heads,
         head_size=head_size or width // max(heads, 1),
@@ -67,7 +59,7 @@ def block_config(
         projection={"name": "grouped", "bias": qkv_bias, "output_bias": output_bias},
         mechanism=mechanism,
     )
-    return BlockConfig(
+    return config.BlockConfig(
         width=width, max_positions=max_positions, attention=attention, encodings=on_tokens
     )
 
@@ -76,14 +68,14 @@ def decoder_config(
     vocabulary: int,
     layers: int,
     hidden: int,
-    block: BlockConfig,
+    block: config.BlockConfig,
     norm: str = "rms",
     epsilon: float = 1e-5,
     mlp: str = "swiglu",
     mlp_bias: bool = False,
     tied: bool = True,
     layer_encodings: Sequence[Spec] = (),
-) -> StackConfig:
+) -> config.StackConfig:
     """Describe a decoder with pre-norm layers, which differ at most in their encodings.
 
     Args:
@@ -110,16 +102,18 @@ def decoder_config(
     attentions = _attentions(block.attention, layer_encodings[:layers])
     units = {**MLPS[mlp], "hidden": hidden, "bias": mlp_bias}
     parts: Dict[str, Any] = {"residual": {"name": "pre"}, "norms": (norms, norms), "mlp": units}
-    kinds = {name: LayerConfig(attention=own, **parts) for name, own in attentions.items()}
-    features = None if vocabulary else {"name": HIDDEN_STATES}
-    return StackConfig(
+    kinds = {name: config.LayerConfig(attention=own, **parts) for name, own in attentions.items()}
+    features = None if vocabulary else {"name": config.HIDDEN_STATES}
+    return config.StackConfig(
         width=block.width,
         max_positions=block.max_positions,
-        tokens=TokensConfig(vocabulary=vocabulary, features=features, encodings=block.encodings),
+        tokens=config.TokensConfig(
+            vocabulary=vocabulary, features=features, encodings=block.encodings
+        ),
         layers=kinds,
         order=tuple(itertools.islice(itertools.cycle(kinds), layers)),
         norm=norms,
-        head=HeadConfig(tied=tied) if vocabulary else None,
+        head=config.HeadConfig(tied=tied) if vocabulary else None,
     )
 
 
@@ -127,10 +121,10 @@ def encoder_config(
     vocabulary: int,
     layers: int,
     hidden: int,
-    block: BlockConfig,
+    block: config.BlockConfig,
     segments: int = 2,
     epsilon: float = 1e-12,
-) -> StackConfig:
+) -> config.StackConfig:
     """Describe an encoder like BERT: post-norm layers with GELU and biases over tokens and segments
     (Devlin et al. 2018).
 
@@ -150,11 +144,11 @@ def encoder_config(
     norm: Dict[str, Any] = {"name": "layer", "epsilon": epsilon}
     mlp = {**MLPS["gelu"], "hidden": hidden, "bias": True}
     post: Dict[str, Any] = {"residual": {"name": "post"}, "norms": (norm, norm), "mlp": mlp}
-    layer = LayerConfig(attention=block.attention, **post)
-    tokens = TokensConfig(
+    layer = config.LayerConfig(attention=block.attention, **post)
+    tokens = config.TokensConfig(
         vocabulary=vocabulary, encodings=block.encodings, segments=segments, norm=norm
     )
-    return StackConfig(
+    return config.StackConfig(
         width=block.width,
         max_positions=block.max_positions,
         tokens=tokens,
@@ -175,8 +169,8 @@ def _placed(encoding: Spec) -> Tuple[Tuple[Dict[str, Any], ...], Tuple[Dict[str,
 
 
 def _attentions(
-    attention: AttentionConfig, encodings: Sequence[Spec]
-) -> Dict[str, AttentionConfig]:
+    attention: config.AttentionConfig, encodings: Sequence[Spec]
+) -> Dict[str, config.AttentionConfig]:
     """Return the attention with each of the encodings, by name of the kind of layer."""
     if not encodings:
         return {"layer": attention}

@@ -1,26 +1,17 @@
 """DeBERTa (He et al. 2021): BERT with scores of content and distance in place of positions."""
 
+from posenc_export.models.families.shared import rules
 from posenc_export.models.families.shared.encoders import encoder, post_norm
 from posenc_export.models.families.shared.family import UNSUPPORTED, Named, Settings, StackConfig
-from posenc_export.models.families.shared.rules import (
-    ENCODING,
-    QKV,
-    Table,
-    biases_without_keys,
-    grouped,
-    no_bias,
-    same,
-    whole,
-)
 
 LAYER = "deberta.encoder.layer.{layer}.attention.self."
-WEIGHTS: Table = {
-    QKV + ".weight": grouped(LAYER + "in_proj"),
-    QKV + ".bias": biases_without_keys(LAYER + "q_bias", LAYER + "v_bias"),
-    ENCODING + ".table": whole("deberta.encoder.rel_embeddings.weight"),
-    ENCODING + ".of_keys": same(LAYER + "pos_proj"),
-    ENCODING + ".of_keys.bias": no_bias(),
-    ENCODING + ".of_queries": same(LAYER + "pos_q_proj"),
+WEIGHTS: rules.Table = {
+    rules.QKV + ".weight": rules.grouped(LAYER + "in_proj"),
+    rules.QKV + ".bias": rules.biases_without_keys(LAYER + "q_bias", LAYER + "v_bias"),
+    rules.ENCODING + ".table": rules.whole("deberta.encoder.rel_embeddings.weight"),
+    rules.ENCODING + ".of_keys": rules.same(LAYER + "pos_proj"),
+    rules.ENCODING + ".of_keys.bias": rules.no_bias(),
+    rules.ENCODING + ".of_queries": rules.same(LAYER + "pos_q_proj"),
 }
 # Without position_biased_input, only the mask decoder of pretraining uses it.
 POSITIONS = r"embeddings\.position_embeddings\._?weight$"

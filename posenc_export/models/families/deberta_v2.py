@@ -3,28 +3,20 @@
 from typing import Any, Mapping
 
 from posenc_export.models.families.deberta import POSITIONS, distances, terms
+from posenc_export.models.families.shared import rules
 from posenc_export.models.families.shared.encoders import encoder, post_norm
 from posenc_export.models.families.shared.family import Settings, StackConfig
-from posenc_export.models.families.shared.rules import (
-    ENCODING,
-    QKV,
-    Table,
-    joined,
-    normalised_rows,
-    same,
-    whole,
-)
 
 LAYER = "deberta.encoder.layer.{layer}.attention.self."
-WEIGHTS: Table = {
-    QKV: joined(LAYER + "query_proj", LAYER + "key_proj", LAYER + "value_proj"),
-    ENCODING + ".table": whole("deberta.encoder.rel_embeddings.weight"),
-    ENCODING + ".of_keys": same(LAYER + "pos_key_proj"),
-    ENCODING + ".of_queries": same(LAYER + "pos_query_proj"),
+WEIGHTS: rules.Table = {
+    rules.QKV: rules.joined(LAYER + "query_proj", LAYER + "key_proj", LAYER + "value_proj"),
+    rules.ENCODING + ".table": rules.whole("deberta.encoder.rel_embeddings.weight"),
+    rules.ENCODING + ".of_keys": rules.same(LAYER + "pos_key_proj"),
+    rules.ENCODING + ".of_queries": rules.same(LAYER + "pos_query_proj"),
 }
-SHARED: Table = {
-    ENCODING + ".of_keys": same(LAYER + "key_proj"),
-    ENCODING + ".of_queries": same(LAYER + "query_proj"),
+SHARED: rules.Table = {
+    rules.ENCODING + ".of_keys": rules.same(LAYER + "key_proj"),
+    rules.ENCODING + ".of_queries": rules.same(LAYER + "query_proj"),
 }
 
 
@@ -43,12 +35,14 @@ def describe(config: Settings) -> StackConfig:
     return post_norm(config, None, [{"name": "deberta", **terms(config), **span}])
 
 
-def lines(description: StackConfig, config: Mapping[str, Any]) -> Table:
+def lines(description: StackConfig, config: Mapping[str, Any]) -> rules.Table:
     """Return the rules for rows and projections of distances."""
     table = dict(SHARED) if config.get("share_att_key") else {}
     if config.get("norm_rel_ebd") == "layer_norm":
         rows, norm = "deberta.encoder.rel_embeddings", "deberta.encoder.LayerNorm"
-        table[ENCODING + ".table"] = normalised_rows(rows, norm, config["layer_norm_eps"])
+        table[rules.ENCODING + ".table"] = rules.normalised_rows(
+            rows, norm, config["layer_norm_eps"]
+        )
     return table
 
 

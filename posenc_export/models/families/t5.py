@@ -2,22 +2,8 @@
 
 from typing import Any, Dict, Mapping, Tuple
 
+from posenc_export.models.families.shared import family
 from posenc_export.models.families.shared.encoders import reading_layers
-from posenc_export.models.families.shared.family import (
-    ACTIVATIONS,
-    UNSUPPORTED,
-    AttentionConfig,
-    Family,
-    HeadConfig,
-    KeyValuesConfig,
-    LayerConfig,
-    Named,
-    Settings,
-    StackConfig,
-    TokensConfig,
-    layer_of,
-    stack,
-)
 from posenc_export.models.families.shared.rules import (
     OURS,
     Rule,
@@ -39,40 +25,40 @@ UNREAD = (
 ).split()
 
 
-def describe(config: Settings) -> StackConfig:
+def describe(config: family.Settings) -> family.StackConfig:
     """Describe the encoder up to hidden states."""
     _decoder_size(config)
     return _encoder(config, _layer(config, "both"))
 
 
-def describe_encoder(config: Settings) -> StackConfig:
+def describe_encoder(config: family.Settings) -> family.StackConfig:
     """Describe the encoder up to the keys and values of the decoder's cross-attention."""
     layers, _ = _decoder_size(config)
     kind = _layer(config, "both")
     size = 2 * layers * kind.attention.heads * kind.attention.head_size
-    return _encoder(config, kind, key_values=KeyValuesConfig(size=size))
+    return _encoder(config, kind, key_values=family.KeyValuesConfig(size=size))
 
 
-def describe_decoder(config: Settings) -> StackConfig:
+def describe_decoder(config: family.Settings) -> family.StackConfig:
     """Describe the decoder."""
     layers, head = _decoder_size(config)
     kind = _layer(config, "causal")
     kinds, order = reading_layers(kind, layers, {"name": "queries"}, scale=1.0)
-    tokens = TokensConfig(vocabulary=config.whole("vocab_size"))
-    return stack(config, kinds, order, tokens, norm=kind.norms[0], head=head)
+    tokens = family.TokensConfig(vocabulary=config.whole("vocab_size"))
+    return family.stack(config, kinds, order, tokens, norm=kind.norms[0], head=head)
 
 
-def _decoder_size(config: Settings) -> Tuple[int, HeadConfig]:
+def _decoder_size(config: family.Settings) -> Tuple[int, family.HeadConfig]:
     """Return the number of decoder layers, and the head, which T5 scales by 1/sqrt(E)."""
     config.ignore(("task_specific_params", "tokenizer_class"))
     tied = config.flag("tie_word_embeddings", True)
     scaled = config.flag("scale_decoder_outputs", tied)
     layers = config.whole("num_decoder_layers", config.layers)
     scale = config.width**-0.5 if scaled and config.family == "t5" else 1.0
-    return layers, HeadConfig(tied=tied, scale=scale)
+    return layers, family.HeadConfig(tied=tied, scale=scale)
 
 
-def _layer(config: Settings, sees: str) -> LayerConfig:
+def _layer(config: family.Settings, sees: str) -> family.LayerConfig:
     """Describe a layer. Scores are not divided by sqrt(D); buckets cover all distances."""
     config.ignore(UNREAD)
     config.fixed({"is_decoder": False})
@@ -82,37 +68,44 @@ def _layer(config: Settings, sees: str) -> LayerConfig:
         "buckets": config.whole("relative_attention_num_buckets"),
         "max_distance": config.whole("relative_attention_max_distance", 128),
     }
-    attention = AttentionConfig(
+    attention = family.AttentionConfig(
         heads=config.heads,
         kv_heads=config.heads,
         head_size=config.whole("d_kv"),
         encodings=(buckets,),
         sees={"name": sees},
     )
-    return layer_of(attention, _mlp(config), norm)
+    return family.layer_of(attention, _mlp(config), norm)
 
 
-def _mlp(config: Settings) -> Named:
+def _mlp(config: family.Settings) -> family.Named:
     gated, _, named = str(config.take("feed_forward_proj", "relu")).rpartition("-")
     activation = "gelu_new" if (gated, named) == ("gated", "gelu") else named
-    if gated not in ("", "gated") or activation not in ACTIVATIONS:
-        known = ", ".join(ACTIVATIONS)
+    if gated not in ("", "gated") or activation not in family.ACTIVATIONS:
+        known = ", ".join(family.ACTIVATIONS)
         rule = f"feed_forward_proj to be one of {known}, or gated- and one of these"
-        raise config.error(rule, f"{gated}-{named}", UNSUPPORTED)
+        raise config.error(rule, f"{gated}-{named}", family.UNSUPPORTED)
     # Written beside feed_forward_proj, and preferred by transformers.
     config.fixed({"dense_act_fn": activation, "is_gated_act": gated == "gated"})
     name, hidden = "gated" if gated else "plain", config.whole("intermediate_size")
-    return {"name": name, "hidden": hidden, "activation": ACTIVATIONS[activation], "bias": False}
+    return {
+        "name": name,
+        "hidden": hidden,
+        "activation": family.ACTIVATIONS[activation],
+        "bias": False,
+    }
 
 
-def _encoder(config: Settings, kind: LayerConfig, **output: Any) -> StackConfig:
-    tokens = TokensConfig(vocabulary=config.whole("vocab_size"))
+def _encoder(
+    config: family.Settings, kind: family.LayerConfig, **output: Any
+) -> family.StackConfig:
+    tokens = family.TokensConfig(vocabulary=config.whole("vocab_size"))
     order, norm = ("layer",) * config.layers, kind.norms[0]
-    return stack(config, {"layer": kind}, order, tokens, norm=norm, **output)
+    return family.stack(config, {"layer": kind}, order, tokens, norm=norm, **output)
 
 
 def _layer_rules(
-    description: StackConfig, own: str, reading: str, block: str, mlp: int
+    description: family.StackConfig, own: str, reading: str, block: str, mlp: int
 ) -> Dict[str, Rule]:
     """Return the rules of a layer. own, reading: prefixes of our layers with self-attention and
     with the MLP; mlp: index of the MLP among the sublayers of `block`.
@@ -133,12 +126,12 @@ def _layer_rules(
     }
 
 
-def names(description: StackConfig, config: Mapping[str, Any]) -> Table:
+def names(description: family.StackConfig, config: Mapping[str, Any]) -> Table:
     """Return the rules of the encoder's layers."""
     return _layer_rules(description, OURS, OURS, "encoder.block.{layer}.", 1)
 
 
-def names_of_encoder(description: StackConfig, config: Mapping[str, Any]) -> Table:
+def names_of_encoder(description: family.StackConfig, config: Mapping[str, Any]) -> Table:
     """Return the rules of `names`, and of keys and values of the decoder's cross-attention."""
     module = "decoder.block.{row}.layer.1.EncDecAttention."
     layers = int(config.get("num_decoder_layers") or len(description.order))
@@ -146,7 +139,7 @@ def names_of_encoder(description: StackConfig, config: Mapping[str, Any]) -> Tab
     return {**names(description, config), "head.linear": of_keys}
 
 
-def names_of_decoder(description: StackConfig, config: Mapping[str, Any]) -> Table:
+def names_of_decoder(description: family.StackConfig, config: Mapping[str, Any]) -> Table:
     """Return the rules. Layers 2i and 2i + 1 of our model are layer i of the checkpoint."""
     table: Dict[str, Rule] = {
         "tokens.embedding": same("shared"),
@@ -167,8 +160,10 @@ def names_of_decoder(description: StackConfig, config: Mapping[str, Any]) -> Tab
 UNUSED = (r"^lm_head\.", r"^encoder\.embed_tokens\.")
 OF_ENCODER = (r"^encoder\.", r"^decoder\.embed_tokens\.", KEYS_AND_VALUES)
 PARTS = {
-    "encoder": Family(describe_encoder, WEIGHTS, "", (), (*UNUSED, DECODER), names_of_encoder),
-    "decoder": Family(describe_decoder, {}, "", (), OF_ENCODER, names_of_decoder),
+    "encoder": family.Family(
+        describe_encoder, WEIGHTS, "", (), (*UNUSED, DECODER), names_of_encoder
+    ),
+    "decoder": family.Family(describe_decoder, {}, "", (), OF_ENCODER, names_of_decoder),
 }
 UNUSED_BY_WHOLE = (r"^decoder\.", *UNUSED, r"layer\.1\.EncDecAttention\.")
-FAMILY = Family(describe, WEIGHTS, "", (), UNUSED_BY_WHOLE, names, parts=PARTS)
+FAMILY = family.Family(describe, WEIGHTS, "", (), UNUSED_BY_WHOLE, names, parts=PARTS)

@@ -2,19 +2,8 @@
 
 from typing import Any, Callable, Dict, Mapping, NoReturn
 
-from posenc_export.models.families.shared import plain
+from posenc_export.models.families.shared import family, plain
 from posenc_export.models.families.shared.encoders import reading_layers
-from posenc_export.models.families.shared.family import (
-    Family,
-    HeadConfig,
-    KeyValuesConfig,
-    LayerConfig,
-    Settings,
-    StackConfig,
-    TokensConfig,
-    layer_of,
-    stack,
-)
 from posenc_export.models.families.shared.rules import (
     Rule,
     Table,
@@ -54,42 +43,42 @@ def keys_of(part: str) -> Callable[[Mapping[str, Any]], Mapping[str, Any]]:
     return keys
 
 
-def describe(config: Settings) -> NoReturn:
+def describe(config: family.Settings) -> NoReturn:
     """Refuse the whole model: only its parts can be exported."""
     raise ValueError(
         "whisper: expected part encoder or decoder, got none; give part='encoder' or part='decoder'"
     )
 
 
-def describe_encoder(config: Settings) -> StackConfig:
+def describe_encoder(config: family.Settings) -> family.StackConfig:
     """Describe the encoder: two frames a token to keys and values of the decoder."""
     kind = _layer(config, "both")
     channels, size = config.whole("num_mel_bins"), 2 * config.whole("decoder_layers") * config.width
     _unread(config)
     # The activation is fixed; activation_function applies to layers.
     features = {"name": "convolutions", "channels": channels, "activation": "gelu"}
-    tokens = TokensConfig(features=features, encodings=(plain.learned(config),))
-    key_values, order = KeyValuesConfig(size=size, bias=True), ("layer",) * config.layers
-    return stack(config, {"layer": kind}, order, tokens, norm=NORM, key_values=key_values)
+    tokens = family.TokensConfig(features=features, encodings=(plain.learned(config),))
+    key_values, order = family.KeyValuesConfig(size=size, bias=True), ("layer",) * config.layers
+    return family.stack(config, {"layer": kind}, order, tokens, norm=NORM, key_values=key_values)
 
 
-def describe_decoder(config: Settings) -> StackConfig:
+def describe_decoder(config: family.Settings) -> family.StackConfig:
     """Describe the decoder."""
     kind = _layer(config, "causal")
     tied, vocabulary = config.flag("tie_word_embeddings", True), config.whole("vocab_size")
     projection = {"name": "queries", "bias": True, "output_bias": True}
     layers = reading_layers(kind, config.whole("decoder_layers"), projection)
     _unread(config)
-    tokens = TokensConfig(vocabulary=vocabulary, encodings=(plain.learned(config),))
-    return stack(config, *layers, tokens, norm=NORM, head=HeadConfig(tied=tied))
+    tokens = family.TokensConfig(vocabulary=vocabulary, encodings=(plain.learned(config),))
+    return family.stack(config, *layers, tokens, norm=NORM, head=family.HeadConfig(tied=tied))
 
 
-def _layer(config: Settings, sees: str) -> LayerConfig:
+def _layer(config: family.Settings, sees: str) -> family.LayerConfig:
     attention = plain.attention(config, bias=True, sees={"name": sees})
-    return layer_of(attention, plain.mlp(config, "activation_function", "gelu"), NORM)
+    return family.layer_of(attention, plain.mlp(config, "activation_function", "gelu"), NORM)
 
 
-def _unread(config: Settings) -> None:
+def _unread(config: family.Settings) -> None:
     # False in all published models; transformers does not read it.
     config.fixed({"scale_embedding": False})
     config.ignore(UNREAD)
@@ -101,14 +90,14 @@ def _layer_rules(ours: str, theirs: str) -> Dict[str, Rule]:
     return {**plain.fairseq_layer(ours, theirs), ours + "attention.projection.qkv.bias": bias}
 
 
-def names_of_encoder(description: StackConfig, config: Mapping[str, Any]) -> Table:
+def names_of_encoder(description: family.StackConfig, config: Mapping[str, Any]) -> Table:
     """Return the rule for keys and values of cross-attention, stored in the decoder."""
     read = "model.decoder.layers.{row}.encoder_attn."
     layers = int(config["decoder_layers"])
     return {"head.linear": keys_and_values(read + "k_proj", read + "v_proj", layers, k_bias=False)}
 
 
-def names_of_decoder(description: StackConfig, config: Mapping[str, Any]) -> Table:
+def names_of_decoder(description: family.StackConfig, config: Mapping[str, Any]) -> Table:
     """Return the rules. Layers 2i and 2i + 1 of our model are layer i of the checkpoint."""
     table: Dict[str, Rule] = {}
     for row in range(len(description.order) // 2):
@@ -135,14 +124,14 @@ DECODER: Table = {
 }
 OF_DECODER = r"^(model\.)?decoder\.(?!layers\.\d+\.encoder_attn\.[kv]_proj\.)"
 PARTS = {
-    "encoder": Family(
+    "encoder": family.Family(
         describe_encoder,
         ENCODER,
         unused=(OF_DECODER, r"^proj_out\."),
         further_weights=names_of_encoder,
         keys=keys_of("encoder"),
     ),
-    "decoder": Family(
+    "decoder": family.Family(
         describe_decoder,
         DECODER,
         unused=(r"^(model\.)?encoder\.", r"encoder_attn\.[kv]_proj\."),
@@ -150,4 +139,4 @@ PARTS = {
         keys=keys_of("decoder"),
     ),
 }
-FAMILY = Family(describe, {}, keys=keys_of("encoder"), parts=PARTS)
+FAMILY = family.Family(describe, {}, keys=keys_of("encoder"), parts=PARTS)

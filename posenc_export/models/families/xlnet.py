@@ -3,37 +3,25 @@
 from typing import Any, Mapping
 
 from posenc_export.models.config import Named, StackConfig, TokensConfig
-from posenc_export.models.families.shared import plain
+from posenc_export.models.families.shared import plain, rules
 from posenc_export.models.families.shared.encoders import UNUSED, encoder_only
 from posenc_export.models.families.shared.family import Family, Settings, layer_of, stack
-from posenc_export.models.families.shared.rules import (
-    ENCODING,
-    OURS,
-    QKV,
-    Table,
-    flat_heads,
-    joined_heads,
-    no_table,
-    permuted,
-    same,
-    whole,
-)
 
 LAYER = "transformer.layer.{layer}."
 HEADS = LAYER + "rel_attn."
-WEIGHTS: Table = {
-    "tokens.embedding": same("transformer.word_embedding"),
-    QKV: joined_heads(HEADS + "q", HEADS + "k", HEADS + "v"),
-    ENCODING + ".u": whole(HEADS + "r_w_bias"),
-    ENCODING + ".v": whole(HEADS + "r_r_bias"),
-    ENCODING + ".s": whole(HEADS + "r_s_bias"),
-    ENCODING + ".segment": whole(HEADS + "seg_embed"),
-    ENCODING + ".weight": permuted(HEADS + "r", (1, 2, 0)),
-    OURS + "attention.projection.output": flat_heads(HEADS + "o"),
-    OURS + "residual.attention_norm": same(HEADS + "layer_norm"),
-    OURS + "mlp.up": same(LAYER + "ff.layer_1"),
-    OURS + "mlp.down": same(LAYER + "ff.layer_2"),
-    OURS + "residual.mlp_norm": same(LAYER + "ff.layer_norm"),
+WEIGHTS: rules.Table = {
+    "tokens.embedding": rules.same("transformer.word_embedding"),
+    rules.QKV: rules.joined_heads(HEADS + "q", HEADS + "k", HEADS + "v"),
+    rules.ENCODING + ".u": rules.whole(HEADS + "r_w_bias"),
+    rules.ENCODING + ".v": rules.whole(HEADS + "r_r_bias"),
+    rules.ENCODING + ".s": rules.whole(HEADS + "r_s_bias"),
+    rules.ENCODING + ".segment": rules.whole(HEADS + "seg_embed"),
+    rules.ENCODING + ".weight": rules.permuted(HEADS + "r", (1, 2, 0)),
+    rules.OURS + "attention.projection.output": rules.flat_heads(HEADS + "o"),
+    rules.OURS + "residual.attention_norm": rules.same(HEADS + "layer_norm"),
+    rules.OURS + "mlp.up": rules.same(LAYER + "ff.layer_1"),
+    rules.OURS + "mlp.down": rules.same(LAYER + "ff.layer_2"),
+    rules.OURS + "residual.mlp_norm": rules.same(LAYER + "ff.layer_norm"),
 }
 SEGMENTS = 4  # token types of XLNet's tokenizer: first text, second text, final token, padding
 # Tensors of pretraining and of task heads.
@@ -59,8 +47,8 @@ def describe(config: Settings) -> StackConfig:
     return stack(config, {"layer": kind}, ("layer",) * config.layers, tokens)
 
 
-def no_segments(description: StackConfig, config: Mapping[str, Any]) -> Table:
-    return {"tokens.segments": no_table(SEGMENTS, description.width)}
+def no_segments(description: StackConfig, config: Mapping[str, Any]) -> rules.Table:
+    return {"tokens.segments": rules.no_table(SEGMENTS, description.width)}
 
 
 UNREAD_TENSORS = (*UNUSED, *NOT_READ)
