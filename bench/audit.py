@@ -126,11 +126,8 @@ def table(rows: Sequence[Dict[str, Any]]) -> str:
     lines = [[of, *(_cell(by_place.get((of, name))) for name in names)] for of in rows_of]
     wrong = [row for row in rows if row["verdict"] == "wrong"]
     refused = [row for row in rows if "refused" in row]
-    versions = {
-        row["exporter"]: ", ".join(f"{k} {v}" for k, v in row["versions"].items())
-        for row in rows
-        if "versions" in row
-    }
+    known = {row["exporter"]: row["versions"].items() for row in rows if "versions" in row}
+    versions = {name: ", ".join(f"{k} {v}" for k, v in pairs) for name, pairs in known.items()}
     return marked.text("audit").format(
         table=markdown(["family", *names], lines),
         faults=_faults(planted, names),

@@ -60,10 +60,8 @@ def finished(command: Sequence[object], trial: Trial) -> str:
     message = done.stderr.partition("Stack backtrace")[0]
     operator = next((name for name in trial.manifest.operators if name in message), None)
     if operator is None:
-        raise RuntimeError(
-            f"clients: expected {command[0]} to run {trial.manifest.target}, got "
-            f"{done.stderr[-2000:]}"
-        )
+        rule = f"{command[0]} to run {trial.manifest.target}"
+        raise RuntimeError(f"clients: expected {rule}, got {done.stderr[-2000:]}")
     raise Refused(f"refuses {operator}")
 
 
@@ -163,9 +161,8 @@ def installed(*packages: str) -> Callable[[Path], str]:
             subprocess.run([*pip, "install", "-q", *packages, "numpy"], check=True, env=newest)
         name = packages[0].partition("[")[0]
         code = f"import importlib.metadata; print(importlib.metadata.version({name!r}))"
-        return subprocess.run(
-            [python_of(environment), "-c", code], capture_output=True, text=True, check=True
-        ).stdout.strip()
+        how: Any = {"capture_output": True, "text": True, "check": True}
+        return str(subprocess.run([python_of(environment), "-c", code], **how).stdout.strip())
 
     return version
 

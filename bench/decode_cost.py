@@ -81,10 +81,9 @@ def measured(names: Sequence[str], target: str) -> Dict[str, Any]:
     with tempfile.TemporaryDirectory() as temporary:
         plain = loaded(PLAIN, target, Path(temporary) / "plain")
         models = {name: loaded(name, target, Path(temporary) / name) for name in names}
-        pairs = {
-            name: {"plain": plain.session(), "own": model.session()}
-            for name, model in models.items()
-        }
+        pairs = {}
+        for name, model in models.items():
+            pairs[name] = {"plain": plain.session(), "own": model.session()}
     for context in CONTEXTS:
         for session in (session for pair in pairs.values() for session in pair.values()):
             session.reset()

@@ -45,11 +45,8 @@ def measured(name: str) -> List[Dict[str, Any]]:
             except VerificationError:  # the row shows it in "certified"
                 manifest = export_model(sources, target, Path(temporary) / target, verify=False)
             model = load(Path(temporary) / target, provider="cpu", threads=1)
-            pairs = {
-                pattern: way(peer, opened(model))
-                for pattern, way in ways.items()
-                if pattern not in skipped
-            }
+            used = {pattern: way for pattern, way in ways.items() if pattern not in skipped}
+            pairs = {pattern: way(peer, opened(model)) for pattern, way in used.items()}
             sees = [part["sees"]["name"] for part in _attentions(manifest.config)]
             row = {"model": name, "kind": manifest.kind, "target": target}
             row["layers"] = sum(kind != "encoder" for kind in sees)

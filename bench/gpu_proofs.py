@@ -14,13 +14,9 @@ from tests.cuda_models import FEW_BITS, FILES, KINDS, weights_of
 
 # The artefacts of a model: target and dtype. The others are those of an encoding alone, which its
 # decoder has on every target.
-EVERY = [
-    ("ort-cuda", "float16"),
-    ("ort-cuda", "bfloat16"),
-    ("onnx", "float32"),
-    ("onnx", "float16"),
-    ("onnx-static", "float32"),
-]
+HALF, WIDE = ("float16", "bfloat16"), ("float32", "float16")
+EVERY = [*(("ort-cuda", dtype) for dtype in HALF), *(("onnx", dtype) for dtype in WIDE)]
+EVERY += [("onnx-static", "float32")]
 ARTEFACTS = {
     "decoders": EVERY,
     "presets": EVERY,
@@ -87,8 +83,5 @@ def summary(certificate: Mapping[str, Any], warned: Sequence[str]) -> Dict[str, 
 
 def models() -> Dict[str, Tuple[str, Callable[[], Sources]]]:
     """Return the models of the dry run by kind and name: their kinds, and what makes them."""
-    return {
-        f"{kind}: {name}": (kind, make)
-        for kind in ARTEFACTS
-        for name, make in KINDS[kind]().items()
-    }
+    pairs = ((kind, *of) for kind in ARTEFACTS for of in KINDS[kind]().items())
+    return {f"{kind}: {name}": (kind, make) for kind, name, make in pairs}

@@ -149,10 +149,8 @@ def _rotations(change: Callable[[Any], Dict[str, Any]]) -> Any:
 
         return wrong
 
-    return _several(
-        _patched(ort_attention, "rotation_by_slot", ruined),
-        _patched(native_attention, "_rotation", native),
-    )
+    of_ort = _patched(ort_attention, "rotation_by_slot", ruined)
+    return _several(of_ort, _patched(native_attention, "_rotation", native))
 
 
 def _last_slot_lost(lengths: Callable[..., Any]) -> Callable[..., Any]:

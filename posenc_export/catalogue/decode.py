@@ -29,9 +29,8 @@ def figure(cost: Mapping[str, Any]) -> Any:
     from matplotlib.figure import Figure
 
     contexts = list(cost["plain_microseconds"])
-    rows: List[Dict[str, Any]] = sorted(
-        cost["rows"], key=lambda row: sum(row["over_plain"][context][0] for context in contexts)
-    )
+    rows: List[Dict[str, Any]] = list(cost["rows"])
+    rows.sort(key=lambda row: sum(row["over_plain"][context][0] for context in contexts))
     drawing = Figure(figsize=(7.2, 0.19 * len(rows) + 1), layout="constrained")
     axes = drawing.add_subplot()
     height = 0.8 / len(contexts)

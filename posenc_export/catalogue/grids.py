@@ -46,10 +46,9 @@ def panels(encoding: PositionEncoding, geometry: Geometry, distance: int) -> Lis
 
 def heads_alike(oracle: Oracle) -> bool:
     """Whether an oracle rotates all heads in the same way."""
-    return (
-        type(oracle).rotate_heads is Oracle.rotate_heads
-        and type(oracle).rotate_key_heads is Oracle.rotate_key_heads
-    )
+    kind = type(oracle)
+    own = (kind.rotate_heads, kind.rotate_key_heads)
+    return own == (Oracle.rotate_heads, Oracle.rotate_key_heads)
 
 
 def _products(
@@ -120,12 +119,8 @@ def _window(axes: Any, encoding: PositionEncoding, head_size: int) -> None:
     rows, columns = encoding.window
     oracle, query = encoding.oracle(), rows // 2 * columns + columns // 2
     q, k = np.random.default_rng(0).standard_normal(head_size), np.zeros(head_size)
-    added = np.array(
-        [
-            oracle.bias(0, query, key) + oracle.content(0, q, k, query, key)
-            for key in range(rows * columns)
-        ]
-    )
-    waves.heatmap(axes, added.reshape(rows, columns), origin="upper", cmap="viridis")
+    keys = range(rows * columns)
+    added = [oracle.bias(0, query, p) + oracle.content(0, q, k, query, p) for p in keys]
+    waves.heatmap(axes, np.reshape(added, (rows, columns)), origin="upper", cmap="viridis")
     axes.plot(columns // 2, rows // 2, "x", color=COLOURS[1])
     waves.labels(axes, "column", "row")

@@ -70,10 +70,8 @@ def _parameter(parameter: inspect.Parameter) -> str:
 
 def families() -> List[Dict[str, str]]:
     """One row per model_type that from_pretrained accepts: name and description."""
-    return [
-        {"name": name, "what": _first_paragraph(importlib.import_module(f"{PLACE}.{file}"))}
-        for name, file in FILES.items()
-    ]
+    modules = {name: importlib.import_module(f"{PLACE}.{file}") for name, file in FILES.items()}
+    return [{"name": name, "what": _first_paragraph(of)} for name, of in modules.items()]
 
 
 def presets() -> List[Dict[str, str]]:

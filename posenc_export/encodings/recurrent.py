@@ -58,10 +58,8 @@ class Recurrent(Trajectory):
 def _turning(width: int) -> Tensor:
     """Matrix [E,E] that rotates pair k of entries by 10000^(-2k/E)."""
     angles = 10000.0 ** (-np.arange(0, width, 2) / width)
-    blocks = [
-        torch.tensor([[math.cos(a), -math.sin(a)], [math.sin(a), math.cos(a)]], dtype=torch.float32)
-        for a in angles
-    ]
+    waves = [(math.cos(a), math.sin(a)) for a in angles]
+    blocks = [torch.tensor([[c, -s], [s, c]], dtype=torch.float32) for c, s in waves]
     return torch.block_diag(*blocks)[:width, :width]
 
 

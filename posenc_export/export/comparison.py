@@ -93,9 +93,9 @@ def _opened(ours: Union[Model, torch.nn.Module, Loaded]) -> Tuple[Session, Accur
 
 def _case(inputs: np.ndarray, original: Callable[..., Any]) -> Case:
     """Return inputs, filled up with shifted copies, with the original's outputs for two endings."""
-    rows = np.concatenate(
-        [np.roll(inputs, shift, axis=1) for shift in range(-(-max(BATCHES) // len(inputs)))]
-    )[: max(BATCHES)]
+    count = max(BATCHES)
+    shifted = [np.roll(inputs, shift, axis=1) for shift in range(-(-count // len(inputs)))]
+    rows = np.concatenate(shifted)[:count]
     tokens = rows.astype(np.int64 if np.issubdtype(rows.dtype, np.integer) else np.float32)
     fork_at = tokens.shape[1] // 2
     other = np.concatenate((tokens[:, :fork_at], tokens[:, : fork_at - 1 : -1]), axis=1)
@@ -130,10 +130,8 @@ def _disagreement(
         whole: outputs of ours.
         sees_later: whether the original is not causal, but ours is.
     """
-    rule = (
-        f"compare: expected outputs within {accuracy.tolerance:.1e} of those of the original, "
-        f"got {error:.1e}"
-    )
+    bound = f"{accuracy.tolerance:.1e}"
+    rule = f"compare: expected outputs within {bound} of those of the original, got {error:.1e}"
     if sees_later:
         found = (
             "the original is not causal, as ours is: its outputs for earlier tokens change if "

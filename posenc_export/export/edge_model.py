@@ -108,10 +108,8 @@ def _spread(model: Model, spread: float) -> None:
         outputs_by(session, manifest, {}, length=min(MEASURED, manifest.max_positions))
         for attention, x in inputs:
             q, k, _ = attention.projection(x)
-            sizes = [
-                norm(heads).float().square().mean().sqrt()
-                for norm, heads in ((attention.q_norm, q), (attention.k_norm, k))
-            ]
+            pairs = ((attention.q_norm, q), (attention.k_norm, k))
+            sizes = [norm(heads).float().square().mean().sqrt() for norm, heads in pairs]
             products = float(sizes[0] * sizes[1]) * attention.head_size**0.5
             if products > 0:
                 attention.scale = spread / products

@@ -38,11 +38,8 @@ def indices_of(edges: List[Edge], manifest: Manifest) -> Dict[str, int]:
     """
     room, length = REWIND + NEW - 1, fill_length(manifest) if manifest.states else 0
     full = {f"full cache of {e.name}": e.at + room for e in edges if e.name.startswith("window ")}
-    return {
-        **{name: at for name, at in full.items() if at < length},
-        **depths(length),
-        **{edge.name: edge.at for edge in edges},
-    }
+    full = {name: at for name, at in full.items() if at < length}
+    return {**full, **depths(length), **{edge.name: edge.at for edge in edges}}
 
 
 def depths(length: int) -> Dict[str, int]:

@@ -110,9 +110,8 @@ def _compare(rule: str, dtype: str, results: Sequence[Tensor], exact: Sequence[T
     errors = numerics.Errors()
     for result, numbers in zip(results, exact, strict=True):
         errors.add(result.double().numpy(), numbers.double().numpy())
-    bound = numerics.rounding_tolerance(
-        numerics.BFLOAT16_NOISE if dtype == "bfloat16" else numerics.FLOAT16_NOISE
-    )
+    noise = {"float16": numerics.FLOAT16_NOISE, "bfloat16": numerics.BFLOAT16_NOISE}[dtype]
+    bound = numerics.rounding_tolerance(noise)
     error = numerics.cell_error(errors, rounds=True)
     if not error <= bound:
         raise ValueError(

@@ -1,6 +1,7 @@
 """What a module's forward pass reads besides the numbers of its weights, as a value to compare."""
 
 import functools
+import itertools
 import types
 from collections import Counter
 from typing import Any, Collection, Dict, Iterator, List, Tuple
@@ -22,11 +23,8 @@ def kinds_of(model: Stack) -> List[int]:
     Layers of a kind have the same description, mask and content (content_of), so that they
     differ only in their weights and states.
     """
-    owners = Counter(
-        tensor
-        for layer in model.layers
-        for tensor in {id(tensor) for _, tensor in tensors_of(layer)}
-    )
+    of_layers = [{id(tensor) for _, tensor in tensors_of(layer)} for layer in model.layers]
+    owners = Counter(itertools.chain.from_iterable(of_layers))
     shared = {tensor for tensor, count in owners.items() if count > 1}
     contents = [
         (kind, mask, content_of(layer, shared))

@@ -26,10 +26,8 @@ GENAI_OUTPUTS = {
     "present_key_names": "present.%d.key",
     "present_value_names": "present.%d.value",
 }
-NOTE = (
-    "model_type only selects the keys that hold the cache sizes; the graph is model.onnx, and "
-    "posenc.json describes it"
-)
+NOTE = "model_type only selects the keys that hold the cache sizes; the graph is model.onnx, and "
+NOTE += "posenc.json describes it"
 
 
 def write(model: Stack, manifest: Manifest, folder: Path) -> None:
@@ -77,11 +75,8 @@ def _cache_shape(manifest: Manifest, layers: int) -> Optional[Tuple[Axis, Axis]]
 def _ids(manifest: Manifest) -> Dict[str, Any]:
     """Return the special tokens; only the stop ids are known."""
     stops = manifest.stop_ids
-    return {
-        "bos_token_id": None,
-        "eos_token_id": stops[0] if len(stops) == 1 else stops or None,
-        "pad_token_id": None,
-    }
+    eos = stops[0] if len(stops) == 1 else stops or None
+    return {"bos_token_id": None, "eos_token_id": eos, "pad_token_id": None}
 
 
 def _common(config: StackConfig, model_type: Tuple[str, str]) -> Dict[str, Any]:
@@ -132,10 +127,8 @@ def _genai(config: StackConfig, manifest: Manifest, shape: Tuple[Axis, Axis]) ->
     }
     # onnxruntime-genai returns the logits of the last token of a prompt that is not pad_token_id.
     # Without stop tokens, this is the id least likely to end a prompt.
-    ids = {
-        "eos_token_id": manifest.stop_ids,
-        "pad_token_id": next(iter(manifest.stop_ids), config.tokens.vocabulary - 1),
-    }
+    last = config.tokens.vocabulary - 1
+    ids = {"eos_token_id": manifest.stop_ids, "pad_token_id": next(iter(manifest.stop_ids), last)}
     model = {
         "type": "llama",
         "vocab_size": config.tokens.vocabulary,

@@ -55,10 +55,8 @@ class RepeatedLayers:
         """Return the manifest of the traced part; states keep their names."""
         kept = {*self.traced, None}
         states = [state for state in whole.states if _layer_of(state.past) in kept]
-        return whole.replace(
-            states=states,
-            encoder=[value for value in whole.encoder if _layer_of(value.name) in kept],
-        )
+        encoder = [value for value in whole.encoder if _layer_of(value.name) in kept]
+        return whole.replace(states=states, encoder=encoder)
 
     def marking(self) -> ExitStack:
         """Return a context in which each traced layer marks its outputs with Passed."""
@@ -136,11 +134,8 @@ class _Completion:
     def _parts(self) -> List[List[ir.Node]]:
         """Return the nodes of each traced layer, which depend on it and on no later layer."""
         place = {layer: index for index, layer in enumerate(self.traced)}
-        tags = {
-            value: place[layer]
-            for name, value in self.inputs.items()
-            if (layer := _layer_of(name)) is not None
-        }
+        layers = {value: _layer_of(name) for name, value in self.inputs.items()}
+        tags = {value: place[layer] for value, layer in layers.items() if layer is not None}
         tags |= {
             value: place[weight[0]]
             for name, value in self.graph.initializers.items()
@@ -208,9 +203,8 @@ class _Completion:
         for name, value in list(self.inputs.items()):
             if name.startswith(start):
                 new = f"past_key_values.{layer}.{name.removeprefix(start)}"
-                self.inputs[new] = found[value] = ir.Value(
-                    name=new, shape=value.shape and value.shape.copy(), type=value.type
-                )
+                shape = value.shape and value.shape.copy()
+                self.inputs[new] = found[value] = ir.Value(name=new, shape=shape, type=value.type)
         return found
 
     def _input(

@@ -112,9 +112,8 @@ def in_few_bits(
         return rounding.rounded(model, weights, (), formats, keep, say)
     if format_of(weights).smooth:
         return rounding.rounded(smoothed(model, sample, say), weights, (), None, keep, say)
-    return rounding.rounded(
-        model, weights, calibration.moments(model, sample, say), formats, keep, say
-    )
+    moments = calibration.moments(model, sample, say)
+    return rounding.rounded(model, weights, moments, formats, keep, say)
 
 
 class Halved(NamedTuple):
@@ -161,11 +160,8 @@ def in_dtype(model: Model, dtype: str) -> Model:
 
 def _choosing(model: Model) -> List[Experts]:
     """Return the mixtures that choose some of their experts."""
-    return [
-        part
-        for part in model.modules()
-        if isinstance(part, Experts) and part.choose.chosen < part.router.out_features
-    ]
+    parts = [part for part in model.modules() if isinstance(part, Experts)]
+    return [part for part in parts if part.choose.chosen < part.router.out_features]
 
 
 def check_choice(model: Model, target: str, dtype: str) -> None:
@@ -182,6 +178,5 @@ def check_choice(model: Model, target: str, dtype: str) -> None:
             "with activations in half precision a token near a tie gets other experts, and other "
             "ones in a step than in a prompt"
         )
-        raise ValueError(
-            f"{rule}, got {dtype}, in which {why}; export target ort or onnx in float32"
-        )
+        remedy = "export target ort or onnx in float32"
+        raise ValueError(f"{rule}, got {dtype}, in which {why}; {remedy}")

@@ -25,10 +25,8 @@ def compare(folder: Path, manifest: Manifest, model: Model) -> Check:
     module that is not stored there is listed.
     """
     module = wrap(model, manifest.signature)
-    wanted = {
-        **dict(module.named_buffers(remove_duplicate=False)),
-        **dict(module.named_parameters(remove_duplicate=False)),
-    }
+    wanted = dict(module.named_buffers(remove_duplicate=False))
+    wanted |= dict(module.named_parameters(remove_duplicate=False))
     path = folder / graph_file(manifest)
     if manifest.target == "pt2":
         program = read_program(path, manifest)

@@ -25,11 +25,8 @@ class TracedConstants:
 
     def __init__(self, graph: ir.Graph, opsets: Dict[str, int]) -> None:
         self.opsets = [helper.make_opsetid(domain, version) for domain, version in opsets.items()]
-        self.tensors = {
-            name: value.const_value
-            for name, value in graph.initializers.items()
-            if value.const_value is not None
-        }
+        stored = {name: value.const_value for name, value in graph.initializers.items()}
+        self.tensors = {name: tensor for name, tensor in stored.items() if tensor is not None}
         self.read = {name for name in self.tensors if list(graph.initializers[name].uses())}
         self._makers: Dict[str, onnx.NodeProto] = {}
         known = {value for value in graph.initializers.values() if value.name in self.tensors}
@@ -68,12 +65,9 @@ class TracedConstants:
             self._compute(read, known, precise)
         made = _precise(node) if precise else node
         inputs = list(dict.fromkeys(filter(None, node.input)))
-        types = [
-            helper.make_tensor_value_info(
-                read, helper.np_dtype_to_tensor_dtype(known[read].dtype), None
-            )
-            for read in inputs
-        ]
+        dtypes = [helper.np_dtype_to_tensor_dtype(known[read].dtype) for read in inputs]
+        pairs = zip(inputs, dtypes, strict=True)
+        types = [helper.make_tensor_value_info(*pair, None) for pair in pairs]
         outputs = [helper.make_empty_tensor_value_info(out) for out in node.output]
         graph = helper.make_graph([made], "part", types, outputs)
         model = helper.make_model(graph, opset_imports=self.opsets)
@@ -82,10 +76,8 @@ class TracedConstants:
 
 
 def _has_body(node: ir.Node) -> bool:
-    return any(
-        attribute.type in (ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS)
-        for attribute in node.attributes.values()
-    )
+    bodies = (ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS)
+    return any(attribute.type in bodies for attribute in node.attributes.values())
 
 
 def _precise(node: onnx.NodeProto) -> onnx.NodeProto:

@@ -128,10 +128,8 @@ def _read(folder: Path, manifest: Manifest, name: str, like: Tensor) -> Tensor:
     """Return the numbers of a name, of the shape of `like`."""
     numbers = manifest.encodings.get(name)
     if numbers is None or numbers.shape != tuple(like.shape):
-        rule = (
-            f"artefact {folder}: expected the trained numbers {name} of an encoding with shape "
-            f"{list(like.shape)}"
-        )
+        what = f"the trained numbers {name} of an encoding with shape {list(like.shape)}"
+        rule = f"artefact {folder}: expected {what}"
         remedy = "export it again with this version"
         if manifest.compiled is not None:
             remedy = "give the pt2 artefact that it was compiled from"

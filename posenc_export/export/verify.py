@@ -117,11 +117,8 @@ def verify(
     proof.check_tolerance(tolerance)
     loaded = single_threaded(folder, provider)
     manifest = loaded.manifest
-    module = (
-        rebuild(from_json(manifest.config), manifest.source, manifest.packages)
-        if model is None
-        else as_model(model)
-    )
+    stated = manifest.source, manifest.packages
+    module = rebuild(from_json(manifest.config), *stated) if model is None else as_model(model)
     if to_json(module.config) != manifest.config:
         rule = f"the model that was exported to {folder}"
         raise refusal("verify", rule, "one with another config", "pass that model")
@@ -129,10 +126,8 @@ def verify(
         rule = "an artefact with a reference"
         raise refusal("verify", rule, f"none in {folder}", "export it again")
     source = _source(module, manifest, calibrate, progress or silent)
-    accuracy, say = (
-        proof.accuracy_on(loaded.provider, manifest.reference, tolerance),
-        progress or silent,
-    )
+    say = progress or silent
+    accuracy = proof.accuracy_on(loaded.provider, manifest.reference, tolerance)
     with tempfile.TemporaryDirectory() as scratch:
         edges = edge_errors(source, manifest, Path(scratch) / "edges", say)
     expected = expected_outputs(source.exact, manifest, say=say)

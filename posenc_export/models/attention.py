@@ -68,11 +68,8 @@ class Attention(torch.nn.Module):
             return []
         key = (self.kv_heads, self.encoding.key_size(self.head_size))
         value = (self.kv_heads, self.projection.value_size)
-        return [
-            StateSpec("key", key, grows=True),
-            StateSpec("value", value, grows=True),
-            *self.encoding.layer_states(),
-        ]
+        caches = [StateSpec("key", key, grows=True), StateSpec("value", value, grows=True)]
+        return [*caches, *self.encoding.layer_states()]
 
     def forward(
         self,

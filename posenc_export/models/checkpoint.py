@@ -55,11 +55,8 @@ class Checkpoint:
 
     def __init__(self, folder: Path, config: Mapping[str, Any] = MappingProxyType({})) -> None:
         self.config = config
-        self.files = {
-            name: (folder / name).read_bytes()
-            for name in (TOKENIZER, *TOKENIZER_FILES)
-            if (folder / name).is_file()
-        }
+        kept = [name for name in (TOKENIZER, *TOKENIZER_FILES) if (folder / name).is_file()]
+        self.files = {name: (folder / name).read_bytes() for name in kept}
         self._sources: Dict[str, Source] = {}
         with ExitStack() as opened:
             for path, listed in _files(folder).items():
@@ -140,9 +137,8 @@ def read_config(folder: Path) -> Dict[str, Any]:
     """Return config.json. ValueError: there is no such folder or file, or it is no JSON object."""
     if not folder.is_dir():
         remedy = download(folder) or "download the model first"
-        raise refusal(
-            WHERE, "a local folder with config.json and weights", repr(str(folder)), remedy
-        )
+        rule = "a local folder with config.json and weights"
+        raise refusal(WHERE, rule, repr(str(folder)), remedy)
     return _json(folder / "config.json")
 
 

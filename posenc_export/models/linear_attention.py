@@ -58,10 +58,8 @@ class LinearAttention(torch.nn.Module):
         if not self.cached:
             return []
         summed = (self.heads, self.encoding.key_size(self.head_size), self.head_size)
-        return [
-            StateSpec("sum", summed, dtype="float32"),
-            StateSpec("divisor", (self.heads, self.head_size), dtype="float32"),
-        ]
+        sizes = {"sum": summed, "divisor": (self.heads, self.head_size)}
+        return [StateSpec(name, size, dtype="float32") for name, size in sizes.items()]
 
     def forward(
         self,

@@ -46,12 +46,10 @@ class Stack(torch.nn.Module):
         check_places([self.token_encoding], built)
         check_direction(self.token_encoding, config.token_geometry.causal)
         self.axes, self.segments = axes_of([self.token_encoding, *built]), config.tokens.segments
-        self.tokens: Any = (Tokens if config.tokens.features is None else Features)(
-            width, config.tokens, self.token_encoding
-        )
-        self.layers = torch.nn.ModuleList(
-            Layer(width, kind, encoding) for kind, encoding in zip(kinds, built, strict=True)
-        )
+        kind: Any = Tokens if config.tokens.features is None else Features
+        self.tokens: Any = kind(config.width, config.tokens, self.token_encoding)
+        pairs = zip(kinds, built, strict=True)
+        self.layers = torch.nn.ModuleList(Layer(config.width, *pair) for pair in pairs)
         self.norm = build("norm", config.norm or {"name": "none"}, width)
         self.head = self._build_head()
         self.readout = readout(config, getattr(self.tokens, "embedding", None))

@@ -100,15 +100,8 @@ def _config(
     spec: Mapping[str, Any], cls: Type[PositionEncoding], max_positions: int
 ) -> StackConfig:
     causal = "causal" in cls.works_in
-    block = block_config(
-        WIDTH,
-        HEADS,
-        max_positions,
-        kv_heads=KV_HEADS,
-        head_size=HEAD_SIZE,
-        encoding=spec,
-        causal=causal,
-    )
+    heads: Dict[str, Any] = {"kv_heads": KV_HEADS, "head_size": HEAD_SIZE}
+    block = block_config(WIDTH, HEADS, max_positions, **heads, encoding=spec, causal=causal)
     tied = encodings.build(spec, geometry_of(max_positions, causal)).token_width(WIDTH) == WIDTH
     return decoder_config(61, 2, 40, block, tied=tied)
 

@@ -93,10 +93,8 @@ def _problem(encoding: PositionEncoding, hook: str, worst: Worst, bound: float) 
                 "the oracle, which gets all query heads of a token, and for keys `rotate_key` or "
                 "`rotate_key_heads`"
             )
-    return (
-        f"expected {hook} within {bound:.1e} of its oracle, got {got}: your module disagrees "
-        f"with your oracle; {remedy}"
-    )
+    says = "your module disagrees with your oracle"
+    return f"expected {hook} within {bound:.1e} of its oracle, got {got}: {says}; {remedy}"
 
 
 def _not_finite(hook: str, worst: Worst, derived: bool) -> str:
@@ -136,10 +134,8 @@ def _precision(encoding: PositionEncoding, hook: str) -> str:
                 f"{name} is {str(value.dtype).removeprefix('torch.')}: keep fixed numbers in a "
                 "Table and trained ones in an Exact, which are float32"
             )
-    return (
-        f"compute {'fixed numbers' if hook == 'bias' else 'angles'} in float64 and store them in "
-        "a Table or an Exact"
-    )
+    what = "fixed numbers" if hook == "bias" else "angles"
+    return f"compute {what} in float64 and store them in a Table or an Exact"
 
 
 def _worst(compared: Compared) -> Worst:

@@ -71,11 +71,8 @@ class FunctionBias(PositionEncoding):
     def __init__(self, geometry: Geometry) -> None:
         super().__init__()
         self.register_buffer("head", torch.arange(geometry.heads)[:, None, None], persistent=False)
-        example = (
-            self.head,
-            torch.tensor([[7, 8, 9]] * 2)[:, None, :, None],
-            torch.tensor([[5, 6, 7, 8]] * 2)[:, None, None],
-        )
+        query, key = torch.tensor([[7, 8, 9]] * 2), torch.tensor([[5, 6, 7, 8]] * 2)
+        example = (self.head, query[:, None, :, None], key[:, None, None])
         shape = tuple(_tensor(self.function(*example), type(self)).shape)
         if not _broadcasts(shape, (2, geometry.heads, 3, 4)):
             rule = "scores that broadcast to [B,H,S,T]"
@@ -214,9 +211,8 @@ def _double(result: Any, cls: Type[PositionEncoding]) -> Tensor:
 
 def _broadcasts(shape: Tuple[int, ...], wanted: Tuple[int, ...]) -> bool:
     """Whether a shape broadcasts to `wanted` exactly, without enlarging it."""
-    return len(shape) <= len(wanted) and all(
-        size in (1, most) for size, most in zip(shape[::-1], wanted[::-1], strict=False)
-    )
+    pairs = zip(shape[::-1], wanted[::-1], strict=False)
+    return len(shape) <= len(wanted) and all(size in (1, most) for size, most in pairs)
 
 
 class _Called(torch.nn.Module):

@@ -70,11 +70,8 @@ class Known(Encodings):
     def check_one(self, name: str) -> None:
         """Raise ValueError if several encodings have the name, with their packages."""
         cls = self.built_in.get(name) or self.registered.get(name)
-        others = [
-            str(_package(point))
-            for point in _offered().get(name, ())
-            if cls is None or point.value != _place(cls)
-        ]
+        own, points = "" if cls is None else _place(cls), _offered().get(name, ())
+        others = [str(_package(point)) for point in points if point.value != own]
         first = [] if cls is None else [str(self.origin(name) or "this package")]
         if len(first + others) > 1:
             remedy = "rename one in its package, or uninstall it"

@@ -34,10 +34,8 @@ def moments(model: Model, sample: Sample, say: Progress = silent) -> Iterator[Di
     same = {f"{name}.up": f"{name}.gate" for name in gated}
     whole = not isinstance(model, Stack)  # of a Stack, nothing reads what its head computes
     for group in _groups({name: part for name, part in layers.items() if name not in same}):
-        sums = {
-            name: torch.zeros((part.in_features, part.in_features), dtype=torch.float64)
-            for name, part in group.items()
-        }
+        sizes = {name: part.in_features for name, part in group.items()}
+        sums = {name: torch.zeros(n, n, dtype=torch.float64) for name, n in sizes.items()}
         of_head = [part for name, part in group.items() if name.startswith("head.")]
         with ExitStack() as hooks:
             for name, part in group.items():

@@ -71,12 +71,8 @@ class Codes:
 
     def kept(self, keep: Keep) -> "Codes":
         """Return the same codes in arrays that `keep` returns."""
-        return Codes(
-            keep(self.codes),
-            keep(self.scales),
-            self.inputs,
-            None if self.offsets is None else keep(self.offsets),
-        )
+        offsets = None if self.offsets is None else keep(self.offsets)
+        return Codes(keep(self.codes), keep(self.scales), self.inputs, offsets)
 
     @staticmethod
     def joined(
@@ -129,11 +125,8 @@ class Grid:
 
     def _part(self, weight: np.ndarray, order: Optional[gptq.Order]) -> Codes:
         blocks, inputs = self._blocks(weight), weight.shape[1]
-        sizes = self._blocks(
-            np.ones((1, inputs), np.float32)
-            if order is None
-            else order.sizes.numpy().astype(np.float32)[None]
-        )
+        squares = np.ones(inputs) if order is None else order.sizes.numpy()
+        sizes = self._blocks(squares.astype(np.float32)[None])
         rows = max(1, CACHED // inputs)
         parts = [blocks[first : first + rows] for first in range(0, len(blocks), rows)]
         with ThreadPoolExecutor() as pool:

@@ -41,11 +41,8 @@ def kept(model: Model, keep: Keep = in_memory) -> Rounded:
     matrices = [part.weight for part in (*linear_layers(model).values(), *tables(model))]
     # A tied weight once.
     wanted = dict.fromkeys(names[id(weight)] for weight in matrices if names[id(weight)] in stored)
-    on_grid = {
-        name: _on_grid(stored[name], keep)
-        for name in wanted
-        if all(part.quantized for part in stored[name].parts)
-    }
+    whole = [name for name in wanted if all(part.quantized for part in stored[name].parts)]
+    on_grid = {name: _on_grid(stored[name], keep) for name in whole}
     if not on_grid:
         rule = "a model from a checkpoint with quantized weights for weights keep"
         raise refusal("export", rule, "another", "choose another format or omit weights")
@@ -65,10 +62,8 @@ def _on_grid(stored: Stored, keep: Keep) -> Tuple[OnGrid, bool]:
     parts = [codes or _rounded(part) for codes, part in zip(blocks, stored.parts, strict=True)]
     block = min(part.codes.shape[2] for part in parts)
     parts = [part.cut(block) for part in parts]
-    codes, scales = (
-        np.concatenate([getattr(part, name) for part in parts])[stored.rows]
-        for name in ("codes", "scales")
-    )
+    codes = np.concatenate([part.codes for part in parts])[stored.rows]
+    scales = np.concatenate([part.scales for part in parts])[stored.rows]
     on_grid = (
         Grid(max(part.bits for part in parts), block),
         Codes(codes, scales, codes.shape[1] * block, _offsets(parts, stored.rows)).kept(keep),
@@ -85,6 +80,6 @@ def _offsets(parts: List[Blocks], rows: np.ndarray) -> Optional[np.ndarray]:
     """Return the offsets of all parts, 0 for those without; None if no part has one."""
     if all(part.offsets is None for part in parts):
         return None
-    return np.concatenate(
-        [np.zeros_like(part.scales) if part.offsets is None else part.offsets for part in parts]
-    )[rows]
+    zeros = (np.zeros_like(part.scales) for part in parts)
+    pairs = zip(parts, zeros, strict=True)
+    return np.concatenate([z if p.offsets is None else p.offsets for p, z in pairs])[rows]

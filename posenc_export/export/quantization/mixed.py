@@ -123,10 +123,8 @@ def check_size(model: Model, size: float) -> int:
     rest = sum(_aligned(part.numel() * part.element_size()) for part in others)
     rest += GRAPH * (len(readers) + 1)
     grid = FORMATS[CANDIDATES[0]].projections
-    least = rest + sum(
-        _stored(grid, parts[0].weight.shape, any(map(_is_table, parts)))
-        for parts in readers.values()
-    )
+    tables = {name: any(map(_is_table, parts)) for name, parts in readers.items()}
+    least = rest + sum(_stored(grid, readers[n][0].weight.shape, of) for n, of in tables.items())
     if size * MB < least:
         smallest = -(-least // 10**4) / 100
         rule = f"a size of at least {smallest:g} MB for this model"
@@ -184,14 +182,10 @@ def _cross_entropy(model: Model, tokens: Tensor) -> Tensor:
     """Return the cross-entropy of a window [1,L] int64, summed over its tokens."""
     positions = torch.arange(tokens.size(1))[None]
     coordinates = positions.expand(model.axes, *positions.shape) if model.axes else positions
-    carried = [
-        *model.token_encoding.embed_states(),
-        *(state for attention in model.attentions() for state in attention.states()),
-    ]
-    states = [
-        torch.zeros((1, state.sizes[0], 0, state.sizes[1]) if state.grows else (1, *state.sizes))
-        for state in carried
-    ]
+    in_layers = [state for attention in model.attentions() for state in attention.states()]
+    carried = [*model.token_encoding.embed_states(), *in_layers]
+    sizes = [(s.sizes[0], 0, s.sizes[1]) if s.grows else s.sizes for s in carried]
+    states = [torch.zeros(1, *size) for size in sizes]
     first = torch.zeros(1, dtype=torch.int64)
     logits = model(tokens, positions, coordinates, positions, first, states)[0]
     return torch.nn.functional.cross_entropy(logits[0, :-1], tokens[0, 1:], reduction="sum")

@@ -127,11 +127,8 @@ def _codes(weight: torch.Tensor, grid: Grid, moments: Optional[torch.Tensor]) ->
 def _grids(model: Model, kind: Format) -> Iterator[Tuple[torch.Tensor, Grid]]:
     """Yield each weight that is rounded (linear layers, token tables, experts) with its grid."""
     if activations_of(model) == "int8" or kind.projections.bits < 8:
-        downs = {
-            id(part.down): kind.downs or kind.projections
-            for part in model.modules()
-            if isinstance(part, (Gated, Plain))
-        }
+        mlps = [part for part in model.modules() if isinstance(part, (Gated, Plain))]
+        downs = {id(part.down): kind.downs or kind.projections for part in mlps}
         grids = {
             id(layer.weight): (layer.weight, downs.get(id(layer), kind.projections))
             for layer in linear_layers(model).values()
@@ -159,18 +156,11 @@ def _parts(model: Model, kind: Type[Part]) -> List[Tuple[str, Part]]:
     """Return the modules of a class by name, without those that stay in float32: encodings,
     tables of token types, and routers, since another expert would change an output abruptly.
     """
-    inside = {
-        id(part)
-        for encoding in model.modules()
-        if isinstance(encoding, PositionEncoding)
-        for part in encoding.modules()
-    }
+    encodings = [part for part in model.modules() if isinstance(part, PositionEncoding)]
+    inside = {id(part) for encoding in encodings for part in encoding.modules()}
     inside |= {id(part.router) for part in model.modules() if isinstance(part, Experts)}
     named = list(model.named_modules(remove_duplicate=False))
     kept = {name for name, part in named if id(part) in inside}
     kept |= {name for name, _ in named if name.rpartition(".")[2] == "segments"}
-    return [
-        (name, part)
-        for name, part in model.named_modules()
-        if isinstance(part, kind) and name not in kept
-    ]
+    of_kind = ((name, part) for name, part in model.named_modules() if isinstance(part, kind))
+    return [(name, part) for name, part in of_kind if name not in kept]

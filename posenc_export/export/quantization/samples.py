@@ -84,10 +84,8 @@ def of_text(content: bytes, model: Model, what: str = "text") -> Sample:
     digest = hashlib.sha256(content).hexdigest()
     length = min(LENGTH, manifest.max_positions)
     if not tokenizer and manifest.vocabulary != BYTES:
-        rule = (
-            f"export: expected a model with a tokenizer or of bytes (vocabulary {BYTES}) for "
-            f"{what} from a file"
-        )
+        known = f"a tokenizer or of bytes (vocabulary {BYTES})"
+        rule = f"export: expected a model with {known} for {what} from a file"
         raise ValueError(f"{rule}, got vocabulary {manifest.vocabulary}; omit it")
     if not tokenizer:
         return Sample(_windows(np.frombuffer(content, np.uint8).astype(np.int64), length), digest)

@@ -35,10 +35,8 @@ Norm = Union[RMSNorm, LayerNorm]
 def smoothed(model: Model, sample: Sample, say: Progress = silent) -> Model:
     """Return a model with equal outputs and scaled norms; it shares other weights."""
     groups = [part.weight for _, norm, linears in _groups(model) for part in (norm, *linears)]
-    changed = {
-        id(parameter)
-        for parameter in (*groups, *(getattr(norm, "bias", None) for _, norm, _ in _groups(model)))
-    }
+    biases = [getattr(norm, "bias", None) for _, norm, _ in _groups(model)]
+    changed = {id(parameter) for parameter in (*groups, *biases)}
     largest = _largest(model, sample, say)
     page_out(model.parameters())  # weights that are copied are not read again
     made = sharing_weights(model, changed)

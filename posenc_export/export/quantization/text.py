@@ -58,10 +58,8 @@ def with_text(
         return sample, None
     if sample is not None and len(sample.windows) >= SHARE:
         count = min(WINDOWS, len(sample.windows) // SHARE)
-        kept, held = (
-            dataclasses.replace(sample, windows=part)
-            for part in (sample.windows[:-count], sample.windows[-count:])
-        )
+        parts = (sample.windows[:-count], sample.windows[-count:])
+        kept, held = (dataclasses.replace(sample, windows=part) for part in parts)
         return kept, MeasuredText(HELD_OUT, held)
     text = samples.of_text(TEXT.read_bytes(), model)
     if not len(text.windows):

@@ -53,9 +53,8 @@ class Builder:
     ) -> None:
         self.model, self.graph, self.dtype = model, model.graph, dtype
         self.max_positions, self.cache = max_positions, cache
-        self.onnx_dtype = {"float16": ir.DataType.FLOAT16, "bfloat16": ir.DataType.BFLOAT16}.get(
-            dtype, ir.DataType.FLOAT
-        )
+        known = {"float16": ir.DataType.FLOAT16, "bfloat16": ir.DataType.BFLOAT16}
+        self.onnx_dtype = known.get(dtype, ir.DataType.FLOAT)
         self.nodes: List[ir.Node] = []
         self.windows: Dict[str, int] = {}
         self.constants: Dict[Any, ir.Value] = {}

@@ -188,12 +188,6 @@ def _model(value: ir.Value, sources: Sequence[ir.Value]) -> bytes:
     output = copied(value)
     assert output is not None
     output.type = ir.TensorType(value.dtype or ir.DataType.FLOAT)
-    graph = ir.Graph(
-        inputs,
-        [output],
-        nodes=nodes,
-        initializers=constants,
-        name="by_distance",
-        opset_imports={"": OPSET},
-    )
+    parts: Any = {"nodes": nodes, "initializers": constants, "opset_imports": {"": OPSET}}
+    graph = ir.Graph(inputs, [output], name="by_distance", **parts)
     return ir.to_proto(ir.Model(graph, ir_version=10)).SerializeToString()

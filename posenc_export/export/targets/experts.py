@@ -100,10 +100,8 @@ def quantized(op: Builder, node: ir.Node, first: OnGrid, second: OnGrid, accurac
         of_units = _dequantized(op, weights, first), bias
         of_downs = _dequantized(op, others, second), other_bias
         return op.MoE(x, logits, *of_units, *of_downs, domain=MICROSOFT, **attributes)
-    wide, deep = (
-        inputs if grid.block is None else -(-inputs // grid.block) * grid.block
-        for inputs in (width, hidden)
-    )
+    block = grid.block or 1
+    wide, deep = (-(-inputs // block) * block for inputs in (width, hidden))
     ups = _codes(op, weights, first, (2 * deep, wide))
     downs = _codes(op, others, second, (wide, deep))
     biases = [_padded(op, bias, 2 * deep), _padded(op, other_bias, wide)]
@@ -161,10 +159,8 @@ def _dequantized(op: Builder, source: Optional[ir.Value], found: OnGrid) -> ir.V
     assert source is not None
     grid, codes = found
     of_expert, name = codes.scales.shape[:2], constant_of(source).name
-    stored = op.weight(
-        f"{name}.codes",
-        lambda: np.ascontiguousarray(codes.codes.reshape(*of_expert, -1)[..., : codes.inputs]),
-    )
+    whole = codes.codes.reshape(*of_expert, -1)[..., : codes.inputs]
+    stored = op.weight(f"{name}.codes", lambda: np.ascontiguousarray(whole))
     scales = op.weight(f"{name}.scales", lambda: codes.scales.reshape(*of_expert, -1))
     return op.DequantizeLinear(stored, scales, axis=2, block_size=grid.block)
 

@@ -60,10 +60,8 @@ class Fused:
         inputs = [x, stored, offsets.scales(op, f"{name}.scales", codes.scales)]
         zeros = codes.zeros(grid.bits)
         if zeros is not None:
-            packed = op.weight(
-                f"{name}.zeros",
-                lambda: packed_codes(np.pad(zeros, ((0, 0), (0, zeros.shape[1] % 2))), grid),
-            )
+            even = np.pad(zeros, ((0, 0), (0, zeros.shape[1] % 2)))
+            packed = op.weight(f"{name}.zeros", lambda: packed_codes(even, grid))
             return op.MatMulNBits(*inputs, packed, domain=MICROSOFT, **sizes)
         product = op.MatMulNBits(*inputs, domain=MICROSOFT, **sizes)
         return offsets.add_to_product(op, product, x, name, codes)

@@ -167,10 +167,8 @@ def write(source: Source, manifest: Manifest, folder: Path) -> Graph:
     placement = cuda_placement.placed(folder / FILE_NAME)
     # In which a graph of half precision is verified on the CPU.
     if not placement.runs and manifest.dtype != "float32":
-        rule, remedy = (
-            "a graph that ONNX Runtime's CUDA provider runs",
-            "change the model, or choose target onnx-static or ort",
-        )
+        rule = "a graph that ONNX Runtime's CUDA provider runs"
+        remedy = "change the model, or choose target onnx-static or ort"
         got = f"one that {placement.said()}"
         raise refusal("export", f"{rule} for target {manifest.target}", got, remedy)
     return graph

@@ -60,18 +60,13 @@ def _program(source: Source, manifest: Manifest) -> torch.export.ExportedProgram
     sizes: Dict[str, Any] = {}
     try:
         with quiet(Warning), torch.no_grad():  # deprecations inside torch itself
-            return torch.export.export(
-                wrap(source.model, manifest.signature),
-                arguments,
-                dynamic_shapes=_named(shapes, sizes),
-            )
+            module, sizes_of = wrap(source.model, manifest.signature), _named(shapes, sizes)
+            return torch.export.export(module, arguments, dynamic_shapes=sizes_of)
     except torch._dynamo.exc.UserError as error:
         if S not in str(error):  # only a fixed sequence length has a known cause
             raise
-        rule = (
-            "export: expected a module with dynamic sizes for target pt2, got one that loops "
-            "over the tokens of a call"
-        )
+        got = "one that loops over the tokens of a call"
+        rule = f"export: expected a module with dynamic sizes for target pt2, got {got}"
         raise ValueError(f"{rule}; choose target torchscript or onnx") from error
 
 

@@ -110,9 +110,5 @@ EXPERTS: Table = {
     **experts(FEED + "gate", *(FEED + f"experts.{{row}}.{name}_proj.weight" for name in MLP)),
     **{OURS + f"mlp.shared.{name}": same(FEED + f"shared_experts.{name}_proj") for name in MLP},
 }
-FAMILY = Family(
-    describe,
-    {**gated.WEIGHTS, **LATENT, **EXPERTS},
-    further_weights=_queries,
-    further_unused=_prediction_layers,
-)
+WEIGHTS = {**gated.WEIGHTS, **LATENT, **EXPERTS}
+FAMILY = Family(describe, WEIGHTS, further_weights=_queries, further_unused=_prediction_layers)

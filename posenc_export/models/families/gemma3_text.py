@@ -18,10 +18,8 @@ WEIGHTS: Table = {
 def _rotations(config: Settings) -> Spec:
     """Return the rotation by layer type; older configs have rope_local_base_freq for windows."""
     keys = config.rotation_keys(1000000.0)
-    nested, scaling, local = (
-        keys.pop(key, None) or {}
-        for key in ("rope_parameters", "rope_scaling", "rope_local_base_freq")
-    )
+    names = ("rope_parameters", "rope_scaling", "rope_local_base_freq")
+    nested, scaling, local = (keys.pop(key, None) or {} for key in names)
     if not set(nested) <= {"full_attention", "sliding_attention"}:
         rule = "rope_parameters to be nested by layer type"
         raise config.error(rule, ", ".join(nested), "nest it")

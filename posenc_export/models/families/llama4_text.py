@@ -50,10 +50,8 @@ def _layers(config: Settings) -> List[LayerConfig]:
     if not set(types) <= set(visible):
         rule = "layer_types to be full_attention, or chunked_attention with attention_chunk_size"
         raise config.error(rule, f"{', '.join(types)} and {size}")
-    return [
-        (turned if flag else kind).with_attention(sees=visible[name])
-        for name, flag in zip(types, rotated, strict=True)
-    ]
+    kinds = [turned if flag else kind for flag in rotated]
+    return [of.with_attention(sees=visible[name]) for name, of in zip(types, kinds, strict=True)]
 
 
 def _rotated(config: Settings) -> List[bool]:

@@ -28,8 +28,7 @@ def describe(config: Settings) -> StackConfig:
     return gated.of_kinds(config, kinds, order)
 
 
-EXPERTS = experts(
-    LAYER + "mlp.gate",
-    *(LAYER + f"mlp.experts.{{row}}.{name}_proj.weight" for name in ("gate", "up", "down")),
-)
+OF_EXPERT = LAYER + "mlp.experts.{row}."
+OF_EACH = (f"{OF_EXPERT}{name}_proj.weight" for name in ("gate", "up", "down"))
+EXPERTS = experts(LAYER + "mlp.gate", *OF_EACH)
 FAMILY = Family(describe, {**gated.WEIGHTS, **gated.HEAD_NORMS, **EXPERTS})

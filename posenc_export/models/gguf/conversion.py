@@ -39,10 +39,8 @@ def _in_groups(rows: np.ndarray, config: Config) -> np.ndarray:
 
 
 # What undoes the conversion of each kind of architecture, by a pattern of the tensor's name.
-TURNED: Dict[str, Change] = {
-    r"attn_q\.": _heads_apart("num_attention_heads"),
-    r"attn_k\.": _heads_apart("num_key_value_heads"),
-}
+HEADS = {"q": "num_attention_heads", "k": "num_key_value_heads"}
+TURNED: Dict[str, Change] = {rf"attn_{n}\.": _heads_apart(key) for n, key in HEADS.items()}
 ONE_MORE: Dict[str, Change] = {r"norm\.weight$": lambda weight, config: weight - np.float32(1)}
 GROUPED: Dict[str, Change] = {r"attn_qkv\.": _in_groups}
 CONV1D: Dict[str, Change] = {

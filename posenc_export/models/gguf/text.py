@@ -38,11 +38,8 @@ def settings_of(values: Mapping[str, Any]) -> Dict[str, bytes]:
     """Return generation_config.json, tokenizer_config.json and chat_template.jinja."""
     tokens = values.get(f"{KEY}tokens", [])
     ids = {name: _id(values, key) for name, key in NAMED.items()}
-    generation = {
-        "bos_token_id": ids["bos_token"],
-        "eos_token_id": stop_ids(values) or None,
-        "pad_token_id": ids["pad_token"],
-    }
+    generation = {f"{name}_id": ids[name] for name in ("bos_token", "pad_token")}
+    generation["eos_token_id"] = stop_ids(values) or None
     named = {name: tokens[index] for name, index in ids.items() if index is not None}
     whether = {f"add_{name}_token": _adds(values, name) for name in ("bos", "eos")}
     settings = {"tokenizer_class": "PreTrainedTokenizerFast", **named, **whether}
@@ -115,9 +112,8 @@ def _sentencepiece(values: Mapping[str, Any], tokens: List[str], kinds: List[int
     before: List[Any] = [normalizers.Prepend(SPACE)] if prefixed else []
     tokenizer.normalizer = normalizers.Sequence([*before, normalizers.Replace(" ", SPACE)])
     after: List[Any] = [decoders.Strip(" ", 1, 0)] if prefixed else []
-    tokenizer.decoder = decoders.Sequence(
-        [decoders.Replace(SPACE, " "), decoders.ByteFallback(), decoders.Fuse(), *after]
-    )
+    bytes_too = [decoders.Replace(SPACE, " "), decoders.ByteFallback(), decoders.Fuse()]
+    tokenizer.decoder = decoders.Sequence([*bytes_too, *after])
     return tokenizer
 
 
@@ -165,9 +161,8 @@ def _add_ends(tokenizer: Any, values: Mapping[str, Any], tokens: List[str]) -> N
     before, after = ([] if index is None else [tokens[index]] for index in (bos, eos))
     second = [f"{part}:1" for part in (*before, "$B", *after)]
     used = [(tokens[index], index) for index in dict.fromkeys((bos, eos)) if index is not None]
-    tokenizer.post_processor = processors.TemplateProcessing(
-        [*before, "$A", *after], [*before, "$A", *after, *second], used
-    )
+    first = [*before, "$A", *after]
+    tokenizer.post_processor = processors.TemplateProcessing(first, [*first, *second], used)
 
 
 def _adds(values: Mapping[str, Any], name: str) -> bool:
