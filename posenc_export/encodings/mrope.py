@@ -82,7 +82,10 @@ def _alternating(size: int, time: int, height: int) -> List[int]:
     last = time or (pairs - 2 * height if height else max(1, usual + (pairs - usual) % 2))
     both, odd = divmod(pairs - last, 2)
     if min(last, both) < 1 or odd or (height and height != both):
-        rule = f"as many of {pairs} pairs for height as for width, and the others for time"
+        rule = (
+            f"as many alternating pairs for height as for width, and the others of {pairs} pairs "
+            "for time"
+        )
         got = f"time={time}, height={height}"
         raise refusal("mrope", rule, got, f"set time={pairs} - 2 height")
     return [1, 2] * both + [0] * last
