@@ -26,21 +26,13 @@ class Refused(Exception):
 
 @dataclass(frozen=True)
 class Trial:
-    """One artefact with the expected results of a session, and a folder for temporary files.
+    """One artefact with the expected results of a session, and a folder for temporary files."""
 
-    Args:
-        artefact: the artefact folder.
-        manifest: manifest of the artefact.
-        tokens: prompt and greedy tokens of the session, [1,N] int64.
-        logits: logits of the session for all tokens but the last, [1,N-1,V].
-        folder: temporary folder.
-    """
-
-    artefact: Path
-    manifest: Manifest
-    tokens: np.ndarray
-    logits: np.ndarray
-    folder: Path
+    artefact: Path  # the artefact folder
+    manifest: Manifest  # manifest of the artefact
+    tokens: np.ndarray  # prompt and greedy tokens of the session, [1,N] int64
+    logits: np.ndarray  # logits of the session for all tokens but the last, [1,N-1,V]
+    folder: Path  # temporary folder
 
     @property
     def continuation(self) -> List[int]:

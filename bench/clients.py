@@ -36,23 +36,17 @@ Row = Dict[str, Any]
 
 @dataclass(frozen=True)
 class Client:
-    """A runtime to compare.
+    """A runtime to compare."""
 
-    Args:
-        name: name in the table.
-        version: returns the version installed in an environment; None if the runtime cannot run on
-            this machine.
-        run: runs a trial and returns its worst error; None if tokens are compared instead of
-            logits, and are equal.
-        targets: targets of the artefacts to run.
-        signatures: signatures of the artefacts to run.
-    """
-
-    name: str
+    name: str  # name in the table
+    # Returns the version installed in an environment; None if the runtime cannot run on this
+    # machine.
     version: Callable[[Path], Optional[str]]
+    # Runs a trial and returns its worst error; None if tokens are compared instead of logits, and
+    # are equal.
     run: Callable[[Trial, Path], Optional[float]]
-    targets: Sequence[str] = ONNX
-    signatures: Sequence[str] = BOTH
+    targets: Sequence[str] = ONNX  # targets of the artefacts to run
+    signatures: Sequence[str] = BOTH  # signatures of the artefacts to run
 
 
 CLIENTS = {

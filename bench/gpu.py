@@ -36,17 +36,11 @@ PACKAGES = ("onnxruntime-gpu", "onnxruntime", "onnxruntime-genai-cuda", "torch",
 
 
 class Part(NamedTuple):
-    """A part of the measurements.
+    """A part of the measurements."""
 
-    Args:
-        minutes: its share of 25 minutes.
-        keys: returns the names of its pieces.
-        workers: processes at the same time; 1 where times are measured.
-    """
-
-    minutes: float
-    keys: Callable[[], List[str]]
-    workers: int = 1
+    minutes: float  # its share of 25 minutes
+    keys: Callable[[], List[str]]  # returns the names of its pieces
+    workers: int = 1  # processes at the same time; 1 where times are measured
 
 
 def _prompts() -> List[str]:

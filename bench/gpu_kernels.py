@@ -36,12 +36,7 @@ Case = Tuple[str, Callable[[], np.ndarray], np.ndarray]
 
 
 class Runner:
-    """Runs single nodes on a provider.
-
-    Args:
-        provider: "cuda" or "cpu".
-        random: of the inputs.
-    """
+    """Runs single nodes on a provider. provider: "cuda" or "cpu"; random: of the inputs."""
 
     def __init__(self, provider: str) -> None:
         self.provider, self.random = PROVIDERS[provider], np.random.default_rng(0)

@@ -20,19 +20,12 @@ Graph = Any  # onnx.GraphProto
 
 @dataclass(frozen=True)
 class Ruin:
-    """A wrong artefact.
+    """A wrong artefact."""
 
-    Args:
-        name: what is wrong.
-        model: the decoder that it is planted in, a key of MODELS.
-        plant: changes a graph in place.
-        formats: formats in which it can be planted.
-    """
-
-    name: str
-    model: str
-    plant: Callable[[Graph], None]
-    formats: Tuple[str, ...] = FORMATS
+    name: str  # what is wrong
+    model: str  # the decoder that it is planted in, a key of MODELS
+    plant: Callable[[Graph], None]  # changes a graph in place
+    formats: Tuple[str, ...] = FORMATS  # formats in which it can be planted
 
 
 def _constant(graph: Graph, name: str, change: Callable[[np.ndarray], np.ndarray]) -> None:

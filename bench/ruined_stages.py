@@ -33,21 +33,14 @@ STORED_BLOCKS = ("int8-32", "int4", "int4-128", "keep")  # formats whose codes a
 
 @dataclass(frozen=True)
 class StageRuin:
-    """A wrong stage.
+    """A wrong stage."""
 
-    Args:
-        name: the stage and what is wrong.
-        model: the decoder that is exported, a key of ruins.MODELS.
-        plant: returns a context in which the stage is wrong for the given module.
-        formats: formats in which it can be planted.
-        verifies: the stage runs when a published artefact is verified, too.
-    """
-
-    name: str
-    model: str
+    name: str  # the stage and what is wrong
+    model: str  # the decoder that is exported, a key of ruins.MODELS
+    # Returns a context in which the stage is wrong for the given module.
     plant: Callable[[Any], ContextManager[Any]]
-    formats: Tuple[str, ...] = FORMATS
-    verifies: bool = False
+    formats: Tuple[str, ...] = FORMATS  # formats in which it can be planted
+    verifies: bool = False  # the stage runs when a published artefact is verified, too
 
 
 def _patched(owner: Any, name: str, ruined: Callable[[Callable[..., Any]], Any]) -> Any:

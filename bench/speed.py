@@ -38,24 +38,17 @@ ENCODINGS = ("rope", "alibi", "t5", "nope")
 
 @dataclass(frozen=True)
 class Variant:
-    """An artefact of a part.
+    """An artefact of a part."""
 
-    Args:
-        encoding: its position encoding.
-        target: its target. The variant of aotinductor is compiled from that of pt2, which has to be
-            listed before it.
-        signature: "positions" or "mask".
-        weights: format of quantized weights, empty for float32.
-        cache: format of quantized caches, empty for float32.
-        only_for: the runtime that loads it; without that runtime it is not measured. Empty if it is
-            always measured.
-    """
-
-    encoding: str = "rope"
+    encoding: str = "rope"  # its position encoding
+    # Its target. The variant of aotinductor is compiled from that of pt2, which has to be listed
+    # before it.
     target: str = "ort"
-    signature: str = "positions"
-    weights: str = ""
-    cache: str = ""
+    signature: str = "positions"  # "positions" or "mask"
+    weights: str = ""  # format of quantized weights, empty for float32
+    cache: str = ""  # format of quantized caches, empty for float32
+    # The runtime that loads it; without that runtime it is not measured. Empty if it is always
+    # measured.
     only_for: str = ""
 
     @property
@@ -67,23 +60,14 @@ class Variant:
 
 @dataclass(frozen=True)
 class Part:
-    """Models of one size.
+    """Models of one size."""
 
-    Args:
-        variants: their artefacts.
-        contexts: tokens in the cache at decode.
-        prompts: tokens of a prompt at prefill.
-        runtimes: other runtimes, which take part if they are installed.
-        seconds: time per contestant and number of tokens.
-        providers: further providers of the artefacts; those of OpenVINO take part if openvino is
-            installed.
-    """
-
-    variants: Tuple[Variant, ...]
-    contexts: Tuple[int, ...]
-    prompts: Tuple[int, ...]
-    runtimes: Tuple[str, ...]
-    seconds: float
+    variants: Tuple[Variant, ...]  # their artefacts
+    contexts: Tuple[int, ...]  # tokens in the cache at decode
+    prompts: Tuple[int, ...]  # tokens of a prompt at prefill
+    runtimes: Tuple[str, ...]  # other runtimes, which take part if they are installed
+    seconds: float  # time per contestant and number of tokens
+    # Further providers of the artefacts; those of OpenVINO take part if openvino is installed.
     providers: Tuple[str, ...] = ()
 
 

@@ -17,10 +17,8 @@ OFFSET = 16  # rows and columns on each side of a query
 
 def panels(encoding: PositionEncoding, geometry: Geometry, distance: int) -> List[Panel]:
     """Panels of an encoding that reads coordinates (`axes`), or whose positions are the places of a
-    window (`window`); none for other encodings.
-
-    Args:
-        distance: largest distance between a query and a key along one axis.
+    window (`window`); none for other encodings. distance: largest distance between a query and a
+    key along one axis.
     """
     drawn: List[Panel] = []
     if encoding.axes and overrides(encoding, "rotate"):

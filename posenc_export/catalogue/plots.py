@@ -26,18 +26,13 @@ SAME = 8  # times as many tokens are drawn as get something else than the token 
 
 @dataclasses.dataclass(frozen=True)
 class View:
-    """Sizes of a picture.
+    """Sizes of a picture."""
 
-    Args:
-        distance: largest distance between a query and a key, in tokens, 1 .. 65536.
-        head_size: entries of a head, 1 .. 65536.
-        positions: number of tokens in panels by position, 4 .. 65536. Where all later tokens get
-            the same, as behind the filter of a convolution, eight times as many are drawn as get
-            something else than the token before, or all.
-    """
-
-    distance: int = 255
-    head_size: int = 64
+    distance: int = 255  # largest distance between a query and a key, in tokens, 1 .. 65536.
+    head_size: int = 64  # entries of a head, 1 .. 65536.
+    # Number of tokens in panels by position, 4 .. 65536. Where all later tokens get the same, as
+    # behind the filter of a convolution, eight times as many are drawn as get something else than
+    # the token before, or all.
     positions: int = 128
 
     def __post_init__(self) -> None:
@@ -54,19 +49,12 @@ class View:
 
 @dataclasses.dataclass(frozen=True)
 class Subject:
-    """An encoding to draw.
+    """An encoding to draw."""
 
-    Args:
-        spec: specification that it was built from.
-        encoding: the encoding with its weights.
-        geometry: sizes that it was built for.
-        said: description of the weights for the title; "" if nothing is trained.
-    """
-
-    spec: Mapping[str, Any]
-    encoding: PositionEncoding
-    geometry: Geometry
-    said: str
+    spec: Mapping[str, Any]  # specification that it was built from
+    encoding: PositionEncoding  # the encoding with its weights
+    geometry: Geometry  # sizes that it was built for
+    said: str  # description of the weights for the title; "" if nothing is trained
 
     @property
     def title(self) -> str:
@@ -139,12 +127,9 @@ def panels(
     distance: int,
     positions: int,
 ) -> List[Panel]:
-    """Panels of an encoding: tokens, wavelengths, places on a grid, biases, scores.
-
-    Args:
-        spec: specification that the encoding was built from.
-        distance: largest distance between a query and a key, in tokens.
-        positions: number of tokens in panels by position.
+    """Panels of an encoding: tokens, wavelengths, places on a grid, biases, scores. spec:
+    specification that the encoding was built from; distance: largest distance between a query and a
+    key, in tokens; positions: number of tokens in panels by position.
     """
     sizes: Any = {"encoding": encoding, "geometry": geometry, "distance": distance}
     drawn: List[Panel] = []

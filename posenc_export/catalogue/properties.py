@@ -29,22 +29,15 @@ Row = Dict[str, str]
 
 @dataclasses.dataclass(frozen=True)
 class Response:
-    """Results of the hooks of an encoding on S equal tokens.
+    """Results of the hooks of an encoding on S equal tokens."""
 
-    Args:
-        tokens: changes of the tokens [S,E].
-        rotated: query and key of each token, concatenated [S,n].
-        products: dot products of the changes [1,S,S].
-        scores: scores of every query and key [H,S,S]; minus the score of the query's own key if the
-            encoding overrides `rescore`.
-        seen: mask of the entries of products and scores that the attention uses [S,S].
-    """
-
-    tokens: Tensor
-    rotated: Tensor
-    products: Tensor
+    tokens: Tensor  # changes of the tokens [S,E]
+    rotated: Tensor  # query and key of each token, concatenated [S,n]
+    products: Tensor  # dot products of the changes [1,S,S]
+    # Scores of every query and key [H,S,S]; minus the score of the query's own key if the encoding
+    # overrides `rescore`.
     scores: Tensor
-    seen: Tensor
+    seen: Tensor  # mask of the entries of products and scores that the attention uses [S,S]
 
 
 @torch.no_grad()

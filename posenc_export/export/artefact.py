@@ -193,18 +193,12 @@ def _make(
 
 
 class Written(NamedTuple):
-    """An artefact before it is verified.
+    """An artefact before it is verified."""
 
-    Args:
-        manifest: without what the other files hold.
-        expected: outputs of the module.
-        numbers: comparison of its constants with the module.
-    """
-
-    manifest: Manifest
+    manifest: Manifest  # without what the other files hold
     beside: facts.Beside
-    expected: Expected
-    numbers: Check
+    expected: Expected  # outputs of the module
+    numbers: Check  # comparison of its constants with the module
 
 
 def _written(

@@ -124,11 +124,8 @@ def _disagreement(
     whole: np.ndarray, case: Case, error: float, accuracy: Accuracy, sees_later: bool
 ) -> str:
     """Return a message that says which tokens differ. The output of a causal model for its first
-    token depends on no number of heads, position or scale.
-
-    Args:
-        whole: outputs of ours.
-        sees_later: whether the original is not causal, but ours is.
+    token depends on no number of heads, position or scale. whole: outputs of ours; sees_later:
+    whether the original is not causal, but ours is.
     """
     bound = f"{accuracy.tolerance:.1e}"
     rule = f"compare: expected outputs within {bound} of those of the original, got {error:.1e}"

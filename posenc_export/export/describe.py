@@ -20,16 +20,11 @@ from posenc_export.runtime.artefact.schema import FIRST_INTERFACE
 
 @dataclass(frozen=True, kw_only=True)
 class Caches:
-    """How the graphs of a target keep the tokens that they have read.
+    """How the graphs of a target keep the tokens that they have read."""
 
-    Args:
-        layout: "rows" or "columns" (runtime.artefact.manifest), by signature.
-        update: update rule of keys and values, "append" or "in_place".
-        capacity_bucket, continuation_rows, contiguous: as in the manifest.
-    """
-
-    layout: Mapping[str, str]
-    update: str
+    layout: Mapping[str, str]  # "rows" or "columns" (runtime.artefact.manifest), by signature
+    update: str  # update rule of keys and values, "append" or "in_place"
+    # capacity_bucket, continuation_rows, contiguous: as in the manifest
     capacity_bucket: int = 0
     continuation_rows: int = 0
     contiguous: bool = False

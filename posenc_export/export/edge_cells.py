@@ -104,11 +104,8 @@ def _needed(edges: List[Edge], manifest: Manifest, reached: int) -> bool:
 
 
 def planned(reduced: Model, edges: List[Edge], manifest: Manifest, reached: int) -> Plan:
-    """Return what the reduced model is run on: as many edges as the work allows.
-
-    Args:
-        manifest: of the whole model.
-        reached: number of tokens of its long sequence.
+    """Return what the reduced model is run on: as many edges as the work allows. manifest: of the
+    whole model; reached: number of tokens of its long sequence.
     """
     limit, most = max(WORK, PER_WEIGHT * manifest.step_weights), manifest.max_positions
     wanted = [min(edge.at + BEHIND, most) for edge in edges]

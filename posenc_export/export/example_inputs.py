@@ -14,11 +14,8 @@ SIZES = {B: 2, S: 5, P: 3, T: 8, M: 9, Q: 6, R: 4}
 
 def trace_inputs(manifest: Manifest, slots: str = P) -> Tuple[Tuple[Any, ...], Tuple[Any, ...]]:
     """Return example arguments of the signature's forward and their dynamic axes. Encoder inputs
-    follow the caches.
-
-    Args:
-        slots: the axis of caches, for every target. Semantic operations append to caches with
-            axis P.
+    follow the caches. slots: the axis of caches, for every target. Semantic operations append to
+    caches with axis P.
     """
     values = [(_own(manifest, value.dtype), value.axes) for value in manifest.inputs]
     states = []

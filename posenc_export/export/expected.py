@@ -21,11 +21,8 @@ from posenc_export.shared.progress import Progress, Steps, silent
 def expected_outputs(
     model: Model, manifest: Manifest, long: bool = True, say: Progress = silent
 ) -> Expected:
-    """Return the expected outputs of a model in the artefact's dtype.
-
-    Args:
-        long: also compute those of the long sequence (runtime/verification/grid_inputs.py).
-        say: reports how many tokens are read.
+    """Return the expected outputs of a model in the artefact's dtype. long: also compute those of
+    the long sequence (runtime/verification/grid_inputs.py); say: reports how many tokens are read.
     """
     session = eager_session(model, grid_inputs.length_of(manifest))
     edges = indices_of(edges_of(model), manifest)
@@ -46,11 +43,8 @@ def expected_outputs(
 
 
 def eager_session(model: Model, capacity: Optional[int] = None) -> Session:
-    """Return a session that runs the eager model in float32.
-
-    Args:
-        capacity: as for Model.session. Caches are allocated in pages of 2 MiB, so that room for
-            more tokens than are read costs memory.
+    """Return a session that runs the eager model in float32. capacity: as for Model.session. Caches
+    are allocated in pages of 2 MiB, so that room for more tokens than are read costs memory.
     """
     module, described = eager(in_dtype(model, "float32"))
     return Loaded(TorchGraph(module, described)).session(capacity=capacity)

@@ -68,10 +68,7 @@ class ExpectedNumbers:
 
     def bias_by_distance(self, numbers: np.ndarray, bound: float) -> bool:
         """Return whether numbers [H,range] are the biases of an encoding of the module by distance,
-        the last of which is that of all larger distances.
-
-        Args:
-            bound: of errors, relative to 1 + |bias|.
+        the last of which is that of all larger distances. bound: of errors, relative to 1 + |bias|.
         """
         encodings = {id(part.encoding): part.encoding for part in self._model.attentions()}
         last, keys = torch.tensor([[self._most - 1]]), torch.arange(self._most)[None]

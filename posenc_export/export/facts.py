@@ -18,12 +18,7 @@ MAKERS = ("torch", "onnx", "onnxscript")
 
 @dataclass(frozen=True)
 class Graph:
-    """What the writer of a target knows of its graph. Other fields are as in the manifest.
-
-    Args:
-        matrices: number of rounded weights.
-        continuation_rows: None for that of the target.
-    """
+    """What the writer of a target knows of its graph. Other fields are as in the manifest."""
 
     inputs: Sequence[Value]
     states: Sequence[State]
@@ -31,8 +26,8 @@ class Graph:
     files: Dict[str, File] = field(default_factory=dict)
     opset: Dict[str, int] = field(default_factory=dict)
     operators: Dict[str, int] = field(default_factory=dict)
-    matrices: int = 0
-    continuation_rows: Optional[int] = None
+    matrices: int = 0  # number of rounded weights
+    continuation_rows: Optional[int] = None  # None for that of the target
 
 
 @dataclass(frozen=True)
@@ -47,15 +42,10 @@ class Beside:
 
 @dataclass(frozen=True)
 class Verified:
-    """What the proof of an artefact shows.
+    """What the proof of an artefact shows."""
 
-    Args:
-        certificate: None for an artefact that no provider of the CPU runs.
-        accuracy: with the tolerance that the artefact was held to.
-    """
-
-    certificate: Optional[Dict[str, Any]]
-    accuracy: Accuracy
+    certificate: Optional[Dict[str, Any]]  # None for an artefact that no provider of the CPU runs
+    accuracy: Accuracy  # with the tolerance that the artefact was held to
 
 
 def with_graph(described: Manifest, graph: Graph) -> Manifest:
@@ -82,11 +72,7 @@ def write(
     verified: Optional[Verified] = None,
     quality: Optional[Quality] = None,
 ) -> Manifest:
-    """Write the manifest of a folder, in which all other files are.
-
-    Args:
-        manifest: from `with_graph`.
-    """
+    """Write the manifest of a folder, in which all other files are. manifest: from `with_graph`."""
     reference = beside.reference
     if verified is not None:
         accuracy = verified.accuracy

@@ -24,14 +24,8 @@ LONGEST = 200  # characters of an error of torch
 
 def check_model(model: Model, dtype: str) -> None:
     """Check the encodings of a model that come from outside this package in the dtype of its
-    activations.
-
-    Args:
-        model: in float32.
-        dtype: "float32", which is not checked, "float16" or "bfloat16".
-
-    Raises:
-        ValueError: see check_encoding.
+    activations. model: in float32; dtype: "float32", which is not checked, "float16" or "bfloat16".
+    ValueError: see check_encoding.
     """
     seen: Set[int] = set()
     for place in placed(inner_of(model)) if dtype != "float32" else ():

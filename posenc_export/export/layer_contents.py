@@ -82,11 +82,7 @@ def _bits_equal(first: Any, second: Any) -> bool:
 
 
 class _Walk:
-    """One pass over all objects that a module refers to.
-
-    Args:
-        shared: as for content_of.
-    """
+    """One pass over all objects that a module refers to. shared: as for content_of."""
 
     def __init__(self, shared: Collection[int]) -> None:
         self.shared = shared

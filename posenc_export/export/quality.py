@@ -29,32 +29,20 @@ TOKENS = 16  # whose logits are compared at a time, in float64
 
 
 class Inputs(NamedTuple):
-    """What the loss of a model is measured with.
+    """What the loss of a model is measured with."""
 
-    Args:
-        model: the float32 module, with weights that are not rounded.
-        sample: calibration data that weights were rounded with; None for none.
-        text: None measures outputs on the inputs of the reference, random tokens or random numbers.
-        most: largest perplexity over that of `model`.
-    """
-
-    model: Model
-    sample: Optional[Sample]
+    model: Model  # the float32 module, with weights that are not rounded
+    sample: Optional[Sample]  # calibration data that weights were rounded with; None for none
+    # None measures outputs on the inputs of the reference, random tokens or random numbers.
     text: Optional[MeasuredText]
-    most: float
+    most: float  # largest perplexity over that of `model`
 
 
 def measured(
     folder: Path, manifest: Manifest, verified: Verified, inputs: Inputs, say: Progress
 ) -> Quality:
-    """Measure the loss of a certified artefact.
-
-    Args:
-        say: reports progress.
-
-    Raises:
-        ValueError: on text, the perplexity is more than `inputs.most` times that of the float32
-            module.
+    """Measure the loss of a certified artefact. say: reports progress. ValueError: on text, the
+    perplexity is more than `inputs.most` times that of the float32 module.
     """
     assert verified.certificate is not None
     cells, tolerance = verified.certificate["cells"], verified.certificate["tolerance"]
@@ -79,10 +67,8 @@ def measured(
 
 
 class Loss:
-    """Figures of two models with the same inputs, accumulated over rows of tokens.
-
-    Args:
-        bytes_of_token: mean length of a token in bytes; 0 if the tokens are no text.
+    """Figures of two models with the same inputs, accumulated over rows of tokens. bytes_of_token:
+    mean length of a token in bytes; 0 if the tokens are no text.
     """
 
     def __init__(self, bytes_of_token: float = 0.0) -> None:

@@ -117,17 +117,11 @@ def in_few_bits(
 
 
 class Halved(NamedTuple):
-    """A model with rounded weights in half precision.
+    """A model with rounded weights in half precision."""
 
-    Args:
-        model: in half precision.
-        exact: in float32: the rounded weights as their codes have them, all others as `model`.
-        weights: grids and codes by name of the parameter.
-    """
-
-    model: Model
-    exact: Model
-    weights: Dict[str, OnGrid]
+    model: Model  # in half precision
+    exact: Model  # in float32: the rounded weights as their codes have them, all others as `model`
+    weights: Dict[str, OnGrid]  # grids and codes by name of the parameter
 
 
 def in_half(

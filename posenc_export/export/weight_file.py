@@ -29,11 +29,8 @@ Numbers = Union[torch.Tensor, np.ndarray]
 
 class WeightFile:
     """The file. It has no name on Linux, and is removed when the last array that is mapped from it
-    is deleted. Elsewhere arrays stay in memory.
-
-    Args:
-        folder: its disk is used; numbers may take as many bytes as the float32 weights of a model,
-            for each of its roundings.
+    is deleted. Elsewhere arrays stay in memory. folder: its disk is used; numbers may take as many
+    bytes as the float32 weights of a model, for each of its roundings.
     """
 
     def __init__(self, folder: Path) -> None:

@@ -9,19 +9,12 @@ import torch
 
 @dataclass(frozen=True)
 class Blocks:
-    """Weights [N,K] as code * scale + offset.
+    """Weights [N,K] as code * scale + offset."""
 
-    Args:
-        codes: [N,blocks,block] int8, of `bits` bits.
-        scales: [N,blocks] float32.
-        offsets: [N,blocks] float32; None for 0.
-        bits: 4 or 8.
-    """
-
-    codes: np.ndarray
-    scales: np.ndarray
-    offsets: Optional[np.ndarray]
-    bits: int
+    codes: np.ndarray  # [N,blocks,block] int8, of `bits` bits
+    scales: np.ndarray  # [N,blocks] float32
+    offsets: Optional[np.ndarray]  # [N,blocks] float32; None for 0
+    bits: int  # 4 or 8
 
     def cut(self, block: int) -> "Blocks":
         """Return the same weights in smaller blocks, of a divisor of the block size."""

@@ -15,21 +15,14 @@ from posenc_export.shared.refusal import refusal
 
 @dataclass(frozen=True)
 class Text:
-    """Tokenizer and special token ids of a model. They are written into the artefact of a decoder.
+    """Tokenizer and special token ids of a model, which the artefact of a decoder gets."""
 
-    Args:
-        tokenizer: bytes of tokenizer.json of the tokenizers library; empty for none.
-        stop_ids: token ids that end a text.
-        start_ids: first token ids of a decoder that reads an encoder.
-        files: further tokenizer files by name (models.checkpoint.TOKENIZER_FILES).
-        generation: what generation_config.json says about generated tokens
-            (models.generation_settings.read).
-    """
-
-    tokenizer: bytes = b""
-    stop_ids: Tuple[int, ...] = ()
-    start_ids: Tuple[int, ...] = ()
+    tokenizer: bytes = b""  # bytes of tokenizer.json of the tokenizers library; empty for none
+    stop_ids: Tuple[int, ...] = ()  # token ids that end a text
+    start_ids: Tuple[int, ...] = ()  # first token ids of a decoder that reads an encoder
+    # Further tokenizer files by name (models.checkpoint.TOKENIZER_FILES).
     files: Mapping[str, bytes] = field(default_factory=dict)
+    # What generation_config.json says about generated tokens (models.generation_settings.read).
     generation: Mapping[str, Any] = field(default_factory=dict)
 
 

@@ -18,24 +18,18 @@ WITHOUT = "export it with head=False"
 
 @dataclass(frozen=True)
 class MaskedHead:
-    """Names of the tensors of a head, without .weight and .bias, and keys of config.json.
+    """Names of the tensors of a head, without .weight and .bias, and keys of config.json."""
 
-    Args:
-        dense, norm, logits: the three layers. logits is empty if the last weight is always the
-            token table.
-        shared_bias: full name of the bias of the logits if they have none of their own.
-        activation: key of the activation after the dense layer, or an activation.
-        epsilon: key of the epsilon of the norm, or a number.
-        biases: for each layer, the key that says whether it has a bias, and its default; none if
-            all layers have one.
-    """
-
+    # dense, norm, logits: the three layers. logits is empty if the last weight is always the token
+    # table.
     dense: str
     norm: str
     logits: str
-    shared_bias: str = ""
-    activation: str = "gelu"
-    epsilon: Any = "layer_norm_eps"
+    shared_bias: str = ""  # full name of the bias of the logits if they have none of their own
+    activation: str = "gelu"  # key of the activation after the dense layer, or an activation
+    epsilon: Any = "layer_norm_eps"  # key of the epsilon of the norm, or a number
+    # For each layer, the key that says whether it has a bias, and its default; none if all layers
+    # have one.
     biases: Tuple[Tuple[str, bool], ...] = ()
 
 
@@ -75,13 +69,9 @@ DEFAULTS = {"classifier_activation": "gelu", "pooler_hidden_act": "gelu"}
 def read(
     checkpoint: Checkpoint, config: Mapping[str, Any], table: Tensor
 ) -> Tuple[Tuple[Named, ...], Dict[str, Tensor]]:
-    """Return the layers of the readout, and their tensors by name in the module Readout.
-
-    Args:
-        table: token table of the model [V,E], which may be the last layer's weight.
-
-    Raises:
-        ValueError: tensors of the head are missing or contradict config.json.
+    """Return the layers of the readout, and their tensors by name in the module Readout. table:
+    token table of the model [V,E], which may be the last layer's weight. ValueError: tensors of the
+    head are missing or contradict config.json.
     """
     head = HEADS[config["model_type"]]
     if config["model_type"].startswith("deberta") and config.get("legacy") is False:

@@ -41,19 +41,12 @@ Shapes = Mapping[str, Tuple[int, ...]]
 
 @dataclass(frozen=True)
 class Found:
-    """The projections of one attention.
+    """The projections of one attention."""
 
-    Args:
-        names: names in the file, by argument of AttentionBlock.from_weights.
-        trained: names of trained parameters of the encoding, by their name there.
-        unused: names that are no part of the attention: tables, norms around it.
-        transposed: whether matrices are stored as [inputs, outputs].
-    """
-
-    names: Dict[str, str]
-    trained: Dict[str, str]
-    unused: List[str]
-    transposed: bool = False
+    names: Dict[str, str]  # names in the file, by argument of AttentionBlock.from_weights
+    trained: Dict[str, str]  # names of trained parameters of the encoding, by their name there
+    unused: List[str]  # names that are no part of the attention: tables, norms around it
+    transposed: bool = False  # whether matrices are stored as [inputs, outputs]
 
     def lines(self, shapes: Shapes) -> List[str]:
         """Describe the mapping, one line for each tensor."""

@@ -21,20 +21,14 @@ WHOLE_SHAPE = ".weight_shape"  # a tensor with the shape of the weight
 
 
 class Whole(NamedTuple):
-    """Weights (code - zero) * scale of whole numbers.
+    """Weights (code - zero) * scale of whole numbers."""
 
-    Args:
-        codes: [N,K] int16, without sign.
-        scales, zeros: [N,groups] float32.
-        groups: group of each input, [K] int64.
-        bits: of codes.
-    """
-
-    codes: np.ndarray
+    codes: np.ndarray  # [N,K] int16, without sign
+    # scales, zeros: [N,groups] float32
     scales: np.ndarray
     zeros: np.ndarray
-    groups: np.ndarray
-    bits: int
+    groups: np.ndarray  # group of each input, [K] int64
+    bits: int  # of codes
 
     def weight(self) -> np.ndarray:
         """Return the weights [N,K] float32."""
@@ -61,22 +55,15 @@ class Whole(NamedTuple):
 
 
 class Layout(NamedTuple):
-    """How a method stores a weight.
+    """How a method stores a weight."""
 
-    Args:
-        mark: end of the name of the tensor with the codes.
-        others: ends of the names of further tensors; those that end with ? may be missing.
-        name: end of the name of the weight.
-        shape: returns the shape of the weight from those of the tensors.
-        weight: returns the weight as float32.
-        whole: returns the weight as whole numbers; None if it has none.
-    """
-
-    mark: str
+    mark: str  # end of the name of the tensor with the codes
+    # Ends of the names of further tensors; those that end with ? may be missing.
     others: Tuple[str, ...]
-    name: str
-    shape: Callable[[Shapes], Shape]
-    weight: Callable[[Parts], np.ndarray]
+    name: str  # end of the name of the weight
+    shape: Callable[[Shapes], Shape]  # returns the shape of the weight from those of the tensors
+    weight: Callable[[Parts], np.ndarray]  # returns the weight as float32
+    # Returns the weight as whole numbers; None if it has none.
     whole: Optional[Callable[[Parts], Whole]] = None
 
 

@@ -13,19 +13,13 @@ PACKAGE = __name__.partition(".")[0]
 
 @dataclass(frozen=True)
 class Placed:
-    """An encoding at its place in a model.
+    """An encoding at its place in a model."""
 
-    Args:
-        layer: index of the layer; None for the encoding of tokens.
-        specs: specifications that it was built from (encodings.build_all).
-        geometry: sizes that it was built for.
-        encoding: the encoding, which several layers may share.
-    """
-
-    layer: Optional[int]
+    layer: Optional[int]  # index of the layer; None for the encoding of tokens
+    # Specifications that it was built from (encodings.build_all).
     specs: Sequence[Mapping[str, Any]]
-    geometry: Geometry
-    encoding: PositionEncoding
+    geometry: Geometry  # sizes that it was built for
+    encoding: PositionEncoding  # the encoding, which several layers may share
 
     @property
     def parts(self) -> List[Tuple[Mapping[str, Any], PositionEncoding]]:

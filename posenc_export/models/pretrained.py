@@ -190,11 +190,8 @@ def _check(checkpoint: AnyCheckpoint, config: StackConfig, sources: Dict[str, So
 
 def _fill(model: Any, checkpoint: AnyCheckpoint, sources: Dict[str, Source], within: str) -> None:
     """Set all parameters of the model, one at a time. A shared parameter is created once and set in
-    every module that uses it.
-
-    Args:
-        model: stack or block on the meta device.
-        within: prefix that names in `sources` have before names of the model.
+    every module that uses it. model: stack or block on the meta device; within: prefix that names
+    in `sources` have before names of the model.
     """
     places = slots(model)
     for name, parameter in list(model.named_parameters()):

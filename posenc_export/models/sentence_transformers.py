@@ -120,22 +120,14 @@ class TokenizerFile(Struct):
 
 @dataclass(frozen=True)
 class Sentences:
-    """What a sentence-transformers folder adds to its encoder.
+    """What a sentence-transformers folder adds to its encoder."""
 
-    Args:
-        readout: pooling and the layers after it.
-        weights: tensors of the dense layers, by name in the module Readout.
-        max_tokens: largest number of tokens of a text; None for that of the tokenizer and the
-            encoder.
-        lower: whether text is converted to lower case first.
-        files: files to copy, by name.
-    """
-
-    readout: ReadoutConfig
-    weights: Mapping[str, Tensor]
+    readout: ReadoutConfig  # pooling and the layers after it
+    weights: Mapping[str, Tensor]  # tensors of the dense layers, by name in the module Readout
+    # Largest number of tokens of a text; None for that of the tokenizer and the encoder.
     max_tokens: Optional[int]
-    lower: bool
-    files: Mapping[str, bytes]
+    lower: bool  # whether text is converted to lower case first
+    files: Mapping[str, bytes]  # files to copy, by name
 
 
 def opened(folder: Path, whole: bool) -> Tuple[Path, Optional[Sentences]]:

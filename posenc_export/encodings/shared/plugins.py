@@ -18,15 +18,11 @@ Encodings = Mapping[str, Type[PositionEncoding]]
 
 @dataclass(frozen=True)
 class Package:
-    """A distribution that an encoding comes from.
+    """A distribution that an encoding comes from."""
 
-    Args:
-        name: name of the distribution, or of the top-level module if it belongs to no distribution.
-        version: version of the distribution, or empty.
-    """
-
+    # Name of the distribution, or of the top-level module if it belongs to no distribution.
     name: str
-    version: str
+    version: str  # version of the distribution, or empty
 
     def __str__(self) -> str:
         return f"{self.name} {self.version or '(no version)'}"
@@ -34,10 +30,7 @@ class Package:
 
 class Known(Encodings):
     """Encodings by name: built-in, registered, and from entry points of installed packages, which
-    are imported on first use.
-
-    Args:
-        built_in: encodings of this package, by name.
+    are imported on first use. built_in: encodings of this package, by name.
     """
 
     def __init__(self, built_in: Encodings) -> None:

@@ -132,10 +132,8 @@ def waves_of(
     names: Sequence[str] = COS_SIN,
     numbers: Rows = np.asarray,
 ) -> Dict[str, Rows]:
-    """State tables of cosines and sines; with angles rounded to float32 if single.
-
-    Args:
-        numbers: the numbers n_k of positions; the positions themselves by default.
+    """State tables of cosines and sines; with angles rounded to float32 if single. numbers: the
+    numbers n_k of positions; the positions themselves by default.
     """
 
     def angles(positions: np.ndarray) -> np.ndarray:

@@ -32,20 +32,15 @@ class YaRN:
 class Ramp:
     """Scaled frequencies (1 - g_k) w_k + g_k w_k / factor, where g_k grows from 0 to 1 along the
     pairs.
-
-    Args:
-        factor: factor by which the range is extended.
-        length: L, tokens the model was trained on.
-        low, high: pairs between which g_k grows from 0 to 1; if by_turns, numbers of turns within L
-            between which g_k falls from 1 to 0.
-        by_turns: whether low and high are numbers of turns.
     """
 
-    factor: float
-    length: int
+    factor: float  # factor by which the range is extended
+    length: int  # L, tokens the model was trained on
+    # low, high: pairs between which g_k grows from 0 to 1; if by_turns, numbers of turns within L
+    # between which g_k falls from 1 to 0
     low: float
     high: float
-    by_turns: bool
+    by_turns: bool  # whether low and high are numbers of turns
 
     def frequencies(self, powers: Tensor) -> Tensor:
         """powers 1 / w_k [r/2] to scaled frequencies [r/2], in the dtype of powers."""

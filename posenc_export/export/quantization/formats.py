@@ -11,17 +11,12 @@ LONGEST_ROW = 4096
 
 @dataclass(frozen=True)
 class Format:
-    """The grids of a weight format.
+    """The grids of a weight format."""
 
-    Args:
-        projections: grid of linear layers.
-        tables: grid of token tables, and of a head tied to one.
-        downs: grid of linear layers that read the units of an MLP, which have larger outliers than
-            outputs of norms; None for that of others.
-    """
-
-    projections: Grid
-    tables: Grid
+    projections: Grid  # grid of linear layers
+    tables: Grid  # grid of token tables, and of a head tied to one
+    # Grid of linear layers that read the units of an MLP, which have larger outliers than outputs
+    # of norms; None for that of others.
     downs: Optional[Grid] = None
 
     @property

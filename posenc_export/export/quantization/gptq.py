@@ -21,17 +21,12 @@ class Order(NamedTuple):
     of the inputs. The Cholesky factor of the inverse of M gives its minimum over the remaining
     columns. Columns with large moments are rounded first, because most columns can then still
     compensate their error.
-
-    Args:
-        columns: [K] int64.
-        factor: upper Cholesky factor of the inverse of the damped moments, in this order [K,K]
-            float32.
-        sizes: damped mean squares of the inputs [K] float64.
     """
 
-    columns: Tensor
+    columns: Tensor  # [K] int64
+    # Upper Cholesky factor of the inverse of the damped moments, in this order [K,K] float32.
     factor: Tensor
-    sizes: Tensor
+    sizes: Tensor  # damped mean squares of the inputs [K] float64
 
 
 def order_of(moments: Tensor) -> Order:
@@ -50,11 +45,8 @@ def codes(
     weight: Tensor, scales: Tensor, zeros: Tensor, order: Order, least: int, most: int
 ) -> Tensor:
     """Return codes [N,K] float32, whole numbers, with which (code - zero) * scale replaces a weight
-    [N,K] float32.
-
-    Args:
-        scales, zeros: scale and zero point of each weight [N,K] float32.
-        least, most: smallest and largest code.
+    [N,K] float32. scales, zeros: scale and zero point of each weight [N,K] float32; least, most:
+    smallest and largest code.
     """
     columns, factor, _ = order
     # Transposed, so that a column is contiguous in memory.

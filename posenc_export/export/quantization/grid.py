@@ -25,20 +25,14 @@ SIGNIFICAND = 11
 
 @dataclass(frozen=True)
 class Codes:
-    """Weights as code * scale + offset.
+    """Weights as code * scale + offset."""
 
-    Args:
-        codes: [...,N,blocks,block] int8; the last block is padded with 0. Weights of experts have
-            their number in front.
-        scales: [...,N,blocks] float32, of either sign.
-        inputs: number of inputs K.
-        offsets: as scales; None for 0.
-    """
-
+    # [...,N,blocks,block] int8; the last block is padded with 0. Weights of experts have their
+    # number in front.
     codes: np.ndarray
-    scales: np.ndarray
-    inputs: int
-    offsets: Optional[np.ndarray] = None
+    scales: np.ndarray  # [...,N,blocks] float32, of either sign
+    inputs: int  # number of inputs K
+    offsets: Optional[np.ndarray] = None  # as scales; None for 0
 
     @property
     def weight(self) -> np.ndarray:
@@ -95,16 +89,11 @@ class Grid:
 
     Without zero points, zero is 0, and the sign of a scale is chosen so that the largest weight of
     its block has the lowest code: the grid has one code more than a symmetric grid.
-
-    Args:
-        bits: bits per code, 4 or 8.
-        block: number of inputs that share a scale; None for all inputs.
-        zeros: each block has a zero point, which is one of the codes.
     """
 
-    bits: int
-    block: Optional[int]
-    zeros: bool = False
+    bits: int  # bits per code, 4 or 8
+    block: Optional[int]  # number of inputs that share a scale; None for all inputs
+    zeros: bool = False  # each block has a zero point, which is one of the codes
 
     def rounded(self, weight: np.ndarray) -> Codes:
         """Round a weight [N,K] float32; blocks get the best scale and zero of those tried."""

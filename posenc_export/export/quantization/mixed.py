@@ -99,13 +99,9 @@ def check_written(manifest: Manifest, size: float) -> None:
 def formats_within(
     model: Model, sample: Sample, size: float, say: Progress = silent
 ) -> Dict[str, str]:
-    """Return the format of each weight, a key of FORMATS, by name of the parameter.
-
-    Args:
-        size: most megabytes (10^6 bytes) of graph and weights.
-
-    Raises:
-        ValueError: no choice of formats is that small; the message has the smallest size.
+    """Return the format of each weight, a key of FORMATS, by name of the parameter. size: most
+    megabytes (10^6 bytes) of graph and weights. ValueError: no choice of formats is that small; the
+    message has the smallest size.
     """
     rest, readers = check_size(model, size), _readers(model)
     measured = _measured(model, sample, readers, say)

@@ -19,20 +19,14 @@ WINDOWS = 512  # largest number of windows
 
 @dataclass(frozen=True)
 class Sample:
-    """Inputs of a model, split into windows that are independent rows.
+    """Inputs of a model, split into windows that are independent rows."""
 
-    Args:
-        windows: [n,L] int64 token ids, each with the tokens in front that begin a text, or [n,L,E]
-            float32 hidden states.
-        sha256: digest of the content.
-        first: number of tokens that begin a text, such as 1 for a beginning-of-text token.
-        bytes_of_token: mean length of a token of the text in bytes.
-    """
-
+    # [n,L] int64 token ids, each with the tokens in front that begin a text, or [n,L,E] float32
+    # hidden states
     windows: np.ndarray
-    sha256: str
-    first: int = 0
-    bytes_of_token: float = 1.0
+    sha256: str  # digest of the content
+    first: int = 0  # number of tokens that begin a text, such as 1 for a beginning-of-text token
+    bytes_of_token: float = 1.0  # mean length of a token of the text in bytes
 
     @property
     def described(self) -> Calibration:

@@ -24,15 +24,10 @@ HELD_OUT, PACKAGE, FILE = "held-out calibration text", "text of the package", "t
 
 @dataclasses.dataclass(frozen=True)
 class MeasuredText:
-    """The text that a loss is measured on.
+    """The text that a loss is measured on."""
 
-    Args:
-        name: what it is: FILE, HELD_OUT or PACKAGE.
-        sample: its windows.
-    """
-
-    name: str
-    sample: Sample
+    name: str  # what it is: FILE, HELD_OUT or PACKAGE
+    sample: Sample  # its windows
 
 
 def with_text(

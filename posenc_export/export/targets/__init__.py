@@ -29,24 +29,16 @@ Write = Callable[[Source, Manifest, Path], Graph]
 
 @dataclass(frozen=True, kw_only=True)
 class Target(Caches):
-    """Properties of one export target, besides those of its caches.
+    """Properties of one export target, besides those of its caches."""
 
-    Args:
-        graph: description of the graph, in one line.
-        cache: description of the caches, in one line.
-        write: writes the graph to a folder.
-        dtypes: supported dtypes, the default first.
-        formats: formats of weights, with activations in `few_bits_dtypes`. KEEP has blocks with
-            offsets; for MIXED, the bytes of weights are known before the graph is written.
-        cache_formats: formats of quantized caches, with float32 activations.
-    """
-
-    graph: str
-    cache: str
-    write: Write
-    dtypes: Tuple[str, ...] = ("float32", "float16")
+    graph: str  # description of the graph, in one line
+    cache: str  # description of the caches, in one line
+    write: Write  # writes the graph to a folder
+    dtypes: Tuple[str, ...] = ("float32", "float16")  # supported dtypes, the default first
+    # Formats of weights, with activations in `few_bits_dtypes`. KEEP has blocks with offsets; for
+    # MIXED, the bytes of weights are known before the graph is written.
     formats: Tuple[str, ...] = ()
-    cache_formats: Tuple[str, ...] = ()
+    cache_formats: Tuple[str, ...] = ()  # formats of quantized caches, with float32 activations
 
     @property
     def few_bits_dtypes(self) -> Tuple[str, ...]:

@@ -123,10 +123,8 @@ class Builder:
         self, name: str, made: Callable[[], np.ndarray], dtype: Optional[ir.DataType] = None
     ) -> ir.Value:
         """Return the initialiser with this name; if there is none, create it from the array that
-        `made` returns. Contents are not compared.
-
-        Args:
-            dtype: None for the dtype of the array; INT4 stores an int8 array in 4 bits.
+        `made` returns. Contents are not compared. dtype: None for the dtype of the array; INT4
+        stores an int8 array in 4 bits.
         """
         if name not in self.graph.initializers:
             array = made() if dtype is None else made().astype(dtype.numpy())

@@ -86,11 +86,8 @@ def collect_by_distance(op: Builder, node: graph.CollectByDistance) -> ir.Value:
 
 def collect_from_slots(op: Builder, node: graph.CollectByDistance, slots: ir.Value) -> ir.Value:
     """Read the weights at distances -left + 1 .. 0. Earlier keys share distance -left, whose sum is
-    1 minus these weights; later keys are not seen and have weight 0.
-
-    Args:
-        slots: slot of each query [B,S]. A key at distance d is d slots further. `left` is at least
-            1.
+    1 minus these weights; later keys are not seen and have weight 0. slots: slot of each query
+    [B,S]. A key at distance d is d slots further. `left` is at least 1.
     """
     weights, left, zero = node.weights, node.left, op.constant(0, "float32")
     near = op.Add(op.Unsqueeze(slots, [1, 3]), np.arange(1 - left, 1))

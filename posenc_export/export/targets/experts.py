@@ -127,10 +127,8 @@ def _codes(
     op: Builder, source: Optional[ir.Value], found: OnGrid, shape: Tuple[int, int]
 ) -> List[ir.Value]:
     """Return codes [experts,rows,bytes] uint8 and scales [experts,rows,blocks], or [experts,rows]
-    without blocks, of a constant [experts,N,K].
-
-    Args:
-        shape: rows and inputs of each expert, to which codes are padded.
+    without blocks, of a constant [experts,N,K]. shape: rows and inputs of each expert, to which
+    codes are padded.
     """
     assert source is not None
     (grid, codes), (rows, inputs) = found, shape

@@ -18,13 +18,9 @@ ZERO_POINT = 128  # of activations in uint8, which has the faster kernel
 
 
 class Fused:
-    """Lower to com.microsoft operators.
-
-    Grids with blocks use MatMulNBits and GatherBlockQuantized, which share codes and scales if the
-    head is tied. Grids with one scale per output use integer products.
-
-    Args:
-        activations: "int8" to round activations to 8 bits in products, or their dtype.
+    """Lower to com.microsoft operators. Grids with blocks use MatMulNBits and GatherBlockQuantized,
+    which share codes and scales if the head is tied. Grids with one scale per output use integer
+    products. activations: "int8" to round activations to 8 bits in products, or their dtype.
     """
 
     def __init__(self, activations: str) -> None:

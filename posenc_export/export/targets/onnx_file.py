@@ -30,16 +30,12 @@ SINCE = {"TensorScatter": 24}  # opset of operators that were added after OPSET
 
 
 class Lowerings(NamedTuple):
-    """How a target lowers a semantic graph.
+    """How a target lowers a semantic graph."""
 
-    Args:
-        tables: lowering tables, each applied to the whole graph before the next.
-        few_bits: nodes for quantized weights; takes the dtype of activations in products.
-        fusions: fusions of standard nodes, applied to the lowered graph.
-    """
-
-    tables: Sequence[Table]
+    tables: Sequence[Table]  # lowering tables, each applied to the whole graph before the next
+    # Nodes for quantized weights; takes the dtype of activations in products.
     few_bits: Callable[[str], Any]
+    # Fusions of standard nodes, applied to the lowered graph.
     fusions: Mapping[str, Fusion] = MappingProxyType({})
 
 

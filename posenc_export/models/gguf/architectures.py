@@ -14,27 +14,18 @@ Further = Callable[[Metadata, Config], Config]
 
 @dataclass(frozen=True)
 class Architecture:
-    """An architecture of GGUF files.
+    """An architecture of GGUF files."""
 
-    Args:
-        model_type: transformers' name of it.
-        keys: keys of config.json that `_common` does not return: values, or functions of the
-            metadata.
-        undo: what undoes the conversion, by a pattern of the tensor's name. A change of rows is
-            also applied to their indices [N,1].
-        further: returns keys that depend on other keys.
-        without: keys of `_common` that config.json of this type does not have.
-        rotates: whether it has a rotation.
-        spelled: other names of keys of the rotation.
-    """
-
-    model_type: str
+    model_type: str  # transformers' name of it
+    # Keys of config.json that `_common` does not return: values, or functions of the metadata.
     keys: Mapping[str, Any]
+    # What undoes the conversion, by a pattern of the tensor's name. A change of rows is also
+    # applied to their indices [N,1].
     undo: Mapping[str, Change] = field(default_factory=dict)
-    further: Further = lambda metadata, config: {}
-    without: Tuple[str, ...] = ()
-    rotates: bool = True
-    spelled: Mapping[str, str] = field(default_factory=dict)
+    further: Further = lambda metadata, config: {}  # returns keys that depend on other keys
+    without: Tuple[str, ...] = ()  # keys of `_common` that config.json of this type does not have
+    rotates: bool = True  # whether it has a rotation
+    spelled: Mapping[str, str] = field(default_factory=dict)  # other names of keys of the rotation
 
 
 def config_of(

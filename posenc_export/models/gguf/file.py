@@ -38,33 +38,23 @@ class Listed(NamedTuple):
 
 @dataclass(frozen=True)
 class GGUFTensor:
-    """A tensor of a GGUF file.
-
-    Args:
-        tensor_type: GGMLQuantizationType of the library gguf.
-        shape: sizes of axes, the first first.
-        data: its numbers, or the bytes of its blocks, with a last axis of bytes.
-    """
+    """A tensor of a GGUF file."""
 
     name: str
-    tensor_type: Any
-    shape: Tuple[int, ...]
-    data: np.ndarray
+    tensor_type: Any  # GGMLQuantizationType of the library gguf
+    shape: Tuple[int, ...]  # sizes of axes, the first first
+    data: np.ndarray  # its numbers, or the bytes of its blocks, with a last axis of bytes
 
 
 @dataclass(frozen=True)
 class GGUFFile:
-    """A GGUF file.
-
-    Args:
-        values: its metadata by key: numbers, texts, arrays of numbers [n], lists of texts. A number
-            in float32 is the shortest decimal that rounds to it, as a config.json has it.
-        tensors: in the order of the file.
-    """
+    """A GGUF file."""
 
     path: Path
+    # Its metadata by key: numbers, texts, arrays of numbers [n], lists of texts. A number in
+    # float32 is the shortest decimal that rounds to it, as a config.json has it.
     values: Dict[str, Any]
-    tensors: List[GGUFTensor]
+    tensors: List[GGUFTensor]  # in the order of the file
 
 
 def read(path: Path) -> GGUFFile:

@@ -13,20 +13,13 @@ REST_OF_CASES = r"| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 
 
 class Split(NamedTuple):
-    """How a text is split.
+    """How a text is split."""
 
-    Args:
-        patterns: regular expressions; each one splits what the one before it left, at both ends of
-            each match.
-        composed: whether the text is normalized to composed characters (NFC).
-        whole: whether a piece that is itself a token is not merged from its bytes.
-        begins: whether a text begins with the token bos if the file does not say.
-    """
-
+    # Regular expressions; each one splits what the one before it left, at both ends of each match.
     patterns: Tuple[str, ...]
-    composed: bool = False
-    whole: bool = False
-    begins: bool = False
+    composed: bool = False  # whether the text is normalized to composed characters (NFC)
+    whole: bool = False  # whether a piece that is itself a token is not merged from its bytes
+    begins: bool = False  # whether a text begins with the token bos if the file does not say
 
 
 def _by_case(endings: str, digits: str) -> str:

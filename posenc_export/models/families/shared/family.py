@@ -44,29 +44,26 @@ def layer_of(
 
 @dataclass(frozen=True)
 class Family:
-    """A family of checkpoints.
+    """A family of checkpoints."""
 
-    Args:
-        describe: converts the keys of config.json to the description of the model.
-        weights: rules that form our parameters, by name of the parameter or of its module. Empty if
-            the family is read only in parts.
-        base: prefix of tensor names that transformers' models with a head have and its base models
-            do not have.
-        other_bases: prefixes used in place of `base` by other versions, the longest first.
-        unused: regular expressions for names of tensors to ignore, such as buffers of older
-            versions and heads of other tasks.
-        further_weights, further_unused: return further rules, which take precedence, and further
-            entries of `unused`, for a description and its config.json.
-        keys: selects and renames the keys of config.json that `describe` reads.
-        parts: families of the encoder and decoder of a model with both, by name of the part.
-    """
-
+    # Converts the keys of config.json to the description of the model.
     describe: Callable[[Settings], StackConfig]
+    # Rules that form our parameters, by name of the parameter or of its module. Empty if the family
+    # is read only in parts.
     weights: Table
+    # Prefix of tensor names that transformers' models with a head have and its base models do not
+    # have.
     base: str = "model."
+    # Prefixes used in place of `base` by other versions, the longest first.
     other_bases: Tuple[str, ...] = ()
+    # Regular expressions for names of tensors to ignore, such as buffers of older versions and
+    # heads of other tasks.
     unused: Tuple[str, ...] = ()
+    # further_weights, further_unused: return further rules, which take precedence, and further
+    # entries of `unused`, for a description and its config.json
     further_weights: Callable[[StackConfig, Mapping[str, Any]], Table] = lambda *_: {}
     further_unused: Callable[[StackConfig, Mapping[str, Any]], Tuple[str, ...]] = lambda *_: ()
+    # Selects and renames the keys of config.json that `describe` reads.
     keys: Callable[[Mapping[str, Any]], Mapping[str, Any]] = dict
+    # Families of the encoder and decoder of a model with both, by name of the part.
     parts: Mapping[str, "Family"] = field(default_factory=dict)

@@ -23,15 +23,12 @@ Shapes = Callable[[str, Shape, AttentionConfig], Dict[str, Shape]]
 
 @dataclass(frozen=True)
 class Rule:
-    """An entry of the weight table of a family.
+    """An entry of the weight table of a family."""
 
-    Args:
-        shapes: names and shapes of the tensors that the checkpoint must hold, from the last
-            component of our parameter's name, the parameter's shape and the attention of its layer.
-        form: our parameter, from tensors in the order of `shapes` and the attention of the layer.
-    """
-
+    # Names and shapes of the tensors that the checkpoint must hold, from the last component of our
+    # parameter's name, the parameter's shape and the attention of its layer.
     shapes: Shapes
+    # Our parameter, from tensors in the order of `shapes` and the attention of the layer.
     form: Callable[[List[Tensor], AttentionConfig], Tensor] = lambda tensors, attention: tensors[0]
 
 
