@@ -17,7 +17,6 @@ from posenc_export.runtime import Session
 from posenc_export.runtime.session.drafts import PassCosts
 from posenc_export.runtime.session.prefixes import Prefixes, can_share
 from posenc_export.runtime.session.speculation import LEAST_REWIND
-from posenc_export.shared.numerics import Errors, cell_error
 from tests.fuzz.rows_read import Reading
 from tests.fuzz.subjects import MANY, TEXTS, Subject, Token
 from tests.fuzz.wrong import wrong_calls
@@ -77,7 +76,7 @@ class Driver:
             else None
         )
         self.owned: List[Tuple[np.ndarray, np.ndarray]] = []
-        self.calls = self.steps = self.refused = 0
+        self.calls = self.steps = self.refused = self.explained = 0
         self.worst: Dict[str, float] = {}
 
     def apply(self, call: Call) -> None:
@@ -536,43 +535,26 @@ class Driver:
 
     def _compare(self, output: np.ndarray, row: Reading, first: int, call: Call) -> None:
         """Check the outputs of a row from its token `first` on."""
-        for name, (full, against) in self.subject.expected(
-            row.start, row.tokens, row.source
-        ).items():
-            errors = Errors()
-            errors.add(output, full[first : row.length])
+        read = row.start, row.tokens, row.source
+        part = slice(first, row.length)
+        for name, (full, against) in self.subject.expected(*read).items():
             bound = against.bound * (against.of_few if len(output) < MANY else 1)
-            error = (
-                cell_error(errors, against.rounds) * _share(full[first : row.length], full) / bound
-            )
-            self.worst[name] = max(self.worst.get(name, 0.0), error)
+            error = against.error(output, full, part)
+            if error > bound:
+                explained = self.subject.explained(*read, against, part)
+                self.explained += error <= explained
+                bound = max(bound, explained)
+            self.worst[name] = max(self.worst.get(name, 0.0), error / bound)
             where = (
                 f"{call['do']}: a row from position {row.start}, its tokens {first} .. "
                 f"{row.length - 1}"
             )
-            assert error <= 1, f"{where}: error {error:.3g} of {bound:.2g} against {name}"
+            assert error <= bound, (
+                f"{where}: error {error / bound:.3g} of {bound:.2g} against {name}"
+            )
 
     def _own(self, output: np.ndarray) -> None:
         self.owned = [*self.owned, (output, output.copy())][-WATCHED:]
-
-
-def _share(part: np.ndarray, whole: np.ndarray) -> float:
-    """Return the root mean square of some outputs of a row relative to that of all its outputs,
-    at most 1. Verification pools the tokens of a row in the same way.
-    """
-    return (
-        min(
-            1.0,
-            float(
-                np.sqrt(
-                    np.square(part, dtype=np.float64).mean()
-                    / (np.square(whole, dtype=np.float64).mean() or 1.0)
-                )
-            ),
-        )
-        if part.size
-        else 1.0
-    )
 
 
 def replay(subject: Subject, options: Dict[str, Any], calls: Sequence[Call]) -> Driver:

@@ -20,7 +20,7 @@ from posenc_export.encodings import REGISTRY
 from posenc_export.export import TARGETS
 from posenc_export.export.targets import runnable
 from posenc_export.runtime.graphs import cuda, providers
-from tests.fuzz.machine import machine_of
+from tests.fuzz.machine import COUNTED, machine_of
 from tests.fuzz.subjects import CALIBRATED, FORMS, OWN, Spec, subject
 from tests.tiny import VARIANTS, works
 
@@ -242,10 +242,7 @@ def line(unit: Unit) -> str:
 def summary(units: List[Unit]) -> Dict[str, Any]:
     """Return the totals of all units."""
     driven = [unit for unit in units if unit.total]
-    total = {
-        name: sum(unit.total[name] for unit in driven)
-        for name in ("sequences", "calls", "steps", "refused")
-    }
+    total = {name: sum(unit.total[name] for unit in driven) for name in ("sequences", *COUNTED)}
     return {
         **total,
         "worst": {

@@ -43,6 +43,11 @@ FOUND: Dict[str, Dict[str, Any]] = {
         ("integer", "bidirectional", "onnx", "mask", 40, "float16", "cpu"),
         _read(31, keep=None, rows=[[2, -1, 31]]),
     ),
+    # Scores of large positions amplify rounding; the bound of these calls did not know.
+    "a row whose scores amplify rounding": _case(
+        ("integer", "block", "torchscript", "positions", 600),
+        _read(25, chunk=1, keep=None),
+    ),
     # The free slots of the shorter row had positions past the range, with which the encoding read
     # its table.
     "a row at the end of the range beside a longer one": _case(

@@ -14,13 +14,19 @@ import torch
 from msgspec.structs import replace
 
 from posenc_export.export import Sources, export
+from posenc_export.export.conditioning import TRIES, disturbed
+from posenc_export.export.describe import Model, eager
 from posenc_export.export.expected import eager_session
+from posenc_export.export.sources import in_dtype
 from posenc_export.models.presets import seeded
 from posenc_export.models.short_forms import decoder_config
 from posenc_export.models.user_module import OwnModule
 from posenc_export.runtime import Session, load, verify
 from posenc_export.runtime.artefact.certificate import exported_error, format_cell, worst_cell
+from posenc_export.runtime.graphs.torch_graph import TorchGraph
+from posenc_export.runtime.session.model import Model as Loaded
 from posenc_export.runtime.verification.proof import accuracy_on
+from posenc_export.shared.numerics import LIMIT, SAFETY, Errors, cell_error
 from tests.tiny import block, decoder, encoder, reading
 
 TEXTS = 5  # number of token sequences, and of sequences of coordinates or segments
@@ -184,7 +190,8 @@ class Subject:
             if numbers
             else []
         )
-        self._against, self._passes = references(result, self), {}  # type: ignore[var-annotated]
+        self._module = result.of(self.manifest.dtype, how.get("weights")).model
+        self._against, self._passes = references(self._module, self), {}  # type: ignore[var-annotated]
 
     def tokens(self, row: List[Token], first: int = 0) -> np.ndarray:
         """Return the tokens of a row from index `first` on, [n] or [n,E]."""
@@ -232,13 +239,33 @@ class Subject:
             if len(self._passes) >= KEPT:
                 self._passes.clear()
             self._passes[key] = {
-                name: (self._pass(each, start, list(whole), source), each)
-                for name, each in self._against.items()
+                name: (self._pass(against.session, start, list(whole), source), against)
+                for name, against in self._against.items()
             }
         return self._passes[key]  # type: ignore[no-any-return]
 
-    def _pass(self, against: "Reference", start: int, row: List[Token], source: int) -> np.ndarray:
-        numbers, session = self.numbers(row, start)[:, None], against.session
+    def explained(
+        self, start: int, row: List[Token], source: int, against: "Reference", part: slice
+    ) -> float:
+        """Return the largest error of some tokens of a row that rounding explains: SAFETY times the
+        change of the module's outputs if each weight changes by a unit in the last place, or if it
+        computes in the artefact's dtype, at most LIMIT. Integer positions amplify such changes by
+        a factor of 100 and more.
+        """
+        full = self._pass(self._against["its module"].session, start, row, source)
+        others = (self._pass(session, start, row, source) for session in self._disturbed)
+        return min(LIMIT, SAFETY * max(against.error(x[part], full, part) for x in others))
+
+    @functools.cached_property
+    def _disturbed(self) -> List[Session]:
+        module = in_dtype(self._module, "float32")
+        sessions = [eager_session(disturbed(module, seed)) for seed in range(TRIES)]
+        if self.manifest.dtype != "float32":
+            sessions.append(Loaded(TorchGraph(*eager(self._module))).session())
+        return sessions
+
+    def _pass(self, session: Session, start: int, row: List[Token], source: int) -> np.ndarray:
+        numbers = self.numbers(row, start)[:, None]
         tokens, *given = (
             array if array.dtype == np.int64 else array.astype(session.manifest.dtype)
             for array in (self.tokens(row), *self.encoded[source : source + 1])
@@ -267,8 +294,19 @@ class Reference(NamedTuple):
     rounds: bool
     of_few: float = 1.0
 
+    def error(self, output: np.ndarray, full: np.ndarray, part: slice) -> float:
+        """Return the error of the outputs of some tokens of a row, relative to all its outputs in
+        one pass. Verification pools the tokens of a row in the same way.
+        """
+        errors, expected = Errors(), full[part]
+        errors.add(output, expected)
+        if not expected.size:
+            return 0.0
+        mean, of_row = (np.square(x, dtype=np.float64).mean() for x in (expected, full))
+        return cell_error(errors, self.rounds) * min(1.0, float(np.sqrt(mean / (of_row or 1.0))))
 
-def references(made: Sources, subject: Subject) -> Dict[str, Reference]:
+
+def references(module: Model, subject: Subject) -> Dict[str, Reference]:
     """Return what the outputs of a subject are compared with: the eager module with its rounded
     weights, and one pass of the artefact itself over the row.
 
@@ -277,18 +315,15 @@ def references(made: Sources, subject: Subject) -> Dict[str, Reference]:
     in some models (integer positions in float16). Two divisions into calls of one artefact are
     closer, so the second one is half of it.
     """
-    spec, manifest, how = subject.spec, subject.manifest, FORMS[subject.spec.form]
+    spec, manifest = subject.spec, subject.manifest
     assert manifest.reference is not None
     accuracy = accuracy_on(spec.provider, manifest.reference)
     bound = accuracy.tolerance
     if accuracy.rounds:
         proof = verify(subject.model.folder, spec.provider, record=False, quick=True)
         bound = max(bound, ABOVE_MEASURED * (exported_error(proof) or 0.0))
-    module, of_few = (
-        eager_session(made.of(manifest.dtype, how.get("weights")).model),
-        UNEVEN if accuracy.rounds else 1.0,
-    )
-    results = {"its module": Reference(module, bound, accuracy.rounds, of_few)}
+    of_few = UNEVEN if accuracy.rounds else 1.0
+    results = {"its module": Reference(eager_session(module), bound, accuracy.rounds, of_few)}
     return (
         {**results, "its own full pass": Reference(subject.model.session(), bound / 2, True)}
         if accuracy.rounds
