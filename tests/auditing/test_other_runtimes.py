@@ -21,6 +21,7 @@ from posenc_export.runtime.artefact.tokenizer import ByteCodec
 from posenc_export.serve.requests import Limits
 from tests.auditing.faults import FAULTS, Faulty
 from tests.auditing.graphs import exported, model_of
+from tests.cases import combinations
 
 with_openvino = pytest.mark.skipif(
     importlib.util.find_spec("openvino") is None, reason="openvino is not installed"
@@ -161,8 +162,7 @@ def _server(model: Any, as_content: bool) -> ThreadingHTTPServer:
     return ThreadingHTTPServer(("127.0.0.1", 0), Handler)
 
 
-@pytest.mark.parametrize("as_content", [False, True])
-@pytest.mark.parametrize("right", [True, False])
+@pytest.mark.parametrize(("right", "as_content"), combinations([True, False], [False, True]))
 def test_a_server_is_audited(right: bool, as_content: bool, tmp_path: Path) -> None:
     model = model_of("mistral")
     model.save_pretrained(tmp_path)

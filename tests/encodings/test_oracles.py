@@ -73,11 +73,9 @@ BOTH_WAYS = [
 def test_bias_matches_the_oracle_for_visible_keys(variant: str, causal: bool) -> None:
     encoding = encodings.build(VARIANTS[variant], dataclasses.replace(GEOMETRY, causal=causal))
     bias = encoding.bias(torch.tensor([POSITIONS]), torch.tensor([POSITIONS]))
+    oracle = encoding.oracle()
     expected = np.array(
-        [
-            [[encoding.oracle().bias(h, i, j) for j in POSITIONS] for i in POSITIONS]
-            for h in range(6)
-        ]
+        [[[oracle.bias(h, i, j) for j in POSITIONS] for i in POSITIONS] for h in range(6)]
     )
     actual = np.zeros_like(expected) if bias is None else bias.detach().numpy()[0]
     if causal:

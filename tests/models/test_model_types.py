@@ -96,10 +96,8 @@ CASES = [
 
 @pytest.mark.parametrize(("name", "key"), CASES)
 def test_every_key_about_positions_is_used_or_refused(name: str, key: str) -> None:
-    effects = {
-        str(value): _effect(name, key, value) for value in OTHERS if value != _whole(name)[key]
-    }
-    assert set(effects.values()) & {"felt", "refused"}, effects
+    effects = (_effect(name, key, value) for value in OTHERS if value != _whole(name)[key])
+    assert any(effect in ("felt", "refused") for effect in effects)
 
 
 def test_the_page_lists_refused_types_by_reason_and_every_type_once() -> None:

@@ -13,7 +13,7 @@ from posenc_export import encodings
 from posenc_export.export import TARGETS, export
 from posenc_export.export.targets import runnable
 from posenc_export.models.short_forms import block_config, decoder_config
-from posenc_export.runtime import load, verify
+from posenc_export.runtime import load
 from posenc_export.runtime.graphs import kernel_library
 from posenc_export.runtime.graphs.kernel_library import DOMAIN, OPERATOR
 from posenc_export.runtime.graphs.ort_graph import OrtGraph
@@ -168,10 +168,10 @@ def test_caches_of_8_bits_and_weights_of_4_pass_the_grid(tmp_path: Path) -> None
     text.write_bytes(np.random.default_rng(0).integers(32, 127, size=2000).astype("u1").tobytes())
     for variant in ("rope", "alibi", "shaw", "deberta", "fox", "pope"):
         folder = tmp_path / variant
-        config = decoder_config(256, 2, 96, block(variant))
-        export(sources(config), "ort-native", folder, cache="int8", weights="int4",
-               calibrate=text, max_loss=4.0)  # fmt: skip
-        certificate = verify(folder, record=False)
+        config = decoder_config(256, 1, 96, block(variant))
+        certificate = export(sources(config), "ort-native", folder, cache="int8", weights="int4",
+                             calibrate=text, max_loss=4.0).certificate  # fmt: skip
+        assert certificate is not None
         assert certificate["passed"] and certificate["checks"]["operators"]["compared"]
         states = {state.past.split(".")[-1]: state.dtype for state in load(folder).manifest.states}
         others = {states.pop(name, "float32") for name in ("products", "gate")}
