@@ -138,7 +138,6 @@ def in_turn(config: Any, variants: Iterable[str]) -> Any:
 
 GRAPHS = ("ort", "onnx-static", "onnx", "ort-native")
 WHOLE = {  # for each model and for each target; the others read one call of each kind
-    ("input_rnn", "onnx"),
     ("input_rnn", "ort"),
     ("learned", "onnx"),
     ("recurrent", "onnx-static"),
