@@ -128,12 +128,14 @@ def table(rows: Sequence[Dict[str, Any]]) -> str:
     refused = [row for row in rows if "refused" in row]
     known = {row["exporter"]: row["versions"].items() for row in rows if "versions" in row}
     versions = {name: ", ".join(f"{k} {v}" for k, v in pairs) for name, pairs in known.items()}
+    reasons = [row["refused"].replace("`", "'") for row in refused]
     return marked.text("audit").format(
         table=markdown(["family", *names], lines),
         faults=_faults(planted, names),
         wrong="\n".join(map(_wrong, wrong)) or "None.",
         refused="\n".join(
-            f"- {row['exporter']}, {row['family']}: {_code(row['refused'])}" for row in refused
+            f"- {row['exporter']}, {row['family']}: `{why}`"
+            for row, why in zip(refused, reasons, strict=True)
         ),
         versions="\n".join(f"- {name}: {text}" for name, text in versions.items()),
         exporters=len(names),
@@ -162,10 +164,6 @@ def _wrong(row: Dict[str, Any]) -> str:
         f"        posenc audit build/audit/{name}/{folder} "
         f"--reference build/audit/checkpoints/{family}\n"
     )
-
-
-def _code(text: str) -> str:
-    return "`" + text.replace("`", "'") + "`"
 
 
 def available(name: str, python: str) -> bool:

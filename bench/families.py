@@ -47,7 +47,8 @@ def measured(name: str) -> List[Dict[str, Any]]:
             model = load(Path(temporary) / target, provider="cpu", threads=1)
             used = {pattern: way for pattern, way in ways.items() if pattern not in skipped}
             pairs = {pattern: way(peer, opened(model)) for pattern, way in used.items()}
-            sees = [part["sees"]["name"] for part in _attentions(manifest.config)]
+            kinds = [manifest.config["layers"][kind] for kind in manifest.config["order"]]
+            sees = [kind["attention"]["sees"]["name"] for kind in kinds]
             row = {"model": name, "kind": manifest.kind, "target": target}
             row["layers"] = sum(kind != "encoder" for kind in sees)
             row["fused"] = patterns.fused_layers(manifest)
@@ -56,11 +57,6 @@ def measured(name: str) -> List[Dict[str, Any]]:
             row["share"] = max(map(patterns.share, pairs.values()))
             rows.append(row)
     return rows
-
-
-def _attentions(config: Dict[str, Any]) -> List[Dict[str, Any]]:
-    """Return the attention description of each layer."""
-    return [config["layers"][name]["attention"] for name in config["order"]]
 
 
 def _read(name: str, folder: Path) -> Tuple[Any, Any, Callable[[Any], Any]]:

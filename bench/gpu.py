@@ -54,16 +54,14 @@ def _steps() -> List[str]:
     return [json.dumps([number, *who, rows]) for number, rows, who in of]
 
 
-def _rest() -> List[str]:
-    return [name for name in gpu_proofs.models() if name not in gpu_proofs.REPAIRED]
-
-
 PARTS = {
     "kernels": Part(2, lambda: list(gpu_kernels.GROUPS)),
     "repaired": Part(3, lambda: list(gpu_proofs.REPAIRED), workers=8),
     "prompts": Part(7, _prompts),
     "steps": Part(6, _steps),
-    "parity": Part(7, _rest, workers=8),
+    "parity": Part(
+        7, lambda: [n for n in gpu_proofs.models() if n not in gpu_proofs.REPAIRED], workers=8
+    ),
 }
 
 

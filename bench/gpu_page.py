@@ -2,6 +2,7 @@
 
 import json
 import statistics
+from functools import partial
 from pathlib import Path
 from typing import Any, Callable, Dict, List, Mapping, Sequence, Tuple
 
@@ -22,6 +23,9 @@ STEPS = """### Steps
 The same architecture in float16. A step includes copying the token to the device and the logits
 back."""
 NONE = "No device has run it yet.\n"
+# Names of the cases of times, and their figures.
+OF_PROMPTS = ("contestant", "context"), ("prompt", "after steps", "new length")
+OF_STEPS = ("contestant", "weights", "rows", "context"), ("step", "memory")
 Row = Dict[str, Any]
 
 
@@ -68,15 +72,7 @@ def _failure(row: Row) -> str:
     return f"- Device {row['machine'] + 1}: {name} {form}{' ' if form else ''}{said}{at}\n"
 
 
-def _prompts(rows: Sequence[Row]) -> str:
-    return _times(rows, ("contestant", "context"), ("prompt", "after steps", "new length"))
-
-
-def _steps(rows: Sequence[Row]) -> str:
-    return _times(rows, ("contestant", "weights", "rows", "context"), ("step", "memory"))
-
-
-def _times(rows: Sequence[Row], names: Sequence[str], figures: Sequence[str]) -> str:
+def _times(names: Sequence[str], figures: Sequence[str], rows: Sequence[Row]) -> str:
     """One line for each case: medians of the rounds in microseconds."""
     cases: Dict[Any, List[Row]] = {}
     errors = []
@@ -102,8 +98,8 @@ SECTIONS: Dict[str, Tuple[str, Callable[[Sequence[Row]], str]]] = {
     "kernels": ("### Kernels alone, against numpy", _counts),
     "repaired": ("### Values: what was repaired without a device", _counts),
     "parity": ("### Values: everything else", _counts),
-    "prompts": (PROMPTS, _prompts),
-    "steps": (STEPS, _steps),
+    "prompts": (PROMPTS, partial(_times, *OF_PROMPTS)),
+    "steps": (STEPS, partial(_times, *OF_STEPS)),
 }
 
 

@@ -100,10 +100,6 @@ def attention(name: str, change: Callable[[Any], Any]) -> Callable[[Graph], None
     return plant
 
 
-def _rows(change: Callable[[np.ndarray], np.ndarray]) -> Callable[[Graph], None]:
-    return constants("cos.rows", change)
-
-
 def _hole(rows: np.ndarray) -> np.ndarray:
     rows[400:432] = 0
     return rows
@@ -210,7 +206,7 @@ RUINS = (
     Ruin("softmax scale 1 % off", "rope", attention("scale", lambda scale: 1.01 * scale)),
     Ruin("one head's queries late by one token", "rope", _late_head),
     Ruin("cos and sin exchanged", "rope", _exchange_tables),
-    Ruin("rows 400 to 431 of the cos table zero", "rope", _rows(_hole)),
+    Ruin("rows 400 to 431 of the cos table zero", "rope", constants("cos.rows", _hole)),
     Ruin("slope of one head halved", "alibi", slopes(_halved)),
     Ruin("window one token short", "rope", attention("local_window_size", lambda w: w - 1)),
     Ruin("window one token long", "rope", attention("local_window_size", lambda w: w + 1)),

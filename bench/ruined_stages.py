@@ -202,19 +202,11 @@ def _in_module(module: Any, suffix: str, change: Callable[[Any], None]) -> Itera
             tensor.copy_(numbers)
 
 
-def _hole(table: Any) -> None:
-    table[400:432] = 0
-
-
-def _half_slope(slopes: Any) -> None:
-    slopes.view(-1)[1] /= 2
-
-
 STAGE_RUINS = (
     StageRuin("tables: rows 400 to 431 of cos zero", "rope",
-              lambda module: _in_module(module, "cos.rows", _hole)),
+              lambda module: _in_module(module, "cos.rows", lambda t: t[400:432].zero_())),
     StageRuin("tables: slope of one head halved", "alibi",
-              lambda module: _in_module(module, "slopes.rows", _half_slope)),
+              lambda module: _in_module(module, "slopes.rows", lambda t: t.view(-1)[1].div_(2))),
     StageRuin("packer: scales rolled by one output", "rope",
               _stored(f"{WEIGHT}.scales", lambda scales: np.roll(scales, 1, 0)), FEW_BITS),
     StageRuin("packer: zero points one lower", "rope",

@@ -102,11 +102,6 @@ def _cosines(encoding: Any, heads: int) -> None:
     encoding.v.copy_((4 * (torch.arange(heads) + 1) / heads)[:, None].expand_as(encoding.v))
 
 
-def _in_phase(encoding: Any, heads: int) -> None:
-    """Set all phases to 0: scores are highest at the query's own position."""
-    encoding.phase.value.zero_()
-
-
 def _spread(encoding: Any, heads: int) -> None:
     """Replace the random directions of heads by equally spaced ones of the same lengths."""
     along = encoding.along.value
@@ -135,7 +130,8 @@ SHAPED: Dict[str, Tuple[Callable[[Any, int], None], str]] = {
     "layout_bias": (_by_bucket, "biases that fall with the bucket"),
     "wavlm": (_by_bucket, "biases that fall with the bucket"),
     "transformer_xl": (_cosines, "positions as sinusoids"),
-    "pope": (_in_phase, "phases 0"),
+    # Scores are highest at the query's own position.
+    "pope": (lambda encoding, _: encoding.phase.value.zero_(), "phases 0"),
     "rope_2d": (_spread, "directions of heads spread evenly"),
     "conditional_conv": (_smooth, "filters that fall"),
     "conditional_conv_2d": (_smooth, "filters that fall"),

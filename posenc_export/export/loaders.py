@@ -47,7 +47,8 @@ def write(model: Stack, manifest: Manifest, folder: Path) -> None:
     if not model.config.order:  # an embedding part without layers
         return
     if manifest.kind == "encoder":
-        _put(folder / CONFIG, _encoder(model.config))
+        types = max(model.config.tokens.segments, 1)
+        _put(folder / CONFIG, {**_common(model.config, ENCODER), "type_vocab_size": types})
         return
     shape = _cache_shape(manifest, len(model.config.order))
     if manifest.kind != "decoder" or shape is None:
@@ -93,10 +94,6 @@ def _common(config: StackConfig, model_type: Tuple[str, str]) -> Dict[str, Any]:
         # Selects the file name model.onnx, for every dtype of the graph.
         "transformers.js_config": {"dtype": "fp32"},
     }
-
-
-def _encoder(config: StackConfig) -> Dict[str, Any]:
-    return {**_common(config, ENCODER), "type_vocab_size": max(config.tokens.segments, 1)}
 
 
 def _decoder(config: StackConfig, manifest: Manifest, shape: Tuple[Axis, Axis]) -> Dict[str, Any]:

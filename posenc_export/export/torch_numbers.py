@@ -41,7 +41,7 @@ def _by_name(stored: Dict[str, torch.Tensor], wanted: Dict[str, torch.Tensor]) -
     for name, tensor in stored.items():
         if name in wanted:
             compared += tensor.numel()
-            if not _equal(tensor, wanted[name]):
+            if tensor.dtype != wanted[name].dtype or not torch.equal(tensor, wanted[name]):
                 failures[name] = "other numbers than in the module"
         elif tensor.numel() < FEWEST:
             skipped[name] = "a constant of the module's code"
@@ -106,10 +106,6 @@ def _constants(path: Path) -> Iterator[Tuple[str, torch.Tensor]]:
     for index, node in enumerate(module.graph.findAllNodes("prim::Constant")):
         if isinstance(value := node.output().toIValue(), torch.Tensor):
             yield f"constant {index}", value
-
-
-def _equal(tensor: torch.Tensor, wanted: torch.Tensor) -> bool:
-    return tensor.dtype == wanted.dtype and torch.equal(tensor, wanted)
 
 
 def _first(failures: Dict[str, str]) -> Dict[str, str]:

@@ -72,7 +72,9 @@ def check_encoding(
     with _registered(cls):
         config = _config(spec, cls, max_positions)
         errors = against_oracle.check(cls, spec, max_positions)
-        _check_float16(cls, spec, max_positions)
+        geometry = geometry_of(max_positions, "causal" in cls.works_in)
+        with drawn_from(0):
+            half_precision.check_encoding(encodings.build(spec, geometry), geometry, "float16")
         sources, certificates = Sources(seeded(config)), {}
         with tempfile.TemporaryDirectory() as folder:
             for target in runnable() if targets is None else targets:
@@ -104,14 +106,6 @@ def _config(
     block = block_config(WIDTH, HEADS, max_positions, **heads, encoding=spec, causal=causal)
     tied = encodings.build(spec, geometry_of(max_positions, causal)).token_width(WIDTH) == WIDTH
     return decoder_config(61, 2, 40, block, tied=tied)
-
-
-def _check_float16(
-    cls: Type[PositionEncoding], spec: Mapping[str, Any], max_positions: int
-) -> None:
-    with drawn_from(0):
-        geometry = geometry_of(max_positions, "causal" in cls.works_in)
-        half_precision.check_encoding(encodings.build(spec, geometry), geometry, "float16")
 
 
 def _check_faults(
