@@ -87,13 +87,9 @@ class Wrapper(torch.nn.Module):
         cache = transformers.DynamicCache() if past else None
         for layer in range(len(past) // 2):
             cache.update(past[2 * layer], past[2 * layer + 1], layer)
-        outputs = self.model(
-            input_ids=input_ids,
-            attention_mask=attention_mask,
-            position_ids=position_ids,
-            past_key_values=cache,
-            use_cache=bool(past),
-        )
+        inputs = {"input_ids": input_ids, "attention_mask": attention_mask}
+        inputs |= {"position_ids": position_ids, "past_key_values": cache}
+        outputs = self.model(**inputs, use_cache=bool(past))
         layers = cache.layers if past else ()
         return (outputs.logits, *(part for layer in layers for part in (layer.keys, layer.values)))
 

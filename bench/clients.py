@@ -166,12 +166,8 @@ def main(arguments: Sequence[str]) -> int:
     """Run the clients and write the results; return exit status 0."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--environments", type=Path, default=TOP / "build" / "clients")
-    parser.add_argument(
-        "--only",
-        action="append",
-        choices=CLIENTS,
-        help="run only this runtime and keep the rows of the others; may be given several times",
-    )
+    what = "run only this runtime and keep the rows of the others; may be given several times"
+    parser.add_argument("--only", action="append", choices=CLIENTS, help=what)
     parser.add_argument("--json", type=Path, default=TOP / "bench/results/clients.json")
     parser.add_argument("--markdown", type=Path, default=TOP / "docs/runtimes/table.md")
     options = parser.parse_args(arguments)

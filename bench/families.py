@@ -105,13 +105,8 @@ def main(arguments: Sequence[str]) -> int:
 
     names = [*checkpoints.MODELS, *encoders.MODELS, *pairs.MODELS]
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument(
-        "--only",
-        action="append",
-        choices=names,
-        help="measure only this model, and print the rows instead of writing files; may be given "
-        "several times",
-    )
+    what = "measure only this model and print its rows; may be given several times"
+    parser.add_argument("--only", action="append", choices=names, help=what)
     parser.add_argument("--json", type=Path, default=Path("docs/families.json"))
     parser.add_argument("--markdown", type=Path, default=Path("docs/families.md"))
     parser.add_argument("--jobs", type=int, default=2)

@@ -198,12 +198,11 @@ def main(arguments: Sequence[str]) -> int:
             print(json.dumps(row), flush=True)
         return 0
     results = Results(options.json, here(options.rehearse))
-    complete = measure(
-        results,
-        options.minutes,
-        options.rehearse,
-        lambda part, key, seconds: in_process(part, key, options.folder, options.rehearse, seconds),
-    )
+
+    def run(part: str, key: str, seconds: float) -> List[Dict[str, Any]]:
+        return in_process(part, key, options.folder, options.rehearse, seconds)
+
+    complete = measure(results, options.minutes, options.rehearse, run)
     if options.json == gpu_page.RESULTS:
         gpu_page.write(results.values, gpu_page.PAGE)
     if not complete:

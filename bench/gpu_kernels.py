@@ -63,12 +63,9 @@ class Runner:
         options.log_severity_level = 4
         for entry in entries:
             options.add_session_config_entry(*entry)
-        session = onnxruntime.InferenceSession(
-            serialised(graph, [node], outputs, free=free),
-            options,
-            providers=[self.provider],
-            enable_fallback=0,
-        )
+        content = serialised(graph, [node], outputs, free=free)
+        where: Any = {"providers": [self.provider], "enable_fallback": 0}
+        session = onnxruntime.InferenceSession(content, options, **where)
         return np.asarray(session.run(None, fed)[0])
 
 

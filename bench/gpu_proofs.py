@@ -18,14 +18,9 @@ HALF, WIDE = ("float16", "bfloat16"), ("float32", "float16")
 EVERY = [*(("ort-cuda", dtype) for dtype in HALF), *(("onnx", dtype) for dtype in WIDE)]
 EVERY += [("onnx-static", "float32")]
 ARTEFACTS = {
-    "decoders": EVERY,
-    "presets": EVERY,
-    "depths": EVERY,
-    "families": EVERY[:3],
-    "parts": EVERY,
-    "blocks": EVERY[:1],
-    "variants": EVERY[:1],
-    "few bits": EVERY[:1],
+    **dict.fromkeys(("decoders", "presets", "depths"), EVERY),
+    **{"families": EVERY[:3], "parts": EVERY},
+    **dict.fromkeys(("blocks", "variants", "few bits"), EVERY[:1]),
 }
 
 

@@ -131,13 +131,8 @@ def ruined(folder: Path, plant: Callable[[Graph], None]) -> Dict[str, Any]:
     model = onnx.load(str(folder / "model.onnx"))
     plant(model.graph)
     (folder / "model.onnx.data").unlink(missing_ok=True)
-    onnx.save_model(
-        model,
-        str(folder / "model.onnx"),
-        save_as_external_data=True,
-        location="model.onnx.data",
-        size_threshold=1024,
-    )
+    outside: Any = {"save_as_external_data": True, "location": "model.onnx.data"}
+    onnx.save_model(model, str(folder / "model.onnx"), size_threshold=1024, **outside)
     names = ("model.onnx", "model.onnx.data")
     return {name: files.entry(folder / name) for name in names if (folder / name).is_file()}
 

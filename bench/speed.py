@@ -188,35 +188,19 @@ def measured(
     runtimes = [runtime for runtime in part.runtimes if runtime not in absent]
     refused = OPENVINO if "openvino" in absent else ()
     providers = [provider for provider in part.providers if provider not in refused]
-    return run(
-        exported(name, folder, runtimes, say),
-        runtimes,
-        part.contexts,
-        part.prompts,
-        threads=threads,
-        seconds=part.seconds,
-        different_models=True,
-        providers=providers,
-        progress=say,
-    )
+    how: Dict[str, Any] = {"threads": threads, "seconds": part.seconds, "providers": providers}
+    paths = exported(name, folder, runtimes, say)
+    works = (part.contexts, part.prompts)
+    return run(paths, runtimes, *works, different_models=True, progress=say, **how)
 
 
 def main(arguments: Sequence[str]) -> int:
     """Measure the parts and write the results; return exit status 0."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument(
-        "--only",
-        action="append",
-        choices=PARTS,
-        help="measure only this part; may be given several times (default: all)",
-    )
-    parser.add_argument(
-        "--without",
-        action="append",
-        default=[],
-        choices=RUNTIMES,
-        help="omit this runtime; may be given several times",
-    )
+    what = "measure only this part; may be given several times (default: all)"
+    parser.add_argument("--only", action="append", choices=PARTS, help=what)
+    what = "omit this runtime; may be given several times"
+    parser.add_argument("--without", action="append", default=[], choices=RUNTIMES, help=what)
     parser.add_argument("--json", type=Path, default=Path("bench/results/speed.json"))
     parser.add_argument("--docs", type=Path, default=Path("docs"), help="folder of the pages")
     parser.add_argument("--artefacts", type=Path, default=Path("build/speed"))

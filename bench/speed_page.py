@@ -84,11 +84,8 @@ SUMMARY = (
 
 def perplexities() -> Dict[str, str]:
     """Return perplexities relative to float32, by the name of the weights in QUALITY."""
-    return {
-        row["weights"]: f"{row['perplexity']:.2f}"
-        for row in json.loads(QUALITY.read_text(encoding="utf-8"))["rows"]
-        if "perplexity" in row
-    }
+    rows = json.loads(QUALITY.read_text(encoding="utf-8"))["rows"]
+    return {r["weights"]: f"{r['perplexity']:.2f}" for r in rows if "perplexity" in r}
 
 
 def _compared(

@@ -220,11 +220,6 @@ def row_of(name: str) -> Row:
 def page() -> str:
     """The page docs/properties.md, as Markdown."""
     lines = [[f"[{n}](encodings/{n}.md)", *measure(n).values()] for n in encodings.REGISTRY]
-    return text("properties").format(
-        tokens=TOKENS,
-        near=STARTS[0],
-        far=STARTS[1],
-        bound=f"{BOUND:.1e}",
-        table=markdown(["encoding", *COLUMNS], lines),
-        **dataclasses.asdict(GEOMETRY),
-    )
+    table = markdown(["encoding", *COLUMNS], lines)
+    named = {"tokens": TOKENS, "bound": f"{BOUND:.1e}", **dataclasses.asdict(GEOMETRY)}
+    return text("properties").format(near=STARTS[0], far=STARTS[1], table=table, **named)

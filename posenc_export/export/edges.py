@@ -24,11 +24,9 @@ def edges_of(model: Model) -> List[Edge]:
     """Return the edges within the range of positions, in order and without repetitions."""
     inner = inner_of(model)
     last = inner.config.max_positions - 1
-    found = {
-        Edge(OTHER.sub("?", edge.name)[:LONGEST_NAME], edge.at, edge.by): None
-        for edge in (*_stated(inner), Edge("2^24", SINGLE, "position"))
-        if 0 < edge.at <= last
-    }
+    stated = (*_stated(inner), Edge("2^24", SINGLE, "position"))
+    within = [edge for edge in stated if 0 < edge.at <= last]
+    found = {Edge(OTHER.sub("?", e.name)[:LONGEST_NAME], e.at, e.by) for e in within}
     return sorted(found, key=lambda edge: (edge.at, edge.name))
 
 

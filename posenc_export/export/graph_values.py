@@ -24,11 +24,9 @@ def dtype_of(model: Model) -> str:
 
 def inputs_of(model: Model, signature: str) -> List[Value]:
     """Return the inputs of a graph without states and encoder."""
-    return [
-        *_read(model),
-        _places(model, signature),
-        *([Value("logits_index", "int64", (B, R))] if takes_logits_index(model, signature) else []),
-    ]
+    index = Value("logits_index", "int64", (B, R))
+    further = [index] if takes_logits_index(model, signature) else []
+    return [*_read(model), _places(model, signature), *further]
 
 
 def _read(model: Model) -> List[Value]:

@@ -98,14 +98,9 @@ def _common(config: StackConfig, model_type: Tuple[str, str]) -> Dict[str, Any]:
 
 def _decoder(config: StackConfig, manifest: Manifest, shape: Tuple[Axis, Axis]) -> Dict[str, Any]:
     heads, size = shape
-    return {
-        **_common(config, DECODER),
-        **_ids(manifest),
-        "num_key_value_heads": heads,
-        "head_dim": size,
-        "use_cache": True,
-        "torch_dtype": manifest.dtype,
-    }
+    sizes = {"num_key_value_heads": heads, "head_dim": size}
+    further = {"use_cache": True, "torch_dtype": manifest.dtype}
+    return {**_common(config, DECODER), **_ids(manifest), **sizes, **further}
 
 
 def _genai(config: StackConfig, manifest: Manifest, shape: Tuple[Axis, Axis]) -> Dict[str, Any]:
@@ -126,13 +121,8 @@ def _genai(config: StackConfig, manifest: Manifest, shape: Tuple[Axis, Axis]) ->
     # Without stop tokens, this is the id least likely to end a prompt.
     last = config.tokens.vocabulary - 1
     ids = {"eos_token_id": manifest.stop_ids, "pad_token_id": next(iter(manifest.stop_ids), last)}
-    model = {
-        "type": "llama",
-        "vocab_size": config.tokens.vocabulary,
-        "context_length": manifest.max_positions,
-        **ids,
-        "decoder": decoder,
-    }
+    sizes = {"vocab_size": config.tokens.vocabulary, "context_length": manifest.max_positions}
+    model = {"type": "llama", **sizes, **ids, "decoder": decoder}
     search = {"do_sample": False, "max_length": manifest.max_positions}
     return {"model": model, "search": {**search, "past_present_share_buffer": manifest.in_place}}
 

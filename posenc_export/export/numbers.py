@@ -209,11 +209,9 @@ def _by_output(place: Place) -> np.ndarray:
 
 def _equal(numbers: np.ndarray, wanted: np.ndarray) -> bool:
     """Whether two arrays have the same shape, dtype and numbers; NaN equals NaN."""
-    return (
-        numbers.shape == wanted.shape
-        and numbers.dtype == wanted.dtype
-        and bool(np.array_equal(numbers, wanted, equal_nan=numbers.dtype.kind == "f"))
-    )
+    alike = numbers.shape == wanted.shape and numbers.dtype == wanted.dtype
+    nan = numbers.dtype.kind == "f"
+    return alike and bool(np.array_equal(numbers, wanted, equal_nan=nan))
 
 
 def _difference(numbers: np.ndarray, wanted: np.ndarray) -> str:

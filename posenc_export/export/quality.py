@@ -57,13 +57,9 @@ def measured(
         loss = _of_text(session, eager_session(inputs.model, length), sample, say)
         name, digest = inputs.text.name, sample.sha256
         _check_loss(loss, manifest, inputs, inputs.text)
-    return Quality(
-        inputs=name,
-        sha256=digest,
-        exact=max(error for name, error in cells.items() if name.startswith(FORM)),
-        exact_tolerance=tolerance,
-        **loss.figures(manifest),
-    )
+    exact = max(error for name, error in cells.items() if name.startswith(FORM))
+    measured_on = {"inputs": name, "sha256": digest, "exact": exact, "exact_tolerance": tolerance}
+    return Quality(**measured_on, **loss.figures(manifest))
 
 
 class Loss:

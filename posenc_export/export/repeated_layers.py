@@ -136,11 +136,9 @@ class _Completion:
         place = {layer: index for index, layer in enumerate(self.traced)}
         layers = {value: _layer_of(name) for name, value in self.inputs.items()}
         tags = {value: place[layer] for value, layer in layers.items() if layer is not None}
-        tags |= {
-            value: place[weight[0]]
-            for name, value in self.graph.initializers.items()
-            if (weight := self._of_layer(name)) is not None
-        }
+        for name, value in self.graph.initializers.items():
+            if (weight := self._of_layer(name)) is not None:
+                tags[value] = place[weight[0]]
         parts: List[List[ir.Node]] = [[] for _ in range(len(self.traced) + 1)]  # last: behind all
         for node in self.graph:
             tag = max((tags[value] for value in node.inputs if value in tags), default=None)
@@ -178,13 +176,9 @@ class _Completion:
         assert entry is not None
         of: Dict[ir.Value, ir.Value] = {entry: mark.outputs[0], **self._states(template, layer)}
         for node in self.parts[index]:
-            made = ir.node(
-                node.op_type,
-                [self._input(value, of, layer) for value in node.inputs],
-                node.attributes,
-                domain=node.domain,
-                num_outputs=len(node.outputs),
-            )
+            inputs = [self._input(value, of, layer) for value in node.inputs]
+            outputs: Any = {"domain": node.domain, "num_outputs": len(node.outputs)}
+            made = ir.node(node.op_type, inputs, node.attributes, **outputs)
             for old, new in zip(node.outputs, made.outputs, strict=True):
                 new.name = f"{old.name}.of_layer_{layer}"
                 new.shape = old.shape and old.shape.copy()

@@ -74,9 +74,8 @@ class CallSignature(Signature):
     ) -> Tuple[Tensor, List[Tensor]]:
         """x [B,S] or [B,S,E], position_ids [B,S] or [1+A,B,S], states; return output, states."""
         places, coordinates = places_of(position_ids, self.axes)
-        output, present = self.model(
-            x, places, coordinates, places, torch.zeros_like(places[:, 0]), states
-        )
+        first = torch.zeros_like(places[:, 0])
+        output, present = self.model(x, places, coordinates, places, first, states)
         return output, present
 
 
@@ -88,15 +87,9 @@ class CallLogitsSignature(Signature):
     ) -> Tuple[Tensor, List[Tensor]]:
         """logits_index [B,R] int64; return logits [B,R,V], states."""
         places, coordinates = places_of(position_ids, self.axes)
+        first = torch.zeros_like(places[:, 0])
         output, present = self.model(
-            x,
-            places,
-            coordinates,
-            places,
-            torch.zeros_like(places[:, 0]),
-            states,
-            None,
-            logits_index,
+            x, places, coordinates, places, first, states, None, logits_index
         )
         return output, present
 
@@ -126,9 +119,8 @@ class SegmentSignature(Signature):
     ) -> Tuple[Tensor, List[Tensor]]:
         """x, token_type_ids [B,S], position_ids [B,S] or [1+A,B,S] int64."""
         places, coordinates = places_of(position_ids, self.axes)
-        return self.model(
-            x, places, coordinates, places, torch.zeros_like(places[:, 0]), states, token_type_ids
-        )
+        first = torch.zeros_like(places[:, 0])
+        return self.model(x, places, coordinates, places, first, states, token_type_ids)
 
 
 class SegmentMaskSignature(Signature):
@@ -139,15 +131,8 @@ class SegmentMaskSignature(Signature):
     ) -> Tuple[Tensor, List[Tensor]]:
         """x, token_type_ids, attention_mask [B,S] int64; return output, []."""
         positions = counted_from(attention_mask)
-        return self.model(
-            x,
-            positions,
-            positions,
-            positions,
-            torch.zeros_like(positions[:, 0]),
-            states,
-            token_type_ids,
-        )
+        first = torch.zeros_like(positions[:, 0])
+        return self.model(x, positions, positions, positions, first, states, token_type_ids)
 
 
 NAMES = ("positions", "mask")
@@ -183,12 +168,9 @@ def takes_logits_index(model: Model, signature: str) -> bool:
     """Return whether the graph has the input logits_index: causal decoders with signature
     "positions". Programs that feed an attention_mask do not know this input.
     """
-    return (
-        signature == "positions"
-        and isinstance(model, Stack)
-        and model.config.head is not None
-        and model.config.token_geometry.causal
-    )
+    if signature != "positions" or not isinstance(model, Stack):
+        return False
+    return model.config.head is not None and model.config.token_geometry.causal
 
 
 def wrap(model: Model, signature: str) -> torch.nn.Module:

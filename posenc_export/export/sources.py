@@ -73,20 +73,17 @@ class Sources:
                 scales = calibration.cache_scales(model, sample, say)
             if size is not None and sample is not None:
                 formats = mixed.formats_within(model, sample, size, say)
-            rounded_model, on_grid = (
-                rounding.Rounded(model, {})
-                if weights is None
-                else in_few_bits(model, weights, sample, formats, self._keep, say)
-            )
+            rounded_model, on_grid = rounding.Rounded(model, {})
+            if weights is not None:
+                how = (sample, formats, self._keep, say)
+                rounded_model, on_grid = in_few_bits(model, weights, *how)
             activations = rounding.activations_of(model) if dtype == "float32" else dtype
             if weights is not None and dtype != "float32":
                 rounded_model, exact, on_grid = in_half(rounded_model, on_grid, dtype, self._keep)
-            few_bits = FewBits(
-                None if weights is None else Weights(weights, activations=activations),
-                {} if size is None else mixed.formats_of(on_grid),
-                cache,
-                None if sample is None else sample.described,
-            )
+            of_weights = None if weights is None else Weights(weights, activations=activations)
+            of_each = {} if size is None else mixed.formats_of(on_grid)
+            described = None if sample is None else sample.described
+            few_bits = FewBits(of_weights, of_each, cache, described)
             page_out(self.model.parameters())
             self._made[key] = Source(rounded_model, scales, on_grid, few_bits, say, exact)
         return self._made[key]

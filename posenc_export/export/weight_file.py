@@ -130,8 +130,6 @@ def _mapped() -> List[Tuple[int, int, int]]:
     written to, so that the system must keep them.
     """
     lines = MAPS.read_text(encoding="utf-8", errors="replace").splitlines()
-    return [
-        (int(match[1], 16), int(match[2], 16), DONTNEED if match[3] == "s" else PAGEOUT)
-        for match in map(MAPPING.match, lines)
-        if match
-    ]
+    matches = [match for match in map(MAPPING.match, lines) if match]
+    advice = {True: DONTNEED, False: PAGEOUT}
+    return [(int(m[1], 16), int(m[2], 16), advice[m[3] == "s"]) for m in matches]

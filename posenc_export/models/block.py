@@ -132,16 +132,9 @@ class AttentionBlock(torch.nn.Module):
             raise refusal("weights", "tensors by name", got, "give its state_dict()")
         shapes = {name: tuple(value.shape) for name, value in state_dict.items()}
         tensors = from_weights.projections(shapes, state_dict.__getitem__, prefix)
-        return cls.from_weights(
-            heads,
-            max_positions,
-            kv_heads=kv_heads,
-            encoding=encoding,
-            layout=layout,
-            encoding_weights=tensors.trained,
-            causal=causal,
-            **from_weights.complete(tensors.weights),
-        )
+        how: Any = {**from_weights.complete(tensors.weights), "kv_heads": kv_heads}
+        how |= {"encoding": encoding, "layout": layout, "causal": causal}
+        return cls.from_weights(heads, max_positions, encoding_weights=tensors.trained, **how)
 
     def __call__(self, *arguments: Any, **named: Any) -> Any:
         """Call `forward`; with x alone, whole sequences at positions 0 .. S-1 (whole_pass)."""

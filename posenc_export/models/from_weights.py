@@ -65,17 +65,9 @@ def pack(
     _check_shapes(tensors, shapes, {"o": heads * size}, width)
     qkv = torch.cat([tensors[name] for name in sizes]) if separate else tensors["qkv"]
     parameters = {"output.weight": output, "qkv.weight": qkv, **_biases(tensors, sizes)}
-    config = block_config(
-        width,
-        heads,
-        max_positions,
-        kv_heads,
-        size,
-        encodings.parse(encoding) if isinstance(encoding, str) else encoding,
-        "qkv.bias" in parameters,
-        "output.bias" in parameters,
-        causal,
-    )
+    spec = encodings.parse(encoding) if isinstance(encoding, str) else encoding
+    biases = ("qkv.bias" in parameters, "output.bias" in parameters)
+    config = block_config(width, heads, max_positions, kv_heads, size, spec, *biases, causal)
     return config, parameters
 
 

@@ -48,11 +48,8 @@ def read(files: Mapping[str, bytes], config: Mapping[str, Any], vocabulary: int)
 def unapplied(files: Mapping[str, bytes]) -> List[str]:
     """Return the keys of UNAPPLIED with values that change tokens, each as KEY=VALUE."""
     values = _settings(files)
-    return [
-        f"{key}={values[key]!r}"
-        for key, usual in UNAPPLIED.items()
-        if values.get(key) is not None and values[key] not in usual
-    ]
+    stated = {key: values[key] for key in UNAPPLIED if values.get(key) is not None}
+    return [f"{key}={value!r}" for key, value in stated.items() if value not in UNAPPLIED[key]]
 
 
 def _settings(files: Mapping[str, bytes]) -> Dict[str, Any]:

@@ -38,12 +38,9 @@ class Whole(NamedTuple):
     def blocks(self) -> Optional[Blocks]:
         """Return blocks of 128, 64 or 32 inputs; None if groups or bits do not fit."""
         rows, inputs = self.codes.shape
-        alike = (
-            size
-            for size in (128, 64, 32)
-            if inputs % size == 0
-            and (self.groups.reshape(-1, size) == self.groups[::size, None]).all()
-        )
+        sizes = [size for size in (128, 64, 32) if inputs % size == 0]
+        first = {size: self.groups[::size, None] for size in sizes}
+        alike = (n for n in sizes if (self.groups.reshape(-1, n) == first[n]).all())
         block = next(alike, None)
         if block is None or self.bits not in (4, 8):
             return None

@@ -39,11 +39,10 @@ def placed(model: Inner) -> List[Placed]:
     """Return the encoding of tokens, then that of each layer."""
     config = model.config
     width, length = config.width, config.max_positions
+    pairs = enumerate(zip(config.attentions, model.attentions(), strict=True))
     in_layers = [
-        Placed(index, described.encodings, described.geometry(width, length), built.encoding)
-        for index, (described, built) in enumerate(
-            zip(config.attentions, model.attentions(), strict=True)
-        )
+        Placed(index, of.encodings, of.geometry(width, length), built.encoding)
+        for index, (of, built) in pairs
     ]
     if isinstance(config, BlockConfig):
         specs, geometry = config.encodings, in_layers[0].geometry

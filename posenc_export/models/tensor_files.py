@@ -129,12 +129,9 @@ def _reason(error: Exception) -> str:
 
 def _is_plain(tensor: Tensor) -> bool:
     """Whether a tensor is dense, on the CPU, and no larger than its memory."""
-    return (
-        not tensor.is_nested
-        and tensor.layout is torch.strided
-        and tensor.device.type == "cpu"
-        and tensor.nbytes <= tensor.untyped_storage().nbytes()
-    )
+    dense = not tensor.is_nested and tensor.layout is torch.strided
+    here = dense and tensor.device.type == "cpu"
+    return here and tensor.nbytes <= tensor.untyped_storage().nbytes()
 
 
 def _other_dtype(name: str, dtype: str) -> ValueError:

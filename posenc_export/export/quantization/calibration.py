@@ -101,11 +101,8 @@ def _scales(largest: np.ndarray) -> np.ndarray:
 
 def _largest_of(attention: Any, prefix: str, largest: Dict[str, Tensor]) -> Hook:
     """Return a hook that records in `largest` the largest cached magnitude of each channel."""
-    caches = [
-        (index, prefix + spec.name)
-        for index, spec in enumerate(attention.states())
-        if spec.grows and spec.name in ("key", "value")
-    ]
+    states = [(n, spec) for n, spec in enumerate(attention.states()) if spec.grows]
+    caches = [(n, prefix + spec.name) for n, spec in states if spec.name in ("key", "value")]
 
     def record(_: torch.nn.Module, __: Any, outputs: Any) -> None:
         for index, name in caches:

@@ -74,12 +74,8 @@ class Codes:
     ) -> "Codes":
         """Return codes of weights with the same inputs in one, joined by a function of arrays."""
         offsets = [part.offsets for part in parts if part.offsets is not None]
-        return Codes(
-            how([part.codes for part in parts]),
-            how([part.scales for part in parts]),
-            parts[0].inputs,
-            how(offsets) if offsets else None,
-        )
+        codes, scales = how([part.codes for part in parts]), how([part.scales for part in parts])
+        return Codes(codes, scales, parts[0].inputs, how(offsets) if offsets else None)
 
 
 @dataclass(frozen=True)

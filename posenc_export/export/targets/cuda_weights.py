@@ -46,17 +46,10 @@ class InHalf(Fused):
         end = (0, missing)
         zeros = codes.zeros(grid.bits)
         points = np.zeros(codes.scales.shape, np.int8) if zeros is None else zeros
-        table = op.weight(
-            f"{name}.codes_to_gather",
-            lambda: packed_codes(
-                np.pad(codes.codes, ((0, 0), end, (0, 0))).reshape(len(points), -1), grid
-            ),
-        )
-        scales = offsets.scales(
-            op,
-            f"{name}.scales" if not missing else f"{name}.scales_to_gather",
-            np.pad(codes.scales, ((0, 0), end)),
-        )
+        flat = np.pad(codes.codes, ((0, 0), end, (0, 0))).reshape(len(points), -1)
+        table = op.weight(f"{name}.codes_to_gather", lambda: packed_codes(flat, grid))
+        of_scales = f"{name}.scales_to_gather" if missing else f"{name}.scales"
+        scales = offsets.scales(op, of_scales, np.pad(codes.scales, ((0, 0), end)))
         padded = np.pad(points, ((0, 0), end))
         of_blocks = op.weight(f"{name}.zeros_to_gather", lambda: packed_codes(padded, grid))
         rows = op.GatherBlockQuantized(

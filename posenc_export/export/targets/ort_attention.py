@@ -69,14 +69,9 @@ def _group_query(
         attributes |= {"do_rotary": 1, "rotary_interleaved": int(rotation.interleaved)}
     with_weights = bool(node.readers(AttentionWeights))
     attributes |= {"qk_output": AFTER_SOFTMAX} if with_weights else {}
-    inputs = [
-        *projections(op, [padded(op, part, wide) for part in heads]),
-        *(key.past, value.past),
-        *lengths,
-        *tables,
-        bias,
-        node.sinks,
-    ]
+    heads = [padded(op, part, wide) for part in heads]
+    caches = (key.past, value.past)
+    inputs = [*projections(op, heads), *caches, *lengths, *tables, bias, node.sinks]
     count, domain = 4 if with_weights else 3, MICROSOFT
     return op.several(count, "GroupQueryAttention", *inputs, domain=domain, **attributes)
 

@@ -5,7 +5,7 @@ device would be copied there in every step. A sum and the norm after it are one 
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Optional, Tuple
+from typing import Any, Optional, Tuple
 
 import onnx_ir as ir
 
@@ -87,14 +87,10 @@ def sum_and_norm(op: Builder, node: ir.Node) -> Replaced:
     ):
         return []
     epsilon = node.attributes.get_float("epsilon", 1e-5)
-    output, mean, deviation, added = op.several(
-        4,
-        "SkipSimplifiedLayerNormalization",
-        *addition.inputs,
-        scale,
-        domain=MICROSOFT,
-        epsilon=epsilon,
-    )
+    inputs: Any = (*addition.inputs, scale)
+    name = "SkipSimplifiedLayerNormalization"
+    fused = op.several(4, name, *inputs, domain=MICROSOFT, epsilon=epsilon)
+    output, mean, deviation, added = fused
     mean.name = deviation.name = ""  # for training
     added.shape, added.type = total.shape, total.type
     return [(node.outputs[0], output), (total, added)]
@@ -133,13 +129,9 @@ def norm(op: Builder, node: ir.Node) -> Replaced:
 
 
 def _of_one_shape(first: Optional[ir.Value], second: Optional[ir.Value]) -> bool:
-    return (
-        first is not None
-        and second is not None
-        and first.shape is not None
-        and first.shape == second.shape
-        and len(first.shape) == 3
-    )
+    if first is None or second is None or first.shape is None:
+        return False
+    return first.shape == second.shape and len(first.shape) == 3
 
 
 LOWERING: Tuple[Table, ...] = (

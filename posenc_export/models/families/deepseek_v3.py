@@ -43,14 +43,10 @@ def _attention(config: Settings) -> AttentionConfig:
         "bias": config.flag("attention_bias", False),
         "epsilon": EPSILON,
     }
-    return AttentionConfig(
-        heads=config.heads,
-        kv_heads=config.heads,
-        head_size=own + rotary,
-        encodings=(rotation,),
-        projection=projection,
-        scale=_scale(rotation, own + rotary),
-    )
+    size = own + rotary
+    parts: Any = {"projection": projection, "scale": _scale(rotation, size)}
+    heads: Any = {"heads": config.heads, "kv_heads": config.heads, "head_size": size}
+    return AttentionConfig(**heads, encodings=(rotation,), **parts)
 
 
 def _scale(rotation: Mapping[str, Any], size: int) -> Optional[float]:

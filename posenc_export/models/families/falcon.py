@@ -34,12 +34,9 @@ def describe(config: Settings) -> StackConfig:
     rotation = alibi if config.flag("alibi", False) else config.rotation()
     config.rotation_keys()  # take rotary keys, which have no effect with ALiBi
     bias = config.flag("bias", False)
-    mlp = {
-        "name": "plain",
-        "hidden": config.whole("ffn_hidden_size", 4 * config.width),
-        "activation": config.activation("activation", "gelu"),
-        "bias": bias,
-    }
+    hidden = config.whole("ffn_hidden_size", 4 * config.width)
+    activation = config.activation("activation", "gelu")
+    mlp = {"name": "plain", "hidden": hidden, "activation": activation, "bias": bias}
     norm = plain.layer_norm(config, "layer_norm_epsilon")
     kind = layer_of(plain.attention(config, bias, kv_heads), mlp, norm, residual)
     return gated.uniform(config, kind, [rotation], tied=True)

@@ -76,11 +76,8 @@ def rotations(config: Settings) -> Dict[str, Named]:
     if not nested or not set(by_type) <= set(THETAS):
         rule = f"rope_parameters to map {' and '.join(THETAS)} to mappings"
         raise config.refusal(rule, by_type)
-    sizes = {
-        "hidden_size": config.width,
-        "num_attention_heads": config.heads,
-        "max_position_embeddings": config.trained_positions,
-    }
+    sizes = {"hidden_size": config.width, "num_attention_heads": config.heads}
+    sizes["max_position_embeddings"] = config.trained_positions
     specs: Dict[str, Named] = {}
     for name, (_, theta) in THETAS.items():
         parameters = {"rope_theta": theta, **by_type.get(name, {})}

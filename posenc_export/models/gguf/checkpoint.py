@@ -53,7 +53,7 @@ class GGUFCheckpoint:
         self._path, self._values = path, parts[0].values
         metadata = Metadata(self._values, self._tensors)
         shapes = {name: tensor.shape for name, tensor in self._tensors.items()}
-        self.config, kind = config_of(metadata, shapes, lambda n: dequantized(self._tensors[n]))
+        self.config, kind = config_of(metadata, shapes, self._read)
         self._undo = kind.undo
         self._places: Dict[str, Place] = {}
         self._shapes: Mapping[str, Tuple[int, ...]] = {}
@@ -133,6 +133,9 @@ class GGUFCheckpoint:
             return None
         rows = np.arange(len(tensor.data))[:, None]
         return GGUFMatrix(tensor), undone(place, rows, self._undo, self.config)
+
+    def _read(self, name: str) -> np.ndarray:
+        return dequantized(self._tensors[name])
 
     def _placed(self, names: List[str]) -> Dict[str, Place]:
         """Return the places of tensors by transformers' names, from gguf's table."""

@@ -126,11 +126,9 @@ def _merges(
     sentencepiece merges the pair whose result has the highest score, so that every way to cut a
     token in two is a pair with its score.
     """
-    ranks = [
-        (0, 0.0, index) if kind == USER_DEFINED else (1, -score, index)
-        for index, (kind, score) in enumerate(zip(kinds, scores, strict=False))
-        if kind in (NORMAL, USER_DEFINED)
-    ]
+    ranked = enumerate(zip(kinds, scores, strict=False))
+    scored = [(kind, score, n) for n, (kind, score) in ranked if kind in (NORMAL, USER_DEFINED)]
+    ranks = [(0, 0.0, n) if kind == USER_DEFINED else (1, -score, n) for kind, score, n in scored]
     for *_, index in sorted(ranks):
         token = tokens[index]
         for cut in range(1, len(token)):

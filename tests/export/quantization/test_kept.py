@@ -110,7 +110,7 @@ def test_blocks_with_offsets_are_exact_if_activations_are_not_rounded(
     kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
-        sources, "activations_of", lambda model: "float32"
+        sources.rounding, "activations_of", lambda model: "float32"
     )  # the tolerance of float32 then applies
     manifest = export_model(
         _read(tmp_path / "model.gguf", kind, "llama"), "ort", tmp_path / "artefact", weights="keep"

@@ -65,20 +65,12 @@ def post_norm(
         segments = config.integer("type_vocab_size", least=0)
     norm = layer_norm(config) if epsilon is None else {"name": "layer", "epsilon": epsilon}
     read = attention(config, bias=True, encodings=tuple(in_layers), sees={"name": "both"})
-    tokens = TokensConfig(
-        vocabulary=config.whole("vocab_size"),
-        encodings=on_tokens,
-        segments=0 if segments == 1 else segments,
-        norm=norm,
-    )
+    types, vocabulary = 0 if segments == 1 else segments, config.whole("vocab_size")
+    tokens = TokensConfig(vocabulary=vocabulary, encodings=on_tokens, segments=types, norm=norm)
     encoder_only(config)
-    return StackConfig(
-        width=config.width,
-        max_positions=max_positions,
-        tokens=tokens,
-        layers={"layer": layer_of(read, mlp(config, activation), norm, "post")},
-        order=("layer",) * config.layers,
-    )
+    kinds = {"layer": layer_of(read, mlp(config, activation), norm, "post")}
+    sizes: Any = {"width": config.width, "max_positions": max_positions}
+    return StackConfig(**sizes, tokens=tokens, layers=kinds, order=("layer",) * config.layers)
 
 
 def reading_layers(
@@ -86,14 +78,9 @@ def reading_layers(
 ) -> Tuple[Dict[str, LayerConfig], Tuple[str, ...]]:
     """Return kinds and order of a decoder's layers: self-attention, then cross-attention."""
     own, norm = kind.attention, kind.norms[0]
-    cross = AttentionConfig(
-        heads=own.heads,
-        kv_heads=own.heads,
-        head_size=own.head_size,
-        sees={"name": "encoder"},
-        projection=projection,
-        scale=scale,
-    )
+    heads: Any = {"heads": own.heads, "kv_heads": own.heads, "head_size": own.head_size}
+    sees = {"name": "encoder"}
+    cross = AttentionConfig(**heads, sees=sees, projection=projection, scale=scale)
     reading = layer_of(cross, kind.mlp, norm)
     kinds = {"own": layer_of(own, {"name": "none"}, norm, "alone"), "encoder": reading}
     return kinds, ("own", "encoder") * layers

@@ -64,12 +64,8 @@ def layer(
     parts.PARTS["residual"]; norm: specification of all norms, None for RMSNorm.
     """
     norm = norm or {"name": "rms", "epsilon": config.number("rms_norm_eps")}
-    mlp = {
-        "name": "gated",
-        "hidden": config.whole("intermediate_size"),
-        "activation": config.activation(activation),
-        "bias": mlp_bias,
-    }
+    mlp = {"name": "gated", "hidden": config.whole("intermediate_size")}
+    mlp |= {"activation": config.activation(activation), "bias": mlp_bias}
     return layer_of(attention, mlp, norm, residual)
 
 

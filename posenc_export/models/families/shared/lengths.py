@@ -33,14 +33,10 @@ def with_lengths(config: StackConfig, lengths: Optional[str]) -> StackConfig:
             rule = "lengths only for a decoder with LongRoPE"
             raise refusal("checkpoint", rule, got, "leave it out")
         return config
-    layers = {
-        name: kind.with_attention(
-            encodings=tuple(
-                _chosen(spec, lengths, config.max_positions) for spec in kind.attention.encodings
-            )
-        )
-        for name, kind in config.layers.items()
-    }
+    layers = {}
+    for name, kind in config.layers.items():
+        chosen = (_chosen(s, lengths, config.max_positions) for s in kind.attention.encodings)
+        layers[name] = kind.with_attention(encodings=tuple(chosen))
     return msgspec.structs.replace(config, layers=layers)
 
 

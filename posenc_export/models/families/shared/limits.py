@@ -88,12 +88,9 @@ def check_sizes(family: str, config: StackConfig, sizes: Sequence[int]) -> None:
         raise refusal(family, f"{rule}.json", f"{len(sizes)} and {sum(sizes)}", remedy)
     widths = [config.width for spec in config.tokens.encodings if spec["name"] == "sinusoidal"]
     for kind in config.layers.values():
-        widths += [
-            getattr(kind.attention, ROWS[begin])
-            for spec in kind.attention.encodings
-            for begin in ROWS
-            if spec["name"].startswith(begin)
-        ]
+        names = [spec["name"] for spec in kind.attention.encodings]
+        begins = [begin for name in names for begin in ROWS if name.startswith(begin)]
+        widths += [getattr(kind.attention, ROWS[begin]) for begin in begins]
     if widths and config.max_positions * max(widths) > TABLE:
         rule = f"a table of positions with at most {TABLE} numbers"
         got = f"{config.max_positions} positions x {max(widths)}"

@@ -20,13 +20,10 @@ def attention(
     largest absolute value of queries, keys and values.
     """
     projection = {"name": "grouped", "bias": bias, "output_bias": bias}
-    return AttentionConfig(
-        heads=config.heads,
-        kv_heads=kv_heads or config.heads,
-        head_size=config.width // config.heads,
-        projection=projection if clip is None else {**projection, "clip": clip},
-        **parts,
-    )
+    projection |= {} if clip is None else {"clip": clip}
+    heads: Any = {"heads": config.heads, "kv_heads": kv_heads or config.heads}
+    size = config.width // config.heads
+    return AttentionConfig(**heads, head_size=size, projection=projection, **parts)
 
 
 def mlp(
