@@ -127,8 +127,8 @@ class RoPELongRoPE(PositionEncoding):
         self.magnitude = math.sqrt(1 + math.log(stretch) / math.log(original_max_positions))
         if attention_factor is not None:
             self.magnitude = float(attention_factor)
-        given = {"short_factor": short_factor, "long_factor": long_factor}
-        self.factors = [_factors(name, text, size // 2) for name, text in given.items()]
+        texts = {"short_factor": short_factor, "long_factor": long_factor}
+        self.factors = [_factors(name, text, size // 2) for name, text in texts.items()]
         powers = self.theta ** (torch.arange(0, size, 2, dtype=dtype) / size)
         sets = [torch.tensor(set_of, dtype=dtype) for set_of in self.factors]
         frequencies = [1.0 / (factors * powers) for factors in sets]

@@ -76,8 +76,8 @@ def write(
     reference = beside.reference
     if verified is not None:
         accuracy = verified.accuracy
-        held = {"tolerance": accuracy.tolerance, "float32": accuracy.float32}
-        reference = msgspec.structs.replace(reference, **held)
+        bounds = {"tolerance": accuracy.tolerance, "float32": accuracy.float32}
+        reference = msgspec.structs.replace(reference, **bounds)
     manifest = manifest.replace(
         reference=reference,
         encodings=beside.encodings,

@@ -57,9 +57,8 @@ def write_onnx(source: Source, manifest: Manifest, folder: Path, lowerings: Lowe
     inputs, states = graph_ends.without_unread(op, manifest)
     _strip(model)
     operators = collections.Counter(node.op_type for node in model.graph.all_nodes())
-    facts: Any = {"opset": dict(model.opset_imports), "matrices": matrices}
-    facts["operators"] = dict(sorted(operators.items()))
-    graph = Graph(inputs, states, manifest.chunk, **facts)
+    opset, counts = dict(model.opset_imports), dict(sorted(operators.items()))
+    graph = Graph(inputs, states, manifest.chunk, {}, opset, counts, matrices)
     _explain(model, with_graph(manifest, graph))
     steps = functools.partial(Steps, source.say, f"{manifest.target}: writing weights")
     weights = external_data.move_out(model.graph, folder, steps)

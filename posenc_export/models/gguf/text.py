@@ -112,8 +112,8 @@ def _sentencepiece(values: Mapping[str, Any], tokens: List[str], kinds: List[int
     before: List[Any] = [normalizers.Prepend(SPACE)] if prefixed else []
     tokenizer.normalizer = normalizers.Sequence([*before, normalizers.Replace(" ", SPACE)])
     after: List[Any] = [decoders.Strip(" ", 1, 0)] if prefixed else []
-    bytes_too = [decoders.Replace(SPACE, " "), decoders.ByteFallback(), decoders.Fuse()]
-    tokenizer.decoder = decoders.Sequence([*bytes_too, *after])
+    spelled_out = [decoders.Replace(SPACE, " "), decoders.ByteFallback(), decoders.Fuse()]
+    tokenizer.decoder = decoders.Sequence([*spelled_out, *after])
     return tokenizer
 
 
