@@ -140,10 +140,9 @@ def _attended(
 ) -> np.ndarray:
     """Output [S,H*D] of queries [S,H,D] for new [S,K,D] and cached [K,T,D] keys and values."""
     heads, size = q.shape[1:]
-    keys, values = (
-        by_query_head(np.concatenate([old, x.transpose(1, 0, 2)], 1).astype(np.float64), heads)
-        for old, x in zip(past, new, strict=True)
-    )
+    pairs = zip(past, new, strict=True)
+    joined = [np.concatenate([old, x.transpose(1, 0, 2)], 1) for old, x in pairs]
+    keys, values = (by_query_head(x.astype(np.float64), heads) for x in joined)
     scores = q.transpose(1, 0, 2).astype(np.float64) @ keys.transpose(0, 2, 1) / math.sqrt(size)
     scores = np.where(visible(len(q), keys.shape[1], window), scores, -np.inf)
     sinks = sink[:, None, None].astype(np.float64) if sink.size else -np.inf

@@ -115,10 +115,9 @@ def _window(change: Callable[[int], Optional[int]]) -> Any:
 
         return wrong
 
-    return _several(
-        _patched(ort_attention, "_bias_and_window", ruined),
-        _patched(native_attention, "_attributes", lambda of: lambda *args: changed(of(*args))),
-    )
+    of_ort = _patched(ort_attention, "_bias_and_window", ruined)
+    native = _patched(native_attention, "_attributes", lambda of: lambda *args: changed(of(*args)))
+    return _several(of_ort, native)
 
 
 def _rotations(change: Callable[[Any], Dict[str, Any]]) -> Any:

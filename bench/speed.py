@@ -73,10 +73,8 @@ class Part:
 
 def on_targets(*targets: str) -> Tuple[Variant, ...]:
     """Return rope on these targets and the other encodings on `ort`."""
-    return (
-        *(Variant(target=target) for target in targets),
-        *(Variant(name) for name in ENCODINGS if name != "rope"),
-    )
+    others = [Variant(name) for name in ENCODINGS if name != "rope"]
+    return (*(Variant(target=target) for target in targets), *others)
 
 
 ALL = ("ort", "onnx", "onnx-static", "torchscript")

@@ -112,10 +112,8 @@ if __name__ == "__main__":
     parser.add_argument("--resume", action="store_true", help=what)
     options = parser.parse_args()
     if not SOURCE_TREE.is_dir():
-        parser.error(
-            "expected the source tree, where its artefact is written, got an installed "
-            "package; run this in a checkout"
-        )
+        rule = "the source tree, where its artefact is written"
+        parser.error(f"expected {rule}, got an installed package; run this in a checkout")
     torch.manual_seed(options.seed)
     train, held_out = corpus()
 

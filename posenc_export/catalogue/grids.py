@@ -64,10 +64,8 @@ def _products(
     heads, keys = (1, 1) if alike else (geometry.heads, geometry.kv_heads or geometry.heads)
     ones = np.ones((heads, geometry.head_size))
     own = oracle.rotate_heads(ones, tuple(query))[head]
-    products = [
-        float(own @ oracle.rotate_key_heads(ones[:keys], tuple(place))[head * keys // heads])
-        for place in (query, *places)
-    ]
+    turned = [oracle.rotate_key_heads(ones[:keys], tuple(place)) for place in (query, *places)]
+    products = [float(own @ rows[head * keys // heads]) for rows in turned]
     return np.array(products[1:]) / products[0]
 
 

@@ -51,10 +51,10 @@ class Found:
     def lines(self, shapes: Shapes) -> List[str]:
         """Describe the mapping, one line for each tensor."""
         turned = ", transposed" if self.transposed else ""
-        lines = [
-            f"{role} is {name} {list(shapes[name])}{'' if role.endswith('_bias') else turned}"
-            for role, name in self.names.items()
-        ]
+        lines = []
+        for role, name in self.names.items():
+            end = "" if role.endswith("_bias") else turned
+            lines.append(f"{role} is {name} {list(shapes[name])}{end}")
         trained = self.trained.items()
         lines += [f"{ENCODING}{role} is {name} {list(shapes[name])}" for role, name in trained]
         return lines + [f"not used: {name} {list(shapes[name])}" for name in self.unused]

@@ -34,10 +34,8 @@ from posenc_export.shared.suggestion import suggestion
 
 MODULES, PROMPTS = "modules.json", "config_sentence_transformers.json"
 # Names of the file with the maximal length, in the order in which the library looks for them.
-LENGTHS = [
-    f"sentence_{name}_config.json"
-    for name in ("bert", "roberta", "distilbert", "camembert", "albert", "xlm-roberta", "xlnet")
-]
+KINDS = ("bert", "roberta", "distilbert", "camembert", "albert", "xlm-roberta", "xlnet")
+LENGTHS = [f"sentence_{name}_config.json" for name in KINDS]
 # Our names of poolings by the library's current and older keys, in the order of concatenation.
 POOLINGS = {
     "cls": "cls",

@@ -179,7 +179,5 @@ def _attentions(
         if on_tokens:
             got = f"{on_tokens[0]['name']}, which acts on tokens"
             check(False, "layer_encodings that act in layers", got, "give it to the block")
-    return {
-        f"layer_{index}": msgspec.structs.replace(attention, encodings=in_layers)
-        for index, (_, in_layers) in enumerate(placed)
-    }
+    kinds = [msgspec.structs.replace(attention, encodings=in_layers) for _, in_layers in placed]
+    return {f"layer_{index}": kind for index, kind in enumerate(kinds)}

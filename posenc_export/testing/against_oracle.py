@@ -79,10 +79,8 @@ def _problem(encoding: PositionEncoding, hook: str, worst: Worst, bound: float) 
     pair = f"expected {worst.expected:.8g}, got {worst.actual:.8g}"
     got = f"{worst.error:.1e}, worst at {worst.place}: {pair}"
     if derived:
-        return (
-            f"expected {hook} within {bound:.1e} of your function in float64, got {got}; "
-            "subtract positions before any division"
-        )
+        rule = f"{hook} within {bound:.1e} of your function in float64"
+        return f"expected {rule}, got {got}; subtract positions before any division"
     if worst.error < ROUNDING:
         remedy = _precision(encoding, hook)
     else:
@@ -130,10 +128,9 @@ def _precision(encoding: PositionEncoding, hook: str) -> str:
     """Return the remedy for a small error: what is rounded, or what to compute in float64."""
     for name, value in (*encoding.named_buffers(), *encoding.named_parameters()):
         if value.dtype in (torch.float16, torch.bfloat16):
-            return (
-                f"{name} is {str(value.dtype).removeprefix('torch.')}: keep fixed numbers in a "
-                "Table and trained ones in an Exact, which are float32"
-            )
+            dtype = str(value.dtype).removeprefix("torch.")
+            remedy = "keep fixed numbers in a Table and trained ones in an Exact, which are float32"
+            return f"{name} is {dtype}: {remedy}"
     what = "fixed numbers" if hook == "bias" else "angles"
     return f"compute {what} in float64 and store them in a Table or an Exact"
 

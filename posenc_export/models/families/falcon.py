@@ -19,10 +19,8 @@ def norms(description: StackConfig, config: Mapping[str, Any]) -> Table:
     """Return the rules of a layer's norms, whose names depend on their number."""
     if description.kinds[0].residual["name"] != "parallel_norms":
         return {}
-    return {
-        OURS + "residual.attention_norm": same(LAYER + "ln_attn"),
-        OURS + "residual.mlp_norm": same(LAYER + "ln_mlp"),
-    }
+    norms = {"attention": "ln_attn", "mlp": "ln_mlp"}
+    return {OURS + f"residual.{n}_norm": same(LAYER + theirs) for n, theirs in norms.items()}
 
 
 def describe(config: Settings) -> StackConfig:

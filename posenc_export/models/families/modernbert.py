@@ -58,10 +58,8 @@ def _layers(config: Settings, norm: Named) -> Dict[str, LayerConfig]:
     mlp_bias, near = config.flag("mlp_bias", False), {"name": "near", "reach": reach}
     full = gated.layer(config, attention, "hidden_activation", mlp_bias, norm=norm)
     sees = {"full_attention": {"name": "both"}, "sliding_attention": near}
-    return {
-        name: full.with_attention(encodings=(rotation,), sees=sees[name])
-        for name, rotation in rotations(config).items()
-    }
+    turned = rotations(config).items()
+    return {n: full.with_attention(encodings=(of,), sees=sees[n]) for n, of in turned}
 
 
 def rotations(config: Settings) -> Dict[str, Named]:

@@ -48,10 +48,8 @@ def _scales(data: np.ndarray, kind: str) -> Tuple[np.ndarray, Optional[np.ndarra
 
     size = GGML_QUANT_SIZES[GGMLQuantizationType[kind]][1]
     blocks = np.ascontiguousarray(data).reshape(-1, size)
-    first, second = (
-        np.ascontiguousarray(blocks[:, at : at + 2]).view(np.float16).astype(np.float32)
-        for at in (0, 2)
-    )
+    halves = [np.ascontiguousarray(blocks[:, at : at + 2]).view(np.float16) for at in (0, 2)]
+    first, second = (half.astype(np.float32) for half in halves)
     shape = (len(data), -1)
     if kind in ("Q4_K", "Q5_K"):  # scales and minima of 6 bits, with a scale each for 8 blocks
         parts = quants.Q4_K.get_scale_min(blocks[:, 4:16])
