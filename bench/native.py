@@ -1,28 +1,27 @@
 """CachedAttention of packages/kernels beside GroupQueryAttention of ONNX Runtime, and artefacts of
-target ort-native beside those of ort: a prompt, a step, and a pass of 4 tokens.
+target ort-native beside those of ort (native_artefacts.py).
 
-    python -m bench.native [--artefacts ORT NATIVE] [--json bench/results/native.json]
+    python -m bench.native [--artefacts ORT NATIVE] [--threads 2] [--json FILE]
 
-Processor time of one thread, in turn in one process: the ratio of every round, its median, and the
-quantiles 0.1 and 0.9. Caches of the operators take CACHES bytes, so that a call finds its keys in
-memory, as a step does that reads weights in between. Artefacts are those of one decoder, such as
-SmolLM2-135M.
+In turn in one process: the ratio of every round, its median, and the quantiles 0.1 and 0.9. Times
+are those of the processor with one thread, and of the clock with more. Caches of the operators take
+CACHES bytes, so that a call finds its keys in memory, as a step does that reads weights in between.
+Artefacts are those of one decoder that writes text, such as SmolLM2-135M. Rows of the same name in
+the file are replaced.
 """
 
 import argparse
 import json
 import sys
-import time
-from functools import partial
 from pathlib import Path
-from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Sequence
+from typing import Any, Callable, Dict, List, NamedTuple, Sequence
 
 import numpy as np
 import onnxruntime
 from onnx import TensorProto, helper
 
-from bench.timing import in_turn, seconds, spread
-from posenc_export.runtime import load
+from bench import native_artefacts
+from bench.timing import CLOCKS, in_turn, seconds, spread
 from posenc_export.runtime.graphs import kernel_library
 from posenc_export.runtime.graphs.kernel_library import DOMAIN, OPERATOR
 from posenc_export.shared import json_rows
@@ -59,8 +58,6 @@ OPERATORS = [
     Geometry(9, 3, rows=16, cached=512),
     *(Geometry(9, 3, tokens=n, cached=0) for n in (64, 256, 1024)),
 ]
-CONTEXTS = (16, 1024, 4096)
-STEPS, PASSES, TOKENS = 12, 3, 4  # in a round; tokens of a pass
 
 
 def numbers(geometry: Geometry) -> Dict[str, np.ndarray]:
@@ -77,7 +74,7 @@ def numbers(geometry: Geometry) -> Dict[str, np.ndarray]:
     return feeds
 
 
-def opened(operator: str, geometry: Geometry, feeds: Dict[str, np.ndarray]) -> Any:
+def opened(operator: str, geometry: Geometry, feeds: Dict[str, np.ndarray], threads: int) -> Any:
     """Return a session with one node."""
     own = operator == OPERATOR
     names = [*INPUTS.split(), *SCALES, *(["", "cache_position"] if own else [])]
@@ -101,7 +98,7 @@ def opened(operator: str, geometry: Geometry, feeds: Dict[str, np.ndarray]) -> A
     opsets = [helper.make_opsetid("", 21), helper.make_opsetid(domain, 1)]
     model = helper.make_model(graph, opset_imports=opsets, ir_version=10)
     options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads, options.log_severity_level = 1, 3
+    options.intra_op_num_threads, options.log_severity_level = threads, 3
     options.add_session_config_entry("session.set_denormal_as_zero", "1")
     kernel_library.register(options)
     cpu = ["CPUExecutionProvider"]
@@ -140,7 +137,7 @@ def calls_of(session: Any, feeds: Dict[str, np.ndarray], caches: Sequence[Sequen
     return run
 
 
-def of_operators(geometry: Geometry) -> Dict[str, Any]:
+def of_operators(geometry: Geometry, threads: int) -> Dict[str, Any]:
     """Return times of both operators for a call."""
     feeds, caches = numbers(geometry), caches_of(geometry)
     slots = geometry.cached + np.arange(geometry.tokens)
@@ -150,56 +147,40 @@ def of_operators(geometry: Geometry) -> Dict[str, Any]:
     }
     calls: Dict[str, Callable[[], float]] = {}
     for name, other in rest.items():
-        session = opened(name, geometry, {**feeds, **other})
+        session = opened(name, geometry, {**feeds, **other}, threads)
         run = calls_of(session, {**feeds, **other}, caches)
-        calls[name] = lambda run=run: seconds(run, time.process_time)  # type: ignore[misc]
+        calls[name] = lambda run=run: seconds(run, CLOCKS[threads > 1])  # type: ignore[misc]
     times = in_turn(calls, ROUNDS)
     shipped, own = times.values()
     us = {name: round(float(np.median(t)) / len(caches) * 1e6, 1) for name, t in times.items()}
-    return {**geometry._asdict(), "microseconds": us, "ratio": spread(own, shipped)}
-
-
-def of_artefacts(folders: Sequence[Path], cached: int) -> Iterator[Dict[str, Any]]:
-    """Yield times of two artefacts: a prompt, then a step and a pass of TOKENS after it."""
-    sessions = {path.name: load(path, provider="cpu", threads=1).session() for path in folders}
-    prompt = np.random.default_rng(0).integers(100, size=(1, cached))
-
-    def timed(session: Any, work: Callable[[], Any], back: int) -> float:
-        time_taken = seconds(work, time.process_time)
-        session.rewind(back)
-        return time_taken
-
-    works: Dict[str, Any] = {
-        f"prompt of {cached}": (lambda s: s.prefill(prompt, logits_to_keep=1), 0, 1),
-        f"step after {cached}": (lambda s: s.step(prompt[:, -1]), 1, ROUNDS * STEPS),
-        f"{TOKENS} tokens after {cached}": (
-            lambda s: s.prefill(prompt[:, :TOKENS]), TOKENS, ROUNDS * PASSES
-        ),
-    }  # fmt: skip
-    for what, (work, back, rounds) in works.items():
-        calls = {}
-        for name, session in sessions.items():
-            calls[name] = partial(timed, session, partial(work, session), back)
-        times = in_turn(calls, rounds, warm=6 if back else 0)
-        first, second = times.values()
-        ms = {name: round(float(np.median(t)) * 1e3, 2) for name, t in times.items()}
-        yield {"call": what, "milliseconds": ms, "ratio": spread(second, first)}
+    of_call = {**geometry._asdict(), "threads": threads}
+    return {**of_call, "microseconds": us, "ratio": spread(own, shipped)}
 
 
 def main(arguments: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--artefacts", type=Path, nargs=2, metavar=("ORT", "NATIVE"))
+    parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--json", type=Path)
     options = parser.parse_args(arguments)
     if options.artefacts:
-        rows = [row for cached in CONTEXTS for row in of_artefacts(options.artefacts, cached)]
+        measured = native_artefacts.measured(options.artefacts, options.threads)
     else:
-        rows = [of_operators(geometry) for geometry in OPERATORS]
-    for row in rows:
-        print(json.dumps(row))
+        measured = (of_operators(geometry, options.threads) for geometry in OPERATORS)
+    rows = []
+    for row in measured:
+        rows.append(row)
+        print(json.dumps(row), flush=True)
     if options.json:
-        json_rows.write(options.json, rows)
+        names = [_name(row) for row in rows]
+        kept = json.loads(options.json.read_text()) if options.json.exists() else []
+        json_rows.write(options.json, [*(r for r in kept if _name(r) not in names), *rows])
     return 0
+
+
+def _name(row: Dict[str, Any]) -> Dict[str, Any]:
+    """Return what a row measured, without the results."""
+    return {key: value for key, value in row.items() if not isinstance(value, dict)}
 
 
 if __name__ == "__main__":

@@ -8,6 +8,7 @@ import numpy as np
 
 Result = TypeVar("Result")
 Clock = Callable[[], float]
+CLOCKS = (time.process_time, time.perf_counter)  # for one thread, for several
 
 
 def seconds(call: Callable[[], Any], clock: Clock = time.perf_counter) -> float:
