@@ -45,20 +45,12 @@ SMALL = 2e-2  # largest error that rounding to half precision explains
 
 @dataclass(frozen=True)
 class Answer:
-    """What the errors of a graph have in common.
+    """What the errors of a graph have in common."""
 
-    Args:
-        sentence: which calls are wrong, from where on.
-        cause: a key of CAUSES, or of a hypothesis; empty if the graph is right.
-        first: place of the first wrong token of these calls among the compared ones; -1 if none
-            is wrong.
-        features: of the calls that are wrong.
-    """
-
-    sentence: str
-    cause: str = ""
-    first: int = -1
-    features: Tuple[str, ...] = ()
+    sentence: str  # which calls are wrong, from where on
+    cause: str = ""  # a key of CAUSES, or of a hypothesis; empty if the graph is right
+    first: int = -1  # place of the first wrong token among the compared ones; -1 if none is wrong
+    features: Tuple[str, ...] = ()  # of the calls that are wrong
 
     def named(self, cause: str, words: str) -> "Answer":
         """Return the answer with another cause, in these words."""
@@ -66,11 +58,8 @@ class Answer:
 
 
 def answer(observed: Observed, limit: np.ndarray, edges: Mapping[str, int]) -> Answer:
-    """Return what is wrong.
-
-    Args:
-        limit: largest error of a right token, for each token that was compared [N].
-        edges: of the reference, by name.
+    """Return what is wrong. limit: largest error of a right token, of each that was compared [N].
+    edges: of the reference, by name.
     """
     table = observed.columns
     wrong = ~(table["error"] <= limit)
@@ -146,7 +135,6 @@ def _cause(
     thresholds: Mapping[str, int],
     edges: Mapping[str, int],
 ) -> str:
-    """Return the key of CAUSES."""
     errors, index = group["error"][bad], group["index"][bad]
     first = thresholds.get("index", thresholds.get("position", 0))
     if "row" in features and not (group["row"][bad] == 0).any():

@@ -5,42 +5,29 @@ from typing import Any, List, Mapping, Tuple, Union
 
 import numpy as np
 
+from posenc_export.auditing import exact, finding, hypotheses, opening, repeat
 from posenc_export.auditing.answer import CAUSES, Answer, answer
-from posenc_export.auditing.exact import Exact
 from posenc_export.auditing.facts import Reference
-from posenc_export.auditing.finding import interface
 from posenc_export.auditing.graph import COUNTS_ROWS, NotPossible
-from posenc_export.auditing.hypotheses import explained
 from posenc_export.auditing.inputs import Interface, read_file
 from posenc_export.auditing.observing import Observed, observe
-from posenc_export.auditing.opening import opened
 from posenc_export.auditing.plan import LENGTH, ROWS, Plan, case_of, plan
 from posenc_export.auditing.reference import open_reference
-from posenc_export.auditing.repeat import program
 from posenc_export.auditing.result import Audit, AuditedCell
 from posenc_export.auditing.server import LogProbabilities, Server, ServerSession, request
-from posenc_export.auditing.session import ForeignSession
-from posenc_export.auditing.slots import TAGS
+from posenc_export.auditing.session import TAGS, ForeignSession
 from posenc_export.export.conditioning import TRIES
 from posenc_export.runtime.session.errors import GraphError
 from posenc_export.runtime.verification.proof import Accuracy, rounded_up
-from posenc_export.shared.numerics import (
-    BFLOAT16_NOISE,
-    FLOAT16_NOISE,
-    LIMIT,
-    PEAK,
-    SAFETY,
-    UNIT_ROUNDOFF,
-    rounding_tolerance,
-    worst_error,
-)
+from posenc_export.shared import numerics
+from posenc_export.shared.numerics import LIMIT
 from posenc_export.shared.progress import Progress, silent
 from posenc_export.shared.refusal import refusal
 
 # Allowed error per position: of angles that are computed in float32, as most libraries do.
-ANGLES = 4 * UNIT_ROUNDOFF["float32"]
+ANGLES = 4 * numerics.UNIT_ROUNDOFF["float32"]
 SHORT, NAMING = 8, 48  # tokens of sequences from which a fault is named
-HALVES = {"float16": FLOAT16_NOISE, "bfloat16": BFLOAT16_NOISE}
+HALVES = {"float16": numerics.FLOAT16_NOISE, "bfloat16": numerics.BFLOAT16_NOISE}
 
 
 def audit(
@@ -76,7 +63,7 @@ class Auditor:
 
     def __init__(self, graph: Any, reference: Any, inputs: Any, progress: Progress) -> None:
         self.say = progress
-        self.path, self.graph = opened(graph)
+        self.path, self.graph = opening.opened(graph)
         self.interface: Interface
         self.reference: Reference
         if isinstance(self.graph, Server):
@@ -90,48 +77,38 @@ class Auditor:
         if self.graph.precision == "few bits":
             self.accuracy = Accuracy(LIMIT, LIMIT)
         elif noise:
-            self.accuracy = Accuracy(rounding_tolerance(noise), noise)
+            self.accuracy = Accuracy(numerics.rounding_tolerance(noise), noise)
 
     def _read_graph(self, reference: Any, inputs: Any) -> None:
         """Find out what the inputs of a graph mean, and open the reference."""
         given = inputs if isinstance(inputs, Mapping) else read_file(inputs) if inputs else {}
-        counts = bool(self.graph.operators & COUNTS_ROWS)
-        self.interface = interface(
-            self.graph.inputs, self.graph.outputs, given, counts, self.graph.unread
-        )
+        graph, counts = self.graph, bool(self.graph.operators & COUNTS_ROWS)
+        self.interface = finding.interface(graph.inputs, graph.outputs, given, counts, graph.unread)
         self.say("audit: loading the reference")
-        hidden, vocabulary, features = self._read()
-        self.reference = open_reference(reference, hidden, vocabulary, features)
+        hidden = "logits" not in self.interface.output.name
+        ids = "input_ids" in self.interface.inputs
+        axis = self.interface.tokens.axes[-1]
+        reads = (32 if ids else 0, axis if isinstance(axis, int) and not ids else 0)
+        self.reference = open_reference(reference, hidden, *reads)
         self.interface = self.interface.sized(self.reference.facts.heads)
-        width, first = self._width(), self.reference.facts.width
+        first, width = self.reference.facts.width, self.interface.output.axes[-1]
+        if not isinstance(width, int):
+            try:
+                width = self._full_pass(self.interface.batch or 1, SHORT)[1].shape[-1]
+            except (GraphError, NotPossible):  # the cells will say so
+                width = first
         if width != first:  # the name of the output says nothing
-            self.reference = open_reference(reference, not hidden, vocabulary, features)
+            self.reference = open_reference(reference, not hidden, *reads)
         if width != self.reference.facts.width:
             rule = f"a graph with {first} numbers for a token, as the reference has"
             got = f"{self.interface.output.name} with {width}"
             raise refusal("audit", rule, got, "give the reference of this graph")
 
-    def _read(self) -> Tuple[bool, int, int]:
-        """Return whether hidden states come out, and the vocabulary or width that goes in."""
-        tokens, output = self.interface.tokens, self.interface.output
-        hidden = "logits" not in output.name
-        features = 0
-        if "input_ids" not in self.interface.inputs:
-            axis = tokens.axes[-1]
-            features = axis if isinstance(axis, int) else 0
-        return hidden, 32 if "input_ids" in self.interface.inputs else 0, features
-
-    def _width(self) -> int:
-        """Return how many numbers the graph returns for a token."""
-        width, facts = self.interface.output.axes[-1], self.reference.facts
-        if isinstance(width, int):
-            return width
-        length = self.interface.length or min(self.interface.capacity or SHORT, SHORT)
-        tokens = case_of(self.reference, self.interface.batch or 1, length, 0).tokens
-        try:
-            return self.session().prefill(tokens).shape[-1] - TAGS
-        except (GraphError, NotPossible):  # the cells will say so
-            return facts.width
+    def _full_pass(self, rows: int, most: int, start: int = 0) -> Tuple[np.ndarray, np.ndarray]:
+        """Return tokens of rows of at most some length, or the fixed one, and outputs of a call."""
+        length = self.interface.length or min(self.interface.capacity or most, most)
+        tokens = case_of(self.reference, rows, length, 0).tokens
+        return tokens, self.session().prefill(tokens, start=start)[..., :-TAGS]
 
     def session(self, keep: bool = False) -> Any:
         """Return an empty session on the graph or the server."""
@@ -149,7 +126,8 @@ class Auditor:
         observed = observe(self.session(), planned.cells, self.accuracy, width)
         limit = self.limits(observed)
         reply = answer(observed, limit, self.reference.facts.edges)
-        if reply.cause and _largest(observed, limit) < LIMIT:
+        errors = observed.columns["error"]
+        if reply.cause and errors[~(errors <= limit)].max(initial=0) < LIMIT:
             limit = np.minimum(limit * self._conditioned(), LIMIT)
             reply = answer(observed, limit, self.reference.facts.edges)
         reply = self._named(reply)
@@ -166,7 +144,7 @@ class Auditor:
                 repeated = request(self.session(), wrong, token)
             else:
                 again = self.session(keep=True)
-                repeated = program(again, wrong, token, self.path, self.graph.code)
+                repeated = repeat.program(again, wrong, token, self.path, self.graph.code)
         return Audit(
             verdict,
             sentence,
@@ -183,52 +161,48 @@ class Auditor:
         facts = self.reference.facts
         length = min(LENGTH, facts.positions, self.interface.length or LENGTH)
         case = case_of(self.reference, 1, length, 0)
-        others = (self.reference.disturbed(seed) for seed in range(TRIES))
-        change = max(
-            worst_error(other.outputs(case.tokens), case.full) if other else 0.0 for other in others
-        )
-        return max(1.0, SAFETY * change / facts.tolerance)
+        factors = [1.0]
+        for other in (self.reference.disturbed(seed) for seed in range(TRIES)):
+            if other is not None:
+                change = numerics.worst_error(other.outputs(case.tokens), case.full)
+                factors.append(numerics.SAFETY * change / facts.tolerance)
+        return max(factors)
 
     def _named(self, reply: Answer) -> Answer:
         """Return the answer with the fault, if the outputs of a full pass show which one it is."""
         if reply.features == ("row",):
-            case = case_of(self.reference, ROWS, SHORT, 0)
-            outputs = self.session().prefill(case.tokens)[..., :-TAGS]
+            _, outputs = self._full_pass(ROWS, SHORT)
             if np.array_equal(outputs[0], outputs[-1]):
                 return reply.named("copied row", CAUSES["copied row"])
         if reply.features and self._counts_slots():
             return reply.named("positions ignored", CAUSES["positions ignored"])
-        if reply.features or not isinstance(self.reference, Exact) or not reply.cause:
+        if reply.features or not isinstance(self.reference, exact.Exact) or not reply.cause:
             return reply
-        most = min(self.reference.facts.positions, self.interface.capacity or NAMING)
-        length = self.interface.length or min(NAMING, most)
-        case = case_of(self.reference, self.interface.batch or 1, length, 0)
-        outputs = self.session().prefill(case.tokens)[..., :-TAGS]
-        tolerance = self.accuracy.tolerance
-        fault = explained(self.reference, case.tokens, outputs, tolerance)
+        most = min(self.reference.facts.positions, NAMING)
+        tokens, outputs = self._full_pass(self.interface.batch or 1, most)
+        fault = hypotheses.explained(self.reference, tokens, outputs, self.accuracy.tolerance)
         return reply if fault is None else reply.named(fault.cause, fault.words)
 
     def _counts_slots(self) -> bool:
         """Return whether position_ids change nothing, though the model's positions count."""
-        encodings = self.reference.encodings if isinstance(self.reference, Exact) else set()
+        # As exporters take them for ALiBi, positions are those of the mask.
+        encodings = self.reference.encodings if isinstance(self.reference, exact.Exact) else set()
         if "position_ids" not in self.interface.inputs or encodings <= {"alibi"}:
             return False
-        length = self.interface.length or SHORT
-        tokens = case_of(self.reference, self.interface.batch or 1, length, 0).tokens
-        first, moved = (self.session().prefill(tokens, start=start) for start in (0, length))
+        rows, starts = self.interface.batch or 1, (0, self.interface.length or SHORT)
+        first, moved = (self._full_pass(rows, SHORT, start)[1] for start in starts)
         return np.array_equal(first, moved)
 
     def limits(self, observed: Observed) -> np.ndarray:
         """Return the largest error of each token if the graph is right [N]."""
         columns, tolerance = observed.columns, self.accuracy.tolerance
         if self.accuracy.rounds:
-            tolerance *= PEAK
+            tolerance *= numerics.PEAK
         position = columns["start"] + columns["index"]
         allowed = tolerance + ANGLES * self.reference.facts.depth * position
         return np.minimum(allowed, max(LIMIT, tolerance)) / 1.05
 
     def _cells(self, planned: Plan, observed: Observed, limit: np.ndarray) -> List[AuditedCell]:
-        """Return what became of each cell."""
         cells, columns = [], observed.columns
         place = {name: index for index, name in enumerate(observed.names)}
         for cell in planned.cells:
@@ -248,11 +222,8 @@ class Auditor:
         return cells
 
     def _verdict(self, reply: Answer, cells: List[AuditedCell]) -> Tuple[str, str]:
-        """Return the verdict and its sentence."""
-        counts = {
-            status: [cell for cell in cells if cell.status == status]
-            for status in ("right", "wrong", "refused", "not possible")
-        }
+        status = ("right", "wrong", "refused", "not possible")
+        counts = {name: [cell for cell in cells if cell.status == name] for name in status}
         ran = len(counts["right"]) + len(counts["wrong"])
         if counts["wrong"]:
             return "wrong", f"{reply.sentence} ({len(counts['wrong'])} of {ran} cells)"
@@ -267,9 +238,3 @@ class Auditor:
         if not ran:
             return "refused", f"no cell is possible{more}"
         return "right", f"right in {ran} cells{more}"
-
-
-def _largest(observed: Observed, limit: np.ndarray) -> float:
-    """Return the largest error of a wrong token."""
-    errors = observed.columns["error"]
-    return float(errors[~(errors <= limit)].max(initial=0))

@@ -12,12 +12,10 @@ import numpy as np
 import torch
 
 from posenc_export.auditing.facts import Facts
-from posenc_export.export.bounds import extent
+from posenc_export.export import bounds, expected
 from posenc_export.export.conditioning import disturbed
 from posenc_export.export.edges import edges_of
-from posenc_export.export.expected import eager_session, full_pass
-from posenc_export.models.stack import Stack
-from posenc_export.models.user_module import inner_of
+from posenc_export.models import stack, user_module
 from posenc_export.runtime import load
 from posenc_export.runtime.session.session import Session
 from posenc_export.shared.numerics import tolerance
@@ -27,11 +25,8 @@ BY_LENGTH = ("rope_dynamic", "rope_longrope")  # angles depend on the length of 
 
 
 class Exact:
-    """A model of this package.
-
-    Args:
-        build: returns the model; arguments are `lengths` and `max_positions` of from_pretrained.
-        hidden: whether the output is the hidden states, for a model with a head.
+    """A model of this package. build: returns it, given `lengths` and `max_positions` of
+    from_pretrained. hidden: whether the output is the hidden states, for a model with a head.
     """
 
     def __init__(
@@ -45,25 +40,22 @@ class Exact:
     def made(self, lengths: Optional[str]) -> Any:
         """Return the model with these factors of LongRoPE; None for those of its range."""
         model = self.build(lengths, self.facts.whole if lengths == "short" else None)
-        return without_head(model) if self.hidden and isinstance(model, Stack) else model
+        return without_head(model) if self.hidden and isinstance(model, stack.Stack) else model
 
     def _facts(self) -> Facts:
         model = self.model
-        described = eager_session(model, 8).manifest
+        described = expected.eager_session(model, 8).manifest
         edges = {edge.name: edge.at for edge in edges_of(model)}
-        attentions = inner_of(model).config.attentions
+        attentions = user_module.inner_of(model).config.attentions
         sizes = {attention.sees.get("size", 0) for attention in attentions}
-        originals = [
-            spec["original_max_positions"]
-            for attention in attentions
-            for spec in attention.encodings
-            if spec["name"] in BY_LENGTH
-        ]
-        config: Any = inner_of(model).config
+        specs = [spec for attention in attentions for spec in attention.encodings]
+        by_length = [spec for spec in specs if spec["name"] in BY_LENGTH]
+        originals = [spec["original_max_positions"] for spec in by_length]
+        config: Any = user_module.inner_of(model).config
         of_tokens = getattr(config, "tokens", config).encodings
         places = (of_tokens, *(attention.encodings for attention in attentions))
         self.encodings = {spec["name"] for specs in places for spec in specs}
-        depth, reduction = extent(model)
+        depth, reduction = bounds.extent(model)
         return Facts(
             width=int(described.outputs[0].axes[-1]),
             vocabulary=described.vocabulary,
@@ -87,8 +79,8 @@ class Exact:
         key = (lengths, capacity)
         if key not in self._sessions:
             model = self.model if lengths is None else self.made(lengths)
-            self._sessions[key] = eager_session(model, min(capacity, self.facts.positions))
-        return full_pass(self._sessions[key], tokens, start, None)
+            self._sessions[key] = expected.eager_session(model, min(capacity, self.facts.positions))
+        return expected.full_pass(self._sessions[key], tokens, start, None)
 
     def disturbed(self, seed: int) -> "Exact":
         """As Reference.disturbed."""
@@ -124,7 +116,7 @@ class OfArtefact:
         """As Reference.disturbed."""
 
 
-def without_head(model: Stack) -> Stack:
+def without_head(model: stack.Stack) -> stack.Stack:
     """Return the model without its head, sharing all weights."""
     bare = copy.copy(model)
     bare._modules = dict(model._modules)

@@ -13,36 +13,22 @@ UNSTATED = 4096  # positions of a model that does not state a number
 
 @dataclass(frozen=True)
 class Facts:
-    """What a reference says about itself.
+    """What a reference says about itself."""
 
-    Args:
-        width: numbers of an output for each token V.
-        vocabulary: number of token ids; 0 if it reads hidden states.
-        features: size E of the hidden states that it reads.
-        positions: number of positions.
-        causal: whether a token sees no later ones.
-        edges: positions and distances at which the computation changes, by name.
-        tolerance: largest error that rounding in float32 explains.
-        depth: number of layers.
-        whole: number of tokens from which on the numbers of a token depend on how many follow it,
-            so that only whole sequences are compared; 0 for none.
-        window: number of keys of every layer; 0 if there is no window or layers differ.
-        heads: number and size of the heads of a cache, (0, 0) if unknown.
-        starts: whether sequences can begin at other positions than 0.
-    """
-
-    width: int
-    vocabulary: int
-    features: int
-    positions: int
-    causal: bool
-    edges: Mapping[str, int]
-    tolerance: float
-    depth: int
+    width: int  # numbers of an output for each token V
+    vocabulary: int  # number of token ids; 0 if it reads hidden states
+    features: int  # size E of the hidden states that it reads
+    positions: int  # number of positions
+    causal: bool  # whether a token sees no later ones
+    edges: Mapping[str, int]  # positions and distances at which the computation changes, by name
+    tolerance: float  # largest error that rounding in float32 explains
+    depth: int  # number of layers
+    # Tokens from which on the numbers of a token depend on how many follow it, so that only whole
+    # sequences are compared; 0 for none.
     whole: int = 0
-    window: int = 0
-    heads: Tuple[int, int] = (0, 0)
-    starts: bool = True
+    window: int = 0  # keys of every layer; 0 if there is no window or layers differ
+    heads: Tuple[int, int] = (0, 0)  # number and size of the heads of a cache, zeros if unknown
+    starts: bool = True  # whether sequences can begin at other positions than 0
 
 
 class Reference(Protocol):

@@ -80,7 +80,6 @@ def _by_name(inputs: Sequence[Value], given: Mapping[str, str]) -> Dict[str, Val
 
 
 def _fits(meaning: str, value: Value) -> bool:
-    """Whether dtype and rank are those of a meaning."""
     rank = len(value.axes)
     if meaning == "hidden_states":
         return not value.whole and value.dtype != "bool" and rank == 3
@@ -109,7 +108,6 @@ def _add_tokens(named: Dict[str, Value], rest: List[Value], inputs: Sequence[Val
 
 
 def _output(outputs: Sequence[Value], given: Optional[str]) -> Value:
-    """Return the output that is compared."""
     by_name = {value.name: value for value in outputs}
     for name in (given,) if given else OUTPUTS:
         if name in by_name:
@@ -134,9 +132,8 @@ def _caches(
     for value in rest:
         if len(value.axes) < 3 and value.name not in given and not pairs[value.name]:
             remedy = f'{FILE} with {{"inputs": {{"{value.name}": MEANING}}}}, MEANING one of '
-            raise refusal(
-                WHERE, "a known input", f"{value.name} {value}", remedy + ", ".join(MEANINGS)
-            )
+            got, remedy = f"{value.name} {value}", remedy + ", ".join(MEANINGS)
+            raise refusal(WHERE, "a known input", got, remedy)
     pairs |= {name: how["present"] for name, how in given.items() if "present" in how}
     if None in pairs.values():  # names say nothing: the order does, if the shapes agree
         in_order = [value for value in outputs if len(value.axes) >= 3]
@@ -146,16 +143,14 @@ def _caches(
             got = f"outputs {', '.join(by_name) or 'none'}"
             raise refusal(WHERE, f"an output for the cache {missing}", got, remedy)
         pairs = {past.name: present.name for past, present in zip(rest, in_order, strict=True)}
-    return tuple(
-        _cache(value, str(pairs[value.name]), given.get(value.name, {}), named) for value in rest
-    )
+    known = [(value, str(pairs[value.name]), given.get(value.name, {})) for value in rest]
+    return tuple(_cache(*parts, named) for parts in known)
 
 
 def _present(past: str, outputs: Mapping[str, Value]) -> Optional[str]:
     """Return the output for a cache by its name, or None."""
-    names = [
-        past.replace(old, new, 1) if old else new + past for old, new in PRESENT if old in past
-    ]
+    fits = [(old, new) for old, new in PRESENT if old in past]
+    names = [past.replace(old, new, 1) if old else new + past for old, new in fits]
     names += [past + suffix for suffix in SUFFIXES]
     return next((name for name in names if name in outputs and name != past), None)
 
@@ -171,9 +166,8 @@ def _cache(
         return Cache(past, present, rows, int(given["slots"]))
     if rank < 3 or RECURRENT.search(past.name.lower()):
         return Cache(past, present, rows, -1)
-    symbolic = [
-        axis for axis in range(rank) if axis != rows and not isinstance(past.axes[axis], int)
-    ]
+    others = [axis for axis in range(rank) if axis != rows]
+    symbolic = [axis for axis in others if not isinstance(past.axes[axis], int)]
     for words in ("past|seq|len", "cache|kv"):  # the builder of onnxruntime-genai: kv_cache_dim
         lengths = [axis for axis in symbolic if re.search(words, str(past.axes[axis]))]
         symbolic = lengths if len(lengths) == 1 else symbolic
@@ -185,6 +179,5 @@ def _cache(
         if past.axes[sizes[0]] != past.axes[sizes[1]]:
             return Cache(past, present, rows, larger)
     remedy = f'{FILE} with {{"caches": {{"{past.name}": {{"slots": AXIS}}}}}}'
-    raise refusal(
-        WHERE, "one axis of a cache to be that of the tokens", f"{past.name} {past}", remedy
-    )
+    rule = "one axis of a cache to be that of the tokens"
+    raise refusal(WHERE, rule, f"{past.name} {past}", remedy)

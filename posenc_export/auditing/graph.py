@@ -11,14 +11,8 @@ from posenc_export.shared.refusal import refusal
 
 Arrays = Dict[str, np.ndarray]
 # Operators of weights or activations in few bits.
-FEW_BITS = {
-    "DequantizeLinear",
-    "DynamicQuantizeLinear",
-    "GatherBlockQuantized",
-    "MatMulInteger",
-    "MatMulNBits",
-    "QLinearMatMul",
-}
+FEW_BITS = {"DequantizeLinear", "DynamicQuantizeLinear", "GatherBlockQuantized"}
+FEW_BITS |= {"MatMulInteger", "MatMulNBits", "QLinearMatMul"}
 FILES = ("decoder_model.onnx", "decoder_with_past_model.onnx")  # as optimum wrote decoders
 SLOTS = 64  # of caches whose size the caller chooses
 COUNTS_ROWS = {"GroupQueryAttention", "SparseAttention"}
@@ -96,7 +90,6 @@ def run(inputs):
 
 
 def _session(file: Path) -> Any:
-    """Open a file with ONNX Runtime."""
     import onnxruntime as ort
 
     options = ort.SessionOptions()

@@ -11,11 +11,8 @@ from msgspec.structs import replace
 
 from posenc_export.auditing.exact import Exact
 from posenc_export.export.expected import eager_session, full_pass
+from posenc_export.models import block, parameters, stack, user_module
 from posenc_export.models.attention_config import AttentionConfig
-from posenc_export.models.block import AttentionBlock
-from posenc_export.models.parameters import fill, slots
-from posenc_export.models.stack import Stack
-from posenc_export.models.user_module import inner_of
 
 THETAS = (100.0, 1000.0, 10000.0, 100000.0, 500000.0, 1000000.0, 5000000.0)
 NEAR = 4.0  # a model is the graph's if their outputs differ by at most this many tolerances
@@ -37,12 +34,8 @@ class Hypothesis(NamedTuple):
 def explained(
     reference: Exact, tokens: np.ndarray, actual: np.ndarray, tolerance: float
 ) -> Optional[Hypothesis]:
-    """Return the fault that explains the outputs of a full pass from position 0, or None.
-
-    Args:
-        tokens: [B,L] ids, or hidden states [B,L,E].
-        actual: outputs of the graph [B,L,V].
-        tolerance: largest error of a right graph.
+    """Return the fault that explains the outputs `actual` [B,L,V] of a full pass of tokens, ids
+    [B,L] or hidden states [B,L,E], or None. tolerance: largest error of a right graph.
     """
     scale = float(np.abs(actual).max()) or 1.0
     for hypothesis, model in _models(reference, tokens.shape[1]):
@@ -60,7 +53,7 @@ def _models(reference: Exact, length: int) -> Iterator[Any]:
         base = reference.made("long" if length > whole else "short")
     for fault in hypotheses(base):
         yield fault, changed(base, fault.change)
-    specs = [spec for a in inner_of(base).config.attentions for spec in a.encodings]
+    specs = [spec for a in user_module.inner_of(base).config.attentions for spec in a.encodings]
     for lengths in ("long", "short") if any(s["name"] == "rope_longrope" for s in specs) else ():
         words = f"the rotation has the {lengths} factors at every length"
         yield Hypothesis(f"{lengths} factors always", words), reference.made(lengths)
@@ -68,7 +61,7 @@ def _models(reference: Exact, length: int) -> Iterator[Any]:
 
 def hypotheses(model: Any) -> Iterator[Hypothesis]:
     """Yield the faults that a model can have."""
-    attentions = inner_of(model).config.attentions
+    attentions = user_module.inner_of(model).config.attentions
     limited = [a.sees for a in attentions if "size" in a.sees]
     kinds = " and ".join(sorted({sees["name"] for sees in limited}))
     name = f"the {kinds} of {' and '.join(map(str, sorted({s['size'] for s in limited})))} keys"
@@ -90,14 +83,12 @@ def hypotheses(model: Any) -> Iterator[Hypothesis]:
 
 def changed(model: Any, change: Change) -> Any:
     """Return a model with changed attentions and the same weights; None if that changes nothing."""
-    config: Any = inner_of(model).config
-    if isinstance(model, AttentionBlock):
+    config: Any = user_module.inner_of(model).config
+    if isinstance(model, block.AttentionBlock):
         described = replace(config, attention=change(config.attention))
-    elif isinstance(model, Stack):
-        layers = {
-            name: replace(layer, attention=change(layer.attention))
-            for name, layer in config.layers.items()
-        }
+    elif isinstance(model, stack.Stack):
+        changes = {name: change(layer.attention) for name, layer in config.layers.items()}
+        layers = {n: replace(config.layers[n], attention=a) for n, a in changes.items()}
         described = replace(config, layers=layers)
     else:
         return None
@@ -105,11 +96,11 @@ def changed(model: Any, change: Change) -> Any:
         return None
     with torch.device("meta"):
         other: Any = type(model)(described)
-    weights, places = dict(model.named_parameters()), slots(other)
+    weights, places = dict(model.named_parameters()), parameters.slots(other)
     for name, parameter in list(other.named_parameters()):
         if name not in weights or weights[name].shape != parameter.shape:
             return None
-        fill(places[id(parameter)], weights[name])
+        parameters.fill(places[id(parameter)], weights[name])
     for encoding in {other.token_encoding, *(part.encoding for part in other.attentions())}:
         encoding.prepare()
     return other.eval()

@@ -26,9 +26,8 @@ class Value:
     axes: Tuple[Axis, ...]
 
     def __str__(self) -> str:
-        return (
-            f"{self.dtype} [{','.join('?' if axis is None else str(axis) for axis in self.axes)}]"
-        )
+        axes = ",".join("?" if axis is None else str(axis) for axis in self.axes)
+        return f"{self.dtype} [{axes}]"
 
     @property
     def whole(self) -> bool:
@@ -80,24 +79,16 @@ MEANINGS = {
 
 @dataclass(frozen=True)
 class Interface:
-    """How a graph is called.
+    """How a graph is called."""
 
-    Args:
-        inputs: by meaning (MEANINGS), besides caches. There may be several masks, whose meanings
-            are then attention_mask, attention_mask 1 and so on.
-        caches: in the order of the inputs.
-        output: the output that is compared.
-        padding: "left" if rows of different lengths are aligned at their ends, as transformers
-            does; "right" if the graph counts the tokens of each row from its mask, as
-            GroupQueryAttention does; "none" without a mask.
-        continues: whether it is a server, which generates tokens and keeps its caches to itself.
-    """
-
+    # By meaning (MEANINGS), besides caches. Several masks have a number behind their meaning.
     inputs: Dict[str, Value]
-    caches: Tuple[Cache, ...]
-    output: Value
+    caches: Tuple[Cache, ...]  # in the order of the inputs
+    output: Value  # the output that is compared
+    # "left" if rows of different lengths are aligned at their ends, as transformers does; "right"
+    # if the graph counts the tokens of a row (GroupQueryAttention); "none" without a mask.
     padding: str = "none"
-    continues: bool = False
+    continues: bool = False  # whether it is a server, which generates tokens
 
     @property
     def tokens(self) -> Value:
@@ -124,10 +115,8 @@ class Interface:
     def sized(self, heads: Tuple[int, int]) -> "Interface":
         """Return it with caches of these sizes where only the reference knows them."""
         known: Dict[Axis, Axis] = dict(zip(HEADS, heads, strict=True))
-        caches = [
-            replace(c, past=replace(c.past, axes=tuple(known.get(a, a) for a in c.past.axes)))
-            for c in self.caches
-        ]
+        pairs = [(c, tuple(known.get(axis, axis) for axis in c.past.axes)) for c in self.caches]
+        caches = [replace(c, past=replace(c.past, axes=axes)) for c, axes in pairs]
         return replace(self, caches=tuple(caches))
 
     def masks(self) -> List[Value]:
@@ -136,14 +125,10 @@ class Interface:
 
     def rows(self) -> List[Dict[str, str]]:
         """Return the table of inputs and outputs, caches of all layers in one row."""
-        rows = [
-            {
-                "name": value.name,
-                "type": str(value),
-                "meaning": MEANINGS[meaning.split(" ")[0]][0],
-            }
-            for meaning, value in self.inputs.items()
-        ]
+        rows = []
+        for meaning, value in self.inputs.items():
+            holds = MEANINGS[meaning.split(" ")[0]][0]
+            rows.append({"name": value.name, "type": str(value), "meaning": holds})
         grouped: Dict[Tuple[str, int, int], List[Cache]] = {}
         for cache in self.caches:
             grouped.setdefault((str(cache.past), cache.rows, cache.slots), []).append(cache)

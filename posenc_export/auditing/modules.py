@@ -119,9 +119,8 @@ def named(text: str) -> Any:
         value = getattr(importlib.import_module(module), name)
     except (ImportError, AttributeError) as error:
         remedy = "give package.module:name of a module or a function that returns one"
-        raise refusal(
-            "audit", "a reference that can be imported", f"{text} ({error})", remedy
-        ) from None
+        rule = "a reference that can be imported"
+        raise refusal("audit", rule, f"{text} ({error})", remedy) from None
     if isinstance(value, torch.nn.Module):
         return value
     return value() if not inspect.signature(value).parameters else value
@@ -133,6 +132,5 @@ def of_transformers(folder: str, hidden: bool) -> Any:
 
     names = json.loads((Path(folder) / "config.json").read_text("utf-8")).get("architectures")
     name = "AutoModel" if hidden or not names else names[0]
-    return getattr(transformers, name).from_pretrained(
-        folder, dtype=torch.float32, attn_implementation="eager"
-    )
+    how: Any = {"dtype": torch.float32, "attn_implementation": "eager"}
+    return getattr(transformers, name).from_pretrained(folder, **how)

@@ -6,11 +6,9 @@ from typing import Dict, List, Sequence
 import numpy as np
 
 from posenc_export.auditing.graph import NotPossible
-from posenc_export.auditing.session import ForeignSession
-from posenc_export.auditing.slots import TAGS
+from posenc_export.auditing.session import TAGS, ForeignSession
+from posenc_export.runtime.verification import measuring, proof
 from posenc_export.runtime.verification.case import Cell, Pairs
-from posenc_export.runtime.verification.measuring import measure_cells
-from posenc_export.runtime.verification.proof import Accuracy
 
 # What is known of each compared token, one number each.
 COLUMNS = (
@@ -20,29 +18,18 @@ COLUMNS = (
 
 @dataclass(frozen=True)
 class Observed:
-    """The compared tokens of all cells.
+    """The compared tokens of all cells."""
 
-    Args:
-        names: of the cells that ran.
-        columns: numbers of COLUMNS [N], one for each compared token; "cell" counts `names`.
-        failures: message of the graph for each cell in which it failed.
-        impossible: what the inputs of the graph cannot express, by name of a cell.
-    """
-
-    names: List[str]
-    columns: Dict[str, np.ndarray]
-    failures: Dict[str, str]
-    impossible: Dict[str, str]
+    names: List[str]  # of the cells that ran
+    columns: Dict[str, np.ndarray]  # numbers of COLUMNS [N] by token; "cell" counts `names`
+    failures: Dict[str, str]  # message of the graph for each cell in which it failed
+    impossible: Dict[str, str]  # what the inputs of the graph cannot express, by cell
 
 
 def observe(
-    session: ForeignSession, cells: Sequence[Cell], accuracy: Accuracy, width: int
+    session: ForeignSession, cells: Sequence[Cell], accuracy: proof.Accuracy, width: int
 ) -> Observed:
-    """Measure cells, and keep the error of each token relative to the largest output of its call.
-
-    Args:
-        width: numbers of an output.
-    """
+    """Measure cells, and keep each token's error relative to the largest of `width` outputs."""
     names: List[str] = []
     parts: List[np.ndarray] = []
     impossible: Dict[str, str] = {}
@@ -60,7 +47,7 @@ def observe(
 
         return Cell(cell.name, pairs)
 
-    measured = measure_cells(session, map(recording, cells), accuracy, [np.arange(width)])
+    measured = measuring.measure_cells(session, map(recording, cells), accuracy, [np.arange(width)])
     table = np.concatenate([np.zeros((len(COLUMNS), 0)), *parts], axis=1)
     ran = {name for name in measured.cells if name not in impossible}
     table = table[:, [names[int(cell)] in ran for cell in table[0]]]

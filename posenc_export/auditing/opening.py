@@ -3,9 +3,8 @@
 from pathlib import Path
 from typing import Any, Tuple
 
+from posenc_export.auditing import program, server
 from posenc_export.auditing.graph import FILES, Graph
-from posenc_export.auditing.program import Program
-from posenc_export.auditing.server import Server
 from posenc_export.shared.refusal import refusal
 
 OF_FOLDERS = ("model.onnx", "openvino_model.xml", "model.pt2")
@@ -16,7 +15,7 @@ def opened(graph: Any) -> Tuple[Path, Any]:
     """Open a server, a graph by its suffix, or what an exporter writes into a folder."""
     path = Path(graph)
     if str(graph).startswith(("http://", "https://")):
-        return path, Server(str(graph))
+        return path, server.Server(str(graph))
     if path.is_dir() and not all((path / name).exists() for name in FILES):
         files = [path / name for name in OF_FOLDERS if (path / name).exists()]
         if not files:
@@ -29,4 +28,4 @@ def opened(graph: Any) -> Tuple[Path, Any]:
         from posenc_export.auditing.openvino_ir import IntermediateRepresentation
 
         return path, IntermediateRepresentation(path)
-    return path, (Program if path.suffix in PROGRAMS else Graph)(path)
+    return path, (program.Program if path.suffix in PROGRAMS else Graph)(path)

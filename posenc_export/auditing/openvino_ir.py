@@ -26,6 +26,8 @@ OPTIONS = {
     "DYNAMIC_QUANTIZATION_GROUP_SIZE": 0,
     "INFERENCE_NUM_THREADS": 1,
 }
+PRECISIONS = {"f32": "float32", "f16": "float16"}  # by element type
+PRECISIONS |= dict.fromkeys(("i4", "u4", "i8", "u8", "nf4"), "few bits")
 KEPT = "_out"  # behind the name of a variable, as an output
 
 
@@ -61,11 +63,8 @@ def run(inputs):
             raise refusal("audit", rule, f"{path}: {line}", "give another file") from None
         self.request = compiled.create_infer_request()
         nodes = model.get_ordered_ops()
-        variables = [
-            _value(node.get_variable_id(), node.output(0))
-            for node in nodes
-            if node.get_type_name() == "ReadValue"
-        ]
+        reads = [node for node in nodes if node.get_type_name() == "ReadValue"]
+        variables = [_value(node.get_variable_id(), node.output(0)) for node in reads]
         kept = [Value(value.name + KEPT, value.dtype, value.axes) for value in variables]
         self.names = {value.name for value in variables}
         self.inputs = [_value(_name(port), port) for port in compiled.inputs] + variables
@@ -103,13 +102,10 @@ def _value(name: str, port: Any) -> Value:
 
 
 def _precision(nodes: Any) -> str:
-    """Return in what a model keeps its weights."""
     sizes = {"float32": 0, "float16": 0, "few bits": 0}
     for node in nodes:
         if node.get_type_name() == "Constant":
-            kind = node.get_output_element_type(0).get_type_name()
-            name = {"f32": "float32", "f16": "float16"}.get(kind, "")
-            name = "few bits" if kind in ("i4", "u4", "i8", "u8", "nf4") else name
+            name = PRECISIONS.get(node.get_output_element_type(0).get_type_name())
             if name:
                 sizes[name] += int(np.prod(node.get_output_shape(0)))
     return max(sizes, key=lambda name: sizes[name])

@@ -38,10 +38,8 @@ def render(audit: Audit, name: str) -> str:
     if audit.program:
         parts.append(f"<h2>The first wrong token</h2><pre>{html.escape(audit.program)}</pre>")
     title = f"Audit of {html.escape(name)}"
-    return (
-        f"<!doctype html>{MARK.decode()}<meta charset='utf-8'><title>{title}</title>"
-        f"<style>{STYLE}</style><h1>{title}</h1>{''.join(parts)}"
-    )
+    head = f"<!doctype html>{MARK.decode()}<meta charset='utf-8'><title>{title}</title>"
+    return f"{head}<style>{STYLE}</style><h1>{title}</h1>{''.join(parts)}"
 
 
 def _table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

@@ -6,7 +6,7 @@ Shapes: B rows, L tokens of a sequence.
 import functools
 import itertools
 from dataclasses import dataclass
-from typing import Any, Callable, Dict, Iterator, List, Optional, Tuple
+from typing import Any, Dict, Iterator, List, Optional, Tuple
 
 import numpy as np
 
@@ -22,6 +22,7 @@ from posenc_export.runtime.verification.scenarios import (
     padded_around,
     split,
     stepped,
+    stepped_from,
 )
 
 LENGTH, ROWS = 36, 3
@@ -54,17 +55,13 @@ def plan(interface: Interface, reference: Reference, quick: bool) -> Plan:
     rows = interface.batch or 1
     if "position_ids" in interface.inputs and facts.causal and facts.starts:
         chosen = (FULL_PASS, "past middle, new 1", "steps", "left padding")
-        for start in _starts(facts.positions - length, facts.whole, length):
-            every = _cells(case_of(reference, rows, length, start), interface, reference, quick)
-            cells += [cell for cell in every if cell.name.rpartition(": ")[2] in chosen]
+        last = facts.positions - length
+        for start in sorted({1, min(FAR, last)}):  # within one range of positions
+            if 0 < start <= last and not start < facts.whole < start + length:
+                every = _cells(case_of(reference, rows, length, start), interface, reference, quick)
+                cells += [cell for cell in every if cell.name.rpartition(": ")[2] in chosen]
     at_edges, unreached = _edges(interface, reference, rows, length, most)
     return Plan(cells + at_edges, unreached)
-
-
-def _starts(last: int, whole: int, length: int) -> List[int]:
-    """Return the positions at which sequences start, within one range of positions."""
-    wanted = (1, min(FAR, last))
-    return sorted({s for s in wanted if 0 < s <= last and not (s < whole < s + length)})
 
 
 def case_of(reference: Reference, rows: int, length: int, start: int) -> Case:
@@ -85,7 +82,6 @@ def _tokens(reference: Reference, shape: Tuple[int, int], name: str) -> np.ndarr
 
 
 def _cells(case: Case, interface: Interface, reference: Reference, quick: bool) -> Iterator[Cell]:
-    """Yield the cells of a case."""
     rows, length = case.tokens.shape[:2]
     scenarios = [Scenario(FULL_PASS, split(0, length), Level.LOAD)]
     crosses = reference.facts.whole and case.start + length > reference.facts.whole
@@ -97,11 +93,8 @@ def _cells(case: Case, interface: Interface, reference: Reference, quick: bool) 
             scenarios += [Scenario("left padding", padded_around, Level.LOAD)]
     else:
         if interface.caches or interface.continues:
-            scenarios += [
-                scenario
-                for scenario in of_caches(length)
-                if rows == 1 or scenario.level <= Level.QUICK or scenario.run is stepped
-            ]
+            chosen = [s for s in of_caches(length) if s.level <= Level.QUICK or s.run is stepped]
+            scenarios += of_caches(length) if rows == 1 else chosen
         else:
             for new in (1, 2, length // 3, length - 1):
                 scenarios.append(Scenario(f"prompt of {new}", split(0, new)))
@@ -116,11 +109,11 @@ def _cells(case: Case, interface: Interface, reference: Reference, quick: bool) 
         name = f"batch {rows}, {length} tokens"
     for scenario in scenarios:
         if not quick or scenario.level <= Level.QUICK or scenario.run is stepped:
-            yield Cell(f"{name}: {scenario.name}", functools.partial(_run, scenario.run, case))
+            yield _cell(f"{name}: {scenario.name}", scenario.run, case)
 
 
-def _run(run: Run, case: Case, session: Calls) -> Pairs:
-    return run(session, case)
+def _cell(name: str, run: Run, case: Case) -> Cell:
+    return Cell(name, lambda session: run(session, case))
 
 
 def padded_behind(session: Calls, case: Case, reference: Optional[Reference] = None) -> Pairs:
@@ -158,16 +151,13 @@ def _edges(
         runs = {FULL_PASS: split(0, length), f"prompt of {at}": split(0, min(at, length))}
         if interface.caches and facts.causal and not facts.whole:
             runs |= {
-                "steps across it": _steps_from(past),
+                "steps across it": stepped_from(past),
                 "a call across it": split(past, length - past),
                 "chunks of 64": chunked(64),
             }
         if interface.continues and facts.causal:
             runs = {FULL_PASS: split(0, length), "continuation across it": _continued(past)}
-        cells += [
-            Cell(f"{title}: {kind}", functools.partial(_run, run, case))
-            for kind, run in runs.items()
-        ]
+        cells += [_cell(f"{title}: {kind}", run, case) for kind, run in runs.items()]
     return cells, unreached
 
 
@@ -176,16 +166,5 @@ def _continued(size: int) -> Run:
 
     def run(session: Any, case: Case) -> Pairs:
         yield from session.continued(case.tokens[:, :size])
-
-    return run
-
-
-def _steps_from(past: int) -> Callable[[Calls, Case], Pairs]:
-    """Prefill `past` tokens, then step to the end."""
-
-    def run(session: Calls, case: Case) -> Pairs:
-        yield session.prefill(case.tokens[:, :past], **case.beginning()), case.full[:, :past]
-        for index in range(past, case.tokens.shape[1]):
-            yield session.step(case.tokens[:, index]), case.full[:, index]
 
     return run

@@ -24,9 +24,7 @@ spec = pytree.tree_flatten(({arguments!r}, {{}}))[1]"""
 class Program:
     """A program on the CPU: of torch.export (.pt2) or TorchScript. Buffers that a program changes,
     such as static caches, are caches: an input that is written to the buffer before a call, and an
-    output that is read after it.
-
-    Attributes: as for Graph.
+    output that is read after it. Attributes: as for Graph.
     """
 
     code = """import torch
@@ -61,18 +59,14 @@ def run(inputs):
             line = (str(error).strip().splitlines() or [type(error).__name__])[0]
             rule = f"a program that torch.{'export' if exported else 'jit'}.load reads"
             raise refusal("audit", rule, f"{path}: {line}", "give another file") from None
-        dtypes = (
-            [weight.dtype for weight in loaded.state_dict.values()]
-            if exported
-            else [weight.dtype for weight in loaded.state_dict().values()]
-        )
+        weights = loaded.state_dict if exported else loaded.state_dict()
+        dtypes = [weight.dtype for weight in weights.values()]
         half = dtypes.count(torch.float16) > dtypes.count(torch.float32)
         self.precision = "float16" if half else "float32"
         (self._of_export if exported else self._of_script)(loaded)
         names = [value.name for value in self.outputs]
-        self.code = self.code.format(
-            load=self.load, given=self.given, names=names, changed=[*self.buffers]
-        )
+        known = {"load": self.load, "given": self.given, "changed": [*self.buffers]}
+        self.code = self.code.format(names=names, **known)
         for name, buffer in self.buffers.items():
             value = Value(name, str(buffer.dtype).removeprefix("torch."), tuple(buffer.shape))
             self.inputs.append(value)
@@ -126,7 +120,6 @@ def _value(name: str, node: Any) -> Value:
 
 
 def _changed(exported: Any) -> List[str]:
-    """Return the names of the buffers that a program changes."""
     signature = exported.graph_signature
     names = [*signature.buffers_to_mutate.values()]
     for node in exported.graph.nodes:

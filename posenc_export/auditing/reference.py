@@ -6,9 +6,7 @@ from typing import Any, Optional
 
 import torch
 
-from posenc_export.auditing.exact import Exact, OfArtefact
-from posenc_export.auditing.facts import UNSTATED, Reference
-from posenc_export.auditing.modules import Called, named, of_transformers
+from posenc_export.auditing import exact, facts, modules
 from posenc_export.models.pretrained import from_pretrained
 from posenc_export.runtime.artefact.manifest import FILE_NAME
 from posenc_export.shared.refusal import refusal
@@ -16,7 +14,7 @@ from posenc_export.shared.refusal import refusal
 TRANSFORMERS = "transformers:"
 
 
-def open_reference(text: Any, hidden: bool, vocabulary: int, features: int) -> Reference:
+def open_reference(text: Any, hidden: bool, vocabulary: int, features: int) -> facts.Reference:
     """Return what a graph is compared with.
 
     Args:
@@ -29,23 +27,22 @@ def open_reference(text: Any, hidden: bool, vocabulary: int, features: int) -> R
         ValueError: nothing of this kind.
     """
     if isinstance(text, torch.nn.Module) and hasattr(text, "attentions"):
-        return Exact(lambda lengths, positions: text, hidden)
+        return exact.Exact(lambda lengths, positions: text, hidden)
     if callable(text):
-        return Called(text, vocabulary, features)
+        return modules.Called(text, vocabulary, features)
     text = str(text)
     if text.startswith(TRANSFORMERS):
-        return Called(
-            of_transformers(text.removeprefix(TRANSFORMERS), hidden), vocabulary, features
-        )
+        model = modules.of_transformers(text.removeprefix(TRANSFORMERS), hidden)
+        return modules.Called(model, vocabulary, features)
     path = Path(text)
     if not path.exists() and ":" in text:
-        return open_reference(named(text), hidden, vocabulary, features)
+        return open_reference(modules.named(text), hidden, vocabulary, features)
     if (path / FILE_NAME).exists():
-        return OfArtefact(path)
+        return exact.OfArtefact(path)
     if not path.exists():
         remedy = "give a checkpoint folder, a GGUF file, an artefact, or package.module:name"
         raise refusal("audit", "a reference that exists", text, remedy)
-    return Exact(functools.partial(_checkpoint, path, not hidden), hidden)
+    return exact.Exact(functools.partial(_checkpoint, path, not hidden), hidden)
 
 
 def _checkpoint(path: Path, head: bool, lengths: Optional[str], positions: Optional[int]) -> Any:
@@ -55,4 +52,4 @@ def _checkpoint(path: Path, head: bool, lengths: Optional[str], positions: Optio
     except ValueError as error:
         if "give max_positions" not in str(error) or positions is not None:
             raise
-        return from_pretrained(path, None, UNSTATED, lengths=lengths, head=head)
+        return from_pretrained(path, None, facts.UNSTATED, lengths=lengths, head=head)

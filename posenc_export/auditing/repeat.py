@@ -9,8 +9,7 @@ from typing import Any, Dict, List, Optional, Sequence, Tuple
 import numpy as np
 
 from posenc_export.auditing.graph import Arrays
-from posenc_export.auditing.session import ForeignSession
-from posenc_export.auditing.slots import NONE, TAGS
+from posenc_export.auditing.session import NONE, TAGS, ForeignSession
 from posenc_export.runtime.verification.case import Cell
 
 INLINE = 400  # numbers of an array that are written as numbers
@@ -71,13 +70,8 @@ class Token:
 def program(
     session: ForeignSession, cell: Cell, wrong: Sequence[float], path: Path, code: str
 ) -> str:
-    """Return the program for the first wrong token of a cell.
-
-    Args:
-        session: keeps its inputs.
-        wrong: row, index of the token, its largest right error.
-        path: of the graph.
-        code: loads the graph and defines run(inputs).
+    """Return the program for the first wrong token of a cell. session: keeps its inputs. wrong:
+    row, index of the token, its largest right error. code: loads the graph and defines run(inputs).
     """
     token = wrong_token(session, cell, wrong)
     if token is None:
@@ -113,11 +107,8 @@ def wrong_token(session: Any, cell: Cell, wrong: Sequence[float]) -> Optional[To
     for actual, expected in cell.pairs(session):
         width = actual.shape[-1] - TAGS
         scale = float(np.abs(expected).max(initial=0)) or 1.0
-        pairs = zip(
-            actual.reshape(-1, actual.shape[-1]),
-            expected.reshape(-1, expected.shape[-1]),
-            strict=True,
-        )
+        flat = (array.reshape(-1, array.shape[-1]) for array in (actual, expected))
+        pairs = zip(*flat, strict=True)
         for own, right in pairs:
             tags = own[width:].astype(int)
             error = np.abs(own[:width].astype(np.float64) - right[:width]).max() / scale
@@ -138,11 +129,8 @@ def _chain(session: ForeignSession, token: Token) -> Tuple[List[Arrays], Dict[st
     for inputs in calls[:-1]:
         kept = {past: results[present] for past, present in names.items() if results}
         results = session.run({**kept, **inputs})
-    passed_on = all(
-        np.array_equal(results[present], last.caches[past])
-        for past, present in names.items()
-        if results
-    )
+    kept = {past: results[present] for past, present in names.items() if results}
+    passed_on = all(np.array_equal(array, last.caches[past]) for past, array in kept.items())
     return (calls, names) if passed_on else ([{**last.inputs, **last.caches}], {})
 
 

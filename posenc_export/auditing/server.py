@@ -12,11 +12,10 @@ from typing import Any, Dict, List, Optional, Sequence, Tuple
 
 import numpy as np
 
+from posenc_export.auditing import graph, repeat
 from posenc_export.auditing.facts import Reference
-from posenc_export.auditing.graph import NotPossible
 from posenc_export.auditing.inputs import Interface, Value
-from posenc_export.auditing.repeat import MARK, wrong_token
-from posenc_export.auditing.slots import TAGS, Call
+from posenc_export.auditing.session import TAGS, Call
 from posenc_export.runtime.session.errors import GraphError
 from posenc_export.runtime.verification.case import Cell, Pairs
 from posenc_export.shared.numerics import worst_error
@@ -48,10 +47,8 @@ Listed = List[Tuple[int, Dict[int, float]]]  # chosen ids with the log probabili
 
 
 class Server:
-    """A server. It gives log probabilities of ids: `token_id:N` for return_tokens_as_token_ids, as
-    vLLM and posenc serve do, or ids in `content`, as llama.cpp does.
-
-    Attributes: as of auditing.graph.Graph.
+    """A server that gives log probabilities of ids: `token_id:N` for return_tokens_as_token_ids, as
+    vLLM and posenc serve do, or ids in `content`, as llama.cpp does. Attributes: as for Graph.
     """
 
     precision = "float32"
@@ -85,20 +82,17 @@ class Server:
 
 
 def _listed(logprobs: Any) -> Listed:
-    """Return the ids and log probabilities of a choice."""
     if "content" in logprobs:
         return [
             (int(token["id"]), {int(t["id"]): float(t["logprob"]) for t in token["top_logprobs"]})
             for token in logprobs["content"]
         ]
-    pairs = zip(logprobs["tokens"], logprobs["top_logprobs"], strict=True)
-    return [
-        (_id(own), {_id(key): float(value) for key, value in top.items()}) for own, top in pairs
-    ]
 
+    def id_of(text: str) -> int:
+        return int(text.removeprefix("token_id:"))
 
-def _id(text: str) -> int:
-    return int(text.removeprefix("token_id:"))
+    tops = [{id_of(key): float(n) for key, n in top.items()} for top in logprobs["top_logprobs"]]
+    return list(zip(map(id_of, logprobs["tokens"]), tops, strict=True))
 
 
 class LogProbabilities:
@@ -133,18 +127,11 @@ class ServerSession:
         self.asked: Dict[Tuple[int, ...], np.ndarray] = {}  # prompt by the tags of its outputs
 
     def prefill(
-        self,
-        inputs: Any,
-        *,
-        start: Any = None,
-        attention_mask: Optional[np.ndarray] = None,
-        chunk: Optional[int] = None,
-        encoder: Any = None,
-        logits_to_keep: Optional[int] = None,
+        self, inputs: Any, *, attention_mask: Optional[np.ndarray] = None, **others: Any
     ) -> np.ndarray:
         """As Session.prefill."""
         if attention_mask is not None:
-            raise NotPossible("a server takes no padding")
+            raise graph.NotPossible("a server takes no padding")
         new = [np.asarray(row) for row in inputs]
         old, first = self.rows or [row[:0] for row in new], len(self.calls)
         self.rows = [np.concatenate(pair) for pair in zip(old, new, strict=True)]
@@ -204,13 +191,13 @@ class ServerSession:
 
 def request(session: ServerSession, cell: Cell, wrong: Sequence[float]) -> str:
     """Return a program that asks for the first wrong token of a cell; as for repeat.program."""
-    token = wrong_token(session, cell, wrong)
+    token = repeat.wrong_token(session, cell, wrong)
     if token is None:
         return ""
     listed = np.argsort(-token.expected)[:LISTED]
     return PROGRAM.format(
         title=f"'{cell.name}', row {token.row}, token {token.index} of the sequence",
-        mark=MARK,
+        mark=repeat.MARK,
         url=session.server.url,
         body=_body([session.asked[token.row, token.index, token.call]], 1),
         expected={int(id): round(float(token.expected[id]), 4) for id in listed},
@@ -218,7 +205,6 @@ def request(session: ServerSession, cell: Cell, wrong: Sequence[float]) -> str:
 
 
 def _body(prompts: Sequence[np.ndarray], count: int) -> Dict[str, Any]:
-    """Return the body of a request."""
     return {
         "prompt": [prompt.tolist() for prompt in prompts], "max_tokens": count, "temperature": 0,
         "logprobs": LISTED, "return_tokens_as_token_ids": True,

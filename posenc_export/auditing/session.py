@@ -4,15 +4,50 @@ Shapes: B batch, S new tokens, P past slots, T = P + S, V numbers of an output.
 """
 
 import copy
-from typing import Any, List, Optional, Sequence
+from dataclasses import dataclass
+from typing import Any, List, NamedTuple, Optional, Sequence
 
 import numpy as np
 
 from posenc_export.auditing.feeds import feeds_of
 from posenc_export.auditing.graph import Arrays, NotPossible, Run
 from posenc_export.auditing.inputs import Cache, Interface
-from posenc_export.auditing.slots import NONE, TAGS, Call, Feeds, taken
 from posenc_export.runtime.session.errors import GraphError
+
+TAGS = 3  # numbers behind each output: row, index of the token in it, number of the call
+NONE = -1  # no call: the caches are empty, or their slots were moved
+
+
+@dataclass(frozen=True)
+class Call:
+    """One run of a graph. Arrays have one number for each row [B]."""
+
+    new: int  # number of columns S
+    past: int  # number of slots P of the cache
+    start: np.ndarray  # position of the first token of each row
+    before: np.ndarray  # number of tokens that each row had in the cache
+    padding: np.ndarray  # columns of padding before the tokens of each row, in cache and call
+    behind: np.ndarray  # columns of padding behind the new tokens of each row
+
+    @property
+    def rows(self) -> int:
+        return len(self.start)
+
+
+class Feeds(NamedTuple):
+    """Inputs of a run, its columns without padding [B,S], and the call of its caches, or NONE."""
+
+    inputs: Arrays
+    caches: Arrays
+    source: int
+    valid: np.ndarray
+
+
+def taken(cache: Cache, array: np.ndarray, slots: np.ndarray) -> np.ndarray:
+    """Return the slots [B,P] of each row."""
+    moved = np.moveaxis(array, (cache.rows, cache.slots), (0, 1))
+    taken = moved[np.arange(len(slots))[:, None], slots]
+    return np.ascontiguousarray(np.moveaxis(taken, (0, 1), (cache.rows, cache.slots)))
 
 
 class ForeignSession:
@@ -37,9 +72,13 @@ class ForeignSession:
         """Remove all rows."""
         self.calls: List[Call] = []  # shared with forks
         self.feeds: List[Feeds] = []
+        self._begin(0, 0)
+
+    def _begin(self, rows: int, start: Any) -> None:
         self.caches: Arrays = {}
-        self.valid = np.zeros((0, 0), bool)  # [B,P]
-        self.start = self.count = np.zeros(0, np.int64)  # [B]
+        self.start = np.broadcast_to(np.asarray(start or 0, np.int64), (rows,)).copy()  # [B]
+        self.count: np.ndarray = np.zeros(rows, np.int64)  # [B]
+        self.valid: np.ndarray = np.zeros((rows, 0), bool)  # [B,P]
         self.cropped, self.source = False, NONE
 
     def prefill(
@@ -49,8 +88,7 @@ class ForeignSession:
         start: Any = None,
         attention_mask: Optional[np.ndarray] = None,
         chunk: Optional[int] = None,
-        encoder: Any = None,
-        logits_to_keep: Optional[int] = None,
+        **others: Any,
     ) -> np.ndarray:
         """As Session.prefill, of all outputs. A call with attention_mask feeds its columns."""
         if not self.interface.caches or not len(self.start):
@@ -58,10 +96,8 @@ class ForeignSession:
         if attention_mask is not None:
             return self._call(np.asarray(inputs), attention_mask == 1)
         rows, size = [np.asarray(row) for row in inputs], max(map(len, inputs))
-        parts = [
-            self._ragged([row[at : at + (chunk or size)] for row in rows])
-            for at in range(0, size, chunk or size)
-        ]
+        step = chunk or size
+        parts = [self._ragged([row[at : at + step] for row in rows]) for at in range(0, size, step)]
         return np.concatenate(parts, axis=1)
 
     def step(self, inputs: np.ndarray) -> np.ndarray:
@@ -79,13 +115,6 @@ class ForeignSession:
     def fork(self) -> "ForeignSession":
         """As Session.fork."""
         return copy.copy(self)  # no array is changed in place, lists are replaced
-
-    def _begin(self, rows: int, start: Any) -> None:
-        calls, feeds = self.calls, self.feeds
-        self.reset()
-        self.calls, self.feeds = calls, feeds
-        self.start = np.broadcast_to(np.asarray(start or 0, np.int64), (rows,)).copy()
-        self.count, self.valid = np.zeros(rows, np.int64), np.zeros((rows, 0), bool)
 
     def _ragged(self, rows: Sequence[np.ndarray]) -> np.ndarray:
         """Read rows [n,..] of different lengths. Outputs [B,S,V] begin with the first column."""
@@ -121,10 +150,8 @@ class ForeignSession:
         self.source = len(self.calls)
         self.calls.append(call)
         self.count, self.valid = self.count + valid.sum(1), total
-        self.caches = {
-            cache.past.name: self._present(cache, results[cache.present], past)
-            for cache in self.interface.caches
-        }
+        known = self.interface.caches
+        self.caches = {c.past.name: self._present(c, results[c.present], past) for c in known}
         if self.interface.padding == "left" and self.interface.caches:
             ends = np.where(total.any(1), total[:, ::-1].argmax(1), 0)
             if ends.any():
@@ -202,29 +229,19 @@ class ForeignSession:
         if self.cropped or any(cache.slots < 0 for cache in self.interface.caches):
             raise NotPossible(f"the caches lack what {what} needs")
 
-    def _kept(self) -> List[List[int]]:
-        return [np.nonzero(row)[0].tolist() for row in self.valid]
-
     def _align(self) -> None:
         """Remove the slots of padding but those before the tokens of shorter rows."""
         self._check_movable("rows of different lengths")
-        self._take(self.caches, self._kept())
-
-    def _take(self, caches: Arrays, kept: Sequence[Sequence[int]]) -> None:
-        """Keep these slots of each row, aligned as the interface says."""
+        kept = [np.nonzero(row)[0].tolist() for row in self.valid]
         longest, right = max(map(len, kept)), self.interface.padding == "right"
+        counts_slots = "position_ids" not in self.interface.inputs
         slots = np.zeros((len(kept), longest), np.int64)
         self.valid, self.source = np.zeros((len(kept), longest), bool), NONE
         for index, row in enumerate(kept):
             first = 0 if right else longest - len(row)
-            if (
-                "position_ids" not in self.interface.inputs
-                and row != [*range(first, longest)][: len(row)]
-            ):
-                raise NotPossible("the graph counts slots as positions, so that none can be moved")
             place = slice(first, first + len(row))
+            if counts_slots and row != [*range(place.start, place.stop)]:
+                raise NotPossible("the graph counts slots as positions, so that none can be moved")
             slots[index, place], self.valid[index, place] = row, True
-        self.caches = {
-            cache.past.name: taken(cache, caches[cache.past.name], slots)
-            for cache in self.interface.caches
-        }
+        names = [(cache, cache.past.name) for cache in self.interface.caches]
+        self.caches = {name: taken(cache, self.caches[name], slots) for cache, name in names}

@@ -9,12 +9,8 @@ from posenc_export.benchmark.runtimes import ARTEFACT, RUNTIMES
 from posenc_export.runtime.artefact import manifest as manifests
 from posenc_export.runtime.artefact.files import locate
 from posenc_export.runtime.artefact.manifest import Manifest
-from posenc_export.runtime.graphs.providers import (
-    AOTINDUCTOR,
-    OPENVINO,
-    check_name,
-    not_for_openvino,
-)
+from posenc_export.runtime.graphs import providers as known_providers
+from posenc_export.runtime.graphs.providers import AOTINDUCTOR, OPENVINO
 from posenc_export.shared.refusal import refusal
 from posenc_export.shared.suggestion import check_name as check_known
 from posenc_export.shared.suggestion import suggestion
@@ -58,7 +54,6 @@ def numbered(names: Sequence[str]) -> List[str]:
 
 
 def _encodings(config: Dict[str, Any]) -> List[str]:
-    """Return the names of encodings without repetition, in order of application."""
     layers = [config["layers"][name] for name in config.get("order", [])] or [config]
     on_tokens = [*config.get("encodings", []), *(config.get("tokens") or {}).get("encodings", [])]
     of_layers = [layer.get("attention", {}).get("encodings", []) for layer in layers]
@@ -69,17 +64,12 @@ def _encodings(config: Dict[str, Any]) -> List[str]:
 
 @dataclass(frozen=True)
 class Contestant:
-    """One model on one runtime, measured by one worker.
+    """One model on one runtime, measured by one worker."""
 
-    Args:
-        label, model, artefact: names of contestant, model and folder in the report.
-        folder, manifest: what is run, or from whose config the runtime builds the model.
-    """
-
-    label: str
+    label: str  # names of contestant, model and folder (`artefact`) in the report
     model: str
     runtime: str  # "artefact" or a name in RUNTIMES
-    folder: Path
+    folder: Path  # what is run, or from whose config the runtime builds the model
     artefact: str
     manifest: Manifest
     provider: str = "cpu"  # as `load` takes it, never "auto"
@@ -89,9 +79,8 @@ class Contestant:
         """Whether a step reads weights and caches on the CPU in the formats of the manifest."""
         if self.provider not in (*ON_CPU, OPENVINO[0]):
             return False
-        return not self._built or not (
-            RUNTIMES[self.runtime].quantizes or self.manifest.weights or self.manifest.cache
-        )
+        of_few_bits = self.manifest.weights or self.manifest.cache
+        return not self._built or not (RUNTIMES[self.runtime].quantizes or of_few_bits)
 
     @property
     def perplexity(self) -> Optional[float]:
@@ -127,10 +116,8 @@ def gather(
     artefacts = _of_folders([locate(folder) for folder in folders], different_models, providers)
     peers = [peer for name in dict.fromkeys(runtimes) for peer in _of_runtime(name, artefacts)]
     labels = numbered([contestant.label for contestant in peers + artefacts])
-    return [
-        replace(contestant, label=label)
-        for contestant, label in zip(peers + artefacts, labels, strict=True)
-    ]
+    pairs = zip(peers + artefacts, labels, strict=True)
+    return [replace(contestant, label=label) for contestant, label in pairs]
 
 
 def _of_folders(
@@ -149,7 +136,7 @@ def _of_folders(
     for path, label, manifest in zip(paths, folder_labels(paths), read, strict=True):
         name = names[configs.index(manifest.config)]
         chosen = (*_providers(manifest), *_added(providers, manifest)) or ("cpu",)
-        check_name(chosen[0], manifest)
+        known_providers.check_name(chosen[0], manifest)
         for provider in chosen:
             on = label if provider in ON_CPU else f"{label} ({provider})"
             own = Contestant(on, name, ARTEFACT, path, label, manifest, provider)
@@ -193,23 +180,17 @@ def _of_runtime(name: str, artefacts: Sequence[Contestant]) -> List[Contestant]:
     for own in supported:
         models.setdefault(own.model, own)
     several = len({artefact.model for artefact in artefacts}) > 1
-    return [
-        replace(own, label=f"{name} {model.split()[0]}" if several else name, runtime=name)
-        for model, own in models.items()
-    ]
+    names = {model: f"{name} {model.split()[0]}" if several else name for model in models}
+    return [replace(own, label=names[model], runtime=name) for model, own in models.items()]
 
 
 def _unsupported(name: str, artefacts: Sequence[Contestant]) -> str:
-    described = dict.fromkeys(
-        f"{own.artefact} ({own.model}, target {own.manifest.target}, signature "
-        f"{own.manifest.signature})"
-        for own in artefacts
-    )
+    ends = ((own, own.manifest.target, own.manifest.signature) for own in artefacts)
+    named = [f"{own.artefact} ({own.model}, target {t}, signature {s})" for own, t, s in ends]
     provider = f", or give --provider {name}, which runs folders of target onnx and ort"
-    return (
-        f"benchmark {name}: expected {RUNTIMES[name].rule}, got {', '.join(described)}; add such "
-        f"a folder or omit {name}{provider if name in OPENVINO else ''}"
-    )
+    got = f"{', '.join(dict.fromkeys(named))}; add such a folder or omit {name}"
+    rule = f"benchmark {name}: expected {RUNTIMES[name].rule}"
+    return f"{rule}, got {got}{provider if name in OPENVINO else ''}"
 
 
 def _providers(manifest: Manifest) -> Tuple[str, ...]:
@@ -232,6 +213,6 @@ def _added(providers: Sequence[str], manifest: Manifest) -> List[str]:
             remedy = suggestion(name, known)
             rule, got = f"provider to be one of {', '.join(known)}", repr(name)
             raise refusal("benchmark", rule, got, f"{remedy} cpu and cuda are always measured")
-    able = dict.fromkeys(OPENVINO, not_for_openvino(manifest) is None)
+    able = dict.fromkeys(OPENVINO, known_providers.not_for_openvino(manifest) is None)
     able[AOTINDUCTOR] = manifest.target == AOTINDUCTOR
     return [name for name in dict.fromkeys(providers) if able[name]]

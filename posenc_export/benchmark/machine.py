@@ -61,9 +61,8 @@ def busy_machine() -> bool:
 def cache_bytes(manifest: Manifest, context: int) -> int:
     """Return the size in bytes of the valid part of all key and value caches of one row."""
     caches = [state for state in manifest.states if not state.replaced and len(state.axes) == 4]
-    return context * sum(
-        ITEM_BYTES[state.dtype] * int(state.axes[1]) * int(state.axes[3]) for state in caches
-    )
+    sizes = [int(s.axes[1]) * int(s.axes[3]) * ITEM_BYTES[s.dtype] for s in caches]
+    return context * sum(sizes)
 
 
 def step_bytes(manifest: Manifest, context: int, batch: int = 1) -> int:
@@ -82,9 +81,8 @@ def _idle_weights(manifest: Manifest) -> int:
     mixtures = [mlp for mlp in mlps if mlp["name"] == "experts"]
     if len(mixtures) > manifest.operators.get("MoE", 0) + manifest.operators.get("QMoE", 0):
         return 0
-    return sum(
-        3 * mlp["hidden"] * config["width"] * (mlp["experts"] - mlp["chosen"]) for mlp in mixtures
-    )
+    rests = ((mlp["hidden"], mlp["experts"] - mlp["chosen"]) for mlp in mixtures)
+    return sum(3 * hidden * config["width"] * experts for hidden, experts in rests)
 
 
 def described(threads: int) -> Machine:

@@ -9,7 +9,6 @@ import numpy as np
 
 from posenc_export.benchmark import machine
 from posenc_export.benchmark.contestants import Contestant, gather, usable
-from posenc_export.benchmark.machine import busy_machine, step_bytes
 from posenc_export.benchmark.report import Report
 from posenc_export.benchmark.results import Loaded, Row
 from posenc_export.benchmark.verdicts import FEWEST, ratio, spread
@@ -28,18 +27,13 @@ QUICK_TOKENS, QUICK_ROUNDS, QUICK_SECONDS = 512, 10, 25.0
 
 @dataclass
 class Measurement:
-    """One run of a benchmark.
-
-    Args:
-        contestants, workers: what is measured, and the worker of each.
-        threads, batch: threads of a contestant, rows of every call.
-    """
+    """One run of a benchmark."""
 
     contestants: List[Contestant]
-    workers: List[Worker]
+    workers: List[Worker]  # that of each contestant
     limits_worker: Worker  # the worker that measures the limits of the machine
-    threads: int
-    batch: int
+    threads: int  # of a contestant
+    batch: int  # rows of every call
     rounds: int  # samples per contestant, number of tokens and phase; long prompts get fewer
     # Time per contestant and number of tokens, without the prefill that fills the cache for decode
     seconds: float
@@ -119,7 +113,7 @@ class Measurement:
         return worker.ask("load", **where, **how)
 
     def _bytes(self, contestant: Contestant, tokens: int) -> int:
-        return step_bytes(contestant.manifest, tokens, self.batch)
+        return machine.step_bytes(contestant.manifest, tokens, self.batch)
 
     def _rows(
         self, phase: str, tokens: int, times: List[List[float]], bandwidths: Dict[int, float]
@@ -213,7 +207,7 @@ def run(
         contexts = prompts = (min(QUICK_TOKENS, *(c.manifest.max_positions for c in contestants)),)
         rounds, seconds = QUICK_ROUNDS, QUICK_SECONDS / (len(contestants) + 1)
     cached, prefilled = _tokens(contexts, prompts, contestants)
-    sleeping = threads > 1 and busy_machine()
+    sleeping = threads > 1 and machine.busy_machine()
     names = [*(contestant.label for contestant in contestants), "limits"]
     with started(names, threads, sleeping) as (*workers, limits_worker):
         how = (threads, batch, rounds, seconds, progress or (lambda line: None), sleeping)

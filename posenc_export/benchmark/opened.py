@@ -1,34 +1,18 @@
-"""The interface of a loaded contestant, and a base of sessions with one kind of call."""
+"""A loaded contestant, and a base of sessions with one kind of call."""
 
-from typing import Any, Mapping, NamedTuple, Optional, Protocol, Union
+from typing import Any, Mapping, NamedTuple, Optional, Union
 
 import numpy as np
 
 CHUNK = 1024  # most tokens per call, which limits the memory of attention scores
 
 
-class Timed(Protocol):
-    """Session whose calls are timed, as runtime.Session. Shapes: B rows, S tokens, E width."""
-
-    def reset(self) -> None:
-        """Empty the caches."""
-
-    def prefill(self, inputs: Any, *, logits_to_keep: int) -> Any:
-        """Append [B,S] int64 ids or [B,S,E] hidden states; return the last `logits_to_keep` outputs
-        [B,n,*].
-        """
-
-    def step(self, inputs: Any) -> Any:
-        """Append one token, [B] int64 ids or [B,E] hidden states; return its output [B,*]."""
-
-    def rewind(self, n: int) -> None:
-        """Remove the last n tokens of every row; not timed."""
-
-
 class Opened(NamedTuple):
     """A loaded session; weights as in Loaded."""
 
-    session: Timed
+    # Its reset, prefill and step are timed. As a Session, or as a CallSession, whose outputs of a
+    # prompt may be those of the last token.
+    session: Any
     weights: Mapping[str, Union[str, int]]
     # Load time without imports; None for the time of `open_session`
     seconds: Optional[float] = None
@@ -49,10 +33,8 @@ class CallSession:
 
     def prefill(self, inputs: np.ndarray, logits_to_keep: int) -> np.ndarray:
         chunk = self.chunk or inputs.shape[1]
-        outputs = [
-            self._append(inputs[:, start : start + chunk])
-            for start in range(0, inputs.shape[1], chunk)
-        ]
+        starts = range(0, inputs.shape[1], chunk)
+        outputs = [self._append(inputs[:, start : start + chunk]) for start in starts]
         return outputs[0] if len(outputs) == 1 else np.concatenate(outputs, axis=1)
 
     def step(self, inputs: np.ndarray) -> np.ndarray:

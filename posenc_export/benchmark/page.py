@@ -100,32 +100,28 @@ def _medians(report: Report, styles: Styles) -> str:
         columns.setdefault((row.phase, row.tokens), {})[row.contestant] = (row, slower)
     first = {name: row.median_seconds for name, (row, _) in next(iter(columns.values())).items()}
     heads = "".join(f"<th>{phase}, {tokens} tokens</th>" for phase, tokens in columns)
-    lines = []
+    lines = [f'<tr><th class="text">median time</th>{heads}</tr>']
     for name in sorted(styles, key=lambda name: first.get(name, math.inf)):
         dot = f'<span class="dot" style="background:{styles[name]["color"]}"></span>'
         cells = [f'<td class="text">{dot}{html.escape(name)}</td>']
         for column in columns.values():
-            best = min(row.median_seconds for row, _ in column.values())
-            cells.append(_median_cell(*column[name], best) if name in column else "<td></td>")
-        lines.append("".join(cells))
-    body = "\n".join(f"<tr>{line}</tr>" for line in lines)
-    head = f'<tr><th class="text">median time</th>{heads}</tr>'
-    return f'<div class="scroll"><table>{head}\n{body}</table></div>'
-
-
-def _median_cell(row: Row, slower: Optional[Spread], fastest: float) -> str:
-    said = "" if slower is None else f'<div class="note">x {slower}</div>'
-    best = " class=best" if row.median_seconds == fastest else ""
-    return f"<td{best}>{median(row)}{said}</td>"
+            if name not in column:
+                cells.append("<td></td>")
+                continue
+            row, slower = column[name]
+            fastest = min(other.median_seconds for other, _ in column.values())
+            best = " class=best" if row.median_seconds == fastest else ""
+            said = "" if slower is None else f'<div class="note">x {slower}</div>'
+            cells.append(f"<td{best}>{median(row)}{said}</td>")
+        lines.append(f"<tr>{''.join(cells)}</tr>")
+    return f'<div class="scroll"><table>{chr(10).join(lines)}</table></div>'
 
 
 def _times(factor: float) -> Mark:
     def mark(axes: Any, rows: List[Row], style: Dict[str, Any]) -> None:
         tokens = [row.tokens for row in rows]
-        low, high = (
-            [factor * row.p10_seconds for row in rows],
-            [factor * row.p90_seconds for row in rows],
-        )
+        low = [factor * row.p10_seconds for row in rows]
+        high = [factor * row.p90_seconds for row in rows]
         axes.plot(tokens, [factor * row.median_seconds for row in rows], marker="o", **style)
         axes.fill_between(tokens, low, high, alpha=0.2, linewidth=0, color=style["color"])
         axes.set_yscale("log")
@@ -171,10 +167,8 @@ def _figure(title: str, rows: List[Row], unit: str, mark: Mark, styles: Styles) 
         stream, none = io.BytesIO(), dict.fromkeys(("Creator", "Date", "Format", "Type"))
         figure.savefig(stream, format="svg", metadata=none)
     image = base64.b64encode(stream.getvalue()).decode()
-    return (
-        f'<h2>{html.escape(title)}</h2>\n<img alt="{html.escape(title, quote=True)}" '
-        f'src="data:image/svg+xml;base64,{image}">'
-    )
+    image = f'<img alt="{html.escape(title, quote=True)}" src="data:image/svg+xml;base64,{image}">'
+    return f"<h2>{html.escape(title)}</h2>\n{image}"
 
 
 def _label_ends(axes: Any, ends: Sequence[Tuple[str, float]], styles: Styles) -> None:
@@ -205,7 +199,6 @@ def _table(heads: Sequence[str], cells: Sequence[Tuple[str, ...]]) -> str:
 
 def _line(tag: str, heads: Sequence[str], cells: Sequence[str]) -> str:
     kinds = (' class="text"' if head in TEXT_HEADS else "" for head in heads)
-    written = (
-        f"<{tag}{kind}>{html.escape(cell)}</{tag}>" for kind, cell in zip(kinds, cells, strict=True)
-    )
+    pairs = zip(kinds, cells, strict=True)
+    written = (f"<{tag}{kind}>{html.escape(cell)}</{tag}>" for kind, cell in pairs)
     return f"<tr>{''.join(written)}</tr>"

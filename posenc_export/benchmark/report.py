@@ -7,7 +7,7 @@ import msgspec
 from msgspec import Struct
 
 from posenc_export.benchmark.results import BUSY, Limits, Loaded, Machine, Row
-from posenc_export.benchmark.verdicts import FEWEST, Spread, headlines, ratios, verdicts
+from posenc_export.benchmark.verdicts import FEWEST, headlines, ratios, verdicts
 from posenc_export.runtime.artefact.places import Form
 from posenc_export.shared.refusal import refusal
 from posenc_export.shared.tables import aligned
@@ -75,9 +75,8 @@ class Report(Struct, frozen=True, forbid_unknown_fields=True):
         try:
             return msgspec.convert(fields, Report)
         except msgspec.ValidationError as error:
-            raise ValueError(
-                f"report: expected the fields of schema {SCHEMA}, got '{error}'; measure again"
-            ) from None
+            rule = f"the fields of schema {SCHEMA}"
+            raise refusal("report", rule, f"'{error}'", "measure again") from None
 
     def table(self) -> str:
         """Return the report as plain text: aligned tables, verdicts, and remarks on them."""
@@ -89,7 +88,15 @@ class Report(Struct, frozen=True, forbid_unknown_fields=True):
         return "\n".join([*loading, "", *times, "", *self.verdicts, *remarks]) + "\n"
 
     def row_cells(self) -> Cells:
-        return [_cells(row, times) for row, times in zip(self.rows, ratios(self.rows), strict=True)]
+        cells: Cells = []
+        for row, slower in zip(self.rows, ratios(self.rows), strict=True):
+            work = (row.phase, str(row.tokens), row.contestant, row.model)
+            times = (median(row), duration(row.p10_seconds), duration(row.p90_seconds))
+            over = "" if slower is None else str(slower)
+            share = "-" if row.share_of_limit is None else f"{row.share_of_limit:.0%}"
+            count = str(len(row.samples_seconds))
+            cells.append((*work, *times, rate(row.tokens_per_second), over, share, count))
+        return cells
 
     def load_cells(self) -> Cells:
         cells: Cells = []
@@ -108,10 +115,8 @@ class Report(Struct, frozen=True, forbid_unknown_fields=True):
     def unsteady(self) -> List[str]:
         """A sentence on marked times, if there are any."""
         remedy = "; --threads 1 needs only one free core" if self.machine.threads > 1 else ""
-        said = (
-            f"~ marks times whose 90th percentile is more than {UNSTEADY:.0f} times the 10th; "
-            f"read their ratio by its interval{remedy}."
-        )
+        marked = f"times whose 90th percentile is more than {UNSTEADY:.0f} times the 10th"
+        said = f"~ marks {marked}; read their ratio by its interval{remedy}."
         return [said] if any(unsteady(row) for row in self.rows) else []
 
     @property
@@ -125,15 +130,11 @@ class Report(Struct, frozen=True, forbid_unknown_fields=True):
         """Return a sentence on machine and contestants, and one on the limits of the machine."""
         machine, limits = self.machine, self.limits
         batch = "1 row" if self.batch_rows == 1 else f"{self.batch_rows} rows"
-        how = (
-            f"{machine.threads} threads on {machine.cores} cores ({machine.processor}), {batch}, "
-            "one contestant at a time."
-        )
+        cores = f"{machine.threads} threads on {machine.cores} cores ({machine.processor})"
+        how = f"{cores}, {batch}, one contestant at a time."
         if self.sleeping_threads:
-            how += (
-                " Threads of OpenMP (torch) sleep while they wait for each other, because the "
-                "machine was busy at the start."
-            )
+            busy = "because the machine was busy at the start."
+            how += f" Threads of OpenMP (torch) sleep while they wait for each other, {busy}"
         rates = ((work.bytes, work.read_bytes_per_second / 1e9) for work in limits.read)
         read = ", ".join(f"{size(count)} at {rate:.1f} GB/s" for count, rate in rates)
         empty = limits.empty_run_seconds
@@ -176,12 +177,3 @@ def filled(heads: Sequence[str], cells: Cells) -> Tuple[Sequence[str], Cells]:
     """Return heads and cells without columns that are empty in all rows."""
     kept = [any(line[at] not in ("", "-") for line in cells) for at in range(len(heads))]
     return tuple(compress(heads, kept)), [tuple(compress(line, kept)) for line in cells]
-
-
-def _cells(row: Row, slower: Optional[Spread]) -> Tuple[str, ...]:
-    work = (row.phase, str(row.tokens), row.contestant, row.model)
-    times = (median(row), duration(row.p10_seconds), duration(row.p90_seconds))
-    ratio = "" if slower is None else str(slower)
-    share = "-" if row.share_of_limit is None else f"{row.share_of_limit:.0%}"
-    count = str(len(row.samples_seconds))
-    return (*work, *times, rate(row.tokens_per_second), ratio, share, count)

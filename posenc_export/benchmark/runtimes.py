@@ -13,13 +13,8 @@ ATTENTION: Dict[str, Any] = {
     **{"head_norm": None, "scale": None, "softcap": None, "sinks": False, "mechanism": "softmax"},
 }
 SIZES = ("heads", "kv_heads", "head_size")
-TOKENS: Dict[str, Any] = {
-    "features": None,
-    "scale": 1.0,
-    "encodings": [],
-    "segments": 0,
-    "norm": None,
-}
+TOKENS: Dict[str, Any] = {"features": None, "scale": 1.0, "encodings": [], "segments": 0}
+TOKENS["norm"] = None
 HEAD = {"bias": False, "scale": 1.0, "softcap": None}
 MLP = {"name": "gated", "activation": "silu", "bias": False}
 ROTATED = ("rope", "nope")
@@ -65,23 +60,12 @@ def is_llama(config: Dict[str, Any], encodings: Sequence[str] = ROTATED) -> bool
 
 def _plain(attention: Dict[str, Any], encodings: Sequence[str]) -> bool:
     specs = attention.get("encodings", []) or [{"name": "nope"}]
-    plain = len(specs) == 1 and specs[0]["name"] in encodings
-    return (
-        plain
-        and _without(attention, *SIZES, "encodings") == ATTENTION
-        and all(
-            _default(attention, specs[0]["name"], name, value)
-            for name, value in _without(specs[0], "name").items()
-        )
-    )
-
-
-def _default(attention: Dict[str, Any], encoding: str, name: str, value: Any) -> bool:
-    """Return whether a parameter of an encoding has the value that it has if left out."""
-    if name == "rotary" and value == attention.get("head_size"):
-        return True
-    defaults = DEFAULTS.get(encoding, {})
-    return name in defaults and value == defaults[name]
+    name, own = specs[0]["name"], _without(specs[0], "name")
+    if own.get("rotary") == attention.get("head_size"):  # as if left out
+        own.pop("rotary", None)
+    plain = _without(attention, *SIZES, "encodings") == ATTENTION
+    known = own.items() <= DEFAULTS.get(name, {}).items()
+    return plain and known and len(specs) == 1 and name in encodings
 
 
 def _without(part: Dict[str, Any], *names: str) -> Dict[str, Any]:

@@ -27,10 +27,8 @@ class Spread:
 
     def __str__(self) -> str:
         digits = 2 if self.high > WIDE * self.low else 3
-        return (
-            f"{rounded(self.median, digits)} ({rounded(self.low, digits)} .. "
-            f"{rounded(self.high, digits)})"
-        )
+        median, low, high = (rounded(n, digits) for n in (self.median, self.low, self.high))
+        return f"{median} ({low} .. {high})"
 
 
 def rounded(value: float, digits: int) -> str:
@@ -77,11 +75,9 @@ class Comparison(NamedTuple):
         if self.ratio is not None:
             return f"{first} is {_times([(self.next.contestant, self.ratio), *self.further])}"
         pair = f"{first} and {self.next.contestant}"
-        said = (
-            f"undecided, the times of {pair} vary too much"
-            if self.undecided
-            else f"no difference larger than {self.most} % between {pair}"
-        )
+        said = f"no difference larger than {self.most} % between {pair}"
+        if self.undecided:
+            said = f"undecided, the times of {pair} vary too much"
         return f"{said}; {first} is {_times(self.further)}" if self.further else said
 
     @property
@@ -102,14 +98,12 @@ def verdicts(rows: Sequence[Row]) -> List[str]:
 
 def ratios(rows: Sequence[Row]) -> List[Optional[Spread]]:
     """Return the ratio of each row to the fastest; None for that one, or with too few rounds."""
-    fastest: Dict[Tuple[str, int], Row] = {}
+    best: Dict[Tuple[str, int], Row] = {}
     for row in sorted(rows, key=lambda row: row.median_seconds):
-        fastest.setdefault((row.phase, row.tokens), row)
-    pairs = [(row, fastest[row.phase, row.tokens]) for row in rows]
-    return [
-        None if row is first else ratio(row.samples_seconds, first.samples_seconds)
-        for row, first in pairs
-    ]
+        best.setdefault((row.phase, row.tokens), row)
+    pairs = [(row, best[row.phase, row.tokens]) for row in rows]
+    times = (None if a is b else ratio(a.samples_seconds, b.samples_seconds) for a, b in pairs)
+    return list(times)
 
 
 def headlines(rows: Sequence[Row]) -> List[str]:
@@ -137,18 +131,14 @@ def _headline(comparisons: List[Comparison]) -> str:
     if len(winners) > 1:
         places = "; ".join(f"{name} at {_tokens(decided, name)}" for name in winners)
         return f"which one is fastest depends on the number of tokens: {places}"
-    where = (
-        everywhere
-        if len(decided) == len(comparisons)
-        else f"at {_tokens(decided)} tokens, elsewhere there is no clear difference"
-    )
+    where = f"at {_tokens(decided)} tokens, elsewhere there is no clear difference"
+    where = everywhere if len(decided) == len(comparisons) else where
     seconds = list(dict.fromkeys(comparison.next.contestant for comparison in comparisons))
     than = seconds[0] if len(seconds) == 1 else "the next"
     return f"{winners[0]} is {_range(decided)} times as fast as {than}, {where}"
 
 
 def _names(comparisons: Sequence[Comparison]) -> List[str]:
-    """Return the names of the two fastest contestants of each comparison, once."""
     pairs = ((comparison.fastest, comparison.next) for comparison in comparisons)
     return list(dict.fromkeys(row.contestant for pair in pairs for row in pair))
 
@@ -170,16 +160,11 @@ def _comparisons(rows: Sequence[Row]) -> List[Comparison]:
         first, *others = sorted(group, key=lambda row: row.median_seconds)
         comparison = _comparison(first, others[0]) if others else None
         if comparison is not None:
-            further = _further(comparison.fastest, others[1:])
+            best = comparison.fastest.samples_seconds
+            times = ((row.contestant, ratio(row.samples_seconds, best)) for row in others[1:])
+            further = tuple((name, slower) for name, slower in times if slower is not None)
             comparisons.append(comparison._replace(further=further))
     return comparisons
-
-
-def _further(fastest: Row, others: Sequence[Row]) -> Tuple[Tuple[str, Spread], ...]:
-    slower = [
-        (row.contestant, ratio(row.samples_seconds, fastest.samples_seconds)) for row in others
-    ]
-    return tuple((name, times) for name, times in slower if times is not None)
 
 
 def _times(slower: Sequence[Tuple[str, Spread]]) -> str:

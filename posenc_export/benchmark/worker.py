@@ -37,24 +37,21 @@ Request = Dict[str, Any]
 
 def open_session(request: Request) -> Tuple[Opened, Manifest]:
     """Return the session for a load request, and the manifest of its folder."""
-    folder, threads = Path(request["folder"]), request["threads"]
-    manifest = manifests.read(folder)
-    if request["runtime"] == ARTEFACT:
+    folder, threads, batch = Path(request["folder"]), request["threads"], request["batch"]
+    manifest, own = manifests.read(folder), request["runtime"] == ARTEFACT
+    if own:
         _import_runtime(manifest, threads)
-        opener = partial(_open_artefact, provider=request["provider"])
     else:
-        opener = importlib.import_module(RUNTIMES[request["runtime"]].peer).open_session
+        peer: Any = importlib.import_module(RUNTIMES[request["runtime"]].peer)
     start = time.perf_counter()
-    opened: Opened = opener(folder, manifest, threads, request["batch"])
+    if own:
+        session = load(folder, request["provider"], threads).session(batch)
+        opened = Opened(session, manifest.source)
+    else:
+        opened = peer.open_session(folder, manifest, threads, batch)
     if opened.seconds is None:
         opened = opened._replace(seconds=time.perf_counter() - start)
     return opened, manifest
-
-
-def _open_artefact(
-    folder: Path, manifest: Manifest, threads: int, batch: int, provider: str
-) -> Opened:
-    return Opened(load(folder, provider, threads).session(batch), manifest.source)
 
 
 def _import_runtime(manifest: Manifest, threads: int) -> None:
@@ -65,10 +62,8 @@ def _import_runtime(manifest: Manifest, threads: int) -> None:
         importlib.import_module("onnxruntime")
     # Two thread pools slow each other down.
     if "torch" in sys.modules and "onnxruntime" in sys.modules:
-        raise RuntimeError(
-            "benchmark: expected torch or onnxruntime in the process of an artefact, got "
-            "both; report this as a bug"
-        )
+        rule = "benchmark: expected torch or onnxruntime in the process of an artefact"
+        raise RuntimeError(f"{rule}, got both; report this as a bug")
 
 
 class Bench:
@@ -89,11 +84,8 @@ class Bench:
         self.session.prefill(self._prompt(length), logits_to_keep=1)
         if self.manifest.states:
             self.session.step(self.token)
-        return {
-            "load": opened.seconds,
-            "warm_up": time.perf_counter() - start,
-            "weights": dict(opened.weights),
-        }
+        seconds = time.perf_counter() - start
+        return {"load": opened.seconds, "warm_up": seconds, "weights": dict(opened.weights)}
 
     def prefill(self, request: Request) -> Dict[str, Any]:
         """Time one prompt of `context` tokens per row from an empty cache."""

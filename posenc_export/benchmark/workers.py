@@ -44,11 +44,7 @@ class Worker:
         self._reader.start()
 
     def ask(self, do: str, **request: Any) -> Dict[str, Any]:
-        """Send a request and return its reply.
-
-        Raises:
-            ValueError: the contestant failed, exited or did not answer within PATIENCE seconds.
-        """
+        """Send a request and return its reply. Raise ValueError if the contestant fails."""
         assert self.child.stdin is not None
         self._signal("SIGCONT")
         try:
@@ -102,10 +98,8 @@ class Worker:
         code = self.child.wait()
         self.log.seek(0)
         last = self.log.read().decode(errors="replace").strip().splitlines()[-1:] or ["no message"]
-        return ValueError(
-            f"benchmark {self.label}: expected the worker to complete {do}, got exit code {code} "
-            f"({last[0]}); omit this contestant or free memory"
-        )
+        rule, got = f"the worker to complete {do}", f"exit code {code} ({last[0]})"
+        return refusal(f"benchmark {self.label}", rule, got, "omit this contestant or free memory")
 
 
 @contextlib.contextmanager

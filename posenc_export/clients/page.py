@@ -43,10 +43,8 @@ def programs() -> Sequence[str]:
     sources = Sources(load_preset(PRESET))
     with tempfile.TemporaryDirectory() as folder:
         targets = dict.fromkeys(target for _, target in PROGRAMS.values())
-        manifests = {
-            target: export(sources, target, Path(folder) / target, verify=False)
-            for target in targets
-        }
+        places = {target: Path(folder) / target for target in targets}
+        manifests = {name: export(sources, name, at, verify=False) for name, at in places.items()}
     return [program(manifests[target], language) for language, target in PROGRAMS.values()]
 
 

@@ -130,7 +130,6 @@ def _values(manifest: Manifest, language: str) -> Dict[str, Any]:
 
 
 def _no_start(names: List[str]) -> str:
-    """Return why a graph with these inputs takes no position of the first token."""
     if "attention_mask" in names:
         return "The graph counts positions from attention_mask: a row starts at 0."
     if "seqlens_k" not in names:

@@ -7,8 +7,7 @@ from pathlib import Path
 from typing import Tuple
 
 from posenc_export import benchmark
-from posenc_export.benchmark import page
-from posenc_export.benchmark.measurement import CONTEXTS
+from posenc_export.benchmark import measurement, page
 from posenc_export.benchmark.report import HTML, JSON
 from posenc_export.benchmark.runtimes import RUNTIMES
 from posenc_export.commands.options import Table, option
@@ -41,7 +40,7 @@ OPTIONS: Table = {
     "--contexts": option(
         "numbers of cached tokens at which a decode step is timed; numbers beyond the range of a "
         "model are skipped",
-        ",".join(map(str, CONTEXTS)),
+        ",".join(map(str, measurement.CONTEXTS)),
         metavar="N,N,...",
     ),
     "--prefill": option(

@@ -19,6 +19,7 @@ from posenc_export.commands.options import (
     sampling,
 )
 from posenc_export.commands.terminal import print_text, refuse
+from posenc_export.shared.refusal import refusal
 
 NEW = "/new"
 OPTIONS: Table = {
@@ -44,9 +45,8 @@ def run(options: argparse.Namespace) -> int:
     for name in ("max_tokens", "context"):
         number = getattr(options, name)
         if number is not None and number < 1:
-            raise ValueError(
-                f"chat: expected {name} of at least 1, got {number}; give a larger number"
-            )
+            rule, remedy = f"{name} of at least 1", "give a larger number"
+            raise refusal("chat", rule, number, remedy)
     model = loaded(options, options.folder)
     codec = needed_chat_codec(options.folder, model.manifest)
     session = model.session(capacity=options.context)
@@ -54,10 +54,8 @@ def run(options: argparse.Namespace) -> int:
     chat = Chat(session, codec, options.system, options.context, speculate)
     talking = sys.stdin.isatty()
     if talking:
-        print(
-            f"{NEW} begins a new conversation, Ctrl-C ends a reply, Ctrl-D ends the program",
-            file=sys.stderr,
-        )
+        said = "begins a new conversation, Ctrl-C ends a reply, Ctrl-D ends the program"
+        print(f"{NEW} {said}", file=sys.stderr)
     for line in _lines("> " if talking else ""):
         if line == NEW:
             session.reset()

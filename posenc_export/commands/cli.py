@@ -6,16 +6,8 @@ import os
 import sys
 from typing import Container, List, Optional, Sequence
 
+from posenc_export.commands import terminal
 from posenc_export.commands.options import add_options
-from posenc_export.commands.terminal import (
-    REFUSED,
-    OneLineParser,
-    Progress,
-    escaping,
-    in_encoding,
-    refusal,
-    refuse,
-)
 from posenc_export.shared.version import VERSION
 
 INTERRUPTED = 130
@@ -45,7 +37,7 @@ FILES = {"list": "listing"}  # files with another name than their command
 
 def main(arguments: Optional[Sequence[str]] = None) -> int:
     """Run a command. Returns 0, 1 for a failed check, 2 for bad input, 130 when interrupted."""
-    with escaping():
+    with terminal.escaping():
         return _run(sys.argv[1:] if arguments is None else list(arguments))
 
 
@@ -54,13 +46,11 @@ def _run(arguments: List[str]) -> int:
     options, unknown = parser_of(called).parse_known_args(arguments)
     if unknown:
         options.parser.error(f"unrecognized arguments: {' '.join(unknown)}")
-    options.say = Progress()
+    options.say = terminal.Progress()
     # Closed by the calling program: the next opened file would get its descriptor.
     if sys.stdout is None:
-        return refuse(
-            options.say,
-            "output: expected stdout to be open, got a closed one; send it to a file or a pipe",
-        )
+        rule = "output: expected stdout to be open, got a closed one"
+        return terminal.refuse(options.say, f"{rule}; send it to a file or a pipe")
     try:
         status = int(options.run(options))
         sys.stdout.flush()  # raises BrokenPipeError here rather than at exit
@@ -72,14 +62,14 @@ def _run(arguments: List[str]) -> int:
         options.say.close()
         return INTERRUPTED
     except Exception as error:  # the code of an encoding from outside may raise anything
-        line = in_encoding(error) or (refusal(error) if isinstance(error, REFUSED) else None)
+        line = terminal.in_encoding(error) or terminal.refusal(error)
         if line is None:  # a bug, not an error of the input
             raise
         try:
             sys.stdout.flush()
         except OSError:
             _discard_output()
-        return refuse(options.say, line)
+        return terminal.refuse(options.say, line)
 
 
 def _discard_output() -> None:
@@ -90,9 +80,9 @@ def _discard_output() -> None:
 def parser_of(called: Container[str]) -> argparse.ArgumentParser:
     """Return a parser of all commands, with the arguments of those that are called."""
     purpose = "Export position encodings as attention blocks and decoders, verify and run them."
-    parser = OneLineParser(prog="posenc", description=purpose)
+    parser = terminal.OneLineParser(prog="posenc", description=purpose)
     parser.add_argument("-V", "--version", action="version", version=f"posenc {VERSION}")
-    commands = parser.add_subparsers(required=True, metavar="command", parser_class=OneLineParser)
+    commands = parser.add_subparsers(required=True, metavar="command", parser_class=type(parser))
     for name, summary in COMMANDS.items():
         sentence = f"{summary[0].upper()}{summary[1:]}."
         command = commands.add_parser(name, help=summary, description=sentence)

@@ -38,9 +38,8 @@ def main(folder: Path) -> None:
     for name in ("tiny-rope", "tiny-alibi"):
         model = Sources(load_preset(name))
         for target in runnable():
-            certificate = export(
-                model, target, folder / name / target, progress=progress
-            ).certificate
+            place = folder / name / target
+            certificate = export(model, target, place, progress=progress).certificate
             rows.append({"model": name, "target": target, **summary(certificate)})
     progress.close()
     show(rows)
@@ -48,18 +47,12 @@ def main(folder: Path) -> None:
     for name, length in (("tiny-rope", TRAINED_LENGTH - TOKENS), ("tiny-alibi", PROMPT)):
         session = load(folder / name / "ort").session()
         prompt = np.frombuffer(text[:length], np.uint8).astype(np.int64)[None]
-        generated = [
-            int(token[0]) for token in session.generate(prompt, TOKENS, temperature=0.4, top_k=8)
-        ]
-        print(
-            f"\n--- {name} continues calendar.py from byte {length}, now at position "
-            f"{int(session.position[0])} (trained to {TRAINED_LENGTH})"
-        )
-        print(
-            text[max(0, length - 120) : length].decode(errors="replace")
-            + "│"
-            + bytes(generated).decode(errors="replace")
-        )
+        ids = session.generate(prompt, TOKENS, temperature=0.4, top_k=8)
+        generated = [int(token[0]) for token in ids]
+        now = f"now at position {int(session.position[0])} (trained to {TRAINED_LENGTH})"
+        print(f"\n--- {name} continues calendar.py from byte {length}, {now}")
+        parts = (text[max(0, length - 120) : length], bytes(generated))
+        print("│".join(part.decode(errors="replace") for part in parts))
     timed = [target for target in runnable() if target != "ort-cuda" or cuda.obstacle() is None]
     folders = [folder / "tiny-rope" / target for target in timed]
     print("\n" + run(folders, runtimes=("eager",), contexts=CONTEXTS, progress=progress).table())

@@ -39,7 +39,6 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _description(model: str, chosen: Dict[str, Any]) -> Dict[str, Any]:
-    """The JSON values of a description. Raise ValueError for other models and wrong options."""
     if (Path(model) / "posenc.json").is_file():
         from posenc_export.runtime.artefact.manifest import read
 
@@ -77,9 +76,8 @@ def _checkpoint(model: str, chosen: Dict[str, Any], names: List[str]) -> Any:
 
     if not Path(model).is_dir() and not is_gguf(Path(model)):
         known = f"a folder with a checkpoint or an artefact, a GGUF file, or {', '.join(names)}"
-        raise ValueError(
-            f"describe: expected model to be {known}, got {model!r}; {nearest_model(model, names)}"
-        )
+        rule, near = f"model to be {known}", nearest_model(model, names)
+        raise ValueError(f"describe: expected {rule}, got {model!r}; {near}")
     _check_only(("max_positions", "part"), chosen, "a checkpoint")
     folder, sentences = opened(Path(model), "part" not in chosen)
     config = GGUFCheckpoint(folder).config if is_gguf(folder) else read_config(folder)

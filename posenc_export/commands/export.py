@@ -219,11 +219,9 @@ def _weights(values: List[str]) -> Tuple[Optional[str], Optional[Path]]:
     """Split the values of --weights into the format and the file. Raise ValueError for several."""
     from posenc_export.export.quantization.formats import FORMATS, KEEP
 
-    places = [
-        value
-        for value in values
-        if value not in (*FORMATS, KEEP) and (value.endswith(FILES) or Path(value).exists())
-    ]
+    known = (*FORMATS, KEEP)
+    files = [value for value in values if value.endswith(FILES) or Path(value).exists()]
+    places = [value for value in files if value not in known]
     formats = [value for value in values if value not in places]
     if len(places) > 1 or len(formats) > 1:
         rule = "--weights once with a format and once with a file at most"

@@ -19,6 +19,7 @@ from posenc_export.commands.options import (
     sampling,
 )
 from posenc_export.commands.terminal import print_text
+from posenc_export.shared.refusal import refusal
 
 OPTIONS: Table = {
     **folder_of("a decoder's artefact"),
@@ -94,10 +95,8 @@ def _continue(options: argparse.Namespace, session: Any, cached: List[int]) -> i
     begin = "" if options.features else options.prompt[0]
     prompt = text.encode(begin) if begin else []
     if not prompt and not options.features:
-        raise ValueError(
-            "generate: expected a prompt of at least one character, got an empty one; give "
-            "--prompt TEXT"
-        )
+        rule = "a prompt of at least one character"
+        raise refusal("generate", rule, "an empty one", "give --prompt TEXT")
     shown = ""
     if options.encoder is None:
         shown = begin.encode("utf-8", "surrogateescape").decode(errors="replace")
@@ -157,10 +156,9 @@ def _opened(model: Any, cache: Optional[Path]) -> Tuple[Any, List[int]]:
         return model.session(), []
     rows = saved.tokens(cache, model.manifest)
     if rows is None or len(rows) != 1:
-        raise ValueError(
-            f"restore {cache}: expected a session of one row with its ids, got "
-            f"{'no ids' if rows is None else f'{len(rows)} rows'}; give another file"
-        )
+        got = "no ids" if rows is None else f"{len(rows)} rows"
+        rule = "a session of one row with its ids"
+        raise refusal(f"restore {cache}", rule, got, "give another file")
     return model.restore(cache), rows[0].tolist()
 
 
@@ -190,10 +188,8 @@ def _encoder_output(options: argparse.Namespace, prompt: List[int]) -> np.ndarra
     source = encoder.manifest.inputs[0]
     if bool(encoder.manifest.vocabulary) == bool(options.features):
         got, remedy = ("--features", "--prompt") if options.features else ("--prompt", "--features")
-        raise ValueError(
-            f"generate: expected the source that the encoder takes, {source.name}, got {got}; "
-            f"give {remedy}"
-        )
+        rule = f"the source that the encoder takes, {source.name}"
+        raise refusal("generate", rule, got, f"give {remedy}")
     if options.features:
         return encoder.prefill(_read_features(options.features, int(source.axes[-1])))
     return encoder.prefill(np.array([prompt]))
@@ -204,10 +200,8 @@ def _read_features(path: Path, size: int) -> np.ndarray:
     try:
         features = np.load(path, allow_pickle=False)
     except (OSError, ValueError) as error:
-        raise ValueError(
-            f"generate: expected {path.name} to be an array in .npy, got an error ({error}); "
-            "write it with numpy.save"
-        ) from None
+        rule = f"{path.name} to be an array in .npy"
+        raise refusal("generate", rule, f"an error ({error})", "write it with numpy.save") from None
     if features.ndim == 3 and len(features) == 1:
         features = features[0]
     fits = features.ndim == 2 and features.shape[0] * 2 == size and features.shape[1] % 2 == 0

@@ -46,18 +46,16 @@ def run(options: argparse.Namespace) -> int:
 def _model(manifest: Manifest) -> List[Line]:
     from posenc_export.runtime.artefact.summary import summary as described
 
-    packages = [
-        ("package", f"{name}, from {package.name} {package.version or '(no version)'}")
-        for name, package in manifest.packages.items()
-    ]
+    packages = []
+    for name, origin in manifest.packages.items():
+        version = origin.version or "(no version)"
+        packages.append(("package", f"{name}, from {origin.name} {version}"))
     return [*described(manifest).items(), *packages]
 
 
 def _operators(manifest: Manifest) -> List[Line]:
-    interface = (
-        "interface",
-        str(manifest.interface or "not stated, written by an earlier version"),
-    )
+    stated = str(manifest.interface or "not stated, written by an earlier version")
+    interface = ("interface", stated)
     if not manifest.operators:
         return [interface]
     operators = [f"{name} {count}" for name, count in manifest.operators.items()]

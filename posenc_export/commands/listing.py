@@ -83,10 +83,8 @@ def _print_encoding(options: argparse.Namespace) -> int:
         return 0
     described: Any = inspect.getdoc(KNOWN[options.what])
     print(textwrap.fill(row["source"], WIDTH), "", described, sep="\n")
-    defaults = [
-        {"parameter": name, "default": str(parameter.default)}
-        for name, parameter in parameters(options.what).items()
-    ]
+    known = {name: str(p.default) for name, p in parameters(options.what).items()}
+    defaults = [{"parameter": name, "default": default} for name, default in known.items()]
     if defaults:
         print()
         show(defaults)

@@ -65,10 +65,8 @@ def _block_of_weights(chosen: Dict[str, Any]) -> Any:
     for line in projections.lines:
         note(f"weights: {line}")
     note(f"block: encoding {values['encoding']}{default}, {sizes}, {values['attention']}")
-    note(
-        "block: certificates compare with this block; posenc_export.compare compares it with "
-        "the module that the weights come from"
-    )
+    other = "posenc_export.compare compares it with the module that the weights come from"
+    note(f"block: certificates compare with this block; {other}")
     return block
 
 
@@ -95,7 +93,6 @@ def model_of(options: argparse.Namespace) -> Any:
 
 
 def _check_size(folder: str, chosen: Dict[str, Any], size: float) -> None:
-    """Check a size before weights are read. Raise ValueError for one that is too small."""
     from posenc_export.export.quantization.mixed import check_size
     from posenc_export.models.pretrained import outline
 
@@ -144,10 +141,8 @@ def _note_unexported(folder: str, model: Any) -> None:
 
     task = left_out(model, read_config(opened(Path(folder), False)[0]))
     if task is not None:
-        note(
-            f"{folder} is a model for {task}, whose head is not exported: the artefact gives "
-            "hidden states only"
-        )
+        lost = "whose head is not exported: the artefact gives hidden states only"
+        note(f"{folder} is a model for {task}, {lost}")
     if isinstance(model, Stack) and model.config.head is not None:
         unapplied = generation_settings.unapplied(model.text.files)
         if unapplied:

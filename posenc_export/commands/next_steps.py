@@ -3,9 +3,8 @@
 from pathlib import Path
 from typing import Dict, Iterable, List
 
+from posenc_export.runtime.artefact import rules, tokenizer
 from posenc_export.runtime.artefact.manifest import Manifest
-from posenc_export.runtime.artefact.rules import graph_file
-from posenc_export.runtime.artefact.tokenizer import BYTES
 
 PROGRAMS = {"model.onnx": ("python", "run.py"), "model.pt": ("libtorch", "run.cpp")}
 TOKENIZER = "tokenizer.json"
@@ -45,10 +44,10 @@ def _run(folder: Path, manifest: Manifest) -> str:
         return f"posenc embed {folder} texts.txt"
     if manifest.encoder:
         return f"posenc generate {folder} --encoder FOLDER --prompt 'text for the encoder'"
-    readable = manifest.vocabulary == BYTES or TOKENIZER in manifest.files
+    readable = manifest.vocabulary == tokenizer.BYTES or TOKENIZER in manifest.files
     if manifest.kind == "decoder" and readable:
         return f"posenc generate {folder} --prompt 'Once upon a time'"
-    if graph_file(manifest) in PROGRAMS:
-        language, program = PROGRAMS[graph_file(manifest)]
+    if rules.graph_file(manifest) in PROGRAMS:
+        language, program = PROGRAMS[rules.graph_file(manifest)]
         return f"posenc inspect {folder} --runtime {language} > {program}"
     return ""

@@ -116,10 +116,8 @@ MEANING = {
 def block_options(names: Iterable[str] = tuple(BLOCK)) -> Table:
     """Options of a block. None if not given: a preset refuses even the default."""
     choices = {"attention": ("causal", "bidirectional")}
-    return {
-        option_name(name): option(MEANING[name], type=type(BLOCK[name]), choices=choices.get(name))
-        for name in names
-    }
+    kinds = {name: {"type": type(BLOCK[name]), "choices": choices.get(name)} for name in names}
+    return {option_name(name): option(MEANING[name], **kind) for name, kind in kinds.items()}
 
 
 def option_name(name: str) -> str:
@@ -136,9 +134,8 @@ def check_only(command: str, names: Container[str], chosen: Iterable[str], rule:
     for name in chosen:
         if name not in names:
             got = "--no-head" if name == "head" else option_name(name)
-            raise ValueError(
-                f"{command}: expected {rule}, got {got}; leave it out or choose another model"
-            )
+            remedy = "leave it out or choose another model"
+            raise ValueError(f"{command}: expected {rule}, got {got}; {remedy}")
 
 
 def nearest_model(model: str, names: Sequence[str]) -> str:

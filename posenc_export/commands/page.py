@@ -30,8 +30,6 @@ def run(options: argparse.Namespace) -> int:
     if options.json:
         print(json.dumps({"page": str(options.output / "index.html"), "bytes": size}))
     else:
-        print(
-            f"{options.output} ({size / 1e6:.1f} MB in all). Browsers need a server for it: "
-            f"python -m http.server --directory {options.output} 8080"
-        )
+        said = f"{options.output} ({size / 1e6:.1f} MB in all). Browsers need a server for it"
+        print(f"{said}: python -m http.server --directory {options.output} 8080")
     return 0

@@ -56,9 +56,8 @@ def _is_artefact(text: str) -> bool:
     from posenc_export.encodings import KNOWN
     from posenc_export.shared.preset_folders import NAMES
 
-    return text.partition(":")[0] not in KNOWN and (
-        text in NAMES or os.sep in text or Path(text).is_dir()
-    )
+    place = text in NAMES or os.sep in text or Path(text).is_dir()
+    return place and text.partition(":")[0] not in KNOWN
 
 
 def _name(text: str) -> str:
@@ -66,7 +65,6 @@ def _name(text: str) -> str:
 
 
 def _of_encoding(options: argparse.Namespace) -> Tuple[Any, Dict[str, Any]]:
-    """Return the picture of an encoding, and what it shows, for --json."""
     from posenc_export import encodings
     from posenc_export.catalogue.plots import View, draw
     from posenc_export.shared.preset_folders import NAMES

@@ -85,9 +85,8 @@ def run(options: argparse.Namespace) -> int:
     model = loaded(options, options.folder, options.threads)
     limits, embeds = _limits(options, model), model.manifest.kind == "encoder"
     sentences.check_model(model) if embeds else check_model(model.manifest, limits)
-    name = options.name or str(
-        model.manifest.source.get("checkpoint", options.folder.resolve().name)
-    )
+    source = model.manifest.source.get("checkpoint", options.folder.resolve().name)
+    name = options.name or str(source)
     connections = most_connections(options.connections)
     listening = Listener(listen(options.host, options.port), connections + OVER)
     address, port = listening.getsockname()[:2]
@@ -163,11 +162,8 @@ def listen(host: str, port: int) -> socket.socket:
 
 
 def _announce(options: argparse.Namespace, name: str, port: int, embeds: bool) -> None:
-    routes = (
-        "embeddings, with /docs and /health"
-        if embeds
-        else "completions and /v1/chat/completions, with /docs, /health and /metrics"
-    )
+    routes = "completions and /v1/chat/completions, with /docs, /health and /metrics"
+    routes = "embeddings, with /docs and /health" if embeds else routes
     url = f"http://{f'[{options.host}]' if ':' in options.host else options.host}:{port}"
     line = f"{name} at {url}/v1/{routes}; stop it with Ctrl-C"
     print(json.dumps({"model": name, "url": url}) if options.json else line, flush=True)

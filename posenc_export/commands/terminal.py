@@ -140,7 +140,7 @@ REFUSED = (GraphError, ModuleNotFoundError, OSError, OverflowError, RecursionErr
 
 
 def refusal(error: BaseException) -> Optional[str]:
-    """The message for an error of REFUSED, or None if the input did not cause it."""
+    """The message for an error, or None if it is none of REFUSED or the input did not cause it."""
     if isinstance(error, ModuleNotFoundError):
         module = (error.name or "").partition(".")[0]
         for extra, modules in EXTRAS.items():
@@ -149,20 +149,17 @@ def refusal(error: BaseException) -> Optional[str]:
                 return f"{module}: expected it to be installed, got none; {install}"
         return None
     if isinstance(error, OSError):
-        return (
-            f"file: expected a file that can be read and written, got {error.strerror or error} "
-            f"for {error.filename or 'the output'}; give another path"
-        )
+        got = f"{error.strerror or error} for {error.filename or 'the output'}"
+        rule = "expected a file that can be read and written"
+        return f"file: {rule}, got {got}; give another path"
     if isinstance(error, OverflowError):
-        return (
-            f"number: expected whole numbers within 64 bits, got a larger one ({error}); give a "
-            "smaller one"
-        )
+        rule = "number: expected whole numbers within 64 bits"
+        return f"{rule}, got a larger one ({error}); give a smaller one"
     if isinstance(error, RecursionError):
         if "JSON" not in str(error):
             return None
         return "file: expected JSON with few nested levels, got too many; give another path"
-    return str(error)
+    return str(error) if isinstance(error, REFUSED) else None
 
 
 def in_encoding(error: BaseException) -> Optional[str]:
@@ -176,10 +173,8 @@ def in_encoding(error: BaseException) -> Optional[str]:
     own = [place for module, place in frames if module in names]
     if not own or str(error).startswith("encoding"):  # it says already which encoding it is
         return None
-    return (
-        f"encoding: expected {own[-1]} to run, got {type(error).__name__}: {error}; correct the "
-        "code there, and run posenc_export.testing.check_encoding"
-    )
+    remedy = "correct the code there, and run posenc_export.testing.check_encoding"
+    return f"encoding: expected {own[-1]} to run, got {type(error).__name__}: {error}; {remedy}"
 
 
 def refuse(progress: Progress, line: str) -> int:
@@ -193,10 +188,8 @@ def note_unverified(progress: Progress, folder: Path, manifest: Manifest) -> Non
     """Print a line to stderr if no verification of the artefact has passed."""
     if not any(proof and proof["passed"] for proof in (manifest.certificate, *manifest.proofs)):
         progress.close()
-        note(
-            f"{folder} has no passed certificate: its outputs are not known to be those of "
-            f"its model; run posenc verify {folder}"
-        )
+        said = "has no passed certificate: its outputs are not known to be those of its model"
+        note(f"{folder} {said}; run posenc verify {folder}")
 
 
 def show(rows: List[Dict[str, Any]]) -> None:

@@ -85,10 +85,8 @@ def _print_verdict(certificate: Proof, target: str) -> None:
         error = certificates.format_worst_error(exported)
         print(f"as exported, which rounds activations or caches, errors are within {error}")
         tolerance += " of the float32 form"
-    print(
-        f"provider {certificate['provider']} on {certificate['machine']}, "
-        f"{len(certificate['cells'])} cells, {tolerance}: {verdict}"
-    )
+    where = f"provider {certificate['provider']} on {certificate['machine']}"
+    print(f"{where}, {len(certificate['cells'])} cells, {tolerance}: {verdict}")
 
 
 def _record(folder: Path, digest: str, proof: Proof) -> None:
@@ -97,7 +95,6 @@ def _record(folder: Path, digest: str, proof: Proof) -> None:
     try:
         manifest.add_proof(folder, digest, proof)
     except OSError as error:
-        note(
-            "verify: expected a folder that can be written, to record the proof, got "
-            f"{error.strerror or error}; the proof is not recorded, and --no-record does not try"
-        )
+        rule = "verify: expected a folder that can be written, to record the proof"
+        remedy = "the proof is not recorded, and --no-record does not try"
+        note(f"{rule}, got {error.strerror or error}; {remedy}")

@@ -58,8 +58,8 @@ def _compared(facts: str, limits: Limits, lengths: _Range) -> Tuple[int, str]:
     """Return how many values were compared, and the first fault; once for equal arguments."""
     part, manifest, count = json.loads(facts), lengths.manifest, 0
     caches = described.has_cache(manifest)
-    for call in integer_calls.calls(manifest, caches):
-        places = integer_calls.placed(manifest, call, caches)
+    for call in integer_calls.calls(manifest):
+        places = integer_calls.placed(manifest, call)
         queries, keys = _positions(manifest, places, caches)
         wanted = torch.from_numpy(places.keys)[:, : keys.shape[1]]
         what = ""

@@ -10,14 +10,10 @@ from typing import Any, Dict, List, Optional
 
 from posenc_export.page import graph
 from posenc_export.runtime.artefact import certificate as certificates
-from posenc_export.runtime.artefact import files
+from posenc_export.runtime.artefact import chat_template, files, places, publish, tokenizer
 from posenc_export.runtime.artefact import manifest as manifests
-from posenc_export.runtime.artefact.chat_template import ChatCodec, chat_codec
 from posenc_export.runtime.artefact.manifest import Manifest
-from posenc_export.runtime.artefact.places import PAGE
-from posenc_export.runtime.artefact.publish import StagingFolder
 from posenc_export.runtime.artefact.summary import summary
-from posenc_export.runtime.artefact.tokenizer import BYTES, codec
 from posenc_export.shared.refusal import refusal
 
 # Assets by their names in a page.
@@ -86,7 +82,7 @@ def write(folder: Path, output: Path, onnxruntime_web: Optional[Path] = None) ->
     folder = files.locate(folder)
     manifest = manifests.read(folder)
     check(manifest)
-    web, staging = _web(onnxruntime_web), StagingFolder([output], PAGE)
+    web, staging = _web(onnxruntime_web), publish.StagingFolder([output], places.PAGE)
     with staging as path:
         _fill(path / "made", folder, manifest, web)
         staging.publish([path / "made"])
@@ -96,11 +92,8 @@ def write(folder: Path, output: Path, onnxruntime_web: Optional[Path] = None) ->
 def _fill(page: Path, folder: Path, manifest: Manifest, web: Path) -> None:
     (page / "onnxruntime-web").mkdir(parents=True)
     has_tokenizer = TOKENIZER in manifest.files
-    gpu = (
-        manifest.target == WEBGPU_TARGET
-        and not has_tokenizer
-        and all((web / "dist" / name).is_file() for name in WEBGPU)
-    )
+    built = all((web / "dist" / name).is_file() for name in WEBGPU)
+    gpu = manifest.target == WEBGPU_TARGET and not has_tokenizer and built
     for name in (*WEB, *(WEBGPU if gpu else ())):
         shutil.copyfile(web / "dist" / name, page / "onnxruntime-web" / name)
     shutil.copyfile(folder / "model.onnx.data", page / "model.onnx.data")
@@ -117,7 +110,7 @@ def _fill(page: Path, folder: Path, manifest: Manifest, web: Path) -> None:
         (page / name).write_bytes(_asset(asset))
     written = [path.relative_to(page).as_posix() for path in page.rglob("*") if path.is_file()]
     listing = json.dumps({**data, "files": sorted(written)}, indent=1) + "\n"
-    (page / PAGE.listing).write_text(listing, encoding="utf-8")
+    (page / places.PAGE.listing).write_text(listing, encoding="utf-8")
 
 
 def _byte_part(page: Path, folder: Path, manifest: Manifest) -> Dict[str, Any]:
@@ -158,8 +151,8 @@ def check(manifest: Manifest) -> None:
         rule = f"page: expected target {' or '.join(TARGETS)} in float32"
         remedy = "export it with --target ort --dtype float32"
         raise ValueError(f"{rule}, got target {target} in {dtype}; {remedy}")
-    if manifest.vocabulary != BYTES and TOKENIZER not in manifest.files:
-        rule = f"a decoder with a tokenizer, or a byte-level one (vocabulary {BYTES})"
+    if manifest.vocabulary != tokenizer.BYTES and TOKENIZER not in manifest.files:
+        rule = f"a decoder with a tokenizer, or a byte-level one (vocabulary {tokenizer.BYTES})"
         got = f"{manifest.vocabulary} token ids and no {TOKENIZER}"
         raise refusal("page", rule, got, "put it into the checkpoint and export it again")
     known = inputs_of_pages()
@@ -234,22 +227,18 @@ def copy_libraries(modules: Path, page: Path) -> None:
 
 def text_data(folder: Path, manifest: Manifest) -> Dict[str, Any]:
     """Return the part of page.json about text. Errors as of `codec` and `chat_codec`."""
-    converter, chat = codec(folder, manifest), chat_codec(folder, manifest)
-    samples: List[Dict[str, Any]] = [
-        {"text": text, "ids": converter.encode(text)} for text in TEXTS
-    ]
+    converter, chat = tokenizer.codec(folder, manifest), chat_template.chat_codec(folder, manifest)
+    read = {text: converter.encode(text) for text in TEXTS}
+    samples: List[Dict[str, Any]] = [{"text": text, "ids": ids} for text, ids in read.items()]
     if chat is None:
         return {"template": None, "special": {}, "ends": manifest.stop_ids, "samples": samples}
     talks = [talk for talk in TALKS if _renders(chat, talk)]
-    return {
-        "template": chat.template,
-        "special": chat.special,
-        "ends": chat.ends,
-        "samples": [*samples, *({"messages": talk, "ids": chat.encode(talk)} for talk in talks)],
-    }
+    samples += [{"messages": talk, "ids": chat.encode(talk)} for talk in talks]
+    data = {"template": chat.template, "special": chat.special, "ends": chat.ends}
+    return {**data, "samples": samples}
 
 
-def _renders(chat: ChatCodec, talk: List[Dict[str, str]]) -> bool:
+def _renders(chat: chat_template.ChatCodec, talk: List[Dict[str, str]]) -> bool:
     """Whether the template accepts a conversation; some have no system message."""
     try:
         chat.text(talk)

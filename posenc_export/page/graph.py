@@ -47,9 +47,8 @@ def with_attention(source: Path, written: Path) -> List[int]:
         nodes[0].output.extend([""] * (output - len(nodes[0].output)) + [f"attention.{layer}"])
         nodes[0].attribute.append(onnx.helper.make_attribute(attribute, after_softmax))
         axes = [B, "heads", S, T]
-        described = onnx.helper.make_tensor_value_info(
-            f"attention.{layer}", onnx.TensorProto.FLOAT, axes
-        )
+        name, element = f"attention.{layer}", onnx.TensorProto.FLOAT
+        described = onnx.helper.make_tensor_value_info(name, element, axes)
         model.graph.output.append(described)
     written.write_bytes(model.SerializeToString(deterministic=True))
     return layers
@@ -60,11 +59,8 @@ def fuses_all_caches(source: Path, manifest: Manifest) -> bool:
     import onnx
 
     caches = {state.past for state in manifest.states if state.in_place}
-    readers = {
-        node.op_type
-        for node in onnx.load(source, load_external_data=False).graph.node
-        if caches.intersection(node.input)
-    }
+    nodes = onnx.load(source, load_external_data=False).graph.node
+    readers = {node.op_type for node in nodes if caches.intersection(node.input)}
     return readers <= {"GroupQueryAttention"}
 
 
@@ -119,9 +115,7 @@ def states_of(manifest: Manifest, capacity: int) -> List[Dict[str, Any]]:
 
 def empty(states: List[Dict[str, Any]]) -> Dict[str, np.ndarray]:
     """Return the states of a row without tokens, by name of the input."""
-    return {
-        state["past"]: np.full(state["shape"], state["fill"], state["dtype"]) for state in states
-    }
+    return {s["past"]: np.full(s["shape"], s["fill"], s["dtype"]) for s in states}
 
 
 def inputs(manifest: Manifest, tokens: List[int], cached: int) -> Dict[str, np.ndarray]:

@@ -20,9 +20,8 @@ def patterns_by_layer(manifest: Manifest, distances: int) -> List[Optional[Patte
     for name, layer in config["layers"].items():
         attention = layer["attention"]
         heads, kv_heads, size = (attention[key] for key in ("heads", "kv_heads", "head_size"))
-        geometry = Geometry(
-            config["width"], heads, size, config["max_positions"], kv_heads=kv_heads
-        )
+        most = config["max_positions"]
+        geometry = Geometry(config["width"], heads, size, most, kv_heads=kv_heads)
         of_specs = (_pattern(spec, geometry, distances) for spec in attention["encodings"])
         patterns[name] = next(filter(None, of_specs), None)
     return [patterns[name] for name in config["order"]]
@@ -46,10 +45,8 @@ def _pattern(spec: Dict[str, Any], geometry: Geometry, distances: int) -> Option
 
 def _weights(encoding: PositionEncoding, geometry: Geometry, distances: int) -> List[List[float]]:
     oracle, query = encoding.oracle(), distances - 1
-    rows = [
-        [oracle.bias(head, query, query - distance) for distance in range(distances)]
-        for head in range(geometry.heads)
-    ]
+    heads, keys = range(geometry.heads), [query - distance for distance in range(distances)]
+    rows = [[oracle.bias(head, query, key) for key in keys] for head in heads]
     biases = np.array(rows)
     return _rounded(np.exp(biases - biases.max(1, keepdims=True)))
 

@@ -56,9 +56,8 @@ def coordinates(
     row = np.asarray(kinds)
     if row.ndim != 1 or not row.size or not np.isin(row, (TEXT, IMAGE, VIDEO)).all():
         got = f"{row.dtype} of shape {list(row.shape)}"
-        raise refusal(
-            "grids", "kinds 0, 1 or 2 for each token of one row", got, "pass rows one by one"
-        )
+        rule = "kinds 0, 1 or 2 for each token of one row"
+        raise refusal("grids", rule, got, "pass rows one by one")
     if behind not in BEHIND or min(merge, merge_time) < 1:
         rule = f"behind to be one of {', '.join(BEHIND)}, and merge and merge_time of at least 1"
         raise refusal("grids", rule, f"{behind!r}, {merge} and {merge_time}")

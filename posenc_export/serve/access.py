@@ -45,7 +45,7 @@ class Access:
             got = "another key" if authorization else "no key"
             rule = "Authorization: Bearer with the key of this server"
             challenge = {"WWW-Authenticate": "Bearer"}
-            raise http_error(401, "key", rule, got, "send its key", challenge)
+            raise http_error(401, "key", rule, got, "send its key", headers=challenge)
 
     def protect(self, app: FastAPI) -> None:
         """Add the checks of Host and of requests that browsers send ahead (CORS)."""
@@ -81,13 +81,6 @@ def access(
     return Access(hosts, (*own, *origins), key or "")
 
 
-def http_error(
-    status: int,
-    where: str,
-    rule: str,
-    got: str,
-    remedy: str,
-    headers: Optional[Dict[str, str]] = None,
-) -> HTTPException:
-    """Return the error of a response: `where: expected RULE, got GOT; REMEDY`."""
-    return HTTPException(status, str(refusal(where, rule, got, remedy)), headers)
+def http_error(status: int, *said: str, headers: Optional[Dict[str, str]] = None) -> HTTPException:
+    """Return the error of a response; said: where, rule, value and remedy (refusal)."""
+    return HTTPException(status, str(refusal(*said)), headers)

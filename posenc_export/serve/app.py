@@ -12,8 +12,7 @@ from fastapi.responses import JSONResponse
 from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.requests import ClientDisconnect
 
-from posenc_export.runtime.artefact.chat_template import ChatCodec
-from posenc_export.runtime.artefact.tokenizer import Codec
+from posenc_export.runtime.artefact import chat_template, tokenizer
 from posenc_export.runtime.session.model import Model
 from posenc_export.serve import http, protocol
 from posenc_export.serve.access import Access
@@ -32,10 +31,8 @@ from posenc_export.serve.requests import (
     check_request,
 )
 
-FAILURE = (
-    "engine: expected every token to be computed and decoded, got an error; the server's log has "
-    "its message"
-)
+WANTED = "engine: expected every token to be computed and decoded, got an error"
+FAILURE = f"{WANTED}; the server's log has its message"
 LONG = 1 << 16  # bytes of a body whose text can take longer than 0.1 s to tokenize
 
 STATUS: Dict[Type[Exception], int] = {Refused: 400, Full: 429, Stopping: 503}
@@ -61,9 +58,9 @@ class Service:
         self,
         name: str,
         model: Model,
-        codec: Codec,
+        codec: tokenizer.Codec,
         limits: Limits,
-        chat: Optional[ChatCodec],
+        chat: Optional[chat_template.ChatCodec],
         failed: Callable[[], object],
     ) -> None:
         self.name, self.codec, self.manifest, self.limits = name, codec, model.manifest, limits
@@ -102,7 +99,9 @@ class Service:
         except tuple(STATUS) as error:
             return self.refuse(STATUS[type(error)], str(error))
         except TimeoutError:
-            return self.refuse(429, self._full()) if waits else self.refuse(504, self._late())
+            rule = f"a row and its memory within {self.limits.seconds} seconds, got none"
+            full = f"engine: expected {rule}; try again later, or reduce max_tokens"
+            return self.refuse(429, full) if waits else self.refuse(504, self._late())
         except asyncio.CancelledError:  # the server ends before the request
             return self.refuse(503, STOPPED)
 
@@ -124,10 +123,6 @@ class Service:
     def _late(self) -> str:
         rule = f"the response within {self.limits.seconds} seconds, got a longer one"
         return f"server: expected {rule}; reduce max_tokens, or start the server with --timeout"
-
-    def _full(self) -> str:
-        rule = f"a row and its memory within {self.limits.seconds} seconds, got none"
-        return f"engine: expected {rule}; try again later, or reduce max_tokens"
 
     def refuse(self, status: int, message: str, headers: http.Headers = None) -> JSONResponse:
         """Count a refused request and return the response with the error message."""
@@ -209,10 +204,10 @@ async def _collected(completion: Completion) -> List[Part]:
 def application(
     name: str,
     model: Model,
-    codec: Codec,
+    codec: tokenizer.Codec,
     limits: Limits,
     access: Access = Access(),
-    chat: Optional[ChatCodec] = None,
+    chat: Optional[chat_template.ChatCodec] = None,
     failed: Callable[[], object] = lambda: None,
 ) -> FastAPI:
     """Create the application, whose end also ends its engine. Arguments, errors as for Service."""

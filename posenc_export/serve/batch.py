@@ -8,10 +8,9 @@ from typing import Deque, List, Optional, Sequence, Tuple
 import numpy as np
 
 from posenc_export.runtime.artefact.manifest import Manifest
+from posenc_export.runtime.session import first_tokens, generation
 from posenc_export.runtime.session.drafts import Drafts
 from posenc_export.runtime.session.errors import GraphError
-from posenc_export.runtime.session.first_tokens import TokenRules
-from posenc_export.runtime.session.generation import choose
 from posenc_export.runtime.session.model import Model
 from posenc_export.runtime.session.prefixes import BLOCK, Prefixes, can_share
 from posenc_export.runtime.session.session import Session
@@ -31,22 +30,17 @@ LOG = logging.getLogger(__name__)
 
 
 class Row:
-    """A request with a row of the session, of whose prompt `known` tokens are not read.
-
-    Attributes:
-        unread: tokens that were not fed yet: of the prompt, later the last generated one.
-        rules: what the artefact forbids or forces among the generated tokens.
-        kept: number of blocks of its tokens that were given to the prefixes.
-        drafts: drafts of its next tokens, from its first step with drafts on.
-    """
+    """A request with a row of the session, of whose prompt `known` tokens are not read."""
 
     def __init__(self, request: Request, manifest: Manifest, known: int = 0) -> None:
-        self.request, self.kept = request, known // BLOCK
-        self.rules = TokenRules(manifest.generation, np.array([len(request.prompt)]))
+        self.request = request
+        self.kept = known // BLOCK  # blocks of its tokens that were given to the prefixes
+        self.rules = first_tokens.TokenRules(manifest.generation, np.array([len(request.prompt)]))
+        # Tokens that were not fed yet: of the prompt, later the last generated one
         self.unread: Deque[int] = deque(request.prompt[known:])
         self.generated: List[int] = []
         self.random = np.random.default_rng(request.seed)
-        self.drafts: Optional[Drafts] = None
+        self.drafts: Optional[Drafts] = None  # from its first step with drafts on
 
     def take(self, count: int) -> List[int]:
         """Remove and return the next `count` tokens to feed."""
@@ -59,7 +53,7 @@ class Row:
             token = likeliest if allowed is logits else int(allowed[0].argmax())
         else:
             how = (request.temperature, request.top_k, request.top_p, self.random)
-            token = int(choose(allowed, *how)[0])
+            token = int(generation.choose(allowed, *how)[0])
         self.generated.append(token)
         self.unread.append(token)
         ended = LENGTH if len(self.generated) == request.max_tokens else ""
@@ -154,10 +148,8 @@ class Batch:
         else:
             logits = self._stepped(len(running) == len(self.rows))
             likeliest = logits.argmax(-1).tolist()
-            tokens = [
-                self.rows[index].next_token(likeliest[index], logits[index : index + 1])
-                for index in running
-            ]
+            rows = [(i, self.rows[i]) for i in running]
+            tokens = [row.next_token(likeliest[i], logits[i : i + 1]) for i, row in rows]
         for index in running:
             self._share(index)
         self._leave_ended(tokens)

@@ -106,11 +106,8 @@ class Completion:
                 arrived.append(self.tokens.get_nowait())
             for request in dict.fromkeys(token.request for token in arrived):
                 choice = self.choices[request]
-                taken = [
-                    self._taken(choice, token)
-                    for token in arrived
-                    if token.request is request and not choice.ended
-                ]
+                own = [token for token in arrived if token.request is request]
+                taken = [self._taken(choice, token) for token in own if not choice.ended]
                 # Empty if the choice has ended at a stop string, while its row runs until it is
                 # cancelled.
                 if taken:

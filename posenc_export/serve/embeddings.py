@@ -11,8 +11,7 @@ from fastapi.responses import JSONResponse
 from pydantic import BaseModel, ConfigDict, Field
 from starlette.requests import ClientDisconnect
 
-from posenc_export.runtime.session import sentences
-from posenc_export.runtime.session.errors import GraphError
+from posenc_export.runtime.session import errors, sentences
 from posenc_export.runtime.session.model import Model
 from posenc_export.serve import http
 from posenc_export.serve.access import Access, http_error
@@ -27,9 +26,7 @@ class EmbeddingRequest(BaseModel):
     """Body of a request. Unsupported fields of OpenAI's API accept only their neutral value."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
-    model: Optional[str] = Field(
-        None, description="Name of the served model; other names are refused."
-    )
+    model: Optional[str] = Field(None, description="Name of the served model; others are refused.")
     input: Union[str, Annotated[List[str], FAST], Ids, Annotated[List[Ids], FAST]] = Field(
         description="Text or token ids, or a list of these."
     )
@@ -78,15 +75,13 @@ class Embedder:
             raise http_error(504, "server", rule, "a longer one", "send fewer texts") from None
         except ValueError as error:
             return http.failed(400, str(error))
-        except GraphError:
+        except errors.GraphError:
             rule = "the graph to run"
             raise http_error(500, "server", rule, "an error", "send fewer texts") from None
         tokens = sum(len(row) for row in rows)
         vectors = [_written(row, asked.encoding_format) for row in embeddings]
-        data = [
-            {"object": "embedding", "index": index, "embedding": vector}
-            for index, vector in enumerate(vectors)
-        ]
+        pairs = enumerate(vectors)
+        data = [{"object": "embedding", "index": at, "embedding": vector} for at, vector in pairs]
         usage = {"prompt_tokens": tokens, "total_tokens": tokens}
         return JSONResponse({"object": "list", "data": data, "model": self.name, "usage": usage})
 

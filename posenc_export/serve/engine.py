@@ -21,9 +21,7 @@ from posenc_export.serve.requests import (
 )
 
 LOG = logging.getLogger(__name__)
-ENDED = (
-    "engine: expected the graph to run, got %s (%s); the engine has ended, start the server again"
-)
+ENDED = "engine: expected the graph to run, got %s (%s); the engine has ended, start it again"
 
 
 class Engine:

@@ -76,11 +76,8 @@ class Completions:
         """Format the probabilities. Of tokens with equal texts, the likelier is listed."""
         spelling = "token_id:{}".format if as_ids else self.codec.spelled
         places = [p for t, p in zip(part.tokens, part.places, strict=True) if not t.is_end]
-        spelled = [
-            [(spelling(id), max(logarithm, LEAST)) for id, logarithm in token.logprobs]
-            for token in part.tokens
-            if not token.is_end
-        ]
+        tokens = [token for token in part.tokens if not token.is_end]
+        spelled = [[(spelling(i), max(n, LEAST)) for i, n in token.logprobs] for token in tokens]
         return {
             "tokens": [own for (own, _), *_ in spelled],
             "token_logprobs": [logarithm for (_, logarithm), *_ in spelled],
@@ -230,19 +227,13 @@ def rows(asked: SamplingRequest, format: Format, codec: Codec, limits: Limits) -
         prompts = format.prompts(asked, codec, limits)
     except ValueError as error:
         raise Refused(str(error)) from None
-    seed = secrets.randbits(63) if asked.seed is None else asked.seed
-    return [
-        Request(
-            prompt.ids,
-            prompt.max_tokens,
-            asked.temperature,
-            asked.top_k,
-            asked.top_p,
-            (seed + choice) % 2**64,
-            (*prompt.stop_ids, *asked.stop_token_ids),
-            prompt.logprobs,
-            asked.user,
-        )
-        for prompt in prompts
-        for choice in range(asked.n)
-    ]
+    first = secrets.randbits(63) if asked.seed is None else asked.seed
+    how: Any = {"temperature": asked.temperature, "top_k": asked.top_k, "top_p": asked.top_p}
+    requests = []
+    for prompt in prompts:
+        how["stop_ids"] = (*prompt.stop_ids, *asked.stop_token_ids)
+        how |= {"logprobs": prompt.logprobs, "sharing": asked.user}
+        for seed in range(first, first + asked.n):
+            row = Request(prompt.ids, prompt.max_tokens, seed=seed % 2**64, **how)
+            requests.append(row)
+    return requests

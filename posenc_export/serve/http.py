@@ -24,10 +24,8 @@ LONGEST_SHOWN = 80  # most characters of a request that a message quotes
 Asked = TypeVar("Asked", bound=BaseModel)
 Headers = Optional[Mapping[str, str]]
 START = "http.response.start"
-STOPPED = (
-    "server: expected time to finish the request, got the end of the server; send the request to "
-    "another server"
-)
+LATE = "server: expected time to finish the request, got the end of the server"
+STOPPED = f"{LATE}; send the request to another server"
 
 
 def failed(status: int, message: str, headers: Headers = None) -> JSONResponse:

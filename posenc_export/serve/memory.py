@@ -47,9 +47,8 @@ def most_needed(session: Session, rows: int, tokens: int, chunk: int) -> int:
 
 def longest_row(session: Session, memory: int, context: int, chunk: int) -> int:
     """Return the most tokens, at most `context`, of which a single row fits into the memory."""
-    return bisect.bisect_right(
-        range(1, context + 1), memory, key=lambda tokens: most_needed(session, 1, tokens, chunk)
-    )
+    tokens = range(1, context + 1)
+    return bisect.bisect_right(tokens, memory, key=lambda n: most_needed(session, 1, n, chunk))
 
 
 def bytes_per_slot(manifest: Manifest) -> int:

@@ -13,15 +13,12 @@ DEPTH = 2048
 class Pace:
     """Chooses the number of prompt tokens between two steps, at most `most`, from the times of
     reading and of steps in seconds of `clock`.
-
-    Attributes:
-        size: tokens that a turn reads at the beginning of a prompt; fewer after cached ones.
-        step: seconds of a step, the mean of the last ones; 0 before the first one.
     """
 
     def __init__(self, most: int, clock: Callable[[], float]) -> None:
-        self.most, self.size, self.clock = most, min(FIRST, most), clock
-        self.step = 0.0
+        self.most, self.clock = most, clock
+        self.size = min(FIRST, most)  # tokens that a turn reads at the beginning of a prompt
+        self.step = 0.0  # seconds of a step, the mean of the last ones; 0 before the first one
         self.begin(False)
 
     def begin(self, waits: bool) -> None:

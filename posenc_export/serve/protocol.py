@@ -1,17 +1,6 @@
 """What requests of all routes have, and how they become rows of the engine."""
 
-from typing import (
-    Annotated,
-    Any,
-    Dict,
-    List,
-    NamedTuple,
-    Optional,
-    Sequence,
-    Tuple,
-    Type,
-    Union,
-)
+from typing import Annotated, Any, Dict, List, NamedTuple, Optional, Sequence, Tuple, Type, Union
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 from pydantic_core import PydanticCustomError
@@ -69,9 +58,7 @@ class Fields(BaseModel):
 class SamplingRequest(Fields):
     """What all requests have. Unsupported fields of OpenAI's API accept only a neutral value."""
 
-    model: Optional[str] = Field(
-        None, description="Name of the served model; other names are refused."
-    )
+    model: Optional[str] = Field(None, description="Name of the served model; others are refused.")
     temperature: float = Field(
         1.0, ge=0, description="Divisor of the logits; 0 chooses the most probable token."
     )

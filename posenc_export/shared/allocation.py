@@ -31,10 +31,8 @@ def enough_memory(what: str) -> Iterator[None]:
 
 
 def _line(what: str, asked: int) -> str:
-    return (
-        f"{what}: expected weights and tables that fit the memory of this machine, got an "
-        f"allocation of {_size(asked)}; choose smaller sizes"
-    )
+    rule = f"{what}: expected weights and tables that fit the memory of this machine"
+    return f"{rule}, got an allocation of {_size(asked)}; choose smaller sizes"
 
 
 def _size(count: int) -> str:

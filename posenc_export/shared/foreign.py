@@ -57,9 +57,8 @@ def json_of(where: str, name: str, content: bytes, remedy: str, kind: Type[Any] 
             json.dumps(values, ensure_ascii=False).encode()
     if not isinstance(values, kind):
         rule = f"a JSON {'object' if kind is dict else 'list'}"
-        raise ValueError(
-            f"{where}: expected {name} to be {rule}, got {type(values).__name__}; {remedy}"
-        )
+        got = f"{type(values).__name__}; {remedy}"
+        raise ValueError(f"{where}: expected {name} to be {rule}, got {got}")
     return values
 
 

@@ -33,9 +33,8 @@ def tolerance(dtype: str, depth: int, reduction: int) -> float:
     the bound is that of rounding_tolerance. Raises ValueError for another dtype.
     """
     if dtype not in UNIT_ROUNDOFF:
-        raise ValueError(
-            f"numerics: expected dtype to be one of {', '.join(UNIT_ROUNDOFF)}, got {dtype!r}"
-        )
+        rule = f"dtype to be one of {', '.join(UNIT_ROUNDOFF)}"
+        raise refusal("numerics", rule, repr(dtype))
     if dtype == "float16":
         return rounding_tolerance(FLOAT16_NOISE)
     return SAFETY * max(depth, 1) * UNIT_ROUNDOFF["float32"] * (1 + math.sqrt(max(reduction, 1)))

@@ -32,12 +32,10 @@ def parameters(
     if name not in classes:
         near = suggestion(name, classes)
         if len(classes) > MANY and near.startswith("did"):
-            raise ValueError(
-                f"{kind}: expected a known name, got {name!r}; {near} posenc list shows all names"
-            )
-        raise ValueError(
-            f"{kind}: expected name to be one of {', '.join(classes)}, got {name!r}; {near}"
-        )
+            remedy = f"{near} posenc list shows all names"
+            raise ValueError(f"{kind}: expected a known name, got {name!r}; {remedy}")
+        rule = f"name to be one of {', '.join(classes)}"
+        raise ValueError(f"{kind}: expected {rule}, got {name!r}; {near}")
     signature = inspect.signature(classes[name].__init__, eval_str=True)
     return dict(list(signature.parameters.items())[1 + context :])
 
@@ -58,14 +56,10 @@ def build(kind: str, classes: Mapping[str, Type[Any]], spec: Spec, *context: Any
         for attribute, rule, holds, remedy in LIMITS:
             limit = getattr(classes[name], attribute, {}).get(key)
             if limit is not None and value is not None and not holds(value, limit):
-                raise ValueError(
-                    f"{kind} {name}: expected {key} {rule} {limit}, got {value}; {remedy}"
-                )
-    missing = [
-        key
-        for key, parameter in known.items()
-        if parameter.default is inspect.Parameter.empty and key not in values
-    ]
+                rule = f"expected {key} {rule} {limit}"
+                raise ValueError(f"{kind} {name}: {rule}, got {value}; {remedy}")
+    required = [key for key, p in known.items() if p.default is inspect.Parameter.empty]
+    missing = [key for key in required if key not in values]
     if missing:
         rule = f"{', '.join(missing)} to be given"
         raise refusal(f"{kind} {name}", rule, ", ".join(values) or "none")
@@ -73,11 +67,8 @@ def build(kind: str, classes: Mapping[str, Type[Any]], spec: Spec, *context: Any
         try:
             return classes[name](*context, **values)
         except ValueError as error:
-            if (
-                classes[name].__module__.startswith("posenc_export.")
-                or name in str(error).partition(":")[0]
-                or str(error).startswith(kind)
-            ):
+            named = name in str(error).partition(":")[0] or str(error).startswith(kind)
+            if named or classes[name].__module__.startswith("posenc_export."):
                 raise
             raise ValueError(f"{kind} {name}: {error}") from error
 
@@ -98,7 +89,6 @@ def kind_of(parameter: inspect.Parameter) -> Type[Any]:
 
 
 def _check_type(kind: str, name: str, key: str, value: Any, parameter: inspect.Parameter) -> None:
-    """Raise ValueError for a value that is not finite, not listed or of another type."""
     wanted, choices = kind_of(parameter), get_args(parameter.annotation)
     if get_origin(parameter.annotation) is Literal and value not in choices:
         rule = f"{key} to be one of {', '.join(map(str, choices))}"
@@ -111,13 +101,11 @@ def _check_type(kind: str, name: str, key: str, value: Any, parameter: inspect.P
         return
     number = isinstance(value, (int, float)) and not isinstance(value, bool)
     if wanted is int and (not number or isinstance(value, float) or abs(value) >= WHOLE):
-        raise ValueError(
-            f"{kind} {name}: expected {key} to be a whole number below 2^62, got {value!r}"
-        )
+        rule = f"expected {key} to be a whole number below 2^62"
+        raise ValueError(f"{kind} {name}: {rule}, got {value!r}")
     # math.isfinite raises for integers beyond the range of float64.
     if not number or value != value or abs(value) == math.inf:
         raise ValueError(f"{kind} {name}: expected {key} to be a finite number, got {value!r}")
     if abs(value) >= LARGEST:
-        raise ValueError(
-            f"{kind} {name}: expected {key} to be below 2^128, the limit of float32, got {value!r}"
-        )
+        rule = f"expected {key} to be below 2^128, the limit of float32"
+        raise ValueError(f"{kind} {name}: {rule}, got {value!r}")

@@ -24,9 +24,8 @@ def suggestion(name: object, names: Iterable[str]) -> str:
 def check_name(what: str, name: str, names: Collection[str]) -> None:
     """Raise ValueError, beginning with `what`, as "export: expected target", for another name."""
     if name not in names:
-        raise ValueError(
-            f"{what} to be one of {', '.join(names)}, got {name!r}; {suggestion(name, names)}"
-        )
+        near = suggestion(name, names)
+        raise ValueError(f"{what} to be one of {', '.join(names)}, got {name!r}; {near}")
 
 
 def download(name: object) -> str:

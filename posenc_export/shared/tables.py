@@ -17,10 +17,8 @@ def aligned(
     """
     table = [*([] if heads is None else [heads]), *rows]
     widths = _fitted(table, width)
-    right = [
-        all(cell[:1].isdigit() or cell == "-" for cell in column)
-        for column in zip(*rows, strict=True)
-    ]
+    columns = zip(*rows, strict=True)
+    right = [all(cell[:1].isdigit() or cell == "-" for cell in column) for column in columns]
     lines = []
     for row in table:
         wrapped = [

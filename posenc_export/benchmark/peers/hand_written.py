@@ -30,9 +30,8 @@ class HandSession(CallSession):
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads = threads
         options.add_session_config_entry("session.set_denormal_as_zero", "1")  # as the runtime does
-        self.session = onnxruntime.InferenceSession(
-            graph, options, providers=["CPUExecutionProvider"]
-        )
+        cpu = ["CPUExecutionProvider"]
+        self.session = onnxruntime.InferenceSession(graph, options, providers=cpu)
         source, *inputs = self.session.get_inputs()
         self.caches: Dict[str, np.ndarray] = {
             value.name: np.zeros((batch, value.shape[1], capacity, value.shape[3]), np.float32)

@@ -45,9 +45,8 @@ def _config(config: Dict[str, Any]) -> LlamaConfig:
 
 def _renamed(model: Any, config: Dict[str, Any]) -> Dict[str, torch.Tensor]:
     attention = config["layers"][config["order"][0]]["attention"]
-    sizes = [
-        attention[heads] * attention["head_size"] for heads in ("heads", "kv_heads", "kv_heads")
-    ]
+    counts = [attention[name] for name in ("heads", "kv_heads", "kv_heads")]
+    sizes = [count * attention["head_size"] for count in counts]
     own = dict(model.named_parameters())
     table = own["tokens.embedding.weight"]
     state = {

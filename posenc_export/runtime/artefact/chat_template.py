@@ -163,9 +163,8 @@ def _generation() -> Any:
 
         def parse(self, parser: Any) -> Any:
             line = next(parser.stream).lineno
-            return nodes.Scope(
-                parser.parse_statements(("name:endgeneration",), drop_needle=True)
-            ).set_lineno(line)
+            parsed = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+            return nodes.Scope(parsed).set_lineno(line)
 
     return Generation
 

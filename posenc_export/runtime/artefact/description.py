@@ -92,10 +92,8 @@ def _readout(readout: Dict[str, Any]) -> List[Line]:
 
 
 def _tokens(tokens: Dict[str, Any]) -> List[Line]:
-    """Lines for the embedding, in the order of TokensConfig."""
-    features, segments, norm, encodings = _popped(
-        tokens, "features", "segments", "norm", "encodings"
-    )
+    names = ("features", "segments", "norm", "encodings")
+    features, segments, norm, encodings = _popped(tokens, *names)
     source = f"features by {_named(features)}"
     if features is None:
         source = f"table of {tokens.pop('vocabulary', None)} token ids"
@@ -141,18 +139,13 @@ def _encodings(specs: Any) -> List[Line]:
 
 def _other(values: Mapping[str, Any]) -> List[Line]:
     """Lines for keys that this file does not know."""
-    return [
-        (key, _value(value, 0)) for key, value in values.items() if value not in (None, False, [])
-    ]
+    shown = {key: value for key, value in values.items() if value not in (None, False, [])}
+    return [(key, _value(value, 0)) for key, value in shown.items()]
 
 
 def _rest(values: Mapping[str, Any], **defaults: Any) -> str:
-    """Format the keys that are left, without null, false and the given defaults."""
-    shown = {
-        key: value
-        for key, value in values.items()
-        if value is not None and value is not False and value != defaults.get(key)
-    }
+    shown = {k: v for k, v in values.items() if v is not None and v is not False}
+    shown = {key: value for key, value in shown.items() if value != defaults.get(key)}
     return "".join(f", {_setting(key, value, 0)}" for key, value in shown.items())
 
 

@@ -164,7 +164,6 @@ def _compare(folder: Path, name: str, manifest: Manifest, actual: Optional[File]
 
 
 def _altered(folder: Path, name: str, listed: File, got: str) -> ValueError:
-    return ValueError(
-        f"artefact {folder}: expected {name} with {listed.bytes} bytes and sha256 "
-        f"{listed.sha256[:12]}..., got {got}; export again"
-    )
+    wanted = f"{listed.bytes} bytes and sha256 {listed.sha256[:12]}..."
+    rule = f"expected {name} with {wanted}"
+    return ValueError(f"artefact {folder}: {rule}, got {got}; export again")

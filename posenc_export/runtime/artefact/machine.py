@@ -44,9 +44,8 @@ def on_this_machine(artefact: str) -> Compiled:
     """Describe native code that torch compiles here from the artefact with this digest."""
     import torch
 
-    instructions = sorted(
-        name for name, present in torch.cpu.get_capabilities().items() if present is True
-    )
+    known = torch.cpu.get_capabilities().items()
+    instructions = sorted(name for name, present in known if present is True)
     return Compiled(artefact, str(torch.__version__), processor(), instructions)
 
 

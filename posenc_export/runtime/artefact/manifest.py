@@ -6,8 +6,7 @@ from typing import Any, Optional, Union
 
 import msgspec
 
-from posenc_export.runtime.artefact import files, rules, schema
-from posenc_export.runtime.artefact.certificate import Proof
+from posenc_export.runtime.artefact import certificate, files, rules, schema
 from posenc_export.runtime.artefact.records import Axis, Calibration, File, Package
 from posenc_export.runtime.artefact.schema import SCHEMA, Manifest, State, Value
 from posenc_export.shared import preset_folders
@@ -27,12 +26,11 @@ def write(manifest: Manifest, folder: Path) -> None:
     """Write posenc.json into a folder atomically, with sorted keys and a digest of its content."""
     content = json.loads(json.dumps(manifest.to_json()))
     content["seal"] = schema.digest_of(content)
-    files.replace(
-        folder / FILE_NAME, (json.dumps(content, indent=1, sort_keys=True) + "\n").encode()
-    )
+    text = json.dumps(content, indent=1, sort_keys=True) + "\n"
+    files.replace(folder / FILE_NAME, text.encode())
 
 
-def add_proof(folder: Path, digest: str, proof: Proof) -> None:
+def add_proof(folder: Path, digest: str, proof: certificate.Proof) -> None:
     """Write a proof into posenc.json of an artefact that is no preset, in place of one with the
     same provider and machine. Raise ValueError as `read_alone` if its digest has changed, or
     OSError.
@@ -78,10 +76,9 @@ def read_alone(folder: Path, digest: Optional[str] = None) -> Manifest:
     except ValueError as error:
         raise ValueError(f"{where} {FILE_NAME}: {_short(error)}; {REMEDY}") from None
     if digest is not None and digest.lower() != manifest.digest:
-        raise ValueError(
-            f"{where} expected digest {_short(digest)}, got {manifest.digest}; take the artefact "
-            "from where the digest came from"
-        )
+        rule, got = f"expected digest {_short(digest)}", manifest.digest
+        remedy = "take the artefact from where the digest came from"
+        raise ValueError(f"{where} {rule}, got {got}; {remedy}")
     return manifest
 
 
@@ -126,7 +123,6 @@ def _content(folder: Path) -> Any:
 
 
 def _export_first(folder: Path) -> str:
-    """Return the remedy for a folder that holds no artefact."""
     place, fetch = str(folder), download(folder)
     near = suggestion(place, preset_folders.NAMES)
     is_file = folder.suffix == ".gguf" and folder.is_file()

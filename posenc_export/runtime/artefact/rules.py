@@ -136,16 +136,13 @@ def _compare(what: str, described: Sequence[Value], declared: Sequence[Any]) -> 
     graph = {value.name: value for value in declared}
     for value in described:
         name = f"{what} {value.name}"
-        expect(
-            value.name in graph, f"every {what} of the manifest in the graph", f"no {value.name}"
-        )
+        rule = f"every {what} of the manifest in the graph"
+        expect(value.name in graph, rule, f"no {value.name}")
         other = graph.pop(value.name)
         dtype = TYPES.get(other.type, other.type)
         expect(dtype == value.dtype, f"{name} to be {value.dtype} as in the manifest", dtype)
-        sizes, wanted = (
-            [axis if isinstance(axis, int) else "" for axis in axes]
-            for axes in (other.shape, value.axes)
-        )
+        both = (other.shape, value.axes)
+        sizes, wanted = ([axis if isinstance(axis, int) else "" for axis in axes] for axes in both)
         rule = f"{name} to be {list(value.axes)} as in the manifest"
         expect(sizes == wanted, rule, list(other.shape))
     expect(not graph, f"every {what} of the graph in the manifest", f"no {next(iter(graph), '')}")
@@ -228,12 +225,9 @@ def _check_state(where: str, state: State, manifest: Manifest) -> None:
 def _is_pair(state: State) -> bool:
     if state.holds_positions:
         return state.present == "present_positions"
-    return any(
-        state.past.startswith(past)
-        and state.past != past
-        and state.present == present + state.past.removeprefix(past)
-        for past, present in PAIRS.items()
-    )
+    pairs = [(past, present) for past, present in PAIRS.items() if state.past.startswith(past)]
+    ends = ((state.past.removeprefix(past), present) for past, present in pairs)
+    return any(end and state.present == present + end for end, present in ends)
 
 
 def _check_caches(manifest: Manifest) -> None:

@@ -7,8 +7,7 @@ from typing import Annotated, Any, Dict, List, Optional, Tuple, Union
 import msgspec
 from msgspec import Meta, Struct
 
-from posenc_export.runtime.artefact import records
-from posenc_export.runtime.artefact.machine import Compiled
+from posenc_export.runtime.artefact import machine, records
 from posenc_export.runtime.artefact.records import MOST, Axes, Axis, DType, Name
 
 SCHEMA = 4
@@ -46,29 +45,22 @@ class Value(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class State(Struct, frozen=True, forbid_unknown_fields=True):
-    """A tensor that is kept between calls: output `present` of a call is input `past` of the next.
+    """A tensor kept between calls: output `present` of a call is input `past` of the next."""
 
-    Args:
-        past, present: names of the graph input and output.
-        axes: size or symbolic name of each axis; the first is the batch.
-        update: "append" if it grows along `axis`, "in_place" if it has a fixed capacity along
-            `axis` and one buffer, "replace" if each call replaces it.
-        axis: index of the axis that counts cache slots; 0 for "replace".
-        fill: value of slots that were never written.
-        reads_hidden: whether the graph reads slots past a row's length; they must hold `fill`.
-        window: number of last tokens that a query reads, with its own; the cache may then begin at
-            a later token than the first, which input `window_start` states. 0 for a cache of all
-            tokens.
-    """
-
-    past: Name
+    past: Name  # names of the graph input and output
     present: Name
     dtype: DType
+    # Size or symbolic name of each axis; the first is the batch.
     axes: Annotated[Tuple[Axis, ...], Meta(min_length=1, max_length=8)]
+    # "append" if it grows along `axis`, "in_place" if it has a fixed capacity along it and one
+    # buffer, "replace" if each call replaces it.
     update: Annotated[str, Meta(pattern=r"^(append|in_place|replace)\Z")]
-    axis: Annotated[int, Meta(ge=0, le=7)]
-    fill: Annotated[int, Meta(ge=-1, le=0)] = 0
+    axis: Annotated[int, Meta(ge=0, le=7)]  # that of cache slots; 0 for "replace"
+    fill: Annotated[int, Meta(ge=-1, le=0)] = 0  # value of slots that were never written
+    # Whether the graph reads slots past a row's length; they must hold `fill`.
     reads_hidden: bool = True
+    # Number of last tokens that a query reads, with its own; the cache may then begin at a later
+    # token than the first, which input `window_start` states. 0 for a cache of all tokens.
     window: Annotated[int, Meta(ge=0, le=2**31)] = 0
 
     @property
@@ -185,7 +177,7 @@ class Manifest(Struct, frozen=True, forbid_unknown_fields=True):
     calibration: Optional[records.Calibration] = None
     quality: Optional[records.Quality] = None
     deviation: Dict[str, float] = {}
-    compiled: Optional[Compiled] = None
+    compiled: Optional[machine.Compiled] = None
     encodings: Annotated[Dict[Name, records.Numbers], Meta(max_length=MOST)] = {}
     packages: Annotated[Dict[records.Text, records.Package], Meta(max_length=64)] = {}
     constants: Annotated[Dict[records.Text, records.Sha256], Meta(max_length=65536)] = {}

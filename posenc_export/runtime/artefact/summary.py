@@ -4,9 +4,8 @@ import re
 from collections import Counter
 from typing import Any, Dict, List
 
+from posenc_export.runtime.artefact import records, schema
 from posenc_export.runtime.artefact.description import mapping, sequence
-from posenc_export.runtime.artefact.records import Quality
-from posenc_export.runtime.artefact.schema import Manifest
 
 # Not allowed, since summaries are printed on terminals and inserted into programs: line breaks,
 # quotes, escapes.
@@ -15,7 +14,7 @@ SAID = {"keep": "codes of the checkpoint"}  # formats whose names do not describ
 LONGEST = 300  # most characters of one specification
 
 
-def summary(manifest: Manifest) -> Dict[str, str]:
+def summary(manifest: schema.Manifest) -> Dict[str, str]:
     """Describe an artefact in plain text, by title. Parts of another form are left out."""
     weights = " except weights" if manifest.weights else ""
     sizes = [f"{name} {size}" for name, size in _sizes(manifest).items()]
@@ -34,7 +33,7 @@ def summary(manifest: Manifest) -> Dict[str, str]:
     }
 
 
-def _quantization(manifest: Manifest) -> Dict[str, str]:
+def _quantization(manifest: schema.Manifest) -> Dict[str, str]:
     """Describe the formats of weights and caches, the sample, and the loss against float32."""
     lines, weights, sample = {}, manifest.weights, manifest.calibration
     if weights is not None:
@@ -53,7 +52,7 @@ def _quantization(manifest: Manifest) -> Dict[str, str]:
     return lines
 
 
-def _loss(quality: Quality) -> str:
+def _loss(quality: records.Quality) -> str:
     parts = [f"{quality.error:.1e} from the float32 module"]
     if quality.ratio:
         times, lost = f"{quality.ratio:.3f} times that of float32", f"{quality.perplexity:.4g}"
@@ -94,7 +93,7 @@ def _spec(spec: Any) -> str:
     return text if len(text) <= LONGEST else f"{text[: LONGEST - 3]}..."
 
 
-def _sizes(manifest: Manifest) -> Dict[str, Any]:
+def _sizes(manifest: schema.Manifest) -> Dict[str, Any]:
     """Sizes of a model by name: heads of its first layer; of an own module, those inside it."""
     own, tokens = manifest.kind == "module", mapping(manifest.config.get("tokens"))
     config = mapping(manifest.config.get("inside")) if own else manifest.config

@@ -9,9 +9,8 @@ import re
 from pathlib import Path
 from typing import Any, Callable, Container, FrozenSet, List, Optional, Sequence, Union
 
-from posenc_export.runtime.artefact import files
+from posenc_export.runtime.artefact import files, token_length
 from posenc_export.runtime.artefact.manifest import Manifest
-from posenc_export.runtime.artefact.token_length import bytes_of_token
 from posenc_export.shared.foreign import explained, json_of
 
 LONGEST = 4  # most bytes, and so most tokens, of a character
@@ -174,7 +173,7 @@ class TokenizerCodec:
 
     @functools.cached_property
     def _bytes_of_token(self) -> Optional[int]:
-        return bytes_of_token(json.loads(self.tokenizer.to_str()))
+        return token_length.bytes_of_token(json.loads(self.tokenizer.to_str()))
 
 
 def _bytes(text: str) -> bytes:

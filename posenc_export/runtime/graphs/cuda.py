@@ -15,6 +15,7 @@ from posenc_export.runtime.artefact.manifest import Manifest
 from posenc_export.runtime.graphs.onnx_files import load_errors
 
 NAME = "CUDAExecutionProvider"
+REINSTALL = "pip install 'posenc-export[gpu]', or give provider cpu"
 # Both distributions fill the same folder.
 INSTALL = "pip uninstall onnxruntime, then pip install 'posenc-export[gpu]'"
 OPTIONS = {
@@ -67,10 +68,8 @@ def cudnn_obstacle(manifest: Manifest) -> Optional[Obstacle]:
     try:
         ctypes.CDLL(CUDNN[sys.platform])
     except OSError:
-        return Obstacle(
-            f"no {CUDNN[sys.platform]}, which operator {needing[0]} needs",
-            "pip install 'posenc-export[gpu]', or give provider cpu",
-        )
+        cause = f"no {CUDNN[sys.platform]}, which operator {needing[0]} needs"
+        return Obstacle(cause, REINSTALL)
     return None
 
 
@@ -83,13 +82,9 @@ def _missing_library() -> Optional[Obstacle]:
     except OSError as error:
         name = str(error).partition(":")[0].rpartition("/")[2]
         if name.startswith("libcuda."):
-            return Obstacle(
-                f"no driver of NVIDIA ({name})", "install the driver, or give provider cpu"
-            )
-        return Obstacle(
-            f"no {name}, a library that it needs",
-            "pip install 'posenc-export[gpu]', or give provider cpu",
-        )
+            remedy = "install the driver, or give provider cpu"
+            return Obstacle(f"no driver of NVIDIA ({name})", remedy)
+        return Obstacle(f"no {name}, a library that it needs", REINSTALL)
     return None
 
 
@@ -98,9 +93,8 @@ def _failed_trial() -> Optional[Obstacle]:
     options.log_severity_level = 4
     remedy = "check the device with nvidia-smi, or give provider cpu"
     try:
-        session = onnxruntime.InferenceSession(
-            NEGATION, options, providers=[(NAME, OPTIONS)], enable_fallback=0
-        )
+        cuda = [(NAME, OPTIONS)]
+        session = onnxruntime.InferenceSession(NEGATION, options, cuda, enable_fallback=0)
     except load_errors() as error:  # such as "CUDA failure 100: no CUDA-capable device is detected"
         match = FAILURE.search(str(error))
         return Obstacle(match[0] if match else str(error).splitlines()[0][:200], remedy)

@@ -28,29 +28,20 @@ DEVICE, HOST, CALLER, CONSTANT = "device", "host", "caller", "constant"
 
 
 class Kernels(NamedTuple):
-    """The kernels of one version of an operator.
+    """The kernels of one version of an operator."""
 
-    Args:
-        takes, gives: a type parameter or an element type for each input and output; "..." repeats
-            the one before it.
-        host_inputs, host_outputs: indices of inputs and outputs in host memory.
-    """
-
+    # A type parameter or an element type for each input and output; "..." repeats the last one.
     takes: List[str]
     gives: List[str]
     # Element types of the type parameters, separated by spaces, for each kernel
     types: List[Dict[str, str]]
-    host_inputs: List[int]
+    host_inputs: List[int]  # indices of inputs and outputs in host memory
     host_outputs: List[int]
 
 
 @dataclass
 class Placement:
-    """Nodes of a graph, without those that ONNX Runtime computes when it loads the graph.
-
-    Args:
-        to_host, to_device: values that are copied in each run.
-    """
+    """Nodes of a graph, without those that ONNX Runtime computes when it loads the graph."""
 
     nodes: int = 0  # their number
     # Operators of nodes that compute shapes, which run on the CPU
@@ -62,7 +53,7 @@ class Placement:
     control_flow: List[str] = field(default_factory=list)  # operators with subgraphs
     # Products whose matrices the provider may address from the host (PRODUCTS)
     addressed: List[str] = field(default_factory=list)
-    to_host: List[str] = field(default_factory=list)
+    to_host: List[str] = field(default_factory=list)  # values that are copied in each run
     to_device: List[str] = field(default_factory=list)
 
     @property
@@ -113,24 +104,16 @@ def placed(file: Path) -> Placement:
 
 
 class _Planner:
-    """Places nodes in the order of the graph.
-
-    Attributes:
-        types: element type of each value, "" if unknown.
-        at: where each value is.
-        matrices: constants of several matrices.
-        shapes: values on the host that come from shapes alone, and so may be computed with there.
-        readers: where each value is read.
-    """
+    """Places nodes in the order of the graph."""
 
     def __init__(self, opsets: Dict[str, int]) -> None:
         self.opsets, self.placement = opsets, Placement()
-        self.types: Dict[str, str] = {}
-        self.at: Dict[str, str] = {}
+        self.types: Dict[str, str] = {}  # element type of each value, "" if unknown
+        self.at: Dict[str, str] = {}  # where each value is
         self.small: Set[str] = set()
-        self.matrices: Set[str] = set()
-        self.shapes: Set[str] = set()
-        self.readers: Dict[str, Set[str]] = {}
+        self.matrices: Set[str] = set()  # constants of several matrices
+        self.shapes: Set[str] = set()  # values on the host that come from shapes alone
+        self.readers: Dict[str, Set[str]] = {}  # where each value is read
 
     def add(self, graph: Nodes, outermost: bool = False) -> None:
         for name, constant in graph.constants.items():

@@ -13,9 +13,8 @@ import numpy as np
 import onnxruntime
 
 from posenc_export.runtime.graphs import cuda
-from posenc_export.runtime.session import device_memory
-from posenc_export.runtime.session.errors import RUN_ERRORS
-from posenc_export.runtime.session.graph import Feeds
+from posenc_export.runtime.session import device_memory, errors
+from posenc_export.runtime.session.graph import Feeds, Shape
 
 ON_HOST = "total_sequence_length"  # GroupQueryAttention reads it in host memory
 ALIGNMENT = 256  # bytes, as cudaMalloc aligns memory
@@ -69,16 +68,11 @@ class Memory(NamedTuple):
 
 
 class StepInputs:
-    """Graph inputs that are copied to the device together before each run, since each copy waits.
-
-    Args:
-        feeds: contiguous in the memory of their base. Counters of one dtype share theirs.
-        memories: device memory by numbers of rows and tokens, which is added if missing.
+    """Graph inputs that are copied to the device together before each run, since each copy waits;
+    feeds are contiguous in the memory of their base. memories: by numbers of rows and tokens.
     """
 
-    def __init__(
-        self, feeds: Feeds, result: np.ndarray, memories: Dict[Tuple[int, ...], Memory]
-    ) -> None:
+    def __init__(self, feeds: Feeds, result: np.ndarray, memories: Dict[Shape, Memory]) -> None:
         blocks = {
             int(block.ctypes.data): block for block in map(_block, feeds.values())
         }  # in the order of feeds, which is that of the manifest
@@ -107,9 +101,8 @@ class StepInputs:
         self.addresses: Dict[str, int] = {}
         for name, array in feeds.items():
             at = int(_block(array).ctypes.data)
-            self.addresses[name] = (
-                int(self.memory.inputs.data_ptr()) + places[at] + int(array.ctypes.data) - at
-            )
+            inside = places[at] + int(array.ctypes.data) - at
+            self.addresses[name] = int(self.memory.inputs.data_ptr()) + inside
 
     def update(self) -> None:
         """Copy the inputs to the device."""
@@ -125,7 +118,7 @@ class DeviceSteps:
         self.session, self.copies = session, DeviceCopies()
         self.ids = GraphIds(MOST_GRAPHS if captures else 0)
         self.uncaptured = _options(UNCAPTURED) if captures else None
-        self._memories: Dict[Tuple[int, ...], Memory] = {}
+        self._memories: Dict[Shape, Memory] = {}
         self._slots: Dict[int, np.ndarray] = {}
 
     def prepare(
@@ -147,15 +140,10 @@ class DeviceSteps:
         unchanged = dict(constant)
         if "slots" in feeds:  # 0, 1, ... T-1, whatever the session
             unchanged["slots"] = self._slots.setdefault(len(feeds["slots"]), feeds["slots"])
-        inputs = StepInputs(
-            {name: array for name, array in feeds.items() if name not in (*unchanged, ON_HOST)},
-            result,
-            self._memories,
-        )
-        addresses = {
-            **inputs.addresses,
-            **{name: self.copies.address(array) for name, array in unchanged.items()},
-        }
+        changing = {n: array for n, array in feeds.items() if n not in (*unchanged, ON_HOST)}
+        inputs = StepInputs(changing, result, self._memories)
+        copied = {name: self.copies.address(array) for name, array in unchanged.items()}
+        addresses = {**inputs.addresses, **copied}
         shapes = tuple((name, addresses.get(name), array.shape) for name, array in feeds.items())
         # A replay takes the number of the run that was captured
         total = int(feeds[ON_HOST]) if ON_HOST in feeds else 0
@@ -168,12 +156,8 @@ class DeviceSteps:
 
     def _launch(self, binding: Any, number: int, inputs: StepInputs, fetch: Launch) -> Launch:
         """Return a function that copies inputs, runs or replays a graph, and copies its output."""
-        run, update, turn, uncaptured = (
-            self.session.run_with_iobinding,
-            inputs.update,
-            device_memory.TURN,
-            self.uncaptured,
-        )
+        run, uncaptured = self.session.run_with_iobinding, self.uncaptured
+        update, turn = inputs.update, device_memory.TURN
         options = uncaptured if number == UNCAPTURED else _options(number)
 
         def launch() -> None:
@@ -182,7 +166,7 @@ class DeviceSteps:
                 update()
                 try:
                     run(binding, options)
-                except RUN_ERRORS as error:
+                except errors.RUN_ERRORS as error:
                     if options is uncaptured:
                         raise
                     self._stop(error)
@@ -203,11 +187,8 @@ def warn_uncaptured(error: BaseException) -> None:
     match = cuda.FAILURE.search(str(error))
     said = match[0] if match else " ".join(str(error).split())[:200]
     remedy = "steps run without it; give load capture=False to do so from the start"
-    warnings.warn(
-        f"runtime: expected steps that can be captured as a CUDA graph, got {said}; {remedy}",
-        RuntimeWarning,
-        stacklevel=5,
-    )
+    rule = "runtime: expected steps that can be captured as a CUDA graph"
+    warnings.warn(f"{rule}, got {said}; {remedy}", RuntimeWarning, stacklevel=5)
 
 
 def _options(number: int) -> Any:

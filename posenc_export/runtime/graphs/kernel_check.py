@@ -6,10 +6,8 @@ from pathlib import Path
 import numpy as np
 import onnxruntime
 
-from posenc_export.runtime.graphs import kernel_library
+from posenc_export.runtime.graphs import kernel_library, onnx_files, onnx_nodes
 from posenc_export.runtime.graphs.kernel_library import DISTRIBUTION, DOMAIN, OPERATOR
-from posenc_export.runtime.graphs.onnx_files import load_errors
-from posenc_export.runtime.graphs.onnx_nodes import Nodes
 from posenc_export.runtime.graphs.onnx_parts import new_node, opened, serialised
 
 SIZE, TOKENS, CACHED, CAPACITY = 8, 2, 3, 8
@@ -19,11 +17,9 @@ PLACES = {"q": 0, "keys": 3, "values": 4, "last": 5, "slots": 15}
 
 
 def check() -> None:
-    """Run the operator once per process and library, and compare its output.
-
-    Raises:
-        ModuleNotFoundError: the library is not installed.
-        ValueError: ONNX Runtime refuses it, or it computes something else.
+    """Run the operator once per process and library, and compare its output. Raise
+    ModuleNotFoundError without the library, ValueError if ONNX Runtime refuses it, or it computes
+    something else.
     """
     library = kernel_library.path()
     if library is None:
@@ -37,7 +33,7 @@ def _check(library: Path) -> None:
     rule = f"expected {DISTRIBUTION} to compute attention in onnxruntime {onnxruntime.__version__}"
     try:
         error = _error()
-    except load_errors() as refused:
+    except onnx_files.load_errors() as refused:
         reason = (str(refused).strip() or type(refused).__name__).splitlines()[0]
         raise ValueError(f"runtime: {rule}, got {reason[:300]}; {remedy}") from None
     if not error <= TOLERANCE:
@@ -50,9 +46,8 @@ def _error() -> float:
     for name, place in PLACES.items():
         names[place] = name
     node = new_node(OPERATOR, names, ["y", "k", "v"], {"num_heads": 1, "kv_num_heads": 1}, DOMAIN)
-    session = opened(
-        serialised(Nodes(opsets={"": 21, DOMAIN: 1}), [node], ["y"], free=TYPES), Path(".")
-    )
+    graph = onnx_nodes.Nodes(opsets={"": 21, DOMAIN: 1})
+    session = opened(serialised(graph, [node], ["y"], free=TYPES), Path("."))
     random = np.random.default_rng(0)
     packed = random.uniform(-1, 1, (1, TOKENS, 3 * SIZE)).astype(np.float32)
     caches = random.uniform(-1, 1, (2, 1, 1, CAPACITY, SIZE)).astype(np.float32)

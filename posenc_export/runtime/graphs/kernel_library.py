@@ -15,10 +15,8 @@ SOURCE_TREE = Path(__file__).parents[3]
 
 def missing() -> ModuleNotFoundError:
     """Return the error for a graph that needs the library if it is not installed."""
-    return ModuleNotFoundError(
-        f"runtime: expected {DISTRIBUTION} for target ort-native, got none; {INSTALL}",
-        name=FILE.parts[0],
-    )
+    rule = f"runtime: expected {DISTRIBUTION} for target ort-native, got none"
+    return ModuleNotFoundError(f"{rule}; {INSTALL}", name=FILE.parts[0])
 
 
 def path() -> Optional[Path]:

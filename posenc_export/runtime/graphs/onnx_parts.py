@@ -8,10 +8,8 @@ from typing import Any, Collection, Iterable, List, Mapping, Sequence, Union
 import numpy as np
 import onnxruntime
 
-from posenc_export.runtime.graphs import kernel_library
-from posenc_export.runtime.graphs.onnx_files import fields
+from posenc_export.runtime.graphs import kernel_library, onnx_files, ort_options
 from posenc_export.runtime.graphs.onnx_nodes import TYPES, Constant, Node, Nodes
-from posenc_export.runtime.graphs.ort_options import FOLDER
 
 IR_VERSION = 10
 INT, STRING, TENSOR, GRAPH = 2, 3, 4, 5  # AttributeProto.AttributeType
@@ -30,19 +28,14 @@ def with_attribute(node: Node, name: str, value: Union[int, str, Constant, Nodes
     else:
         kind, stored = INT, _integer(3, value)
     serialised = _bytes(1, name.encode()) + stored + _integer(20, kind)
-    return replace(
-        node,
-        attributes={**node.attributes, name: value},
-        serialised={**node.serialised, name: serialised},
-    )
+    known, content = {**node.attributes, name: value}, {**node.serialised, name: serialised}
+    return replace(node, attributes=known, serialised=content)
 
 
 def without_attributes(node: Node, names: Collection[str]) -> Node:
     """Return a copy of a node without some attributes."""
-    kept, stored = (
-        {name: value for name, value in values.items() if name not in names}
-        for values in (node.attributes, node.serialised)
-    )
+    kept = {name: value for name, value in node.attributes.items() if name not in names}
+    stored = {name: value for name, value in node.serialised.items() if name not in names}
     return replace(node, attributes=kept, serialised=stored)
 
 
@@ -112,9 +105,8 @@ def serialised(
     read = set(outputs) | {name for node in nodes for name in _reads(node)}
     content = [_bytes(1, _node(node)) for node in nodes]
     content.append(_bytes(2, b"part"))
-    content += [
-        _bytes(5, value.serialised) for name, value in graph.constants.items() if name in read
-    ]
+    stored = [value.serialised for name, value in graph.constants.items() if name in read]
+    content += [_bytes(5, constant) for constant in stored]
     kept = {*inputs, *read} - free.keys()
     content += [_bytes(11, graph.serialised[name]) for name in graph.inputs if name in kept]
     for name, element in free.items():
@@ -123,10 +115,8 @@ def serialised(
     for name in outputs:
         described = graph.serialised.get(name, b"") if name in graph.outputs else b""
         content.append(_bytes(12, described or _bytes(1, name.encode())))
-    opsets = [
-        _bytes(8, _bytes(1, domain.encode()) + _integer(2, version))
-        for domain, version in graph.opsets.items()
-    ]
+    versions = [(domain.encode(), version) for domain, version in graph.opsets.items()]
+    opsets = [_bytes(8, _bytes(1, domain) + _integer(2, version)) for domain, version in versions]
     return _integer(1, IR_VERSION) + b"".join(opsets) + _bytes(7, b"".join(content))
 
 
@@ -135,7 +125,7 @@ def opened(model: bytes, folder: Path, entries: Mapping[str, str] = NONE) -> Any
     options = onnxruntime.SessionOptions()
     options.log_severity_level, options.intra_op_num_threads = 3, 1
     options.enable_cpu_mem_arena = False  # an arena keeps the memory of the largest call
-    options.add_session_config_entry(FOLDER, str(folder))
+    options.add_session_config_entry(ort_options.FOLDER, str(folder))
     if kernel_library.DOMAIN.encode() in model:
         kernel_library.register(options)
     for name, value in entries.items():
@@ -144,7 +134,6 @@ def opened(model: bytes, folder: Path, entries: Mapping[str, str] = NONE) -> Any
 
 
 def _reads(node: Node) -> List[str]:
-    """Return the names of values that a node and its subgraphs read."""
     inner = [name for body in node.bodies for part in body.nodes for name in _reads(part)]
     return [*node.inputs, *inner, *(name for body in node.bodies for name in body.outputs)]
 
@@ -169,7 +158,7 @@ def _body(graph: Nodes) -> bytes:
 
 def _content(message: bytes, number: int) -> bytes:
     """Return the content of the first field of a message with this number; empty for none."""
-    parts = fields(memoryview(message), 0, len(message))
+    parts = onnx_files.fields(memoryview(message), 0, len(message))
     return next((message[start:end] for field, _, start, end in parts if field == number), b"")
 
 
@@ -177,7 +166,7 @@ def _changed(message: bytes, changes: Mapping[int, bytes]) -> bytes:
     """Return a message in which serialised fields replace those of the same numbers."""
     kept = [
         _integer(number, start) if kind == 0 else _bytes(number, message[start:end])
-        for number, kind, start, end in fields(memoryview(message), 0, len(message))
+        for number, kind, start, end in onnx_files.fields(memoryview(message), 0, len(message))
         if number not in changes
     ]
     return b"".join([*kept, *changes.values()])

@@ -1,7 +1,7 @@
 """Load model.onnx with OpenVINO, in float32 or bfloat16, and run it on arrays."""
 
 from pathlib import Path
-from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Sequence, Tuple
 
 import numpy as np
 
@@ -18,7 +18,7 @@ from posenc_export.runtime.artefact.manifest import Manifest
 from posenc_export.runtime.artefact.rules import check_graph
 from posenc_export.runtime.graphs.onnx_files import check_external
 from posenc_export.runtime.session.errors import GraphError
-from posenc_export.runtime.session.graph import Bound, Call, Feeds
+from posenc_export.runtime.session.graph import Bound, Call, Feeds, Run
 from posenc_export.shared.refusal import refusal
 
 PRECISIONS = {"openvino": openvino.Type.f32, "openvino-bf16": openvino.Type.bf16}
@@ -79,9 +79,7 @@ class OpenVinoGraph:
         self._run(call.feeds, states, {output.name: result})
         return result
 
-    def repeat(
-        self, feeds: Feeds, states: Sequence[Bound], result: np.ndarray
-    ) -> Callable[[], object]:
+    def repeat(self, feeds: Feeds, states: Sequence[Bound], result: np.ndarray) -> Run:
         return lambda: self._run(feeds, states, {self.manifest.outputs[0].name: result})
 
     def _run(self, feeds: Feeds, states: Sequence[Bound], outputs: Arrays) -> None:

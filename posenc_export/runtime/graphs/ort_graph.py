@@ -4,7 +4,7 @@ import contextlib
 import functools
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Callable, ContextManager, Mapping, Optional, Sequence, Tuple, Union
+from typing import Any, ContextManager, Mapping, Optional, Sequence, Tuple
 
 import numpy as np
 
@@ -17,17 +17,13 @@ except ModuleNotFoundError as error:
         name="onnxruntime",
     ) from error
 
-from posenc_export.runtime.artefact.files import utf8
+from posenc_export.runtime.artefact import files, rules
 from posenc_export.runtime.artefact.manifest import Manifest
-from posenc_export.runtime.artefact.rules import check_graph
-from posenc_export.runtime.graphs import cuda_placement, cuda_steps, kernel_check
-from posenc_export.runtime.graphs.cuda_steps import DeviceSteps
-from posenc_export.runtime.graphs.kernel_library import OPERATOR
+from posenc_export.runtime.graphs import cuda_placement, cuda_steps, kernel_check, kernel_library
 from posenc_export.runtime.graphs.onnx_files import check_external, load_errors, refused
 from posenc_export.runtime.graphs.ort_options import FOLDER, PROVIDERS, SLOWER, session_options
-from posenc_export.runtime.session import device_memory
-from posenc_export.runtime.session.errors import RUN_ERRORS, GraphError
-from posenc_export.runtime.session.graph import Bound, Call, Feeds
+from posenc_export.runtime.session import device_memory, errors
+from posenc_export.runtime.session.graph import Bound, Call, Feeds, Run
 
 
 class OrtGraph:
@@ -51,7 +47,7 @@ class OrtGraph:
         capture: bool = True,
         content: bytes = b"",
     ) -> None:
-        if OPERATOR in manifest.operators:
+        if kernel_library.OPERATOR in manifest.operators:
             kernel_check.check()
         options = session_options(manifest, threads)
         self.manifest, self.provider = manifest, provider
@@ -66,16 +62,15 @@ class OrtGraph:
         fixed = all(not state.grows and not state.holds_positions for state in manifest.states)
         repeats = bool(manifest.states) and fixed and manifest.signature != "mask"
         captures = capture and repeats and placement is not None and placement.captured
-        self._turn: ContextManager[Any] = (
-            device_memory.TURN if self.device == "cuda" else contextlib.nullcontext()
-        )
+        cuda = self.device == "cuda"
+        self._turn: ContextManager[Any] = device_memory.TURN if cuda else contextlib.nullcontext()
         with self._turn, refused(path):
             if content:
-                options.add_session_config_entry(FOLDER, utf8(path.parent))
-            opened = content or utf8(path)
+                options.add_session_config_entry(FOLDER, files.utf8(path.parent))
+            opened = content or files.utf8(path)
             self.session, captures = _opened(opened, options, provider, captures)
-            check_graph(manifest, self.session.get_inputs(), self.session.get_outputs())
-        self.steps = DeviceSteps(self.session, captures)
+            rules.check_graph(manifest, self.session.get_inputs(), self.session.get_outputs())
+        self.steps = cuda_steps.DeviceSteps(self.session, captures)
 
     def run(self, call: Call, states: Sequence[Bound]) -> np.ndarray:
         with self._turn:
@@ -85,22 +80,17 @@ class OrtGraph:
             binding.bind_output(self.manifest.outputs[call.output].name, "cpu")
             try:
                 self.session.run_with_iobinding(binding, self.steps.uncaptured)
-            except RUN_ERRORS as error:
-                raise GraphError(error) from None
+            except errors.RUN_ERRORS as error:
+                raise errors.GraphError(error) from None
             # Outputs come in the order in which they were bound.
             return np.array(binding.get_outputs()[len(states)].numpy())
 
-    def repeat(
-        self, feeds: Feeds, states: Sequence[Bound], result: np.ndarray
-    ) -> Callable[[], object]:
+    def repeat(self, feeds: Feeds, states: Sequence[Bound], result: np.ndarray) -> Run:
         output = self.manifest.outputs[0].name
         # Inputs in host memory are copied to a device when they are bound, not when they are run
         # (onnxruntime issue 5857): each step binds anew, unless all are there.
-        if (
-            self.reads_device
-            and all(bound.past.device == "cuda" for bound in states)
-            and not any(bound.state.grows for bound in states)
-        ):
+        on_device = all(bound.past.device == "cuda" for bound in states)
+        if self.reads_device and on_device and not any(bound.state.grows for bound in states):
             return self._device_step(feeds, states, result)
         session, uncaptured, turn = self.session, self.steps.uncaptured, self._turn
 
@@ -117,9 +107,7 @@ class OrtGraph:
             return functools.partial(session.run_with_iobinding, binding())
         return run
 
-    def _device_step(
-        self, feeds: Feeds, states: Sequence[Bound], result: np.ndarray
-    ) -> Callable[[], object]:
+    def _device_step(self, feeds: Feeds, states: Sequence[Bound], result: np.ndarray) -> Run:
         output = self.manifest.outputs[0].name
 
         def bound(addresses: Mapping[str, int], pointer: int) -> Any:
@@ -157,9 +145,7 @@ class OrtGraph:
         return binding
 
 
-def _opened(
-    model: Union[str, bytes], options: Any, provider: str, captures: bool
-) -> Tuple[Any, bool]:
+def _opened(model: Any, options: Any, provider: str, captures: bool) -> Tuple[Any, bool]:
     """Open a session on a file or a serialised model. Return it, and whether it captures CUDA
     graphs, which ONNX Runtime may refuse if the table of kernels is of another version.
     """

@@ -4,8 +4,7 @@ import os
 from typing import Any, NoReturn, Optional, Union
 
 from posenc_export.runtime.artefact.manifest import Manifest
-from posenc_export.shared import suggestion
-from posenc_export.shared.numerics import BFLOAT16_NOISE
+from posenc_export.shared import numerics, suggestion
 
 # The runtimes start every thread that they are asked for, and abort the process if the system
 # refuses one.
@@ -54,9 +53,7 @@ def check_name(name: str, manifest: Manifest) -> None:
     target, missing = manifest.target, not_for_openvino(manifest) if name in OPENVINO else None
     suggestion.check_name("runtime: expected provider", name, NAMES)
     if target == AOTINDUCTOR and name != AOTINDUCTOR:
-        remedy = (
-            "give aotinductor only if you trust the origin of the artefact: it runs native code"
-        )
+        remedy = "give aotinductor only if you trust the origin: the artefact runs native code"
         _refuse("provider aotinductor for target aotinductor", name, remedy)
     if name == AOTINDUCTOR and target != AOTINDUCTOR:
         remedy = "compile a pt2 artefact with `posenc compile`"
@@ -97,7 +94,7 @@ def distribution_of(name: str, manifest: Manifest) -> str:
 
 def noise(name: str) -> float:
     """Return the rounding error of a product that a provider adds (numerics.rounding_tolerance)."""
-    return BFLOAT16_NOISE if name == "openvino-bf16" else 0.0
+    return numerics.BFLOAT16_NOISE if name == "openvino-bf16" else 0.0
 
 
 def threads_for(threads: Threads, manifest: Manifest) -> Optional[int]:
@@ -119,7 +116,5 @@ def cores() -> int:
 def threads_text(manifest: Manifest) -> str:
     """Return what AUTO chooses on this machine, for `posenc inspect`."""
     count = threads_for(AUTO, manifest)
-    return (
-        f"{cores() if count is None else count} of {cores()} cores, by the size of its products "
-        "(threads=auto)"
-    )
+    chosen = cores() if count is None else count
+    return f"{chosen} of {cores()} cores, by the size of its products (threads=auto)"

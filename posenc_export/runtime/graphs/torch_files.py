@@ -7,11 +7,9 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, Callable, Dict, Iterator, List, Optional, Sequence, Tuple, Type
 
-from posenc_export.runtime.artefact import pt2_archive
-from posenc_export.runtime.artefact.archive import Repacked, check_archive, read_most
+from posenc_export.runtime.artefact import archive, pt2_archive, rules
 from posenc_export.runtime.artefact.files import utf8
 from posenc_export.runtime.artefact.manifest import Manifest
-from posenc_export.runtime.artefact.rules import graph_file
 from posenc_export.runtime.graphs.providers import AOTINDUCTOR
 from posenc_export.runtime.graphs.quiet import quiet
 from posenc_export.runtime.graphs.torch_graph import TorchGraph, limited
@@ -37,7 +35,7 @@ def load_torch(folder: Path, manifest: Manifest, threads: Optional[int]) -> Torc
     load = {"torchscript": _script, "pt2": _program, AOTINDUCTOR: _native}[manifest.target]
     # torch.jit warns of its deprecation at every call.
     with quiet(DeprecationWarning, FutureWarning):
-        run = load(folder / graph_file(manifest), manifest)
+        run = load(folder / rules.graph_file(manifest), manifest)
     provider = AOTINDUCTOR if manifest.target == AOTINDUCTOR else "cpu"
     return TorchGraph(limited(run, threads) if threads else run, manifest, provider)
 
@@ -115,11 +113,11 @@ def read_program(path: Path, manifest: Manifest) -> Any:
 
     with path.open("rb") as stream:
         with _refusing_archive(path):
-            entries = read_most(stream, pt2_archive.is_tensor)
+            entries = archive.read_most(stream, pt2_archive.is_tensor)
             pt2_archive.check(entries)
             # So that torch reads the checked entries even if its zip reader would find others in
             # the file. Tensors go from the file to their own memory.
-            repacked = Repacked(entries, stream)
+            repacked = archive.Repacked(entries, stream)
         with _refusing_damage(path):
             # Its annotation excludes io.RawIOBase.
             program = torch.export.load(repacked)  # type: ignore[arg-type]
@@ -129,7 +127,7 @@ def read_program(path: Path, manifest: Manifest) -> Any:
 
 def _check_archive(path: Path) -> None:
     with _refusing_archive(path), path.open("rb") as stream:
-        check_archive(stream)
+        archive.check_archive(stream)
 
 
 @contextmanager
@@ -192,7 +190,7 @@ def load_float32(
     pt2. Raise ValueError if the file is damaged.
     """
     load = {"torchscript": _float32_script, "pt2": _float32_program}[manifest.target]
-    run = load(folder / graph_file(manifest), manifest)
+    run = load(folder / rules.graph_file(manifest), manifest)
 
     def call(*arguments: Any) -> Any:
         *single, states = arguments

@@ -7,7 +7,7 @@ import numpy as np
 
 from posenc_export.runtime.artefact.manifest import Manifest, Value
 from posenc_export.runtime.session.errors import RUN_ERRORS, GraphError
-from posenc_export.runtime.session.graph import Bound, Call, Feeds
+from posenc_export.runtime.session.graph import Bound, Call, Feeds, Run
 
 _lock = threading.Lock()
 _limits: List[int] = []  # one entry per running call: the number of threads of its graph
@@ -37,9 +37,7 @@ class TorchGraph:
         self._keep(states, present)
         return output.numpy()
 
-    def repeat(
-        self, feeds: Feeds, states: Sequence[Bound], result: np.ndarray
-    ) -> Callable[[], object]:
+    def repeat(self, feeds: Feeds, states: Sequence[Bound], result: np.ndarray) -> Run:
         arguments = self._arguments(feeds, states)  # share the memory of feeds and buffers
         take = self._taker()
 

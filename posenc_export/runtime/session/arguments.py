@@ -79,9 +79,8 @@ def check_prefill(
     longest = int(counts.max())
     if not manifest.states or chunk > longest:  # a bidirectional model reads whole rows
         chunk = max(longest, 1)
-    return PrefillArguments(
-        tokens, attributes, counts, columns, padded.shape[:2], chunk, min(keep, longest)
-    )
+    form, keep = padded.shape[:2], min(keep, longest)
+    return PrefillArguments(tokens, attributes, counts, columns, form, chunk, keep)
 
 
 def check_every_row(counts: np.ndarray, rows: str) -> None:

@@ -11,13 +11,6 @@ from posenc_export.runtime.session.windows import Windows
 class Binding:
     """Memory of the graph inputs `feeds`, which it takes over, for S tokens per row, and of the
     output `result` [B,S,*].
-
-    Attributes:
-        tokens: the tokens [B,S] or [B,S,E].
-        counters: the inputs that grow by one with each token, in one array per dtype.
-        taken: number of tokens for which the counters stand.
-        runs: functions that run the graph, by the addresses of the states; empty addresses if all
-            states are written in place.
     """
 
     def __init__(
@@ -27,9 +20,10 @@ class Binding:
         counters: Collection[str],
         result: np.ndarray,
     ) -> None:
-        self.counters = _joined(feeds, counters)
-        self.feeds, self.tokens, self.result = feeds, feeds[tokens], result
-        self.taken = 0
+        self.counters = _joined(feeds, counters)  # they grow by one per token; an array per dtype
+        self.feeds, self.tokens, self.result = feeds, feeds[tokens], result  # tokens [B,S,*]
+        self.taken = 0  # number of tokens for which the counters stand
+        # Functions that run the graph, by the addresses of the states; empty if all are in place.
         self.runs: Dict[Tuple[int, ...], Callable[[], object]] = {}
 
     def set(self, feeds: Dict[str, np.ndarray]) -> None:

@@ -6,15 +6,11 @@ from typing import NoReturn, Optional, Sequence, TypeVar, Union
 
 import numpy as np
 
-from posenc_export.runtime.session import arguments, saved
+from posenc_export.runtime.session import arguments, drafts, errors, inputs, reading, saved
 from posenc_export.runtime.session.caches import Caches
 from posenc_export.runtime.session.call_guard import CallGuard, exclusive
-from posenc_export.runtime.session.drafts import PassCosts
-from posenc_export.runtime.session.errors import expected
 from posenc_export.runtime.session.graph import Graph
-from posenc_export.runtime.session.inputs import Numbers, Rows
 from posenc_export.runtime.session.prefixes import Prefixes
-from posenc_export.runtime.session.reading import Reading
 from posenc_export.runtime.session.state import SessionState
 
 REWIND = 256  # default number of tokens that can be taken back if states are replaced by each call
@@ -39,18 +35,17 @@ class CachedRows:
     ) -> None:
         self.manifest, self.provider, self.rewindable = graph.manifest, graph.provider, rewind
         most = min(capacity or self.manifest.max_positions, self.manifest.max_positions)
-        self._reading = Reading(graph)
+        self._reading = reading.Reading(graph)
         self._guard = CallGuard()
         self._now = SessionState.empty(Caches.of(graph, most, batch, rewind), rewind)
         self._replaces = self._now.replaces
-        self.pass_costs = PassCosts(self.manifest.continuation_rows == 1)
+        self.pass_costs = drafts.PassCosts(self.manifest.continuation_rows == 1)
 
     def __reduce__(self) -> NoReturn:
         """Refuse copies that would write into the same caches or lack them."""
-        raise TypeError(
-            "session: expected fork() to copy a session, got copy or pickle; call "
-            "session.fork(), or open another with model.session()"
-        )
+        rule = "expected fork() to copy a session, got copy or pickle"
+        remedy = "call session.fork(), or open another with model.session()"
+        raise TypeError(f"session: {rule}; {remedy}")
 
     @functools.partial(exclusive, settles=False)
     def reset(self) -> None:
@@ -94,7 +89,7 @@ class CachedRows:
         return now.start + now.length
 
     @exclusive
-    def rewind(self, n: Numbers) -> None:
+    def rewind(self, n: inputs.Numbers) -> None:
         """Take back the last n tokens of each row; n is one number for all rows, or one per row
         [B].
 
@@ -127,7 +122,7 @@ class CachedRows:
         return other
 
     @exclusive
-    def save(self, file: Union[str, Path], tokens: Optional[Rows] = None) -> None:
+    def save(self, file: Union[str, Path], tokens: Optional[inputs.Rows] = None) -> None:
         """Write the rows of the session with their caches to a file, which Model.restore of the
         same artefact reads. An existing file is replaced at once or not at all.
 
@@ -155,7 +150,7 @@ class CachedRows:
         if start or len(tokens) > length:
             got = f"{len(tokens)} of {length} tokens from position {start} on"
             rule = "tokens of a row that begins at position 0"
-            raise expected(rule, got, "give the tokens that were fed")
+            raise errors.expected(rule, got, "give the tokens that were fed")
         prefixes.save(self._now.caches, int(row), tokens, key)
 
     @exclusive

@@ -12,8 +12,7 @@ import numpy as np
 
 from posenc_export.runtime.artefact.manifest import State
 from posenc_export.runtime.session.binding import Memory
-from posenc_export.runtime.session.graph import Bound, Buffer, Graph, Slots, shape_of
-from posenc_export.runtime.session.update_rules import Rules
+from posenc_export.runtime.session.graph import Bound, Buffer, Graph, Rules, Slots, shape_of
 from posenc_export.runtime.session.windows import Window
 
 FIRST = 256  # slots of the first caches of a graph whose cost does not follow the capacity
@@ -102,10 +101,10 @@ class Caches:
         allocated = self.allocated
         if rows <= self.rows and extent <= self.extent:
             return allocated
-        needed = sum(
-            math.prod(self._shape(state, count, extent)) * Buffer.element_bytes(state.dtype)
-            for state in self.states
-        )
+        needed = 0
+        for state in self.states:
+            numbers = math.prod(self._shape(state, count, extent))
+            needed += numbers * Buffer.element_bytes(state.dtype)
         return needed + max(allocated, needed // 2)
 
     @property
@@ -235,7 +234,6 @@ class Caches:
         return min(count * (bucket or FIRST), max(slots, self.most))
 
     def _shape(self, state: State, rows: int, slots: int) -> Tuple[int, ...]:
-        """Return the shape of a state in caches with this number of slots."""
         shorter = state.window and self.window.size
         return shape_of(state, rows, min(slots, self.window.slots) if shorter else slots)
 

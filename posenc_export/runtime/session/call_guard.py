@@ -11,19 +11,15 @@ BUSY = (
 
 
 class CallGuard:
-    """The running calls of a session, and whether the last call succeeded.
-
-    Attributes:
-        calls: one entry per running call. Appending and removing one are atomic in CPython, so an
-            interrupt cannot split them.
-        settled: False from the start of a call until it succeeds. If a call raises, the next call
-            restores a consistent state first.
-    """
+    """The running calls of a session, and whether the last call succeeded."""
 
     __slots__ = ("calls", "settled")
 
     def __init__(self) -> None:
+        # One entry per running call: appending and removing are atomic in CPython, so that an
+        # interrupt cannot split them.
         self.calls: List[None] = []
+        # False from the start of a call until it succeeds; the next call then restores a state.
         self.settled = True
 
 

@@ -186,18 +186,14 @@ def best_count(
     per_token: float,
 ) -> int:
     """Return the number of tokens to draft for each row that can draft, with the most expected
-    tokens per time; 0 if no draft gains.
-
-    Args:
-        sources, most: source of the draft of each row, None without one, and its most tokens.
-        per_token: time of drafting a token for all rows, relative to a pass of one token of each.
+    tokens per time; 0 if no draft gains. sources, most: of each row, None without a draft, and its
+    most tokens. per_token: time of drafting a token for all rows, relative to a pass of one token
+    of each.
     """
     best, rate = 0, GAIN
     for count in COUNTS:
-        counts = [
-            0 if source is None else min(count, limit)
-            for source, limit in zip(sources, most, strict=True)
-        ]
+        limits = zip(sources, most, strict=True)
+        counts = [0 if source is None else min(count, limit) for source, limit in limits]
         if count > max(counts, default=0):
             break
         tokens = sum(map(acceptance.tokens, sources, counts)) / len(counts)

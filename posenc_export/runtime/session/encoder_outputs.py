@@ -10,8 +10,7 @@ from typing import Any, Dict, Optional
 import numpy as np
 
 from posenc_export.runtime.artefact.schema import Manifest, Value
-from posenc_export.runtime.session import inputs
-from posenc_export.runtime.session.errors import expected
+from posenc_export.runtime.session import errors, inputs
 
 MASK = "encoder_attention_mask"
 
@@ -56,7 +55,7 @@ def for_rows(
         return current
     if length.any() and encoder is not None:
         rule, got = "encoder only with the first tokens of a row", f"it with {length.tolist()}"
-        raise expected(rule, f"{got} tokens cached", "reset first")
+        raise errors.expected(rule, f"{got} tokens cached", "reset first")
     return new(manifest, encoder, attention_mask, count)
 
 
@@ -69,11 +68,11 @@ def new(
     """
     if not manifest.encoder:
         if encoder is not None or attention_mask is not None:
-            raise expected("no encoder for a model that reads none", "one", "leave it out")
+            raise errors.expected("no encoder for a model that reads none", "one", "leave it out")
         return None
     if encoder is None:
         rule = "encoder=, the outputs of the encoder for each row"
-        raise expected(rule, "none", "run the encoder's artefact on the source first")
+        raise errors.expected(rule, "none", "run the encoder's artefact on the source first")
     key_values = manifest.encoder[1:]
     sizes = [(int(value.axes[1]), int(value.axes[3])) for value in key_values]  # K and D of each
     numbers = sum(heads * size for heads, size in sizes)
@@ -83,7 +82,7 @@ def new(
     lengths = [len(valid) for valid in columns]
     if len(columns) != count or not all(lengths):
         rule, got = f"encoder with {count} rows of at least one token", f"rows of {lengths} tokens"
-        raise expected(rule, got, "give one row per sequence")
+        raise errors.expected(rule, got, "give one row per sequence")
     tokens = np.zeros((count, max(lengths), numbers), manifest.passed_dtype)
     for row, valid in enumerate(columns):
         tokens[row, : len(valid)] = padded[row, valid]

@@ -8,8 +8,7 @@ import numpy as np
 
 from posenc_export.runtime.artefact.manifest import Manifest
 from posenc_export.runtime.artefact.records import Generation
-from posenc_export.runtime.session.errors import expected
-from posenc_export.runtime.session.inputs import Rows
+from posenc_export.runtime.session import errors, inputs
 from posenc_export.shared.refusal import refusal
 from posenc_export.shared.suggestion import suggestion
 
@@ -18,8 +17,8 @@ from posenc_export.shared.suggestion import suggestion
 class First:
     """What rows read before the first generated token; the arguments of Session.generate."""
 
-    prompt: Optional[Rows]
-    encoder: Optional[Rows] = None
+    prompt: Optional[inputs.Rows]
+    encoder: Optional[inputs.Rows] = None
     language: Optional[str] = None
     task: Optional[str] = None
 
@@ -36,11 +35,11 @@ def feed(session: Any, first: First) -> np.ndarray:
     if prompt is not None:
         if first.language or first.task:
             rule = "no prompt with language or task, which determine the first tokens"
-            raise expected(rule, f"both: {first.language or first.task}", "give one")
+            raise errors.expected(rule, f"both: {first.language or first.task}", "give one")
         counts = [len(row) for row in prompt]
         if not all(counts):
             rule, got = "a prompt with a token in every row", f"rows of {counts} tokens"
-            raise expected(rule, got, "leave empty rows out")
+            raise errors.expected(rule, got, "leave empty rows out")
         return session.prefill(prompt, encoder=first.encoder, logits_to_keep=1)[:, -1]
     before, after = _around_language(manifest, check(manifest), first.language, first.task)
     start = [before] * first.rows
@@ -70,7 +69,11 @@ def _around_language(
     ids: List[Optional[int]] = [start, *(() if language or task else known.forced)]
     detected = not language and bool(known.languages) and (len(ids) == 1 or ids[1] is None)
     if language or detected:
-        ids[1:2] = [_language(known, language) if language else None]
+        named = None
+        if language:  # its code or its token, such as en or <|en|>
+            codes = {_code(name): token for name, token in known.languages.items()}
+            named = _named("language", _code(language.lower()), codes)
+        ids[1:2] = [named]
     if task:
         ids.append(_named("task", task, known.tasks))
     elif language and "transcribe" in known.tasks:
@@ -79,12 +82,6 @@ def _around_language(
         ids.append(known.no_timestamps)
     known_ids = [token for token in ids if token is not None]
     return ([start], known_ids[1:]) if detected else (known_ids, None)
-
-
-def _language(known: Generation, language: str) -> int:
-    """Return the id of a language, given as its code or its token, such as en or <|en|>."""
-    names = {_code(name): token for name, token in known.languages.items()}
-    return _named("language", _code(language.lower()), names)
 
 
 def _code(name: str) -> str:

@@ -153,10 +153,8 @@ def _drafted(session: Any, logits: np.ndarray, readers: List[Reader]) -> Iterato
     try:
         while not all(reader.done for reader in readers) or index < max(map(len, chosen)):
             while any(not reader.done and len(tokens) <= index for reader, tokens in rows):
-                reading = [
-                    None if reader.done or len(tokens) > index + speculation.MOST else reader
-                    for reader, tokens in rows
-                ]
+                ahead = index + speculation.MOST
+                reading = [None if r.done or len(tokens) > ahead else r for r, tokens in rows]
                 for tokens, more in zip(chosen, speculator.read(reading), strict=True):
                     tokens += more
             index += 1

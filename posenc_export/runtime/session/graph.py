@@ -15,6 +15,7 @@ Place = Tuple[int, int]  # row and slot
 ELEMENTS = {"bfloat16": ("uint16", 16)}
 Feeds = Dict[str, np.ndarray]  # graph inputs of a call by name, without the caches
 Shape = Tuple[int, ...]
+Run = Callable[[], object]
 
 
 class Buffer:
@@ -33,9 +34,8 @@ class Buffer:
         # The operating system allocates zeroed pages when they are first written, so a large
         # capacity costs nothing until it is used.
         allocated = self.shape if device == "cpu" else (0,)
-        self.array: np.ndarray = (
-            np.full(allocated, fill, dtype) if fill else np.zeros(allocated, dtype)
-        )
+        filled = np.full(allocated, fill, dtype) if fill else np.zeros(allocated, dtype)
+        self.array: np.ndarray = filled
         self.address = int(self.array.ctypes.data)
         if device == "cuda":
             import onnxruntime
@@ -114,9 +114,7 @@ class Buffer:
             content[index] = self.fill
             self.write(content)
 
-    def _pieces(
-        self, row: int, rows: int, axis: int, slots: int, begin: int
-    ) -> Tuple[int, int, int, int]:
+    def _pieces(self, row: int, rows: int, axis: int, slots: int, begin: int) -> Tuple[int, ...]:
         """Return address of the first piece of slots, bytes between them, their size and number."""
         slot = math.prod(self.shape[axis + 1 :]) * self.dtype.itemsize
         return (
@@ -173,12 +171,29 @@ class Graph(Protocol):
     def run(self, call: Call, states: Sequence[Bound]) -> np.ndarray:
         """Return the output of a call [rows,S,*], [rows,*] if pooled. Raise GraphError."""
 
-    def repeat(
-        self, feeds: Feeds, states: Sequence[Bound], result: np.ndarray
-    ) -> Callable[[], object]:
+    def repeat(self, feeds: Feeds, states: Sequence[Bound], result: np.ndarray) -> Run:
         """Return a function that runs the graph on the current content of `feeds` and `states`, and
         writes the first output to `result` [B,S,*]. It raises RUN_ERRORS if the graph fails.
         """
+
+
+class Rules(NamedTuple):
+    """Indices of the states of a graph by their update rule (State.update)."""
+
+    in_place: Tuple[int, ...]
+    growing: Tuple[int, ...]
+    replaced: Tuple[int, ...]
+    windowed: Tuple[int, ...]  # those in place of which queries read the last tokens only
+    fixed: bool  # whether there are states, all of them written in place
+
+    @classmethod
+    def of(cls, states: Sequence[State]) -> "Rules":
+        """Return the rules of some states."""
+        in_place = tuple([index for index, state in enumerate(states) if state.in_place])
+        growing = tuple([index for index, state in enumerate(states) if state.grows])
+        replaced = tuple([index for index, state in enumerate(states) if state.replaced])
+        windowed = tuple([index for index, state in enumerate(states) if state.window])
+        return cls(in_place, growing, replaced, windowed, 0 < len(in_place) == len(states))
 
 
 def shape_of(state: State, rows: int, slots: int) -> Shape:

@@ -6,9 +6,7 @@ from typing import Any, Optional, Sequence, Union
 import numpy as np
 
 from posenc_export.runtime.artefact.manifest import Manifest
-from posenc_export.runtime.session import saved, sentences
-from posenc_export.runtime.session.cached_rows import REWIND
-from posenc_export.runtime.session.errors import expected
+from posenc_export.runtime.session import cached_rows, inputs, saved, sentences
 from posenc_export.runtime.session.session import Session
 
 
@@ -35,7 +33,7 @@ class Model:
         return str(self.graph.provider)
 
     def session(
-        self, batch: int = 1, capacity: Optional[int] = None, rewind: int = REWIND
+        self, batch: int = 1, capacity: Optional[int] = None, rewind: int = cached_rows.REWIND
     ) -> Session:
         """Open a session with empty caches on this graph.
 
@@ -52,15 +50,9 @@ class Model:
         Raises:
             ValueError: an argument is not a whole number of at least 1.
         """
-        numbers = {
-            "batch": batch,
-            "capacity": 1 if capacity is None else capacity,
-            "rewind": rewind,
-        }
-        for name, value in numbers.items():
-            if isinstance(value, bool) or not hasattr(value, "__index__") or value < 1:
-                rule = f"{name} to be a whole number of at least 1"
-                raise expected(rule, repr(value), "leave it out for the default")
+        most = 1 if capacity is None else capacity
+        for name, value in (("batch", batch), ("capacity", most), ("rewind", rewind)):
+            inputs.at_least(name, value, 1)
         return Session(self.graph, batch, capacity, rewind)
 
     def restore(
@@ -68,7 +60,7 @@ class Model:
         file: Union[str, Path],
         batch: int = 1,
         capacity: Optional[int] = None,
-        rewind: int = REWIND,
+        rewind: int = cached_rows.REWIND,
     ) -> Session:
         """Open a session with the rows and caches that Session.save wrote. States that each call
         replaces cannot be rewound to before they were saved.

@@ -5,14 +5,12 @@ from typing import Dict, Iterator, List, Optional, Tuple
 
 import numpy as np
 
-from posenc_export.runtime.session import arguments, encoder_outputs
+from posenc_export.runtime.session import arguments, encoder_outputs, errors, prefixes
 from posenc_export.runtime.session.arguments import PrefillArguments, TokenAttributes, check_room
 from posenc_export.runtime.session.caches import Caches
-from posenc_export.runtime.session.errors import expected
 from posenc_export.runtime.session.feeds import Feeder, Tokens
 from posenc_export.runtime.session.graph import Graph
 from posenc_export.runtime.session.inputs import Numbers, Rows, per_row
-from posenc_export.runtime.session.prefixes import Prefix
 from posenc_export.runtime.session.state import SessionState
 from posenc_export.runtime.session.stepper import Stepper, binding_of
 
@@ -28,7 +26,7 @@ def before_prefill(
     manifest, counts = state.caches.graph.manifest, prefill.counts
     if not counts.any():
         got = f"rows of {counts.tolist()} tokens"
-        raise expected("at least one token in at least one row", got)
+        raise errors.expected("at least one token in at least one row", got)
     if not manifest.states:  # a bidirectional model reads whole rows
         state = SessionState.empty(state.caches, state.rewind)
     length = state.settled_length
@@ -36,9 +34,8 @@ def before_prefill(
     filled = bool(length.any())
     settled = length if filled else np.zeros_like(starts)
     arguments.check_room(manifest, state.caches.most, starts, settled, counts)
-    outputs = encoder_outputs.for_rows(
-        manifest, state.encoder_outputs, length, len(starts), encoder, encoder_mask
-    )
+    current, count = state.encoder_outputs, len(starts)
+    outputs = encoder_outputs.for_rows(manifest, current, length, count, encoder, encoder_mask)
     if filled:
         return state
     return state.opened(starts, prefill.longest).replace(encoder_outputs=outputs)
@@ -50,7 +47,7 @@ def before_admit(
     start: Numbers,
     encoder: Optional[Rows],
     encoder_mask: Optional[np.ndarray],
-    prefix: Optional[Prefix],
+    prefix: Optional[prefixes.Prefix],
 ) -> SessionState:
     """Return `state` with the new rows of an admit, before their tokens are read."""
     manifest = state.caches.graph.manifest
@@ -58,7 +55,7 @@ def before_admit(
     starts = per_row("start", start, len(prefill.tokens))
     if prefix is not None and starts.tolist() != [0]:
         got = f"rows at {starts.tolist()}"
-        raise expected("one row at position 0 after a prefix", got, "admit rows one by one")
+        raise errors.expected("one row at position 0 after a prefix", got, "admit rows one by one")
     known = 0 if prefix is None else prefix.length
     cached = np.full_like(starts, known)
     arguments.check_room(manifest, state.caches.most, starts, cached, prefill.counts)
@@ -85,10 +82,8 @@ class Reading:
         chunk = min(prefill.chunk, state.caches.window.new or prefill.chunk)
         for begin in range(0, int(prefill.counts.max()), chunk):
             part = slice(begin, begin + chunk)
-            attributes = {
-                name: [values[:, part] for values in rows]
-                for name, rows in prefill.attributes.items()
-            }
+            of_rows = prefill.attributes.items()
+            attributes = {name: [row[:, part] for row in rows] for name, rows in of_rows}
             requested = prefill.requested_in(part.start, part.stop)
             rows = [row[part] for row in prefill.tokens]
             outputs, state = self.feed(state, first, rows, attributes, requested)
@@ -125,10 +120,8 @@ class Reading:
             outputs.update(enumerate(self.graph.run(call, states), call.first))
         idle = [row for row in range(caches.rows) if row not in outputs]
         sizes = zip(counts.tolist(), requested.tolist(), strict=True)
-        last = [
-            self.feeder.last(outputs.get(row, self._no_output), *size)
-            for row, size in enumerate(sizes, first)
-        ]
+        none, select = self._no_output, self.feeder.last
+        last = [select(outputs.get(row, none), *size) for row, size in enumerate(sizes, first)]
         length, inside = state.settled_length.copy(), state.slots
         length[first : tokens.end] += counts
         if state.columns:

@@ -17,12 +17,10 @@ from msgspec import Meta, Struct
 
 from posenc_export.runtime.artefact.files import replacing
 from posenc_export.runtime.artefact.records import MOST, Size
-from posenc_export.runtime.artefact.schema import Manifest, State
+from posenc_export.runtime.artefact.schema import Manifest
+from posenc_export.runtime.session import errors, graph, inputs
 from posenc_export.runtime.session.caches import Caches
 from posenc_export.runtime.session.encoder_outputs import MASK, EncoderOutputs
-from posenc_export.runtime.session.errors import expected
-from posenc_export.runtime.session.graph import ELEMENTS, shape_of
-from posenc_export.runtime.session.inputs import Rows, check_tokens
 from posenc_export.runtime.session.saved_windows import STATE, WINDOWS, check_windows, with_windows
 from posenc_export.runtime.session.state import SessionState
 from posenc_export.shared.refusal import refusal
@@ -54,7 +52,10 @@ def check(manifest: Manifest, arrays: Mapping[str, np.ndarray]) -> None:
         windowed = next((state for state in manifest.states if state.window), None)
         kept = _size(arrays, STATE + windowed.past, windowed.axis) if windowed else 0
         for state in manifest.states:
-            forms[STATE + state.past] = _form(state, rows, kept if state.window else used)
+            slots = kept if state.window else used
+            shape = (rows, *(axis if isinstance(axis, int) else slots for axis in state.axes[1:]))
+            dtype, _ = graph.ELEMENTS.get(state.dtype, (state.dtype, 0))
+            forms[STATE + state.past] = dtype, (math.prod(shape),) if state.grows else shape
         forms |= {WINDOWS: ("int64", (rows,))} if windowed else {}
     _compare(arrays, forms)
     if WINDOWS in forms:
@@ -69,9 +70,8 @@ def _check_rows(manifest: Manifest, length: Any, start: Any, slots: np.ndarray) 
     most = manifest.max_positions
     for first, count in zip(start, length, strict=True):
         if count < 0 or not 0 <= first < most or first + count > most:
-            raise ValueError(
-                f"expected rows within positions 0 .. {most - 1}, got {count} tokens from {first}"
-            )
+            got = f"{count} tokens from {first}"
+            raise ValueError(f"expected rows within positions 0 .. {most - 1}, got {got}")
     if slots.view(np.uint8).max(initial=0) > 1:
         raise ValueError("expected slots to be bytes of 0 and 1, got others")
     if slots.shape[1] and slots.sum(1).tolist() != length:
@@ -88,25 +88,16 @@ def _encoder_forms(manifest: Manifest, rows: int, source: int) -> Dict[str, Form
     return forms
 
 
-def _form(state: State, rows: int, used: int) -> Form:
-    """Return the form of a state of `used` slots, as it is saved."""
-    shape = (rows, *(axis if isinstance(axis, int) else used for axis in state.axes[1:]))
-    dtype, _ = ELEMENTS.get(state.dtype, (state.dtype, 0))
-    return dtype, (math.prod(shape),) if state.grows else shape
-
-
 def _compare(arrays: Mapping[str, np.ndarray], forms: Mapping[str, Form]) -> None:
     if set(arrays) != set(forms):
         wrong = sorted(set(arrays) ^ set(forms))[0]
-        raise ValueError(
-            f"expected the arrays {', '.join(forms)}, got {'' if wrong in arrays else 'no '}{wrong}"
-        )
+        got = wrong if wrong in arrays else f"no {wrong}"
+        raise ValueError(f"expected the arrays {', '.join(forms)}, got {got}")
     for name, (dtype, shape) in forms.items():
         array = arrays[name]
         if (array.dtype, array.shape) != (np.dtype(dtype), shape):
-            raise ValueError(
-                f"expected {name} {dtype} {list(shape)}, got {array.dtype} {list(array.shape)}"
-            )
+            got = f"{array.dtype} {list(array.shape)}"
+            raise ValueError(f"expected {name} {dtype} {list(shape)}, got {got}")
 
 
 def _size(arrays: Mapping[str, np.ndarray], name: str, axis: int) -> int:
@@ -136,7 +127,7 @@ class Header(Struct, frozen=True, forbid_unknown_fields=True):
     sha256: Annotated[str, Meta(max_length=64)] = ""
 
 
-def write(state: SessionState, file: Union[str, Path], tokens: Optional[Rows]) -> None:
+def write(state: SessionState, file: Union[str, Path], tokens: Optional[inputs.Rows]) -> None:
     """Implement Session.save, which documents the arguments, for a state without a stepper."""
     manifest = state.caches.graph.manifest
     arrays: Arrays = {"length": state.settled_length, "start": state.start, "slots": state.slots}
@@ -144,8 +135,8 @@ def write(state: SessionState, file: Union[str, Path], tokens: Optional[Rows]) -
         rows, length = [np.asarray(row) for row in tokens], state.settled_length.tolist()
         counts = [len(row) for row in rows]
         if counts != length or any(row.dtype.kind not in "iu" for row in rows if row.size):
-            raise expected(f"tokens to be {length} ids", counts, "give those in the cache")
-        check_tokens(manifest.vocabulary, rows)
+            raise errors.expected(f"tokens to be {length} ids", counts, "give those in the cache")
+        inputs.check_tokens(manifest.vocabulary, rows)
         arrays["tokens"] = np.concatenate([np.zeros(0, np.int64), *rows]).astype(np.int64)
     if state.encoder_outputs is not None and state.rows:
         arrays |= {ENCODER + name: array for name, array in state.encoder_outputs.arrays.items()}
@@ -178,7 +169,11 @@ def opened(file: Path, manifest: Manifest) -> Iterator[Arrays]:
     """
     where = f"restore {file}"
     with file.open("rb") as stream:
-        header = _header(where, stream.readline(LINE))
+        try:
+            header = msgspec.json.decode(stream.readline(LINE), type=Header)
+        except ValueError:
+            rule = "a file of Session.save of version 1"
+            raise refusal(where, rule, "another one", REMEDY) from None
         if header.artefact != manifest.digest:
             rule, got = f"a session of the artefact {manifest.digest}", f"one of {header.artefact}"
             raise refusal(where, rule, got, "restore it with that artefact")
@@ -213,11 +208,8 @@ def restored(empty: SessionState, arrays: Arrays) -> SessionState:
     if empty.caches.rules.in_place and int(length.max()) > most:
         rule, remedy = f"rows of at most {most} tokens", "open the session with a larger capacity"
         raise refusal("restore", rule, length.tolist(), remedy)
-    encoder = {
-        name.removeprefix(ENCODER): np.array(array)
-        for name, array in arrays.items()
-        if name.startswith(ENCODER)
-    }
+    named = {name: np.array(array) for name, array in arrays.items() if name.startswith(ENCODER)}
+    encoder = {name.removeprefix(ENCODER): array for name, array in named.items()}
     slots = np.array(arrays["slots"])
     used = slots.shape[1] or int(length.max())
     state = with_windows(empty, arrays).opened(start, used)
@@ -239,7 +231,7 @@ def _parts(caches: Caches, rows: int, slots: int) -> List[Tuple[slice, ...]]:
     parts: List[Tuple[slice, ...]] = []
     for state in caches.states:
         if state.grows:
-            parts.append((slice(math.prod(shape_of(state, caches.rows, slots))),))
+            parts.append((slice(math.prod(graph.shape_of(state, caches.rows, slots))),))
         else:
             within = (*[slice(None)] * (state.axis - 1), slice(slots)) if state.in_place else ()
             parts.append((slice(rows), *within))
@@ -252,14 +244,6 @@ def tokens(file: Union[str, Path], manifest: Manifest) -> Optional[List[np.ndarr
         if "tokens" not in arrays:
             return None
         return np.split(arrays["tokens"], np.cumsum(arrays["length"])[:-1])
-
-
-def _header(where: str, line: bytes) -> Header:
-    try:
-        return msgspec.json.decode(line, type=Header)
-    except ValueError:
-        rule = "a file of Session.save of version 1"
-        raise refusal(where, rule, "another one", REMEDY) from None
 
 
 def _check(where: str, header: Header, manifest: Manifest, arrays: Arrays) -> None:

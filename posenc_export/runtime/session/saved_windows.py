@@ -22,9 +22,8 @@ def check_windows(manifest: Manifest, arrays: Arrays, kept: int, used: int) -> N
     holds = (start >= 0) & (length - start >= least) & (length - start <= kept)
     if not holds.all() or kept > used:
         rule = f"caches of windows with the last {size - 1} tokens of rows in at most {used} slots"
-        raise ValueError(
-            f"expected {rule}, got {length.tolist()} tokens from {start.tolist()} on in {kept}"
-        )
+        got = f"{length.tolist()} tokens from {start.tolist()} on in {kept}"
+        raise ValueError(f"expected {rule}, got {got}")
 
 
 def with_windows(empty: SessionState, arrays: Arrays) -> SessionState:

@@ -8,13 +8,11 @@ from typing import Generator, Optional, Sequence
 
 import numpy as np
 
-from posenc_export.runtime.session import arguments, generation, reading
+from posenc_export.runtime.session import arguments, first_tokens, generation, prefixes, reading
 from posenc_export.runtime.session.cached_rows import CachedRows
 from posenc_export.runtime.session.call_guard import BUSY, exclusive
 from posenc_export.runtime.session.errors import expected
-from posenc_export.runtime.session.first_tokens import First
 from posenc_export.runtime.session.inputs import Numbers, Rows
-from posenc_export.runtime.session.prefixes import Prefix
 from posenc_export.runtime.session.speculation import Speculate
 from posenc_export.runtime.session.stepper import Stepper
 
@@ -166,7 +164,7 @@ class Session(CachedRows):
         encoder: Optional[Rows] = None,
         encoder_attention_mask: Optional[np.ndarray] = None,
         logits_to_keep: Optional[int] = None,
-        prefix: Optional[Prefix] = None,
+        prefix: Optional[prefixes.Prefix] = None,
     ) -> np.ndarray:
         """Append n new rows and prefill them. Return their outputs [n,S,*]. The existing rows are
         not changed.
@@ -232,7 +230,7 @@ class Session(CachedRows):
                 tokens, max_tokens is below 1, there is no such language or task, or the session or
                 the draft model does not allow `speculate`. Raised with the first id.
         """
-        first = First(prompt, encoder, language, task)
+        first = first_tokens.First(prompt, encoder, language, task)
         sampling = generation.Sampling(temperature, top_k, top_p, seed, max_tokens, stop)
         return generation.generate(self, first, sampling, speculate, before)
 

@@ -20,6 +20,7 @@ from typing import Any, Callable, Collection, Deque, List, NamedTuple, Optional,
 import numpy as np
 
 from posenc_export.runtime.artefact.manifest import Manifest
+from posenc_export.runtime.session import errors, inputs
 from posenc_export.runtime.session.drafts import (
     COUNTS,
     DRAFTED,
@@ -31,8 +32,6 @@ from posenc_export.runtime.session.drafts import (
     best_count,
     common,
 )
-from posenc_export.runtime.session.errors import expected
-from posenc_export.runtime.session.inputs import short_repr
 
 LOOKUP = "lookup"
 MOST = COUNTS[-1]  # largest number of drafted tokens
@@ -97,15 +96,17 @@ class Speculator:
         begun = time.perf_counter()
         pairs = list(zip(readers, drafts, strict=True))
         rows = [[*reader.unread, *draft] if reader else [] for reader, draft in pairs]
-        outputs = self._pass(rows)
+        lengths = {len(row) for row in rows}
+        if lengths == {1}:
+            outputs = self._session.step(np.array(rows)[:, 0], copy=False)[:, None]
+        else:  # [B,S,V], logits of a row first
+            outputs = self._session.prefill(np.array(rows) if len(lengths) == 1 else rows)
         chosen = [
             _kept(reader, draft, outputs[row, : len(rows[row])]) if reader else []
             for row, (reader, draft) in enumerate(pairs)
         ]
-        back = [
-            len(draft) + 1 - len(tokens) if draft else 0
-            for draft, tokens in zip(drafts, chosen, strict=True)
-        ]
+        both = zip(drafts, chosen, strict=True)
+        back = [len(draft) + 1 - len(tokens) if draft else 0 for draft, tokens in both]
         if any(back):
             self._session.rewind(back)
         seconds = time.perf_counter() - begun
@@ -146,13 +147,6 @@ class Speculator:
             self._drafting.append((time.perf_counter() - begun) / count)
         return drafts
 
-    def _pass(self, rows: List[List[int]]) -> np.ndarray:
-        """Read the tokens of each row and return the logits [B,S,V], those of a row first."""
-        lengths = {len(row) for row in rows}
-        if lengths == {1}:
-            return self._session.step(np.array(rows)[:, 0], copy=False)[:, None]
-        return self._session.prefill(np.array(rows) if len(lengths) == 1 else rows)
-
     def _learn(self, proposal: Proposal, draft: List[int], chosen: List[int]) -> None:
         """Compare the drafted or proposed tokens with those that were chosen."""
         compared = draft or proposal.tokens[:1]
@@ -180,26 +174,26 @@ def check(session: Any, speculate: Speculate) -> None:
     manifest: Manifest = session.manifest
     if _names(manifest.config, "per_call"):
         rule = "logits that do not depend on the division into calls for speculate"
-        raise expected(rule, 'an encoding with lengths="per_call"', "leave speculate out")
+        raise errors.expected(rule, 'an encoding with lengths="per_call"', "leave speculate out")
     replaces = any(state.replaced for state in manifest.states)
     limited = replaces or any(state.window for state in manifest.states)
     if limited and session.rewindable < LEAST_REWIND:
         kept = "states that each call replaces" if replaces else "caches of windows"
         rule = f"rewind of at least {LEAST_REWIND} for speculate with {kept}"
         remedy = f"open the session with rewind={LEAST_REWIND}"
-        raise expected(rule, session.rewindable, remedy)
+        raise errors.expected(rule, session.rewindable, remedy)
     if speculate == LOOKUP:
         return
     if not hasattr(speculate, "manifest"):
         rule = f'speculate to be "{LOOKUP}" or a loaded decoder'
-        raise expected(rule, short_repr(speculate), "leave it out for plain decoding")
+        raise errors.expected(rule, inputs.short_repr(speculate), "leave it out for plain decoding")
     draft: Manifest = speculate.manifest
     decodes = draft.kind == "decoder" and draft.states and not draft.encoder
     if not decodes or draft.vocabulary != manifest.vocabulary:
         reads = " that reads an encoder" if draft.encoder else ""
         rule = f"a draft model that is a decoder of {manifest.vocabulary} ids"
         got = f"kind {draft.kind} of {draft.vocabulary} ids{reads}"
-        raise expected(rule, got, "use a smaller model of the same family")
+        raise errors.expected(rule, got, "use a smaller model of the same family")
 
 
 def _proposal(reader: Optional[Reader]) -> Proposal:

@@ -6,12 +6,10 @@ from typing import Any, Dict, List, Optional, Sequence, Tuple
 
 import numpy as np
 
-from posenc_export.runtime.session.arguments import TokenAttributes
+from posenc_export.runtime.session import arguments, errors, prefixes
 from posenc_export.runtime.session.caches import Caches
 from posenc_export.runtime.session.encoder_outputs import EncoderOutputs
-from posenc_export.runtime.session.errors import expected
 from posenc_export.runtime.session.history import RowHistory
-from posenc_export.runtime.session.prefixes import Prefix
 from posenc_export.runtime.session.stepper import Stepper
 
 
@@ -137,7 +135,7 @@ class SessionState:
             histories=self.histories + self._histories(len(starts)),
         )
 
-    def begun(self, row: int, prefix: Prefix) -> "SessionState":
+    def begun(self, row: int, prefix: prefixes.Prefix) -> "SessionState":
         """Return the state with cached tokens in an empty row, for which there is room."""
         memory = self.caches.memory
         memory.written = max(memory.written, prefix.length)
@@ -171,10 +169,10 @@ class SessionState:
 
     def rewound(
         self, target: np.ndarray
-    ) -> Tuple["SessionState", List[np.ndarray], TokenAttributes]:
+    ) -> Tuple["SessionState", List[np.ndarray], arguments.TokenAttributes]:
         """Return a state at or before `target` tokens [B] of each row, and the tokens of each row
         to replay from there, with their attributes. Raise ValueError if no snapshot is left there,
-        or caches of windows have given up keys that the next token reads.
+        or caches of windows no longer hold keys that the next token reads.
         """
         manifest = self.caches.graph.manifest
         tokens = manifest.inputs[0]
@@ -199,17 +197,16 @@ class SessionState:
         return self.replace(caches=self.caches.restored(restored)).cut(length), replay, attributes
 
     def _check_windows(self, target: np.ndarray) -> None:
-        """Refuse a rewind to lengths [B] whose next tokens read given up ones."""
+        """Refuse a rewind to lengths [B] whose next tokens read keys that are not kept."""
         if self.caches.window.size:
             reach = np.where(target > 0, self.caches.reach(self.rows), 0)
             self._check_reach(reach, target, "keys of windows")
 
     def _check_reach(self, reach: np.ndarray, target: np.ndarray, kept: str) -> None:
-        """Refuse a rewind to lengths [B] below `reach`."""
         if (target < reach).any():
             rule = f"a rewind to lengths of at least {reach.tolist()}, since {kept} are kept for "
             remedy = "open the session with rewind=N"
-            raise expected(f"{rule}the last {self.rewind} tokens", target.tolist(), remedy)
+            raise errors.expected(f"{rule}the last {self.rewind} tokens", target.tolist(), remedy)
 
     def cut(self, target: np.ndarray) -> "SessionState":
         """Return the state with the first `target` tokens [B] of each row. `tidy` fills slots."""

@@ -56,29 +56,24 @@ class Move(NamedTuple):
 
 @dataclass
 class Windows:
-    """What the memory of caches of windows holds.
+    """What the memory of caches of windows holds."""
 
-    Args:
-        start: token of each row in slot 0 [R] int64.
-        pending: a move that is not complete.
-    """
-
+    # Token of each row in slot 0 [R] int64
     start: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int64))
-    pending: Optional[Move] = None
+    pending: Optional[Move] = None  # a move that is not complete
 
     def slide(self, window: Window, caches: Caches, row: int, length: int, count: int) -> None:
         """Let the caches have room for `count` tokens behind the `length` ones of a row: if there
-        is none, tokens that the next ones do not read are given up, and the others move.
+        is none, the tokens that the next ones read move to the first slots, and earlier ones are
+        lost.
         """
         start = first_kept = int(self.start[row])
         if length + count - start > window.slots or not length:
             first_kept = window.start(length)
         if first_kept != start:
             kept = slice(first_kept - start, length - start)
-            content = [
-                buffer.array[part_of(row, axis, kept)].copy()
-                for axis, buffer in (caches if length else ())
-            ]
+            places = [(part_of(row, axis, kept), buffer) for axis, buffer in caches if length]
+            content = [buffer.array[place].copy() for place, buffer in places]
             self.pending = Move(row, first_kept, content)
             self.settle(caches)
 

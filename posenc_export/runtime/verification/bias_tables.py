@@ -9,7 +9,6 @@ import numpy as np
 from posenc_export.runtime.artefact.schema import Manifest
 from posenc_export.runtime.graphs.kernel_library import OPERATOR
 from posenc_export.runtime.verification import described
-from posenc_export.runtime.verification.described import Described
 from posenc_export.runtime.verification.integer_graph import IntegerPart
 from posenc_export.runtime.verification.integer_values import BIAS, Findings
 from posenc_export.shared.refusal import refusal
@@ -28,7 +27,7 @@ def tables(manifest: Manifest, folder: Path) -> Tuple[Tuple[np.ndarray, ...], ..
 
 
 def _of_layer(
-    manifest: Manifest, folder: Path, layer: int, attention: Described
+    manifest: Manifest, folder: Path, layer: int, attention: described.Described
 ) -> Tuple[np.ndarray, ...]:
     parts = {part["name"]: described.with_defaults(part) for part in attention["encodings"]}
     if "alibi" in parts and parts["alibi"].get("numerics", "exact") == "exact":
@@ -105,7 +104,7 @@ def _bias_errors(numbers: np.ndarray, table: np.ndarray) -> np.ndarray:
     return np.asarray(np.abs(both[0] - both[1]) / (1 + np.abs(both[1])))
 
 
-def _slopes(part: Described, attention: Described) -> np.ndarray:
+def _slopes(part: described.Described, attention: described.Described) -> np.ndarray:
     """Return the slopes of ALiBi [H]: powers of a root of 2, then odd ones of a finer root."""
     heads = part.get("heads") or attention["heads"]
     power, most = 1 << (heads.bit_length() - 1), part.get("max_bias", 8.0)
@@ -117,7 +116,7 @@ def _slopes(part: Described, attention: Described) -> np.ndarray:
     return np.asarray(slopes * part.get("scale", 1.0) / divisor)
 
 
-def _buckets(part: Described) -> List[np.ndarray]:
+def _buckets(part: described.Described) -> List[np.ndarray]:
     """Return the buckets of distances 0 .. max_distance of T5, with borders rounded down and up."""
     count, most = part["buckets"], part["max_distance"]
     if most <= count // 2:
@@ -138,8 +137,7 @@ def _trained(manifest: Manifest, folder: Path, layer: int, name: str) -> Optiona
         numbers = manifest.encodings[key]
         if numbers.dtype == "float32":
             shape = numbers.shape[::-1] if numbers.transposed else numbers.shape
-            stored = np.fromfile(
-                folder / numbers.file, "<f4", math.prod(shape), offset=numbers.offset
-            )
+            count, offset = math.prod(shape), numbers.offset
+            stored = np.fromfile(folder / numbers.file, "<f4", count, offset=offset)
             return stored.reshape(shape).T if numbers.transposed else stored.reshape(shape)
     return None

@@ -15,16 +15,7 @@ class Calls(Protocol):
     answers them, too (auditing/session.py). Arguments are those of Session.
     """
 
-    def prefill(
-        self,
-        inputs: Any,
-        *,
-        start: Any = None,
-        attention_mask: Any = None,
-        chunk: Any = None,
-        encoder: Any = None,
-        logits_to_keep: Any = None,
-    ) -> np.ndarray: ...
+    def prefill(self, *inputs: Any, **how: Any) -> np.ndarray: ...
 
     def step(self, inputs: np.ndarray) -> np.ndarray: ...
 

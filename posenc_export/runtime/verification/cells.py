@@ -17,7 +17,7 @@ import numpy as np
 
 from posenc_export.runtime.artefact.manifest import Manifest
 from posenc_export.runtime.session.session import Session
-from posenc_export.runtime.verification import grid_inputs
+from posenc_export.runtime.verification import grid_inputs, row_scenarios
 from posenc_export.runtime.verification.case import (
     AttributeCase,
     Case,
@@ -28,7 +28,6 @@ from posenc_export.runtime.verification.case import (
 )
 from posenc_export.runtime.verification.long_cells import long_cells
 from posenc_export.runtime.verification.proof import Expected
-from posenc_export.runtime.verification.row_scenarios import WithTransientRows
 from posenc_export.runtime.verification.scenarios import (
     OF_LAST_OUTPUTS,
     OF_READOUTS,
@@ -117,9 +116,8 @@ def _case_cells(
     def run_by(scenario: Scenario) -> Callable[[Session], Pairs]:
         def pairs(session: Session) -> Pairs:
             full, other_full = outputs
-            return scenario.run(
-                session, dataclasses.replace(case, full=full, other_full=other_full)
-            )
+            known = dataclasses.replace(case, full=full, other_full=other_full)
+            return scenario.run(session, known)
 
         return pairs
 
@@ -151,7 +149,7 @@ def _beside_guests(scenario: Scenario) -> Scenario:
 
     def run(session: Session, case: Case) -> Pairs:
         guests, encoder = case.other[::-1].copy(), case.encoder and case.encoder[::-1]
-        beside = WithTransientRows(session, guests, 1, encoder)
+        beside = row_scenarios.WithTransientRows(session, guests, 1, encoder)
         return scenario.run(beside, case)
 
     level = Level.LARGE if scenario.level <= Level.QUICK else Level.WHOLE

@@ -40,16 +40,11 @@ class Place:
 
 
 class Constants:
-    """The constants of a graph and of its bodies, and the places where they are read. folder: of
-    its external data.
-
-    Attributes:
-        stored: constants by name, those of nodes Constant by the name of their output.
-    """
+    """The constants of a graph and of its bodies; folder: of its external data."""
 
     def __init__(self, graph: Nodes, folder: Path) -> None:
         self.folder, self.graph = folder, graph
-        self.stored: Dict[str, Constant] = {}
+        self.stored: Dict[str, Constant] = {}  # by name, that of the output of a node Constant
         self.nodes: List[Node] = []
         self._collect(graph)
         self._makers = {name: node for node in self.nodes for name in node.outputs}
@@ -257,11 +252,8 @@ def digests_of(constants: Constants) -> Dict[str, str]:
 
 
 def _described(node: Node) -> str:
-    kept = sorted(
-        f"{name}={content.hex()}"
-        for name, content in node.serialised.items()
-        if not isinstance(node.attributes[name], Nodes)
-    )
+    bodies = {name for name, value in node.attributes.items() if isinstance(value, Nodes)}
+    kept = sorted(f"{n}={part.hex()}" for n, part in node.serialised.items() if n not in bodies)
     return " ".join([node.domain, node.operator, *kept])
 
 

@@ -147,10 +147,8 @@ def of_rounded(x: np.ndarray, y: np.ndarray, weights: Blocks) -> np.ndarray:
     both = np.concatenate((rounded.codes, np.abs(rounded.codes))).transpose(1, 0, 2)
     for outputs, part in weights.parts():
         halves = part.halves()
-        dots = sum(
-            both[..., index :: len(halves)] @ half.transpose(1, 2, 0)
-            for index, half in enumerate(halves)
-        )
+        turned = [half.transpose(1, 2, 0) for half in halves]
+        dots = sum(both[..., index :: len(turned)] @ half for index, half in enumerate(turned))
         zeros, scales = part.zeros.T.astype(np.float32), part.scales.T.astype(np.float64)
         signed = dots[:, : len(x)] - zeros[:, None] * sums[0].T[..., None]
         whole = dots[:, len(x) :] + part.largest.T[:, None] * sums[1].T[..., None]

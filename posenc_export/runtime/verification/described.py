@@ -8,8 +8,7 @@ import numpy as np
 from msgspec import Meta
 
 from posenc_export.runtime.artefact.schema import Manifest
-from posenc_export.runtime.graphs.kernel_library import OPERATOR
-from posenc_export.runtime.graphs.onnx_nodes import Node
+from posenc_export.runtime.graphs import kernel_library, onnx_nodes
 
 Described = Mapping[str, Any]
 Index = Callable[[Described, bool, np.ndarray], np.ndarray]
@@ -125,9 +124,8 @@ def _convert(value: Any, kind: Any) -> Any:
     try:
         msgspec.convert(value, kind)
     except msgspec.ValidationError as error:
-        raise ValueError(
-            f"manifest: expected the config of a model, got another: {error}"
-        ) from None
+        rule = "expected the config of a model"
+        raise ValueError(f"manifest: {rule}, got another: {error}") from None
     return value
 
 
@@ -184,7 +182,7 @@ def scale(attention: Described) -> float:
     return float(1 / math.sqrt(size))
 
 
-def attributes(attention: Described, node: Node, masked: bool) -> Dict[str, Any]:
+def attributes(attention: Described, node: onnx_nodes.Node, masked: bool) -> Dict[str, Any]:
     """Return the attributes that an attention node must have; None for those it must not have."""
     expected = {"scale": scale(attention), "softcap": attention["softcap"]}
     heads, kv_heads = attention["heads"], attention["kv_heads"]
@@ -195,6 +193,6 @@ def attributes(attention: Described, node: Node, masked: bool) -> Dict[str, Any]
     rule = attention["sees"]
     window = rule["size"] if rule["name"] == "window" and not masked else None
     counts = {"num_heads": heads, "kv_num_heads": kv_heads}
-    if node.operator == OPERATOR:
+    if node.operator == kernel_library.OPERATOR:
         counts["chunk_size"] = rule["size"] if rule["name"] == "chunk" else None
     return {**expected, **counts, "local_window_size": window, "smooth_softmax": None}

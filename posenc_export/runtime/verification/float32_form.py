@@ -111,9 +111,8 @@ def _dequantized(graph: Nodes, node: Node) -> Iterator[Node]:
         "inputs": np.array([inputs]),
         "axis": np.array([1]),
     }
-    graph.constants |= {
-        f"{name}.{part}": constant(f"{name}.{part}", a) for part, a in parts.items()
-    }
+    named = {f"{name}.{part}": array for part, array in parts.items()}
+    graph.constants |= {key: constant(key, array) for key, array in named.items()}
     zeros = node.inputs[3] if len(node.inputs) > 3 and node.inputs[3] else f"{name}.zeros"
     kept = [f"{name}.first", f"{name}.inputs", f"{name}.axis"]
     how = {"axis": 1, "block_size": block}
@@ -148,11 +147,8 @@ def _with_float_caches(graph: Nodes, manifest: Manifest) -> Nodes:
                 node.inputs.pop()
         nodes.append(node)
     stored = [state for state in manifest.states if state.dtype == "int8"]
-    described: Dict[str, bytes] = {
-        name: retyped(graph.serialised[name], "float")
-        for state in stored
-        for name in (state.past, state.present)
-    }
+    names = [name for state in stored for name in (state.past, state.present)]
+    described = {name: retyped(graph.serialised[name], "float") for name in names}
     return replace(graph, nodes=nodes, serialised={**graph.serialised, **described})
 
 
@@ -180,12 +176,9 @@ def _in_float32(graph: Nodes, names: Mapping[str, str]) -> Nodes:
         constants[stored.name] = stored
         casts += [_to_float(stored.name, name)] if half else []
     outputs = {name: _value(graph, name) for name in graph.outputs}
-    return replace(
-        graph,
-        nodes=[*casts, *(_wide_node(node, names) for node in graph.nodes)],
-        constants=constants,
-        serialised={**graph.serialised, **outputs},
-    )
+    wide = [*casts, *(_wide_node(node, names) for node in graph.nodes)]
+    described = {**graph.serialised, **outputs}
+    return replace(graph, nodes=wide, constants=constants, serialised=described)
 
 
 def _wide_node(node: Node, names: Mapping[str, str]) -> Node:

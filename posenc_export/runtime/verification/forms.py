@@ -17,7 +17,6 @@ from posenc_export.runtime.session.model import Model
 from posenc_export.runtime.verification import measuring, proof, reference
 from posenc_export.runtime.verification.case import Level
 from posenc_export.runtime.verification.grid_inputs import BATCHES, SHORT
-from posenc_export.runtime.verification.measuring import measure, sessions
 from posenc_export.runtime.verification.proof import Accuracy, Expected, Measured
 
 
@@ -75,8 +74,8 @@ def _cells(
     threads: Optional[int],
     level: Level,
 ) -> Measured:
-    session, *workers = sessions(model, threads)
-    return measure(session, expected, limit, progress, workers, level=level)
+    session, *workers = measuring.sessions(model, threads)
+    return measuring.measure(session, expected, limit, progress, workers, level=level)
 
 
 def check_outputs(model: Model, folder: Path) -> None:
@@ -89,10 +88,8 @@ def check_outputs(model: Model, folder: Path) -> None:
     if not proven["passed"]:
         cell = worst_cell(proven)
         got = proven["failures"].get(cell) or f"an error of {format_cell(proven, cell)} in '{cell}'"
-        rule = (
-            f"expected outputs of provider {model.provider} within {bound_of(proven, cell):.1e} "
-            "of the reference of the artefact"
-        )
+        bound = f"within {bound_of(proven, cell):.1e} of the reference of the artefact"
+        rule = f"expected outputs of provider {model.provider} {bound}"
         raise ValueError(f"runtime: {rule}, got {got}; give provider cpu")
 
 

@@ -41,12 +41,9 @@ def encoder_rows(manifest: Manifest, rows: int) -> Optional[List[np.ndarray]]:
     """Return encoder outputs [q,N] of rows, each shorter than the last; None without encoder."""
     if not manifest.encoder:
         return None
-    numbers_of_token = sum(
-        int(value.axes[1]) * int(value.axes[3]) for value in manifest.encoder[1:]
-    )
-    longest = uniform((rows, ENCODED, numbers_of_token), "keys and values of an encoder").astype(
-        manifest.passed_dtype
-    )
+    sizes = [int(value.axes[1]) * int(value.axes[3]) for value in manifest.encoder[1:]]
+    shape = (rows, ENCODED, sum(sizes))
+    longest = uniform(shape, "keys and values of an encoder").astype(manifest.passed_dtype)
     return [row[: ENCODED - 3 * index] for index, row in enumerate(longest)]
 
 
@@ -55,9 +52,8 @@ def inputs(manifest: Manifest, shape: Tuple[int, ...], name: str) -> np.ndarray:
     vocabulary = manifest.vocabulary
     if vocabulary:
         return numbers(shape, name, vocabulary)
-    return uniform((*shape, int(manifest.inputs[0].axes[-1])), name).astype(
-        manifest.inputs[0].dtype
-    )
+    source = manifest.inputs[0]
+    return uniform((*shape, int(source.axes[-1])), name).astype(source.dtype)
 
 
 def uniform(shape: Tuple[int, ...], name: str) -> np.ndarray:
@@ -102,11 +98,9 @@ class LongSequence:
     def unreached(self) -> Dict[str, str]:
         """Return the edges behind the last token, with the reason."""
         length = self.tokens.shape[1]
-        return {
-            name: f"{edge:,}, behind the {length:,} tokens that are read"
-            for name, edge in self.edges.items()
-            if edge >= length
-        }
+        beyond = {name: edge for name, edge in self.edges.items() if edge >= length}
+        reason = f"behind the {length:,} tokens that are read"
+        return {name: f"{edge:,}, {reason}" for name, edge in beyond.items()}
 
     def within(self, first: int, end: int) -> Tuple[np.ndarray, np.ndarray]:
         """Return the compared indices [k] of tokens first .. end - 1, and their outputs [1,k,V]."""

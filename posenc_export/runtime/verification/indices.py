@@ -8,7 +8,7 @@ import json
 import math
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Dict, Iterator, List, Sequence, Set, Tuple
+from typing import Any, Dict, Iterator, List, Set, Tuple
 
 import numpy as np
 
@@ -18,7 +18,6 @@ from posenc_export.runtime.graphs import onnx_nodes
 from posenc_export.runtime.graphs.kernel_library import OPERATOR
 from posenc_export.runtime.session.model import Model
 from posenc_export.runtime.verification import bias_tables, described, integer_calls, integer_rules
-from posenc_export.runtime.verification.integer_calls import Call, Places
 from posenc_export.runtime.verification.integer_graph import (
     IntegerPart,
     Program,
@@ -53,37 +52,30 @@ MASKS = (("Attention", 3), ("GroupQueryAttention", 10), (OPERATOR, 10))
 PICKS = ("GatherElements",)
 SIZES = ("Reshape", "Expand", "Slice", "ConstantOfShape", "Pad", "Range", "Tile")
 PROBES = (
-    Call(np.array([0, 1]), np.array([2, 1]), np.array([2, 1]), 2, 2),
-    Call(np.array([0, 1, 0]), np.array([2, 1, 2]), np.array([1, 1, 1]), 1, 2),
+    integer_calls.Call(np.array([0, 1]), np.array([2, 1]), np.array([2, 1]), 2, 2),
+    integer_calls.Call(np.array([0, 1, 0]), np.array([2, 1, 2]), np.array([1, 1, 1]), 1, 2),
 )
 
 
 @dataclass(frozen=True)
 class Subject:
-    """What the expected values of a graph depend on. Subjects with equal keys have the same ones.
-
-    Args:
-        biases: by layer, of bias_tables.tables.
-    """
+    """What the expected values of a graph depend on. Equal keys have the same ones."""
 
     key: str
     manifest: Manifest = field(compare=False, repr=False)
+    # By layer, of bias_tables.tables
     biases: Tuple[Tuple[np.ndarray, ...], ...] = field(compare=False, repr=False)
 
 
 def check(folder: Path, model: Model) -> Check:
-    """Compare the integer part of an artefact's graph with its description.
-
-    Raises:
-        OSError: a file cannot be read.
-    """
+    """Compare the integer part of a graph with its description. Raise OSError for a file."""
     manifest = model.manifest
     if not (folder / "model.onnx").exists():
         return Check(0, UNIT, skipped={manifest.target: "the file is no graph of ONNX nodes"})
     part = integer_part(onnx_nodes.read(folder / "model.onnx"))
     findings = Findings()
-    for name, reason in _skipped_inputs(part).items():
-        findings.skipped[name] = reason
+    if "encoder_attention_mask" in part.uses:
+        findings.skipped["encoder_attention_mask"] = "the mask of an encoder's tokens, an input"
     _compare_attributes(part, manifest, findings)
     subject = _subject(manifest, folder)
     bias_tables.compare(part, subject.biases, folder, findings)
@@ -109,16 +101,13 @@ def _compare_attributes(part: IntegerPart, manifest: Manifest, findings: Finding
         for name, wanted in expected.items():
             value = node.attributes.get(name)
             findings.compared += 1
-            if value != wanted and not _close(value, wanted):
+            close = False
+            if isinstance(value, float) and isinstance(wanted, float):
+                close = math.isclose(value, wanted, rel_tol=1e-6)  # equal in float32
+            if value != wanted and not close:
                 findings.failures[f"{place} of layer {layer}"] = f"{name}: {value}, not {wanted}"
         for name in node.attributes.keys() - expected.keys() - described.FREE:
             findings.skipped[f"{place} of layer {layer}, {name}"] = "an attribute without a rule"
-
-
-def _close(value: Any, wanted: Any) -> bool:
-    """Return whether two numbers are equal in float32."""
-    both = isinstance(value, float) and isinstance(wanted, float)
-    return both and math.isclose(value, wanted, rel_tol=1e-6)
 
 
 def _subject(manifest: Manifest, folder: Path) -> Subject:
@@ -138,12 +127,6 @@ def _subject(manifest: Manifest, folder: Path) -> Subject:
     return Subject(json.dumps(facts, sort_keys=True), manifest, biases)
 
 
-def _skipped_inputs(part: IntegerPart) -> Dict[str, str]:
-    """Return the uses of inputs that other parts of the proof compare."""
-    names = {"encoder_attention_mask": "the mask of an encoder's tokens, an input"}
-    return {name: reason for name, reason in names.items() if name in part.uses}
-
-
 def _programs(
     part: IntegerPart, manifest: Manifest, folder: Path, findings: Findings
 ) -> Iterator[Tuple[Tuple[Role, ...], Program]]:
@@ -160,8 +143,11 @@ def _programs(
     if not names:
         return
     whole = program(part, names, folder)
-    probes = [_run(whole, manifest, call) for call in PROBES]
-    sizes = _sizes(manifest)
+    places = [integer_calls.placed(manifest, call) for call in PROBES]
+    probes = [whole.run(place.feeds) for place in places]
+    # Rows, new tokens and keys, each of both calls.
+    both = [(*place.queries.shape, place.keys.shape[1]) for place in places]
+    sizes = list(zip(*both, strict=True))
     with_keys: Dict[bool, List[Tuple[str, Role]]] = {False: [], True: []}
     for name, first, second in zip(names, *probes, strict=True):
         axes = integer_rules.layout(first, second, sizes)
@@ -174,30 +160,11 @@ def _programs(
 
 
 def _inputs_of(part: IntegerPart, name: str) -> Set[str]:
-    """Return a value and those that it depends on."""
     needed = {name}
     for node in reversed(part.nodes):
         if needed.intersection(node.outputs):
             needed.update(node.inputs)
     return needed
-
-
-def _sizes(manifest: Manifest) -> List[Tuple[int, int]]:
-    """Return rows, new tokens and keys of the two PROBES."""
-    both = []
-    for call in PROBES:
-        places = _placed(manifest, call)
-        both.append((*places.queries.shape, places.keys.shape[1]))
-    return list(zip(*both, strict=True))
-
-
-def _placed(manifest: Manifest, call: Call) -> Places:
-    caches = described.has_cache(manifest)
-    return integer_calls.placed(manifest, call, caches)
-
-
-def _run(values: Program, manifest: Manifest, call: Call) -> List[np.ndarray]:
-    return values.run(_placed(manifest, call).feeds)
 
 
 def _place(part: IntegerPart, name: str) -> str:
@@ -237,27 +204,16 @@ def _roles(
         yield Role(f"{place} of {table.name}"[:128], axes, allowed=names, rows=table.shape[0])
     if not uses or masks or hides:
         return
-    reason = _without_rule(part, name, uses, floats)
-    if reason:
-        findings.skipped[place] = reason
+    if floats or all(use.operator in SIZES for use in uses):
+        size = all(use.operator in SIZES for use in uses)
+        findings.skipped[place] = "a size" if size else "numbers computed from positions"
         return
-    strict = [
-        integer_rules.in_windows(manifest, use, STRICT[key])
-        for use in uses
-        if (key := (use.operator, use.input)) in STRICT
-        and (use.on_state or use.operator != "TensorScatter")
-    ]
-    by_cell = [
-        integer_rules.allowed(manifest, axes, readers) for use in uses if use.operator in PICKS
-    ]
+    known = [use for use in uses if use.on_state or use.operator != "TensorScatter"]
+    keys = [(use, (use.operator, use.input)) for use in known]
+    strict = [integer_rules.in_windows(manifest, u, STRICT[k]) for u, k in keys if k in STRICT]
+    picks = integer_rules.allowed(manifest, axes, readers)
+    by_cell = [picks for use in uses if use.operator in PICKS]
     yield Role(place, axes, allowed=next(iter((*strict, *by_cell)), ()))
-
-
-def _without_rule(part: IntegerPart, name: str, uses: Sequence[Use], floats: bool) -> str:
-    """Return why a value has no rule; empty if it may have one."""
-    if all(use.operator in SIZES for use in uses):
-        return "a size"
-    return "numbers computed from positions" if floats else ""
 
 
 def _windows(part: IntegerPart, mask: str) -> Dict[int, int]:
@@ -274,12 +230,13 @@ def _windows(part: IntegerPart, mask: str) -> Dict[int, int]:
 def _evaluated(values: Program, roles: Tuple[Role, ...], subject: Subject) -> Findings:
     """Run a program on all calls, once per process, and compare its outputs with their roles."""
     manifest, findings = subject.manifest, Findings()
-    caches = described.has_cache(manifest)
     tallies = [Tally(role, subject.biases) for role in roles]
     keys = any("t" in role.axes for role in roles)
-    heads = max((_heads(role.axes) for role in roles), default=1) if keys else 1
-    for call in _calls(manifest, caches, keys, heads):
-        places = integer_calls.placed(manifest, call, caches)
+    # Values for each query and key.
+    counts = [math.prod(int(axis) for axis in role.axes if axis not in "bst") for role in roles]
+    calls = [] if keys else [integer_calls.whole_range(manifest)]
+    for call in (*calls, *integer_calls.calls(manifest, max(counts) if keys else 1)):
+        places = integer_calls.placed(manifest, call)
         findings.calls += 1
         for tally, value in zip(tallies, values.run(places.feeds), strict=True):
             findings.compared += value.size
@@ -287,14 +244,3 @@ def _evaluated(values: Program, roles: Tuple[Role, ...], subject: Subject) -> Fi
     for tally in tallies:
         tally.finish(findings)
     return findings
-
-
-def _heads(axes: Layout) -> int:
-    """Return how many values there are for each query and key."""
-    return math.prod(int(axis) for axis in axes if axis not in "bst")
-
-
-def _calls(manifest: Manifest, caches: bool, keys: bool, heads: int) -> Iterator[Call]:
-    if not keys:
-        yield integer_calls.whole_range(manifest)
-    yield from integer_calls.calls(manifest, caches, heads)

@@ -11,7 +11,7 @@ from typing import Any, Dict, Iterator, List, Mapping, Sequence, Set, Tuple
 import numpy as np
 
 from posenc_export.runtime.artefact.schema import Manifest
-from posenc_export.runtime.verification.integer_graph import EMBEDDED
+from posenc_export.runtime.verification import described, integer_graph
 
 EXHAUSTIVE = 64  # slots up to which all combinations of cached and new tokens are evaluated
 DEEPEST = 8192  # slots up to which every cached length is evaluated
@@ -94,28 +94,30 @@ def whole_range(manifest: Manifest) -> Call:
     return Call(none, none, np.array([most]), most, 0)
 
 
-def calls(manifest: Manifest, caches: bool, heads: int = 1) -> Iterator[Call]:
+def calls(manifest: Manifest, heads: int = 1) -> Iterator[Call]:
     """Yield the calls of an artefact: all combinations of a few slots, a step at every cached
     length, and calls on both sides of each edge; without caches whole sequences. Masks of several
     heads are evaluated on half as many slots, and at as many lengths as CELLS allow.
     """
-    most = manifest.max_positions
+    most, lengths = manifest.max_positions, edges(manifest)
     few = min(EXHAUSTIVE if heads == 1 else EXHAUSTIVE // 2, most)
-    deepest = min(most, DEEPEST, max(few, math.isqrt(4 * CELLS // heads)))
-    if not caches:
-        yield from _sequences(most, few, edges(manifest))
+    if not described.has_cache(manifest):
+        yield _whole(most, np.arange(1, few + 1))
+        for length in lengths:
+            if few < length <= PROMPT:
+                yield _whole(most, np.array([length, 1, length // 2]))
         return
     width = few
     while width:
         pairs = [(c, n) for n in range(width // 2 + 1, width + 1) for c in range(few - n + 1)]
         yield from _of_pairs(manifest, pairs, width)
         width //= 2
-    deep = range(few, deepest)
-    for begin in range(few, len(deep) + few, ROWS):
-        part = deep[begin - few : begin - few + ROWS]
-        yield from _of_pairs(manifest, [(cached, 1) for cached in part], 1)
+    deepest = min(most, DEEPEST, max(few, math.isqrt(4 * CELLS // heads)))
+    for begin in range(few, deepest, ROWS):
+        steps = [(cached, 1) for cached in range(begin, min(begin + ROWS, deepest))]
+        yield from _of_pairs(manifest, steps, 1)
     by_width: Dict[int, Set[Tuple[int, int]]] = {}
-    for length in edges(manifest):
+    for length in lengths:
         widths = {1, 2, 7, manifest.chunk - 1, manifest.chunk, manifest.chunk + 1, length}
         for new in widths:
             if 0 < new <= min(length, PROMPT) and length > few:
@@ -133,23 +135,9 @@ def _of_pairs(manifest: Manifest, pairs: Sequence[Tuple[int, int]], width: int) 
         return
     cached, new = np.array(pairs, np.int64).T
     room = manifest.max_positions - cached - new
-    start = np.stack([np.zeros_like(room), room, np.minimum(room, 1), np.minimum(room, 7)])
-    yield Call(
-        start[np.arange(len(pairs)) % 4, np.arange(len(pairs))],
-        cached,
-        new,
-        width,
-        int(cached.max()),
-    )
-
-
-def _sequences(most: int, few: int, lengths: Sequence[int]) -> Iterator[Call]:
-    """Yield calls of whole sequences: all lengths up to `few`, and those of edges."""
-    new = np.arange(1, few + 1)
-    yield _whole(most, new)
-    for length in lengths:
-        if few < length <= PROMPT:
-            yield _whole(most, np.array([length, 1, length // 2]))
+    starts = np.stack([np.zeros_like(room), room, np.minimum(room, 1), np.minimum(room, 7)])
+    rows = np.arange(len(pairs))
+    yield Call(starts[rows % 4, rows], cached, new, width, int(cached.max()))
 
 
 def _whole(most: int, new: np.ndarray) -> Call:
@@ -158,56 +146,63 @@ def _whole(most: int, new: np.ndarray) -> Call:
     return Call(start, np.zeros_like(new), new, int(new.max()), 0)
 
 
-def placed(manifest: Manifest, call: Call, caches: bool) -> Places:
+def placed(manifest: Manifest, call: Call) -> Places:
     """Return the inputs of a graph for a call, by their meanings and the update rules."""
-    by_mask = manifest.signature == "mask"
+    by_mask, caches = manifest.signature == "mask", described.has_cache(manifest)
     queries, columns, past = call.queries, call.columns, call.past
-    static = any(state.update == "in_place" for state in manifest.states)
     first, last = call.cached, np.maximum(call.cached + call.new - 1, 0)
+    mask = queries >= 0
+    keys = np.concatenate((past, queries), 1) if caches else queries
     if by_mask:
-        mask = np.concatenate((past >= 0, queries >= 0), 1) if caches else queries >= 0
-        counted = np.where(mask, np.cumsum(mask, 1) - 1, -1)
-        queries = counted[:, counted.shape[1] - call.width :]
-        keys, first = counted, np.full_like(first, call.slots if caches else 0)
-        last = np.full_like(first, counted.shape[1] - 1)
-    else:
-        mask = queries >= 0
-        keys = np.concatenate((past, queries), 1) if caches else queries
+        mask = np.concatenate((past >= 0, mask), 1) if caches else mask
+        keys = np.where(mask, np.cumsum(mask, 1) - 1, -1)
+        queries = keys[:, keys.shape[1] - call.width :]
+        first = np.full_like(first, call.slots if caches else 0)
+        last = np.full_like(first, keys.shape[1] - 1)
     capacity = call.slots
-    if caches and static:
+    if caches and manifest.in_place:
         capacity = call.slots + call.width + SLACK
         if not by_mask:
             keys = _written(manifest, call, capacity)
         elif not manifest.contiguous:
             keys = _padded(keys, capacity)
     total = np.array(last.max() + 1, np.int32)
-    coordinates = _coordinates(manifest, queries) if manifest.axes else None
-    ids = queries if coordinates is None else np.concatenate((queries[None], coordinates))
-    feeds = {
+    coordinates, ids = None, queries
+    if manifest.axes:  # they differ from positions and from each other [A,B,S]
+        axes = np.arange(1, manifest.axes + 1)[:, None, None]
+        coordinates = np.where(queries < 0, 0, queries // axes)
+        ids = np.concatenate((queries[None], coordinates))
+    requested = np.maximum(call.new - 1, 0)[:, None] - np.arange(REQUESTED) % 3
+    feeds = _empty(manifest, call, capacity) | {
         "position_ids": ids,
         "attention_mask": mask.astype(np.int64),
-        "past_positions": _padded(past, capacity) if static else past,
+        "past_positions": _padded(past, capacity) if manifest.in_place else past,
         "cache_position": columns,
         "first_position": call.start[:, None].copy(),
         "seqlens_k": last.astype(np.int32),
         "total_sequence_length": total,
         "window_start": (call.cached // 2).astype(np.int32),
         "slots": np.arange(int(total)),
-        "logits_index": np.maximum(call.new - 1, 0)[:, None] - np.arange(REQUESTED) % 3,
+        "logits_index": np.maximum(requested, 0),
+        integer_graph.EMBEDDED: np.zeros((*queries.shape, 1), np.float32),
     }
-    feeds[EMBEDDED] = np.zeros((*queries.shape, 1), np.float32)
-    feeds["logits_index"] = np.maximum(feeds["logits_index"], 0)
-    feeds = {**_shaped(manifest, call, capacity), **feeds}
     return Places(feeds, queries, keys, coordinates, first, last, call)
 
 
-def _shaped(manifest: Manifest, call: Call, capacity: int) -> Dict[str, np.ndarray]:
-    """Return all inputs and states by name, of which the integer part reads shapes only."""
+def _empty(manifest: Manifest, call: Call, capacity: int) -> Dict[str, np.ndarray]:
+    """Return all inputs and states by name, of which the integer part reads shapes only: without
+    numbers if an axis has a size that no call changes.
+    """
     sizes = {"batch_size": len(call.new), "sequence_length": call.width, "capacity": capacity}
     sizes |= {"past_sequence_length": capacity, "encoder_sequence_length": 1}
-    named = {value.name: value for value in (*manifest.inputs, *manifest.encoder)}
-    every = named | {state.past: state for state in manifest.states}
-    return {name: _empty(value.axes, sizes, value.dtype) for name, value in every.items()}
+    values = {value.name: (value.axes, value.dtype) for value in manifest.inputs}
+    values |= {value.name: (value.axes, value.dtype) for value in manifest.encoder}
+    values |= {state.past: (state.axes, state.dtype) for state in manifest.states}
+    arrays = {}
+    for name, (axes, dtype) in values.items():
+        shape = [sizes.get(axis, 1) if isinstance(axis, str) else 0 for axis in axes]
+        arrays[name] = np.zeros(shape, dtype if dtype.startswith("int") else np.float32)
+    return arrays
 
 
 def _written(manifest: Manifest, call: Call, capacity: int) -> np.ndarray:
@@ -223,15 +218,3 @@ def _written(manifest: Manifest, call: Call, capacity: int) -> np.ndarray:
 
 def _padded(past: np.ndarray, capacity: int) -> np.ndarray:
     return np.pad(past, ((0, 0), (0, capacity - past.shape[1])), constant_values=-1)
-
-
-def _coordinates(manifest: Manifest, queries: np.ndarray) -> np.ndarray:
-    """Return coordinates that differ from positions and from each other [A,B,S]."""
-    axes = np.arange(1, manifest.axes + 1)[:, None, None]
-    return np.where(queries < 0, 0, queries // axes)
-
-
-def _empty(axes: Sequence[Any], sizes: Mapping[str, int], dtype: str) -> np.ndarray:
-    """Return an array without numbers if it has an axis that no call changes, otherwise zeros."""
-    shape = [sizes.get(axis, 1) if isinstance(axis, str) else 0 for axis in axes]
-    return np.zeros(shape, dtype if dtype.startswith("int") else np.float32)

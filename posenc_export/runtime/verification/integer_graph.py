@@ -109,9 +109,8 @@ def integer_part(whole: Nodes) -> IntegerPart:
     varying, known, layers = set(integers), {"", *integers, *graph.constants}, _layers(graph)
     for node in graph.nodes:
         # A node whose subgraphs were taken out has results that the part does not compute.
-        takes = node.operator in SIZES or (
-            known.issuperset(node.inputs) and node.operator not in WITH_BODIES
-        )
+        computed = known.issuperset(node.inputs) and node.operator not in WITH_BODIES
+        takes = node.operator in SIZES or computed
         if not takes:
             _leave(part, node, varying, layers)
             continue

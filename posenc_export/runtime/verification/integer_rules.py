@@ -141,18 +141,14 @@ def allowed(manifest: Manifest, axes: Layout, layers: Sequence[int] = ()) -> Tup
 def by_position(manifest: Manifest) -> Tuple[str, ...]:
     """Return the rules of which an index of a table with a row for each position follows one."""
     numbers = range(manifest.axes)
-    names = [
-        *POSITIONS,
-        "distances within the table",
-        *(f"coordinate {n} of tokens" for n in numbers),
-    ]
+    coordinates = [f"coordinate {n} of tokens" for n in numbers]
+    names = [*POSITIONS, "distances within the table", *coordinates]
     for offset in _numbers(manifest, "offset"):
         names += [f"{name} plus {offset}" for name in POSITIONS]
     return (*names, "coordinates of tokens", "last positions of rows")
 
 
 def _numbers(manifest: Manifest, name: str) -> List[int]:
-    """Return the values of a parameter of the encodings, which are whole numbers."""
     numbers = (part.get(name) for part in described.parameters(manifest))
     return sorted({number for number in numbers if isinstance(number, int)})
 
@@ -190,12 +186,8 @@ def mask_fault(
     windows: Mapping[int, int],
 ) -> str:
     """Return which key is wrongly seen or hidden [B,S,T] by queries that are no padding, or an
-    empty text.
-
-    Args:
-        layers: layers that read the mask.
-        windows: by layer, keys that its attention node sees by slot: 0 for all up to the query;
-            layers whose mask alone decides are missing.
+    empty text. layers: those that read the mask. windows: by layer, keys that its attention node
+    sees by slot: 0 for all up to the query; layers whose mask alone decides are missing.
     """
     parts = attentions(manifest)
     for layer in layers:

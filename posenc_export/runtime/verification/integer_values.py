@@ -8,7 +8,6 @@ import numpy as np
 from posenc_export.runtime.artefact.schema import Manifest
 from posenc_export.runtime.verification import integer_rules
 from posenc_export.runtime.verification.integer_calls import Places
-from posenc_export.runtime.verification.integer_rules import HIDDEN, Layout
 
 BIAS = 1e-5  # largest error of a bias in float32, relative to 1 + |bias|
 PARTLY = "holds a part of the keys"
@@ -19,7 +18,7 @@ class Role:
     """What a value of the integer part is for."""
 
     place: str  # name in the certificate
-    axes: Layout  # layout of the value
+    axes: integer_rules.Layout  # layout of the value
     layers: Tuple[int, ...] = ()  # layers whose mask it is; empty for an integer
     # Layer and window of attention nodes that hide keys themselves
     windows: Tuple[Tuple[int, int], ...] = ()
@@ -61,7 +60,7 @@ class Tally:
 
     def _mask_fault(self, manifest: Manifest, value: np.ndarray, places: Places) -> str:
         by_head = self._by_head(value, places)
-        hidden = np.isnan(by_head) | (by_head < HIDDEN)
+        hidden = np.isnan(by_head) | (by_head < integer_rules.HIDDEN)
         if hidden.shape[1] > 1 and (hidden != hidden[:, :1]).any():
             return "heads hide different keys"
         whole = np.broadcast_to(hidden[:, 0], (*places.queries.shape, places.keys.shape[1]))

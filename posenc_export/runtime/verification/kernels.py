@@ -43,9 +43,8 @@ class Graph:
 
     def __init__(self, nodes: Nodes, folder: Path, manifest: Manifest) -> None:
         self.nodes, self.folder, self.manifest = nodes, folder, manifest
-        self.makers: Dict[str, Node] = {
-            output: node for node in nodes.nodes for output in node.outputs
-        }
+        pairs = ((output, node) for node in nodes.nodes for output in node.outputs)
+        self.makers: Dict[str, Node] = dict(pairs)
 
     @property
     def level(self) -> int:
@@ -93,9 +92,8 @@ def _by_block(graph: Graph, node: Node) -> CheckedNode:
         if zeros:
             packed = graph.numbers(zeros).reshape(len(stored), -1)
             points = unpacked(packed, bits)[:, : shape[1]]
-        return Blocks(
-            stored, graph.numbers(scales).reshape(shape).astype(np.float32), points, bits, inputs
-        )
+        scale = graph.numbers(scales).reshape(shape).astype(np.float32)
+        return Blocks(stored, scale, points, bits, inputs)
 
     wrong = ""
     if level != graph.level:
@@ -139,9 +137,8 @@ def _multiplied(graph: Graph, node: Node) -> Optional[CheckedNode]:
 
 def _transposed(graph: Graph, node: Node) -> Blocks:
     """Return the weight [K,N] of a DequantizeLinear, by output."""
-    codes, scales, zeros = (
-        graph.numbers(name) if name else None for name in (*node.inputs, "")[:3]
-    )
+    inputs = (*node.inputs, "")[:3]
+    codes, scales, zeros = (graph.numbers(name) if name else None for name in inputs)
     assert codes is not None and scales is not None
     block = int(node.attributes.get("block_size", 0))
     bits = 4 if graph.nodes.constants[node.inputs[0]].element == "int4" else 8

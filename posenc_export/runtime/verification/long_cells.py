@@ -51,12 +51,9 @@ def outputs_by(
     length: int = 0,
 ) -> Optional[LongSequence]:
     """Return the long sequence with the outputs of a session, which may compute in another dtype
-    than the artefact; None for a bidirectional model without an edge that it reaches.
-
-    Args:
-        edges: indices of tokens at edges, by name.
-        advance: called with the number of tokens that are read.
-        length: number of tokens; 0 for that of a whole model.
+    than the artefact; None for a bidirectional model without an edge that it reaches. edges:
+    indices of tokens, by name. advance: called with the number of tokens that are read. length: 0
+    for a whole model's.
     """
     length = length or grid_inputs.length_for(manifest, edges)
     if not length:
@@ -71,11 +68,8 @@ def outputs_by(
         return LongSequence(tokens, compared, outputs, edges)
     compared, parts = grid_inputs.compared_of(manifest, edges, length), []
     for first, end, count in calls(compared, 0, length, fill_chunk(manifest)):
-        outputs = session.prefill(
-            read[:, first:end],
-            logits_to_keep=max(count, 1),
-            encoder=_encoder(session, manifest, first),
-        )
+        encoder, keep = _encoder(session, manifest, first), max(count, 1)
+        outputs = session.prefill(read[:, first:end], encoder=encoder, logits_to_keep=keep)
         parts.append(outputs[:, outputs.shape[1] - count :])
         advance(end)
     return LongSequence(tokens, compared, np.concatenate(parts, axis=1), edges)
@@ -91,11 +85,9 @@ def _read(session: Session, sequence: LongSequence, end: int, chunk: int) -> Pai
     """Read the tokens up to `end` behind those in the cache; compares all expected outputs."""
     first = int(session.length.max(initial=0))
     for begin, after, count in calls(sequence.compared, first, end, chunk):
-        outputs = session.prefill(
-            sequence.tokens[:, begin:after],
-            logits_to_keep=max(count, 1),
-            encoder=_encoder(session, session.manifest, begin),
-        )
+        encoder, keep = _encoder(session, session.manifest, begin), max(count, 1)
+        tokens = sequence.tokens[:, begin:after]
+        outputs = session.prefill(tokens, encoder=encoder, logits_to_keep=keep)
         if count:
             yield outputs[:, outputs.shape[1] - count :], sequence.within(after - count, after)[1]
 
@@ -111,12 +103,12 @@ def _across(session: Session, sequence: LongSequence, run: Run) -> Pairs:
     """Read the tokens before a run, then the run and a few tokens before it in one call."""
     yield from _seek(session, sequence, max(0, run.first - RUN_UP))
     begin, count = int(session.length.max(initial=0)), run.end - run.first
-    outputs = session.prefill(
+    encoder, tokens = (
+        _encoder(session, session.manifest, begin),
         sequence.tokens[:, begin : run.end],
-        chunk=run.end - begin,
-        logits_to_keep=count,
-        encoder=_encoder(session, session.manifest, begin),
     )
+    chunk = run.end - begin
+    outputs = session.prefill(tokens, chunk=chunk, logits_to_keep=count, encoder=encoder)
     yield outputs[:, outputs.shape[1] - count :], sequence.within(run.first, run.end)[1]
 
 

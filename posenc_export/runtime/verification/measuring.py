@@ -12,10 +12,9 @@ from posenc_export.runtime.artefact.rules import graph_file
 from posenc_export.runtime.session.errors import GraphError
 from posenc_export.runtime.session.model import Model
 from posenc_export.runtime.session.session import Session
-from posenc_export.runtime.verification import proof
+from posenc_export.runtime.verification import grid_inputs, proof
 from posenc_export.runtime.verification.case import Calls, Cell, Level
 from posenc_export.runtime.verification.cells import Part, parts_of
-from posenc_export.runtime.verification.grid_inputs import SHORT, fill_length
 from posenc_export.runtime.verification.proof import Accuracy, Expected, Measured
 from posenc_export.shared.numerics import Errors, cell_error, division_tolerance, readout_tolerance
 from posenc_export.shared.progress import EVERY, Steps
@@ -28,20 +27,14 @@ MOST_WORKERS = 4  # each worker needs its own caches and activations
 
 def sessions(model: Model, threads: Optional[int]) -> List[Session]:
     """Open one session with a full cache, and smaller ones for threads if weights are large."""
-    whole = model.session(capacity=fill_length(model.manifest))
+    whole = model.session(capacity=grid_inputs.fill_length(model.manifest))
     large = sum(file.bytes for file in model.manifest.files.values()) >= THREADED
-    if (
-        not large
-        or threads != 1
-        or model.provider != "cpu"
-        or graph_file(model.manifest) != "model.onnx"
-    ):
+    native = model.provider == "cpu" and graph_file(model.manifest) == "model.onnx"
+    if not large or threads != 1 or not native:
         return [whole]
     workers = min(MOST_WORKERS, os.cpu_count() or 1)
-    return [
-        whole,
-        *(model.session(capacity=min(model.manifest.max_positions, SHORT)) for _ in range(workers)),
-    ]
+    short = min(model.manifest.max_positions, grid_inputs.SHORT)
+    return [whole, *(model.session(capacity=short) for _ in range(workers))]
 
 
 def measure(
@@ -138,9 +131,8 @@ def measure_cells(
         if cell.of and accuracy.rounds:
             result.bounds[cell.name] = readout_tolerance(accuracy.noise, result.cells[cell.against])
         elif cell.against:
-            result.bounds[cell.name] = division_tolerance(
-                accuracy.noise, result.cells[cell.against], accuracy.tolerance
-            )
+            error, most = result.cells[cell.against], accuracy.tolerance
+            result.bounds[cell.name] = division_tolerance(accuracy.noise, error, most)
         if until_failure and result.exceeds(accuracy.tolerance):
             break
     return result

@@ -2,25 +2,19 @@
 
 import os
 from pathlib import Path
-from typing import Any, Callable, Dict, List, Optional, Sequence
+from typing import Any, Dict, List, Optional, Sequence
 
 import numpy as np
 import onnxruntime
 
 from posenc_export.runtime.artefact.certificate import MOST_FAILURES, Check
 from posenc_export.runtime.artefact.manifest import Manifest
-from posenc_export.runtime.graphs import onnx_parts
-from posenc_export.runtime.graphs.kernel_library import OPERATOR
+from posenc_export.runtime.graphs import kernel_library, onnx_parts, ort_graph
 from posenc_export.runtime.graphs.onnx_nodes import Node, read
-from posenc_export.runtime.graphs.onnx_parts import constant_nodes
-from posenc_export.runtime.graphs.ort_graph import OrtGraph
-from posenc_export.runtime.graphs.ort_options import SLOWER, session_options
-from posenc_export.runtime.session.errors import RUN_ERRORS, GraphError
-from posenc_export.runtime.session.graph import Bound, Call, Feeds
-from posenc_export.runtime.session.model import Model
-from posenc_export.runtime.verification import kernels, proof
-from posenc_export.runtime.verification.attention import cached_attention
-from posenc_export.runtime.verification.experts import chosen_experts
+from posenc_export.runtime.graphs.ort_options import FOLDER, SLOWER, session_options
+from posenc_export.runtime.session import errors, model
+from posenc_export.runtime.session.graph import Bound, Call, Feeds, Run
+from posenc_export.runtime.verification import attention, experts, kernels, proof
 from posenc_export.runtime.verification.grid_inputs import SHORT, encoder_rows, inputs
 from posenc_export.runtime.verification.kernels import CheckedNode, Graph
 
@@ -31,13 +25,8 @@ UNIT = "outputs of operators"
 Records = List[Dict[str, np.ndarray]]  # values of each call by name
 
 
-class Recorder(OrtGraph):
-    """The graph of an artefact on the CPU, with values `names` between its nodes as further
-    outputs.
-
-    Attributes:
-        record: for each call its inputs, recorded values and states `names` after it, by name.
-    """
+class Recorder(ort_graph.OrtGraph):
+    """The graph of an artefact on the CPU, with values `names` between nodes as more outputs."""
 
     def __init__(self, graph: Graph, names: Sequence[str], threads: Optional[int]) -> None:
         self.manifest, self.provider, self.device = graph.manifest, "cpu", "cpu"
@@ -45,6 +34,7 @@ class Recorder(OrtGraph):
         known = nodes.inputs.keys() | states
         self.names = [name for name in dict.fromkeys(names) if name not in known]
         self.states = states.intersection(names)
+        # For each call its inputs, recorded values and states `names` after it, by name.
         self.record: List[Dict[str, np.ndarray]] = []
         outputs = list(dict.fromkeys((*nodes.outputs, *self.names)))
         content = onnx_parts.serialised(nodes, nodes.nodes, outputs, tuple(nodes.inputs))
@@ -58,8 +48,8 @@ class Recorder(OrtGraph):
             binding.bind_output(name, "cpu")
         try:
             self.session.run_with_iobinding(binding)
-        except RUN_ERRORS as error:
-            raise GraphError(error) from None
+        except errors.RUN_ERRORS as error:
+            raise errors.GraphError(error) from None
         values = [np.array(value.numpy()) for value in binding.get_outputs()[len(states) :]]
         recorded = dict(zip(names, values, strict=True))
         tokens = {TOKENS: np.array(call.new)}
@@ -71,9 +61,7 @@ class Recorder(OrtGraph):
         self.record.append({**tokens, **call.feeds, **recorded, **cached})
         return recorded[output]
 
-    def repeat(
-        self, feeds: Feeds, states: Sequence[Bound], result: np.ndarray
-    ) -> Callable[[], object]:
+    def repeat(self, feeds: Feeds, states: Sequence[Bound], result: np.ndarray) -> Run:
         rows, new = result.shape[:2]
 
         def again() -> None:  # a step changes its inputs in place
@@ -83,13 +71,11 @@ class Recorder(OrtGraph):
         return again
 
 
-def recorded(
-    graph: Graph, names: Sequence[str], threads: Optional[int]
-) -> List[Dict[str, np.ndarray]]:
+def recorded(graph: Graph, names: Sequence[str], threads: Optional[int]) -> Records:
     """Return the values that CALLS on generated tokens record. Raise GraphError if one fails."""
     manifest, recorder = graph.manifest, Recorder(graph, names, threads)
     capacity = min(manifest.max_positions, SHORT)
-    session = Model(recorder).session(capacity=capacity)
+    session = model.Model(recorder).session(capacity=capacity)
     tokens = inputs(manifest, (1, min(sum(CALLS), manifest.max_positions)), "operators")
     encoder = encoder_rows(manifest, 1)
     ends = np.cumsum(CALLS)
@@ -115,9 +101,7 @@ def alone(
 
 def _opened(content: bytes, graph: Graph, threads: Optional[int]) -> Any:
     options = session_options(graph.manifest, threads)
-    options.add_session_config_entry(
-        "session.model_external_initializers_file_folder_path", str(graph.folder)
-    )
+    options.add_session_config_entry(FOLDER, str(graph.folder))
     return onnxruntime.InferenceSession(
         content, options, providers=["CPUExecutionProvider"], disabled_optimizers=SLOWER["cpu"]
     )
@@ -129,13 +113,11 @@ def of_artefact(folder: Path, manifest: Manifest) -> Optional[Check]:
     nodes = checked_nodes(graph)
     if not nodes:
         return None
-    folded = {name for node in constant_nodes(graph.nodes) for name in node.outputs}
+    folded = {name for node in onnx_parts.constant_nodes(graph.nodes) for name in node.outputs}
     constant = folded | graph.nodes.constants.keys()
-    skipped = {
-        node.name: node.skipped or "computed from constants when the graph is loaded"
-        for node in nodes
-        if node.skipped or not constant.isdisjoint(node.reads)
-    }
+    why = "computed from constants when the graph is loaded"
+    computed = {node.name: why for node in nodes if not constant.isdisjoint(node.reads)}
+    skipped = computed | {node.name: node.skipped for node in nodes if node.skipped}
     nodes = [node for node in nodes if node.name not in skipped]
     if not nodes:
         return Check(0, UNIT, skipped=skipped)
@@ -143,7 +125,7 @@ def of_artefact(folder: Path, manifest: Manifest) -> Optional[Check]:
         runs = {"one thread": _run(graph, nodes, 1)}
         if (os.cpu_count() or 1) > 1:
             runs["all cores"] = _run(graph, nodes, None)
-    except GraphError as error:
+    except errors.GraphError as error:
         return Check(0, UNIT, failures={"model.onnx": str(error)}, skipped=skipped)
     return _compared(nodes, runs, skipped)
 
@@ -152,13 +134,12 @@ def checked_nodes(graph: Graph) -> List[CheckedNode]:
     """Return the nodes of a graph that have a contract."""
     known = {
         **kernels.CONTRACTS,
-        "GroupQueryAttention": cached_attention,
-        OPERATOR: cached_attention,
-        "QMoE": chosen_experts,
+        "GroupQueryAttention": attention.cached_attention,
+        kernel_library.OPERATOR: attention.cached_attention,
+        "QMoE": experts.chosen_experts,
     }
-    nodes = [
-        known[node.operator](graph, node) for node in graph.nodes.nodes if node.operator in known
-    ]
+    described = [node for node in graph.nodes.nodes if node.operator in known]
+    nodes = [known[node.operator](graph, node) for node in described]
     return [node for node in nodes if node is not None]
 
 
@@ -201,10 +182,8 @@ def _distinct(node: CheckedNode, runs: Dict[str, Records]) -> Dict[str, Dict[str
     names = (*node.reads, node.output)
     for threads, records in runs.items():
         for index, record in enumerate(records):
-            equal = (
-                all(np.array_equal(record[name], call[name]) for name in names)
-                for call in calls.values()
-            )
+            known = list(calls.values())
+            equal = (all(np.array_equal(record[n], call[n]) for n in names) for call in known)
             if not any(equal):
                 calls[f"call {index} of {record[TOKENS]} tokens on {threads}"] = record
     return calls

@@ -78,11 +78,8 @@ def default_accuracy(provider: str, reference: Reference) -> Accuracy:
     """Return the accuracy on a provider with the tolerance of the export, however large."""
     added = providers.noise(provider)
     noise = math.hypot(reference.noise, added)
-    return Accuracy(
-        max(reference.tolerance, rounding_tolerance(noise)) if added else reference.tolerance,
-        noise,
-        reference.float32,
-    )
+    least = rounding_tolerance(noise) if added else 0.0
+    return Accuracy(max(reference.tolerance, least), noise, reference.float32)
 
 
 def check_tolerance(tolerance: Optional[float]) -> None:
@@ -148,9 +145,8 @@ class Measured:
 
     def exceeds(self, tolerance: float) -> bool:
         """Whether a cell exceeds its tolerance: `tolerance`, or its own in `bounds`."""
-        return any(
-            not error <= self.bounds.get(name, tolerance) for name, error in self.cells.items()
-        )
+        bounds = {name: self.bounds.get(name, tolerance) for name in self.cells}
+        return any(not error <= bounds[name] for name, error in self.cells.items())
 
 
 def rounded_up(error: float) -> float:
@@ -181,9 +177,8 @@ def certificate(
 def machine_of(ran: Union[Session, Model]) -> str:
     """Return the name of the processor or GPU, and the library of the graph with its version."""
     distribution = providers.distribution_of(ran.provider, ran.manifest)
-    described = (
-        f"{machine.gpu() if ran.provider == 'cuda' else machine.processor()}, {distribution}"
-    )
+    device = machine.gpu() if ran.provider == "cuda" else machine.processor()
+    described = f"{device}, {distribution}"
     for name in (distribution, f"{distribution}-gpu", f"{distribution}-webgpu"):
         with suppress(metadata.PackageNotFoundError):
             return f"{described} {metadata.version(name).partition('+')[0]}"

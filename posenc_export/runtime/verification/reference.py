@@ -61,9 +61,8 @@ def read(manifest: Manifest, folder: Path) -> Expected:
     wanted = 4 * (stored + math.prod(readouts))
     size = (folder / FILE_NAME).stat().st_size
     if size != wanted:
-        raise ValueError(
-            f"artefact {folder}: expected {FILE_NAME} with {wanted} bytes, got {size}; export again"
-        )
+        rule = f"expected {FILE_NAME} with {wanted} bytes"
+        raise ValueError(f"artefact {folder}: {rule}, got {size}; export again")
     whole = np.fromfile(folder / FILE_NAME, "<f4")
     ends = np.cumsum([len(columns) * math.prod(shape) for shape in shapes])
     split = zip(np.split(whole[:stored], ends[:-1]), shapes, strict=True)
@@ -72,11 +71,8 @@ def read(manifest: Manifest, folder: Path) -> Expected:
     if len(manifest.outputs) < 2:
         return expected
     cases = zip(expected.cases.items(), whole[stored:].reshape(readouts), strict=True)
-    return replace(
-        expected,
-        cases={start: replace(case, readout=readout) for (start, case), readout in cases},
-        readout_columns=readout_columns(manifest),
-    )
+    known = {start: replace(case, readout=readout) for (start, case), readout in cases}
+    return replace(expected, cases=known, readout_columns=readout_columns(manifest))
 
 
 def columns_of(manifest: Manifest, reference: Reference) -> np.ndarray:
@@ -95,15 +91,11 @@ def _drawn(size: int, count: int) -> np.ndarray:
 
 
 def _readout_shape(manifest: Manifest) -> Tuple[int, ...]:
-    """Return the shape of the stored second outputs; (0,) if there is none."""
     if len(manifest.outputs) < 2:
         return (0,)
     axes = manifest.outputs[1].axes
-    rows = (
-        len(grid_inputs.starts(manifest)),
-        max(grid_inputs.BATCHES),
-        *(() if len(axes) == 2 else (grid_inputs.length_of(manifest),)),
-    )
+    tokens = () if len(axes) == 2 else (grid_inputs.length_of(manifest),)
+    rows = (len(grid_inputs.starts(manifest)), max(grid_inputs.BATCHES), *tokens)
     return (*rows, max(1, min(int(axes[-1]), LARGEST // (4 * math.prod(rows)))))
 
 
@@ -138,15 +130,13 @@ def _expected(manifest: Manifest, columns: np.ndarray, parts: Iterator[np.ndarra
         other_full = np.concatenate((full[:, :fork_at], ending), axis=1)
         encoder = grid_inputs.encoder_rows(manifest, len(tokens))
         cases[start] = Case(tokens, full, start, fork_at, other, other_full, encoder)
-    attribute_cases = {
-        name: (case, next(parts)) for name, case in grid_inputs.attribute_inputs(manifest).items()
-    }
+    inputs = grid_inputs.attribute_inputs(manifest).items()
+    attribute_cases = {name: (case, next(parts)) for name, case in inputs}
     assert manifest.reference is not None  # checked by `read`
     edges, long = _edges(manifest.reference), None
     if edges is not None:
         length = grid_inputs.length_for(manifest, edges)
         tokens = grid_inputs.tokens_of(manifest, length)
-        long = grid_inputs.LongSequence(
-            tokens, grid_inputs.places(edges, length), next(parts), edges
-        )
+        places = grid_inputs.places(edges, length)
+        long = grid_inputs.LongSequence(tokens, places, next(parts), edges)
     return Expected(columns, cases, attribute_cases, long)

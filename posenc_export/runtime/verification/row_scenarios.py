@@ -1,6 +1,6 @@
 """Scenarios in which rows have different lengths, are rewound by different counts, come and go."""
 
-from typing import Any, Dict, List, Optional, Sequence, Union
+from typing import Any, Dict, List, Optional, Sequence
 
 import numpy as np
 
@@ -33,9 +33,8 @@ class RowCursors:
     def step(self, times: int) -> Pairs:
         """Feed one token of every row, `times` times or until a row has no token left."""
         for _ in range(min(times, self.total - max(self.at))):
-            result = self.session.step(
-                np.stack([row[at] for row, at in zip(self.tokens, self.at, strict=True)])
-            )
+            tokens = [row[at] for row, at in zip(self.tokens, self.at, strict=True)]
+            result = self.session.step(np.stack(tokens))
             for row, at in enumerate(self.at):
                 yield result[row], self.full[row][at]
             self.at = [at + 1 for at in self.at]
@@ -160,18 +159,17 @@ class WithTransientRows:
 
     def prefill(
         self,
-        inputs: Union[np.ndarray, Sequence[Any]],
+        inputs: Any,
         start: Any = None,
         attention_mask: Optional[np.ndarray] = None,
-        chunk: Optional[int] = None,
         encoder: Optional[Sequence[np.ndarray]] = None,
         logits_to_keep: int = 0,
+        **how: Any,
     ) -> np.ndarray:
         """Run Session.prefill for the rows of the scenario; the first call includes a guest."""
-        rows = [
-            np.asarray(row) if attention_mask is None else row[attention_mask[index] == 1]
-            for index, row in enumerate(inputs)
-        ]
+        rows = [np.asarray(row) for row in inputs]
+        if attention_mask is not None:
+            rows = [row[seen == 1] for row, seen in zip(rows, attention_mask, strict=True)]
         beginning = {} if self.order else self._beginning(len(rows), start, encoder)
         if not self.order:
             self.order, self.guest = list(range(1, len(rows) + 1)), 0
@@ -181,22 +179,19 @@ class WithTransientRows:
             together = [self.guests[0, :0]] * self.session.batch
             for index, row in zip(self.order, rows, strict=True):
                 together[index] = row
-        outputs = self.session.prefill(
-            together, chunk=chunk, logits_to_keep=logits_to_keep, **beginning
-        )
+        how |= {"logits_to_keep": logits_to_keep, **beginning}
+        outputs = self.session.prefill(together, **how)
         lengths = np.array([len(row) for row in rows])
         if logits_to_keep:  # outputs are aligned to the last column
             return outputs[self.order, -min(logits_to_keep, lengths.max()) :]
         mask = np.arange(lengths.max()) < lengths[:, None]
         mask = mask if attention_mask is None else attention_mask == 1
         padded = np.zeros((*mask.shape, outputs.shape[-1]), outputs.dtype)
-        for row, index in enumerate(self.order):
-            padded[row, mask[row]] = outputs[index, : lengths[row]]
+        for place, index in enumerate(self.order):
+            padded[place, mask[place]] = outputs[index, : lengths[place]]
         return padded
 
-    def _beginning(
-        self, rows: int, start: Any, encoder: Optional[Sequence[np.ndarray]]
-    ) -> Dict[str, Any]:
+    def _beginning(self, rows: int, start: Any, encoder: Any) -> Dict[str, Any]:
         starts = [self.start, *np.broadcast_to(start or 0, rows).tolist()]
         sources = None if self.encoder is None else [self.encoder[0], *(encoder or ())]
         return {"start": starts, "encoder": sources}
@@ -222,9 +217,8 @@ class WithTransientRows:
 
     def _exchange(self) -> None:
         if self.guest is None:
-            self.session.admit(
-                self.guests[1:2, :3], start=self.start, encoder=self.encoder and self.encoder[1:2]
-            )
+            encoder = self.encoder and self.encoder[1:2]
+            self.session.admit(self.guests[1:2, :3], start=self.start, encoder=encoder)
             self.guest = self.session.batch - 1
         else:
             last = self.session.batch - 1

@@ -33,11 +33,18 @@ def chunked(chunk: int) -> Run:
     return run
 
 
-def stepped(session: Calls, case: Case) -> Pairs:
-    """Feed one token at a time, from an empty cache."""
-    yield session.prefill(case.tokens[:, :1], **case.beginning()), case.full[:, :1]
-    for index in range(1, case.tokens.shape[1]):
-        yield session.step(case.tokens[:, index]), case.full[:, index]
+def stepped_from(past: int) -> Run:
+    """Prefill `past` tokens, then feed one at a time."""
+
+    def run(session: Calls, case: Case) -> Pairs:
+        yield session.prefill(case.tokens[:, :past], **case.beginning()), case.full[:, :past]
+        for index in range(past, case.tokens.shape[1]):
+            yield session.step(case.tokens[:, index]), case.full[:, index]
+
+    return run
+
+
+stepped = stepped_from(1)
 
 
 def left_padded(session: Calls, case: Case) -> Pairs:
