@@ -23,20 +23,20 @@ FEATURES = {
 # Causes, by the feature that all wrong calls have; without one, by the first wrong token.
 CAUSES = {
     "row": "rows of a batch influence each other",
-    "cache": "cache: tokens read from it differ from those of a full pass",
+    "cache": "tokens read from the cache differ from those of a full pass",
     "behind": "padding behind the tokens of a row is not ignored",
-    "mask": "mask: padding before and behind the tokens of a row is not that of its mask",
-    "padding": "padding: it is not ignored, or the positions of its row are wrong",
-    "offset": "offset: the position of the first token is not applied",
-    "positions ignored": "positions: position_ids change nothing, the graph counts slots",
+    "mask": "the padding before and behind the tokens of a row is not that of its mask",
+    "padding": "padding is not ignored, or the positions of its row are wrong",
+    "offset": "the position of the first token is not applied",
+    "positions ignored": "position_ids change nothing, the graph counts slots",
     "copied row": "a row is a copy of the first row of the batch",
-    "window": "window: it is not the window of the reference",
-    "length": "length: the computation of the reference changes there, that of the graph does not",
-    "capacity": "capacity: the cache holds fewer tokens than were read",
-    "angles": "angles: small errors behind the first tokens, as of angles in float16 or float32",
-    "half precision": "half precision: errors of the size of float16 at all tokens",
-    "attention": "attention: rotation, layout, theta or scale",
-    "everywhere": "weights, norms, embeddings or another checkpoint: the first token is wrong, too",
+    "window": "the window is not that of the reference",
+    "length": "the computation of the reference changes at this length, that of the graph does not",
+    "capacity": "the cache holds fewer tokens than were read",
+    "angles": "small errors behind the first tokens, as of angles in float16 or float32",
+    "half precision": "errors of the size of float16 at all tokens",
+    "attention": "the rotation, layout, theta or scale of attention",
+    "everywhere": "weights, norms or embeddings, since the first token is wrong, too",
     "position": "something that depends on the position",
 }
 OTHERS = 0.02  # part of right tokens that may be beyond a threshold, right by chance
@@ -77,7 +77,7 @@ def answer(observed: Observed, limit: np.ndarray, edges: Mapping[str, int]) -> A
     others = ""
     if features:
         rest = ~np.all([has[name] for name in features], axis=0)
-        others = "; other calls are wrong, too" if wrong[rest].any() else "; right in all others"
+        others = " and in other calls" if wrong[rest].any() else "; right in all others"
     sentence = f"wrong {where} in {calls}{others}: {CAUSES[cause]}"
     return Answer(sentence, cause, int(np.argmax(chosen & wrong)), features)
 
