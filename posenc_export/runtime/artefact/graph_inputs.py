@@ -30,7 +30,7 @@ OUTPUTS: Dict[str, str] = {
         "Keys and values of each token, for the decoder layers that read this encoder."
     ),
     "output": "Hidden states after the block.",
-    "sentence_embedding": "The embedding of each row, pooled from its hidden states but padding.",
+    "sentence_embedding": "An embedding of each row, pooled from hidden states without padding.",
 }
 OF_MODULE = "The output of the own module's forward."  # in place of OUTPUTS["output"]
 # By update rule of a state: meaning, and value in the first call.

@@ -108,7 +108,7 @@ class CachedRows:
         self._settle()
         if any(len(tokens) for tokens in replay):
             none = np.zeros(len(back), np.int64)
-            _, self._now = self._reading.feed(self._now, 0, replay, attributes, none)
+            _, self._now = self._reading.run_chunk(self._now, 0, replay, attributes, none)
 
     @exclusive
     def fork(self: Own) -> Own:

@@ -15,14 +15,14 @@ from posenc_export.runtime.session.state import SessionState
 from posenc_export.runtime.session.stepper import Stepper, binding_of
 
 
-def before_prefill(
+def open_rows(
     state: SessionState,
     prefill: PrefillArguments,
     start: Numbers,
     encoder: Optional[Rows] = None,
     encoder_mask: Optional[np.ndarray] = None,
 ) -> SessionState:
-    """Return the state before a prefill: `state` if its rows have tokens, or else empty rows."""
+    """Return `state` if its rows have tokens, or else empty rows with memory for the first ones."""
     manifest, counts = state.caches.graph.manifest, prefill.counts
     if not counts.any():
         got = f"rows of {counts.tolist()} tokens"
@@ -86,10 +86,10 @@ class Reading:
             attributes = {name: [row[:, part] for row in rows] for name, rows in of_rows}
             requested = prefill.requested_in(part.start, part.stop)
             rows = [row[part] for row in prefill.tokens]
-            outputs, state = self.feed(state, first, rows, attributes, requested)
+            outputs, state = self.run_chunk(state, first, rows, attributes, requested)
             yield outputs, state
 
-    def feed(
+    def run_chunk(
         self,
         state: SessionState,
         first: int,

@@ -86,7 +86,7 @@ class Session(CachedRows):
             self.manifest, inputs, attention_mask, chunk, grid, token_types, logits_to_keep
         )
         now = self._now.without_stepper()
-        state = reading.before_prefill(now, prefill, start, encoder, encoder_attention_mask)
+        state = reading.open_rows(now, prefill, start, encoder, encoder_attention_mask)
         chunks = []
         for outputs, reached in self._reading.chunks(state, 0, prefill):
             self._now = reached
@@ -116,7 +116,7 @@ class Session(CachedRows):
             self.manifest, inputs, attention_mask, None, grid, token_types, None
         )
         arguments.check_every_row(prefill.counts, "row")
-        state = reading.before_prefill(self._now.without_stepper(), prefill, start)
+        state = reading.open_rows(self._now.without_stepper(), prefill, start)
         return self._reading.read_out(state, prefill)
 
     def step(self, inputs: np.ndarray, copy: bool = True) -> np.ndarray:

@@ -54,9 +54,9 @@ def _computed(session: Any, monkeypatch: pytest.MonkeyPatch, **how: Any) -> List
         return fed
 
     result: List[np.ndarray] = []
-    feeds = Reading.feed
+    feeds = Reading.run_chunk
     monkeypatch.setattr(graph, "run", run)
-    monkeypatch.setattr(Reading, "feed", feed)
+    monkeypatch.setattr(Reading, "run_chunk", feed)
     session.prefill(PROMPTS, **how)
     return counts
 
