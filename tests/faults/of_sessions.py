@@ -121,7 +121,7 @@ FAULTS = {
                 _narrow(row),
                 "block rope",
                 "ort",
-                (Reading, "feed"),
+                (Reading, "run_chunk"),
             )
             for row in range(3)
         ),
