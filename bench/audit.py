@@ -41,7 +41,9 @@ COUNTED = ("right", "wrong", "refused", "not possible")
 def exported(
     name: str, python: str, checkpoints: Path, output: Path, of: Sequence[str]
 ) -> List[Dict[str, Any]]:
-    """Export all families with one exporter; a row for each, kept beside the output."""
+    """Export all families with one exporter; return its rows, and one for each family at which its
+    process ended. Rows are kept beside the output.
+    """
     script = str(Path(__file__).with_name("audit_exporters.py"))
     kept = output.with_name(f"{output.name}.json")
     rows: List[Dict[str, Any]] = json.loads(kept.read_text()) if kept.exists() else []

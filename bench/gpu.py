@@ -137,7 +137,9 @@ Run = Callable[[str, str, float], List[Dict[str, Any]]]  # of a piece, within so
 
 
 def measure(results: Results, minutes: float, rehearse: bool, run: Run) -> bool:
-    """Run missing pieces, each part within its share, then in what is left; True if all ran."""
+    """Run the pieces that are missing: each part within its share of the time, then what is left.
+    Return whether nothing is missing.
+    """
     begin, share = time.monotonic(), 0.0
     whole, end = sum(part.minutes for part in PARTS.values()), begin + 60 * minutes
     limits = []

@@ -71,7 +71,9 @@ def prepare(folder: Path, layers: int, **changed: Any) -> None:
 
 
 def prompts(name: str, context: int, folder: Path, rehearse: bool) -> Iterator[Dict[str, Any]]:
-    """Yield seconds of prompts of a row: before a captured step, after steps, of new lengths."""
+    """Yield seconds of prompts of one row: before a step was captured, after steps, and of lengths
+    that were not read before.
+    """
     opened, times = _opened(name, "float16", 1, folder, rehearse), 2 if rehearse else PROMPTS
     ids = np.zeros((1, context), np.int64)
 

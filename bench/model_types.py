@@ -56,7 +56,9 @@ def known_keys(name: str) -> List[str]:
 
 
 def described(config: Dict[str, Any], part: Optional[str]) -> StackConfig:
-    """Return a description, with RANGE positions if it has none. ValueError: families.read."""
+    """Return the description of a configuration, with max_positions RANGE if it has no such key.
+    ValueError: families.read refuses the configuration.
+    """
     try:
         return families.read(config, None, part)[0]
     except ValueError as refusal:

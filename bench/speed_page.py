@@ -28,7 +28,9 @@ TITLES = {
 
 @dataclass(frozen=True)
 class Target:
-    """A ratio of the times of `ours` to `theirs`, and `most`, its bound, or None."""
+    """A ratio of times that the page reports: that of contestant `ours` to that of `theirs`, with
+    its upper bound `most`, or None for no bound.
+    """
 
     part: str
     phase: str

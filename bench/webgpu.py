@@ -96,7 +96,9 @@ def run(folder: Path, adapter: str, results: Path) -> None:
 
 
 def table(rows: List[Dict[str, Any]]) -> str:
-    """Return the table: the worst encoding of each target, and what is wrong or refused."""
+    """Return the Markdown table of the results: the worst encoding of each target, and artefacts
+    that are wrong, refused or fail.
+    """
     lines = []
     for target in sorted({row["target"] for row in rows}):
         of_target = [row for row in rows if row["target"] == target]

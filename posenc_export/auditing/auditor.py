@@ -184,7 +184,9 @@ class Auditor:
         return reply if fault is None else reply.named(fault.cause, fault.words)
 
     def _counts_slots(self) -> bool:
-        """Return whether position_ids change nothing, though the model's positions count."""
+        """Return whether position_ids change nothing, in a model whose positions are not those of
+        the mask, as exporters take them for ALiBi.
+        """
         # As exporters take them for ALiBi, positions are those of the mask.
         encodings = self.reference.encodings if isinstance(self.reference, exact.Exact) else set()
         if "position_ids" not in self.interface.inputs or encodings <= {"alibi"}:

@@ -24,7 +24,9 @@ Change = Callable[[AttentionConfig], AttentionConfig]
 
 
 class Hypothesis(NamedTuple):
-    """A fault: short name, what the graph does, and attention with it, equal if it has none."""
+    """A fault: its short name, what the graph does, and the attention with the fault, which is an
+    equal one if it cannot have it.
+    """
 
     cause: str
     words: str
@@ -82,7 +84,9 @@ def hypotheses(model: Any) -> Iterator[Hypothesis]:
 
 
 def changed(model: Any, change: Change) -> Any:
-    """Return a model with changed attentions and the same weights; None if that changes nothing."""
+    """Return a model with the same weights whose attentions are changed; None if none changes, or
+    if the change is not that of a model.
+    """
     config: Any = user_module.inner_of(model).config
     if isinstance(model, block.AttentionBlock):
         described = replace(config, attention=change(config.attention))

@@ -93,7 +93,9 @@ def _name(port: Any) -> str:
 
 
 def _value(name: str, port: Any) -> Value:
-    """Return an input, output or variable, with a name for the open axis of tokens of a cache."""
+    """Return an input, output or variable; a size that is open has the number of its axis as name,
+    but that of the tokens of a cache, which is named as such.
+    """
     shape, dtype = port.partial_shape, port.element_type.to_dtype().name
     axes: List[Any] = [size.get_length() if size.is_static else None for size in shape]
     if len(axes) >= 3 and axes[0] is None and axes.count(None) == 2:

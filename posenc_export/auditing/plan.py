@@ -117,7 +117,9 @@ def _cell(name: str, run: Run, case: Case) -> Cell:
 
 
 def padded_behind(session: Calls, case: Case, reference: Optional[Reference] = None) -> Pairs:
-    """Prefill rows with padding behind them; compare with a reference for each row alone."""
+    """Prefill rows of different lengths with padding behind them; with a reference, compare with
+    its outputs for each row alone.
+    """
     rows, total = case.tokens.shape[:2]
     lengths = [max(1, total // 2 - 3 * row) for row in range(rows)]
     size = lengths[0] + 2

@@ -146,7 +146,9 @@ def _leaves(kind: Any, name: str) -> Any:
 
 
 def _guessed(name: str, dtype: str) -> Value:
-    """Return an input of TorchScript by its name in transformers, otherwise a cache [B,H,P,D]."""
+    """Return an input of TorchScript, which keeps neither dtypes nor shapes: what a known name
+    means in transformers, otherwise a cache [B,H,P,D].
+    """
     patterns = {meaning: pattern for meaning, (_, pattern) in MEANINGS.items()}
     if re.fullmatch(patterns["hidden_states"], name.lower()):
         return Value(name, dtype, ("batch", "sequence", None))

@@ -118,7 +118,9 @@ def wrong_token(session: Any, cell: Cell, wrong: Sequence[float]) -> Optional[To
 
 
 def _chain(session: ForeignSession, token: Token) -> Tuple[List[Arrays], Dict[str, str]]:
-    """Return the inputs of the calls up to a token, and passed caches; else the last call alone."""
+    """Return the inputs of the calls that lead to a token, and how caches are passed on. If caches
+    must be changed between calls, only the last call, with its caches.
+    """
     last, chain = session.feeds[token.call], [session.feeds[token.call]]
     while chain[0].source != NONE:
         chain.insert(0, session.feeds[chain[0].source])

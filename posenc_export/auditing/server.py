@@ -114,7 +114,9 @@ class LogProbabilities:
 
 
 class ServerSession:
-    """The calls of a session. Tokens that no prompt asked for have the tag -1: not compared."""
+    """The calls of a session. What the server does not list is as the reference has it; tokens that
+    no prompt asked for have the tag -1, so that they are not compared.
+    """
 
     def __init__(self, server: Server, reference: Reference) -> None:
         self.server, self.reference = server, reference
@@ -152,7 +154,9 @@ class ServerSession:
         return outputs
 
     def precision(self) -> str:
-        """Return the server's precision, from prompts of one token: attention is trivial."""
+        """Return in what the server computes, from the errors of prompts of one token, whose
+        attention is trivial.
+        """
         width = self.reference.facts.width
         prompts = np.arange(3, 3 + ROWS * width // 8, width // 8)[:, None]
         actual, expected = self.prefill(prompts)[..., :width], self.reference.outputs(prompts)
@@ -164,7 +168,9 @@ class ServerSession:
         return self.prefill(inputs[:, None])[:, 0]
 
     def continued(self, prompts: np.ndarray) -> Pairs:
-        """Yield what the server generates behind prompts [B,L], and what is expected."""
+        """Yield the outputs of the tokens that the server generates behind prompts [B,L], and what
+        they should be.
+        """
         self.rows = [*prompts]
         zeros = np.zeros(len(self.rows), np.int64)
         lengths = np.array([len(row) for row in self.rows])

@@ -151,7 +151,9 @@ def _of_folders(
 
 
 def usable(numbers: Sequence[int], contestants: Sequence[Contestant]) -> List[int]:
-    """Return, ascending, numbers of tokens that every contestant can read. ValueError for none."""
+    """Return the numbers of tokens that every contestant supports, ascending. Raise ValueError for
+    a number below 2, or if all exceed max_positions of a contestant.
+    """
     if any(number < 2 for number in numbers):
         rule = "contexts and prompts of at least 2 tokens"
         raise refusal("benchmark", rule, min(numbers), "give larger ones")

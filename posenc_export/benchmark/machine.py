@@ -31,7 +31,9 @@ TIMES = 3  # measurements, of which the shortest time counts
 
 
 def watched(measure: Callable[[], float]) -> Dict[str, float]:
-    """Return the seconds of `measure`, and the cores that others used; by chance below 0."""
+    """Return the seconds that `measure` returns, and the cores that other processes used meanwhile,
+    below 0 by chance or without /proc/stat.
+    """
     before = np.array((_busy_seconds(), time.process_time(), time.perf_counter()))
     seconds = measure()
     busy, own, wall = np.array((_busy_seconds(), time.process_time(), time.perf_counter())) - before

@@ -19,13 +19,17 @@ class Opened(NamedTuple):
 
 
 class CallSession:
-    """A session whose prompts and steps are one call. Peers define it, and reset their caches."""
+    """A session whose prompts and steps are the same call, which peers define. Those with caches
+    that do not follow from `length` extend reset and rewind.
+    """
 
     chunk: Optional[int] = CHUNK  # most tokens of a call; None for a prompt in one call
     length = 0  # tokens in the cache before a call
 
     def call(self, inputs: np.ndarray) -> np.ndarray:
-        """Append [B,S] int64 or [B,S,E] float; return outputs [B,S,*], or the last [B,1,*]."""
+        """Append [B,S] int64 ids or [B,S,E] hidden states; return outputs [B,S,*], or the last
+        [B,1,*].
+        """
         raise NotImplementedError
 
     def reset(self) -> None:

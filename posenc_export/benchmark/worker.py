@@ -92,7 +92,9 @@ class Bench:
         return watched(lambda: self._prefill(request["context"]))
 
     def decode(self, request: Request) -> Dict[str, Any]:
-        """Time steps around `context` tokens for `duration` seconds; `fresh`: after a prefill."""
+        """Time steps around `context` cached tokens for about `duration` seconds. With `fresh` the
+        cache is filled first, otherwise kept from the last request.
+        """
         context = request["context"]
         start = min(context - self.burst // 2, self.manifest.max_positions - self.burst)
         if request["fresh"]:
@@ -104,7 +106,9 @@ class Bench:
         return {"peak": peak_bytes()}
 
     def bandwidth(self, request: Request) -> Dict[str, Any]:
-        """Time reading `bytes` bytes: the fastest of a sum, a dot and a matrix-vector product."""
+        """Time reading `bytes` bytes once: the fastest of three numpy operations, a sum, a dot
+        product, and a matrix-vector product on all threads.
+        """
         rows = max(1, -(-request["bytes"] // (4 * READ_WIDTH)))
         if self.buffer.shape[0] != rows:
             self.buffer = np.ones((rows, READ_WIDTH), np.float32)
@@ -119,7 +123,9 @@ class Bench:
         return {"seconds": _median_of(lambda: matrix @ matrix, request["duration"])}
 
     def empty_run(self, request: Request) -> Dict[str, Any]:
-        """Time a bound run of one Identity node; None without onnx and onnxruntime."""
+        """Time a run of one Identity node, the fixed cost of ONNX Runtime, with bound input and
+        output; None without onnx and onnxruntime.
+        """
         try:
             import onnxruntime
             from onnx import parser
@@ -149,14 +155,18 @@ class Bench:
         return _timed(lambda: self.session.prefill(prompt, logits_to_keep=1))
 
     def _steps(self, count: int) -> List[float]:
-        """Time successive steps, then rewind; without the first, which may copy a cache."""
+        """Time successive steps, as decode runs them, and rewind them together. The first step is
+        not counted, because a growing cache is then copied.
+        """
         times = [_timed(lambda: self.session.step(self.token)) for _ in range(count)]
         self.session.rewind(count)
         return times[1:] or times
 
 
 def peak_bytes() -> int:
-    """Return the largest resident memory in bytes, without the parent's; 0 without /proc."""
+    """Return the largest resident memory so far, in bytes; 0 on systems without /proc. ru_maxrss
+    includes the parent's memory at the time of exec.
+    """
     try:
         lines = Path("/proc/self/status").read_text(encoding="ascii").splitlines()
     except FileNotFoundError:

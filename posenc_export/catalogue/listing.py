@@ -49,7 +49,9 @@ def _first_paragraph(module: object) -> str:
 
 
 def encodings() -> List[Dict[str, str]]:
-    """One row per encoding, by COLUMNS; the source of one that cannot be used is the reason."""
+    """One row per encoding: name, hook, state, parameters with defaults, package, source. If an
+    encoding cannot be used, its source is the reason.
+    """
     return [dict(zip(COLUMNS, (name, *_cells(name)), strict=True)) for name in registry.KNOWN]
 
 

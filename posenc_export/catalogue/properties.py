@@ -97,7 +97,9 @@ def differ(first: Tensor, second: Tensor) -> bool:
 
 
 def told_apart(response: Response) -> int:
-    """How many tokens differ from all earlier ones: in change, query, key or the last score."""
+    """How many tokens differ from every earlier token: in their change, their query or key, or the
+    score that the last query gives to them.
+    """
     parts = [response.tokens, response.rotated, response.scores[:, -1].T]
     rows = torch.cat([part / part.abs().max().clamp(min=TINY) for part in parts], dim=1)
     apart = (rows[:, None] - rows[None]).abs().amax(2) > BOUND
@@ -116,7 +118,9 @@ def offset_only(near: Response, far: Response) -> str:
 
 
 def measure(name: str) -> Row:
-    """The cells of an encoding; all "-" without a default. ValueError: it cannot be built."""
+    """The cells of one encoding, by column. Every cell is "-" if a parameter has no default.
+    ValueError: unknown name, or an encoding that cannot be built.
+    """
     if needs_parameters(name):
         return dict.fromkeys(COLUMNS, "-")
     encoding, causal = built({"name": name}), "causal" in encodings.KNOWN[name].works_in

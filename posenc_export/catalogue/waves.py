@@ -116,7 +116,9 @@ def sections(axes: Any, encoding: RotaryGrid) -> None:
 
 
 def inner_products(axes: Any, rows: np.ndarray) -> None:
-    """Draw cosines of three rows and all rows [n,E]; one curve if only distances matter."""
+    """Draw cosines between the rows of three positions and all rows [n,E]; the curves coincide if
+    cosines depend on the distance only.
+    """
     count, sizes = len(rows), np.linalg.norm(rows, axis=1)
     for color, width, quarters in zip(COLOURS, (4.0, 2.4, 0.8), (1, 2, 3), strict=False):
         position = quarters * count // 4

@@ -109,7 +109,9 @@ class OneLineParser(argparse.ArgumentParser):
 
 
 class Progress:
-    """Prints stages with seconds to stderr, one line each; a terminal overwrites it, with steps."""
+    """Prints stages to stderr with the seconds since the start: one line each, or one line that is
+    overwritten on a terminal, which also shows steps within a stage.
+    """
 
     def __init__(self) -> None:
         self.start, self.printed = time.monotonic(), 0

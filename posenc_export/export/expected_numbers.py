@@ -89,7 +89,9 @@ class ExpectedNumbers:
         return False
 
     def row_of_distance(self, rows: np.ndarray) -> bool:
-        """Whether rows [range] stand in an encoding's table, and the last stays the same."""
+        """Return whether rows [range] stand together in a table of integers of an encoding, and the
+        last is that of all larger distances.
+        """
         for name, tensor in self.tensors.items():
             if tensor.dtype != torch.int64 or tensor.dim() != 1:
                 continue

@@ -1,4 +1,6 @@
-"""Verify an artefact against the eager module on the grid, and that against the float64 oracle."""
+"""Verify an artefact: compare it with the eager module on the grid of scenarios, and the eager
+module with the float64 oracle.
+"""
 
 import dataclasses
 import tempfile

@@ -1,4 +1,6 @@
-"""Attention of a layer to its own keys, for all encodings and targets, or to an encoder's."""
+"""Attention of one layer to its own keys, in one implementation for all encodings and targets, and
+of a decoder to the outputs of an encoder.
+"""
 
 from typing import Any, List, Optional, Sequence, Tuple
 

@@ -137,7 +137,9 @@ class AttentionBlock(torch.nn.Module):
         return cls.from_weights(heads, max_positions, encoding_weights=tensors.trained, **how)
 
     def __call__(self, *arguments: Any, **named: Any) -> Any:
-        """Call `forward`; with x alone, whole sequences at positions 0 .. S-1 (whole_pass)."""
+        """Call `forward`; with x alone compute the output of whole sequences at positions 0 .. S-1,
+        as for training. ValueError: as whole_pass and check_dtype.
+        """
         check_dtype(self)
         if len(arguments) == 1 and not named:
             return whole_pass(self, *arguments)

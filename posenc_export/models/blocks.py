@@ -41,7 +41,9 @@ class Matrix(Protocol):
         """Return the tensor as float32."""
 
     def blocks(self) -> Optional[Blocks]:
-        """Return its blocks; None without codes that share scales over 16 inputs or more."""
+        """Return its blocks, or None if its type has others than codes with a scale and an offset
+        for 16 or more inputs.
+        """
 
 
 @dataclass(frozen=True)

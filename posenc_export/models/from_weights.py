@@ -142,7 +142,9 @@ def read_file(path: Path, prefix: str = "") -> Projections:
 def projections(
     shapes: Mapping[str, Tuple[int, ...]], tensor: Callable[[str], Array], prefix: str
 ) -> Projections:
-    """Return the projections among tensors by shape. ValueError: as named_projections.find."""
+    """Return the projections among tensors that have these shapes by name, and which `tensor`
+    returns. ValueError: as named_projections.find.
+    """
     names = find(shapes, prefix)
     weights = {role: tensor(name) for role, name in names.names.items()}
     if names.transposed:

@@ -38,7 +38,9 @@ class Mask(torch.nn.Module):
 
 
 class Layer(torch.nn.Module):
-    """Attention with an encoding, and MLP, with as many norms and sums as the residual needs."""
+    """One layer of width E: attention with an encoding, and MLP, with norms and residual sums, as
+    many as the residual needs.
+    """
 
     def __init__(self, width: int, kind: LayerConfig, encoding: PositionEncoding) -> None:
         super().__init__()

@@ -111,7 +111,9 @@ def _check_prefix(shapes: Shapes, inside: Shapes, prefix: str) -> None:
 
 
 def _role(name: str) -> Any:
-    """Return the role of a name, or None. ValueError: packed weights in an order not known."""
+    """Return the argument of from_weights that a name stands for, or None. ValueError: packed
+    weights in an order that cannot be decided.
+    """
     path, bias = re.sub(r"\.0(?=\.(weight|bias)$)", "", name), False
     for end, is_bias in ((".weight", False), (".bias", True), ("_weight", False), ("_bias", True)):
         if path.endswith(end):

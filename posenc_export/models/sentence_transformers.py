@@ -129,7 +129,9 @@ class Sentences:
 
 
 def opened(folder: Path, whole: bool) -> Tuple[Path, Optional[Sentences]]:
-    """Return the folder of the encoder, and the Sentences of a whole model; None for others."""
+    """Return the folder of the encoder, and what is computed from its hidden states, if the whole
+    model is wanted; None if the folder is not one of this library.
+    """
     if not (folder / MODULES).is_file():
         return folder, None
     sentences = read(folder) if whole else None

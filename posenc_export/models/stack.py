@@ -172,7 +172,9 @@ class Stack(torch.nn.Module):
 
 
 def readout(config: StackConfig, tokens: Optional[torch.nn.Embedding]) -> Optional[Readout]:
-    """Build the readout or None; tied layers share `tokens`. ValueError: unknown part, or shape."""
+    """Build the readout of a model, or return None if it has none. tokens: the table, which a tied
+    layer shares. ValueError: an unknown part, or a tied layer of another shape.
+    """
     if config.readout is None:
         return None
     size, layers = config.width * max(len(config.readout.pooling), 1), []

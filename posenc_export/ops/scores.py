@@ -38,7 +38,9 @@ def pick(rows: Tensor, index: Tensor) -> Tensor:
 def collect_by_distance(
     weights: Tensor, positions: Tensor, key_positions: Tensor, left: int, right: int
 ) -> Tensor:
-    """Sum weights [B,H,S,T] by key minus query position, within -left .. right."""
+    """Sum weights [B,H,S,T] by distance, key_positions [B,T] minus positions [B,S] int64, clipped
+    to -left .. right: [B,H,S,left+right+1].
+    """
     if not torch.jit.is_scripting() and emitting():
         shape = [*weights.shape[:3], left + right + 1]
         inputs = (weights, positions, key_positions)

@@ -14,7 +14,9 @@ Pattern = Dict[str, Any]
 
 
 def patterns_by_layer(manifest: Manifest, distances: int) -> List[Optional[Pattern]]:
-    """Return a pattern of these distances for each layer; None without a fixed bias or rotation."""
+    """Return a pattern of distances 0 .. distances - 1 for each layer; None without an untrained
+    bias or rotation.
+    """
     config = manifest.config
     patterns: Dict[str, Optional[Pattern]] = {}
     for name, layer in config["layers"].items():

@@ -64,7 +64,9 @@ class Row:
 
 
 def log_probabilities(logits: np.ndarray, token: int, count: int) -> Tuple[Tuple[int, float], ...]:
-    """Return ids and log probabilities of a token and the `count` likeliest, from logits [V]."""
+    """Return id and logarithm of the probability (softmax of logits [V], before temperature and
+    sampling) of a token, then of the `count` most probable ones.
+    """
     shifted = logits.astype(np.float64) - logits.max()
     logarithms = shifted - np.log(np.exp(shifted).sum())
     ids = (token, *np.argsort(-logarithms, kind="stable")[:count].tolist())
@@ -138,7 +140,9 @@ class Batch:
         return rows <= self.limits.rows and needed <= self.limits.memory
 
     def step(self) -> List[Token]:
-        """Feed each row whose prompt was read. Return tokens. After a GraphError, call `fail`."""
+        """Feed one token of every row whose prompt was read, or drafted ones too. Return the
+        generated tokens. After a GraphError, call `fail`.
+        """
         running = [index for index, row in enumerate(self.rows) if row.generated]
         since = self.pace.clock()
         if not running:
@@ -240,7 +244,9 @@ class Batch:
     def _read_part(
         self, index: int, row: Row, offset: int, count: int, logits: np.ndarray, since: float
     ) -> List[Token]:
-        """Count tokens that were read. Return the first generated one, from logits [1,V]."""
+        """Count tokens that were read. Return the first generated token, from logits [1,V], after
+        the last.
+        """
         self._share(index)
         self.pace.read(count, offset, self.pace.clock() - since)
         return [] if row.unread else [row.next_token(int(logits[0].argmax()), logits)]

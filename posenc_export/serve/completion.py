@@ -43,7 +43,9 @@ class Choice:
         self.tokens, self.characters, self.ended, self.last = 0, 0, "", 0.0
 
     def take(self, token: Token) -> Part:
-        """Return the piece that a token adds. A stop string or an invalid token ends the choice."""
+        """Return the piece that a token adds. A stop string, or a token that cannot be decoded,
+        ends the choice, even if the row continues.
+        """
         try:
             return self._taken(token)
         except ValueError as error:
@@ -99,7 +101,9 @@ class Completion:
         return sum(choice.tokens for choice in self.choices.values())
 
     async def parts(self) -> AsyncIterator[Part]:
-        """Yield pieces of the choices until all end; those that wait are joined."""
+        """Yield pieces of the choices until all have ended. Tokens that arrive while a piece is
+        being sent are joined to one piece per choice.
+        """
         while not all(choice.ended for choice in self.choices.values()):
             arrived = [await self.tokens.get()]
             while not self.tokens.empty():
@@ -133,7 +137,9 @@ class Completion:
 
 
 class Stops:
-    """Cuts the text of a row, given in pieces, before the first stop string, which it looks for."""
+    """Cuts the text of one row, given in pieces, before the first stop string, and says if it was
+    found.
+    """
 
     def __init__(self, strings: Sequence[str]) -> None:
         self.strings, self.found, self._held = tuple(strings), False, ""

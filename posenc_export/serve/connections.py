@@ -54,7 +54,9 @@ def _files(needed: int) -> int:
 
 
 class Listener(socket.socket):
-    """A listening socket, in place of `listening`, that closes connections beyond `most`."""
+    """A listening socket, in place of `listening`, that closes connections beyond `most` at once,
+    so that the process never runs out of files.
+    """
 
     def __init__(self, listening: socket.socket, most: int) -> None:
         super().__init__(fileno=listening.detach())

@@ -158,7 +158,9 @@ class ChatRequest(SamplingRequest):
 
 
 class Chat:
-    """The format of /v1/chat/completions. Without a template, codec is None: it refuses all."""
+    """The format of /v1/chat/completions. Without a chat template, codec is None and requests are
+    refused.
+    """
 
     request: Type[SamplingRequest] = ChatRequest
     prefix, whole, part = "chatcmpl", "chat.completion", "chat.completion.chunk"
@@ -218,7 +220,9 @@ Format = Union[Completions, Chat]
 
 
 def rows(asked: SamplingRequest, format: Format, codec: Codec, limits: Limits) -> List[Request]:
-    """Create an engine request for each choice, prompt by prompt. Raise Refused beyond limits."""
+    """Create an engine request for each choice, all of a prompt before those of the next. Raise
+    Refused for more choices than the queue holds, and a prompt that cannot be encoded.
+    """
     count = len(prompts_of(asked)) * asked.n
     if count > limits.queue:
         rule = f"at most {limits.queue} choices of all prompts together"

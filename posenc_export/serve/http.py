@@ -81,7 +81,9 @@ def described(request: Type[BaseModel]) -> Dict[str, Any]:
 
 
 async def read_body(request: Request) -> bytearray:
-    """Read a body. Raise HTTPException if not JSON, large or slow; ClientDisconnect if left."""
+    """Read the body of a request. Raise HTTPException if it is not JSON, too large or too slow,
+    ClientDisconnect if the client leaves.
+    """
     kind = request.headers.get("content-type", "")
     # Browsers send other types to other servers without asking them first.
     if kind.partition(";")[0].strip().lower() != "application/json":

@@ -27,7 +27,9 @@ def number_of_bytes(text: str) -> int:
 
 
 def rows_memory(asked: Optional[str], prefixes: int, available: Optional[int]) -> int:
-    """Return the bytes for caches of rows: those asked for, if available, or a share of these."""
+    """Return the bytes that caches of rows may take: those asked for, or a share of the available
+    ones. Raise ValueError if fewer are available.
+    """
     if asked is None:
         return sys.maxsize if available is None else max(int(available * SHARE) - prefixes, 1)
     memory = number_of_bytes(asked)

@@ -35,7 +35,9 @@ class Pace:
         return min(max(count, LEAST), self.most)
 
     def read(self, tokens: int, offset: int, seconds: float) -> None:
-        """Count a call after `offset` tokens. Short prompts say nothing about longer calls."""
+        """Count a call that has read tokens after `offset` cached ones. Calls that were shorter
+        only because their prompt was say nothing about longer ones.
+        """
         weight, limit = _weight(offset), STALL * self.step
         self._left -= tokens * (weight if self._waits else 1.0)
         self._spent, self._last = self._spent + seconds, seconds

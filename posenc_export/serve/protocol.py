@@ -107,7 +107,9 @@ def stops(asked: SamplingRequest) -> List[str]:
 
 
 def encoded(text: str, codec: Codec, limits: Limits, special: bool = True) -> Tuple[int, ...]:
-    """Return the ids of a text, or raise Refused at once if its length shows they are too many."""
+    """Return the token ids of a text, as Codec.encode. Raise Refused, before it takes seconds, if
+    the length of the text shows that it has more tokens than the limit.
+    """
     least = codec.least_tokens(text)
     if least > limits.prompt:
         got = f"a text of at least {least}"

@@ -8,7 +8,9 @@ WIDTH = 200  # characters of a nested object or list that has one line
 
 
 def write(path: Path, value: Any) -> None:
-    """Write a value as JSON, with a line for each item of a list, and what fits WIDTH on one."""
+    """Write a value as JSON, with a line for each item of a list, and for what is nested within
+    WIDTH.
+    """
     path.write_text(_text(json.loads(json.dumps(value)), "") + "\n", encoding="utf-8")
 
 

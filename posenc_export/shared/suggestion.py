@@ -22,7 +22,9 @@ def suggestion(name: object, names: Iterable[str]) -> str:
 
 
 def check_name(what: str, name: str, names: Collection[str]) -> None:
-    """Raise ValueError, beginning with `what`, as "export: expected target", for another name."""
+    """Raise ValueError, beginning with `what`, such as "export: expected target", for an unknown
+    name.
+    """
     if name not in names:
         near = suggestion(name, names)
         raise ValueError(f"{what} to be one of {', '.join(names)}, got {name!r}; {near}")

@@ -30,7 +30,9 @@ def open_session(folder: Path, manifest: Manifest, threads: int, batch: int) -> 
 
 
 def build(checkpoint: Path, built: Path, precision: str, provider: str, *options: str) -> None:
-    """Build a folder for genai in a process of its own. Raise ValueError if the builder fails."""
+    """Build a folder for onnxruntime-genai from a checkpoint without a tokenizer, which gets one of
+    two words, in a process whose memory is not counted. Raise ValueError if the builder fails.
+    """
     words = Tokenizer(models.WordLevel({"first": 0, "second": 1}, unk_token="first"))
     ends = {"bos_token": "first", "eos_token": "second"}
     PreTrainedTokenizerFast(tokenizer_object=words, **ends).save_pretrained(checkpoint)

@@ -141,7 +141,9 @@ class Grid:
         return 1 << (self.bits - 1)
 
     def _best(self, blocks: np.ndarray, sizes: np.ndarray) -> Tuple[np.ndarray, np.ndarray]:
-        """Return the best scale and zero [N,blocks] for mean squares of inputs [1,blocks,block]."""
+        """Return scale and zero point of each block [N,blocks] with the smallest squared error of
+        those that are tried, with mean squares of inputs [1,blocks,block].
+        """
         ends = self._ends(blocks)
         best = self._fitting(ends, 1.0)
         if self.bits == 8:  # clipping costs more than a finer grid gains
@@ -202,7 +204,9 @@ class Grid:
         return padded.reshape(len(weight), count, block)
 
     def _ends(self, blocks: np.ndarray) -> Tuple[np.ndarray, np.ndarray]:
-        """Return the ends [N,blocks] of codes: least and largest, or the largest magnitude."""
+        """Return the numbers [N,blocks] that the codes of each block have to reach: its smallest
+        and largest with zero points, or else twice that of the largest magnitude.
+        """
         if self.zeros:
             return np.minimum(blocks.min(2), 0), np.maximum(blocks.max(2), 0)
         at = np.abs(blocks).argmax(2)[..., None]
@@ -212,7 +216,9 @@ class Grid:
     def _fitting(
         self, ends: Tuple[np.ndarray, np.ndarray], factor: float
     ) -> Tuple[np.ndarray, np.ndarray]:
-        """Return scales and zeros [N,blocks]; with factor 1, the grid just covers each block."""
+        """Return scales and zero points [N,blocks] for the ends of blocks: with factor 1, the grid
+        just covers each block.
+        """
         lowest, highest = ends
         if not self.zeros:
             scales = self._short(highest * np.float32(-factor / self.half))

@@ -111,7 +111,9 @@ def formats_within(
 
 
 def check_size(model: Model, size: float) -> int:
-    """Return the bytes that are not rounded (also on meta). ValueError: as formats_within."""
+    """Return the bytes of what is not rounded, also of a model on the meta device. ValueError: as
+    formats_within.
+    """
     readers = _readers(model)
     rounded_weights = {id(parts[0].weight) for parts in readers.values()}
     numbers = (*model.parameters(), *model.buffers())

@@ -132,8 +132,12 @@ class Builder:
         return self.graph.initializers[name]
 
     def _initialiser(self, tensor: ir.TensorProtocol) -> ir.Value:
-        form: Any = {"shape": ir.Shape(tensor.shape.numpy()), "type": ir.TensorType(tensor.dtype)}
-        value = ir.Value(name=tensor.name, const_value=tensor, **form)
+        value = ir.Value(
+            name=tensor.name,
+            shape=ir.Shape(tensor.shape.numpy()),
+            type=ir.TensorType(tensor.dtype),
+            const_value=tensor,
+        )
         self.graph.register_initializer(value)
         return value
 

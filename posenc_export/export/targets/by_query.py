@@ -61,7 +61,9 @@ def _angles(op: Builder, node: AttendTurnedKeys) -> ir.Value:
 
 
 def _drift(op: Builder, node: AttendTurnedKeys, second: ir.Value) -> ir.Value:
-    """Return the further turns per position of each pair of a key, by query: [B,S,r/2] float64."""
+    """Return by how many turns per position each pair of a key turns further for each query:
+    [B,S,r/2] float64.
+    """
     leading, rest = numbers_of(node.first), numbers_of(second)
     kept = min(node.first_turned, len(leading)) - 1  # the last row without a turn
 

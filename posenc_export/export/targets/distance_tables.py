@@ -6,7 +6,7 @@ computes every entry of its output from the same entry of its inputs, or only mo
 """
 
 from pathlib import Path
-from typing import Any, Dict, List, Optional, Sequence, Set
+from typing import Dict, List, Optional, Sequence, Set
 
 import numpy as np
 import onnx_ir as ir
@@ -43,7 +43,9 @@ def table_of(op: Builder, mask: Mask, heads: int) -> Optional[ir.Value]:
 
 
 def rows_of(op: Builder, mask: Mask, index: ir.Value) -> Optional[ir.Value]:
-    """Return rows [range] int32 of an index by distance (the last for larger ones), or None."""
+    """Return the rows [range] int32 that an index [B,1,S,T] takes by distance, or None if it
+    depends on something else. Larger distances have the last one.
+    """
     found = _Distances(mask)
     if op.max_positions > MOST or not found.decide(index):
         return None
@@ -174,8 +176,9 @@ def _model(value: ir.Value, sources: Sequence[ir.Value]) -> bytes:
         if value.const_value is not None or node is None:
             name = f"constant_{len(constants)}"
             constant = ir.tensor(numbers_of(value), name=name)
-            form: Any = {"type": value.type, "shape": value.shape}
-            copies[value] = ir.Value(name=name, const_value=constant, **form)
+            copies[value] = ir.Value(
+                name=name, type=value.type, shape=value.shape, const_value=constant
+            )
             constants.append(copies[value])
             return copies[value]
         operands = [copied(source) for source in node.inputs]
@@ -188,6 +191,12 @@ def _model(value: ir.Value, sources: Sequence[ir.Value]) -> bytes:
     output = copied(value)
     assert output is not None
     output.type = ir.TensorType(value.dtype or ir.DataType.FLOAT)
-    parts: Any = {"nodes": nodes, "initializers": constants, "opset_imports": {"": OPSET}}
-    graph = ir.Graph(inputs, [output], name="by_distance", **parts)
+    graph = ir.Graph(
+        inputs,
+        [output],
+        nodes=nodes,
+        initializers=constants,
+        name="by_distance",
+        opset_imports={"": OPSET},
+    )
     return ir.to_proto(ir.Model(graph, ir_version=10)).SerializeToString()

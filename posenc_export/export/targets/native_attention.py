@@ -22,7 +22,9 @@ Rotation = Tuple[Rotate, Rotate, Optional[ir.Value]]
 
 
 def attend(op: Builder, node: Attend) -> ir.Value:
-    """Emit CachedAttention if no node reads its keys, values or softmax; otherwise as `ort`."""
+    """Emit CachedAttention if no other node reads the appended keys and values or the softmax, but
+    for sums by distance. Otherwise the nodes of `ort`.
+    """
     appended, mask = standard.appended_here(node), Mask.of(node.mask)
     if (
         appended is None

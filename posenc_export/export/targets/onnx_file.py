@@ -40,7 +40,9 @@ class Lowerings(NamedTuple):
 
 
 def write_onnx(source: Source, manifest: Manifest, folder: Path, lowerings: Lowerings) -> Graph:
-    """Write model.onnx and its external data. ValueError: the target cannot represent it."""
+    """Write folder/model.onnx and its external data. ValueError: the target cannot represent the
+    module.
+    """
     model = source.semantic(manifest)
     source.say(Step(f"{manifest.target}: lowering"))
     graph_ends.name(model.graph, manifest)
@@ -57,8 +59,14 @@ def write_onnx(source: Source, manifest: Manifest, folder: Path, lowerings: Lowe
     inputs, states = graph_ends.without_unread(op, manifest)
     _strip(model)
     operators = collections.Counter(node.op_type for node in model.graph.all_nodes())
-    opset, counts = dict(model.opset_imports), dict(sorted(operators.items()))
-    graph = Graph(inputs, states, manifest.chunk, {}, opset, counts, matrices)
+    graph = Graph(
+        inputs,
+        states,
+        manifest.chunk,
+        opset=dict(model.opset_imports),
+        operators=dict(sorted(operators.items())),
+        matrices=matrices,
+    )
     _explain(model, with_graph(manifest, graph))
     steps = functools.partial(Steps, source.say, f"{manifest.target}: writing weights")
     weights = external_data.move_out(model.graph, folder, steps)
@@ -70,7 +78,9 @@ def write_onnx(source: Source, manifest: Manifest, folder: Path, lowerings: Lowe
 
 
 def _in_few_bits(op: Builder, manifest: Manifest, few_bits: Callable[[str], Any]) -> int:
-    """Replace rounded constants by codes and scales; return their number. ValueError: none."""
+    """Replace rounded constants by their codes and scales, and return their number. ValueError: the
+    model has no weights that are rounded.
+    """
     if manifest.weights is None:
         return 0
     nodes = few_bits(manifest.weights.activations)

@@ -167,7 +167,9 @@ def finished(
     outputs: Sequence[ir.Value],
     wide: int,
 ) -> ir.Value:
-    """Return y [B,S,H*D] of heads of size `wide`; the presents replace outputs of Append nodes."""
+    """Return y [B,S,H*D] from output, keys and values with heads of size `wide`, which replace the
+    outputs of the Append nodes.
+    """
     y, *presents = outputs
     for append, present in zip(appended, presents, strict=True):
         append.output.replace_all_uses_with(present, replace_graph_outputs=True)

@@ -5,7 +5,7 @@ device would be copied there in every step. A sum and the norm after it are one 
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Optional, Tuple
+from typing import Optional, Tuple
 
 import onnx_ir as ir
 
@@ -65,7 +65,9 @@ def append(op: Builder, node: graph.Append) -> ir.Value:
 
 
 def attend(op: Builder, node: graph.Attend) -> ir.Value:
-    """As `ort_attention.attend`, but standard for sinks beside a bias, which CUDA refuses."""
+    """As `ort_attention.attend`; sinks beside a bias, which GroupQueryAttention refuses on CUDA,
+    take standard operators.
+    """
     mask = graph.Mask.of(node.mask)
     biased = node.content is not None or (mask is not None and (mask.bias or mask.chunk))
     refused = node.sinks is not None and biased
@@ -87,10 +89,14 @@ def sum_and_norm(op: Builder, node: ir.Node) -> Replaced:
     ):
         return []
     epsilon = node.attributes.get_float("epsilon", 1e-5)
-    inputs: Any = (*addition.inputs, scale)
-    name = "SkipSimplifiedLayerNormalization"
-    fused = op.several(4, name, *inputs, domain=MICROSOFT, epsilon=epsilon)
-    output, mean, deviation, added = fused
+    output, mean, deviation, added = op.several(
+        4,
+        "SkipSimplifiedLayerNormalization",
+        *addition.inputs,
+        scale,
+        domain=MICROSOFT,
+        epsilon=epsilon,
+    )
     mean.name = deviation.name = ""  # for training
     added.shape, added.type = total.shape, total.type
     return [(node.outputs[0], output), (total, added)]

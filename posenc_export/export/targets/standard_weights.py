@@ -26,7 +26,9 @@ class Weights:
         self.stored: Set[str] = set()
 
     def of_product(self, op: Builder, node: ir.Node) -> Dict[str, OnGrid]:
-        """Return a MatMul's right operand by name: [N,K], or that of each expert; else empty."""
+        """Return the right operand of a MatMul by name: a transposed weight [N,K], or weights
+        [experts,K,N] by expert; empty if it is not rounded.
+        """
         x, value = node.inputs
         name, found = op.rounded(transposed(value))
         if found is not None and found[1].scales.ndim == 2:

@@ -52,7 +52,9 @@ def _family(name: str) -> Family:
 
 
 def _unknown(name: Any) -> ValueError:
-    """Return the error for a model_type that is not read: why, its text model, or a near one."""
+    """Return the error for a model_type that is not read. It names the reason, the text model of a
+    model with towers, or the model_type with a similar name.
+    """
     reason = UNREAD.get(name) if isinstance(name, str) else None
     remedy = "describe the model as a StackConfig, or use AttentionBlock.from_weights"
     if f"{name}_text" in FILES:

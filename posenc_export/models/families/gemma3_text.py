@@ -16,7 +16,9 @@ WEIGHTS: Table = {
 
 
 def _rotations(config: Settings) -> Spec:
-    """Return the rotation by layer type; older configs have rope_local_base_freq for windows."""
+    """Return the rotation of each layer type. Older configs have rope_theta and rope_scaling for
+    full layers, rope_local_base_freq for layers with a window.
+    """
     keys = config.rotation_keys(1000000.0)
     names = ("rope_parameters", "rope_scaling", "rope_local_base_freq")
     nested, scaling, local = (keys.pop(key, None) or {} for key in names)

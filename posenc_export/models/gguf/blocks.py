@@ -28,7 +28,9 @@ class GGUFMatrix:
         return dequantized(self._tensor)
 
     def blocks(self) -> Optional[Blocks]:
-        """Return the blocks of TYPES, with centred codes, for smaller errors of activations."""
+        """Return the blocks of a tensor whose type is one of TYPES, with centred codes, for which
+        rounding errors of activations matter less.
+        """
         if self._kind not in TYPES:
             return None
         bits, zero = TYPES[self._kind]

@@ -111,7 +111,9 @@ class GGUFCheckpoint:
                 raise self._other_shape(name)
 
     def tensor(self, name: str) -> Tensor:
-        """Return a tensor as before its conversion, float32. ValueError: gguf cannot read it."""
+        """Return one tensor as float32, as it was before its conversion to GGUF. ValueError: the
+        library gguf cannot read its type, or its axes have another order.
+        """
         place, row = self._places[name]
         tensor = self._tensors[place]
         numbers = dequantized(tensor, None if row is None else slice(row, row + 1))

@@ -61,7 +61,9 @@ def stop_ids(values: Mapping[str, Any]) -> List[int]:
 
 
 def tokenizer_of(values: Mapping[str, Any]) -> Any:
-    """Return the tokenizer of a vocabulary. ValueError: another kind, or an unknown split."""
+    """Return the tokenizer that a vocabulary describes. ValueError: one of another kind, or a way
+    of splitting texts that is not in splits.SPLITS.
+    """
     kind, tokens = values[f"{KEY}model"], values[f"{KEY}tokens"]
     if kind not in BUILDERS:
         rule = f"{KEY}model to be {' or '.join(BUILDERS)}"

@@ -26,7 +26,9 @@ REMEDY = "put the model's tokenizer.json beside the file, which is then used in 
 
 
 def vocabulary_of(values: Mapping[str, Any]) -> Dict[str, Any]:
-    """Return the vocabulary in a file's metadata, as lists; ValueError: another type of value."""
+    """Return the keys of a vocabulary in the metadata of a file, with arrays as lists; empty
+    without one. ValueError: a value of another type than llama.cpp writes.
+    """
     vocabulary = {}
     for name, (kind, rule) in SINGLE.items():
         key = f"tokenizer.{name}"

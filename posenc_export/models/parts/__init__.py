@@ -47,5 +47,7 @@ PARTS: Dict[str, Dict[str, Type[Any]]] = {
 
 
 def build(kind: str, spec: Spec, *context: Any) -> Any:
-    """Build the part {"name": key of PARTS[kind], parameter: value}. ValueError: registry.build."""
+    """Build the part of a kind that {"name": key of PARTS[kind], parameter: value} describes, with
+    leading arguments such as the width. ValueError: as registry.build.
+    """
     return registry.build(kind, PARTS[kind], spec, *context)

@@ -124,7 +124,9 @@ class Normalize(torch.nn.Module):
 
 
 class Readout(torch.nn.Module):
-    """A second output: poolings of hidden states together, then layers; or layers alone."""
+    """A second output, computed from hidden states: poolings, whose results are concatenated, then
+    layers. Without a pooling there is an output for each token.
+    """
 
     def __init__(
         self, pooling: Sequence[torch.nn.Module], layers: Sequence[torch.nn.Module]

@@ -43,7 +43,9 @@ class Causal(Visibility):
 
 
 class Window(Visibility):
-    """The `size` last keys with the query's (Child et al. 2019; Mistral, Gemma 2)."""
+    """The keys of the `size` last positions, including that of the query (Child et al. 2019;
+    Mistral, Gemma 2).
+    """
 
     def __init__(self, size: int) -> None:
         self.size = _least("window", "size", 1, size, "key")
@@ -83,7 +85,9 @@ class EncoderTokens(Bidirectional):
 
 
 class BidirectionalWindow(Visibility):
-    """Keys at most `reach` positions away (Beltagy et al. 2020, Longformer; ModernBERT)."""
+    """Keys at most `reach` positions away on either side (Beltagy et al. 2020, Longformer;
+    ModernBERT).
+    """
 
     def __init__(self, reach: int) -> None:
         self.before = self.after = _least("near", "reach", 0, reach, "positions")

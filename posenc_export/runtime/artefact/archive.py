@@ -39,7 +39,9 @@ DAMAGE = (
 
 
 def check_archive(stream: BinaryIO) -> None:
-    """Raise ValueError unless a zip archive is stored plainly, not too large, its names unique."""
+    """Check the directory of a zip archive, not its entries. Raise ValueError if it is none,
+    compressed, encrypted, too large, or has two entries with one name.
+    """
     with _opened(stream):
         pass
 
@@ -137,7 +139,9 @@ def packed(entries: Mapping[str, bytes]) -> bytes:
 
 
 class Repacked(io.RawIOBase):
-    """A zip archive of entries, of which those that stay in `stream` are read from there."""
+    """A zip archive of entries, for reading. What stays in `stream` is read from there each time.
+    Raises ValueError if that file becomes shorter.
+    """
 
     def __init__(self, entries: Mapping[str, Entry], stream: BinaryIO) -> None:
         self._stream, self._at, self._size = stream, 0, 0

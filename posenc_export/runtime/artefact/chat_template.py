@@ -57,7 +57,9 @@ class ChatCodec:
         self.ends = tuple(dict.fromkeys((*stop_ids, *self._turn_end())))
 
     def text(self, messages: Sequence[Message], reply: bool = True) -> str:
-        """Return the prompt of a conversation; ValueError if the template or sandbox refuses it."""
+        """Return the prompt of a conversation, with `reply` up to the beginning of a reply. Raise
+        ValueError if the template refuses the conversation, or its sandbox the template.
+        """
         rule = "chat: expected a conversation that the chat template of the model can render"
         remedy = "change the messages, or give a prompt without --chat"
         values = {"messages": list(messages), "tools": None, "documents": None, **self.special}

@@ -33,7 +33,9 @@ RESIDUALS = {
 
 
 def lines(config: Mapping[str, Any]) -> List[Line]:
-    """Return title and text of each step of a forward pass, from a description, however formed."""
+    """Return title and text of each step of a model's forward pass, from its description in a
+    manifest. Values that do not have the expected form are printed as they are.
+    """
     values = dict(config)
     kind, width, positions = _popped(values, "kind", "width", "max_positions")
     sizes = f"width {width}, {positions} positions"

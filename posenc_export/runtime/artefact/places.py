@@ -109,7 +109,9 @@ def check_file(path: Path, form: Form) -> None:
 
 
 def write_file(path: Path, content: bytes, form: Form) -> None:
-    """Write a file in one step, and folders above. Raise ValueError as check_file, or OSError."""
+    """Write a file in one step, and the folders above it. Raise ValueError as check_file, or
+    OSError, which leaves an existing file unchanged.
+    """
     check_file(path, form)
     path.parent.mkdir(parents=True, exist_ok=True)
     files.replace(path, content)

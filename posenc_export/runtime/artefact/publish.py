@@ -70,7 +70,9 @@ class StagingFolder:
         self._drop_parents()
 
     def publish(self, finished: Sequence[Path]) -> None:
-        """Move a folder to each destination, or to none: raise ValueError or OSError."""
+        """Move one finished folder to each destination, or none: raise ValueError if check_folder
+        refuses one now, OSError if the system does. Every destination is then unchanged.
+        """
         for folder in finished:
             _sync_tree(folder)
         files.sync(self.path)

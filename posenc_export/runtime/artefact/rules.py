@@ -122,7 +122,9 @@ def check(manifest: Manifest) -> None:
 
 
 def check_graph(manifest: Manifest, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
-    """Raise ValueError unless a graph, as ONNX Runtime declares it, is that of a manifest."""
+    """Compare a manifest with the inputs and outputs of a graph as ONNX Runtime gives them. Raise
+    ValueError for other names, dtypes, ranks or sizes.
+    """
     past = [Value(state.past, state.dtype, state.axes) for state in manifest.states]
     present = [Value(state.present, state.dtype, present_axes(state)) for state in manifest.states]
     try:

@@ -16,7 +16,9 @@ FALLBACK = frozenset(f"<0x{byte:02X}>" for byte in range(256))  # tokens of sing
 
 
 def bytes_of_token(tokenizer: Mapping[str, Any]) -> Optional[int]:
-    """Return the most bytes of UTF-8 that a token stands for; None if that has no known limit."""
+    """Return the most bytes of a text in UTF-8 that a token of tokenizer.json can stand for; None
+    if a part of the tokenizer drops or joins any amount of text, or is not known.
+    """
     model, added = tokenizer["model"], tokenizer["added_tokens"]
     normalizers = list(_parts(tokenizer["normalizer"], "normalizers"))
     pre_tokenizers = list(_parts(tokenizer["pre_tokenizer"], "pretokenizers"))

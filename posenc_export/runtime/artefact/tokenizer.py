@@ -125,7 +125,9 @@ def check_tokenizer(content: bytes) -> None:
 
 
 class TokenizerCodec:
-    """Codec by tokenizer.json of an artefact, with a decoder for each row; most: as `codec`."""
+    """Encoder of text to token ids by tokenizer.json of an artefact folder, with a decoder for each
+    row. most: as for `codec`.
+    """
 
     def __init__(self, folder: Path, most: Optional[int] = None) -> None:
         content = (files.locate(folder) / "tokenizer.json").read_bytes()

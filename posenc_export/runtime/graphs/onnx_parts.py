@@ -121,7 +121,9 @@ def serialised(
 
 
 def opened(model: bytes, folder: Path, entries: Mapping[str, str] = NONE) -> Any:
-    """Open a model with one thread, for sums in one order. entries: configuration of a session."""
+    """Open a model on the CPU with one thread, so that sums always have the same order. folder: of
+    the external data. entries: configuration of the session.
+    """
     options = onnxruntime.SessionOptions()
     options.log_severity_level, options.intra_op_num_threads = 3, 1
     options.enable_cpu_mem_arena = False  # an arena keeps the memory of the largest call

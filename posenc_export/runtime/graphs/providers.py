@@ -98,7 +98,9 @@ def noise(name: str) -> float:
 
 
 def threads_for(threads: Threads, manifest: Manifest) -> Optional[int]:
-    """Return the number of threads, None for all cores; for AUTO, one for SHARE numbers each."""
+    """Return the number of threads, or None for all cores: for AUTO, a thread for every SHARE
+    numbers of a product, at least LEAST and at most all cores.
+    """
     if threads != AUTO:
         return threads  # type: ignore[return-value]
     products = sum(count for name, count in manifest.operators.items() if name in PRODUCTS)

@@ -184,7 +184,9 @@ class Caches:
         return self._swapped(self.rules.replaced, self.columns)
 
     def emptied(self) -> "Caches":
-        """Return caches in their initial state; in-place slots and memory may be kept."""
+        """Return caches in their initial state. In-place slots may keep their content. Memory that
+        has grown is left, unless the graph reads only a part of it.
+        """
         if self.extent > self._extent(1) and not self.graph.strided:
             return self.empty()
         states: Dict[int, Sequence[np.ndarray]] = {row: () for row in range(self.rows)}

@@ -70,8 +70,9 @@ class Chat:
         most = room if max_tokens is None else min(max_tokens, room)
         start, before = [prompt[len(self.held) :]], [prompt[: len(self.held)]]
         sampling, ends = (temperature, top_k, top_p, seed), self.codec.ends
-        drafts = (None, self.speculate, before)
-        generated = self.session.generate(start, most, *sampling, ends, *drafts)
+        generated = self.session.generate(
+            start, most, *sampling, ends, speculate=self.speculate, before=before
+        )
         try:
             for (token,) in generated:
                 self.tokens.append(int(token))

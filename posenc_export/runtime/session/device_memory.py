@@ -17,7 +17,9 @@ TURN = threading.RLock()
 def copy(
     target: int, target_pitch: int, source: int, source_pitch: int, width: int, height: int
 ) -> None:
-    """Copy `height` pieces of `width` bytes, a pitch apart. Raise RuntimeError if CUDA fails."""
+    """Copy `height` pieces of `width` bytes between addresses; a piece begins `pitch` bytes after
+    the one before it. Raise RuntimeError for an error of CUDA.
+    """
     size, pointer = ctypes.c_size_t, ctypes.c_void_p
     ends = (pointer(target), size(target_pitch), pointer(source), size(source_pitch))
     _call("cudaMemcpy2D", *ends, size(width), size(height), DEVICE_TO_DEVICE)
@@ -30,7 +32,9 @@ def clear(address: int, pitch: int, width: int, height: int) -> None:
 
 
 def to_host(array: np.ndarray, source: int) -> Callable[[], None]:
-    """Return a function that copies `array`, kept alive by the caller, from a device address."""
+    """Return a function that copies the content of an array, which must live as long, from an
+    address on the device. It raises RuntimeError for an error of CUDA.
+    """
     ends = (ctypes.c_void_p(array.ctypes.data), ctypes.c_void_p(source))
     size = ctypes.c_size_t(array.nbytes)
     # To memory of the host that is not pinned, it returns when the copy is complete.

@@ -35,7 +35,9 @@ def common(text: Sequence[int], other: Sequence[int]) -> int:
 
 
 def keep(session: Any, cached: Sequence[int], prompt: Sequence[int]) -> int:
-    """Rewind the only row, with ids `cached`, to what a prompt begins with. Return its length."""
+    """Take back what the cache of the only row, with the ids `cached`, holds beyond the beginning
+    of a prompt, and at least its last token. Return the number of tokens that are left.
+    """
     equal = common(cached, prompt[:-1])
     try:
         session.rewind(len(cached) - equal)
@@ -171,7 +173,9 @@ class Acceptance:
             self._skipped = 0
 
     def tokens(self, source: Optional[int], count: int) -> float:
-        """Return the expected tokens of a pass with `count` drafts (Leviathan 2023, eq. 1)."""
+        """Return the expected number of tokens of a pass with `count` drafted ones (Leviathan et
+        al. 2023, equation 1); 1 without a source.
+        """
         if source is None:
             return 1.0
         probability = min(self._right[source] / self._tried[source], 0.99)

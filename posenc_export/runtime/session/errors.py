@@ -10,7 +10,9 @@ RUN_ERRORS = (RuntimeError, IndexError)
 
 
 class GraphError(RuntimeError):
-    """A graph failed in a call, with the first line of its message; the session is unchanged."""
+    """A graph failed during a call, with the first line of the message of the runtime's exception.
+    The state of the session is unchanged.
+    """
 
     def __init__(self, error: BaseException) -> None:
         lines = [line.strip() for line in str(error).splitlines() if line.strip()]

@@ -102,7 +102,9 @@ class Feeder:
         return calls
 
     def repeated(self, state: SessionState, new: int) -> Feeds:
-        """Return inputs for `new` zero tokens of every row, all requested, slots in multiples."""
+        """Return the graph inputs for `new` zero tokens of every row, with all outputs requested,
+        and slots in multiples.
+        """
         source, counts = self.manifest.inputs[0], np.full(state.rows, new)
         zeros = np.zeros((state.rows, new, *source.token_shape), source.dtype)
         tokens = self.tokens(state, 0, list(zeros), {}, counts)

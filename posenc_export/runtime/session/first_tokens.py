@@ -30,7 +30,9 @@ class First:
 
 
 def feed(session: Any, first: First) -> np.ndarray:
-    """Feed the prompt, or the first tokens after an encoder. Return the logits after them [B,V]."""
+    """Feed the prompt, or the first tokens of a decoder that reads an encoder. Return the logits
+    after them [B,V]. Raise ValueError as Session.generate does.
+    """
     prompt, manifest = first.prompt, session.manifest
     if prompt is not None:
         if first.language or first.task:

@@ -143,7 +143,9 @@ def _stepped(
 
 
 def _drafted(session: Any, logits: np.ndarray, readers: List[Reader]) -> Iterator[np.ndarray]:
-    """Yield the ids of `generate` with drafts; tokens that were not yielded are taken back."""
+    """Yield the ids of `generate` with drafts. In between, the session may hold tokens that were
+    not yielded; in the end it holds those of plain decoding.
+    """
     begin, speculator = session.length, Speculator(session)
     chosen = [[reader.take(row)] for reader, row in zip(readers, logits, strict=True)]
     for reader, tokens in zip(readers, chosen, strict=True):

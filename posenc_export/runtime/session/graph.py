@@ -115,7 +115,9 @@ class Buffer:
             self.write(content)
 
     def _pieces(self, row: int, rows: int, axis: int, slots: int, begin: int) -> Tuple[int, ...]:
-        """Return address of the first piece of slots, bytes between them, their size and number."""
+        """Return address of the first piece of these slots, bytes between pieces, bytes and number
+        of pieces.
+        """
         slot = math.prod(self.shape[axis + 1 :]) * self.dtype.itemsize
         return (
             self.address + row * self.row_bytes + begin * slot,
@@ -169,7 +171,9 @@ class Graph(Protocol):
     strided: bool
 
     def run(self, call: Call, states: Sequence[Bound]) -> np.ndarray:
-        """Return the output of a call [rows,S,*], [rows,*] if pooled. Raise GraphError."""
+        """Run the graph on a call and return its output [rows,S,*], or [rows,*] if it is pooled.
+        Raise GraphError if it failed.
+        """
 
     def repeat(self, feeds: Feeds, states: Sequence[Bound], result: np.ndarray) -> Run:
         """Return a function that runs the graph on the current content of `feeds` and `states`, and

@@ -72,7 +72,9 @@ class Prefixes:
         return Prefix([self._memory[self._blocks[place]] for place in path], self._size)
 
     def save(self, caches: Caches, row: int, tokens: Sequence[int], key: str = "") -> None:
-        """Copy the unknown blocks of a row with these ids, as far as caches of windows go."""
+        """Copy the blocks of a row of `caches` that are not known, whose ids are `tokens`, unless
+        caches of windows have given them up.
+        """
         parts = _parts(tokens, self._size)
         path = self._path(parts, key)
         try:

@@ -81,7 +81,9 @@ def longest(model: Any) -> int:
 
 
 def groups(lengths: Sequence[int], batch: int) -> List[List[int]]:
-    """Return indices of rows to read together, longest first: `batch` tokens with padding."""
+    """Return the indices of rows to read together, longest first: as many rows of similar length as
+    `batch` tokens with their padding, at least one.
+    """
     batches: List[List[int]] = []
     for index in sorted(range(len(lengths)), key=lambda index: -lengths[index]):
         if not batches or (len(batches[-1]) + 1) * lengths[batches[-1][0]] > batch:

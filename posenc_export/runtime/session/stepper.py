@@ -147,7 +147,9 @@ class Stepper:
 
 
 def binding_of(caches: Caches, feeds: Feeds, counters: Collection[str]) -> Binding:
-    """Return a binding for S tokens of each row, known or new if caches are written in place."""
+    """Return a binding of caches whose graph inputs are `feeds`, for S tokens of each row. It is
+    made once for inputs of the same shapes if caches are written in place.
+    """
     manifest, bindings = caches.graph.manifest, caches.memory.bindings
     if not caches.rules.fixed:
         return _bound(caches, feeds, counters)

@@ -98,7 +98,9 @@ def _inputs(part: IntegerPart, index: int) -> Dict[str, int]:
 
 
 def _bias_errors(numbers: np.ndarray, table: np.ndarray) -> np.ndarray:
-    """Return errors [H,distances] relative to 1 + |bias|; larger distances have the last one."""
+    """Return errors of biases [H,distances] relative to 1 + |bias|, with the last for larger
+    distances.
+    """
     index = np.arange(max(numbers.shape[1], table.shape[1]))
     both = [t[:, np.minimum(index, t.shape[1] - 1)].astype(np.float64) for t in (numbers, table)]
     return np.asarray(np.abs(both[0] - both[1]) / (1 + np.abs(both[1])))

@@ -53,7 +53,10 @@ NONE: Mapping[str, Check] = MappingProxyType({})
 def of_artefact(
     folder: Path, model: Model, progress: Callable[[str], None], known: Mapping[str, Check] = NONE
 ) -> Dict[str, Check]:
-    """Run the checks that are not `known`; return all by name. progress: takes lines of text."""
+    """Run the checks of an artefact, whose files were checked, and return them by name, with the
+    `known` ones that were done with the module. progress: called with one line of text for each
+    check.
+    """
     checks = dict(known)
     for name, check in CHECKS.items():
         if name in known:

@@ -71,7 +71,9 @@ class Constants:
         return self.stored[name].array(self.folder)
 
     def value(self, name: str) -> Optional[Tuple[np.ndarray, Tuple[str, ...]]]:
-        """Return a constant, or what nodes FOLDED compute, with its names; None if it varies."""
+        """Return a constant, or what nodes FOLDED compute from constants, and the names of these.
+        None for a value that depends on an input of the graph or on other nodes.
+        """
         if name not in self._known:
             self._known[name] = self._computed(name)
         return self._known[name]
@@ -90,7 +92,9 @@ class Constants:
         return numbers, tuple(dict.fromkeys(name for _, names in known for name in names))
 
     def _gathered_rows(self) -> Dict[str, List[str]]:
-        """Return tables whose gathered rows a DequantizeLinear decodes, by its output."""
+        """Return the tables of codes, scales and zero points whose rows, gathered by one index, a
+        DequantizeLinear decodes, by name of its output.
+        """
         rows: Dict[str, List[str]] = {}
         for node in self.nodes:
             makers = [self._makers.get(name) for name in node.inputs]
@@ -107,7 +111,9 @@ class Constants:
         return rows and node.inputs[0] in self.stored
 
     def decoded(self) -> Iterator[Place]:
-        """Yield weights decoded from codes, in the order of nodes. ValueError for odd inputs."""
+        """Yield the weights that are decoded from codes, in the order of nodes. Raise ValueError
+        for codes of an operator whose inputs are not as documented.
+        """
         for node in self.nodes:
             if node.outputs[0] in self._rows:
                 yield self._decoded_rows(node)
@@ -120,7 +126,9 @@ class Constants:
                 yield Place(node, f"input {indices[0]}", names, decode(node, *parts), True)
 
     def plain(self) -> Iterator[Place]:
-        """Yield the other numbers that nodes read, but those of FOLDED nodes of constants."""
+        """Yield the other numbers that nodes read, in the order of nodes. Nodes FOLDED of constants
+        are no readers; those that read their outputs are.
+        """
         tables = {name for names in self._rows.values() for name in names}
         for node in self.nodes:
             if node.operator == "Constant" or self.value(node.outputs[0]) is not None:
@@ -143,7 +151,9 @@ class Constants:
     def read(
         self, node: Node, indices: Sequence[int]
     ) -> Tuple[List[Optional[np.ndarray]], Tuple[str, ...]]:
-        """Return inputs of a node, None if left out, and their names. ValueError if computed."""
+        """Return inputs of a node, None for those left out, and the names of their constants. Raise
+        ValueError for a computed input.
+        """
         parts: List[Optional[np.ndarray]] = []
         names: List[str] = []
         for index in indices:

@@ -208,7 +208,9 @@ def of_codes(x: np.ndarray, codes: np.ndarray, scales: np.ndarray) -> np.ndarray
 
 
 def of_rows(y: np.ndarray, rows: np.ndarray) -> np.ndarray:
-    """Return errors over bounds [M] of dequantized rows, rounded to float32 and the dtype of y."""
+    """Return errors over bounds [M] of dequantized rows (code - zero) * scale: one rounding to
+    float32, and one to float16 if that is the dtype of y.
+    """
     bound = _bound(np.abs(rows), 1)
     if y.dtype == np.float16:
         bound += np.abs(rows) * HALF_UNIT + 2.0**-25

@@ -183,7 +183,9 @@ def scale(attention: Described) -> float:
 
 
 def attributes(attention: Described, node: onnx_nodes.Node, masked: bool) -> Dict[str, Any]:
-    """Return the attributes that an attention node must have; None for those it must not have."""
+    """Return the attributes of an attention node that the description determines, by name; None for
+    those that it must not have. masked: whether the node is given a mask that hides keys.
+    """
     expected = {"scale": scale(attention), "softcap": attention["softcap"]}
     heads, kv_heads = attention["heads"], attention["kv_heads"]
     if node.operator == "Attention":

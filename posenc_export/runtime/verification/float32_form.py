@@ -48,7 +48,9 @@ def load_form(folder: Path, manifest: Manifest, threads: Optional[int]) -> Model
 
 
 def float32_form(path: Path, manifest: Manifest) -> bytes:
-    """Return the float32 form of model.onnx, serialised. ValueError or OSError for no model."""
+    """Return the float32 form of model.onnx, serialised. Raise OSError, or ValueError if it is no
+    model.
+    """
     graph = read(path)
     ends = {name for state in manifest.states for name in (state.past, state.present)}
     if manifest.dtype in HALF:

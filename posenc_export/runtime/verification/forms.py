@@ -94,7 +94,9 @@ def check_outputs(model: Model, folder: Path) -> None:
 
 
 def few_cells(model: Model, folder: Path) -> Proof:
-    """Return the proof of Level.LOAD's cells up to a failure; ValueError without a reference."""
+    """Measure the cells of Level.LOAD up to the first that exceeds its tolerance, and return them
+    as a certificate does. Raise ValueError if the reference is missing or cannot be read.
+    """
     manifest, expected = model.manifest, reference.read(model.manifest, folder)
     assert manifest.reference is not None  # checked by reference.read
     accuracy = replace(proof.default_accuracy(model.provider, manifest.reference), float32=0.0)

@@ -67,7 +67,9 @@ class Scores(NamedTuple):
 def attended(
     kernel: Kernel, q: np.ndarray, read: List[np.ndarray], given: Scores
 ) -> Tuple[np.ndarray, np.ndarray]:
-    """Return [S,H*D] of queries [H,S,D], keys, values [K,T,D]; sums of weights by row [H,S,R]."""
+    """Return the output [S,H*D] of queries [H,S,D] with keys and values [K,T,D], and the sums of
+    weights by row [H,S,R].
+    """
     keys, values = (by_query_head(part, kernel.heads) for part in read)
     scores = kernel.scale * (q @ keys.transpose(0, 2, 1))  # [H,S,T]
     if kernel.softcap:

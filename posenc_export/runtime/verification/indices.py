@@ -59,7 +59,7 @@ PROBES = (
 
 @dataclass(frozen=True)
 class Subject:
-    """What the expected values of a graph depend on. Equal keys have the same ones."""
+    """What the expected values of a graph depend on: those of equal keys are the same."""
 
     key: str
     manifest: Manifest = field(compare=False, repr=False)
@@ -68,7 +68,7 @@ class Subject:
 
 
 def check(folder: Path, model: Model) -> Check:
-    """Compare the integer part of a graph with its description. Raise OSError for a file."""
+    """Compare the integer part of a graph with its description. OSError: a file cannot be read."""
     manifest = model.manifest
     if not (folder / "model.onnx").exists():
         return Check(0, UNIT, skipped={manifest.target: "the file is no graph of ONNX nodes"})

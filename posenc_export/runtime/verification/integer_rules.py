@@ -29,7 +29,9 @@ class Rule:
 
 
 def layout(first: np.ndarray, second: np.ndarray, sizes: Sequence[Tuple[int, int]]) -> Layout:
-    """Return the meaning of the axes of a value in two calls of rows, new tokens, keys `sizes`."""
+    """Return the meaning of each axis of a value by its shapes in two calls, whose numbers of rows,
+    new tokens and keys are `sizes`.
+    """
     known = dict(zip(reversed(sizes), "tsb", strict=True))
     axes = [known.get(pair, str(pair[0])) for pair in zip(first.shape, second.shape, strict=True)]
     if sizes[1] == sizes[2] and axes.count("s") == 2:  # without a cache, S is T
@@ -128,7 +130,9 @@ def _distances(
 
 
 def allowed(manifest: Manifest, axes: Layout, layers: Sequence[int] = ()) -> Tuple[str, ...]:
-    """Return rules of which an index with these axes, read by these layers, follows one, if any."""
+    """Return the rules of which an index with these axes, read by these layers, follows one; empty
+    if others may hold.
+    """
     if "s" in axes and "t" in axes:
         attentions = described.attentions(manifest)
         readers = [attentions[layer] for layer in layers if layer < len(attentions)]
@@ -156,7 +160,9 @@ def _numbers(manifest: Manifest, name: str) -> List[int]:
 def agreement(
     value: np.ndarray, rule: Rule, target: Layout, places: Places
 ) -> Optional[Tuple[int, int]]:
-    """Return counts of equal and compared entries, without padding; None if axes differ."""
+    """Return how many entries of a value are those of a rule, and how many were compared: not those
+    of padding and hidden keys. None if the value has other axes.
+    """
     axes = rule.axes
     if ("s" in target and "t" in target) != ("s" in axes and "t" in axes):
         return None

@@ -26,7 +26,9 @@ MOST_WORKERS = 4  # each worker needs its own caches and activations
 
 
 def sessions(model: Model, threads: Optional[int]) -> List[Session]:
-    """Open one session with a full cache, and smaller ones for threads if weights are large."""
+    """Open the sessions for `measure`: one with room for the full cache and, for large weights on
+    one thread, smaller ones for worker threads.
+    """
     whole = model.session(capacity=grid_inputs.fill_length(model.manifest))
     large = sum(file.bytes for file in model.manifest.files.values()) >= THREADED
     native = model.provider == "cpu" and graph_file(model.manifest) == "model.onnx"

@@ -72,7 +72,9 @@ class Recorder(ort_graph.OrtGraph):
 
 
 def recorded(graph: Graph, names: Sequence[str], threads: Optional[int]) -> Records:
-    """Return the values that CALLS on generated tokens record. Raise GraphError if one fails."""
+    """Return the recorded values of CALLS on tokens that are generated from a name, each on the
+    caches of those before, if there are any. Raise GraphError if the graph failed.
+    """
     manifest, recorder = graph.manifest, Recorder(graph, names, threads)
     capacity = min(manifest.max_positions, SHORT)
     session = model.Model(recorder).session(capacity=capacity)
@@ -108,7 +110,9 @@ def _opened(content: bytes, graph: Graph, threads: Optional[int]) -> Any:
 
 
 def of_artefact(folder: Path, manifest: Manifest) -> Optional[Check]:
-    """Compare the CPU kernels of model.onnx with their contracts; None without such nodes."""
+    """Compare the kernels of model.onnx, whose files were checked, that ONNX Runtime runs on the
+    CPU; None if no node of it has a contract.
+    """
     graph = Graph(read(folder / "model.onnx"), folder, manifest)
     nodes = checked_nodes(graph)
     if not nodes:

@@ -50,7 +50,9 @@ def write(manifest: Manifest, expected: Expected, accuracy: Accuracy, folder: Pa
 
 
 def read(manifest: Manifest, folder: Path) -> Expected:
-    """Read the reference file. Raise ValueError if there is none, or one of another size or NaN."""
+    """Read the reference file of an artefact whose files were checked. Raise ValueError if it has
+    none, or one of another size or with numbers that are not finite.
+    """
     if manifest.reference is None or FILE_NAME not in manifest.files:
         remedy = "verify it against its module, or export again"
         raise refusal(f"artefact {folder}", "a reference", "none", remedy)

@@ -76,7 +76,9 @@ def post_norm(
 def reading_layers(
     kind: LayerConfig, layers: int, projection: Named, scale: Optional[float] = None
 ) -> Tuple[Dict[str, LayerConfig], Tuple[str, ...]]:
-    """Return kinds and order of a decoder's layers: self-attention, then cross-attention."""
+    """Return kinds and order of the layers of a decoder that reads an encoder. Each of its layers
+    becomes two: the self-attention of `kind`, then cross-attention with its MLP.
+    """
     own, norm = kind.attention, kind.norms[0]
     heads: Any = {"heads": own.heads, "kv_heads": own.heads, "head_size": own.head_size}
     sees = {"name": "encoder"}

@@ -70,7 +70,9 @@ def layer(
 
 
 def head_norm(kind: LayerConfig, name: str = "head") -> LayerConfig:
-    """Return the layer with norms of queries and keys: of each "head", or the "projection"."""
+    """Return the layer with norms of queries and keys, specified like its first norm; `name` is
+    "head" for norms over each head, "projection" for norms over all heads.
+    """
     return kind.with_attention(head_norm={"name": name, "norm": kind.norms[0]})
 
 

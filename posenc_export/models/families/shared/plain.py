@@ -29,7 +29,9 @@ def attention(
 def mlp(
     config: Settings, key: str, default: Any = REQUIRED, hidden: Any = REQUIRED, bias: bool = True
 ) -> Named:
-    """Describe an MLP without gate. key: of its activation; default, hidden: defaults."""
+    """Describe an MLP without gate. key: of the activation in the config; default, hidden: the
+    family's defaults of the activation and of intermediate_size.
+    """
     size, activation = config.whole("intermediate_size", hidden), config.activation(key, default)
     return {"name": "plain", "hidden": size, "activation": activation, "bias": bias}
 

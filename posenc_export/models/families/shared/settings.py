@@ -84,7 +84,9 @@ class Settings(Keys):
         return [names[(index + 1) % period > 0] for index in range(self.layers)]
 
     def pattern(self, period: int, *spellings: str) -> List[str]:
-        """Return `full_every` of sliding_window_pattern or other `spellings`, or of `period`."""
+        """Take sliding_window_pattern, `period` if it is missing, or further names of that key, and
+        return layer types as `full_every`.
+        """
         keys = ("sliding_window_pattern", "_sliding_window_pattern", *spellings)
         periods = {key: self.whole(key) for key in keys if key in self._remaining}
         if len(set(periods.values())) > 1:

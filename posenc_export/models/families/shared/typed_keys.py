@@ -18,7 +18,9 @@ ACTIVATIONS = {
 
 
 class Keys:
-    """The keys of a config.json. ValueError: a key is missing without default, or another value."""
+    """The keys of a config.json. A method that takes a key raises ValueError if the key is missing
+    and has no default, and for values that it does not name.
+    """
 
     layers: int  # of the model
 
