@@ -328,7 +328,7 @@ QUANTIZATION = (
         f"{FORMATS}::test_a_block_of_4_bits_has_the_scale_of_the_smallest_squared_error",
     ),
     ("export/quantization/gptq.py", "remaining[end:].sub_(", "remaining[end:].add_(", GPTQ),
-    ("export/quantization/gptq.py", "found[columns.argsort()]", "found[columns]", GPTQ),
+    ("export/quantization/gptq.py", "result[columns.argsort()]", "found[columns]", GPTQ),
     (
         "export/targets/fused_weights.py",
         "unsigned[..., 0::2] | unsigned[..., 1::2] << 4",

@@ -130,11 +130,11 @@ def _disagreement(
     bound = f"{accuracy.tolerance:.1e}"
     rule = f"compare: expected outputs within {bound} of those of the original, got {error:.1e}"
     if sees_later:
-        found = (
+        difference = (
             "the original is not causal, as ours is: its outputs for earlier tokens change if "
             "only the last token changes"
         )
-        return f"{rule}, and {found}; give it a causal mask, or build ours with causal=False"
+        return f"{rule}, and {difference}; give it a causal mask, or build ours with causal=False"
     where = "from the first token on: check weights, biases, norms"
     if worst_error(whole[:, :1], case.full[:, :1]) <= accuracy.tolerance:
         where = "only after the first token: check heads, encoding, theta, layout, scale"

@@ -79,9 +79,9 @@ def edge_errors(source: Source, manifest: Manifest, folder: Path, say: Progress)
         ("edges", dtype, manifest.signature, plan.length, plan.starts),
         lambda: _expected(reduced, edges, plan),
     )
-    made = source.once(("edge source", dtype), lambda: Source(written, say=say))
+    source_model = source.once(("edge source", dtype), lambda: Source(written, say=say))
     described = describe(written, manifest.target, manifest.signature, TARGETS[manifest.target])
-    session = _opened(made, described, folder, max(plan.length, BEFORE + BESIDE + 1))
+    session = _opened(source_model, described, folder, max(plan.length, BEFORE + BESIDE + 1))
     accuracy = accuracy_of(written, described)
     cells = [] if compared is None else long_cells(described, compared, accuracy.rounds, TITLE)
     for edge, case in starts:

@@ -41,13 +41,13 @@ def edge_model(model: Model, spread: float = SPREAD) -> Model:
     part = RepeatedLayers.of(inner)
     reduced: Model = inner if part is None else part.model
     kept = {id(value): value for value in (*reduced.parameters(), *reduced.buffers())}
-    made = copy.deepcopy(reduced, {**kept, **_drawn(reduced), **_fewer_rows(reduced)})
-    made.source = {}
-    if isinstance(made, Stack):
-        _complete(made, part)
-    reduced = in_dtype(made.eval(), "float32")
-    _spread(reduced, spread)
-    return reduced
+    edge = copy.deepcopy(reduced, {**kept, **_drawn(reduced), **_fewer_rows(reduced)})
+    edge.source = {}
+    if isinstance(edge, Stack):
+        _complete(edge, part)
+    edge = in_dtype(edge.eval(), "float32")
+    _spread(edge, spread)
+    return edge
 
 
 def _drawn(model: Model) -> Dict[int, Any]:
@@ -79,18 +79,18 @@ def _parameter(numbers: Tensor) -> torch.nn.Parameter:
     return torch.nn.Parameter(numbers, requires_grad=False)
 
 
-def _complete(made: Stack, part: Optional[RepeatedLayers]) -> None:
+def _complete(model: Stack, part: Optional[RepeatedLayers]) -> None:
     """Let the description and the sizes of modules agree with the weights."""
-    config, made.text, made.stored = made.config, Text(), {}
+    config, model.text, model.stored = model.config, Text(), {}
     order = config.order if part is None else tuple(config.order[index] for index in part.traced)
     tokens = config.tokens
     if tokens.vocabulary:
         count = min(tokens.vocabulary, VOCABULARY)
-        tokens, made.tokens.embedding.num_embeddings = replace(tokens, vocabulary=count), count
+        tokens, model.tokens.embedding.num_embeddings = replace(tokens, vocabulary=count), count
         if config.head is not None:
-            made.head.linear.out_features = count  # type: ignore[union-attr]
-    made.config = replace(config, order=order, tokens=tokens, readout=None)
-    made.readout = None
+            model.head.linear.out_features = count  # type: ignore[union-attr]
+    model.config = replace(config, order=order, tokens=tokens, readout=None)
+    model.readout = None
 
 
 def _spread(model: Model, spread: float) -> None:

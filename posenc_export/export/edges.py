@@ -26,8 +26,8 @@ def edges_of(model: Model) -> List[Edge]:
     last = inner.config.max_positions - 1
     stated = (*_stated(inner), Edge("2^24", SINGLE, "position"))
     within = [edge for edge in stated if 0 < edge.at <= last]
-    found = {Edge(OTHER.sub("?", e.name)[:LONGEST_NAME], e.at, e.by) for e in within}
-    return sorted(found, key=lambda edge: (edge.at, edge.name))
+    edges = {Edge(OTHER.sub("?", e.name)[:LONGEST_NAME], e.at, e.by) for e in within}
+    return sorted(edges, key=lambda edge: (edge.at, edge.name))
 
 
 def indices_of(edges: List[Edge], manifest: Manifest) -> Dict[str, int]:

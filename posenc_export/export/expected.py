@@ -71,13 +71,13 @@ def full_pass(
 def _attribute_cases(
     session: Session, manifest: Manifest
 ) -> Dict[str, Tuple[AttributeCase, np.ndarray]]:
-    found = {}
+    cases = {}
     for name, fed in grid_inputs.attribute_inputs(manifest).items():
         session.reset()
         how = {key: fed.attributes.get(key) for key in ("grid", "token_types")}
         how |= {"attention_mask": fed.mask, "chunk": fed.tokens.shape[1]}
-        found[name] = fed, session.prefill(_wide(fed.tokens), **how)
-    return found
+        cases[name] = fed, session.prefill(_wide(fed.tokens), **how)
+    return cases
 
 
 def _wide(tokens: np.ndarray) -> np.ndarray:

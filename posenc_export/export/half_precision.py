@@ -74,9 +74,9 @@ def _check_buffers(encoding: PositionEncoding, cast: PositionEncoding, dtype: st
     """Check that fixed numbers keep their values, which a formula knows as they were before."""
     for name, buffer in encoding.named_buffers():
         if not torch.equal(cast.get_buffer(name).to(buffer.dtype), buffer):
-            found = f"buffer {name}, which the cast rounds"
+            got = f"buffer {name}, which the cast rounds"
             rule = f"fixed numbers that keep their values in a model of {dtype}"
-            raise refusal(f"encoding {type(encoding).__name__}", rule, found, FIXED)
+            raise refusal(f"encoding {type(encoding).__name__}", rule, got, FIXED)
 
 
 def _in_half(

@@ -107,16 +107,16 @@ class _Walk:
         return self._object(value)
 
     def _module(self, module: torch.nn.Module) -> Content:
-        found = []
+        parts = []
         for name, value in vars(module).items():
             if name in TENSORS:
-                part: Any = tuple((key, self._registered(held)) for key, held in value.items())
+                part: Any = tuple((key, self._registered(member)) for key, member in value.items())
             elif isinstance(value, dict) and name.endswith(("hooks", "_with_kwargs")):
                 part = self.of(list(value.values()))  # the keys number all hooks of the process
             else:
                 part = self.of(value)
-            found.append((name, part))
-        return tuple(sorted(found, key=lambda pair: pair[0]))
+            parts.append((name, part))
+        return tuple(sorted(parts, key=lambda pair: pair[0]))
 
     def _registered(self, tensor: Any) -> Content:
         if tensor is None:

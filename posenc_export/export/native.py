@@ -69,14 +69,14 @@ def compile_artefact(
     manifest, say = manifests.read(folder, digest), progress or (lambda _: None)
     staging = StagingFolder([output])
     with staging as path:
-        made = path / "made"
-        made.mkdir()
+        staged = path / "made"
+        staged.mkdir()
         others = (graph_file(manifest), trained_numbers.FILE_NAME)
         kept = {name: entry for name, entry in manifest.files.items() if name not in others}
         for name in kept:
-            shutil.copyfile(folder / name, made / name)
+            shutil.copyfile(folder / name, staged / name)
         say(f"{AOTINDUCTOR}: compiling")
-        graph = made / GRAPHS[AOTINDUCTOR]
+        graph = staged / GRAPHS[AOTINDUCTOR]
         _compile(read_program(folder / graph_file(manifest), manifest), manifest, graph)
         reference = manifest.reference and replace(manifest.reference, float32=0.0)
         native = manifest.replace(
@@ -85,11 +85,11 @@ def compile_artefact(
             compiled=machine.on_this_machine(manifest.digest),
             files={**kept, graph.name: files.entry(graph)},
         )
-        manifests.write(native.replace(certificate=None, proofs=[], encodings={}), made)
-        proof = verify(made, AOTINDUCTOR, progress=say)
+        manifests.write(native.replace(certificate=None, proofs=[], encodings={}), staged)
+        proof = verify(staged, AOTINDUCTOR, progress=say)
         if not proof["passed"]:
             raise VerificationError({**proof})
-        staging.publish([made])
+        staging.publish([staged])
     return manifests.read_alone(output)
 
 
@@ -151,7 +151,7 @@ def _prepare(program: Any, manifest: Manifest) -> None:
 
 def _set_strides(nodes: List[torch.fx.Node], manifest: Manifest) -> None:
     """Let caches be the first slots of larger memory. Inductor's code checks no strides."""
-    made: Dict[int, torch.SymInt] = {}
+    strides_of_step: Dict[int, torch.SymInt] = {}
     for node, state in zip(nodes, manifest.states, strict=True):
         if not state.in_place:
             continue
@@ -160,11 +160,13 @@ def _set_strides(nodes: List[torch.fx.Node], manifest: Manifest) -> None:
         for axis in reversed(range(example.dim() - 1)):
             step = strides[axis + 1]
             # Caches of one size share the stride, since a session gives them the same slots.
-            if axis + 1 == state.axis and step not in made:
+            if axis + 1 == state.axis and step not in strides_of_step:
                 symbols = example.fake_mode.shape_env
-                made[step] = symbols.create_unspecified_symint_and_symbol(
+                strides_of_step[step] = symbols.create_unspecified_symint_and_symbol(
                     SLOTS * step, ConstantSource(f"slots of {step}"), DimDynamic.DYNAMIC
                 )
-            strides[axis] = made[step] if axis + 1 == state.axis else step * example.shape[axis + 1]
+            strides[axis] = (
+                strides_of_step[step] if axis + 1 == state.axis else step * example.shape[axis + 1]
+            )
         with example.fake_mode:
             node.meta["val"] = torch.empty_strided(example.shape, strides, dtype=example.dtype)

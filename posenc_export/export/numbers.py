@@ -70,16 +70,16 @@ class _Comparison:
 
     def run(self) -> Compared:
         digests = Digests(self.constants)
-        found: Set[str] = set()
+        names: Set[str] = set()
         for place in self.constants.decoded():
             digests.add(place)
-            found.update(place.names)
+            names.update(place.names)
             self._decoded(place)
         for place in self.constants.plain():
             digests.add(place)
-            found.update(place.names)
+            names.update(place.names)
         for name in self.constants.stored:
-            if name not in found:
+            if name not in names:
                 self.failures[name] = "no node reads it"
             elif name.rpartition(".")[2] not in CODES:
                 self._stored(name)

@@ -46,7 +46,7 @@ def oracle_cells(
         steps.advance()
     for name, (fed, full) in expected.attribute_cases.items():
         row = int(fed.mask.all(1).argmax())  # the first without padding
-        numbers = {key: given[..., row, :] for key, given in fed.attributes.items()}
+        numbers = {key: array[..., row, :] for key, array in fed.attributes.items()}
         exact = oracle.full_pass(model, fed.tokens[row], 0, **numbers)
         cells[f"{name}: oracle"] = worst_error(full[row], exact)
         steps.advance()

@@ -178,14 +178,14 @@ class _Completion:
         for node in self.parts[index]:
             inputs = [self._input(value, of, layer) for value in node.inputs]
             outputs: Any = {"domain": node.domain, "num_outputs": len(node.outputs)}
-            made = ir.node(node.op_type, inputs, node.attributes, **outputs)
-            for old, new in zip(node.outputs, made.outputs, strict=True):
+            copied = ir.node(node.op_type, inputs, node.attributes, **outputs)
+            for old, new in zip(node.outputs, copied.outputs, strict=True):
                 new.name = f"{old.name}.of_layer_{layer}"
                 new.shape = old.shape and old.shape.copy()
                 new.type = old.type
                 of[old] = new
-            self.graph.insert_after(mark, made)
-            mark = made
+            self.graph.insert_after(mark, copied)
+            mark = copied
         for name, value in list(self.outputs.items()):
             if name.startswith(f"present.{template}."):
                 self.outputs[f"present.{layer}.{name.split('.', 2)[2]}"] = of[value]
@@ -193,13 +193,13 @@ class _Completion:
 
     def _states(self, template: int, layer: int) -> Dict[ir.Value, ir.Value]:
         """Add the states of a layer to the inputs, and return them by those of a traced layer."""
-        start, found = f"past_key_values.{template}.", {}
+        start, states = f"past_key_values.{template}.", {}
         for name, value in list(self.inputs.items()):
             if name.startswith(start):
                 new = f"past_key_values.{layer}.{name.removeprefix(start)}"
                 shape = value.shape and value.shape.copy()
-                self.inputs[new] = found[value] = ir.Value(name=new, shape=shape, type=value.type)
-        return found
+                self.inputs[new] = states[value] = ir.Value(name=new, shape=shape, type=value.type)
+        return states
 
     def _input(
         self, value: Optional[ir.Value], of: Dict[ir.Value, ir.Value], layer: int
@@ -213,21 +213,23 @@ class _Completion:
         name = f"{LAYER}{layer}.{weight[1]}"
         if name not in self.graph.initializers:
             tensor = ir.tensor(self.layers[layer][weight[1]].detach(), name=name)
-            made = ir.Value(name=name, shape=value.shape, type=value.type, const_value=tensor)
-            self.graph.register_initializer(made)
+            initializer = ir.Value(
+                name=name, shape=value.shape, type=value.type, const_value=tensor
+            )
+            self.graph.register_initializer(initializer)
         return self.graph.initializers[name]
 
 
 def _with_layers(model: Stack, chosen: Sequence[int]) -> Stack:
     """Return a model with some layers of another one, which keep their weights."""
-    made = copy.copy(model)
+    shallow = copy.copy(model)
     layers = torch.nn.ModuleList(model.layers[index] for index in chosen)
-    made._modules = {**model._modules, "layers": layers}
-    made.mask_of = [model.mask_of[index] for index in chosen]
-    made.layer_states = [model.layer_states[index] for index in chosen]
-    made.reads_encoder = [model.reads_encoder[index] for index in chosen]
-    made.kept_states = made.embed_states + sum(made.layer_states)
-    return made
+    shallow._modules = {**model._modules, "layers": layers}
+    shallow.mask_of = [model.mask_of[index] for index in chosen]
+    shallow.layer_states = [model.layer_states[index] for index in chosen]
+    shallow.reads_encoder = [model.reads_encoder[index] for index in chosen]
+    shallow.kept_states = shallow.embed_states + sum(shallow.layer_states)
+    return shallow
 
 
 def _mark(_: torch.nn.Module, __: Any, outputs: Any) -> Any:
@@ -241,5 +243,5 @@ def _is_mark(node: ir.Node) -> bool:
 
 def _layer_of(state: str) -> Optional[int]:
     """Return the layer of a state by its name; None for a state of no layer."""
-    found = STATE.match(state)
-    return None if found is None else int(found[1])
+    match = STATE.match(state)
+    return None if match is None else int(match[1])

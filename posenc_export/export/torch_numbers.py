@@ -56,16 +56,16 @@ def _by_content(stored: List[Tuple[str, torch.Tensor]], wanted: Dict[str, torch.
     known: Dict[Tuple[int, ...], Dict[bytes, List[str]]] = {}
     for name, tensor in wanted.items():
         known.setdefault(_sizes(tensor), {}).setdefault(_digest(tensor), []).append(name)
-    compared, held, others = 0, set(), []
+    compared, present, others = 0, set(), []
     for place, tensor in stored:
         names = known.get(_sizes(tensor), {}).get(_digest(tensor), [])
-        held.update(names)
+        present.update(names)
         if names:
             compared += tensor.numel()
         else:
             others.append((place, tensor))
     # Encodings compute further numbers from their own, and freezing keeps only the result.
-    plain = [name for name in wanted if name not in held and "encoding." not in name]
+    plain = [name for name in wanted if name not in present and "encoding." not in name]
     lost = {_sizes(wanted[name]): name for name in plain}
     failures, skipped = {}, {}
     for place, tensor in others:
@@ -73,7 +73,7 @@ def _by_content(stored: List[Tuple[str, torch.Tensor]], wanted: Dict[str, torch.
             failures[place] = f"other numbers than {lost[_sizes(tensor)]}"
         else:
             skipped[place] = f"{list(tensor.shape)}, which torch computed when it froze the program"
-    skipped |= {name: "the program has it not" for name in wanted if name not in held}
+    skipped |= {name: "the program has it not" for name in wanted if name not in present}
     return Check(compared, "numbers", failures=_first(failures), skipped=skipped)
 
 
@@ -91,8 +91,8 @@ def _digest(tensor: torch.Tensor) -> bytes:
     if len(set(sizes)) < len(sizes):  # no order of equal axes is known
         ordered = numbers.reshape(-1).sort().values
     else:
-        ones = [axis for axis in range(numbers.dim()) if axis not in axes]
-        ordered = torch.permute(numbers, [*axes, *ones])
+        singletons = [axis for axis in range(numbers.dim()) if axis not in axes]
+        ordered = torch.permute(numbers, [*axes, *singletons])
     content = ordered.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
     return hashlib.sha256(str(numbers.dtype).encode() + content).digest()
 

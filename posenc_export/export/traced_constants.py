@@ -34,8 +34,8 @@ class TracedConstants:
             inputs = [value for value in node.inputs if value is not None]
             if node.domain == "" and known.issuperset(inputs) and not _has_body(node):
                 known.update(node.outputs)
-                made = ir.to_proto(node)
-                self._makers |= {str(value.name): made for value in node.outputs}
+                copied = ir.to_proto(node)
+                self._makers |= {str(value.name): copied for value in node.outputs}
 
     def __contains__(self, name: str) -> bool:
         return name in self._makers
@@ -50,7 +50,9 @@ class TracedConstants:
         """Return the names of initializers that a value is computed from."""
         if name in self.tensors:
             return {name}
-        return {found for read in self._makers[name].input if read for found in self.sources(read)}
+        return {
+            source for read in self._makers[name].input if read for source in self.sources(read)
+        }
 
     def _compute(self, name: str, known: Dict[str, np.ndarray], precise: bool) -> None:
         if name in known:
@@ -63,13 +65,13 @@ class TracedConstants:
         node = self._makers[name]
         for read in filter(None, node.input):
             self._compute(read, known, precise)
-        made = _precise(node) if precise else node
+        computed = _precise(node) if precise else node
         inputs = list(dict.fromkeys(filter(None, node.input)))
         dtypes = [helper.np_dtype_to_tensor_dtype(known[read].dtype) for read in inputs]
         pairs = zip(inputs, dtypes, strict=True)
         types = [helper.make_tensor_value_info(*pair, None) for pair in pairs]
         outputs = [helper.make_empty_tensor_value_info(out) for out in node.output]
-        graph = helper.make_graph([made], "part", types, outputs)
+        graph = helper.make_graph([computed], "part", types, outputs)
         model = helper.make_model(graph, opset_imports=self.opsets)
         values: Any = ReferenceEvaluator(model).run(None, {n: known[n] for n in inputs})
         known.update(zip(node.output, values, strict=True))
@@ -82,12 +84,12 @@ def _has_body(node: ir.Node) -> bool:
 
 def _precise(node: onnx.NodeProto) -> onnx.NodeProto:
     """Return a node that computes in float64 where the graph does in a narrower dtype."""
-    made = onnx.NodeProto()
-    made.CopyFrom(node)
-    for attribute in made.attribute:
+    copied = onnx.NodeProto()
+    copied.CopyFrom(node)
+    for attribute in copied.attribute:
         if attribute.name == "to" and node.op_type == "Cast" and attribute.i in ROUNDED:
             attribute.i = TensorProto.DOUBLE
         elif attribute.HasField("t") and attribute.t.data_type in ROUNDED:
             numbers = numpy_helper.to_array(attribute.t).astype(np.float64)
             attribute.t.CopyFrom(numpy_helper.from_array(numbers, attribute.t.name))
-    return made
+    return copied

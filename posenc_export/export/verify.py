@@ -76,13 +76,13 @@ def _failure(certificate: Dict[str, Any], own: Mapping[str, str]) -> str:
     failed = [name for name, error in cells if not error <= bound_of(certificate, name)]
     worst = worst_cell(certificate)
     more = f", the worst of {len(failed)} cells" if len(failed) > 1 else ""
-    found = f"{format_cell(certificate, worst)} at '{worst}'{more}"
+    got = f"{format_cell(certificate, worst)} at '{worst}'{more}"
     remedy = "do not deploy"
     if own and "oracle" in worst:
         classes = " and ".join(own.values())
         remedy += f": encoding {' or '.join(own)} disagrees with its oracle; "
         remedy += f"run posenc_export.testing.check_encoding on {classes}"
-    return f"expected errors within {bound_of(certificate, worst):.1e}, got {found}; {remedy}"
+    return f"expected errors within {bound_of(certificate, worst):.1e}, got {got}; {remedy}"
 
 
 def verify(
@@ -164,9 +164,9 @@ def _sample(described: Calibration, model: Model, calibrate: Union[str, Path, No
     if sample is None and is_default(wanted):
         sample = default_sample(model)
     if sample is None or sample.sha256 != wanted:
-        found = "none" if sample is None else f"one with {sample.sha256}"
+        got = "none" if sample is None else f"one with {sample.sha256}"
         rule = f"the calibration data of the export, sha256 {wanted}"
-        raise refusal("verify", rule, found, "pass its file as calibrate")
+        raise refusal("verify", rule, got, "pass its file as calibrate")
     return sample.kept(described.tokens)
 
 

@@ -52,17 +52,17 @@ def codes(
     # Transposed, so that a column is contiguous in memory.
     remaining, steps, zeros = (part.T[columns] for part in (weight, scales, zeros))
     steps = torch.where(steps == 0, torch.ones_like(steps), steps)
-    found = torch.empty_like(remaining)
+    result = torch.empty_like(remaining)
     for first in range(0, len(remaining), COLUMNS):
         end = min(first + COLUMNS, len(remaining))
         lost = torch.empty_like(remaining[first:end])
         for column in range(first, end):
             step, zero, row = steps[column], zeros[column], factor[column]
-            code = found[column]
+            code = result[column]
             torch.div(remaining[column], step, out=code).round_().add_(zero).clamp_(least, most)
             error = lost[column - first]
             torch.sub(remaining[column], (code - zero).mul_(step), out=error).div_(row[column])
             # In place: -= on a part of a tensor would copy the part onto itself.
             remaining[column + 1 : end].sub_(error * row[column + 1 : end, None])
         remaining[end:].sub_((lost.T.contiguous() @ factor[first:end, end:]).T)
-    return found[columns.argsort()].T
+    return result[columns.argsort()].T

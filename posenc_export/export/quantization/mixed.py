@@ -90,10 +90,12 @@ def check_written(manifest: Manifest, size: float) -> None:
     they are larger, because they hold more than weights: scales that are not numbers of float16, or
     large constants of a module.
     """
-    found = sum(manifest.files[name].bytes for name in ("model.onnx", WEIGHTS)) / MB
-    if found > size:
-        remedy = f"give {2 * size - found:.1f}, which leaves room for other constants"
-        raise refusal("export", f"graph and weights of at most {size:g} MB", f"{found:.1f}", remedy)
+    megabytes = sum(manifest.files[name].bytes for name in ("model.onnx", WEIGHTS)) / MB
+    if megabytes > size:
+        remedy = f"give {2 * size - megabytes:.1f}, which leaves room for other constants"
+        raise refusal(
+            "export", f"graph and weights of at most {size:g} MB", f"{megabytes:.1f}", remedy
+        )
 
 
 def formats_within(
@@ -107,7 +109,7 @@ def formats_within(
     measured = _measured(model, sample, readers, say)
     choices = {name: _choices(parts) for name, parts in measured.items()}
     chosen = _within(list(choices.values()), int(size * MB) - rest)
-    return {name: one.format for name, one in zip(choices, chosen, strict=True)}
+    return {name: choice.format for name, choice in zip(choices, chosen, strict=True)}
 
 
 def check_size(model: Model, size: float) -> int:
@@ -144,18 +146,20 @@ def formats_of(on_grid: Mapping[str, OnGrid]) -> Dict[str, str]:
 def _readers(model: Model) -> Dict[str, List[Reader]]:
     """Return the layers and tables that read each rounded weight, by name of the parameter."""
     names = {id(parameter): name for name, parameter in model.named_parameters()}
-    found: Dict[str, List[Reader]] = {}
+    readers: Dict[str, List[Reader]] = {}
     parts: List[Reader] = [*linear_layers(model).values(), *tables(model)]
     for part in parts:
-        found.setdefault(names[id(part.weight)], []).append(part)
-    return found
+        readers.setdefault(names[id(part.weight)], []).append(part)
+    return readers
 
 
 def _measured(
     model: Model, sample: Sample, readers: Mapping[str, List[Reader]], say: Progress = silent
 ) -> Dict[str, List[Tuple[Reader, Sensitivity]]]:
     """Return the sensitivity of each reader on the first windows of a sample."""
-    found = {name: [(part, Sensitivity(part)) for part in parts] for name, parts in readers.items()}
+    sensitivities = {
+        name: [(part, Sensitivity(part)) for part in parts] for name, parts in readers.items()
+    }
     with ExitStack() as undo, torch.enable_grad():
         # Derivatives are computed with respect to activations only.
         for parameter in model.parameters():
@@ -164,7 +168,7 @@ def _measured(
         for table in tables(model):
             hook = table.register_forward_hook(lambda _, __, rows: rows.requires_grad_())
             undo.callback(hook.remove)
-        for part, sensitivity in (pair for pairs in found.values() for pair in pairs):
+        for part, sensitivity in (pair for pairs in sensitivities.values() for pair in pairs):
             undo.callback(part.register_forward_hook(sensitivity.add).remove)
         windows = sample.windows[:WINDOWS]
         phase, what = "estimating the loss of each weight", "windows of calibration data"
@@ -173,7 +177,7 @@ def _measured(
             loss: Any = _cross_entropy(model, torch.from_numpy(window[None]))
             loss.backward()
             steps.advance()
-    return found
+    return sensitivities
 
 
 def _cross_entropy(model: Model, tokens: Tensor) -> Tensor:
@@ -193,15 +197,15 @@ def _choices(parts: Sequence[Tuple[Reader, Sensitivity]]) -> List[Choice]:
     """Return the choices for a weight by size, without those that gain least per byte."""
     weight = parts[0][0].weight.detach()
     rows = torch.arange(0, len(weight), max(len(weight) // ROWS, 1))
-    sampled, found = weight[rows].numpy(), []
+    sampled, choices = weight[rows].numpy(), []
     table = any(_is_table(part) for part, _ in parts)
     for name in CANDIDATES:
         grid = FORMATS[name].projections
         errors = torch.from_numpy(grid.rounded(sampled).weight - sampled)
         loss = sum(sensitivity.loss(errors, rows) for _, sensitivity in parts)
-        found.append(Choice(name, _stored(grid, weight.shape, table), loss))
+        choices.append(Choice(name, _stored(grid, weight.shape, table), loss))
     kept: List[Choice] = []
-    for choice in found:
+    for choice in choices:
         if not kept or choice.loss < kept[-1].loss:
             if kept and kept[-1].bytes == choice.bytes:
                 kept.pop()
@@ -211,22 +215,24 @@ def _choices(parts: Sequence[Tuple[Reader, Sensitivity]]) -> List[Choice]:
     return kept
 
 
-def _gain(one: Choice, other: Choice) -> float:
+def _gain(coarse: Choice, fine: Choice) -> float:
     """Return by how much the loss falls for each further byte."""
-    return (one.loss - other.loss) / (other.bytes - one.bytes)
+    return (coarse.loss - fine.loss) / (fine.bytes - coarse.bytes)
 
 
 def _within(choices: Sequence[Sequence[Choice]], most: int) -> List[Choice]:
     """Return a choice for each weight, of at most `most` bytes together; best steps come first."""
-    chosen, left = [0] * len(choices), most - sum(each[0].bytes for each in choices)
-    steps = [(index, step) for index, each in enumerate(choices) for step in range(len(each) - 1)]
+    chosen, left = [0] * len(choices), most - sum(options[0].bytes for options in choices)
+    steps = [
+        (index, step) for index, options in enumerate(choices) for step in range(len(options) - 1)
+    ]
     # Gains of a weight fall from step to step.
     steps.sort(key=lambda at: _gain(*choices[at[0]][at[1] : at[1] + 2]), reverse=True)
     for index, step in steps:
         cost = choices[index][step + 1].bytes - choices[index][step].bytes
         if chosen[index] == step and cost <= left:
             chosen[index], left = step + 1, left - cost
-    return [each[index] for each, index in zip(choices, chosen, strict=True)]
+    return [options[index] for options, index in zip(choices, chosen, strict=True)]
 
 
 def _stored(grid: Grid, shape: Sequence[int], table: bool) -> int:

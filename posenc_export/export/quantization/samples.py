@@ -124,6 +124,6 @@ def _numbers(path: Path, width: int) -> np.ndarray:
         or not np.isfinite(rows).all()
     ):
         alone = isinstance(rows, np.ndarray)
-        found = f"{rows.dtype} {list(rows.shape)}" if alone else "several arrays"
-        raise ValueError(f"{rule}, all finite, got {found}; write it with numpy.save")
+        shape = f"{rows.dtype} {list(rows.shape)}" if alone else "several arrays"
+        raise ValueError(f"{rule}, all finite, got {shape}; write it with numpy.save")
     return rows

@@ -39,25 +39,25 @@ def smoothed(model: Model, sample: Sample, say: Progress = silent) -> Model:
     changed = {id(parameter) for parameter in (*groups, *biases)}
     largest = _largest(model, sample, say)
     page_out(model.parameters())  # weights that are copied are not read again
-    made = sharing_weights(model, changed)
-    _scale(made, largest)
-    return made
+    copied = sharing_weights(model, changed)
+    _scale(copied, largest)
+    return copied
 
 
 def _largest(model: Model, sample: Sample, say: Progress) -> Dict[str, Tensor]:
     """Return the largest magnitude [K] of each channel of each norm's output, by name."""
-    found: Dict[str, Tensor] = {}
+    largest: Dict[str, Tensor] = {}
     with ExitStack() as hooks:
         for name, norm, _ in _groups(model):
-            found[name] = torch.zeros_like(norm.weight)
+            largest[name] = torch.zeros_like(norm.weight)
 
             def record(_: torch.nn.Module, __: object, y: Tensor, name: str = name) -> None:
-                found[name] = torch.maximum(found[name], y.abs().flatten(0, -2).amax(0))
+                largest[name] = torch.maximum(largest[name], y.abs().flatten(0, -2).amax(0))
 
             hooks.callback(norm.register_forward_hook(record).remove)
         few = sample.kept(WINDOWS * sample.windows.shape[1])
         run(model, few, say, "measuring inputs of weights")
-    return found
+    return largest
 
 
 def _scale(model: Model, largest: Mapping[str, Tensor]) -> None:

@@ -54,8 +54,8 @@ def with_text(
     if sample is not None and len(sample.windows) >= SHARE:
         count = min(WINDOWS, len(sample.windows) // SHARE)
         parts = (sample.windows[:-count], sample.windows[-count:])
-        kept, held = (dataclasses.replace(sample, windows=part) for part in parts)
-        return kept, MeasuredText(HELD_OUT, held)
+        kept, held_out = (dataclasses.replace(sample, windows=part) for part in parts)
+        return kept, MeasuredText(HELD_OUT, held_out)
     text = samples.of_text(TEXT.read_bytes(), model)
     if not len(text.windows):
         return sample, None  # its tokenizer reads the text as too few tokens

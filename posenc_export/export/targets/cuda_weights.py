@@ -30,9 +30,9 @@ class InHalf(Fused):
     """Lower to MatMulNBits and GatherBlockQuantized with activations in half precision."""
 
     def _product(
-        self, op: Builder, node: ir.Node, x: Optional[ir.Value], name: str, found: OnGrid
+        self, op: Builder, node: ir.Node, x: Optional[ir.Value], name: str, on_grid: OnGrid
     ) -> ir.Value:
-        product = super()._product(op, node, x, name, _in_blocks(*found))
+        product = super()._product(op, node, x, name, _in_blocks(*on_grid))
         # Read by the fusion of a sum and the norm after it.
         product.shape, product.type = node.outputs[0].shape, node.outputs[0].type
         return product

@@ -35,21 +35,23 @@ def table_of(op: Builder, mask: Mask, heads: int) -> Optional[ir.Value]:
 
     Larger distances than those of the table have the last entry.
     """
-    bias, found = mask.bias, _Distances(mask)
+    bias, distances = mask.bias, _Distances(mask)
     assert bias is not None
-    if heads * op.max_positions > MOST or not found.decide(bias):
+    if heads * op.max_positions > MOST or not distances.decide(bias):
         return None
-    return op.weight(f"{bias.name}{BY_DISTANCE}", lambda: _biases(op, bias, heads, found.sources))
+    return op.weight(
+        f"{bias.name}{BY_DISTANCE}", lambda: _biases(op, bias, heads, distances.sources)
+    )
 
 
 def rows_of(op: Builder, mask: Mask, index: ir.Value) -> Optional[ir.Value]:
     """Return the rows [range] int32 that an index [B,1,S,T] takes by distance, or None if it
     depends on something else. Larger distances have the last one.
     """
-    found = _Distances(mask)
-    if op.max_positions > MOST or not found.decide(index):
+    distances = _Distances(mask)
+    if op.max_positions > MOST or not distances.decide(index):
         return None
-    rows = _table(op, index, 1, found.sources)
+    rows = _table(op, index, 1, distances.sources)
     if rows is None:
         return None
     return op.weight(f"{index.name}{ROW_OF_DISTANCE}", lambda: rows[0].astype(np.int32))

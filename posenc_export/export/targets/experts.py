@@ -124,14 +124,14 @@ def parts(op: Builder, x: Optional[ir.Value], experts: int) -> Sequence[Optional
 
 
 def _codes(
-    op: Builder, source: Optional[ir.Value], found: OnGrid, shape: Tuple[int, int]
+    op: Builder, source: Optional[ir.Value], on_grid: OnGrid, shape: Tuple[int, int]
 ) -> List[ir.Value]:
     """Return codes [experts,rows,bytes] uint8 and scales [experts,rows,blocks], or [experts,rows]
     without blocks, of a constant [experts,N,K]. shape: rows and inputs of each expert, to which
     codes are padded.
     """
     assert source is not None
-    (grid, codes), (rows, inputs) = found, shape
+    (grid, codes), (rows, inputs) = on_grid, shape
     experts, outputs = codes.scales.shape[:2]
     below = (0, rows - outputs)
 
@@ -152,10 +152,10 @@ def _codes(
     return [op.weight(f"{name}.codes", packed), op.weight(f"{name}.scales", scales)]
 
 
-def _dequantized(op: Builder, source: Optional[ir.Value], found: OnGrid) -> ir.Value:
+def _dequantized(op: Builder, source: Optional[ir.Value], on_grid: OnGrid) -> ir.Value:
     """Return a constant [experts,N,K] as DequantizeLinear of its codes in blocks."""
     assert source is not None
-    grid, codes = found
+    grid, codes = on_grid
     of_expert, name = codes.scales.shape[:2], constant_of(source).name
     whole = codes.codes.reshape(*of_expert, -1)[..., : codes.inputs]
     stored = op.weight(f"{name}.codes", lambda: np.ascontiguousarray(whole))
@@ -200,9 +200,9 @@ def _by_output(weights: ir.Value) -> np.ndarray:
 
 def _second(op: Builder, downs: ir.Value) -> ir.Value:
     """Return weights of downs [N,H,E] in a constant [N,E,H]."""
-    name, found = op.rounded(downs)
-    made = op.weight(f"{constant_of(downs).name}.by_output", lambda: _by_output(downs))
-    return made if found is None else op.mark(made, name, found)
+    name, on_grid = op.rounded(downs)
+    weight = op.weight(f"{constant_of(downs).name}.by_output", lambda: _by_output(downs))
+    return weight if on_grid is None else op.mark(weight, name, on_grid)
 
 
 def _alternating(
@@ -217,9 +217,9 @@ def _alternating(
         return both.reshape(len(both), -1, *both.shape[3:])
 
     both, alternating = (gates, ups), f"{constant_of(gates).name}.alternating"
-    made = op.weight(alternating, lambda: joined([_by_output(part) for part in both]))
+    weight = op.weight(alternating, lambda: joined([_by_output(part) for part in both]))
     (name, first), (_, second) = op.rounded(gates), op.rounded(ups)
     if first is None or second is None:
-        return made
+        return weight
     codes = Codes.joined([first[1], second[1]], joined)
-    return op.mark(made, f"{name}.alternating", (first[0], codes))
+    return op.mark(weight, f"{name}.alternating", (first[0], codes))

@@ -43,12 +43,12 @@ class Fused:
         return None
 
     def _product(
-        self, op: Builder, node: ir.Node, x: Optional[ir.Value], name: str, found: OnGrid
+        self, op: Builder, node: ir.Node, x: Optional[ir.Value], name: str, on_grid: OnGrid
     ) -> ir.Value:
-        grid, codes = found
+        grid, codes = on_grid
         if grid.block is None:
             if self.accuracy == PLAIN:
-                return dequantized(op, node, x, name, found)
+                return dequantized(op, node, x, name, on_grid)
             return self._by_token(op, node, x, name, codes)
         sizes: Dict[str, Any] = {"K": codes.inputs, "N": len(codes.codes), "bits": grid.bits}
         sizes |= {"block_size": grid.block, "accuracy_level": self.accuracy}

@@ -24,12 +24,12 @@ def store(op: Builder, manifest: Manifest, scales: Mapping[str, np.ndarray]) -> 
     """Change the caches named in `scales` [K,D] to int8 in a lowered graph. ValueError: the graph
     has no cache of keys and values, or an operator other than GroupQueryAttention reads one.
     """
-    found = [value for value in op.graph.inputs if value.name in scales and value.uses()]
-    for value in found:
+    caches = [value for value in op.graph.inputs if value.name in scales and value.uses()]
+    for value in caches:
         others = sorted({node.op_type for node, _ in value.uses()} - {*NODES})
         if others:
             _refuse(manifest, f"{value.name} read by {', '.join(others)}")
-    if not found:
+    if not caches:
         _refuse(manifest, "no cache of keys and values")
     for node in op.graph:
         if node.op_type in NODES:
@@ -44,13 +44,13 @@ def _stored(op: Builder, past: Optional[ir.Value], scales: Mapping[str, np.ndarr
     """Change a cache to int8 and return its scales [K*D]."""
     assert past is not None and past.name is not None
     past.type = ir.TensorType(ir.DataType.INT8)
-    given = scales[past.name]
-    padded = np.ones((len(given), size(past, 3)), np.float32)  # heads are padded with zeros
-    padded[:, : given.shape[1]] = given
+    unpadded = scales[past.name]
+    padded = np.ones((len(unpadded), size(past, 3)), np.float32)  # heads are padded with zeros
+    padded[:, : unpadded.shape[1]] = unpadded
     return op.weight(f"{past.name}.scale", lambda: padded.reshape(-1))
 
 
-def _refuse(manifest: Manifest, found: str) -> None:
+def _refuse(manifest: Manifest, got: str) -> None:
     rule = f"export: expected every cache to be read by {NODE} alone for cache {manifest.cache}"
     encoding = summary(manifest)["encoding"]
-    raise ValueError(f"{rule}, got {found} with encoding {encoding}; omit cache")
+    raise ValueError(f"{rule}, got {got} with encoding {encoding}; omit cache")

@@ -95,8 +95,10 @@ def _window(op: Builder, node: Attend) -> int:
     """
     mask = Mask.of(node.mask)
     assert mask is not None
-    given = mask.bias is not None or node.content is not None or node.readers(AttentionWeights)
-    if given or mask.before < 0 or mask.chunk or ort_slots.by_columns(op) is not None:
+    needs_scores = (
+        mask.bias is not None or node.content is not None or node.readers(AttentionWeights)
+    )
+    if needs_scores or mask.before < 0 or mask.chunk or ort_slots.by_columns(op) is not None:
         return 0
     window = mask.before + 1
     return window if op.dtype == "float32" and window + 2 * NEW < op.max_positions else 0

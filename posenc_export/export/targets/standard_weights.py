@@ -30,18 +30,18 @@ class Weights:
         [experts,K,N] by expert; empty if it is not rounded.
         """
         x, value = node.inputs
-        name, found = op.rounded(transposed(value))
-        if found is not None and found[1].scales.ndim == 2:
-            return self._found(name, found)
-        name, found = op.rounded(value)
+        name, on_grid = op.rounded(transposed(value))
+        if on_grid is not None and on_grid[1].scales.ndim == 2:
+            return self._found(name, on_grid)
+        name, on_grid = op.rounded(value)
         if (
-            found is None
+            on_grid is None
             or x is None
             or (x.shape is not None and len(x.shape) != 4)
-            or found[1].scales.ndim != 3
+            or on_grid[1].scales.ndim != 3
         ):
             return {}
-        grid, codes = found
+        grid, codes = on_grid
         by_expert = {
             f"{name}.{expert}": (grid, Codes(*parts, codes.inputs))
             for expert, parts in enumerate(zip(codes.codes, codes.scales, strict=True))
@@ -57,13 +57,13 @@ class Weights:
 
     def of_all(self, op: Builder, value: Optional[ir.Value]) -> Optional[OnGrid]:
         """Return weights [experts,N,K] that MoE reads, or None if they are not rounded."""
-        name, found = op.rounded(value)
-        self._found(name, found)
-        return found
+        name, on_grid = op.rounded(value)
+        self._found(name, on_grid)
+        return on_grid
 
-    def _found(self, name: str, found: Optional[OnGrid]) -> Dict[str, OnGrid]:
-        self.stored |= set() if found is None else {name}
-        return {} if found is None else {name: found}
+    def _found(self, name: str, on_grid: Optional[OnGrid]) -> Dict[str, OnGrid]:
+        self.stored |= set() if on_grid is None else {name}
+        return {} if on_grid is None else {name: on_grid}
 
 
 def product(op: Builder, node: ir.Node, weights: Weights, emit: Product) -> Optional[ir.Value]:
@@ -77,10 +77,10 @@ def product(op: Builder, node: ir.Node, weights: Weights, emit: Product) -> Opti
 
 
 def dequantized(
-    op: Builder, node: ir.Node, x: Optional[ir.Value], name: str, found: OnGrid
+    op: Builder, node: ir.Node, x: Optional[ir.Value], name: str, on_grid: OnGrid
 ) -> ir.Value:
     """x W with DequantizeLinear before MatMul."""
-    grid, codes = found
+    grid, codes = on_grid
     dtype = ir.DataType.INT4 if grid.bits == 4 else None
     turned = codes.scales[:, 0] if grid.block is None else codes.scales.T
     stored = op.weight(f"{name}.codes", lambda: np.ascontiguousarray(flat(codes).T), dtype)

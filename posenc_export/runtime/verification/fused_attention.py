@@ -151,10 +151,10 @@ def _case(
     if kernel.scaled:
         q = np.zeros_like(q)  # rotated keys are rounded, which a query of zeros does not see
     tables = [_waves(random, longest + rows, kernel.rotary // 2) for _ in range(2)]
-    of_keys = tables["key_cos" in kernel.given]
+    of_keys = tables["key_cos" in kernel.input_names]
     distances = random.standard_normal((h, kernel.range)).astype(np.float32)
     slots = np.array(cached)[:, None] + np.arange(new)
-    positions = slots + np.arange(rows)[:, None] if "positions" in kernel.given else slots
+    positions = slots + np.arange(rows)[:, None] if "positions" in kernel.input_names else slots
     sinks = random.standard_normal(h).astype(np.float32) if kernel.sinks else None
     picked = {
         "query_rows": random.standard_normal((rows, h, new, ROWS)).astype(np.float32),
@@ -199,7 +199,7 @@ def _case(
     if kernel.scaled:
         sizes = {"k_scale": d, "v_scale": e}
         feeds |= {name: np.full(kv * n, STEP, np.float32) for name, n in sizes.items()}
-    return {name: feeds[name] for name in kernel.given}, expected[: len(kernel.outputs)]
+    return {name: feeds[name] for name in kernel.input_names}, expected[: len(kernel.outputs)]
 
 
 def _waves(random: np.random.Generator, rows: int, width: int) -> Tuple[np.ndarray, np.ndarray]:

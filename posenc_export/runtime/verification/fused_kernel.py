@@ -45,7 +45,7 @@ class Kernel:
     range: int  # columns of the table of biases by distance; 0 for none
     row_range: int  # distances whose rows are picked; 0 for none
     row_scale: float  # factor of the rows of keys
-    given: Tuple[str, ...]  # names of the inputs
+    input_names: Tuple[str, ...]  # names of the inputs
     outputs: Tuple[str, ...]  # "y", and "weights" for sums of weights by row
 
 
@@ -65,7 +65,7 @@ class Scores(NamedTuple):
 
 
 def attended(
-    kernel: Kernel, q: np.ndarray, read: List[np.ndarray], given: Scores
+    kernel: Kernel, q: np.ndarray, read: List[np.ndarray], inputs: Scores
 ) -> Tuple[np.ndarray, np.ndarray]:
     """Return the output [S,H*D] of queries [H,S,D] with keys and values [K,T,D], and the sums of
     weights by row [H,S,R].
@@ -77,21 +77,21 @@ def attended(
     count, total = q.shape[1], keys.shape[1]
     behind = np.arange(total - count, total)[:, None] - np.arange(total)
     if kernel.range:
-        scores = scores + given.distances[:, np.clip(behind, 0, kernel.range - 1)]
+        scores = scores + inputs.distances[:, np.clip(behind, 0, kernel.range - 1)]
     picked = np.zeros((count, total, ROWS))  # 1 at the row of a query and a key
     if kernel.row_range:
-        picked = np.eye(ROWS)[given.row_of_distance[np.clip(behind, 0, kernel.row_range - 1)]]
-    if "query_rows" in kernel.given:
-        scores = scores + np.einsum("hsr,str->hst", given.query_rows, picked)
-    if "key_rows" in kernel.given:
-        of_keys = given.key_rows[:, :, :total].astype(np.float64)
+        picked = np.eye(ROWS)[inputs.row_of_distance[np.clip(behind, 0, kernel.row_range - 1)]]
+    if "query_rows" in kernel.input_names:
+        scores = scores + np.einsum("hsr,str->hst", inputs.query_rows, picked)
+    if "key_rows" in kernel.input_names:
+        of_keys = inputs.key_rows[:, :, :total].astype(np.float64)
         scores = scores + kernel.row_scale * np.einsum("hrt,str->hst", of_keys, picked)
-    if "decays" in kernel.given:
-        scores = scores + sums_between(given.decays, count, total)
+    if "decays" in kernel.input_names:
+        scores = scores + sums_between(inputs.decays, count, total)
     seen = visible(count, total, kernel.window)
     if kernel.chunk:
-        seen = seen & (behind <= given.positions[:, None] % kernel.chunk)
+        seen = seen & (behind <= inputs.positions[:, None] % kernel.chunk)
     scores = np.where(seen, scores, -np.inf)
-    sinks = -np.inf if given.sinks is None else given.sinks[:, None, None]
+    sinks = -np.inf if inputs.sinks is None else inputs.sinks[:, None, None]
     weights = softmax(scores, sinks)
     return by_token(weights @ values), np.einsum("hst,str->hsr", weights, picked)
