@@ -1,10 +1,12 @@
 """Trace a module with torch.onnx.export, without those parts of it that change nothing.
 
-In each call, torch.onnx.export builds its table of operators, and to decompose operators that the
-table lacks, it runs the traced program twice more. Here the table is built once per process, and a
-program without such operators is left as it is: its graph has the same nodes under other names.
-Garbage is not collected meanwhile, since a trace allocates millions of objects. The functions of
-torch are private: with a version that has others, torch.onnx.export runs unchanged.
+In each call, torch.onnx.export builds its table of operators. To decompose operators that the table
+lacks, it runs the traced program twice more, and once more to insert casts where the dtypes of
+arguments differ. Here the table is built once per process. The usual operators that the table lacks
+are replaced in the program, which is run only if others are left: the graph has the same nodes
+under other names. Casts are inserted without computing nodes that need none. Garbage is not
+collected meanwhile, since a trace allocates millions of objects. The functions of torch are
+private: with a version that has others, torch.onnx.export runs unchanged.
 """
 
 import contextlib
@@ -13,7 +15,7 @@ import gc
 import operator
 from importlib import import_module
 from inspect import signature
-from typing import Any, Iterator, Optional, Set, Tuple
+from typing import Any, Dict, Iterator, List, Optional, Set, Tuple, Union
 
 import torch
 
@@ -21,19 +23,31 @@ from posenc_export.export.mutation import refuse_mutation
 from posenc_export.runtime.graphs.quiet import quiet
 
 EXPORTER = "torch.onnx._internal.exporter"
+PROMOTION = "torch.onnx._internal.fx.passes.type_promotion"
 PRIVATE = {  # functions that are replaced or called, and their parameters
     f"{EXPORTER}._fx_passes:decompose_with_registry": ["exported_program", "registry"],
     f"{EXPORTER}._registration:ONNXRegistry.from_torchlib": ["opset_version"],
     f"{EXPORTER}._decomp:get_onnx_implemented_overloads": ["registry"],
     f"{EXPORTER}._decomp:create_onnx_friendly_decomposition_table": ["onnx_registered_ops"],
     "torch._export.utils:_check_valid_to_preserve": ["op_overload"],
+    f"{PROMOTION}:_TypePromotionInterpreter.run_node": ["self", "n"],
+    f"{PROMOTION}:_TypePromotionInterpreter._maybe_promote_node": ["self", "node", "rule"],
+    f"{PROMOTION}:get_type_promotion_rule": ["node", "type_promotion_table"],
 }
-DECOMPOSE, FROM_TORCHLIB, IMPLEMENTED, DECOMPOSITIONS, MAY_STAY = PRIVATE
+DECOMPOSE, FROM_TORCHLIB, IMPLEMENTED, DECOMPOSITIONS, MAY_STAY, RUN_NODE, PROMOTE, RULE = PRIVATE
 COMPUTED = {  # from sizes, or items of a tuple
     getattr(operator, name)
     for name in ("getitem", "add", "sub", "mul", "floordiv", "eq", "ne", "lt", "le", "gt", "ge")
 } | {torch.sym_max, torch.sym_min, torch.sym_not}
 CAST = torch.ops.aten.to.dtype
+SIZE = torch.ops.aten.sym_size.int
+REVERSED = {torch.ops.aten.rsub.Scalar, torch.ops.aten.rsub.Tensor}
+RESHAPED = {
+    torch.ops.aten.flatten.using_ints,
+    torch.ops.aten.unflatten.int,
+    torch.ops.aten.reshape.default,
+}
+Sizes = Dict[Any, Tuple[torch.fx.Node, int]]  # by symbol, an input and its axis with this size
 
 
 def onnx_program(
@@ -71,6 +85,7 @@ def _shortened(opset: int) -> Iterator[None]:
             for path, replacement in (
                 (FROM_TORCHLIB, staticmethod(lambda opset_version: registry)),
                 (DECOMPOSE, functools.partial(decomposed, decompose)),
+                (RUN_NODE, functools.partialmethod(_promoted, _private(RUN_NODE))),
             ):
                 owner, name = _owner(path)
                 restored.callback(setattr, owner, name, vars(owner)[name])
@@ -108,37 +123,101 @@ def decomposed(
     """Return a program with operators of ONNX alone; `decompose` is torch's function."""
     if unfinished(program, registry):
         return decompose(program, registry)  # type: ignore[no-any-return]
+    sizes = _sizes(program)
     for node in list(program.graph.nodes):
         if node.target is CAST and node.args[0].meta["val"].dtype == node.args[1]:
             node.replace_all_uses_with(node.args[0])
+            program.graph_signature.replace_all_uses(node.name, node.args[0].name)
             program.graph.erase_node(node)
         elif node.target is CAST:
             node.target = torch.ops.aten._to_copy.default
             node.args, node.kwargs = node.args[:1], {"dtype": node.args[1]}
+        elif node.target in REVERSED:
+            node.target, node.args = torch.ops.aten.sub.Tensor, node.args[::-1]
+        elif node.target in RESHAPED:
+            with program.graph.inserting_before(node):
+                shape = [_as_argument(size) for size in _shape(node, sizes)]
+            node.target, node.args = torch.ops.aten.view.default, (node.args[0], shape)
     program.graph.eliminate_dead_code()
     return program
 
 
 def unfinished(program: torch.export.ExportedProgram, registry: Any) -> Optional[str]:
-    """Return the first operator, except for CAST, that is decomposed, writes to a tensor, or has a
-    graph of its own; None without one.
+    """Return the first operator that torch decomposes and `decomposed` does not replace, that
+    writes to a tensor, or that has a graph of its own; None without one.
     """
+    sizes = _sizes(program)
     for node in program.graph.nodes:
-        if node.op == "get_attr" or node.target is CAST and "output" in {u.op for u in node.users}:
+        stays = node.target in COMPUTED or _stays(node.target, registry)
+        is_finished = node.op != "call_function" or stays or _is_replaced(node, sizes)
+        if node.op == "get_attr" or not is_finished:
             return str(node.target)
-        if node.op == "call_function" and node.target not in COMPUTED | {CAST}:
-            known = isinstance(node.target, torch._ops.OpOverload)
-            if not known or node.target._schema.is_mutable or _decomposes(node.target, registry):
-                return str(node.target)
     return None
 
 
+def _is_replaced(node: torch.fx.Node, sizes: Sizes) -> bool:
+    """Return whether `decomposed` replaces an operator."""
+    if node.target in RESHAPED:
+        return _shape(node, sizes).count(-1) < 2
+    return node.target is CAST or node.target in REVERSED and len(node.args) == 2
+
+
+def _sizes(program: torch.export.ExportedProgram) -> Sizes:
+    """Return where the program finds its dynamic sizes: the first input with each."""
+    sizes: Sizes = {}
+    for node in program.graph.nodes:
+        if node.op == "placeholder" and isinstance(node.meta.get("val"), torch.Tensor):
+            for axis, size in enumerate(node.meta["val"].shape):
+                if isinstance(size, torch.SymInt):
+                    sizes.setdefault(size.node.expr, (node, axis))
+    return sizes
+
+
+def _shape(node: torch.fx.Node, sizes: Sizes) -> List[Union[int, Tuple[torch.fx.Node, int]]]:
+    """Return the shape of a tensor; -1 stands for a dynamic size that no input has."""
+    return [
+        sizes.get(size.node.expr, -1) if isinstance(size, torch.SymInt) else size
+        for size in node.meta["val"].shape
+    ]
+
+
+def _as_argument(size: Union[int, Tuple[torch.fx.Node, int]]) -> Union[int, torch.fx.Node]:
+    """Return a size as an argument of a node. If it is of an input, it is the node that reads it,
+    which is inserted if the graph has none.
+    """
+    if isinstance(size, int):
+        return size
+    value, axis = size
+    for node in value.users:
+        if node.target is SIZE and node.args == size:
+            return node
+    node = value.graph.call_function(SIZE, size)
+    node.meta["val"] = value.meta["val"].shape[axis]
+    return node
+
+
+def _promoted(interpreter: Any, run_node: Any, node: torch.fx.Node) -> Any:
+    """Insert casts of a node's arguments, and return its value. It is not computed again, but that
+    of the trace, unless arguments are cast. `run_node` is torch's function, which computes it.
+    """
+    if node.op != "call_function" or "val" not in node.meta:
+        return run_node(interpreter, node)
+    rule = _private(RULE)(node, interpreter.type_promotion_table)
+    if rule is not None:
+        with interpreter._set_current_node(node):
+            interpreter._maybe_promote_node(node, rule)
+    return node.meta["val"]
+
+
 @functools.cache
-def _decomposes(operation: torch._ops.OpOverload, registry: Any) -> bool:
+def _stays(operation: Any, registry: Any) -> bool:
+    """Return whether torch leaves an operator as it is, which writes to no tensor."""
+    if not isinstance(operation, torch._ops.OpOverload) or operation._schema.is_mutable:
+        return False
     implemented = _implemented(registry)
     if operation in implemented and _private(MAY_STAY)(operation):
-        return False
-    return operation._can_decompose() or operation in _private(DECOMPOSITIONS)(implemented)
+        return True
+    return not (operation._can_decompose() or operation in _private(DECOMPOSITIONS)(implemented))
 
 
 @functools.cache

@@ -1,8 +1,11 @@
 """A shortened torch.onnx.export gives the graphs of the whole one."""
 
 import gc
-from typing import Any, List
+from pathlib import Path
+from typing import Any, List, Tuple
 
+import numpy as np
+import onnxruntime as ort
 import pytest
 import torch
 from torch.nn import functional
@@ -36,8 +39,11 @@ class Operators(torch.nn.Module):
         second = torch.maximum(second, second[0]).pow(second.amax(dim=2, keepdim=True))
         chosen = second.topk(2).indices
         kept = torch.zeros_like(second).scatter(2, chosen, torch.ones_like(second)).ne(0)
-        weights = second.masked_fill(~kept, -1.0).softmax(-1)
-        return first.transpose(1, 2).select(2, 0).unsqueeze(2) * weights
+        weights = 1 - second.masked_fill(~kept, -1.0).softmax(-1) * chosen.amax(2, keepdim=True)
+        weights = (
+            weights.unflatten(2, [2, -1]).flatten(-2).reshape(x.size(0), x.size(1), 2, 2).flatten(2)
+        )
+        return (first.transpose(1, 2).select(2, 0).unsqueeze(2) * weights).to(torch.float32)
 
 
 def traced(name: str) -> List[str]:
@@ -60,8 +66,26 @@ def test_a_program_that_is_left_as_it_is_has_the_operators_of_one_that_was_decom
         patch.setattr(onnx_program, "unfinished", lambda *call: reasons.append(unfinished(*call)))
         outputs = traced(name)
     assert reasons == [None]
-    monkeypatch.setattr(onnx_program, "unfinished", lambda *_: "all")
+    monkeypatch.setattr(onnx_program, "_is_known", lambda path: False)  # torch as it is
     assert outputs == traced(name)
+
+
+class Flattened(torch.nn.Module):
+    """Axes of which one, two and all have dynamic sizes."""
+
+    def forward(self, x: torch.Tensor) -> Tuple[torch.Tensor, ...]:  # [B,S,8]
+        images = x.unflatten(2, [-1, 4])  # [B,S,2,4]
+        return images.flatten(1, 2), images.flatten(0, 1), images.flatten(), 2 - x.long() * 0.5
+
+
+def test_flattened_axes_stay_dynamic(tmp_path: Path) -> None:
+    module, shapes = Flattened().eval(), ({0: "batch", 1: "tokens"},)
+    program = onnx_program.onnx_program(module, (torch.ones(2, 5, 8),), shapes, OPSET)
+    program.save(tmp_path / "model.onnx")
+    x = torch.randn(3, 7, 8)
+    found = ort.InferenceSession(tmp_path / "model.onnx").run(None, {"x": x.numpy()})
+    for output, expected in zip(found, module(x), strict=True):
+        np.testing.assert_array_equal(output, expected.numpy())
 
 
 class Summed(torch.nn.Module):
@@ -70,7 +94,7 @@ class Summed(torch.nn.Module):
         self.decomposed = decomposed
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return torch.rsub(x, 1) if self.decomposed else x.clone().add_(x)
+        return torch.rsub(x, 1, alpha=2) if self.decomposed else x.clone().add_(x)
 
 
 @pytest.mark.filterwarnings("ignore:.isinstance.treespec:FutureWarning")  # of torch itself
