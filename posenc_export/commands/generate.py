@@ -41,6 +41,12 @@ OPTIONS: Table = {
     ),
     "--task": option("transcribe or translate, for Whisper (default: that of the checkpoint)"),
     "--max-tokens": option("largest number of tokens to add; fewer if the text ends earlier", 64),
+    "--endless": option(
+        "keep at most N tokens in the cache, and discard half of those behind the first 4 when it "
+        "is full, so that a text is not limited by the range of positions",
+        type=int,
+        metavar="N",
+    ),
     "--chat": option(
         "answer the prompt as a message, by the chat template of the model; several --prompt are "
         "several turns",
@@ -60,7 +66,7 @@ OPTIONS: Table = {
 
 def run(options: argparse.Namespace) -> int:
     _check(options)
-    session, cached = _opened(loaded(options, options.folder), options.cache)
+    session, cached = _opened(options)
     if options.chat:
         return _converse(options, session, cached)
     return _continue(options, session, cached)
@@ -79,6 +85,8 @@ def _check(options: argparse.Namespace) -> None:
         "encoder's artefact": encoder or not of_encoder,
         "--cache or --encoder, got both; leave one out": not encoder or options.cache is None,
         "--chat or --encoder, got both; leave one out": not encoder or not options.chat,
+        "--endless without --chat and --cache, got both; leave one out": options.endless is None
+        or (options.cache is None and not options.chat),
         f"one prompt and no system message without --chat, got {got}; give --chat": options.chat
         or not several,
     }
@@ -144,16 +152,18 @@ def _tokens(
         [prompt[:kept]],
         options.language,
         options.task,
+        options.endless is not None,
     ):
         yield int(token[0])
 
 
-def _opened(model: Any, cache: Optional[Path]) -> Tuple[Any, List[int]]:
+def _opened(options: argparse.Namespace) -> Tuple[Any, List[int]]:
     """Return a session, and the ids in its cache. Raise ValueError as Model.restore does."""
     from posenc_export.runtime.session import saved
 
+    model, cache = loaded(options, options.folder), options.cache
     if cache is None or not cache.exists():
-        return model.session(), []
+        return model.session(capacity=options.endless), []
     rows = saved.tokens(cache, model.manifest)
     if rows is None or len(rows) != 1:
         got = "no ids" if rows is None else f"{len(rows)} rows"

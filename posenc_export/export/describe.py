@@ -7,6 +7,7 @@ import torch
 
 from posenc_export import encodings
 from posenc_export.export import graph_values
+from posenc_export.export.cached_keys import cached_keys
 from posenc_export.export.signatures import Model, wrap
 from posenc_export.models.block import AttentionBlock
 from posenc_export.models.config import AnyConfig
@@ -70,6 +71,7 @@ def describe(
         capacity_bucket=caches.capacity_bucket,
         continuation_rows=caches.continuation_rows,
         contiguous=caches.contiguous,
+        cached_keys=cached_keys(model),
         axes=model.axes,
         chunk=min(part.chunk for part in (model.token_encoding, *encodings_of_layers)),
         encoder=graph_values.encoder_of(model),

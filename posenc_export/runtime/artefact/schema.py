@@ -26,8 +26,9 @@ GRAPHS = {
 }
 # Fields added to the schema later: omitted if empty, so that older digests stay valid
 OMITTED_IF_EMPTY = (
-    "cache", "calibration", "compiled", "constants", "deviation", "encoder", "encodings",
-    "formats", "generation", "interface", "packages", "quality", "start_ids", "weights",
+    "cache", "cached_keys", "calibration", "compiled", "constants", "deviation", "encoder",
+    "encodings", "formats", "generation", "interface", "packages", "quality", "start_ids",
+    "weights",
 )  # fmt: skip
 
 
@@ -109,6 +110,8 @@ class Manifest(Struct, frozen=True, forbid_unknown_fields=True):
         continuation_rows: largest number of rows in a call with several new tokens on a filled
             cache; 0 for no limit.
         contiguous: whether the positions of a row must be consecutive.
+        cached_keys: how cached keys depend on positions, so that a session can move tokens to other
+            positions (Session.discard); None if that is not by rotations alone.
         axes: number of coordinates of a token besides its position; if above 0, position_ids is
             [1+axes,B,S] with the position first.
         chunk: default number of tokens of a row to feed at a time; limits a bias to [H,chunk,T].
@@ -156,6 +159,7 @@ class Manifest(Struct, frozen=True, forbid_unknown_fields=True):
     capacity_bucket: records.Size
     continuation_rows: records.Size
     contiguous: bool
+    cached_keys: Optional[records.CachedKeys] = None
     axes: Annotated[int, Meta(ge=0, le=8)] = 0
     chunk: records.AtLeastOne = 256
     step_weights: records.Bytes = 0

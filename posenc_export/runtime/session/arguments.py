@@ -151,6 +151,18 @@ def check_rewind(manifest: Manifest, length: List[int], n: Numbers) -> List[int]
     return back
 
 
+def check_discard(manifest: Manifest, length: List[int], n: Numbers, after: Any) -> List[int]:
+    """Return how many tokens `n` removes behind the first `after` of each row, or raise."""
+    check_has_cache(manifest, "discard")
+    inputs.at_least("after", after, 0)
+    counts = per_row("n of discard", n, len(length) or 1).tolist()
+    behind = [max(count - int(after), 0) for count in length]
+    if min(counts) < 0 or any(a > b for a, b in zip(counts, behind or [0], strict=True)):
+        rule = f"n of discard to be at least 0 and at most {behind}, the tokens behind the first"
+        raise expected(f"{rule} {after}", counts)
+    return counts
+
+
 def check_read_out(manifest: Manifest) -> None:
     """Raise ValueError if the model has no second output."""
     if len(manifest.outputs) < 2:

@@ -72,6 +72,11 @@ class CachedRows:
         return arguments.room(self.manifest, now.caches.most, now.start, now.length)
 
     @property
+    def capacity(self) -> int:
+        """Largest number of tokens of a row."""
+        return self._now.caches.most
+
+    @property
     def memory(self) -> int:
         """Bytes of the caches. They follow the rows and the longest of them, in powers of two."""
         return self._now.caches.allocated
@@ -109,6 +114,25 @@ class CachedRows:
         if any(len(tokens) for tokens in replay):
             none = np.zeros(len(back), np.int64)
             _, self._now = self._reading.run_chunk(self._now, 0, replay, attributes, none)
+
+    @exclusive
+    def discard(self, n: inputs.Numbers, after: int = 0) -> None:
+        """Remove n tokens of each row behind its first `after` tokens; n is one number or [B].
+        Later tokens take their positions, as if they had been read there; what they have read of
+        removed tokens stays in them. `length` and `position` fall by n.
+
+        Keys that are rotated are rotated to the new positions, with the rounding of one product.
+
+        Raises:
+            ValueError: a row has fewer than `after` + n tokens; the encoding acts on the inputs of
+                layers, or on keys in another way than a rotation by the position times a frequency;
+                the graph does not write caches of all tokens in place on the CPU.
+        """
+        state = self._now.without_stepper()
+        counts = arguments.check_discard(self.manifest, state.settled_length.tolist(), n, after)
+        if any(counts):
+            self._now = state.discarded(counts, int(after))
+            self._settle()
 
     @exclusive
     def fork(self: Own) -> Own:

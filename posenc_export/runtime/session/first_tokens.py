@@ -8,7 +8,7 @@ import numpy as np
 
 from posenc_export.runtime.artefact.manifest import Manifest
 from posenc_export.runtime.artefact.records import Generation
-from posenc_export.runtime.session import errors, inputs
+from posenc_export.runtime.session import discarding, errors, inputs
 from posenc_export.shared.refusal import refusal
 from posenc_export.shared.suggestion import suggestion
 
@@ -21,6 +21,7 @@ class First:
     encoder: Optional[inputs.Rows] = None
     language: Optional[str] = None
     task: Optional[str] = None
+    endless: bool = False
 
     @property
     def rows(self) -> int:
@@ -42,6 +43,8 @@ def feed(session: Any, first: First) -> np.ndarray:
         if not all(counts):
             rule, got = "a prompt with a token in every row", f"rows of {counts} tokens"
             raise errors.expected(rule, got, "leave empty rows out")
+        if first.endless:
+            return _in_pieces(session, prompt, first.encoder)
         return session.prefill(prompt, encoder=first.encoder, logits_to_keep=1)[:, -1]
     before, after = _around_language(manifest, check(manifest), first.language, first.task)
     start = [before] * first.rows
@@ -51,6 +54,18 @@ def feed(session: Any, first: First) -> np.ndarray:
     ids = np.array(sorted((manifest.generation or Generation()).languages.values()))
     languages = ids[logits[:, ids].argmax(-1)].tolist()
     return session.prefill([[language, *after] for language in languages], logits_to_keep=1)[:, -1]
+
+
+def _in_pieces(session: Any, prompt: inputs.Rows, encoder: Optional[inputs.Rows]) -> np.ndarray:
+    """Feed a prompt of any length, with room made for each piece. Return the logits after it."""
+    begin, logits = 0, np.zeros((len(prompt), 1))
+    while begin < max(map(len, prompt)):
+        room = discarding.make_room(session) if session.batch else session.capacity
+        pieces = [row[begin : begin + room] for row in prompt]
+        last = session.prefill(pieces, encoder=encoder, logits_to_keep=1)[:, -1]
+        logits = np.where([[len(piece) > 0] for piece in pieces], last, logits)
+        begin, encoder = begin + room, None
+    return logits
 
 
 def check(manifest: Manifest) -> int:

@@ -7,7 +7,7 @@ from typing import Any, Callable, Generator, Iterator, List, Optional, Sequence
 import numpy as np
 
 from posenc_export.runtime.artefact.manifest import Manifest
-from posenc_export.runtime.session import speculation
+from posenc_export.runtime.session import discarding, speculation
 from posenc_export.runtime.session.errors import expected
 from posenc_export.runtime.session.first_tokens import First, TokenRules, feed
 from posenc_export.runtime.session.inputs import Rows, array_of, at_least, short_repr
@@ -74,11 +74,13 @@ def generate(
     random = np.random.default_rng(sampling.seed)
     if speculate is not None:
         speculation.check(session, speculate)
+    if first.endless:
+        discarding.check_endless(session, speculate)
     earlier = None if before is None else _earlier(before, first.rows)
     logits = feed(session, first)
     rules = TokenRules(manifest.generation, session.length)
     if speculate is None:
-        yield from _stepped(session, rules, logits, sampling, random, stops)
+        yield from _stepped(session, rules, logits, sampling, random, stops, first.endless)
         return
     none: List[List[int]] = [[]] * len(logits)
     prompt = none if first.prompt is None else first.prompt
@@ -124,9 +126,10 @@ def _stepped(
     sampling: Sampling,
     random: "np.random.Generator",
     stops: np.ndarray,
+    endless: bool,
 ) -> Iterator[np.ndarray]:
     """Yield the ids of `generate` without drafts, from the logits [B,V] after the prompt."""
-    running = np.ones(len(logits), bool)
+    running, room = np.ones(len(logits), bool), 0
     how = (sampling.temperature, sampling.top_k, sampling.top_p, random)
     for index in range(sampling.max_tokens):
         chosen = np.where(running, choose(rules.applied(logits, index), *how), ENDED)
@@ -134,6 +137,8 @@ def _stepped(
         running = running & ~np.isin(chosen, stops)
         if index + 1 == sampling.max_tokens or not running.any():
             return
+        if endless:
+            room = (room or discarding.make_room(session)) - 1
         if running.all():
             logits = session.step(chosen)
         else:  # rows that have ended read no more tokens

@@ -205,6 +205,7 @@ class Session(CachedRows):
         before: Optional[Rows] = None,
         language: Optional[str] = None,
         task: Optional[str] = None,
+        endless: bool = False,
     ) -> Generator[np.ndarray, None, None]:
         """Generate tokens after a prompt. Yields the next ids [B] int64 until every row has ended;
         the last ids are not fed.
@@ -224,13 +225,16 @@ class Session(CachedRows):
             before: ids that each row has read before the prompt, among which drafts are looked up.
             language, task: of Whisper without a prompt, such as "en" and "translate". None for
                 those of the checkpoint, which detects the language of each row.
+            endless: before a row has no room, discard half of its tokens behind the first 4, also
+                within the prompt (`discard`).
 
         Raises:
             ValueError: as for `prefill` and `step`; the model has no vocabulary, a row has no
-                tokens, max_tokens is below 1, there is no such language or task, or the session or
-                the draft model does not allow `speculate`. Raised with the first id.
+                tokens, max_tokens is below 1, there is no such language or task, the session or the
+                draft model does not allow `speculate`, or the session cannot `discard` tokens and
+                `endless` is set. Raised with the first id.
         """
-        first = first_tokens.First(prompt, encoder, language, task)
+        first = first_tokens.First(prompt, encoder, language, task, endless)
         sampling = generation.Sampling(temperature, top_k, top_p, seed, max_tokens, stop)
         return generation.generate(self, first, sampling, speculate, before)
 

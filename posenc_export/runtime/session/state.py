@@ -6,7 +6,7 @@ from typing import Any, Dict, List, Optional, Sequence, Tuple
 
 import numpy as np
 
-from posenc_export.runtime.session import arguments, errors, prefixes
+from posenc_export.runtime.session import arguments, discarding, errors, prefixes
 from posenc_export.runtime.session.caches import Caches
 from posenc_export.runtime.session.encoder_outputs import EncoderOutputs
 from posenc_export.runtime.session.history import RowHistory
@@ -30,6 +30,8 @@ class SessionState:
     stepper: Optional[Stepper] = None
     # Pairs (source, target) of rows whose in-place states must still be copied
     moves: Tuple[Tuple[int, int], ...] = ()
+    # Tokens that must still be written to the slots of others that were discarded
+    shifts: Tuple[discarding.Shift, ...] = ()
     encoder_outputs: Optional[EncoderOutputs] = None  # of each row, if the model reads an encoder
 
     @classmethod
@@ -217,14 +219,31 @@ class SessionState:
         caches = self.caches.cut(slots)
         return self.replace(settled_length=target, slots=slots[:, :columns].copy(), caches=caches)
 
+    def discarded(self, counts: List[int], after: int) -> "SessionState":
+        """Return the state without `counts` [B] tokens behind the first `after` of each row;
+        `moved` writes later tokens to their slots. Raise ValueError if tokens cannot be moved.
+        """
+        caches = self.caches
+        keys = discarding.check(caches)
+        start, length = self.start.tolist(), self.settled_length.tolist()
+        shifts = tuple(
+            discarding.shift(caches, keys, row, start[row], length[row], after, count)
+            for row, count in enumerate(counts)
+            if count
+        )
+        return self.replace(settled_length=self.settled_length - counts, shifts=shifts)
+
     def moved(self) -> "SessionState":
-        """Copy the in-place states of pending moves. An interrupted call can be repeated."""
+        """Copy the in-place states of pending moves and shifts. An interrupted call can be
+        repeated.
+        """
         windows = self.caches.memory.windows
         for source, target in self.moves:
             windows.start[target] = windows.start[source]
             slots = int(self.settled_length[target])
             self.caches.copy((target, 0), self.caches, (source, 0), slots)
-        return self.replace(moves=())
+        discarding.write(self.caches, self.shifts)
+        return self.replace(moves=(), shifts=())
 
     def tidy(self) -> None:
         """Fill the slots past the tokens of each row and cut the histories there."""
