@@ -16,8 +16,9 @@ namespace {
 constexpr int QUERIES = 4;                    // that one loop over values serves
 constexpr int COLUMNS = WIDTH == 16 ? 4 : 2;  // vectors of a value in it: 16 or 8 sums in registers
 
-// Add `count` values, of `width` vectors of size `size`, to the sums of N queries.
-template <int N, int C, class Number>
+// Add `count` values, C vectors of numbers of each, to the sums of N queries. ALONE: the tile has
+// no others, and later values are asked for here.
+template <bool ALONE, int N, int C, class Number>
 inline void add_values(const Number* values, int64_t count, int64_t size, const float* weights,
                        float* total) {
   Vector parts[N][C];
@@ -28,7 +29,12 @@ inline void add_values(const Number* values, int64_t count, int64_t size, const 
   for (int64_t t = 0; t < count; t++) {
     Vector value[C];
 #pragma GCC unroll 4
-    for (int c = 0; c < C; c++) value[c] = load(values + t * size + c * WIDTH);
+    for (int c = 0; c < C; c++) {
+      const Number* numbers = values + t * size + c * WIDTH;
+      value[c] = load(numbers);
+      if (ALONE && c * WIDTH * sizeof(Number) % LINE == 0)
+        __builtin_prefetch(numbers + AHEAD / sizeof(Number));
+    }
 #pragma GCC unroll 4
     for (int r = 0; r < N; r++)
 #pragma GCC unroll 4
@@ -40,45 +46,47 @@ inline void add_values(const Number* values, int64_t count, int64_t size, const 
     for (int c = 0; c < C; c++) store(total + r * size + c * WIDTH, parts[r][c]);
 }
 
-template <int N, class Number>
+template <bool ALONE, int N, class Number>
 inline void add_values(const Number* values, int64_t count, int64_t size, const float* weights,
                        float* total) {
   int64_t c = 0;
   for (; c + COLUMNS * WIDTH <= size; c += COLUMNS * WIDTH)
-    add_values<N, COLUMNS>(values + c, count, size, weights, total + c);
-  for (; c < size; c += WIDTH) add_values<N, 1>(values + c, count, size, weights, total + c);
+    add_values<ALONE, N, COLUMNS>(values + c, count, size, weights, total + c);
+  for (; c < size; c += WIDTH)
+    add_values<ALONE, N, 1>(values + c, count, size, weights, total + c);
 }
 
-// Add values, weighted, to the sums of all queries.
-template <class Number>
+// Add values, weighted, to the sums of a few queries.
+template <bool ALONE, class Number>
 inline void add_values(const Number* values, int64_t count, int64_t size, const float* weights,
                        int64_t number, float* total) {
-  for (int64_t r = 0; r < number; r += QUERIES) {
-    const float* of_query = weights + r * PART;
-    float* sums = total + r * size;
-    switch (std::min<int64_t>(QUERIES, number - r)) {
-      case 1: add_values<1>(values, count, size, of_query, sums); break;
-      case 2: add_values<2>(values, count, size, of_query, sums); break;
-      case 3: add_values<3>(values, count, size, of_query, sums); break;
-      default: add_values<QUERIES>(values, count, size, of_query, sums);
-    }
+  switch (number) {
+    case 1: return add_values<ALONE, 1>(values, count, size, weights, total);
+    case 2: return add_values<ALONE, 2>(values, count, size, weights, total);
+    case 3: return add_values<ALONE, 3>(values, count, size, weights, total);
+    default: return add_values<ALONE, QUERIES>(values, count, size, weights, total);
   }
 }
 
-// Add the values of a part. Codes are converted once for many queries.
+// Add the values of a part, weighted, to the sums of all queries. Codes are converted once for many
+// queries.
 template <class Number>
 void add_values(const Call& call, int64_t number, const Number* values, int64_t count,
                 const Scratch& scratch, float* total) {
   const int64_t size = call.values.size;
   for (int64_t t = 0; t < count; t += GROUP) {
     const int64_t some = std::min(GROUP, count - t);
-    const Number* from = values + t * size;
-    const float* weights = scratch.scores + t;
-    prefetch(from + AHEAD / sizeof(Number), some * size * sizeof(Number));
-    if (number <= QUERIES)
-      add_values(from, some, size, weights, number, total);
-    else
-      add_values(rows(from, some, some, size, scratch.copy), some, size, weights, number, total);
+    if (number <= QUERIES) {
+      add_values<true>(values + t * size, some, size, scratch.scores + t, number, total);
+      continue;
+    }
+    Ahead ahead(values + t * size, some * size, (number + QUERIES - 1) / QUERIES);
+    const float* group = rows(values + t * size, some, some, size, scratch.copy);
+    for (int64_t r = 0; r < number; r += QUERIES) {
+      ahead.ask();
+      add_values<false>(group, some, size, scratch.scores + r * PART + t,
+                        std::min<int64_t>(QUERIES, number - r), total + r * size);
+    }
   }
 }
 

@@ -7,8 +7,9 @@ namespace posenc {
 namespace POSENC_SET {
 namespace {
 
-constexpr int64_t GROUP = 64;     // values of 8 bits that are converted at a time
+constexpr int64_t GROUP = 32;     // values that all queries of a tile take in turn
 constexpr int64_t AHEAD = 8192;   // bytes of a cache that are asked for before they are read
+constexpr int64_t LINE = 64;      // bytes that memory is read in
 constexpr int TOGETHER = WIDTH == 16 ? 4 : 2;  // queries of a product: sums fit in registers
 constexpr int IN_COLUMNS = 10;    // queries that are faster as columns, although lanes are empty
 
@@ -65,19 +66,31 @@ inline const float* rows(const int8_t* from, int64_t count, int64_t filled, int6
   return copy;
 }
 
-// Ask for the memory of later rows, of which the processor foresees too few.
-inline void prefetch(const void* from, int64_t bytes) {
-  for (int64_t i = 0; i < bytes; i += 64) __builtin_prefetch(static_cast<const char*>(from) + i);
-}
+// Asks for the memory of later rows, of which the processor foresees too few. In parts between
+// products: a processor waits if it is asked for too many lines at once.
+struct Ahead {
+  const char* next;
+  int64_t part;  // bytes
+
+  template <class Number>
+  Ahead(const Number* rows, int64_t numbers, int64_t parts)
+      : next(reinterpret_cast<const char*>(rows) + AHEAD),
+        part((numbers * int64_t{sizeof(Number)} + parts * LINE - 1) / (parts * LINE) * LINE) {}
+
+  void ask() {
+    for (int64_t i = 0; i < part; i += LINE) __builtin_prefetch(next + i);
+    next += part;
+  }
+};
 
 // Products of N queries with WIDTH keys. Vector i of a block holds numbers of key i, or of keys a
 // and a + 4 with a = i + 4 * block, in an order that `lanes` makes that of the keys.
-template <int N>
-inline void products(const Query* queries, const float* keys, int64_t size, float* scores) {
+template <int N, class Number>
+inline void products(const Query* queries, const Number* keys, int64_t size, float* scores) {
   Vector of_fours[N][2];
   for (int64_t block = 0; block < CHAINS / 4; block++) {
     Vector parts[N][4] = {};
-    const float* some = keys + block * 4 * PAIR * size;
+    const Number* some = keys + block * 4 * PAIR * size;
     for (int64_t d = 0; d < size; d += CHAINS) {
       Vector numbers[N];
 #pragma GCC unroll 4
@@ -116,12 +129,14 @@ inline void add_chains(const float* columns, const float* keys, int64_t size, Ve
 
 // Products of WIDTH queries with WIDTH keys: vectors hold queries, not numbers of a head.
 inline void products_of_columns(const float* columns, const float* keys, int64_t size,
-                                float* scores, int64_t number) {
+                                float* scores, int64_t number, Ahead& ahead) {
   Vector y[WIDTH];
   for (int64_t of = 0; of < WIDTH; of += 8) {
     Vector quarters[4][8];
-    for (int i = 0; i < 4; i++)
+    for (int i = 0; i < 4; i++) {
+      ahead.ask();
       add_chains(columns + 2 * i * WIDTH, keys + of * size + 2 * i, size, quarters[i]);
+    }
     for (int t = 0; t < 8; t++)
       y[of + t] = (quarters[0][t] + quarters[1][t]) + (quarters[2][t] + quarters[3][t]);
   }
@@ -140,16 +155,21 @@ inline void write_columns(const Query* queries, int64_t number, int64_t size, fl
 }
 #endif
 
+inline bool in_columns(int64_t number) { return WIDTH == 16 && number >= IN_COLUMNS; }
+
+// Parts in which later keys are asked for during the products of some neighbouring queries.
+inline int64_t parts(int64_t number) {
+  return in_columns(number) ? WIDTH / 2 : (number + TOGETHER - 1) / TOGETHER;
+}
+
 // Products of some neighbouring queries with WIDTH keys.
-inline void products(const Query* queries, int64_t number, const float* columns, const float* keys,
-                     int64_t size, float* scores) {
-#if POSENC_WIDTH == 16
-  if (number >= IN_COLUMNS) return products_of_columns(columns, keys, size, scores, number);
-#endif
-  (void)columns;
+template <class Number>
+inline void products(const Query* queries, int64_t number, const Number* keys, int64_t size,
+                     float* scores, Ahead& ahead) {
   for (int64_t r = 0; r < number; r += TOGETHER) {
     const Query* some = queries + r;
     float* to = scores + r * PART;
+    ahead.ask();
     switch (std::min<int64_t>(TOGETHER, number - r)) {
       case 1: products<1>(some, keys, size, to); break;
       case 2: products<2>(some, keys, size, to); break;
@@ -159,11 +179,12 @@ inline void products(const Query* queries, int64_t number, const float* columns,
   }
 }
 
-// Products of all queries with the keys of a part, [queries, PART].
+// Products of all queries with the keys of a part, [queries, PART]. Codes are converted once for
+// many queries.
 template <class Number>
 void products(const Call& call, const Query* queries, int64_t number, const Number* keys,
               int64_t start, int64_t count, const Scratch& scratch) {
-  const int64_t size = call.keys.size;
+  const int64_t size = call.keys.size, last = number % WIDTH;
 #if POSENC_WIDTH == 16
   for (int64_t r = 0; r + IN_COLUMNS <= number; r += WIDTH)
     write_columns(queries + r, std::min<int64_t>(WIDTH, number - r), size,
@@ -171,13 +192,23 @@ void products(const Call& call, const Query* queries, int64_t number, const Numb
 #endif
   for (int64_t t = 0; t < count; t += WIDTH) {
     const int64_t some = std::min<int64_t>(WIDTH, count - t), slot = start + t;
+    Ahead ahead(keys + t * size, some * size, number / WIDTH * parts(WIDTH) + parts(last));
+    if (number <= TOGETHER && some == WIDTH) {  // read once, where they stand
+      products(queries, number, keys + t * size, size, scratch.scores + t, ahead);
+      continue;
+    }
     const float* group = rows(keys + t * size, some, WIDTH, size, scratch.copy);
-    prefetch(keys + t * size + AHEAD / sizeof(Number), some * size * sizeof(Number));
     for (int64_t r = 0; r < number; r += WIDTH) {
       const int64_t of_block = std::min<int64_t>(WIDTH, number - r);
-      if (slot < queries[r + of_block - 1].end && slot + some > queries[r].begin)
-        products(queries + r, of_block, scratch.columns + r * size, group, size,
-                 scratch.scores + r * PART + t);
+      float* scores = scratch.scores + r * PART + t;
+      if (slot >= queries[r + of_block - 1].end || slot + some <= queries[r].begin) continue;
+#if POSENC_WIDTH == 16
+      if (in_columns(of_block)) {
+        products_of_columns(scratch.columns + r * size, group, size, scores, of_block, ahead);
+        continue;
+      }
+#endif
+      products(queries + r, of_block, group, size, scores, ahead);
     }
   }
 }

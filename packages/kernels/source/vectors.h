@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <cstring>
+#include <functional>
 
 #if defined(__x86_64__)
 #include <immintrin.h>
@@ -15,6 +16,7 @@ namespace {
 constexpr int WIDTH = POSENC_WIDTH;
 typedef float Vector __attribute__((vector_size(4 * WIDTH)));
 typedef int32_t Integers __attribute__((vector_size(4 * WIDTH)));
+typedef uint32_t Unsigned __attribute__((vector_size(4 * WIDTH)));
 
 inline Vector load(const float* from) {
   Vector x;
@@ -22,11 +24,12 @@ inline Vector load(const float* from) {
   return x;
 }
 
-// gcc 12 converts vectors of bytes one by one, unless it is told the instruction.
+// gcc 12 converts vectors of bytes one by one, unless it is told the instruction, and warns of
+// instructions without a mask.
 inline Vector load(const int8_t* from) {
 #if POSENC_WIDTH == 16 && defined(__AVX512F__)
   const __m128i codes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(from));
-  const Integers integers = (Integers)_mm512_cvtepi8_epi32(codes);
+  const Integers integers = (Integers)_mm512_maskz_cvtepi8_epi32(0xffff, codes);
 #elif POSENC_WIDTH == 8 && defined(__AVX2__)
   const __m128i codes = _mm_loadl_epi64(reinterpret_cast<const __m128i*>(from));
   const Integers integers = (Integers)_mm256_cvtepi8_epi32(codes);
@@ -43,12 +46,6 @@ inline Vector all(float x) { return x - Vector{}; }
 
 inline Vector larger(Vector x, Vector y) { return x > y ? x : y; }
 
-inline float largest(Vector x) {
-  float result = x[0];
-  for (int i = 1; i < WIDTH; i++) result = x[i] > result ? x[i] : result;
-  return result;
-}
-
 #if POSENC_WIDTH == 4
 #define POSENC_PICK(x, y, a, b, c, d) __builtin_shufflevector(x, y, a, b, 4 + a, 4 + b)
 #elif POSENC_WIDTH == 8
@@ -60,23 +57,38 @@ inline float largest(Vector x) {
                           8 + b, 24 + a, 24 + b, 12 + a, 12 + b, 28 + a, 28 + b)
 #endif
 
-// Sums of neighbours of x and of y, within lanes of four numbers: x0+x1, x2+x3, y0+y1, y2+y3.
-inline Vector pairs(Vector x, Vector y) {
-  return POSENC_PICK(x, y, 0, 2, , ) + POSENC_PICK(x, y, 1, 3, , );
+// Join neighbours of x and of y, within lanes of four numbers: x0+x1, x2+x3, y0+y1, y2+y3.
+template <class Join = std::plus<>>
+inline Vector pairs(Vector x, Vector y, Join join = {}) {
+  return join(POSENC_PICK(x, y, 0, 2, , ), POSENC_PICK(x, y, 1, 3, , ));
 }
 
-// Sums of neighbouring lanes of four numbers of x, then of y.
-inline Vector lanes(Vector x, Vector y) {
+// Join neighbouring lanes of four numbers of x, then of y.
+template <class Join = std::plus<>>
+inline Vector lanes(Vector x, Vector y, Join join = {}) {
 #if POSENC_WIDTH == 8
-  return __builtin_shufflevector(x, y, 0, 1, 2, 3, 8, 9, 10, 11) +
-         __builtin_shufflevector(x, y, 4, 5, 6, 7, 12, 13, 14, 15);
+  return join(__builtin_shufflevector(x, y, 0, 1, 2, 3, 8, 9, 10, 11),
+              __builtin_shufflevector(x, y, 4, 5, 6, 7, 12, 13, 14, 15));
 #elif POSENC_WIDTH == 16
-  return __builtin_shufflevector(x, y, 0, 1, 2, 3, 8, 9, 10, 11, 16, 17, 18, 19, 24, 25, 26, 27) +
-         __builtin_shufflevector(x, y, 4, 5, 6, 7, 12, 13, 14, 15, 20, 21, 22, 23, 28, 29, 30, 31);
+  return join(
+      __builtin_shufflevector(x, y, 0, 1, 2, 3, 8, 9, 10, 11, 16, 17, 18, 19, 24, 25, 26, 27),
+      __builtin_shufflevector(x, y, 4, 5, 6, 7, 12, 13, 14, 15, 20, 21, 22, 23, 28, 29, 30, 31));
 #else
-  return x + y;
+  return join(x, y);
 #endif
 }
+
+// Join all numbers of a vector.
+template <class Join>
+inline float joined(Vector x, Join join) {
+  for (int count = WIDTH; count > 4; count /= 2) x = lanes(x, x, join);
+  x = pairs(x, x, join);
+  return pairs(x, x, join)[0];
+}
+
+inline float sum(Vector x) { return joined(x, std::plus<>()); }
+
+inline float largest(Vector x) { return joined(x, larger); }
 
 // Products of a query and a key add up in this many chains, of every CHAINS-th number, and the
 // chains in pairs of neighbours: the same order whether a vector holds numbers of a head or of
@@ -89,9 +101,8 @@ typedef float Chains __attribute__((vector_size(4 * CHAINS)));
 // The same numbers for each key of a vector.
 inline Vector repeated(const float* from) {
 #if POSENC_WIDTH == 16
-  Chains x;
-  std::memcpy(&x, from, sizeof x);
-  return __builtin_shufflevector(x, x, 0, 1, 2, 3, 4, 5, 6, 7, 0, 1, 2, 3, 4, 5, 6, 7);
+  const __m256d numbers = _mm256_loadu_pd(reinterpret_cast<const double*>(from));
+  return (Vector)_mm512_maskz_broadcast_f64x4(0xff, numbers);
 #else
   return load(from);
 #endif
@@ -104,6 +115,18 @@ inline Vector load_parts(const float* from, int64_t step) {
   std::memcpy(&x, from, sizeof x);
   std::memcpy(&y, from + step, sizeof y);
   return __builtin_shufflevector(x, y, 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
+#else
+  (void)step;
+  return load(from);
+#endif
+}
+
+inline Vector load_parts(const int8_t* from, int64_t step) {
+#if POSENC_WIDTH == 16
+  const __m128i first = _mm_loadl_epi64(reinterpret_cast<const __m128i*>(from));
+  const __m128 both = _mm_loadh_pi((__m128)first, reinterpret_cast<const __m64*>(from + step));
+  const __m512i integers = _mm512_maskz_cvtepi8_epi32(0xffff, (__m128i)both);
+  return __builtin_convertvector((Integers)integers, Vector);
 #else
   (void)step;
   return load(from);
@@ -150,20 +173,11 @@ inline void transpose(Vector (&x)[16]) {
 #endif
 #undef POSENC_PICK
 
-inline float sum(Vector x) {
-  float parts[WIDTH];
-  store(parts, x);
-  for (int half = WIDTH / 2; half; half /= 2)
-    for (int i = 0; i < half; i++) parts[i] += parts[i + half];
-  return parts[0];
-}
-
 // e^x of x <= 88; 0 below -87, so that no result is subnormal. Relative error below 2e-7.
 inline Vector exponential(Vector x) {
-  const Vector limited = larger(x, all(-87.0f));
-  const Vector rounded = limited * 1.44269504f + 12582912.0f;  // 1.5 * 2^23: rounds to integers
+  const Vector rounded = x * 1.44269504f + 12582912.0f;  // 1.5 * 2^23: rounds to integers
   const Vector count = rounded - 12582912.0f;
-  const Vector rest = limited - count * 0.693145751953125f - count * 1.428606820309417e-6f;
+  const Vector rest = x - count * 0.693145751953125f - count * 1.428606820309417e-6f;
   Vector y = rest * (1.0f / 5040) + 1.0f / 720;
   y = y * rest + 1.0f / 120;
   y = y * rest + 1.0f / 24;
@@ -171,7 +185,7 @@ inline Vector exponential(Vector x) {
   y = y * rest + 0.5f;
   y = y * rest + 1.0f;
   y = y * rest + 1.0f;
-  const Integers power = ((Integers)rounded - 0x4b400000 + 127) << 23;
+  const Unsigned power = ((Unsigned)rounded - 0x4b400000 + 127) << 23;
   return x < -87.0f ? Vector{} : y * (Vector)power;
 }
 
