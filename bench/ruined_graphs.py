@@ -105,6 +105,21 @@ def _hole(rows: np.ndarray) -> np.ndarray:
     return rows
 
 
+def _exchange_rows(rows: np.ndarray) -> np.ndarray:
+    rows[[3, 4]] = rows[[4, 3]]
+    return rows
+
+
+def _late_decays(graph: Graph) -> None:
+    """Let the keys of the second layer have the decays of the keys before."""
+    node = [node for node in graph.node if node.op_type == "CachedAttention"][1]
+    later = np.array([0, 0, 1, 0, 0, 0, -1, 0])  # a slot more at the start, one less at the end
+    graph.initializer.append(numpy_helper.from_array(later, "ruin.later"))
+    made = helper.make_node("Pad", [node.input[21], "ruin.later"], ["ruin.decays"])
+    _insert(graph, node, [made])
+    node.input[21] = "ruin.decays"
+
+
 def _exchange_tables(graph: Graph) -> None:
     for node in graph.node:
         if node.op_type in ATTENTIONS:
@@ -214,4 +229,7 @@ RUINS = (
     Ruin("slots shifted from 256 cached tokens on", "rope", _shift_slots(256)),
     Ruin("slots shifted from 300 cached tokens on", "rope", _shift_slots(300)),
     Ruin("long factors of keys never written", "longrope", _far_keys_unwritten),
+    Ruin("rows of two distances exchanged", "shaw",
+         constants("row_of_distance", _exchange_rows), NATIVE),
+    Ruin("decays of keys late by one token", "fox", _late_decays, NATIVE),
 )  # fmt: skip

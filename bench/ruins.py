@@ -17,12 +17,14 @@ import json
 import shutil
 import sys
 import tempfile
+from functools import partial
 from pathlib import Path
 from typing import Any, Callable, ContextManager, Dict, Iterator, List, Mapping, Sequence, Set
 from unittest import mock
 
 import numpy as np
 import onnx
+import onnx_ir as ir
 from msgspec.structs import replace
 
 from bench import marked
@@ -30,7 +32,7 @@ from bench.ruined_graphs import CACHES, FEW_BITS, FORMATS, NATIVE, ORIGINAL, RUI
 from bench.ruined_stages import STAGE_RUINS, StageRuin
 from posenc_export.export import Sources, VerificationError, export
 from posenc_export.export.quantization.rounding import rounded
-from posenc_export.export.targets import TARGETS
+from posenc_export.export.targets import TARGETS, external_data
 from posenc_export.models.blocks import Blocks, Stored
 from posenc_export.models.config import StackConfig
 from posenc_export.models.presets import seeded
@@ -41,6 +43,7 @@ from posenc_export.runtime.artefact import manifest as manifests
 from posenc_export.runtime.artefact.certificate import bound_of
 from posenc_export.runtime.artefact.manifest import Manifest
 from posenc_export.shared import json_rows
+from posenc_export.shared.progress import Steps, silent
 from posenc_export.shared.tables import markdown
 
 DEPTHS = (2, 12, 32)
@@ -56,9 +59,9 @@ def rope(layers: int, longest: int = RANGE, window: int = WINDOW) -> StackConfig
     return decoder_config(256, layers, 128, block, tied=False)
 
 
-def alibi(layers: int, longest: int = RANGE) -> StackConfig:
-    """The same with ALiBi, and without a window."""
-    block = block_config(64, 4, longest, kv_heads=2, encoding={"name": "alibi"})
+def alibi(layers: int, longest: int = RANGE, name: str = "alibi") -> StackConfig:
+    """The same with ALiBi, or another encoding, and without a window."""
+    block = block_config(64, 4, longest, kv_heads=2, encoding={"name": name})
     return decoder_config(256, layers, 128, block, tied=False)
 
 
@@ -73,7 +76,12 @@ def longrope(layers: int) -> StackConfig:
     return decoder_config(256, layers, 128, block, tied=False)
 
 
-MODELS = {"rope": rope, "alibi": alibi, "longrope": longrope}
+MODELS = {
+    "rope": rope,
+    "alibi": alibi,
+    "longrope": longrope,
+    **{name: partial(alibi, name=name) for name in ("shaw", "fox")},
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -127,13 +135,16 @@ def target_of(format_: str) -> str:
 
 
 def ruined(folder: Path, plant: Callable[[Graph], None]) -> Dict[str, Any]:
-    """Change the graph of an artefact, and return its files with their digests."""
-    model = onnx.load(str(folder / "model.onnx"))
-    plant(model.graph)
-    (folder / "model.onnx.data").unlink(missing_ok=True)
-    outside: Any = {"save_as_external_data": True, "location": "model.onnx.data"}
-    onnx.save_model(model, str(folder / "model.onnx"), size_threshold=1024, **outside)
-    names = ("model.onnx", "model.onnx.data")
+    """Change the graph of an artefact, and return its files with their digests. Weights stay at the
+    places of their file that the manifest names.
+    """
+    proto = onnx.load(str(folder / "model.onnx"))
+    plant(proto.graph)
+    model = ir.from_proto(proto)
+    names = ("model.onnx", external_data.WEIGHTS)
+    (folder / names[1]).unlink(missing_ok=True)
+    external_data.move_out(model.graph, folder, partial(Steps, silent, "writing weights"))
+    (folder / names[0]).write_bytes(ir.to_proto(model).SerializeToString())
     return {name: files.entry(folder / name) for name in names if (folder / name).is_file()}
 
 
@@ -268,7 +279,9 @@ def main() -> int:
     parser.add_argument("--depth", type=int, action="append")
     parser.add_argument("--format", action="append", choices=FORMATS)
     options = parser.parse_args()
-    cases = [*itertools.product(options.depth or DEPTHS, MODELS, options.format or FORMATS)]
+    every = itertools.product(options.depth or DEPTHS, MODELS, options.format or FORMATS)
+    planted = {(ruin.model, name) for ruin in (*RUINS, *STAGE_RUINS) for name in ruin.formats}
+    cases = [case for case in every if case[1:] in planted]
     stored = json.loads(options.json.read_text()) if options.json.is_file() else []
     rows = [row for row in stored if (row["layers"], row["model"], row["format"]) not in cases]
     for row in itertools.chain.from_iterable(rows_of(*case) for case in cases):
