@@ -12,6 +12,7 @@ from posenc_export import ops
 from posenc_export.encodings.shared.base import PositionEncoding, StateSpec
 from posenc_export.encodings.shared.combined import overrides
 from posenc_export.models.config import AttentionConfig
+from posenc_export.models.gated_delta import GatedDelta
 from posenc_export.models.linear_attention import LinearAttention
 from posenc_export.models.parts import build, float64
 from posenc_export.shared.refusal import refusal
@@ -238,4 +239,5 @@ def attention(width: int, config: AttentionConfig, encoding: PositionEncoding) -
     check_direction(encoding, config.causal)
     if config.reads_encoder:
         return CrossAttention(width, config, encoding)
-    return (LinearAttention if config.mechanism == "linear" else Attention)(width, config, encoding)
+    kinds = {"softmax": Attention, "linear": LinearAttention, "gated_delta": GatedDelta}
+    return kinds[config.mechanism](width, config, encoding)

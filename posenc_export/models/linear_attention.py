@@ -31,21 +31,13 @@ class LinearAttention(torch.nn.Module):
 
     def __init__(self, width: int, config: AttentionConfig, encoding: PositionEncoding) -> None:
         super().__init__()
-        sees = config.sees["name"]
-        if config.heads != config.kv_heads or sees not in ("causal", "both"):
-            rule = "sees causal or both, and kv_heads equal to heads"
-            got = f"{sees}, {config.kv_heads} and {config.heads}"
-            raise refusal("linear attention", rule, got, "change the config")
-        if overrides(encoding, "bias", "rescore", "observe"):
-            names = ", ".join(spec["name"] for spec in config.encodings)
-            rule = "encodings with hook embed or rotate, since there are no scores"
-            raise refusal("linear attention", rule, names, "choose another encoding")
-        settings = ("head_norm", "scale", "softcap", "sinks")
-        unusable = [name for name in settings if getattr(config, name)]
-        if unusable or config.projection["name"] != "grouped":
-            rule = "projection grouped, and no head_norm, scale, softcap or sinks"
-            got = ", ".join(unusable) or config.projection["name"]
-            raise refusal("linear attention", rule, got, "leave it out")
+        if config.heads != config.kv_heads:
+            got = f"{config.kv_heads} and {config.heads}"
+            raise refusal("linear attention", "kv_heads equal to heads", got, "change the config")
+        check_plain("linear attention", config, encoding, ("causal", "both"))
+        if config.projection["name"] != "grouped":
+            got = config.projection["name"]
+            raise refusal("linear attention", "projection grouped", got, "change the config")
         self.heads, self.head_size = config.heads, config.head_size
         self.encoding, self.cached = encoding, config.causal
         self.projection = build(
@@ -122,6 +114,34 @@ class LinearAttention(torch.nn.Module):
                 divisor = sum(float(q[i, head] @ k[j, head]) for j in seen)
                 weighted_values[i, head] = weights @ v[: len(seen), head] / divisor
         return float64.linear(self.projection.output, weighted_values.reshape(len(x), -1))
+
+
+def check_plain(
+    where: str,
+    config: AttentionConfig,
+    encoding: PositionEncoding,
+    sees: Tuple[str, ...],
+    hooks: Tuple[str, ...] = (),
+) -> None:
+    """Raise ValueError for settings of scores, which linear attention does not compute.
+
+    Args:
+        where: what the message is about.
+        sees: the visibilities that it supports.
+        hooks: further hooks of encodings that it does not call.
+    """
+    if config.sees["name"] not in sees:
+        raise refusal(where, f"sees {' or '.join(sees)}", config.sees["name"], "change the config")
+    if overrides(encoding, "bias", "rescore", "observe", *hooks):
+        names = ", ".join(spec["name"] for spec in config.encodings)
+        usable = "hook embed" if hooks else "hook embed or rotate"
+        rule = f"encodings with {usable}, since there are no scores"
+        raise refusal(where, rule, names, "choose another encoding")
+    settings = ("head_norm", "scale", "softcap", "sinks")
+    unusable = [name for name in settings if getattr(config, name)]
+    if unusable:
+        rule = "no head_norm, scale, softcap or sinks"
+        raise refusal(where, rule, ", ".join(unusable), "leave it out")
 
 
 def _phi(x: Tensor) -> Tensor:

@@ -244,8 +244,17 @@ class Recur(Node):
     width = Attribute(int)
 
 
+class ShortConvolution(Node):
+    x, tail, weight = Input(), Input(), Input()
+
+
+class GatedDelta(Node):
+    q, k, v, decay, rate, state = Input(), Input(), Input(), Input(), Input(), Input()
+    kv_heads, heads = Attribute(int), Attribute(int)
+
+
 class LastHidden(Node):
-    """The last hidden vectors of a Recur."""
+    """The last hidden vectors of a Recur, or the last state of a GatedDelta."""
 
     outputs = Input()
 

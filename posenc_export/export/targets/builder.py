@@ -21,8 +21,9 @@ FLOAT, DOUBLE, INT32, INT64 = (
 )
 MICROSOFT = "com.microsoft"  # domain of ONNX Runtime's own operators
 
-# Emits the nodes of a branch of If, and returns its output.
+# Emit the nodes of a branch of If, and return its output or outputs.
 Branch = Callable[["Builder"], ir.Value]
+Branches = Callable[["Builder"], Tuple[ir.Value, ...]]
 Input = Union[ir.Value, int, Sequence[int], np.ndarray, None]
 
 
@@ -98,17 +99,44 @@ class Builder:
             then, otherwise: emit the nodes of a branch with the builder they get. The output is
                 made by a node of the branch, which may read values of the graph.
         """
-        graphs = {"then": then, "else": otherwise}
-        branches: Any = {f"{key}_branch": self._branch(key, emits) for key, emits in graphs.items()}
-        output = self.If(condition, **branches)
-        output.type = ir.TensorType(self.onnx_dtype)
-        return output
+        branches = (lambda inside: (then(inside),)), (lambda inside: (otherwise(inside),))
+        return self.choose_several(condition, *branches, dtype=self.onnx_dtype)[0]
 
-    def _branch(self, name: str, emits: Branch) -> ir.Graph:
-        inside = self.empty()
-        output = emits(inside)
-        output.type = ir.TensorType(self.onnx_dtype)
-        return ir.Graph([], [output], nodes=inside.nodes, name=name)
+    def choose_several(
+        self,
+        condition: ir.Value,
+        then: Branches,
+        otherwise: Branches,
+        dtype: ir.DataType = ir.DataType.FLOAT,
+    ) -> Tuple[ir.Value, ...]:
+        """As `choose`, for branches with as many outputs of a dtype."""
+        graphs = {}
+        for key, emits in {"then": then, "else": otherwise}.items():
+            inside = self.empty()
+            outputs = emits(inside)
+            graphs[key] = inside.graph_of(key, [], outputs, dtype)
+        attributes: Any = {f"{key}_branch": part for key, part in graphs.items()}
+        chosen = self.several(len(graphs["then"].outputs), "If", condition, **attributes)
+        for output in chosen:
+            output.type = ir.TensorType(dtype)
+        return chosen
+
+    def graph_of(
+        self,
+        name: str,
+        inputs: Sequence[ir.Value],
+        outputs: Sequence[ir.Value],
+        dtype: ir.DataType = ir.DataType.FLOAT,
+    ) -> ir.Graph:
+        """Return the collected nodes as the graph of a branch or loop, with outputs of a dtype."""
+        for output in outputs:
+            output.type = ir.TensorType(dtype)
+        return ir.Graph(inputs, outputs, nodes=self.nodes, name=name)
+
+    def named(self, kind: str) -> ir.Value:
+        """Return a new float32 value with a name of its own, as the input of an inner graph."""
+        name, dtype = f"lowered.{kind}_{next(self._names)}", ir.TensorType(ir.DataType.FLOAT)
+        return ir.Value(name=name, type=dtype)
 
     def constant(self, array: Any, dtype: Any = np.int64) -> ir.Value:
         """Return an initialiser with the content of `array`; equal arrays share one."""

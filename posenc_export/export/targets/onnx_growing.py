@@ -4,7 +4,14 @@ from typing import Any, Dict, Tuple
 
 import onnx_ir as ir
 
-from posenc_export.export.targets import by_query, content, counts, experts, standard
+from posenc_export.export.targets import (
+    by_query,
+    content,
+    counts,
+    experts,
+    gated_delta,
+    standard,
+)
 from posenc_export.export.targets.builder import Builder
 from posenc_export.export.targets.rewriter import Table
 from posenc_export.ops import graph
@@ -60,6 +67,8 @@ LOWERING: Tuple[Table, ...] = (
         graph.WeightedValues: standard.weighted_values,
         graph.SelectTokens: standard.select_tokens,
         graph.Recur: standard.recur,
+        graph.ShortConvolution: gated_delta.convolution,
+        graph.GatedDelta: gated_delta.standard,
         graph.Experts: experts.dense,
     },
     {graph.Append: append},  # those that were not merged into an Attention node

@@ -9,7 +9,7 @@ from posenc_export.models.parts.experts import Experts
 from posenc_export.models.parts.features import Convolutions, HiddenStates
 from posenc_export.models.parts.mlps import Gated, Plain
 from posenc_export.models.parts.norms import NORMS, Identity
-from posenc_export.models.parts.projections import Grouped, Latent, Queries
+from posenc_export.models.parts.projections import Delta, Grouped, Latent, Queries
 from posenc_export.models.parts.readout import Dense, Normalize
 from posenc_export.shared import registry
 from posenc_export.shared.registry import Spec
@@ -23,7 +23,12 @@ PARTS: Dict[str, Dict[str, Type[Any]]] = {
         "each": norms.SeparateHeadNorms,
         "projection": norms.ProjectionNorm,
     },
-    "projection": {"grouped": Grouped, "latent": Latent, "queries": Queries},
+    "projection": {
+        "grouped": Grouped,
+        "latent": Latent,
+        "queries": Queries,
+        "gated_delta": Delta,
+    },
     "sees": {
         "causal": visibility.Causal,
         "window": visibility.Window,

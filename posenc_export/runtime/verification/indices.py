@@ -29,7 +29,6 @@ from posenc_export.runtime.verification.integer_rules import (
     HIDDEN,
     LONGEST,
     POSITIONS,
-    REQUESTED,
     Layout,
 )
 from posenc_export.runtime.verification.integer_values import Findings, Role, Tally
@@ -39,7 +38,6 @@ UNIT = "values"
 STRICT = {
     ("RotaryEmbedding", 3): (*POSITIONS, "slots of tokens"),
     ("TensorScatter", 2): ("first slots",),
-    ("GatherND", 1): (REQUESTED,),
     ("GroupQueryAttention", 5): ("last slots",),
     ("GroupQueryAttention", 6): (LONGEST,),
     ("GroupQueryAttention", 9): ("slots of tokens",),
@@ -211,6 +209,7 @@ def _roles(
     known = [use for use in uses if use.on_state or use.operator != "TensorScatter"]
     keys = [(use, (use.operator, use.input)) for use in known]
     strict = [integer_rules.in_windows(manifest, u, STRICT[k]) for u, k in keys if k in STRICT]
+    strict += [integer_rules.selected(manifest) for _, key in keys if key == ("GatherND", 1)]
     picks = integer_rules.allowed(manifest, axes, readers)
     by_cell = [picks for use in uses if use.operator in PICKS]
     yield Role(place, axes, allowed=next(iter((*strict, *by_cell)), ()))

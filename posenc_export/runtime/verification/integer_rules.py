@@ -15,6 +15,7 @@ from posenc_export.runtime.verification.integer_graph import Use
 Layout = Tuple[str, ...]  # "b", "s", "t" or a size, for each axis of a value
 POSITIONS = ("positions of tokens", "positions of keys")
 REQUESTED, LONGEST = "columns of requested tokens", "number of slots of the longest row"
+PADDING_LAST = ("columns with padding last", "places with padding last", "last inputs of filters")
 IN_WINDOWS = " in caches of windows"
 HIDDEN = -1e29  # scores of hidden keys are -inf, or -1e30 where a softmax over -inf would be NaN
 
@@ -67,6 +68,7 @@ def integers(manifest: Manifest, places: Places, rows: Optional[int]) -> Iterato
     yield from _distances(manifest, q, k, rows)
     yield Rule("visible keys", "bst", lambda: described.visible(attentions(manifest)[0], q, k))
     yield Rule(REQUESTED, "br", lambda: places.feeds["logits_index"])
+    yield from _with_padding_last(manifest, q)
     yield Rule("first slots", "b", lambda: places.first)
     yield Rule("last slots", "b", lambda: places.last)
     yield Rule("slots of tokens", "bs", lambda: call.columns)
@@ -80,6 +82,28 @@ def integers(manifest: Manifest, places: Places, rows: Optional[int]) -> Iterato
     windowed = places.last - places.feeds["window_start"]
     yield Rule(f"last slots{IN_WINDOWS}", "b", lambda: windowed)
     yield Rule(f"{LONGEST}{IN_WINDOWS}", "", lambda: windowed.max() + 1)
+
+
+def selected(manifest: Manifest) -> Tuple[str, ...]:
+    """Return the rules of the columns of tokens that a graph selects."""
+    return (REQUESTED, *PADDING_LAST) if _kernels(manifest) else (REQUESTED,)
+
+
+def _kernels(manifest: Manifest) -> List[int]:
+    """Return the lengths of the filters of gated delta rules."""
+    projections = [part.get("projection", {}) for part in attentions(manifest)]
+    kernels = {p.get("kernel", 4) for p in projections if p.get("name") == "gated_delta"}
+    return sorted(kernel for kernel in kernels if isinstance(kernel, int) and 1 < kernel <= 1 << 10)
+
+
+def _with_padding_last(manifest: Manifest, q: np.ndarray) -> Iterator[Rule]:
+    """Yield how gated delta rules put the tokens of a row before its padding."""
+    order = np.argsort(q < 0, axis=1, kind="stable")
+    for kernel in _kernels(manifest):
+        last = (q >= 0).sum(1)[:, None] + np.arange(kernel - 1)
+        values = (order, np.argsort(order, axis=1), last)
+        for name, axes, numbers in zip(PADDING_LAST, ("bs", "bs", "bk"), values, strict=True):
+            yield Rule(name, axes, partial(np.asarray, numbers))
 
 
 def in_windows(manifest: Manifest, use: Use, rules: Tuple[str, ...]) -> Tuple[str, ...]:

@@ -1,0 +1,181 @@
+"""Lowerings of the gated delta rule: standard operators in chunks, and ONNX Runtime's own."""
+
+from typing import Sequence, Tuple
+
+import numpy as np
+import onnx_ir as ir
+
+from posenc_export.export.targets.builder import DOUBLE, FLOAT, MICROSOFT, Builder, size
+from posenc_export.ops import graph
+from posenc_export.ops.graph import LastHidden
+
+CHUNK = 32  # tokens whose triangular system is solved at once
+
+
+def fused_convolution(op: Builder, node: graph.ShortConvolution) -> ir.Value:
+    sources = (node.x, node.weight, None, node.tail)
+    attributes = {"activation": "silu", "channels_last": 1}
+    y, _ = op.several(2, "CausalConvWithState", *sources, domain=MICROSOFT, **attributes)
+    return y
+
+
+def convolution(op: Builder, node: graph.ShortConvolution) -> ir.Value:
+    """Add up shifted products, which need no layout with channels first."""
+    tokens, taps = op.Concat(node.tail, node.x, axis=1), size(node.weight, 2)
+    by_tap = op.Transpose(op.Squeeze(node.weight, [1]), perm=[1, 0])  # [n,C]
+    count, y = op.Shape(node.x, start=1, end=2), None
+    for tap in range(taps):
+        part = op.Slice(tokens, [tap], op.Add(count, tap), [1])
+        product = op.Mul(part, op.Gather(by_tap, tap, axis=0))
+        y = product if y is None else op.Add(y, product)
+    return op.Mul(y, op.Sigmoid(y))
+
+
+def fused(op: Builder, node: graph.GatedDelta) -> ir.Value:
+    """Emit LinearAttention, which takes fewer heads of queries and keys than of values."""
+    heads = [op.merge_heads(part) for part in (node.q, node.k, node.v)]
+    y, state = op.several(
+        2,
+        "LinearAttention",
+        *(*heads, node.state, node.decay, node.rate),
+        domain=MICROSOFT,
+        q_num_heads=node.kv_heads,
+        kv_num_heads=node.heads,
+        update_rule="gated_delta",
+        scale=1.0,
+    )
+    _keep(node, state)
+    return op.split_heads(y, node.heads)
+
+
+def standard(op: Builder, node: graph.GatedDelta) -> ir.Value:
+    """A token alone takes a few products, and more tokens chunks of CHUNK."""
+    count = op.Shape(node.v, start=1, end=2)
+    alone = op.Squeeze(op.Equal(count, op.constant([1])), [0])
+    y, state = op.choose_several(
+        alone, lambda inside: _token(inside, node), lambda inside: _chunks(inside, node)
+    )
+    _keep(node, state)
+    return y
+
+
+def _keep(node: graph.GatedDelta, state: ir.Value) -> None:
+    for reader in node.readers(LastHidden):
+        reader.output.replace_all_uses_with(state, replace_graph_outputs=True)
+
+
+def _rows(op: Builder, node: graph.GatedDelta, value: ir.Value) -> ir.Value:
+    """Repeat heads [...,K,D] of queries or keys for the heads of values: [...,H,D]."""
+    if node.heads == node.kv_heads:
+        return value
+    index = np.repeat(np.arange(node.kv_heads), node.heads // node.kv_heads)
+    return op.Gather(value, index, axis=2)
+
+
+def _token(op: Builder, node: graph.GatedDelta) -> Tuple[ir.Value, ir.Value]:
+    """The recurrence for one token."""
+    # [B,H,1,D], [B,H,1,D], [B,H,1,V]
+    sources = (_rows(op, node, node.q), _rows(op, node, node.k), node.v)
+    q, k, v = (op.Transpose(part, perm=[0, 2, 1, 3]) for part in sources)
+    decay, rate = (  # [B,H,1,1]
+        op.Unsqueeze(op.Transpose(part, perm=[0, 2, 1]), [3]) for part in (node.decay, node.rate)
+    )
+    state = op.Mul(node.state, op.Exp(decay))
+    written = op.Mul(rate, op.Sub(v, op.MatMul(k, state)))
+    state = op.Add(state, op.Mul(op.Transpose(k, perm=[0, 1, 3, 2]), written))
+    return op.Transpose(op.MatMul(q, state), perm=[0, 2, 1, 3]), state
+
+
+def _chunks(op: Builder, node: graph.GatedDelta) -> Tuple[ir.Value, ir.Value]:
+    """Compute chunks of C = min(S, CHUNK) tokens, of which a Scan passes on the state."""
+    count = op.Shape(node.v, start=1, end=2)
+    length = op.Min(count, op.constant([CHUNK]))
+    chunks = op.Div(op.Sub(op.Add(count, length), op.constant([1])), length)
+    padding = op.Sub(op.Mul(chunks, length), count)
+
+    def chunked(value: ir.Value, axes: int) -> ir.Value:
+        """[B,S,H,...] to [N,B,H,C,...], with zeros at the end."""
+        ends = op.Concat(op.constant([0]), padding, axis=0)
+        padded = op.Pad(value, ends, op.constant(0, "float32"), op.constant([1]))
+        shape = op.Concat([0], chunks, length, op.Shape(value, start=2), axis=0)
+        return op.Transpose(op.Reshape(padded, shape), perm=[1, 0, 3, 2, 4][: axes + 1])
+
+    q, k = (chunked(_rows(op, node, part), 4) for part in (node.q, node.k))
+    v, decay, rate = chunked(node.v, 4), chunked(node.decay, 3), chunked(node.rate, 3)
+    rate = op.Unsqueeze(rate, [4])
+    # In float64, so that the difference of two long sums is exact in float32.
+    sums = op.CumSum(op.Cast(decay, to=DOUBLE), op.constant(3))  # [N,B,H,C]
+    between = op.Sub(op.Unsqueeze(sums, [4]), op.Unsqueeze(sums, [3]))
+    passed = op.Unsqueeze(op.Exp(op.Cast(sums, to=FLOAT)), [4])
+    total = op.Slice(sums, [-1], [1 << 60], [3])
+    remaining = op.Unsqueeze(op.Exp(op.Cast(op.Sub(total, sums), to=FLOAT)), [4])
+    decays = _lower(op, length, op.Exp(op.Cast(between, to=FLOAT)), 0)
+    keys = op.Transpose(k, perm=[0, 1, 2, 4, 3])
+    system = op.Mul(_lower(op, length, op.Mul(op.MatMul(k, keys), decays), -1), rate)
+    sources = {
+        "inverse": _inverse(op, length, system),
+        "values": op.Mul(rate, v),
+        "keys": op.Mul(rate, op.Mul(passed, k)),
+        "queries": op.Mul(passed, q),
+        "products": op.Mul(op.MatMul(q, keys), decays),
+        "columns": op.Transpose(op.Mul(remaining, k), perm=[0, 1, 2, 4, 3]),
+        "total": op.Unsqueeze(op.Exp(op.Cast(total, to=FLOAT)), [4]),
+    }
+    state, y = op.several(
+        2,
+        "Scan",
+        node.state,
+        *sources.values(),
+        body=_body(op, list(sources)),
+        num_scan_inputs=len(sources),
+    )
+    by_token = op.Transpose(y, perm=[1, 0, 3, 2, 4])  # [B,N,C,H,V]
+    shape = op.Concat([0, -1], op.Shape(node.v, start=2), axis=0)
+    return op.Slice(op.Reshape(by_token, shape), [0], count, [1]), state
+
+
+def _body(op: Builder, names: Sequence[str]) -> ir.Graph:
+    """One chunk, from the state [B,H,D,V] and parts of it [B,H,...] to the next state and y."""
+    state, *parts = (op.named(name) for name in ("state", *names))
+    part, inside = dict(zip(names, parts, strict=True)), op.empty()
+    known = inside.Sub(part["values"], inside.MatMul(part["keys"], state))
+    written = inside.MatMul(part["inverse"], known)
+    read = inside.MatMul(part["queries"], state)
+    y = inside.Add(read, inside.MatMul(part["products"], written))
+    added = inside.MatMul(part["columns"], written)
+    last = inside.Add(inside.Mul(state, part["total"]), added)
+    return inside.graph_of("chunk", [state, *parts], [last, y])
+
+
+def _lower(op: Builder, length: ir.Value, value: ir.Value, diagonal: int) -> ir.Value:
+    """Replace the entries above a diagonal by 0."""
+    kept = _corner(op, np.tri(CHUNK, k=diagonal, dtype=bool), length)
+    return op.Where(kept, value, op.constant(0, "float32"))
+
+
+def _corner(op: Builder, square: np.ndarray, length: ir.Value) -> ir.Value:
+    """Return the first `length` rows and columns of a constant."""
+    both = op.Concat(length, length, axis=0)
+    return op.Slice(op.constant(square, square.dtype), [0, 0], both, [0, 1])
+
+
+def _inverse(op: Builder, length: ir.Value, lower: ir.Value) -> ir.Value:
+    """Invert I + lower [...,C,C], strictly lower triangular, by doubling blocks on the diagonal.
+
+    With inverses X of blocks of size n on the diagonal, those of size 2n are X - X L X, where L
+    has the entries of `lower` in the lower left quarter of each. All of these are parts of the
+    inverse, so that nothing large cancels, as in powers of `lower`.
+    """
+    index = np.arange(CHUNK)
+    inverse = None
+    for width in (1 << level for level in range(CHUNK.bit_length() - 1)):
+        same = index[:, None] // (2 * width) == index // (2 * width)
+        quarter = same & (index[:, None] // width != index // width) & np.tri(CHUNK, dtype=bool)
+        joined = op.Where(_corner(op, quarter, length), lower, op.constant(0, "float32"))
+        if inverse is None:
+            identity = op.Cast(_corner(op, np.eye(CHUNK, dtype=bool), length), to=FLOAT)
+            inverse = op.Sub(identity, joined)
+        else:
+            inverse = op.Sub(inverse, op.MatMul(op.MatMul(inverse, joined), inverse))
+    assert inverse is not None
+    return inverse
