@@ -44,7 +44,9 @@ def attend(op: Builder, node: Attend) -> ir.Value:
     if mask.chunk and bias is not None:
         return ort_attention.attend(op, node)
     key, value = appended
-    rotation = _rotation(node, key, mask)
+    window = 0 if bias or picked or sums else ort_attention.window_of(op, mask)
+    op.windows |= {str(append.past.name): window for append in appended if window}
+    rotation = _rotation(node, key, mask, bool(window))
     heads = [node.q, key.new, value.new]
     if rotation is None:
         heads = [ort_attention.rotated(op, part) for part in heads]
@@ -79,6 +81,7 @@ def _inputs(
     """Return the inputs after queries, keys and values up to the rotation of keys
     (packages/kernels/README.md). biases: by distance [H,range], and of queries and keys [B,H,S,T].
     """
+    slides = str(appended[0].past.name) in op.windows
     mask = Mask.of(node.mask)
     assert mask is not None
     tables: List[Optional[ir.Value]] = [None, None, None, None]
@@ -91,7 +94,7 @@ def _inputs(
         positions = positions if rows is None else rows
     return [
         *(append.past for append in appended),
-        ort_slots.lengths(op)[0],
+        (ort_slots.lengths_in_windows if slides else ort_slots.lengths)(op)[0],
         None,  # the length of the longest row
         *tables[:2],
         positions,
@@ -99,7 +102,7 @@ def _inputs(
         node.sinks,
         *(None, None),  # scales of a cache of 8 bits (int8_cache.py)
         biases[0],
-        ort_slots.cache_position(op),
+        ort_slots.position_in_windows(op) if slides else ort_slots.cache_position(op),
         *tables[2:],
     ]
 
@@ -115,11 +118,12 @@ def _attributes(node: Attend, mask: Mask, rotation: Optional[Rotation]) -> Dict[
     return attributes
 
 
-def _rotation(node: Attend, key: Append, mask: Mask) -> Optional[Rotation]:
+def _rotation(node: Attend, key: Append, mask: Mask, slides: bool) -> Optional[Rotation]:
     """Return the rotations of queries and keys if the operator can rotate both: the same numbers of
     a head, by the same positions, which are those of the mask if that has chunks.
 
-    Linear rotations by slot differ from those by position by the same turn of queries and keys.
+    Linear rotations by slot differ from those by position by the same turn of queries and keys,
+    unless the cache may begin at a later token (slides).
     """
     of_q, of_k = Rotate.of(node.q), Rotate.of(key.new)
     if of_q is None or of_k is None:
@@ -130,7 +134,8 @@ def _rotation(node: Attend, key: Append, mask: Mask) -> Optional[Rotation]:
         return None
     if of_q.interleaved != of_k.interleaved:
         return None
-    if of_q.linear and of_k.linear and (of_q.cos, of_q.sin) == (of_k.cos, of_k.sin):
+    linear = of_q.linear and of_k.linear and not slides
+    if linear and (of_q.cos, of_q.sin) == (of_k.cos, of_k.sin):
         return of_q, of_k, None
     if mask.chunk and of_q.positions is not mask.positions:
         return None

@@ -90,15 +90,18 @@ def _bias_and_window(op: Builder, node: Attend) -> Tuple[Optional[ir.Value], Dic
 
 
 def _window(op: Builder, node: Attend) -> int:
-    """Return how many last tokens a query reads, with its own; 0 if it reads others, if the node is
-    given scores of all of them, or if a session has no shorter cache for the range of positions.
-    """
+    """Return `window_of` the mask of a node; 0 if it is given scores of all tokens."""
     mask = Mask.of(node.mask)
     assert mask is not None
-    needs_scores = (
-        mask.bias is not None or node.content is not None or node.readers(AttentionWeights)
-    )
-    if needs_scores or mask.before < 0 or mask.chunk or ort_slots.by_columns(op) is not None:
+    needs_scores = mask.bias is not None or node.content is not None
+    return 0 if needs_scores or node.readers(AttentionWeights) else window_of(op, mask)
+
+
+def window_of(op: Builder, mask: Mask) -> int:
+    """Return how many last tokens a mask shows a query, with its own; 0 if it shows others, or if a
+    session has no shorter cache for the range of positions.
+    """
+    if mask.before < 0 or mask.chunk or ort_slots.by_columns(op) is not None:
         return 0
     window = mask.before + 1
     return window if op.dtype == "float32" and window + 2 * NEW < op.max_positions else 0

@@ -41,6 +41,12 @@ def cache_position(op: Builder) -> ir.Value:
     return op.input("cache_position")
 
 
+def position_in_windows(op: Builder) -> ir.Value:
+    """Return `cache_position` counted from the first token in the caches of windows."""
+    first = op.Cast(op.Unsqueeze(op.input("window_start"), [1]), to=INT64)
+    return op.Sub(cache_position(op), first)
+
+
 def total(op: Builder) -> ir.Value:
     """Return the number of valid slots of the longest row, [] int64."""
     return op.Cast(lengths(op)[1], to=INT64)

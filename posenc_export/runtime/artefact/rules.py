@@ -249,9 +249,9 @@ def _check_caches(manifest: Manifest) -> None:
         parts = state.past.startswith("past_key_values."), state.past.endswith((".key", ".value"))
         rule = "int8 states to be in-place keys and values"
         expect(state.in_place and all(parts), rule, state.past)
-    rule = "window only for in-place states of target ort that begin at input window_start"
+    rule = "window only for in-place states of ort or ort-native that begin at input window_start"
     for state in [state for state in manifest.states if state.window]:
-        holds = target == "ort" and state.in_place and not state.reads_hidden
+        holds = target in ("ort", "ort-native") and state.in_place and not state.reads_hidden
         expect(holds and manifest.input("window_start") is not None, rule, state.past)
     rule = "reads_hidden to be false only for in-place states with layout rows"
     for state in manifest.states:

@@ -7,6 +7,7 @@ from typing import Any, Callable, Iterator, List, Mapping, Optional, Sequence, T
 import numpy as np
 
 from posenc_export.runtime.artefact.schema import Manifest
+from posenc_export.runtime.graphs.kernel_library import OPERATOR
 from posenc_export.runtime.verification import described
 from posenc_export.runtime.verification.described import attentions
 from posenc_export.runtime.verification.integer_calls import Places
@@ -16,6 +17,8 @@ Layout = Tuple[str, ...]  # "b", "s", "t" or a size, for each axis of a value
 POSITIONS = ("positions of tokens", "positions of keys")
 REQUESTED, LONGEST = "columns of requested tokens", "number of slots of the longest row"
 PADDING_LAST = ("columns with padding last", "places with padding last", "last inputs of filters")
+# Operators and their inputs that count from the first token of a cache
+IN_CACHES = {("GroupQueryAttention", 5), ("GroupQueryAttention", 6), (OPERATOR, 5), (OPERATOR, 15)}
 IN_WINDOWS = " in caches of windows"
 HIDDEN = -1e29  # scores of hidden keys are -inf, or -1e30 where a softmax over -inf would be NaN
 
@@ -81,6 +84,8 @@ def integers(manifest: Manifest, places: Places, rows: Optional[int]) -> Iterato
     yield Rule(LONGEST, "", lambda: places.last.max() + 1)
     windowed = places.last - places.feeds["window_start"]
     yield Rule(f"last slots{IN_WINDOWS}", "b", lambda: windowed)
+    first = places.feeds["window_start"].astype(np.int64)
+    yield Rule(f"slots of tokens{IN_WINDOWS}", "bs", lambda: call.columns - first[:, None])
     yield Rule(f"{LONGEST}{IN_WINDOWS}", "", lambda: windowed.max() + 1)
 
 
@@ -110,7 +115,7 @@ def in_windows(manifest: Manifest, use: Use, rules: Tuple[str, ...]) -> Tuple[st
     """Return the rules of what a node reads: lengths count from the first token of its caches."""
     past = f"past_key_values.{use.layer}.key"
     windowed = any(state.window and state.past == past for state in manifest.states)
-    lengths = use.operator == "GroupQueryAttention" and use.input in (5, 6)
+    lengths = (use.operator, use.input) in IN_CACHES
     return tuple(rule + IN_WINDOWS for rule in rules) if windowed and lengths else rules
 
 

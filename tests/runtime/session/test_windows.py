@@ -35,6 +35,9 @@ KINDS: Dict[str, Dict[str, Any]] = {
     "rope_dynamic": {},  # rotates before the node
     "xpos": {},
     "rope-sinks": {"sinks": True},
+    "rope-native": {},
+    "xpos-native": {},  # rotates queries and keys by different tables
+    "alibi-native": {},  # a bias by distance
 }
 
 
@@ -51,7 +54,8 @@ def config(kind: str) -> StackConfig:
 
 @functools.lru_cache(maxsize=None)
 def model(kind: str) -> Model:
-    return load(traces.artefact(config(kind), "ort"), provider="cpu", threads=1)
+    target = "ort-native" if kind.endswith("native") else "ort"
+    return load(traces.artefact(config(kind), target), provider="cpu", threads=1)
 
 
 @functools.lru_cache(maxsize=None)
@@ -99,12 +103,13 @@ def goes_on(session: Session, length: int, kind: str = "rope") -> bool:
     return max(excess(step, 0, length, kind), excess(calls, 0, length + 1, kind)) <= 1
 
 
-def test_only_layers_with_a_window_have_shorter_caches() -> None:
-    manifest = model("rope").manifest
+@pytest.mark.parametrize("kind", ["rope", "rope-native", "alibi-native"])
+def test_only_layers_with_a_window_have_shorter_caches(kind: str) -> None:
+    manifest = model(kind).manifest
     layers = {state.past.split(".")[1]: state.window for state in manifest.states}
     assert layers == {"0": WINDOW, "1": 0, "2": WINDOW}
     assert manifest.input("window_start") is not None
-    session = at(LENGTH)
+    session = at(LENGTH, kind)
     sizes = [buffer.shape[2] for buffer in session._now.caches.past]
     assert sizes == [SLOTS, SLOTS, 1024, 1024, SLOTS, SLOTS]
 
@@ -139,13 +144,15 @@ def test_steps_give_tokens_up_when_the_caches_are_full_and_keep_those_to_rewind(
     assert starts == [0] * 3 + [FULL[0] - kept] * NEW + [FULL[1] - kept] * 3
 
 
-def test_rows_of_different_lengths_give_tokens_up_one_by_one() -> None:
-    session, lengths = opened(), np.array([FULL[0] + 30, 5, FULL[0] - 20])
+@pytest.mark.parametrize("kind", ["rope", "rope-native", "alibi-native"])
+def test_rows_of_different_lengths_give_tokens_up_one_by_one(kind: str) -> None:
+    session, lengths = opened(kind), np.array([FULL[0] + 30, 5, FULL[0] - 20])
     session.prefill([texts()[row, :length] for row, length in enumerate(lengths)])
     assert start(session)[1:] == [0, 0] and start(session)[0] > 0
     for _ in range(30):
         outputs = session.step(texts()[range(ROWS), lengths])
-        assert max(excess(outputs[row : row + 1], row, lengths[row]) for row in range(ROWS)) <= 1
+        errors = [excess(outputs[row : row + 1], row, lengths[row], kind) for row in range(ROWS)]
+        assert max(errors) <= 1
         lengths += 1
     assert start(session)[1] == 0 and start(session)[2] > 0
 
