@@ -4,14 +4,12 @@ In each call, torch.onnx.export builds its table of operators. To decompose oper
 lacks, it runs the traced program twice more, and once more to insert casts where the dtypes of
 arguments differ. Here the table is built once per process. The usual operators that the table lacks
 are replaced in the program, which is run only if others are left: the graph has the same nodes
-under other names. Casts are inserted without computing nodes that need none. Garbage is not
-collected meanwhile, since a trace allocates millions of objects. The functions of torch are
-private: with a version that has others, torch.onnx.export runs unchanged.
+under other names. Casts are inserted without computing nodes that need none. The functions of torch
+are private: with a version that has others, torch.onnx.export runs unchanged.
 """
 
 import contextlib
 import functools
-import gc
 import operator
 from importlib import import_module
 from inspect import signature
@@ -20,6 +18,7 @@ from typing import Any, Dict, Iterator, List, Optional, Set, Tuple, Union
 import torch
 
 from posenc_export.export.mutation import refuse_mutation
+from posenc_export.export.tracing import short_traces
 from posenc_export.runtime.graphs.quiet import quiet
 
 EXPORTER = "torch.onnx._internal.exporter"
@@ -77,9 +76,7 @@ def onnx_program(
 def _shortened(opset: int) -> Iterator[None]:
     """Shorten torch.onnx.export within the context, which `quiet` lets one thread enter."""
     with contextlib.ExitStack() as restored:
-        if gc.isenabled():
-            gc.disable()
-            restored.callback(gc.enable)
+        restored.enter_context(short_traces())
         if all(map(_is_known, PRIVATE)):
             registry, decompose = _registry(opset), _private(DECOMPOSE)
             for path, replacement in (

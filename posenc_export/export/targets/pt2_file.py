@@ -12,6 +12,7 @@ from posenc_export.export.mutation import refuse_mutation, written_by
 from posenc_export.export.signatures import wrap
 from posenc_export.export.targets.weight_layout import laid_out
 from posenc_export.export.trace import Source
+from posenc_export.export.tracing import short_traces
 from posenc_export.runtime.artefact import files, pt2_archive
 from posenc_export.runtime.artefact.archive import packed, read_entries
 from posenc_export.runtime.artefact.graph_inputs import M, R, S
@@ -59,7 +60,8 @@ def _program(source: Source, manifest: Manifest) -> torch.export.ExportedProgram
     arguments, shapes = trace_inputs(manifest, M)
     sizes: Dict[str, Any] = {}
     try:
-        with quiet(Warning), torch.no_grad():  # deprecations inside torch itself
+        # Of deprecations inside torch itself.
+        with quiet(Warning), torch.no_grad(), short_traces():
             module, sizes_of = wrap(source.model, manifest.signature), _named(shapes, sizes)
             return torch.export.export(module, arguments, dynamic_shapes=sizes_of)
     except torch._dynamo.exc.UserError as error:
