@@ -119,7 +119,8 @@ class CachedRows:
     def discard(self, n: inputs.Numbers, after: int = 0) -> None:
         """Remove n tokens of each row behind its first `after` tokens; n is one number or [B].
         Later tokens take their positions, as if they had been read there; what they have read of
-        removed tokens stays in them. `length` and `position` fall by n.
+        removed tokens stays in them, so that they are no prefix to `share`. `length` and `position`
+        fall by n.
 
         Keys that are rotated are rotated to the new positions, with the rounding of one product.
 

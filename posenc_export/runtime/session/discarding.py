@@ -14,7 +14,7 @@ from posenc_export.runtime.session import windows
 from posenc_export.runtime.session.caches import Caches
 from posenc_export.runtime.session.errors import expected
 
-SINKS = 4  # first tokens that stay: their keys draw the attention that has no other place
+SINKS = 4  # first tokens that stay: they take the attention that goes nowhere else
 LEAST = SINKS + 4  # room that `generate` needs
 Positions = Union[int, np.ndarray]
 
@@ -24,12 +24,12 @@ class Shift(NamedTuple):
 
     row: int
     slot: int  # of the first of them
-    content: List[np.ndarray]  # of each state: the slots of the row along its axis
+    content: List[np.ndarray]  # the moving tokens of each state
 
 
 def turned(rotation: KeyRotation, keys: np.ndarray, old: Positions, new: Positions) -> np.ndarray:
-    """Return keys [K,T,D] in float64 as positions `new` turn them, one or [T]; they are given as
-    positions `old` turned them.
+    """Return float64 keys [K,T,D] that are rotated at positions `old` as if they were rotated at
+    positions `new`, each one number or [T].
     """
     angles = _angles(rotation, new) - _angles(rotation, old)  # [T,pairs]
     cos, sin = np.cos(angles), np.sin(angles)
@@ -49,18 +49,21 @@ def _angles(rotation: KeyRotation, positions: Positions) -> np.ndarray:
 def check(caches: Caches) -> CachedKeys:
     """Return how cached keys depend on positions. Raise ValueError unless tokens can be moved."""
     manifest, provider = caches.graph.manifest, caches.graph.provider
-    keys, shorter = manifest.cached_keys, bool(caches.window.size)
+    keys = manifest.cached_keys
     if keys is None:
         rule = "for discard, cached keys that positions only rotate, as the manifest then states"
         got = f"encoding {summary(manifest)['encoding']} without that statement"
         remedy = "export again, or read the tokens that are to stay in a new session"
         raise expected(rule, got, remedy)
-    in_place = not manifest.by_columns and all(state.in_place for state in manifest.states)
-    if not in_place or shorter or provider != "cpu":
-        got = f"target {manifest.target}, signature {manifest.signature}, provider {provider}"
-        got += ", with caches of windows" if shorter else ""
-        rule = "for discard, caches of all tokens that are written in place on the CPU"
-        raise expected(rule, got, "export target ort with signature positions")
+    if provider != "cpu":
+        raise expected("for discard, provider cpu", provider, "load with provider='cpu'")
+    if manifest.by_columns or not all(state.in_place for state in manifest.states):
+        got = f"target {manifest.target} with signature {manifest.signature}"
+        remedy = "export target ort or onnx-static with signature positions"
+        raise expected("for discard, caches that are written in place", got, remedy)
+    if caches.window.size:
+        got = f"target {manifest.target} with caches as long as windows"
+        raise expected("for discard, caches of all tokens", got, "export target onnx-static")
     if keys.rotation_of and manifest.cache:
         rule = "for discard of rotated keys, caches in the dtype of the model"
         raise expected(rule, f"cache {manifest.cache}", "export without cache")
@@ -72,15 +75,16 @@ def check_endless(session: Any, speculate: object) -> None:
     check(session._now.caches)
     if speculate is not None:
         raise expected("endless or speculate", "both", "leave one out")
-    if session.capacity < LEAST:
-        rule = f"for endless, room for at least {LEAST} tokens"
-        raise expected(rule, session.capacity, "give a larger capacity")
+    room = int((session.length + session.room).min(initial=session.capacity))
+    if room < LEAST:
+        remedy = "give a larger capacity, or begin at an earlier position"
+        raise expected(f"for endless, room for at least {LEAST} tokens of a row", room, remedy)
 
 
 def shift(
     caches: Caches, keys: CachedKeys, row: int, start: int, length: int, after: int, count: int
 ) -> Shift:
-    """Return the tokens of a row that move when the `count` ones behind its first `after` go.
+    """Return the tokens of a row that move if `count` tokens behind its first `after` are removed.
 
     Args:
         keys: how cached keys depend on positions.
@@ -108,11 +112,11 @@ def write(caches: Caches, shifts: Iterable[Shift]) -> None:
             past.array[windows.part_of(row, state.axis, slots)] = moved
 
 
-def make_room(session: Any, tokens: int = 1) -> int:
-    """Discard half of the tokens behind the first SINKS of each row without room for `tokens` more.
-    Return how many tokens there is room for in every row.
+def make_room(session: Any) -> int:
+    """Discard half of the tokens behind the first SINKS of each row that is full. Return how many
+    tokens there is room for in every row.
     """
-    full = session.room < tokens
+    full = session.room < 1
     if full.any():
         counts = np.where(full, (session.length - SINKS) // 2, 0)
         session.discard(np.maximum(counts, 0), SINKS)

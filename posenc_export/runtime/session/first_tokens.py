@@ -8,7 +8,7 @@ import numpy as np
 
 from posenc_export.runtime.artefact.manifest import Manifest
 from posenc_export.runtime.artefact.records import Generation
-from posenc_export.runtime.session import discarding, errors, inputs
+from posenc_export.runtime.session import arguments, discarding, errors, inputs
 from posenc_export.shared.refusal import refusal
 from posenc_export.shared.suggestion import suggestion
 
@@ -57,7 +57,12 @@ def feed(session: Any, first: First) -> np.ndarray:
 
 
 def _in_pieces(session: Any, prompt: inputs.Rows, encoder: Optional[inputs.Rows]) -> np.ndarray:
-    """Feed a prompt of any length, with room made for each piece. Return the logits after it."""
+    """Feed a prompt of any length, with room made for each piece. Return the logits after it. A
+    prompt that is refused changes nothing.
+    """
+    counts = arguments.check_prefill(session.manifest, prompt, *[None] * 5).counts
+    if session.batch:
+        arguments.starts(session.manifest, session.position, session.length, counts, None)
     begin, logits = 0, np.zeros((len(prompt), 1))
     while begin < max(map(len, prompt)):
         room = discarding.make_room(session) if session.batch else session.capacity

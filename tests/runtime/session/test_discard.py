@@ -130,7 +130,7 @@ def test_caches_that_cannot_be_moved_are_refused_by_name(target: str, tmp_path: 
         options = {"cache": "int8", "calibrate": sample}
     session = load(traces.artefact(config, target, **options), provider="cpu").session()
     session.prefill(np.arange(9)[None])
-    got = {"onnx": "got target onnx, signature", "ort": "got cache int8"}[target]
+    got = {"onnx": "got target onnx with signature", "ort": "got cache int8"}[target]
     with pytest.raises(ValueError, match=got):
         session.discard(1)
     assert session.length.tolist() == [9]
@@ -173,12 +173,43 @@ def test_endless_texts_read_the_first_tokens_and_the_last(variant: str) -> None:
 
 
 def test_what_endless_texts_need_is_said() -> None:
-    session = eager_session(traces.sources(one_layer("rope")).model, capacity=7)
-    with pytest.raises(ValueError, match="for endless, room for at least 8 tokens, got 7"):
+    model = traces.sources(one_layer("rope")).model
+    session = eager_session(model, capacity=7)
+    with pytest.raises(ValueError, match="for endless, room for at least 8 tokens of a row, got 7"):
         next(session.generate([[1]], 4, endless=True))
-    session = eager_session(traces.sources(one_layer("rope")).model)
+    session = eager_session(model)
+    session.prefill([[1, 2, 3, 4, 5]], RANGE - 5)
+    with pytest.raises(ValueError, match="for endless, room for at least 8 tokens of a row, got 5"):
+        next(session.generate([[1]], 4, endless=True))
+    session = eager_session(model)
     with pytest.raises(ValueError, match="expected endless or speculate, got both"):
         next(session.generate([[1]], 4, speculate="lookup", endless=True))
     session = eager_session(traces.sources(one_layer("learned")).model)
     with pytest.raises(ValueError, match="got encoding learned"):
         next(session.generate([[1]], 4, endless=True))
+
+
+def test_a_prompt_that_is_refused_changes_nothing() -> None:
+    session = eager_session(traces.sources(one_layer("rope")).model, capacity=16)
+    session.prefill([list(range(16))])
+    for prompt, rule in (([[1], [2]], "1 rows as in the cache"), ([[1] * 40 + [99]], "token ids")):
+        with pytest.raises(ValueError, match=rule):
+            next(session.generate(prompt, 4, endless=True))
+        assert session.length.tolist() == [16]
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32"])
+def test_caches_of_windows_are_refused_and_those_of_float16_moved(dtype: str) -> None:
+    layer = decoder("rope").kinds[0]
+    sees = {"name": "window", "size": 24}
+    near = replace(layer, attention=replace(layer.attention, sees=sees))
+    whole = decoder("rope", max_positions=1024)
+    config = replace(whole, layers={"near": near, "all": layer}, order=("near", "all"))
+    session = load(traces.artefact(config, "ort", dtype=dtype), provider="cpu").session()
+    session.prefill([list(range(40))])
+    if dtype == "float16":  # its caches are not shorter
+        session.discard(9, 4)
+        assert session.length.tolist() == [31]
+        return
+    with pytest.raises(ValueError, match="got target ort with caches as long as windows"):
+        session.discard(1)
