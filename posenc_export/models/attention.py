@@ -108,7 +108,8 @@ class Attention(torch.nn.Module):
             )
         else:
             y = ops.attend(q, keys, values, mask, None, self.scale, self.softcap, self.sinks)
-        return self.projection.output(y), present  # y [B,S,H*D] to [B,S,E]
+        y = self.projection.gated(x, y)  # [B,S,H*D]
+        return self.projection.output(y), present  # [B,S,E]
 
     def exact(
         self,
@@ -137,7 +138,8 @@ class Attention(torch.nn.Module):
                 scores = self._exact_scores(oracle, head, vector, keys, points[i], at)
                 of_keys = oracle.values(head, v[seen, group], points[i], at)
                 weighted_values[i, head] = float64.attend(scores, of_keys, sinks[head])
-        return float64.linear(self.projection.output, weighted_values.reshape(len(x), -1))
+        gated = self.projection.exact_gated(x, weighted_values.reshape(len(x), -1))
+        return float64.linear(self.projection.output, gated)
 
     def _exact_scores(
         self, oracle: Any, head: int, q: np.ndarray, keys: np.ndarray, query: Any, at: List[Any]

@@ -111,6 +111,17 @@ class Checkpoint:
         for name in names:
             del self._sources[name]
 
+    def rename(self, parts: Mapping[str, str]) -> None:
+        """Replace parts of the names of tensors. ValueError: two tensors of one name."""
+        renamed: Dict[str, Source] = {}
+        for name, source in self._sources.items():
+            for old, new in parts.items():
+                name = name.replace(old, new)
+            if name in renamed:
+                raise refusal(WHERE, f"one tensor for {name}", "two", "remove one")
+            renamed[name] = source
+        self._sources = renamed
+
     def check(self, shapes: Dict[str, Shape]) -> None:
         """Check that the tensors are exactly these, with these shapes; ValueError otherwise."""
         missing = sorted(set(shapes) - set(self._sources))

@@ -7,7 +7,7 @@ from typing import Any, Dict, Optional, Tuple
 import torch
 import transformers
 
-from tests.models import earlier, latent
+from tests.models import earlier, hybrids, latent
 from tests.models.patterns import BY_POSITION
 
 SIZES = {
@@ -252,8 +252,8 @@ CONFIGS |= {
     "gpt_oss": "GptOssConfig", "llama4_text": "Llama4TextConfig",
 }  # fmt: skip
 
-MODELS |= latent.MODELS
-CONFIGS |= latent.CONFIGS
+MODELS |= {**latent.MODELS, **hybrids.MODELS}
+CONFIGS |= {**latent.CONFIGS, **hybrids.CONFIGS}
 
 # Patterns that transformers cannot compute: its temperatures use the column of a token as its
 # position, and its rounded ALiBi always counts from 0.
@@ -267,7 +267,7 @@ def described(name: str) -> Any:
     """Return transformers' configuration of a model. It has its own copy of nested entries, in
     which transformers writes.
     """
-    sizes = {**earlier.SIZES, **latent.SIZES}.get(name.split()[0], SIZES)
+    sizes = {**earlier.SIZES, **latent.SIZES, **hybrids.SIZES}.get(name.split()[0], SIZES)
     return getattr(transformers, CONFIGS[name.split()[0]])(
         **copy.deepcopy({**sizes, **MODELS[name]})
     )

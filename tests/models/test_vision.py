@@ -37,7 +37,9 @@ def _prepared(name: str, target: str, folders: Path) -> Tuple[Any, Session]:
         return peer, eager_session(sources.model)
     if (name, target) not in SESSIONS:
         manifest = export_model(sources, target, folders / f"{name} {target}", verify=False)
-        layers = peer.config.text_config.num_hidden_layers
+        text = peer.config.text_config
+        types = getattr(text, "layer_types", None) or ["full_attention"] * text.num_hidden_layers
+        layers = len([kind for kind in types if kind != "linear_attention"])
         assert target != "ort" or manifest.operators["GroupQueryAttention"] == layers
         SESSIONS[name, target] = load(folders / f"{name} {target}", threads=1, provider="cpu")
     return peer, SESSIONS[name, target].session()

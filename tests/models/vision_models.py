@@ -12,6 +12,7 @@ import transformers
 
 from posenc_export.runtime.grids import coordinates
 from tests.models.checkpoints import randomised
+from tests.models.hybrids import DELTA
 
 TEXT = {
     "vocab_size": 61, "hidden_size": 64, "num_attention_heads": 4, "num_key_value_heads": 2,
@@ -27,6 +28,8 @@ TOWERS = {
         "depth": 1, "hidden_size": 32, "out_hidden_size": 64, "num_heads": 2, "patch_size": 4,
         "intermediate_size": 40, "deepstack_visual_indexes": [0],
     },
+    "qwen3_5": {"depth": 1, "hidden_size": 32, "out_hidden_size": 64, "num_heads": 2,
+        "patch_size": 4, "intermediate_size": 40},
     "glm4v": {"depth": 1, "hidden_size": 32, "out_hidden_size": 64, "num_heads": 2, "patch_size": 4,
         "image_size": 16, "intermediate_size": 40},
     "glm_ocr": {"depth": 1, "hidden_size": 32, "out_hidden_size": 64, "num_heads": 2,
@@ -36,6 +39,7 @@ CLASSES = {
     "qwen2_vl": "Qwen2VL",
     "qwen2_5_vl": "Qwen2_5_VL",
     "qwen3_vl": "Qwen3VL",
+    "qwen3_5": "Qwen3_5",
     "glm4v": "Glm4v",
     "glm_ocr": "GlmOcr",
 }
@@ -69,6 +73,7 @@ MODELS: Dict[str, Tuple[Dict[str, Any], bool]] = {
     "qwen3_vl": ({**_axes(6, 3, 3, mrope_interleaved=True), "head_dim": 24}, False),
     "qwen3_vl with biases": ({**_axes(6, 5, 5), "head_dim": 32, "attention_bias": True,
         "num_key_value_heads": 1}, True),
+    "qwen3_5": ({**DELTA, **_axes(3, 3, 2, partial_rotary_factor=0.5), "head_dim": 32}, True),
     "qwen2_5_vl beyond its length": (_axes(2, 3, 3, **YARN), False),
     "qwen3_vl beyond its length": ({**_axes(6, 3, 3, **YARN, attention_factor=1.25),
         "head_dim": 24}, False),

@@ -17,6 +17,7 @@ EMBEDDINGS = "embeddings"
 # Model types whose family has their name: decoders, those with experts, older ones, encoders.
 OWN_NAME = """llama mistral ministral3 smollm3 qwen2 qwen3 phi3 gemma gemma2 gemma3_text olmo2
     stablelm cohere cohere2 glm mixtral qwen3_moe gpt_oss llama4_text deepseek_v3
+    qwen3_next olmo_hybrid
     gpt2 gpt_neox gptj phi opt bloom mpt falcon xglm
     bert roberta mpnet modernbert roformer electra distilbert deberta xlnet""".split()
 # Module of the family for each model_type.
@@ -27,15 +28,14 @@ FILES = {
     **{name: "t5" for name in ("t5", "mt5")},
     "whisper": "whisper",
     **{name + part: "qwen2_vl" for name in ("qwen2_vl", "qwen2_5_vl") for part in ("", "_text")},
+    **{"qwen3_5" + part: "qwen3_5" for part in ("", "_text")},
     **{"qwen3_vl" + part: "qwen3_vl" for part in ("", "_text")},
     **{name: "glm4v" for name in ("glm4v", "glm4v_text", "glm46v")},
     **{"glm_ocr" + part: "glm_ocr" for part in ("", "_text")},
 }
 # Why model types are not read whose names suggest that they could be.
-DELTA = "three of four layers are gated delta rules, a linear attention that is not supported"
 ERNIE = "separate experts for image and text tokens are not supported"
 UNREAD = {
-    **dict.fromkeys(("qwen3_5", "qwen3_5_text"), DELTA),
     **dict.fromkeys(("ernie4_5_vl_moe", "ernie4_5_vl_moe_text"), ERNIE),
 }
 

@@ -86,6 +86,7 @@ class Experts(torch.nn.Module):
         bias: whether router and experts have biases.
         shared: hidden width of a gated MLP that is added for every token, with the activation of
             the unit; 0 for none.
+        shared_gate: multiply the shared expert by the sigmoid of a number for each token.
         choice: {"name": "highest" or "groups", ...}, the rule that chooses experts; None for the
             highest logits.
         factor: factor on weights.
@@ -111,6 +112,7 @@ class Experts(torch.nn.Module):
         shared: int = 0,
         choice: Optional[Mapping[str, Any]] = None,
         factor: float = 1.0,
+        shared_gate: bool = False,
     ) -> None:
         super().__init__()
         if not 1 <= chosen <= experts or hidden < 1 or shared < 0:
@@ -119,6 +121,8 @@ class Experts(torch.nn.Module):
         if weights not in WEIGHTS or on not in ON:
             rule = f"weights to be one of {', '.join(WEIGHTS)}, on one of {', '.join(ON)}"
             raise refusal("mlp experts", rule, f"{weights!r} and {on!r}")
+        if shared_gate and not shared:
+            raise refusal("mlp experts", "a shared expert for shared_gate", "none")
         if not 0 < factor < float("inf"):
             raise refusal("mlp experts", "factor to be a finite number above 0", factor)
         unit, choice = unit or {"name": "gated"}, choice or {"name": "highest"}
@@ -130,6 +134,7 @@ class Experts(torch.nn.Module):
         self._add("ups", (experts, width, hidden), bias)
         self._add("downs", (experts, hidden, width), bias)
         self.shared = Gated(width, shared, unit.get("activation", "silu")) if shared else None
+        self.shared_gate = torch.nn.Linear(width, 1, bias=False) if shared_gate else None
         on_output = not self.on_input or chosen == 1 and not bias
         self.sparse = self.unit.swiglu is not None and on_output
 
@@ -144,7 +149,12 @@ class Experts(torch.nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """x [B,S,E] to [B,S,E]."""
         y = self.weighted_sum(x, self.route(x))
-        return y if self.shared is None else y + self.shared(x)
+        if self.shared is None:
+            return y
+        shared = self.shared(x)
+        if self.shared_gate is not None:
+            shared = shared * torch.sigmoid(self.shared_gate(x))
+        return y + shared
 
     def route(self, x: Tensor) -> Tensor:
         """x [B,S,E] to weights [B,S,N], which are 0 for experts that are not chosen."""
@@ -192,7 +202,12 @@ class Experts(torch.nn.Module):
             for expert, weight in zip(chosen, self.factor * weights, strict=True):
                 before, after = (weight, 1.0) if self.on_input else (1.0, weight)
                 y[token] += after * self._exact_expert(int(expert), row * before)
-        return y if self.shared is None else y + self.shared.exact(x)
+        if self.shared is None:
+            return y
+        shared = self.shared.exact(x)
+        if self.shared_gate is not None:
+            shared = shared / (1 + np.exp(-float64.linear(self.shared_gate, x)))
+        return y + shared
 
     def _exact_expert(self, expert: int, row: np.ndarray) -> np.ndarray:
 

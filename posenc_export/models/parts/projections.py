@@ -20,6 +20,7 @@ class Grouped(torch.nn.Module):
         width, heads, kv_heads, head_size: E, H, K, D.
         bias, output_bias: whether queries, keys and values, and the output have biases.
         clip: clamp queries, keys and values to -clip .. clip, above 0 (MPT); None for no bound.
+        gate: multiply attention outputs by the sigmoid of another projection of x (Qwen3-Next).
     """
 
     def __init__(
@@ -31,6 +32,7 @@ class Grouped(torch.nn.Module):
         bias: bool = False,
         output_bias: bool = False,
         clip: Optional[float] = None,
+        gate: bool = False,
     ) -> None:
         super().__init__()
         if clip is not None and not clip > 0:
@@ -39,7 +41,16 @@ class Grouped(torch.nn.Module):
         self.sizes = [heads * head_size, kv_heads * head_size, kv_heads * head_size]
         self.head_size = self.value_size = head_size
         self.qkv = torch.nn.Linear(width, sum(self.sizes), bias=bias)
+        self.gate = torch.nn.Linear(width, self.sizes[0], bias=bias) if gate else None
         self.output = torch.nn.Linear(self.sizes[0], width, bias=output_bias)
+
+    def gated(self, x: Tensor, y: Tensor) -> Tensor:
+        """x [B,S,E] and attention outputs y [B,S,H*D] to [B,S,H*D]."""
+        return y if self.gate is None else y * torch.sigmoid(self.gate(x))
+
+    def exact_gated(self, x: np.ndarray, y: np.ndarray) -> np.ndarray:
+        """x [n,E] and y [n,H*D] to [n,H*D], float64."""
+        return y if self.gate is None else y / (1 + np.exp(-float64.linear(self.gate, x)))
 
     def forward(self, x: Tensor) -> Tuple[Tensor, Tensor, Tensor]:
         """x [B,S,E] to q [B,S,H*D], k and v [B,S,K*D]."""
@@ -136,6 +147,14 @@ class Latent(torch.nn.Module):
         self.norm = RMSNorm(rank, epsilon)
         self.up = torch.nn.Linear(rank, sum(self.parts), bias=False)
         self.output = torch.nn.Linear(heads * value_size, width, bias=bias)
+
+    def gated(self, x: Tensor, y: Tensor) -> Tensor:
+        """Return y: there is no gate."""
+        return y
+
+    def exact_gated(self, x: np.ndarray, y: np.ndarray) -> np.ndarray:
+        """Return y: there is no gate."""
+        return y
 
     def forward(self, x: Tensor) -> Tuple[Tensor, Tensor, Tensor]:
         """x [B,S,E] to q and k [B,S,H*D], v [B,S,H*value_size]."""

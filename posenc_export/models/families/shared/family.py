@@ -67,3 +67,5 @@ class Family:
     keys: Callable[[Mapping[str, Any]], Mapping[str, Any]] = dict
     # Families of the encoder and decoder of a model with both, by name of the part.
     parts: Mapping[str, "Family"] = field(default_factory=dict)
+    # Parts of names of tensors that checkpoints have in place of those in `weights`.
+    renamed: Mapping[str, str] = field(default_factory=dict)

@@ -75,5 +75,5 @@ SPELLINGS: Dict[str, Dict[str, Tuple[str, ...]]] = {
         "hidden_dim": ("distilbert",),
         "d_inner": ("xlnet",),
     },
-    "num_local_experts": {"num_experts": ("mixtral", "qwen3_moe", "gpt_oss")},
+    "num_local_experts": {"num_experts": ("mixtral", "qwen3_moe", "qwen3_next", "gpt_oss")},
 }

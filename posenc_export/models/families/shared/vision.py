@@ -44,12 +44,16 @@ def keys_tied_by_either(config: Mapping[str, Any]) -> Dict[str, Any]:
 
 
 def rotation_of_axes(
-    config: Settings, theta: float, sections: Sequence[int], partial: bool = False
+    config: Settings,
+    theta: float,
+    sections: Sequence[int],
+    partial: bool = False,
+    share: float = 1.0,
 ) -> Named:
     """Return the rotation by time, height and width, scaled by YaRN if config.json says so; call
-    this before head_dim is taken. theta, sections: defaults; partial: as for Settings.rotation.
+    this before head_dim is taken. theta, sections, share: defaults; partial: as in `rotation`.
     """
-    keys = {**config.rotation_keys(theta), "model_type": config.family}
+    keys = {**config.rotation_keys(theta, share), "model_type": config.family}
     places = [name for name in ("rope_parameters", "rope_scaling") if keys.get(name)]
     for name in places or ["rope_parameters"]:
         keys[name] = {"mrope_section": list(sections), **(keys.get(name) or {})}
