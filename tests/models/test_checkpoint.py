@@ -370,7 +370,8 @@ def test_an_unknown_model_type_is_refused(family: Any, llama: Path) -> None:
         ("llama4", "got 'llama4'; save its text model, whose type is llama4_text, or describe"),
         (
             "ernie4_5_vl_moe",
-            "got 'ernie4_5_vl_moe' (separate experts for image and text tokens are not supported); ",
+            "got 'ernie4_5_vl_moe' (separate experts for image and text tokens are not supported); "
+            "describe the model",
         ),
         ("LLAMA", "; the nearest type that is read is llama; describe"),
         ("zamba", "got 'zamba'; describe the model"),

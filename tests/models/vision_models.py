@@ -73,7 +73,9 @@ MODELS: Dict[str, Tuple[Dict[str, Any], bool]] = {
     "qwen3_vl": ({**_axes(6, 3, 3, mrope_interleaved=True), "head_dim": 24}, False),
     "qwen3_vl with biases": ({**_axes(6, 5, 5), "head_dim": 32, "attention_bias": True,
         "num_key_value_heads": 1}, True),
-    "qwen3_5": ({**DELTA, **_axes(3, 3, 2, partial_rotary_factor=0.5), "head_dim": 32}, True),
+    # With a smaller epsilon, norms of small outputs amplify rounding in both models.
+    "qwen3_5": ({**DELTA, **_axes(3, 3, 2, partial_rotary_factor=0.5), "head_dim": 32,
+        "rms_norm_eps": 1e-3}, True),
     "qwen2_5_vl beyond its length": (_axes(2, 3, 3, **YARN), False),
     "qwen3_vl beyond its length": ({**_axes(6, 3, 3, **YARN, attention_factor=1.25),
         "head_dim": 24}, False),
