@@ -22,6 +22,30 @@ AXES = {0: "batch_size", 1: "sequence_length"}
 def transformers_onnx(checkpoint: Path, output: Path) -> Path:
     """Export with transformers' OnnxExporter: prompt and step in one graph with dynamic axes."""
     from transformers.exporters import OnnxConfig, OnnxExporter
+
+    _transformers(OnnxExporter(), OnnxConfig(dynamic=True), checkpoint, output)
+    return output / "model.onnx"
+
+
+def transformers_openvino(checkpoint: Path, output: Path) -> Path:
+    """Export with transformers' OpenVINOExporter, as transformers_onnx does."""
+    from transformers.exporters import OpenVINOConfig, OpenVINOExporter
+
+    _transformers(OpenVINOExporter(), OpenVINOConfig(dynamic=True), checkpoint, output)
+    return output / "openvino_model.xml"
+
+
+def transformers_executorch(checkpoint: Path, output: Path) -> Path:
+    """Export with transformers' ExecutorchExporter for XNNPACK, as transformers_onnx does."""
+    from transformers.exporters import ExecutorchConfig, ExecutorchExporter
+
+    config = ExecutorchConfig(backend="xnnpack", dynamic=True)
+    _transformers(ExecutorchExporter(), config, checkpoint, output)
+    return output / "model.pte"
+
+
+def _transformers(exporter: Any, config: Any, checkpoint: Path, output: Path) -> None:
+    """Export with one of transformers' exporters."""
     from transformers.exporters.utils import decompose_for_generation
 
     model = loaded(checkpoint)
@@ -29,12 +53,10 @@ def transformers_onnx(checkpoint: Path, output: Path) -> Path:
         "input_ids": torch.tensor([[5, 6, 7, 8], [9, 10, 11, 12]]),
         "attention_mask": torch.tensor([[0, 1, 1, 1], [1, 1, 1, 1]]),  # all ones would drop it
     }
-    config = OnnxConfig(dynamic=True)
     if generates(checkpoint):  # what export_for_generation does, without its graph for prompts
         stages = decompose_for_generation(model, inputs, multi_token_decode=True)
         model, inputs = stages["decode"]
-    OnnxExporter().export(model, inputs, config).save_pretrained(output)
-    return output / "model.onnx"
+    exporter.export(model, inputs, config).save_pretrained(output)
 
 
 def optimum(checkpoint: Path, output: Path) -> Path:
@@ -193,6 +215,8 @@ def loaded(checkpoint: Path) -> Any:
 
 EXPORTERS: Dict[str, Tuple[Callable[[Path, Path], Path], Tuple[str, ...]]] = {
     "transformers": (transformers_onnx, ("transformers", "onnxscript")),
+    "transformers-openvino": (transformers_openvino, ("transformers", "openvino")),
+    "transformers-executorch": (transformers_executorch, ("transformers", "executorch")),
     "optimum": (optimum, ("optimum-onnx", "transformers")),
     "optimum-intel": (optimum_intel, ("optimum-intel", "transformers", "openvino")),
     "genai": (genai, ("onnxruntime-genai", "transformers")),

@@ -42,8 +42,8 @@ def audit(
 
     Args:
         graph: ONNX file of a decoder, an encoder or a block; a program of torch.export (.pt2) or
-            TorchScript (.pt); OpenVINO IR (.xml); or the folder that an exporter wrote; or the
-            URL of a server of completions (auditing/server.py).
+            TorchScript (.pt); OpenVINO IR (.xml); a program of ExecuTorch (.pte); the folder that
+            an exporter wrote; or the URL of a server of completions (auditing/server.py).
         reference: checkpoint folder, GGUF file or folder of an artefact; "transformers:FOLDER";
             "package.module:name" of a torch.nn.Module or of a function that returns one; or a
             module.
@@ -69,15 +69,15 @@ class Auditor:
         if isinstance(self.graph, Server):
             self.interface = self.graph.interface
             self.reference = LogProbabilities(open_reference(reference, False, 32, 0))
-            self.graph.precision = self.session().precision()
+            self.accuracy = Accuracy(self.session().tolerance())
         else:
             self._read_graph(reference, inputs)
-        facts, noise = self.reference.facts, HALVES.get(self.graph.precision, 0.0)
-        self.accuracy = Accuracy(facts.tolerance)
-        if self.graph.precision == "few bits":
-            self.accuracy = Accuracy(LIMIT, LIMIT)
-        elif noise:
-            self.accuracy = Accuracy(numerics.rounding_tolerance(noise), noise)
+            noise = HALVES.get(self.graph.precision, 0.0)
+            self.accuracy = Accuracy(self.reference.facts.tolerance)
+            if self.graph.precision == "few bits":
+                self.accuracy = Accuracy(LIMIT, LIMIT)
+            elif noise:
+                self.accuracy = Accuracy(numerics.rounding_tolerance(noise), noise)
 
     def _read_graph(self, reference: Any, inputs: Any) -> None:
         """Find out what the inputs of a graph mean, and open the reference."""
@@ -112,7 +112,7 @@ class Auditor:
 
     def session(self, keep: bool = False) -> Any:
         """Return an empty session on the graph or the server."""
-        if isinstance(self.graph, Server):
+        if isinstance(self.reference, LogProbabilities):
             return ServerSession(self.graph, self.reference)
         window = self.reference.facts.window
         return ForeignSession(self.graph.run, self.interface, window, keep)

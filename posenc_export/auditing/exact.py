@@ -68,6 +68,7 @@ class Exact:
             whole=min(originals, default=0),
             heads=(attentions[0].kv_heads, attentions[0].head_size),
             window=sizes.pop() if len(sizes) == 1 else 0,
+            starts=any_start(config),
         )
 
     def outputs(self, tokens: np.ndarray, start: int = 0) -> np.ndarray:
@@ -105,6 +106,7 @@ class OfArtefact:
             edges=dict(manifest.reference.edges),
             tolerance=2 * manifest.reference.tolerance,
             depth=len(manifest.config.get("order", ("layer",))),
+            starts=any_start(manifest.config),
         )
 
     def outputs(self, tokens: np.ndarray, start: int = 0) -> np.ndarray:
@@ -114,6 +116,15 @@ class OfArtefact:
 
     def disturbed(self, seed: int) -> None:
         """As Reference.disturbed."""
+
+
+def any_start(config: Any) -> bool:
+    """Return whether the outputs of sequences that begin at other positions are those of
+    transformers, which counts the positions of chunks and of a rounded bias in the mask, not in
+    position_ids. config: of a model, or the same in a manifest.
+    """
+    text = msgspec.json.encode(config)
+    return b'"name":"chunk"' not in text and b'"numerics":"bfloat16"' not in text
 
 
 def without_head(model: stack.Stack) -> stack.Stack:

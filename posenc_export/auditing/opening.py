@@ -7,7 +7,7 @@ from posenc_export.auditing import program, server
 from posenc_export.auditing.graph import FILES, Graph
 from posenc_export.shared.refusal import refusal
 
-OF_FOLDERS = ("model.onnx", "openvino_model.xml", "model.pt2")
+OF_FOLDERS = ("model.onnx", "openvino_model.xml", "model.pt2", "model.pte")
 PROGRAMS = (".pt2", ".pt", ".pth", ".ts")
 
 
@@ -28,4 +28,8 @@ def opened(graph: Any) -> Tuple[Path, Any]:
         from posenc_export.auditing.openvino_ir import IntermediateRepresentation
 
         return path, IntermediateRepresentation(path)
+    if path.suffix == ".pte":
+        from posenc_export.auditing.executorch_program import ExecutorchProgram
+
+        return path, ExecutorchProgram(path)
     return path, (program.Program if path.suffix in PROGRAMS else Graph)(path)

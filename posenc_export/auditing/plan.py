@@ -48,10 +48,9 @@ def plan(interface: Interface, reference: Reference, quick: bool) -> Plan:
     length = min(length, most)
     cells: List[Cell] = []
     lengths = [length] if length <= facts.whole or not facts.whole else [facts.whole, length]
-    for size, rows in itertools.product(lengths, (1, ROWS)):
-        if interface.batch in (0, rows):
-            case = case_of(reference, rows, size, 0)
-            cells += _cells(case, interface, reference, quick)
+    batches = (interface.batch,) if interface.batch else (1, ROWS)
+    for size, rows in itertools.product(lengths, batches):
+        cells += _cells(case_of(reference, rows, size, 0), interface, reference, quick)
     rows = interface.batch or 1
     if "position_ids" in interface.inputs and facts.causal and facts.starts:
         chosen = (FULL_PASS, "past middle, new 1", "steps", "left padding")
@@ -94,7 +93,7 @@ def _cells(case: Case, interface: Interface, reference: Reference, quick: bool) 
     else:
         if interface.caches or interface.continues:
             chosen = [s for s in of_caches(length) if s.level <= Level.QUICK or s.run is stepped]
-            scenarios += of_caches(length) if rows == 1 else chosen
+            scenarios += of_caches(length) if rows == (interface.batch or 1) else chosen
         else:
             for new in (1, 2, length // 3, length - 1):
                 scenarios.append(Scenario(f"prompt of {new}", split(0, new)))

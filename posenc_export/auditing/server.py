@@ -18,14 +18,13 @@ from posenc_export.auditing.inputs import Interface, Value
 from posenc_export.auditing.session import TAGS, Call
 from posenc_export.runtime.session.errors import GraphError
 from posenc_export.runtime.verification.case import Cell, Pairs
-from posenc_export.shared.numerics import worst_error
+from posenc_export.shared.numerics import LIMIT, SAFETY, worst_error
 from posenc_export.shared.refusal import refusal
 
 LISTED = 5  # most probable tokens that are compared
 ASKED = 48  # tokens of a row, at most, that a call asks for: the last ones
 GENERATED = 12  # tokens of a continuation
-ROWS = 4  # prompts of one token
-PRECISIONS = {"float32": 1e-4, "float16": 1e-2}  # with errors up to these
+ROWS = 16  # prompts of one token
 SECONDS = 300.0  # of one request
 PROGRAM = """# {title}.
 # {mark}. Needs the running server.
@@ -48,10 +47,8 @@ Listed = List[Tuple[int, Dict[int, float]]]  # chosen ids with the log probabili
 
 class Server:
     """A server that gives log probabilities of ids: `token_id:N` for return_tokens_as_token_ids, as
-    vLLM and posenc serve do, or ids in `content`, as llama.cpp does. Attributes: as for Graph.
+    vLLM and posenc serve do, or ids in `content`, as llama.cpp does.
     """
-
-    precision = "float32"
 
     def __init__(self, url: str) -> None:
         self.url = url.rstrip("/").removesuffix("/v1") + "/v1/completions"
@@ -71,6 +68,8 @@ class Server:
             return [_listed(choice["logprobs"]) for choice in ordered]
         except urllib.error.HTTPError as error:
             said = error.read().decode(errors="replace")[:300]
+            if "context" in said:  # of llama.cpp, vLLM and posenc serve
+                raise graph.NotPossible("the context of the server is shorter") from None
             raise GraphError(ValueError(f"HTTP {error.code}: {said}")) from None
         except OSError as error:
             rule, got = "a server of completions", f"{self.url}: {error}"
@@ -100,12 +99,24 @@ class LogProbabilities:
 
     def __init__(self, reference: Reference) -> None:
         self.reference, self.facts = reference, reference.facts
+        self.known: Dict[bytes, np.ndarray] = {}  # outputs [1,V] behind prompts
 
     def outputs(self, tokens: np.ndarray, start: int = 0) -> np.ndarray:
         """As Reference.outputs."""
         logits = self.reference.outputs(tokens, start).astype(np.float64)
         logits -= logits.max(-1, keepdims=True)
         return (logits - np.log(np.exp(logits).sum(-1, keepdims=True))).astype(np.float32)
+
+    def behind(self, prompt: np.ndarray) -> np.ndarray:
+        """Return the outputs [1,V] behind a prompt [L]. Those of its last ASKED beginnings are
+        kept, so that a session that asks for these computes the prompt once.
+        """
+        if prompt.tobytes() not in self.known:
+            outputs, length = self.outputs(prompt[None])[0], len(prompt)
+            kept = 1 if self.facts.whole else ASKED
+            for end in range(max(0, length - kept), length):
+                self.known[prompt[: end + 1].tobytes()] = outputs[end : end + 1].copy()
+        return self.known[prompt.tobytes()]
 
     def disturbed(self, seed: int) -> Optional[Reference]:
         """As Reference.disturbed."""
@@ -118,7 +129,7 @@ class ServerSession:
     no prompt asked for have the tag -1, so that they are not compared.
     """
 
-    def __init__(self, server: Server, reference: Reference) -> None:
+    def __init__(self, server: Server, reference: LogProbabilities) -> None:
         self.server, self.reference = server, reference
         self.reset()
 
@@ -138,6 +149,8 @@ class ServerSession:
         old, first = self.rows or [row[:0] for row in new], len(self.calls)
         self.rows = [np.concatenate(pair) for pair in zip(old, new, strict=True)]
         size, zeros = max(map(len, new)), np.zeros(len(new), np.int64)
+        for tokens in self.rows:
+            self.reference.behind(tokens)
         outputs = np.full((len(new), size, self.reference.facts.width + TAGS), -1, np.float32)
         for column in range(max(0, size - ASKED), size):
             asked = [row for row in range(len(new)) if column < len(new[row])]
@@ -145,7 +158,7 @@ class ServerSession:
             replies = self.server.complete(prompts, 1)
             for row, prompt, listed in zip(asked, prompts, replies, strict=True):
                 if listed:  # posenc serve lists no token that ends a text
-                    expected = self.reference.outputs(prompt[None])[0, -1:]
+                    expected = self.reference.behind(prompt)
                     tagged = _tagged(expected, listed[:1], row, len(prompt) - 1, first)
                     outputs[row, column] = tagged[0]
                     self.asked[row, len(prompt) - 1, first] = prompt
@@ -153,15 +166,16 @@ class ServerSession:
         self.calls.append(Call(size, int(before.max()), zeros, before, zeros, zeros))
         return outputs
 
-    def precision(self) -> str:
-        """Return in what the server computes, from the errors of prompts of one token, whose
-        attention is trivial.
+    def tolerance(self) -> float:
+        """Return the largest error of a right server, from the errors of prompts of one token,
+        whose attention is trivial: these show how it rounds weights and activations.
         """
         width = self.reference.facts.width
-        prompts = np.arange(3, 3 + ROWS * width // 8, width // 8)[:, None]
-        actual, expected = self.prefill(prompts)[..., :width], self.reference.outputs(prompts)
-        error = worst_error(actual, expected)
-        return next((name for name, most in PRECISIONS.items() if error <= most), "bfloat16")
+        prompts = np.linspace(3, width - 1, min(ROWS, width - 3)).astype(np.int64)[:, None]
+        actual = self.prefill(prompts)[..., :width]
+        expected = np.stack([self.reference.behind(prompt) for prompt in prompts])
+        error = SAFETY * worst_error(actual, expected)
+        return max(self.reference.facts.tolerance, min(LIMIT, error))
 
     def step(self, inputs: np.ndarray) -> np.ndarray:
         """As Session.step."""

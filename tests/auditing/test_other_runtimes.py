@@ -8,7 +8,7 @@ import threading
 import warnings
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any, Dict, List, Optional
+from typing import Any, Dict, List, Optional, Tuple
 
 import pytest
 import torch
@@ -26,6 +26,7 @@ from tests.cases import combinations
 with_openvino = pytest.mark.skipif(
     importlib.util.find_spec("openvino") is None, reason="openvino is not installed"
 )
+CONTEXT = 30  # tokens of a prompt that the server of a test reads
 FAULTY = [None, "cache shifted", "theta"]
 
 
@@ -125,8 +126,8 @@ def test_a_folder_with_a_graph_for_prompts_and_one_for_later_tokens_is_audited(
 
 
 def _server(model: Any, as_content: bool) -> ThreadingHTTPServer:
-    """A server of completions by a model of transformers, without a cache; as llama.cpp answers, or
-    as vLLM does.
+    """A server of completions by a model of transformers, without a cache. It answers as llama.cpp
+    does with a context of 30 tokens, or as vLLM does.
     """
 
     def choice(index: int, prompt: List[int], body: Dict[str, Any]) -> Dict[str, Any]:
@@ -138,28 +139,43 @@ def _server(model: Any, as_content: bool) -> ThreadingHTTPServer:
             listed.append(dict(zip(top.indices.tolist(), top.values.tolist(), strict=True)))
             tokens.append(int(top.indices[0]))
         content = [
-            {"id": token, "top_logprobs": [{"id": i, "logprob": p} for i, p in top.items()]}
-            for token, top in zip(tokens[len(prompt) :], listed, strict=True)
+            {**_token(next(iter(top.items()))), "top_logprobs": [*map(_token, top.items())]}
+            for top in listed
         ]
         named = {
             "tokens": [f"token_id:{token}" for token in tokens[len(prompt) :]],
             "top_logprobs": [{f"token_id:{i}": p for i, p in top.items()} for top in listed],
         }
-        return {"index": index, "logprobs": {"content": content} if as_content else named}
+        logprobs = {"content": content} if as_content else named
+        return {"text": "", "index": index, "logprobs": logprobs, "finish_reason": "length"}
 
     class Handler(BaseHTTPRequestHandler):
         def do_POST(self) -> None:
             body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+            longest = max(map(len, body["prompt"]))
+            if as_content and longest > CONTEXT:
+                message = f"request ({longest} tokens) exceeds the available context size"
+                error = {"code": 400, "message": message, "type": "exceed_context_size_error"}
+                self._answer(400, {"error": error})
+                return
             choices = [choice(*row, body) for row in enumerate(body["prompt"])]
-            answer = json.dumps({"choices": choices[::-1]}).encode()
-            self.send_response(200)
+            self._answer(200, {"choices": choices[::-1], "object": "text_completion"})
+
+        def _answer(self, status: int, body: Dict[str, Any]) -> None:
+            self.send_response(status)
             self.end_headers()
-            self.wfile.write(answer)
+            self.wfile.write(json.dumps(body).encode())
 
         def log_message(self, format: str, *arguments: Any) -> None:
             pass
 
     return ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+
+
+def _token(pair: Tuple[int, float]) -> Dict[str, Any]:
+    """Return a token and its log probability as llama.cpp writes them."""
+    token, logprob = pair
+    return {"id": token, "token": f" {token}", "bytes": [32], "logprob": logprob}
 
 
 @pytest.mark.parametrize(("right", "as_content"), combinations([True, False], [False, True]))
@@ -177,6 +193,7 @@ def test_a_server_is_audited(right: bool, as_content: bool, tmp_path: Path) -> N
         server.shutdown()
         thread.join()
     assert result.right == right, result.sentence
+    assert as_content == any("context" in cell.message for cell in result.cells)
     assert right or result.cause == "window" and "from position 8 on" in result.sentence
     assert (b"server" in ran.stdout and b"expected" in ran.stdout) != right, ran.stderr
 

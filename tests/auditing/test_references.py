@@ -6,12 +6,16 @@ import warnings
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import transformers
 
 from posenc_export import audit, block_config, export_model
+from posenc_export.auditing.modules import Called
+from posenc_export.auditing.reference import open_reference
 from posenc_export.models.presets import seeded
+from tests.auditing import families
 from tests.auditing.graphs import exported, model_of
 
 
@@ -41,6 +45,18 @@ def test_every_kind_of_reference_finds_the_graph_right(kind: str, folder: Path) 
     }[kind]
     result = audit(folder / "model.onnx", reference, quick=True)
     assert result.right and any(cell.status == "right" for cell in result.cells), result.sentence
+
+
+@pytest.mark.parametrize("family", ["llama", "bloom", "falcon", "llama4_text"])
+def test_other_starts_are_compared_if_transformers_computes_them(
+    family: str, tmp_path: Path
+) -> None:
+    theirs = Called(families.save(family, tmp_path), 32, 0)
+    ours = open_reference(tmp_path, False, 32, 0)
+    tokens = np.arange(3, 39)[None]
+    expected = theirs.outputs(tokens, 476)
+    error = np.abs(ours.outputs(tokens, 476) - expected).max() / np.abs(expected).max()
+    assert ours.facts.starts == (error < 1e-4)
 
 
 def test_another_checkpoint_is_wrong_from_the_first_token(folder: Path) -> None:
