@@ -33,7 +33,7 @@ class GatedDelta(torch.nn.Module):
         super().__init__()
         check_plain("gated delta rule", config, encoding, ("causal",), ("rotate",))
         self.heads, self.kv_heads, self.head_size = config.heads, config.kv_heads, config.head_size
-        self.encoding, self.epsilon = encoding, EPSILON / config.head_size
+        self.encoding, self.epsilon = encoding, EPSILON
         self.projection = build(
             "projection", config.projection, width, config.heads, config.kv_heads, config.head_size
         )
@@ -68,8 +68,10 @@ class GatedDelta(torch.nn.Module):
         mixed, gates, decay, rate = self.projection(ops.select_tokens(x, source))
         valid = columns.lt(count).unsqueeze(2).to(torch.float32)
         filtered = recurrence.short_convolution(mixed, states[0], self.projection.filters())
-        q, k, v = filtered.split(self.parts, dim=-1)
-        q, k = (self._of_length_1(ops.split_heads(part, self.kv_heads)) for part in (q, k))
+        pairs, v = filtered.split([2 * self.parts[0], self.parts[2]], dim=-1)
+        heads = ops.split_heads(pairs, 2 * self.kv_heads)  # [B,S,2K,D]
+        heads = heads * torch.rsqrt((heads * heads).sum(3, keepdim=True) + self.epsilon)
+        q, k = heads.split([self.kv_heads, self.kv_heads], dim=2)
         y, memory = recurrence.gated_delta(
             q * self.head_size**-0.5,
             k,
@@ -82,11 +84,6 @@ class GatedDelta(torch.nn.Module):
         last = count + torch.arange(self.past, device=x.device)  # [B,n-1]
         tail = ops.select_tokens(torch.cat((states[0], mixed), dim=1), last)
         return self.projection.output(ops.select_tokens(y, order)), [tail, memory]
-
-    def _of_length_1(self, x: Tensor) -> Tensor:
-        """Divide heads [B,S,K,D] by their lengths."""
-        normed = torch.nn.functional.rms_norm(x, [self.head_size], eps=self.epsilon)
-        return normed * self.head_size**-0.5
 
     def exact(
         self,

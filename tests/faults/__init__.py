@@ -44,6 +44,8 @@ def described(model: str) -> Any:
         )
     if kind == "linear":
         return tiny.block(variant, mechanism="linear", kv_heads=6)
+    if kind == "gated_delta":
+        return tiny.block(variant, mechanism="gated_delta")
     return {"": tiny.decoder, "block": tiny.block, "encoder": tiny.encoder}[kind](variant)
 
 

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from posenc_export import ops
 from posenc_export.models.parts.residuals import PostNorm, PreNorm
+from posenc_export.ops import recurrence
 from tests.faults.of_encodings import each
 from tests.faults.planting import Fault
 
@@ -49,10 +50,65 @@ def _last_columns(right: Any) -> Any:
     return lambda x, index: x[:, x.size(1) - index.size(1) :]
 
 
+def _rule(change: Callable[..., Tuple[Tensor, ...]]) -> Callable[[Any], Any]:
+    """Return a function that gives the gated delta rule other inputs."""
+    return lambda right: lambda *inputs: right(*change(*inputs))
+
+
+def _without_decay(model: Any) -> None:
+    """Let LinearAttention forget nothing."""
+    node = next(node for node in model.graph.node if node.op_type == "LinearAttention")
+    rule = next(attribute for attribute in node.attribute if attribute.name == "update_rule")
+    rule.s = b"delta"
+    node.input[4] = ""
+
+
+DELTA = "gated_delta nope"
+RULE, FILTERS = (recurrence, "gated_delta"), (recurrence, "short_convolution")
 MASK, SELECTION = (ops, "attention_mask"), (ops, "select_tokens")
+# Of gated delta rules: what is wrong, what it breaks, the function, and its change.
+DELTAS: Tuple[Tuple[str, str, Any, Any], ...] = (
+    (
+        "decay ignored",
+        "states",
+        RULE,
+        lambda q, k, v, decay, rate, state: (q, k, v, 0 * decay, rate, state),
+    ),
+    (
+        "rate of the token before",
+        "states",
+        RULE,
+        lambda q, k, v, decay, rate, state: (q, k, v, decay, rate.roll(1, 1), state),
+    ),
+    (
+        "state of a call lost",
+        "states",
+        RULE,
+        lambda q, k, v, decay, rate, state: (q, k, v, decay, rate, 0 * state),
+    ),
+    (
+        "state of another row",
+        "rows",
+        RULE,
+        lambda q, k, v, decay, rate, state: (q, k, v, decay, rate, state.flip(0)),
+    ),
+    (
+        "inputs of filters one token late",
+        "states",
+        FILTERS,
+        lambda x, tail, weight: (x, tail.roll(1, 1), weight),
+    ),
+)
 FAULTS = {
     fault.name: fault
     for fault in (
+        *(
+            Fault(f"{name}, gated_delta", breaks, "function", _rule(change), DELTA, of=of)
+            for name, breaks, of, change in DELTAS
+        ),
+        Fault(
+            "decay ignored, gated_delta-ort", "states", "file", _without_decay, DELTA, target="ort"
+        ),
         Fault(
             "segments of an encoder are lost",
             "tokens",

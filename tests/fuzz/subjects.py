@@ -135,6 +135,9 @@ KINDS: Dict[str, Callable[[str, int], Any]] = {
     "linear": lambda variant, size: decoder(
         variant, max_positions=size, mechanism="linear", kv_heads=6
     ),
+    "gated_delta": lambda variant, size: decoder(
+        variant, max_positions=size, mechanism="gated_delta"
+    ),
     "bidirectional": lambda variant, size: block(variant, max_positions=size, causal=False),
     "encoder": lambda variant, size: replace(encoder(variant), max_positions=size),
     "experts": experts,

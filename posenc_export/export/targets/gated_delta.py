@@ -12,15 +12,10 @@ from posenc_export.ops.graph import LastHidden
 CHUNK = 32  # tokens whose triangular system is solved at once
 
 
-def fused_convolution(op: Builder, node: graph.ShortConvolution) -> ir.Value:
-    sources = (node.x, node.weight, None, node.tail)
-    attributes = {"activation": "silu", "channels_last": 1}
-    y, _ = op.several(2, "CausalConvWithState", *sources, domain=MICROSOFT, **attributes)
-    return y
-
-
 def convolution(op: Builder, node: graph.ShortConvolution) -> ir.Value:
-    """Add up shifted products, which need no layout with channels first."""
+    """Add up shifted products. CausalConvWithState of ONNX Runtime 1.31 takes 2.4 times as long on
+    a CPU for 256 tokens of 1,536 channels, and as long for one.
+    """
     tokens, taps = op.Concat(node.tail, node.x, axis=1), size(node.weight, 2)
     by_tap = op.Transpose(op.Squeeze(node.weight, [1]), perm=[1, 0])  # [n,C]
     count, y = op.Shape(node.x, start=1, end=2), None

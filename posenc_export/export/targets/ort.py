@@ -99,7 +99,6 @@ LOWERING: Tuple[Table, ...] = (
         graph.WaveProducts: wave_products,
         graph.RowsAtCounts: rows_at_counts,
         graph.CollectByDistance: collect_by_distance,
-        graph.ShortConvolution: gated_delta.fused_convolution,
         graph.GatedDelta: gated_delta.fused,
         graph.Experts: experts.sparse,
     },
