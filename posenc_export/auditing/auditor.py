@@ -171,7 +171,7 @@ class Auditor:
     def _named(self, reply: Answer) -> Answer:
         """Return the answer with the fault, if the outputs of a full pass show which one it is."""
         if reply.features == ("row",):
-            _, outputs = self._full_pass(ROWS, SHORT)
+            _, outputs = self._full_pass(self.interface.batch or ROWS, SHORT)
             if np.array_equal(outputs[0], outputs[-1]):
                 return reply.named("copied row", CAUSES["copied row"])
         if reply.features and self._counts_slots():
