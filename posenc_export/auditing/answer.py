@@ -65,13 +65,14 @@ def answer(observed: Observed, limit: np.ndarray, edges: Mapping[str, int]) -> A
     wrong = ~(table["error"] <= limit)
     if not wrong.any():
         return Answer("right")
-    has = features_of(table)
+    # What every call has, such as several rows in a graph of two rows, explains nothing.
+    has = {name: flags for name, flags in features_of(table).items() if not flags.all()}
     chosen, features = _simplest(has, wrong)
     group = {name: numbers[chosen] for name, numbers in table.items()}
     bad = wrong[chosen]
     where, thresholds = _threshold(group, bad)
     cause = _cause(features, group, bad, thresholds, edges)
-    if features == ("behind",) and _kind(has, ("padding",))[wrong].any():
+    if features == ("behind",) and "padding" in has and _kind(has, ("padding",))[wrong].any():
         cause = "mask"
     calls = " and ".join(FEATURES[name][2] for name in features) or "every call"
     others = ""

@@ -24,7 +24,7 @@ from posenc_export.shared.refusal import refusal
 LISTED = 5  # most probable tokens that are compared
 ASKED = 48  # tokens of a row, at most, that a call asks for: the last ones
 GENERATED = 12  # tokens of a continuation
-ROWS = 16  # prompts of one token
+ROWS, AT_ONCE = 16, 4  # prompts of one token, and how many of them are in a request
 SECONDS = 300.0  # of one request
 PROGRAM = """# {title}.
 # {mark}. Needs the running server.
@@ -172,7 +172,11 @@ class ServerSession:
         """
         width = self.reference.facts.width
         prompts = np.linspace(3, width - 1, min(ROWS, width - 3)).astype(np.int64)[:, None]
-        actual = self.prefill(prompts)[..., :width]
+        parts = []
+        for begin in range(0, len(prompts), AT_ONCE):
+            self.reset()
+            parts.append(self.prefill(prompts[begin : begin + AT_ONCE])[..., :width])
+        actual = np.concatenate(parts)
         expected = np.stack([self.reference.behind(prompt) for prompt in prompts])
         error = SAFETY * worst_error(actual, expected)
         return max(self.reference.facts.tolerance, min(LIMIT, error))

@@ -1,4 +1,4 @@
-"""Trace a module with torch.onnx.export, without those parts of it that change nothing.
+"""Trace a module with torch.onnx.export, without those steps of the exporter that change nothing.
 
 In each call, torch.onnx.export builds its table of operators. To decompose operators that the table
 lacks, it runs the traced program twice more, and once more to insert casts where the dtypes of
@@ -34,7 +34,7 @@ PRIVATE = {  # functions that are replaced or called, and their parameters
     f"{PROMOTION}:get_type_promotion_rule": ["node", "type_promotion_table"],
 }
 DECOMPOSE, FROM_TORCHLIB, IMPLEMENTED, DECOMPOSITIONS, MAY_STAY, RUN_NODE, PROMOTE, RULE = PRIVATE
-COMPUTED = {  # from sizes, or items of a tuple
+COMPUTED = {  # functions of Python on sizes, and items of tuples
     getattr(operator, name)
     for name in ("getitem", "add", "sub", "mul", "floordiv", "eq", "ne", "lt", "le", "gt", "ge")
 } | {torch.sym_max, torch.sym_min, torch.sym_not}
@@ -140,8 +140,8 @@ def decomposed(
 
 
 def unfinished(program: torch.export.ExportedProgram, registry: Any) -> Optional[str]:
-    """Return the first operator that torch decomposes and `decomposed` does not replace, that
-    writes to a tensor, or that has a graph of its own; None without one.
+    """Return the first operator that `decomposed` leaves to torch, or None: one that torch
+    decomposes, that writes to a tensor, or that has a graph of its own.
     """
     sizes = _sizes(program)
     for node in program.graph.nodes:
@@ -179,7 +179,7 @@ def _shape(node: torch.fx.Node, sizes: Sizes) -> List[Union[int, Tuple[torch.fx.
 
 
 def _as_argument(size: Union[int, Tuple[torch.fx.Node, int]]) -> Union[int, torch.fx.Node]:
-    """Return a size as an argument of a node. If it is of an input, it is the node that reads it,
+    """Return a size as an argument of a node. The size of an input becomes the node that reads it,
     which is inserted if the graph has none.
     """
     if isinstance(size, int):
@@ -194,8 +194,8 @@ def _as_argument(size: Union[int, Tuple[torch.fx.Node, int]]) -> Union[int, torc
 
 
 def _promoted(interpreter: Any, run_node: Any, node: torch.fx.Node) -> Any:
-    """Insert casts of a node's arguments, and return its value. It is not computed again, but that
-    of the trace, unless arguments are cast. `run_node` is torch's function, which computes it.
+    """Insert casts of a node's arguments, and return its value, which is that of the trace if no
+    argument is cast. `run_node` is torch's function, which computes the value again.
     """
     if node.op != "call_function" or "val" not in node.meta:
         return run_node(interpreter, node)

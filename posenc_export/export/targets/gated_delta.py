@@ -82,7 +82,7 @@ def _token(op: Builder, node: graph.GatedDelta) -> Tuple[ir.Value, ir.Value]:
 
 
 def _chunks(op: Builder, node: graph.GatedDelta) -> Tuple[ir.Value, ir.Value]:
-    """Compute chunks of C = min(S, CHUNK) tokens, of which a Scan passes on the state."""
+    """Compute chunks of C = min(S, CHUNK) tokens, with a Scan that carries the state between them."""
     count = op.Shape(node.v, start=1, end=2)
     length = op.Min(count, op.constant([CHUNK]))
     chunks = op.Div(op.Sub(op.Add(count, length), op.constant([1])), length)
@@ -159,7 +159,7 @@ def _inverse(op: Builder, length: ir.Value, lower: ir.Value) -> ir.Value:
 
     With inverses X of blocks of size n on the diagonal, those of size 2n are X - X L X, where L
     has the entries of `lower` in the lower left quarter of each. All of these are parts of the
-    inverse, so that nothing large cancels, as in powers of `lower`.
+    inverse: unlike with powers of `lower`, nothing large cancels.
     """
     index = np.arange(CHUNK)
     inverse = None
