@@ -82,7 +82,7 @@ def _token(op: Builder, node: graph.GatedDelta) -> Tuple[ir.Value, ir.Value]:
 
 
 def _chunks(op: Builder, node: graph.GatedDelta) -> Tuple[ir.Value, ir.Value]:
-    """Compute chunks of C = min(S, CHUNK) tokens, with a Scan that carries the state between them."""
+    """Compute chunks of C = min(S, CHUNK) tokens; a Scan carries the state between them."""
     count = op.Shape(node.v, start=1, end=2)
     length = op.Min(count, op.constant([CHUNK]))
     chunks = op.Div(op.Sub(op.Add(count, length), op.constant([1])), length)
