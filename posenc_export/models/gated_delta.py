@@ -17,8 +17,8 @@ EPSILON = 1e-6  # added to squared lengths of queries and keys
 
 
 class GatedDelta(torch.nn.Module):
-    """S_t = e^g S + r k (v - e^g k S)^T, y = rms(q S_t / sqrt(D)) silu(z), with queries and keys of
-    length 1, all filtered over the last tokens (parts.projections.Delta).
+    """S_t = S + r k (v - S^T k)^T with S = e^g S_(t-1), y = rms(S_t^T q / sqrt(D)) silu(z). q, k
+    and v are filtered over the last tokens (parts.projections.Delta); q and k have length 1.
 
     States: the last inputs of the filters [B,n-1,C], and S [B,H,D,V], both float32. The cost of a
     step does not depend on the position. Only the order of tokens matters.

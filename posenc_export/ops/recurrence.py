@@ -61,7 +61,7 @@ def short_convolution(x: Tensor, tail: Tensor, weight: Tensor) -> Tensor:
 def gated_delta(
     q: Tensor, k: Tensor, v: Tensor, decay: Tensor, rate: Tensor, state: Tensor
 ) -> Tuple[Tensor, Tensor]:
-    """Run S' = e^g S, S = S' + r k (v - k S')^T, y = q S over the tokens of a call (Yang et al.
+    """Run S' = e^g S, S = S' + r k (v - S'^T k)^T, y = S^T q over the tokens of a call (Yang et al.
     2024, Gated DeltaNet, 3.1). Return y [B,S,H,V] and the last state.
 
     q and k [B,S,K,D], v [B,S,H,V], logarithms of decays g and rates r [B,S,H], state [B,H,D,V], all
