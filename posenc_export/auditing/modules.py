@@ -132,5 +132,6 @@ def of_transformers(folder: str, hidden: bool) -> Any:
 
     names = json.loads((Path(folder) / "config.json").read_text("utf-8")).get("architectures")
     name = "AutoModel" if hidden or not names else names[0]
-    how: Any = {"dtype": torch.float32, "attn_implementation": "eager"}
-    return getattr(transformers, name).from_pretrained(folder, **how)
+    return getattr(transformers, name).from_pretrained(
+        folder, dtype=torch.float32, attn_implementation="eager"
+    )

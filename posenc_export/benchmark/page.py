@@ -179,8 +179,15 @@ def _label_ends(axes: Any, ends: Sequence[Tuple[str, float]], styles: Styles) ->
     last = -APART
     for height, name in sorted(heights):
         last = max(height, last + APART)
-        how = {"transform": axes.transAxes, "va": "center", "parse_math": False}
-        axes.text(1.02, last, name, color=styles[name]["color"], **how)
+        axes.text(
+            1.02,
+            last,
+            name,
+            color=styles[name]["color"],
+            transform=axes.transAxes,
+            va="center",
+            parse_math=False,
+        )
 
 
 def _folded(title: str, content: str) -> str:

@@ -22,14 +22,17 @@ def panels(encoding: PositionEncoding, geometry: Geometry, distance: int) -> Lis
     """
     drawn: List[Panel] = []
     if encoding.axes and overrides(encoding, "rotate"):
-        sizes: Any = {"encoding": encoding, "geometry": geometry}
-        paint = functools.partial(_along_axes, distance=distance, **sizes)
+        paint = functools.partial(
+            _along_axes, encoding=encoding, geometry=geometry, distance=distance
+        )
         drawn.append(("score of equal vectors, by distance along one axis", paint))
         alike = heads_alike(encoding.oracle())
         heads = [0] if alike else sorted({0, geometry.heads // 2})
         for head in heads if encoding.axes == 2 else ():
             which = f", head {head}" if len(heads) > 1 else ""
-            paint = functools.partial(_scores_by_place, head=head, **sizes)
+            paint = functools.partial(
+                _scores_by_place, encoding=encoding, geometry=geometry, head=head
+            )
             drawn.append((f"score of equal vectors, by place of the key{which}", paint))
     tokens_apart = type(encoding.oracle()).embed_rows is Oracle.embed_rows
     if encoding.axes == 2 and overrides(encoding, "embed", "embed_next") and tokens_apart:

@@ -131,7 +131,6 @@ def panels(
     specification that the encoding was built from; distance: largest distance between a query and a
     key, in tokens; positions: number of tokens in panels by position.
     """
-    sizes: Any = {"encoding": encoding, "geometry": geometry, "distance": distance}
     drawn: List[Panel] = []
     if overrides(encoding, "embed", "embed_next"):
         drawn += _of_tokens(encoding, spec, geometry, positions)
@@ -143,25 +142,33 @@ def panels(
     drawn += grids.panels(encoding, geometry, distance)
     by_distance = not all(encoding.window)
     if overrides(encoding, "bias") and by_distance:
-        drawn.append(("bias, by distance and head", partial(scores.bias, **sizes)))
+        drawn.append(
+            (
+                "bias, by distance and head",
+                partial(scores.bias, encoding=encoding, geometry=geometry, distance=distance),
+            )
+        )
     if overrides(encoding, "rescore") and not overrides(encoding, "rotate"):
-        paint = partial(scores.by_content, **sizes)
+        paint = partial(scores.by_content, encoding=encoding, geometry=geometry, distance=distance)
         if by_distance:
             drawn.append(("score of equal vectors less that of the own key", paint))
     elif overrides(encoding, "rotate", "rescore") or not drawn:
         # An encoding with both hooks computes plain scores of rotated vectors.
         along = "distance on all axes" if encoding.axes else "distance"
-        drawn.append((f"score of equal vectors, by {along}", partial(scores.similarity, **sizes)))
+        paint = partial(scores.similarity, encoding=encoding, geometry=geometry, distance=distance)
+        drawn.append((f"score of equal vectors, by {along}", paint))
     return drawn
 
 
 def _of_rotation(
     encoding: Rotary, spec: Mapping[str, Any], geometry: Geometry, distance: int
 ) -> List[Panel]:
-    built: Any = {"encoding": encoding, "spec": spec, "geometry": geometry}
-    drawn: List[Panel] = [("tokens to a full turn, by pair", partial(waves.wavelengths, **built))]
+    paint = partial(waves.wavelengths, encoding=encoding, spec=spec, geometry=geometry)
+    drawn: List[Panel] = [("tokens to a full turn, by pair", paint)]
     if "theta" in encodings.parameters(spec["name"]):
-        paint = partial(waves.bound, distance=distance, **built)
+        paint = partial(
+            waves.bound, encoding=encoding, spec=spec, geometry=geometry, distance=distance
+        )
         drawn.append(("bound of scores, by distance and theta", paint))
     paint = partial(waves.fast_and_slow, encoding=encoding, distance=distance)
     return [*drawn, ("mean cosine of fast and of slow pairs", paint)]
@@ -182,7 +189,8 @@ def _of_tokens(
         paint = partial(waves.components, rows=rows, entries=entries)
         drawn.append(("single entries, by position", paint))
         entry = entries[2]
-        sizes: Any = {"geometry": geometry, "positions": positions, "entry": entry}
-        paint = partial(waves.by_base, spec=spec, **sizes)
+        paint = partial(
+            waves.by_base, spec=spec, geometry=geometry, positions=positions, entry=entry
+        )
         drawn.append((f"entry {entry}, by position and base", paint))
     return drawn

@@ -26,8 +26,16 @@ def embedded(axes: Any, rows: np.ndarray) -> None:
     largest, usual = float(sizes.max()), CLIPPED * float(np.quantile(sizes, 0.99))
     # Trained tables have a few numbers beside which no other would be seen.
     limit = usual if 0 < usual < largest else largest or 1.0
-    options: Any = {"aspect": "auto", "origin": "lower", "cmap": "RdBu_r"}
-    waves.heatmap(axes, rows.T, limit < largest, vmin=-limit, vmax=limit, **options)
+    waves.heatmap(
+        axes,
+        rows.T,
+        limit < largest,
+        vmin=-limit,
+        vmax=limit,
+        aspect="auto",
+        origin="lower",
+        cmap="RdBu_r",
+    )
     waves.labels(axes, "position", "entry")
 
 
@@ -46,8 +54,10 @@ def similarity(axes: Any, encoding: PositionEncoding, geometry: Geometry, distan
     """Draw mean and standard deviation of scores over random vectors, for the first head."""
     scores = _scores(encoding, geometry, distance, [0] * VECTORS)
     mean, spread = scores.mean(0), scores.std(0)
-    how: Any = {"color": COLOURS[0], "alpha": 0.2, "linewidth": 0}
-    axes.fill_between(range(distance + 1), mean - spread, mean + spread, **how)
+    distances = range(distance + 1)
+    axes.fill_between(
+        distances, mean - spread, mean + spread, color=COLOURS[0], alpha=0.2, linewidth=0
+    )
     axes.plot(mean, color=COLOURS[0], linewidth=1.2)
     waves.labels(axes, "distance", "score")
 

@@ -125,8 +125,9 @@ def _compile(program: Any, manifest: Manifest, path: Path) -> None:
             quiet(Warning),
             fresh_cache(),
         ):  # fresh, because the usual cache is in a folder of all users and holds code
-            how: Any = {"package_path": str(path), "inductor_configs": OPTIONS}
-            torch._inductor.aoti_compile_and_package(program, **how)
+            torch._inductor.aoti_compile_and_package(
+                program, package_path=str(path), inductor_configs=OPTIONS
+            )
     except RuntimeError as error:
         lines = [line.strip() for line in str(error).splitlines() if line.strip()]
         reason = (lines or [type(error).__name__])[0]

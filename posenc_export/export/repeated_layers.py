@@ -177,8 +177,13 @@ class _Completion:
         of: Dict[ir.Value, ir.Value] = {entry: mark.outputs[0], **self._states(template, layer)}
         for node in self.parts[index]:
             inputs = [self._input(value, of, layer) for value in node.inputs]
-            outputs: Any = {"domain": node.domain, "num_outputs": len(node.outputs)}
-            copied = ir.node(node.op_type, inputs, node.attributes, **outputs)
+            copied = ir.node(
+                node.op_type,
+                inputs,
+                node.attributes,
+                domain=node.domain,
+                num_outputs=len(node.outputs),
+            )
             for old, new in zip(node.outputs, copied.outputs, strict=True):
                 new.name = f"{old.name}.of_layer_{layer}"
                 new.shape = old.shape and old.shape.copy()

@@ -132,9 +132,16 @@ class AttentionBlock(torch.nn.Module):
             raise refusal("weights", "tensors by name", got, "give its state_dict()")
         shapes = {name: tuple(value.shape) for name, value in state_dict.items()}
         tensors = from_weights.projections(shapes, state_dict.__getitem__, prefix)
-        how: Any = {**from_weights.complete(tensors.weights), "kv_heads": kv_heads}
-        how |= {"encoding": encoding, "layout": layout, "causal": causal}
-        return cls.from_weights(heads, max_positions, encoding_weights=tensors.trained, **how)
+        return cls.from_weights(
+            heads,
+            max_positions,
+            encoding=encoding,
+            kv_heads=kv_heads,
+            layout=layout,
+            causal=causal,
+            encoding_weights=tensors.trained,
+            **from_weights.complete(tensors.weights),
+        )
 
     def __call__(self, *arguments: Any, **named: Any) -> Any:
         """Call `forward`; with x alone compute the output of whole sequences at positions 0 .. S-1,

@@ -232,12 +232,18 @@ def rows(asked: SamplingRequest, format: Format, codec: Codec, limits: Limits) -
     except ValueError as error:
         raise Refused(str(error)) from None
     first = secrets.randbits(63) if asked.seed is None else asked.seed
-    how: Any = {"temperature": asked.temperature, "top_k": asked.top_k, "top_p": asked.top_p}
-    requests = []
-    for prompt in prompts:
-        how["stop_ids"] = (*prompt.stop_ids, *asked.stop_token_ids)
-        how |= {"logprobs": prompt.logprobs, "sharing": asked.user}
-        for seed in range(first, first + asked.n):
-            row = Request(prompt.ids, prompt.max_tokens, seed=seed % 2**64, **how)
-            requests.append(row)
-    return requests
+    return [
+        Request(
+            prompt.ids,
+            prompt.max_tokens,
+            temperature=asked.temperature,
+            top_k=asked.top_k,
+            top_p=asked.top_p,
+            seed=seed % 2**64,
+            stop_ids=(*prompt.stop_ids, *asked.stop_token_ids),
+            logprobs=prompt.logprobs,
+            sharing=asked.user,
+        )
+        for prompt in prompts
+        for seed in range(first, first + asked.n)
+    ]

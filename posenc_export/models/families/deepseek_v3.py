@@ -44,9 +44,14 @@ def _attention(config: Settings) -> AttentionConfig:
         "epsilon": EPSILON,
     }
     size = own + rotary
-    parts: Any = {"projection": projection, "scale": _scale(rotation, size)}
-    heads: Any = {"heads": config.heads, "kv_heads": config.heads, "head_size": size}
-    return AttentionConfig(**heads, encodings=(rotation,), **parts)
+    return AttentionConfig(
+        heads=config.heads,
+        kv_heads=config.heads,
+        head_size=size,
+        encodings=(rotation,),
+        projection=projection,
+        scale=_scale(rotation, size),
+    )
 
 
 def _scale(rotation: Mapping[str, Any], size: int) -> Optional[float]:

@@ -69,8 +69,13 @@ def post_norm(
     tokens = TokensConfig(vocabulary=vocabulary, encodings=on_tokens, segments=types, norm=norm)
     encoder_only(config)
     kinds = {"layer": layer_of(read, mlp(config, activation), norm, "post")}
-    sizes: Any = {"width": config.width, "max_positions": max_positions}
-    return StackConfig(**sizes, tokens=tokens, layers=kinds, order=("layer",) * config.layers)
+    return StackConfig(
+        width=config.width,
+        max_positions=max_positions,
+        tokens=tokens,
+        layers=kinds,
+        order=("layer",) * config.layers,
+    )
 
 
 def reading_layers(
@@ -80,9 +85,14 @@ def reading_layers(
     becomes two: the self-attention of `kind`, then cross-attention with its MLP.
     """
     own, norm = kind.attention, kind.norms[0]
-    heads: Any = {"heads": own.heads, "kv_heads": own.heads, "head_size": own.head_size}
-    sees = {"name": "encoder"}
-    cross = AttentionConfig(**heads, sees=sees, projection=projection, scale=scale)
+    cross = AttentionConfig(
+        heads=own.heads,
+        kv_heads=own.heads,
+        head_size=own.head_size,
+        sees={"name": "encoder"},
+        projection=projection,
+        scale=scale,
+    )
     reading = layer_of(cross, kind.mlp, norm)
     kinds = {"own": layer_of(own, {"name": "none"}, norm, "alone"), "encoder": reading}
     return kinds, ("own", "encoder") * layers

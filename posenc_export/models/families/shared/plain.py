@@ -21,9 +21,13 @@ def attention(
     """
     projection = {"name": "grouped", "bias": bias, "output_bias": bias}
     projection |= {} if clip is None else {"clip": clip}
-    heads: Any = {"heads": config.heads, "kv_heads": kv_heads or config.heads}
-    size = config.width // config.heads
-    return AttentionConfig(**heads, head_size=size, projection=projection, **parts)
+    return AttentionConfig(
+        heads=config.heads,
+        kv_heads=kv_heads or config.heads,
+        head_size=config.width // config.heads,
+        projection=projection,
+        **parts,
+    )
 
 
 def mlp(
