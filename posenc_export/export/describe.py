@@ -20,7 +20,7 @@ from posenc_export.runtime.artefact.schema import FIRST_INTERFACE
 
 
 @dataclass(frozen=True, kw_only=True)
-class Caches:
+class CacheLayout:
     """How the graphs of a target keep the tokens that they have read."""
 
     layout: Mapping[str, str]  # "rows" or "columns" (runtime.artefact.manifest), by signature
@@ -33,7 +33,7 @@ class Caches:
 
 ROWS = {"positions": "rows", "mask": "columns"}
 # Graphs of torch take the first slots of larger memory.
-TORCH = Caches(layout=ROWS, update="in_place", capacity_bucket=64)
+TORCH = CacheLayout(layout=ROWS, update="in_place", capacity_bucket=64)
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class FewBits:
 
 
 def describe(
-    model: Model, target: str, signature: str, caches: Caches, few_bits: FewBits = FewBits()
+    model: Model, target: str, signature: str, caches: CacheLayout, few_bits: FewBits = FewBits()
 ) -> Manifest:
     """Return the manifest of a model without what the stages of an export find out (facts.py).
 

@@ -12,7 +12,7 @@ from tests.faults.planting import Fault
 class LeavesHiddenSlots(Session):
     """Truncates its rows, but clears no slots after them."""
 
-    def _settle(self) -> None:
+    def _complete_changes(self) -> None:
         self._now = self._now.without_stepper().moved()
 
 
@@ -20,16 +20,16 @@ class KeepsWhatIsRewound(LeavesHiddenSlots):
     """Rewinds its number of tokens, but clears no slots."""
 
     def rewind(self, n: Any) -> None:
-        self._settle()
-        self._now = self._now.replace(settled_length=self.length - n)
+        self._complete_changes()
+        self._now = self._now.replace(committed_length=self.length - n)
 
 
 class MovesNoRow(Session):
     """Changes the index of the last row, but does not move its tokens."""
 
-    def _settle(self) -> None:
+    def _complete_changes(self) -> None:
         self._now = self._now.replace(moves=())
-        super()._settle()
+        super()._complete_changes()
 
 
 class ForgetsCoordinates(Session):

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Callable, Tuple
 
-from posenc_export.export.describe import ROWS, TORCH, Caches
+from posenc_export.export.describe import ROWS, TORCH, CacheLayout
 from posenc_export.export.facts import Graph
 from posenc_export.export.quantization.formats import FORMATS, KEEP, MIXED
 from posenc_export.export.targets import (
@@ -28,7 +28,7 @@ Write = Callable[[Source, Manifest, Path], Graph]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Target(Caches):
+class Target(CacheLayout):
     """Properties of one export target, besides those of its caches."""
 
     graph: str  # description of the graph, in one line

@@ -59,7 +59,7 @@ class DeviceCopies:
         return int(copies[name][1].data_ptr()) + int(array.ctypes.data) - int(block.ctypes.data)
 
 
-class Memory(NamedTuple):
+class StepMemory(NamedTuple):
     """Device memory of the inputs and the output of steps of one number of rows and tokens."""
 
     staged: np.ndarray  # the content of `inputs` on the host
@@ -72,7 +72,7 @@ class StepInputs:
     feeds are contiguous in the memory of their base. memories: by numbers of rows and tokens.
     """
 
-    def __init__(self, feeds: Feeds, result: np.ndarray, memories: Dict[Shape, Memory]) -> None:
+    def __init__(self, feeds: Feeds, result: np.ndarray, memories: Dict[Shape, StepMemory]) -> None:
         blocks = {
             int(block.ctypes.data): block for block in map(_block, feeds.values())
         }  # in the order of feeds, which is that of the manifest
@@ -83,7 +83,7 @@ class StepInputs:
         sizes = result.shape[:2]
         if sizes not in memories or memories[sizes].staged.size != size:
             staged = np.zeros(size, np.uint8)
-            memories[sizes] = Memory(
+            memories[sizes] = StepMemory(
                 staged,
                 *(
                     onnxruntime.OrtValue.ortvalue_from_numpy(array, "cuda", 0)
@@ -118,7 +118,7 @@ class DeviceSteps:
         self.session, self.copies = session, DeviceCopies()
         self.ids = GraphIds(MOST_GRAPHS if captures else 0)
         self.uncaptured = _options(UNCAPTURED) if captures else None
-        self._memories: Dict[Shape, Memory] = {}
+        self._memories: Dict[Shape, StepMemory] = {}
         self._slots: Dict[int, np.ndarray] = {}
 
     def prepare(

@@ -47,12 +47,12 @@ class CachedRows:
         remedy = "call session.fork(), or open another with model.session()"
         raise TypeError(f"session: {rule}; {remedy}")
 
-    @functools.partial(exclusive, settles=False)
+    @functools.partial(exclusive, restores=False)
     def reset(self) -> None:
         """Remove all rows and their tokens."""
         caches = self._now.without_stepper().caches
         # After an exception, memory is allocated anew.
-        caches = caches if self._guard.settled else caches.empty()
+        caches = caches if self._guard.completed else caches.empty()
         self._now = SessionState.empty(caches, self.rewindable)
 
     @property
@@ -110,7 +110,7 @@ class CachedRows:
         target = np.array(length) - np.array(back)
         state, replay, attributes = self._now.without_stepper().rewound(target)
         self._now = state
-        self._settle()
+        self._complete_changes()
         if any(len(tokens) for tokens in replay):
             none = np.zeros(len(back), np.int64)
             _, self._now = self._reading.run_chunk(self._now, 0, replay, attributes, none)
@@ -130,15 +130,15 @@ class CachedRows:
                 the graph does not write caches of all tokens in place on the CPU.
         """
         state = self._now.without_stepper()
-        counts = arguments.check_discard(self.manifest, state.settled_length.tolist(), n, after)
+        counts = arguments.check_discard(self.manifest, state.committed_length.tolist(), n, after)
         if any(counts):
             self._now = state.discarded(counts, int(after))
-            self._settle()
+            self._complete_changes()
 
     @exclusive
     def fork(self: Own) -> Own:
         """Return an independent session on the same graph with a copy of the current state."""
-        self._settle()
+        self._complete_changes()
         now = self._now
         caches = now.caches
         other = type(self)(caches.graph, caches.fewest, caches.most, self.rewindable)
@@ -159,7 +159,7 @@ class CachedRows:
             ValueError: the ids are not as many as the cache holds, or not in the vocabulary.
             OSError: the file cannot be written.
         """
-        self._settle()
+        self._complete_changes()
         saved.write(self._now, file, tokens)
 
     @exclusive
@@ -189,9 +189,9 @@ class CachedRows:
         state = self._now.without_stepper()
         arguments.check_row(row, state.rows)
         self._now = state.without(int(row))
-        self._settle()
+        self._complete_changes()
 
-    def _settle(self) -> None:
+    def _complete_changes(self) -> None:
         """Complete pending changes of the last call. Each assignment commits the work up to it."""
         self._now = self._now.without_stepper()
         self._now.caches.settle()

@@ -41,8 +41,8 @@ class Caches:
     rows: int = 0
     capacity: int = 0  # slots M of in-place states that the graph is given
     extent: int = 0  # slots of in-place states that are allocated, at least `capacity`
-    columns: int = 0  # slots of growing states that are in use
-    room: int = 0  # slots of growing states that are allocated
+    growing_slots: int = 0  # slots of growing states that are in use
+    growing_extent: int = 0  # slots of growing states that are allocated
     past: Tuple[Buffer, ...] = ()
     present: Tuple[Buffer, ...] = ()
     memory: Memory = field(default_factory=Memory)  # what all values share that have these buffers
@@ -67,8 +67,8 @@ class Caches:
             before = after = (rows, *past.shape[1:])
             offset = first * past.row_bytes
             if index in self.rules.growing:
-                before, offset = shape_of(state, rows, self.columns), 0
-                after = shape_of(state, rows, self.columns + new)
+                before, offset = shape_of(state, rows, self.growing_slots), 0
+                after = shape_of(state, rows, self.growing_slots + new)
             elif self.capacity < self.extent and index in self.rules.in_place:
                 before = after = self._shape(state, rows, self.capacity)
             addresses = (past.address + offset, present.address + offset)
@@ -88,11 +88,11 @@ class Caches:
             count = rows
         bucket = max(self.graph.manifest.capacity_bucket, 1)
         capacity = min(-(-slots // bucket) * bucket, extent) if self.graph.strided else extent
-        room = self.room
-        if slots > room:
-            room = max(2 * room, -(-slots // GROWTH) * GROWTH)
-        if (count, extent, room) != (self.rows, self.extent, self.room):
-            return self._resized(slots, count, capacity, extent, room)
+        growing = self.growing_extent
+        if slots > growing:
+            growing = max(2 * growing, -(-slots // GROWTH) * GROWTH)
+        if (count, extent, growing) != (self.rows, self.extent, self.growing_extent):
+            return self._resized(slots, count, capacity, extent, growing)
         return self if capacity == self.capacity else dataclasses.replace(self, capacity=capacity)
 
     def peak(self, rows: int, slots: int) -> int:
@@ -118,14 +118,14 @@ class Caches:
             for row in idle:
                 self.present[index].copy_rows(row, self.past[index], row, 1)
         if self.rules.fixed:
-            return dataclasses.replace(self, columns=self.columns + new)
-        return self._swapped(self.rules.replaced + self.rules.growing, self.columns + new)
+            return dataclasses.replace(self, growing_slots=self.growing_slots + new)
+        return self._swapped(self.rules.replaced + self.rules.growing, self.growing_slots + new)
 
     def cut(self, keep: np.ndarray) -> "Caches":
         """Return caches whose growing states end at the last kept column of keep [B,columns]."""
         columns = int(np.flatnonzero(keep.any(0)).max(initial=-1)) + 1
         for state, past, present in self._buffers(self.rules.growing):
-            shape = shape_of(state, self.rows, self.columns)
+            shape = shape_of(state, self.rows, self.growing_slots)
             content = past.read()[: math.prod(shape)].reshape(shape)
             content = np.moveaxis(content, state.axis, 1)[:, :columns].copy()  # [R,T,*]
             content[~keep[:, :columns]] = state.fill
@@ -181,7 +181,7 @@ class Caches:
             for row, values in states.items():
                 content[row] = values[index] if len(values) else state.fill
             present.write(content)
-        return self._swapped(self.rules.replaced, self.columns)
+        return self._swapped(self.rules.replaced, self.growing_slots)
 
     def emptied(self) -> "Caches":
         """Return caches in their initial state. In-place slots may keep their content. Memory that
@@ -190,7 +190,7 @@ class Caches:
         if self.extent > self._extent(1) and not self.graph.strided:
             return self.empty()
         states: Dict[int, Sequence[np.ndarray]] = {row: () for row in range(self.rows)}
-        return dataclasses.replace(self.restored(states), columns=0)
+        return dataclasses.replace(self.restored(states), growing_slots=0)
 
     def empty(self) -> "Caches":
         """Return caches of no rows, without memory."""
@@ -201,7 +201,7 @@ class Caches:
         if not self.rows:
             return self.empty()
         blank = dataclasses.replace(self, past=(), present=(), memory=Memory())
-        other = blank._resized(0, self.rows, self.capacity, self.extent, self.room)
+        other = blank._resized(0, self.rows, self.capacity, self.extent, self.growing_extent)
         for state, source, copy in zip(self.states, self.past, other.past, strict=True):
             if state.in_place:
                 copy.copy_slots((0, 0), source, (0, 0), rows, state.axis, slots)
@@ -211,11 +211,13 @@ class Caches:
         other.memory.windows = self.memory.windows.resized(self.rows)
         return other
 
-    def _swapped(self, states: Iterable[int], columns: int) -> "Caches":
+    def _swapped(self, states: Iterable[int], growing: int) -> "Caches":
         past, present = list(self.past), list(self.present)
         for index in states if past else ():
             past[index], present[index] = present[index], past[index]
-        return dataclasses.replace(self, columns=columns, past=tuple(past), present=tuple(present))
+        return dataclasses.replace(
+            self, growing_slots=growing, past=tuple(past), present=tuple(present)
+        )
 
     @property
     def _windowed(self) -> List[Tuple[int, Buffer]]:
@@ -239,13 +241,13 @@ class Caches:
         shorter = state.window and self.window.size
         return shape_of(state, rows, min(slots, self.window.slots) if shorter else slots)
 
-    def _resized(self, slots: int, rows: int, capacity: int, extent: int, room: int) -> "Caches":
+    def _resized(self, slots: int, rows: int, capacity: int, extent: int, growing: int) -> "Caches":
         """Return caches of other sizes with the same content, of in-place states `slots` slots."""
         past, present = [], []
         for index, state in enumerate(self.states):
             grows, in_place = index in self.rules.growing, index in self.rules.in_place
             of = self._shape if state.window else shape_of
-            shape = of(state, rows, room if grows else extent)
+            shape = of(state, rows, growing if grows else extent)
             shape = (math.prod(shape),) if grows else shape
             old = self.past[index] if self.past else None
             if old is not None and old.shape == shape:
@@ -273,7 +275,7 @@ class Caches:
             rows=rows,
             capacity=capacity,
             extent=extent,
-            room=room,
+            growing_extent=growing,
             past=tuple(past),
             present=tuple(present),
             memory=Memory(min(self.memory.written, slots), windows),

@@ -13,20 +13,20 @@ BUSY = (
 class CallGuard:
     """The running calls of a session, and whether the last call succeeded."""
 
-    __slots__ = ("calls", "settled")
+    __slots__ = ("calls", "completed")
 
     def __init__(self) -> None:
         # One entry per running call: appending and removing are atomic in CPython, so that an
         # interrupt cannot split them.
         self.calls: List[None] = []
         # False from the start of a call until it succeeds; the next call then restores a state.
-        self.settled = True
+        self.completed = True
 
 
-def exclusive(method: Method, settles: bool = True) -> Method:
-    """Decorate a method of a session (`_guard`, `_settle`): raise RuntimeError while another call
+def exclusive(method: Method, restores: bool = True) -> Method:
+    """Decorate a method of a session (`_guard`, `_complete_changes`): raise RuntimeError while another call
     on it runs, in this thread or another, and restore a consistent state first if the last call
-    raised. With `settles` False, for a method that discards the state, nothing is restored.
+    raised. With `restores` False, for a method that discards the state, nothing is restored.
     """
 
     @functools.wraps(method)
@@ -36,12 +36,12 @@ def exclusive(method: Method, settles: bool = True) -> Method:
             guard.calls.append(None)
             if len(guard.calls) > 1:
                 raise RuntimeError(BUSY)
-            if settles:
-                if not guard.settled:
-                    self._settle()
-                guard.settled = False
+            if restores:
+                if not guard.completed:
+                    self._complete_changes()
+                guard.completed = False
             result = method(self, *arguments, **named)
-            guard.settled = True
+            guard.completed = True
             return result
         finally:
             guard.calls.pop()

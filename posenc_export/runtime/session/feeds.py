@@ -75,10 +75,10 @@ class Feeder:
         """
         x, planes = _padded(tokens)
         counts, requested = tokens.counts, np.maximum(tokens.requested, self._fewest)
-        settled = state.settled_length[tokens.first : tokens.end]
+        committed = state.committed_length[tokens.first : tokens.end]
         # With S > 1, a row without new tokens cannot share the call: its padding would be written
         # over its last token.
-        together = len(counts) == 1 or not settled.any() or (x.shape[1] == 1 and counts.all())
+        together = len(counts) == 1 or not committed.any() or (x.shape[1] == 1 and counts.all())
         if self.manifest.continuation_rows != 1 or together:
             rows = slice(tokens.first, tokens.end)
             feeds = self.feeds(state, rows, x, planes, counts, requested)
@@ -141,7 +141,7 @@ class Feeder:
         [B,S,E] and planes [n,B,S], of which counts [B] are new and the last requested [B] give
         logits.
         """
-        length = state.settled_length[rows]
+        length = state.committed_length[rows]
         # With a bias, GroupQueryAttention on CUDA (ONNX Runtime 1.31) subtracts S from the length
         # of each row to get its cached tokens. For a short row of a first call that is negative,
         # and shifts its causal mask. There, rows have all S columns: tokens see no padding, which

@@ -29,11 +29,11 @@ def open_rows(
         raise errors.expected("at least one token in at least one row", got)
     if not manifest.states:  # a bidirectional model reads whole rows
         state = SessionState.empty(state.caches, state.rewind)
-    length = state.settled_length
+    length = state.committed_length
     starts = arguments.starts(manifest, state.start, length, counts, start)
     filled = bool(length.any())
-    settled = length if filled else np.zeros_like(starts)
-    arguments.check_room(manifest, state.caches.most, starts, settled, counts)
+    committed = length if filled else np.zeros_like(starts)
+    arguments.check_room(manifest, state.caches.most, starts, committed, counts)
     current, count = state.encoder_outputs, len(starts)
     outputs = encoder_outputs.for_rows(manifest, current, length, count, encoder, encoder_mask)
     if filled:
@@ -105,14 +105,14 @@ class Reading:
         # Padding of shorter rows is written behind their tokens, unless each row is fed alone.
         slots = state.used + new
         if self.manifest.continuation_rows == 1 and not state.columns:
-            settled = state.settled_length[first : tokens.end]
-            slots = max(state.used, int((settled + counts).max()))
+            committed = state.committed_length[first : tokens.end]
+            slots = max(state.used, int((committed + counts).max()))
         caches = state.caches.reserve(slots, tokens.end)
         if state.histories:
             _record(state, caches, tokens)
         caches.memory.written = max(caches.memory.written, slots)
         if caches.window.size:
-            caches.slide(first, state.settled_length[first : tokens.end], counts)
+            caches.slide(first, state.committed_length[first : tokens.end], counts)
             state = state.replace(caches=caches)
         outputs: Dict[int, np.ndarray] = {}
         for call in self.feeder.calls(state, tokens):
@@ -122,12 +122,12 @@ class Reading:
         sizes = zip(counts.tolist(), requested.tolist(), strict=True)
         none, select = self._no_output, self.feeder.last
         last = [select(outputs.get(row, none), *size) for row, size in enumerate(sizes, first)]
-        length, inside = state.settled_length.copy(), state.slots
+        length, inside = state.committed_length.copy(), state.slots
         length[first : tokens.end] += counts
         if state.columns:
             inside = np.concatenate((inside, np.arange(new)[None] < counts[:, None]), axis=1)
         caches = caches.after(new, idle)
-        return last, state.replace(settled_length=length, slots=inside, caches=caches)
+        return last, state.replace(committed_length=length, slots=inside, caches=caches)
 
     def read_out(self, state: SessionState, prefill: PrefillArguments) -> np.ndarray:
         """Feed whole rows, and return the second output [B,N], or [B,S,N] with zeros at padding."""
@@ -145,7 +145,7 @@ class Reading:
     def with_stepper(self, state: SessionState) -> SessionState:
         """Return the state with a stepper. Raise ValueError if no position or slot is left."""
         manifest, most, used = self.manifest, state.caches.most, state.used
-        length = state.settled_length
+        length = state.committed_length
         check_room(manifest, most, state.start, length, np.ones(state.rows, np.int64))
         caches = state.caches.reserve(used + 1, state.rows)
         if caches.window.size:
@@ -173,7 +173,7 @@ class Reading:
         assert stepper is not None
         if new not in stepper.passes:  # bound for the length at which the stepper began
             feeds = self.feeder.repeated(state.replace(stepper=None), new)
-            caches = stepper.reached[1]
+            caches = stepper.progress[1]
             stepper.passes[new] = binding_of(caches, feeds, self.feeder.counters)
         return stepper.take_pass(x)
 
@@ -181,7 +181,7 @@ class Reading:
         """Record in the histories the token of every row, x [B] or [B,E], of the next step."""
         assert state.stepper is not None
         tokens = self.feeder.tokens(state, 0, list(x[:, None]), {}, np.ones(len(x), np.int64))
-        _record(state, state.stepper.reached[1], tokens)
+        _record(state, state.stepper.progress[1], tokens)
 
 
 def _record(state: SessionState, caches: Caches, tokens: Tokens) -> None:

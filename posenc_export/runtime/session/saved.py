@@ -130,9 +130,9 @@ class Header(Struct, frozen=True, forbid_unknown_fields=True):
 def write(state: SessionState, file: Union[str, Path], tokens: Optional[inputs.Rows]) -> None:
     """Implement Session.save, which documents the arguments, for a state without a stepper."""
     manifest = state.caches.graph.manifest
-    arrays: Arrays = {"length": state.settled_length, "start": state.start, "slots": state.slots}
+    arrays: Arrays = {"length": state.committed_length, "start": state.start, "slots": state.slots}
     if tokens is not None:
-        rows, length = [np.asarray(row) for row in tokens], state.settled_length.tolist()
+        rows, length = [np.asarray(row) for row in tokens], state.committed_length.tolist()
         counts = [len(row) for row in rows]
         if counts != length or any(row.dtype.kind not in "iu" for row in rows if row.size):
             raise errors.expected(f"tokens to be {length} ids", counts, "give those in the cache")
@@ -142,7 +142,7 @@ def write(state: SessionState, file: Union[str, Path], tokens: Optional[inputs.R
         arrays |= {ENCODER + name: array for name, array in state.encoder_outputs.arrays.items()}
     if state.rows and state.caches.rules.windowed:
         start = state.caches.memory.windows.start[: state.rows]
-        arrays[WINDOWS] = np.where(state.settled_length, start, 0)
+        arrays[WINDOWS] = np.where(state.committed_length, start, 0)
     if state.rows:
         parts = _parts(state.caches, state.rows, state.used)
         for stored, buffer, part in zip(manifest.states, state.caches.past, parts, strict=True):
@@ -213,7 +213,7 @@ def restored(empty: SessionState, arrays: Arrays) -> SessionState:
     slots = np.array(arrays["slots"])
     used = slots.shape[1] or int(length.max())
     state = with_windows(empty, arrays).opened(start, used)
-    caches = dataclasses.replace(state.caches, columns=used)
+    caches = dataclasses.replace(state.caches, growing_slots=used)
     parts = _parts(caches, state.rows, used)
     for stored, buffer, part in zip(caches.states, caches.past, parts, strict=True):
         content, array = buffer.read(), arrays[STATE + stored.past]
@@ -223,7 +223,9 @@ def restored(empty: SessionState, arrays: Arrays) -> SessionState:
     caches.memory.written = used
     caches.memory.windows.start[: len(length)] = arrays.get(WINDOWS, 0)
     outputs = EncoderOutputs(encoder) if encoder else None
-    return state.replace(caches=caches, settled_length=length, slots=slots, encoder_outputs=outputs)
+    return state.replace(
+        caches=caches, committed_length=length, slots=slots, encoder_outputs=outputs
+    )
 
 
 def _parts(caches: Caches, rows: int, slots: int) -> List[Tuple[slice, ...]]:

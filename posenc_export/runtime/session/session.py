@@ -139,16 +139,16 @@ class Session(CachedRows):
             guard.calls.append(None)
             if len(guard.calls) > 1:
                 raise RuntimeError(BUSY)
-            if not guard.settled:
-                self._settle()
-            guard.settled = False
+            if not guard.completed:
+                self._complete_changes()
+            guard.completed = False
             stepper = self._now.stepper
             if stepper is None or stepper.room <= 0:
                 stepper = self._prepare_step()
             if self._replaces:
                 self._reading.record_step(self._now, stepper.checked(inputs))
             output = stepper.take(stepper, inputs)
-            guard.settled = True
+            guard.completed = True
             return output.copy() if copy else output
         finally:
             guard.calls.pop()

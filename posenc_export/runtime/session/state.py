@@ -20,7 +20,7 @@ class SessionState:
     caches: Caches  # their memory
     rewind: int  # number of tokens of a row that can be taken back if calls replace a state
     # Number of tokens of each row [B] int64, without those of the stepper
-    settled_length: np.ndarray
+    committed_length: np.ndarray
     start: np.ndarray  # position of the first token of each row [B] int64
     # Whether a column holds a token of the row [B,columns] bool; [B,0] for layout "rows"
     slots: np.ndarray
@@ -43,12 +43,12 @@ class SessionState:
     @property
     def rows(self) -> int:
         """Number of rows B."""
-        return len(self.settled_length)
+        return len(self.committed_length)
 
     @property
     def length(self) -> np.ndarray:
         """Number of tokens of each row [B] int64."""
-        return self.settled_length + (self.stepper.reached[0] if self.stepper else 0)
+        return self.committed_length + (self.stepper.progress[0] if self.stepper else 0)
 
     @property
     def columns(self) -> bool:
@@ -63,7 +63,7 @@ class SessionState:
     @property
     def used(self) -> int:
         """Number of slots in use, of the longest row or of all columns, without the stepper's."""
-        return self.slots.shape[1] if self.columns else int(self.settled_length.max(initial=0))
+        return self.slots.shape[1] if self.columns else int(self.committed_length.max(initial=0))
 
     def replace(self, **changes: Any) -> "SessionState":
         """Return a copy with some fields changed."""
@@ -72,20 +72,20 @@ class SessionState:
     def mark_written(self) -> None:
         """Count the slots that the stepper may have written, also in an interrupted run."""
         if self.stepper is not None:
-            steps, caches = self.stepper.reached
+            steps, caches = self.stepper.progress
             written = self.used + steps + self.stepper.widest
             caches.memory.written = max(caches.memory.written, written)
 
     def without_stepper(self) -> "SessionState":
-        """Return the same state without a stepper: its tokens become settled ones."""
+        """Return the same state without a stepper: its tokens become committed ones."""
         if self.stepper is None:
             return self
         self.mark_written()
-        (steps, caches), slots = self.stepper.reached, self.slots
+        (steps, caches), slots = self.stepper.progress, self.slots
         if self.columns:
             slots = np.concatenate((slots, np.ones((self.rows, steps), bool)), axis=1)
-        length = self.settled_length + steps
-        return self.replace(settled_length=length, slots=slots, caches=caches, stepper=None)
+        length = self.committed_length + steps
+        return self.replace(committed_length=length, slots=slots, caches=caches, stepper=None)
 
     def step_back(self, counts: List[int]) -> bool:
         """Take back tokens of each row within the stepper, if possible: its binding stays valid,
@@ -130,7 +130,7 @@ class SessionState:
         if self.replaces:
             caches = caches.restored({row: () for row in range(first, end)})
         return self.replace(
-            settled_length=np.concatenate((self.settled_length, np.zeros_like(starts))),
+            committed_length=np.concatenate((self.committed_length, np.zeros_like(starts))),
             start=np.concatenate((self.start, starts)),
             slots=np.zeros((end, 0), bool),
             caches=caches,
@@ -143,9 +143,9 @@ class SessionState:
         memory.written = max(memory.written, prefix.length)
         memory.windows.start[row] = self.caches.window.start(prefix.length)
         prefix.write(self.caches, row)
-        length = self.settled_length.copy()
+        length = self.committed_length.copy()
         length[row] = prefix.length
-        return self.replace(settled_length=length)
+        return self.replace(committed_length=length)
 
     def without(self, row: int) -> "SessionState":
         """Return the state without a row, whose index the last row takes; `moved` copies it."""
@@ -160,7 +160,7 @@ class SessionState:
             histories = tuple(histories[index] for index in order)
         outputs = self.encoder_outputs
         return self.replace(
-            settled_length=self.settled_length[order],
+            committed_length=self.committed_length[order],
             start=self.start[order],
             slots=self.slots[order],
             caches=caches,
@@ -184,7 +184,7 @@ class SessionState:
         if not self.replaces:
             self._check_windows(target)
             return self.cut(target), replay, attributes
-        length = self.settled_length.copy()
+        length = self.committed_length.copy()
         reach = [row.reach(most) for row, most in zip(self.histories, length.tolist(), strict=True)]
         self._check_reach(np.array(reach), target, "recurrent states")
         restored: Dict[int, Sequence[np.ndarray]] = {}
@@ -213,11 +213,11 @@ class SessionState:
     def cut(self, target: np.ndarray) -> "SessionState":
         """Return the state with the first `target` tokens [B] of each row. `tidy` fills slots."""
         if not self.columns:
-            return self.replace(settled_length=target)
+            return self.replace(committed_length=target)
         slots = self.slots & (np.cumsum(self.slots, axis=1) <= target[:, None])  # [B,columns]
         columns = int(np.flatnonzero(slots.any(0)).max(initial=-1)) + 1
         caches = self.caches.cut(slots)
-        return self.replace(settled_length=target, slots=slots[:, :columns].copy(), caches=caches)
+        return self.replace(committed_length=target, slots=slots[:, :columns].copy(), caches=caches)
 
     def discarded(self, counts: List[int], after: int) -> "SessionState":
         """Return the state without `counts` [B] tokens behind the first `after` of each row;
@@ -225,13 +225,13 @@ class SessionState:
         """
         caches = self.caches
         keys = discarding.check(caches)
-        start, length = self.start.tolist(), self.settled_length.tolist()
+        start, length = self.start.tolist(), self.committed_length.tolist()
         shifts = tuple(
             discarding.shift(caches, keys, row, start[row], length[row], after, count)
             for row, count in enumerate(counts)
             if count
         )
-        return self.replace(settled_length=self.settled_length - counts, shifts=shifts)
+        return self.replace(committed_length=self.committed_length - counts, shifts=shifts)
 
     def moved(self) -> "SessionState":
         """Copy the in-place states of pending moves and shifts. An interrupted call can be
@@ -240,7 +240,7 @@ class SessionState:
         windows = self.caches.memory.windows
         for source, target in self.moves:
             windows.start[target] = windows.start[source]
-            slots = int(self.settled_length[target])
+            slots = int(self.committed_length[target])
             self.caches.copy((target, 0), self.caches, (source, 0), slots)
         discarding.write(self.caches, self.shifts)
         return self.replace(moves=(), shifts=())
@@ -249,7 +249,7 @@ class SessionState:
         """Fill the slots past the tokens of each row and cut the histories there."""
         self.wipe()
         for row, history in enumerate(self.histories):
-            history.cut(int(self.settled_length[row]))
+            history.cut(int(self.committed_length[row]))
 
     def wipe(self) -> None:
         """Write the fill value to every written slot that holds no token."""

@@ -24,7 +24,7 @@ class Stepper:
         counters: names of the inputs that grow by one with each token.
 
     Attributes:
-        reached: number of tokens fed to each row, and the caches after them.
+        progress: number of tokens fed to each row, and the caches after them.
         room: number of tokens per row before the session must check its limits again.
         passes: bindings for passes of several tokens per row, by their number S.
         take: `take(stepper, inputs)` feeds one token per row, [B] int64 or [B,E], and returns
@@ -33,7 +33,7 @@ class Stepper:
 
     def __init__(self, caches: Caches, feeds: Feeds, counters: Collection[str], room: int) -> None:
         manifest = caches.graph.manifest
-        self.reached: Tuple[int, Caches] = (0, caches)
+        self.progress: Tuple[int, Caches] = (0, caches)
         self.room = room
         self._manifest = manifest
         self._binding = binding_of(caches, feeds, counters)
@@ -55,7 +55,7 @@ class Stepper:
     def can_pass(self, x: np.ndarray) -> bool:
         """Whether `take_pass` takes these inputs, [B,S] ids or [B,S,E] activations."""
         token = self._token
-        if not self.reached[1].rules.fixed or x.ndim != token.ndim + 1:
+        if not self.progress[1].rules.fixed or x.ndim != token.ndim + 1:
             return False
         rows, new = x.shape[:2]
         fits = 1 < new <= min(self._widest, WIDEST, self.room)
@@ -68,7 +68,7 @@ class Stepper:
         """
         if self._manifest.vocabulary:
             check_tokens(self._manifest.vocabulary, list(x))
-        new, (taken, caches) = x.shape[1], self.reached
+        new, (taken, caches) = x.shape[1], self.progress
         binding = self.passes[new]
         binding.advance(taken)
         binding.tokens[...] = x
@@ -76,7 +76,7 @@ class Stepper:
             binding.runs[IN_PLACE]()
         except RUN_ERRORS as error:
             raise GraphError(error) from None
-        self.reached = (taken + new, caches)
+        self.progress = (taken + new, caches)
         self.room -= new
         self._binding.advance(taken + new)
         return binding.result
@@ -93,10 +93,10 @@ class Stepper:
 
     def back(self, n: int) -> None:
         """Go back by n tokens. Only for caches that are written in place."""
-        taken, caches = self.reached
+        taken, caches = self.progress
         self._binding.advance(taken - n)
         self.room += n
-        self.reached = (taken - n, caches)
+        self.progress = (taken - n, caches)
 
     def _taker(self) -> Callable[["Stepper", Any], np.ndarray]:
         """Return `take`, with all its objects as local variables: after each run of the graph,
@@ -117,14 +117,14 @@ class Stepper:
         highest = np.maximum.reduce
 
         def take(stepper: "Stepper", inputs: Any) -> np.ndarray:
-            """Feed one token per row, which counts as fed once `reached` is assigned."""
+            """Feed one token per row, which counts as fed once `progress` is assigned."""
             if type(inputs) is not np.ndarray or inputs.dtype is not dtype or inputs.shape != shape:
                 inputs = stepper.checked(inputs)
             token[...] = inputs
             # As an unsigned integer, a negative id exceeds the vocabulary.
             if vocabulary and highest(unsigned) >= vocabulary:
                 stepper.checked(inputs)
-            taken, caches = stepper.reached
+            taken, caches = stepper.progress
             try:
                 if run is None:
                     caches = _run(binding, caches)
@@ -134,7 +134,7 @@ class Stepper:
                 raise
             except RUN_ERRORS as error:
                 raise GraphError(error) from None
-            stepper.reached = (taken + 1, caches)
+            stepper.progress = (taken + 1, caches)
             stepper.room -= 1
             for view, index in items:
                 view[index] += 1
@@ -185,7 +185,7 @@ def _run(binding: Binding, caches: Caches) -> Caches:
     """Run the graph on one token of each row and return the caches after it."""
     graph, rows = caches.graph, len(binding.tokens)
     if caches.rules.growing:  # their shapes change at each call
-        caches = caches.reserve(caches.columns + 1, caches.rows)
+        caches = caches.reserve(caches.growing_slots + 1, caches.rows)
         run = graph.repeat(binding.feeds, caches.bound(0, rows, 1), binding.result)
     else:  # states that are exchanged after each call have two places
         place = tuple([buffer.address for buffer in caches.past])
