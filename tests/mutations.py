@@ -73,6 +73,8 @@ PARTS, SESSION, ROWS = (
     "tests/runtime/session/test_session.py",
     "tests/runtime/session/test_rows.py",
 )
+GATED_DELTA = "tests/models/test_gated_delta.py"
+DISCARD = "tests/runtime/session/test_discard.py"
 GPTQ = "tests/export/quantization/test_calibration.py"
 
 ENCODINGS = (
@@ -260,6 +262,18 @@ FAMILIES = (
 )
 LOWERINGS = (
     (
+        "export/targets/gated_delta.py",
+        "op.Sub(v, op.MatMul(k, state))",
+        "v",
+        f"{GATED_DELTA} -k 'in_float64 and onnx'",
+    ),
+    (
+        "export/targets/gated_delta.py",
+        "op.Cast(op.Sub(total, sums), to=FLOAT)",
+        "op.Cast(total, to=FLOAT)",
+        f"{GATED_DELTA} -k 'in_float64 and onnx'",
+    ),
+    (
         "export/targets/standard.py",
         "op.Cast(op.Sub(keys, queries)",
         "op.Cast(op.Sub(queries, keys)",
@@ -343,6 +357,24 @@ QUANTIZATION = (
     ),
 )
 RUNTIME = (
+    (
+        "runtime/session/discarding.py",
+        "moved -= count",
+        "moved -= 0",
+        f"{DISCARD} -k 'each_target and alibi'",
+    ),
+    (
+        "runtime/session/discarding.py",
+        "old, old - count)",
+        "old, old)",
+        f"{DISCARD} -k 'each_target and rope-interleaved'",
+    ),
+    (
+        "export/cached_keys.py",
+        "rotation if _is_cached(attention, rotation, scale, last) else None",
+        "rotation",
+        DISCARD,
+    ),
     (
         "runtime/artefact/graph_inputs.py",
         "np.maximum(call.length + call.valid - 1, 0)",

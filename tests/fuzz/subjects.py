@@ -73,11 +73,12 @@ class Spec(NamedTuple):
 
 class Token(NamedTuple):
     """A token of a row: index of its text, and of its sequence of coordinates or segments; -1
-    for the default ones.
+    for the default ones. moved: number of places by which `discard` has moved it.
     """
 
     text: int
     beside: int = -1
+    moved: int = 0
 
 
 class Around(torch.nn.Module):
@@ -172,6 +173,7 @@ class Subject:
         self.replaces = any(state.update == "replace" for state in self.manifest.states)
         self.windows = any(state.window for state in self.manifest.states)
         self.columns = self.manifest.layout == "columns"
+        self.discards = self._discards()
         self.vocabulary = self.manifest.vocabulary
         # Tokens have one kind of attributes here: with coordinates, all tokens are of segment 0.
         self.segments = 0 if self.manifest.axes else self.manifest.segments
@@ -196,12 +198,26 @@ class Subject:
         self._module = result.of(self.manifest.dtype, how.get("weights")).model
         self._against, self._passes = references(self._module, self), {}  # type: ignore[var-annotated]
 
+    def _discards(self) -> bool:
+        """Whether tokens can be removed from the middle of a row."""
+        keys = self.manifest.cached_keys
+        return (
+            keys is not None
+            and self.spec.provider == "cpu"
+            and all(state.update == "in_place" for state in self.manifest.states)
+            and not (self.columns or self.windows)
+            and not (keys.rotation_of and self.manifest.cache)
+        )
+
     def tokens(self, row: List[Token], first: int = 0) -> np.ndarray:
         """Return the tokens of a row from index `first` on, [n] or [n,E]."""
         empty = self.texts[0, :0]
         return (
             np.stack(
-                [self.texts[token.text, place] for place, token in enumerate(row[first:], first)]
+                [
+                    self.texts[token.text, (place + token.moved) % self.spec.size]
+                    for place, token in enumerate(row[first:], first)
+                ]
             )
             if row[first:]
             else empty
@@ -211,7 +227,7 @@ class Subject:
         """Return the coordinates [axes,n] or segments [1,n] of a row from index `first` on."""
         none = [start if self.manifest.axes else 0, 1 if self.manifest.axes else 0]
         columns = [
-            self.beside[token.beside, :, place]
+            self.beside[token.beside, :, (place + token.moved) % self.spec.size]
             if token.beside >= 0
             else np.full(self.beside.shape[1], none[0] + none[1] * place)
             for place, token in enumerate(row[first:], first)
