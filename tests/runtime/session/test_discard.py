@@ -8,10 +8,13 @@ from typing import Any, Dict, List
 
 import numpy as np
 import pytest
+import torch
 from msgspec.structs import replace
 
+from posenc_export.export.cached_keys import cached_keys
 from posenc_export.export.expected import eager_session
 from posenc_export.models.config import StackConfig
+from posenc_export.models.presets import seeded
 from posenc_export.runtime import Session, load
 from posenc_export.runtime.session import discarding
 from posenc_export.shared.numerics import tolerance, worst_error
@@ -78,6 +81,21 @@ def test_tokens_that_stay_give_the_outputs_of_a_pass_over_them(variant: str) -> 
     session.prefill([row[:5] for row in rows(model.config.width)])
     with pytest.raises(ValueError, match=f"expected for discard, .* got encoding {name}"):
         session.discard(1)
+
+
+def test_a_module_that_differs_from_its_oracle_at_one_position_states_no_rotation(
+    monkeypatch: Any,
+) -> None:
+    model = seeded(block("rope", RANGE))
+    assert cached_keys(model) is not None
+    encoding = model.attention.encoding
+    rotate = encoding.rotate
+
+    def shifted(q: Any, k: Any, positions: Any) -> Any:
+        return rotate(q, k, torch.where(positions == RANGE - 5, 0, positions))
+
+    monkeypatch.setattr(encoding, "rotate", shifted)
+    assert cached_keys(model) is None
 
 
 @pytest.mark.parametrize("variant", ["rope-interleaved", "rope-single", "alibi", "shaw-bert"])
