@@ -33,7 +33,7 @@ PRIVATE = {  # functions that are replaced or called, and their parameters
     f"{PROMOTION}:_TypePromotionInterpreter._maybe_promote_node": ["self", "node", "rule"],
     f"{PROMOTION}:get_type_promotion_rule": ["node", "type_promotion_table"],
 }
-DECOMPOSE, FROM_TORCHLIB, IMPLEMENTED, DECOMPOSITIONS, MAY_STAY, RUN_NODE, PROMOTE, RULE = PRIVATE
+DECOMPOSE, FROM_TORCHLIB, IMPLEMENTED, DECOMPOSITIONS, MAY_STAY, RUN_NODE, _, RULE = PRIVATE
 COMPUTED = {  # functions of Python on sizes, and items of tuples
     getattr(operator, name)
     for name in ("getitem", "add", "sub", "mul", "floordiv", "eq", "ne", "lt", "le", "gt", "ge")

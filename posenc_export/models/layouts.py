@@ -1,6 +1,6 @@
 """Layouts of rotary pairs, interleaved (RoFormer, Meta) and half (transformers), by rows."""
 
-from typing import Dict, Optional
+from typing import Optional
 
 import torch
 from torch import Tensor
@@ -26,27 +26,6 @@ def to_half(weight: Tensor, heads: int, rotary: Optional[int] = None) -> Tensor:
 def to_interleaved(weight: Tensor, heads: int, rotary: Optional[int] = None) -> Tensor:
     """Reorder rows from layout half to interleaved: the inverse of `to_half`."""
     return weight.index_select(0, torch.argsort(_rows(weight, heads, rotary)))
-
-
-def from_complex(weights: Dict[str, Tensor], heads: int, kv_heads: int) -> Dict[str, Tensor]:
-    """Convert the attention weights of one layer of Meta's checkpoints, which rotate by multiplying
-    complex numbers (view_as_complex of neighbouring entries).
-
-    Args:
-        weights: {"wq": [H*D,E], "wk": [K*D,E], "wv": [K*D,E], "wo": [E,H*D]}.
-        heads, kv_heads: H and K.
-
-    Returns:
-        {"qkv": [(H+2K)*D,E], "output": [E,H*D]} for layout half.
-
-    Raises:
-        ValueError: names other than these four.
-    """
-    if set(weights) != {"wq", "wk", "wv", "wo"}:
-        got = ", ".join(sorted(weights))
-        raise refusal("layouts", "wq, wk, wv and wo of one layer", got, "give these four")
-    q, k = to_half(weights["wq"], heads), to_half(weights["wk"], kv_heads)
-    return {"qkv": torch.cat((q, k, weights["wv"])), "output": weights["wo"]}
 
 
 def _rows(weight: Tensor, heads: int, rotary: Optional[int]) -> Tensor:

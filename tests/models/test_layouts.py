@@ -7,7 +7,7 @@ import torch
 
 from posenc_export.models.block import AttentionBlock
 from posenc_export.models.config import BlockConfig
-from posenc_export.models.layouts import from_complex, to_half, to_interleaved
+from posenc_export.models.layouts import to_half, to_interleaved
 from posenc_export.models.presets import seeded
 from posenc_export.models.short_forms import block_config
 
@@ -76,17 +76,16 @@ def test_weights_of_meta_checkpoints_are_converted() -> None:
     expected = (
         torch.einsum("hij,jhd->ihd", scores.softmax(-1), v).flatten(1).float() @ layer["wo"].T
     )
-    block = seeded(_config("half", bias=False))
-    converted = from_complex(layer, 6, 3)
-    block.attention.projection.qkv.weight.data, block.attention.projection.output.weight.data = (
-        converted["qkv"],
-        converted["output"],
+    block = AttentionBlock.from_state_dict(
+        {f"{name}.weight": weight for name, weight in layer.items()},
+        heads=6,
+        kv_heads=3,
+        max_positions=64,
+        layout="interleaved",
     )
     assert torch.allclose(_output(block, x)[0], expected, atol=1e-5)
 
 
-def test_invalid_rows_and_names_are_refused() -> None:
+def test_invalid_rows_are_refused() -> None:
     with pytest.raises(ValueError, match="expected heads .* rows"):
         to_half(torch.randn(50, 4), 6)
-    with pytest.raises(ValueError, match="expected wq, wk, wv and wo of one layer, got wq"):
-        from_complex({"wq": torch.randn(4, 4)}, 1, 1)
