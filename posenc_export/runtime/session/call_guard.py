@@ -24,9 +24,10 @@ class CallGuard:
 
 
 def exclusive(method: Method, restores: bool = True) -> Method:
-    """Decorate a method of a session (`_guard`, `_complete_changes`): raise RuntimeError while another call
-    on it runs, in this thread or another, and restore a consistent state first if the last call
-    raised. With `restores` False, for a method that discards the state, nothing is restored.
+    """Decorate a method of a session (`_guard`, `_complete_changes`): raise RuntimeError while
+    another call on it runs, in this thread or another, and restore a consistent state first if the
+    last call raised. With `restores` False, for a method that discards the state, nothing is
+    restored.
     """
 
     @functools.wraps(method)
