@@ -214,6 +214,12 @@ VARIANTS = {
     "xpos-interleaved": {"name": "xpos", "layout": "interleaved", "scale_base": 1024.0},
     "logn-steps": {"name": "logn", "form": "steps", "period": 7},
     "logn-steps-from-0": {"name": "logn", "form": "steps", "period": 5, "first": 0},
+    "conditional_conv-wav2vec": {
+        "name": "conditional_conv",
+        "kernel": 6,
+        "groups": 4,
+        "activation": "gelu",
+    },
     "conditional_conv_2d-wide": {
         "name": "conditional_conv_2d",
         "rows": 40,

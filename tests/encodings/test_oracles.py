@@ -304,6 +304,7 @@ def test_alibi_slopes_are_those_of_transformers(heads: int) -> None:
         ("floater:step=0", "expected step above 0"),
         ("normalized:length=-1", "expected length of at least 0"),
         ("conditional_conv:kernel=1", "expected kernel of at least 2"),
+        ("conditional_conv:groups=7", "expected groups that divide the width"),
         ("conditional_conv_2d:kernel=4", "expected an odd kernel"),
         ("conditional_conv_2d:rows=3,columns=3", "expected a window that holds max_positions"),
         ("complex_order:base=1", "expected base above 1"),

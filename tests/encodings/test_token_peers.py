@@ -131,3 +131,22 @@ def test_learned_rows_with_offset_2_are_those_of_opt() -> None:
         ours.embed(torch.zeros(1, 50, 32), torch.arange(50)[None]),
         theirs(torch.ones(1, 50, dtype=torch.int64)),
     )
+
+
+@pytest.mark.parametrize("kernel", [6, 5])
+def test_a_convolution_in_groups_is_that_of_wav2vec2(kernel: int) -> None:
+    config = transformers.Wav2Vec2Config(
+        hidden_size=32, num_conv_pos_embeddings=kernel, num_conv_pos_embedding_groups=4
+    )
+    theirs = _modeling("wav2vec2").Wav2Vec2PositionalConvEmbedding(config)
+    spec = {"name": "conditional_conv", "kernel": kernel, "groups": 4, "activation": "gelu"}
+    ours = encodings.build(spec, encodings.Geometry(32, 4, 8, 512, causal=False))
+    weights = {"weight": theirs.conv.weight, "bias": theirs.conv.bias}
+    ours.convolution.load_state_dict(weights)
+    x, positions = torch.randn(2, 9, 32), torch.arange(9).expand(2, 9).clone()
+    positions[1, :3] = -1
+    with torch.no_grad():
+        y, _ = ours.embed_next(x, positions, [])
+        wanted = [x[:1] + theirs(x[:1]), x[1:, 3:] + theirs(x[1:, 3:])]
+    for result, row in zip((y[:1], y[1:, 3:]), wanted, strict=True):
+        assert worst_error(result.numpy(), row.numpy()) <= tolerance("float32", 8 * kernel, 1)

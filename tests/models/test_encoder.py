@@ -53,7 +53,7 @@ def test_methods_that_need_a_cache_or_a_vocabulary_are_refused() -> None:
             call()
 
 
-@pytest.mark.parametrize("variant", ["input_rnn", "conditional_conv", "fire", "cope", "fox_pair"])
+@pytest.mark.parametrize("variant", ["input_rnn", "fire", "cope", "fox_pair"])
 def test_causal_encodings_are_refused_in_encoders_by_name(variant: str) -> None:
     with pytest.raises(ValueError, match="expected causal attention for .*, got bidirectional"):
         Stack(encoder(variant))
