@@ -96,7 +96,7 @@ def table(rows: Sequence[Row], version: str) -> str:
     refused: Dict[str, List[str]] = collections.defaultdict(list)
     for row in rows:
         if row.outcome == "refused":
-            refused[row.why].append(f"`{row.name}`")
+            refused[row.why].append("" if row.why == NO_FAMILY else f"`{row.name}`")
     how: Dict[str, Any] = {"break_on_hyphens": False, "break_long_words": False}
     listed = "\n".join(textwrap.wrap(", ".join(f"`{row.name}`" for row in read), 100, **how))
     counts = {"read": len(read), "refused": len(rows) - len(read)}
@@ -104,8 +104,9 @@ def table(rows: Sequence[Row], version: str) -> str:
     reasons = dict.fromkeys(row.why for row in read if row.why)
     lines += [*(f"- {why}" for why in reasons), "", "## Refused"]
     for why, names in sorted(refused.items(), key=lambda reason: len(reason[1])):
-        title = f"{why[0].upper()}{why[1:]} ({len(names)}):"
-        lines += ["", title, "", *textwrap.wrap(", ".join(names), 100, **how)]
+        listed = textwrap.fill(", ".join(filter(None, names)), 100, **how)
+        title = f"{why[0].upper()}{why[1:]} ({len(names)})"
+        lines += ["", *([f"{title}:", "", listed] if listed else [f"{title}: all others."])]
     return "\n".join([*lines, ""])
 
 

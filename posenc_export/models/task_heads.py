@@ -22,7 +22,8 @@ Layers = Tuple[Tuple[Named, ...], Dict[str, Tensor]]
 OUTPUT, MASKED = "logits", "MaskedLM"
 LIKE_ROBERTA: Linears = [("classifier.dense", "tanh"), ("classifier.out_proj", None)]
 LIKE_DEBERTA: Linears = [("pooler.dense", "pooler_hidden_act"), ("classifier", None)]
-# By model_type, the linear layers after the first token of a sequence.
+SPEECH = ("wav2vec2", "hubert")
+# By model_type, the linear layers after the first token of a sequence, or after the mean of all.
 SEQUENCE: Dict[str, Linears] = {
     "bert": [("bert.pooler.dense", "tanh"), ("classifier", None)],
     **dict.fromkeys(("roberta", "xlm-roberta", "camembert", "mpnet"), LIKE_ROBERTA),
@@ -31,8 +32,11 @@ SEQUENCE: Dict[str, Linears] = {
     **dict.fromkeys(("deberta", "deberta-v2"), LIKE_DEBERTA),
 }
 EACH_TOKEN = (*SEQUENCE, "roformer")  # model types with one linear layer for each token
+OF_MEAN: Linears = [("projector", None), ("classifier", None)]
 TASKS: Dict[str, Dict[str, Linears]] = {
-    "SequenceClassification": SEQUENCE,
+    "SequenceClassification": {**SEQUENCE, **dict.fromkeys(SPEECH, OF_MEAN)},
+    "CTC": dict.fromkeys(SPEECH, [("lm_head", None)]),
+    "AudioFrameClassification": {"wav2vec2": [("classifier", None)]},
     "TokenClassification": {name: [("classifier", None)] for name in EACH_TOKEN},
     "QuestionAnswering": {name: [("qa_outputs", None)] for name in EACH_TOKEN},
 }
@@ -61,8 +65,10 @@ def attach(model: Stack, folder: Path, config: Mapping[str, Any]) -> None:
             layers, tensors = masked_heads.read(checkpoint, config, table)
         else:
             layers, tensors = _linears(checkpoint, config, TASKS[task][kind])
-    pooling = ("cls",) if task == "SequenceClassification" else ()
-    labels = () if task == MASKED else _labels(task, config, layers[-1]["size"])
+    pooling = (
+        (("mean",) if kind in SPEECH else ("cls",)) if task == "SequenceClassification" else ()
+    )
+    labels = () if task in (MASKED, "CTC") else _labels(task, config, layers[-1]["size"])
     put(model, ReadoutConfig(output=OUTPUT, pooling=pooling, layers=layers, labels=labels), tensors)
 
 

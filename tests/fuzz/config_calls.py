@@ -10,6 +10,7 @@ from posenc_export.runtime import Session
 from tests.fuzz.config_peers import Base
 from tests.models import pairs, vision_models
 from tests.models.patterns import Pairs, theirs
+from tests.models.speech import inputs_of
 
 LENGTH, SHORT, CHUNK = 24, 9, 7  # tokens of the long and of the short row, and of a chunk
 # Tokens of the first call of a decode, which may lie in another range of a rotation, and the last
@@ -98,13 +99,13 @@ def divisions(base: Base, session: Any, expected: Expected) -> Dict[str, Pairs]:
     sides = {"left padding": slice(long - SHORT, long)}
     if base.kind == "encoder":
         sides["right padding"] = slice(0, SHORT)
-    result: Dict[str, Pairs] = {"full": [(call(tokens), wanted)]}
+    result: Dict[str, Pairs] = {"full": [(call(inputs_of(session, tokens)), wanted)]}
     for name, place in sides.items():
         _begin(session)
         rows, mask = np.zeros_like(tokens), np.zeros_like(tokens)
         rows[0], rows[1, place] = tokens[0], tokens[1, -SHORT:]
         mask[0], mask[1, place] = 1, 1
-        made = call(rows, attention_mask=mask)
+        made = call(inputs_of(session, rows, mask), attention_mask=mask)
         second = made[1] if made.ndim == 2 else made[1, place]
         result[name] = [(made[0], wanted[0]), *([] if alone is None else [(second, alone[0])])]
     if base.kind == "encoder":

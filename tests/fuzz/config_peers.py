@@ -20,7 +20,7 @@ from posenc_export.models.masked_heads import HEADS
 from posenc_export.models.pretrained import from_pretrained
 from posenc_export.models.task_heads import MASKED, TASKS
 from posenc_export.runtime import load
-from tests.models import checkpoints, encoders, pairs, vision_models
+from tests.models import checkpoints, encoders, pairs, speech, vision_models
 
 # Size of a part above which transformers is not asked; keys that are left out have the defaults of
 # real models.
@@ -28,7 +28,8 @@ LARGEST = 1024
 UNBUILT = re.compile(
     r"position|window|token|theta|chunk|seq|max_length|floor_scale|factor"
 )  # keys of which no size of a weight follows
-LABELLED = ("SequenceClassification", "TokenClassification")  # tasks with labels in config.json
+# Tasks with labels in config.json.
+LABELLED = ("SequenceClassification", "TokenClassification", "AudioFrameClassification")
 RANGE = 512  # max_positions for types whose configuration has no such key
 
 
@@ -92,7 +93,7 @@ def config_of(base: Base) -> Any:
 def _with_head(config: Any, task: str) -> Any:
     """Return a configuration that names the class of a task, with three labels if it has any."""
     if task:
-        auto = getattr(transformers, f"AutoModelFor{task}")
+        auto = encoders.auto(config, f"AutoModelFor{task}")
         config.architectures = [auto._model_mapping[type(config)].__name__]
     if task in LABELLED:
         config.id2label = {0: "good", 1: "bad", 2: "neither"}
@@ -114,7 +115,8 @@ def built(base: Base, config: Mapping[str, Any]) -> Any:
         return checkpoints.randomised(transformers.AutoModelForCausalLM.from_config(result))
     if base.kind == "encoder":
         head = f"AutoModelFor{base.task}" if base.task else "AutoModel"
-        return encoders.randomised(encoders.built(result, head))
+        model = encoders.randomised(encoders.built(result, head))
+        return speech.Peer(model) if base.model_type in speech.SPEECH else model
     name = type(result).__name__.removesuffix("Config") + "ForConditionalGeneration"
     return (pairs.randomised if base.kind == "pair" else checkpoints.randomised)(
         getattr(transformers, name)(result)
@@ -148,7 +150,8 @@ def loaded(base: Base, folder: Path, length: int) -> List[Any]:
     Raises:
         ValueError: the configuration is refused.
     """
-    ranged: Dict[str, Any] = {"max_positions": RANGE} if base.model_type == "xlnet" else {}
+    without = base.model_type in encoders.WITHOUT_RANGE
+    ranged: Dict[str, Any] = {"max_positions": RANGE} if without else {}
     if base.kind == "pair":
         return [from_pretrained(folder, part=part) for part in ("encoder", "decoder")]
     model = from_pretrained(folder, **ranged)

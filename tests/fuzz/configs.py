@@ -165,12 +165,14 @@ def _refused_alone(config: Dict[str, Any], found: Case) -> None:
     """Set the outcome of a configuration that transformers cannot run: we may refuse it or not,
     but without a wrong error and at once.
     """
+    from tests.models.encoders import WITHOUT_RANGE
+
     name = config.get("model_type")
     parts = families.parts_of(name) if isinstance(name, str) and name in families.FILES else ()
     found.outcome, begun = "transformers cannot run it", time.process_time()
     for part in parts or (None,):
         try:
-            families.read(config, 512 if name == "xlnet" else None, part)
+            families.read(config, 512 if name in WITHOUT_RANGE else None, part)
         except ValueError as error:
             set_outcome(found, "refused by both" if is_proper(error) else "wrong error", error)
         except Exception as error:  # every other error is a finding

@@ -7,6 +7,7 @@ import torch
 import transformers
 
 from posenc_export import from_pretrained
+from tests.models import speech
 
 BERT = {
     "attention_probs_dropout_prob": 0.1, "hidden_act": "gelu", "hidden_dropout_prob": 0.1,
@@ -94,6 +95,25 @@ PUBLISHED: Dict[str, Dict[str, Any]] = {
         "qa_dropout": 0.1, "seq_classif_dropout": 0.2, "sinusoidal_pos_embds": False,
         "tie_weights_": True, "vocab_size": 30522,
     },
+    "wav2vec2-base-960h": {
+        "model_type": "wav2vec2", "activation_dropout": 0.1, "apply_spec_augment": True,
+        "architectures": ["Wav2Vec2ForCTC"], "attention_dropout": 0.1, "bos_token_id": 1,
+        "codevector_dim": 256, "contrastive_logits_temperature": 0.1, "conv_bias": False,
+        "conv_dim": [512] * 7, "conv_kernel": [10, 3, 3, 3, 3, 2, 2],
+        "conv_stride": [5, 2, 2, 2, 2, 2, 2], "ctc_loss_reduction": "sum",
+        "ctc_zero_infinity": False, "diversity_loss_weight": 0.1, "do_stable_layer_norm": False,
+        "eos_token_id": 2, "feat_extract_activation": "gelu", "feat_extract_dropout": 0.0,
+        "feat_extract_norm": "group", "feat_proj_dropout": 0.1, "feat_quantizer_dropout": 0.0,
+        "final_dropout": 0.1, "gradient_checkpointing": False, "hidden_act": "gelu",
+        "hidden_dropout": 0.1, "hidden_dropout_prob": 0.1, "hidden_size": 768,
+        "initializer_range": 0.02, "intermediate_size": 3072, "layer_norm_eps": 1e-05,
+        "layerdrop": 0.1, "mask_feature_length": 10, "mask_feature_prob": 0.0,
+        "mask_time_length": 10, "mask_time_prob": 0.05, "num_attention_heads": 12,
+        "num_codevector_groups": 2, "num_codevectors_per_group": 320,
+        "num_conv_pos_embedding_groups": 16, "num_conv_pos_embeddings": 128,
+        "num_feat_extract_layers": 7, "num_hidden_layers": 12, "num_negatives": 100,
+        "pad_token_id": 0, "proj_codevector_dim": 256, "vocab_size": 32,
+    },
     "xlnet-base-cased": {
         "model_type": "xlnet", "attn_type": "bi", "bi_data": False, "bos_token_id": 1,
         "clamp_len": -1, "d_head": 64, "d_inner": 3072, "d_model": 768, "dropout": 0.1,
@@ -167,13 +187,14 @@ MODELS: Dict[str, Dict[str, Any]] = {
     "mt5": {"d_kv": 12},
     "electra": {"type_vocab_size": 2, "embedding_size": 48},
     "distilbert": {"activation": "relu"},
+    **speech.MODELS,
 }  # fmt: skip
 CONFIGS = {
     "bert": "BertConfig", "roberta": "RobertaConfig", "xlm-roberta": "XLMRobertaConfig",
     "camembert": "CamembertConfig", "mpnet": "MPNetConfig", "modernbert": "ModernBertConfig",
     "roformer": "RoFormerConfig", "electra": "ElectraConfig", "distilbert": "DistilBertConfig",
     "deberta": "DebertaConfig", "deberta-v2": "DebertaV2Config", "xlnet": "XLNetConfig",
-    "t5": "T5Config", "mt5": "MT5Config",
+    "t5": "T5Config", "mt5": "MT5Config", **speech.CONFIGS,
 }  # fmt: skip
 # For families with other key names, the key in the family's config; None if there is none.
 KEYS: Dict[str, Dict[str, Any]] = {
@@ -182,6 +203,7 @@ KEYS: Dict[str, Dict[str, Any]] = {
         "intermediate_size": "d_inner", "max_position_embeddings": None
     },
     "modernbert": {"layer_norm_eps": None},
+    **dict.fromkeys(speech.SPEECH, {"max_position_embeddings": None}),
     **{
         name: {
             "hidden_size": "d_model", "num_attention_heads": "num_heads",
@@ -197,6 +219,7 @@ KEYS: Dict[str, Dict[str, Any]] = {
 }  # fmt: skip
 
 
+WITHOUT_RANGE = ("xlnet", *speech.SPEECH)  # families whose config has no range of positions
 # transformers' encoder class for families whose base model includes a decoder.
 ALONE = {"t5": "T5EncoderModel", "mt5": "MT5EncoderModel"}
 
@@ -227,11 +250,14 @@ def made(name: str, head: str = "AutoModel") -> Any:
 def built(config: Any, head: str = "AutoModel") -> Any:
     """Return transformers' model of a configuration, with a head as in `made`."""
     alone = ALONE.get(config.model_type) if head == "AutoModel" else None
-    return (
-        getattr(transformers, alone)(config)
-        if alone
-        else getattr(transformers, head).from_config(config)
-    )
+    return getattr(transformers, alone)(config) if alone else auto(config, head).from_config(config)
+
+
+def auto(config: Any, head: str) -> Any:
+    """Return an Auto class of transformers, that of sound for a classifier of sequences of it."""
+    if config.model_type in speech.SPEECH and head.endswith("SequenceClassification"):
+        head = "AutoModelForAudioClassification"
+    return getattr(transformers, head)
 
 
 def randomised(model: Any) -> Any:
@@ -253,13 +279,13 @@ def randomised(model: Any) -> Any:
 
 
 def read(name: str, folder: Path, **options: Any) -> Any:
-    """Load our model from a folder. XLNet needs max_positions, which its config does not have."""
+    """Load our model from a folder, with max_positions if its config has no range."""
     return from_pretrained(
         folder,
         **{
             **(
                 {"max_positions": SIZES["max_position_embeddings"]}
-                if name.startswith("xlnet")
+                if name.startswith(WITHOUT_RANGE)
                 else {}
             ),
             **options,
@@ -271,4 +297,4 @@ def saved(name: str, folder: Path, head: str = "AutoModel") -> Tuple[Any, Path]:
     """Save transformers' model, and return it with its folder."""
     model = made(name, head)
     model.save_pretrained(folder)
-    return model, folder
+    return speech.Peer(model) if name.startswith(speech.SPEECH) else model, folder

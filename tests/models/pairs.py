@@ -160,6 +160,7 @@ class Reading:
 
     def __init__(self, session: Session, encoded: List[np.ndarray]) -> None:
         self.session, self.encoded, self.step = session, encoded, session.step
+        self.manifest = session.manifest
 
     def prefill(self, inputs: Any, **how: Any) -> np.ndarray:
         return self.session.prefill(

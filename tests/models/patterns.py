@@ -10,6 +10,7 @@ import torch
 from posenc_export.runtime import Session
 from posenc_export.runtime.artefact.manifest import Manifest
 from tests.models.encoders import PADDING
+from tests.models.speech import inputs_of
 
 Pairs = List[Tuple[np.ndarray, np.ndarray]]
 Pattern = Callable[[Any, Session], Pairs]
@@ -156,7 +157,7 @@ def whole(peer: Any, session: Session) -> Pairs:
     """Call an encoder with whole rows, long and short."""
     tokens = tokens_of(3, low=5)
     return [
-        (session.prefill(part), theirs(peer, part, "last_hidden_state"))
+        (session.prefill(inputs_of(session, part)), theirs(peer, part, "last_hidden_state"))
         for part in (tokens, tokens[:, :9])
     ]
 
@@ -188,14 +189,8 @@ def _encoded(peer: Any, session: Session, seen: np.ndarray) -> Pairs:
         **_positions(peer, mask),
         **({"token_type_ids": types} if segments else {}),
     )
-    return [
-        (
-            session.prefill(
-                tokens, attention_mask=mask, **({"token_types": types} if segments else {})
-            )[seen],
-            wanted[seen],
-        )
-    ]
+    inputs, named = inputs_of(session, tokens, mask), {"token_types": types} if segments else {}
+    return [(session.prefill(inputs, attention_mask=mask, **named)[seen], wanted[seen])]
 
 
 def _positions(peer: Any, mask: np.ndarray) -> Dict[str, np.ndarray]:

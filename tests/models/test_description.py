@@ -23,6 +23,7 @@ from tests.models.test_parts import MODELS as OF_PARTS
 
 pytest.importorskip("transformers", reason="transformers is not installed")
 from tests.fuzz.config_peers import as_saved, bases, config_of  # noqa: E402
+from tests.models.encoders import WITHOUT_RANGE  # noqa: E402
 
 SMALL = block_config(16, 2, 8, encoding={"name": "rope", "theta": 500.0})
 
@@ -32,7 +33,7 @@ def _described() -> Iterator[Tuple[str, Dict[str, Any]]]:
     for model_type, models in bases().items():
         for base in models:
             for part in ("encoder", "decoder") if base.kind == "pair" else (None,):
-                ranged = 512 if model_type == "xlnet" else None
+                ranged = 512 if model_type in WITHOUT_RANGE else None
                 yield (
                     f"{base.name} {part}",
                     to_json(families.read(as_saved(config_of(base)), ranged, part)[0]),

@@ -8,7 +8,7 @@ import pytest
 from posenc_export.models import families
 
 pytest.importorskip("transformers", reason="transformers is not installed")
-from tests.models.encoders import MODELS, PUBLISHED, SIZES, described  # noqa: E402
+from tests.models.encoders import MODELS, PUBLISHED, WITHOUT_RANGE, described  # noqa: E402
 
 
 def _config(name: str, **changes: Any) -> Dict[str, Any]:
@@ -24,9 +24,7 @@ ROTATIONS = {"modernbert", "roformer"}
 
 @pytest.mark.parametrize("name", MODELS)
 def test_only_rotary_families_have_a_rotation(name: str) -> None:
-    config, _ = families.read(
-        _config(name), SIZES["max_position_embeddings"] if name.startswith("xlnet") else None
-    )
+    config, _ = families.read(_config(name), 64 if name.startswith(WITHOUT_RANGE) else None)
     turned = any(
         "rope" in spec["name"]
         for kind in config.kinds
@@ -37,7 +35,7 @@ def test_only_rotary_families_have_a_rotation(name: str) -> None:
 
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_published_configs_are_read(name: str) -> None:
-    config, _ = families.read(PUBLISHED[name], 512 if name.startswith("xlnet") else None)
+    config, _ = families.read(PUBLISHED[name], 512 if name.startswith(WITHOUT_RANGE) else None)
     assert (config.width, len(config.order)) == (
         PUBLISHED[name].get("hidden_size", 768),
         len(config.kinds),
@@ -171,6 +169,17 @@ REFUSED = {
         {},
         "expected max_position_embeddings in config.json, got none; give max_positions",
     ),
+    "adapters": ("wav2vec2", {"add_adapter": True}, "add_adapter to be False, got True"),
+    "a norm of batches": (
+        "hubert",
+        {"conv_pos_batch_norm": True},
+        "conv_pos_batch_norm to be False, got True",
+    ),
+    "lists of two lengths": (
+        "wav2vec2",
+        {"conv_stride": [5, 2]},
+        "conv_dim, conv_kernel, conv_stride to be lists of num_feat_extract_layers numbers, got",
+    ),
     "layer types": (
         "modernbert",
         {"layer_types": ["chunked_attention"] * 5},
@@ -195,7 +204,7 @@ def test_configs_that_cannot_be_exported_are_refused_by_name(case: str) -> None:
     name, changes, message = REFUSED[case]
     with pytest.raises(ValueError, match=message):
         families.read(
-            _config(name, **changes), 64 if name == "xlnet" and case != "no range" else None
+            _config(name, **changes), 64 if name in WITHOUT_RANGE and case != "no range" else None
         )
 
 

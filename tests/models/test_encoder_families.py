@@ -20,6 +20,7 @@ from posenc_export.runtime import Session
 pytest.importorskip("transformers", reason="transformers is not installed")
 from tests.models.encoders import MODELS, read, saved  # noqa: E402
 from tests.models.patterns import ENCODER, share, theirs, tokens_of  # noqa: E402
+from tests.models.speech import inputs_of  # noqa: E402
 
 # One worker, so that each model is traced once.
 pytestmark = pytest.mark.xdist_group("encoder families")
@@ -42,8 +43,8 @@ def _peer(name: str, folders: Path) -> Tuple[Any, Sources, Path]:
 
 def _differs(model: Any, peer: Any) -> float:
     """Return the largest difference of hidden states relative to the tolerance."""
-    tokens = tokens_of(low=5)
-    hidden = eager_session(model).prefill(tokens)
+    tokens, session = tokens_of(low=5), eager_session(model)
+    hidden = session.prefill(inputs_of(session, tokens))
     return share([(hidden, theirs(peer, tokens, "last_hidden_state"))])
 
 
@@ -63,7 +64,7 @@ CALLS = [
 QUICK = {
     ("eager", "positions"): tuple(MODELS),
     ("torchscript", "positions"): ("mpnet", "modernbert", "deberta-v2 other", "xlnet", "t5 gated"),
-    ("ort", "mask"): ("bert", "deberta-v2"),
+    ("ort", "mask"): ("bert", "deberta-v2", "wav2vec2"),
 }
 CASES = [
     pytest.param(name, *call, marks=() if name in QUICK.get(call, ()) else pytest.mark.exhaustive)
@@ -101,9 +102,10 @@ def test_an_encoder_has_no_states_and_returns_hidden_states(name: str, folders: 
     [
         *(
             pytest.param(name, marks=pytest.mark.exhaustive)
-            for name in ("mpnet", "modernbert other", "xlnet")
+            for name in ("mpnet", "modernbert other", "xlnet", "hubert other")
         ),
         "deberta-v2",
+        "wav2vec2",
     ],
 )
 def test_an_export_of_an_encoder_is_certified_against_the_oracle(name: str, folders: Path) -> None:
@@ -235,6 +237,14 @@ def _halves(part: str) -> Callable[[Dict[str, torch.Tensor]], None]:
     return change
 
 
+def _reversed(part: str) -> Callable[[Dict[str, torch.Tensor]], None]:
+    def change(weights: Dict[str, torch.Tensor]) -> None:
+        for name in [name for name in weights if part in name]:
+            weights[name] = weights[name].flip(-1)
+
+    return change
+
+
 def _nothing(weights: Dict[str, torch.Tensor]) -> None:
     """Leave the weights unchanged."""
 
@@ -273,6 +283,10 @@ FAULTS: Dict[str, Any] = {
         _nothing,
     ),
     "layer types": ("modernbert", {"layer_types": ["full_attention"] * 5}, _nothing),
+    "lengths of filters reversed": ("wav2vec2", {}, _reversed("weight.original0")),
+    "filters reversed": ("hubert other", {}, _reversed("weight.original1")),
+    "samples reversed": ("wav2vec2 stable", {}, _reversed("conv_layers.0.conv")),
+    "norms before sublayers": ("wav2vec2", {"do_stable_layer_norm": True}, _nothing),
 }
 
 

@@ -100,17 +100,18 @@ def test_every_key_about_positions_is_used_or_refused(name: str, key: str) -> No
     assert any(effect in ("felt", "refused") for effect in effects)
 
 
-def test_the_page_lists_refused_types_by_reason_and_every_type_once() -> None:
+def test_the_page_names_read_types_and_those_refused_for_a_reason_and_counts_all_others() -> None:
     rows = [
         model_types.Row("bert", "read", "", ["theta"]),
+        model_types.Row("ernie", "refused", "experts", ["theta"]),
         *(
             model_types.Row(f"other-{n}", "refused", model_types.NO_FAMILY, ["window"])
             for n in range(40)
         ),
     ]
     page = model_types.table(rows, "5.0")
-    assert page.count("No family reads it (40):") == 1 and len(page.splitlines()) < 30
-    assert all(page.count(f"`{row.name}`") == 1 for row in rows)
+    assert "Experts (1):\n\n`ernie`" in page and "No family reads it (40): all others." in page
+    assert page.count("`bert`") == 1 and "other-" not in page
 
 
 def test_the_page_is_what_the_command_writes() -> None:

@@ -87,6 +87,23 @@ def test_a_head_norm_matches_its_formula(name: str, norm: Dict[str, Any]) -> Non
     ) <= tolerance("float32", 1, 24)
 
 
+@pytest.mark.parametrize("norm", ["group", "layer"])
+def test_convolutions_over_samples_match_their_formula_beside_padding(norm: str) -> None:
+    spec = {"name": "waveform", "convolutions": [[6, 7, 2], [5, 3, 3]], "norm": norm, "bias": True}
+    part: Any = _random(build("features", spec, 24))
+    x, positions = torch.randn(2, 5, part.size), torch.arange(5).repeat(2, 1)
+    positions[1, :2] = -1
+    y, rows = part(x, positions).detach().numpy(), x.double().numpy()
+    for result, row in ((y[0], rows[0]), (y[1, 2:], rows[1, 2:])):
+        assert worst_error(result, part.exact(row)) <= tolerance("float32", 1, 40)
+
+
+@pytest.mark.parametrize("sizes", [[[6, 1, 2]], [[6, 4]], [[0, 4, 2]], [], [[6, 1 << 20, 1]]])
+def test_sizes_of_convolutions_over_samples_are_refused(sizes: Any) -> None:
+    with pytest.raises(ValueError, match="features waveform: expected (convolutions|windows)"):
+        build("features", {"name": "waveform", "convolutions": sizes}, 24)
+
+
 # x: input of the layer, a: attention, m: MLP, then the norms in the order of computation.
 ARRANGEMENTS: Dict[str, Callable[..., Any]] = {
     "pre": lambda x, a, m, n, o: (between := x + a(n(x))) + m(o(between)),

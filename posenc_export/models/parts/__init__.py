@@ -11,11 +11,16 @@ from posenc_export.models.parts.mlps import Gated, Plain
 from posenc_export.models.parts.norms import NORMS, Identity
 from posenc_export.models.parts.projections import Delta, Grouped, Latent, Queries
 from posenc_export.models.parts.readout import Dense, Normalize
+from posenc_export.models.parts.waveform import Waveform
 from posenc_export.shared import registry
 from posenc_export.shared.registry import Spec
 
 PARTS: Dict[str, Dict[str, Type[Any]]] = {
-    "features": {"convolutions": Convolutions, "hidden_states": HiddenStates},
+    "features": {
+        "convolutions": Convolutions,
+        "waveform": Waveform,
+        "hidden_states": HiddenStates,
+    },
     "norm": NORMS,
     "head_norm": {
         "none": Identity,

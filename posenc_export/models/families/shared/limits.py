@@ -26,7 +26,7 @@ MOST: Tuple[Tuple[str, str, int], ...] = (
 )
 # Keys whose values are names.
 NAMES = re.compile(
-    r"^(hidden_|ff_)?activation(_function)?$|^hidden_act$|feed_forward_proj|^rope_type$|"
+    r"^(hidden_|ff_|feat_extract_)?activation(_function)?$|^hidden_act$|feed_forward_proj|^rope_type$|"
     r"scoring_func$|topk_method$|^attn_type$|norm_type$|norm_rel_ebd$|layer_types\[\]$"
 )
 FLOAT32 = 3.4e38  # the largest number
