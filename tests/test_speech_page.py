@@ -12,10 +12,12 @@ import numpy as np
 import pytest
 import torch
 
+from posenc_export import load
 from posenc_export.commands.cli import main
 
 transformers = pytest.importorskip("transformers", reason="transformers is not installed")
 tokenizers = pytest.importorskip("tokenizers", reason="tokenizers is not installed")
+from tests.models import encoders  # noqa: E402
 from tests.models.pairs import WHISPER, randomised  # noqa: E402
 
 RATE, SECONDS = 16000, 1
@@ -75,15 +77,15 @@ def _wanted(made: Tuple[Path, Any], **given: Any) -> Tuple[np.ndarray, str]:
     return features, " ".join(f"w{token}" for token in tokens if token != SETTINGS["eos_token_id"])
 
 
+def _program(index: int) -> str:
+    page = (Path(__file__).parents[1] / "docs/speech.md").read_text()
+    return page.split("```python\n")[index].split("```")[0]
+
+
 def test_the_program_of_the_page_gives_the_text_of_transformers(
     made: Tuple[Path, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    program = (
-        (Path(__file__).parents[1] / "docs/speech.md")
-        .read_text()
-        .split("```python\n")[1]
-        .split("```")[0]
-    )
+    program = _program(1)
     monkeypatch.chdir(made[0])
     printed = io.StringIO()
     with contextlib.redirect_stdout(printed):
@@ -107,3 +109,25 @@ def test_the_command_reads_features_and_takes_language_and_task(
         main([*asked, "--prompt", "w3"]) == 2
         and "expected --prompt or --features, got both" in capsys.readouterr().err
     )
+
+
+def test_the_program_for_encoders_of_sound_gives_the_letters_of_transformers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    sizes = {"num_conv_pos_embeddings": 6, "num_conv_pos_embedding_groups": 4}
+    sizes |= {"hidden_size": 48, "num_attention_heads": 4, "intermediate_size": 40}
+    config = transformers.Wav2Vec2Config(num_hidden_layers=1, conv_dim=[16] * 7, **sizes)
+    peer = encoders.randomised(transformers.Wav2Vec2ForCTC(config))
+    peer.save_pretrained("checkpoint")
+    transformers.Wav2Vec2FeatureExtractor().save_pretrained("checkpoint")
+    how = ["--max-positions", "50", "--target", "torchscript", "--no-verify", "-o", "build/letters"]
+    assert main(["export", "checkpoint", *how]) == 0
+    samples = np.random.default_rng(0).standard_normal(9 * 320 + 400)
+    names = {"np": np, "load": load, "AutoFeatureExtractor": transformers.AutoFeatureExtractor}
+    names |= {"samples": samples, "rate": RATE}
+    exec(_program(2), names)
+    values = torch.from_numpy(((samples - samples.mean()) / samples.std())[None]).float()
+    with torch.no_grad():
+        wanted = peer(values).logits.argmax(-1)
+    assert np.array_equal(names["letters"], wanted.numpy()) and len(set(wanted[0].tolist())) > 3
