@@ -187,9 +187,8 @@ class Auditor:
         """Return whether position_ids change nothing, in a model whose positions are not those of
         the mask, as exporters take them for ALiBi.
         """
-        # As exporters take them for ALiBi, positions are those of the mask.
-        encodings = self.reference.encodings if isinstance(self.reference, exact.Exact) else set()
-        if "position_ids" not in self.interface.inputs or encodings <= {"alibi"}:
+        counted = self.reference.facts.encodings <= {"alibi"}
+        if "position_ids" not in self.interface.inputs or counted:
             return False
         rows, starts = self.interface.batch or 1, (0, self.interface.length or SHORT)
         first, moved = (self._full_pass(rows, SHORT, start)[1] for start in starts)

@@ -4,8 +4,9 @@ Shapes: as in facts.py.
 """
 
 import copy
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, Callable, Dict, Optional, Tuple
+from typing import Any, Callable, Dict, Mapping, Optional, Tuple
 
 import msgspec
 import numpy as np
@@ -15,9 +16,11 @@ from posenc_export.auditing.facts import Facts
 from posenc_export.export import bounds, expected
 from posenc_export.export.conditioning import disturbed
 from posenc_export.export.edges import edges_of
-from posenc_export.models import stack, user_module
+from posenc_export.models import stack
 from posenc_export.runtime import load
+from posenc_export.runtime.artefact.schema import Manifest
 from posenc_export.runtime.session.session import Session
+from posenc_export.runtime.verification import described
 from posenc_export.shared.numerics import tolerance
 from posenc_export.shared.refusal import refusal
 
@@ -43,33 +46,15 @@ class Exact:
         return without_head(model) if self.hidden and isinstance(model, stack.Stack) else model
 
     def _facts(self) -> Facts:
-        model = self.model
-        described = expected.eager_session(model, 8).manifest
-        edges = {edge.name: edge.at for edge in edges_of(model)}
-        attentions = user_module.inner_of(model).config.attentions
-        sizes = {attention.sees.get("size", 0) for attention in attentions}
-        specs = [spec for attention in attentions for spec in attention.encodings]
-        by_length = [spec for spec in specs if spec["name"] in BY_LENGTH]
-        originals = [spec["original_max_positions"] for spec in by_length]
-        config: Any = user_module.inner_of(model).config
-        of_tokens = getattr(config, "tokens", config).encodings
-        places = (of_tokens, *(attention.encodings for attention in attentions))
-        self.encodings = {spec["name"] for specs in places for spec in specs}
-        depth, reduction = bounds.extent(model)
-        return Facts(
-            width=int(described.outputs[0].axes[-1]),
-            vocabulary=described.vocabulary,
-            features=0 if described.vocabulary else int(described.inputs[0].axes[-1]),
-            positions=described.max_positions,
-            causal=bool(described.states),
-            edges=edges,
-            tolerance=tolerance("float32", depth, reduction),
-            depth=depth,
-            whole=min(originals, default=0),
-            heads=(attentions[0].kv_heads, attentions[0].head_size),
-            window=sizes.pop() if len(sizes) == 1 else 0,
-            starts=any_start(config),
-        )
+        manifest = expected.eager_session(self.model, 8).manifest
+        specs = [spec for spec in described.encodings(manifest) if spec["name"] in BY_LENGTH]
+        originals = [
+            {**described.DEFAULTS[s["name"]], **s}["original_max_positions"] for s in specs
+        ]
+        edges = {edge.name: edge.at for edge in edges_of(self.model)}
+        depth, reduction = bounds.extent(self.model)
+        allowed = tolerance("float32", depth, reduction)
+        return replace(_stated(manifest, edges, allowed, depth), whole=min(originals, default=0))
 
     def outputs(self, tokens: np.ndarray, start: int = 0) -> np.ndarray:
         """As Reference.outputs. Beyond the original length, LongRoPE has its long factors."""
@@ -97,17 +82,8 @@ class OfArtefact:
         if manifest.reference is None:
             remedy = "export it again, or give the checkpoint"
             raise refusal("audit", "a verified artefact as reference", folder, remedy)
-        self.facts = Facts(
-            width=int(manifest.outputs[0].axes[-1]),
-            vocabulary=manifest.vocabulary,
-            features=0 if manifest.vocabulary else int(manifest.inputs[0].axes[-1]),
-            positions=manifest.max_positions,
-            causal=bool(manifest.states),
-            edges=dict(manifest.reference.edges),
-            tolerance=2 * manifest.reference.tolerance,
-            depth=len(manifest.config.get("order", ("layer",))),
-            starts=any_start(manifest.config),
-        )
+        edges, depth = manifest.reference.edges, len(described.attentions(manifest))
+        self.facts = _stated(manifest, edges, 2 * manifest.reference.tolerance, depth)
 
     def outputs(self, tokens: np.ndarray, start: int = 0) -> np.ndarray:
         """As Reference.outputs."""
@@ -118,13 +94,27 @@ class OfArtefact:
         """As Reference.disturbed."""
 
 
-def any_start(config: Any) -> bool:
-    """Return whether the outputs of sequences that begin at other positions are those of
-    transformers, which counts the positions of chunks and of a rounded bias in the mask, not in
-    position_ids. config: of a model, or the same in a manifest.
-    """
-    text = msgspec.json.encode(config)
-    return b'"name":"chunk"' not in text and b'"numerics":"bfloat16"' not in text
+def _stated(manifest: Manifest, edges: Mapping[str, int], allowed: float, depth: int) -> Facts:
+    """Return what a manifest says about a model. allowed: its tolerance."""
+    attentions, encodings = described.attentions(manifest), described.encodings(manifest)
+    sizes = {part["sees"].get("size", 0) for part in attentions}
+    # Whose positions transformers counts in the mask, not in position_ids.
+    counted = any(part["sees"]["name"] == "chunk" for part in attentions)
+    counted |= any(spec.get("numerics") == "bfloat16" for spec in encodings)
+    return Facts(
+        width=int(manifest.outputs[0].axes[-1]),
+        vocabulary=manifest.vocabulary,
+        features=0 if manifest.vocabulary else int(manifest.inputs[0].axes[-1]),
+        positions=manifest.max_positions,
+        causal=bool(manifest.states),
+        edges=edges,
+        tolerance=allowed,
+        depth=depth,
+        window=sizes.pop() if len(sizes) == 1 else 0,
+        heads=(attentions[0]["kv_heads"], attentions[0]["head_size"]),
+        starts=not counted,
+        encodings=frozenset(spec["name"] for spec in encodings),
+    )
 
 
 def without_head(model: stack.Stack) -> stack.Stack:

@@ -4,7 +4,7 @@ Shapes: B batch, L tokens, V numbers of an output.
 """
 
 from dataclasses import dataclass
-from typing import Mapping, Optional, Protocol, Tuple
+from typing import FrozenSet, Mapping, Optional, Protocol, Tuple
 
 import numpy as np
 
@@ -29,6 +29,7 @@ class Facts:
     window: int = 0  # keys of every layer; 0 if there is no window or layers differ
     heads: Tuple[int, int] = (0, 0)  # number and size of the heads of a cache, zeros if unknown
     starts: bool = True  # whether sequences can begin at other positions than 0
+    encodings: FrozenSet[str] = frozenset()  # names of position encodings, if they are known
 
 
 class Reference(Protocol):

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 import transformers
+from msgspec.structs import replace
 
 from posenc_export import audit, block_config, export_model
 from posenc_export.auditing.modules import Called
@@ -69,6 +70,20 @@ def test_an_artefact_and_its_graph_agree(tmp_path: Path) -> None:
     export_model(model, "onnx", tmp_path / "block", verify="quick")
     result = audit(tmp_path / "block" / "model.onnx", tmp_path / "block", quick=True)
     assert result.right and "float32 [" in result.inputs[0]["type"], result.sentence
+
+
+def test_a_model_and_its_artefact_state_the_same_facts(tmp_path: Path) -> None:
+    config = block_config(32, 4, 64, encoding="alibi", kv_heads=2)
+    chunks = replace(config.attention, sees={"name": "chunk", "size": 8})
+    model = seeded(replace(config, attention=chunks))
+    export_model(model, "onnx", tmp_path / "block", verify="quick")
+    own, of_artefact = (
+        open_reference(source, False, 0, 32).facts for source in (model, tmp_path / "block")
+    )
+    for facts in (own, of_artefact):
+        assert (facts.starts, facts.window, facts.heads) == (False, 8, (2, 8))
+        assert facts.encodings == {"alibi"}
+    assert own.edges == of_artefact.edges
 
 
 class Encoder(torch.nn.Module):
