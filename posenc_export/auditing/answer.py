@@ -12,13 +12,13 @@ from posenc_export.auditing.observing import Observed
 
 # What distinguishes a call from one full pass of a row alone from position 0, in the order in which
 # causes are looked for: a column of which more than a number says so, words for such calls in a
-# sentence, and in a legend.
+# sentence ("calls that ..."), and in a legend.
 FEATURES = {
-    "row": ("rows", 1, "calls of several rows", "several rows"),
-    "cache": ("before", 0, "calls that read a cache", "cache"),
-    "behind": ("behind", 0, "calls with padding behind the tokens", "padding behind"),
-    "padding": ("padding", 0, "rows with padding before their tokens", "padding before"),
-    "offset": ("start", 0, "sequences that do not start at position 0", "another start"),
+    "row": ("rows", 1, "have several rows", "several rows"),
+    "cache": ("before", 0, "read a cache", "cache"),
+    "behind": ("behind", 0, "have padding behind the tokens", "padding behind"),
+    "padding": ("padding", 0, "have padding before the tokens", "padding before"),
+    "offset": ("start", 0, "do not start at position 0", "another start"),
 }
 # Causes, by the feature that all wrong calls have; without one, by the first wrong token.
 CAUSES = {
@@ -74,7 +74,9 @@ def answer(observed: Observed, limit: np.ndarray, edges: Mapping[str, int]) -> A
     cause = _cause(features, group, bad, thresholds, edges)
     if features == ("behind",) and "padding" in has and _kind(has, ("padding",))[wrong].any():
         cause = "mask"
-    calls = " and ".join(FEATURES[name][2] for name in features) or "every call"
+    calls = "every call"
+    if features:
+        calls = "calls that " + " and ".join(FEATURES[name][2] for name in features)
     others = ""
     if features:
         rest = ~np.all([has[name] for name in features], axis=0)

@@ -1,6 +1,8 @@
 """A program that repeats the first wrong token with onnxruntime and numpy alone."""
 
 import base64
+import inspect
+import itertools
 import zlib
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,7 +11,7 @@ from typing import Any, Dict, List, Optional, Sequence, Tuple
 import numpy as np
 
 from posenc_export.auditing.graph import Arrays
-from posenc_export.auditing.session import NONE, TAGS, ForeignSession
+from posenc_export.auditing.session import NONE, TAGS, ForeignSession, taken
 from posenc_export.runtime.verification.case import Cell
 
 INLINE = 400  # numbers of an array that are written as numbers
@@ -19,6 +21,8 @@ PROGRAM = '''"""{title}
 
 {mark}. Needs {needs} and numpy.
 """
+
+from __future__ import annotations
 
 import base64
 import sys
@@ -31,16 +35,20 @@ def packed(text, dtype, shape):
     return np.frombuffer(zlib.decompress(base64.b64decode(text)), dtype).reshape(shape)
 
 
+{taken}
+
 path = sys.argv[1] if len(sys.argv) > 1 else {path!r}
 {code}
 
-caches = {{  # inputs, and the outputs of the call before that they take
+caches = {{  # inputs, the outputs of the call before that they take, axes of rows and of slots
 {caches}}}
-calls = [
+calls = [  # inputs, and the slots [B,P] of each row of the caches that the call reads, or None
 {calls}]
 outputs = {{}}
-for inputs in calls:
-    kept = {{past: outputs[present] for past, present in caches.items() if outputs}}
+for inputs, slots in calls:
+    kept = {{past: outputs[present] for past, (present, *_) in caches.items() if outputs}}
+    if slots is not None:
+        kept = {{past: taken(kept[past], *axes, slots) for past, (_, *axes) in caches.items()}}
     outputs = run({{**kept, **inputs}})
 
 columns = np.array({columns})
@@ -52,6 +60,8 @@ print("expected", expected[:4])
 print(f"error {{error:.1e}} of the largest output, tolerance {tolerance:.1e}")
 sys.exit(not error <= {tolerance!r})
 '''
+Step = Tuple[Arrays, Optional[np.ndarray]]
+Axes = Tuple[str, int, int]
 
 
 @dataclass(frozen=True)
@@ -88,7 +98,8 @@ def program(
         code=code,
         needs=code.partition("\n")[0].removeprefix("import "),
         path=str(path),
-        caches="".join(f"    {past!r}: {present!r},\n" for past, present in caches.items()),
+        taken=inspect.getsource(taken),
+        caches="".join(f"    {past!r}: {how!r},\n" for past, how in caches.items()),
         calls="".join(map(_written, calls)),
         columns=largest.tolist(),
         expected=[float(f"{number:.7g}") for number in token.expected[largest]],
@@ -117,28 +128,34 @@ def wrong_token(session: Any, cell: Cell, wrong: Sequence[float]) -> Optional[To
     return None
 
 
-def _chain(session: ForeignSession, token: Token) -> Tuple[List[Arrays], Dict[str, str]]:
-    """Return the inputs of the calls that lead to a token, and how caches are passed on. If caches
-    must be changed between calls, only the last call, with its caches.
+def _chain(session: ForeignSession, token: Token) -> Tuple[List[Step], Dict[str, Axes]]:
+    """Return the calls that lead to a token, and how caches are passed on. If the session does more
+    with caches than to take slots, only the last call, with its caches.
     """
     last, chain = session.feeds[token.call], [session.feeds[token.call]]
     while chain[0].source != NONE:
         chain.insert(0, session.feeds[chain[0].source])
-    calls = [feeds.inputs for feeds in chain]
-    calls[0] = {**calls[0], **chain[0].caches}
-    names = {cache.past.name: cache.present for cache in session.interface.caches}
-    results: Arrays = {}
-    for inputs in calls[:-1]:
-        kept = {past: results[present] for past, present in names.items() if results}
-        results = session.run({**kept, **inputs})
-    kept = {past: results[present] for past, present in names.items() if results}
-    passed_on = all(np.array_equal(array, last.caches[past]) for past, array in kept.items())
-    return (calls, names) if passed_on else ([{**last.inputs, **last.caches}], {})
+    calls = [(feeds.inputs, feeds.slots) for feeds in chain]
+    calls[0] = ({**calls[0][0], **chain[0].caches}, None)
+    known = session.interface.caches
+    kept: Arrays = {}
+    for feeds, after in itertools.pairwise(chain):
+        results = session.run({**feeds.caches, **feeds.inputs})
+        kept = {cache.past.name: results[cache.present] for cache in known}
+        if after.slots is not None:
+            kept = {
+                c.past.name: taken(kept[c.past.name], c.rows, c.slots, after.slots) for c in known
+            }
+        if not all(np.array_equal(array, after.caches[name]) for name, array in kept.items()):
+            return [({**last.inputs, **last.caches}, None)], {}
+    return calls, {cache.past.name: (cache.present, cache.rows, cache.slots) for cache in known}
 
 
-def _written(inputs: Arrays) -> str:
+def _written(call: Step) -> str:
+    inputs, slots = call
     lines = [f"        {name!r}: {_array(array)},\n" for name, array in inputs.items()]
-    return "    {\n" + "".join(lines) + "    },\n"
+    moved = "None" if slots is None else _array(slots)
+    return "    ({\n" + "".join(lines) + f"    }}, {moved}),\n"
 
 
 def _array(array: np.ndarray) -> str:

@@ -35,19 +35,22 @@ class Call:
 
 
 class Feeds(NamedTuple):
-    """Inputs of a run, its columns without padding [B,S], and the call of its caches, or NONE."""
+    """Inputs of a run, its columns without padding [B,S], the call of its caches, or NONE, and the
+    slots [B,P] of that call that the caches have; None for all.
+    """
 
     inputs: Arrays
     caches: Arrays
     source: int
     valid: np.ndarray
+    slots: Optional[np.ndarray]
 
 
-def taken(cache: Cache, array: np.ndarray, slots: np.ndarray) -> np.ndarray:
-    """Return the slots [B,P] of each row."""
-    moved = np.moveaxis(array, (cache.rows, cache.slots), (0, 1))
-    taken = moved[np.arange(len(slots))[:, None], slots]
-    return np.ascontiguousarray(np.moveaxis(taken, (0, 1), (cache.rows, cache.slots)))
+def taken(array: np.ndarray, rows: int, axis: int, slots: np.ndarray) -> np.ndarray:
+    """Return the slots [B,P] of each row of a cache."""
+    moved = np.moveaxis(array, (rows, axis), (0, 1))
+    moved = moved[np.arange(len(slots))[:, None], slots]
+    return np.ascontiguousarray(np.moveaxis(moved, (0, 1), (rows, axis)))
 
 
 class ForeignSession:
@@ -80,6 +83,7 @@ class ForeignSession:
         self.count: np.ndarray = np.zeros(rows, np.int64)  # [B]
         self.valid: np.ndarray = np.zeros((rows, 0), bool)  # [B,P]
         self.cropped, self.source = False, NONE
+        self.slots: Optional[np.ndarray] = None  # as of Feeds
 
     def prefill(
         self,
@@ -142,12 +146,12 @@ class ForeignSession:
         feeds = feeds_of(self.interface, tokens, valid, total, self.start + self.count, self.window)
         caches = {cache.past.name: self._past(cache, len(valid)) for cache in self.interface.caches}
         if self.keep:
-            self.feeds.append(Feeds(feeds, caches, self.source, valid))
+            self.feeds.append(Feeds(feeds, caches, self.source, valid, self.slots))
         results = self.run({**feeds, **caches})
         padding, behind = total.argmax(1), valid[:, ::-1].argmax(1)
         call = Call(valid.shape[1], past, self.start, self.count, padding, behind)
         outputs = self._tagged(results[self.interface.output.name], valid)
-        self.source = len(self.calls)
+        self.source, self.slots = len(self.calls), None
         self.calls.append(call)
         self.count, self.valid = self.count + valid.sum(1), total
         known = self.interface.caches
@@ -236,12 +240,15 @@ class ForeignSession:
         longest, right = max(map(len, kept)), self.interface.padding == "right"
         counts_slots = "position_ids" not in self.interface.inputs
         slots = np.zeros((len(kept), longest), np.int64)
-        self.valid, self.source = np.zeros((len(kept), longest), bool), NONE
+        self.valid = np.zeros((len(kept), longest), bool)
         for index, row in enumerate(kept):
             first = 0 if right else longest - len(row)
             place = slice(first, first + len(row))
             if counts_slots and row != [*range(place.start, place.stop)]:
                 raise NotPossible("the graph counts slots as positions, so that none can be moved")
             slots[index, place], self.valid[index, place] = row, True
-        names = [(cache, cache.past.name) for cache in self.interface.caches]
-        self.caches = {name: taken(cache, self.caches[name], slots) for cache, name in names}
+        for cache in self.interface.caches:
+            array = self.caches[cache.past.name]
+            self.caches[cache.past.name] = taken(array, cache.rows, cache.slots, slots)
+        before = self.slots
+        self.slots = slots if before is None else np.take_along_axis(before, slots, axis=1)
