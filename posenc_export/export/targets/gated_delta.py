@@ -18,9 +18,10 @@ def convolution(op: Builder, node: graph.ShortConvolution) -> ir.Value:
     """
     tokens, taps = op.Concat(node.tail, node.x, axis=1), size(node.weight, 2)
     by_tap = op.Transpose(op.Squeeze(node.weight, [1]), perm=[1, 0])  # [n,C]
-    count, y = op.Shape(node.x, start=1, end=2), None
+    y = None
     for tap in range(taps):
-        part = op.Slice(tokens, [tap], op.Add(count, tap), [1])
+        end = tap + 1 - taps  # from the end of the tokens; 0 is their end
+        part = op.Slice(tokens, [tap], [end or 1 << 60], [1])
         product = op.Mul(part, op.Gather(by_tap, tap, axis=0))
         y = product if y is None else op.Add(y, product)
     return op.Mul(y, op.Sigmoid(y))

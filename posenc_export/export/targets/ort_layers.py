@@ -46,6 +46,20 @@ def sigmoid_unit(op: Builder, node: ir.Node) -> Replaced:
     return [(product.outputs[0], op.QuickGelu(x, domain=MICROSOFT, alpha=alpha))]
 
 
+def softplus(op: Builder, node: ir.Node) -> Replaced:
+    """Replace where(x > 20, x, softplus(x)), as torch computes softplus, by Softplus, whose kernel
+    is x for large x.
+    """
+    x, users = node.inputs[0], list(node.outputs[0].uses())
+    choice = users[0].node if len(users) == 1 else node
+    if choice.op_type != "Where" or choice.inputs[1] is not x:
+        return []
+    large = None if choice.inputs[0] is None else choice.inputs[0].producer()
+    if large is None or large.op_type != "Greater" or large.inputs[0] is not x:
+        return []
+    return [(choice.outputs[0], op.Softplus(x))]
+
+
 def _factor(x: Optional[ir.Value], read: Optional[ir.Value]) -> Optional[float]:
     """Return alpha if `read` is alpha x with a constant alpha, otherwise None."""
     if x is None or read is None:
@@ -65,4 +79,4 @@ def _is_matrix(value: Optional[ir.Value]) -> TypeGuard[ir.Value]:
     return value is not None and value.const_value is not None and len(value.const_value.shape) == 2
 
 
-FUSIONS = {"MatMul": transposed_product, "Sigmoid": sigmoid_unit}
+FUSIONS = {"MatMul": transposed_product, "Sigmoid": sigmoid_unit, "Softplus": softplus}

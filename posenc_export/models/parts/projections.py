@@ -216,7 +216,8 @@ class Delta(torch.nn.Module):
         epsilon: float = 1e-6,
     ) -> None:
         super().__init__()
-        self.value_size, self.largest_rate = value_size or head_size, float(largest_rate)
+        self.head_size, self.value_size = head_size, value_size or head_size
+        self.largest_rate = float(largest_rate)
         keys, values = kv_heads * head_size, heads * self.value_size
         self.sizes, self.past = [2 * keys + values, values, heads, heads], kernel - 1
         self.inputs = torch.nn.Linear(width, sum(self.sizes), bias=False)
@@ -239,8 +240,11 @@ class Delta(torch.nn.Module):
         return mixed, gates, -decay, rate
 
     def gated(self, y: Tensor, gates: Tensor) -> Tensor:
-        """y [B,S,H,V] and gates [B,S,H*V] to [B,S,H*V], float32."""
-        normed = torch.nn.functional.rms_norm(y, [self.value_size], self.norm(), self.epsilon)
+        """y [B,S,H,V], sqrt(D) times the output of the rule, and gates [B,S,H*V] to [B,S,H*V],
+        float32.
+        """
+        epsilon = self.epsilon * self.head_size  # since the norm divides by that factor
+        normed = torch.nn.functional.rms_norm(y, [self.value_size], self.norm(), epsilon)
         return normed.flatten(2) * torch.nn.functional.silu(gates)
 
     def exact_gated(self, y: np.ndarray, gates: np.ndarray) -> np.ndarray:

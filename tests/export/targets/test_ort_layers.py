@@ -183,6 +183,14 @@ PATTERNS: Dict[str, Any] = {
         "a = Add(x, x) y = RMSNormalization<axis=-2>(a, four)",
         {"Add": 1, "RMSNormalization": 1},
     ),
+    "softplus of torch": (
+        "s = Softplus(x) g = Greater(x, twenty) y = Where(g, x, s)",
+        {"Softplus": 1},
+    ),
+    "another value beside softplus": (
+        "a = Mul(x, alpha) s = Softplus(x) g = Greater(x, twenty) y = Where(g, a, s)",
+        {"Mul": 1, "Softplus": 1, "Greater": 1, "Where": 1},
+    ),
     "a transposed value": (
         "t = Transpose<perm=[0,2,1]>(x) y = MatMul(x, t)",
         {"Transpose": 1, "MatMul": 1},
@@ -195,6 +203,7 @@ CONSTANTS = {
         for name, shape in {"w1": (4, 6), "w2": (4, 6), "turned": (7, 4)}.items()
     },
     "alpha": np.array(1.702, np.float32),
+    "twenty": np.array(20, np.float32),
     "four": np.ones(4, np.float32),
 }
 
