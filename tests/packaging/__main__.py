@@ -189,7 +189,8 @@ def try_kernels(wheels: Dict[str, Path], folder: Path) -> None:
     run(*PIP, folder, wheels["posenc_export"], wheels["posenc_export_kernels"])
     command = (sys.executable, "-m", "posenc_export.commands.cli")
     artefact = folder / "native"
-    run(*command, "export", "tiny-alibi", "--target", "ort-native", "-o", artefact, path=str(TOP))
+    both = f"{TOP}{os.pathsep}{folder}"  # the package of the tree, with the wheel of the kernels
+    run(*command, "export", "tiny-alibi", "--target", "ort-native", "-o", artefact, path=both)
     run(*command, "verify", artefact, folder=folder, path=str(folder))
 
 
