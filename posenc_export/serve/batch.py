@@ -11,6 +11,7 @@ from posenc_export.runtime.artefact.manifest import Manifest
 from posenc_export.runtime.session import first_tokens, generation
 from posenc_export.runtime.session.drafts import Drafts
 from posenc_export.runtime.session.errors import GraphError
+from posenc_export.runtime.session.graph import is_lazy
 from posenc_export.runtime.session.model import Model
 from posenc_export.runtime.session.prefixes import BLOCK, Prefixes, can_share
 from posenc_export.runtime.session.session import Session
@@ -96,7 +97,9 @@ class Batch:
         clock = time.thread_time if model.provider == "cpu" else time.perf_counter
         self.pace = Pace(limits.chunk, clock)
         rewind = LEAST_REWIND if limits.speculate else 1
-        self.session = Session(model.graph, capacity=limits.context, rewind=rewind)
+        # Rows of lazy caches take no memory until they are used.
+        rows = limits.rows if is_lazy(model.graph) else 1
+        self.session = Session(model.graph, rows, limits.context, rewind)
         self.speculator = Speculator(self.session) if limits.speculate else None
         blocks = 0
         if can_share(model.manifest):
@@ -137,6 +140,8 @@ class Batch:
         rows = len(self.rows) + 1
         tokens = max(most_tokens(other) for other in (request, *(row.request for row in self.rows)))
         needed = most_needed(self.session, rows, tokens, self.limits.chunk)
+        if self.session.memory + needed > self.limits.memory:
+            self.session.trim()
         return rows <= self.limits.rows and needed <= self.limits.memory
 
     def step(self) -> List[Token]:

@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from posenc_export.runtime.session import pages
 from posenc_export.runtime.session.caches import FIRST
 from posenc_export.runtime.session.model import Model
 from posenc_export.serve.batch import Batch
@@ -33,23 +34,65 @@ def model() -> Model:
 
 def limits(model: Model, rows: int, tokens: int) -> Limits:
     """Return limits with just the memory for that many rows."""
-    memory = most_needed(model.session(), rows, tokens, 16)
+    memory = most_needed(model.session(batch=8), rows, tokens, 16)
     return Limits(rows=8, context=300, prompt=200, tokens=200, chunk=16, memory=memory)
 
 
-def test_the_memory_of_a_session_follows_its_rows_and_the_longest_of_them(model: Model) -> None:
+def test_the_memory_of_a_session_is_that_of_its_tokens(model: Model) -> None:
     session, slot = model.session(), bytes_per_slot(model.manifest)
     assert session.memory == 0
     session.admit([list(TEXT)])
-    assert session.memory == slot * FIRST == session.memory_of(1, 3)
-    assert session.memory_of(2, 3) == 3 * slot * FIRST  # while rows are moved
+    assert session.memory == 3 * slot
     session.admit([list(TEXT)] * 2)
-    assert session.memory == 4 * slot * FIRST == session.memory_of(4, 256)
+    assert session.memory == 9 * slot <= session.memory_of(4, 3) == 4 * (3 + FIRST) * slot
     session.prefill([[], [97] * 300, []])
-    assert session.memory == 4 * slot * 512 == session.memory_of(3, 303)
+    assert session.memory == 309 * slot
     for _ in range(3):
         session.retire(0)
     assert session.memory == 0
+
+
+def test_caches_that_are_not_lazy_have_memory_for_all_rows_and_the_longest_of_them() -> None:
+    model = opened(artefact("onnx-static"))
+    session, slot = model.session(), bytes_per_slot(model.manifest)
+    bucket = model.manifest.capacity_bucket
+    session.admit([list(TEXT)])
+    assert session.memory == slot * bucket == session.memory_of(1, 3)
+    assert session.memory_of(2, 3) == 3 * slot * bucket  # while rows are moved
+    session.admit([list(TEXT)] * 2)
+    assert session.memory == 4 * slot * bucket == session.memory_of(4, bucket)
+
+
+def test_a_row_that_grows_is_not_moved_and_its_memory_can_be_given_back(model: Model) -> None:
+    session, text = model.session(batch=2), [97] * 600
+    session.admit([list(TEXT)])
+    places = [buffer.address for buffer in session._now.caches.past]
+    session.admit([text])
+    session.step(np.array([97, 97]))
+    assert [buffer.address for buffer in session._now.caches.past] == places
+    session.retire(0)
+    content = session._now.caches.past[0].array
+    assert content[1, :, 300].any() and session.memory >= 2 * 600 * bytes_per_slot(model.manifest)
+    session.trim()
+    assert session.memory == 601 * bytes_per_slot(model.manifest)
+    assert not content[1, :, 300].any()
+    whole = model.session().prefill([[*text, 97, 98]])[0, -1]
+    assert np.allclose(session.step(np.array([98]))[0], whole, atol=1e-4)
+
+
+def test_without_addresses_for_all_slots_caches_grow(
+    model: Model, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(*_: object) -> None:
+        raise MemoryError
+
+    text = [97 + index % 9 for index in range(400)]
+    whole = model.session().prefill([text])
+    monkeypatch.setattr(pages, "reserved", refused)
+    session = model.session()
+    parts = [session.prefill([text[:200]]), session.prefill([text[200:]])]
+    assert np.allclose(np.concatenate(parts, axis=1), whole, atol=1e-4)
+    assert session.memory == 512 * bytes_per_slot(model.manifest)
 
 
 def test_a_row_waits_until_there_is_memory_for_its_last_token(model: Model) -> None:

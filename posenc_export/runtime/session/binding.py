@@ -44,8 +44,8 @@ class Binding:
 class Memory:
     """What is known of the content of buffers, and where they are bound."""
 
-    # Slots of a row that may have been written in place and not filled since: the most of all rows.
-    written: int = 0
+    # Slots of each row that may have been written in place and not filled or released since [R]
+    written: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int64))
     windows: Windows = field(default_factory=Windows)
     bindings: Dict[object, Binding] = field(default_factory=dict)
 

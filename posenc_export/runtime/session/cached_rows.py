@@ -6,7 +6,15 @@ from typing import NoReturn, Optional, Sequence, TypeVar, Union
 
 import numpy as np
 
-from posenc_export.runtime.session import arguments, drafts, errors, inputs, reading, saved
+from posenc_export.runtime.session import (
+    arguments,
+    cache_sizes,
+    drafts,
+    errors,
+    inputs,
+    reading,
+    saved,
+)
 from posenc_export.runtime.session.caches import Caches
 from posenc_export.runtime.session.call_guard import CallGuard, exclusive
 from posenc_export.runtime.session.graph import Graph
@@ -78,14 +86,23 @@ class CachedRows:
 
     @property
     def memory(self) -> int:
-        """Bytes of the caches. They follow the rows and the longest of them, in powers of two."""
-        return self._now.caches.allocated
+        """Bytes of the caches: in caches that are written in place on the CPU those of the tokens,
+        in others of as many rows of the longest length, in powers of two.
+        """
+        return cache_sizes.allocated(self._now.caches)
+
+    @exclusive
+    def trim(self) -> None:
+        """Give memory of tokens that are no longer in the caches back to the system, where it is
+        not kept in one piece with that of others. It takes as long as a few steps.
+        """
+        self._now.caches.release(self._now.length)
 
     def memory_of(self, rows: int, tokens: int) -> int:
         """Return the most bytes that the caches take while they grow to `rows` rows of `tokens`
-        tokens. They are moved to larger memory then, and are in both for a moment.
+        tokens. If they are moved to larger memory then, they are in both for a moment.
         """
-        return self._now.caches.peak(rows, tokens)
+        return cache_sizes.peak(self._now.caches, rows, tokens)
 
     @property
     def position(self) -> np.ndarray:
@@ -143,7 +160,7 @@ class CachedRows:
         caches = now.caches
         other = type(self)(caches.graph, caches.fewest, caches.most, self.rewindable)
         histories = tuple(history.copy() for history in now.histories)
-        other._now = now.replace(caches=caches.fork(now.rows, now.used), histories=histories)
+        other._now = now.replace(caches=caches.fork(now.used), histories=histories)
         return other
 
     @exclusive

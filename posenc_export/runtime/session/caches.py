@@ -12,7 +12,15 @@ import numpy as np
 
 from posenc_export.runtime.artefact.manifest import State
 from posenc_export.runtime.session.binding import Memory
-from posenc_export.runtime.session.graph import Bound, Buffer, Graph, Rules, Slots, shape_of
+from posenc_export.runtime.session.graph import (
+    Bound,
+    Buffer,
+    Graph,
+    Rules,
+    Slots,
+    is_lazy,
+    shape_of,
+)
 from posenc_export.runtime.session.windows import Window
 
 FIRST = 256  # slots of the first caches of a graph whose cost does not follow the capacity
@@ -37,6 +45,9 @@ class Caches:
     fewest: int  # rows that the first memory holds at least
     rules: Rules  # the states by their update rule
     window: Window = Window()  # what caches of windows hold, if these are shorter than others
+    # Whether states have all their slots from the beginning, of which those take memory that are
+    # written, so that rows grow without a move. The cost of the graph must not follow the slots.
+    lazy: bool = False
     # Number of rows R that the buffers hold. With growing states, all of them are in use.
     rows: int = 0
     capacity: int = 0  # slots M of in-place states that the graph is given
@@ -52,7 +63,7 @@ class Caches:
         """Return caches of a graph without memory. rewind: as for Model.session."""
         rules = Rules.of(graph.manifest.states)
         window = Window.of(graph.manifest, graph.provider, rewind) if rules.windowed else Window()
-        return cls(graph, most, fewest, rules, window)
+        return cls(graph, most, fewest, rules, window, most > FIRST and is_lazy(graph))
 
     @property
     def states(self) -> List[State]:
@@ -70,7 +81,7 @@ class Caches:
                 before, offset = shape_of(state, rows, self.growing_slots), 0
                 after = shape_of(state, rows, self.growing_slots + new)
             elif self.capacity < self.extent and index in self.rules.in_place:
-                before = after = self._shape(state, rows, self.capacity)
+                before = after = self.shape(state, rows, self.capacity)
             addresses = (past.address + offset, present.address + offset)
             bound.append(Bound(state, past, present, part, before, after, addresses))
         return bound
@@ -79,7 +90,7 @@ class Caches:
         """Return caches with room for `rows` rows of `slots` slots. No slot past `slots` may
         hold a token. More rows get the slots that these need.
         """
-        count, fitting = self.rows, self._extent(slots)
+        count, fitting = self.rows, self.fitting(slots)
         extent = max(self.extent, fitting)
         if rows > count:
             count = 1 << (rows - 1).bit_length() if count else rows
@@ -92,25 +103,18 @@ class Caches:
         if slots > growing:
             growing = max(2 * growing, -(-slots // GROWTH) * GROWTH)
         if (count, extent, growing) != (self.rows, self.extent, self.growing_extent):
-            return self._resized(slots, count, capacity, extent, growing)
+            try:
+                return self._resized(slots, count, capacity, extent, growing)
+            except MemoryError:
+                if not self.lazy:
+                    raise
+                return dataclasses.replace(self, lazy=False).reserve(slots, rows)
         return self if capacity == self.capacity else dataclasses.replace(self, capacity=capacity)
 
-    def peak(self, rows: int, slots: int) -> int:
-        """Return the most bytes while these caches grow to `rows` rows of `slots` slots."""
-        count, extent = 1 << (rows - 1).bit_length(), self._extent(slots)
-        allocated = self.allocated
-        if rows <= self.rows and extent <= self.extent:
-            return allocated
-        needed = 0
-        for state in self.states:
-            numbers = math.prod(self._shape(state, count, extent))
-            needed += numbers * Buffer.element_bytes(state.dtype)
-        return needed + max(allocated, needed // 2)
-
-    @property
-    def allocated(self) -> int:
-        """Bytes of all buffers."""
-        return sum(buffer.bytes for buffer in {*self.past, *self.present})
+    def mark_written(self, first: int, slots: np.ndarray) -> None:
+        """Count the first `slots` [n] slots of rows from row `first` on as written."""
+        written = self.memory.written[first : first + len(slots)]
+        np.maximum(written, slots, out=written)
 
     def after(self, new: int, idle: Sequence[int] = ()) -> "Caches":
         """Return the caches after a run of `new` columns; `idle` rows were not part of it."""
@@ -187,29 +191,32 @@ class Caches:
         """Return caches in their initial state. In-place slots may keep their content. Memory that
         has grown is left, unless the graph reads only a part of it.
         """
-        if self.extent > self._extent(1) and not self.graph.strided:
+        grown = self.memory.written.max(initial=0) if self.lazy else self.extent
+        if grown > (FIRST if self.lazy else self.fitting(1)) and not self.graph.strided:
             return self.empty()
         states: Dict[int, Sequence[np.ndarray]] = {row: () for row in range(self.rows)}
         return dataclasses.replace(self.restored(states), growing_slots=0)
 
     def empty(self) -> "Caches":
         """Return caches of no rows, without memory."""
-        return Caches(self.graph, self.most, self.fewest, self.rules, self.window)
+        return Caches(self.graph, self.most, self.fewest, self.rules, self.window, self.lazy)
 
-    def fork(self, rows: int, slots: int) -> "Caches":
-        """Return a copy in separate memory, with `slots` in-place slots of `rows` rows."""
-        if not self.rows:
-            return self.empty()
-        blank = dataclasses.replace(self, past=(), present=(), memory=Memory())
-        other = blank._resized(0, self.rows, self.capacity, self.extent, self.growing_extent)
-        for state, source, copy in zip(self.states, self.past, other.past, strict=True):
-            if state.in_place:
-                copy.copy_slots((0, 0), source, (0, 0), rows, state.axis, slots)
-            else:
-                copy.copy_rows(0, source, 0, source.shape[0])
-        other.memory.written = slots
-        other.memory.windows = self.memory.windows.resized(self.rows)
-        return other
+    def release(self, lengths: np.ndarray) -> None:
+        """Give the memory of lazy caches behind the tokens of rows, of which the first have
+        `lengths` [n] and others none, back to the system, of each row where it is much.
+        """
+        written = self.memory.written
+        kept = np.concatenate((lengths, np.zeros(len(written) - len(lengths), np.int64)))
+        for row in np.flatnonzero(written > kept + FIRST).tolist() if self.lazy else ():
+            for state, past, _ in self._buffers(self.rules.in_place):
+                if past.pages is not None:
+                    past.release(row, state.axis, int(kept[row]))
+            written[row] = kept[row]
+
+    def fork(self, slots: int) -> "Caches":
+        """Return a copy in separate memory, with `slots` in-place slots."""
+        sizes = (self.rows, self.capacity, self.extent, self.growing_extent)
+        return self._resized(slots, *sizes, reuse=False) if self.rows else self.empty()
 
     def _swapped(self, states: Iterable[int], growing: int) -> "Caches":
         past, present = list(self.past), list(self.present)
@@ -229,54 +236,59 @@ class Caches:
             return []
         return [(self.states[index], self.past[index], self.present[index]) for index in states]
 
-    def _extent(self, slots: int) -> int:
+    def fitting(self, slots: int) -> int:
         """Slots to allocate: doubled, to move tokens rarely, unless the graph then costs more."""
         bucket = self.graph.manifest.capacity_bucket
+        if self.lazy:  # padding of shorter rows may follow the longest
+            return max(slots, self.most + self.graph.manifest.chunk)
         count = -(-slots // (bucket or FIRST))
         if self.graph.strided or not bucket:
             count = 1 << max(count - 1, 0).bit_length()
         return min(count * (bucket or FIRST), max(slots, self.most))
 
-    def _shape(self, state: State, rows: int, slots: int) -> Tuple[int, ...]:
+    def shape(self, state: State, rows: int, slots: int) -> Tuple[int, ...]:
+        """Return the shape of a state with that many slots, unless its window needs fewer."""
         shorter = state.window and self.window.size
         return shape_of(state, rows, min(slots, self.window.slots) if shorter else slots)
 
-    def _resized(self, slots: int, rows: int, capacity: int, extent: int, growing: int) -> "Caches":
-        """Return caches of other sizes with the same content, of in-place states `slots` slots."""
+    def _resized(
+        self, slots: int, rows: int, capacity: int, extent: int, growing: int, reuse: bool = True
+    ) -> "Caches":
+        """Return caches of other sizes with the same content, of in-place states `slots` slots.
+        reuse: whether they share buffers whose sizes stay the same.
+        """
         past, present = [], []
         for index, state in enumerate(self.states):
             grows, in_place = index in self.rules.growing, index in self.rules.in_place
-            of = self._shape if state.window else shape_of
+            of = self.shape if state.window else shape_of
             shape = of(state, rows, growing if grows else extent)
             shape = (math.prod(shape),) if grows else shape
             old = self.past[index] if self.past else None
-            if old is not None and old.shape == shape:
+            if reuse and old is not None and old.shape == shape:
                 past.append(old)
                 present.append(self.present[index])
                 continue
             # Positions are always on the host, because they are small and a rewind writes them.
             device = "cpu" if state.holds_positions else self.graph.device
-            buffer = Buffer(shape, state.dtype, state.fill, device)
+            lazy = self.lazy and in_place and not (state.window and self.window.size)
+            buffer = Buffer(shape, state.dtype, state.fill, device, lazy)
             if old is not None:
                 count = min(old.shape[0], shape[0])
-                if in_place:
-                    kept = min(slots, old.shape[state.axis])
-                    buffer.copy_slots((0, 0), old, (0, 0), count, state.axis, kept)
-                else:
+                filled = self.memory.written[:count].tolist() if in_place else ()
+                for row, written in enumerate(filled):
+                    kept = min(slots, written, old.shape[state.axis])
+                    buffer.copy_slots((row, 0), old, (row, 0), 1, state.axis, kept)
+                if not in_place:
                     buffer.copy_rows(0, old, 0, count)
             past.append(buffer)
             present.append(buffer if in_place else Buffer(shape, state.dtype, state.fill, device))
         windows, windowed = self.memory.windows, self.rules.windowed
         reused = self.past and (not windowed or past[windowed[0]] is self.past[windowed[0]])
-        if rows != self.rows or not reused:
+        if rows != self.rows or not (reuse and reused):
             windows = windows.resized(rows)
-        return dataclasses.replace(
-            self,
-            rows=rows,
-            capacity=capacity,
-            extent=extent,
-            growing_extent=growing,
-            past=tuple(past),
-            present=tuple(present),
-            memory=Memory(min(self.memory.written, slots), windows),
-        )
+        written = np.zeros(rows, np.int64)
+        written[: self.rows] = np.minimum(self.memory.written[:rows], slots)
+        sizes = dataclasses.replace(self, rows=rows, capacity=capacity, extent=extent)
+        buffers = dataclasses.replace(sizes, past=tuple(past), present=tuple(present))
+        memory = Memory(written, windows)
+        return dataclasses.replace(buffers, growing_extent=growing, memory=memory)

@@ -169,6 +169,21 @@ class Feeder:
         return output[count - requested : count].copy()
 
 
+def without_empty_ends(tokens: Tokens) -> Tokens:
+    """Return the same tokens without rows before the first, and after the last, that has some."""
+    filled = np.flatnonzero(tokens.counts)
+    if not len(filled):
+        return tokens
+    part = slice(int(filled[0]), int(filled[-1]) + 1)
+    return Tokens(
+        tokens.first + part.start,
+        tokens.rows[part],
+        {name: parts[part] for name, parts in tokens.attributes.items()},
+        tokens.counts[part],
+        tokens.requested[part],
+    )
+
+
 def _padded(tokens: Tokens) -> Tuple[np.ndarray, Dict[str, np.ndarray]]:
     """Right-pad rows [count,*] with zeros to [B,S,*], and their attributes [n,count] to [n,B,S]."""
     rows, new = tokens.rows, int(tokens.counts.max())

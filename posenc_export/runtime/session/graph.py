@@ -7,7 +7,7 @@ from typing import Any, Callable, Dict, NamedTuple, Protocol, Sequence, Tuple, U
 import numpy as np
 
 from posenc_export.runtime.artefact.manifest import Manifest, State
-from posenc_export.runtime.session import device_memory
+from posenc_export.runtime.session import device_memory, pages
 
 Slots = Union[slice, np.ndarray]
 Place = Tuple[int, int]  # row and slot
@@ -20,22 +20,28 @@ Run = Callable[[], object]
 
 class Buffer:
     """Memory of one state, on the host (numpy) or on the device "cuda" (OrtValue), there filled
-    with 0.
+    with 0. Raises MemoryError if there is none.
+
+    Args:
+        reserved: whether memory on the host, filled with 0, is taken only where it is written.
 
     Attributes:
         array: the memory on the host; empty for a buffer on the device.
+        pages: the mapping of a reserved buffer, otherwise None.
     """
 
-    def __init__(self, shape: Sequence[int], dtype: str, fill: int, device: str) -> None:
+    def __init__(
+        self, shape: Sequence[int], dtype: str, fill: int, device: str, reserved: bool = False
+    ) -> None:
         dtype, element = ELEMENTS.get(dtype, (dtype, 0))
         self.shape, self.device, self.fill, self.dtype = tuple(shape), device, fill, np.dtype(dtype)
         self.element: Any = element or self.dtype
         self.row_bytes = math.prod(self.shape[1:]) * self.dtype.itemsize
-        # The operating system allocates zeroed pages when they are first written, so a large
-        # capacity costs nothing until it is used.
-        allocated = self.shape if device == "cpu" else (0,)
-        filled = np.full(allocated, fill, dtype) if fill else np.zeros(allocated, dtype)
-        self.array: np.ndarray = filled
+        self.array, self.pages = np.zeros(0, dtype), None
+        if reserved:
+            self.array, self.pages = pages.reserved(self.shape, self.dtype)
+        elif device == "cpu":
+            self.array = np.full(shape, fill, dtype) if fill else np.zeros(shape, dtype)
         self.address = int(self.array.ctypes.data)
         if device == "cuda":
             import onnxruntime
@@ -113,6 +119,16 @@ class Buffer:
             content = self.read()
             content[index] = self.fill
             self.write(content)
+
+    def release(self, row: int, axis: int, begin: int) -> None:
+        """Give the memory of slots of a row from `begin` on back to the system; in reserved buffers
+        only.
+        """
+        assert self.pages is not None
+        address, pitch, width, height = self._pieces(row, 1, axis, self.shape[axis] - begin, begin)
+        for piece in range(height):
+            first = address - self.address + piece * pitch
+            pages.release(self.pages, first, first + width)
 
     def _pieces(self, row: int, rows: int, axis: int, slots: int, begin: int) -> Tuple[int, ...]:
         """Return address of the first piece of these slots, bytes between pieces, bytes and number
@@ -206,3 +222,11 @@ def shape_of(state: State, rows: int, slots: int) -> Shape:
     if not axis:
         return (rows, *state.axes[1:])  # type: ignore[arg-type]
     return (rows, *state.axes[1:axis], slots, *state.axes[axis + 1 :])  # type: ignore[arg-type]
+
+
+def is_lazy(graph: Graph) -> bool:
+    """Whether caches of a graph may have more slots than are used, of which no memory is taken."""
+    states = [state for state in graph.manifest.states if state.in_place]
+    reads = any([state.reads_hidden for state in states])
+    fixed = graph.strided or graph.manifest.capacity_bucket
+    return pages.AVAILABLE and graph.device == "cpu" and not reads and not fixed

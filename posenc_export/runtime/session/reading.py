@@ -8,11 +8,11 @@ import numpy as np
 from posenc_export.runtime.session import arguments, encoder_outputs, errors, prefixes
 from posenc_export.runtime.session.arguments import PrefillArguments, TokenAttributes, check_room
 from posenc_export.runtime.session.caches import Caches
-from posenc_export.runtime.session.feeds import Feeder, Tokens
-from posenc_export.runtime.session.graph import Graph
+from posenc_export.runtime.session.feeds import Feeder, Tokens, without_empty_ends
+from posenc_export.runtime.session.graph import Call, Graph
 from posenc_export.runtime.session.inputs import Numbers, Rows, per_row
 from posenc_export.runtime.session.state import SessionState
-from posenc_export.runtime.session.stepper import Stepper, binding_of
+from posenc_export.runtime.session.stepper import IN_PLACE, Stepper, binding_of
 
 
 def open_rows(
@@ -101,33 +101,46 @@ class Reading:
         the outputs of its last `requested` [rows] tokens, and the state after the call.
         """
         tokens = self.feeder.tokens(state, first, rows, attributes, requested)
-        counts, new = tokens.counts, int(tokens.counts.max())
+        sizes = list(zip(tokens.counts.tolist(), requested.tolist(), strict=True))
+        if not state.columns:
+            tokens = without_empty_ends(tokens)
+        counts, new, begin = tokens.counts, int(tokens.counts.max()), tokens.first
         # Padding of shorter rows is written behind their tokens, unless each row is fed alone.
         slots = state.used + new
         if self.manifest.continuation_rows == 1 and not state.columns:
-            committed = state.committed_length[first : tokens.end]
+            committed = state.committed_length[begin : tokens.end]
             slots = max(state.used, int((committed + counts).max()))
-        caches = state.caches.reserve(slots, tokens.end)
+        caches = state.caches.reserve(slots, first + len(rows))
         if state.histories:
             _record(state, caches, tokens)
-        caches.memory.written = max(caches.memory.written, slots)
+        caches.mark_written(begin, state.filled[begin : tokens.end] + new)
         if caches.window.size:
-            caches.slide(first, state.committed_length[first : tokens.end], counts)
+            caches.slide(begin, state.committed_length[begin : tokens.end], counts)
             state = state.replace(caches=caches)
         outputs: Dict[int, np.ndarray] = {}
         for call in self.feeder.calls(state, tokens):
-            states = caches.bound(call.first, call.rows, call.new)
-            outputs.update(enumerate(self.graph.run(call, states), call.first))
+            all_requested = bool(tokens.requested[call.first - begin :][: call.rows].all())
+            outputs.update(enumerate(self._run(caches, call, all_requested), call.first))
         idle = [row for row in range(caches.rows) if row not in outputs]
-        sizes = zip(counts.tolist(), requested.tolist(), strict=True)
         none, select = self._no_output, self.feeder.last
         last = [select(outputs.get(row, none), *size) for row, size in enumerate(sizes, first)]
         length, inside = state.committed_length.copy(), state.slots
-        length[first : tokens.end] += counts
+        length[begin : tokens.end] += counts
         if state.columns:
             inside = np.concatenate((inside, np.arange(new)[None] < counts[:, None]), axis=1)
         caches = caches.after(new, idle)
         return last, state.replace(committed_length=length, slots=inside, caches=caches)
+
+    def _run(self, caches: Caches, call: Call, all_requested: bool) -> np.ndarray:
+        """Run the graph, for a token of each of the first rows with a binding that is kept."""
+        if call.first or call.new > 1 or not (caches.rules.fixed and all_requested):
+            return self.graph.run(call, caches.bound(call.first, call.rows, call.new))
+        binding = binding_of(caches, call.feeds, self.feeder.counters)
+        try:
+            binding.runs[IN_PLACE]()
+        except errors.RUN_ERRORS as error:
+            raise errors.GraphError(error) from None
+        return binding.result.copy()
 
     def read_out(self, state: SessionState, prefill: PrefillArguments) -> np.ndarray:
         """Feed whole rows, and return the second output [B,N], or [B,S,N] with zeros at padding."""

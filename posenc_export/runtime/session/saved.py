@@ -220,7 +220,7 @@ def restored(empty: SessionState, arrays: Arrays) -> SessionState:
         within: Tuple[slice, ...] = tuple([slice(size) for size in array.shape])
         content[part][within] = array
         buffer.write(content)
-    caches.memory.written = used
+    caches.mark_written(0, np.full(state.rows, used))
     caches.memory.windows.start[: len(length)] = arrays.get(WINDOWS, 0)
     outputs = EncoderOutputs(encoder) if encoder else None
     return state.replace(

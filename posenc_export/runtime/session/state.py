@@ -65,6 +65,11 @@ class SessionState:
         """Number of slots in use, of the longest row or of all columns, without the stepper's."""
         return self.slots.shape[1] if self.columns else int(self.committed_length.max(initial=0))
 
+    @property
+    def filled(self) -> np.ndarray:
+        """Number of slots in use of each row [B] int64, without the stepper's."""
+        return np.full(self.rows, self.used) if self.columns else self.committed_length
+
     def replace(self, **changes: Any) -> "SessionState":
         """Return a copy with some fields changed."""
         return dataclasses.replace(self, **changes)
@@ -73,8 +78,7 @@ class SessionState:
         """Count the slots that the stepper may have written, also in an interrupted run."""
         if self.stepper is not None:
             steps, caches = self.stepper.progress
-            written = self.used + steps + self.stepper.widest
-            caches.memory.written = max(caches.memory.written, written)
+            caches.mark_written(0, self.filled + (steps + self.stepper.widest))
 
     def without_stepper(self) -> "SessionState":
         """Return the same state without a stepper: its tokens become committed ones."""
@@ -139,9 +143,8 @@ class SessionState:
 
     def begun(self, row: int, prefix: prefixes.Prefix) -> "SessionState":
         """Return the state with cached tokens in an empty row, for which there is room."""
-        memory = self.caches.memory
-        memory.written = max(memory.written, prefix.length)
-        memory.windows.start[row] = self.caches.window.start(prefix.length)
+        self.caches.mark_written(row, np.array([prefix.length]))
+        self.caches.memory.windows.start[row] = self.caches.window.start(prefix.length)
         prefix.write(self.caches, row)
         length = self.committed_length.copy()
         length[row] = prefix.length
@@ -240,8 +243,9 @@ class SessionState:
         windows = self.caches.memory.windows
         for source, target in self.moves:
             windows.start[target] = windows.start[source]
-            slots = int(self.committed_length[target])
-            self.caches.copy((target, 0), self.caches, (source, 0), slots)
+            slots = self.committed_length[target : target + 1]
+            self.caches.mark_written(target, slots)
+            self.caches.copy((target, 0), self.caches, (source, 0), int(slots[0]))
         discarding.write(self.caches, self.shifts)
         return self.replace(moves=(), shifts=())
 
@@ -252,18 +256,23 @@ class SessionState:
             history.cut(int(self.committed_length[row]))
 
     def wipe(self) -> None:
-        """Write the fill value to every written slot that holds no token."""
-        memory, slots, lengths = self.caches.memory, self.slots, self.length.tolist()
-        written, used = memory.written, self.slots.shape[1]
-        if any([state.reads_hidden for state in self.caches.states]):
-            rest = [0] * (self.caches.rows - len(lengths))
-            hidden: List[Any] = [slice(count, max(written, count)) for count in (*lengths, *rest)]
-            for row in range(self.rows if self.columns else 0):
-                visible = np.zeros(max(written, used), bool)
-                visible[:used] = slots[row]
-                hidden[row] = np.flatnonzero(~visible)
-            self.caches.wipe(hidden)
-        memory.written = used if self.columns else max(lengths, default=0)
+        """Write the fill value to every written slot that holds no token, where graphs read it."""
+        caches, slots, lengths = self.caches, self.slots, self.length
+        if not any([state.reads_hidden for state in caches.states]):
+            return
+        written, used = caches.memory.written, slots.shape[1]
+        kept = np.zeros_like(written)
+        kept[: self.rows] = lengths
+        ends = np.maximum(written, kept)
+        hidden: List[Any] = [
+            slice(*pair) for pair in zip(kept.tolist(), ends.tolist(), strict=True)
+        ]
+        for row in range(self.rows if self.columns else 0):
+            visible = np.zeros(max(int(written[row]), used), bool)
+            visible[:used] = slots[row]
+            hidden[row] = np.flatnonzero(~visible)
+        caches.wipe(hidden)
+        written[...] = used if self.columns else kept
 
     def _histories(self, count: int) -> Tuple[RowHistory, ...]:
         return tuple(RowHistory(self.rewind) for _ in range(count)) if self.replaces else ()

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from posenc_export.runtime import Session
+from posenc_export.runtime.graphs.ort_graph import OrtGraph
 from posenc_export.runtime.session.feeds import Feeder
 from posenc_export.runtime.session.history import RowHistory
 from tests.runtime.sequences import CAPACITY, KINDS, LENGTH, excess, full, model, texts, worst_ahead
@@ -88,6 +89,44 @@ def test_neighbours_that_read_a_token_each_are_read_in_one_call(
     read(session, kind, order)
     if kind == "rope":
         assert calls[0] == [(0, 2, 1), (3, 1, 1), (4, 1, 3), (5, 1, 1)]
+
+
+def test_rows_without_tokens_before_and_after_others_are_not_part_of_a_call(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    session, calls = model("rope", "onnx-static").session(), []
+    session.prefill(texts()[:4, :3])
+    right = Feeder.calls
+
+    def noted(*arguments: Any) -> Any:
+        result = right(*arguments)
+        calls.extend((call.first, call.rows, call.new) for call in result)
+        return result
+
+    monkeypatch.setattr(Feeder, "calls", noted)
+    outputs = session.prefill([[], texts()[1, 3:8], texts()[2, 3:4], []])
+    assert excess(outputs[1], full("rope")[1, 3:8]) <= 1
+    assert calls == [(1, 2, 5)] and session.length.tolist() == [3, 8, 4, 3]
+    assert worst_ahead(session, "rope", [0, 1, 2, 3]) <= 1
+
+
+def test_the_binding_for_a_token_of_the_first_rows_is_kept(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    session, bound = model("rope", "ort").session(batch=3), []
+    session.prefill(texts()[:3, :3])
+    repeat = OrtGraph.repeat
+
+    def noted(*arguments: Any) -> Any:
+        bound.append(arguments)
+        return repeat(*arguments)
+
+    monkeypatch.setattr(OrtGraph, "repeat", noted)
+    for step in range(3, 7):
+        outputs = session.prefill([texts()[0, step : step + 1], texts()[1, step : step + 1], []])
+        session.prefill([[], [], texts()[2, 2 * step - 3 : 2 * step - 1]])
+        assert excess(outputs[:2, 0], full("rope")[:2, step]) <= 1
+    assert len(bound) == 1 and worst_ahead(session, "rope", [0, 1, 2]) <= 1
 
 
 @pytest.mark.parametrize("target", TARGETS)
