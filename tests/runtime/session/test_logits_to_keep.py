@@ -40,11 +40,10 @@ def _computed(session: Any, monkeypatch: pytest.MonkeyPatch, **how: Any) -> List
     logits it computes.
     """
     counts: List[int] = []
-    graph = session._now.caches.graph
-    right = graph.run
+    right = Reading._run
 
-    def run(call: Any, states: Any) -> Any:
-        result.append(right(call, states))
+    def run(self: Any, *arguments: Any) -> Any:
+        result.append(right(self, *arguments))
         return result[-1]
 
     def feed(self: Any, *arguments: Any) -> Any:
@@ -55,7 +54,7 @@ def _computed(session: Any, monkeypatch: pytest.MonkeyPatch, **how: Any) -> List
 
     result: List[np.ndarray] = []
     feeds = Reading.run_chunk
-    monkeypatch.setattr(graph, "run", run)
+    monkeypatch.setattr(Reading, "_run", run)
     monkeypatch.setattr(Reading, "run_chunk", feed)
     session.prefill(PROMPTS, **how)
     return counts
