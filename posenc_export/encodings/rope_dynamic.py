@@ -26,6 +26,7 @@ from posenc_export.encodings.shared.rotary import (
     multiply_pairs,
     rotary_size,
 )
+from posenc_export.encodings.shared.tables import wave_tables
 from posenc_export.ops import by_query
 from posenc_export.shared.refusal import refusal
 
@@ -141,9 +142,11 @@ class RoPEDynamic(PositionEncoding):
         # For the oracle, which does not repeat the roundings of float32.
         self.rounded = frequencies.numpy() if self.single else None
         count = geometry.max_positions if lengths == "by_position" else 1
-        positions = torch.arange(count, dtype=dtype)[:, None]
-        angles = positions * (frequencies if keys == "rotated" else frequencies[0])
-        self.cos, self.sin = Table(angles.cos().numpy()), Table(angles.sin().numpy())
+        if keys == "rotated":
+            angles = torch.arange(count, dtype=dtype)[:, None] * frequencies
+            self.cos, self.sin = Table(angles.cos().numpy()), Table(angles.sin().numpy())
+        else:
+            self.cos, self.sin = wave_tables(frequencies[0], count)
         # Keys that are cached rotated are not rotated further.
         read = frequencies if keys == "raw" else frequencies[:1]
         leading = read.to(torch.float32)

@@ -28,6 +28,7 @@ from posenc_export.encodings.shared.rotary import (
     rotary_size,
     waves_of,
 )
+from posenc_export.encodings.shared.tables import wave_tables
 from posenc_export.ops import by_query
 from posenc_export.shared.refusal import refusal
 
@@ -134,23 +135,16 @@ class RoPELongRoPE(PositionEncoding):
         frequencies = [1.0 / (factors * powers) for factors in sets]
         self.single = [set_of.tolist() for set_of in frequencies] if dtype == torch.float32 else []
         self.linear = keys == "raw" and not self.single
-        near, far = self._angles(geometry.max_positions, frequencies)
-        self.cos, self.long_cos = self._table(near.cos()), self._table(far.cos())
-        self.sin, self.long_sin = self._table(near.sin()), self._table(far.sin())
-
-    def _angles(self, count: int, frequencies: List[Tensor]) -> Tuple[Tensor, Tensor]:
-        """Angles [count,r/2] of both tables; with fixed factors only the first is read."""
-        positions = torch.arange(count, dtype=frequencies[0].dtype)[:, None]
-        near, far = positions * frequencies[0], positions * frequencies[1]
-        if self.fixed:
-            chosen = far if self.lengths == "long" else near
-            return chosen, chosen[:1]
-        if self.keys == "rotated":
-            near = far = torch.where(positions < self.original, near, far)
-        return near, far
-
-    def _table(self, waves: Tensor) -> Table:
-        return Table((waves * self.magnitude).numpy())
+        near, far, count = *frequencies, geometry.max_positions
+        near = far if lengths == "long" else near
+        self.cos, self.sin = wave_tables(near, count, self.magnitude)
+        # With fixed factors only the first tables are read.
+        self.long_cos, self.long_sin = wave_tables(far, 1 if self.fixed else count, self.magnitude)
+        if keys == "rotated":
+            for name in ("cos", "sin"):
+                first, last = getattr(self, name).rows, getattr(self, f"long_{name}").rows
+                rows = torch.cat((first[: self.original], last[self.original :]))
+                setattr(self, name, Table(rows.numpy()))
 
     def key_size(self, head_size: int) -> int:
         return head_size + self.size if self.cached_twice else head_size
@@ -196,16 +190,15 @@ class RoPELongRoPEOracle(Oracle, of=RoPELongRoPE):
         near, far = self.frequencies(False), self.frequencies(True)
         if e.fixed:  # the second pair of tables has one row and is not read
             near = far = near if e.lengths != "long" else far
-        waves = waves_of(near, e.magnitude, bool(e.single))
+        short = waves_of(near, e.magnitude, bool(e.single))
         long = waves_of(far, e.magnitude, bool(e.single), ("long_cos", "long_sin"))
         if e.keys != "rotated":
-            return {**waves, **long}
+            return {**short, **long}
 
         def chosen(name: str) -> Rows:
-            return lambda p: np.where(p < e.original, waves[name](p), long[f"long_{name}"](p))
+            return lambda p: np.where(p < e.original, short[name](p), long[f"long_{name}"](p))
 
-        both = {name: chosen(name) for name in waves}
-        return {**both, **{f"long_{name}": rows for name, rows in both.items()}}
+        return {**{name: chosen(name) for name in short}, **long}
 
     def rotated(self, x: np.ndarray, position: int, seen: int) -> np.ndarray:
         """Rotate x [D] for a query that has seen `seen` tokens."""

@@ -9,9 +9,10 @@ import torch
 from torch import Tensor
 
 from posenc_export import ops
-from posenc_export.encodings.shared.base import Exact, Geometry, Table
+from posenc_export.encodings.shared.base import Exact, Geometry
 from posenc_export.encodings.shared.prepared import Prepared, prepare_loaded, weight_versions
 from posenc_export.encodings.shared.rotary import Layout, Rotary, powers_of, rotary_size
+from posenc_export.encodings.shared.tables import wave_tables
 
 
 class RoPETrained(Prepared, Rotary):
@@ -73,11 +74,9 @@ class RoPETrained(Prepared, Rotary):
         return torch.exp(-(2 * k / self.size) * (math.log(self.theta) + weight))
 
     def prepare(self) -> None:
-        frequencies = self.frequencies().detach().cpu()
-        angles = torch.arange(self.count, dtype=torch.float64)[:, None] * frequencies
         device = self.weight.value.device
-        self.cos, self.sin = Table(angles.cos().numpy()), Table(angles.sin().numpy())
-        self.cos, self.sin = self.cos.to(device), self.sin.to(device)
+        cos, sin = wave_tables(self.frequencies().detach().cpu(), self.count)
+        self.cos, self.sin = cos.to(device), sin.to(device)
         self.prepared = weight_versions(self)
 
     @torch.jit.unused

@@ -5,9 +5,11 @@ from typing import Callable, Dict, Mapping, Optional, Set, Tuple
 import numpy as np
 import torch
 
+from posenc_export.encodings.shared.tables import levels_of
 from posenc_export.export.signatures import wrap
 from posenc_export.export.trace import Source
 from posenc_export.runtime.artefact.manifest import Manifest
+from posenc_export.runtime.verification.integer_rules import LEVELS
 
 OF_SCALES = ".scale"  # ends the name of the scales of a cache in 8 bits
 # End names of tables by distance (targets/distance_tables.py): of biases, and of rows of a table.
@@ -38,6 +40,7 @@ class ExpectedNumbers:
                     parameters[name] = source.exact.get_parameter(read[id(parameter)])
         buffers = dict(module.named_buffers(remove_duplicate=False))
         self.tensors: Dict[str, torch.Tensor] = {**buffers, **parameters}
+        self._levels = levels_of(module)
         self.traced = source.traced(manifest)
         self.seen: Set[str] = set()
         self._scales, self._model = source.cache_scales, source.model
@@ -53,6 +56,11 @@ class ExpectedNumbers:
         if name.removesuffix(OF_SCALES) in self._scales:
             return _flat_scales(self._scales[name.removesuffix(OF_SCALES)], shape)
         base, _, form = name.rpartition(".")
+        tables = {name: part for name, part in self._levels.items() if part.name == base}
+        if tables and form in LEVELS:
+            self.seen |= tables.keys() & self.tensors.keys()
+            level: np.ndarray = getattr(next(iter(tables.values())).tables, form)
+            return level
         if not (form in FORMS or form in PAIRS or form.isdecimal()):
             return None
         numbers = self.of(base, shape)

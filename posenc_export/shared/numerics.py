@@ -13,6 +13,7 @@ BFLOAT16 = 2.0**-8  # unit roundoff of bfloat16
 FLOAT16_NOISE = UNIT_ROUNDOFF["float16"] / math.sqrt(3)  # of a number that is rounded to float16
 # Of a product of two numbers that are both rounded to bfloat16.
 BFLOAT16_NOISE = BFLOAT16 * math.sqrt(2 / 3)
+FINE = 256  # positions from a row of the coarse table of a rotation in two levels to the next
 BUFFER = 1 << 16  # numbers compared at a time
 # Largest representable cached value, relative to the largest value of the channel in the
 # calibration data.

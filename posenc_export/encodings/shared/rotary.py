@@ -9,6 +9,7 @@ from torch import Tensor
 
 from posenc_export import ops
 from posenc_export.encodings.shared.base import Geometry, Oracle, PositionEncoding, Rows, Table
+from posenc_export.encodings.shared.tables import wave_tables
 
 Layout = Literal["half", "interleaved"]
 Numerics = Literal["exact", "transformers"]
@@ -72,7 +73,8 @@ class Rotation(PositionEncoding):
         self.size = 2 * len(frequencies)
         self.single = frequencies.tolist() if frequencies.dtype == torch.float32 else []
         if numbers is None:
-            numbers = torch.arange(geometry.max_positions, dtype=frequencies.dtype)[:, None]
+            self.cos, self.sin = wave_tables(frequencies, geometry.max_positions, magnitude)
+            return
         angles = numbers * frequencies  # [max_positions,r/2]
         self.cos = Table((angles.cos() * magnitude).numpy())
         self.sin = Table((angles.sin() * magnitude).numpy())

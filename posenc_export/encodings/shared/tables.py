@@ -1,14 +1,46 @@
 """Numbers that keep float32 in a cast: tables computed in float64, and trained factors."""
 
+from dataclasses import dataclass
+from typing import Dict, NamedTuple, Optional, Tuple
+
 import numpy as np
 import torch
 from torch import Tensor
 
+from posenc_export.shared.numerics import FINE
 from posenc_export.shared.refusal import refusal
+
+# Numbers of a table from which graphs store two levels instead; below, nodes cost more than bytes.
+LARGE = 1 << 20
+
+
+@dataclass(frozen=True, eq=False)
+class TwoLevels:
+    """Tables from which cosines and sines of the angles p w_k of positions p are computed in
+    float64, by the addition theorem for the angles of FINE (p // FINE) and p % FINE.
+
+    coarse [ceil(M/FINE),2n] and fine [FINE,2n]: float64, cosines before sines.
+    """
+
+    coarse: np.ndarray
+    fine: np.ndarray
+
+    def rows(self, count: int) -> Tuple[np.ndarray, np.ndarray]:
+        """Return cosines and sines [count,n] float64."""
+        cos, sin = np.split(self.coarse[:, None], 2, axis=2)
+        of_fine = np.split(self.fine, 2, axis=1)
+        waves = cos * of_fine[0] - sin * of_fine[1], sin * of_fine[0] + cos * of_fine[1]
+        cosines, sines = (wave.reshape(-1, wave.shape[2])[:count] for wave in waves)
+        return cosines, sines
 
 
 class Table(torch.nn.Module):
     """Rows [M,n] computed in float64, kept in float32 when the model is cast, and read with Gather.
+
+    Args:
+        rows: the numbers.
+        levels: two levels that have the rows as cosines, or as sines if `sines`. ONNX graphs of
+            some targets store them in place of the rows.
 
     Raises:
         ValueError: rows that are not finite.
@@ -16,8 +48,11 @@ class Table(torch.nn.Module):
 
     rows: Tensor
 
-    def __init__(self, rows: np.ndarray) -> None:
+    def __init__(
+        self, rows: np.ndarray, levels: Optional[TwoLevels] = None, sines: bool = False
+    ) -> None:
         super().__init__()
+        self.levels, self.sines = levels, sines
         with np.errstate(over="ignore"):  # reported below
             self.exact = np.ascontiguousarray(rows, dtype=np.float32)
         if not np.isfinite(self.exact).all():
@@ -34,6 +69,50 @@ class Table(torch.nn.Module):
     def forward(self, positions: Tensor) -> Tensor:
         """positions [B,S] int64 (-1 is read as 0) to [B,S,n] float32."""
         return torch.nn.functional.embedding(positions.clamp(min=0), self.rows)
+
+
+def wave_tables(frequencies: Tensor, count: int, magnitude: float = 1.0) -> Tuple[Table, Table]:
+    """Tables of cosines and sines of p w_k times a magnitude, at positions p = 0 .. count - 1.
+
+    Args:
+        frequencies: w_k [n] float64; float32 to compute angles in float32.
+
+    Raises:
+        ValueError: numbers that are not finite.
+    """
+    if frequencies.dtype != torch.float64 or count * len(frequencies) < LARGE:
+        angles = torch.arange(count, dtype=frequencies.dtype)[:, None] * frequencies
+        parts = (angles.cos() * magnitude, angles.sin() * magnitude)
+        cos, sin = (Table(part.numpy()) for part in parts)
+        return cos, sin
+    steps = frequencies.numpy()
+    starts, places = np.arange(0, count, FINE), np.arange(FINE)
+    coarse, fine = (np.outer(positions, steps) for positions in (starts, places))
+    levels = TwoLevels(
+        np.concatenate((np.cos(coarse), np.sin(coarse)), axis=1) * magnitude,
+        np.concatenate((np.cos(fine), np.sin(fine)), axis=1),
+    )
+    cosines, sines = levels.rows(count)
+    return Table(cosines, levels), Table(sines, levels, sines=True)
+
+
+class Levels(NamedTuple):
+    """How a graph computes the rows of a table."""
+
+    name: str  # begins the names of the two constants, which cosines and sines share
+    tables: TwoLevels
+    sines: bool  # whether the rows are sines
+
+
+def levels_of(module: torch.nn.Module) -> Dict[str, Levels]:
+    """Return the tables in two levels of a module by the name of the buffer of their rows."""
+    names: Dict[int, str] = {}
+    levels: Dict[str, Levels] = {}
+    for name, part in module.named_modules(remove_duplicate=False):
+        if isinstance(part, Table) and part.levels is not None:
+            shared = names.setdefault(id(part.levels), name)
+            levels[f"{name}.rows"] = Levels(shared, part.levels, part.sines)
+    return levels
 
 
 class Exact(torch.nn.Module):

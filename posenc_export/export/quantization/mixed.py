@@ -12,6 +12,7 @@ from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tup
 import torch
 from torch import Tensor
 
+from posenc_export.encodings.shared.tables import levels_of
 from posenc_export.export.describe import Model
 from posenc_export.export.quantization.formats import FORMATS
 from posenc_export.export.quantization.grid import Grid, OnGrid
@@ -118,9 +119,13 @@ def check_size(model: Model, size: float) -> int:
     """
     readers = _readers(model)
     rounded_weights = {id(parts[0].weight) for parts in readers.values()}
+    tables_of = levels_of(model)
+    smaller = {id(model.get_buffer(name)) for name in tables_of}
     numbers = (*model.parameters(), *model.buffers())
-    others = [part for part in numbers if id(part) not in rounded_weights]
+    others = [part for part in numbers if id(part) not in rounded_weights | smaller]
     rest = sum(_aligned(part.numel() * part.element_size()) for part in others)
+    levels = {part.name: part.tables for part in tables_of.values()}.values()
+    rest += sum(_aligned(part.coarse.nbytes) + _aligned(part.fine.nbytes) for part in levels)
     rest += GRAPH * (len(readers) + 1)
     grid = FORMATS[CANDIDATES[0]].projections
     tables = {name: any(map(_is_table, parts)) for name, parts in readers.items()}

@@ -4,7 +4,7 @@ import copy
 import functools
 import itertools
 from types import MappingProxyType
-from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple, Union
+from typing import Any, Callable, Dict, Mapping, Optional, Sequence, Tuple, Union
 
 import numpy as np
 import onnx_ir as ir
@@ -37,6 +37,7 @@ class Builder:
         max_positions: the range of positions is 0 .. max_positions - 1.
         cache: format of quantized caches; empty for caches in `dtype`.
         on_grid: grids and codes of rounded weights by the name that their nodes OnGrid have.
+        levels: encodings.shared.tables.levels_of; empty for a graph that stores whole tables.
 
     Attributes:
         nodes: the new nodes, which are not in the graph yet.
@@ -51,12 +52,13 @@ class Builder:
         max_positions: int,
         cache: str = "",
         on_grid: Mapping[str, Rounding] = MappingProxyType({}),
+        levels: Mapping[str, Any] = MappingProxyType({}),
     ) -> None:
         self.model, self.graph, self.dtype = model, model.graph, dtype
         self.max_positions, self.cache = max_positions, cache
         known = {"float16": ir.DataType.FLOAT16, "bfloat16": ir.DataType.BFLOAT16}
         self.onnx_dtype = known.get(dtype, ir.DataType.FLOAT)
-        self.nodes: List[ir.Node] = []
+        self.levels, self.nodes = levels, list[ir.Node]()
         self.windows: Dict[str, int] = {}
         self.constants: Dict[Any, ir.Value] = {}
         self._on_grid, self._names = dict(on_grid), itertools.count(1)

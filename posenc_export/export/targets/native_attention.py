@@ -46,7 +46,7 @@ def attend(op: Builder, node: Attend) -> ir.Value:
     key, value = appended
     window = 0 if bias or picked or sums else ort_attention.window_of(op, mask)
     op.windows |= {str(append.past.name): window for append in appended if window}
-    rotation = _rotation(node, key, mask, bool(window))
+    rotation = _rotation(op, node, key, mask, bool(window))
     heads = [node.q, key.new, value.new]
     if rotation is None:
         heads = [ort_attention.rotated(op, part) for part in heads]
@@ -118,15 +118,18 @@ def _attributes(node: Attend, mask: Mask, rotation: Optional[Rotation]) -> Dict[
     return attributes
 
 
-def _rotation(node: Attend, key: Append, mask: Mask, slides: bool) -> Optional[Rotation]:
-    """Return the rotations of queries and keys if the operator can rotate both: the same numbers of
-    a head, by the same positions, which are those of the mask if that has chunks.
+def _rotation(
+    op: Builder, node: Attend, key: Append, mask: Mask, slides: bool
+) -> Optional[Rotation]:
+    """Return the rotations of queries and keys if the operator can rotate both: with whole tables,
+    the same numbers of a head, by the same positions, which are those of the mask if that has
+    chunks.
 
     Linear rotations by slot differ from those by position by the same turn of queries and keys,
     unless the cache may begin at a later token (slides).
     """
     of_q, of_k = Rotate.of(node.q), Rotate.of(key.new)
-    if of_q is None or of_k is None:
+    if of_q is None or of_k is None or of_q.cos.name in op.levels:
         return None
     shapes = [[size(table, axis) for axis in (0, 1)] for table in (of_q.cos, of_k.cos)]
     constant = all(table.const_value for table in (of_q.cos, of_q.sin, of_k.cos, of_k.sin))

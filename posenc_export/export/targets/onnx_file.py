@@ -10,8 +10,10 @@ from typing import Any, Callable, Dict, Mapping, NamedTuple, Sequence
 import onnx_ir as ir
 from onnx_ir.passes import common
 
+from posenc_export.encodings.shared.tables import levels_of
 from posenc_export.export.facts import Graph, with_graph
-from posenc_export.export.targets import external_data, graph_ends, int8_cache
+from posenc_export.export.signatures import wrap
+from posenc_export.export.targets import external_data, graph_ends, int8_cache, two_levels
 from posenc_export.export.targets.builder import Builder
 from posenc_export.export.targets.rewriter import Fusion, Table, finish, fuse, lower, replace_nodes
 from posenc_export.export.trace import OPSET, Source
@@ -37,6 +39,7 @@ class Lowerings(NamedTuple):
     few_bits: Callable[[str], Any]
     # Fusions of standard nodes, applied to the lowered graph.
     fusions: Mapping[str, Fusion] = MappingProxyType({})
+    two_levels: bool = True  # whether large tables of rotations are stored in two levels
 
 
 def write_onnx(source: Source, manifest: Manifest, folder: Path, lowerings: Lowerings) -> Graph:
@@ -48,7 +51,11 @@ def write_onnx(source: Source, manifest: Manifest, folder: Path, lowerings: Lowe
     graph_ends.name(model.graph, manifest)
     if manifest.passed_dtype != manifest.dtype:
         graph_ends.cast(model.graph, manifest)
-    op = Builder(model, manifest.dtype, manifest.max_positions, manifest.cache, source.on_grid)
+    module = wrap(source.model, manifest.signature)
+    levels = levels_of(module) if lowerings.two_levels else {}
+    sizes = manifest.dtype, manifest.max_positions, manifest.cache
+    op = Builder(model, *sizes, source.on_grid, levels)
+    replace_nodes(op, two_levels.GATHERS)
     for table in lowerings.tables:
         lower(op, table)
     matrices = _in_few_bits(op, manifest, lowerings.few_bits)

@@ -109,7 +109,7 @@ def window_of(op: Builder, mask: Mask) -> int:
 
 def rotation_by_slot(op: Builder, q: ir.Value, k: ir.Value) -> Optional[Rotate]:
     """Return the Rotate node of q if GroupQueryAttention rotates q and k by slot, otherwise None.
-    Its kernel needs D to be a multiple of 16 and r/2 of 8.
+    Its kernel needs whole tables, and D to be a multiple of 16 and r/2 of 8.
 
     A slot differs from the position by a constant, which matters unless the rotation is linear.
     """
@@ -117,6 +117,8 @@ def rotation_by_slot(op: Builder, q: ir.Value, k: ir.Value) -> Optional[Rotate]:
     if ort_slots.by_columns(op) is not None or of_q is None or of_k is None:
         return None
     if of_q.node.inputs[1:] != of_k.node.inputs[1:] or not of_q.linear:
+        return None
+    if of_q.cos.name in op.levels:
         return None
     return of_q if size(of_q.x, 3) % 16 == 0 and size(of_q.cos, 1) % 8 == 0 else None
 

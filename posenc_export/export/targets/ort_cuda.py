@@ -151,7 +151,7 @@ LOWERING: Tuple[Table, ...] = (
     {**ort.LOWERING[1], graph.Append: append},
 )
 FUSIONS = {**ort_layers.FUSIONS, "RMSNormalization": norm, "LayerNormalization": norm_of_heads}
-LOWERINGS = Lowerings(LOWERING, InHalf, FUSIONS)
+LOWERINGS = Lowerings(LOWERING, InHalf, FUSIONS, two_levels=False)
 
 
 def write(source: Source, manifest: Manifest, folder: Path) -> Graph:

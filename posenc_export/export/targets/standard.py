@@ -6,6 +6,7 @@ from typing import Any, Dict, Optional, Tuple, Union
 import numpy as np
 import onnx_ir as ir
 
+from posenc_export.export.targets import two_levels
 from posenc_export.export.targets.builder import FLOAT, INT32, Builder, size
 from posenc_export.ops import graph
 from posenc_export.ops.graph import Append, Attend, AttentionWeights, LastHidden
@@ -26,12 +27,15 @@ def rotate(op: Builder, node: graph.Rotate) -> ir.Value:
     x, tables = node.x, [node.cos, node.sin]
     heads, rotary = size(x, 2), 2 * size(node.cos, 1)
     rows = op.Max(node.positions, 0)
+    computed = [two_levels.rows(op, table, rows) for table in tables]
     attributes = {"interleaved": int(node.interleaved), "num_heads": heads}
     if rotary < size(x, 3):
         attributes["rotary_embedding_dim"] = rotary
-    if x.dtype != ir.DataType.FLOAT:
-        tables = [op.table(table) for table in tables]
-    sources = [*tables, rows] if node.linear else [op.Gather(table, rows) for table in tables]
+    if all(computed):
+        sources = [in_dtype(op, wave) for wave in computed if wave is not None]
+    else:
+        tables = tables if x.dtype == ir.DataType.FLOAT else [op.table(table) for table in tables]
+        sources = [*tables, rows] if node.linear else [op.Gather(table, rows) for table in tables]
     rotated = op.split_heads(op.RotaryEmbedding(op.merge_heads(x), *sources, **attributes), heads)
     rotated.shape = x.shape
     return rotated

@@ -199,6 +199,8 @@ def _roles(
         own = bool(manifest.packages)  # encodings that may index by a formula of their own
         if not cells and table.shape[0] >= manifest.max_positions and not own:
             names = integer_rules.by_position(manifest)
+        if (level := table.name.rpartition(".")[2]) in integer_rules.LEVELS:
+            names = integer_rules.by_position(manifest, level)
         yield Role(f"{place} of {table.name}"[:128], axes, allowed=names, rows=table.shape[0])
     if not uses or masks or hides:
         return

@@ -12,8 +12,10 @@ from posenc_export.runtime.verification import described
 from posenc_export.runtime.verification.described import attentions
 from posenc_export.runtime.verification.integer_calls import Places
 from posenc_export.runtime.verification.integer_graph import Use
+from posenc_export.shared.numerics import FINE
 
 Layout = Tuple[str, ...]  # "b", "s", "t" or a size, for each axis of a value
+LEVELS = ("coarse", "fine")  # end the names of tables in two levels
 POSITIONS = ("positions of tokens", "positions of keys")
 REQUESTED, LONGEST = "columns of requested tokens", "number of slots of the longest row"
 PADDING_LAST = ("columns with padding last", "places with padding last", "last inputs of filters")
@@ -68,6 +70,7 @@ def integers(manifest: Manifest, places: Places, rows: Optional[int]) -> Iterato
         yield Rule(f"coordinate {number} of tokens", "bs", partial(np.clip, plane, 0, most))
     if places.coordinates is not None:
         yield Rule("coordinates of tokens", "abs", lambda: np.clip(places.coordinates, 0, most))
+        yield from _of_levels("coordinates of tokens", "abs", places.coordinates)
     yield from _distances(manifest, q, k, rows)
     yield Rule("visible keys", "bst", lambda: described.visible(attentions(manifest)[0], q, k))
     yield Rule(REQUESTED, "br", lambda: places.feeds["logits_index"])
@@ -123,6 +126,7 @@ def _of_positions(
     manifest: Manifest, name: str, axes: str, positions: np.ndarray, most: int
 ) -> Iterator[Rule]:
     yield Rule(f"positions of {name}", axes, lambda: np.clip(positions, 0, most))
+    yield from _of_levels(f"positions of {name}", axes, positions)
     yield Rule(f"positions of {name}, -1 for none", axes, lambda: positions)
     yield Rule(f"whether {name} are no padding", axes, lambda: positions >= 0)
     yield Rule(f"padding of {name}", axes, lambda: positions < 0)
@@ -134,6 +138,12 @@ def _of_positions(
         yield Rule(text, axes, partial(np.greater_equal, positions, length))
         yield Rule(f"any of {text}", "", partial(np.any, positions >= length))
         yield Rule(f"all of {text}", "", partial(np.all, positions >= length))
+
+
+def _of_levels(name: str, axes: str, positions: np.ndarray) -> Iterator[Rule]:
+    """Yield the rows of tables in two levels that positions read."""
+    for level, rows in zip(LEVELS, np.divmod(np.maximum(positions, 0), FINE), strict=True):
+        yield Rule(f"{level} rows of {name}", axes, partial(np.asarray, rows))
 
 
 def _distances(
@@ -171,8 +181,12 @@ def allowed(manifest: Manifest, axes: Layout, layers: Sequence[int] = ()) -> Tup
     return ()
 
 
-def by_position(manifest: Manifest) -> Tuple[str, ...]:
-    """Return the rules of which an index of a table with a row for each position follows one."""
+def by_position(manifest: Manifest, level: str = "") -> Tuple[str, ...]:
+    """Return the rules of which an index of a table with a row for each position follows one, or
+    an index of one of two levels of such a table.
+    """
+    if level:
+        return tuple(f"{level} rows of {name}" for name in (*POSITIONS, "coordinates of tokens"))
     numbers = range(manifest.axes)
     coordinates = [f"coordinate {n} of tokens" for n in numbers]
     names = [*POSITIONS, "distances within the table", *coordinates]
