@@ -4,7 +4,7 @@ go on without end in a range of positions (StreamingLLM, Xiao et al. 2309.17453)
 Shapes: K key heads, T tokens, D head size.
 """
 
-from typing import Any, Iterable, List, NamedTuple, Union
+from typing import Any, Union
 
 import numpy as np
 
@@ -17,14 +17,6 @@ from posenc_export.runtime.session.errors import expected
 SINKS = 4  # first tokens that stay: they take the attention that goes nowhere else
 LEAST = SINKS + 4  # room that `generate` needs
 Positions = Union[int, np.ndarray]
-
-
-class Shift(NamedTuple):
-    """Tokens of a row on their way to other slots."""
-
-    row: int
-    slot: int  # of the first of them
-    content: List[np.ndarray]  # the moving tokens of each state
 
 
 def turned(rotation: KeyRotation, keys: np.ndarray, old: Positions, new: Positions) -> np.ndarray:
@@ -83,7 +75,7 @@ def check_endless(session: Any, speculate: object) -> None:
 
 def shift(
     caches: Caches, keys: CachedKeys, row: int, start: int, length: int, after: int, count: int
-) -> Shift:
+) -> windows.Move:
     """Return the tokens of a row that move if `count` tokens behind its first `after` are removed.
 
     Args:
@@ -101,15 +93,7 @@ def shift(
             turns = keys.rotations[rotation]
             moved = turned(turns, moved, old, old - count).astype(moved.dtype)
         content.append(moved)
-    return Shift(row, after, content)
-
-
-def write(caches: Caches, shifts: Iterable[Shift]) -> None:
-    """Write tokens to their slots. An interrupted call can be repeated."""
-    for row, slot, content in shifts:
-        for state, past, moved in zip(caches.states, caches.past, content, strict=True):
-            slots = slice(slot, slot + moved.shape[state.axis - 1])
-            past.array[windows.part_of(row, state.axis, slots)] = moved
+    return windows.Move(row, after, content)
 
 
 def make_room(session: Any) -> int:

@@ -6,7 +6,7 @@ from typing import Any, Dict, List, Optional, Sequence, Tuple
 
 import numpy as np
 
-from posenc_export.runtime.session import arguments, discarding, errors, prefixes
+from posenc_export.runtime.session import arguments, discarding, errors, prefixes, windows
 from posenc_export.runtime.session.caches import Caches
 from posenc_export.runtime.session.encoder_outputs import EncoderOutputs
 from posenc_export.runtime.session.history import RowHistory
@@ -31,7 +31,7 @@ class SessionState:
     # Pairs (source, target) of rows whose in-place states must still be copied
     moves: Tuple[Tuple[int, int], ...] = ()
     # Tokens that must still be written to the slots of others that were discarded
-    shifts: Tuple[discarding.Shift, ...] = ()
+    shifts: Tuple[windows.Move, ...] = ()
     encoder_outputs: Optional[EncoderOutputs] = None  # of each row, if the model reads an encoder
 
     @classmethod
@@ -240,13 +240,14 @@ class SessionState:
         """Copy the in-place states of pending moves and shifts. An interrupted call can be
         repeated.
         """
-        windows = self.caches.memory.windows
+        starts = self.caches.memory.windows.start
         for source, target in self.moves:
-            windows.start[target] = windows.start[source]
+            starts[target] = starts[source]
             slots = self.committed_length[target : target + 1]
             self.caches.mark_written(target, slots)
             self.caches.copy((target, 0), self.caches, (source, 0), int(slots[0]))
-        discarding.write(self.caches, self.shifts)
+        axes = [state.axis for state in self.caches.states]
+        windows.write(list(zip(axes, self.caches.past, strict=False)), self.shifts)
         return self.replace(moves=(), shifts=())
 
     def tidy(self) -> None:

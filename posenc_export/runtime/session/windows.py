@@ -7,7 +7,7 @@ Shapes: R rows in memory.
 """
 
 from dataclasses import dataclass, field
-from typing import Any, List, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Iterable, List, NamedTuple, Optional, Sequence, Tuple
 
 import numpy as np
 
@@ -47,10 +47,10 @@ class Window(NamedTuple):
 
 
 class Move(NamedTuple):
-    """Tokens of a row on their way to the first slots."""
+    """Tokens of a row on their way to other slots."""
 
     row: int
-    start: int  # the first of them
+    slot: int  # of the first of them
     content: List[np.ndarray]  # of each cache
 
 
@@ -60,7 +60,8 @@ class Windows:
 
     # Token of each row in slot 0 [R] int64
     start: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int64))
-    pending: Optional[Move] = None  # a move that is not complete
+    pending: Optional[Move] = None  # to slot 0, not complete
+    next_start: int = 0  # of the row that moves
 
     def slide(self, window: Window, caches: Caches, row: int, length: int, count: int) -> None:
         """Let the caches have room for `count` tokens behind the `length` ones of a row: if there
@@ -74,19 +75,15 @@ class Windows:
             kept = slice(first_kept - start, length - start)
             places = [(part_of(row, axis, kept), buffer) for axis, buffer in caches if length]
             content = [buffer.array[place].copy() for place, buffer in places]
-            self.pending = Move(row, first_kept, content)
+            self.next_start, self.pending = first_kept, Move(row, 0, content)
             self.settle(caches)
 
     def settle(self, caches: Caches) -> None:
         """Complete a move. An interrupted call can be repeated."""
-        move = self.pending
-        if move is None:
-            return
-        for (axis, buffer), content in zip(caches, move.content, strict=False):
-            part = slice(content.shape[axis - 1])
-            buffer.array[part_of(move.row, axis, part)] = content
-        self.start[move.row] = move.start
-        self.pending = None
+        if self.pending is not None:
+            write(caches, [self.pending])
+            self.start[self.pending.row] = self.next_start
+            self.pending = None
 
     def reach(self, window: Window, rows: int) -> np.ndarray:
         """Return the least length [rows] above 0 whose next tokens read no token before these."""
@@ -98,6 +95,14 @@ class Windows:
         start = np.zeros(rows, np.int64)
         start[: len(self.start)] = self.start[:rows]
         return Windows(start)
+
+
+def write(caches: Caches, moves: Iterable[Move]) -> None:
+    """Write tokens to their slots. An interrupted call can be repeated."""
+    for row, slot, content in moves:
+        for (axis, buffer), moved in zip(caches, content, strict=False):
+            slots = slice(slot, slot + moved.shape[axis - 1])
+            buffer.array[part_of(row, axis, slots)] = moved
 
 
 def part_of(row: int, axis: int, slots: slice) -> Tuple[Any, ...]:

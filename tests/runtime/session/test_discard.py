@@ -16,7 +16,7 @@ from posenc_export.export.expected import eager_session
 from posenc_export.models.config import StackConfig
 from posenc_export.models.presets import seeded
 from posenc_export.runtime import Session, load
-from posenc_export.runtime.session import discarding
+from posenc_export.runtime.session import windows
 from posenc_export.shared.numerics import tolerance, worst_error
 from tests import traces
 from tests.tiny import VARIANTS, block, decoder, works
@@ -109,7 +109,7 @@ def test_each_target_moves_tokens(variant: str, target: str) -> None:
 def test_an_interrupted_move_is_completed_by_the_next_call(monkeypatch: Any) -> None:
     model = traces.sources(block("rope", RANGE)).model
     session = eager_session(model)
-    write, part_of = discarding.write, discarding.windows.part_of
+    write, part_of = windows.write, windows.part_of
 
     def interrupted(*place: Any) -> Any:
         """Let keys be written, and no values."""
@@ -119,16 +119,16 @@ def test_an_interrupted_move_is_completed_by_the_next_call(monkeypatch: Any) -> 
 
     def write_some(*arguments: Any) -> None:
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(discarding.windows, "part_of", interrupted)
+            patch.setattr(windows, "part_of", interrupted)
             write(*arguments)
 
     interrupted_at = [0, 1]
     width = session.manifest.config["width"]
     session.prefill([row[:20] for row in rows(width)[:1]])
-    monkeypatch.setattr(discarding, "write", write_some)
+    monkeypatch.setattr(windows, "write", write_some)
     with pytest.raises(KeyboardInterrupt):
         session.discard(5, AFTER)
-    monkeypatch.setattr(discarding, "write", write)
+    monkeypatch.setattr(windows, "write", write)
     other = eager_session(model)
     row = rows(width)[0]
     expected = other.prefill([np.concatenate((row[:AFTER], row[AFTER + 5 :]))])
