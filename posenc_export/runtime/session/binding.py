@@ -41,7 +41,7 @@ class Binding:
 
 
 @dataclass
-class Memory:
+class BufferNotes:
     """What is known of the content of buffers, and where they are bound."""
 
     # Slots of each row that may have been written in place and not filled or released since [R]

@@ -20,7 +20,7 @@ def peak(caches: Caches, rows: int, slots: int) -> int:
     count, extent, now = 1 << (rows - 1).bit_length(), caches.fitting(slots), allocated(caches)
     fits = rows <= caches.rows and extent <= caches.extent
     if caches.lazy:  # `release` leaves up to FIRST slots of a row
-        count, extent, fits = rows, slots + FIRST, rows <= max(caches.rows, caches.fewest)
+        count, extent, fits = rows, slots + FIRST, rows <= max(caches.rows, caches.fewest_rows)
     elif fits:
         return now
     needed = 0

@@ -77,12 +77,12 @@ class CachedRows:
     def room(self) -> np.ndarray:
         """Number of tokens that each row [B] int64 has room for, in positions and caches."""
         now = self._now
-        return arguments.room(self.manifest, now.caches.most, now.start, now.length)
+        return arguments.room(self.manifest, now.caches.most_slots, now.start, now.length)
 
     @property
     def capacity(self) -> int:
         """Largest number of tokens of a row."""
-        return self._now.caches.most
+        return self._now.caches.most_slots
 
     @property
     def memory(self) -> int:
@@ -158,7 +158,7 @@ class CachedRows:
         self._complete_changes()
         now = self._now
         caches = now.caches
-        other = type(self)(caches.graph, caches.fewest, caches.most, self.rewindable)
+        other = type(self)(caches.graph, caches.fewest_rows, caches.most_slots, self.rewindable)
         histories = tuple(history.copy() for history in now.histories)
         other._now = now.replace(caches=caches.fork(now.used), histories=histories)
         return other

@@ -11,7 +11,7 @@ from typing import Dict, Iterable, List, Sequence, Tuple
 import numpy as np
 
 from posenc_export.runtime.artefact.manifest import State
-from posenc_export.runtime.session.binding import Memory
+from posenc_export.runtime.session.binding import BufferNotes
 from posenc_export.runtime.session.graph import (
     Bound,
     Buffer,
@@ -41,8 +41,8 @@ class Caches:
     """
 
     graph: Graph  # the graph that reads and writes the states
-    most: int  # largest number of slots of in-place states, as far as calls need no more
-    fewest: int  # rows that the first memory holds at least
+    most_slots: int  # largest number of slots of in-place states, as far as calls need no more
+    fewest_rows: int  # rows that the first memory holds at least
     rules: Rules  # the states by their update rule
     window: Window = Window()  # what caches of windows hold, if these are shorter than others
     # Whether states have all their slots from the beginning, of which those take memory that are
@@ -56,14 +56,18 @@ class Caches:
     growing_extent: int = 0  # slots of growing states that are allocated
     past: Tuple[Buffer, ...] = ()
     present: Tuple[Buffer, ...] = ()
-    memory: Memory = field(default_factory=Memory)  # what all values share that have these buffers
+    memory: BufferNotes = field(
+        default_factory=BufferNotes
+    )  # what all values share that have these buffers
 
     @classmethod
-    def of(cls, graph: Graph, most: int, fewest: int = 1, rewind: int = 1) -> "Caches":
+    def of(cls, graph: Graph, most_slots: int, fewest_rows: int = 1, rewind: int = 1) -> "Caches":
         """Return caches of a graph without memory. rewind: as for Model.session."""
         rules = Rules.of(graph.manifest.states)
         window = Window.of(graph.manifest, graph.provider, rewind) if rules.windowed else Window()
-        return cls(graph, most, fewest, rules, window, most > FIRST and is_lazy(graph))
+        return cls(
+            graph, most_slots, fewest_rows, rules, window, most_slots > FIRST and is_lazy(graph)
+        )
 
     @property
     def states(self) -> List[State]:
@@ -199,7 +203,9 @@ class Caches:
 
     def empty(self) -> "Caches":
         """Return caches of no rows, without memory."""
-        return Caches(self.graph, self.most, self.fewest, self.rules, self.window, self.lazy)
+        return Caches(
+            self.graph, self.most_slots, self.fewest_rows, self.rules, self.window, self.lazy
+        )
 
     def release(self, lengths: np.ndarray) -> None:
         """Give the memory of lazy caches behind the tokens of rows, of which the first have
@@ -240,11 +246,11 @@ class Caches:
         """Slots to allocate: doubled, to move tokens rarely, unless the graph then costs more."""
         bucket = self.graph.manifest.capacity_bucket
         if self.lazy:  # padding of shorter rows may follow the longest
-            return max(slots, self.most + self.graph.manifest.chunk)
+            return max(slots, self.most_slots + self.graph.manifest.chunk)
         count = -(-slots // (bucket or FIRST))
         if self.graph.strided or not bucket:
             count = 1 << max(count - 1, 0).bit_length()
-        return min(count * (bucket or FIRST), max(slots, self.most))
+        return min(count * (bucket or FIRST), max(slots, self.most_slots))
 
     def shape(self, state: State, rows: int, slots: int) -> Tuple[int, ...]:
         """Return the shape of a state with that many slots, unless its window needs fewer."""
@@ -290,5 +296,5 @@ class Caches:
         written[: self.rows] = np.minimum(self.memory.written[:rows], slots)
         sizes = dataclasses.replace(self, rows=rows, capacity=capacity, extent=extent)
         buffers = dataclasses.replace(sizes, past=tuple(past), present=tuple(present))
-        memory = Memory(written, windows)
+        memory = BufferNotes(written, windows)
         return dataclasses.replace(buffers, growing_extent=growing, memory=memory)

@@ -154,7 +154,7 @@ class Feeder:
             length,
             state.start[rows],
             requested,
-            state.slots[rows],
+            state.occupied[rows],
             valid,
             state.caches.memory.windows.start[rows],
             planes,

@@ -33,7 +33,7 @@ def open_rows(
     starts = arguments.starts(manifest, state.start, length, counts, start)
     filled = bool(length.any())
     committed = length if filled else np.zeros_like(starts)
-    arguments.check_room(manifest, state.caches.most, starts, committed, counts)
+    arguments.check_room(manifest, state.caches.most_slots, starts, committed, counts)
     current, count = state.encoder_outputs, len(starts)
     outputs = encoder_outputs.for_rows(manifest, current, length, count, encoder, encoder_mask)
     if filled:
@@ -58,7 +58,7 @@ def before_admit(
         raise errors.expected("one row at position 0 after a prefix", got, "admit rows one by one")
     known = 0 if prefix is None else prefix.length
     cached = np.full_like(starts, known)
-    arguments.check_room(manifest, state.caches.most, starts, cached, prefill.counts)
+    arguments.check_room(manifest, state.caches.most_slots, starts, cached, prefill.counts)
     outputs = encoder_outputs.new(manifest, encoder, encoder_mask, len(starts))
     if state.encoder_outputs is not None and outputs is not None:
         outputs = state.encoder_outputs.joined(outputs)
@@ -78,7 +78,7 @@ class Reading:
     def chunks(
         self, state: SessionState, first: int, prefill: PrefillArguments
     ) -> Iterator[Tuple[List[np.ndarray], SessionState]]:
-        """Read rows from row `first` on, chunk by chunk. Yield what `feed` returns for each."""
+        """Read rows from row `first` on, and yield what `run_chunk` returns for each chunk."""
         chunk = min(prefill.chunk, state.caches.window.new or prefill.chunk)
         for begin in range(0, int(prefill.counts.max()), chunk):
             part = slice(begin, begin + chunk)
@@ -124,12 +124,12 @@ class Reading:
         idle = [row for row in range(caches.rows) if row not in outputs]
         none, select = self._no_output, self.feeder.last
         last = [select(outputs.get(row, none), *size) for row, size in enumerate(sizes, first)]
-        length, inside = state.committed_length.copy(), state.slots
+        length, inside = state.committed_length.copy(), state.occupied
         length[begin : tokens.end] += counts
         if state.columns:
             inside = np.concatenate((inside, np.arange(new)[None] < counts[:, None]), axis=1)
         caches = caches.after(new, idle)
-        return last, state.replace(committed_length=length, slots=inside, caches=caches)
+        return last, state.replace(committed_length=length, occupied=inside, caches=caches)
 
     def _run(self, caches: Caches, call: Call, all_requested: bool) -> np.ndarray:
         """Run the graph, for a token of each of the first rows with a binding that is kept."""
@@ -157,7 +157,7 @@ class Reading:
 
     def with_stepper(self, state: SessionState) -> SessionState:
         """Return the state with a stepper. Raise ValueError if no position or slot is left."""
-        manifest, most, used = self.manifest, state.caches.most, state.used
+        manifest, most, used = self.manifest, state.caches.most_slots, state.used
         length = state.committed_length
         check_room(manifest, most, state.start, length, np.ones(state.rows, np.int64))
         caches = state.caches.reserve(used + 1, state.rows)

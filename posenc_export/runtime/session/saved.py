@@ -130,7 +130,11 @@ class Header(Struct, frozen=True, forbid_unknown_fields=True):
 def write(state: SessionState, file: Union[str, Path], tokens: Optional[inputs.Rows]) -> None:
     """Implement Session.save, which documents the arguments, for a state without a stepper."""
     manifest = state.caches.graph.manifest
-    arrays: Arrays = {"length": state.committed_length, "start": state.start, "slots": state.slots}
+    arrays: Arrays = {
+        "length": state.committed_length,
+        "start": state.start,
+        "slots": state.occupied,
+    }
     if tokens is not None:
         rows, length = [np.asarray(row) for row in tokens], state.committed_length.tolist()
         counts = [len(row) for row in rows]
@@ -204,7 +208,7 @@ def restored(empty: SessionState, arrays: Arrays) -> SessionState:
     length, start = np.array(arrays["length"]), np.array(arrays["start"])
     if not len(length):
         return empty
-    most = empty.caches.most
+    most = empty.caches.most_slots
     if empty.caches.rules.in_place and int(length.max()) > most:
         rule, remedy = f"rows of at most {most} tokens", "open the session with a larger capacity"
         raise refusal("restore", rule, length.tolist(), remedy)
@@ -224,7 +228,7 @@ def restored(empty: SessionState, arrays: Arrays) -> SessionState:
     caches.memory.windows.start[: len(length)] = arrays.get(WINDOWS, 0)
     outputs = EncoderOutputs(encoder) if encoder else None
     return state.replace(
-        caches=caches, committed_length=length, slots=slots, encoder_outputs=outputs
+        caches=caches, committed_length=length, occupied=slots, encoder_outputs=outputs
     )
 
 

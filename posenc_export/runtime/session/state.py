@@ -23,7 +23,7 @@ class SessionState:
     committed_length: np.ndarray
     start: np.ndarray  # position of the first token of each row [B] int64
     # Whether a column holds a token of the row [B,columns] bool; [B,0] for layout "rows"
-    slots: np.ndarray
+    occupied: np.ndarray
     # One per row if states are replaced by each call; otherwise none
     histories: Tuple[RowHistory, ...] = ()
     # Reads further tokens; those that it has read count as part of this state
@@ -63,7 +63,7 @@ class SessionState:
     @property
     def used(self) -> int:
         """Number of slots in use, of the longest row or of all columns, without the stepper's."""
-        return self.slots.shape[1] if self.columns else int(self.committed_length.max(initial=0))
+        return self.occupied.shape[1] if self.columns else int(self.committed_length.max(initial=0))
 
     @property
     def filled(self) -> np.ndarray:
@@ -85,11 +85,11 @@ class SessionState:
         if self.stepper is None:
             return self
         self.mark_written()
-        (steps, caches), slots = self.stepper.progress, self.slots
+        (steps, caches), slots = self.stepper.progress, self.occupied
         if self.columns:
             slots = np.concatenate((slots, np.ones((self.rows, steps), bool)), axis=1)
         length = self.committed_length + steps
-        return self.replace(committed_length=length, slots=slots, caches=caches, stepper=None)
+        return self.replace(committed_length=length, occupied=slots, caches=caches, stepper=None)
 
     def step_back(self, counts: List[int]) -> bool:
         """Take back tokens of each row within the stepper, if possible: its binding stays valid,
@@ -113,7 +113,7 @@ class SessionState:
         count, caches = len(starts), self.caches.emptied()
         if caches.rows and (caches.rows != count if self.columns else caches.rows < count):
             caches = caches.empty()
-        rows = count if self.columns else max(count, caches.rows, caches.fewest)
+        rows = count if self.columns else max(count, caches.rows, caches.fewest_rows)
         state = SessionState(
             caches.reserve(slots, rows),
             self.rewind,
@@ -136,7 +136,7 @@ class SessionState:
         return self.replace(
             committed_length=np.concatenate((self.committed_length, np.zeros_like(starts))),
             start=np.concatenate((self.start, starts)),
-            slots=np.zeros((end, 0), bool),
+            occupied=np.zeros((end, 0), bool),
             caches=caches,
             histories=self.histories + self._histories(len(starts)),
         )
@@ -165,7 +165,7 @@ class SessionState:
         return self.replace(
             committed_length=self.committed_length[order],
             start=self.start[order],
-            slots=self.slots[order],
+            occupied=self.occupied[order],
             caches=caches,
             histories=histories,
             moves=((last, row),) if row < last else (),
@@ -217,10 +217,12 @@ class SessionState:
         """Return the state with the first `target` tokens [B] of each row. `tidy` fills slots."""
         if not self.columns:
             return self.replace(committed_length=target)
-        slots = self.slots & (np.cumsum(self.slots, axis=1) <= target[:, None])  # [B,columns]
+        slots = self.occupied & (np.cumsum(self.occupied, axis=1) <= target[:, None])  # [B,columns]
         columns = int(np.flatnonzero(slots.any(0)).max(initial=-1)) + 1
         caches = self.caches.cut(slots)
-        return self.replace(committed_length=target, slots=slots[:, :columns].copy(), caches=caches)
+        return self.replace(
+            committed_length=target, occupied=slots[:, :columns].copy(), caches=caches
+        )
 
     def discarded(self, counts: List[int], after: int) -> "SessionState":
         """Return the state without `counts` [B] tokens behind the first `after` of each row;
@@ -258,7 +260,7 @@ class SessionState:
 
     def wipe(self) -> None:
         """Write the fill value to every written slot that holds no token, where graphs read it."""
-        caches, slots, lengths = self.caches, self.slots, self.length
+        caches, slots, lengths = self.caches, self.occupied, self.length
         if not any([state.reads_hidden for state in caches.states]):
             return
         written, used = caches.memory.written, slots.shape[1]
