@@ -413,8 +413,8 @@ RUNTIME = (
     ),
     (
         "runtime/session/state.py",
-        "np.cumsum(self.slots, axis=1) <= target",
-        "np.cumsum(self.slots, axis=1) < target",
+        "np.cumsum(self.occupied, axis=1) <= target",
+        "np.cumsum(self.occupied, axis=1) < target",
         _parity("input_rnn", "onnx"),
     ),
     (

@@ -56,9 +56,8 @@ class Caches:
     growing_extent: int = 0  # slots of growing states that are allocated
     past: Tuple[Buffer, ...] = ()
     present: Tuple[Buffer, ...] = ()
-    memory: BufferNotes = field(
-        default_factory=BufferNotes
-    )  # what all values share that have these buffers
+    # What all values share that have these buffers
+    memory: BufferNotes = field(default_factory=BufferNotes)
 
     @classmethod
     def of(cls, graph: Graph, most_slots: int, fewest_rows: int = 1, rewind: int = 1) -> "Caches":
