@@ -12,6 +12,7 @@ from posenc_export import ops
 from posenc_export.encodings.shared.base import PositionEncoding, StateSpec
 from posenc_export.encodings.shared.combined import overrides
 from posenc_export.models.config import AttentionConfig
+from posenc_export.models.convolution import Convolution
 from posenc_export.models.gated_delta import GatedDelta
 from posenc_export.models.linear_attention import LinearAttention
 from posenc_export.models.parts import build, float64
@@ -241,5 +242,6 @@ def attention(width: int, config: AttentionConfig, encoding: PositionEncoding) -
     check_direction(encoding, config.causal)
     if config.reads_encoder:
         return CrossAttention(width, config, encoding)
-    kinds = {"softmax": Attention, "linear": LinearAttention, "gated_delta": GatedDelta}
+    kinds = {"softmax": Attention, "linear": LinearAttention}
+    kinds |= {"gated_delta": GatedDelta, "convolution": Convolution}
     return kinds[config.mechanism](width, config, encoding)

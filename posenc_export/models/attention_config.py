@@ -10,7 +10,8 @@ from posenc_export.shared.refusal import refusal
 
 LARGEST = 1 << 62  # keeps sums of sizes within int64
 Named = Dict[str, Any]  # {"name": name of a part or encoding, parameter: value}
-MECHANISMS = ("softmax", "linear", "gated_delta")
+OWN_PROJECTION = ("gated_delta", "convolution")  # mechanisms with a projection of their name
+MECHANISMS = ("softmax", "linear", *OWN_PROJECTION)
 
 
 def check(holds: bool, rule: str, got: object, remedy: str) -> None:
@@ -56,7 +57,8 @@ class AttentionConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
         sinks: each head has a trained logit that takes part in the softmax and has no value.
         mechanism: "softmax"; "linear" (models/linear_attention.py) with sees "causal" or "both";
             "gated_delta" (models/gated_delta.py) with sees "causal" and projection "gated_delta",
-            whose values have `heads` heads, queries and keys kv_heads.
+            whose values have `heads` heads, queries and keys kv_heads; "convolution"
+            (models/convolution.py) with sees "both" and projection "convolution".
 
     Raises:
         ValueError: a size below 1, heads not divisible by kv_heads, an unknown mechanism, a
@@ -88,9 +90,10 @@ class AttentionConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
         paired = self.reads_encoder == (projection == "queries")
         rule = "projection queries if and only if sees is encoder"
         check(paired, rule, f"{projection} and {sees}", "change one of them")
-        paired = (self.mechanism == "gated_delta") == (projection == "gated_delta")
-        rule = "projection gated_delta if and only if mechanism is gated_delta"
-        check(paired, rule, f"{projection} and {self.mechanism}", "change one of them")
+        for name in OWN_PROJECTION:
+            paired = (self.mechanism == name) == (projection == name)
+            rule = f"projection {name} if and only if mechanism is {name}"
+            check(paired, rule, f"{projection} and {self.mechanism}", "change one of them")
         plain = not self.encodings and not self.head_norm and self.mechanism == "softmax"
         rule = "attention to an encoder to be softmax without encodings and head_norm"
         got = f"mechanism {self.mechanism}, {len(self.encodings)} encodings, head_norm "

@@ -22,7 +22,7 @@ Layers = Tuple[Tuple[Named, ...], Dict[str, Tensor]]
 OUTPUT, MASKED = "logits", "MaskedLM"
 LIKE_ROBERTA: Linears = [("classifier.dense", "tanh"), ("classifier.out_proj", None)]
 LIKE_DEBERTA: Linears = [("pooler.dense", "pooler_hidden_act"), ("classifier", None)]
-SPEECH = ("wav2vec2", "hubert")
+SPEECH = ("wav2vec2", "hubert", "wav2vec2-bert")
 # By model_type, the linear layers after the first token of a sequence, or after the mean of all.
 SEQUENCE: Dict[str, Linears] = {
     "bert": [("bert.pooler.dense", "tanh"), ("classifier", None)],
@@ -36,7 +36,9 @@ OF_MEAN: Linears = [("projector", None), ("classifier", None)]
 TASKS: Dict[str, Dict[str, Linears]] = {
     "SequenceClassification": {**SEQUENCE, **dict.fromkeys(SPEECH, OF_MEAN)},
     "CTC": dict.fromkeys(SPEECH, [("lm_head", None)]),
-    "AudioFrameClassification": {"wav2vec2": [("classifier", None)]},
+    "AudioFrameClassification": {
+        name: [("classifier", None)] for name in SPEECH if name != "hubert"
+    },
     "TokenClassification": {name: [("classifier", None)] for name in EACH_TOKEN},
     "QuestionAnswering": {name: [("qa_outputs", None)] for name in EACH_TOKEN},
 }

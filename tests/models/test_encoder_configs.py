@@ -175,6 +175,16 @@ REFUSED = {
         {"conv_pos_batch_norm": True},
         "conv_pos_batch_norm to be False, got True",
     ),
+    "an even filter": (
+        "wav2vec2-bert",
+        {"conv_depthwise_kernel_size": 4},
+        "conv_depthwise_kernel_size to be odd, got 4",
+    ),
+    "rotated inputs": (
+        "wav2vec2-bert",
+        {"position_embeddings_type": "rotary"},
+        "position_embeddings_type to be relative_key, relative or null, got 'rotary'",
+    ),
     "lists of two lengths": (
         "wav2vec2",
         {"conv_stride": [5, 2]},

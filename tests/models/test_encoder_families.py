@@ -64,7 +64,7 @@ CALLS = [
 QUICK = {
     ("eager", "positions"): tuple(MODELS),
     ("torchscript", "positions"): ("mpnet", "modernbert", "deberta-v2 other", "xlnet", "t5 gated"),
-    ("ort", "mask"): ("bert", "deberta-v2", "wav2vec2"),
+    ("ort", "mask"): ("bert", "deberta-v2", "wav2vec2", "wav2vec2-bert"),
 }
 CASES = [
     pytest.param(name, *call, marks=() if name in QUICK.get(call, ()) else pytest.mark.exhaustive)
@@ -106,6 +106,7 @@ def test_an_encoder_has_no_states_and_returns_hidden_states(name: str, folders: 
         ),
         "deberta-v2",
         "wav2vec2",
+        "wav2vec2-bert",
     ],
 )
 def test_an_export_of_an_encoder_is_certified_against_the_oracle(name: str, folders: Path) -> None:
@@ -286,6 +287,13 @@ FAULTS: Dict[str, Any] = {
     "lengths of filters reversed": ("wav2vec2", {}, _reversed("weight.original0")),
     "filters reversed": ("hubert other", {}, _reversed("weight.original1")),
     "samples reversed": ("wav2vec2 stable", {}, _reversed("conv_layers.0.conv")),
+    "half of a gate for its values": ("wav2vec2-bert", {}, _halves("pointwise_conv1")),
+    "one MLP for the other": ("wav2vec2-bert", {}, _swapped("ffn1", "ffn2")),
+    "clipped one later": (
+        "wav2vec2-bert",
+        {"left_max_position_embeddings": 8, "right_max_position_embeddings": 4},
+        _nothing,
+    ),
     "norms before sublayers": ("wav2vec2", {"do_stable_layer_norm": True}, _nothing),
 }
 

@@ -113,6 +113,7 @@ ARRANGEMENTS: Dict[str, Callable[..., Any]] = {
     "sandwich": lambda x, a, m, n, after, o, last: (
         (between := x + after(a(n(x)))) + last(m(o(between)))
     ),
+    "mlp_first": lambda x, a, m, n, o, last: (between := (y := n(x)) + m(o(y))) + a(last(between)),
     "parallel": lambda x, a, m, n: x + a(n(x)) + m(n(x)),
     "parallel_norms": lambda x, a, m, n, o: x + a(n(x)) + m(o(x)),
 }
@@ -129,8 +130,13 @@ def test_an_arrangement_of_norms_and_sums_matches_its_formula(name: str) -> None
         lambda x: 3 * x - 1,
         lambda x: x * x,
     )
-    between = part.after_attention(x, a(part.attention_input(x)))
-    y, exact = part.after_mlp(between, m(part.mlp_input(x, between))), x.double().numpy()
+    exact = x.double().numpy()
+    if part.mlp_first:  # as Layer.forward
+        x = part.input_norm(x)
+        x = x + m(part.mlp_norm(x))
+    y = between = part.after_attention(x, a(part.attention_input(x)))
+    if not part.mlp_first:
+        y = part.after_mlp(between, m(part.mlp_input(x, between)))
     expected = ARRANGEMENTS[name](exact, a, m, *(norm.exact for norm in norms))
     assert worst_error(y.detach().numpy(), expected) <= tolerance("float32", 1, 24) and np.allclose(
         part.exact(exact, a, m), expected, 1e-12

@@ -110,15 +110,17 @@ WEIGHTS: Table = {
     OURS + "mlp.down": same(LAYER + "feed_forward.output_dense"),
     OURS + "residual.mlp_norm": same(LAYER + "final_layer_norm"),
 }
+# Tensors of training and of heads.
+HEADS = (
+    r"masked_spec_embed$",
+    r"^(lm_head|projector|classifier|quantizer|project_hid|project_q|tdnn)\.",
+)
 FAMILY = family.Family(
     describe,
     WEIGHTS,
     base="wav2vec2.",
     other_bases=("hubert.",),
-    unused=(
-        r"masked_spec_embed$",
-        r"^(lm_head|projector|classifier|quantizer|project_hid|project_q|tdnn)\.",
-    ),
+    unused=HEADS,
     further_weights=convolutions,
     # Names of older versions.
     renamed={

@@ -5,8 +5,9 @@ independent implementation in float64 numpy. The oracle of a model is composed o
 from typing import Any, Dict, Type
 
 from posenc_export.models.parts import norms, residuals, visibility
+from posenc_export.models.parts.convolved import Convolved
 from posenc_export.models.parts.experts import Experts
-from posenc_export.models.parts.features import Convolutions, HiddenStates
+from posenc_export.models.parts.features import Convolutions, HiddenStates, Projected
 from posenc_export.models.parts.mlps import Gated, Plain
 from posenc_export.models.parts.norms import NORMS, Identity
 from posenc_export.models.parts.projections import Delta, Grouped, Latent, Queries
@@ -19,6 +20,7 @@ PARTS: Dict[str, Dict[str, Type[Any]]] = {
     "features": {
         "convolutions": Convolutions,
         "waveform": Waveform,
+        "projected": Projected,
         "hidden_states": HiddenStates,
     },
     "norm": NORMS,
@@ -33,6 +35,7 @@ PARTS: Dict[str, Dict[str, Type[Any]]] = {
         "latent": Latent,
         "queries": Queries,
         "gated_delta": Delta,
+        "convolution": Convolved,
     },
     "sees": {
         "causal": visibility.Causal,
@@ -50,6 +53,7 @@ PARTS: Dict[str, Dict[str, Type[Any]]] = {
         "post": residuals.PostNorm,
         "after": residuals.OutputNorm,
         "sandwich": residuals.SandwichNorm,
+        "mlp_first": residuals.MlpFirst,
         "parallel": residuals.ParallelOneNorm,
         "parallel_norms": residuals.ParallelTwoNorms,
     },

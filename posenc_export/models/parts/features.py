@@ -1,11 +1,14 @@
 """What a model reads in place of token ids: hidden states, or features such as a spectrogram."""
 
+from typing import Optional
+
 import numpy as np
 import torch
 from torch import Tensor
 
 from posenc_export.models.parts import float64
 from posenc_export.models.parts.activations import activation as activation_of
+from posenc_export.models.parts.norms import Identity, LayerNorm
 from posenc_export.shared.refusal import refusal
 
 
@@ -23,6 +26,24 @@ class HiddenStates(torch.nn.Module):
     def exact(self, x: np.ndarray) -> np.ndarray:
         """Return one row x [n,E] in float64."""
         return x.astype(np.float64)
+
+
+class Projected(torch.nn.Module):
+    """W norm(x) + b of features of `size` numbers. epsilon: of LayerNorm; None for no norm."""
+
+    def __init__(self, width: int, size: int, epsilon: Optional[float] = None) -> None:
+        super().__init__()
+        self.size = size
+        self.norm = Identity() if epsilon is None else LayerNorm(size, epsilon)
+        self.projection = torch.nn.Linear(size, width)
+
+    def forward(self, x: Tensor, positions: Tensor) -> Tensor:
+        """x [B,S,size] to [B,S,E]."""
+        return self.projection(self.norm(x))
+
+    def exact(self, x: np.ndarray) -> np.ndarray:
+        """One row x [n,size] to [n,E], float64."""
+        return float64.linear(self.projection, self.norm.exact(x.astype(np.float64)))
 
 
 class Convolutions(torch.nn.Module):

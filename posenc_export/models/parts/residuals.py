@@ -22,17 +22,20 @@ class Residual(torch.nn.Module):
     tensor unchanged. `of_input`, `of_output`, `of_sum`: attention_norm and mlp_norm act on the
     input of their sublayer, on its output, or on the residual sum behind it. `parallel`: the MLP
     reads the input of the layer, as attention does, with mlp_norm or else with attention_norm.
-    `adds_mlp`: the output of the MLP is added to its input.
+    `adds_mlp`: the output of the MLP is added to its input. `mlp_first`: the MLP is computed before
+    attention, after input_norm.
     """
 
-    __constants__ = ["of_input", "of_output", "of_sum", "parallel", "adds_mlp", "one_norm"]
+    __constants__ = ["of_input", "of_output", "of_sum", "parallel", "adds_mlp", "mlp_first"]
+    __constants__ += ["one_norm"]
     NORMS: Sequence[str] = ("attention_norm", "mlp_norm")
-    of_input = of_output = of_sum = parallel = False
+    of_input = of_output = of_sum = parallel = mlp_first = False
     adds_mlp = True
 
     def __init__(self, norms: Sequence[torch.nn.Module]) -> None:
         super().__init__()
         named, self.one_norm = dict(zip(self.NORMS, norms, strict=True)), len(norms) == 1
+        self.input_norm = named.get("input_norm", Identity())
         self.attention_norm = named["attention_norm"]
         self.attention_output_norm = named.get("attention_output_norm", Identity())
         self.mlp_norm = named.get("mlp_norm", Identity())
@@ -107,6 +110,22 @@ class SandwichNorm(Residual):
 
     NORMS = ("attention_norm", "attention_output_norm", "mlp_norm", "mlp_output_norm")
     of_input = True
+
+
+class MlpFirst(Residual):
+    """y = norm x, then y + mlp(norm y), then y + attention(norm y): the first half of a Conformer's
+    layer, after the norm of the layer before it (Gulati et al. 2020, 2.4).
+    """
+
+    NORMS = ("input_norm", "mlp_norm", "attention_norm")
+    of_input = mlp_first = True
+
+    def exact(self, x: np.ndarray, attention: Exact, mlp: Exact) -> np.ndarray:
+        """x [n,E], float64."""
+        norms: Any = self
+        y = norms.input_norm.exact(x)
+        y = y + mlp(norms.mlp_norm.exact(y))
+        return y + attention(norms.attention_norm.exact(y))
 
 
 class ParallelOneNorm(Residual):

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from posenc_export.models.parts import float64
 from posenc_export.models.parts.activations import activation as activation_of
+from posenc_export.models.parts.features import Projected
 from posenc_export.models.parts.norms import Identity, LayerNorm
 from posenc_export.shared.refusal import refusal
 
@@ -91,7 +92,7 @@ class Convolution(torch.nn.Module):
         return np.asarray(self.activation.exact(normed))  # type: ignore[operator]
 
 
-class Waveform(torch.nn.Module):
+class Waveform(Projected):
     """Convolutions over samples of sound, then W norm(x) + b.
 
     The features of token t are the samples that it depends on, from sample t * step on, where step
@@ -121,20 +122,19 @@ class Waveform(torch.nn.Module):
         activation: str = "gelu",
         epsilon: Optional[float] = None,
     ) -> None:
-        super().__init__()
-        self.size, self.step = window(convolutions)
+        size, step = window(convolutions)
+        super().__init__(width, convolutions[-1][0], epsilon)
+        self.size = size
         layers: List[Convolution] = []
         read = 1
         for channels, kernel, stride in convolutions:
             norms: Any = OverChannels(channels) if norm == "layer" else NoNorm()
             if norm == "group" and not layers:
-                norms = OverTime(channels, self.step // stride)
+                norms = OverTime(channels, step // stride)
             built = torch.nn.Conv1d(read, channels, kernel, stride, bias=bias)
             layers.append(Convolution(built, norms, activation))
             read = channels
         self.layers = torch.nn.ModuleList(layers)
-        self.norm = Identity() if epsilon is None else LayerNorm(read, epsilon)
-        self.projection = torch.nn.Linear(read, width)
 
     def forward(self, x: Tensor, positions: Tensor) -> Tensor:
         """x [B,S,size], positions [B,S] int64 with -1 at padding to [B,S,E]."""
@@ -148,7 +148,7 @@ class Waveform(torch.nn.Module):
         y = x.astype(np.float64)[:, None]
         for layer in self.layers:
             y = layer.exact(y)  # type: ignore[operator]
-        return float64.linear(self.projection, self.norm.exact(y[:, :, 0]))
+        return super().exact(y[:, :, 0])
 
 
 def window(convolutions: Sequence[Sequence[int]]) -> Tuple[int, int]:

@@ -21,6 +21,10 @@ RESIDUALS = {
         "x + norm(attention(norm x)), then x + norm(mlp(norm x))",
         "norm:input attention norm:output norm:sum mlp norm:output",
     ),
+    "mlp_first": (
+        "y = norm x, then y + mlp(norm y), then y + attention(norm y)",
+        "norm:input norm:sum mlp norm:sum attention",
+    ),
     "parallel": (
         "x + attention(norm x) + mlp(norm x), with one norm for both",
         "norm:input attention mlp",
