@@ -22,7 +22,7 @@ Layers = Tuple[Tuple[Named, ...], Dict[str, Tensor]]
 OUTPUT, MASKED = "logits", "MaskedLM"
 LIKE_ROBERTA: Linears = [("classifier.dense", "tanh"), ("classifier.out_proj", None)]
 LIKE_DEBERTA: Linears = [("pooler.dense", "pooler_hidden_act"), ("classifier", None)]
-SPEECH = ("wav2vec2", "hubert", "wav2vec2-bert")
+SPEECH = ("wav2vec2", "hubert", "wavlm", "wav2vec2-bert")
 # By model_type, the linear layers after the first token of a sequence, or after the mean of all.
 SEQUENCE: Dict[str, Linears] = {
     "bert": [("bert.pooler.dense", "tanh"), ("classifier", None)],

@@ -11,7 +11,7 @@ import torch
 from posenc_export.models.parts.waveform import window
 from posenc_export.runtime import Session
 
-SPEECH = ("wav2vec2", "hubert", "wav2vec2-bert")
+SPEECH = ("wav2vec2", "hubert", "wavlm", "wav2vec2-bert")
 SOUND = {
     "conv_dim": [16, 24, 16],
     "conv_kernel": [10, 3, 2],
@@ -33,6 +33,7 @@ MODELS: Dict[str, Dict[str, Any]] = {
     "wav2vec2 stable": OTHER,
     "hubert": {**SOUND, "do_stable_layer_norm": True, "hidden_act": "relu"},
     "hubert other": {**OTHER, "do_stable_layer_norm": False, "feat_proj_layer_norm": False},
+    "wavlm": {**SOUND, "num_buckets": 8, "max_bucket_distance": 20},
     "wav2vec2-bert": FRAMES,
     "wav2vec2-bert relative": {
         **FRAMES,
@@ -43,6 +44,7 @@ MODELS: Dict[str, Dict[str, Any]] = {
 CONFIGS = {
     "wav2vec2": "Wav2Vec2Config",
     "hubert": "HubertConfig",
+    "wavlm": "WavLMConfig",
     "wav2vec2-bert": "Wav2Vec2BertConfig",
 }
 

@@ -27,7 +27,7 @@ FILES = {
     "deberta-v2": "deberta_v2",  # and v3
     **{name: "t5" for name in ("t5", "mt5")},
     "whisper": "whisper",
-    **{name: "wav2vec2" for name in ("wav2vec2", "hubert")},
+    **{name: "wav2vec2" for name in ("wav2vec2", "hubert", "wavlm")},
     "wav2vec2-bert": "wav2vec2_bert",
     **{name + part: "qwen2_vl" for name in ("qwen2_vl", "qwen2_5_vl") for part in ("", "_text")},
     **{"qwen3_5" + part: "qwen3_5" for part in ("", "_text")},

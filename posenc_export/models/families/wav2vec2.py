@@ -1,5 +1,6 @@
-"""wav2vec 2.0 (Baevski et al. 2020) and HuBERT (Hsu et al. 2021): samples of sound to hidden
-states; convolutions, a convolution as position encoding, post-norm or pre-norm layers.
+"""wav2vec 2.0 (Baevski et al. 2020), HuBERT (Hsu et al. 2021) and WavLM (Chen et al. 2022): samples
+of sound to hidden states; convolutions, a convolution as position encoding, post-norm or pre-norm
+layers.
 """
 
 from typing import Any, Dict, List, Mapping, Tuple
@@ -7,7 +8,15 @@ from typing import Any, Dict, List, Mapping, Tuple
 from torch import Tensor
 
 from posenc_export.models.families.shared import family, plain
-from posenc_export.models.families.shared.rules import OURS, QKV, Rule, Table, joined, same
+from posenc_export.models.families.shared.rules import (
+    ENCODING,
+    OURS,
+    QKV,
+    Rule,
+    Table,
+    joined,
+    same,
+)
 
 LAYER, CONVOLUTION = "wav2vec2.encoder.layers.{layer}.", "wav2vec2.encoder.pos_conv_embed.conv."
 ATTENTION = LAYER + "attention."
@@ -15,12 +24,12 @@ ATTENTION = LAYER + "attention."
 UNREAD = """adapter_kernel_size adapter_stride apply_spec_augment classifier_proj_size
     codevector_dim contrastive_logits_temperature ctc_loss_reduction ctc_zero_infinity
     diversity_loss_weight feat_extract_dropout feat_proj_dropout feat_quantizer_dropout
-    final_dropout mask_channel_length mask_channel_min_space mask_channel_other
-    mask_channel_prob mask_channel_selection mask_feature_length mask_feature_min_masks
-    mask_feature_prob mask_time_length mask_time_min_masks mask_time_min_space
-    mask_time_other mask_time_prob mask_time_selection no_mask_channel_overlap
-    no_mask_time_overlap num_adapter_layers num_codevector_groups
-    num_codevectors_per_group num_negatives output_hidden_size proj_codevector_dim
+    final_dropout freeze_feat_extract_train mask_channel_length mask_channel_min_space
+    mask_channel_other mask_channel_prob mask_channel_selection mask_feature_length
+    mask_feature_min_masks mask_feature_prob mask_time_length mask_time_min_masks
+    mask_time_min_space mask_time_other mask_time_prob mask_time_selection no_mask_channel_overlap
+    no_mask_time_overlap num_adapter_layers num_codevector_groups num_codevectors_per_group
+    num_ctc_classes num_negatives output_hidden_size proj_codevector_dim replace_prob
     tdnn_dilation tdnn_dim tdnn_kernel vocab_size xvector_output_dim""".split()
 FIXED = {
     "add_adapter": False,
@@ -28,7 +37,7 @@ FIXED = {
     "conv_pos_batch_norm": False,
     "use_weighted_layer_sum": False,
 }
-SIZES = ("conv_dim", "conv_kernel", "conv_stride")
+SIZES, FARTHEST = ("conv_dim", "conv_kernel", "conv_stride"), "max_bucket_distance"
 
 
 def describe(config: family.Settings) -> family.StackConfig:
@@ -45,7 +54,8 @@ def describe(config: family.Settings) -> family.StackConfig:
     }
     norm_of_tokens = None if before else norm
     tokens = family.TokensConfig(features=of_sound, encodings=(position,), norm=norm_of_tokens)
-    attention = plain.attention(config, bias=True, sees={"name": "both"})
+    both = {"name": "both"}
+    attention = plain.attention(config, bias=True, encodings=_of_scores(config), sees=both)
     mlp, residual = plain.mlp(config, "hidden_act", "gelu"), "pre" if before else "post"
     layers = {"layer": family.layer_of(attention, mlp, norm, residual)}
     order, after = ("layer",) * config.layers, norm if before else None
@@ -70,6 +80,18 @@ def _waveform(config: family.Settings, epsilon: float) -> Tuple[family.Named, st
         "epsilon": epsilon if normed else None,
     }
     return spec, activation
+
+
+def _of_scores(config: family.Settings) -> Tuple[family.Named, ...]:
+    """Return the encoding of scores, which WavLM alone has."""
+    if config.family != "wavlm":
+        return ()
+    buckets = config.whole("num_buckets", 320)
+    return ({"name": "wavlm", "buckets": buckets, "max_distance": config.whole(FARTHEST, 800)},)
+
+
+def _summed(tensors: List[Tensor], layer: family.AttentionConfig) -> Tensor:
+    return tensors[0].unflatten(0, (2, 4)).sum(1)
 
 
 def _folded(tensors: List[Tensor], layer: family.AttentionConfig) -> Tensor:
@@ -98,7 +120,16 @@ def convolutions(description: family.StackConfig, config: Mapping[str, Any]) -> 
     return {**table, norm: same("wav2vec2.encoder.layer_norm")}
 
 
+GATES, TABLE = ATTENTION + "gru_rel_pos_", "wav2vec2.encoder.layers.0.attention.rel_attn_embed"
 WEIGHTS: Table = {
+    ENCODING + ".table": same(TABLE),
+    ENCODING + ".gates": Rule(
+        lambda kind, shape, layer: {f"{GATES}linear.{kind}": (8, *shape[1:])}, _summed
+    ),
+    ENCODING + ".factor": Rule(
+        lambda kind, shape, layer: {GATES + "const": (1, *shape, 1, 1)},
+        lambda tensors, layer: tensors[0].flatten(),
+    ),
     "tokens.stem.norm": same("wav2vec2.feature_projection.layer_norm"),
     "tokens.stem.projection": same("wav2vec2.feature_projection.projection"),
     "token_encoding.convolution.weight": without_weight_norm(CONVOLUTION),
@@ -119,7 +150,7 @@ FAMILY = family.Family(
     describe,
     WEIGHTS,
     base="wav2vec2.",
-    other_bases=("hubert.",),
+    other_bases=("hubert.", "wavlm."),
     unused=HEADS,
     further_weights=convolutions,
     # Names of older versions.
