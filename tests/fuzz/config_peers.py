@@ -26,7 +26,7 @@ from tests.models import checkpoints, encoders, pairs, speech, vision_models
 # real models.
 LARGEST = 1024
 UNBUILT = re.compile(
-    r"position|window|token|theta|chunk|seq|max_length|floor_scale|factor"
+    r"position|window|token|theta|chunk|seq|max_length|floor_scale|factor|_base$"
 )  # keys of which no size of a weight follows
 # Tasks with labels in config.json.
 LABELLED = ("SequenceClassification", "TokenClassification", "AudioFrameClassification")

@@ -287,6 +287,8 @@ FAULTS: Dict[str, Any] = {
     "lengths of filters reversed": ("wav2vec2", {}, _reversed("weight.original0")),
     "filters reversed": ("hubert other", {}, _reversed("weight.original1")),
     "samples reversed": ("wav2vec2 stable", {}, _reversed("conv_layers.0.conv")),
+    "one gate for the other": ("wavlm", {}, _halves("gru_rel_pos_linear")),
+    "the last bucket one earlier": ("wavlm", {"max_bucket_distance": 12}, _nothing),
     "half of a gate for its values": ("wav2vec2-bert", {}, _halves("pointwise_conv1")),
     "one MLP for the other": ("wav2vec2-bert", {}, _swapped("ffn1", "ffn2")),
     "clipped one later": (
