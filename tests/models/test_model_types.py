@@ -18,7 +18,11 @@ pytestmark = pytest.mark.filterwarnings(
     "ignore"
 )  # transformers warns about deprecated configurations
 # Keys without effect in the models that are read, with the reason.
-SILENT = {("smollm3", "sliding_window"): "layers with windows are refused by use_sliding_window"}
+SILENT = {
+    ("smollm3", "sliding_window"): "layers with windows are refused by use_sliding_window",
+    ("wav2vec2-bert", "max_source_positions"): "transformers extends its table of sinusoids",
+    ("wav2vec2-bert", "rotary_embedding_base"): "a rotation is refused by position_embeddings_type",
+}
 
 
 def _whole(name: str) -> Dict[str, Any]:
