@@ -4,6 +4,7 @@ causal convolutions, and products of queries with trained rows of clipped distan
 
 from typing import Any, Dict, List, Mapping, Tuple
 
+import msgspec
 import torch
 from torch import Tensor
 
@@ -30,26 +31,15 @@ def describe(config: family.Settings) -> family.StackConfig:
     norm, sees = plain.layer_norm(config), {"name": "both"}
     attention = plain.attention(config, bias=True, encodings=_encodings(config), sees=sees)
     mlp = plain.mlp(config, "hidden_act", "swish")
-    size, kernel = config.whole("feature_projection_input_dim", 160), _kernel(config)
-    epsilon = norm["epsilon"]
-    how = {"kernel": kernel, "activation": mlp["activation"], "epsilon": epsilon}
-    convolution = family.AttentionConfig(
-        heads=attention.heads,
-        kv_heads=attention.kv_heads,
-        head_size=attention.head_size,
-        sees=sees,
-        mechanism="convolution",
-        projection={"name": "convolution", **how},
+    size, epsilon = config.whole("feature_projection_input_dim", 160), norm["epsilon"]
+    how = {"kernel": _kernel(config), "activation": mlp["activation"], "epsilon": epsilon}
+    between = family.layer_of(attention, mlp, norm, "mlp_first")
+    first = msgspec.structs.replace(between, norms=({"name": "none"}, norm, norm))
+    convolution = family.layer_of(attention, mlp, norm).with_attention(
+        encodings=(), mechanism="convolution", projection={"name": "convolution", **how}
     )
-    first = family.LayerConfig(
-        residual={"name": "mlp_first"},
-        norms=({"name": "none"}, norm, norm),
-        attention=attention,
-        mlp=mlp,
-    )
-    layers = {"first": first, "convolution": family.layer_of(convolution, mlp, norm)}
-    if config.layers > 1:
-        layers["attention"] = family.layer_of(attention, mlp, norm, "mlp_first")
+    layers = {"first": first, "convolution": convolution}
+    layers |= {"attention": between} if config.layers > 1 else {}
     order = ("first", "convolution", *("attention", "convolution") * (config.layers - 1))
     tokens = family.TokensConfig(features={"name": "projected", "size": size, "epsilon": epsilon})
     return family.stack(config, layers, order, tokens, norm=norm)
