@@ -410,7 +410,8 @@ class Driver:
         counts = [n] * max(len(rows), 1) if isinstance(n, int) else list(n)
         behind = [max(row.length - after, 0) for row in rows] or [0]
         fits = len(counts) == len(behind) and all(map(operator.le, counts, behind))
-        if not fits or (any(counts) and not self.subject.discards):
+        cached = bool(self.manifest.states)
+        if not (fits and cached) or (any(counts) and not self.subject.discards):
             self._must_refuse(twin, lambda: twin.session.discard(n, after))
             return
         if any(counts) and (self.subject.spec.kind != "block" or self.manifest.axes):
