@@ -21,7 +21,7 @@ import time
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 from pathlib import Path
-from typing import Any, Dict, Iterator, List, Sequence
+from typing import Any, Dict, Iterator, List, Sequence, Tuple
 
 from bench import marked
 from bench.audit_exporters import EXPORTERS
@@ -69,7 +69,7 @@ def audited(row: Dict[str, Any], checkpoint: Path) -> Dict[str, Any]:
     file = row.pop("file", None)
     if file is None:
         message = re.sub(r"\x1b\[\d+m", "", row["refused"]).strip().splitlines()[0]
-        refused = message.replace(f"{checkpoint.parent}/", "")[:300]
+        refused = message.replace(f"{checkpoint.parent}/", "")[:200]
         return {**row, "verdict": "not exported", "refused": refused}
     try:
         result = audit(file, checkpoint)
@@ -130,18 +130,14 @@ def table(rows: Sequence[Dict[str, Any]]) -> str:
     rows_of = dict.fromkeys(row["family"] for row in rows)
     lines = [[of, *(_cell(by_place.get((of, name))) for name in names)] for of in rows_of]
     wrong = [row for row in rows if row["verdict"] == "wrong"]
-    refused = [row for row in rows if "refused" in row]
+    refused = [row for row in rows if row["verdict"] not in ("right", "wrong")]
     known = {row["exporter"]: row["versions"].items() for row in rows if "versions" in row}
     versions = {name: ", ".join(f"{k} {v}" for k, v in pairs) for name, pairs in known.items()}
-    reasons = [row["refused"].replace("`", "'") for row in refused]
     return marked.text("audit").format(
         table=markdown(["family", *names], lines),
         faults=_faults(planted, names),
         wrong="\n".join(map(_wrong, wrong)) or "None.",
-        refused="\n".join(
-            f"- {row['exporter']}, {row['family']}: `{why}`"
-            for row, why in zip(refused, reasons, strict=True)
-        ),
+        refused="\n".join(_refusals(refused)),
         versions="\n".join(f"- {name}: {text}" for name, text in versions.items()),
         exporters=len(names),
         families=len(rows_of),
@@ -158,7 +154,20 @@ def _cell(row: Any) -> str:
         return f"small errors {cells['wrong']}/{cells['wrong'] + cells['right']}"
     if row["verdict"] == "wrong":
         return f"**wrong** {cells['wrong']}/{cells['wrong'] + cells['right']}"
-    return f"right {cells['right']}" + (f", {cells['refused']} fail" if cells["refused"] else "")
+    counts = {"right": f"right {cells['right']}", "refused": f"{cells['refused']} fail"}
+    return ", ".join(text for status, text in counts.items() if cells[status])
+
+
+def _refusals(rows: Sequence[Dict[str, Any]]) -> Iterator[str]:
+    """Yield an item for each reason of an exporter, with the families that have it."""
+    by_reason: Dict[Tuple[str, str], List[Tuple[str, str]]] = {}
+    for row in rows:
+        family, reason = row["family"], row.get("refused") or row["sentence"]
+        same = (row["exporter"], reason.replace(family, ""))
+        by_reason.setdefault(same, []).append((family, reason.replace("`", "'")))
+    for (exporter, _), ((first, reason), *others) in by_reason.items():
+        more = f". Likewise {', '.join(family for family, _ in others)}" if others else ""
+        yield f"- {exporter}, {first}: `{reason}`{more}"
 
 
 def _wrong(row: Dict[str, Any]) -> str:
