@@ -144,7 +144,7 @@ class Auditor:
                 repeated = request(self.session(), wrong, token)
             else:
                 again = self.session(keep=True)
-                repeated = repeat.program(again, wrong, token, self.path, self.graph.code)
+                repeated = repeat.program(again, wrong, token, self.path, self.graph)
         return Audit(
             verdict,
             sentence,

@@ -1,7 +1,8 @@
 """Graphs of others, opened to be called with arrays by name."""
 
+import inspect
 from pathlib import Path
-from typing import Any, Callable, Dict, List, Mapping, Set, Tuple
+from typing import Any, Callable, Dict, List, Mapping, Sequence, Set, Tuple
 
 import numpy as np
 
@@ -10,6 +11,7 @@ from posenc_export.runtime.session.errors import RUN_ERRORS, GraphError
 from posenc_export.shared.refusal import refusal
 
 Arrays = Dict[str, np.ndarray]
+Run = Callable[[Mapping[str, np.ndarray]], Arrays]
 # Operators of weights or activations in few bits.
 FEW_BITS = {"DequantizeLinear", "DynamicQuantizeLinear", "GatherBlockQuantized"}
 FEW_BITS |= {"MatMulInteger", "MatMulNBits", "QLinearMatMul"}
@@ -30,6 +32,34 @@ class NotPossible(Exception):
     """Raised for a call that the inputs or the operators of a graph cannot express."""
 
 
+def source_of(function: Callable[..., Any], opened: str, *arguments: Any) -> str:
+    """Return Python that defines run(inputs). function: returns what it opened, and run; it needs
+    nothing of its module but annotations. opened: its first argument as Python, of `path`.
+    """
+    call = f"{function.__name__}({opened}, *{arguments!r})"
+    return f"{inspect.getsource(function)}\n\n_, run = {call}"
+
+
+def onnx_runtime(path: str, names: Sequence[str]) -> Tuple[List[Any], Run]:
+    """Open a graph, or graphs of a folder: the last is for calls of which no input is empty."""
+    import onnxruntime
+
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = options.inter_op_num_threads = 1
+    options.log_severity_level = 4
+    files = [f"{path}/{name}" for name in names] or [path]
+    cpu = ["CPUExecutionProvider"]
+    sessions = [onnxruntime.InferenceSession(file, options, providers=cpu) for file in files]
+
+    def run(inputs: Mapping[str, np.ndarray]) -> Arrays:
+        session = sessions[-1 if all(array.size for array in inputs.values()) else 0]
+        names = [output.name for output in session.get_outputs()]
+        taken = {value.name: inputs[value.name] for value in session.get_inputs()}
+        return dict(zip(names, session.run(None, taken), strict=True))
+
+    return sessions, run
+
+
 class Graph:
     """A graph in ONNX, run by ONNX Runtime on the CPU with one thread: one file, or a folder with
     one for prompts and one for tokens behind a cache (FILES).
@@ -40,31 +70,26 @@ class Graph:
         precision: "float32", "float16", "bfloat16" or "few bits".
         unread: inputs that become outputs and have no other use.
         code: Python that loads the graph from `path` and defines run(inputs).
+        needs: packages of the code.
     """
 
-    code = """import onnxruntime
-
-files = [f"{{path}}/{{name}}" for name in {names!r}] or [path]
-cpu = ["CPUExecutionProvider"]
-sessions = [onnxruntime.InferenceSession(file, providers=cpu) for file in files]
-
-
-def run(inputs):
-    session = sessions[-1 if all(array.size for array in inputs.values()) else 0]
-    names = [output.name for output in session.get_outputs()]
-    taken = {{value.name: inputs[value.name] for value in session.get_inputs()}}
-    return dict(zip(names, session.run(None, taken)))
-"""
+    needs = "onnxruntime"
 
     def __init__(self, path: Path) -> None:
         import onnx_ir
 
-        files = [path / name for name in FILES] if path.is_dir() else [path]
-        self.sessions = [_session(file) for file in files]
-        self.code = self.code.format(names=FILES if path.is_dir() else ())
-        first, last = self.sessions[0], self.sessions[-1]
+        names = FILES if path.is_dir() else ()
+        self.code = source_of(onnx_runtime, "path", names)
+        try:
+            sessions, self._run = onnx_runtime(str(path), names)
+        except Exception as error:  # the types of ONNX Runtime have no common base but Exception
+            line = str(error).strip().splitlines()[0]
+            rule = "a graph that ONNX Runtime loads on the CPU"
+            raise refusal("audit", rule, f"{path}: {line}", "give another graph") from None
+        first, last = sessions[0], sessions[-1]
+        self.steps = any(v.name == "input_ids" and v.shape[1] == 1 for v in last.get_inputs())
         self.outputs: List[Value] = [_value(value, {}) for value in last.get_outputs()]
-        model = onnx_ir.load(files[-1])
+        model = onnx_ir.load(path / names[-1] if names else path)
         sizes, self.unread = _cache_sizes(model), _unread(model)
         values = {value.name: value for value in (*last.get_inputs(), *first.get_inputs())}
         self.inputs: List[Value] = [_value(value, sizes) for value in values.values()]
@@ -72,13 +97,10 @@ def run(inputs):
 
     def run(self, feeds: Mapping[str, np.ndarray]) -> Arrays:
         """Run the graph. Raise NotPossible beyond the limits of an operator, or GraphError."""
-        session = self.sessions[-1 if all(array.size for array in feeds.values()) else 0]
-        for value in session.get_inputs():
-            one = value.name == "input_ids" and value.shape[1] == 1
-            if one and feeds[value.name].shape[1] > 1:
-                raise NotPossible("the graph with caches takes one token in each call")
+        if self.steps and feeds["input_ids"].shape[1] > 1 and all(a.size for a in feeds.values()):
+            raise NotPossible("the graph with caches takes one token in each call")
         try:
-            results = session.run(None, {v.name: feeds[v.name] for v in session.get_inputs()})
+            return self._run(feeds)
         except Exception as error:
             if not isinstance(error, RUN_ERRORS) and "onnxruntime" not in type(error).__module__:
                 raise
@@ -86,21 +108,6 @@ def run(inputs):
                 if part in str(error):
                     raise NotPossible(limit) from error
             raise GraphError(error) from error
-        return dict(zip([value.name for value in session.get_outputs()], results, strict=True))
-
-
-def _session(file: Path) -> Any:
-    import onnxruntime as ort
-
-    options = ort.SessionOptions()
-    options.intra_op_num_threads = options.inter_op_num_threads = 1
-    options.log_severity_level = 4
-    try:
-        return ort.InferenceSession(str(file), options, providers=["CPUExecutionProvider"])
-    except Exception as error:  # the types of ONNX Runtime have no common base but Exception
-        line = str(error).strip().splitlines()[0]
-        rule = "a graph that ONNX Runtime loads on the CPU"
-        raise refusal("audit", rule, f"{file}: {line}", "give another graph") from None
 
 
 def _value(value: Any, sizes: Mapping[str, Mapping[int, int]]) -> Value:
@@ -154,6 +161,3 @@ def _contents(model: Any, values: List[Value]) -> Tuple[Set[str], str]:
     largest = max(sizes, key=lambda name: sizes[name], default="FLOAT")
     kinds = {value.dtype for value in values}
     return operators, HALVES.get(largest, "float16" if "float16" in kinds else "float32")
-
-
-Run = Callable[[Mapping[str, np.ndarray]], Arrays]

@@ -3,22 +3,45 @@
 import re
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Dict, List, Mapping, Set
+from typing import Any, List, Mapping, Set
 
 import numpy as np
 import torch
 from torch.utils import _pytree as pytree
 
-from posenc_export.auditing.graph import Arrays
+from posenc_export.auditing.graph import Arrays, source_of
 from posenc_export.auditing.inputs import HEADS, MEANINGS, Value
 from posenc_export.runtime.graphs.quiet import quiet
 from posenc_export.runtime.session.errors import RUN_ERRORS, GraphError
 from posenc_export.shared.refusal import refusal
 
-EXPORTED = """program = torch.export.load(path)
-module, spec = program.module(check_guards=False), program.call_spec.in_spec"""
-SCRIPTED = """module = torch.jit.load(path).eval()
-spec = pytree.tree_flatten(({arguments!r}, {{}}))[1]"""
+
+def torch_program(loaded: Any, scripted: Any, names: List[str], changed: List[str]) -> Any:
+    """Take a program of torch.export, or one of TorchScript with nested names of its arguments.
+    Return its module, and run. names: of outputs; changed: buffers that a call writes.
+    """
+    import torch
+    from torch.utils import _pytree as pytree
+
+    if scripted is None:
+        module, spec = loaded.module(check_guards=False), loaded.call_spec.in_spec
+        given = list(loaded.graph_signature.user_inputs)
+    else:
+        module, (given, spec) = loaded.eval(), pytree.tree_flatten((scripted, {}))
+    buffers = dict(module.named_buffers())
+
+    def run(inputs: Mapping[str, np.ndarray]) -> Arrays:
+        for name in changed:
+            buffers[name].copy_(torch.from_numpy(inputs[name]))
+        flat = [torch.from_numpy(inputs[name].copy()) if name in inputs else name for name in given]
+        arguments, named = pytree.tree_unflatten(flat, spec)
+        with torch.no_grad():
+            results = pytree.tree_leaves(module(*arguments, **named))
+        arrays = [value.numpy() for value in results if isinstance(value, torch.Tensor)]
+        arrays += [buffers[name].numpy().copy() for name in changed]
+        return dict(zip(names, arrays, strict=True))
+
+    return module, run
 
 
 class Program:
@@ -27,89 +50,69 @@ class Program:
     output that is read after it. Attributes: as for Graph.
     """
 
-    code = """import torch
-from torch.utils import _pytree as pytree
-
-{load}
-given = {given!r}
-names = {names!r}
-buffers, changed = dict(module.named_buffers()), {changed!r}
-
-
-def run(inputs):
-    for name in changed:
-        buffers[name].copy_(torch.from_numpy(inputs[name]))
-    flat = [torch.from_numpy(inputs[name].copy()) if name in inputs else name for name in given]
-    arguments, named = pytree.tree_unflatten(flat, spec)
-    with torch.no_grad():
-        results = pytree.tree_leaves(module(*arguments, **named))
-    arrays = [value.numpy() for value in results if isinstance(value, torch.Tensor)]
-    return dict(zip(names, arrays)) | {{name + "_out": buffers[name].numpy() for name in changed}}
-"""
+    needs = "torch"
 
     def __init__(self, path: Path) -> None:
         self.operators: Set[str] = set()
         self.unread: Set[str] = set()
-        self.buffers: Dict[str, torch.Tensor] = {}
         exported = path.suffix == ".pt2"
+        load = f"torch.{'export' if exported else 'jit'}.load"
         try:
             with quiet(DeprecationWarning, FutureWarning):  # torch.jit warns at every call
                 loaded: Any = torch.export.load(path) if exported else torch.jit.load(path)
         except (RuntimeError, ValueError, KeyError, OSError) as error:
             line = (str(error).strip().splitlines() or [type(error).__name__])[0]
-            rule = f"a program that torch.{'export' if exported else 'jit'}.load reads"
-            raise refusal("audit", rule, f"{path}: {line}", "give another file") from None
+            got = f"{path}: {line}"
+            raise refusal(
+                "audit", f"a program that {load} reads", got, "give another file"
+            ) from None
         weights = loaded.state_dict if exported else loaded.state_dict()
         dtypes = [weight.dtype for weight in weights.values()]
         half = dtypes.count(torch.float16) > dtypes.count(torch.float32)
         self.precision = "float16" if half else "float32"
-        (self._of_export if exported else self._of_script)(loaded)
-        names = [value.name for value in self.outputs]
-        known = {"load": self.load, "given": self.given, "changed": [*self.buffers]}
-        self.code = self.code.format(names=names, **known)
-        for name, buffer in self.buffers.items():
-            value = Value(name, str(buffer.dtype).removeprefix("torch."), tuple(buffer.shape))
-            self.inputs.append(value)
-            self.outputs.append(replace(value, name=f"{name}_out"))
+        self.inputs: List[Value]
+        self.outputs: List[Value]
+        changed, nested = _changed(loaded) if exported else [], None
+        if exported:
+            self._of_export(loaded)
+        else:
+            nested = self._of_script(loaded)
+        names = [value.name for value in self.outputs] + [f"{name}_out" for name in changed]
+        module, self._run = torch_program(loaded, nested, names, changed)
+        code = source_of(torch_program, f"{load}(path)", nested, names, changed)
+        self.code = f"import torch\n\n\n{code}"
+        buffers = dict(module.named_buffers())
+        for name in changed:
+            dtype = str(buffers[name].dtype).removeprefix("torch.")
+            self.inputs.append(Value(name, dtype, tuple(buffers[name].shape)))
+            self.outputs.append(replace(self.inputs[-1], name=f"{name}_out"))
 
     def _of_export(self, exported: Any) -> None:
-        self.module, self.spec = exported.module(check_guards=False), exported.call_spec.in_spec
-        self.load, buffers = EXPORTED, dict(self.module.named_buffers())
-        self.buffers = {name: buffers[name] for name in _changed(exported)}
         nodes = {node.name: node for node in exported.graph.nodes}
-        self.given: List[Any] = list(exported.graph_signature.user_inputs)
-        self.inputs = [_value(name, nodes[name]) for name in self.given if name in nodes]
-        names = exported.graph_signature.user_outputs
-        self.outputs = [_value(str(name), nodes[name]) for name in names if name in nodes]
+        signature = exported.graph_signature
+        names = (signature.user_inputs, map(str, signature.user_outputs))
+        self.inputs, self.outputs = (
+            [_value(name, nodes[name]) for name in part if name in nodes] for part in names
+        )
 
-    def _of_script(self, module: Any) -> None:
-        self.module, (_, *arguments) = module.eval(), module.forward.schema.arguments
+    def _of_script(self, module: Any) -> Any:
+        """Return the nested names of the arguments."""
+        _, *arguments = module.forward.schema.arguments
         nested = tuple(_leaves(argument.type, argument.name) for argument in arguments)
-        self.given, self.spec = pytree.tree_flatten((nested, {}))
-        self.load = SCRIPTED.format(arguments=nested)
         dtype = self.precision
-        self.inputs = [_guessed(name, dtype) for name in self.given]
+        self.inputs = [_guessed(name, dtype) for name in pytree.tree_leaves(nested)]
         outputs = pytree.tree_leaves(_leaves(module.forward.schema.returns[0].type, "output"))
         whole = Value("output", dtype, ("batch", "sequence", None))
         caches = [Value(name, dtype, ("batch", HEADS[0], "total", HEADS[1])) for name in outputs]
         self.outputs = [whole, *caches[1:]]
+        return nested
 
     def run(self, feeds: Mapping[str, np.ndarray]) -> Arrays:
         """Run the program. Raise GraphError if it fails."""
-        flat = [torch.from_numpy(feeds[name].copy()) if name in feeds else name
-                for name in self.given]  # fmt: skip
-        assert self.spec is not None
-        arguments, named = pytree.tree_unflatten(flat, self.spec)
         try:
-            with torch.no_grad():
-                for name, buffer in self.buffers.items():
-                    buffer.copy_(torch.from_numpy(feeds[name]))
-                results = pytree.tree_leaves(self.module(*arguments, **named))
+            return dict(self._run(feeds))
         except (*RUN_ERRORS, AssertionError) as error:
             raise GraphError(error) from error
-        arrays = [np.asarray(value.numpy()) for value in results if isinstance(value, torch.Tensor)]
-        arrays += [buffer.numpy().copy() for buffer in self.buffers.values()]
-        return dict(zip([value.name for value in self.outputs], arrays, strict=True))
 
 
 def _value(name: str, node: Any) -> Value:

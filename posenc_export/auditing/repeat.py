@@ -78,10 +78,10 @@ class Token:
 
 
 def program(
-    session: ForeignSession, cell: Cell, wrong: Sequence[float], path: Path, code: str
+    session: ForeignSession, cell: Cell, wrong: Sequence[float], path: Path, graph: Any
 ) -> str:
     """Return the program for the first wrong token of a cell. session: keeps its inputs. wrong:
-    row, index of the token, its largest right error. code: loads the graph and defines run(inputs).
+    row, index of the token, its largest right error. graph: as Graph, read from the path.
     """
     token = wrong_token(session, cell, wrong)
     if token is None:
@@ -95,8 +95,8 @@ def program(
     return PROGRAM.format(
         title=title,
         mark=MARK,
-        code=code,
-        needs=code.partition("\n")[0].removeprefix("import "),
+        code=graph.code,
+        needs=graph.needs,
         path=str(path),
         taken=inspect.getsource(taken),
         caches="".join(f"    {past!r}: {how!r},\n" for past, how in caches.items()),

@@ -72,7 +72,7 @@ def test_a_program_repeats_the_first_wrong_token_and_passes_on_a_right_graph(
     wrong = exported(model, tmp_path / "model.onnx", wrapped=wrapped)
     result = audit(wrong, tmp_path / "checkpoint", quick=True)
     (tmp_path / "repeat.py").write_text(result.program, "utf-8")
-    imports = set(re.findall(r"^import (\w+)", result.program, re.MULTILINE))
+    imports = set(re.findall(r"^ *import (\w+)", result.program, re.MULTILINE))
     assert imports == {"base64", "sys", "zlib", "numpy", "onnxruntime"}
     command = [sys.executable, tmp_path / "repeat.py"]
     ran = subprocess.run([*command, wrong], capture_output=True, text=True)
