@@ -2,19 +2,13 @@
 caches: an input that is written to the variable before a call, and an output that is read after it.
 """
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, List, Mapping, Set
 
 import numpy as np
 
-try:
-    import openvino
-except ModuleNotFoundError as error:
-    raise ModuleNotFoundError(
-        "audit: expected openvino, got none; pip install 'posenc-export[openvino]'", name="openvino"
-    ) from error
-
-from posenc_export.auditing.graph import COUNTS_ROWS, Arrays
+from posenc_export.auditing.graph import COUNTS_ROWS, Arrays, source_of
 from posenc_export.auditing.inputs import Value
 from posenc_export.runtime.session.errors import GraphError
 from posenc_export.shared.refusal import refusal
@@ -28,7 +22,26 @@ OPTIONS = {
 }
 PRECISIONS = {"f32": "float32", "f16": "float16"}  # by element type
 PRECISIONS |= dict.fromkeys(("i4", "u4", "i8", "u8", "nf4"), "few bits")
-KEPT = "_out"  # behind the name of a variable, as an output
+
+
+def openvino_model(path: str, options: Mapping[str, Any]) -> Any:
+    """Return the model and its compiled form, and run."""
+    import openvino
+
+    core = openvino.Core()
+    model = core.read_model(path)
+    compiled = core.compile_model(model, "CPU", options)
+    request = compiled.create_infer_request()
+
+    def run(inputs: Mapping[str, np.ndarray]) -> Arrays:
+        states = {state.name: state for state in request.query_state()}
+        for name, state in states.items():
+            state.state = openvino.Tensor(np.ascontiguousarray(inputs[name]))
+        results = request.infer({n: array for n, array in inputs.items() if n not in states})
+        outputs = {name: np.array(array) for port, array in results.items() for name in port.names}
+        return outputs | {f"{n}_out": np.array(state.state.data) for n, state in states.items()}
+
+    return (model, compiled), run
 
 
 class IntermediateRepresentation:
@@ -37,54 +50,32 @@ class IntermediateRepresentation:
     Attributes: as for Graph.
     """
 
-    code = """import openvino
-
-request = openvino.compile_model(path, "CPU", {options!r}).create_infer_request()
-
-
-def run(inputs):
-    states = {{state.name: state for state in request.query_state()}}
-    for name, state in states.items():
-        state.state = openvino.Tensor(inputs[name])
-    results = request.infer({{name: inputs[name] for name in inputs if name not in states}})
-    outputs = {{name: array.copy() for port, array in results.items() for name in port.names}}
-    kept = {{name + {kept!r}: state.state.data.copy() for name, state in states.items()}}
-    return {{**outputs, **kept}}
-"""
+    needs = "openvino"
+    code = source_of(openvino_model, "path", OPTIONS)
 
     def __init__(self, path: Path) -> None:
-        core = openvino.Core()
         try:
-            model = core.read_model(path)
-            compiled = core.compile_model(model, "CPU", OPTIONS)
+            (model, compiled), self._run = openvino_model(str(path), OPTIONS)
         except RuntimeError as error:
             line = str(error).strip().splitlines()[-1]
             rule = "a model that OpenVINO loads on the CPU"
             raise refusal("audit", rule, f"{path}: {line}", "give another file") from None
-        self.request = compiled.create_infer_request()
         nodes = model.get_ordered_ops()
         reads = [node for node in nodes if node.get_type_name() == "ReadValue"]
         variables = [_value(node.get_variable_id(), node.output(0)) for node in reads]
-        kept = [Value(value.name + KEPT, value.dtype, value.axes) for value in variables]
-        self.names = {value.name for value in variables}
+        kept = [replace(value, name=f"{value.name}_out") for value in variables]
         self.inputs = [_value(_name(port), port) for port in compiled.inputs] + variables
         self.outputs = [_value(_name(port), port) for port in compiled.outputs] + kept
         self.operators: Set[str] = {node.get_type_name() for node in nodes} & COUNTS_ROWS
         self.unread: Set[str] = set()
         self.precision = _precision(nodes)
-        self.code = self.code.format(options=OPTIONS, kept=KEPT)
 
     def run(self, feeds: Mapping[str, np.ndarray]) -> Arrays:
         """Run the model. Raise GraphError if it fails."""
-        states = self.request.query_state()
         try:
-            for state in states:
-                state.state = openvino.Tensor(np.ascontiguousarray(feeds[state.name]))
-            results = self.request.infer({n: a for n, a in feeds.items() if n not in self.names})
+            return dict(self._run(feeds))
         except RuntimeError as error:
             raise GraphError(error) from error
-        outputs = {_name(port): np.array(array) for port, array in results.items()}
-        return outputs | {state.name + KEPT: np.array(state.state.data) for state in states}
 
 
 def _name(port: Any) -> str:
