@@ -38,6 +38,7 @@ FAULTY = (
 )  # fmt: skip
 ONNX = ("transformers", "optimum", "torch-dynamo", "torchscript")  # whose graphs get faults
 SECONDS = 3600  # of one exporter
+SHOWN = 140  # characters of a refusal on the page
 COUNTED = ("right", "wrong", "refused", "not possible")
 
 
@@ -69,7 +70,7 @@ def audited(row: Dict[str, Any], checkpoint: Path) -> Dict[str, Any]:
     file = row.pop("file", None)
     if file is None:
         message = re.sub(r"\x1b\[\d+m", "", row["refused"]).strip().splitlines()[0]
-        refused = message.replace(f"{checkpoint.parent}/", "")[:200]
+        refused = message.replace(f"{checkpoint.parent}/", "")[:300]
         return {**row, "verdict": "not exported", "refused": refused}
     try:
         result = audit(file, checkpoint)
@@ -154,7 +155,7 @@ def _cell(row: Any) -> str:
         return f"small errors {cells['wrong']}/{cells['wrong'] + cells['right']}"
     if row["verdict"] == "wrong":
         return f"**wrong** {cells['wrong']}/{cells['wrong'] + cells['right']}"
-    counts = {"right": f"right {cells['right']}", "refused": f"{cells['refused']} fail"}
+    counts = {"right": f"{cells['right']}", "refused": f"{cells['refused']} fail"}
     return ", ".join(text for status, text in counts.items() if cells[status])
 
 
@@ -162,21 +163,21 @@ def _refusals(rows: Sequence[Dict[str, Any]]) -> Iterator[str]:
     """Yield an item for each reason of an exporter, with the families that have it."""
     by_reason: Dict[Tuple[str, str], List[Tuple[str, str]]] = {}
     for row in rows:
-        family, reason = row["family"], row.get("refused") or row["sentence"]
+        family, reason = row["family"], row.get("refused") or row["failures"][0]
+        reason = reason.partition(", got it: ")[2] or reason
         same = (row["exporter"], reason.replace(family, ""))
-        by_reason.setdefault(same, []).append((family, reason.replace("`", "'")))
+        by_reason.setdefault(same, []).append((family, reason.replace("`", "'")[:SHOWN]))
     for (exporter, _), ((first, reason), *others) in by_reason.items():
         more = f". Likewise {', '.join(family for family, _ in others)}" if others else ""
         yield f"- {exporter}, {first}: `{reason}`{more}"
 
 
 def _wrong(row: Dict[str, Any]) -> str:
-    """Return the item of a wrong row, with the commands that repeat it."""
+    """Return the item of a wrong row, with the command that repeats it."""
     name, family = row["exporter"], row["family"]
     folder = f"{family}/artefact" if name == "ort" else family
     return (
         f"- {name}, {family}: {row['sentence']}.\n\n"
-        f"        python -m bench.audit --exporters {name} --families {family}\n"
         f"        posenc audit build/audit/{name}/{folder} "
         f"--reference build/audit/checkpoints/{family}\n"
     )

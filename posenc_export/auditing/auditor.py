@@ -1,7 +1,8 @@
 """The audit of a graph: inputs, cells, errors, and one sentence."""
 
+import contextlib
 from pathlib import Path
-from typing import Any, List, Mapping, Tuple, Union
+from typing import Any, List, Mapping, Tuple, Union, cast
 
 import numpy as np
 
@@ -14,7 +15,13 @@ from posenc_export.auditing.observing import Observed, observe
 from posenc_export.auditing.plan import LENGTH, ROWS, Plan, case_of, plan
 from posenc_export.auditing.reference import open_reference
 from posenc_export.auditing.result import Audit, AuditedCell
-from posenc_export.auditing.server import LogProbabilities, Server, ServerSession, request
+from posenc_export.auditing.server import (
+    LogProbabilities,
+    Server,
+    ServerSession,
+    log_probabilities,
+    request,
+)
 from posenc_export.auditing.session import TAGS, ForeignSession
 from posenc_export.export.conditioning import TRIES
 from posenc_export.runtime.session.errors import GraphError
@@ -176,11 +183,26 @@ class Auditor:
                 return reply.named("copied row", CAUSES["copied row"])
         if reply.features and self._counts_slots():
             return reply.named("positions ignored", CAUSES["positions ignored"])
-        if reply.features or not isinstance(self.reference, exact.Exact) or not reply.cause:
+        return reply if reply.features or not reply.cause else self._tried(reply)
+
+    def _tried(self, reply: Answer) -> Answer:
+        """Return the answer with a fault by trial, if one explains the outputs of a full pass."""
+        reference, read, known = self.reference, cast(Any, np.asarray), np.True_
+        model = reference.reference if isinstance(reference, LogProbabilities) else reference
+        if not isinstance(model, exact.Exact):
             return reply
-        most = min(self.reference.facts.positions, NAMING)
-        tokens, outputs = self._full_pass(self.interface.batch or 1, most)
-        fault = hypotheses.explained(self.reference, tokens, outputs, self.accuracy.tolerance)
+        for most in (NAMING, NAMING // 2):  # a server may have a shorter context
+            with contextlib.suppress(NotPossible):
+                most = min(reference.facts.positions, most)
+                tokens, outputs = self._full_pass(self.interface.batch or 1, most)
+                break
+        else:
+            return reply
+        if model is not reference:  # others are as in the reference, or -1
+            known = (outputs != reference.outputs(tokens)) & (outputs != -1)
+            read = log_probabilities
+        allowed = self.accuracy.tolerance
+        fault = hypotheses.explained(model, tokens, outputs, allowed, read, known)
         return reply if fault is None else reply.named(fault.cause, fault.words)
 
     def _counts_slots(self) -> bool:

@@ -2,19 +2,11 @@
 
 import json
 from pathlib import Path
-from typing import Any, Iterator, Mapping, Set, Tuple
+from typing import Any, Iterator, List, Mapping, Set, Tuple
 
 import numpy as np
-import torch
 
-try:
-    from executorch.runtime import Runtime
-except ModuleNotFoundError as error:
-    raise ModuleNotFoundError(
-        "audit: expected executorch, got none; pip install executorch", name="executorch"
-    ) from error
-
-from posenc_export.auditing.graph import Arrays, NotPossible
+from posenc_export.auditing.graph import Arrays, NotPossible, source_of
 from posenc_export.auditing.inputs import Value
 from posenc_export.runtime.session.errors import GraphError
 from posenc_export.shared.refusal import refusal
@@ -26,6 +18,20 @@ LEAST = 64  # to which transformers bounds sizes that it leaves open, or to more
 OPEN = {2: ("batch", "sequence"), 3: ("batch", "sequence", -1), 4: ("batch", -1, "past length", -1)}
 
 
+def executorch_method(method: Any, given: List[str], names: List[str]) -> Any:
+    """Take a method, and the names of its inputs and outputs. Return it, and run."""
+    import torch
+
+    def run(inputs: Mapping[str, np.ndarray]) -> Arrays:
+        arrays = [torch.from_numpy(np.array(inputs[name])) for name in given]
+        # numpy gives empty arrays strides of 0, at which ExecuTorch ends the process.
+        flat = [array.clone(memory_format=torch.contiguous_format) for array in arrays]
+        results = method.execute(flat)
+        return {name: value.numpy().copy() for name, value in zip(names, results, strict=True)}
+
+    return method, run
+
+
 class ExecutorchProgram:
     """The method `forward` of a program (.pte) on the CPU. Without export.json beside it, inputs
     and outputs have numbers as names, and every size is fixed.
@@ -33,28 +39,21 @@ class ExecutorchProgram:
     Attributes: as for Graph.
     """
 
-    code = """import torch
-from executorch.runtime import Runtime
-
-method = Runtime.get().load_program(path).load_method("forward")
-names = {names!r}
-
-
-def run(inputs):
-    arrays = [torch.from_numpy(inputs[name].copy()) for name in {given!r}]
-    rows_first = dict(memory_format=torch.contiguous_format)  # also the strides of empty tensors
-    results = method.execute([array.clone(**rows_first) for array in arrays])
-    return {{name: value.clone().numpy() for name, value in zip(names, results)}}
-"""
+    needs = "executorch"
 
     def __init__(self, path: Path) -> None:
+        try:
+            from executorch.runtime import Runtime
+        except ModuleNotFoundError:
+            rule, got = "the package executorch for a program of ExecuTorch", "none"
+            raise refusal("audit", rule, got, "pip install executorch") from None
         self.operators: Set[str] = set()
         try:
-            self.method: Any = Runtime.get().load_program(path).load_method("forward")
+            method: Any = Runtime.get().load_program(path).load_method("forward")
         except (RuntimeError, ValueError) as error:
             rule, got = "a program of ExecuTorch with a method forward", f"{path}: {error}"
             raise refusal("audit", rule, got, "give another file") from None
-        meta = self.method.metadata
+        meta = method.metadata
         inputs = [meta.input_tensor_meta(at) for at in range(meta.num_inputs())]
         outputs = [meta.output_tensor_meta(at) for at in range(meta.num_outputs())]
         given, names, dynamic = _names(path.with_name(NAMES), len(inputs), len(outputs))
@@ -63,7 +62,10 @@ def run(inputs):
         self.outputs = [_value(*pair, dynamic) for pair in zip(names, outputs, strict=True)]
         self.unread = {name for name in given if name.endswith(UNUSED)}
         self.precision = self.outputs[0].dtype
-        self.code = self.code.format(names=names, given=given)
+        _, self._run = executorch_method(method, given, names)
+        opened = 'Runtime.get().load_program(path).load_method("forward")'
+        code = source_of(executorch_method, opened, given, names)
+        self.code = f"from executorch.runtime import Runtime\n\n\n{code}"
 
     def run(self, feeds: Mapping[str, np.ndarray]) -> Arrays:
         """Run the program. Raise NotPossible beyond the sizes for which it has memory, or
@@ -72,15 +74,10 @@ def run(inputs):
         for name, sizes in self.sizes.items():
             if any(size > most for size, most in zip(feeds[name].shape, sizes, strict=True)):
                 raise NotPossible(f"the program has memory for {name} of up to {list(sizes)}")
-        arrays = [torch.from_numpy(np.array(feeds[name])) for name in self.sizes]
-        # numpy gives empty arrays strides of 0, at which ExecuTorch ends the process.
-        flat = [array.clone(memory_format=torch.contiguous_format) for array in arrays]
         try:
-            results = self.method.execute(flat)
+            return dict(self._run(feeds))
         except RuntimeError as error:
             raise GraphError(error) from error
-        names = [value.name for value in self.outputs]
-        return {name: value.numpy().copy() for name, value in zip(names, results, strict=True)}
 
 
 def _value(name: str, meta: Any, dynamic: bool) -> Value:

@@ -15,7 +15,9 @@ from posenc_export.models import block, parameters, stack, user_module
 from posenc_export.models.attention_config import AttentionConfig
 
 THETAS = (100.0, 1000.0, 10000.0, 100000.0, 500000.0, 1000000.0, 5000000.0)
-NEAR = 4.0  # a model is the graph's if their outputs differ by at most this many tolerances
+# A model is the graph's if their outputs differ by at most this many tolerances, and by this many
+# times less than those of a reference that differs.
+NEAR = 4.0
 # Rotations that scale angles, whose parameters a plain rotation lacks.
 SCALED = ("rope_linear", "rope_ntk", "rope_yarn", "rope_llama3", "rope_longrope", "rope_dynamic")
 FACTORS = ("rope_yarn", "rope_longrope")  # with a factor of scores
@@ -34,16 +36,32 @@ class Hypothesis(NamedTuple):
 
 
 def explained(
-    reference: Exact, tokens: np.ndarray, actual: np.ndarray, tolerance: float
+    reference: Exact,
+    tokens: np.ndarray,
+    actual: np.ndarray,
+    tolerance: float,
+    read: Callable[[np.ndarray], np.ndarray] = np.asarray,
+    known: Any = True,
 ) -> Optional[Hypothesis]:
     """Return the fault that explains the outputs `actual` [B,L,V] of a full pass of tokens, ids
-    [B,L] or hidden states [B,L,E], or None. tolerance: largest error of a right graph.
+    [B,L] or hidden states [B,L,E], or None.
+
+    Args:
+        tolerance: largest error of a right graph.
+        read: makes of the outputs of a model what is compared.
+        known: which numbers of it are compared [B,L,V], or True for all.
     """
     scale = float(np.abs(actual).max()) or 1.0
+
+    def error(outputs: np.ndarray) -> float:
+        return float(np.abs(read(outputs) - actual).max(initial=0, where=known))
+
+    most, own = NEAR * tolerance * scale, error(reference.outputs(tokens))
+    if own > tolerance * scale:  # else only shorter sequences are wrong, as with long factors
+        most = min(most, own / NEAR)
     for hypothesis, model in _models(reference, tokens.shape[1]):
         if model is not None and tokens.shape[1] <= model.config.max_positions:
-            outputs = full_pass(eager_session(model, tokens.shape[1]), tokens, 0, None)
-            if float(np.abs(outputs - actual).max()) <= NEAR * tolerance * scale:
+            if error(full_pass(eager_session(model, tokens.shape[1]), tokens, 0, None)) <= most:
                 return hypothesis
     return None
 

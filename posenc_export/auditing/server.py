@@ -18,7 +18,14 @@ from posenc_export.auditing.inputs import Interface, Value
 from posenc_export.auditing.session import TAGS, Call
 from posenc_export.runtime.session.errors import GraphError
 from posenc_export.runtime.verification.case import Cell, Pairs
-from posenc_export.shared.numerics import LIMIT, SAFETY, worst_error
+from posenc_export.shared.numerics import (
+    FLOAT16_NOISE,
+    LIMIT,
+    PEAK,
+    SAFETY,
+    rounding_tolerance,
+    worst_error,
+)
 from posenc_export.shared.refusal import refusal
 
 LISTED = 5  # most probable tokens that are compared
@@ -94,6 +101,12 @@ def _listed(logprobs: Any) -> Listed:
     return list(zip(map(id_of, logprobs["tokens"]), tops, strict=True))
 
 
+def log_probabilities(logits: np.ndarray) -> np.ndarray:
+    """Return the log probabilities of logits [..,V]."""
+    shifted = logits.astype(np.float64) - logits.max(-1, keepdims=True)
+    return (shifted - np.log(np.exp(shifted).sum(-1, keepdims=True))).astype(np.float32)
+
+
 class LogProbabilities:
     """A reference whose outputs are log probabilities."""
 
@@ -103,9 +116,7 @@ class LogProbabilities:
 
     def outputs(self, tokens: np.ndarray, start: int = 0) -> np.ndarray:
         """As Reference.outputs."""
-        logits = self.reference.outputs(tokens, start).astype(np.float64)
-        logits -= logits.max(-1, keepdims=True)
-        return (logits - np.log(np.exp(logits).sum(-1, keepdims=True))).astype(np.float32)
+        return log_probabilities(self.reference.outputs(tokens, start))
 
     def behind(self, prompt: np.ndarray) -> np.ndarray:
         """Return the outputs [1,V] behind a prompt [L]. Those of its last ASKED beginnings are
@@ -168,7 +179,8 @@ class ServerSession:
 
     def tolerance(self) -> float:
         """Return the largest error of a right server, from the errors of prompts of one token,
-        whose attention is trivial: these show how it rounds weights and activations.
+        whose attention is trivial: these show how it rounds weights and activations. Caches, which
+        these do not read, may be in float16.
         """
         width = self.reference.facts.width
         prompts = np.linspace(3, width - 1, min(ROWS, width - 3)).astype(np.int64)[:, None]
@@ -179,7 +191,7 @@ class ServerSession:
         actual = np.concatenate(parts)
         expected = np.stack([self.reference.behind(prompt) for prompt in prompts])
         error = SAFETY * worst_error(actual, expected)
-        return max(self.reference.facts.tolerance, min(LIMIT, error))
+        return max(PEAK * rounding_tolerance(FLOAT16_NOISE), min(LIMIT, error))
 
     def step(self, inputs: np.ndarray) -> np.ndarray:
         """As Session.step."""

@@ -98,7 +98,7 @@ def test_the_command_says_what_is_wrong_and_ends_with_1(
 
 
 def test_the_command_refuses_what_is_no_graph_or_no_reference(
-    wrong: Path, capsys: pytest.CaptureFixture[str]
+    wrong: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     graph, checkpoint = str(wrong / "model.onnx"), str(wrong / "checkpoint")
     assert main(["audit", f"{checkpoint}/config.json", "--reference", checkpoint]) == 2
@@ -114,3 +114,7 @@ def test_the_command_refuses_what_is_no_graph_or_no_reference(
     assert "expected --url with http://" in capsys.readouterr().err
     assert main(["audit", str(wrong / "checkpoint"), "--reference", checkpoint]) == 2
     assert "expected a folder with model.onnx" in capsys.readouterr().err
+    monkeypatch.setitem(sys.modules, "executorch.runtime", None)
+    (wrong / "model.pte").write_bytes(b"")
+    assert main(["audit", str(wrong / "model.pte"), "--reference", checkpoint]) == 2
+    assert "expected the package executorch" in capsys.readouterr().err

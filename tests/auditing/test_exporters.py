@@ -111,4 +111,4 @@ def test_the_page_tells_a_refusal_from_a_wrong_graph(checkpoint: Any, traced: An
     assert [row["verdict"] for row in rows] == ["right", "not exported", "wrong"]
     page = table(rows)
     assert "| qwen2 | - |" in page and "- torchscript, qwen2: `ValueError: no`" in page
-    assert "--exporters torchscript --families mistral" in page
+    assert "posenc audit build/audit/torchscript/mistral --reference" in page
