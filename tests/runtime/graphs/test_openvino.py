@@ -12,10 +12,18 @@ import pytest
 from msgspec.structs import replace
 
 from posenc_export.commands.cli import main
+from posenc_export.export import export
+from posenc_export.models.presets import seeded
 from posenc_export.runtime import load, verify
 from posenc_export.runtime.artefact import manifest as manifests
 from posenc_export.runtime.graphs import providers
-from posenc_export.shared.numerics import BFLOAT16, BFLOAT16_NOISE, rounding_tolerance, worst_error
+from posenc_export.shared.numerics import (
+    BFLOAT16,
+    BFLOAT16_NOISE,
+    rounding_tolerance,
+    tolerance,
+    worst_error,
+)
 from tests.tiny import block, decoder, encoder, reading
 from tests.traces import exported
 
@@ -173,6 +181,16 @@ def test_a_graph_with_float64_operations_is_refused(name: str, tmp_path: Path) -
         "provider cpu",
     ):
         load(folder, provider="openvino")
+
+
+@installed
+def test_rotations_in_two_levels_are_right(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("posenc_export.encodings.shared.tables.LARGE", 1)
+    folder = tmp_path / "a"
+    export(seeded(block("rope")), "onnx", folder, verify=False)
+    x = np.random.default_rng(0).standard_normal((1, 40, 48), np.float32)
+    own, wanted = (load(folder, provider=name).session().prefill(x) for name in ("openvino", "cpu"))
+    assert worst_error(own, wanted) <= tolerance("float32", 1, 48)
 
 
 @installed
