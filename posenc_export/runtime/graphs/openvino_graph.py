@@ -160,7 +160,7 @@ def _check_float64(graph: Any) -> None:
     """Raise ValueError for float64, which the CPU plugin of OpenVINO computes in float32. Rows of
     rotations in two levels may be: they then have an error of 1.4e-7.
     """
-    rows = set()
+    rows = set[str]()
     for operation in _operations(graph):
         types = [output.get_element_type() for output in operation.outputs()]
         name, own = operation.get_type_name(), operation.get_friendly_name()
