@@ -29,8 +29,6 @@ class GatedDelta(torch.nn.Module):
         encoding: one without rotations, biases and scores.
     """
 
-    unit: Tensor
-
     def __init__(self, width: int, config: AttentionConfig, encoding: PositionEncoding) -> None:
         super().__init__()
         check_plain("gated delta rule", config, encoding, ("causal",), ("rotate",))
@@ -41,8 +39,6 @@ class GatedDelta(torch.nn.Module):
         )
         keys = config.kv_heads * config.head_size
         self.value_size: int = self.projection.value_size
-        unit = torch.full((self.head_size,), self.head_size**-0.5)  # of a norm to length 1
-        self.register_buffer("unit", unit, persistent=False)
         self.parts = [keys, keys, config.heads * self.value_size]
         self.past: int = self.projection.past  # inputs that filters read again
 
@@ -74,8 +70,9 @@ class GatedDelta(torch.nn.Module):
         filtered = recurrence.short_convolution(mixed, states[0], self.projection.filters())
         pairs, v = filtered.split([2 * self.parts[0], self.parts[2]], dim=-1)
         heads = ops.split_heads(pairs, 2 * self.kv_heads)  # [B,S,2K,D]
-        epsilon = self.epsilon / self.head_size
-        heads = torch.nn.functional.rms_norm(heads, [self.head_size], self.unit, epsilon)
+        size, epsilon = self.head_size, self.epsilon / self.head_size
+        length_1 = torch.full([size], size**-0.5, device=x.device)
+        heads = torch.nn.functional.rms_norm(heads, [size], length_1, epsilon)
         q, k = heads.split([self.kv_heads, self.kv_heads], dim=2)
         y, memory = recurrence.gated_delta(
             q,
