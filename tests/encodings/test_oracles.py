@@ -24,7 +24,11 @@ def _places(encoding: encodings.PositionEncoding) -> torch.Tensor:
     return torch.tensor([POSITIONS])
 
 
-@pytest.fixture(params=VARIANTS, scope="module")
+# floater-fine differs from floater in the steps of its solver, and takes twice as long.
+SLOW = {"floater-fine": [pytest.mark.exhaustive]}
+
+
+@pytest.fixture(params=[pytest.param(v, marks=SLOW.get(v, [])) for v in VARIANTS], scope="module")
 def encoding(request: pytest.FixtureRequest) -> encodings.PositionEncoding:
     torch.manual_seed(0)
     return encodings.build(
@@ -62,7 +66,7 @@ def test_rotate_matches_the_oracle_for_queries_and_keys(
 
 
 BOTH_WAYS = [
-    (v, causal)
+    pytest.param(v, causal, marks=SLOW.get(v, []))
     for v in VARIANTS
     for causal in (True, False)
     if works(v, "causal" if causal else "bidirectional")

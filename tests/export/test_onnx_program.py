@@ -56,7 +56,14 @@ def traced(name: str) -> List[str]:
     return [*outputs_of(Source(model).semantic(manifest).graph).values()]
 
 
-@pytest.mark.parametrize("name", [*MODELS, "operators"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        *(pytest.param(name, marks=pytest.mark.exhaustive) for name in MODELS if name != "fox"),
+        "fox",
+        "operators",
+    ],
+)
 def test_a_program_that_is_left_as_it_is_has_the_operators_of_one_that_was_decomposed(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -156,7 +156,7 @@ def test_a_layer_that_was_changed_is_a_kind_of_its_own(change):
     assert repeated_layers.RepeatedLayers.of(model).traced == [0, 1, 3]
 
 
-QUICK = ("a wrapper that renames weights", "a wrapper around the whole layer")
+QUICK = ("a wrapper that renames weights",)
 
 
 @pytest.mark.parametrize(

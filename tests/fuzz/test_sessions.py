@@ -25,7 +25,7 @@ from tests.fuzz.wrong import WRONG, WRONG_ACTIVATIONS, WRONG_IDS
 PHASES = (Phase.generate, Phase.shrink)
 FAST = settings(
     derandomize=True,
-    max_examples=5,
+    max_examples=4,
     stateful_step_count=20,
     deadline=None,
     database=None,

@@ -141,7 +141,7 @@ def test_a_model_with_attention_beside_it_is_certified(target: str, tmp_path: Pa
         ("ort", {"signature": "mask"}),
         pytest.param("onnx", {"signature": "mask"}, marks=pytest.mark.exhaustive),
         pytest.param("ort", {"weights": "int8"}, marks=pytest.mark.exhaustive),
-        ("ort", {"weights": "int4"}),
+        pytest.param("ort", {"weights": "int4"}, marks=pytest.mark.exhaustive),
         pytest.param("onnx", {"weights": "int4"}, marks=pytest.mark.exhaustive),
         pytest.param("ort", {"dtype": "float16"}, marks=pytest.mark.exhaustive),
         pytest.param("torchscript", {"dtype": "float16"}, marks=pytest.mark.exhaustive),
