@@ -7,7 +7,7 @@ from posenc_export.runtime.session.graph import Buffer
 
 
 def allocated(caches: Caches) -> int:
-    """Return the bytes of all buffers, of lazy ones those of slots that may have been written."""
+    """Return the bytes of all buffers. Of lazy ones, only slots that may be written count."""
     slots, total = int(caches.memory.written.sum()), 0
     for buffer in {*caches.past, *caches.present}:
         lazy = buffer.pages is not None

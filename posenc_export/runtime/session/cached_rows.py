@@ -86,21 +86,22 @@ class CachedRows:
 
     @property
     def memory(self) -> int:
-        """Bytes of the caches: in caches that are written in place on the CPU those of the tokens,
-        in others of as many rows of the longest length, in powers of two.
+        """Bytes of the caches. Where rows take memory as they are written, in place on the CPU,
+        these are the bytes of their tokens; otherwise those of as many rows of the longest length,
+        both in powers of two.
         """
         return cache_sizes.allocated(self._now.caches)
 
     @exclusive
     def trim(self) -> None:
-        """Give memory of tokens that are no longer in the caches back to the system, where it is
-        not kept in one piece with that of others. It takes as long as a few steps.
+        """Return memory of tokens that have left the caches to the system, where rows take memory
+        as they are written. It takes as long as a few steps.
         """
         self._now.caches.release(self._now.length)
 
     def memory_of(self, rows: int, tokens: int) -> int:
         """Return the most bytes that the caches take while they grow to `rows` rows of `tokens`
-        tokens. If they are moved to larger memory then, they are in both for a moment.
+        tokens. If the caches must move to larger memory, both memories count.
         """
         return cache_sizes.peak(self._now.caches, rows, tokens)
 

@@ -207,8 +207,8 @@ class Caches:
         )
 
     def release(self, lengths: np.ndarray) -> None:
-        """Give the memory of lazy caches behind the tokens of rows, of which the first have
-        `lengths` [n] and others none, back to the system, of each row where it is much.
+        """Return memory of lazy caches to the system: that of the slots behind the tokens of each
+        row, if they are more than FIRST. The first rows have `lengths` [n] tokens, others none.
         """
         written = self.memory.written
         kept = np.concatenate((lengths, np.zeros(len(written) - len(lengths), np.int64)))
