@@ -177,9 +177,9 @@ def _input(name: str, change: Callable[[np.ndarray], np.ndarray]) -> Any:
     """Change a graph input of the calls of a session, but not of its repeated steps."""
     row = graph_inputs.AFTER_TOKENS[name]
 
-    def fill(call: graph_inputs.NewTokens) -> np.ndarray:
+    def fill(tokens: graph_inputs.PaddedTokens) -> np.ndarray:
         assert row.fill is not None
-        values = row.fill(call)
+        values = row.fill(tokens)
         return change(values).astype(values.dtype)
 
     changed = {name: replace(row, fill=fill)}

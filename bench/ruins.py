@@ -33,10 +33,10 @@ from bench.ruined_stages import STAGE_RUINS, StageRuin
 from posenc_export.export import Sources, VerificationError, export
 from posenc_export.export.quantization.rounding import rounded
 from posenc_export.export.targets import TARGETS, external_data
-from posenc_export.models.blocks import Blocks, Stored
 from posenc_export.models.config import StackConfig
 from posenc_export.models.presets import seeded
 from posenc_export.models.short_forms import block_config, decoder_config
+from posenc_export.models.weight_blocks import Blocks, Stored
 from posenc_export.runtime import verify
 from posenc_export.runtime.artefact import files
 from posenc_export.runtime.artefact import manifest as manifests
@@ -86,7 +86,7 @@ MODELS = {
 
 @dataclasses.dataclass(frozen=True)
 class QuantizedMatrix:
-    """A matrix of a checkpoint of few bits (models.blocks.Matrix)."""
+    """A matrix of a checkpoint of few bits (models.weight_blocks.Matrix)."""
 
     content: Blocks
     quantized = True

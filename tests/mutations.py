@@ -377,8 +377,8 @@ RUNTIME = (
     ),
     (
         "runtime/artefact/graph_inputs.py",
-        "np.maximum(call.length + call.valid - 1, 0)",
-        "np.maximum(call.length + call.valid, 0)",
+        "np.maximum(tokens.length + tokens.valid - 1, 0)",
+        "np.maximum(tokens.length + tokens.valid, 0)",
         _parity("input_rnn", "ort"),
     ),
     (
@@ -388,7 +388,7 @@ RUNTIME = (
         f"{SESSION} -k 'positions_past_the_range and torchscript'",
     ),
     (
-        "runtime/session/inputs.py",
+        "runtime/session/argument_arrays.py",
         "row.max() >= vocabulary",
         "row.max() > vocabulary",
         f"{SESSION} -k 'wrong_use and torchscript and token'",

@@ -8,6 +8,13 @@ import numpy as np
 
 from posenc_export.auditing import exact, finding, hypotheses, opening, repeat
 from posenc_export.auditing.answer import CAUSES, Answer, answer
+from posenc_export.auditing.completions_server import (
+    LogProbabilities,
+    Server,
+    ServerSession,
+    log_probabilities,
+    request,
+)
 from posenc_export.auditing.facts import Reference
 from posenc_export.auditing.graph import COUNTS_ROWS, NotPossible
 from posenc_export.auditing.inputs import Interface, read_file
@@ -15,13 +22,6 @@ from posenc_export.auditing.observing import Observed, observe
 from posenc_export.auditing.plan import LENGTH, ROWS, Plan, case_of, plan
 from posenc_export.auditing.reference import open_reference
 from posenc_export.auditing.result import Audit, AuditedCell
-from posenc_export.auditing.server import (
-    LogProbabilities,
-    Server,
-    ServerSession,
-    log_probabilities,
-    request,
-)
 from posenc_export.auditing.session import TAGS, ForeignSession
 from posenc_export.export.conditioning import TRIES
 from posenc_export.runtime.session.errors import GraphError
@@ -50,7 +50,7 @@ def audit(
     Args:
         graph: ONNX file of a decoder, an encoder or a block; a program of torch.export (.pt2) or
             TorchScript (.pt); OpenVINO IR (.xml); a program of ExecuTorch (.pte); the folder that
-            an exporter wrote; or the URL of a server of completions (auditing/server.py).
+            an exporter wrote; or the URL of a server of completions (completions_server.py).
         reference: checkpoint folder, GGUF file or folder of an artefact; "transformers:FOLDER";
             "package.module:name" of a torch.nn.Module or of a function that returns one; or a
             module.

@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any, Tuple
 
-from posenc_export.auditing import program, server
+from posenc_export.auditing import completions_server, program
 from posenc_export.auditing.graph import FILES, Graph
 from posenc_export.shared.refusal import refusal
 
@@ -15,7 +15,7 @@ def opened(graph: Any) -> Tuple[Path, Any]:
     """Open a server, a graph by its suffix, or what an exporter writes into a folder."""
     path = Path(graph)
     if str(graph).startswith(("http://", "https://")):
-        return path, server.Server(str(graph))
+        return path, completions_server.Server(str(graph))
     if path.is_dir() and not all((path / name).exists() for name in FILES):
         files = [path / name for name in OF_FOLDERS if (path / name).exists()]
         if not files:

@@ -9,7 +9,7 @@ import numpy as np
 from posenc_export import encodings
 from posenc_export.catalogue import grids, scores, waves
 from posenc_export.catalogue.grids import Panel
-from posenc_export.catalogue.starts import build_for_picture
+from posenc_export.catalogue.picture_weights import build_for_picture
 from posenc_export.encodings.shared.base import Geometry, Oracle, PositionEncoding
 from posenc_export.encodings.shared.combined import overrides
 from posenc_export.encodings.shared.rotary import Rotary

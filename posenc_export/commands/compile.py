@@ -17,7 +17,7 @@ OPTIONS: Table = {
 def run(options: argparse.Namespace) -> int:
     """Run the command. Returns 0, or 1 if the native code does not agree with the reference."""
     from posenc_export.export import VerificationError
-    from posenc_export.export.native import compile_artefact
+    from posenc_export.export.aotinductor import compile_artefact
 
     output = options.output or options.folder.with_name(f"{options.folder.resolve().name}-native")
     try:

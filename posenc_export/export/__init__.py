@@ -10,8 +10,8 @@ except ModuleNotFoundError as error:
         name=error.name,
     ) from None
 
+from posenc_export.export.aotinductor import compile_artefact
 from posenc_export.export.artefact import check_export, export, export_all, folders
-from posenc_export.export.native import compile_artefact
 from posenc_export.export.options import ExportOptions
 from posenc_export.export.sources import Sources
 from posenc_export.export.targets import TARGETS

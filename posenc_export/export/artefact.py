@@ -7,7 +7,14 @@ from typing import Dict, List, NamedTuple, Optional, Sequence, Union
 
 import torch
 
-from posenc_export.export import facts, half_precision, loaders, numbers, quality, trained_numbers
+from posenc_export.export import (
+    half_precision,
+    loader_configs,
+    manifest_writer,
+    numbers,
+    quality,
+    trained_numbers,
+)
 from posenc_export.export.bounds import accuracy_of
 from posenc_export.export.compile_errors import explain_errors
 from posenc_export.export.describe import Model, describe, text_of
@@ -177,7 +184,7 @@ def _make(
         accuracy = accuracy.with_stated(options.tolerance)
         accuracy = dataclasses.replace(accuracy, fixed=True)
     written = _written(source, described, folder, accuracy, options)
-    manifest = facts.write(folder, written.manifest, written.beside)
+    manifest = manifest_writer.write(folder, written.manifest, written.beside)
     if options.size is not None:
         mixed.check_written(manifest, options.size)
     if not options.verify:
@@ -189,14 +196,14 @@ def _make(
         options.say(f"{target}: measuring the loss against float32")
         inputs = read._replace(model=sources.of("float32").model)
         lost = quality.measured(folder, manifest, verified, inputs, options.say)
-    return facts.write(folder, written.manifest, written.beside, verified, lost)
+    return manifest_writer.write(folder, written.manifest, written.beside, verified, lost)
 
 
 class Written(NamedTuple):
     """An artefact before it is verified."""
 
     manifest: Manifest  # without what the other files hold
-    beside: facts.Beside
+    beside: manifest_writer.Beside
     expected: Expected  # outputs of the module
     numbers: Check  # comparison of its constants with the module
 
@@ -209,7 +216,7 @@ def _written(
     source.release()
     with explain_errors(described.target, source.model, described.packages):
         graph = TARGETS[described.target].write(source, described, folder)
-    manifest = facts.with_graph(described, graph)
+    manifest = manifest_writer.with_graph(described, graph)
     source.release()
     options.say(f"{described.target}: computing the outputs of the module")
     long = bool(options.verify)
@@ -221,14 +228,14 @@ def _written(
     trained = trained_numbers.store(source.model, manifest, folder)
     _write_text(text_of(source.model), folder)
     if isinstance(source.model, Stack):
-        loaders.write(source.model, manifest, folder)
+        loader_configs.write(source.model, manifest, folder)
     source.release()
     compared = numbers.compare(folder, manifest, source) if options.verify else numbers.NOTHING
     source.release()
     # The files of the graph were hashed as they were written.
     paths = sorted(folder.iterdir())
     listed = {path.name: manifest.files.get(path.name) or files.entry(path) for path in paths}
-    beside = facts.Beside(stored, trained, listed, compared.digests)
+    beside = manifest_writer.Beside(stored, trained, listed, compared.digests)
     return Written(manifest, beside, expected, compared.check)
 
 

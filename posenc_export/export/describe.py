@@ -49,7 +49,8 @@ class FewBits:
 def describe(
     model: Model, target: str, signature: str, caches: CacheLayout, few_bits: FewBits = FewBits()
 ) -> Manifest:
-    """Return the manifest of a model without what the stages of an export find out (facts.py).
+    """Return the manifest of a model without what the stages of an export find out
+    (manifest_writer.py).
 
     Args:
         caches: of the target.

@@ -14,8 +14,8 @@ from posenc_export.export.describe import Model, describe
 from posenc_export.export.edge_model import SPREAD, SPREAD_IN_HALF, edge_model
 from posenc_export.export.edges import depths, edges_of
 from posenc_export.export.expected import eager_session
-from posenc_export.export.facts import with_graph
 from posenc_export.export.graph_values import step_weights
+from posenc_export.export.manifest_writer import with_graph
 from posenc_export.export.signatures import has_cache
 from posenc_export.export.sources import in_dtype
 from posenc_export.export.targets import TARGETS

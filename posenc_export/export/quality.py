@@ -8,7 +8,7 @@ import numpy as np
 
 from posenc_export.export.describe import Model
 from posenc_export.export.expected import eager_session, expected_outputs
-from posenc_export.export.facts import Verified
+from posenc_export.export.manifest_writer import Verified
 from posenc_export.export.quantization.formats import MIXED, format_of
 from posenc_export.export.quantization.samples import Sample
 from posenc_export.export.quantization.text import MeasuredText, is_default

@@ -9,13 +9,13 @@ from typing import Any, Dict, Mapping, Optional, Tuple, Union
 
 import torch
 
-from posenc_export.export import index_functions, tables
+from posenc_export.export import index_functions, position_tables
 from posenc_export.export.bounds import extent
 from posenc_export.export.conditioning import condition_factor
 from posenc_export.export.describe import Model
 from posenc_export.export.edge_cells import edge_errors
 from posenc_export.export.expected import expected_outputs
-from posenc_export.export.facts import Verified
+from posenc_export.export.manifest_writer import Verified
 from posenc_export.export.options import ExportOptions
 from posenc_export.export.oracle_cells import against, oracle_cells
 from posenc_export.export.quantization import samples
@@ -224,7 +224,7 @@ def check(
 
 def _known(source: Source, manifest: Manifest) -> Dict[str, Check]:
     """Return the checks that need the module, besides that of its numbers."""
-    of_tables = source.once(("tables",), lambda: tables.compare(source.model))
+    of_tables = source.once(("tables",), lambda: position_tables.compare(source.model))
     return {"tables": of_tables, **index_functions.of_module(source.model, manifest)}
 
 

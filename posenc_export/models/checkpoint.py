@@ -9,9 +9,9 @@ from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
 import numpy as np
 from torch import Tensor
 
-from posenc_export.models.blocks import Numbered
 from posenc_export.models.packed import PackedTensor, Source, unpacked
 from posenc_export.models.tensor_files import OPENERS, WHERE, Shape, existing
+from posenc_export.models.weight_blocks import Numbered
 from posenc_export.shared.foreign import json_of
 from posenc_export.shared.refusal import refusal
 from posenc_export.shared.suggestion import download

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from posenc_export.models import packed_layouts
-from posenc_export.models.blocks import Blocks
+from posenc_export.models.weight_blocks import Blocks
 from posenc_export.shared.refusal import refusal
 
 Source = Tuple[Any, str]  # a file of tensors, and the name of one of its tensors
@@ -54,7 +54,7 @@ def _is_packed(sources: Mapping[str, Source], name: str, layout: packed_layouts.
 
 
 class PackedTensor:
-    """A file of one tensor, and a matrix (models.blocks.Matrix)."""
+    """A file of one tensor, and a matrix (models.weight_blocks.Matrix)."""
 
     quantized = True
 

@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from posenc_export.models.blocks import Blocks
+from posenc_export.models.weight_blocks import Blocks
 from posenc_export.shared.refusal import refusal
 
 Shape = Tuple[int, ...]

@@ -8,7 +8,6 @@ import torch
 
 from posenc_export.models import families, generation_settings, sentence_transformers, task_heads
 from posenc_export.models.block import AttentionBlock
-from posenc_export.models.blocks import stored
 from posenc_export.models.checkpoint import TOKENIZER, Checkpoint, read_config, read_ids
 from posenc_export.models.config import AttentionConfig, BlockConfig, StackConfig
 from posenc_export.models.families.shared.limits import check_sizes
@@ -17,6 +16,7 @@ from posenc_export.models.gguf.checkpoint import GGUFCheckpoint, is_gguf
 from posenc_export.models.parameters import fill, slots
 from posenc_export.models.stack import Stack, Text
 from posenc_export.models.tensor_files import Shape
+from posenc_export.models.weight_blocks import stored
 from posenc_export.shared.allocation import enough_memory
 from posenc_export.shared.refusal import refusal
 

@@ -9,7 +9,7 @@ import numpy as np
 from posenc_export import runtime
 from posenc_export.runtime.artefact import graph_inputs
 from posenc_export.runtime.artefact.files import utf8
-from posenc_export.runtime.artefact.graph_inputs import B, M, NewTokens, P, S, T
+from posenc_export.runtime.artefact.graph_inputs import B, M, P, PaddedTokens, S, T
 from posenc_export.runtime.artefact.manifest import Manifest
 from posenc_export.runtime.session.errors import RUN_ERRORS, GraphError
 from posenc_export.shared.numerics import worst_error
@@ -123,6 +123,6 @@ def inputs(manifest: Manifest, tokens: List[int], cached: int) -> Dict[str, np.n
     x, count, length = np.array([tokens], np.int64), np.array([len(tokens)]), np.array([cached])
     grid = cached + np.arange(len(tokens))[None, None]  # [1,B,S]
     planes = {"grid": np.repeat(grid, manifest.axes, 0)} if manifest.axes else {}
-    start, columns = np.zeros_like(length), np.ones((1, cached), bool)
-    call = NewTokens(x, count, length, start, count, columns, count, start, planes)
-    return graph_inputs.feeds(manifest, call)
+    zero, occupied = np.zeros_like(length), np.ones((1, cached), bool)
+    padded = PaddedTokens(x, count, length, zero, count, occupied, count, zero, planes)
+    return graph_inputs.fill(manifest, padded)

@@ -143,8 +143,8 @@ def test_rotations_of_grids_show_the_pairs_of_each_axis(name: str, count: List[i
 
 
 def test_mixed_rotations_are_drawn_as_maps_around_the_query() -> None:
+    from posenc_export.catalogue.picture_weights import build_for_picture
     from posenc_export.catalogue.plots import View, draw
-    from posenc_export.catalogue.starts import build_for_picture
 
     view = View(distance=15, head_size=16)
     encoding, _, _ = build_for_picture({"name": "rope_2d"}, view.geometry)
@@ -181,7 +181,7 @@ def test_a_convolution_adds_the_same_to_all_tokens_beyond_its_filter() -> None:
 
 @pytest.mark.parametrize("name", REGISTRY)
 def test_the_title_names_the_drawn_weights_of_encodings_that_have_weights(name: str) -> None:
-    from posenc_export.catalogue.starts import build_for_picture
+    from posenc_export.catalogue.picture_weights import build_for_picture
 
     encoding, _, said = build_for_picture({"name": name}, Geometry(16, 2, 16, 64))
     assert bool(said) == bool(list(encoding.parameters()))
@@ -218,7 +218,7 @@ def test_plot_takes_distance_head_size_and_positions(
 
 def test_every_table_that_pictures_fill_is_a_parameter_of_its_encoding() -> None:
     from posenc_export import encodings
-    from posenc_export.catalogue.starts import TABLES
+    from posenc_export.catalogue.picture_weights import TABLES
 
     for name, tables in TABLES.items():
         assert (

@@ -10,7 +10,7 @@ import pytest
 
 from posenc_export.export import TARGETS, export, numbers
 from posenc_export.export.describe import FewBits, describe
-from posenc_export.export.facts import with_graph
+from posenc_export.export.manifest_writer import with_graph
 from posenc_export.export.quantization.grid import Codes
 from posenc_export.export.quantization.rounding import rounded
 from posenc_export.export.sources import Sources

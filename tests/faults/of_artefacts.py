@@ -8,7 +8,7 @@ from typing import Any, Callable, Dict, Sequence
 import numpy as np
 
 from bench.ruined_graphs import FEW_BITS, NATIVE, RUINS, Ruin, attention, constants, slopes
-from posenc_export.runtime.session.graph import Bound, Call, Feeds
+from posenc_export.runtime.session.graph import Feeds, GraphRun, StateMemory
 from tests.faults.planting import Fault
 
 ChangeInputs = Callable[[Feeds], Feeds]
@@ -30,15 +30,15 @@ class ChangedGraph:
             graph.strided,
         )
 
-    def run(self, call: Call, states: Sequence[Bound]) -> np.ndarray:
-        changed = dataclasses.replace(call, feeds=self.inputs(dict(call.feeds)))
+    def run(self, run: GraphRun, states: Sequence[StateMemory]) -> np.ndarray:
+        changed = dataclasses.replace(run, feeds=self.inputs(dict(run.feeds)))
         return self.output(self.graph.run(changed, states))
 
     def repeat(
-        self, feeds: Feeds, states: Sequence[Bound], result: np.ndarray
+        self, feeds: Feeds, states: Sequence[StateMemory], result: np.ndarray
     ) -> Callable[[], object]:
         def run() -> None:
-            result[...] = self.run(Call(0, *result.shape[:2], feeds), states)
+            result[...] = self.run(GraphRun(0, *result.shape[:2], feeds), states)
 
         return run
 

@@ -13,7 +13,7 @@ class LeavesHiddenSlots(Session):
     """Truncates its rows, but clears no slots after them."""
 
     def _complete_changes(self) -> None:
-        self._now = self._now.without_stepper().moved()
+        self._state = self._state.without_stepper().moved()
 
 
 class KeepsWhatIsRewound(LeavesHiddenSlots):
@@ -21,14 +21,14 @@ class KeepsWhatIsRewound(LeavesHiddenSlots):
 
     def rewind(self, n: Any) -> None:
         self._complete_changes()
-        self._now = self._now.replace(committed_length=self.length - n)
+        self._state = self._state.replace(committed_length=self.length - n)
 
 
 class MovesNoRow(Session):
     """Changes the index of the last row, but does not move its tokens."""
 
     def _complete_changes(self) -> None:
-        self._now = self._now.replace(moves=())
+        self._state = self._state.replace(moves=())
         super()._complete_changes()
 
 
@@ -36,7 +36,7 @@ class ForgetsCoordinates(Session):
     """Replays tokens after a rewind with the positions of text."""
 
     def rewind(self, n: Any) -> None:
-        for history in self._now.histories:
+        for history in self._state.histories:
             for snapshot in history.snapshots:
                 snapshot.parts = [
                     (tokens, {"grid": np.zeros_like(numbers["grid"])})
@@ -57,8 +57,10 @@ class ForgetsStates(Session):
         return super().step(*arguments, **named)
 
     def _forget_states(self) -> None:
-        now = self._now.without_stepper()
-        self._now = now.replace(caches=now.caches.restored({row: () for row in range(now.rows)}))
+        state = self._state.without_stepper()
+        self._state = state.replace(
+            caches=state.caches.restored({row: () for row in range(state.rows)})
+        )
 
 
 class ForksShareCaches(Session):
@@ -66,7 +68,7 @@ class ForksShareCaches(Session):
 
     def fork(self) -> Session:
         other = super().fork()
-        other._now = other._now.replace(caches=self._now.caches)
+        other._state = other._state.replace(caches=self._state.caches)
         return other
 
 

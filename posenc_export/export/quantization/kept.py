@@ -10,9 +10,9 @@ from posenc_export.export.quantization.grid import Codes, Grid, OnGrid
 from posenc_export.export.quantization.rounding import Rounded, linear_layers, tables
 from posenc_export.export.signatures import Model
 from posenc_export.export.weight_file import Keep, in_memory
-from posenc_export.models.blocks import Blocks, Matrix, Stored
 from posenc_export.models.parameters import fill, sharing_weights, slots
 from posenc_export.models.parts.experts import Experts
+from posenc_export.models.weight_blocks import Blocks, Matrix, Stored
 from posenc_export.shared.refusal import refusal
 
 OTHERS = FORMATS["int8-32"].projections  # of weights whose codes do not fit

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Callable, Tuple
 
 from posenc_export.export.describe import ROWS, TORCH, CacheLayout
-from posenc_export.export.facts import Graph
+from posenc_export.export.manifest_writer import Graph
 from posenc_export.export.quantization.formats import FORMATS, KEEP, MIXED
 from posenc_export.export.targets import (
     onnx_growing,

@@ -11,7 +11,7 @@ import onnx_ir as ir
 from onnx_ir.passes import common
 
 from posenc_export.encodings.shared.tables import levels_of
-from posenc_export.export.facts import Graph, with_graph
+from posenc_export.export.manifest_writer import Graph, with_graph
 from posenc_export.export.signatures import wrap
 from posenc_export.export.targets import external_data, graph_ends, int8_cache, two_levels
 from posenc_export.export.targets.builder import Builder

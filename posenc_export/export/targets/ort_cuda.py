@@ -10,7 +10,7 @@ from typing import Optional, Tuple
 import onnx_ir as ir
 
 from posenc_export.encodings.shared.base import PositionEncoding
-from posenc_export.export.facts import Graph
+from posenc_export.export.manifest_writer import Graph
 from posenc_export.export.targets import (
     experts,
     ort,

@@ -10,7 +10,7 @@ from typing import Tuple
 
 import onnx_ir as ir
 
-from posenc_export.export.facts import Graph
+from posenc_export.export.manifest_writer import Graph
 from posenc_export.export.targets import content, native_attention, ort, ort_layers, ort_slots
 from posenc_export.export.targets.builder import Builder
 from posenc_export.export.targets.fused_weights import Fused

@@ -7,8 +7,8 @@ from typing import Any, Collection, Dict, Tuple
 import torch
 
 from posenc_export.export.example_inputs import trace_inputs
-from posenc_export.export.facts import Graph
-from posenc_export.export.mutation import refuse_mutation, written_by
+from posenc_export.export.input_writes import refuse_mutation, written_by
+from posenc_export.export.manifest_writer import Graph
 from posenc_export.export.signatures import wrap
 from posenc_export.export.targets.weight_layout import laid_out
 from posenc_export.export.trace import Source

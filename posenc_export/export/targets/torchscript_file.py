@@ -6,7 +6,7 @@ from typing import Any, Dict
 
 import torch
 
-from posenc_export.export.facts import Graph
+from posenc_export.export.manifest_writer import Graph
 from posenc_export.export.signatures import wrap
 from posenc_export.export.targets.weight_layout import laid_out
 from posenc_export.export.trace import Source

@@ -4,8 +4,8 @@ from typing import Any, Optional, Tuple
 
 import numpy as np
 
-from posenc_export.models.blocks import Blocks
 from posenc_export.models.gguf.file import dequantized
+from posenc_export.models.weight_blocks import Blocks
 
 BLOCK = 32
 # Types with blocks of 32 weights scale * (code - zero) or scale * code + minimum: bits of codes,
@@ -18,7 +18,7 @@ UNQUANTIZED = ("F64", "F32", "F16", "BF16")
 
 
 class GGUFMatrix:
-    """A matrix of a GGUF file (models.blocks.Matrix)."""
+    """A matrix of a GGUF file (models.weight_blocks.Matrix)."""
 
     def __init__(self, tensor: Any) -> None:
         self._tensor, self._kind = tensor, tensor.tensor_type.name

@@ -10,7 +10,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from posenc_export.models.blocks import Numbered
 from posenc_export.models.gguf import text
 from posenc_export.models.gguf.architectures import config_of
 from posenc_export.models.gguf.blocks import GGUFMatrix
@@ -19,6 +18,7 @@ from posenc_export.models.gguf.file import GGUFTensor, dequantized
 from posenc_export.models.gguf.metadata import AGAIN, Metadata
 from posenc_export.models.gguf.parts import read_parts, tensors_of
 from posenc_export.models.gguf.vocabulary import vocabulary_of
+from posenc_export.models.weight_blocks import Numbered
 from posenc_export.shared.refusal import refusal
 
 # Read with the config.

@@ -51,15 +51,15 @@ POSITIONS = "Position of the token in each cache slot; -1 for a slot without a t
 
 
 @dataclass(frozen=True)
-class NewTokens:
+class PaddedTokens:
     """The tokens that a call feeds to some rows."""
 
     x: np.ndarray  # tokens [B,S] or [B,S,E], padded on the right
     counts: np.ndarray  # number of new tokens of each row [B]
     length: np.ndarray  # number of tokens in the cache of each row [B]
-    start: np.ndarray  # position of the first token of each row [B]
+    first_position: np.ndarray  # position of the first token of each row [B]
     requested: np.ndarray  # number of last tokens of each row whose logits are requested [B]
-    columns: np.ndarray  # whether cached columns hold a token [B,P], for graphs that count columns
+    occupied: np.ndarray  # whether cached columns hold a token [B,P], for graphs that count columns
     valid: np.ndarray  # number of new columns of each row that the graph attends to [B]
     window_start: np.ndarray  # token of each row in slot 0 of the caches of windows [B]
     # Attributes of the tokens [n,B,S] by name, "grid" or "token_type_ids".
@@ -91,7 +91,7 @@ class GraphInput:
     when: str  # artefacts that have it
     first: str  # its value in the first call, on a row of S tokens
     # Its value in a call; None for tokens and outputs of an encoder, which are passed as they are.
-    fill: Optional[Callable[[NewTokens], np.ndarray]] = None
+    fill: Optional[Callable[[PaddedTokens], np.ndarray]] = None
     belongs: Callable[[Manifest], bool] = lambda manifest: True  # whether an artefact may have it
     counts: bool = False  # whether it grows by one from a step to the next
     planes: bool = False  # whether coordinates add an axis 1+A before the others
@@ -109,19 +109,19 @@ class GraphInput:
         return [Value(name, self.dtype, (*planes, *form)) for form in self.forms]
 
 
-def _position_ids(call: NewTokens) -> np.ndarray:
-    positions = np.where(call.inside, call.start[:, None] + call.places, -1)
-    if "grid" in call.planes:
-        return np.concatenate((positions[None], call.planes["grid"]))  # [1+A,B,S]
+def _position_ids(tokens: PaddedTokens) -> np.ndarray:
+    positions = np.where(tokens.inside, tokens.first_position[:, None] + tokens.places, -1)
+    if "grid" in tokens.planes:
+        return np.concatenate((positions[None], tokens.planes["grid"]))  # [1+A,B,S]
     return positions
 
 
-def _logits_index(call: NewTokens) -> np.ndarray:
+def _logits_index(tokens: PaddedTokens) -> np.ndarray:
     # [B,R]: the last requested tokens of a row are its first columns. A row with fewer than R
     # repeats its last one; a row without tokens gives 0.
-    most = int(call.requested.max(initial=0))
-    columns = (call.counts - call.requested)[:, None] + np.arange(most)  # [B,R]
-    return np.clip(columns, 0, np.maximum(call.counts - 1, 0)[:, None])
+    most = int(tokens.requested.max(initial=0))
+    columns = (tokens.counts - tokens.requested)[:, None] + np.arange(most)  # [B,R]
+    return np.clip(columns, 0, np.maximum(tokens.counts - 1, 0)[:, None])
 
 
 def _is_positions(manifest: Manifest) -> bool:
@@ -160,7 +160,7 @@ AFTER_TOKENS: Dict[str, GraphInput] = {
         "Segment of each token.",
         "encoders with segments",
         "0 everywhere if there is one segment",
-        lambda call: call.planes.get("token_type_ids", np.zeros_like(call.x)[None])[0],
+        lambda tokens: tokens.planes.get("token_type_ids", np.zeros_like(tokens.x)[None])[0],
         lambda manifest: manifest.segments > 0,
     ),
     "position_ids": GraphInput(
@@ -181,7 +181,7 @@ AFTER_TOKENS: Dict[str, GraphInput] = {
         "1 for a token and 0 for padding, for the cached columns and the new ones.",
         "signature mask; [B,S] without a cache",
         "1 for each token of the prompt [B,S]",
-        lambda call: np.concatenate((call.columns, call.inside), axis=1).astype(np.int64),
+        lambda tokens: np.concatenate((tokens.occupied, tokens.inside), axis=1).astype(np.int64),
         lambda manifest: manifest.signature == "mask",
     ),
     "logits_index": GraphInput(
@@ -201,7 +201,7 @@ AFTER_TOKENS: Dict[str, GraphInput] = {
         "first, then counting up by 1.",
         "in-place caches with compact rows, if positions or slots are read",
         "0, 1, ... S-1",
-        lambda call: call.places,
+        lambda tokens: tokens.places,
         counts=True,
     ),
     "first_position": GraphInput(
@@ -210,7 +210,7 @@ AFTER_TOKENS: Dict[str, GraphInput] = {
         "Position of the token in slot 0 of each row.",
         "in-place caches with compact rows, if key positions are read",
         "0, or the start",
-        lambda call: call.start[:, None].copy(),
+        lambda tokens: tokens.first_position[:, None].copy(),
     ),
     "seqlens_k": GraphInput(
         "int32",
@@ -220,7 +220,7 @@ AFTER_TOKENS: Dict[str, GraphInput] = {
         "S - 1",
         # The kernel needs at least one token: slot 0 of a row without tokens is written, and
         # overwritten by its first token.
-        lambda call: np.maximum(call.length + call.valid - 1, 0).astype(np.int32),
+        lambda tokens: np.maximum(tokens.length + tokens.valid - 1, 0).astype(np.int32),
         counts=True,
     ),
     "total_sequence_length": GraphInput(
@@ -229,7 +229,7 @@ AFTER_TOKENS: Dict[str, GraphInput] = {
         "Largest number of valid tokens of any row after the call.",
         "targets ort, ort-native and ort-cuda with signature positions",
         "S",
-        lambda call: np.array(call.longest, np.int32),
+        lambda tokens: np.array(tokens.longest, np.int32),
         counts=True,
     ),
     "window_start": GraphInput(
@@ -238,7 +238,7 @@ AFTER_TOKENS: Dict[str, GraphInput] = {
         "Token of each row in slot 0 of its caches of windows; 0 if they hold all tokens.",
         "target ort, if a layer with a window has a shorter cache",
         "0, in all calls if caches hold all tokens",
-        lambda call: call.window_start.astype(np.int32),
+        lambda tokens: tokens.window_start.astype(np.int32),
         lambda manifest: any(state.window for state in manifest.states),
     ),
     "slots": GraphInput(
@@ -248,7 +248,7 @@ AFTER_TOKENS: Dict[str, GraphInput] = {
         "count more slots, up to the capacity, so that they change rarely.",
         "target ort-cuda, if the graph computes with slots",
         "0, 1, ... S-1",
-        lambda call: np.arange(call.longest),
+        lambda tokens: np.arange(tokens.longest),
         lambda manifest: manifest.target == "ort-cuda",
     ),
 }
@@ -266,11 +266,11 @@ def after_tokens(manifest: Manifest) -> Dict[str, List[Value]]:
     return {name: row.values(name, manifest) for name, row in rows if row.belongs(manifest)}
 
 
-def feeds(manifest: Manifest, call: NewTokens) -> Dict[str, np.ndarray]:
+def fill(manifest: Manifest, tokens: PaddedTokens) -> Dict[str, np.ndarray]:
     """Return the inputs of a call by name, without those of an encoder."""
-    tokens, *others = (value.name for value in manifest.inputs)
-    filled = {name: AFTER_TOKENS[name].fill(call) for name in others}  # type: ignore[misc]
-    return {tokens: call.x, **filled}
+    source, *others = (value.name for value in manifest.inputs)
+    filled = {name: AFTER_TOKENS[name].fill(tokens) for name in others}  # type: ignore[misc]
+    return {source: tokens.x, **filled}
 
 
 def meanings_of(manifest: Manifest) -> Dict[str, str]:

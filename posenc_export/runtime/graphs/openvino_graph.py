@@ -18,7 +18,7 @@ from posenc_export.runtime.artefact.manifest import Manifest
 from posenc_export.runtime.artefact.rules import check_graph
 from posenc_export.runtime.graphs.onnx_files import check_external
 from posenc_export.runtime.session.errors import GraphError
-from posenc_export.runtime.session.graph import Bound, Call, Feeds, Run
+from posenc_export.runtime.session.graph import BoundRun, Feeds, GraphRun, StateMemory
 from posenc_export.shared.refusal import refusal
 
 PRECISIONS = {"openvino": openvino.Type.f32, "openvino-bf16": openvino.Type.bf16}
@@ -71,21 +71,21 @@ class OpenVinoGraph:
         self._in_place = [state for state in manifest.states if state.in_place]
         self._infer = self._infer_rows if ONE_ROW in manifest.operators else _infer
 
-    def run(self, call: Call, states: Sequence[Bound]) -> np.ndarray:
-        output = self.manifest.outputs[call.output]
-        requested = call.feeds.get("logits_index", np.empty((0, 0))).shape[1]
-        sizes = {B: call.rows, S: call.new, R: requested}
+    def run(self, run: GraphRun, states: Sequence[StateMemory]) -> np.ndarray:
+        output = self.manifest.outputs[run.output]
+        requested = run.feeds.get("logits_index", np.empty((0, 0))).shape[1]
+        sizes = {B: run.rows, S: run.new, R: requested}
         shape = [axis if isinstance(axis, int) else sizes[axis] for axis in output.axes]
         result = np.zeros(shape, output.dtype)
-        self._run(call.feeds, states, {output.name: result})
+        self._run(run.feeds, states, {output.name: result})
         return result
 
-    def repeat(self, feeds: Feeds, states: Sequence[Bound], result: np.ndarray) -> Run:
+    def repeat(self, feeds: Feeds, states: Sequence[StateMemory], result: np.ndarray) -> BoundRun:
         return lambda: self._run(feeds, states, {self.manifest.outputs[0].name: result})
 
-    def _run(self, feeds: Feeds, states: Sequence[Bound], outputs: Arrays) -> None:
-        read = {bound.state.past: bound.arrays[0] for bound in states}
-        written = {bound.state.present: bound.arrays[1] for bound in states}
+    def _run(self, feeds: Feeds, states: Sequence[StateMemory], outputs: Arrays) -> None:
+        read = {memory.state.past: memory.arrays[0] for memory in states}
+        written = {memory.state.present: memory.arrays[1] for memory in states}
         try:
             request = self._idle.pop()
         except IndexError:

@@ -23,7 +23,7 @@ from posenc_export.runtime.graphs import cuda_placement, cuda_steps, kernel_chec
 from posenc_export.runtime.graphs.onnx_files import check_external, load_errors, refused
 from posenc_export.runtime.graphs.ort_options import FOLDER, PROVIDERS, SLOWER, session_options
 from posenc_export.runtime.session import device_memory, errors
-from posenc_export.runtime.session.graph import Bound, Call, Feeds, Run
+from posenc_export.runtime.session.graph import BoundRun, Feeds, GraphRun, StateMemory
 
 
 class OrtGraph:
@@ -68,31 +68,31 @@ class OrtGraph:
             if content:
                 options.add_session_config_entry(FOLDER, files.utf8(path.parent))
             opened = content or files.utf8(path)
-            self.session, captures = _opened(opened, options, provider, captures)
-            rules.check_graph(manifest, self.session.get_inputs(), self.session.get_outputs())
-        self.steps = cuda_steps.DeviceSteps(self.session, captures)
+            session, captures = _opened(opened, options, provider, captures)
+            rules.check_graph(manifest, session.get_inputs(), session.get_outputs())
+        self.ort_session, self.steps = session, cuda_steps.DeviceSteps(session, captures)
 
-    def run(self, call: Call, states: Sequence[Bound]) -> np.ndarray:
+    def run(self, run: GraphRun, states: Sequence[StateMemory]) -> np.ndarray:
         with self._turn:
-            encoder = self._encoder(call.feeds)
+            encoder = self._encoder(run.feeds)
             kept = {name: self.steps.copies.address(array) for name, array in encoder.items()}
-            binding = self._bind(call.feeds, states, kept)
-            binding.bind_output(self.manifest.outputs[call.output].name, "cpu")
+            binding = self._bind(run.feeds, states, kept)
+            binding.bind_output(self.manifest.outputs[run.output].name, "cpu")
             try:
-                self.session.run_with_iobinding(binding, self.steps.uncaptured)
+                self.ort_session.run_with_iobinding(binding, self.steps.uncaptured)
             except errors.RUN_ERRORS as error:
                 raise errors.GraphError(error) from None
             # Outputs come in the order in which they were bound.
             return np.array(binding.get_outputs()[len(states)].numpy())
 
-    def repeat(self, feeds: Feeds, states: Sequence[Bound], result: np.ndarray) -> Run:
+    def repeat(self, feeds: Feeds, states: Sequence[StateMemory], result: np.ndarray) -> BoundRun:
         output = self.manifest.outputs[0].name
         # Inputs in host memory are copied to a device when they are bound, not when they are run
         # (onnxruntime issue 5857): each step binds anew, unless all are there.
-        on_device = all(bound.past.device == "cuda" for bound in states)
-        if self.reads_device and on_device and not any(bound.state.grows for bound in states):
+        on_device = all(memory.past.device == "cuda" for memory in states)
+        if self.reads_device and on_device and not any(memory.state.grows for memory in states):
             return self._device_step(feeds, states, result)
-        session, uncaptured, turn = self.session, self.steps.uncaptured, self._turn
+        session, uncaptured, turn = self.ort_session, self.steps.uncaptured, self._turn
 
         def binding() -> Any:
             binding = self._bind(feeds, states)
@@ -107,17 +107,19 @@ class OrtGraph:
             return functools.partial(session.run_with_iobinding, binding())
         return run
 
-    def _device_step(self, feeds: Feeds, states: Sequence[Bound], result: np.ndarray) -> Run:
+    def _device_step(
+        self, feeds: Feeds, states: Sequence[StateMemory], result: np.ndarray
+    ) -> BoundRun:
         output = self.manifest.outputs[0].name
 
-        def bound(addresses: Mapping[str, int], pointer: int) -> Any:
+        def bind(addresses: Mapping[str, int], pointer: int) -> Any:
             binding = self._bind(feeds, states, addresses)
             binding.bind_output(output, "cuda", 0, result.dtype, result.shape, pointer)
             return binding
 
         with self._turn:
-            places = [(*bound.addresses, bound.before) for bound in states]
-            return self.steps.prepare(feeds, self._encoder(feeds), result, places, bound)
+            places = [(*memory.addresses, memory.before) for memory in states]
+            return self.steps.prepare(feeds, self._encoder(feeds), result, places, bind)
 
     def _encoder(self, feeds: Feeds) -> Feeds:
         """Return the inputs that the session's encoder gave, if they can stay on the device."""
@@ -127,21 +129,21 @@ class OrtGraph:
     def _bind(
         self,
         feeds: Feeds,
-        states: Sequence[Bound],
+        states: Sequence[StateMemory],
         addresses: Mapping[str, int] = MappingProxyType({}),
     ) -> Any:
         """Bind inputs and states; inputs with `addresses` are on the device."""
-        binding = self.session.io_binding()
+        binding = self.ort_session.io_binding()
         for name, array in feeds.items():
             device = "cuda" if name in addresses else "cpu"
             address = addresses[name] if name in addresses else array.ctypes.data
             binding.bind_input(name, device, 0, array.dtype, array.shape, address)
-        for bound in states:
-            (read, written), past, present = bound.addresses, bound.past, bound.present
-            name = bound.state.past
-            binding.bind_input(name, past.device, 0, past.element, bound.before, read)
-            name = bound.state.present
-            binding.bind_output(name, present.device, 0, present.element, bound.after, written)
+        for memory in states:
+            (read, written), past, present = memory.addresses, memory.past, memory.present
+            name = memory.state.past
+            binding.bind_input(name, past.device, 0, past.element, memory.before, read)
+            name = memory.state.present
+            binding.bind_output(name, present.device, 0, present.element, memory.after, written)
         return binding
 
 

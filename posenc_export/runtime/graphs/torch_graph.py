@@ -7,7 +7,7 @@ import numpy as np
 
 from posenc_export.runtime.artefact.manifest import Manifest, Value
 from posenc_export.runtime.session.errors import RUN_ERRORS, GraphError
-from posenc_export.runtime.session.graph import Bound, Call, Feeds, Run
+from posenc_export.runtime.session.graph import BoundRun, Feeds, GraphRun, StateMemory
 
 _lock = threading.Lock()
 _limits: List[int] = []  # one entry per running call: the number of threads of its graph
@@ -27,17 +27,17 @@ class TorchGraph:
         self._positions_first = manifest.stores_positions
         self._replaced = [index for index, state in enumerate(manifest.states) if state.replaced]
 
-    def run(self, call: Call, states: Sequence[Bound]) -> np.ndarray:
+    def run(self, run: GraphRun, states: Sequence[StateMemory]) -> np.ndarray:
         try:
-            output, present = self._taker()(self._arguments(call.feeds, states))
+            output, present = self._taker()(self._arguments(run.feeds, states))
         except RUN_ERRORS as error:
             raise GraphError(error) from None
-        if call.output:  # encoders have no states, and return further outputs in their place
-            return present[call.output - 1].numpy()
+        if run.output:  # encoders have no states, and return further outputs in their place
+            return present[run.output - 1].numpy()
         self._keep(states, present)
         return output.numpy()
 
-    def repeat(self, feeds: Feeds, states: Sequence[Bound], result: np.ndarray) -> Run:
+    def repeat(self, feeds: Feeds, states: Sequence[StateMemory], result: np.ndarray) -> BoundRun:
         arguments = self._arguments(feeds, states)  # share the memory of feeds and buffers
         take = self._taker()
 
@@ -49,13 +49,13 @@ class TorchGraph:
 
         return run
 
-    def _arguments(self, feeds: Feeds, states: Sequence[Bound]) -> List[Any]:
+    def _arguments(self, feeds: Feeds, states: Sequence[StateMemory]) -> List[Any]:
         import torch
 
         def tensors(values: Sequence[Value]) -> List[Any]:
             return [torch.from_numpy(feeds[value.name]) for value in values]
 
-        past = [torch.from_numpy(bound.arrays[0]) for bound in states]
+        past = [torch.from_numpy(memory.arrays[0]) for memory in states]
         single = self._positions_first  # number of states before the list
         rest = [*past[single:], *tensors(self.manifest.encoder)]
         return [*tensors(self.manifest.inputs), *past[:single], rest]
@@ -73,7 +73,7 @@ class TorchGraph:
 
         return take
 
-    def _keep(self, states: Sequence[Bound], present: List[Any]) -> None:
+    def _keep(self, states: Sequence[StateMemory], present: List[Any]) -> None:
         """Copy the states that each call replaces into the buffers that the next call reads."""
         for index in self._replaced:
             states[index].arrays[1][...] = present[index - self._positions_first].numpy()

@@ -6,9 +6,17 @@ from typing import Any, Dict, List, Optional, Sequence, Tuple
 import numpy as np
 
 from posenc_export.runtime.artefact.manifest import Manifest
-from posenc_export.runtime.session import inputs
+from posenc_export.runtime.session.argument_arrays import (
+    Numbers,
+    Rows,
+    align,
+    array_of,
+    at_least,
+    check_tokens,
+    per_row,
+    short_repr,
+)
 from posenc_export.runtime.session.errors import expected
-from posenc_export.runtime.session.inputs import Numbers, Rows, per_row, short_repr
 
 # Coordinates and token types by graph input: for each row [n,count] int64.
 TokenAttributes = Dict[str, List[np.ndarray]]
@@ -66,15 +74,15 @@ def check_prefill(
     logits_to_keep: Optional[int],
 ) -> PrefillArguments:
     """Check the arguments of Session.prefill, which documents them and its errors."""
-    columns, padded = inputs.align(rows, attention_mask, manifest.inputs[0])
+    columns, padded = align(rows, attention_mask, manifest.inputs[0])
     tokens = [padded[row, valid] for row, valid in enumerate(columns)]
     if not tokens:
         raise expected("at least one row", "none", "give [B,S] tokens or a list of rows")
     counts = np.array([len(row) for row in tokens], np.int64)
-    chunk = inputs.at_least("chunk", manifest.chunk if chunk is None else chunk, 1)
-    keep = inputs.at_least("logits_to_keep", 0 if logits_to_keep is None else logits_to_keep, 0)
+    chunk = at_least("chunk", manifest.chunk if chunk is None else chunk, 1)
+    keep = at_least("logits_to_keep", 0 if logits_to_keep is None else logits_to_keep, 0)
     if manifest.vocabulary:
-        inputs.check_tokens(manifest.vocabulary, tokens)
+        check_tokens(manifest.vocabulary, tokens)
     attributes = _attributes(grid, token_types, manifest, columns, padded.shape[:2])
     longest = int(counts.max())
     if not manifest.states or chunk > longest:  # a bidirectional model reads whole rows
@@ -90,41 +98,49 @@ def check_every_row(counts: np.ndarray, rows: str) -> None:
         raise expected(f"at least one token in every {rows}", got, "leave empty rows out")
 
 
-def starts(
-    manifest: Manifest, first: np.ndarray, length: np.ndarray, counts: np.ndarray, start: Numbers
+def check_start(
+    manifest: Manifest,
+    first_position: np.ndarray,
+    length: np.ndarray,
+    counts: np.ndarray,
+    start: Numbers,
 ) -> np.ndarray:
     """Check `start` of a prefill that reads `counts` tokens of each row after `length` others from
-    position `first` on. Return the position of each row's first token [B] int64. Raise ValueError
-    for other rows, or positions where a row with tokens does not continue.
+    position `first_position` on. Return the position of each row's first token [B] int64. Raise
+    ValueError for other rows, or positions where a row with tokens does not continue.
     """
     asked, count = per_row("start", start, len(counts)), len(counts)
     if length.any():
         if count != len(length):
             raise expected(f"{len(length)} rows as in the cache", count, "reset first")
-        following = first + length
+        following = first_position + length
         if start is not None and (asked != following)[counts > 0].any():
             cached = short_repr(length.tolist())
             where = f"where rows of {cached} cached tokens continue"
             rule = f"start {short_repr(following.tolist())}, {where}"
             raise expected(rule, short_repr(start), "leave start out, or reset first")
-        return first
+        return first_position
     if manifest.signature == "mask" and asked.any():
         remedy = "export with signature positions"
         raise expected("start 0 for signature mask", short_repr(start), remedy)
-    return first if start is None and count == len(length) else asked
+    return first_position if start is None and count == len(length) else asked
 
 
 def check_room(
-    manifest: Manifest, capacity: int, start: np.ndarray, length: np.ndarray, counts: np.ndarray
+    manifest: Manifest,
+    capacity: int,
+    first_position: np.ndarray,
+    length: np.ndarray,
+    counts: np.ndarray,
 ) -> None:
     """Raise ValueError unless `counts` [B] more tokens fit into positions and `capacity` slots."""
-    rows = zip(start.tolist(), length.tolist(), counts.tolist(), strict=True)
+    rows = zip(first_position.tolist(), length.tolist(), counts.tolist(), strict=True)
     ends = [sum(row) for row in rows]  # Python integers do not overflow
-    for position in (max(ends) - 1, int(start.max()), int(start.min())):
+    for position in (max(ends) - 1, int(first_position.max()), int(first_position.min())):
         if not 0 <= position < manifest.max_positions:
             # Rewinding helps if the rows fit without the tokens in the cache.
-            fits = int((start + counts).max()) <= manifest.max_positions
-            shorter = f"give shorter rows{' or an earlier start' if start.any() else ''}"
+            fits = int((first_position + counts).max()) <= manifest.max_positions
+            shorter = f"give shorter rows{' or an earlier start' if first_position.any() else ''}"
             remedy = f"{'rewind' if manifest.states and fits else shorter}, or export"
             grid = ", which bounds the tokens of a row and their coordinates"
             remedy += f" with larger max_positions{grid if manifest.axes else ''}"
@@ -135,9 +151,11 @@ def check_room(
         raise expected(rule, longest, "open the session with a larger capacity")
 
 
-def room(manifest: Manifest, capacity: int, start: np.ndarray, length: np.ndarray) -> np.ndarray:
+def room(
+    manifest: Manifest, capacity: int, first_position: np.ndarray, length: np.ndarray
+) -> np.ndarray:
     """Return how many more tokens each row [B] can read within positions and `capacity` slots."""
-    positions = manifest.max_positions - start - length
+    positions = manifest.max_positions - first_position - length
     return np.minimum(positions, capacity - length) if manifest.in_place else positions
 
 
@@ -154,7 +172,7 @@ def check_rewind(manifest: Manifest, length: List[int], n: Numbers) -> List[int]
 def check_discard(manifest: Manifest, length: List[int], n: Numbers, after: Any) -> List[int]:
     """Return how many tokens `n` removes behind the first `after` of each row, or raise."""
     check_has_cache(manifest, "discard")
-    inputs.at_least("after", after, 0)
+    at_least("after", after, 0)
     counts = per_row("n of discard", n, len(length) or 1).tolist()
     behind = [max(count - int(after), 0) for count in length]
     if min(counts) < 0 or any(a > b for a, b in zip(counts, behind or [0], strict=True)):
@@ -210,7 +228,7 @@ def _attributes(
             raise expected(rule, "an encoding without", "leave grid out")
         attributes["grid"] = _numbers("grid", grid, (axes, *shape), limit, valid)
     if token_types is not None:
-        segments, types = manifest.segments, inputs.array_of("token_types", token_types)[None]
+        segments, types = manifest.segments, array_of("token_types", token_types)[None]
         if not segments:
             got = f"kind {manifest.kind} without"
             raise expected("a model with segments for token_types", got, "leave token_types out")
@@ -223,7 +241,7 @@ def _numbers(
     name: str, value: Any, shape: Tuple[int, ...], limit: int, valid: Sequence[np.ndarray]
 ) -> List[np.ndarray]:
     """Check an argument [n,B,S] and return its values at the valid tokens of each row [n,count]."""
-    numbers = inputs.array_of(name, value)
+    numbers = array_of(name, value)
     if numbers.shape != shape or numbers.dtype.kind not in "iu":
         got = f"shape {list(numbers.shape)} {numbers.dtype}"
         raise expected(f"{name} of shape {list(shape)} with whole numbers", got)

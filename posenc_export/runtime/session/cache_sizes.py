@@ -8,9 +8,9 @@ from posenc_export.runtime.session.graph import Buffer
 
 def allocated(caches: Caches) -> int:
     """Return the bytes of all buffers. Of lazy ones, only slots that may be written count."""
-    slots, total = int(caches.memory.written.sum()), 0
+    slots, total = int(caches.notes.written.sum()), 0
     for buffer in {*caches.past, *caches.present}:
-        lazy = buffer.pages is not None
+        lazy = buffer.mapping is not None
         total += slots * buffer.row_bytes // caches.extent if lazy else buffer.bytes
     return total
 

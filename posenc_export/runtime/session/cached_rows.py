@@ -6,15 +6,8 @@ from typing import NoReturn, Optional, Sequence, TypeVar, Union
 
 import numpy as np
 
-from posenc_export.runtime.session import (
-    arguments,
-    cache_sizes,
-    drafts,
-    errors,
-    inputs,
-    reading,
-    saved,
-)
+from posenc_export.runtime.session import arguments, cache_sizes, drafts, errors, reading, saved
+from posenc_export.runtime.session.argument_arrays import Numbers, Rows
 from posenc_export.runtime.session.caches import Caches
 from posenc_export.runtime.session.call_guard import CallGuard, exclusive
 from posenc_export.runtime.session.graph import Graph
@@ -45,8 +38,8 @@ class CachedRows:
         most = min(capacity or self.manifest.max_positions, self.manifest.max_positions)
         self._reading = reading.Reading(graph)
         self._guard = CallGuard()
-        self._now = SessionState.empty(Caches.of(graph, most, batch, rewind), rewind)
-        self._replaces = self._now.replaces
+        self._state = SessionState.empty(Caches.of(graph, most, batch, rewind), rewind)
+        self._replaces = self._state.replaces
         self.pass_costs = drafts.PassCosts(self.manifest.continuation_rows == 1)
 
     def __reduce__(self) -> NoReturn:
@@ -58,31 +51,31 @@ class CachedRows:
     @functools.partial(exclusive, restores=False)
     def reset(self) -> None:
         """Remove all rows and their tokens."""
-        caches = self._now.without_stepper().caches
+        caches = self._state.without_stepper().caches
         # After an exception, memory is allocated anew.
         caches = caches if self._guard.completed else caches.empty()
-        self._now = SessionState.empty(caches, self.rewindable)
+        self._state = SessionState.empty(caches, self.rewindable)
 
     @property
     def batch(self) -> int:
         """Number of rows B; 0 before the first prefill."""
-        return self._now.rows
+        return self._state.rows
 
     @property
     def length(self) -> np.ndarray:
         """Number of tokens in the cache of each row [B] int64."""
-        return self._now.length.copy()
+        return self._state.length.copy()
 
     @property
     def room(self) -> np.ndarray:
         """Number of tokens that each row [B] int64 has room for, in positions and caches."""
-        now = self._now
-        return arguments.room(self.manifest, now.caches.most_slots, now.start, now.length)
+        state = self._state
+        return arguments.room(self.manifest, self.capacity, state.first_position, state.length)
 
     @property
     def capacity(self) -> int:
         """Largest number of tokens of a row."""
-        return self._now.caches.most_slots
+        return self._state.caches.capacity
 
     @property
     def memory(self) -> int:
@@ -90,29 +83,29 @@ class CachedRows:
         these are the bytes of their tokens; otherwise those of as many rows of the longest length,
         both in powers of two.
         """
-        return cache_sizes.allocated(self._now.caches)
+        return cache_sizes.allocated(self._state.caches)
 
     @exclusive
     def trim(self) -> None:
         """Return memory of tokens that have left the caches to the system, where rows take memory
         as they are written. It takes as long as a few steps.
         """
-        self._now.caches.release(self._now.length)
+        self._state.caches.release(self._state.length)
 
     def memory_of(self, rows: int, tokens: int) -> int:
         """Return the most bytes that the caches take while they grow to `rows` rows of `tokens`
         tokens. If the caches must move to larger memory, both memories count.
         """
-        return cache_sizes.peak(self._now.caches, rows, tokens)
+        return cache_sizes.peak(self._state.caches, rows, tokens)
 
     @property
     def position(self) -> np.ndarray:
         """Position of the next token of each row [B] int64."""
-        now = self._now
-        return now.start + now.length
+        state = self._state
+        return state.first_position + state.length
 
     @exclusive
-    def rewind(self, n: inputs.Numbers) -> None:
+    def rewind(self, n: Numbers) -> None:
         """Take back the last n tokens of each row; n is one number for all rows, or one per row
         [B].
 
@@ -121,20 +114,20 @@ class CachedRows:
                 replaces; or the model has no cache.
         """
         # Python's integers: numpy takes several us for each operation on few numbers.
-        length = self._now.length.tolist()
+        length = self._state.length.tolist()
         back = arguments.check_rewind(self.manifest, length, n)
-        if not any(back) or self._now.step_back(back):
+        if not any(back) or self._state.step_back(back):
             return
         target = np.array(length) - np.array(back)
-        state, replay, attributes = self._now.without_stepper().rewound(target)
-        self._now = state
+        state, replay, attributes = self._state.without_stepper().rewound(target)
+        self._state = state
         self._complete_changes()
         if any(len(tokens) for tokens in replay):
             none = np.zeros(len(back), np.int64)
-            _, self._now = self._reading.run_chunk(self._now, 0, replay, attributes, none)
+            _, self._state = self._reading.run_chunk(self._state, 0, replay, attributes, none)
 
     @exclusive
-    def discard(self, n: inputs.Numbers, after: int = 0) -> None:
+    def discard(self, n: Numbers, after: int = 0) -> None:
         """Remove n tokens of each row behind its first `after` tokens; n is one number or [B].
         Later tokens take their positions, as if they had been read there; what they have read of
         removed tokens stays in them, so that they are no prefix to `share`. `length` and `position`
@@ -147,25 +140,25 @@ class CachedRows:
                 layers, or on keys in another way than a rotation by the position times a frequency;
                 the graph does not write caches of all tokens in place on the CPU.
         """
-        state = self._now.without_stepper()
+        state = self._state.without_stepper()
         counts = arguments.check_discard(self.manifest, state.committed_length.tolist(), n, after)
         if any(counts):
-            self._now = state.discarded(counts, int(after))
+            self._state = state.discarded(counts, int(after))
             self._complete_changes()
 
     @exclusive
     def fork(self: Own) -> Own:
         """Return an independent session on the same graph with a copy of the current state."""
         self._complete_changes()
-        now = self._now
-        caches = now.caches
-        other = type(self)(caches.graph, caches.fewest_rows, caches.most_slots, self.rewindable)
-        histories = tuple(history.copy() for history in now.histories)
-        other._now = now.replace(caches=caches.fork(now.used), histories=histories)
+        state = self._state
+        caches = state.caches
+        other = type(self)(caches.graph, caches.fewest_rows, caches.capacity, self.rewindable)
+        histories = tuple(history.copy() for history in state.histories)
+        other._state = state.replace(caches=caches.fork(state.used), histories=histories)
         return other
 
     @exclusive
-    def save(self, file: Union[str, Path], tokens: Optional[inputs.Rows] = None) -> None:
+    def save(self, file: Union[str, Path], tokens: Optional[Rows] = None) -> None:
         """Write the rows of the session with their caches to a file, which Model.restore of the
         same artefact reads. An existing file is replaced at once or not at all.
 
@@ -178,7 +171,7 @@ class CachedRows:
             OSError: the file cannot be written.
         """
         self._complete_changes()
-        saved.write(self._now, file, tokens)
+        saved.write(self._state, file, tokens)
 
     @exclusive
     def share(self, row: int, tokens: Sequence[int], prefixes: Prefixes, key: str = "") -> None:
@@ -189,12 +182,12 @@ class CachedRows:
             ValueError: there is no such row, it begins at another position, or it has fewer tokens.
         """
         arguments.check_row(row, self.batch)
-        start, length = self._now.start[row], self._now.length[row]
-        if start or len(tokens) > length:
-            got = f"{len(tokens)} of {length} tokens from position {start} on"
+        first, length = self._state.first_position[row], self._state.length[row]
+        if first or len(tokens) > length:
+            got = f"{len(tokens)} of {length} tokens from position {first} on"
             rule = "tokens of a row that begins at position 0"
             raise errors.expected(rule, got, "give the tokens that were fed")
-        prefixes.save(self._now.caches, int(row), tokens, key)
+        prefixes.save(self._state.caches, int(row), tokens, key)
 
     @exclusive
     def retire(self, row: int) -> None:
@@ -204,14 +197,14 @@ class CachedRows:
             ValueError: there is no such row, or the target's rows share cache columns.
         """
         arguments.check_rows_are_independent(self.manifest, "retire")
-        state = self._now.without_stepper()
+        state = self._state.without_stepper()
         arguments.check_row(row, state.rows)
-        self._now = state.without(int(row))
+        self._state = state.without(int(row))
         self._complete_changes()
 
     def _complete_changes(self) -> None:
         """Complete pending changes of the last call. Each assignment commits the work up to it."""
-        self._now = self._now.without_stepper()
-        self._now.caches.settle()
-        self._now = self._now.moved()
-        self._now.tidy()
+        self._state = self._state.without_stepper()
+        self._state.caches.settle()
+        self._state = self._state.moved()
+        self._state.tidy()

@@ -13,11 +13,11 @@ import numpy as np
 from posenc_export.runtime.artefact.manifest import State
 from posenc_export.runtime.session.binding import BufferNotes
 from posenc_export.runtime.session.graph import (
-    Bound,
     Buffer,
     Graph,
     Rules,
     Slots,
+    StateMemory,
     is_lazy,
     shape_of,
 )
@@ -41,7 +41,7 @@ class Caches:
     """
 
     graph: Graph  # the graph that reads and writes the states
-    most_slots: int  # largest number of slots of in-place states, as far as calls need no more
+    capacity: int  # largest number of slots of in-place states, as far as calls need no more
     fewest_rows: int  # rows that the first memory holds at least
     rules: Rules  # the states by their update rule
     window: Window = Window()  # what caches of windows hold, if these are shorter than others
@@ -50,32 +50,30 @@ class Caches:
     lazy: bool = False
     # Number of rows R that the buffers hold. With growing states, all of them are in use.
     rows: int = 0
-    capacity: int = 0  # slots M of in-place states that the graph is given
-    extent: int = 0  # slots of in-place states that are allocated, at least `capacity`
+    graph_slots: int = 0  # slots M of in-place states that the graph is given
+    extent: int = 0  # slots of in-place states that are allocated, at least `graph_slots`
     growing_slots: int = 0  # slots of growing states that are in use
     growing_extent: int = 0  # slots of growing states that are allocated
     past: Tuple[Buffer, ...] = ()
     present: Tuple[Buffer, ...] = ()
     # What all values share that have these buffers
-    memory: BufferNotes = field(default_factory=BufferNotes)
+    notes: BufferNotes = field(default_factory=BufferNotes)
 
     @classmethod
-    def of(cls, graph: Graph, most_slots: int, fewest_rows: int = 1, rewind: int = 1) -> "Caches":
+    def of(cls, graph: Graph, capacity: int, fewest_rows: int = 1, rewind: int = 1) -> "Caches":
         """Return caches of a graph without memory. rewind: as for Model.session."""
         rules = Rules.of(graph.manifest.states)
         window = Window.of(graph.manifest, graph.provider, rewind) if rules.windowed else Window()
-        return cls(
-            graph, most_slots, fewest_rows, rules, window, most_slots > FIRST and is_lazy(graph)
-        )
+        return cls(graph, capacity, fewest_rows, rules, window, capacity > FIRST and is_lazy(graph))
 
     @property
     def states(self) -> List[State]:
         """The states of the graph."""
         return self.graph.manifest.states
 
-    def bound(self, first: int, rows: int, new: int) -> List[Bound]:
+    def state_memory(self, first: int, rows: int, new: int) -> List[StateMemory]:
         """Return the memory for a run of `new` columns on `rows` rows from row `first` on."""
-        bound, part = [], slice(first, first + rows)
+        memory, part = [], slice(first, first + rows)
         buffers = zip(self.states, self.past, self.present, strict=True)
         for index, (state, past, present) in enumerate(buffers):
             before = after = (rows, *past.shape[1:])
@@ -83,11 +81,11 @@ class Caches:
             if index in self.rules.growing:
                 before, offset = shape_of(state, rows, self.growing_slots), 0
                 after = shape_of(state, rows, self.growing_slots + new)
-            elif self.capacity < self.extent and index in self.rules.in_place:
-                before = after = self.shape(state, rows, self.capacity)
+            elif self.graph_slots < self.extent and index in self.rules.in_place:
+                before = after = self.shape(state, rows, self.graph_slots)
             addresses = (past.address + offset, present.address + offset)
-            bound.append(Bound(state, past, present, part, before, after, addresses))
-        return bound
+            memory.append(StateMemory(state, past, present, part, before, after, addresses))
+        return memory
 
     def reserve(self, slots: int, rows: int) -> "Caches":
         """Return caches with room for `rows` rows of `slots` slots. No slot past `slots` may
@@ -101,22 +99,24 @@ class Caches:
         elif fitting > self.extent and 4 * rows <= count:
             count = rows
         bucket = max(self.graph.manifest.capacity_bucket, 1)
-        capacity = min(-(-slots // bucket) * bucket, extent) if self.graph.strided else extent
+        graph_slots = min(-(-slots // bucket) * bucket, extent) if self.graph.strided else extent
         growing = self.growing_extent
         if slots > growing:
             growing = max(2 * growing, -(-slots // GROWTH) * GROWTH)
         if (count, extent, growing) != (self.rows, self.extent, self.growing_extent):
             try:
-                return self._resized(slots, count, capacity, extent, growing)
+                return self._resized(slots, count, graph_slots, extent, growing)
             except MemoryError:
                 if not self.lazy:
                     raise
                 return dataclasses.replace(self, lazy=False).reserve(slots, rows)
-        return self if capacity == self.capacity else dataclasses.replace(self, capacity=capacity)
+        if graph_slots == self.graph_slots:
+            return self
+        return dataclasses.replace(self, graph_slots=graph_slots)
 
     def mark_written(self, first: int, slots: np.ndarray) -> None:
         """Count the first `slots` [n] slots of rows from row `first` on as written."""
-        written = self.memory.written[first : first + len(slots)]
+        written = self.notes.written[first : first + len(slots)]
         np.maximum(written, slots, out=written)
 
     def after(self, new: int, idle: Sequence[int] = ()) -> "Caches":
@@ -124,7 +124,7 @@ class Caches:
         for index in self.rules.replaced if idle else ():
             for row in idle:
                 self.present[index].copy_rows(row, self.past[index], row, 1)
-        if self.rules.fixed:
+        if self.rules.all_in_place:
             return dataclasses.replace(self, growing_slots=self.growing_slots + new)
         return self._swapped(self.rules.replaced + self.rules.growing, self.growing_slots + new)
 
@@ -153,8 +153,8 @@ class Caches:
         """Copy `tokens` tokens of in-place states of other caches, from a row and token `at` on, to
         `to` of these; in caches of windows those that both hold.
         """
-        starts = source.memory.windows.start[at[0]], self.memory.windows.start[to[0]]
-        begin, target = at[1] - int(starts[0]), to[1] - int(starts[1])
+        kept = source.notes.windows.first_kept[at[0]], self.notes.windows.first_kept[to[0]]
+        begin, target = at[1] - int(kept[0]), to[1] - int(kept[1])
         gone = min(max(0, -begin, -target), tokens)
         for index in self.rules.in_place:
             place, origin, count = to, at, tokens
@@ -167,15 +167,15 @@ class Caches:
         """Let caches of windows have room for counts [n] more tokens of rows from `first` on."""
         pairs = zip(lengths.tolist(), counts.tolist(), strict=True)
         for row, (length, count) in enumerate(pairs, first):
-            self.memory.windows.slide(self.window, self._windowed, row, length, count)
+            self.notes.windows.slide(self.window, self._windowed, row, length, count)
 
     def settle(self) -> None:
         """Complete a move in caches of windows that was interrupted."""
-        self.memory.windows.settle(self._windowed)
+        self.notes.windows.settle(self._windowed)
 
     def reach(self, rows: int) -> np.ndarray:
         """Return the least length [rows] above 0 that each row can be rewound to."""
-        return self.memory.windows.reach(self.window, rows)
+        return self.notes.windows.reach(self.window, rows)
 
     def snapshot(self, row: int) -> List[np.ndarray]:
         """Return copies of one row of the states that each call replaces."""
@@ -194,7 +194,7 @@ class Caches:
         """Return caches in their initial state. In-place slots may keep their content. Memory that
         has grown is left, unless the graph reads only a part of it.
         """
-        grown = self.memory.written.max(initial=0) if self.lazy else self.extent
+        grown = self.notes.written.max(initial=0) if self.lazy else self.extent
         if grown > (FIRST if self.lazy else self.fitting(1)) and not self.graph.strided:
             return self.empty()
         states: Dict[int, Sequence[np.ndarray]] = {row: () for row in range(self.rows)}
@@ -203,24 +203,24 @@ class Caches:
     def empty(self) -> "Caches":
         """Return caches of no rows, without memory."""
         return Caches(
-            self.graph, self.most_slots, self.fewest_rows, self.rules, self.window, self.lazy
+            self.graph, self.capacity, self.fewest_rows, self.rules, self.window, self.lazy
         )
 
     def release(self, lengths: np.ndarray) -> None:
         """Return memory of lazy caches to the system: that of the slots behind the tokens of each
         row, if they are more than FIRST. The first rows have `lengths` [n] tokens, others none.
         """
-        written = self.memory.written
+        written = self.notes.written
         kept = np.concatenate((lengths, np.zeros(len(written) - len(lengths), np.int64)))
         for row in np.flatnonzero(written > kept + FIRST).tolist() if self.lazy else ():
             for state, past, _ in self._buffers(self.rules.in_place):
-                if past.pages is not None:
+                if past.mapping is not None:
                     past.release(row, state.axis, int(kept[row]))
             written[row] = kept[row]
 
     def fork(self, slots: int) -> "Caches":
         """Return a copy in separate memory, with `slots` in-place slots."""
-        sizes = (self.rows, self.capacity, self.extent, self.growing_extent)
+        sizes = (self.rows, self.graph_slots, self.extent, self.growing_extent)
         return self._resized(slots, *sizes, reuse=False) if self.rows else self.empty()
 
     def _swapped(self, states: Iterable[int], growing: int) -> "Caches":
@@ -245,11 +245,11 @@ class Caches:
         """Slots to allocate: doubled, to move tokens rarely, unless the graph then costs more."""
         bucket = self.graph.manifest.capacity_bucket
         if self.lazy:  # padding of shorter rows may follow the longest
-            return max(slots, self.most_slots + self.graph.manifest.chunk)
+            return max(slots, self.capacity + self.graph.manifest.chunk)
         count = -(-slots // (bucket or FIRST))
         if self.graph.strided or not bucket:
             count = 1 << max(count - 1, 0).bit_length()
-        return min(count * (bucket or FIRST), max(slots, self.most_slots))
+        return min(count * (bucket or FIRST), max(slots, self.capacity))
 
     def shape(self, state: State, rows: int, slots: int) -> Tuple[int, ...]:
         """Return the shape of a state with that many slots, unless its window needs fewer."""
@@ -257,7 +257,7 @@ class Caches:
         return shape_of(state, rows, min(slots, self.window.slots) if shorter else slots)
 
     def _resized(
-        self, slots: int, rows: int, capacity: int, extent: int, growing: int, reuse: bool = True
+        self, slots: int, rows: int, graph_slots: int, extent: int, growing: int, reuse: bool = True
     ) -> "Caches":
         """Return caches of other sizes with the same content, of in-place states `slots` slots.
         reuse: whether they share buffers whose sizes stay the same.
@@ -279,7 +279,7 @@ class Caches:
             buffer = Buffer(shape, state.dtype, state.fill, device, lazy)
             if old is not None:
                 count = min(old.shape[0], shape[0])
-                filled = self.memory.written[:count].tolist() if in_place else ()
+                filled = self.notes.written[:count].tolist() if in_place else ()
                 for row, written in enumerate(filled):
                     kept = min(slots, written, old.shape[state.axis])
                     buffer.copy_slots((row, 0), old, (row, 0), 1, state.axis, kept)
@@ -287,13 +287,13 @@ class Caches:
                     buffer.copy_rows(0, old, 0, count)
             past.append(buffer)
             present.append(buffer if in_place else Buffer(shape, state.dtype, state.fill, device))
-        windows, windowed = self.memory.windows, self.rules.windowed
+        windows, windowed = self.notes.windows, self.rules.windowed
         reused = self.past and (not windowed or past[windowed[0]] is self.past[windowed[0]])
         if rows != self.rows or not (reuse and reused):
             windows = windows.resized(rows)
         written = np.zeros(rows, np.int64)
-        written[: self.rows] = np.minimum(self.memory.written[:rows], slots)
-        sizes = dataclasses.replace(self, rows=rows, capacity=capacity, extent=extent)
+        written[: self.rows] = np.minimum(self.notes.written[:rows], slots)
+        sizes = dataclasses.replace(self, rows=rows, graph_slots=graph_slots, extent=extent)
         buffers = dataclasses.replace(sizes, past=tuple(past), present=tuple(present))
-        memory = BufferNotes(written, windows)
-        return dataclasses.replace(buffers, growing_extent=growing, memory=memory)
+        notes = BufferNotes(written, windows)
+        return dataclasses.replace(buffers, growing_extent=growing, notes=notes)

@@ -64,7 +64,7 @@ def check(caches: Caches) -> CachedKeys:
 
 def check_endless(session: Any, speculate: object) -> None:
     """Raise ValueError unless `generate` can make room in the caches of a session."""
-    check(session._now.caches)
+    check(session._state.caches)
     if speculate is not None:
         raise expected("endless or speculate", "both", "leave one out")
     room = int((session.length + session.room).min(initial=session.capacity))
@@ -74,16 +74,16 @@ def check_endless(session: Any, speculate: object) -> None:
 
 
 def shift(
-    caches: Caches, keys: CachedKeys, row: int, start: int, length: int, after: int, count: int
+    caches: Caches, keys: CachedKeys, row: int, first: int, length: int, after: int, count: int
 ) -> windows.Move:
     """Return the tokens of a row that move if `count` tokens behind its first `after` are removed.
 
     Args:
         keys: how cached keys depend on positions.
-        start, length: position of the first token of the row, and number of its tokens.
+        first, length: position of the first token of the row, and number of its tokens.
     """
     slots, content = slice(after + count, length), []
-    old = start + np.arange(length)[slots]
+    old = first + np.arange(length)[slots]
     for state, past in zip(caches.states, caches.past, strict=True):
         moved = past.array[windows.part_of(row, state.axis, slots)].copy()
         rotation = keys.rotation_of.get(state.past)

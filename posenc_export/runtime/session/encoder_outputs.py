@@ -10,7 +10,8 @@ from typing import Any, Dict, Optional
 import numpy as np
 
 from posenc_export.runtime.artefact.schema import Manifest, Value
-from posenc_export.runtime.session import errors, inputs
+from posenc_export.runtime.session import errors
+from posenc_export.runtime.session.argument_arrays import align
 
 MASK = "encoder_attention_mask"
 
@@ -78,7 +79,7 @@ def new(
     numbers = sum(heads * size for heads, size in sizes)
     axes = ("batch_size", "encoder_sequence_length", numbers)
     value = Value("encoder", manifest.passed_dtype, axes)
-    columns, padded = inputs.align(encoder, attention_mask, value)
+    columns, padded = align(encoder, attention_mask, value)
     lengths = [len(valid) for valid in columns]
     if len(columns) != count or not all(lengths):
         rule, got = f"encoder with {count} rows of at least one token", f"rows of {lengths} tokens"

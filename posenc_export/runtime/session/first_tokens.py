@@ -8,7 +8,8 @@ import numpy as np
 
 from posenc_export.runtime.artefact.manifest import Manifest
 from posenc_export.runtime.artefact.records import Generation
-from posenc_export.runtime.session import arguments, discarding, errors, inputs
+from posenc_export.runtime.session import arguments, discarding, errors
+from posenc_export.runtime.session.argument_arrays import Rows
 from posenc_export.shared.refusal import refusal
 from posenc_export.shared.suggestion import suggestion
 
@@ -17,8 +18,8 @@ from posenc_export.shared.suggestion import suggestion
 class First:
     """What rows read before the first generated token; the arguments of Session.generate."""
 
-    prompt: Optional[inputs.Rows]
-    encoder: Optional[inputs.Rows] = None
+    prompt: Optional[Rows]
+    encoder: Optional[Rows] = None
     language: Optional[str] = None
     task: Optional[str] = None
     endless: bool = False
@@ -56,13 +57,13 @@ def feed(session: Any, first: First) -> np.ndarray:
     return session.prefill([[language, *after] for language in languages], logits_to_keep=1)[:, -1]
 
 
-def _in_pieces(session: Any, prompt: inputs.Rows, encoder: Optional[inputs.Rows]) -> np.ndarray:
+def _in_pieces(session: Any, prompt: Rows, encoder: Optional[Rows]) -> np.ndarray:
     """Feed a prompt of any length, with room made for each piece. Return the logits after it. A
     prompt that is refused changes nothing.
     """
     counts = arguments.check_prefill(session.manifest, prompt, *[None] * 5).counts
     if session.batch:
-        arguments.starts(session.manifest, session.position, session.length, counts, None)
+        arguments.check_start(session.manifest, session.position, session.length, counts, None)
     begin, logits = 0, np.zeros((len(prompt), 1))
     while begin < max(map(len, prompt)):
         room = discarding.make_room(session) if session.batch else session.capacity

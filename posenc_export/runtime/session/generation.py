@@ -8,9 +8,9 @@ import numpy as np
 
 from posenc_export.runtime.artefact.manifest import Manifest
 from posenc_export.runtime.session import discarding, speculation
+from posenc_export.runtime.session.argument_arrays import Rows, array_of, at_least, short_repr
 from posenc_export.runtime.session.errors import expected
 from posenc_export.runtime.session.first_tokens import First, TokenRules, feed
-from posenc_export.runtime.session.inputs import Rows, array_of, at_least, short_repr
 from posenc_export.runtime.session.speculation import Reader, Speculate, Speculator
 
 ENDED = -1  # id that is given for a row that has ended

@@ -7,15 +7,15 @@ from typing import Any, Callable, Dict, NamedTuple, Protocol, Sequence, Tuple, U
 import numpy as np
 
 from posenc_export.runtime.artefact.manifest import Manifest, State
-from posenc_export.runtime.session import device_memory, pages
+from posenc_export.runtime.session import device_memory, reserved_memory
 
 Slots = Union[slice, np.ndarray]
 Place = Tuple[int, int]  # row and slot
 # Dtypes that numpy lacks: dtype of the same size that holds their bits, and TensorProto.DataType.
 ELEMENTS = {"bfloat16": ("uint16", 16)}
-Feeds = Dict[str, np.ndarray]  # graph inputs of a call by name, without the caches
+Feeds = Dict[str, np.ndarray]  # graph inputs of a run by name, without the caches
 Shape = Tuple[int, ...]
-Run = Callable[[], object]
+BoundRun = Callable[[], object]
 
 
 class Buffer:
@@ -27,7 +27,7 @@ class Buffer:
 
     Attributes:
         array: the memory on the host; empty for a buffer on the device.
-        pages: the mapping of a reserved buffer, otherwise None.
+        mapping: the mapping of a reserved buffer, otherwise None.
     """
 
     def __init__(
@@ -37,9 +37,9 @@ class Buffer:
         self.shape, self.device, self.fill, self.dtype = tuple(shape), device, fill, np.dtype(dtype)
         self.element: Any = element or self.dtype
         self.row_bytes = math.prod(self.shape[1:]) * self.dtype.itemsize
-        self.array, self.pages = np.zeros(0, dtype), None
+        self.array, self.mapping = np.zeros(0, dtype), None
         if reserved:
-            self.array, self.pages = pages.reserved(self.shape, self.dtype)
+            self.array, self.mapping = reserved_memory.reserved(self.shape, self.dtype)
         elif device == "cpu":
             self.array = np.full(shape, fill, dtype) if fill else np.zeros(shape, dtype)
         self.address = int(self.array.ctypes.data)
@@ -124,11 +124,11 @@ class Buffer:
         """Give the memory of slots of a row from `begin` on back to the system; in reserved buffers
         only.
         """
-        assert self.pages is not None
+        assert self.mapping is not None
         address, pitch, width, height = self._pieces(row, 1, axis, self.shape[axis] - begin, begin)
         for piece in range(height):
             first = address - self.address + piece * pitch
-            pages.release(self.pages, first, first + width)
+            reserved_memory.release(self.mapping, first, first + width)
 
     def _pieces(self, row: int, rows: int, axis: int, slots: int, begin: int) -> Tuple[int, ...]:
         """Return address of the first piece of these slots, bytes between pieces, bytes and number
@@ -144,17 +144,17 @@ class Buffer:
 
 
 @dataclass(frozen=True)
-class Call:
+class GraphRun:
     """One run of the graph on consecutive rows."""
 
     first: int  # index of the first row
     rows: int  # number of rows
-    new: int  # number of columns S; calls for single rows may differ in it
+    new: int  # number of columns S; runs for single rows may differ in it
     feeds: Feeds
     output: int = 0  # index of the output to return, in Manifest.outputs
 
 
-class Bound(NamedTuple):
+class StateMemory(NamedTuple):
     """The memory of a state that one run of the graph reads and writes."""
 
     state: State
@@ -186,12 +186,12 @@ class Graph(Protocol):
     # buffers.
     strided: bool
 
-    def run(self, call: Call, states: Sequence[Bound]) -> np.ndarray:
-        """Run the graph on a call and return its output [rows,S,*], or [rows,*] if it is pooled.
+    def run(self, run: GraphRun, states: Sequence[StateMemory]) -> np.ndarray:
+        """Run the graph once and return its output [rows,S,*], or [rows,*] if it is pooled.
         Raise GraphError if it failed.
         """
 
-    def repeat(self, feeds: Feeds, states: Sequence[Bound], result: np.ndarray) -> Run:
+    def repeat(self, feeds: Feeds, states: Sequence[StateMemory], result: np.ndarray) -> BoundRun:
         """Return a function that runs the graph on the current content of `feeds` and `states`, and
         writes the first output to `result` [B,S,*]. It raises RUN_ERRORS if the graph fails.
         """
@@ -204,7 +204,7 @@ class Rules(NamedTuple):
     growing: Tuple[int, ...]
     replaced: Tuple[int, ...]
     windowed: Tuple[int, ...]  # those in place of which queries read the last tokens only
-    fixed: bool  # whether there are states, all of them written in place
+    all_in_place: bool  # whether there are states, all of them written in place
 
     @classmethod
     def of(cls, states: Sequence[State]) -> "Rules":
@@ -229,4 +229,4 @@ def is_lazy(graph: Graph) -> bool:
     states = [state for state in graph.manifest.states if state.in_place]
     reads = any([state.reads_hidden for state in states])
     fixed = graph.strided or graph.manifest.capacity_bucket
-    return pages.AVAILABLE and graph.device == "cpu" and not reads and not fixed
+    return reserved_memory.AVAILABLE and graph.device == "cpu" and not reads and not fixed

@@ -6,7 +6,8 @@ from typing import Any, Optional, Sequence, Union
 import numpy as np
 
 from posenc_export.runtime.artefact.manifest import Manifest
-from posenc_export.runtime.session import cached_rows, inputs, saved, sentences
+from posenc_export.runtime.session import cached_rows, saved, sentences
+from posenc_export.runtime.session.argument_arrays import at_least
 from posenc_export.runtime.session.session import Session
 
 
@@ -52,7 +53,7 @@ class Model:
         """
         most = 1 if capacity is None else capacity
         for name, value in (("batch", batch), ("capacity", most), ("rewind", rewind)):
-            inputs.at_least(name, value, 1)
+            at_least(name, value, 1)
         return Session(self.graph, batch, capacity, rewind)
 
     def restore(
@@ -75,7 +76,7 @@ class Model:
         """
         session = self.session(batch, capacity, rewind)
         with saved.opened(Path(file), self.manifest) as arrays:
-            session._now = saved.restored(session._now, arrays)
+            session._state = saved.restored(session._state, arrays)
         return session
 
     def encode(

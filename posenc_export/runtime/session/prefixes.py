@@ -83,7 +83,7 @@ class Prefixes:
                     return
                 memory = self._memory[self._unused[-1]]
                 begin = self._size * len(path)
-                if begin < caches.memory.windows.start[row]:
+                if begin < caches.notes.windows.first_kept[row]:
                     return
                 memory.caches.copy((memory.row, 0), caches, (row, begin), self._size)
                 place = (self._blocks[path[-1]] if path else key, part)

@@ -6,44 +6,44 @@ from typing import Dict, Iterator, List, Optional, Tuple
 import numpy as np
 
 from posenc_export.runtime.session import arguments, encoder_outputs, errors, prefixes
+from posenc_export.runtime.session.argument_arrays import Numbers, Rows, per_row
 from posenc_export.runtime.session.arguments import PrefillArguments, TokenAttributes, check_room
 from posenc_export.runtime.session.caches import Caches
-from posenc_export.runtime.session.feeds import Feeder, Tokens, without_empty_ends
-from posenc_export.runtime.session.graph import Call, Graph
-from posenc_export.runtime.session.inputs import Numbers, Rows, per_row
+from posenc_export.runtime.session.feeder import Feeder, RowTokens, without_empty_ends
+from posenc_export.runtime.session.graph import Graph, GraphRun
 from posenc_export.runtime.session.state import SessionState
-from posenc_export.runtime.session.stepper import IN_PLACE, Stepper, binding_of
+from posenc_export.runtime.session.stepper import ONE_PLACE, Stepper, binding_of
 
 
 def open_rows(
     state: SessionState,
-    prefill: PrefillArguments,
+    prompt: PrefillArguments,
     start: Numbers,
     encoder: Optional[Rows] = None,
     encoder_mask: Optional[np.ndarray] = None,
 ) -> SessionState:
     """Return `state` if its rows have tokens, or else empty rows with memory for the first ones."""
-    manifest, counts = state.caches.graph.manifest, prefill.counts
+    manifest, counts = state.caches.graph.manifest, prompt.counts
     if not counts.any():
         got = f"rows of {counts.tolist()} tokens"
         raise errors.expected("at least one token in at least one row", got)
     if not manifest.states:  # a bidirectional model reads whole rows
         state = SessionState.empty(state.caches, state.rewind)
     length = state.committed_length
-    starts = arguments.starts(manifest, state.start, length, counts, start)
-    filled = bool(length.any())
-    committed = length if filled else np.zeros_like(starts)
-    arguments.check_room(manifest, state.caches.most_slots, starts, committed, counts)
-    current, count = state.encoder_outputs, len(starts)
+    first_position = arguments.check_start(manifest, state.first_position, length, counts, start)
+    has_tokens = bool(length.any())
+    committed = length if has_tokens else np.zeros_like(first_position)
+    arguments.check_room(manifest, state.caches.capacity, first_position, committed, counts)
+    current, count = state.encoder_outputs, len(first_position)
     outputs = encoder_outputs.for_rows(manifest, current, length, count, encoder, encoder_mask)
-    if filled:
+    if has_tokens:
         return state
-    return state.opened(starts, prefill.longest).replace(encoder_outputs=outputs)
+    return state.opened(first_position, prompt.longest).replace(encoder_outputs=outputs)
 
 
 def before_admit(
     state: SessionState,
-    prefill: PrefillArguments,
+    prompt: PrefillArguments,
     start: Numbers,
     encoder: Optional[Rows],
     encoder_mask: Optional[np.ndarray],
@@ -51,18 +51,18 @@ def before_admit(
 ) -> SessionState:
     """Return `state` with the new rows of an admit, before their tokens are read."""
     manifest = state.caches.graph.manifest
-    arguments.check_every_row(prefill.counts, "new row")
-    starts = per_row("start", start, len(prefill.tokens))
-    if prefix is not None and starts.tolist() != [0]:
-        got = f"rows at {starts.tolist()}"
+    arguments.check_every_row(prompt.counts, "new row")
+    first_position = per_row("start", start, len(prompt.tokens))
+    if prefix is not None and first_position.tolist() != [0]:
+        got = f"rows at {first_position.tolist()}"
         raise errors.expected("one row at position 0 after a prefix", got, "admit rows one by one")
     known = 0 if prefix is None else prefix.length
-    cached = np.full_like(starts, known)
-    arguments.check_room(manifest, state.caches.most_slots, starts, cached, prefill.counts)
-    outputs = encoder_outputs.new(manifest, encoder, encoder_mask, len(starts))
+    cached = np.full_like(first_position, known)
+    arguments.check_room(manifest, state.caches.capacity, first_position, cached, prompt.counts)
+    outputs = encoder_outputs.new(manifest, encoder, encoder_mask, len(first_position))
     if state.encoder_outputs is not None and outputs is not None:
         outputs = state.encoder_outputs.joined(outputs)
-    joined = state.joined(starts, known + prefill.longest).replace(encoder_outputs=outputs)
+    joined = state.joined(first_position, known + prompt.longest).replace(encoder_outputs=outputs)
     return joined if prefix is None else joined.begun(state.rows, prefix)
 
 
@@ -76,16 +76,16 @@ class Reading:
         self._no_output = np.zeros((0, int(output.axes[-1])), output.dtype)
 
     def chunks(
-        self, state: SessionState, first: int, prefill: PrefillArguments
+        self, state: SessionState, first: int, prompt: PrefillArguments
     ) -> Iterator[Tuple[List[np.ndarray], SessionState]]:
         """Read rows from row `first` on, and yield what `run_chunk` returns for each chunk."""
-        chunk = min(prefill.chunk, state.caches.window.new or prefill.chunk)
-        for begin in range(0, int(prefill.counts.max()), chunk):
+        chunk = min(prompt.chunk, state.caches.window.new or prompt.chunk)
+        for begin in range(0, int(prompt.counts.max()), chunk):
             part = slice(begin, begin + chunk)
-            of_rows = prefill.attributes.items()
+            of_rows = prompt.attributes.items()
             attributes = {name: [row[:, part] for row in rows] for name, rows in of_rows}
-            requested = prefill.requested_in(part.start, part.stop)
-            rows = [row[part] for row in prefill.tokens]
+            requested = prompt.requested_in(part.start, part.stop)
+            rows = [row[part] for row in prompt.tokens]
             outputs, state = self.run_chunk(state, first, rows, attributes, requested)
             yield outputs, state
 
@@ -100,75 +100,75 @@ class Reading:
         """Run the graph for the rows from row `first` on, once or once per row. Return for each row
         the outputs of its last `requested` [rows] tokens, and the state after the call.
         """
-        tokens = self.feeder.tokens(state, first, rows, attributes, requested)
+        tokens = self.feeder.row_tokens(state, first, rows, attributes, requested)
         sizes = list(zip(tokens.counts.tolist(), requested.tolist(), strict=True))
-        if not state.columns:
+        if not state.by_columns:
             tokens = without_empty_ends(tokens)
         counts, new, begin = tokens.counts, int(tokens.counts.max()), tokens.first
         # Padding of shorter rows is written behind their tokens, unless each row is fed alone.
         slots = state.used + new
-        if self.manifest.continuation_rows == 1 and not state.columns:
+        if self.manifest.continuation_rows == 1 and not state.by_columns:
             committed = state.committed_length[begin : tokens.end]
             slots = max(state.used, int((committed + counts).max()))
         caches = state.caches.reserve(slots, first + len(rows))
         if state.histories:
             _record(state, caches, tokens)
-        caches.mark_written(begin, state.filled[begin : tokens.end] + new)
+        caches.mark_written(begin, state.used_by_row[begin : tokens.end] + new)
         if caches.window.size:
             caches.slide(begin, state.committed_length[begin : tokens.end], counts)
             state = state.replace(caches=caches)
         outputs: Dict[int, np.ndarray] = {}
-        for call in self.feeder.calls(state, tokens):
-            all_requested = bool(tokens.requested[call.first - begin :][: call.rows].all())
-            outputs.update(enumerate(self._run(caches, call, all_requested), call.first))
+        for run in self.feeder.runs(state, tokens):
+            all_requested = bool(tokens.requested[run.first - begin :][: run.rows].all())
+            outputs.update(enumerate(self._run(caches, run, all_requested), run.first))
         idle = [row for row in range(caches.rows) if row not in outputs]
         none, select = self._no_output, self.feeder.last
         last = [select(outputs.get(row, none), *size) for row, size in enumerate(sizes, first)]
         length, inside = state.committed_length.copy(), state.occupied
         length[begin : tokens.end] += counts
-        if state.columns:
+        if state.by_columns:
             inside = np.concatenate((inside, np.arange(new)[None] < counts[:, None]), axis=1)
         caches = caches.after(new, idle)
         return last, state.replace(committed_length=length, occupied=inside, caches=caches)
 
-    def _run(self, caches: Caches, call: Call, all_requested: bool) -> np.ndarray:
+    def _run(self, caches: Caches, run: GraphRun, all_requested: bool) -> np.ndarray:
         """Run the graph, for a token of each of the first rows with a binding that is kept."""
-        if call.first or call.new > 1 or not (caches.rules.fixed and all_requested):
-            return self.graph.run(call, caches.bound(call.first, call.rows, call.new))
-        binding = binding_of(caches, call.feeds, self.feeder.counters)
+        if run.first or run.new > 1 or not (caches.rules.all_in_place and all_requested):
+            return self.graph.run(run, caches.state_memory(run.first, run.rows, run.new))
+        binding = binding_of(caches, run.feeds, self.feeder.counters)
         try:
-            binding.runs[IN_PLACE]()
+            binding.runs[ONE_PLACE]()
         except errors.RUN_ERRORS as error:
             raise errors.GraphError(error) from None
         return binding.result.copy()
 
-    def read_out(self, state: SessionState, prefill: PrefillArguments) -> np.ndarray:
+    def read_out(self, state: SessionState, prompt: PrefillArguments) -> np.ndarray:
         """Feed whole rows, and return the second output [B,N], or [B,S,N] with zeros at padding."""
-        rows, counts = prefill.tokens, prefill.counts
-        tokens = self.feeder.tokens(state, 0, rows, prefill.attributes, counts)
+        rows, counts = prompt.tokens, prompt.counts
+        tokens = self.feeder.row_tokens(state, 0, rows, prompt.attributes, counts)
         outputs: List[np.ndarray] = []
-        for call in self.feeder.calls(state, tokens):
-            states = state.caches.bound(call.first, call.rows, call.new)
-            outputs += list(self.graph.run(dataclasses.replace(call, output=1), states))
+        for run in self.feeder.runs(state, tokens):
+            states = state.caches.state_memory(run.first, run.rows, run.new)
+            outputs += list(self.graph.run(dataclasses.replace(run, output=1), states))
         if len(self.manifest.outputs[1].axes) == 2:
             return np.stack(outputs)
         cut = [output[:count] for output, count in zip(outputs, counts.tolist(), strict=True)]
-        return prefill.padded_outputs([cut])
+        return prompt.padded_outputs([cut])
 
     def with_stepper(self, state: SessionState) -> SessionState:
         """Return the state with a stepper. Raise ValueError if no position or slot is left."""
-        manifest, most, used = self.manifest, state.caches.most_slots, state.used
+        manifest, most, used = self.manifest, state.caches.capacity, state.used
         length = state.committed_length
-        check_room(manifest, most, state.start, length, np.ones(state.rows, np.int64))
+        check_room(manifest, most, state.first_position, length, np.ones(state.rows, np.int64))
         caches = state.caches.reserve(used + 1, state.rows)
         if caches.window.size:
             caches.slide(0, length, np.ones(state.rows, np.int64))
         state = state.replace(caches=caches)
-        room = manifest.max_positions - int((state.start + length).max())
+        room = manifest.max_positions - int((state.first_position + length).max())
         if caches.rules.in_place:
-            room = min(room, most - int(length.max()), caches.capacity - used)
+            room = min(room, most - int(length.max()), caches.graph_slots - used)
         if caches.window.size:
-            ends = caches.memory.windows.start[: state.rows] + caches.window.slots
+            ends = caches.notes.windows.first_kept[: state.rows] + caches.window.slots
             room = min(room, int((ends - length).min()))
         counted = self.feeder.counted(state, used + 1)
         if counted:
@@ -193,11 +193,11 @@ class Reading:
     def record_step(self, state: SessionState, x: np.ndarray) -> None:
         """Record in the histories the token of every row, x [B] or [B,E], of the next step."""
         assert state.stepper is not None
-        tokens = self.feeder.tokens(state, 0, list(x[:, None]), {}, np.ones(len(x), np.int64))
+        tokens = self.feeder.row_tokens(state, 0, list(x[:, None]), {}, np.ones(len(x), np.int64))
         _record(state, state.stepper.progress[1], tokens)
 
 
-def _record(state: SessionState, caches: Caches, tokens: Tokens) -> None:
+def _record(state: SessionState, caches: Caches, tokens: RowTokens) -> None:
     lengths = state.length.tolist()
     for index, part in enumerate(tokens.rows):
         if len(part):

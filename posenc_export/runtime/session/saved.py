@@ -18,7 +18,8 @@ from msgspec import Meta, Struct
 from posenc_export.runtime.artefact.files import replacing
 from posenc_export.runtime.artefact.records import MOST, Size
 from posenc_export.runtime.artefact.schema import Manifest
-from posenc_export.runtime.session import errors, graph, inputs
+from posenc_export.runtime.session import errors, graph
+from posenc_export.runtime.session.argument_arrays import Rows, check_tokens
 from posenc_export.runtime.session.caches import Caches
 from posenc_export.runtime.session.encoder_outputs import MASK, EncoderOutputs
 from posenc_export.runtime.session.saved_windows import STATE, WINDOWS, check_windows, with_windows
@@ -66,9 +67,9 @@ def check(manifest: Manifest, arrays: Mapping[str, np.ndarray]) -> None:
         raise ValueError(f"expected token ids 0 .. {most}, got {ids.min()} .. {ids.max()}")
 
 
-def _check_rows(manifest: Manifest, length: Any, start: Any, slots: np.ndarray) -> None:
+def _check_rows(manifest: Manifest, length: Any, first_position: Any, slots: np.ndarray) -> None:
     most = manifest.max_positions
-    for first, count in zip(start, length, strict=True):
+    for first, count in zip(first_position, length, strict=True):
         if count < 0 or not 0 <= first < most or first + count > most:
             got = f"{count} tokens from {first}"
             raise ValueError(f"expected rows within positions 0 .. {most - 1}, got {got}")
@@ -127,12 +128,12 @@ class Header(Struct, frozen=True, forbid_unknown_fields=True):
     sha256: Annotated[str, Meta(max_length=64)] = ""
 
 
-def write(state: SessionState, file: Union[str, Path], tokens: Optional[inputs.Rows]) -> None:
+def write(state: SessionState, file: Union[str, Path], tokens: Optional[Rows]) -> None:
     """Implement Session.save, which documents the arguments, for a state without a stepper."""
     manifest = state.caches.graph.manifest
     arrays: Arrays = {
         "length": state.committed_length,
-        "start": state.start,
+        "start": state.first_position,
         "slots": state.occupied,
     }
     if tokens is not None:
@@ -140,13 +141,13 @@ def write(state: SessionState, file: Union[str, Path], tokens: Optional[inputs.R
         counts = [len(row) for row in rows]
         if counts != length or any(row.dtype.kind not in "iu" for row in rows if row.size):
             raise errors.expected(f"tokens to be {length} ids", counts, "give those in the cache")
-        inputs.check_tokens(manifest.vocabulary, rows)
+        check_tokens(manifest.vocabulary, rows)
         arrays["tokens"] = np.concatenate([np.zeros(0, np.int64), *rows]).astype(np.int64)
     if state.encoder_outputs is not None and state.rows:
         arrays |= {ENCODER + name: array for name, array in state.encoder_outputs.arrays.items()}
     if state.rows and state.caches.rules.windowed:
-        start = state.caches.memory.windows.start[: state.rows]
-        arrays[WINDOWS] = np.where(state.committed_length, start, 0)
+        first_kept = state.caches.notes.windows.first_kept[: state.rows]
+        arrays[WINDOWS] = np.where(state.committed_length, first_kept, 0)
     if state.rows:
         parts = _parts(state.caches, state.rows, state.used)
         for stored, buffer, part in zip(manifest.states, state.caches.past, parts, strict=True):
@@ -205,10 +206,10 @@ def opened(file: Path, manifest: Manifest) -> Iterator[Arrays]:
 
 def restored(empty: SessionState, arrays: Arrays) -> SessionState:
     """Return the state of a file of the same artefact, from the state of a session without rows."""
-    length, start = np.array(arrays["length"]), np.array(arrays["start"])
+    length, first_position = np.array(arrays["length"]), np.array(arrays["start"])
     if not len(length):
         return empty
-    most = empty.caches.most_slots
+    most = empty.caches.capacity
     if empty.caches.rules.in_place and int(length.max()) > most:
         rule, remedy = f"rows of at most {most} tokens", "open the session with a larger capacity"
         raise refusal("restore", rule, length.tolist(), remedy)
@@ -216,7 +217,7 @@ def restored(empty: SessionState, arrays: Arrays) -> SessionState:
     encoder = {name.removeprefix(ENCODER): array for name, array in named.items()}
     slots = np.array(arrays["slots"])
     used = slots.shape[1] or int(length.max())
-    state = with_windows(empty, arrays).opened(start, used)
+    state = with_windows(empty, arrays).opened(first_position, used)
     caches = dataclasses.replace(state.caches, growing_slots=used)
     parts = _parts(caches, state.rows, used)
     for stored, buffer, part in zip(caches.states, caches.past, parts, strict=True):
@@ -225,7 +226,7 @@ def restored(empty: SessionState, arrays: Arrays) -> SessionState:
         content[part][within] = array
         buffer.write(content)
     caches.mark_written(0, np.full(state.rows, used))
-    caches.memory.windows.start[: len(length)] = arrays.get(WINDOWS, 0)
+    caches.notes.windows.first_kept[: len(length)] = arrays.get(WINDOWS, 0)
     outputs = EncoderOutputs(encoder) if encoder else None
     return state.replace(
         caches=caches, committed_length=length, occupied=slots, encoder_outputs=outputs

@@ -16,13 +16,13 @@ Arrays = Mapping[str, np.ndarray]
 
 def check_windows(manifest: Manifest, arrays: Arrays, kept: int, used: int) -> None:
     """Raise ValueError unless caches of `kept` slots hold the tokens that the next ones read."""
-    length, start = arrays["length"], arrays[WINDOWS]
+    length, first_kept = arrays["length"], arrays[WINDOWS]
     size = max(state.window for state in manifest.states)
-    least = np.where(start > 0, size - 1, 0)
-    holds = (start >= 0) & (length - start >= least) & (length - start <= kept)
+    least = np.where(first_kept > 0, size - 1, 0)
+    holds = (first_kept >= 0) & (length - first_kept >= least) & (length - first_kept <= kept)
     if not holds.all() or kept > used:
         rule = f"caches of windows with the last {size - 1} tokens of rows in at most {used} slots"
-        got = f"{length.tolist()} tokens from {start.tolist()} on in {kept}"
+        got = f"{length.tolist()} tokens from {first_kept.tolist()} on in {kept}"
         raise ValueError(f"expected {rule}, got {got}")
 
 

@@ -7,7 +7,7 @@ import numpy as np
 from msgspec import Meta, Struct
 
 from posenc_export.runtime.artefact.tokenizer import codec
-from posenc_export.runtime.session.inputs import at_least, short_repr
+from posenc_export.runtime.session.argument_arrays import at_least, short_repr
 from posenc_export.shared.foreign import json_of, typed
 from posenc_export.shared.refusal import refusal
 

@@ -9,10 +9,10 @@ from typing import Generator, Optional, Sequence
 import numpy as np
 
 from posenc_export.runtime.session import arguments, first_tokens, generation, prefixes, reading
+from posenc_export.runtime.session.argument_arrays import Numbers, Rows
 from posenc_export.runtime.session.cached_rows import CachedRows
 from posenc_export.runtime.session.call_guard import BUSY, exclusive
 from posenc_export.runtime.session.errors import expected
-from posenc_export.runtime.session.inputs import Numbers, Rows
 from posenc_export.runtime.session.speculation import Speculate
 from posenc_export.runtime.session.stepper import Stepper
 
@@ -77,21 +77,21 @@ class Session(CachedRows):
             stepper = self._stepper_for(inputs)
             if stepper is not None:
                 if self._replaces:
-                    self._reading.record_step(self._now, stepper.checked(inputs[:, 0]))
+                    self._reading.record_step(self._state, stepper.checked(inputs[:, 0]))
                 return stepper.take(stepper, inputs[:, 0])[:, None].copy()  # [B,1,*]
-            stepper = self._now.stepper
+            stepper = self._state.stepper
             if stepper is not None and stepper.can_pass(inputs):
-                return self._reading.take_pass(self._now, inputs).copy()
-        prefill = arguments.check_prefill(
+                return self._reading.take_pass(self._state, inputs).copy()
+        prompt = arguments.check_prefill(
             self.manifest, inputs, attention_mask, chunk, grid, token_types, logits_to_keep
         )
-        now = self._now.without_stepper()
-        state = reading.open_rows(now, prefill, start, encoder, encoder_attention_mask)
+        state = self._state.without_stepper()
+        state = reading.open_rows(state, prompt, start, encoder, encoder_attention_mask)
         chunks = []
-        for outputs, reached in self._reading.chunks(state, 0, prefill):
-            self._now = reached
+        for outputs, reached in self._reading.chunks(state, 0, prompt):
+            self._state = reached
             chunks.append(outputs)
-        return prefill.padded_outputs(chunks)
+        return prompt.padded_outputs(chunks)
 
     @exclusive
     def read_out(
@@ -112,12 +112,12 @@ class Session(CachedRows):
             GraphError: the graph failed.
         """
         arguments.check_read_out(self.manifest)
-        prefill = arguments.check_prefill(
+        prompt = arguments.check_prefill(
             self.manifest, inputs, attention_mask, None, grid, token_types, None
         )
-        arguments.check_every_row(prefill.counts, "row")
-        state = reading.open_rows(self._now.without_stepper(), prefill, start)
-        return self._reading.read_out(state, prefill)
+        arguments.check_every_row(prompt.counts, "row")
+        state = reading.open_rows(self._state.without_stepper(), prompt, start)
+        return self._reading.read_out(state, prompt)
 
     def step(self, inputs: np.ndarray, copy: bool = True) -> np.ndarray:
         """Feed one token per row and return the outputs [B,*].
@@ -142,11 +142,11 @@ class Session(CachedRows):
             if not guard.completed:
                 self._complete_changes()
             guard.completed = False
-            stepper = self._now.stepper
+            stepper = self._state.stepper
             if stepper is None or stepper.room <= 0:
                 stepper = self._prepare_step()
             if self._replaces:
-                self._reading.record_step(self._now, stepper.checked(inputs))
+                self._reading.record_step(self._state, stepper.checked(inputs))
             output = stepper.take(stepper, inputs)
             guard.completed = True
             return output.copy() if copy else output
@@ -182,14 +182,14 @@ class Session(CachedRows):
             GraphError: the graph failed; no row was added.
         """
         arguments.check_rows_are_independent(self.manifest, "admit")
-        prefill = arguments.check_prefill(
+        prompt = arguments.check_prefill(
             self.manifest, inputs, attention_mask, chunk, grid, None, logits_to_keep
         )
-        now = self._now.without_stepper()
-        state = reading.before_admit(now, prefill, start, encoder, encoder_attention_mask, prefix)
-        chunks, states = zip(*self._reading.chunks(state, now.rows, prefill), strict=True)
-        self._now = states[-1]
-        return prefill.padded_outputs(chunks)
+        state = self._state.without_stepper()
+        opened = reading.before_admit(state, prompt, start, encoder, encoder_attention_mask, prefix)
+        chunks, states = zip(*self._reading.chunks(opened, state.rows, prompt), strict=True)
+        self._state = states[-1]
+        return prompt.padded_outputs(chunks)
 
     def generate(
         self,
@@ -240,20 +240,20 @@ class Session(CachedRows):
 
     def _stepper_for(self, inputs: np.ndarray) -> Optional[Stepper]:
         """Return a stepper if a prefill of these inputs, [B,1] or [B,1,E], is a step."""
-        now = self._now
-        if inputs.shape[1:2] != (1,) or not self.manifest.states or not now.length.any():
+        state = self._state
+        if inputs.shape[1:2] != (1,) or not self.manifest.states or not state.length.any():
             return None
-        if now.stepper is None or now.stepper.room <= 0:
+        if state.stepper is None or state.stepper.room <= 0:
             if self.room.min() < 1:
                 return None
             self._prepare_step()
-        stepper = self._now.stepper
+        stepper = self._state.stepper
         return stepper if stepper is not None and stepper.can_step(inputs) else None
 
     def _prepare_step(self) -> Stepper:
-        if not self._now.rows:
+        if not self._state.rows:
             raise expected("a prefill before the first step", "an empty session", "call prefill")
         arguments.check_has_cache(self.manifest, "step")
-        self._now = self._reading.with_stepper(self._now.without_stepper())
-        assert self._now.stepper is not None
-        return self._now.stepper
+        self._state = self._reading.with_stepper(self._state.without_stepper())
+        assert self._state.stepper is not None
+        return self._state.stepper

@@ -20,7 +20,8 @@ from typing import Any, Callable, Collection, Deque, List, NamedTuple, Optional,
 import numpy as np
 
 from posenc_export.runtime.artefact.manifest import Manifest
-from posenc_export.runtime.session import errors, inputs
+from posenc_export.runtime.session import errors
+from posenc_export.runtime.session.argument_arrays import short_repr
 from posenc_export.runtime.session.drafts import (
     COUNTS,
     DRAFTED,
@@ -186,7 +187,7 @@ def check(session: Any, speculate: Speculate) -> None:
         return
     if not hasattr(speculate, "manifest"):
         rule = f'speculate to be "{LOOKUP}" or a loaded decoder'
-        raise errors.expected(rule, inputs.short_repr(speculate), "leave it out for plain decoding")
+        raise errors.expected(rule, short_repr(speculate), "leave it out for plain decoding")
     draft: Manifest = speculate.manifest
     decodes = draft.kind == "decoder" and draft.states and not draft.encoder
     if not decodes or draft.vocabulary != manifest.vocabulary:

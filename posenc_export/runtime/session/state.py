@@ -21,7 +21,7 @@ class SessionState:
     rewind: int  # number of tokens of a row that can be taken back if calls replace a state
     # Number of tokens of each row [B] int64, without those of the stepper
     committed_length: np.ndarray
-    start: np.ndarray  # position of the first token of each row [B] int64
+    first_position: np.ndarray  # position of the first token of each row [B] int64
     # Whether a column holds a token of the row [B,columns] bool; [B,0] for layout "rows"
     occupied: np.ndarray
     # One per row if states are replaced by each call; otherwise none
@@ -51,7 +51,7 @@ class SessionState:
         return self.committed_length + (self.stepper.progress[0] if self.stepper else 0)
 
     @property
-    def columns(self) -> bool:
+    def by_columns(self) -> bool:
         """Whether all rows advance together."""
         return self.caches.graph.manifest.layout == "columns"
 
@@ -63,12 +63,13 @@ class SessionState:
     @property
     def used(self) -> int:
         """Number of slots in use, of the longest row or of all columns, without the stepper's."""
-        return self.occupied.shape[1] if self.columns else int(self.committed_length.max(initial=0))
+        longest = int(self.committed_length.max(initial=0))
+        return self.occupied.shape[1] if self.by_columns else longest
 
     @property
-    def filled(self) -> np.ndarray:
+    def used_by_row(self) -> np.ndarray:
         """Number of slots in use of each row [B] int64, without the stepper's."""
-        return np.full(self.rows, self.used) if self.columns else self.committed_length
+        return np.full(self.rows, self.used) if self.by_columns else self.committed_length
 
     def replace(self, **changes: Any) -> "SessionState":
         """Return a copy with some fields changed."""
@@ -78,7 +79,7 @@ class SessionState:
         """Count the slots that the stepper may have written, also in an interrupted run."""
         if self.stepper is not None:
             steps, caches = self.stepper.progress
-            caches.mark_written(0, self.filled + (steps + self.stepper.widest))
+            caches.mark_written(0, self.used_by_row + (steps + self.stepper.widest))
 
     def without_stepper(self) -> "SessionState":
         """Return the same state without a stepper: its tokens become committed ones."""
@@ -86,7 +87,7 @@ class SessionState:
             return self
         self.mark_written()
         (steps, caches), slots = self.stepper.progress, self.occupied
-        if self.columns:
+        if self.by_columns:
             slots = np.concatenate((slots, np.ones((self.rows, steps), bool)), axis=1)
         length = self.committed_length + steps
         return self.replace(committed_length=length, occupied=slots, caches=caches, stepper=None)
@@ -96,7 +97,7 @@ class SessionState:
         since the next step is one that it has done before. Return whether it was.
         """
         stepper = self.stepper
-        if stepper is None or self.replaces or self.columns or min(counts) != max(counts):
+        if stepper is None or self.replaces or self.by_columns or min(counts) != max(counts):
             return False
         caches = self.caches
         if caches.window.size and (self.length - counts[0] < caches.reach(self.rows)).any():
@@ -106,45 +107,45 @@ class SessionState:
         self.wipe()
         return True
 
-    def opened(self, starts: np.ndarray, slots: int) -> "SessionState":
-        """Return a state of empty rows, one for each start [B], with room for `slots` slots each,
-        in the memory of the caches if it is that of as many rows.
+    def opened(self, first_position: np.ndarray, slots: int) -> "SessionState":
+        """Return a state of empty rows, one for each first position [B], with `slots` slots of room
+        each, in the memory of the caches if it is that of as many rows.
         """
-        count, caches = len(starts), self.caches.emptied()
-        if caches.rows and (caches.rows != count if self.columns else caches.rows < count):
+        count, caches = len(first_position), self.caches.emptied()
+        if caches.rows and (caches.rows != count if self.by_columns else caches.rows < count):
             caches = caches.empty()
-        rows = count if self.columns else max(count, caches.rows, caches.fewest_rows)
+        rows = count if self.by_columns else max(count, caches.rows, caches.fewest_rows)
         state = SessionState(
             caches.reserve(slots, rows),
             self.rewind,
-            np.zeros_like(starts),
-            starts.copy(),
+            np.zeros_like(first_position),
+            first_position.copy(),
             np.zeros((count, 0), bool),
             self._histories(count),
         )
         state.wipe()
         return state
 
-    def joined(self, starts: np.ndarray, slots: int) -> "SessionState":
-        """Return the state with an empty row for each start [n] after its rows."""
+    def joined(self, first_position: np.ndarray, slots: int) -> "SessionState":
+        """Return the state with an empty row for each first position [n] after its rows."""
         if not self.rows:
-            return self.opened(starts, slots)
-        first, end = self.rows, self.rows + len(starts)
+            return self.opened(first_position, slots)
+        first, end = self.rows, self.rows + len(first_position)
         caches = self.caches.reserve(max(self.used, slots), end)
         if self.replaces:
             caches = caches.restored({row: () for row in range(first, end)})
         return self.replace(
-            committed_length=np.concatenate((self.committed_length, np.zeros_like(starts))),
-            start=np.concatenate((self.start, starts)),
+            committed_length=np.concatenate((self.committed_length, np.zeros_like(first_position))),
+            first_position=np.concatenate((self.first_position, first_position)),
             occupied=np.zeros((end, 0), bool),
             caches=caches,
-            histories=self.histories + self._histories(len(starts)),
+            histories=self.histories + self._histories(len(first_position)),
         )
 
     def begun(self, row: int, prefix: prefixes.Prefix) -> "SessionState":
         """Return the state with cached tokens in an empty row, for which there is room."""
         self.caches.mark_written(row, np.array([prefix.length]))
-        self.caches.memory.windows.start[row] = self.caches.window.start(prefix.length)
+        self.caches.notes.windows.first_kept[row] = self.caches.window.first_kept(prefix.length)
         prefix.write(self.caches, row)
         length = self.committed_length.copy()
         length[row] = prefix.length
@@ -164,7 +165,7 @@ class SessionState:
         outputs = self.encoder_outputs
         return self.replace(
             committed_length=self.committed_length[order],
-            start=self.start[order],
+            first_position=self.first_position[order],
             occupied=self.occupied[order],
             caches=caches,
             histories=histories,
@@ -215,7 +216,7 @@ class SessionState:
 
     def cut(self, target: np.ndarray) -> "SessionState":
         """Return the state with the first `target` tokens [B] of each row. `tidy` fills slots."""
-        if not self.columns:
+        if not self.by_columns:
             return self.replace(committed_length=target)
         slots = self.occupied & (np.cumsum(self.occupied, axis=1) <= target[:, None])  # [B,columns]
         columns = int(np.flatnonzero(slots.any(0)).max(initial=-1)) + 1
@@ -230,9 +231,9 @@ class SessionState:
         """
         caches = self.caches
         keys = discarding.check(caches)
-        start, length = self.start.tolist(), self.committed_length.tolist()
+        first, length = self.first_position.tolist(), self.committed_length.tolist()
         shifts = tuple(
-            discarding.shift(caches, keys, row, start[row], length[row], after, count)
+            discarding.shift(caches, keys, row, first[row], length[row], after, count)
             for row, count in enumerate(counts)
             if count
         )
@@ -242,9 +243,9 @@ class SessionState:
         """Copy the in-place states of pending moves and shifts. An interrupted call can be
         repeated.
         """
-        starts = self.caches.memory.windows.start
+        first_kept = self.caches.notes.windows.first_kept
         for source, target in self.moves:
-            starts[target] = starts[source]
+            first_kept[target] = first_kept[source]
             slots = self.committed_length[target : target + 1]
             self.caches.mark_written(target, slots)
             self.caches.copy((target, 0), self.caches, (source, 0), int(slots[0]))
@@ -263,19 +264,19 @@ class SessionState:
         caches, slots, lengths = self.caches, self.occupied, self.length
         if not any([state.reads_hidden for state in caches.states]):
             return
-        written, used = caches.memory.written, slots.shape[1]
+        written, used = caches.notes.written, slots.shape[1]
         kept = np.zeros_like(written)
         kept[: self.rows] = lengths
         ends = np.maximum(written, kept)
         hidden: List[Any] = [
             slice(*pair) for pair in zip(kept.tolist(), ends.tolist(), strict=True)
         ]
-        for row in range(self.rows if self.columns else 0):
+        for row in range(self.rows if self.by_columns else 0):
             visible = np.zeros(max(int(written[row]), used), bool)
             visible[:used] = slots[row]
             hidden[row] = np.flatnonzero(~visible)
         caches.wipe(hidden)
-        written[...] = used if self.columns else kept
+        written[...] = used if self.by_columns else kept
 
     def _histories(self, count: int) -> Tuple[RowHistory, ...]:
         return tuple(RowHistory(self.rewind) for _ in range(count)) if self.replaces else ()

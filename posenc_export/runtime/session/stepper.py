@@ -4,15 +4,15 @@ from typing import Any, Callable, Collection, Dict, List, Tuple
 
 import numpy as np
 
+from posenc_export.runtime.session.argument_arrays import array_of, check_tokens
 from posenc_export.runtime.session.binding import Binding
 from posenc_export.runtime.session.caches import Caches
 from posenc_export.runtime.session.errors import RUN_ERRORS, GraphError, expected
 from posenc_export.runtime.session.graph import Feeds
-from posenc_export.runtime.session.inputs import array_of, check_tokens
 
 MOST_BINDINGS = 64  # of one memory
 WIDEST = 32  # most tokens per row of a pass whose binding is kept
-IN_PLACE = ()  # the place of caches whose states are all written in place
+ONE_PLACE = ()  # key of the run in Binding.runs if all states are written in place
 FEW = 64  # arrays of at most this many counters are incremented item by item
 
 
@@ -55,7 +55,7 @@ class Stepper:
     def can_pass(self, x: np.ndarray) -> bool:
         """Whether `take_pass` takes these inputs, [B,S] ids or [B,S,E] activations."""
         token = self._token
-        if not self.progress[1].rules.fixed or x.ndim != token.ndim + 1:
+        if not self.progress[1].rules.all_in_place or x.ndim != token.ndim + 1:
             return False
         rows, new = x.shape[:2]
         fits = 1 < new <= min(self._widest, WIDEST, self.room)
@@ -73,7 +73,7 @@ class Stepper:
         binding.advance(taken)
         binding.tokens[...] = x
         try:
-            binding.runs[IN_PLACE]()
+            binding.runs[ONE_PLACE]()
         except RUN_ERRORS as error:
             raise GraphError(error) from None
         self.progress = (taken + new, caches)
@@ -107,7 +107,7 @@ class Stepper:
         """
         binding, token = self._binding, self._token
         shape, dtype, vocabulary = token.shape, token.dtype, self._manifest.vocabulary
-        output, run = binding.result[:, 0], binding.runs.get(IN_PLACE)
+        output, run = binding.result[:, 0], binding.runs.get(ONE_PLACE)
         # Incrementing an item of a memoryview takes 0.1 us. A numpy addition takes 8 us when its
         # code is not in the CPU cache, but is faster for many items.
         few: List[Any] = [counter.data for counter in binding.counters if counter.size <= FEW]
@@ -150,11 +150,11 @@ def binding_of(caches: Caches, feeds: Feeds, counters: Collection[str]) -> Bindi
     """Return a binding of caches whose graph inputs are `feeds`, for S tokens of each row. It is
     made once for inputs of the same shapes if caches are written in place.
     """
-    manifest, bindings = caches.graph.manifest, caches.memory.bindings
-    if not caches.rules.fixed:
-        return _bound(caches, feeds, counters)
+    manifest, bindings = caches.graph.manifest, caches.notes.bindings
+    if not caches.rules.all_in_place:
+        return _new_binding(caches, feeds, counters)
     encoder = [value.name for value in manifest.encoder]
-    key: List[object] = [caches.capacity]
+    key: List[object] = [caches.graph_slots]
     key += [array.shape for array in feeds.values()]
     key += [feeds[name].ctypes.data for name in encoder]
     total = "total_sequence_length"
@@ -164,20 +164,20 @@ def binding_of(caches: Caches, feeds: Feeds, counters: Collection[str]) -> Bindi
     if binding is None:
         if len(bindings) >= MOST_BINDINGS:
             bindings.clear()
-        binding = bindings[tuple(key)] = _bound(caches, feeds, counters)
+        binding = bindings[tuple(key)] = _new_binding(caches, feeds, counters)
     binding.set({name: feeds[name] for name in feeds if name not in encoder})
     return binding
 
 
-def _bound(caches: Caches, feeds: Feeds, counters: Collection[str]) -> Binding:
+def _new_binding(caches: Caches, feeds: Feeds, counters: Collection[str]) -> Binding:
     """Return a new binding; its run too, if caches are written in place."""
     manifest = caches.graph.manifest
     tokens, output = feeds[manifest.inputs[0].name], manifest.outputs[0]
     result = np.zeros((*tokens.shape[:2], *output.axes[2:]), output.dtype)  # [B,S,*]
     binding = Binding(dict(feeds), manifest.inputs[0].name, counters, result)
-    if caches.rules.fixed:
-        states = caches.bound(0, *tokens.shape[:2])
-        binding.runs[IN_PLACE] = caches.graph.repeat(binding.feeds, states, result)
+    if caches.rules.all_in_place:
+        states = caches.state_memory(0, *tokens.shape[:2])
+        binding.runs[ONE_PLACE] = caches.graph.repeat(binding.feeds, states, result)
     return binding
 
 
@@ -186,11 +186,11 @@ def _run(binding: Binding, caches: Caches) -> Caches:
     graph, rows = caches.graph, len(binding.tokens)
     if caches.rules.growing:  # their shapes change at each call
         caches = caches.reserve(caches.growing_slots + 1, caches.rows)
-        run = graph.repeat(binding.feeds, caches.bound(0, rows, 1), binding.result)
+        run = graph.repeat(binding.feeds, caches.state_memory(0, rows, 1), binding.result)
     else:  # states that are exchanged after each call have two places
         place = tuple([buffer.address for buffer in caches.past])
         if place not in binding.runs:
-            states = caches.bound(0, rows, 1)
+            states = caches.state_memory(0, rows, 1)
             binding.runs[place] = graph.repeat(binding.feeds, states, binding.result)
         run = binding.runs[place]
     run()

@@ -1,7 +1,7 @@
 """Caches of windows: layers that read only the last tokens of a row keep no others.
 
-Slot s of such a cache holds token `start` + s of its row. Before a call whose tokens have no room
-behind them, the last tokens move to the first slots.
+Slot s of such a cache holds token `first_kept` + s of its row. Before a call whose tokens have no
+room behind them, the last tokens move to the first slots.
 
 Shapes: R rows in memory.
 """
@@ -41,7 +41,7 @@ class Window(NamedTuple):
         """Slots of a row."""
         return self.size - 1 + self.behind + self.new
 
-    def start(self, length: int) -> int:
+    def first_kept(self, length: int) -> int:
         """Return the first token that a row of some tokens must keep."""
         return max(length - (self.size - 1) - self.behind, 0) if self.size else 0
 
@@ -59,42 +59,42 @@ class Windows:
     """What the memory of caches of windows holds."""
 
     # Token of each row in slot 0 [R] int64
-    start: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int64))
+    first_kept: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int64))
     pending: Optional[Move] = None  # to slot 0, not complete
-    next_start: int = 0  # of the row that moves
+    next_first_kept: int = 0  # of the row that moves
 
     def slide(self, window: Window, caches: Caches, row: int, length: int, count: int) -> None:
         """Let the caches have room for `count` tokens behind the `length` ones of a row: if there
         is none, the tokens that the next ones read move to the first slots, and earlier ones are
         lost.
         """
-        start = first_kept = int(self.start[row])
-        if length + count - start > window.slots or not length:
-            first_kept = window.start(length)
-        if first_kept != start:
-            kept = slice(first_kept - start, length - start)
+        old = new = int(self.first_kept[row])
+        if length + count - old > window.slots or not length:
+            new = window.first_kept(length)
+        if new != old:
+            kept = slice(new - old, length - old)
             places = [(part_of(row, axis, kept), buffer) for axis, buffer in caches if length]
             content = [buffer.array[place].copy() for place, buffer in places]
-            self.next_start, self.pending = first_kept, Move(row, 0, content)
+            self.next_first_kept, self.pending = new, Move(row, 0, content)
             self.settle(caches)
 
     def settle(self, caches: Caches) -> None:
         """Complete a move. An interrupted call can be repeated."""
         if self.pending is not None:
             write(caches, [self.pending])
-            self.start[self.pending.row] = self.next_start
+            self.first_kept[self.pending.row] = self.next_first_kept
             self.pending = None
 
     def reach(self, window: Window, rows: int) -> np.ndarray:
         """Return the least length [rows] above 0 whose next tokens read no token before these."""
-        start = self.start[:rows]
-        return np.where(start > 0, start + window.size - 1, 0)
+        first_kept = self.first_kept[:rows]
+        return np.where(first_kept > 0, first_kept + window.size - 1, 0)
 
     def resized(self, rows: int) -> "Windows":
         """Return a copy for another number of rows."""
-        start = np.zeros(rows, np.int64)
-        start[: len(self.start)] = self.start[:rows]
-        return Windows(start)
+        first_kept = np.zeros(rows, np.int64)
+        first_kept[: len(self.first_kept)] = self.first_kept[:rows]
+        return Windows(first_kept)
 
 
 def write(caches: Caches, moves: Iterable[Move]) -> None:

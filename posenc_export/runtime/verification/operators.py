@@ -13,7 +13,7 @@ from posenc_export.runtime.graphs import kernel_library, onnx_parts, ort_graph
 from posenc_export.runtime.graphs.onnx_nodes import Node, read
 from posenc_export.runtime.graphs.ort_options import FOLDER, SLOWER, session_options
 from posenc_export.runtime.session import errors, model
-from posenc_export.runtime.session.graph import Bound, Call, Feeds, Run
+from posenc_export.runtime.session.graph import BoundRun, Feeds, GraphRun, StateMemory
 from posenc_export.runtime.verification import attention, experts, kernels, proof
 from posenc_export.runtime.verification.grid_inputs import SHORT, encoder_rows, inputs
 from posenc_export.runtime.verification.kernels import CheckedNode, Graph
@@ -38,35 +38,35 @@ class Recorder(ort_graph.OrtGraph):
         self.record: List[Dict[str, np.ndarray]] = []
         outputs = list(dict.fromkeys((*nodes.outputs, *self.names)))
         content = onnx_parts.serialised(nodes, nodes.nodes, outputs, tuple(nodes.inputs))
-        self.session = _opened(content, graph, threads)
+        self.ort_session = _opened(content, graph, threads)
 
-    def run(self, call: Call, states: Sequence[Bound]) -> np.ndarray:
-        binding = self._bind(call.feeds, states)
-        output = self.manifest.outputs[call.output].name
+    def run(self, run: GraphRun, states: Sequence[StateMemory]) -> np.ndarray:
+        binding = self._bind(run.feeds, states)
+        output = self.manifest.outputs[run.output].name
         names = list(dict.fromkeys((output, *self.names)))
         for name in names:
             binding.bind_output(name, "cpu")
         try:
-            self.session.run_with_iobinding(binding)
+            self.ort_session.run_with_iobinding(binding)
         except errors.RUN_ERRORS as error:
             raise errors.GraphError(error) from None
         values = [np.array(value.numpy()) for value in binding.get_outputs()[len(states) :]]
         recorded = dict(zip(names, values, strict=True))
-        tokens = {TOKENS: np.array(call.new)}
+        tokens = {TOKENS: np.array(run.new)}
         cached = {  # views of the buffers
-            bound.state.present: bound.present.read()
-            for bound in states
-            if bound.state.present in self.states
+            memory.state.present: memory.present.read()
+            for memory in states
+            if memory.state.present in self.states
         }
-        self.record.append({**tokens, **call.feeds, **recorded, **cached})
+        self.record.append({**tokens, **run.feeds, **recorded, **cached})
         return recorded[output]
 
-    def repeat(self, feeds: Feeds, states: Sequence[Bound], result: np.ndarray) -> Run:
+    def repeat(self, feeds: Feeds, states: Sequence[StateMemory], result: np.ndarray) -> BoundRun:
         rows, new = result.shape[:2]
 
         def again() -> None:  # a step changes its inputs in place
             copied = {name: array.copy() for name, array in feeds.items()}
-            result[...] = self.run(Call(0, rows, new, copied), states)
+            result[...] = self.run(GraphRun(0, rows, new, copied), states)
 
         return again
 

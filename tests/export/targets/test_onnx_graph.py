@@ -62,7 +62,7 @@ def _run(folder: Path, graph: Path) -> np.ndarray:
     with the given graph.
     """
     model = load(folder, provider="cpu", threads=1)
-    model.graph.session = onnxruntime.InferenceSession(
+    model.graph.ort_session = onnxruntime.InferenceSession(
         str(graph), _options(model.manifest.target), providers=["CPUExecutionProvider"]
     )
     session, manifest = model.session(), model.manifest

@@ -13,7 +13,7 @@ from posenc_export.export.targets import ort, ort_cuda
 from posenc_export.models.short_forms import block_config
 from posenc_export.runtime import load
 from posenc_export.runtime.graphs import cuda_placement
-from posenc_export.runtime.session import feeds
+from posenc_export.runtime.session import feeder
 from tests.tiny import block, decoder
 from tests.traces import sources
 
@@ -77,7 +77,7 @@ def test_steps_count_slots_in_multiples_and_give_the_outputs_of_one_call(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     slots = 16
-    monkeypatch.setattr(feeds, "STEP_SLOTS", slots)
+    monkeypatch.setattr(feeder, "STEP_SLOTS", slots)
     export(sources(decoder("alibi")), "ort-cuda", tmp_path / "artefact", verify=False)
     model = load(tmp_path / "artefact", provider="cpu", threads=1)
     ids = np.arange(2 * (slots + 9)).reshape(2, -1) % 61
@@ -86,7 +86,7 @@ def test_steps_count_slots_in_multiples_and_give_the_outputs_of_one_call(
     result, steppers = [], []
     for column in range(slots - 3, ids.shape[1]):
         result.append(session.step(ids[:, column]))
-        steppers.append(session._now.stepper)
+        steppers.append(session._state.stepper)
     assert len(set(map(id, steppers))) == 2  # one for each multiple
     assert [len(steppers[index]._binding.feeds["slots"]) for index in (0, -1)] == [slots, 2 * slots]
     assert (

@@ -157,7 +157,7 @@ def on_fake_device(folder: Path) -> Model:
 
 def capturing(folder: Path, fails: bool = False) -> Tuple[Model, Capturing]:
     model = on_fake_device(folder)
-    model.graph.session = session = Capturing(model.graph.session, fails)
+    model.graph.ort_session = session = Capturing(model.graph.ort_session, fails)
     model.graph.steps = DeviceSteps(session, captures=True)
     return model, session
 

@@ -69,7 +69,7 @@ def test_load_uses_the_number_that_inspect_prints(
     folder: Path, capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(providers, "cores", lambda: 64)
-    options = load(folder, provider="cpu").graph.session.get_session_options()
+    options = load(folder, provider="cpu").graph.ort_session.get_session_options()
     assert options.intra_op_num_threads == 2
     assert main(["inspect", str(folder)]) == 0
     assert "2 of 64 cores, by the size of its products" in capsys.readouterr().out

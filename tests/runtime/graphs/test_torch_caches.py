@@ -35,7 +35,7 @@ def test_a_module_is_given_as_many_slots_as_the_longest_row_needs(whole: np.ndar
     given = []
     for step in range(70):
         outputs = session.step(np.stack((X[0, 60 + step], X[1, 9 + step])))
-        given.append(session._now.caches.capacity)
+        given.append(session._state.caches.graph_slots)
         assert (
             max(
                 worst_error(outputs[0], whole[0, 60 + step]),
@@ -53,7 +53,7 @@ def test_a_module_is_given_fewer_slots_behind_a_rewind_and_reads_what_was_there(
     session.prefill(X, chunk=90)
     session.rewind([180, 170])
     outputs = session.prefill([X[0, 30:35], X[1, 40:45]])
-    assert session._now.caches.capacity == 64 and session._now.caches.extent >= 210
+    assert session._state.caches.graph_slots == 64 and session._state.caches.extent >= 210
     assert (
         max(worst_error(outputs[0], whole[0, 30:35]), worst_error(outputs[1], whole[1, 40:45]))
         <= BOUND

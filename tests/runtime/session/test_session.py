@@ -221,7 +221,7 @@ def test_static_caches_grow_by_buckets_without_losing_what_they_hold(
     )
     a, b = static.prefill(tokens[:, :250]), fused.prefill(tokens[:, :250])
     steps = [(static.step(tokens[:, i]), fused.step(tokens[:, i])) for i in range(250, 300)]
-    assert static._now.caches.capacity == 512
+    assert static._state.caches.graph_slots == 512
     assert np.allclose(a, b, atol=1e-4) and all(np.allclose(x, y, atol=1e-4) for x, y in steps)
 
 
@@ -234,7 +234,8 @@ def test_static_caches_have_their_first_capacity_again_after_a_reset(
     used.prefill(tokens)
     used.reset()
     assert np.array_equal(used.prefill(tokens[:, :20]), new.prefill(tokens[:, :20]))
-    assert used._now.caches.capacity == used._now.caches.extent == new._now.caches.capacity == 256
+    caches = used._state.caches
+    assert caches.graph_slots == caches.extent == new._state.caches.graph_slots == 256
 
 
 def test_caches_that_a_session_leaves_are_freed_at_once(session: Session) -> None:
@@ -244,7 +245,7 @@ def test_caches_that_a_session_leaves_are_freed_at_once(session: Session) -> Non
     try:
         for leave in (lambda: session.prefill(list(TOKENS)), session.reset):
             session.step(TOKENS[:, 0])
-            stepper = weakref.ref(session._now.stepper)
+            stepper = weakref.ref(session._state.stepper)
             assert stepper() is not None
             leave()
             assert stepper() is None

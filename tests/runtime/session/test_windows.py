@@ -92,7 +92,7 @@ def at(length: int, kind: str = "rope", rewind: int = REWIND) -> Session:
 
 def start(session: Session) -> List[int]:
     """Return the first token that caches of windows hold of each row."""
-    starts: List[int] = session._now.caches.memory.windows.start[: session.batch].tolist()
+    starts: List[int] = session._state.caches.notes.windows.first_kept[: session.batch].tolist()
     return starts
 
 
@@ -110,7 +110,7 @@ def test_only_layers_with_a_window_have_shorter_caches(kind: str) -> None:
     assert layers == {"0": WINDOW, "1": 0, "2": WINDOW}
     assert manifest.input("window_start") is not None
     session = at(LENGTH, kind)
-    sizes = [buffer.shape[2] for buffer in session._now.caches.past]
+    sizes = [buffer.shape[2] for buffer in session._state.caches.past]
     whole = 1024 + manifest.chunk
     assert sizes == [SLOTS, SLOTS, whole, whole, SLOTS, SLOTS]
 
@@ -257,7 +257,7 @@ def test_a_file_whose_caches_lack_tokens_of_a_window_is_refused(
     change: int, tmp_path: Path
 ) -> None:
     session = at(FULL[0] + 9)
-    session._now.caches.memory.windows.start += change
+    session._state.caches.notes.windows.first_kept += change
     session.save(tmp_path / "saved")
     with pytest.raises(ValueError, match="expected caches of windows with the last 23 tokens"):
         model("rope").restore(tmp_path / "saved")
@@ -289,7 +289,7 @@ def test_memory_follows_the_window_and_is_known_before() -> None:
     session = opened(rewind=256)
     known = session.memory_of(1, RANGE)
     session.prefill(texts()[:1])
-    window = session._now.caches.window
+    window = session._state.caches.window
     per_slot = 2 * 3 * 16 * 4  # keys and values of three heads in float32
     assert session.memory == per_slot * (int(session.length[0]) + 2 * window.slots)
     assert session.memory <= known <= 2 * session.memory

@@ -9,16 +9,16 @@ from typing import Dict, List, NamedTuple, Tuple
 import numpy as np
 
 from posenc_export.runtime.artefact import graph_inputs
-from posenc_export.runtime.artefact.graph_inputs import INPUTS, NewTokens
+from posenc_export.runtime.artefact.graph_inputs import INPUTS, PaddedTokens
 from posenc_export.runtime.artefact.manifest import Manifest
 from posenc_export.runtime.session.arguments import TokenAttributes
-from posenc_export.runtime.session.graph import Call, Feeds
+from posenc_export.runtime.session.graph import Feeds, GraphRun
 from posenc_export.runtime.session.state import SessionState
 
 STEP_SLOTS = 128  # least multiple of slots that steps count
 
 
-class Tokens(NamedTuple):
+class RowTokens(NamedTuple):
     """Tokens that one call of the session feeds to consecutive rows."""
 
     first: int  # index of the first row
@@ -49,57 +49,57 @@ class Feeder:
         self.counted_inputs = names & {"slots", "total_sequence_length"} if counts else set()
         self.counters = {name for name in names if INPUTS[name].counts} - self.counted_inputs
 
-    def tokens(
+    def row_tokens(
         self,
         state: SessionState,
         first: int,
         rows: List[np.ndarray],
         attributes: TokenAttributes,
         requested: np.ndarray,
-    ) -> Tokens:
+    ) -> RowTokens:
         """Return tokens of rows from row `first` on. Coordinates are positions by default."""
         counts = np.array([len(row) for row in rows], np.int64)
         axes = self.manifest.axes
         if axes and "grid" not in attributes:
-            begins = (state.start + state.length)[first : first + len(rows)]
+            begins = (state.first_position + state.length)[first : first + len(rows)]
             grid = [
                 np.repeat(begin + np.arange(count)[None], axes, 0)  # [axes,count]
                 for begin, count in zip(begins, counts, strict=True)
             ]
             attributes = {**attributes, "grid": grid}
-        return Tokens(first, rows, attributes, counts, requested)
+        return RowTokens(first, rows, attributes, counts, requested)
 
-    def calls(self, state: SessionState, tokens: Tokens) -> List[Call]:
-        """Return one call for all rows; of a graph that continues a single row at a time, one for
+    def runs(self, state: SessionState, tokens: RowTokens) -> List[GraphRun]:
+        """Return one run for all rows; of a graph that continues a single row at a time, one for
         each row, and one for neighbours that read a token each.
         """
         x, planes = _padded(tokens)
         counts, requested = tokens.counts, np.maximum(tokens.requested, self._fewest)
         committed = state.committed_length[tokens.first : tokens.end]
-        # With S > 1, a row without new tokens cannot share the call: its padding would be written
+        # With S > 1, a row without new tokens cannot share the run: its padding would be written
         # over its last token.
         together = len(counts) == 1 or not committed.any() or (x.shape[1] == 1 and counts.all())
         if self.manifest.continuation_rows != 1 or together:
             rows = slice(tokens.first, tokens.end)
-            feeds = self.feeds(state, rows, x, planes, counts, requested)
-            return [Call(tokens.first, len(x), x.shape[1], feeds)]
-        calls, columns = [], self.manifest.by_columns
+            feeds = self.fill(state, rows, x, planes, counts, requested)
+            return [GraphRun(tokens.first, len(x), x.shape[1], feeds)]
+        runs, by_columns = [], self.manifest.by_columns
 
         def joint(row: int) -> int:
-            return -1 if counts[row] == 1 and not columns else row
+            return -1 if counts[row] == 1 and not by_columns else row
 
         for _, group in itertools.groupby(range(len(counts)), key=joint):
             some = list(group)
-            width = x.shape[1] if columns else int(counts[some[0]])
+            width = x.shape[1] if by_columns else int(counts[some[0]])
             if not width:
                 continue
             part = slice(some[0], some[-1] + 1)
             rows = slice(tokens.first + part.start, tokens.first + part.stop)
             numbers = {name: plane[:, part, :width] for name, plane in planes.items()}
             tokens_of = np.ascontiguousarray(x[part, :width])
-            feeds = self.feeds(state, rows, tokens_of, numbers, counts[part], requested[part])
-            calls.append(Call(rows.start, len(some), width, feeds))
-        return calls
+            feeds = self.fill(state, rows, tokens_of, numbers, counts[part], requested[part])
+            runs.append(GraphRun(rows.start, len(some), width, feeds))
+        return runs
 
     def repeated(self, state: SessionState, new: int) -> Feeds:
         """Return the graph inputs for `new` zero tokens of every row, with all outputs requested,
@@ -107,8 +107,8 @@ class Feeder:
         """
         source, counts = self.manifest.inputs[0], np.full(state.rows, new)
         zeros = np.zeros((state.rows, new, *source.token_shape), source.dtype)
-        tokens = self.tokens(state, 0, list(zeros), {}, counts)
-        feeds = self.feeds(state, slice(state.rows), *_padded(tokens), counts, counts)
+        tokens = self.row_tokens(state, 0, list(zeros), {}, counts)
+        feeds = self.fill(state, slice(state.rows), *_padded(tokens), counts, counts)
         slots = self.counted(state, state.used + new)
         if "slots" in self.counted_inputs:
             feeds["slots"] = np.arange(slots)
@@ -126,9 +126,9 @@ class Feeder:
         if not self.counted_inputs:
             return 0
         part = max(STEP_SLOTS, 1 << max(needed.bit_length() - 3, 0))
-        return min(-(-needed // part) * part, state.caches.capacity)
+        return min(-(-needed // part) * part, state.caches.graph_slots)
 
-    def feeds(
+    def fill(
         self,
         state: SessionState,
         rows: slice,
@@ -137,7 +137,7 @@ class Feeder:
         counts: np.ndarray,
         requested: np.ndarray,
     ) -> Feeds:
-        """Build the graph inputs of some rows that the manifest lists, by name: tokens x [B,S] or
+        """Fill the graph inputs of some rows that the manifest lists, by name: tokens x [B,S] or
         [B,S,E] and planes [n,B,S], of which counts [B] are new and the last requested [B] give
         logits.
         """
@@ -148,18 +148,18 @@ class Feeder:
         # follows them, and the next tokens overwrite it.
         whole = self._whole_rows and not length.any()
         valid = np.full_like(counts, x.shape[1]) if whole else counts
-        call = NewTokens(
+        padded = PaddedTokens(
             x,
             counts,
             length,
-            state.start[rows],
+            state.first_position[rows],
             requested,
             state.occupied[rows],
             valid,
-            state.caches.memory.windows.start[rows],
+            state.caches.notes.windows.first_kept[rows],
             planes,
         )
-        feeds = graph_inputs.feeds(self.manifest, call)
+        feeds = graph_inputs.fill(self.manifest, padded)
         return {**feeds, **state.encoder_outputs.select(rows)} if state.encoder_outputs else feeds
 
     def last(self, output: np.ndarray, count: int, requested: int) -> np.ndarray:
@@ -169,13 +169,13 @@ class Feeder:
         return output[count - requested : count].copy()
 
 
-def without_empty_ends(tokens: Tokens) -> Tokens:
+def without_empty_ends(tokens: RowTokens) -> RowTokens:
     """Return the same tokens without rows before the first, and after the last, that has some."""
     filled = np.flatnonzero(tokens.counts)
     if not len(filled):
         return tokens
     part = slice(int(filled[0]), int(filled[-1]) + 1)
-    return Tokens(
+    return RowTokens(
         tokens.first + part.start,
         tokens.rows[part],
         {name: parts[part] for name, parts in tokens.attributes.items()},
@@ -184,7 +184,7 @@ def without_empty_ends(tokens: Tokens) -> Tokens:
     )
 
 
-def _padded(tokens: Tokens) -> Tuple[np.ndarray, Dict[str, np.ndarray]]:
+def _padded(tokens: RowTokens) -> Tuple[np.ndarray, Dict[str, np.ndarray]]:
     """Right-pad rows [count,*] with zeros to [B,S,*], and their attributes [n,count] to [n,B,S]."""
     rows, new = tokens.rows, int(tokens.counts.max())
     x = np.zeros((len(rows), new, *rows[0].shape[1:]), rows[0].dtype)
