@@ -20,12 +20,6 @@ def test_the_documentation_has_at_most_50000_words() -> None:
     assert sum(len(page.read_text(encoding="utf-8").split()) for page in pages) <= WORDS
 
 
-def test_the_example_in_contributing_is_the_file_that_it_names() -> None:
-    assert (TOP / "posenc_export/encodings/kerple.py").read_text() in (
-        TOP / "CONTRIBUTING.md"
-    ).read_text()
-
-
 def test_an_encoding_is_one_file_and_one_line() -> None:
     folder = TOP / "posenc_export/encodings"
     lines = (folder / "__init__.py").read_text().splitlines()

@@ -22,7 +22,6 @@ from posenc_export.benchmark.runtimes import ARTEFACT, RUNTIMES
 from posenc_export.runtime import load
 from posenc_export.runtime.artefact import manifest as manifests
 from posenc_export.runtime.artefact.manifest import Manifest
-from posenc_export.runtime.graphs.providers import TORCH_TARGETS
 
 BURST = 16  # steps between two rewinds
 READ_WIDTH = 512  # columns of the buffer for measuring bandwidth
@@ -56,7 +55,7 @@ def open_session(request: Request) -> Tuple[Opened, Manifest]:
 
 def _import_runtime(manifest: Manifest, threads: int) -> None:
     """Import the library that runs an artefact, so that its import does not count as load time."""
-    if manifest.target in TORCH_TARGETS:
+    if manifest.in_torch:
         importlib.import_module("torch").set_num_threads(threads)
     else:
         importlib.import_module("onnxruntime")

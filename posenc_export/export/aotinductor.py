@@ -76,7 +76,7 @@ def compile_artefact(
         for name in kept:
             shutil.copyfile(folder / name, staged / name)
         say(f"{AOTINDUCTOR}: compiling")
-        graph = staged / GRAPHS[AOTINDUCTOR]
+        graph = staged / GRAPHS[AOTINDUCTOR].file
         _compile(read_program(folder / graph_file(manifest), manifest), manifest, graph)
         reference = manifest.reference and replace(manifest.reference, float32=0.0)
         native = manifest.replace(

@@ -20,7 +20,7 @@ Limits = Tuple[int, int, int]  # before, after and chunk of a rule of visibility
 
 def of_module(model: Model, manifest: Manifest) -> Dict[str, Check]:
     """Return the check, by name, of a module whose target has no ONNX graph; else nothing."""
-    if manifest.target not in ("torchscript", "pt2", "aotinductor", "eager"):
+    if not manifest.in_torch:
         return {}
     compared, failures, skipped = 0, {}, {}
     parts = described.attentions(manifest)

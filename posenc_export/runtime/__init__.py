@@ -84,7 +84,7 @@ def load(
 def _load(
     folder: Path, manifest: Manifest, provider: str, threads: Optional[int], capture: bool
 ) -> Model:
-    if manifest.target in providers.TORCH_TARGETS:
+    if manifest.in_torch:
         check_files(folder, manifest)  # before torch reads a program
         from posenc_export.runtime.graphs.torch_files import load_torch
 

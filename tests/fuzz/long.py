@@ -19,6 +19,7 @@ from hypothesis.stateful import run_state_machine_as_test
 from posenc_export.encodings import REGISTRY
 from posenc_export.export import TARGETS
 from posenc_export.export.targets import runnable
+from posenc_export.runtime.artefact.schema import GRAPHS
 from posenc_export.runtime.graphs import cuda, providers
 from tests.fuzz.machine import COUNTED, machine_of
 from tests.fuzz.subjects import CALIBRATED, FORMS, OWN, Spec, subject
@@ -160,7 +161,7 @@ def _specs(
         for signature in ("positions", "mask")
         for target, able in TARGETS.items()
         if target in runnable()
-        for provider in ("cpu", *(() if target in providers.TORCH_TARGETS else present))
+        for provider in ("cpu", *(() if GRAPHS[target].in_torch else present))
         if provider not in providers.OPENVINO or (target, form) in OPENVINO_READS
         if (target != "ort-cuda" or provider == "cuda") and signature in able.layout
         if provider != "cuda"

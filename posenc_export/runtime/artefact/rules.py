@@ -11,7 +11,6 @@ from posenc_export.runtime.artefact.graph_inputs import B, M, P, Q, R, S, T
 from posenc_export.runtime.artefact.schema import GRAPHS, Axis, Manifest, State, Value
 
 WEIGHTS = "model.onnx.data"  # external data of an ONNX graph: concatenated tensors
-GROWING = ("onnx",)
 PAIRS = {"past_embedding.": "present_embedding.", "past_key_values.": "present."}  # of states
 TYPES = {f"tensor({name})": name for name in ("float16", "bfloat16", "int64", "int32", "int8")}
 TYPES["tensor(float)"] = "float32"
@@ -161,7 +160,7 @@ def _check_inputs(manifest: Manifest) -> None:
         where, forms = f"inputs[{index}] to be", allowed.get(value.name, [])
         expect(bool(forms), f"{where} one of {', '.join(allowed)}", value.name)
         expect(value in forms, f"{where} {' or '.join(map(line, forms))}", line(value))
-    if GRAPHS[target] != "model.onnx":  # torch programs take positional arguments
+    if GRAPHS[target].in_torch:
         wanted = ["token_type_ids"] if manifest.segments else []
         wanted += ["position_ids" if manifest.signature == "positions" else "attention_mask"]
         wanted += ["logits_index"] if manifest.input("logits_index") else []
@@ -198,7 +197,7 @@ def _check_encoder(manifest: Manifest) -> None:
 
 def _check_state(where: str, state: State, manifest: Manifest) -> None:
     target, signature = manifest.target, manifest.signature
-    updates = ("append", "replace") if target in GROWING else ("in_place", "replace")
+    updates = ("append", "replace") if GRAPHS[target].grows else ("in_place", "replace")
     rule = f"{where}.update to be {' or '.join(updates)} for target {target}"
     expect(state.update in updates, rule, state.update)
     slots = {"append": P, "in_place": M}.get(state.update)
@@ -233,15 +232,17 @@ def _is_pair(state: State) -> bool:
 
 
 def _check_caches(manifest: Manifest) -> None:
-    grows, target, bucket = manifest.target in GROWING, manifest.target, manifest.capacity_bucket
-    expect(manifest.by_columns or not grows, f"layout to be columns for target {target}", "rows")
-    limits, most = ("0", 0) if grows else ("0 .. 65536", 65536)
+    target, bucket, graph = manifest.target, manifest.capacity_bucket, GRAPHS[manifest.target]
+    compact = " or ".join(name for name, other in GRAPHS.items() if other.compact)
+    rule = f"layout to be columns for target {target}"
+    expect(manifest.by_columns or not graph.grows, rule, "rows")
+    limits, most = ("0", 0) if graph.grows else ("0 .. 65536", 65536)
     expect(bucket <= most, f"capacity_bucket to be {limits} for target {target}", bucket)
     small = [state for state in manifest.states if state.dtype == "int8"]
     expect(
         bool(small) == bool(manifest.cache)
-        and (not small or (target in ("ort", "ort-native") and manifest.dtype == "float32")),
-        "int8 states exactly with cache int8, for target ort or ort-native in float32",
+        and (not small or (graph.compact and manifest.dtype == "float32")),
+        f"int8 states exactly with cache int8, for target {compact} in float32",
         f"{len(small)} int8 states with cache {manifest.cache or manifest.dtype} for target "
         f"{target} in {manifest.dtype}",
     )
@@ -249,9 +250,9 @@ def _check_caches(manifest: Manifest) -> None:
         parts = state.past.startswith("past_key_values."), state.past.endswith((".key", ".value"))
         rule = "int8 states to be in-place keys and values"
         expect(state.in_place and all(parts), rule, state.past)
-    rule = "window only for in-place states of ort or ort-native that begin at input window_start"
+    rule = f"window only for in-place states of {compact} that begin at input window_start"
     for state in [state for state in manifest.states if state.window]:
-        holds = target in ("ort", "ort-native") and state.in_place and not state.reads_hidden
+        holds = graph.compact and state.in_place and not state.reads_hidden
         expect(holds and manifest.input("window_start") is not None, rule, state.past)
     rule = "reads_hidden to be false only for in-place states with layout rows"
     for state in manifest.states:
@@ -264,7 +265,7 @@ def _check_files(manifest: Manifest) -> None:
     if weights is not None:
         plain = manifest.dtype == "float32"
         got = f"{weights.format} for target {target} in {manifest.dtype}"
-        holds = graph == "model.onnx" and (plain or target == "ort-cuda")
+        holds = not manifest.in_torch and (plain or target == "ort-cuda")
         expect(holds, "model.onnx in float32 for weights of few bits", got)
         rule = f"activations of products in {'int8 or float32' if plain else manifest.dtype}"
         allowed = ("int8", "float32") if plain else (manifest.dtype,)
@@ -276,7 +277,7 @@ def _check_files(manifest: Manifest) -> None:
     expect(compiled == native, "compiled exactly for target aotinductor", got)
     rule = "files other than posenc.json itself in files"
     expect("posenc.json" not in manifest.files, rule, "posenc.json")
-    graphs = sorted(name for name in manifest.files if name in set(GRAPHS.values()))
+    graphs = sorted({other.file for other in GRAPHS.values()}.intersection(manifest.files))
     rule = f"files to hold one graph, {graph} for target {target}"
     expect(graphs == [graph], rule, ", ".join(graphs) or "none")
     for name, numbers in manifest.encodings.items():
@@ -287,4 +288,4 @@ def _check_files(manifest: Manifest) -> None:
 
 
 def graph_file(manifest: Manifest) -> str:
-    return GRAPHS[manifest.target]
+    return GRAPHS[manifest.target].file

@@ -2,7 +2,7 @@
 
 import hashlib
 import json
-from typing import Annotated, Any, Dict, List, Optional, Tuple, Union
+from typing import Annotated, Any, Dict, List, NamedTuple, Optional, Tuple, Union
 
 import msgspec
 from msgspec import Meta, Struct
@@ -17,12 +17,31 @@ SCHEMA = 4
 # window_start have the first version.
 FIRST_INTERFACE, INTERFACE = 1, 2
 MOST_PROOFS = 64
-# Name of the file with the graph, by target
-GRAPHS = {
-    **dict.fromkeys(("onnx", "onnx-static", "ort", "ort-native", "ort-cuda"), "model.onnx"),
-    "torchscript": "model.pt",
-    "pt2": "model.pt2",
-    "aotinductor": "model.native.pt2",
+
+
+class TargetGraph(NamedTuple):
+    """What the runtime knows of the graph of a target."""
+
+    file: str = "model.onnx"
+    grows: bool = False  # whether caches grow; otherwise they are written in place
+    fused: bool = False  # whether attention can be one operator, which is also tested alone
+    compact: bool = False  # whether caches can hold 8 bits, or only the last tokens of a window
+
+    @property
+    def in_torch(self) -> bool:
+        """Whether torch runs the file, with positional arguments."""
+        return not self.file.endswith(".onnx")
+
+
+GRAPHS = {  # by target
+    "onnx": TargetGraph(grows=True),
+    "onnx-static": TargetGraph(),
+    "ort": TargetGraph(fused=True, compact=True),
+    "ort-native": TargetGraph(fused=True, compact=True),
+    "ort-cuda": TargetGraph(fused=True),
+    "torchscript": TargetGraph("model.pt"),
+    "pt2": TargetGraph("model.pt2"),
+    "aotinductor": TargetGraph("model.native.pt2"),
 }
 # Fields added to the schema later: omitted if empty, so that older digests stay valid
 OMITTED_IF_EMPTY = (
@@ -204,6 +223,11 @@ class Manifest(Struct, frozen=True, forbid_unknown_fields=True):
     def in_place(self) -> bool:
         """Whether a cache has a fixed capacity."""
         return any(state.in_place for state in self.states)
+
+    @property
+    def in_torch(self) -> bool:
+        """Whether torch runs the graph, or a live module."""
+        return self.target not in GRAPHS or GRAPHS[self.target].in_torch
 
     @property
     def stores_positions(self) -> bool:

@@ -18,7 +18,6 @@ HELP = (
     "openvino-bf16 in bfloat16, aotinductor to run the native code of an artefact that "
     "`posenc compile` wrote (default: auto, which never chooses WebGPU, OpenVINO or native code)"
 )
-TORCH_TARGETS = ("torchscript", "pt2", AOTINDUCTOR, "eager")
 # TensorScatter does not exist in OpenVINO 2026.4. Its GRU gives wrong states for rows of different
 # lengths.
 NOT_IN_OPENVINO = ("TensorScatter", "GRU")
@@ -58,7 +57,7 @@ def check_name(name: str, manifest: Manifest) -> None:
     if name == AOTINDUCTOR and target != AOTINDUCTOR:
         remedy = "compile a pt2 artefact with `posenc compile`"
         _refuse("target aotinductor for provider aotinductor", target, remedy)
-    if target in TORCH_TARGETS and name not in ("auto", "cpu", AOTINDUCTOR):
+    if manifest.in_torch and name not in ("auto", "cpu", AOTINDUCTOR):
         _refuse(f"provider cpu for target {target}", name, "export target onnx or ort")
     if target == "ort-native" and name not in ("auto", "cpu"):
         _refuse(f"provider cpu for target {target}", name, "export target ort or onnx-static")
@@ -89,7 +88,7 @@ def distribution_of(name: str, manifest: Manifest) -> str:
     """Return the distribution that runs the graph."""
     if name in OPENVINO:
         return "openvino"
-    return "torch" if manifest.target in TORCH_TARGETS else "onnxruntime"
+    return "torch" if manifest.in_torch else "onnxruntime"
 
 
 def noise(name: str) -> float:

@@ -19,7 +19,6 @@ from posenc_export.runtime.graphs.onnx_parts import (
     with_attribute,
     without_attributes,
 )
-from posenc_export.runtime.graphs.providers import TORCH_TARGETS
 from posenc_export.runtime.session.model import Model
 
 ROUNDED, FLOATS = 4, 1  # accuracy_level of MatMulNBits with activations in 8 bits, and in float32
@@ -36,7 +35,7 @@ def load_form(folder: Path, manifest: Manifest, threads: Optional[int]) -> Model
     operator; None uses all cores. Raise ValueError for a graph that cannot be loaded, or OSError.
     """
     described = _described(manifest)
-    if manifest.target in TORCH_TARGETS:
+    if manifest.in_torch:
         from posenc_export.runtime.graphs.torch_files import load_float32
 
         return Model(load_float32(folder, manifest, described, threads), folder)
