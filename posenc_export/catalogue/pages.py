@@ -52,6 +52,7 @@ PLACES = {
     ),
 }
 SECTIONS = {"Args": "Parameters", "Weights": "Weights"}  # of docstrings that a page shows
+ENTRY = re.compile(r"^    (\S[^:\n]*): (.*(?:\n {5,}.*)*)", re.MULTILINE)
 
 
 def notes() -> Dict[str, Dict[str, str]]:
@@ -116,9 +117,13 @@ def _prose(docstring: str, parameters: Mapping[str, inspect.Parameter]) -> str:
     for paragraph in docstring.split("\n\n"):
         section, _, entries = paragraph.partition(":\n")
         if section in SECTIONS:
-            items = re.findall(r"^    (\S[^:]*): (.*(?:\n {5,}.*)*)", entries, re.MULTILINE)
+            items = ENTRY.findall(entries)
+            if unread := ENTRY.sub("", entries).strip():
+                rule = "expected lines that continue an entry to be indented"
+                raise ValueError(f"docstring: {rule}, got {unread!r}")
+            known = parameters if section == "Args" else {}  # a weight may have a parameter's name
             listed = [
-                f"- {_named(names, parameters)}{' '.join(meaning.split())}"
+                f"- {_named(names, known)}{' '.join(meaning.split())}"
                 for names, meaning in items
                 if names != "geometry"  # given by the block
             ]
@@ -126,7 +131,7 @@ def _prose(docstring: str, parameters: Mapping[str, inspect.Parameter]) -> str:
         elif section != "Raises":
             parts.append(paragraph)
     prose = "\n\n".join(parts).strip().replace("see RoPE", "see rope")
-    return re.sub(r"\bsee (rope\w*)", r"see [\1](\1.md)", prose)
+    return re.sub(r"\bsee(\s)(rope\w*)", r"see\1[\2](\2.md)", prose)
 
 
 def _named(names: str, parameters: Mapping[str, inspect.Parameter]) -> str:

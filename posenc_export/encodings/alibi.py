@@ -20,7 +20,7 @@ class ALiBi(PositionEncoding):
 
     If n is not a power of two, the slopes are those of the next lower power, followed by every
     other slope of twice that power (the authors' code). MPT computes the same list in another way.
-    Causal and bidirectional attention differ in the mask of the block only.
+    Causal and bidirectional attention differ only in the block's mask.
 
     Hook: bias. State: none. Range: 0 .. max_positions - 1. The paper counts positions from 1, which
     changes no score.

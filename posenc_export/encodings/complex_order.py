@@ -35,7 +35,7 @@ class ComplexOrder(PositionEncoding):
 
     Weights:
         frequency.value: w_k, [E/2] float32, if frequencies is "words"; all other weights are in the
-        token table.
+            token table.
 
     Raises:
         ValueError: odd width, base not above 1, unknown frequencies or phases.

@@ -19,10 +19,10 @@ class DeBERTa(PositionEncoding):
     2 span - 1); Kr, Qr projected from a trained table.
 
     delta is i - j in v1. In v2 and v3, distances from span / 2 on share buckets that grow
-    logarithmically up to max_relative. Both terms use row d, as the authors' code and all published
-    checkpoints; the paper writes delta(j,i) in the third (3.1). With one of the two terms, the
-    divisor is sqrt(2 D). The enhanced mask decoder (3.2) is not included: fine-tuned models do not
-    use it.
+    logarithmically up to max_relative. Both terms use row d, as in the authors' code and all
+    published checkpoints; the paper has delta(j,i) in the third (3.1). With only one of the terms,
+    the divisor is sqrt(2 D). The enhanced mask decoder (3.2) is not included: fine-tuned models do
+    not use it.
 
     The products of a key with Qr are computed when the key arrives, and cached. If a checkpoint
     shares projections with the content (share_att_key), their weights are copied. Memory: [B,H,S,2

@@ -18,9 +18,9 @@ class Decomposed2D(PositionEncoding):
     """scores + q_i . a[r_i - r_j] + q_i . b[c_i - c_j], r_p = p // columns, c_p = p % columns; a, b
     trained, shared by heads.
 
-    Tables that were trained with another grid are resized linearly, as in both codes; tables of a
-    grid of the same size are read as they are. MViTv2's pooling, whose keys have a coarser grid
-    than queries, is not included.
+    Tables that were trained with another grid are resized linearly, as in the code of both papers;
+    tables for a grid of the same size are not changed. MViTv2's pooling, which gives keys a coarser
+    grid than queries, is not included.
 
     Products with a and b are computed once per query and row, then gathered by offset. Memory
     besides the scores: [B,H,S,2 rows - 1 + 2 columns - 1], and two indices [B,S,T] int64.
@@ -32,8 +32,8 @@ class Decomposed2D(PositionEncoding):
         rows, columns: size of the grid; 0 for the smallest square that holds max_positions.
         trained_rows, trained_columns: size of the grid that a and b were trained with; 0 for rows
             and columns.
-        scores: "unscaled", as both codes, adds the products as they are; "scaled", as the paper,
-            divides them by sqrt(D), as those with keys.
+        scores: "unscaled", as the code of both, adds the products with a and b unchanged; "scaled",
+            as the paper, divides them by sqrt(D), like the products of queries and keys.
 
     Weights:
         of_rows, of_columns: a [2 trained_rows - 1,D] and b [2 trained_columns - 1,D], offsets query

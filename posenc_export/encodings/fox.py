@@ -32,7 +32,7 @@ class FoX(PositionEncoding):
 
     Weights:
         gate.weight, gate.bias: w and b, [H,E] and [H]; if bidirectional [2H,E] and [2H], gates of
-        earlier keys before gates of later keys.
+            earlier keys before gates of later keys.
 
     Raises:
         ValueError: a scale not above 0.

@@ -23,9 +23,9 @@ class LayoutBias(PositionEncoding):
     """scores + (a_h[bucket(n_j - n_i)] + b_h[bucket(x_j - x_i)] + c_h[bucket(y_j - y_i)]) /
     sqrt(D), n the place in the text, x and y those of a box; a, b, c trained, buckets of T5.
 
-    x is the left and y the lower edge of the box of a token (entries 0 and 3 of bbox). Places in
-    the text are coordinates too, because those of patches of the image begin at 0 again. All layers
-    share the tables. Memory: the biases [B,H,S,S], once for all layers.
+    x is the left and y the lower edge of the box of a token (entries 0 and 3 of bbox). The place in
+    the text is a coordinate too, because patches of the image count from 0 again. All layers share
+    the tables. Memory: the biases [B,H,S,S], once for all layers.
 
     Hook: bias. State: none. Range: coordinates [3,B,S], each 0 .. max_positions - 1, so that
     max_positions is above the largest coordinate of a box. Scores depend on the differences of

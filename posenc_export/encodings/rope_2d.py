@@ -19,9 +19,9 @@ class RoPE2D(PositionEncoding):
     """Pair k of head h is rotated by row a_hk + column b_hk, or by time c_hk + row a_hk + column
     b_hk with three axes; a, b, c trained.
 
-    Diagonals therefore have their own frequencies. The vectors (a_hk, b_hk) are initialised with
-    random directions and the lengths of axial RoPE. The last D - r entries are unchanged. Angles
-    are computed in float64 and reduced to one turn, so that they are exact at any coordinate.
+    So diagonals have frequencies of their own. The vectors (a_hk, b_hk) are initialised with random
+    directions and the lengths of axial RoPE. The last D - r entries are unchanged. Angles are
+    computed in float64 and reduced to one turn, which keeps them exact at any coordinate.
 
     Grouped heads share the frequencies of their key head.
 

@@ -40,12 +40,13 @@ class RoPEDynamic(PositionEncoding):
 
     Keys are cached rotated with w_k(L), and a query beyond L rotates them further. Results do not
     depend on how a sequence is cut into calls. Memory besides the scores: the keys rotated for each
-    query, [B,S,K,T,D], hence the small chunk.
+    query, [B,S,K,T,D], so prompts are read in small chunks.
 
-    keys="rotated" caches keys as they are rotated when they arrive, as transformers does at decode:
-    scores of queries beyond L with keys before it mix frequencies. lengths="per_call" rotates all
-    tokens of a row for its largest position in the call + 1. Results then depend on the call, so
-    that only bidirectional attention, whose calls are whole sequences, can use it.
+    With keys="rotated", keys stay as they were rotated when they arrived, as in transformers at
+    decode: scores between queries beyond L and keys before L then mix frequencies. With
+    lengths="per_call", all tokens of a row are rotated for the row's largest position in the call +
+    1. Results then depend on the call, so only bidirectional attention, whose calls are whole
+    sequences, can use it.
 
     Hook: rotate, rescore (only rotate with keys="rotated" or lengths="per_call"). State: none.
     Range: 0 .. max_positions - 1.
@@ -57,11 +58,11 @@ class RoPEDynamic(PositionEncoding):
         original_max_positions: L, tokens the model was trained on.
         layout, rotary: see RoPE.
         keys: "raw" or "rotated".
-        numerics: see RoPE. In float32, rotated keys give the scores of transformers at decode of
-            one token at a time, and raw keys those of its last query if it reads all n tokens at
-            once.
-        lengths: "by_position" or "per_call". transformers takes the longest row of a batch, so that
-            results are equal if all rows have one length.
+        numerics: see RoPE. In float32, rotated keys give the scores of transformers decoding one
+            token at a time; raw keys give the scores of its last query when it reads all n tokens
+            in one call.
+        lengths: "by_position" or "per_call". transformers takes the longest row of a batch; results
+            are equal if all rows have the same length.
 
     Raises:
         ValueError: odd or too large rotary size (or 2, where the exponent is undefined), unknown

@@ -42,16 +42,16 @@ class RoPELongRoPE(PositionEncoding):
     have seen at most L tokens, else long_factor.
 
     Keys are rotated with the factors of the query that reads them, and cos and sin are scaled by
-    attention_factor. To that end the r rotated entries of each key are cached twice, and a query
-    has zeros for those that it does not use. Results do not depend on how a sequence is cut into
-    calls.
+    attention_factor. To that end the r rotated entries of each key are cached with both sets, and
+    a query has zeros for the set that it does not use. Results do not depend on how a sequence is
+    cut into calls.
 
-    keys="rotated" caches keys as they are rotated when they arrive, as transformers does at decode:
-    scores of queries beyond L with keys before it mix factors. lengths="long" or "short" uses the
-    same factors at all positions, as vLLM and llama.cpp do, which choose long if the longest
-    allowed length is above L; each key is cached once. lengths="per_call" uses the factors for the
-    largest position of a row in the call, for bidirectional attention only (see rope_dynamic).
-    transformers uses the long factors for all tokens of a prompt longer than L.
+    With keys="rotated", keys stay as they were rotated when they arrived, as in transformers at
+    decode: scores between queries beyond L and keys before L then mix factors. lengths="long" or
+    "short" uses the same factors at all positions and caches each key once; vLLM and llama.cpp do
+    this, and choose long if the longest allowed length is above L. lengths="per_call" uses the
+    factors for the largest position of a row in the call, for bidirectional attention only, see
+    rope_dynamic. transformers uses the long factors for all tokens of a prompt longer than L.
 
     Hook: rotate. State: none; cached keys have D + r entries, or D with keys="rotated" or other
     lengths than "by_position". Range: 0 .. max_positions - 1.

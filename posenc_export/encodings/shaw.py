@@ -38,8 +38,8 @@ class Shaw(PositionEncoding):
         table: "trained", as in the paper; "sinusoidal", as NEZHA.
 
     Weights:
-        keys, values: a and b, [left+right+1,D], from c = -left on; absent if table is "sinusoidal";
-        values has no rows if values is "plain".
+        keys, values: a and b, [left+right+1,D], from c = -left on; absent if table is "sinusoidal".
+            If parameter values is "plain", b has no rows.
 
     Raises:
         ValueError: negative distances, unknown score, values or table, sinusoids with an odd head

@@ -22,7 +22,7 @@ class Swin(PositionEncoding):
 
     Weights:
         table.weight: b, [(2 rows - 1)(2 columns - 1),H], both offsets ascending, column offsets
-        fastest; relative_position_bias_table of Swin.
+            fastest; relative_position_bias_table of Swin.
 
     Raises:
         ValueError: a window that does not hold max_positions.

@@ -28,9 +28,9 @@ class TransformerXL(PositionEncoding):
 
     With [s, c] = W_h^T (q_i + v_h), the second term is sum_k (s sin(i w) + c cos(i w)) cos(j w) +
     (c sin(i w) - s cos(i w)) sin(j w): the query, rotated by its own position, times the sinusoid
-    of the key's. It is exact for any offset and gap. Memory besides the scores: rotated queries
-    [B,H,S,E] and sinusoids of keys [B,T,E]. With a clamp, distances d are clipped to -clamp ..
-    clamp.
+    of the key's position. This is exact for any offset and gap. Memory besides the scores: rotated
+    queries [B,H,S,E] and sinusoids of keys [B,T,E]. With a clamp, distances d are clipped to -clamp
+    .. clamp.
 
     With segments, ((q_i + s_h) . e_h[t_i != t_j]) / sqrt(D) is added, with token types t and
     trained s, e (Yang et al. 2019, XLNet, Relative Segment Encodings). Without token types the term

@@ -25,11 +25,11 @@ class XDRoPE(Rotation):
     the others, a_n = c w_{n mod D/2}, w_k = (theta alpha^(D/(D-2)))^(-2k/D); c the text, width,
     height or image coordinate, by section of entries.
 
-    Sections cover all D entries, each twice as many as its number of pairs, as in the published
-    code. So the entries n and n + D/2 can have different coordinates: off the diagonal this is no
-    rotation, and scores depend on more than differences. vLLM gives both entries of a pair the
-    coordinate of the pair, as `mrope` does with three axes. With equal coordinates, as for text,
-    both are RoPE.
+    As in the published code, sections cover all D entries, two for each pair of an axis. So the
+    entries n and n + D/2 can get different coordinates: where these differ, this is no rotation,
+    and scores depend on more than differences of coordinates. vLLM gives both entries of a pair the
+    same coordinate, as `mrope` does with three axes. Both are RoPE if all coordinates are equal, as
+    in text.
 
     Hook: rotate. State: none. Range: coordinates [4,B,S], each 0 .. max_positions - 1.
 
