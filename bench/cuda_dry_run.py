@@ -57,9 +57,9 @@ def page(rows: Sequence[Dict[str, Any]]) -> str:
 
 
 def _remarkable(row: Dict[str, Any]) -> bool:
-    """Whether a model is refused, does not run as captured, copies, or has nodes on the CPU."""
+    """Whether a model is refused, does not run as captured, or copies."""
     runs = row.get("capture") == "captured" and "error" not in row and "faults" not in row
-    return not runs or bool(row.get("on_cpu") or row.get("copies"))
+    return not runs or bool(row.get("copies"))
 
 
 def _kinds(rows: Sequence[Dict[str, Any]]) -> str:
@@ -68,6 +68,7 @@ def _kinds(rows: Sequence[Dict[str, Any]]) -> str:
         "number": lambda row: 1,
         "captured": lambda row: row.get("capture") == "captured",
         "no copy in a step": lambda row: row.get("copies") == 0,
+        "no node on the CPU": lambda row: row.get("on_cpu") == 0,
         "need cuDNN": lambda row: "cudnn" in row.get("error", ""),
         "refused by export": lambda row: "refused" in row,
         "cells of the grid": lambda row: row.get("cells", 0),
