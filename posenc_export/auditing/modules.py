@@ -13,6 +13,7 @@ import numpy as np
 import torch
 
 from posenc_export.auditing.facts import UNSTATED, Facts
+from posenc_export.export.comparison import first_output
 from posenc_export.export.conditioning import disturbed
 from posenc_export.shared.numerics import tolerance
 from posenc_export.shared.refusal import refusal
@@ -22,7 +23,6 @@ LENGTHS = ("max_position_embeddings", "n_positions", "max_seq_len", "n_ctx", "se
 ORIGINAL = "original_max_position_embeddings"
 EDGES = ("sliding_window", "attention_chunk_size", ORIGINAL)
 BY_LENGTH = ("longrope", "dynamic")  # rotations whose angles depend on the length of a sequence
-FIELDS = ("logits", "last_hidden_state", "output")
 
 
 class Called:
@@ -85,9 +85,7 @@ class Called:
         arguments = () if key in self.names else (first,)
         with torch.no_grad():
             value = self.module(*arguments, **named, **({} if arguments else {key: first}))
-        value = value[0] if isinstance(value, (tuple, list)) else value
-        value = next((getattr(value, name) for name in FIELDS if hasattr(value, name)), value)
-        return value.detach().float().cpu().numpy()
+        return np.asarray(first_output(value).detach().float().cpu().numpy())
 
     def disturbed(self, seed: int) -> Optional["Called"]:
         """As Reference.disturbed."""

@@ -11,6 +11,7 @@ from torch.utils import _pytree as pytree
 
 from posenc_export.auditing.graph import Arrays, source_of
 from posenc_export.auditing.inputs import HEADS, MEANINGS, Value
+from posenc_export.export.mutation import written_by
 from posenc_export.runtime.graphs.quiet import quiet
 from posenc_export.runtime.session.errors import RUN_ERRORS, GraphError
 from posenc_export.shared.refusal import refusal
@@ -123,17 +124,12 @@ def _value(name: str, node: Any) -> Value:
 
 
 def _changed(exported: Any) -> List[str]:
+    """Return the names of the buffers that a program writes."""
     signature = exported.graph_signature
-    names = [*signature.buffers_to_mutate.values()]
-    for node in exported.graph.nodes:
-        schema = getattr(node.target, "_schema", None)
-        if schema is None or not schema.is_mutable:
-            continue
-        value = node.args[0]
-        while value.op == "call_function" and value.target._schema.returns[0].alias_info:
-            value = value.args[0]  # a view
-        names.append(signature.inputs_to_buffers.get(value.name, ""))
-    return [name for name in dict.fromkeys(names) if name]
+    written = filter(None, map(written_by, exported.graph.nodes))
+    names = [signature.inputs_to_buffers.get(value.name, "") for value in written]
+    every = dict.fromkeys([*signature.buffers_to_mutate.values(), *names])
+    return [name for name in every if name]
 
 
 def _leaves(kind: Any, name: str) -> Any:

@@ -104,13 +104,19 @@ def _case(inputs: np.ndarray, original: Callable[..., Any]) -> Case:
 
 def _outputs(original: Callable[..., Any], tokens: np.ndarray) -> np.ndarray:
     with torch.no_grad():
-        returned = original(torch.from_numpy(tokens.copy()))
-    value = returned[0] if isinstance(returned, (tuple, list)) else returned
-    value = next((getattr(value, name) for name in FIELDS if hasattr(value, name)), value)
+        value = first_output(original(torch.from_numpy(tokens.copy())))
     if not isinstance(value, Tensor):
         remedy = "give a function that returns the outputs alone"
         raise refusal("compare", "the original to return a tensor", type(value).__name__, remedy)
     return value.float().cpu().numpy()
+
+
+def first_output(returned: Any) -> Any:
+    """Return the output that a module of another library returns: alone, as the first of a tuple,
+    or in an object with logits or last_hidden_state.
+    """
+    value = returned[0] if isinstance(returned, (tuple, list)) else returned
+    return next((getattr(value, name) for name in FIELDS if hasattr(value, name)), value)
 
 
 def _sees_later(original: Callable[..., Any], case: Case, accuracy: Accuracy) -> bool:

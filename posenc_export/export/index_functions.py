@@ -1,6 +1,5 @@
 """Check "indices" of targets without ONNX nodes: the module's own functions at the same edges."""
 
-import functools
 import json
 from typing import Any, Dict, Tuple
 
@@ -24,39 +23,26 @@ def of_module(model: Model, manifest: Manifest) -> Dict[str, Check]:
         return {}
     compared, failures, skipped = 0, {}, {}
     parts = described.attentions(manifest)
+    known: Dict[Tuple[str, Limits], Tuple[int, str]] = {}
     for layer, (attention, part) in enumerate(zip(model.attentions(), parts, strict=True)):
         rule = getattr(attention, "visibility", None)
         if rule is None:
             skipped[f"layer {layer}"] = "sees an encoder's tokens, or sums over all earlier ones"
             continue
-        facts = {**part, "encodings": [], "heads": 0, "scale": None, "head_norm": None}
         limits = rule.before, rule.after, rule.chunk
-        count, fault = _compared(json.dumps(facts, sort_keys=True), limits, _Range(manifest))
+        key = json.dumps(part["sees"], sort_keys=True), limits
+        if key not in known:
+            known[key] = _compared(part, limits, manifest)
+        count, fault = known[key]
         compared += count
         if fault:
             failures[f"layer {layer}"] = fault
     return {"indices": Check(compared, "values", failures=failures, skipped=skipped)}
 
 
-class _Range:
-    """A manifest that equals others with the same lengths."""
-
-    def __init__(self, manifest: Manifest) -> None:
-        self.manifest = manifest
-        edges = tuple(integer_calls.edges(manifest))
-        self.key = manifest.signature, edges, described.has_cache(manifest)
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Range) and self.key == other.key
-
-    def __hash__(self) -> int:
-        return hash(self.key)
-
-
-@functools.lru_cache(256)
-def _compared(facts: str, limits: Limits, lengths: _Range) -> Tuple[int, str]:
-    """Return how many values were compared, and the first fault; once for equal arguments."""
-    part, manifest, count = json.loads(facts), lengths.manifest, 0
+def _compared(part: described.Described, limits: Limits, manifest: Manifest) -> Tuple[int, str]:
+    """Return how many values were compared, and the first fault."""
+    count = 0
     caches = described.has_cache(manifest)
     for call in integer_calls.calls(manifest):
         places = integer_calls.placed(manifest, call)

@@ -101,7 +101,7 @@ def _traced(
     graph = program.model.graph
     if part is not None:
         part.complete(graph, manifest)
-    constants = TracedConstants(graph, program.model.opset_imports)
+    constants = TracedConstants(graph)
     _read_through_nodes(graph, _initializers(whole, model, on_grid))
     turned = _transposed_weights(graph)
     program.optimize()

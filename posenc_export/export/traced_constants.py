@@ -1,11 +1,11 @@
 """What a traced graph computes from constants alone, before the optimizer folds it to constants."""
 
-from typing import Any, Dict, Set
+from typing import Any, List, Set
 
 import numpy as np
 import onnx
 import onnx_ir as ir
-from onnx import TensorProto, helper, numpy_helper
+from onnx import TensorProto, numpy_helper
 from onnx.reference import ReferenceEvaluator
 
 ROUNDED = (TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT16)
@@ -16,65 +16,45 @@ class TracedConstants:
 
     Args:
         graph: before it is optimized. Later changes of the graph change nothing here.
-        opsets: version by domain.
 
     Attributes:
         read: names of the initializers that a node reads.
         tensors: initializers by name; weights are not copied.
     """
 
-    def __init__(self, graph: ir.Graph, opsets: Dict[str, int]) -> None:
-        self.opsets = [helper.make_opsetid(domain, version) for domain, version in opsets.items()]
+    def __init__(self, graph: ir.Graph) -> None:
         stored = {name: value.const_value for name, value in graph.initializers.items()}
         self.tensors = {name: tensor for name, tensor in stored.items() if tensor is not None}
         self.read = {name for name in self.tensors if list(graph.initializers[name].uses())}
-        self._makers: Dict[str, onnx.NodeProto] = {}
         known = {value for value in graph.initializers.values() if value.name in self.tensors}
+        computed: List[ir.Value] = []
         for node in graph:
             inputs = [value for value in node.inputs if value is not None]
             if node.domain == "" and known.issuperset(inputs) and not _has_body(node):
                 known.update(node.outputs)
-                copied = ir.to_proto(node)
-                self._makers |= {str(value.name): copied for value in node.outputs}
+                computed += node.outputs
+        self._names = {value.name for value in computed}
+        self._graph = ir.convenience.extract(graph, [], computed) if computed else None
 
     def __contains__(self, name: str) -> bool:
-        return name in self._makers
+        return name in self._names
+
+    def _part(self, name: str) -> ir.Graph:
+        """Return the nodes and constants that compute a value."""
+        assert self._graph is not None
+        return ir.convenience.extract(self._graph, [], [name])
 
     def computed(self, name: str, precise: bool) -> np.ndarray:
         """Return a value: with the dtypes of the graph, or with precise numbers in float64."""
-        known: Dict[str, np.ndarray] = {}
-        self._compute(name, known, precise)
-        return known[name]
+        model = ir.to_proto(ir.Model(self._part(name), ir_version=10))
+        if precise:
+            _make_precise(model.graph)
+        values: Any = ReferenceEvaluator(model).run(None, {})
+        return np.asarray(values[0])
 
     def sources(self, name: str) -> Set[str]:
         """Return the names of initializers that a value is computed from."""
-        if name in self.tensors:
-            return {name}
-        return {
-            source for read in self._makers[name].input if read for source in self.sources(read)
-        }
-
-    def _compute(self, name: str, known: Dict[str, np.ndarray], precise: bool) -> None:
-        if name in known:
-            return
-        if name in self.tensors:
-            numbers = self.tensors[name].numpy()
-            floating = numbers.dtype.kind == "f"
-            known[name] = numbers.astype(np.float64) if precise and floating else numbers
-            return
-        node = self._makers[name]
-        for read in filter(None, node.input):
-            self._compute(read, known, precise)
-        computed = _precise(node) if precise else node
-        inputs = list(dict.fromkeys(filter(None, node.input)))
-        dtypes = [helper.np_dtype_to_tensor_dtype(known[read].dtype) for read in inputs]
-        pairs = zip(inputs, dtypes, strict=True)
-        types = [helper.make_tensor_value_info(*pair, None) for pair in pairs]
-        outputs = [helper.make_empty_tensor_value_info(out) for out in node.output]
-        graph = helper.make_graph([computed], "part", types, outputs)
-        model = helper.make_model(graph, opset_imports=self.opsets)
-        values: Any = ReferenceEvaluator(model).run(None, {n: known[n] for n in inputs})
-        known.update(zip(node.output, values, strict=True))
+        return set(self._part(name).initializers)
 
 
 def _has_body(node: ir.Node) -> bool:
@@ -82,14 +62,16 @@ def _has_body(node: ir.Node) -> bool:
     return any(attribute.type in bodies for attribute in node.attributes.values())
 
 
-def _precise(node: onnx.NodeProto) -> onnx.NodeProto:
-    """Return a node that computes in float64 where the graph does in a narrower dtype."""
-    copied = onnx.NodeProto()
-    copied.CopyFrom(node)
-    for attribute in copied.attribute:
-        if attribute.name == "to" and node.op_type == "Cast" and attribute.i in ROUNDED:
-            attribute.i = TensorProto.DOUBLE
-        elif attribute.HasField("t") and attribute.t.data_type in ROUNDED:
-            numbers = numpy_helper.to_array(attribute.t).astype(np.float64)
-            attribute.t.CopyFrom(numpy_helper.from_array(numbers, attribute.t.name))
-    return copied
+def _make_precise(graph: onnx.GraphProto) -> None:
+    """Let a graph compute in float64 what it computes in a narrower dtype."""
+    tensors = list(graph.initializer)
+    for node in graph.node:
+        for attribute in node.attribute:
+            if attribute.name == "to" and node.op_type == "Cast" and attribute.i in ROUNDED:
+                attribute.i = TensorProto.DOUBLE
+            elif attribute.HasField("t"):
+                tensors.append(attribute.t)
+    for tensor in tensors:
+        if tensor.data_type in ROUNDED:
+            numbers = numpy_helper.to_array(tensor).astype(np.float64)
+            tensor.CopyFrom(numpy_helper.from_array(numbers, tensor.name))

@@ -6,13 +6,13 @@ computes every entry of its output from the same entry of its inputs, or only mo
 """
 
 from pathlib import Path
-from typing import Dict, List, Optional, Sequence, Set
+from typing import Dict, Optional, Sequence, Set
 
 import numpy as np
 import onnx_ir as ir
 
 from posenc_export.export.expected_numbers import BY_DISTANCE, ROW_OF_DISTANCE
-from posenc_export.export.targets.builder import Builder, numbers_of
+from posenc_export.export.targets.builder import Builder
 from posenc_export.ops.graph import DOMAIN, Distances, Mask
 from posenc_export.runtime.graphs.onnx_parts import opened
 from posenc_export.shared.refusal import refusal
@@ -163,42 +163,14 @@ def _element(source: ir.Value) -> ir.DataType:
 
 def _model(value: ir.Value, sources: Sequence[ir.Value]) -> bytes:
     """Return a model of the nodes that compute a value from distances."""
-    copies: Dict[ir.Value, ir.Value] = {
-        source: ir.Value(name=f"distance_{number}", type=ir.TensorType(_element(source)))
-        for number, source in enumerate(sources)
-    }
-    inputs = list(copies.values())
-    nodes: List[ir.Node] = []
-    constants: List[ir.Value] = []
-
-    def copied(value: Optional[ir.Value]) -> Optional[ir.Value]:
-        if value is None or value in copies:
-            return None if value is None else copies[value]
-        node = value.producer()
-        if value.const_value is not None or node is None:
-            name = f"constant_{len(constants)}"
-            constant = ir.tensor(numbers_of(value), name=name)
-            copies[value] = ir.Value(
-                name=name, type=value.type, shape=value.shape, const_value=constant
-            )
-            constants.append(copies[value])
-            return copies[value]
-        operands = [copied(source) for source in node.inputs]
-        twin = ir.node(node.op_type, operands, attributes=dict(node.attributes))
-        twin.outputs[0].name = f"value_{len(nodes)}"
-        nodes.append(twin)
-        copies[value] = twin.outputs[0]
-        return copies[value]
-
-    output = copied(value)
-    assert output is not None
-    output.type = ir.TensorType(value.dtype or ir.DataType.FLOAT)
-    graph = ir.Graph(
-        inputs,
-        [output],
-        nodes=nodes,
-        initializers=constants,
-        name="by_distance",
-        opset_imports={"": OPSET},
-    )
-    return ir.to_proto(ir.Model(graph, ir_version=10)).SerializeToString()
+    assert value.graph is not None
+    part = ir.convenience.extract(value.graph, sources, [value])
+    for number, (copied, source) in enumerate(zip(part.inputs, sources, strict=True)):
+        copied.name, copied.shape = f"distance_{number}", None
+        copied.type = ir.TensorType(_element(source))
+    part.outputs[0].type = ir.TensorType(value.dtype or ir.DataType.FLOAT)
+    for node in part:
+        node.outputs[0].shape = None  # that of a call
+    part.opset_imports.clear()
+    part.opset_imports[""] = OPSET
+    return ir.to_proto(ir.Model(part, ir_version=10)).SerializeToString()

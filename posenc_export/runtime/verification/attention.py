@@ -1,7 +1,7 @@
-"""Attention in float64, and the contract of GroupQueryAttention with 8-bit caches."""
+"""Attention nodes in float64, and the contract of those with 8-bit caches."""
 
 from dataclasses import dataclass
-from typing import Iterator, List, Optional, Sequence, Tuple
+from typing import Callable, Iterator, List, NamedTuple, Optional, Sequence, Tuple, Union
 
 import numpy as np
 
@@ -13,8 +13,9 @@ from posenc_export.runtime.verification.kernels import CheckedNode, Graph, Recor
 QUERY, KEY, VALUE, LAST, COS, SIN, POSITIONS, BIAS, SINK = 0, 1, 2, 5, 7, 8, 9, 10, 11
 # Of CachedAttention (packages/kernels/README.md).
 BY_DISTANCE, KEY_COS, KEY_SIN, QUERY_ROWS, KEY_ROWS, ROW_OF_DISTANCE = 14, 16, 17, 18, 19, 20
-DECAYS, INPUTS = 21, 22
+DECAYS = 21
 SCALES = (12, 13)  # of keys and of values
+TABLES = (COS, SIN, SINK, *SCALES, BY_DISTANCE, KEY_COS, KEY_SIN, ROW_OF_DISTANCE)
 # Roundings of a score beside the sum over D: the scale of a channel, that of scores, and of the
 # register's parts.
 OF_SCORE = 8
@@ -81,102 +82,172 @@ def by_token(part: np.ndarray) -> np.ndarray:
     return part.transpose(1, 0, 2).reshape(part.shape[1], -1)
 
 
+class Scores(NamedTuple):
+    """How the scores of a row follow from products of queries and keys, [H,S,T]."""
+
+    scale: float
+    softcap: float  # 0 for none
+    biases: List[np.ndarray]  # are added, of H heads or of one
+    seen: np.ndarray  # which keys queries see [S,T]
+    sinks: Union[float, np.ndarray]  # scores of sinks [H,1,1]; -inf for none
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """The inputs of an attention node in a call, by index: those of one row, without its axis.
+
+    Args:
+        node: a GroupQueryAttention or CachedAttention (packages/kernels/README.md).
+        value: returns the numbers of an input by its name.
+        row: the row of the call.
+    """
+
+    node: Node
+    value: Callable[[str], np.ndarray]
+    row: int = 0
+
+    def has(self, index: int) -> bool:
+        """Return whether the node has an input."""
+        return index < len(self.node.inputs) and self.node.inputs[index] != ""
+
+    def __getitem__(self, index: int) -> np.ndarray:
+        numbers = self.value(self.node.inputs[index])
+        return numbers if index in TABLES else np.asarray(numbers[self.row])
+
+    def heads(self) -> Tuple[Heads, Heads, Heads]:
+        """Return queries, keys and values of the new tokens, rotated if the node rotates."""
+        node, kv_heads = self.node, int(self.node.attributes["kv_num_heads"])
+        counts = (int(node.attributes["num_heads"]), kv_heads, kv_heads)
+        read = [self[index] for index in (QUERY, KEY, VALUE) if self.has(index)]
+        # [S,n] or [heads,S,D] as [S,n]
+        flat = [part if part.ndim == 2 else by_token(part) for part in read]
+        joined = np.concatenate(flat, axis=1).astype(np.float64)
+        size = flat[0].shape[1] // (sum(counts) if len(flat) == 1 else counts[0])
+        ends = np.cumsum([n * size for n in counts[:2]])
+        q, k, v = (
+            Heads.of_tokens(part.reshape(len(joined), n, -1))
+            for part, n in zip(np.split(joined, ends, axis=1), counts, strict=True)
+        )
+        if node.attributes.get("do_rotary", 0):
+            at = self._rotated_positions(len(joined))
+            interleaved = bool(node.attributes.get("rotary_interleaved", 0))
+            of_keys = (KEY_COS, KEY_SIN) if self.has(KEY_COS) else (COS, SIN)
+            (q_cos, q_sin), (k_cos, k_sin) = (
+                [self[index][at].astype(np.float64) for index in tables]
+                for tables in ((COS, SIN), of_keys)
+            )
+            q, k = q.rotated(q_cos, q_sin, interleaved), k.rotated(k_cos, k_sin, interleaved)
+        return q, k, v
+
+    def _rotated_positions(self, count: int) -> np.ndarray:
+        """Return the rows of rotation tables that the new tokens read [S]."""
+        slots = np.arange(count) + int(self[LAST]) + 1 - count
+        if not self.has(POSITIONS):
+            return slots
+        # In its first call, GroupQueryAttention counts from the first position.
+        by_slot = self.node.operator == "GroupQueryAttention" and slots[0] == 0
+        return slots + self[POSITIONS][0] if by_slot else self[POSITIONS]
+
+    def scores(self, q: Heads, total: int) -> Scores:
+        """Return the scores of queries and all keys, `total`."""
+        known, (_, count, size) = self.node.attributes, q.numbers.shape
+        biases = [self[BIAS][..., :total].astype(np.float64)] if self.has(BIAS) else []
+        behind = np.arange(total - count, total)[:, None] - np.arange(total)
+        if self.has(BY_DISTANCE):
+            table = self[BY_DISTANCE].astype(np.float64)
+            biases.append(table[:, np.clip(behind, 0, table.shape[1] - 1)])
+        if self.has(ROW_OF_DISTANCE):
+            biases += self._picked(self.picked_rows(count, total))
+        if self.has(DECAYS):
+            biases.append(sums_between(self[DECAYS][:, :, 0], count, total))
+        seen = visible(count, total, int(known.get("local_window_size", -1)))
+        if known.get("chunk_size", 0):
+            seen = seen & (behind <= self[POSITIONS][:, None] % known["chunk_size"])
+        scale = float(known.get("scale", 0.0)) or size**-0.5
+        sinks = self[SINK][:, None, None] if self.has(SINK) else -np.inf
+        return Scores(scale, known.get("softcap", 0.0), biases, seen, sinks)
+
+    def picked_rows(self, count: int, total: int) -> np.ndarray:
+        """Return the row that the distance of each query and key picks [S,T]."""
+        behind = np.arange(total - count, total)[:, None] - np.arange(total)
+        rows = self[ROW_OF_DISTANCE]
+        return rows[np.clip(behind, 0, len(rows) - 1)]
+
+    def _picked(self, index: np.ndarray) -> Iterator[np.ndarray]:
+        """Yield the entries [H,S,T] of rows of queries and of keys at an index [S,T]."""
+        count, total = index.shape
+        if self.has(QUERY_ROWS):
+            rows = self[QUERY_ROWS].astype(np.float64)  # [H,S,R]
+            yield rows[:, np.arange(count)[:, None], index]
+        if self.has(KEY_ROWS):
+            rows = self[KEY_ROWS].astype(np.float64)  # [H*R,T,1] or [H,T,R]
+            heads = int(self.node.attributes["num_heads"])
+            by_slot = len(rows) == heads
+            by_row = rows.transpose(0, 2, 1) if by_slot else rows.reshape(heads, -1, rows.shape[1])
+            factor = float(self.node.attributes.get("key_row_scale", 1.0))
+            yield factor * by_row[:, index, np.arange(total)]
+
+
+def attended(
+    q: Heads, read: Sequence[np.ndarray], scores: Scores
+) -> Tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return the softmax [H,S,T], the output [S,H*D] for keys and values [K,T,D], and its bound
+    [S,H*D], which holds without softcap and sinks.
+
+    A score has D + OF_SCORE roundings, those of its bias, and the errors of q. If all scores of a
+    token are within d of theirs, its weights are within a factor of exp(2 d). A weight, and its
+    product with a value, has T + OF_WEIGHT further roundings.
+    """
+    keys, values = (by_query_head(part, len(q.numbers)) for part in read)
+    size, total = q.numbers.shape[2], keys.shape[1]
+    turned, biases = keys.transpose(0, 2, 1), scores.biases
+    numbers = scores.scale * (q.numbers @ turned)
+    if scores.softcap:
+        numbers = scores.softcap * np.tanh(numbers / scores.softcap)
+    away = (size + OF_SCORE) * UNIT * np.abs(q.numbers) + q.error
+    error = scores.scale * (away @ np.abs(turned))
+    for bias in biases:
+        numbers = numbers + bias
+        error = error + (1 + len(biases)) * UNIT * np.abs(bias)
+    error = np.where(scores.seen, error + 4 * UNIT * np.abs(numbers), 0)
+    weights = softmax(np.where(scores.seen, numbers, -np.inf), scores.sinks)
+    part = np.expm1(2 * error.max(axis=2, keepdims=True)) + (total + OF_WEIGHT) * UNIT
+    bound = part * (weights @ np.abs(values)) + UNDERFLOW
+    return weights, by_token(weights @ values), by_token(bound)
+
+
 def cached_attention(graph: Graph, node: Node) -> Optional[CheckedNode]:
     """A GroupQueryAttention or CachedAttention with 8-bit caches."""
     if node.attributes.get("k_quant_type") != "PER_CHANNEL":
         return None
-    inputs = [*node.inputs, *[""] * INPUTS][:INPUTS]
+    inputs = Inputs(node, graph.numbers)
     computed = (*(QUERY, KEY, VALUE), LAST, POSITIONS, BIAS, QUERY_ROWS, KEY_ROWS, DECAYS)
-    reads = [inputs[index] for index in computed if inputs[index]]
+    reads = [node.inputs[index] for index in computed if inputs.has(index)]
     others = [name for name in ("softcap", "smooth_softmax") if node.attributes.get(name, 0) > 0]
-    others += ["head_sink"] if inputs[SINK] else []
+    others += ["head_sink"] if inputs.has(SINK) else []
     skipped = f"{', '.join(others)}: not in the contract" if others else ""
 
     def ratios(records: Sequence[Record]) -> np.ndarray:
-        return np.concatenate([_of_call(graph, node, inputs, call) for call in records])
+        return np.concatenate([_of_call(graph, node, call) for call in records])
 
     name = f"{node.operator} {node.inputs[3]}"
     return CheckedNode(name, node.outputs[0], (*reads, *node.outputs[1:3]), ratios, skipped=skipped)
 
 
-def _of_call(graph: Graph, node: Node, inputs: List[str], call: Record) -> np.ndarray:
+def _of_call(graph: Graph, node: Node, call: Record) -> np.ndarray:
     """Return errors over bounds [S] of a call of one row."""
-    last = call[inputs[LAST]]
-    total, channels = int(last[0]) + 1, [graph.numbers(inputs[at]) for at in SCALES]
-    q, k, v = _heads(graph, node, inputs, call)
-    caches = [call[name][0].astype(np.float64) for name in node.outputs[1:3]]
-    count, ratio = q.numbers.shape[1], np.zeros(q.numbers.shape[1])
-    read = []
-    for heads, cache, channel in zip((k, v), caches, channels, strict=True):
-        of_channel = channel.reshape(len(cache), 1, -1).astype(np.float64)
-        appended = cache[:, total - count : total]
-        ratio = np.maximum(ratio, _of_codes(heads, appended, of_channel))
+    inputs = Inputs(node, lambda name: call[name] if name in call else graph.numbers(name))
+    q, *appended = inputs.heads()
+    count, total = q.numbers.shape[1], int(inputs[LAST]) + 1
+    ratio, read = np.zeros(count), []
+    for heads, name, scale in zip(appended, node.outputs[1:3], SCALES, strict=True):
+        cache = call[name][0].astype(np.float64)
+        of_channel = inputs[scale].reshape(len(cache), 1, -1).astype(np.float64)
+        ratio = np.maximum(ratio, _of_codes(heads, cache[:, total - count : total], of_channel))
         read.append(cache[:, :total] * of_channel)
-    biases = [call[inputs[BIAS]][0][..., :total].astype(np.float64)] if inputs[BIAS] else []
-    seen = visible(count, total, int(node.attributes.get("local_window_size", -1)))
-    behind = np.arange(total - count, total)[:, None] - np.arange(total)
-    if inputs[BY_DISTANCE]:
-        table = graph.numbers(inputs[BY_DISTANCE]).astype(np.float64)
-        biases.append(table[:, np.clip(behind, 0, table.shape[1] - 1)])
-    if inputs[ROW_OF_DISTANCE]:
-        rows = graph.numbers(inputs[ROW_OF_DISTANCE])
-        index = rows[np.clip(behind, 0, len(rows) - 1)]
-        biases += _picked(node, inputs, call, index)
-    if inputs[DECAYS]:
-        biases.append(sums_between(call[inputs[DECAYS]][0, :, :, 0], count, total))
-    if node.attributes.get("chunk_size", 0):
-        seen = seen & (
-            behind <= call[inputs[POSITIONS]][0][:, None] % node.attributes["chunk_size"]
-        )
-    scale = float(node.attributes["scale"])
-    value, bound = _attended(q, read, scale, biases, seen)
+    _, value, bound = attended(q, read, inputs.scores(q, total))
     y = call[node.outputs[0]][0].reshape(count, -1)
     return np.maximum(ratio, contracts.over(y, value, bound))
-
-
-def _picked(node: Node, inputs: List[str], call: Record, index: np.ndarray) -> Iterator[np.ndarray]:
-    """Yield the entries [H,S,T] of rows of queries and of keys at an index [S,T]."""
-    count, total = index.shape
-    if inputs[QUERY_ROWS]:
-        rows = call[inputs[QUERY_ROWS]][0].astype(np.float64)  # [H,S,R]
-        yield rows[:, np.arange(count)[:, None], index]
-    if inputs[KEY_ROWS]:
-        rows = call[inputs[KEY_ROWS]][0].astype(np.float64)  # [H*R,T,1] or [H,T,R]
-        heads = int(node.attributes["num_heads"])
-        by_slot = len(rows) == heads
-        by_row = rows.transpose(0, 2, 1) if by_slot else rows.reshape(heads, -1, rows.shape[1])
-        factor = float(node.attributes.get("key_row_scale", 1.0))
-        yield factor * by_row[:, index, np.arange(total)]
-
-
-def _heads(graph: Graph, node: Node, inputs: List[str], call: Record) -> Tuple[Heads, Heads, Heads]:
-    """Return queries, keys and values of the new tokens, rotated if the node rotates."""
-    kv_heads = int(node.attributes["kv_num_heads"])
-    counts = (int(node.attributes["num_heads"]), kv_heads, kv_heads)
-    read = [call[inputs[index]] for index in (QUERY, KEY, VALUE) if inputs[index]]
-    # [1,S,n] or [1,heads,S,D] as [S,n]
-    flat = [part[0] if part.ndim == 3 else by_token(part[0]) for part in read]
-    joined = np.concatenate(flat, axis=1).astype(np.float64)
-    ends = np.cumsum([n * call[node.outputs[1]].shape[3] for n in counts[:2]])
-    q, k, v = (
-        Heads.of_tokens(part.reshape(len(joined), n, -1))
-        for part, n in zip(np.split(joined, ends, axis=1), counts, strict=True)
-    )
-    if node.attributes.get("do_rotary", 0):
-        at = np.arange(len(joined)) + int(call[inputs[LAST]][0]) + 1 - len(joined)
-        by_slot = node.operator == "GroupQueryAttention" and at[0] == 0
-        if inputs[POSITIONS] and not by_slot:  # a first call counts from the first position
-            at = call[inputs[POSITIONS]][0]
-        elif inputs[POSITIONS]:
-            at = at + call[inputs[POSITIONS]][0, 0]
-        interleaved = bool(node.attributes.get("rotary_interleaved", 0))
-        of_keys = (KEY_COS, KEY_SIN) if inputs[KEY_COS] else (COS, SIN)
-        (q_cos, q_sin), (k_cos, k_sin) = (
-            [graph.numbers(inputs[index])[at].astype(np.float64) for index in tables]
-            for tables in ((COS, SIN), of_keys)
-        )
-        q, k = q.rotated(q_cos, q_sin, interleaved), k.rotated(k_cos, k_sin, interleaved)
-    return q, k, v
 
 
 def _of_codes(heads: Heads, codes: np.ndarray, scale: np.ndarray) -> np.ndarray:
@@ -185,28 +256,3 @@ def _of_codes(heads: Heads, codes: np.ndarray, scale: np.ndarray) -> np.ndarray:
     distance = np.maximum(np.maximum(lowest - codes, codes - highest), 0)
     result: np.ndarray = 2 * distance.max(axis=(0, 2))
     return result
-
-
-def _attended(
-    q: Heads, read: List[np.ndarray], scale: float, biases: List[np.ndarray], seen: np.ndarray
-) -> Tuple[np.ndarray, np.ndarray]:
-    """Return attention to keys and values [K,T,D] that are seen [S,T], and its bound [S,H*D].
-
-    A score has D + OF_SCORE roundings, those of its bias, and the errors of q. If all scores of a
-    token are within d of theirs, its weights are within a factor of exp(2 d). A weight, and its
-    product with a value, has T + OF_WEIGHT further roundings.
-    """
-    keys, values = (by_query_head(part, len(q.numbers)) for part in read)
-    size, total = q.numbers.shape[2], keys.shape[1]
-    turned = keys.transpose(0, 2, 1)
-    scores = scale * (q.numbers @ turned)
-    away = (size + OF_SCORE) * UNIT * np.abs(q.numbers) + q.error
-    error = scale * (away @ np.abs(turned))
-    for bias in biases:
-        scores = scores + bias
-        error = error + (1 + len(biases)) * UNIT * np.abs(bias)
-    error = np.where(seen, error + 4 * UNIT * np.abs(scores), 0)
-    weights = softmax(np.where(seen, scores, -np.inf))
-    part = np.expm1(2 * error.max(axis=2, keepdims=True)) + (total + OF_WEIGHT) * UNIT
-    bound = part * (weights @ np.abs(values)) + UNDERFLOW
-    return by_token(weights @ values), by_token(bound)

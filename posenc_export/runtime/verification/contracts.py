@@ -37,18 +37,16 @@ AT_A_TIME = 1 << 22  # weights that are decoded at a time
 class Blocks:
     """Weights (code - zero) * scale [N,K]."""
 
-    # Unsigned, [N,blocks,block] uint8; with 4 bits [N,blocks,block / 2], the first code in the
-    # lower half
-    codes: np.ndarray
+    codes: np.ndarray  # [N,blocks,block] integers of at least 0
     scales: np.ndarray  # [N,blocks] float32
-    zeros: np.ndarray  # unsigned, [N,blocks] integers
+    zeros: np.ndarray  # [N,blocks] integers of at least 0
     bits: int  # 4 or 8
     inputs: int  # K; the last block is padded
 
     @property
     def block(self) -> int:
         """Number of inputs of a block."""
-        return int(self.codes.shape[2]) * 8 // self.bits
+        return int(self.codes.shape[2])
 
     @property
     def weight(self) -> np.ndarray:
@@ -73,20 +71,11 @@ class Blocks:
             arrays = self.codes[part], self.scales[part], self.zeros[part]
             yield part, Blocks(*arrays, self.bits, self.inputs)
 
-    def halves(self) -> Tuple[np.ndarray, ...]:
-        """Return the codes of each n-th input, float32 [N,blocks,block / n], n codes in a byte."""
-        if self.bits == 8:
-            return (self.codes.astype(np.float32),)
-        return (self.codes & 15).astype(np.float32), (self.codes >> 4).astype(np.float32)
-
     def columns(self, at: np.ndarray) -> Tuple[np.ndarray, np.ndarray]:
         """Return weights of some inputs [N,n] float64, and |scale| (|code| + `largest`) of each."""
         block, inside = np.divmod(at, self.block)
-        if self.bits == 8:
-            codes = self.codes[:, block, inside]
-        else:
-            codes = self.codes[:, block, inside // 2] >> (inside % 2 * 4).astype(np.uint8) & 15
-        scales, zeros = self.scales.astype(np.float64)[:, block], self.zeros[:, block]
+        codes, zeros = self.codes[:, block, inside], self.zeros[:, block]
+        scales = self.scales.astype(np.float64)[:, block]
         signed = codes.astype(np.float64) - zeros
         return signed * scales, (codes + self.largest[:, block]) * np.abs(scales)
 
@@ -146,9 +135,7 @@ def of_rounded(x: np.ndarray, y: np.ndarray, weights: Blocks) -> np.ndarray:
     sums = rounded.codes.sum(axis=2), np.abs(rounded.codes).sum(axis=2)
     both = np.concatenate((rounded.codes, np.abs(rounded.codes))).transpose(1, 0, 2)
     for outputs, part in weights.parts():
-        halves = part.halves()
-        turned = [half.transpose(1, 2, 0) for half in halves]
-        dots = sum(both[..., index :: len(turned)] @ half for index, half in enumerate(turned))
+        dots = both @ part.codes.astype(np.float32).transpose(1, 2, 0)
         zeros, scales = part.zeros.T.astype(np.float32), part.scales.T.astype(np.float64)
         signed = dots[:, : len(x)] - zeros[:, None] * sums[0].T[..., None]
         whole = dots[:, len(x) :] + part.largest.T[:, None] * sums[1].T[..., None]

@@ -10,6 +10,7 @@ import numpy as np
 from posenc_export.runtime.graphs.onnx_nodes import Node
 from posenc_export.runtime.verification import contracts
 from posenc_export.runtime.verification.contracts import BESIDE, UNDERFLOW, UNIT, Blocks
+from posenc_export.runtime.verification.decoding import split
 from posenc_export.runtime.verification.kernels import CheckedNode, Graph, Record, rows
 
 # Absolute error of a sigmoid, which kernels approximate and limit near 0 and 1; and the largest
@@ -75,9 +76,8 @@ def _linear(graph: Graph, node: Node, at: Tuple[int, int, int], expert: int, x: 
     codes, scales, bias = (node.inputs[index] if index < len(node.inputs) else "" for index in at)
     stored, scale = graph.numbers(codes)[expert], graph.numbers(scales)[expert]
     blocks, bits = scale.reshape(len(stored), -1), int(node.attributes["expert_weight_bits"])
-    points = np.full(blocks.shape, 1 << (bits - 1), np.uint8)
-    packed = stored.reshape(*blocks.shape, -1)
-    weights = Blocks(packed, blocks, points, bits, x[0].shape[1])
+    unsigned, points = split(stored, blocks, None, bits)
+    weights = Blocks(unsigned, blocks, points, bits, x[0].shape[1])
     weight, magnitude = weights.columns(np.arange(x[0].shape[1]))
     added = graph.numbers(bias)[expert].astype(np.float64) if bias else np.zeros(len(stored))
     count = x[0].shape[1] + blocks.shape[1] + BESIDE

@@ -1,6 +1,7 @@
 """Check "attention": fused attention alone, at the edges of its description, against float64."""
 
 import functools
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Dict, Iterator, List, Tuple
 
@@ -13,8 +14,8 @@ from posenc_export.runtime.graphs import kernel_library, onnx_nodes
 from posenc_export.runtime.graphs.onnx_nodes import Node, Nodes
 from posenc_export.runtime.graphs.onnx_parts import opened, serialised
 from posenc_export.runtime.session.model import Model
-from posenc_export.runtime.verification import attention, integer_calls
-from posenc_export.runtime.verification.fused_kernel import ROWS, Kernel, Scores, attended
+from posenc_export.runtime.verification import integer_calls
+from posenc_export.runtime.verification.attention import ROW_OF_DISTANCE, Inputs, attended
 from posenc_export.runtime.verification.integer_graph import integer_part
 
 OPERATORS = ("GroupQueryAttention", kernel_library.OPERATOR)
@@ -28,6 +29,35 @@ TOGETHER = 1024  # keys of the longest row that is evaluated together with other
 PROMPTS = (2, 17, 65)  # tokens of calls with several new tokens
 JUNK = 1e4  # in slots after a row
 STEP = 1 / 64  # between numbers of caches of 8 bits
+ROWS = 5  # of tables whose rows are picked by distance
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """A fused attention node alone, and the sizes of its inputs. Equal kernels have equal results.
+
+    Args:
+        size, value_size: head sizes of keys and of values.
+    """
+
+    model: bytes  # the node as a model
+    node: Node = field(compare=False)
+    size: int
+    value_size: int
+    rotary: int  # size r of the rotated part of a head; 0 for none
+    range: int  # columns of the table of biases by distance; 0 for none
+    row_range: int  # distances whose rows are picked; 0 for none
+    lengths: Tuple[int, ...]  # numbers of tokens after a call, both sides of each edge
+
+    @property
+    def scaled(self) -> bool:
+        """Whether caches have 8 bits."""
+        return "k_scale" in self.node.inputs
+
+    @property
+    def compared(self) -> List[str]:
+        """The outputs that are compared: "y", and "weights" for sums of weights by row."""
+        return [self.node.outputs[0], *self.node.outputs[3:]]
 
 
 def check(folder: Path, model: Model) -> Check:
@@ -77,30 +107,17 @@ def _kernel(graph: Nodes, node: Node, sizes: List[int], lengths: Tuple[int, ...]
     integers["row_of_distance"] = "int32"
     free |= {name: element for name, element in integers.items() if name in names}
     free |= {"past_k": "int8", "past_v": "int8"} if scaled else {}
-    compared = ("y", *outputs[3:])
-    model = serialised(Nodes(opsets=graph.opsets), [alone], list(compared), free=free)
+    model = serialised(Nodes(opsets=graph.opsets), [alone], [*outputs[:1], *outputs[3:]], free=free)
     table, distances, rows = (graph.constants.get(present[index]) for index in (7, 14, 20))
     return Kernel(
         model,
-        known["num_heads"],
-        known["kv_num_heads"],
+        alone,
         sizes[0],
         sizes[1],
         2 * table.shape[1] if table is not None and known.get("do_rotary") else 0,
-        bool(known.get("rotary_interleaved", 0)),
-        max(known.get("local_window_size", 0), 0),
-        known.get("scale", 0.0) or sizes[0] ** -0.5,
-        known.get("softcap", 0.0),
-        not present[1],
-        bool(present[11]),
-        scaled,
-        lengths,
-        known.get("chunk_size", 0),
         0 if distances is None else distances.shape[1],
         0 if rows is None else rows.shape[0],
-        known.get("key_row_scale", 1.0),
-        tuple(name for name in names if name),
-        compared,
+        lengths,
     )
 
 
@@ -114,7 +131,7 @@ def compared(kernel: Kernel) -> Tuple[int, str]:
     for cached, new in _calls(kernel.lengths):
         count += len(cached)
         feeds, expected = _case(kernel, cached, new, random)
-        results = session.run(kernel.outputs, feeds)
+        results = session.run(kernel.compared, feeds)
         errors = [abs(y - e) for y, e in zip(results, expected, strict=True)]
         worst = np.max([error.reshape(len(cached), -1).max(1) for error in errors], axis=0)
         wrong = ~(worst <= TOLERANCE)
@@ -143,63 +160,51 @@ def _case(
     """Return the inputs of a call, and its outputs in float64: [B,S,H*D], and if the node has
     them, sums of weights by row [B,H,S,R].
     """
-    rows, longest = len(cached), max(cached) + new
-    h, kv, d, e = kernel.heads, kernel.kv_heads, kernel.size, kernel.value_size
+    rows, longest, names = len(cached), max(cached) + new, kernel.node.inputs
+    h, kv = (kernel.node.attributes[name] for name in ("num_heads", "kv_num_heads"))
+    d, e = kernel.size, kernel.value_size
     shapes = ((h, d), (kv, d), (kv, e))
     q, k, v = (_numbers(kernel, random, (rows, new, *shape)) for shape in shapes)
     past = [_numbers(kernel, random, (rows, kv, longest, n)) for n in (d, e)]
     if kernel.scaled:
         q = np.zeros_like(q)  # rotated keys are rounded, which a query of zeros does not see
     tables = [_waves(random, longest + rows, kernel.rotary // 2) for _ in range(2)]
-    of_keys = tables["key_cos" in kernel.input_names]
     distances = random.standard_normal((h, kernel.range)).astype(np.float32)
     slots = np.array(cached)[:, None] + np.arange(new)
-    positions = slots + np.arange(rows)[:, None] if "positions" in kernel.input_names else slots
-    sinks = random.standard_normal(h).astype(np.float32) if kernel.sinks else None
-    picked = {
+    for kind in past:
+        for row, count in enumerate(cached):
+            kind[row, :, count:] = JUNK
+    flat = [x.reshape(rows, new, -1) for x in (q, k, v)]
+    known = dict(zip("qkv", flat if "k" in names else [np.concatenate(flat, 2)], strict=False))
+    known |= {f"past_{n}": _stored(kernel, x) for n, x in zip("kv", past, strict=True)}
+    known |= dict(zip(("cos", "sin", "key_cos", "key_sin"), (*tables[0], *tables[1]), strict=True))
+    known |= {
+        "lengths": np.array(cached, np.int32) + new - 1,
+        "longest": np.array(longest, np.int32),
+        "sinks": random.standard_normal(h).astype(np.float32),
+        "distances": distances,
+        "slots": slots,
+        "positions": slots + np.arange(rows)[:, None],
         "query_rows": random.standard_normal((rows, h, new, ROWS)).astype(np.float32),
         "key_rows": random.standard_normal((rows, h * ROWS, longest, 1)).astype(np.float32),
         "row_of_distance": random.integers(0, ROWS, kernel.row_range).astype(np.int32),
         "decays": -random.random((rows, h, longest, 1), np.float32),
+        "k_scale": np.full(kv * d, STEP, np.float32),
+        "v_scale": np.full(kv * e, STEP, np.float32),
     }
     expected = [np.zeros((rows, new, h * e)), np.zeros((rows, h, new, ROWS))]
     for row, count in enumerate(cached):
-        for kind in past:
-            kind[row, :, count:] = JUNK
-        queries, keys, values = (attention.Heads.of_tokens(x[row]) for x in (q, k, v))
-        at = positions[row]
-        turned, turned_keys = (
-            heads.rotated(cos[at], sin[at], kernel.interleaved)
-            for heads, (cos, sin) in ((queries, tables[0]), (keys, of_keys))
-        )
-        pairs = zip(past, (turned_keys, values), strict=True)
+        inputs = Inputs(kernel.node, known.__getitem__, row)
+        queries, *appended = inputs.heads()
+        pairs = zip(past, appended, strict=True)
         read = [np.concatenate((kind[row, :, :count], x.numbers), 1) for kind, x in pairs]
-        of_row = Scores(
-            sinks,
-            distances,
-            at,
-            picked["query_rows"][row],
-            picked["key_rows"][row].reshape(h, ROWS, longest),
-            picked["row_of_distance"],
-            picked["decays"][row, :, :, 0],
-        )
-        both = attended(kernel, turned.numbers, read, of_row)
-        for result, numbers in zip(expected, both, strict=True):
-            result[row] = numbers
-    flat = [x.reshape(rows, new, -1) for x in (q, k, v)]
-    feeds = {"q": np.concatenate(flat, 2)} if kernel.packed else dict(zip("qkv", flat, strict=True))
-    feeds |= {f"past_{n}": _stored(kernel, x) for n, x in zip("kv", past, strict=True)}
-    feeds["lengths"] = np.array(cached, np.int32) + new - 1
-    feeds["longest"] = np.array(longest, np.int32)
-    if kernel.rotary:
-        names = ("cos", "sin", "key_cos", "key_sin")
-        feeds |= dict(zip(names, (*tables[0], *of_keys), strict=True))
-    feeds |= {} if sinks is None else {"sinks": sinks}
-    feeds |= {"distances": distances, "slots": slots, "positions": positions, **picked}
-    if kernel.scaled:
-        sizes = {"k_scale": d, "v_scale": e}
-        feeds |= {name: np.full(kv * n, STEP, np.float32) for name, n in sizes.items()}
-    return {name: feeds[name] for name in kernel.input_names}, expected[: len(kernel.outputs)]
+        scores = inputs.scores(queries, count + new)
+        weights, expected[0][row], _ = attended(queries, read, scores)
+        if inputs.has(ROW_OF_DISTANCE):
+            picked = np.eye(ROWS)[inputs.picked_rows(new, count + new)]
+            expected[1][row] = np.einsum("hst,str->hsr", weights, picked)
+    feeds = {name: known[name] for name in names if name}
+    return feeds, expected[: len(kernel.compared)]
 
 
 def _waves(random: np.random.Generator, rows: int, width: int) -> Tuple[np.ndarray, np.ndarray]:

@@ -11,7 +11,7 @@ from posenc_export.runtime.artefact.manifest import Manifest
 from posenc_export.runtime.graphs.onnx_nodes import Node, Nodes
 from posenc_export.runtime.verification import contracts
 from posenc_export.runtime.verification.contracts import Blocks
-from posenc_export.runtime.verification.decoding import dequantized, of_blocks, unpacked
+from posenc_export.runtime.verification.decoding import dequantized, of_blocks, split
 
 Record = Mapping[str, np.ndarray]  # values of a call by name
 UNMOVED = ("Cast", "Unsqueeze", "Reshape")  # keep the order of scales, and float16 as float32
@@ -86,14 +86,9 @@ def _by_block(graph: Graph, node: Node) -> CheckedNode:
 
     def weights() -> Blocks:
         stored = graph.numbers(codes)
-        stored = stored.reshape(*stored.shape[:2], -1)
-        shape, inputs = stored.shape[:2], int(node.attributes["K"])
-        points = np.full(shape, 1 << (bits - 1), np.uint8)
-        if zeros:
-            packed = graph.numbers(zeros).reshape(len(stored), -1)
-            points = unpacked(packed, bits)[:, : shape[1]]
-        scale = graph.numbers(scales).reshape(shape).astype(np.float32)
-        return Blocks(stored, scale, points, bits, inputs)
+        scale = graph.numbers(scales).reshape(stored.shape[:2]).astype(np.float32)
+        unsigned, points = split(stored, scale, graph.numbers(zeros) if zeros else None, bits)
+        return Blocks(unsigned, scale, points, bits, int(node.attributes["K"]))
 
     wrong = ""
     if level != graph.level:
@@ -145,15 +140,12 @@ def _transposed(graph: Graph, node: Node) -> Blocks:
     half, (inputs, outputs) = 1 << (bits - 1), codes.shape
     blocks = -(-inputs // (block or BLOCK))
     padded = np.pad(codes, ((0, blocks * (block or BLOCK) - inputs), (0, 0)))
-    unsigned: np.ndarray = (padded.T.astype(np.int16) + half).astype(np.uint8)
-    if bits == 4:
-        unsigned = unsigned[:, 0::2] | unsigned[:, 1::2] << 4
     shape = (blocks, outputs)
     points = np.zeros(shape, np.int16) if zeros is None else zeros.astype(np.int16)
     return Blocks(
-        unsigned.reshape(outputs, blocks, -1),
+        (padded.T.astype(np.int16) + half).reshape(outputs, blocks, -1),
         np.broadcast_to(scales, shape).T.astype(np.float32),
-        (np.broadcast_to(points, shape).T + half).astype(np.uint8),
+        np.broadcast_to(points, shape).T + half,
         bits,
         inputs,
     )

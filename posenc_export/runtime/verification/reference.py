@@ -25,26 +25,26 @@ LARGEST = 1_000_000  # limit of the file's size in bytes
 def write(manifest: Manifest, expected: Expected, accuracy: Accuracy, folder: Path) -> Reference:
     """Write the reference file, of all numbers of expected outputs that fit, into a folder."""
     edges = None if expected.long is None else dict(expected.long.edges)
+    column = 4 * sum(math.prod(shape) for shape in _shapes(manifest, edges))
     reference = Reference(
-        _columns(manifest, edges),
+        max(1, min(int(manifest.outputs[0].axes[-1]), LARGEST // column)),
         accuracy.tolerance,
         edges is not None,
         accuracy.noise,
         accuracy.float32,
         edges or {},
     )
-    columns = columns_of(manifest, reference)
-    parts, readouts = [], []
-    for case in expected.cases.values():
+    parts, cases = [], expected.cases.values()
+    for case in cases:
         parts += [case.full, case.other_full[:, case.fork_at :]]
-        if case.readout is not None:
-            readouts.append(case.readout[..., readout_columns(manifest)])
     parts += [full for _, full in expected.attribute_cases.values()]
     if expected.long is not None:
         stored = np.isin(expected.long.compared, _places(manifest, expected.long.edges))
         parts.append(expected.long.outputs[:, stored])
-    stored_parts = [*(part[..., columns] for part in parts), *readouts]
-    content = b"".join(part.astype("<f4").tobytes() for part in stored_parts)
+    parts += [case.readout for case in cases if case.readout is not None]
+    layout = _layout(manifest, reference)
+    pairs = zip(parts, layout, strict=True)
+    content = b"".join(part[..., columns].astype("<f4").tobytes() for part, (_, columns) in pairs)
     (folder / FILE_NAME).write_bytes(content)
     return reference
 
@@ -56,35 +56,37 @@ def read(manifest: Manifest, folder: Path) -> Expected:
     if manifest.reference is None or FILE_NAME not in manifest.files:
         remedy = "verify it against its module, or export again"
         raise refusal(f"artefact {folder}", "a reference", "none", remedy)
-    columns = columns_of(manifest, manifest.reference)
-    shapes = _shapes(manifest, _edges(manifest.reference))
-    stored = len(columns) * sum(math.prod(shape) for shape in shapes)
-    readouts = _readout_shape(manifest)
-    wanted = 4 * (stored + math.prod(readouts))
+    layout = _layout(manifest, manifest.reference)
+    ends = np.cumsum([math.prod(shape) * len(columns) for shape, columns in layout])
     size = (folder / FILE_NAME).stat().st_size
-    if size != wanted:
-        rule = f"expected {FILE_NAME} with {wanted} bytes"
+    if size != 4 * ends[-1]:
+        rule = f"expected {FILE_NAME} with {4 * ends[-1]} bytes"
         raise ValueError(f"artefact {folder}: {rule}, got {size}; export again")
-    whole = np.fromfile(folder / FILE_NAME, "<f4")
-    ends = np.cumsum([len(columns) * math.prod(shape) for shape in shapes])
-    split = zip(np.split(whole[:stored], ends[:-1]), shapes, strict=True)
-    parts = iter([part.reshape(*shape, len(columns)) for part, shape in split])
-    expected = _expected(manifest, columns, parts)
+    split = np.split(np.fromfile(folder / FILE_NAME, "<f4"), ends[:-1])
+    pairs = zip(split, layout, strict=True)
+    parts = iter([part.reshape(*shape, len(columns)) for part, (shape, columns) in pairs])
+    expected = _expected(manifest, layout[0][1], parts)
     if len(manifest.outputs) < 2:
         return expected
-    cases = zip(expected.cases.items(), whole[stored:].reshape(readouts), strict=True)
+    cases = zip(expected.cases.items(), parts, strict=True)
     known = {start: replace(case, readout=readout) for (start, case), readout in cases}
-    return replace(expected, cases=known, readout_columns=readout_columns(manifest))
+    return replace(expected, cases=known, readout_columns=layout[-1][1])
 
 
-def columns_of(manifest: Manifest, reference: Reference) -> np.ndarray:
-    """Return the indices of the stored numbers of an output: all, or a pseudo-random selection."""
-    return _drawn(int(manifest.outputs[0].axes[-1]), reference.columns)
-
-
-def readout_columns(manifest: Manifest) -> np.ndarray:
-    """Return those of the second output: all, or a selection of LARGEST bytes."""
-    return _drawn(int(manifest.outputs[-1].axes[-1]), _readout_shape(manifest)[-1])
+def _layout(manifest: Manifest, reference: Reference) -> List[Tuple[Tuple[int, ...], np.ndarray]]:
+    """Return the shape of each stored part without its last axis, and the indices of the stored
+    numbers of an output: all, or a pseudo-random selection of LARGEST bytes.
+    """
+    columns = _drawn(int(manifest.outputs[0].axes[-1]), reference.columns)
+    edges = reference.edges if reference.filled else None
+    layout = [(shape, columns) for shape in _shapes(manifest, edges)]
+    for value in manifest.outputs[1:]:
+        starts = grid_inputs.starts(manifest)
+        tokens = () if len(value.axes) == 2 else (grid_inputs.length_of(manifest),)
+        shape, size = (max(grid_inputs.BATCHES), *tokens), int(value.axes[-1])
+        count = max(1, min(size, LARGEST // (4 * len(starts) * math.prod(shape))))
+        layout += [(shape, _drawn(size, count))] * len(starts)
+    return layout
 
 
 def _drawn(size: int, count: int) -> np.ndarray:
@@ -92,29 +94,12 @@ def _drawn(size: int, count: int) -> np.ndarray:
     return np.sort(drawn)
 
 
-def _readout_shape(manifest: Manifest) -> Tuple[int, ...]:
-    if len(manifest.outputs) < 2:
-        return (0,)
-    axes = manifest.outputs[1].axes
-    tokens = () if len(axes) == 2 else (grid_inputs.length_of(manifest),)
-    rows = (len(grid_inputs.starts(manifest)), max(grid_inputs.BATCHES), *tokens)
-    return (*rows, max(1, min(int(axes[-1]), LARGEST // (4 * math.prod(rows)))))
-
-
-def _edges(reference: Reference) -> Optional[Mapping[str, int]]:
-    return reference.edges if reference.filled else None
-
-
 def _places(manifest: Manifest, edges: Mapping[str, int]) -> np.ndarray:
     return grid_inputs.places(edges, grid_inputs.length_for(manifest, edges))
 
 
-def _columns(manifest: Manifest, edges: Optional[Mapping[str, int]]) -> int:
-    column = 4 * sum(math.prod(shape) for shape in _shapes(manifest, edges))
-    return max(1, min(int(manifest.outputs[0].axes[-1]), LARGEST // column))
-
-
 def _shapes(manifest: Manifest, edges: Optional[Mapping[str, int]]) -> List[Tuple[int, ...]]:
+    """Return the shapes of the parts of the first output; edges: None without a long sequence."""
     length, rows = grid_inputs.length_of(manifest), max(grid_inputs.BATCHES)
     shapes: List[Tuple[int, ...]] = []
     for _ in grid_inputs.starts(manifest):
@@ -135,10 +120,9 @@ def _expected(manifest: Manifest, columns: np.ndarray, parts: Iterator[np.ndarra
     inputs = grid_inputs.attribute_inputs(manifest).items()
     attribute_cases = {name: (case, next(parts)) for name, case in inputs}
     assert manifest.reference is not None  # checked by `read`
-    edges, long = _edges(manifest.reference), None
-    if edges is not None:
+    edges, long = manifest.reference.edges, None
+    if manifest.reference.filled:
         length = grid_inputs.length_for(manifest, edges)
-        tokens = grid_inputs.tokens_of(manifest, length)
-        places = grid_inputs.places(edges, length)
+        tokens, places = grid_inputs.tokens_of(manifest, length), _places(manifest, edges)
         long = grid_inputs.LongSequence(tokens, places, next(parts), edges)
     return Expected(columns, cases, attribute_cases, long)

@@ -43,7 +43,7 @@ def _weights(shape: Sequence[int], bits: int, block: int, zeros: bool, seed: int
     """Return random weights [N,K]."""
     draw, (outputs, inputs) = np.random.default_rng(seed), shape
     blocks = (outputs, -(-inputs // block))
-    codes = draw.integers(0, 256, (*blocks, block * bits // 8)).astype(np.uint8)
+    codes = draw.integers(0, 1 << bits, (*blocks, block)).astype(np.uint8)
     points = draw.integers(0, 1 << bits, blocks) if zeros else np.full(blocks, 1 << (bits - 1))
     scales = 0.05 * draw.standard_normal(blocks).astype(np.float32)
     return Blocks(codes, scales, points.astype(np.uint8), bits, inputs)
@@ -76,11 +76,11 @@ def _run(op: str, inputs: Dict[str, Any], constants: Dict[str, np.ndarray], **ho
 
 def _product(x: np.ndarray, weights: Blocks, level: int, zeros: bool = True) -> np.ndarray:
     """Return x W^T of MatMulNBits."""
-    points = weights.zeros
+    codes, points = weights.codes, weights.zeros
     if weights.bits == 4:
         points = np.pad(points, ((0, 0), (0, points.shape[1] % 2)))
-        points = (points[:, 0::2] | points[:, 1::2] << 4).astype(np.uint8)
-    constants = {"codes": weights.codes, "scales": weights.scales}
+        codes, points = (part[..., 0::2] | part[..., 1::2] << 4 for part in (codes, points))
+    constants = {"codes": codes, "scales": weights.scales}
     product: np.ndarray = _run(
         "MatMulNBits",
         {"x": x},
