@@ -12,8 +12,7 @@ from typing import Any, Callable, Dict, Iterator, Mapping, Sequence, Tuple
 import numpy as np
 import onnxruntime
 
-from posenc_export.export.quantization.grid import Grid
-from posenc_export.export.targets.fused_weights import packed_codes
+from posenc_export.export.quantization.grid import Grid, packed_codes
 from posenc_export.runtime.graphs.onnx_files import load_errors
 from posenc_export.runtime.graphs.onnx_nodes import Nodes
 from posenc_export.runtime.graphs.onnx_parts import constant, new_node, serialised

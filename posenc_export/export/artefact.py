@@ -184,7 +184,7 @@ def _make(
         accuracy = accuracy.with_stated(options.tolerance)
         accuracy = dataclasses.replace(accuracy, fixed=True)
     written = _written(source, described, folder, accuracy, options)
-    manifest = manifest_writer.write(folder, written.manifest, written.beside)
+    manifest = manifest_writer.write(folder, written.manifest)
     if options.size is not None:
         mixed.check_written(manifest, options.size)
     if not options.verify:
@@ -196,14 +196,13 @@ def _make(
         options.say(f"{target}: measuring the loss against float32")
         inputs = read._replace(model=sources.of("float32").model)
         lost = quality.measured(folder, manifest, verified, inputs, options.say)
-    return manifest_writer.write(folder, written.manifest, written.beside, verified, lost)
+    return manifest_writer.write(folder, manifest, verified, lost)
 
 
 class Written(NamedTuple):
     """An artefact before it is verified."""
 
-    manifest: Manifest  # without what the other files hold
-    beside: manifest_writer.Beside
+    manifest: Manifest
     expected: Expected  # outputs of the module
     numbers: Check  # comparison of its constants with the module
 
@@ -235,8 +234,10 @@ def _written(
     # The files of the graph were hashed as they were written.
     paths = sorted(folder.iterdir())
     listed = {path.name: manifest.files.get(path.name) or files.entry(path) for path in paths}
-    beside = manifest_writer.Beside(stored, trained, listed, compared.digests)
-    return Written(manifest, beside, expected, compared.check)
+    manifest = manifest.replace(
+        reference=stored, encodings=trained, files=listed, constants=compared.digests
+    )
+    return Written(manifest, expected, compared.check)
 
 
 def _write_text(text: Text, folder: Path) -> None:

@@ -9,7 +9,7 @@ import msgspec
 
 from posenc_export.runtime.artefact import manifest as manifests
 from posenc_export.runtime.artefact.manifest import Manifest, State, Value
-from posenc_export.runtime.artefact.records import File, Numbers, Quality, Reference
+from posenc_export.runtime.artefact.records import File, Quality
 from posenc_export.runtime.artefact.schema import INTERFACE
 from posenc_export.runtime.verification.proof import Accuracy
 
@@ -28,16 +28,6 @@ class Graph:
     operators: Dict[str, int] = field(default_factory=dict)
     matrices: int = 0  # number of rounded weights
     continuation_rows: Optional[int] = None  # None for that of the target
-
-
-@dataclass(frozen=True)
-class Beside:
-    """What the other files of a folder hold, and digests of constants, as in the manifest."""
-
-    reference: Reference
-    encodings: Dict[str, Numbers]
-    files: Dict[str, File]
-    constants: Dict[str, str]
 
 
 @dataclass(frozen=True)
@@ -68,24 +58,18 @@ def with_graph(described: Manifest, graph: Graph) -> Manifest:
 def write(
     folder: Path,
     manifest: Manifest,
-    beside: Beside,
     verified: Optional[Verified] = None,
     quality: Optional[Quality] = None,
 ) -> Manifest:
-    """Write the manifest of a folder, in which all other files are. manifest: from `with_graph`."""
-    reference = beside.reference
+    """Write the manifest of a folder, in which all other files are. manifest: from `with_graph`,
+    with what the other files hold.
+    """
     if verified is not None:
-        accuracy = verified.accuracy
+        accuracy, reference = verified.accuracy, manifest.reference
         bounds = {"tolerance": accuracy.tolerance, "float32": accuracy.float32}
-        reference = msgspec.structs.replace(reference, **bounds)
-    manifest = manifest.replace(
-        reference=reference,
-        encodings=beside.encodings,
-        constants=beside.constants,
-        files=beside.files,
-        versions={name: metadata.version(name) for name in MAKERS},
-        certificate=verified and verified.certificate,
-        quality=quality,
-    )
+        reference = reference and msgspec.structs.replace(reference, **bounds)
+        manifest = manifest.replace(reference=reference, certificate=verified.certificate)
+    versions = {name: metadata.version(name) for name in MAKERS}
+    manifest = manifest.replace(versions=versions, quality=quality)
     manifests.write(manifest, folder)
     return manifest

@@ -19,6 +19,7 @@ from posenc_export.runtime.artefact.manifest import Manifest
 from posenc_export.runtime.artefact.records import Quality
 from posenc_export.runtime.session.session import Session
 from posenc_export.runtime.verification.proof import rounded_up
+from posenc_export.shared.numerics import Errors
 from posenc_export.shared.progress import Progress, Steps, silent
 from posenc_export.shared.refusal import refusal
 
@@ -69,7 +70,7 @@ class Loss:
 
     def __init__(self, bytes_of_token: float = 0.0) -> None:
         self.bytes_of_token, self.tokens, self.same = bytes_of_token, 0, 0
-        self._squares = self._expected_squares = 0.0
+        self._errors = Errors()
         # Sums of cross-entropies in nats, of the measured and of the float32 model.
         self._entropy = np.zeros(2)
 
@@ -93,8 +94,7 @@ class Loss:
     ) -> None:
         self.tokens += int(np.prod(expected.shape[:-1]))
         self.same += int((actual.argmax(-1) == expected.argmax(-1)).sum())
-        self._squares += float(np.square(actual - expected, dtype=np.float64).sum())
-        self._expected_squares += float(np.square(expected, dtype=np.float64).sum())
+        self._errors.add(actual, expected)
         if following is not None:
             self._entropy += [_cross_entropy(logits, following) for logits in (actual, expected)]
 
@@ -102,7 +102,7 @@ class Loss:
         """Return the fields of Quality."""
         agreement = round(self.same / self.tokens, 3) if manifest.kind == "decoder" else 0.0
         figures = {
-            "error": rounded_up(math.sqrt(self._squares / (self._expected_squares or 1.0))),
+            "error": rounded_up(self._errors.rms),
             "agreement": agreement,
             "tokens": self.tokens,
         }

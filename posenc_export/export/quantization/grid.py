@@ -237,3 +237,9 @@ class Grid:
 
 
 OnGrid = Tuple[Grid, Codes]
+
+
+def packed_codes(codes: np.ndarray, grid: Grid) -> np.ndarray:
+    """Return codes as uint8; two 4-bit codes in a byte, the first in its lower half."""
+    unsigned = (codes.astype(np.int16) + grid.half).astype(np.uint8)
+    return unsigned if grid.bits == 8 else unsigned[..., 0::2] | unsigned[..., 1::2] << 4

@@ -18,10 +18,10 @@ from typing import Optional
 import numpy as np
 import onnx_ir as ir
 
-from posenc_export.export.quantization.grid import Codes, Grid, OnGrid
+from posenc_export.export.quantization.grid import Codes, Grid, OnGrid, packed_codes
 from posenc_export.export.targets import offsets
 from posenc_export.export.targets.builder import MICROSOFT, Builder
-from posenc_export.export.targets.fused_weights import Fused, packed_codes
+from posenc_export.export.targets.fused_weights import Fused
 
 BLOCKS = (128, 64, 32)  # of MatMulNBits, for weights with one scale per output
 

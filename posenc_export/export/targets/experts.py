@@ -9,7 +9,7 @@ from typing import Any, Dict, List, Optional, Sequence, Tuple
 import numpy as np
 import onnx_ir as ir
 
-from posenc_export.export.quantization.grid import Codes, OnGrid
+from posenc_export.export.quantization.grid import Codes, OnGrid, packed_codes
 from posenc_export.export.targets.builder import MICROSOFT, Builder, constant_of, numbers_of, size
 from posenc_export.ops.graph import Experts
 
@@ -137,11 +137,7 @@ def _codes(
 
     def packed() -> np.ndarray:
         flat = codes.codes.reshape(experts, outputs, -1)  # the last block is padded already
-        unsigned = (
-            np.pad(flat, ((0, 0), below, (0, inputs - flat.shape[2]))).astype(np.int16)
-            + (1 << (grid.bits - 1))
-        ).astype(np.uint8)
-        return unsigned if grid.bits == 8 else unsigned[..., 0::2] | unsigned[..., 1::2] << 4
+        return packed_codes(np.pad(flat, ((0, 0), below, (0, inputs - flat.shape[2]))), grid)
 
     def scales() -> np.ndarray:
         if grid.block is None:

@@ -5,7 +5,7 @@ from typing import Any, Dict, Mapping, Optional, Tuple
 import numpy as np
 import onnx_ir as ir
 
-from posenc_export.export.quantization.grid import Codes, Grid, OnGrid
+from posenc_export.export.quantization.grid import Codes, Grid, OnGrid, packed_codes
 from posenc_export.export.targets import experts, offsets
 from posenc_export.export.targets.builder import MICROSOFT, Builder
 from posenc_export.export.targets.rewriter import NodeLowering
@@ -125,12 +125,6 @@ class Fused:
     def _packed(self, op: Builder, name: str, grid: Grid, codes: Codes) -> ir.Value:
         """Return the codes as unsigned integers [N,blocks,bytes] uint8."""
         return op.weight(f"{name}.codes", lambda: packed_codes(codes.codes, grid))
-
-
-def packed_codes(codes: np.ndarray, grid: Grid) -> np.ndarray:
-    """Return codes as uint8; two 4-bit codes in a byte, the first in its lower half."""
-    unsigned = (codes.astype(np.int16) + grid.half).astype(np.uint8)
-    return unsigned if grid.bits == 8 else unsigned[..., 0::2] | unsigned[..., 1::2] << 4
 
 
 def _filled(op: Builder, of_token: ir.Value) -> ir.Value:

@@ -238,7 +238,6 @@ def _evaluated(values: Program, roles: Tuple[Role, ...], subject: Subject) -> Fi
     calls = [] if keys else [integer_calls.whole_range(manifest)]
     for call in (*calls, *integer_calls.calls(manifest, max(counts) if keys else 1)):
         places = integer_calls.placed(manifest, call)
-        findings.calls += 1
         for tally, value in zip(tallies, values.run(places.feeds), strict=True):
             findings.compared += value.size
             tally.add(manifest, value, places)

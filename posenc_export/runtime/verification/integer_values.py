@@ -28,10 +28,9 @@ class Role:
 
 @dataclass
 class Findings:
-    """Counts of compared values and calls; failures and values without a rule, by place."""
+    """Count of compared values; failures and values without a rule, by place."""
 
     compared: int = 0
-    calls: int = 0
     failures: Dict[str, str] = field(default_factory=dict)
     skipped: Dict[str, str] = field(default_factory=dict)
 
