@@ -344,7 +344,7 @@ QUANTIZATION = (
     ("export/quantization/gptq.py", "remaining[end:].sub_(", "remaining[end:].add_(", GPTQ),
     ("export/quantization/gptq.py", "result[columns.argsort()]", "found[columns]", GPTQ),
     (
-        "export/targets/fused_weights.py",
+        "export/quantization/grid.py",
         "unsigned[..., 0::2] | unsigned[..., 1::2] << 4",
         "unsigned[..., 1::2] | unsigned[..., 0::2] << 4",
         f"{FORMATS} -k 'int4 and verified'",

@@ -17,7 +17,6 @@ from tests.tiny import decoder
 
 
 def checked(mask: str, signature: str = "positions", change: Callable[[Any], None] = id) -> Any:
-    index_functions._compared.cache_clear()
     model = seeded(seeing(decoder("rope", max_positions=80), MASKS[mask]))
     change(model)
     return index_functions.of_module(model, eager(model, signature)[1])["indices"]

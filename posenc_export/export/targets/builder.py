@@ -35,7 +35,6 @@ class Builder:
         model: contains the graph, which gets new constants and inputs.
         dtype: numpy dtype name of activations.
         max_positions: the range of positions is 0 .. max_positions - 1.
-        cache: format of quantized caches; empty for caches in `dtype`.
         on_grid: grids and codes of rounded weights by the name that their nodes OnGrid have.
         levels: encodings.shared.tables.levels_of; empty for a graph that stores whole tables.
 
@@ -50,12 +49,11 @@ class Builder:
         model: ir.Model,
         dtype: str,
         max_positions: int,
-        cache: str = "",
         on_grid: Mapping[str, Rounding] = MappingProxyType({}),
         levels: Mapping[str, Any] = MappingProxyType({}),
     ) -> None:
         self.model, self.graph, self.dtype = model, model.graph, dtype
-        self.max_positions, self.cache = max_positions, cache
+        self.max_positions = max_positions
         known = {"float16": ir.DataType.FLOAT16, "bfloat16": ir.DataType.BFLOAT16}
         self.onnx_dtype = known.get(dtype, ir.DataType.FLOAT)
         self.levels, self.nodes = levels, list[ir.Node]()

@@ -53,8 +53,7 @@ def write_onnx(source: Source, manifest: Manifest, folder: Path, lowerings: Lowe
         graph_ends.cast(model.graph, manifest)
     module = wrap(source.model, manifest.signature)
     levels = levels_of(module) if lowerings.two_levels else {}
-    sizes = manifest.dtype, manifest.max_positions, manifest.cache
-    op = Builder(model, *sizes, source.on_grid, levels)
+    op = Builder(model, manifest.dtype, manifest.max_positions, source.on_grid, levels)
     replace_nodes(op, two_levels.GATHERS)
     for table in lowerings.tables:
         lower(op, table)
