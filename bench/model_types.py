@@ -28,7 +28,7 @@ POSITION = re.compile(
     r"spatial_shapes|coordinates"
 )
 RANGE = 512  # max_positions for types whose configuration has no such key
-NO_FAMILY = "no family reads it"
+NO_FAMILY = "the type is not supported"
 
 
 class Row(NamedTuple):

@@ -25,8 +25,8 @@ class ConditionalConv(PositionEncoding):
     Args:
         geometry: width E.
         kernel: length of a filter in tokens.
-        groups: number of groups of entries of a token; an entry of the output reads its own group.
-            0 for E groups, as in the paper; wav2vec 2.0 has 16.
+        groups: number of groups of entries; an output reads only the entries of its group. 0 for E
+            groups, as in the paper; wav2vec 2.0 has 16.
         activation: act: "none", as in the paper, or "gelu", as in wav2vec 2.0.
 
     Weights:

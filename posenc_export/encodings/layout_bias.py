@@ -1,4 +1,4 @@
-"""Biases of the order of tokens and of the places of their boxes on a page (Xu et al. 2021,
+"""Biases from the order of tokens and the places of their boxes on a page (Xu et al. 2021,
 LayoutLMv2, 2.2; Huang et al. 2022, LayoutLMv3, 3.2, its code).
 """
 

@@ -22,9 +22,9 @@ class MRoPE(YaRNGrid):
 
     Args:
         geometry: head size D.
-        time, height: numbers of pairs; width gets the remaining ones of r/2. If 0: for "sections"
-            r/8 and 3r/16, as in Qwen2-VL (16, 24, 24 of 64 pairs); for "alternating" about 5r/32
-            for time, as in Ernie 4.5 VL (20 of 64), and half of the remaining pairs for height.
+        time, height: numbers of pairs; width gets the rest of all r/2 pairs. 0 means, with order
+            "sections", r/8 and 3r/16, as in Qwen2-VL (16, 24, 24 of 64 pairs); with "alternating",
+            about 5r/32 for time, as in Ernie 4.5 VL (20 of 64), and half of the rest for height.
         theta, layout: see RoPE.
         rotary: rotary size r; D if not given, D/2 in GLM-4V.
         order: "sections", as Qwen2-VL and GLM-4V, or "alternating", as Ernie 4.5 VL.

@@ -21,7 +21,7 @@ class MRoPEInterleaved(YaRNGrid):
 
     Args:
         geometry: head size D.
-        height, width: numbers of pairs; 0 for a third of all pairs (5D/32 in Qwen3-VL: 20 of 64).
+        height, width: numbers of pairs; 0 for a third of all pairs; 20 of 64 in Qwen3-VL.
         theta, layout: see RoPE; layout pairs entries, not axes.
         rotary: rotary size r; D if not given, D/4 in Qwen3.5.
         numerics: see RoPE.

@@ -35,8 +35,8 @@ class XDRoPE(Rotation):
 
     Args:
         geometry: head size D, even.
-        text, width, height: numbers of pairs; the image coordinate gets the remaining ones of D/2.
-            0 for a quarter of them, as in HunyuanOCR (16 of 64).
+        text, width, height: numbers of pairs; the image coordinate gets the rest of all D/2 pairs.
+            0 means a quarter of all pairs, as in HunyuanOCR (16 of 64).
         theta: base of the frequencies.
         alpha: factor of NTK by which the base is stretched.
         numerics: see RoPE.
