@@ -114,7 +114,9 @@ def test_the_page_names_read_types_and_those_refused_for_a_reason_and_counts_all
         ),
     ]
     page = model_types.table(rows, "5.0")
-    assert "Experts (1):\n\n`ernie`" in page and "No family reads it (40): all others." in page
+    assert (
+        "Experts (1):\n\n`ernie`" in page and "The type is not supported (40): all others." in page
+    )
     assert page.count("`bert`") == 1 and "other-" not in page
 
 
