@@ -26,7 +26,7 @@ PLACES = {
     "embed": (
         "Added to token embeddings",
         "Horizontal: position of the token. Vertical: entry of the embedding. Colour: how much the "
-        "encoding changes this entry, red for more and blue for less.",
+        "encoding changes this entry, red for increases and blue for decreases.",
     ),
     "rotate": (
         "Rotations of queries and keys",
@@ -37,12 +37,12 @@ PLACES = {
         "Biases of scores",
         "Horizontal: distance between query and key. Vertical: the number that is added to their "
         "score, with a line for each head. `swin` and `swin_v2`: the same by row and column of "
-        "the key in a window, for a query in the middle (cross), with bright colours for more.",
+        "the key in a window, for a query in the middle (cross); bright colours are large numbers.",
     ),
     "rescore": (
         "Scores from content",
-        "Horizontal: distance between query and key. Vertical: the score of equal vectors, minus "
-        "that at distance 0, with a line for each head. `rope_dynamic`: as for rotations. "
+        "Horizontal: distance between query and key. Vertical: the score of equal vectors minus "
+        "their score at distance 0, with a line for each head. `rope_dynamic`: as for rotations. "
         "`decomposed_2d`: what is added to the score, by row and column of the key in a grid, for "
         "a query in the middle (cross).",
     ),

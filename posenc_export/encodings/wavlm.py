@@ -24,10 +24,10 @@ class WavLM(PositionEncoding):
     """scores + g_ih b_h[bucket(j - i)], g_ih = 2 + r (s_h u - 1), [r, u] = sigmoid(W x_ih + c); b,
     s, W, c trained, buckets of T5.
 
-    x_ih is the part of the attention's input at head h, E/H numbers, as in the published code; the
-    paper writes the query for it, and 1 - r for r. In WavLM all layers share the table of the first
-    one: it is copied to every layer. Memory besides the scores: [B,H,S,buckets], and an index
-    [B,S,T] int64.
+    x_ih are the E/H numbers of the attention's input at the place of head h, as in the published
+    code; the paper has the query instead, and 1 - r for r. In WavLM all layers share the table of
+    the first layer, which is copied to every layer. Memory besides the scores: [B,H,S,buckets], and
+    an index [B,S,T] int64.
 
     Hook: observe, rescore. State: none. Range: 0 .. max_positions - 1.
 
