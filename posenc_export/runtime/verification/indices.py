@@ -2,13 +2,9 @@
 without its weights at all positions and around every edge.
 """
 
-import functools
-import hashlib
-import json
 import math
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Dict, Iterator, List, Set, Tuple
+from typing import Dict, Iterator, List, Sequence, Set, Tuple
 
 import numpy as np
 
@@ -23,7 +19,6 @@ from posenc_export.runtime.verification.integer_graph import (
     Program,
     Use,
     integer_part,
-    program,
 )
 from posenc_export.runtime.verification.integer_rules import (
     HIDDEN,
@@ -55,16 +50,6 @@ PROBES = (
 )
 
 
-@dataclass(frozen=True)
-class Subject:
-    """What the expected values of a graph depend on: those of equal keys are the same."""
-
-    key: str
-    manifest: Manifest = field(compare=False, repr=False)
-    # By layer, of bias_tables.tables
-    biases: Tuple[Tuple[np.ndarray, ...], ...] = field(compare=False, repr=False)
-
-
 def check(folder: Path, model: Model) -> Check:
     """Compare the integer part of a graph with its description. OSError: a file cannot be read."""
     manifest = model.manifest
@@ -75,14 +60,11 @@ def check(folder: Path, model: Model) -> Check:
     if "encoder_attention_mask" in part.uses:
         findings.skipped["encoder_attention_mask"] = "the mask of an encoder's tokens, an input"
     _compare_attributes(part, manifest, findings)
-    subject = _subject(manifest, folder)
-    bias_tables.compare(part, subject.biases, folder, findings)
+    biases = bias_tables.tables(manifest, folder)
+    bias_tables.compare(part, biases, folder, findings)
     bias_tables.compare_rows(part, manifest, folder, findings)
     for roles, values in _programs(part, manifest, folder, findings):
-        result = _evaluated(values, roles, subject)
-        findings.compared += result.compared
-        findings.failures |= result.failures
-        findings.skipped |= result.skipped
+        _evaluate(values, manifest, [Tally(role, biases) for role in roles], findings)
     failures = dict(list(findings.failures.items())[:MOST_FAILURES])
     return Check(findings.compared, UNIT, failures=failures, skipped=findings.skipped)
 
@@ -108,23 +90,6 @@ def _compare_attributes(part: IntegerPart, manifest: Manifest, findings: Finding
             findings.skipped[f"{place} of layer {layer}, {name}"] = "an attribute without a rule"
 
 
-def _subject(manifest: Manifest, folder: Path) -> Subject:
-    sees = [part["sees"] for part in described.attentions(manifest)]
-    states = sorted({(state.update, state.axis, state.fill) for state in manifest.states})
-    facts: List[Any] = [
-        sees,
-        described.encodings(manifest),
-        states,
-        manifest.signature,
-        manifest.layout,
-    ]
-    facts += [manifest.max_positions, manifest.chunk, manifest.capacity_bucket, manifest.axes]
-    facts += [manifest.contiguous, [value.name for value in manifest.inputs]]
-    biases = bias_tables.tables(manifest, folder)
-    facts += [[hashlib.sha256(table.tobytes()).hexdigest() for table in of] for of in biases]
-    return Subject(json.dumps(facts, sort_keys=True), manifest, biases)
-
-
 def _programs(
     part: IntegerPart, manifest: Manifest, folder: Path, findings: Findings
 ) -> Iterator[Tuple[Tuple[Role, ...], Program]]:
@@ -140,7 +105,7 @@ def _programs(
             names.append(name)
     if not names:
         return
-    whole = program(part, names, folder)
+    whole = Program(part, names, folder)
     places = [integer_calls.placed(manifest, call) for call in PROBES]
     probes = [whole.run(place.feeds) for place in places]
     # Rows, new tokens and keys, each of both calls.
@@ -154,7 +119,7 @@ def _programs(
     for chosen in with_keys.values():
         if chosen:
             outputs = [name for name, _ in chosen]
-            yield tuple(role for _, role in chosen), program(part, outputs, folder)
+            yield tuple(role for _, role in chosen), Program(part, outputs, folder)
 
 
 def _inputs_of(part: IntegerPart, name: str) -> Set[str]:
@@ -227,20 +192,19 @@ def _windows(part: IntegerPart, mask: str) -> Dict[int, int]:
     }
 
 
-@functools.lru_cache(1024)
-def _evaluated(values: Program, roles: Tuple[Role, ...], subject: Subject) -> Findings:
-    """Run a program on all calls, once per process, and compare its outputs with their roles."""
-    manifest, findings = subject.manifest, Findings()
-    tallies = [Tally(role, subject.biases) for role in roles]
-    keys = any("t" in role.axes for role in roles)
+def _evaluate(
+    values: Program, manifest: Manifest, tallies: Sequence[Tally], findings: Findings
+) -> None:
+    """Run a program on all calls, and compare its outputs with their roles."""
+    keys = any("t" in tally.role.axes for tally in tallies)
     # Values for each query and key.
-    counts = [math.prod(int(axis) for axis in role.axes if axis not in "bst") for role in roles]
+    shapes = [[int(axis) for axis in tally.role.axes if axis not in "bst"] for tally in tallies]
+    heads = max(map(math.prod, shapes)) if keys else 1
     calls = [] if keys else [integer_calls.whole_range(manifest)]
-    for call in (*calls, *integer_calls.calls(manifest, max(counts) if keys else 1)):
+    for call in (*calls, *integer_calls.calls(manifest, heads)):
         places = integer_calls.placed(manifest, call)
         for tally, value in zip(tallies, values.run(places.feeds), strict=True):
             findings.compared += value.size
             tally.add(manifest, value, places)
     for tally in tallies:
         tally.finish(findings)
-    return findings

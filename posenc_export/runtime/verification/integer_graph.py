@@ -1,16 +1,15 @@
 """Cut the integer part out of an ONNX graph: what positions, lengths and sizes determine."""
 
-import functools
 import re
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Collection, Dict, Iterator, List, Mapping, Sequence, Set, Tuple
+from typing import Dict, Iterator, List, Mapping, Sequence, Set, Tuple
 
 import numpy as np
 
 from posenc_export.runtime.graphs.kernel_library import OPERATOR
 from posenc_export.runtime.graphs.onnx_nodes import Constant, Node, Nodes
-from posenc_export.runtime.graphs.onnx_parts import constant, opened, serialised
+from posenc_export.runtime.graphs.onnx_parts import opened, renamed, serialised
 
 FLOATS = ("float", "float16", "bfloat16")
 TOKENS = ("input_ids", "token_type_ids")  # integers that choose weights, not places
@@ -184,55 +183,39 @@ def _read(node: Node) -> List[str]:
     return [*node.inputs, *(name for body in bodies if isinstance(body, list) for name in body)]
 
 
-@dataclass(frozen=True)
 class Program:
-    """A part of a graph as a model whose names are its own, so that equal parts share a session."""
+    """The nodes that compute some values of a part, as a model.
 
-    model: bytes  # serialised
-    # New name and element type of each input that it reads, by its name in the graph
-    inputs: Tuple[Tuple[str, str, str], ...]
-    outputs: Tuple[str, ...]  # new names, in the order of those requested
+    Args:
+        part: of a graph.
+        outputs: names of the values.
+        folder: of the external data of the graph.
+
+    Raises:
+        OSError: constants cannot be read.
+    """
+
+    def __init__(self, part: IntegerPart, outputs: Sequence[str], folder: Path) -> None:
+        needed, nodes = set(outputs), []
+        for node in reversed(part.nodes):
+            if needed.intersection(node.outputs):
+                nodes.append(node)
+                needed.update(node.inputs)
+        produced = {name for node in nodes for name in node.outputs}
+        read = needed - produced - part.graph.constants.keys() - {""}
+        self.inputs, self.outputs = sorted(read), list(outputs)
+        free = {name: _element(part.graph, name) for name in self.inputs}
+        stored = part.graph.constants.items()
+        constants = {name: renamed(value, name) for name, value in stored if name in needed}
+        graph = replace(part.graph, constants=constants)
+        content = serialised(graph, reversed(nodes), outputs, free=free)
+        self._session = opened(content, folder)
 
     def run(self, feeds: Mapping[str, np.ndarray]) -> List[np.ndarray]:
         """Return the outputs for values by their names in the graph, or of embedded tokens."""
-        inputs = {new: feeds.get(name, feeds[EMBEDDED]) for name, new, _ in self.inputs}
-        values: List[np.ndarray] = session(self.model).run(list(self.outputs), inputs)
+        inputs = {name: feeds.get(name, feeds[EMBEDDED]) for name in self.inputs}
+        values: List[np.ndarray] = self._session.run(self.outputs, inputs)
         return values
-
-
-@functools.lru_cache(256)
-def session(model: bytes) -> Any:
-    """Open a model without external data; the last 256 stay open."""
-    return opened(model, Path("."))
-
-
-def program(part: IntegerPart, outputs: Collection[str], folder: Path) -> Program:
-    """Return the nodes that compute some values of the part. Raise OSError for constants."""
-    needed, nodes = set(outputs), []
-    for node in reversed(part.nodes):
-        if needed.intersection(node.outputs):
-            nodes.append(node)
-            needed.update(node.inputs)
-    nodes.reverse()
-    produced = {name for node in nodes for name in node.outputs}
-    names = {"": ""}
-    for node in nodes:
-        for name in (*node.inputs, *node.outputs):
-            names.setdefault(name, f"v{len(names)}")
-    for name in outputs:
-        names.setdefault(name, f"v{len(names)}")
-    renamed = Nodes(opsets=part.graph.opsets)
-    for name, value in part.graph.constants.items():
-        if name in needed:
-            renamed.constants[names[name]] = constant(names[name], value.array(folder))
-    for node in nodes:
-        ins, outs = ([names[n] for n in side] for side in (node.inputs, node.outputs))
-        renamed.nodes.append(replace(node, name="", inputs=ins, outputs=outs))
-    read = [n for n in names if n and n not in produced and n not in part.graph.constants]
-    inputs = tuple((n, names[n], _element(part.graph, n)) for n in read)
-    free = {new: element for _, new, element in inputs}
-    requested = tuple(names[name] for name in outputs)
-    return Program(serialised(renamed, renamed.nodes, requested, free=free), inputs, requested)
 
 
 def _element(graph: Nodes, name: str) -> str:
