@@ -134,6 +134,7 @@ def verify(
         edges = edge_errors(source, manifest, Path(scratch) / "edges", say)
     expected = expected_outputs(source.exact, manifest, say=say)
     measured = _joined(forms.measured(loaded, folder, expected, accuracy, say), edges)
+    measured.checks |= checks.of_artefact(folder, loaded, say, _known(source, manifest))
     exact = oracle_cells(source.exact, manifest, expected)
     certificate = _certificate(loaded, source.exact, accuracy, measured, exact)
     manifests.write(manifest.replace(certificate=certificate), folder)
