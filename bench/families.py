@@ -61,7 +61,7 @@ def measured(name: str) -> List[Dict[str, Any]]:
 
 def _read(name: str, folder: Path) -> Tuple[Any, Any, Callable[[Any], Any]]:
     """Return the model of transformers, ours, and a function that opens a loaded artefact."""
-    from tests.models import checkpoints, encoders, pairs
+    from tests.models import checkpoints, encoders, pairs, series
 
     if name in pairs.MODELS:
         peer, decoder, encoded = pairs.saved(name, folder)
@@ -70,7 +70,7 @@ def _read(name: str, folder: Path) -> Tuple[Any, Any, Callable[[Any], Any]]:
         peer, folder = encoders.saved(name, folder)
         return peer, encoders.read(name, folder), lambda model: model.session()
     peer, folder = checkpoints.saved(name, folder)
-    return peer, from_pretrained(folder), lambda model: model.session()
+    return peer, from_pretrained(folder), lambda model: series.opened(model.session())
 
 
 def passes(row: Dict[str, Any]) -> bool:

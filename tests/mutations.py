@@ -73,6 +73,7 @@ PARTS, SESSION, ROWS = (
     "tests/runtime/session/test_session.py",
     "tests/runtime/session/test_rows.py",
 )
+SERIES = "tests/models/test_series.py"
 GATED_DELTA = "tests/models/test_gated_delta.py"
 DISCARD = "tests/runtime/session/test_discard.py"
 GPTQ = "tests/export/quantization/test_calibration.py"
@@ -222,6 +223,12 @@ OPERATIONS = (
     ),
 )
 FAMILIES = (
+    ("models/families/timesfm2_5.py", " * LOG2_E", "", _family("timesfm2_5")),
+    ("runtime/session/forecaster.py", "- negated) / 2", "- negated) / 4", _family("timesfm2_5")),
+    ("runtime/session/forecaster.py", "negated[..., :0:-1]", "negated[..., 1:]", SERIES),
+    ("runtime/session/forecaster.py", "self._positive and known.least", "known.least", SERIES),
+    ("runtime/session/forecaster.py", "known.least >= 0", "known.count >= 0", SERIES),
+    ("runtime/session/forecaster.py", "squares / count - mean**2", "squares / count", SERIES),
     ("models/families/gemma2.py", "scale = 1 / math.sqrt(", "scale = 1 / abs(", _family("gemma2")),
     (
         "models/families/shared/settings.py",

@@ -1,6 +1,6 @@
 """Inputs, outputs and states of the graph of a model, by name, dtype and axes."""
 
-from typing import Any, List, Tuple
+from typing import Any, List, Tuple, cast
 
 import torch
 from torch import Tensor
@@ -56,12 +56,14 @@ def outputs_of(model: Model, signature: str) -> List[Value]:
         return [Value("output", of_dtype, (B, S, model.config.outputs))]
     if not isinstance(model, Stack):
         return [Value("output", of_dtype, (B, S, width))]
-    config, readout = model.config, model.config.readout
+    config, readout, head = model.config, model.config.readout, cast(Any, model.head)
     if config.head is not None:
         tokens = R if takes_logits_index(model, signature) else S
         output = Value("logits", of_dtype, (B, tokens, config.tokens.vocabulary))
     elif config.key_values is not None:
         output = Value("encoder_key_values", of_dtype, (B, S, config.key_values.size))
+    elif config.forecast is not None:
+        output = Value("forecast", of_dtype, (B, S, head.size))
     else:
         output = Value("last_hidden_state", of_dtype, (B, S, width))
     if readout is None:

@@ -95,6 +95,7 @@ class Attention(torch.nn.Module):
         k = ops.split_heads(self.k_norm(k), self.kv_heads)  # [B,S,K,D]
         v = ops.split_heads(v, self.kv_heads)  # [B,S,K,D]
         q, k = self.encoding.rotate(q, k, coordinates)
+        q = self.projection.scaled(q)
         if self.cached:
             keys = ops.append(states[0], k, write_index)  # [B,K,T,D]
             values = ops.append(states[1], v, write_index)
@@ -125,6 +126,7 @@ class Attention(torch.nn.Module):
         q, k, v = self.projection.exact(x)
         q, k = self.q_norm.exact(q), self.k_norm.exact(k)
         q = np.stack([oracle.rotate_heads(*pair) for pair in zip(q, places, strict=True)])
+        q = self.projection.exact_scaled(q)
         k = np.stack([oracle.rotate_key_heads(*pair) for pair in zip(k, places, strict=True)])
         oracle.observe(x, positions[0], types)
         sinks = np.full(self.heads, -np.inf) if self.sinks is None else float64.numbers(self.sinks)

@@ -52,7 +52,8 @@ class BlockConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
         return (self.attention,)
 
 
-HIDDEN_STATES = "hidden_states"  # the only features that a model with a cache may read
+HIDDEN_STATES = "hidden_states"
+OF_TOKENS = (HIDDEN_STATES, "patches")  # the features that a model with a cache may read
 
 
 class TokensConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -61,8 +62,7 @@ class TokensConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
 
     Args:
         vocabulary: number of token ids V; 0 with features.
-        features: part that computes hidden states from features, in place of a token table;
-            hidden_states takes them as they are.
+        features: part that computes hidden states from features, in place of a token table.
         scale: factor on embedded tokens or features.
         encodings: encodings of embedded tokens.
         segments: number of token types; 0 for none.
@@ -141,8 +141,7 @@ class KeyValuesConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
     cross-attention layers.
 
     Args:
-        size: output size N for each token. For each cross-attention layer of the decoder, in order:
-            K*D for the key, then K*D for the value.
+        size: output size N, of K*D for the key, then K*D for the value of each layer that reads it.
         bias: add a bias.
 
     Raises:
@@ -161,8 +160,7 @@ class ReadoutConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
 
     Args:
         output: name of the output.
-        pooling: ways to reduce the hidden states of a sequence to one (parts/readout.py), whose
-            results are concatenated; empty for an output for each token.
+        pooling: poolings of parts/readout.py, concatenated; empty for an output for each token.
         layers: layers after the pooling, in the order of computation.
         labels: names of the numbers of the output, or none.
 
@@ -203,13 +201,14 @@ class StackConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
         norm: norm after the last layer; None for none.
         head: output head; None returns hidden states.
         key_values: for an encoder, return keys and values for a decoder in place of hidden states.
+        forecast: part that computes a forecast of a series after each token in their place.
         readout: for an encoder, a second output beside the hidden states.
 
     Raises:
         ValueError: a size below 1, names in `order` that differ from those in `layers`, causal and
             bidirectional layers in one model, cross-attention layers without causal layers,
-            key_values or features in a decoder, a head or key_values without layers, a readout in a
-            model other than an encoder.
+            key_values or features in a decoder, a readout in a model other than an encoder, several
+            of head, key_values and forecast, or one without layers.
     """
 
     width: int
@@ -220,6 +219,7 @@ class StackConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     norm: Optional[Named] = None
     head: Optional[HeadConfig] = None
     key_values: Optional[KeyValuesConfig] = None
+    forecast: Optional[Named] = None
     readout: Optional[ReadoutConfig] = None
 
     def __post_init__(self) -> None:
@@ -237,25 +237,25 @@ class StackConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
 
     def _check_layers(self) -> None:
         reads = any(attention.reads_encoder for attention in self.attentions)
-        rule = "all layers to be causal or none"
-        check(len(self._directions) < 2, rule, "both", "describe them as two models")
+        remedy = "describe them as two models"
+        check(len(self._directions) < 2, "all layers to be causal or none", "both", remedy)
         rule = "causal layers in a decoder that reads an encoder"
         check(True in self._directions or not reads, rule, "none", "add them")
+        ends = [end for end in (self.head, self.key_values, self.forecast) if end is not None]
         rule, remedy = "layers before a head or key_values", "add layers, or leave them out"
-        needed = self.head is not None or self.key_values is not None
-        check(bool(self.order) or not needed, rule, "none", remedy)
+        check(bool(self.order) or not ends, rule, "none", remedy)
+        check(len(ends) < 2, "one of head, key_values and forecast", len(ends), "leave others out")
 
     def _check_outputs(self) -> None:
         encoder = self.head is None and True not in self._directions
-        features = self.tokens.features
-        hidden = features is not None and features.get("name") == HIDDEN_STATES
-        rule = "features only in an encoder without a head"
-        allowed = features is None or encoder or hidden and self.head is None
-        check(allowed, rule, "a decoder", "give a vocabulary, or hidden_states without a head")
-        rule = "key_values only in an encoder without a head"
-        check(self.key_values is None or encoder, rule, "a decoder", "leave them out")
+        name = (self.tokens.features or {}).get("name")
+        allowed = name is None or encoder or name in OF_TOKENS and self.head is None
+        remedy = f"give a vocabulary, or {' or '.join(OF_TOKENS)} without a head"
+        check(allowed, "features only in an encoder without a head", "a decoder", remedy)
+        allowed = self.key_values is None or encoder
+        check(allowed, "key_values only in an encoder", "a decoder", "leave them out")
         rule = "readout only in an encoder with hidden states as output"
-        whole = encoder and False in self._directions and self.key_values is None
+        whole = encoder and False in self._directions and not (self.key_values or self.forecast)
         check(self.readout is None or whole, rule, "another model", "leave it out")
 
     @property

@@ -21,8 +21,8 @@ from posenc_export.shared.refusal import refusal
 
 
 class Stack(torch.nn.Module):
-    """A model that maps token ids to logits; without a head to hidden states or to keys and values
-    for a decoder; without layers to embedded tokens.
+    """A model that maps token ids to logits; without a head to hidden states, to keys and values
+    for a decoder or to forecasts; without layers to embedded tokens.
 
     Args:
         config: description of the model.
@@ -68,6 +68,8 @@ class Stack(torch.nn.Module):
         config, key_values = self.config.head, self.config.key_values
         if key_values is not None:
             return Head(self.config.width, key_values.size, HeadConfig(bias=key_values.bias), None)
+        if self.config.forecast is not None:
+            return build("forecast", self.config.forecast, self.config.width)
         if config is None:
             return torch.nn.Identity()
         table = self.tokens.embedding.weight
@@ -97,8 +99,8 @@ class Stack(torch.nn.Module):
         logits_index: Optional[Tensor] = None,
     ) -> Tuple[Tensor, List[Tensor]]:
         """x and segments [B,S] int64, other inputs as for AttentionBlock.forward, to logits
-        [B,S,V], hidden states [B,S,E] or keys and values [B,S,N], new states. An encoder with a
-        readout, which has no states, returns [readout] in their place.
+        [B,S,V], hidden states [B,S,E], keys and values or forecasts [B,S,N], new states. An encoder
+        with a readout, which has no states, returns [readout] in their place.
 
         Args:
             states: states of the token encoding, then of each layer. For a decoder that reads an

@@ -120,7 +120,7 @@ def divisions(base: Base, session: Any, expected: Expected) -> Dict[str, Pairs]:
 
 
 def _begin(session: Any) -> None:
-    held: Session = session.session if isinstance(session, pairs.Reading) else session
+    held: Session = getattr(session, "session", session)
     held.reset()
 
 

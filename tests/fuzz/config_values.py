@@ -69,6 +69,8 @@ VALUES: List[Tuple[str, List[Any]]] = [
     (r"max_distance|max_relative", [-1, 0, 1, 8, 9, 20, 128]),
     (r"position|seq_length|max_seq|n_ctx|max_source|max_target", [0, 1, 10, 24, 25, 64, 300, 512]),
     (r"pattern|every_n", [1, 2, 3, 6]),
+    (r"context_length", [512, 600, 1000]),
+    (r"^quantiles$", [[0.5], [0.1, 0.9], [0.1, 0.3, 0.5, 0.7, 0.9]]),
     (r"theta|base_freq|emb_base", [1.0, 2.0, 20.0, 1000.0, 10000, 1e6]),
     (r"eps", [0.0, 1e-12, 1e-5, 1e-3, 0.1]),
     (r"partial_rotary|rotary_pct", [0.0, 0.1, 0.25, 0.5, 0.75, 1.0, 1.5]),

@@ -68,7 +68,7 @@ def inputs_of(
     [B,S,F], with large numbers at padding.
     """
     features: Mapping[str, Any] = session.manifest.config["tokens"].get("features") or {}
-    if not features:
+    if not features or features["name"] == "patches":  # read by series.Reading
         return tokens
     projected = features["name"] == "projected"
     size, step = (features["size"], 1) if projected else window(features["convolutions"])

@@ -14,7 +14,7 @@ from msgspec.structs import replace
 
 from posenc_export.export import Sources, export
 from posenc_export.export.describe import eager
-from posenc_export.models.config import StackConfig
+from posenc_export.models.config import StackConfig, TokensConfig
 from posenc_export.models.parts import PARTS, build
 from posenc_export.models.parts.activations import ACTIVATIONS
 from posenc_export.models.presets import seeded
@@ -43,6 +43,7 @@ NORMS = (
     {**RMS, "weight": False},
     {"name": "none"},
 )
+FORECAST = {"horizon": 3, "quantiles": [0.1, 0.9], "hidden": 40}
 TOKENWISE = {
     **{f"norm {spec}": ("norm", spec, (24,)) for spec in NORMS},
     **{
@@ -54,6 +55,7 @@ TOKENWISE = {
         for name in ("plain", "gated")
         for act in ACTIVATIONS
     },
+    "forecast": ("forecast", {**FORECAST, "name": "residual"}, (24,)),
 }
 
 
@@ -243,11 +245,16 @@ MODELS: Dict[str, Any] = {
         replace(decoder("learned"),
             head=replace(decoder("rope").head, tied=False, bias=True, scale=0.7, softcap=2.0),
                 tokens=replace(decoder("learned").tokens, scale=3.0, norm=LAYER)), 2),
+    "factors of queries": (_kinds(projection={"name": "grouped", "query_factors": True}), 3),
+    "series": (
+        replace(decoder("rope"), tokens=TokensConfig(features={"name": "patches", "patch": 3,
+            "hidden": 40}), head=None, forecast={**FORECAST, "name": "residual"}), 2),
     "near": (_of_encoder(sees=SIGHTS["near"]), 0),
     "no segments": (replace(encoder("learned"),
         tokens=replace(encoder("learned").tokens, segments=0)), 0),
 }  # fmt: skip
 QUICK = {
+    "series": ("ort",),
     "all of them": ("ort", "torchscript"),
     "chunk": ("torchscript",),
     "near": ("torchscript",),
@@ -266,7 +273,7 @@ def _spread(model: Any) -> Any:
     torch.manual_seed(1)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
-            if name.endswith("sinks"):
+            if name.endswith(("sinks", "factors")):
                 torch.nn.init.normal_(parameter)
             elif "qkv.weight" in name:
                 parameter.mul_(3.0)

@@ -34,6 +34,7 @@ FILES = {
     **{"qwen3_vl" + part: "qwen3_vl" for part in ("", "_text")},
     **{name: "glm4v" for name in ("glm4v", "glm4v_text", "glm46v")},
     **{"glm_ocr" + part: "glm_ocr" for part in ("", "_text")},
+    "timesfm2_5": "timesfm2_5",
 }
 # Why model types are not read whose names suggest that they could be.
 ERNIE = "separate experts for image and text tokens are not supported"

@@ -8,6 +8,7 @@ from posenc_export.models.parts import norms, residuals, visibility
 from posenc_export.models.parts.convolved import Convolved
 from posenc_export.models.parts.experts import Experts
 from posenc_export.models.parts.features import Convolutions, HiddenStates, Projected
+from posenc_export.models.parts.forecasts import Forecast, Patches
 from posenc_export.models.parts.mlps import Gated, Plain
 from posenc_export.models.parts.norms import NORMS, Identity
 from posenc_export.models.parts.projections import Delta, Grouped, Latent, Queries
@@ -21,6 +22,7 @@ PARTS: Dict[str, Dict[str, Type[Any]]] = {
         "convolutions": Convolutions,
         "waveform": Waveform,
         "projected": Projected,
+        "patches": Patches,
         "hidden_states": HiddenStates,
     },
     "norm": NORMS,
@@ -46,6 +48,7 @@ PARTS: Dict[str, Dict[str, Type[Any]]] = {
         "encoder": visibility.EncoderTokens,
     },
     "mlp": {"plain": Plain, "gated": Gated, "experts": Experts, "none": Identity},
+    "forecast": {"residual": Forecast},
     "readout": {"dense": Dense, "normalize": Normalize, "norm": NORMS["layer"]},
     "residual": {
         "pre": residuals.PreNorm,

@@ -12,7 +12,27 @@ from posenc_export.models.parts.norms import RMSNorm
 from posenc_export.shared.refusal import refusal
 
 
-class Grouped(torch.nn.Module):
+class Projection(torch.nn.Module):
+    """What most projections do not have: a gate of the outputs, and factors of rotated queries."""
+
+    def gated(self, x: Tensor, y: Tensor) -> Tensor:
+        """x [B,S,E] and attention outputs y [B,S,H*D] to [B,S,H*D]."""
+        return y
+
+    def exact_gated(self, x: np.ndarray, y: np.ndarray) -> np.ndarray:
+        """x [n,E] and y [n,H*D] to [n,H*D], float64."""
+        return y
+
+    def scaled(self, q: Tensor) -> Tensor:
+        """Rotated queries [B,S,H,D] to the same shape."""
+        return q
+
+    def exact_scaled(self, q: np.ndarray) -> np.ndarray:
+        """Rotated queries [n,H,D] to the same shape, float64."""
+        return q
+
+
+class Grouped(Projection):
     """One linear layer for queries, keys and values. Keys and values may have fewer heads than
     queries (Ainslie et al. 2023, GQA).
 
@@ -21,7 +41,11 @@ class Grouped(torch.nn.Module):
         bias, output_bias: whether queries, keys and values, and the output have biases.
         clip: clamp queries, keys and values to -clip .. clip, above 0 (MPT); None for no bound.
         gate: multiply attention outputs by the sigmoid of another projection of x (Qwen3-Next).
+        query_factors: multiply rotated queries by a trained factor for each entry of a head, which
+            the heads share (TimesFM 2.5).
     """
+
+    factors: Optional[Tensor]
 
     def __init__(
         self,
@@ -33,6 +57,7 @@ class Grouped(torch.nn.Module):
         output_bias: bool = False,
         clip: Optional[float] = None,
         gate: bool = False,
+        query_factors: bool = False,
     ) -> None:
         super().__init__()
         if clip is not None and not clip > 0:
@@ -43,14 +68,21 @@ class Grouped(torch.nn.Module):
         self.qkv = torch.nn.Linear(width, sum(self.sizes), bias=bias)
         self.gate = torch.nn.Linear(width, self.sizes[0], bias=bias) if gate else None
         self.output = torch.nn.Linear(self.sizes[0], width, bias=output_bias)
+        factors = torch.nn.Parameter(torch.ones(head_size)) if query_factors else None
+        self.register_parameter("factors", factors)
 
     def gated(self, x: Tensor, y: Tensor) -> Tensor:
-        """x [B,S,E] and attention outputs y [B,S,H*D] to [B,S,H*D]."""
         return y if self.gate is None else y * torch.sigmoid(self.gate(x))
 
     def exact_gated(self, x: np.ndarray, y: np.ndarray) -> np.ndarray:
-        """x [n,E] and y [n,H*D] to [n,H*D], float64."""
         return y if self.gate is None else y / (1 + np.exp(-float64.linear(self.gate, x)))
+
+    def scaled(self, q: Tensor) -> Tensor:
+        factors = self.factors  # TorchScript narrows types of variables only
+        return q if factors is None else q * factors
+
+    def exact_scaled(self, q: np.ndarray) -> np.ndarray:
+        return q if self.factors is None else q * float64.numbers(self.factors)
 
     def forward(self, x: Tensor) -> Tuple[Tensor, Tensor, Tensor]:
         """x [B,S,E] to q [B,S,H*D], k and v [B,S,K*D]."""
@@ -95,7 +127,7 @@ class Queries(torch.nn.Module):
         return float64.linear(self.query, x)
 
 
-class Latent(torch.nn.Module):
+class Latent(Projection):
     """Multi-head Latent Attention: low-rank keys and values, and optionally low-rank queries
     (DeepSeek-AI 2024, DeepSeek-V2, 2.1.2).
 
@@ -147,14 +179,6 @@ class Latent(torch.nn.Module):
         self.norm = RMSNorm(rank, epsilon)
         self.up = torch.nn.Linear(rank, sum(self.parts), bias=False)
         self.output = torch.nn.Linear(heads * value_size, width, bias=bias)
-
-    def gated(self, x: Tensor, y: Tensor) -> Tensor:
-        """Return y: there is no gate."""
-        return y
-
-    def exact_gated(self, x: np.ndarray, y: np.ndarray) -> np.ndarray:
-        """Return y: there is no gate."""
-        return y
 
     def forward(self, x: Tensor) -> Tuple[Tensor, Tensor, Tensor]:
         """x [B,S,E] to q and k [B,S,H*D], v [B,S,H*value_size]."""

@@ -67,6 +67,7 @@ def _module(values: Dict[str, Any], width: Any, positions: Any) -> List[Line]:
 def _stack(values: Dict[str, Any]) -> List[Line]:
     tokens, kinds, order = _popped(values, "tokens", "layers", "order")
     norm, head, key_values, readout = _popped(values, "norm", "head", "key_values", "readout")
+    forecast = values.pop("forecast", None)
     indices: Dict[str, List[int]] = {}
     for index, name in enumerate(map(str, sequence(order))):
         indices.setdefault(name, []).append(index)
@@ -82,6 +83,8 @@ def _stack(values: Dict[str, Any]) -> List[Line]:
     if key_values is not None:
         rest = _rest(mapping(key_values))
         steps.append(("output", f"keys and values of a decoder's cross-attention{rest}"))
+    elif forecast is not None:
+        steps.append(("output", f"forecast, {_spec(forecast)}"))
     elif head is None:
         steps.append(("output", "hidden states"))
     return steps + ([] if readout is None else _readout(mapping(readout))) + _other(values)

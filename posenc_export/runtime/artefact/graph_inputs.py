@@ -29,6 +29,10 @@ OUTPUTS: Dict[str, str] = {
     "encoder_key_values": (
         "Keys and values of each token, for the decoder layers that read this encoder."
     ),
+    "forecast": (
+        "The forecast after each patch: mean and quantiles of each next value, normalised like the "
+        "patch."
+    ),
     "output": "Hidden states after the block.",
     "sentence_embedding": "An embedding of each row, pooled from hidden states without padding.",
 }
@@ -141,7 +145,8 @@ TOKENS: Dict[str, GraphInput] = {
         "float",
         ((B, S, "features"),),
         "Features of each token. For a spectrogram, a token is two consecutive frames, "
-        "concatenated.",
+        "concatenated. For a series, a token is a patch: normalised values, then for each 1 if it "
+        "is padding and 0 if not.",
         "encoders of features",
         "the features of the whole input",
     ),

@@ -62,6 +62,12 @@ def _output(manifest: Manifest, tokens: Dict[str, Any]) -> Value:
     }[manifest.kind]
     if manifest.kind == "encoder" and isinstance(key_values, dict):
         name, size = "encoder_key_values", key_values.get("size")
+    forecast: Any = config.get("forecast")
+    if manifest.kind == "encoder" and isinstance(forecast, dict):
+        horizon: Any = forecast.get("horizon")
+        quantiles: Any = forecast.get("quantiles")
+        whole = type(horizon) is int and isinstance(quantiles, list)
+        name, size = "forecast", horizon * (1 + len(quantiles)) if whole else None
     rule = "whole numbers for the sizes of the model in config"
     for number in (size, width):
         expect(type(number) is int, rule, short(number))

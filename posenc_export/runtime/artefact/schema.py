@@ -109,9 +109,9 @@ class Manifest(Struct, frozen=True, forbid_unknown_fields=True):
 
     Args:
         kind: "decoder" (input_ids to logits), "encoder" (input_ids or input_features to
-            last_hidden_state or, if a decoder reads it, encoder_key_values; with segments also
-            token_type_ids), "block" (hidden_states to output) or "module" (a user's own module,
-            input_ids or hidden_states to output).
+            last_hidden_state, to encoder_key_values if a decoder reads it, or to forecast; with
+            segments also token_type_ids), "block" (hidden_states to output) or "module" (a user's
+            own module, input_ids or hidden_states to output).
         target: one of GRAPHS; "eager" for a live module, which has no file.
         signature: "positions" (position_ids, -1 for padding) or "mask" (attention_mask, from which
             the graph counts positions).

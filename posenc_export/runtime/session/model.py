@@ -8,6 +8,7 @@ import numpy as np
 from posenc_export.runtime.artefact.manifest import Manifest
 from posenc_export.runtime.session import cached_rows, saved, sentences
 from posenc_export.runtime.session.argument_arrays import at_least
+from posenc_export.runtime.session.forecaster import Forecaster
 from posenc_export.runtime.session.session import Session
 
 
@@ -55,6 +56,10 @@ class Model:
         for name, value in (("batch", batch), ("capacity", most), ("rewind", rewind)):
             at_least(name, value, 1)
         return Session(self.graph, batch, capacity, rewind)
+
+    def forecaster(self) -> Forecaster:
+        """Open a session that forecasts series. ValueError: the model does not forecast."""
+        return Forecaster(self.session())
 
     def restore(
         self,
