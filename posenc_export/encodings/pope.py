@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from posenc_export import ops
 from posenc_export.encodings.shared.base import (
     Exact,
     Geometry,
@@ -45,11 +46,16 @@ class PoPE(PositionEncoding):
         """q [B,S,H,D], k [B,S,K,D], positions [B,S] int64 to [B,S,H,2D], [B,S,K,2D]."""
         of_q = torch.nn.functional.softplus(q.to(torch.float32))
         of_k = torch.nn.functional.softplus(k.to(torch.float32))
-        cos, sin = self.cos(positions).unsqueeze(2), self.sin(positions).unsqueeze(2)
         phase = self.phase().clamp(0.0, 2 * math.pi)
-        q_cos, q_sin = cos * phase.cos() + sin * phase.sin(), sin * phase.cos() - cos * phase.sin()
-        turned_q = torch.cat((of_q * q_cos, of_q * q_sin), dim=-1).to(q.dtype)
-        return turned_q, torch.cat((of_k * cos, of_k * sin), dim=-1).to(k.dtype)
+        turned_q, turned_k = ops.rotate_both(
+            torch.cat((of_q * phase.cos(), -of_q * phase.sin()), dim=-1),
+            torch.cat((of_k, torch.zeros_like(of_k)), dim=-1),
+            positions,
+            self.cos.rows,
+            self.sin.rows,
+            False,
+        )
+        return turned_q.to(q.dtype), turned_k.to(k.dtype)
 
     def __init__(self, geometry: Geometry, theta: float = 10000.0) -> None:
         super().__init__()
