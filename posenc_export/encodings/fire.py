@@ -43,20 +43,16 @@ class FIRE(PositionEncoding):
     def bias(self, q_positions: Tensor, k_positions: Tensor) -> Optional[Tensor]:
         """q_positions [B,S], k_positions [B,T] int64 to [B,H,S,T] float32."""
         slope, threshold = self.slope().abs(), self.threshold().abs()
-        behind = (-ops.distances(q_positions, k_positions)).clamp(min=0).squeeze(1)
-        reach = torch.maximum(q_positions.to(torch.float32), threshold).unsqueeze(2)
-        x = torch.log1p(slope * behind) / (torch.log1p(slope * reach) + 1e-6)
-        inner = torch.relu(
-            torch.nn.functional.linear(
-                x.unsqueeze(3),
-                self.first.weight.to(torch.float32),
-                self.first.bias.to(torch.float32),
-            )
+        behind = (-ops.distances(q_positions, k_positions)).clamp(min=0)
+        reach = torch.maximum(q_positions.to(torch.float32), threshold)
+        return ops.layers_of_ratio(
+            torch.log1p(slope * behind),
+            torch.log1p(slope * reach) + 1e-6,
+            self.first.weight.to(torch.float32),
+            self.first.bias.to(torch.float32),
+            self.second.weight.to(torch.float32),
+            self.second.bias.to(torch.float32),
         )
-        y = torch.nn.functional.linear(
-            inner, self.second.weight.to(torch.float32), self.second.bias.to(torch.float32)
-        )
-        return y.permute(0, 3, 1, 2)
 
     def edges(self) -> List[Edge]:
         threshold = int(self.threshold().abs().ceil().item())

@@ -33,6 +33,7 @@ from posenc_export.ops.rotations import (  # noqa: F401
 from posenc_export.ops.scores import (  # noqa: F401
     collect_by_distance,
     distances,
+    layers_of_ratio,
     pick,
     rows_at_counts,
     suffix_sum,

@@ -202,6 +202,11 @@ class WeightedValues(Node):
     heads, kv_heads = Attribute(int), Attribute(int)
 
 
+class LayersOfRatio(Node):
+    numbers, divisors = Input(), Input()
+    first, first_bias, second, second_bias = Input(), Input(), Input(), Input()
+
+
 class Pick(Node):
     rows, index = Input(), Input()
 

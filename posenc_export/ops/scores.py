@@ -28,6 +28,26 @@ def wave_products(q: Tensor, key_positions: Tensor, waves: Tensor) -> Tensor:
     return (q.flatten(1, 2) @ rows.transpose(1, 2)).unflatten(1, [q.size(1), q.size(2)])
 
 
+def layers_of_ratio(
+    numbers: Tensor,
+    divisors: Tensor,
+    first: Tensor,
+    first_bias: Tensor,
+    second: Tensor,
+    second_bias: Tensor,
+) -> Tensor:
+    """Compute numbers [B,1,S,T] over divisors [B,S], and for each quotient x the vector second
+    relu(first x + first_bias) + second_bias, all float32: [B,H,S,T]. first [n,1], second [H,n].
+    """
+    if not torch.jit.is_scripting() and emitting():
+        shape = [numbers.size(0), second.size(0), *numbers.shape[2:]]
+        inputs = (numbers, divisors, first, first_bias, second, second_bias)
+        return graph.LayersOfRatio.emit(numbers, shape, *inputs)
+    x = numbers.squeeze(1) / divisors.unsqueeze(2)
+    inner = torch.relu(torch.nn.functional.linear(x.unsqueeze(3), first, first_bias))
+    return torch.nn.functional.linear(inner, second, second_bias).permute(0, 3, 1, 2)
+
+
 def pick(rows: Tensor, index: Tensor) -> Tensor:
     """Gather entries index [B,1 or H,S,T] int64 of the last axis of rows [B,H,S,R]: [B,H,S,T]."""
     if not torch.jit.is_scripting() and emitting():
@@ -67,7 +87,7 @@ def rows_at_counts(q: Tensor, keys: Tensor, mask: Tensor, rows: Tensor) -> Tenso
     if not torch.jit.is_scripting() and emitting():
         shape, sizes = [*rows.shape[:3], keys.size(2)], (q.size(2), keys.size(1))
         return graph.RowsAtCounts.emit(rows, shape, q, keys, mask, rows, *sizes)
-    gates = torch.sigmoid(products(q, keys)) * mask.ge(0).to(torch.float32)
+    gates = torch.sigmoid(products(q, keys)) * mask.gt(-1e30).to(torch.float32)
     # Kernels add float32 numbers in different orders; in float64 they agree on the row below a
     # count and on the fraction above it.
     counts = suffix_sum(gates.to(torch.float64)).clamp(0.0, rows.size(3) - 1.0)

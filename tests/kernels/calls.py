@@ -17,7 +17,7 @@ NAMES = (
     "query", "key", "value", "past_key", "past_value", "seqlens_k", "total_sequence_length",
     "cos_cache", "sin_cache", "position_ids", "attention_bias", "head_sink", "k_scale", "v_scale",
     "distance_bias", "cache_position", "key_cos_cache", "key_sin_cache", "query_rows", "key_rows",
-    "row_of_distance", "key_decays",
+    "row_of_distance", "key_decays", "count_rows", "number_of_distance", "query_factors", "pieces",
 )  # fmt: skip
 ELEMENTS = {
     np.dtype(np.float32): TensorProto.FLOAT,
@@ -86,7 +86,8 @@ class Case:
         cached, counts: tokens in the cache and new tokens of each row.
         tokens: new tokens S with padding; 0 for the longest row.
         kinds: what scores consist of: "rotation", "interleaved", "partial", "positions",
-            "key rotation", "distance", "bias", "sinks", "query rows", "key rows", "decays".
+            "key rotation", "distance", "bias", "sinks", "query rows", "key rows", "decays",
+            "counts", "pieces".
         attributes: further attributes of the node.
         int8: whether caches hold codes.
     """
@@ -181,6 +182,16 @@ class Case:
             self.feeds["key_decays"] = -np.abs(numbers(*shape, self.capacity, 1))
             for row, (n, count) in enumerate(zip(self.cached, self.counts, strict=True)):
                 self.feeds["key_decays"][row, :, n + count :] = np.nan
+        if "counts" in self.kinds:
+            self.feeds["count_rows"] = numbers(*shape, tokens, self.table_rows)
+        if "pieces" in self.kinds:
+            starts = np.sort(numbers(self.heads, self.table_rows), 1)
+            slopes = numbers(self.heads, self.table_rows)
+            steps = (slopes[:, :-1] - slopes[:, 1:]) * starts[:, 1:]
+            values = np.concatenate((np.ones((self.heads, 1)), 1 + steps.cumsum(1)), 1)
+            self.feeds["pieces"] = np.stack((starts, slopes, values), 2).astype(np.float32)
+            self.feeds["number_of_distance"] = numbers(self.reach or self.capacity)
+            self.feeds["query_factors"] = numbers(len(self.cached), tokens)
 
     @property
     def node(self) -> Dict[str, Any]:
@@ -252,7 +263,7 @@ class Case:
         group, f, own = self.heads // self.kv_heads, self.feeds, self.cached[row] + s
         keys, values = (np.repeat(part[:, : own + 1], group, axis=0) for part in read)
         scores = np.einsum("hd,htd->ht", q, keys) * self.attributes.get("scale", self.size**-0.5)
-        cap = self.attributes.get("softcap", 0)
+        products, cap = scores, self.attributes.get("softcap", 0)
         scores = cap * np.tanh(scores / cap) if cap else scores
         behind = own - np.arange(own + 1)
         if "distance_bias" in f:
@@ -275,6 +286,18 @@ class Case:
         hidden = np.zeros(own + 1, bool)
         hidden |= behind >= window if window > 0 else False
         hidden |= behind > position % chunk if chunk else False
+        if "count_rows" in f:
+            gates = np.where(hidden, 0, 1 / (1 + np.exp(-products)))
+            counts = np.minimum(gates[:, ::-1].cumsum(1)[:, ::-1], self.table_rows - 1)
+            pairs = zip(counts, f["count_rows"][row, :, s], strict=True)
+            whole = np.arange(self.table_rows)
+            scores = scores + np.stack([np.interp(x, whole, line) for x, line in pairs])
+        if "pieces" in f:
+            numbers = f["number_of_distance"][np.minimum(behind, len(f["number_of_distance"]) - 1)]
+            x = numbers.astype(np.float64) * f["query_factors"][row, s]
+            for head, pieces in enumerate(f["pieces"].astype(np.float64)):
+                index = (x[:, None] >= pieces[1:, 0]).sum(1)
+                scores[head] += pieces[index, 1] * x + pieces[index, 2]
         scores[:, hidden] = -np.inf
         most = scores.max(1, keepdims=True)
         sinks = f["head_sink"][:, None].astype(np.float64) if "head_sink" in f else None

@@ -9,7 +9,8 @@ from tests.kernels.calls import Case, built, model, run, session
 
 pytestmark = built
 Feeds = Dict[str, np.ndarray]
-KINDS = ("rotation", "positions", "distance", "bias", "sinks", "query rows", "key rows", "decays")
+KINDS = ("rotation", "positions", "distance", "bias", "sinks", "query rows", "key rows", "decays",
+         "counts", "pieces")  # fmt: skip
 
 
 def _changed(name: str, change: Callable[[np.ndarray], Any]) -> Callable[[Feeds], None]:
@@ -62,6 +63,13 @@ FAULTS: Dict[str, Any] = {
     "decays of fewer heads": (_changed("key_decays", lambda x: x[:, :3]), "key_decays"),
     "decays of fewer keys": (_changed("key_decays", lambda x: x[:, :, :6]), "key_decays"),
     "several decays of a key": (_changed("key_decays", lambda x: np.tile(x, 2)), "key_decays"),
+    "counts of fewer heads": (_changed("count_rows", lambda x: x[:, :3]), "count_rows"),
+    "no counts": (_changed("count_rows", lambda x: x[..., :0]), "count_rows"),
+    "no numbers of distances": (_changed("number_of_distance", lambda x: x[:0]), "number_of"),
+    "factors of fewer tokens": (_changed("query_factors", lambda x: x[:, :1]), "query_factors"),
+    "pieces of fewer heads": (_changed("pieces", lambda x: x[:3]), "pieces"),
+    "no pieces": (_changed("pieces", lambda x: x[:, :0]), "pieces"),
+    "pieces of two numbers": (_changed("pieces", lambda x: x[..., :2]), "pieces"),
     "fewer scales": (_changed("k_scale", lambda x: x[:-1]), "k_scale and v_scale"),
 }
 

@@ -90,10 +90,15 @@ void add_values(const Call& call, int64_t number, const Number* values, int64_t 
   }
 }
 
+// Slots of a part, and their number.
+struct Slots {
+  int64_t from, count;
+};
+
+// Products of the queries of a tile with the keys of a part that some of them see.
 template <class Number>
-void attend_to(const Call& call, const Tile& tile, int64_t part, Partial out, float* memory) {
+Slots products(const Call& call, const Tile& tile, int64_t part, const Scratch& scratch) {
   const int64_t number = tile.tokens * call.group, start = part * PART;
-  const Scratch scratch(call, number, memory);
   Query* queries = scratch.queries;
   int64_t begin = INT64_MAX, end = 0;
   for (int64_t r = 0; r < number; r++) {
@@ -105,13 +110,22 @@ void attend_to(const Call& call, const Tile& tile, int64_t part, Partial out, fl
   const int64_t from = std::max(start, begin / WIDTH * WIDTH), to = std::min(start + PART, end);
   const int64_t count = std::max<int64_t>(0, to - from);
   products(call, queries, number, slots<Number>(call.keys, call, tile, from), from, count, scratch);
+  return {from, count};
+}
+
+template <class Number>
+void attend_to(const Call& call, const Tile& tile, int64_t part, Partial out, float* memory) {
+  const int64_t number = tile.tokens * call.group;
+  const Scratch scratch(call, number, memory);
+  const auto [from, count] = products<Number>(call, tile, part, scratch);
+  const Query* queries = scratch.queries;
   for (int64_t r = 0; r < number; r++)
     out.maximum[r] =
         weights(call, queries[r], scratch.scores + r * PART, from, count, out.sum[r]);
   const int64_t of_rows = Partial::table_rows(call);
   std::fill(out.rows, out.rows + number * of_rows, 0.0f);
   for (int64_t r = 0; of_rows && r < number; r++)
-    add_weights(scratch.scores + r * PART, from, to, queries[r], call, out.rows + r * of_rows);
+    add_weights(scratch.scores + r * PART, from, from + count, queries[r], call, out.rows + r * of_rows);
   std::fill(out.values, out.values + number * call.values.size, 0.0f);
   add_values(call, number, slots<Number>(call.values, call, tile, from), count, scratch,
              out.values);
@@ -122,6 +136,38 @@ void attend(const Call& call, const Tile& tile, int64_t part, Partial out, float
     attend_to<int8_t>(call, tile, part, out, scratch);
   else
     attend_to<float>(call, tile, part, out, scratch);
+}
+
+// Count the keys after each part, from the last one on while a query's count grows.
+template <class Number>
+void count_after(const Call& call, const Tile& tile, int64_t first, int64_t last, float* memory) {
+  const int64_t number = tile.tokens * call.group;
+  const double largest = static_cast<double>(call.largest_count);
+  const Scratch scratch(call, number, memory);
+  for (int64_t r = 0; r < number; r++) query(call, tile, r).counted[last] = 0;
+  bool grows = true;
+  for (int64_t part = last; part > first; part--) {
+    const Slots seen = grows ? products<Number>(call, tile, part, scratch) : Slots{0, 0};
+    const bool counts = grows;
+    grows = false;
+    for (int64_t r = 0; r < number; r++) {
+      const Query& query = scratch.queries[r];
+      const int64_t begin = std::clamp(query.begin - seen.from, int64_t{0}, seen.count);
+      const int64_t end = std::clamp(query.end - seen.from, begin, seen.count);
+      double& count = query.counted[part - 1];
+      count = counts ? count_keys<false>(scratch.scores + r * PART, begin, end, query,
+                                         call.largest_count, query.counted[part])
+                     : largest;
+      grows = grows || count < largest;
+    }
+  }
+}
+
+void count(const Call& call, const Tile& tile, int64_t first, int64_t last, float* scratch) {
+  if (call.int8)
+    count_after<int8_t>(call, tile, first, last, scratch);
+  else
+    count_after<float>(call, tile, first, last, scratch);
 }
 
 size_t scratch_size(const Call& call, int64_t queries) {
@@ -235,7 +281,7 @@ void prepare(const Call& call, int64_t row, int64_t token) {
 }  // namespace
 
 extern const Kernels kernels;
-const Kernels kernels = {POSENC_NAME, WIDTH, prepare, attend, scratch_size, clear, merge, finish};
+const Kernels kernels = {POSENC_NAME, WIDTH, prepare, count, attend, scratch_size, clear, merge, finish};
 
 }  // namespace POSENC_SET
 }  // namespace posenc

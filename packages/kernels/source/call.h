@@ -66,6 +66,20 @@ struct Call {
   double* decay_sums = nullptr;   // of all keys up to each slot [B, H, slots], written by `run`
   int64_t slots = 0;              // of the longest row after the call
 
+  // Rows of queries, read at the count of a key: the sum of the sigmoids of products over the key
+  // and all later ones that the query sees, at most R - 1. Between two counts, rows are linear.
+  const float* count_rows = nullptr;  // [B, H, S, R]
+  int64_t largest_count = 0;          // R - 1
+  double* counted = nullptr;  // of the keys after each part [B, K, S, G, parts], written by `count`
+  int64_t parts = 0;
+
+  // A bias that is linear in pieces of a number, which is one of the distance times one of the query.
+  const float* numbers = nullptr;  // [number_range]; larger distances have the last entry
+  int64_t number_range = 0;
+  const float* factors = nullptr;  // [B, S]
+  const float* pieces = nullptr;   // [H, of_head_pieces, 3]: least number, slope, value at 0
+  int64_t of_head_pieces = 0;
+
   const float* sinks = nullptr;       // one score per head, which has no value [H]
 
   float* queries = nullptr;  // rotated and scaled queries [B, K, S, G, D], written by `prepare`
@@ -103,6 +117,8 @@ struct Kernels {
 
   // Rotate and scale the queries of a token, and append its key and value to the caches.
   void (*prepare)(const Call&, int64_t row, int64_t token);
+  // Count the keys after each of the parts first .. last, for the queries of a tile.
+  void (*count)(const Call&, const Tile&, int64_t first, int64_t last, float* scratch);
   // Attend to the slots of one part, from part * PART on. scratch: `scratch_size` numbers.
   void (*attend)(const Call&, const Tile&, int64_t part, Partial, float* scratch);
   size_t (*scratch_size)(const Call&, int64_t queries);

@@ -161,6 +161,8 @@ void Node::read_scores(Call& call, const Tensor* in) const {
   if (in[BIAS].data) read_bias(call, in[BIAS]);
   read_picked(call, in);
   if (in[DECAYS].data) read_decays(call, in[DECAYS]);
+  if (in[COUNT_ROWS].data) read_count_rows(call, in[COUNT_ROWS]);
+  if (in[PIECES].data) read_pieces(call, in);
 }
 
 void Node::read_bias(Call& call, const Tensor& bias) const {
@@ -216,6 +218,29 @@ void Node::read_decays(Call& call, const Tensor& decays) const {
          "key_decays [B,H,T,1] with T of at least " + text(call.slots));
   call.decays = decays.numbers<float>();
   call.decay_slots = decays.sizes[2];
+}
+
+void Node::read_count_rows(Call& call, const Tensor& rows) const {
+  const int64_t size = rows.rank == 4 ? rows.sizes[3] : 0;
+  expect(size > 0 && rows.has({call.rows, heads_, call.tokens, size}), "count_rows [B,H,S,R]");
+  expect(softcap_ <= 0, "no softcap beside count_rows, which products count");
+  call.count_rows = rows.numbers<float>();
+  call.largest_count = size - 1;
+}
+
+// Numbers of distances and of queries, and the pieces of a function of their products.
+void Node::read_pieces(Call& call, const Tensor* in) const {
+  const Tensor &numbers = in[NUMBERS], &pieces = in[PIECES];
+  expect(numbers.rank == 1 && numbers.sizes[0] > 0, "number_of_distance [range]");
+  expect(in[FACTORS].has({call.rows, call.tokens}), "query_factors [B,S]");
+  expect(pieces.rank == 3 && pieces.sizes[0] == heads_ && pieces.sizes[1] > 0 &&
+             pieces.sizes[2] == 3,
+         "pieces [H,pieces,3]");
+  call.numbers = numbers.numbers<float>();
+  call.number_range = numbers.sizes[0];
+  call.factors = in[FACTORS].numbers<float>();
+  call.pieces = pieces.numbers<float>();
+  call.of_head_pieces = pieces.sizes[1];
 }
 
 }  // namespace posenc

@@ -23,6 +23,10 @@ struct Query {
   const float* rows;         // its numbers for the rows of a table [R], or null
   const float* key_rows;     // those of the keys of its head [R, slots], or null
   const double* decay_sums;  // sums of the decays of its head by slot, or null
+  const float* count_rows;   // its numbers by count [R], or null
+  double* counted;           // counts of the keys after each part
+  const float* pieces;       // pieces of the bias of its head, or null
+  float factor;              // of the numbers that they are a function of
 };
 
 inline Query query(const Call& call, const Tile& tile, int64_t number) {
@@ -30,9 +34,10 @@ inline Query query(const Call& call, const Tile& tile, int64_t number) {
   const int64_t head = tile.kv_head * call.group + of_group;
   const int64_t place = (tile.row * call.kv_heads + tile.kv_head) * call.tokens + token;
   const int64_t of_head = tile.row * call.heads + head;
+  const int64_t of_query = place * call.group + of_group, of_token = tile.row * call.tokens + token;
   const int64_t* strides = call.bias_strides;
   return {
-      call.queries + (place * call.group + of_group) * call.keys.size,
+      call.queries + of_query * call.keys.size,
       first_visible(call, tile.row, token),
       call.first[tile.row] + token + 1,
       call.by_distance ? call.by_distance + head * call.range : nullptr,
@@ -42,6 +47,12 @@ inline Query query(const Call& call, const Tile& tile, int64_t number) {
                       : nullptr,
       call.key_rows ? call.key_rows + of_head * call.of_head_rows : nullptr,
       call.decays ? call.decay_sums + of_head * call.slots : nullptr,
+      call.count_rows ? call.count_rows +
+                            (of_head * call.tokens + token) * (call.largest_count + 1)
+                      : nullptr,
+      call.count_rows ? call.counted + of_query * call.parts : nullptr,
+      call.pieces ? call.pieces + head * call.of_head_pieces * 3 : nullptr,
+      call.pieces ? call.factors[of_token] : 0,
   };
 }
 
@@ -106,6 +117,73 @@ inline void add_decays(float* scores, int64_t begin, int64_t end, const Query& q
   for (int64_t t = begin; t < end; t++) scores[t - begin] += static_cast<float>(own - sums[t]);
 }
 
+// Number of a row between the entries for whole counts.
+inline float at_count(const float* row, double count, int64_t largest) {
+  const double place = count < largest ? count : largest;  // also if it is no number
+  const int64_t below = static_cast<int64_t>(place);
+  const float step = row[std::min(below + 1, largest)] - row[below];
+  return row[below] + static_cast<float>(place - below) * step;
+}
+
+// Count keys first .. end - 1, whose products with the query are given, on from the count of the keys
+// after them, which is returned with them. ADDS: add the query's numbers at the counts to `scores`.
+template <bool ADDS>
+inline double count_keys(float* scores, int64_t first, int64_t end, const Query& query,
+                         int64_t largest, double count) {
+  int64_t t = end;
+  while (t > first && count < largest) {
+    const int64_t group = (t - 1) / WIDTH * WIDTH;
+    float gates[WIDTH];
+    store(gates, sigmoid(load(scores + group)));
+    while (t > std::max(first, group) && count < largest) {
+      count += gates[--t - group];
+      if (ADDS) scores[t] += at_count(query.count_rows, count, largest);
+    }
+  }
+  if (ADDS)
+    for (int64_t i = first; i < t; i++) scores[i] += query.count_rows[largest];
+  return count;
+}
+
+// Index of the piece that holds a number, sought from another one on.
+inline int64_t piece_of(float number, const float* pieces, int64_t last, int64_t index) {
+  while (index < last && number >= pieces[3 * index + 3]) index++;
+  while (index > 0 && number < pieces[3 * index]) index--;
+  return index;
+}
+
+// Add a bias that is linear in pieces of the numbers of slots begin .. end - 1, of which neighbours
+// mostly have one piece.
+inline void add_by_pieces(float* scores, int64_t begin, int64_t end, const Query& query,
+                          const Call& call) {
+  const int64_t own = query.end - 1, range = call.number_range, last = call.of_head_pieces - 1;
+  const int64_t near = first_near(query, range, begin, end), count = end - begin;
+  const float* pieces = query.pieces;
+  float x[PART + WIDTH] = {};
+  for (int64_t t = begin; t < near; t++) x[t - begin] = query.factor * call.numbers[range - 1];
+  for (int64_t t = near; t < end; t++) x[t - begin] = query.factor * call.numbers[own - t];
+  int64_t index = 0;
+  for (int64_t i = 0; i < count; i += WIDTH) {
+    const Vector numbers = load(x + i);
+    index = piece_of(x[i], pieces, last, index);
+    Vector slope = all(pieces[3 * index + 1]), value = all(pieces[3 * index + 2]);
+    const Integers before = numbers < (index > 0 ? pieces[3 * index] : LOWEST);
+    const Integers after = numbers >= (index < last ? pieces[3 * index + 3] : -LOWEST);
+    if (largest((before | after) ? all(1) : Vector{}) > 0) {
+      float slopes[WIDTH], values[WIDTH];
+      for (int64_t j = 0; j < WIDTH; j++) {
+        index = piece_of(x[i + j], pieces, last, index);
+        slopes[j] = pieces[3 * index + 1];
+        values[j] = pieces[3 * index + 2];
+      }
+      slope = load(slopes);
+      value = load(values);
+    }
+    store(x + i, slope * numbers + value);
+  }
+  for (int64_t i = 0; i < count; i++) scores[i] += x[i];
+}
+
 inline void add_by_slot(float* scores, int64_t begin, int64_t end, const Query& query) {
   for (int64_t t = begin; t < end; t++) scores[t - begin] += query.bias[t];
 }
@@ -119,8 +197,12 @@ inline float weights(const Call& call, const Query& query, float* scores, int64_
   const int64_t begin = std::clamp(query.begin, start, start + count);
   const int64_t end = std::clamp(query.end, begin, start + count);
   float* visible = scores + (begin - start);
+  if (query.count_rows)
+    count_keys<true>(scores, begin - start, end - start, query, call.largest_count,
+                     query.counted[start / PART]);
   if (call.softcap > 0) cap(scores, filled, call.softcap);
   if (query.by_distance) add_by_distance(visible, begin, end, query, call.range);
+  if (query.pieces) add_by_pieces(visible, begin, end, query, call);
   if (query.bias) add_by_slot(visible, begin, end, query);
   if (call.row_of_distance) add_picked(visible, begin, end, query, call);
   if (query.decay_sums) add_decays(visible, begin, end, query);

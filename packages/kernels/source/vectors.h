@@ -191,6 +191,12 @@ inline Vector exponential(Vector x) {
 
 inline float exponential(float x) { return exponential(all(x))[0]; }
 
+// 1 / (1 + e^-x).
+inline Vector sigmoid(Vector x) {
+  const Vector power = exponential(x < 0.0f ? x : -x);
+  return (x < 0.0f ? power : all(1)) / (1.0f + power);
+}
+
 // tanh x: x (1 + x^2 p(x^2)) below 0.625 (Cephes), elsewhere 1 - 2 / (e^2x + 1).
 inline Vector hyperbolic_tangent(Vector x) {
   const Vector size = x < 0.0f ? -x : x, square = x * x;

@@ -20,7 +20,7 @@ Number* memory(std::vector<Number>& kept, size_t size) {
 }
 
 thread_local std::vector<float> of_thread, of_call;
-thread_local std::vector<double> of_sums;
+thread_local std::vector<double> of_sums, of_counts;
 
 // Tiles of a call, and the parts of the keys that each of them attends to.
 struct Tiles {
@@ -168,6 +168,17 @@ void run(Call& call, const Kernels& kernels, const Parallel& parallel) {
   }
   clear_padding(call);
   const Tiles tiles(call);
+  if (call.count_rows) {
+    call.parts = (call.slots + PART - 1) / PART;
+    call.counted = memory(of_counts, call.rows * call.heads * call.tokens * call.parts);
+    chosen(tiles.count(), [&](size_t number) {
+      const Tile tile = tiles.at(number);
+      const size_t size = kernels.scratch_size(call, tile.tokens * call.group);
+      if (tile.tokens)
+        kernels.count(call, tile, tiles.first_part(tile), tiles.last_part(tile),
+                      memory(of_thread, size));
+    });
+  }
   if (small || tiles.count() >= ENOUGH)
     chosen(tiles.count(), [&](size_t number) { whole(tiles, kernels, number); });
   else

@@ -55,6 +55,17 @@ def consecutive_wave_products(
     return op.Slice(in_order, front, op.Unsqueeze(total, front), [3])
 
 
+def layers_of_ratio(op: Builder, node: graph.LayersOfRatio) -> ir.Value:
+    """Both layers are products of a matrix with a row for each query and key: [B,H,S,T]."""
+    x = op.Div(node.numbers, op.Unsqueeze(node.divisors, [1, 3]))
+    rows = op.Reshape(x, [-1, 1])
+    inner = op.Relu(op.Gemm(rows, node.first, node.first_bias, transB=1))
+    y = op.Gemm(inner, node.second, node.second_bias, transB=1)
+    leading = [op.Shape(x, start=0, end=1), op.Shape(x, start=2, end=4)]
+    by_key = op.Reshape(y, op.Concat(*leading, [size(node.second, 0)], axis=0))
+    return op.Transpose(by_key, perm=[0, 3, 1, 2])
+
+
 def pick(op: Builder, node: graph.Pick) -> ir.Value:
     """rows [B,H,S,R] at index [B,1 or H,S,T]: [B,H,S,T], as ops.pick."""
     return op.GatherElements(node.rows, _for_every_head(op, node.index, node.rows), axis=-1)

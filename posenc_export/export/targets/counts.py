@@ -1,7 +1,5 @@
 """Lowerings of ops.rows_at_counts: over all keys; over the last keys of caches of `ort`."""
 
-from typing import Optional
-
 import onnx_ir as ir
 
 from posenc_export.export.targets import standard
@@ -23,7 +21,6 @@ def rows_at_last_counts(
     append: Append,
     first: ir.Value,
     total: ir.Value,
-    spare: Optional[ir.Value] = None,
 ) -> ir.Value:
     """Read rows [B,H,S,R] at the counts of the keys that `append` caches, without counting all of
     them: [B,H,S,T].
@@ -35,7 +32,6 @@ def rows_at_last_counts(
     Args:
         first: slot of the first new token of each row [B].
         total: number of slots T, [1].
-        spare: number of slots after T that padding of rows may reach, [1]; None for none.
     """
     mask, rows, past = node.mask, node.rows, append.past
     count, axis = size(rows, 3), op.constant([2])
@@ -45,11 +41,7 @@ def rows_at_last_counts(
     # keys.
     update = op.Transpose(append.new, perm=[0, 2, 1, 3])
     last_keys = op.Slice(past, recent, total, axis)
-    if spare is not None:
-        last_keys = op.Pad(last_keys, op.Concat([0], spare, axis=0), op.constant(0, "float32"), [2])
     last_keys = op.TensorScatter(last_keys, update, op.Sub(first, recent), axis=2)
-    if spare is not None:
-        last_keys = op.Slice(last_keys, [0], op.Sub(total, recent), axis)
     last = _gates(op, node, last_keys, _columns(op, mask, recent, total))
     least = op.ReduceMin(op.ReduceSum(last, [-1]), keepdims=0)
     # The sum is rounded, so that a sum of R - 1 would not be enough.
@@ -70,7 +62,7 @@ def _columns(op: Builder, x: ir.Value, start: ir.Value, end: ir.Value) -> ir.Val
 def _gates(op: Builder, node: RowsAtCounts, keys: ir.Value, mask: ir.Value) -> ir.Value:
     """Gates sigmoid(q k) [B,H,S,T] float32 of visible keys, 0 for others."""
     # CUDA compares no bfloat16
-    visible = op.GreaterOrEqual(standard.in_float(op, mask), op.constant(0, "float32"))
+    visible = op.Greater(standard.in_float(op, mask), op.constant(standard.LEAST, "float32"))
     queries = op.Shape(node.q, start=1, end=2)
     gates = op.Sigmoid(standard.products_of(op, node, node.q, keys, queries))
     return op.Mul(gates, op.Cast(visible, to=FLOAT))

@@ -6,7 +6,7 @@ computes every entry of its output from the same entry of its inputs, or only mo
 """
 
 from pathlib import Path
-from typing import Dict, Optional, Sequence, Set
+from typing import Any, Dict, Optional, Sequence, Set
 
 import numpy as np
 import onnx_ir as ir
@@ -55,6 +55,31 @@ def rows_of(op: Builder, mask: Mask, index: ir.Value) -> Optional[ir.Value]:
     if rows is None:
         return None
     return op.weight(f"{index.name}{ROW_OF_DISTANCE}", lambda: rows[0].astype(np.int32))
+
+
+def at_distances(op: Builder, mask: Mask, value: ir.Value) -> Optional[ir.Value]:
+    """Emit nodes that compute a value [B,1,S,T] at every distance [range], from constants alone, or
+    return None if it depends on something else.
+    """
+    distances = _Distances(mask)
+    if op.max_positions > MOST or not distances.decide(value):
+        return None
+    copies: Dict[ir.Value, ir.Value] = {}
+    for source, sign in distances.sources.items():
+        counted = op.Range(op.constant(0), op.constant(sign * op.max_positions), op.constant(sign))
+        copies[source] = op.Unsqueeze(op.Cast(counted, to=int(_element(source))), [0, 1, 2])
+
+    def copied(value: Optional[ir.Value]) -> Optional[ir.Value]:
+        if value is None or value.const_value is not None:
+            return value
+        node = value.producer()
+        if value not in copies and node is not None:
+            operands = [copied(source) for source in node.inputs]
+            attributes: Any = dict(node.attributes)
+            copies[value] = op.node(node.op_type, *operands, **attributes)
+        return copies[value]
+
+    return op.Reshape(copied(value), [-1])
 
 
 class _Distances:

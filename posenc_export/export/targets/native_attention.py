@@ -7,6 +7,7 @@ from typing import Any, Dict, List, Optional, Sequence, Tuple
 import onnx_ir as ir
 
 from posenc_export.export.targets import (
+    bias_pieces,
     distance_tables,
     ort_attention,
     ort_slots,
@@ -38,13 +39,14 @@ def attend(op: Builder, node: Attend) -> ir.Value:
     sums = picked_rows.collected(node, mask, picked)
     if sums is None and node.readers(AttentionWeights):
         return ort_attention.attend(op, node)
-    others = None if by_distance else mask.bias
+    pieces = None if by_distance else bias_pieces.pieces_of(op, mask)
+    others = None if by_distance or pieces else mask.bias
     bias = ort_attention.sum_of(op, others, picked.rest if picked else node.content)
     # GroupQueryAttention reads chunks from a bias, which such scores need anyway.
     if mask.chunk and bias is not None:
         return ort_attention.attend(op, node)
     key, value = appended
-    window = 0 if bias or picked or sums else ort_attention.window_of(op, mask)
+    window = 0 if bias or picked or pieces or sums else ort_attention.window_of(op, mask)
     op.windows |= {str(append.past.name): window for append in appended if window}
     rotation = _rotation(op, node, key, mask, bool(window))
     heads = [node.q, key.new, value.new]
@@ -61,7 +63,8 @@ def attend(op: Builder, node: Attend) -> ir.Value:
             op, [ort_attention.padded(op, part, wide) for part, wide in widths]
         ),
         *_inputs(op, node, appended, rotation, [by_distance, bias]),
-        *(picked.inputs if picked else []),
+        *(picked.inputs if picked else [None] * picked_rows.INPUTS),
+        *(pieces or []),
         domain=DOMAIN,
         **_attributes(node, mask, rotation),
         **({"key_row_scale": picked.factor} if picked and picked.key_rows else {}),

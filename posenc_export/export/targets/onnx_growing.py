@@ -60,6 +60,7 @@ LOWERING: Tuple[Table, ...] = (
         graph.ChooseRotation: by_query.choose_rotation,
         graph.Products: content.products,
         graph.WaveProducts: content.wave_products,
+        graph.LayersOfRatio: content.layers_of_ratio,
         graph.Pick: content.pick,
         graph.SuffixSum: content.suffix_sum,
         graph.RowsAtCounts: counts.rows_at_counts,

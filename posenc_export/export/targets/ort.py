@@ -7,7 +7,7 @@ any offset. With attention_mask, a slot is a column of the mask: keys are rotate
 and the mask is added as a bias.
 """
 
-from typing import Optional, Tuple
+from typing import Tuple
 
 import onnx_ir as ir
 
@@ -43,15 +43,13 @@ def wave_products(op: Builder, node: graph.WaveProducts) -> ir.Value:
     return content.consecutive_wave_products(op, node, first, total)
 
 
-def rows_at_counts(
-    op: Builder, node: graph.RowsAtCounts, spare: Optional[ir.Value] = None
-) -> ir.Value:
-    """Count only the last keys of a cache if that is enough. spare: as in counts.py."""
+def rows_at_counts(op: Builder, node: graph.RowsAtCounts) -> ir.Value:
+    """Count only the last keys of a cache if that is enough."""
     append = graph.Append.of(node.keys)
     if append is None or op.dtype != "float32":
         return counts.rows_at_counts(op, node)
     node.node.replace_input_with(1, None)  # no longer a reader of the cache
-    return counts.rows_at_last_counts(op, node, append, *ort_slots.written(op, append), spare)
+    return counts.rows_at_last_counts(op, node, append, *ort_slots.written(op, append))
 
 
 def distances(op: Builder, node: graph.Distances) -> ir.Value:

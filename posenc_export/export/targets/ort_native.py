@@ -11,7 +11,15 @@ from typing import Tuple
 import onnx_ir as ir
 
 from posenc_export.export.manifest_writer import Graph
-from posenc_export.export.targets import content, native_attention, ort, ort_layers, ort_slots
+from posenc_export.export.targets import (
+    content,
+    counts,
+    native_attention,
+    ort,
+    ort_layers,
+    ort_slots,
+    picked_rows,
+)
 from posenc_export.export.targets.builder import Builder
 from posenc_export.export.targets.fused_weights import Fused
 from posenc_export.export.targets.onnx_file import Lowerings, write_onnx
@@ -32,12 +40,16 @@ def collect_by_distance(op: Builder, node: graph.CollectByDistance) -> ir.Value:
 
 
 def rows_at_counts(op: Builder, node: graph.RowsAtCounts) -> ir.Value:
-    """As `ort`, for rows of different numbers of new tokens."""
-    return ort.rows_at_counts(op, node, op.Shape(node.rows, start=2, end=3))
+    """Leave the counts to the operator if it can count; otherwise count all keys."""
+    if not picked_rows.counts_inside(op, node):
+        return counts.rows_at_counts(op, node)
+    node.node.replace_input_with(1, None)  # no longer a reader of the cache
+    inside = {"domain": graph.DOMAIN, "heads": node.heads, "kv_heads": node.kv_heads}
+    return op.RowsAtCounts(None, None, None, node.rows, **inside)
 
 
 # Nodes whose place an input of the operator may take.
-LATER = (graph.Distances, graph.Pick, graph.SuffixSum)
+LATER = (graph.Distances, graph.LayersOfRatio, graph.Pick, graph.SuffixSum)
 LOWERING: Tuple[Table, ...] = (
     {
         **{kind: lower for kind, lower in ort.LOWERING[0].items() if kind not in LATER},

@@ -12,7 +12,7 @@ from typing import Iterator, List, Optional, Sequence, Tuple
 import numpy as np
 import onnx_ir as ir
 
-from posenc_export.export.targets import distance_tables
+from posenc_export.export.targets import distance_tables, ort_slots
 from posenc_export.export.targets.builder import Builder, numbers_of, size
 from posenc_export.ops.graph import (
     Append,
@@ -22,9 +22,11 @@ from posenc_export.ops.graph import (
     Distances,
     Mask,
     Pick,
+    RowsAtCounts,
     SuffixSum,
 )
 
+INPUTS = 5  # of the operator, for scores by content
 KEYS_AND_QUERIES = [0, 1, 3, 2]  # permutation of axes that swaps them
 
 
@@ -37,6 +39,7 @@ class Picked:
         key_rows: appended rows of keys [B,H*R,T,1], or None, and the factor of their term.
         row_of_distance: see distance_tables.rows_of; None without rows.
         decays: appended numbers of keys [B,H,T,1], or None.
+        counts: rows of queries that are read at counts of keys [B,H,S,R], or None.
         rest: the other scores [B,H,S,T], or None.
     """
 
@@ -45,12 +48,13 @@ class Picked:
     factor: float
     row_of_distance: Optional[ir.Value]
     decays: Optional[ir.Value]
+    counts: Optional[ir.Value]
     rest: Optional[ir.Value]
 
     @property
     def inputs(self) -> List[Optional[ir.Value]]:
         """The inputs of the operator."""
-        return [self.query_rows, self.key_rows, self.row_of_distance, self.decays]
+        return [self.query_rows, self.key_rows, self.row_of_distance, self.decays, self.counts]
 
 
 @dataclass(frozen=True)
@@ -74,6 +78,9 @@ def picked(op: Builder, node: Attend, mask: Mask) -> Optional[Picked]:
     rows: Optional[ir.Value] = None
     index: Optional[ir.Value] = None
     decays: Optional[ir.Value] = None
+    counted = RowsAtCounts.of(node.content)
+    if counted is not None:
+        return Picked(None, None, 1.0, None, None, counted.rows, None)
     for term in _terms(node.content, 1.0):
         summed = _sums_between(term.value, mask) if term.factor == 1 and decays is None else None
         if summed is not None:
@@ -96,8 +103,34 @@ def picked(op: Builder, node: Attend, mask: Mask) -> Optional[Picked]:
         keys[0].factor if keys else 1.0,
         rows,
         decays,
+        None,
         _sum(op, [(term.value, term.factor) for term in rest]),
     )
+
+
+def counts_inside(op: Builder, node: RowsAtCounts) -> bool:
+    """Return whether CachedAttention can count keys for a node: it has the products of the only
+    Attend that reads its output, which has no other content and no bias.
+    """
+    users = [user for user, _ in node.output.uses()]
+    if [user.op_type for user in users] != ["Attend"]:
+        return False
+    attend, mask = Attend(users[0]), Mask.of(node.mask)
+    same = attend.content is node.output and attend.mask is node.mask and attend.keys is node.keys
+    if not same or mask is None or mask.bias is not None or attend.softcap:
+        return False
+    readers = {user for user, _ in node.keys.uses()}
+    values = [user for user, _ in attend.values.uses()]
+    if readers != {attend.node, node.node} or values != [attend.node]:
+        return False
+    cached = Append.of(node.keys) and Append.of(attend.values) and ort_slots.by_columns(op) is None
+    if not cached or op.dtype != "float32" or attend.readers(AttentionWeights):
+        return False
+    product = node.q.producer()
+    operands = [] if product is None or product.op_type != "Mul" else list(product.inputs)
+    factors = [v for v in operands if v is not None and v is not attend.q]
+    constant = factors[0].const_value if len(factors) == 1 and attend.q in operands else None
+    return constant is not None and bool(np.all(constant.numpy() == np.float32(attend.scale)))
 
 
 def _appended_alone(pick: Optional[Pick]) -> bool:

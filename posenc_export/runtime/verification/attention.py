@@ -13,9 +13,9 @@ from posenc_export.runtime.verification.kernels import CheckedNode, Graph, Recor
 QUERY, KEY, VALUE, LAST, COS, SIN, POSITIONS, BIAS, SINK = 0, 1, 2, 5, 7, 8, 9, 10, 11
 # Of CachedAttention (packages/kernels/README.md).
 BY_DISTANCE, KEY_COS, KEY_SIN, QUERY_ROWS, KEY_ROWS, ROW_OF_DISTANCE = 14, 16, 17, 18, 19, 20
-DECAYS = 21
+DECAYS, COUNT_ROWS, NUMBERS, FACTORS, PIECES = 21, 22, 23, 24, 25
 SCALES = (12, 13)  # of keys and of values
-TABLES = (COS, SIN, SINK, *SCALES, BY_DISTANCE, KEY_COS, KEY_SIN, ROW_OF_DISTANCE)
+TABLES = (COS, SIN, SINK, *SCALES, BY_DISTANCE, KEY_COS, KEY_SIN, ROW_OF_DISTANCE, NUMBERS, PIECES)
 # Roundings of a score beside the sum over D: the scale of a channel, that of scores, and of the
 # register's parts.
 OF_SCORE = 8
@@ -72,6 +72,28 @@ def sums_between(decays: np.ndarray, count: int, total: int) -> np.ndarray:
     return np.asarray(sums[:, total - count :, None] - sums[:, None])
 
 
+def at_counts(rows: np.ndarray, products: np.ndarray) -> np.ndarray:
+    """Return rows [H,S,R] between their entries at the counts of keys: the sums of the sigmoids of
+    their products [H,S,T] and those of all later keys, at most R - 1.
+    """
+    gates, last = 1 / (1 + np.exp(-products)), rows.shape[2] - 1
+    counts = np.minimum(gates[..., ::-1].cumsum(2)[..., ::-1], last)
+    below = counts.astype(int)
+    low, high = (
+        np.take_along_axis(rows, np.minimum(index, last), 2).astype(np.float64)
+        for index in (below, below + 1)
+    )
+    return np.asarray(low + (counts - below) * (high - low))
+
+
+def in_pieces(x: np.ndarray, pieces: np.ndarray) -> np.ndarray:
+    """Return functions [H,S,T] of numbers x [S,T] that are linear in pieces [H,pieces,3], each with
+    its least number, slope and value at 0.
+    """
+    index = [np.searchsorted(of_head[1:, 0], x, "right") for of_head in pieces]
+    return np.stack([p[i, 1] * x + p[i, 2] for p, i in zip(pieces, index, strict=True)])
+
+
 def by_query_head(part: np.ndarray, heads: int) -> np.ndarray:
     """Repeat keys or values [K,T,D] for each of the query heads that share them."""
     return np.repeat(part, heads // len(part), axis=0)  # [heads,T,D]
@@ -88,6 +110,7 @@ class Scores(NamedTuple):
     scale: float
     softcap: float  # 0 for none
     biases: List[np.ndarray]  # are added, of H heads or of one
+    count_rows: Optional[np.ndarray]  # rows of queries that are read at counts of keys [H,S,R]
     seen: np.ndarray  # which keys queries see [S,T]
     sinks: Union[float, np.ndarray]  # scores of sinks [H,1,1]; -inf for none
 
@@ -160,12 +183,19 @@ class Inputs:
             biases += self._picked(self.picked_rows(count, total))
         if self.has(DECAYS):
             biases.append(sums_between(self[DECAYS][:, :, 0], count, total))
+        if self.has(PIECES):
+            numbers = self[NUMBERS].astype(np.float64)
+            of_keys = numbers[np.clip(behind, 0, len(numbers) - 1)]
+            biases.append(
+                in_pieces(of_keys * self[FACTORS][:, None], self[PIECES].astype(np.float64))
+            )
         seen = visible(count, total, int(known.get("local_window_size", -1)))
         if known.get("chunk_size", 0):
             seen = seen & (behind <= self[POSITIONS][:, None] % known["chunk_size"])
         scale = float(known.get("scale", 0.0)) or size**-0.5
         sinks = self[SINK][:, None, None] if self.has(SINK) else -np.inf
-        return Scores(scale, known.get("softcap", 0.0), biases, seen, sinks)
+        rows = self[COUNT_ROWS] if self.has(COUNT_ROWS) else None
+        return Scores(scale, known.get("softcap", 0.0), biases, rows, seen, sinks)
 
     def picked_rows(self, count: int, total: int) -> np.ndarray:
         """Return the row that the distance of each query and key picks [S,T]."""
@@ -192,7 +222,7 @@ def attended(
     q: Heads, read: Sequence[np.ndarray], scores: Scores
 ) -> Tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Return the softmax [H,S,T], the output [S,H*D] for keys and values [K,T,D], and its bound
-    [S,H*D], which holds without softcap and sinks.
+    [S,H*D], which holds without softcap, sinks and counts.
 
     A score has D + OF_SCORE roundings, those of its bias, and the errors of q. If all scores of a
     token are within d of theirs, its weights are within a factor of exp(2 d). A weight, and its
@@ -202,6 +232,8 @@ def attended(
     size, total = q.numbers.shape[2], keys.shape[1]
     turned, biases = keys.transpose(0, 2, 1), scores.biases
     numbers = scores.scale * (q.numbers @ turned)
+    if scores.count_rows is not None:
+        biases = [*biases, at_counts(scores.count_rows, np.where(scores.seen, numbers, -np.inf))]
     if scores.softcap:
         numbers = scores.softcap * np.tanh(numbers / scores.softcap)
     away = (size + OF_SCORE) * UNIT * np.abs(q.numbers) + q.error
@@ -221,10 +253,12 @@ def cached_attention(graph: Graph, node: Node) -> Optional[CheckedNode]:
     if node.attributes.get("k_quant_type") != "PER_CHANNEL":
         return None
     inputs = Inputs(node, graph.numbers)
-    computed = (*(QUERY, KEY, VALUE), LAST, POSITIONS, BIAS, QUERY_ROWS, KEY_ROWS, DECAYS)
+    computed = [QUERY, KEY, VALUE, LAST, POSITIONS, BIAS, QUERY_ROWS, KEY_ROWS, DECAYS]
+    computed += NUMBERS, FACTORS, PIECES
     reads = [node.inputs[index] for index in computed if inputs.has(index)]
     others = [name for name in ("softcap", "smooth_softmax") if node.attributes.get(name, 0) > 0]
-    others += ["head_sink"] if inputs.has(SINK) else []
+    kinds = ((SINK, "head_sink"), (COUNT_ROWS, "count_rows"))
+    others += [name for index, name in kinds if inputs.has(index)]
     skipped = f"{', '.join(others)}: not in the contract" if others else ""
 
     def ratios(records: Sequence[Record]) -> np.ndarray:

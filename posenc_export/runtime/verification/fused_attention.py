@@ -21,15 +21,17 @@ from posenc_export.runtime.verification.integer_graph import integer_part
 OPERATORS = ("GroupQueryAttention", kernel_library.OPERATOR)
 INPUTS = ("q", "k", "v", "past_k", "past_v", "lengths", "longest", "cos", "sin", "", "", "sinks")
 SCALED = (*INPUTS, "k_scale", "v_scale")
-BY_CONTENT = ("query_rows", "key_rows", "row_of_distance", "decays")
-NATIVE = (*SCALED, "distances", "slots", "key_cos", "key_sin", *BY_CONTENT)  # of packages/kernels
+BY_CONTENT = ("query_rows", "key_rows", "row_of_distance", "decays", "count_rows")
+PIECES = ("numbers", "factors", "pieces")
+# Of packages/kernels.
+NATIVE = (*SCALED, "distances", "slots", "key_cos", "key_sin", *BY_CONTENT, *PIECES)
 TOLERANCE = 2e-5  # of weighted sums of numbers of size 1 in float32; a key too many changes 1/keys
 LONGEST = 8192  # keys of the longest row
 TOGETHER = 1024  # keys of the longest row that is evaluated together with others
 PROMPTS = (2, 17, 65)  # tokens of calls with several new tokens
 JUNK = 1e4  # in slots after a row
 STEP = 1 / 64  # between numbers of caches of 8 bits
-ROWS = 5  # of tables whose rows are picked by distance
+ROWS = 5  # of tables whose rows are picked by distance or read at counts, and pieces of lines
 
 
 @dataclass(frozen=True)
@@ -189,6 +191,10 @@ def _case(
         "key_rows": random.standard_normal((rows, h * ROWS, longest, 1)).astype(np.float32),
         "row_of_distance": random.integers(0, ROWS, kernel.row_range).astype(np.int32),
         "decays": -random.random((rows, h, longest, 1), np.float32),
+        "count_rows": random.standard_normal((rows, h, new, ROWS)).astype(np.float32),
+        "numbers": random.random(longest, np.float32),
+        "factors": random.random((rows, new), np.float32),
+        "pieces": _pieces(random, h),
         "k_scale": np.full(kv * d, STEP, np.float32),
         "v_scale": np.full(kv * e, STEP, np.float32),
     }
@@ -205,6 +211,15 @@ def _case(
             expected[1][row] = np.einsum("hst,str->hsr", weights, picked)
     feeds = {name: known[name] for name in names if name}
     return feeds, expected[: len(kernel.compared)]
+
+
+def _pieces(random: np.random.Generator, heads: int) -> np.ndarray:
+    """Return pieces [H,ROWS,3] of continuous functions: rounding may choose either at an end."""
+    starts = np.sort(random.random((heads, ROWS)), 1)
+    slopes = random.standard_normal((heads, ROWS))
+    steps = (slopes[:, :-1] - slopes[:, 1:]) * starts[:, 1:]
+    values = np.concatenate((np.zeros((heads, 1)), steps.cumsum(1)), 1)
+    return np.stack((starts, slopes, values), 2).astype(np.float32)
 
 
 def _waves(random: np.random.Generator, rows: int, width: int) -> Tuple[np.ndarray, np.ndarray]:

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from msgspec.structs import replace
 
 from posenc_export import block_config, load
 from posenc_export.export import export
@@ -48,3 +49,11 @@ def test_scores_are_exact_whether_or_not_the_last_keys_reach_the_largest_count(
         worst_of_batch(block, session, LENGTHS, steps=4, chunk=50)
         <= accuracy_of(block, manifest).tolerance
     )
+
+
+def test_a_bias_closes_no_gate(tmp_path: Path) -> None:
+    config = block_config(WIDTH, 2, 64, encoding={"name": "alibi"})
+    both = [{"name": "alibi"}, {"name": "cope", "positions": ROWS}]
+    block = seeded(replace(config, attention=replace(config.attention, encodings=both)))
+    certificate = export(block, "onnx", tmp_path / "artefact", verify="quick").certificate
+    assert certificate is not None and certificate["passed"]  # the oracle is among its cells

@@ -82,6 +82,22 @@ def test_sums_of_gates_need_no_tensor_of_scores(tmp_path: Path) -> None:
 
 
 @built
+def test_counts_of_keys_need_no_tensor_of_scores(tmp_path: Path) -> None:
+    graph = _exported(block("cope"), tmp_path / "artefact", verify="quick")
+    (inputs,) = _inputs(graph)
+    assert "count_rows" in inputs and "attention_bias" not in inputs
+    assert not {"CumSum", "Range", "Slice", "Sigmoid"} & {*_operators(graph)}
+
+
+@built
+def test_a_bias_of_layers_is_pieces_of_a_line(tmp_path: Path) -> None:
+    graph = _exported(block("fire"), tmp_path / "artefact", verify="quick")
+    (inputs,) = _inputs(graph)
+    assert {"number_of_distance", "query_factors", "pieces"} <= inputs.keys()
+    assert "attention_bias" not in inputs and not {"Relu", "Gemm"} & {*_operators(graph)}
+
+
+@built
 def test_caches_of_keys_and_of_values_have_sizes_of_their_own(tmp_path: Path) -> None:
     _exported(block("pope"), tmp_path / "artefact", verify="quick")
     sizes = {s.past.split(".")[-1]: s.axes[3] for s in load(tmp_path / "artefact").manifest.states}
@@ -170,7 +186,7 @@ def test_rows_of_several_tokens_over_a_cache_are_one_call(
 def test_caches_of_8_bits_and_weights_of_4_pass_the_grid(tmp_path: Path) -> None:
     text = tmp_path / "text.txt"
     text.write_bytes(np.random.default_rng(0).integers(32, 127, size=2000).astype("u1").tobytes())
-    for variant in ("rope", "alibi", "deberta", "fox"):  # rows by distance and sums of gates
+    for variant in ("rope", "alibi", "deberta", "fox", "cope", "fire"):  # each kind of score
         folder = tmp_path / variant
         config = decoder_config(256, 1, 96, block(variant))
         certificate = export(sources(config), "ort-native", folder, cache="int8", weights="int4",
