@@ -7,18 +7,12 @@ from typing import Dict, List, NamedTuple, Optional, Sequence, Union
 
 import torch
 
-from posenc_export.export import (
-    half_precision,
-    loader_configs,
-    manifest_writer,
-    numbers,
-    quality,
-    trained_numbers,
-)
+from posenc_export.export import half_precision, loader_configs, numbers, quality, trained_numbers
 from posenc_export.export.bounds import accuracy_of
 from posenc_export.export.compile_errors import explain_errors
 from posenc_export.export.describe import Model, describe, text_of
 from posenc_export.export.expected import expected_outputs
+from posenc_export.export.manifest_writer import with_graph, write_manifest
 from posenc_export.export.options import MAX_LOSS, ExportOptions
 from posenc_export.export.quantization import mixed, samples
 from posenc_export.export.quantization.formats import format_of
@@ -184,7 +178,7 @@ def _make(
         accuracy = accuracy.with_stated(options.tolerance)
         accuracy = dataclasses.replace(accuracy, fixed=True)
     written = _written(source, described, folder, accuracy, options)
-    manifest = manifest_writer.write(folder, written.manifest)
+    manifest = write_manifest(folder, written.manifest)
     if options.size is not None:
         mixed.check_written(manifest, options.size)
     if not options.verify:
@@ -196,7 +190,7 @@ def _make(
         options.say(f"{target}: measuring the loss against float32")
         inputs = read._replace(model=sources.of("float32").model)
         lost = quality.measured(folder, manifest, verified, inputs, options.say)
-    return manifest_writer.write(folder, manifest, verified, lost)
+    return write_manifest(folder, manifest, verified, lost)
 
 
 class Written(NamedTuple):
@@ -215,7 +209,7 @@ def _written(
     source.release()
     with explain_errors(described.target, source.model, described.packages):
         graph = TARGETS[described.target].write(source, described, folder)
-    manifest = manifest_writer.with_graph(described, graph)
+    manifest = with_graph(described, graph)
     source.release()
     options.say(f"{described.target}: computing the outputs of the module")
     long = bool(options.verify)

@@ -16,7 +16,7 @@ from posenc_export.models.stack import Text
 from posenc_export.models.user_module import inner_of
 from posenc_export.runtime.artefact.manifest import Calibration, Manifest, Package
 from posenc_export.runtime.artefact.records import Generation, Weights
-from posenc_export.runtime.artefact.schema import FIRST_INTERFACE
+from posenc_export.runtime.artefact.schema import FIRST_INTERFACE, GRAPHS
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,7 +24,6 @@ class CacheLayout:
     """How the graphs of a target keep the tokens that they have read."""
 
     layout: Mapping[str, str]  # "rows" or "columns" (runtime.artefact.manifest), by signature
-    update: str  # update rule of keys and values, "append" or "in_place"
     # capacity_bucket, continuation_rows, contiguous: as in the manifest
     capacity_bucket: int = 0
     continuation_rows: int = 0
@@ -33,7 +32,7 @@ class CacheLayout:
 
 ROWS = {"positions": "rows", "mask": "columns"}
 # Graphs of torch take the first slots of larger memory.
-TORCH = CacheLayout(layout=ROWS, update="in_place", capacity_bucket=64)
+TORCH = CacheLayout(layout=ROWS, capacity_bucket=64)
 
 
 @dataclass(frozen=True)
@@ -49,15 +48,14 @@ class FewBits:
 def describe(
     model: Model, target: str, signature: str, caches: CacheLayout, few_bits: FewBits = FewBits()
 ) -> Manifest:
-    """Return the manifest of a model without what the stages of an export find out
-    (manifest_writer.py).
+    """Return the manifest of a model without what the stages of an export find out.
 
     Args:
         caches: of the target.
         few_bits: what the target is to round; the weights of the model are rounded already.
     """
     encodings_of_layers = (part.encoding for part in model.attentions())
-    text = text_of(model)
+    text, grows = text_of(model), target in GRAPHS and GRAPHS[target].grows
     return Manifest(
         kind=kind_of(model.config),
         target=target,
@@ -67,7 +65,7 @@ def describe(
         config=to_json(model.config),
         inputs=graph_values.inputs_of(model, signature),
         outputs=graph_values.outputs_of(model, signature),
-        states=graph_values.states_of(model, signature, caches.update),
+        states=graph_values.states_of(model, signature, "append" if grows else "in_place"),
         max_positions=model.config.max_positions,
         capacity_bucket=caches.capacity_bucket,
         continuation_rows=caches.continuation_rows,

@@ -55,7 +55,7 @@ def with_graph(described: Manifest, graph: Graph) -> Manifest:
     )
 
 
-def write(
+def write_manifest(
     folder: Path,
     manifest: Manifest,
     verified: Optional[Verified] = None,

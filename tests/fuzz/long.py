@@ -161,7 +161,7 @@ def _specs(
         for signature in ("positions", "mask")
         for target, able in TARGETS.items()
         if target in runnable()
-        for provider in ("cpu", *(() if GRAPHS[target].in_torch else present))
+        for provider in ("cpu", *(present if GRAPHS[target].file == "model.onnx" else ()))
         if provider not in providers.OPENVINO or (target, form) in OPENVINO_READS
         if (target != "ort-cuda" or provider == "cuda") and signature in able.layout
         if provider != "cuda"

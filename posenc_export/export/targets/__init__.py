@@ -1,4 +1,4 @@
-"""The export targets by name: how each one writes its graph, and how its caches are updated."""
+"""The export targets by name: how each one writes its graph and lays out its caches."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -71,7 +71,6 @@ TARGETS = {
         cache="grows: past in, present out",
         write=_onnx(Lowerings(onnx_growing.LOWERING, Standard)),
         layout={"positions": "columns", "mask": "columns"},
-        update="append",
         formats=tuple(FORMATS),
     ),
     "onnx-static": Target(
@@ -79,7 +78,6 @@ TARGETS = {
         cache="fixed capacity, in place, grown in buckets",
         write=_onnx(Lowerings(onnx_static.LOWERING, Standard)),
         layout=ROWS,
-        update="in_place",
         capacity_bucket=BUCKET,
         formats=tuple(FORMATS),
     ),
@@ -88,7 +86,6 @@ TARGETS = {
         cache="fixed capacity, in place, cost of the valid length",
         write=_onnx(Lowerings(ort.LOWERING, Fused, ort_layers.FUSIONS)),
         layout=ROWS,
-        update="in_place",
         continuation_rows=1,
         contiguous=True,
         formats=(*FORMATS, KEEP, MIXED),
@@ -99,7 +96,6 @@ TARGETS = {
         cache="fixed capacity, in place, cost of the valid length",
         write=ort_native.write,
         layout={"positions": "rows"},
-        update="in_place",
         contiguous=True,
         dtypes=("float32",),
         formats=(*FORMATS, KEEP, MIXED),
@@ -114,7 +110,6 @@ TARGETS = {
         # No "mask": GroupQueryAttention reads lengths on the host, where lengths computed on the
         # device are 0.
         layout={"positions": "rows"},
-        update="in_place",
         continuation_rows=1,
         contiguous=True,
         dtypes=("float16", "bfloat16"),  # GroupQueryAttention has no float32 kernel for CUDA

@@ -166,7 +166,7 @@ def _check_inputs(manifest: Manifest) -> None:
         where, forms = f"inputs[{index}] to be", allowed.get(value.name, [])
         expect(bool(forms), f"{where} one of {', '.join(allowed)}", value.name)
         expect(value in forms, f"{where} {' or '.join(map(line, forms))}", line(value))
-    if GRAPHS[target].in_torch:
+    if manifest.in_torch:
         wanted = ["token_type_ids"] if manifest.segments else []
         wanted += ["position_ids" if manifest.signature == "positions" else "attention_mask"]
         wanted += ["logits_index"] if manifest.input("logits_index") else []

@@ -27,11 +27,6 @@ class TargetGraph(NamedTuple):
     fused: bool = False  # whether attention can be one operator, which is also tested alone
     compact: bool = False  # whether caches can hold 8 bits, or only the last tokens of a window
 
-    @property
-    def in_torch(self) -> bool:
-        """Whether torch runs the file, with positional arguments."""
-        return not self.file.endswith(".onnx")
-
 
 GRAPHS = {  # by target
     "onnx": TargetGraph(grows=True),
@@ -227,7 +222,7 @@ class Manifest(Struct, frozen=True, forbid_unknown_fields=True):
     @property
     def in_torch(self) -> bool:
         """Whether torch runs the graph, or a live module."""
-        return self.target not in GRAPHS or GRAPHS[self.target].in_torch
+        return self.target not in GRAPHS or GRAPHS[self.target].file != "model.onnx"
 
     @property
     def stores_positions(self) -> bool:

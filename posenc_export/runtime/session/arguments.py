@@ -6,16 +6,8 @@ from typing import Any, Dict, List, Optional, Sequence, Tuple
 import numpy as np
 
 from posenc_export.runtime.artefact.manifest import Manifest
-from posenc_export.runtime.session.argument_arrays import (
-    Numbers,
-    Rows,
-    align,
-    array_of,
-    at_least,
-    check_tokens,
-    per_row,
-    short_repr,
-)
+from posenc_export.runtime.session import argument_arrays as arrays
+from posenc_export.runtime.session.argument_arrays import Numbers, Rows, per_row, short_repr
 from posenc_export.runtime.session.errors import expected
 
 # Coordinates and token types by graph input: for each row [n,count] int64.
@@ -74,15 +66,15 @@ def check_prefill(
     logits_to_keep: Optional[int],
 ) -> PrefillArguments:
     """Check the arguments of Session.prefill, which documents them and its errors."""
-    columns, padded = align(rows, attention_mask, manifest.inputs[0])
+    columns, padded = arrays.align(rows, attention_mask, manifest.inputs[0])
     tokens = [padded[row, valid] for row, valid in enumerate(columns)]
     if not tokens:
         raise expected("at least one row", "none", "give [B,S] tokens or a list of rows")
     counts = np.array([len(row) for row in tokens], np.int64)
-    chunk = at_least("chunk", manifest.chunk if chunk is None else chunk, 1)
-    keep = at_least("logits_to_keep", 0 if logits_to_keep is None else logits_to_keep, 0)
+    chunk = arrays.at_least("chunk", manifest.chunk if chunk is None else chunk, 1)
+    keep = arrays.at_least("logits_to_keep", 0 if logits_to_keep is None else logits_to_keep, 0)
     if manifest.vocabulary:
-        check_tokens(manifest.vocabulary, tokens)
+        arrays.check_tokens(manifest.vocabulary, tokens)
     attributes = _attributes(grid, token_types, manifest, columns, padded.shape[:2])
     longest = int(counts.max())
     if not manifest.states or chunk > longest:  # a bidirectional model reads whole rows
@@ -151,14 +143,6 @@ def check_room(
         raise expected(rule, longest, "open the session with a larger capacity")
 
 
-def room(
-    manifest: Manifest, capacity: int, first_position: np.ndarray, length: np.ndarray
-) -> np.ndarray:
-    """Return how many more tokens each row [B] can read within positions and `capacity` slots."""
-    positions = manifest.max_positions - first_position - length
-    return np.minimum(positions, capacity - length) if manifest.in_place else positions
-
-
 def check_rewind(manifest: Manifest, length: List[int], n: Numbers) -> List[int]:
     """Return how many tokens `n` takes back from each row, at least from one row; or raise."""
     check_has_cache(manifest, "rewind")
@@ -172,7 +156,7 @@ def check_rewind(manifest: Manifest, length: List[int], n: Numbers) -> List[int]
 def check_discard(manifest: Manifest, length: List[int], n: Numbers, after: Any) -> List[int]:
     """Return how many tokens `n` removes behind the first `after` of each row, or raise."""
     check_has_cache(manifest, "discard")
-    at_least("after", after, 0)
+    arrays.at_least("after", after, 0)
     counts = per_row("n of discard", n, len(length) or 1).tolist()
     behind = [max(count - int(after), 0) for count in length]
     if min(counts) < 0 or any(a > b for a, b in zip(counts, behind or [0], strict=True)):
@@ -228,7 +212,7 @@ def _attributes(
             raise expected(rule, "an encoding without", "leave grid out")
         attributes["grid"] = _numbers("grid", grid, (axes, *shape), limit, valid)
     if token_types is not None:
-        segments, types = manifest.segments, array_of("token_types", token_types)[None]
+        segments, types = manifest.segments, arrays.array_of("token_types", token_types)[None]
         if not segments:
             got = f"kind {manifest.kind} without"
             raise expected("a model with segments for token_types", got, "leave token_types out")
@@ -241,7 +225,7 @@ def _numbers(
     name: str, value: Any, shape: Tuple[int, ...], limit: int, valid: Sequence[np.ndarray]
 ) -> List[np.ndarray]:
     """Check an argument [n,B,S] and return its values at the valid tokens of each row [n,count]."""
-    numbers = array_of(name, value)
+    numbers = arrays.array_of(name, value)
     if numbers.shape != shape or numbers.dtype.kind not in "iu":
         got = f"shape {list(numbers.shape)} {numbers.dtype}"
         raise expected(f"{name} of shape {list(shape)} with whole numbers", got)

@@ -69,8 +69,9 @@ class CachedRows:
     @property
     def room(self) -> np.ndarray:
         """Number of tokens that each row [B] int64 has room for, in positions and caches."""
-        state = self._state
-        return arguments.room(self.manifest, self.capacity, state.first_position, state.length)
+        length, manifest = self._state.length, self.manifest
+        room = manifest.max_positions - self._state.first_position - length
+        return np.minimum(room, self.capacity - length) if manifest.in_place else room
 
     @property
     def capacity(self) -> int:

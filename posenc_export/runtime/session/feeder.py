@@ -148,16 +148,10 @@ class Feeder:
         # follows them, and the next tokens overwrite it.
         whole = self._whole_rows and not length.any()
         valid = np.full_like(counts, x.shape[1]) if whole else counts
+        first_position, occupied = state.first_position[rows], state.occupied[rows]
+        kept = state.caches.notes.windows.first_kept[rows]
         padded = PaddedTokens(
-            x,
-            counts,
-            length,
-            state.first_position[rows],
-            requested,
-            state.occupied[rows],
-            valid,
-            state.caches.notes.windows.first_kept[rows],
-            planes,
+            x, counts, length, first_position, requested, occupied, valid, kept, planes
         )
         feeds = graph_inputs.fill(self.manifest, padded)
         return {**feeds, **state.encoder_outputs.select(rows)} if state.encoder_outputs else feeds

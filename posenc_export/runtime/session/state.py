@@ -63,8 +63,7 @@ class SessionState:
     @property
     def used(self) -> int:
         """Number of slots in use, of the longest row or of all columns, without the stepper's."""
-        longest = int(self.committed_length.max(initial=0))
-        return self.occupied.shape[1] if self.by_columns else longest
+        return max(self.occupied.shape[1], int(self.committed_length.max(initial=0)))
 
     @property
     def used_by_row(self) -> np.ndarray:
@@ -115,14 +114,10 @@ class SessionState:
         if caches.rows and (caches.rows != count if self.by_columns else caches.rows < count):
             caches = caches.empty()
         rows = count if self.by_columns else max(count, caches.rows, caches.fewest_rows)
-        state = SessionState(
-            caches.reserve(slots, rows),
-            self.rewind,
-            np.zeros_like(first_position),
-            first_position.copy(),
-            np.zeros((count, 0), bool),
-            self._histories(count),
-        )
+        caches, histories = caches.reserve(slots, rows), self._histories(count)
+        length, occupied = np.zeros_like(first_position), np.zeros((count, 0), bool)
+        first = first_position.copy()
+        state = SessionState(caches, self.rewind, length, first, occupied, histories)
         state.wipe()
         return state
 
