@@ -23,7 +23,7 @@ from posenc_export.export import Sources, VerificationError
 from posenc_export.shared import json_rows
 
 DECODER_TARGETS = ("ort", "onnx", "onnx-static", "torchscript")
-SHOWN = 10  # models of the table, besides those that fail
+SHOWN = 5  # models of the table, besides those that fail
 
 
 def measured(name: str) -> List[Dict[str, Any]]:
