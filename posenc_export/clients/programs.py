@@ -4,7 +4,7 @@ import re
 from dataclasses import dataclass
 from typing import Any, Dict, List, Tuple
 
-from posenc_export.runtime.artefact.graph_inputs import INPUTS, B, M, P
+from posenc_export.runtime.artefact.graph_inputs import INPUTS, B, M, P, W
 from posenc_export.runtime.artefact.manifest import Axis, Manifest, State
 from posenc_export.runtime.artefact.rules import WEIGHTS, graph_file
 from posenc_export.runtime.artefact.summary import summary
@@ -166,6 +166,6 @@ def _states(manifest: Manifest, language: str) -> Dict[str, Any]:
 
 def _layout(state: State, past: str) -> Dict[str, Any]:
     """Return dtype, sizes for one row without tokens, and initial value. past: the size P."""
-    sizes = {B: "1", P: past, M: "CAPACITY"}
+    sizes = {B: "1", P: past, M: "CAPACITY", W: "CAPACITY"}
     shape = [sizes.get(str(axis), str(axis)) for axis in state.axes]
     return {"dtype": state.dtype, "shape": shape, "fill": state.fill}

@@ -32,10 +32,11 @@ def edges_of(model: Model) -> List[Edge]:
 
 def indices_of(edges: List[Edge], manifest: Manifest) -> Dict[str, int]:
     """Return the tokens at edges of a sequence from 0 on, by name, with the depths of a cache, and
-    where a session gives tokens up because the cache of a window is full.
+    where a session gives tokens up because the cache of a window or of chunks is full.
     """
     room, length = REWIND + NEW - 1, fill_length(manifest) if manifest.states else 0
-    full = {f"full cache of {e.name}": e.at + room for e in edges if e.name.startswith("window ")}
+    limited = [edge for edge in edges if edge.name.startswith(("window ", "chunk "))]
+    full = {f"full cache of {edge.name}": edge.at + room for edge in limited}
     full = {name: at for name, at in full.items() if at < length}
     return {**full, **depths(length), **{edge.name: edge.at for edge in edges}}
 

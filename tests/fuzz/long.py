@@ -113,7 +113,7 @@ def groups(chosen: random.Random, only: Sequence[str] = ()) -> Iterator[List[Spe
         modules += [(variant, "reading") for variant in READING] + [
             (variant, "bytes") for variant in BYTES
         ]
-        modules += [(variant, "windows") for variant in WINDOWS]
+        modules += [(variant, kind) for variant in WINDOWS for kind in ("windows", "chunks")]
         modules += [(variant, "experts") for variant in EXPERTS] + [
             (variant, kind) for variant in AROUND for kind in OWN
         ]
@@ -121,7 +121,7 @@ def groups(chosen: random.Random, only: Sequence[str] = ()) -> Iterator[List[Spe
         for variant, kind in modules:
             short = kind in ("encoder", "bidirectional") or chosen.random() < 0.7
             # Caches of a window are shorter than others in a long range only.
-            size = LONG if kind == "windows" or not short else SHORT
+            size = LONG if kind in ("windows", "chunks") or not short else SHORT
             plain, others = _specs(variant, kind, size, present)
             forms = sorted({spec.form for spec in others} - {"float32"})
             forms = ["float32", *chosen.sample(forms, min(FORMATS, len(forms)))]

@@ -118,10 +118,10 @@ def experts(variant: str, size: int) -> Any:
     )
 
 
-def windows(variant: str, size: int) -> Any:
-    """Describe a decoder whose layers see a window."""
+def windows(variant: str, size: int, name: str = "window") -> Any:
+    """Describe a decoder whose layers see a window, or chunks."""
     whole = decoder(variant, max_positions=size)
-    sees = {"name": "window", "size": WINDOW}
+    sees = {"name": name, "size": WINDOW}
     layers = {
         name: replace(kind, attention=replace(kind.attention, sees=sees))
         for name, kind in whole.layers.items()
@@ -143,6 +143,7 @@ KINDS: Dict[str, Callable[[str, int], Any]] = {
     "encoder": lambda variant, size: replace(encoder(variant), max_positions=size),
     "experts": experts,
     "windows": windows,
+    "chunks": functools.partial(windows, name="chunk"),
     "bytes": lambda variant, size: decoder_config(BYTES, 2, 40, block(variant, max_positions=size)),
 }
 OWN = {"own": 0, "own-ids": 61}  # kinds of modules around a block, and their vocabulary
@@ -205,7 +206,7 @@ class Subject:
             keys is not None
             and self.spec.provider == "cpu"
             and all(state.update == "in_place" for state in self.manifest.states)
-            and not (self.columns or self.windows)
+            and not self.columns
             and not (keys.rotation_of and self.manifest.cache)
         )
 

@@ -45,6 +45,7 @@ SPECS = [  # blocks if one layer is enough for the test, since tracing takes mos
         Spec("alibi", "block", target, "positions", 600)
         for target in ("onnx", "onnx-static", "ort")
     ),
+    *(Spec("rope", "windows", target, "positions", 600) for target in ("onnx-static", "ort")),
     *(Spec("rope_longrope-short", "block", target) for target in ("ort", "torchscript")),
     Spec("rope_longrope-short", "block", "onnx-static", "mask"),
     *(Spec("conditional_conv", "block", target) for target in ("onnx", "ort")),
@@ -89,6 +90,7 @@ THOROUGH = (
     Spec("cope", "block", "onnx-static"),
     Spec("t5", "reading", "onnx-static"),
     *(Spec("alibi", "block", target, "positions", 600) for target in ("onnx", "onnx-static")),
+    Spec("rope", "windows", "ort", "positions", 600),
     *(spec for spec in FORMATTED if spec.form not in ("int8", "float32") or spec.kind != "block"),
 )
 

@@ -1,16 +1,51 @@
 """Target `onnx-static`: ai.onnx, opset 24; TensorScatter writes caches of fixed capacity."""
 
+from typing import Tuple
+
 import onnx_ir as ir
 
-from posenc_export.export.targets import onnx_growing, standard
+from posenc_export.export.targets import onnx_growing, ort_attention, ort_slots, standard
 from posenc_export.export.targets.builder import Builder
 from posenc_export.export.targets.rewriter import Table
 from posenc_export.ops import graph
+from posenc_export.runtime.artefact.graph_inputs import W
+
+
+def slide(op: Builder, node: graph.Attend) -> ir.Value:
+    """Let the caches of a layer begin at a later token than the first if queries read the last
+    tokens only: the mask then has the positions in the slots of such a cache.
+    """
+    appended, mask = standard.appended_here(node), graph.Mask.of(node.mask)
+    if appended is None or mask is None:
+        return node.output
+    scores = ort_attention.with_scores(node, mask)
+    window = 0 if scores else ort_attention.window_of(op, mask)
+    if window:
+        for append in appended:
+            assert append.past.name is not None and append.past.shape is not None
+            op.windows[append.past.name] = window
+            append.past.shape = ir.Shape([*append.past.shape[:2], W, *append.past.shape[3:]])
+        keys = positions_in_windows(op, mask.key_positions)
+        node.node.replace_input_with(3, standard.mask_of_keys(op, mask, keys))
+    return node.output
+
+
+def positions_in_windows(op: Builder, key_positions: ir.Value) -> ir.Value:
+    """Return the positions in the slots of caches of windows [B,W] from those in all slots [B,M];
+    -1 behind these.
+    """
+    first_cache = next(value for value in op.graph.inputs if value.name in op.windows)
+    capacity = op.Squeeze(op.Shape(first_cache, start=2, end=3))
+    slots = op.Add(ort_slots.window_start(op), op.Range(op.constant(0), capacity, 1))
+    behind = op.Shape(key_positions, start=1, end=2)
+    return op.GatherElements(op.Pad(key_positions, [0, 1], -1, [1]), op.Min(slots, behind), axis=1)
 
 
 def append(op: Builder, node: graph.Append) -> ir.Value:
-    update = op.Transpose(node.new, perm=[0, 2, 1, 3])
-    return op.TensorScatter(node.past, update, node.write_index, axis=2)
+    update, first = op.Transpose(node.new, perm=[0, 2, 1, 3]), node.write_index
+    if node.past.name in op.windows:
+        first = op.Sub(first, op.Squeeze(ort_slots.window_start(op), [1]))
+    return op.TensorScatter(node.past, update, first, axis=2)
 
 
 def append_positions(op: Builder, node: graph.AppendPositions) -> ir.Value:
@@ -30,4 +65,5 @@ CACHES: Table = {
     graph.FitPositions: fit_positions,
     graph.Attend: standard.attend,
 }
-LOWERING = ({**onnx_growing.LOWERING[0], **CACHES},)
+# Masks of layers whose caches slide are chosen before masks are lowered.
+LOWERING: Tuple[Table, ...] = ({graph.Attend: slide}, {**onnx_growing.LOWERING[0], **CACHES})

@@ -54,7 +54,7 @@ def _group_query(
     """
     key, value = appended
     lengths = ort_slots.lengths_in_windows(op) if slides else ort_slots.lengths(op)
-    bias, window = _bias_and_window(op, node)
+    bias, window = _bias_and_window(op, node, slides)
     attributes = {"num_heads": node.heads, "kv_num_heads": node.kv_heads}
     attributes |= standard.scores_of(node) | window
     heads = [node.q, key.new, value.new]
@@ -76,12 +76,16 @@ def _group_query(
     return op.several(count, "GroupQueryAttention", *inputs, domain=domain, **attributes)
 
 
-def _bias_and_window(op: Builder, node: Attend) -> Tuple[Optional[ir.Value], Dict[str, Any]]:
+def _bias_and_window(
+    op: Builder, node: Attend, slides: bool
+) -> Tuple[Optional[ir.Value], Dict[str, Any]]:
     """Return what is added to scores, [B,1 or H,S,T] or None, and the attribute of a window. The
     node itself hides later keys, and those before a window, which includes the query.
     """
     mask = Mask.of(node.mask)
     assert mask is not None and not mask.after  # models with a cache are causal
+    if mask.chunk and slides:
+        return standard.mask_of_keys(op, mask, ort_slots.key_positions_in_windows(op)), {}
     if ort_slots.by_columns(op) is not None or mask.chunk:
         return sum_of(op, node.mask, node.content), {}
     bias = sum_of(op, mask.bias, node.content)
@@ -93,18 +97,22 @@ def _window(op: Builder, node: Attend) -> int:
     """Return `window_of` the mask of a node; 0 if it is given scores of all tokens."""
     mask = Mask.of(node.mask)
     assert mask is not None
-    needs_scores = mask.bias is not None or node.content is not None
-    return 0 if needs_scores or node.readers(AttentionWeights) else window_of(op, mask)
+    return 0 if op.dtype != "float32" or with_scores(node, mask) else window_of(op, mask)
+
+
+def with_scores(node: Attend, mask: Mask) -> bool:
+    """Return whether a node is given, or gives, scores of all tokens."""
+    others = mask.bias is not None or node.content is not None
+    return others or bool(node.readers(AttentionWeights))
 
 
 def window_of(op: Builder, mask: Mask) -> int:
-    """Return how many last tokens a mask shows a query, with its own; 0 if it shows others, or if a
-    session has no shorter cache for the range of positions.
+    """Return the most last tokens that a mask shows a query, with its own; 0 if it shows others, or
+    if a session has no shorter cache for the range of positions.
     """
-    if mask.before < 0 or mask.chunk or ort_slots.by_columns(op) is not None:
-        return 0
-    window = mask.before + 1
-    return window if op.dtype == "float32" and window + 2 * NEW < op.max_positions else 0
+    window = mask.before + 1 or mask.chunk
+    short = window + 2 * NEW < op.max_positions
+    return window if short and ort_slots.by_columns(op) is None else 0
 
 
 def rotation_by_slot(op: Builder, q: ir.Value, k: ir.Value) -> Optional[Rotate]:

@@ -41,10 +41,14 @@ def cache_position(op: Builder) -> ir.Value:
     return op.input("cache_position")
 
 
+def window_start(op: Builder) -> ir.Value:
+    """Return the first token of each row in the caches of windows, [B,1] int64."""
+    return op.Cast(op.Unsqueeze(op.input("window_start"), [1]), to=INT64)
+
+
 def position_in_windows(op: Builder) -> ir.Value:
     """Return `cache_position` counted from the first token in the caches of windows."""
-    first = op.Cast(op.Unsqueeze(op.input("window_start"), [1]), to=INT64)
-    return op.Sub(cache_position(op), first)
+    return op.Sub(cache_position(op), window_start(op))
 
 
 def total(op: Builder) -> ir.Value:
@@ -62,9 +66,15 @@ def key_positions(op: Builder) -> ir.Value:
     return positions_of(op, op.Range(op.constant(0), total(op), 1))
 
 
+def key_positions_in_windows(op: Builder) -> ir.Value:
+    """Return the positions of the slots of caches of windows [B,T]."""
+    total = op.Cast(lengths_in_windows(op)[1], to=INT64)
+    return positions_of(op, op.Add(window_start(op), op.Range(op.constant(0), total, 1)))
+
+
 def positions_of(op: Builder, slots: ir.Value) -> ir.Value:
-    """Return the positions [B,T] of slots [T]: the position in slot 0 plus the slot. Free slots
-    of a row can lie past the range of positions; they get -1, as padding.
+    """Return the positions [B,T] of slots [T] or [B,T]: the position in slot 0 plus the slot. Free
+    slots of a row can lie past the range of positions; they get -1, as padding.
     """
     positions = op.Add(first_position(op), slots)
     return op.Where(op.Less(positions, op.constant(op.max_positions)), positions, op.constant(-1))

@@ -74,6 +74,13 @@ def mask(op: Builder, node: graph.Mask) -> ir.Value:
     return in_dtype(op, op.Where(visible, scores, op.constant(NEVER, "float32")))
 
 
+def mask_of_keys(op: Builder, node: graph.Mask, key_positions: ir.Value) -> ir.Value:
+    """Return a semantic mask without bias that sees other keys by the rule of a node."""
+    rule = {"before": node.before, "after": node.after, "chunk": node.chunk}
+    inputs = (node.positions, key_positions, None, node.like)
+    return op.Mask(*inputs, domain=graph.DOMAIN, **rule)
+
+
 def in_dtype(op: Builder, value: ir.Value) -> ir.Value:
     """Cast a float32 value to the dtype of activations."""
     if op.dtype == "float32":

@@ -10,6 +10,7 @@ from posenc_export.runtime.artefact.records import Axis
 from posenc_export.runtime.artefact.schema import Manifest, Value
 
 B, S, P, M = "batch_size", "sequence_length", "past_sequence_length", "capacity"
+W = "window_capacity"  # slots of caches of windows, if other states have M slots in a graph
 T, Q, R = "total_sequence_length", "encoder_sequence_length", "logits_count"
 LETTERS = {B: "B", S: "S", T: "T", Q: "Q", R: "R", "width": "E", "features": "F"}
 # Inputs of a decoder that reads an encoder: outputs of the encoder, the same in every call.
@@ -241,7 +242,7 @@ AFTER_TOKENS: Dict[str, GraphInput] = {
         "int32",
         ((B,),),
         "Token of each row in slot 0 of its caches of windows; 0 if they hold all tokens.",
-        "target ort, if a layer with a window has a shorter cache",
+        "targets onnx-static, ort and ort-native, if a layer with a window has a shorter cache",
         "0, in all calls if caches hold all tokens",
         lambda tokens: tokens.window_start.astype(np.int32),
         lambda manifest: any(state.window for state in manifest.states),

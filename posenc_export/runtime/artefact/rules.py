@@ -7,7 +7,7 @@ import msgspec
 
 from posenc_export.runtime.artefact import graph_inputs
 from posenc_export.runtime.artefact.certificate import Certificate
-from posenc_export.runtime.artefact.graph_inputs import B, M, P, Q, R, S, T
+from posenc_export.runtime.artefact.graph_inputs import B, M, P, Q, R, S, T, W
 from posenc_export.runtime.artefact.schema import GRAPHS, Axis, Manifest, State, Value
 
 WEIGHTS = "model.onnx.data"  # external data of an ONNX graph: concatenated tensors
@@ -206,7 +206,8 @@ def _check_state(where: str, state: State, manifest: Manifest) -> None:
     updates = ("append", "replace") if GRAPHS[target].grows else ("in_place", "replace")
     rule = f"{where}.update to be {' or '.join(updates)} for target {target}"
     expect(state.update in updates, rule, state.update)
-    slots = {"append": P, "in_place": M}.get(state.update)
+    of_window = state.window and not GRAPHS[target].compact
+    slots = {"append": P, "in_place": W if of_window else M}.get(state.update)
     named = {index: axis for index, axis in enumerate(state.axes) if isinstance(axis, str)}
     rule = f"to have {slots} only at axis" if slots else "to have no other name, with axis 0"
     expect(
@@ -256,9 +257,10 @@ def _check_caches(manifest: Manifest) -> None:
         parts = state.past.startswith("past_key_values."), state.past.endswith((".key", ".value"))
         rule = "int8 states to be in-place keys and values"
         expect(state.in_place and all(parts), rule, state.past)
-    rule = f"window only for in-place states of {compact} that begin at input window_start"
+    windows = " or ".join(name for name, other in GRAPHS.items() if other.windows)
+    rule = f"window only for in-place states of {windows} that begin at input window_start"
     for state in [state for state in manifest.states if state.window]:
-        holds = graph.compact and state.in_place and not state.reads_hidden
+        holds = graph.windows and state.in_place and not manifest.by_columns
         expect(holds and manifest.input("window_start") is not None, rule, state.past)
     rule = "reads_hidden to be false only for in-place states with layout rows"
     for state in manifest.states:

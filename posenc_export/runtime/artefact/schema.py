@@ -25,14 +25,15 @@ class TargetGraph(NamedTuple):
     file: str = "model.onnx"
     grows: bool = False  # whether caches grow; otherwise they are written in place
     fused: bool = False  # whether attention can be one operator, which is also tested alone
-    compact: bool = False  # whether caches can hold 8 bits, or only the last tokens of a window
+    compact: bool = False  # whether caches can hold 8 bits
+    windows: bool = False  # whether caches can hold only the last tokens of a window
 
 
 GRAPHS = {  # by target
     "onnx": TargetGraph(grows=True),
-    "onnx-static": TargetGraph(),
-    "ort": TargetGraph(fused=True, compact=True),
-    "ort-native": TargetGraph(fused=True, compact=True),
+    "onnx-static": TargetGraph(windows=True),
+    "ort": TargetGraph(fused=True, compact=True, windows=True),
+    "ort-native": TargetGraph(fused=True, compact=True, windows=True),
     "ort-cuda": TargetGraph(fused=True),
     "torchscript": TargetGraph("model.pt"),
     "pt2": TargetGraph("model.pt2"),

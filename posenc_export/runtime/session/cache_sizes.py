@@ -2,6 +2,8 @@
 
 import math
 
+import numpy as np
+
 from posenc_export.runtime.session.caches import FIRST, Caches
 from posenc_export.runtime.session.graph import Buffer
 
@@ -13,6 +15,19 @@ def allocated(caches: Caches) -> int:
         lazy = buffer.mapping is not None
         total += slots * buffer.row_bytes // caches.extent if lazy else buffer.bytes
     return total
+
+
+def release(caches: Caches, lengths: np.ndarray) -> None:
+    """Return memory of lazy caches to the system: that of the slots behind the tokens of each row,
+    if they are more than FIRST. The first rows have `lengths` [n] tokens, others none.
+    """
+    written = caches.notes.written
+    kept = np.concatenate((lengths, np.zeros(len(written) - len(lengths), np.int64)))
+    for row in np.flatnonzero(written > kept + FIRST).tolist() if caches.lazy else ():
+        for state, past in zip(caches.states, caches.past, strict=True):
+            if past.mapping is not None:
+                past.release(row, state.axis, int(kept[row]))
+        written[row] = kept[row]
 
 
 def peak(caches: Caches, rows: int, slots: int) -> int:

@@ -91,7 +91,7 @@ class CachedRows:
         """Return memory of tokens that have left the caches to the system, where rows take memory
         as they are written. It takes as long as a few steps.
         """
-        self._state.caches.release(self._state.length)
+        cache_sizes.release(self._state.caches, self._state.length)
 
     def memory_of(self, rows: int, tokens: int) -> int:
         """Return the most bytes that the caches take while they grow to `rows` rows of `tokens`

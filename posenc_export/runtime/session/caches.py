@@ -147,24 +147,31 @@ class Caches:
             for row, slots in enumerate(hidden) if state.reads_hidden else ():
                 # An interrupted run counts as more slots than a full cache has. Slices end there.
                 within = slots if isinstance(slots, slice) else slots[slots < self.extent]
+                if state.window and isinstance(within, slice):
+                    within = self.notes.windows.slots_of(row, within)
                 past.clear_slots(row, state.axis, within)
 
     def copy(self, to: Tuple[int, int], source: "Caches", at: Tuple[int, int], tokens: int) -> None:
         """Copy `tokens` tokens of in-place states of other caches, from a row and token `at` on, to
-        `to` of these; in caches of windows those that both hold.
+        `to` of these; in caches of windows those that both hold. A row that begins there has no
+        other tokens in these.
         """
         kept = source.notes.windows.first_kept[at[0]], self.notes.windows.first_kept[to[0]]
         begin, target = at[1] - int(kept[0]), to[1] - int(kept[1])
         gone = min(max(0, -begin, -target), tokens)
         for index in self.rules.in_place:
-            place, origin, count = to, at, tokens
+            place, origin, count, axis = to, at, tokens, self.states[index].axis
             if index in self.rules.windowed:
                 place, origin, count = (to[0], target + gone), (at[0], begin + gone), tokens - gone
-            axis = self.states[index].axis
+                self.past[index].clear_slots(to[0], axis, slice(0 if to[1] else None))
             self.past[index].copy_slots(place, source.past[index], origin, 1, axis, count)
 
     def slide(self, first: int, lengths: np.ndarray, counts: np.ndarray) -> None:
-        """Let caches of windows have room for counts [n] more tokens of rows from `first` on."""
+        """Let caches of windows have room for counts [n] more tokens of rows from `first` on, and
+        for the padding that graphs write that read hidden slots.
+        """
+        if any(self.states[index].reads_hidden for index in self.rules.windowed):
+            counts = np.full_like(counts, counts.max())
         pairs = zip(lengths.tolist(), counts.tolist(), strict=True)
         for row, (length, count) in enumerate(pairs, first):
             self.notes.windows.slide(self.window, self._windowed, row, length, count)
@@ -205,18 +212,6 @@ class Caches:
         return Caches(
             self.graph, self.capacity, self.fewest_rows, self.rules, self.window, self.lazy
         )
-
-    def release(self, lengths: np.ndarray) -> None:
-        """Return memory of lazy caches to the system: that of the slots behind the tokens of each
-        row, if they are more than FIRST. The first rows have `lengths` [n] tokens, others none.
-        """
-        written = self.notes.written
-        kept = np.concatenate((lengths, np.zeros(len(written) - len(lengths), np.int64)))
-        for row in np.flatnonzero(written > kept + FIRST).tolist() if self.lazy else ():
-            for state, past, _ in self._buffers(self.rules.in_place):
-                if past.mapping is not None:
-                    past.release(row, state.axis, int(kept[row]))
-            written[row] = kept[row]
 
     def fork(self, slots: int) -> "Caches":
         """Return a copy in separate memory, with `slots` in-place slots."""

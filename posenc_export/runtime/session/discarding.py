@@ -4,7 +4,7 @@ go on without end in a range of positions (StreamingLLM, Xiao et al. 2309.17453)
 Shapes: K key heads, T tokens, D head size.
 """
 
-from typing import Any, Union
+from typing import Any, List, Union
 
 import numpy as np
 
@@ -53,9 +53,6 @@ def check(caches: Caches) -> CachedKeys:
         got = f"target {manifest.target} with signature {manifest.signature}"
         remedy = "export target ort or onnx-static with signature positions"
         raise expected("for discard, caches that are written in place", got, remedy)
-    if caches.window.size:
-        got = f"target {manifest.target} with caches as long as windows"
-        raise expected("for discard, caches of all tokens", got, "export target onnx-static")
     if keys.rotation_of and manifest.cache:
         rule = "for discard of rotated keys, caches in the dtype of the model"
         raise expected(rule, f"cache {manifest.cache}", "export without cache")
@@ -81,19 +78,40 @@ def shift(
     Args:
         keys: how cached keys depend on positions.
         first, length: position of the first token of the row, and number of its tokens.
+
+    Raises:
+        ValueError: caches of windows do not hold the tokens that the next one would read.
     """
-    slots, content = slice(after + count, length), []
-    old = first + np.arange(length)[slots]
+    slots: List[int] = []
+    content: List[np.ndarray] = []
+    kept = int(caches.notes.windows.first_kept[row])
+    next_kept = max(kept - count, min(kept, after))
+    _check_kept(caches.window.size, next_kept, length - count)
     for state, past in zip(caches.states, caches.past, strict=True):
-        moved = past.array[windows.part_of(row, state.axis, slots)].copy()
+        begin, next_begin = (kept, next_kept) if state.window else (0, 0)
+        moving = max(after + count, begin)  # first token that moves
+        place = slice(moving - begin, length - begin)
+        moved = past.array[windows.part_of(row, state.axis, place)].copy()
+        old = first + np.arange(moving, length)
         rotation = keys.rotation_of.get(state.past)
         if state.holds_positions:
             moved -= count
         elif rotation is not None:
             turns = keys.rotations[rotation]
             moved = turned(turns, moved, old, old - count).astype(moved.dtype)
+        slots.append(moving - count - next_begin)
         content.append(moved)
-    return windows.Move(row, after, content)
+    return windows.Move(row, next_kept, slots, content)
+
+
+def _check_kept(size: int, first: int, length: int) -> None:
+    """Raise ValueError unless caches of windows from token `first` on hold the last `size` - 1 of
+    a row of some length.
+    """
+    if first and length < first + size - 1:
+        rule = f"for discard, at least {first + size - 1} tokens that stay, since keys of windows"
+        remedy = "discard fewer tokens"
+        raise expected(f"{rule} are kept for the last tokens only", length, remedy)
 
 
 def make_room(session: Any) -> int:

@@ -246,6 +246,8 @@ class SessionState:
             self.caches.copy((target, 0), self.caches, (source, 0), int(slots[0]))
         axes = [state.axis for state in self.caches.states]
         windows.write(list(zip(axes, self.caches.past, strict=False)), self.shifts)
+        for shift in self.shifts:
+            first_kept[shift.row] = shift.first_kept
         return self.replace(moves=(), shifts=())
 
     def tidy(self) -> None:

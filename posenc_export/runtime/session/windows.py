@@ -50,7 +50,8 @@ class Move(NamedTuple):
     """Tokens of a row on their way to other slots."""
 
     row: int
-    slot: int  # of the first of them
+    first_kept: int  # token of the row in slot 0 of caches of windows afterwards
+    slots: Sequence[int]  # slot of the first of them, by cache
     content: List[np.ndarray]  # of each cache
 
 
@@ -61,7 +62,6 @@ class Windows:
     # Token of each row in slot 0 [R] int64
     first_kept: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int64))
     pending: Optional[Move] = None  # to slot 0, not complete
-    next_first_kept: int = 0  # of the row that moves
 
     def slide(self, window: Window, caches: Caches, row: int, length: int, count: int) -> None:
         """Let the caches have room for `count` tokens behind the `length` ones of a row: if there
@@ -75,20 +75,27 @@ class Windows:
             kept = slice(new - old, length - old)
             places = [(part_of(row, axis, kept), buffer) for axis, buffer in caches if length]
             content = [buffer.array[place].copy() for place, buffer in places]
-            self.next_first_kept, self.pending = new, Move(row, 0, content)
+            self.pending = Move(row, new, [0] * len(content), content)
             self.settle(caches)
 
     def settle(self, caches: Caches) -> None:
-        """Complete a move. An interrupted call can be repeated."""
+        """Complete a move and clear the slots behind it. An interrupted call can be repeated."""
         if self.pending is not None:
+            row, first_kept, _, content = self.pending
             write(caches, [self.pending])
-            self.first_kept[self.pending.row] = self.next_first_kept
-            self.pending = None
+            for (axis, buffer), moved in zip(caches, content, strict=False):
+                buffer.clear_slots(row, axis, slice(moved.shape[axis - 1], None))
+            self.first_kept[row], self.pending = first_kept, None
 
     def reach(self, window: Window, rows: int) -> np.ndarray:
         """Return the least length [rows] above 0 whose next tokens read no token before these."""
         first_kept = self.first_kept[:rows]
         return np.where(first_kept > 0, first_kept + window.size - 1, 0)
+
+    def slots_of(self, row: int, tokens: slice) -> slice:
+        """Return the slots of tokens of a row, without those before the first slot."""
+        first = int(self.first_kept[row])
+        return slice(max(tokens.start - first, 0), max(tokens.stop - first, 0))
 
     def resized(self, rows: int) -> "Windows":
         """Return a copy for another number of rows."""
@@ -99,8 +106,8 @@ class Windows:
 
 def write(caches: Caches, moves: Iterable[Move]) -> None:
     """Write tokens to their slots. An interrupted call can be repeated."""
-    for row, slot, content in moves:
-        for (axis, buffer), moved in zip(caches, content, strict=False):
+    for row, _, first_slots, content in moves:
+        for (axis, buffer), slot, moved in zip(caches, first_slots, content, strict=False):
             slots = slice(slot, slot + moved.shape[axis - 1])
             buffer.array[part_of(row, axis, slots)] = moved
 

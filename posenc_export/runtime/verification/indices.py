@@ -3,6 +3,7 @@ without its weights at all positions and around every edge.
 """
 
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Dict, Iterator, List, Sequence, Set, Tuple
 
@@ -108,14 +109,17 @@ def _programs(
     whole = Program(part, names, folder)
     places = [integer_calls.placed(manifest, call) for call in PROBES]
     probes = [whole.run(place.feeds) for place in places]
-    # Rows, new tokens and keys, each of both calls.
+    # Rows, new tokens, keys, and keys in caches of windows, each of both calls.
     both = [(*place.queries.shape, place.keys.shape[1]) for place in places]
+    if any(state.window for state in manifest.states):
+        both = [(*sizes, place.window_slots) for sizes, place in zip(both, places, strict=True)]
     sizes = list(zip(*both, strict=True))
     with_keys: Dict[bool, List[Tuple[str, Role]]] = {False: [], True: []}
     for name, first, second in zip(names, *probes, strict=True):
         axes = integer_rules.layout(first, second, sizes)
+        in_windows, axes = "w" in axes, tuple("t" if axis == "w" else axis for axis in axes)
         for role in _roles(part, manifest, name, axes, first, findings):
-            with_keys["t" in axes].append((name, role))
+            with_keys["t" in axes].append((name, replace(role, in_windows=in_windows)))
     for chosen in with_keys.values():
         if chosen:
             outputs = [name for name, _ in chosen]

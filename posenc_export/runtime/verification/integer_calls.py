@@ -5,11 +5,12 @@ coordinates.
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Dict, Iterator, List, Mapping, Sequence, Set, Tuple
 
 import numpy as np
 
+from posenc_export.runtime.artefact.graph_inputs import W
 from posenc_export.runtime.artefact.schema import Manifest
 from posenc_export.runtime.verification import described, integer_graph
 
@@ -65,6 +66,15 @@ class Places:
     # Slot of the last token of each row [B]; of the last column if slots are columns
     last: np.ndarray
     call: Call  # rows of the call
+    window_slots: int  # slots of caches of windows that the call reads
+
+    @property
+    def in_windows(self) -> "Places":
+        """The same call with the keys in caches of windows, from `window_start` on [B,W]."""
+        first, count = self.feeds["window_start"].astype(np.int64), self.window_slots
+        slots = first[:, None] + np.arange(count)
+        keys = np.take_along_axis(_padded(self.keys, 2 * self.keys.shape[1]), slots, 1)
+        return replace(self, keys=keys, first=self.first - first, last=self.last - first)
 
 
 def edges(manifest: Manifest) -> List[int]:
@@ -186,7 +196,9 @@ def placed(manifest: Manifest, call: Call) -> Places:
         "logits_index": np.maximum(requested, 0),
         integer_graph.EMBEDDED: np.zeros((*queries.shape, 1), np.float32),
     }
-    return Places(feeds, queries, keys, coordinates, first, last, call)
+    in_windows = int((last - feeds["window_start"]).max()) + 1
+    in_windows = in_windows if manifest.contiguous else capacity - 1
+    return Places(feeds, queries, keys, coordinates, first, last, call, in_windows)
 
 
 def _empty(manifest: Manifest, call: Call, capacity: int) -> Dict[str, np.ndarray]:
@@ -194,6 +206,7 @@ def _empty(manifest: Manifest, call: Call, capacity: int) -> Dict[str, np.ndarra
     numbers if an axis has a size that no call changes.
     """
     sizes = {"batch_size": len(call.new), "sequence_length": call.width, "capacity": capacity}
+    sizes |= {W: capacity - 1}  # as many slots as `window_start` leaves, and others that no row has
     sizes |= {"past_sequence_length": capacity, "encoder_sequence_length": 1}
     values = {value.name: (value.axes, value.dtype) for value in manifest.inputs}
     values |= {value.name: (value.axes, value.dtype) for value in manifest.encoder}

@@ -21,6 +21,7 @@ REQUESTED, LONGEST = "columns of requested tokens", "number of slots of the long
 PADDING_LAST = ("columns with padding last", "places with padding last", "last inputs of filters")
 # Operators and their inputs that count from the first token of a cache
 IN_CACHES = {("GroupQueryAttention", 5), ("GroupQueryAttention", 6), (OPERATOR, 5), (OPERATOR, 15)}
+IN_CACHES |= {("TensorScatter", 2)}
 IN_WINDOWS = " in caches of windows"
 HIDDEN = -1e29  # scores of hidden keys are -inf, or -1e30 where a softmax over -inf would be NaN
 
@@ -36,9 +37,9 @@ class Rule:
 
 def layout(first: np.ndarray, second: np.ndarray, sizes: Sequence[Tuple[int, int]]) -> Layout:
     """Return the meaning of each axis of a value by its shapes in two calls, whose numbers of rows,
-    new tokens and keys are `sizes`.
+    new tokens and keys, and of keys in caches of windows if there are any, are `sizes`.
     """
-    known = dict(zip(reversed(sizes), "tsb", strict=True))
+    known = dict(reversed(list(zip(sizes, "bstw", strict=False))))
     axes = [known.get(pair, str(pair[0])) for pair in zip(first.shape, second.shape, strict=True)]
     if sizes[1] == sizes[2] and axes.count("s") == 2:  # without a cache, S is T
         axes[len(axes) - 1 - axes[::-1].index("s")] = "t"
@@ -88,6 +89,7 @@ def integers(manifest: Manifest, places: Places, rows: Optional[int]) -> Iterato
     windowed = places.last - places.feeds["window_start"]
     yield Rule(f"last slots{IN_WINDOWS}", "b", lambda: windowed)
     first = places.feeds["window_start"].astype(np.int64)
+    yield Rule(f"first slots{IN_WINDOWS}", "b", lambda: places.first - first)
     yield Rule(f"slots of tokens{IN_WINDOWS}", "bs", lambda: call.columns - first[:, None])
     yield Rule(f"{LONGEST}{IN_WINDOWS}", "", lambda: windowed.max() + 1)
 

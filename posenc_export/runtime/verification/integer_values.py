@@ -24,6 +24,7 @@ class Role:
     windows: Tuple[Tuple[int, int], ...] = ()
     allowed: Tuple[str, ...] = ()  # names of the rules that it may follow; empty for any
     rows: int = -1  # rows of the table that it is an index of, or -1
+    in_windows: bool = False  # whether its keys are those in caches of windows
 
 
 @dataclass
@@ -47,6 +48,7 @@ class Tally:
 
     def add(self, manifest: Manifest, value: np.ndarray, places: Places) -> None:
         """Compare the value in one call."""
+        places = places.in_windows if self.role.in_windows else places
         keys = [n for n, a in zip(value.shape, self.role.axes, strict=True) if a == "t"]
         if any(count != places.keys.shape[1] for count in keys):
             self.unknown = PARTLY

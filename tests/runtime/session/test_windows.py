@@ -38,7 +38,11 @@ KINDS: Dict[str, Dict[str, Any]] = {
     "rope-native": {},
     "xpos-native": {},  # rotates queries and keys by different tables
     "alibi-native": {},  # a bias by distance
+    "rope-static": {},
+    "rope-sinks-static": {"sinks": True},
+    **dict.fromkeys(("rope-chunk", "rope-chunk-native", "xpos-chunk-static"), {}),
 }
+COPIED = ("rope", "rope-static")  # without and with slots that are read behind the tokens of a row
 
 
 def config(kind: str) -> StackConfig:
@@ -46,7 +50,7 @@ def config(kind: str) -> StackConfig:
     whole = decoder(variant)
     layer = whole.kinds[0]
     layer = replace(layer, attention=replace(layer.attention, **overrides))
-    sees = {"name": "window", "size": WINDOW}
+    sees = {"name": "chunk" if "chunk" in kind else "window", "size": WINDOW}
     near = replace(layer, attention=replace(layer.attention, sees=sees))
     kinds = {"near": near, "all": layer}
     return replace(whole, layers=kinds, order=("near", "all", "near"), max_positions=RANGE)
@@ -54,7 +58,8 @@ def config(kind: str) -> StackConfig:
 
 @functools.lru_cache(maxsize=None)
 def model(kind: str) -> Model:
-    target = "ort-native" if kind.endswith("native") else "ort"
+    ends = {"native": "ort-native", "static": "onnx-static"}
+    target = ends.get(kind.rpartition("-")[2], "ort")
     return load(traces.artefact(config(kind), target), provider="cpu", threads=1)
 
 
@@ -103,16 +108,15 @@ def goes_on(session: Session, length: int, kind: str = "rope") -> bool:
     return max(excess(step, 0, length, kind), excess(calls, 0, length + 1, kind)) <= 1
 
 
-@pytest.mark.parametrize("kind", ["rope", "rope-native", "alibi-native"])
+@pytest.mark.parametrize("kind", ["rope", "alibi-native", "rope-chunk-native", "xpos-chunk-static"])
 def test_only_layers_with_a_window_have_shorter_caches(kind: str) -> None:
-    manifest = model(kind).manifest
-    layers = {state.past.split(".")[1]: state.window for state in manifest.states}
+    caches = at(LENGTH, kind)._state.caches
+    states = list(zip(caches.states, caches.past, strict=True))
+    layers = {state.past.split(".")[1]: state.window for state, _ in states if state.axis == 2}
     assert layers == {"0": WINDOW, "1": 0, "2": WINDOW}
-    assert manifest.input("window_start") is not None
-    session = at(LENGTH, kind)
-    sizes = [buffer.shape[2] for buffer in session._state.caches.past]
-    whole = 1024 + manifest.chunk
-    assert sizes == [SLOTS, SLOTS, whole, whole, SLOTS, SLOTS]
+    assert model(kind).manifest.input("window_start") is not None
+    sizes, whole = [past.shape[2] for state, past in states if state.axis == 2], caches.extent
+    assert whole >= LENGTH and sizes == [SLOTS, SLOTS, whole, whole, SLOTS, SLOTS]
 
 
 def test_a_short_range_needs_no_shorter_caches() -> None:
@@ -145,11 +149,13 @@ def test_steps_give_tokens_up_when_the_caches_are_full_and_keep_those_to_rewind(
     assert starts == [0] * 3 + [FULL[0] - kept] * NEW + [FULL[1] - kept] * 3
 
 
-@pytest.mark.parametrize("kind", ["rope", "rope-native", "alibi-native"])
+@pytest.mark.parametrize("kind", ["rope", "rope-native", "alibi-native", "rope-static"])
 def test_rows_of_different_lengths_give_tokens_up_one_by_one(kind: str) -> None:
     session, lengths = opened(kind), np.array([FULL[0] + 30, 5, FULL[0] - 20])
     session.prefill([texts()[row, :length] for row, length in enumerate(lengths)])
-    assert start(session)[1:] == [0, 0] and start(session)[0] > 0
+    padded = kind.endswith("static")  # a row keeps room for its padding
+    assert start(session)[1] == 0 and start(session)[0] > 0
+    assert (start(session)[2] > 0) == padded
     for _ in range(30):
         outputs = session.step(texts()[range(ROWS), lengths])
         errors = [excess(outputs[row : row + 1], row, lengths[row], kind) for row in range(ROWS)]
@@ -158,8 +164,9 @@ def test_rows_of_different_lengths_give_tokens_up_one_by_one(kind: str) -> None:
     assert start(session)[1] == 0 and start(session)[2] > 0
 
 
-def test_rows_come_and_go() -> None:
-    session = opened()
+@pytest.mark.parametrize("kind", COPIED)
+def test_rows_come_and_go(kind: str) -> None:
+    session = opened(kind)
     session.admit([texts()[0, : FULL[0] + 5], texts()[1, :9], texts()[2, : FULL[1] + 5]])
     session.retire(0)  # the last row takes its place
     session.admit([texts()[0, :40]])
@@ -170,22 +177,24 @@ def test_rows_come_and_go() -> None:
     assert start(session) == [start(session)[0], 0, 0] and start(session)[0] > NEW
 
 
+@pytest.mark.parametrize("kind", COPIED)
 @pytest.mark.parametrize("length", EDGES)
-def test_as_many_tokens_as_the_session_keeps_can_be_taken_back(length: int) -> None:
+def test_as_many_tokens_as_the_session_keeps_can_be_taken_back(length: int, kind: str) -> None:
     for back in (1, REWIND - 1, REWIND):
         for way in ("step", "call"):
-            session = at(length - 1) if way == "step" else at(length - 5)
+            session = at(length - 1, kind) if way == "step" else at(length - 5, kind)
             if way == "step":
                 session.step(texts()[:1, length - 1])
             else:
                 session.prefill(texts()[:1, length - 5 : length])
             session.rewind(back)
-            assert goes_on(session, length - back)
+            assert goes_on(session, length - back, kind)
 
 
-def test_a_rewind_to_given_up_tokens_is_refused_by_name_and_changes_nothing() -> None:
+@pytest.mark.parametrize("kind", COPIED)
+def test_a_rewind_to_given_up_tokens_is_refused_by_name_and_changes_nothing(kind: str) -> None:
     length = FULL[0] + 1
-    session = at(length - 1)
+    session = at(length - 1, kind)
     session.step(texts()[:1, length - 1])
     least = start(session)[0] + WINDOW - 1
     with pytest.raises(ValueError, match=f"at least .{least}., since keys of windows are kept"):
@@ -213,15 +222,18 @@ def test_speculation_gives_the_tokens_of_plain_decoding_across_edges() -> None:
     assert plain == drafted
 
 
-def test_a_row_begins_with_a_prefix_that_was_shared_before_or_while_tokens_were_given_up() -> None:
-    length, prefixes, session = FULL[0] + 100, Prefixes(model("rope").graph, 64), opened()
+@pytest.mark.parametrize("kind", COPIED)
+def test_a_row_begins_with_a_prefix_that_was_shared_before_or_while_tokens_were_given_up(
+    kind: str,
+) -> None:
+    length, prefixes, session = FULL[0] + 100, Prefixes(model(kind).graph, 64), opened(kind)
     for first in range(0, length, 64):
         session.prefill(texts()[:1, first : min(first + 64, length)])
         session.share(0, texts()[0, : session.length[0]].tolist(), prefixes)
     for end in (60, FULL[0] + 70):
         prefix = prefixes.find(texts()[0, :end].tolist())
         assert prefix.length == (end - 1) // 32 * 32
-        begun = opened()
+        begun = opened(kind)
         begun.admit([texts()[1, :7]])
         outputs = begun.admit([texts()[0, prefix.length : end]], prefix=prefix)[0]
         assert excess(outputs, 0, prefix.length) <= 1
@@ -236,14 +248,16 @@ def test_given_up_tokens_are_not_shared() -> None:
 
 
 @pytest.mark.parametrize("length", [WINDOW, *FULL, FULL[1] + 1])
-@pytest.mark.parametrize("rewind", [REWIND, 1, 400])
+@pytest.mark.parametrize(
+    ("rewind", "kind"), [(REWIND, "rope"), (1, "rope-static"), (400, "rope"), (400, "rope-static")]
+)
 def test_a_saved_session_goes_on_in_one_with_another_rewind(
-    length: int, rewind: int, tmp_path: Path
+    length: int, rewind: int, kind: str, tmp_path: Path
 ) -> None:
-    session = opened()
+    session = opened(kind)
     session.prefill([texts()[0, :length], texts()[1, :5]])
     session.save(tmp_path / "saved")
-    restored = model("rope").restore(tmp_path / "saved", rewind=rewind)
+    restored = model(kind).restore(tmp_path / "saved", rewind=rewind)
     for count in range(3):
         outputs = restored.step(texts()[[0, 1], [length + count, 5 + count]])
         errors = excess(outputs[:1], 0, length + count), excess(outputs[1:], 1, 5 + count)
@@ -272,9 +286,75 @@ def test_a_fork_and_its_source_give_tokens_up_alone() -> None:
     assert goes_on(session, FULL[0] - 1) and goes_on(fork, FULL[0] + 3)
 
 
+def discarded(kind: str, session: Session, count: int, after: int) -> float:
+    """Discard tokens of a session with one row and of the eager module, and return the worst error
+    of a call and a step behind them.
+    """
+    length = int(session.length[0])
+    whole = eager_session(traces.sources(config(kind)).model)
+    whole.prefill(texts()[:1, :length], chunk=NEW)
+    worst, new = 0.0, texts()[:1, length : length + 4]
+    for session_of_row in (whole, session):
+        session_of_row.discard(count, after)
+    for part in (new[:, :3], new[:, 3:]):
+        outputs, expected = (row.prefill(part)[0] for row in (session, whole))
+        worst = max(worst, worst_error(outputs, expected) / tolerance("float32", 3, 48))
+    return worst
+
+
+@pytest.mark.parametrize("kind", ["rope", "rope-native", "rope-static"])
+@pytest.mark.parametrize(("count", "after"), [(5, 4), (200, 4), (20, 270), (30, 210), (290, 0)])
+def test_tokens_are_discarded_also_from_caches_of_windows(
+    kind: str, count: int, after: int
+) -> None:
+    session = at(FULL[0] + 3, kind)
+    first, fork = start(session)[0], session.fork()
+    assert first == NEW - (WINDOW - 1) - REWIND
+    fork.discard(count, after)
+    assert start(fork) == [max(first - count, min(first, after))]
+    assert discarded(kind, session, count, after) <= 1
+
+
+@pytest.mark.parametrize("kind", COPIED)
+def test_a_discard_that_leaves_keys_of_windows_out_is_refused_and_changes_nothing(
+    kind: str,
+) -> None:
+    session = at(FULL[0] + 3, kind)
+    with pytest.raises(ValueError, match="at least 27 tokens that stay, since keys of windows"):
+        session.discard(FULL[0] - 20, 4)
+    assert goes_on(session, FULL[0] + 3, kind)
+
+
+def test_slots_behind_the_tokens_of_a_row_are_empty_after_every_change() -> None:
+    session = opened("rope-static")
+    session.admit([texts()[0, : FULL[0] - 7]])
+    session.admit([texts()[1, : FULL[0] + 30]])
+    session.retire(0)  # its slots are more than those of the row that takes its place
+    _check_empty(session)
+    session.admit([texts()[0, :250], texts()[2, :270]])
+    session.rewind([7, 3, 2])
+    _check_empty(session)
+    session.discard([4, 9, 0], 2)
+    _check_empty(session)
+    for column in range(60):
+        session.step(texts()[:, column])
+    session.rewind(1)
+    _check_empty(session)
+
+
+def _check_empty(session: Session) -> None:
+    caches = session._state.caches
+    for row, length in enumerate(session.length):
+        for state, buffer in zip(caches.states, caches.past, strict=True):
+            first = start(session)[row] if state.window else 0
+            behind = (row, *[slice(None)] * (state.axis - 1), slice(length - first, None))
+            assert (buffer.array[behind] == state.fill).all(), (row, state.past)
+
+
+@pytest.mark.parametrize("kind", COPIED)
 @pytest.mark.parametrize("way", ["step", "call"])
-def test_a_session_goes_on_after_an_interrupt_at_any_point_of_a_move(way: str) -> None:
-    length, whole = FULL[0], at(FULL[0])
+def test_a_session_goes_on_after_an_interrupt_at_any_point_of_a_move(way: str, kind: str) -> None:
+    length, whole = FULL[0], at(FULL[0], kind)
     count = 1 if way == "step" else 9
     new = texts()[:1, length : length + count]
     total = run_to(functools.partial(whole.fork().prefill, new), -1)
