@@ -210,6 +210,19 @@ def test_a_token_has_the_same_bits_alone_and_in_a_call_of_several(int8: bool) ->
         assert np.array_equal(of_token[:, :, 0], row_weights[:, :, token])
 
 
+@pytest.mark.parametrize("columns", [slice(0, 8), slice(16, 32)], ids=["first", "last"])
+@pytest.mark.parametrize("cached", [300, 5])
+def test_numbers_of_keys_that_all_queries_have_as_zero_are_not_read(
+    cached: int, columns: slice
+) -> None:
+    case = Case(size=32, cached=(cached,), packed=False)
+    case.feeds["query"].reshape(-1, 32)[:, columns] = 0
+    y, *_ = case.run()
+    assert np.abs(y - case.expected()[0]).max() <= TOLERANCE
+    case.feeds["past_key"][..., columns] = np.nan
+    assert np.array_equal(case.run()[0], y)
+
+
 def test_rows_of_keys_may_be_stored_by_slot() -> None:
     case = Case(cached=(300, 2), counts=(3, 1), kinds=("key rows",))
     expected, *_ = case.run()

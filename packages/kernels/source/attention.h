@@ -80,7 +80,7 @@ void add_values(const Call& call, int64_t number, const Number* values, int64_t 
       add_values<true>(values + t * size, some, size, scratch.scores + t, number, total);
       continue;
     }
-    Ahead ahead(values + t * size, some * size, (number + QUERIES - 1) / QUERIES);
+    Ahead ahead(values + t * size, some, size, (number + QUERIES - 1) / QUERIES);
     const float* group = rows(values + t * size, some, some, size, scratch.copy);
     for (int64_t r = 0; r < number; r += QUERIES) {
       ahead.ask();

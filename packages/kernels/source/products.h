@@ -66,32 +66,66 @@ inline const float* rows(const int8_t* from, int64_t count, int64_t filled, int6
   return copy;
 }
 
+// Numbers of a head, begin .. end - 1, that some query of a tile has not as zero: the only ones that
+// are read. LongRoPE caches two rotations of a key side by side, and a query has zeros for one.
+struct Columns {
+  int64_t begin, end;
+
+  Columns(const Query* queries, int64_t number, int64_t size) : begin(size), end(0) {
+    for (int64_t r = 0; r < number && end - begin < size; r++) {
+      const float* query = queries[r].numbers;
+      int64_t first = 0, last = size;
+      while (first < last && query[first] == 0) first++;
+      while (last > first && query[last - 1] == 0) last--;
+      begin = std::min(begin, first / CHAINS * CHAINS);
+      end = std::max(end, (last + CHAINS - 1) / CHAINS * CHAINS);
+    }
+  }
+};
+
 // Asks for the memory of later rows, of which the processor foresees too few. In parts between
 // products: a processor waits if it is asked for too many lines at once.
 struct Ahead {
   const char* next;
-  int64_t part;  // bytes
+  int64_t rows, stride, used;  // rows that are asked for together, and bytes of a row
 
   template <class Number>
-  Ahead(const Number* rows, int64_t numbers, int64_t parts)
-      : next(reinterpret_cast<const char*>(rows) + AHEAD),
-        part((numbers * int64_t{sizeof(Number)} + parts * LINE - 1) / (parts * LINE) * LINE) {}
+  Ahead(const Number* from, int64_t count, int64_t size, int64_t parts)
+      : next(reinterpret_cast<const char*>(from) + AHEAD), rows(1) {
+    used = (count * size * int64_t{sizeof(Number)} + parts * LINE - 1) / (parts * LINE) * LINE;
+    stride = used;
+  }
+
+  // The columns of keys that products read.
+  template <class Number>
+  Ahead(const Number* from, int64_t count, int64_t size, Columns columns, int64_t parts) {
+    stride = size * int64_t{sizeof(Number)};
+    next = reinterpret_cast<const char*>(from + columns.begin) + AHEAD / stride * stride;
+    used = (columns.end - columns.begin) * int64_t{sizeof(Number)};
+    rows = (count + parts - 1) / parts;
+    if (columns.end - columns.begin == size) {
+      used = (rows * stride + LINE - 1) / LINE * LINE;
+      stride = used;
+      rows = 1;
+    }
+  }
 
   void ask() {
-    for (int64_t i = 0; i < part; i += LINE) __builtin_prefetch(next + i);
-    next += part;
+    for (int64_t r = 0; r < rows; r++, next += stride)
+      for (int64_t i = 0; i < used; i += LINE) __builtin_prefetch(next + i);
   }
 };
 
 // Products of N queries with WIDTH keys. Vector i of a block holds numbers of key i, or of keys a
 // and a + 4 with a = i + 4 * block, in an order that `lanes` makes that of the keys.
 template <int N, class Number>
-inline void products(const Query* queries, const Number* keys, int64_t size, float* scores) {
+inline void products(const Query* queries, const Number* keys, int64_t size, Columns columns,
+                     float* scores) {
   Vector of_fours[N][2];
   for (int64_t block = 0; block < CHAINS / 4; block++) {
     Vector parts[N][4] = {};
     const Number* some = keys + block * 4 * PAIR * size;
-    for (int64_t d = 0; d < size; d += CHAINS) {
+    for (int64_t d = columns.begin; d < columns.end; d += CHAINS) {
       Vector numbers[N];
 #pragma GCC unroll 4
       for (int r = 0; r < N; r++) numbers[r] = repeated(queries[r].numbers + d);
@@ -165,16 +199,16 @@ inline int64_t parts(int64_t number) {
 // Products of some neighbouring queries with WIDTH keys.
 template <class Number>
 inline void products(const Query* queries, int64_t number, const Number* keys, int64_t size,
-                     float* scores, Ahead& ahead) {
+                     Columns columns, float* scores, Ahead& ahead) {
   for (int64_t r = 0; r < number; r += TOGETHER) {
     const Query* some = queries + r;
     float* to = scores + r * PART;
     ahead.ask();
     switch (std::min<int64_t>(TOGETHER, number - r)) {
-      case 1: products<1>(some, keys, size, to); break;
-      case 2: products<2>(some, keys, size, to); break;
-      case 3: products<std::min(3, TOGETHER)>(some, keys, size, to); break;
-      default: products<TOGETHER>(some, keys, size, to);
+      case 1: products<1>(some, keys, size, columns, to); break;
+      case 2: products<2>(some, keys, size, columns, to); break;
+      case 3: products<std::min(3, TOGETHER)>(some, keys, size, columns, to); break;
+      default: products<TOGETHER>(some, keys, size, columns, to);
     }
   }
 }
@@ -185,6 +219,7 @@ template <class Number>
 void products(const Call& call, const Query* queries, int64_t number, const Number* keys,
               int64_t start, int64_t count, const Scratch& scratch) {
   const int64_t size = call.keys.size, last = number % WIDTH;
+  const Columns columns(queries, number, size);
 #if POSENC_WIDTH == 16
   for (int64_t r = 0; r + IN_COLUMNS <= number; r += WIDTH)
     write_columns(queries + r, std::min<int64_t>(WIDTH, number - r), size,
@@ -192,9 +227,9 @@ void products(const Call& call, const Query* queries, int64_t number, const Numb
 #endif
   for (int64_t t = 0; t < count; t += WIDTH) {
     const int64_t some = std::min<int64_t>(WIDTH, count - t), slot = start + t;
-    Ahead ahead(keys + t * size, some * size, number / WIDTH * parts(WIDTH) + parts(last));
+    Ahead ahead(keys + t * size, some, size, columns, number / WIDTH * parts(WIDTH) + parts(last));
     if (number <= TOGETHER && some == WIDTH) {  // read once, where they stand
-      products(queries, number, keys + t * size, size, scratch.scores + t, ahead);
+      products(queries, number, keys + t * size, size, columns, scratch.scores + t, ahead);
       continue;
     }
     const float* group = rows(keys + t * size, some, WIDTH, size, scratch.copy);
@@ -208,7 +243,7 @@ void products(const Call& call, const Query* queries, int64_t number, const Numb
         continue;
       }
 #endif
-      products(queries + r, of_block, group, size, scores, ahead);
+      products(queries + r, of_block, group, size, columns, scores, ahead);
     }
   }
 }
