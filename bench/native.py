@@ -1,5 +1,6 @@
-"""CachedAttention of packages/kernels beside GroupQueryAttention of ONNX Runtime, and artefacts of
-target ort-native beside those of ort (native_artefacts.py).
+"""CachedAttention of packages/kernels beside GroupQueryAttention of ONNX Runtime, or with caches in
+float16 beside itself in float32, and artefacts of target ort-native beside those of ort
+(native_artefacts.py).
 
     python -m bench.native [--artefacts ORT NATIVE] [--threads 2] [--json FILE]
 
@@ -14,7 +15,7 @@ import argparse
 import json
 import sys
 from pathlib import Path
-from typing import Any, Callable, Dict, List, NamedTuple, Sequence
+from typing import Any, Callable, Dict, List, NamedTuple, Sequence, Tuple
 
 import numpy as np
 import onnxruntime
@@ -33,27 +34,30 @@ SCALES = ["", "", "", "k_scale", "v_scale"]
 TYPES = {
     np.dtype(np.float32): TensorProto.FLOAT,
     np.dtype(np.int8): TensorProto.INT8,
+    np.dtype(np.float16): TensorProto.FLOAT16,
     np.dtype(np.int32): TensorProto.INT32,
     np.dtype(np.int64): TensorProto.INT64,
 }
 
 
 class Geometry(NamedTuple):
-    """Sizes of a call: heads, rows, new tokens of each row, and cached tokens."""
+    """Sizes of a call: heads, rows, new tokens of each row, cached tokens, and dtype of caches."""
 
     heads: int
     kv_heads: int
     rows: int = 1
     tokens: int = 1
     cached: int = 1024
-    int8: bool = False
+    cache: str = "float32"
 
 
+SHARING = ((9, 3), (32, 8), (8, 8))  # heads and kv heads
 OPERATORS = [
     *(Geometry(9, 3, cached=n) for n in (16, 128, 512, 1024, 4096, 16384)),
     *(Geometry(32, 8, cached=n) for n in (128, 1024, 4096)),
     *(Geometry(8, 8, cached=n) for n in (128, 1024, 4096)),
-    *(Geometry(*h, cached=n, int8=True) for h in ((9, 3), (32, 8), (8, 8)) for n in (1024, 4096)),
+    *(Geometry(*h, cached=n, cache="int8") for h in SHARING for n in (1024, 4096)),
+    *(Geometry(*h, cached=n, cache="float16") for h in SHARING for n in (1024, 4096, 16384)),
     *(Geometry(9, 3, tokens=n) for n in (2, 4, 8, 16, 64, 256)),
     Geometry(9, 3, rows=16, cached=512),
     *(Geometry(9, 3, tokens=n, cached=0) for n in (64, 256, 1024)),
@@ -62,29 +66,37 @@ OPERATORS = [
 
 def numbers(geometry: Geometry) -> Dict[str, np.ndarray]:
     """Return the inputs of a call but its caches."""
-    heads, kv, rows, tokens, cached, int8 = geometry
+    heads, kv, rows, tokens, cached, cache = geometry
     random = np.random.default_rng(0)
     packed = random.standard_normal((rows, tokens, (heads + 2 * kv) * SIZE)).astype(np.float32)
     angles = np.outer(np.arange(cached + tokens), THETA ** (-np.arange(SIZE // 2) * 2 / SIZE))
     feeds = {"query": packed, "seqlens_k": np.full(rows, cached + tokens - 1, np.int32)}
     feeds |= {"cos_cache": np.cos(angles).astype(np.float32)}
     feeds |= {"sin_cache": np.sin(angles).astype(np.float32)}
-    if int8:
+    if cache == "int8":
         feeds |= dict.fromkeys(("k_scale", "v_scale"), np.full(kv * SIZE, 1 / 40, np.float32))
     return feeds
+
+
+def contestants(geometry: Geometry) -> Dict[str, Tuple[str, Geometry]]:
+    """Return operators and their calls by name; the second is compared with the first."""
+    if geometry.cache == "float16":  # which GroupQueryAttention does not read beside float32
+        both = {name: geometry._replace(cache=name) for name in ("float32", "float16")}
+        return {name: (OPERATOR, call) for name, call in both.items()}
+    return {name: (name, geometry) for name in ("GroupQueryAttention", OPERATOR)}
 
 
 def opened(operator: str, geometry: Geometry, feeds: Dict[str, np.ndarray], threads: int) -> Any:
     """Return a session with one node."""
     own = operator == OPERATOR
     names = [*INPUTS.split(), *SCALES, *(["", "cache_position"] if own else [])]
-    known = {**feeds, "past_key": np.zeros(0, np.int8 if geometry.int8 else np.float32)}
+    known = {**feeds, "past_key": np.zeros(0, geometry.cache)}
     known["past_value"] = known["past_key"]
     names = [name if name in known else "" for name in names]
     attributes: Dict[str, Any] = {"num_heads": geometry.heads, "kv_num_heads": geometry.kv_heads}
     if not own:
         attributes["do_rotary"] = 1
-        if geometry.int8:
+        if geometry.cache == "int8":
             attributes |= dict.fromkeys(("k_quant_type", "v_quant_type"), "PER_CHANNEL")
             attributes["kv_cache_bit_width"] = 8
     domain = DOMAIN if own else "com.microsoft"
@@ -105,15 +117,14 @@ def opened(operator: str, geometry: Geometry, feeds: Dict[str, np.ndarray], thre
     return onnxruntime.InferenceSession(model.SerializeToString(), options, cpu)
 
 
-def caches_of(geometry: Geometry) -> List[List[Any]]:
-    """Return keys and values of several caches, CACHES bytes together."""
+def caches_of(geometry: Geometry, count: int) -> List[List[Any]]:
+    """Return keys and values of several caches."""
     random = np.random.default_rng(0)
     shape = (geometry.rows, geometry.kv_heads, geometry.cached + geometry.tokens, SIZE)
-    bytes_of_both = 2 * int(np.prod(shape)) * (1 if geometry.int8 else 4)
-    count = int(np.clip(CACHES // bytes_of_both, 2, 24))
     made = [[random.standard_normal(shape, np.float32) for _ in range(2)] for _ in range(count)]
-    if geometry.int8:
-        made = [[np.clip(np.rint(40 * x), -128, 127).astype(np.int8) for x in b] for b in made]
+    if geometry.cache == "int8":
+        made = [[np.clip(np.rint(40 * x), -128, 127) for x in both] for both in made]
+    made = [[x.astype(geometry.cache) for x in both] for both in made]
     return [[onnxruntime.OrtValue.ortvalue_from_numpy(x) for x in both] for both in made]
 
 
@@ -139,20 +150,25 @@ def calls_of(session: Any, feeds: Dict[str, np.ndarray], caches: Sequence[Sequen
 
 def of_operators(geometry: Geometry, threads: int) -> Dict[str, Any]:
     """Return times of both operators for a call."""
-    feeds, caches = numbers(geometry), caches_of(geometry)
+    feeds, size = numbers(geometry), np.dtype(geometry.cache).itemsize
+    slot = 2 * size * geometry.rows * geometry.kv_heads * SIZE  # bytes
+    count = int(np.clip(CACHES // (slot * (geometry.cached + geometry.tokens)), 2, 24))
     slots = geometry.cached + np.arange(geometry.tokens)
     rest = {
         "GroupQueryAttention": {"total_sequence_length": np.array(slots[-1] + 1, np.int32)},
         OPERATOR: {"cache_position": np.tile(slots, (geometry.rows, 1))},
     }
     calls: Dict[str, Callable[[], float]] = {}
-    for name, other in rest.items():
-        session = opened(name, geometry, {**feeds, **other}, threads)
-        run = calls_of(session, {**feeds, **other}, caches)
+    both = contestants(geometry)
+    caches = {call.cache: caches_of(call, count) for _, call in both.values()}
+    for name, (operator, call) in both.items():
+        inputs = {**feeds, **rest[operator]}
+        session = opened(operator, call, inputs, threads)
+        run = calls_of(session, inputs, caches[call.cache])
         calls[name] = lambda run=run: seconds(run, CLOCKS[threads > 1])  # type: ignore[misc]
     times = in_turn(calls, ROUNDS)
     shipped, own = times.values()
-    us = {name: round(float(np.median(t)) / len(caches) * 1e6, 1) for name, t in times.items()}
+    us = {name: round(float(np.median(t)) / count * 1e6, 1) for name, t in times.items()}
     of_call = {**geometry._asdict(), "threads": threads}
     return {**of_call, "microseconds": us, "ratio": spread(own, shipped)}
 

@@ -360,7 +360,7 @@ QUANTIZATION = (
         "export/quantization/calibration.py",
         "(HEADROOM / LARGEST_CODE)",
         "(1 / LARGEST_CODE)",
-        "tests/export/targets/test_int8_cache.py",
+        "tests/export/targets/test_small_caches.py",
     ),
 )
 RUNTIME = (

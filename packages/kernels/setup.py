@@ -17,7 +17,7 @@ LIBRARY = "libposenc_kernels"
 # numbers to zero. Without -march=native: dispatch.cpp chooses the instruction set at run time.
 OPTIONS = ["-std=c++17", "-O3", "-fvisibility=hidden", "-Wall", "-Wextra"]
 OPTIONS += ["-ffp-contract=fast", "-fno-math-errno", "-fno-trapping-math", "-g0"]
-AVX2 = ["-mavx2", "-mfma"]
+AVX2 = ["-mavx2", "-mfma", "-mf16c"]
 AVX512 = [*AVX2, "-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl"]
 SETS = {"attention_plain": []}
 if platform.machine().lower() in ("x86_64", "amd64"):

@@ -80,8 +80,8 @@ OPTIONS: Table = {
         "without a format, see below; ./int8 is a path",
     ),
     "--cache": option(
-        "int8: format of cached keys and values, on target ort; needs --calibrate (default: "
-        "--dtype)",
+        "format of cached keys and values: float16, on target ort-native, or int8, on ort and "
+        "ort-native, which needs --calibrate (default: --dtype)",
         metavar="FORMAT",
     ),
     "--calibrate": option(

@@ -7,6 +7,7 @@ from posenc_export.export.quantization.formats import format_of
 from posenc_export.export.signatures import Model
 from posenc_export.models.config_json import widest
 from posenc_export.models.user_module import OwnModule
+from posenc_export.runtime.artefact.cache_formats import CACHE_FORMATS
 from posenc_export.runtime.artefact.manifest import Manifest
 from posenc_export.runtime.verification.proof import Accuracy
 from posenc_export.shared import numerics
@@ -33,8 +34,9 @@ def _noise(manifest: Manifest) -> float:
         sources.append(numerics.rounding_noise(8, format_of(few_bits.format).shared))
     if few_bits:
         sources.append(DECODED * of_dtype)
-    if manifest.cache and manifest.calibration:
-        sources.append(numerics.cache_noise(manifest.calibration.tokens))
+    if manifest.cache:
+        tokens = manifest.calibration.tokens if manifest.calibration else 0
+        sources.append(numerics.cache_noise(CACHE_FORMATS[manifest.cache].unit, tokens))
     return math.hypot(*sources)
 
 

@@ -8,6 +8,7 @@ from typing import Optional, Sequence, Union
 from posenc_export.export.quantization.formats import FORMATS, KEEP, MIXED, format_of
 from posenc_export.export.signatures import NAMES
 from posenc_export.export.targets import TARGETS
+from posenc_export.runtime.artefact.cache_formats import CACHE_FORMATS, SCALED
 from posenc_export.runtime.verification.proof import check_tolerance
 from posenc_export.shared.progress import Progress
 from posenc_export.shared.refusal import refusal
@@ -18,7 +19,7 @@ KNOWN = {
     "signature": NAMES,
     "dtype": ("float32", "float16", "bfloat16"),
     "weights": (*FORMATS, KEEP),
-    "cache": ("int8",),
+    "cache": tuple(CACHE_FORMATS),
 }
 
 
@@ -38,8 +39,8 @@ class ExportOptions:
             in dtype.
         calibrate: file with calibration data for weights of 4 bits or int8 and for caches: text, or
             hidden states float32 [tokens,E] in .npy for a model that reads them.
-        cache: "int8" to quantize cached keys and values, which needs calibration data; None keeps
-            caches in dtype.
+        cache: name of CACHE_FORMATS (runtime.artefact.cache_formats), in which keys and values are
+            cached beside float32; "int8" needs calibration data; None keeps caches in dtype.
         tolerance: largest error, above 0 and below 1, of the artefact against its module with the
             same rounded weights; of its float32 form if it rounds activations or caches. None for
             that of float32 (numerics.tolerance).
@@ -124,8 +125,7 @@ class ExportOptions:
             what = f"weights {self.format}" if self.size is None else f"size {self.size:g}"
             self._check_format(what, target, able)
         if self.cache is not None:
-            able = [name for name, other in TARGETS.items() if self.cache in other.cache_formats]
-            self._check_format(f"cache {self.cache}", target, able)
+            self._check_format(f"cache {self.cache}", target, CACHE_FORMATS[self.cache].targets)
 
     def _check_format(self, what: str, target: str, able: Sequence[str]) -> None:
         if target not in able or self.dtype not in (None, *TARGETS[target].few_bits_dtypes):
@@ -137,11 +137,12 @@ class ExportOptions:
             raise refusal("export", f"target {plain} in float32 for {what}", got, remedy)
 
     def _check_calibration(self) -> None:
-        if self.calibrate is None and self.cache is not None:
+        if self.calibrate is None and self.cache in SCALED:
             rule = f"calibration data for the scales of cache {self.cache}"
             got = "none"
             raise refusal("export", rule, got, "pass a sample of the model's inputs as calibrate")
         calibrated = self.format is not None and format_of(self.format).calibrated
-        if self.calibrate is not None and self.cache is None and not calibrated:
-            rule = "calibration data only for weights int8 or of 4 bits, or cache int8"
+        if self.calibrate is not None and self.cache not in SCALED and not calibrated:
+            caches = " or ".join(SCALED)
+            rule = f"calibration data only for weights int8 or of 4 bits, or cache {caches}"
             raise refusal("export", rule, f"it for {self.format or 'neither'}", "omit calibrate")

@@ -18,6 +18,7 @@ from posenc_export.export.weight_file import Keep, WeightFile, in_memory, page_o
 from posenc_export.models.parameters import fill, slots
 from posenc_export.models.parts.experts import ChosenInFloat32, Experts
 from posenc_export.models.user_module import as_model
+from posenc_export.runtime.artefact.cache_formats import SCALED
 from posenc_export.runtime.artefact.records import Weights
 from posenc_export.shared.progress import Progress, silent
 
@@ -61,7 +62,7 @@ class Sources:
             weights: format of formats.FORMATS that the weights are rounded to, formats.KEEP or,
                 with a size and a sample, formats.MIXED; None does not round.
             sample: calibration data; None for none.
-            cache: format of quantized keys and values, whose scales need a sample; empty for none.
+            cache: format of cached keys and values; those of SCALED need a sample; empty for dtype.
             size: most megabytes of graph and weights.
             say: reports progress of calibration, rounding, tracing and writing.
         """
@@ -69,7 +70,7 @@ class Sources:
         if key not in self._made:
             model = in_dtype(self.model, "float32" if weights else dtype)
             scales, formats, exact = None, None, None
-            if cache and sample is not None:
+            if cache in SCALED and sample is not None:
                 scales = calibration.cache_scales(model, sample, say)
             if size is not None and sample is not None:
                 formats = mixed.formats_within(model, sample, size, say)

@@ -29,8 +29,8 @@ class Source:
 
     Args:
         model: in eval mode; its weights must not be modified afterwards.
-        cache_scales: scales of quantized keys and values by state (calibration.cache_scales); None
-            if caches keep dtype.
+        cache_scales: scales of cached keys and values by state (calibration.cache_scales); None if
+            their format has none.
         on_grid: grids and codes of rounded weights by name of the parameter (formats.rounded); None
             if none is rounded.
         few_bits: what is rounded, for the manifest.

@@ -11,8 +11,8 @@ BFLOAT16 = 2.0**-8  # unit roundoff of bfloat16
 # Root mean square error, relative to the exact number; errors of numbers are uniform within the
 # unit roundoff u, with a root mean square of u / sqrt(3).
 FLOAT16_NOISE = UNIT_ROUNDOFF["float16"] / math.sqrt(3)  # of a number that is rounded to float16
-# Of a product of two numbers that are both rounded to bfloat16.
-BFLOAT16_NOISE = BFLOAT16 * math.sqrt(2 / 3)
+BOTH = math.sqrt(2 / 3)  # of two factors that are both rounded, relative to their unit roundoff
+BFLOAT16_NOISE = BFLOAT16 * BOTH  # of a product of two numbers that are both rounded to bfloat16
 FINE = 256  # positions from a row of the coarse table of a rotation in two levels to the next
 BUFFER = 1 << 16  # numbers compared at a time
 # Largest representable cached value, relative to the largest value of the channel in the
@@ -50,11 +50,12 @@ def rounding_noise(bits: int, shared: int) -> float:
     return math.sqrt(2 * math.log(max(shared, 2)) / 12) / 2 ** (bits - 1)
 
 
-def cache_noise(tokens: int) -> float:
-    """Root mean square error of keys and of values in 8 bits, relative to their root mean square.
-    The largest of `tokens` tokens of calibration data determines the scale of a channel.
+def cache_noise(unit: float, tokens: int) -> float:
+    """Root mean square error of cached keys and values, relative to their root mean square. unit:
+    unit roundoff of the numbers; 0 for codes of 8 bits, of which the largest of `tokens` tokens of
+    calibration data determines the scale of a channel.
     """
-    return HEADROOM * rounding_noise(8, tokens) * math.sqrt(2)
+    return unit * BOTH if unit else HEADROOM * rounding_noise(8, tokens) * math.sqrt(2)
 
 
 def rounding_tolerance(noise: float) -> float:

@@ -19,6 +19,7 @@ from hypothesis.stateful import run_state_machine_as_test
 from posenc_export.encodings import REGISTRY
 from posenc_export.export import TARGETS
 from posenc_export.export.targets import runnable
+from posenc_export.runtime.artefact.cache_formats import CACHE_FORMATS, SCALED
 from posenc_export.runtime.artefact.schema import GRAPHS
 from posenc_export.runtime.graphs import cuda, providers
 from tests.fuzz.machine import COUNTED, machine_of
@@ -168,7 +169,8 @@ def _specs(
         or not ("weights" in how or "cache" in how)  # which run on the CPU only
         if how.get("dtype", "float32") in able.dtypes
         and ("weights" not in how or able.formats)
-        and ("cache" not in how or (able.cache_formats and kind in CALIBRATED))
+        and ("cache" not in how or target in CACHE_FORMATS[how["cache"]].targets)
+        and (how.get("cache") not in SCALED or kind in CALIBRATED)
     ]
     plain = [spec for spec in every if (spec.form, spec.provider) == ("float32", "cpu")]
     return plain, [spec for spec in every if spec not in plain]

@@ -22,6 +22,7 @@ from posenc_export.models.presets import seeded
 from posenc_export.models.short_forms import decoder_config
 from posenc_export.models.user_module import OwnModule
 from posenc_export.runtime import Session, load, verify
+from posenc_export.runtime.artefact.cache_formats import CACHE_FORMATS, SCALED
 from posenc_export.runtime.artefact.certificate import exported_error, format_cell, worst_cell
 from posenc_export.runtime.graphs.torch_graph import TorchGraph
 from posenc_export.runtime.session.model import Model as Loaded
@@ -49,7 +50,7 @@ FORMS: Dict[str, Dict[str, str]] = {
     "float32": {},
     "float16": {"dtype": "float16"},
     **{name: {"weights": name} for name in ("int8", "int4", "int4-128")},
-    "cache": {"cache": "int8"},
+    **{f"cache-{name}": {"cache": name} for name in CACHE_FORMATS},
     "int8-cache": {"weights": "int8", "cache": "int8"},
 }
 
@@ -160,7 +161,7 @@ class Subject:
 
     def __init__(self, spec: Spec, folder: Path) -> None:
         result, how = sources(spec.variant, spec.kind, spec.size), dict(FORMS[spec.form])
-        if "cache" in how:
+        if how.get("cache") in SCALED:
             how["calibrate"] = str(_sample(spec.kind, folder))
         export(
             result, spec.target, folder / "artefact", signature=spec.signature, verify=False, **how
@@ -207,7 +208,7 @@ class Subject:
             and self.spec.provider == "cpu"
             and all(state.update == "in_place" for state in self.manifest.states)
             and not self.columns
-            and not (keys.rotation_of and self.manifest.cache)
+            and not (keys.rotation_of and self.manifest.cache in SCALED)
         )
 
     def tokens(self, row: List[Token], first: int = 0) -> np.ndarray:

@@ -57,7 +57,8 @@ SPECS = [  # blocks if one layer is enough for the test, since tracing takes mos
 # Every format, experts, cross-attention and own modules; and OpenVINO where it is installed.
 FORMATTED = [
     Spec("rope", "block", "ort", form="int8"),
-    Spec("rope", "block", "ort", form="cache"),
+    Spec("rope", "block", "ort", form="cache-int8"),
+    Spec("rope", "block", "ort-native", form="cache-float16"),
     Spec("rope", "block", "onnx-static", form="float16"),
     Spec("rope", "experts", "ort", form="int4"),
     Spec("rope", "own", "onnx", "mask", form="int8"),

@@ -89,7 +89,7 @@ class Case:
             "key rotation", "distance", "bias", "sinks", "query rows", "key rows", "decays",
             "counts", "pieces".
         attributes: further attributes of the node.
-        int8: whether caches hold codes.
+        cache: dtype of the caches.
     """
 
     heads: int = 4
@@ -100,7 +100,7 @@ class Case:
     counts: Tuple[int, ...] = (1,)
     kinds: Tuple[str, ...] = ()
     attributes: Dict[str, Any] = field(default_factory=dict)
-    int8: bool = False
+    cache: str = "float32"
     packed: bool = True
     capacity: int = 0
     reach: int = 0
@@ -135,14 +135,15 @@ class Case:
         )
         self._scales = [random.uniform(0.01, 0.03, self.kv_heads * size).astype(np.float32)
                         for size in sizes]  # fmt: skip
-        if self.int8:
+        if self.cache == "int8":
             of_heads = [s.reshape(self.kv_heads, 1, -1) for s in self._scales]
             caches = [
-                np.clip(np.rint(np.nan_to_num(c, nan=3.0) / s), -128, 127).astype(np.int8)
+                np.clip(np.rint(np.nan_to_num(c, nan=3.0) / s), -128, 127)
                 for c, s in zip(caches, of_heads, strict=True)
             ]
             self.feeds |= dict(zip(("k_scale", "v_scale"), self._scales, strict=True))
-        self.feeds |= {"past_key": caches[0], "past_value": caches[1]}
+        past = [cache.astype(self.cache) for cache in caches]
+        self.feeds |= {"past_key": past[0], "past_value": past[1]}
         self.feeds["seqlens_k"] = np.array(last, np.int32) - 1
         first = np.array(self.cached, np.int64)[:, None]
         self.feeds["cache_position"] = first + np.arange(tokens)
@@ -250,8 +251,8 @@ class Case:
     def _appended(self, row: int, n: int, new: np.ndarray, number: int) -> np.ndarray:
         """Return a cache with new heads as attention reads it, [K,T,D]."""
         past = self.feeds[("past_key", "past_value")[number]][row, :, :n].astype(np.float64)
-        if not self.int8:
-            return np.concatenate((past, new), axis=1)
+        if self.cache != "int8":
+            return np.concatenate((past, new.astype(self.cache)), axis=1, dtype=np.float64)
         scale = self._scales[number].reshape(self.kv_heads, 1, -1).astype(np.float64)
         codes = np.clip(np.rint(new / scale), -128, 127)
         return np.concatenate((past, codes), axis=1) * scale

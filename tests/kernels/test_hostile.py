@@ -74,14 +74,15 @@ FAULTS: Dict[str, Any] = {
 }
 
 
-def _case(int8: bool, **changes: Any) -> Case:
+def _case(cache: str = "float32", **changes: Any) -> Case:
     sizes = {"cached": (5, 3), "counts": (2, 2), "capacity": 8, "kinds": KINDS, **changes}
-    return Case(**sizes, int8=int8)
+    return Case(**sizes, cache=cache)
 
 
+@pytest.mark.parametrize("cache", ["float32", "float16"])
 @pytest.mark.parametrize("name", FAULTS)
-def test_a_call_outside_its_buffers_is_refused_by_name(name: str) -> None:
-    case = _case(int8="scales" in name)
+def test_a_call_outside_its_buffers_is_refused_by_name(name: str, cache: str) -> None:
+    case = _case(cache="int8" if "scales" in name else cache)
     change, said = FAULTS[name]
     change(case.feeds)
     with pytest.raises(Exception, match=f"CachedAttention: expected .*{said}"):
@@ -91,7 +92,7 @@ def test_a_call_outside_its_buffers_is_refused_by_name(name: str) -> None:
 def test_inputs_of_other_element_types_are_refused_when_the_graph_is_loaded() -> None:
     for name, dtype in (("query", np.float16), ("past_key", np.float16), ("seqlens_k", np.int64),
                         ("cache_position", np.int32), ("past_value", np.int8)):  # fmt: skip
-        case = _case(int8=False)
+        case = _case()
         case.feeds[name] = np.nan_to_num(case.feeds[name]).astype(dtype)
         with pytest.raises(Exception, match="CachedAttention|Type"):
             session(model(case.feeds, case.node))
@@ -99,14 +100,14 @@ def test_inputs_of_other_element_types_are_refused_when_the_graph_is_loaded() ->
 
 @pytest.mark.parametrize(("heads", "kv_heads"), [(4, 0), (0, 2), (3, 2), (-4, 2), (4, -2)])
 def test_numbers_of_heads_that_do_not_divide_are_refused(heads: int, kv_heads: int) -> None:
-    case = _case(int8=False)
+    case = _case()
     node = case.node | {"num_heads": heads, "kv_num_heads": kv_heads}
     with pytest.raises(Exception, match="num_heads to be a multiple of kv_num_heads"):
         run(case.feeds, node)
 
 
 def test_chunks_need_positions_and_take_padding() -> None:
-    case = _case(int8=False, attributes={"chunk_size": 4})
+    case = _case(attributes={"chunk_size": 4})
     case.feeds["position_ids"][1] = -1
     assert np.isfinite(case.run()[0]).all()
     del case.feeds["position_ids"]
@@ -116,7 +117,7 @@ def test_chunks_need_positions_and_take_padding() -> None:
 
 @pytest.mark.parametrize("scale", [0.0, np.nan, np.inf, 1e-38])
 def test_scales_of_caches_that_are_no_numbers_give_codes_in_range(scale: float) -> None:
-    case = _case(int8=True)
+    case = _case(cache="int8")
     case.feeds["v_scale"][:] = scale
     values = case.run()[2]
     assert values.dtype == np.int8
@@ -124,7 +125,7 @@ def test_scales_of_caches_that_are_no_numbers_give_codes_in_range(scale: float) 
 
 @pytest.mark.parametrize("number", [np.nan, np.inf, -np.inf, 3e38])
 def test_numbers_that_overflow_stay_in_their_row(number: float) -> None:
-    case = _case(int8=False)
+    case = _case()
     expected = case.run()[0][1]
     case.feeds["query"][0] = number
     assert np.array_equal(case.run()[0][1], expected)

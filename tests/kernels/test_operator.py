@@ -8,11 +8,13 @@ import numpy as np
 import onnxruntime
 import pytest
 
+from posenc_export.runtime.artefact.cache_formats import CACHE_FORMATS
 from tests.kernels.calls import Case, built, model, run, session
 
 pytestmark = built
 TOLERANCE = 2e-5  # of weighted sums of normal numbers; a key too many changes 1/keys
 PART = 256  # keys of a part (packages/kernels/source/call.h)
+CACHES = ("float32", *CACHE_FORMATS)
 EVERY = ("rotation", "positions", "distance", "bias", "sinks", "query rows", "key rows", "decays")
 CASES: Dict[str, Dict[str, Any]] = {
     "first token": {"cached": (0,)},
@@ -100,17 +102,18 @@ CASES: Dict[str, Dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("int8", [False, True], ids=["float32", "int8"])
+@pytest.mark.parametrize("cache", CACHES)
 @pytest.mark.parametrize("name", CASES)
-def test_output_is_attention_in_float64(name: str, int8: bool) -> None:
-    case = Case(**CASES[name], int8=int8)
+def test_output_is_attention_in_float64(name: str, cache: str) -> None:
+    case = Case(**CASES[name], cache=cache)
     y, _, _, *row_weights = case.run()
     expected, _ = case.expected()
     # A rotated key that falls on a border between two codes may be rounded to either.
-    codes = 0.03 * np.abs(case.feeds["query"]).max() if int8 and "rotation" in case.kinds else 0
-    assert np.abs(y - expected).max() <= TOLERANCE * max(1, np.abs(expected).max()) + codes
+    step = {"float32": 0, "float16": 2.0**-9, "int8": 0.03}[cache]
+    other = step * np.abs(case.feeds["query"]).max() if "rotation" in case.kinds else 0
+    assert np.abs(y - expected).max() <= TOLERANCE * max(1, np.abs(expected).max()) + other
     for weights in row_weights:
-        assert np.abs(weights - case.row_weights).max() <= TOLERANCE + codes
+        assert np.abs(weights - case.row_weights).max() <= TOLERANCE + other
 
 
 @pytest.mark.parametrize("name", ["ragged rows", "rows of tokens", "interleaved", "partial"])
@@ -129,7 +132,7 @@ def test_new_keys_and_values_are_appended_and_other_slots_stay(name: str) -> Non
 
 
 def test_codes_of_new_keys_are_rounded_to_even_and_limited() -> None:
-    case = Case(cached=(0,), counts=(1,), int8=True, heads=1, kv_heads=1, size=8, packed=False)
+    case = Case(cached=(0,), counts=(1,), cache="int8", heads=1, kv_heads=1, size=8, packed=False)
     for name in ("k_scale", "v_scale"):
         case.feeds[name] = np.full(8, 0.5, np.float32)
     numbers = np.array([0.25, 0.75, -0.25, 1e9, -1e9, 63.6, -64.4, 3.0], np.float32)
@@ -137,6 +140,49 @@ def test_codes_of_new_keys_are_rounded_to_even_and_limited() -> None:
     _, *presents = case.run()
     for present in presents:
         assert present[0, 0, 0].tolist() == [0, 2, 0, 127, -128, 127, -128, 6]
+
+
+def _halves(numbers: np.ndarray) -> Case:
+    """Return a call of a token that sees itself alone, with these numbers as keys and values."""
+    heads = numbers.reshape(1, 1, -1, 64)
+    count = heads.shape[2]
+    case = Case(cached=(0,), counts=(1,), cache="float16", heads=count, kv_heads=count, size=64,
+                packed=False)  # fmt: skip
+    case.feeds["key"] = case.feeds["value"] = heads.reshape(1, 1, -1)
+    case.feeds["query"] = np.zeros_like(case.feeds["key"])
+    return case
+
+
+def test_every_number_of_float16_is_stored_and_read_exactly() -> None:
+    every = np.arange(1 << 16, dtype=np.uint16).view(np.float16)
+    numbers = np.where(np.isfinite(every), every, 0).astype(np.float32)
+    y, *presents = _halves(numbers).run()
+    assert np.array_equal(y.reshape(-1), numbers)
+    for present in presents:
+        assert np.array_equal(present[0, :, 0].reshape(-1), numbers.astype(np.float16))
+
+
+def test_numbers_are_rounded_to_float16_to_even_and_limited_to_its_largest() -> None:
+    halves = np.arange(0x7C00, dtype=np.uint16).view(np.float16).astype(np.float32)
+    between = (halves[1:] + halves[:-1]) / 2  # ties, which float32 holds exactly
+    numbers = np.concatenate((between, np.nextafter(between, 0), np.nextafter(between, 1e9)))
+    large = np.float32([65504, 65519, 65520, 1e9, np.inf, 1e-9, 1e-40, 0])
+    numbers = np.concatenate((numbers, large))
+    numbers = np.pad(np.concatenate((numbers, -numbers)), (0, -2 * len(numbers) % 64))
+    y, *presents = _halves(numbers).run()
+    expected = np.clip(numbers, -65504, 65504).astype(np.float16)
+    assert np.array_equal(y.reshape(-1), expected.astype(np.float32))
+    for present in presents:
+        assert np.array_equal(present[0, :, 0].reshape(-1), expected)
+
+
+def test_a_number_of_float16_that_is_none_stays_in_its_row() -> None:
+    case = Case(cached=(3, 3), counts=(1, 1), cache="float16")
+    expected = case.run()[0]
+    case.feeds["query"][0, 0, -case.value_size :] = np.nan  # of the last value head
+    y, _, values, *_ = case.run()
+    assert np.isnan(values[0, -1, 3]).all() and np.isnan(y[0, 0, -case.size :]).all()
+    assert np.array_equal(y[1], expected[1])
 
 
 def _bound(case: Case, threads: int) -> Tuple[np.ndarray, ...]:
@@ -161,17 +207,17 @@ def _bound(case: Case, threads: int) -> Tuple[np.ndarray, ...]:
     return tuple(x.numpy().copy() for x in (y, *caches, *row_weights))
 
 
-@pytest.mark.parametrize("int8", [False, True], ids=["float32", "int8"])
+@pytest.mark.parametrize("cache", CACHES)
 @pytest.mark.parametrize("threads", [1, 2, 5])
-def test_caches_are_written_in_place_with_the_same_results(threads: int, int8: bool) -> None:
-    case = Case(**CASES["rows of tokens"], int8=int8)
+def test_caches_are_written_in_place_with_the_same_results(threads: int, cache: str) -> None:
+    case = Case(**CASES["rows of tokens"], cache=cache)
     for whole, bound in zip(case.run(), _bound(case, threads), strict=True):
         assert np.array_equal(whole, bound, equal_nan=True)
 
 
-@pytest.mark.parametrize("int8", [False, True], ids=["float32", "int8"])
-def test_results_are_the_same_bits_for_every_number_of_threads(int8: bool) -> None:
-    case = Case(heads=9, kv_heads=3, size=64, cached=(3000,), counts=(2,), kinds=EVERY, int8=int8)
+@pytest.mark.parametrize("cache", CACHES)
+def test_results_are_the_same_bits_for_every_number_of_threads(cache: str) -> None:
+    case = Case(heads=9, kv_heads=3, size=64, cached=(3000,), counts=(2,), kinds=EVERY, cache=cache)
     alone = case.run()
     for threads in (2, 3, 5):
         for first, second in zip(alone, case.run(threads), strict=True):
@@ -190,9 +236,9 @@ def test_a_row_has_the_same_bits_alone_and_beside_others() -> None:
         assert np.array_equal(y[0], together[row]) and np.array_equal(of_row[0], row_weights[row])
 
 
-@pytest.mark.parametrize("int8", [False, True], ids=["float32", "int8"])
-def test_a_token_has_the_same_bits_alone_and_in_a_call_of_several(int8: bool) -> None:
-    case = Case(heads=9, kv_heads=3, size=64, cached=(700,), counts=(40,), int8=int8,
+@pytest.mark.parametrize("cache", CACHES)
+def test_a_token_has_the_same_bits_alone_and_in_a_call_of_several(cache: str) -> None:
+    case = Case(heads=9, kv_heads=3, size=64, cached=(700,), counts=(40,), cache=cache,
                 kinds=("rotation", "distance", "query rows", "key rows", "decays"),
                 attributes={"local_window_size": 300})  # fmt: skip
     together, keys, values, row_weights = case.run()

@@ -25,9 +25,12 @@ std::vector<float> numbers(size_t count) {
   return result;
 }
 
-std::vector<float> output(const posenc::Parallel& parallel, const std::vector<int64_t>& first) {
+std::vector<float> output(const posenc::Parallel& parallel, const std::vector<int64_t>& first,
+                          posenc::Format format) {
   std::vector<float> heads = numbers(ROWS * TOKENS * (HEADS + 2 * KV_HEADS) * SIZE);
-  std::vector<float> keys = numbers(ROWS * KV_HEADS * CAPACITY * SIZE), values = keys;
+  std::vector<float> keys = numbers(ROWS * KV_HEADS * CAPACITY * SIZE);
+  if (format != posenc::FLOAT32) keys.assign(keys.size(), 0.0f);  // others have NaN
+  std::vector<float> values = keys;
   const std::vector<float> decays = numbers(ROWS * HEADS * CAPACITY);
   std::vector<float> result(ROWS * TOKENS * HEADS * SIZE);
   const std::vector<int64_t> count(ROWS, TOKENS);
@@ -47,6 +50,7 @@ std::vector<float> output(const posenc::Parallel& parallel, const std::vector<in
   call.keys.size = call.values.size = SIZE;
   call.keys.slots = keys.data();
   call.values.slots = values.data();
+  call.format = format;
   call.scale = 0.125f;
   call.decays = decays.data();
   call.decay_slots = call.slots = CAPACITY;
@@ -71,9 +75,10 @@ int main() {
     for (std::thread& thread : threads) thread.join();
   };
   for (const std::vector<int64_t>& first : {std::vector<int64_t>{1400, 700}, {1200, 0}})
-    if (output(alone, first) != output(together, first)) {
-      std::puts("outputs differ between numbers of threads");
-      return 1;
-    }
+    for (posenc::Format format : {posenc::FLOAT32, posenc::FLOAT16})
+      if (output(alone, first, format) != output(together, first, format)) {
+        std::puts("outputs differ between numbers of threads");
+        return 1;
+      }
   return 0;
 }

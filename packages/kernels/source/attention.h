@@ -68,8 +68,8 @@ inline void add_values(const Number* values, int64_t count, int64_t size, const 
   }
 }
 
-// Add the values of a part, weighted, to the sums of all queries. Codes are converted once for many
-// queries.
+// Add the values of a part, weighted, to the sums of all queries. Numbers are converted once for
+// many queries.
 template <class Number>
 void add_values(const Call& call, int64_t number, const Number* values, int64_t count,
                 const Scratch& scratch, float* total) {
@@ -131,11 +131,20 @@ void attend_to(const Call& call, const Tile& tile, int64_t part, Partial out, fl
              out.values);
 }
 
+// Call a function with a number of the type that caches have.
+template <class Function>
+void with_number(const Call& call, Function function) {
+  switch (call.format) {
+    case FLOAT16: return function(Half{});
+    case INT8: return function(int8_t{});
+    default: return function(0.0f);
+  }
+}
+
 void attend(const Call& call, const Tile& tile, int64_t part, Partial out, float* scratch) {
-  if (call.int8)
-    attend_to<int8_t>(call, tile, part, out, scratch);
-  else
-    attend_to<float>(call, tile, part, out, scratch);
+  with_number(call, [&](auto number) {
+    attend_to<decltype(number)>(call, tile, part, out, scratch);
+  });
 }
 
 // Count the keys after each part, from the last one on while a query's count grows.
@@ -164,10 +173,9 @@ void count_after(const Call& call, const Tile& tile, int64_t first, int64_t last
 }
 
 void count(const Call& call, const Tile& tile, int64_t first, int64_t last, float* scratch) {
-  if (call.int8)
-    count_after<int8_t>(call, tile, first, last, scratch);
-  else
-    count_after<float>(call, tile, first, last, scratch);
+  with_number(call, [&](auto number) {
+    count_after<decltype(number)>(call, tile, first, last, scratch);
+  });
 }
 
 size_t scratch_size(const Call& call, int64_t queries) {
@@ -209,7 +217,7 @@ void finish(const Call& call, const Tile& tile, Partial total) {
       sum = sum * of_values + exponential(call.sinks[head] - maximum);
     }
     const float factor = sum != 0 ? of_values / sum : 0;
-    const float* scales = call.int8 ? call.values.scales + tile.kv_head * size : nullptr;
+    const float* scales = call.values.scales ? call.values.scales + tile.kv_head * size : nullptr;
     float* output = call.output + (token * call.heads + head) * size;
     for (int64_t d = 0; d < size; d += WIDTH) {
       const Vector y = load(total.values + r * size + d) * factor;
@@ -239,8 +247,13 @@ inline void rotate(const Call& call, const Rotation& table, int64_t at, const fl
 // Write a head of a new token to its slot.
 inline void append(const Call& call, const Cache& cache, int64_t place, int64_t kv_head,
                    const float* head) {
-  if (!call.int8) {
+  if (call.format == FLOAT32) {
     std::copy(head, head + cache.size, static_cast<float*>(cache.slots) + place * cache.size);
+    return;
+  }
+  if (call.format == FLOAT16) {
+    Half* halves = static_cast<Half*>(cache.slots) + place * cache.size;
+    for (int64_t d = 0; d < cache.size; d += WIDTH) store(halves + d, load(head + d));
     return;
   }
   int8_t* codes = static_cast<int8_t*>(cache.slots) + place * cache.size;
@@ -259,19 +272,19 @@ void prepare(const Call& call, int64_t row, int64_t token) {
   for (int64_t k = 0; k < call.kv_heads; k++) {
     const int64_t head = row * call.kv_heads + k;
     float* queries = call.queries + (head * call.tokens + token) * call.group * size;
-    const float* scales = call.int8 ? call.keys.scales + k * size : nullptr;
+    const float* scales = call.keys.scales ? call.keys.scales + k * size : nullptr;
     for (int64_t g = 0; g < call.group; g++, queries += size) {
       rotate(call, call.of_q, at, q + (k * call.group + g) * size, size, queries);
       for (int64_t d = 0; d < size; d++) queries[d] *= scales ? call.scale * scales[d] : call.scale;
     }
     const int64_t place = head * call.capacity + slot;
     const float* key = call.keys.heads + of_call * call.keys.stride + k * size;
-    if (call.int8) {
+    if (call.format == FLOAT32) {
+      rotate(call, call.of_k, at, key, size, static_cast<float*>(call.keys.slots) + place * size);
+    } else {
       float rotated[MOST_NUMBERS];
       rotate(call, call.of_k, at, key, size, rotated);
       append(call, call.keys, place, k, rotated);
-    } else {
-      rotate(call, call.of_k, at, key, size, static_cast<float*>(call.keys.slots) + place * size);
     }
     append(call, call.values, place, k,
            call.values.heads + of_call * call.values.stride + k * call.values.size);

@@ -12,6 +12,15 @@ namespace posenc {
 constexpr int64_t PART = 256;
 constexpr int64_t MOST_NUMBERS = 1024;  // of a head
 
+// Numbers of caches, and their sizes in bytes.
+enum Format { FLOAT32, FLOAT16, INT8, FORMATS };
+constexpr size_t BYTES[FORMATS] = {4, 2, 1};
+
+// A number in float16.
+struct Half {
+  uint16_t bits;
+};
+
 // Cosines and sines of a table of rotations, [table_rows, rotary / 2] each; null for no rotation.
 struct Rotation {
   const float* cos = nullptr;
@@ -23,8 +32,8 @@ struct Cache {
   const float* heads = nullptr;   // new heads of token (b, s) at heads + (b * S + s) * stride
   int64_t stride = 0;
   int64_t size = 0;               // D or E
-  void* slots = nullptr;          // [B, K, M, size] of float or int8_t
-  const float* scales = nullptr;  // [K, size] of an int8 cache: number = code * scale
+  void* slots = nullptr;          // [B, K, M, size] of float, Half or int8_t
+  const float* scales = nullptr;  // [K, size] of an int8 cache: number = code * scale; or null
 };
 
 struct Call {
@@ -35,7 +44,7 @@ struct Call {
   const float* q = nullptr;            // heads of token (b, s) at q + (b * S + s) * q_stride
   int64_t q_stride = 0;
   Cache keys, values;
-  bool int8 = false;  // whether caches hold codes
+  Format format = FLOAT32;  // of caches
 
   int64_t rotary = 0;  // first numbers of a head that are rotated
   bool interleaved = false;

@@ -3,6 +3,10 @@
 #include <cstdlib>
 #include <cstring>
 
+#if defined(__x86_64__)
+#include <cpuid.h>
+#endif
+
 namespace posenc {
 
 namespace plain { extern const Kernels kernels; }
@@ -15,7 +19,9 @@ namespace {
 
 bool runs_avx2() {
 #if defined(__x86_64__)
-  return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
+  unsigned a, b, c = 0, d;
+  const bool converts = __get_cpuid(1, &a, &b, &c, &d) && (c & bit_F16C);  // float16
+  return converts && __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
 #else
   return false;
 #endif

@@ -21,7 +21,7 @@ float number(const OrtKernelInfo* info, const char* name, float otherwise) {
 
 }  // namespace
 
-Node::Node(const OrtKernelInfo* info, bool int8) : int8_(int8) {
+Node::Node(const OrtKernelInfo* info, Format format) : format_(format) {
   heads_ = integer(info, "num_heads", 0);
   kv_heads_ = integer(info, "kv_num_heads", 0);
   expect(kv_heads_ > 0 && heads_ > 0 && heads_ % kv_heads_ == 0,
@@ -79,8 +79,8 @@ void Node::read_heads(Call& call, const Tensor* in) const {
 }
 
 void Node::read_caches(Call& call, const Tensor* in) const {
-  call.int8 = int8_;
-  if (!int8_) return;
+  call.format = format_;
+  if (format_ != INT8) return;
   expect(in[KEY_SCALES].has({kv_heads_ * call.keys.size}) &&
              in[VALUE_SCALES].has({kv_heads_ * call.values.size}),
          "k_scale and v_scale with one number for each channel of an int8 cache");

@@ -16,8 +16,10 @@ enum Input {
 };
 enum Output { RESULT, PRESENT_KEY, PRESENT_VALUE, ROW_WEIGHTS, OUTPUTS };
 
-inline OrtElementType element(size_t input, bool int8) {
-  if (input == PAST_KEY || input == PAST_VALUE) return int8 ? ORT_INT8 : ORT_FLOAT;
+constexpr OrtElementType OF_CACHES[FORMATS] = {ORT_FLOAT, ORT_FLOAT16, ORT_INT8};
+
+inline OrtElementType element(size_t input, Format format) {
+  if (input == PAST_KEY || input == PAST_VALUE) return OF_CACHES[format];
   if (input == LAST_SLOTS || input == LONGEST || input == ROW_OF_DISTANCE) return ORT_INT32;
   return input == POSITIONS || input == SLOTS ? ORT_INT64 : ORT_FLOAT;
 }
@@ -25,7 +27,7 @@ inline OrtElementType element(size_t input, bool int8) {
 // `compute` runs it.
 class Node {
  public:
-  Node(const OrtKernelInfo* info, bool int8);
+  Node(const OrtKernelInfo* info, Format format);
 
   void compute(OrtKernelContext* context) const;
 
@@ -43,7 +45,8 @@ class Node {
 
   int64_t heads_, kv_heads_, window_, chunk_;
   float scale_, softcap_, key_row_scale_;
-  bool int8_, interleaved_;
+  Format format_;
+  bool interleaved_;
 };
 
 }  // namespace posenc

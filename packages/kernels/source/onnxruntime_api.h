@@ -18,7 +18,7 @@ struct OrtSessionOptions;
 struct OrtCustomOp;
 
 enum OrtErrorCode { ORT_FAIL = 1, ORT_INVALID_ARGUMENT = 2 };
-enum OrtElementType { ORT_FLOAT = 1, ORT_INT8 = 3, ORT_INT32 = 6, ORT_INT64 = 7 };
+enum OrtElementType { ORT_FLOAT = 1, ORT_INT8 = 3, ORT_INT32 = 6, ORT_INT64 = 7, ORT_FLOAT16 = 10 };
 enum OrtCharacteristic { ORT_REQUIRED = 0, ORT_OPTIONAL = 1 };
 enum OrtMemType { ORT_MEM_DEFAULT = 0 };
 

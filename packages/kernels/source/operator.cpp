@@ -49,7 +49,7 @@ void Node::compute(OrtKernelContext* context) const {
   for (size_t i = 0; i < std::min<size_t>(count, INPUTS); i++) {
     const OrtValue* value = nullptr;
     ok(api->KernelContext_GetInput(context, i, &value));
-    in[i] = opened(const_cast<OrtValue*>(value), element(i, int8_), names[i]);
+    in[i] = opened(const_cast<OrtValue*>(value), element(i, format_), names[i]);
   }
   Call call;
   std::vector<int64_t> rows;
@@ -72,7 +72,7 @@ void Node::compute(OrtKernelContext* context) const {
   Cache* caches[] = {&call.keys, &call.values};
   for (size_t i = 0; i < 2; i++) {
     const size_t bytes = call.rows * kv_heads_ * call.capacity * caches[i]->size *
-                         (int8_ ? sizeof(int8_t) : sizeof(float));
+                         BYTES[format_];
     caches[i]->slots = data[PRESENT_KEY + i];
     // Buffers that are bound to an input and its output are one.
     if (in[PAST_KEY + i].data != caches[i]->slots && bytes)
@@ -92,18 +92,18 @@ void Node::compute(OrtKernelContext* context) const {
 namespace {
 
 struct Operator : OrtCustomOp {
-  bool int8;
+  Format format;  // of its caches
 };
 
-Operator described(bool int8) {
+Operator described(Format format) {
   Operator op{};
-  op.int8 = int8;
+  op.format = format;
   op.version = ORT_CUSTOM_OP_VERSION;
   op.GetName = [](const OrtCustomOp*) { return NAME; };
   op.GetExecutionProviderType = [](const OrtCustomOp*) -> const char* { return nullptr; };
   op.GetInputTypeCount = [](const OrtCustomOp*) -> size_t { return INPUTS; };
   op.GetInputType = [](const OrtCustomOp* self, size_t i) -> int {
-    return element(i, static_cast<const Operator*>(self)->int8);
+    return element(i, static_cast<const Operator*>(self)->format);
   };
   op.GetInputCharacteristic = [](const OrtCustomOp*, size_t i) -> int {
     const bool required = i == QUERY || i == PAST_KEY || i == PAST_VALUE || i == LAST_SLOTS;
@@ -113,7 +113,7 @@ Operator described(bool int8) {
   op.GetOutputTypeCount = [](const OrtCustomOp*) -> size_t { return OUTPUTS; };
   op.GetOutputType = [](const OrtCustomOp* self, size_t i) -> int {
     const bool cache = i == PRESENT_KEY || i == PRESENT_VALUE;
-    return cache && static_cast<const Operator*>(self)->int8 ? ORT_INT8 : ORT_FLOAT;
+    return cache ? OF_CACHES[static_cast<const Operator*>(self)->format] : ORT_FLOAT;
   };
   op.GetOutputCharacteristic = [](const OrtCustomOp*, size_t i) -> int {
     return i == ROW_WEIGHTS ? ORT_OPTIONAL : ORT_REQUIRED;
@@ -135,7 +135,7 @@ Operator described(bool int8) {
   };
   op.CreateKernelV2 = [](const OrtCustomOp* self, const OrtApi*, const OrtKernelInfo* info,
                          void** node) -> OrtStatus* {
-    return guarded([&] { *node = new Node(info, static_cast<const Operator*>(self)->int8); });
+    return guarded([&] { *node = new Node(info, static_cast<const Operator*>(self)->format); });
   };
   op.KernelComputeV2 = [](void* node, OrtKernelContext* context) -> OrtStatus* {
     return guarded([&] { static_cast<const Node*>(node)->compute(context); });
@@ -155,9 +155,10 @@ void check_table(const OrtApiBase* base) {
   expect(same, "the C API of ONNX Runtime, got another table of functions in " + version);
 }
 
-// Returns the domain with the operator for caches of either type. It lives as long as the process.
+// Returns the domain with the operator for caches of each format. It lives as long as the process.
 OrtCustomOpDomain* made_domain() {
-  static const Operator operators[] = {described(false), described(true)};
+  static const Operator operators[FORMATS] = {described(FLOAT32), described(FLOAT16),
+                                              described(INT8)};
   OrtCustomOpDomain* domain = nullptr;
   ok(api->CreateCustomOpDomain(DOMAIN_NAME, &domain));
   for (const Operator& op : operators) ok(api->CustomOpDomain_Add(domain, &op));

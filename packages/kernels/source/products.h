@@ -59,7 +59,8 @@ inline const float* rows(const float* from, int64_t count, int64_t filled, int64
   return copy;
 }
 
-inline const float* rows(const int8_t* from, int64_t count, int64_t filled, int64_t size,
+template <class Number>
+inline const float* rows(const Number* from, int64_t count, int64_t filled, int64_t size,
                          float* copy) {
   for (int64_t i = 0; i < count * size; i += WIDTH) store(copy + i, load(from + i));
   std::fill(copy + count * size, copy + filled * size, 0.0f);
@@ -213,7 +214,7 @@ inline void products(const Query* queries, int64_t number, const Number* keys, i
   }
 }
 
-// Products of all queries with the keys of a part, [queries, PART]. Codes are converted once for
+// Products of all queries with the keys of a part, [queries, PART]. Numbers are converted once for
 // many queries.
 template <class Number>
 void products(const Call& call, const Query* queries, int64_t number, const Number* keys,

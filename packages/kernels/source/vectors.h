@@ -5,6 +5,8 @@
 #include <cstring>
 #include <functional>
 
+#include "call.h"
+
 #if defined(__x86_64__)
 #include <immintrin.h>
 #endif
@@ -17,6 +19,7 @@ constexpr int WIDTH = POSENC_WIDTH;
 typedef float Vector __attribute__((vector_size(4 * WIDTH)));
 typedef int32_t Integers __attribute__((vector_size(4 * WIDTH)));
 typedef uint32_t Unsigned __attribute__((vector_size(4 * WIDTH)));
+typedef uint16_t Shorts __attribute__((vector_size(2 * WIDTH)));
 
 inline Vector load(const float* from) {
   Vector x;
@@ -43,6 +46,53 @@ inline Vector load(const int8_t* from) {
 inline void store(float* to, Vector x) { std::memcpy(to, &x, sizeof x); }
 
 inline Vector all(float x) { return x - Vector{}; }
+
+// Numbers of float16 in float32. Without an instruction, in integers: those below 2^-14 are counts
+// of 2^-24. The process may flush subnormal numbers of float32 to zero, so that none is formed.
+inline Vector widened(Shorts halves) {
+#if POSENC_WIDTH == 16 && defined(__AVX512F__)
+  return (Vector)_mm512_maskz_cvtph_ps(0xffff, (__m256i)halves);
+#elif POSENC_WIDTH == 8 && defined(__F16C__)
+  return (Vector)_mm256_cvtph_ps((__m128i)halves);
+#else
+  const Unsigned bits = __builtin_convertvector(halves, Unsigned);
+  const Unsigned size = bits & 0x7fff, exponent = bits & 0x7c00;
+  const Unsigned count = (Unsigned)(__builtin_convertvector((Integers)size, Vector) * 0x1p-24f);
+  const Unsigned number = (size << 13) + (112u << 23), infinite = number + (112u << 23);
+  const Unsigned result = exponent == 0 ? count : (exponent == 0x7c00 ? infinite : number);
+  return (Vector)(result | (bits & 0x8000) << 16);
+#endif
+}
+
+inline Vector load(const Half* from) {
+  Shorts halves;
+  std::memcpy(&halves, from, sizeof halves);
+  return widened(halves);
+}
+
+// Round numbers to float16, to even at halves, and limit them to its largest number, 65504.
+inline Shorts narrowed(Vector x) {
+  constexpr float MOST = 65504.0f;
+  x = x > MOST ? all(MOST) : (x < -MOST ? all(-MOST) : x);  // NaN stays NaN
+#if POSENC_WIDTH == 16 && defined(__AVX512F__)
+  return (Shorts)_mm512_maskz_cvtps_ph(0xffff, (__m512)x, _MM_FROUND_TO_NEAREST_INT);
+#elif POSENC_WIDTH == 8 && defined(__F16C__)
+  return (Shorts)_mm256_cvtps_ph((__m256)x, _MM_FROUND_TO_NEAREST_INT);
+#else
+  const Unsigned bits = (Unsigned)x, size = bits & 0x7fffffff;
+  const Unsigned number = ((size + 0xfff + (size >> 13 & 1)) >> 13) - (112u << 10);
+  // The unit of 0.5 .. 1 is 2^-24, so that a sum with 0.5 rounds to it.
+  const Unsigned count = (Unsigned)((Vector)size + 0.5f) - 0x3f000000u;
+  const Unsigned of_number = size < 0x38800000u ? count : number;  // 2^-14
+  const Unsigned result = size > 0x7f800000u ? Unsigned{} + 0x7e00u : of_number;
+  return __builtin_convertvector(result | (bits >> 16 & 0x8000), Shorts);
+#endif
+}
+
+inline void store(Half* to, Vector x) {
+  const Shorts halves = narrowed(x);
+  std::memcpy(to, &halves, sizeof halves);
+}
 
 inline Vector larger(Vector x, Vector y) { return x > y ? x : y; }
 
@@ -127,6 +177,17 @@ inline Vector load_parts(const int8_t* from, int64_t step) {
   const __m128 both = _mm_loadh_pi((__m128)first, reinterpret_cast<const __m64*>(from + step));
   const __m512i integers = _mm512_maskz_cvtepi8_epi32(0xffff, (__m128i)both);
   return __builtin_convertvector((Integers)integers, Vector);
+#else
+  (void)step;
+  return load(from);
+#endif
+}
+
+inline Vector load_parts(const Half* from, int64_t step) {
+#if POSENC_WIDTH == 16
+  const __m128i x = _mm_loadu_si128(reinterpret_cast<const __m128i*>(from));
+  const __m128i y = _mm_loadu_si128(reinterpret_cast<const __m128i*>(from + step));
+  return widened((Shorts)_mm256_inserti128_si256(_mm256_castsi128_si256(x), y, 1));
 #else
   (void)step;
   return load(from);

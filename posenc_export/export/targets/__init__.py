@@ -38,7 +38,6 @@ class Target(CacheLayout):
     # Formats of weights, with activations in `few_bits_dtypes`. KEEP has blocks with offsets; for
     # MIXED, the bytes of weights are known before the graph is written.
     formats: Tuple[str, ...] = ()
-    cache_formats: Tuple[str, ...] = ()  # formats of quantized caches, with float32 activations
 
     @property
     def few_bits_dtypes(self) -> Tuple[str, ...]:
@@ -89,7 +88,6 @@ TARGETS = {
         continuation_rows=1,
         contiguous=True,
         formats=(*FORMATS, KEEP, MIXED),
-        cache_formats=("int8",),
     ),
     "ort-native": Target(
         graph="as ort, with the attention of posenc-export-kernels",
@@ -99,7 +97,6 @@ TARGETS = {
         contiguous=True,
         dtypes=("float32",),
         formats=(*FORMATS, KEEP, MIXED),
-        cache_formats=("int8",),
     ),
     "torchscript": _of_torch("scripted and frozen module", write_torchscript),
     "pt2": _of_torch("torch.export program", write_pt2),

@@ -48,7 +48,7 @@ def without_unread(op: Builder, manifest: Manifest) -> Tuple[List[Value], List[S
     for state, value in zip(manifest.states, list(graph.outputs)[count:], strict=True):
         past = _named(graph.inputs, state.past)
         if past.uses():
-            stored = _described(past)  # a lowering may widen a cache, or store it in 8 bits
+            stored = _described(past)  # a lowering may widen a cache, or store it in another format
             window = op.windows.get(state.past, 0)
             changes = {"axes": stored.axes, "dtype": stored.dtype, "window": window}
             kept.append(msgspec.structs.replace(state, **changes))

@@ -103,7 +103,7 @@ def _inputs(
         positions,
         biases[1],
         node.sinks,
-        *(None, None),  # scales of a cache of 8 bits (int8_cache.py)
+        *(None, None),  # scales of a cache of 8 bits (small_caches.py)
         biases[0],
         ort_slots.position_in_windows(op) if slides else ort_slots.cache_position(op),
         *tables[2:],

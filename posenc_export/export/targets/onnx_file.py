@@ -13,7 +13,7 @@ from onnx_ir.passes import common
 from posenc_export.encodings.shared.tables import levels_of
 from posenc_export.export.manifest_writer import Graph, with_graph
 from posenc_export.export.signatures import wrap
-from posenc_export.export.targets import external_data, graph_ends, int8_cache, two_levels
+from posenc_export.export.targets import external_data, graph_ends, small_caches, two_levels
 from posenc_export.export.targets.builder import Builder
 from posenc_export.export.targets.rewriter import Fusion, Table, finish, fuse, lower, replace_nodes
 from posenc_export.export.trace import OPSET, Source
@@ -60,7 +60,7 @@ def write_onnx(source: Source, manifest: Manifest, folder: Path, lowerings: Lowe
     matrices = _in_few_bits(op, manifest, lowerings.few_bits)
     finish(op)
     if manifest.cache:
-        int8_cache.store(op, manifest, source.cache_scales)
+        small_caches.store(op, manifest, source.cache_scales)
     fuse(op, lowerings.fusions)
     inputs, states = graph_ends.without_unread(op, manifest)
     _strip(model)

@@ -1,11 +1,12 @@
 """Check that the fields of a manifest agree with each other, its configuration and its graph."""
 
 from collections import Counter
-from typing import Any, Dict, Sequence, Tuple, cast
+from typing import Any, Dict, List, Sequence, Tuple, cast
 
 import msgspec
 
 from posenc_export.runtime.artefact import graph_inputs
+from posenc_export.runtime.artefact.cache_formats import CACHE_FORMATS
 from posenc_export.runtime.artefact.certificate import Certificate
 from posenc_export.runtime.artefact.graph_inputs import B, M, P, Q, R, S, T, W
 from posenc_export.runtime.artefact.schema import GRAPHS, Axis, Manifest, State, Value
@@ -238,25 +239,31 @@ def _is_pair(state: State) -> bool:
     return any(end and state.present == present + end for end, present in ends)
 
 
+def keys_and_values(manifest: Manifest) -> List[State]:
+    """Return the states that are keys or values, written in place."""
+    ends = (".key", ".value")
+    named = [s for s in manifest.states if s.past.startswith("past_key_values.")]
+    return [state for state in named if state.in_place and state.past.endswith(ends)]
+
+
 def _check_caches(manifest: Manifest) -> None:
     target, bucket, graph = manifest.target, manifest.capacity_bucket, GRAPHS[manifest.target]
-    compact = " or ".join(name for name, other in GRAPHS.items() if other.compact)
     rule = f"layout to be columns for target {target}"
     expect(manifest.by_columns or not graph.grows, rule, "rows")
     limits, most = ("0", 0) if graph.grows else ("0 .. 65536", 65536)
     expect(bucket <= most, f"capacity_bucket to be {limits} for target {target}", bucket)
-    small = [state for state in manifest.states if state.dtype == "int8"]
-    expect(
-        bool(small) == bool(manifest.cache)
-        and (not small or (graph.compact and manifest.dtype == "float32")),
-        f"int8 states exactly with cache int8, for target {compact} in float32",
-        f"{len(small)} int8 states with cache {manifest.cache or manifest.dtype} for target "
-        f"{target} in {manifest.dtype}",
-    )
-    for state in small:
-        parts = state.past.startswith("past_key_values."), state.past.endswith((".key", ".value"))
-        rule = "int8 states to be in-place keys and values"
-        expect(state.in_place and all(parts), rule, state.past)
+    for name, format_ in CACHE_FORMATS.items():
+        small = [s for s in manifest.states if s.dtype == name != manifest.dtype]
+        allowed = target in format_.targets and manifest.dtype == "float32"
+        expect(
+            bool(small) == (manifest.cache == name) and (allowed or not small),
+            f"{name} states exactly with cache {name}, for target {' or '.join(format_.targets)} "
+            "in float32",
+            f"{len(small)} {name} states with cache {manifest.cache or manifest.dtype} for target "
+            f"{target} in {manifest.dtype}",
+        )
+        others = [state.past for state in small if state not in keys_and_values(manifest)]
+        expect(not others, f"{name} states to be in-place keys and values", ", ".join(others))
     windows = " or ".join(name for name, other in GRAPHS.items() if other.windows)
     rule = f"window only for in-place states of {windows} that begin at input window_start"
     for state in [state for state in manifest.states if state.window]:

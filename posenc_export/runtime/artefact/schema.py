@@ -8,6 +8,7 @@ import msgspec
 from msgspec import Meta, Struct
 
 from posenc_export.runtime.artefact import machine, records
+from posenc_export.runtime.artefact.cache_formats import CACHE_FORMATS
 from posenc_export.runtime.artefact.records import MOST, Axes, Axis, DType, Name
 
 SCHEMA = 4
@@ -25,7 +26,7 @@ class TargetGraph(NamedTuple):
     file: str = "model.onnx"
     grows: bool = False  # whether caches grow; otherwise they are written in place
     fused: bool = False  # whether attention can be one operator, which is also tested alone
-    compact: bool = False  # whether caches can hold 8 bits
+    compact: bool = False  # whether caches of windows have an axis named as that of others
     windows: bool = False  # whether caches can hold only the last tokens of a window
 
 
@@ -145,7 +146,7 @@ class Manifest(Struct, frozen=True, forbid_unknown_fields=True):
         weights: format of weights of few bits; None if all weights have `dtype`.
         formats: format of each weight of few bits, by name of the parameter, if the format of
             `weights` is "mixed"; otherwise empty.
-        cache: "int8" if cached keys and values are stored in 8 bits, otherwise empty.
+        cache: name of CACHE_FORMATS if keys and values are cached in it, otherwise empty.
         calibration: data used to round weights and to compute the scales of caches, or None.
         quality: loss against the float32 module; None if nothing is rounded or verified.
         deviation: figures of earlier versions in place of `quality`; not used.
@@ -192,7 +193,7 @@ class Manifest(Struct, frozen=True, forbid_unknown_fields=True):
         Dict[Name, Annotated[str, Meta(pattern=r"^(int8-32|int4|int4-128)\Z")]],
         Meta(max_length=MOST),
     ] = {}
-    cache: Annotated[str, Meta(pattern=r"^(int8)?\Z")] = ""
+    cache: Annotated[str, Meta(pattern=rf"^({'|'.join(CACHE_FORMATS)})?\Z")] = ""
     calibration: Optional[records.Calibration] = None
     quality: Optional[records.Quality] = None
     deviation: Dict[str, float] = {}

@@ -8,6 +8,7 @@ from typing import Any, List, Union
 
 import numpy as np
 
+from posenc_export.runtime.artefact.cache_formats import SCALED
 from posenc_export.runtime.artefact.records import CachedKeys, KeyRotation
 from posenc_export.runtime.artefact.summary import summary
 from posenc_export.runtime.session import windows
@@ -53,8 +54,8 @@ def check(caches: Caches) -> CachedKeys:
         got = f"target {manifest.target} with signature {manifest.signature}"
         remedy = "export target ort or onnx-static with signature positions"
         raise expected("for discard, caches that are written in place", got, remedy)
-    if keys.rotation_of and manifest.cache:
-        rule = "for discard of rotated keys, caches in the dtype of the model"
+    if keys.rotation_of and manifest.cache in SCALED:
+        rule = "for discard of rotated keys, caches of numbers without scales"
         raise expected(rule, f"cache {manifest.cache}", "export without cache")
     return keys
 
@@ -97,8 +98,8 @@ def shift(
         if state.holds_positions:
             moved -= count
         elif rotation is not None:
-            turns = keys.rotations[rotation]
-            moved = turned(turns, moved, old, old - count).astype(moved.dtype)
+            turns, most = keys.rotations[rotation], np.finfo(moved.dtype).max
+            moved = turned(turns, moved, old, old - count).clip(-most, most).astype(moved.dtype)
         slots.append(moving - count - next_begin)
         content.append(moved)
     return windows.Move(row, next_kept, slots, content)

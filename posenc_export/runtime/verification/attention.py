@@ -1,10 +1,11 @@
-"""Attention nodes in float64, and the contract of those with 8-bit caches."""
+"""Attention nodes in float64, and the contract of those with caches in a format of few bits."""
 
 from dataclasses import dataclass
 from typing import Callable, Iterator, List, NamedTuple, Optional, Sequence, Tuple, Union
 
 import numpy as np
 
+from posenc_export.runtime.artefact.cache_formats import CACHE_FORMATS, SCALED
 from posenc_export.runtime.graphs.onnx_nodes import Node
 from posenc_export.runtime.verification import contracts
 from posenc_export.runtime.verification.contracts import UNDERFLOW, UNIT
@@ -249,8 +250,8 @@ def attended(
 
 
 def cached_attention(graph: Graph, node: Node) -> Optional[CheckedNode]:
-    """A GroupQueryAttention or CachedAttention with 8-bit caches."""
-    if node.attributes.get("k_quant_type") != "PER_CHANNEL":
+    """A GroupQueryAttention or CachedAttention with caches in a format of CACHE_FORMATS."""
+    if graph.manifest.cache not in CACHE_FORMATS:
         return None
     inputs = Inputs(node, graph.numbers)
     computed = [QUERY, KEY, VALUE, LAST, POSITIONS, BIAS, QUERY_ROWS, KEY_ROWS, DECAYS]
@@ -275,9 +276,13 @@ def _of_call(graph: Graph, node: Node, call: Record) -> np.ndarray:
     count, total = q.numbers.shape[1], int(inputs[LAST]) + 1
     ratio, read = np.zeros(count), []
     for heads, name, scale in zip(appended, node.outputs[1:3], SCALES, strict=True):
-        cache = call[name][0].astype(np.float64)
-        of_channel = inputs[scale].reshape(len(cache), 1, -1).astype(np.float64)
-        ratio = np.maximum(ratio, _of_codes(heads, cache[:, total - count : total], of_channel))
+        cache, of_channel = call[name][0].astype(np.float64), np.ones((1, 1, 1))
+        stored = cache[:, total - count : total]
+        if graph.manifest.cache in SCALED:
+            of_channel = inputs[scale].reshape(len(cache), 1, -1).astype(np.float64)
+            ratio = np.maximum(ratio, _of_codes(heads, stored, of_channel))
+        else:
+            ratio = np.maximum(ratio, _of_numbers(heads, stored, graph.manifest.cache))
         read.append(cache[:, :total] * of_channel)
     _, value, bound = attended(q, read, inputs.scores(q, total))
     y = call[node.outputs[0]][0].reshape(count, -1)
@@ -290,3 +295,15 @@ def _of_codes(heads: Heads, codes: np.ndarray, scale: np.ndarray) -> np.ndarray:
     distance = np.maximum(np.maximum(lowest - codes, codes - highest), 0)
     result: np.ndarray = 2 * distance.max(axis=(0, 2))
     return result
+
+
+def _of_numbers(heads: Heads, cached: np.ndarray, dtype: str) -> np.ndarray:
+    """Return 2 for tokens [S] with a number other than those that rounding to a dtype may give,
+    otherwise 0. Numbers beyond the largest one become that one.
+    """
+    most = np.finfo(dtype).max
+    lowest, highest = (
+        np.clip(heads.numbers + error, -most, most).astype(dtype)
+        for error in (-heads.error, heads.error)
+    )
+    return 2.0 * ((cached < lowest) | (cached > highest)).any(axis=(0, 2))

@@ -7,6 +7,7 @@ from typing import Collection, Dict, Iterator, List, Mapping, Optional
 import msgspec
 import numpy as np
 
+from posenc_export.runtime.artefact.cache_formats import CACHE_FORMATS
 from posenc_export.runtime.artefact.manifest import Manifest
 from posenc_export.runtime.artefact.rules import graph_file
 from posenc_export.runtime.graphs.onnx_nodes import TYPES, Constant, Node, Nodes, element_of, read
@@ -67,7 +68,7 @@ def _described(manifest: Manifest) -> Manifest:
         outputs=[msgspec.structs.replace(value, dtype="float32") for value in manifest.outputs],
         states=[
             msgspec.structs.replace(state, dtype="float32")
-            if state.dtype in (*HALF, "int8")
+            if state.dtype in (*HALF, *CACHE_FORMATS)
             else state
             for state in manifest.states
         ],
@@ -136,7 +137,7 @@ def _multiplies_integers(node: Node) -> bool:
 
 
 def _with_float_caches(graph: Nodes, manifest: Manifest) -> Nodes:
-    """Return a graph whose cached keys and values are float32 instead of 8 bits."""
+    """Return a graph whose cached keys and values are float32."""
     nodes: List[Node] = []
     for node in graph.nodes:
         if "kv_cache_bit_width" in node.attributes:
@@ -147,7 +148,7 @@ def _with_float_caches(graph: Nodes, manifest: Manifest) -> Nodes:
             while not node.inputs[-1]:
                 node.inputs.pop()
         nodes.append(node)
-    stored = [state for state in manifest.states if state.dtype == "int8"]
+    stored = [state for state in manifest.states if state.dtype == manifest.cache]
     names = [name for state in stored for name in (state.past, state.present)]
     described = {name: retyped(graph.serialised[name], "float") for name in names}
     return replace(graph, nodes=nodes, serialised={**graph.serialised, **described})

@@ -8,6 +8,7 @@ from typing import Dict, Iterator, List, Tuple
 import numpy as np
 import onnxruntime
 
+from posenc_export.runtime.artefact.cache_formats import SCALED
 from posenc_export.runtime.artefact.certificate import MOST_FAILURES, Check
 from posenc_export.runtime.artefact.schema import GRAPHS
 from posenc_export.runtime.graphs import kernel_library, onnx_nodes
@@ -20,17 +21,17 @@ from posenc_export.runtime.verification.integer_graph import integer_part
 
 OPERATORS = ("GroupQueryAttention", kernel_library.OPERATOR)
 INPUTS = ("q", "k", "v", "past_k", "past_v", "lengths", "longest", "cos", "sin", "", "", "sinks")
-SCALED = (*INPUTS, "k_scale", "v_scale")
+OF_SCALES = ("k_scale", "v_scale")
 BY_CONTENT = ("query_rows", "key_rows", "row_of_distance", "decays", "count_rows")
 PIECES = ("numbers", "factors", "pieces")
 # Of packages/kernels.
-NATIVE = (*SCALED, "distances", "slots", "key_cos", "key_sin", *BY_CONTENT, *PIECES)
+NATIVE = (*INPUTS, *OF_SCALES, "distances", "slots", "key_cos", "key_sin", *BY_CONTENT, *PIECES)
 TOLERANCE = 2e-5  # of weighted sums of numbers of size 1 in float32; a key too many changes 1/keys
 LONGEST = 8192  # keys of the longest row
 TOGETHER = 1024  # keys of the longest row that is evaluated together with others
 PROMPTS = (2, 17, 65)  # tokens of calls with several new tokens
 JUNK = 1e4  # in slots after a row
-STEP = 1 / 64  # between numbers of caches of 8 bits
+STEP = 1 / 64  # between numbers of caches in a format of CACHE_FORMATS
 ROWS = 5  # of tables whose rows are picked by distance or read at counts, and pieces of lines
 
 
@@ -50,11 +51,7 @@ class Kernel:
     range: int  # columns of the table of biases by distance; 0 for none
     row_range: int  # distances whose rows are picked; 0 for none
     lengths: Tuple[int, ...]  # numbers of tokens after a call, both sides of each edge
-
-    @property
-    def scaled(self) -> bool:
-        """Whether caches have 8 bits."""
-        return "k_scale" in self.node.inputs
+    cache: str  # format of the caches (CACHE_FORMATS); empty for float32
 
     @property
     def compared(self) -> List[str]:
@@ -84,16 +81,17 @@ def check(folder: Path, model: Model) -> Check:
         if len(sizes) < 2:
             skipped[f"{node.operator} of layer {layer}"] = "its cache is not known"
             continue
-        rows, fault = compared(_kernel(part.graph, node, sizes, lengths))
+        rows, fault = compared(_kernel(part.graph, node, sizes, lengths, manifest.cache))
         calls += rows
         if fault and len(failures) < MOST_FAILURES:
             failures[f"{node.operator} of layer {layer}"] = fault
     return Check(calls, "rows", failures=failures, skipped=skipped)
 
 
-def _kernel(graph: Nodes, node: Node, sizes: List[int], lengths: Tuple[int, ...]) -> Kernel:
+def _kernel(
+    graph: Nodes, node: Node, sizes: List[int], lengths: Tuple[int, ...], cache: str
+) -> Kernel:
     present = [*node.inputs, *[""] * (len(NATIVE) - len(node.inputs))]
-    scaled = bool(present[12])
     names = [new if old else "" for new, old in zip(NATIVE, present, strict=True)]
     names[9] = "positions" if present[9] else ""
     names[10] = ""
@@ -108,7 +106,7 @@ def _kernel(graph: Nodes, node: Node, sizes: List[int], lengths: Tuple[int, ...]
     integers = {"lengths": "int32", "longest": "int32", "slots": "int64", "positions": "int64"}
     integers["row_of_distance"] = "int32"
     free |= {name: element for name, element in integers.items() if name in names}
-    free |= {"past_k": "int8", "past_v": "int8"} if scaled else {}
+    free |= dict.fromkeys(("past_k", "past_v"), cache) if cache else {}
     model = serialised(Nodes(opsets=graph.opsets), [alone], [*outputs[:1], *outputs[3:]], free=free)
     table, distances, rows = (graph.constants.get(present[index]) for index in (7, 14, 20))
     return Kernel(
@@ -120,6 +118,7 @@ def _kernel(graph: Nodes, node: Node, sizes: List[int], lengths: Tuple[int, ...]
         0 if distances is None else distances.shape[1],
         0 if rows is None else rows.shape[0],
         lengths,
+        cache,
     )
 
 
@@ -168,7 +167,7 @@ def _case(
     shapes = ((h, d), (kv, d), (kv, e))
     q, k, v = (_numbers(kernel, random, (rows, new, *shape)) for shape in shapes)
     past = [_numbers(kernel, random, (rows, kv, longest, n)) for n in (d, e)]
-    if kernel.scaled:
+    if kernel.cache:
         q = np.zeros_like(q)  # rotated keys are rounded, which a query of zeros does not see
     tables = [_waves(random, longest + rows, kernel.rotary // 2) for _ in range(2)]
     distances = random.standard_normal((h, kernel.range)).astype(np.float32)
@@ -228,10 +227,11 @@ def _waves(random: np.random.Generator, rows: int, width: int) -> Tuple[np.ndarr
 
 
 def _numbers(kernel: Kernel, random: np.random.Generator, shape: Tuple[int, ...]) -> np.ndarray:
-    """Return numbers of size 1, which caches of 8 bits hold exactly."""
+    """Return numbers of size 1, which caches of a format hold exactly."""
     numbers = random.uniform(-1, 1, shape)
-    return (np.rint(numbers / STEP) * STEP if kernel.scaled else numbers).astype(np.float32)
+    return (np.rint(numbers / STEP) * STEP if kernel.cache else numbers).astype(np.float32)
 
 
 def _stored(kernel: Kernel, cache: np.ndarray) -> np.ndarray:
-    return np.clip(np.rint(cache / STEP), -128, 127).astype(np.int8) if kernel.scaled else cache
+    codes = np.clip(np.rint(cache / STEP), -128, 127) if kernel.cache in SCALED else cache
+    return codes.astype(kernel.cache or np.float32)

@@ -1,5 +1,6 @@
 """Target ort-native: what its operator takes the place of, and sessions on it."""
 
+import math
 from pathlib import Path
 from typing import Any, Dict, List
 
@@ -14,6 +15,7 @@ from posenc_export.export import TARGETS, export
 from posenc_export.export.targets import runnable
 from posenc_export.models.short_forms import block_config, decoder_config
 from posenc_export.runtime import load
+from posenc_export.runtime.artefact.certificate import exported_error
 from posenc_export.runtime.graphs import kernel_library
 from posenc_export.runtime.graphs.kernel_library import DOMAIN, OPERATOR
 from posenc_export.runtime.graphs.ort_graph import OrtGraph
@@ -196,6 +198,39 @@ def test_caches_of_8_bits_and_weights_of_4_pass_the_grid(tmp_path: Path) -> None
         states = {state.past.split(".")[-1]: state.dtype for state in load(folder).manifest.states}
         others = {states.pop(name, "float32") for name in ("products", "gate")}
         assert others == {"float32"} and {*states.values()} == {"int8"}
+
+
+@built
+def test_caches_in_float16_pass_the_grid_within_the_bound_of_their_rounding(
+    tmp_path: Path,
+) -> None:
+    for variant in ("rope", "fox"):
+        config = decoder_config(256, 1, 96, block(variant))
+        made = export(sources(config), "ort-native", tmp_path / variant, cache="float16")
+        certificate = made.certificate
+        assert certificate is not None and certificate["passed"]
+        assert certificate["checks"]["operators"]["compared"]
+        assert made.reference is not None and made.reference.noise == 2.0**-11 * math.sqrt(2 / 3)
+        assert 0 < exported_error(certificate) <= made.reference.tolerance
+        states = {state.past.split(".")[-1]: state.dtype for state in made.states}
+        assert {states.pop("gate", "float32")} == {"float32"}
+        assert states == {"key": "float16", "value": "float16"}
+
+
+@built
+def test_caches_in_float16_take_half_the_memory(tmp_path: Path) -> None:
+    memory = []
+    for cache in (None, "float16"):
+        folder = tmp_path / str(cache)
+        export(sources(decoder("rope")), "ort-native", folder, verify=False, cache=cache)
+        memory.append(load(folder, threads=1).session().memory_of(1, 600))
+    assert memory[1] == memory[0] / 2
+
+
+def test_a_cache_in_float16_that_another_operator_reads_is_refused_by_name(tmp_path: Path) -> None:
+    said = "read by CachedAttention alone for cache float16, got past_key_values.0.key read by"
+    with pytest.raises(ValueError, match=f"{said} .* with encoding rope_dynamic.*; omit cache$"):
+        _exported(block("rope_dynamic-short"), tmp_path / "artefact", cache="float16")
 
 
 @built

@@ -189,6 +189,12 @@ CHANGES: Dict[str, Tuple[str, Callable[[Content], Any], str]] = {
         "expected int8 states exactly with cache int8, for target ort or ort-native in float32, "
         "got 0 int8 states",
     ),
+    "a cache in float16 without one": (
+        "ort",
+        _set("cache", "float16"),
+        "expected float16 states exactly with cache float16, for target ort-native in float32, "
+        "got 0 float16 states",
+    ),
     "few bits of TorchScript": (
         "torchscript",
         _set("weights", {"format": "int4"}),

@@ -27,7 +27,7 @@ def kernel(folder: Path, variant: str, mask: str) -> fused_attention.Kernel:
     export(sources(config), "ort", folder / "a", verify=False)
     graph = onnx_nodes.read(folder / "a" / "model.onnx")
     node = next(node for node in graph.nodes if node.operator in fused_attention.OPERATORS)
-    return fused_attention._kernel(graph, node, [16, 16], LENGTHS)
+    return fused_attention._kernel(graph, node, [16, 16], LENGTHS, "")
 
 
 @pytest.mark.parametrize(

@@ -22,6 +22,7 @@ from posenc_export.runtime.graphs.ort_options import session_options
 from posenc_export.runtime.verification import checks, operators
 from posenc_export.runtime.verification.kernels import Graph
 from posenc_export.runtime.verification.operators import checked_nodes, of_artefact
+from tests.kernels.calls import built
 from tests.traces import sources
 
 MODEL: Any = decoder_config(64, 1, 72, block_config(40, 5, 64, kv_heads=1))
@@ -308,10 +309,16 @@ def _slot(record: Dict[str, np.ndarray]) -> None:
     values[0, :, end - 1] = values[0, :, end]
 
 
-@pytest.mark.parametrize("change", [_code, _scales, _slot], ids=["code", "scales", "slot"])
-def test_wrong_8_bit_caches_are_found(
-    change: Callable[[Dict[str, np.ndarray]], None], cached: Path, monkeypatch: pytest.MonkeyPatch
+def _half(record: Dict[str, np.ndarray]) -> None:
+    """Change a number that one call rounded to float16, in its lowest bit."""
+    keys = record["present.0.key"] = record["present.0.key"].copy()
+    keys.view(np.uint16)[0, 1, int(record["seqlens_k"][0]), 3] ^= 1
+
+
+def _change_steps(
+    change: Callable[[Dict[str, np.ndarray]], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Change what is recorded of calls of one token."""
     run = operators.Recorder.run
 
     def wrong(self: Any, call: Any, states: Any) -> np.ndarray:
@@ -321,5 +328,25 @@ def test_wrong_8_bit_caches_are_found(
         return output
 
     monkeypatch.setattr(operators.Recorder, "run", wrong)
+
+
+@pytest.mark.parametrize("change", [_code, _scales, _slot], ids=["code", "scales", "slot"])
+def test_wrong_8_bit_caches_are_found(
+    change: Callable[[Dict[str, np.ndarray]], None], cached: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _change_steps(change, monkeypatch)
     ((name, failure),) = checked(cached).failures.items()
     assert name == "GroupQueryAttention past_key_values.0.key" and "of 1 tokens" in failure
+
+
+@built
+def test_a_wrong_number_of_a_cache_in_float16_is_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = block_config(64, 4, 64, kv_heads=2, head_size=16)
+    export(sources(config), "ort-native", tmp_path / "a", verify=False, cache="float16")
+    check = checked(tmp_path / "a")
+    assert check.failures == {} and check.skipped == {} and 0 < check.worst <= 1
+    _change_steps(_half, monkeypatch)
+    ((name, failure),) = checked(tmp_path / "a").failures.items()
+    assert name == "CachedAttention past_key_values.0.key" and "of 1 tokens" in failure

@@ -1,5 +1,5 @@
-"""8-bit caches: what GroupQueryAttention computes, how scales are chosen, and how the artefact
-is verified.
+"""Caches in few bits: what GroupQueryAttention computes, how scales are chosen, and how artefacts
+are verified.
 """
 
 from pathlib import Path
@@ -15,7 +15,7 @@ from posenc_export.benchmark.machine import cache_bytes
 from posenc_export.export import export
 from posenc_export.export.expected import eager_session
 from posenc_export.export.quantization import calibration, samples
-from posenc_export.export.targets.int8_cache import QUANTISED
+from posenc_export.export.targets.small_caches import QUANTISED
 from posenc_export.models.presets import seeded
 from posenc_export.models.short_forms import block_config, decoder_config
 from posenc_export.runtime import load, verify
@@ -203,7 +203,7 @@ def test_outputs_with_an_8_bit_cache_are_within_the_tolerance_of_the_module(made
     assert (
         0
         < worst_error(np.concatenate(steps, 1)[0], wanted[0])
-        <= rounding_tolerance(cache_noise(manifest.calibration.tokens))
+        <= rounding_tolerance(cache_noise(0, manifest.calibration.tokens))
     )
 
 
@@ -258,7 +258,7 @@ def _text(folder: Path) -> Path:
 
 
 REFUSALS: dict = {
-    "an unknown format": ({"cache": "int4"}, "cache to be one of int8, got 'int4'"),
+    "an unknown format": ({"cache": "int4"}, "cache to be one of float16, int8, got 'int4'"),
     "no calibration data": (
         {"cache": "int8"},
         "expected calibration data for the scales of cache int8, got none",
@@ -268,6 +268,14 @@ REFUSALS: dict = {
         "expected target ort or ort-native in float32 for cache int8, got onnx",
     ),
     "float16": ({"cache": "int8", "dtype": "float16"}, "got ort in float16"),
+    "another target": (
+        {"cache": "float16"},
+        "expected target ort-native in float32 for cache float16, got ort; change the target or",
+    ),
+    "a cache without scales": (
+        {"cache": "float16", "target": "ort-native", "calibrate": "sample.txt"},
+        "expected calibration data only for weights int8 or of 4 bits, or cache int8, got it",
+    ),
 }
 
 
@@ -283,8 +291,8 @@ def test_a_cache_that_content_scores_read_is_refused(tmp_path: Path) -> None:
     config: Any = block("cope")
     with pytest.raises(
         ValueError,
-        match=r"expected every cache to be read by GroupQueryAttention alone for cache int8, got "
-        r"past_key_values.0.key .* cope",
+        match=r"expected every cache to be read by GroupQueryAttention or CachedAttention alone "
+        r"for cache int8, got past_key_values.0.key .* cope",
     ):
         export(
             seeded(config),
