@@ -43,6 +43,7 @@ VARIANTS = {
         "factor": 0.5,
         "scale": 2.0,
     },
+    "boxes-joined": {"name": "boxes", "size": 700, "extent": 6},
     "learned_2d-beside": {"name": "learned_2d", "rows": 60, "columns": 700, "join": "column_row"},
     "learned_2d-row_column": {
         "name": "learned_2d",
@@ -140,6 +141,7 @@ VARIANTS = {
         "box_max_distance": 90,
         "added": "unscaled",
     },
+    "layout_bias-boxes": {"name": "layout_bias", "box_max_distance": 90, "size": 700},
     "decomposed_2d-resized": {
         "name": "decomposed_2d",
         "rows": 600,

@@ -16,6 +16,7 @@ from posenc_export.shared.preset_folders import preset_folder
 TABLES: Dict[str, Dict[str, int]] = {
     "learned": {"table.weight": 0},
     "learned_2d": {"of_row.weight": 0, "of_column.weight": 0},
+    "boxes": dict.fromkeys(("of_x.weight", "of_y.weight"), 0),
     "hierarchical": {"table": 0},
     "multiplicative": {"factors.weight": 0},
     "decomposed_2d": {"of_rows": 0, "of_columns": 0},

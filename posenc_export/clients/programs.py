@@ -92,6 +92,10 @@ def _check(manifest: Manifest, language: str) -> None:
     if manifest.encoder:
         rule = "a model that reads no encoder for --runtime"
         raise ValueError(f"{where} {rule}, got a decoder that reads one; {remedy}")
+    if manifest.coordinate_range:
+        rule = "a model whose coordinates are positions for --runtime"
+        got = f"coordinates 0 .. {manifest.coordinate_range - 1}"
+        raise ValueError(f"{where} {rule}, got {got}; {remedy}")
     if manifest.passed_dtype != manifest.dtype:
         rule = "an artefact in float32 or float16 for --runtime"
         raise ValueError(f"{where} {rule}, got {manifest.dtype}; {remedy}")

@@ -31,6 +31,7 @@ CLASSES = {
     "sinusoidal_2d": "Sinusoidal2D",
     "learned": "Learned",
     "learned_2d": "Learned2D",
+    "boxes": "Boxes",
     "hierarchical": "Hierarchical",
     "recurrent": "Recurrent",
     "floater": "FLOATER",

@@ -23,13 +23,13 @@ class LayoutBias(PositionEncoding):
     """scores + (a_h[bucket(n_j - n_i)] + b_h[bucket(x_j - x_i)] + c_h[bucket(y_j - y_i)]) /
     sqrt(D), n the place in the text, x and y those of a box; a, b, c trained, buckets of T5.
 
-    x is the left and y the lower edge of the box of a token (entries 0 and 3 of bbox). The place in
-    the text is a coordinate too, because patches of the image count from 0 again. All layers share
-    the tables. Memory: the biases [B,H,S,S], once for all layers.
+    x is the left and y the lower edge of the box of a token (entries 0 and 3 of bbox). Without a
+    size, the place in the text is a coordinate too, because patches of the image count from 0
+    again. All layers share the tables. Memory: the biases [B,H,S,S], once for all layers.
 
-    Hook: bias. State: none. Range: coordinates [3,B,S], each 0 .. max_positions - 1, so that
-    max_positions is above the largest coordinate of a box. Scores depend on the differences of
-    coordinates only.
+    Hook: bias. State: none. Range: coordinates [3,B,S], each 0 .. max_positions - 1; with a size,
+    the coordinates [4,B,S] of `boxes`, each 0 .. size - 1, and positions. Scores depend on the
+    differences of both only.
 
     Args:
         geometry: heads H, head size D.
@@ -37,6 +37,7 @@ class LayoutBias(PositionEncoding):
         max_distance: distance in tokens from which the last bucket is used; max_rel_pos.
         box_buckets, box_max_distance: the same for b and c; rel_2d_pos_bins and max_rel_2d_pos.
         added: "scaled", as LayoutLMv3; "unscaled" without the division by sqrt(D), as LayoutLMv2.
+        size: values of an edge of a box, to read boxes; 0 to read n, x and y.
 
     Weights:
         of_text.weight, of_x.weight, of_y.weight: a, b, c, [buckets,H], the second half for later
@@ -54,12 +55,19 @@ class LayoutBias(PositionEncoding):
         "max_distance": 1 << 20,
         "box_buckets": 1 << 20,
         "box_max_distance": 1 << 20,
+        "size": 1 << 20,
     }
+    least = {"size": 0}
 
     def bias(self, q_positions: Tensor, k_positions: Tensor) -> Optional[Tensor]:
-        """q_positions [3,B,S], k_positions [3,B,T], or one for all, to [B,H,S,T] float32."""
+        """q_positions [3,B,S], k_positions [3,B,T], with a size [5,B,S] and [5,B,T], or [B,S] and
+        [B,T] for all axes, to [B,H,S,T] float32.
+        """
         if q_positions.dim() == 2:
             q_positions, k_positions = q_positions.expand(3, -1, -1), k_positions.expand(3, -1, -1)
+        elif self.with_position:  # and left and lower edge
+            q_positions = torch.stack((q_positions[0], q_positions[1], q_positions[4]))
+            k_positions = torch.stack((k_positions[0], k_positions[1], k_positions[4]))
         ahead = k_positions.unsqueeze(2) - q_positions.unsqueeze(3)  # [3,B,S,T]
         text = clipped(ahead[0], self.max_distance, False)
         boxes = clipped(ahead[1:], self.box_max_distance, False)
@@ -88,8 +96,11 @@ class LayoutBias(PositionEncoding):
         box_buckets: int = 64,
         box_max_distance: int = 256,
         added: Literal["scaled", "unscaled"] = "scaled",
+        size: int = 0,
     ) -> None:
         super().__init__()
+        self.coordinate_range, self.with_position = size, size > 0
+        self.axes = 4 if size else 3
         check_buckets("layout_bias", buckets, max_distance, False)
         check_buckets("layout_bias", box_buckets, box_max_distance, False, "box_")
         self.max_distance, self.box_max_distance = max_distance, box_max_distance
@@ -110,6 +121,7 @@ class LayoutBiasOracle(Oracle, of=LayoutBias):
         e, total = self.encoding, 0.0
         for axis, table in enumerate(self.weights.values()):
             distance = e.box_max_distance if axis else e.max_distance
-            i, j = (p if isinstance(p, int) else p[axis] for p in (query, key))
+            entry = 4 if e.with_position and axis == 2 else axis
+            i, j = (p if isinstance(p, int) else p[entry] for p in (query, key))
             total += table[exact_bucket(int(j - i), len(table), distance, False), head]
         return float(total * e.factor)

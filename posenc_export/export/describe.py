@@ -72,6 +72,7 @@ def describe(
         contiguous=caches.contiguous,
         cached_keys=cached_keys(model),
         axes=model.axes,
+        coordinate_range=model.coordinate_range,
         chunk=min(part.chunk for part in (model.token_encoding, *encodings_of_layers)),
         encoder=graph_values.encoder_of(model),
         step_weights=graph_values.step_weights(model),

@@ -141,7 +141,8 @@ def _arguments(
 ) -> Tuple[Any, ...]:
     """Return arguments of a hook, exact in half precision, for small and large positions."""
     places, random = torch.tensor([_places(geometry)]), torch.Generator().manual_seed(0)
-    coordinates = places.expand(encoding.axes, 1, -1) if encoding.axes else places
+    planes = encoding.axes + encoding.with_position
+    coordinates = places.expand(planes, 1, -1) if planes else places
 
     def numbers(*sizes: int) -> Tensor:
         return torch.randn(1, places.size(1), *sizes, generator=random).bfloat16().to(dtype)

@@ -20,7 +20,7 @@ class Signature(torch.nn.Module):
 
     def __init__(self, model: Model) -> None:
         super().__init__()
-        self.model, self.axes = model, model.axes
+        self.model, self.axes, self.with_position = model, model.axes, model.with_position
         self.first_cache, self.cached = model.embed_states, has_cache(model)
 
 
@@ -38,7 +38,7 @@ class PositionSignature(Signature):
         """Take x [B,S] int64 or [B,S,E], position_ids [B,S] or [1+A,B,S], past_positions [B,P]
         int64 and states in layer order; return output, key positions, states.
         """
-        places, coordinates = places_of(position_ids, self.axes)
+        places, coordinates = places_of(position_ids, self.axes, self.with_position)
         write_index = ops.write_index(past_positions.ge(0).sum(1), places)
         key_positions = ops.append_positions(past_positions, places, write_index)
         output, present = self.model(x, places, coordinates, key_positions, write_index, states)
@@ -57,7 +57,7 @@ class LogitsSignature(Signature):
         states: List[Tensor],
     ) -> Tuple[Tensor, Tensor, List[Tensor]]:
         """logits_index [B,R] int64; return logits [B,R,V], key positions, states."""
-        places, coordinates = places_of(position_ids, self.axes)
+        places, coordinates = places_of(position_ids, self.axes, self.with_position)
         write_index = ops.write_index(past_positions.ge(0).sum(1), places)
         key_positions = ops.append_positions(past_positions, places, write_index)
         output, present = self.model(
@@ -73,7 +73,7 @@ class CallSignature(Signature):
         self, x: Tensor, position_ids: Tensor, states: List[Tensor]
     ) -> Tuple[Tensor, List[Tensor]]:
         """x [B,S] or [B,S,E], position_ids [B,S] or [1+A,B,S], states; return output, states."""
-        places, coordinates = places_of(position_ids, self.axes)
+        places, coordinates = places_of(position_ids, self.axes, self.with_position)
         first = torch.zeros_like(places[:, 0])
         output, present = self.model(x, places, coordinates, places, first, states)
         return output, present
@@ -86,7 +86,7 @@ class CallLogitsSignature(Signature):
         self, x: Tensor, position_ids: Tensor, logits_index: Tensor, states: List[Tensor]
     ) -> Tuple[Tensor, List[Tensor]]:
         """logits_index [B,R] int64; return logits [B,R,V], states."""
-        places, coordinates = places_of(position_ids, self.axes)
+        places, coordinates = places_of(position_ids, self.axes, self.with_position)
         first = torch.zeros_like(places[:, 0])
         output, present = self.model(
             x, places, coordinates, places, first, states, None, logits_index
@@ -118,7 +118,7 @@ class SegmentSignature(Signature):
         self, x: Tensor, token_type_ids: Tensor, position_ids: Tensor, states: List[Tensor]
     ) -> Tuple[Tensor, List[Tensor]]:
         """x, token_type_ids [B,S], position_ids [B,S] or [1+A,B,S] int64."""
-        places, coordinates = places_of(position_ids, self.axes)
+        places, coordinates = places_of(position_ids, self.axes, self.with_position)
         first = torch.zeros_like(places[:, 0])
         return self.model(x, places, coordinates, places, first, states, token_type_ids)
 
@@ -138,14 +138,16 @@ class SegmentMaskSignature(Signature):
 NAMES = ("positions", "mask")
 
 
-def places_of(position_ids: Tensor, axes: int) -> Tuple[Tensor, Tensor]:
-    """Split position_ids into places [B,S] and coordinates [A,B,S]; without axes it is both."""
+def places_of(position_ids: Tensor, axes: int, with_position: bool) -> Tuple[Tensor, Tensor]:
+    """Split position_ids into places [B,S] and coordinates [A,B,S], which are all of it without
+    axes, and for a model that reads the places too.
+    """
     if torch.jit.is_scripting():
         # Layers look up the same rows. TorchScript merges equal operations only on tensors that no
         # write to a cache changes, and inputs may share memory.
         position_ids = position_ids.clone()
     if axes > 0:
-        return position_ids[0], position_ids[1:]
+        return position_ids[0], position_ids if with_position else position_ids[1:]
     return position_ids, position_ids
 
 

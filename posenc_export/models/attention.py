@@ -219,8 +219,10 @@ class CrossAttention(torch.nn.Module):
 def check_direction(encoding: PositionEncoding, causal: bool) -> None:
     """Raise ValueError if an encoding does not support causal or bidirectional attention."""
     kind = "causal" if causal else "bidirectional"
-    if kind not in encoding.works_in:
-        supported = encoding.works_in[0] if encoding.works_in else "no"
+    # A step counts coordinates on, as positions.
+    works_in = ("bidirectional",) if encoding.coordinate_range else encoding.works_in
+    if kind not in works_in:
+        supported = works_in[0] if works_in else "no"
         rule = f"{supported} attention for {type(encoding).__name__}"
         raise refusal("attention", rule, kind, "choose another encoding or attention")
 

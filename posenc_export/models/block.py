@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from posenc_export import encodings
-from posenc_export.encodings.shared.combined import axes_of
+from posenc_export.encodings.shared.combined import coordinates_of
 from posenc_export.models import from_weights
 from posenc_export.models.attention import attention, check_direction, check_places
 from posenc_export.models.config import BlockConfig
@@ -47,7 +47,8 @@ class AttentionBlock(torch.nn.Module):
             raise refusal("block", "encodings of hidden states", got, "use it in a decoder")
         check_places([self.token_encoding], [encoding])
         check_direction(self.token_encoding, geometry.causal)
-        self.axes = axes_of([self.token_encoding, encoding])
+        read = coordinates_of([self.token_encoding, encoding])
+        self.axes, self.coordinate_range, self.with_position = read
         self.attention = attention(config.width, config.attention, encoding)
         self.mask = Mask(build("sees", config.attention.sees), encoding)
         self.embed_states = len(self.token_encoding.embed_states())

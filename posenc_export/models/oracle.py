@@ -1,6 +1,6 @@
 """Reference computation of a model in float64 numpy, which checks the eager module."""
 
-from typing import Any, Optional
+from typing import Any, List, Optional, Sequence
 
 import numpy as np
 
@@ -19,11 +19,16 @@ def full_pass(
         model: block, stack or own module.
         inputs: token ids [S] int64, or hidden states [S,E].
         start: position of the first token.
-        grid: coordinates [axes,S]; None uses positions.
+        grid: coordinates [axes,S]; None as for a session.
         token_types: segments [S]; None for all 0.
         encoder: keys and values of an encoder [Q,N], for a decoder that reads one.
     """
     positions = range(start, start + len(inputs))
-    places = positions if grid is None else [tuple(int(p) for p in place) for place in grid.T]
+    places: Sequence[Any] = positions
+    if model.axes:
+        default = [0] * len(positions) if model.coordinate_range else positions
+        planes: List[Sequence[int]] = [positions] if model.with_position else []
+        planes += [default] * model.axes if grid is None else list(grid)
+        places = [tuple(int(number) for number in place) for place in zip(*planes, strict=True)]
     optional = (token_types,) if encoder is None else (token_types, encoder)
     return np.asarray(model.exact(inputs, positions, places, *optional))

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from posenc_export import encodings, ops
 from posenc_export.encodings.shared.base import Geometry, PositionEncoding
-from posenc_export.encodings.shared.combined import axes_of
+from posenc_export.encodings.shared.combined import coordinates_of
 from posenc_export.models.attention import check_direction, check_places
 from posenc_export.models.config import HeadConfig, LayerConfig, StackConfig
 from posenc_export.models.embedding_and_head import Features, Head, Text, Tokens
@@ -45,7 +45,9 @@ class Stack(torch.nn.Module):
         self.token_encoding, *built = _encodings(config)
         check_places([self.token_encoding], built)
         check_direction(self.token_encoding, config.token_geometry.causal)
-        self.axes, self.segments = axes_of([self.token_encoding, *built]), config.tokens.segments
+        read = coordinates_of([self.token_encoding, *built])
+        self.axes, self.coordinate_range, self.with_position = read
+        self.segments = config.tokens.segments
         kind: Any = Tokens if config.tokens.features is None else Features
         self.tokens: Any = kind(config.width, config.tokens, self.token_encoding)
         pairs = zip(kinds, built, strict=True)

@@ -25,8 +25,11 @@ LIKE_DEBERTA: Linears = [("pooler.dense", "pooler_hidden_act"), ("classifier", N
 SPEECH = ("wav2vec2", "hubert", "wavlm", "wav2vec2-bert")
 # By model_type, the linear layers after the first token of a sequence, or after the mean of all.
 SEQUENCE: Dict[str, Linears] = {
-    "bert": [("bert.pooler.dense", "tanh"), ("classifier", None)],
-    **dict.fromkeys(("roberta", "xlm-roberta", "camembert", "mpnet"), LIKE_ROBERTA),
+    **{
+        name: [(f"{name}.pooler.dense", "tanh"), ("classifier", None)]
+        for name in ("bert", "layoutlm")
+    },
+    **dict.fromkeys(("roberta", "xlm-roberta", "camembert", "mpnet", "layoutlmv3"), LIKE_ROBERTA),
     "electra": [("classifier.dense", "gelu"), ("classifier.out_proj", None)],
     "distilbert": [("pre_classifier", "relu"), ("classifier", None)],
     **dict.fromkeys(("deberta", "deberta-v2"), LIKE_DEBERTA),
@@ -40,7 +43,10 @@ TASKS: Dict[str, Dict[str, Linears]] = {
         name: [("classifier", None)] for name in SPEECH if name != "hubert"
     },
     "TokenClassification": {name: [("classifier", None)] for name in EACH_TOKEN},
-    "QuestionAnswering": {name: [("qa_outputs", None)] for name in EACH_TOKEN},
+    "QuestionAnswering": {
+        **{name: [("qa_outputs", None)] for name in EACH_TOKEN},
+        "layoutlmv3": [("qa_outputs.dense", "tanh"), ("qa_outputs.out_proj", None)],
+    },
 }
 
 
@@ -76,6 +82,8 @@ def attach(model: Stack, folder: Path, config: Mapping[str, Any]) -> None:
 
 def _linears(checkpoint: Checkpoint, config: Mapping[str, Any], linears: Linears) -> Layers:
     stored, kinds = set(checkpoint.names()), ("weight", "bias")
+    if linears[0][0] == "classifier" and "classifier.dense.weight" in stored:
+        linears = LIKE_ROBERTA  # LayoutLMv3 with 10 labels or more for each token
     wanted = [f"{name}.{kind}" for name, _ in linears for kind in kinds]
     if missing := [name for name in wanted if name not in stored]:
         rule = f"the tensors of the head that architectures names, {', '.join(wanted)}"

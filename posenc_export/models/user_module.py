@@ -20,7 +20,7 @@ from posenc_export.models.user_module_check import (
     only_inner,
     outputs_of,
 )
-from posenc_export.models.whole_pass import check_dtype, whole_pass
+from posenc_export.models.whole_pass import check_dtype, coordinates_at, whole_pass
 from posenc_export.shared.numerics import tolerance, worst_error
 from posenc_export.shared.refusal import refusal
 
@@ -55,7 +55,8 @@ class OwnModule(torch.nn.Module):
         self.module, self.training = module, module.training
         inner = self.inner()
         self._check(inner, vocabulary, width)
-        self.axes, self.embed_states = inner.axes, inner.embed_states
+        self.axes, self.coordinate_range = inner.axes, inner.coordinate_range
+        self.with_position, self.embed_states = inner.with_position, inner.embed_states
         self.source: dict = {}
         self.text = inner.text if isinstance(inner, Stack) else Text()
         if vocabulary is None and width is None:
@@ -135,9 +136,7 @@ class OwnModule(torch.nn.Module):
     ) -> np.ndarray:
         """One row x [n] or [n,width] to [n,N]: block in float64, other layers in `exact_dtype`."""
         inner, index = self.inner(), torch.tensor(list(positions))[None]
-        # Without a grid, all axes have the position as coordinate.
-        axes = np.broadcast_to(np.array(list(places)).T, (self.axes, len(positions)))
-        coordinates = torch.from_numpy(axes.copy())[:, None] if self.axes else index
+        coordinates = torch.tensor(list(places)).T[:, None] if self.axes else index
 
         def rows(row: np.ndarray) -> np.ndarray:
             return np.asarray(inner.exact(row, positions, places))
@@ -180,7 +179,7 @@ class OwnModule(torch.nn.Module):
         if self.vocabulary:
             x = (numbers - 1) % self.vocabulary
         index = torch.arange(LENGTH)[None, cut].clamp(max=config.max_positions - 1)
-        coordinates = index.expand(self.axes, -1, -1) if self.axes else index
+        coordinates = coordinates_at(self, index)
 
         def wave(row: np.ndarray) -> np.ndarray:
             return row if row.ndim > 1 else np.sin(np.outer(row + 1, np.arange(1, width + 1)))

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from posenc_export.models.block import AttentionBlock
 from posenc_export.models.stack import Stack
-from posenc_export.models.whole_pass import empty_states
+from posenc_export.models.whole_pass import coordinates_at, empty_states
 from posenc_export.shared.refusal import refusal
 
 Inner = Union[AttentionBlock, Stack]
@@ -93,7 +93,7 @@ def _first_call(inner: Inner, vocabulary: int, width: int) -> Tuple[Any, ...]:
     ids, states = torch.zeros(BATCH, LENGTH, dtype=torch.int64), torch.ones(BATCH, LENGTH, width)
     x = ids if vocabulary else states
     positions = torch.arange(LENGTH).clamp(max=inner.config.max_positions - 1).repeat(BATCH, 1)
-    coordinates = positions.expand(inner.axes, -1, -1) if inner.axes else positions
+    coordinates = coordinates_at(inner, positions)
     write_index = torch.zeros(BATCH, dtype=torch.int64)
     return x, positions, coordinates, positions, write_index, empty_states(inner, x)
 

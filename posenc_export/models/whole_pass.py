@@ -39,9 +39,17 @@ def empty_states(model: Any, x: Tensor) -> List[Tensor]:
     return [empty(state) for state in (*model.token_encoding.embed_states(), *of_layers)]
 
 
+def coordinates_at(model: Any, positions: Tensor) -> Tensor:
+    """Return the argument `coordinates` of `forward` for positions [B,S] without a grid."""
+    if not model.axes:
+        return positions
+    own = torch.zeros_like(positions) if model.coordinate_range else positions
+    planes = own.expand(model.axes, -1, -1)
+    return torch.cat((positions[None], planes)) if model.with_position else planes
+
+
 def whole_pass(model: Any, x: Tensor, segments: Optional[Tensor] = None) -> Tensor:
-    """Compute the outputs [B,S,*] of whole sequences at positions 0 .. S-1, which are coordinates,
-    too.
+    """Compute the outputs [B,S,*] of whole sequences at positions 0 .. S-1, without a grid.
 
     Args:
         model: an AttentionBlock, a Stack or an OwnModule.
@@ -62,8 +70,8 @@ def whole_pass(model: Any, x: Tensor, segments: Optional[Tensor] = None) -> Tens
         remedy = "give shorter sequences, or describe the model with more"
         raise refusal("model", rule, x.size(1), remedy)
     positions = torch.arange(x.size(1), device=x.device).expand(x.size(0), -1)  # [B,S]
-    coordinates = positions.expand(model.axes, -1, -1) if model.axes else positions
     write_index, states = torch.zeros_like(positions[:, 0]), empty_states(model, x)
+    coordinates = coordinates_at(model, positions)
     arguments = [x, positions, coordinates, positions, write_index, states]
     if getattr(model, "segments", 0):
         arguments.append(torch.zeros_like(x) if segments is None else segments)

@@ -472,6 +472,12 @@ def test_an_artefact_of_a_torch_target_has_no_python_program(
     )
 
 
+def test_a_model_whose_coordinates_are_no_positions_has_no_program(tmp_path: Path) -> None:
+    exported(tmp_path / "a", block("boxes-joined"), "onnx")
+    with pytest.raises(ValueError, match=r"for --runtime, got coordinates 0 \.\. 699; run it with"):
+        program(manifests.read(tmp_path / "a"), "python")
+
+
 def test_programs_and_pages_fill_inputs_of_the_table() -> None:
     for file in set(LANGUAGES.values()):
         text = resources.files("posenc_export.clients").joinpath("templates", f"{file}.jinja")

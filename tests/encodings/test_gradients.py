@@ -22,6 +22,7 @@ SPECS: Dict[str, Dict[str, Any]] = {
         for name in (
             "learned",
             "learned_2d",
+            "boxes",
             "hierarchical",
             "multiplicative",
             "recurrent",

@@ -196,6 +196,8 @@ def test_alibi_slopes_are_those_of_transformers(heads: int) -> None:
         ("sinusoidal_2d:rows=-1", "expected rows of at least 0"),
         ("learned_2d:join=product", "expected join to be one of sum, row_column, column_row"),
         ("learned_2d:columns=-1", "expected columns of at least 0"),
+        ("boxes:size=-1", "expected size of at least 0"),
+        ("boxes:extent=24", "E - 2 extent above 0 and divisible by 4, got 24"),
         ("rope:theta", "name=value"),
         ("rope:numerics=double", "expected numerics to be one of"),
         ("rope_linear:factor=0", "expected factor above 0"),
@@ -402,11 +404,12 @@ def test_each_coordinate_adds_its_own_rows_to_tokens(variant: str) -> None:
     )
 
 
-@pytest.mark.parametrize("variant", ["layout_bias", "layout_bias-near"])
+@pytest.mark.parametrize("variant", ["layout_bias", "layout_bias-near", "layout_bias-boxes"])
 def test_each_coordinate_adds_its_own_bias_to_scores(variant: str) -> None:
     torch.manual_seed(0)
     encoding = encodings.build(VARIANTS[variant], dataclasses.replace(GEOMETRY, causal=False))
-    places, oracle = torch.randint(200, (3, 1, 9)), encoding.oracle()
+    planes = encoding.axes + encoding.with_position
+    places, oracle = torch.randint(200, (planes, 1, 9)), encoding.oracle()
     points = [tuple(place) for place in places[:, 0].t().tolist()]
     expected = [[[oracle.bias(h, i, j) for j in points] for i in points] for h in range(6)]  # type: ignore[arg-type]
     bias = encoding.bias(places, places)
@@ -440,6 +443,7 @@ def test_a_sinusoid_of_odd_width_leaves_the_last_entry_unchanged(angles: str) ->
         ("sinusoidal", "expected an even width, got 7"),
         ("sinusoidal_2d", "multiple of 4, got 7"),
         ("learned_2d:join=row_column", "expected an even width for"),
+        ("boxes:extent=2", "E - 2 extent above 0 and divisible by 4, got 7"),
     ],
 )
 def test_an_odd_width_is_refused_by_encodings_of_two_halves(spec: str, message: str) -> None:

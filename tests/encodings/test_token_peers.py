@@ -123,6 +123,25 @@ def test_added_tables_are_those_of_pix2struct() -> None:
     )
 
 
+def test_concatenated_tables_of_boxes_are_those_of_layoutlmv3() -> None:
+    config = transformers.LayoutLMv3Config(
+        vocab_size=10,
+        hidden_size=32,
+        coordinate_size=5,
+        shape_size=6,
+        max_2d_position_embeddings=90,
+    )
+    theirs = _modeling("layoutlmv3").LayoutLMv3TextEmbeddings(config)
+    geometry = encodings.Geometry(32, 1, 32, 40, False)
+    ours: Any = encodings.build({"name": "boxes", "size": 90, "extent": 6}, geometry)
+    for table, name in {"of_x": "x", "of_y": "y", "of_height": "h", "of_width": "w"}.items():
+        rows = getattr(theirs, f"{name}_position_embeddings").state_dict()
+        getattr(ours, table).load_state_dict(rows)
+    boxes = torch.randint(90, (2, 12, 4))  # some with heights and widths below 0
+    expected = theirs.calculate_spatial_position_embeddings(boxes)
+    assert torch.equal(ours.embed(torch.zeros(2, 12, 32), boxes.permute(2, 0, 1)), expected)
+
+
 def test_learned_rows_with_offset_2_are_those_of_opt() -> None:
     theirs = _modeling("opt").OPTLearnedPositionalEmbedding(64, 32)
     ours: Any = encodings.build({"name": "learned", "offset": 2}, encodings.Geometry(32, 1, 32, 64))

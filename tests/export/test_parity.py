@@ -298,7 +298,7 @@ def test_coordinates_reach_the_graph_through_prefill_chunks_and_padding(
     ]
     random = np.random.default_rng(0)
     x = random.standard_normal((2, 12, 48)).astype(manifest.dtype)
-    grid = random.integers(1100, size=(manifest.axes, 2, 12))
+    grid = random.integers(manifest.coordinate_range or 1100, size=(manifest.axes, 2, 12))
     mask = np.ones((2, 12), np.int64)
     mask[1, :3] = 0
     actual = sessions[0].prefill(x, grid=grid, attention_mask=mask, chunk=5)

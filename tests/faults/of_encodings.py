@@ -379,6 +379,7 @@ FAULTS = {
             each(_exchanged_tables),
             "learned_2d",
         ),
+        Fault("coordinates exchanged, boxes", "tokens", "module", each(_exchanged_boxes), "boxes"),
         Fault(
             "a grid of one row more, rope_normalized",
             "rotation",

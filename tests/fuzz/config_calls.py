@@ -9,6 +9,7 @@ import torch
 from posenc_export.runtime import Session
 from tests.fuzz.config_peers import Base
 from tests.models import pairs, vision_models
+from tests.models.pages import grid_of
 from tests.models.patterns import Pairs, theirs
 from tests.models.speech import inputs_of
 
@@ -99,13 +100,15 @@ def divisions(base: Base, session: Any, expected: Expected) -> Dict[str, Pairs]:
     sides = {"left padding": slice(long - SHORT, long)}
     if base.kind == "encoder":
         sides["right padding"] = slice(0, SHORT)
-    result: Dict[str, Pairs] = {"full": [(call(inputs_of(session, tokens)), wanted)]}
+    result: Dict[str, Pairs] = {}
+    result["full"] = [(call(inputs_of(session, tokens), **grid_of(session, tokens)), wanted)]
     for name, place in sides.items():
         _begin(session)
         rows, mask = np.zeros_like(tokens), np.zeros_like(tokens)
         rows[0], rows[1, place] = tokens[0], tokens[1, -SHORT:]
         mask[0], mask[1, place] = 1, 1
-        made = call(inputs_of(session, rows, mask), attention_mask=mask)
+        named = {"attention_mask": mask, **grid_of(session, rows)}
+        made = call(inputs_of(session, rows, mask), **named)
         second = made[1] if made.ndim == 2 else made[1, place]
         result[name] = [(made[0], wanted[0]), *([] if alone is None else [(second, alone[0])])]
     if base.kind == "encoder":

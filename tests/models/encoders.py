@@ -7,7 +7,7 @@ import torch
 import transformers
 
 from posenc_export import from_pretrained
-from tests.models import speech
+from tests.models import pages, speech
 
 BERT = {
     "attention_probs_dropout_prob": 0.1, "hidden_act": "gelu", "hidden_dropout_prob": 0.1,
@@ -114,6 +114,14 @@ PUBLISHED: Dict[str, Dict[str, Any]] = {
         "num_feat_extract_layers": 7, "num_hidden_layers": 12, "num_negatives": 100,
         "pad_token_id": 0, "proj_codevector_dim": 256, "vocab_size": 32,
     },
+    "layoutlmv3-base": {
+        **ROBERTA, "model_type": "layoutlmv3", "classifier_dropout": None, "coordinate_size": 128,
+        "has_relative_attention_bias": True, "has_spatial_attention_bias": True, "input_size": 224,
+        "max_2d_position_embeddings": 1024, "max_rel_2d_pos": 256, "max_rel_pos": 128,
+        "num_channels": 3, "patch_size": 16, "rel_2d_pos_bins": 64, "rel_pos_bins": 32,
+        "second_input_size": 112, "shape_size": 128, "text_embed": True, "type_vocab_size": 1,
+        "visual_embed": True, "vocab_size": 50265,
+    },
     "xlnet-base-cased": {
         "model_type": "xlnet", "attn_type": "bi", "bi_data": False, "bos_token_id": 1,
         "clamp_len": -1, "d_head": 64, "d_inner": 3072, "d_model": 768, "dropout": 0.1,
@@ -187,14 +195,14 @@ MODELS: Dict[str, Dict[str, Any]] = {
     "mt5": {"d_kv": 12},
     "electra": {"type_vocab_size": 2, "embedding_size": 48},
     "distilbert": {"activation": "relu"},
-    **speech.MODELS,
+    **speech.MODELS, **pages.MODELS,
 }  # fmt: skip
 CONFIGS = {
     "bert": "BertConfig", "roberta": "RobertaConfig", "xlm-roberta": "XLMRobertaConfig",
     "camembert": "CamembertConfig", "mpnet": "MPNetConfig", "modernbert": "ModernBertConfig",
     "roformer": "RoFormerConfig", "electra": "ElectraConfig", "distilbert": "DistilBertConfig",
     "deberta": "DebertaConfig", "deberta-v2": "DebertaV2Config", "xlnet": "XLNetConfig",
-    "t5": "T5Config", "mt5": "MT5Config", **speech.CONFIGS,
+    "t5": "T5Config", "mt5": "MT5Config", **speech.CONFIGS, **pages.CONFIGS,
 }  # fmt: skip
 # For families with other key names, the key in the family's config; None if there is none.
 KEYS: Dict[str, Dict[str, Any]] = {
@@ -250,11 +258,17 @@ def made(name: str, head: str = "AutoModel") -> Any:
 def built(config: Any, head: str = "AutoModel") -> Any:
     """Return transformers' model of a configuration, with a head as in `made`."""
     alone = ALONE.get(config.model_type) if head == "AutoModel" else None
-    return getattr(transformers, alone)(config) if alone else auto(config, head).from_config(config)
+    if alone:
+        return getattr(transformers, alone)(config)
+    return pages.with_boxes(auto(config, head).from_config(config))
 
 
 def auto(config: Any, head: str) -> Any:
-    """Return an Auto class of transformers, that of sound for a classifier of sequences of it."""
+    """Return an Auto class of transformers, that of sound for a classifier of sequences of it, and
+    that of documents for questions about them.
+    """
+    if config.model_type == "layoutlm":
+        head = head.replace("ForQuestion", "ForDocumentQuestion")
     if config.model_type in speech.SPEECH and head.endswith("SequenceClassification"):
         head = "AutoModelForAudioClassification"
     return getattr(transformers, head)

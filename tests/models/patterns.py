@@ -10,6 +10,7 @@ import torch
 from posenc_export.runtime import Session
 from posenc_export.runtime.artefact.manifest import Manifest
 from tests.models.encoders import PADDING
+from tests.models.pages import grid_of
 from tests.models.speech import inputs_of
 
 Pairs = List[Tuple[np.ndarray, np.ndarray]]
@@ -157,7 +158,10 @@ def whole(peer: Any, session: Session) -> Pairs:
     """Call an encoder with whole rows, long and short."""
     tokens = tokens_of(3, low=5)
     return [
-        (session.prefill(inputs_of(session, part)), theirs(peer, part, "last_hidden_state"))
+        (
+            session.prefill(inputs_of(session, part), **grid_of(session, part)),
+            theirs(peer, part, "last_hidden_state"),
+        )
         for part in (tokens, tokens[:, :9])
     ]
 
@@ -189,7 +193,8 @@ def _encoded(peer: Any, session: Session, seen: np.ndarray) -> Pairs:
         **_positions(peer, mask),
         **({"token_type_ids": types} if segments else {}),
     )
-    inputs, named = inputs_of(session, tokens, mask), {"token_types": types} if segments else {}
+    inputs, named = inputs_of(session, tokens, mask), grid_of(session, tokens)
+    named |= {"token_types": types} if segments else {}
     return [(session.prefill(inputs, attention_mask=mask, **named)[seen], wanted[seen])]
 
 
@@ -198,11 +203,11 @@ def _positions(peer: Any, mask: np.ndarray) -> Dict[str, np.ndarray]:
     and others use columns, which gives the same scores.
     """
     family, counted = peer.config.model_type, (mask.cumsum(1) - 1).clip(0)
-    if family in ("bert", "electra", "distilbert", "modernbert"):
+    if family in ("bert", "electra", "distilbert", "modernbert", "layoutlm"):
         return {"position_ids": counted}
     return (
         {"position_ids": counted + peer.config.pad_token_id + 1}
-        if family in ("roberta", "xlm-roberta", "camembert")
+        if family in ("roberta", "xlm-roberta", "camembert", "layoutlmv3")
         else {}
     )
 

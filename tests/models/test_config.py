@@ -5,6 +5,7 @@ import json
 import pytest
 from msgspec.structs import replace
 
+from posenc_export.encodings.boxes import Boxes
 from posenc_export.models.block import AttentionBlock
 from posenc_export.models.config_json import from_json, to_json
 from posenc_export.models.short_forms import block_config, decoder_config
@@ -89,6 +90,17 @@ def test_encodings_with_different_numbers_of_coordinates_are_refused() -> None:
         ).axes
         == 3
     )
+
+
+def test_coordinates_of_a_range_of_their_own_are_refused_in_causal_attention(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(Boxes, "works_in", ("causal", "bidirectional"))
+    plain = replace(block("nope"), encodings=({"name": "boxes"},))
+    assert Stack(decoder_config(61, 1, 40, plain)).axes == 4
+    own = replace(block("nope"), encodings=({"name": "boxes", "size": 90},))
+    with pytest.raises(ValueError, match="expected bidirectional attention for Boxes, got causal"):
+        Stack(decoder_config(61, 1, 40, own))
 
 
 def test_layers_share_the_tables_of_equal_encodings() -> None:

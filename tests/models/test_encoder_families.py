@@ -19,6 +19,7 @@ from posenc_export.runtime import Session
 
 pytest.importorskip("transformers", reason="transformers is not installed")
 from tests.models.encoders import MODELS, read, saved  # noqa: E402
+from tests.models.pages import PAGES, grid_of  # noqa: E402
 from tests.models.patterns import ENCODER, share, theirs, tokens_of  # noqa: E402
 from tests.models.speech import inputs_of  # noqa: E402
 
@@ -44,7 +45,7 @@ def _peer(name: str, folders: Path) -> Tuple[Any, Sources, Path]:
 def _differs(model: Any, peer: Any) -> float:
     """Return the largest difference of hidden states relative to the tolerance."""
     tokens, session = tokens_of(low=5), eager_session(model)
-    hidden = session.prefill(inputs_of(session, tokens))
+    hidden = session.prefill(inputs_of(session, tokens), **grid_of(session, tokens))
     return share([(hidden, theirs(peer, tokens, "last_hidden_state"))])
 
 
@@ -63,13 +64,21 @@ CALLS = [
 ]
 QUICK = {
     ("eager", "positions"): tuple(MODELS),
-    ("torchscript", "positions"): ("mpnet", "modernbert", "deberta-v2 other", "xlnet", "t5 gated"),
+    ("torchscript", "positions"): (
+        "layoutlm",
+        "mpnet",
+        "modernbert",
+        "deberta-v2 other",
+        "xlnet",
+        "t5 gated",
+    ),
     ("ort", "mask"): ("bert", "deberta-v2", "wav2vec2", "wav2vec2-bert"),
 }
 CASES = [
     pytest.param(name, *call, marks=() if name in QUICK.get(call, ()) else pytest.mark.exhaustive)
     for name in MODELS
     for call in CALLS
+    if call[1] == "positions" or name.split()[0] not in PAGES
 ]
 
 
@@ -87,6 +96,16 @@ def test_token_types_change_hidden_states(name: str, folders: Path) -> None:
     session, tokens = _session(name, "eager", "positions", folders), tokens_of(low=5)
     types = np.random.default_rng(1).integers(0, session.manifest.segments, tokens.shape)
     assert share([(session.prefill(tokens, token_types=types), session.prefill(tokens))]) > 1
+
+
+@pytest.mark.parametrize("target", ["eager", "ort"])
+def test_tokens_without_boxes_have_boxes_of_zeros(target: str, folders: Path) -> None:
+    session, tokens = _session("layoutlm", target, "positions", folders), tokens_of(low=5)
+    none = np.zeros((*tokens.shape, 4), np.int64)
+    expected = theirs(_peer("layoutlm", folders)[0], tokens, "last_hidden_state", bbox=none)
+    assert share([(session.prefill(tokens, start=0), expected)]) <= 1
+    with pytest.raises(ValueError, match=r"expected grid in 0 \.\. 89, got 0 \.\. 90; export"):
+        session.prefill(tokens, grid=np.stack([none[..., 0]] * 3 + [none[..., 0] + 90]))
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -107,6 +126,8 @@ def test_an_encoder_has_no_states_and_returns_hidden_states(name: str, folders: 
         "deberta-v2",
         "wav2vec2",
         "wav2vec2-bert",
+        "layoutlm",
+        "layoutlmv3 other",
     ],
 )
 def test_an_export_of_an_encoder_is_certified_against_the_oracle(name: str, folders: Path) -> None:

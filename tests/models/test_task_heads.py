@@ -21,6 +21,7 @@ from posenc_export.models.task_heads import MASKED, TASKS
 from posenc_export.shared.numerics import tolerance, worst_error
 from tests.models import speech
 from tests.models.encoders import WITHOUT_RANGE, built, described, randomised
+from tests.models.pages import grid_of
 
 IDS = torch.arange(3, 3 + 12)[None].repeat(2, 1)
 IDS[1] += 20
@@ -32,6 +33,7 @@ QUICK = [
     *((task, name) for task in TASKS for name in ("bert", "roberta")),
     *((MASKED, name) for name in HEADS),
     ("CTC", "wav2vec2"),
+    *((task, "layoutlm") for task in ("SequenceClassification", "QuestionAnswering")),
     ("SequenceClassification", "hubert"),
 ]
 
@@ -62,10 +64,24 @@ def test_logits_of_a_head_equal_those_of_transformers(task: str, name: str, tmp_
     )
     model = from_pretrained(tmp_path, max_positions=64 if name in WITHOUT_RANGE else None)
     session = eager_session(model)
-    logits = session.read_out(speech.inputs_of(session, IDS.numpy()))
+    ids = IDS.numpy()
+    logits = session.read_out(speech.inputs_of(session, ids), **grid_of(session, ids))
     assert worst_error(logits, expected.numpy()) < tolerance("float32", 2, 48)
     others = {"QuestionAnswering": ("start", "end"), MASKED: (), "CTC": ()}
     assert model.config.readout.labels == others.get(task, ("good", "bad", "neither"))
+
+
+def test_ten_labels_of_layoutlmv3_for_each_token_have_two_layers(tmp_path: Path) -> None:
+    config, ids = described("layoutlmv3"), IDS.numpy()
+    config.id2label = {index: f"label {index}" for index in range(10)}
+    torch.manual_seed(0)
+    model = randomised(built(config, "AutoModelForTokenClassification"))
+    model.save_pretrained(tmp_path)
+    session = eager_session(from_pretrained(tmp_path))
+    with torch.no_grad():
+        expected = model(IDS).logits.numpy()
+    logits = session.read_out(ids, **grid_of(session, ids))
+    assert worst_error(logits, expected) < tolerance("float32", 2, 48)
 
 
 def test_a_head_is_proved_in_the_artefact_with_its_labels(tmp_path: Path) -> None:

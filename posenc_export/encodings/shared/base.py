@@ -86,6 +86,10 @@ class PositionEncoding(torch.nn.Module):
             positions [axes,B,S].
         grid_bias: whether `bias` takes coordinates [axes,B,S] and [axes,B,T] too, in bidirectional
             attention; positions [B,S] and [B,T] then stand for all axes.
+        coordinate_range: number of values of a coordinate that is no place in the sequence, and 0
+            if it is not given, in bidirectional attention; 0 for coordinates in the range of
+            positions, which stand for them.
+        with_position: whether coordinates are [1+axes,B,S], after the position.
         window: rows and columns of the window whose places, row by row, are the positions of
             `bias` or `rescore`, for pictures; (0, 0) for positions of a sequence.
         least, above, most: smallest, exceeded and largest values of parameters, by name; others are
@@ -98,6 +102,8 @@ class PositionEncoding(torch.nn.Module):
     works_in: Tuple[str, ...] = ("causal", "bidirectional")
     axes = 0
     grid_bias = False
+    coordinate_range = 0
+    with_position = False
     window = (0, 0)  # without a type annotation, which TorchScript would read
     least: Mapping[str, float] = {}
     above: Mapping[str, float] = {}

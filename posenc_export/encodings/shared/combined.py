@@ -1,6 +1,6 @@
 """Several encodings in one, such as rotation and temperature, or trained rows and a bias."""
 
-from typing import Any, List, Optional, Sequence, Tuple
+from typing import Any, List, NamedTuple, Optional, Sequence, Tuple
 
 import numpy as np
 import torch
@@ -18,17 +18,34 @@ def overrides(encoding: PositionEncoding, *hooks: str) -> bool:
     return any(getattr(cls, hook) is not getattr(PositionEncoding, hook) for cls, hook in of)
 
 
-def axes_of(parts: Sequence[PositionEncoding]) -> int:
-    """Number of coordinates that encodings read in `embed` and `rotate`; it must be the same for
-    all of them. ValueError: encodings that read different coordinates.
+class Coordinates(NamedTuple):
+    """What an encoding reads in `embed` and `rotate`: the attributes of PositionEncoding."""
+
+    axes: int = 0
+    coordinate_range: int = 0
+    with_position: bool = False
+
+    def __str__(self) -> str:
+        limit = f" below {self.coordinate_range}" if self.coordinate_range else ""
+        return f"{self.axes}{limit}"
+
+
+def coordinates_of(parts: Sequence[PositionEncoding]) -> Coordinates:
+    """What encodings read; it must be the same for all of them, except that some that act on tokens
+    may read positions beside others that read coordinates. ValueError: other differences.
     """
-    hooks = ("embed", "embed_next", "rotate")
-    axes = {part.axes for part in parts if part.grid_bias or overrides(part, *hooks)}
-    if len(axes) > 1:
-        counts = " and ".join(map(str, sorted(axes)))
+    on_tokens, turning = ("embed", "embed_next"), ("rotate",)
+    readers = [p for p in parts if p.grid_bias or overrides(p, *on_tokens, *turning)]
+    read = {Coordinates(p.axes, p.coordinate_range, p.with_position) for p in readers}
+    most = max(read, default=Coordinates())
+    tokens_only = not any(part.grid_bias or overrides(part, *turning) for part in readers)
+    if tokens_only and len(read) == 2 and Coordinates() in read:
+        return most._replace(with_position=True)
+    if len(read) > 1:
+        counts = " and ".join(map(str, sorted(read)))
         rule = "encodings that read the same coordinates"
         raise refusal("encodings", rule, f"encodings of {counts} axes", "use encodings of one kind")
-    return max(axes, default=0)
+    return most
 
 
 def _of_scores(part: PositionEncoding) -> bool:
@@ -52,6 +69,7 @@ class Combined(PositionEncoding):
     __jit_ignored_attributes__ = ["works_in"]  # TorchScript does not support its type
     counts: List[int]
     by_content: List[bool]
+    on_grid: List[bool]
 
     def __init__(self, parts: Sequence[PositionEncoding]) -> None:
         super().__init__()
@@ -65,7 +83,11 @@ class Combined(PositionEncoding):
             names = " and ".join(type(part).__name__ for part in parts if _of_scores(part))
             raise refusal("encodings", "biases that all read coordinates", names, "leave one out")
         self.parts: Any = torch.nn.ModuleList(parts)
-        self.axes, self.chunk = axes_of(parts), min(part.chunk for part in parts)
+        self.axes, self.coordinate_range, self.with_position = coordinates_of(parts)
+        self.chunk = min(part.chunk for part in parts)
+        # Whether some parts read the position, and others the coordinates behind it.
+        self.apart = self.with_position and not any(part.with_position for part in parts)
+        self.on_grid = [part.axes > 0 for part in parts]
         self.shared = all(part.shared for part in parts)
         kinds = ("causal", "bidirectional")
         self.works_in = tuple(k for k in kinds if all(k in part.works_in for part in parts))
@@ -79,8 +101,10 @@ class Combined(PositionEncoding):
         present: List[Tensor] = []
         first = 0
         for index, part in enumerate(self.parts):
-            end = first + self.counts[index]
-            x, next_states = part.embed_next(x, positions, states[first:end])
+            end, places = first + self.counts[index], positions
+            if self.apart:
+                places = positions[1:] if self.on_grid[index] else positions[0]
+            x, next_states = part.embed_next(x, places, states[first:end])
             present, first = present + next_states, end
         return x, present
 
@@ -176,9 +200,12 @@ class CombinedOracle(Oracle, of=Combined):
         for part in self.parts:
             part.begin(positions)
 
-    def embed_rows(self, x: np.ndarray, positions: Sequence[int]) -> np.ndarray:
-        for part in self.parts:
-            x = part.embed_rows(x, positions)
+    def embed_rows(self, x: np.ndarray, positions: Sequence[Any]) -> np.ndarray:
+        for part, on_grid in zip(self.parts, self.encoding.on_grid, strict=True):
+            places = positions
+            if self.encoding.apart:
+                places = [place[1:] if on_grid else place[0] for place in positions]
+            x = part.embed_rows(x, places)
         return x
 
     def rotate_heads(self, x: np.ndarray, position: int) -> np.ndarray:

@@ -19,7 +19,8 @@ OWN_NAME = """llama mistral ministral3 smollm3 qwen2 qwen3 phi3 gemma gemma2 gem
     stablelm cohere cohere2 glm mixtral qwen3_moe gpt_oss llama4_text deepseek_v3
     qwen3_next olmo_hybrid
     gpt2 gpt_neox gptj phi opt bloom mpt falcon xglm
-    bert roberta mpnet modernbert roformer electra distilbert deberta xlnet""".split()
+    bert roberta mpnet modernbert roformer electra distilbert deberta xlnet layoutlm
+    layoutlmv3""".split()
 # Module of the family for each model_type.
 FILES = {
     **{name: name for name in OWN_NAME},

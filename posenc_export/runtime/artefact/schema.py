@@ -42,9 +42,9 @@ GRAPHS = {  # by target
 }
 # Fields added to the schema later: omitted if empty, so that older digests stay valid
 OMITTED_IF_EMPTY = (
-    "cache", "cached_keys", "calibration", "compiled", "constants", "deviation", "encoder",
-    "encodings", "formats", "generation", "interface", "packages", "quality", "start_ids",
-    "weights",
+    "cache", "cached_keys", "calibration", "compiled", "constants", "coordinate_range", "deviation",
+    "encoder", "encodings", "formats", "generation", "interface", "packages", "quality",
+    "start_ids", "weights",
 )  # fmt: skip
 
 
@@ -130,6 +130,9 @@ class Manifest(Struct, frozen=True, forbid_unknown_fields=True):
             positions (Session.discard); None if that is not by rotations alone.
         axes: number of coordinates of a token besides its position; if above 0, position_ids is
             [1+axes,B,S] with the position first.
+        coordinate_range: number of values of a coordinate that is no place in the sequence, such as
+            an edge of a box, and 0 if it is not given; 0 for the range of positions, which are the
+            coordinates of a token that is given none.
         chunk: default number of tokens of a row to feed at a time; limits a bias to [H,chunk,T].
         step_weights: number of weights that one new token reads, without tables of encodings and
             with one row of the token table.
@@ -177,6 +180,7 @@ class Manifest(Struct, frozen=True, forbid_unknown_fields=True):
     contiguous: bool
     cached_keys: Optional[records.CachedKeys] = None
     axes: Annotated[int, Meta(ge=0, le=8)] = 0
+    coordinate_range: records.Size = 0
     chunk: records.AtLeastOne = 256
     step_weights: records.Bytes = 0
     stop_ids: records.FewIds = []

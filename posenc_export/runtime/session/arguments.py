@@ -134,8 +134,9 @@ def check_room(
             fits = int((first_position + counts).max()) <= manifest.max_positions
             shorter = f"give shorter rows{' or an earlier start' if first_position.any() else ''}"
             remedy = f"{'rewind' if manifest.states and fits else shorter}, or export"
+            counted = manifest.axes and not manifest.coordinate_range
             grid = ", which bounds the tokens of a row and their coordinates"
-            remedy += f" with larger max_positions{grid if manifest.axes else ''}"
+            remedy += f" with larger max_positions{grid if counted else ''}"
             raise expected(f"positions 0 .. {manifest.max_positions - 1}", position, remedy)
     longest = int((length + counts).max())
     if longest > capacity and manifest.in_place:
@@ -206,7 +207,7 @@ def _attributes(
     """Check grid [axes,B,S] and token types [B,S]; return their values at valid tokens, by row."""
     attributes: TokenAttributes = {}
     if grid is not None:
-        axes, limit = manifest.axes, manifest.max_positions
+        axes, limit = manifest.axes, manifest.coordinate_range or manifest.max_positions
         if not axes:
             rule = "an encoding with coordinates for grid"
             raise expected(rule, "an encoding without", "leave grid out")

@@ -57,13 +57,16 @@ class Feeder:
         attributes: TokenAttributes,
         requested: np.ndarray,
     ) -> RowTokens:
-        """Return tokens of rows from row `first` on. Coordinates are positions by default."""
+        """Return tokens of rows from row `first` on. Coordinates are positions by default, or 0 if
+        they have a range of their own.
+        """
         counts = np.array([len(row) for row in rows], np.int64)
         axes = self.manifest.axes
         if axes and "grid" not in attributes:
             begins = (state.first_position + state.length)[first : first + len(rows)]
+            own = bool(self.manifest.coordinate_range)
             grid = [
-                np.repeat(begin + np.arange(count)[None], axes, 0)  # [axes,count]
+                np.repeat((begin + np.arange(count))[None] * (not own), axes, 0)  # [axes,count]
                 for begin, count in zip(begins, counts, strict=True)
             ]
             attributes = {**attributes, "grid": grid}

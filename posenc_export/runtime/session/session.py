@@ -55,7 +55,7 @@ class Session(CachedRows):
                 Bidirectional models read all tokens at once.
             grid: [axes,B,S] int64, coordinates for encodings that have them. None uses the position
                 on every axis, as for text: tokens of an image then get other coordinates than those
-                of their rows and columns, and nothing refuses it.
+                of their rows and columns, and nothing refuses it. Edges of boxes are 0 then.
             token_types: [B,S] int64, segments for an encoder; None means 0 everywhere.
             encoder: encoder outputs of each row, [B,Q,N] or a list of rows [q,N], for a decoder
                 that reads an encoder. Given with the first tokens of a row. None keeps the encoder

@@ -222,7 +222,8 @@ def attribute_inputs(manifest: Manifest) -> Dict[str, AttributeCase]:
     grid: Dict[str, np.ndarray] = {}
     if manifest.axes:
         shape = (manifest.axes, 2, length)
-        grid = {"grid": numbers(shape, "coordinates", manifest.max_positions)}
+        limit = manifest.coordinate_range or manifest.max_positions
+        grid = {"grid": numbers(shape, "coordinates", limit)}
         cells["coordinates"] = AttributeCase(tokens, mask.copy(), grid)
     if manifest.segments:
         mask[0, : min(SEGMENT_PADDING, length - 1)] = 0

@@ -179,7 +179,7 @@ def placed(manifest: Manifest, call: Call) -> Places:
     total = np.array(last.max() + 1, np.int32)
     coordinates, ids = None, queries
     if manifest.axes:  # they differ from positions and from each other [A,B,S]
-        axes = np.arange(1, manifest.axes + 1)[:, None, None]
+        axes = np.arange(manifest.axes, 0, -1)[:, None, None]
         coordinates = np.where(queries < 0, 0, queries // axes)
         ids = np.concatenate((queries[None], coordinates))
     requested = np.maximum(call.new - 1, 0)[:, None] - np.arange(REQUESTED) % 3

@@ -22,6 +22,7 @@ PADDING_LAST = ("columns with padding last", "places with padding last", "last i
 # Operators and their inputs that count from the first token of a cache
 IN_CACHES = {("GroupQueryAttention", 5), ("GroupQueryAttention", 6), (OPERATOR, 5), (OPERATOR, 15)}
 IN_CACHES |= {("TensorScatter", 2)}
+BOX = 4  # coordinates of a box, whose extents are indices of tables, too
 IN_WINDOWS = " in caches of windows"
 HIDDEN = -1e29  # scores of hidden keys are -inf, or -1e30 where a softmax over -inf would be NaN
 
@@ -72,6 +73,9 @@ def integers(manifest: Manifest, places: Places, rows: Optional[int]) -> Iterato
     if places.coordinates is not None:
         yield Rule("coordinates of tokens", "abs", lambda: np.clip(places.coordinates, 0, most))
         yield from _of_levels("coordinates of tokens", "abs", places.coordinates)
+    if manifest.axes == BOX:
+        for number, plane in enumerate(places.coordinates[2:] - places.coordinates[:2]):
+            yield Rule(f"extent {number} of boxes", "bs", partial(np.clip, plane, 0, most))
     yield from _distances(manifest, q, k, rows)
     yield Rule("visible keys", "bst", lambda: described.visible(attentions(manifest)[0], q, k))
     yield Rule(REQUESTED, "br", lambda: places.feeds["logits_index"])
@@ -191,6 +195,8 @@ def by_position(manifest: Manifest, level: str = "") -> Tuple[str, ...]:
         return tuple(f"{level} rows of {name}" for name in (*POSITIONS, "coordinates of tokens"))
     numbers = range(manifest.axes)
     coordinates = [f"coordinate {n} of tokens" for n in numbers]
+    if manifest.axes == BOX:
+        coordinates += [f"extent {n} of boxes" for n in numbers[:2]]
     names = [*POSITIONS, "distances within the table", *coordinates]
     for offset in _numbers(manifest, "offset"):
         names += [f"{name} plus {offset}" for name in POSITIONS]

@@ -44,6 +44,7 @@ def post_norm(
     unused: Optional[int],
     in_layers: Sequence[Named] = (),
     segments: Optional[int] = None,
+    beside: Sequence[Named] = (),
     activation: str = "hidden_act",
     epsilon: Optional[float] = None,
 ) -> StackConfig:
@@ -53,6 +54,7 @@ def post_norm(
         unused: number of rows at the beginning of the table of learned positions that no position
             uses; None without learned positions.
         in_layers: encodings in layers.
+        beside: further encodings of tokens, after learned positions.
         segments: number of token types; None for type_vocab_size. A single type is added to the
             token table (`encoder`).
         activation: key of the activation.
@@ -60,13 +62,17 @@ def post_norm(
     """
     max_positions = config.max_positions if unused is None else table_rows(config, unused)
     offset = {"offset": unused} if unused else {}
-    on_tokens = () if unused is None else ({"name": "learned", **offset},)
+    learned = () if unused is None else ({"name": "learned", **offset},)
     if segments is None:
         segments = config.integer("type_vocab_size", least=0)
     norm = layer_norm(config) if epsilon is None else {"name": "layer", "epsilon": epsilon}
     read = attention(config, bias=True, encodings=tuple(in_layers), sees={"name": "both"})
-    types, vocabulary = 0 if segments == 1 else segments, config.whole("vocab_size")
-    tokens = TokensConfig(vocabulary=vocabulary, encodings=on_tokens, segments=types, norm=norm)
+    tokens = TokensConfig(
+        vocabulary=config.whole("vocab_size"),
+        encodings=(*learned, *beside),
+        segments=0 if segments == 1 else segments,
+        norm=norm,
+    )
     encoder_only(config)
     kinds = {"layer": layer_of(read, mlp(config, activation), norm, "post")}
     return StackConfig(
