@@ -13,13 +13,17 @@ from posenc_export.runtime.verification.integer_graph import IntegerPart
 from posenc_export.runtime.verification.integer_values import BIAS, Findings
 from posenc_export.shared.refusal import refusal
 
+# Encodings that add a bias to scores; those of other packages may add one too.
+BIASES = {"alibi", "dynamic_bias", "fire", "kerple", "layout_bias", "sandwich", "swin", "swin_v2"}
+BIASES |= {"t5"}
 CLOSE = 1e-5  # distance of a logarithm from a border below which float32 may round to either side
 
 
 def tables(manifest: Manifest, folder: Path) -> Tuple[Tuple[np.ndarray, ...], ...]:
     """Return for each layer the bias of each head by distance [H,distances], of which the last is
     also that of all larger ones: several tables where float32 decides on a border, none for
-    encodings without a rule here. Raise OSError for a trained table that cannot be read.
+    encodings without a rule here and for layers that add several biases. Raise OSError for a
+    trained table that cannot be read.
     """
     causal = described.causal(manifest)
     layers = enumerate(described.attentions(manifest))
@@ -29,13 +33,17 @@ def tables(manifest: Manifest, folder: Path) -> Tuple[Tuple[np.ndarray, ...], ..
 def _of_layer(
     manifest: Manifest, folder: Path, layer: int, attention: described.Described
 ) -> Tuple[np.ndarray, ...]:
-    parts = {part["name"]: described.with_defaults(part) for part in attention["encodings"]}
-    if "alibi" in parts and parts["alibi"].get("numerics", "exact") == "exact":
+    names = {*BIASES, *manifest.packages}
+    biases = [part for part in attention["encodings"] if part["name"] in names]
+    if len(biases) != 1:
+        return ()
+    part = described.with_defaults(biases[0])
+    if part["name"] == "alibi" and part.get("numerics", "exact") == "exact":
         distances = np.arange(manifest.max_positions)
-        return (-_slopes(parts["alibi"], attention)[:, None] * distances,)
-    if "t5" in parts:
+        return (-_slopes(part, attention)[:, None] * distances,)
+    if part["name"] == "t5":
         weight = _trained(manifest, folder, layer, "encoding.table.weight")
-        rows = _buckets(parts["t5"])
+        rows = _buckets(part)
         return () if weight is None else tuple(weight[index].T for index in rows)
     return ()
 

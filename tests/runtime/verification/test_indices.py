@@ -4,7 +4,7 @@ no honest artefact is refused.
 
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, Callable, Dict, List, cast
+from typing import Any, Callable, Dict, List, Sequence, cast
 
 import numpy as np
 import onnx
@@ -12,13 +12,15 @@ import pytest
 from msgspec.structs import replace
 from onnx import helper, numpy_helper
 
+from posenc_export.encodings import REGISTRY, PositionEncoding
 from posenc_export.export import export
 from posenc_export.runtime import load
 from posenc_export.runtime.artefact import manifest as manifests
+from posenc_export.runtime.artefact.records import Package
 from posenc_export.runtime.artefact.schema import Manifest
-from posenc_export.runtime.verification import described, indices
+from posenc_export.runtime.verification import bias_tables, described, indices
 from tests.cases import combinations
-from tests.tiny import decoder, encoder
+from tests.tiny import block, decoder, encoder
 from tests.traces import sources
 
 WINDOW, CHUNK = {"name": "window", "size": 9}, {"name": "chunk", "size": 12}
@@ -102,6 +104,30 @@ def test_attention_in_both_branches_of_an_if_is_of_one_layer(tmp_path: Path) -> 
     export(sources(encoder("rope_dynamic-short")), "onnx", tmp_path / "a", verify=False)
     assert b"else_branch" in (tmp_path / "a/model.onnx").read_bytes()
     assert checked(tmp_path / "a").failures == {}
+
+
+def test_encodings_that_add_a_bias_are_known() -> None:
+    own = {name for name, cls in REGISTRY.items() if cls.bias is not PositionEncoding.bias}
+    assert own == bias_tables.BIASES
+
+
+@pytest.mark.parametrize("target", ["onnx", "ort-native"])
+@pytest.mark.parametrize(
+    ("second", "packages", "compares"),
+    [("kerple", (), False), ("rope", (), True), ("rope", ("rope",), False)],
+)
+def test_a_bias_is_compared_if_no_other_may_be_added(
+    second: str, packages: Sequence[str], compares: bool, target: str, tmp_path: Path
+) -> None:
+    config = block("alibi", max_positions=40)
+    attention = replace(config.attention, encodings=({"name": "alibi"}, {"name": second}))
+    export(sources(replace(config, attention=attention)), target, tmp_path / "a", verify=False)
+    of_others = {name: Package(name, "1") for name in packages}
+    model = SimpleNamespace(manifest=manifests.read(tmp_path / "a").replace(packages=of_others))
+    result = indices.check(tmp_path / "a", model)  # type: ignore[arg-type]
+    assert result.failures == {}
+    unknown = [reason for reason in result.skipped.values() if "a bias whose formula" in reason]
+    assert bool(unknown) != compares
 
 
 Change = Callable[[onnx.GraphProto], None]
