@@ -169,13 +169,8 @@ def drafts_of(speculate: Speculate, text: Sequence[int]) -> Drafts:
 
 
 def check(session: Any, speculate: Speculate) -> None:
-    """Raise ValueError if the session cannot take back drafted tokens, its logits depend on how
-    tokens are divided into calls, or the draft does not fit.
-    """
+    """Raise ValueError if the session cannot take back drafted tokens or the draft does not fit."""
     manifest: Manifest = session.manifest
-    if _names(manifest.config, "per_call"):
-        rule = "logits that do not depend on the division into calls for speculate"
-        raise errors.expected(rule, 'an encoding with lengths="per_call"', "leave speculate out")
     replaces = any(state.replaced for state in manifest.states)
     limited = replaces or any(state.window for state in manifest.states)
     if limited and session.rewindable < LEAST_REWIND:
@@ -215,10 +210,3 @@ def _kept(reader: Reader, draft: List[int], logits: np.ndarray) -> List[int]:
         if reader.done or chosen[-1] != drafted:
             break
     return chosen
-
-
-def _names(config: Any, value: str) -> bool:
-    parts = list(config.values()) if isinstance(config, dict) else config
-    if not isinstance(parts, list):
-        return bool(config == value)
-    return any(_names(part, value) for part in parts)
