@@ -37,7 +37,7 @@ def test_a_program_of_torch_export_is_audited(tmp_path: Path) -> None:
     assert result.cause == "theta" and "10000 and not 1000" in result.sentence, result.sentence
 
 
-@pytest.mark.parametrize("window", [8, 64])
+@pytest.mark.parametrize("window", [8, pytest.param(64, marks=pytest.mark.exhaustive)])
 def test_a_program_with_a_static_cache_in_its_buffers_is_audited(
     window: int, tmp_path: Path
 ) -> None:

@@ -42,6 +42,7 @@ KINDS: Dict[str, Dict[str, Any]] = {
     "rope-sinks-static": {"sinks": True},
     **dict.fromkeys(("rope-chunk", "rope-chunk-native", "xpos-chunk-static"), {}),
 }
+SHORT_CHUNKS = ("rope", "rope-native", "rope-static", "rope-chunk")  # take many calls
 COPIED = ("rope", "rope-static")  # without and with slots that are read behind the tokens of a row
 
 
@@ -126,8 +127,18 @@ def test_a_short_range_needs_no_shorter_caches() -> None:
     assert not any("window" in state for state in manifest.to_json()["states"])
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("chunk", [7, NEW, LENGTH])
+@pytest.mark.parametrize(
+    ("chunk", "kind"),
+    [
+        *((chunk, kind) for kind in KINDS for chunk in (NEW, LENGTH)),
+        *((7, kind) for kind in SHORT_CHUNKS),
+        *(
+            pytest.param(7, kind, marks=pytest.mark.exhaustive)
+            for kind in KINDS
+            if kind not in SHORT_CHUNKS
+        ),
+    ],
+)
 def test_a_prompt_in_chunks_gives_the_outputs_of_one_pass(kind: str, chunk: int) -> None:
     outputs = opened(kind).prefill(texts(), chunk=chunk)
     assert max(excess(outputs[row], row, 0, kind) for row in range(ROWS)) <= 1
