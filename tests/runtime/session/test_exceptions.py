@@ -51,13 +51,14 @@ def run_to(call: Callable[[], Any], at: int) -> int:
             else None
         )
 
+    before = sys.gettrace()
     sys.settrace(enter)
     try:
         call()
     except Stop:
         pass
     finally:
-        sys.settrace(None)
+        sys.settrace(before)
     return passed
 
 
