@@ -76,7 +76,7 @@ def test_encodings_at_a_place_where_they_have_no_effect_are_refused_by_name(
 
 
 def test_encodings_with_different_numbers_of_coordinates_are_refused() -> None:
-    with pytest.raises(ValueError, match="same coordinates, got encodings of 0 and 3 axes"):
+    with pytest.raises(ValueError, match="same coordinates, got encodings of 0 axes and 3 axes"):
         Stack(
             decoder_config(
                 61, 2, 40, block("nope"), layer_encodings=[VARIANTS["rope"], VARIANTS["mrope"]]
@@ -90,6 +90,19 @@ def test_encodings_with_different_numbers_of_coordinates_are_refused() -> None:
         ).axes
         == 3
     )
+
+
+def test_a_refusal_of_coordinates_says_who_reads_the_position() -> None:
+    attention = replace(
+        block("nope").attention,
+        sees={"name": "both"},
+        encodings=({"name": "layout_bias", "size": 9},),
+    )
+    got = "4 axes below 9 and 4 axes below 9 behind the position"
+    with pytest.raises(ValueError, match=got):
+        AttentionBlock(
+            replace(block("nope"), encodings=({"name": "boxes", "size": 9},), attention=attention)
+        )
 
 
 def test_coordinates_of_a_range_of_their_own_are_refused_in_causal_attention(

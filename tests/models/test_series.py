@@ -94,6 +94,12 @@ def test_a_constant_series_is_forecast_to_stay(model: Any) -> None:
     assert np.abs(forecasts - 0.1).max() <= 1e-12
 
 
+def test_series_may_come_from_a_generator(model: Any) -> None:
+    rows = [_series(4), _series(9)]
+    forecasts = model[1].forecaster().forecast(row for row in rows)
+    assert np.array_equal(forecasts, model[1].forecaster().forecast(rows))
+
+
 def test_a_forecaster_that_was_reset_reads_other_series(model: Any) -> None:
     forecaster = model[1].forecaster()
     first = forecaster.forecast(_series(9)[None])
@@ -134,6 +140,7 @@ WRONG = {
     "finite numbers": lambda opened: opened.forecast([[1.0, np.nan]]),
     "put a single series into a list": lambda opened: opened.forecast(np.zeros(4)),
     "numbers \\[n\\], got array\\(\\['a'": lambda opened: opened.forecast([["a"]]),
+    "a series to be one array, got rows of different": lambda opened: opened.forecast([[1, [2]]]),
     "a multiple of 2 values for each of 1 series": lambda opened: opened.forecast([[1.0, 2, 3]]),
     "values for each of 1": lambda opened: opened.forecast(np.zeros((2, 2))),
     "positions 0 .. 499": lambda opened: opened.forecast(np.zeros((1, 1000))),

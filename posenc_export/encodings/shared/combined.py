@@ -27,7 +27,7 @@ class Coordinates(NamedTuple):
 
     def __str__(self) -> str:
         limit = f" below {self.coordinate_range}" if self.coordinate_range else ""
-        return f"{self.axes}{limit}"
+        return f"{self.axes} axes{limit}{' behind the position' if self.with_position else ''}"
 
 
 def coordinates_of(parts: Sequence[PositionEncoding]) -> Coordinates:
@@ -42,9 +42,9 @@ def coordinates_of(parts: Sequence[PositionEncoding]) -> Coordinates:
     if tokens_only and len(read) == 2 and Coordinates() in read:
         return most._replace(with_position=True)
     if len(read) > 1:
-        counts = " and ".join(map(str, sorted(read)))
+        got = f"encodings of {' and '.join(map(str, sorted(read)))}"
         rule = "encodings that read the same coordinates"
-        raise refusal("encodings", rule, f"encodings of {counts} axes", "use encodings of one kind")
+        raise refusal("encodings", rule, got, "use encodings of one kind")
     return most
 
 

@@ -17,7 +17,9 @@ def box_weights(embeddings: str) -> Table:
 
 
 def describe(config: Settings) -> StackConfig:
-    """Describe the encoder. A session takes the boxes, bbox of transformers, as `grid`."""
+    """Describe the encoder. A session takes the boxes as `grid` [4,B,S]: bbox [B,S,4] of
+    transformers with its last axis first.
+    """
     boxes = {"name": "boxes", "size": config.whole("max_2d_position_embeddings")}
     return post_norm(config, unused=0, beside=[boxes])
 

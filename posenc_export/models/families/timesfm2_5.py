@@ -54,7 +54,7 @@ def _forecast(config: family.Settings, block: family.Named) -> family.Named:
     quantiles, median = config.take("quantiles", QUANTILES), config.integer(*MEDIAN, least=0)
     levels = isinstance(quantiles, list) and all(type(level) is float for level in quantiles)
     if not levels or not quantiles:
-        raise config.refusal("quantiles to be a list of numbers", quantiles)
+        raise config.refusal("quantiles to be a list of at least one float", quantiles)
     if median > len(quantiles):
         raise config.refusal(f"decode_index to be at most {len(quantiles)}", median)
     symmetric = config.flag("force_flip_invariance", True)

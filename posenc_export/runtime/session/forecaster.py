@@ -10,7 +10,7 @@ from typing import Annotated, List, Optional, Sequence, Tuple
 import numpy as np
 from msgspec import Meta, Struct
 
-from posenc_export.runtime.session.argument_arrays import Rows, short_repr
+from posenc_export.runtime.session.argument_arrays import Rows, array_of, short_repr
 from posenc_export.runtime.session.errors import expected
 from posenc_export.runtime.session.session import Session
 from posenc_export.shared.foreign import typed
@@ -116,14 +116,17 @@ class Forecaster:
                 otherwise.
             GraphError: the graph failed. Call `reset` if chunks were read.
         """
-        whole = self.forecasts(series, chunk)
-        return whole[np.arange(len(whole)), [-(-len(row) // self.patch) - 1 for row in series]]
+        rows = self._checked(series)
+        last = [-(-len(row) // self.patch) - 1 for row in rows]
+        return self._read(rows, chunk)[np.arange(len(rows)), last]
 
     def forecasts(self, series: Rows, chunk: Optional[int] = None) -> np.ndarray:
         """Return the forecasts [B,S,horizon,1+N] after each new patch of a series, with zeros
         behind shorter ones. Arguments and errors as for `forecast`.
         """
-        rows = self._checked(series)
+        return self._read(self._checked(series), chunk)
+
+    def _read(self, rows: Sequence[np.ndarray], chunk: Optional[int]) -> np.ndarray:
         past = self._past or [Past()] * len(rows)
         read = [known.read(row, self.patch) for known, row in zip(past, rows, strict=True)]
         features = [part for _, part, _ in read]
@@ -149,7 +152,7 @@ class Forecaster:
     def _checked(self, series: Rows) -> Sequence[np.ndarray]:
         """Return the values of each series in float64, after checking them and the session."""
         rows = []
-        for row in map(np.asarray, series):
+        for row in (array_of("a series", values) for values in series):
             numbers = row.ndim == 1 and row.dtype.kind in "fiu"
             rows.append(row.astype(np.float64) if numbers else np.full(1, np.nan))
             if not (np.abs(rows[-1]) < LARGEST).all():
