@@ -1,16 +1,17 @@
 """The rows B of a session, between the calls that read tokens."""
 
 import functools
+import math
 from pathlib import Path
 from typing import NoReturn, Optional, Sequence, TypeVar, Union
 
 import numpy as np
 
-from posenc_export.runtime.session import arguments, cache_sizes, drafts, errors, reading, saved
+from posenc_export.runtime.session import arguments, drafts, errors, reading, saved
 from posenc_export.runtime.session.argument_arrays import Numbers, Rows
-from posenc_export.runtime.session.caches import Caches
+from posenc_export.runtime.session.caches import FIRST, Caches
 from posenc_export.runtime.session.call_guard import CallGuard, exclusive
-from posenc_export.runtime.session.graph import Graph
+from posenc_export.runtime.session.graph import Buffer, Graph
 from posenc_export.runtime.session.prefixes import Prefixes
 from posenc_export.runtime.session.state import SessionState
 
@@ -84,20 +85,41 @@ class CachedRows:
         these are the bytes of their tokens; otherwise those of as many rows of the longest length,
         both in powers of two.
         """
-        return cache_sizes.allocated(self._state.caches)
+        caches, total = self._state.caches, 0
+        for buffer in {*caches.past, *caches.present}:
+            lazy = buffer.mapping is not None  # of these, only slots that may be written count
+            slots = int(caches.notes.written.sum()) if lazy else 0
+            total += slots * buffer.row_bytes // caches.extent if lazy else buffer.bytes
+        return total
 
     @exclusive
     def trim(self) -> None:
         """Return memory of tokens that have left the caches to the system, where rows take memory
         as they are written. It takes as long as a few steps.
         """
-        cache_sizes.release(self._state.caches, self._state.length)
+        caches = self._state.caches
+        written, kept = caches.notes.written, np.zeros_like(caches.notes.written)
+        kept[: self.batch] = self._state.length
+        for row in np.flatnonzero(written > kept + FIRST).tolist() if caches.lazy else ():
+            for state, past in zip(caches.states, caches.past, strict=True):
+                if past.mapping is not None:
+                    past.release(row, state.axis, int(kept[row]))
+            written[row] = kept[row]
 
     def memory_of(self, rows: int, tokens: int) -> int:
         """Return the most bytes that the caches take while they grow to `rows` rows of `tokens`
         tokens. If the caches must move to larger memory, both memories count.
         """
-        return cache_sizes.peak(self._state.caches, rows, tokens)
+        caches, now = self._state.caches, self.memory
+        count, extent = 1 << (rows - 1).bit_length(), caches.fitting(tokens)
+        fits = rows <= caches.rows and extent <= caches.extent
+        if caches.lazy:  # `trim` leaves up to FIRST slots of a row
+            count, extent, fits = rows, tokens + FIRST, rows <= max(caches.rows, caches.fewest_rows)
+        elif fits:
+            return now
+        shapes = [(caches.shape(state, count, extent), state.dtype) for state in caches.states]
+        needed = sum(math.prod(shape) * Buffer.element_bytes(dtype) for shape, dtype in shapes)
+        return max(needed, now) if fits else needed + max(now, needed // 2)
 
     @property
     def position(self) -> np.ndarray:

@@ -164,7 +164,7 @@ class Caches:
             if index in self.rules.windowed:
                 place, origin, count = (to[0], target + gone), (at[0], begin + gone), tokens - gone
                 self.past[index].clear_slots(to[0], axis, slice(0 if to[1] else None))
-            self.past[index].copy_slots(place, source.past[index], origin, 1, axis, count)
+            self.past[index].copy_slots(place, source.past[index], origin, axis, count)
 
     def slide(self, first: int, lengths: np.ndarray, counts: np.ndarray) -> None:
         """Let caches of windows have room for counts [n] more tokens of rows from `first` on, and
@@ -277,7 +277,7 @@ class Caches:
                 filled = self.notes.written[:count].tolist() if in_place else ()
                 for row, written in enumerate(filled):
                     kept = min(slots, written, old.shape[state.axis])
-                    buffer.copy_slots((row, 0), old, (row, 0), 1, state.axis, kept)
+                    buffer.copy_slots((row, 0), old, (row, 0), state.axis, kept)
                 if not in_place:
                     buffer.copy_rows(0, old, 0, count)
             past.append(buffer)

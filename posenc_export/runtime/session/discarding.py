@@ -14,6 +14,7 @@ from posenc_export.runtime.artefact.summary import summary
 from posenc_export.runtime.session import windows
 from posenc_export.runtime.session.caches import Caches
 from posenc_export.runtime.session.errors import expected
+from posenc_export.runtime.session.graph import part_of
 
 SINKS = 4  # first tokens that stay: they take the attention that goes nowhere else
 LEAST = SINKS + 4  # room that `generate` needs
@@ -92,7 +93,7 @@ def shift(
         begin, next_begin = (kept, next_kept) if state.window else (0, 0)
         moving = max(after + count, begin)  # first token that moves
         place = slice(moving - begin, length - begin)
-        moved = past.array[windows.part_of(row, state.axis, place)].copy()
+        moved = past.array[part_of(row, state.axis, place)].copy()
         old = first + np.arange(moving, length)
         rotation = keys.rotation_of.get(state.past)
         if state.holds_positions:

@@ -169,8 +169,6 @@ class Feeder:
 def without_empty_ends(tokens: RowTokens) -> RowTokens:
     """Return the same tokens without rows before the first, and after the last, that has some."""
     filled = np.flatnonzero(tokens.counts)
-    if not len(filled):
-        return tokens
     part = slice(int(filled[0]), int(filled[-1]) + 1)
     return RowTokens(
         tokens.first + part.start,

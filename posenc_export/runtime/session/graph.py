@@ -88,31 +88,27 @@ class Buffer:
             size, origin = rows * self.row_bytes, source.address + first * self.row_bytes
             device_memory.copy(self.address + row * self.row_bytes, size, origin, size, size, 1)
 
-    def copy_slots(
-        self, to: Place, source: "Buffer", at: Place, rows: int, axis: int, slots: int
-    ) -> None:
-        """Copy `slots` slots along an axis of `rows` rows of `source`, from row and slot `at` on,
-        to row and slot `to` of this buffer. Other sizes are equal.
+    def copy_slots(self, to: Place, source: "Buffer", at: Place, axis: int, slots: int) -> None:
+        """Copy `slots` slots along an axis of a row of `source`, from row and slot `at` on, to row
+        and slot `to` of this buffer. Other sizes are equal.
         """
         (row, begin), (first, slot) = to, at
         if self.device == "cpu":
-            between = (slice(None),) * (axis - 1)
-            origin = (slice(first, first + rows), *between, slice(slot, slot + slots))
-            target = (slice(row, row + rows), *between, slice(begin, begin + slots))
-            self.array[target] = source.array[origin]
-        elif slots and rows:
-            address, pitch, width, height = self._pieces(row, rows, axis, slots, begin)
-            source_address, source_pitch, *_ = source._pieces(first, rows, axis, slots, slot)
+            origin = source.array[part_of(first, axis, slice(slot, slot + slots))]
+            self.array[part_of(row, axis, slice(begin, begin + slots))] = origin
+        elif slots:
+            address, pitch, width, height = self._pieces(row, axis, slots, begin)
+            source_address, source_pitch, *_ = source._pieces(first, axis, slots, slot)
             device_memory.copy(address, pitch, source_address, source_pitch, width, height)
 
     def clear_slots(self, row: int, axis: int, slots: Slots) -> None:
         """Write the initial value to some slots along an axis of one row."""
-        index = (row, *(slice(None),) * (axis - 1), slots)
+        index = part_of(row, axis, slots)
         if self.device == "cpu":
             self.array[index] = self.fill
         elif isinstance(slots, slice):
             start, stop, _ = slots.indices(self.shape[axis])
-            address, pitch, width, height = self._pieces(row, 1, axis, max(stop - start, 0), start)
+            address, pitch, width, height = self._pieces(row, axis, max(stop - start, 0), start)
             if width:
                 device_memory.clear(address, pitch, width, height)
         else:
@@ -125,21 +121,21 @@ class Buffer:
         only.
         """
         assert self.mapping is not None
-        address, pitch, width, height = self._pieces(row, 1, axis, self.shape[axis] - begin, begin)
+        address, pitch, width, height = self._pieces(row, axis, self.shape[axis] - begin, begin)
         for piece in range(height):
             first = address - self.address + piece * pitch
             reserved_memory.release(self.mapping, first, first + width)
 
-    def _pieces(self, row: int, rows: int, axis: int, slots: int, begin: int) -> Tuple[int, ...]:
-        """Return address of the first piece of these slots, bytes between pieces, bytes and number
-        of pieces.
+    def _pieces(self, row: int, axis: int, slots: int, begin: int) -> Tuple[int, ...]:
+        """Return address of the first piece of some slots of a row, bytes between pieces, bytes and
+        number of pieces.
         """
         slot = math.prod(self.shape[axis + 1 :]) * self.dtype.itemsize
         return (
             self.address + row * self.row_bytes + begin * slot,
             self.shape[axis] * slot,
             slots * slot,
-            rows * math.prod(self.shape[1:axis]),
+            math.prod(self.shape[1:axis]),
         )
 
 
@@ -214,6 +210,11 @@ class Rules(NamedTuple):
         replaced = tuple([index for index, state in enumerate(states) if state.replaced])
         windowed = tuple([index for index, state in enumerate(states) if state.window])
         return cls(in_place, growing, replaced, windowed, 0 < len(in_place) == len(states))
+
+
+def part_of(row: int, axis: int, slots: Slots) -> Tuple[Any, ...]:
+    """Return the index of some slots of a row along an axis."""
+    return (row, *[slice(None)] * (axis - 1), slots)
 
 
 def shape_of(state: State, rows: int, slots: int) -> Shape:

@@ -104,4 +104,4 @@ class Model:
             ModuleNotFoundError: tokenizers is not installed.
             GraphError: the graph failed.
         """
-        return sentences.encode(self, texts, prompt, batch)
+        return sentences.embed(self, sentences.rows_of(self, texts, prompt), batch)

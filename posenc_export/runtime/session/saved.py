@@ -22,11 +22,11 @@ from posenc_export.runtime.session import errors, graph
 from posenc_export.runtime.session.argument_arrays import Rows, check_tokens
 from posenc_export.runtime.session.caches import Caches
 from posenc_export.runtime.session.encoder_outputs import MASK, EncoderOutputs
-from posenc_export.runtime.session.saved_windows import STATE, WINDOWS, check_windows, with_windows
 from posenc_export.runtime.session.state import SessionState
 from posenc_export.shared.refusal import refusal
 
-ENCODER = "encoder."  # begins the names of arrays of encoder outputs
+ENCODER, STATE = "encoder.", "state."  # begin the names of arrays
+WINDOWS = "window_start"  # token of each row in slot 0 of its caches of windows
 Form = Tuple[str, Tuple[int, ...]]  # dtype and shape of an array
 LINE = 1 << 20  # longest header in bytes
 REMEDY = "delete the file and read the tokens again"
@@ -60,7 +60,7 @@ def check(manifest: Manifest, arrays: Mapping[str, np.ndarray]) -> None:
         forms |= {WINDOWS: ("int64", (rows,))} if windowed else {}
     _compare(arrays, forms)
     if WINDOWS in forms:
-        check_windows(manifest, arrays, kept, used)
+        _check_windows(manifest, arrays, kept, used)
     ids = arrays.get("tokens", np.zeros(0, np.int64))
     if ids.size and not 0 <= ids.min() <= ids.max() < manifest.vocabulary:
         most = manifest.vocabulary - 1
@@ -77,6 +77,20 @@ def _check_rows(manifest: Manifest, length: Any, first_position: Any, slots: np.
         raise ValueError("expected slots to be bytes of 0 and 1, got others")
     if slots.shape[1] and slots.sum(1).tolist() != length:
         raise ValueError(f"expected slots for rows of {length} tokens, got {slots.sum(1).tolist()}")
+
+
+def _check_windows(
+    manifest: Manifest, arrays: Mapping[str, np.ndarray], kept: int, used: int
+) -> None:
+    """Raise ValueError unless caches of `kept` slots hold the tokens that the next ones read."""
+    length, first_kept = arrays["length"], arrays[WINDOWS]
+    size = max(state.window for state in manifest.states)
+    least = np.where(first_kept > 0, size - 1, 0)
+    holds = (first_kept >= 0) & (length - first_kept >= least) & (length - first_kept <= kept)
+    if not holds.all() or kept > used:
+        rule = f"caches of windows with the last {size - 1} tokens of rows in at most {used} slots"
+        got = f"{length.tolist()} tokens from {first_kept.tolist()} on in {kept}"
+        raise ValueError(f"expected {rule}, got {got}")
 
 
 def _encoder_forms(manifest: Manifest, rows: int, source: int) -> Dict[str, Form]:
@@ -217,7 +231,7 @@ def restored(empty: SessionState, arrays: Arrays) -> SessionState:
     encoder = {name.removeprefix(ENCODER): array for name, array in named.items()}
     slots = np.array(arrays["slots"])
     used = slots.shape[1] or int(length.max())
-    state = with_windows(empty, arrays).opened(first_position, used)
+    state = _with_windows(empty, arrays).opened(first_position, used)
     caches = dataclasses.replace(state.caches, growing_slots=used)
     parts = _parts(caches, state.rows, used)
     for stored, buffer, part in zip(caches.states, caches.past, parts, strict=True):
@@ -231,6 +245,21 @@ def restored(empty: SessionState, arrays: Arrays) -> SessionState:
     return state.replace(
         caches=caches, committed_length=length, occupied=slots, encoder_outputs=outputs
     )
+
+
+def _with_windows(empty: SessionState, arrays: Arrays) -> SessionState:
+    """Return the state of no rows whose caches of windows have room for those of a file."""
+    window, windowed = empty.caches.window, empty.caches.rules.windowed
+    if not windowed:
+        return empty
+    if arrays[WINDOWS].any() and not window.size:
+        got = f"provider {empty.caches.graph.provider}"
+        rule = "provider cpu for a session with caches of windows, which begin at later tokens"
+        raise refusal("restore", rule, got, "load the artefact with provider cpu")
+    stored = empty.caches.states[windowed[0]]
+    missing = arrays[STATE + stored.past].shape[stored.axis] - window.slots
+    window = window._replace(new=window.new + max(missing, 0))
+    return empty.replace(caches=dataclasses.replace(empty.caches, window=window))
 
 
 def _parts(caches: Caches, rows: int, slots: int) -> List[Tuple[slice, ...]]:

@@ -36,11 +36,6 @@ class Settings(Struct):
     default_prompt_name: Optional[str] = None
 
 
-def encode(model: Any, texts: Sequence[str], prompt: Optional[str], batch: int) -> np.ndarray:
-    """Implement Model.encode, which documents the arguments."""
-    return embed(model, rows_of(model, texts, prompt), batch)
-
-
 def rows_of(model: Any, texts: Sequence[str], prompt: Optional[str] = None) -> List[np.ndarray]:
     """Return the token ids of each text, cut to the maximal length. Raise as Model.encode."""
     check_model(model)

@@ -7,12 +7,12 @@ Shapes: R rows in memory.
 """
 
 from dataclasses import dataclass, field
-from typing import Any, Iterable, List, NamedTuple, Optional, Sequence, Tuple
+from typing import Iterable, List, NamedTuple, Optional, Sequence, Tuple
 
 import numpy as np
 
 from posenc_export.runtime.artefact.schema import Manifest
-from posenc_export.runtime.session.graph import Buffer
+from posenc_export.runtime.session.graph import Buffer, part_of
 
 Caches = Sequence[Tuple[int, Buffer]]  # the axis of slots and the memory of each
 NEW = 256  # tokens of a call that caches of windows have room for, at least
@@ -110,8 +110,3 @@ def write(caches: Caches, moves: Iterable[Move]) -> None:
         for (axis, buffer), slot, moved in zip(caches, first_slots, content, strict=False):
             slots = slice(slot, slot + moved.shape[axis - 1])
             buffer.array[part_of(row, axis, slots)] = moved
-
-
-def part_of(row: int, axis: int, slots: slice) -> Tuple[Any, ...]:
-    """Return the index of some slots of a row along an axis."""
-    return (row, *[slice(None)] * (axis - 1), slots)
