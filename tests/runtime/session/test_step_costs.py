@@ -73,8 +73,12 @@ def profiled(call: Callable[[], Any]) -> Dict[str, int]:
 
 
 def allocated(call: Callable[[], Any]) -> int:
-    """Return the peak of additional bytes that Python and numpy allocate during a call."""
+    """Return the peak of additional bytes that Python and numpy allocate during a call, without
+    the frame objects that a trace function, such as that of coverage, is given.
+    """
     call()
+    trace = sys.gettrace()
+    sys.settrace(None)
     tracemalloc.start()
     try:
         before = tracemalloc.get_traced_memory()[0]
@@ -83,6 +87,7 @@ def allocated(call: Callable[[], Any]) -> int:
         return tracemalloc.get_traced_memory()[1] - before
     finally:
         tracemalloc.stop()
+        sys.settrace(trace)
 
 
 @pytest.mark.parametrize("encoding", ENCODINGS)
