@@ -3,25 +3,22 @@ same block without one, by number of cached keys.
 
     python -m bench.decode_cost [NAME ...] [--target ort] [--json bench/results/decode_cost.json]
 
-Measured as processor time of one thread, which other processes disturb less than the
-clock, all encodings in one run: in each of ROUNDS rounds, every block takes BURST steps in turn
-with the block without an encoding, and a round gives one ratio of medians. Ratios therefore do not
-depend on what the machine did between two encodings. Each block has a session without an encoding
-of its own: one that all share would have its cached keys in the processor's caches more often.
+Measured as processor time of one thread, which other processes disturb less than the clock. In
+each of ROUNDS rounds, every block takes BURST steps in turn with the block without an encoding, and
+gives one ratio of medians, which does not depend on what the machine did between two encodings.
+Each block has a session without an encoding of its own: one that all share would have its cached
+keys in the processor's caches more often.
 
-The times of the attention operator alone, which the file of ort also holds, are kept: they were
-measured by bench/attention_kernels.py of commit dc58e7a.
+The times of the attention operator alone (bench/attention_kernels.py of commit dc58e7a) are kept.
 """
 
 import argparse
-import json
 import statistics
-import sys
 import tempfile
 import time
 from functools import partial
 from pathlib import Path
-from typing import Any, Dict, Iterator, List, Mapping, Sequence
+from typing import Any, Dict, List, Mapping, Sequence
 
 import numpy as np
 
@@ -65,13 +62,6 @@ def burst(sessions: Mapping[str, Session], x: np.ndarray) -> Dict[str, float]:
     return {name: statistics.median(taken) for name, taken in times.items()}
 
 
-def bursts(
-    sessions: Mapping[str, Session], parts: Sequence[np.ndarray]
-) -> Iterator[Dict[str, float]]:
-    """Yield the seconds of bursts over consecutive tokens."""
-    return (burst(sessions, part) for part in parts)
-
-
 def measured(names: Sequence[str], target: str) -> Dict[str, Any]:
     """{"plain_microseconds": by context, "rows": [{"encoding", "over_plain": by context}]}."""
     random = np.random.default_rng(0)
@@ -81,54 +71,51 @@ def measured(names: Sequence[str], target: str) -> Dict[str, Any]:
     with tempfile.TemporaryDirectory() as temporary:
         plain = loaded(PLAIN, target, Path(temporary) / "plain")
         models = {name: loaded(name, target, Path(temporary) / name) for name in names}
-        pairs = {}
-        for name, model in models.items():
-            pairs[name] = {"plain": plain.session(), "own": model.session()}
+    pairs = {n: {"plain": plain.session(), "own": models[n].session()} for n in names}
     for context in CONTEXTS:
         for session in (session for pair in pairs.values() for session in pair.values()):
             session.reset()
             session.prefill(x[:, :context])
         parts = np.split(x[:, context : context + STEPS], ROUNDS, axis=1)
-        times = in_turn({name: bursts(pairs[name], parts).__next__ for name in names}, ROUNDS, 0)
+        bursts = {name: map(partial(burst, pairs[name]), parts).__next__ for name in names}
+        times = in_turn(bursts, ROUNDS, warm=0)
         for name, rounds in times.items():
             ratio = ratio_of([pair["own"] for pair in rounds], [pair["plain"] for pair in rounds])
             assert ratio is not None  # ROUNDS is above its limit
-            values = (ratio.median, ratio.low, ratio.high)
-            ratios[name][str(context)] = [round(value, 3) for value in values]
+            ratios[name][str(context)] = [
+                round(v, 3) for v in (ratio.median, ratio.low, ratio.high)
+            ]
         alone = [pair["plain"] for rounds in times.values() for pair in rounds]
         microseconds[str(context)] = round(1e6 * statistics.median(alone), 1)
     rows = [{"encoding": name, "over_plain": values} for name, values in ratios.items()]
     return {"plain_microseconds": microseconds, "rows": rows}
 
 
-def main(arguments: Sequence[str]) -> int:
+def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     what = "registry keys of encodings (default: all)"
     parser.add_argument("names", nargs="*", metavar="NAME", help=what)
     parser.add_argument("--target", default="ort", help="target of the artefacts")
     parser.add_argument("--json", type=Path, help="write the results of all encodings to this file")
-    options = parser.parse_args(arguments)
-    unknown = sorted(set(options.names) - set(BLOCKS))
-    if unknown:
+    options = parser.parse_args()
+    if unknown := sorted(set(options.names) - set(BLOCKS)):
         parser.error(f"names are {', '.join(BLOCKS)}, got {', '.join(unknown)}")
     if options.names and options.json:
         parser.error("--json needs a run of all encodings, got names; omit one of them")
     results = measured(options.names or BLOCKS, options.target)
     for row in results["rows"]:
-        steps = "  ".join(
-            f"{context}: {median:.2f} ({low:.2f} .. {high:.2f})"
-            for context, (median, low, high) in row["over_plain"].items()
+        spreads = row["over_plain"].items()
+        steps = (
+            f"{n}: {median:.2f} ({low:.2f} .. {high:.2f})" for n, (median, low, high) in spreads
         )
-        print(f"{row['encoding']:20} {steps}", flush=True)
+        print(f"{row['encoding']:20} {'  '.join(steps)}", flush=True)
     if options.json:
+        before = json_rows.read(options.json, {})
         how = {"width": WIDTH, "heads": HEADS, "target": options.target}
         how |= {"threads": 1, "rounds": ROUNDS}
-        if options.json.exists():
-            before = json.loads(options.json.read_text(encoding="utf-8"))
-            how |= {key: before[key] for key in ("kernels",) if key in before}
+        how |= {key: before[key] for key in ("kernels",) if key in before}
         json_rows.write(options.json, {**how, **results})
-    return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    main()

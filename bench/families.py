@@ -9,11 +9,11 @@ certificate, and called in every pattern.
 """
 
 import argparse
-import concurrent.futures
-import multiprocessing
 import sys
 import tempfile
 import warnings
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any, Callable, Dict, List, Sequence, Tuple
 
@@ -21,6 +21,7 @@ from bench import marked
 from posenc_export import export_model, from_pretrained, load
 from posenc_export.export import Sources, VerificationError
 from posenc_export.shared import json_rows
+from posenc_export.shared.tables import markdown
 
 DECODER_TARGETS = ("ort", "onnx", "onnx-static", "torchscript")
 SHOWN = 5  # models of the table, besides those that fail
@@ -33,7 +34,7 @@ def measured(name: str) -> List[Dict[str, Any]]:
     from tests.models import checkpoints, encoders, patterns
 
     ways = patterns.ENCODER if name in encoders.MODELS else patterns.DECODER
-    skipped = checkpoints.WITHOUT.get(name, ())
+    used = {key: way for key, way in ways.items() if key not in checkpoints.WITHOUT.get(name, ())}
     rows = []
     with tempfile.TemporaryDirectory() as temporary, warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch.onnx and torch.jit warn at every export
@@ -45,7 +46,6 @@ def measured(name: str) -> List[Dict[str, Any]]:
             except VerificationError:  # the row shows it in "certified"
                 manifest = export_model(sources, target, Path(temporary) / target, verify=False)
             model = load(Path(temporary) / target, provider="cpu", threads=1)
-            used = {pattern: way for pattern, way in ways.items() if pattern not in skipped}
             pairs = {pattern: way(peer, opened(model)) for pattern, way in used.items()}
             kinds = [manifest.config["layers"][kind] for kind in manifest.config["order"]]
             sees = [kind["attention"]["sees"]["name"] for kind in kinds]
@@ -79,27 +79,24 @@ def passes(row: Dict[str, Any]) -> bool:
 
 
 def table(rows: Sequence[Dict[str, Any]]) -> str:
-    """Return the page as Markdown: models that fail or differ most, a column per target."""
+    """Return the page as Markdown, with the models that fail or differ most."""
     models: Dict[str, List[Dict[str, Any]]] = {}
     for row in rows:
         models.setdefault(row["model"], []).append(row)
     names = sorted(models, key=lambda name: -max(row["share"] for row in models[name]))
     failed = [name for name in names if not all(map(passes, models[name]))]
-    lines = ["---|" * len(DECODER_TARGETS)]
+    lines = []
     for name in dict.fromkeys([*failed, *names[:SHOWN]]):
         by_target = {row["target"]: row for row in models[name]}
         cells = (by_target[target] for target in DECODER_TARGETS)
         shares = (f"{row['share']:.2f}{'' if passes(row) else ' FAILED'}" for row in cells)
-        lines.append(f"| {name} | {' | '.join(shares)} |")
-    return marked.text("families").format(
-        passed=len(names) - len(failed),
-        models=len(names),
-        targets=" | ".join(f"`{target}`" for target in DECODER_TARGETS),
-        lines="\n".join(lines),
-    )
+        lines.append([name, *shares])
+    heads = ["model", *(f"`{target}`" for target in DECODER_TARGETS)]
+    counts = {"passed": len(names) - len(failed), "models": len(names)}
+    return marked.text("families").format(**counts, table=markdown(heads, lines))
 
 
-def main(arguments: Sequence[str]) -> int:
+def main() -> int:
     """Measure the models and write the results; return exit status 0, or 1 if a row fails."""
     from tests.models import checkpoints, encoders, pairs
 
@@ -110,11 +107,9 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--json", type=Path, default=Path("docs/families.json"))
     parser.add_argument("--markdown", type=Path, default=Path("docs/families.md"))
     parser.add_argument("--jobs", type=int, default=2)
-    options = parser.parse_args(arguments)
+    options = parser.parse_args()
     rows: List[Dict[str, Any]] = []
-    with concurrent.futures.ProcessPoolExecutor(
-        options.jobs, mp_context=multiprocessing.get_context("spawn")
-    ) as pool:
+    with ProcessPoolExecutor(options.jobs, get_context("spawn")) as pool:
         for of_model in pool.map(measured, options.only or names):
             rows += of_model
             share = max(row["share"] for row in of_model)
@@ -129,4 +124,4 @@ def main(arguments: Sequence[str]) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(main())

@@ -10,8 +10,6 @@ transformers saves it.
 import argparse
 import collections
 import json
-import re
-import sys
 import textwrap
 import warnings
 from pathlib import Path
@@ -21,23 +19,16 @@ from bench import marked
 from posenc_export.models import families
 from posenc_export.models.config import StackConfig
 
-# Configuration keys that concern positions, or which positions a query attends to.
-POSITION = re.compile(
-    r"rope|rotary|position|alibi|relative|bucket|window|theta|max_seq|max_distance|sinusoidal|"
-    r"attn_type|clamp_len|attention_chunk|layer_types|floor_scale|attn_scale|temperature_tuning|"
-    r"spatial_shapes|coordinates"
-)
 RANGE = 512  # max_positions for types whose configuration has no such key
 NO_FAMILY = "the type is not supported"
 
 
 class Row(NamedTuple):
-    """A model type, its outcome and the reason, and its keys that concern positions if read."""
+    """A model type, its outcome and the reason."""
 
     name: str
     outcome: str
-    why: str
-    keys: List[str]
+    why: str = ""
 
 
 def default_config(name: str) -> Dict[str, Any]:
@@ -45,14 +36,6 @@ def default_config(name: str) -> Dict[str, Any]:
     from transformers import CONFIG_MAPPING
 
     return {**json.loads(CONFIG_MAPPING[name]().to_json_string()), "model_type": name}
-
-
-def known_keys(name: str) -> List[str]:
-    """Return the configuration keys that concern positions, including those with default values."""
-    from transformers import CONFIG_MAPPING
-
-    whole = json.loads(CONFIG_MAPPING[name]().to_json_string(use_diff=False))
-    return sorted(key for key in whole if POSITION.search(key))
 
 
 def described(config: Dict[str, Any], part: Optional[str]) -> StackConfig:
@@ -70,15 +53,13 @@ def described(config: Dict[str, Any], part: Optional[str]) -> StackConfig:
 def row(name: str) -> Row:
     """Return the row of a model type."""
     if name not in families.FILES:
-        return Row(name, "refused", families.UNREAD.get(name, NO_FAMILY), [])
-    config, keys = default_config(name), known_keys(name)
-    parts = families.parts_of(name)
+        return Row(name, "refused", families.UNREAD.get(name, NO_FAMILY))
     try:
-        for part in parts or (None,):
-            described(config, part)
+        for part in families.parts_of(name) or (None,):
+            described(default_config(name), part)
     except ValueError as refusal:
-        return Row(name, "read, its defaults refused", str(refusal), keys)
-    return Row(name, "read" if not parts else f"read, parts {' and '.join(parts)}", "", keys)
+        return Row(name, "read", str(refusal))
+    return Row(name, "read")
 
 
 def rows() -> List[Row]:
@@ -92,7 +73,7 @@ def rows() -> List[Row]:
 
 def table(rows: Sequence[Row], version: str) -> str:
     """Return the rows as a Markdown page."""
-    read = [row for row in rows if row.outcome.startswith("read")]
+    read = [row for row in rows if row.outcome == "read"]
     refused: Dict[str, List[str]] = collections.defaultdict(list)
     for row in rows:
         if row.outcome == "refused":
@@ -110,16 +91,10 @@ def table(rows: Sequence[Row], version: str) -> str:
     return "\n".join([*lines, ""])
 
 
-def main(arguments: Sequence[str]) -> int:
-    """Write the page; return exit status 0."""
+if __name__ == "__main__":
     import transformers
 
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--markdown", type=Path, default=Path("docs/model-types.md"))
-    options = parser.parse_args(arguments)
-    options.markdown.write_text(table(rows(), transformers.__version__), encoding="utf-8")
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    page = table(rows(), transformers.__version__)
+    parser.parse_args().markdown.write_text(page, encoding="utf-8")

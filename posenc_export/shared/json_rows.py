@@ -7,6 +7,11 @@ from typing import Any
 WIDTH = 200  # characters of a nested object or list that has one line
 
 
+def read(path: Path, absent: Any = None) -> Any:
+    """Return the value of a file; `absent` if the file does not exist."""
+    return json.loads(path.read_text(encoding="utf-8")) if path.exists() else absent
+
+
 def write(path: Path, value: Any) -> None:
     """Write a value as JSON, with a line for each item of a list, and for what is nested within
     WIDTH.
