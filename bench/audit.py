@@ -50,7 +50,7 @@ def exported(
     """
     script = str(Path(__file__).with_name("audit_exporters.py"))
     kept = output.with_name(f"{output.name}.json")
-    rows: List[Dict[str, Any]] = json.loads(kept.read_text()) if kept.exists() else []
+    rows: List[Dict[str, Any]] = json_rows.read(kept, [])
     while remaining := [family for family in of if family not in {row["family"] for row in rows}]:
         command = [python, script, name, str(checkpoints), str(output), *remaining]
         process = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS)
@@ -215,8 +215,8 @@ def of_exporter(
     return rows
 
 
-def main(arguments: Sequence[str]) -> int:
-    """Export and audit, and write the results; return exit status 0."""
+def main() -> None:
+    """Export and audit, and write the results."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--exporters", nargs="*", choices=EXPORTERS, default=list(EXPORTERS))
     parser.add_argument("--families", nargs="*", choices=families.EDGES, default=families.EDGES)
@@ -225,8 +225,8 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--markdown", type=Path, default=PAGE)
     parser.add_argument("--processes", type=int, default=2, help="exporters at a time")
     parser.add_argument("--work", type=Path, default=Path("build/audit"))
-    options = parser.parse_args(arguments)
-    pythons = json.loads(options.environments.read_text()) if options.environments else {}
+    options = parser.parse_args()
+    pythons = json_rows.read(options.environments) if options.environments else {}
     checkpoints, begin = options.work.absolute() / "checkpoints", time.time()
     for family in options.families:
         families.save(family, checkpoints / family)
@@ -242,8 +242,7 @@ def main(arguments: Sequence[str]) -> int:
     if set(options.exporters) == set(EXPORTERS) and set(options.families) == set(families.EDGES):
         json_rows.write(options.json, rows)
         options.markdown.write_text(table(rows), encoding="utf-8")
-    return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    main()

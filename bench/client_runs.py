@@ -89,39 +89,42 @@ def generated(script: str) -> Callable[[Trial, Path], None]:
     return run
 
 
-def in_node(write: Callable[[Trial], str]) -> Callable[[Trial, Path], None]:
-    """Return a run of a Node program that compares tokens."""
+def in_node(script: str = "") -> Callable[[Trial, Path], None]:
+    """Return a run in Node of a script of docs/runtimes, by default of the program that the package
+    prints, that compares tokens.
+    """
 
     def run(trial: Trial, environment: Path) -> None:
         (trial.folder / "node_modules").symlink_to((environment / "node_modules").resolve())
-        (trial.folder / "decode.mjs").write_text(write(trial), encoding="utf-8")
+        path = PROGRAMS / script
+        text = path.read_text(encoding="utf-8") if script else program(trial.manifest, "node")
+        (trial.folder / "decode.mjs").write_text(text, encoding="utf-8")
         same_tokens(finished(["node", "decode.mjs", trial.artefact, COUNT, *PROMPT], trial), trial)
 
     return run
 
 
-def compiled(
-    language: str, command: Callable[[Path], Sequence[object]], suffix: str
-) -> Callable[[Trial, Path], None]:
-    """Return a run of a C or C++ program that compares tokens."""
+def compiled(language: str) -> Callable[[Trial, Path], None]:
+    """Return a run of a C ("c") or C++ ("libtorch") program that compares tokens."""
 
     def run(trial: Trial, environment: Path) -> None:
-        source = trial.folder / f"decode.{suffix}"
+        name = {"c": "decode.c", "libtorch": "decode.cpp"}[language]
+        source, built = trial.folder / name, trial.folder / "decode"
         source.write_text(program(trial.manifest, language), encoding="utf-8")
+        command = with_onnxruntime if language == "c" else with_libtorch
         compiler, *flags = command(trial.folder)
-        built = trial.folder / "decode"
         finished([compiler, source, "-O2", "-o", built, *flags], trial)
         same_tokens(finished([built, trial.artefact, COUNT, *PROMPT], trial), trial)
 
     return run
 
 
-def with_libtorch(folder: Path) -> Sequence[object]:
+def with_libtorch(_: Path) -> Sequence[object]:
     """Return the compiler and its flags for the headers and libraries of the torch wheel."""
     import torch
 
     place = Path(torch.__file__).parent
-    include = [f"-I{place / 'include'}", f"-I{place / 'include/torch/csrc/api/include'}"]
+    include = [f"-I{place / folder}" for folder in ("include", "include/torch/csrc/api/include")]
     linked = [f"-L{place / 'lib'}", f"-Wl,-rpath,{place / 'lib'}", "-ltorch", "-ltorch_cpu"]
     return ["g++", "-std=c++20", *include, *linked, "-lc10"]
 

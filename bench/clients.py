@@ -10,7 +10,6 @@ Node or a compiler. Rows of runtimes that cannot run on this machine are kept fr
 """
 
 import argparse
-import json
 import sys
 import tempfile
 from dataclasses import dataclass, replace
@@ -21,13 +20,13 @@ import numpy as np
 
 from bench import client_runs as runs
 from bench import marked
-from bench.client_runs import COUNT, PROGRAMS, PROMPT, TOP, Refused, Trial
-from posenc_export.clients import program
+from bench.client_runs import COUNT, PROMPT, TOP, Refused, Trial
 from posenc_export.export import Sources, export
 from posenc_export.models.presets import load_preset
 from posenc_export.runtime import load
 from posenc_export.runtime.artefact import manifest as manifests
 from posenc_export.shared import json_rows
+from posenc_export.shared.tables import markdown
 
 PRESETS = ("tiny-rope", "tiny-alibi")
 ONNX, BOTH = ("onnx", "onnx-static", "ort"), ("positions", "mask")
@@ -39,48 +38,38 @@ class Client:
     """A runtime to compare."""
 
     name: str  # name in the table
-    # Returns the version installed in an environment; None if the runtime cannot run on this
-    # machine.
+    # Returns the version in an environment; None if the runtime cannot run on this machine.
     version: Callable[[Path], Optional[str]]
-    # Runs a trial and returns its worst error; None if tokens are compared instead of logits, and
-    # are equal.
+    # Runs a trial and returns its worst error; None if equal tokens are compared in its place.
     run: Callable[[Trial, Path], Optional[float]]
     targets: Sequence[str] = ONNX  # targets of the artefacts to run
     signatures: Sequence[str] = BOTH  # signatures of the artefacts to run
 
 
+MASK = ("mask",)
 CLIENTS = {
     "python": Client("ONNX Runtime, Python", runs.installed("onnxruntime"), runs.probed("python")),
-    "node": Client(
-        "ONNX Runtime, Node",
-        runs.of_node("onnxruntime-node"),
-        runs.in_node(lambda trial: program(trial.manifest, "node")),
-    ),
-    "c": Client(
-        "ONNX Runtime, C API", runs.of_c_api, runs.compiled("c", runs.with_onnxruntime, "c")
-    ),
+    "node": Client("ONNX Runtime, Node", runs.of_node("onnxruntime-node"), runs.in_node()),
+    "c": Client("ONNX Runtime, C API", runs.of_c_api, runs.compiled("c")),
     "genai": Client(
         "onnxruntime-genai",
         runs.installed("onnxruntime-genai"),
         runs.generated("generate_genai.py"),
-        ONNX,
-        ("mask",),
+        signatures=MASK,
     ),
     "optimum": Client(
         "optimum-onnx",
         runs.installed("optimum-onnx[onnxruntime]", "torch==2.13.0"),
         runs.generated("generate_optimum.py"),
         ("onnx", "ort"),
-        ("mask",),
+        MASK,
     ),
     "transformers.js": Client(
         "transformers.js, Node",
         runs.of_node("@huggingface/transformers"),
-        runs.in_node(
-            lambda trial: (PROGRAMS / "generate_transformers.mjs").read_text(encoding="utf-8")
-        ),
+        runs.in_node("generate_transformers.mjs"),
         ("onnx", "ort"),
-        ("mask",),
+        MASK,
     ),
     "openvino": Client("OpenVINO, Python", runs.installed("openvino"), runs.probed("openvino")),
     "tract": Client("tract, Python", runs.installed("tract"), runs.probed("tract")),
@@ -88,10 +77,7 @@ CLIENTS = {
         "ReferenceEvaluator of onnx", runs.installed("onnx"), runs.probed("reference")
     ),
     "libtorch": Client(
-        "libtorch, C++",
-        runs.of_libtorch,
-        runs.compiled("libtorch", runs.with_libtorch, "cpp"),
-        ("torchscript",),
+        "libtorch, C++", runs.of_libtorch, runs.compiled("libtorch"), ("torchscript",)
     ),
 }
 
@@ -137,16 +123,15 @@ def rows_of(
 
 def table(rows: Sequence[Row]) -> str:
     """Return the rows as a Markdown page."""
-    targets = (*ONNX, "torchscript")
-    heads = " | ".join(f"`{target}`" for target in targets)
-    lines = [marked.text("clients").format(bytes=len(PROMPT), tokens=COUNT, heads=heads)]
+    targets, lines = (*ONNX, "torchscript"), []
     for name in dict.fromkeys(row["client"] for row in rows):
         own = [row for row in rows if row["client"] == name]
         signatures = " and ".join(dict.fromkeys(row["signature"] for row in own))
-        rows_of = ([row for row in own if row["target"] == target] for target in targets)
-        cells = " | ".join(map(_cell, rows_of))
-        lines.append(f"| {name} | {own[0]['version']} | {signatures} | {cells} |")
-    return "".join([lines[0], *(f"{line}\n" for line in lines[1:])])
+        cells = (_cell([row for row in own if row["target"] == target]) for target in targets)
+        lines.append([name, own[0]["version"], signatures, *cells])
+    heads = ["runtime", "version", "signature", *(f"`{target}`" for target in targets)]
+    text = marked.text("clients").format(bytes=len(PROMPT), tokens=COUNT)
+    return f"{text}{markdown(heads, lines)}\n"
 
 
 def _cell(rows: Sequence[Row]) -> str:
@@ -162,34 +147,31 @@ def _cell(rows: Sequence[Row]) -> str:
     return ", ".join([ran, *refusals] if taken else refusals)
 
 
-def main(arguments: Sequence[str]) -> int:
-    """Run the clients and write the results; return exit status 0."""
+def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--environments", type=Path, default=TOP / "build" / "clients")
     what = "run only this runtime and keep the rows of the others; may be given several times"
     parser.add_argument("--only", action="append", choices=CLIENTS, help=what)
     parser.add_argument("--json", type=Path, default=TOP / "bench/results/clients.json")
     parser.add_argument("--markdown", type=Path, default=TOP / "docs/runtimes/table.md")
-    options = parser.parse_args(arguments)
-    stored = options.json.read_text(encoding="utf-8") if options.json.exists() else "[]"
-    rows: List[Row] = json.loads(stored)
+    options = parser.parse_args()
+    rows: List[Row] = json_rows.read(options.json, [])
     with tempfile.TemporaryDirectory() as temporary:
         exported = trials(Path(temporary))
         for key in options.only or CLIENTS:
-            environment = options.environments.resolve() / key
-            version = CLIENTS[key].version(environment)
+            client, environment = CLIENTS[key], options.environments.resolve() / key
+            version = client.version(environment)
             if version is None:
-                said = f"{CLIENTS[key].name}: cannot run on this machine; its rows are kept"
+                said = f"{client.name}: cannot run on this machine; its rows are kept"
                 print(said, file=sys.stderr)
                 continue
-            rows = [row for row in rows if row["client"] != CLIENTS[key].name]
-            rows += rows_of(CLIENTS[key], version, exported, environment)
+            rows = [row for row in rows if row["client"] != client.name]
+            rows += rows_of(client, version, exported, environment)
     order = [client.name for client in CLIENTS.values()]
     rows.sort(key=lambda row: order.index(row["client"]))
     json_rows.write(options.json, rows)
     options.markdown.write_text(table(rows), encoding="utf-8")
-    return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    main()

@@ -43,22 +43,15 @@ class Part(NamedTuple):
     workers: int = 1  # processes at the same time; 1 where times are measured
 
 
-def _prompts() -> List[str]:
-    prompting = [name for name in gpu_times.CONTESTANTS if "XQA" not in name]
-    of = itertools.product(range(ROUNDS), prompting, gpu_times.CONTEXTS)
-    return [json.dumps(key) for key in of]
-
-
-def _steps() -> List[str]:
-    of = itertools.product(range(ROUNDS), gpu_times.ROWS, gpu_times.STEPPING)
-    return [json.dumps([number, *who, rows]) for number, rows, who in of]
+def _rounds(times: Sequence[Sequence[Any]]) -> List[str]:
+    return [json.dumps([number, *key]) for number in range(ROUNDS) for key in times]
 
 
 PARTS = {
     "kernels": Part(2, lambda: list(gpu_kernels.GROUPS)),
     "repaired": Part(3, lambda: list(gpu_proofs.REPAIRED), workers=8),
-    "prompts": Part(7, _prompts),
-    "steps": Part(6, _steps),
+    "prompts": Part(7, lambda: _rounds(gpu_times.PROMPTING)),
+    "steps": Part(6, lambda: _rounds(gpu_times.STEPPING)),
     "parity": Part(
         7, lambda: [n for n in gpu_proofs.models() if n not in gpu_proofs.REPAIRED], workers=8
     ),
@@ -106,10 +99,8 @@ class Results:
     """
 
     def __init__(self, path: Path, here: Dict[str, str]) -> None:
-        self.path, self.values = path, {"machines": [], "rows": []}  # type: Path, Dict[str, Any]
-        if path.exists():
-            self.values = json.loads(path.read_text(encoding="utf-8"))
-        self._lock = threading.Lock()
+        self.path, self._lock = path, threading.Lock()
+        self.values = json_rows.read(path, {"machines": [], "rows": []})
         if here not in self.values["machines"]:
             self.values["machines"].append(here)
         self.machine = self.values["machines"].index(here)
@@ -140,46 +131,41 @@ def measure(results: Results, minutes: float, rehearse: bool, run: Run) -> bool:
     """Run the pieces that are missing: each part within its share of the time, then what is left.
     Return whether nothing is missing.
     """
-    begin, share = time.monotonic(), 0.0
-    whole, end = sum(part.minutes for part in PARTS.values()), begin + 60 * minutes
-    limits = []
+    begin, keys = time.monotonic(), {}
     for name, part in PARTS.items():
-        share += part.minutes / whole
-        limits.append((name, begin + share * 60 * minutes))
-    complete = True
-    for name, limit in [*limits, *((name, end) for name in PARTS)]:
-        keys = PARTS[name].keys()[: 1 if rehearse else None]
+        keys[name] = part.keys()[: 1 if rehearse else None]
+    shares = list(itertools.accumulate(part.minutes for part in PARTS.values()))
+    limits = [60 * minutes * share / shares[-1] for share in shares]
+    for name, limit in [*zip(PARTS, limits, strict=True), *((name, limits[-1]) for name in PARTS)]:
 
-        def timed(key: str, name: str = name, limit: float = limit) -> bool:
-            left = limit - time.monotonic()
-            rows = run(name, key, left) if left > 0 else []
-            if rows:
+        def timed(key: str, name: str = name, limit: float = limit) -> None:
+            remaining = begin + limit - time.monotonic()
+            if rows := run(name, key, remaining) if remaining > 0 else []:
                 results.add(name, key, rows)
-            return bool(rows)
 
         with ThreadPoolExecutor(PARTS[name].workers) as pool:
-            complete = all(pool.map(timed, results.missing(name, keys)))
-    return complete
+            list(pool.map(timed, results.missing(name, keys[name])))
+    return not any(results.missing(name, keys[name]) for name in PARTS)
 
 
 def here(rehearse: bool) -> Dict[str, str]:
     """Return the device, its driver, the versions and the commit of what is measured."""
-    found = {"device": "a rehearsal" if rehearse else machine.gpu()}
-    asked = {
+    known = {"device": "a rehearsal" if rehearse else machine.gpu()}
+    commands = {
         "driver": ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"],
         "commit": ["git", "rev-parse", "--short", "HEAD"],
     }
-    for name, command in asked.items():
+    for name, command in commands.items():
         with suppress(OSError, subprocess.CalledProcessError):
             said = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-            found[name] = said.partition("\n")[0]
+            known[name] = said.partition("\n")[0]
     for package in PACKAGES:
         with suppress(metadata.PackageNotFoundError):
-            found[package] = metadata.version(package)
-    return found
+            known[package] = metadata.version(package)
+    return known
 
 
-def options_of(arguments: Sequence[str]) -> argparse.Namespace:
+def main() -> None:
     as_is = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=as_is)
     add = parser.add_argument
@@ -188,17 +174,13 @@ def options_of(arguments: Sequence[str]) -> argparse.Namespace:
     add("--folder", type=Path, default=Path("build/gpu"), help="of the measured decoder")
     add("--rehearse", action="store_true", help="one small piece of each part, also without a GPU")
     add("--piece", nargs=2, help=argparse.SUPPRESS)
-    return parser.parse_args(arguments)
-
-
-def main(arguments: Sequence[str]) -> int:
-    options = options_of(arguments)
-    if options.rehearse and options.json == gpu_page.RESULTS:
-        options.json = options.folder / "rehearsal.json"
+    options = parser.parse_args()
     if options.piece:
         for row in piece(*options.piece, options.folder, options.rehearse):
             print(json.dumps(row), flush=True)
-        return 0
+        return
+    if options.rehearse and options.json == gpu_page.RESULTS:
+        options.json = options.folder / "rehearsal.json"
     results = Results(options.json, here(options.rehearse))
 
     def run(part: str, key: str, seconds: float) -> List[Dict[str, Any]]:
@@ -209,8 +191,7 @@ def main(arguments: Sequence[str]) -> int:
         gpu_page.write(results.values, gpu_page.PAGE)
     if not complete:
         print("The time is over. Run the same command again to continue.", file=sys.stderr)
-    return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    main()

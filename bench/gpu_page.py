@@ -1,6 +1,5 @@
 """Tables of docs/runtimes/cuda.md from the results of bench.gpu: python -m bench.gpu_page."""
 
-import json
 import statistics
 from functools import partial
 from pathlib import Path
@@ -8,6 +7,7 @@ from typing import Any, Callable, Dict, List, Mapping, Sequence, Tuple
 
 from bench import marked
 from posenc_export.runtime.artefact.certificate import format_worst_error
+from posenc_export.shared import json_rows
 from posenc_export.shared.tables import markdown
 
 TOP = Path(__file__).parents[1]
@@ -39,10 +39,10 @@ def write(values: Mapping[str, Any], page: Path) -> None:
 
 
 def _machines(machines: Sequence[Row]) -> str:
-    names = list(dict.fromkeys(name for machine in machines for name in machine))
-    lines = [[machine.get(name, "") for machine in machines] for name in names]
+    names = dict.fromkeys(name for machine in machines for name in machine)
+    lines = [[name, *(machine.get(name, "") for machine in machines)] for name in names]
     head = ["", *(f"device {number}" for number in range(1, len(machines) + 1))]
-    return _table(head, [[name, *line] for name, line in zip(names, lines, strict=True)])
+    return _table(head, lines)
 
 
 def _counts(rows: Sequence[Row]) -> str:
@@ -104,5 +104,4 @@ SECTIONS: Dict[str, Tuple[str, Callable[[Sequence[Row]], str]]] = {
 
 
 if __name__ == "__main__":
-    content = RESULTS.read_text(encoding="utf-8") if RESULTS.exists() else ""
-    write(json.loads(content or '{"machines": [], "rows": []}'), PAGE)
+    write(json_rows.read(RESULTS, {"machines": [], "rows": []}), PAGE)

@@ -42,7 +42,8 @@ def proof(name: str, rehearse: bool = False) -> Iterator[Dict[str, Any]]:
     import torch  # noqa: F401  loads the CUDA libraries that the provider needs
 
     kind, make = models()[name]
-    sources, runs = make(), not rehearse or cuda.obstacle() is None
+    sources = make()
+    provider = "cuda" if not rehearse or cuda.obstacle() is None else "cpu"
     for target, dtype in ARTEFACTS[kind][: 1 if rehearse else None]:
         row: Dict[str, Any] = {"model": name, "kind": kind, "target": target, "dtype": dtype}
         with (
@@ -53,7 +54,6 @@ def proof(name: str, rehearse: bool = False) -> Iterator[Dict[str, Any]]:
             try:
                 how: Dict[str, Any] = {"dtype": dtype, "weights": weights_of(name)}
                 export(sources, target, Path(temporary) / "a", verify=False, **how)
-                provider = "cuda" if runs else "cpu"
                 certificate = verify(Path(temporary) / "a", provider, record=False, quick=rehearse)
             except (ValueError, RuntimeError) as error:
                 yield {**row, "refused": " ".join(str(error).split())[:500]}

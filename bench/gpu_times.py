@@ -21,23 +21,27 @@ ROWS = (1, 4, 16, 64)
 CAPACITY = 8192  # tokens of the caches, for several rows CAPACITY / 16
 PROMPTS, STEPS, WARM = 10, 64, 16  # timed prompts, timed steps, and calls before them
 OURS, GENAI, COMPILED = "ort-cuda", "onnxruntime-genai", "transformers, torch.compile"
-# What differs from `load` and `prefill` as users call them: sdpa_kernel of the provider ("" for the
-# provider's choice), whether steps are captured, tokens of a chunk, and whether steps of heads of
+# What differs from `load` and `prefill` as users call them: sdpa_kernel of the provider ("0": its
+# choice), whether steps are captured, tokens of a chunk, and whether steps of heads of
 # 64, 128 and 256 use the kernel XQA, which needs two launches more than flash attention.
 CONTESTANTS: Mapping[str, Mapping[str, Any]] = {
     OURS: {},
     f"{OURS}, capture=False": {"capture": False},
-    f"{OURS}, attention of the provider's choice": {"sdpa": ""},
-    f"{OURS}, attention of the provider's choice, capture=False": {"sdpa": "", "capture": False},
+    f"{OURS}, attention of the provider's choice": {"sdpa": "0"},
+    f"{OURS}, attention of the provider's choice, capture=False": {"sdpa": "0", "capture": False},
     f"{OURS}, one chunk": {"chunk": CAPACITY},
-    f"{OURS}, without XQA": {"xqa": False},
+    f"{OURS}, without XQA": {"xqa": "0"},
     GENAI: {},
 }
 FORMATS = {"float16": None, "int4": "int4"}
-STEPPING = (
-    (OURS, "float16"), (OURS, "int4"), (f"{OURS}, without XQA", "float16"),
-    (GENAI, "float16"), (GENAI, "int4"), (COMPILED, "float16"),
-)  # fmt: skip
+# Arguments of `prompts` and of `steps` in a round.
+PROMPTING = [(name, n) for name in CONTESTANTS if "XQA" not in name for n in CONTEXTS]
+STEPPING = [
+    (name, weights, rows)
+    for rows in ROWS
+    for name in (OURS, f"{OURS}, without XQA", GENAI, COMPILED)
+    for weights in (FORMATS if name in (OURS, GENAI) else ("float16",))
+]
 # The measured decoder: Llama's architecture.
 LLAMA: Dict[str, Any] = {
     "vocab_size": 50257,
@@ -77,16 +81,18 @@ def prompts(name: str, context: int, folder: Path, rehearse: bool) -> Iterator[D
     opened, times = _opened(name, "float16", 1, folder, rehearse), 2 if rehearse else PROMPTS
     ids = np.zeros((1, context), np.int64)
 
+    def of_prompt(less: int = 0) -> float:
+        return seconds(functools.partial(opened()[0], ids[:, less:]))
+
     def repeated() -> float:
-        of_calls = [seconds(functools.partial(opened()[0], ids)) for _ in range(2 + times)]
-        return statistics.median(of_calls[2:])
+        return statistics.median([of_prompt() for _ in range(2 + times)][2:])
 
     row = {"contestant": name, "context": context, "prompt": repeated()}
-    new = [seconds(functools.partial(opened()[0], ids[:, less:])) for less in range(1, 4)]
+    row["new length"] = statistics.median([of_prompt(less) for less in (1, 2, 3)])
     prompt, step = opened()
     prompt(ids)
     median_seconds(step, 4, WARM)
-    yield {**row, "after steps": repeated(), "new length": statistics.median(new)}
+    yield {**row, "after steps": repeated()}
 
 
 def steps(
@@ -94,13 +100,12 @@ def steps(
 ) -> Iterator[Dict[str, Any]]:
     """Yield seconds of steps after prompts, and the memory of the device in MB."""
     before, opened = _memory(), _opened(name, weights, rows, folder, rehearse)
-    contexts = CONTEXTS[:1] if rehearse or rows > 1 else CONTEXTS
-    for context in contexts:
+    row = {"contestant": name, "weights": weights, "rows": rows}
+    for context in CONTEXTS[:1] if rehearse or rows > 1 else CONTEXTS:
         prompt, step = opened()
         prompt(np.zeros((rows, context), np.int64))
-        step_seconds = median_seconds(step, 3 if rehearse else STEPS, 1 if rehearse else WARM)
-        row = {"contestant": name, "weights": weights, "rows": rows, "context": context}
-        yield {**row, "step": step_seconds, "memory": _memory() - before}
+        taken = median_seconds(step, *((3, 1) if rehearse else (STEPS, WARM)))
+        yield {**row, "context": context, "step": taken, "memory": _memory() - before}
 
 
 def _memory() -> int:
@@ -118,36 +123,28 @@ def _opened(name: str, weights: str, rows: int, folder: Path, rehearse: bool) ->
     if name == COMPILED:
         return _compiled(folder, rows, capacity, "cpu" if rehearse else "cuda")
     if name == GENAI:
-        return _genai(folder, weights, capacity)
-    return _ours(folder / weights, rows, capacity, rehearse, **CONTESTANTS[name])
+        return _genai(folder, weights, rows, capacity)
+    return _ours(folder / weights, rows, capacity, rehearse, CONTESTANTS[name])
 
 
-def _ours(
-    folder: Path,
-    rows: int,
-    capacity: int,
-    rehearse: bool,
-    capture: bool = True,
-    sdpa: str = cuda.OPTIONS["sdpa_kernel"],
-    chunk: int = 0,
-    xqa: bool = True,
-) -> Opened:
+def _ours(folder: Path, rows: int, capacity: int, rehearse: bool, how: Mapping[str, Any]) -> Opened:
     """Open an artefact. Wrong outputs fail, except in a rehearsal."""
-    cuda.OPTIONS["sdpa_kernel"], os.environ["ORT_ENABLE_XQA"] = sdpa or "0", str(int(xqa))
-    runs = not rehearse or cuda.obstacle() is None
-    provider = "cuda" if runs else "cpu"
-    model = load(folder, provider, check=not rehearse, capture=capture)
+    cuda.OPTIONS["sdpa_kernel"] = how.get("sdpa", cuda.OPTIONS["sdpa_kernel"])
+    os.environ["ORT_ENABLE_XQA"] = how.get("xqa", "1")
+    provider = "cuda" if not rehearse or cuda.obstacle() is None else "cpu"
+    model = load(folder, provider, check=not rehearse, capture=how.get("capture", True))
     session, token = model.session(batch=rows, capacity=capacity), np.zeros(rows, np.int64)
-    how: Dict[str, Any] = {"logits_to_keep": 1, **({"chunk": chunk} if chunk else {})}
+    chunk = {"chunk": how["chunk"]} if "chunk" in how else {}
+    prompt = functools.partial(session.prefill, logits_to_keep=1, **chunk)
 
     def opened() -> Calls:
         session.reset()
-        return functools.partial(session.prefill, **how), lambda: session.step(token, copy=False)
+        return prompt, lambda: session.step(token, copy=False)
 
     return opened
 
 
-def _genai(folder: Path, weights: str, capacity: int) -> Opened:
+def _genai(folder: Path, weights: str, rows: int, capacity: int) -> Opened:
     """Open what onnxruntime-genai's own builder makes of the checkpoint, with CUDA graphs. With
     several rows, a step also chooses tokens: a Generator appends to several rows only once.
     """
@@ -164,20 +161,21 @@ def _genai(folder: Path, weights: str, capacity: int) -> Opened:
     def opened() -> Calls:
         kept.clear()  # two Generators at once crash
 
+        def read(ids: np.ndarray) -> None:
+            kept["generator"].append_tokens(ids.astype(np.int32))
+            kept["generator"].get_logits()
+
         def prompt(ids: np.ndarray) -> None:
             parameters = onnxruntime_genai.GeneratorParams(model)
-            parameters.set_search_options(max_length=capacity, batch_size=len(ids))
-            generator = kept["one"] = onnxruntime_genai.Generator(model, parameters)
-            generator.append_tokens(ids.astype(np.int32))
-            generator.get_logits()
-            kept["rows"] = len(ids)
+            parameters.set_search_options(max_length=capacity, batch_size=rows)
+            kept["generator"] = onnxruntime_genai.Generator(model, parameters)
+            read(ids)
 
         def step() -> None:
-            if kept["rows"] > 1:
-                kept["one"].generate_next_token()
+            if rows > 1:
+                kept["generator"].generate_next_token()
             else:
-                kept["one"].append_tokens(np.zeros((1, 1), np.int32))
-                kept["one"].get_logits()
+                read(np.zeros((1, 1)))
 
         return prompt, step
 

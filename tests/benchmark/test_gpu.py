@@ -72,6 +72,15 @@ def test_a_part_ends_with_its_share_of_the_time_and_gets_what_is_left(
     assert ran[0][0] == "kernels" and ran[1][0] == "repaired" and ran[-1][0] == "kernels"
 
 
+def test_a_run_is_incomplete_if_a_piece_of_any_part_is_missing(
+    tmp_path: Path, parts: Parts
+) -> None:
+    def run(part: str, key: str, seconds: float) -> List[Dict[str, Any]]:
+        return [] if part == "steps" else [{}]
+
+    assert not gpu.measure(gpu.Results(tmp_path / "gpu.json", HERE), 25, False, run)
+
+
 def test_a_piece_that_fails_is_a_row_with_the_last_line_of_its_error(tmp_path: Path) -> None:
     rows = gpu.in_process("kernels", "no such group", tmp_path, True, 100)
     assert rows == [{"error": "KeyError: 'no such group'"}]
@@ -103,7 +112,7 @@ def test_a_proof_is_rehearsed(tmp_path: Path) -> None:
 def test_all_models_of_the_parts_exist() -> None:
     assert set(gpu_proofs.REPAIRED) < gpu_proofs.models().keys()
     assert not set(gpu_proofs.REPAIRED) & set(gpu.PARTS["parity"].keys())
-    assert {name for name, _ in gpu_times.STEPPING} <= {*gpu_times.CONTESTANTS, gpu_times.COMPILED}
+    assert {name for name, *_ in gpu_times.STEPPING} <= {*gpu_times.CONTESTANTS, gpu_times.COMPILED}
 
 
 def test_the_page_agrees_with_the_committed_results(tmp_path: Path) -> None:
