@@ -21,7 +21,7 @@ import time
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 from pathlib import Path
-from typing import Any, Dict, Iterator, List, Sequence, Tuple
+from typing import Any, Dict, Iterator, List, Sequence
 
 from bench import marked
 from bench.audit_exporters import EXPORTERS
@@ -123,7 +123,7 @@ def _faults(rows: Sequence[Dict[str, Any]], names: Sequence[str]) -> str:
 
 
 def table(rows: Sequence[Dict[str, Any]]) -> str:
-    """Return the page: a table of answers, the wrong rows, and what was not exported."""
+    """Return the page: a table of answers, and the wrong rows."""
     planted = [row for row in rows if "fault" in row]
     rows = [row for row in rows if "fault" not in row]
     names = list(dict.fromkeys(row["exporter"] for row in rows))
@@ -131,14 +131,12 @@ def table(rows: Sequence[Dict[str, Any]]) -> str:
     rows_of = dict.fromkeys(row["family"] for row in rows)
     lines = [[of, *(_cell(by_place.get((of, name))) for name in names)] for of in rows_of]
     wrong = [row for row in rows if row["verdict"] == "wrong"]
-    refused = [row for row in rows if row["verdict"] not in ("right", "wrong")]
     known = {row["exporter"]: row["versions"].items() for row in rows if "versions" in row}
     versions = {name: ", ".join(f"{k} {v}" for k, v in pairs) for name, pairs in known.items()}
     return marked.text("audit").format(
         table=markdown(["family", *names], lines),
         faults=_faults(planted, names),
         wrong="\n".join(map(_wrong, wrong)) or "None.",
-        refused="\n".join(_refusals(refused)),
         versions="\n".join(f"- {name}: {text}" for name, text in versions.items()),
         exporters=len(names),
         families=len(rows_of),
@@ -159,28 +157,8 @@ def _cell(row: Any) -> str:
     return ", ".join(text for status, text in counts.items() if cells[status])
 
 
-def _refusals(rows: Sequence[Dict[str, Any]]) -> Iterator[str]:
-    """Yield an item for each reason of an exporter, with the families that have it."""
-    by_reason: Dict[Tuple[str, str], List[Tuple[str, str]]] = {}
-    for row in rows:
-        family, reason = row["family"], row.get("refused") or row["failures"][0]
-        reason = reason.partition(", got it: ")[2] or reason
-        same = (row["exporter"], reason.replace(family, ""))
-        by_reason.setdefault(same, []).append((family, reason.replace("`", "'")[:SHOWN]))
-    for (exporter, _), ((first, reason), *others) in by_reason.items():
-        more = f". Likewise {', '.join(family for family, _ in others)}" if others else ""
-        yield f"- {exporter}, {first}: `{reason}`{more}"
-
-
 def _wrong(row: Dict[str, Any]) -> str:
-    """Return the item of a wrong row, with the command that repeats it."""
-    name, family = row["exporter"], row["family"]
-    folder = f"{family}/artefact" if name == "ort" else family
-    return (
-        f"- {name}, {family}: {row['sentence']}.\n\n"
-        f"        posenc audit build/audit/{name}/{folder} "
-        f"--reference build/audit/checkpoints/{family}\n"
-    )
+    return f"- {row['exporter']}, {row['family']}: {row['sentence']}."
 
 
 def available(name: str, python: str) -> bool:

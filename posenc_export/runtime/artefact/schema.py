@@ -24,6 +24,7 @@ class TargetGraph(NamedTuple):
     """What the runtime knows of the graph of a target."""
 
     file: str = "model.onnx"
+    torch: bool = False  # whether torch runs it
     grows: bool = False  # whether caches grow; otherwise they are written in place
     fused: bool = False  # whether attention can be one operator, which is also tested alone
     compact: bool = False  # whether caches of windows have an axis named as that of others
@@ -36,9 +37,9 @@ GRAPHS = {  # by target
     "ort": TargetGraph(fused=True, compact=True, windows=True),
     "ort-native": TargetGraph(fused=True, compact=True, windows=True),
     "ort-cuda": TargetGraph(fused=True),
-    "torchscript": TargetGraph("model.pt"),
-    "pt2": TargetGraph("model.pt2"),
-    "aotinductor": TargetGraph("model.native.pt2"),
+    "torchscript": TargetGraph("model.pt", torch=True),
+    "pt2": TargetGraph("model.pt2", torch=True),
+    "aotinductor": TargetGraph("model.native.pt2", torch=True),
 }
 # Fields added to the schema later: omitted if empty, so that older digests stay valid
 OMITTED_IF_EMPTY = (
@@ -228,7 +229,7 @@ class Manifest(Struct, frozen=True, forbid_unknown_fields=True):
     @property
     def in_torch(self) -> bool:
         """Whether torch runs the graph, or a live module."""
-        return self.target not in GRAPHS or GRAPHS[self.target].file != "model.onnx"
+        return self.target not in GRAPHS or GRAPHS[self.target].torch
 
     @property
     def stores_positions(self) -> bool:

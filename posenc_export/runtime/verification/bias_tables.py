@@ -13,9 +13,10 @@ from posenc_export.runtime.verification.integer_graph import IntegerPart
 from posenc_export.runtime.verification.integer_values import BIAS, Findings
 from posenc_export.shared.refusal import refusal
 
-# Encodings that add a bias to scores; those of other packages may add one too.
-BIASES = {"alibi", "dynamic_bias", "fire", "kerple", "layout_bias", "sandwich", "swin", "swin_v2"}
-BIASES |= {"t5"}
+RULES = {"alibi", "t5"}  # biases whose formula is known here
+# Encodings that add no bias beside these. Any other may add one.
+NO_BIAS = {"learned", "nope", "rope", "rope_dynamic", "rope_llama3", "rope_longrope", "rope_yarn"}
+NO_BIAS |= {"sinusoidal"}
 CLOSE = 1e-5  # distance of a logarithm from a border below which float32 may round to either side
 
 
@@ -33,9 +34,9 @@ def tables(manifest: Manifest, folder: Path) -> Tuple[Tuple[np.ndarray, ...], ..
 def _of_layer(
     manifest: Manifest, folder: Path, layer: int, attention: described.Described
 ) -> Tuple[np.ndarray, ...]:
-    names = {*BIASES, *manifest.packages}
-    biases = [part for part in attention["encodings"] if part["name"] in names]
-    if len(biases) != 1:
+    none = NO_BIAS - set(manifest.packages)
+    biases = [part for part in attention["encodings"] if part["name"] not in none]
+    if len(biases) != 1 or biases[0]["name"] not in RULES - set(manifest.packages):
         return ()
     part = described.with_defaults(biases[0])
     if part["name"] == "alibi" and part.get("numerics", "exact") == "exact":
