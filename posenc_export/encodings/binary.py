@@ -38,11 +38,8 @@ class Binary(PositionEncoding):
         powers = 2 ** torch.arange(geometry.width - 1, -1, -1).clamp(max=used)
         self.register_buffer("powers", powers, persistent=False)
 
-    def oracle(self) -> Oracle:
-        return BinaryOracle()
 
-
-class BinaryOracle(Oracle):
+class BinaryOracle(Oracle, of=Binary):
     def embed(self, x: np.ndarray, position: int) -> np.ndarray:
         digits = format(position, "b").zfill(len(x))
         return np.array([value + int(digit) for value, digit in zip(x, digits, strict=True)])

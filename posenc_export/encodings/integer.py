@@ -35,10 +35,7 @@ class Integer(PositionEncoding):
             rule = f"max_positions up to {limit}"
             raise refusal("integer", rule, geometry.max_positions, "choose sinusoidal or rope")
 
-    def oracle(self) -> Oracle:
-        return IntegerOracle()
 
-
-class IntegerOracle(Oracle):
+class IntegerOracle(Oracle, of=Integer):
     def embed(self, x: np.ndarray, position: int) -> np.ndarray:
         return x + position

@@ -9,13 +9,7 @@ import torch
 from torch import Tensor
 
 from posenc_export.encodings.shared.base import Edge, Geometry, Oracle, PositionEncoding
-from posenc_export.encodings.shared.buckets import (
-    bucket_edges,
-    check_buckets,
-    clipped,
-    exact_bucket,
-    of_distances,
-)
+from posenc_export.encodings.shared.buckets import bucket_edges, clipped, exact_bucket, of_distances
 from posenc_export.encodings.shared.rotary import Place
 
 
@@ -101,15 +95,13 @@ class LayoutBias(PositionEncoding):
         super().__init__()
         self.coordinate_range, self.with_position = size, size > 0
         self.axes = 4 if size else 3
-        check_buckets("layout_bias", buckets, max_distance, False)
-        check_buckets("layout_bias", box_buckets, box_max_distance, False, "box_")
         self.max_distance, self.box_max_distance = max_distance, box_max_distance
         self.factor = 1 / math.sqrt(geometry.head_size) if added == "scaled" else 1.0
         self.of_distance: Tensor
         self.of_box_distance: Tensor
-        index = of_distances(buckets, max_distance, False)
+        index = of_distances("layout_bias", buckets, max_distance, False)
         self.register_buffer("of_distance", index, persistent=False)
-        index = of_distances(box_buckets, box_max_distance, False)
+        index = of_distances("layout_bias", box_buckets, box_max_distance, False, "box_")
         self.register_buffer("of_box_distance", index, persistent=False)
         # Initialised from N(0, 1), so that scores differ before training.
         self.of_text = torch.nn.Embedding(buckets, geometry.heads)

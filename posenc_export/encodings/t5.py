@@ -10,13 +10,7 @@ from torch import Tensor
 
 from posenc_export import ops
 from posenc_export.encodings.shared.base import Edge, Geometry, Oracle, PositionEncoding
-from posenc_export.encodings.shared.buckets import (
-    bucket_edges,
-    check_buckets,
-    clipped,
-    exact_bucket,
-    of_distances,
-)
+from posenc_export.encodings.shared.buckets import bucket_edges, clipped, exact_bucket, of_distances
 
 
 class T5(PositionEncoding):
@@ -62,11 +56,10 @@ class T5(PositionEncoding):
         scores: Literal["unscaled", "scaled"] = "unscaled",
     ) -> None:
         super().__init__()
-        check_buckets("t5", buckets, max_distance, geometry.causal)
         self.buckets, self.max_distance = buckets, max_distance
         self.causal, self.scores = geometry.causal, scores
         self.of_distance: Tensor
-        index = of_distances(buckets, max_distance, geometry.causal)
+        index = of_distances("t5", buckets, max_distance, geometry.causal)
         self.register_buffer("of_distance", index, persistent=False)
         self.table = torch.nn.Embedding(buckets, geometry.heads)
         torch.nn.init.normal_(self.table.weight, std=geometry.width**-0.5)  # as T5

@@ -10,13 +10,7 @@ from torch import Tensor
 
 from posenc_export import ops
 from posenc_export.encodings.shared.base import Edge, Geometry, Oracle, PositionEncoding
-from posenc_export.encodings.shared.buckets import (
-    bucket_edges,
-    check_buckets,
-    clipped,
-    exact_bucket,
-    of_distances,
-)
+from posenc_export.encodings.shared.buckets import bucket_edges, clipped, exact_bucket, of_distances
 from posenc_export.shared.refusal import refusal
 
 
@@ -87,11 +81,10 @@ class WavLM(PositionEncoding):
         if geometry.width % geometry.heads:
             rule = f"heads that divide the width {geometry.width}"
             raise refusal("wavlm", rule, geometry.heads, "choose another width")
-        check_buckets("wavlm", buckets, max_distance, geometry.causal)
         self.heads, self.size = geometry.heads, geometry.width // geometry.heads
         self.buckets, self.max_distance, self.causal = buckets, max_distance, geometry.causal
         self.of_distance: Tensor
-        index = of_distances(buckets, max_distance, geometry.causal)
+        index = of_distances("wavlm", buckets, max_distance, geometry.causal)
         self.register_buffer("of_distance", index, persistent=False)
         # Initialised from N(0, 1), so that scores differ before training.
         self.table = torch.nn.Embedding(buckets, geometry.heads)

@@ -13,10 +13,11 @@ from posenc_export.encodings.shared.base import Edge
 from posenc_export.shared.refusal import refusal
 
 
-def check_buckets(
+def of_distances(
     where: str, buckets: int, max_distance: int, causal: bool, prefix: str = ""
-) -> None:
-    """Raise ValueError for too few buckets, or a max_distance not above those of single distances.
+) -> Tensor:
+    """Buckets [n] int64 of the entries of `clipped`, key minus query. ValueError: too few buckets,
+    or a max_distance not above those of single distances.
 
     prefix: of the names of both parameters, in messages.
     """
@@ -28,11 +29,6 @@ def check_buckets(
     if max_distance <= exact:
         rule = f"{prefix}max_distance above {exact}, the number of buckets of single distances"
         raise refusal(where, rule, max_distance, f"set {prefix}max_distance=N")
-
-
-def of_distances(buckets: int, max_distance: int, causal: bool) -> Tensor:
-    """Buckets [n] int64 of the entries of `clipped`, key minus query."""
-    sides = 1 if causal else 2
     index = _one_side(np.arange(max_distance + 1), buckets // sides, max_distance)
     if not causal:
         index = np.concatenate((index[:0:-1], index[:1], index[1:] + buckets // 2))
