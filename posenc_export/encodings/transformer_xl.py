@@ -26,11 +26,9 @@ class TransformerXL(PositionEncoding):
     """scores ((q_i + u_h) . k_j + (q_i + v_h) . W_h R_d) / sqrt(D), d = i - j, R_d = [sin(d w_k),
     cos(d w_k)], w_k = 10000^(-2k/E); u, v, W trained.
 
-    With [s, c] = W_h^T (q_i + v_h), the second term is sum_k (s sin(i w) + c cos(i w)) cos(j w) +
-    (c sin(i w) - s cos(i w)) sin(j w): the query, rotated by its own position, times the sinusoid
-    of the key's position. This is exact for any offset and gap. Memory besides the scores: rotated
-    queries [B,H,S,E] and sinusoids of keys [B,T,E]. With a clamp, distances d are clipped to -clamp
-    .. clamp.
+    The second term is ops.wave_products of W_h^T (q_i + v_h), exact for any offset and gap. Memory
+    besides the scores: rotated queries [B,H,S,E] and sinusoids of keys [B,T,E]. With a clamp,
+    distances d are clipped to -clamp .. clamp.
 
     With segments, ((q_i + s_h) . e_h[t_i != t_j]) / sqrt(D) is added, with token types t and
     trained s, e (Yang et al. 2019, XLNet, Relative Segment Encodings). Without token types the term
@@ -76,10 +74,7 @@ class TransformerXL(PositionEncoding):
         """As in PositionEncoding; states [token types [B,S]] or []."""
         by_head = (q.to(torch.float32) + self.v.to(torch.float32)).transpose(1, 2)
         projected = by_head @ self.weight.to(torch.float32)
-        s, c = projected.split(self.width // 2, dim=-1)
-        cos, sin = self.waves(positions).unsqueeze(1).split(self.width // 2, dim=-1)
-        turned = torch.cat((s * sin + c * cos, c * sin - s * cos), dim=-1)  # [B,H,S,E]
-        relative = ops.wave_products(turned, key_positions, self.waves.rows)
+        relative = ops.wave_products(projected, positions, key_positions, self.waves.rows)
         if self.clamp > 0:
             behind, ahead = (projected @ self.ends.rows).split(1, dim=-1)
             distances = ops.distances(positions, key_positions)

@@ -194,7 +194,7 @@ class Products(Node):
 
 
 class WaveProducts(Node):
-    q, key_positions, waves = Input(), Input(), Input()
+    q, q_positions, k_positions, waves = Input(), Input(), Input(), Input()
 
 
 class WeightedValues(Node):

@@ -17,15 +17,24 @@ def distances(q_positions: Tensor, k_positions: Tensor) -> Tensor:
     return (k_positions[:, None, None] - q_positions[:, None, :, None]).to(torch.float32)
 
 
-def wave_products(q: Tensor, key_positions: Tensor, waves: Tensor) -> Tensor:
-    """Multiply q [B,H,S,E] with rows cos(p w), sin(p w) of waves [M,E] float32 at key_positions
-    p [B,T] int64: [B,H,S,T], arbitrary for p outside the table.
+def wave_products(q: Tensor, q_positions: Tensor, k_positions: Tensor, waves: Tensor) -> Tensor:
+    """Multiply q [B,H,S,E] with sines and cosines of distances: sum_k q_k sin(d w_k) +
+    q_(k+E/2) cos(d w_k) with d = i - j, i from q_positions [B,S] int64 and j from k_positions
+    [B,T]: [B,H,S,T]. waves [M,E] float32 has rows cos(p w), sin(p w); positions outside the table
+    give arbitrary numbers.
+
+    By the addition theorems, this is q, rotated by i, times the row of waves at j.
     """
     if not torch.jit.is_scripting() and emitting():
-        shape = [*q.shape[:3], key_positions.size(1)]
-        return graph.WaveProducts.emit(q, shape, q, key_positions, waves)
-    rows = torch.nn.functional.embedding(key_positions.clamp(0, waves.size(0) - 1), waves)
-    return (q.flatten(1, 2) @ rows.transpose(1, 2)).unflatten(1, [q.size(1), q.size(2)])
+        shape = [*q.shape[:3], k_positions.size(1)]
+        return graph.WaveProducts.emit(q, shape, q, q_positions, k_positions, waves)
+    last = waves.size(0) - 1
+    own = torch.nn.functional.embedding(q_positions.clamp(0, last), waves).unsqueeze(1)
+    cos, sin = own.split(waves.size(1) // 2, dim=-1)
+    s, c = q.split(waves.size(1) // 2, dim=-1)
+    turned = torch.cat((s * sin + c * cos, c * sin - s * cos), dim=-1)
+    rows = torch.nn.functional.embedding(k_positions.clamp(0, last), waves)
+    return (turned.flatten(1, 2) @ rows.transpose(1, 2)).unflatten(1, [q.size(1), q.size(2)])
 
 
 def layers_of_ratio(

@@ -18,6 +18,7 @@ NAMES = (
     "cos_cache", "sin_cache", "position_ids", "attention_bias", "head_sink", "k_scale", "v_scale",
     "distance_bias", "cache_position", "key_cos_cache", "key_sin_cache", "query_rows", "key_rows",
     "row_of_distance", "key_decays", "count_rows", "number_of_distance", "query_factors", "pieces",
+    "distance_queries", "distance_keys",
 )  # fmt: skip
 ELEMENTS = {
     np.dtype(np.float32): TensorProto.FLOAT,
@@ -87,7 +88,7 @@ class Case:
         tokens: new tokens S with padding; 0 for the longest row.
         kinds: what scores consist of: "rotation", "interleaved", "partial", "positions",
             "key rotation", "distance", "bias", "sinks", "query rows", "key rows", "decays",
-            "counts", "pieces".
+            "counts", "pieces", "distance keys".
         attributes: further attributes of the node.
         cache: dtype of the caches.
     """
@@ -193,6 +194,10 @@ class Case:
             self.feeds["pieces"] = np.stack((starts, slopes, values), 2).astype(np.float32)
             self.feeds["number_of_distance"] = numbers(self.reach or self.capacity)
             self.feeds["query_factors"] = numbers(len(self.cached), tokens)
+        if "distance keys" in self.kinds:
+            self.feeds["distance_queries"] = numbers(*shape, tokens, self.size)
+            of_keys = (self.heads, self.reach or self.capacity, self.size)
+            self.feeds["distance_keys"] = numbers(*of_keys) / self.size**0.5
 
     @property
     def node(self) -> Dict[str, Any]:
@@ -283,6 +288,10 @@ class Case:
         if "key_decays" in f:
             sums = f["key_decays"][row, :, : own + 1, 0].astype(np.float64).cumsum(1)
             scores = scores + sums[:, -1:] - sums
+        if "distance_keys" in f:
+            by_distance = f["distance_keys"][:, ::-1].astype(np.float64)
+            by_slot = by_distance[:, np.minimum(behind, by_distance.shape[1] - 1)]
+            scores = scores + np.einsum("hd,htd->ht", f["distance_queries"][row, :, s], by_slot)
         window, chunk = (self.attributes.get(n, 0) for n in ("local_window_size", "chunk_size"))
         hidden = np.zeros(own + 1, bool)
         hidden |= behind >= window if window > 0 else False

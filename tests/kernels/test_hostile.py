@@ -10,7 +10,7 @@ from tests.kernels.calls import Case, built, model, run, session
 pytestmark = built
 Feeds = Dict[str, np.ndarray]
 KINDS = ("rotation", "positions", "distance", "bias", "sinks", "query rows", "key rows", "decays",
-         "counts", "pieces")  # fmt: skip
+         "counts", "pieces", "distance keys")  # fmt: skip
 
 
 def _changed(name: str, change: Callable[[np.ndarray], Any]) -> Callable[[Feeds], None]:
@@ -70,6 +70,13 @@ FAULTS: Dict[str, Any] = {
     "pieces of fewer heads": (_changed("pieces", lambda x: x[:3]), "pieces"),
     "no pieces": (_changed("pieces", lambda x: x[:, :0]), "pieces"),
     "pieces of two numbers": (_changed("pieces", lambda x: x[..., :2]), "pieces"),
+    "keys of distances of fewer heads": (_changed("distance_keys", lambda x: x[:3]), "_keys"),
+    "keys of no distances": (_changed("distance_keys", lambda x: x[:, :0]), "distance_keys"),
+    "narrow keys of distances": (_changed("distance_keys", lambda x: x[..., :8]), "_keys"),
+    "distance queries of fewer tokens": (
+        _changed("distance_queries", lambda x: x[:, :, :1]),
+        "distance_queries",
+    ),
     "fewer scales": (_changed("k_scale", lambda x: x[:-1]), "k_scale and v_scale"),
 }
 

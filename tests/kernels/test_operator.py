@@ -15,7 +15,8 @@ pytestmark = built
 TOLERANCE = 2e-5  # of weighted sums of normal numbers; a key too many changes 1/keys
 PART = 256  # keys of a part (packages/kernels/source/call.h)
 CACHES = ("float32", *CACHE_FORMATS)
-EVERY = ("rotation", "positions", "distance", "bias", "sinks", "query rows", "key rows", "decays")
+EVERY = ("rotation", "positions", "distance", "bias", "sinks", "query rows", "key rows", "decays",
+         "distance keys")  # fmt: skip
 CASES: Dict[str, Dict[str, Any]] = {
     "first token": {"cached": (0,)},
     "one key before": {"cached": (1,)},
@@ -78,6 +79,24 @@ CASES: Dict[str, Dict[str, Any]] = {
         "counts": (40,),
         "reach": 300,
         "table_rows": 33,
+    },
+    "keys of distances": {"kinds": ("distance keys",), "cached": (300, 2), "counts": (3, 1)},
+    "one key of distances": {"kinds": ("distance keys",), "cached": (300,), "reach": 1},
+    "keys of few distances": {
+        "kinds": ("distance keys", "bias"),
+        "heads": 3,
+        "kv_heads": 3,
+        "cached": (700, 0, 250),
+        "counts": (60, 60, 20),
+        "reach": 300,
+        "attributes": {"softcap": 9.0},
+    },
+    "keys of distances in a window": {
+        "kinds": ("distance keys",),
+        "size": 64,
+        "cached": (700,),
+        "counts": (60,),
+        "attributes": {"local_window_size": 100},
     },
     "softcap": {"attributes": {"softcap": 1.5}, "cached": (300,)},
     "scale": {"attributes": {"scale": 1.0}, "cached": (30,)},
@@ -226,10 +245,11 @@ def test_results_are_the_same_bits_for_every_number_of_threads(cache: str) -> No
 
 def test_a_row_has_the_same_bits_alone_and_beside_others() -> None:
     case = Case(heads=9, kv_heads=3, size=64, cached=(900, 5, 300, 0), counts=(1,) * 4,
-                kinds=("rotation", "distance", "query rows", "key rows", "decays"))  # fmt: skip
+                kinds=("rotation", "distance", "query rows", "key rows", "decays",
+                       "distance keys"))  # fmt: skip
     together, _, _, row_weights = case.run()
     names = ("query", "past_key", "past_value", "seqlens_k", "cache_position", "query_rows",
-             "key_rows", "key_decays")  # fmt: skip
+             "key_rows", "key_decays", "distance_queries")  # fmt: skip
     for row in range(4):
         feeds = case.feeds | {name: case.feeds[name][row : row + 1] for name in names}
         y, _, _, of_row = run(feeds, case.node)
@@ -239,7 +259,8 @@ def test_a_row_has_the_same_bits_alone_and_beside_others() -> None:
 @pytest.mark.parametrize("cache", CACHES)
 def test_a_token_has_the_same_bits_alone_and_in_a_call_of_several(cache: str) -> None:
     case = Case(heads=9, kv_heads=3, size=64, cached=(700,), counts=(40,), cache=cache,
-                kinds=("rotation", "distance", "query rows", "key rows", "decays"),
+                kinds=("rotation", "distance", "query rows", "key rows", "decays",
+                       "distance keys"),
                 attributes={"local_window_size": 300})  # fmt: skip
     together, keys, values, row_weights = case.run()
     for token in (0, 1, 21, 39):
@@ -249,7 +270,10 @@ def test_a_token_has_the_same_bits_alone_and_in_a_call_of_several(cache: str) ->
             "past_value": values,
             "seqlens_k": np.array([700 + token], np.int32),
             "cache_position": np.array([[700 + token]]),
-            "query_rows": case.feeds["query_rows"][:, :, token : token + 1],
+            **{
+                name: case.feeds[name][:, :, token : token + 1]
+                for name in ("query_rows", "distance_queries")
+            },
         }
         y, _, _, of_token = run(feeds, case.node)
         assert np.array_equal(y[0, 0], together[0, token])

@@ -7,7 +7,7 @@
 
 #include <cmath>
 
-#include "products.h"
+#include "distances.h"
 
 namespace posenc {
 namespace POSENC_SET {
@@ -118,10 +118,10 @@ void attend_to(const Call& call, const Tile& tile, int64_t part, Partial out, fl
   const int64_t number = tile.tokens * call.group;
   const Scratch scratch(call, number, memory);
   const auto [from, count] = products<Number>(call, tile, part, scratch);
+  if (call.distance_keys) multiply_by_distance(call, tile, from, count, scratch);
   const Query* queries = scratch.queries;
   for (int64_t r = 0; r < number; r++)
-    out.maximum[r] =
-        weights(call, queries[r], scratch.scores + r * PART, from, count, out.sum[r]);
+    out.maximum[r] = weights(call, queries[r], scratch.scores + r * PART, from, count, out.sum[r]);
   const int64_t of_rows = Partial::table_rows(call);
   std::fill(out.rows, out.rows + number * of_rows, 0.0f);
   for (int64_t r = 0; of_rows && r < number; r++)

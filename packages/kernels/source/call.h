@@ -68,6 +68,12 @@ struct Call {
   float key_row_scale = 1;
   float* row_weights = nullptr;  // output: sums of weights by row [B, H, S, R]
 
+  // A key for each distance, and other queries that are multiplied with it: the products are added
+  // to scores. Keys stand in the order of slots, from the largest distance to 0.
+  const float* distance_queries = nullptr;  // [B, H, S, D]
+  const float* distance_keys = nullptr;     // [H, key_range, D]; larger distances have the first
+  int64_t key_range = 0;
+
   // A number of each key, such as the logarithm of a gate. Those of the keys after a key, up to the
   // query's own, are added to a score.
   const float* decays = nullptr;  // [B, H, decay_slots]

@@ -163,6 +163,7 @@ void Node::read_scores(Call& call, const Tensor* in) const {
   if (in[DECAYS].data) read_decays(call, in[DECAYS]);
   if (in[COUNT_ROWS].data) read_count_rows(call, in[COUNT_ROWS]);
   if (in[PIECES].data) read_pieces(call, in);
+  if (in[DISTANCE_KEYS].data) read_distance_keys(call, in);
 }
 
 void Node::read_bias(Call& call, const Tensor& bias) const {
@@ -241,6 +242,17 @@ void Node::read_pieces(Call& call, const Tensor* in) const {
   call.factors = in[FACTORS].numbers<float>();
   call.pieces = pieces.numbers<float>();
   call.of_head_pieces = pieces.sizes[1];
+}
+
+void Node::read_distance_keys(Call& call, const Tensor* in) const {
+  const Tensor& keys = in[DISTANCE_KEYS];
+  expect(keys.rank == 3 && keys.sizes[1] > 0 && keys.has({heads_, keys.sizes[1], call.keys.size}),
+         "distance_keys [H,range,D]");
+  expect(in[DISTANCE_QUERIES].has({call.rows, heads_, call.tokens, call.keys.size}),
+         "distance_queries [B,H,S,D]");
+  call.distance_queries = in[DISTANCE_QUERIES].numbers<float>();
+  call.distance_keys = keys.numbers<float>();
+  call.key_range = keys.sizes[1];
 }
 
 }  // namespace posenc

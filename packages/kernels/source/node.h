@@ -12,7 +12,8 @@ namespace posenc {
 enum Input {
   QUERY, KEY, VALUE, PAST_KEY, PAST_VALUE, LAST_SLOTS, LONGEST, COS, SIN, POSITIONS, BIAS, SINKS,
   KEY_SCALES, VALUE_SCALES, BY_DISTANCE, SLOTS, KEY_COS, KEY_SIN, QUERY_ROWS, KEY_ROWS,
-  ROW_OF_DISTANCE, DECAYS, COUNT_ROWS, NUMBERS, FACTORS, PIECES, INPUTS
+  ROW_OF_DISTANCE, DECAYS, COUNT_ROWS, NUMBERS, FACTORS, PIECES, DISTANCE_QUERIES,
+  DISTANCE_KEYS, INPUTS
 };
 enum Output { RESULT, PRESENT_KEY, PRESENT_VALUE, ROW_WEIGHTS, OUTPUTS };
 
@@ -42,6 +43,7 @@ class Node {
   void read_decays(Call& call, const Tensor& decays) const;
   void read_count_rows(Call& call, const Tensor& rows) const;
   void read_pieces(Call& call, const Tensor* in) const;
+  void read_distance_keys(Call& call, const Tensor* in) const;
 
   int64_t heads_, kv_heads_, window_, chunk_;
   float scale_, softcap_, key_row_scale_;

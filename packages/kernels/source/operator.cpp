@@ -42,7 +42,7 @@ void Node::compute(OrtKernelContext* context) const {
       "cos_cache", "sin_cache", "position_ids", "attention_bias", "head_sink", "k_scale",
       "v_scale", "distance_bias", "cache_position", "key_cos_cache", "key_sin_cache", "query_rows",
       "key_rows", "row_of_distance", "key_decays", "count_rows", "number_of_distance",
-      "query_factors", "pieces"};
+      "query_factors", "pieces", "distance_queries", "distance_keys"};
   Tensor in[INPUTS];
   size_t count = 0;
   ok(api->KernelContext_GetInputCount(context, &count));

@@ -18,23 +18,32 @@ struct Scratch {
   float* scores;   // products, then weights [queries, PART]
   float* copy;     // keys or values in float32 [GROUP, D or E]
   float* columns;  // queries as columns of blocks [queries / WIDTH, D, WIDTH]
-  Query* queries;
+  float* added;    // products with keys of distances by slot [queries, PART], if there are some,
+  float* by_key;   // and those of one head by key [queries / G, PART]
+  Query* queries;  // and other ones of a head [queries / G]
 
   Scratch(const Call& call, int64_t number, float* memory)
       : scores(memory),
         copy(scores + number * PART),
         columns(copy + of_copy(call)),
-        queries(reinterpret_cast<Query*>(columns + of_columns(call, number))) {}
+        added(columns + of_columns(call, number)),
+        by_key(added + (call.distance_keys ? number * PART : 0)),
+        queries(reinterpret_cast<Query*>(by_key + of_head(call, number) * PART)) {}
 
   // Numbers of all of it.
   static size_t size(const Call& call, int64_t number) {
-    return number * PART + of_copy(call) + of_columns(call, number) +
-           (number * sizeof(Query) + 3) / sizeof(float);
+    const int64_t others = of_head(call, number), lines = number + (others ? number + others : 0);
+    return lines * PART + of_copy(call) + of_columns(call, number) +
+           ((number + others) * sizeof(Query) + 3) / sizeof(float);
   }
 
  private:
   static int64_t of_copy(const Call& call) {
     return GROUP * std::max(call.keys.size, call.values.size);
+  }
+
+  static int64_t of_head(const Call& call, int64_t number) {
+    return call.distance_keys ? number / call.group : 0;
   }
 
   static int64_t of_columns(const Call& call, int64_t number) {

@@ -27,6 +27,7 @@ struct Query {
   double* counted;           // counts of the keys after each part
   const float* pieces;       // pieces of the bias of its head, or null
   float factor;              // of the numbers that they are a function of
+  const float* added;        // scores that are added, by slot of the part, or null
 };
 
 inline Query query(const Call& call, const Tile& tile, int64_t number) {
@@ -53,6 +54,7 @@ inline Query query(const Call& call, const Tile& tile, int64_t number) {
       call.count_rows ? call.counted + of_query * call.parts : nullptr,
       call.pieces ? call.pieces + head * call.of_head_pieces * 3 : nullptr,
       call.pieces ? call.factors[of_token] : 0,
+      nullptr,
   };
 }
 
@@ -184,8 +186,9 @@ inline void add_by_pieces(float* scores, int64_t begin, int64_t end, const Query
   for (int64_t i = 0; i < count; i++) scores[i] += x[i];
 }
 
-inline void add_by_slot(float* scores, int64_t begin, int64_t end, const Query& query) {
-  for (int64_t t = begin; t < end; t++) scores[t - begin] += query.bias[t];
+// Add numbers of consecutive slots.
+inline void add_by_slot(float* scores, const float* numbers, int64_t count) {
+  for (int64_t t = 0; t < count; t++) scores[t] += numbers[t];
 }
 
 // Turn products of a query with keys, of slots start .. start + count - 1, into exponentials of
@@ -203,7 +206,8 @@ inline float weights(const Call& call, const Query& query, float* scores, int64_
   if (call.softcap > 0) cap(scores, filled, call.softcap);
   if (query.by_distance) add_by_distance(visible, begin, end, query, call.range);
   if (query.pieces) add_by_pieces(visible, begin, end, query, call);
-  if (query.bias) add_by_slot(visible, begin, end, query);
+  if (query.bias) add_by_slot(visible, query.bias + begin, end - begin);
+  if (query.added) add_by_slot(visible, query.added + (begin - start), end - begin);
   if (call.row_of_distance) add_picked(visible, begin, end, query, call);
   if (query.decay_sums) add_decays(visible, begin, end, query);
   std::fill(scores, visible, 2 * LOWEST);

@@ -11,6 +11,8 @@ from posenc_export.export.targets import distance_tables
 from posenc_export.export.targets.builder import DOUBLE, FLOAT, Builder, size
 from posenc_export.ops.graph import LayersOfRatio, Mask
 
+INPUTS = 3  # of the operator, for such a bias
+
 
 def pieces_of(op: Builder, mask: Mask) -> Optional[List[Optional[ir.Value]]]:
     """Return the inputs number_of_distance [range], query_factors [B,S] and pieces [H,pieces,3] for

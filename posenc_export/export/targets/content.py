@@ -1,5 +1,7 @@
 """Lowerings of content scores: products, gathering, sums from each key on, by distance."""
 
+from typing import Tuple
+
 import numpy as np
 import onnx_ir as ir
 
@@ -20,11 +22,24 @@ def products(op: Builder, node: graph.Products) -> ir.Value:
 def wave_products(op: Builder, node: graph.WaveProducts) -> ir.Value:
     """Gather rows once for all heads, which are rows of one product: [B,H,S,T]."""
     q, waves = node.q, node.waves
-    index = op.Clip(node.key_positions, 0, size(waves, 0) - 1)
-    rows = op.Unsqueeze(op.Gather(waves, index), [1])
-    as_rows = op.Reshape(q, [0, 1, -1, size(waves, 1)])
+    rows = op.Unsqueeze(_rows(op, waves, node.k_positions), [1])
+    x, y = _turned(op, node)
+    as_rows = op.Reshape(op.Concat(x, y, axis=-1), [0, 1, -1, size(waves, 1)])
     products = op.MatMul(as_rows, op.Transpose(rows, perm=[0, 1, 3, 2]))
     return op.Reshape(products, [0, size(q, 1), -1, 0])
+
+
+def _rows(op: Builder, waves: ir.Value, positions: ir.Value) -> ir.Value:
+    return op.Gather(waves, op.Clip(positions, 0, size(waves, 0) - 1))
+
+
+def _turned(op: Builder, node: graph.WaveProducts) -> Tuple[ir.Value, ir.Value]:
+    """Return both halves of the queries, rotated by their positions: [B,H,S,E/2]."""
+    own = op.Unsqueeze(_rows(op, node.waves, node.q_positions), [1])
+    cos, sin = op.several(2, "Split", own, axis=-1, num_outputs=2)
+    s, c = op.several(2, "Split", node.q, axis=-1, num_outputs=2)
+    x = op.Add(op.Mul(s, sin), op.Mul(c, cos))
+    return x, op.Sub(op.Mul(c, sin), op.Mul(s, cos))
 
 
 def consecutive_wave_products(
@@ -38,14 +53,14 @@ def consecutive_wave_products(
     block, and all blocks share the second, the first rows of the table. Blocks grow with S, which
     bounds the memory for the first factors by that of T / BLOCK queries.
     """
-    q, waves = node.q, node.waves
-    count, zero = size(waves, 0), op.constant(0)
-    queries = op.Squeeze(op.Shape(q, start=2, end=3))
+    waves = node.waves
+    zero = op.constant(0)
+    queries = op.Squeeze(op.Shape(node.q, start=2, end=3))
     block = op.Min(op.Mul(queries, BLOCK), total)
-    starts = op.Clip(op.Add(first, op.Range(zero, total, block)), zero, count - 1)
-    of_starts = op.Unsqueeze(op.Gather(waves, starts), [1, 2])
+    starts = op.Add(first, op.Range(zero, total, block))
+    of_starts = op.Unsqueeze(_rows(op, waves, starts), [1, 2])
     cos, sin = op.several(2, "Split", of_starts, axis=-1, num_outputs=2)
-    x, y = op.several(2, "Split", op.Unsqueeze(q, [3]), axis=-1, num_outputs=2)
+    x, y = (op.Unsqueeze(part, [3]) for part in _turned(op, node))
     x_cos, x_sin, y_cos, y_sin = (op.Mul(part, wave) for part in (x, y) for wave in (cos, sin))
     rotated = op.Concat(op.Add(x_cos, y_sin), op.Sub(y_cos, x_sin), axis=-1)
     front = op.constant([0])

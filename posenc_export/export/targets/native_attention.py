@@ -8,6 +8,7 @@ import onnx_ir as ir
 
 from posenc_export.export.targets import (
     bias_pieces,
+    distance_keys,
     distance_tables,
     ort_attention,
     ort_slots,
@@ -35,18 +36,20 @@ def attend(op: Builder, node: Attend) -> ir.Value:
     ):
         return ort_attention.attend(op, node)
     by_distance = None if mask.bias is None else distance_tables.table_of(op, mask, node.heads)
-    picked = picked_rows.picked(op, node, mask)
+    key, value = appended
+    keys = distance_keys.keys_of(op, node, mask, ort_attention.wide_size(key))
+    picked = None if keys else picked_rows.picked(op, node, mask)
     sums = picked_rows.collected(node, mask, picked)
     if sums is None and node.readers(AttentionWeights):
         return ort_attention.attend(op, node)
     pieces = None if by_distance else bias_pieces.pieces_of(op, mask)
     others = None if by_distance or pieces else mask.bias
-    bias = ort_attention.sum_of(op, others, picked.rest if picked else node.content)
+    content = None if keys else picked.rest if picked else node.content
+    bias = ort_attention.sum_of(op, others, content)
     # GroupQueryAttention reads chunks from a bias, which such scores need anyway.
     if mask.chunk and bias is not None:
         return ort_attention.attend(op, node)
-    key, value = appended
-    window = 0 if bias or picked or pieces or sums else ort_attention.window_of(op, mask)
+    window = 0 if bias or picked or pieces or sums or keys else ort_attention.window_of(op, mask)
     op.windows |= {str(append.past.name): window for append in appended if window}
     rotation = _rotation(op, node, key, mask, bool(window))
     heads = [node.q, key.new, value.new]
@@ -64,7 +67,8 @@ def attend(op: Builder, node: Attend) -> ir.Value:
         ),
         *_inputs(op, node, appended, rotation, [by_distance, bias]),
         *(picked.inputs if picked else [None] * picked_rows.INPUTS),
-        *(pieces or []),
+        *(pieces or [None] * bias_pieces.INPUTS),
+        *(keys or []),
         domain=DOMAIN,
         **_attributes(node, mask, rotation),
         **({"key_row_scale": picked.factor} if picked and picked.key_rows else {}),

@@ -37,7 +37,7 @@ def append_positions(op: Builder, node: graph.AppendPositions) -> ir.Value:
 
 def wave_products(op: Builder, node: graph.WaveProducts) -> ir.Value:
     """Use that slots of compact rows have consecutive positions."""
-    if not ort_slots.in_slots(op, node.key_positions):
+    if not ort_slots.in_slots(op, node.k_positions):
         return content.wave_products(op, node)
     first, total = ort_slots.first_position(op), ort_slots.total(op)
     return content.consecutive_wave_products(op, node, first, total)

@@ -137,9 +137,14 @@ def rotated(op: Builder, value: ir.Value) -> ir.Value:
     return value if node is None else standard.rotate(op, node)
 
 
+def wide_size(*appended: Append) -> int:
+    """Return the least multiple of 8 that is no smaller than the head sizes of caches."""
+    return -(-max(size(append.past, 3) for append in appended) // 8) * 8
+
+
 def widened(*appended: Append) -> int:
-    """Widen caches to one head size, a multiple of 8, and return it."""
-    wide = -(-max(size(append.past, 3) for append in appended) // 8) * 8
+    """Widen caches to one head size, `wide_size`, and return it."""
+    wide = wide_size(*appended)
     for append in appended:
         assert append.past.shape is not None
         append.past.shape = ir.Shape([*append.past.shape[:3], wide])

@@ -49,7 +49,10 @@ def rows_at_counts(op: Builder, node: graph.RowsAtCounts) -> ir.Value:
 
 
 # Nodes whose place an input of the operator may take.
-LATER = (graph.Distances, graph.LayersOfRatio, graph.Pick, graph.SuffixSum)
+LATER = (
+    *(graph.Distances, graph.LayersOfRatio, graph.Pick, graph.SuffixSum),
+    graph.WaveProducts,
+)
 LOWERING: Tuple[Table, ...] = (
     {
         **{kind: lower for kind, lower in ort.LOWERING[0].items() if kind not in LATER},

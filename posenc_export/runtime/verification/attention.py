@@ -15,8 +15,10 @@ QUERY, KEY, VALUE, LAST, COS, SIN, POSITIONS, BIAS, SINK = 0, 1, 2, 5, 7, 8, 9, 
 # Of CachedAttention (packages/kernels/README.md).
 BY_DISTANCE, KEY_COS, KEY_SIN, QUERY_ROWS, KEY_ROWS, ROW_OF_DISTANCE = 14, 16, 17, 18, 19, 20
 DECAYS, COUNT_ROWS, NUMBERS, FACTORS, PIECES = 21, 22, 23, 24, 25
+DISTANCE_QUERIES, DISTANCE_KEYS = 26, 27
 SCALES = (12, 13)  # of keys and of values
-TABLES = (COS, SIN, SINK, *SCALES, BY_DISTANCE, KEY_COS, KEY_SIN, ROW_OF_DISTANCE, NUMBERS, PIECES)
+TABLES = (COS, SIN, SINK, *SCALES, BY_DISTANCE, KEY_COS, KEY_SIN, ROW_OF_DISTANCE, NUMBERS, PIECES,
+          DISTANCE_KEYS)  # fmt: skip
 # Roundings of a score beside the sum over D: the scale of a channel, that of scores, and of the
 # register's parts.
 OF_SCORE = 8
@@ -114,6 +116,7 @@ class Scores(NamedTuple):
     count_rows: Optional[np.ndarray]  # rows of queries that are read at counts of keys [H,S,R]
     seen: np.ndarray  # which keys queries see [S,T]
     sinks: Union[float, np.ndarray]  # scores of sinks [H,1,1]; -inf for none
+    error: Union[float, np.ndarray] = 0.0  # of the biases, beside that of adding them
 
 
 @dataclass(frozen=True)
@@ -190,13 +193,28 @@ class Inputs:
             biases.append(
                 in_pieces(of_keys * self[FACTORS][:, None], self[PIECES].astype(np.float64))
             )
+        product, error = self._by_distance(behind) if self.has(DISTANCE_KEYS) else (None, 0.0)
+        biases += [] if product is None else [product]
         seen = visible(count, total, int(known.get("local_window_size", -1)))
         if known.get("chunk_size", 0):
             seen = seen & (behind <= self[POSITIONS][:, None] % known["chunk_size"])
         scale = float(known.get("scale", 0.0)) or size**-0.5
         sinks = self[SINK][:, None, None] if self.has(SINK) else -np.inf
         rows = self[COUNT_ROWS] if self.has(COUNT_ROWS) else None
-        return Scores(scale, known.get("softcap", 0.0), biases, rows, seen, sinks)
+        return Scores(scale, known.get("softcap", 0.0), biases, rows, seen, sinks, error)
+
+    def _by_distance(self, behind: np.ndarray) -> Tuple[np.ndarray, np.ndarray]:
+        """Return the products [H,S,T] of the other queries with the keys of distances [S,T], and
+        bounds of their error: D roundings and those of the register's parts.
+        """
+        queries, keys = self[DISTANCE_QUERIES].astype(np.float64), self[DISTANCE_KEYS][:, ::-1]
+        picked = np.clip(behind, 0, keys.shape[1] - 1)
+        index = np.arange(len(picked))[:, None], picked
+        products, sizes = (
+            (q @ k.transpose(0, 2, 1))[:, *index]
+            for q, k in ((queries, keys.astype(np.float64)), (np.abs(queries), np.abs(keys)))
+        )
+        return products, (keys.shape[2] + OF_SCORE) * UNIT * sizes
 
     def picked_rows(self, count: int, total: int) -> np.ndarray:
         """Return the row that the distance of each query and key picks [S,T]."""
@@ -238,7 +256,7 @@ def attended(
     if scores.softcap:
         numbers = scores.softcap * np.tanh(numbers / scores.softcap)
     away = (size + OF_SCORE) * UNIT * np.abs(q.numbers) + q.error
-    error = scores.scale * (away @ np.abs(turned))
+    error = scores.scale * (away @ np.abs(turned)) + scores.error
     for bias in biases:
         numbers = numbers + bias
         error = error + (1 + len(biases)) * UNIT * np.abs(bias)
@@ -255,7 +273,7 @@ def cached_attention(graph: Graph, node: Node) -> Optional[CheckedNode]:
         return None
     inputs = Inputs(node, graph.numbers)
     computed = [QUERY, KEY, VALUE, LAST, POSITIONS, BIAS, QUERY_ROWS, KEY_ROWS, DECAYS]
-    computed += NUMBERS, FACTORS, PIECES
+    computed += NUMBERS, FACTORS, PIECES, DISTANCE_QUERIES, DISTANCE_KEYS
     reads = [node.inputs[index] for index in computed if inputs.has(index)]
     others = [name for name in ("softcap", "smooth_softmax") if node.attributes.get(name, 0) > 0]
     kinds = ((SINK, "head_sink"), (COUNT_ROWS, "count_rows"))

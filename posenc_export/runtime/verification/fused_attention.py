@@ -24,8 +24,10 @@ INPUTS = ("q", "k", "v", "past_k", "past_v", "lengths", "longest", "cos", "sin",
 OF_SCALES = ("k_scale", "v_scale")
 BY_CONTENT = ("query_rows", "key_rows", "row_of_distance", "decays", "count_rows")
 PIECES = ("numbers", "factors", "pieces")
+DISTANCE_KEYS = ("distance_queries", "distance_keys")
 # Of packages/kernels.
-NATIVE = (*INPUTS, *OF_SCALES, "distances", "slots", "key_cos", "key_sin", *BY_CONTENT, *PIECES)
+NATIVE = (*INPUTS, *OF_SCALES, "distances", "slots", "key_cos", "key_sin", *BY_CONTENT, *PIECES,
+          *DISTANCE_KEYS)  # fmt: skip
 TOLERANCE = 2e-5  # of weighted sums of numbers of size 1 in float32; a key too many changes 1/keys
 LONGEST = 8192  # keys of the longest row
 TOGETHER = 1024  # keys of the longest row that is evaluated together with others
@@ -33,6 +35,7 @@ PROMPTS = (2, 17, 65)  # tokens of calls with several new tokens
 JUNK = 1e4  # in slots after a row
 STEP = 1 / 64  # between numbers of caches in a format of CACHE_FORMATS
 ROWS = 5  # of tables whose rows are picked by distance or read at counts, and pieces of lines
+DISTANCES = 600  # that have keys of their own
 
 
 @dataclass(frozen=True)
@@ -194,6 +197,8 @@ def _case(
         "numbers": random.random(longest, np.float32),
         "factors": random.random((rows, new), np.float32),
         "pieces": _pieces(random, h),
+        "distance_queries": random.standard_normal((rows, h, new, d)).astype(np.float32),
+        "distance_keys": random.uniform(-0.1, 0.1, (h, DISTANCES, d)).astype(np.float32),
         "k_scale": np.full(kv * d, STEP, np.float32),
         "v_scale": np.full(kv * e, STEP, np.float32),
     }

@@ -92,6 +92,14 @@ def test_counts_of_keys_need_no_tensor_of_scores(tmp_path: Path) -> None:
 
 
 @built
+def test_products_with_sinusoids_of_distances_need_no_tensor_of_scores(tmp_path: Path) -> None:
+    graph = _exported(block("transformer_xl"), tmp_path / "artefact", verify="quick")
+    (inputs,) = _inputs(graph)
+    assert {"distance_queries", "distance_keys"} <= inputs.keys()
+    assert "attention_bias" not in inputs and not {"Gather", "Range"} & {*_operators(graph)}
+
+
+@built
 def test_a_bias_of_layers_is_pieces_of_a_line(tmp_path: Path) -> None:
     graph = _exported(block("fire"), tmp_path / "artefact", verify="quick")
     (inputs,) = _inputs(graph)
