@@ -9,7 +9,7 @@ from posenc_export.export.quantization.grid import Codes, Grid, OnGrid, packed_c
 from posenc_export.export.targets import experts, offsets
 from posenc_export.export.targets.builder import MICROSOFT, Builder
 from posenc_export.export.targets.rewriter import NodeLowering
-from posenc_export.export.targets.standard_weights import Weights, dequantized, product
+from posenc_export.export.targets.standard_weights import Standard, dequantized
 
 # Accuracy_level of MatMulNBits; activations are rounded in blocks of one token, so outputs do not
 # depend on other tokens.
@@ -17,27 +17,25 @@ ROUNDED, PLAIN = 4, 0
 ZERO_POINT = 128  # of activations in uint8, which has the faster kernel
 
 
-class Fused:
+class Fused(Standard):
     """Lower to com.microsoft operators. Grids with blocks use MatMulNBits and GatherBlockQuantized,
     which share codes and scales if the head is tied. Grids with one scale per output use integer
     products. activations: "int8" to round activations to 8 bits in products, or their dtype.
     """
 
     def __init__(self, activations: str) -> None:
-        self.weights, self.accuracy = Weights(), ROUNDED if activations == "int8" else PLAIN
+        super().__init__(activations)
+        self.accuracy = ROUNDED if activations == "int8" else PLAIN
         self._zeros: Dict[Tuple[Any, ...], ir.Value] = {}  # by the axes of tokens
 
     def table(self) -> Mapping[str, NodeLowering]:
-        """Lowerings by operator."""
-        return {"MatMul": self.product, "Gather": self.rows, "MoE": self.experts}
-
-    def product(self, op: Builder, node: ir.Node) -> Optional[ir.Value]:
-        """x W for x [B,S,K], or for the weights of all experts."""
-        return product(op, node, self.weights, self._product)
+        return {**super().table(), "MoE": self.experts}
 
     def experts(self, op: Builder, node: ir.Node) -> Optional[ir.Value]:
         """MoE as QMoE."""
-        first, second = (self.weights.of_all(op, node.inputs[index]) for index in (2, 4))
+        read = [op.rounded(node.inputs[index]) for index in (2, 4)]
+        self.stored |= {name for name, on_grid in read if on_grid is not None}
+        first, second = (on_grid for _, on_grid in read)
         if first and second and first[0] == second[0]:
             return experts.quantized(op, node, first, second, self.accuracy)
         return None
@@ -48,7 +46,7 @@ class Fused:
         grid, codes = on_grid
         if grid.block is None:
             if self.accuracy == PLAIN:
-                return dequantized(op, node, x, name, on_grid)
+                return dequantized(op, x, name, on_grid)
             return self._by_token(op, node, x, name, codes)
         sizes: Dict[str, Any] = {"K": codes.inputs, "N": len(codes.codes), "bits": grid.bits}
         sizes |= {"block_size": grid.block, "accuracy_level": self.accuracy}
@@ -61,12 +59,6 @@ class Fused:
             return op.MatMulNBits(*inputs, packed, domain=MICROSOFT, **sizes)
         product = op.MatMulNBits(*inputs, domain=MICROSOFT, **sizes)
         return offsets.add_to_product(op, product, x, name, codes)
-
-    def rows(self, op: Builder, node: ir.Node) -> Optional[ir.Value]:
-        """Rows of a table for ids [B,S]."""
-        for name, (grid, codes) in self.weights.of_table(op, node).items():
-            return self._rows(op, node, name, grid, codes)
-        return None
 
     def _rows(self, op: Builder, node: ir.Node, name: str, grid: Grid, codes: Codes) -> ir.Value:
         # Those of a tied head; computed once, when the graph is loaded.

@@ -91,10 +91,10 @@ def _in_few_bits(op: Builder, manifest: Manifest, few_bits: Callable[[str], Any]
         return 0
     nodes = few_bits(manifest.weights.activations)
     replace_nodes(op, nodes.table())
-    if not nodes.weights.stored:
+    if not nodes.stored:
         rule = f"a model with linear layers or a token table for weights {manifest.weights.format}"
         raise refusal("export", rule, "one without", "omit weights")
-    return len(nodes.weights.stored)
+    return len(nodes.stored)
 
 
 def _strip(model: ir.Model) -> None:
