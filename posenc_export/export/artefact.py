@@ -1,15 +1,15 @@
 """Write artefact folders: graph and manifest, verified and then published in one step."""
 
+import contextlib
 import dataclasses
 import shutil
 from pathlib import Path
-from typing import Dict, List, NamedTuple, Optional, Sequence, Union
+from typing import Dict, Iterable, Iterator, List, NamedTuple, Optional, Sequence, Union
 
 import torch
 
 from posenc_export.export import half_precision, loader_configs, numbers, quality, trained_numbers
 from posenc_export.export.bounds import accuracy_of
-from posenc_export.export.compile_errors import explain_errors
 from posenc_export.export.describe import Model, describe, text_of
 from posenc_export.export.expected import expected_outputs
 from posenc_export.export.manifest_writer import with_graph, write_manifest
@@ -23,6 +23,7 @@ from posenc_export.export.trace import Source
 from posenc_export.export.verify import VerificationError, check
 from posenc_export.export.weight_file import WeightFile
 from posenc_export.models.stack import Stack, Text
+from posenc_export.models.user_module import OwnModule
 from posenc_export.runtime.artefact import files
 from posenc_export.runtime.artefact.certificate import Check
 from posenc_export.runtime.artefact.manifest import Manifest
@@ -34,6 +35,11 @@ from posenc_export.runtime.verification.grid_inputs import grid_of
 from posenc_export.runtime.verification.proof import Accuracy, Expected
 from posenc_export.shared.progress import Progress
 
+# What targets take of the code of others.
+TAKES = {"torchscript": "TorchScript compiles", "pt2": "torch.export traces with dynamic sizes"}
+LONGEST = 300  # characters of an error of torch
+# Of TorchScript, about forward(self, x, *where).
+VARIABLE = "can't take variable number of arguments"
 TOKENIZER = "tokenizer.json"  # the file name of the tokenizers library
 
 
@@ -238,3 +244,42 @@ def _write_text(text: Text, folder: Path) -> None:
     kept = {TOKENIZER: text.tokenizer, **text.files} if text.tokenizer else text.files
     for name, content in kept.items():
         files.write(folder / name, content)
+
+
+@contextlib.contextmanager
+def explain_errors(target: str, model: Model, packages: Iterable[str]) -> Iterator[None]:
+    """Context manager that turns errors of torch about foreign code into a ValueError that names
+    the code and the target.
+
+    Errors pass unchanged if the model consists of code of this package only.
+
+    Args:
+        packages: packages of the model's foreign encodings, by encoding name.
+
+    Raises:
+        ValueError: torch cannot compile the foreign code for the target.
+    """
+    try:
+        yield
+    except (RuntimeError, torch.jit.frontend.FrontendError) as error:
+        if not packages and not isinstance(model, OwnModule):
+            raise
+        what = f"encodings {', '.join(packages)}"
+        what = model.where if isinstance(model, OwnModule) else what
+        takes = TAKES.get(target, "torch.onnx.export traces")
+        cause = _cause(error)
+        change = "change the code"
+        if VARIABLE in cause:
+            change = "write forward with the arguments of AttentionBlock.forward, as "
+            change += "docs/own-model.md shows,"
+        raise ValueError(
+            f"export: target {target}: {what}: expected code that {takes}, got {cause}; "
+            f"{change} or choose another target"
+        ) from error
+
+
+def _cause(error: BaseException) -> str:
+    while error.__cause__ is not None:
+        error = error.__cause__
+    lines = map(str.strip, str(error).partition('File "')[0].splitlines())
+    return f"{type(error).__name__}: {' '.join(filter(None, lines))[:LONGEST]}".rstrip(".:; ")

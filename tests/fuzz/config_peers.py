@@ -14,8 +14,7 @@ import transformers
 
 from posenc_export.export import export
 from posenc_export.export.expected import eager_session
-from posenc_export.models.families import FILES
-from posenc_export.models.families.shared.lengths import LONGROPE
+from posenc_export.models.families import FILES, LONGROPE
 from posenc_export.models.masked_heads import HEADS
 from posenc_export.models.pretrained import from_pretrained
 from posenc_export.models.task_heads import MASKED, TASKS

@@ -14,8 +14,10 @@ pytest.importorskip("transformers", reason="transformers is not installed")
 from gguf import GGMLQuantizationType as Types  # noqa: E402
 
 from posenc_export.models.gguf.blocks import TYPES, GGUFMatrix  # noqa: E402
-from posenc_export.models.gguf.checkpoint import GGUFCheckpoint  # noqa: E402
-from posenc_export.models.gguf.parts import read_parts  # noqa: E402
+from posenc_export.models.gguf.checkpoint import (
+    GGUFCheckpoint,  # noqa: E402
+    read_parts,  # noqa: E402
+)
 from posenc_export.models.pretrained import from_pretrained  # noqa: E402
 from tests.models import gguf_files  # noqa: E402
 

@@ -17,10 +17,10 @@ from tokenizers import (
     trainers,
 )  # noqa: E402
 
-from posenc_export.models.gguf.splits import SPLITS  # noqa: E402
 from posenc_export.models.gguf.text import (
     CONTROL,
     NORMAL,
+    SPLITS,  # noqa: E402
     UNKNOWN,
     USER_DEFINED,
     files_of,
