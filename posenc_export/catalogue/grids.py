@@ -7,41 +7,33 @@ from typing import Any, Callable, List, Sequence, Tuple
 import numpy as np
 
 from posenc_export.catalogue import waves
-from posenc_export.catalogue.waves import COLOURS
-from posenc_export.encodings.shared.base import Geometry, Oracle, PositionEncoding
+from posenc_export.catalogue.waves import COLOURS, Scene
+from posenc_export.encodings.shared.base import Geometry, Oracle
 from posenc_export.encodings.shared.combined import overrides
 
-Panel = Tuple[str, Callable[[Any], None]]
+Panel = Tuple[str, Callable[[Any, Scene], None]]  # a title, and what draws on axes
 OFFSET = 16  # rows and columns on each side of a query
 
 
-def panels(encoding: PositionEncoding, geometry: Geometry, distance: int) -> List[Panel]:
+def panels(scene: Scene) -> List[Panel]:
     """Panels of an encoding that reads coordinates (`axes`), or whose positions are the places of a
-    window (`window`); none for other encodings. distance: largest distance between a query and a
-    key along one axis.
+    window (`window`); none for other encodings.
     """
-    drawn: List[Panel] = []
+    encoding, drawn = scene.encoding, list[Panel]()
     if encoding.axes and overrides(encoding, "rotate"):
-        paint = functools.partial(
-            _along_axes, encoding=encoding, geometry=geometry, distance=distance
-        )
-        drawn.append(("score of equal vectors, by distance along one axis", paint))
+        drawn.append(("score of equal vectors, by distance along one axis", _along_axes))
         alike = heads_alike(encoding.oracle())
-        heads = [0] if alike else sorted({0, geometry.heads // 2})
+        heads = [0] if alike else sorted({0, scene.geometry.heads // 2})
         for head in heads if encoding.axes == 2 else ():
             which = f", head {head}" if len(heads) > 1 else ""
-            paint = functools.partial(
-                _scores_by_place, encoding=encoding, geometry=geometry, head=head
-            )
+            paint = functools.partial(_scores_by_place, head=head)
             drawn.append((f"score of equal vectors, by place of the key{which}", paint))
     tokens_apart = type(encoding.oracle()).embed_rows is Oracle.embed_rows
     if encoding.axes == 2 and overrides(encoding, "embed", "embed_next") and tokens_apart:
-        paint = functools.partial(_tokens_by_place, encoding=encoding, geometry=geometry)
-        drawn.append(("cosine of what tokens get, by place", paint))
+        drawn.append(("cosine of what tokens get, by place", _tokens_by_place))
     if overrides(encoding, "bias", "rescore") and all(encoding.window):
-        paint = functools.partial(_window, encoding=encoding, head_size=geometry.head_size)
         added = "bias" if overrides(encoding, "bias") else "score of a random query"
-        drawn.append((f"{added} of the first head, by place of the key", paint))
+        drawn.append((f"{added} of the first head, by place of the key", _window))
     return drawn
 
 
@@ -53,16 +45,12 @@ def heads_alike(oracle: Oracle) -> bool:
 
 
 def _products(
-    encoding: PositionEncoding,
-    geometry: Geometry,
-    head: int,
-    query: Sequence[int],
-    places: Sequence[Sequence[int]],
+    scene: Scene, head: int, query: Sequence[int], places: Sequence[Sequence[int]]
 ) -> np.ndarray:
     """Scores [n] of a query and keys at places, as shares of the score at the query's own place.
     All are ones before rotation, so that scores of a rotation are means of cosines.
     """
-    oracle: Any = encoding.oracle()
+    oracle, geometry = scene.encoding.oracle(), scene.geometry
     alike = heads_alike(oracle)
     heads, keys = (1, 1) if alike else (geometry.heads, geometry.kv_heads or geometry.heads)
     ones = np.ones((heads, geometry.head_size))
@@ -72,12 +60,13 @@ def _products(
     return np.array(products[1:]) / products[0]
 
 
-def _along_axes(axes: Any, encoding: PositionEncoding, geometry: Geometry, distance: int) -> None:
+def _along_axes(axes: Any, scene: Scene) -> None:
     """Draw scores of the first head for keys that differ from the query on one axis only."""
+    encoding, distance = scene.encoding, scene.distance
     for axis, name in waves.axis_names(encoding).items():
         places = np.zeros((distance + 1, encoding.axes), int)
         places[:, axis] = range(distance + 1)
-        scores = _products(encoding, geometry, 0, [0] * encoding.axes, places.tolist())
+        scores = _products(scene, 0, [0] * encoding.axes, places.tolist())
         axes.plot(scores, color=COLOURS[axis % len(COLOURS)], linewidth=1, label=name)
     waves.labels(axes, "distance", "share of the own score")
     waves.legend(axes, "along")
@@ -96,16 +85,16 @@ def _map(axes: Any, values: np.ndarray, reach: int) -> None:
     waves.labels(axes, "column", "row")
 
 
-def _scores_by_place(axes: Any, encoding: PositionEncoding, geometry: Geometry, head: int) -> None:
-    reach, places = _around(geometry)
-    _map(axes, _products(encoding, geometry, head, (reach, reach), places), reach)
+def _scores_by_place(axes: Any, scene: Scene, head: int) -> None:
+    reach, places = _around(scene.geometry)
+    _map(axes, _products(scene, head, (reach, reach), places), reach)
 
 
-def _tokens_by_place(axes: Any, encoding: PositionEncoding, geometry: Geometry) -> None:
+def _tokens_by_place(axes: Any, scene: Scene) -> None:
     """Draw cosines between what a token gets at each place and in the middle."""
-    reach, places = _around(geometry)
-    oracle: Any = encoding.oracle()
-    token = np.random.default_rng(0).standard_normal(encoding.token_width(geometry.width))
+    reach, places = _around(scene.geometry)
+    oracle, width = scene.encoding.oracle(), scene.encoding.token_width(scene.geometry.width)
+    token = np.random.default_rng(0).standard_normal(width)
     rows = np.stack([oracle.embed(token.copy(), place) for place in places])
     rows = rows - token if rows.shape[1] == len(token) else rows
     middle = rows[len(rows) // 2]
@@ -113,11 +102,12 @@ def _tokens_by_place(axes: Any, encoding: PositionEncoding, geometry: Geometry) 
     _map(axes, np.divide(rows @ middle, sizes, out=np.zeros(len(rows)), where=sizes > 0), reach)
 
 
-def _window(axes: Any, encoding: PositionEncoding, head_size: int) -> None:
+def _window(axes: Any, scene: Scene) -> None:
     """Draw what is added to the scores of all keys for a query in the middle of the window."""
-    rows, columns = encoding.window
-    oracle, query = encoding.oracle(), rows // 2 * columns + columns // 2
-    q, k = np.random.default_rng(0).standard_normal(head_size), np.zeros(head_size)
+    rows, columns = scene.encoding.window
+    oracle, query = scene.encoding.oracle(), rows // 2 * columns + columns // 2
+    q = np.random.default_rng(0).standard_normal(scene.geometry.head_size)
+    k = np.zeros(len(q))
     keys = range(rows * columns)
     added = [oracle.bias(0, query, p) + oracle.content(0, q, k, query, p) for p in keys]
     waves.heatmap(axes, np.reshape(added, (rows, columns)), origin="upper", cmap="viridis")

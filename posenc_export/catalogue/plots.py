@@ -1,7 +1,7 @@
 """Pictures of encodings, drawn from their float64 oracles."""
 
 import dataclasses
-from functools import partial
+import functools
 from typing import Any, List, Mapping, Sequence
 
 import numpy as np
@@ -10,6 +10,7 @@ from posenc_export import encodings
 from posenc_export.catalogue import grids, scores, waves
 from posenc_export.catalogue.grids import Panel
 from posenc_export.catalogue.picture_weights import build_for_picture
+from posenc_export.catalogue.waves import Scene
 from posenc_export.encodings.shared.base import Geometry, Oracle, PositionEncoding
 from posenc_export.encodings.shared.combined import overrides
 from posenc_export.encodings.shared.rotary import Rotary
@@ -75,21 +76,23 @@ def draw_all(subjects: Sequence[Subject], view: View = View()) -> Any:
     """Draw encodings below each other, each at most to the end of its range of positions."""
     from matplotlib.figure import Figure
 
-    drawn = [_panels(subject, view) for subject in subjects]
+    scenes = [_scene(subject, view) for subject in subjects]
+    drawn = [panels(scene) for scene in scenes]
     rows = [-(-len(of_subject) // ACROSS) for of_subject in drawn]
     columns = min(max(map(len, drawn)), ACROSS)
     figure = Figure(figsize=(4.4 * columns, 3.2 * sum(rows)), layout="constrained")
     parts: Any = [figure]
     if len(drawn) > 1:
         parts = figure.subfigures(len(drawn), 1, height_ratios=rows)
-    for part, subject, count, of_subject in zip(parts, subjects, rows, drawn, strict=True):
+    together = zip(parts, subjects, scenes, rows, drawn, strict=True)
+    for part, subject, scene, count, of_subject in together:
         # The title holds the name of a folder, where "$" begins no formula.
         part.suptitle(subject.title, fontsize=10, parse_math=False)
         for index, (title, paint) in enumerate(of_subject):
             axes = part.add_subplot(count, columns, index + 1)
             axes.set_title(title, fontsize=9)
             axes.tick_params(labelsize=8)
-            paint(axes)
+            paint(axes, scene)
     return figure
 
 
@@ -102,7 +105,8 @@ def draw_small(name: str) -> Any:
     figure = Figure(figsize=(2.3, 1.9), layout="constrained")
     axes = figure.add_subplot()
     chosen = 0 if overrides(subject.encoding, "embed", "embed_next") else -1
-    _panels(subject, view)[chosen][1](axes)
+    scene = _scene(subject, view)
+    panels(scene)[chosen][1](axes, scene)
     for scale_of_colours in figure.axes[1:]:
         scale_of_colours.remove()
     axes.legend_ = None
@@ -112,85 +116,54 @@ def draw_small(name: str) -> Any:
     return figure
 
 
-def _panels(subject: Subject, view: View) -> Any:
-    """Panels of no more than the range of positions."""
+def _scene(subject: Subject, view: View) -> Scene:
+    """What is drawn of no more than the range of positions."""
     longest = subject.geometry.max_positions
     distance = max(1, min(view.distance, longest - 1))
     positions = max(4, min(view.positions, longest))
-    return panels(subject.encoding, subject.spec, subject.geometry, distance, positions)
+    return Scene(subject.encoding, subject.spec, subject.geometry, distance, positions)
 
 
-def panels(
-    encoding: PositionEncoding,
-    spec: Mapping[str, Any],
-    geometry: Geometry,
-    distance: int,
-    positions: int,
-) -> List[Panel]:
-    """Panels of an encoding: tokens, wavelengths, places on a grid, biases, scores. spec:
-    specification that the encoding was built from; distance: largest distance between a query and a
-    key, in tokens; positions: number of tokens in panels by position.
-    """
-    drawn: List[Panel] = []
+def panels(scene: Scene) -> List[Panel]:
+    """Panels of an encoding: tokens, wavelengths, places on a grid, biases, scores."""
+    encoding, drawn = scene.encoding, list[Panel]()
     if overrides(encoding, "embed", "embed_next"):
-        drawn += _of_tokens(encoding, spec, geometry, positions)
+        drawn += _of_tokens(scene)
     if isinstance(encoding, Rotary):
-        drawn += _of_rotation(encoding, spec, geometry, distance)
+        drawn.append(("tokens to a full turn, by pair", waves.wavelengths))
+        if "theta" in encodings.parameters(scene.spec["name"]):
+            drawn.append(("bound of scores, by distance and theta", waves.bound))
+        drawn.append(("mean cosine of fast and of slow pairs", waves.fast_and_slow))
     if isinstance(encoding, RotaryGrid):
-        paint = partial(waves.sections, encoding=encoding)
-        drawn.append(("places to a full turn, by pair and axis", paint))
-    drawn += grids.panels(encoding, geometry, distance)
+        drawn.append(("places to a full turn, by pair and axis", waves.sections))
+    drawn += grids.panels(scene)
     by_distance = not all(encoding.window)
     if overrides(encoding, "bias") and by_distance:
-        drawn.append(
-            (
-                "bias, by distance and head",
-                partial(scores.bias, encoding=encoding, geometry=geometry, distance=distance),
-            )
-        )
+        drawn.append(("bias, by distance and head", scores.bias))
     if overrides(encoding, "rescore") and not overrides(encoding, "rotate"):
-        paint = partial(scores.by_content, encoding=encoding, geometry=geometry, distance=distance)
         if by_distance:
-            drawn.append(("score of equal vectors less that of the own key", paint))
+            title = "score of equal vectors less that of the own key"
+            drawn.append((title, scores.by_content))
     elif overrides(encoding, "rotate", "rescore") or not drawn:
         # An encoding with both hooks computes plain scores of rotated vectors.
         along = "distance on all axes" if encoding.axes else "distance"
-        paint = partial(scores.similarity, encoding=encoding, geometry=geometry, distance=distance)
-        drawn.append((f"score of equal vectors, by {along}", paint))
+        drawn.append((f"score of equal vectors, by {along}", scores.similarity))
     return drawn
 
 
-def _of_rotation(
-    encoding: Rotary, spec: Mapping[str, Any], geometry: Geometry, distance: int
-) -> List[Panel]:
-    paint = partial(waves.wavelengths, encoding=encoding, spec=spec, geometry=geometry)
-    drawn: List[Panel] = [("tokens to a full turn, by pair", paint)]
-    if "theta" in encodings.parameters(spec["name"]):
-        paint = partial(
-            waves.bound, encoding=encoding, spec=spec, geometry=geometry, distance=distance
-        )
-        drawn.append(("bound of scores, by distance and theta", paint))
-    paint = partial(waves.fast_and_slow, encoding=encoding, distance=distance)
-    return [*drawn, ("mean cosine of fast and of slow pairs", paint)]
-
-
-def _of_tokens(
-    encoding: PositionEncoding, spec: Mapping[str, Any], geometry: Geometry, positions: int
-) -> List[Panel]:
-    rows = scores.change(encoding, geometry, positions)  # [positions,E]
+def _of_tokens(scene: Scene) -> List[Panel]:
+    rows, encoding = scores.change(scene), scene.encoding  # [positions,E]
     differing = np.flatnonzero((rows[1:] != rows[:-1]).any(1))
     rows = rows[: SAME * (int(differing[-1]) + 2 if len(differing) else 1)]
-    drawn: List[Panel] = [("what a token gets, by position", partial(scores.embedded, rows=rows))]
+    title = "what a token gets, by position"
+    drawn: List[Panel] = [(title, lambda axes, _: scores.embedded(axes, rows))]
     if type(encoding.oracle()).embed_rows is Oracle.embed_rows:  # tokens depend on no other token
-        paint = partial(waves.inner_products, rows=rows)
-        drawn.append(("inner products of positions, normalised", paint))
+        title = "inner products of positions, normalised"
+        drawn.append((title, lambda axes, _: waves.inner_products(axes, rows)))
     if isinstance(encoding, Sinusoidal):
-        entries = [int(share * geometry.width) for share in SHARES]
-        paint = partial(waves.components, rows=rows, entries=entries)
-        drawn.append(("single entries, by position", paint))
-        entry = entries[2]
-        paint = partial(
-            waves.by_base, spec=spec, geometry=geometry, positions=positions, entry=entry
-        )
-        drawn.append((f"entry {entry}, by position and base", paint))
+        entries = [int(share * scene.geometry.width) for share in SHARES]
+        title = "single entries, by position"
+        drawn.append((title, lambda axes, _: waves.components(axes, rows, entries)))
+        paint = functools.partial(waves.by_base, entry=entries[2])
+        drawn.append((f"entry {entries[2]}, by position and base", paint))
     return drawn

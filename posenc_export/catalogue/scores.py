@@ -5,18 +5,19 @@ from typing import Any, Sequence
 import numpy as np
 
 from posenc_export.catalogue import grids, waves
-from posenc_export.catalogue.waves import COLOURS
-from posenc_export.encodings.shared.base import Geometry, PositionEncoding
+from posenc_export.catalogue.waves import COLOURS, Scene
 
 VECTORS, SHOWN = 12, 4  # random vectors of the mean score; heads with a line of their own
 CLIPPED = 2  # colours end at this multiple of the 99th percentile
 LABELLED = 8  # heads in a legend
 
 
-def change(encoding: PositionEncoding, geometry: Geometry, positions: int) -> np.ndarray:
+def change(scene: Scene) -> np.ndarray:
     """Encodings of the same token at all positions, minus that token: [positions,E]."""
+    encoding, geometry, positions = scene.encoding, scene.geometry, scene.positions
     token = np.random.default_rng(0).standard_normal(encoding.token_width(geometry.width))
-    rows = encoding.oracle().embed_rows(np.repeat(token[None], positions, 0), range(positions))
+    tokens = np.repeat(token[None], positions, 0)
+    rows: np.ndarray = encoding.oracle().embed_rows(tokens, range(positions))
     return rows - token if len(token) == geometry.width else rows
 
 
@@ -39,10 +40,11 @@ def embedded(axes: Any, rows: np.ndarray) -> None:
     waves.labels(axes, "position", "entry")
 
 
-def bias(axes: Any, encoding: PositionEncoding, geometry: Geometry, distance: int) -> None:
+def bias(axes: Any, scene: Scene) -> None:
     """Draw the bias of each head by distance."""
-    oracle, step = encoding.oracle(), -(-geometry.heads // LABELLED)
-    for head in range(geometry.heads):
+    oracle, heads, distance = scene.encoding.oracle(), scene.geometry.heads, scene.distance
+    step = -(-heads // LABELLED)
+    for head in range(heads):
         values = [oracle.bias(head, distance, distance - far) for far in range(distance + 1)]
         color = COLOURS[head % len(COLOURS)]
         axes.plot(values, color=color, linewidth=1, label=None if head % step else str(head))
@@ -50,11 +52,10 @@ def bias(axes: Any, encoding: PositionEncoding, geometry: Geometry, distance: in
     waves.legend(axes, "head", ncols=2)
 
 
-def similarity(axes: Any, encoding: PositionEncoding, geometry: Geometry, distance: int) -> None:
+def similarity(axes: Any, scene: Scene) -> None:
     """Draw mean and standard deviation of scores over random vectors, for the first head."""
-    scores = _scores(encoding, geometry, distance, [0] * VECTORS)
-    mean, spread = scores.mean(0), scores.std(0)
-    distances = range(distance + 1)
+    scores = _scores(scene, [0] * VECTORS)
+    mean, spread, distances = scores.mean(0), scores.std(0), range(scene.distance + 1)
     axes.fill_between(
         distances, mean - spread, mean + spread, color=COLOURS[0], alpha=0.2, linewidth=0
     )
@@ -62,21 +63,20 @@ def similarity(axes: Any, encoding: PositionEncoding, geometry: Geometry, distan
     waves.labels(axes, "distance", "score")
 
 
-def by_content(axes: Any, encoding: PositionEncoding, geometry: Geometry, distance: int) -> None:
+def by_content(axes: Any, scene: Scene) -> None:
     """Draw a line for each of some heads, minus the score of the query's own key."""
-    heads = range(min(SHOWN, geometry.heads))
-    scores = _scores(encoding, geometry, distance, heads)
+    heads = range(min(SHOWN, scene.geometry.heads))
+    scores = _scores(scene, heads)
     for head, color in zip(heads, COLOURS, strict=False):
         axes.plot(scores[head] - scores[head, 0], color=color, linewidth=1, label=str(head))
     waves.legend(axes, "head, vector")
     waves.labels(axes, "distance", "score")
 
 
-def _scores(
-    encoding: PositionEncoding, geometry: Geometry, query: int, heads: Sequence[int]
-) -> np.ndarray:
-    """Scores [n,query+1] by distance of equal random vectors, for n heads."""
-    random, oracle = np.random.default_rng(0), encoding.oracle()
+def _scores(scene: Scene, heads: Sequence[int]) -> np.ndarray:
+    """Scores [n,distance+1] by distance of equal random vectors, for n heads."""
+    geometry, query = scene.geometry, scene.distance
+    random, oracle = np.random.default_rng(0), scene.encoding.oracle()
     oracle.begin(range(query + 1))
     oracle.observe(random.standard_normal((query + 1, geometry.width)))
     rows, alike = [], grids.heads_alike(oracle)

@@ -1,13 +1,11 @@
 """Panels of rotations and sinusoids: wavelengths, bounds, fast and slow pairs."""
 
-from typing import Any, Dict, List, Mapping, Sequence
+from typing import Any, Dict, List, Mapping, NamedTuple, Sequence
 
 import numpy as np
 
 from posenc_export import encodings
 from posenc_export.encodings.shared.base import Geometry, PositionEncoding
-from posenc_export.encodings.shared.rotary import Rotary
-from posenc_export.encodings.shared.rotary_grid import RotaryGrid
 
 # Palette for colour-blind readers (Okabe and Ito 2008).
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00", "#444444", "#8c510a")
@@ -15,6 +13,16 @@ THETAS = (10000.0, 500000.0)  # Su et al. 2021; Llama 3
 BASES = (100.0, 10000.0, 1000000.0)
 AXES: Dict[int, Sequence[str]] = {2: ("row", "column"), 3: ("time", "height", "width")}
 MARKERS = "os^Dv<>P"
+
+
+class Scene(NamedTuple):
+    """What the panels of an encoding show."""
+
+    encoding: Any
+    spec: Mapping[str, Any]  # specification that the encoding was built from
+    geometry: Geometry
+    distance: int  # largest distance between a query and a key, in tokens
+    positions: int  # number of tokens in panels by position
 
 
 def labels(axes: Any, across: str, up: str = "") -> None:
@@ -35,16 +43,17 @@ def heatmap(axes: Any, values: np.ndarray, beyond: bool = False, **options: Any)
     scale.ax.tick_params(labelsize=7)
 
 
-def wavelengths(axes: Any, encoding: Rotary, spec: Mapping[str, Any], geometry: Geometry) -> None:
+def wavelengths(axes: Any, scene: Scene) -> None:
     """Draw the wavelength of each pair, and lines at the range and at the trained length."""
-    frequencies, theta = _frequencies(encoding), getattr(encoding, "theta", THETAS[0])
+    spec, frequencies = scene.spec, _frequencies(scene.encoding)
+    theta = getattr(scene.encoding, "theta", THETAS[0])
     turning = np.flatnonzero(frequencies)
     lengths = 2 * np.pi / frequencies[turning]
     axes.semilogy(turning, lengths, "o-", color=COLOURS[0], markersize=3)
-    plain = 2 * np.pi * theta ** (2 * np.arange(len(frequencies)) / encoding.size)
+    plain = 2 * np.pi * theta ** (2 * np.arange(len(frequencies)) / scene.encoding.size)
     if not np.allclose(lengths, plain[turning]):
         axes.semilogy(plain, "--", color="#8c959f", label="unscaled")
-    lines = {"range": geometry.max_positions}
+    lines = {"range": scene.geometry.max_positions}
     trained = encodings.parameters(spec["name"]).get("original_max_positions")
     if trained is not None:
         lines["trained length"] = spec.get("original_max_positions", trained.default)
@@ -54,17 +63,15 @@ def wavelengths(axes: Any, encoding: Rotary, spec: Mapping[str, Any], geometry: 
     legend(axes)
 
 
-def bound(
-    axes: Any, encoding: Rotary, spec: Mapping[str, Any], geometry: Geometry, distance: int
-) -> None:
+def bound(axes: Any, scene: Scene) -> None:
     """Draw long-range decay (Su et al. 2021, 3.4.3): the mean over j = 1 .. r/2 of |sum of exp(i
     d w_k) over k < j|, scaled to 1 at distance d = 0.
     """
-    asked = float(getattr(encoding, "theta", THETAS[0]))
+    asked = float(getattr(scene.encoding, "theta", THETAS[0]))
     for color, theta in zip(COLOURS, sorted({asked, *THETAS}), strict=False):
-        own = theta == asked
-        other: Any = encoding if own else encodings.build({**spec, "theta": theta}, geometry)
-        turns = np.exp(1j * np.arange(distance + 1)[:, None] * _frequencies(other))
+        own, other = theta == asked, {**scene.spec, "theta": theta}
+        drawn = scene.encoding if own else encodings.build(other, scene.geometry)
+        turns = np.exp(1j * np.arange(scene.distance + 1)[:, None] * _frequencies(drawn))
         bounds = np.abs(np.cumsum(turns, axis=1)).mean(1)
         label = f"{theta:g} (this one)" if own else f"{theta:g}"
         axes.plot(bounds / bounds[0], color=color, linewidth=1.6 if own else 0.8, label=label)
@@ -73,9 +80,9 @@ def bound(
     legend(axes, "theta")
 
 
-def fast_and_slow(axes: Any, encoding: Rotary, distance: int) -> None:
+def fast_and_slow(axes: Any, scene: Scene) -> None:
     """Draw the mean of cos(d w_k) over pairs that make a full turn, and over the others."""
-    frequencies = _frequencies(encoding)
+    frequencies, distance = _frequencies(scene.encoding), scene.distance
     turns = np.cos(np.arange(distance + 1)[:, None] * frequencies)
     fast = frequencies * distance >= 2 * np.pi
     paces = (f"turn within {distance}", fast), ("slower", ~fast)
@@ -87,11 +94,11 @@ def fast_and_slow(axes: Any, encoding: Rotary, distance: int) -> None:
     legend(axes)
 
 
-def _frequencies(encoding: Rotary) -> np.ndarray:
+def _frequencies(encoding: Any) -> np.ndarray:
     return np.array([encoding.frequency(k) for k in range(encoding.size // 2)])
 
 
-def _step(encoding: RotaryGrid, k: int) -> float:
+def _step(encoding: Any, k: int) -> float:
     """Angle of pair k between adjacent coordinates."""
     axis = encoding.axis_of_pair[k]
     return encoding.frequency(k) * abs(encoding.point(axis, 1) - encoding.point(axis, 0))
@@ -103,8 +110,9 @@ def axis_names(encoding: PositionEncoding) -> Dict[int, str]:
     return dict(enumerate(AXES.get(count, [f"axis {axis}" for axis in range(count)])))
 
 
-def sections(axes: Any, encoding: RotaryGrid) -> None:
+def sections(axes: Any, scene: Scene) -> None:
     """Draw the wavelength of each pair, coloured by its coordinate."""
+    encoding = scene.encoding
     for axis, name in axis_names(encoding).items():
         pairs = [k for k, of_pair in enumerate(encoding.axis_of_pair) if of_pair == axis]
         lengths = [2 * np.pi / _step(encoding, k) for k in pairs]
@@ -138,15 +146,13 @@ def components(axes: Any, rows: np.ndarray, entries: List[int]) -> None:
     legend(axes, "entry")
 
 
-def by_base(
-    axes: Any, spec: Mapping[str, Any], geometry: Geometry, positions: int, entry: int
-) -> None:
+def by_base(axes: Any, scene: Scene, entry: int) -> None:
     """Draw one entry of a sinusoid for several bases."""
-    asked = float(spec.get("base", BASES[1]))
+    asked = float(scene.spec.get("base", BASES[1]))
     for color, base in zip(COLOURS, sorted({asked, *BASES}), strict=False):
-        oracle = encodings.build({**spec, "base": base}, geometry).oracle()
-        token = np.zeros(geometry.width)
-        values = [oracle.embed(token, position)[entry] for position in range(positions)]
+        oracle = encodings.build({**scene.spec, "base": base}, scene.geometry).oracle()
+        token = np.zeros(scene.geometry.width)
+        values = [oracle.embed(token, position)[entry] for position in range(scene.positions)]
         axes.plot(values, color=color, linewidth=1, label=f"{base:g}")
     labels(axes, "position")
     legend(axes, "base")
