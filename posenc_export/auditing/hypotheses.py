@@ -13,6 +13,7 @@ from posenc_export.auditing.exact import Exact
 from posenc_export.export.expected import eager_session, full_pass
 from posenc_export.models import block, parameters, stack, user_module
 from posenc_export.models.attention_config import AttentionConfig
+from posenc_export.models.whole_pass import encodings_in
 
 THETAS = (100.0, 1000.0, 10000.0, 100000.0, 500000.0, 1000000.0, 5000000.0)
 # A model is the graph's if their outputs differ by at most this many tolerances, and by this many
@@ -123,7 +124,7 @@ def changed(model: Any, change: Change) -> Any:
         if name not in weights or weights[name].shape != parameter.shape:
             return None
         parameters.fill(places[id(parameter)], weights[name])
-    for encoding in {other.token_encoding, *(part.encoding for part in other.attentions())}:
+    for encoding in encodings_in(other):
         encoding.prepare()
     return other.eval()
 

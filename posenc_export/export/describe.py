@@ -14,6 +14,7 @@ from posenc_export.models.config import AnyConfig
 from posenc_export.models.config_json import encodings_of, kind_of, to_json
 from posenc_export.models.stack import Text
 from posenc_export.models.user_module import inner_of
+from posenc_export.models.whole_pass import encodings_in
 from posenc_export.runtime.artefact.manifest import Calibration, Manifest, Package
 from posenc_export.runtime.artefact.records import Generation, Weights
 from posenc_export.runtime.artefact.schema import FIRST_INTERFACE, GRAPHS
@@ -54,7 +55,6 @@ def describe(
         caches: of the target.
         few_bits: what the target is to round; the weights of the model are rounded already.
     """
-    encodings_of_layers = (part.encoding for part in model.attentions())
     text, grows = text_of(model), target in GRAPHS and GRAPHS[target].grows
     return Manifest(
         kind=kind_of(model.config),
@@ -73,7 +73,7 @@ def describe(
         cached_keys=cached_keys(model),
         axes=model.axes,
         coordinate_range=model.coordinate_range,
-        chunk=min(part.chunk for part in (model.token_encoding, *encodings_of_layers)),
+        chunk=min(encoding.chunk for encoding in encodings_in(model)),
         encoder=graph_values.encoder_of(model),
         step_weights=graph_values.step_weights(model),
         interface=FIRST_INTERFACE,

@@ -7,6 +7,7 @@ from posenc_export.encodings.shared.base import Edge
 from posenc_export.export.describe import Model
 from posenc_export.models.parts import build
 from posenc_export.models.user_module import inner_of
+from posenc_export.models.whole_pass import encodings_in
 from posenc_export.runtime.artefact.manifest import Manifest
 from posenc_export.runtime.session.cached_rows import REWIND
 from posenc_export.runtime.session.windows import NEW
@@ -47,9 +48,7 @@ def depths(length: int) -> Dict[str, int]:
 
 
 def _stated(model: Any) -> Iterator[Edge]:
-    config = model.config
-    kinds = [kind.attention for kind in getattr(config, "kinds", ())]
-    for attention in kinds or [config.attention] if hasattr(config, "attention") else kinds:
+    for attention in model.config.attentions:
         yield from build("sees", attention.sees).edges()
-    for encoding in (model.token_encoding, *(part.encoding for part in model.attentions())):
+    for encoding in encodings_in(model):
         yield from encoding.edges()

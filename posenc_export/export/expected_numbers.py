@@ -8,6 +8,7 @@ import torch
 from posenc_export.encodings.shared.tables import levels_of
 from posenc_export.export.signatures import wrap
 from posenc_export.export.trace import Source
+from posenc_export.models.whole_pass import encodings_in
 from posenc_export.runtime.artefact.manifest import Manifest
 from posenc_export.runtime.verification.integer_rules import LEVELS
 
@@ -78,9 +79,8 @@ class ExpectedNumbers:
         """Return whether numbers [H,range] are the biases of an encoding of the module by distance,
         the last of which is that of all larger distances. bound: of errors, relative to 1 + |bias|.
         """
-        encodings = {id(part.encoding): part.encoding for part in self._model.attentions()}
         last, keys = torch.tensor([[self._most - 1]]), torch.arange(self._most)[None]
-        for encoding in encodings.values():
+        for encoding in encodings_in(self._model):
             with torch.no_grad():
                 bias = encoding.bias(last, keys)
             if bias is None:

@@ -12,6 +12,7 @@ from torch import Tensor
 from posenc_export import ops
 from posenc_export.models.stack import Stack
 from posenc_export.models.user_module import Model
+from posenc_export.models.whole_pass import encodings_in
 from posenc_export.shared.refusal import refusal
 
 
@@ -177,9 +178,7 @@ def takes_logits_index(model: Model, signature: str) -> bool:
 
 def wrap(model: Model, signature: str) -> torch.nn.Module:
     """Return the model in a calling convention, for eval. ValueError: "mask" with coordinates."""
-    for encoding in dict.fromkeys(
-        (model.token_encoding, *(attention.encoding for attention in model.attentions()))
-    ):
+    for encoding in encodings_in(model):
         encoding.prepare()
     if signature == "mask" and model.axes:
         rule = "an encoding without coordinates for signature mask"

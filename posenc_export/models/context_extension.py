@@ -7,11 +7,12 @@ import torch
 
 from posenc_export.encodings import PositionEncoding
 from posenc_export.encodings.learned import Learned
-from posenc_export.encodings.shared.combined import Combined
+from posenc_export.encodings.shared.combined import parts_of
 from posenc_export.models.block import AttentionBlock
 from posenc_export.models.config import BlockConfig
 from posenc_export.models.presets import MODELS
 from posenc_export.models.stack import Stack
+from posenc_export.models.whole_pass import encodings_in
 from posenc_export.shared.refusal import refusal
 
 M = TypeVar("M", bound=Union[Stack, AttentionBlock])
@@ -60,16 +61,12 @@ def to_hierarchical(model: M, max_positions: int, share: float = 0.4) -> M:
     return _with_range(model, max_positions, index, spec, encoding)
 
 
-def _parts(encoding: PositionEncoding) -> Tuple[Any, ...]:
-    return tuple(encoding.parts) if isinstance(encoding, Combined) else (encoding,)
-
-
 def _learned(model: Any) -> Tuple[int, Learned]:
     """Return the learned encoding among the token encodings of a model, and its index."""
     if not isinstance(model, (Stack, AttentionBlock)):
         rule, remedy = "a Stack or an AttentionBlock", "pass the one inside your module"
         raise refusal("longer", rule, type(model).__name__, remedy)
-    parts = _parts(model.token_encoding)
+    parts = parts_of(model.token_encoding)
     learned = [(index, part) for index, part in enumerate(parts) if isinstance(part, Learned)]
     if len(learned) != 1:
         names = ", ".join(type(part).__name__ for part in parts)
@@ -83,7 +80,7 @@ def _with_range(
 ) -> M:
     """Return a copy with another range and the token encoding `index` replaced, as `spec` says."""
     longer: Any = MODELS[type(model.config)](_config(model.config, max_positions, index, spec))
-    replaced, weights = _parts(longer.token_encoding)[index], dict(model.named_parameters())
+    replaced, weights = parts_of(longer.token_encoding)[index], dict(model.named_parameters())
     new = {id(parameter) for parameter in replaced.parameters()}
     with torch.no_grad():
         for name, parameter in longer.named_parameters():
@@ -97,8 +94,7 @@ def _with_range(
     replaced.load_state_dict(encoding.state_dict())
     if isinstance(model, Stack):
         longer.text = model.text
-    in_layers = [attention.encoding for attention in longer.attentions()]
-    for built in dict.fromkeys((longer.token_encoding, *in_layers)):
+    for built in encodings_in(longer):
         built.prepare()
     return longer.train(model.training)
 

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
 
 from posenc_export.encodings.shared.base import Geometry, PositionEncoding
-from posenc_export.encodings.shared.combined import Combined
+from posenc_export.encodings.shared.combined import parts_of
 from posenc_export.models.config import BlockConfig
 from posenc_export.models.user_module import Inner
 
@@ -24,8 +24,7 @@ class Placed:
     @property
     def parts(self) -> List[Tuple[Mapping[str, Any], PositionEncoding]]:
         """Each specification with the encoding built from it; none without encodings."""
-        parts: Any = self.encoding.parts if isinstance(self.encoding, Combined) else [self.encoding]
-        return list(zip(self.specs, parts, strict=True)) if self.specs else []
+        return list(zip(self.specs, parts_of(self.encoding), strict=True)) if self.specs else []
 
 
 def from_outside(model: Inner) -> Dict[str, str]:

@@ -17,6 +17,7 @@ from posenc_export.models.parameters import fill, slots
 from posenc_export.models.stack import Stack, Text
 from posenc_export.models.tensor_files import Shape
 from posenc_export.models.weight_blocks import stored
+from posenc_export.models.whole_pass import encodings_in
 from posenc_export.shared.allocation import enough_memory
 from posenc_export.shared.refusal import refusal
 
@@ -92,7 +93,7 @@ def from_pretrained(
         if isinstance(model, Stack):
             model.text = _text(checkpoint.files, values, model.config, part)
             model.stored = stored(sources, checkpoint.matrix)
-    for encoding in {model.token_encoding, *(built.encoding for built in model.attentions())}:
+    for encoding in encodings_in(model):
         encoding.prepare()
     if sentences is not None and isinstance(model, Stack):
         sentence_transformers.attach(model, sentences)

@@ -1,12 +1,20 @@
-"""The call of a model without a cache, as in training, with its input only."""
+"""The call of a model without a cache, as in training, with its input only, and what it reads."""
 
 from typing import Any, List, Optional
 
 import torch
 from torch import Tensor
 
-from posenc_export.encodings.shared.base import StateSpec
+from posenc_export.encodings.shared.base import PositionEncoding, StateSpec
 from posenc_export.shared.refusal import refusal
+
+
+def encodings_in(model: Any) -> List[PositionEncoding]:
+    """Return the encodings of a block, a stack or a module around one, each once: that of tokens,
+    then those of layers.
+    """
+    in_layers = (attention.encoding for attention in model.attentions())
+    return list(dict.fromkeys((model.token_encoding, *in_layers)))
 
 
 def weight_dtype(model: Any) -> torch.dtype:

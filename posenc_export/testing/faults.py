@@ -7,6 +7,7 @@ from torch import Tensor
 
 from posenc_export.encodings.shared.base import PositionEncoding
 from posenc_export.encodings.shared.combined import overrides
+from posenc_export.models.whole_pass import encodings_in
 
 
 class Faulty(PositionEncoding):
@@ -102,7 +103,7 @@ FAULTS: Dict[str, Type[Faulty]] = {
 
 def applicable(fault: Type[Faulty], model: Any) -> bool:
     """Whether the encodings of a model have what the fault breaks."""
-    encodings = [model.token_encoding, *(attention.encoding for attention in model.attentions())]
+    encodings = encodings_in(model)
     if fault is Forgetful:
         return any(encoding.embed_states() or encoding.layer_states() for encoding in encodings)
     hooks = ("embed", "embed_next", "rotate", "bias", "rescore")

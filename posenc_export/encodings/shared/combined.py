@@ -11,10 +11,14 @@ from posenc_export.encodings.shared.base import Edge, Oracle, PositionEncoding, 
 from posenc_export.shared.refusal import refusal
 
 
+def parts_of(encoding: PositionEncoding) -> List[PositionEncoding]:
+    """The parts of a combined encoding; another encoding itself."""
+    return list(encoding.parts) if isinstance(encoding, Combined) else [encoding]
+
+
 def overrides(encoding: PositionEncoding, *hooks: str) -> bool:
     """Whether an encoding, or a part of a combined one, overrides one of these hooks."""
-    parts = encoding.parts if isinstance(encoding, Combined) else [encoding]
-    of = [(type(part), hook) for part in parts for hook in hooks]
+    of = [(type(part), hook) for part in parts_of(encoding) for hook in hooks]
     return any(getattr(cls, hook) is not getattr(PositionEncoding, hook) for cls, hook in of)
 
 

@@ -19,7 +19,6 @@ from posenc_export.export.quantization.grid import Grid, OnGrid
 from posenc_export.export.quantization.rounding import activations_of, linear_layers, tables
 from posenc_export.export.quantization.samples import Sample
 from posenc_export.export.quantization.text import reads_text
-from posenc_export.models.whole_pass import coordinates_at
 from posenc_export.runtime.artefact.manifest import Manifest
 from posenc_export.runtime.artefact.rules import WEIGHTS
 from posenc_export.shared.progress import Progress, Steps, silent
@@ -188,15 +187,8 @@ def _measured(
 
 def _cross_entropy(model: Model, tokens: Tensor) -> Tensor:
     """Return the cross-entropy of a window [1,L] int64, summed over its tokens."""
-    positions = torch.arange(tokens.size(1))[None]
-    coordinates = coordinates_at(model, positions)
-    in_layers = [state for attention in model.attentions() for state in attention.states()]
-    carried = [*model.token_encoding.embed_states(), *in_layers]
-    sizes = [(s.sizes[0], 0, s.sizes[1]) if s.grows else s.sizes for s in carried]
-    states = [torch.zeros(1, *size) for size in sizes]
-    first = torch.zeros(1, dtype=torch.int64)
-    logits = model(tokens, positions, coordinates, positions, first, states)[0]
-    return torch.nn.functional.cross_entropy(logits[0, :-1], tokens[0, 1:], reduction="sum")
+    logits = model(tokens)[0, :-1]
+    return torch.nn.functional.cross_entropy(logits, tokens[0, 1:], reduction="sum")
 
 
 def _choices(parts: Sequence[Tuple[Reader, Sensitivity]]) -> List[Choice]:
