@@ -121,36 +121,28 @@ class Measurement:
         """Return the rows of a phase, fastest first. bandwidths: bytes per second by bytes read."""
         pairs = list(zip(self.contestants, times, strict=True))
         pairs.sort(key=lambda pair: spread(pair[1]).median)
-        fastest = pairs[0][1]
-        return [self._row(phase, tokens, *pair, fastest, bandwidths) for pair in pairs]
-
-    def _row(
-        self,
-        phase: str,
-        tokens: int,
-        contestant: Contestant,
-        samples: List[float],
-        fastest: List[float],
-        bandwidths: Dict[int, float],
-    ) -> Row:
-        times, over = spread(samples), ratio(samples, fastest)
-        size = self._bytes(contestant, tokens)
-        bandwidth = bandwidths.get(size) if contestant.reads_known_bytes else None
-        return Row(
-            phase=phase,
-            tokens=tokens,
-            contestant=contestant.label,
-            model=contestant.model,
-            median_seconds=times.median,
-            p10_seconds=times.low,
-            p90_seconds=times.high,
-            samples_seconds=samples,
-            tokens_per_second=self.batch * (tokens if phase == "prefill" else 1) / times.median,
-            ratio_to_fastest=None if over is None else over.median,
-            least_bytes=size if bandwidth else None,
-            read_bytes_per_second=bandwidth,
-            share_of_limit=size / times.median / bandwidth if bandwidth else None,
-        )
+        rows, together = [], self.batch * (tokens if phase == "prefill" else 1)
+        for contestant, samples in pairs:
+            of_step, over = spread(samples), ratio(samples, pairs[0][1])
+            size = self._bytes(contestant, tokens)
+            bandwidth = bandwidths.get(size) if contestant.reads_known_bytes else None
+            row = Row(
+                phase=phase,
+                tokens=tokens,
+                contestant=contestant.label,
+                model=contestant.model,
+                median_seconds=of_step.median,
+                p10_seconds=of_step.low,
+                p90_seconds=of_step.high,
+                samples_seconds=samples,
+                tokens_per_second=together / of_step.median,
+                ratio_to_fastest=None if over is None else over.median,
+                least_bytes=size if bandwidth else None,
+                read_bytes_per_second=bandwidth,
+                share_of_limit=size / of_step.median / bandwidth if bandwidth else None,
+            )
+            rows.append(row)
+        return rows
 
 
 def _loaded(contestant: Contestant, reply: Dict[str, Any], peak: int) -> Loaded:

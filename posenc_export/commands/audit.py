@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from posenc_export.commands.options import Table, option
 from posenc_export.commands.terminal import FAILED_CHECK, note, show
+from posenc_export.runtime.artefact.places import Form, check_file, write_file
 from posenc_export.shared.refusal import refusal
 
 if TYPE_CHECKING:
@@ -52,7 +53,6 @@ OPTIONS: Table = {
 def run(options: argparse.Namespace) -> int:
     """Run the command. Returns the exit status: 0, or 1 if the graph is wrong or refuses a call."""
     from posenc_export.auditing import audit, page, repeat
-    from posenc_export.runtime.artefact.places import Form, check_file, write_file
 
     graph = options.graph or options.url
     if graph is None or options.graph and options.url:

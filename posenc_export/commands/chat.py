@@ -19,6 +19,8 @@ from posenc_export.commands.options import (
     sampling,
 )
 from posenc_export.commands.terminal import print_text, refuse
+from posenc_export.runtime.artefact.chat_template import needed_chat_codec
+from posenc_export.runtime.session.chat import Chat
 from posenc_export.shared.refusal import refusal
 
 NEW = "/new"
@@ -39,9 +41,6 @@ OPTIONS: Table = {
 
 def run(options: argparse.Namespace) -> int:
     """Reply until the end of stdin. Returns the exit status 0."""
-    from posenc_export.runtime.artefact.chat_template import needed_chat_codec
-    from posenc_export.runtime.session.chat import Chat
-
     for name in ("max_tokens", "context"):
         number = getattr(options, name)
         if number is not None and number < 1:

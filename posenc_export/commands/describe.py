@@ -16,6 +16,8 @@ from posenc_export.commands.options import (
     option,
     option_name,
 )
+from posenc_export.runtime.artefact.description import lines
+from posenc_export.runtime.artefact.manifest import read
 from posenc_export.shared.tables import WIDTH, aligned
 
 SIZES = {name: default for name, default in BLOCK.items() if name != "seed"}
@@ -30,8 +32,6 @@ OPTIONS: Table = {
 
 
 def run(options: argparse.Namespace) -> int:
-    from posenc_export.runtime.artefact.description import lines
-
     values = _description(options.model, chosen_of(options, (*SIZES, "part")))
     table = "\n".join(aligned(None, lines(values), WIDTH))
     print(json.dumps(values, indent=1) if options.json else table)
@@ -40,8 +40,6 @@ def run(options: argparse.Namespace) -> int:
 
 def _description(model: str, chosen: Dict[str, Any]) -> Dict[str, Any]:
     if (Path(model) / "posenc.json").is_file():
-        from posenc_export.runtime.artefact.manifest import read
-
         _check_only((), chosen, "an artefact")
         return dict(read(Path(model)).config)
     from posenc_export.models.config_json import to_json

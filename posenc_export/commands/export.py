@@ -3,12 +3,12 @@
 import argparse
 import json
 from pathlib import Path
-from typing import Any, Dict, List, Optional, Tuple
+from typing import Any, Dict, Iterable, List, Optional, Tuple
 
 from posenc_export.commands.model_argument import CALLABLE, NO_HEADS, model_of
-from posenc_export.commands.next_steps import next_steps, sizes
 from posenc_export.commands.options import PART, Group, Table, block_options, nearest_model, option
 from posenc_export.commands.terminal import FAILED_CHECK, refuse, show, summary
+from posenc_export.runtime.artefact import rules, tokenizer
 from posenc_export.runtime.artefact.manifest import Manifest
 from posenc_export.runtime.artefact.schema import GRAPHS
 from posenc_export.shared.preset_folders import NAMES
@@ -18,6 +18,8 @@ from posenc_export.shared.suggestion import check_name
 
 FILES = (".safetensors", ".pt", ".pth", ".bin")
 TARGETS = tuple(name for name in GRAPHS if name != "aotinductor")  # which `posenc compile` writes
+# By graph, the runtime of a program that runs it, and the name of its file.
+PROGRAMS = {"model.onnx": ("python", "run.py"), "model.pt": ("libtorch", "run.cpp")}
 # Options that are fields of ExportOptions with the same meaning.
 SETTINGS = "signature dtype calibrate cache tolerance text max_loss size".split()
 OF_BLOCK: Table = {
@@ -181,7 +183,50 @@ def _print(options: argparse.Namespace, manifests: Dict[Path, Manifest]) -> None
         print(json.dumps(rows, indent=1))
     elif rows:
         show(rows)
-        print("", *sizes(manifests.values()), *next_steps(manifests), sep="\n")
+        print("", *_sizes(manifests.values()), *_next_steps(manifests), sep="\n")
+
+
+def _sizes(manifests: Iterable[Manifest]) -> List[str]:
+    """Return a line for each artefact: positions, slots of caches and opset."""
+    lines = []
+    for manifest in manifests:
+        parts = [f"{manifest.target}: positions 0 .. {manifest.max_positions - 1}"]
+        if manifest.in_place:
+            parts.append(f"caches of at most {manifest.max_positions} slots")
+        elif any(state.grows for state in manifest.states):
+            parts.append("caches that grow")
+        if manifest.opset:
+            opset = [f"{domain or 'ai.onnx'} {number}" for domain, number in manifest.opset.items()]
+            parts.append(f"opset {' and '.join(opset)}")
+        lines.append(", ".join(parts))
+    return lines
+
+
+def _next_steps(manifests: Dict[Path, Manifest]) -> List[str]:
+    """Return commands for artefacts by folder: check the last of them, run it, and time all."""
+    folder, manifest = list(manifests.items())[-1]
+    cuda = manifest.target.endswith("-cuda")
+    lines = [
+        f"posenc verify {folder}{' --provider cuda' if cuda else ''}",
+        _running(folder, manifest),
+        f"posenc bench {' '.join(map(str, manifests))}",
+    ]
+    return ["next:", *(f"  {line}" for line in lines if line)]
+
+
+def _running(folder: Path, manifest: Manifest) -> str:
+    """Return the command that runs an artefact; empty if no command does."""
+    if "sentence_embedding" in [output.name for output in manifest.outputs]:
+        return f"posenc embed {folder} texts.txt"
+    if manifest.encoder:
+        return f"posenc generate {folder} --encoder FOLDER --prompt 'text for the encoder'"
+    readable = manifest.vocabulary == tokenizer.BYTES or "tokenizer.json" in manifest.files
+    if manifest.kind == "decoder" and readable:
+        return f"posenc generate {folder} --prompt 'Once upon a time'"
+    if rules.graph_file(manifest) in PROGRAMS:
+        language, program = PROGRAMS[rules.graph_file(manifest)]
+        return f"posenc inspect {folder} --runtime {language} > {program}"
+    return ""
 
 
 def _check_words(options: argparse.Namespace) -> None:

@@ -19,6 +19,11 @@ from posenc_export.commands.options import (
     sampling,
 )
 from posenc_export.commands.terminal import print_text
+from posenc_export.runtime.artefact.chat_template import needed_chat_codec
+from posenc_export.runtime.artefact.tokenizer import codec
+from posenc_export.runtime.session import first_tokens, saved
+from posenc_export.runtime.session.chat import Chat
+from posenc_export.runtime.session.drafts import keep
 from posenc_export.shared.refusal import refusal
 
 OPTIONS: Table = {
@@ -97,8 +102,6 @@ def _check(options: argparse.Namespace) -> None:
 
 def _continue(options: argparse.Namespace, session: Any, cached: List[int]) -> int:
     """Print the continuation of a prompt, or the text of features. cached: ids in the session."""
-    from posenc_export.runtime.artefact.tokenizer import codec
-
     text = codec(options.folder, session.manifest)
     begin = "" if options.features else options.prompt[0]
     prompt = text.encode(begin) if begin else []
@@ -133,9 +136,6 @@ def _continue(options: argparse.Namespace, session: Any, cached: List[int]) -> i
 def _tokens(
     options: argparse.Namespace, session: Any, prompt: List[int], cached: List[int]
 ) -> Iterator[int]:
-    from posenc_export.runtime.session import first_tokens
-    from posenc_export.runtime.session.drafts import keep
-
     kept = keep(session, cached, prompt) if cached else 0
     start: Optional[List[np.ndarray]] = [np.array(prompt[kept:])]
     encoder_output = None
@@ -159,8 +159,6 @@ def _tokens(
 
 def _opened(options: argparse.Namespace) -> Tuple[Any, List[int]]:
     """Return a session, and the ids in its cache. Raise ValueError as Model.restore does."""
-    from posenc_export.runtime.session import saved
-
     model, cache = loaded(options, options.folder), options.cache
     if cache is None or not cache.exists():
         return model.session(capacity=options.endless), []
@@ -173,9 +171,6 @@ def _opened(options: argparse.Namespace) -> Tuple[Any, List[int]]:
 
 
 def _converse(options: argparse.Namespace, session: Any, cached: List[int]) -> int:
-    from posenc_export.runtime.artefact.chat_template import needed_chat_codec
-    from posenc_export.runtime.session.chat import Chat
-
     codec = needed_chat_codec(options.folder, session.manifest)
     chat = Chat(session, codec, options.system, None, drafting(options), cached)
     for prompt in options.prompt:

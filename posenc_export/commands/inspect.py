@@ -6,9 +6,19 @@ import json
 from pathlib import Path
 from typing import Any, Dict, List, Optional, Tuple
 
+from posenc_export.clients.programs import groups, program
 from posenc_export.commands.options import Table, folder_of, option
 from posenc_export.commands.terminal import summary
+from posenc_export.runtime.artefact import description
+from posenc_export.runtime.artefact import manifest as manifests
+from posenc_export.runtime.artefact.certificate import format_unreached
+from posenc_export.runtime.artefact.files import locate
+from posenc_export.runtime.artefact.graph_inputs import meanings_of
 from posenc_export.runtime.artefact.manifest import Manifest
+from posenc_export.runtime.artefact.rules import graph_file
+from posenc_export.runtime.artefact.summary import summary as described
+from posenc_export.runtime.graphs import cuda_placement
+from posenc_export.runtime.graphs.providers import threads_text
 from posenc_export.shared.tables import WIDTH, aligned
 
 Line = Tuple[str, str]
@@ -24,13 +34,8 @@ OPTIONS: Table = {
 
 
 def run(options: argparse.Namespace) -> int:
-    from posenc_export.runtime.artefact import description
-    from posenc_export.runtime.artefact import manifest as manifests
-
     manifest = manifests.read(options.folder)
     if options.runtime is not None:
-        from posenc_export.clients import program
-
         print(program(manifest, options.runtime), end="")
     elif options.json:
         values = {**manifest.to_json(), "digest": manifest.digest}
@@ -44,8 +49,6 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _model(manifest: Manifest) -> List[Line]:
-    from posenc_export.runtime.artefact.summary import summary as described
-
     packages = []
     for name, origin in manifest.packages.items():
         version = origin.version or "(no version)"
@@ -64,8 +67,6 @@ def _operators(manifest: Manifest) -> List[Line]:
 
 
 def _values(manifest: Manifest) -> List[Line]:
-    from posenc_export.runtime.artefact.graph_inputs import meanings_of
-
     meanings, lines = meanings_of(manifest), []
     titles = {"input": manifest.inputs, "encoder": manifest.encoder, "output": manifest.outputs}
     for title, values in titles.items():
@@ -76,9 +77,6 @@ def _values(manifest: Manifest) -> List[Line]:
 
 
 def _states(manifest: Manifest) -> List[Line]:
-    from posenc_export.clients.programs import groups
-    from posenc_export.runtime.artefact.graph_inputs import meanings_of
-
     meanings, lines = meanings_of(manifest), []
     for group in groups(manifest):
         state = group.example
@@ -92,10 +90,6 @@ def _states(manifest: Manifest) -> List[Line]:
 
 def _cuda(folder: Path, manifest: Manifest) -> List[Line]:
     """Line for what the CUDA provider would make of an ONNX graph."""
-    from posenc_export.runtime.artefact.files import locate
-    from posenc_export.runtime.artefact.rules import graph_file
-    from posenc_export.runtime.graphs import cuda_placement
-
     if graph_file(manifest) != "model.onnx":
         return []
     grows = any(state.grows for state in manifest.states)
@@ -110,9 +104,6 @@ def _axes(axes: Tuple[object, ...]) -> str:
 
 
 def _proof(manifest: Manifest) -> List[Line]:
-    from posenc_export.runtime.artefact.certificate import format_unreached
-    from posenc_export.runtime.graphs.providers import threads_text
-
     sizes = ", ".join(f"{name} {file.bytes}" for name, file in manifest.files.items())
     against = (manifest.certificate or {}).get("against")
     lines = [

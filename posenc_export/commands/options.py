@@ -6,7 +6,10 @@ from pathlib import Path
 from typing import Any, Container, Dict, Iterable, NamedTuple, Sequence, Tuple, Union
 
 from posenc_export.commands.terminal import note_unverified
+from posenc_export.runtime import load
+from posenc_export.runtime.artefact.files import locate
 from posenc_export.runtime.graphs.providers import AUTO, HELP
+from posenc_export.runtime.session.speculation import LOOKUP
 from posenc_export.shared.preset_folders import NAMES
 from posenc_export.shared.refusal import refusal
 from posenc_export.shared.suggestion import download, suggestion
@@ -146,8 +149,6 @@ def nearest_model(model: str, names: Sequence[str]) -> str:
 
 def loaded(options: argparse.Namespace, folder: Path, threads: Union[int, str] = AUTO) -> Any:
     """Load the model of a folder. A line on stderr says if it was never verified."""
-    from posenc_export.runtime import load
-
     model = load(folder, options.provider, threads)
     note_unverified(options.say, folder, model.manifest)
     return model
@@ -160,10 +161,6 @@ def sampling(options: argparse.Namespace) -> Tuple[float, int, float, int]:
 
 def drafting(options: argparse.Namespace) -> Any:
     """Session.generate's argument `speculate`. Raise ValueError for a folder without artefact."""
-    from posenc_export.runtime import load
-    from posenc_export.runtime.artefact.files import locate
-    from posenc_export.runtime.session.speculation import LOOKUP
-
     if options.speculate in (None, LOOKUP):
         return options.speculate
     if not locate(options.speculate).is_dir():

@@ -5,6 +5,7 @@ import json
 from pathlib import Path
 
 from posenc_export.commands.options import Table, folder_of, option
+from posenc_export.page import write
 
 OPTIONS: Table = {
     **folder_of("the artefact of a decoder with a tokenizer or byte by byte, target ort or onnx"),
@@ -21,8 +22,6 @@ OPTIONS: Table = {
 
 
 def run(options: argparse.Namespace) -> int:
-    from posenc_export.page import write
-
     options.say(f"{options.folder}: writing a page")
     write(options.folder, options.output, options.onnxruntime_web)
     size = sum(path.stat().st_size for path in options.output.rglob("*") if path.is_file())

@@ -8,7 +8,10 @@ from pathlib import Path
 from typing import Any, Dict, Tuple
 
 from posenc_export.commands.options import Table, option
+from posenc_export.runtime.artefact.places import Form, check_file, write_file
+from posenc_export.shared.preset_folders import NAMES
 from posenc_export.shared.refusal import refusal
+from posenc_export.shared.suggestion import suggestion
 
 SUFFIXES = (".png", ".svg")
 MADE_BY = "posenc plot"  # in the metadata of every picture, by which an earlier one is recognized
@@ -33,8 +36,6 @@ OPTIONS: Table = {
 
 
 def run(options: argparse.Namespace) -> int:
-    from posenc_export.runtime.artefact.places import Form, check_file, write_file
-
     form = Form("plot", MADE_BY.encode())
     path = options.output or Path(f"{_name(options.encoding)}.png")
     if path.suffix not in SUFFIXES:
@@ -54,7 +55,6 @@ def run(options: argparse.Namespace) -> int:
 def _is_artefact(text: str) -> bool:
     """Whether a text is a folder or a preset. rope is an encoding, and ./rope a folder."""
     from posenc_export.encodings import KNOWN
-    from posenc_export.shared.preset_folders import NAMES
 
     place = text in NAMES or os.sep in text or Path(text).is_dir()
     return place and text.partition(":")[0] not in KNOWN
@@ -67,8 +67,6 @@ def _name(text: str) -> str:
 def _of_encoding(options: argparse.Namespace) -> Tuple[Any, Dict[str, Any]]:
     from posenc_export import encodings
     from posenc_export.catalogue.plots import View, draw
-    from posenc_export.shared.preset_folders import NAMES
-    from posenc_export.shared.suggestion import suggestion
 
     if options.layer is not None:
         rule = "--layer with the folder of an artefact"

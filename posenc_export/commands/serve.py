@@ -9,6 +9,10 @@ from typing import Any
 
 from posenc_export.commands.options import PROVIDER, THREADS, Table, folder_of, loaded, option
 from posenc_export.commands.terminal import FAILED_CHECK
+from posenc_export.runtime.artefact.chat_template import chat_codec
+from posenc_export.runtime.artefact.tokenizer import codec
+from posenc_export.serve.memory import available_memory, longest_row, rows_memory
+from posenc_export.serve.requests import Limits
 from posenc_export.shared.refusal import refusal
 
 KEY = "POSENC_API_KEY"
@@ -76,15 +80,12 @@ def run(options: argparse.Namespace) -> int:
     """Serve until SIGTERM or an interrupt. Returns 0, or FAILED_CHECK if the engine has failed."""
     import uvicorn
 
-    from posenc_export.runtime.session import sentences
     from posenc_export.serve.access import access
     from posenc_export.serve.connections import OVER, Listener, most_connections, settings
-    from posenc_export.serve.requests import check_model
 
     options.say(f"{options.folder}: loading")
     model = loaded(options, options.folder, options.threads)
     limits, embeds = _limits(options, model), model.manifest.kind == "encoder"
-    sentences.check_model(model) if embeds else check_model(model.manifest, limits)
     source = model.manifest.source.get("checkpoint", options.folder.resolve().name)
     name = options.name or str(source)
     connections = most_connections(options.connections)
@@ -114,10 +115,8 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _application(
-    options: argparse.Namespace, model: Any, name: str, limits: Any, allowed: Any, stop: Any
+    options: argparse.Namespace, model: Any, name: str, limits: Limits, allowed: Any, stop: Any
 ) -> Any:
-    from posenc_export.runtime.artefact.chat_template import chat_codec
-    from posenc_export.runtime.artefact.tokenizer import codec
     from posenc_export.serve import app, embeddings
 
     if model.manifest.kind == "encoder":
@@ -127,10 +126,7 @@ def _application(
     return app.application(name, model, text, limits, allowed, chat, stop)
 
 
-def _limits(options: argparse.Namespace, model: Any) -> Any:
-    from posenc_export.serve.memory import available_memory, longest_row, rows_memory
-    from posenc_export.serve.requests import Limits
-
+def _limits(options: argparse.Namespace, model: Any) -> Limits:
     available = None if model.provider == "cuda" else available_memory()
     prefixes = options.prefix_memory * 1_000_000
     memory = rows_memory(options.memory, prefixes, available)

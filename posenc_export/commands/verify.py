@@ -6,7 +6,9 @@ from pathlib import Path
 
 from posenc_export.commands.options import PROVIDER, Table, digest_of, folder_of, option
 from posenc_export.commands.terminal import FAILED_CHECK, note, show
+from posenc_export.runtime import verify
 from posenc_export.runtime.artefact import certificate as certificates
+from posenc_export.runtime.artefact import files, manifest
 from posenc_export.runtime.artefact.certificate import Proof
 
 SHOWN = 10  # cells that are printed
@@ -34,9 +36,6 @@ OPTIONS: Table = {
 
 def run(options: argparse.Namespace) -> int:
     """Run the command. Returns the exit status: 0, or 1 if an error exceeds the tolerance."""
-    from posenc_export.runtime import verify
-    from posenc_export.runtime.artefact import files, manifest
-
     folder = files.locate(options.folder)
     described = manifest.read_alone(folder, options.digest)
     certificate = verify(
@@ -90,8 +89,6 @@ def _print_verdict(certificate: Proof, target: str) -> None:
 
 
 def _record(folder: Path, digest: str, proof: Proof) -> None:
-    from posenc_export.runtime.artefact import manifest
-
     try:
         manifest.add_proof(folder, digest, proof)
     except OSError as error:

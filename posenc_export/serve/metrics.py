@@ -1,6 +1,6 @@
 """Metrics of the server in Prometheus's text format."""
 
-from typing import Any, Callable, Iterator
+from typing import Any, Iterator
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -18,7 +18,7 @@ class Metrics:
     """Metrics of one server, in a registry of its own without the metrics of the process."""
 
     def __init__(self, name: str, manifest: Manifest, engine: Engine) -> None:
-        self.registry = CollectorRegistry()
+        self.registry: Any = CollectorRegistry()
         own: Any = {"registry": self.registry}
         self.requests = Counter("posenc_requests", "Choices by outcome.", ["outcome"], **own)
         said = "Requests refused before they were queued, by HTTP status."
@@ -36,25 +36,19 @@ class Metrics:
         labels = ["model", "target", "digest"]
         model = Gauge("posenc_model_info", "The served artefact.", labels, **own)
         model.labels(name, manifest.target, manifest.digest).set(1)
-        prefixes, speculator = engine.batch.prefixes, engine.batch.speculator
-        if prefixes is not None:
-            self.registry.register(Collector(_of_prefixes, prefixes))
-        if speculator is not None:
-            self.registry.register(Collector(_of_drafts, speculator))
+        self._batch = engine.batch
+        self.registry.register(self)
 
     def text(self) -> bytes:
         """Return the content of /metrics."""
         return generate_latest(self.registry)
 
-
-class Collector:
-    """Metrics that are read from counts when prometheus_client asks for them."""
-
-    def __init__(self, read: Callable[[Any], Iterator[Metric]], counts: Any) -> None:
-        self.read, self.counts = read, counts
-
     def collect(self) -> Iterator[Metric]:
-        return self.read(self.counts)
+        """Yield metrics that are read from counts when prometheus_client asks for them."""
+        if self._batch.prefixes is not None:
+            yield from _of_prefixes(self._batch.prefixes)
+        if self._batch.speculator is not None:
+            yield from _of_drafts(self._batch.speculator)
 
 
 def _of_prefixes(prefixes: Prefixes) -> Iterator[Metric]:

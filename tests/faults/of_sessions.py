@@ -5,6 +5,7 @@ from typing import Any, Callable
 import numpy as np
 
 from posenc_export.runtime import Session
+from posenc_export.runtime.session.feeder import RowTokens
 from posenc_export.runtime.session.reading import Reading
 from tests.faults.planting import Fault
 
@@ -76,9 +77,9 @@ def _narrow(row: int) -> Callable[[Any], Any]:
     """Return a function that loses the outputs past the width of one row of a call."""
 
     def plant(right: Any) -> Any:
-        def feed(self: Reading, state: Any, first: int, rows: Any, *others: Any) -> Any:
-            outputs, state = right(self, state, first, rows, *others)
-            width = len(rows[min(row, len(rows) - 1)])
+        def feed(self: Reading, state: Any, tokens: RowTokens) -> Any:
+            outputs, state = right(self, state, tokens)
+            width = len(tokens.rows[min(row, len(tokens.rows) - 1)])
             return [
                 np.where(np.arange(len(output))[:, None] < width, output, 0) for output in outputs
             ], state

@@ -45,10 +45,10 @@ def renamed(value: Constant, name: str) -> Constant:
     return replace(value, name=name, serialised=serialised)
 
 
-def retyped(described: bytes, element: str) -> bytes:
-    """Return the description of an input or output, a ValueInfoProto, with another element type."""
+def in_float32(described: bytes) -> bytes:
+    """Return the description of an input or output, a ValueInfoProto, with element type float."""
     kind = _content(described, 2)
-    tensor = _changed(_content(kind, 1), {1: _integer(1, _code(element))})
+    tensor = _changed(_content(kind, 1), {1: _integer(1, _code("float"))})
     return _changed(described, {2: _bytes(2, _changed(kind, {1: _bytes(1, tensor)}))})
 
 
@@ -120,9 +120,9 @@ def serialised(
     return _integer(1, IR_VERSION) + b"".join(opsets) + _bytes(7, b"".join(content))
 
 
-def opened(model: bytes, folder: Path, entries: Mapping[str, str] = NONE) -> Any:
+def opened(model: bytes, folder: Path) -> Any:
     """Open a model on the CPU with one thread, so that sums always have the same order. folder: of
-    the external data. entries: configuration of the session.
+    the external data.
     """
     options = onnxruntime.SessionOptions()
     options.log_severity_level, options.intra_op_num_threads = 3, 1
@@ -130,8 +130,6 @@ def opened(model: bytes, folder: Path, entries: Mapping[str, str] = NONE) -> Any
     options.add_session_config_entry(ort_options.FOLDER, str(folder))
     if kernel_library.DOMAIN.encode() in model:
         kernel_library.register(options)
-    for name, value in entries.items():
-        options.add_session_config_entry(name, value)
     return onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
 
 

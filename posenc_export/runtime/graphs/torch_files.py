@@ -49,12 +49,9 @@ def read_script(path: Path) -> Any:
     import torch
 
     _check_archive(path)
-    try:
-        with quiet(DeprecationWarning, FutureWarning):  # torch.jit warns at every call
-            return torch.jit.load(utf8(path))
-    # From libtorch; for text that is not UTF-8; for a program without forward.
-    except (RuntimeError, ValueError, AttributeError) as error:
-        raise _damaged(path, error) from None
+    # torch.jit warns at every call.
+    with _refusing_damage(path), quiet(DeprecationWarning, FutureWarning):
+        return torch.jit.load(utf8(path))
 
 
 def _program(path: Path, manifest: Manifest) -> Any:
@@ -79,12 +76,10 @@ def _native(path: Path, manifest: Manifest) -> Any:
     assert manifest.compiled is not None  # rules.check
     manifest.compiled.check()
     _check_archive(path)
-    try:
+    with _refusing_damage(path):
         # As torch._inductor.aoti_load_package, but without importing the compiler, and without
         # nested arguments, which it parses at every call.
         run = torch._C._aoti.AOTIModelPackageLoader(utf8(path), "model", False, 1, -1).boxed_run
-    except RuntimeError as error:
-        raise _damaged(path, error) from None
     first, last = len(manifest.inputs), len(manifest.inputs) + len(manifest.states)
 
     def contiguous(*arguments: Any) -> Any:
@@ -161,16 +156,9 @@ def _check_arguments(path: Path, program: Any, manifest: Manifest) -> None:
             raise ValueError(f"runtime: {path.name}: {rule}, got {got}; export again")
 
 
-def _damaged(path: Path, error: Exception) -> ValueError:
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    reason = (lines or [type(error).__name__])[0][:200]
-    rule = f"runtime: {path.name}: expected a file that torch loads"
-    return ValueError(f"{rule}, got {reason}; export again")
-
-
 @contextmanager
 def _refusing_damage(path: Path) -> Iterator[None]:
-    """Replace what torch raises while it builds a program from damaged JSON by ValueError."""
+    """Replace what torch raises for a damaged file by ValueError."""
     import torch
 
     # The base of the last one is Exception.
@@ -180,7 +168,10 @@ def _refusing_damage(path: Path) -> Iterator[None]:
         try:
             yield
         except errors as error:
-            raise _damaged(path, error) from None
+            lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+            reason = (lines or [type(error).__name__])[0][:200]
+            rule = f"runtime: {path.name}: expected a file that torch loads"
+            raise ValueError(f"{rule}, got {reason}; export again") from None
 
 
 def load_float32(

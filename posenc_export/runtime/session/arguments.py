@@ -1,7 +1,7 @@
 """Arguments of session calls, checked. Shapes: B batch, S columns, E model width."""
 
 from dataclasses import dataclass
-from typing import Any, Dict, List, Optional, Sequence, Tuple
+from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 import numpy as np
 
@@ -14,10 +14,25 @@ from posenc_export.runtime.session.errors import expected
 TokenAttributes = Dict[str, List[np.ndarray]]
 
 
+class Passed(NamedTuple):
+    """Arguments of Session.prefill, which documents them, as they are passed."""
+
+    inputs: Rows
+    start: Numbers = None
+    attention_mask: Optional[np.ndarray] = None
+    chunk: Optional[int] = None
+    grid: Optional[np.ndarray] = None
+    token_types: Optional[np.ndarray] = None
+    encoder: Optional[Rows] = None
+    encoder_attention_mask: Optional[np.ndarray] = None
+    logits_to_keep: Optional[int] = None
+
+
 @dataclass(frozen=True)
 class PrefillArguments:
     """Checked arguments of a prefill, without padding."""
 
+    passed: Passed
     tokens: List[np.ndarray]  # valid tokens of each row, [count] or [count,E]
     attributes: TokenAttributes  # attributes of these tokens
     counts: np.ndarray  # number of tokens of each row [B]
@@ -56,31 +71,25 @@ class PrefillArguments:
         return result
 
 
-def check_prefill(
-    manifest: Manifest,
-    rows: Rows,
-    attention_mask: Optional[np.ndarray],
-    chunk: Optional[int],
-    grid: Optional[np.ndarray],
-    token_types: Optional[np.ndarray],
-    logits_to_keep: Optional[int],
-) -> PrefillArguments:
-    """Check the arguments of Session.prefill, which documents them and its errors."""
-    columns, padded = arrays.align(rows, attention_mask, manifest.inputs[0])
+def check_prefill(manifest: Manifest, passed: Passed) -> PrefillArguments:
+    """Check arguments of Session.prefill but those that depend on its state. Raise ValueError."""
+    columns, padded = arrays.align(passed.inputs, passed.attention_mask, manifest.inputs[0])
     tokens = [padded[row, valid] for row, valid in enumerate(columns)]
     if not tokens:
         raise expected("at least one row", "none", "give [B,S] tokens or a list of rows")
     counts = np.array([len(row) for row in tokens], np.int64)
+    chunk, keep = passed.chunk, passed.logits_to_keep
     chunk = arrays.at_least("chunk", manifest.chunk if chunk is None else chunk, 1)
-    keep = arrays.at_least("logits_to_keep", 0 if logits_to_keep is None else logits_to_keep, 0)
+    keep = arrays.at_least("logits_to_keep", 0 if keep is None else keep, 0)
     if manifest.vocabulary:
         arrays.check_tokens(manifest.vocabulary, tokens)
-    attributes = _attributes(grid, token_types, manifest, columns, padded.shape[:2])
+    form = padded.shape[:2]
+    attributes = _attributes(passed, manifest, columns, form)
     longest = int(counts.max())
     if not manifest.states or chunk > longest:  # a bidirectional model reads whole rows
         chunk = max(longest, 1)
-    form, keep = padded.shape[:2], min(keep, longest)
-    return PrefillArguments(tokens, attributes, counts, columns, form, chunk, keep)
+    keep = min(keep, longest)
+    return PrefillArguments(passed, tokens, attributes, counts, columns, form, chunk, keep)
 
 
 def check_every_row(counts: np.ndarray, rows: str) -> None:
@@ -198,22 +207,19 @@ def check_rows_are_independent(manifest: Manifest, call: str) -> None:
 
 
 def _attributes(
-    grid: Optional[np.ndarray],
-    token_types: Optional[np.ndarray],
-    manifest: Manifest,
-    valid: Sequence[np.ndarray],
-    shape: Tuple[int, ...],
+    passed: Passed, manifest: Manifest, valid: Sequence[np.ndarray], shape: Tuple[int, ...]
 ) -> TokenAttributes:
     """Check grid [axes,B,S] and token types [B,S]; return their values at valid tokens, by row."""
     attributes: TokenAttributes = {}
-    if grid is not None:
+    if passed.grid is not None:
         axes, limit = manifest.axes, manifest.coordinate_range or manifest.max_positions
         if not axes:
             rule = "an encoding with coordinates for grid"
             raise expected(rule, "an encoding without", "leave grid out")
-        attributes["grid"] = _numbers("grid", grid, (axes, *shape), limit, valid)
-    if token_types is not None:
-        segments, types = manifest.segments, arrays.array_of("token_types", token_types)[None]
+        attributes["grid"] = _numbers("grid", passed.grid, (axes, *shape), limit, valid)
+    if passed.token_types is not None:
+        segments = manifest.segments
+        types = arrays.array_of("token_types", passed.token_types)[None]
         if not segments:
             got = f"kind {manifest.kind} without"
             raise expected("a model with segments for token_types", got, "leave token_types out")

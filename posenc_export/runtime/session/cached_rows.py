@@ -11,6 +11,7 @@ from posenc_export.runtime.session import arguments, drafts, errors, reading, sa
 from posenc_export.runtime.session.argument_arrays import Numbers, Rows
 from posenc_export.runtime.session.caches import FIRST, Caches
 from posenc_export.runtime.session.call_guard import CallGuard, exclusive
+from posenc_export.runtime.session.feeder import RowTokens
 from posenc_export.runtime.session.graph import Buffer, Graph
 from posenc_export.runtime.session.prefixes import Prefixes
 from posenc_export.runtime.session.state import SessionState
@@ -147,7 +148,8 @@ class CachedRows:
         self._complete_changes()
         if any(len(tokens) for tokens in replay):
             none = np.zeros(len(back), np.int64)
-            _, self._state = self._reading.run_chunk(self._state, 0, replay, attributes, none)
+            tokens = RowTokens.of(0, replay, attributes, none)
+            _, self._state = self._reading.run_chunk(self._state, tokens)
 
     @exclusive
     def discard(self, n: Numbers, after: int = 0) -> None:

@@ -5,13 +5,14 @@ size.
 """
 
 from dataclasses import dataclass
-from typing import Any, Dict, Optional
+from typing import Dict, Optional
 
 import numpy as np
 
 from posenc_export.runtime.artefact.schema import Manifest, Value
 from posenc_export.runtime.session import errors
 from posenc_export.runtime.session.argument_arrays import align
+from posenc_export.runtime.session.arguments import Passed
 
 MASK = "encoder_attention_mask"
 
@@ -41,32 +42,12 @@ class EncoderOutputs:
         return EncoderOutputs({name: array[order] for name, array in self.arrays.items()})
 
 
-def for_rows(
-    manifest: Manifest,
-    current: Optional[EncoderOutputs],
-    length: np.ndarray,
-    count: int,
-    encoder: Any,
-    attention_mask: Optional[np.ndarray],
-) -> Optional[EncoderOutputs]:
-    """Return the encoder outputs for a prefill of `count` rows: `current` ones, or else `new` ones.
-    Raise ValueError as `new`, and for `new` ones of rows that have `length` tokens [B].
+def new(manifest: Manifest, passed: Passed, count: int) -> Optional[EncoderOutputs]:
+    """Check the encoder outputs that a caller passes for `count` rows. Return None for a model that
+    reads no encoder. Raise ValueError for missing or unneeded ones, other rows, shapes or dtypes,
+    and rows without tokens.
     """
-    if encoder is None and attention_mask is None and current is not None and len(length) == count:
-        return current
-    if length.any() and encoder is not None:
-        rule, got = "encoder only with the first tokens of a row", f"it with {length.tolist()}"
-        raise errors.expected(rule, f"{got} tokens cached", "reset first")
-    return new(manifest, encoder, attention_mask, count)
-
-
-def new(
-    manifest: Manifest, encoder: Any, attention_mask: Optional[np.ndarray], count: int
-) -> Optional[EncoderOutputs]:
-    """Check the encoder outputs of `count` rows, [B,Q,N] or a list of rows [q,N], with an attention
-    mask [B,Q]. Return None for a model that reads no encoder. Raise ValueError for missing or
-    unneeded ones, other rows, shapes or dtypes, and rows without tokens.
-    """
+    encoder, attention_mask = passed.encoder, passed.encoder_attention_mask
     if not manifest.encoder:
         if encoder is not None or attention_mask is not None:
             raise errors.expected("no encoder for a model that reads none", "one", "leave it out")

@@ -27,6 +27,14 @@ class RowTokens(NamedTuple):
     counts: np.ndarray  # number of tokens of each row [B]
     requested: np.ndarray  # number of last tokens of each row whose outputs are requested [B]
 
+    @classmethod
+    def of(
+        cls, first: int, rows: List[np.ndarray], attributes: TokenAttributes, requested: np.ndarray
+    ) -> "RowTokens":
+        """Return tokens of rows from row `first` on."""
+        counts = np.array([len(row) for row in rows], np.int64)
+        return cls(first, rows, attributes, counts, requested)
+
     @property
     def end(self) -> int:
         """Index after the last row."""
@@ -49,28 +57,20 @@ class Feeder:
         self.counted_inputs = names & {"slots", "total_sequence_length"} if counts else set()
         self.counters = {name for name in names if INPUTS[name].counts} - self.counted_inputs
 
-    def row_tokens(
-        self,
-        state: SessionState,
-        first: int,
-        rows: List[np.ndarray],
-        attributes: TokenAttributes,
-        requested: np.ndarray,
-    ) -> RowTokens:
-        """Return tokens of rows from row `first` on. Coordinates are positions by default, or 0 if
-        they have a range of their own.
+    def located(self, state: SessionState, tokens: RowTokens) -> RowTokens:
+        """Return tokens with coordinates, by default their positions, or 0 if coordinates have a
+        range of their own.
         """
-        counts = np.array([len(row) for row in rows], np.int64)
         axes = self.manifest.axes
-        if axes and "grid" not in attributes:
-            begins = (state.first_position + state.length)[first : first + len(rows)]
-            own = bool(self.manifest.coordinate_range)
-            grid = [
-                np.repeat((begin + np.arange(count))[None] * (not own), axes, 0)  # [axes,count]
-                for begin, count in zip(begins, counts, strict=True)
-            ]
-            attributes = {**attributes, "grid": grid}
-        return RowTokens(first, rows, attributes, counts, requested)
+        if not axes or "grid" in tokens.attributes:
+            return tokens
+        begins = (state.first_position + state.length)[tokens.first : tokens.end]
+        own = bool(self.manifest.coordinate_range)
+        grid = [
+            np.repeat((begin + np.arange(count))[None] * (not own), axes, 0)  # [axes,count]
+            for begin, count in zip(begins, tokens.counts, strict=True)
+        ]
+        return tokens._replace(attributes={**tokens.attributes, "grid": grid})
 
     def runs(self, state: SessionState, tokens: RowTokens) -> List[GraphRun]:
         """Return one run for all rows; of a graph that continues a single row at a time, one for
@@ -110,7 +110,7 @@ class Feeder:
         """
         source, counts = self.manifest.inputs[0], np.full(state.rows, new)
         zeros = np.zeros((state.rows, new, *source.token_shape), source.dtype)
-        tokens = self.row_tokens(state, 0, list(zeros), {}, counts)
+        tokens = self.located(state, RowTokens.of(0, list(zeros), {}, counts))
         feeds = self.fill(state, slice(state.rows), *_padded(tokens), counts, counts)
         slots = self.counted(state, state.used + new)
         if "slots" in self.counted_inputs:

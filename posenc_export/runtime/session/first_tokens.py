@@ -61,7 +61,7 @@ def _in_pieces(session: Any, prompt: Rows, encoder: Optional[Rows]) -> np.ndarra
     """Feed a prompt of any length, with room made for each piece. Return the logits after it. A
     prompt that is refused changes nothing.
     """
-    counts = arguments.check_prefill(session.manifest, prompt, *[None] * 5).counts
+    counts = arguments.check_prefill(session.manifest, arguments.Passed(prompt)).counts
     if session.batch:
         arguments.check_start(session.manifest, session.position, session.length, counts, None)
     begin, logits = 0, np.zeros((len(prompt), 1))

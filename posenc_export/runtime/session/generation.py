@@ -1,7 +1,7 @@
 """Generate tokens with a session: choose a token from the logits, feed it, and so on."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Callable, Generator, Iterator, List, Optional, Sequence
 
 import numpy as np
@@ -27,19 +27,18 @@ class Sampling:
     max_tokens: int
     stop: Optional[Sequence[int]]
 
-    def check(self) -> None:
-        """Raise ValueError if an argument but `stop` is outside its range."""
+    def checked(self, stop_ids: Sequence[int]) -> "Sampling":
+        """Return the arguments with a list of ids as `stop`, by default stop_ids. Raise ValueError
+        if an argument is outside its range.
+        """
         at_least("max_tokens", self.max_tokens, 1)
         check_sampling(self.temperature, self.top_k, self.top_p)
         at_least("seed", self.seed, 0)
-
-    def stops(self, default: Sequence[int]) -> np.ndarray:
-        """Return the ids that end a row. Raise ValueError unless they are ids."""
-        stops = array_of("stop", list(default if self.stop is None else self.stop))
+        stops = array_of("stop", list(stop_ids if self.stop is None else self.stop))
         if stops.size and stops.dtype.kind not in "iu":
             remedy = "leave it out for those of the artefact"
             raise expected("stop to be token ids", short_repr(self.stop), remedy)
-        return stops
+        return replace(self, stop=stops.tolist())
 
     def choose(self, logits: np.ndarray, draw: Callable[[], float]) -> int:
         """Choose a token id from logits [V]. `draw` gives a random number, if needed."""
@@ -69,9 +68,7 @@ def generate(
     """Implement Session.generate, which documents the arguments."""
     manifest = session.manifest
     _check_generates(manifest)
-    sampling.check()
-    stops = sampling.stops(manifest.stop_ids)
-    random = np.random.default_rng(sampling.seed)
+    sampling = sampling.checked(manifest.stop_ids)
     if speculate is not None:
         speculation.check(session, speculate)
     if first.endless:
@@ -80,12 +77,12 @@ def generate(
     logits = feed(session, first)
     rules = TokenRules(manifest.generation, session.length)
     if speculate is None:
-        yield from _stepped(session, rules, logits, sampling, random, stops, first.endless)
+        yield from _stepped(session, rules, logits, sampling, first.endless)
         return
     none: List[List[int]] = [[]] * len(logits)
     prompt = none if first.prompt is None else first.prompt
     texts = [[*start, *row] for start, row in zip(earlier or none, prompt, strict=True)]
-    draws = Draws(random)
+    draws = Draws(np.random.default_rng(sampling.seed))
 
     def reader(row: int) -> Reader:
         """Return a reader that uses the random numbers of its row, as `_stepped` does."""
@@ -95,7 +92,7 @@ def generate(
             return sampling.choose(allowed, lambda: draws.random(index * len(texts) + row))
 
         drafts = speculation.drafts_of(speculate, texts[row])
-        return Reader(chosen, stops.tolist(), sampling.max_tokens, drafts)
+        return Reader(chosen, sampling.stop or (), sampling.max_tokens, drafts)
 
     yield from _drafted(session, logits, [reader(row) for row in range(len(texts))])
 
@@ -120,21 +117,16 @@ def _earlier(before: Rows, rows: int) -> List[List[int]]:
 
 
 def _stepped(
-    session: Any,
-    rules: TokenRules,
-    logits: np.ndarray,
-    sampling: Sampling,
-    random: "np.random.Generator",
-    stops: np.ndarray,
-    endless: bool,
+    session: Any, rules: TokenRules, logits: np.ndarray, sampling: Sampling, endless: bool
 ) -> Iterator[np.ndarray]:
     """Yield the ids of `generate` without drafts, from the logits [B,V] after the prompt."""
     running, room = np.ones(len(logits), bool), 0
+    random = np.random.default_rng(sampling.seed)
     how = (sampling.temperature, sampling.top_k, sampling.top_p, random)
     for index in range(sampling.max_tokens):
         chosen = np.where(running, choose(rules.applied(logits, index), *how), ENDED)
         yield chosen
-        running = running & ~np.isin(chosen, stops)
+        running = running & ~np.isin(chosen, sampling.stop or ())
         if index + 1 == sampling.max_tokens or not running.any():
             return
         if endless:

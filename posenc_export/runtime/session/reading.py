@@ -6,8 +6,8 @@ from typing import Dict, Iterator, List, Optional, Tuple
 import numpy as np
 
 from posenc_export.runtime.session import arguments, encoder_outputs, errors, prefixes
-from posenc_export.runtime.session.argument_arrays import Numbers, Rows, per_row
-from posenc_export.runtime.session.arguments import PrefillArguments, TokenAttributes, check_room
+from posenc_export.runtime.session.argument_arrays import per_row
+from posenc_export.runtime.session.arguments import PrefillArguments, check_room
 from posenc_export.runtime.session.caches import Caches
 from posenc_export.runtime.session.feeder import Feeder, RowTokens, without_empty_ends
 from posenc_export.runtime.session.graph import Graph, GraphRun
@@ -15,51 +15,46 @@ from posenc_export.runtime.session.state import SessionState
 from posenc_export.runtime.session.stepper import ONE_PLACE, Stepper, binding_of
 
 
-def open_rows(
-    state: SessionState,
-    prompt: PrefillArguments,
-    start: Numbers,
-    encoder: Optional[Rows] = None,
-    encoder_mask: Optional[np.ndarray] = None,
-) -> SessionState:
+def open_rows(state: SessionState, prompt: PrefillArguments) -> SessionState:
     """Return `state` if its rows have tokens, or else empty rows with memory for the first ones."""
-    manifest, counts = state.caches.graph.manifest, prompt.counts
+    manifest, counts, passed = state.caches.graph.manifest, prompt.counts, prompt.passed
     if not counts.any():
         got = f"rows of {counts.tolist()} tokens"
         raise errors.expected("at least one token in at least one row", got)
     if not manifest.states:  # a bidirectional model reads whole rows
         state = SessionState.empty(state.caches, state.rewind)
     length = state.committed_length
-    first_position = arguments.check_start(manifest, state.first_position, length, counts, start)
+    first, start = state.first_position, passed.start
+    first_position = arguments.check_start(manifest, first, length, counts, start)
     has_tokens = bool(length.any())
     committed = length if has_tokens else np.zeros_like(first_position)
     arguments.check_room(manifest, state.caches.capacity, first_position, committed, counts)
-    current, count = state.encoder_outputs, len(first_position)
-    outputs = encoder_outputs.for_rows(manifest, current, length, count, encoder, encoder_mask)
+    outputs, encoded = state.encoder_outputs, passed.encoder is not None
+    other = encoded or passed.encoder_attention_mask is not None
+    if other or outputs is None or len(length) != len(first_position):
+        if has_tokens and encoded:
+            rule, got = "encoder only with the first tokens of a row", f"it with {length.tolist()}"
+            raise errors.expected(rule, f"{got} tokens cached", "reset first")
+        outputs = encoder_outputs.new(manifest, passed, len(first_position))
     if has_tokens:
         return state
     return state.opened(first_position, prompt.longest).replace(encoder_outputs=outputs)
 
 
 def before_admit(
-    state: SessionState,
-    prompt: PrefillArguments,
-    start: Numbers,
-    encoder: Optional[Rows],
-    encoder_mask: Optional[np.ndarray],
-    prefix: Optional[prefixes.Prefix],
+    state: SessionState, prompt: PrefillArguments, prefix: Optional[prefixes.Prefix]
 ) -> SessionState:
     """Return `state` with the new rows of an admit, before their tokens are read."""
-    manifest = state.caches.graph.manifest
+    manifest, passed = state.caches.graph.manifest, prompt.passed
     arguments.check_every_row(prompt.counts, "new row")
-    first_position = per_row("start", start, len(prompt.tokens))
+    first_position = per_row("start", passed.start, len(prompt.tokens))
     if prefix is not None and first_position.tolist() != [0]:
         got = f"rows at {first_position.tolist()}"
         raise errors.expected("one row at position 0 after a prefix", got, "admit rows one by one")
     known = 0 if prefix is None else prefix.length
     cached = np.full_like(first_position, known)
     arguments.check_room(manifest, state.caches.capacity, first_position, cached, prompt.counts)
-    outputs = encoder_outputs.new(manifest, encoder, encoder_mask, len(first_position))
+    outputs = encoder_outputs.new(manifest, passed, len(first_position))
     if state.encoder_outputs is not None and outputs is not None:
         outputs = state.encoder_outputs.joined(outputs)
     joined = state.joined(first_position, known + prompt.longest).replace(encoder_outputs=outputs)
@@ -86,22 +81,19 @@ class Reading:
             attributes = {name: [row[:, part] for row in rows] for name, rows in of_rows}
             requested = prompt.requested_in(part.start, part.stop)
             rows = [row[part] for row in prompt.tokens]
-            outputs, state = self.run_chunk(state, first, rows, attributes, requested)
+            tokens = RowTokens.of(first, rows, attributes, requested)
+            outputs, state = self.run_chunk(state, tokens)
             yield outputs, state
 
     def run_chunk(
-        self,
-        state: SessionState,
-        first: int,
-        rows: List[np.ndarray],
-        attributes: TokenAttributes,
-        requested: np.ndarray,
+        self, state: SessionState, tokens: RowTokens
     ) -> Tuple[List[np.ndarray], SessionState]:
-        """Run the graph for the rows from row `first` on, once or once per row. Return for each row
-        the outputs of its last `requested` [rows] tokens, and the state after the call.
+        """Run the graph for some rows, once or once per row. Return for each row the outputs of its
+        requested tokens, and the state after the call.
         """
-        tokens = self.feeder.row_tokens(state, first, rows, attributes, requested)
-        sizes = list(zip(tokens.counts.tolist(), requested.tolist(), strict=True))
+        first, end = tokens.first, tokens.end
+        sizes = list(zip(tokens.counts.tolist(), tokens.requested.tolist(), strict=True))
+        tokens = self.feeder.located(state, tokens)
         if not state.by_columns:
             tokens = without_empty_ends(tokens)
         counts, new, begin = tokens.counts, int(tokens.counts.max()), tokens.first
@@ -110,7 +102,7 @@ class Reading:
         if self.manifest.continuation_rows == 1 and not state.by_columns:
             committed = state.committed_length[begin : tokens.end]
             slots = max(state.used, int((committed + counts).max()))
-        caches = state.caches.reserve(slots, first + len(rows))
+        caches = state.caches.reserve(slots, end)
         if state.histories:
             _record(state, caches, tokens)
         caches.mark_written(begin, state.used_by_row[begin : tokens.end] + new)
@@ -144,8 +136,9 @@ class Reading:
 
     def read_out(self, state: SessionState, prompt: PrefillArguments) -> np.ndarray:
         """Feed whole rows, and return the second output [B,N], or [B,S,N] with zeros at padding."""
-        rows, counts = prompt.tokens, prompt.counts
-        tokens = self.feeder.row_tokens(state, 0, rows, prompt.attributes, counts)
+        counts = prompt.counts
+        of_rows = RowTokens.of(0, prompt.tokens, prompt.attributes, counts)
+        tokens = self.feeder.located(state, of_rows)
         outputs: List[np.ndarray] = []
         for run in self.feeder.runs(state, tokens):
             states = state.caches.state_memory(run.first, run.rows, run.new)
@@ -193,8 +186,8 @@ class Reading:
     def record_step(self, state: SessionState, x: np.ndarray) -> None:
         """Record in the histories the token of every row, x [B] or [B,E], of the next step."""
         assert state.stepper is not None
-        tokens = self.feeder.row_tokens(state, 0, list(x[:, None]), {}, np.ones(len(x), np.int64))
-        _record(state, state.stepper.progress[1], tokens)
+        tokens = RowTokens.of(0, list(x[:, None]), {}, np.ones(len(x), np.int64))
+        _record(state, state.stepper.progress[1], self.feeder.located(state, tokens))
 
 
 def _record(state: SessionState, caches: Caches, tokens: RowTokens) -> None:

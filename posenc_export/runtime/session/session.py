@@ -10,6 +10,7 @@ import numpy as np
 
 from posenc_export.runtime.session import arguments, first_tokens, generation, prefixes, reading
 from posenc_export.runtime.session.argument_arrays import Numbers, Rows
+from posenc_export.runtime.session.arguments import Passed
 from posenc_export.runtime.session.cached_rows import CachedRows
 from posenc_export.runtime.session.call_guard import BUSY, exclusive
 from posenc_export.runtime.session.errors import expected
@@ -71,9 +72,9 @@ class Session(CachedRows):
                 dtype or id is wrong. The session is unchanged.
             GraphError: the graph failed. Chunks that succeeded are kept; `length` gives the tokens.
         """
-        options = [start, attention_mask, chunk, grid, token_types, encoder]
-        options += [encoder_attention_mask, logits_to_keep]
-        if isinstance(inputs, np.ndarray) and all([option is None for option in options]):
+        options = (start, attention_mask, chunk, grid, token_types)
+        others = (encoder, encoder_attention_mask, logits_to_keep)
+        if isinstance(inputs, np.ndarray) and all([o is None for o in (*options, *others)]):
             stepper = self._stepper_for(inputs)
             if stepper is not None:
                 if self._replaces:
@@ -82,11 +83,8 @@ class Session(CachedRows):
             stepper = self._state.stepper
             if stepper is not None and stepper.can_pass(inputs):
                 return self._reading.take_pass(self._state, inputs).copy()
-        prompt = arguments.check_prefill(
-            self.manifest, inputs, attention_mask, chunk, grid, token_types, logits_to_keep
-        )
-        state = self._state.without_stepper()
-        state = reading.open_rows(state, prompt, start, encoder, encoder_attention_mask)
+        prompt = arguments.check_prefill(self.manifest, Passed(inputs, *options, *others))
+        state = reading.open_rows(self._state.without_stepper(), prompt)
         chunks = []
         for outputs, reached in self._reading.chunks(state, 0, prompt):
             self._state = reached
@@ -112,11 +110,10 @@ class Session(CachedRows):
             GraphError: the graph failed.
         """
         arguments.check_read_out(self.manifest)
-        prompt = arguments.check_prefill(
-            self.manifest, inputs, attention_mask, None, grid, token_types, None
-        )
+        passed = Passed(inputs, start, attention_mask, None, grid, token_types)
+        prompt = arguments.check_prefill(self.manifest, passed)
         arguments.check_every_row(prompt.counts, "row")
-        state = reading.open_rows(self._state.without_stepper(), prompt, start)
+        state = reading.open_rows(self._state.without_stepper(), prompt)
         return self._reading.read_out(state, prompt)
 
     def step(self, inputs: np.ndarray, copy: bool = True) -> np.ndarray:
@@ -182,11 +179,11 @@ class Session(CachedRows):
             GraphError: the graph failed; no row was added.
         """
         arguments.check_rows_are_independent(self.manifest, "admit")
-        prompt = arguments.check_prefill(
-            self.manifest, inputs, attention_mask, chunk, grid, None, logits_to_keep
-        )
+        options = (start, attention_mask, chunk, grid, None, encoder)
+        passed = Passed(inputs, *options, encoder_attention_mask, logits_to_keep)
+        prompt = arguments.check_prefill(self.manifest, passed)
         state = self._state.without_stepper()
-        opened = reading.before_admit(state, prompt, start, encoder, encoder_attention_mask, prefix)
+        opened = reading.before_admit(state, prompt, prefix)
         chunks, states = zip(*self._reading.chunks(opened, state.rows, prompt), strict=True)
         self._state = states[-1]
         return prompt.padded_outputs(chunks)

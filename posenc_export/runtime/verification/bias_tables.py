@@ -2,12 +2,13 @@
 
 import math
 from pathlib import Path
-from typing import Dict, List, Optional, Sequence, Tuple
+from typing import Iterator, List, Optional, Sequence, Tuple
 
 import numpy as np
 
 from posenc_export.runtime.artefact.schema import Manifest
 from posenc_export.runtime.graphs.kernel_library import OPERATOR
+from posenc_export.runtime.graphs.onnx_nodes import Constant
 from posenc_export.runtime.verification import described
 from posenc_export.runtime.verification.integer_graph import IntegerPart
 from posenc_export.runtime.verification.integer_values import BIAS, Findings
@@ -53,13 +54,11 @@ def compare(
     part: IntegerPart, by_layer: Sequence[Tuple[np.ndarray, ...]], folder: Path, findings: Findings
 ) -> None:
     """Compare the tables of biases by distance that attention nodes read with `tables`."""
-    for name, layer in _inputs(part, 14).items():
-        place = f"{name} ({OPERATOR} input 14)"
+    for place, layer, stored in _inputs(part, 14):
         biases = by_layer[layer] if 0 <= layer < len(by_layer) else ()
         if not biases:
             findings.skipped[place] = "a bias whose formula is not known here"
             continue
-        stored = part.graph.constants.get(name)
         if stored is None or len(stored.shape) != 2 or stored.shape[0] != len(biases[0]):
             findings.failures[place] = f"expected a table of {len(biases[0])} heads"
             continue
@@ -76,11 +75,9 @@ def compare(
 def compare_rows(part: IntegerPart, manifest: Manifest, folder: Path, findings: Findings) -> None:
     """Compare the rows by distance that attention nodes pick with those of the description."""
     attentions, distances = described.attentions(manifest), np.arange(manifest.max_positions)
-    for name, layer in _inputs(part, 20).items():
-        place = f"{name} ({OPERATOR} input 20)"
+    for place, layer, stored in _inputs(part, 20):
         encodings = attentions[layer]["encodings"] if 0 <= layer < len(attentions) else []
         known = [described.with_defaults(e) for e in encodings if e["name"] in described.INDICES]
-        stored = part.graph.constants.get(name)
         if not known:
             findings.skipped[place] = "rows whose formula is not known here"
             continue
@@ -95,15 +92,14 @@ def compare_rows(part: IntegerPart, manifest: Manifest, folder: Path, findings: 
             findings.failures[place] = f"row of distance {at}: got {rows[at]}"
 
 
-def _inputs(part: IntegerPart, index: int) -> Dict[str, int]:
-    """Return the layers of the values that CachedAttention reads as an input, by name."""
-    return {
-        name: layer
-        for node, layer in reversed(part.attention)
-        if node.operator == OPERATOR
-        for name in node.inputs[index : index + 1]
-        if name
-    }
+def _inputs(part: IntegerPart, index: int) -> Iterator[Tuple[str, int, Optional[Constant]]]:
+    """Yield the values that CachedAttention reads as an input: name in the certificate, layer of
+    the first node that reads it, and the constant.
+    """
+    own = [(node, layer) for node, layer in reversed(part.attention) if node.operator == OPERATOR]
+    layers = {name: layer for node, layer in own for name in node.inputs[index : index + 1] if name}
+    for name, layer in layers.items():
+        yield f"{name} ({OPERATOR} input {index})", layer, part.graph.constants.get(name)
 
 
 def _bias_errors(numbers: np.ndarray, table: np.ndarray) -> np.ndarray:

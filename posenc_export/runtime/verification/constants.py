@@ -185,10 +185,6 @@ def _rows(node: Node, codes: Any, scales: Any, zeros: Codes) -> np.ndarray:
     return dequantized(unpacked(codes, bits), scales, points, axis, block)
 
 
-def _integer_product(node: Node, codes: Any, scales: Any, zeros: Codes) -> np.ndarray:
-    return dequantized(codes, scales, zeros, 1, 0)
-
-
 def _linear(node: Node, codes: Any, scales: Any, zeros: Codes) -> np.ndarray:
     axis, block = node.attributes.get("axis", 1), node.attributes.get("block_size", 0)
     return dequantized(codes, scales, zeros, axis, block)
@@ -205,7 +201,7 @@ def _experts(node: Node, codes: Any, scales: Any) -> np.ndarray:
 READERS: Mapping[Tuple[str, str], Tuple[Callable[..., np.ndarray], Sequence[Sequence[int]]]] = {
     (MICROSOFT, "MatMulNBits"): (_product, ((1, 2, 3, 4),)),
     (MICROSOFT, "GatherBlockQuantized"): (_rows, ((0, 2, 3),)),
-    (MICROSOFT, "MatMulIntegerToFloat"): (_integer_product, ((1, 3, 5),)),
+    (MICROSOFT, "MatMulIntegerToFloat"): (_linear, ((1, 3, 5),)),
     (MICROSOFT, "QMoE"): (_experts, ((2, 3), (5, 6))),
     ("", LINEAR): (_linear, ((0, 1, 2),)),
 }

@@ -13,9 +13,9 @@ from posenc_export.runtime.artefact.rules import graph_file
 from posenc_export.runtime.graphs.onnx_nodes import TYPES, Constant, Node, Nodes, element_of, read
 from posenc_export.runtime.graphs.onnx_parts import (
     constant,
+    in_float32,
     new_node,
     renamed,
-    retyped,
     serialised,
     with_attribute,
     without_attributes,
@@ -125,11 +125,7 @@ def _dequantized(graph: Nodes, node: Node) -> Iterator[Node]:
     yield new_node("DequantizeLinear", read, [f"{name}.padded"], how)
     yield new_node("Slice", [f"{name}.padded", *kept], [f"{name}.weight"])
     yield new_node("Transpose", [f"{name}.weight"], [f"{name}.turned"])
-    if len(node.inputs) > 5 and node.inputs[5]:
-        yield new_node("MatMul", [node.inputs[0], f"{name}.turned"], [f"{name}.product"])
-        yield new_node("Add", [f"{name}.product", node.inputs[5]], node.outputs)
-    else:
-        yield new_node("MatMul", [node.inputs[0], f"{name}.turned"], node.outputs)
+    yield new_node("MatMul", [node.inputs[0], f"{name}.turned"], node.outputs)
 
 
 def _multiplies_integers(node: Node) -> bool:
@@ -150,7 +146,7 @@ def _with_float_caches(graph: Nodes, manifest: Manifest) -> Nodes:
         nodes.append(node)
     stored = [state for state in manifest.states if state.dtype == manifest.cache]
     names = [name for state in stored for name in (state.past, state.present)]
-    described = {name: retyped(graph.serialised[name], "float") for name in names}
+    described = {name: in_float32(graph.serialised[name]) for name in names}
     return replace(graph, nodes=nodes, serialised={**graph.serialised, **described})
 
 
@@ -202,4 +198,4 @@ def _to_float(name: str, other: str) -> Node:
 def _value(graph: Nodes, name: str) -> bytes:
     """Return the description of an input or output, with element type float if it was half."""
     described = graph.serialised[name]
-    return retyped(described, "float") if element_of(described) in HALF else described
+    return in_float32(described) if element_of(described) in HALF else described

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Callable, Iterator, List, Mapping, Optional, Sequence, Tuple
+from typing import Any, Callable, Iterator, List, Optional, Sequence, Tuple
 
 import numpy as np
 
@@ -233,37 +233,3 @@ def _both(places: Places) -> np.ndarray:
     """Return which queries and keys are no padding, and the key is not after the query: [B,S,T]."""
     q, k = places.queries[:, :, None], places.keys[:, None, :]
     return (q >= 0) & (k >= 0) & (k <= q)
-
-
-def mask_fault(
-    manifest: Manifest,
-    layers: Sequence[int],
-    hidden: np.ndarray,
-    places: Places,
-    windows: Mapping[int, int],
-) -> str:
-    """Return which key is wrongly seen or hidden [B,S,T] by queries that are no padding, or an
-    empty text. layers: those that read the mask. windows: by layer, keys that its attention node
-    sees by slot: 0 for all up to the query; layers whose mask alone decides are missing.
-    """
-    parts = attentions(manifest)
-    for layer in layers:
-        if layer >= len(parts):
-            return f"layer {layer} reads the mask, but the config describes {len(parts)} layers"
-        seen = ~hidden
-        if layer in windows:
-            slots = np.arange(hidden.shape[2])
-            own = (places.first[:, None] + np.arange(hidden.shape[1]))[:, :, None]
-            seen = seen & (slots <= own)
-            if windows[layer]:
-                seen = seen & (own - slots < windows[layer])
-        wrong = seen != described.visible(parts[layer], places.queries, places.keys)
-        wrong &= places.queries[:, :, None] >= 0
-        if wrong.any():
-            row, column, key = (int(index[0]) for index in np.nonzero(wrong))
-            verb = "seen" if seen[row, column, key] else "hidden"
-            at = f"query at position {places.queries[row, column]}"
-            of = f"key in slot {key} at position {places.keys[row, key]}"
-            cached = f"{places.call.cached[row]} cached and {places.call.new[row]} new tokens"
-            return f"layer {layer}, {cached}: {of} is {verb} by the {at}"
-    return ""

@@ -6,7 +6,7 @@ from typing import Dict, Sequence, Tuple
 import numpy as np
 
 from posenc_export.runtime.artefact.schema import Manifest
-from posenc_export.runtime.verification import integer_rules
+from posenc_export.runtime.verification import described, integer_rules
 from posenc_export.runtime.verification.integer_calls import Places
 
 BIAS = 1e-5  # largest error of a bias in float32, relative to 1 + |bias|
@@ -20,7 +20,7 @@ class Role:
     place: str  # name in the certificate
     axes: integer_rules.Layout  # layout of the value
     layers: Tuple[int, ...] = ()  # layers whose mask it is; empty for an integer
-    # Layer and window of attention nodes that hide keys themselves
+    # Layer and window of attention nodes that hide keys themselves; 0 for all up to the query
     windows: Tuple[Tuple[int, int], ...] = ()
     allowed: Tuple[str, ...] = ()  # names of the rules that it may follow; empty for any
     rows: int = -1  # rows of the table that it is an index of, or -1
@@ -65,9 +65,31 @@ class Tally:
         if hidden.shape[1] > 1 and (hidden != hidden[:, :1]).any():
             return "heads hide different keys"
         whole = np.broadcast_to(hidden[:, 0], (*places.queries.shape, places.keys.shape[1]))
-        windows = dict(self.role.windows)
-        fault = integer_rules.mask_fault(manifest, self.role.layers, whole, places, windows)
-        return fault or self._bias_fault(by_head, places)
+        return self._visibility_fault(manifest, whole, places) or self._bias_fault(by_head, places)
+
+    def _visibility_fault(self, manifest: Manifest, hidden: np.ndarray, places: Places) -> str:
+        """Return which key a mask [B,S,T] wrongly shows or hides to a query that is no padding."""
+        parts, windows = described.attentions(manifest), dict(self.role.windows)
+        for layer in self.role.layers:
+            if layer >= len(parts):
+                return f"layer {layer} reads the mask, but the config describes {len(parts)} layers"
+            seen = ~hidden
+            if layer in windows:  # otherwise the mask alone decides
+                slots = np.arange(hidden.shape[2])
+                own = (places.first[:, None] + np.arange(hidden.shape[1]))[:, :, None]
+                seen = seen & (slots <= own)
+                if windows[layer]:
+                    seen = seen & (own - slots < windows[layer])
+            wrong = seen != described.visible(parts[layer], places.queries, places.keys)
+            wrong &= places.queries[:, :, None] >= 0
+            if wrong.any():
+                row, column, key = (int(index[0]) for index in np.nonzero(wrong))
+                verb = "seen" if seen[row, column, key] else "hidden"
+                at = f"query at position {places.queries[row, column]}"
+                of = f"key in slot {key} at position {places.keys[row, key]}"
+                cached = f"{places.call.cached[row]} cached and {places.call.new[row]} new tokens"
+                return f"layer {layer}, {cached}: {of} is {verb} by the {at}"
+        return ""
 
     def _by_head(self, value: np.ndarray, places: Places) -> np.ndarray:
         """Return a mask as [B or 1,heads or 1,S or 1,T]."""

@@ -58,11 +58,10 @@ class Accuracy:
 
 def accuracy_on(provider: str, reference: Reference, tolerance: Optional[float] = None) -> Accuracy:
     """Return the accuracy of an artefact on a provider, for a certificate. tolerance: given by the
-    user: of the float32 form of an artefact that rounds, or of the provider's outputs if that is
-    not the CPU; None for that of the export, which must be at most numerics.LIMIT. Raise ValueError
-    for others.
+    user (`check_tolerance`): of the float32 form of an artefact that rounds, or of the provider's
+    outputs if that is not the CPU; None for that of the export. Raise ValueError if that is above
+    numerics.LIMIT.
     """
-    check_tolerance(tolerance)
     accuracy = default_accuracy(provider, reference)
     if tolerance is not None:
         if provider == "cpu":
