@@ -22,8 +22,6 @@ from posenc_export.runtime.graphs.providers import threads_text
 from posenc_export.shared.tables import WIDTH, aligned
 
 Line = Tuple[str, str]
-
-
 OPTIONS: Table = {
     **folder_of(),
     "--runtime": option(

@@ -15,8 +15,6 @@ from posenc_export.shared.suggestion import suggestion
 
 SUFFIXES = (".png", ".svg")
 MADE_BY = "posenc plot"  # in the metadata of every picture, by which an earlier one is recognized
-
-
 OPTIONS: Table = {
     "encoding": option(
         "NAME or NAME:PARAMETER=VALUE,... of an encoding; or the folder of an artefact or a "

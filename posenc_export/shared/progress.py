@@ -4,8 +4,6 @@ import time
 from typing import Callable, Optional
 
 EVERY = 0.5  # seconds between two lines at least
-
-
 Progress = Callable[[str], None]  # takes one line of text
 
 

@@ -217,7 +217,6 @@ def _replace_dtypes(graph: Any, constant: Any) -> None:
 
 
 def _float32_program(path: Path, manifest: Manifest) -> Any:
-
     program = read_program(path, manifest)
     module = program.graph_module
     for node in module.graph.nodes:

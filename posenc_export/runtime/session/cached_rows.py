@@ -41,7 +41,7 @@ class CachedRows:
         self._reading = reading.Reading(graph)
         self._guard = CallGuard()
         self._state = SessionState.empty(Caches.of(graph, most, batch, rewind), rewind)
-        self._replaces = self._state.replaces
+        self._replaces = bool(self._state.caches.rules.replaced)
         self.pass_costs = drafts.PassCosts(self.manifest.continuation_rows == 1)
 
     def __reduce__(self) -> NoReturn:

@@ -56,11 +56,6 @@ class SessionState:
         return self.caches.graph.manifest.layout == "columns"
 
     @property
-    def replaces(self) -> bool:
-        """Whether some states are replaced by each call."""
-        return bool(self.caches.rules.replaced)
-
-    @property
     def used(self) -> int:
         """Number of slots in use, of the longest row or of all columns, without the stepper's."""
         return max(self.occupied.shape[1], int(self.committed_length.max(initial=0)))
@@ -96,9 +91,9 @@ class SessionState:
         since the next step is one that it has done before. Return whether it was.
         """
         stepper = self.stepper
-        if stepper is None or self.replaces or self.by_columns or min(counts) != max(counts):
+        caches, alike = self.caches, min(counts) == max(counts)
+        if stepper is None or caches.rules.replaced or self.by_columns or not alike:
             return False
-        caches = self.caches
         if caches.window.size and (self.length - counts[0] < caches.reach(self.rows)).any():
             return False
         self.mark_written()
@@ -127,7 +122,7 @@ class SessionState:
             return self.opened(first_position, slots)
         first, end = self.rows, self.rows + len(first_position)
         caches = self.caches.reserve(max(self.used, slots), end)
-        if self.replaces:
+        if self.caches.rules.replaced:
             caches = caches.restored({row: () for row in range(first, end)})
         return self.replace(
             committed_length=np.concatenate((self.committed_length, np.zeros_like(first_position))),
@@ -153,7 +148,7 @@ class SessionState:
         order[row:] = np.where(order[row:] == row, last, order[row:])
         caches = self.caches if last else self.caches.empty()
         histories = self.histories
-        if self.replaces:
+        if self.caches.rules.replaced:
             if last:
                 caches = caches.restored({row: caches.snapshot(last)})
             histories = tuple(histories[index] for index in order)
@@ -180,7 +175,7 @@ class SessionState:
         replay = [np.zeros((0, *tokens.token_shape), tokens.dtype)] * self.rows
         none = [np.zeros((manifest.axes, 0), np.int64)] * self.rows
         attributes = {"grid": none} if manifest.axes else {}
-        if not self.replaces:
+        if not self.caches.rules.replaced:
             self._check_windows(target)
             return self.cut(target), replay, attributes
         length = self.committed_length.copy()
@@ -276,4 +271,8 @@ class SessionState:
         written[...] = used if self.by_columns else kept
 
     def _histories(self, count: int) -> Tuple[RowHistory, ...]:
-        return tuple(RowHistory(self.rewind) for _ in range(count)) if self.replaces else ()
+        return (
+            tuple(RowHistory(self.rewind) for _ in range(count))
+            if self.caches.rules.replaced
+            else ()
+        )

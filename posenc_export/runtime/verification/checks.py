@@ -10,6 +10,7 @@ from posenc_export.runtime.graphs.onnx_nodes import read
 from posenc_export.runtime.session.model import Model
 from posenc_export.runtime.verification import fused_attention, indices
 from posenc_export.runtime.verification.constants import Constants, digests_of
+from posenc_export.runtime.verification.operators import of_artefact as of_kernels
 
 
 def numbers(folder: Path, model: Model) -> Check:
@@ -34,9 +35,7 @@ def operators(folder: Path, model: Model) -> Optional[Check]:
     """Compare kernels for weights of few bits or float16 with their contracts (operators.py)."""
     if graph_file(model.manifest) != "model.onnx" or model.provider != "cpu":
         return None
-    from posenc_export.runtime.verification.operators import of_artefact  # needs onnxruntime
-
-    return of_artefact(folder, model.manifest)
+    return of_kernels(folder, model.manifest)
 
 
 # By name in the certificate: a function of the artefact's folder and its loaded model, which

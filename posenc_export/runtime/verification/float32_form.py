@@ -26,6 +26,7 @@ ROUNDED, FLOATS = 4, 1  # accuracy_level of MatMulNBits with activations in 8 bi
 # Of GroupQueryAttention with caches of 8 bits: its attributes, and the inputs before their scales.
 CACHE_ATTRIBUTES = ("k_quant_type", "v_quant_type", "kv_cache_bit_width")
 BEFORE_SCALES = 12
+INTEGERS = "MatMulIntegerToFloat"  # product of codes of 8 bits
 HALF = ("float16", "bfloat16")
 FLOAT = next(code for code, name in TYPES.items() if name == "float")
 HALF_CODES = tuple(code for code, name in TYPES.items() if name in HALF)
@@ -84,7 +85,7 @@ def _float_products(graph: Nodes) -> Iterator[Node]:
     float32 too, but takes 6 ms for a token and 0.8 M weights (ONNX Runtime 1.31).
     """
     sources = {node.outputs[0]: node for node in graph.nodes}
-    integer = {node.outputs[0]: node for node in graph.nodes if _multiplies_integers(node)}
+    integer = {node.outputs[0]: node for node in graph.nodes if node.operator == INTEGERS}
     for node in graph.nodes:
         if node.operator == "MatMulNBits" and node.attributes.get("bits") == 8:
             yield from _dequantized(graph, node)
@@ -96,7 +97,7 @@ def _float_products(graph: Nodes) -> Iterator[Node]:
             yield new_node("DequantizeLinear", [codes, scales], [weight], {"axis": 1})
             activations = sources[product.inputs[0]].inputs[0]  # of QuantizeLinear
             yield new_node("MatMul", [activations, weight], node.outputs)
-        elif not _multiplies_integers(node):
+        elif node.operator != INTEGERS:
             yield node
 
 
@@ -126,10 +127,6 @@ def _dequantized(graph: Nodes, node: Node) -> Iterator[Node]:
     yield new_node("Slice", [f"{name}.padded", *kept], [f"{name}.weight"])
     yield new_node("Transpose", [f"{name}.weight"], [f"{name}.turned"])
     yield new_node("MatMul", [node.inputs[0], f"{name}.turned"], node.outputs)
-
-
-def _multiplies_integers(node: Node) -> bool:
-    return node.operator == "MatMulIntegerToFloat"
 
 
 def _with_float_caches(graph: Nodes, manifest: Manifest) -> Nodes:

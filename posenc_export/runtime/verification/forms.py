@@ -36,7 +36,8 @@ def measured(
     """
     level = Level.QUICK if quick else Level.WHOLE
     if not accuracy.float32:
-        return _cells(model, expected, accuracy, progress, threads, level)
+        session, *workers = measuring.sessions(model, threads)
+        return measuring.measure(session, expected, accuracy, progress, workers, level=level)
     from posenc_export.runtime.verification.float32_form import load_form
 
     form = load_form(folder, model.manifest, threads)
@@ -46,7 +47,8 @@ def measured(
     limit = accuracy
     if model.provider == "cpu":
         limit, level = Accuracy(FINITE), Level.QUICK
-    exported = _cells(model, expected, limit, progress, threads, level)
+    session, *workers = measuring.sessions(model, threads)
+    exported = measuring.measure(session, expected, limit, progress, workers, level=level)
     exported.bounds = {name: limit.tolerance for name in exported.cells} | exported.bounds
     return of_both.joined(exported.named(EXPORTED))
 
@@ -61,21 +63,10 @@ def of_form(
 ) -> Measured:
     """Measure every cell of the float32 form of an artefact; see `measured`."""
     progress(f"{form.manifest.target}: verifying the float32 form")
-    level = Level.QUICK if quick else Level.WHOLE
-    limit = Accuracy(accuracy.float32)
-    return _cells(form, expected, limit, progress, threads, level).named(FORM)
-
-
-def _cells(
-    model: Model,
-    expected: Expected,
-    limit: Accuracy,
-    progress: Callable[[str], None],
-    threads: Optional[int],
-    level: Level,
-) -> Measured:
-    session, *workers = measuring.sessions(model, threads)
-    return measuring.measure(session, expected, limit, progress, workers, level=level)
+    level, limit = Level.QUICK if quick else Level.WHOLE, Accuracy(accuracy.float32)
+    session, *workers = measuring.sessions(form, threads)
+    measured = measuring.measure(session, expected, limit, progress, workers, level=level)
+    return measured.named(FORM)
 
 
 def check_outputs(model: Model, folder: Path) -> None:
