@@ -10,6 +10,7 @@ from posenc_export.models.stack import Stack
 from posenc_export.runtime.artefact import files
 from posenc_export.runtime.artefact.manifest import Axis, Manifest
 from posenc_export.runtime.artefact.rules import graph_file
+from posenc_export.runtime.artefact.schema import GRAPHS
 
 CONFIG, GENERATION, GENAI = "config.json", "generation_config.json", "genai_config.json"
 # GemmaConfig is the only model type of which optimum-onnx 0.1 and transformers.js 4.3 both read
@@ -53,7 +54,8 @@ def write(model: Stack, manifest: Manifest, folder: Path) -> None:
     shape = _cache_shape(manifest, len(model.config.order))
     if manifest.kind != "decoder" or shape is None:
         return
-    grows = manifest.target != "onnx-static"
+    graph = GRAPHS[manifest.target]
+    grows = graph.grows or graph.fused
     _put(folder / GENAI, _genai(model.config, manifest, shape))
     if grows:
         _put(folder / CONFIG, _decoder(model.config, manifest, shape))

@@ -203,8 +203,7 @@ AFTER_TOKENS: Dict[str, GraphInput] = {
     "cache_position": GraphInput(
         "int64",
         ((B, S),),
-        "Cache slot of each new token: the number of tokens in the row's cache for the "
-        "first, then counting up by 1.",
+        "Cache slot of each new token: counts up by 1 from the number of cached tokens of the row.",
         "in-place caches with compact rows, if positions or slots are read",
         "0, 1, ... S-1",
         lambda tokens: tokens.places,
@@ -250,8 +249,8 @@ AFTER_TOKENS: Dict[str, GraphInput] = {
     "slots": GraphInput(
         "int64",
         ((T,),),
-        "0, 1, ... T-1, where T is total_sequence_length. In a step of one token, both may "
-        "count more slots, up to the capacity, so that they change rarely.",
+        "0, 1, ... T-1, where T is total_sequence_length. In a step of one token, T may be "
+        "larger, up to the capacity, so that it changes rarely.",
         "target ort-cuda, if the graph computes with slots",
         "0, 1, ... S-1",
         lambda tokens: np.arange(tokens.longest),
