@@ -31,7 +31,6 @@ class RepeatedLayers:
     Args:
         whole: the whole model.
         traced: indices of the layers that are traced, ascending.
-
         kinds: number of the kind of each layer of the whole model.
 
     Attributes:

@@ -8,7 +8,7 @@ import torch
 
 from posenc_export.export.signatures import wrap
 from posenc_export.models.user_module import Model
-from posenc_export.runtime.artefact.certificate import MOST_FAILURES, Check
+from posenc_export.runtime.artefact.certificate import Check
 from posenc_export.runtime.artefact.manifest import Manifest
 from posenc_export.runtime.artefact.rules import graph_file
 from posenc_export.runtime.graphs.quiet import quiet
@@ -48,7 +48,7 @@ def _by_name(stored: Dict[str, torch.Tensor], wanted: Dict[str, torch.Tensor]) -
         else:
             failures[name] = f"{list(tensor.shape)} that is no tensor of the module"
     skipped |= {name: "the program has it not" for name in wanted if name not in stored}
-    return Check(compared, "numbers", failures=_first(failures), skipped=skipped)
+    return Check(compared, "numbers", failures=failures, skipped=skipped)
 
 
 def _by_content(stored: List[Tuple[str, torch.Tensor]], wanted: Dict[str, torch.Tensor]) -> Check:
@@ -74,7 +74,7 @@ def _by_content(stored: List[Tuple[str, torch.Tensor]], wanted: Dict[str, torch.
         else:
             skipped[place] = f"{list(tensor.shape)}, which torch computed when it froze the program"
     skipped |= {name: "the program has it not" for name in wanted if name not in present}
-    return Check(compared, "numbers", failures=_first(failures), skipped=skipped)
+    return Check(compared, "numbers", failures=failures, skipped=skipped)
 
 
 def _sizes(tensor: torch.Tensor) -> Tuple[int, ...]:
@@ -106,7 +106,3 @@ def _constants(path: Path) -> Iterator[Tuple[str, torch.Tensor]]:
     for index, node in enumerate(module.graph.findAllNodes("prim::Constant")):
         if isinstance(value := node.output().toIValue(), torch.Tensor):
             yield f"constant {index}", value
-
-
-def _first(failures: Dict[str, str]) -> Dict[str, str]:
-    return dict(list(failures.items())[:MOST_FAILURES])

@@ -53,8 +53,8 @@ class Standard:
         return {"MatMul": self.product, "Gather": self.rows}
 
     def product(self, op: Builder, node: ir.Node) -> Optional[ir.Value]:
-        """x W for x [B,S,K], with a weight that is transposed, [N,K], or x W for weights of all
-        experts [experts,K,N], one product for each.
+        """x W for x [B,S,K] and a transposed weight [N,K], or for x [B,1 or experts,S,K] and
+        weights [experts,K,N], with a product for each expert.
         """
         x, value = node.inputs
         name, on_grid = op.rounded(transposed(value))

@@ -1,8 +1,9 @@
 """Certificates: errors measured on an artefact, and whether they are within tolerance."""
 
+import itertools
 from typing import Annotated, Any, Dict, Literal, Mapping, Optional, TypedDict
 
-from msgspec import Meta, Struct
+from msgspec import Meta, Struct, structs
 
 from posenc_export.runtime.artefact.records import Finite, Text
 
@@ -25,8 +26,13 @@ class Check(Struct, frozen=True, forbid_unknown_fields=True):
     unit: Text  # what was compared, in the plural, such as "numbers" or "calls"
     worst: Finite = 0.0  # largest error relative to its bound; 0 if the comparison is exact
     # By place in the artefact, what is wrong there.
+    # The first MOST_FAILURES are kept.
     failures: Annotated[Dict[str, str], Meta(max_length=MOST_FAILURES)] = {}
     skipped: Annotated[Dict[str, str], Meta(max_length=65536)] = {}  # by place, the reason
+
+    def __post_init__(self) -> None:
+        kept = dict(itertools.islice(self.failures.items(), MOST_FAILURES))
+        structs.force_setattr(self, "failures", kept)
 
 
 class Certificate(Struct, frozen=True, forbid_unknown_fields=True):
