@@ -22,6 +22,7 @@ from posenc_export.runtime.verification.integer_graph import (
     integer_part,
 )
 from posenc_export.runtime.verification.integer_values import Findings, Role, Tally
+from posenc_export.shared.numerics import LEVELS
 
 UNIT = "values"
 # By operator and input that reads a value, what it must be.
@@ -161,7 +162,7 @@ def _roles(
         own = bool(manifest.packages)  # encodings that may index by a formula of their own
         if not cells and table.shape[0] >= manifest.max_positions and not own:
             names = integer_rules.by_position(manifest)
-        if (level := table.name.rpartition(".")[2]) in integer_rules.LEVELS:
+        if (level := table.name.rpartition(".")[2]) in LEVELS:
             names = integer_rules.by_position(manifest, level)
         yield Role(f"{place} of {table.name}"[:128], axes, allowed=names, rows=table.shape[0])
     if not uses or masks or hides:
