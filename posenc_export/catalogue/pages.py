@@ -42,9 +42,9 @@ PLACES = {
     "rescore": (
         "Scores from content",
         "Horizontal: distance between query and key. Vertical: the score of equal vectors minus "
-        "their score at distance 0, with a line for each head. `rope_dynamic`: as for rotations. "
-        "`decomposed_2d`: what is added to the score, by row and column of the key in a grid, for "
-        "a query in the middle (cross).",
+        "their score at distance 0, with a line for each head. `rope_dynamic` and `dual_chunk`: as "
+        "for rotations. `decomposed_2d`: what is added to the score, by row and column of the key "
+        "in a grid, for a query in the middle (cross).",
     ),
     "none": (
         "Without positions",

@@ -49,6 +49,7 @@ CLASSES = {
     "rope_trained": "RoPETrained",
     "rope_dynamic": "RoPEDynamic",
     "rope_longrope": "RoPELongRoPE",
+    "dual_chunk": "DualChunk",
     "rope_2d": "RoPE2D",
     "rope_axial": "RoPEAxial",
     "rope_normalized": "RoPENormalized",

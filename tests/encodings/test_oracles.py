@@ -224,6 +224,8 @@ def test_alibi_slopes_are_those_of_transformers(heads: int) -> None:
         ("rope_dynamic:keys=cold", "expected keys to be one of raw, rotated"),
         ("rope_dynamic:lengths=row", "expected lengths to be one of by_position, per_call"),
         ("rope_dynamic:lengths=per_call,keys=rotated", "expected keys=raw with lengths=per_call"),
+        ("dual_chunk:chunk_size=8,local_size=4", "chunk_size above 2 local_size, got 8 and 4"),
+        ("dual_chunk:definition=book", "expected definition to be one of code, paper"),
         ("rope_longrope:lengths=per_call,keys=rotated", "expected keys=raw with lengths=per_call"),
         ("rope_longrope:long_factor=1;2", "expected long_factor to be 8 finite numbers above 0"),
         ("rope_longrope:short_factor=a;b", "expected short_factor to be numbers with ; between"),

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -309,3 +310,51 @@ def test_curves_of_inkling_are_those_of_transformers() -> None:
     assert worst_error(
         y.view(1, 30, 4, 16).numpy(), (shares @ v.transpose(1, 2)).transpose(1, 2).numpy()
     ) <= tolerance("float32", 1, 64)
+
+
+# Positions of the queries of a chunk for keys of the same chunk, of the one before, and of earlier
+# ones, with a trained length of 10, chunks of 6 tokens and a local window of 4: the sequences of
+# the paper (3.2), and those of its code, which end at the trained length.
+DUAL_CHUNK = {
+    "paper": ([0, 1, 2, 3, 4, 5], [6, 7, 8, 9, 9, 9], [9] * 6),
+    "code": ([0, 1, 2, 3, 4, 5], [6, 7, 8, 9, 10, 10], [10] * 6),
+}
+
+
+@pytest.mark.parametrize("definition", DUAL_CHUNK)
+def test_dual_chunk_has_the_published_distances_and_the_temperature_of_vllm(
+    definition: str,
+) -> None:
+    sizes = {"chunk_size": 10, "local_size": 4, "original_max_positions": 20}
+    ours: Any = encodings.build(
+        {"name": "dual_chunk", "definition": definition, **sizes},
+        encodings.Geometry(64, 4, 16, 64),
+    )
+    q, k, v = torch.randn(3, 1, 40, 4, 16, generator=torch.Generator().manual_seed(1))
+    places, mask = torch.arange(40)[None], torch.full((1, 1, 40, 40), -torch.inf).triu(1)
+    of_q, of_k = ours.rotate(q, k, places)
+    y = ours.rescore(of_q, of_k.transpose(1, 2), v.transpose(1, 2), mask, places, places, 0.25, [])
+    chunks, within = np.divmod(np.arange(40), 6)
+    apart = np.clip(chunks[:, None] - chunks, 0, 2)
+    distances = np.array(DUAL_CHUNK[definition])[apart, within[:, None]] - within
+    turns = np.exp(1j * distances[..., None] * 10000.0 ** (-np.arange(8) / 8))
+    of_q, of_k = (x[0, ..., :8].numpy() + 1j * x[0, ..., 8:].numpy() for x in (q, k))
+    scores = 0.25 * np.einsum("ihd,jhd,ijd->hij", of_q, of_k.conj(), turns).real
+    # The factors of queries and of keys at the end of a prompt of that many tokens
+    factors = np.clip(0.1 * np.log(np.arange(1, 41) / 20) + 1, 1, None)
+    weights = np.exp(scores * factors[:, None] ** 2 + mask[0].numpy())
+    weights /= weights.sum(-1, keepdims=True)
+    expected = np.einsum("hij,jhd->ihd", weights, v[0].numpy()).reshape(1, 40, 64)
+    assert worst_error(y.numpy(), expected) <= tolerance("float32", 1, 64)
+
+
+def test_dual_chunk_is_rope_within_the_first_chunk() -> None:
+    geometry, places = encodings.Geometry(64, 4, 16, 96), torch.arange(96)[None]
+    q, k, v = torch.randn(3, 1, 96, 4, 16)
+    mask, outputs = torch.full((1, 1, 96, 96), -torch.inf).triu(1), []
+    for name in ("dual_chunk", "rope"):
+        ours: Any = encodings.build({"name": name}, geometry)
+        of_q, of_k = ours.rotate(q, k, places)
+        keys, values = of_k.transpose(1, 2), v.transpose(1, 2)
+        outputs.append(ours.rescore(of_q, keys, values, mask, places, places, 0.25, []))
+    assert worst_error(outputs[0].numpy(), outputs[1].numpy()) <= tolerance("float32", 1, 64)

@@ -24,6 +24,7 @@ VARIANTS: Dict[str, Dict[str, int]] = {
     "rope_dynamic-short": {"original length 20": 20},
     "rope_longrope-short": {"original length 20": 20},
     "rope_longrope-long": {},
+    "dual_chunk": {"second chunk": 96, "end of the local window": 129, "third chunk": 192},
     "logn": {"temperature from 512": 512},
     "logn-steps": {"temperature from 6": 6},
     "shaw-bert": {"left 7": 8, "right 5": 6},

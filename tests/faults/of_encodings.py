@@ -255,6 +255,20 @@ FAULTS = {
             "rope_longrope-short",
         ),
         Fault(
+            "largest distance one token short",
+            "rotation",
+            "module",
+            each(lambda e: setattr(e, "limit", e.limit - 1)),
+            "dual_chunk-near",
+        ),
+        Fault(
+            "temperature beyond the trained length ignored",
+            "scores",
+            "module",
+            each(_table("factors", np.ones_like)),
+            "dual_chunk-near",
+        ),
+        Fault(
             "length seen ignored",
             "rotation",
             "module",

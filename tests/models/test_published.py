@@ -37,6 +37,11 @@ QWEN2 = {
     "sliding_window": 131072, "tie_word_embeddings": False, "use_sliding_window": False,
     "use_mrope": False, "vocab_size": 152064,
 }  # fmt: skip
+QWEN2_1M = {
+    **QWEN2, "max_position_embeddings": 1010000, "rope_theta": 10000000.0,
+    "dual_chunk_attention_config": {"chunk_size": 262144, "local_size": 8192,
+        "original_max_position_embeddings": 262144},
+}  # fmt: skip
 MISTRAL = {
     **USUAL, "model_type": "mistral", "hidden_size": 4096, "intermediate_size": 14336,
     "max_position_embeddings": 32768, "num_attention_heads": 32, "num_hidden_layers": 32,
@@ -65,6 +70,7 @@ PHI4_MINI = {
 PUBLISHED: Dict[str, Any] = {
     "SmolLM2-135M": (SMOLLM2, (9, 3, 64, 8192, "rope", 100000.0, True)),
     "Qwen2-7B": (QWEN2, (28, 4, 128, 32768, "rope", 1000000.0, False)),
+    "Qwen2.5-7B-Instruct-1M": (QWEN2_1M, (28, 4, 128, 1010000, "dual_chunk", 1e7, False)),
     "Phi-4-mini": (PHI4_MINI, (24, 8, 128, 131072, "rope_longrope", 10000.0, True)),
 }
 
@@ -110,6 +116,29 @@ def test_smollm3_rotates_three_of_four_layers_and_is_tied_without_saying_so() ->
         and result.head.tied
         and result.kinds[0].attention.encodings[0]["theta"] == 5000000.0
     )
+
+
+def test_dual_chunks_of_qwen2_are_left_out_of_a_range_with_one_chunk() -> None:
+    one, two = (families.read(QWEN2_1M, max_positions=count)[0] for count in (253952, 253953))
+    spec = one.kinds[0].attention.encodings[0]
+    assert spec == {"name": "rope", "theta": 1e7}
+    sizes = {"chunk_size": 262144, "local_size": 8192, "original_max_positions": 262144}
+    assert two.kinds[0].attention.encodings[0] == {**spec, "name": "dual_chunk", **sizes}
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"sparse_attention_enabled": True}, "got dual_chunk_attention_config.sparse_attention_en"),
+        ({"local_size": 0}, "local_size to be an integer above 0, got 0"),
+    ],
+)
+def test_dual_chunks_of_another_attention_are_refused(
+    changes: Dict[str, Any], message: str
+) -> None:
+    chunks = {**QWEN2_1M["dual_chunk_attention_config"], **changes}
+    with pytest.raises(ValueError, match=message):
+        families.read({**QWEN2_1M, "dual_chunk_attention_config": chunks})
 
 
 def test_phi_4_mini_turns_three_quarters_of_a_head_with_the_magnitude_of_its_length() -> None:

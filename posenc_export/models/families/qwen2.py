@@ -8,7 +8,7 @@ def describe(config: Settings) -> StackConfig:
     """Describe the decoder. use_sliding_window: a window in layers from max_window_layers on."""
     config.needs("num_key_value_heads")
     config.fixed({"use_mrope": False})
-    rotation = config.rotation()
+    rotation = config.rotation_in_chunks()
     kind = gated.layer(config, gated.attention(config, bias=True))
     return gated.decoder(config, gated.late_windows(config, kind, rotation, first=28))
 

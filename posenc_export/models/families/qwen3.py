@@ -7,7 +7,7 @@ from posenc_export.models.families.shared.family import Family, Settings, StackC
 def describe(config: Settings) -> StackConfig:
     """Describe the decoder. head_dim is required: transformers' default is 128."""
     config.needs("num_key_value_heads", "head_dim")
-    rotation, bias = config.rotation(), config.flag("attention_bias", False)
+    rotation, bias = config.rotation_in_chunks(), config.flag("attention_bias", False)
     kind = gated.head_norm(gated.layer(config, gated.attention(config, bias, bias)))
     return gated.decoder(config, gated.late_windows(config, kind, rotation, first=28, window=4096))
 

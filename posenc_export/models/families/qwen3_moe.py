@@ -11,7 +11,7 @@ def describe(config: Settings) -> StackConfig:
     mlp_only_layers. With norm_topk_prob, their weights are a softmax over the chosen experts.
     """
     config.needs("num_key_value_heads")
-    rotation, bias = config.rotation(), config.flag("attention_bias", False)
+    rotation, bias = config.rotation_in_chunks(), config.flag("attention_bias", False)
     used, window = config.flag("use_sliding_window", False), config.window("sliding_window", 4096)
     # In configs derived from Qwen3's; transformers ignores it.
     config.take("max_window_layers", None)

@@ -19,6 +19,7 @@ FREE |= {"v_quant_type", "kv_cache_bit_width"}
 DEFAULTS: Mapping[str, Described] = {
     "rope_dynamic": {"original_max_positions": 2048},
     "rope_longrope": {"original_max_positions": 4096},
+    "dual_chunk": {"chunk_size": 128, "local_size": 32, "definition": "code"},
     "shaw": {"left": 16, "right": 16},
     "t5": {"buckets": 32, "max_distance": 128},
     "deberta": {"span": 32, "max_relative": 128},
@@ -64,12 +65,20 @@ class _Shaw(TypedDict, total=False):
     right: Extent
 
 
+class _DualChunk(TypedDict, total=False):
+    chunk_size: Count
+    local_size: Extent
+
+
 class _Inkling(TypedDict, total=False):
     extent: Extent
 
 
 # What the rules here read of the parameters of an encoding.
-PARAMETERS: Mapping[str, Any] = {"alibi": _ALiBi, "t5": _T5, "shaw": _Shaw, "inkling": _Inkling}
+PARAMETERS: Mapping[str, Any] = {
+    **{"alibi": _ALiBi, "t5": _T5, "shaw": _Shaw, "inkling": _Inkling},
+    "dual_chunk": _DualChunk,
+}
 
 
 def _t5(part: Described, causal: bool, behind: np.ndarray) -> np.ndarray:

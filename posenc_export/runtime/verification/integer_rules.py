@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Callable, Iterator, List, Optional, Sequence, Tuple
+from typing import Any, Callable, Iterator, List, Mapping, Optional, Sequence, Tuple
 
 import numpy as np
 
@@ -12,9 +12,10 @@ from posenc_export.runtime.verification import described
 from posenc_export.runtime.verification.described import attentions
 from posenc_export.runtime.verification.integer_calls import Places
 from posenc_export.runtime.verification.integer_graph import Use
-from posenc_export.shared.numerics import FINE, LEVELS
+from posenc_export.shared.numerics import FINE
 
 Layout = Tuple[str, ...]  # "b", "s", "t" or a size, for each axis of a value
+LEVELS = ("coarse", "fine")  # end the names of tables in two levels
 POSITIONS = ("positions of tokens", "positions of keys")
 REQUESTED, LONGEST = "columns of requested tokens", "number of slots of the longest row"
 PADDING_LAST = ("columns with padding last", "places with padding last", "last inputs of filters")
@@ -76,6 +77,7 @@ def integers(manifest: Manifest, places: Places, rows: Optional[int]) -> Iterato
         for number, plane in enumerate(places.coordinates[2:] - places.coordinates[:2]):
             yield Rule(f"extent {number} of boxes", "bs", partial(np.clip, plane, 0, most))
     yield from _distances(manifest, q, k, rows)
+    yield from _in_chunks(manifest, q, k)
     yield Rule("visible keys", "bst", lambda: described.visible(attentions(manifest)[0], q, k))
     yield Rule(REQUESTED, "br", lambda: places.feeds["logits_index"])
     yield from _with_padding_last(manifest, q)
@@ -151,6 +153,35 @@ def _of_levels(name: str, axes: str, positions: np.ndarray) -> Iterator[Rule]:
         yield Rule(f"{level} rows of {name}", axes, partial(np.asarray, rows))
 
 
+def _chunks(manifest: Manifest) -> Iterator[Tuple[int, int]]:
+    """Yield the tokens of a chunk and the largest distance of each dual chunk attention."""
+    for part in described.parameters(manifest):
+        if part["name"] == "dual_chunk":
+            size, local = part["chunk_size"], part["local_size"]
+            yield max(size - local, 1), size - (part["definition"] == "paper")
+
+
+def _turns(period: int, limit: int) -> Mapping[str, Callable[[np.ndarray], np.ndarray]]:
+    """Return the rows of rotations that positions read in dual chunk attention, by name."""
+    return {
+        f"places in chunks of {period}": lambda q: q % period,
+        f"turns to the chunk before, of {period}": lambda q: np.minimum(limit - q % period, period),
+        f"turns to chunks of {period} before it": lambda q: limit - q % period,
+    }
+
+
+def _in_chunks(manifest: Manifest, q: np.ndarray, k: np.ndarray) -> Iterator[Rule]:
+    """Yield rows of rotations in dual chunk attention, and which keys are in earlier chunks."""
+    for period, limit in _chunks(manifest):
+        for name, rows_of in _turns(period, limit).items():
+            yield Rule(name, "bs", partial(rows_of, q))
+            yield from _of_levels(name, "bs", rows_of(q))
+        start = (q - q % period)[:, :, None]
+        for name, first in (("this chunk", start), ("the chunk before", start - period)):
+            rule = f"keys before {name}, of {period}"
+            yield Rule(rule, "bst", partial(np.less, k[:, None, :], first))
+
+
 def _distances(
     manifest: Manifest, q: np.ndarray, k: np.ndarray, rows: Optional[int]
 ) -> Iterator[Rule]:
@@ -186,17 +217,24 @@ def allowed(manifest: Manifest, axes: Layout, layers: Sequence[int] = ()) -> Tup
     return ()
 
 
+def has_row_by_position(manifest: Manifest, rows: int) -> bool:
+    """Whether the index of a table with so many rows follows a rule of `by_position`."""
+    return rows >= manifest.max_positions or any(rows == m + 1 for _, m in _chunks(manifest))
+
+
 def by_position(manifest: Manifest, level: str = "") -> Tuple[str, ...]:
     """Return the rules of which an index of a table with a row for each position follows one, or
     an index of one of two levels of such a table.
     """
+    turns = [name for chunks in _chunks(manifest) for name in _turns(*chunks)]
     if level:
-        return tuple(f"{level} rows of {name}" for name in (*POSITIONS, "coordinates of tokens"))
+        places = (*POSITIONS, "coordinates of tokens", *turns)
+        return tuple(f"{level} rows of {name}" for name in places)
     numbers = range(manifest.axes)
     coordinates = [f"coordinate {n} of tokens" for n in numbers]
     if manifest.axes == BOX:
         coordinates += [f"extent {n} of boxes" for n in numbers[:2]]
-    names = [*POSITIONS, "distances within the table", *coordinates]
+    names = [*POSITIONS, "distances within the table", *coordinates, *turns]
     for offset in _numbers(manifest, "offset"):
         names += [f"{name} plus {offset}" for name in POSITIONS]
     return (*names, "coordinates of tokens", "last positions of rows")

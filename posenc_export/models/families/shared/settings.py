@@ -136,6 +136,25 @@ class Settings(Keys):
         self.whole_heads(spec, partial)
         return spec if layout == "half" else {**spec, "layout": layout}
 
+    def rotation_in_chunks(self) -> Spec:
+        """Return `rotation`, in dual chunk attention if dual_chunk_attention_config is given, which
+        vLLM reads and transformers ignores. Within the first chunk both are the same.
+        """
+        rotation, prefix = self.rotation(), "dual_chunk_attention_config"
+        if self._remaining.get(prefix) is None:
+            self.ignore([prefix])
+            return rotation
+        self.flatten(prefix)
+        chunk, local = (self.whole(f"{prefix}.{key}") for key in ("chunk_size", "local_size"))
+        trained = self.integer(f"{prefix}.original_max_position_embeddings", 0, least=0)
+        if rotation["name"] != "rope":
+            got = f"rope_type {rotation['name'].removeprefix('rope_')}"
+            raise self.error(f"rope_type default with {prefix}", got, UNSUPPORTED)
+        if self.max_positions <= min(chunk - local, trained or chunk):
+            return rotation
+        sizes = {"chunk_size": chunk, "local_size": local, "original_max_positions": trained}
+        return {**rotation, "name": "dual_chunk", **sizes}
+
     def whole_heads(self, spec: Named, partial: bool) -> None:
         """Refuse a rotation of a part of each head, unless the family supports it."""
         if "rotary" in spec and not partial:

@@ -1,0 +1,165 @@
+"""Dual chunk attention: rotary distances within a trained length (An et al. 2024, Training-Free
+Long-Context Scaling of Large Language Models, 3.2; as in Qwen2.5-1M).
+"""
+
+import math
+from typing import List, Literal, Mapping, Sequence, Tuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from posenc_export import ops
+from posenc_export.encodings.shared.base import (
+    Edge,
+    Geometry,
+    Oracle,
+    PositionEncoding,
+    Rows,
+    Table,
+)
+from posenc_export.encodings.shared.rotary import (
+    Layout,
+    multiply_pairs,
+    powers_of,
+    rotary_size,
+    waves_of,
+)
+from posenc_export.encodings.shared.tables import wave_tables
+from posenc_export.shared.refusal import refusal
+
+
+class DualChunk(PositionEncoding):
+    """RoPE in which a key j is min(i - j, m - (j mod s)) tokens before the query i, with chunks of
+    s = chunk_size - local_size tokens.
+
+    Keys are rotated by j mod s. A query is rotated by i mod s for keys of its own chunk, by min(s +
+    (i mod s), m) for those of the chunk before it, and by m for earlier ones. Sequences of up to s
+    tokens have the scores of RoPE. Memory besides the scores: two tensors [B,H,S,T].
+
+    Beyond a trained length L, scores of query i are multiplied by (0.1 ln((i + 1) / L) + 1)^2
+    (Qwen2.5-1M Technical Report, 2025). vLLM takes the length of the prompt for i + 1 in all its
+    queries and keys, which is the same for the last query.
+
+    Hook: rotate, rescore. State: none. Range: 0 .. max_positions - 1. Causal attention only.
+
+    Args:
+        geometry: head size D; max_positions.
+        theta, layout: see RoPE.
+        chunk_size: largest distance in tokens, c in the paper.
+        local_size: number of nearest tokens whose distances are always exact, w in the paper.
+        original_max_positions: L; 0 for scores that are not multiplied.
+        definition: "code" for m = chunk_size, as in the authors' code and vLLM; "paper" for
+            chunk_size - 1.
+
+    Raises:
+        ValueError: odd head size, unknown layout or definition, theta not above 0, a chunk_size of
+            at most twice local_size, a negative size.
+    """
+
+    works_in = ("causal",)
+    above = {"theta": 0}
+    least = {"chunk_size": 1, "local_size": 0, "original_max_positions": 0}
+    most = {"chunk_size": 1 << 22}
+
+    def rotate(self, q: Tensor, k: Tensor, positions: Tensor) -> Tuple[Tensor, Tensor]:
+        """Rotate by places in chunks; shapes as in PositionEncoding."""
+        if self.grows:
+            q = (q * self.factors(positions).unsqueeze(3)).to(q.dtype)
+        places = torch.remainder(positions, self.period)
+        return ops.rotate_both(
+            q, k, places, self.cos.rows, self.sin.rows, self.interleaved, linear=False
+        )
+
+    def rescore(
+        self,
+        q: Tensor,
+        keys: Tensor,
+        values: Tensor,
+        mask: Tensor,
+        positions: Tensor,
+        key_positions: Tensor,
+        scale: float,
+        states: List[Tensor],
+    ) -> Tensor:
+        """As in PositionEncoding; queries are turned further for keys of other chunks."""
+        places = torch.remainder(positions, self.period)
+        single, rest = q.to(torch.float32), self.limit - places
+        near = self.turned(single, rest.clamp(max=self.period)) - single
+        far = self.turned(single, rest) - single
+        start = (positions - places).unsqueeze(1).unsqueeze(3)  # [B,1,S,1], of the query's chunk
+        keys_at = key_positions.unsqueeze(1).unsqueeze(2)
+        added = torch.where(
+            keys_at.lt(start - self.period), ops.products(far, keys), ops.products(near, keys)
+        )
+        added = torch.where(keys_at.lt(start), added, torch.zeros_like(added))
+        return ops.attend(q, keys, values, mask, scale * added, scale)
+
+    def edges(self) -> List[Edge]:
+        starts = {"second chunk": self.period, "third chunk": 2 * self.period}
+        places = {**starts, "end of the local window": self.limit + 1, "L": self.trained}
+        return [Edge(name, at, "position") for name, at in places.items()]
+
+    def __init__(
+        self,
+        geometry: Geometry,
+        theta: float = 10000.0,
+        chunk_size: int = 128,
+        local_size: int = 32,
+        original_max_positions: int = 0,
+        layout: Layout = "half",
+        definition: Literal["code", "paper"] = "code",
+    ) -> None:
+        super().__init__()
+        if chunk_size <= 2 * local_size:
+            rule, got = "chunk_size above 2 local_size", f"{chunk_size} and {local_size}"
+            raise refusal("dual_chunk", rule, got, "choose a smaller local_size")
+        self.theta, self.size = float(theta), rotary_size("dual_chunk", geometry, None)
+        self.interleaved, self.trained = layout == "interleaved", original_max_positions
+        self.period = chunk_size - local_size
+        self.limit = chunk_size if definition == "code" else chunk_size - 1
+        self.cos, self.sin = wave_tables(powers_of(theta, self.size), self.limit + 1)
+        self.grows = 0 < self.trained < geometry.max_positions
+        counts = np.arange(1, geometry.max_positions + 1 if self.grows else 2)[:, None]
+        logs = np.log(np.maximum(counts / max(self.trained, 1), 1.0))
+        self.factors = Table((0.1 * logs + 1) ** 2 if self.grows else np.ones((1, 1)))
+
+    def turned(self, q: Tensor, places: Tensor) -> Tensor:
+        """Rotate q [B,S,H,D] by places [B,S] int64."""
+        return ops.rotate_pairs(
+            q, places, self.cos.rows, self.sin.rows, self.interleaved, linear=False
+        )
+
+
+class DualChunkOracle(Oracle, of=DualChunk):
+    def tables(self) -> Mapping[str, Rows]:
+        e = self.encoding
+        waves = waves_of([math.pow(e.theta, -2 * k / e.size) for k in range(e.size // 2)])
+        return {**waves, "factors": np.vectorize(self.factor)}
+
+    def factor(self, position: float) -> float:
+        e = self.encoding
+        if not e.grows or position < e.trained:
+            return 1.0
+        return (1 + math.log((position + 1) / e.trained) / 10) ** 2
+
+    def turned(self, x: np.ndarray, places: int) -> np.ndarray:
+        e = self.encoding
+        angles = [places / math.pow(e.theta, 2 * k / e.size) for k in range(e.size // 2)]
+        return multiply_pairs(x, np.exp(1j * np.array(angles)), e.interleaved)
+
+    def rotate(self, x: np.ndarray, position: int) -> np.ndarray:
+        return self.factor(position) * self.rotate_key(x, position)
+
+    def rotate_key(self, x: np.ndarray, position: int) -> np.ndarray:
+        return self.turned(x, position % self.encoding.period)
+
+    def scores(
+        self, head: int, q: np.ndarray, keys: np.ndarray, query: int, positions: Sequence[int]
+    ) -> np.ndarray:
+        e, scores = self.encoding, []
+        upright = self.turned(q, -(query % e.period))
+        for key, p in zip(keys, positions, strict=True):
+            distance = min(query - p, e.limit - p % e.period)
+            scores.append(self.turned(upright, distance + p % e.period) @ key)
+        return np.array(scores) / math.sqrt(len(q))
