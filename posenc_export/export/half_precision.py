@@ -9,12 +9,11 @@ from torch import Tensor
 
 from posenc_export.encodings.shared.base import Geometry, PositionEncoding
 from posenc_export.encodings.shared.combined import overrides
-from posenc_export.models.placed import placed
+from posenc_export.models.placed import PACKAGE, placed
 from posenc_export.models.user_module import Model, inner_of
 from posenc_export.shared import numerics
 from posenc_export.shared.refusal import refusal
 
-PACKAGE = "posenc_export"
 PLACES = (0, 1, 2, 255, 1000)  # positions of the tokens, besides the last two
 EXACT = "keep trained numbers that multiply positions in an Exact, and compute with them in float32"
 FIXED = "keep them in a Table, whose rows stay float32"

@@ -73,9 +73,12 @@ class Codes:
         parts: Sequence["Codes"], how: Callable[[Sequence[np.ndarray]], np.ndarray] = np.concatenate
     ) -> "Codes":
         """Return codes of weights with the same inputs in one, joined by a function of arrays."""
-        offsets = [part.offsets for part in parts if part.offsets is not None]
         codes, scales = how([part.codes for part in parts]), how([part.scales for part in parts])
-        return Codes(codes, scales, parts[0].inputs, how(offsets) if offsets else None)
+        zeros, offsets = [np.zeros_like(part.scales) for part in parts], None
+        if any(part.offsets is not None for part in parts):
+            pairs = zip(parts, zeros, strict=True)
+            offsets = how([zero if p.offsets is None else p.offsets for p, zero in pairs])
+        return Codes(codes, scales, parts[0].inputs, offsets)
 
 
 @dataclass(frozen=True)

@@ -1,8 +1,7 @@
 """Weights that stay in the codes that a quantized checkpoint has."""
 
-from typing import List, Optional, Tuple
+from typing import Tuple
 
-import numpy as np
 import torch
 
 from posenc_export.export.quantization.formats import FORMATS
@@ -61,25 +60,14 @@ def _on_grid(stored: Stored, keep: Keep) -> Tuple[OnGrid, bool]:
     blocks = [part.blocks() for part in stored.parts]
     parts = [codes or _rounded(part) for codes, part in zip(blocks, stored.parts, strict=True)]
     block = min(part.codes.shape[2] for part in parts)
-    parts = [part.cut(block) for part in parts]
-    codes = np.concatenate([part.codes for part in parts])[stored.rows]
-    scales = np.concatenate([part.scales for part in parts])[stored.rows]
-    on_grid = (
-        Grid(max(part.bits for part in parts), block),
-        Codes(codes, scales, codes.shape[1] * block, _offsets(parts, stored.rows)).kept(keep),
-    )
-    return on_grid, None not in blocks
+    parts, rows = [part.cut(block) for part in parts], stored.rows
+    inputs = parts[0].codes.shape[1] * block
+    whole = Codes.joined([Codes(part.codes, part.scales, inputs, part.offsets) for part in parts])
+    offsets = None if whole.offsets is None else whole.offsets[rows]
+    codes = Codes(whole.codes[rows], whole.scales[rows], inputs, offsets).kept(keep)
+    return (Grid(max(part.bits for part in parts), block), codes), None not in blocks
 
 
 def _rounded(part: Matrix) -> Blocks:
     codes = OTHERS.rounded(part.weight())
     return Blocks(codes.codes, codes.scales, None, OTHERS.bits)
-
-
-def _offsets(parts: List[Blocks], rows: np.ndarray) -> Optional[np.ndarray]:
-    """Return the offsets of all parts, 0 for those without; None if no part has one."""
-    if all(part.offsets is None for part in parts):
-        return None
-    zeros = (np.zeros_like(part.scales) for part in parts)
-    pairs = zip(parts, zeros, strict=True)
-    return np.concatenate([z if p.offsets is None else p.offsets for p, z in pairs])[rows]

@@ -40,7 +40,7 @@ def flat(op: Builder, node: Experts) -> ir.Value:
     )
     by_expert = op.Reshape(_unit(op, node, gate, up), [0, 0, size(node.gates, 0), -1])
     weighted = op.Reshape(op.Mul(by_expert, op.Unsqueeze(node.weights, [3])), [0, 0, -1])
-    y = op.MatMul(weighted, _reshaped(op, node.downs, "stacked", (-1, size(node.downs, 2))))
+    y = op.MatMul(weighted, _stacked(op, node.downs, (-1, size(node.downs, 2))))
     return y if node.downs_bias is None else op.Add(y, op.MatMul(node.weights, node.downs_bias))
 
 
@@ -53,12 +53,12 @@ def _beside(op: Builder, x: ir.Value, weights: ir.Value, bias: Optional[ir.Value
         ),
     )
     y = op.MatMul(x, beside)
-    return y if bias is None else op.Add(y, _reshaped(op, bias, "stacked", (-1,)))
+    return y if bias is None else op.Add(y, _stacked(op, bias, (-1,)))
 
 
-def _reshaped(op: Builder, value: ir.Value, name: str, shape: Tuple[int, ...]) -> ir.Value:
-    """Return a constant in another shape, with its name and another one."""
-    return op.weight(f"{value.name}.{name}", lambda: numbers_of(value).reshape(shape))
+def _stacked(op: Builder, value: ir.Value, shape: Tuple[int, ...]) -> ir.Value:
+    """Return a constant of all experts in a shape without their axis."""
+    return op.weight(f"{value.name}.stacked", lambda: numbers_of(value).reshape(shape))
 
 
 def sparse(op: Builder, node: Experts) -> ir.Value:

@@ -31,7 +31,7 @@ def describe(config: Settings) -> StackConfig:
     biases |= {"buckets": config.whole("rel_pos_bins"), "max_distance": config.whole("max_rel_pos")}
     biases["box_buckets"] = config.whole("rel_2d_pos_bins")
     biases["box_max_distance"] = config.whole("max_rel_2d_pos")
-    return post_norm(config, config.padding(1) + 1, [biases], beside=[boxes])
+    return post_norm(config, config.padding() + 1, [biases], beside=[boxes])
 
 
 FAMILY = encoder(describe, BASE, WEIGHTS, IMAGES)

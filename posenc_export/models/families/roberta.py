@@ -6,7 +6,7 @@ from posenc_export.models.families.shared.family import Settings, StackConfig
 
 def describe(config: Settings) -> StackConfig:
     """Describe the encoder. Positions count all tokens; transformers skips padding ids in a row."""
-    return post_norm(config, unused=config.padding(1) + 1)
+    return post_norm(config, unused=config.padding() + 1)
 
 
 FAMILY = encoder(describe, "roberta.")

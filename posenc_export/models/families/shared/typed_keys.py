@@ -141,9 +141,9 @@ class Keys:
             raise self.refusal(f"{key} to be one of {', '.join(ACTIVATIONS)}", value, UNSUPPORTED)
         return ACTIVATIONS[value]
 
-    def padding(self, default: int) -> int:
-        """Return the padding id, for families whose first position is the padding id + 1."""
-        self._remaining["pad_token_id"] = self.values.get("pad_token_id", default)
+    def padding(self) -> int:
+        """Return the padding id, 1 by default, of families whose first position follows it."""
+        self._remaining["pad_token_id"] = self.values.get("pad_token_id", 1)
         return self.integer("pad_token_id", least=0)
 
     def per_layer(self, key: str, default: Sequence[Any], or_empty: bool = False) -> List[Any]:
