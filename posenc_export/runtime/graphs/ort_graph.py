@@ -48,7 +48,7 @@ class OrtGraph:
         content: bytes = b"",
     ) -> None:
         if kernel_library.OPERATOR in manifest.operators:
-            kernel_check.check()
+            kernel_check.check(manifest.cache)
         options = session_options(manifest, threads)
         self.manifest, self.provider = manifest, provider
         # The Python binding cannot allocate on a device of WebGPU: its caches stay on the host.
