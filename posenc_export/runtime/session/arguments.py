@@ -8,6 +8,7 @@ import numpy as np
 from posenc_export.runtime.artefact.manifest import Manifest
 from posenc_export.runtime.session import argument_arrays as arrays
 from posenc_export.runtime.session.argument_arrays import Numbers, Rows, per_row, short_repr
+from posenc_export.runtime.session.caches import Caches
 from posenc_export.runtime.session.errors import expected
 
 # Coordinates and token types by graph input: for each row [n,count] int64.
@@ -100,17 +101,14 @@ def check_every_row(counts: np.ndarray, rows: str) -> None:
 
 
 def check_start(
-    manifest: Manifest,
-    first_position: np.ndarray,
-    length: np.ndarray,
-    counts: np.ndarray,
-    start: Numbers,
+    manifest: Manifest, first_position: np.ndarray, length: np.ndarray, prompt: PrefillArguments
 ) -> np.ndarray:
-    """Check `start` of a prefill that reads `counts` tokens of each row after `length` others from
-    position `first_position` on. Return the position of each row's first token [B] int64. Raise
-    ValueError for other rows, or positions where a row with tokens does not continue.
+    """Check `start` of a prefill after `length` tokens of each row from position `first_position`
+    on. Return the position of each row's first token [B] int64. Raise ValueError for other rows, or
+    positions where a row with tokens does not continue.
     """
-    asked, count = per_row("start", start, len(counts)), len(counts)
+    counts, start, count = prompt.counts, prompt.passed.start, len(prompt.counts)
+    asked = per_row("start", start, count)
     if length.any():
         if count != len(length):
             raise expected(f"{len(length)} rows as in the cache", count, "reset first")
@@ -128,13 +126,10 @@ def check_start(
 
 
 def check_room(
-    manifest: Manifest,
-    capacity: int,
-    first_position: np.ndarray,
-    length: np.ndarray,
-    counts: np.ndarray,
+    caches: Caches, first_position: np.ndarray, length: np.ndarray, counts: np.ndarray
 ) -> None:
-    """Raise ValueError unless `counts` [B] more tokens fit into positions and `capacity` slots."""
+    """Raise ValueError unless `counts` [B] more tokens fit into positions and caches."""
+    manifest, capacity = caches.graph.manifest, caches.capacity
     rows = zip(first_position.tolist(), length.tolist(), counts.tolist(), strict=True)
     ends = [sum(row) for row in rows]  # Python integers do not overflow
     for position in (max(ends) - 1, int(first_position.max()), int(first_position.min())):

@@ -40,6 +40,14 @@ class RowTokens(NamedTuple):
         """Index after the last row."""
         return self.first + len(self.rows)
 
+    def part(self, begin: int, end: int) -> "RowTokens":
+        """Return the tokens of the rows `begin` .. `end` - 1 of these."""
+        some, first = slice(begin, end), self.first + begin
+        attributes = {name: rows[some] for name, rows in self.attributes.items()}
+        return RowTokens(
+            first, self.rows[some], attributes, self.counts[some], self.requested[some]
+        )
+
 
 class Feeder:
     """Builds the graph inputs of a session on a provider."""
@@ -76,16 +84,13 @@ class Feeder:
         """Return one run for all rows; of a graph that continues a single row at a time, one for
         each row, and one for neighbours that read a token each.
         """
-        x, planes = _padded(tokens)
-        counts, requested = tokens.counts, np.maximum(tokens.requested, self._fewest)
+        counts, new = tokens.counts, int(tokens.counts.max())
         committed = state.committed_length[tokens.first : tokens.end]
         # With S > 1, a row without new tokens cannot share the run: its padding would be written
         # over its last token.
-        together = len(counts) == 1 or not committed.any() or (x.shape[1] == 1 and counts.all())
+        together = len(counts) == 1 or not committed.any() or (new == 1 and counts.all())
         if self.manifest.continuation_rows != 1 or together:
-            rows = slice(tokens.first, tokens.end)
-            feeds = self.fill(state, rows, x, planes, counts, requested)
-            return [GraphRun(tokens.first, len(x), x.shape[1], feeds)]
+            return [GraphRun(tokens.first, len(counts), new, self.fill(state, tokens, new))]
         runs, by_columns = [], self.manifest.by_columns
 
         def joint(row: int) -> int:
@@ -93,15 +98,11 @@ class Feeder:
 
         for _, group in itertools.groupby(range(len(counts)), key=joint):
             some = list(group)
-            width = x.shape[1] if by_columns else int(counts[some[0]])
-            if not width:
-                continue
-            part = slice(some[0], some[-1] + 1)
-            rows = slice(tokens.first + part.start, tokens.first + part.stop)
-            numbers = {name: plane[:, part, :width] for name, plane in planes.items()}
-            tokens_of = np.ascontiguousarray(x[part, :width])
-            feeds = self.fill(state, rows, tokens_of, numbers, counts[part], requested[part])
-            runs.append(GraphRun(rows.start, len(some), width, feeds))
+            width = new if by_columns else int(counts[some[0]])
+            if width:
+                part = tokens.part(some[0], some[-1] + 1)
+                feeds = self.fill(state, part, width)
+                runs.append(GraphRun(part.first, len(some), width, feeds))
         return runs
 
     def repeated(self, state: SessionState, new: int) -> Feeds:
@@ -111,7 +112,7 @@ class Feeder:
         source, counts = self.manifest.inputs[0], np.full(state.rows, new)
         zeros = np.zeros((state.rows, new, *source.token_shape), source.dtype)
         tokens = self.located(state, RowTokens.of(0, list(zeros), {}, counts))
-        feeds = self.fill(state, slice(state.rows), *_padded(tokens), counts, counts)
+        feeds = self.fill(state, tokens, new)
         slots = self.counted(state, state.used + new)
         if "slots" in self.counted_inputs:
             feeds["slots"] = np.arange(slots)
@@ -131,28 +132,20 @@ class Feeder:
         part = max(STEP_SLOTS, 1 << max(needed.bit_length() - 3, 0))
         return min(-(-needed // part) * part, state.caches.graph_slots)
 
-    def fill(
-        self,
-        state: SessionState,
-        rows: slice,
-        x: np.ndarray,
-        planes: Dict[str, np.ndarray],
-        counts: np.ndarray,
-        requested: np.ndarray,
-    ) -> Feeds:
-        """Fill the graph inputs of some rows that the manifest lists, by name: tokens x [B,S] or
-        [B,S,E] and planes [n,B,S], of which counts [B] are new and the last requested [B] give
-        logits.
-        """
+    def fill(self, state: SessionState, tokens: RowTokens, new: int) -> Feeds:
+        """Fill the graph inputs that the manifest lists, by name, with `new` columns for tokens."""
+        rows, counts = slice(tokens.first, tokens.end), tokens.counts
         length = state.committed_length[rows]
+        x, planes = _padded(tokens, new)
         # With a bias, GroupQueryAttention on CUDA (ONNX Runtime 1.31) subtracts S from the length
         # of each row to get its cached tokens. For a short row of a first call that is negative,
         # and shifts its causal mask. There, rows have all S columns: tokens see no padding, which
         # follows them, and the next tokens overwrite it.
         whole = self._whole_rows and not length.any()
-        valid = np.full_like(counts, x.shape[1]) if whole else counts
+        valid = np.full_like(counts, new) if whole else counts
         first_position, occupied = state.first_position[rows], state.occupied[rows]
         kept = state.caches.notes.windows.first_kept[rows]
+        requested = np.maximum(tokens.requested, self._fewest)
         padded = PaddedTokens(
             x, counts, length, first_position, requested, occupied, valid, kept, planes
         )
@@ -169,19 +162,12 @@ class Feeder:
 def without_empty_ends(tokens: RowTokens) -> RowTokens:
     """Return the same tokens without rows before the first, and after the last, that has some."""
     filled = np.flatnonzero(tokens.counts)
-    part = slice(int(filled[0]), int(filled[-1]) + 1)
-    return RowTokens(
-        tokens.first + part.start,
-        tokens.rows[part],
-        {name: parts[part] for name, parts in tokens.attributes.items()},
-        tokens.counts[part],
-        tokens.requested[part],
-    )
+    return tokens.part(int(filled[0]), int(filled[-1]) + 1)
 
 
-def _padded(tokens: RowTokens) -> Tuple[np.ndarray, Dict[str, np.ndarray]]:
+def _padded(tokens: RowTokens, new: int) -> Tuple[np.ndarray, Dict[str, np.ndarray]]:
     """Right-pad rows [count,*] with zeros to [B,S,*], and their attributes [n,count] to [n,B,S]."""
-    rows, new = tokens.rows, int(tokens.counts.max())
+    rows = tokens.rows
     x = np.zeros((len(rows), new, *rows[0].shape[1:]), rows[0].dtype)
     for row, part in enumerate(rows):
         x[row, : len(part)] = part

@@ -61,9 +61,9 @@ def _in_pieces(session: Any, prompt: Rows, encoder: Optional[Rows]) -> np.ndarra
     """Feed a prompt of any length, with room made for each piece. Return the logits after it. A
     prompt that is refused changes nothing.
     """
-    counts = arguments.check_prefill(session.manifest, arguments.Passed(prompt)).counts
+    checked = arguments.check_prefill(session.manifest, arguments.Passed(prompt))
     if session.batch:
-        arguments.check_start(session.manifest, session.position, session.length, counts, None)
+        arguments.check_start(session.manifest, session.position, session.length, checked)
     begin, logits = 0, np.zeros((len(prompt), 1))
     while begin < max(map(len, prompt)):
         room = discarding.make_room(session) if session.batch else session.capacity

@@ -24,11 +24,10 @@ def open_rows(state: SessionState, prompt: PrefillArguments) -> SessionState:
     if not manifest.states:  # a bidirectional model reads whole rows
         state = SessionState.empty(state.caches, state.rewind)
     length = state.committed_length
-    first, start = state.first_position, passed.start
-    first_position = arguments.check_start(manifest, first, length, counts, start)
+    first_position = arguments.check_start(manifest, state.first_position, length, prompt)
     has_tokens = bool(length.any())
     committed = length if has_tokens else np.zeros_like(first_position)
-    arguments.check_room(manifest, state.caches.capacity, first_position, committed, counts)
+    arguments.check_room(state.caches, first_position, committed, counts)
     outputs, encoded = state.encoder_outputs, passed.encoder is not None
     other = encoded or passed.encoder_attention_mask is not None
     if other or outputs is None or len(length) != len(first_position):
@@ -53,7 +52,7 @@ def before_admit(
         raise errors.expected("one row at position 0 after a prefix", got, "admit rows one by one")
     known = 0 if prefix is None else prefix.length
     cached = np.full_like(first_position, known)
-    arguments.check_room(manifest, state.caches.capacity, first_position, cached, prompt.counts)
+    arguments.check_room(state.caches, first_position, cached, prompt.counts)
     outputs = encoder_outputs.new(manifest, passed, len(first_position))
     if state.encoder_outputs is not None and outputs is not None:
         outputs = state.encoder_outputs.joined(outputs)
@@ -152,7 +151,7 @@ class Reading:
         """Return the state with a stepper. Raise ValueError if no position or slot is left."""
         manifest, most, used = self.manifest, state.caches.capacity, state.used
         length = state.committed_length
-        check_room(manifest, most, state.first_position, length, np.ones(state.rows, np.int64))
+        check_room(state.caches, state.first_position, length, np.ones(state.rows, np.int64))
         caches = state.caches.reserve(used + 1, state.rows)
         if caches.window.size:
             caches.slide(0, length, np.ones(state.rows, np.int64))
