@@ -5,6 +5,7 @@ from typing import Callable, Collection, Dict, List, Tuple
 
 import numpy as np
 
+from posenc_export.runtime.session.graph import Feeds
 from posenc_export.runtime.session.windows import Windows
 
 
@@ -14,11 +15,7 @@ class Binding:
     """
 
     def __init__(
-        self,
-        feeds: Dict[str, np.ndarray],
-        tokens: str,
-        counters: Collection[str],
-        result: np.ndarray,
+        self, feeds: Feeds, tokens: str, counters: Collection[str], result: np.ndarray
     ) -> None:
         self.counters = _joined(feeds, counters)  # they grow by one per token; an array per dtype
         self.feeds, self.tokens, self.result = feeds, feeds[tokens], result  # tokens [B,S,*]
@@ -26,7 +23,7 @@ class Binding:
         # Functions that run the graph, by the addresses of the states; empty if all are in place.
         self.runs: Dict[Tuple[int, ...], Callable[[], object]] = {}
 
-    def set(self, feeds: Dict[str, np.ndarray]) -> None:
+    def set(self, feeds: Feeds) -> None:
         """Overwrite the graph inputs with others of the same shapes."""
         self.taken = 0
         for name, array in feeds.items():
@@ -50,7 +47,7 @@ class BufferNotes:
     bindings: Dict[object, Binding] = field(default_factory=dict)
 
 
-def _joined(feeds: Dict[str, np.ndarray], counters: Collection[str]) -> List[np.ndarray]:
+def _joined(feeds: Feeds, counters: Collection[str]) -> List[np.ndarray]:
     """Store the counters among the feeds in one array per dtype, which one addition increments."""
     joined: List[np.ndarray] = []
     for dtype in {feeds[name].dtype for name in feeds if name in counters}:

@@ -159,12 +159,6 @@ class Feeder:
         return output[count - requested : count].copy()
 
 
-def without_empty_ends(tokens: RowTokens) -> RowTokens:
-    """Return the same tokens without rows before the first, and after the last, that has some."""
-    filled = np.flatnonzero(tokens.counts)
-    return tokens.part(int(filled[0]), int(filled[-1]) + 1)
-
-
 def _padded(tokens: RowTokens, new: int) -> Tuple[np.ndarray, Dict[str, np.ndarray]]:
     """Right-pad rows [count,*] with zeros to [B,S,*], and their attributes [n,count] to [n,B,S]."""
     rows = tokens.rows

@@ -9,7 +9,7 @@ from posenc_export.runtime.session import arguments, encoder_outputs, errors, pr
 from posenc_export.runtime.session.argument_arrays import per_row
 from posenc_export.runtime.session.arguments import PrefillArguments, check_room
 from posenc_export.runtime.session.caches import Caches
-from posenc_export.runtime.session.feeder import Feeder, RowTokens, without_empty_ends
+from posenc_export.runtime.session.feeder import Feeder, RowTokens
 from posenc_export.runtime.session.graph import Graph, GraphRun
 from posenc_export.runtime.session.state import SessionState
 from posenc_export.runtime.session.stepper import ONE_PLACE, Stepper, binding_of
@@ -94,7 +94,8 @@ class Reading:
         sizes = list(zip(tokens.counts.tolist(), tokens.requested.tolist(), strict=True))
         tokens = self.feeder.located(state, tokens)
         if not state.by_columns:
-            tokens = without_empty_ends(tokens)
+            filled = np.flatnonzero(tokens.counts)
+            tokens = tokens.part(int(filled[0]), int(filled[-1]) + 1)
         counts, new, begin = tokens.counts, int(tokens.counts.max()), tokens.first
         # Padding of shorter rows is written behind their tokens, unless each row is fed alone.
         slots = state.used + new

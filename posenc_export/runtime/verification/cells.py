@@ -148,7 +148,7 @@ def scenarios_of(manifest: Manifest, case: Case, level: Level = Level.WHOLE) -> 
 def _beside_guests(scenario: Scenario) -> Scenario:
     def run(session: Session, case: Case) -> Pairs:
         guests, encoder = case.other[::-1].copy(), case.encoder and case.encoder[::-1]
-        beside = row_scenarios.WithTransientRows(session, guests, 1, encoder)
+        beside = row_scenarios.WithTransientRows(session, guests, encoder)
         return scenario.run(beside, case)
 
     level = Level.LARGE if scenario.level <= Level.QUICK else Level.WHOLE

@@ -141,19 +141,15 @@ class WithTransientRows:
     call. The first guest has index 0. When it is retired, the last row moves to that index.
 
     Args:
-        guests, encoder: tokens of the guests [n,L] or [n,L,E], and their encoder outputs [q,N].
-        start: position of a guest's first token.
+        guests, encoder: tokens of the guests [n,L] or [n,L,E], which begin at position 1, and their
+            encoder outputs [q,N].
     """
 
     def __init__(
-        self,
-        session: Session,
-        guests: np.ndarray,
-        start: int,
-        encoder: Optional[Sequence[np.ndarray]] = None,
+        self, session: Session, guests: np.ndarray, encoder: Optional[Sequence[np.ndarray]]
     ) -> None:
         self.session, self.manifest = session, session.manifest
-        self.guests, self.start, self.encoder = guests, start, encoder
+        self.guests, self.encoder = guests, encoder
         self.order: List[int] = []  # index in the session of each row of the scenario
         self.guest: Optional[int] = None
 
@@ -192,7 +188,7 @@ class WithTransientRows:
         return padded
 
     def _beginning(self, rows: int, start: Any, encoder: Any) -> Dict[str, Any]:
-        starts = [self.start, *np.broadcast_to(start or 0, rows).tolist()]
+        starts = [1, *np.broadcast_to(start or 0, rows).tolist()]
         sources = None if self.encoder is None else [self.encoder[0], *(encoder or ())]
         return {"start": starts, "encoder": sources}
 
@@ -211,14 +207,14 @@ class WithTransientRows:
 
     def fork(self) -> "WithTransientRows":
         """Run Session.fork; the fork has the same guest."""
-        other = WithTransientRows(self.session.fork(), self.guests, self.start, self.encoder)
+        other = WithTransientRows(self.session.fork(), self.guests, self.encoder)
         other.order, other.guest = list(self.order), self.guest
         return other
 
     def _exchange(self) -> None:
         if self.guest is None:
             encoder = self.encoder and self.encoder[1:2]
-            self.session.admit(self.guests[1:2, :3], start=self.start, encoder=encoder)
+            self.session.admit(self.guests[1:2, :3], start=1, encoder=encoder)
             self.guest = self.session.batch - 1
         else:
             last = self.session.batch - 1
