@@ -27,6 +27,7 @@ ELEMENTS = {
     np.dtype(np.int64): TensorProto.INT64,
     np.dtype(np.float16): TensorProto.FLOAT16,
 }
+NEIGHBOURS = 16  # of a distance between keys of distances, on each side (call.h)
 built = pytest.mark.skipif(
     kernel_library.path() is None, reason="the library of packages/kernels is not built"
 )
@@ -196,8 +197,18 @@ class Case:
             self.feeds["query_factors"] = numbers(len(self.cached), tokens)
         if "distance keys" in self.kinds:
             self.feeds["distance_queries"] = numbers(*shape, tokens, self.size)
-            of_keys = (self.heads, self.reach or self.capacity, self.size)
-            self.feeds["distance_keys"] = numbers(*of_keys) / self.size**0.5
+            self._waves = numbers(2, self.heads, self.size, 3) / self.size**0.5
+            # Every second distance, from beyond the largest one to beyond 0.
+            last = (self.reach or self.capacity) + 2 * NEIGHBOURS
+            self.feeds["distance_keys"] = self._distance_keys(
+                np.arange(last, -33, -1)[last % 2 :: 2]
+            )
+
+    def _distance_keys(self, distances: np.ndarray) -> np.ndarray:
+        """Return keys [H,distances,D] whose numbers are sums of waves by distance."""
+        angles = np.multiply.outer(distances, [1.0, 0.7, 0.001])
+        waves = np.stack((np.cos(angles), np.sin(angles)))
+        return np.einsum("phdw,ptw->htd", self._waves, waves).astype(np.float32)
 
     @property
     def node(self) -> Dict[str, Any]:
@@ -289,8 +300,7 @@ class Case:
             sums = f["key_decays"][row, :, : own + 1, 0].astype(np.float64).cumsum(1)
             scores = scores + sums[:, -1:] - sums
         if "distance_keys" in f:
-            by_distance = f["distance_keys"][:, ::-1].astype(np.float64)
-            by_slot = by_distance[:, np.minimum(behind, by_distance.shape[1] - 1)]
+            by_slot = self._distance_keys(behind).astype(np.float64)
             scores = scores + np.einsum("hd,htd->ht", f["distance_queries"][row, :, s], by_slot)
         window, chunk = (self.attributes.get(n, 0) for n in ("local_window_size", "chunk_size"))
         hidden = np.zeros(own + 1, bool)

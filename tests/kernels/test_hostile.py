@@ -72,7 +72,8 @@ FAULTS: Dict[str, Any] = {
     "no pieces": (_changed("pieces", lambda x: x[:, :0]), "pieces"),
     "pieces of two numbers": (_changed("pieces", lambda x: x[..., :2]), "pieces"),
     "keys of distances of fewer heads": (_changed("distance_keys", lambda x: x[:3]), "_keys"),
-    "keys of no distances": (_changed("distance_keys", lambda x: x[:, :0]), "distance_keys"),
+    "keys of no distances": (_changed("distance_keys", lambda x: x[:, :32]), "n above 32"),
+    "keys of fewer distances": (_changed("distance_keys", lambda x: x[:, 3:]), "distance 6, got 3"),
     "narrow keys of distances": (_changed("distance_keys", lambda x: x[..., :8]), "_keys"),
     "distance queries of fewer tokens": (
         _changed("distance_queries", lambda x: x[:, :, :1]),

@@ -81,14 +81,13 @@ CASES: Dict[str, Dict[str, Any]] = {
         "table_rows": 33,
     },
     "keys of distances": {"kinds": ("distance keys",), "cached": (300, 2), "counts": (3, 1)},
-    "one key of distances": {"kinds": ("distance keys",), "cached": (300,), "reach": 1},
-    "keys of few distances": {
+    "keys of odd distances": {"kinds": ("distance keys",), "cached": (1, 0), "counts": (1, 1)},
+    "keys of distances and other scores": {
         "kinds": ("distance keys", "bias"),
         "heads": 3,
         "kv_heads": 3,
         "cached": (700, 0, 250),
         "counts": (60, 60, 20),
-        "reach": 300,
         "attributes": {"softcap": 9.0},
     },
     "keys of distances in a window": {
@@ -96,6 +95,7 @@ CASES: Dict[str, Dict[str, Any]] = {
         "size": 64,
         "cached": (700,),
         "counts": (60,),
+        "reach": 99,
         "attributes": {"local_window_size": 100},
     },
     "softcap": {"attributes": {"softcap": 1.5}, "cached": (300,)},

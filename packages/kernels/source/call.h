@@ -10,7 +10,9 @@ namespace posenc {
 // Keys of one part. Parts begin at multiples of it, whatever a call holds, and their results are
 // added up in order: a query has the same output, bit for bit, in every division of work.
 constexpr int64_t PART = 256;
+constexpr int64_t TILE = 48;            // queries computed together, if a token has not more
 constexpr int64_t MOST_NUMBERS = 1024;  // of a head
+constexpr int64_t NEIGHBOURS = 16;      // keys of distances on each side of one between them
 
 // Numbers of caches, and their sizes in bytes.
 enum Format { FLOAT32, FLOAT16, INT8, FORMATS };
@@ -68,11 +70,12 @@ struct Call {
   float key_row_scale = 1;
   float* row_weights = nullptr;  // output: sums of weights by row [B, H, S, R]
 
-  // A key for each distance, and other queries that are multiplied with it: the products are added
-  // to scores. Keys stand in the order of slots, from the largest distance to 0.
+  // Keys of every second distance, and other queries whose products with them are added to scores.
+  // Key n has distance 2 (key_count - 1 - n - NEIGHBOURS): keys stand in the order of slots.
   const float* distance_queries = nullptr;  // [B, H, S, D]
-  const float* distance_keys = nullptr;     // [H, key_range, D]; larger distances have the first
-  int64_t key_range = 0;
+  const float* distance_keys = nullptr;     // [H, key_count, D]
+  int64_t key_count = 0;
+  int64_t largest_distance() const { return 2 * key_count - 4 * NEIGHBOURS - 1; }
 
   // A number of each key, such as the logarithm of a gate. Those of the keys after a key, up to the
   // query's own, are added to a score.

@@ -246,13 +246,20 @@ void Node::read_pieces(Call& call, const Tensor* in) const {
 
 void Node::read_distance_keys(Call& call, const Tensor* in) const {
   const Tensor& keys = in[DISTANCE_KEYS];
-  expect(keys.rank == 3 && keys.sizes[1] > 0 && keys.has({heads_, keys.sizes[1], call.keys.size}),
-         "distance_keys [H,range,D]");
+  expect(keys.rank == 3 && keys.sizes[1] > 2 * NEIGHBOURS &&
+             keys.has({heads_, keys.sizes[1], call.keys.size}),
+         "distance_keys [H,n,D] with n above " + text(2 * NEIGHBOURS));
   expect(in[DISTANCE_QUERIES].has({call.rows, heads_, call.tokens, call.keys.size}),
          "distance_queries [B,H,S,D]");
   call.distance_queries = in[DISTANCE_QUERIES].numbers<float>();
   call.distance_keys = keys.numbers<float>();
-  call.key_range = keys.sizes[1];
+  call.key_count = keys.sizes[1];
+  int64_t seen = call.slots;
+  for (int64_t limit : {window_, chunk_})
+    if (limit > 0) seen = std::min(seen, limit);
+  expect(seen - 1 <= call.largest_distance(),
+         "distance_keys up to distance " + text(seen - 1) + ", got " +
+             text(call.largest_distance()));
 }
 
 }  // namespace posenc

@@ -18,8 +18,8 @@ struct Scratch {
   float* scores;   // products, then weights [queries, PART]
   float* copy;     // keys or values in float32 [GROUP, D or E]
   float* columns;  // queries as columns of blocks [queries / WIDTH, D, WIDTH]
-  float* added;    // products with keys of distances by slot [queries, PART], if there are some,
-  float* by_key;   // and those of one head by key [queries / G, PART]
+  float* added;    // products with keys of distances, if there are some [queries, 2 * PART],
+  float* by_key;   // and those of a head with every second distance [queries / G, PART]
   Query* queries;  // and other ones of a head [queries / G]
 
   Scratch(const Call& call, int64_t number, float* memory)
@@ -27,13 +27,13 @@ struct Scratch {
         copy(scores + number * PART),
         columns(copy + of_copy(call)),
         added(columns + of_columns(call, number)),
-        by_key(added + (call.distance_keys ? number * PART : 0)),
+        by_key(added + (call.distance_keys ? 2 * number * PART : 0)),
         queries(reinterpret_cast<Query*>(by_key + of_head(call, number) * PART)) {}
 
   // Numbers of all of it.
   static size_t size(const Call& call, int64_t number) {
-    const int64_t others = of_head(call, number), lines = number + (others ? number + others : 0);
-    return lines * PART + of_copy(call) + of_columns(call, number) +
+    const int64_t others = of_head(call, number);
+    return (number + (others ? 2 * number + others : 0)) * PART + of_copy(call) + of_columns(call, number) +
            ((number + others) * sizeof(Query) + 3) / sizeof(float);
   }
 

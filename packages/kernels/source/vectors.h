@@ -45,6 +45,21 @@ inline Vector load(const int8_t* from) {
 
 inline void store(float* to, Vector x) { std::memcpy(to, &x, sizeof x); }
 
+// Store x0, y0, x1, y1, ...
+inline void store_alternating(float* to, Vector x, Vector y) {
+#if POSENC_WIDTH == 4
+  store(to, __builtin_shufflevector(x, y, 0, 4, 1, 5));
+  store(to + 4, __builtin_shufflevector(x, y, 2, 6, 3, 7));
+#elif POSENC_WIDTH == 8
+  store(to, __builtin_shufflevector(x, y, 0, 8, 1, 9, 2, 10, 3, 11));
+  store(to + 8, __builtin_shufflevector(x, y, 4, 12, 5, 13, 6, 14, 7, 15));
+#else
+  store(to, __builtin_shufflevector(x, y, 0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23));
+  store(to + 16, __builtin_shufflevector(x, y, 8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30,
+                                         15, 31));
+#endif
+}
+
 inline Vector all(float x) { return x - Vector{}; }
 
 // Numbers of float16 in float32. Without an instruction, in integers: those below 2^-14 are counts

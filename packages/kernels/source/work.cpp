@@ -6,7 +6,6 @@
 namespace posenc {
 namespace {
 
-constexpr int64_t TILE = 48;      // queries of a tile, if a token has not more
 constexpr size_t ENOUGH = 32;     // tiles with which threads need no division by parts
 constexpr int64_t SMALL = 1 << 20;  // products of numbers below which one thread is faster
 

@@ -19,6 +19,10 @@ DISTANCE_QUERIES, DISTANCE_KEYS = 26, 27
 SCALES = (12, 13)  # of keys and of values
 TABLES = (COS, SIN, SINK, *SCALES, BY_DISTANCE, KEY_COS, KEY_SIN, ROW_OF_DISTANCE, NUMBERS, PIECES,
           DISTANCE_KEYS)  # fmt: skip
+NEIGHBOURS = 16  # of a distance between two keys of distances, on each side
+# Weights of products with them: a sinc under a Kaiser window.
+_AWAY = np.arange(NEIGHBOURS) + 0.5
+INTERPOLATION = np.sinc(_AWAY) * np.i0(18 * np.sqrt(1 - (_AWAY / NEIGHBOURS) ** 2)) / np.i0(18)
 # Roundings of a score beside the sum over D: the scale of a channel, that of scores, and of the
 # register's parts.
 OF_SCORE = 8
@@ -95,6 +99,18 @@ def in_pieces(x: np.ndarray, pieces: np.ndarray) -> np.ndarray:
     """
     index = [np.searchsorted(of_head[1:, 0], x, "right") for of_head in pieces]
     return np.stack([p[i, 1] * x + p[i, 2] for p, i in zip(pieces, index, strict=True)])
+
+
+def with_between(products: np.ndarray, weights: np.ndarray) -> np.ndarray:
+    """Return products [...,n] with keys of every second distance and, in turn, those of distances
+    between two keys: sums of 2 NEIGHBOURS products with weights, from the nearest on. Without keys
+    that have fewer neighbours.
+    """
+    count = products.shape[-1] - 2 * NEIGHBOURS + 1
+    parts = [products[..., n : n + count] for n in range(2 * NEIGHBOURS)]
+    pairs = zip(parts[NEIGHBOURS - 1 :: -1], parts[NEIGHBOURS:], weights, strict=True)
+    between = sum(weight * (before + after) for before, after, weight in pairs)
+    return np.stack((parts[NEIGHBOURS - 1], between), -1).reshape(*products.shape[:-1], -1)
 
 
 def by_query_head(part: np.ndarray, heads: int) -> np.ndarray:
@@ -205,16 +221,15 @@ class Inputs:
 
     def _by_distance(self, behind: np.ndarray) -> Tuple[np.ndarray, np.ndarray]:
         """Return the products [H,S,T] of the other queries with the keys of distances [S,T], and
-        bounds of their error: D roundings and those of the register's parts.
+        bounds of their error: D roundings, those of neighbours, and those of the register's parts.
         """
-        queries, keys = self[DISTANCE_QUERIES].astype(np.float64), self[DISTANCE_KEYS][:, ::-1]
-        picked = np.clip(behind, 0, keys.shape[1] - 1)
-        index = np.arange(len(picked))[:, None], picked
-        products, sizes = (
-            (q @ k.transpose(0, 2, 1))[:, *index]
-            for q, k in ((queries, keys.astype(np.float64)), (np.abs(queries), np.abs(keys)))
-        )
-        return products, (keys.shape[2] + OF_SCORE) * UNIT * sizes
+        queries, keys = self[DISTANCE_QUERIES].astype(np.float64), self[DISTANCE_KEYS]
+        index = 2 * (keys.shape[1] - 2 * NEIGHBOURS) - behind.clip(0)
+        at = np.arange(len(index))[:, None], index
+        products = with_between(queries @ keys.transpose(0, 2, 1), INTERPOLATION)[:, *at]
+        sizes = np.abs(queries) @ np.abs(keys).transpose(0, 2, 1)
+        bounds = with_between(sizes, np.abs(INTERPOLATION))[:, *at]
+        return products, (keys.shape[2] + NEIGHBOURS + OF_SCORE) * UNIT * bounds
 
     def picked_rows(self, count: int, total: int) -> np.ndarray:
         """Return the row that the distance of each query and key picks [S,T]."""

@@ -35,7 +35,6 @@ PROMPTS = (2, 17, 65)  # tokens of calls with several new tokens
 JUNK = 1e4  # in slots after a row
 STEP = 1 / 64  # between numbers of caches in a format of CACHE_FORMATS
 ROWS = 5  # of tables whose rows are picked by distance or read at counts, and pieces of lines
-DISTANCES = 600  # that have keys of their own
 
 
 @dataclass(frozen=True)
@@ -198,7 +197,7 @@ def _case(
         "factors": random.random((rows, new), np.float32),
         "pieces": _pieces(random, h),
         "distance_queries": random.standard_normal((rows, h, new, d)).astype(np.float32),
-        "distance_keys": random.uniform(-0.1, 0.1, (h, DISTANCES, d)).astype(np.float32),
+        "distance_keys": random.uniform(-0.1, 0.1, (h, longest // 2 + 34, d)).astype(np.float32),
         "k_scale": np.full(kv * d, STEP, np.float32),
         "v_scale": np.full(kv * e, STEP, np.float32),
     }
