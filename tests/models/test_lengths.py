@@ -1,4 +1,6 @@
-"""LongRoPE in decoders: which factors are chosen, and which choice of transformers each equals."""
+"""Decoders with LongRoPE: which factors are chosen, and which choice of transformers each equals;
+and with dual chunks, which transformers ignores.
+"""
 
 from pathlib import Path
 from typing import Any, Dict, Optional
@@ -135,3 +137,14 @@ def test_lengths_are_refused_for_a_model_without_longrope(tmp_path: Path) -> Non
     transformers.LlamaForCausalLM(transformers.LlamaConfig(**SIZES)).save_pretrained(tmp_path)
     with pytest.raises(ValueError, match="expected lengths only for a decoder with LongRoPE"):
         from_pretrained(tmp_path, lengths="long")
+
+
+def test_dual_chunks_equal_transformers_which_ignores_them_in_the_first_chunk_alone(
+    tmp_path: Path,
+) -> None:
+    torch.manual_seed(0)
+    chunks = {"chunk_size": TRAINED + 8, "local_size": 8}
+    config = transformers.Qwen2Config(**SIZES, dual_chunk_attention_config=chunks)
+    peer = transformers.Qwen2ForCausalLM(config).eval()
+    peer.save_pretrained(tmp_path)
+    assert not _differs(tmp_path, peer, SHORT) and _differs(tmp_path, peer, LONG)
