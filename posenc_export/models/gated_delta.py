@@ -18,7 +18,8 @@ EPSILON = 1e-6  # added to squared lengths of queries and keys
 
 class GatedDelta(torch.nn.Module):
     """S_t = S + r k (v - S^T k)^T with S = e^g S_(t-1), y = rms(S_t^T q / sqrt(D)) silu(z). q, k
-    and v are filtered over the last tokens (parts.projections.Delta); q and k have length 1.
+    and v are filtered over the last tokens (parts.projections.Delta); q and k have length 1. With
+    a rank of the projection, g is a vector of D numbers, and the gate is sigmoid(z).
 
     States: the last inputs of the filters [B,n-1,C], and S [B,H,D,V], both float32. The cost of a
     step does not depend on the position. Only the order of tokens matters.
@@ -106,6 +107,7 @@ class GatedDelta(torch.nn.Module):
             )
         )
         q, k = (part / np.sqrt((part**2).sum(-1, keepdims=True) + EPSILON) for part in (q, k))
+        decay = decay.reshape(len(x), self.heads, -1, 1)
         outputs = np.zeros_like(v)
         for head in range(self.heads):
             group = head * self.kv_heads // self.heads

@@ -2,6 +2,8 @@
 
 from typing import Any, Dict
 
+from tests.models import latent
+
 DELTA = {
     "vocab_size": 61, "hidden_size": 64, "num_attention_heads": 4, "num_key_value_heads": 2,
     "num_hidden_layers": 4, "intermediate_size": 48, "max_position_embeddings": 512,
@@ -13,11 +15,18 @@ EXPERTS = {
     "num_experts": 6, "num_experts_per_tok": 3, "moe_intermediate_size": 24,
     "shared_expert_intermediate_size": 20,
 }  # fmt: skip
+LATENT = {
+    **latent.SIZES["deepseek_v3"], "num_local_experts": 8, "q_lora_rank": None,
+    "linear_conv_kernel_dim": 4,
+}  # fmt: skip
+for key in ("n_routed_experts", "first_k_dense_replace"):
+    del LATENT[key]
 SIZES: Dict[str, Dict[str, Any]] = {
     "qwen3_next": {**DELTA, **EXPERTS, "head_dim": 32},
     "qwen3_5_text": {**DELTA, "head_dim": 32},
     # transformers saves the filters of q, k and v as three equal parts.
     "olmo_hybrid": {**DELTA, "linear_num_key_heads": 4, "linear_value_head_dim": 16},
+    "kimi_linear": {**LATENT, "linear_num_heads": 3, "linear_head_dim": 16},
 }
 AXES = {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5}
 # Settings of each model that differ from SIZES. The first word of a name is the family.
@@ -42,9 +51,20 @@ MODELS: Dict[str, Dict[str, Any]] = {
         "linear_allow_neg_eigval": False, "tie_word_embeddings": True, "num_hidden_layers": 2,
         "layer_types": ["full_attention", "linear_attention"],
     },
+    "kimi_linear": {"num_hidden_layers": 5},
+    "kimi_linear as published": {
+        "num_hidden_layers": 3, "q_lora_rank": 28, "attention_bias": True, "n_group": 1,
+        "topk_group": 1, "norm_topk_prob": False, "tie_word_embeddings": True,
+        "n_shared_experts": 2, "first_k_dense_replace": 2, "rms_norm_eps": 1e-3,
+        "linear_attn_config": {
+            "full_attn_layers": [1, 3], "kda_layers": [2], "num_heads": 4, "head_dim": 8,
+            "short_conv_kernel_size": 3,
+        },
+    },
 }  # fmt: skip
 CONFIGS = {
     "qwen3_next": "Qwen3NextConfig",
     "qwen3_5_text": "Qwen3_5TextConfig",
     "olmo_hybrid": "OlmoHybridConfig",
+    "kimi_linear": "KimiLinearConfig",
 }

@@ -1,6 +1,6 @@
 """Lowerings of the gated delta rule: standard operators in chunks, and ONNX Runtime's own."""
 
-from typing import Sequence, Tuple
+from typing import List, Sequence, Tuple
 
 import numpy as np
 import onnx_ir as ir
@@ -10,6 +10,8 @@ from posenc_export.ops import graph
 from posenc_export.ops.graph import LastHidden
 
 CHUNK = 32  # tokens whose triangular system is solved at once
+WIDTHS = [1 << level for level in range(CHUNK.bit_length() - 1)]  # 1, 2, .. CHUNK / 2
+LAST_SWAPPED = [0, 1, 2, 4, 3]
 
 
 def convolution(op: Builder, node: graph.ShortConvolution) -> ir.Value:
@@ -73,8 +75,9 @@ def _token(op: Builder, node: graph.GatedDelta) -> Tuple[ir.Value, ir.Value]:
     # [B,H,1,D], [B,H,1,D], [B,H,1,V]
     sources = (_rows(op, node, node.q), _rows(op, node, node.k), node.v)
     q, k, v = (op.Transpose(part, perm=[0, 2, 1, 3]) for part in sources)
-    decay, rate = (  # [B,H,1,1]
-        op.Unsqueeze(op.Transpose(part, perm=[0, 2, 1]), [3]) for part in (node.decay, node.rate)
+    decay, rate = (  # [B,H,1 or D,1], [B,H,1,1]
+        op.Transpose(op.Reshape(part, [0, 0, node.heads, -1]), perm=[0, 2, 3, 1])
+        for part in (node.decay, node.rate)
     )
     state = op.Mul(node.state, op.Exp(decay))
     written = op.Mul(rate, op.Sub(v, op.MatMul(k, state)))
@@ -97,25 +100,25 @@ def _chunks(op: Builder, node: graph.GatedDelta) -> Tuple[ir.Value, ir.Value]:
         return op.Transpose(op.Reshape(padded, shape), perm=[1, 0, 3, 2, 4][: axes + 1])
 
     q, k = (chunked(_rows(op, node, part), 4) for part in (node.q, node.k))
-    v, decay, rate = chunked(node.v, 4), chunked(node.decay, 3), chunked(node.rate, 3)
-    rate = op.Unsqueeze(rate, [4])
+    v = chunked(node.v, 4)
+    by_head = (op.Reshape(part, [0, 0, node.heads, -1]) for part in (node.decay, node.rate))
+    decay, rate = (chunked(part, 4) for part in by_head)
     # In float64, so that the difference of two long sums is exact in float32.
-    sums = op.CumSum(op.Cast(decay, to=DOUBLE), op.constant(3))  # [N,B,H,C]
-    between = op.Sub(op.Unsqueeze(sums, [4]), op.Unsqueeze(sums, [3]))
-    passed = op.Unsqueeze(op.Exp(op.Cast(sums, to=FLOAT)), [4])
-    total = op.Slice(sums, [-1], [1 << 60], [3])
-    remaining = op.Unsqueeze(op.Exp(op.Cast(op.Sub(total, sums), to=FLOAT)), [4])
-    decays = _lower(op, length, op.Exp(op.Cast(between, to=FLOAT)), 0)
-    keys = op.Transpose(k, perm=[0, 1, 2, 4, 3])
-    system = op.Mul(_lower(op, length, op.Mul(op.MatMul(k, keys), decays), -1), rate)
+    sums = op.CumSum(op.Cast(decay, to=DOUBLE), op.constant(3))  # [N,B,H,C,1 or D]
+    passed = _exponential(op, sums)
+    total = op.Slice(sums, [-1], [1 << 60], [3])  # [N,B,H,1,1 or D]
+    remaining = _exponential(op, op.Sub(total, sums))
+    products = _products if size(node.decay, 2) == node.heads else _products_by_entry
+    of_keys, of_queries = products(op, length, (k, q), k, sums)
+    system = op.Mul(_lower(op, length, of_keys, -1), rate)
     sources = {
         "inverse": _inverse(op, length, system),
         "values": op.Mul(rate, v),
         "keys": op.Mul(rate, op.Mul(passed, k)),
         "queries": op.Mul(passed, q),
-        "products": op.Mul(op.MatMul(q, keys), decays),
-        "columns": op.Transpose(op.Mul(remaining, k), perm=[0, 1, 2, 4, 3]),
-        "total": op.Unsqueeze(op.Exp(op.Cast(total, to=FLOAT)), [4]),
+        "products": of_queries,
+        "columns": op.Transpose(op.Mul(remaining, k), perm=LAST_SWAPPED),
+        "total": op.Transpose(_exponential(op, total), perm=LAST_SWAPPED),
     }
     state, y = op.several(
         2,
@@ -128,6 +131,49 @@ def _chunks(op: Builder, node: graph.GatedDelta) -> Tuple[ir.Value, ir.Value]:
     by_token = op.Transpose(y, perm=[1, 0, 3, 2, 4])  # [B,N,C,H,V]
     shape = op.Concat([0, -1], op.Shape(node.v, start=2), axis=0)
     return op.Slice(op.Reshape(by_token, shape), [0], count, [1]), state
+
+
+def _exponential(op: Builder, exponent: ir.Value) -> ir.Value:
+    return op.Exp(op.Cast(exponent, to=FLOAT))
+
+
+def _products(
+    op: Builder, length: ir.Value, rows: Sequence[ir.Value], k: ir.Value, sums: ir.Value
+) -> List[ir.Value]:
+    """Return row_i . (e^(s_i - s_j) k_j) for j <= i and 0 for others, for each of `rows`; all
+    [N,B,H,C,D], sums s [N,B,H,C,1].
+    """
+    between = op.Sub(sums, op.Transpose(sums, perm=LAST_SWAPPED))
+    decays = _lower(op, length, _exponential(op, between), 0)
+    keys = op.Transpose(k, perm=LAST_SWAPPED)
+    return [op.Mul(op.MatMul(row, keys), decays) for row in rows]
+
+
+def _products_by_entry(
+    op: Builder, length: ir.Value, rows: Sequence[ir.Value], k: ir.Value, sums: ir.Value
+) -> List[ir.Value]:
+    """As _products with sums [N,B,H,C,D]. Rows in the upper and keys in the lower half of a block
+    take their decays from and to the last token of the lower half, so that no exponent is above 0.
+    """
+    zero = op.constant(0, "float32")
+    diagonal = _corner(op, np.eye(CHUNK, dtype=bool), length)
+    results = [
+        op.Where(diagonal, op.ReduceSum(op.Mul(row, k), op.constant([-1]), keepdims=1), zero)
+        for row in rows
+    ]
+    last, index = op.Sub(length, op.constant([1])), np.arange(CHUNK)
+    for width in WIDTHS:
+        middle = op.constant(index // (2 * width) * (2 * width) + width - 1)
+        middle = op.Min(op.Slice(middle, [0], length, [0]), last)
+        distance = op.Abs(op.Sub(sums, op.Gather(sums, middle, axis=3)))
+        decays = _exponential(op, op.Neg(distance))
+        keys = op.Transpose(op.Mul(k, decays), perm=LAST_SWAPPED)
+        inside = _corner(op, _quarters(width), length)
+        results = [
+            op.Where(inside, op.MatMul(op.Mul(row, decays), keys), total)
+            for row, total in zip(rows, results, strict=True)
+        ]
+    return results
 
 
 def _body(op: Builder, names: Sequence[str]) -> ir.Graph:
@@ -162,12 +208,10 @@ def _inverse(op: Builder, length: ir.Value, lower: ir.Value) -> ir.Value:
     has the entries of `lower` in the lower left quarter of each. All of these are parts of the
     inverse: unlike with powers of `lower`, nothing large cancels.
     """
-    index = np.arange(CHUNK)
     inverse = None
-    for width in (1 << level for level in range(CHUNK.bit_length() - 1)):
-        same = index[:, None] // (2 * width) == index // (2 * width)
-        quarter = same & (index[:, None] // width != index // width) & np.tri(CHUNK, dtype=bool)
-        joined = op.Where(_corner(op, quarter, length), lower, op.constant(0, "float32"))
+    for width in WIDTHS:
+        inside = _corner(op, _quarters(width), length)
+        joined = op.Where(inside, lower, op.constant(0, "float32"))
         if inverse is None:
             identity = op.Cast(_corner(op, np.eye(CHUNK, dtype=bool), length), to=FLOAT)
             inverse = op.Sub(identity, joined)
@@ -175,3 +219,10 @@ def _inverse(op: Builder, length: ir.Value, lower: ir.Value) -> ir.Value:
             inverse = op.Sub(inverse, op.MatMul(op.MatMul(inverse, joined), inverse))
     assert inverse is not None
     return inverse
+
+
+def _quarters(width: int) -> np.ndarray:
+    """Return where rows are in the upper and columns in the lower half of a block of 2 width."""
+    index = np.arange(CHUNK)
+    same = index[:, None] // (2 * width) == index // (2 * width)
+    return same & (index[:, None] // width != index // width) & np.tri(CHUNK, dtype=bool)

@@ -19,7 +19,7 @@ EMBEDDINGS = "embeddings"
 # Model types whose family has their name: decoders, those with experts, older ones, encoders.
 OWN_NAME = """llama mistral ministral3 smollm3 qwen2 qwen3 phi3 gemma gemma2 gemma3_text olmo2
     stablelm cohere cohere2 glm mixtral qwen3_moe gpt_oss llama4_text deepseek_v3
-    qwen3_next olmo_hybrid
+    qwen3_next olmo_hybrid kimi_linear
     gpt2 gpt_neox gptj phi opt bloom mpt falcon xglm
     bert roberta mpnet modernbert roformer electra distilbert deberta xlnet layoutlm
     layoutlmv3""".split()

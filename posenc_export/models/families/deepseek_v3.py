@@ -5,7 +5,12 @@ from typing import Any, Mapping, Optional, Tuple
 
 from posenc_export.models.config import AttentionConfig
 from posenc_export.models.families.shared import gated
-from posenc_export.models.families.shared.family import Family, Settings, StackConfig
+from posenc_export.models.families.shared.family import (
+    Family,
+    LayerConfig,
+    Settings,
+    StackConfig,
+)
 from posenc_export.models.families.shared.gated import LAYER
 from posenc_export.models.families.shared.rules import (
     OURS,
@@ -23,17 +28,11 @@ EPSILON = 1e-6  # epsilon of norms inside attention; rms_norm_eps applies to oth
 FIXED = {"moe_layer_freq": 1, "scoring_func": "sigmoid", "topk_method": "noaux_tc"}
 
 
-def _attention(config: Settings) -> AttentionConfig:
+def latent(config: Settings) -> AttentionConfig:
+    """Describe latent attention without a rotation. The shared entries of keys are the first."""
     sizes = ("qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
     own, rotary, value = map(config.whole, sizes)
-    config.fixed({"head_dim": rotary, "qk_head_dim": own + rotary})
     config.only("num_key_value_heads", config.heads)
-    layout = "interleaved" if config.flag("rope_interleave", True) else "half"
-    rotation = {**config.rotation(layout=layout), "rotary": rotary}
-    if rotation["name"] == "rope_proportional":
-        rule = "a rope_type that rotates all entries of qk_rope_head_dim"
-        raise config.error(rule, "proportional", "choose another rope_type")
-    config.needs("q_lora_rank")
     projection = {
         "name": "latent",
         "rotary": rotary,
@@ -43,15 +42,19 @@ def _attention(config: Settings) -> AttentionConfig:
         "bias": config.flag("attention_bias", False),
         "epsilon": EPSILON,
     }
-    size = own + rotary
-    return AttentionConfig(
-        heads=config.heads,
-        kv_heads=config.heads,
-        head_size=size,
-        encodings=(rotation,),
-        projection=projection,
-        scale=_scale(rotation, size),
-    )
+    heads, size = config.heads, own + rotary
+    return AttentionConfig(heads=heads, kv_heads=heads, head_size=size, projection=projection)
+
+
+def _rotated(config: Settings, dense: LayerConfig) -> LayerConfig:
+    rotary, size = dense.attention.projection["rotary"], dense.attention.head_size
+    config.fixed({"head_dim": rotary, "qk_head_dim": size})
+    layout = "interleaved" if config.flag("rope_interleave", True) else "half"
+    rotation = {**config.rotation(layout=layout), "rotary": rotary}
+    if rotation["name"] == "rope_proportional":
+        rule = "a rope_type that rotates all entries of qk_rope_head_dim"
+        raise config.error(rule, "proportional", "choose another rope_type")
+    return dense.with_attention(encodings=(rotation,), scale=_scale(rotation, size))
 
 
 def _scale(rotation: Mapping[str, Any], size: int) -> Optional[float]:
@@ -66,26 +69,32 @@ def describe(config: Settings) -> StackConfig:
     """Describe the decoder. Layers for multi-token prediction are left out."""
     config.fixed(FIXED)
     config.ignore(("num_nextn_predict_layers", "num_mtp_layers"))
-    dense = gated.layer(config, _attention(config))
-    inner = config.whole("moe_intermediate_size")
+    config.needs("q_lora_rank")
+    dense = _rotated(config, gated.layer(config, latent(config)))
     first = config.integer("first_k_dense_replace", least=0)
+    kinds = {"dense": dense, "experts": with_experts(config, dense, "n_routed_experts")}
+    order = ["dense" if index < first else "experts" for index in range(config.layers)]
+    return gated.of_kinds(config, kinds, order)
+
+
+def with_experts(config: Settings, dense: LayerConfig, experts: str) -> LayerConfig:
+    """Return the layer with experts in place of its MLP. experts: key of their number."""
+    inner = config.whole("moe_intermediate_size")
     groups, kept = config.whole("n_group"), config.whole("topk_group")
-    experts = gated.with_experts(
+    return gated.with_experts(
         dense.with_mlp(hidden=inner),
-        config.whole("n_routed_experts"),
+        config.whole(experts),
         config.whole("num_experts_per_tok"),
         "sigmoid_of_chosen" if config.flag("norm_topk_prob", True) else "sigmoid",
         choice={"name": "groups", "groups": groups, "kept": kept},
         factor=config.number("routed_scaling_factor"),
         shared=inner * config.whole("n_shared_experts"),
     )
-    order = ["dense" if index < first else "experts" for index in range(config.layers)]
-    return gated.of_kinds(config, {"dense": dense, "experts": experts}, order)
 
 
-def _queries(description: StackConfig, config: Mapping[str, Any]) -> Table:
+def queries(description: StackConfig, config: Mapping[str, Any]) -> Table:
     """Return the rule for the projection of queries, whose name depends on q_lora_rank."""
-    ranked = description.kinds[0].attention.projection["query_rank"]
+    ranked = config.get("q_lora_rank")
     return {PROJECTION + "query_up": rotated_first(READ + ("q_b_proj" if ranked else "q_proj"))}
 
 
@@ -112,4 +121,4 @@ EXPERTS: Table = {
     **{OURS + f"mlp.shared.{name}": same(FEED + f"shared_experts.{name}_proj") for name in MLP},
 }
 WEIGHTS = {**gated.WEIGHTS, **LATENT, **EXPERTS}
-FAMILY = Family(describe, WEIGHTS, further_weights=_queries, further_unused=_prediction_layers)
+FAMILY = Family(describe, WEIGHTS, further_weights=queries, further_unused=_prediction_layers)

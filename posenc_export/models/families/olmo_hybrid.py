@@ -25,7 +25,8 @@ def describe(config: Settings) -> StackConfig:
     full = gated.layer(config, gated.attention(config, bias, bias), residual="after")
     full = gated.head_norm(full, "projection").with_attention(encodings=rotations)
     rate = 2.0 if config.flag("linear_allow_neg_eigval", True) else 1.0
-    kinds = {DELTA: delta.beside(config, full, largest_rate=rate, epsilon=EPSILON), FULL: full}
+    rule = delta.attention(config, largest_rate=rate, epsilon=EPSILON)
+    kinds = {DELTA: delta.beside(config, full, rule), FULL: full}
     return gated.of_kinds(config, kinds, delta.types(config))
 
 

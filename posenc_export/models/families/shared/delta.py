@@ -53,10 +53,11 @@ def with_gates(config: Settings, rotation: Named) -> Dict[str, LayerConfig]:
     full = kind.with_attention(
         encodings=(rotation,), projection={**kind.attention.projection, "gate": True}
     )
-    return {DELTA: beside(config, kind, epsilon=kind.norms[0]["epsilon"]), FULL: full}
+    rule = attention(config, epsilon=kind.norms[0]["epsilon"])
+    return {DELTA: beside(config, kind, rule), FULL: full}
 
 
-def beside(config: Settings, kind: LayerConfig, **projection: Any) -> LayerConfig:
+def beside(config: Settings, kind: LayerConfig, attention: AttentionConfig) -> LayerConfig:
     """Return a layer with a gated delta rule in place of its attention."""
     if kind.mlp["activation"] != "silu":
         rule = "hidden_act to be silu, which filters have, too"
@@ -64,7 +65,7 @@ def beside(config: Settings, kind: LayerConfig, **projection: Any) -> LayerConfi
     return LayerConfig(
         residual={"name": "pre"},
         norms=(kind.norms[0],) * 2,
-        attention=attention(config, **projection),
+        attention=attention,
         mlp=kind.mlp,
     )
 
@@ -73,7 +74,12 @@ def types(config: Settings) -> List[str]:
     """Take layer_types, or full_attention_interval, and return the type of each layer."""
     period = config.whole("full_attention_interval", 4)
     every = [FULL if (index + 1) % period == 0 else DELTA for index in range(config.layers)]
-    names = config.per_layer("layer_types", every)
+    return types_or(config, every)
+
+
+def types_or(config: Settings, default: Sequence[str]) -> List[str]:
+    """Take layer_types, with a default for each layer, and return the type of each layer."""
+    names = config.per_layer("layer_types", default)
     other = next((name for name in names if name not in (DELTA, FULL)), None)
     if other is not None:
         raise config.refusal(f"layer_types to be {DELTA} or {FULL}", other, UNSUPPORTED)
@@ -96,7 +102,8 @@ def _rows(layer: AttentionConfig) -> Dict[str, int]:
     """Return the number of rows of each part of the joined input projection."""
     keys, heads = layer.kv_heads * layer.head_size, layer.heads
     values = heads * layer.projection["value_size"]
-    parts = {"q": keys, "k": keys, "v": values, "z": values, "b": heads, "a": heads}
+    rank = layer.projection.get("rank", 0)
+    parts = {"q": keys, "k": keys, "v": values, "z": rank or values, "b": heads, "a": rank or heads}
     return {**parts, "qkv": 2 * keys + values}
 
 
@@ -171,19 +178,26 @@ JOINED = whole_tensor(RULE + "conv1d.weight")
 
 
 def weights(
-    inputs: Rule, filters: Rule = JOINED, norm: str = "norm", output: str = "out_proj"
+    inputs: Rule,
+    filters: Rule = JOINED,
+    norm: str = "norm",
+    output: str = "out_proj",
+    module: str = RULE,
 ) -> Table:
-    """Rules for a gated delta rule beside attention. norm, output: names in the checkpoint."""
+    """Rules for a gated delta rule beside attention. norm, output, module: names in the
+    checkpoint.
+    """
     decay = Rule(
-        lambda kind, shape, layer: {RULE + "A_log": shape}, lambda tensors, layer: tensors[0].exp()
+        lambda kind, shape, layer: {module + "A_log": shape},
+        lambda tensors, layer: tensors[0].exp(),
     )
     return {
         PROJECTION + "inputs": inputs,
         PROJECTION + "filters.value": filters,
         PROJECTION + "decay.value": decay,
-        PROJECTION + "step.value": whole_tensor(RULE + "dt_bias"),
-        PROJECTION + "norm.value": whole_tensor(f"{RULE}{norm}.weight"),
-        PROJECTION + "output": by_mechanism(same(RULE + output), same(ATTENTION + "o_proj")),
+        PROJECTION + "step.value": whole_tensor(module + "dt_bias"),
+        PROJECTION + "norm.value": whole_tensor(f"{module}{norm}.weight"),
+        PROJECTION + "output": by_mechanism(same(module + output), same(ATTENTION + "o_proj")),
     }
 
 

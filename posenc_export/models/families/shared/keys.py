@@ -43,7 +43,7 @@ DEFAULTS: Dict[str, Any] = {
 }
 # Other names of keys, by our name: each with the model types in which transformers reads it. Bloom
 # and T5 need no range, so that their names of it have no effect.
-T5 = ("t5", "mt5")
+T5, KIMI = ("t5", "mt5"), ("kimi_linear",)
 SPELLINGS: Dict[str, Dict[str, Tuple[str, ...]]] = {
     "num_hidden_layers": {
         "n_layer": ("gpt2", "gptj", "bloom", "xlnet"),
@@ -67,6 +67,7 @@ SPELLINGS: Dict[str, Dict[str, Tuple[str, ...]]] = {
         "max_seq_len": ("mpt",),
         "n_ctx": (),
         "seq_length": ("bloom",),
+        "model_max_length": KIMI,
     },
     "intermediate_size": {
         "n_inner": ("gpt2", "gptj", "bloom"),
@@ -75,5 +76,11 @@ SPELLINGS: Dict[str, Dict[str, Tuple[str, ...]]] = {
         "hidden_dim": ("distilbert",),
         "d_inner": ("xlnet",),
     },
-    "num_local_experts": {"num_experts": ("mixtral", "qwen3_moe", "qwen3_next", "gpt_oss")},
+    "num_local_experts": {
+        "num_experts": ("mixtral", "qwen3_moe", "qwen3_next", "gpt_oss", *KIMI),
+    },
+    "num_experts_per_tok": {"num_experts_per_token": KIMI},
+    "n_shared_experts": {"num_shared_experts": KIMI},
+    "n_group": {"num_expert_group": KIMI},
+    "norm_topk_prob": {"moe_renormalize": KIMI},
 }
