@@ -276,9 +276,15 @@ LOWERINGS = (
     ),
     (
         "export/targets/gated_delta.py",
-        "op.Cast(op.Sub(total, sums), to=FLOAT)",
-        "op.Cast(total, to=FLOAT)",
+        "_exponential(op, op.Sub(total, sums))",
+        "_exponential(op, total)",
         f"{GATED_DELTA} -k 'in_float64 and onnx'",
+    ),
+    (
+        "export/targets/gated_delta.py",
+        "op.MatMul(op.Mul(row, decays), keys)",
+        "op.MatMul(row, keys)",
+        f"{GATED_DELTA} -k 'in_float64 and onnx and entry'",
     ),
     (
         "export/targets/standard.py",

@@ -107,6 +107,14 @@ FAULTS = {
             for name, breaks, of, change in DELTAS
         ),
         Fault(
+            "decay of another entry, gated_delta",
+            "states",
+            "function",
+            _rule(lambda q, k, v, decay, *rest: (q, k, v, decay.roll(1, 2), *rest)),
+            "gated_delta by entry nope",
+            of=RULE,
+        ),
+        Fault(
             "decay ignored, gated_delta-ort", "states", "file", _without_decay, DELTA, target="ort"
         ),
         Fault(

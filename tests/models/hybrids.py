@@ -54,9 +54,8 @@ MODELS: Dict[str, Dict[str, Any]] = {
     "kimi_linear": {"num_hidden_layers": 5},
     "kimi_linear as published": {
         "num_hidden_layers": 3, "q_lora_rank": 28, "attention_bias": True, "n_group": 1,
-        "topk_group": 1, "norm_topk_prob": False, "tie_word_embeddings": True,
-        "n_shared_experts": 2, "first_k_dense_replace": 2, "rms_norm_eps": 1e-3,
-        "linear_attn_config": {
+        "topk_group": 1, "norm_topk_prob": False, "n_shared_experts": 2,
+        "first_k_dense_replace": 2, "rms_norm_eps": 1e-3, "linear_attn_config": {
             "full_attn_layers": [1, 3], "kda_layers": [2], "num_heads": 4, "head_dim": 8,
             "short_conv_kernel_size": 3,
         },

@@ -27,13 +27,18 @@ TOKENS = 150  # several chunks of the lowering, of 32 tokens, and a part of one
 
 
 def hybrid(max_positions: int = 1100) -> StackConfig:
-    """Describe two gated delta rules, of other sizes than those of the attention after them."""
+    """Describe two gated delta rules, of other sizes than those of the attention after them. The
+    second has a decay for each entry of a key.
+    """
     softmax = decoder("rope", max_positions=max_positions)
     delta = decoder("nope", mechanism="gated_delta").layers["layer"]
     sizes = {"value_size": 24, "kernel": 3, "largest_rate": 2.0}
-    delta = delta.with_attention(projection={"name": "gated_delta", **sizes})
-    layers = {"delta": delta, "full": softmax.layers["layer"]}
-    return replace(softmax, layers=layers, order=("delta", "delta", "full"))
+    layers = {
+        "delta": delta.with_attention(projection={"name": "gated_delta", **sizes}),
+        "by_entry": delta.with_attention(projection={"name": "gated_delta", "rank": 8}),
+        "full": softmax.layers["layer"],
+    }
+    return replace(softmax, layers=layers, order=tuple(layers))
 
 
 @functools.lru_cache(maxsize=None)
@@ -48,13 +53,17 @@ HARD: Dict[str, Tuple[float, float]] = {
     "equal tokens, rates of 1": (-60.0, 0.0),
     "strong decays": (40.0, 1.0),
     "small rates": (-60.0, -9.0),
+    "decays by entry": (40.0, 1.0),
 }
 
 
 def _hard(kind: str) -> Any:
-    """A block whose first input is the decay's, and whose second the rate's, of all heads."""
+    """A block whose first input is the decay's, and whose second the rate's, of all heads. By
+    entry, a third of the entries forgets nothing, and the others forget in different tokens.
+    """
     config = block("nope", mechanism="gated_delta", max_positions=256)
-    sizes = {"name": "gated_delta", "value_size": 24, "largest_rate": 2.0}
+    rank = 6 if "entry" in kind else 0
+    sizes = {"name": "gated_delta", "value_size": 24, "largest_rate": 2.0, "rank": rank}
     model = seeded(replace(config, attention=replace(config.attention, projection=sizes)), 0)
     projection: Any = model.attention.projection
     decay, rate = HARD[kind]
@@ -62,6 +71,11 @@ def _hard(kind: str) -> Any:
         ends = projection.inputs.weight[-12:]
         ends.zero_()
         ends[6:, 0], ends[:6, 1] = decay, rate
+        if rank:
+            projection.decays.weight.zero_()
+            entries = projection.decays.weight.unflatten(0, (3, -1))
+            entries[0, :, 0], entries[1, :, 0], entries[2, :, 0] = 1.0, -1.0, 1e-3
+            projection.step.value[-32:] = -60.0
     return model.eval()
 
 
@@ -71,7 +85,7 @@ def _inputs(kind: str) -> np.ndarray:
     if kind.startswith("equal"):
         x[:] = x[0]
     x[:, :2] = 1.0
-    if kind == "strong decays":
+    if kind in ("strong decays", "decays by entry"):
         x[:, 0] = np.where(np.arange(TOKENS) % 3 == 0, 1.0, -1.0)
     return x
 
@@ -100,20 +114,25 @@ def test_outputs_match_the_recurrence_in_float64(kind: str, target: str, tmp_pat
     assert worst_error(np.concatenate(parts), expected) <= bound
 
 
-def test_the_rule_is_that_of_transformers() -> None:
+@pytest.mark.parametrize("entries", [1, 16])
+def test_the_rule_is_that_of_transformers(entries: int) -> None:
+    from transformers.models.kimi_linear import modeling_kimi_linear as by_entry
     from transformers.models.qwen3_next import modeling_qwen3_next as peer
 
     generator = torch.Generator().manual_seed(0)
     q, k = (torch.randn(2, 70, 3, 16, generator=generator) for _ in range(2))
     v, state = torch.randn(2, 70, 6, 24, generator=generator), torch.randn(2, 6, 16, 24)
-    decay = -torch.rand(2, 70, 6, generator=generator)
+    decay = -torch.rand(2, 70, 6, entries, generator=generator)
     rate = torch.rand(2, 70, 6, generator=generator)
     settings = {"g": decay, "beta": rate, "initial_state": state, "output_final_state": True}
-    expected = peer.torch_recurrent_gated_delta_rule(
-        q, k, v, use_qk_l2norm_in_kernel=True, **settings
-    )
     q, k = (peer.l2norm(part) for part in (q, k))
-    actual = recurrence.gated_delta(q / 4, k, v, decay, rate, state)
+    if entries == 1:
+        settings["g"] = decay[..., 0]
+        expected = peer.torch_recurrent_gated_delta_rule(q, k, v, **settings)
+    else:
+        heads = (part.repeat_interleave(2, dim=2) for part in (q, k))
+        expected = by_entry.recurrent_kimi_delta_attention(*heads, v, **settings)
+    actual = recurrence.gated_delta(q / 4, k, v, decay.flatten(2), rate, state)
     for ours, theirs in zip(actual, expected, strict=True):
         assert worst_error(ours.numpy(), theirs.numpy()) <= tolerance("float32", 1, 70)
 
@@ -186,6 +205,7 @@ REFUSED: Dict[str, Tuple[Dict[str, Any], str]] = {
     "rotation": ({"encodings": ({"name": "rope"},)}, "hook embed, since there are no scores"),
     "sinks": ({"sinks": True}, "no head_norm, scale, softcap or sinks, got sinks"),
     "kernel": ({"projection": {"name": "gated_delta", "kernel": 1}}, "kernel of at least 2"),
+    "rank": ({"projection": {"name": "gated_delta", "rank": -1}}, "rank of at least 0"),
     "rate": ({"projection": {"name": "gated_delta", "largest_rate": 3.0}}, "rate of at most 2"),
 }
 
