@@ -148,7 +148,8 @@ class Caches:
                 # An interrupted run counts as more slots than a full cache has. Slices end there.
                 within = slots if isinstance(slots, slice) else slots[slots < self.extent]
                 if state.window and isinstance(within, slice):
-                    within = self.notes.windows.slots_of(row, within)
+                    first = int(self.notes.windows.first_kept[row])
+                    within = slice(max(within.start - first, 0), max(within.stop - first, 0))
                 past.clear_slots(row, state.axis, within)
 
     def copy(self, to: Tuple[int, int], source: "Caches", at: Tuple[int, int], tokens: int) -> None:
@@ -182,7 +183,8 @@ class Caches:
 
     def reach(self, rows: int) -> np.ndarray:
         """Return the least length [rows] above 0 that each row can be rewound to."""
-        return self.notes.windows.reach(self.window, rows)
+        first_kept = self.notes.windows.first_kept[:rows]
+        return np.where(first_kept > 0, first_kept + self.window.size - 1, 0)
 
     def snapshot(self, row: int) -> List[np.ndarray]:
         """Return copies of one row of the states that each call replaces."""

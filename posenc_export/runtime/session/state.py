@@ -73,7 +73,8 @@ class SessionState:
         """Count the slots that the stepper may have written, also in an interrupted run."""
         if self.stepper is not None:
             steps, caches = self.stepper.progress
-            caches.mark_written(0, self.used_by_row + (steps + self.stepper.widest))
+            widest = max(self.stepper.passes, default=1)  # slots of a row that one run writes
+            caches.mark_written(0, self.used_by_row + (steps + widest))
 
     def without_stepper(self) -> "SessionState":
         """Return the same state without a stepper: its tokens become committed ones."""

@@ -43,11 +43,6 @@ class Stepper:
         self.passes: Dict[int, Binding] = {}
         self.take = self._taker()
 
-    @property
-    def widest(self) -> int:
-        """Largest number of slots of a row that one run may have written."""
-        return max(self.passes, default=1)
-
     def can_step(self, x: np.ndarray) -> bool:
         """Whether these inputs [B,1] or [B,1,E] are one token of each row, as a step takes them."""
         return x.dtype == self._token.dtype and x.shape == self._binding.tokens.shape

@@ -87,16 +87,6 @@ class Windows:
                 buffer.clear_slots(row, axis, slice(moved.shape[axis - 1], None))
             self.first_kept[row], self.pending = first_kept, None
 
-    def reach(self, window: Window, rows: int) -> np.ndarray:
-        """Return the least length [rows] above 0 whose next tokens read no token before these."""
-        first_kept = self.first_kept[:rows]
-        return np.where(first_kept > 0, first_kept + window.size - 1, 0)
-
-    def slots_of(self, row: int, tokens: slice) -> slice:
-        """Return the slots of tokens of a row, without those before the first slot."""
-        first = int(self.first_kept[row])
-        return slice(max(tokens.start - first, 0), max(tokens.stop - first, 0))
-
     def resized(self, rows: int) -> "Windows":
         """Return a copy for another number of rows."""
         first_kept = np.zeros(rows, np.int64)
