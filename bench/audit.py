@@ -66,12 +66,12 @@ def exported(
 
 def audited(row: Dict[str, Any], checkpoint: Path) -> Dict[str, Any]:
     """Add the answer to a row: verdict, sentence, cause, and the number of cells of each status."""
-    row = dict(row)
-    file = row.pop("file", None)
-    if file is None:
+    if "file" not in row:
         message = re.sub(r"\x1b\[\d+m", "", row["refused"]).strip().splitlines()[0]
         refused = message.replace(f"{checkpoint.parent}/", "")[:300]
         return {**row, "verdict": "not exported", "refused": refused}
+    row = dict(row)
+    file = row.pop("file")
     try:
         result = audit(file, checkpoint)
     except ValueError as error:  # ONNX Runtime does not load it, or an input has no clear meaning
@@ -108,17 +108,13 @@ def of_graphs(rows: Sequence[Dict[str, Any]], checkpoints: Path) -> Iterator[Dic
 
 def _faults(rows: Sequence[Dict[str, Any]], names: Sequence[str]) -> str:
     """Return the table of planted faults: whether each was named, for each exporter."""
-    by_place = {(row["fault"], row["exporter"]): row for row in rows}
-    names = [name for name in names if any(name == exporter for _, exporter in by_place)]
-    lines = []
+    cells = {}
+    for row in (row for row in rows if "cause" in row):
+        cells[row["fault"], row["exporter"]] = "named" if row["named"] else row["verdict"]
+    tried = {row["exporter"] for row in rows}
+    names, lines = [name for name in names if name in tried], []
     for fault, planted in (*OF_CHECKPOINTS.items(), *OF_GRAPHS.items()):
-        cells = []
-        for name in names:
-            row = by_place.get((fault, name))
-            known = row is not None and "cause" in row
-            missed = row["verdict"] if known and not row["named"] else "named"
-            cells.append(missed if known else "-")
-        lines.append([fault, planted.family, *cells])
+        lines.append([fault, planted.family, *(cells.get((fault, name), "-") for name in names)])
     return markdown(["fault", "family", *names], lines)
 
 
@@ -165,11 +161,9 @@ def available(name: str, python: str) -> bool:
     """Whether an environment has an exporter's packages, and this one what runs its graphs."""
     packages = EXPORTERS[name][1]
     runtimes = {"openvino", "executorch"} & {*packages}
-    if any(importlib.util.find_spec(runtime) is None for runtime in runtimes):
-        return False
     code = f"import importlib.metadata as m; [m.version(p) for p in {packages!r}]"
     run = subprocess.run([python, "-c", code], capture_output=True)
-    return run.returncode == 0
+    return run.returncode == 0 and all(map(importlib.util.find_spec, runtimes))
 
 
 def of_exporter(

@@ -11,60 +11,47 @@ import json
 import sys
 import time
 import warnings
+from functools import partial
 from pathlib import Path
 from typing import Any, Callable, Dict, List, Sequence, Tuple
 
 import torch
 
+Export = Callable[[Path, Path], Path]  # writes a checkpoint to a folder, returns its graph
 AXES = {0: "batch_size", 1: "sequence_length"}
 
 
-def transformers_onnx(checkpoint: Path, output: Path) -> Path:
-    """Export with transformers' OnnxExporter: prompt and step in one graph with dynamic axes."""
-    from transformers.exporters import OnnxConfig, OnnxExporter
+def of_transformers(name: str, file: str, **how: Any) -> Export:
+    """Return an export with one of transformers' exporters: prompt and step in one graph with
+    dynamic axes. name: "Onnx", "OpenVINO" or "Executorch".
+    """
 
-    _transformers(OnnxExporter(), OnnxConfig(dynamic=True), checkpoint, output)
-    return output / "model.onnx"
+    def export(checkpoint: Path, output: Path) -> Path:
+        from transformers import exporters
+        from transformers.exporters.utils import decompose_for_generation
 
+        model = loaded(checkpoint)
+        inputs: Dict[str, Any] = {
+            "input_ids": torch.tensor([[5, 6, 7, 8], [9, 10, 11, 12]]),
+            "attention_mask": torch.tensor([[0, 1, 1, 1], [1, 1, 1, 1]]),  # ones would drop it
+        }
+        if generates(checkpoint):  # what export_for_generation does, without a graph for prompts
+            stages = decompose_for_generation(model, inputs, multi_token_decode=True)
+            model, inputs = stages["decode"]
+        config = getattr(exporters, f"{name}Config")(dynamic=True, **how)
+        getattr(exporters, f"{name}Exporter")().export(model, inputs, config).save_pretrained(
+            output
+        )
+        return output / file
 
-def transformers_openvino(checkpoint: Path, output: Path) -> Path:
-    """Export with transformers' OpenVINOExporter, as transformers_onnx does."""
-    from transformers.exporters import OpenVINOConfig, OpenVINOExporter
-
-    _transformers(OpenVINOExporter(), OpenVINOConfig(dynamic=True), checkpoint, output)
-    return output / "openvino_model.xml"
-
-
-def transformers_executorch(checkpoint: Path, output: Path) -> Path:
-    """Export with transformers' ExecutorchExporter for XNNPACK, as transformers_onnx does."""
-    from transformers.exporters import ExecutorchConfig, ExecutorchExporter
-
-    config = ExecutorchConfig(backend="xnnpack", dynamic=True)
-    _transformers(ExecutorchExporter(), config, checkpoint, output)
-    return output / "model.pte"
-
-
-def _transformers(exporter: Any, config: Any, checkpoint: Path, output: Path) -> None:
-    """Export with one of transformers' exporters."""
-    from transformers.exporters.utils import decompose_for_generation
-
-    model = loaded(checkpoint)
-    inputs: Dict[str, Any] = {
-        "input_ids": torch.tensor([[5, 6, 7, 8], [9, 10, 11, 12]]),
-        "attention_mask": torch.tensor([[0, 1, 1, 1], [1, 1, 1, 1]]),  # all ones would drop it
-    }
-    if generates(checkpoint):  # what export_for_generation does, without its graph for prompts
-        stages = decompose_for_generation(model, inputs, multi_token_decode=True)
-        model, inputs = stages["decode"]
-    exporter.export(model, inputs, config).save_pretrained(output)
+    return export
 
 
 def optimum(checkpoint: Path, output: Path) -> Path:
     """Export with optimum-onnx, as `optimum-cli export onnx` does."""
     from optimum.exporters.onnx import main_export
 
-    task = "text-generation-with-past" if generates(checkpoint) else "feature-extraction"
-    main_export(str(checkpoint), str(output), task=task, do_validation=False)
+    main_export(str(checkpoint), str(output), task=task_of(checkpoint), do_validation=False)
     return output / "model.onnx"
 
 
@@ -73,9 +60,14 @@ def optimum_intel(checkpoint: Path, output: Path) -> Path:
     from optimum.exporters.openvino import main_export
     from optimum.intel import OVConfig
 
-    task = "text-generation-with-past" if generates(checkpoint) else "feature-extraction"
-    main_export(str(checkpoint), str(output), task=task, ov_config=OVConfig(dtype="fp32"))
+    config = OVConfig(dtype="fp32")
+    main_export(str(checkpoint), str(output), task=task_of(checkpoint), ov_config=config)
     return output / "openvino_model.xml"
+
+
+def task_of(checkpoint: Path) -> str:
+    """Return the task of a checkpoint by its name in optimum."""
+    return "text-generation-with-past" if generates(checkpoint) else "feature-extraction"
 
 
 def genai(checkpoint: Path, output: Path) -> Path:
@@ -130,18 +122,10 @@ class Encoder(torch.nn.Module):
         return hidden
 
 
-def torch_dynamo(checkpoint: Path, output: Path) -> Path:
-    """Export a plain wrapper with torch.onnx.export(dynamo=True)."""
-    return _torch(checkpoint, output, True)
-
-
-def torchscript(checkpoint: Path, output: Path) -> Path:
-    """Export a plain wrapper with torch.onnx.export(dynamo=False), through TorchScript."""
-    return _torch(checkpoint, output, False)
-
-
-def _torch(checkpoint: Path, output: Path, dynamo: bool) -> Path:
-    """Export a wrapper of the model."""
+def traced(checkpoint: Path, output: Path, dynamo: bool) -> Path:
+    """Export a plain wrapper of the model with torch.onnx.export, through TorchScript unless
+    `dynamo`.
+    """
     model, file = loaded(checkpoint), output / "model.onnx"
     if generates(checkpoint):
         return export_decoder(Wrapper(model), file, caches_of(model), dynamo)
@@ -213,17 +197,23 @@ def loaded(checkpoint: Path) -> Any:
     return kind.from_pretrained(checkpoint, dtype=torch.float32).eval()
 
 
-EXPORTERS: Dict[str, Tuple[Callable[[Path, Path], Path], Tuple[str, ...]]] = {
-    "transformers": (transformers_onnx, ("transformers", "onnxscript")),
-    "transformers-openvino": (transformers_openvino, ("transformers", "openvino")),
-    "transformers-executorch": (transformers_executorch, ("transformers", "executorch")),
+# Exports by name, with the packages that they need.
+EXPORTERS: Dict[str, Tuple[Export, Tuple[str, ...]]] = {
+    "transformers": (of_transformers("Onnx", "model.onnx"), ("transformers", "onnxscript")),
+    "transformers-openvino": (
+        of_transformers("OpenVINO", "openvino_model.xml"), ("transformers", "openvino"),
+    ),
+    "transformers-executorch": (
+        of_transformers("Executorch", "model.pte", backend="xnnpack"),
+        ("transformers", "executorch"),
+    ),
     "optimum": (optimum, ("optimum-onnx", "transformers")),
     "optimum-intel": (optimum_intel, ("optimum-intel", "transformers", "openvino")),
     "genai": (genai, ("onnxruntime-genai", "transformers")),
-    "torch-dynamo": (torch_dynamo, ("torch", "transformers", "onnxscript")),
-    "torchscript": (torchscript, ("torch", "transformers")),
+    "torch-dynamo": (partial(traced, dynamo=True), ("torch", "transformers", "onnxscript")),
+    "torchscript": (partial(traced, dynamo=False), ("torch", "transformers")),
     "ort": (ours, ("posenc-export",)),
-}
+}  # fmt: skip
 
 
 def main(name: str, checkpoints: Path, output: Path, families: Any) -> None:

@@ -1,6 +1,5 @@
 """Join results of the dry run, write JSON and PAGE: python -m bench.cuda_dry_run WORKDIR ..."""
 
-import json
 import re
 import sys
 from pathlib import Path
@@ -25,16 +24,12 @@ SHOWN = {
 def compact(row: Dict[str, Any]) -> Dict[str, Any]:
     """Return what the page needs of a row of the dry run."""
     step = row.get("step", {})
-    kept = {
-        "name": row["name"], "kind": row["kind"], "refused": row.get("refused"),
-        "error": row.get("error"), "nodes": row.get("nodes"),
-        "on_cpu": len(row["on_cpu"]) if "on_cpu" in row else None,
-        "copies": len(row["memcpy"]) if "memcpy" in row else None, "cells": row.get("cells"),
-        "launches": step.get("launches"),
-        "attention": " ".join(step.get("attention", [])) or None, "tf32": step.get("tf32"),
-        "us": step.get("host_us"), "capture": row.get("capture"),
-        "replayed_us": row.get("replayed_us"), "faults": row.get("faults") or None,
-    }  # fmt: skip
+    kept = {key: row.get(key) for key in ("name", "kind", "refused", "error", "nodes")}
+    kept |= {"on_cpu": len(row["on_cpu"]), "copies": len(row["memcpy"])} if "on_cpu" in row else {}
+    kept |= {"cells": row.get("cells"), "launches": step.get("launches")}
+    kept |= {"attention": " ".join(step.get("attention", [])) or None, "tf32": step.get("tf32")}
+    kept |= {"us": step.get("host_us"), "capture": row.get("capture")}
+    kept |= {"replayed_us": row.get("replayed_us"), "faults": row.get("faults") or None}
     return {key: value for key, value in kept.items() if value is not None}
 
 
@@ -74,10 +69,10 @@ def _kinds(rows: Sequence[Dict[str, Any]]) -> str:
         "cells of the grid": lambda row: row.get("cells", 0),
         "faults": lambda row: "faults" in row,
     }
-    of_kind: Dict[str, List[Dict[str, Any]]] = {}
-    for row in rows:
-        of_kind.setdefault(row["kind"], []).append(row)
-    lines = [[k, *(sum(map(of, those)) for of in columns.values())] for k, those in of_kind.items()]
+    lines = []
+    for kind in dict.fromkeys(row["kind"] for row in rows):
+        of_kind = [row for row in rows if row["kind"] == kind]
+        lines.append([kind, *(sum(map(count, of_kind)) for count in columns.values())])
     return markdown(["models", *columns], lines)
 
 
@@ -100,15 +95,10 @@ def _line(row: Dict[str, Any]) -> List[Any]:
     return [*(row.get(key, "") for key in SHOWN), "; ".join(remarks).replace("|", "/")]
 
 
-def main(workdirs: Sequence[str]) -> None:
-    by_name = {row["name"]: row for row in json.loads(JSON.read_text(encoding="utf-8"))}
-    for workdir in workdirs:
-        for row in json.loads((Path(workdir) / "results.json").read_text(encoding="utf-8")):
-            by_name[row["name"]] = compact(row)
-    rows = list(by_name.values())
-    json_rows.write(JSON, rows)
-    PAGE.write_text(page(rows), encoding="utf-8")
-
-
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    by_name = {row["name"]: row for row in json_rows.read(JSON)}
+    for workdir in sys.argv[1:]:
+        for row in json_rows.read(Path(workdir) / "results.json"):
+            by_name[row["name"]] = compact(row)
+    json_rows.write(JSON, [*by_name.values()])
+    PAGE.write_text(page([*by_name.values()]), encoding="utf-8")

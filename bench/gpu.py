@@ -151,14 +151,11 @@ def measure(results: Results, minutes: float, rehearse: bool, run: Run) -> bool:
 def here(rehearse: bool) -> Dict[str, str]:
     """Return the device, its driver, the versions and the commit of what is measured."""
     known = {"device": "a rehearsal" if rehearse else machine.gpu()}
-    commands = {
-        "driver": ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"],
-        "commit": ["git", "rev-parse", "--short", "HEAD"],
-    }
-    for name, command in commands.items():
-        with suppress(OSError, subprocess.CalledProcessError):
-            said = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-            known[name] = said.partition("\n")[0]
+    known["driver"] = gpu_times.device("driver_version")
+    commit = ["git", "rev-parse", "--short", "HEAD"]
+    with suppress(OSError, subprocess.CalledProcessError):
+        said = subprocess.run(commit, capture_output=True, text=True, check=True).stdout
+        known["commit"] = said.strip()
     for package in PACKAGES:
         with suppress(metadata.PackageNotFoundError):
             known[package] = metadata.version(package)

@@ -44,14 +44,9 @@ STEPPING = [
 ]
 # The measured decoder: Llama's architecture.
 LLAMA: Dict[str, Any] = {
-    "vocab_size": 50257,
-    "hidden_size": 768,
-    "intermediate_size": 2048,
-    "num_attention_heads": 12,
-    "max_position_embeddings": 8192,
-    "rms_norm_eps": 1e-5,
-    "tie_word_embeddings": True,
-}
+    "vocab_size": 50257, "hidden_size": 768, "intermediate_size": 2048, "num_attention_heads": 12,
+    "max_position_embeddings": 8192, "rms_norm_eps": 1e-5, "tie_word_embeddings": True,
+}  # fmt: skip
 # A prompt [B,S], and a step after it.
 Calls = Tuple[Callable[[np.ndarray], Any], Callable[[], Any]]
 Opened = Callable[[], Calls]  # returns the calls of an empty session
@@ -108,14 +103,19 @@ def steps(
         yield {**row, "context": context, "step": taken, "memory": _memory() - before}
 
 
-def _memory() -> int:
-    """Return how many MB of the device are in use; 0 without a device."""
-    command = ["nvidia-smi", "--query-gpu=memory.used", "--format=csv,noheader,nounits"]
+def device(query: str) -> str:
+    """Return what nvidia-smi says of the first device; empty without one."""
+    command = ["nvidia-smi", f"--query-gpu={query}", "--format=csv,noheader,nounits"]
     try:
         said = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     except (OSError, subprocess.CalledProcessError):
-        return 0
-    return int(said.splitlines()[0])
+        return ""
+    return said.partition("\n")[0]
+
+
+def _memory() -> int:
+    """Return how many MB of the device are in use; 0 without a device."""
+    return int(device("memory.used") or 0)
 
 
 def _opened(name: str, weights: str, rows: int, folder: Path, rehearse: bool) -> Opened:

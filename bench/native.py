@@ -1,43 +1,38 @@
 """CachedAttention of packages/kernels beside GroupQueryAttention of ONNX Runtime, or with caches in
-float16 beside itself in float32, and artefacts of target ort-native beside those of ort
-(native_artefacts.py).
+float16 beside itself in float32, and artefacts of target ort-native beside those of ort.
 
     python -m bench.native [--artefacts ORT NATIVE] [--threads 2] [--json FILE]
 
 In turn in one process: the ratio of every round, its median, and the quantiles 0.1 and 0.9. Times
 are those of the processor with one thread, and of the clock with more. Caches of the operators take
 CACHES bytes, so that a call finds its keys in memory, as a step does that reads weights in between.
-Artefacts are those of one decoder that writes text, such as SmolLM2-135M. Rows of the same name in
-the file are replaced.
+Artefacts are those of one decoder: prompts, steps and passes of a few tokens are timed. Rows of the
+same name in the file are replaced.
 """
 
 import argparse
 import json
-import sys
+from functools import partial
 from pathlib import Path
-from typing import Any, Callable, Dict, List, NamedTuple, Sequence, Tuple
+from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Sequence, Tuple
 
 import numpy as np
 import onnxruntime
-from onnx import TensorProto, helper
 
-from bench import native_artefacts
 from bench.timing import CLOCKS, in_turn, seconds, spread
+from posenc_export.runtime import Model, load
 from posenc_export.runtime.graphs import kernel_library
 from posenc_export.runtime.graphs.kernel_library import DOMAIN, OPERATOR
+from posenc_export.runtime.graphs.onnx_nodes import Nodes
+from posenc_export.runtime.graphs.onnx_parts import ELEMENTS, new_node, serialised
 from posenc_export.shared import json_rows
 
 CACHES, ROUNDS = 5e7, 7
 SIZE, THETA = 64, 1e4
 INPUTS = "query key value past_key past_value seqlens_k total_sequence_length cos_cache sin_cache"
 SCALES = ["", "", "", "k_scale", "v_scale"]
-TYPES = {
-    np.dtype(np.float32): TensorProto.FLOAT,
-    np.dtype(np.int8): TensorProto.INT8,
-    np.dtype(np.float16): TensorProto.FLOAT16,
-    np.dtype(np.int32): TensorProto.INT32,
-    np.dtype(np.int64): TensorProto.INT64,
-}
+# Of artefacts: rows and cached tokens of a call, its rounds, and the new tokens of a pass.
+CALLS, CALL_ROUNDS, TOKENS = ((1, 16), (1, 512), (1, 1024), (1, 4096), (16, 512)), 36, 4
 
 
 class Geometry(NamedTuple):
@@ -90,42 +85,36 @@ def opened(operator: str, geometry: Geometry, feeds: Dict[str, np.ndarray], thre
     """Return a session with one node."""
     own = operator == OPERATOR
     names = [*INPUTS.split(), *SCALES, *(["", "cache_position"] if own else [])]
-    known = {**feeds, "past_key": np.zeros(0, geometry.cache)}
-    known["past_value"] = known["past_key"]
-    names = [name if name in known else "" for name in names]
+    free = {name: array.dtype.name for name, array in feeds.items()}
+    free |= dict.fromkeys(("past_key", "past_value"), geometry.cache)
+    free = {name: ELEMENTS.get(dtype, dtype) for name, dtype in free.items()}
     attributes: Dict[str, Any] = {"num_heads": geometry.heads, "kv_num_heads": geometry.kv_heads}
-    if not own:
-        attributes["do_rotary"] = 1
-        if geometry.cache == "int8":
-            attributes |= dict.fromkeys(("k_quant_type", "v_quant_type"), "PER_CHANNEL")
-            attributes["kv_cache_bit_width"] = 8
-    domain = DOMAIN if own else "com.microsoft"
-    outputs = {"y": np.float32, "key": known["past_key"].dtype, "value": known["past_key"].dtype}
-    graph = helper.make_graph(
-        [helper.make_node(operator, names, list(outputs), domain=domain, **attributes)],
-        "call",
-        [helper.make_tensor_value_info(n, TYPES[known[n].dtype], None) for n in names if n],
-        [helper.make_tensor_value_info(n, TYPES[np.dtype(d)], None) for n, d in outputs.items()],
-    )
-    opsets = [helper.make_opsetid("", 21), helper.make_opsetid(domain, 1)]
-    model = helper.make_model(graph, opset_imports=opsets, ir_version=10)
+    attributes |= {} if own else {"do_rotary": 1}
+    if geometry.cache == "int8" and not own:
+        attributes |= dict.fromkeys(("k_quant_type", "v_quant_type"), "PER_CHANNEL")
+        attributes["kv_cache_bit_width"] = 8
+    domain, outputs = DOMAIN if own else "com.microsoft", ["y", "key", "value"]
+    names = [name if name in free else "" for name in names]
+    node = new_node(operator, names, outputs, attributes, domain)
+    content = serialised(Nodes(opsets={"": 21, domain: 1}), [node], outputs, free=free)
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads, options.log_severity_level = threads, 3
     options.add_session_config_entry("session.set_denormal_as_zero", "1")
     kernel_library.register(options)
-    cpu = ["CPUExecutionProvider"]
-    return onnxruntime.InferenceSession(model.SerializeToString(), options, cpu)
+    return onnxruntime.InferenceSession(content, options, ["CPUExecutionProvider"])
 
 
 def caches_of(geometry: Geometry, count: int) -> List[List[Any]]:
     """Return keys and values of several caches."""
     random = np.random.default_rng(0)
     shape = (geometry.rows, geometry.kv_heads, geometry.cached + geometry.tokens, SIZE)
-    made = [[random.standard_normal(shape, np.float32) for _ in range(2)] for _ in range(count)]
-    if geometry.cache == "int8":
-        made = [[np.clip(np.rint(40 * x), -128, 127) for x in both] for both in made]
-    made = [[x.astype(geometry.cache) for x in both] for both in made]
-    return [[onnxruntime.OrtValue.ortvalue_from_numpy(x) for x in both] for both in made]
+
+    def cache(_: int) -> Any:
+        numbers = random.standard_normal(shape, np.float32)
+        numbers = np.clip(np.rint(40 * numbers), -128, 127) if geometry.cache == "int8" else numbers
+        return onnxruntime.OrtValue.ortvalue_from_numpy(numbers.astype(geometry.cache))
+
+    return [[*map(cache, range(2))] for _ in range(count)]
 
 
 def calls_of(session: Any, feeds: Dict[str, np.ndarray], caches: Sequence[Sequence[Any]]) -> Any:
@@ -158,14 +147,13 @@ def of_operators(geometry: Geometry, threads: int) -> Dict[str, Any]:
         "GroupQueryAttention": {"total_sequence_length": np.array(slots[-1] + 1, np.int32)},
         OPERATOR: {"cache_position": np.tile(slots, (geometry.rows, 1))},
     }
-    calls: Dict[str, Callable[[], float]] = {}
-    both = contestants(geometry)
+    calls, both = {}, contestants(geometry)
     caches = {call.cache: caches_of(call, count) for _, call in both.values()}
     for name, (operator, call) in both.items():
         inputs = {**feeds, **rest[operator]}
         session = opened(operator, call, inputs, threads)
         run = calls_of(session, inputs, caches[call.cache])
-        calls[name] = lambda run=run: seconds(run, CLOCKS[threads > 1])  # type: ignore[misc]
+        calls[name] = partial(seconds, run, CLOCKS[threads > 1])
     times = in_turn(calls, ROUNDS)
     shipped, own = times.values()
     us = {name: round(float(np.median(t)) / count * 1e6, 1) for name, t in times.items()}
@@ -173,25 +161,57 @@ def of_operators(geometry: Geometry, threads: int) -> Dict[str, Any]:
     return {**of_call, "microseconds": us, "ratio": spread(own, shipped)}
 
 
-def main(arguments: Sequence[str]) -> int:
+def of_artefacts(folders: Sequence[Path], threads: int) -> Iterator[Dict[str, Any]]:
+    """Yield the times of two artefacts that take turns."""
+    models = {path.name: load(path, provider="cpu", threads=threads) for path in folders}
+    for rows, cached in CALLS:
+        for row in of_calls(models, rows, cached, CLOCKS[threads > 1]):
+            yield {"artefacts": [*models], "threads": threads, **row}
+
+
+def of_calls(
+    models: Dict[str, Model], rows: int, cached: int, clock: Callable[[], float]
+) -> Iterator[Dict[str, Any]]:
+    """Yield times of a prompt, of a step and of a pass of TOKENS after it."""
+    sessions = {name: model.session() for name, model in models.items()}
+    prompt = np.random.default_rng(0).integers(100, size=(rows, cached))
+
+    def timed(session: Any, work: Callable[[Any], Any], back: int) -> float:
+        taken = seconds(partial(work, session), clock)
+        session.rewind(back)
+        return taken
+
+    works: Dict[str, Tuple[Callable[[Any], Any], int, int]] = {
+        "prompt": (lambda s: s.prefill(prompt, logits_to_keep=1), 0, 1),
+        "step": (lambda s: s.step(prompt[:, -1]), 1, CALL_ROUNDS),
+        f"{TOKENS} tokens": (lambda s: s.prefill(prompt[:, :TOKENS]), TOKENS, CALL_ROUNDS),
+    }
+    for what, (work, back, rounds) in works.items():
+        calls = {name: partial(timed, session, work, back) for name, session in sessions.items()}
+        times = in_turn(calls, rounds, warm=6 if back else 0)
+        first, second = times.values()
+        ms = {name: round(float(np.median(t)) * 1e3, 2) for name, t in times.items()}
+        row = {"call": what, "rows": rows, "cached": cached, "milliseconds": ms}
+        yield {**row, "ratio": spread(second, first)}
+
+
+def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--artefacts", type=Path, nargs=2, metavar=("ORT", "NATIVE"))
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--json", type=Path)
-    options = parser.parse_args(arguments)
+    options = parser.parse_args()
+    measured = (of_operators(geometry, options.threads) for geometry in OPERATORS)
     if options.artefacts:
-        measured = native_artefacts.measured(options.artefacts, options.threads)
-    else:
-        measured = (of_operators(geometry, options.threads) for geometry in OPERATORS)
+        measured = of_artefacts(options.artefacts, options.threads)
     rows = []
     for row in measured:
         rows.append(row)
         print(json.dumps(row), flush=True)
     if options.json:
         names = [_name(row) for row in rows]
-        kept = json.loads(options.json.read_text()) if options.json.exists() else []
-        json_rows.write(options.json, [*(r for r in kept if _name(r) not in names), *rows])
-    return 0
+        kept = [row for row in json_rows.read(options.json, []) if _name(row) not in names]
+        json_rows.write(options.json, [*kept, *rows])
 
 
 def _name(row: Dict[str, Any]) -> Dict[str, Any]:
@@ -200,4 +220,4 @@ def _name(row: Dict[str, Any]) -> Dict[str, Any]:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    main()

@@ -62,9 +62,14 @@ def _zero_output(numbers: np.ndarray) -> np.ndarray:
     return numbers
 
 
-def _exchange_outputs(numbers: np.ndarray) -> np.ndarray:
-    numbers[[5, 6]] = numbers[[6, 5]]
-    return numbers
+def _exchange(first: int) -> Callable[[np.ndarray], np.ndarray]:
+    """Exchange a row with the next one."""
+
+    def change(numbers: np.ndarray) -> np.ndarray:
+        numbers[[first, first + 1]] = numbers[[first + 1, first]]
+        return numbers
+
+    return change
 
 
 def _exchange_nibbles(codes: np.ndarray) -> np.ndarray:
@@ -105,18 +110,12 @@ def _hole(rows: np.ndarray) -> np.ndarray:
     return rows
 
 
-def _exchange_rows(rows: np.ndarray) -> np.ndarray:
-    rows[[3, 4]] = rows[[4, 3]]
-    return rows
-
-
 def _late_decays(graph: Graph) -> None:
     """Let the keys of the second layer have the decays of the keys before."""
     node = [node for node in graph.node if node.op_type == "CachedAttention"][1]
-    later = np.array([0, 0, 1, 0, 0, 0, -1, 0])  # a slot more at the start, one less at the end
-    graph.initializer.append(numpy_helper.from_array(later, "ruin.later"))
-    made = helper.make_node("Pad", [node.input[21], "ruin.later"], ["ruin.decays"])
-    _insert(graph, node, [made])
+    # A slot more at the start, one less at the end
+    _store(graph, "ruin.later", [0, 0, 1, 0, 0, 0, -1, 0])
+    _insert(graph, node, [helper.make_node("Pad", [node.input[21], "ruin.later"], ["ruin.decays"])])
     node.input[21] = "ruin.decays"
 
 
@@ -147,20 +146,18 @@ def _late_head(graph: Graph) -> None:
     """Let the first head of the second layer read the queries of the token before."""
     node = [node for node in graph.node if node.op_type in ATTENTIONS][1]
     queries = node.input[0]
-    sizes = {"ruin.0": 0, "ruin.1": 1, "ruin.16": 16, "ruin.-1": -1, "ruin.end": 1 << 40}
-    for name, value in sizes.items():
-        graph.initializer.append(numpy_helper.from_array(np.array([value]), name))
-    axis1, axis2 = "ruin.1", "ruin.2"
-    graph.initializer.append(numpy_helper.from_array(np.array([2]), axis2))
-    made = [
-        helper.make_node("Slice", [queries, "ruin.0", "ruin.16", axis2], ["ruin.head"]),
-        helper.make_node("Slice", [queries, "ruin.16", "ruin.end", axis2], ["ruin.rest"]),
-        helper.make_node("Slice", ["ruin.head", "ruin.0", "ruin.1", axis1], ["ruin.first"]),
-        helper.make_node("Slice", ["ruin.head", "ruin.0", "ruin.-1", axis1], ["ruin.before"]),
+    numbers = {"ruin.0": 0, "ruin.1": 1, "ruin.16": 16, "ruin.-1": -1, "ruin.end": 1 << 40}
+    for name, value in {**numbers, "ruin.2": 2}.items():
+        _store(graph, name, [value])
+    parts = [
+        helper.make_node("Slice", [queries, "ruin.0", "ruin.16", "ruin.2"], ["ruin.head"]),
+        helper.make_node("Slice", [queries, "ruin.16", "ruin.end", "ruin.2"], ["ruin.rest"]),
+        helper.make_node("Slice", ["ruin.head", "ruin.0", "ruin.1", "ruin.1"], ["ruin.first"]),
+        helper.make_node("Slice", ["ruin.head", "ruin.0", "ruin.-1", "ruin.1"], ["ruin.before"]),
         helper.make_node("Concat", ["ruin.first", "ruin.before"], ["ruin.late"], axis=1),
         helper.make_node("Concat", ["ruin.late", "ruin.rest"], ["ruin.queries"], axis=2),
     ]
-    _insert(graph, node, made)
+    _insert(graph, node, parts)
     node.input[0] = "ruin.queries"
 
 
@@ -170,24 +167,26 @@ def _shift_slots(depth: int) -> Callable[[Graph], None]:
     def plant(graph: Graph) -> None:
         nodes = [node for node in graph.node if node.op_type in ATTENTIONS]
         lengths = nodes[0].input[5]
-        limit = np.array(depth, np.int32)
-        graph.initializer.append(numpy_helper.from_array(limit, "ruin.depth"))
-        made = [
+        _store(graph, "ruin.depth", np.int32(depth))
+        parts = [
             helper.make_node("Greater", [lengths, "ruin.depth"], ["ruin.deep"]),
             helper.make_node("Cast", ["ruin.deep"], ["ruin.less"], to=onnx.TensorProto.INT32),
             helper.make_node("Sub", [lengths, "ruin.less"], ["ruin.lengths"]),
         ]
-        _insert(graph, nodes[0], made)
+        _insert(graph, nodes[0], parts)
         for node in nodes:
             node.input[5] = "ruin.lengths"
 
     return plant
 
 
-def _insert(graph: Graph, before: Any, made: Sequence[Any]) -> None:
-    nodes = list(graph.node)
-    at = next(index for index, node in enumerate(nodes) if node.name == before.name)
-    for offset, node in enumerate(made):
+def _store(graph: Graph, name: str, numbers: Any) -> None:
+    graph.initializer.append(numpy_helper.from_array(np.asarray(numbers), name))
+
+
+def _insert(graph: Graph, before: Any, nodes: Sequence[Any]) -> None:
+    at = [node.name for node in graph.node].index(before.name)
+    for offset, node in enumerate(nodes):
         graph.node.insert(at + offset, node)
 
 
@@ -211,7 +210,7 @@ RUINS = (
     Ruin("nibbles of one output exchanged", "rope", _weight(_exchange_nibbles),
          ("int4", "int4-128")),
     Ruin("one output zero", "rope", _weight(_zero_output)),
-    Ruin("two outputs exchanged", "rope", _weight(_exchange_outputs)),
+    Ruin("two outputs exchanged", "rope", _weight(_exchange(5))),
     Ruin("one weight off by one unit in the last place", "rope", _weight(_next_number),
          ("float32", "float16", "cache int8", *NATIVE)),
     Ruin("cache scale of one channel doubled", "rope",
@@ -230,6 +229,6 @@ RUINS = (
     Ruin("slots shifted from 300 cached tokens on", "rope", _shift_slots(300)),
     Ruin("long factors of keys never written", "longrope", _far_keys_unwritten),
     Ruin("rows of two distances exchanged", "shaw",
-         constants("row_of_distance", _exchange_rows), NATIVE),
+         constants("row_of_distance", _exchange(3)), NATIVE),
     Ruin("decays of keys late by one token", "fox", _late_decays, NATIVE),
 )  # fmt: skip

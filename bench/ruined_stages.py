@@ -43,9 +43,14 @@ class StageRuin:
     verifies: bool = False  # the stage runs when a published artefact is verified, too
 
 
-def _patched(owner: Any, name: str, ruined: Callable[[Callable[..., Any]], Any]) -> Any:
-    """Return a plant that replaces a function by what `ruined` returns for it."""
-    return lambda _: mock.patch.object(owner, name, ruined(getattr(owner, name)))
+def _results(owner: Any, name: str, change: Callable[..., Any]) -> Any:
+    """Return a plant that changes the results of a function; `change` also gets its arguments."""
+
+    def plant(_: Any) -> Any:
+        right = getattr(owner, name)
+        return mock.patch.object(owner, name, lambda *args: change(right(*args), *args))
+
+    return plant
 
 
 def _several(*plants: Callable[[Any], ContextManager[Any]]) -> Any:
@@ -63,41 +68,28 @@ def _several(*plants: Callable[[Any], ContextManager[Any]]) -> Any:
 
 def _stored(suffix: str, change: Callable[[np.ndarray], np.ndarray]) -> Any:
     """Change the arrays that the packer stores under names with a suffix."""
+    right = Builder.weight
 
-    def ruined(weight: Callable[..., Any]) -> Callable[..., Any]:
-        def wrong(op: Any, name: str, array: Callable[[], np.ndarray], *dtype: Any) -> Any:
-            if not name.endswith(suffix):
-                return weight(op, name, array, *dtype)
-            return weight(op, name, lambda: np.ascontiguousarray(change(array())), *dtype)
+    def wrong(op: Any, name: str, array: Callable[[], np.ndarray], *dtype: Any) -> Any:
+        if not name.endswith(suffix):
+            return right(op, name, array, *dtype)
+        return right(op, name, lambda: np.ascontiguousarray(change(array())), *dtype)
 
-        return wrong
-
-    return _patched(Builder, "weight", ruined)
+    return lambda _: mock.patch.object(Builder, "weight", wrong)
 
 
-def _high_nibble_first(packed: Callable[..., np.ndarray]) -> Callable[..., np.ndarray]:
-    def wrong(codes: np.ndarray, grid: Any) -> np.ndarray:
-        array = packed(codes, grid)
-        return array if grid.bits == 8 else array >> 4 | (array & 15) << 4
-
-    return wrong
+def _high_nibble_first(packed: np.ndarray, codes: np.ndarray, grid: Any) -> np.ndarray:
+    return packed if grid.bits == 8 else packed >> 4 | (packed & 15) << 4
 
 
-def _first_output_zero(packed: Callable[..., np.ndarray]) -> Callable[..., np.ndarray]:
-    def wrong(codes: np.ndarray, grid: Any) -> np.ndarray:
-        array = packed(codes, grid).copy()
-        array[0] = 128 if grid.bits == 8 else 0x88
-        return array
-
-    return wrong
+def _first_output_zero(packed: np.ndarray, codes: np.ndarray, grid: Any) -> np.ndarray:
+    array = packed.copy()
+    array[0] = 128 if grid.bits == 8 else 0x88
+    return array
 
 
-def _scale_off(scores_of: Callable[..., Dict[str, Any]]) -> Callable[..., Dict[str, Any]]:
-    def wrong(node: Any) -> Dict[str, Any]:
-        attributes = scores_of(node)
-        return {**attributes, "scale": 1.01 * attributes["scale"]}
-
-    return wrong
+def _scale_off(attributes: Dict[str, Any], node: Any) -> Dict[str, Any]:
+    return {**attributes, "scale": 1.01 * attributes["scale"]}
 
 
 def _window(change: Callable[[int], Optional[int]]) -> Any:
@@ -108,16 +100,10 @@ def _window(change: Callable[[int], Optional[int]]) -> Any:
         others = {name: value for name, value in attributes.items() if name != "local_window_size"}
         return others if size is None else {**others, "local_window_size": size}
 
-    def ruined(bias_and_window: Callable[..., Any]) -> Callable[..., Any]:
-        def wrong(*arguments: Any) -> Any:
-            bias, window = bias_and_window(*arguments)
-            return bias, changed(window)
-
-        return wrong
-
-    of_ort = _patched(ort_attention, "_bias_and_window", ruined)
-    native = _patched(native_attention, "_attributes", lambda of: lambda *args: changed(of(*args)))
-    return _several(of_ort, native)
+    return _several(
+        _results(ort_attention, "_bias_and_window", lambda both, *_: (both[0], changed(both[1]))),
+        _results(native_attention, "_attributes", lambda attributes, *_: changed(attributes)),
+    )
 
 
 def _rotations(change: Callable[[Any], Dict[str, Any]]) -> Any:
@@ -127,33 +113,20 @@ def _rotations(change: Callable[[Any], Dict[str, Any]]) -> Any:
         kept = {name: getattr(node, name) for name in ("cos", "sin", "interleaved", "x")}
         return SimpleNamespace(**{**kept, **change(node)})
 
-    def ruined(rotation: Callable[..., Any]) -> Callable[..., Any]:
-        def wrong(*arguments: Any) -> Any:
-            node = rotation(*arguments)
-            return node and turned(node)
+    def of_native(nodes: Any, *_: Any) -> Any:
+        return nodes and (turned(nodes[0]), turned(nodes[1]), nodes[2])
 
-        return wrong
-
-    def native(rotation: Callable[..., Any]) -> Callable[..., Any]:
-        def wrong(*arguments: Any) -> Any:
-            nodes = rotation(*arguments)
-            return nodes and (turned(nodes[0]), turned(nodes[1]), nodes[2])
-
-        return wrong
-
-    of_ort = _patched(ort_attention, "rotation_by_slot", ruined)
-    return _several(of_ort, _patched(native_attention, "_rotation", native))
+    return _several(
+        _results(ort_attention, "rotation_by_slot", lambda node, *_: node and turned(node)),
+        _results(native_attention, "_rotation", of_native),
+    )
 
 
-def _last_slot_lost(lengths: Callable[..., Any]) -> Callable[..., Any]:
+def _last_slot_lost(lengths: Tuple[Any, Any], op: Builder) -> Any:
     """Count a token less in rows of more than 300."""
-
-    def wrong(op: Builder) -> Any:
-        valid, total = lengths(op)
-        deep = op.Cast(op.Greater(valid, op.constant(300, "int32")), to=6)
-        return op.Sub(valid, deep), total
-
-    return wrong
+    valid, total = lengths
+    deep = op.Cast(op.Greater(valid, op.constant(300, "int32")), to=6)
+    return op.Sub(valid, deep), total
 
 
 def far_keys_unwritten(op: Builder, node: Any) -> Any:
@@ -211,12 +184,12 @@ STAGE_RUINS = (
     StageRuin("packer: zero points one lower", "rope",
               _stored(f"{BLOCKED}.zeros", lambda zeros: zeros ^ 1), ("int4", "int4-128")),
     StageRuin("packer: high nibble first", "rope",
-              _patched(fused_weights, "packed_codes", _high_nibble_first),
+              _results(fused_weights, "packed_codes", _high_nibble_first),
               ("int4", "int4-128", "keep")),
     StageRuin("packer: first output of every weight zero", "rope",
-              _patched(fused_weights, "packed_codes", _first_output_zero), STORED_BLOCKS),
+              _results(fused_weights, "packed_codes", _first_output_zero), STORED_BLOCKS),
     StageRuin("lowering: softmax scale 1 % off", "rope",
-              _patched(standard, "scores_of", _scale_off)),
+              _results(standard, "scores_of", _scale_off)),
     StageRuin("lowering: cos and sin exchanged", "rope",
               _rotations(lambda node: {"cos": node.sin, "sin": node.cos})),
     StageRuin("lowering: pairs interleaved", "rope",
@@ -225,7 +198,7 @@ STAGE_RUINS = (
     StageRuin("lowering: window one token long", "rope", _window(lambda size: size + 1)),
     StageRuin("lowering: window ignored", "rope", _window(lambda _: None)),
     StageRuin("lowering: slots shifted from 300 cached tokens on", "rope",
-              _patched(ort_slots, "lengths", _last_slot_lost)),
+              _results(ort_slots, "lengths", _last_slot_lost)),
     StageRuin("lowering: distances past 300 one shorter", "alibi",
               lambda _: mock.patch.dict(ort.LOWERING[0], _distances_short(ort.distances)),
               ONE_TABLE),

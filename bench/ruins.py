@@ -13,12 +13,12 @@ import argparse
 import contextlib
 import dataclasses
 import itertools
-import json
 import shutil
 import sys
 import tempfile
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, Callable, ContextManager, Dict, Iterator, List, Mapping, Sequence, Set
 from unittest import mock
 
@@ -47,72 +47,46 @@ from posenc_export.shared.progress import Steps, silent
 from posenc_export.shared.tables import markdown
 
 DEPTHS = (2, 12, 32)
+# Targets of formats; others have `ort`.
+TARGET = {"float16": "ort-cuda", **dict.fromkeys(NATIVE, "ort-native")}
 RANGE, WINDOW = 1024, 512
 PAGE, RESULTS = Path("docs/reliability.md"), Path("bench/results/ruins.json")
-
-
-def rope(layers: int, longest: int = RANGE, window: int = WINDOW) -> StackConfig:
-    """A byte-level decoder of width 64 with rotations, grouped heads and a window."""
-    block = block_config(64, 4, longest, kv_heads=2)
-    sees = {"name": "window", "size": window}
-    block = replace(block, attention=replace(block.attention, sees=sees))
-    return decoder_config(256, layers, 128, block, tied=False)
-
-
-def alibi(layers: int, longest: int = RANGE, name: str = "alibi") -> StackConfig:
-    """The same with ALiBi, or another encoding, and without a window."""
-    block = block_config(64, 4, longest, kv_heads=2, encoding={"name": name})
-    return decoder_config(256, layers, 128, block, tied=False)
-
-
-def longrope(layers: int) -> StackConfig:
-    """The same with LongRoPE, whose keys are cached with both sets of factors."""
-    factors = {
+# Encodings whose models have another name. Keys of LongRoPE are cached with both sets of factors.
+ENCODINGS: Dict[str, Any] = {
+    "longrope": {
+        "name": "rope_longrope",
         "short_factor": ";".join(str(1 + 0.1 * n) for n in range(8)),
         "long_factor": ";".join(str(2 + 0.3 * n) for n in range(8)),
+        "original_max_positions": ORIGINAL,
     }
-    spec = {"name": "rope_longrope", **factors, "original_max_positions": ORIGINAL}
-    block = block_config(64, 4, RANGE, kv_heads=2, encoding=spec)
-    return decoder_config(256, layers, 128, block, tied=False)
-
-
-MODELS = {
-    "rope": rope,
-    "alibi": alibi,
-    "longrope": longrope,
-    **{name: partial(alibi, name=name) for name in ("shaw", "fox")},
 }
+MODELS = ("rope", "alibi", "longrope", "shaw", "fox")
 
 
-@dataclasses.dataclass(frozen=True)
-class QuantizedMatrix:
-    """A matrix of a checkpoint of few bits (models.weight_blocks.Matrix)."""
-
-    content: Blocks
-    quantized = True
-
-    @property
-    def rows(self) -> int:
-        return len(self.content.codes)
-
-    def blocks(self) -> Blocks:
-        return self.content
+def decoder(name: str, layers: int, longest: int = RANGE, window: int = WINDOW) -> StackConfig:
+    """A byte-level decoder of width 64 with grouped heads; "rope" has a window, too."""
+    spec = ENCODINGS.get(name, {"name": name})
+    block = block_config(64, 4, longest, kv_heads=2, encoding=spec)
+    if name == "rope":
+        sees = {"name": "window", "size": window}
+        block = replace(block, attention=replace(block.attention, sees=sees))
+    return decoder_config(256, layers, 128, block, tied=False)
 
 
 def source_of(name: str, layers: int, format_: str) -> Sources:
     """Return a decoder; for "keep" with weights of a checkpoint of 4 bits with offsets."""
-    model = seeded(MODELS[name](layers))
+    model = seeded(decoder(name, layers))
     if format_ != "keep":
         return Sources(model)
-    grids = rounded(model, "int4").weights
     model.stored = {}
-    for weight, (grid, codes) in grids.items():
+    for weight, (grid, codes) in rounded(model, "int4").weights.items():
         blocks = Blocks(codes.codes, codes.scales, codes.scales * np.float32(0.37), grid.bits)
         numbers = dataclasses.replace(codes, offsets=blocks.offsets).weight
         parameter = model.get_parameter(weight)
         parameter.data.copy_(parameter.new_tensor(numbers))
-        rows = np.arange(len(numbers))
-        model.stored[weight] = Stored([QuantizedMatrix(blocks)], rows)
+        # A matrix of a checkpoint of few bits (models.weight_blocks.Matrix)
+        matrix: Any = SimpleNamespace(quantized=True, rows=len(numbers), blocks=lambda b=blocks: b)
+        model.stored[weight] = Stored([matrix], np.arange(len(numbers)))
     return Sources(model)
 
 
@@ -126,12 +100,6 @@ def arguments_of(format_: str, folder: Path) -> Dict[str, Any]:
     if format_ in FEW_BITS:
         return {"weights": format_, "max_loss": 10.0}
     return {"dtype": format_} if format_ == "float16" else {}
-
-
-def target_of(format_: str) -> str:
-    """Return the target of a format: half precision has one of its own."""
-    targets = {"float16": "ort-cuda", **dict.fromkeys(NATIVE, "ort-native")}
-    return targets.get(format_, "ort")
 
 
 def ruined(folder: Path, plant: Callable[[Graph], None]) -> Dict[str, Any]:
@@ -192,27 +160,26 @@ def in_artefact(folder: Path) -> Set[str]:
         return {"load"}
 
 
-def in_export(sources: Sources, format_: str, folder: Path, wrong: ContextManager[Any]) -> Set[str]:
-    """Return what `export` finds in a context that makes it wrong; empty if it publishes."""
-    target = target_of(format_)
+def in_export(write: Callable[[], Any], wrong: ContextManager[Any]) -> Set[str]:
+    """Return what an export finds in a context that makes it wrong; empty if it publishes."""
     with wrong:
         try:
-            export(sources, target, folder / "ruined", **arguments_of(format_, folder))
+            write()
         except VerificationError as error:
             return finders(error.certificate)
         except ValueError:
             return {"load"}
-    shutil.rmtree(folder / "ruined")
     return set()
 
 
 def rows_of(layers: int, name: str, format_: str) -> Iterator[Dict[str, Any]]:
     """Yield one row per ruin of a model and format; ruin "none" is the correct artefact."""
-    sources, row = source_of(name, layers, format_), {"layers": layers, "format": format_}
+    sources, target = source_of(name, layers, format_), TARGET.get(format_, "ort")
+    row = {"layers": layers, "format": format_, "model": name}
     with tempfile.TemporaryDirectory() as temporary:
-        folder, correct = Path(temporary), Path(temporary) / "correct"
-        export(sources, target_of(format_), correct, **arguments_of(format_, folder))
-        yield {**row, "model": name, "ruin": "none", "passed": not in_artefact(correct)}
+        correct, how = Path(temporary) / "correct", arguments_of(format_, Path(temporary))
+        export(sources, target, correct, **how)
+        yield {**row, "ruin": "none", "passed": not in_artefact(correct)}
         for ruin in (*RUINS, *STAGE_RUINS):
             if ruin.model != name or format_ not in ruin.formats:
                 continue
@@ -224,23 +191,22 @@ def rows_of(layers: int, name: str, format_: str) -> Iterator[Dict[str, Any]]:
                     with ruin.plant(sources.model):
                         by["verify"] = sorted(in_artefact(correct))
             else:
-                wrong = exporting(target_of(format_), ruin.plant)
+                wrong = exporting(target, ruin.plant)
                 by["file"] = sorted(in_file(correct, ruin))
-            by["export"] = sorted(in_export(source, format_, folder, wrong))
-            yield {**row, "model": name, "ruin": ruin.name, **by}
+            with tempfile.TemporaryDirectory() as place:
+                write = partial(export, source, target, Path(place) / "ruined", **how)
+                by["export"] = sorted(in_export(write, wrong))
+            yield {**row, "ruin": ruin.name, **by}
 
 
 def table(rows: Sequence[Mapping[str, Any]]) -> str:
     """Return the table of the page: per ruin and format, the parts that find it at every depth."""
     formats = [name for name in FORMATS if any(row["format"] == name for row in rows)]
-    lines = []
-    for ruin in (*RUINS, *STAGE_RUINS):
-        cells = []
-        for format_ in formats:
-            key = ruin.name, format_
-            tried = [row for row in rows if (row["ruin"], row["format"]) == key]
-            cells.append(_parts_of(tried))
-        lines.append([ruin.name, *cells])
+    tried: Dict[Any, List[Mapping[str, Any]]] = {}
+    for row in rows:
+        tried.setdefault((row["ruin"], row["format"]), []).append(row)
+    names = [ruin.name for ruin in (*RUINS, *STAGE_RUINS)]
+    lines = [[name, *(_parts_of(tried.get((name, f), ())) for f in formats)] for name in names]
     return markdown(["ruin", *formats], lines) + "\n"
 
 
@@ -282,7 +248,7 @@ def main() -> int:
     every = itertools.product(options.depth or DEPTHS, MODELS, options.format or FORMATS)
     planted = {(ruin.model, name) for ruin in (*RUINS, *STAGE_RUINS) for name in ruin.formats}
     cases = [case for case in every if case[1:] in planted]
-    stored = json.loads(options.json.read_text()) if options.json.is_file() else []
+    stored = json_rows.read(options.json, [])
     rows = [row for row in stored if (row["layers"], row["model"], row["format"]) not in cases]
     for row in itertools.chain.from_iterable(rows_of(*case) for case in cases):
         rows.append(row)

@@ -11,13 +11,11 @@ are installed.
 """
 
 import argparse
-import json
-import sys
 import tempfile
 import warnings
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Dict, List, Sequence, Tuple
+from typing import TYPE_CHECKING, Any, Dict, List, NamedTuple, Sequence, Tuple
 
 import numpy as np
 
@@ -41,15 +39,11 @@ class Variant:
     """An artefact of a part."""
 
     encoding: str = "rope"  # its position encoding
-    # Its target. The variant of aotinductor is compiled from that of pt2, which has to be listed
-    # before it.
-    target: str = "ort"
+    target: str = "ort"  # aotinductor is compiled from pt2, which is listed before it
     signature: str = "positions"  # "positions" or "mask"
     weights: str = ""  # format of quantized weights, empty for float32
     cache: str = ""  # format of quantized caches, empty for float32
-    # The runtime that loads it; without that runtime it is not measured. Empty if it is always
-    # measured.
-    only_for: str = ""
+    only_for: str = ""  # the runtime without which it is not measured, empty for none
 
     @property
     def name(self) -> str:
@@ -58,8 +52,7 @@ class Variant:
         return "-".join(filter(None, (self.encoding, self.target, self.weights, cache, mask)))
 
 
-@dataclass(frozen=True)
-class Part:
+class Part(NamedTuple):
     """Models of one size."""
 
     variants: Tuple[Variant, ...]  # their artefacts
@@ -84,40 +77,22 @@ LOADED = (
     Variant(target="onnx", signature="mask", only_for="openvino"),
 )
 QUANTIZED = tuple(Variant(weights=weights) for weights in ("int8", "int4", "int4-128"))
+GENAI_INT4 = Variant(signature="mask", weights="int4", only_for="genai")
+BLOCKS = ("hand-written", "hand-written-torchscript")
+DECODERS = ("hand-written", "transformers", *LOADERS)
+PROMPTS, SHORT, LONG = (1024,), (128, 1024), (128, 1024, 8192)
 PARTS: Dict[str, Part] = {
-    "block": Part(
-        on_targets(*ALL, "pt2", AOTINDUCTOR),
-        (128, 1024, 8192),
-        (1024,),
-        ("hand-written", "hand-written-torchscript"),
-        1.5,
-        (AOTINDUCTOR,),
-    ),
-    "layers": Part(
-        (*on_targets(*ALL), *LOADED),
-        (128, 1024),
-        (1024,),
-        ("hand-written", "transformers", *LOADERS),
-        1.5,
-        OPENVINO,
-    ),
-    "model": Part(
-        (*on_targets("ort"), *LOADED),
-        (128, 1024),
-        (1024,),
-        ("hand-written", "transformers", *LOADERS),
-        3.0,
-    ),
+    "block": Part(on_targets(*ALL, "pt2", AOTINDUCTOR), LONG, PROMPTS, BLOCKS, 1.5, (AOTINDUCTOR,)),
+    "layers": Part((*on_targets(*ALL), *LOADED), SHORT, PROMPTS, DECODERS, 1.5, OPENVINO),
+    "model": Part((*on_targets("ort"), *LOADED), SHORT, PROMPTS, DECODERS, 3.0),
     "bits": Part(
-        (Variant(), *QUANTIZED, Variant(signature="mask", weights="int4", only_for="genai")),
-        (128, 1024),
-        (1024,),
+        (Variant(), *QUANTIZED, GENAI_INT4),
+        SHORT,
+        PROMPTS,
         ("hand-written", "genai", "genai-int4"),
         3.0,
     ),
-    "cache": Part(
-        (Variant(), Variant(cache="int8")), (1024, 8192), (1024,), ("hand-written",), 3.0
-    ),
+    "cache": Part((Variant(), Variant(cache="int8")), LONG[1:], PROMPTS, ("hand-written",), 3.0),
 }
 # Parts with the models of another part, which share its artefacts.
 FOLDERS = {"bits": "model", "cache": "block"}
@@ -140,12 +115,9 @@ def exported(part: str, folder: Path, runtimes: Sequence[str], say: Progress) ->
     from posenc_export.models.presets import seeded
 
     sources: Dict[str, Sources] = {}
-    paths = []
-    for variant in PARTS[part].variants:
-        if variant.only_for and variant.only_for not in runtimes:
-            continue
-        path = folder / FOLDERS.get(part, part) / variant.name
-        paths.append(path)
+    variants = [v for v in PARTS[part].variants if v.only_for in ("", *runtimes)]
+    paths = [folder / FOLDERS.get(part, part) / variant.name for variant in variants]
+    for variant, path in zip(variants, paths, strict=True):
         if path.is_dir():
             continue
         say(f"export {part} {path.name}")
@@ -192,8 +164,8 @@ def measured(
     return run(paths, runtimes, *works, different_models=True, progress=say, **how)
 
 
-def main(arguments: Sequence[str]) -> int:
-    """Measure the parts and write the results; return exit status 0."""
+def main() -> None:
+    """Measure the parts and write the results."""
     parser = argparse.ArgumentParser(description=__doc__)
     what = "measure only this part; may be given several times (default: all)"
     parser.add_argument("--only", action="append", choices=PARTS, help=what)
@@ -203,7 +175,7 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--docs", type=Path, default=Path("docs"), help="folder of the pages")
     parser.add_argument("--artefacts", type=Path, default=Path("build/speed"))
     parser.add_argument("--threads", type=int, default=2)
-    options = parser.parse_args(arguments)
+    options = parser.parse_args()
     say = Progress()
     for name in options.only or PARTS:
         report = measured(name, options.artefacts, options.threads, options.without, say)
@@ -212,14 +184,13 @@ def main(arguments: Sequence[str]) -> int:
         reports = {**committed(options.json), name: report}
         json_rows.write(options.json, {part: own.to_json() for part, own in reports.items()})
         speed_page.write(reports, options.docs)
-    return 0
 
 
 def committed(path: Path) -> Dict[str, Report]:
     """Return the reports of a JSON file by part; an empty dict if the file does not exist."""
-    content = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    content = json_rows.read(path, {})
     return {name: Report.from_json(report) for name, report in content.items()}
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    main()

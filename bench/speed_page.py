@@ -1,10 +1,8 @@
 """Write docs/speed.md, its chart, and docs/speed-targets.md from results of bench/speed.py."""
 
-import json
 import math
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Dict, Optional, Sequence
+from typing import Any, Dict, NamedTuple, Optional
 
 from bench import marked
 from posenc_export.benchmark.report import Report, duration
@@ -13,6 +11,7 @@ from posenc_export.benchmark.verdicts import Spread
 from posenc_export.benchmark.verdicts import ratio as ratio_of
 from posenc_export.catalogue.compact_svg import save
 from posenc_export.catalogue.waves import COLOURS
+from posenc_export.shared import json_rows
 from posenc_export.shared.tables import markdown
 
 TITLES = {
@@ -27,8 +26,7 @@ TITLES = {
 }
 
 
-@dataclass(frozen=True)
-class Target:
+class Target(NamedTuple):
     """A ratio of times, of contestant `ours` to `theirs`, with its upper bound `most`."""
 
     part: str
@@ -41,13 +39,10 @@ class Target:
 
 BLOCK_CONTEXTS, CONTEXTS = (128, 1024, 8192), (128, 1024)
 TARGETS = (
+    *(Target("block", "decode", n, "rope-ort", "hand-written rope", 1.0) for n in BLOCK_CONTEXTS),
     *(
-        Target("block", "decode", tokens, ours, theirs, most)
-        for ours, theirs, most in (
-            ("rope-ort", "hand-written rope", 1.0),
-            ("rope-torchscript", "hand-written-torchscript rope", 1.1),
-        )
-        for tokens in BLOCK_CONTEXTS
+        Target("block", "decode", n, "rope-torchscript", "hand-written-torchscript rope", 1.1)
+        for n in BLOCK_CONTEXTS
     ),
     Target("model", "prefill", 1024, "rope-ort", "hand-written rope", 1.02),
     Target("model", "prefill", 1024, "alibi-ort", "rope-ort", 1.05),
@@ -64,7 +59,6 @@ TARGETS = (
     ),
 )
 
-SUMMARIZED = {"model", "bits"}  # parts
 OURS = "rope-ort"
 QUALITY = Path(__file__).parent / "results" / "bits.json"
 # Rows of the summary: part, contestant, description, name of the weights in QUALITY.
@@ -75,58 +69,53 @@ SUMMARY = (
     ("bits", "rope-ort-int8", "target `ort`, `int8`", "int8"),
     ("bits", "rope-ort-int4", "target `ort`, `int4`", "int4"),
 )
+SUMMARIZED = {part for part, *_ in SUMMARY}
+Reports = Dict[str, Report]  # by part
 
 
 def perplexities() -> Dict[str, str]:
     """Return perplexities relative to float32, by the name of the weights in QUALITY."""
-    rows = json.loads(QUALITY.read_text(encoding="utf-8"))["rows"]
+    rows = json_rows.read(QUALITY)["rows"]
     return {r["weights"]: f"{r['perplexity']:.2f}" for r in rows if "perplexity" in r}
 
 
-def _compared(
-    reports: Dict[str, Report], part: str, contestant: str, tokens: int
-) -> Optional[Spread]:
-    """Return the time of a contestant's decode step relative to that of target `ort` in float32."""
-    return ratio(reports[part], Target(part, "decode", tokens, contestant, OURS))
-
-
-def summary(reports: Dict[str, Report]) -> str:
+def summary(reports: Reports) -> str:
     """Return a table of ratios of the decoder with 134 million parameters."""
     title = "time of a step, relative to target `ort` in float32"
     heads = [title, *(f"{n} cached tokens" for n in CONTEXTS), "relative perplexity"]
     lines, quality = [], perplexities()
     for part, contestant, description, weights in SUMMARY:
-        spreads = [_compared(reports, part, contestant, tokens) for tokens in CONTEXTS]
-        cells = [
-            "" if s is None else f"{s.median:.2f} ({s.low:.2f} .. {s.high:.2f})" for s in spreads
-        ]
-        lines.append([description, *cells, quality[weights]])
+        targets = (Target(part, "decode", n, contestant, OURS) for n in CONTEXTS)
+        spreads = [ratio(reports[part], target) for target in targets]
+        lines.append([description, *map(_interval, spreads), quality[weights]])
     return markdown(heads, lines)
 
 
-def figure(reports: Dict[str, Report]) -> Any:
+def _interval(spread: Optional[Spread]) -> str:
+    return "" if spread is None else f"{spread.median:.2f} ({spread.low:.2f} .. {spread.high:.2f})"
+
+
+def figure(reports: Reports) -> Any:
     """Return a matplotlib figure of the summary."""
     from matplotlib.figure import Figure
 
-    drawing = Figure(figsize=(7.6, 2.8), layout="constrained")
+    drawing, quality = Figure(figsize=(7.6, 2.8), layout="constrained"), perplexities()
     drawn = drawing.subplots(1, len(CONTEXTS), sharey=True)
     for axes, tokens in zip(drawn, CONTEXTS, strict=True):
         _draw(axes, reports, tokens)
-    quality = perplexities()
-    labels = [
-        description.replace("`", "")
-        + ("" if weights == "float32" else f", perplexity x {quality[weights]}")
-        for *_, description, weights in SUMMARY
-    ]
+    labels = []
+    for *_, description, weights in SUMMARY:
+        costs = "" if weights == "float32" else f", perplexity x {quality[weights]}"
+        labels.append(description.replace("`", "") + costs)
     drawn[0].set_yticks(range(len(SUMMARY)), labels, fontsize=8)
     drawn[0].invert_yaxis()
     return drawing
 
 
-def _draw(axes: Any, reports: Dict[str, Report], tokens: int) -> None:
+def _draw(axes: Any, reports: Reports, tokens: int) -> None:
     """Draw a bar for each ratio, with its interval as a line."""
     for place, (part, contestant, *_) in enumerate(SUMMARY):
-        spread = _compared(reports, part, contestant, tokens)
+        spread = ratio(reports[part], Target(part, "decode", tokens, contestant, OURS))
         if spread is None:
             continue
         colour = COLOURS[0] if contestant.startswith(OURS) else "#b8bec6"
@@ -134,7 +123,7 @@ def _draw(axes: Any, reports: Dict[str, Report], tokens: int) -> None:
         axes.hlines(place, spread.low, spread.high, color="#222222", linewidth=1)
         how = {"textcoords": "offset points", "va": "center", "fontsize": 7}
         axes.annotate(f"{spread.median:.2f}", (spread.high, place), xytext=(3, 0), **how)
-    own = _row(reports["model"].rows, Target("model", "decode", tokens, OURS, OURS), OURS)
+    own = _row(reports["model"], "decode", tokens, OURS)
     assert own is not None
     axes.axvline(1, color=COLOURS[0], linewidth=1.5)
     title = f"{tokens} cached tokens; 1 is target ort, {duration(own.median_seconds)}"
@@ -144,7 +133,7 @@ def _draw(axes: Any, reports: Dict[str, Report], tokens: int) -> None:
     axes.margins(x=0.12)
 
 
-def write(reports: Dict[str, Report], folder: Path) -> None:
+def write(reports: Reports, folder: Path) -> None:
     """Write both pages, and the chart if its parts are measured."""
     (folder / "speed.md").write_text(page(reports), encoding="utf-8")
     (folder / "speed-targets.md").write_text(targets_page(reports), encoding="utf-8")
@@ -152,46 +141,23 @@ def write(reports: Dict[str, Report], folder: Path) -> None:
         save(figure(reports), folder / "speed.svg")
 
 
-def page(reports: Dict[str, Report]) -> str:
+def page(reports: Reports) -> str:
     """Return the page for users, with the parts in the order of TITLES."""
-    parts = [
-        f"## {title}\n\n{_part(reports[name])}\n"
-        for name, title in TITLES.items()
-        if name in reports
-    ]
-    compared = summary(reports) if SUMMARIZED <= reports.keys() else ""
+    measured = [name for name in TITLES if name in reports]
+    parts = [f"## {TITLES[name]}\n\n{_part(reports[name])}\n" for name in measured]
     of = next(iter(reports.values())).machine
     versions = ", ".join(f"{name} {version}" for name, version in of.versions.items())
-    parts.append(f"Versions: {versions}.\n")
-    text = marked.text("speed").rstrip("\n")
-    machine = f"{of.cores} cores of an {of.processor}"
-    return text.format(machine=machine, summary=compared, parts="\n".join(parts))
-
-
-def targets_page(reports: Dict[str, Report]) -> str:
-    """Return the page for developers."""
-    text = marked.text("speed-targets")
-    return text.format(targets=_targets(reports))
-
-
-def ratio(report: Report, target: Target) -> Optional[Spread]:
-    """Return the ratio of times, ours to theirs; None without them, or with too few rounds."""
-    ours, theirs = (_row(report.rows, target, name) for name in (target.ours, target.theirs))
-    if ours is None or theirs is None:
-        return None
-    return ratio_of(ours.samples_seconds, theirs.samples_seconds)
-
-
-def _row(rows: Sequence[Row], target: Target, name: str) -> Optional[Row]:
-    wanted = (target.phase, target.tokens, name)
-    return next((row for row in rows if (row.phase, row.tokens, row.contestant) == wanted), None)
-
-
-def _targets(reports: Dict[str, Report]) -> str:
-    heads, lines = (
-        ("part", "work", "time of", "relative to", "ratio", "interval", "at most", ""),
-        [],
+    return marked.text("speed").format(
+        machine=f"{of.cores} cores of an {of.processor}",
+        summary=summary(reports) if SUMMARIZED <= reports.keys() else "",
+        parts="\n".join([*parts, f"Versions: {versions}."]),
     )
+
+
+def targets_page(reports: Reports) -> str:
+    """Return the page for developers."""
+    heads = ("part", "work", "time of", "relative to", "ratio", "interval", "at most", "")
+    lines = []
     for target in TARGETS:
         spread = ratio(reports[target.part], target) if target.part in reports else None
         ratios, verdict = ["", ""], ""
@@ -200,7 +166,20 @@ def _targets(reports: Dict[str, Report]) -> str:
             verdict = "met" if spread.median <= target.most else "missed"
         compared = f"{target.phase} {target.tokens}", f"`{target.ours}`", f"`{target.theirs}`"
         lines.append([target.part, *compared, *ratios, f"{target.most:.2f}", verdict])
-    return markdown(heads, lines)
+    return marked.text("speed-targets").format(targets=markdown(heads, lines))
+
+
+def ratio(report: Report, target: Target) -> Optional[Spread]:
+    """Return the ratio of times, ours to theirs; None without them, or with too few rounds."""
+    names = (target.ours, target.theirs)
+    ours, theirs = (_row(report, target.phase, target.tokens, name) for name in names)
+    return ours and theirs and ratio_of(ours.samples_seconds, theirs.samples_seconds)
+
+
+def _row(report: Report, *wanted: Any) -> Optional[Row]:
+    """Return the row of a phase, a number of tokens and a contestant."""
+    rows = (row for row in report.rows if (row.phase, row.tokens, row.contestant) == wanted)
+    return next(rows, None)
 
 
 def _part(report: Report) -> str:

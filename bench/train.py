@@ -1,8 +1,7 @@
 """Train a preset on the source code of the Python standard library and write its artefact: python
 -m bench.train tiny-rope
 
-About one file in twenty, chosen by a hash of its path, is held out. The bits per byte on these
-files are printed; report them in the README.
+About one file in twenty, chosen by a hash of its path, is held out, and its bits per byte printed.
 """
 
 import argparse
@@ -11,7 +10,7 @@ import math
 import sysconfig
 import time
 from pathlib import Path
-from typing import Callable, Tuple
+from typing import Tuple
 
 import torch
 from torch import Tensor
@@ -61,27 +60,10 @@ def initialise(model: Stack) -> None:
             torch.nn.init.normal_(parameter, std=0.02)
 
 
-def fit(
-    model: Stack,
-    data: Tensor,
-    minutes: float,
-    batch: int,
-    rate: float,
-    say: Callable[[str], None],
-) -> int:
-    """Train on random windows of TRAINED_LENGTH bytes until the time is over.
-
-    Args:
-        model: model to train.
-        data: training bytes, uint8.
-        minutes: time to train.
-        batch: windows in a step.
-        rate: largest learning rate, which the first WARM_UP steps reach. Afterwards it decays as a
-            cosine.
-        say: receives a line of progress every 200 steps.
-
-    Returns:
-        The number of steps.
+def fit(model: Stack, data: Tensor, minutes: float, batch: int, rate: float) -> int:
+    """Train on batches of random windows of TRAINED_LENGTH of the bytes `data` until the time is
+    over, and return the number of steps. The learning rate rises to `rate` in WARM_UP steps, then
+    decays as a cosine. Every 200 steps a line is printed.
     """
     optimiser = torch.optim.AdamW(model.parameters(), lr=rate, betas=(0.9, 0.95), weight_decay=0.05)
     step, shown, start, length = 0, 0.0, time.monotonic(), TRAINED_LENGTH
@@ -97,7 +79,7 @@ def fit(
         optimiser.step()
         step, shown = step + 1, 0.95 * shown + 0.05 * loss.item() if step else loss.item()
         if step % 200 == 0:
-            say(f"{spent:4.0%} step {step} loss {shown / math.log(2):.3f} bits")
+            print(f"{spent:4.0%} step {step} loss {shown / math.log(2):.3f} bits", flush=True)
     return step
 
 
@@ -108,8 +90,7 @@ if __name__ == "__main__":
     parser.add_argument("--batch", type=int, default=16)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--rate", type=float, default=2e-3)
-    what = "continue from the existing weights of the preset"
-    parser.add_argument("--resume", action="store_true", help=what)
+    parser.add_argument("--resume", action="store_true", help="continue from the preset's weights")
     options = parser.parse_args()
     if not SOURCE_TREE.is_dir():
         rule = "the source tree, where its artefact is written"
@@ -117,13 +98,10 @@ if __name__ == "__main__":
     torch.manual_seed(options.seed)
     train, held_out = corpus()
 
-    def say(line: str) -> None:
-        print(f"{options.name}: {line}", flush=True)
-
-    say(f"{len(train) / 1e6:.1f} MB to train on, {len(held_out) / 1e6:.2f} MB held out")
+    print(f"{len(train) / 1e6:.1f} MB to train on, {len(held_out) / 1e6:.2f} MB held out")
     decoder = load_preset(options.name).train() if options.resume else Stack(PRESETS[options.name])
     if not options.resume:
         initialise(decoder)
-    steps = fit(decoder, train, options.minutes, options.batch, options.rate, say)
+    steps = fit(decoder, train, options.minutes, options.batch, options.rate)
     presets.write(options.name, decoder.eval(), SOURCE_TREE)
-    say(f"{steps} steps, held out {bits_per_byte(decoder, held_out):.3f} bits per byte")
+    print(f"{steps} steps, held out {bits_per_byte(decoder, held_out):.3f} bits per byte")

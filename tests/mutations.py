@@ -444,8 +444,8 @@ RUNTIME = (
     ),
     (
         "runtime/session/generation.py",
-        "np.cumsum(probabilities), top_p)) + 1",
-        "np.cumsum(probabilities), top_p))",
+        "np.cumsum(probabilities), self.top_p)) + 1",
+        "np.cumsum(probabilities), self.top_p))",
         f"{SESSION} -k test_top_p_keeps",
     ),
     (

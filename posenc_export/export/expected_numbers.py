@@ -10,7 +10,7 @@ from posenc_export.export.signatures import wrap
 from posenc_export.export.trace import Source
 from posenc_export.models.whole_pass import encodings_in
 from posenc_export.runtime.artefact.manifest import Manifest
-from posenc_export.runtime.verification.integer_rules import LEVELS
+from posenc_export.shared.numerics import LEVELS
 
 OF_SCALES = ".scale"  # ends the name of the scales of a cache in 8 bits
 # End names of tables by distance (targets/distance_tables.py): of biases, and of rows of a table.

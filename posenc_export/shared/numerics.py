@@ -14,6 +14,7 @@ FLOAT16_NOISE = UNIT_ROUNDOFF["float16"] / math.sqrt(3)  # of a number that is r
 BOTH = math.sqrt(2 / 3)  # of two factors that are both rounded, relative to their unit roundoff
 BFLOAT16_NOISE = BFLOAT16 * BOTH  # of a product of two numbers that are both rounded to bfloat16
 FINE = 256  # positions from a row of the coarse table of a rotation in two levels to the next
+LEVELS = ("coarse", "fine")  # end the names of these tables, behind a point
 BUFFER = 1 << 16  # numbers compared at a time
 # Largest representable cached value, relative to the largest value of the channel in the
 # calibration data.

@@ -4,7 +4,7 @@ import functools
 import tempfile
 from pathlib import Path
 
-from bench.ruins import alibi, arguments_of, rope
+from bench.ruins import arguments_of, decoder
 from posenc_export.export import export
 from posenc_export.models.config import StackConfig
 from tests.faults.planting import CorrectArtefact
@@ -14,8 +14,8 @@ RANGE, WINDOW = 96, 32
 
 
 def described(variant: str, layers: int) -> StackConfig:
-    """A decoder of bench.ruins, "rope" or "alibi", with a shorter range."""
-    return rope(layers, RANGE, WINDOW) if variant == "rope" else alibi(layers, RANGE)
+    """A decoder of bench.ruins with a shorter range."""
+    return decoder(variant, layers, RANGE, WINDOW)
 
 
 @functools.cache

@@ -479,7 +479,7 @@ class Driver:
             return
         known = twin.rows[call["row"]]
         key, ids = str(known.source), list(map(identity, known.tokens))
-        if known.start:
+        if known.start or any(token.moved for token in known.tokens):
             self._must_refuse(
                 twin, lambda: twin.session.share(call["row"], ids, self.prefixes, key)
             )

@@ -52,6 +52,11 @@ REFUSED = {
         "expected only known keys in config.json, got new_key=1",
     ),
     "a rotation in a family that has none": ("bert", {"rope_theta": 10000.0}, "got rope_theta"),
+    "boxes of another width": (
+        "layoutlmv3",
+        {"coordinate_size": 2},
+        "expected 4 coordinate_size \\+ 2 shape_size to be the width 48, got 24",
+    ),
     "a decoder": ("bert", {"is_decoder": True}, "is_decoder to be False, got True"),
     "an encoder beside a decoder": (
         "bert",

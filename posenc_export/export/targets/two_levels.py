@@ -2,13 +2,14 @@
 (encodings/shared/tables.py). A table of 32,768 positions and 128 pairs becomes a 43rd of its size.
 """
 
+from functools import partial
 from typing import Any, Mapping, Optional
 
 import onnx_ir as ir
 
 from posenc_export.export.targets.builder import FLOAT, Builder
 from posenc_export.export.targets.rewriter import NodeLowering
-from posenc_export.shared.numerics import FINE
+from posenc_export.shared.numerics import FINE, LEVELS
 
 
 def rows(op: Builder, table: ir.Value, positions: ir.Value) -> Optional[ir.Value]:
@@ -16,8 +17,10 @@ def rows(op: Builder, table: ir.Value, positions: ir.Value) -> Optional[ir.Value
     levels = op.levels.get(str(table.name))
     if levels is None:
         return None
-    coarse = op.weight(f"{levels.name}.coarse", lambda: levels.tables.coarse)
-    fine = op.weight(f"{levels.name}.fine", lambda: levels.tables.fine)
+    coarse, fine = (
+        op.weight(f"{levels.name}.{level}", partial(getattr, levels.tables, level))
+        for level in LEVELS
+    )
     cos, sin = op.several(2, "Split", op.Gather(coarse, op.Div(positions, FINE)), axis=-1, **TWO)
     of_fine = op.several(2, "Split", op.Gather(fine, op.Mod(positions, FINE)), axis=-1, **TWO)
     if levels.sines:

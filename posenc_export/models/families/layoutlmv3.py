@@ -25,7 +25,9 @@ def describe(config: Settings) -> StackConfig:
     size, extent = (config.whole(key) for key in ("max_2d_position_embeddings", "shape_size"))
     if size > MOST:
         raise config.refusal(f"max_2d_position_embeddings to be at most {MOST}", size)
-    config.only("coordinate_size", (config.width - 2 * extent) / 4)
+    if (width := 4 * config.whole("coordinate_size") + 2 * extent) != config.width:
+        rule = f"4 coordinate_size + 2 shape_size to be the width {config.width}"
+        raise config.refusal(rule, width)
     boxes: Named = {"name": "boxes", "size": size, "extent": extent}
     biases: Named = {"name": "layout_bias", "size": size}
     biases |= {"buckets": config.whole("rel_pos_bins"), "max_distance": config.whole("max_rel_pos")}

@@ -19,6 +19,7 @@ from posenc_export.runtime.artefact.rules import check_graph
 from posenc_export.runtime.graphs.onnx_files import check_external
 from posenc_export.runtime.session.errors import GraphError
 from posenc_export.runtime.session.graph import BoundRun, Feeds, GraphRun, StateMemory
+from posenc_export.shared.numerics import LEVELS
 from posenc_export.shared.refusal import refusal
 
 PRECISIONS = {"openvino": openvino.Type.f32, "openvino-bf16": openvino.Type.bf16}
@@ -30,7 +31,6 @@ TYPES = {
 }
 OLDEST = (2026, 4)  # earlier versions ignore attention_bias of GroupQueryAttention without an error
 ONE_ROW = "GroupQueryAttention"  # OpenVINO 2026.4 supports it for a single row without padding
-LEVELS = (".coarse", ".fine")  # end the names of tables of rotations in two levels
 REMEDY = "give provider cpu"
 Arrays = Dict[str, np.ndarray]
 
@@ -167,7 +167,7 @@ def _check_float64(graph: Any) -> None:
         sources = {source.get_node().get_friendly_name() for source in operation.input_values()}
         if openvino.Type.f64 not in types:
             continue
-        if own.endswith(LEVELS) or sources & rows:
+        if own.rpartition(".")[2] in LEVELS or sources & rows:
             rows.add(own)
         elif name != "Constant":
             rule = "runtime: expected a graph without float64 for provider openvino"

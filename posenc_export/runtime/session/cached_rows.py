@@ -204,7 +204,8 @@ class CachedRows:
         (Prefixes.save).
 
         Raises:
-            ValueError: there is no such row, it begins at another position, or it has fewer tokens.
+            ValueError: there is no such row, it begins at another position, it has fewer tokens, or
+                some of them stood behind tokens that were discarded.
         """
         arguments.check_row(row, self.batch)
         first, length = self._state.first_position[row], self._state.length[row]
@@ -212,6 +213,10 @@ class CachedRows:
             got = f"{len(tokens)} of {length} tokens from position {first} on"
             rule = "tokens of a row that begins at position 0"
             raise errors.expected(rule, got, "give the tokens that were fed")
+        if len(tokens) > (most := self._state.intact[row]):
+            rule = f"at most {most} tokens, since tokens behind them were discarded"
+            remedy = "give fewer, or read the text in a row of its own"
+            raise errors.expected(rule, len(tokens), remedy)
         prefixes.save(self._state.caches, int(row), tokens, key)
 
     @exclusive

@@ -23,9 +23,9 @@ class Sampling:
     temperature: float
     top_k: int
     top_p: float
-    seed: int
-    max_tokens: int
-    stop: Optional[Sequence[int]]
+    seed: int = 0
+    max_tokens: int = 1
+    stop: Optional[Sequence[int]] = None
 
     def checked(self, stop_ids: Sequence[int]) -> "Sampling":
         """Return the arguments with a list of ids as `stop`, by default stop_ids. Raise ValueError
@@ -41,11 +41,23 @@ class Sampling:
         return replace(self, stop=stops.tolist())
 
     def choose(self, logits: np.ndarray, draw: Callable[[], float]) -> int:
-        """Choose a token id from logits [V]. `draw` gives a random number, if needed."""
+        """Choose a token id from logits [V], as `choose`. draw: gives a random number."""
         if self.temperature == 0:
             return int(logits.argmax())
         scores = logits.astype(np.float64)
-        return _sample(scores, self.temperature, self.top_k, self.top_p, draw())
+        order = np.argsort(-scores, kind="stable")[: self.top_k or None]
+        # Without tokens that are forbidden.
+        order = order[: max(1, np.isfinite(scores[order]).sum())]
+        # Near temperature 0, all differences but that of the largest logit are infinite.
+        with np.errstate(over="ignore"):
+            probabilities = np.exp((scores[order] - scores[order[0]]) / self.temperature)
+        probabilities /= probabilities.sum()
+        # The set includes the token with which the sum reaches p. Rounding can leave the sum of all
+        # tokens below p, and below the number.
+        nucleus = min(int(np.searchsorted(np.cumsum(probabilities), self.top_p)) + 1, len(order))
+        probabilities = probabilities[:nucleus] / probabilities[:nucleus].sum()
+        place = int(np.searchsorted(np.cumsum(probabilities), draw(), side="right"))
+        return int(order[min(place, nucleus - 1)])
 
 
 class Draws:
@@ -122,9 +134,9 @@ def _stepped(
     """Yield the ids of `generate` without drafts, from the logits [B,V] after the prompt."""
     running, room = np.ones(len(logits), bool), 0
     random = np.random.default_rng(sampling.seed)
-    how = (sampling.temperature, sampling.top_k, sampling.top_p, random)
     for index in range(sampling.max_tokens):
-        chosen = np.where(running, choose(rules.applied(logits, index), *how), ENDED)
+        ids = [sampling.choose(row, random.random) for row in rules.applied(logits, index)]
+        chosen = np.where(running, ids, ENDED)
         yield chosen
         running = running & ~np.isin(chosen, sampling.stop or ())
         if index + 1 == sampling.max_tokens or not running.any():
@@ -177,11 +189,8 @@ def choose(
             (nucleus sampling, Holtzman et al. 2019); 1 keeps all.
     """
     check_sampling(temperature, top_k, top_p)
-    if temperature == 0:
-        return logits.argmax(-1).astype(np.int64)
-    rows = logits.astype(np.float64)
-    ids = [_sample(row, temperature, top_k, top_p, random.random()) for row in rows]
-    return np.array(ids, np.int64)
+    sampling = Sampling(temperature, top_k, top_p)
+    return np.array([sampling.choose(row, random.random) for row in logits], np.int64)
 
 
 def check_sampling(temperature: Any, top_k: Any, top_p: Any) -> None:
@@ -197,18 +206,3 @@ def check_sampling(temperature: Any, top_k: Any, top_p: Any) -> None:
 
 def _is_number(value: Any) -> bool:
     return isinstance(value, (int, float, np.integer, np.floating)) and not isinstance(value, bool)
-
-
-def _sample(scores: np.ndarray, temperature: float, top_k: int, top_p: float, number: float) -> int:
-    order = np.argsort(-scores, kind="stable")[: top_k or None]
-    order = order[: max(1, np.isfinite(scores[order]).sum())]  # without tokens that are forbidden
-    # Near temperature 0, all differences but that of the largest logit are infinite.
-    with np.errstate(over="ignore"):
-        probabilities = np.exp((scores[order] - scores[order[0]]) / temperature)
-    probabilities /= probabilities.sum()
-    # The set includes the token with which the sum reaches p. Rounding can leave the sum of all
-    # tokens below p, and below the number.
-    nucleus = min(int(np.searchsorted(np.cumsum(probabilities), top_p)) + 1, len(order))
-    probabilities = probabilities[:nucleus] / probabilities[:nucleus].sum()
-    place = int(np.searchsorted(np.cumsum(probabilities), number, side="right"))
-    return int(order[min(place, nucleus - 1)])

@@ -54,15 +54,9 @@ class RowHistory:
             return True
         return self.snapshots[-1].end - self.snapshots[-1].length >= SPACING
 
-    def record(
-        self,
-        length: int,
-        states: Optional[Sequence[np.ndarray]],
-        tokens: np.ndarray,
-        attributes: RowAttributes,
-    ) -> None:
+    def record(self, length: int, states: Optional[Sequence[np.ndarray]], part: Part) -> None:
         """Record tokens that are about to be fed to a row; states are those before, if needed."""
-        part = (tokens.copy(), {name: attributes[name].copy() for name in attributes})
+        part = part[0].copy(), {name: numbers.copy() for name, numbers in part[1].items()}
         if states is None:
             self.snapshots[-1].parts.append(part)
             return

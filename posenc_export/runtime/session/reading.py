@@ -198,4 +198,4 @@ def _record(state: SessionState, caches: Caches, tokens: RowTokens) -> None:
             history = state.histories[row]
             states = caches.snapshot(row) if history.needs_snapshot(len(part)) else None
             attributes = {name: values[index] for name, values in tokens.attributes.items()}
-            history.record(lengths[row], states, part, attributes)
+            history.record(lengths[row], states, (part, attributes))

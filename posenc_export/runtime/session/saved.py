@@ -27,6 +27,7 @@ from posenc_export.shared.refusal import refusal
 
 ENCODER, STATE = "encoder.", "state."  # begin the names of arrays
 WINDOWS = "window_start"  # token of each row in slot 0 of its caches of windows
+INTACT = "intact"  # first tokens of each row that were read before all discarded ones
 Form = Tuple[str, Tuple[int, ...]]  # dtype and shape of an array
 LINE = 1 << 20  # longest header in bytes
 REMEDY = "delete the file and read the tokens again"
@@ -47,6 +48,7 @@ def check(manifest: Manifest, arrays: Mapping[str, np.ndarray]) -> None:
     _check_rows(manifest, length, arrays["start"].tolist(), arrays["slots"])
     if "tokens" in arrays:
         forms["tokens"] = ("int64", (sum(length),))
+    forms |= {INTACT: ("int64", (rows,))} if INTACT in arrays else {}
     if rows:
         used = columns if by_columns else max(length)
         forms |= _encoder_forms(manifest, rows, _size(arrays, ENCODER + MASK, 1))
@@ -145,11 +147,9 @@ class Header(Struct, frozen=True, forbid_unknown_fields=True):
 def write(state: SessionState, file: Union[str, Path], tokens: Optional[Rows]) -> None:
     """Implement Session.save, which documents the arguments, for a state without a stepper."""
     manifest = state.caches.graph.manifest
-    arrays: Arrays = {
-        "length": state.committed_length,
-        "start": state.first_position,
-        "slots": state.occupied,
-    }
+    arrays: Arrays = {"length": state.committed_length, "start": state.first_position}
+    arrays |= {"slots": state.occupied}
+    arrays |= {INTACT: state.intact} if (state.intact < state.committed_length).any() else {}
     if tokens is not None:
         rows, length = [np.asarray(row) for row in tokens], state.committed_length.tolist()
         counts = [len(row) for row in rows]
@@ -242,9 +242,8 @@ def restored(empty: SessionState, arrays: Arrays) -> SessionState:
     caches.mark_written(0, np.full(state.rows, used))
     caches.notes.windows.first_kept[: len(length)] = arrays.get(WINDOWS, 0)
     outputs = EncoderOutputs(encoder) if encoder else None
-    return state.replace(
-        caches=caches, committed_length=length, occupied=slots, encoder_outputs=outputs
-    )
+    state = state.replace(caches=caches, occupied=slots, encoder_outputs=outputs)
+    return state.replace(committed_length=length, intact=np.array(arrays.get(INTACT, state.intact)))
 
 
 def _with_windows(empty: SessionState, arrays: Arrays) -> SessionState:

@@ -12,6 +12,8 @@ from posenc_export.runtime.session.encoder_outputs import EncoderOutputs
 from posenc_export.runtime.session.history import RowHistory
 from posenc_export.runtime.session.stepper import Stepper
 
+ALL = np.iinfo(np.int64).max
+
 
 @dataclass(frozen=True)
 class SessionState:
@@ -24,6 +26,9 @@ class SessionState:
     first_position: np.ndarray  # position of the first token of each row [B] int64
     # Whether a column holds a token of the row [B,columns] bool; [B,0] for layout "rows"
     occupied: np.ndarray
+    # Number of first tokens of each row [B] int64 that were read before all discarded ones; ALL
+    # without any
+    intact: np.ndarray
     # One per row if states are replaced by each call; otherwise none
     histories: Tuple[RowHistory, ...] = ()
     # Reads further tokens; those that it has read count as part of this state
@@ -38,7 +43,7 @@ class SessionState:
     def empty(cls, caches: Caches, rewind: int) -> "SessionState":
         """Return the state of a session without rows."""
         none = np.zeros(0, np.int64)
-        return cls(caches, rewind, none, none, np.zeros((0, 0), bool))
+        return cls(caches, rewind, none, none, np.zeros((0, 0), bool), none)
 
     @property
     def rows(self) -> int:
@@ -112,8 +117,8 @@ class SessionState:
         rows = count if self.by_columns else max(count, caches.rows, caches.fewest_rows)
         caches, histories = caches.reserve(slots, rows), self._histories(count)
         length, occupied = np.zeros_like(first_position), np.zeros((count, 0), bool)
-        first = first_position.copy()
-        state = SessionState(caches, self.rewind, length, first, occupied, histories)
+        first, intact = first_position.copy(), np.full_like(first_position, ALL)
+        state = SessionState(caches, self.rewind, length, first, occupied, intact, histories)
         state.wipe()
         return state
 
@@ -129,6 +134,7 @@ class SessionState:
             committed_length=np.concatenate((self.committed_length, np.zeros_like(first_position))),
             first_position=np.concatenate((self.first_position, first_position)),
             occupied=np.zeros((end, 0), bool),
+            intact=np.concatenate((self.intact, np.full_like(first_position, ALL))),
             caches=caches,
             histories=self.histories + self._histories(len(first_position)),
         )
@@ -158,6 +164,7 @@ class SessionState:
             committed_length=self.committed_length[order],
             first_position=self.first_position[order],
             occupied=self.occupied[order],
+            intact=self.intact[order],
             caches=caches,
             histories=histories,
             moves=((last, row),) if row < last else (),
@@ -208,7 +215,8 @@ class SessionState:
     def cut(self, target: np.ndarray) -> "SessionState":
         """Return the state with the first `target` tokens [B] of each row. `tidy` fills slots."""
         if not self.by_columns:
-            return self.replace(committed_length=target)
+            intact = np.where(target > self.intact, self.intact, ALL)
+            return self.replace(committed_length=target, intact=intact)
         slots = self.occupied & (np.cumsum(self.occupied, axis=1) <= target[:, None])  # [B,columns]
         columns = int(np.flatnonzero(slots.any(0)).max(initial=-1)) + 1
         caches = self.caches.cut(slots)
@@ -228,7 +236,8 @@ class SessionState:
             for row, count in enumerate(counts)
             if count
         )
-        return self.replace(committed_length=self.committed_length - counts, shifts=shifts)
+        intact = np.where(counts, np.minimum(self.intact, after), self.intact)
+        return self.replace(shifts=shifts, intact=intact).cut(self.committed_length - counts)
 
     def moved(self) -> "SessionState":
         """Copy the in-place states of pending moves and shifts. An interrupted call can be

@@ -35,16 +35,17 @@ def tables(manifest: Manifest, folder: Path) -> Tuple[Tuple[np.ndarray, ...], ..
 def _of_layer(
     manifest: Manifest, folder: Path, layer: int, attention: described.Described
 ) -> Tuple[np.ndarray, ...]:
-    none = NO_BIAS - set(manifest.packages)
-    biases = [part for part in attention["encodings"] if part["name"] not in none]
-    if len(biases) != 1 or biases[0]["name"] not in RULES - set(manifest.packages):
+    none, encodings = NO_BIAS - set(manifest.packages), attention["encodings"]
+    biases = [index for index, part in enumerate(encodings) if part["name"] not in none]
+    if len(biases) != 1 or encodings[biases[0]]["name"] not in RULES - set(manifest.packages):
         return ()
-    part = described.with_defaults(biases[0])
+    part = described.with_defaults(encodings[biases[0]])
     if part["name"] == "alibi" and part.get("numerics", "exact") == "exact":
         distances = np.arange(manifest.max_positions)
         return (-_slopes(part, attention)[:, None] * distances,)
     if part["name"] == "t5":
-        weight = _trained(manifest, folder, layer, "encoding.table.weight")
+        place = f"parts.{biases[0]}." if len(encodings) > 1 else ""
+        weight = _trained(manifest, folder, layer, f"encoding.{place}table.weight")
         rows = _buckets(part)
         return () if weight is None else tuple(weight[index].T for index in rows)
     return ()

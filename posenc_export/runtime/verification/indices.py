@@ -21,21 +21,16 @@ from posenc_export.runtime.verification.integer_graph import (
     Use,
     integer_part,
 )
-from posenc_export.runtime.verification.integer_rules import (
-    HIDDEN,
-    LONGEST,
-    POSITIONS,
-    Layout,
-)
 from posenc_export.runtime.verification.integer_values import Findings, Role, Tally
+from posenc_export.shared.numerics import LEVELS
 
 UNIT = "values"
 # By operator and input that reads a value, what it must be.
 STRICT = {
-    ("RotaryEmbedding", 3): (*POSITIONS, "slots of tokens"),
+    ("RotaryEmbedding", 3): (*integer_rules.POSITIONS, "slots of tokens"),
     ("TensorScatter", 2): ("first slots",),
     ("GroupQueryAttention", 5): ("last slots",),
-    ("GroupQueryAttention", 6): (LONGEST,),
+    ("GroupQueryAttention", 6): (integer_rules.LONGEST,),
     ("GroupQueryAttention", 9): ("slots of tokens",),
     (OPERATOR, 5): ("last slots",),
     (OPERATOR, 9): ("positions of tokens, -1 for none",),
@@ -144,7 +139,7 @@ def _roles(
     part: IntegerPart,
     manifest: Manifest,
     name: str,
-    axes: Layout,
+    axes: integer_rules.Layout,
     probe: np.ndarray,
     findings: Findings,
 ) -> Iterator[Role]:
@@ -152,7 +147,7 @@ def _roles(
     uses, place = part.uses.get(name, []), _place(part, name)
     whole = bool(np.isin(probe, (0, 1)).all())  # 1 for visible keys
     floats = probe.dtype.kind == "f" and not whole
-    hides = floats and bool((probe.astype(np.float32) < HIDDEN).any())
+    hides = floats and bool((probe.astype(np.float32) < integer_rules.HIDDEN).any())
     cells = "s" in axes and "t" in axes
     readers = part.layers_after(name)
     masks = cells and any((use.operator, use.input) in MASKS for use in uses)
@@ -167,7 +162,7 @@ def _roles(
         own = bool(manifest.packages)  # encodings that may index by a formula of their own
         if not cells and integer_rules.has_row_by_position(manifest, table.shape[0]) and not own:
             names = integer_rules.by_position(manifest)
-        if (level := table.name.rpartition(".")[2]) in integer_rules.LEVELS:
+        if (level := table.name.rpartition(".")[2]) in LEVELS:
             names = integer_rules.by_position(manifest, level)
         yield Role(f"{place} of {table.name}"[:128], axes, allowed=names, rows=table.shape[0])
     if not uses or masks or hides:

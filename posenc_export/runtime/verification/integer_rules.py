@@ -12,10 +12,9 @@ from posenc_export.runtime.verification import described
 from posenc_export.runtime.verification.described import attentions
 from posenc_export.runtime.verification.integer_calls import Places
 from posenc_export.runtime.verification.integer_graph import Use
-from posenc_export.shared.numerics import FINE
+from posenc_export.shared.numerics import FINE, LEVELS
 
 Layout = Tuple[str, ...]  # "b", "s", "t" or a size, for each axis of a value
-LEVELS = ("coarse", "fine")  # end the names of tables in two levels
 POSITIONS = ("positions of tokens", "positions of keys")
 REQUESTED, LONGEST = "columns of requested tokens", "number of slots of the longest row"
 PADDING_LAST = ("columns with padding last", "places with padding last", "last inputs of filters")

@@ -18,6 +18,7 @@ from posenc_export.models.presets import seeded
 from posenc_export.runtime import Session, load
 from posenc_export.runtime.artefact.cache_formats import CACHE_FORMATS
 from posenc_export.runtime.session import windows
+from posenc_export.runtime.session.prefixes import Prefixes
 from posenc_export.shared.numerics import cache_noise, rounding_tolerance, tolerance, worst_error
 from tests import traces
 from tests.kernels.calls import built
@@ -193,6 +194,29 @@ def test_numbers_of_tokens_are_checked() -> None:
 def one_layer(variant: str) -> StackConfig:
     whole = decoder(variant, max_positions=RANGE)
     return replace(whole, order=whole.order[:1])
+
+
+def test_only_tokens_before_discarded_ones_are_shared(tmp_path: Path) -> None:
+    model = load(traces.artefact(decoder("rope"), "ort"), provider="cpu")
+    session, fresh, tokens = model.session(), model.session(), [*range(40)]
+    session.prefill([tokens, tokens])
+    session.discard([8, 0], 20)
+    session.save(tmp_path / "saved")
+    prefixes = Prefixes(model.graph, 64, 4)
+    for other in (session, session.fork(), model.restore(tmp_path / "saved")):
+        with pytest.raises(ValueError, match="at most 20 tokens, since .* discarded, got 24; give"):
+            other.share(0, [*tokens[:20], *tokens[28:32]], prefixes)
+        other.share(0, tokens[:20], prefixes)
+        other.share(1, tokens, prefixes, "whole")
+        # What is read in place of tokens that were taken back has read no discarded token.
+        other.rewind([12, 0])
+        other.prefill([[1, 2, 3, 4], [5]])
+        other.share(0, [*tokens[:20], 1, 2, 3, 4], prefixes, "again")
+        other.retire(0)
+        other.share(0, tokens, prefixes, "last")
+    again = fresh.admit([[9]], prefix=prefixes.find([*tokens[:20], 1, 2, 3, 4, 9], "again"))
+    exact = model.session().prefill([[*tokens[:20], 1, 2, 3, 4, 9]])[:, -1:]
+    assert fresh.length == 25 and worst_error(again, exact) <= model.manifest.reference.tolerance
 
 
 @pytest.mark.parametrize("variant", ["rope", "t5"])

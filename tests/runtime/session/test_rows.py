@@ -199,5 +199,5 @@ def test_states_that_calls_replace_are_kept_for_a_declared_number_of_tokens(targ
 def test_the_history_of_a_row_reaches_back_as_many_tokens_as_it_declares() -> None:
     history = RowHistory(8)
     for length in range(0, 40, 2):
-        history.record(length, [], np.zeros(2, np.int64), {})
+        history.record(length, [], (np.zeros(2, np.int64), {}))
         assert min(length + 2, 8) <= length + 2 - history.reach(length + 2) <= 8 + 2

@@ -12,6 +12,7 @@ import pytest
 from msgspec.structs import replace
 from onnx import helper, numpy_helper
 
+from bench.ruined_graphs import constants
 from posenc_export.encodings import REGISTRY, PositionEncoding
 from posenc_export.export import export
 from posenc_export.runtime import load
@@ -131,6 +132,20 @@ def test_a_bias_is_compared_if_no_other_may_be_added(
 
 
 Change = Callable[[onnx.GraphProto], None]
+
+
+@pytest.mark.parametrize("target", ["onnx", "ort-native"])
+def test_the_trained_bias_of_t5_beside_a_rotation_is_compared(target: str, tmp_path: Path) -> None:
+    config, path = block("t5", max_positions=150), tmp_path / "a"
+    attention = replace(config.attention, encodings=({"name": "rope"}, {"name": "t5"}))
+    export(sources(replace(config, attention=attention)), target, path, verify=False)
+    correct, model = checked(path), load(path, threads=1)
+    assert correct.failures == {} and not any("bias" in text for text in correct.skipped.values())
+    whole = onnx.load(path / "model.onnx")
+    change = bucket_moved if target == "onnx" else constants("by_distance", lambda b: b * 1.001)
+    change(whole.graph)
+    (path / "model.onnx").write_bytes(whole.SerializeToString())
+    assert indices.check(path, model).failures
 
 
 def node_before(graph: onnx.GraphProto, operator: str, index: int, last: bool = False) -> str:
