@@ -38,16 +38,16 @@ class DualChunk(PositionEncoding):
     tokens have the scores of RoPE. Memory besides the scores: two tensors [B,H,S,T].
 
     Beyond a trained length L, scores of query i are multiplied by (0.1 ln((i + 1) / L) + 1)^2
-    (Qwen2.5-1M Technical Report, 2025). vLLM takes the length of the prompt for i + 1 in all its
-    queries and keys, which is the same for the last query.
+    (Qwen2.5-1M Technical Report, 2025). In a prompt, vLLM takes its length for i + 1,
+    which is the same for the last query.
 
-    Hook: rotate, rescore. State: none. Range: 0 .. max_positions - 1. Causal attention only.
+    Hook: rotate, rescore. State: none. Range: 0 .. max_positions - 1.
 
     Args:
         geometry: head size D; max_positions.
         theta, layout: see RoPE.
         chunk_size: largest distance in tokens, c in the paper.
-        local_size: number of nearest tokens whose distances are always exact, w in the paper.
+        local_size: nearest tokens, whose distances are always exact, w in the paper.
         original_max_positions: L; 0 for scores that are not multiplied.
         definition: "code" for m = chunk_size, as in the authors' code and vLLM; "paper" for
             chunk_size - 1.
