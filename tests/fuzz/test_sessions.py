@@ -48,6 +48,7 @@ SPECS = [  # blocks if one layer is enough for the test, since tracing takes mos
     *(Spec("rope", "windows", target, "positions", 600) for target in ("onnx-static", "ort")),
     *(Spec("rope_longrope-short", "block", target) for target in ("ort", "torchscript")),
     Spec("rope_longrope-short", "block", "onnx-static", "mask"),
+    Spec("rope_dynamic-short", "block", "ort-native"),
     *(Spec("conditional_conv", "block", target) for target in ("onnx", "ort")),
     *(Spec("cope", "block", target) for target in ("onnx-static", "torchscript")),
     *(Spec("t5", "reading", target) for target in ("onnx-static", "ort", "torchscript")),

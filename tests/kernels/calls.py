@@ -18,7 +18,7 @@ NAMES = (
     "cos_cache", "sin_cache", "position_ids", "attention_bias", "head_sink", "k_scale", "v_scale",
     "distance_bias", "cache_position", "key_cos_cache", "key_sin_cache", "query_rows", "key_rows",
     "row_of_distance", "key_decays", "count_rows", "number_of_distance", "query_factors", "pieces",
-    "distance_queries", "distance_keys",
+    "distance_queries", "distance_keys", "turn_cos", "turn_sin",
 )  # fmt: skip
 ELEMENTS = {
     np.dtype(np.float32): TensorProto.FLOAT,
@@ -89,7 +89,7 @@ class Case:
         tokens: new tokens S with padding; 0 for the longest row.
         kinds: what scores consist of: "rotation", "interleaved", "partial", "positions",
             "key rotation", "distance", "bias", "sinks", "query rows", "key rows", "decays",
-            "counts", "pieces", "distance keys".
+            "counts", "pieces", "distance keys", "turns".
         attributes: further attributes of the node.
         cache: dtype of the caches.
     """
@@ -203,6 +203,13 @@ class Case:
             self.feeds["distance_keys"] = self._distance_keys(
                 np.arange(last, -33, -1)[last % 2 :: 2]
             )
+        if "turns" in self.kinds:
+            digits = 16.0 ** np.arange(4)[:, None] * np.arange(16)
+            self._turns = np.random.default_rng(2).uniform(-3, 3, (*shape[:1], tokens, half))
+            self._turns[:, 1::3] = 0  # for these tokens, keys are as they are
+            angles = self._turns[:, :, None] * digits.reshape(-1, 1)
+            self.feeds["turn_cos"] = np.cos(angles).astype(np.float32)
+            self.feeds["turn_sin"] = np.sin(angles).astype(np.float32)
 
     def _distance_keys(self, distances: np.ndarray) -> np.ndarray:
         """Return keys [H,distances,D] whose numbers are sums of waves by distance."""
@@ -279,10 +286,13 @@ class Case:
         """Return the output [H,D] of the queries of one token [H,D]."""
         group, f, own = self.heads // self.kv_heads, self.feeds, self.cached[row] + s
         keys, values = (np.repeat(part[:, : own + 1], group, axis=0) for part in read)
+        behind = own - np.arange(own + 1)
+        if "turn_cos" in f:
+            angles = -behind[:, None] * self._turns[row, s]
+            keys = self._rotated(keys, np.arange(own + 1), [np.cos(angles), np.sin(angles)])
         scores = np.einsum("hd,htd->ht", q, keys) * self.attributes.get("scale", self.size**-0.5)
         products, cap = scores, self.attributes.get("softcap", 0)
         scores = cap * np.tanh(scores / cap) if cap else scores
-        behind = own - np.arange(own + 1)
         if "distance_bias" in f:
             table = f["distance_bias"].astype(np.float64)
             scores = scores + table[:, np.minimum(behind, table.shape[1] - 1)]

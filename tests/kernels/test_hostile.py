@@ -11,7 +11,7 @@ from tests.kernels.calls import Case, built, model, run, session
 pytestmark = built
 Feeds = Dict[str, np.ndarray]
 KINDS = ("rotation", "positions", "distance", "bias", "sinks", "query rows", "key rows", "decays",
-         "counts", "pieces", "distance keys")  # fmt: skip
+         "counts", "pieces", "distance keys", "turns")  # fmt: skip
 
 
 def _changed(name: str, change: Callable[[np.ndarray], Any]) -> Callable[[Feeds], None]:
@@ -79,6 +79,11 @@ FAULTS: Dict[str, Any] = {
         _changed("distance_queries", lambda x: x[:, :, :1]),
         "distance_queries",
     ),
+    "turns of fewer tokens": (_changed("turn_cos", lambda x: x[:, :1]), "turn_cos and turn_sin"),
+    "turns of other shapes": (_changed("turn_sin", lambda x: x[..., :-1]), "turn_cos and turn_sin"),
+    "turns wider than a head": (_changed("turn_cos", lambda x: np.tile(x, 3)), "turn_cos and"),
+    "a part of a digit": (_changed("turn_cos", lambda x: x[:, :, :8]), "turn_cos and turn_sin"),
+    "no digits": (_changed("turn_cos", lambda x: x[:, :, :0]), "turn_cos and turn_sin"),
     "fewer scales": (_changed("k_scale", lambda x: x[:-1]), "k_scale and v_scale"),
 }
 
@@ -121,6 +126,21 @@ def test_chunks_need_positions_and_take_padding() -> None:
     assert np.isfinite(case.run()[0]).all()
     del case.feeds["position_ids"]
     with pytest.raises(Exception, match="position_ids for attention in chunks"):
+        case.run()
+
+
+def test_turns_have_all_digits_of_the_largest_distance() -> None:
+    case = _case(cached=(14, 0), counts=(2, 2), capacity=20)
+    for last in (15, 16):
+        for name in ("turn_cos", "turn_sin"):
+            case.feeds[name] = np.ascontiguousarray(case.feeds[name][:, :, :16])
+        case.feeds["seqlens_k"][0], case.feeds["cache_position"][0] = last, [last - 1, last]
+        if last == 15:
+            assert np.isfinite(case.run()[0]).all()
+    with pytest.raises(Exception, match="all digits of 17 distances, got 16"):
+        case.run()
+    del case.feeds["turn_cos"]
+    with pytest.raises(Exception, match="turn_cos beside turn_sin"):
         case.run()
 
 

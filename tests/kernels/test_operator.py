@@ -16,7 +16,7 @@ TOLERANCE = 2e-5  # of weighted sums of normal numbers; a key too many changes 1
 PART = 256  # keys of a part (packages/kernels/source/call.h)
 CACHES = ("float32", *CACHE_FORMATS)
 EVERY = ("rotation", "positions", "distance", "bias", "sinks", "query rows", "key rows", "decays",
-         "distance keys")  # fmt: skip
+         "distance keys", "turns")  # fmt: skip
 CASES: Dict[str, Dict[str, Any]] = {
     "first token": {"cached": (0,)},
     "one key before": {"cached": (1,)},
@@ -98,6 +98,27 @@ CASES: Dict[str, Dict[str, Any]] = {
         "reach": 99,
         "attributes": {"local_window_size": 100},
     },
+    "turned keys": {"kinds": ("turns",), "cached": (300, 2), "counts": (3, 1)},
+    **{
+        f"turned keys of size {size}": {"kinds": ("turns",), "size": size, "cached": (300,)}
+        for size in (32, 64, 80, 128)
+    },
+    "turned pairs side by side": {"kinds": ("turns", "interleaved"), "cached": (40,)},
+    "a turned part of each key": {
+        "kinds": ("rotation", "positions", "turns", "partial", "sinks", "distance"),
+        "cached": (700, 13),
+        "counts": (40, 3),
+        "size": 64,
+        "heads": 9,
+        "kv_heads": 1,
+    },
+    "turned keys in a window": {
+        "kinds": ("turns",),
+        "cached": (700,),
+        "counts": (5,),
+        "attributes": {"local_window_size": 300, "softcap": 20.0},
+    },
+    "turned keys far away": {"kinds": ("turns",), "heads": 2, "kv_heads": 1, "cached": (9000,)},
     "softcap": {"attributes": {"softcap": 1.5}, "cached": (300,)},
     "scale": {"attributes": {"scale": 1.0}, "cached": (30,)},
     "window": {"attributes": {"local_window_size": 20}, "cached": (300,), "counts": (40,)},
@@ -244,12 +265,12 @@ def test_results_are_the_same_bits_for_every_number_of_threads(cache: str) -> No
 
 
 def test_a_row_has_the_same_bits_alone_and_beside_others() -> None:
-    case = Case(heads=9, kv_heads=3, size=64, cached=(900, 5, 300, 0), counts=(1,) * 4,
-                kinds=("rotation", "distance", "query rows", "key rows", "decays",
-                       "distance keys"))  # fmt: skip
+    kinds = ("rotation", "distance", "query rows", "key rows", "decays", "distance keys", "turns")
+    cached = (900, 5, 300, 0)
+    case = Case(heads=9, kv_heads=3, size=64, cached=cached, counts=(1,) * 4, kinds=kinds)
     together, _, _, row_weights = case.run()
     names = ("query", "past_key", "past_value", "seqlens_k", "cache_position", "query_rows",
-             "key_rows", "key_decays", "distance_queries")  # fmt: skip
+             "key_rows", "key_decays", "distance_queries", "turn_cos", "turn_sin")  # fmt: skip
     for row in range(4):
         feeds = case.feeds | {name: case.feeds[name][row : row + 1] for name in names}
         y, _, _, of_row = run(feeds, case.node)
@@ -260,7 +281,7 @@ def test_a_row_has_the_same_bits_alone_and_beside_others() -> None:
 def test_a_token_has_the_same_bits_alone_and_in_a_call_of_several(cache: str) -> None:
     case = Case(heads=9, kv_heads=3, size=64, cached=(700,), counts=(40,), cache=cache,
                 kinds=("rotation", "distance", "query rows", "key rows", "decays",
-                       "distance keys"),
+                       "distance keys", "turns"),
                 attributes={"local_window_size": 300})  # fmt: skip
     together, keys, values, row_weights = case.run()
     for token in (0, 1, 21, 39):
@@ -274,6 +295,8 @@ def test_a_token_has_the_same_bits_alone_and_in_a_call_of_several(cache: str) ->
                 name: case.feeds[name][:, :, token : token + 1]
                 for name in ("query_rows", "distance_queries")
             },
+            "turn_cos": case.feeds["turn_cos"][:, token : token + 1],
+            "turn_sin": case.feeds["turn_sin"][:, token : token + 1],
         }
         y, _, _, of_token = run(feeds, case.node)
         assert np.array_equal(y[0, 0], together[0, token])

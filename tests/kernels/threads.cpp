@@ -54,6 +54,9 @@ std::vector<float> output(const posenc::Parallel& parallel, const std::vector<in
   call.scale = 0.125f;
   call.decays = decays.data();
   call.decay_slots = call.slots = CAPACITY;
+  const std::vector<float> turns = numbers(ROWS * TOKENS * 3 * posenc::DIGITS * SIZE / 2);
+  call.turns = {turns.data(), turns.data(), SIZE / 2, false};
+  call.turn_rows = 3 * posenc::DIGITS;
   call.output = result.data();
   posenc::run(call, posenc::kernels_for(SIZE), parallel);
   return result;

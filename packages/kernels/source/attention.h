@@ -8,6 +8,7 @@
 #include <cmath>
 
 #include "distances.h"
+#include "turns.h"
 
 namespace posenc {
 namespace POSENC_SET {
@@ -109,7 +110,7 @@ Slots products(const Call& call, const Tile& tile, int64_t part, const Scratch& 
   // From the first visible key on, in steps that do not depend on it.
   const int64_t from = std::max(start, begin / WIDTH * WIDTH), to = std::min(start + PART, end);
   const int64_t count = std::max<int64_t>(0, to - from);
-  products(call, queries, number, slots<Number>(call.keys, call, tile, from), from, count, scratch);
+  products(call, tile, slots<Number>(call.keys, call, tile, from), from, count, scratch);
   return {from, count};
 }
 
@@ -230,20 +231,6 @@ void finish(const Call& call, const Tile& tile, Partial total) {
   }
 }
 
-// Rotate the first numbers of a head by a row of a table, and copy the others.
-inline void rotate(const Call& call, const Rotation& table, int64_t at, const float* from,
-                   int64_t size, float* to) {
-  const int64_t half = table.cos ? call.rotary / 2 : 0;
-  const float *cos = table.cos + at * half, *sin = table.sin + at * half;
-  const int64_t step = call.interleaved ? 2 : 1, other = call.interleaved ? 1 : half;
-  for (int64_t i = 0; i < half; i++) {
-    const float x = from[i * step], y = from[i * step + other];
-    to[i * step] = x * cos[i] - y * sin[i];
-    to[i * step + other] = y * cos[i] + x * sin[i];
-  }
-  std::copy(from + 2 * half, from + size, to + 2 * half);
-}
-
 // Write a head of a new token to its slot.
 inline void append(const Call& call, const Cache& cache, int64_t place, int64_t kv_head,
                    const float* head) {
@@ -272,18 +259,19 @@ void prepare(const Call& call, int64_t row, int64_t token) {
   for (int64_t k = 0; k < call.kv_heads; k++) {
     const int64_t head = row * call.kv_heads + k;
     float* queries = call.queries + (head * call.tokens + token) * call.group * size;
-    const float* scales = call.keys.scales ? call.keys.scales + k * size : nullptr;
+    const bool scaled = call.keys.scales && !turns_keys(call, row, token);  // else keys are
+    const float* scales = scaled ? call.keys.scales + k * size : nullptr;
     for (int64_t g = 0; g < call.group; g++, queries += size) {
-      rotate(call, call.of_q, at, q + (k * call.group + g) * size, size, queries);
+      rotate(call.of_q.from_row(at), q + (k * call.group + g) * size, size, queries);
       for (int64_t d = 0; d < size; d++) queries[d] *= scales ? call.scale * scales[d] : call.scale;
     }
     const int64_t place = head * call.capacity + slot;
     const float* key = call.keys.heads + of_call * call.keys.stride + k * size;
     if (call.format == FLOAT32) {
-      rotate(call, call.of_k, at, key, size, static_cast<float*>(call.keys.slots) + place * size);
+      rotate(call.of_k.from_row(at), key, size, static_cast<float*>(call.keys.slots) + place * size);
     } else {
       float rotated[MOST_NUMBERS];
-      rotate(call, call.of_k, at, key, size, rotated);
+      rotate(call.of_k.from_row(at), key, size, rotated);
       append(call, call.keys, place, k, rotated);
     }
     append(call, call.values, place, k,

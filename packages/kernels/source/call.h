@@ -13,6 +13,7 @@ constexpr int64_t PART = 256;
 constexpr int64_t TILE = 48;            // queries computed together, if a token has not more
 constexpr int64_t MOST_NUMBERS = 1024;  // of a head
 constexpr int64_t NEIGHBOURS = 16;      // keys of distances on each side of one between them
+constexpr int64_t DIGITS = 16;          // numbers of a digit of a distance
 
 // Numbers of caches, and their sizes in bytes.
 enum Format { FLOAT32, FLOAT16, INT8, FORMATS };
@@ -23,10 +24,17 @@ struct Half {
   uint16_t bits;
 };
 
-// Cosines and sines of a table of rotations, [table_rows, rotary / 2] each; null for no rotation.
+// A table of rotations of pairs of numbers of a head: cosines and sines [rows, half] each. Pair i is
+// the numbers i and half + i, or with `interleaved` 2 i and 2 i + 1.
 struct Rotation {
   const float* cos = nullptr;
   const float* sin = nullptr;
+  int64_t half = 0;  // 0 for no rotation
+  bool interleaved = false;
+
+  Rotation from_row(int64_t row) const {
+    return {cos + row * half, sin + row * half, half, interleaved};
+  }
 };
 
 // Keys or values: the new heads, and the cache that they are appended to.
@@ -48,9 +56,11 @@ struct Call {
   Cache keys, values;
   Format format = FLOAT32;  // of caches
 
-  int64_t rotary = 0;  // first numbers of a head that are rotated
-  bool interleaved = false;
   Rotation of_q, of_k;
+  // Rotations of keys further for each query, against its distance to them: for each token, row
+  // d + 16 l has the angles of d * 16^l slots [B, S, turn_rows, half].
+  Rotation turns;
+  int64_t turn_rows = 0;
 
   float scale = 1, softcap = 0;
   int64_t window = 0;                 // keys that a query sees, its own included; 0 for all

@@ -127,11 +127,12 @@ void Node::read_rotation(Call& call, const Tensor* in) const {
   expect(in[COS].rank == 2 && in[SIN].has({length, half}) && 2 * half <= call.keys.size &&
              (!of_keys || (in[KEY_COS].has({length, half}) && in[KEY_SIN].has({length, half}))),
          "tables of rotations of one shape [rows,r/2] with r up to the head size");
-  call.rotary = 2 * half;
-  call.interleaved = interleaved_;
-  call.of_q = {in[COS].numbers<float>(), in[SIN].numbers<float>()};
-  call.of_k = of_keys ? Rotation{in[KEY_COS].numbers<float>(), in[KEY_SIN].numbers<float>()}
-                      : call.of_q;
+  call.of_q = {in[COS].numbers<float>(), in[SIN].numbers<float>(), half, interleaved_};
+  call.of_k = call.of_q;
+  if (of_keys) {
+    call.of_k.cos = in[KEY_COS].numbers<float>();
+    call.of_k.sin = in[KEY_SIN].numbers<float>();
+  }
   for (int64_t row = 0; row < call.rows; row++)
     for (int64_t s = 0; s < call.count[row]; s++) {
       const int64_t at =
@@ -139,6 +140,24 @@ void Node::read_rotation(Call& call, const Tensor* in) const {
       expect(at < length, "a position of row " + text(row) + " within the " + text(length) +
                               " rows of the rotation tables, got " + text(at));
     }
+}
+
+// Tables by which keys are rotated further for each token: all digits of every distance.
+void Node::read_turns(Call& call, const Tensor* in) const {
+  const Tensor &cos = in[TURN_COS], &sin = in[TURN_SIN];
+  expect(cos.data || !sin.data, "turn_cos beside turn_sin");
+  if (!cos.data) return;
+  const int64_t rows = cos.rank == 4 ? cos.sizes[2] : 0, half = cos.rank == 4 ? cos.sizes[3] : 0;
+  expect(rows > 0 && rows % DIGITS == 0 && 2 * half <= call.keys.size &&
+             cos.has({call.rows, call.tokens, rows, half}) &&
+             sin.has({call.rows, call.tokens, rows, half}),
+         "turn_cos and turn_sin [B,S,16*digits,r/2] with r up to the head size");
+  int64_t distances = 1;
+  for (int64_t row = 0; row < rows && distances < call.slots; row += DIGITS) distances *= DIGITS;
+  expect(distances >= call.slots, "turn_cos with all digits of " + text(call.slots) +
+                                      " distances, got " + text(distances));
+  call.turns = {cos.numbers<float>(), sin.numbers<float>(), half, interleaved_};
+  call.turn_rows = rows;
 }
 
 void Node::read_scores(Call& call, const Tensor* in) const {

@@ -13,7 +13,7 @@ enum Input {
   QUERY, KEY, VALUE, PAST_KEY, PAST_VALUE, LAST_SLOTS, LONGEST, COS, SIN, POSITIONS, BIAS, SINKS,
   KEY_SCALES, VALUE_SCALES, BY_DISTANCE, SLOTS, KEY_COS, KEY_SIN, QUERY_ROWS, KEY_ROWS,
   ROW_OF_DISTANCE, DECAYS, COUNT_ROWS, NUMBERS, FACTORS, PIECES, DISTANCE_QUERIES,
-  DISTANCE_KEYS, INPUTS
+  DISTANCE_KEYS, TURN_COS, TURN_SIN, INPUTS
 };
 enum Output { RESULT, PRESENT_KEY, PRESENT_VALUE, ROW_WEIGHTS, OUTPUTS };
 
@@ -37,6 +37,7 @@ class Node {
   void read_caches(Call& call, const Tensor* in) const;
   void read_rows(Call& call, const Tensor* in, std::vector<int64_t>& rows) const;
   void read_rotation(Call& call, const Tensor* in) const;
+  void read_turns(Call& call, const Tensor* in) const;
   void read_scores(Call& call, const Tensor* in) const;
   void read_bias(Call& call, const Tensor& bias) const;
   void read_picked(Call& call, const Tensor* in) const;

@@ -42,7 +42,7 @@ void Node::compute(OrtKernelContext* context) const {
       "cos_cache", "sin_cache", "position_ids", "attention_bias", "head_sink", "k_scale",
       "v_scale", "distance_bias", "cache_position", "key_cos_cache", "key_sin_cache", "query_rows",
       "key_rows", "row_of_distance", "key_decays", "count_rows", "number_of_distance",
-      "query_factors", "pieces", "distance_queries", "distance_keys"};
+      "query_factors", "pieces", "distance_queries", "distance_keys", "turn_cos", "turn_sin"};
   Tensor in[INPUTS];
   size_t count = 0;
   ok(api->KernelContext_GetInputCount(context, &count));
@@ -57,6 +57,7 @@ void Node::compute(OrtKernelContext* context) const {
   read_caches(call, in);
   read_rows(call, in, rows);
   read_rotation(call, in);
+  read_turns(call, in);
   read_scores(call, in);
 
   const int64_t result[3] = {call.rows, call.tokens, heads_ * call.values.size};

@@ -1,6 +1,8 @@
 // Products of queries with the keys of a part, and the memory that a part needs.
 #pragma once
 
+#include <type_traits>
+
 #include "scores.h"
 
 namespace posenc {
@@ -17,7 +19,7 @@ constexpr int IN_COLUMNS = 10;    // queries that are faster as columns, althoug
 struct Scratch {
   float* scores;   // products, then weights [queries, PART]
   float* copy;     // keys or values in float32 [GROUP, D or E]
-  float* columns;  // queries as columns of blocks [queries / WIDTH, D, WIDTH]
+  float* columns;  // queries as columns of blocks [queries / WIDTH, D, WIDTH], or turned
   float* added;    // products with keys of distances, if there are some [queries, 2 * PART],
   float* by_key;   // and those of a head with every second distance [queries / G, PART]
   Query* queries;  // and other ones of a head [queries / G]
@@ -33,7 +35,8 @@ struct Scratch {
   // Numbers of all of it.
   static size_t size(const Call& call, int64_t number) {
     const int64_t others = of_head(call, number);
-    return (number + (others ? 2 * number + others : 0)) * PART + of_copy(call) + of_columns(call, number) +
+    return (number + (others ? 2 * number + others : 0)) * PART + of_copy(call) +
+           of_columns(call, number) +
            ((number + others) * sizeof(Query) + 3) / sizeof(float);
   }
 
@@ -47,7 +50,8 @@ struct Scratch {
   }
 
   static int64_t of_columns(const Call& call, int64_t number) {
-    return (number + WIDTH - 1) / WIDTH * WIDTH * call.keys.size;
+    const int64_t turned = call.turns.half ? 2 * call.group : 0;
+    return std::max((number + WIDTH - 1) / WIDTH * WIDTH, turned) * call.keys.size;
   }
 };
 
@@ -206,21 +210,27 @@ inline int64_t parts(int64_t number) {
   return in_columns(number) ? WIDTH / 2 : (number + TOGETHER - 1) / TOGETHER;
 }
 
+// Call a function with the first of some neighbouring queries, and their number as a constant.
+template <class Function>
+inline void together(int64_t number, Ahead& ahead, Function function) {
+  for (int64_t r = 0; r < number; r += TOGETHER) {
+    ahead.ask();
+    switch (std::min<int64_t>(TOGETHER, number - r)) {
+      case 1: function(r, std::integral_constant<int, 1>{}); break;
+      case 2: function(r, std::integral_constant<int, 2>{}); break;
+      case 3: function(r, std::integral_constant<int, std::min(3, TOGETHER)>{}); break;
+      default: function(r, std::integral_constant<int, TOGETHER>{});
+    }
+  }
+}
+
 // Products of some neighbouring queries with WIDTH keys.
 template <class Number>
 inline void products(const Query* queries, int64_t number, const Number* keys, int64_t size,
                      Columns columns, float* scores, Ahead& ahead) {
-  for (int64_t r = 0; r < number; r += TOGETHER) {
-    const Query* some = queries + r;
-    float* to = scores + r * PART;
-    ahead.ask();
-    switch (std::min<int64_t>(TOGETHER, number - r)) {
-      case 1: products<1>(some, keys, size, columns, to); break;
-      case 2: products<2>(some, keys, size, columns, to); break;
-      case 3: products<std::min(3, TOGETHER)>(some, keys, size, columns, to); break;
-      default: products<TOGETHER>(some, keys, size, columns, to);
-    }
-  }
+  together(number, ahead, [&](int64_t r, auto some) {
+    products<decltype(some)::value>(queries + r, keys, size, columns, scores + r * PART);
+  });
 }
 
 // Products of all queries with the keys of a part, [queries, PART]. Numbers are converted once for

@@ -1,6 +1,6 @@
 """Lowerings of ops/by_query.py to standard operators."""
 
-from typing import Sequence
+from typing import List, Optional, Sequence
 
 import numpy as np
 import onnx_ir as ir
@@ -8,6 +8,8 @@ import onnx_ir as ir
 from posenc_export.export.targets import standard
 from posenc_export.export.targets.builder import DOUBLE, FLOAT, Builder, numbers_of, size
 from posenc_export.ops.graph import AttendTurnedKeys, ChooseRotation, JoinRotations
+
+DIGITS = 16  # numbers of a digit of a distance (packages/kernels)
 
 
 def join_rotations(op: Builder, node: JoinRotations) -> ir.Value:
@@ -47,6 +49,21 @@ def _attend_turned(op: Builder, node: AttendTurnedKeys) -> ir.Value:
     masked = op.Add(op.Mul(scores, op.constant(node.scale, "float32")), mask)
     weights = op.Softmax(op.Clip(masked, op.constant(standard.LEAST, "float32")), axis=-1)
     return standard.weighted_sum(op, node, weights, node.values)
+
+
+def digits(op: Builder, node: AttendTurnedKeys) -> Optional[List[ir.Value]]:
+    """Return the cosines and sines of the angles by which keys turn further for each query, at the
+    distances d 16^l in row d + 16 l [B,S,16*digits,r/2], or None if these angles are rounded.
+    """
+    if node.second is None:
+        return None
+    count = 1
+    while DIGITS**count < op.max_positions:
+        count += 1
+    distances = np.outer(DIGITS ** np.arange(count), np.arange(DIGITS)).reshape(-1, 1)
+    drift = op.Unsqueeze(_drift(op, node, node.second), [2])
+    angles = _in_radians(op, op.Mul(op.Cast(op.constant(distances), to=DOUBLE), drift))
+    return [op.Cos(angles), op.Sin(angles)]
 
 
 def _angles(op: Builder, node: AttendTurnedKeys) -> ir.Value:

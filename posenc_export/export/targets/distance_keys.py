@@ -10,6 +10,7 @@ from posenc_export.export.targets import distance_tables, ort_slots
 from posenc_export.export.targets.builder import Builder, numbers_of, size
 from posenc_export.ops.graph import Attend, Mask, WaveProducts
 
+INPUTS = 2  # of the operator, for such products
 # Distances before 0 and after the largest one that have keys, for those between two keys: twice
 # NEIGHBOURS of packages/kernels/source/call.h.
 BEYOND = 32

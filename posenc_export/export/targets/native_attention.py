@@ -8,6 +8,7 @@ import onnx_ir as ir
 
 from posenc_export.export.targets import (
     bias_pieces,
+    by_query,
     distance_keys,
     distance_tables,
     ort_attention,
@@ -16,7 +17,14 @@ from posenc_export.export.targets import (
     standard,
 )
 from posenc_export.export.targets.builder import Builder, size
-from posenc_export.ops.graph import Append, Attend, AttentionWeights, Mask, Rotate
+from posenc_export.ops.graph import (
+    Append,
+    Attend,
+    AttendTurnedKeys,
+    AttentionWeights,
+    Mask,
+    Rotate,
+)
 from posenc_export.runtime.graphs.kernel_library import DOMAIN, OPERATOR
 
 # A rotation: tables of queries, tables of keys, and the rows of tokens; None if they are the slots.
@@ -24,8 +32,21 @@ Rotation = Tuple[Rotate, Rotate, Optional[ir.Value]]
 
 
 def attend(op: Builder, node: Attend) -> ir.Value:
-    """Emit CachedAttention if no other node reads the appended keys and values or the softmax, but
-    for sums by distance. Otherwise the nodes of `ort`.
+    """Emit CachedAttention if it can represent a node, otherwise the nodes of `ort`."""
+    inside = _inside(op, node, [])
+    return ort_attention.attend(op, node) if inside is None else inside
+
+
+def attend_turned_keys(op: Builder, node: AttendTurnedKeys) -> ir.Value:
+    """As `attend`, if the angles are not rounded."""
+    turns = by_query.digits(op, node)
+    inside = None if turns is None else _inside(op, node, turns)
+    return by_query.attend_turned_keys(op, node) if inside is None else inside
+
+
+def _inside(op: Builder, node: Attend, turns: List[ir.Value]) -> Optional[ir.Value]:
+    """Emit CachedAttention, or return None if another node than sums by distance reads the softmax,
+    or any other the appended keys and values. turns: by_query.digits.
     """
     appended, mask = standard.appended_here(node), Mask.of(node.mask)
     if (
@@ -34,21 +55,21 @@ def attend(op: Builder, node: Attend) -> ir.Value:
         or ort_slots.by_columns(op) is not None
         or op.dtype != "float32"
     ):
-        return ort_attention.attend(op, node)
+        return None
     by_distance = None if mask.bias is None else distance_tables.table_of(op, mask, node.heads)
     key, value = appended
     keys = distance_keys.keys_of(op, node, mask, ort_attention.wide_size(key))
     picked = None if keys else picked_rows.picked(op, node, mask)
     sums = picked_rows.collected(node, mask, picked)
     if sums is None and node.readers(AttentionWeights):
-        return ort_attention.attend(op, node)
+        return None
     pieces = None if by_distance else bias_pieces.pieces_of(op, mask)
     others = None if by_distance or pieces else mask.bias
     content = None if keys else picked.rest if picked else node.content
     bias = ort_attention.sum_of(op, others, content)
     # GroupQueryAttention reads chunks from a bias, which such scores need anyway.
     if mask.chunk and bias is not None:
-        return ort_attention.attend(op, node)
+        return None
     window = 0 if bias or picked or pieces or sums or keys else ort_attention.window_of(op, mask)
     op.windows |= {str(append.past.name): window for append in appended if window}
     rotation = _rotation(op, node, key, mask, bool(window))
@@ -68,7 +89,8 @@ def attend(op: Builder, node: Attend) -> ir.Value:
         *_inputs(op, node, appended, rotation, [by_distance, bias]),
         *(picked.inputs if picked else [None] * picked_rows.INPUTS),
         *(pieces or [None] * bias_pieces.INPUTS),
-        *(keys or []),
+        *(keys or [None] * distance_keys.INPUTS),
+        *turns,
         domain=DOMAIN,
         **_attributes(node, mask, rotation),
         **({"key_row_scale": picked.factor} if picked and picked.key_rows else {}),
@@ -122,6 +144,8 @@ def _attributes(node: Attend, mask: Mask, rotation: Optional[Rotation]) -> Dict[
     attributes |= {"chunk_size": mask.chunk} if mask.chunk else {}
     if rotation is not None:
         attributes |= {"do_rotary": 1, "rotary_interleaved": int(rotation[0].interleaved)}
+    elif isinstance(node, AttendTurnedKeys):
+        attributes |= {"rotary_interleaved": int(node.interleaved)}
     return attributes
 
 

@@ -10,6 +10,8 @@ from typing import Tuple
 
 import onnx_ir as ir
 
+from posenc_export.encodings.rope_dynamic import RoPEDynamic
+from posenc_export.encodings.shared.base import PositionEncoding
 from posenc_export.export.manifest_writer import Graph
 from posenc_export.export.targets import (
     content,
@@ -27,6 +29,7 @@ from posenc_export.export.targets.rewriter import Table
 from posenc_export.export.trace import Source
 from posenc_export.ops import graph
 from posenc_export.runtime.artefact.manifest import Manifest
+from posenc_export.runtime.graphs.kernel_library import OPERATOR
 
 
 def collect_by_distance(op: Builder, node: graph.CollectByDistance) -> ir.Value:
@@ -57,6 +60,7 @@ LOWERING: Tuple[Table, ...] = (
     {
         **{kind: lower for kind, lower in ort.LOWERING[0].items() if kind not in LATER},
         graph.Attend: native_attention.attend,
+        graph.AttendTurnedKeys: native_attention.attend_turned_keys,
         graph.CollectByDistance: collect_by_distance,
         graph.RowsAtCounts: rows_at_counts,
     },
@@ -70,4 +74,9 @@ def write(source: Source, manifest: Manifest, folder: Path) -> Graph:
     """Write the graph (onnx_file.write_onnx). ValueError: as for write_onnx."""
     graph = write_onnx(source, manifest, folder, LOWERINGS)
     others = "GroupQueryAttention" in graph.operators
-    return replace(graph, continuation_rows=1 if others else 0)
+    graph = replace(graph, continuation_rows=1 if others else 0)
+    keys = [state for state in graph.states if state.past.endswith(".key")]
+    if graph.chunk == RoPEDynamic.chunk and graph.operators.get(OPERATOR) == len(keys):
+        # The operator alone reads keys, and stores none that are turned for a query.
+        graph = replace(graph, chunk=PositionEncoding.chunk)
+    return graph

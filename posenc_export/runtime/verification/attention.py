@@ -10,12 +10,13 @@ from posenc_export.runtime.graphs.onnx_nodes import Node
 from posenc_export.runtime.verification import contracts
 from posenc_export.runtime.verification.contracts import UNDERFLOW, UNIT
 from posenc_export.runtime.verification.kernels import CheckedNode, Graph, Record
+from posenc_export.runtime.verification.turned_keys import Turns
 
 QUERY, KEY, VALUE, LAST, COS, SIN, POSITIONS, BIAS, SINK = 0, 1, 2, 5, 7, 8, 9, 10, 11
 # Of CachedAttention (packages/kernels/README.md).
 BY_DISTANCE, KEY_COS, KEY_SIN, QUERY_ROWS, KEY_ROWS, ROW_OF_DISTANCE = 14, 16, 17, 18, 19, 20
 DECAYS, COUNT_ROWS, NUMBERS, FACTORS, PIECES = 21, 22, 23, 24, 25
-DISTANCE_QUERIES, DISTANCE_KEYS = 26, 27
+DISTANCE_QUERIES, DISTANCE_KEYS, TURN_COS, TURN_SIN = 26, 27, 28, 29
 SCALES = (12, 13)  # of keys and of values
 TABLES = (COS, SIN, SINK, *SCALES, BY_DISTANCE, KEY_COS, KEY_SIN, ROW_OF_DISTANCE, NUMBERS, PIECES,
           DISTANCE_KEYS)  # fmt: skip
@@ -133,6 +134,7 @@ class Scores(NamedTuple):
     seen: np.ndarray  # which keys queries see [S,T]
     sinks: Union[float, np.ndarray]  # scores of sinks [H,1,1]; -inf for none
     error: Union[float, np.ndarray] = 0.0  # of the biases, beside that of adding them
+    turns: Optional[Turns] = None  # by which keys are rotated further for each query
 
 
 @dataclass(frozen=True)
@@ -217,7 +219,10 @@ class Inputs:
         scale = float(known.get("scale", 0.0)) or size**-0.5
         sinks = self[SINK][:, None, None] if self.has(SINK) else -np.inf
         rows = self[COUNT_ROWS] if self.has(COUNT_ROWS) else None
-        return Scores(scale, known.get("softcap", 0.0), biases, rows, seen, sinks, error)
+        turns = None
+        if self.has(TURN_COS):
+            turns = Turns(self[TURN_COS], self[TURN_SIN], bool(known.get("rotary_interleaved", 0)))
+        return Scores(scale, known.get("softcap", 0.0), biases, rows, seen, sinks, error, turns)
 
     def _by_distance(self, behind: np.ndarray) -> Tuple[np.ndarray, np.ndarray]:
         """Return the products [H,S,T] of the other queries with the keys of distances [S,T], and
@@ -265,13 +270,16 @@ def attended(
     keys, values = (by_query_head(part, len(q.numbers)) for part in read)
     size, total = q.numbers.shape[2], keys.shape[1]
     turned, biases = keys.transpose(0, 2, 1), scores.biases
-    numbers = scores.scale * (q.numbers @ turned)
+    products, further = q.numbers @ turned, np.zeros(())
+    if scores.turns is not None:
+        products, further = scores.turns.products(q.numbers, keys)
+    numbers = scores.scale * products
     if scores.count_rows is not None:
         biases = [*biases, at_counts(scores.count_rows, np.where(scores.seen, numbers, -np.inf))]
     if scores.softcap:
         numbers = scores.softcap * np.tanh(numbers / scores.softcap)
     away = (size + OF_SCORE) * UNIT * np.abs(q.numbers) + q.error
-    error = scores.scale * (away @ np.abs(turned)) + scores.error
+    error = scores.scale * (away @ np.abs(turned) + further) + scores.error
     for bias in biases:
         numbers = numbers + bias
         error = error + (1 + len(biases)) * UNIT * np.abs(bias)
@@ -288,7 +296,7 @@ def cached_attention(graph: Graph, node: Node) -> Optional[CheckedNode]:
         return None
     inputs = Inputs(node, graph.numbers)
     computed = [QUERY, KEY, VALUE, LAST, POSITIONS, BIAS, QUERY_ROWS, KEY_ROWS, DECAYS]
-    computed += NUMBERS, FACTORS, PIECES, DISTANCE_QUERIES, DISTANCE_KEYS
+    computed += NUMBERS, FACTORS, PIECES, DISTANCE_QUERIES, DISTANCE_KEYS, TURN_COS, TURN_SIN
     reads = [node.inputs[index] for index in computed if inputs.has(index)]
     others = [name for name in ("softcap", "smooth_softmax") if node.attributes.get(name, 0) > 0]
     kinds = ((SINK, "head_sink"), (COUNT_ROWS, "count_rows"))

@@ -18,6 +18,7 @@ from posenc_export.runtime.session.model import Model
 from posenc_export.runtime.verification import integer_calls
 from posenc_export.runtime.verification.attention import ROW_OF_DISTANCE, Inputs, attended
 from posenc_export.runtime.verification.integer_graph import integer_part
+from posenc_export.runtime.verification.turned_keys import of_digits
 
 OPERATORS = ("GroupQueryAttention", kernel_library.OPERATOR)
 INPUTS = ("q", "k", "v", "past_k", "past_v", "lengths", "longest", "cos", "sin", "", "", "sinks")
@@ -25,9 +26,10 @@ OF_SCALES = ("k_scale", "v_scale")
 BY_CONTENT = ("query_rows", "key_rows", "row_of_distance", "decays", "count_rows")
 PIECES = ("numbers", "factors", "pieces")
 DISTANCE_KEYS = ("distance_queries", "distance_keys")
+TURNS = ("turn_cos", "turn_sin")
 # Of packages/kernels.
 NATIVE = (*INPUTS, *OF_SCALES, "distances", "slots", "key_cos", "key_sin", *BY_CONTENT, *PIECES,
-          *DISTANCE_KEYS)  # fmt: skip
+          *DISTANCE_KEYS, *TURNS)  # fmt: skip
 TOLERANCE = 2e-5  # of weighted sums of numbers of size 1 in float32; a key too many changes 1/keys
 LONGEST = 8192  # keys of the longest row
 TOGETHER = 1024  # keys of the longest row that is evaluated together with others
@@ -171,6 +173,7 @@ def _case(
     past = [_numbers(kernel, random, (rows, kv, longest, n)) for n in (d, e)]
     if kernel.cache:
         q = np.zeros_like(q)  # rotated keys are rounded, which a query of zeros does not see
+    turned = (kernel.rotary or d) // 2  # half of the rotated part of a head
     tables = [_waves(random, longest + rows, kernel.rotary // 2) for _ in range(2)]
     distances = random.standard_normal((h, kernel.range)).astype(np.float32)
     slots = np.array(cached)[:, None] + np.arange(new)
@@ -198,6 +201,7 @@ def _case(
         "pieces": _pieces(random, h),
         "distance_queries": random.standard_normal((rows, h, new, d)).astype(np.float32),
         "distance_keys": random.uniform(-0.1, 0.1, (h, longest // 2 + 34, d)).astype(np.float32),
+        **dict(zip(TURNS, of_digits(random.uniform(-3, 3, (rows, new, turned)), 4), strict=True)),
         "k_scale": np.full(kv * d, STEP, np.float32),
         "v_scale": np.full(kv * e, STEP, np.float32),
     }

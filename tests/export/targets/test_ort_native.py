@@ -11,6 +11,7 @@ import torch
 from onnx import numpy_helper
 
 from posenc_export import encodings
+from posenc_export.encodings.shared.base import PositionEncoding
 from posenc_export.export import TARGETS, export
 from posenc_export.export.targets import runnable
 from posenc_export.models.short_forms import block_config, decoder_config
@@ -108,6 +109,16 @@ def test_a_bias_of_layers_is_pieces_of_a_line(tmp_path: Path) -> None:
 
 
 @built
+def test_keys_are_turned_for_each_query_by_the_operator(tmp_path: Path) -> None:
+    graph = _exported(block("rope_dynamic-short"), tmp_path / "artefact", verify="quick")
+    (inputs,) = _inputs(graph)
+    assert {"turn_cos", "turn_sin", "cos_cache"} <= inputs.keys()
+    assert not {"If", "RotaryEmbedding", "Softmax"} & {*_operators(graph)}
+    # Other targets turn all keys for each query, and feed few tokens at a time.
+    assert load(tmp_path / "artefact").manifest.chunk == PositionEncoding.chunk
+
+
+@built
 def test_caches_of_keys_and_of_values_have_sizes_of_their_own(tmp_path: Path) -> None:
     _exported(block("pope"), tmp_path / "artefact", verify="quick")
     sizes = {s.past.split(".")[-1]: s.axes[3] for s in load(tmp_path / "artefact").manifest.states}
@@ -196,7 +207,15 @@ def test_rows_of_several_tokens_over_a_cache_are_one_call(
 def test_caches_of_8_bits_and_weights_of_4_pass_the_grid(tmp_path: Path) -> None:
     text = tmp_path / "text.txt"
     text.write_bytes(np.random.default_rng(0).integers(32, 127, size=2000).astype("u1").tobytes())
-    for variant in ("rope", "alibi", "deberta", "fox", "cope", "fire"):  # each kind of score
+    for variant in (
+        "rope",
+        "alibi",
+        "deberta",
+        "fox",
+        "cope",
+        "fire",
+        "rope_dynamic-short",
+    ):  # each kind of score
         folder = tmp_path / variant
         config = decoder_config(256, 1, 96, block(variant))
         certificate = export(sources(config), "ort-native", folder, cache="int8", weights="int4",
@@ -212,7 +231,7 @@ def test_caches_of_8_bits_and_weights_of_4_pass_the_grid(tmp_path: Path) -> None
 def test_caches_in_float16_pass_the_grid_within_the_bound_of_their_rounding(
     tmp_path: Path,
 ) -> None:
-    for variant in ("rope", "fox"):
+    for variant in ("rope", "fox", "rope_dynamic-short"):
         config = decoder_config(256, 1, 96, block(variant))
         made = export(sources(config), "ort-native", tmp_path / variant, cache="float16")
         certificate = made.certificate
@@ -238,7 +257,7 @@ def test_caches_in_float16_take_half_the_memory(tmp_path: Path) -> None:
 def test_a_cache_in_float16_that_another_operator_reads_is_refused_by_name(tmp_path: Path) -> None:
     said = "read by CachedAttention alone for cache float16, got past_key_values.0.key read by"
     with pytest.raises(ValueError, match=f"{said} .* with encoding rope_dynamic.*; omit cache$"):
-        _exported(block("rope_dynamic-short"), tmp_path / "artefact", cache="float16")
+        _exported(block("rope_dynamic-single"), tmp_path / "artefact", cache="float16")
 
 
 @built

@@ -1,5 +1,5 @@
-"""Keys that are turned further for queries beyond a length, on target `ort`: calls within it,
-beyond it, and both.
+"""Keys that are turned further for queries beyond a length, by standard operators and inside an
+operator: calls within it, beyond it, and both.
 """
 
 from pathlib import Path
@@ -14,6 +14,7 @@ from posenc_export.export.bounds import accuracy_of
 from posenc_export.models.presets import seeded
 from posenc_export.runtime import Session
 from tests.export.batches import check_rewind, worst_of_batch
+from tests.kernels.calls import built
 
 TRAINED, STEPS, MOST = 20, 4, 138
 CALLS = {
@@ -57,6 +58,7 @@ def _block(width: int, sees: Any = None, projection: Any = None, **options: Any)
     )
 
 
+@pytest.mark.parametrize("target", ["ort", pytest.param("ort-native", marks=built)])
 @pytest.mark.parametrize(
     "heads",
     [
@@ -64,9 +66,9 @@ def _block(width: int, sees: Any = None, projection: Any = None, **options: Any)
         for name in HEADS
     ],
 )
-def test_outputs_agree_with_float64(heads: str, tmp_path: Path) -> None:
+def test_outputs_agree_with_float64(heads: str, target: str, tmp_path: Path) -> None:
     block = _block(**HEADS[heads])
-    manifest = export(block, "ort", tmp_path / "artefact", verify=False)
+    manifest = export(block, target, tmp_path / "artefact", verify=False)
     model = load(tmp_path / "artefact", provider="cpu", threads=1)
     for calls, lengths in CALLS.items():
         assert (

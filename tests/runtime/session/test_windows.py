@@ -38,6 +38,7 @@ KINDS: Dict[str, Dict[str, Any]] = {
     "rope-native": {},
     "xpos-native": {},  # rotates queries and keys by different tables
     "alibi-native": {},  # a bias by distance
+    "rope_dynamic-native": {},  # turns keys by distance
     "rope-static": {},
     "rope-sinks-static": {"sinks": True},
     **dict.fromkeys(("rope-chunk", "rope-chunk-native", "xpos-chunk-static"), {}),
