@@ -2,6 +2,7 @@
 are parsed.
 """
 
+import ast
 import functools
 import re
 from pathlib import Path
@@ -44,6 +45,22 @@ def test_a_room_imports_only_what_contributing_allows(inside: str) -> None:
 @pytest.mark.parametrize("inside", [PACKAGE, RUNTIME])
 def test_what_contributing_allows_has_no_circle(inside: str) -> None:
     assert circles(allowed(inside)) == []
+
+
+def test_files_and_functions_are_short() -> None:
+    """Lines of docstrings of functions do not count."""
+    long = {}
+    for path in (TOP / PACKAGE).rglob("*.py"):
+        text = path.read_text(encoding="utf-8")
+        if (lines := len(text.splitlines())) > 300:
+            long[str(path)] = lines
+        for node in ast.walk(ast.parse(text)):
+            if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+                docstring = ast.get_docstring(node, clean=False) or ""
+                lines = node.end_lineno - node.lineno + 1 - len(docstring.splitlines())
+                if lines > 40:
+                    long[f"{path}: {node.name}"] = lines
+    assert long == {}
 
 
 def test_no_files_import_each_other_in_a_circle() -> None:

@@ -125,9 +125,8 @@ class RoPELongRoPE(PositionEncoding):
         if lengths == "per_call":
             self.works_in = ("bidirectional",)
         stretch = max(geometry.max_positions / original_max_positions, 1.0)
-        self.magnitude = math.sqrt(1 + math.log(stretch) / math.log(original_max_positions))
-        if attention_factor is not None:
-            self.magnitude = float(attention_factor)
+        magnitude = math.sqrt(1 + math.log(stretch) / math.log(original_max_positions))
+        self.magnitude = magnitude if attention_factor is None else float(attention_factor)
         texts = {"short_factor": short_factor, "long_factor": long_factor}
         self.factors = [_factors(name, text, size // 2) for name, text in texts.items()]
         powers = self.theta ** (torch.arange(0, size, 2, dtype=dtype) / size)
@@ -141,10 +140,14 @@ class RoPELongRoPE(PositionEncoding):
         # With fixed factors only the first tables are read.
         self.long_cos, self.long_sin = wave_tables(far, 1 if self.fixed else count, self.magnitude)
         if keys == "rotated":
-            for name in ("cos", "sin"):
-                first, last = getattr(self, name).rows, getattr(self, f"long_{name}").rows
-                rows = torch.cat((first[: self.original], last[self.original :]))
-                setattr(self, name, Table(rows.numpy()))
+            self._join_tables()
+
+    def _join_tables(self) -> None:
+        """Give the first tables the long factors from the trained length on."""
+        for name in ("cos", "sin"):
+            first, last = getattr(self, name).rows, getattr(self, f"long_{name}").rows
+            rows = torch.cat((first[: self.original], last[self.original :]))
+            setattr(self, name, Table(rows.numpy()))
 
     def key_size(self, head_size: int) -> int:
         return head_size + self.size if self.cached_twice else head_size

@@ -18,7 +18,7 @@ EPSILON = 1e-6  # added to squared lengths of queries and keys
 
 class GatedDelta(torch.nn.Module):
     """S_t = S + r k (v - S^T k)^T with S = e^g S_(t-1), y = rms(S_t^T q / sqrt(D)) silu(z). q, k
-    and v are filtered over the last tokens (parts.projections.Delta); q and k have length 1. With
+    and v are filtered over the last tokens (parts.delta.Delta); q and k have length 1. With
     a rank of the projection, g is a vector of D numbers, and the gate is sigmoid(z).
 
     States: the last inputs of the filters [B,n-1,C], and S [B,H,D,V], both float32. The cost of a

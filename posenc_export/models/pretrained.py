@@ -78,17 +78,12 @@ def from_pretrained(
             checkpoint.rename(family.renamed)
         # On the meta device, parameters have shapes but no data; tables of encodings are computed.
         with torch.device("meta"):
-            model: Union[Stack, AttentionBlock] = Stack(config)
+            whole = Stack(config)
         base = checkpoint.base((*family.other_bases, family.base, ""))
-        sources = _sources(model, config, family.weights, family.base, base)
+        sources = _sources(whole, config, family.weights, family.base, base)
         _check(checkpoint, config, sources)
-        sizes: Dict[str, Any] = {"width": config.width, "max_positions": config.max_positions}
         with torch.device("meta"):
-            if layer is not None:
-                attention = config.kinds[layer].attention
-                model = AttentionBlock(BlockConfig(**sizes, attention=attention))
-            elif part == families.EMBEDDINGS:
-                model = Stack(StackConfig(**sizes, tokens=config.tokens))
+            model = _part(whole, layer, part)
         _fill(model, checkpoint, sources, "" if layer is None else f"layers.{layer}.")
         if isinstance(model, Stack):
             model.text = _text(checkpoint.files, values, model.config, part)
@@ -100,6 +95,17 @@ def from_pretrained(
     elif isinstance(model, Stack) and part is None and head:
         task_heads.attach(model, folder, values)
     return model.eval()
+
+
+def _part(model: Stack, layer: Optional[int], part: Optional[str]) -> Union[Stack, AttentionBlock]:
+    """Return the attention of a layer, the part before the layers, or the whole model."""
+    config = model.config
+    sizes: Dict[str, Any] = {"width": config.width, "max_positions": config.max_positions}
+    if layer is not None:
+        return AttentionBlock(BlockConfig(**sizes, attention=config.kinds[layer].attention))
+    if part == families.EMBEDDINGS:
+        return Stack(StackConfig(**sizes, tokens=config.tokens))
+    return model
 
 
 def outline(

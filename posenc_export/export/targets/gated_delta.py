@@ -120,14 +120,9 @@ def _chunks(op: Builder, node: graph.GatedDelta) -> Tuple[ir.Value, ir.Value]:
         "columns": op.Transpose(op.Mul(remaining, k), perm=LAST_SWAPPED),
         "total": op.Transpose(_exponential(op, total), perm=LAST_SWAPPED),
     }
-    state, y = op.several(
-        2,
-        "Scan",
-        node.state,
-        *sources.values(),
-        body=_body(op, list(sources)),
-        num_scan_inputs=len(sources),
-    )
+    body, parts = _body(op, list(sources)), len(sources)
+    scanned = (node.state, *sources.values())
+    state, y = op.several(2, "Scan", *scanned, body=body, num_scan_inputs=parts)
     by_token = op.Transpose(y, perm=[1, 0, 3, 2, 4])  # [B,N,C,H,V]
     shape = op.Concat([0, -1], op.Shape(node.v, start=2), axis=0)
     return op.Slice(op.Reshape(by_token, shape), [0], count, [1]), state

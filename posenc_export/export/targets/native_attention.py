@@ -49,12 +49,9 @@ def _inside(op: Builder, node: Attend, turns: List[ir.Value]) -> Optional[ir.Val
     or any other the appended keys and values. turns: by_query.digits.
     """
     appended, mask = standard.appended_here(node), Mask.of(node.mask)
-    if (
-        appended is None
-        or mask is None
-        or ort_slots.by_columns(op) is not None
-        or op.dtype != "float32"
-    ):
+    if appended is None or mask is None or op.dtype != "float32":
+        return None
+    if ort_slots.by_columns(op) is not None:
         return None
     by_distance = None if mask.bias is None else distance_tables.table_of(op, mask, node.heads)
     key, value = appended
@@ -73,19 +70,11 @@ def _inside(op: Builder, node: Attend, turns: List[ir.Value]) -> Optional[ir.Val
     window = 0 if bias or picked or pieces or sums or keys else ort_attention.window_of(op, mask)
     op.windows |= {str(append.past.name): window for append in appended if window}
     rotation = _rotation(op, node, key, mask, bool(window))
-    heads = [node.q, key.new, value.new]
-    if rotation is None:
-        heads = [ort_attention.rotated(op, part) for part in heads]
-    else:
-        heads = [rotate.x if (rotate := Rotate.of(part)) else part for part in heads]
     of_keys, of_values = (ort_attention.widened(append) for append in appended)
-    widths = zip(heads, (of_keys, of_keys, of_values), strict=True)
     outputs = op.several(
         4 if sums else 3,
         OPERATOR,
-        *ort_attention.projections(
-            op, [ort_attention.padded(op, part, wide) for part, wide in widths]
-        ),
+        *_heads(op, (node.q, key.new, value.new), (of_keys, of_keys, of_values), rotation),
         *_inputs(op, node, appended, rotation, [by_distance, bias]),
         *(picked.inputs if picked else [None] * picked_rows.INPUTS),
         *(pieces or [None] * bias_pieces.INPUTS),
@@ -98,6 +87,18 @@ def _inside(op: Builder, node: Attend, turns: List[ir.Value]) -> Optional[ir.Val
     for total in sums or ():
         total.replace_all_uses_with(outputs[3])
     return ort_attention.finished(op, node, appended, outputs[:3], of_values)
+
+
+def _heads(
+    op: Builder, heads: Sequence[ir.Value], sizes: Sequence[int], rotation: Optional[Rotation]
+) -> Sequence[Optional[ir.Value]]:
+    """Return queries, keys and values of these sizes, rotated unless the operator rotates them."""
+    if rotation is None:
+        heads = [ort_attention.rotated(op, part) for part in heads]
+    else:
+        heads = [rotate.x if (rotate := Rotate.of(part)) else part for part in heads]
+    padded = [ort_attention.padded(op, x, size) for x, size in zip(heads, sizes, strict=True)]
+    return ort_attention.projections(op, padded)
 
 
 def _inputs(

@@ -6,12 +6,13 @@ from typing import Any, Dict, Type
 
 from posenc_export.models.parts import norms, residuals, visibility
 from posenc_export.models.parts.convolved import Convolved
+from posenc_export.models.parts.delta import Delta
 from posenc_export.models.parts.experts import Experts
 from posenc_export.models.parts.features import Convolutions, HiddenStates, Projected
 from posenc_export.models.parts.forecasts import Forecast, Patches
 from posenc_export.models.parts.mlps import Gated, Plain
 from posenc_export.models.parts.norms import NORMS, Identity
-from posenc_export.models.parts.projections import Delta, Grouped, Latent, Queries
+from posenc_export.models.parts.projections import Grouped, Latent, Queries
 from posenc_export.models.parts.readout import Dense, Normalize
 from posenc_export.models.parts.waveform import Waveform
 from posenc_export.shared import registry

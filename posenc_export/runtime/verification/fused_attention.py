@@ -165,26 +165,52 @@ def _case(
     """Return the inputs of a call, and its outputs in float64: [B,S,H*D], and if the node has
     them, sums of weights by row [B,H,S,R].
     """
+    rows, longest, heads = len(cached), max(cached) + new, kernel.node.attributes["num_heads"]
+    kv_heads = kernel.node.attributes["kv_num_heads"]
+    past = [
+        _numbers(kernel, random, (rows, kv_heads, longest, size))
+        for size in (kernel.size, kernel.value_size)
+    ]
+    for kind in past:
+        for row, count in enumerate(cached):
+            kind[row, :, count:] = JUNK
+    known = _inputs(kernel, cached, new, random)
+    known |= {f"past_{n}": _stored(kernel, x) for n, x in zip("kv", past, strict=True)}
+    expected = [np.zeros((rows, new, heads * kernel.value_size))]
+    expected.append(np.zeros((rows, heads, new, ROWS)))
+    for row, count in enumerate(cached):
+        inputs = Inputs(kernel.node, known.__getitem__, row)
+        queries, *appended = inputs.heads()
+        pairs = zip(past, appended, strict=True)
+        read = [np.concatenate((kind[row, :, :count], x.numbers), 1) for kind, x in pairs]
+        scores = inputs.scores(queries, count + new)
+        weights, expected[0][row], _ = attended(queries, read, scores)
+        if inputs.has(ROW_OF_DISTANCE):
+            picked = np.eye(ROWS)[inputs.picked_rows(new, count + new)]
+            expected[1][row] = np.einsum("hst,str->hsr", weights, picked)
+    feeds = {name: known[name] for name in kernel.node.inputs if name}
+    return feeds, expected[: len(kernel.compared)]
+
+
+def _inputs(
+    kernel: Kernel, cached: List[int], new: int, random: np.random.Generator
+) -> Dict[str, np.ndarray]:
+    """Return inputs of a call by name, also those that the node lacks, without its caches."""
     rows, longest, names = len(cached), max(cached) + new, kernel.node.inputs
     h, kv = (kernel.node.attributes[name] for name in ("num_heads", "kv_num_heads"))
     d, e = kernel.size, kernel.value_size
     shapes = ((h, d), (kv, d), (kv, e))
     q, k, v = (_numbers(kernel, random, (rows, new, *shape)) for shape in shapes)
-    past = [_numbers(kernel, random, (rows, kv, longest, n)) for n in (d, e)]
     if kernel.cache:
         q = np.zeros_like(q)  # rotated keys are rounded, which a query of zeros does not see
     turned = (kernel.rotary or d) // 2  # half of the rotated part of a head
     tables = [_waves(random, longest + rows, kernel.rotary // 2) for _ in range(2)]
     distances = random.standard_normal((h, kernel.range)).astype(np.float32)
     slots = np.array(cached)[:, None] + np.arange(new)
-    for kind in past:
-        for row, count in enumerate(cached):
-            kind[row, :, count:] = JUNK
     flat = [x.reshape(rows, new, -1) for x in (q, k, v)]
     known = dict(zip("qkv", flat if "k" in names else [np.concatenate(flat, 2)], strict=False))
-    known |= {f"past_{n}": _stored(kernel, x) for n, x in zip("kv", past, strict=True)}
     known |= dict(zip(("cos", "sin", "key_cos", "key_sin"), (*tables[0], *tables[1]), strict=True))
-    known |= {
+    return known | {
         "lengths": np.array(cached, np.int32) + new - 1,
         "longest": np.array(longest, np.int32),
         "sinks": random.standard_normal(h).astype(np.float32),
@@ -205,19 +231,6 @@ def _case(
         "k_scale": np.full(kv * d, STEP, np.float32),
         "v_scale": np.full(kv * e, STEP, np.float32),
     }
-    expected = [np.zeros((rows, new, h * e)), np.zeros((rows, h, new, ROWS))]
-    for row, count in enumerate(cached):
-        inputs = Inputs(kernel.node, known.__getitem__, row)
-        queries, *appended = inputs.heads()
-        pairs = zip(past, appended, strict=True)
-        read = [np.concatenate((kind[row, :, :count], x.numbers), 1) for kind, x in pairs]
-        scores = inputs.scores(queries, count + new)
-        weights, expected[0][row], _ = attended(queries, read, scores)
-        if inputs.has(ROW_OF_DISTANCE):
-            picked = np.eye(ROWS)[inputs.picked_rows(new, count + new)]
-            expected[1][row] = np.einsum("hst,str->hsr", weights, picked)
-    feeds = {name: known[name] for name in names if name}
-    return feeds, expected[: len(kernel.compared)]
 
 
 def _pieces(random: np.random.Generator, heads: int) -> np.ndarray:

@@ -158,13 +158,8 @@ def _roles(
         windows = tuple(sorted(_windows(part, name).items()))
         yield Role(place, axes, tuple(layers) or (0,), windows)
     for table in part.tables.get(name, []):
-        names = integer_rules.allowed(manifest, axes, readers)
-        own = bool(manifest.packages)  # encodings that may index by a formula of their own
-        if not cells and integer_rules.has_row_by_position(manifest, table.shape[0]) and not own:
-            names = integer_rules.by_position(manifest)
-        if (level := table.name.rpartition(".")[2]) in LEVELS:
-            names = integer_rules.by_position(manifest, level)
-        yield Role(f"{place} of {table.name}"[:128], axes, allowed=names, rows=table.shape[0])
+        rules = _of_table(manifest, table.name, table.shape[0], axes, readers)
+        yield Role(f"{place} of {table.name}"[:128], axes, allowed=rules, rows=table.shape[0])
     if not uses or masks or hides:
         return
     if floats or all(use.operator in SIZES for use in uses):
@@ -178,6 +173,19 @@ def _roles(
     picks = integer_rules.allowed(manifest, axes, readers)
     by_cell = [picks for use in uses if use.operator in PICKS]
     yield Role(place, axes, allowed=next(iter((*strict, *by_cell)), ()))
+
+
+def _of_table(
+    manifest: Manifest, name: str, rows: int, axes: integer_rules.Layout, readers: Sequence[int]
+) -> Tuple[str, ...]:
+    """Return the rules of which the index of a table follows one."""
+    if (level := name.rpartition(".")[2]) in LEVELS:
+        return integer_rules.by_position(manifest, level)
+    own = bool(manifest.packages)  # encodings that may index by a formula of their own
+    cells = "s" in axes and "t" in axes
+    if not cells and integer_rules.has_row_by_position(manifest, rows) and not own:
+        return integer_rules.by_position(manifest)
+    return integer_rules.allowed(manifest, axes, readers)
 
 
 def _windows(part: IntegerPart, mask: str) -> Dict[int, int]:

@@ -177,11 +177,8 @@ def placed(manifest: Manifest, call: Call) -> Places:
         elif not manifest.contiguous:
             keys = _padded(keys, capacity)
     total = np.array(last.max() + 1, np.int32)
-    coordinates, ids = None, queries
-    if manifest.axes:  # they differ from positions and from each other [A,B,S]
-        axes = np.arange(manifest.axes, 0, -1)[:, None, None]
-        coordinates = np.where(queries < 0, 0, queries // axes)
-        ids = np.concatenate((queries[None], coordinates))
+    coordinates = _coordinates(queries, manifest.axes) if manifest.axes else None
+    ids = queries if coordinates is None else np.concatenate((queries[None], coordinates))
     requested = np.maximum(call.new - 1, 0)[:, None] - np.arange(REQUESTED) % 3
     feeds = _empty(manifest, call, capacity) | {
         "position_ids": ids,
@@ -196,9 +193,15 @@ def placed(manifest: Manifest, call: Call) -> Places:
         "logits_index": np.maximum(requested, 0),
         integer_graph.EMBEDDED: np.zeros((*queries.shape, 1), np.float32),
     }
-    in_windows = int((last - feeds["window_start"]).max()) + 1
-    in_windows = in_windows if manifest.contiguous else capacity - 1
+    of_rows = int((last - feeds["window_start"]).max()) + 1
+    in_windows = of_rows if manifest.contiguous else capacity - 1
     return Places(feeds, queries, keys, coordinates, first, last, call, in_windows)
+
+
+def _coordinates(positions: np.ndarray, axes: int) -> np.ndarray:
+    """Return coordinates [A,B,S] that differ from positions [B,S] and from each other."""
+    divisors = np.arange(axes, 0, -1)[:, None, None]
+    return np.where(positions < 0, 0, positions // divisors)
 
 
 def _empty(manifest: Manifest, call: Call, capacity: int) -> Dict[str, np.ndarray]:

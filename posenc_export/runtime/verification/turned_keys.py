@@ -40,9 +40,9 @@ class Turns:
         return result
 
     def products(self, q: np.ndarray, keys: np.ndarray) -> Tuple[np.ndarray, np.ndarray]:
-        """Return the products [H,S,T] of queries [H,S,D] with keys the last are
-        their own, and bounds of their errors beside those of the sum over D: each rotation of a
-        number, one for each digit of a query and one of a key, has 3 roundings.
+        """Return the products [H,S,T] of queries [H,S,D] with keys [H,T,D], of which the last are
+        their own, and bounds of their errors: D roundings of the sum, and 3 of each rotation of a
+        number, of which a query has one for each digit and a key one.
         """
         count, total = q.shape[1], keys.shape[1]
         ends = np.arange(total - count, total)[:, None]
