@@ -157,7 +157,8 @@ def _layers(graph: Nodes) -> Dict[str, int]:
     first: Dict[str, int] = {}  # by If, the first layer of its branches
     within: Dict[str, int] = {}  # attention nodes in a branch so far
     for node in graph.nodes:
-        layer = max((before.get(name, -1) for name in _read(node)), default=-1)
+        read = () if node.operator in SIZES else _read(node)  # sizes of states serve all layers
+        layer = max((before.get(name, -1) for name in read), default=-1)
         if not cached and node.operator in WEIGHTED:
             layer, branch = count, BRANCH.match(node.outputs[0])
             if branch:

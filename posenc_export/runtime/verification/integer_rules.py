@@ -53,6 +53,9 @@ def arranged(numbers: np.ndarray, axes: str, target: Layout) -> Optional[np.ndar
     if "b" in axes and "b" not in target:
         numbers, axes = numbers[0], axes.replace("b", "", 1)
     labels = [a if a in "bst" else str(n) for a, n in zip(axes, numbers.shape, strict=True)]
+    if "1" in labels and target.count("1") > 1:  # all of them are alike
+        numbers = numbers.squeeze(labels.index("1"))
+        labels.remove("1")
     if any(target.count(label) != 1 for label in labels):
         return None
     order = sorted(range(len(labels)), key=lambda index: target.index(labels[index]))
