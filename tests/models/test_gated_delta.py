@@ -28,7 +28,7 @@ TOKENS = 150  # several chunks of the lowering, of 32 tokens, and a part of one
 
 def hybrid(max_positions: int = 1100) -> StackConfig:
     """Describe gated delta rules before and after attention, of other sizes. The second has a decay
-    for each entry of a key, and filters that read one earlier token.
+    for each entry of a key.
     """
     softmax = decoder("rope", max_positions=max_positions)
     delta = decoder("nope", mechanism="gated_delta").layers["layer"]
@@ -36,9 +36,7 @@ def hybrid(max_positions: int = 1100) -> StackConfig:
     layers = {
         "delta": delta.with_attention(projection={"name": "gated_delta", **sizes}),
         "full": softmax.layers["layer"],
-        "by_entry": delta.with_attention(
-            kv_heads=2, projection={"name": "gated_delta", "kernel": 2, "rank": 8}
-        ),
+        "by_entry": delta.with_attention(kv_heads=2, projection={"name": "gated_delta", "rank": 8}),
     }
     return replace(softmax, layers=layers, order=tuple(layers))
 

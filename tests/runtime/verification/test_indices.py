@@ -19,7 +19,7 @@ from posenc_export.runtime import load
 from posenc_export.runtime.artefact import manifest as manifests
 from posenc_export.runtime.artefact.records import Package
 from posenc_export.runtime.artefact.schema import Manifest
-from posenc_export.runtime.verification import bias_tables, described, indices
+from posenc_export.runtime.verification import bias_tables, described, indices, integer_rules
 from tests.cases import combinations
 from tests.tiny import block, decoder, encoder
 from tests.traces import sources
@@ -335,3 +335,8 @@ def test_a_config_that_describes_no_model_is_refused(config: Any) -> None:
     manifest = cast(Manifest, SimpleNamespace(config=config))
     with pytest.raises(ValueError, match="manifest: expected"):
         described.encodings(manifest)
+
+
+def test_the_last_input_of_filters_of_two_tokens_has_a_layout() -> None:
+    numbers = integer_rules.arranged(np.array([[3], [5]]), "bk", ("b", "1", "1"))
+    assert numbers is not None and numbers.tolist() == [[[3]], [[5]]]
