@@ -45,7 +45,7 @@ class Sinusoidal(PositionEncoding):
     def embed(self, x: Tensor, positions: Tensor) -> Tensor:
         """x [B,S,E], positions [B,S] int64 to [B,S,E] in x's dtype."""
         rows = self.waves(positions) if self.computed else self.table(positions)
-        return x * self.scale + rows.to(x.dtype)
+        return ops.scale(x, self.scale) + rows.to(x.dtype)
 
     def __init__(
         self,

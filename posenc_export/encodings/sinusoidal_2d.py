@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from posenc_export import ops
 from posenc_export.encodings.shared import sinusoids
 from posenc_export.encodings.shared.base import Geometry, Oracle, PositionEncoding, Rows, Table
 from posenc_export.encodings.shared.rotary import Place
@@ -46,7 +47,7 @@ class Sinusoidal2D(PositionEncoding):
     def embed(self, x: Tensor, positions: Tensor) -> Tensor:
         """x [B,S,E], coordinates [2,B,S] int64 to [B,S,E] in x's dtype."""
         halves = [self.of_row(positions[0]), self.of_column(positions[1])]
-        scaled = x * self.scale
+        scaled = ops.scale(x, self.scale)
         return scaled + torch.cat((halves[self.first], halves[1 - self.first]), -1).to(x.dtype)
 
     def __init__(

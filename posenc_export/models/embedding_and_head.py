@@ -7,6 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from posenc_export import ops
 from posenc_export.encodings.shared.base import PositionEncoding
 from posenc_export.models.config import HeadConfig, TokensConfig
 from posenc_export.models.parts import build, float64
@@ -31,7 +32,7 @@ class Tokens(torch.nn.Module):
 
     def __init__(self, width: int, config: TokensConfig, encoding: PositionEncoding) -> None:
         super().__init__()
-        self.scale, self.encoding = config.scale, encoding
+        self.scale, self.encoding = float(config.scale), encoding
         self.embedding = torch.nn.Embedding(config.vocabulary, encoding.token_width(width))
         encoding.initialise_tokens(self.embedding.weight)
         self.segments = torch.nn.Embedding(config.segments, width) if config.segments else None
@@ -43,9 +44,7 @@ class Tokens(torch.nn.Module):
         self, ids: Tensor, segments: Optional[Tensor], coordinates: Tensor, states: List[Tensor]
     ) -> Tuple[Tensor, List[Tensor]]:
         """ids, segments [B,S], coordinates [B,S] or [axes,B,S], states to [B,S,E], new states."""
-        x = self.embedding(ids)
-        if self.scale != 1.0:
-            x = x * self.scale
+        x = ops.scale(self.embedding(ids), self.scale)
         x, present = self.encoding.embed_next(x, coordinates, states)
         if self.segments is not None and segments is not None:
             x = x + self.segments(segments)
@@ -75,7 +74,7 @@ class Features(torch.nn.Module):
         if encoding.axes or encoding.token_width(width) != width:
             rule = "an encoding of one coordinate and of the model's width for features"
             raise refusal("config", rule, type(encoding).__name__, "choose another")
-        self.scale, self.encoding = config.scale, encoding
+        self.scale, self.encoding = float(config.scale), encoding
         self.stem = build("features", config.features or {}, width)
         self.size = int(self.stem.size)
         self.norm = build("norm", config.norm or {"name": "none"}, width)
@@ -84,9 +83,7 @@ class Features(torch.nn.Module):
         self, x: Tensor, segments: Optional[Tensor], coordinates: Tensor, states: List[Tensor]
     ) -> Tuple[Tensor, List[Tensor]]:
         """x [B,S,F], segments None, coordinates [B,S] (positions), states to [B,S,E], states."""
-        hidden = self.stem(x, coordinates)
-        if self.scale != 1.0:
-            hidden = hidden * self.scale
+        hidden = ops.scale(self.stem(x, coordinates), self.scale)
         hidden, present = self.encoding.embed_next(hidden, coordinates, states)
         return self.norm(hidden), present
 
@@ -109,16 +106,14 @@ class Head(torch.nn.Module):
 
     def __init__(self, width: int, size: int, config: HeadConfig, table: Optional[Tensor]) -> None:
         super().__init__()
-        self.scale, self.softcap = config.scale, config.softcap or 0.0
+        self.scale, self.softcap = float(config.scale), config.softcap or 0.0
         self.linear = torch.nn.Linear(width, size, bias=config.bias)
         if table is not None:
             self.linear.weight = table
 
     def forward(self, x: Tensor) -> Tensor:
         """x [B,S,E] to logits [B,S,V]."""
-        logits = self.linear(x)
-        if self.scale != 1.0:
-            logits = logits * self.scale
+        logits = ops.scale(self.linear(x), self.scale)
         if self.softcap > 0:
             logits = self.softcap * torch.tanh(logits / self.softcap)
         return logits

@@ -14,6 +14,7 @@ from posenc_export.ops.attention import (  # noqa: F401
     attention_mask,
     attention_weights,
     products,
+    scale,
     select_tokens,
     split_heads,
     weighted_values,

@@ -1,4 +1,4 @@
-"""Semantic operations of attention: heads, masks, products, softmax and mixed values."""
+"""Semantic operations of attention: heads, factors, masks, products, softmax, mixed values."""
 
 from typing import Optional, Tuple
 
@@ -15,6 +15,17 @@ def split_heads(x: Tensor, heads: int) -> Tensor:
         shape = [x.size(0), x.size(1), heads, x.size(2) // heads]
         return graph.SplitHeads.emit(x, shape, x, heads)
     return x.view(x.size(0), x.size(1), heads, -1)
+
+
+def scale(x: Tensor, factor: float) -> Tensor:
+    """Multiply x of any shape by a constant. In half precision, a graph stores the factor in
+    float32, so that its float32 form reads it exactly.
+    """
+    if factor == 1.0:
+        return x
+    if not torch.jit.is_scripting() and emitting():
+        return graph.Scale.emit(x, x.shape, x, factor)
+    return x * factor
 
 
 def select_tokens(x: Tensor, index: Tensor) -> Tensor:

@@ -140,6 +140,11 @@ class OnGrid(Node):
     name = Attribute(str)
 
 
+class Scale(Node):
+    x = Input()
+    factor = Attribute(float)
+
+
 class SplitHeads(Node):
     x = Input()
     heads = Attribute(int)

@@ -66,6 +66,7 @@ LOWERING: Tuple[Table, ...] = (
         graph.RowsAtCounts: counts.rows_at_counts,
         graph.CollectByDistance: content.collect_by_distance,
         graph.WeightedValues: standard.weighted_values,
+        graph.Scale: standard.scale,
         graph.SelectTokens: standard.select_tokens,
         graph.Recur: standard.recur,
         graph.ShortConvolution: gated_delta.convolution,

@@ -197,6 +197,10 @@ def _grouped(
     return op.Reshape(y, op.Concat(op.constant([0, node.heads]), queries, [-1], axis=0))
 
 
+def scale(op: Builder, node: graph.Scale) -> ir.Value:
+    return op.Mul(node.x, op.table(op.constant(node.factor, "float32")))
+
+
 def select_tokens(op: Builder, node: graph.SelectTokens) -> ir.Value:
     return op.GatherND(node.x, op.Unsqueeze(node.index, [2]), batch_dims=1)
 

@@ -9,6 +9,7 @@ from typing import Any, Dict
 import numpy as np
 import onnxruntime
 import pytest
+from msgspec.structs import replace
 from onnx import TensorProto, helper
 
 from posenc_export.commands.cli import main
@@ -32,7 +33,7 @@ from posenc_export.runtime.verification.float32_form import load_form
 from posenc_export.runtime.verification.measuring import measure
 from posenc_export.shared.numerics import tolerance
 from tests.faults.artefacts import described
-from tests.tiny import block
+from tests.tiny import block, decoder
 from tests.traces import sources
 
 pytestmark = pytest.mark.xdist_group("rope")
@@ -146,14 +147,26 @@ HALF = [
     ("rope", "ort-cuda", "bfloat16"),
     ("rope_longrope", "ort", "float16"),  # branches of If, whose nodes are rewritten too
     ("t5", "ort", "float16"),
+    ("factors", "ort", "float16"),
 ]
+
+
+def _described(variant: str) -> Any:
+    """Return a block, or a decoder with factors that half precision rounds: on token embeddings
+    before and inside an encoding, and on logits.
+    """
+    if variant != "factors":
+        return block(variant)
+    whole = decoder("sinusoidal", encoding={"name": "sinusoidal", "scale": 20 / 3})
+    tokens, head = (replace(part, scale=2 / 3) for part in (whole.tokens, whole.head))
+    return replace(whole, tokens=tokens, head=head)
 
 
 @pytest.mark.parametrize(("variant", "target", "dtype"), HALF)
 def test_a_file_of_half_precision_has_a_form_within_the_tolerance_of_float32(
     variant: str, target: str, dtype: str, tmp_path: Path
 ) -> None:
-    model = sources(block(variant))
+    model = sources(_described(variant))
     manifest = export(model, target, tmp_path / "made", dtype=dtype, verify=False)
     expected = reference.read(manifest, tmp_path / "made")
     session = load_form(tmp_path / "made", manifest, 1).session()
