@@ -14,6 +14,7 @@ from posenc_export import export_model, from_pretrained, load
 from posenc_export.commands.cli import main
 from posenc_export.export import ExportOptions
 from posenc_export.export.expected import eager_session
+from posenc_export.models import families
 from posenc_export.models.presets import seeded
 from posenc_export.models.short_forms import block_config
 from posenc_export.runtime.session.forecaster import Forecaster
@@ -164,3 +165,10 @@ def test_other_models_do_not_forecast(tmp_path: Path) -> None:
     export_model(seeded(block_config(16, 2, 8)), "onnx", tmp_path / "block", verify=False)
     with pytest.raises(ValueError, match="expected a model that forecasts series, got kind block"):
         load(tmp_path / "block").forecaster()
+
+
+def test_a_config_is_read_without_tensors_of_its_sizes_and_without_sizes_that_are_null() -> None:
+    values = {**transformers.TimesFm2_5Config().to_dict(), "horizon_length": 2**53}
+    families.read(values, None)
+    with pytest.raises(ValueError, match="output_quantile_len to be an integer of 1 or more"):
+        families.read({**values, "output_quantile_len": None}, None)

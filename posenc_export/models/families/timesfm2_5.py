@@ -58,7 +58,7 @@ def _forecast(config: family.Settings, block: family.Named) -> family.Named:
     if median > len(quantiles):
         raise config.refusal(f"decode_index to be at most {len(quantiles)}", median)
     symmetric = config.flag("force_flip_invariance", True)
-    continuous, _ = config.flag(CONTINUOUS, True), config.whole(*LONGEST)
+    continuous, _ = config.flag(CONTINUOUS, True), config.integer(*LONGEST, least=1)
     if symmetric and continuous and 2 * median != 1 + len(quantiles):
         rule = "decode_index to be that of the middle quantile with force_flip_invariance"
         raise config.refusal(rule, median, family.UNSUPPORTED)
@@ -106,8 +106,6 @@ def of_forecasts(description: family.StackConfig, config: Mapping[str, Any]) -> 
     horizon, count = forecast["horizon"], 1 + len(forecast["quantiles"])
     length, median = config.get(*LONGEST), config.get(*MEDIAN)
     both = min(horizon, length)
-    levels = torch.arange(count)
-    moved = (levels != 0) & (levels != median) & (torch.arange(horizon) < both)[:, None]
 
     def names(layer: str, rows: Tuple[int, int], columns: int) -> Dict[str, Tuple[int, ...]]:
         named = zip((POINT, SPREAD), rows, strict=True)
@@ -115,6 +113,8 @@ def of_forecasts(description: family.StackConfig, config: Mapping[str, Any]) -> 
 
     def parts(tensors: List[Tensor]) -> List[Tensor]:
         """Return what the two blocks add to the forecast."""
+        levels, places = torch.arange(count), torch.arange(horizon)[:, None]
+        moved = (levels != 0) & (levels != median) & (places < both)
         point, spread = (tensor.unflatten(0, (-1, count)) for tensor in tensors)
         spread = torch.nn.functional.pad(spread[:both], (0, 0, 0, 0, 0, horizon - both))
         distances = (spread - spread[:, median, None]) * moved[:, :, None]
