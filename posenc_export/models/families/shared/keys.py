@@ -44,6 +44,7 @@ DEFAULTS: Dict[str, Any] = {
 # Other names of keys, by our name: each with the model types in which transformers reads it. Bloom
 # and T5 need no range, so that their names of it have no effect.
 T5, KIMI = ("t5", "mt5"), ("kimi_linear",)
+ELSEWHERE = {"model_max_length"}  # have another meaning for other families (Cohere)
 SPELLINGS: Dict[str, Dict[str, Tuple[str, ...]]] = {
     "num_hidden_layers": {
         "n_layer": ("gpt2", "gptj", "bloom", "xlnet"),
