@@ -11,13 +11,6 @@ from posenc_export.encodings import REGISTRY
 from posenc_export.export import ExportOptions
 
 TOP = Path(__file__).parents[1]
-WORDS = 50_000
-
-
-def test_the_documentation_has_at_most_50000_words() -> None:
-    above = [TOP / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")]
-    pages = [*above, *(TOP / "docs").rglob("*.md")]
-    assert sum(len(page.read_text(encoding="utf-8").split()) for page in pages) <= WORDS
 
 
 def test_an_encoding_is_one_file_and_one_line() -> None:

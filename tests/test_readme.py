@@ -19,7 +19,6 @@ from tests.models.checkpoints import saved
 
 TOP = Path(__file__).parents[1]
 README = (TOP / "README.md").read_text(encoding="utf-8")
-WORDS = 800
 ELSEWHERE = ("pip", "make")  # installations, which `make wheels` and `make demo` run
 
 
@@ -50,10 +49,6 @@ def registered() -> Iterator[None]:
     yield
     for name in set(encodings.KNOWN.registered) - before:
         encodings.KNOWN.registered.pop(name)
-
-
-def test_the_readme_has_at_most_800_words() -> None:
-    assert len(README.split()) <= WORDS
 
 
 def test_every_block_runs_from_the_top(

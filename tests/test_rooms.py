@@ -2,9 +2,9 @@
 are parsed.
 """
 
-import ast
 import functools
 import re
+import tomllib
 from pathlib import Path
 from typing import Set
 
@@ -47,20 +47,13 @@ def test_what_contributing_allows_has_no_circle(inside: str) -> None:
     assert circles(allowed(inside)) == []
 
 
-def test_files_and_functions_are_short() -> None:
-    """Lines of docstrings of functions do not count."""
-    long = {}
-    for path in (TOP / PACKAGE).rglob("*.py"):
-        text = path.read_text(encoding="utf-8")
-        if (lines := len(text.splitlines())) > 300:
-            long[str(path)] = lines
-        for node in ast.walk(ast.parse(text)):
-            if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
-                docstring = ast.get_docstring(node, clean=False) or ""
-                lines = node.end_lineno - node.lineno + 1 - len(docstring.splitlines())
-                if lines > 40:
-                    long[f"{path}: {node.name}"] = lines
-    assert long == {}
+@pytest.mark.parametrize("folder", ["posenc_export", "tests", "bench"])
+def test_lines_of_python_are_within_the_budget(folder: str) -> None:
+    budget = tomllib.loads((TOP / "pyproject.toml").read_text())["tool"]["posenc"]["lines"]
+    files = (TOP / folder).rglob("*.py")
+    assert sum(len(path.read_text(encoding="utf-8").splitlines()) for path in files) <= (
+        budget[folder]
+    )
 
 
 def test_no_files_import_each_other_in_a_circle() -> None:
