@@ -13,7 +13,7 @@ WIDE = 1.25  # high / low, above which numbers have two significant digits in pl
 FEWEST = 5  # pairs of timings that a ratio needs
 DRAWS, CONFIDENCE = 4000, 0.95  # of the bootstrap
 UNDECIDED = 50  # percent; if larger differences are possible, a headline names no result
-MOST_NAMED = 2  # further contestants in a headline; a verdict names all
+MOST_NAMED = 3  # other contestants in a headline; a verdict names all
 WHAT = {"decode": "cached tokens", "prefill": "tokens of prompt"}
 
 
@@ -60,25 +60,36 @@ def ratio(times: Sequence[float], reference: Sequence[float]) -> Optional[Spread
 
 
 class Comparison(NamedTuple):
-    """The fastest contestant, the next one and the others at one number of tokens."""
+    """The fastest contestant at one number of tokens, and the others from the nearest on: their
+    names, and how many times as fast it is. An interval that includes 1 decides nothing.
+    """
 
     fastest: Row
-    next: Row
-    # How many times as fast the first is; None if the interval of the ratio includes 1
-    ratio: Optional[Spread]
-    most: int  # largest difference in percent, if there is no ratio
-    # Names of the others, and how many times as fast the first is
-    further: Tuple[Tuple[str, Spread], ...] = ()
+    others: Tuple[Tuple[str, Spread], ...]
 
     def __str__(self) -> str:
         first = self.fastest.contestant
-        if self.ratio is not None:
-            return f"{first} is {_times([(self.next.contestant, self.ratio), *self.further])}"
-        pair = f"{first} and {self.next.contestant}"
-        said = f"no difference larger than {self.most} % between {pair}"
-        if self.undecided:
-            said = f"undecided, the times of {pair} vary too much"
-        return f"{said}; {first} is {_times(self.further)}" if self.further else said
+        slower = [(name, times) for name, times in self.others if times.low > 1.0]
+        parts = []
+        if self.equal:
+            names = f"{first} and {_listed(self.equal)}"
+            pair = f"no difference larger than {self.most} % between {names}"
+            parts = [f"undecided, the times of {names} vary too much" if self.undecided else pair]
+        if slower:
+            times = [f"{times} times as fast as {name}" for name, times in slower]
+            parts.append(f"{first} is {_listed(times)}")
+        return "; ".join(parts)
+
+    @property
+    def equal(self) -> List[str]:
+        """Names of the contestants that may be as fast."""
+        return [name for name, times in self.others if times.low <= 1.0]
+
+    @property
+    def most(self) -> int:
+        """Largest possible difference to these in percent; 0 if there are none."""
+        possible = [max(times.high, 1 / times.low) for _, times in self.others if times.low <= 1.0]
+        return math.ceil(100 * (max(possible, default=1.0) - 1))
 
     @property
     def undecided(self) -> bool:
@@ -119,32 +130,32 @@ def _headline(comparisons: List[Comparison]) -> str:
         return f"undecided at {_tokens(undecided)} tokens, where the times of {names} vary too much"
     first, last = comparisons[0].fastest.tokens, comparisons[-1].fastest.tokens
     if len(comparisons) == 1:
-        nearest = comparisons[0]._replace(further=comparisons[0].further[:MOST_NAMED])
+        nearest = comparisons[0]._replace(others=comparisons[0].others[:MOST_NAMED])
         return f"{nearest}, at {first} tokens"
-    decided = [comparison for comparison in comparisons if comparison.ratio is not None]
+    decided = [comparison for comparison in comparisons if not comparison.equal]
     winners = list(dict.fromkeys(comparison.fastest.contestant for comparison in decided))
     everywhere = f"from {first} to {last} tokens"
     if not winners:
         most = max(comparison.most for comparison in comparisons)
-        names = " and ".join(_names(comparisons))
+        names = _listed(_names(comparisons))
         return f"no difference larger than {most} % between {names}, {everywhere}"
     if len(winners) > 1:
         places = "; ".join(f"{name} at {_tokens(decided, name)}" for name in winners)
         return f"which one is fastest depends on the number of tokens: {places}"
     where = f"at {_tokens(decided)} tokens, elsewhere there is no clear difference"
     where = everywhere if len(decided) == len(comparisons) else where
-    seconds = list(dict.fromkeys(comparison.next.contestant for comparison in comparisons))
+    seconds = list(dict.fromkeys(comparison.others[0][0] for comparison in comparisons))
     than = seconds[0] if len(seconds) == 1 else "the next"
     return f"{winners[0]} is {_range(decided)} times as fast as {than}, {where}"
 
 
 def _names(comparisons: Sequence[Comparison]) -> List[str]:
-    pairs = ((comparison.fastest, comparison.next) for comparison in comparisons)
-    return list(dict.fromkeys(row.contestant for pair in pairs for row in pair))
+    every = ([comparison.fastest.contestant, *comparison.equal] for comparison in comparisons)
+    return list(dict.fromkeys(name for names in every for name in names))
 
 
 def _range(comparisons: Sequence[Comparison]) -> str:
-    medians = [comparison.ratio.median for comparison in comparisons if comparison.ratio]
+    medians = [comparison.others[0][1].median for comparison in comparisons]
     least, most = rounded(min(medians), 3), rounded(max(medians), 3)
     return least if least == most else f"{least} to {most}"
 
@@ -157,27 +168,22 @@ def _tokens(comparisons: Sequence[Comparison], fastest: Optional[str] = None) ->
 def _comparisons(rows: Sequence[Row]) -> List[Comparison]:
     comparisons = []
     for _, group in groupby(rows, key=lambda row: (row.phase, row.tokens)):
-        first, *others = sorted(group, key=lambda row: row.median_seconds)
-        comparison = _comparison(first, others[0]) if others else None
-        if comparison is not None:
-            best = comparison.fastest.samples_seconds
-            times = ((row.contestant, ratio(row.samples_seconds, best)) for row in others[1:])
-            further = tuple((name, slower) for name, slower in times if slower is not None)
-            comparisons.append(comparison._replace(further=further))
+        best, *slower = by_median = sorted(group, key=lambda row: row.median_seconds)
+        for row in slower:
+            times = ratio(row.samples_seconds, best.samples_seconds)
+            if times is not None and times.high < 1.0:
+                best = row  # faster round by round, in spite of the larger median
+        others = [
+            (row.contestant, times)
+            for row in by_median
+            if row is not best and (times := ratio(row.samples_seconds, best.samples_seconds))
+        ]
+        if others:
+            others.sort(key=lambda other: other[1].median)
+            comparisons.append(Comparison(best, tuple(others)))
     return comparisons
 
 
-def _times(slower: Sequence[Tuple[str, Spread]]) -> str:
-    *first, last = (f"{times} times as fast as {name}" for name, times in slower)
+def _listed(words: Sequence[str]) -> str:
+    *first, last = words
     return f"{', '.join(first)} and {last}" if first else last
-
-
-def _comparison(first: Row, second: Row) -> Optional[Comparison]:
-    slower = ratio(second.samples_seconds, first.samples_seconds)
-    if slower is None:
-        return None
-    if slower.low > 1.0:
-        return Comparison(first, second, slower, 0)
-    if slower.high < 1.0:  # slower round by round, in spite of the smaller median
-        return _comparison(second, first)
-    return Comparison(first, second, None, math.ceil(100 * (max(slower.high, 1 / slower.low) - 1)))

@@ -157,6 +157,32 @@ def test_a_headline_names_the_nearest_contestants_and_a_verdict_all() -> None:
     assert all(f"c{number}" in verdict for number in range(1, 7))
 
 
+def test_a_ratio_whose_interval_includes_1_is_not_stated_as_fact() -> None:
+    """The time of eager is 0.12 to 1.7 times that of ort, with a median of 1.5."""
+    rows = [
+        row("ort", [1.0] * 5),
+        row("onnx", [1.2] * 5),
+        row("eager", [1.7, 0.12, 1.5, 0.12, 1.5]),
+    ]
+    (verdict,), (headline,) = verdicts(rows), headlines(rows)
+    assert verdict.endswith(
+        ": undecided, the times of ort and eager vary too much; ort is 1.20 (1.20 .. 1.20) times "
+        "as fast as onnx"
+    )
+    assert headline == (
+        "Decode: undecided at 1024 tokens, where the times of ort or eager vary too much."
+    )
+
+
+def test_the_fastest_of_three_is_the_one_that_no_other_beats_round_by_round() -> None:
+    rows = [
+        row("ort", [*[1.0] * 5, 3.0, *[9.0] * 5]),
+        row("onnx", [*[1.1] * 5, 2.9, *[9.9] * 5]),
+        row("eager", [*[0.9] * 5, 3.1, *[8.0] * 5]),
+    ]
+    assert "eager is 1.11 (1.11 .. 1.12) times as fast as ort and" in verdicts(rows)[0]
+
+
 def test_a_verdict_is_undecided_where_the_headline_is() -> None:
     rows = [
         row("ort", [1e-3, 9e-3, 1e-3, 9e-3, 1e-3]),
