@@ -112,6 +112,17 @@ def worst_error(actual: np.ndarray, expected: np.ndarray) -> float:
     return errors.largest
 
 
+def entry_errors(actual: np.ndarray, expected: np.ndarray, joined: bool = False) -> np.ndarray:
+    """Return |actual - expected| / max(1, |expected|) of each entry; infinity for entries of which
+    one is not finite. joined: whether entries of the last axis are sums of one another's products,
+    as those of a rotated head are; the largest of them is then |expected|.
+    """
+    sizes = np.abs(expected).max(-1, keepdims=True) if joined else np.abs(expected)
+    with np.errstate(invalid="ignore"):  # infinity minus infinity
+        errors = np.abs(actual - expected) / np.maximum(1.0, sizes)
+    return np.where(np.isnan(errors), np.inf, errors)
+
+
 class Errors:
     """Errors of pairs of actual and expected outputs, accumulated over the pairs.
 

@@ -11,7 +11,7 @@ from posenc_export.encodings import Geometry, Oracle, PositionEncoding
 from posenc_export.encodings.shared.combined import overrides
 from posenc_export.encodings.shared.functions import FunctionBias, FunctionRotation
 from posenc_export.models.randomness import drawn_from
-from posenc_export.shared.numerics import tolerance, worst_error
+from posenc_export.shared.numerics import entry_errors, tolerance
 
 # Grouped heads, and numbers of heads and a width that are not powers of two.
 HEADS, KV_HEADS, HEAD_SIZE, WIDTH = 6, 3, 16, 48
@@ -30,7 +30,7 @@ class Compared(NamedTuple):
 
 
 class Worst(NamedTuple):
-    """The largest error of a hook, relative to the largest expected number, and its entry."""
+    """The largest error of a hook (numerics.entry_errors), and its entry."""
 
     error: float
     place: str
@@ -136,14 +136,12 @@ def _precision(encoding: PositionEncoding, hook: str) -> str:
 
 
 def _worst(compared: Compared) -> Worst:
-    with np.errstate(invalid="ignore"):  # infinity minus infinity
-        gaps = np.abs(compared.actual - compared.expected)
-    flat = np.where(np.isnan(gaps), np.inf, gaps).argmax()
-    entry = tuple(map(int, np.unravel_index(flat, gaps.shape)))
+    errors = entry_errors(compared.actual, compared.expected, compared.hook == "rotate")
+    entry = tuple(map(int, np.unravel_index(errors.argmax(), errors.shape)))
     ahead = compared.hook == "bias" and entry[-1] > entry[-2]
-    error = worst_error(compared.actual, compared.expected)
+    # + 0.0: no -0
     actual, expected = float(compared.actual[entry]) + 0.0, float(compared.expected[entry]) + 0.0
-    return Worst(error, compared.name(*entry), actual, expected, ahead)  # + 0.0: no -0
+    return Worst(float(errors[entry]), compared.name(*entry), actual, expected, ahead)
 
 
 def _rows(encoding: PositionEncoding, places: List[int]) -> Iterator[Compared]:
