@@ -1,6 +1,7 @@
 """The contestants of a benchmark: artefacts on each provider, and other runtimes."""
 
 import itertools
+import shlex
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Dict, List, Optional, Sequence, Tuple, Union
@@ -170,8 +171,9 @@ def _of_runtime(name: str, artefacts: Sequence[Contestant]) -> List[Contestant]:
     runtime = RUNTIMES[name]
     missing = runtime.missing()
     if missing:
-        got, remedy = "none", f"pip install '{runtime.install}' or omit {name}"
-        raise refusal(f"benchmark {name}", f"{' and '.join(missing)} to be installed", got, remedy)
+        rule = f"{' and '.join(missing)} to be installed"
+        remedy = f"pip install {shlex.join(runtime.install.split())}, or omit {name}"
+        raise refusal(f"benchmark {name}", rule, "none", remedy)
     supported = [artefact for artefact in artefacts if artefact.provider in ON_CPU]
     supported = [own for own in supported if runtime.supports(own.folder, own.manifest)]
     if not supported:

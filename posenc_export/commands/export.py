@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import shlex
 from pathlib import Path
 from typing import Any, Dict, Iterable, List, Optional, Tuple
 
@@ -204,18 +205,19 @@ def _sizes(manifests: Iterable[Manifest]) -> List[str]:
 
 def _next_steps(manifests: Dict[Path, Manifest]) -> List[str]:
     """Return commands for artefacts by folder: check the last of them, run it, and time all."""
-    folder, manifest = list(manifests.items())[-1]
+    quoted = [shlex.quote(str(folder)) for folder in manifests]
+    manifest = list(manifests.values())[-1]
     cuda = manifest.target.endswith("-cuda")
     lines = [
-        f"posenc verify {folder}{' --provider cuda' if cuda else ''}",
-        _running(folder, manifest),
-        f"posenc bench {' '.join(map(str, manifests))}",
+        f"posenc verify {quoted[-1]}{' --provider cuda' if cuda else ''}",
+        _running(quoted[-1], manifest),
+        f"posenc bench {' '.join(quoted)}",
     ]
     return ["next:", *(f"  {line}" for line in lines if line)]
 
 
-def _running(folder: Path, manifest: Manifest) -> str:
-    """Return the command that runs an artefact; empty if no command does."""
+def _running(folder: str, manifest: Manifest) -> str:
+    """Return the command that runs an artefact; empty if no command does. folder: quoted."""
     if "sentence_embedding" in [output.name for output in manifest.outputs]:
         return f"posenc embed {folder} texts.txt"
     if manifest.encoder:

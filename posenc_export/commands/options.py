@@ -142,9 +142,10 @@ def check_only(command: str, names: Container[str], chosen: Iterable[str], rule:
 
 
 def nearest_model(model: str, names: Sequence[str]) -> str:
-    """The remedy for a model that does not exist: a download, a folder, or the nearest name."""
+    """The remedy for a model that does not exist: a folder, a download, or the nearest name."""
     near = "give a folder that exists" if os.sep in model else suggestion(model, names)
-    return download(model) or near
+    fetch = download(model)
+    return f"{near}, or download the model first: {fetch}" if fetch else near
 
 
 def loaded(options: argparse.Namespace, folder: Path, threads: Union[int, str] = AUTO) -> Any:

@@ -5,6 +5,7 @@ import contextlib
 import difflib
 import io
 import re
+import shlex
 import sys
 import time
 import traceback
@@ -23,7 +24,7 @@ FAILED_CHECK, BAD_INPUT = 1, 2
 EXTRAS = {
     "export": "torch onnx_ir onnxscript safetensors",
     "page": "onnx",
-    "cpu' or 'posenc-export[gpu": "onnxruntime",
+    "cpu": "onnxruntime",
     "native": "posenc_export_kernels",
     "openvino": "openvino",
     "report": "matplotlib",
@@ -191,7 +192,7 @@ def note_unverified(progress: Progress, folder: Path, manifest: Manifest) -> Non
     if not any(proof and proof["passed"] for proof in (manifest.certificate, *manifest.proofs)):
         progress.close()
         said = "has no passed certificate: its outputs are not known to be those of its model"
-        note(f"{folder} {said}; run posenc verify {folder}")
+        note(f"{folder} {said}; run posenc verify {shlex.quote(str(folder))}")
 
 
 def show(rows: List[Dict[str, Any]]) -> None:

@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -379,7 +380,8 @@ MISSPELLED = {
     "a parameter": (["plot", "rope:thet=3"], "got 'thet'; did you mean theta?"),
     "a model of the hub": (
         ["export", "org/name-1B", "--target", "ort", "-o", "x"],
-        "got 'org/name-1B'; hf download org/name-1B --local-dir name-1B",
+        "got 'org/name-1B'; give a folder that exists, or download the model first: hf download "
+        "org/name-1B --local-dir name-1B",
     ),
     "a file of the hub": (
         ["describe", "hf://org/name/q4.gguf"],
@@ -387,7 +389,8 @@ MISSPELLED = {
     ),
     "a model of the hub to run": (
         ["generate", "org/name", "--prompt", "x"],
-        "download the model with hf download org/name --local-dir name and export it",
+        "give a folder that `posenc export` wrote; if none was meant, hf download org/name "
+        "--local-dir name downloads the model",
     ),
     "a folder": (
         ["export", "./missing", "--target", "ort", "-o", "x"],
@@ -533,20 +536,20 @@ def test_export_verify_and_inspect_count_the_same_cells_and_export_prints_comman
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    assert main([*BLOCK, "--target", "ort", "--verify", "quick", "-o", "made"]) == 0
+    assert main([*BLOCK, "--target", "ort", "--verify", "quick", "-o", "made&kept"]) == 0
     lines = capsys.readouterr().out.splitlines()
     cells = int(lines[1].split()[2])
     sizes = lines[lines.index("next:") - 1]
     assert sizes == (
         "ort: positions 0 .. 63, caches of at most 64 slots, opset ai.onnx 23 and com.microsoft 1"
     )
-    verify, inspect, bench = (line.split() for line in lines[lines.index("next:") + 1 :])
-    assert bench == ["posenc", "bench", "made"]
+    verify, inspect, bench = map(shlex.split, lines[lines.index("next:") + 1 :])
+    assert bench == ["posenc", "bench", "made&kept"]
     assert main([*verify[1:], "--quick"]) == 0
     assert f", {cells} cells, " in capsys.readouterr().out.splitlines()[-1]
     assert main(inspect[1 : inspect.index(">")]) == 0
     compile(capsys.readouterr().out, inspect[-1], "exec")
-    assert main(["inspect", "made"]) == 0
+    assert main(["inspect", "made&kept"]) == 0
     assert f"cells {cells} (quick)" in capsys.readouterr().out
 
 

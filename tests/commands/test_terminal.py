@@ -1,18 +1,73 @@
 """What reaches a terminal: names in files of others cannot control it, and text stays as it is."""
 
+import ast
 import io
 import json
+import re
+import shlex
 import sys
+import tomllib
 from pathlib import Path
-from typing import Any
+from typing import Any, Iterator
 
 import pytest
 
+from posenc_export.benchmark import contestants
+from posenc_export.benchmark.runtimes import RUNTIMES
 from posenc_export.commands.cli import main
-from posenc_export.commands.terminal import CONTROL, Progress, escaping, print_text, show
+from posenc_export.commands.terminal import (
+    CONTROL,
+    EXTRAS,
+    Progress,
+    escaping,
+    print_text,
+    refusal,
+    show,
+)
 
 NAME = "Zoë 東京\x1b]0;owned\x07\x9b31m\u202e\x7f"  # a title, a colour, and reversed text
 SHOWN = "Zoë 東京\\u001b]0;owned\\u0007\\u009b31m\\u202e\\u007f"
+
+
+TOP = Path(__file__).parents[2]
+
+
+def installations() -> Iterator[str]:
+    """Messages of the package that name an installation."""
+    for path in (TOP / "posenc_export").rglob("*.py"):
+        nodes = [*ast.walk(ast.parse(path.read_text(encoding="utf-8")))]
+        parts = {
+            id(part) for node in nodes if isinstance(node, ast.JoinedStr) for part in node.values
+        }
+        for node in nodes:
+            if isinstance(node, ast.Constant) and isinstance(node.value, str):
+                if id(node) not in parts and not node.value.startswith('"""'):
+                    yield node.value
+    for modules in EXTRAS.values():
+        for module in modules.split():
+            yield str(refusal(ModuleNotFoundError(name=module)))
+
+
+def test_every_installation_that_a_message_names_can_be_pasted_into_a_shell() -> None:
+    extras = tomllib.loads((TOP / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    found = (re.findall(r"pip install ([^,;]*)", text) for text in installations())
+    commands = [command for commands in found for command in commands]
+    assert len(commands) > len(EXTRAS)
+    names = {"posenc-export-kernels", "./packages/presets", "onnxruntime-webgpu", "executorch"}
+    names |= {f"posenc-export[{extra}]" for extra in extras}
+    for command in commands:
+        assert {*shlex.split(command)} <= names, command
+
+
+def test_the_installation_of_a_runtime_to_time_can_be_pasted_into_a_shell(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(type(RUNTIMES["genai"]), "missing", lambda _: ["a module"])
+    for name, runtime in RUNTIMES.items():
+        with pytest.raises(ValueError, match=f", or omit {name}$") as refused:
+            contestants._of_runtime(name, [])
+        command = str(refused.value).partition("; ")[2].rpartition(", or omit")[0]
+        assert shlex.split(command) == ["pip", "install", *runtime.install.split()]
 
 
 class Terminal(io.StringIO):

@@ -1,6 +1,7 @@
 """The manifest posenc.json: atomic writing, and reading with every check that needs no graph."""
 
 import json
+import shlex
 from pathlib import Path
 from typing import Any, Optional, Union
 
@@ -132,9 +133,11 @@ def _export_first(folder: Path) -> str:
         return near
     if is_file or (folder / "config.json").is_file():
         what = "file" if is_file else "checkpoint"
-        return f"export the {what} first: posenc export {place} --target ort -o ARTEFACT"
+        quoted = shlex.quote(place)
+        return f"export the {what} first: posenc export {quoted} --target ort -o ARTEFACT"
     if fetch:
-        return f"download the model with {fetch} and export it with posenc export"
+        of_hub = f"{fetch} downloads the model of this name from the Hugging Face hub"
+        return f"give a folder that `posenc export` wrote; if none was meant, {of_hub}"
     names = ", ".join(preset_folders.NAMES)
     return f"give a folder that `posenc export` wrote, or a preset: {names}"
 

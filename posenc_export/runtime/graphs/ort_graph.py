@@ -12,8 +12,8 @@ try:
     import onnxruntime
 except ModuleNotFoundError as error:
     raise ModuleNotFoundError(
-        "runtime: expected onnxruntime, got none; pip install 'posenc-export[cpu]' or "
-        "'posenc-export[gpu]'",
+        "runtime: expected onnxruntime, got none; pip install 'posenc-export[cpu]', or "
+        "'posenc-export[gpu]' for CUDA",
         name="onnxruntime",
     ) from error
 

@@ -29,7 +29,7 @@ PROVIDERS = {
     "cuda": (cuda.NAME, cuda.OPTIONS),
     "webgpu": ("WebGpuExecutionProvider", {}),
 }
-INSTALL_WEBGPU = "pip install onnxruntime-webgpu in an environment without onnxruntime"
+INSTALL_WEBGPU = "pip install onnxruntime-webgpu, in an environment without onnxruntime"
 
 
 def choose_provider(name: str, manifest: Manifest) -> str:
