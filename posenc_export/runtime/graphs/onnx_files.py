@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Dict, Iterator, Set, Tuple, Type, Union
 
 from posenc_export.runtime.artefact.manifest import Manifest
+from posenc_export.shared.refusal import refusal
 
 Buffer = Union[bytes, mmap.mmap, memoryview]
 # For each message type of onnx.proto: the field numbers that lead to tensors, and the message type
@@ -25,6 +26,7 @@ FIELDS: Dict[str, Dict[int, str]] = {
 # Source location and function signature at the start of a message of ONNX Runtime.
 SIGNATURE = re.compile(r"/onnxruntime_src/\S+ .*?\) ")
 DEEPEST = 64  # levels of nested graphs
+OLDEST = "1.28"  # version of ONNX Runtime, as in pyproject.toml
 LENGTHS = {1: 8, 5: 4}  # bytes of the fixed-length wire types
 
 
@@ -109,6 +111,12 @@ def load_errors() -> Tuple[Type[Exception], ...]:
     return (UnicodeDecodeError, RuntimeError, *own)  # the first for names that are not UTF-8
 
 
+def _version() -> str:
+    import onnxruntime
+
+    return onnxruntime.__version__
+
+
 @contextmanager
 def refused(path: Path) -> Iterator[None]:
     """Turn errors of ONNX Runtime while it loads a file into a ValueError of one line."""
@@ -121,6 +129,11 @@ def refused(path: Path) -> Iterator[None]:
             raise ValueError(f"runtime: expected {rule}, got none; {remedy}") from None
         reason = str(error).split(" : ", 3)[-1].replace(f"{path.parent}/", "")
         reason = (SIGNATURE.sub("", reason).strip() or type(error).__name__).splitlines()[0]
-        rule = f"expected {path.name} to be a graph that ONNX Runtime loads"
+        rule, got = f"{path.name} to be a graph that ONNX Runtime loads", reason[:300]
         remedy = "export again, or with this version of ONNX Runtime"
-        raise ValueError(f"runtime: {rule}, got {reason[:300]}; {remedy}") from None
+        version, newer = _version(), "pip install -U 'posenc-export[cpu]'"
+        if [*map(int, version.split(".")[:2])] < [*map(int, OLDEST.split("."))]:
+            rule, got, remedy = f"ONNX Runtime {OLDEST} or newer", version, newer
+        elif "opset" in reason.lower():
+            remedy = f"it needs an ONNX Runtime newer than {version}: {newer}"
+        raise refusal("runtime", rule, got, remedy) from None

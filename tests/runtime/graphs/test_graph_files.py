@@ -215,3 +215,32 @@ def test_onnx_runtime_refuses_files_outside_the_folder_too(tmp_path: Path) -> No
         onnx_files.refused(path),
     ):
         onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
+
+
+@pytest.mark.parametrize(
+    ("version", "message"),
+    [
+        ("1.22.0", "expected ONNX Runtime 1.28 or newer, got 1.22.0; pip install -U 'posenc-exp"),
+        ("9.0.0", "pset 99 .*; it needs an ONNX Runtime newer than 9.0.0: pip install -U 'posenc"),
+    ],
+)
+def test_a_graph_with_an_opset_that_the_runtime_lacks_names_the_version_that_it_needs(
+    version: str, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import onnxruntime
+
+    value = helper.make_tensor_value_info("x", TensorProto.FLOAT, [1])
+    other = helper.make_tensor_value_info("y", TensorProto.FLOAT, [1])
+    graph = helper.make_graph([helper.make_node("Neg", ["x"], ["y"])], "late", [value], [other])
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 99)], ir_version=10)
+    monkeypatch.setattr(onnxruntime, "__version__", version)
+    with (
+        pytest.raises(ValueError, match=re.escape(message).replace(r"\.\*", ".*")),
+        onnx_files.refused(tmp_path / "model.onnx"),
+    ):
+        onnxruntime.InferenceSession(model.SerializeToString())
+
+
+def test_the_oldest_version_of_onnx_runtime_is_that_of_the_distribution() -> None:
+    text = (Path(__file__).parents[3] / "pyproject.toml").read_text()
+    assert f'cpu = ["onnxruntime>={onnx_files.OLDEST},' in text
