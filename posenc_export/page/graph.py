@@ -93,8 +93,11 @@ def check_calls(
 def _opened(path: Path) -> Any:
     import onnxruntime
 
+    from posenc_export.runtime.graphs import integer_products
+
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = 1
+    integer_products.keep_exact(options)
     return onnxruntime.InferenceSession(utf8(path), options, providers=["CPUExecutionProvider"])
 
 

@@ -51,17 +51,12 @@ def on_this_machine(artefact: str) -> Compiled:
 
 def processor() -> str:
     """Return the name of the CPU."""
-    lines = cpu_info().splitlines()
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:  # no Linux
+        lines = []
     named = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
     return named[0] if named else platform.processor() or platform.machine()
-
-
-def cpu_info() -> str:
-    """Return what Linux says of the CPUs; empty on other systems."""
-    try:
-        return Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return ""
 
 
 def gpu() -> str:

@@ -25,6 +25,7 @@ FIELDS: Dict[str, Dict[int, str]] = {
 }
 # Source location and function signature at the start of a message of ONNX Runtime.
 SIGNATURE = re.compile(r"/onnxruntime_src/\S+ .*?\) ")
+FOLDER = "session.model_external_initializers_file_folder_path"  # for models that are no file
 DEEPEST = 64  # levels of nested graphs
 OLDEST = "1.28"  # version of ONNX Runtime, as in pyproject.toml
 LENGTHS = {1: 8, 5: 4}  # bytes of the fixed-length wire types

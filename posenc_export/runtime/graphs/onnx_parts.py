@@ -8,7 +8,7 @@ from typing import Any, Collection, Iterable, List, Mapping, Sequence, Union
 import numpy as np
 import onnxruntime
 
-from posenc_export.runtime.graphs import kernel_library, onnx_files, ort_options
+from posenc_export.runtime.graphs import kernel_library, onnx_files
 from posenc_export.runtime.graphs.onnx_nodes import TYPES, Constant, Node, Nodes
 
 IR_VERSION = 10
@@ -127,7 +127,7 @@ def opened(model: bytes, folder: Path) -> Any:
     options = onnxruntime.SessionOptions()
     options.log_severity_level, options.intra_op_num_threads = 3, 1
     options.enable_cpu_mem_arena = False  # an arena keeps the memory of the largest call
-    options.add_session_config_entry(ort_options.FOLDER, str(folder))
+    options.add_session_config_entry(onnx_files.FOLDER, str(folder))
     if kernel_library.DOMAIN.encode() in model:
         kernel_library.register(options)
     return onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])

@@ -20,8 +20,8 @@ except ModuleNotFoundError as error:
 from posenc_export.runtime.artefact import files, rules
 from posenc_export.runtime.artefact.manifest import Manifest
 from posenc_export.runtime.graphs import cuda_placement, cuda_steps, kernel_check, kernel_library
-from posenc_export.runtime.graphs.onnx_files import check_external, load_errors, refused
-from posenc_export.runtime.graphs.ort_options import FOLDER, PROVIDERS, SLOWER, session_options
+from posenc_export.runtime.graphs.onnx_files import FOLDER, check_external, load_errors, refused
+from posenc_export.runtime.graphs.ort_options import PROVIDERS, SLOWER, session_options
 from posenc_export.runtime.session import device_memory, errors
 from posenc_export.runtime.session.graph import BoundRun, Feeds, GraphRun, StateMemory
 

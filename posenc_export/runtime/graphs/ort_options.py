@@ -1,15 +1,13 @@
 """Which execution provider of ONNX Runtime runs an artefact, and with which options."""
 
 import functools
-import platform
 import warnings
 from typing import Any, Optional
 
 import onnxruntime
 
-from posenc_export.runtime.artefact.machine import cpu_info
 from posenc_export.runtime.artefact.manifest import Manifest
-from posenc_export.runtime.graphs import cuda, kernel_library
+from posenc_export.runtime.graphs import cuda, integer_products, kernel_library
 
 # SkipLayerNormalization takes 1.7 to 7 times as long on a CPU as the Add and LayerNormalization
 # that it replaces (ONNX Runtime 1.31, widths 256 to 1536).
@@ -21,7 +19,6 @@ EIGHT_BITS = ("session.disable_quant_qdq", "1")
 # Products of half precision and few bits by the kernels of TensorRT-LLM, where N, K and the block
 # allow it; ONNX Runtime's own otherwise.
 MIXED_PRODUCTS = ("ep.cuda.fpa_intb_gemm", "1")
-FOLDER = "session.model_external_initializers_file_folder_path"  # for models that are no file
 # Operators of target ort that have no float32 kernel for CUDA, or one with other rules.
 HOST_ONLY = {"GroupQueryAttention", "MoE", "QMoE", kernel_library.OPERATOR}
 PROVIDERS = {
@@ -89,10 +86,8 @@ def session_options(manifest: Manifest, threads: Optional[int]) -> Any:
     # Under ALiBi, attention weights of distant keys are below 1e-38. As subnormal numbers they slow
     # the product with the values by 1.7x at 8192 keys.
     options.add_session_config_entry("session.set_denormal_as_zero", "1")
-    x86 = platform.machine().lower() in ("x86_64", "amd64")
-    if manifest.operators.get("MatMulIntegerToFloat") and x86 and "vnni" not in cpu_info():
-        # Products of unsigned bytes are exact but slower: unsigned times signed may saturate.
-        options.add_session_config_entry("session.x64quantprecision", "1")
+    if manifest.operators.get("MatMulIntegerToFloat"):
+        integer_products.keep_exact(options)
     if manifest.target == "ort-cuda" and manifest.weights is not None:
         options.add_session_config_entry(*MIXED_PRODUCTS)
     elif manifest.weights is not None and manifest.weights.activations == "float32":

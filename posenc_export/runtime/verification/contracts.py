@@ -148,6 +148,17 @@ def of_rounded(x: np.ndarray, y: np.ndarray, weights: Blocks) -> np.ndarray:
     return ratios
 
 
+def of_least(x: np.ndarray, y: np.ndarray, weights: Blocks) -> np.ndarray:
+    """Return errors over bounds [M] of accuracy_level 4, the least accuracy: without a kernel that
+    rounds blocks of this size on this processor, ONNX Runtime computes with activations in float32.
+    """
+    rounded = of_rounded(x, y, weights)
+    if rounded.max() <= 1:
+        return rounded
+    plain = of_float(x, y, weights)
+    return plain if plain.max() <= 1 else rounded
+
+
 def of_float(x: np.ndarray, y: np.ndarray, weights: Blocks) -> np.ndarray:
     """Return errors over bounds [M] of x W^T in float32: other accuracy levels, and MatMul of
     dequantized weights.

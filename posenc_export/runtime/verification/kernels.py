@@ -101,21 +101,14 @@ def _by_block(graph: Graph, node: Node) -> CheckedNode:
 def _product(
     name: str, x: str, output: str, weights: Callable[[], Blocks], level: int, wrong: str = ""
 ) -> CheckedNode:
-    """A product with weights in blocks. accuracy_level is the least accuracy: without a kernel that
-    rounds blocks of this size, ONNX Runtime computes with activations in float32.
-    """
+    """A product with weights in blocks."""
 
     def ratios(records: Sequence[Record]) -> np.ndarray:
         read, inputs, outputs = weights(), rows(records, x), rows(records, output)
         if outputs.dtype == np.float16:
             return contracts.of_half(inputs, outputs, read.weight, _unit())
-        if level != LEVELS["int8"]:
-            return contracts.of_float(inputs, outputs, read)
-        rounded = contracts.of_rounded(inputs, outputs, read)
-        if rounded.max() <= 1:
-            return rounded
-        plain = contracts.of_float(inputs, outputs, read)
-        return plain if plain.max() <= 1 else rounded
+        contract = contracts.of_least if level == LEVELS["int8"] else contracts.of_float
+        return contract(inputs, outputs, read)
 
     return CheckedNode(name, output, (x,), ratios, wrong)
 

@@ -9,9 +9,9 @@ import onnxruntime
 
 from posenc_export.runtime.artefact.certificate import Check
 from posenc_export.runtime.artefact.manifest import Manifest
-from posenc_export.runtime.graphs import kernel_library, onnx_parts, ort_graph
+from posenc_export.runtime.graphs import kernel_library, onnx_files, onnx_parts, ort_graph
 from posenc_export.runtime.graphs.onnx_nodes import Node, read
-from posenc_export.runtime.graphs.ort_options import FOLDER, SLOWER, session_options
+from posenc_export.runtime.graphs.ort_options import SLOWER, session_options
 from posenc_export.runtime.session import errors, model
 from posenc_export.runtime.session.graph import BoundRun, Feeds, GraphRun, StateMemory
 from posenc_export.runtime.verification import attention, experts, kernels, proof
@@ -103,7 +103,7 @@ def alone(
 
 def _opened(content: bytes, graph: Graph, threads: Optional[int]) -> Any:
     options = session_options(graph.manifest, threads)
-    options.add_session_config_entry(FOLDER, str(graph.folder))
+    options.add_session_config_entry(onnx_files.FOLDER, str(graph.folder))
     return onnxruntime.InferenceSession(
         content, options, providers=["CPUExecutionProvider"], disabled_optimizers=SLOWER["cpu"]
     )

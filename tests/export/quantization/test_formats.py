@@ -30,6 +30,7 @@ from posenc_export.models.pretrained import from_pretrained
 from posenc_export.models.short_forms import block_config, decoder_config
 from posenc_export.ops import graph as semantic
 from posenc_export.runtime import verify as verify_here
+from posenc_export.runtime.graphs import integer_products
 from posenc_export.shared.numerics import SAFETY, rounding_noise, tolerance, worst_error
 from tests.models.checkpoints import saved
 from tests.tiny import block, encoder
@@ -328,9 +329,10 @@ def _product(
 
 
 def _run(model: onnx.ModelProto, x: np.ndarray) -> np.ndarray:
-    return onnxruntime.InferenceSession(
-        model.SerializeToString(), providers=["CPUExecutionProvider"]
-    ).run(None, {"x": x})[0]
+    options, provider = onnxruntime.SessionOptions(), "CPUExecutionProvider"
+    integer_products.keep_exact(options)
+    session = onnxruntime.InferenceSession(model.SerializeToString(), options, [provider])
+    return session.run(None, {"x": x})[0]
 
 
 @pytest.mark.exhaustive

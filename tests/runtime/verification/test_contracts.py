@@ -2,6 +2,7 @@
 do not.
 """
 
+import functools
 from typing import Any, Callable, Dict, Sequence
 
 import numpy as np
@@ -9,6 +10,7 @@ import onnxruntime
 import pytest
 from onnx import helper, numpy_helper
 
+from posenc_export.runtime.graphs import integer_products
 from posenc_export.runtime.verification import contracts
 from posenc_export.runtime.verification.contracts import Activations, Blocks
 
@@ -70,6 +72,7 @@ def _run(op: str, inputs: Dict[str, Any], constants: Dict[str, np.ndarray], **ho
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = 1
     options.add_session_config_entry(SOFT, "1")
+    integer_products.keep_exact(options)
     content, provider = model.SerializeToString(), "CPUExecutionProvider"
     return onnxruntime.InferenceSession(content, options, [provider]).run(None, inputs)[0]
 
@@ -94,6 +97,13 @@ def _product(x: np.ndarray, weights: Blocks, level: int, zeros: bool = True) -> 
     return product
 
 
+@functools.cache
+def _rounds() -> bool:
+    """Whether products round activations on this processor: with AVX2, but not with SSE4."""
+    weights, x = _weights((24, 300), 4, 32, True), _activations("normal", (4, 300), 0)
+    return bool(contracts.of_float(x, _product(x, weights, 4), weights).max() > 1)
+
+
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("block", [16, 32, 64, 128])
 @pytest.mark.parametrize("bits", [4, 8])
@@ -104,7 +114,8 @@ def test_products_that_round_activations_keep_their_contract(
         zeros = seed % 2 == 0
         weights = _weights((outputs, inputs), bits, block, zeros, seed)
         x = _activations(kind, (tokens, inputs), seed)
-        assert contracts.of_rounded(x, _product(x, weights, 4, zeros), weights).max() <= 1
+        contract = contracts.of_rounded if _rounds() else contracts.of_least
+        assert contract(x, _product(x, weights, 4, zeros), weights).max() <= 1
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -120,6 +131,8 @@ def test_products_in_float32_keep_their_contract(bits: int, kind: str) -> None:
 def test_a_product_of_one_contract_does_not_keep_the_other(bits: int) -> None:
     weights, x = _weights((24, 300), bits, 32, True), _activations("normal", (4, 300), 0)
     assert contracts.of_rounded(x, _product(x, weights, 0), weights).min() > 5
+    if not _rounds():
+        pytest.skip("products round no activations on this processor")
     assert contracts.of_float(x, _product(x, weights, 4), weights).min() > 5
 
 

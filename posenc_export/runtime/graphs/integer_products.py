@@ -1,0 +1,35 @@
+"""Exact sums of products of unsigned with signed bytes on every processor."""
+
+import functools
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from posenc_export.runtime.graphs.onnx_nodes import Nodes
+from posenc_export.runtime.graphs.onnx_parts import constant, new_node, opened, serialised
+
+EXACT = ("session.x64quantprecision", "1")  # products of unsigned bytes, which take longer
+SIZE, TOKENS = 64, (1, 4)  # of the products that are tried; one token has kernels of its own
+
+
+def keep_exact(options: Any) -> None:
+    """Let a session compute exact sums in MatMulIntegerToFloat."""
+    if saturates():
+        options.add_session_config_entry(*EXACT)
+
+
+@functools.cache
+def saturates() -> bool:
+    """Return whether ONNX Runtime limits sums of two products to 16 bits here, as the instruction
+    vpmaddubsw does that it chooses for processors with AVX2 or AVX-512 and without VNNI.
+    """
+    scales = {"one": np.float32([1]), "point": np.uint8([0])}
+    numbers = {"w": np.full((SIZE, SIZE), 127, np.int8), **scales}
+    constants = {name: constant(name, array) for name, array in numbers.items()}
+    graph = Nodes(constants=constants, opsets={"": 21, "com.microsoft": 1})
+    names = ["x", "w", "one", "one", "point"]
+    node = new_node("MatMulIntegerToFloat", names, ["y"], domain="com.microsoft")
+    session = opened(serialised(graph, [node], ["y"], free={"x": "uint8"}), Path("."))
+    largest = [np.full((tokens, SIZE), 255, np.uint8) for tokens in TOKENS]
+    return any((session.run(None, {"x": x})[0] != SIZE * 255 * 127).any() for x in largest)
