@@ -120,6 +120,31 @@ def test_numbers_of_heads_that_do_not_divide_are_refused(heads: int, kv_heads: i
         run(case.feeds, node)
 
 
+def test_numbers_of_heads_whose_products_overflow_are_refused() -> None:
+    case = _case()
+    for heads in (1 << 61, 1 << 17):
+        node = case.node | {"num_heads": heads, "kv_num_heads": heads}
+        with pytest.raises(Exception, match=f"num_heads up to 65536, got {heads}"):
+            run(case.feeds, node)
+
+
+def test_sizes_whose_products_overflow_are_refused_although_there_are_no_numbers() -> None:
+    case = _case()
+    case.feeds["query_rows"] = np.empty((0, 1 << 31, 1 << 29), np.float32)
+    with pytest.raises(Exception, match="query_rows with sizes of a product up to 2\\^48"):
+        case.run()
+
+
+def test_tables_of_rotations_without_rows_are_refused_at_positions_below_0() -> None:
+    case = _case()
+    case.feeds["position_ids"][:] = -1
+    assert np.isfinite(case.run()[0]).all()  # padding, which has row 0
+    for name in ("cos_cache", "sin_cache"):
+        case.feeds[name] = case.feeds[name][:0]
+    with pytest.raises(Exception, match="within the 0 rows of the rotation tables, got -1"):
+        case.run()
+
+
 def test_chunks_need_positions_and_take_padding() -> None:
     case = _case(attributes={"chunk_size": 4})
     case.feeds["position_ids"][1] = -1

@@ -2,6 +2,9 @@
 of the same work.
 """
 
+import ctypes
+import os
+from pathlib import Path
 from typing import Any, Dict, Tuple
 
 import numpy as np
@@ -9,10 +12,12 @@ import onnxruntime
 import pytest
 
 from posenc_export.runtime.artefact.cache_formats import CACHE_FORMATS
+from posenc_export.runtime.graphs import kernel_library
 from tests.kernels.calls import Case, built, model, run, session
 
 pytestmark = built
 TOLERANCE = 2e-5  # of weighted sums of normal numbers; a key too many changes 1/keys
+STATM = Path("/proc/self/statm")
 PART = 256  # keys of a part (packages/kernels/source/call.h)
 CACHES = ("float32", *CACHE_FORMATS)
 EVERY = ("rotation", "positions", "distance", "bias", "sinks", "query rows", "key rows", "decays",
@@ -142,18 +147,24 @@ CASES: Dict[str, Dict[str, Any]] = {
 }
 
 
+def bound(case: Case, expected: np.ndarray) -> float:
+    """Return the bound of the error of outputs. A rotated key that falls on a border between two
+    codes may be rounded to either.
+    """
+    step = {"float32": 0, "float16": 2.0**-9, "int8": 0.03}[case.cache]
+    other = step * np.abs(case.feeds["query"]).max() if "rotation" in case.kinds else 0
+    return TOLERANCE * max(1, np.abs(expected).max()) + other
+
+
 @pytest.mark.parametrize("cache", CACHES)
 @pytest.mark.parametrize("name", CASES)
 def test_output_is_attention_in_float64(name: str, cache: str) -> None:
     case = Case(**CASES[name], cache=cache)
     y, _, _, *row_weights = case.run()
     expected, _ = case.expected()
-    # A rotated key that falls on a border between two codes may be rounded to either.
-    step = {"float32": 0, "float16": 2.0**-9, "int8": 0.03}[cache]
-    other = step * np.abs(case.feeds["query"]).max() if "rotation" in case.kinds else 0
-    assert np.abs(y - expected).max() <= TOLERANCE * max(1, np.abs(expected).max()) + other
+    assert np.abs(y - expected).max() <= bound(case, expected)
     for weights in row_weights:
-        assert np.abs(weights - case.row_weights).max() <= TOLERANCE + other
+        assert np.abs(weights - case.row_weights).max() <= bound(case, np.ones(1))
 
 
 @pytest.mark.parametrize("name", ["ragged rows", "rows of tokens", "interleaved", "partial"])
@@ -303,6 +314,40 @@ def test_a_token_has_the_same_bits_alone_and_in_a_call_of_several(cache: str) ->
         assert np.array_equal(of_token[:, :, 0], row_weights[:, :, token])
 
 
+@pytest.mark.parametrize("cache", ["float32", "float16"])
+@pytest.mark.parametrize("number", [np.nan, np.inf])
+@pytest.mark.parametrize("heads", [(3, 3), (6, 2), (8, 1)])
+def test_a_value_that_a_query_does_not_see_has_no_part_in_its_output(
+    heads: Tuple[int, int], number: float, cache: str
+) -> None:
+    case = Case(*heads, size=32, cached=(300,), counts=(70,), cache=cache, packed=False,
+                attributes={"local_window_size": 100})  # fmt: skip
+    expected, *_ = case.run()
+    case.feeds["value"][0, 33] = case.feeds["past_value"][0, :, 230] = number
+    y, *_ = case.run()
+    token = np.arange(70)
+    sees = (token >= 33) | (token <= 230 + 99 - 300)
+    assert np.array_equal(y[0, ~sees], expected[0, ~sees])
+    finite = np.isfinite(y[0]) if cache == "float32" or np.isnan(number) else y[0] == expected[0]
+    assert not finite[sees].any()
+
+
+def _resident() -> int:
+    return int(STATM.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+@pytest.mark.skipif(not STATM.exists(), reason="resident memory is read from /proc")
+def test_memory_of_a_large_call_is_freed_by_the_next_small_one() -> None:
+    kinds = {"heads": 64, "kv_heads": 1, "size": 8, "kinds": ("decays",)}
+    small, large = Case(**kinds), Case(**kinds, cached=(80_000,))  # 41 MB of sums of decays
+    small.run()
+    large.run()
+    session.cache_clear()
+    before = _resident()
+    small.run()
+    assert before - _resident() > 30 * 2**20
+
+
 @pytest.mark.parametrize("columns", [slice(0, 8), slice(16, 32)], ids=["first", "last"])
 @pytest.mark.parametrize("cached", [300, 5])
 def test_numbers_of_keys_that_all_queries_have_as_zero_are_not_read(
@@ -346,3 +391,10 @@ def test_a_call_without_rows_or_tokens_returns_no_output() -> None:
     tokens = {name: case.feeds[name][:, :0] for name in ("query", "cache_position")}
     y, keys, _ = run(case.feeds | tokens, case.node)
     assert y.shape == (2, 0, 64) and np.array_equal(keys, case.feeds["past_key"], equal_nan=True)
+
+
+def test_these_tests_run_the_instruction_set_that_is_asked_for() -> None:
+    name = ctypes.CDLL(str(kernel_library.path())).posenc_instructions
+    name.restype = ctypes.c_char_p
+    asked = os.environ.get("POSENC_INSTRUCTIONS")
+    assert name().decode() in ([asked] if asked else ["avx512", "avx2", "plain"])

@@ -10,8 +10,13 @@ from pathlib import Path
 
 import pytest
 
+from tests.kernels import alone, mutated
+from tests.kernels.test_instructions import SETS, skip_without
+
 TOP = Path(__file__).parents[2]
 PACKAGE = TOP / "packages" / "kernels"
+MUTATED = 4000  # calls
+MEMORY = ("-fsanitize=address,undefined", "-fno-sanitize-recover=all")
 pytestmark = [
     pytest.mark.exhaustive,
     pytest.mark.skipif(shutil.which("g++") is None, reason="g++ is not installed"),
@@ -27,11 +32,16 @@ def _library(folder: Path, options: str) -> Path:
     return folder / "posenc_export_kernels" / "libposenc_kernels.so"
 
 
-@pytest.mark.parametrize("instructions", ["avx512", "avx2", "plain"])
+@pytest.fixture(scope="module")
+def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return _library(tmp_path_factory.mktemp("sanitized"), " ".join(MEMORY))
+
+
+@pytest.mark.parametrize("instructions", SETS)
 def test_no_access_outside_a_buffer_and_no_undefined_behaviour(
-    instructions: str, tmp_path: Path
+    instructions: str, library: Path
 ) -> None:
-    library = _library(tmp_path, "-fsanitize=address,undefined -fno-sanitize-recover=all")
+    skip_without(instructions, library)
     # With libstdc++, whose exceptions ASan wants to see, although Python is a program in C.
     preloaded = [
         subprocess.run(
@@ -42,7 +52,7 @@ def test_no_access_outside_a_buffer_and_no_undefined_behaviour(
     environment = {
         **os.environ,
         "POSENC_KERNELS": str(library),
-        "POSENC_INSTRUCTIONS": instructions,
+        "POSENC_INSTRUCTIONS": instructions,  # which a test of them asserts
         "LD_PRELOAD": " ".join(preloaded),
         "ASAN_OPTIONS": "detect_leaks=0",  # Python keeps memory until it ends
         "PYTHONPATH": str(TOP),
@@ -53,6 +63,21 @@ def test_no_access_outside_a_buffer_and_no_undefined_behaviour(
         [*command, *tests], cwd=TOP, env=environment, capture_output=True, text=True
     )
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-4000:]
+
+
+@pytest.mark.parametrize("instructions", SETS)
+def test_mutated_calls_stay_in_their_buffers(
+    instructions: str, library: Path, tmp_path: Path
+) -> None:
+    skip_without(instructions, library)
+    program = alone.linked(tmp_path / "run", ["g++", *MEMORY], library.parents[1].rglob("*.o"))
+    calls = list(mutated.calls(MUTATED, 0))
+    results = alone.answers(
+        [str(program)], calls, tmp_path, POSENC_INSTRUCTIONS=instructions,
+        ASAN_OPTIONS="allocator_may_return_null=1:detect_leaks=0",
+    )  # fmt: skip
+    refused = [result for result in results if isinstance(result, str)]
+    assert MUTATED / 4 < len(refused) < MUTATED * 3 / 4
 
 
 def test_threads_do_not_race(tmp_path: Path) -> None:

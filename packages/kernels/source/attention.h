@@ -69,15 +69,41 @@ inline void add_values(const Number* values, int64_t count, int64_t size, const 
   }
 }
 
+// Add the values of slots from .. from + count - 1, weighted, to the sums of a few queries. A query
+// reads only those that it sees: 0 times infinity is NaN.
+inline void add_visible(const Query* queries, const float* values, int64_t from, int64_t count,
+                        int64_t size, const float* weights, int64_t number, float* total) {
+  const auto place = [&](int64_t slot) { return std::clamp(slot - from, int64_t{0}, count); };
+  const auto add = [&](int64_t first, int64_t some, int64_t begin, int64_t end) {
+    if (begin < end)
+      add_values<false>(values + begin * size, end - begin, size, weights + first * PART + begin,
+                        some, total + first * size);
+  };
+  int64_t begin = 0, end = count;  // slots that all of them see
+  for (int64_t r = 0; r < number; r++) {
+    begin = std::max(begin, place(queries[r].begin));
+    end = std::min(end, place(queries[r].end));
+  }
+  end = std::max(begin, end);
+  for (int64_t r = 0; r < number; r++)
+    add(r, 1, place(queries[r].begin), std::min(begin, place(queries[r].end)));
+  add(0, number, begin, end);
+  for (int64_t r = 0; r < number; r++)
+    add(r, 1, std::max(end, place(queries[r].begin)), place(queries[r].end));
+}
+
 // Add the values of a part, weighted, to the sums of all queries. Numbers are converted once for
 // many queries.
 template <class Number>
-void add_values(const Call& call, int64_t number, const Number* values, int64_t count,
-                const Scratch& scratch, float* total) {
-  const int64_t size = call.values.size;
-  for (int64_t t = 0; t < count; t += GROUP) {
-    const int64_t some = std::min(GROUP, count - t);
-    if (number <= QUERIES) {
+void add_values(const Call& call, const Tile& tile, const Number* values, int64_t from,
+                int64_t count, const Scratch& scratch, float* total) {
+  const int64_t size = call.values.size, number = tile.tokens * call.group;
+  const bool alone = tile.tokens == 1;  // all queries see the same slots
+  const int64_t begin = alone ? std::clamp(scratch.queries->begin - from, int64_t{0}, count) : 0;
+  const int64_t end = alone ? std::clamp(scratch.queries->end - from, begin, count) : count;
+  for (int64_t t = begin; t < end; t += GROUP) {
+    const int64_t some = std::min(GROUP, end - t);
+    if (alone && number <= QUERIES) {
       add_values<true>(values + t * size, some, size, scratch.scores + t, number, total);
       continue;
     }
@@ -85,8 +111,13 @@ void add_values(const Call& call, int64_t number, const Number* values, int64_t 
     const float* group = rows(values + t * size, some, some, size, scratch.copy);
     for (int64_t r = 0; r < number; r += QUERIES) {
       ahead.ask();
-      add_values<false>(group, some, size, scratch.scores + r * PART + t,
-                        std::min<int64_t>(QUERIES, number - r), total + r * size);
+      const int64_t of_block = std::min<int64_t>(QUERIES, number - r);
+      const float* weights = scratch.scores + r * PART + t;
+      if (alone)
+        add_values<false>(group, some, size, weights, of_block, total + r * size);
+      else
+        add_visible(scratch.queries + r, group, from + t, some, size, weights, of_block,
+                    total + r * size);
     }
   }
 }
@@ -115,7 +146,7 @@ Slots products(const Call& call, const Tile& tile, int64_t part, const Scratch& 
 }
 
 template <class Number>
-void attend_to(const Call& call, const Tile& tile, int64_t part, Partial out, float* memory) {
+void attend_to(const Call& call, const Tile& tile, int64_t part, Partial out, Memory memory) {
   const int64_t number = tile.tokens * call.group;
   const Scratch scratch(call, number, memory);
   const auto [from, count] = products<Number>(call, tile, part, scratch);
@@ -128,7 +159,7 @@ void attend_to(const Call& call, const Tile& tile, int64_t part, Partial out, fl
   for (int64_t r = 0; of_rows && r < number; r++)
     add_weights(scratch.scores + r * PART, from, from + count, queries[r], call, out.rows + r * of_rows);
   std::fill(out.values, out.values + number * call.values.size, 0.0f);
-  add_values(call, number, slots<Number>(call.values, call, tile, from), count, scratch,
+  add_values(call, tile, slots<Number>(call.values, call, tile, from), from, count, scratch,
              out.values);
 }
 
@@ -142,15 +173,15 @@ void with_number(const Call& call, Function function) {
   }
 }
 
-void attend(const Call& call, const Tile& tile, int64_t part, Partial out, float* scratch) {
+void attend(const Call& call, const Tile& tile, int64_t part, Partial out, Memory memory) {
   with_number(call, [&](auto number) {
-    attend_to<decltype(number)>(call, tile, part, out, scratch);
+    attend_to<decltype(number)>(call, tile, part, out, memory);
   });
 }
 
 // Count the keys after each part, from the last one on while a query's count grows.
 template <class Number>
-void count_after(const Call& call, const Tile& tile, int64_t first, int64_t last, float* memory) {
+void count_after(const Call& call, const Tile& tile, int64_t first, int64_t last, Memory memory) {
   const int64_t number = tile.tokens * call.group;
   const double largest = static_cast<double>(call.largest_count);
   const Scratch scratch(call, number, memory);
@@ -173,9 +204,9 @@ void count_after(const Call& call, const Tile& tile, int64_t first, int64_t last
   }
 }
 
-void count(const Call& call, const Tile& tile, int64_t first, int64_t last, float* scratch) {
+void count(const Call& call, const Tile& tile, int64_t first, int64_t last, Memory memory) {
   with_number(call, [&](auto number) {
-    count_after<decltype(number)>(call, tile, first, last, scratch);
+    count_after<decltype(number)>(call, tile, first, last, memory);
   });
 }
 

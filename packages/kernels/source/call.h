@@ -12,6 +12,7 @@ namespace posenc {
 constexpr int64_t PART = 256;
 constexpr int64_t TILE = 48;            // queries computed together, if a token has not more
 constexpr int64_t MOST_NUMBERS = 1024;  // of a head
+constexpr int64_t MOST_HEADS = 1 << 16;
 constexpr int64_t NEIGHBOURS = 16;      // keys of distances on each side of one between them
 constexpr int64_t DIGITS = 16;          // numbers of a digit of a distance
 
@@ -120,6 +121,28 @@ struct Tile {
   int64_t row, kv_head, first_token, tokens;
 };
 
+// A query of a tile, with what its scores are computed from.
+struct Query {
+  const float* numbers;      // rotated and scaled [D]
+  int64_t begin, end;        // slots that it sees: begin .. end - 1; its own is the last
+  const float* by_distance;  // bias of its head by distance, or null
+  const float* bias;         // bias by slot, or null
+  const float* rows;         // its numbers for the rows of a table [R], or null
+  const float* key_rows;     // those of the keys of its head [R, slots], or null
+  const double* decay_sums;  // sums of the decays of its head by slot, or null
+  const float* count_rows;   // its numbers by count [R], or null
+  double* counted;           // counts of the keys after each part
+  const float* pieces;       // pieces of the bias of its head, or null
+  float factor;              // of the numbers that they are a function of
+  const float* added;        // scores that are added, by slot of the part, or null
+};
+
+// Memory for one part: numbers, and queries of a tile followed by other queries of it.
+struct Memory {
+  float* numbers;
+  Query* queries;
+};
+
 // Softmax and weighted values of the queries of a tile over a part of the keys.
 struct Partial {
   float* maximum;  // largest score [queries]
@@ -146,9 +169,10 @@ struct Kernels {
   // Rotate and scale the queries of a token, and append its key and value to the caches.
   void (*prepare)(const Call&, int64_t row, int64_t token);
   // Count the keys after each of the parts first .. last, for the queries of a tile.
-  void (*count)(const Call&, const Tile&, int64_t first, int64_t last, float* scratch);
-  // Attend to the slots of one part, from part * PART on. scratch: `scratch_size` numbers.
-  void (*attend)(const Call&, const Tile&, int64_t part, Partial, float* scratch);
+  void (*count)(const Call&, const Tile&, int64_t first, int64_t last, Memory);
+  // Attend to the slots of one part, from part * PART on.
+  void (*attend)(const Call&, const Tile&, int64_t part, Partial, Memory);
+  // Numbers of the memory of a tile; it has twice as many queries as the tile.
   size_t (*scratch_size)(const Call&, int64_t queries);
   void (*clear)(const Call&, int64_t queries, Partial);
   // Add a part to the parts before it.

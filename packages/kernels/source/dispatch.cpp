@@ -2,6 +2,8 @@
 
 #include <cstdlib>
 #include <cstring>
+#include <stdexcept>
+#include <string>
 
 #if defined(__x86_64__)
 #include <cpuid.h>
@@ -36,18 +38,25 @@ bool runs_avx512() {
 #endif
 }
 
+// Returns numbers of a vector.
 int64_t widest() {
-  const char* limit = std::getenv("POSENC_INSTRUCTIONS");
-  const bool plain = limit && !std::strcmp(limit, "plain");
-  const bool avx2 = limit && !std::strcmp(limit, "avx2");
-  if (runs_avx512() && !plain && !avx2) return 16;
-  return runs_avx2() && !plain ? 8 : 4;
+  struct Set { const char* name; int64_t width; bool runs; };
+  const Set sets[] = {{"avx512", 16, runs_avx512()}, {"avx2", 8, runs_avx2()}, {"plain", 4, true}};
+  const char* asked = std::getenv("POSENC_INSTRUCTIONS");
+  std::string known;
+  for (const Set& set : sets) {
+    if (!set.runs) continue;
+    if (!asked || !*asked || !std::strcmp(asked, set.name)) return set.width;
+    known += (known.empty() ? "" : ", ") + std::string(set.name);
+  }
+  throw std::runtime_error("POSENC_INSTRUCTIONS to name an instruction set of this processor (" +
+                           known + "), got " + asked + "; unset it for the widest one");
 }
 
 }  // namespace
 
-const Kernels& kernels_for(int64_t size) {
-  static const int64_t width = widest();
+const Kernels& kernels_for([[maybe_unused]] int64_t size) {
+  [[maybe_unused]] static const int64_t width = widest();
 #if defined(__x86_64__)
   if (width == 16 && size % 16 == 0) return avx512::kernels;
   if (width >= 8 && size % 8 == 0) return avx2::kernels;

@@ -27,6 +27,7 @@ Node::Node(const OrtKernelInfo* info, Format format) : format_(format) {
   expect(kv_heads_ > 0 && heads_ > 0 && heads_ % kv_heads_ == 0,
          "num_heads to be a multiple of kv_num_heads, both above 0, got " + text(heads_) +
              " and " + text(kv_heads_));
+  expect(heads_ <= MOST_HEADS, "num_heads up to " + text(MOST_HEADS) + ", got " + text(heads_));
   interleaved_ = integer(info, "rotary_interleaved", 0) != 0;
   window_ = std::max<int64_t>(0, integer(info, "local_window_size", 0));
   chunk_ = std::max<int64_t>(0, integer(info, "chunk_size", 0));
@@ -137,8 +138,10 @@ void Node::read_rotation(Call& call, const Tensor* in) const {
     for (int64_t s = 0; s < call.count[row]; s++) {
       const int64_t at =
           call.positions ? call.positions[row * call.tokens + s] : call.first[row] + s;
-      expect(at < length, "a position of row " + text(row) + " within the " + text(length) +
-                              " rows of the rotation tables, got " + text(at));
+      // Positions below 0, of padding, have row 0.
+      expect(std::max<int64_t>(at, 0) < length,
+             "a position of row " + text(row) + " within the " + text(length) +
+                 " rows of the rotation tables, got " + text(at));
     }
 }
 
@@ -152,7 +155,7 @@ void Node::read_turns(Call& call, const Tensor* in) const {
              cos.has({call.rows, call.tokens, rows, half}) &&
              sin.has({call.rows, call.tokens, rows, half}),
          "turn_cos and turn_sin [B,S,16*digits,r/2] with r up to the head size");
-  int64_t distances = 1;
+  int64_t distances = 1;  // a product of digits below 2^52, since slots are below 2^48
   for (int64_t row = 0; row < rows && distances < call.slots; row += DIGITS) distances *= DIGITS;
   expect(distances >= call.slots, "turn_cos with all digits of " + text(call.slots) +
                                       " distances, got " + text(distances));

@@ -181,10 +181,17 @@ POSENC_EXPORT OrtStatus* RegisterCustomOps(OrtSessionOptions* options, const Ort
     return base->GetApi(1)->CreateStatus(ORT_FAIL, text.c_str());
   }
   return guarded([&] {
+    kernels_for(64);  // raises for an instruction set that cannot be used
     static OrtCustomOpDomain* const domain = (check_table(base), made_domain());
     ok(api->AddCustomOpDomain(options, domain));
   });
 }
 
-// Name of the widest instruction set that kernels use here.
-POSENC_EXPORT const char* posenc_instructions() { return posenc::kernels_for(64).name; }
+// Name of the widest instruction set that kernels use here; null if it is refused.
+POSENC_EXPORT const char* posenc_instructions() {
+  try {
+    return posenc::kernels_for(64).name;
+  } catch (const std::exception&) {
+    return nullptr;
+  }
+}

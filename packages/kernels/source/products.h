@@ -24,20 +24,19 @@ struct Scratch {
   float* by_key;   // and those of a head with every second distance [queries / G, PART]
   Query* queries;  // and other ones of a head [queries / G]
 
-  Scratch(const Call& call, int64_t number, float* memory)
-      : scores(memory),
+  Scratch(const Call& call, int64_t number, Memory memory)
+      : scores(memory.numbers),
         copy(scores + number * PART),
         columns(copy + of_copy(call)),
         added(columns + of_columns(call, number)),
         by_key(added + (call.distance_keys ? 2 * number * PART : 0)),
-        queries(reinterpret_cast<Query*>(by_key + of_head(call, number) * PART)) {}
+        queries(memory.queries) {}
 
   // Numbers of all of it.
   static size_t size(const Call& call, int64_t number) {
     const int64_t others = of_head(call, number);
     return (number + (others ? 2 * number + others : 0)) * PART + of_copy(call) +
-           of_columns(call, number) +
-           ((number + others) * sizeof(Query) + 3) / sizeof(float);
+           of_columns(call, number);
   }
 
  private:

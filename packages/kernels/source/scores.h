@@ -14,22 +14,6 @@ namespace {
 // Below every score; a query whose largest score is this one sees no key.
 constexpr float LOWEST = -1e30f;
 
-// A query of a tile, with what its scores are computed from.
-struct Query {
-  const float* numbers;      // rotated and scaled [D]
-  int64_t begin, end;        // slots that it sees: begin .. end - 1; its own is the last
-  const float* by_distance;  // bias of its head by distance, or null
-  const float* bias;         // bias by slot, or null
-  const float* rows;         // its numbers for the rows of a table [R], or null
-  const float* key_rows;     // those of the keys of its head [R, slots], or null
-  const double* decay_sums;  // sums of the decays of its head by slot, or null
-  const float* count_rows;   // its numbers by count [R], or null
-  double* counted;           // counts of the keys after each part
-  const float* pieces;       // pieces of the bias of its head, or null
-  float factor;              // of the numbers that they are a function of
-  const float* added;        // scores that are added, by slot of the part, or null
-};
-
 inline Query query(const Call& call, const Tile& tile, int64_t number) {
   const int64_t of_group = number % call.group, token = tile.first_token + number / call.group;
   const int64_t head = tile.kv_head * call.group + of_group;

@@ -14,6 +14,7 @@ namespace posenc {
 extern const OrtApi* api;  // of the runtime that registered the library
 
 constexpr const char* NAME = "CachedAttention";
+constexpr int64_t MOST = int64_t{1} << 48;  // product of the sizes of a tensor, zeros left out
 
 // A call that breaks a rule. Its text becomes the error of the run.
 struct Refused : std::exception {
@@ -50,7 +51,8 @@ OrtStatus* guarded(Function function) {
   }
 }
 
-// An input or output: its sizes and numbers. Without numbers if it is left out.
+// An input or output: its sizes and numbers. Without numbers if it is left out. No product of some of
+// its sizes overflows.
 struct Tensor {
   const int64_t* sizes = nullptr;
   size_t rank = 0;
@@ -70,6 +72,11 @@ inline Tensor opened(OrtValue* value, OrtElementType wanted, const char* name) {
   int element = 0;
   ok(api->GetTensorElementTypeAndShapeDataReference(value, &element, &tensor.sizes, &tensor.rank));
   expect(element == wanted, std::string(name) + " of the element type of the operator");
+  int64_t product = 1;
+  for (size_t i = 0; i < tensor.rank; i++)
+    if (__builtin_mul_overflow(product, std::max<int64_t>(1, tensor.sizes[i]), &product) ||
+        product > MOST)
+      expect(false, std::string(name) + " with sizes of a product up to 2^48");
   ok(api->GetTensorMutableData(value, &tensor.data));
   return tensor;
 }

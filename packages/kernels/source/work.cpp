@@ -1,6 +1,8 @@
 #include "work.h"
 
 #include <algorithm>
+#include <initializer_list>
+#include <new>
 #include <vector>
 
 namespace posenc {
@@ -11,15 +13,37 @@ constexpr int64_t SMALL = 1 << 20;  // products of numbers below which one threa
 
 constexpr int64_t TOGETHER = 4;   // heads whose decays add up in turn, since each waits for the last
 
-// Memory of a thread, kept from call to call.
+constexpr size_t SPARE = 1 << 18;  // numbers that a thread may keep beyond TIMES those of a call
+constexpr size_t TIMES = 4;
+
+// Memory of a thread, kept from call to call while calls need about as much.
 template <class Number>
 Number* memory(std::vector<Number>& kept, size_t size) {
-  if (kept.size() < size) kept.resize(size);
+  if (kept.size() < size || kept.size() > SPARE + TIMES * size) {
+    std::vector<Number>().swap(kept);
+    kept.resize(size);
+  }
   return kept.data();
+}
+
+// Product of sizes. Raises std::bad_alloc if it overflows.
+size_t product(std::initializer_list<int64_t> sizes) {
+  size_t total = 1;
+  for (int64_t size : sizes)
+    if (__builtin_mul_overflow(total, size, &total)) throw std::bad_alloc();
+  return total;
 }
 
 thread_local std::vector<float> of_thread, of_call;
 thread_local std::vector<double> of_sums, of_counts;
+thread_local std::vector<Query> of_tile;
+
+// Memory of a thread for a tile, with further numbers behind.
+Memory memory_of(const Call& call, const Kernels& kernels, const Tile& tile, size_t further = 0) {
+  const int64_t queries = tile.tokens * call.group;
+  return {memory(of_thread, kernels.scratch_size(call, queries) + further),
+          memory(of_tile, 2 * queries)};
+}
 
 // Tiles of a call, and the parts of the keys that each of them attends to.
 struct Tiles {
@@ -63,11 +87,12 @@ void whole(const Tiles& tiles, const Kernels& kernels, size_t number) {
   if (!tile.tokens) return;
   const int64_t queries = tile.tokens * call.group;
   const size_t size = Partial::size(call, queries);
-  float* kept = memory(of_thread, 2 * size + kernels.scratch_size(call, queries));
-  const Partial total(call, queries, kept), partial(call, queries, kept + size);
+  const Memory memory = memory_of(call, kernels, tile, 2 * size);
+  float* further = memory.numbers + kernels.scratch_size(call, queries);
+  const Partial total(call, queries, further), partial(call, queries, further + size);
   kernels.clear(call, queries, total);
   for (int64_t part = tiles.first_part(tile); part <= tiles.last_part(tile); part++) {
-    kernels.attend(call, tile, part, partial, kept + 2 * size);
+    kernels.attend(call, tile, part, partial, memory);
     kernels.merge(call, queries, total, partial);
   }
   kernels.finish(call, tile, total);
@@ -90,15 +115,14 @@ void divided(const Tiles& tiles, const Kernels& kernels, const Parallel& paralle
       tasks.push_back({tile, part, part == last});
   }
   const size_t size = Partial::size(call, tiles.queries());
-  std::vector<float> partials(size * (tasks.size() + 1));
+  std::vector<float> partials(product({int64_t(size), int64_t(tasks.size() + 1)}));
   const auto partial = [&](size_t task, const Tile& tile) {
     return Partial(call, tile.tokens * call.group, partials.data() + task * size);
   };
   parallel(tasks.size(), [&](size_t number) {
     const Task& task = tasks[number];
-    const size_t scratch = kernels.scratch_size(call, task.tile.tokens * call.group);
     kernels.attend(call, task.tile, task.part, partial(number, task.tile),
-                   memory(of_thread, scratch));
+                   memory_of(call, kernels, task.tile));
   });
   bool begins = true;
   for (size_t number = 0; number < tasks.size(); number++) {
@@ -138,10 +162,10 @@ void sum_decays(const Call& call, int64_t row, int64_t first_head) {
 }
 
 // Number of products of a key with a query, times the size of a head.
-int64_t products(const Call& call) {
-  int64_t total = 0;
+double products(const Call& call) {
+  double total = 0;
   for (int64_t row = 0; row < call.rows; row++)
-    total += (call.first[row] + call.count[row]) * call.count[row];
+    total += static_cast<double>(call.first[row] + call.count[row]) * call.count[row];
   return total * call.heads * call.keys.size;
 }
 
@@ -153,29 +177,29 @@ void run(Call& call, const Kernels& kernels, const Parallel& parallel) {
   };
   const bool small = products(call) < SMALL;
   const Parallel& chosen = small ? alone : parallel;
-  call.queries = memory(of_call, call.rows * call.tokens * call.heads * call.keys.size);
+  call.queries = memory(of_call, product({call.rows, call.tokens, call.heads, call.keys.size}));
   chosen(call.rows * call.tokens, [&](size_t number) {
     const int64_t row = number / call.tokens, token = number % call.tokens;
     if (token < call.count[row]) kernels.prepare(call, row, token);
   });
+  const size_t sums = call.decays ? product({call.rows, call.heads, call.slots}) : 0;
+  call.decay_sums = memory(of_sums, sums);
   if (call.decays) {
     const int64_t by_row = (call.heads + TOGETHER - 1) / TOGETHER;
-    call.decay_sums = memory(of_sums, call.rows * call.heads * call.slots);
     chosen(call.rows * by_row, [&](size_t number) {
       sum_decays(call, number / by_row, number % by_row * TOGETHER);
     });
   }
   clear_padding(call);
   const Tiles tiles(call);
+  call.parts = call.count_rows ? (call.slots + PART - 1) / PART : 0;
+  call.counted = memory(of_counts, product({call.rows, call.heads, call.tokens, call.parts}));
   if (call.count_rows) {
-    call.parts = (call.slots + PART - 1) / PART;
-    call.counted = memory(of_counts, call.rows * call.heads * call.tokens * call.parts);
     chosen(tiles.count(), [&](size_t number) {
       const Tile tile = tiles.at(number);
-      const size_t size = kernels.scratch_size(call, tile.tokens * call.group);
       if (tile.tokens)
         kernels.count(call, tile, tiles.first_part(tile), tiles.last_part(tile),
-                      memory(of_thread, size));
+                      memory_of(call, kernels, tile));
     });
   }
   if (small || tiles.count() >= ENOUGH)

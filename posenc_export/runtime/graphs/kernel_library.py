@@ -5,10 +5,14 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Optional
 
+from posenc_export.runtime.graphs import onnx_files
+from posenc_export.shared.refusal import refusal
+
 DOMAIN, OPERATOR = "posenc.kernels", "CachedAttention"
 DISTRIBUTION = "posenc-export-kernels"
 INSTALL = "pip install 'posenc-export[native]'"
 VARIABLE = "POSENC_KERNELS"  # path of a library to use instead of the installed one
+INSTRUCTIONS = "POSENC_INSTRUCTIONS"  # widest instruction set that the library uses (dispatch.h)
 FILE = Path("posenc_export_kernels", "libposenc_kernels.so")
 SOURCE_TREE = Path(__file__).parents[3]
 
@@ -20,9 +24,14 @@ def missing() -> ModuleNotFoundError:
 
 
 def path() -> Optional[Path]:
-    """Return the library of POSENC_KERNELS, of `make kernels` in a source tree, or installed."""
-    if VARIABLE in os.environ:
-        return Path(os.environ[VARIABLE])
+    """Return the library of POSENC_KERNELS, of `make kernels` in a source tree, or installed; None
+    without one. Raise ValueError if POSENC_KERNELS names no file.
+    """
+    if named := os.environ.get(VARIABLE):
+        if not Path(named).is_file():
+            remedy = f"build it by make kernels, or unset {VARIABLE}"
+            raise refusal("runtime", f"{VARIABLE} to name a file", named, remedy)
+        return Path(named)
     built = SOURCE_TREE / "build" / "kernels" / FILE
     if built.exists() and (SOURCE_TREE / "packages" / "kernels").is_dir():
         return built
@@ -32,8 +41,16 @@ def path() -> Optional[Path]:
 
 
 def register(options: Any) -> None:
-    """Make the operators known to a session; raise ModuleNotFoundError without them."""
+    """Make the operators known to a session. Raise ModuleNotFoundError without them, ValueError if
+    POSENC_INSTRUCTIONS names an instruction set that this processor lacks.
+    """
     library = path()
     if library is None:
         raise missing()
-    options.register_custom_ops_library(str(library))
+    try:
+        options.register_custom_ops_library(str(library))
+    except onnx_files.load_errors() as refused:
+        _, named, rule = str(refused).partition(INSTRUCTIONS)
+        if not named:
+            raise
+        raise ValueError(f"runtime: expected {named}{rule}") from None
