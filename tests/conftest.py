@@ -1,11 +1,14 @@
 """Make exports in tests faster: less garbage collection, operators looked up once in a process, no
 waiting for the disk, and one process for the tests of a file. Seed the random numbers of each test.
+Say in one line at the end what did not run here.
 """
 
 import functools
 import gc
 import os
-from typing import List
+import re
+from collections import Counter
+from typing import Any, Iterable, List
 
 import pytest
 import torch
@@ -33,12 +36,27 @@ def pytest_collection_modifyitems(items: List[pytest.Item]) -> None:
     for item in items:
         if item.get_closest_marker("xdist_group") is None:
             item.add_marker(pytest.mark.xdist_group(item.nodeid.partition("::")[0]))
-    if kernel_library.path() is None:
+    if kernel_library.path() is None:  # as well as the mark `built` of tests/kernels
         skipped = pytest.mark.skip(reason="the library of packages/kernels is not built")
         for item in items:
             values = getattr(getattr(item, "callspec", None), "params", {}).values()
             if any(isinstance(value, str) and value == "ort-native" for value in values):
                 item.add_marker(skipped)
+
+
+def left_out(skipped: Iterable[Any]) -> str:
+    """Return one line of what did not run here and why, from the reports of skipped tests."""
+    reasons: Counter[str] = Counter()
+    for report in skipped:
+        reason = str(report.longrepr[-1]).removeprefix("Skipped: ")
+        reasons[re.sub(r"^could not import (\S+): .*", r"there is no \1", reason)] += 1
+    named = [f"{count} because {reason}" for reason, count in reasons.most_common()]
+    return "tests or files that did not run here: " + (", ".join(named) or "none")
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_terminal_summary(terminalreporter: Any) -> None:
+    terminalreporter.write_line(left_out(terminalreporter.stats.get("skipped", ())))
 
 
 @pytest.fixture(autouse=True)

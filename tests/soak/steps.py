@@ -23,10 +23,11 @@ from typing import Any, Callable, Dict, Iterator, List, Optional
 import numpy as np
 
 from posenc_export.runtime import Model, Session, load
+from posenc_export.runtime.graphs import kernel_library
 from posenc_export.shared.numerics import tolerance, worst_error
 from tests.tiny import block
 
-TARGETS = ("onnx", "onnx-static", "ort", "torchscript", "pt2")
+TARGETS = ("onnx", "onnx-static", "ort", "ort-native", "torchscript", "pt2")
 LIMIT = 8 * 2**20  # most growth of the process in bytes
 TRACED = 64 * 2**10  # most growth of Python's objects in bytes
 LOW, HIGH = 64, 1024  # a row is rewound to LOW tokens when it has HIGH
@@ -181,7 +182,11 @@ def main(arguments: Optional[List[str]] = None) -> int:
     parser.add_argument("--json", type=Path, help="write the figures to FILE")
     options = parser.parse_args(arguments)
     figures = []
-    for target in options.target or TARGETS:
+    targets = options.target or list(TARGETS)
+    if not options.target and kernel_library.path() is None:
+        targets.remove("ort-native")
+        print(json.dumps({"target": "ort-native", "skipped": str(kernel_library.missing())}))
+    for target in targets:
         for way in [way for way in ways(target) if way in (options.way or WAYS)]:
             with multiprocessing.get_context("spawn").Pool(
                 1

@@ -16,6 +16,7 @@ from tests.soak import steps
     [
         pytest.param("ort", "rewinding", 20_000, marks=pytest.mark.exhaustive),
         ("onnx-static", "exchanging", 600),
+        pytest.param("ort-native", "rewinding", 20_000, marks=pytest.mark.exhaustive),
     ],
 )
 def test_steps_without_end_keep_memory_flat(target: str, way: str, count: int) -> None:
