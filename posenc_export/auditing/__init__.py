@@ -1,6 +1,20 @@
-"""Audit a graph that others exported: compare it with a reference in every kind of call."""
+"""Audit a graph that others exported: compare it with a reference in every kind of call.
 
-from posenc_export.auditing.auditor import audit
-from posenc_export.auditing.result import Audit, AuditedCell
+Public names are imported on first use: the process that runs a graph needs no torch for it.
+"""
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from posenc_export.auditing.auditor import audit
+    from posenc_export.auditing.result import Audit, AuditedCell
 
 __all__ = ["Audit", "AuditedCell", "audit"]
+
+
+def __getattr__(name: str) -> object:
+    if name not in __all__:
+        raise AttributeError(f"module posenc_export.auditing has no attribute {name!r}")
+    from posenc_export.auditing import auditor, result
+
+    return getattr(auditor if name == "audit" else result, name)

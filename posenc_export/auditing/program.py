@@ -1,9 +1,10 @@
 """Programs of torch.export and TorchScript, called with arrays by name as graphs in ONNX are."""
 
+import logging
 import re
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, List, Mapping, Set
+from typing import Any, List, Mapping, Set, Tuple
 
 import numpy as np
 import torch
@@ -12,8 +13,10 @@ from torch.utils import _pytree as pytree
 from posenc_export.auditing.graph import Arrays, source_of
 from posenc_export.auditing.inputs import HEADS, MEANINGS, Value
 from posenc_export.export.input_writes import written_by
+from posenc_export.runtime.artefact import archive, pt2_archive, script_archive
 from posenc_export.runtime.graphs.quiet import quiet
 from posenc_export.runtime.session.errors import RUN_ERRORS, GraphError
+from posenc_export.shared.foreign import FOREIGN, brief
 from posenc_export.shared.refusal import refusal
 
 
@@ -29,6 +32,7 @@ def torch_program(loaded: Any, scripted: Any, names: List[str], changed: List[st
         given = list(loaded.graph_signature.user_inputs)
     else:
         module, (given, spec) = loaded.eval(), pytree.tree_flatten((scripted, {}))
+    call = module if scripted is None else module.forward  # without hooks of TorchScript
     buffers = dict(module.named_buffers())
 
     def run(inputs: Mapping[str, np.ndarray]) -> Arrays:
@@ -37,7 +41,7 @@ def torch_program(loaded: Any, scripted: Any, names: List[str], changed: List[st
         flat = [torch.from_numpy(inputs[name].copy()) if name in inputs else name for name in given]
         arguments, named = pytree.tree_unflatten(flat, spec)
         with torch.no_grad():
-            results = pytree.tree_leaves(module(*arguments, **named))
+            results = pytree.tree_leaves(call(*arguments, **named))
         arrays = [value.numpy() for value in results if isinstance(value, torch.Tensor)]
         arrays += [buffers[name].numpy().copy() for name in changed]
         return dict(zip(names, arrays, strict=True))
@@ -56,17 +60,8 @@ class Program:
     def __init__(self, path: Path) -> None:
         self.operators: Set[str] = set()
         self.unread: Set[str] = set()
-        exported = path.suffix == ".pt2"
+        loaded, exported = _checked(path)
         load = f"torch.{'export' if exported else 'jit'}.load"
-        try:
-            with quiet(DeprecationWarning, FutureWarning):  # torch.jit warns at every call
-                loaded: Any = torch.export.load(path) if exported else torch.jit.load(path)
-        except (RuntimeError, ValueError, KeyError, OSError) as error:
-            line = (str(error).strip().splitlines() or [type(error).__name__])[0]
-            got = f"{path}: {line}"
-            raise refusal(
-                "audit", f"a program that {load} reads", got, "give another file"
-            ) from None
         weights = loaded.state_dict if exported else loaded.state_dict()
         dtypes = [weight.dtype for weight in weights.values()]
         half = dtypes.count(torch.float16) > dtypes.count(torch.float32)
@@ -114,6 +109,28 @@ class Program:
             return dict(self._run(feeds))
         except (*RUN_ERRORS, AssertionError) as error:
             raise GraphError(error) from error
+
+
+def _checked(path: Path) -> Tuple[Any, bool]:
+    """Load what runtime/artefact/pt2_archive.py and script_archive.py accept, not the file: torch
+    reads the entries that they checked. Return it, and whether it is a program of torch.export.
+    """
+    # torch.jit warns at every call; torch.export logs tracebacks of errors that are handled here.
+    silent = quiet(DeprecationWarning, FutureWarning, logger="torch.export", level=logging.CRITICAL)
+    try:
+        with path.open("rb") as stream, silent:
+            entries = archive.read_most(stream, script_archive.is_tensor, compressed=True)
+            if exported := any(name.endswith(f"/{pt2_archive.PROGRAM}") for name in entries):
+                read = archive.Repacked(pt2_archive.of_others(entries), stream)
+                return torch.export.load(read), exported  # type: ignore[arg-type]
+            read = archive.Repacked(script_archive.checked(entries), stream)
+            loaded: Any = torch.jit.load(read)  # type: ignore[arg-type]
+            script_archive.check_graph(loaded.inlined_graph)
+            return loaded, exported
+    except (*FOREIGN, torch._export.verifier.SpecViolationError) as error:
+        rule = "a program of torch.export or TorchScript that runs operators of torch alone"
+        got = f"{path}: {brief(error)}"
+        raise refusal("audit", rule, got, "give another file") from None
 
 
 def _value(name: str, node: Any) -> Value:

@@ -4,6 +4,7 @@ import io
 import os
 import struct
 import zipfile
+import zlib
 from bisect import bisect_right
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -15,6 +16,7 @@ MOST = 1 << 16  # entries; a deep model with experts has about 20,000
 DIRECTORY = 16 << 20
 # Bytes of an entry that is parsed: JSON, which takes up to 20 times as much memory.
 LONGEST = 32 << 20
+UNPACKED = 256 << 20  # bytes of all entries of an archive that are compressed
 BLOCK = 1 << 20  # bytes read at once from entries that stay in their file
 HEADER = struct.Struct("<26x2H")  # before an entry: the lengths of its name and extra field
 
@@ -34,7 +36,7 @@ Entry = Union[bytes, Stored]
 # What zipfile raises for an archive that is damaged or encrypted.
 DAMAGE = (
     zipfile.BadZipFile, NotImplementedError, RuntimeError, EOFError, OverflowError,
-    UnicodeDecodeError,
+    UnicodeDecodeError, zlib.error,
 )  # fmt: skip
 
 
@@ -52,11 +54,16 @@ def read_entries(content: bytes) -> Dict[str, bytes]:
         return {info.filename: archive.read(info) for info in archive.infolist()}
 
 
-def read_most(stream: BinaryIO, stays: Callable[[str], bool]) -> Dict[str, Entry]:
+def read_most(
+    stream: BinaryIO, stays: Callable[[str], bool], compressed: bool = False
+) -> Dict[str, Entry]:
     """Read the entries of a zip archive, except those whose content `stays` in the file, by name.
     Raise ValueError as `check_archive`, and for one that is damaged or has more than LONGEST bytes.
+
+    Args:
+        compressed: whether entries may be that are read, up to UNPACKED bytes in all.
     """
-    with _opened(stream) as archive:
+    with _opened(stream, stays if compressed else None) as archive:
         entries: Dict[str, Entry] = {}
         for info in archive.infolist():
             if stays(info.filename):
@@ -70,13 +77,15 @@ def read_most(stream: BinaryIO, stays: Callable[[str], bool]) -> Dict[str, Entry
 
 
 @contextmanager
-def _opened(stream: BinaryIO) -> Iterator[zipfile.ZipFile]:
+def _opened(
+    stream: BinaryIO, stored: Optional[Callable[[str], bool]] = None
+) -> Iterator[zipfile.ZipFile]:
     bounded = _Bounded(stream)
     try:
         # A reader needs only the methods of _Bounded.
         with zipfile.ZipFile(bounded) as archive:
             bounded.most = None
-            _check(archive.infolist(), stream.seek(0, os.SEEK_END))
+            _check(archive.infolist(), stream.seek(0, os.SEEK_END), stored)
             yield archive
     except DAMAGE as error:
         raise ValueError(f"expected a zip archive, got {error}") from None
@@ -97,14 +106,19 @@ class _Bounded:
         return self._read(size)
 
 
-def _check(infos: List[zipfile.ZipInfo], size: int) -> None:
+def _check(
+    infos: List[zipfile.ZipInfo], size: int, stored: Optional[Callable[[str], bool]]
+) -> None:
+    """stored: whether the entry of a name must be uncompressed; None if all must."""
     if len(infos) > MOST:
         raise ValueError(f"expected at most {MOST} entries, got {len(infos)}")
-    names = set()
+    names, unpacked = set(), 0
     for info in infos:
         name, rule, got = repr(info.filename[:80]), "", ""
         if info.filename in names:
             rule, got = "unique names of entries", f"{name} twice"
+        elif info.compress_type == zipfile.ZIP_DEFLATED and stored and not stored(info.filename):
+            unpacked += info.file_size
         elif info.compress_type != zipfile.ZIP_STORED or info.compress_size != info.file_size:
             rule = "entries that are stored without compression"
             got = f"{name} with {info.compress_size} bytes for {info.file_size}"
@@ -113,7 +127,9 @@ def _check(infos: List[zipfile.ZipInfo], size: int) -> None:
         if rule:
             raise ValueError(f"expected {rule}, got {got}")
         names.add(info.filename)
-    total = sum(info.file_size for info in infos)
+    if unpacked > UNPACKED:
+        raise ValueError(f"expected at most {UNPACKED} bytes of packed entries, got {unpacked}")
+    total = sum(info.file_size for info in infos) - unpacked
     if total > size:
         rule = f"entries that are together at most as large as the file of {size} bytes"
         raise ValueError(f"expected {rule}, got {total} bytes")

@@ -4,13 +4,16 @@ graph.
 torch.export.load unpickles sample inputs, constants, and weights with use_pickle. It evaluates
 sizes with sympy, executes guards, and looks up operators as attributes of torch. An archive is
 accepted if its tensors are plain bytes, and if every string of its program is a name, a size built
-from symbols and whole numbers, a difference of sizes, or an ATen operator. Sources: torch 2.13,
+from symbols and whole numbers, a difference of sizes, or an ATen operator. Archives that others
+wrote may have more operators and names of modes (Grammar). Sources: torch 2.13,
 torch/export/pt2_archive/_package.py, torch/_export/serde/serialize.py, torch/export/_unlift.py.
 """
 
 import json
 import re
-from typing import Any, Dict, List, Literal, Mapping, NoReturn, Tuple
+from typing import (
+    Annotated, Any, Dict, List, Literal, Mapping, NamedTuple, NoReturn, Optional, Pattern, Tuple,
+)  # fmt: skip
 
 import msgspec
 
@@ -26,33 +29,55 @@ OTHERS = (
 PAYLOAD = re.compile(r"(weight|tensor)_\d+")
 WORD = re.compile(r"[A-Za-z0-9_.]*")
 VERSION = re.compile(r"[A-Za-z0-9_.+-]*")
-OPERATOR = re.compile(
-    r"torch\.ops\.aten\.(?!from_file)(?:_?[a-z]\w*|__(?:and|or|xor)__)\.[A-Za-z]\w*|_operator\.sub",
-    re.ASCII,
-)  # or a difference of sizes
+# from_file maps a file that it may create, save writes one.
+OPERATOR = (
+    r"torch\.ops\.aten\.(?!(?:from_file|save)\b)(?:_?[a-z]\w*|__(?:and|or|xor)__)\.[A-Za-z]\w*"
+    r"|_operator\.sub"  # a difference of sizes
+)
+# What others write besides: the modes in which a part runs, and arithmetic of sizes.
+OF_OTHERS = (
+    r"torch\.ops\.higher_order\.wrap_with_(?:set_grad_enabled|autocast)|torch\.sym_[a-z]+"
+    r"|_operator\.(?:add|mul|neg|floordiv|mod|eq|ne|lt|le|gt|ge|and_|or_)|math\.(?:ceil|floor|trunc)"
+)
 # Modes of operators, and floats that JSON cannot represent.
-CHOICES = (
-    "floor", "trunc", "none", "tanh", "constant", "Infinity", "-Infinity", "NaN",
-)  # fmt: skip
+CHOICE = "floor|trunc|none|tanh|constant|-?Infinity|NaN"
 EMPTY = (
-    "guards_code", "metadata", "custom_obj_values", "as_custom_obj", "as_operator", "as_graph",
+    "guards_code", "metadata", "custom_obj_values", "as_custom_obj", "as_operator",
     "treespec_namedtuple_fields",
 )  # fmt: skip
 SYMBOL = r"Symbol\('[su]\d{1,9}'(?:, [a-z_]+=(?:True|False))*\)"
 NUMBER = r"Integer\((?:0|-?[1-9]\d{0,17})\)"
 # Powers of numbers are not allowed: evaluating a large one would not end.
 TERM = re.compile(rf"Pow\({SYMBOL}, Integer\([1-8]\)\)|{SYMBOL}|{NUMBER}", re.ASCII)
-FUNCTION = re.compile(r"(?:Add|Mul|Max|Min|FloorDiv|CleanDiv|Mod|PythonMod)\(#(?:, #)*\)")
+FUNCTION = re.compile(
+    r"(?:Add|Mul|Max|Min|FloorDiv|CleanDiv|Mod|PythonMod|Equality|Unequality|And|Or|Not"
+    r"|(?:Strict)?(?:Less|Greater)Than)\(#(?:, #)*\)"
+)
 LONGEST = 4096  # characters of a size expression
 DEEPEST = 64  # levels of nested JSON and of nested functions
+CONTEXT = r'\A(null|\[("[\w.]*"(, "[\w.]*")*)?\])\Z'  # none, or keys of a dict
 
 
 class Nesting(msgspec.Struct, forbid_unknown_fields=True):
     """A tree of tuples, lists and empty dicts as torch.utils._pytree writes it."""
 
     type: Literal[None, "builtins.tuple", "builtins.list", "builtins.dict"]
-    context: Literal[None, "null", "[]"]
+    context: Optional[Annotated[str, msgspec.Meta(pattern=CONTEXT)]]
     children_spec: List["Nesting"]
+
+
+class Grammar(NamedTuple):
+    """What the strings and values of a program may be, beside names, sizes and nestings."""
+
+    operators: Pattern[str]
+    texts: Pattern[str]  # arguments of operators
+    empty: Tuple[str, ...]  # keys that have no content
+
+
+OWN = Grammar(re.compile(OPERATOR, re.ASCII), re.compile(CHOICE), (*EMPTY, "as_graph"))
+FOREIGN_PROGRAM = Grammar(
+    re.compile(f"{OPERATOR}|{OF_OTHERS}", re.ASCII), re.compile(r"[\w .,>:-]{0,200}"), EMPTY
+)
 
 
 def stripped(entries: Dict[str, bytes]) -> Dict[str, bytes]:
@@ -63,12 +88,32 @@ def stripped(entries: Dict[str, bytes]) -> Dict[str, bytes]:
     return {**entries, root + SAMPLES: b"", root + PROGRAM: json.dumps(program).encode()}
 
 
+def of_others(entries: Mapping[str, Entry]) -> Dict[str, Entry]:
+    """Return an archive that another exporter wrote without what running it does not need: what
+    `stripped` removes, places in source files, and files that were packed with it. Raise ValueError
+    unless `check` accepts it by the grammar of foreign programs.
+    """
+    root = _root(entries)
+    program = _parsed(PROGRAM, entries.get(root + PROGRAM, b""), _without_places)
+    if isinstance(program, dict):
+        program["guards_code"] = []
+    kept = {n: part for n, part in entries.items() if not n.startswith(f"{root}extra/")}
+    kept |= {root + SAMPLES: b"", root + PROGRAM: json.dumps(program).encode()}
+    check(kept, FOREIGN_PROGRAM)
+    return kept
+
+
+def _without_places(part: Dict[str, Any]) -> Dict[str, Any]:
+    """Remove the metadata of a node and of the program."""
+    return {**part, "metadata": {}} if {"target", "module_call_graph"} & part.keys() else part
+
+
 def is_tensor(name: str) -> bool:
     """Whether an entry holds the bytes of a tensor, which nothing parses."""
     return ENTRY.fullmatch(name.partition("/")[2]) is not None
 
 
-def check(entries: Mapping[str, Entry]) -> None:
+def check(entries: Mapping[str, Entry], grammar: Grammar = OWN) -> None:
     """Raise ValueError unless an archive holds tensors and a graph of ATen operators alone."""
     root = _root(entries)
     inside = {name[len(root) :]: part for name, part in entries.items() if name.startswith(root)}
@@ -84,7 +129,7 @@ def check(entries: Mapping[str, Entry]) -> None:
         _refuse(f"{SAMPLES} to be empty", got)
     for name in CONFIGS:
         _check_payloads(name, _parsed(name, inside[name]), inside)
-    _check_program("program", "", _parsed(PROGRAM, inside[PROGRAM]), 0)
+    _check_program("program", "", _parsed(PROGRAM, inside[PROGRAM]), grammar)
 
 
 def _root(entries: Mapping[str, Entry]) -> str:
@@ -95,9 +140,10 @@ def _refuse(rule: str, got: str) -> NoReturn:
     raise ValueError(f"expected {rule}, got {got}")
 
 
-def _parsed(name: str, content: Entry) -> Any:
+def _parsed(name: str, content: Entry, hook: Any = None) -> Any:
     try:
-        return json.loads(content)  # type: ignore[arg-type]  # only tensors stay in the file
+        # Only tensors stay in the file.
+        return json.loads(content, object_hook=hook)  # type: ignore[arg-type]
     except FOREIGN as error:
         raise ValueError(f"expected {name} to be JSON, got {brief(error)}") from None
 
@@ -119,35 +165,35 @@ def _check_payloads(name: str, content: Any, entries: Mapping[str, Entry]) -> No
         if not len(entries[stored]) and not (isinstance(sizes, list) and {"as_int": 0} in sizes):
             got = f"an empty entry for {key!r}, which torch would fill with zeros"
             _refuse(f"the bytes of each tensor in {name}", got[:120])
-        _check_program(name, "", payload, 0)
+        _check_program(name, "", payload, OWN)
 
 
-def _check_program(where: str, key: str, node: Any, depth: int) -> None:
+def _check_program(where: str, key: str, node: Any, grammar: Grammar, depth: int = 0) -> None:
     """Check every string of a JSON value, by the rule for the key of the object that holds it."""
     if depth > DEEPEST:
         _refuse(f"at most {DEEPEST} nested levels in {where}", "more")
-    if node and key in EMPTY:
+    if node and key in grammar.empty:
         _refuse(f"{key} of {where} to be empty", repr(node)[:80])
     if isinstance(node, dict):
         for name, value in node.items():
-            _check_text(where, "name", name)
-            _check_program(where, name, value, depth + 1)
+            _check_text(where, "name", name, grammar)
+            _check_program(where, name, value, grammar, depth + 1)
     elif isinstance(node, list):
         for value in node:
-            _check_program(where, key, value, depth + 1)
+            _check_program(where, key, value, grammar, depth + 1)
     elif isinstance(node, str):
-        _check_text(where, key, node)
+        _check_text(where, key, node, grammar)
 
 
-def _check_text(where: str, key: str, text: str) -> None:
+def _check_text(where: str, key: str, text: str, grammar: Grammar) -> None:
     if key == "expr_str":
         passes = _is_size(text)
     elif key in ("in_spec", "out_spec"):
         passes = _is_nesting(text)
     elif key == "target":
-        passes = OPERATOR.fullmatch(text) is not None
+        passes = grammar.operators.fullmatch(text) is not None
     elif key in ("as_string", "as_strings", "as_float", "as_floats"):
-        passes = text in CHOICES
+        passes = grammar.texts.fullmatch(text) is not None
     else:
         passes = (VERSION if key == "torch_version" else WORD).fullmatch(text) is not None
     if not passes:

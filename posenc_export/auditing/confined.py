@@ -1,0 +1,204 @@
+"""A graph of a stranger in a process of its own, with limits (shared/confinement.py): a library
+that a file misleads ends that process, and writes nothing.
+
+Both processes exchange data alone: messages of msgpack behind their length of 8 bytes.
+"""
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any, BinaryIO, Dict, List, Mapping, Tuple, Type
+
+import msgspec
+import numpy as np
+
+from posenc_export.auditing.graph import Arrays, NotPossible
+from posenc_export.auditing.inputs import Value
+from posenc_export.runtime.session.errors import GraphError
+from posenc_export.shared.confinement import confine
+from posenc_export.shared.foreign import FOREIGN, brief
+from posenc_export.shared.refusal import refusal
+
+SECONDS = 3600.0  # that a graph may compute in one audit, by default
+LONGEST = 8 << 30  # bytes of a message
+START = (
+    "import sys; sys.path[:] = {}; from posenc_export.auditing import confined; confined.serve()"
+)
+Packed = Dict[str, Tuple[str, List[int], bytes]]  # name of the dtype, shape and content, by name
+
+
+class Opened(msgspec.Struct):
+    """What is known of a graph: the attributes of Graph."""
+
+    inputs: List[Value]
+    outputs: List[Value]
+    operators: List[str]
+    unread: List[str]
+    precision: str
+    code: str
+    needs: str
+
+
+class Failure(msgspec.Struct):
+    """An error, of one of ERRORS."""
+
+    kind: str
+    text: str
+
+
+class Failed(GraphError):
+    """The error of a graph that runs in another process, by its message."""
+
+    def __init__(self, text: str) -> None:
+        RuntimeError.__init__(self, text)
+
+
+ERRORS: Dict[str, Type[Exception]] = {
+    "refused": ValueError, "missing": ModuleNotFoundError, "impossible": NotPossible,
+    "failed": Failed,
+}  # fmt: skip
+
+
+class Confined:
+    """A graph in a process of its own, which ends with this object.
+
+    Args:
+        path: of the file or folder of the graph.
+        seconds: that the process may take for all of its answers.
+
+    Attributes: as for Graph. Raises ValueError, also if the process ends or takes longer.
+    """
+
+    def __init__(self, path: Path, seconds: float = SECONDS) -> None:
+        self.path, self.seconds, self._left = path, seconds, seconds
+        folders = [str(Path(folder).resolve()) for folder in sys.path if folder]
+        command = [sys.executable, "-I", "-c", START.format(folders), str(path), str(seconds)]
+        # Not inherited: other files of this process, and what the libraries print.
+        self._child = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+        )
+        try:
+            opened = self._answer(Opened)
+        except BaseException:
+            self.close()
+            raise
+        self.inputs, self.outputs = opened.inputs, opened.outputs
+        self.operators, self.unread = set(opened.operators), set(opened.unread)
+        self.precision, self.code, self.needs = opened.precision, opened.code, opened.needs
+
+    def run(self, feeds: Mapping[str, np.ndarray]) -> Arrays:
+        """Run the graph as Graph.run does. Raise ValueError if the process ends."""
+        return _unpacked(self._answer(Packed, _packed(feeds)))
+
+    def close(self) -> None:
+        """End the process."""
+        self._child.kill()
+        self._child.wait()
+        for stream in (self._child.stdin, self._child.stdout):
+            assert stream is not None
+            stream.close()
+
+    def __del__(self) -> None:
+        if hasattr(self, "_child"):
+            self.close()
+
+    def _answer(self, kind: Any, request: Any = None) -> Any:
+        """Send a request, if there is one, and return the answer."""
+        stdin, stdout = self._child.stdin, self._child.stdout
+        assert stdin is not None and stdout is not None
+        began, timer = time.monotonic(), threading.Timer(self._left, self._child.kill)
+        timer.daemon = True
+        timer.start()
+        try:
+            if request is not None:
+                _send(stdin, request)
+            answer = msgspec.msgpack.decode(_receive(stdout), type=Tuple[str, msgspec.Raw])
+        except (EOFError, OSError):
+            raise self._ended() from None
+        finally:
+            timer.cancel()
+            self._left = max(0.0, self._left - (time.monotonic() - began))
+        if answer[0] == "error":
+            failure = msgspec.msgpack.decode(answer[1], type=Failure)
+            raise ERRORS[failure.kind](failure.text)
+        return msgspec.msgpack.decode(answer[1], type=kind)
+
+    def _ended(self) -> ValueError:
+        status = self._child.wait()
+        got = f"{self.path}: the process that ran it ended with {_name(status)}"
+        if not self._left:
+            got = f"{self.path}: it took more than {self.seconds:g} s"
+        return refusal("audit", "a graph that can be read and run", got, "give another graph")
+
+
+def _name(status: int) -> str:
+    return signal.Signals(-status).name if status < 0 else f"exit status {status}"
+
+
+def _send(stream: BinaryIO, message: Any) -> None:
+    content = msgspec.msgpack.encode(message)
+    stream.write(len(content).to_bytes(8, "little"))
+    stream.write(content)
+    stream.flush()
+
+
+def _receive(stream: BinaryIO) -> bytes:
+    """Read a message. Raise EOFError for a part of one."""
+    size = int.from_bytes(stream.read(8), "little")
+    content = stream.read(size) if 0 < size <= LONGEST else b""
+    if not size or len(content) != size:
+        raise EOFError
+    return content
+
+
+def _packed(arrays: Mapping[str, np.ndarray]) -> Packed:
+    return {n: (a.dtype.name, list(a.shape), a.tobytes()) for n, a in arrays.items()}
+
+
+def _unpacked(packed: Packed) -> Arrays:
+    if any(dtype == "bfloat16" for dtype, _, _ in packed.values()):
+        import ml_dtypes  # noqa: F401  gives numpy the name
+    parts = {name: (np.dtype(part[0]), *part[1:]) for name, part in packed.items()}
+    return {
+        name: np.frombuffer(bytearray(content), dtype).reshape(shape)
+        for name, (dtype, shape, content) in parts.items()
+    }
+
+
+def serve() -> None:
+    """Open the graph of the command line, and run it for each message until stdin ends."""
+    path, seconds = Path(sys.argv[1]), float(sys.argv[2])
+    answers, requests = os.fdopen(os.dup(1), "wb"), sys.stdin.buffer
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # what libraries print
+    confine(seconds)
+    from posenc_export.auditing.reading import graph_of
+
+    graph: Any = None
+    while True:
+        try:
+            if graph is None:
+                graph = graph_of(path)
+                values = (graph.inputs, graph.outputs, [*graph.operators], [*graph.unread])
+                answer: Any = Opened(*values, graph.precision, graph.code, graph.needs)
+            else:
+                feeds = _unpacked(msgspec.msgpack.decode(_receive(requests), type=Packed))
+                answer = _packed(graph.run(feeds))
+            _send(answers, ("value", answer))
+        except EOFError:
+            return
+        except (ModuleNotFoundError, NotPossible, *FOREIGN) as error:
+            kind = {ModuleNotFoundError: "missing", NotPossible: "impossible"}.get(type(error))
+            own = isinstance(error, (ValueError, GraphError)) or kind is not None
+            text = (
+                str(error)
+                if own
+                else f"audit: expected a graph that can be run, got {brief(error)}"
+            )
+            kind = kind or ("failed" if isinstance(error, GraphError) else "refused")
+            _send(answers, ("error", Failure(kind, text)))
+            if graph is None:
+                return
