@@ -5,9 +5,9 @@ Shapes: as in facts.py.
 
 import importlib
 import inspect
-import json
+import re
 from pathlib import Path
-from typing import Any, Callable, Mapping, Optional, Tuple
+from typing import Any, Callable, Dict, Mapping, Optional, Tuple
 
 import numpy as np
 import torch
@@ -15,6 +15,9 @@ import torch
 from posenc_export.auditing.facts import UNSTATED, Facts
 from posenc_export.export.comparison import first_output
 from posenc_export.export.conditioning import disturbed
+from posenc_export.models.adapters import CONFIG
+from posenc_export.models.checkpoint import read_config
+from posenc_export.shared.foreign import explained
 from posenc_export.shared.numerics import tolerance
 from posenc_export.shared.refusal import refusal
 
@@ -22,6 +25,9 @@ from posenc_export.shared.refusal import refusal
 LENGTHS = ("max_position_embeddings", "n_positions", "max_seq_len", "n_ctx", "seq_length")
 ORIGINAL = "original_max_position_embeddings"
 EDGES = ("sliding_window", "attention_chunk_size", ORIGINAL)
+# Keys of a config.json with names of kernels, of a file of the folder or of a repository with code.
+CODE = re.compile(r"^auto_map$|^custom_|kernel_config$|_implementation(_|$)")
+ERRORS = (OSError, ImportError)  # of transformers, beside those of its code
 BY_LENGTH = ("longrope", "dynamic")  # rotations whose angles depend on the length of a sequence
 
 
@@ -125,11 +131,40 @@ def named(text: str) -> Any:
 
 
 def of_transformers(folder: str, hidden: bool) -> Any:
-    """Load a checkpoint with transformers, in float32 and with eager attention."""
+    """Load a checkpoint with transformers, in float32 and with eager attention. Nothing is fetched,
+    and no code of the folder or of a hub is imported. ValueError: it cannot be loaded that way.
+    """
     import transformers
+    from huggingface_hub import constants
 
-    names = json.loads((Path(folder) / "config.json").read_text("utf-8")).get("architectures")
-    name = "AutoModel" if hidden or not names else names[0]
-    return getattr(transformers, name).from_pretrained(
-        folder, dtype=torch.float32, attn_implementation="eager"
-    )
+    path, itself = Path(folder), f"give the folder itself, --reference {folder}"
+    config, online = read_config(path), constants.HF_HUB_OFFLINE
+    named = config.get("architectures") or ["AutoModel"]
+    name = "AutoModel" if hidden or not isinstance(named, list) else str(named[0])
+    kind: Any = getattr(transformers, name, None)
+    known = isinstance(kind, type) and issubclass(kind, transformers.PreTrainedModel)
+    if name != "AutoModel" and not known:
+        raise refusal("audit", "architectures to be a model of transformers", repr(name), itself)
+    # transformers would load further packages, kernels of a hub, or the base that an adapter names.
+    if (path / CONFIG).exists() or config.get("quantization_config") is not None:
+        rule = f"a folder without quantization_config and {CONFIG} for transformers"
+        raise refusal("audit", rule, "one of them", itself)
+    options: Dict[str, Any] = {"attn_implementation": "eager", "dtype": torch.float32}
+    options |= {"trust_remote_code": False, "local_files_only": True}
+    constants.HF_HUB_OFFLINE = True
+    try:
+        with explained("audit: expected a folder that transformers loads", itself, *ERRORS):
+            model_type = transformers.AutoConfig.for_model(str(config.get("model_type")))
+            options["config"] = model_type.from_dict(_without_code(config))
+            return kind.from_pretrained(path, **options)
+    finally:
+        constants.HF_HUB_OFFLINE = online
+
+
+def _without_code(values: Any) -> Any:
+    """Return the content of config.json without keys that name code, at any depth."""
+    if isinstance(values, list):
+        return [_without_code(value) for value in values]
+    if not isinstance(values, dict):
+        return values
+    return {key: _without_code(values[key]) for key in values if not CODE.search(key)}

@@ -9,8 +9,10 @@ from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
 import numpy as np
 from torch import Tensor
 
+from posenc_export.models import adapters
+from posenc_export.models.folder_files import AGAIN, WHERE, content, inside
 from posenc_export.models.packed import PackedTensor, Source, unpacked
-from posenc_export.models.tensor_files import OPENERS, WHERE, Shape, existing
+from posenc_export.models.tensor_files import OPENERS, Shape
 from posenc_export.models.weight_blocks import Numbered
 from posenc_export.shared.foreign import json_of
 from posenc_export.shared.refusal import refusal
@@ -34,7 +36,7 @@ TOKENIZER_FILES = (
     GENERATION,
     *PROCESSORS,
 )
-AGAIN, BELONGS = "download it again", "use the config.json that belongs to the weights"
+BELONGS = "use the config.json that belongs to the weights"
 
 
 class Checkpoint:
@@ -55,14 +57,21 @@ class Checkpoint:
 
     def __init__(self, folder: Path, config: Mapping[str, Any] = MappingProxyType({})) -> None:
         self.config = config
-        kept = [name for name in (TOKENIZER, *TOKENIZER_FILES) if (folder / name).is_file()]
-        self.files = {name: (folder / name).read_bytes() for name in kept}
+        kept = [name for name in (TOKENIZER, *TOKENIZER_FILES) if (folder / name).exists()]
+        self.files = {name: content(folder / name) for name in kept}
         self._sources: Dict[str, Source] = {}
         with ExitStack() as opened:
             for path, listed in _files(folder).items():
-                self._add(OPENERS[path.suffix](path, opened), listed)
+                self._add(OPENERS[path.suffix](inside(path), opened), listed)
             if config.get("quantization_config") is not None:
                 self._sources = unpacked(config["quantization_config"], self._sources)
+            if (folder / adapters.CONFIG).exists():
+                paths = [folder / name for name in adapters.WEIGHTS]
+                path = next((path for path in paths if path.exists()), paths[0])
+                file = OPENERS[path.suffix](inside(path), opened)
+                adapter = {name: (file, name) for name in file.names()}
+                described = _json(folder / adapters.CONFIG)
+                self._sources = adapters.merged(described, adapter, self._sources)
             self._opened = opened.pop_all()
 
     def _add(self, file: Any, listed: List[str]) -> None:
@@ -150,6 +159,12 @@ def read_config(folder: Path) -> Dict[str, Any]:
         remedy = download(folder) or "download the model first"
         rule = "a local folder with config.json and weights"
         raise refusal(WHERE, rule, repr(str(folder)), remedy)
+    alone = not any((folder / name).exists() for name in (*WHOLE, *SHARDED))
+    if alone and (folder / adapters.CONFIG).exists():
+        of = f"{_json(folder / adapters.CONFIG).get('base_model_name_or_path')!r:.120}"
+        remedy = f"copy both files of the adapter into the folder of {of}, or {adapters.MERGE}"
+        rule = "a folder with the weights of a model"
+        raise refusal(WHERE, rule, f"an adapter of {of} alone", remedy)
     return _json(folder / "config.json")
 
 
@@ -202,7 +217,7 @@ def _sharded(folder: Path, index: str) -> Dict[Path, List[str]]:
 
 
 def _json(path: Path) -> Dict[str, Any]:
-    return object_of(path.name, existing(path).read_bytes())
+    return object_of(path.name, content(path))
 
 
 def _current(name: str) -> str:

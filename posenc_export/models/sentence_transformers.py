@@ -26,6 +26,7 @@ from torch import Tensor
 
 from posenc_export.models.checkpoint import Checkpoint
 from posenc_export.models.config import Named, ReadoutConfig
+from posenc_export.models.folder_files import content
 from posenc_export.models.stack import Stack, Text
 from posenc_export.models.task_heads import put
 from posenc_export.shared.foreign import json_of, typed
@@ -159,7 +160,7 @@ def read(folder: Path) -> Sentences:
             raise refusal(WHERE, rule, kind, f"remove it, or {ANOTHER}")
     most, lower = _text_settings(encoder)
     prompts = folder / PROMPTS
-    files = {PROMPTS: prompts.read_bytes()} if prompts.is_file() else {}
+    files = {PROMPTS: content(prompts)} if prompts.exists() else {}
     config = ReadoutConfig(output=EMBEDDING, pooling=names, layers=tuple(layers))
     return Sentences(config, weights, most, lower, files)
 
@@ -204,7 +205,7 @@ def _json(path: Path, kind: Type[Any] = dict) -> Any:
     name = f"{path.parent.name}/{path.name}"
     if not path.is_file():
         raise refusal(WHERE, name, "none", AGAIN)
-    return json_of(WHERE, name, path.read_bytes(), AGAIN, kind)
+    return json_of(WHERE, name, content(path), AGAIN, kind)
 
 
 def _typed(path: Path, kind: Type[Settings]) -> Settings:

@@ -1,26 +1,33 @@
 """Files of tensors: safetensors, and dictionaries of torch.save. Only tensors are unpickled."""
 
 import pickle
+import pickletools
 import re
 import zipfile
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any, Dict, List, Tuple, Type, Union
+from typing import Any, Dict, List, Optional, Tuple, Type, Union
 
 import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from posenc_export.shared.foreign import FOREIGN
+from posenc_export.models.folder_files import AGAIN, LONGEST, WHERE
+from posenc_export.shared.foreign import FOREIGN, brief
 from posenc_export.shared.refusal import refusal
 
-WHERE = "checkpoint"
 DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 # Keys under which training loops save the weights beside other values.
 NESTED = ("state_dict", "model_state_dict", "model")
 SAVE = "save the state_dict of the model, or save it as safetensors"
 # Exceptions of torch.load for a damaged file: those of its pickle reader, too.
-DAMAGED: Tuple[Type[Exception], ...] = (*FOREIGN, pickle.UnpicklingError)
+DAMAGED: Tuple[Type[Exception], ...] = (*FOREIGN, pickle.UnpicklingError, zipfile.BadZipFile)
+# What a pickle of dense tensors names. torch's own list has more, such as bytearray, of any size.
+PICKLED = re.compile(
+    r"collections OrderedDict|torch\._utils _rebuild_(tensor(_v2)?|parameter(_with_state)?)|"
+    r"torch\._tensor _rebuild_from_type_v2|torch\.nn\.parameter Parameter|torch \w+Storage|"
+    r"torch\.storage \w+Storage|torch (Size|Tensor|device|b?float\d+|int\d+)"
+)
 Shape = Tuple[int, ...]
 
 
@@ -33,7 +40,8 @@ class SafetensorsFile:
             self._file: Any = opened.enter_context(safe_open(existing(path), framework="pt"))
         except SafetensorError as error:
             rule = f"{path.name} to be a complete safetensors file"
-            raise refusal(WHERE, rule, f"an error ({error})", "download it again") from None
+            raise refusal(WHERE, rule, f"an error ({error})", AGAIN) from None
+        _check_names(self)
 
     def names(self) -> List[str]:
         return list(self._file.keys())
@@ -66,11 +74,15 @@ class TorchFile:
         if not zipfile.is_zipfile(path):
             rule = "be a file of torch.save, in the zip format of torch 1.6 and later"
             raise self._refusal(rule, "a file in another format")
+        rule = "hold only tensors, in the zip format of torch 1.6 and later"
         try:
-            stored = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+            other = _foreign(path)
+            if other is None:
+                stored = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
         except DAMAGED as error:
-            rule = "hold only tensors, in the zip format of torch 1.6 and later"
-            raise self._refusal(rule, _reason(error)) from None
+            raise self._refusal(rule, f"an error ({brief(error)})") from None
+        if other is not None:
+            raise self._refusal(rule, other)
         if isinstance(stored, dict):
             nested = (stored[key] for key in NESTED if isinstance(stored.get(key), dict))
             stored = next(nested, stored)
@@ -84,6 +96,7 @@ class TorchFile:
                 rule = "hold dense tensors with all their numbers"
                 raise self._refusal(rule, got, "save the model as safetensors")
         self._tensors: Dict[str, Tensor] = stored
+        _check_names(self)
 
     def _refusal(self, rule: str, got: str, remedy: str = SAVE) -> ValueError:
         return refusal(WHERE, f"{self.path.name} to {rule}", got, remedy)
@@ -120,18 +133,33 @@ def existing(path: Path) -> Path:
     return path
 
 
-def _reason(error: Exception) -> str:
-    """What torch.load found, in one line: the class of another object, or its error."""
-    if other := re.search(r"Unsupported global: GLOBAL (\S+)", str(error)):
-        return f"an object of {other[1][:200]}"
-    return f"an error ({str(error).partition(chr(10))[0][:200]})"
+def _check_names(file: Union[SafetensorsFile, TorchFile]) -> None:
+    """Check names of tensors, which messages show in a terminal."""
+    if other := [name for name in file.names() if not name.isprintable()]:
+        rule = f"{file.path.name} to name tensors in printable characters"
+        raise refusal(WHERE, rule, f"{other[0]!r:.120}", AGAIN)
+
+
+def _foreign(path: Path) -> Optional[str]:
+    """What a zip archive of torch.save holds beside tensors, or None. Nothing is unpickled."""
+    with zipfile.ZipFile(path) as archive:
+        for entry in archive.infolist():
+            if entry.compress_type != zipfile.ZIP_STORED or entry.file_size != entry.compress_size:
+                return f"{entry.filename!r:.80}, which is compressed"
+            if not entry.filename.endswith(".pkl"):
+                continue
+            if entry.file_size > LONGEST:
+                return f"{entry.filename!r:.80} of {entry.file_size} bytes"
+            for code, value, _ in pickletools.genops(archive.read(entry)):
+                if code.name in ("GLOBAL", "INST") and not PICKLED.fullmatch(str(value)):
+                    return f"an object of {str(value).replace(' ', '.')!s:.200}"
+    return None
 
 
 def _is_plain(tensor: Tensor) -> bool:
     """Whether a tensor is dense, on the CPU, and no larger than its memory."""
-    dense = not tensor.is_nested and tensor.layout is torch.strided
-    here = dense and tensor.device.type == "cpu"
-    return here and tensor.nbytes <= tensor.untyped_storage().nbytes()
+    dense = tensor.layout is torch.strided and tensor.device.type == "cpu"
+    return dense and tensor.nbytes <= tensor.untyped_storage().nbytes()
 
 
 def _other_dtype(name: str, dtype: str) -> ValueError:

@@ -48,7 +48,7 @@ def test_a_size_beyond_the_checkpoint_is_refused_at_once_and_in_little_memory(
 ) -> None:
     key, value = HOSTILE[name]
     for file in llama.iterdir():
-        (tmp_path / file.name).symlink_to(file)
+        (tmp_path / file.name).hardlink_to(file)
     (tmp_path / "config.json").unlink()
     config = {
         **json.loads((llama / "config.json").read_text()),

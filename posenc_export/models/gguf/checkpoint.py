@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from posenc_export.models.folder_files import content
 from posenc_export.models.gguf import text
 from posenc_export.models.gguf.architectures import config_of
 from posenc_export.models.gguf.blocks import GGUFMatrix
@@ -68,8 +69,8 @@ class GGUFCheckpoint:
         """
         beside = self._path.parent / "tokenizer.json"
         vocabulary = vocabulary_of(self._values)
-        if beside.is_file():
-            return {**text.settings_of(vocabulary), beside.name: beside.read_bytes()}
+        if beside.exists():
+            return {**text.settings_of(vocabulary), beside.name: content(beside)}
         return text.files_of(vocabulary)
 
     def __enter__(self) -> "GGUFCheckpoint":
