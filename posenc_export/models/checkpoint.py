@@ -12,7 +12,7 @@ from torch import Tensor
 from posenc_export.models import adapters
 from posenc_export.models.folder_files import AGAIN, WHERE, content, inside
 from posenc_export.models.packed import PackedTensor, Source, unpacked
-from posenc_export.models.tensor_files import OPENERS, Shape
+from posenc_export.models.tensor_files import ANY, OPENERS, Shape
 from posenc_export.models.weight_blocks import Numbered
 from posenc_export.shared.foreign import json_of
 from posenc_export.shared.refusal import refusal
@@ -37,6 +37,15 @@ TOKENIZER_FILES = (
     *PROCESSORS,
 )
 BELONGS = "use the config.json that belongs to the weights"
+# transformers' names of output heads; tied heads may be saved as copies of the token table.
+HEADS = ("lm_head.weight", "proj_out.weight")
+# Parts of names that a wrapper of a model adds, with the wrapper and the module to save in place.
+WRAPPERS = {
+    "_orig_mod": ("torch.compile", "model._orig_mod"),
+    "module": ("DataParallel or DistributedDataParallel", "model.module"),
+    "_fsdp_wrapped_module": ("FSDP", "the whole model, gathered"),
+    "base_model": ("peft", "model.merge_and_unload()"),
+}
 
 
 class Checkpoint:
@@ -135,17 +144,35 @@ class Checkpoint:
         """Check that the tensors are exactly these, with these shapes; ValueError otherwise."""
         missing = sorted(set(shapes) - set(self._sources))
         extra = sorted(set(self._sources) - set(shapes))
-        if missing:
-            rule = f"the {len(shapes)} tensors of the model that config.json describes"
-            raise refusal(WHERE, rule, f"no {_some(missing)}", BELONGS)
-        if extra:
-            rule = "only tensors of the model that config.json describes"
-            raise refusal(WHERE, rule, f"also {_some(extra)}", BELONGS)
+        if missing or extra:
+            rule = f"the {len(shapes)} tensors of the model that config.json describes, no others"
+            both = (("no", missing), ("also", extra))
+            got = " and ".join(f"{word} {_some(names)}" for word, names in both if names)
+            raise refusal(WHERE, rule, got, self._remedy(missing, extra))
         for name, shape in shapes.items():
             file, written = self._sources[name]
-            if (stored := file.shape(written)) != shape:
+            stored = file.shape(written)
+            wanted = tuple(map(lambda size, own: own if size == ANY else size, shape, stored))
+            if stored != wanted:
                 rule = f"{name} with shape {list(shape)} by config.json"
                 raise refusal(WHERE, rule, list(stored), BELONGS)
+
+    def _remedy(self, missing: List[str], extra: List[str]) -> str:
+        """Return what to do with a checkpoint that lacks tensors or has others."""
+        named = str(self.config.get("architectures"))
+        parts = {part: name for name in extra for part in name.split(".")}
+        if part := next((part for part in WRAPPERS if part in parts), None):
+            wrapper, inner = WRAPPERS[part]
+            return f"{wrapper} adds {part!r} to names: save the state_dict of {inner}"
+        if any("lora_" in name for name in extra):
+            return f"lora_ are tensors of an adapter: {adapters.MERGE}"
+        if set(missing) <= {*HEADS} and not extra:
+            remedy = "set tie_word_embeddings to true if the head is the token table"
+            return f"{remedy}, or export hidden states without a head (--no-head)"
+        if "For" in named and not missing:
+            remedy = "save the model that AutoModel.from_pretrained loads, without its head"
+            return f"if they are a head of {named:.80}, which is not read, {remedy}"
+        return BELONGS
 
     def tensor(self, name: str) -> Tensor:
         """Return a tensor as float32. ValueError: stored as no float32, float16 or bfloat16."""

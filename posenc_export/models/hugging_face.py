@@ -3,9 +3,7 @@
 import math
 from typing import Any, Callable, Dict, List, Mapping, Optional, Tuple, Union
 
-from posenc_export.shared.refusal import refusal
-
-WHERE = "hugging_face"
+WHERE = "rope_parameters"  # in messages, without a model_type
 Spec = Dict[str, Any]
 LARGEST = 1e300  # below which integers of any size become float64
 # Our parameter original_max_positions; all others have transformers' names.
@@ -44,6 +42,11 @@ AXES = {
 NAMES = {"default": "rope", "dynamic": "rope_dynamic", "longrope": "rope_longrope"}
 
 
+def refused(rule: str, got: object, remedy: str) -> ValueError:
+    """As shared.refusal.refusal; `rope_spec` adds the place."""
+    return ValueError(f"expected {rule}, got {got}; {remedy}")
+
+
 def rope_spec(config: Mapping[str, Any]) -> Union[Spec, Dict[str, Spec]]:
     """Return the specification {"name": ..., parameter: value}, or a specification for each layer
     type if `rope_parameters` is nested by layer type. Every key is used or refused by name.
@@ -63,21 +66,27 @@ def rope_spec(config: Mapping[str, Any]) -> Union[Spec, Dict[str, Spec]]:
     Raises:
         ValueError: an unknown rope_type, an unknown or missing key, a value of another type.
     """
-    config = _with_current_names(config)
+    try:
+        return _of_config(_with_current_names(config))
+    except ValueError as error:
+        raise ValueError(f"{config.get('model_type') or WHERE}: {error}") from None
+
+
+def _of_config(config: Mapping[str, Any]) -> Union[Spec, Dict[str, Spec]]:
     new, old = config.get("rope_parameters") or {}, config.get("rope_scaling") or {}
     if new and old and new != old:
         got = f"{new!r} and {old!r}"
-        raise refusal(WHERE, "rope_parameters or rope_scaling", got, "remove one")
+        raise refused("rope_parameters or rope_scaling", got, "remove one")
     parameters = new or old
     if not isinstance(parameters, Mapping):
         rule = "rope_parameters to be a mapping"
-        raise refusal(WHERE, rule, repr(parameters), "correct config.json")
+        raise refused(rule, repr(parameters), "correct config.json")
     nested = {key: value for key, value in parameters.items() if isinstance(value, Mapping)}
     if nested and len(nested) == len(parameters):
         return {layer: _spec(config, of_layer) for layer, of_layer in nested.items()}
     if nested:
         rule = "rope_parameters to be nested for all layer types or for none"
-        raise refusal(WHERE, rule, ", ".join(map(str, parameters)), "correct config.json")
+        raise refused(rule, ", ".join(map(str, parameters)), "correct config.json")
     return _spec(config, parameters)
 
 
@@ -86,11 +95,11 @@ def _with_current_names(config: Mapping[str, Any]) -> Dict[str, Any]:
     plain = dict(config)
     if plain.get("rope_local_base_freq") is not None:
         rule = "rope_parameters nested by layer type for a model with several rotations"
-        raise refusal(WHERE, rule, "rope_local_base_freq", "nest them")
+        raise refused(rule, "rope_local_base_freq", "nest them")
     for old, new in (("rotary_pct", "partial_rotary_factor"), ("rotary_emb_base", "rope_theta")):
         value = plain.pop(old, None)
         if value is not None and plain.setdefault(new, value) != value:
-            raise refusal(WHERE, f"{old} or {new}", f"{value!r} and {plain[new]!r}", "remove one")
+            raise refused(f"{old} or {new}", f"{value!r} and {plain[new]!r}", "remove one")
     if plain.get("rotary_dim") is not None:
         share = _number("rotary_dim", plain["rotary_dim"]) / _head_size(plain)
         plain.setdefault("partial_rotary_factor", share)
@@ -98,14 +107,14 @@ def _with_current_names(config: Mapping[str, Any]) -> Dict[str, Any]:
 
 
 def _spec(config: Mapping[str, Any], parameters: Mapping[str, Any]) -> Spec:
-    rest = dict(parameters)
+    rest = {key: value for key, value in parameters.items() if key != "finetuned"}
     sections, interleaved = rest.pop("mrope_section", None), rest.pop("mrope_interleaved", None)
     kind = _kind(rest, sections)
     theta = rest.pop("rope_theta", config.get("rope_theta", 10000.0))
     nested = any(isinstance(v, Mapping) for v in (config.get("rope_parameters") or {}).values())
     if config.get("rope_theta") not in (None, theta) and not nested:
         got = f"{config['rope_theta']!r} and {theta!r}"
-        raise refusal(WHERE, "one rope_theta", got, "remove one")
+        raise refused("one rope_theta", got, "remove one")
     partial = rest.pop("partial_rotary_factor", config.get("partial_rotary_factor"))
     if ORIGINAL in KINDS[kind] and config.get(ORIGINAL):  # Phi-3 has it outside rope_scaling
         rest[ORIGINAL] = config[ORIGINAL]
@@ -129,17 +138,17 @@ def _kind(rest: Spec, sections: Any) -> str:
     kinds = sorted({"default" if name == "mrope" and multi else name for name in named})
     if len(kinds) > 1 or kinds[0] not in KINDS:
         rule = f"rope_type to be one of {', '.join(KINDS)}"
-        raise refusal(WHERE, rule, ", ".join(kinds), "convert it by hand")
+        raise refused(rule, ", ".join(kinds), "convert it by hand")
     return kinds[0]
 
 
 def _check_keys(kind: str, rest: Spec, parameters: Mapping[str, Any]) -> None:
     if unknown := sorted(set(rest) - set(KINDS[kind])):
         rule = f"{', '.join(KINDS[kind]) or 'no further keys'} for rope_type {kind}"
-        raise refusal(WHERE, rule, ", ".join(unknown), "remove them, or convert by hand")
+        raise refused(rule, ", ".join(unknown), "remove them, or convert by hand")
     if missing := [key for key in REQUIRED.get(kind, ()) if key not in rest]:
         rule = f"{', '.join(missing)} for rope_type {kind}"
-        raise refusal(WHERE, rule, ", ".join(parameters) or "nothing", "add what is missing")
+        raise refused(rule, ", ".join(parameters) or "nothing", "add what is missing")
 
 
 def _with_sections(
@@ -148,13 +157,13 @@ def _with_sections(
     """Return the rotation with mrope_section: each rotary pair rotates by time, height or width."""
     if kind not in ("default", "yarn") or {"mscale", "mscale_all_dim"} & set(spec):
         rule = "rope_type default, or yarn without mscale, with mrope_section"
-        raise refusal(WHERE, rule, kind, "convert it by hand")
+        raise refused(rule, kind, "convert it by hand")
     pairs = spec.get("rotary", _head_size(config)) // 2
     listed = isinstance(sections, (list, tuple))
     whole = listed and all(type(size) is int and size > 0 for size in sections)
     if not whole or len(sections) != 3 or sum(sections) != pairs:
         rule = f"mrope_section to be three integers above 0 with sum {pairs}"
-        raise refusal(WHERE, rule, repr(sections), "correct it")
+        raise refused(rule, f"mrope_section={sections!r}", "correct config.json")
     first, second, third = sections
     order = _order_of_axes(str(config.get("model_type", "")), interleaved)
     if order == "in turn":
@@ -168,14 +177,15 @@ def _order_of_axes(model_type: str, interleaved: Any) -> str:
     """Return a value of AXES. model_type and mrope_interleaved must not contradict each other."""
     known = next((order for begin, order in AXES.items() if model_type.startswith(begin)), None)
     if interleaved is None and known is None:
-        rule = f"mrope_interleaved, or a model_type that begins with one of {', '.join(AXES)}"
-        raise refusal(WHERE, rule, repr(model_type), "set mrope_interleaved to true or false")
+        rule = f"mrope_interleaved beside mrope_section, or a model_type of {', '.join(AXES)}"
+        got = f"neither for model_type {model_type!r}"
+        raise refused(rule, got, "remove mrope_section, or set mrope_interleaved")
     if interleaved is None:
         return str(known)
     in_turn = _yes_or_no("mrope_interleaved", interleaved) == "yes"
     if known and (known == "in turn") != in_turn:
         rule = f"mrope_interleaved to be {known == 'in turn'} for {model_type}"
-        raise refusal(WHERE, rule, interleaved, "correct it")
+        raise refused(rule, interleaved, "correct it")
     return known or ("in turn" if in_turn else "sections")
 
 
@@ -186,7 +196,7 @@ def _with_derived_values(
     if kind == "dynamic":
         key = "max_position_embeddings"
         if not config.get(key):
-            raise refusal(WHERE, f"{key} for rope_type dynamic", "none", "add it")
+            raise refused(f"{key} for rope_type dynamic", "none", "add it")
         spec["original_max_positions"] = _whole(key, config[key])
     if kind == "proportional":
         spec["share"] = 1.0 if partial is None else partial
@@ -201,9 +211,7 @@ def _with_derived_values(
 
 def _longrope_magnitude(factor: float, length: int) -> float:
     if length < 2:
-        raise refusal(
-            WHERE, f"{ORIGINAL} of at least 2 for longrope", length, "correct config.json"
-        )
+        raise refused(f"{ORIGINAL} of at least 2 for longrope", length, "correct config.json")
     return 1.0 if factor <= 1 else math.sqrt(1 + math.log(factor) / math.log(length))
 
 
@@ -211,7 +219,7 @@ def _length_ratio(config: Mapping[str, Any], rest: Mapping[str, Any]) -> float:
     lengths = []
     for key, source in (("max_position_embeddings", config), (ORIGINAL, rest)):
         if not source.get(key):
-            raise refusal(WHERE, f"factor or {key}", "neither", "add one")
+            raise refused(f"factor or {key}", "neither", "add one")
         lengths.append(_whole(key, source[key]))
     return lengths[0] / lengths[1]
 
@@ -221,32 +229,32 @@ def _head_size(config: Mapping[str, Any]) -> int:
         return _whole("head_dim", config["head_dim"])
     if not (config.get("hidden_size") and config.get("num_attention_heads")):
         rule = "head_dim, or hidden_size and num_attention_heads, with partial_rotary_factor, "
-        raise refusal(WHERE, f"{rule}rotary_dim or mrope_section", "none", "add head_dim")
+        raise refused(f"{rule}rotary_dim or mrope_section", "none", "add head_dim")
     heads = _whole("num_attention_heads", config["num_attention_heads"])
     return _whole("hidden_size", config["hidden_size"]) // heads
 
 
 def _number(key: str, value: Any) -> float:
     if type(value) not in (int, float) or not abs(value) <= LARGEST:
-        raise refusal(WHERE, f"{key} to be a finite number", f"{value!r:.80}", "correct it")
+        raise refused(f"{key} to be a finite number", f"{value!r:.80}", "correct it")
     return float(value)
 
 
 def _whole(key: str, value: Any) -> int:
     if _number(key, value) != int(value):
-        raise refusal(WHERE, f"{key} to be an integer", repr(value), "correct it")
+        raise refused(f"{key} to be an integer", repr(value), "correct it")
     return int(value)
 
 
 def _numbers(key: str, value: Any) -> List[float]:
     if not isinstance(value, (list, tuple)):
-        raise refusal(WHERE, f"{key} to be a list of numbers", repr(value), "correct it")
+        raise refused(f"{key} to be a list of numbers", repr(value), "correct it")
     return [_number(key, item) for item in value]
 
 
 def _yes_or_no(key: str, value: Any) -> str:
     if not isinstance(value, bool):
-        raise refusal(WHERE, f"{key} to be true or false", repr(value), "correct it")
+        raise refused(f"{key} to be true or false", repr(value), "correct it")
     return "yes" if value else "no"
 
 

@@ -6,7 +6,7 @@ from typing import Any, Dict, Mapping, Optional, Tuple
 import torch
 from torch import Tensor
 
-from posenc_export.models.checkpoint import BELONGS, Checkpoint
+from posenc_export.models.checkpoint import Checkpoint
 from posenc_export.models.config import Named
 from posenc_export.models.families.shared.typed_keys import ACTIVATIONS
 from posenc_export.shared.refusal import refusal
@@ -138,7 +138,7 @@ def _bias(
         name = head.shared_bias
     key, default = head.biases[layer] if head.biases else ("", True)
     if name in stored and not config.get(key, default):
-        remedy = f"{BELONGS}, or {WITHOUT}"
+        remedy = f"set {key} to true, or {WITHOUT}"
         raise refusal("checkpoint", f"no {name} with {key} false", "one", remedy)
     return _tensor(checkpoint, name) if name in stored else None
 
@@ -146,5 +146,5 @@ def _bias(
 def _tensor(checkpoint: Checkpoint, name: str) -> Tensor:
     if name not in checkpoint.names():
         rule = "the tensors of the head that architectures names"
-        raise refusal("checkpoint", rule, f"no {name}", f"{BELONGS}, or {WITHOUT}")
+        raise refusal("checkpoint", rule, f"no {name}", WITHOUT)
     return checkpoint.tensor(name).clone()

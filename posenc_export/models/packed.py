@@ -41,7 +41,7 @@ def unpacked(config: Mapping[str, Any], sources: Dict[str, Source]) -> Dict[str,
     if not quantized:
         method = packed_layouts.method_of(config)
         rule = f"tensors NAME{layouts[0].mark} by quantization_config {method}"
-        remedy = "use the config.json that belongs to the weights"
+        remedy = "remove quantization_config from config.json if the weights are not quantized"
         raise refusal("checkpoint", rule, "none", remedy)
     return {**plain, **quantized}
 

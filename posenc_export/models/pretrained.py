@@ -8,7 +8,7 @@ import torch
 
 from posenc_export.models import families, generation_settings, sentence_transformers, task_heads
 from posenc_export.models.block import AttentionBlock
-from posenc_export.models.checkpoint import TOKENIZER, Checkpoint, read_config, read_ids
+from posenc_export.models.checkpoint import HEADS, TOKENIZER, Checkpoint, read_config, read_ids
 from posenc_export.models.config import AttentionConfig, BlockConfig, StackConfig
 from posenc_export.models.families.shared.limits import check_sizes
 from posenc_export.models.families.shared.rules import Rule, Table
@@ -21,8 +21,6 @@ from posenc_export.models.whole_pass import encodings_in
 from posenc_export.shared.allocation import enough_memory
 from posenc_export.shared.refusal import refusal
 
-# transformers' names of output heads; tied heads may be saved as copies of the token table.
-HEADS = ("lm_head.weight", "proj_out.weight")
 LAYER = re.compile(r"^layers\.(\d+)\.")
 OLD_BUFFER = r"\.rotary_emb\.inv_freq$"  # saved by transformers before 4.32, not used since
 # For a parameter: its rule, the attention of its layer, its tensors in the checkpoint.
@@ -190,6 +188,9 @@ def _check(checkpoint: AnyCheckpoint, config: StackConfig, sources: Dict[str, So
     if head is None:
         return checkpoint.check(needed)
     name, shape = next(iter(sources["tokens.embedding.weight"][2].items()))
+    if name not in checkpoint.names() and isinstance(checkpoint, Checkpoint):
+        checkpoint.rename({head: name})  # transformers reads it as the token table, too
+        return checkpoint.check(needed)
     checkpoint.check({**needed, head: shape})
     if not torch.equal(checkpoint.tensor(head), checkpoint.tensor(name)):
         rule = f"{head} to equal {name} with tie_word_embeddings"

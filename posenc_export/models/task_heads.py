@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from posenc_export.models import masked_heads
-from posenc_export.models.checkpoint import BELONGS, Checkpoint
+from posenc_export.models.checkpoint import Checkpoint
 from posenc_export.models.config import Named, ReadoutConfig
 from posenc_export.models.stack import Stack, readout
 from posenc_export.shared.refusal import refusal
@@ -87,7 +87,7 @@ def _linears(checkpoint: Checkpoint, config: Mapping[str, Any], linears: Linears
     wanted = [f"{name}.{kind}" for name, _ in linears for kind in kinds]
     if missing := [name for name in wanted if name not in stored]:
         rule = f"the tensors of the head that architectures names, {', '.join(wanted)}"
-        raise refusal("checkpoint", rule, f"no {missing[0]}", BELONGS)
+        raise refusal("checkpoint", rule, f"no {missing[0]}", masked_heads.WITHOUT)
     layers: List[Named] = []
     tensors: Dict[str, Tensor] = {}
     for index, (name, activation) in enumerate(linears):

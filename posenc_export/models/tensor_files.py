@@ -29,6 +29,7 @@ PICKLED = re.compile(
     r"torch\.storage \w+Storage|torch (Size|Tensor|device|b?float\d+|int\d+)"
 )
 Shape = Tuple[int, ...]
+ANY = -1  # in place of a size that is not checked
 
 
 class SafetensorsFile:

@@ -61,6 +61,9 @@ def rotation(metadata: Metadata, head_size: int, read: Read) -> Dict[str, Any]:
 
 def _yarn(metadata: Metadata) -> Dict[str, Any]:
     yarn = {key: metadata.take(f"rope.scaling.{name}") for key, name in YARN.items()}
+    # llama.cpp takes the length of the context if there is no other.
+    trained = metadata.values.get(f"{metadata.architecture}.context_length")
+    yarn["original_max_position_embeddings"] = yarn["original_max_position_embeddings"] or trained
     for key in ("attn_factor", "yarn_attn_factor", "yarn_ext_factor"):
         if metadata.take(f"rope.scaling.{key}", 1.0) != 1.0:
             rule = f"rope.scaling.{key} to be 1 for yarn"

@@ -15,6 +15,7 @@ from posenc_export.shared.refusal import refusal
 
 LONGEST = 1 << 16  # channels, samples of a kernel and of a step
 WINDOW = 1 << 20  # samples of a token
+GAPS = "a kernel below its stride cannot be exported with this norm; choose norm layer"
 
 
 class OverChannels(LayerNorm):
@@ -110,7 +111,8 @@ class Waveform(Projected):
 
     Raises:
         ValueError: no convolutions, sizes that are not whole numbers from 1 to 65536, a window of
-            more than 2^20 samples, or with gaps before the next one.
+            more than 2^20 samples, or with gaps before the next one; with norm "group", outputs of
+            the first convolution that no token reads.
     """
 
     def __init__(
@@ -130,7 +132,13 @@ class Waveform(Projected):
         for channels, kernel, stride in convolutions:
             norms: Any = OverChannels(channels) if norm == "layer" else NoNorm()
             if norm == "group" and not layers:
-                norms = OverTime(channels, step // stride)
+                own, outputs = step // stride, (size - kernel) // stride + 1
+                if outputs < own:
+                    rule = f"tokens that read all {own} outputs of the first convolution, over"
+                    rule = f"{rule} which norm group averages,"
+                    got, remedy = f"{outputs} with convolutions {convolutions!r:.120}", GAPS
+                    raise refusal("features waveform", rule, got, remedy)
+                norms = OverTime(channels, own)
             built = torch.nn.Conv1d(read, channels, kernel, stride, bias=bias)
             layers.append(Convolution(built, norms, activation))
             read = channels

@@ -24,6 +24,8 @@ from posenc_export.models.families.shared.rules import (
     same,
 )
 from posenc_export.models.families.shared.rules import whole as whole_tensor
+from posenc_export.models.tensor_files import ANY
+from posenc_export.shared.refusal import refusal
 
 DELTA, FULL = "linear_attention", "full_attention"
 RULE, ATTENTION = LAYER + "linear_attn.", LAYER + "self_attn."
@@ -164,14 +166,18 @@ def _joined_with_gates(q: str, k: str, v: str) -> Rule:
 
 
 def filters(names: Sequence[str]) -> Rule:
-    """Concatenation of separate filters of q, k and v."""
+    """Concatenation of separate filters of q, k and v. transformers saves their rows as three equal
+    parts and concatenates them again.
+    """
 
-    def shapes(kind: str, shape: Any, layer: AttentionConfig) -> Dict[str, Any]:
-        rows = _rows(layer)
-        pairs = zip(names, "qkv", strict=True)
-        return {name: (rows[part], *shape[1:]) for name, part in pairs}
+    def form(tensors: List[Tensor], layer: AttentionConfig) -> Tensor:
+        joined, rows = torch.cat(tensors), _rows(layer)["qkv"]
+        if len(joined) != rows:
+            rule = f"{', '.join(names)} with {rows} rows together by config.json"
+            raise refusal("checkpoint", rule, len(joined), "correct config.json")
+        return joined
 
-    return Rule(shapes, lambda tensors, layer: torch.cat(tensors))
+    return Rule(lambda kind, shape, _: {name: (ANY, *shape[1:]) for name in names}, form)
 
 
 JOINED = whole_tensor(RULE + "conv1d.weight")

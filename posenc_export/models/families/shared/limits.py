@@ -84,7 +84,7 @@ def check_sizes(family: str, config: StackConfig, sizes: Sequence[int]) -> None:
         numbers += config.width * int(hidden) * int(experts)
     if layers > len(sizes) or numbers > sum(sizes):
         rule = f"files with at least {layers} tensors and {numbers} numbers for the sizes in config"
-        remedy = "use the config.json that belongs to the weights"
+        remedy = "download all weights again, or use the config.json that belongs to them"
         raise refusal(family, f"{rule}.json", f"{len(sizes)} and {sum(sizes)}", remedy)
     widths = [config.width for spec in config.tokens.encodings if spec["name"] == "sinusoidal"]
     for kind in config.layers.values():

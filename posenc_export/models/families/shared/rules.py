@@ -12,12 +12,12 @@ import torch
 from torch import Tensor
 
 from posenc_export.models.config import AttentionConfig
+from posenc_export.models.tensor_files import Shape
 
 # Our names of the modules of a layer.
 OURS = "layers.{layer}."
 QKV = OURS + "attention.projection.qkv"
 ENCODING = OURS + "attention.encoding"
-Shape = Tuple[int, ...]
 Shapes = Callable[[str, Shape, AttentionConfig], Dict[str, Shape]]
 
 
@@ -26,7 +26,8 @@ class Rule:
     """An entry of the weight table of a family."""
 
     # Names and shapes of the tensors that the checkpoint must hold, from the last component of our
-    # parameter's name, the parameter's shape and the attention of its layer.
+    # parameter's name, the parameter's shape and the attention of its layer. A size of ANY is
+    # checked when the parameter is formed.
     shapes: Shapes
     # Our parameter, from tensors in the order of `shapes` and the attention of the layer.
     form: Callable[[List[Tensor], AttentionConfig], Tensor] = lambda tensors, attention: tensors[0]

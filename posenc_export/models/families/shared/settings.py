@@ -117,7 +117,7 @@ class Settings(Keys):
             **keys,
             **{"hidden_size": self.width, "num_attention_heads": self.heads},
             "head_dim": self._remaining.get("head_dim"),
-            "max_position_embeddings": self.trained_positions,
+            **{"max_position_embeddings": self.trained_positions, "model_type": self.family},
         }
 
     def rotation(

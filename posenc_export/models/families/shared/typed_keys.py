@@ -177,6 +177,6 @@ class Keys:
         usual = DEFAULTS.items()
         unread = {key: value for key, value in self._remaining.items() if (key, value) not in usual}
         if unread:
-            key, value = min(unread.items(), key=lambda item: item[0])
-            remedy = "remove it if it does not affect the outputs of the model"
-            raise self.error("only known keys in config.json", f"{key}={value!r}", remedy)
+            got = ", ".join(f"{key}={unread[key]!r:.80}" for key in sorted(unread))
+            remedy = "remove what does not affect the outputs of the model"
+            raise self.error("only known keys in config.json", got, remedy)

@@ -53,7 +53,7 @@ def rotation_of_axes(
     """Return the rotation by time, height and width, scaled by YaRN if config.json says so; call
     this before head_dim is taken. theta, sections, share: defaults; partial: as in `rotation`.
     """
-    keys = {**config.rotation_keys(theta, share), "model_type": config.family}
+    keys = config.rotation_keys(theta, share)
     places = [name for name in ("rope_parameters", "rope_scaling") if keys.get(name)]
     for name in places or ["rope_parameters"]:
         keys[name] = {"mrope_section": list(sections), **(keys.get(name) or {})}
