@@ -24,8 +24,7 @@ for key in ("n_routed_experts", "first_k_dense_replace"):
 SIZES: Dict[str, Dict[str, Any]] = {
     "qwen3_next": {**DELTA, **EXPERTS, "head_dim": 32},
     "qwen3_5_text": {**DELTA, "head_dim": 32},
-    # transformers saves the filters of q, k and v as three equal parts.
-    "olmo_hybrid": {**DELTA, "linear_num_key_heads": 4, "linear_value_head_dim": 16},
+    "olmo_hybrid": DELTA,  # of 160 filters, saved as 54, 54 and 52 for 32, 32 and 96
     "kimi_linear": {**LATENT, "linear_num_heads": 3, "linear_head_dim": 16},
 }
 AXES = {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5}

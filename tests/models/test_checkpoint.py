@@ -9,12 +9,13 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from posenc_export.models import families
 from posenc_export.models.checkpoint import Checkpoint
 from posenc_export.models.families import FILES
 from posenc_export.models.pretrained import from_pretrained
 
 pytest.importorskip("transformers", reason="transformers is not installed")
-from tests.models.checkpoints import made, saved  # noqa: E402
+from tests.models.checkpoints import described, made, saved  # noqa: E402
 
 Q = "model.layers.0.self_attn.q_proj.weight"
 HEAD, TABLE = "lm_head.weight", "model.embed_tokens.weight"
@@ -162,6 +163,11 @@ def test_a_tied_head_may_be_saved_only_as_a_copy_of_the_token_table(llama: Path)
     assert "got different tensors" in _refusal(llama)
 
 
+def test_a_tied_head_saved_without_the_token_table_is_the_table(llama: Path) -> None:
+    _weights(llama, lambda weights: weights.update({HEAD: weights.pop(TABLE)}))
+    assert _same(from_pretrained(llama), made("llama"))
+
+
 def test_inv_freq_buffers_of_old_versions_are_ignored(llama: Path) -> None:
     _weights(
         llama,
@@ -196,6 +202,78 @@ def test_missing_unknown_and_misshapen_tensors_are_refused_by_name(case: str, qw
     _weights(qwen, change)
     with pytest.raises(ValueError, match=message):
         from_pretrained(qwen)
+
+
+def _prefixed(prefix: str) -> Callable[[Dict[str, torch.Tensor]], Any]:
+    return lambda w: [w.update({prefix + name: w.pop(name)}) for name in list(w)]
+
+
+CAUSES: Dict[str, Any] = {
+    "torch.compile": (_prefixed("_orig_mod."), "save the state_dict of model._orig_mod$"),
+    "DataParallel": (_prefixed("module."), "save the state_dict of model.module$"),
+    "peft": (_prefixed("base_model.model."), r"the state_dict of model.merge_and_unload\(\)$"),
+    "compiled layers": (
+        lambda w: w.update({Q.replace("self_attn", "_orig_mod.self_attn"): w.pop(Q)}),
+        f"got no {Q} and also .*; torch.compile adds '_orig_mod' to names",
+    ),
+    "an adapter": (
+        lambda w: w.update({Q.replace("weight", "lora_A.weight"): torch.ones(2, 64)}),
+        "lora_ are tensors of an adapter: save the model that merge_and_unload",
+    ),
+    "no head": (lambda w: w.pop(HEAD), "got no lm_head.weight; set tie_word_embeddings to true"),
+    "a head of others": (
+        lambda w: w.update({"objective.weight": torch.ones(2)}),
+        r"got also objective.weight; if they are a head of \['Qwen2ForCausalLM'\], which is not "
+        "read, save the model that AutoModel.from_pretrained loads",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", CAUSES)
+def test_tensors_of_another_form_of_a_model_are_refused_with_what_to_save(
+    case: str, qwen: Path
+) -> None:
+    change, remedy = CAUSES[case]
+    _weights(qwen, change)
+    with pytest.raises(ValueError, match=remedy):
+        from_pretrained(qwen)
+
+
+NEUTRAL: Dict[str, Any] = {
+    "unsloth_version": "2025.3", "unsloth_fixed": True, "neftune_noise_alpha": 5.0,
+    "_flash_attn_2_enabled": True, "use_flash_attn": True, "experts_implementation": "org/kernel",
+    "_attn_implementation": "org/kernel", "auto_map": {"AutoModel": "code.Model"},
+    "sentence_transformers": {"version": "5.0"}, "license": "mit", "base_model": "org/name",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("key", NEUTRAL)
+def test_keys_that_compute_nothing_change_nothing(key: str) -> None:
+    config = described("llama").to_dict()
+    config["rope_scaling"] = {**config.pop("rope_parameters"), "finetuned": True}
+    plain = families.read(config)[0]
+    assert families.read({**config, key: NEUTRAL[key]})[0] == plain
+
+
+def test_all_unknown_keys_of_a_config_are_named_at_once() -> None:
+    config = {**described("qwen2").to_dict(), "b_scale": 2.0, "a_scale": 1.5}
+    with pytest.raises(ValueError, match="got a_scale=1.5, b_scale=2.0; remove what does not"):
+        families.read(config)
+
+
+def test_a_folder_of_links_is_read_within_the_cache_of_the_hub_alone(
+    qwen: Path, tmp_path: Path
+) -> None:
+    for place, refused in (("models--org--name/snapshots/1", False), ("other", True)):
+        folder, blobs = tmp_path / place, tmp_path / "models--org--name" / "blobs"
+        folder.mkdir(parents=True), blobs.mkdir(exist_ok=True)
+        for file in qwen.iterdir():
+            (blobs / file.name).write_bytes(file.read_bytes())
+            (folder / file.name).symlink_to(blobs / file.name)
+        if refused:
+            assert "got config.json, a link that leads out of it; copy the file" in _refusal(folder)
+        else:
+            assert from_pretrained(folder).config.width == 64
 
 
 def test_folders_without_a_checkpoint_are_refused(tmp_path: Path, llama: Path) -> None:

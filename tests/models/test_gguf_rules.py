@@ -16,6 +16,8 @@ pytest.importorskip("tokenizers", reason="tokenizers is not installed")
 
 from posenc_export.models.gguf.checkpoint import GGUFCheckpoint  # noqa: E402
 from posenc_export.models.gguf.file import dequantized, read  # noqa: E402
+from posenc_export.models.gguf.metadata import Metadata  # noqa: E402
+from posenc_export.models.gguf.rotation import rotation  # noqa: E402
 from posenc_export.models.pretrained import from_pretrained  # noqa: E402
 from tests.models import gguf_bytes, gguf_files  # noqa: E402
 from tests.models.gguf_bytes import ARRAY, BOOL, F32, I32, TEXT, U8, U32, U64  # noqa: E402
@@ -309,3 +311,17 @@ def test_a_model_with_one_bit_of_its_header_changed_is_read_or_refused_in_one_li
         changed[bit // 8] ^= 1 << bit % 8
         path.write_bytes(changed)
         _succeeds_or_refuses_in_one_line(path, from_pretrained)
+
+
+def test_yarn_without_its_original_length_scales_from_that_of_the_context() -> None:
+    values = {"general.architecture": "llama", "llama.context_length": 4096}
+    values |= {"llama.rope.scaling.type": "yarn", "llama.rope.scaling.factor": 4.0}
+    scaling = rotation(Metadata(values, ()), 64, dict[str, np.ndarray]().__getitem__)[
+        "rope_scaling"
+    ]
+    assert scaling["original_max_position_embeddings"] == 4096
+    values["llama.rope.scaling.original_context_length"] = 512
+    scaling = rotation(Metadata(values, ()), 64, dict[str, np.ndarray]().__getitem__)[
+        "rope_scaling"
+    ]
+    assert scaling["original_max_position_embeddings"] == 512

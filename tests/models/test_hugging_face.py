@@ -278,7 +278,7 @@ def test_the_original_length_outside_rope_parameters_takes_precedence() -> None:
         ),
         (
             {"head_dim": 128, "rope_parameters": MROPE},
-            "expected mrope_interleaved, or a model_type that begins with one of glm4v,",
+            "expected mrope_interleaved beside mrope_section, or a model_type of glm4v,",
         ),
         (
             {
@@ -369,3 +369,14 @@ def test_parameters_nested_by_layer_type_give_one_specification_each() -> None:
 def test_unsupported_configs_are_refused_by_name(parameters: Dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         rope_spec({"rope_parameters": parameters})
+
+
+def test_a_wrong_mrope_section_is_refused_with_key_value_and_model_type() -> None:
+    rotation = {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [8, 12, 12]}
+    config = {**SHAPE, "rope_parameters": {**rotation, "mrope_section": [9, 9, 9]}}
+    message = "^qwen2_vl: expected mrope_section to be .* sum 32, got mrope_section=\\[9, 9, 9\\]"
+    with pytest.raises(ValueError, match=message):
+        rope_spec({**config, "model_type": "qwen2_vl"})
+    message = "^llama: expected mrope_interleaved beside mrope_section, .* 'llama'; remove"
+    with pytest.raises(ValueError, match=message):
+        rope_spec({**SHAPE, "rope_parameters": rotation, "model_type": "llama"})
