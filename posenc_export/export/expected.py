@@ -1,8 +1,9 @@
 """Outputs of the eager module for a proof, in float32 for artefacts of every dtype."""
 
-from typing import Dict, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, Optional, Sequence, Tuple
 
 import numpy as np
+import torch
 
 from posenc_export.export.describe import Model, eager
 from posenc_export.export.edges import edges_of, indices_of
@@ -16,6 +17,7 @@ from posenc_export.runtime.verification.case import AttributeCase, Case
 from posenc_export.runtime.verification.long_cells import outputs_by
 from posenc_export.runtime.verification.proof import Expected
 from posenc_export.shared.progress import Progress, Steps, silent
+from posenc_export.shared.refusal import refusal
 
 
 def expected_outputs(
@@ -39,7 +41,41 @@ def expected_outputs(
         whole, before = eager_session(model, length), len(cases) * of_case
         sequence = outputs_by(whole, manifest, edges, lambda read: steps.advance(before + read))
     columns, *of_readout = (np.arange(int(value.axes[-1])) for value in manifest.outputs)
-    return Expected(columns, cases, _attribute_cases(session, manifest), sequence, *of_readout)
+    attributes = _attribute_cases(session, manifest)
+    try:
+        return Expected(columns, cases, attributes, sequence, *of_readout)
+    except ValueError as error:
+        raise _cause(model, manifest) or error from None
+
+
+def _cause(model: Model, manifest: Manifest) -> Optional[ValueError]:
+    """Return the error for the first weight of a model, or else the first layer, whose numbers are
+    not finite; None if there is none.
+    """
+    remedy = "correct the weights, and export again"
+    for name, weight in model.named_parameters():
+        if not weight.isfinite().all():
+            got = f"NaN or infinity in {name} ({str(weight.dtype).removeprefix('torch.')})"
+            if weight.dtype == torch.float16:
+                got = f"{got}, which holds numbers up to 65504"
+                remedy = "export in float32 or bfloat16, or correct the weights"
+            return refusal("verify", "finite weights of the module", got, remedy)
+    wide, places = in_dtype(model, "float32"), list[str]()
+
+    def note(name: str) -> Callable[[Any, Any, Any], None]:
+        def hook(module: Any, inputs: Any, output: Any) -> None:
+            # Masks are -inf.
+            if isinstance(output, torch.Tensor) and not output.lt(torch.inf).all():
+                places.append(name)
+
+        return hook
+
+    hooks = [module.register_forward_hook(note(name)) for name, module in wide.named_modules()]
+    _case(eager_session(wide, grid_inputs.length_of(manifest)), manifest, 0)
+    for hook in hooks:
+        hook.remove()
+    got = f"NaN or infinity from {places[0]}" if places else ""
+    return refusal("verify", "finite outputs of each layer", got, remedy) if places else None
 
 
 def eager_session(model: Model, capacity: Optional[int] = None) -> Session:

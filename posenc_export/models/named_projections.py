@@ -137,7 +137,7 @@ def _check_unused(name: str, shape: Tuple[int, ...]) -> None:
     causal = name.endswith("bias") and len(shape) == 4 and shape[-1] == shape[-2]
     if not (TABLES.search(name) or causal or (NORM.search(name) and len(shape) == 1)):
         rule = "tensors named as q, q_proj, wq, to_q or query, with .weight or .bias, likewise k, v"
-        remedy = "rename it, or give the --prefix of the attention alone"
+        remedy = "leave it out if it is a buffer, rename it, or give the --prefix of the attention"
         rule = f"{rule}, o and qkv, or encoding.NAME"
         raise refusal("weights", rule, f"{name} {list(shape)}", remedy)
 

@@ -237,3 +237,25 @@ def test_forget_gates_of_any_size_match_the_oracle(
         [session.prefill(x[:, :60], chunk=25)[0], *(session.step(x[:, n]) for n in range(60, 90))]
     )
     assert worst_error(actual, expected) <= tolerance("float32", 1, 48)
+
+
+OUTPUT = "attention.projection.output"
+UNFINITE: List[Any] = [
+    ("float32", np.nan, rf"in {OUTPUT}.weight \(float32\); correct the weights"),
+    (
+        "float16",
+        1e5,
+        rf"in {OUTPUT}.weight \(float16\), which holds numbers up to 65504; export in",
+    ),
+    ("float32", 3e38, rf"finite outputs of each layer, got NaN or infinity from {OUTPUT};"),
+]
+
+
+@pytest.mark.parametrize(("dtype", "number", "message"), UNFINITE)
+def test_numbers_that_are_not_finite_are_refused_with_their_place_and_dtype(
+    dtype: str, number: float, message: str, tmp_path: Path
+) -> None:
+    model = seeded(block("rope"))
+    model.attentions()[0].projection.output.weight.data[:] = number
+    with pytest.raises(ValueError, match=message):
+        export(model, "onnx", tmp_path / "block", dtype=dtype, verify="quick")

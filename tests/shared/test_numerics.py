@@ -86,12 +86,6 @@ def test_errors_are_pooled_over_all_pairs() -> None:
 
 
 def test_expected_outputs_that_are_not_finite_are_an_error_of_the_reference(tmp_path: Path) -> None:
-    model = seeded(block("rope"))
-    model.attentions()[0].projection.output.weight.data[0, 0] = np.nan
-    with pytest.raises(
-        ValueError, match="expected finite outputs of the module, got NaN or infinity for 'start 0'"
-    ):
-        export(model, "ort", tmp_path / "made")
     manifest = export(sources(block("rope")), "ort", tmp_path / "kept", verify=False)
     path = tmp_path / "kept" / reference.FILE_NAME
     path.write_bytes(b"\xff" * path.stat().st_size)
