@@ -152,6 +152,8 @@ def _foreign(path: Path) -> Optional[str]:
             if entry.file_size > LONGEST:
                 return f"{entry.filename!r:.80} of {entry.file_size} bytes"
             for code, value, _ in pickletools.genops(archive.read(entry)):
+                if code.name == "PROTO" and value != 2:  # which torch.load does not read
+                    return f"a pickle of protocol {value}"
                 if code.name in ("GLOBAL", "INST") and not PICKLED.fullmatch(str(value)):
                     return f"an object of {str(value).replace(' ', '.')!s:.200}"
     return None
