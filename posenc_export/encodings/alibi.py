@@ -35,10 +35,12 @@ class ALiBi(PositionEncoding):
         numerics: "exact"; "bfloat16" for m_h |i - j| as the difference of m_h i and m_h j, both
             rounded to bfloat16, as in Falcon. The bias of a pair then depends on both positions,
             and the rounded numbers are a table [max_positions,H].
+        distances: what |i - j| counts in an attention_mask with zeros between ones: "columns", as
+            in MPT, or "tokens", as in BLOOM and Falcon. Otherwise both are equal.
 
     Raises:
-        ValueError: max_bias or scale not above 0, more heads than H, an unknown value of added or
-            numerics.
+        ValueError: max_bias or scale not above 0, more heads than H, an unknown value of added,
+            numerics or distances.
     """
 
     above = {"max_bias": 0, "scale": 0}
@@ -61,6 +63,7 @@ class ALiBi(PositionEncoding):
         heads: int = 0,
         added: Literal["after", "before"] = "after",
         numerics: Literal["exact", "bfloat16"] = "exact",
+        distances: Literal["columns", "tokens"] = "columns",
     ) -> None:
         super().__init__()
         if not 0 <= heads <= geometry.heads:
@@ -68,6 +71,7 @@ class ALiBi(PositionEncoding):
             raise refusal("alibi", rule, heads, "set heads=0 for all")
         self.max_bias, self.heads = float(max_bias), heads or geometry.heads
         self.causal, self.rounded = geometry.causal, numerics == "bfloat16"
+        self.counts_tokens = distances == "tokens"
         self.scale = float(scale) / (math.sqrt(geometry.head_size) if added == "before" else 1.0)
         slopes = np.zeros(geometry.heads)
         slopes[: self.heads] = _slopes(self.heads, self.max_bias)

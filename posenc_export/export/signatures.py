@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from posenc_export import ops
+from posenc_export.encodings.shared.combined import overrides, parts_of
 from posenc_export.models.stack import Stack
 from posenc_export.models.user_module import Model
 from posenc_export.models.whole_pass import encodings_in
@@ -96,19 +97,29 @@ class CallLogitsSignature(Signature):
 
 
 class MaskSignature(Signature):
-    """Signature "mask": attention_mask [B,T] is 0 at padding; positions count its ones."""
+    """Signature "mask": attention_mask [B,T] is 1 for tokens, and 0 or -1 for others. Positions
+    count the tokens of a row; windows, chunks and biases count the zeros between them too, as
+    transformers does, or the graph refuses such zeros.
+    """
+
+    def __init__(self, model: Model) -> None:
+        super().__init__(model)
+        self.by_slot, self.refuses = counts_slots(model), refuses_gaps(model)
 
     def forward(
         self, x: Tensor, attention_mask: Tensor, states: List[Tensor]
     ) -> Tuple[Tensor, List[Tensor]]:
         """x [B,S] or [B,S,E], attention_mask [B,T] int64, states; return output, states."""
         counted = counted_from(attention_mask)
+        places = places_from(attention_mask, counted, self.by_slot, self.refuses)
         past = attention_mask.size(1) - x.size(1)
-        positions = counted[:, past:]
-        write_index = ops.write_index(torch.full_like(counted[:, 0], past), positions)
+        queries = places[:, past:]
+        # Bidirectional models of transformers count columns wherever they count distances.
+        positions = counted[:, past:] if self.by_slot and self.cached else queries
+        write_index = ops.write_index(torch.full_like(places[:, 0], past), queries)
         if self.cached:
-            counted = ops.fit_positions(counted, states[self.first_cache], positions)
-        output, present = self.model(x, positions, positions, counted, write_index, states)
+            places = ops.fit_positions(places, states[self.first_cache], queries)
+        output, present = self.model(x, queries, positions, places, write_index, states)
         return output, present
 
 
@@ -124,14 +135,15 @@ class SegmentSignature(Signature):
         return self.model(x, places, coordinates, places, first, states, token_type_ids)
 
 
-class SegmentMaskSignature(Signature):
-    """Signature "mask" for models with token types, without states."""
+class SegmentMaskSignature(MaskSignature):
+    """MaskSignature for models with token types, without states."""
 
     def forward(
         self, x: Tensor, token_type_ids: Tensor, attention_mask: Tensor, states: List[Tensor]
     ) -> Tuple[Tensor, List[Tensor]]:
         """x, token_type_ids, attention_mask [B,S] int64; return output, []."""
-        positions = counted_from(attention_mask)
+        counted = counted_from(attention_mask)
+        positions = places_from(attention_mask, counted, self.by_slot, self.refuses)
         first = torch.zeros_like(positions[:, 0])
         return self.model(x, positions, positions, positions, first, states, token_type_ids)
 
@@ -153,8 +165,38 @@ def places_of(position_ids: Tensor, axes: int, with_position: bool) -> Tuple[Ten
 
 
 def counted_from(attention_mask: Tensor) -> Tensor:
-    """Return positions [B,T] int64 that count the ones of a mask from 0, -1 where it is 0."""
-    return (attention_mask.cumsum(1) - 1).masked_fill(attention_mask.eq(0), -1)
+    """Return positions [B,T] int64 that count the ones of a mask from 0, -1 at others."""
+    return (attention_mask.clamp(min=0).cumsum(1) - 1).masked_fill(attention_mask.le(0), -1)
+
+
+def places_from(attention_mask: Tensor, counted: Tensor, by_slot: bool, refuses: bool) -> Tensor:
+    """Return the places [B,T] int64 that distances are taken of: `counted` or, by_slot, the columns
+    from the first token on that are not -1. refuses: fail if the two differ.
+    """
+    if not by_slot and not refuses:
+        return counted
+    begun = attention_mask.clamp(min=0).cumsum(1).gt(0) & attention_mask.ge(0)
+    places = (begun.to(torch.int64).cumsum(1) - 1).masked_fill(attention_mask.le(0), -1)
+    return places + ops.refuse_gaps((places - counted).sum()) if refuses else places
+
+
+def counts_slots(model: Model) -> bool:
+    """Return whether a layer counts distances between tokens: windows, chunks, biases of scores."""
+    rules = [getattr(attention, "visibility", None) for attention in model.attentions()]
+    if any(rule and (rule.before >= 0 or rule.after > 0 or rule.chunk) for rule in rules):
+        return True
+    parts = [part for encoding in encodings_in(model) for part in parts_of(encoding)]
+    return any(overrides(part, "bias") and not part.counts_tokens for part in parts)
+
+
+def refuses_gaps(model: Model) -> bool:
+    """Return whether zeros between ones of a mask have no exact meaning: filters and delta rules,
+    which transformers runs over padding in some calls, and rotations of cached keys with windows.
+    """
+    orders = any(getattr(attention, "filters", False) for attention in model.attentions())
+    encodings = encodings_in(model)
+    turns = counts_slots(model) and any(overrides(e, "rescore") for e in encodings)
+    return orders or turns or any(overrides(e, "embed_next") for e in encodings)
 
 
 def has_cache(model: Model) -> bool:

@@ -25,6 +25,8 @@ class Convolution(torch.nn.Module):
         encoding: one without rotations, biases and scores.
     """
 
+    filters = True  # reads a token together with its neighbours
+
     def __init__(self, width: int, config: AttentionConfig, encoding: PositionEncoding) -> None:
         super().__init__()
         check_plain("convolution", config, encoding, ("both",), ("rotate",))

@@ -30,6 +30,8 @@ class GatedDelta(torch.nn.Module):
         encoding: one without rotations, biases and scores.
     """
 
+    filters = True  # reads a token together with its neighbours
+
     def __init__(self, width: int, config: AttentionConfig, encoding: PositionEncoding) -> None:
         super().__init__()
         check_plain("gated delta rule", config, encoding, ("causal",), ("rotate",))

@@ -23,6 +23,7 @@ from posenc_export.ops.caches import (  # noqa: F401
     append,
     append_positions,
     fit_positions,
+    refuse_gaps,
     write_index,
 )
 from posenc_export.ops.rotations import (  # noqa: F401

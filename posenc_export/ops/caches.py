@@ -62,6 +62,16 @@ def fit_positions(key_positions: Tensor, past: Tensor, new: Tensor) -> Tensor:
     return torch.nn.functional.pad(key_positions, [0, missing], value=-1.0)
 
 
+def refuse_gaps(count: Tensor) -> Tensor:
+    """Return 0 [1] int64 if count [] int64 is 0; if it is larger, the look-up of row 1 of a table
+    with one row fails. In an ONNX graph the name of its node says why.
+    """
+    row = count.clamp(max=1).unsqueeze(0)
+    if not torch.jit.is_scripting() and emitting():
+        return graph.RefuseGaps.emit(row, [1], row)
+    return torch.zeros_like(row).index_select(0, row)
+
+
 def _write(past: Tensor, new: Tensor, write_index: Tensor) -> None:
     """Write new [B,S,*] into past [B,T,*] at slots write_index [B,S]."""
     # Fewer operations for one row; torch.export cannot branch on sizes.

@@ -171,6 +171,10 @@ class FitPositions(Node):
     key_positions, past = Input(), Input()
 
 
+class RefuseGaps(Node):
+    row = Input()
+
+
 class Distances(Node):
     q_positions, k_positions = Input(), Input()
 

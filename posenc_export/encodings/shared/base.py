@@ -94,6 +94,8 @@ class PositionEncoding(torch.nn.Module):
             `bias` or `rescore`, for pictures; (0, 0) for positions of a sequence.
         least, above, most: smallest, exceeded and largest values of parameters, by name; others are
             refused before anything is built.
+        counts_tokens: whether `bias` counts tokens in an attention_mask with zeros between ones, and
+            not columns.
         chunk: tokens of a row that a session feeds at a time, which bounds tensors of size [S,T].
     """
 
@@ -104,6 +106,7 @@ class PositionEncoding(torch.nn.Module):
     grid_bias = False
     coordinate_range = 0
     with_position = False
+    counts_tokens = False
     window = (0, 0)  # without a type annotation, which TorchScript would read
     least: Mapping[str, float] = {}
     above: Mapping[str, float] = {}

@@ -52,6 +52,7 @@ LOWERING: Tuple[Table, ...] = (
         graph.Rotate: standard.rotate,
         graph.AppendPositions: append_positions,
         graph.FitPositions: standard.as_is,
+        graph.RefuseGaps: standard.refuse_gaps,
         graph.Distances: standard.distances,
         graph.Mask: standard.mask,
         graph.Attend: attend,

@@ -13,6 +13,7 @@ from posenc_export.ops.graph import Append, Attend, AttentionWeights, LastHidden
 
 NEVER = -np.inf
 # Lower bound of scores, as in ops.attention_weights; a softmax over -inf only gives NaN.
+GAPS = "attention_mask: expected no 0 between the ones of a row; put padding before or behind"
 LEAST = -1e30
 
 
@@ -92,6 +93,15 @@ def in_dtype(op: Builder, value: ir.Value) -> ir.Value:
 def as_is(op: Builder, node: graph.FitPositions) -> ir.Value:
     """Leave key positions as they are."""
     return node.key_positions
+
+
+def refuse_gaps(op: Builder, node: graph.RefuseGaps) -> ir.Value:
+    """Look up row 0 of a table with one row. ONNX Runtime names the node if the row is 1."""
+    zero = op.Gather(op.constant([0]), node.row)
+    producer = zero.producer()
+    assert producer is not None
+    producer.name = GAPS
+    return zero
 
 
 def appended_here(node: Attend) -> Optional[Tuple[Append, Append]]:

@@ -34,7 +34,7 @@ def describe(config: Settings) -> StackConfig:
         raise config.refusal(f"n_inner to be null or {hidden}, four times the width", size)
     mlp = {"name": "plain", "hidden": hidden, "activation": "gelu_tanh", "bias": True}
     kind = layer_of(plain.attention(config, bias=True), mlp, norm)
-    described = gated.uniform(config, kind, [{"name": "alibi"}], tied=True)
+    described = gated.uniform(config, kind, [{"name": "alibi", "distances": "tokens"}], tied=True)
     tokens = msgspec.structs.replace(described.tokens, norm=norm)
     return msgspec.structs.replace(described, tokens=tokens)
 

@@ -28,7 +28,7 @@ def describe(config: Settings) -> StackConfig:
     config.fixed({"apply_residual_connection_post_layernorm": False})
     config.take("ff_factor", None)  # transformers reads ffn_hidden_size
     kv_heads, residual = _arrangement(config)
-    alibi = {"name": "alibi", "added": "before", "numerics": "bfloat16"}
+    alibi = {"name": "alibi", "added": "before", "numerics": "bfloat16", "distances": "tokens"}
     rotation = alibi if config.flag("alibi", False) else config.rotation()
     config.rotation_keys()  # take rotary keys, which have no effect with ALiBi
     bias = config.flag("bias", False)

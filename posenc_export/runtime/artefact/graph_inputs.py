@@ -184,10 +184,12 @@ AFTER_TOKENS: Dict[str, GraphInput] = {
     "attention_mask": GraphInput(
         "int64",
         ((B, T), (B, S)),
-        "1 for a token and 0 for padding, for the cached columns and the new ones.",
+        "1 for a token and 0 for padding, for the cached columns and the new ones. A 0 between "
+        "ones counts in windows, chunks and biases, as in transformers; -1 is padding that does "
+        "not count.",
         "signature mask; [B,S] without a cache",
         "1 for each token of the prompt [B,S]",
-        lambda tokens: np.concatenate((tokens.occupied, tokens.inside), axis=1).astype(np.int64),
+        lambda tokens: np.where(np.concatenate((tokens.occupied, tokens.inside), axis=1), 1, -1),
         lambda manifest: manifest.signature == "mask",
     ),
     "logits_index": GraphInput(

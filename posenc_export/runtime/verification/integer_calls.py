@@ -182,7 +182,7 @@ def placed(manifest: Manifest, call: Call) -> Places:
     requested = np.maximum(call.new - 1, 0)[:, None] - np.arange(REQUESTED) % 3
     feeds = _empty(manifest, call, capacity) | {
         "position_ids": ids,
-        "attention_mask": mask.astype(np.int64),
+        "attention_mask": np.where(mask, 1, -1),
         "past_positions": _padded(past, capacity) if manifest.in_place else past,
         "cache_position": columns,
         "first_position": call.start[:, None].copy(),
