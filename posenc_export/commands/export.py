@@ -51,7 +51,7 @@ OF_CHECKPOINT: Table = {
         action="store_false",
         dest="head",
         default=None,
-        help="export an encoder with a task head for its hidden states only",
+        help="export hidden states in place of what a head or pooling computes",
     ),
 }
 OPTIONS: Table = {

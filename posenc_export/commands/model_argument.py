@@ -96,7 +96,8 @@ def _check_size(folder: str, chosen: Dict[str, Any], size: float) -> None:
     from posenc_export.export.quantization.mixed import check_size
     from posenc_export.models.pretrained import outline
 
-    check_size(outline(folder, chosen.get("max_positions"), chosen.get("lengths")), size)
+    options = chosen.get("max_positions"), chosen.get("lengths"), "head" not in chosen
+    check_size(outline(folder, *options), size)
 
 
 def checkpoint_name(path: Path) -> str:

@@ -49,7 +49,7 @@ def _places(model: Model, signature: str) -> Value:
 
 
 def outputs_of(model: Model, signature: str) -> List[Value]:
-    """Return the output, and the second one of an encoder with a readout."""
+    """Return the output, and the second one of a model with a readout."""
     dtype, width = dtype_of(model), model.config.width
     of_dtype = passed(dtype)
     if isinstance(model, OwnModule):

@@ -47,7 +47,7 @@ def write(model: Stack, manifest: Manifest, folder: Path) -> None:
         return
     if not model.config.order:  # an embedding part without layers
         return
-    if manifest.kind == "encoder":
+    if manifest.kind == "encoder" and not manifest.states:
         types = max(model.config.tokens.segments, 1)
         _put(folder / CONFIG, {**_common(model.config, ENCODER), "type_vocab_size": types})
         return

@@ -26,7 +26,7 @@ def scale_of(config: AttentionConfig, encoding: PositionEncoding) -> float:
 
 class Attention(torch.nn.Module):
     """Grouped-query attention: project, rotate, append to the cache, attend, project. Bidirectional
-    attention has no cache.
+    attention has no cache, nor has causal attention whose `sees` says so.
 
     Args:
         width: model width E.
@@ -35,7 +35,7 @@ class Attention(torch.nn.Module):
 
     Raises:
         ValueError: the encoding computes scores itself, and the config has a scale, softcap or
-            sinks.
+            sinks; it keeps a state, and there is no cache.
     """
 
     sinks: Optional[Tensor]
@@ -51,8 +51,12 @@ class Attention(torch.nn.Module):
         self.heads, self.kv_heads, self.head_size = config.heads, config.kv_heads, config.head_size
         self.given_scale = config.scale
         self.scale = scale_of(config, encoding)
-        self.softcap, self.cached, self.encoding = config.softcap or 0.0, config.causal, encoding
+        self.softcap, self.cached, self.encoding = config.softcap or 0.0, config.cached, encoding
         self.kept = len(encoding.layer_states())
+        if self.kept and not config.cached:
+            names = ", ".join(spec["name"] for spec in config.encodings)
+            rule = f"a cache for {names}, which keeps a state between calls"
+            raise refusal("attention", rule, "none", "leave cache out of sees")
         self.visibility = build("sees", config.sees)
         self.projection = build(
             "projection", config.projection, width, config.heads, config.kv_heads, config.head_size

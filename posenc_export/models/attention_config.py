@@ -44,10 +44,10 @@ class AttentionConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
         kv_heads: number of key and value heads K, a divisor of H.
         head_size: head size D.
         encodings: encodings of queries, keys and scores, in the order in which they are applied.
-        sees: which keys a query attends to. "causal", "window" and "chunk" use a cache. "both" and
-            "near" have no cache: every call is a whole sequence. "encoder" is cross-attention to
-            keys and values of another sequence; it needs projection "queries" and takes no
-            encodings.
+        sees: which keys a query attends to. "causal", "window" and "chunk" use a cache, unless
+            they have "cache": false. Without one, as with "both" and "near", every call is a whole
+            sequence. "encoder" is cross-attention to keys and values of another sequence; it needs
+            projection "queries" and takes no encodings.
         projection: from hidden states to queries, keys and values, and from attention outputs to
             hidden states.
         head_norm: norm of projected queries and keys.
@@ -63,7 +63,7 @@ class AttentionConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
     Raises:
         ValueError: a size below 1, heads not divisible by kv_heads, an unknown mechanism, a
             projection of another mechanism, a scale or softcap that is not a finite number above 0,
-            parts that cross-attention does not support.
+            parts that cross-attention does not support, no cache with a recurrent mechanism.
     """
 
     heads: int
@@ -94,6 +94,9 @@ class AttentionConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
             paired = (self.mechanism == name) == (projection == name)
             rule = f"projection {name} if and only if mechanism is {name}"
             check(paired, rule, f"{projection} and {self.mechanism}", "change one of them")
+        whole = self.cached or not self.causal or self.mechanism == "softmax"
+        rule = "mechanism to be softmax without a cache"
+        check(whole, rule, self.mechanism, "leave cache out of sees")
         plain = not self.encodings and not self.head_norm and self.mechanism == "softmax"
         rule = "attention to an encoder to be softmax without encodings and head_norm"
         got = f"mechanism {self.mechanism}, {len(self.encodings)} encodings, head_norm "
@@ -109,6 +112,11 @@ class AttentionConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
     def causal(self) -> bool:
         """Whether no query attends to later tokens, so that keys can be cached between calls."""
         return self.sees.get("name") not in ("both", "near")
+
+    @property
+    def cached(self) -> bool:
+        """Whether keys are kept between calls."""
+        return self.causal and bool(self.sees.get("cache", True))
 
     def geometry(self, width: int, max_positions: int) -> Geometry:
         """Return the sizes that encodings are built from, for a model of this width and range."""

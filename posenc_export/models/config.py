@@ -156,7 +156,8 @@ class KeyValuesConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
 
 
 class ReadoutConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """A second output of an encoder, computed from its hidden states, such as a sentence embedding.
+    """A second output of a model without a cache, computed from its hidden states, such as a
+    sentence embedding.
 
     Args:
         output: name of the output.
@@ -202,13 +203,14 @@ class StackConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
         head: output head; None returns hidden states.
         key_values: for an encoder, return keys and values for a decoder in place of hidden states.
         forecast: part that computes a forecast of a series after each token in their place.
-        readout: for an encoder, a second output beside the hidden states.
+        readout: a second output beside the hidden states, without a head and without caches.
 
     Raises:
         ValueError: a size below 1, names in `order` that differ from those in `layers`, causal and
             bidirectional layers in one model, cross-attention layers without causal layers,
-            key_values or features in a decoder, a readout in a model other than an encoder, several
-            of head, key_values and forecast, or one without layers.
+            key_values or features in a decoder, layers with a cache and without in one model, a
+            readout in a model with caches or another output, several of head, key_values and
+            forecast, or one without layers.
     """
 
     width: int
@@ -239,6 +241,8 @@ class StackConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
         reads = any(attention.reads_encoder for attention in self.attentions)
         remedy = "describe them as two models"
         check(len(self._directions) < 2, "all layers to be causal or none", "both", remedy)
+        whole = self.cached and not all(a.cached or a.reads_encoder for a in self.attentions)
+        check(not whole, "all layers to have a cache or none", "both", remedy)
         rule = "causal layers in a decoder that reads an encoder"
         check(True in self._directions or not reads, rule, "none", "add them")
         ends = [end for end in (self.head, self.key_values, self.forecast) if end is not None]
@@ -254,9 +258,9 @@ class StackConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
         check(allowed, "features only in an encoder without a head", "a decoder", remedy)
         allowed = self.key_values is None or encoder
         check(allowed, "key_values only in an encoder", "a decoder", "leave them out")
-        rule = "readout only in an encoder with hidden states as output"
-        whole = encoder and False in self._directions and not (self.key_values or self.forecast)
-        check(self.readout is None or whole, rule, "another model", "leave it out")
+        rule = "readout only in a model without caches, with hidden states as output"
+        whole = self.order and not (self.head or self.key_values or self.forecast or self.cached)
+        check(self.readout is None or bool(whole), rule, "another model", "leave it out")
 
     @property
     def kinds(self) -> Tuple[LayerConfig, ...]:
@@ -267,6 +271,11 @@ class StackConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     def attentions(self) -> Tuple[AttentionConfig, ...]:
         """The attention of each layer."""
         return tuple(kind.attention for kind in self.kinds)
+
+    @property
+    def cached(self) -> bool:
+        """Whether layers keep keys between calls."""
+        return any(a.cached for a in self.attentions if not a.reads_encoder)
 
     @property
     def token_geometry(self) -> Geometry:

@@ -43,9 +43,9 @@ def from_pretrained(
             shards, as transformers saves it. tokenizer.json and the files in
             models.checkpoint.TOKENIZER_FILES are copied into artefacts if they exist. Or a GGUF
             file, whose name ends in .gguf, which holds all of these. A folder of
-            sentence-transformers (models/sentence_transformers.py) gives an encoder with the second
+            sentence-transformers (models/sentence_transformers.py) gives a model with the second
             output sentence_embedding; one with a task head that models/task_heads.py knows, the
-            second output logits.
+            second output logits. Decoders with a second output have no cache.
         layer: index of a layer whose attention, with its encodings, is returned as a block; None
             for the whole model.
         max_positions: number of positions, for the range 0 .. max_positions - 1; None for
@@ -57,17 +57,21 @@ def from_pretrained(
         lengths: factors of LongRoPE in a decoder: "long" or "short" for all positions, or
             "by_position" of each query. None gives "long" if the range of positions is longer than
             the trained length, otherwise "short".
-        head: whether a task head becomes the second output logits; False for hidden states only.
+        head: whether the model gets its head or pooling; False for hidden states only.
 
     Raises:
         ValueError: a family or a key of config.json that cannot be exported; weights that are
             missing, unknown or have another shape or dtype; no such layer.
         ModuleNotFoundError: gguf or tokenizers is not installed, for a GGUF file.
     """
-    folder, sentences = sentence_transformers.opened(Path(path), layer is None and part is None)
+    whole = head and layer is None and part is None
+    folder, sentences = sentence_transformers.opened(Path(path), whole)
     with opened(folder) as checkpoint, enough_memory("checkpoint"), torch.no_grad():
         values = checkpoint.config
-        config, family = families.read(values, max_positions, part, lengths)
+        described, family = families.read(values, max_positions, part, lengths)
+        config = described
+        if part in (None, families.EMBEDDINGS):
+            config = task_heads.of_decoder(config, values, whole, sentences is not None)
         _check_layer(config, layer, part)
         check_sizes(values["model_type"], config, checkpoint.sizes())
         unused = re.compile("|".join(f"(?:{end})" for end in (OLD_BUFFER, *family.unused)))
@@ -76,12 +80,17 @@ def from_pretrained(
             checkpoint.rename(family.renamed)
         # On the meta device, parameters have shapes but no data; tables of encodings are computed.
         with torch.device("meta"):
-            whole = Stack(config)
-        base = checkpoint.base((*family.other_bases, family.base, ""))
-        sources = _sources(whole, config, family.weights, family.base, base)
+            stack = Stack(config)
+        # Of decoders for question answering, whatever their base is.
+        old = ("transformer.",) if "qa_outputs.weight" in checkpoint.names() else ()
+        base = checkpoint.base((*family.other_bases, family.base, *old, ""))
+        if described.head is not None and config.head is None:
+            others = [name for name in checkpoint.names() if not name.startswith(base)]
+            checkpoint.forget(others)  # heads, as those of encoders by Family.unused
+        sources = _sources(stack, config, family.weights, family.base, base)
         _check(checkpoint, config, sources)
         with torch.device("meta"):
-            model = _part(whole, layer, part)
+            model = _part(stack, layer, part)
         _fill(model, checkpoint, sources, "" if layer is None else f"layers.{layer}.")
         if isinstance(model, Stack):
             model.text = _text(checkpoint.files, values, model.config, part)
@@ -90,7 +99,7 @@ def from_pretrained(
         encoding.prepare()
     if sentences is not None and isinstance(model, Stack):
         sentence_transformers.attach(model, sentences)
-    elif isinstance(model, Stack) and part is None and head:
+    elif isinstance(model, Stack) and whole:
         task_heads.attach(model, folder, values)
     return model.eval()
 
@@ -107,16 +116,22 @@ def _part(model: Stack, layer: Optional[int], part: Optional[str]) -> Union[Stac
 
 
 def outline(
-    path: Union[str, Path], max_positions: Optional[int] = None, lengths: Optional[str] = None
+    path: Union[str, Path],
+    max_positions: Optional[int] = None,
+    lengths: Optional[str] = None,
+    head: bool = True,
 ) -> Stack:
-    """The model of a checkpoint on the meta device, with shapes of parameters and no data.
+    """The model of a checkpoint on the meta device, with shapes of parameters and no data, and
+    without a readout. Arguments as of from_pretrained.
 
     Raises:
         ValueError: as from_pretrained, for config.json.
     """
-    folder, _ = sentence_transformers.opened(Path(path), True)
+    folder, sentences = sentence_transformers.opened(Path(path), head)
     with opened(folder) as checkpoint, torch.device("meta"):
-        return Stack(families.read(checkpoint.config, max_positions, None, lengths)[0])
+        values = checkpoint.config
+        config, _ = families.read(values, max_positions, None, lengths)
+        return Stack(task_heads.of_decoder(config, values, head, sentences is not None))
 
 
 def _check_layer(config: StackConfig, layer: Optional[int], part: Optional[str]) -> None:

@@ -1,6 +1,6 @@
 """Reader of sentence-transformers folders: pooling, dense layers and normalization become the
-readout of an encoder, and text is cut as that library does. modules.json lists the modules with
-their folders; the first is the encoder, as transformers saves it.
+readout of a model, and text is cut as that library does. modules.json lists the modules with
+their folders; the first is the model, an encoder or decoder as transformers saves it.
 """
 
 import json
@@ -166,12 +166,9 @@ def read(folder: Path) -> Sentences:
 
 
 def attach(model: Stack, sentences: Sentences) -> None:
-    """Add the readout to its encoder, and let the tokenizer cut text to the maximal length.
-    ValueError: the model is a decoder, or dense layers do not fit the width.
+    """Add the readout to its model, and let the tokenizer cut text to the maximal length.
+    ValueError: dense layers do not fit the width.
     """
-    if model.config.token_geometry.causal:
-        remedy = "export it without its pooling, from its own folder"
-        raise refusal(WHERE, "an encoder with bidirectional attention", "a decoder", remedy)
     put(model, sentences.readout, sentences.weights)
     text, positions = model.text, model.config.max_positions
     most = min(sentences.max_tokens or _limit(text) or positions, positions)

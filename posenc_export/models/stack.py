@@ -101,7 +101,7 @@ class Stack(torch.nn.Module):
         logits_index: Optional[Tensor] = None,
     ) -> Tuple[Tensor, List[Tensor]]:
         """x and segments [B,S] int64, other inputs as for AttentionBlock.forward, to logits
-        [B,S,V], hidden states [B,S,E], keys and values or forecasts [B,S,N], new states. An encoder
+        [B,S,V], hidden states [B,S,E], keys and values or forecasts [B,S,N], new states. A model
         with a readout, which has no states, returns [readout] in their place.
 
         Args:

@@ -76,7 +76,7 @@ def test_outputs_for_each_token_are_zero_at_padding(tmp_path: Path) -> None:
 def test_read_out_needs_a_second_output_and_a_token_in_every_row(tmp_path: Path) -> None:
     export(sources(encoder("learned")), "torchscript", tmp_path / "plain", verify=False)
     export(sources(sentences("learned", "mean")), "torchscript", tmp_path / "pooled", verify=False)
-    with pytest.raises(ValueError, match="expected an encoder with a second output"):
+    with pytest.raises(ValueError, match="expected a model with a second output"):
         load(tmp_path / "plain").session().read_out(np.arange(3)[None])
     with pytest.raises(ValueError, match="expected at least one token in every row"):
         load(tmp_path / "pooled").session().read_out([np.arange(3), np.arange(0)])
@@ -88,7 +88,7 @@ def test_a_second_output_without_a_description_is_refused(tmp_path: Path) -> Non
     manifests.write(manifest.replace(config=config), tmp_path / "artefact")
     with pytest.raises(
         ValueError,
-        match="expected a second output exactly for an encoder with config.readout, got 2 outputs",
+        match="expected a second output exactly for a model without caches, with config.readout",
     ):
         load(tmp_path / "artefact")
 

@@ -253,13 +253,14 @@ def test_a_module_without_its_config_is_refused(tmp_path: Path) -> None:
         from_pretrained(tmp_path)
 
 
-def test_pooling_of_a_decoder_is_refused(tmp_path: Path) -> None:
-    folder(tmp_path / "sentences", {"pooling_mode": "mean"})
-    checkpoints.saved("llama", tmp_path)
-    for name in ("modules.json", "1_Pooling"):
-        (tmp_path / "sentences" / name).rename(tmp_path / name)
-    with pytest.raises(ValueError, match="expected an encoder with bidirectional .*, got a deco"):
-        from_pretrained(tmp_path)
+def test_a_decoder_is_pooled_at_its_last_token(tmp_path: Path) -> None:
+    folder(tmp_path / "encoder", {"pooling_mode": "lasttoken"})
+    for name in ("config.json", "model.safetensors"):
+        (tmp_path / "encoder" / name).unlink()
+    peer, _ = checkpoints.saved("qwen3 with windows", tmp_path / "encoder")
+    embeddings = ours(tmp_path / "encoder")
+    assert close(embeddings, theirs(peer.base_model, POOLINGS["lasttoken"]))
+    assert from_pretrained(tmp_path / "encoder", head=False).config.cached
 
 
 def test_texts_and_artefacts_that_cannot_be_embedded_are_refused(tmp_path: Path) -> None:

@@ -29,6 +29,7 @@ OF_ROTATION = re.compile(r"^rope_(freqs|factors_short|factors_long)\.weight$")
 # Tensors that GGUF stacks along a new first axis: transformers' name of one of them, the index in
 # it, and what replaces it.
 STACKED = ((re.compile(r"\.experts\.(\d+)\."), ".experts."), (re.compile(r"\.norms\.(\d+)\."), "."))
+HEAD = "lm_head"
 # Name of a tensor of the file, and the entry of its first axis that is meant.
 Place = Tuple[str, Optional[int]]
 
@@ -80,15 +81,18 @@ class GGUFCheckpoint:
         self._tensors = {}
 
     def names(self) -> List[str]:
-        """Return nothing: a file has no names of transformers' before `check` asks for them."""
-        return []
+        """Return those of a head. A file has no others of transformers before `check` asks."""
+        kinds = ("weight", "bias")
+        return [f"{HEAD}.{kind}" for kind in kinds if f"output.{kind}" in self._tensors]
 
     def sizes(self) -> List[int]:
         """Return the number of entries of each tensor."""
         return [math.prod(tensor.shape) for tensor in self._tensors.values()]
 
     def forget(self, names: List[str]) -> None:
-        """Do nothing: a file holds no tensors that no model has."""
+        """Ignore these tensors of a head from now on."""
+        for name in names:
+            del self._tensors[name.replace(HEAD, "output")]
 
     def base(self, bases: Sequence[str]) -> str:
         """Return the prefix of names of whole models, the last of `bases` but the empty one."""

@@ -16,6 +16,9 @@ class Visibility:
     """A rule for the keys of a query. The attributes define the mask, and `exact` states the rule
     again for one query and one key.
 
+    Args:
+        cache: whether keys are kept between calls (AttentionConfig.cached); the rule is the same.
+
     Attributes:
         before, after: number of positions before and after that of the query; -1 for all.
         chunk: number of positions in a chunk, outside of which no key is visible; 0 for no chunks.
@@ -23,7 +26,7 @@ class Visibility:
 
     before, after, chunk = -1, 0, 0
 
-    def __init__(self) -> None:
+    def __init__(self, cache: bool = True) -> None:
         pass
 
     def edges(self) -> List[Edge]:
@@ -47,7 +50,7 @@ class Window(Visibility):
     Mistral, Gemma 2).
     """
 
-    def __init__(self, size: int) -> None:
+    def __init__(self, size: int, cache: bool = True) -> None:
         self.size = _least("window", "size", 1, size, "key")
         self.before = size - 1
 
@@ -61,7 +64,7 @@ class Window(Visibility):
 class Chunk(Visibility):
     """The keys up to that of the query in its chunk of `size` positions (Llama 4)."""
 
-    def __init__(self, size: int) -> None:
+    def __init__(self, size: int, cache: bool = True) -> None:
         self.chunk = _least("chunk", "size", 1, size, "position")
 
     def edges(self) -> List[Edge]:

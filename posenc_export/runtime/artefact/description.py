@@ -91,7 +91,7 @@ def _stack(values: Dict[str, Any]) -> List[Line]:
 
 
 def _readout(readout: Dict[str, Any]) -> List[Line]:
-    """Lines for the second output of an encoder, in the order of its computation."""
+    """Lines for the second output of a model, in the order of its computation."""
     output, *lists = _popped(readout, "output", "pooling", "layers", "labels")
     pooling, layers, labels = map(sequence, lists)
     steps = [f"pooling {', '.join(map(str, pooling))}" if pooling else "each token"]

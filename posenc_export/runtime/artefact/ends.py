@@ -77,11 +77,11 @@ def _source(manifest: Manifest, tokens: Dict[str, Any]) -> Value:
 
 
 def _check_readout(manifest: Manifest) -> None:
-    """Check that a second output belongs to an encoder whose configuration describes it."""
+    """Check that a second output belongs to a model whose configuration describes it."""
     readout: Any = manifest.config.get("readout")
     described = isinstance(readout, dict) and manifest.kind == "encoder" and not manifest.states
     count = len(manifest.outputs)
-    rule = "a second output exactly for an encoder with config.readout"
+    rule = "a second output exactly for a model without caches, with config.readout"
     expect(described == (count == 2), rule, f"{count} outputs")
     for value in manifest.outputs[1:]:
         tokens: Tuple[Axis, ...] = () if readout.get("pooling") else (S,)

@@ -107,8 +107,9 @@ class Manifest(Struct, frozen=True, forbid_unknown_fields=True):
 
     Args:
         kind: "decoder" (input_ids to logits), "encoder" (input_ids or input_features to
-            last_hidden_state, to encoder_key_values if a decoder reads it, or to forecast; with
-            segments also token_type_ids), "block" (hidden_states to output) or "module" (a user's
+            last_hidden_state, with caches if it is a decoder without its head; to
+            encoder_key_values if a decoder reads it, or to forecast; with segments also
+            token_type_ids), "block" (hidden_states to output) or "module" (a user's
             own module, input_ids or hidden_states to output).
         target: one of GRAPHS; "eager" for a live module, which has no file.
         signature: "positions" (position_ids, -1 for padding) or "mask" (attention_mask, from which
@@ -119,7 +120,7 @@ class Manifest(Struct, frozen=True, forbid_unknown_fields=True):
             "columns" (all rows advance together).
         config: description of the model.
         inputs, outputs: graph inputs and outputs without the states. A second output is the
-            readout of an encoder, such as sentence_embedding.
+            readout, such as sentence_embedding.
         states: tensors that are kept between calls.
         max_positions: the range of positions is 0 .. max_positions - 1.
         capacity_bucket: in-place caches have a multiple of this number of slots; 0 allocates the

@@ -87,7 +87,7 @@ def check_prefill(manifest: Manifest, passed: Passed) -> PrefillArguments:
     form = padded.shape[:2]
     attributes = _attributes(passed, manifest, columns, form)
     longest = int(counts.max())
-    if not manifest.states or chunk > longest:  # a bidirectional model reads whole rows
+    if not manifest.states or chunk > longest:  # a model without caches reads whole rows
         chunk = max(longest, 1)
     keep = min(keep, longest)
     return PrefillArguments(passed, tokens, attributes, counts, columns, form, chunk, keep)
@@ -173,7 +173,7 @@ def check_discard(manifest: Manifest, length: List[int], n: Numbers, after: Any)
 def check_read_out(manifest: Manifest) -> None:
     """Raise ValueError if the model has no second output."""
     if len(manifest.outputs) < 2:
-        rule = "an encoder with a second output, such as sentence_embedding, for read_out"
+        rule = "a model with a second output, such as sentence_embedding, for read_out"
         got = f"kind {manifest.kind} with {manifest.outputs[0].name}"
         raise expected(rule, got, "call prefill, or export a sentence-transformers folder")
 
@@ -185,9 +185,9 @@ def check_row(row: Any, rows: int) -> None:
 
 
 def check_has_cache(manifest: Manifest, call: str) -> None:
-    """Raise ValueError if a call needs a cache and the model is bidirectional."""
+    """Raise ValueError if a call needs a cache and the model has none."""
     if not manifest.states:
-        got = "a bidirectional model, which reads whole rows"
+        got = "a model without caches, which reads whole rows"
         raise expected(f"a model with a cache for {call}", got, "call prefill")
 
 

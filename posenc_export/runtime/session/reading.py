@@ -21,7 +21,7 @@ def open_rows(state: SessionState, prompt: PrefillArguments) -> SessionState:
     if not counts.any():
         got = f"rows of {counts.tolist()} tokens"
         raise errors.expected("at least one token in at least one row", got)
-    if not manifest.states:  # a bidirectional model reads whole rows
+    if not manifest.states:  # a model without caches reads whole rows
         state = SessionState.empty(state.caches, state.rewind)
     length = state.committed_length
     first_position = arguments.check_start(manifest, state.first_position, length, prompt)

@@ -100,7 +100,7 @@ class Session(CachedRows):
         grid: Optional[np.ndarray] = None,
         token_types: Optional[np.ndarray] = None,
     ) -> np.ndarray:
-        """Read whole rows and return the second output of an encoder, such as sentence_embedding
+        """Read whole rows and return the second output of a model, such as sentence_embedding
         [B,N]; [B,S,N] with zeros at padding if each token has one.
 
         Args: as for `prefill`. The hidden states are not returned.

@@ -234,7 +234,7 @@ CHANGES: Dict[str, Tuple[str, Callable[[Content], Any], str]] = {
     "two outputs": (
         "ort",
         lambda content: content["outputs"].append({**content["outputs"][0], "name": "more"}),
-        "a second output exactly for an encoder",
+        "a second output exactly for a model without caches",
     ),
     "columns of logits": (
         "decoder",
