@@ -1,6 +1,7 @@
 """Vocabularies of GGUF files give the tokens of the tokenizers that they were written from."""
 
 import json
+import re
 from typing import Any, Dict, List
 
 import pytest
@@ -24,6 +25,7 @@ from posenc_export.models.gguf.text import (
     UNKNOWN,
     USER_DEFINED,
     files_of,
+    stop_ids,
     tokenizer_of,
 )  # noqa: E402
 from posenc_export.models.gguf.vocabulary import vocabulary_of  # noqa: E402
@@ -262,6 +264,36 @@ def test_template_and_stop_tokens_are_taken_along() -> None:
     }
     assert json.loads(files["tokenizer_config.json"])["eos_token"] == "<|endoftext|>"
     assert files_of({}) == {}
+
+
+@pytest.mark.parametrize("kind", [USER_DEFINED, NORMAL])
+def test_a_token_that_ends_a_turn_stops_and_is_not_shown_whatever_its_type(kind: int) -> None:
+    values = _values(_byte_level(PUBLISHED["gpt-2"]), "gpt2", pre="gpt-2", eos_token_id=0)
+    values["tokenizer.ggml.token_type"][:2] = kind, kind
+    files = files_of(values)
+    assert json.loads(files["generation_config.json"])["eos_token_id"] == [0, 1]
+    tokenizer = Tokenizer.from_buffer(files["tokenizer.json"])
+    ids = tokenizer.encode("a<|im_end|>b<tool><|endoftext|>").ids
+    assert ids.count(1) == ids.count(0) == 1 and tokenizer.decode(ids) == "ab<tool>"
+
+
+def test_messages_within_a_turn_of_gpt_oss_do_not_stop() -> None:
+    tokens = ["<|end|>", "<|return|>", "<|call|>", "<|endoftext|>"]
+    values = {"tokenizer.ggml.tokens": tokens, "tokenizer.ggml.token_type": [CONTROL] * 4}
+    assert stop_ids(values) == [1, 2, 3]
+    assert stop_ids({"tokenizer.ggml.tokens": tokens[:2]}) == [0, 1]
+
+
+def test_added_tokens_of_phi_3_take_the_spaces_behind_them() -> None:
+    values, text = _vocabulary(), "<s> <|user|>\n  two spaces<|end|>\n\n<|assistant|>\n </s> a"
+    added = {"<|user|>": USER_DEFINED, "<|end|>": CONTROL, "<|assistant|>": CONTROL}
+    for name, new in (("tokens", added), ("token_type", added.values()), ("scores", [0.0] * 3)):
+        values[f"tokenizer.ggml.{name}"] += new
+    plain = tokenizer_of(values)
+    phi = tokenizer_of({**values, "general.architecture": "phi3"})
+    assert phi.encode(text).ids == plain.encode(re.sub(r"(\|>|</s>)\s+", r"\1", text)).ids
+    assert len(phi.encode(text).ids) < len(plain.encode(text).ids)
+    assert vocabulary_of({"general.architecture": "phi3"}) == {"general.architecture": "phi3"}
 
 
 DAMAGED: Dict[str, Any] = {

@@ -3,7 +3,7 @@
 import json
 from typing import Any, Dict, Iterator, List, Mapping, NamedTuple, Tuple
 
-from posenc_export.models.gguf.vocabulary import REMEDY, check
+from posenc_export.models.gguf.vocabulary import ARCHITECTURE, REMEDY, check
 from posenc_export.shared.foreign import explained
 from posenc_export.shared.refusal import refusal
 from posenc_export.shared.suggestion import suggestion
@@ -11,12 +11,19 @@ from posenc_export.shared.suggestion import suggestion
 # Kinds of tokens (gguf.TokenType).
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED = 1, 2, 3, 4
 SPACE = "\u2581"  # stands for a space in vocabularies of sentencepiece
-# Control tokens that end a turn in published chat templates. A file names only one stop token,
-# which is often the end of a whole text.
+# Tokens that end a turn or a text, by the names of published chat templates and of llama.cpp, which
+# ignores their types, too: files often type them as user's, and name only one stop token.
 ENDS = (
     *("<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<|end|>", "<end_of_turn>", "<|end_of_turn|>"),
-    *("<|END_OF_TURN_TOKEN|>", "<|endoftext|>", "<|return|>"),
+    *("<|END_OF_TURN_TOKEN|>", "<|endoftext|>", "<|end_of_text|>", "<|return|>", "<|call|>"),
+    *("</s>", "<eos>", "<EOT>", "_<EOT>", "\u2581<EOT>", "[EOT]", "[EOS]", "<end_of_utterance>"),
+    *("<turn|>", "<\uff5cend\u2581of\u2581sentence\uff5c>"),  # Gemma 4, DeepSeek
 )
+END, HARMONY = (
+    "<|end|>",
+    {"<|return|>", "<|call|>"},
+)  # with both, messages end, and the turn goes on
+UNSTRIPPED = ("<unk>", "<s>", "<|endoftext|>")  # the others of Phi-3 take the spaces behind them
 NAMED = {"bos_token": "bos", "eos_token": "eos", "unk_token": "unknown", "pad_token": "padding"}
 KEY = "tokenizer.ggml."
 
@@ -98,12 +105,20 @@ def settings_of(values: Mapping[str, Any]) -> Dict[str, bytes]:
 
 
 def stop_ids(values: Mapping[str, Any]) -> List[int]:
-    """Return the tokens that end a text or a turn: named ones, and control tokens among ENDS."""
-    tokens, kinds = values.get(f"{KEY}tokens", []), values.get(f"{KEY}token_type", [])
+    """Return the tokens that end a text or a turn: those that the file names, and those in ENDS."""
+    tokens = values.get(f"{KEY}tokens", [])
     named = [_id(values, key) for key in ("eos", "eot", "eom")]
-    pairs = enumerate(zip(tokens, kinds, strict=False))
-    others = [index for index, (token, kind) in pairs if kind == CONTROL and token in ENDS]
+    ends = [name for name in ENDS if name != END or not set(tokens) >= HARMONY]
+    others = [index for index, token in enumerate(tokens) if token in ends]
     return list(dict.fromkeys(index for index in (*named, *others) if index is not None))
+
+
+def _kinds(values: Mapping[str, Any]) -> List[int]:
+    """Return the type of each token. Those that end a text or a turn are control tokens."""
+    kinds = list(values.get(f"{KEY}token_type") or [NORMAL] * len(values[f"{KEY}tokens"]))
+    for index in stop_ids(values):
+        kinds[index] = CONTROL
+    return kinds
 
 
 def tokenizer_of(values: Mapping[str, Any]) -> Any:
@@ -114,14 +129,16 @@ def tokenizer_of(values: Mapping[str, Any]) -> Any:
     if kind not in BUILDERS:
         rule = f"{KEY}model to be {' or '.join(BUILDERS)}"
         raise refusal("gguf", rule, repr(kind), REMEDY)
-    kinds = values.get(f"{KEY}token_type") or [NORMAL] * len(tokens)
+    kinds = _kinds(values)
     split = values.get(f"{KEY}pre")
     if kind == "gpt2" and split not in SPLITS:
         rule, remedy = f"{KEY}pre to be one of {', '.join(SPLITS)}", suggestion(split, SPLITS)
         raise refusal("gguf", rule, f"{split!r:.80}", f"{remedy} Or {REMEDY}")
     with explained("gguf: expected a vocabulary that the tokenizers package can read", REMEDY):
         tokenizer = BUILDERS[kind](values, tokens, kinds)
-        _add_whole(tokenizer, tokens, kinds)
+        # Files do not hold the attributes of tokens. Phi-4 has a vocabulary of another kind.
+        strips = values.get(ARCHITECTURE) == "phi3" and kind == "llama"
+        _add_whole(tokenizer, tokens, kinds, strips)
         _add_ends(tokenizer, values, tokens)
     return tokenizer
 
@@ -184,17 +201,21 @@ def _merges(
                 yield token[:cut], token[cut:]
 
 
-def _add_whole(tokenizer: Any, tokens: List[str], kinds: List[int]) -> None:
-    """Add tokens that a text holds whole: control tokens, which decoding omits, and user's."""
+def _add_whole(tokenizer: Any, tokens: List[str], kinds: List[int], strips: bool) -> None:
+    """Add tokens that a text holds whole: control tokens, which decoding omits, and user's. strips:
+    whether they take the spaces behind them, but for UNSTRIPPED.
+    """
     from tokenizers import AddedToken
 
-    known = tokenizer.get_vocab()
-    pairs = [pair for pair in zip(tokens, kinds, strict=False) if pair[0] in known]
-    special = [text for text, kind in pairs if kind in (UNKNOWN, CONTROL)]
-    users = [text for text, kind in pairs if kind == USER_DEFINED]
-    controls = [AddedToken(text, normalized=False, special=True) for text in special]
-    tokenizer.add_special_tokens(controls)
-    tokenizer.add_tokens([AddedToken(text, normalized=False) for text in users])
+    known, special, users = tokenizer.get_vocab(), [], []
+    for text, kind in zip(tokens, kinds, strict=False):
+        strip = strips and text not in UNSTRIPPED
+        if text in known and kind in (UNKNOWN, CONTROL):
+            special.append(AddedToken(text, normalized=False, rstrip=strip, special=True))
+        elif text in known and kind == USER_DEFINED:
+            users.append(AddedToken(text, normalized=False, rstrip=strip))
+    tokenizer.add_special_tokens(special)
+    tokenizer.add_tokens(users)
 
 
 def _add_ends(tokenizer: Any, values: Mapping[str, Any], tokens: List[str]) -> None:

@@ -22,14 +22,15 @@ SINGLE = {
     **dict.fromkeys(FLAGS, (bool, "true or false")),
     **dict.fromkeys(IDS, (int, "a whole number")),
 }
+ARCHITECTURE = "general.architecture"
 REMEDY = "put the model's tokenizer.json beside the file, which is then used in its place"
 
 
 def vocabulary_of(values: Mapping[str, Any]) -> Dict[str, Any]:
-    """Return the keys of a vocabulary in the metadata of a file, with arrays as lists; empty
-    without one. ValueError: a value of another type than llama.cpp writes.
+    """Return the keys of a vocabulary in the metadata of a file, with arrays as lists, and its
+    architecture. ValueError: a value of another type than llama.cpp writes.
     """
-    vocabulary = {}
+    vocabulary = {ARCHITECTURE: values[ARCHITECTURE]} if ARCHITECTURE in values else {}
     for name, (kind, rule) in SINGLE.items():
         key = f"tokenizer.{name}"
         value = values.get(key)
