@@ -17,7 +17,7 @@ from posenc_export.auditing.completions_server import (
 )
 from posenc_export.auditing.facts import Reference
 from posenc_export.auditing.graph import COUNTS_ROWS, NotPossible
-from posenc_export.auditing.inputs import Interface, read_file
+from posenc_export.auditing.inputs import Interface, given
 from posenc_export.auditing.observing import Observed, observe
 from posenc_export.auditing.plan import LENGTH, ROWS, Plan, case_of, plan
 from posenc_export.auditing.reference import open_reference
@@ -38,7 +38,7 @@ HALVES = {"float16": numerics.FLOAT16_NOISE, "bfloat16": numerics.BFLOAT16_NOISE
 
 
 def audit(
-    graph: Union[str, Path],
+    graph: Union[str, Path, Server],
     reference: Any,
     inputs: Union[str, Path, Mapping[str, Any], None] = None,
     quick: bool = False,
@@ -50,11 +50,11 @@ def audit(
     Args:
         graph: ONNX file of a decoder, an encoder or a block; a program of torch.export (.pt2) or
             TorchScript (.pt); OpenVINO IR (.xml); a program of ExecuTorch (.pte); the folder that
-            an exporter wrote; or the URL of a server of completions (completions_server.py).
+            an exporter wrote; or a server of completions, or its URL (completions_server.py).
         reference: checkpoint folder, GGUF file or folder of an artefact; "transformers:FOLDER";
             "package.module:name" of a torch.nn.Module or of a function that returns one; or a
             module.
-        inputs: what inputs mean whose names say nothing: a file, or its content (inputs.read_file).
+        inputs: what inputs mean whose names say nothing: a file, or its content (inputs.Given).
         quick: run one scenario of each kind of call.
         progress: called with one line of text at each stage.
 
@@ -88,9 +88,8 @@ class Auditor:
 
     def _read_graph(self, reference: Any, inputs: Any) -> None:
         """Find out what the inputs of a graph mean, and open the reference."""
-        given = inputs if isinstance(inputs, Mapping) else read_file(inputs) if inputs else {}
-        graph, counts = self.graph, bool(self.graph.operators & COUNTS_ROWS)
-        self.interface = finding.interface(graph.inputs, graph.outputs, given, counts, graph.unread)
+        graph, counts, said = self.graph, bool(self.graph.operators & COUNTS_ROWS), given(inputs)
+        self.interface = finding.interface(graph.inputs, graph.outputs, said, counts, graph.unread)
         self.say("audit: loading the reference")
         hidden = "logits" not in self.interface.output.name
         ids = "input_ids" in self.interface.inputs
@@ -98,7 +97,7 @@ class Auditor:
         reads = (32 if ids else 0, axis if isinstance(axis, int) and not ids else 0)
         self.reference = open_reference(reference, hidden, *reads)
         self.interface = self.interface.sized(self.reference.facts.heads)
-        first, width = self.reference.facts.width, self.interface.output.axes[-1]
+        first, width = self.reference.facts.width, (None, *self.interface.output.axes)[-1]
         if not isinstance(width, int):
             try:
                 width = self._full_pass(self.interface.batch or 1, SHORT)[1].shape[-1]
@@ -236,11 +235,15 @@ class Auditor:
                 cells.append(AuditedCell(name, "refused", message=observed.failures[name]))
             else:
                 own = columns["cell"] == place[name]
+                if not own.any():
+                    message = "no output was compared"
+                    cells.append(AuditedCell(name, "not possible", message=message))
+                    continue
                 errors, limits, index = columns["error"][own], limit[own], columns["index"][own]
                 wrong = ~(errors <= limits)
                 first = int(index[wrong].min()) if wrong.any() else -1
                 status = "wrong" if wrong.any() else "right"
-                error, bound = rounded_up(errors.max(initial=0)), float(limits.max(initial=0))
+                error, bound = rounded_up(errors.max()), float(limits.max())
                 cells.append(AuditedCell(name, status, error, bound, first))
         return cells
 
@@ -253,11 +256,12 @@ class Auditor:
         if refused := counts["refused"]:
             message = refused[0].message.rpartition("Status Message: ")[2]  # of ONNX Runtime
             said = f"{len(refused)} of {ran + len(refused)}, such as '{refused[0].name}': {message}"
-            return "refused", f"right in {ran} cells; the graph fails in {said}"
+            right = f"right in {ran} cells" if ran else "could not be compared"
+            return "refused", f"{right}; the graph fails in {said}"
         more = ""
         if impossible := counts["not possible"]:
             reasons = sorted({cell.message for cell in impossible})
             more = f"; {len(impossible)} cells are not possible: {'; '.join(reasons)}"
         if not ran:
-            return "refused", f"no cell is possible{more}"
+            return "refused", f"could not be compared: no cell is possible{more}"
         return "right", f"right in {ran} cells{more}"

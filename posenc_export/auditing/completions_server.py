@@ -5,11 +5,18 @@ Shapes: B batch, S new tokens, L tokens of a sequence, V vocabulary.
 """
 
 import copy
+import http.client
 import json
+import os
+import queue
+import re
+import threading
 import urllib.error
+import urllib.parse
 import urllib.request
 from typing import Any, Dict, List, Optional, Sequence, Tuple
 
+import msgspec
 import numpy as np
 
 from posenc_export.auditing import graph, repeat
@@ -32,9 +39,14 @@ LISTED = 5  # most probable tokens that are compared
 ASKED = 48  # tokens of a row, at most, that a call asks for: the last ones
 GENERATED = 12  # tokens of a continuation
 ROWS, AT_ONCE = 16, 4  # prompts of one token, and how many of them are in a request
-SECONDS = 300.0  # of one request
-PROGRAM = """# {title}.
-# {mark}. Needs the running server.
+SECONDS = 300.0  # of one request, its reply included
+BYTES = 16 << 20  # of a reply
+LARGEST = 1e30  # absolute log probability, of which 1e-3 may be rounding above 0
+SHOWN = 200  # characters of a reply in a message
+KEY = re.compile(r"[\w.~+/=-]+", re.ASCII)  # RFC 6750, section 2.1
+TOO_LONG, NOT_ALLOWED = (400, 413, 422), (401, 403)  # status of replies
+PROGRAM = """# {mark}. Needs the running server.
+# {title}.
 
 import json
 import sys
@@ -45,60 +57,205 @@ body = {body!r}
 request = urllib.request.Request(
     url, json.dumps(body).encode(), {{"Content-Type": "application/json"}}
 )
-with urllib.request.urlopen(request) as reply:
+{authorized}with urllib.request.urlopen(request) as reply:
     print("server  ", json.load(reply)["choices"][0]["logprobs"])
 print("expected", {expected!r})
 """
+# A header that is not sent to where a server redirects to.
+AUTHORIZED = """import os
+
+request.add_unredirected_header("Authorization", "Bearer " + os.environ[{!r}])
+"""
 Listed = List[Tuple[int, Dict[int, float]]]  # chosen ids with the log probabilities beside them
+
+
+# Replies as far as they are read: content as llama.cpp lists it, or the other two as vLLM does.
+class _Top(msgspec.Struct):
+    id: int
+    logprob: float
+
+
+class _Token(msgspec.Struct):
+    id: int
+    top_logprobs: List[_Top]
+
+
+class _Logprobs(msgspec.Struct):
+    content: Optional[List[_Token]] = None
+    tokens: Optional[List[str]] = None
+    top_logprobs: Optional[List[Dict[str, float]]] = None
+
+
+class _Choice(msgspec.Struct):
+    index: int
+    logprobs: _Logprobs
+    finish_reason: Optional[str] = None
+
+
+class _Completions(msgspec.Struct):
+    choices: List[_Choice]
+
+
+class _NoRedirects(urllib.request.HTTPRedirectHandler):
+    def redirect_request(self, *_: Any) -> None:
+        """Leave a redirect to the caller, as an HTTPError."""
 
 
 class Server:
     """A server that gives log probabilities of ids: `token_id:N` for return_tokens_as_token_ids, as
     vLLM and posenc serve do, or ids in `content`, as llama.cpp does.
+
+    Args:
+        url: http:// or https://, host, port and path, with or without /v1 at its end.
+        variable: name of the environment variable with the key that the server asks for. The key is
+            sent to this server only, and is in no message and no program.
+
+    Raises:
+        ValueError: another URL, or no such variable.
     """
 
-    def __init__(self, url: str) -> None:
-        self.url = url.rstrip("/").removesuffix("/v1") + "/v1/completions"
+    def __init__(self, url: str, variable: Optional[str] = None) -> None:
+        self.variable, self.key = variable, "" if variable is None else _key(variable)
+        self.url = _checked(url).rstrip("/").removesuffix("/v1") + "/v1/completions"
         value = Value("prompt", "int64", ("batch", "sequence"))
         listed = Value("logprobs", "float32", ("batch", "sequence", LISTED))
         self.interface = Interface({"input_ids": value}, (), listed, continues=True)
 
-    def complete(self, prompts: Sequence[np.ndarray], count: int) -> List[Listed]:
-        """Return what follows each prompt: `count` tokens, or fewer if a text ends."""
-        headers = {"Content-Type": "application/json"}
-        body = json.dumps(_body(prompts, count)).encode()
-        request = urllib.request.Request(self.url, body, headers)
+    def complete(self, prompts: Sequence[np.ndarray], count: int, width: int) -> List[Listed]:
+        """Return what follows each prompt: `count` tokens, or fewer if a text ends. width: number
+        of ids of tokens. Raise ValueError for a reply that has no log probabilities of these, or
+        NotPossible for a prompt that is too long, or GraphError for another error of the server.
+        """
+        status, headers, body, missing = self._reply(json.dumps(_body(prompts, count)).encode())
+        said = self._shown(body.decode(errors="replace"))
+        if status in TOO_LONG and "context" in said:  # of llama.cpp, vLLM and posenc serve
+            raise graph.NotPossible("the context of the server is shorter")
+        if status >= 400 and status not in NOT_ALLOWED:
+            raise GraphError(ValueError(f"HTTP {status}: {said}"))
+        if status != 200:
+            got = f"HTTP {status} {self._shown(headers.get('Location', ''))}: {said}"
+            remedy = "give the URL that answers, or --api-key if the server asks for a key"
+            raise self._refused("a reply with HTTP 200", got, remedy)
+        for name, words in (("Content-Type", "json"), ("Content-Encoding", "identity")):
+            text = str(headers.get(name, words))
+            if words not in text.lower():
+                raise self._refused(f"a reply with {name} {words}", self._shown(text))
+        if len(body) > BYTES or missing:
+            got = f"a body that lacks {missing} bytes" if missing else "a longer one"
+            raise self._refused(f"a whole reply of at most {BYTES >> 20} MiB", got)
         try:
-            with urllib.request.urlopen(request, timeout=SECONDS) as reply:
-                choices = json.load(reply)["choices"]
-            ordered = sorted(choices, key=lambda choice: int(choice["index"]))
-            return [_listed(choice["logprobs"]) for choice in ordered]
-        except urllib.error.HTTPError as error:
-            said = error.read().decode(errors="replace")[:300]
-            if "context" in said:  # of llama.cpp, vLLM and posenc serve
-                raise graph.NotPossible("the context of the server is shorter") from None
-            raise GraphError(ValueError(f"HTTP {error.code}: {said}")) from None
-        except OSError as error:
-            rule, got = "a server of completions", f"{self.url}: {error}"
-            raise refusal("audit", rule, got, "start it, or correct the URL") from None
-        except (KeyError, TypeError, ValueError) as error:
-            rule = "log probabilities with ids of tokens"
-            got = f"{self.url}: {type(error).__name__} {error}"
-            raise refusal("audit", rule, got, "give a server that returns these") from None
+            choices = msgspec.json.decode(body, type=_Completions).choices
+        except (RecursionError, ValueError) as error:  # msgspec's, too
+            rule = "a reply in JSON with the log probabilities of ids"
+            raise self._refused(rule, f"{error}, in the body {said!r}") from None
+        choices.sort(key=lambda choice: choice.index)
+        if [choice.index for choice in choices] != [*range(len(prompts))]:
+            got = self._shown(str([choice.index for choice in choices]))
+            raise self._refused(f"the index of each of {len(prompts)} choices", got)
+        return [self._listed(choice, count, width) for choice in choices]
+
+    def _reply(self, body: bytes) -> Tuple[int, Any, bytes, int]:
+        """Return status, headers and body of the reply to a request, and how many bytes it lacks.
+        It is read within SECONDS, and not far beyond BYTES.
+        """
+        request = urllib.request.Request(self.url, body, {"Content-Type": "application/json"})
+        if self.key:
+            request.add_unredirected_header("Authorization", f"Bearer {self.key}")
+        replies: "queue.SimpleQueue[Any]" = queue.SimpleQueue()
+
+        def ask() -> None:
+            try:
+                try:
+                    reply: Any = urllib.request.build_opener(_NoRedirects).open(
+                        request, None, SECONDS
+                    )
+                except urllib.error.HTTPError as error:
+                    reply = error
+                with reply:
+                    read = reply.read(BYTES + 1)
+                    replies.put((reply.status, reply.headers, read, reply.length or 0))
+            except (OSError, http.client.HTTPException, ValueError) as error:
+                replies.put(f"{type(error).__name__} {error}")
+
+        # Only another thread limits the time of headers that arrive byte by byte.
+        threading.Thread(target=ask, daemon=True).start()
+        try:
+            reply = replies.get(timeout=SECONDS)
+        except queue.Empty:
+            reply = f"no whole reply within {SECONDS:g} s"
+        if isinstance(reply, str):
+            remedy = "start it, or correct the URL"
+            raise self._refused("a server of completions", self._shown(reply), remedy)
+        return reply
+
+    def _listed(self, choice: _Choice, count: int, width: int) -> Listed:
+        """Return the tokens of a choice. Raise ValueError for what are no log probabilities."""
+        where, named = f"choices[{choice.index}].logprobs", choice.logprobs
+        tokens, tops = named.tokens or [], named.top_logprobs or []
+        if named.content is not None:
+            rows = [
+                (t.id, [(top.id, top.logprob) for top in t.top_logprobs]) for t in named.content
+            ]
+        elif len(tokens) == len(tops):
+            known = [[(self._id(where, key), p) for key, p in top.items()] for top in tops]
+            rows = [(self._id(where, text), top) for text, top in zip(tokens, known, strict=True)]
+        else:
+            got = f"{len(tokens)} and {len(tops)}"
+            raise self._refused(f"as many tokens as top_logprobs in {where}", got)
+        # posenc serve lists no token that ends a text.
+        if len(rows) > count or not rows and choice.finish_reason != "stop":
+            rule = f"1 to {count} tokens in {where}, or none if finish_reason is stop"
+            raise self._refused(rule, f"{len(rows)} and {choice.finish_reason}")
+        for token, top in rows:
+            if not top:
+                raise self._refused(f"log probabilities beside each token in {where}", "none")
+            for id, number in ((token, 0.0), *top):
+                if not 0 <= id < width:
+                    rule = f"ids of tokens in {where} from 0 to {width - 1}, as in the reference"
+                    raise self._refused(rule, self._shown(str(id)))
+                if not -LARGEST <= number <= 1e-3:
+                    raise self._refused(f"log probabilities in {where}, at most 0", f"{number:g}")
+        return [(token, dict(top)) for token, top in rows]
+
+    def _id(self, where: str, text: str) -> int:
+        digits = text.removeprefix("token_id:")
+        if not re.fullmatch("[0-9]{1,18}", digits):
+            rule = f"tokens in {where} as token_id:N (return_tokens_as_token_ids)"
+            raise self._refused(rule, repr(self._shown(text)))
+        return int(digits)
+
+    def _shown(self, text: str) -> str:
+        """Return the beginning of what a server sent, in one line and without the key."""
+        without = text.replace(self.key, "[key]") if self.key else text
+        return " ".join(without.split())[:SHOWN]
+
+    def _refused(self, rule: str, got: str, remedy: str = "give another server") -> ValueError:
+        return refusal("audit", rule, f"{self.url}: {got}", remedy)
 
 
-def _listed(logprobs: Any) -> Listed:
-    if "content" in logprobs:
-        return [
-            (int(token["id"]), {int(t["id"]): float(t["logprob"]) for t in token["top_logprobs"]})
-            for token in logprobs["content"]
-        ]
+def _key(variable: str) -> str:
+    """Return the key in an environment variable. No message repeats what was given."""
+    key = os.environ.get(variable, "")
+    if not KEY.fullmatch(key):
+        rule = "--api-key with the name of an environment variable that holds a key"
+        got = "one with other characters than keys have" if key else "a name without one"
+        raise refusal("audit", rule, got, "set the variable, and give its name")
+    return key
 
-    def id_of(text: str) -> int:
-        return int(text.removeprefix("token_id:"))
 
-    tops = [{id_of(key): float(n) for key, n in top.items()} for top in logprobs["top_logprobs"]]
-    return list(zip(map(id_of, logprobs["tokens"]), tops, strict=True))
+def _checked(url: str) -> str:
+    """Return a URL of a server; raise ValueError for another text."""
+    try:
+        parts = urllib.parse.urlsplit(url)
+        known = bool(parts.hostname) and parts.port != 0 and parts.scheme in ("http", "https")
+    except ValueError:  # of brackets or the port
+        known = False
+    plain = url.isascii() and url.isprintable() and not set(url) & set(" ?#@")
+    if not known or not plain:
+        got = "one with a user name" if "@" in url else repr(url)  # which may have a password
+        rule = "--url with http:// or https://, a host in ASCII, and nothing behind its path"
+        raise refusal("audit", rule, got, "give one such as http://127.0.0.1:8000")
+    return url
 
 
 def log_probabilities(logits: np.ndarray) -> np.ndarray:
@@ -166,9 +323,9 @@ class ServerSession:
         for column in range(max(0, size - ASKED), size):
             asked = [row for row in range(len(new)) if column < len(new[row])]
             prompts = [self.rows[row][: len(old[row]) + column + 1] for row in asked]
-            replies = self.server.complete(prompts, 1)
+            replies = self.server.complete(prompts, 1, self.reference.facts.width)
             for row, prompt, listed in zip(asked, prompts, replies, strict=True):
-                if listed:  # posenc serve lists no token that ends a text
+                if listed:
                     expected = self.reference.behind(prompt)
                     tagged = _tagged(expected, listed[:1], row, len(prompt) - 1, first)
                     outputs[row, column] = tagged[0]
@@ -187,10 +344,15 @@ class ServerSession:
         parts = []
         for begin in range(0, len(prompts), AT_ONCE):
             self.reset()
-            parts.append(self.prefill(prompts[begin : begin + AT_ONCE])[..., :width])
+            try:
+                parts.append(self.prefill(prompts[begin : begin + AT_ONCE]))
+            except (graph.NotPossible, GraphError) as said:
+                rule, got = "a server that reads prompts of one token", f"{self.server.url}: {said}"
+                raise refusal("audit", rule, got, "correct its settings") from None
         actual = np.concatenate(parts)
         expected = np.stack([self.reference.behind(prompt) for prompt in prompts])
-        error = SAFETY * worst_error(actual, expected)
+        known = actual[:, 0, -1] >= 0  # where the server listed a token
+        error = SAFETY * worst_error(actual[known, :, :width], expected[known])
         return max(PEAK * rounding_tolerance(FLOAT16_NOISE), min(LIMIT, error))
 
     def step(self, inputs: np.ndarray) -> np.ndarray:
@@ -205,7 +367,8 @@ class ServerSession:
         zeros = np.zeros(len(self.rows), np.int64)
         lengths = np.array([len(row) for row in self.rows])
         self.calls.append(Call(GENERATED, 0, zeros, lengths, zeros, zeros))
-        for row, listed in enumerate(self.server.complete(self.rows, GENERATED)):
+        width = self.reference.facts.width
+        for row, listed in enumerate(self.server.complete(self.rows, GENERATED, width)):
             if listed:
                 chosen = np.array([token for token, _ in listed[:-1]], np.int64)
                 tokens = np.concatenate((self.rows[row], chosen))
@@ -232,8 +395,9 @@ def request(session: ServerSession, cell: Cell, wrong: Sequence[float]) -> str:
         return ""
     listed = np.argsort(-token.expected)[:LISTED]
     return PROGRAM.format(
-        title=f"'{cell.name}', row {token.row}, token {token.index} of the sequence",
+        title=repeat.in_line(f"'{cell.name}', row {token.row}, token {token.index} of a sequence"),
         mark=repeat.MARK,
+        authorized=AUTHORIZED.format(variable) if (variable := session.server.variable) else "",
         url=session.server.url,
         body=_body([session.asked[token.row, token.index, token.call]], 1),
         expected={int(id): round(float(token.expected[id]), 4) for id in listed},

@@ -65,9 +65,9 @@ def _shaped(numbers: np.ndarray, value: Value, rows: int) -> np.ndarray:
         numbers = numbers[0]
     while numbers.ndim < rank:
         numbers = numbers[None]
-    if numbers.ndim == 2 and len(numbers) == 1 and value.axes[0] not in (1, None):
+    if rank == numbers.ndim == 2 and len(numbers) == 1 and value.axes[0] not in (1, None):
         numbers = np.repeat(numbers, rows, axis=0)
-    return numbers.astype(value.dtype, order="C")  # a scalar stays one
+    return numbers.astype(value.held, order="C")  # a scalar stays one
 
 
 def _mask(value: Value, total: np.ndarray, new: int, capacity: int, window: int) -> np.ndarray:
@@ -87,5 +87,5 @@ def _mask(value: Value, total: np.ndarray, new: int, capacity: int, window: int)
         # A query of padding that sees nothing would be a division of zero by zero.
         visible |= (key == query) & ~visible.any(-1, keepdims=True)
     if value.whole or value.dtype == "bool" or len(value.axes) == 2:
-        return visible.astype(value.dtype)
-    return np.where(visible, 0, np.finfo(value.dtype).min).astype(value.dtype)
+        return visible.astype(value.held)
+    return np.where(visible, 0, np.finfo(value.held).min).astype(value.held)

@@ -3,13 +3,29 @@
 Shapes: as in inputs.py.
 """
 
+import math
 import re
-from typing import Any, Collection, Dict, List, Mapping, Optional, Sequence, Tuple
+from typing import Collection, Dict, List, Mapping, Optional, Sequence, Tuple
 
-from posenc_export.auditing.inputs import FILE, MEANINGS, UNREAD, WHERE, Cache, Interface, Value
+from posenc_export.auditing.inputs import (
+    FILE,
+    MEANINGS,
+    UNREAD,
+    WHERE,
+    Cache,
+    Given,
+    GivenCache,
+    Interface,
+    Value,
+)
 from posenc_export.shared.refusal import refusal
 
+DTYPES = re.compile("b?float16|float32|float64|u?int(8|16|32|64)|bool")
+MOST = 1 << 31  # numbers of an input whose sizes are fixed
 RECURRENT = re.compile(r"conv|ssm|recurrent")  # in names of states that every call replaces
+# Of inputs of whole numbers; others have at most 2.
+RANKS = {"input_ids": (2,), "position_ids": (1, 2, 3), "first_position": (1, 2)}
+RANKS |= {"token_type_ids": (1, 2), "logits_index": (1, 2)}
 OUTPUTS = ("logits", "last_hidden_state", "hidden_states", "output")
 PRESENT = (
     ("past_key_values", "present"),
@@ -27,35 +43,46 @@ SUFFIXES = ("_out", "_output", ".out", "_new", "_present")
 def interface(
     inputs: Sequence[Value],
     outputs: Sequence[Value],
-    given: Mapping[str, Any] = {},
+    given: Given = Given(),
     counts_rows: bool = False,
     unread: Collection[str] = (),
 ) -> Interface:
     """Find out how a graph is called.
 
     Args:
-        given: content of a file (read_file).
+        given: what a user says about them.
         counts_rows: whether the graph has nodes that count the tokens of each row
             (GroupQueryAttention), so that padding belongs behind them.
         unread: names of inputs that no node reads.
 
     Raises:
-        ValueError: no tokens, no output, an input without a meaning, or a cache whose output or
-            axes are not clear.
+        ValueError: no tokens, no output, an input without a meaning, a cache whose output or axes
+            are not clear, or something given that the graph does not have.
     """
-    named = _by_name(inputs, given.get("inputs", {}))
+    named = _by_name(inputs, given.inputs)
     for value in inputs:
         if value.name in unread and len(value.axes) < 2 and value not in named.values():
             named[f"{UNREAD} {value.name}"] = value
     rest = [value for value in inputs if value not in named.values()]
     if "input_ids" not in named and "hidden_states" not in named:
         _add_tokens(named, rest, inputs)
-    output = _output(outputs, given.get("output"))
+    output = _output(outputs, given.output)
     others = [value for value in outputs if value.name != output.name]
-    caches = _caches(rest, others, given.get("caches", {}), named)
+    caches = _caches(rest, others, given.caches, named)
+    for value in (*named.values(), *(cache.past for cache in caches)):
+        fixed = [axis for axis in value.axes if isinstance(axis, int)]
+        if not DTYPES.fullmatch(value.dtype) or math.prod(fixed) > MOST:
+            rule = f"inputs of floats, whole numbers or bool, of at most {MOST:,} numbers"
+            raise refusal(WHERE, rule, f"{value.name} {value}", "give another graph")
+    if {"input_ids", "hidden_states"} <= named.keys():
+        got = f"{named['input_ids'].name} and {named['hidden_states'].name}"
+        raise refusal(WHERE, "token ids or hidden states", got, "export a graph with one of them")
     masked = "attention_mask" in named or "last_index" in named
-    padding = "right" if counts_rows else "left"
-    return Interface(named, caches, output, given.get("padding", padding if masked else "none"))
+    if given.padding and not masked:
+        got = f"{given.padding} for a graph without attention_mask or seqlens_k"
+        raise refusal(WHERE, "no padding in --inputs", got, "leave it out")
+    padding = given.padding or ("right" if counts_rows else "left")
+    return Interface(named, caches, output, padding if masked else "none")
 
 
 def _by_name(inputs: Sequence[Value], given: Mapping[str, str]) -> Dict[str, Value]:
@@ -66,6 +93,9 @@ def _by_name(inputs: Sequence[Value], given: Mapping[str, str]) -> Dict[str, Val
         if name not in by_name:
             rule = f"an input {name!r}, which --inputs names"
             raise refusal(WHERE, rule, f"only {', '.join(by_name)}", "correct the file")
+        if meaning in named or not _fits(meaning, by_name[name]):
+            rule = f"one input for {meaning} in --inputs, of its dtype and rank"
+            raise refusal(WHERE, rule, f"{name} {by_name[name]}", "correct the file")
         named[meaning] = by_name[name]
     for meaning, (_, pattern) in MEANINGS.items():
         for value in inputs:
@@ -85,11 +115,9 @@ def _fits(meaning: str, value: Value) -> bool:
         return not value.whole and value.dtype != "bool" and rank == 3
     if meaning == "attention_mask":
         return rank in (2, 4)
-    if meaning == "use_cache_branch":
+    if meaning in ("use_cache_branch", UNREAD):
         return True
-    if meaning == "position_ids":
-        return value.whole and rank in (1, 2, 3)
-    return value.whole and rank <= 2
+    return value.whole and rank in RANKS.get(meaning, (0, 1, 2))
 
 
 def _add_tokens(named: Dict[str, Value], rest: List[Value], inputs: Sequence[Value]) -> None:
@@ -113,28 +141,33 @@ def _output(outputs: Sequence[Value], given: Optional[str]) -> Value:
         if name in by_name:
             return by_name[name]
     fitting = [value for value in outputs if not value.whole and len(value.axes) == 3]
-    if len(fitting) == 1 or fitting and fitting[0] is outputs[0]:
+    if not given and (len(fitting) == 1 or fitting and fitting[0] is outputs[0]):
         return fitting[0]
-    names = ", ".join(f"{value.name} {value}" for value in outputs)
+    names = ", ".join(f"{value.name} {value}" for value in outputs) or "none"
     remedy = f'{FILE} with {{"output": NAME}}'
-    raise refusal(WHERE, f"an output {' or '.join(OUTPUTS)}", names, remedy)
+    raise refusal(WHERE, f"an output {given or ' or '.join(OUTPUTS)}", names, remedy)
 
 
 def _caches(
     rest: Sequence[Value],
     outputs: Sequence[Value],
-    given: Mapping[str, Mapping[str, Any]],
+    given: Mapping[str, GivenCache],
     named: Mapping[str, Value],
 ) -> Tuple[Cache, ...]:
     """Pair the inputs without another meaning with the outputs of the next call's caches."""
     by_name = {value.name: value for value in outputs}
     pairs = {value.name: _present(value.name, by_name) for value in rest}
+    pasts, presents = [*given], [how.present for how in given.values() if how.present]
+    if not pairs.keys() >= {*pasts} or not by_name.keys() >= {*presents}:
+        rule = f"caches in --inputs among {', '.join(pairs) or 'none'}"
+        rule += f", and present among {', '.join(by_name) or 'none'}"
+        raise refusal(WHERE, rule, ", ".join(pasts + presents), "correct the file")
     for value in rest:
         if len(value.axes) < 3 and value.name not in given and not pairs[value.name]:
             remedy = f'{FILE} with {{"inputs": {{"{value.name}": MEANING}}}}, MEANING one of '
             got, remedy = f"{value.name} {value}", remedy + ", ".join(MEANINGS)
             raise refusal(WHERE, "a known input", got, remedy)
-    pairs |= {name: how["present"] for name, how in given.items() if "present" in how}
+    pairs |= {name: how.present for name, how in given.items() if how.present}
     if None in pairs.values():  # names say nothing: the order does, if the shapes agree
         in_order = [value for value in outputs if len(value.axes) >= 3]
         if len(in_order) != len(rest):
@@ -143,7 +176,7 @@ def _caches(
             got = f"outputs {', '.join(by_name) or 'none'}"
             raise refusal(WHERE, f"an output for the cache {missing}", got, remedy)
         pairs = {past.name: present.name for past, present in zip(rest, in_order, strict=True)}
-    known = [(value, str(pairs[value.name]), given.get(value.name, {})) for value in rest]
+    known = [(value, str(pairs[value.name]), given.get(value.name, GivenCache())) for value in rest]
     return tuple(_cache(*parts, named) for parts in known)
 
 
@@ -155,15 +188,17 @@ def _present(past: str, outputs: Mapping[str, Value]) -> Optional[str]:
     return next((name for name in names if name in outputs and name != past), None)
 
 
-def _cache(
-    past: Value, present: str, given: Mapping[str, Any], named: Mapping[str, Value]
-) -> Cache:
+def _cache(past: Value, present: str, given: GivenCache, named: Mapping[str, Value]) -> Cache:
     """Return a cache with its axes, which are symbolic ones if possible."""
     rank = len(past.axes)
     # [B,H,P,D] or [B,P,H,D]; stacked [layers,B,H,P,D] or [layers,2,B,H,P,D].
-    rows = int(given.get("rows", max(0, rank - 4)))
-    if "slots" in given:
-        return Cache(past, present, rows, int(given["slots"]))
+    rows = max(0, rank - 4) if given.rows is None else given.rows
+    if given.slots is not None and given.slots != rows and -1 <= given.slots < rank:
+        return Cache(past, present, rows, given.slots)
+    if not 0 <= rows < max(rank, 1) or given.slots is not None:
+        got = f"{rows} and {given.slots} for {past.name} {past}"
+        rule = f"rows and slots in --inputs to be two axes below {rank}, or slots -1"
+        raise refusal(WHERE, rule, got, "correct the file")
     if rank < 3 or RECURRENT.search(past.name.lower()):
         return Cache(past, present, rows, -1)
     others = [axis for axis in range(rank) if axis != rows]

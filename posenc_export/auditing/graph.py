@@ -41,9 +41,15 @@ def source_of(function: Callable[..., Any], opened: str, *arguments: Any) -> str
 
 
 def onnx_runtime(path: str, names: Sequence[str]) -> Tuple[List[Any], Run]:
-    """Open a graph, or graphs of a folder: the last is for calls of which no input is empty."""
+    """Open a graph, or graphs of a folder: the last is for calls of which no input is empty.
+    bfloat16, which numpy lacks, is the upper half of float32.
+    """
+    import ctypes
+    import math
+
     import onnxruntime
 
+    half, tensor = "tensor(bfloat16)", onnxruntime.OrtValue
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = options.inter_op_num_threads = 1
     options.log_severity_level = 4
@@ -54,8 +60,21 @@ def onnx_runtime(path: str, names: Sequence[str]) -> Tuple[List[Any], Run]:
     def run(inputs: Mapping[str, np.ndarray]) -> Arrays:
         session = sessions[-1 if all(array.size for array in inputs.values()) else 0]
         names = [output.name for output in session.get_outputs()]
-        taken = {value.name: inputs[value.name] for value in session.get_inputs()}
-        return dict(zip(names, session.run(None, taken), strict=True))
+        taken = {v.name: given(inputs[v.name], v.type) for v in session.get_inputs()}
+        outputs = session.run_with_ort_values(names, taken)
+        return dict(zip(names, map(returned, outputs), strict=True))
+
+    def given(array: np.ndarray, kind: str) -> Any:
+        if kind != half:
+            return tensor.ortvalue_from_numpy(np.asarray(array, order="C"))
+        bits = np.asarray(array.view(np.uint32) >> 16).astype(np.uint16)
+        return tensor.ortvalue_from_numpy_with_onnx_type(bits, 16)
+
+    def returned(value: Any) -> np.ndarray:
+        if value.data_type() != half:
+            return np.asarray(value.numpy())
+        bits = (ctypes.c_uint16 * math.prod(value.shape())).from_address(value.data_ptr())
+        return (np.array(bits, np.uint32) << 16).view(np.float32).reshape(value.shape())
 
     return sessions, run
 
@@ -87,13 +106,13 @@ class Graph:
             rule = "a graph that ONNX Runtime loads on the CPU"
             raise refusal("audit", rule, f"{path}: {line}", "give another graph") from None
         first, last = sessions[0], sessions[-1]
-        self.steps = any(v.name == "input_ids" and v.shape[1] == 1 for v in last.get_inputs())
+        self.steps = any(v.name == "input_ids" and v.shape[1:2] == [1] for v in last.get_inputs())
         self.outputs: List[Value] = [_value(value, {}) for value in last.get_outputs()]
         model = onnx_ir.load(path / names[-1] if names else path)
         sizes, self.unread = _cache_sizes(model), _unread(model)
         values = {value.name: value for value in (*last.get_inputs(), *first.get_inputs())}
         self.inputs: List[Value] = [_value(value, sizes) for value in values.values()]
-        self.operators, self.precision = _contents(model, self.inputs + self.outputs)
+        self.operators, self.precision = _contents(model, self.outputs)
 
     def run(self, feeds: Mapping[str, np.ndarray]) -> Arrays:
         """Run the graph. Raise NotPossible beyond the limits of an operator, or GraphError."""
@@ -149,7 +168,7 @@ def _unread(model: Any) -> Set[str]:
     }
 
 
-def _contents(model: Any, values: List[Value]) -> Tuple[Set[str], str]:
+def _contents(model: Any, outputs: List[Value]) -> Tuple[Set[str], str]:
     """Return the operators of a graph, and in what it computes."""
     operators = {node.op_type for node in model.graph.all_nodes()}
     if operators & FEW_BITS:
@@ -159,5 +178,6 @@ def _contents(model: Any, values: List[Value]) -> Tuple[Set[str], str]:
         if value.dtype is not None and value.const_value is not None:
             sizes[value.dtype.name] = sizes.get(value.dtype.name, 0) + value.const_value.size
     largest = max(sizes, key=lambda name: sizes[name], default="FLOAT")
-    kinds = {value.dtype for value in values}
-    return operators, HALVES.get(largest, "float16" if "float16" in kinds else "float32")
+    kinds = {value.dtype for value in outputs}
+    lowest = next((dtype for dtype in HALVES.values() if dtype in kinds), "float32")
+    return operators, HALVES.get(largest, lowest)

@@ -8,7 +8,9 @@ import json
 import tomllib
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Dict, List, Tuple, Union
+from typing import Any, Dict, List, Literal, Mapping, Optional, Tuple, Union
+
+import msgspec
 
 from posenc_export.shared.refusal import refusal
 
@@ -28,6 +30,11 @@ class Value:
     def __str__(self) -> str:
         axes = ",".join("?" if axis is None else str(axis) for axis in self.axes)
         return f"{self.dtype} [{axes}]"
+
+    @property
+    def held(self) -> str:
+        """The dtype of its arrays: float32 for bfloat16, which numpy lacks."""
+        return "float32" if self.dtype == "bfloat16" else self.dtype
 
     @property
     def whole(self) -> bool:
@@ -146,23 +153,42 @@ class Interface:
         return rows
 
 
-def read_file(path: Union[str, Path]) -> Dict[str, Any]:
-    """Read a file that says what inputs mean, JSON or TOML: {"inputs": {name: meaning}, "caches":
-    {past: {"present": name, "rows": axis, "slots": axis}}, "output": name, "padding": "left" or
-    "right"}, each key optional.
+class GivenCache(msgspec.Struct, forbid_unknown_fields=True):
+    """What a file says about a cache: the output for the next call, the axis of the batch, and that
+    of the tokens, -1 for a state that every call replaces.
     """
-    text = Path(path).read_text("utf-8")
+
+    present: Optional[str] = None
+    rows: Optional[int] = None
+    slots: Optional[int] = None
+
+
+class Given(msgspec.Struct, forbid_unknown_fields=True):
+    """What a file says: meanings (MEANINGS) of inputs by name, caches by name, the output that is
+    compared, and where padding is if there is a mask.
+    """
+
+    inputs: Dict[str, str] = {}
+    caches: Dict[str, GivenCache] = {}
+    output: Optional[str] = None
+    padding: Optional[Literal["left", "right"]] = None
+
+
+def given(source: Union[str, Path, Mapping[str, Any], None]) -> Given:
+    """Return what a JSON or TOML file of inputs says, or its content. Raise ValueError for another
+    key or type, or an unknown meaning.
+    """
+    content, place = source, "inputs" if isinstance(source, Mapping) else str(source)
     try:
-        content = json.loads(text) if text.lstrip().startswith("{") else tomllib.loads(text)
-    except ValueError as error:
-        rule = "a JSON or TOML file of inputs"
-        raise refusal(WHERE, rule, f"{path}, which is neither ({error})", "correct it") from None
-    known = {"inputs", "caches", "output", "padding"}
-    if unknown := sorted(content.keys() - known):
-        rule = f"keys {', '.join(sorted(known))} in {path}"
-        raise refusal(WHERE, rule, ", ".join(unknown), "correct the file")
-    for name, meaning in content.get("inputs", {}).items():
-        if meaning.split(" ")[0] not in MEANINGS:
-            rule = f"the meaning of {name} in {path} to be one of {', '.join(MEANINGS)}"
+        if source is not None and not isinstance(source, Mapping):
+            text = Path(source).read_text("utf-8")
+            content = json.loads(text) if text.lstrip().startswith("{") else tomllib.loads(text)
+        said = msgspec.convert(content or {}, Given)
+    except ValueError as error:  # msgspec's, too
+        rule = "a JSON or TOML file of inputs, caches, output and padding"
+        raise refusal(WHERE, rule, f"{place} ({error})", "correct it") from None
+    for name, meaning in said.inputs.items():
+        if meaning not in MEANINGS:
+            rule = f"the meaning of {name} in {place} to be one of {', '.join(MEANINGS)}"
             raise refusal(WHERE, rule, meaning, "correct it")
-    return dict(content)
+    return said

@@ -18,7 +18,7 @@ from posenc_export.export.conditioning import disturbed
 from posenc_export.models.adapters import CONFIG
 from posenc_export.models.checkpoint import read_config
 from posenc_export.shared.foreign import explained
-from posenc_export.shared.numerics import tolerance
+from posenc_export.shared.numerics import tolerance, worst_error
 from posenc_export.shared.refusal import refusal
 
 # Names of a config's sizes, by what they mean here.
@@ -28,6 +28,7 @@ EDGES = ("sliding_window", "attention_chunk_size", ORIGINAL)
 # Keys of a config.json with names of kernels, of a file of the folder or of a repository with code.
 CODE = re.compile(r"^auto_map$|^custom_|kernel_config$|_implementation(_|$)")
 ERRORS = (OSError, ImportError)  # of transformers, beside those of its code
+MODEL = "give the model of this graph"
 BY_LENGTH = ("longrope", "dynamic")  # rotations whose angles depend on the length of a sequence
 
 
@@ -62,7 +63,7 @@ class Called:
             tokens = np.arange(6)[None] % self.vocabulary
         whole, changed = self.outputs(tokens), tokens.copy()
         changed[:, -1] = (changed[:, -1] + 1) % (self.vocabulary or 3)
-        change = np.abs(self.outputs(changed)[:, :-1] - whole[:, :-1]).max() / np.abs(whole).max()
+        change = worst_error(self.outputs(changed)[:, :-1], whole[:, :-1])
         return Facts(
             width=whole.shape[-1],
             vocabulary=self.vocabulary,
@@ -78,7 +79,7 @@ class Called:
         )
 
     def outputs(self, tokens: np.ndarray, start: int = 0) -> np.ndarray:
-        """As Reference.outputs."""
+        """As Reference.outputs. Raise ValueError for a module that does not compute them."""
         rows, length = tokens.shape[:2]
         first = torch.from_numpy(np.ascontiguousarray(tokens))
         key = "input_ids" if self.vocabulary else "inputs_embeds"
@@ -89,9 +90,13 @@ class Called:
         }
         named = {name: value for name, value in known.items() if name in self.names[1:]}
         arguments = () if key in self.names else (first,)
-        with torch.no_grad():
+        rule = f"a reference that returns numbers [{rows},{length},V] for {key}"
+        with torch.no_grad(), explained(f"audit: expected {rule}", MODEL):
             value = self.module(*arguments, **named, **({} if arguments else {key: first}))
-        return np.asarray(first_output(value).detach().float().cpu().numpy())
+            outputs = np.asarray(first_output(value).detach().float().cpu().numpy())
+        if outputs.ndim != 3 or outputs.shape[:2] != (rows, length) or not outputs.size:
+            raise refusal("audit", rule, list(outputs.shape), MODEL)
+        return outputs
 
     def disturbed(self, seed: int) -> Optional["Called"]:
         """As Reference.disturbed."""
@@ -117,17 +122,17 @@ def _size(config: Any, *names: str) -> int:
 
 
 def named(text: str) -> Any:
-    """Import package.module:name; a function without parameters is called."""
+    """Import package.module:name, code of the user; a function without parameters is called."""
     module, _, name = text.partition(":")
-    try:
+    remedy = "give package.module:name of a module or a function that returns one"
+    rule = f"audit: expected a reference that can be imported, {text!r}"
+    with explained(rule, remedy, ImportError):
         value = getattr(importlib.import_module(module), name)
-    except (ImportError, AttributeError) as error:
-        remedy = "give package.module:name of a module or a function that returns one"
-        rule = "a reference that can be imported"
-        raise refusal("audit", rule, f"{text} ({error})", remedy) from None
-    if isinstance(value, torch.nn.Module):
-        return value
-    return value() if not inspect.signature(value).parameters else value
+        if not isinstance(value, torch.nn.Module) and not inspect.signature(value).parameters:
+            value = value()
+    if isinstance(value, type) or not callable(value):
+        raise refusal("audit", "a reference that is a module or a function", repr(text), remedy)
+    return value
 
 
 def of_transformers(folder: str, hidden: bool) -> Any:

@@ -13,6 +13,8 @@ OF_FOLDERS = ("model.onnx", "openvino_model.xml", "model.pt2", "model.pte")
 
 def opened(graph: Any) -> Tuple[Path, Any]:
     """Open a server, a file in a process of its own, or what an exporter writes into a folder."""
+    if isinstance(graph, completions_server.Server):
+        return Path(graph.url), graph
     path = Path(graph)
     if str(graph).startswith(("http://", "https://")):
         return path, completions_server.Server(str(graph))

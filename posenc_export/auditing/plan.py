@@ -24,6 +24,7 @@ from posenc_export.runtime.verification.scenarios import (
     stepped,
     stepped_from,
 )
+from posenc_export.shared.refusal import refusal
 
 LENGTH, ROWS = 36, 3
 FAR = 1000  # start of sequences that do not begin at position 0
@@ -70,6 +71,9 @@ def case_of(reference: Reference, rows: int, length: int, start: int) -> Case:
     other = tokens.copy()
     other[:, fork_at:] = _tokens(reference, (rows, length - fork_at), "another ending")
     full, other_full = (reference.outputs(each, start) for each in (tokens, other))
+    if not np.isfinite(full).all():
+        got = f"NaN or infinity at {(~np.isfinite(full).all(-1)).sum()} of {rows * length} tokens"
+        raise refusal("audit", "a reference with finite outputs", got, "check its weights")
     return Case(tokens, full, start, fork_at, other, other_full)
 
 

@@ -19,7 +19,7 @@ def open_reference(text: Any, hidden: bool, vocabulary: int, features: int) -> f
 
     Args:
         text: a checkpoint folder, a GGUF file, the folder of an artefact, transformers:FOLDER,
-            package.module:name, or a model, a module or a function.
+            package.module:name, which is imported and run, or a model, a module or a function.
         hidden: whether the graph returns hidden states and not logits.
         vocabulary, features: what the graph reads.
 
@@ -39,9 +39,9 @@ def open_reference(text: Any, hidden: bool, vocabulary: int, features: int) -> f
         return open_reference(modules.named(text), hidden, vocabulary, features)
     if (path / FILE_NAME).exists():
         return exact.OfArtefact(path)
-    if not path.exists():
+    if not text or not path.exists():
         remedy = "give a checkpoint folder, a GGUF file, an artefact, or package.module:name"
-        raise refusal("audit", "a reference that exists", text, remedy)
+        raise refusal("audit", "a reference that exists", repr(text), remedy)
     return exact.Exact(functools.partial(_checkpoint, path, not hidden), hidden)
 
 

@@ -14,13 +14,11 @@ from posenc_export.auditing.graph import Arrays
 from posenc_export.auditing.session import NONE, TAGS, ForeignSession, taken
 from posenc_export.runtime.verification.case import Cell
 
-INLINE = 400  # numbers of an array that are written as numbers
+INLINE = 400  # finite numbers of an array that are written as numbers
 NUMBERS = 16  # compared numbers of an output: those that differ most
 MARK = "Written by posenc audit"
-PROGRAM = '''"""{title}
-
-{mark}. Needs {needs} and numpy.
-"""
+PROGRAM = """# {mark}. Needs {needs} and numpy.
+# {title}.
 
 from __future__ import annotations
 
@@ -59,7 +57,7 @@ print("actual  ", actual[:4])
 print("expected", expected[:4])
 print(f"error {{error:.1e}} of the largest output, tolerance {tolerance:.1e}")
 sys.exit(not error <= {tolerance!r})
-'''
+"""
 Step = Tuple[Arrays, Optional[np.ndarray]]
 Axes = Tuple[str, int, int]
 
@@ -91,9 +89,9 @@ def program(
     valid = session.feeds[token.call].valid[token.row]
     before = int(session.calls[token.call].before[token.row])
     column = int(np.argmax(valid.cumsum() + before > token.index))
-    title = f"{path.name}: '{cell.name}', row {token.row}, token {token.index} of the sequence."
+    title = f"{path.name}: '{cell.name}', row {token.row}, token {token.index} of the sequence"
     return PROGRAM.format(
-        title=title,
+        title=in_line(title),
         mark=MARK,
         code=graph.code,
         needs=graph.needs,
@@ -109,6 +107,11 @@ def program(
         scale=float(f"{token.scale:.7g}"),
         tolerance=float(f"{token.limit:.3g}"),
     )
+
+
+def in_line(text: str) -> str:
+    """Return a text with escapes if it has what a comment of one line in UTF-8 cannot have."""
+    return text if text.isprintable() else ascii(text)
 
 
 def wrong_token(session: Any, cell: Cell, wrong: Sequence[float]) -> Optional[Token]:
@@ -161,7 +164,7 @@ def _written(call: Step) -> str:
 def _array(array: np.ndarray) -> str:
     if not array.size:
         return f"np.zeros({array.shape}, {array.dtype.name!r})"
-    if array.size <= INLINE:
+    if array.size <= INLINE and np.isfinite(array).all():
         return f"np.array({array.tolist()}, {array.dtype.name!r})"
     text = base64.b64encode(zlib.compress(np.ascontiguousarray(array).tobytes(), 9)).decode()
     return f"packed({text!r}, {array.dtype.name!r}, {array.shape})"

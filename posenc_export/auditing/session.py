@@ -206,7 +206,7 @@ class ForeignSession:
                 axes[cache.rows] = rows
             if cache.slots >= 0:
                 axes[cache.slots] = 0
-            array = np.zeros(axes, cache.past.dtype)
+            array = np.zeros(axes, cache.past.held)
         if not cache.capacity:
             return array
         widths = [(0, 0)] * array.ndim
@@ -215,10 +215,15 @@ class ForeignSession:
 
     def _present(self, cache: Cache, array: np.ndarray, past: int) -> np.ndarray:
         """Return the slots in use of a cache that the graph returned."""
+        rank = len(cache.past.axes)
+        if array.ndim != rank or rank > 2 and array.shape[cache.rows] != len(self.valid):
+            got = f"{cache.present} {list(array.shape)} for {len(self.valid)} rows"
+            raise GraphError(ValueError(got))
         if cache.slots < 0:
             return array
         total, size = self.valid.shape[1], array.shape[cache.slots]
         if cache.capacity:
+            self.cropped |= size < total
             return np.take(array, np.arange(min(total, size)), cache.slots)
         if size == total - past and past:  # only the new slots
             array = np.concatenate((self.caches[cache.past.name], array), cache.slots)

@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -26,15 +27,21 @@ OPTIONS: Table = {
         "in place of a graph, a running server that speaks OpenAI's completions with the log "
         "probabilities of ids, such as http://127.0.0.1:8000",
     ),
+    "--api-key": option(
+        "with --url: the name of an environment variable whose value is the server's key, such as "
+        "OPENAI_API_KEY; without it, no key is sent",
+        metavar="VARIABLE",
+    ),
     "--reference": option(
         "what the graph should compute: a checkpoint folder, a GGUF file, the folder of an "
         "artefact, transformers:FOLDER, or package.module:name of a torch.nn.Module or of a "
-        "function that returns one",
+        "function that returns one, for which the package, your own code, is imported and run",
         required=True,
     ),
     "--inputs": option(
         "JSON or TOML file that says what inputs mean whose names do not: "
-        '{"inputs": {NAME: MEANING}, "caches": {PAST: {"present": NAME, "slots": AXIS}}}',
+        '{"inputs": {NAME: MEANING}, "caches": {PAST: {"present": NAME, "rows": AXIS, "slots": '
+        'AXIS}}, "output": NAME, "padding": "left" or "right"}',
         type=Path,
         metavar="FILE",
     ),
@@ -53,14 +60,15 @@ OPTIONS: Table = {
 def run(options: argparse.Namespace) -> int:
     """Run the command. Returns the exit status: 0, or 1 if the graph is wrong or refuses a call."""
     from posenc_export.auditing import audit, page, repeat
+    from posenc_export.auditing.completions_server import Server
 
-    graph = options.graph or options.url
-    if graph is None or options.graph and options.url:
-        got = "neither" if graph is None else "both"
+    if (options.graph is None) == (options.url is None):
+        got = "neither" if options.url is None else "both"
         raise refusal("audit", "a graph or --url", got, "give one of them")
-    if options.url and not options.url.startswith(("http://", "https://")):
-        raise refusal("audit", "--url with http:// or https://", options.url, "add it")
-    name = Path(graph).name if options.graph else options.url
+    if options.url is None and options.api_key is not None:
+        raise refusal("audit", "--url with --api-key", "a graph", "leave --api-key out")
+    graph = options.graph if options.url is None else Server(options.url, options.api_key)
+    name = options.graph.name if options.graph else options.url
     stem = options.graph.absolute().stem if options.graph else "server"
     file = options.repeat or Path(f"{stem}-repeat.py")
     of_program, of_page = Form("audit", repeat.MARK.encode()), Form("audit", page.MARK)
@@ -70,14 +78,16 @@ def run(options: argparse.Namespace) -> int:
     result = audit(graph, options.reference, options.inputs, options.quick, progress=options.say)
     options.say.close()
     if options.html:
-        write_file(options.html, page.render(result, name).encode(), of_page)
+        write_file(
+            options.html, page.render(result, name).encode("utf-8", "backslashreplace"), of_page
+        )
     if options.json:
         print(json.dumps(result.as_json(), indent=1, sort_keys=True))
     else:
         _print(result, options.all)
     if result.program:
         write_file(file, result.program.encode(), of_program)
-        note(f"python {file} repeats the first wrong token")
+        note(f"python {shlex.quote(str(file))} repeats the first wrong token")
     return 0 if result.right else FAILED_CHECK
 
 

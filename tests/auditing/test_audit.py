@@ -73,7 +73,7 @@ def test_a_program_repeats_the_first_wrong_token_and_passes_on_a_right_graph(
     result = audit(wrong, tmp_path / "checkpoint", quick=True)
     (tmp_path / "repeat.py").write_text(result.program, "utf-8")
     imports = set(re.findall(r"^ *import (\w+)", result.program, re.MULTILINE))
-    assert imports == {"base64", "sys", "zlib", "numpy", "onnxruntime"}
+    assert imports == {"base64", "ctypes", "math", "sys", "zlib", "numpy", "onnxruntime"}
     command = [sys.executable, tmp_path / "repeat.py"]
     ran = subprocess.run([*command, wrong], capture_output=True, text=True)
     assert ran.returncode == 1 and "tolerance" in ran.stdout, ran.stderr
@@ -104,7 +104,7 @@ def test_the_command_refuses_what_is_no_graph_or_no_reference(
     assert main(["audit", f"{checkpoint}/config.json", "--reference", checkpoint]) == 2
     assert "expected a graph that ONNX Runtime loads" in capsys.readouterr().err
     assert main(["audit", graph, "--reference", "nowhere"]) == 2
-    assert "expected a reference that exists, got nowhere" in capsys.readouterr().err
+    assert "expected a reference that exists, got 'nowhere'" in capsys.readouterr().err
     assert main(["audit", graph, "--reference", "tests.auditing.graphs:nothing"]) == 2
     assert "expected a reference that can be imported" in capsys.readouterr().err
     model_of("llama", vocab_size=50).save_pretrained(wrong / "smaller")

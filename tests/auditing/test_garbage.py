@@ -1,0 +1,159 @@
+"""What a server answers, and what users write, is refused in one line that says what is wrong."""
+
+import json
+from pathlib import Path
+from typing import Any, Iterator, List
+
+import numpy as np
+import onnx
+import pytest
+
+from posenc_export import audit
+from posenc_export.auditing import completions_server, graph
+from posenc_export.commands.cli import main
+from tests.auditing.garbage import ANSWERS, KEY, flat, serving
+from tests.auditing.odd_graphs import CASES
+from tests.auditing.odd_graphs import graph as odd_graph
+
+REFERENCE = ["--reference", "tests.auditing.garbage:flat", "--quick"]
+RECEIVED: List[bytes] = []
+
+
+@pytest.fixture(scope="module")
+def url() -> Iterator[str]:
+    with serving(RECEIVED) as url:
+        yield url
+
+
+def refusal(arguments: List[str], capsys: pytest.CaptureFixture[str]) -> str:
+    """Return the line of a refusal."""
+    assert main(["audit", *arguments]) == 2
+    lines = [line for line in capsys.readouterr().err.splitlines() if not line.startswith("[")]
+    assert len(lines) == 1 and lines[0].startswith("posenc: audit: expected "), lines
+    return lines[0]
+
+
+@pytest.mark.parametrize("name", ANSWERS)
+def test_an_answer_that_is_none_is_refused_in_one_line(
+    name: str, url: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(completions_server, "BYTES", 1 << 17)
+    monkeypatch.setattr(completions_server, "SECONDS", 0.4 if "slow" in name else 60.0)
+    monkeypatch.setenv("SERVERS_KEY", KEY)
+    place = f"{url}/{name.replace(' ', '%20')}"
+    line = refusal(["--url", place, "--api-key", "SERVERS_KEY", *REFERENCE], capsys)
+    assert ANSWERS[name][0] in line and place in line and len(line) < 700
+    assert KEY not in line and f"Authorization: Bearer {KEY}".encode() in RECEIVED[-1]
+
+
+def test_a_server_that_lists_no_token_could_not_be_compared(
+    url: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["audit", "--url", f"{url}/ended", *REFERENCE]) == 1
+    assert capsys.readouterr().out.splitlines()[-1].startswith("could not be compared: ")
+    assert b"Authorization" not in RECEIVED[-1]
+
+
+URLS = ["", " ", "localhost:8000", "http://", "http:///x", "http://h:99999", "http://h:x", "//h",
+        "http://[::1", "http://[zz]:1", "http://m\u00fcnchen.de", "file:///etc/passwd", "ftp://h/x",
+        "http://a b/", "http://h/\n", "http://u:secret@h/", "http://h?key=1", "http://h/#f",
+        "http://a..b/", "http://[::1]:9", "http://127.0.0.1:9/v1/"]  # fmt: skip
+REFERENCES = ["", "  ", ":", ":x", "a:", "a:b:c", "..:x", ".a:b", "nosuch:x", "os:sep", "os:getcwd",
+              "builtins:int", "torch.nn:Linear", "json:loads", "\u00e4:\u00df", "nowhere", "a\0b",
+              "http://x/y", "file:///tmp"]  # fmt: skip
+
+
+@pytest.mark.parametrize("text", URLS)
+def test_a_text_that_is_no_url_of_a_server_is_refused_in_one_line(
+    text: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert "secret" not in refusal(["--url", text, *REFERENCE], capsys)
+
+
+@pytest.mark.parametrize("text", REFERENCES)
+def test_a_text_that_is_no_reference_is_refused_in_one_line(
+    text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    onnx.save(odd_graph(*CASES["nothing"]), tmp_path / "model.onnx")
+    refusal([str(tmp_path / "model.onnx"), "--reference", text], capsys)
+
+
+@pytest.mark.parametrize("key", ["", "a b", "a\nb", "\u00e9"])
+def test_a_key_that_is_none_is_refused_and_not_shown(
+    key: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SERVERS_KEY", key)
+    for variable in ("SERVERS_KEY", "sk-itself"):
+        line = refusal(["--url", "http://h", "--api-key", variable, *REFERENCE], capsys)
+        assert line.startswith("posenc: audit: expected --api-key with the name of an environment")
+        assert not key or key not in line.partition("got ")[2]
+        assert "itself" not in line
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=[] if place % 8 == 0 else pytest.mark.exhaustive)
+        for place, name in enumerate(CASES)
+    ],
+)
+def test_an_odd_graph_is_audited_or_refused_in_one_line(
+    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    onnx.save(odd_graph(*CASES[name]), tmp_path / "model.onnx")
+    arguments = ["audit", str(tmp_path / "model.onnx"), *REFERENCE]
+    if main(arguments) == 2:
+        refusal(arguments[1:], capsys)
+    else:
+        last = capsys.readouterr().out.splitlines()[-1]
+        assert last.startswith(("right in ", "wrong ", "could not be compared"))
+
+
+@pytest.mark.parametrize("axes", [["b", "t"], ["b", 1, "s", "t"]])
+def test_a_mask_in_bfloat16_is_fed_as_torch_has_it(axes: List[Any], tmp_path: Path) -> None:
+    ports = {**CASES["nothing"][0], "attention_mask": (onnx.TensorProto.BFLOAT16, axes)}
+    model = odd_graph(ports, CASES["nothing"][1])
+    out = onnx.helper.make_tensor_value_info("seen", onnx.TensorProto.BFLOAT16, axes)
+    model.graph.output.append(out)
+    model.graph.node.append(onnx.helper.make_node("Identity", ["attention_mask"], ["seen"]))
+    onnx.save(model, tmp_path / "model.onnx")
+    assert audit(tmp_path / "model.onnx", flat, quick=True).right
+    lowest = -(2.0 - 2.0**-7) * 2.0**127  # torch.finfo(torch.bfloat16).min
+    mask = np.array([1, 0, 0, 1] if len(axes) == 2 else [0, lowest, lowest, 0], np.float32)
+    feeds = {"input_ids": np.ones((1, 2), np.int64), "position_ids": np.ones((1, 2), np.int64)}
+    feeds["past_key_values.0.key"] = np.zeros((1, 2, 0, 8), np.float32)
+    shape = (1, 4) if len(axes) == 2 else (1, 1, 2, 2)
+    opened = graph.Graph(tmp_path / "model.onnx")
+    finest = np.where(mask < 0, np.finfo(np.float32).min, mask).astype(np.float32)
+    seen = opened.run({**feeds, "attention_mask": finest.reshape(shape)})["seen"]
+    np.testing.assert_array_equal(seen, mask.reshape(shape))
+
+
+PAST = "past_key_values.0.key"
+GIVEN = [
+    {"padding": "up"}, {"padding": 1}, {"output": "nothing"}, {"output": 3}, {"output": PAST},
+    {"other": 1}, {"inputs": []}, {"inputs": {"input_ids": "tokens"}}, {"inputs": {"x": "unread"}},
+    {"inputs": {"input_ids": "attention_mask 2"}}, {"inputs": {PAST: "input_ids"}},
+    {"inputs": {"input_ids": "input_ids", "attention_mask": "input_ids"}},
+    {"caches": {"past": {}}}, {"caches": {"input_ids": {"slots": 1}}},
+    {"caches": {PAST: {"slots": 4}}}, {"caches": {PAST: {"slots": 0}}},
+    {"caches": {PAST: {"slots": -2}}}, {"caches": {PAST: {"slots": "2"}}},
+    {"caches": {PAST: {"rows": -1}}}, {"caches": {PAST: {"present": "logits"}}},
+    {"caches": {PAST: {"axis": 2}}},
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("said", GIVEN, ids=json.dumps)
+def test_a_file_of_inputs_is_checked_against_the_graph(
+    said: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    onnx.save(odd_graph(*CASES["nothing"]), tmp_path / "model.onnx")
+    (tmp_path / "inputs.json").write_text(json.dumps(said))
+    arguments = [str(tmp_path / "model.onnx"), "--inputs", str(tmp_path / "inputs.json")]
+    refusal([*arguments, *REFERENCE], capsys)
+
+
+def test_a_graph_without_a_mask_has_no_padding_in_a_file_of_inputs(tmp_path: Path) -> None:
+    onnx.save(odd_graph(*CASES["without attention_mask"]), tmp_path / "model.onnx")
+    with pytest.raises(ValueError, match="expected no padding in --inputs, got left"):
+        audit(tmp_path / "model.onnx", flat, {"padding": "left"})
