@@ -9,8 +9,8 @@ import msgspec
 
 from posenc_export.shared.refusal import refusal
 
-# Exceptions that libraries raise for content that they do not expect: tokenizers, Jinja, torch's
-# readers. RuntimeError includes RecursionError, LookupError includes KeyError and IndexError.
+# Exceptions that libraries raise for content that they do not expect: tokenizers, torch's readers.
+# RuntimeError includes RecursionError, LookupError includes KeyError and IndexError.
 FOREIGN: Tuple[Type[Exception], ...] = (
     ArithmeticError,
     AssertionError,
@@ -23,6 +23,7 @@ FOREIGN: Tuple[Type[Exception], ...] = (
     TypeError,
     ValueError,
 )
+PANIC = "PanicException"
 LONGEST = 200  # characters of an error in a message
 SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")  # an escape in JSON that may be half a character
 
@@ -34,14 +35,17 @@ def brief(error: BaseException) -> str:
 
 @contextlib.contextmanager
 def explained(rule: str, remedy: str, *errors: Type[Exception]) -> Iterator[None]:
-    """Context manager that turns errors of FOREIGN, bare ones and `errors` into a ValueError. rule:
-    what was expected, such as "text: expected a text that the tokenizer can encode".
+    """Context manager that turns errors of FOREIGN, bare ones, panics and `errors` into a
+    ValueError. rule: what was expected, such as "text: expected a text that the tokenizer can
+    encode".
     """
     try:
         yield
-    except Exception as error:
-        # Libraries in Rust raise Exception itself.
-        if type(error) is not Exception and not isinstance(error, (*FOREIGN, *errors)):
+    except BaseException as error:
+        # Libraries in Rust raise Exception itself, and for a panic a BaseException, whose class
+        # they do not give away.
+        bare = type(error) is Exception or type(error).__name__ == PANIC
+        if not bare and not isinstance(error, (*FOREIGN, *errors)):
             raise
         raise ValueError(f"{rule}, got an error ({brief(error)}); {remedy}") from None
 

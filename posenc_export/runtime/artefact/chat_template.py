@@ -1,18 +1,25 @@
-"""Conversations as prompts: the Jinja chat template of a checkpoint, rendered in a sandbox."""
+"""Conversations as prompts: the Jinja chat template of a checkpoint, rendered in a process of its
+own, whose time and memory are limited.
+"""
 
-import datetime
-import functools
+import atexit
+import contextlib
 import json
+import os
+import subprocess
+import sys
+import threading
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, Dict, List, Mapping, Optional, Sequence, Union
+from typing import IO, Any, Dict, Iterator, List, Mapping, Optional, Sequence, Tuple, Union
 
 import msgspec
 
 from posenc_export.runtime.artefact import files
 from posenc_export.runtime.artefact.manifest import Manifest
 from posenc_export.runtime.artefact.tokenizer import Codec, codec
-from posenc_export.shared.foreign import explained, json_of, typed
+from posenc_export.shared.foreign import brief, explained, json_of, typed
+from posenc_export.shared.refusal import refusal
 
 Message = Mapping[str, Any]  # role and content, as in OpenAI's API
 TEMPLATE, SETTINGS = "chat_template.jinja", "tokenizer_config.json"
@@ -21,6 +28,81 @@ OLD_SETTINGS = "special_tokens_map.json"
 SPECIAL = tuple(f"{name}_token" for name in ("bos", "eos", "unk", "sep", "pad", "cls", "mask"))
 SAFE = (3, 1, 6)  # earlier sandboxes of Jinja can be left
 ANSWER = "answered"
+PROCESS = Path(__file__).with_name("template_process.py")
+# Of processor time. Published templates take at most 0.05 s, and 0.5 us for a byte of messages.
+SECONDS, SECONDS_PER_BYTE = 0.5, 4e-6
+MEMORY = "512 MiB"  # template_process.MEMORY
+REMEDY = f"correct {TEMPLATE} of the checkpoint and export it again"
+CONVERSATION = "a conversation that the chat template of the model can render"
+CHANGE = "change the messages, or give a prompt without --chat"
+ROLES = ("system", "user", "assistant")
+# Names of which a template has values of its own.
+OWN = ("messages", "tools", "documents", "add_generation_prompt", *SPECIAL)
+MOST_BYTES = 1 << 16  # of additional values of a template in JSON
+
+
+class Exceeded(ValueError):
+    """A template takes more time or memory than it may."""
+
+
+class Renderer:
+    """The process that renders templates, started at the first one. Methods are thread-safe."""
+
+    def __init__(self) -> None:
+        self._process: Optional[subprocess.Popen[bytes]] = None
+        self.forget()
+
+    def forget(self) -> None:
+        """Leave the process to the parent, in a child that was forked."""
+        self._lock, self._process = threading.Lock(), None
+
+    def ask(self, template: str, values: Optional[Mapping[str, Any]]) -> Dict[str, Any]:
+        """Return the answer of template_process. Raise Exceeded without one."""
+        line = json.dumps({"template": template, "values": values})
+        seconds = SECONDS + SECONDS_PER_BYTE * len(line)
+        with self._lock, self._running() as (requests, answers):
+            with contextlib.suppress(BrokenPipeError):
+                requests.write(f'{line[:-1]}, "seconds": {seconds}}}\n'.encode())
+                requests.flush()
+            answer = answers.readline()
+            if not answer:
+                rule = f"a chat template that takes at most {seconds:.1f} s and {MEMORY} of memory"
+                raise Exceeded(str(refusal("chat", rule, "more", REMEDY)))
+        return dict(json.loads(answer))
+
+    @contextlib.contextmanager
+    def _running(self) -> Iterator[Tuple[IO[bytes], IO[bytes]]]:
+        """Context manager that gives stdin and stdout of the process, which an error ends."""
+        if self._process is None or self._process.poll() is not None:
+            self.close()
+            path = os.pathsep.join(filter(None, sys.path))
+            self._process = subprocess.Popen(
+                [sys.executable, "-P", PROCESS],
+                env={**os.environ, "PYTHONPATH": path},
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+                process_group=0,  # Ctrl-C in a terminal is for the program that talks
+            )
+        process = self._process
+        assert process.stdin is not None and process.stdout is not None
+        try:
+            yield process.stdin, process.stdout
+        except BaseException:  # an interrupt too, whose answer would be taken for the next one
+            self.close()
+            raise
+
+    def close(self) -> None:
+        """End the process."""
+        process, self._process = self._process, None
+        if process is not None:
+            process.kill()
+            process.communicate()
+
+
+RENDERER = Renderer()
+atexit.register(RENDERER.close)
+os.register_at_fork(after_in_child=RENDERER.forget)
 
 
 class NamedTemplate(msgspec.Struct):
@@ -37,34 +119,106 @@ class ChatCodec:
     Args:
         special: texts of special tokens by name (SPECIAL), as far as the tokenizer has them.
         stop_ids: ids that end a text.
+        chat_template_kwargs: further values that the template reads in every conversation, such as
+            {"enable_thinking": False}. Raises ValueError for names that it does not read.
 
     Attributes:
+        names: names of values that the template reads, besides those that it always gets.
         ends: ids that end a reply: `stop_ids`, and the special token that the template writes after
             one.
     """
 
     def __init__(
-        self, codec: Codec, template: str, special: Mapping[str, str], stop_ids: Sequence[int] = ()
+        self,
+        codec: Codec,
+        template: str,
+        special: Mapping[str, str],
+        stop_ids: Sequence[int] = (),
+        chat_template_kwargs: Mapping[str, Any] = {},
     ) -> None:
-        from jinja2 import TemplateError
-
+        installed = version("jinja2")
+        if tuple(int(part) for part in installed.split(".")[:3] if part.isdigit()) < SAFE:
+            rule = f"jinja2 of at least {'.'.join(map(str, SAFE))}, whose sandbox holds"
+            raise refusal("chat", rule, installed, "pip install -U jinja2")
         self.codec, self.template, self.special = codec, template, dict(special)
-        self._error = TemplateError
-        remedy = f"correct {TEMPLATE} of the checkpoint and export it again"
-        rule = "chat: expected a chat template that Jinja can compile"
-        with explained(rule, remedy, self._error):
-            self._template = _environment().from_string(template)
+        answer = RENDERER.ask(template, None)
+        if "error" in answer:
+            rule, got = "a chat template that Jinja can compile", _error(answer)
+            raise refusal("chat", rule, got, REMEDY)
+        self.names = tuple(name for name in answer["names"] if name not in OWN)
+        self.values: Dict[str, Any] = {}
+        self.values = self._checked(chat_template_kwargs)
+        self._reads = {role: self._contents(role) for role in ROLES}
         self.ends = tuple(dict.fromkeys((*stop_ids, *self._turn_end())))
 
-    def text(self, messages: Sequence[Message], reply: bool = True) -> str:
+    def text(
+        self,
+        messages: Sequence[Message],
+        reply: bool = True,
+        chat_template_kwargs: Mapping[str, Any] = {},
+    ) -> str:
         """Return the prompt of a conversation, with `reply` up to the beginning of a reply. Raise
-        ValueError if the template refuses the conversation, or its sandbox the template.
+        ValueError if the template refuses the conversation, takes too much time or memory, or
+        reads no value of a name in chat_template_kwargs.
         """
-        rule = "chat: expected a conversation that the chat template of the model can render"
-        remedy = "change the messages, or give a prompt without --chat"
-        values = {"messages": list(messages), "tools": None, "documents": None, **self.special}
-        with explained(rule, remedy, self._error):
-            return str(self._template.render(**values, add_generation_prompt=reply))
+        values = self._checked(chat_template_kwargs)
+        with explained(f"chat: expected {CONVERSATION}", CHANGE):
+            adapted = [self._adapted(message) for message in messages]
+            json.dumps(adapted)
+        return self._rendered(adapted, reply, values)
+
+    def _rendered(self, messages: Sequence[Message], reply: bool, values: Dict[str, Any]) -> str:
+        own = {"messages": messages, "tools": None, "documents": None, **self.special}
+        answer = RENDERER.ask(self.template, {**own, **values, "add_generation_prompt": reply})
+        if "error" in answer:
+            raise refusal("chat", CONVERSATION, _error(answer), CHANGE)
+        return str(answer["text"])
+
+    def _checked(self, values: Mapping[str, Any]) -> Dict[str, Any]:
+        """Return the values that the template gets besides its own. Raise ValueError for others."""
+        where = "chat_template_kwargs"
+        with explained(f"{where}: expected values of JSON", "change them"):
+            size = len(json.dumps(dict(values), allow_nan=False))
+        if size > MOST_BYTES:
+            raise refusal(where, f"at most {MOST_BYTES} bytes of JSON", size, "shorten them")
+        unread = [name for name in values if name not in self.names]
+        if unread:
+            rule = f"names that the chat template reads ({', '.join(self.names) or 'it has none'})"
+            raise refusal(where, rule, brief(ValueError(unread[0])), "leave it out")
+        return {**self.values, **values}
+
+    def _tried(self, messages: Sequence[Message]) -> str:
+        """Return the text of a conversation; none if it is of another kind than the template's."""
+        try:
+            return self._rendered(messages, False, self.values)
+        except Exceeded:
+            raise
+        except ValueError:
+            return ""
+
+    def _contents(self, role: str) -> Tuple[bool, bool]:
+        """Whether the template reads the content of a role as text, and as a list of parts."""
+
+        def rendered(content: Any) -> str:
+            talk = [{"role": role, "content": content}, {"role": "user", "content": "asked"}]
+            if role != "system":
+                talk = [{"role": "user", "content": "asked"}, {"role": role, "content": content}]
+            return self._tried(talk[-1:] if role == "user" else talk)
+
+        plain, parts = rendered(ANSWER), rendered([_part(ANSWER)])
+        return ANSWER in plain, ANSWER in parts and (parts == plain or ANSWER not in plain)
+
+    def _adapted(self, message: Message) -> Message:
+        """Return a message with its content as the template reads it: text parts for a template
+        that reads only text become lines, and text for one that reads only parts becomes one.
+        """
+        as_text, as_parts = self._reads.get(message.get("role", ""), (True, False))
+        content = message.get("content")
+        if isinstance(content, str) and as_parts and not as_text:
+            return {**message, "content": [_part(content)]}
+        if isinstance(content, list) and not as_parts:
+            return {**message, "content": "\n".join(part["text"] for part in content)}
+        return message
 
     def encode(self, messages: Sequence[Message]) -> List[int]:
         """Return the token ids of `text`, without special tokens. Raises as `text` does."""
@@ -73,15 +227,22 @@ class ChatCodec:
     def _turn_end(self) -> List[int]:
         """The special token after a reply, if the template writes one."""
         talk = [{"role": "user", "content": "asked"}, {"role": "assistant", "content": ANSWER}]
-        try:
-            text = self.text(talk, reply=False)
-        except ValueError:  # a template for conversations of another kind
-            return []
+        text = self._tried([self._adapted(message) for message in talk])
         after = self.codec.encode(text.rpartition(ANSWER)[2].lstrip(), special=False)[:1]
         return [token for token in after if self.codec.is_special(token)]
 
 
-def chat_codec(folder: Path, manifest: Manifest) -> Optional[ChatCodec]:
+def _part(text: str) -> Dict[str, str]:
+    return {"type": "text", "text": text}
+
+
+def _error(answer: Mapping[str, str]) -> str:
+    return f"an error ({brief(ValueError(answer['error']))})"
+
+
+def chat_codec(
+    folder: Path, manifest: Manifest, chat_template_kwargs: Mapping[str, Any] = {}
+) -> Optional[ChatCodec]:
     """Return the encoder of conversations of an artefact; None without a chat template. Raise as
     ChatCodec and `codec`, and ValueError for several templates without a default one.
     """
@@ -101,7 +262,8 @@ def chat_codec(folder: Path, manifest: Manifest) -> Optional[ChatCodec]:
     stored = {name: settings.get(name) for name in SPECIAL}  # a text alone, or with its properties
     texts = {n: t.get("content") if isinstance(t, dict) else t for n, t in stored.items()}
     special = {name: text for name, text in texts.items() if isinstance(text, str)}
-    return ChatCodec(codec(folder, manifest), template, special, manifest.stop_ids)
+    text = codec(folder, manifest)
+    return ChatCodec(text, template, special, manifest.stop_ids, chat_template_kwargs)
 
 
 def _template(stored: Any) -> Optional[str]:
@@ -118,88 +280,13 @@ def _template(stored: Any) -> Optional[str]:
     return named["default"]
 
 
-def needed_chat_codec(folder: Path, manifest: Manifest) -> ChatCodec:
+def needed_chat_codec(
+    folder: Path, manifest: Manifest, chat_template_kwargs: Mapping[str, Any] = {}
+) -> ChatCodec:
     """Return `chat_codec`, or raise ValueError if the artefact has no chat template."""
-    codec_of_chat = chat_codec(folder, manifest)
+    codec_of_chat = chat_codec(folder, manifest, chat_template_kwargs)
     if codec_of_chat is None:
         rule = f"chat: expected an artefact with a chat template ({TEMPLATE})"
         remedy = "export the instruct version of the model, or use posenc generate"
         raise ValueError(f"{rule}, got none; {remedy}")
     return codec_of_chat
-
-
-@functools.cache
-def _environment() -> Any:
-    """The environment of transformers: the same options, filters and functions."""
-    import jinja2
-    from jinja2.ext import loopcontrols
-    from jinja2.sandbox import ImmutableSandboxedEnvironment
-
-    installed = version("jinja2")
-    if tuple(int(part) for part in installed.split(".")[:3] if part.isdigit()) < SAFE:
-        rule = f"jinja2 of at least {'.'.join(map(str, SAFE))}, whose sandbox holds"
-        raise ValueError(f"chat: expected {rule}, got {installed}; pip install -U jinja2")
-
-    def refuse(message: str) -> None:
-        raise jinja2.TemplateError(message)
-
-    environment = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=[_generation(), loopcontrols]
-    )
-    environment.filters["tojson"] = _tojson
-    environment.globals.update(
-        raise_exception=refuse,
-        strftime_now=lambda form: datetime.datetime.now().strftime(form),
-        namespace=_namespace(),
-    )
-    return environment
-
-
-def _generation() -> Any:
-    """The block {% generation %}, which marks a reply for training and does not change the text."""
-    from jinja2 import nodes
-    from jinja2.ext import Extension
-
-    class Generation(Extension):
-        tags = {"generation"}
-
-        def parse(self, parser: Any) -> Any:
-            line = next(parser.stream).lineno
-            parsed = parser.parse_statements(("name:endgeneration",), drop_needle=True)
-            return nodes.Scope(parsed).set_lineno(line)
-
-    return Generation
-
-
-def _namespace() -> Any:
-    """namespace() without names that begin with an underscore, which reach Python's internals."""
-    from jinja2.exceptions import SecurityError
-    from jinja2.utils import Namespace
-
-    def check(names: Any) -> None:
-        if any(str(name).startswith("_") for name in names):
-            raise SecurityError("a name in a namespace begins with an underscore")
-
-    class Names(Namespace):
-        def __init__(self, *values: Any, **named: Any) -> None:
-            check(dict(*values, **named))
-            super().__init__(*values, **named)
-
-        def __setitem__(self, name: str, value: Any) -> None:
-            check([name])
-            super().__setitem__(name, value)
-
-    return Names
-
-
-def _tojson(
-    value: Any,
-    ensure_ascii: bool = False,
-    indent: Any = None,
-    separators: Any = None,
-    sort_keys: bool = False,
-) -> str:
-    """JSON without the escapes of HTML that Jinja's own filter writes."""
-    return json.dumps(
-        value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
-    )

@@ -9,6 +9,8 @@ import re
 from pathlib import Path
 from typing import Any, Callable, Container, FrozenSet, List, Optional, Sequence, Union
 
+import msgspec
+
 from posenc_export.runtime.artefact import files, token_length
 from posenc_export.runtime.artefact.manifest import Manifest
 from posenc_export.shared.foreign import explained, json_of
@@ -107,6 +109,7 @@ def read_tokenizer(content: bytes, most: Optional[int] = None) -> Any:
 
     rule = "text: expected a tokenizer.json that the tokenizers package can read"
     with explained(rule, "update tokenizers, or save the tokenizer again"):
+        _check_merges(content)
         tokenizer = Tokenizer.from_buffer(content)
     settings = tokenizer.truncation or {}
     tokenizer.no_truncation()
@@ -114,6 +117,31 @@ def read_tokenizer(content: bytes, most: Optional[int] = None) -> Any:
     if most is not None:
         tokenizer.enable_truncation(most, direction=settings.get("direction", "right"))
     return tokenizer
+
+
+class Merges(msgspec.Struct):
+    """What BPE in tokenizer.json joins to tokens."""
+
+    continuing_subword_prefix: Optional[str] = None
+    merges: Any = None
+
+
+class TokenizerFile(msgspec.Struct):
+    """A part of tokenizer.json."""
+
+    model: Merges
+
+
+def _check_merges(content: bytes) -> None:
+    """Raise ValueError for a merge whose second token does not begin with the prefix that
+    tokenizers cuts off by its length; within a character, that ends the process.
+    """
+    model = msgspec.json.decode(content, type=TokenizerFile).model
+    prefix = model.continuing_subword_prefix or ""
+    for merge in model.merges or () if prefix else ():
+        second = merge.split(" ")[-1] if isinstance(merge, str) else merge[1]
+        if not second.startswith(prefix):
+            raise ValueError(f"a merge whose second token does not begin with {prefix!r}")
 
 
 def check_tokenizer(content: bytes) -> None:

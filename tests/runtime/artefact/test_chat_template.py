@@ -3,6 +3,8 @@ are refused in one line.
 """
 
 import itertools
+import os
+import time
 from pathlib import Path
 from typing import Any, Dict, List
 
@@ -174,7 +176,7 @@ def test_a_jinja2_whose_sandbox_can_be_left_is_refused(monkeypatch: pytest.Monke
     with pytest.raises(
         ValueError, match=r"chat: expected jinja2 of at least 3\.1\.6, .* got 3.1.5"
     ):
-        chat_template._environment.__wrapped__()
+        ChatCodec(ByteCodec(), "", {})
 
 
 def test_the_prompt_has_no_special_tokens_but_those_of_the_template(tmp_path: Path) -> None:
@@ -190,3 +192,77 @@ def test_the_prompt_has_no_special_tokens_but_those_of_the_template(tmp_path: Pa
         codec, "{{ bos_token }}{{ messages[0].content }}", SPECIAL
     ).encode([{"role": "user", "content": "a"}])
     assert result == codec.encode("a")[:-1]
+
+
+NEST = "{% set all = namespace(a=[1, 2]) %}{% for i in range(40) %}{% set all.a = [all.a, all.a] %}"
+TWINS = "{% set all = namespace(a=[1], b=[1]) %}{% for i in range(40) %}{% set all.a = [all.a, all.a] %}{% set all.b = [all.b, all.b] %}{% endfor %}"  # noqa: E501
+DOUBLE = "{% set all = namespace(a='ab') %}{% for i in range(40) %}{% set all.a = "
+LOOP = "{% for a in range(99999) %}"
+ALL = "range(99999) | list"
+# Each takes hours or gigabytes.
+ENDLESS = [
+    f"{LOOP}{LOOP}{{% endfor %}}{{% endfor %}}",
+    f"{LOOP}{LOOP}{LOOP}x{{% endfor %}}{{% endfor %}}{{% endfor %}}",
+    f"{LOOP}{{% for b in range(99999) if b < 0 %}}x{{% endfor %}}{{% endfor %}}",
+    f"{LOOP}{{{{ {ALL} }}}}{{% endfor %}}",
+    f"{LOOP}{{{{ {ALL} | sum }}}}{{% endfor %}}",
+    f"{LOOP}{{% if a in ({ALL}) | map('string') | list %}}{{% endif %}}{{% endfor %}}",
+    f"{DOUBLE}all.a + all.a %}}{{% endfor %}}{{{{ all.a }}}}",
+    f"{DOUBLE}all.a ~ all.a %}}{{% endfor %}}",
+    f"{DOUBLE}all.a * 2 %}}{{% endfor %}}",
+    f"{DOUBLE}all.a | replace('a', 'aa') %}}{{% endfor %}}",
+    f"{DOUBLE}'%s%s' % (all.a, all.a) %}}{{% endfor %}}",
+    f"{DOUBLE}'{{0}}{{0}}'.format(all.a) %}}{{% endfor %}}",
+    f"{DOUBLE}[all.a, all.a] | join %}}{{% endfor %}}",
+    f"{DOUBLE}all.a.join(all.a) %}}{{% endfor %}}",
+    f"{DOUBLE}all.a | tojson | tojson %}}{{% endfor %}}",
+    f"{DOUBLE}all.a.replace('', all.a) %}}{{% endfor %}}",
+    f"{NEST}{{% endfor %}}{{{{ all.a }}}}",
+    f"{NEST}{{% endfor %}}{{{{ all.a | tojson }}}}",
+    f"{NEST}{{% endfor %}}{{{{ all.a | pprint }}}}",
+    f"{NEST}{{% endfor %}}{{{{ all.a | string | length }}}}",
+    f"{TWINS}{{{{ all.a == all.b }}}}",
+    f"{TWINS}{{{{ all.a in [all.b] }}}}",
+    f"{TWINS}{{{{ [all.a, all.b] | unique | list | length }}}}",
+    "{{ '%1000000000d' % 1 }}",
+    "{{ '%.1000000000f' % 1.5 }}",
+    "{{ '{:1000000000}'.format(1) }}",
+    "{{ '%*d' % (1000000000, 1) }}",
+    "{{ '%1000000000s' | format('a') }}",
+    "{{ 'x' * 10**9 }}",
+    "{{ ('x' * 10**9) | length }}",
+    "{{ ([1] * 10**9) | length }}",
+    "{{ messages * 10**9 }}",
+    "{{ 'x' | center(10**9) }}",
+    "{{ 'x'.ljust(10**9) }}{{ 'x'.zfill(10**9) }}",
+    "{{ '\t'.expandtabs(10**9) }}",
+    "{{ 'a\nb' | indent(10**9) }}",
+    "{{ [1] | batch(10**9, 'x') | list }}",
+    "{{ [1] | slice(10**9) | list }}",
+    "{{ 'a' | tojson(indent=10**9) }}{{ [1, [2]] | tojson(indent=10**9) }}",
+    "{{ lipsum(n=10**6) }}",
+    "{{ 2 ** 2 ** 40 > 2 ** (2 ** 40) }}",
+    "{{ 9 ** (9 ** 9) > 1 }}",
+    "{% set all = namespace(a=3) %}{% for i in range(99) %}{% set all.a = all.a * all.a %}{% endfor %}",  # noqa: E501
+    "{% macro m(n) %}{% if n %}{{ m(n - 1) }}{{ m(n - 1) }}{% endif %}{% endmacro %}{{ m(60) }}",
+    "{% set a %}{{ 'x' * 10**7 }}{% endset %}{% for i in range(99) %}{{ a }}{% endfor %}",
+    "{% for a in [[1], [2]] recursive %}{% for i in range(9) %}{{ loop(range(9)) }}{% endfor %}{{ loop([a, a]) }}{{ loop([a, a]) }}{% endfor %}",  # noqa: E501
+    f"{{{{ ({ALL}) | map('center', 99999) | join }}}}",
+    f"{{{{ ({ALL}) | map('string') | map('replace', '', 'x' * 9999) | list | length }}}}",
+    f"{{{{ dict(a={ALL}) | tojson }}}}" * 99,
+    "{{ 'x y ' * 10**6 | wordwrap(1) }}{{ ('x y ' * 10**7) | wordwrap(1) }}",
+    "{{ ('a' * 10**6) | replace('a', 'b' * 10**6) }}",
+    "{{ ('a' * 10**7) | urlize }}{{ ('a.' * 10**7) | title }}{{ ('a ' * 10**8) | wordcount }}",
+    "{{ ('<' * 10**8) | escape }}",
+]
+
+
+@pytest.mark.parametrize("template", ENDLESS, ids=[text[-50:] for text in ENDLESS])
+def test_a_template_without_end_is_refused_within_a_second(
+    template: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(chat_template, "SECONDS", 0.05)
+    begun = time.process_time(), sum(os.times()[2:4])
+    with pytest.raises(ValueError, match=r"\Achat: expected [^\n]+\Z"):
+        ChatCodec(ByteCodec(), template, {}).text([{"role": "user", "content": "Hi"}])
+    assert time.process_time() + sum(os.times()[2:4]) - sum(begun) < 1

@@ -288,6 +288,48 @@ def test_an_id_that_no_tokenizer_has_is_refused_in_one_line(tmp_path: Path) -> N
         codec.spelled(-1)
 
 
+WORD = {"type": "WordLevel", "vocab": {"a": 0}, "unk_token": "a"}
+PANICS: Dict[str, Dict[str, Any]] = {
+    "while the file is read": {
+        "normalizer": {"type": "Precompiled", "precompiled_charsmap": "AAAA"}
+    },
+    "while a text is normalized": {
+        "normalizer": {"type": "Precompiled", "precompiled_charsmap": "BAAAAAEAAAAA"}
+    },
+    "while a text is split": {"pre_tokenizer": {"type": "FixedLength", "length": 0}},
+    "while special tokens are added": {
+        "post_processor": {
+            "type": "TemplateProcessing",
+            "single": [{"SpecialToken": {"id": "b", "type_id": 0}}],
+            "pair": [],
+            "special_tokens": {},
+        }
+    },
+    "while ids are decoded": {
+        "decoder": {"type": "Strip", "content": "a", "start": 3, "stop": 5},
+    },
+    "that ends the process": {
+        "model": {
+            "type": "BPE",
+            "vocab": {"a": 0, "é": 1},
+            "merges": [["a", "é"]],
+            "continuing_subword_prefix": "#",
+        }
+    },
+}
+
+
+@pytest.mark.parametrize("panic", PANICS)
+def test_a_panic_of_the_tokenizers_library_is_a_refusal_in_one_line(
+    panic: str, tmp_path: Path
+) -> None:
+    content = {"added_tokens": [], "model": WORD, **PANICS[panic]}
+    (tmp_path / "tokenizer.json").write_text(json.dumps(content))
+    with pytest.raises(ValueError, match=r"\Atext: expected [^\n]*, got an error [^\n]*\Z"):
+        codec = TokenizerCodec(tmp_path)
+        codec.spelled(codec.encode("a")[0])
+
+
 SILENT = {"special": 264, "outside the vocabulary": 5000, "no character": 0x80}
 
 
