@@ -11,12 +11,14 @@ from posenc_export.commands.options import (
     PROVIDER,
     SAMPLING,
     SPECULATE,
+    TEMPLATE,
     Table,
     drafting,
     folder_of,
     loaded,
     option,
     sampling,
+    template_values,
 )
 from posenc_export.commands.terminal import print_text, refuse
 from posenc_export.runtime.artefact.chat_template import needed_chat_codec
@@ -27,6 +29,7 @@ NEW = "/new"
 OPTIONS: Table = {
     **folder_of("a decoder's artefact with a chat template"),
     "--system": option("text of the system message"),
+    **TEMPLATE,
     "--max-tokens": option(
         "largest number of tokens of a reply (default: as many as the context allows)", type=int
     ),
@@ -47,7 +50,7 @@ def run(options: argparse.Namespace) -> int:
             rule, remedy = f"{name} of at least 1", "give a larger number"
             raise refusal("chat", rule, number, remedy)
     model = loaded(options, options.folder)
-    codec = needed_chat_codec(options.folder, model.manifest)
+    codec = needed_chat_codec(options.folder, model.manifest, template_values(options))
     session = model.session(capacity=options.context)
     speculate = drafting(options)
     chat = Chat(session, codec, options.system, options.context, speculate)

@@ -11,12 +11,14 @@ from posenc_export.commands.options import (
     PROVIDER,
     SAMPLING,
     SPECULATE,
+    TEMPLATE,
     Table,
     drafting,
     folder_of,
     loaded,
     option,
     sampling,
+    template_values,
 )
 from posenc_export.commands.terminal import print_text
 from posenc_export.runtime.artefact.chat_template import needed_chat_codec
@@ -58,6 +60,7 @@ OPTIONS: Table = {
         action="store_true",
     ),
     "--system": option("text of the system message, with --chat"),
+    **TEMPLATE,
     "--cache": option(
         "keep what was read in FILE, so that a text that begins alike is not read again",
         type=Path,
@@ -90,6 +93,8 @@ def _check(options: argparse.Namespace) -> None:
         "encoder's artefact": encoder or not of_encoder,
         "--cache or --encoder, got both; leave one out": not encoder or options.cache is None,
         "--chat or --encoder, got both; leave one out": not encoder or not options.chat,
+        "--chat with --chat-template-kwargs, got none; give it": options.chat
+        or options.chat_template_kwargs is None,
         "--endless without --chat and --cache, got both; leave one out": options.endless is None
         or (options.cache is None and not options.chat),
         f"one prompt and no system message without --chat, got {got}; give --chat": options.chat
@@ -171,7 +176,7 @@ def _opened(options: argparse.Namespace) -> Tuple[Any, List[int]]:
 
 
 def _converse(options: argparse.Namespace, session: Any, cached: List[int]) -> int:
-    codec = needed_chat_codec(options.folder, session.manifest)
+    codec = needed_chat_codec(options.folder, session.manifest, template_values(options))
     chat = Chat(session, codec, options.system, None, drafting(options), cached)
     for prompt in options.prompt:
         for piece in chat.reply(prompt, options.max_tokens, *sampling(options)):

@@ -10,6 +10,7 @@ from posenc_export.runtime import load
 from posenc_export.runtime.artefact.files import locate
 from posenc_export.runtime.graphs.providers import AUTO, HELP
 from posenc_export.runtime.session.speculation import LOOKUP
+from posenc_export.shared.foreign import json_of
 from posenc_export.shared.preset_folders import NAMES
 from posenc_export.shared.refusal import refusal
 from posenc_export.shared.suggestion import download, suggestion
@@ -54,6 +55,21 @@ def digest_of(artefact: str = "the artefact") -> Table:
     """The digest that is compared before an artefact is read."""
     meaning = f"digest that {artefact} must have, from a source other than the folder itself"
     return {"--digest": option(meaning)}
+
+
+TEMPLATE: Table = {
+    "--chat-template-kwargs": option(
+        "values for the chat template by names that it reads, in JSON, such as "
+        """'{"enable_thinking": false}'""",
+        metavar="JSON",
+    )
+}
+
+
+def template_values(options: argparse.Namespace) -> Dict[str, Any]:
+    """Return the values of --chat-template-kwargs. Raise ValueError unless it is a JSON object."""
+    text = (options.chat_template_kwargs or "{}").encode(errors="surrogateescape")
+    return dict(json_of("chat_template_kwargs", "the option", text, "quote it for the shell"))
 
 
 def _threads(text: str) -> Union[int, str]:

@@ -7,9 +7,18 @@ import signal
 import socket
 from typing import Any
 
-from posenc_export.commands.options import PROVIDER, THREADS, Table, folder_of, loaded, option
+from posenc_export.commands.options import (
+    PROVIDER,
+    TEMPLATE,
+    THREADS,
+    Table,
+    folder_of,
+    loaded,
+    option,
+    template_values,
+)
 from posenc_export.commands.terminal import FAILED_CHECK
-from posenc_export.runtime.artefact.chat_template import chat_codec
+from posenc_export.runtime.artefact.chat_template import chat_codec, needed_chat_codec
 from posenc_export.runtime.artefact.tokenizer import codec
 from posenc_export.serve.memory import available_memory, longest_row, rows_memory
 from posenc_export.serve.requests import Limits
@@ -71,6 +80,7 @@ OPTIONS: Table = {
         default=os.environ.get(KEY),
         help=f"key that requests need (default: the environment variable {KEY})",
     ),
+    **TEMPLATE,
     **PROVIDER,
     **THREADS,
 }
@@ -119,10 +129,11 @@ def _application(
 ) -> Any:
     from posenc_export.serve import app, embeddings
 
-    if model.manifest.kind == "encoder":
+    folder, manifest, values = options.folder, model.manifest, template_values(options)
+    chat = needed_chat_codec(folder, manifest, values) if values else None
+    if manifest.kind == "encoder":
         return embeddings.application(name, model, limits, allowed)
-    text = codec(options.folder, model.manifest)
-    chat = chat_codec(options.folder, model.manifest)
+    text, chat = codec(folder, manifest), chat or chat_codec(folder, manifest)
     return app.application(name, model, text, limits, allowed, chat, stop)
 
 

@@ -114,7 +114,7 @@ class Service:
         requests = rows(asked, format, self.codec, self.limits)
         for row in requests:
             check_request(row, self.manifest, self.limits)
-        how = (self.codec, protocol.stops(asked), self.metrics)
+        how = (protocol.prompts_of(asked), self.codec, protocol.stops(asked), self.metrics)
         try:
             return asked, Completion(self.engine, requests, asked.n, *how)
         except ValueError as error:  # the tokenizer cannot decode the prompt
@@ -242,9 +242,7 @@ def _routes(service: Service) -> APIRouter:
     async def chat(request: Request) -> Response:
         return await service.complete(request, service.chat)
 
-    @routes.get("/v1/models", summary="List the served model")
-    async def models() -> Dict[str, Any]:
-        return http.card(service.name, service.created, service.limits.context, service.manifest)
+    http.add_models(routes, service.name, service.created, service.limits.context, service.manifest)
 
     @routes.get("/metrics", summary="Counters in Prometheus's text format")
     async def metrics() -> Response:

@@ -41,11 +41,33 @@ class Row:
         self.unread: Deque[int] = deque(request.prompt[known:])
         self.generated: List[int] = []
         self.random = np.random.default_rng(request.seed)
+        self.echoed = [Token(request, request.prompt[0], "", read=True)] if request.echo else []
         self.drafts: Optional[Drafts] = None  # from its first step with drafts on
 
     def take(self, count: int) -> List[int]:
         """Remove and return the next `count` tokens to feed."""
         return [self.unread.popleft() for _ in range(min(count, len(self.unread)))]
+
+    @property
+    def scores(self) -> bool:
+        """Whether its prompt is read with the logits of all tokens."""
+        return self.request.echo and self.request.logprobs is not None
+
+    def echo(self, logits: np.ndarray) -> None:
+        """Add the next prompt tokens, from logits [n,V] after each of those before them."""
+        for row in logits[: len(self.request.prompt) - len(self.echoed)]:
+            token = self.request.prompt[len(self.echoed)]
+            logprobs = log_probabilities(row, token, self.request.logprobs or 0)
+            self.echoed.append(Token(self.request, token, "", logprobs, read=True))
+
+    def begun(self, logits: np.ndarray) -> List[Token]:
+        """Return the tokens of the prompt, if requested, and the first one after it."""
+        echoed = self.echoed
+        if self.request.echo and not self.scores:
+            echoed = [Token(self.request, id, "", read=True) for id in self.request.prompt]
+        if not self.request.max_tokens:
+            return [*echoed[:-1], echoed[-1]._replace(ended=LENGTH)]
+        return [*echoed, self.next_token(int(logits[0].argmax()), logits)]
 
     def next_token(self, likeliest: int, logits: np.ndarray) -> Token:
         """Choose the next token from its logits [1,V]. The next step feeds it."""
@@ -70,7 +92,9 @@ def log_probabilities(logits: np.ndarray, token: int, count: int) -> Tuple[Tuple
     """
     shifted = logits.astype(np.float64) - logits.max()
     logarithms = shifted - np.log(np.exp(shifted).sum())
-    ids = (token, *np.argsort(-logarithms, kind="stable")[:count].tolist())
+    least = np.partition(logarithms, -count)[-count] if count else np.inf
+    likely = np.flatnonzero(logarithms >= least)
+    ids = (token, *likely[np.argsort(-logarithms[likely], kind="stable")][:count].tolist())
     return tuple((id, float(logarithms[id])) for id in ids)
 
 
@@ -221,12 +245,16 @@ class Batch:
     def _enter(self, request: Request) -> List[Token]:
         """Admit a row with the known tokens of its prompt and as many more as the turn allows."""
         since = self.pace.clock()
-        prefix = self.prefixes.find(request.prompt, request.sharing) if self.prefixes else None
-        known = prefix.length if prefix else 0
-        row = Row(request, self.session.manifest, known)
+        row, prefix, known = Row(request, self.session.manifest), None, 0
+        if self.prefixes and not row.scores:
+            prefix = self.prefixes.find(request.prompt, request.sharing)
+        if prefix:
+            known = prefix.length
+            row = Row(request, self.session.manifest, known)
         part = row.take(self.pace.count(known))
+        keep = None if row.scores else 1
         try:
-            logits = self.session.admit([part], logits_to_keep=1, prefix=prefix)[:, -1]
+            logits = self.session.admit([part], logits_to_keep=keep, prefix=prefix)[0]
         except GraphError as error:  # the row was not admitted; the other rows are not affected
             LOG.error("%s; a prompt of %d tokens was not read", error, len(request.prompt))
             return [Token(request, -1, FAILED)]
@@ -243,18 +271,21 @@ class Batch:
             return []
         parts: List[List[int]] = [[] for _ in self.rows]
         parts[index] = part
-        logits = self.session.prefill(parts, logits_to_keep=1)[index]
+        keep = None if row.scores else 1
+        logits = self.session.prefill(parts, logits_to_keep=keep)[index]
         return self._read_part(index, row, offset, len(part), logits, since)
 
     def _read_part(
         self, index: int, row: Row, offset: int, count: int, logits: np.ndarray, since: float
     ) -> List[Token]:
-        """Count tokens that were read. Return the first generated token, from logits [1,V], after
-        the last.
+        """Count tokens that were read. Return the first tokens for the client, from logits [n,V],
+        after the last.
         """
         self._share(index)
+        if row.scores:
+            row.echo(logits)
         self.pace.read(count, offset, self.pace.clock() - since)
-        return [] if row.unread else [row.next_token(int(logits[0].argmax()), logits)]
+        return [] if row.unread else row.begun(logits[-1:])
 
     def _share(self, index: int) -> None:
         """Keep the caches of what a row has read, if a block was filled."""

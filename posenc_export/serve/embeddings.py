@@ -3,7 +3,7 @@
 import asyncio
 import base64
 import time
-from typing import Annotated, Any, Dict, List, Literal, Optional, Tuple, Union
+from typing import Annotated, Any, List, Literal, Optional, Tuple, Union
 
 import numpy as np
 from fastapi import APIRouter, FastAPI, Request, Response
@@ -120,10 +120,7 @@ def application(name: str, model: Model, limits: Limits, access: Access = Access
     async def embeddings(request: Request) -> Response:
         return await embedder.embed(request)
 
-    @routes.get("/v1/models", summary="List the served model")
-    async def models() -> Dict[str, Any]:
-        return http.card(name, embedder.created, sentences.longest(model), model.manifest)
-
+    http.add_models(routes, name, embedder.created, sentences.longest(model), model.manifest)
     title = f"Embeddings of {name}, as in OpenAI's API."
     remedy = f"POST /v1/embeddings embeds texts, since {name} is an encoder"
     return http.application(title, access, routes, remedy)

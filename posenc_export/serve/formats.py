@@ -1,13 +1,13 @@
 """Requests and responses of /v1/completions and /v1/chat/completions, as in OpenAI's API."""
 
+import json
 import secrets
 from typing import Annotated, Any, Dict, List, Literal, Optional, Sequence, Type, Union
 
-from pydantic import AfterValidator, Field, ValidationInfo
-from pydantic_core import PydanticCustomError
+from pydantic import Field
 
 from posenc_export.runtime.artefact.chat_template import ChatCodec
-from posenc_export.runtime.artefact.tokenizer import REPLACEMENT, Codec
+from posenc_export.runtime.artefact.tokenizer import Codec
 from posenc_export.serve.completion import Part
 from posenc_export.serve.protocol import (
     FAST,
@@ -15,6 +15,7 @@ from posenc_export.serve.protocol import (
     MOST_LOGPROBS,
     Fields,
     Ids,
+    Nothing,
     Prompt,
     SamplingRequest,
     Whole,
@@ -30,8 +31,12 @@ class CompletionRequest(SamplingRequest):
     prompt: Union[str, Ids, Annotated[List[str], FAST], Annotated[List[Ids], FAST]] = Field(
         description="Text or token ids, or a list of these."
     )
-    max_tokens: Whole = 16
-    echo: Literal[False] = False
+    max_tokens: Whole = Field(16, description="Most new tokens; 0 only with echo.")
+    echo: bool = Field(
+        False,
+        description="Whether the text begins with the prompt, and logprobs with those of its "
+        "tokens.",
+    )
     logprobs: Optional[int] = Field(
         None,
         ge=0,
@@ -41,8 +46,9 @@ class CompletionRequest(SamplingRequest):
     return_tokens_as_token_ids: bool = Field(
         False, description="Whether logprobs name a token token_id:N and not by its text."
     )
-    suffix: Literal[None] = None
+    suffix: Literal[None, ""] = None
     best_of: Literal[None, 1] = None
+    add_special_tokens: Literal[True] = True
 
 
 class Completions:
@@ -59,7 +65,8 @@ class Completions:
             encoded(prompt, codec, limits) if isinstance(prompt, str) else tuple(prompt)
             for prompt in prompts_of(asked)
         )
-        return [Prompt(ids, asked.max_tokens, self.stop_ids, asked.logprobs) for ids in rows]
+        rest = (asked.max_tokens, self.stop_ids, asked.logprobs, asked.echo)
+        return [Prompt(ids, *rest) for ids in rows]
 
     def answer(self, part: Part, asked: Any) -> Dict[str, Any]:
         ids = {"token_ids": part.ids} if asked.return_token_ids else {}
@@ -73,27 +80,19 @@ class Completions:
         return self.answer(part, asked) if sent else None
 
     def _logprobs(self, part: Part, as_ids: bool) -> Dict[str, Any]:
-        """Format the probabilities. Of tokens with equal texts, the likelier is listed."""
+        """Format the probabilities, null for the first token of a prompt. Of tokens with equal
+        texts, the likelier is listed.
+        """
         spelling = "token_id:{}".format if as_ids else self.codec.spelled
-        places = [p for t, p in zip(part.tokens, part.places, strict=True) if not t.is_end]
-        tokens = [token for token in part.tokens if not token.is_end]
-        spelled = [[(spelling(i), max(n, LEAST)) for i, n in token.logprobs] for token in tokens]
+        pairs = [[(spelling(i), max(n, LEAST)) for i, n in t.logprobs] for t in part.tokens]
+        tops = [dict(sorted(top, key=lambda pair: pair[1])) for _, *top in filter(None, pairs)]
+        first = [None] * (len(pairs) - len(tops))
         return {
-            "tokens": [own for (own, _), *_ in spelled],
-            "token_logprobs": [logarithm for (_, logarithm), *_ in spelled],
-            "top_logprobs": [dict(sorted(top, key=lambda pair: pair[1])) for _, *top in spelled],
-            "text_offset": places,
+            "tokens": [spelling(token.id) for token in part.tokens],
+            "token_logprobs": [*first, *(own[0][1] for own in pairs if own)],
+            "top_logprobs": [*first, *tops],
+            "text_offset": part.places,
         }
-
-
-def _nothing(value: List[Any], info: ValidationInfo) -> List[Any]:
-    if value:
-        rule = "expected no {field}, which this server does not support"
-        raise PydanticCustomError("nothing", rule, {"field": info.field_name})
-    return value
-
-
-Nothing = Annotated[List[Any], AfterValidator(_nothing), Field(json_schema_extra={"maxItems": 0})]
 
 
 class TextPart(Fields):
@@ -110,19 +109,18 @@ class Message(Fields):
         description="developer is another name of system."
     )
     content: Union[str, List[TextPart]] = Field(
-        description="Text, or a list of texts, which become one of several lines."
+        description="Text, or a list of texts, which the chat template joins; for one that reads "
+        "only text, they become lines."
     )
     name: Optional[str] = None
     refusal: Literal[None] = None
     annotations: Nothing = []
     tool_calls: Nothing = []
 
-    def plain(self) -> Dict[str, str]:
+    def plain(self) -> Dict[str, Any]:
         """Return the message as chat templates read it."""
-        role, content = "system" if self.role == "developer" else self.role, self.content
-        text = content if isinstance(content, str) else "\n".join(part.text for part in content)
-        name = {"name": self.name} if self.name else {}
-        return {"role": role, "content": text, **name}
+        role = "system" if self.role == "developer" else self.role
+        return {**self.model_dump(include={"content", "name"}, exclude_none=True), "role": role}
 
 
 class ResponseFormat(Fields):
@@ -153,8 +151,24 @@ class ChatRequest(SamplingRequest):
         description="Number of most probable tokens with each token; needs logprobs.",
     )
     response_format: Optional[ResponseFormat] = None
+    chat_template_kwargs: Dict[str, Any] = Field(
+        {}, description="Further values for the chat template, by names that it reads."
+    )
+    enable_thinking: Optional[bool] = Field(
+        None, description="Short for chat_template_kwargs with this name."
+    )
+    reasoning_effort: Optional[str] = Field(None, description="Likewise.")
     tools: Nothing = []
     tool_choice: Literal[None, "none", "auto"] = None
+    parallel_tool_calls: bool = Field(True, description="Without effect, as there are no tools.")
+    functions: Nothing = []
+    function_call: Literal[None, "none", "auto"] = None
+    modalities: List[Literal["text"]] = ["text"]
+    verbosity: Literal["medium"] = "medium"
+    echo: Literal[False] = False
+    add_generation_prompt: Literal[True] = True
+    continue_final_message: Literal[False] = False
+    add_special_tokens: Literal[False] = False
 
 
 class Chat:
@@ -175,7 +189,12 @@ class Chat:
         if asked.top_logprobs and not asked.logprobs:
             rule = "0 without logprobs"
             raise refused("top_logprobs", rule, asked.top_logprobs, "set logprobs")
-        text = self.codec.text([message.plain() for message in asked.messages])
+        values = dict(asked.chat_template_kwargs)
+        for name in ("enable_thinking", "reasoning_effort"):
+            if (value := getattr(asked, name)) is not None:
+                values[name] = value
+        plain = [message.plain() for message in asked.messages]
+        text = self.codec.text(plain, chat_template_kwargs=values)
         ids = encoded(text, self.codec.codec, limits, special=False)
         most = asked.max_completion_tokens
         most = asked.max_tokens if most is None else most
@@ -207,11 +226,10 @@ class Chat:
         return {"logprobs": logprobs, "finish_reason": part.ended or None, **ids}
 
     def _logprob(self, token: int, logarithm: float) -> Dict[str, Any]:
-        """One token. Its bytes are null for a part of a character: the tokenizer gives none."""
         assert self.codec is not None  # otherwise the request was refused
-        text = self.codec.codec.spelled(token)
-        spelled = None if REPLACEMENT in text else list(text.encode())
-        return {"token": text, "logprob": max(logarithm, LEAST), "bytes": spelled}
+        codec = self.codec.codec
+        spelled = {"token": codec.spelled(token), "bytes": list(codec.bytes_of(token))}
+        return {**spelled, "logprob": max(logarithm, LEAST)}
 
 
 # The form of a route: prompts of a request, an entry of `choices` of its response, and one of an
@@ -242,7 +260,8 @@ def rows(asked: SamplingRequest, format: Format, codec: Codec, limits: Limits) -
             seed=seed % 2**64,
             stop_ids=(*prompt.stop_ids, *asked.stop_token_ids),
             logprobs=prompt.logprobs,
-            sharing=asked.user,
+            echo=prompt.echo,
+            sharing=json.dumps([asked.user, asked.prompt_cache_key, asked.safety_identifier]),
         )
         for prompt in prompts
         for seed in range(first, first + asked.n)

@@ -2,16 +2,19 @@
 
 import asyncio
 import contextlib
+import functools
 import json
 from http import HTTPStatus
-from typing import Any, AsyncIterator, Callable, Dict, Mapping, Optional, Type, TypeVar, Union
+from typing import Any, AsyncIterator, Callable, Dict, List, Mapping, Optional, Type, TypeVar, Union
 
 from fastapi import APIRouter, Depends, FastAPI, Request, Response
 from fastapi.responses import JSONResponse, StreamingResponse
 from pydantic import BaseModel, ValidationError
+from pydantic_core import from_json
 from starlette.exceptions import HTTPException
 
 from posenc_export.runtime.artefact.manifest import Manifest
+from posenc_export.serve import pages
 from posenc_export.serve.access import Access, http_error
 from posenc_export.serve.requests import Refused
 from posenc_export.shared.version import VERSION
@@ -54,9 +57,19 @@ def application(
         settings: further arguments of FastAPI.
     """
     checks = [Depends(access.check_origin)]
-    app = FastAPI(title="posenc", version=VERSION, summary=title, dependencies=checks, **settings)
+    about: Dict[str, Any] = {"title": "posenc", "version": VERSION, "summary": title}
+    # The pages of FastAPI load scripts from another server.
+    app = FastAPI(**about, dependencies=checks, docs_url=None, redoc_url=None, **settings)
     app.include_router(routes, dependencies=[Depends(access.check_key)] if access.key else [])
     access.protect(app)
+
+    @app.get("/", include_in_schema=False)
+    async def start(request: Request) -> Response:
+        return pages.start(app.openapi(), request)
+
+    @app.get("/docs", include_in_schema=False)
+    async def reference() -> Response:
+        return pages.reference(app.openapi())
 
     @app.get("/health", summary="200 if the server accepts requests, otherwise 503")
     async def health() -> Response:
@@ -108,11 +121,32 @@ def parsed(body: Union[bytes, bytearray], kind: Type[Asked]) -> Asked:
     try:
         return kind.model_validate_json(body)
     except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        where = "".join(cut(str(part)) for part in first["loc"][:1]) or "body"
-        rule = first["msg"].replace("Input should be", "expected")
-        got = f"got {cut(repr(first['input']))}; /docs lists the fields"
-        raise Refused(f"{where}: {rule[0].lower()}{rule[1:]}, {got}") from None
+        errors = error.errors(include_url=False)
+        content: Any = None if errors[0]["type"] == "json_invalid" else from_json(body)
+        # Of the errors of all kinds that a value may be, the one that is deepest in the body.
+        where, first = max(((_where(content, e), e) for e in errors), key=lambda e: len(e[0]))
+        rule, got = first["msg"].replace("Input should be", "expected"), cut(repr(first["input"]))
+        if first["type"] == "missing":
+            rule = "expected a value"
+            holder = functools.reduce(lambda inside, at: inside[at], where[:-1], content)
+            got = "null" if where[-1] in holder else "none"
+        rule = "expected no such field" if first["type"] == "extra_forbidden" else rule
+        path = "".join(f"[{at}]" if isinstance(at, int) else f".{cut(at)}" for at in where)
+        said = f"{path[1:] or 'body'}: {rule[0].lower()}{rule[1:]}, got {got}"
+        raise Refused(f"{said}; /docs lists the fields") from None
+
+
+def _where(content: Any, error: Any) -> List[Union[str, int]]:
+    """Return the place of an error in a body: keys and indices, without names of types."""
+    place: List[Union[str, int]] = []
+    for part in error["loc"]:
+        inside = isinstance(content, list) and isinstance(part, int) and part < len(content)
+        if inside or isinstance(content, dict) and part in content:
+            content = content[part]
+            place.append(part)
+        elif error["type"] == "missing" and part == error["loc"][-1]:
+            place.append(part)
+    return place
 
 
 def check_model(asked: Optional[str], name: str) -> None:
@@ -121,11 +155,21 @@ def check_model(asked: Optional[str], name: str) -> None:
         raise http_error(404, "model", name, cut(str(asked)), "/v1/models lists what is served")
 
 
-def card(name: str, created: int, longest: int, manifest: Manifest) -> Dict[str, Any]:
-    """Return the answer of /v1/models. longest: most tokens of a request."""
+def add_models(
+    routes: APIRouter, name: str, created: int, longest: int, manifest: Manifest
+) -> None:
+    """Add the routes of the served model. longest: most tokens of a request."""
     model = {"id": name, "object": "model", "created": created, "owned_by": "posenc"}
     model |= {"max_model_len": longest, "target": manifest.target, "digest": manifest.digest}
-    return {"object": "list", "data": [model]}
+
+    @routes.get("/v1/models", summary="List the served model")
+    async def models() -> Dict[str, Any]:
+        return {"object": "list", "data": [model]}
+
+    @routes.get("/v1/models/{asked:path}", summary="Describe the served model")
+    async def one_model(asked: str) -> Dict[str, Any]:
+        check_model(asked, name)
+        return model
 
 
 def failure(message: str, kind: str = "invalid_request_error") -> Dict[str, Any]:

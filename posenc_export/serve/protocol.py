@@ -1,8 +1,27 @@
 """What requests of all routes have, and how they become rows of the engine."""
 
-from typing import Annotated, Any, Dict, List, NamedTuple, Optional, Sequence, Tuple, Type, Union
+from typing import (
+    Annotated,
+    Any,
+    Dict,
+    List,
+    Literal,
+    NamedTuple,
+    Optional,
+    Sequence,
+    Tuple,
+    Type,
+    Union,
+)
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    ValidationInfo,
+    model_validator,
+)
 from pydantic_core import PydanticCustomError
 
 from posenc_export.runtime.artefact.tokenizer import Codec
@@ -17,13 +36,29 @@ FAST = Field(fail_fast=True)  # otherwise each of 100,000 wrong items takes time
 Ids = Annotated[List[Whole], FAST]
 
 
-def _zero(value: float) -> float:
-    if value != 0:
-        raise PydanticCustomError("zero", "expected 0, which is the only supported value")
+def _only(number: int) -> AfterValidator:
+    """Return the check of a number of which only one value is supported."""
+
+    def check(value: float) -> float:
+        if value != number:
+            rule = "expected {number}, which is the only supported value"
+            raise PydanticCustomError("only", rule, {"number": number})
+        return value
+
+    return AfterValidator(check)
+
+
+def _nothing(value: Any, info: ValidationInfo) -> Any:
+    if value:
+        rule = "expected no {field}, which this server does not support"
+        raise PydanticCustomError("nothing", rule, {"field": info.field_name})
     return value
 
 
-Zero = Annotated[float, AfterValidator(_zero), Field(json_schema_extra={"enum": [0]})]
+Zero = Annotated[float, _only(0), Field(json_schema_extra={"enum": [0]})]
+One = Annotated[float, _only(1), Field(json_schema_extra={"enum": [1]})]
+Nothing = Annotated[List[Any], AfterValidator(_nothing), Field(json_schema_extra={"maxItems": 0})]
+NoEntries = Annotated[Dict[str, Any], AfterValidator(_nothing)]
 
 
 class Prompt(NamedTuple):
@@ -33,13 +68,7 @@ class Prompt(NamedTuple):
     max_tokens: int
     stop_ids: Tuple[int, ...]  # ids that end a continuation, without those of the request
     logprobs: Optional[int] = None  # as for requests.Request
-
-
-class StreamOptions(BaseModel):
-    """Additional content of a stream."""
-
-    model_config = ConfigDict(extra="forbid")
-    include_usage: bool = False
+    echo: bool = False  # likewise
 
 
 class Fields(BaseModel):
@@ -53,6 +82,13 @@ class Fields(BaseModel):
         if not isinstance(body, dict):
             return body
         return {name: value for name, value in body.items() if value is not None}
+
+
+class StreamOptions(Fields):
+    """Additional content of a stream."""
+
+    include_usage: bool = False
+    include_obfuscation: Literal[False] = False
 
 
 class SamplingRequest(Fields):
@@ -86,9 +122,25 @@ class SamplingRequest(Fields):
     user: str = Field(
         "", description="Computed prefixes of prompts are shared by requests with the same user."
     )
+    prompt_cache_key: str = Field("", description="As user.")
+    safety_identifier: str = Field("", description="As user.")
+    # Fields of OpenAI's API, and then of vLLM's, with the values that change nothing.
     logit_bias: Optional[Dict[str, Zero]] = None
     presence_penalty: Zero = 0.0
     frequency_penalty: Zero = 0.0
+    metadata: NoEntries = {}
+    prompt_cache_retention: Literal[None, "in_memory"] = None
+    service_tier: Literal["auto", "default"] = "auto"
+    store: Literal[False] = False
+    min_p: Zero = 0.0
+    min_tokens: Zero = 0.0
+    repetition_penalty: One = 1.0
+    length_penalty: One = 1.0
+    ignore_eos: Literal[False] = False
+    use_beam_search: Literal[False] = False
+    include_stop_str_in_output: Literal[False] = False
+    skip_special_tokens: Literal[True] = True
+    spaces_between_special_tokens: Literal[True] = True
 
 
 def parse(body: Union[bytes, bytearray], kind: Type[SamplingRequest]) -> Any:

@@ -1,13 +1,14 @@
 """Conversion between text and token ids, by the tokenizer in an artefact folder or byte by byte."""
 
 import codecs
+import contextlib
 import functools
 import importlib.util
 import itertools
 import json
 import re
 from pathlib import Path
-from typing import Any, Callable, Container, FrozenSet, List, Optional, Sequence, Union
+from typing import Any, Callable, Container, Dict, FrozenSet, List, Optional, Sequence, Union
 
 import msgspec
 
@@ -19,6 +20,12 @@ LONGEST = 4  # most bytes, and so most tokens, of a character
 REPLACEMENT = "\ufffd"  # bytes that are no character, or none yet, are decoded as this
 BYTES = 256
 WINDOW = 16  # tokens of a prompt on which the text of the next token can depend
+# Characters that stand for bytes in the vocabularies of GPT-2 and most models since: printable ones
+# for themselves, and those from 256 on for the rest, in their order.
+PRINTED = [*range(33, 127), *range(161, 173), *range(174, 256)]
+REST = sorted(set(range(256)).difference(PRINTED))
+LETTERS = {chr(byte): byte for byte in PRINTED} | {chr(256 + i): b for i, b in enumerate(REST)}
+BYTE = re.compile("<0x([0-9A-F]{2})>")
 CONTINUES = re.compile("<0x[89AB][0-9A-F]>")  # tokens of bytes that begin no character
 
 
@@ -160,6 +167,7 @@ class TokenizerCodec:
     def __init__(self, folder: Path, most: Optional[int] = None) -> None:
         content = (files.locate(folder) / "tokenizer.json").read_bytes()
         self.tokenizer = read_tokenizer(content, most)
+        self._bytes: Dict[int, bytes] = {}
 
     def encode(self, text: str, special: bool = True) -> List[int]:
         """Return the ids of a prompt, with special tokens or without; ValueError if it has none."""
@@ -187,13 +195,39 @@ class TokenizerCodec:
         decode = functools.partial(_decoded, self.tokenizer)
         return TokenizerPieces(decode, self._silent, end[first:])
 
+    def bytes_of(self, token: int) -> bytes:
+        """Return the bytes that any token adds to a text, which can be parts of characters."""
+        if token not in self._bytes:
+            self._bytes[token] = self._bytes_in_vocabulary(token)
+        return self._bytes[token]
+
     def spelled(self, token: int) -> str:
-        """Return the text of any token alone, with U+FFFD for parts of characters."""
-        return _decoded(self.tokenizer, [token], special=True)
+        """Return the text that any token adds; of parts of characters, as OpenAI's API, bytes:\\xNN
+        for each byte.
+        """
+        return _spelled(self.bytes_of(token))
+
+    def _bytes_in_vocabulary(self, token: int) -> bytes:
+        before = self._letter
+        text = _decoded(self.tokenizer, [*before, token], special=True)
+        text = text[len(_decoded(self.tokenizer, before)) :]
+        if REPLACEMENT not in text:
+            return text.encode()
+        name = self.tokenizer.id_to_token(token) or text
+        if match := BYTE.fullmatch(name):
+            return bytes([int(match[1], 16)])
+        return bytes(LETTERS[c] for c in name) if LETTERS.keys() >= set(name) else text.encode()
 
     def is_special(self, token: int) -> bool:
         """Whether a token gives no text because it is special."""
         return token in self._silent
+
+    @functools.cached_property
+    def _letter(self) -> List[int]:
+        """A token to put before others, as some decoders drop the space that begins a text."""
+        with contextlib.suppress(ValueError):
+            return self.encode("a", special=False)[-1:]
+        return []
 
     @functools.cached_property
     def _silent(self) -> FrozenSet[int]:
@@ -217,6 +251,13 @@ def _decoded(tokenizer: Any, tokens: Sequence[int], special: bool = False) -> st
         return str(tokenizer.decode(tokens, skip_special_tokens=not special))
 
 
+def _spelled(content: bytes) -> str:
+    try:
+        return content.decode()
+    except UnicodeDecodeError:
+        return "bytes:" + "".join(f"\\x{byte:02x}" for byte in content)
+
+
 class ByteCodec:
     """Codec of models whose token ids are UTF-8 bytes."""
 
@@ -229,8 +270,11 @@ class ByteCodec:
     def pieces(self, prompt: Sequence[int]) -> BytePieces:
         return BytePieces(prompt)
 
+    def bytes_of(self, token: int) -> bytes:
+        return bytes([token])
+
     def spelled(self, token: int) -> str:
-        return bytes([token]).decode(errors="replace")
+        return _spelled(bytes([token]))
 
     def is_special(self, token: int) -> bool:
         return False

@@ -1,0 +1,263 @@
+"""Fields of requests: what evaluation harnesses and clients of OpenAI's API send, and pages."""
+
+import json
+import re
+from typing import Any, Dict, Iterator, List, get_type_hints
+
+import numpy as np
+import pytest
+
+from posenc_export.export.expected import eager_session
+from posenc_export.models.presets import seeded
+from posenc_export.runtime.artefact.chat_template import ChatCodec
+from posenc_export.runtime.artefact.tokenizer import ByteCodec
+from posenc_export.serve.batch import log_probabilities
+from tests.serve.models import CONFIG, artefact, opened
+from tests.serve.test_http import LIMITS, Client, running
+
+pytest.importorskip("uvicorn")
+pytest.importorskip("fastapi")
+pytest.importorskip("jinja2")
+pytestmark = pytest.mark.xdist_group("serve")
+NAME = "tiny <b>"
+TEMPLATE = """{% for message in messages %}{{ message.role }}:{% if message.content is string %}
+{{- message.content }}{% else %}{% for part in message.content %}{{ part.text }}{% endfor %}
+{%- endif %};{% endfor %}{% if enable_thinking is false %}-{% endif %}{{ reasoning_effort }}"""
+TEXTS = ["def read(path):", "é", "x = [1, 2]  # Zoë 🎉" * 6]
+COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
+USER = {"role": "user", "content": "a"}
+
+
+@pytest.fixture(scope="module")
+def port() -> Iterator[int]:
+    from posenc_export.serve.app import application
+
+    chat = ChatCodec(ByteCodec(), TEMPLATE, {})
+    with running(
+        application(NAME, opened(artefact("ort")), ByteCodec(), LIMITS, chat=chat)
+    ) as served:
+        yield served[0]
+
+
+def _refused(port: int, path: str, body: Dict[str, Any]) -> str:
+    status, answer = Client(port).ask(path, body)
+    assert status == 400 and "\n" not in answer["error"]["message"]
+    return str(answer["error"]["message"])
+
+
+@pytest.mark.parametrize("as_ids", [False, True])
+def test_the_request_of_lm_eval_gets_the_log_probabilities_of_the_model_in_torch(
+    as_ids: bool, port: int
+) -> None:
+    prompts = [list(text.encode()) for text in TEXTS]
+    body = {"model": NAME, "prompt": prompts if as_ids else TEXTS, "temperature": 0}
+    body |= {"max_tokens": 1, "logprobs": 1, "seed": 1234, "echo": True}
+    status, answer = Client(port).ask(COMPLETIONS, body)
+    assert status == 200
+    for ids, text, choice in zip(prompts, TEXTS, answer["choices"], strict=True):
+        logits = eager_session(seeded(CONFIG)).prefill([ids])[0]
+        rows = [log_probabilities(row, id, 1) for row, id in zip(logits, ids[1:], strict=False)]
+        listed = choice["logprobs"]
+        assert choice["text"].startswith(text) and len(listed["tokens"]) == len(ids) + 1
+        assert listed["token_logprobs"][0] is listed["top_logprobs"][0] is None
+        expected = [own for (_, own), _ in rows]
+        assert np.allclose(listed["token_logprobs"][1:-1], expected, rtol=0, atol=1e-4)
+        greedy = [max(top.values()) == own for top, own in _pairs(listed)]
+        assert greedy == [own == likeliest for (own, _), (likeliest, _) in rows]
+        places = [len(bytes(ids[:at]).decode(errors="ignore")) for at in range(len(ids))]
+        assert listed["text_offset"][:-1] == places
+
+
+def _pairs(listed: Dict[str, List[Any]]) -> Any:
+    return zip(listed["top_logprobs"][1:-1], listed["token_logprobs"][1:-1], strict=True)
+
+
+def test_an_echo_without_new_tokens_is_the_prompt_whole_and_in_a_stream(port: int) -> None:
+    body = {"prompt": TEXTS[2], "max_tokens": 0, "echo": True, "logprobs": 2}
+    choice = Client(port).ask(COMPLETIONS, body)[1]["choices"][0]
+    assert (choice["text"], choice["finish_reason"]) == (TEXTS[2], "length")
+    parts = [event["choices"][0] for event in Client(port).events(body)]
+    assert "".join(part["text"] for part in parts) == TEXTS[2]
+    assert parts[-1]["finish_reason"] == "length"
+    listed = [value for part in parts for value in part["logprobs"]["token_logprobs"]]
+    assert listed == choice["logprobs"]["token_logprobs"]
+    plain = Client(port).ask(COMPLETIONS, {**body, "logprobs": None})[1]["choices"][0]
+    assert (plain["text"], plain["logprobs"]) == (TEXTS[2], None)
+
+
+def test_the_token_that_ends_a_text_is_listed_behind_an_echo(port: int) -> None:
+    body = {"prompt": "ab", "max_tokens": 1, "temperature": 0, "echo": True, "logprobs": 1}
+    (end,) = Client(port).ask(COMPLETIONS, {**body, "return_token_ids": True})[1]["choices"][0][
+        "token_ids"
+    ]
+    choice = Client(port).ask(COMPLETIONS, {**body, "stop_token_ids": [end]})[1]["choices"][0]
+    assert (choice["text"], choice["finish_reason"]) == ("ab", "stop")
+    assert len(choice["logprobs"]["tokens"]) == 3
+
+
+def test_bytes_of_log_probabilities_come_from_the_vocabulary(port: int) -> None:
+    body = {"messages": [USER], "max_tokens": 40, "seed": 2, "temperature": 9, "logprobs": True}
+    choice = Client(port).ask(CHAT, {**body, "return_token_ids": True})[1]["choices"][0]
+    listed = choice["logprobs"]["content"]
+    assert [token["bytes"] for token in listed] == [[id] for id in choice["token_ids"]]
+    parts = [token for token in listed if token["bytes"][0] > 127]
+    assert parts
+    assert all(t["token"] == f"bytes:\\x{t['bytes'][0]:02x}" for t in parts)
+
+
+@pytest.mark.parametrize(
+    ("fields", "prompt"),
+    [
+        ({}, "user:ab;"),
+        ({"enable_thinking": False}, "user:ab;-"),
+        ({"chat_template_kwargs": {"enable_thinking": False}}, "user:ab;-"),
+        ({"reasoning_effort": "low"}, "user:ab;low"),
+    ],
+)
+def test_the_template_joins_parts_of_text_and_gets_values_of_the_request(
+    fields: Dict[str, Any], prompt: str, port: int
+) -> None:
+    parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
+    body = {"messages": [{**USER, "content": parts}], "max_tokens": 1, **fields}
+    assert Client(port).ask(CHAT, body)[1]["usage"]["prompt_tokens"] == len(prompt)
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({"chat_template_kwargs": {"enable_thinkin": 1}}, "expected names that the .*, got enable"),
+        ({"chat_template_kwargs": {"messages": []}}, "expected names that the .*, got messages"),
+        (
+            {"chat_template_kwargs": {"enable_thinking": "x" * 70_000}},
+            "expected at most 65536 bytes",
+        ),
+    ],
+)
+def test_values_that_the_template_does_not_read_are_refused(
+    fields: Dict[str, Any], said: str, port: int
+) -> None:
+    message = _refused(port, CHAT, {"messages": [USER], **fields})
+    assert re.match(f"chat_template_kwargs: {said}", message)
+
+
+IMAGE = {"type": "image_url", "image_url": {"url": "x"}}
+CALL = {"id": "1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+PLACES: Dict[str, Any] = {
+    "messages[1].content: expected a value, got null": [USER, {**USER, "content": None}],
+    "messages[0].content: expected a value, got none": [{"role": "user"}],
+    "messages[0].content[1].type: expected 'text', got 'image_url'": [
+        {**USER, "content": [{"type": "text", "text": "a"}, IMAGE]}
+    ],
+    "messages[0].tool_calls: expected no tool_calls": [{**USER, "tool_calls": [CALL]}],
+    "messages[0].audio: expected no such field": [{**USER, "audio": {"id": "1"}}],
+    "messages[0].role: expected 'system', ": [{**USER, "role": "tool"}],
+    "messages[0].content: expected a valid string": [{**USER, "content": 5}],
+}
+
+
+@pytest.mark.parametrize("said", PLACES)
+def test_an_error_names_the_place_in_the_request(said: str, port: int) -> None:
+    assert _refused(port, CHAT, {"messages": PLACES[said]}).startswith(said)
+
+
+def test_padding_of_a_stream_is_refused_by_its_name(port: int) -> None:
+    body = {"messages": [USER], "stream": True, "max_tokens": 1}
+    message = _refused(port, CHAT, {**body, "stream_options": {"include_obfuscation": True}})
+    assert message.startswith("stream_options.include_obfuscation: expected False, got True")
+    options = {"include_obfuscation": False, "include_usage": None}
+    assert Client(port).ask(CHAT, {**body, "stream_options": options})[0] == 200
+
+
+# Values that change nothing, of the fields of OpenAI's API and of vLLM.
+NEUTRAL: Dict[str, List[Any]] = {
+    "best_of": [1],
+    "echo": [False],
+    "frequency_penalty": [0],
+    "function_call": ["none", "auto"],
+    "functions": [[]],
+    "logit_bias": [{}, {"5": 0}],
+    "metadata": [{}],
+    "modalities": [["text"]],
+    "parallel_tool_calls": [True, False],
+    "presence_penalty": [0.0],
+    "prompt_cache_key": ["a"],
+    "prompt_cache_retention": ["in_memory"],
+    "response_format": [{"type": "text"}],
+    "safety_identifier": ["a"],
+    "service_tier": ["auto", "default"],
+    "store": [False],
+    "suffix": [""],
+    "tool_choice": ["none", "auto"],
+    "tools": [[]],
+    "verbosity": ["medium"],
+    "min_p": [0],
+    "min_tokens": [0],
+    "repetition_penalty": [1],
+    "length_penalty": [1.0],
+    "ignore_eos": [False],
+    "use_beam_search": [False],
+    "skip_special_tokens": [True],
+    "spaces_between_special_tokens": [True],
+    "include_stop_str_in_output": [False],
+    "top_logprobs": [0],
+    "stream_options": [{"include_usage": False}],
+}
+WRONG = {"x": 1.5}  # as no field takes it
+
+
+@pytest.mark.parametrize("path", [COMPLETIONS, CHAT])
+def test_every_field_of_openai_is_supported_or_neutral_or_refused_by_name(
+    path: str, port: int
+) -> None:
+    openai = pytest.importorskip("openai.types")
+    bodies = {COMPLETIONS: {"prompt": "a"}, CHAT: {"messages": [USER]}}
+    kinds = {
+        COMPLETIONS: openai.completion_create_params.CompletionCreateParamsNonStreaming,
+        CHAT: openai.chat.completion_create_params.CompletionCreateParamsNonStreaming,
+    }
+    body = {**bodies[path], "max_tokens": 1, "temperature": 0}
+    expected = Client(port).ask(path, body)[1]["choices"]
+    described = Client(port).ask("/openapi.json")[1]["paths"][path]["post"]["requestBody"]
+    ours = described["content"]["application/json"]["schema"]["properties"]
+    for name in {*get_type_hints(kinds[path]), *NEUTRAL} - body.keys():
+        answer = Client(port).ask(path, {**body, name: None})
+        assert answer[0] == 200 and answer[1]["choices"] == expected, name
+        for value in NEUTRAL.get(name, []) if name in ours else []:
+            answer = Client(port).ask(path, {**body, name: value})
+            assert answer[0] == 200 and answer[1]["choices"] == expected, (name, answer)
+        if name != "metadata" or name not in ours:
+            assert _refused(port, path, {**body, name: WRONG}).startswith(name), name
+    assert _refused(port, path, {**body, "metadata": {"a": "b"}}).startswith("metadata: expected")
+
+
+def test_a_model_is_described_by_its_name_and_others_are_not_found(port: int) -> None:
+    listed = Client(port).ask("/v1/models")[1]["data"]
+    assert Client(port).ask("/v1/models/tiny%20%3Cb%3E") == (200, listed[0])
+    status, answer = Client(port).ask("/v1/models/org/other")
+    assert status == 404 and answer["error"]["message"].startswith("model: expected tiny <b>, got")
+
+
+@pytest.mark.parametrize("path", ["/", "/docs"])
+def test_pages_need_no_other_server_and_escape_the_name(path: str, port: int) -> None:
+    status, page = Client(port).ask(path)
+    assert status == 200 and "tiny &lt;b&gt;" in page and "<b>" not in page
+    assert re.findall(r"(?:src|href)\s*=\s*\S+|url\(\S+|@import|<script", page) in (
+        [],
+        ["href='docs'>/docs</a></p><pre>curl"],
+    )
+    assert "POST /v1/chat/completions" in page
+    assert path == "/" or "enable_thinking" in page and "include_obfuscation" in page
+
+
+def test_a_panic_of_the_tokenizers_library_is_status_400(
+    port: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Any
+) -> None:
+    from posenc_export.runtime.artefact.tokenizer import TokenizerCodec
+    from tests.runtime.artefact.test_tokenizer import PANICS, WORD
+
+    content = {"added_tokens": [], "model": WORD, **PANICS["while a text is split"]}
+    (tmp_path / "tokenizer.json").write_text(json.dumps(content))
+    codec = TokenizerCodec(tmp_path)
+    monkeypatch.setattr(ByteCodec, "encode", lambda _, text, special=True: codec.encode(text))
+    message = _refused(port, COMPLETIONS, {"prompt": "a"})
+    assert message.startswith("text: expected a text that the tokenizer can encode, got an error")
