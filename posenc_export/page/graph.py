@@ -76,7 +76,7 @@ def check_calls(
     names = [output, *(state["present"] for state in states)]
     cache, logits = empty(states), []
     try:
-        opened = _opened(path)
+        opened = _opened(path, manifest)
         for begin, end in ((0, middle), (middle, middle + 1), (middle + 1, len(ids))):
             results = opened.run(names, {**inputs(manifest, ids[begin:end], begin), **cache})
             logits.append(np.asarray(results[0])[0])
@@ -90,14 +90,14 @@ def check_calls(
         raise ValueError(f"page: expected {rule}, got {error:.1e}; report this")
 
 
-def _opened(path: Path) -> Any:
+def _opened(path: Path, manifest: Manifest) -> Any:
     import onnxruntime
 
     from posenc_export.runtime.graphs import integer_products
 
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = 1
-    integer_products.keep_exact(options)
+    integer_products.keep_exact(options, manifest.operators)
     return onnxruntime.InferenceSession(utf8(path), options, providers=["CPUExecutionProvider"])
 
 

@@ -128,6 +128,13 @@ def test_numbers_of_heads_whose_products_overflow_are_refused() -> None:
             run(case.feeds, node)
 
 
+@pytest.mark.parametrize("attribute", [{"scale": 1}, {"local_window_size": 4.0}])
+def test_attributes_of_another_type_are_refused(attribute: Dict[str, Any]) -> None:
+    case = _case()
+    with pytest.raises(Exception, match="expected [a-z_]+ as an? (float, got an int|integer, got)"):
+        run(case.feeds, case.node | attribute)
+
+
 def test_sizes_whose_products_overflow_are_refused_although_there_are_no_numbers() -> None:
     case = _case()
     case.feeds["query_rows"] = np.empty((0, 1 << 31, 1 << 29), np.float32)

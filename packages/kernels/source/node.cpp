@@ -5,18 +5,27 @@
 namespace posenc {
 namespace {
 
-int64_t integer(const OrtKernelInfo* info, const char* name, int64_t otherwise) {
-  int64_t value = otherwise;
-  OrtStatus* status = api->KernelInfoGetAttribute_int64(info, name, &value);
+bool present(OrtStatus* status) {
   if (status) api->ReleaseStatus(status);
-  return status ? otherwise : value;
+  return !status;
+}
+
+int64_t integer(const OrtKernelInfo* info, const char* name, int64_t otherwise) {
+  int64_t value;
+  float other;
+  if (present(api->KernelInfoGetAttribute_int64(info, name, &value))) return value;
+  expect(!present(api->KernelInfoGetAttribute_float(info, name, &other)),
+         std::string(name) + " as an integer, got a float");
+  return otherwise;
 }
 
 float number(const OrtKernelInfo* info, const char* name, float otherwise) {
-  float value = otherwise;
-  OrtStatus* status = api->KernelInfoGetAttribute_float(info, name, &value);
-  if (status) api->ReleaseStatus(status);
-  return status ? otherwise : value;
+  float value;
+  int64_t other;
+  if (present(api->KernelInfoGetAttribute_float(info, name, &value))) return value;
+  expect(!present(api->KernelInfoGetAttribute_int64(info, name, &other)),
+         std::string(name) + " as a float, got an integer");
+  return otherwise;
 }
 
 }  // namespace

@@ -2,20 +2,24 @@
 
 import functools
 from pathlib import Path
-from typing import Any
+from typing import Any, Collection
 
 import numpy as np
 
 from posenc_export.runtime.graphs.onnx_nodes import Nodes
 from posenc_export.runtime.graphs.onnx_parts import constant, new_node, opened, serialised
 
+OPERATOR = "MatMulIntegerToFloat"
 EXACT = ("session.x64quantprecision", "1")  # products of unsigned bytes, which take longer
 SIZE, TOKENS = 64, (1, 4)  # of the products that are tried; one token has kernels of its own
 
 
-def keep_exact(options: Any) -> None:
-    """Let a session compute exact sums in MatMulIntegerToFloat."""
-    if saturates():
+def keep_exact(options: Any, operators: Collection[str]) -> None:
+    """Let a session compute exact sums in MatMulIntegerToFloat, if it is one of the operators of
+    its graph: with the option, ONNX Runtime 1.31 cannot run DequantizeLinear of int8 weights with a
+    scale for each output.
+    """
+    if OPERATOR in operators and saturates():
         options.add_session_config_entry(*EXACT)
 
 
@@ -29,7 +33,7 @@ def saturates() -> bool:
     constants = {name: constant(name, array) for name, array in numbers.items()}
     graph = Nodes(constants=constants, opsets={"": 21, "com.microsoft": 1})
     names = ["x", "w", "one", "one", "point"]
-    node = new_node("MatMulIntegerToFloat", names, ["y"], domain="com.microsoft")
+    node = new_node(OPERATOR, names, ["y"], domain="com.microsoft")
     session = opened(serialised(graph, [node], ["y"], free={"x": "uint8"}), Path("."))
     largest = [np.full((tokens, SIZE), 255, np.uint8) for tokens in TOKENS]
     return any((session.run(None, {"x": x})[0] != SIZE * 255 * 127).any() for x in largest)

@@ -86,8 +86,7 @@ def session_options(manifest: Manifest, threads: Optional[int]) -> Any:
     # Under ALiBi, attention weights of distant keys are below 1e-38. As subnormal numbers they slow
     # the product with the values by 1.7x at 8192 keys.
     options.add_session_config_entry("session.set_denormal_as_zero", "1")
-    if manifest.operators.get("MatMulIntegerToFloat"):
-        integer_products.keep_exact(options)
+    integer_products.keep_exact(options, manifest.operators)
     if manifest.target == "ort-cuda" and manifest.weights is not None:
         options.add_session_config_entry(*MIXED_PRODUCTS)
     elif manifest.weights is not None and manifest.weights.activations == "float32":

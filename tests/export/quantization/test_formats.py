@@ -330,7 +330,7 @@ def _product(
 
 def _run(model: onnx.ModelProto, x: np.ndarray) -> np.ndarray:
     options, provider = onnxruntime.SessionOptions(), "CPUExecutionProvider"
-    integer_products.keep_exact(options)
+    integer_products.keep_exact(options, {node.op_type for node in model.graph.node})
     session = onnxruntime.InferenceSession(model.SerializeToString(), options, [provider])
     return session.run(None, {"x": x})[0]
 

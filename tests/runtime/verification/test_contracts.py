@@ -72,7 +72,7 @@ def _run(op: str, inputs: Dict[str, Any], constants: Dict[str, np.ndarray], **ho
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = 1
     options.add_session_config_entry(SOFT, "1")
-    integer_products.keep_exact(options)
+    integer_products.keep_exact(options, [op])
     content, provider = model.SerializeToString(), "CPUExecutionProvider"
     return onnxruntime.InferenceSession(content, options, [provider]).run(None, inputs)[0]
 
