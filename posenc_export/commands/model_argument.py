@@ -11,6 +11,7 @@ from typing import Any, Dict
 
 from posenc_export.commands.options import BLOCK, check_only, chosen_of
 from posenc_export.commands.terminal import note
+from posenc_export.models.folder_files import CACHED
 from posenc_export.shared.preset_folders import NAMES
 from posenc_export.shared.refusal import refusal
 from posenc_export.shared.suggestion import suggestion
@@ -20,8 +21,6 @@ OF_WEIGHTS = "weights prefix encoding heads kv_heads max_positions attention lay
 OF_CHECKPOINT = ("layer", "max_positions", "part", "longer", "lengths", "head")
 NAMED = (*BLOCK, "weights", "prefix", "layout", *OF_CHECKPOINT)
 CALLABLE = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*\Z")  # package.module:function
-# Folders of models in the cache of the hub are models--organization--name/snapshots/revision.
-CACHED = "models--"
 LONGEST_NAME = 128
 
 

@@ -1,6 +1,7 @@
 """Outputs of the eager module for a proof, in float32 for artefacts of every dtype."""
 
-from typing import Any, Callable, Dict, Optional, Sequence, Tuple
+from functools import partial
+from typing import Any, Dict, List, Optional, Sequence, Tuple
 
 import numpy as np
 import torch
@@ -61,21 +62,19 @@ def _cause(model: Model, manifest: Manifest) -> Optional[ValueError]:
                 remedy = "export in float32 or bfloat16, or correct the weights"
             return refusal("verify", "finite weights of the module", got, remedy)
     wide, places = in_dtype(model, "float32"), list[str]()
-
-    def note(name: str) -> Callable[[Any, Any, Any], None]:
-        def hook(module: Any, inputs: Any, output: Any) -> None:
-            # Masks are -inf.
-            if isinstance(output, torch.Tensor) and not output.lt(torch.inf).all():
-                places.append(name)
-
-        return hook
-
-    hooks = [module.register_forward_hook(note(name)) for name, module in wide.named_modules()]
+    modules = wide.named_modules()
+    hooks = [part.register_forward_hook(partial(_note, places, name)) for name, part in modules]
     _case(eager_session(wide, grid_inputs.length_of(manifest)), manifest, 0)
     for hook in hooks:
         hook.remove()
     got = f"NaN or infinity from {places[0]}" if places else ""
     return refusal("verify", "finite outputs of each layer", got, remedy) if places else None
+
+
+def _note(places: List[str], name: str, _: Any, inputs: Any, output: Any) -> None:
+    """Note the name of a module whose output is not finite; masks are -inf."""
+    if isinstance(output, torch.Tensor) and not output.lt(torch.inf).all():
+        places.append(name)
 
 
 def eager_session(model: Model, capacity: Optional[int] = None) -> Session:

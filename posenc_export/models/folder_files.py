@@ -6,7 +6,8 @@ from posenc_export.shared.refusal import refusal
 
 WHERE, AGAIN = "checkpoint", "download it again"
 LONGEST = 1 << 26  # bytes of a file that is parsed or copied; the longest tokenizers have 2^25
-CACHED = "models--"  # begin of a model's folder in the cache of the hub, whose files are links
+# Folders of the hub's cache are models--organization--name/snapshots/revision; files are links.
+CACHED = "models--"
 
 
 def inside(path: Path) -> Path:

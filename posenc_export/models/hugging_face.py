@@ -163,7 +163,7 @@ def _with_sections(
     whole = listed and all(type(size) is int and size > 0 for size in sections)
     if not whole or len(sections) != 3 or sum(sections) != pairs:
         rule = f"mrope_section to be three integers above 0 with sum {pairs}"
-        raise refused(rule, f"mrope_section={sections!r}", "correct config.json")
+        raise refused(rule, repr(sections), "correct config.json")
     first, second, third = sections
     order = _order_of_axes(str(config.get("model_type", "")), interleaved)
     if order == "in turn":

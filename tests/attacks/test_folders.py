@@ -13,6 +13,7 @@ import pytest
 from posenc_export.models.pretrained import from_pretrained
 from tests.attacks.folders import attacks, checkpoint, code
 
+pytest.importorskip("gguf", reason="gguf is not installed")
 ATTACKS = attacks()
 KINDS = sorted({name.split()[0] for name in ATTACKS})
 FORBIDDEN = ("os.system", "os.exec", "os.posix_spawn", "subprocess.Popen", "socket.", "os.remove")

@@ -325,3 +325,10 @@ def test_yarn_without_its_original_length_scales_from_that_of_the_context() -> N
         "rope_scaling"
     ]
     assert scaling["original_max_position_embeddings"] == 512
+
+
+@pytest.mark.parametrize("kind", ["adapter", "mmproj"])
+def test_a_file_of_a_part_of_a_model_is_refused_by_its_type(kind: str) -> None:
+    values = {"general.architecture": "llama", "general.type": kind, "adapter.type": "lora"}
+    with pytest.raises(ValueError, match=f"general.type to be model, got '{kind}'; give the file"):
+        Metadata(values, ())

@@ -14,7 +14,9 @@ AGAIN, SAFETENSORS = "convert the model again", "convert the model to safetensor
 
 
 class Metadata:
-    """The metadata of a GGUF file with tensors of these names. ValueError: no architecture."""
+    """The metadata of a GGUF file with tensors of these names. ValueError: no architecture, or the
+    file of an adapter or of another part of a model.
+    """
 
     def __init__(self, values: Mapping[str, Any], tensors: Collection[str]) -> None:
         self.values, self.tensors = values, tensors
@@ -22,6 +24,9 @@ class Metadata:
         if not isinstance(self.architecture, str):
             rule, got = "general.architecture to be a name", f"{self.architecture!r:.80}"
             raise refusal("gguf", rule, got, "give the file of a language model")
+        if str(kind := values.get("general.type", "model")) != "model":
+            remedy = "give the file of the model; an adapter must be merged into it first"
+            raise refusal("gguf", "general.type to be model", f"{kind!r:.80}", remedy)
         start = f"{self.architecture}."
         own = {key.removeprefix(start): values[key] for key in values if key.startswith(start)}
         self._remaining = {key: value for key, value in own.items() if key not in REPEATED}
