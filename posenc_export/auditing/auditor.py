@@ -15,6 +15,7 @@ from posenc_export.auditing.completions_server import (
     log_probabilities,
     request,
 )
+from posenc_export.auditing.confined import SECONDS
 from posenc_export.auditing.facts import Reference
 from posenc_export.auditing.graph import COUNTS_ROWS, NotPossible
 from posenc_export.auditing.inputs import Interface, given
@@ -31,6 +32,7 @@ from posenc_export.shared.numerics import LIMIT
 from posenc_export.shared.progress import Progress, silent
 from posenc_export.shared.refusal import refusal
 
+LARGEST = 1 << 30  # numbers of the outputs of one call
 # Allowed error per position: of angles that are computed in float32, as most libraries do.
 ANGLES = 4 * numerics.UNIT_ROUNDOFF["float32"]
 SHORT, NAMING = 8, 48  # tokens of sequences from which a fault is named
@@ -43,6 +45,7 @@ def audit(
     inputs: Union[str, Path, Mapping[str, Any], None] = None,
     quick: bool = False,
     progress: Progress = silent,
+    seconds: float = SECONDS,
 ) -> Audit:
     """Compare a graph that others exported with a reference, in every kind of call that its inputs
     can express.
@@ -57,20 +60,24 @@ def audit(
         inputs: what inputs mean whose names say nothing: a file, or its content (inputs.Given).
         quick: run one scenario of each kind of call.
         progress: called with one line of text at each stage.
+        seconds: that the process which runs the graph of a file may take for all calls
+            (confined.py).
 
     Raises:
-        ValueError: ONNX Runtime does not load the graph, an input has no clear meaning, or there is
-            no such reference.
+        ValueError: the graph is not loaded, its process ends or takes longer, an input has no clear
+            meaning, or there is no such reference.
     """
-    return Auditor(graph, reference, inputs, progress).run(quick)
+    return Auditor(graph, reference, inputs, progress, seconds).run(quick)
 
 
 class Auditor:
     """An audit with all that it opened, by which single cells can be repeated."""
 
-    def __init__(self, graph: Any, reference: Any, inputs: Any, progress: Progress) -> None:
+    def __init__(
+        self, graph: Any, reference: Any, inputs: Any, progress: Progress, seconds: float = SECONDS
+    ) -> None:
         self.say = progress
-        self.path, self.graph = opening.opened(graph)
+        self.path, self.graph = opening.opened(graph, seconds)
         self.interface: Interface
         self.reference: Reference
         if isinstance(self.graph, Server):
@@ -98,6 +105,10 @@ class Auditor:
         self.reference = open_reference(reference, hidden, *reads)
         self.interface = self.interface.sized(self.reference.facts.heads)
         first, width = self.reference.facts.width, (None, *self.interface.output.axes)[-1]
+        tokens = (self.interface.batch or 1) * max(self.interface.length, LENGTH)
+        if tokens * first > LARGEST:
+            rule = f"calls with at most {LARGEST // first:,} tokens of the reference"
+            raise refusal("audit", rule, f"{tokens:,}", "export it with smaller or open axes")
         if not isinstance(width, int):
             try:
                 width = self._full_pass(self.interface.batch or 1, SHORT)[1].shape[-1]

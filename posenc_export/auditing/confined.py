@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from pathlib import Path
@@ -174,6 +175,8 @@ def serve() -> None:
     path, seconds = Path(sys.argv[1]), float(sys.argv[2])
     answers, requests = os.fdopen(os.dup(1), "wb"), sys.stdin.buffer
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # what libraries print
+    # torch looks for a folder of its cache when it is imported, and makes it if there is none.
+    os.environ["TORCHINDUCTOR_CACHE_DIR"] = tempfile.gettempdir()
     confine(seconds)
     from posenc_export.auditing.reading import graph_of
 
@@ -190,7 +193,7 @@ def serve() -> None:
             _send(answers, ("value", answer))
         except EOFError:
             return
-        except (ModuleNotFoundError, NotPossible, *FOREIGN) as error:
+        except (ModuleNotFoundError, NotPossible, OSError, *FOREIGN) as error:
             kind = {ModuleNotFoundError: "missing", NotPossible: "impossible"}.get(type(error))
             own = isinstance(error, (ValueError, GraphError)) or kind is not None
             text = (

@@ -93,7 +93,7 @@ def _value(name: str, meta: Any, dynamic: bool) -> Value:
 
 def _names(file: Path, inputs: int, outputs: int) -> Any:
     """Return names of inputs and outputs, and whether sizes are open."""
-    if file.exists():
+    if file.is_file():
         (component,) = json.loads(file.read_text("utf-8"))["components"].values()
         told = component["metadata"]
         given = [*_leaves(json.loads(told["in_spec"])[1]["children_spec"][1], "")]

@@ -1,9 +1,12 @@
 """Opening the graph of a file by its content, whatever its suffix says."""
 
+import mmap
 from pathlib import Path
 from typing import Any
 
-from posenc_export.auditing.graph import Graph
+from posenc_export.auditing.graph import FILES, Graph
+from posenc_export.runtime.graphs.onnx_files import locations
+from posenc_export.shared.refusal import refusal
 
 MARK = slice(4, 8), b"ET12"  # of a program of ExecuTorch (schema/program.fbs)
 
@@ -11,6 +14,8 @@ MARK = slice(4, 8), b"ET12"  # of a program of ExecuTorch (schema/program.fbs)
 def graph_of(path: Path) -> Any:
     """Open a graph in this process. Raise ValueError for other content."""
     if path.is_dir():
+        for name in FILES:
+            _check_external(path / name)
         return Graph(path)
     with path.open("rb") as stream:
         head = stream.read(64)
@@ -25,5 +30,33 @@ def graph_of(path: Path) -> Any:
     if head.removeprefix(b"\xef\xbb\xbf").lstrip().startswith(b"<"):
         from posenc_export.auditing.openvino_ir import IntermediateRepresentation
 
+        _check_beside(path, path.with_suffix(".bin").name)
         return IntermediateRepresentation(path)
+    _check_external(path)
     return Graph(path)
+
+
+def _check_external(path: Path) -> None:
+    """Raise ValueError for an ONNX file that reads others than files of its folder."""
+    if not path.stat().st_size:
+        raise refusal("audit", "a graph that ONNX Runtime loads", f"{path}, which is empty")
+    with (
+        path.open("rb") as stream,
+        mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) as content,
+    ):
+        try:
+            names = locations(content)
+        except ValueError as error:
+            rule, got = "a graph that ONNX Runtime loads on the CPU", f"{path} with {error}"
+            raise refusal("audit", rule, got, "give another file") from None
+    for name in names:
+        _check_beside(path, name)
+
+
+def _check_beside(path: Path, name: str) -> None:
+    """Raise ValueError for a file of weights that is not in the folder of its graph or no file."""
+    place = path.parent / name
+    inside = not Path(name).is_absolute() and ".." not in Path(name).parts
+    if not inside or place.exists() and not place.is_file():
+        rule = "a graph that reads files of its folder alone"
+        raise refusal("audit", rule, f"{path} that reads {name[:200]!r}", "give another file")

@@ -52,6 +52,11 @@ OPTIONS: Table = {
         metavar="FILE",
     ),
     "--html": option("write a page with errors over positions", type=Path, metavar="FILE"),
+    "--seconds": option(
+        "how long the process that runs a graph may take for all calls",
+        3600.0,
+        metavar="S",
+    ),
     "--quick": option("run one scenario of each kind of call", action="store_true"),
     "--all": option("print every cell", action="store_true"),
 }
@@ -75,7 +80,8 @@ def run(options: argparse.Namespace) -> int:
     for path, form in ((options.repeat, of_program), (options.html, of_page)):
         if path is not None:
             check_file(path, form)
-    result = audit(graph, options.reference, options.inputs, options.quick, progress=options.say)
+    given = (options.reference, options.inputs, options.quick, options.say, options.seconds)
+    result = audit(graph, *given)
     options.say.close()
     if options.html:
         write_file(

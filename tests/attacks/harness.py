@@ -34,7 +34,9 @@ THREATS = Path(__file__).parent / "threats"
 Arguments = Callable[[Path, Path, Path], Sequence[str]]
 # By name, the arguments of a command on an attack, with a right checkpoint and a folder of its own.
 COMMANDS: Dict[str, Arguments] = {
-    "audit": lambda path, right, own: ("audit", f"{path}", "--reference", f"{right}", "--quick"),
+    "audit": lambda path, right, own: (
+        "audit", f"{path}", "--reference", f"{right}", "--quick", "--seconds", "5",
+    ),
     "load": lambda path, right, own: ("generate", f"{path}", "--prompt", "a", "--max-tokens", "1"),
     "verify": lambda path, right, own: ("verify", f"{path}"),
     "export": lambda path, right, own: (
@@ -105,6 +107,17 @@ def watching(folder: Path, own: Path) -> Iterator[Watch]:
 _hooks: List[Callable[[str, Any], None]] = []  # that were added: a hook cannot be removed
 
 
+def tried(
+    write: Callable[[Path, Path], Path], name: str, right: Path, around: Path,
+    refused: bool = False, confined: bool = False,
+) -> List[str]:  # fmt: skip
+    """Write an attack below a new folder and return what `findings` finds."""
+    folder, own, trace = around / "attack", around / "own", around / "trace"
+    folder.mkdir(parents=True)
+    own.mkdir()
+    return findings(name, write(folder, trace), trace, right, own, refused, confined)
+
+
 def findings(
     name: str, path: Path, trace: Path, right: Path, own: Path, refused: bool = True,
     confined: bool = False,
@@ -122,9 +135,7 @@ def findings(
     """
     words, before = [*COMMANDS[name](path, right, own)], _files(path)
     out, err, began = io.StringIO(), io.StringIO(), time.monotonic()
-    inner = (
-        contextlib.nullcontext() if confined else mock.patch.object(opening, "Confined", graph_of)
-    )
+    inner = contextlib.nullcontext() if confined else mock.patch.object(opening, "Confined", _here)
     status: Any = None
     wrong: List[str] = []
     with (
@@ -153,6 +164,11 @@ def findings(
     if (seconds := time.monotonic() - began) > LIMIT:
         wrong.append(f"took {seconds:.0f} s")
     return [f"{name}: {text}" for text in dict.fromkeys(wrong)]
+
+
+def _here(path: Path, seconds: float) -> Any:
+    """Open a graph in this process."""
+    return graph_of(path)
 
 
 def _files(path: Path) -> List[str]:

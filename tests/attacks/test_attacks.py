@@ -1,11 +1,12 @@
 """No command runs, writes or fetches anything that a stranger's file asks for."""
 
 from pathlib import Path
+from typing import Dict, List
 
 import pytest
 
 from posenc_export.commands.cli import main  # noqa: F401  imported before the hook listens
-from tests.attacks import harness
+from tests.attacks import grammar, harness
 from tests.auditing.graphs import model_of
 
 THREATS = harness.threats()
@@ -22,12 +23,37 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_a_threat_is_refused_by_every_command(name: str, checkpoint: Path, tmp_path: Path) -> None:
     threat, wrong = THREATS[name], []
     ends = getattr(threat, "ENDS", False)
+    refused = getattr(threat, "REFUSED", True)
     for command in getattr(threat, "COMMANDS", harness.COMMANDS):
-        folder, own = tmp_path / command / "attack", tmp_path / command / "own"
-        folder.mkdir(parents=True)
-        own.mkdir()
-        trace = tmp_path / command / "trace"
-        path = threat.write(folder, trace)
-        refused = getattr(threat, "REFUSED", True)
-        wrong += harness.findings(command, path, trace, checkpoint, own, refused, ends)
+        folder = tmp_path / command
+        wrong += harness.tried(threat.write, command, checkpoint, folder, refused, ends)
     assert not wrong, f"{threat.__doc__}\n" + "\n".join(wrong)
+
+
+CONFINED = ("endless", "allocation")  # payloads for which threats have a test with the child
+SAMPLE: Dict[str, List[grammar.Attack]] = {}
+for attack in {(a.format, a.payload): a for a in grammar.attacks()}.values():
+    if attack.payload not in CONFINED:
+        SAMPLE.setdefault(attack.format, []).append(attack)
+
+
+@pytest.mark.parametrize("format", SAMPLE)
+def test_no_payload_of_a_format_does_anything_when_it_is_audited(
+    format: str, checkpoint: Path, tmp_path: Path
+) -> None:
+    wrong = []
+    for number, attack in enumerate(SAMPLE[format]):
+        found = harness.tried(attack.write, "audit", checkpoint, tmp_path / str(number))
+        wrong += [f"{attack}: {line}" for line in found]
+    assert not wrong, "\n".join(wrong)
+
+
+@pytest.mark.parametrize("format", ["pt2", "onnx"])
+def test_no_payload_does_anything_in_an_artefact_with_digests_that_agree(
+    format: str, checkpoint: Path, tmp_path: Path
+) -> None:
+    wrong = []
+    for number, attack in enumerate(SAMPLE[format][::4]):
+        found = harness.tried(attack.write_artefact, "verify", checkpoint, tmp_path / str(number))
+        wrong += [f"{attack}: {line}" for line in found]
+    assert not wrong, "\n".join(wrong)

@@ -8,4 +8,4 @@ from posenc_export.auditing.reading import graph_of
 
 @pytest.fixture(autouse=True)
 def in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(opening, "Confined", graph_of)
+    monkeypatch.setattr(opening, "Confined", lambda path, seconds: graph_of(path))

@@ -115,6 +115,6 @@ def test_the_command_refuses_what_is_no_graph_or_no_reference(
     assert main(["audit", str(wrong / "checkpoint"), "--reference", checkpoint]) == 2
     assert "expected a folder with model.onnx" in capsys.readouterr().err
     monkeypatch.setitem(sys.modules, "executorch.runtime", None)
-    (wrong / "model.pte").write_bytes(b"")
+    (wrong / "model.pte").write_bytes(b"\0\0\0\0ET12")
     assert main(["audit", str(wrong / "model.pte"), "--reference", checkpoint]) == 2
     assert "expected the package executorch" in capsys.readouterr().err

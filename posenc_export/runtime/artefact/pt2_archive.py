@@ -12,7 +12,17 @@ torch/export/pt2_archive/_package.py, torch/_export/serde/serialize.py, torch/ex
 import json
 import re
 from typing import (
-    Annotated, Any, Dict, List, Literal, Mapping, NamedTuple, NoReturn, Optional, Pattern, Tuple,
+    Annotated,
+    Any,
+    Dict,
+    List,
+    Literal,
+    Mapping,
+    NamedTuple,
+    NoReturn,
+    Optional,
+    Pattern,
+    Tuple,
 )  # fmt: skip
 
 import msgspec

@@ -1,10 +1,10 @@
 """Check the content of a TorchScript archive, so that loading and calling it runs no code except
 operators that compute.
 
-torch.jit.load compiles the code of the archive and unpickles its objects by an unpickler of its own,
-which makes tensors and objects of the archive's classes, and calls the `__setstate__` of these
-classes and of those that C++ defines. Sources: torch 2.13, torch/csrc/jit/serialization/import.cpp,
-unpickler.cpp; torch/csrc/jit/runtime/register_prim_ops.cpp.
+torch.jit.load compiles the code of the archive. Its own unpickler makes tensors and objects of the
+archive's classes, and calls the `__setstate__` of these classes and of those that C++ defines.
+Sources: torch 2.13, torch/csrc/jit/serialization/import.cpp and unpickler.cpp,
+torch/csrc/jit/runtime/register_prim_ops.cpp.
 """
 
 import pickletools
@@ -61,7 +61,7 @@ def _check_pickle(name: str, content: bytes) -> None:
         for code, argument, _ in pickletools.genops(content):
             if code.name in ("INST", "STACK_GLOBAL", "EXT1", "EXT2", "EXT4"):
                 raise ValueError(code.name)
-            if code.name == "GLOBAL" and not CLASS.fullmatch(argument.replace(" ", ".")):
+            if code.name == "GLOBAL" and not CLASS.fullmatch(str(argument).replace(" ", ".")):
                 raise ValueError(argument)
     except FOREIGN as error:
         got = f"{str(error)[:120]!r} in {name[:80]!r}"
