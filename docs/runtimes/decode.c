@@ -16,6 +16,8 @@
 #include <string.h>
 
 #define CAPACITY 1024  // slots of the caches: the limit of a row's tokens; can be set up to 4096
+#define POSITIONS 4096  // 0 .. POSITIONS - 1
+#define VOCABULARY 256
 #define SIZES(...) (const int64_t[]){__VA_ARGS__}, sizeof((const int64_t[]){__VA_ARGS__}) / sizeof(int64_t)
 #define FLOAT ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT
 #define FLOAT16 ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT16
@@ -150,6 +152,19 @@ static void empty(OrtValue** states) {
 
 // Feeds x [count], new tokens of a row that holds `held` tokens. Replaces `states`, and returns the logits of the last token: the caller releases it.
 static OrtValue* call(OrtSession* session, OrtValue** states, const int64_t* x, int64_t count, int64_t held) {
+  if (count < 1) {
+    fprintf(stderr, "expected at least one token, got none\n");
+    exit(1);
+  }
+  if (held + count > POSITIONS) {
+    fprintf(stderr, "expected positions 0 .. %d, got %lld .. %lld\n", POSITIONS - 1, (long long)(held), (long long)(held + count - 1));
+    exit(1);
+  }
+  for (int64_t i = 0; i < count; ++i)
+    if (x[i] < 0 || x[i] >= VOCABULARY) {
+      fprintf(stderr, "expected token ids 0 .. %d, got %lld\n", VOCABULARY - 1, (long long)x[i]);
+      exit(1);
+    }
   if (held + count > CAPACITY) {
     fprintf(stderr, "expected at most %d tokens in a row (CAPACITY), got %lld\n", CAPACITY, (long long)(held + count));
     exit(1);
@@ -166,6 +181,13 @@ static OrtValue* call(OrtSession* session, OrtValue** states, const int64_t* x, 
   return outputs[0];
 }
 
+// Returns the token id that an argument gives; -1, which calls refuse, for other text.
+static int64_t token_of(const char* text) {
+  char* end;
+  const long long token = strtoll(text, &end, 10);
+  return end == text || *end ? -1 : token;
+}
+
 // Greedy decoding.
 int main(int count_of_arguments, char** arguments) {
   if (count_of_arguments < 4) {
@@ -176,7 +198,7 @@ int main(int count_of_arguments, char** arguments) {
   OrtValue* states[STATES];
   int64_t count = count_of_arguments - 3, held = 0;
   int64_t* tokens = malloc(sizeof(int64_t) * (size_t)count);
-  for (int64_t i = 0; i < count; ++i) tokens[i] = atoll(arguments[3 + i]);
+  for (int64_t i = 0; i < count; ++i) tokens[i] = token_of(arguments[3 + i]);
   empty(states);
   for (int remaining = atoi(arguments[2]); remaining > 0; --remaining) {
     OrtValue* logits = call(session, states, tokens, count, held);

@@ -15,15 +15,25 @@
 
 #include <algorithm>
 #include <iostream>
+#include <stdexcept>
 #include <string>
 #include <vector>
 
 using States = std::vector<at::Tensor>;
 
+constexpr int64_t POSITIONS = 4096;  // 0 .. POSITIONS - 1
+constexpr int64_t VOCABULARY = 256;
 constexpr int64_t CAPACITY = 1024;  // slots of the caches: tokens that the row can hold
 
 // Axis of the slots of each state; -1 for a state that each call replaces.
 const std::vector<int64_t> AXES = {1, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2};
+
+// Refuses a call that the graph cannot compute.
+void expect(bool holds, const std::string& rule) {
+  if (holds) return;
+  std::cerr << "expected " << rule << '\n';
+  std::exit(1);
+}
 
 // Returns the states of a row without tokens, in the order of the graph.
 States empty() {
@@ -45,13 +55,28 @@ States empty() {
 // Feeds x, new tokens of a row that holds `held` tokens. Returns the logits of the last token and updates `states`.
 at::Tensor call(torch::jit::Module& module, States& states, const at::Tensor& x, int64_t held, int64_t start = 0) {
   const c10::InferenceMode guard;
-  const int64_t count = x.size(1);
+  const int64_t count = x.size(1), first = start + held;
+  expect(count > 0, "at least one token, got none");
+  expect(start >= 0 && first + count <= POSITIONS, "positions 0 .. " + std::to_string(POSITIONS - 1) + ", got " + std::to_string(first) + " .. " + std::to_string(first + count - 1));
+  expect(x.min().item<int64_t>() >= 0 && x.max().item<int64_t>() < VOCABULARY, "token ids 0 .. " + std::to_string(VOCABULARY - 1) + ", got " + std::to_string(x.min().item<int64_t>()) + " .. " + std::to_string(x.max().item<int64_t>()));
+  expect(held + count <= CAPACITY, "at most " + std::to_string(CAPACITY) + " tokens in a row (CAPACITY), got " + std::to_string(held + count));
   States used;
   for (size_t index = 0; index < states.size(); ++index)
     used.push_back(AXES[index] < 0 ? states[index] : states[index].narrow(AXES[index], 0, held + count));
   const c10::List<at::Tensor> rest(States(used.begin() + 1, used.end()));
   const auto results = module.forward({x, start + at::arange(held, held + count).unsqueeze(0), at::full({1, 1}, count - 1, at::kLong), used[0], rest}).toTuple()->elements();
   return results[0].toTensor();
+}
+
+// Returns the token ids [1,S] that arguments give; -1, which calls refuse, for other text.
+at::Tensor tokens_of(const std::vector<std::string>& texts) {
+  std::vector<int64_t> tokens;
+  for (const std::string& text : texts) {
+    char* end = nullptr;
+    const int64_t token = std::strtoll(text.c_str(), &end, 10);
+    tokens.push_back(end == text.c_str() || *end ? -1 : token);
+  }
+  return at::tensor(tokens, at::kLong).unsqueeze(0);
 }
 
 // Greedy decoding.
@@ -61,15 +86,15 @@ int main(int count, char** arguments) {
     return 2;
   }
   torch::jit::Module module = torch::jit::load(std::string(arguments[1]) + "/model.pt");
-  std::vector<int64_t> tokens;
-  for (int index = 3; index < count; ++index) tokens.push_back(std::stoll(arguments[index]));
+  at::Tensor tokens = tokens_of({arguments + 3, arguments + count});
   States states = empty();
   int64_t held = 0;
   for (int made = 0; made < std::stoi(arguments[2]); ++made) {
-    const at::Tensor logits = call(module, states, at::tensor(tokens, at::kLong).unsqueeze(0), held);
-    held += static_cast<int64_t>(tokens.size());
-    tokens = {logits[0][-1].argmax().item<int64_t>()};
-    std::cout << tokens[0] << ' ';
+    const at::Tensor logits = call(module, states, tokens, held);
+    held += tokens.size(1);
+    const int64_t best = logits[0][-1].argmax().item<int64_t>();
+    tokens = at::full({1, 1}, best, at::kLong);
+    std::cout << best << ' ';
   }
   std::cout << '\n';
 }

@@ -16,7 +16,9 @@ import { pathToFileURL } from "node:url";
 const print = console.log;
 
 const CAPACITY = 1024; // slots of the caches: the limit of a row's tokens; can be set up to 4096
+const POSITIONS = 4096; // 0 .. POSITIONS - 1
 const STOP_IDS = [];
+const VOCABULARY = 256;
 // For each state: name of the input, name of the output to feed back as that input, dtype, shape and initial value.
 const STATES = [
   ...[...Array(5).keys()].flatMap((n) => ["key", "value"].map((part) => [`past_key_values.${n}.${part}`, `present.${n}.${part}`, "float32", [1, 2, CAPACITY, 32], 0])),
@@ -34,7 +36,9 @@ export function integers(values, shape) {
 }
 
 export function load(folder) {
-  const extra = { session: { set_denormal_as_zero: "1" } }; // subnormal numbers are slow
+  const extra = {
+    "session.set_denormal_as_zero": "1", // subnormal numbers are slow
+  };
   // Without logSeverityLevel, TensorScatter logs in every call that it copies its cache.
   return ort.InferenceSession.create(`${folder}/model.onnx`, { extra, logSeverityLevel: 3 });
 }
@@ -48,6 +52,10 @@ export function empty() {
 // The graph counts the tokens of a row, and its outputs depend on distances only: it takes no start.
 export async function call(session, states, x, held) {
   const count = x.dims[1];
+  if (count < 1) throw new RangeError("expected at least one token, got none");
+  if (held + count > POSITIONS) throw new RangeError(`expected positions 0 .. ${POSITIONS - 1}, got ${held} .. ${held + count - 1}`);
+  const wrong = x.data.find((token) => token < 0n || token >= BigInt(VOCABULARY));
+  if (wrong !== undefined) throw new RangeError(`expected token ids 0 .. ${VOCABULARY - 1}, got ${wrong}`);
   if (held + count > CAPACITY) throw new RangeError(`expected at most ${CAPACITY} tokens in a row (CAPACITY), got ${held + count}`);
   const feeds = {
     input_ids: x,
@@ -91,5 +99,9 @@ if (import.meta.url === pathToFileURL(process.argv[1]).href) {
     console.error(`expected a folder with model.onnx, got ${process.argv[2]}`);
     process.exit(2);
   }
-  await main(...process.argv.slice(2));
+  await main(...process.argv.slice(2)).catch((error) => {
+    if (!(error instanceof RangeError)) throw error;
+    console.error(error.message);
+    process.exit(1);
+  });
 }

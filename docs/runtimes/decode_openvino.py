@@ -17,7 +17,9 @@ import numpy as np
 import openvino
 
 CAPACITY = 1024  # slots of the caches: the limit of a row's tokens; can be set up to 4096
+POSITIONS = 4096  # 0 .. POSITIONS - 1
 STOP_IDS = []
+VOCABULARY = 256
 # For each state: name of the input, name of the output to feed back as that input, dtype, shape and initial value.
 STATES = [
     *((f"past_key_values.{n}.{part}", f"present.{n}.{part}", "float32", (1, 2, CAPACITY, 32), 0) for n in range(5) for part in ("key", "value")),
@@ -38,6 +40,12 @@ def call(session, states, x, held):
     """Feed x, new tokens of a row that holds `held` tokens. Return the logits of the last token, and the states for the next call."""
     # The graph counts the tokens of a row, and its outputs depend on distances only: it takes no start.
     new = x.shape[1]
+    if new < 1:
+        raise ValueError("expected at least one token, got none")
+    if held + new > POSITIONS:
+        raise ValueError(f"expected positions 0 .. {POSITIONS - 1}, got {held} .. {held + new - 1}")
+    if x.min() < 0 or x.max() >= VOCABULARY:
+        raise ValueError(f"expected token ids 0 .. {VOCABULARY - 1}, got {x.min()} .. {x.max()}")
     if held + new > CAPACITY:
         raise ValueError(f"expected at most {CAPACITY} tokens in a row (CAPACITY), got {held + new}")
     feeds = {
@@ -73,4 +81,7 @@ if __name__ == "__main__":
         sys.exit("usage: python decode.py FOLDER COUNT TOKEN...")
     if not Path(sys.argv[1], "model.onnx").exists():
         sys.exit(f"expected a folder with model.onnx, got {sys.argv[1]}")
-    main(*sys.argv[1:])
+    try:
+        main(*sys.argv[1:])
+    except ValueError as error:
+        sys.exit(str(error))

@@ -16,7 +16,9 @@ from pathlib import Path
 import numpy as np
 import tract
 
+POSITIONS = 4096  # 0 .. POSITIONS - 1
 STOP_IDS = []
+VOCABULARY = 256
 # For each state: name of the input, name of the output to feed back as that input, dtype, shape and initial value.
 STATES = [
     ("past_positions", "present_positions", "int64", (1, 0), -1),
@@ -36,6 +38,12 @@ def empty():
 def call(session, states, x, held, start=0):
     """Feed x, new tokens of a row that holds `held` tokens. Return the logits of the last token, and the states for the next call."""
     new = x.shape[1]
+    if new < 1:
+        raise ValueError("expected at least one token, got none")
+    if start < 0 or start + held + new > POSITIONS:
+        raise ValueError(f"expected positions 0 .. {POSITIONS - 1}, got {start + held} .. {start + held + new - 1}")
+    if x.min() < 0 or x.max() >= VOCABULARY:
+        raise ValueError(f"expected token ids 0 .. {VOCABULARY - 1}, got {x.min()} .. {x.max()}")
     slots = np.arange(held, held + new, dtype=np.int64)[None]
     feeds = {
         "input_ids": x,
@@ -69,4 +77,7 @@ if __name__ == "__main__":
         sys.exit("usage: python decode.py FOLDER COUNT TOKEN...")
     if not Path(sys.argv[1], "model.onnx").exists():
         sys.exit(f"expected a folder with model.onnx, got {sys.argv[1]}")
-    main(*sys.argv[1:])
+    try:
+        main(*sys.argv[1:])
+    except ValueError as error:
+        sys.exit(str(error))

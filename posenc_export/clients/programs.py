@@ -8,6 +8,7 @@ from posenc_export.runtime.artefact.graph_inputs import INPUTS, B, M, P, W
 from posenc_export.runtime.artefact.manifest import Axis, Manifest, State
 from posenc_export.runtime.artefact.rules import WEIGHTS, graph_file
 from posenc_export.runtime.artefact.summary import summary
+from posenc_export.runtime.graphs.ort_options import EIGHT_BITS, FOUR_BITS
 from posenc_export.shared.suggestion import check_name
 
 LAYERED = re.compile(r"past_key_values\.(\d+)\.(\w+)\Z")
@@ -108,7 +109,6 @@ def _check(manifest: Manifest, language: str) -> None:
 
 def _values(manifest: Manifest, language: str) -> Dict[str, Any]:
     names = [value.name for value in manifest.inputs]
-    selects = "logits_index" in names
     lines = {**summary(manifest), "interface": str(manifest.interface)}
     return {
         "language": language,
@@ -125,12 +125,35 @@ def _values(manifest: Manifest, language: str) -> Dict[str, Any]:
         "takes_start": "position_ids" in names or "first_position" in names,
         "no_start": _no_start(names),
         "counts_slots": "position_ids" in names or "cache_position" in names,
-        "output": manifest.outputs[0].name,
-        "returned": f"the {'logits of the last token' if selects else 'outputs of all tokens'}",
+        "options": _options(manifest),
+        "output": manifest.outputs[-1].name,  # of a model with a readout, that
+        "second": len(manifest.outputs) == 2,
+        "pooled": len(manifest.outputs[-1].axes) == 2,
+        "returned": _returned(manifest),
         "in_place": manifest.in_place,
         "capacity": min(CAPACITY, manifest.max_positions) if manifest.in_place else 0,
         **_states(manifest, language),
     }
+
+
+def _returned(manifest: Manifest) -> str:
+    if manifest.input("logits_index"):
+        return "the logits of the last token"
+    output = manifest.outputs[-1]
+    return f"{output.name} of the row" if len(output.axes) == 2 else "the outputs of all tokens"
+
+
+def _options(manifest: Manifest) -> Dict[str, str]:
+    """Return the entries of the session's configuration in ONNX Runtime, with their reasons."""
+    options = {'"session.set_denormal_as_zero", "1"': "subnormal numbers are slow"}
+    if manifest.operators.get("MatMulIntegerToFloat"):
+        reason = "products saturate without it on x86 processors without VNNI; with VNNI it is slow"
+        options['"session.x64quantprecision", "1"'] = reason
+    if manifest.weights is not None and manifest.weights.activations == "float32":
+        four = manifest.weights.format.startswith("int4")
+        key, value = FOUR_BITS if four else EIGHT_BITS
+        options[f'"{key}", "{value}"'] = "products do not round activations to 8 bits"
+    return options
 
 
 def _no_start(names: List[str]) -> str:

@@ -23,6 +23,7 @@ from posenc_export.runtime.artefact import manifest as manifests
 from posenc_export.runtime.artefact.graph_inputs import AFTER_TOKENS, INPUTS, meanings_of
 from posenc_export.runtime.artefact.summary import summary
 from posenc_export.shared.numerics import worst_error
+from tests.models.readouts import labels, sentences
 from tests.tiny import block, decoder, encoder
 from tests.traces import exported
 
@@ -107,6 +108,63 @@ def test_a_program_refuses_more_tokens_than_its_caches_hold(tmp_path: Path) -> N
         client["call"](
             client["load"](tmp_path / "a"), client["empty"](), np.zeros((1, 5), np.int64), 1020
         )
+
+
+WRONG = {
+    "an id below 0": ([-1], {}, "expected token ids 0 .. 60, got -1 .. -1"),
+    "an id of the vocabulary's size": ([5, 61], {}, "expected token ids 0 .. 60, got 5 .. 61"),
+    "a start below 0": ([5], {"start": -1}, "expected positions 0 .. 1099, got -1 .. -1"),
+    "a start behind the table": ([5], {"start": 1100}, "expected positions 0 .. 1099, got 1100"),
+    "tokens beyond the table": ([5] * 3, {"start": 1098}, "positions 0 .. 1099, got 1098 .. 1100"),
+    "no token": ([], {}, "expected at least one token, got none"),
+}
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_a_program_refuses_a_call_that_the_graph_cannot_compute(case: str, tmp_path: Path) -> None:
+    tokens, how, message = WRONG[case]
+    client = _python(_made("rope", "onnx", "positions", tmp_path / "a"))
+    with pytest.raises(ValueError, match=re.escape(message)):
+        graph = client["load"](tmp_path / "a")
+        client["call"](graph, client["empty"](), np.array([tokens], np.int64), 0, **how)
+
+
+@pytest.mark.parametrize("language", ["node", "c", "libtorch"])
+def test_a_program_in_each_language_has_the_refusals(language: str, tmp_path: Path) -> None:
+    target = "torchscript" if language == "libtorch" else "onnx"
+    text = program(manifests.read(_made("rope", target, "positions", tmp_path / "a")), language)
+    start = "START" if language == "c" else "start"
+    below = f"{start} >= 0 &&" if language == "libtorch" else f"{start} < 0 ||"
+    assert below in text and all(
+        rule in text for rule in ("token ids 0 .. ", "positions 0 .. ", "at least one token")
+    )
+
+
+def test_a_program_for_products_of_bytes_sets_what_they_need(tmp_path: Path) -> None:
+    folder = exported(tmp_path / "a", MODELS["rope"], "ort", weights="int8")
+    for language in ("python", "node", "web", "c"):
+        text = program(manifests.read(folder), language)
+        assert re.search(r'"session.x64quantprecision"[,:] "1"', text)
+    assert "x64quantprecision" not in program(
+        manifests.read(_made("rope", "ort", "positions", tmp_path / "b")), "python"
+    )
+
+
+def test_the_program_for_a_sentence_encoder_prints_the_embedding_of_ids(
+    tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
+    folder = exported(tmp_path / "a", sentences("learned", "mean"), "onnx", signature="mask")
+    wanted = load(folder, provider="cpu").session().read_out(np.array([[5, 6, 7]]))
+    _python(folder)["main"](folder, "5", "6", "7")
+    assert np.allclose(np.array(capsys.readouterr().out.split(), float), [3, *wanted[0]], atol=1e-5)
+
+
+def test_the_program_for_labels_of_tokens_gives_the_second_output(tmp_path: Path) -> None:
+    folder, tokens = exported(tmp_path / "a", labels("learned"), "onnx"), np.array([[5, 6, 7]])
+    client = _python(folder)
+    output, _ = client["call"](client["load"](folder), {}, tokens, 0)
+    wanted = load(folder, provider="cpu").session().read_out(tokens)
+    assert worst_error(output, wanted) <= 1e-5
 
 
 @pytest.mark.parametrize(("name", "target", "signature"), CASES)

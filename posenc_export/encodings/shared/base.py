@@ -94,8 +94,8 @@ class PositionEncoding(torch.nn.Module):
             `bias` or `rescore`, for pictures; (0, 0) for positions of a sequence.
         least, above, most: smallest, exceeded and largest values of parameters, by name; others are
             refused before anything is built.
-        counts_tokens: whether `bias` counts tokens in an attention_mask with zeros between ones, and
-            not columns.
+        counts_tokens: whether `bias` counts the tokens, not the columns, of an attention_mask with
+            zeros between ones.
         chunk: tokens of a row that a session feeds at a time, which bounds tensors of size [S,T].
     """
 

@@ -33,25 +33,31 @@ def rows_at_last_counts(
         first: slot of the first new token of each row [B].
         total: number of slots T, [1].
     """
-    mask, rows, past = node.mask, node.rows, append.past
-    count, axis = size(rows, 3), op.constant([2])
+    mask, rows, count = node.mask, node.rows, size(node.rows, 3)
     before = op.Sub(op.ReduceMin(first), [KEYS_PER_ROW * count])
     recent = op.Max(before, [0])
     # `append` writes new keys in place, before or after this reads the cache: both give the same
     # keys.
     update = op.Transpose(append.new, perm=[0, 2, 1, 3])
-    last_keys = op.Slice(past, recent, total, axis)
-    last_keys = op.TensorScatter(last_keys, update, op.Sub(first, recent), axis=2)
+    last_keys = op.TensorScatter(
+        _slots(op, append, recent, total), update, op.Sub(first, recent), axis=2
+    )
     last = _gates(op, node, last_keys, _columns(op, mask, recent, total))
     least = op.ReduceMin(op.ReduceSum(last, [-1]), keepdims=0)
     # The sum is rounded, so that a sum of R - 1 would not be enough.
     start = op.Where(op.GreaterOrEqual(least, op.constant(count, "float32")), recent, [0])
-    keys = op.Slice(past, start, recent, axis)
+    keys = _slots(op, append, start, recent)
     earlier = _gates(op, node, keys, _columns(op, mask, start, recent))
     counted = _rows_at(op, op.Concat(earlier, last, axis=3), rows)
     largest = _columns(op, rows, op.constant([count - 1]), op.constant([count]))
     uncounted = op.Expand(largest, op.Concat([1, 1, 1], start, axis=0))
     return op.Concat(uncounted, counted, axis=3)
+
+
+def _slots(op: Builder, append: Append, start: ir.Value, end: ir.Value) -> ir.Value:
+    """Keys [B,K,end-start,D] of a cache, whose heads may be wider than those of new keys."""
+    ends = op.Concat(end, [size(append.new, 3)], axis=0)
+    return op.Slice(append.past, op.Concat(start, [0], axis=0), ends, [2, 3])
 
 
 def _columns(op: Builder, x: ir.Value, start: ir.Value, end: ir.Value) -> ir.Value:

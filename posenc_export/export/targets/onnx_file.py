@@ -16,6 +16,7 @@ from posenc_export.export.signatures import wrap
 from posenc_export.export.targets import external_data, graph_ends, small_caches, two_levels
 from posenc_export.export.targets.builder import Builder
 from posenc_export.export.targets.rewriter import Fusion, Table, finish, fuse, lower, replace_nodes
+from posenc_export.export.targets.standard import GAPS
 from posenc_export.export.trace import OPSET, Source
 from posenc_export.runtime.artefact import files
 from posenc_export.runtime.artefact.graph_inputs import meanings_of
@@ -107,7 +108,8 @@ def _strip(model: ir.Model) -> None:
     domains: Dict[str, int] = {"": max(OPSET, *opsets)}
     boundary = {id(v) for v in (*model.graph.inputs, *model.graph.outputs)}
     for index, node in enumerate(model.graph.all_nodes()):
-        node.name = f"{node.op_type}_{index}"
+        if node.name != GAPS:  # an error names the node
+            node.name = f"{node.op_type}_{index}"
         if node.domain:
             domains[node.domain] = 1
         for value in node.outputs:

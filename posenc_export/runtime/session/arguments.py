@@ -75,6 +75,11 @@ class PrefillArguments:
 def check_prefill(manifest: Manifest, passed: Passed) -> PrefillArguments:
     """Check arguments of Session.prefill but those that depend on its state. Raise ValueError."""
     columns, padded = arrays.align(passed.inputs, passed.attention_mask, manifest.inputs[0])
+    for row, valid in enumerate(columns):
+        if len(valid) and valid[-1] - valid[0] >= len(valid):
+            rule = "attention_mask without zeros between the ones of a row"
+            got = f"row {row} with tokens in columns {short_repr(valid.tolist())}"
+            raise expected(rule, got, "leave these columns out, and pass rows as lists")
     tokens = [padded[row, valid] for row, valid in enumerate(columns)]
     if not tokens:
         raise expected("at least one row", "none", "give [B,S] tokens or a list of rows")

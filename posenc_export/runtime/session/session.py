@@ -51,7 +51,7 @@ class Session(CachedRows):
             start: position of each row's first token in this call, one number or [B]. None
                 continues at `position`, which is 0 in a new session. It cannot move rows that have
                 tokens: in those that read more, it must be `position`.
-            attention_mask: [B,S], 1 at tokens and 0 at padding; padding may be anywhere in a row.
+            attention_mask: [B,S], 1 at tokens and 0 at padding before or behind them.
             chunk: number of tokens of a row to feed at a time; None for that of the manifest.
                 Bidirectional models read all tokens at once.
             grid: [axes,B,S] int64, coordinates for encodings that have them. None uses the position

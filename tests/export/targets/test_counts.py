@@ -51,6 +51,18 @@ def test_scores_are_exact_whether_or_not_the_last_keys_reach_the_largest_count(
     )
 
 
+@pytest.mark.parametrize("head_size", [4, 10, 20])
+def test_heads_that_caches_widen_are_counted_by_their_own_numbers(
+    head_size: int, tmp_path: Path
+) -> None:
+    encoding = {"name": "cope", "positions": ROWS}
+    block: Any = seeded(block_config(2 * head_size, 2, 256, encoding=encoding, kv_heads=1))
+    manifest = export(block, "ort", tmp_path / "artefact", verify=False)
+    session = load(tmp_path / "artefact", provider="cpu", threads=1).session()
+    accuracy = accuracy_of(block, manifest)
+    assert worst_of_batch(block, session, LENGTHS, steps=2, chunk=50) <= accuracy.tolerance
+
+
 def test_a_bias_closes_no_gate(tmp_path: Path) -> None:
     config = block_config(WIDTH, 2, 64, encoding={"name": "alibi"})
     both = [{"name": "alibi"}, {"name": "cope", "positions": ROWS}]

@@ -1,0 +1,140 @@
+"""Artefacts with signature `mask` beside transformers, for masks with padding before, behind and
+between the tokens of a row: with whole rows, and with a cache.
+"""
+
+import functools
+from pathlib import Path
+from typing import Any, Dict, Iterator, List, Tuple
+
+import numpy as np
+import onnxruntime
+import pytest
+import torch
+
+from posenc_export import from_pretrained
+from posenc_export.export import Sources, export
+from posenc_export.runtime import load
+from posenc_export.shared.numerics import worst_error
+from tests.models.checkpoints import saved
+from tests.models.patterns import ABSOLUTE, RELATIVE, tokens_of
+from tests.tiny import decoder
+from tests.traces import artefact, exported
+
+pytestmark = pytest.mark.xdist_group("masks")
+MASKS = {
+    "before": "00000011111111111111",
+    "behind": "11111111111111000000",
+    "between": "00111110000111011111",
+}
+CALLS = {"whole": (20,), "cached": (11, *(1,) * 9)}
+# Windows, chunks, biases by column and by token, and none of these.
+QUICK = ("gemma2", "llama4_text", "mpt", "bloom")
+SLOW = ("llama", "mistral", "gpt_oss", "falcon with alibi", "cohere2", "gpt2")
+FAMILIES = [*QUICK, *(pytest.param(name, marks=pytest.mark.exhaustive) for name in SLOW)]
+
+
+@functools.lru_cache(maxsize=2)
+def _made(name: str, place: Path) -> Tuple[Any, Any]:
+    """Return transformers' model and the graph of its artefact."""
+    peer, folder = saved(name, place / "checkpoint")
+    export(Sources(from_pretrained(folder)), "onnx", place / "a", signature="mask", verify=False)
+    return peer, onnxruntime.InferenceSession(place / "a" / "model.onnx")
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return the folder of this module's models."""
+    return tmp_path_factory.mktemp("masks")
+
+
+def _calls(mask: np.ndarray, counts: Tuple[int, ...]) -> Iterator[Tuple[np.ndarray, np.ndarray]]:
+    """Yield the tokens of each call and the columns of the mask up to them."""
+    end, tokens = 0, tokens_of(2, mask.shape[1])
+    for count in counts:
+        end += count
+        yield tokens[:, end - count : end], mask[:, :end]
+
+
+def _theirs(peer: Any, mask: np.ndarray, counts: Tuple[int, ...]) -> np.ndarray:
+    outputs, cache = [], None
+    for tokens, seen in _calls(mask, counts):
+        how: Dict[str, Any] = {"attention_mask": torch.from_numpy(seen)}
+        if peer.config.model_type not in ("bloom", "mpt", "falcon"):  # these have no such argument
+            positions = (seen.cumsum(1) - 1).clip(0)[:, -tokens.shape[1] :]
+            how["position_ids"] = torch.from_numpy(positions)
+        with torch.no_grad():
+            result = peer(torch.from_numpy(tokens), past_key_values=cache, use_cache=True, **how)
+        cache = result.past_key_values
+        outputs.append(result.logits.numpy())
+    return np.concatenate(outputs, 1)
+
+
+def _ours(graph: Any, mask: np.ndarray, counts: Tuple[int, ...]) -> np.ndarray:
+    states = {}
+    for value in graph.get_inputs():
+        if value.name.startswith("past"):
+            sizes = [len(mask) if size == "batch_size" else size for size in value.shape]
+            sizes = [0 if isinstance(size, str) else size for size in sizes]
+            states[value.name] = np.zeros(sizes, np.float32)
+    outputs: List[np.ndarray] = []
+    for tokens, seen in _calls(mask, counts):
+        results = graph.run(None, {"input_ids": tokens, "attention_mask": seen, **states})
+        outputs.append(results[0])
+        named = {value.name: x for value, x in zip(graph.get_outputs(), results, strict=True)}
+        states = {past: named[past.replace("past_key_values", "present")] for past in states}
+    return np.concatenate(outputs, 1)
+
+
+def _mask(name: str) -> np.ndarray:
+    """Return a mask [2,20] whose second row has no padding."""
+    return np.stack([np.array(list(MASKS[name]), np.int64), np.ones(20, np.int64)])
+
+
+@pytest.mark.parametrize("calls", CALLS)
+@pytest.mark.parametrize("padding", MASKS)
+@pytest.mark.parametrize("name", FAMILIES)
+def test_a_mask_gives_the_logits_of_transformers(
+    name: str, padding: str, calls: str, place: Path
+) -> None:
+    (peer, graph), mask = _made(name, place / name), _mask(padding)
+    seen = mask == 1
+    wanted = _theirs(peer, mask, CALLS[calls])[seen]
+    ours = _ours(graph, mask, CALLS[calls])[seen]
+    assert (np.abs(ours - wanted) <= ABSOLUTE + RELATIVE * np.abs(wanted)).all()
+
+
+@pytest.mark.parametrize("target", ["onnx", "ort", "torchscript"])
+def test_a_delta_rule_refuses_zeros_between_ones(target: str) -> None:
+    config = decoder("nope", mechanism="gated_delta")
+    folder = artefact(config, target, signature="mask")
+    mask, tokens = _mask("between"), tokens_of(2, 20)
+    if target == "torchscript":
+        graph = torch.jit.load(folder / "model.pt")
+        states = [torch.zeros(2, *state.axes[1:]) for state in load(folder).manifest.states]
+        call: Any = functools.partial(graph, torch.from_numpy(tokens), torch.from_numpy(mask))
+        with pytest.raises(RuntimeError, match="index out of range|out of bounds"):
+            call(states)
+        return
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 4
+    session = onnxruntime.InferenceSession(folder / "model.onnx", options)
+    with pytest.raises(Exception, match="attention_mask: expected no 0 between the ones of a row"):
+        _ours(session, mask, (20,))
+    assert np.isfinite(_ours(session, _mask("before"), (20,))).all()
+
+
+def test_a_session_refuses_zeros_between_ones(tmp_path: Path) -> None:
+    session = load(exported(tmp_path / "a", decoder("rope"), "onnx"), provider="cpu").session()
+    rule = "expected attention_mask without zeros between the ones of a row, got row 0 with tokens"
+    with pytest.raises(ValueError, match=rule):
+        session.prefill(tokens_of(2, 20), attention_mask=_mask("between"))
+
+
+def test_rows_of_a_session_with_a_mask_count_tokens_after_shorter_rows(tmp_path: Path) -> None:
+    config = decoder("rope", sees={"name": "window", "size": 4})
+    folder = exported(tmp_path / "a", config, "onnx", signature="mask")
+    session, tokens = load(folder, provider="cpu").session(), tokens_of(2, 20)
+    session.prefill([tokens[0, :6], tokens[1, :12]])
+    ours = session.prefill([tokens[0, 6:14], tokens[1, 12:]])
+    wanted = session.prefill(tokens) if session.reset() is None else None
+    assert worst_error(ours[0], wanted[0, 6:14]) <= session.manifest.reference.tolerance
