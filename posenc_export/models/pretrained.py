@@ -6,7 +6,13 @@ from typing import Any, Dict, Mapping, Optional, Tuple, Union
 
 import torch
 
-from posenc_export.models import families, generation_settings, sentence_transformers, task_heads
+from posenc_export.models import (
+    families,
+    generation_settings,
+    sentence_transformers,
+    task_heads,
+    tokenizer_settings,
+)
 from posenc_export.models.block import AttentionBlock
 from posenc_export.models.checkpoint import HEADS, TOKENIZER, Checkpoint, read_config, read_ids
 from posenc_export.models.config import AttentionConfig, BlockConfig, StackConfig
@@ -153,6 +159,7 @@ def _text(
     files: Mapping[str, bytes], values: Mapping[str, Any], config: StackConfig, part: Optional[str]
 ) -> Text:
     """Return a checkpoint's tokenizer and, with a head, stop ids, start ids and generation."""
+    tokenizer_settings.check(files)
     others = {name: content for name, content in files.items() if name != TOKENIZER}
     tokenizer, vocabulary = files.get(TOKENIZER, b""), config.tokens.vocabulary
     if not config.head:

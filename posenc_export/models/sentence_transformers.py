@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import (
     Annotated,
     Any,
+    Collection,
     Dict,
     List,
     Literal,
@@ -60,6 +61,26 @@ ACTIVATIONS = {"Tanh": "tanh", "ReLU": "relu", "GELU": "gelu", "SiLU": "silu", "
 EMBEDDING = "sentence_embedding"
 WHERE, AGAIN, ANOTHER = "sentence-transformers", "download the folder again", "export another model"
 LONGEST = 2**31 - 1  # tokens of a text
+Length = Annotated[int, Meta(ge=1)]
+FORWARD = {"method": "forward", "method_output_name": "last_hidden_state"}
+# Keys of all files that are not read, with the values that change no embedding.
+UNREAD: Dict[str, Sequence[Any]] = {
+    **dict.fromkeys(("query_length", "document_length", "query_expansion"), (None,)),
+    **dict.fromkeys(("model_args", "tokenizer_args", "config_args"), (None, {})),
+    **dict.fromkeys(("model_kwargs", "processor_kwargs", "config_kwargs"), (None, {})),
+    **dict.fromkeys(("common", "chat_template"), ({},)),
+    "tokenizer_name_or_path": (None,),
+    "transformer_task": ("feature-extraction", None),
+    "modality_config": ({"text": FORWARD},),  # messages would be given to a chat template
+    "module_input_name": (EMBEDDING, None),
+    "module_output_name": (EMBEDDING, None),
+    "padding": (True, False, "longest", "max_length"),
+    "truncation": ("longest_first", True),
+    "unpad_inputs": (None, True, False),
+    "model_type": ("SentenceTransformer",),
+    "kwargs": ([],),
+}
+PROMPT_KEYS = ("__version__", "prompts", "default_prompt_name", "similarity_fn_name")
 Settings = TypeVar("Settings")
 
 
@@ -69,6 +90,7 @@ class Module(Struct):
     type: str
     path: Annotated[str, Meta(pattern=r"^[^\x00-\x1f\x7f]*\Z", max_length=255)]
     idx: int = 0
+    name: str = ""
 
 
 class Pooling(Struct):
@@ -77,18 +99,34 @@ class Pooling(Struct):
     pooling_mode: Union[str, List[str], None] = None
 
 
-class TextSettings(Struct):
-    """The file with the maximal length."""
+class TextCall(Struct):
+    """What is read of processing_kwargs: how the tokenizer is called."""
 
-    transformer_task: Optional[str] = "feature-extraction"
-    max_seq_length: Optional[Annotated[int, Meta(ge=1)]] = None
+    max_length: Optional[Length] = None
+    add_special_tokens: bool = True
+
+
+class TextSettings(Struct):
+    """What is read of the file with the maximal length."""
+
+    max_seq_length: Optional[Length] = None
     do_lower_case: Optional[bool] = None
+    processing_kwargs: Dict[str, Dict[str, Any]] = {}
+    module_output_name: Literal["token_embeddings"] = "token_embeddings"
+
+
+class TokenizerConfig(Struct):
+    """What is read of a tokenizer_config.json."""
+
+    model_max_length: Any = None
+    truncation_side: Optional[Literal["left", "right"]] = None
 
 
 class Dense(Struct):
     """The config of Dense."""
 
-    out_features: Annotated[int, Meta(ge=1)]
+    out_features: Length
+    in_features: Any = None
     bias: bool = True
     activation_function: str = "torch.nn.modules.activation.Tanh"
     module_input_name: Optional[str] = None
@@ -123,9 +161,7 @@ class Sentences:
 
     readout: ReadoutConfig  # pooling and the layers after it
     weights: Mapping[str, Tensor]  # tensors of the dense layers, by name in the module Readout
-    # Largest number of tokens of a text; None for that of the tokenizer and the encoder.
-    max_tokens: Optional[int]
-    lower: bool  # whether text is converted to lower case first
+    text: TextSettings
     files: Mapping[str, bytes]  # files to copy, by name
 
 
@@ -154,15 +190,19 @@ def read(folder: Path) -> Sentences:
             weights |= {f"layers.{len(layers)}.{name}": part for name, part in tensors.items()}
             layers.append(layer)
         elif kind == "Normalize":
+            if (place / "config.json").is_file():
+                _check_keys("Normalize", _json(place / "config.json"), ())
             layers.append({"name": "normalize"})
         elif kind != "Dropout":  # which does nothing in inference
             rule = "modules Pooling, Dense and Normalize after the encoder"
             raise refusal(WHERE, rule, kind, f"remove it, or {ANOTHER}")
-    most, lower = _text_settings(encoder)
+    found = [encoder / name for name in LENGTHS if (encoder / name).is_file()]
+    text = _typed(found[0], TextSettings) if found else TextSettings()
     prompts = folder / PROMPTS
     files = {PROMPTS: content(prompts)} if prompts.exists() else {}
+    _check_keys(PROMPTS, _json(prompts) if files else {}, PROMPT_KEYS)
     config = ReadoutConfig(output=EMBEDDING, pooling=names, layers=tuple(layers))
-    return Sentences(config, weights, most, lower, files)
+    return Sentences(config, weights, text, files)
 
 
 def attach(model: Stack, sentences: Sentences) -> None:
@@ -171,29 +211,39 @@ def attach(model: Stack, sentences: Sentences) -> None:
     """
     put(model, sentences.readout, sentences.weights)
     text, positions = model.text, model.config.max_positions
-    most = min(sentences.max_tokens or _limit(text) or positions, positions)
-    tokenizer = truncating(text.tokenizer, most, sentences.lower) if text.tokenizer else b""
+    name, settings = "tokenizer_config.json", sentences.text
+    values = json_of(WHERE, name, text.files.get(name, b"{}"), AGAIN)
+    config = typed(WHERE, name, values, TokenizerConfig, AGAIN)
+    call = _call(settings)
+    lengths = (call.max_length, settings.max_seq_length, _limit(config.model_max_length), positions)
+    most = min(next(length for length in lengths if length), positions)
+    side = config.truncation_side
+    tokenizer = truncating(text.tokenizer, most, settings, side) if text.tokenizer else b""
     files = {**text.files, **sentences.files}
     model.text = Text(tokenizer, text.stop_ids, text.start_ids, files)
 
 
-def truncating(tokenizer: bytes, most: int, lower: bool) -> bytes:
+def truncating(tokenizer: bytes, most: int, text: TextSettings, side: Optional[str]) -> bytes:
     """Return tokenizer.json changed to cut texts to `most` tokens, special tokens included, and not
-    to pad them. lower: convert text to lower case before all else.
+    to pad them, to convert text to lower case before all else and to add no special tokens where
+    the settings say so. side: which end is cut; None for that in tokenizer.json.
     """
     content = json_of(WHERE, "tokenizer.json", tokenizer, AGAIN)
     settings = typed(WHERE, "tokenizer.json", content, TokenizerFile, AGAIN)
     direction = "Right" if settings.truncation is None else settings.truncation.direction
+    direction = direction if side is None else side.title()
     cut = {"direction": direction, "max_length": most, "strategy": "LongestFirst", "stride": 0}
     content |= {"truncation": cut, "padding": None}
     normalizer = settings.normalizer
     lowers = '"Lowercase"' in json.dumps(content.get("normalizer"))
-    if lower and not lowers and not (normalizer and normalizer.lowercase):
+    if text.do_lower_case and not lowers and not (normalizer and normalizer.lowercase):
         further = [] if normalizer is None else [content["normalizer"]]
         if normalizer is not None and normalizer.type == "Sequence":
             further = normalizer.normalizers
         normalizers = [{"type": "Lowercase"}, *further]
         content["normalizer"] = {"type": "Sequence", "normalizers": normalizers}
+    if not _call(text).add_special_tokens:
+        content["post_processor"] = None
     return json.dumps(content, ensure_ascii=False).encode()
 
 
@@ -206,14 +256,41 @@ def _json(path: Path, kind: Type[Any] = dict) -> Any:
 
 
 def _typed(path: Path, kind: Type[Settings]) -> Settings:
-    return typed(WHERE, f"{path.parent.name}/{path.name}", _json(path), kind, AGAIN)
+    """Return what is read of a file, of which other keys must have values of UNREAD."""
+    name, values = f"{path.parent.name}/{path.name}", _json(path)
+    settings = typed(WHERE, name, values, kind, AGAIN)
+    _check_keys(name, values, kind.__struct_fields__)
+    return settings
+
+
+def _check_keys(name: str, values: Mapping[str, Any], read: Collection[str]) -> None:
+    """Raise ValueError for keys that are not read, unless their values change no embedding."""
+    for key, value in values.items():
+        allowed = UNREAD.get(key, ())
+        if key not in read and value not in allowed:
+            expected = " or ".join(map(repr, allowed)) or "left out, as it is unknown"
+            raise refusal(WHERE, f"{key} of {name} to be {expected}", f"{value!r:.80}", ANOTHER)
+
+
+def _call(settings: TextSettings) -> TextCall:
+    """Return how texts are given to the tokenizer."""
+    name, calls = "processing_kwargs", settings.processing_kwargs
+    _check_keys(name, calls, ("text", "audio", "image", "video"))
+    call = typed(WHERE, name, calls.get("text", {}), TextCall, AGAIN)
+    _check_keys(f"{name}.text", calls.get("text", {}), call.__struct_fields__)
+    return call
 
 
 def _modules(folder: Path) -> List[Tuple[str, Path]]:
     values = _json(folder / MODULES, list)
     listed = typed(WHERE, MODULES, values, Annotated[List[Module], Meta(min_length=1)], AGAIN)
+    for entry in values:
+        _check_keys(MODULES, entry, Module.__struct_fields__)
+    names = [module.name for module in listed]
+    if len(set(names)) < len(names):  # the library keeps the last one of a name only
+        raise refusal(WHERE, "modules of different names", ", ".join(names), "rename them")
     modules = []
-    for index, module in enumerate(sorted(listed, key=lambda module: module.idx)):
+    for index, module in enumerate(listed):
         package, _, kind = module.type.rpartition(".")
         place = folder / module.path
         own = package.partition(".")[0] == "sentence_transformers"
@@ -228,7 +305,7 @@ def _modules(folder: Path) -> List[Tuple[str, Path]]:
 
 def _pooling(place: Path) -> Tuple[str, ...]:
     config = _json(place / "config.json")
-    mode = _typed(place / "config.json", Pooling).pooling_mode
+    mode = typed(WHERE, "Pooling", config, Pooling, AGAIN).pooling_mode
     if mode is None:
         mode = [key for name, key in OLDER.items() if config.get(name)] or ["mean"]
     names: Sequence[str] = [mode] if isinstance(mode, str) else mode
@@ -236,22 +313,11 @@ def _pooling(place: Path) -> Tuple[str, ...]:
         if name not in POOLINGS:
             rule = f"pooling_mode to be one of {', '.join(POOLINGS)}"
             raise refusal(WHERE, rule, repr(name), suggestion(name, POOLINGS))
-    if other := sorted(set(config) - POOLING_KEYS):
-        raise refusal(WHERE, "keys of Pooling that are known", repr(other[0]), ANOTHER)
+    _check_keys("Pooling", config, POOLING_KEYS)
     if config.get("include_prompt") is False:
         got = "include_prompt false, which leaves out a prompt"
         raise refusal(WHERE, "pooling of all tokens", got, "set it to true")
     return tuple(POOLINGS[name] for name in names)
-
-
-def _text_settings(encoder: Path) -> Tuple[Optional[int], bool]:
-    """Return the maximal number of tokens or None, and whether text is converted to lower case."""
-    files = [encoder / name for name in LENGTHS if (encoder / name).is_file()]
-    settings = _typed(files[0], TextSettings) if files else TextSettings()
-    task = settings.transformer_task
-    if task != "feature-extraction":
-        raise refusal(WHERE, "transformer_task feature-extraction", repr(task), ANOTHER)
-    return settings.max_seq_length, bool(settings.do_lower_case)
 
 
 def _dense(place: Path) -> Tuple[Named, Dict[str, Tensor]]:
@@ -271,9 +337,7 @@ def _dense(place: Path) -> Tuple[Named, Dict[str, Tensor]]:
     return {**layer, "activation": ACTIVATIONS[name]}, tensors
 
 
-def _limit(text: Text) -> Optional[int]:
-    """Return model_max_length of tokenizer_config.json, or None."""
-    name = "tokenizer_config.json"
-    most = json_of(WHERE, name, text.files.get(name, b"{}"), AGAIN).get("model_max_length")
+def _limit(most: Any) -> Optional[int]:
+    """Return model_max_length of tokenizer_config.json as a number of tokens, or None."""
     # transformers writes 1e30 for no limit.
     return int(min(most, LONGEST)) if isinstance(most, (int, float)) and most >= 1 else None

@@ -13,12 +13,15 @@ from torch import Tensor
 
 from posenc_export.commands.cli import main
 from posenc_export.export import export
+from posenc_export.models import tokenizer_settings
 from posenc_export.models.pretrained import from_pretrained
 from posenc_export.runtime import load
+from posenc_export.runtime.artefact.tokenizer import read_tokenizer
 from posenc_export.shared.numerics import tolerance, worst_error
 from tests.models import checkpoints
 from tests.models.sentence_folders import DENSE, MOST, TEXTS, dense_weights, folder
 
+TEXT, MODEL = "sentence_bert_config.json", "config_sentence_transformers.json"
 pytest.importorskip("tokenizers", reason="tokenizers is not installed")
 POOLINGS: Dict[str, Callable[[Tensor], Tensor]] = {
     "cls": lambda x: x[0],
@@ -117,6 +120,63 @@ def test_prompts_are_put_before_texts_by_name_and_by_default(tmp_path: Path) -> 
         model.encode(["w5"], prompt="passage")
 
 
+def _rewritten(path: Path, change: Callable[[Any], Any]) -> None:
+    content = path.read_text() if path.is_file() else "{}"
+    path.write_text(json.dumps(change(json.loads(content))))
+
+
+CALLS: Dict[str, Tuple[Dict[str, Any], Dict[str, Any], Callable[[Any], Any]]] = {
+    "left": ({"truncation_side": "left"}, {}, lambda ids: [0, *ids[2 - MOST :], 2]),
+    "length": ({}, {"max_length": 6}, lambda ids: [0, *ids[:4], 2]),
+    "no special tokens": ({}, {"add_special_tokens": False}, lambda ids: ids[:MOST]),
+    "all": (
+        {"truncation_side": "left"},
+        {"max_length": 6, "add_special_tokens": False, "truncation": "longest_first"},
+        lambda ids: ids[-6:],
+    ),
+}
+
+
+@pytest.mark.parametrize("case", CALLS)
+def test_texts_are_cut_and_framed_as_the_settings_of_the_folder_say(
+    case: str, tmp_path: Path
+) -> None:
+    config, call, cut = CALLS[case]
+    folder(tmp_path, {"pooling_mode": "mean"})
+    _rewritten(tmp_path / "tokenizer_config.json", lambda values: {**values, **config})
+    processing = {"processing_kwargs": {"text": call}}
+    _rewritten(tmp_path / TEXT, lambda values: {**values, **processing})
+    content = from_pretrained(tmp_path).text.tokenizer
+    tokenizer = read_tokenizer(content, json.loads(content)["truncation"]["max_length"])
+    assert tokenizer.encode(TEXTS[-1]).ids == cut([4 + index % 50 for index in range(30)])
+
+
+BERT = {"type": "BertNormalizer", "lowercase": True, "handle_chinese_chars": True}
+SPACES = {"type": "Sequence", "pretokenizers": [{"type": "ByteLevel", "add_prefix_space": False}]}
+
+
+@pytest.mark.parametrize(
+    ("key", "written"),
+    [
+        *(("do_lower_case", True), ("strip_accents", True), ("tokenize_chinese_chars", True)),
+        ("add_prefix_space", False),
+    ],
+)
+def test_settings_of_a_tokenizer_that_contradict_its_file_are_refused(
+    key: str, written: bool
+) -> None:
+    def check(name: str, value: bool) -> None:
+        content = {"normalizer": BERT, "pre_tokenizer": SPACES}
+        config = {"tokenizer_class": name, key: value}
+        files = {"tokenizer.json": content, "tokenizer_config.json": config}
+        tokenizer_settings.check({name: json.dumps(it).encode() for name, it in files.items()})
+
+    check("BertTokenizer", written)
+    check("PreTrainedTokenizerFast", not written)  # transformers uses the file as it is
+    with pytest.raises(ValueError, match=f"expected {key} of .* to be {written} as in tokenizer"):
+        check("BertTokenizer", not written)
+
+
 def test_embeddings_do_not_depend_on_the_texts_that_are_read_together(tmp_path: Path) -> None:
     folder(tmp_path, {"pooling_mode": "mean"}, ["Normalize"])
     together = ours(tmp_path)
@@ -132,10 +192,6 @@ def test_the_encoder_alone_and_a_layer_are_read_from_the_folder(tmp_path: Path) 
         from_pretrained(tmp_path, part="embeddings").config.readout is None
         and from_pretrained(tmp_path, layer=1).config.width == 48
     )
-
-
-def _rewritten(path: Path, change: Callable[[Any], Any]) -> None:
-    path.write_text(json.dumps(change(json.loads(path.read_text()))))
 
 
 def _other_type(kind: str) -> Callable[[Any], Any]:
@@ -186,7 +242,7 @@ REFUSED: Dict[str, Tuple[str, Callable[[Any], Any], str]] = {
     "an unknown key": (
         "1_Pooling/config.json",
         lambda _: {"pooling_layers": 2},
-        "got 'pooling_layers'",
+        "expected pooling_layers of Pooling to be left out, as it is unknown, got 2; export",
     ),
     "another activation": (
         "2_Dense/config.json",
@@ -234,7 +290,35 @@ REFUSED: Dict[str, Tuple[str, Callable[[Any], Any], str]] = {
         r"Expected .int. >= 1 - at .\$.max_seq_length",
     ),
     "no JSON": ("modules.json", lambda _: {}, "modules.json to be a JSON list, got dict"),
+    "two modules of one name": (
+        "modules.json",
+        lambda modules: [*modules[:2], {**modules[2], "name": "1"}],
+        "expected modules of different names, got 0, 1, 1; rename them",
+    ),
 }
+FORWARD = {"method": "forward", "method_output_name": "last_hidden_state"}
+for _file, _key, _value in (
+    ("modules.json", "revision", "main"),
+    ("modules.json", "kwargs", ["task"]),
+    ("2_Dense/config.json", "dropout", 0.5),
+    (TEXT, "pad_to", 8),
+    (TEXT, "query_length", 32),
+    (TEXT, "processing_kwargs", {"text": {"stride": 2}}),
+    (TEXT, "processing_kwargs", {"chat_template": {"task": "query"}}),
+    (TEXT, "modality_config", {"text": FORWARD, "message": FORWARD}),
+    (TEXT, "tokenizer_args", {"model_max_length": 4}),
+    (MODEL, "truncate_dim", 8),
+    (MODEL, "model_type", "SparseEncoder"),
+):
+    REFUSED[f"{_key} of {_file}: {_value}"] = (
+        _file,
+        lambda values, key=_key, value=_value: (  # type: ignore[misc]
+            [{**module, key: value} for module in values]
+            if isinstance(values, list)
+            else {**values, key: value}
+        ),
+        r"^sentence-transformers: expected \w+ of [^ ]+ to be .*, got .*; export another model$",
+    )
 
 
 @pytest.mark.parametrize("case", REFUSED)
