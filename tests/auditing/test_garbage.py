@@ -1,6 +1,9 @@
 """What a server answers, and what users write, is refused in one line that says what is wrong."""
 
 import json
+import subprocess
+import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Iterator, List
 
@@ -9,7 +12,7 @@ import onnx
 import pytest
 
 from posenc_export import audit
-from posenc_export.auditing import completions_server, graph
+from posenc_export.auditing import completions_server, graph, page, repeat
 from posenc_export.commands.cli import main
 from tests.auditing.garbage import ANSWERS, KEY, flat, serving
 from tests.auditing.odd_graphs import CASES
@@ -26,8 +29,12 @@ def url() -> Iterator[str]:
 
 
 def refusal(arguments: List[str], capsys: pytest.CaptureFixture[str]) -> str:
-    """Return the line of a refusal."""
+    """Run the command, and return the line of its refusal."""
     assert main(["audit", *arguments]) == 2
+    return line_of(capsys)
+
+
+def line_of(capsys: pytest.CaptureFixture[str]) -> str:
     lines = [line for line in capsys.readouterr().err.splitlines() if not line.startswith("[")]
     assert len(lines) == 1 and lines[0].startswith("posenc: audit: expected "), lines
     return lines[0]
@@ -101,9 +108,8 @@ def test_an_odd_graph_is_audited_or_refused_in_one_line(
     name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     onnx.save(odd_graph(*CASES[name]), tmp_path / "model.onnx")
-    arguments = ["audit", str(tmp_path / "model.onnx"), *REFERENCE]
-    if main(arguments) == 2:
-        refusal(arguments[1:], capsys)
+    if main(["audit", str(tmp_path / "model.onnx"), *REFERENCE]) == 2:
+        line_of(capsys)
     else:
         last = capsys.readouterr().out.splitlines()[-1]
         assert last.startswith(("right in ", "wrong ", "could not be compared"))
@@ -127,6 +133,30 @@ def test_a_mask_in_bfloat16_is_fed_as_torch_has_it(axes: List[Any], tmp_path: Pa
     finest = np.where(mask < 0, np.finfo(np.float32).min, mask).astype(np.float32)
     seen = opened.run({**feeds, "attention_mask": finest.reshape(shape)})["seen"]
     np.testing.assert_array_equal(seen, mask.reshape(shape))
+
+
+NAMES = ["'''", '"""', "\\", "\\'", "a\nb", "a\rb", "\u2028", "{x}", "%s", "#", "\u00e9"]
+
+
+@pytest.mark.parametrize("name", NAMES, ids=ascii)
+def test_a_program_and_a_page_quote_the_names_of_others(name: str, tmp_path: Path) -> None:
+    inputs, outputs = CASES["nothing"]
+    past = name if name.isprintable() else "past"
+    inputs = {**inputs, past: inputs[PAST]}
+    outputs = {**outputs, f"present_{past}": outputs["present.0.key"]}
+    file = tmp_path / f"{name}.onnx"
+    onnx.save(odd_graph(inputs, outputs), file)
+    result = audit(file, lambda ids: flat(ids) + 1, quick=True)
+    assert result.verdict == "wrong" and repr(past) in result.program
+    compile(result.program.encode("utf-8"), "repeat.py", "exec")
+    if name == "'''":
+        (tmp_path / "repeat.py").write_text(result.program, "utf-8")
+        command = [sys.executable, tmp_path / "repeat.py"]
+        ran = subprocess.run(command, capture_output=True, text=True)
+        assert ran.returncode == 1 and "tolerance" in ran.stdout, ran.stderr
+    assert repeat.in_line("\udc80").encode("utf-8") == b"'\\udc80'"  # a byte that is no UTF-8
+    pytest.importorskip("matplotlib")
+    assert "<b>" not in page.render(replace(result, sentence="<b>"), "<b>")
 
 
 PAST = "past_key_values.0.key"
