@@ -22,22 +22,24 @@ FEATURES = {
 }
 # Causes, by the feature that all wrong calls have; without one, by the first wrong token.
 CAUSES = {
-    "row": "rows of a batch influence each other",
+    "row": "a row of a batch differs from the same row alone",
     "cache": "tokens read from the cache differ from those of a full pass",
-    "behind": "padding behind the tokens of a row is not ignored",
-    "mask": "the padding before and behind the tokens of a row is not that of its mask",
-    "padding": "padding is not ignored, or the positions of its row are wrong",
-    "offset": "the position of the first token is not applied",
-    "positions ignored": "position_ids change nothing, the graph counts slots",
+    "behind": "padding behind the tokens of a row changes their outputs",
+    "mask": "padding changes the outputs of tokens, before them and behind them",
+    "padding": "padding before the tokens of a row changes their outputs: it is seen, or counted",
+    "offset": "the position of the first token changes outputs by rotation, mask or bias otherwise "
+    "than in the reference",
+    "positions ignored": "position_ids change nothing",
     "copied row": "a row is a copy of the first row of the batch",
-    "window": "the window is not that of the reference",
-    "length": "the computation of the reference changes at this length, that of the graph does not",
-    "capacity": "the cache holds fewer tokens than were read",
+    "window": "the graph differs where a window of the reference ends",
+    "length": "the graph differs where the computation of the reference changes",
+    "capacity": "tokens read from the cache differ from this length on, as if it held no more",
     "angles": "small errors behind the first tokens, as of angles in float16 or float32",
-    "half precision": "errors of the size of float16 at all tokens",
-    "attention": "the rotation, layout, theta or scale of attention",
-    "everywhere": "weights, norms or embeddings, since the first token is wrong, too",
-    "position": "something that depends on the position",
+    "half precision": "errors of the size of float16, the first token included",
+    "attention": "attention differs, as by another rotation, layout, theta or scale",
+    "everywhere": "the first token is wrong, too, as by other weights, norms or embeddings",
+    "position": "something that depends on the position or the length",
+    "not finite": "outputs are NaN or infinite",
 }
 OTHERS = 0.02  # part of right tokens that may be beyond a threshold, right by chance
 SMALL = 2e-2  # largest error that rounding to half precision explains
@@ -70,17 +72,22 @@ def answer(observed: Observed, limit: np.ndarray, edges: Mapping[str, int]) -> A
     chosen, features = _simplest(has, wrong)
     group = {name: numbers[chosen] for name, numbers in table.items()}
     bad = wrong[chosen]
-    where, thresholds = _threshold(group, bad)
-    cause = _cause(features, group, bad, thresholds, edges)
+    cause = _cause(features, group, bad, _threshold(group, bad)[1], edges)
     if features == ("behind",) and "padding" in has and _kind(has, ("padding",))[wrong].any():
         cause = "mask"
-    calls = "every call"
+    # Of all calls with these features, as the cells are: others of them may be wrong earlier.
+    with_them = np.all([np.ones(len(wrong), bool), *(has[name] for name in features)], axis=0)
+    covered = {name: numbers[with_them] for name, numbers in table.items()}
+    where, _ = _threshold(covered, wrong[with_them])
+    rest, others = wrong & ~with_them, "; right in all others"
     if features:
         calls = "calls that " + " and ".join(FEATURES[name][2] for name in features)
-    others = ""
-    if features:
-        rest = ~np.all([has[name] for name in features], axis=0)
-        others = " and in other calls" if wrong[rest].any() else "; right in all others"
+        if rest.any():
+            others = f" and from position {int(table['index'][rest].min())} on in other calls"
+    else:
+        reach = table["index"] >= table["index"][wrong].min()
+        every = {*table["cell"][reach]} == {*table["cell"][wrong]}
+        calls, others = "every call" if every else "some calls, the simplest among them", ""
     sentence = f"wrong {where} in {calls}{others}: {CAUSES[cause]}"
     return Answer(sentence, cause, int(np.argmax(chosen & wrong)), features)
 
@@ -111,8 +118,9 @@ def _kind(has: Mapping[str, np.ndarray], features: Sequence[str]) -> np.ndarray:
 def _threshold(group: Mapping[str, np.ndarray], bad: np.ndarray) -> Tuple[str, Dict[str, int]]:
     """Return words for where the wrong tokens of a group begin, and the numbers in them."""
     total, position = group["past"] + group["new"], group["start"] + group["index"]
+    of = " of a sequence" if group["start"].any() else ""
     known = {
-        "index": (group["index"], "from position {} on"),
+        "index": (group["index"], f"from position {{}}{of} on"),
         "new": (group["new"], "in calls of {} or more tokens"),
         "total": (total, "in calls with {} or more tokens in cache and call"),
         "position": (position, "from position {} on"),
@@ -124,11 +132,12 @@ def _threshold(group: Mapping[str, np.ndarray], bad: np.ndarray) -> Tuple[str, D
             beyond &= known[name][0] >= least[name]
         if (beyond & ~bad).sum() <= OTHERS * max(1, (~bad).sum()):
             if all(least[name] == known[name][0].min() for name in names):
-                return "at all tokens", {"index": least["index"]}
+                return f"at {'' if bad.all() else 'almost '}all tokens", {"index": least["index"]}
             said = [known[name][1].format(least[name]) for name in names]
             return " ".join(said), {name: least[name] for name in names}
-    part = round(100 * bad.mean())
-    return f"from position {least['index']} on at {part} % of the tokens", {"index": least["index"]}
+    part = 100 * bad[group["index"] >= least["index"]].mean()
+    said = f"from position {least['index']}{of} on at {part:.0f} % of the tokens"
+    return said, {"index": least["index"]}
 
 
 def _cause(
@@ -140,6 +149,8 @@ def _cause(
 ) -> str:
     errors, index = group["error"][bad], group["index"][bad]
     first = thresholds.get("index", thresholds.get("position", 0))
+    if np.isinf(errors).all():
+        return "not finite"
     if "row" in features and not (group["row"][bad] == 0).any():
         return "row"
     if features == ("cache",) and first > 2 and thresholds.get("index", 0) > 2:

@@ -1,5 +1,8 @@
 """What the errors of single tokens have in common."""
 
+import re
+from typing import Any, Dict, Tuple
+
 import numpy as np
 import pytest
 
@@ -19,3 +22,57 @@ def test_what_every_call_has_is_no_cause(fixed: bool) -> None:
     said = answer(Observed(["cell"], columns, {}, {}), np.full(tokens, 1e-5), {})
     assert said.cause == ("everywhere" if fixed else "row")
     assert ("several rows" in said.sentence) == (not fixed)
+
+
+def table(*kinds: Tuple[int, int, Dict[str, int]]) -> Observed:
+    """Return the tokens of cells of 30 tokens, which are wrong from some token on up to another.
+    kinds: these two, and numbers of COLUMNS.
+    """
+    parts = []
+    for cell, (first, end, others) in enumerate(kinds):
+        index = np.arange(30.0)
+        columns = {"cell": cell, "rows": 1, "new": 30, "index": index, **others}
+        columns["error"] = np.where((index >= first) & (index < end), 0.5, 0.0)
+        parts.append([np.broadcast_to(columns.get(name, 0), 30) for name in COLUMNS])
+    joined = dict(zip(COLUMNS, np.concatenate(parts, axis=1), strict=True))
+    return Observed([str(cell) for cell in range(len(kinds))], joined, {}, {})
+
+
+PLAIN: Dict[str, int] = {}
+CACHE, PADDED, ROWS, START = {"before": 4}, {"padding": 2}, {"rows": 3}, {"start": 5}
+TABLES = [
+    ((18, 30, CACHE), (15, 30, {**CACHE, **ROWS}), (30, 30, PLAIN)),
+    ((18, 30, CACHE), (17, 30, PADDED), (30, 30, PLAIN)),
+    ((18, 30, PLAIN), (15, 30, PADDED), (17, 30, CACHE)),
+    ((18, 30, PLAIN), (30, 30, CACHE), (15, 20, ROWS)),
+    ((18, 30, PADDED), (16, 30, {**PADDED, **START}), (15, 17, ROWS), (30, 30, PLAIN)),
+]
+
+
+@pytest.mark.parametrize("kinds", TABLES)
+def test_the_sentence_names_the_first_wrong_position_of_the_cells(kinds: Any) -> None:
+    said = answer(table(*kinds), np.full(30 * len(kinds), 1e-5), {}).sentence
+    firsts = [first for first, _, _ in kinds if first < 30]
+    assert min(map(int, re.findall(r"from position (\d+)", said))) == min(firsts), said
+    assert ("in every call" in said) == (len(firsts) == len(kinds)), said
+
+
+@pytest.mark.parametrize(
+    ("features", "cause"),
+    [
+        (START, "offset"),
+        (CACHE, "cache"),
+        (PADDED, "padding"),
+        (ROWS, "row"),
+        (PLAIN, "everywhere"),
+    ],
+)
+def test_a_cause_is_said_only_of_what_was_observed(features: Dict[str, int], cause: str) -> None:
+    kinds = [(0, 30, features), (30, 30, PLAIN if features else CACHE)]
+    said = answer(table(*kinds), np.full(60, 1e-5), {})
+    assert said.cause == cause and "every call" not in said.sentence
+    for claim in ("not applied", "influence", "counts slots", "not ignored"):
+        assert claim not in said.sentence
+    infinite = table(*kinds)
+    infinite.columns["error"][:30] = np.inf
+    assert answer(infinite, np.full(60, 1e-5), {}).cause == "not finite"
