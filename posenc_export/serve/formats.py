@@ -48,7 +48,6 @@ class CompletionRequest(SamplingRequest):
     )
     suffix: Literal[None, ""] = None
     best_of: Literal[None, 1] = None
-    add_special_tokens: Literal[True] = True
 
 
 class Completions:
@@ -165,10 +164,6 @@ class ChatRequest(SamplingRequest):
     function_call: Literal[None, "none", "auto"] = None
     modalities: List[Literal["text"]] = ["text"]
     verbosity: Literal["medium"] = "medium"
-    echo: Literal[False] = False
-    add_generation_prompt: Literal[True] = True
-    continue_final_message: Literal[False] = False
-    add_special_tokens: Literal[False] = False
 
 
 class Chat:

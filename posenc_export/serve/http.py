@@ -64,12 +64,9 @@ def application(
     access.protect(app)
 
     @app.get("/", include_in_schema=False)
-    async def start(request: Request) -> Response:
-        return pages.start(app.openapi(), request)
-
     @app.get("/docs", include_in_schema=False)
-    async def reference() -> Response:
-        return pages.reference(app.openapi())
+    async def page(request: Request) -> Response:
+        return pages.page(app.openapi(), str(request.base_url).rstrip("/"))
 
     @app.get("/health", summary="200 if the server accepts requests, otherwise 503")
     async def health() -> Response:

@@ -1,11 +1,10 @@
-"""Pages of HTML that describe the server, without scripts and without other servers."""
+"""The page of HTML that describes the server, without scripts and without other servers."""
 
 import html
 import json
 import shlex
 from typing import Any, Dict, Iterable, List
 
-from fastapi import Request
 from fastapi.responses import HTMLResponse
 
 STYLE = (
@@ -22,31 +21,21 @@ EXAMPLES: Dict[str, Dict[str, Any]] = {
 }
 
 
-def start(described: Dict[str, Any], request: Request) -> HTMLResponse:
-    """Return the page at /: what is served, and how to call it. described: the API, as OpenAPI."""
-    url, paths = str(request.base_url).rstrip("/"), described["paths"]
-    parts = ["<p>Fields of requests: <a href='docs'>/docs</a></p>"]
-    for path, example in EXAMPLES.items():
-        if path in paths:
-            header, body = "-H 'Content-Type: application/json'", shlex.quote(json.dumps(example))
-            parts.append(f"<pre>{html.escape(f'curl {url}{path} {header} -d {body}')}</pre>")
-    return _page(described, [*parts, _routes(paths)])
-
-
-def reference(described: Dict[str, Any]) -> HTMLResponse:
-    """Return the page at /docs: all routes, with the fields of their requests."""
-    parts = [_routes(described["paths"])]
-    for path, methods in described["paths"].items():
-        if "requestBody" in methods.get("post", ()):
-            content = methods["post"]["requestBody"]["content"]["application/json"]["schema"]
-            parts.append(f"<h2>POST {html.escape(path)}</h2>{_fields(content)}")
-            for name, part in content.get("$defs", {}).items():
+def page(described: Dict[str, Any], url: str) -> HTMLResponse:
+    """Return the page: what is served, how to call it at `url`, and all routes with the fields of
+    their requests. described: the API, as OpenAPI.
+    """
+    paths, title = described["paths"], html.escape(described["info"]["summary"])
+    routes = [(p, method, route) for p, all in paths.items() for method, route in all.items()]
+    parts = [_table([f"{m.upper()} {path}", route["summary"]] for path, m, route in routes)]
+    for path, _, route in routes:
+        if "requestBody" in route:
+            schema = route["requestBody"]["content"]["application/json"]["schema"]
+            body = shlex.quote(json.dumps(EXAMPLES[path]))
+            command = f"curl {url}{path} -H 'Content-Type: application/json' -d {body}"
+            parts.append(f"<h2>{path}</h2><pre>{html.escape(command)}</pre>{_fields(schema)}")
+            for name, part in schema.get("$defs", {}).items():
                 parts.append(f"<h3>{html.escape(name)}</h3>{_fields(part)}")
-    return _page(described, parts)
-
-
-def _page(described: Dict[str, Any], parts: Iterable[str]) -> HTMLResponse:
-    title = html.escape(described["info"]["summary"])
     head = f"<!doctype html><meta charset='utf-8'><title>{title}</title><style>{STYLE}</style>"
     return HTMLResponse(f"{head}<h1>{title}</h1>{''.join(parts)}", headers=HEADERS)
 
@@ -54,14 +43,6 @@ def _page(described: Dict[str, Any], parts: Iterable[str]) -> HTMLResponse:
 def _table(rows: Iterable[Iterable[str]]) -> str:
     cells = ("".join(f"<td>{html.escape(text)}</td>" for text in row) for row in rows)
     return f"<table>{''.join(f'<tr>{row}</tr>' for row in cells)}</table>"
-
-
-def _routes(paths: Dict[str, Any]) -> str:
-    return _table(
-        (f"{method.upper()} {path}", route["summary"])
-        for path, methods in paths.items()
-        for method, route in methods.items()
-    )
 
 
 def _fields(schema: Dict[str, Any]) -> str:

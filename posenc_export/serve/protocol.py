@@ -133,14 +133,9 @@ class SamplingRequest(Fields):
     service_tier: Literal["auto", "default"] = "auto"
     store: Literal[False] = False
     min_p: Zero = 0.0
-    min_tokens: Zero = 0.0
     repetition_penalty: One = 1.0
-    length_penalty: One = 1.0
     ignore_eos: Literal[False] = False
-    use_beam_search: Literal[False] = False
-    include_stop_str_in_output: Literal[False] = False
     skip_special_tokens: Literal[True] = True
-    spaces_between_special_tokens: Literal[True] = True
 
 
 def parse(body: Union[bytes, bytearray], kind: Type[SamplingRequest]) -> Any:

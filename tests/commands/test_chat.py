@@ -58,6 +58,24 @@ def test_several_prompts_are_the_turns_of_a_conversation(
     )
 
 
+def test_values_for_the_chat_template_are_given_in_json(
+    tmp_path: Path, capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    template = (
+        b"{% if enable_thinking is false %}{{ raise_exception('off') }}{% endif %}" + TEMPLATE
+    )
+    folder = _exported(tmp_path / "artefact", **{"chat_template.jinja": template})
+    for command in (["chat"], ["generate", "--chat", "--prompt", "a"]):
+        for given, said in [
+            ('{"enable_thinking": false}', "got an error (off)"),
+            ('{"enable": 1}', "expected names that the chat template reads (enable_thinking)"),
+            ("{", "chat_template_kwargs: expected the option to be JSON"),
+        ]:
+            monkeypatch.setattr(sys, "stdin", io.StringIO("a"))
+            assert main([*command, folder, "--chat-template-kwargs", given]) == 2
+            assert said in capsys.readouterr().err
+
+
 def test_each_line_is_a_message_and_new_begins_again(
     folder: str, capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:

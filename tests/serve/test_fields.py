@@ -2,7 +2,7 @@
 
 import json
 import re
-from typing import Any, Dict, Iterator, List, get_type_hints
+from typing import Any, Dict, Iterator, List, Tuple, get_type_hints
 
 import numpy as np
 import pytest
@@ -169,39 +169,26 @@ def test_padding_of_a_stream_is_refused_by_its_name(port: int) -> None:
 
 
 # Values that change nothing, of the fields of OpenAI's API and of vLLM.
-NEUTRAL: Dict[str, List[Any]] = {
-    "best_of": [1],
-    "echo": [False],
-    "frequency_penalty": [0],
-    "function_call": ["none", "auto"],
-    "functions": [[]],
-    "logit_bias": [{}, {"5": 0}],
-    "metadata": [{}],
-    "modalities": [["text"]],
-    "parallel_tool_calls": [True, False],
-    "presence_penalty": [0.0],
-    "prompt_cache_key": ["a"],
-    "prompt_cache_retention": ["in_memory"],
-    "response_format": [{"type": "text"}],
-    "safety_identifier": ["a"],
-    "service_tier": ["auto", "default"],
-    "store": [False],
-    "suffix": [""],
-    "tool_choice": ["none", "auto"],
-    "tools": [[]],
-    "verbosity": ["medium"],
-    "min_p": [0],
-    "min_tokens": [0],
-    "repetition_penalty": [1],
-    "length_penalty": [1.0],
-    "ignore_eos": [False],
-    "use_beam_search": [False],
-    "skip_special_tokens": [True],
-    "spaces_between_special_tokens": [True],
-    "include_stop_str_in_output": [False],
-    "top_logprobs": [0],
-    "stream_options": [{"include_usage": False}],
-}
+NEUTRAL: List[Tuple[str, List[Any]]] = [
+    ("echo store ignore_eos", [False]),
+    ("skip_special_tokens", [True]),
+    ("parallel_tool_calls", [True, False]),
+    ("frequency_penalty presence_penalty min_p", [0, 0.0]),
+    ("top_logprobs", [0]),
+    ("best_of repetition_penalty", [1]),
+    ("logit_bias", [{}, {"5": 0}]),
+    ("functions tools", [[]]),
+    ("function_call tool_choice", ["none", "auto"]),
+    ("metadata", [{}]),
+    ("modalities", [["text"]]),
+    ("prompt_cache_key safety_identifier user", ["a", ""]),
+    ("prompt_cache_retention", ["in_memory"]),
+    ("response_format", [{"type": "text"}]),
+    ("service_tier", ["auto", "default"]),
+    ("suffix", [""]),
+    ("verbosity", ["medium"]),
+    ("stream_options", [{"include_usage": False, "include_obfuscation": False}]),
+]
 WRONG = {"x": 1.5}  # as no field takes it
 
 
@@ -219,15 +206,14 @@ def test_every_field_of_openai_is_supported_or_neutral_or_refused_by_name(
     expected = Client(port).ask(path, body)[1]["choices"]
     described = Client(port).ask("/openapi.json")[1]["paths"][path]["post"]["requestBody"]
     ours = described["content"]["application/json"]["schema"]["properties"]
-    for name in {*get_type_hints(kinds[path]), *NEUTRAL} - body.keys():
+    neutral = {name: values for names, values in NEUTRAL for name in names.split()}
+    for name in {*get_type_hints(kinds[path]), *neutral} - body.keys():
         answer = Client(port).ask(path, {**body, name: None})
         assert answer[0] == 200 and answer[1]["choices"] == expected, name
-        for value in NEUTRAL.get(name, []) if name in ours else []:
+        for value in neutral.get(name, []) if name in ours else []:
             answer = Client(port).ask(path, {**body, name: value})
             assert answer[0] == 200 and answer[1]["choices"] == expected, (name, answer)
-        if name != "metadata" or name not in ours:
-            assert _refused(port, path, {**body, name: WRONG}).startswith(name), name
-    assert _refused(port, path, {**body, "metadata": {"a": "b"}}).startswith("metadata: expected")
+        assert _refused(port, path, {**body, name: WRONG}).startswith(name)
 
 
 def test_a_model_is_described_by_its_name_and_others_are_not_found(port: int) -> None:
@@ -241,12 +227,8 @@ def test_a_model_is_described_by_its_name_and_others_are_not_found(port: int) ->
 def test_pages_need_no_other_server_and_escape_the_name(path: str, port: int) -> None:
     status, page = Client(port).ask(path)
     assert status == 200 and "tiny &lt;b&gt;" in page and "<b>" not in page
-    assert re.findall(r"(?:src|href)\s*=\s*\S+|url\(\S+|@import|<script", page) in (
-        [],
-        ["href='docs'>/docs</a></p><pre>curl"],
-    )
-    assert "POST /v1/chat/completions" in page
-    assert path == "/" or "enable_thinking" in page and "include_obfuscation" in page
+    assert not re.search(r"(src|href)\s*=|url\(|@import|<script", page)
+    assert all(text in page for text in ("curl http://", CHAT, "enable_thinking", "StreamOptions"))
 
 
 def test_a_panic_of_the_tokenizers_library_is_status_400(

@@ -126,26 +126,13 @@ def read_tokenizer(content: bytes, most: Optional[int] = None) -> Any:
     return tokenizer
 
 
-class Merges(msgspec.Struct):
-    """What BPE in tokenizer.json joins to tokens."""
-
-    continuing_subword_prefix: Optional[str] = None
-    merges: Any = None
-
-
-class TokenizerFile(msgspec.Struct):
-    """A part of tokenizer.json."""
-
-    model: Merges
-
-
 def _check_merges(content: bytes) -> None:
     """Raise ValueError for a merge whose second token does not begin with the prefix that
     tokenizers cuts off by its length; within a character, that ends the process.
     """
-    model = msgspec.json.decode(content, type=TokenizerFile).model
-    prefix = model.continuing_subword_prefix or ""
-    for merge in model.merges or () if prefix else ():
+    model = msgspec.json.decode(content)["model"]
+    prefix = model.get("continuing_subword_prefix")
+    for merge in model.get("merges", ()) if prefix else ():
         second = merge.split(" ")[-1] if isinstance(merge, str) else merge[1]
         if not second.startswith(prefix):
             raise ValueError(f"a merge whose second token does not begin with {prefix!r}")
