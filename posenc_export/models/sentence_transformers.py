@@ -81,7 +81,7 @@ UNREAD: Dict[str, Sequence[Any]] = {
     "kwargs": ([],),
 }
 PROMPT_KEYS = ("__version__", "prompts", "default_prompt_name", "similarity_fn_name")
-Settings = TypeVar("Settings")
+Settings = TypeVar("Settings", bound=Struct)
 
 
 class Module(Struct):
