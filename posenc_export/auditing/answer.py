@@ -136,8 +136,8 @@ def _threshold(group: Mapping[str, np.ndarray], bad: np.ndarray) -> Tuple[str, D
             said = [known[name][1].format(least[name]) for name in names]
             return " ".join(said), {name: least[name] for name in names}
     part = 100 * bad[group["index"] >= least["index"]].mean()
-    said = f"from position {least['index']}{of} on at {part:.0f} % of the tokens"
-    return said, {"index": least["index"]}
+    where = f"from position {least['index']}{of} on at {part:.0f} % of the tokens"
+    return where, {"index": least["index"]}
 
 
 def _cause(

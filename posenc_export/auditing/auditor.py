@@ -224,8 +224,8 @@ class Auditor:
             return False
         rows, starts = self.interface.batch or 1, (0, self.interface.length or SHORT)
         (tokens, first), (_, moved) = (self._full_pass(rows, SHORT, start) for start in starts)
-        right = [self.reference.outputs(tokens, start) for start in starts]
-        return np.array_equal(first, moved) and not np.array_equal(*right)
+        right, other = (self.reference.outputs(tokens, start) for start in starts)
+        return np.array_equal(first, moved) and not np.array_equal(right, other)
 
     def limits(self, observed: Observed) -> np.ndarray:
         """Return the largest error of each token if the graph is right [N]."""

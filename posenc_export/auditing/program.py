@@ -20,9 +20,12 @@ from posenc_export.shared.foreign import FOREIGN, brief
 from posenc_export.shared.refusal import refusal
 
 
-def torch_program(loaded: Any, scripted: Any, names: List[str], changed: List[str]) -> Any:
+def torch_program(
+    loaded: Any, scripted: Any, names: List[str], changed: List[str], halves: List[str]
+) -> Any:
     """Take a program of torch.export, or one of TorchScript with nested names of its arguments.
-    Return its module, and run. names: of outputs; changed: buffers that a call writes.
+    Return its module, and run. names: of outputs; changed: buffers that a call writes; halves:
+    inputs in bfloat16, which numpy lacks.
     """
     import torch
     from torch.utils import _pytree as pytree
@@ -38,13 +41,20 @@ def torch_program(loaded: Any, scripted: Any, names: List[str], changed: List[st
     def run(inputs: Mapping[str, np.ndarray]) -> Arrays:
         for name in changed:
             buffers[name].copy_(torch.from_numpy(inputs[name]))
-        flat = [torch.from_numpy(inputs[name].copy()) if name in inputs else name for name in given]
+        flat = [tensor(inputs[name], name) if name in inputs else name for name in given]
         arguments, named = pytree.tree_unflatten(flat, spec)
         with torch.no_grad():
             results = pytree.tree_leaves(call(*arguments, **named))
-        arrays = [value.numpy() for value in results if isinstance(value, torch.Tensor)]
-        arrays += [buffers[name].numpy().copy() for name in changed]
+        arrays = [array(value) for value in results if isinstance(value, torch.Tensor)]
+        arrays += [array(buffers[name]).copy() for name in changed]
         return dict(zip(names, arrays, strict=True))
+
+    def tensor(array: np.ndarray, name: str) -> Any:
+        copied = torch.from_numpy(array.copy())
+        return copied.bfloat16() if name in halves else copied
+
+    def array(value: Any) -> np.ndarray:
+        return (value.float() if value.dtype == torch.bfloat16 else value).numpy()
 
     return module, run
 
@@ -63,9 +73,8 @@ class Program:
         loaded, exported = _checked(path)
         load = f"torch.{'export' if exported else 'jit'}.load"
         weights = loaded.state_dict if exported else loaded.state_dict()
-        dtypes = [weight.dtype for weight in weights.values()]
-        half = dtypes.count(torch.float16) > dtypes.count(torch.float32)
-        self.precision = "float16" if half else "float32"
+        dtypes = [str(weight.dtype).removeprefix("torch.") for weight in weights.values()]
+        self.precision = max(("float32", "float16", "bfloat16"), key=dtypes.count)
         self.inputs: List[Value]
         self.outputs: List[Value]
         changed, nested = _changed(loaded) if exported else [], None
@@ -74,8 +83,9 @@ class Program:
         else:
             nested = self._of_script(loaded)
         names = [value.name for value in self.outputs] + [f"{name}_out" for name in changed]
-        module, self._run = torch_program(loaded, nested, names, changed)
-        code = source_of(torch_program, f"{load}(path)", nested, names, changed)
+        halves = [value.name for value in self.inputs if value.dtype == "bfloat16"]
+        module, self._run = torch_program(loaded, nested, names, changed, halves)
+        code = source_of(torch_program, f"{load}(path)", nested, names, changed, halves)
         self.code = f"import torch\n\n\n{code}"
         buffers = dict(module.named_buffers())
         for name in changed:

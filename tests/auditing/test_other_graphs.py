@@ -63,6 +63,33 @@ def test_a_program_with_a_static_cache_in_its_buffers_is_audited(
         assert ended.returncode == 1 and "tolerance" in ended.stdout, ended.stderr
 
 
+class Masked(torch.nn.Module):
+    """Attention of one head with a mask [B,1,S,S] of numbers that are added to scores."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.embedding, self.head = torch.nn.Embedding(32, 16), torch.nn.Linear(16, 32)
+
+    def forward(self, input_ids: torch.Tensor, attention_mask: torch.Tensor) -> torch.Tensor:
+        x = self.embedding(input_ids)
+        return self.head(x + (x @ x.mT / 4 + attention_mask[:, 0]).softmax(-1) @ x)
+
+
+def test_a_program_in_bfloat16_is_audited(tmp_path: Path) -> None:
+    def reference(ids: torch.Tensor) -> torch.Tensor:
+        later = torch.ones(len(ids), 1, ids.shape[1], ids.shape[1]).triu(1)
+        return Masked()(ids, -1e30 * later)
+
+    ids, mask, dynamic = torch.ones(2, 9).long(), torch.zeros(2, 1, 9, 9), torch.export.Dim.DYNAMIC
+    axes = ({0: dynamic, 1: dynamic}, {0: dynamic, 2: dynamic, 3: dynamic})
+    module, inputs = Masked().bfloat16(), (ids, mask.bfloat16())
+    exported = torch.export.export(module, inputs, dynamic_shapes=axes)
+    torch.export.save(exported, tmp_path / "model.pt2")
+    result = audit(tmp_path / "model.pt2", reference, quick=True)
+    assert result.right and max(cell.error for cell in result.cells) > 1e-4, result.sentence
+
+
 SLOTS = 48
 
 
