@@ -2,7 +2,7 @@
 
 import functools
 from pathlib import Path
-from typing import Any, Collection
+from typing import Any, Collection, Dict
 
 import numpy as np
 
@@ -28,8 +28,11 @@ def saturates() -> bool:
     """Return whether ONNX Runtime limits sums of two products to 16 bits here, as the instruction
     vpmaddubsw does that it chooses for processors with AVX2 or AVX-512 and without VNNI.
     """
-    scales = {"one": np.float32([1]), "point": np.uint8([0])}
-    numbers = {"w": np.full((SIZE, SIZE), 127, np.int8), **scales}
+    numbers: Dict[str, np.ndarray] = {
+        "w": np.full((SIZE, SIZE), 127, np.int8),
+        "one": np.ones(1, np.float32),
+        "point": np.zeros(1, np.uint8),
+    }
     constants = {name: constant(name, array) for name, array in numbers.items()}
     graph = Nodes(constants=constants, opsets={"": 21, "com.microsoft": 1})
     names = ["x", "w", "one", "one", "point"]
