@@ -25,7 +25,8 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
 
 MEMORY = 1 << 29  # bytes of the address space
-LONGEST = 1 << 24  # characters of a rendered text
+LONGEST = 1 << 22  # characters of a rendered text
+SHOWN = 1000  # characters of an error
 
 
 class Generation(Extension):
@@ -89,7 +90,7 @@ def _environment() -> ImmutableSandboxedEnvironment:
     return environment
 
 
-@functools.lru_cache(8)
+@functools.lru_cache(1)
 def _compiled(template: str) -> Any:
     return _environment().from_string(template)
 
@@ -107,7 +108,7 @@ def _answer(template: str, values: Any) -> Dict[str, Any]:
     except MemoryError:  # ends the process
         raise
     except Exception as error:  # of any kind that Jinja or a template's calls raise; the caller
-        return {"error": str(error) or type(error).__name__}  # names the template
+        return {"error": str(error)[:SHOWN] or type(error).__name__}  # names the template
 
 
 def main() -> None:
