@@ -48,11 +48,11 @@ def from_pretrained(
         path: folder with config.json and model.safetensors or pytorch_model.bin, whole or in
             shards, as transformers saves it, and perhaps an adapter (models/adapters.py).
             tokenizer.json and the files in models.checkpoint.TOKENIZER_FILES are copied into
-            artefacts if they exist. Or a GGUF
-            file, whose name ends in .gguf, which holds all of these. A folder of
-            sentence-transformers (models/sentence_transformers.py) gives a model with the second
-            output sentence_embedding; one with a task head that models/task_heads.py knows, the
-            second output logits. Decoders with a second output have no cache.
+            artefacts if they exist. Or a GGUF file, whose name ends in .gguf, which holds all of
+            these. A folder of sentence-transformers (models/sentence_transformers.py) gives a
+            model with the second output sentence_embedding; one with a task head that
+            models/task_heads.py knows, the second output logits. Decoders with a second output
+            have no cache.
         layer: index of a layer whose attention, with its encodings, is returned as a block; None
             for the whole model.
         max_positions: number of positions, for the range 0 .. max_positions - 1; None for
