@@ -217,8 +217,8 @@ OPERATIONS = (
     ),
     (
         "export/signatures.py",
-        "attention_mask.cumsum(1) - 1)",
-        "attention_mask.cumsum(1))",
+        "clamp(min=0).cumsum(1) - 1)",
+        "clamp(min=0).cumsum(1))",
         "tests/export/test_parity.py -k 'mask_signature and learned'",
     ),
 )
