@@ -135,8 +135,12 @@ class SegmentSignature(Signature):
         return self.model(x, places, coordinates, places, first, states, token_type_ids)
 
 
-class SegmentMaskSignature(MaskSignature):
+class SegmentMaskSignature(Signature):
     """MaskSignature for models with token types, without states."""
+
+    def __init__(self, model: Model) -> None:
+        super().__init__(model)
+        self.by_slot, self.refuses = counts_slots(model), refuses_gaps(model)
 
     def forward(
         self, x: Tensor, token_type_ids: Tensor, attention_mask: Tensor, states: List[Tensor]
