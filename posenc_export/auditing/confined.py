@@ -12,7 +12,7 @@ import tempfile
 import threading
 import time
 from pathlib import Path
-from typing import Any, BinaryIO, Dict, List, Mapping, Tuple, Type
+from typing import IO, Any, Dict, List, Mapping, Tuple, Type
 
 import msgspec
 import numpy as np
@@ -62,6 +62,8 @@ ERRORS: Dict[str, Type[Exception]] = {
     "refused": ValueError, "missing": ModuleNotFoundError, "impossible": NotPossible,
     "failed": Failed,
 }  # fmt: skip
+# What reading and running a graph raises. Others are bugs, and end the process.
+HANDLED: Tuple[Type[Exception], ...] = (ModuleNotFoundError, NotPossible, OSError, *FOREIGN)
 
 
 class Confined:
@@ -140,14 +142,14 @@ def _name(status: int) -> str:
     return signal.Signals(-status).name if status < 0 else f"exit status {status}"
 
 
-def _send(stream: BinaryIO, message: Any) -> None:
+def _send(stream: IO[bytes], message: Any) -> None:
     content = msgspec.msgpack.encode(message)
     stream.write(len(content).to_bytes(8, "little"))
     stream.write(content)
     stream.flush()
 
 
-def _receive(stream: BinaryIO) -> bytes:
+def _receive(stream: IO[bytes]) -> bytes:
     """Read a message. Raise EOFError for a part of one."""
     size = int.from_bytes(stream.read(8), "little")
     content = stream.read(size) if 0 < size <= LONGEST else b""
@@ -193,7 +195,7 @@ def serve() -> None:
             _send(answers, ("value", answer))
         except EOFError:
             return
-        except (ModuleNotFoundError, NotPossible, OSError, *FOREIGN) as error:
+        except HANDLED as error:
             kind = {ModuleNotFoundError: "missing", NotPossible: "impossible"}.get(type(error))
             own = isinstance(error, (ValueError, GraphError)) or kind is not None
             text = (

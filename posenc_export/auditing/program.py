@@ -4,7 +4,7 @@ import logging
 import re
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, List, Mapping, Set, Tuple
+from typing import Any, List, Mapping, Set, Tuple, Type
 
 import numpy as np
 import torch
@@ -126,6 +126,7 @@ def _checked(path: Path) -> Tuple[Any, bool]:
     reads the entries that they checked. Return it, and whether it is a program of torch.export.
     """
     # torch.jit warns at every call; torch.export logs tracebacks of errors that are handled here.
+    errors: Tuple[Type[Exception], ...] = (*FOREIGN, torch._export.verifier.SpecViolationError)
     silent = quiet(DeprecationWarning, FutureWarning, logger="torch.export", level=logging.CRITICAL)
     try:
         with path.open("rb") as stream, silent:
@@ -137,7 +138,7 @@ def _checked(path: Path) -> Tuple[Any, bool]:
             loaded: Any = torch.jit.load(read)  # type: ignore[arg-type]
             script_archive.check_graph(loaded.inlined_graph)
             return loaded, exported
-    except (*FOREIGN, torch._export.verifier.SpecViolationError) as error:
+    except errors as error:
         rule = "a program of torch.export or TorchScript that runs operators of torch alone"
         got = f"{path}: {brief(error)}"
         raise refusal("audit", rule, got, "give another file") from None
