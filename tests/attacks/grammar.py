@@ -258,7 +258,7 @@ def of_script() -> Iterator[Attack]:
         for method in ("forward", "__setstate__"):
 
             def content(trace: Path, body: Any = body, method: str = method) -> bytes:
-                at = text.index("    ", text.index(head) + len(head)) if method == "forward" else 0
+                at = text.index(":\n", text.index(head)) + 2 if method == "forward" else 0
                 added = text[:at] + body(trace) + text[at:]
                 if method != "forward":
                     start = text.index("  def forward")
