@@ -24,8 +24,8 @@ CLASS = re.compile(
     r"|collections\.OrderedDict|torch\.jit\._pickle\.(?:build_\w+list|restore_type_tag)"
     r"|torch\.\w+Storage",
 )
-# What code may not contain: methods that run while it is loaded, classes of C++, and an operator that
-# a graph may lack because nothing reads its result.
+# What code may not contain: methods that run while it is loaded, classes of C++, and an operator
+# that a graph lacks where nothing reads its result.
 RUNS = re.compile(rb"__setstate__|torch\.classes|\bfrom_file\b")
 # Operators that read or write files or start threads, or that run what was not inlined.
 REFUSED = re.compile(
