@@ -11,6 +11,7 @@ from posenc_export.runtime.artefact.summary import summary
 from posenc_export.runtime.graphs.ort_options import EIGHT_BITS, FOUR_BITS
 from posenc_export.shared.suggestion import check_name
 
+NAME = re.compile(r"[A-Za-z_][\w.]*", re.ASCII)  # without quotes, as it stands in a string
 LAYERED = re.compile(r"past_key_values\.(\d+)\.(\w+)\Z")
 Layout = Tuple[str, Tuple[Axis, ...], int]  # dtype, axes and initial value of a state
 CAPACITY = 1024  # slots of in-place caches, unless the range of positions is shorter
@@ -100,6 +101,11 @@ def _check(manifest: Manifest, language: str) -> None:
     if manifest.passed_dtype != manifest.dtype:
         rule = "an artefact in float32 or float16 for --runtime"
         raise ValueError(f"{where} {rule}, got {manifest.dtype}; {remedy}")
+    states = [name for state in manifest.states for name in (state.past, state.present)]
+    for name in [*states, *(value.name for value in manifest.outputs)]:
+        if not NAME.fullmatch(name):
+            rule = "names of letters, digits, _ and . for --runtime"
+            raise ValueError(f"{where} {rule}, got {name!r}; {remedy}")
     known = [name for name in INPUTS if name != "input_features"]  # by the tables of the templates
     for value in manifest.inputs:
         if value.name not in known:

@@ -11,6 +11,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Any, Dict, Sequence
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -506,6 +507,18 @@ def test_a_description_cannot_put_code_into_a_program(tmp_path: Path) -> None:
             and program(manifest, language).isascii()
             and "\x1b" not in program(manifest, language)
         )
+
+
+@pytest.mark.parametrize("name", ['"); raise SystemExit', "a\\", "a\nb", "é", ""])
+@pytest.mark.parametrize("field", ["outputs", "states"])
+def test_a_name_that_could_end_a_string_of_a_program_is_refused(
+    field: str, name: str, tmp_path: Path
+) -> None:
+    manifest = manifests.read(_made("rope", "onnx", "positions", tmp_path / "a"))
+    first, *others = getattr(manifest, field)
+    changed = msgspec.structs.replace(first, **{"name" if field == "outputs" else "past": name})
+    with pytest.raises(ValueError, match="expected names of letters, digits, _ and . for --run"):
+        program(manifest.replace(**{field: (changed, *others)}), "python")
 
 
 @pytest.mark.parametrize("language", LANGUAGES)

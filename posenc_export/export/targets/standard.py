@@ -12,8 +12,8 @@ from posenc_export.ops import graph
 from posenc_export.ops.graph import Append, Attend, AttentionWeights, LastHidden
 
 NEVER = -np.inf
-# Lower bound of scores, as in ops.attention_weights; a softmax over -inf only gives NaN.
 GAPS = "attention_mask: expected no 0 between the ones of a row; put padding before or behind"
+# Lower bound of scores, as in ops.attention_weights; a softmax over -inf only gives NaN.
 LEAST = -1e30
 
 
