@@ -3,8 +3,10 @@
 from pathlib import Path
 from typing import Dict, List
 
+import numpy as np
 import pytest
 
+from posenc_export.auditing import confined
 from posenc_export.commands.cli import main  # noqa: F401  imported before the hook listens
 from tests.attacks import grammar, harness
 from tests.auditing.graphs import model_of
@@ -28,6 +30,16 @@ def test_a_threat_is_refused_by_every_command(name: str, checkpoint: Path, tmp_p
         folder = tmp_path / command
         wrong += harness.tried(threat.write, command, checkpoint, folder, refused, ends)
     assert not wrong, f"{threat.__doc__}\n" + "\n".join(wrong)
+
+
+def test_the_process_of_a_graph_computes_and_its_end_is_one_line(tmp_path: Path) -> None:
+    (tmp_path / "model.onnx").write_bytes(grammar.right("onnx"))
+    graph = confined.Confined(tmp_path / "model.onnx", 300.0)
+    feeds = {"input_ids": np.zeros((2, 3), np.int64)}
+    assert not graph.run(feeds)["logits"].any() and graph.outputs[0].axes == ("b", "s", 61)
+    graph._child.kill()
+    with pytest.raises(ValueError, match="expected a graph .* ended with SIGKILL"):
+        graph.run(feeds)
 
 
 CONFINED = ("endless", "allocation")  # payloads for which threats have a test with the child
