@@ -8,6 +8,7 @@ import numpy as np
 
 from posenc_export.auditing.inputs import Value
 from posenc_export.runtime.session.errors import RUN_ERRORS, GraphError
+from posenc_export.shared.foreign import brief
 from posenc_export.shared.refusal import refusal
 
 Arrays = Dict[str, np.ndarray]
@@ -102,7 +103,7 @@ class Graph:
         try:
             sessions, self._run = onnx_runtime(str(path), names)
         except Exception as error:  # the types of ONNX Runtime have no common base but Exception
-            line = str(error).strip().splitlines()[0]
+            line = brief(error)
             rule = "a graph that ONNX Runtime loads on the CPU"
             raise refusal("audit", rule, f"{path}: {line}", "give another graph") from None
         first, last = sessions[0], sessions[-1]

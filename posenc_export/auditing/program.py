@@ -16,7 +16,7 @@ from posenc_export.export.input_writes import written_by
 from posenc_export.runtime.artefact import archive, pt2_archive, script_archive
 from posenc_export.runtime.graphs.quiet import quiet
 from posenc_export.runtime.session.errors import RUN_ERRORS, GraphError
-from posenc_export.shared.foreign import FOREIGN, brief
+from posenc_export.shared.foreign import FOREIGN, brief, explained
 from posenc_export.shared.refusal import refusal
 
 
@@ -84,7 +84,8 @@ class Program:
             nested = self._of_script(loaded)
         names = [value.name for value in self.outputs] + [f"{name}_out" for name in changed]
         halves = [value.name for value in self.inputs if value.dtype == "bfloat16"]
-        module, self._run = torch_program(loaded, nested, names, changed, halves)
+        with explained("audit: expected a program that torch can call", "give another file"):
+            module, self._run = torch_program(loaded, nested, names, changed, halves)
         code = source_of(torch_program, f"{load}(path)", nested, names, changed, halves)
         self.code = f"import torch\n\n\n{code}"
         buffers = dict(module.named_buffers())

@@ -293,7 +293,7 @@ def _messages(message: Any, path: str = "model") -> Iterator[Tuple[str, Any, Any
         if field.message_type:
             for number, part in enumerate(parts):
                 yield from _messages(part, f"{name}[{number}]")
-        elif field.name != "raw_data":
+        elif field.name != "raw_data" and field.type != field.TYPE_ENUM:
             yield name, message, field
 
 

@@ -202,6 +202,8 @@ def _check_text(where: str, key: str, text: str, grammar: Grammar) -> None:
         passes = _is_nesting(text)
     elif key == "target":
         passes = grammar.operators.fullmatch(text) is not None
+    elif key == "forward_arg_names":  # which torch writes into the source of a function
+        passes = text.isidentifier() and text.isascii()
     elif key in ("as_string", "as_strings", "as_float", "as_floats"):
         passes = grammar.texts.fullmatch(text) is not None
     else:
