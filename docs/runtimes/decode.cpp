@@ -14,8 +14,8 @@
 #include <torch/script.h>
 
 #include <algorithm>
+#include <cstdlib>
 #include <iostream>
-#include <stdexcept>
 #include <string>
 #include <vector>
 
