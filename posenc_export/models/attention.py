@@ -53,7 +53,7 @@ class Attention(torch.nn.Module):
         self.scale = scale_of(config, encoding)
         self.softcap, self.cached, self.encoding = config.softcap or 0.0, config.cached, encoding
         self.kept = len(encoding.layer_states())
-        if self.kept and not config.cached:
+        if self.kept and config.causal and not config.cached:
             names = ", ".join(spec["name"] for spec in config.encodings)
             rule = f"a cache for {names}, which keeps a state between calls"
             raise refusal("attention", rule, "none", "leave cache out of sees")

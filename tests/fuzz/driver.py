@@ -205,7 +205,7 @@ class Driver:
                 np.random.default_rng(call["padding"]),
                 max(count, default=0) + call["padding"] % 4,
             )
-            columns = [np.sort(random.permutation(width)[:n]) for n in count]
+            columns = [int(random.integers(width - n + 1)) + np.arange(n) for n in count]
             inputs: Any = np.resize(
                 self.subject.texts[1], (len(count), width, *self.subject.texts.shape[2:])
             )

@@ -255,7 +255,7 @@ def test_unknown_and_repeated_names_in_a_file_are_refused(tmp_path: Path) -> Non
         "table.weight"
     }
     for extra, message in (
-        ("mystery", r"got mystery \[1\]; rename"),
+        ("mystery", r"got mystery \[1\]; leave it out if it is a buffer, rename"),
         ("q", "expected each weight once"),
     ):
         save_file({"q_proj.weight": torch.ones(1), extra: torch.ones(1)}, path)
