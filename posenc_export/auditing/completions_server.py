@@ -202,7 +202,7 @@ class Server:
         else:
             got = f"{len(tokens)} and {len(tops)}"
             raise self._refused(f"as many tokens as top_logprobs in {where}", got)
-        # posenc serve lists no token that ends a text.
+        # Servers need not list the token that ends a text.
         if len(rows) > count or not rows and choice.finish_reason != "stop":
             rule = f"1 to {count} tokens in {where}, or none if finish_reason is stop"
             raise self._refused(rule, f"{len(rows)} and {choice.finish_reason}")
