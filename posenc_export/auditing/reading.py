@@ -1,11 +1,10 @@
 """Opening the graph of a file by its content, whatever its suffix says."""
 
-import mmap
 from pathlib import Path
 from typing import Any
 
 from posenc_export.auditing.graph import FILES, Graph
-from posenc_export.runtime.graphs.onnx_files import locations
+from posenc_export.runtime.graphs.onnx_files import external_files
 from posenc_export.shared.refusal import refusal
 
 MARK = slice(4, 8), b"ET12"  # of a program of ExecuTorch (schema/program.fbs)
@@ -38,17 +37,11 @@ def graph_of(path: Path) -> Any:
 
 def _check_external(path: Path) -> None:
     """Raise ValueError for an ONNX file that reads others than files of its folder."""
-    if not path.stat().st_size:
-        raise refusal("audit", "a graph that ONNX Runtime loads", f"{path}, which is empty")
-    with (
-        path.open("rb") as stream,
-        mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) as content,
-    ):
-        try:
-            names = locations(content)
-        except ValueError as error:
-            rule, got = "a graph that ONNX Runtime loads on the CPU", f"{path} with {error}"
-            raise refusal("audit", rule, got, "give another file") from None
+    try:
+        names = external_files(path)
+    except ValueError as error:
+        rule, got = "a graph that ONNX Runtime loads on the CPU", f"{path}: {error}"
+        raise refusal("audit", rule, got, "give another file") from None
     for name in names:
         _check_beside(path, name)
 

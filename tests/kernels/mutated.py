@@ -1,6 +1,6 @@
 """Random changes of calls of the operator: attributes, numbers, sizes, and inputs left out."""
 
-from typing import Any, Iterator
+from typing import Any, Dict, Iterator, Tuple
 
 import numpy as np
 
@@ -10,7 +10,7 @@ from tests.kernels.calls import Case
 KINDS = ("rotation", "positions", "distance", "bias", "sinks", "query rows", "key rows", "decays",
          "pieces", "distance keys", "turns")  # fmt: skip
 LIMITS = {"chunk_size": 90, "softcap": 20.0, "local_window_size": 60}
-BASES = (
+BASES: Tuple[Dict[str, Any], ...] = (
     {"kinds": KINDS, "cached": (5, 3), "counts": (2, 2)},
     {"kinds": KINDS, "cached": (300,), "counts": (3,), "attributes": LIMITS},
     {"kinds": ("counts", "rotation"), "cached": (5, 3), "counts": (2, 1)},
@@ -26,7 +26,7 @@ def calls(count: int, seed: int) -> Iterator[Call]:
     """Yield calls with one to three changes each."""
     draw = np.random.default_rng(seed)
     formats = ("float32", "float16", "int8")
-    cases = [Case(**base, cache=cache) for base in BASES for cache in formats]  # type: ignore
+    cases = [Case(**base, cache=cache) for base in BASES for cache in formats]
     for number in range(count):
         case = cases[number % len(cases)]
         feeds, attributes = {**case.feeds}, {**case.node}

@@ -34,19 +34,24 @@ LENGTHS = {1: 8, 5: 4}  # bytes of the fixed-length wire types
 def check_external(path: Path, manifest: Manifest) -> None:
     """Raise ValueError unless a file is an ONNX model that reads only files of the manifest."""
     rule = f"runtime: expected {path.name} to"
+    try:
+        names = external_files(path)
+    except ValueError as error:
+        raise ValueError(f"{rule} be an ONNX model, got {error}; export again") from None
+    for name in sorted(names - manifest.files.keys()):
+        got = f"{name[:200]!r}; export again"
+        raise ValueError(f"{rule} read files that the manifest lists, got {got}")
+
+
+def external_files(path: Path) -> Set[str]:
+    """Return the external data files that an ONNX file names, or raise ValueError if it is none."""
     if not path.stat().st_size:
-        raise ValueError(f"{rule} be an ONNX model, got an empty file; export again")
+        raise ValueError("an empty file")
     with (
         path.open("rb") as stream,
         mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) as content,
     ):
-        try:
-            names = locations(content)
-        except ValueError as error:
-            raise ValueError(f"{rule} be an ONNX model, got {error}; export again") from None
-    for name in sorted(names - manifest.files.keys()):
-        got = f"{name[:200]!r}; export again"
-        raise ValueError(f"{rule} read files that the manifest lists, got {got}")
+        return locations(content)
 
 
 def locations(content: Buffer) -> Set[str]:
