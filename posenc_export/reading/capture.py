@@ -1,0 +1,398 @@
+"""The trace of a module on whole sequences: one graph of aten operators over any rows and tokens."""
+
+import copy
+import dataclasses
+import inspect
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Dict, Iterator, List, Optional, Sequence, Tuple, Union
+
+import sympy
+import torch
+from torch import Tensor, nn
+from torch.fx import Graph, GraphModule, Interpreter, Node
+
+from posenc_export.reading import causality, tracing
+from posenc_export.reading.graphs import clean, every_token, length_numbers, table_too_short
+from posenc_export.reading.refused import Refused, joined, naming, place_of_error
+
+Path = Tuple[Union[int, str], ...]  # where a tensor stands in what forward returns
+WARMED_AT_MOST = 2048  # tokens of an eager call of full length: scores take its square
+ROWS = 3
+CHECKED = 20  # tokens of a row of the checks
+
+
+@dataclass(eq=False)
+class Capture:
+    """A module traced on whole sequences, and the module itself.
+
+    graph: aten operators; its placeholders are `constants`, `input` x [B,S] or [B,S,E] and
+    `positions` [B,S] or [S], its output is `output` [B,S,*] of all tokens.
+    rows, tokens: the symbols B and S of its shapes.
+    constants, names: weights, buffers and tables of the trace, and how the module calls them.
+    least: the smallest S for which the trace is valid.
+    lengths: numbers that the module compares, divides or bounds a length with.
+    remedies: what the trace needed beside torch.export, a phrase each.
+    gives_last_token: the module returns the output of the last token alone.
+    example: x [3,S] or [3,S,E] of tokens that differ, for checks by numbers.
+    """
+
+    where: str
+    graph: Graph
+    constants: Dict[Node, Tensor]
+    names: Dict[Node, str]
+    input: Node
+    positions: Optional[Node]
+    output: Node
+    rows: sympy.Symbol
+    tokens: sympy.Symbol
+    least: int
+    max_positions: int
+    lengths: List[int]
+    remedies: List[str]
+    gives_last_token: bool
+    example: Tensor
+    causal: bool
+    module: "OneTensor" = field(repr=False)
+
+    def own(self, x: Tensor, fresh: bool = False) -> Tensor:
+        """The module's own output [B,S,*] for whole sequences x; [B,1,*] if it gives that of the
+        last token alone. fresh: as the first call of a module.
+        """
+        y = (self.module.copied() if fresh else self.module).of(x)
+        return y.unsqueeze(1) if self.gives_last_token and y.dim() == 2 else y
+
+    def whole(self, x: Tensor) -> Tensor:
+        """Output [B,S,*] of all tokens of whole sequences x, by the module itself; by its trace
+        if the module gives that of the last token alone.
+        """
+        return self.traced(x) if self.gives_last_token else self.own(x)
+
+    def traced(self, x: Tensor) -> Tensor:
+        """Output [B,S,*] of the graph for whole sequences x."""
+        given = {self.input: x, **self.constants}
+        if self.positions is not None:
+            given[self.positions] = counted(x, len(self.positions.meta["val"].shape))
+        values = [given[n] for n in self.graph.nodes if n.op == "placeholder"]
+        with torch.no_grad():
+            result: Tensor = Interpreter(GraphModule(nn.Module(), self.graph)).run(*values)[0]
+        return result
+
+
+class OneTensor(nn.Module):
+    """A module from x and positions to one tensor of its output.
+
+    module: in eval mode. positions: name of its argument. path: where the tensor stands.
+    """
+
+    def __init__(self, module: nn.Module, positions: Optional[str], axes: int, path: Path) -> None:
+        super().__init__()
+        self.module = module
+        self.argument = positions
+        self.axes = axes  # of positions
+        self.path = path
+
+    def forward(self, x: Tensor, positions: Optional[Tensor] = None) -> Tensor:
+        named = {} if self.argument is None else {self.argument: positions}
+        value = self.module(x, **named)
+        for key in self.path:
+            if isinstance(key, int) or isinstance(value, Mapping):
+                value = value[key]
+            else:
+                value = getattr(value, key)
+        return value
+
+    def inputs(self, x: Tensor) -> Tuple[Tensor, ...]:
+        """x, and its positions if the module takes them."""
+        return (x,) if self.argument is None else (x, counted(x, self.axes))
+
+    def of(self, x: Tensor) -> Tensor:
+        """The output for x, without a gradient."""
+        with torch.no_grad():
+            result: Tensor = self(*self.inputs(x))
+        return result
+
+    def copied(self) -> "OneTensor":
+        return OneTensor(private_copy(self.module), self.argument, self.axes, self.path)
+
+    def layers(self) -> Dict[int, str]:
+        """Names of the layers by id."""
+        return {id(layer): name for name, layer in self.named_modules()}
+
+
+def counted(x: Tensor, axes: int) -> Tensor:
+    """Positions 0, 1, ... of the tokens of x, [B,S] or [S]."""
+    counts = torch.arange(x.shape[1])
+    return counts if axes == 1 else counts.expand(x.shape[0], -1).contiguous()
+
+
+def capture(
+    module: nn.Module,
+    example: Any,
+    max_positions: int,
+    *,
+    positions: Optional[str] = None,
+    causal: bool = True,
+    output: Union[None, int, str] = None,
+) -> Capture:
+    """Trace a module with x [B,S] of ids or [B,S,E], for up to max_positions tokens.
+
+    The module stays as it is. example: x, or a tuple with it. positions: name of the argument of
+    forward that takes positions. output: key, attribute or index of the output to read.
+    Raises Refused if the module cannot be traced, or is none on whole sequences by its numbers.
+    """
+    with naming(f"module {type(module).__name__}"):
+        x = _input(example, max_positions)
+        _check_arguments(module, positions)
+        own, remedies = private_copy(module), []
+        if half := _half_precision(module):
+            own = copy.deepcopy(own).float()
+            x = x.float() if x.is_floating_point() else x
+            remedies.append(f"computed in float32, with the same weights as in {half}")
+        plain = _one_tensor(own, positions, output, x)
+        untouched = plain.copied()
+        _called_at_full_length(plain, x, max_positions, remedies)
+        program, used = tracing.exported(plain, x, max_positions)
+        gives_last_token = every_token(program)
+        cleaned = clean(program)
+        result = Capture(
+            where=f"module {type(module).__name__}",
+            graph=cleaned.graph,
+            constants=cleaned.constants,
+            names=cleaned.names,
+            input=cleaned.inputs[0],
+            positions=cleaned.inputs[1] if positions else None,
+            output=cleaned.output,
+            rows=cleaned.rows,
+            tokens=cleaned.tokens,
+            least=cleaned.least,
+            max_positions=max_positions,
+            lengths=length_numbers(cleaned.graph, cleaned.inputs[0]),
+            remedies=remedies + used,
+            gives_last_token=gives_last_token,
+            example=_examples(x, cleaned, min(CHECKED, max_positions - 2)),
+            causal=causal,
+            module=untouched,
+        )
+        _check_output(result)
+        table_too_short(cleaned, max_positions)
+        _check_trace(result)
+        return result
+
+
+def private_copy(module: nn.Module) -> nn.Module:
+    """A copy in eval mode that shares the parameters, and whose buffers and attributes are its own."""
+    memo: Dict[int, Any] = {id(p): p for p in module.parameters()}
+    for layer in module.modules():
+        for value in vars(layer).values():
+            if isinstance(value, Tensor) and not value.is_leaf:
+                memo[id(value)] = value.detach().clone()
+    try:
+        return copy.deepcopy(module, memo).eval()
+    except (RuntimeError, TypeError) as error:
+        raise Refused(
+            f"cannot be copied, and a trace may leave its values on it: {error}"
+        ) from error
+
+
+def _input(example: Any, max_positions: int) -> Tensor:
+    x = example[0] if isinstance(example, (tuple, list)) and len(example) == 1 else example
+    axes = {False: 2, True: 3}
+    if not isinstance(x, Tensor) or x.is_complex() or x.dim() != axes[x.is_floating_point()]:
+        got = list(x.shape) if isinstance(x, Tensor) else type(x).__name__
+        raise Refused(f"expected an example of ids [B,S] or of vectors [B,S,E], got {got}")
+    if max_positions < 4:
+        raise Refused(f"expected max_positions of at least 4, got {max_positions}")
+    if x.shape[0] == 0 or not 1 < x.shape[1] <= max_positions:
+        raise Refused(
+            f"expected an example of 2 to {max_positions} tokens (max_positions), got {list(x.shape)}"
+        )
+    return x.detach().clone()
+
+
+def _check_arguments(module: nn.Module, positions: Optional[str]) -> None:
+    known = inspect.signature(module.forward).parameters
+    free = any(p.kind is p.VAR_KEYWORD for p in known.values())
+    if positions is not None and positions not in known and not free:
+        raise Refused(
+            f"expected positions to name an argument of forward {list(known)}, got {positions!r}"
+        )
+    needed = [
+        name
+        for name, p in known.items()
+        if p.default is p.empty and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)
+    ]
+    more = [name for name in needed[1:] if name != positions]
+    if more:
+        raise Refused(
+            f"needs {', '.join(more)} beside its input; write a module whose forward takes the input"
+            " alone and gives it the rest"
+        )
+
+
+def _half_precision(module: nn.Module) -> str:
+    kinds = {p.dtype for p in module.parameters()} & {torch.bfloat16, torch.float16}
+    return " and ".join(sorted(str(kind).removeprefix("torch.") for kind in kinds))
+
+
+def _one_tensor(
+    module: nn.Module, positions: Optional[str], output: Union[None, int, str], x: Tensor
+) -> OneTensor:
+    """The module with the place of its output, from a call with rows that are not as many as tokens."""
+    rows = ROWS + (x.shape[1] == ROWS)
+    x = x[torch.arange(rows) % x.shape[0]]
+    for axes in (2, 1):
+        plain = OneTensor(module, positions, axes, ())
+        try:
+            with torch.no_grad():
+                value = module(
+                    x, **dict(zip([positions] if positions else [], plain.inputs(x)[1:]))
+                )
+        except Exception as error:
+            if positions is None or axes == 1:
+                raise _own_error(error, plain, x) from error
+            continue
+        plain.path = _path(value, x, output)
+        return plain
+    raise AssertionError("a call returns or raises")
+
+
+def _own_error(error: Exception, plain: OneTensor, x: Tensor) -> Refused:
+    layer, line = place_of_error(error, plain.layers())
+    said = f"raises {type(error).__name__} for an input {list(x.shape)}: {error}"
+    return Refused(joined(layer, said, line))
+
+
+def _path(value: Any, x: Tensor, output: Union[None, int, str]) -> Path:
+    """Where the output stands: the first tensor with tokens in their place, else that of one token."""
+    found = dict(_tensors(value))
+    if output is not None:
+        found = {path: y for path, y in found.items() if path[:1] == (output,)}
+        if isinstance(output, int) and isinstance(value, (list, tuple)) and output < 0:
+            found = {(output,): value[output]}
+    tokens = [p for p, y in found.items() if y.dim() > 2 and y.shape[:2] == x.shape[:2]]
+    last = [
+        p
+        for p, y in found.items()
+        if y.is_floating_point() and y.shape[:-1] in ((x.shape[0],), (x.shape[0], 1))
+    ]
+    if tokens or last:
+        return (tokens + last)[0]
+    shapes = ", ".join(str(list(y.shape)) for y in found.values()) or f"a {type(value).__name__}"
+    of = f"output {output!r} among" if output is not None else "an output with"
+    raise Refused(
+        f"has no {of} an axis of tokens in the place of its input's {list(x.shape)}, but {shapes};"
+        " expected [B,S,*]"
+    )
+
+
+def _tensors(value: Any, path: Path = ()) -> Iterator[Tuple[Path, Tensor]]:
+    """Tensors in what a forward returned, with their places."""
+    if isinstance(value, Tensor):
+        yield path, value
+        return
+    items: Sequence[Tuple[Any, Any]] = ()
+    if isinstance(value, Mapping):
+        items = list(value.items())
+    elif isinstance(value, (list, tuple)):
+        items = list(enumerate(value))
+    elif dataclasses.is_dataclass(value):
+        items = [(f.name, getattr(value, f.name)) for f in dataclasses.fields(value)]
+    elif hasattr(value, "__dict__"):
+        items = list(vars(value).items())
+    for key, inner in items:
+        if isinstance(inner, (Tensor, Mapping, list, tuple)) or dataclasses.is_dataclass(inner):
+            yield from _tensors(inner, path + (key,))
+
+
+def of_length(x: Tensor, length: int) -> Tensor:
+    """The rows of x, repeated to a length."""
+    return torch.cat([x] * -(-length // x.shape[1]), 1)[:, :length]
+
+
+def _called_at_full_length(plain: OneTensor, x: Tensor, most: int, remedies: List[str]) -> None:
+    """Call the module with as many tokens as it may get: its tables grow, and must hold them."""
+    if most > WARMED_AT_MOST:
+        return
+    before = _held(plain)
+    try:
+        plain.of(of_length(x, most))
+    except Exception as error:
+        raise _too_long(error, plain, x, most) from error
+    if grown := sorted(name for name, shape in _held(plain).items() if before.get(name) != shape):
+        remedies.append(f"tables grown by a call with {most} tokens before the trace: {grown[0]}")
+
+
+def _held(plain: nn.Module) -> Dict[str, Any]:
+    """Shapes of the tensors that layers hold, as buffers or attributes."""
+    return {
+        f"{name}.{key}".removeprefix("module").removeprefix("."): tuple(held.shape)
+        for name, layer in plain.named_modules()
+        for key, held in [*vars(layer).items(), *layer.named_buffers(recurse=False)]
+        if isinstance(held, Tensor)
+    }
+
+
+def _too_long(error: Exception, plain: OneTensor, x: Tensor, most: int) -> Refused:
+    """What to say of a module that raises at `most` tokens, though it took those of the example."""
+    taken, failed = x.shape[1], most
+
+    def takes(length: int) -> bool:
+        try:
+            plain.copied().of(of_length(x, length))
+        except Exception:  # whatever forward raises
+            return False
+        return True
+
+    own = _own_error(error, plain, of_length(x, most))
+    if not takes(taken):
+        return own
+    while failed - taken > 1:
+        middle = (taken + failed) // 2
+        taken, failed = (middle, failed) if takes(middle) else (taken, middle)
+    if taken == x.shape[1] and not takes(taken - 1):
+        return Refused(f"takes sequences of {taken} tokens only; {own}")
+    return Refused(f"takes at most {taken} tokens, and max_positions is {most}; {own}")
+
+
+def _examples(x: Tensor, cleaned: Any, length: int) -> Tensor:
+    """Inputs for checks by numbers: tokens that differ, ids from all rows of the embedding."""
+    g = torch.Generator().manual_seed(1)
+    if x.is_floating_point():
+        noise = torch.randn(ROWS, length, *x.shape[2:], generator=g)
+        return (noise * x.std().clamp(min=0.1)).to(x.dtype)
+    aten = torch.ops.aten
+    sizes = [
+        int(cleaned.constants[user.args[0]].shape[0])
+        for user in cleaned.inputs[0].users
+        if user.target is aten.embedding.default and user.args[1] is cleaned.inputs[0]
+    ]
+    known = torch.arange(min(sizes)) if sizes else x.unique()
+    if len(known) < 4:
+        raise Refused(
+            f"expected an example of tokens that differ, got {len(known)} kinds; what mixes equal"
+            " tokens cannot be seen"
+        )
+    return known[torch.randint(len(known), (ROWS, length), generator=g)].to(x.dtype)
+
+
+def _check_output(result: Capture) -> None:
+    shape = result.output.meta["val"].shape
+    got = [sympy.sympify(getattr(s, "node", s).expr if hasattr(s, "node") else s) for s in shape]
+    if len(got) < 3 or got[:2] != [result.rows, result.tokens]:
+        named = {result.rows: sympy.Symbol("B"), result.tokens: sympy.Symbol("S")}
+        raise Refused(
+            f"gives an output {[s.subs(named) for s in got]} without an axis of tokens in its place;"
+            " expected [B,S,*]"
+        )
+
+
+def _check_trace(result: Capture) -> None:
+    """The graph must give the numbers of the module, at lengths for which it was not traced."""
+    most = min(result.max_positions, 300)
+    for length in sorted({most, max(result.least, min(CHECKED - 3, most - 1))}):
+        x = of_length(result.example, length)
+        want, got = result.own(x), result.traced(x)
+        if not causality.same(got[:, -want.shape[1] :], want):
+            off = causality.difference(got[:, -want.shape[1] :], want)
+            raise Refused(f"its trace differs from it by {off:.1e} at {length} tokens")

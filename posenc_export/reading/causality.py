@@ -1,0 +1,142 @@
+"""Whether a module is a function of each token and the ones before, by numbers on the module itself."""
+
+from typing import TYPE_CHECKING, List, Set
+
+import torch
+from torch import Tensor
+
+if TYPE_CHECKING:
+    from posenc_export.reading.capture import Capture
+
+LONGEST = 600  # tokens of a probe, unless a length is compared with more
+WORK = 3e11  # weights times tokens of all probes of a module
+
+
+def same(a: Tensor, b: Tensor, near: float = 2e-5) -> bool:
+    """Equal within rounding; near: of the largest entry."""
+    if a.shape != b.shape or a.dtype != b.dtype:
+        return False
+    return torch.equal(a, b) or difference(a, b) <= near * max(1e-3, float(b.abs().max()))
+
+
+def difference(a: Tensor, b: Tensor) -> float:
+    """The largest difference; infinite where one is not finite and the other is."""
+    if a.shape != b.shape:
+        return float("inf")
+    off = (a - b).abs()
+    off[(a == b) | (a.isnan() & b.isnan())] = 0
+    return float(off.nan_to_num(nan=float("inf")).max()) if off.numel() else 0.0
+
+
+def findings(capture: "Capture") -> List[str]:
+    """What keeps the module from being computed in calls, a phrase each; none for a causal module
+    whose rows are apart, and whose output depends on tokens and their positions alone.
+    """
+    x = capture.example
+    y = capture.own(x)
+    if not y.isfinite().all():
+        return ["its output for random tokens is not finite, so that nothing can be checked"]
+    if not torch.equal(y, capture.own(x)) or not torch.equal(y, capture.own(x, fresh=True)):
+        return ["two calls with the same input differ (random numbers, or a state of its own)"]
+    found = _rows(capture, x, y)
+    if capture.causal and not found:
+        found += _later_tokens(capture, x)
+    return found + _lengths(capture)
+
+
+def _rows(capture: "Capture", x: Tensor, y: Tensor) -> List[str]:
+    alone = [capture.own(x[i : i + 1]) for i in range(len(x))]
+    apart = torch.cat(alone)
+    other = capture.own(x[[0, 0, 2]])[2:]
+    off = max(difference(apart, y), difference(other, y[2:]))
+    if same(apart, y) and same(other, y[2:]):
+        return []
+    return [f"rows act on each other: a row alone and in a batch differ by {off:.1e}"]
+
+
+def _changed(x: Tensor) -> Tensor:
+    """Tokens that differ from those of x [1,S,...] at every place."""
+    if x.is_floating_point():
+        return x.flip(1) * 0.7 - 0.3 * x.std()
+    known = x.unique()
+    return known[(torch.searchsorted(known, x) + 1) % len(known)]
+
+
+def _later_tokens(capture: "Capture", x: Tensor) -> List[str]:
+    """Change all tokens from each place on, at the length of the examples, and from some at a
+    longer one.
+    """
+    from posenc_export.reading.capture import of_length
+
+    found = []
+    longest = _longest(capture)
+    for length, cuts in ((x.shape[1], range(1, x.shape[1])), (longest, _some(longest))):
+        row = of_length(x[:1], length)
+        later = _changed(row)
+        rows = [torch.cat((row[:, :cut], later[:, cut:]), 1) for cut in cuts]
+        y = capture.whole(row)
+        many = torch.cat([capture.whole(rows_of) for rows_of in torch.cat(rows).split(8)])
+        leaks = [(difference(many[i : i + 1, :cut], y[:, :cut]), cut) for i, cut in enumerate(cuts)]
+        worst, cut = max(leaks)
+        if worst > 1e-5 * max(1e-3, float(y.abs().max())):
+            found.append(
+                f"is not causal: tokens from {cut} on change earlier outputs by {worst:.1e}"
+                f" of {float(y.abs().max()):.2g}"
+            )
+            break
+    return found
+
+
+def _some(length: int) -> List[int]:
+    return sorted({1, length // 3, length // 2, length // 2 + 1, length - 2, length - 1})
+
+
+def _longest(capture: "Capture") -> int:
+    weights = sum(int(c.numel()) for c in capture.constants.values())
+    return max(24, min(capture.max_positions, LONGEST, int(WORK / 20 / max(1, weights))))
+
+
+def probes(capture: "Capture") -> List[int]:
+    """Lengths at which a module is compared with its own output for more tokens: powers of two, and
+    both sides of every number that it compares a length with.
+    """
+    most = capture.max_positions
+    longest = min(most, _longest(capture))
+    lengths: Set[int] = {2**i for i in range(1, 20)} | {3, 5, 13, longest // 3, longest - 1}
+    lengths = {n for n in lengths if n < longest}
+    near = {n + i for n in (*capture.lengths, capture.least) for i in (-2, -1, 0, 1, 2)}
+    lengths |= {n for n in near if n < max(longest, 4096)}
+    return sorted(n for n in lengths | {longest} if 0 < n <= most)
+
+
+def _lengths(capture: "Capture") -> List[str]:
+    """Compare each beginning alone with the whole."""
+    from posenc_export.reading.capture import of_length
+
+    lengths = probes(capture)
+    x = of_length(capture.example[:1], lengths[-1])
+    whole = capture.whole(x)
+    worst, at, tried = 0.0, 0, 0
+    for length in lengths:
+        try:
+            y = capture.own(x[:, :length])
+        except Exception as error:  # whatever forward raises; such a length is no promise
+            if length > capture.least:
+                return [f"raises {type(error).__name__} at {length} tokens: {error}"]
+            continue
+        tried += 1
+        want = whole[:, length - y.shape[1] : length] if capture.causal else y
+        if not y.isfinite().all():
+            return [f"its output is not finite at {length} tokens"]
+        off = difference(y, want)
+        if off > worst:
+            worst, at = off, length
+    if worst > 2e-5 * max(1e-3, float(whole.abs().max())):
+        branch = f" (it has a branch at {capture.least} tokens)" if capture.least > 3 else ""
+        return [
+            f"depends on the length: its output for {at} tokens differs from the beginning of that"
+            f" for {lengths[-1]} by {worst:.1e}{branch}"
+        ]
+    if tried < 3:
+        return [f"could be called at {tried} of {len(lengths)} lengths only"]
+    return []

@@ -1,0 +1,282 @@
+"""The graph of a trace in few kinds of nodes: attention taken apart, views as reshapes, all tokens."""
+
+import math
+from typing import Any, Callable, Dict, List, NamedTuple, Optional, Set
+
+import sympy
+import torch
+from torch import Tensor
+from torch.export import ExportedProgram
+from torch.fx import Graph, Node
+
+from posenc_export.reading.refused import Refused, refuse, without_wrapper
+from posenc_export.reading.tracing import quiet
+
+aten = torch.ops.aten
+END = 2**63 - 1  # of a slice
+_SAME = {
+    aten.alias.default,
+    aten.contiguous.default,
+    aten.detach.default,
+    aten.lift_fresh_copy.default,
+}
+_NO_VALUE = {"_assert_tensor_metadata", "_assert_scalar", "sym_constrain_range_for_size"}
+_BOUNDING = ("lt", "le", "gt", "ge", "eq", "ne", "floordiv", "mod", "min", "max", "clamp", "div")
+_BOUNDING += ("floor_divide", "remainder", "sym_max", "sym_min", "minimum", "maximum", "fmod")
+
+
+class Cleaned(NamedTuple):
+    """A graph and what its placeholders are; inputs: x, then positions if the module takes them."""
+
+    graph: Graph
+    constants: Dict[Node, Tensor]
+    names: Dict[Node, str]
+    inputs: List[Node]
+    output: Node
+    rows: sympy.Symbol
+    tokens: sympy.Symbol
+    least: int
+
+
+def attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Optional[Tensor] = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    *,
+    scale: Optional[float] = None,
+    enable_gqa: bool = False,
+) -> Tensor:
+    """scaled_dot_product_attention as products, a mask and a softmax."""
+    if enable_gqa:
+        repeats = query.shape[-3] // key.shape[-3]
+        key, value = key.repeat_interleave(repeats, -3), value.repeat_interleave(repeats, -3)
+    scale = query.shape[-1] ** -0.5 if scale is None else scale
+    scores = torch.matmul(query, key.transpose(-2, -1)) * scale
+    if is_causal:
+        seen = torch.ones(query.shape[-2], key.shape[-2], dtype=torch.bool, device=query.device)
+        scores = scores.masked_fill(seen.triu(1), -math.inf)
+    if attn_mask is not None and attn_mask.dtype == torch.bool:
+        scores = scores.masked_fill(attn_mask.logical_not(), -math.inf)
+    elif attn_mask is not None:
+        scores = scores + attn_mask
+    return torch.matmul(torch.softmax(scores, -1), value)
+
+
+def _without_layout(options: Dict[str, Any]) -> Dict[str, Any]:
+    return {k: v for k, v in options.items() if k not in ("layout", "memory_format")}
+
+
+# Memory that a module fills later is zeros, so that every run gives the same numbers.
+DECOMPOSED: Dict[Any, Callable[..., Any]] = {
+    aten.scaled_dot_product_attention.default: attention,
+    aten.empty.memory_format: lambda size, **o: torch.zeros(size, **_without_layout(o)),
+    aten.empty_like.default: lambda x, **o: torch.zeros_like(x, **_without_layout(o)),
+    aten.new_empty.default: lambda x, size, **o: x.new_zeros(size, **_without_layout(o)),
+}
+
+
+def every_token(program: ExportedProgram) -> bool:
+    """If the output is that of the last token alone, let the graph return all tokens; whether it
+    was so.
+    """
+    x = next(n for n in program.graph.nodes if n.name in program.graph_signature.user_inputs)
+    rows, tokens = x.meta["val"].shape[:2]
+    result = results_of(program.graph)[0]
+    shape = result.meta["val"].shape
+    if len(shape) > 2 and str(shape[1]) == str(tokens):
+        return False
+    todo, seen, found = [result], set(), []
+    while todo:  # the choices of a token that are nearest to the output
+        node = todo.pop()
+        if node in seen:
+            continue
+        seen.add(node)
+        if _chooses_last(node, tokens, program):
+            found.append(node)
+        else:
+            todo += [a for a in node.all_input_nodes if a.op == "call_function"]
+    for node in found:
+        node.replace_all_uses_with(node.args[0])
+    if not found:
+        refuse(
+            result, "gives an output that has no axis of tokens, and is not that of the last token"
+        )
+    program.graph.eliminate_dead_code()
+    program.graph_module.recompile()
+    return True
+
+
+def _chooses_last(node: Node, tokens: Any, program: ExportedProgram) -> bool:
+    """Whether a node is x[:, -1], x[:, -1:] or x[:, [-1]] of a value with tokens at that axis."""
+    source = node.args[0] if node.args else None
+    shape = source.meta["val"].shape if isinstance(source, Node) and "val" in source.meta else ()
+    last = (-1, str(tokens - 1))
+    if node.target in (aten.slice.Tensor, aten.select.int):
+        axis, start = node.args[1], node.args[2]
+        start = start.meta["val"] if isinstance(start, Node) else start
+        return str(shape[axis]) == str(tokens) and (start == -1 or str(start) == last[1])
+    if node.target is aten.index.Tensor:
+        chosen = [(i, a) for i, a in enumerate(node.args[1]) if a is not None]
+        if len(chosen) != 1 or str(shape[chosen[0][0]]) != str(tokens):
+            return False
+        held = chosen[0][1]
+        while held.target in _SAME:
+            held = held.args[0]
+        names = program.graph_signature.inputs_to_lifted_tensor_constants
+        value = program.constants.get(names.get(held.name, ""))
+        return value is not None and value.tolist() == [-1]
+    return False
+
+
+def clean(program: ExportedProgram) -> Cleaned:
+    """Decompose a program, and give its graph with constants and symbols."""
+    _reshaped(program.graph)
+    with quiet():
+        program = program.run_decompositions(DECOMPOSED)
+    graph, signature = program.graph, program.graph_signature
+    _reshaped(graph)
+    results = results_of(graph)
+    for written, name in zip(results, signature.buffers_to_mutate.values()):
+        refuse(written, f"writes to the buffer {without_wrapper(name)}, a state that no call keeps")
+    constants: Dict[Node, Tensor] = {}
+    names: Dict[Node, str] = {}
+    inputs: List[Node] = []
+    held = {**signature.inputs_to_parameters, **signature.inputs_to_buffers}
+    lifted = signature.inputs_to_lifted_tensor_constants
+    for node in graph.nodes:
+        if node.op == "get_attr":
+            constants[node] = getattr(program.graph_module, node.target)
+        elif node.op == "placeholder" and node.name in signature.user_inputs:
+            inputs.append(node)
+        elif node.op == "placeholder":
+            name = held.get(node.name) or lifted.get(node.name, "")
+            table = program.state_dict if name in program.state_dict else program.constants
+            constants[node] = table[name].detach()
+            if node.name in held:
+                names[node] = without_wrapper(name)
+    _simplified(graph)
+    for node in list(constants):
+        if not node.users and node.op == "placeholder":
+            graph.erase_node(node)
+            del constants[node]
+            names.pop(node, None)
+    graph.lint()
+    rows, tokens = (_symbol(size) for size in inputs[0].meta["val"].shape[:2])
+    least = int(program.range_constraints[tokens].lower)
+    return Cleaned(graph, constants, names, inputs, results_of(graph)[0], rows, tokens, least)
+
+
+def results_of(graph: Graph) -> List[Node]:
+    """The values that a graph returns."""
+    output = next(n for n in graph.nodes if n.op == "output")
+    return list(output.args[0])  # type: ignore[arg-type]
+
+
+def _symbol(size: Any) -> sympy.Symbol:
+    expr = size.node.expr if isinstance(size, torch.SymInt) else None
+    if not isinstance(expr, sympy.Symbol):
+        raise Refused(f"fixes the rows or tokens of its input at {size} in a trace")
+    return expr
+
+
+def _reshaped(graph: Graph) -> None:
+    """Calls have values of other strides than the trace, for which a view may be impossible."""
+    for node in graph.nodes:
+        if node.target in (aten.view.default, aten._unsafe_view.default):
+            node.target = aten.reshape.default
+        elif node.target is aten.view_as.default:
+            node.target = aten.reshape_as.default
+
+
+def _simplified(graph: Graph) -> None:
+    """Remove what changes no value, and name a maximum without indices amax."""
+    for node in list(graph.nodes):
+        packet = getattr(node.target, "overloadpacket", None)
+        if packet is not None and packet.__name__ in _NO_VALUE:
+            graph.erase_node(node)
+        elif node.target in _SAME or _whole_slice(node):
+            node.replace_all_uses_with(node.args[0])
+            graph.erase_node(node)
+        elif node.target is aten.max.dim and all(user.args[1] == 0 for user in node.users):
+            for user in list(node.users):
+                user.target = aten.amax.default
+                user.args = (node.args[0], [node.args[1]], *node.args[2:])
+            graph.erase_node(node)
+    graph.eliminate_dead_code()
+
+
+def _whole_slice(node: Node) -> bool:
+    if node.target is not aten.slice.Tensor or len(node.args) > 4:
+        return False
+    start, end = (*node.args[2:], None, END)[:2] if len(node.args) < 4 else node.args[2:4]
+    return start in (0, None) and end in (END, None)
+
+
+def of_length_alone(graph: Graph, x: Node) -> Set[Node]:
+    """Nodes that depend on the number of rows or tokens, and not on the input."""
+    shapes = {aten.sym_size.int, aten.ones_like.default, aten.zeros_like.default}
+    shapes |= {aten.full_like.default, aten.new_zeros.default, aten.new_ones.default}
+    shapes |= {aten.new_full.default, aten.sym_numel.default}
+    data, found = {x}, set()
+    for node in graph.nodes:
+        if node.op != "call_function":
+            continue
+        if node.target in shapes or not any(a in data for a in node.all_input_nodes):
+            found.add(node)
+        else:
+            data.add(node)
+    return found
+
+
+def length_numbers(graph: Graph, x: Node) -> List[int]:
+    """Numbers above 1 that lengths and positions are compared, bounded or divided with, by guards
+    of the trace and by nodes that depend on the length alone.
+    """
+    found: Set[int] = set()
+    fake = x.meta["val"]
+    for guard in fake.fake_mode.shape_env.guards:
+        found |= {int(n) for n in guard.expr.atoms(sympy.Integer)}
+    for node in of_length_alone(graph, x):
+        packet = getattr(node.target, "overloadpacket", node.target)
+        if getattr(packet, "__name__", "").strip("_") in _BOUNDING:
+            numbers = [
+                a for a in (*node.args, *node.kwargs.values()) if isinstance(a, (int, float))
+            ]
+            found |= {int(n) for n in numbers if not isinstance(n, bool) and abs(n) < 2**31}
+    return sorted(abs(n) for n in found if abs(n) > 1)
+
+
+def table_too_short(cleaned: Cleaned, most: int) -> None:
+    """Raise Refused where a table has fewer rows than tokens that read it by a count."""
+    counts = of_length_alone(cleaned.graph, cleaned.inputs[0])
+    for node in cleaned.graph.nodes:
+        if node.target is not aten.embedding.default or node.args[1] not in counts:
+            continue
+        highest = _highest(node.args[1], most, cleaned.tokens)
+        have = (
+            cleaned.constants[node.args[0]].shape[0] if node.args[0] in cleaned.constants else None
+        )
+        if highest is not None and have is not None and highest >= have:
+            refuse(node, f"reads row {highest} of a table of {have} at max_positions {most}")
+
+
+def _highest(node: Node, length: int, tokens: sympy.Symbol) -> Optional[int]:
+    """The largest number of a plain count arange(S) + c of a length; None for other values."""
+    offset = 0
+    while node.target in (aten.add.Tensor, aten.unsqueeze.default, aten.expand.default):
+        if node.target is aten.add.Tensor:
+            if not isinstance(node.args[1], int):
+                return None
+            offset += node.args[1]
+        node = node.args[0]
+    val = node.meta.get("val")
+    if node.target not in (aten.arange.start_step, aten.arange.start, aten.arange.default):
+        return None
+    size = val.shape[0]
+    if not isinstance(size, torch.SymInt) or size.node.expr != tokens:
+        return None
+    start = node.args[0] if node.target is not aten.arange.default else 0
+    return offset + length - 1 + start if isinstance(start, int) else None

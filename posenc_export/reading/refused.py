@@ -1,0 +1,98 @@
+"""Why a module cannot be read: one line with the layer, the operator and the line of its source."""
+
+import linecache
+import re
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+from typing import Dict, Iterator, List, NoReturn, Tuple
+
+import torch
+from torch import nn
+from torch.fx import Node
+
+Frame = Tuple[str, int]  # a file and the number of a line
+_NOT_THE_PERSONS = (str(Path(torch.__file__).parent), str(Path(__file__).parent), "<")
+WRAPPER = "module"  # the name of the person's module within the one that is traced
+
+
+class Refused(ValueError):
+    """The module cannot be read; one line says where and why."""
+
+
+@contextmanager
+def naming(where: str) -> Iterator[None]:
+    """Begin refusals within the block with `where: `, and make them one line."""
+    try:
+        yield
+    except Refused as error:
+        said = " ".join(str(error).split())
+        if said.startswith(where):
+            raise
+        raise Refused(f"{where}: {said}") from error
+
+
+def refuse(node: Node, why: str) -> NoReturn:
+    """Raise Refused: `layer: operator why (file:line: code)` for a node of a trace."""
+    raise Refused(joined(layer_of(node), f"{operator_of(node)} {why}", line_of(node)))
+
+
+def joined(layer: str, why: str, line: str) -> str:
+    """Return `layer: why (line)`, without what is empty."""
+    return (f"{layer}: " if layer else "") + why + (f" ({line})" if line else "")
+
+
+def operator_of(node: Node) -> str:
+    """Return an operator's name as people write it: `cumsum`, not `aten.cumsum.default`."""
+    packet = getattr(node.target, "overloadpacket", node.target)
+    return str(getattr(packet, "__name__", packet))
+
+
+def layer_of(node: Node) -> str:
+    """Return the name of the layer in which a node was traced; empty for the module itself."""
+    layers = [str(entry[0]) for entry in (node.meta.get("nn_module_stack") or {}).values()]
+    return without_wrapper(layers[-1]) if layers else ""
+
+
+def without_wrapper(name: str) -> str:
+    """Return the name of a layer or weight in the person's module."""
+    return name.removeprefix(WRAPPER).removeprefix(".")
+
+
+def line_of(node: Node) -> str:
+    """Return the line of the person's code that made a node, as `folder/file.py:12: code`."""
+    frames = re.findall(r'File "([^"]+)", line (\d+)', node.meta.get("stack_trace") or "")
+    return last_line([(file, int(number)) for file, number in frames])
+
+
+def last_line(frames: List[Frame]) -> str:
+    """Return the last of the frames that is not inside torch, as `folder/file.py:12: code`."""
+    own = [frame for frame in frames if not frame[0].startswith(_NOT_THE_PERSONS)]
+    if not own:
+        return ""
+    file, number = own[-1]
+    code = " ".join(linecache.getline(file, number).split())
+    return f"{'/'.join(Path(file).parts[-2:])}:{number}: {code[:120]}".removesuffix(": ")
+
+
+def place(frames: List[FrameType], names: Dict[int, str]) -> Tuple[str, str]:
+    """Return the layer and the line of the person's code where Python stands or stood.
+
+    frames: outermost first. names: of the traced layers, by id.
+    """
+    held = [frame.f_locals.get("self") for frame in frames]
+    layers = [
+        names[id(layer)] for layer in held if isinstance(layer, nn.Module) and id(layer) in names
+    ]
+    line = last_line([(frame.f_code.co_filename, frame.f_lineno) for frame in frames])
+    return (without_wrapper(layers[-1]) if layers else ""), line
+
+
+def place_of_error(error: BaseException, names: Dict[int, str]) -> Tuple[str, str]:
+    """Return the layer and the line of the person's code where an error was raised."""
+    frames, numbers, step = [], [], error.__traceback__
+    while step is not None:
+        frames.append(step.tb_frame)
+        numbers.append((step.tb_frame.f_code.co_filename, step.tb_lineno))
+        step = step.tb_next
+    return place(frames, names)[0], last_line(numbers)

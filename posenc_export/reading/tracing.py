@@ -1,0 +1,222 @@
+"""torch.export with what a module as published needs, one remedy after the other."""
+
+import builtins
+import io
+import logging
+import sys
+import warnings
+from contextlib import ExitStack, contextmanager, redirect_stderr
+from typing import TYPE_CHECKING, Any, Callable, ContextManager, Dict, Iterator, List, NamedTuple
+from typing import Optional, Set, Tuple
+from unittest import mock
+
+import sympy
+import torch
+import torch.export._unlift as unlift
+import torch.nn.modules.transformer as transformer
+from torch import Tensor, nn
+from torch.export import Dim, ExportedProgram
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
+
+from posenc_export.reading.refused import Refused, joined, place, place_of_error
+
+if TYPE_CHECKING:
+    from posenc_export.reading.capture import OneTensor
+
+FIXED = (
+    "specialized it to be a constant",
+    "SymInt",
+    "Constraints violated",
+    "interpreted as an integer",
+)
+DATA = ("data-dependent", "Could not extract specialized integer")
+BLOCKS = ("%", "Mod(", "floor", "raises", "RuntimeError", "AssertionError")
+GRANULE = 8  # tokens of a block, in modules that take whole blocks alone
+
+
+class Remedy(NamedTuple):
+    """What is changed while tracing. against: words of the errors for which it is tried; all
+    errors but those that depend on data if there are none.
+    """
+
+    phrase: str
+    against: Tuple[str, ...] = ()
+    patch: Optional[Callable[[], ContextManager[Any]]] = None
+    strict: bool = False
+    granule: int = 1
+
+
+def _symbolic_len() -> ContextManager[Any]:
+    plain = builtins.len
+
+    def length(held: Any) -> Any:
+        return held.shape[0] if isinstance(held, Tensor) and held.dim() else plain(held)
+
+    return mock.patch.object(builtins, "len", length)
+
+
+@contextmanager
+def _any_is_true() -> Iterator[None]:
+    """Tensor.any() and torch.any(x) are True, Tensor.all() is False: what is skipped for some
+    inputs is computed for all.
+    """
+    with ExitStack() as stack:
+        for owner in (Tensor, torch):
+            for name, taken in (("any", True), ("all", False)):
+                own = getattr(owner, name)
+
+                def reduced(
+                    x: Tensor, *a: Any, _own: Any = own, _taken: bool = taken, **k: Any
+                ) -> Any:
+                    return _own(x, *a, **k) if a or k else _taken
+
+                stack.enter_context(mock.patch.object(owner, name, reduced))
+        yield
+
+
+REMEDIES = [
+    Remedy("len(tensor) kept as a size", FIXED, _symbolic_len),
+    Remedy("what `if mask.any()` skips is always computed", DATA, _any_is_true),
+    Remedy("traced by torch.export's strict mode", strict=True),
+    Remedy(f"traced at lengths that are multiples of {GRANULE}", BLOCKS, granule=GRANULE),
+]
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Settings of torch in which a trace is as general as it can be, and silent."""
+    with ExitStack() as stack:
+        fast = torch.backends.mha.get_fastpath_enabled()
+        torch.backends.mha.set_fastpath_enabled(False)
+        stack.callback(torch.backends.mha.set_fastpath_enabled, fast)
+        level = logging.root.manager.disable
+        logging.disable(logging.CRITICAL)
+        stack.callback(logging.disable, level)
+        stack.enter_context(warnings.catch_warnings())
+        warnings.simplefilter("ignore")
+        stack.enter_context(redirect_stderr(io.StringIO()))
+        # nn.TransformerEncoder compares the numbers of its mask, which a trace does not have.
+        detect = mock.patch.object(
+            transformer,
+            "_detect_is_causal_mask",
+            lambda mask, is_causal=None, size=None: bool(is_causal),
+        )
+        # Decompositions check guards of Dim.DYNAMIC that no range fulfils.
+        guards = mock.patch.object(unlift, "_ok_to_generate_guards_fn", lambda: False)
+        stack.enter_context(detect)
+        stack.enter_context(guards)
+        stack.enter_context(torch.no_grad())
+        yield
+
+
+def exported(plain: "OneTensor", x: Tensor, most: int) -> Tuple[ExportedProgram, List[str]]:
+    """Trace a module with free rows and tokens; also the phrases of the remedies that it took.
+
+    The example is as long as it can be, so that no branch for short lengths is taken.
+    """
+    active: List[Remedy] = []
+    first: Optional[Refused] = None
+    left, said = list(REMEDIES), None
+    while True:
+        try:
+            program = _attempt(plain, x, most, active)
+        except Exception as error:  # torch.export's, or the module's own on values of a trace
+            first = first or error if isinstance(error, Refused) else first
+            text = f"{type(error.__cause__).__name__}: {error.__cause__}"
+        else:
+            return program, [remedy.phrase for remedy in active]
+        if active and text == said:
+            active.pop()  # it changed nothing
+        said = text
+        of_data = any(word in text for word in DATA)
+        helps = [r for r in left if any(w in text for w in r.against) or not (r.against or of_data)]
+        if not helps:
+            raise first or AssertionError(text)
+        left.remove(helps[0])
+        active = [r for r in active if not (helps[0].strict or helps[0].granule > 1)] + [helps[0]]
+
+
+def _attempt(plain: "OneTensor", x: Tensor, most: int, active: List[Remedy]) -> ExportedProgram:
+    from posenc_export.reading.capture import of_length
+
+    copied = plain.copied()  # a trace may leave its values on it
+    granule = max([r.granule for r in active] or [1])
+    rows, length = _example_sizes(copied, most - 1, granule)
+    x = of_length(x[torch.arange(rows) % x.shape[0]], length).clone()
+    free: Any = Dim.DYNAMIC
+    tokens = granule * Dim("blocks", min=1, max=most // granule) if granule > 1 else free
+    sizes: List[Dict[int, Any]] = [{0: free, 1: tokens}]
+    if copied.argument is not None:
+        sizes.append({0: free, 1: tokens} if copied.axes == 2 else {0: tokens})
+    strict = any(r.strict for r in active)
+    with quiet(), ExitStack() as stack, _fixed_sizes(copied) as fixed:
+        for remedy in active:
+            if remedy.patch is not None:
+                stack.enter_context(remedy.patch())
+        try:
+            program = torch.export.export(
+                copied, copied.inputs(x), dynamic_shapes=tuple(sizes), strict=strict
+            )
+        except Exception as error:
+            raise _in_our_words(error, copied, fixed) from error
+    return program
+
+
+def _example_sizes(plain: "OneTensor", most: int, granule: int) -> Tuple[int, int]:
+    """Rows and tokens of the example, which no size of the module equals if that can be."""
+    taken: Set[int] = {s for held in plain.state_dict().values() for s in held.shape}
+    lengths = [n for n in range(most - most % granule, max(1, most - 4 * granule), -granule)]
+    length = next((n for n in lengths if n not in taken), lengths[0])
+    return next(n for n in (3, 5, 7, 11, 3) if n not in taken or n == 11), length
+
+
+@contextmanager
+def _fixed_sizes(plain: "OneTensor") -> Iterator[List[Tuple[sympy.Symbol, str, str]]]:
+    """Note where the module's code fixes a size of the trace: symbol, layer, line."""
+    found: List[Tuple[sympy.Symbol, str, str]] = []
+    own, layers = ShapeEnv._set_replacement, plain.layers()
+
+    def noted(env: ShapeEnv, a: sympy.Symbol, to: sympy.Expr, why: str) -> None:
+        if to.is_Integer:
+            frames, frame = [], sys._getframe(1)
+            while frame is not None:
+                frames.insert(0, frame)
+                frame = frame.f_back  # type: ignore[assignment]
+            found.append((a, *place(frames, layers)))
+        own(env, a, to, why)
+
+    with mock.patch.object(ShapeEnv, "_set_replacement", noted):
+        yield found
+
+
+def _in_our_words(
+    error: Exception, plain: "OneTensor", fixed: List[Tuple[sympy.Symbol, str, str]]
+) -> Refused:
+    """Return what an error of torch.export means, with the layer and the line that it is about."""
+    text = str(error)
+    layer, line = place_of_error(error, plain.layers())
+    if any(word in text for word in DATA):
+        return Refused(
+            joined(
+                layer,
+                "its control flow or a size depends on the data, which a trace cannot follow; compute"
+                " both branches and choose by torch.where, experts in a dense form",
+                line,
+            )
+        )
+    if fixed and any(word in text for word in FIXED):
+        _, layer, line = fixed[0]
+        code = line.partition(": ")[2]
+        loops = isinstance(plain.module.get_submodule(layer), nn.RNNBase)
+        why = (
+            "loops over tokens, so that a trace holds for one length; write it as an operator on all"
+            " tokens"
+            if loops or code.startswith(("for ", "while ")) or " for " in code
+            else "fixes the length of its input in a trace; take it from the shape of a tensor, and"
+            " compute with tensors"
+        )
+        return Refused(joined(layer, why, line))
+    said = " ".join(text.partition("\n\n")[0].split())[:200]
+    return Refused(
+        joined(layer, f"cannot be traced by torch.export: {type(error).__name__}: {said}", line)
+    )
