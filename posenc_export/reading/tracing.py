@@ -6,8 +6,19 @@ import logging
 import sys
 import warnings
 from contextlib import ExitStack, contextmanager, redirect_stderr
-from typing import TYPE_CHECKING, Any, Callable, ContextManager, Dict, Iterator, List, NamedTuple
-from typing import Optional, Set, Tuple
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    Callable,
+    ContextManager,
+    Dict,
+    Iterator,
+    List,
+    NamedTuple,
+    Optional,
+    Set,
+    Tuple,
+)
 from unittest import mock
 
 import sympy

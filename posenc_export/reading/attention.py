@@ -1,0 +1,370 @@
+"""Softmax attention as a whole, recognized by its numbers, whatever its spelling.
+
+Weights w are softmax(p) for some pairs p above them; p is scale s + bias, or
+softcap tanh(scale s / softcap) + bias, for products s of queries and keys; the bias is what the same
+operators give for s = 0. A bias of 0 and -inf is a rule of visibility where one is found.
+"""
+
+import math
+from typing import Any, List, NamedTuple, Optional, Sequence, Tuple
+
+import torch
+from torch import Tensor
+from torch.fx import Node
+
+from posenc_export import ops
+from posenc_export.reading.axes import (
+    FINE,
+    Roles,
+    in_heads,
+    is_plain,
+    orders,
+    same,
+    scores_of,
+    tokens,
+)
+from posenc_export.reading.lengths import Call, Lengths
+from posenc_export.reading.properties import Properties
+from posenc_export.reading.steps import Attend, Cached, Each, OverKeys, Step
+from posenc_export.reading.values import LAYOUT, inputs_of, packet, zero_scores
+
+HIDDEN = -1e4  # scores below it give weights of 0
+LEAST = -1e30  # of a bias, since kernels add to it
+SUMS = (1e-4, 1 - 1e-4)  # of the weights of a row beside a sink
+SAMPLED = 400  # pairs on which rules of visibility are compared
+DENOMINATORS = range(1, 1025)
+
+
+class Side(NamedTuple):
+    """Queries, keys or values: a node and the order of its factors as [B, tokens, heads, D]."""
+
+    node: Node
+    order: Tuple[int, ...]
+
+
+class Form(NamedTuple):
+    """Scores as a function of products: scale s, or softcap tanh(scale s / softcap)."""
+
+    scale: float
+    softcap: float
+
+
+class Visibility(NamedTuple):
+    """What queries see, as in ops.attention_mask; `is_rule` is False for other biases."""
+
+    is_rule: bool
+    before: int = -1
+    after: int = 0
+    chunk: int = 0
+
+
+class Attentions:
+    """Recognizes attention in a graph whose steps are being found.
+
+    Args:
+        properties: the steps found so far.
+        lengths: plans of biases.
+    """
+
+    def __init__(self, properties: Properties, lengths: Lengths) -> None:
+        self.properties, self.lengths, self.values = properties, lengths, properties.values
+        self.counts = self.values.counts
+
+    def recognize(self, node: Node, step: OverKeys) -> Step:
+        """Return an Attend for the product of weights and values, or the step itself."""
+        steps, of = self.properties.steps, self.values.of
+        data = [
+            (other, read)
+            for other, read in zip(inputs_of(node), step.reads, strict=True)
+            if read and self.values.kind[other] == "data"
+        ]
+        if step.fill != 0.0 or len(data) != 2:
+            return step
+        (w, w_roles), (v, v_roles) = sorted(data, key=lambda pair: -len(tokens(pair[1])))
+        if set(tokens(w_roles)) != {"Q", "K"} or tokens(v_roles) != ["K"]:
+            return step
+        weights = scores_of(of[w], w_roles, self.counts)
+        softmax = None if weights is None else self._softmax(w, weights)
+        if weights is None or softmax is None:
+            return step
+        p, sinks = softmax
+        chain = self._chain(p)
+        if chain is None:
+            return step
+        s, form = chain[0], self._form(chain, p)
+        product = self._product(s)
+        value = self._value(node, step.roles, weights, v, v_roles)
+        if product is None or value is None or form is None:
+            return step
+        q, k, factor = product
+        v_order, y_order = value
+        roles = steps[p].roles
+        bias, sees = None, Visibility(True, after=0 if self.properties.causal else -1)
+        if len(chain) > 1:
+            plan = self.lengths.pairs(self._added(chain), roles)
+            sees = self._visibility(plan, roles)
+            bias = None if sees.is_rule else plan
+        key, cached = self._caches(k, Side(v, v_order))
+        return Attend(
+            step.roles, q.node, q.order, key, cached, y_order, weights.shape[1],
+            form.scale * factor, form.softcap, bias, roles, sees.before, sees.after, sees.chunk,
+            sinks,
+        )  # fmt: skip
+
+    # Weights and scores
+
+    def _softmax(self, w: Node, weights: Tensor) -> Optional[Tuple[Node, Optional[Tensor]]]:
+        """Return the pairs whose softmax the weights are, and the sinks beside them."""
+        for p in self._pairs_above(w):
+            scores = scores_of(self.values.of[p], self.properties.steps[p].roles, self.counts)
+            if scores is None or scores.shape != weights.shape or not scores.is_floating_point():
+                continue
+            own = torch.softmax(scores, -1)
+            if same(own, weights):
+                return p, None
+            total = weights.sum(-1)
+            is_part = bool((total > SUMS[0]).all() and (total < SUMS[1]).all())
+            if is_part and same(own * total[..., None], weights):
+                sinks = self._sinks(torch.logsumexp(scores, -1) + torch.log(1 / total - 1))
+                if sinks is not None:
+                    return p, sinks
+        return None
+
+    def _sinks(self, found: Tensor) -> Optional[Tensor]:
+        """Return sinks [H] from those of each query [B,H,Q], as a weight of the module states them
+        if one does.
+        """
+        sinks = found.mean((0, 2))
+        if not same(found, sinks[None, :, None].expand_as(found)):
+            return None
+        for constant in self.values.constants.values():
+            if constant.numel() == sinks.numel() and constant.is_floating_point():
+                if same(constant.flatten().to(sinks.dtype), sinks):
+                    return constant.flatten()
+        return sinks
+
+    def _pairs_above(self, w: Node) -> List[Node]:
+        """Return the pairs of data that w is computed from, first ones first."""
+        found, left = set(), [w]
+        while left:
+            node = left.pop()
+            step = self.properties.steps.get(node)
+            if node in found or step is None or not isinstance(step.roles, tuple):
+                continue
+            if set(tokens(step.roles)) == {"Q", "K"}:
+                found.add(node)
+                left += inputs_of(node)
+        return [node for node in self.values.nodes if node in found]
+
+    def _chain(self, p: Node) -> Optional[List[Node]]:
+        """Return the nodes from the product of queries and keys to the scores p."""
+        chain = [p]
+        while not self._is_product(chain[0]):
+            above = self.values.data_of(chain[0])
+            if len(above) != 1 or not isinstance(self.properties.steps[chain[0]], Each):
+                return None
+            chain.insert(0, above[0])
+        return chain
+
+    def _is_product(self, s: Node) -> bool:
+        """Return whether a node multiplies a value at queries with one at keys."""
+        step = self.properties.steps[s]
+        if not isinstance(step, Each) or isinstance(step.roles, list):
+            return False
+        read = zip(inputs_of(s), step.reads, strict=True)
+        roles = [tokens(r) for other, r in read if r and self.values.kind[other] == "data"]
+        return sorted(map(str, roles)) == ["['K']", "['Q']"]
+
+    def _arranged(self, x: Tensor, roles: Roles, kind: str) -> List[Tuple[Tuple[int, ...], Tensor]]:
+        """Return x as [B, tokens, heads, entries] in every order of its constant factors."""
+        found = orders(roles, kind)
+        return [(order, in_heads(x, roles, order, self.counts)) for order in found]
+
+    def _product(self, s: Node) -> Optional[Tuple[Side, Side, float]]:
+        """Return queries and keys whose products in heads the scores are, and a factor."""
+        step: Any = self.properties.steps[s]
+        reads = {
+            node: read
+            for node, read in zip(inputs_of(s), step.reads, strict=True)
+            if self.values.kind[node] == "data"
+        }
+        expected = scores_of(self.values.of[s], step.roles, self.counts)
+        if expected is None or len(reads) != 2:
+            return None
+        q, k = sorted(reads, key=lambda node: tokens(reads[node]) == ["K"])
+        heads = expected.shape[1]
+        for q_order, queries in self._arranged(self.values.of[q], reads[q], "Q"):
+            for k_order, keys in self._arranged(self.values.of[k], reads[k], "K"):
+                if queries.shape[3] != keys.shape[3] or queries.shape[2] != heads:
+                    continue
+                if heads % keys.shape[2]:
+                    continue
+                repeated = keys.repeat_interleave(heads // keys.shape[2], 2)
+                got = torch.einsum("bqhd,bkhd->bhqk", queries, repeated)
+                factor = float((got * expected).sum() / (got * got).sum().clamp(min=1e-30))
+                if same(got * factor, expected):
+                    return Side(q, q_order), Side(k, k_order), simple(factor)
+        return None
+
+    def _value(
+        self, node: Node, roles: Roles, weights: Tensor, v: Node, v_roles: Roles
+    ) -> Optional[Tuple[Tuple[int, ...], Tuple[int, ...]]]:
+        """Return the orders of values and output in which weights [B,H,Q,K] times values give it."""
+        heads = weights.shape[1]
+        for v_order, x in self._arranged(self.values.of[v], v_roles, "K"):
+            if heads % x.shape[2]:
+                continue
+            repeated = x.repeat_interleave(heads // x.shape[2], 2)
+            got = torch.einsum("bhqk,bkhd->bqhd", weights, repeated)
+            for y_order, y in self._arranged(self.values.of[node], roles, "Q"):
+                if same(got, y):
+                    return v_order, y_order
+        return None
+
+    def _caches(self, k: Side, v: Side) -> Tuple[Cached, Cached]:
+        """Return keys and values to cache; of heads that are copies (grouped heads) one each."""
+        keys, values = (
+            in_heads(self.values.of[n], self.properties.steps[n].roles, order, self.counts)
+            for n, order in (k, v)
+        )
+        most = max(keys.shape[2], values.shape[2])
+        for kept in (count for count in range(1, most + 1) if most % count == 0):
+            if all(_are_copies(x, kept) for x in (keys, values)):
+                break
+        return self._cached(k, keys, kept), self._cached(v, values, kept)
+
+    def _cached(self, side: Side, heads: Tensor, kept: int) -> Cached:
+        """Return what to cache of keys or values [B,S,N,D], of which `kept` heads differ: the
+        earliest value that is these heads in another layout.
+        """
+        copies = heads.shape[2] // kept
+        chain, different = [side.node], heads[:, :, ::copies]
+        while packet(chain[0]) in LAYOUT and len(above := self.values.data_of(chain[0])) == 1:
+            chain.insert(0, above[0])
+        for node in chain[:-1] if copies > 1 else ():
+            roles = self.properties.steps[node].roles
+            if tokens(roles) == ["Q"] and is_plain(roles):
+                for order, x in self._arranged(self.values.of[node], roles, "Q"):
+                    if x.shape == different.shape and torch.equal(x, different):
+                        return Cached(node, order)
+        return Cached(side.node, side.order, copies)
+
+    # What is added to the scores
+
+    def _run(self, chain: Sequence[Node], x: Tensor) -> Tensor:
+        """Run the operators after the product on other scores."""
+        found = {chain[0]: x}
+        for node in chain[1:]:
+            inputs = [found.get(a, self.values.of.get(a)) for a in inputs_of(node)]
+            found[node] = self.values.call(node, inputs, self.counts)
+        return found[chain[-1]]
+
+    def _form(self, chain: Sequence[Node], p: Node) -> Optional[Form]:
+        if len(chain) == 1:
+            return Form(1.0, 0.0)
+        x = self.values.of[chain[0]]
+        some = torch.randn(x.shape, generator=torch.Generator().manual_seed(4)).to(x.dtype)
+        at_zero, at_some = self._run(chain, torch.zeros_like(x)), self._run(chain, some)
+        if at_zero.shape != some.shape:
+            return None
+        seen = (at_zero > HIDDEN) & (some.abs() > 0.5)
+        if not seen.any():
+            return None
+        change, some = (at_some - at_zero)[seen].double(), some[seen].double()
+        scale = simple((change / some).median().item())
+        if same(change, scale * some, FINE):
+            return Form(scale, 0.0)
+        far = self._run(chain, torch.full_like(x, 1e9)) - at_zero
+        softcap = simple(far[seen].median().item())
+        if not softcap > 0:
+            return None
+        bent = torch.atanh((change / softcap).clamp(-0.999, 0.999))
+        scale = simple((softcap * bent / some).median().item())
+        fits = same(change, softcap * torch.tanh(scale * some / softcap), FINE)
+        return Form(scale, softcap) if fits else None
+
+    def _added(self, chain: Sequence[Node]) -> Node:
+        """Add the operators after the product to the graph, on scores of 0: what the module adds to
+        its scores, which depends on the length alone.
+        """
+        values, graph = self.values, self.values.graph
+        s = chain[0]
+        with graph.inserting_after(chain[-1]):
+            zero = graph.call_function(zero_scores, ([],))
+        zero.meta = dict(s.meta)
+        copies = {s: zero}
+        values.kind[zero], values.of[zero] = "length", torch.zeros_like(values.of[s])
+        for node in chain[1:]:
+            with graph.inserting_before(values.end):
+                copy = graph.node_copy(node, lambda other: copies.get(other, other))
+            copy.meta, copies[node], values.kind[copy] = dict(node.meta), copy, "length"
+            inputs = [values.of.get(other) for other in inputs_of(copy)]
+            values.of[copy] = values.call(copy, inputs, self.counts)
+        return copies[chain[-1]]
+
+    def _visibility(self, plan: Any, roles: Roles) -> Visibility:
+        """Return the rule that a bias is: everything, a window, chunks; or none."""
+        count, causal = self.lengths.count, self.properties.causal
+        last = torch.arange(count)[None]
+        end = torch.full((1, 1), count - 1)
+        row = self._at(plan, roles, end, last)[:, 0]  # what the last query sees [heads,N]
+        column = self._at(plan, roles, last, torch.zeros_like(end))[:, :, 0]
+        generator = torch.Generator().manual_seed(5)
+        i = torch.randint(count, (SAMPLED,), generator=generator)
+        j = torch.randint(count, (SAMPLED,), generator=generator)
+        half = SAMPLED // 2
+        away = torch.randint(-11, 12, (half,), generator=generator)
+        i[:half] = (j[:half] + away).clamp(0, count - 1)
+        if causal:
+            i, j = torch.maximum(i, j), torch.minimum(i, j)
+        pairs = torch.stack(
+            [
+                self._at(plan, roles, a[None, None], b[None, None])[:, 0, 0]
+                for a, b in zip(i, j, strict=True)
+            ],
+            1,
+        )
+        if not all(bool(((x == 0) | (x < HIDDEN)).all()) for x in (row, column, pairs)):
+            return Visibility(False)
+        seen, places, after = pairs == 0, last[0], 0 if causal else -1
+
+        def agrees(of_pairs: Tensor, of_row: Tensor, of_column: Tensor) -> bool:
+            parts = ((seen, of_pairs), (row == 0, of_row), (column == 0, of_column))
+            return all(torch.equal(x, y.expand_as(x)) for x, y in parts)
+
+        everything = torch.ones((), dtype=torch.bool)
+        if agrees(everything, everything, everything):
+            return Visibility(True, after=after)
+        size = int((column[0] == 0).sum())  # of the window or chunk from the first token on
+        back = count - 1 - places
+        if causal:
+            if agrees(i - j < size, back < size, places < size):
+                return Visibility(True, before=size - 1, after=0)
+        elif agrees((i - j).abs() < size, back < size, places < size):
+            return Visibility(True, before=size - 1, after=size - 1)
+        if agrees(i // size == j // size, places // size == (count - 1) // size, places < size):
+            return Visibility(True, after=after, chunk=size)
+        return Visibility(False)
+
+    def _at(self, plan: Any, roles: Roles, positions: Tensor, key_positions: Tensor) -> Tensor:
+        call = Call(ops, positions, key_positions, self.lengths.count - 1)
+        return self.lengths.scores(plan, roles, call)[0]
+
+
+def _are_copies(x: Tensor, kept: int) -> bool:
+    """Return whether heads [B,S,N,D] are `kept` heads, each repeated equally often."""
+    if x.shape[2] % kept:
+        return False
+    copies = x.shape[2] // kept
+    return torch.equal(x, x[:, :, ::copies].repeat_interleave(copies, 2))
+
+
+def simple(number: float) -> float:
+    """Return a number found by division as the simple one that it is within rounding: whole, or a
+    quotient or root of whole numbers.
+    """
+    roots = (k / math.sqrt(d) for k in (1, 2) for d in DENOMINATORS)
+    for candidate in (round(number), *roots, *(1 / d for d in DENOMINATORS)):
+        if candidate and abs(number / candidate - 1) < 3e-6:
+            return float(candidate)
+    return number

@@ -1,0 +1,407 @@
+"""The forward pass of a module on new tokens, with positions and caches."""
+
+from typing import Any, Dict, List, NamedTuple, Optional, Set, Tuple
+
+import torch
+from torch import Tensor
+from torch.fx import Node
+
+from posenc_export.reading.axes import (
+    Roles,
+    axis_of,
+    constants,
+    factors,
+    filled,
+    in_heads,
+    kinds,
+    renamed,
+    shape_of,
+    split,
+    tokens,
+    with_rows,
+)
+from posenc_export.reading.lengths import Call, Lengths, triangle
+from posenc_export.reading.operators import rows_first, rows_in_place
+from posenc_export.reading.properties import MIXES, Properties
+from posenc_export.reading.refused import refuse
+from posenc_export.reading.steps import (
+    Attend,
+    Cached,
+    Cut,
+    Each,
+    Given,
+    Item,
+    Open,
+    OverKeys,
+    RunningSum,
+    Skew,
+    Window,
+)
+from posenc_export.reading.values import LAYOUT, inputs_of, packet
+
+TO_SLOTS = "tokens"  # name of a cache that is neither keys nor values
+
+
+class Cache(NamedTuple):
+    """A cache [B, heads, T, size].
+
+    Attributes:
+        layer: index of the attention that reads it, or of the last one before it.
+        name: "key", "value" or "tokens" with a number.
+    """
+
+    layer: int
+    name: str
+    heads: int
+    size: int
+
+
+class Calls(torch.nn.Module):
+    """A graph as calls on new tokens.
+
+    Args:
+        properties: with a step for each node that depends on the tokens.
+        lengths: tables of what depends on the length alone.
+    """
+
+    def __init__(self, properties: Properties, lengths: Lengths) -> None:
+        super().__init__()
+        self.properties, self.values = properties, properties.values
+        self.steps, self.kind = properties.steps, properties.values.kind
+        self.lengths, self.operators = lengths, lengths.operators
+        self.after = 0 if properties.causal else -1
+        self.kept: List[Cached] = []
+        self.plans: Dict[Any, Any] = {}
+        self.order = self._needed()
+        # What a query without keys gives may be NaN, whose products with weights of 0 are NaN.
+        reduces = (OverKeys, RunningSum, Cut)
+        self.clears_padding = any(isinstance(self.steps[node], reduces) for node in self.order)
+        self._hold_weights()
+        self.caches = self._described()
+        self.selected = self._last_mixed()
+
+    def _needed(self) -> List[Node]:
+        """Return the nodes that a call computes. Finds caches and plans."""
+        needed: Dict[Node, List[Cached]] = {}  # with the caches that they read
+        left = [self.values.out]
+        while left:
+            node = left.pop()
+            if node in needed:
+                continue
+            step, caches = self.steps[node], needed.setdefault(node, [])
+            if isinstance(step, Open):
+                refuse(step.first, MIXES)
+            elif isinstance(step, Attend):
+                left.append(step.q)
+                caches += [step.key, step.value]
+            elif isinstance(step, Skew):
+                left.append(step.root)
+            elif isinstance(step, Cut):
+                left.append(inputs_of(node)[0])
+            elif isinstance(step, Window):
+                caches.append(Cached(self._root(step.root)))
+            elif isinstance(step, RunningSum):
+                caches.append(Cached(self._root(step.source)))
+            elif isinstance(step, Item):
+                left.append(inputs_of(node)[0])
+            elif isinstance(step, (Each, OverKeys)):
+                for other, read in zip(inputs_of(node), step.reads, strict=True):
+                    if self.kind[other] == "length":
+                        self.plans[node, other, read] = self.lengths.pairs(other, read or ())
+                    elif self.kind[other] == "data" and self._is_key(other, read):
+                        caches.append(Cached(self._root(other)))
+                    elif self.kind[other] == "data":
+                        left.append(other)
+            left += [cached.node for cached in caches]
+        order = [node for node in self.values.nodes if node in needed]
+        self.kept = list(dict.fromkeys(cached for node in order for cached in needed[node]))
+        return order
+
+    def _is_key(self, node: Node, read: Optional[Roles]) -> bool:
+        """Return whether a value at queries is read at keys."""
+        own = self.steps[node].roles
+        return read is not None and "K" in tokens(read) and "K" not in tokens(own)
+
+    def _root(self, node: Node) -> Node:
+        """Return the earliest value that gives a value by rearranging and repeating: the one to
+        cache, in heads where there are any.
+        """
+        chain = [node]
+        while packet(chain[-1]) in LAYOUT and isinstance(self.steps[chain[-1]], Each):
+            above = self.values.data_of(chain[-1])
+            read = {self.kind[other] for other in inputs_of(chain[-1])}
+            if len(above) != 1 or "length" in read:
+                break
+            roles = self.steps[above[0]].roles
+            if not isinstance(roles, tuple) or tokens(roles) != ["Q"]:
+                break
+            chain.append(above[0])
+        least = min(self.values.of[other].numel() for other in chain)
+        small = [other for other in chain if self.values.of[other].numel() == least]
+        in_two = [
+            other
+            for other in small
+            if sum(isinstance(k, int) and k > 1 for k in kinds(self.steps[other].roles)) == 2
+        ]
+        return in_two[0] if in_two else small[-1]
+
+    def _hold_weights(self) -> None:
+        """Register the constants of the graph, and what is computed from them alone."""
+        self.weight_names: Dict[Node, str] = {}
+        read = {other for node in self.order for other in inputs_of(node)}
+        read |= set().union(*(self._behind(plan) for plan in self.plans.values()), set())
+        for node in self.values.nodes:
+            if self.kind[node] != "const" or self._rearranges(node):
+                continue
+            value = self.values.of[node]
+            if not isinstance(value, Tensor):
+                continue
+            if node not in self.values.constants and node not in read:
+                continue
+            name = f"weight{len(self.weight_names)}"
+            value = torch.view_as_real(value) if value.is_complex() else value
+            self.register_buffer(name, value.detach())
+            self.weight_names[node] = name
+        self.operators.given = self.given
+
+    def _behind(self, plan: Any) -> Set[Node]:
+        """Return the nodes that the plans of operators read."""
+        found = set(inputs_of(plan.node)) if hasattr(plan, "node") else set()
+        inner = [getattr(plan, "inside", None), *getattr(plan, "inputs", ())]
+        return found.union(*(self._behind(other) for other in inner if other is not None))
+
+    def _rearranges(self, node: Node) -> bool:
+        """Return whether a value is a weight in another layout, which stays one."""
+        rearranges = packet(node) in LAYOUT and not self.operators.is_complex(node)
+        return rearranges and [self.kind[other] for other in inputs_of(node)] == ["const"]
+
+    def given(self, node: Node) -> Any:
+        """Return the value of a node that depends on weights alone."""
+        if node in self.weight_names:
+            return self.get_buffer(self.weight_names[node])
+        if self._rearranges(node):
+            inputs = [self.given(other) for other in inputs_of(node)]
+            return self.values.call(node, inputs, self.values.counts)
+        return self.values.of[node]
+
+    def _described(self) -> List[Cache]:
+        """Return the caches, by the attention that reads them."""
+        attends = [step for step in map(self.steps.get, self.order) if isinstance(step, Attend)]
+        names: Dict[Cached, Tuple[int, str]] = {}
+        for layer, step in enumerate(attends):
+            names.setdefault(step.key, (layer, "key"))
+            names.setdefault(step.value, (layer, "value"))
+        found, layer = [], 0
+        for index, cached in enumerate(self.kept):
+            layer, name = names.get(cached, (layer, f"{TO_SLOTS}{index}"))
+            heads, size = self._new(cached, self.values.of, self.values.counts).shape[2:]
+            found.append(Cache(layer, name, int(heads), int(size)))
+        return found
+
+    def _last_mixed(self) -> Optional[Node]:
+        """Return the smallest value [B,Q,E] that the output depends on through operators on each
+        token alone, so that logits of some tokens need only some of it.
+        """
+        node, best = self.values.out, None
+        while isinstance(self.steps[node], Each):
+            above = self.values.data_of(node)
+            others = {self.kind[other] for other in inputs_of(node)} - {"data", "const"}
+            step: Any = self.steps[node]
+            if (
+                len(set(above)) != 1
+                or others
+                or self._is_key(above[0], _read(node, above[0], step))
+            ):
+                break
+            node = above[0]
+            value, roles = self.values.of[node], self.steps[node].roles
+            is_flat = not isinstance(roles, list) and kinds(roles)[:2] == ["B", "Q"]
+            if is_flat and len(kinds(roles)) == 3 == len(roles) and not value.is_complex():
+                if best is None or value.numel() <= self.values.of[best].numel():
+                    best = node
+        return best
+
+    # A call
+
+    def forward(self, call: Call, index: Optional[Tensor] = None) -> Tuple[Tensor, List[Tensor]]:
+        """Return the output of the tokens of a call, or of those at index [B,R], and new states."""
+        for node in self.order:
+            call.values[node] = self._compute(node, call)
+            if node is self.selected and index is not None:
+                call.values[node] = call.ops.select_tokens(call.values[node], index)
+                call.counts = {**call.counts, "Q": index.shape[1]}
+        present = [self._cached(cached, call) for cached in self.kept]
+        return call.values[self.values.out], present
+
+    def _new(self, cached: Cached, values: Dict[Node, Any], counts: Any) -> Tensor:
+        """Return the new tokens of a cached value as [B,S,N,D]."""
+        node, order = cached.node, cached.order
+        x = values[node]
+        if isinstance(x, Tensor) and x.is_complex():
+            x = torch.view_as_real(x)
+        roles = self.operators.wide(node, self.steps[node].roles)
+        new = split(x, roles, counts).permute(list(order or self._own_order(node)))
+        if new.dim() == 2:
+            new = new[:, :, None, None]
+        elif new.dim() == 3 or (order is None and new.dim() > 4):
+            new = new.flatten(2).unsqueeze(2)
+        elif new.dim() > 4:
+            new = new.flatten(2, -2)
+        return new[:, :, :: cached.copies] if cached.copies > 1 else new
+
+    def _own_order(self, node: Node) -> List[int]:
+        """Return the factors of a cached value: rows, tokens, then constant ones."""
+        roles = self.operators.wide(node, self.steps[node].roles)
+        return [kinds(roles).index("B"), kinds(roles).index("Q"), *constants(roles)]
+
+    def _cached(self, cached: Cached, call: Call) -> Tensor:
+        """Append the new tokens of a value to its cache: [B,N,T,D]."""
+        if cached not in call.cached:
+            new = self._new(cached, call.values, call.counts)
+            new = new if new.is_floating_point() else new.to(torch.float32)
+            if self.clears_padding:
+                new = torch.where(call.positions.ge(0)[:, :, None, None], new, torch.zeros(()))
+            if self.after:  # bidirectional: the tokens of a call are all
+                call.cached[cached] = new.transpose(1, 2)
+            else:
+                past = call.states[self.kept.index(cached)]
+                call.cached[cached] = call.ops.append(past, new, call.write_index)
+        return call.cached[cached]
+
+    def _key(self, node: Node, call: Call) -> Tensor:
+        """Return a value with one axis of tokens for all cached tokens."""
+        if node not in call.keys:
+            call.keys[node] = self._key_value(node, call)
+        return call.keys[node]
+
+    def _key_value(self, node: Node, call: Call) -> Tensor:
+        own, counts = self.steps[node].roles, call.counts
+        if node is not self._root(node):
+            inputs = [
+                self._key(other, call) if self.kind[other] == "data" else self._weight(other)
+                for other in inputs_of(node)
+            ]
+            result: Tensor = self.operators.run(node, inputs, counts, "K", renamed(own, "Q", "K"))
+            return result
+        roles = renamed(self.operators.wide(node, own), "Q", "K")
+        order, flat = self._own_order(node), factors(roles)
+        y = self._cached(Cached(node), call).transpose(1, 2)  # [B,T,N,D]
+        if len(order) > 4:
+            y = y.squeeze(2).unflatten(2, [int(flat[i].kind) for i in order[2:]])
+        elif len(order) < 4:
+            y = y.squeeze(2) if len(order) == 3 else y.squeeze(3).squeeze(2)
+        y = y.permute([order.index(i) for i in range(len(order))])
+        if len(order) != len(roles):
+            y = y.reshape(shape_of(roles, counts))
+        value = self.values.of[node]
+        dtype = value.real.dtype if value.is_complex() else value.dtype
+        return y if y.dtype == dtype else y.to(dtype)
+
+    def _weight(self, node: Node) -> Any:
+        return None if self.kind[node] == "size" else self.given(node)
+
+    def _compute(self, node: Node, call: Call) -> Any:
+        step, values = self.steps[node], call.values
+        if isinstance(step, Given):
+            return call.x
+        if isinstance(step, Item):
+            return values[inputs_of(node)[0]][node.args[1]]  # type: ignore[index]
+        if isinstance(step, Attend):
+            return self._attend(step, call)
+        if isinstance(step, Cut):
+            return triangle(values[inputs_of(node)[0]], step, call)
+        if isinstance(step, Window):
+            return self._window(step, call)
+        if isinstance(step, RunningSum):
+            return self._running_sum(step, call)
+        if isinstance(step, Skew):
+            x = values[step.root]
+            index = (call.away + call.last).clamp(0, call.last)
+            index = index[(slice(None), *[None] * (x.dim() - 3))]  # [B,1,..,S,T]
+            return x.gather(-1, index.expand(-1, *x.shape[1:-2], -1, -1))
+        assert isinstance(step, (Each, OverKeys))
+        return self._operate(node, step, call)
+
+    def _operate(self, node: Node, step: Any, call: Call) -> Any:
+        """Run an operator, by rows if it reads values of positions."""
+        counts, inputs, apart = call.counts, [], []
+        for other, read in zip(inputs_of(node), step.reads, strict=True):
+            hides = isinstance(step, OverKeys) and read and set(tokens(read)) == {"Q", "K"}
+            kind, x, of_rows = self.kind[other], None, None
+            if kind == "length":
+                x, has_rows = self.lengths.value(self.plans[node, other, read], call)
+                if hides and not has_rows:
+                    x, has_rows = x.expand(counts["B"], *x.shape), True
+                if hides:
+                    x = filled(x, with_rows(read), counts, ~call.seen, step.fill)
+                of_rows = "first" if has_rows else None
+            elif kind == "data":
+                x = self._key(other, call) if self._is_key(other, read) else call.values[other]
+                if hides:
+                    x = filled(x, read, counts, ~call.seen, step.fill)
+                of_rows = self.operators.wide(other, read)
+            else:
+                x = self._weight(other)
+            inputs.append(x)
+            apart.append(of_rows)
+        if "first" not in apart:
+            return self.operators.run(node, inputs, counts, step.sizes, step.roles)
+        moved = [
+            x if roles is None or roles == "first" else rows_first(x, roles, counts)
+            for x, roles in zip(inputs, apart, strict=True)
+        ]
+        have = [roles is not None for roles in apart]
+        one = {**counts, "B": 1}
+        y = self.operators.by_row(node, moved, have, one, step.sizes, step.roles)
+        return rows_in_place(y, self.operators.wide(node, step.roles), counts)
+
+    def _attend(self, step: Attend, call: Call) -> Tensor:
+        ops, counts = call.ops, call.counts
+        q = in_heads(call.values[step.q], self.steps[step.q].roles, step.q_order, counts)
+        k, v = self._cached(step.key, call), self._cached(step.value, call)
+        bias = None
+        if step.bias is not None:
+            bias = self.lengths.scores(step.bias, step.bias_roles, call).to(q.dtype)
+            if bias.shape[1] not in (1, step.heads):
+                bias = bias.expand(-1, step.heads, -1, -1)
+            bias = bias.clamp(min=-1e30)
+        limits = (step.before, step.after, step.chunk)
+        mask = ops.attention_mask(call.positions, call.key_positions, bias, q, *limits)
+        y = ops.attend(q, k, v, mask, None, step.scale, step.softcap, step.sinks)  # [B,S,H*D]
+        flat, order = factors(step.roles), step.y_order
+        y = y.reshape([flat[i].size(counts) for i in order])
+        y = y.permute([order.index(i) for i in range(len(order))])
+        return y.reshape(shape_of(step.roles, counts))
+
+    def _running_sum(self, step: RunningSum, call: Call) -> Tensor:
+        """Sum over the cached tokens that a query sees."""
+        x = self._key(step.source, call)
+        rows, axis = axis_of(step.roles, "B"), axis_of(step.roles, "Q")
+        moved = x.movedim((rows, axis), (0, 1))
+        flat = moved.flatten(2) if moved.dim() > 2 else moved.unsqueeze(2)
+        y = call.seen.to(torch.float32) @ flat.to(torch.float32)  # [B,S,D]
+        y = y.to(x.dtype).reshape([y.shape[0], y.shape[1], *moved.shape[2:]])
+        return y.movedim((0, 1), (rows, axis))
+
+    def _window(self, step: Window, call: Call) -> Tensor:
+        """Run a region on the last tokens before each token, which are gathered from the cache."""
+        root, reach, counts = step.root, step.reach, call.counts
+        own = self.steps[root].roles
+        rows, axis = axis_of(own, "B"), axis_of(own, "Q")
+        x = self._key(root, call).movedim((rows, axis), (0, 1))
+        flat = x.flatten(2) if x.dim() > 2 else x.unsqueeze(2)
+        wanted = call.positions.unsqueeze(2) + torch.arange(-reach, 1)  # [B,S,r+1]
+        found = call.key_places[:, None, None].eq(wanted.unsqueeze(3)) & call.seen.unsqueeze(2)
+        pieces = found.to(torch.float32).flatten(1, 2) @ flat.to(torch.float32)  # [B,S(r+1),D]
+        # Each token and those before it become a row of their own.
+        pieces = pieces.to(x.dtype).reshape([-1, reach + 1, *x.shape[2:]])
+        pieces = pieces.movedim((0, 1), (rows, axis))
+        y = self.properties.run_region(step.region, root, pieces, self.given)
+        to_rows, to = axis_of(step.roles, "B"), axis_of(step.roles, "Q")
+        y = y.select(to, reach).movedim(to_rows - (to < to_rows), 0)
+        y = y.reshape([counts["B"], counts["Q"], *y.shape[1:]])
+        return y.movedim((0, 1), (to_rows, to))
+
+
+def _read(node: Node, other: Node, step: Each) -> Any:
+    return next(read for a, read in zip(inputs_of(node), step.reads, strict=True) if a is other)

@@ -1,0 +1,259 @@
+"""One graph of torch.fx for the calls of a module, which every target reads."""
+
+from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Tuple
+
+import torch
+from torch import Tensor
+from torch.fx import Graph, GraphModule, Node
+
+from posenc_export import ops
+from posenc_export.reading.calls import Calls
+from posenc_export.reading.lengths import Call
+from posenc_export.reading.simplify import simplify
+
+# Sizes of the trace: no 0 or 1, which torch.export would fix.
+ROWS, NEW, SLOTS, LOGITS = 2, 3, 7, 4
+LIBRARY = "posenc_reading"
+VMAP = {torch._C._functorch._add_batch_dim, torch._functorch.predispatch._add_batch_dim}
+
+
+@torch.library.custom_op(f"{LIBRARY}::append", mutates_args=())
+def _append(past: Tensor, new: Tensor, write_index: Tensor, key_positions: Tensor) -> Tensor:
+    raise NotImplementedError  # only traced
+
+
+@_append.register_fake
+def _(past: Tensor, new: Tensor, write_index: Tensor, key_positions: Tensor) -> Tensor:
+    return past.new_empty(past.shape[0], past.shape[1], key_positions.shape[1], past.shape[3])
+
+
+@torch.library.custom_op(f"{LIBRARY}::attention_mask", mutates_args=())
+def _attention_mask(
+    positions: Tensor,
+    key_positions: Tensor,
+    bias: Optional[Tensor],
+    like: Tensor,
+    before: int,
+    after: int,
+    chunk: int,
+) -> Tensor:
+    raise NotImplementedError
+
+
+@_attention_mask.register_fake
+def _(
+    positions: Tensor,
+    key_positions: Tensor,
+    bias: Optional[Tensor],
+    like: Tensor,
+    before: int,
+    after: int,
+    chunk: int,
+) -> Tensor:
+    heads = 1 if bias is None else bias.shape[1]
+    return like.new_empty(positions.shape[0], heads, positions.shape[1], key_positions.shape[1])
+
+
+@torch.library.custom_op(f"{LIBRARY}::attend", mutates_args=())
+def _attend(
+    q: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    mask: Tensor,
+    content: Optional[Tensor],
+    scale: float,
+    softcap: float,
+    sinks: Optional[Tensor],
+) -> Tensor:
+    raise NotImplementedError
+
+
+@_attend.register_fake
+def _(
+    q: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    mask: Tensor,
+    content: Optional[Tensor],
+    scale: float,
+    softcap: float,
+    sinks: Optional[Tensor],
+) -> Tensor:
+    return q.new_empty(q.shape[0], q.shape[1], q.shape[2] * values.shape[3])
+
+
+@torch.library.custom_op(f"{LIBRARY}::distances", mutates_args=())
+def _distances(q_positions: Tensor, k_positions: Tensor) -> Tensor:
+    raise NotImplementedError
+
+
+@_distances.register_fake
+def _(q_positions: Tensor, k_positions: Tensor) -> Tensor:
+    shape = q_positions.shape[0], 1, q_positions.shape[1], k_positions.shape[1]
+    return torch.empty(shape, dtype=torch.float32)
+
+
+@torch.library.custom_op(f"{LIBRARY}::select_tokens", mutates_args=())
+def _select_tokens(x: Tensor, index: Tensor) -> Tensor:
+    raise NotImplementedError
+
+
+@_select_tokens.register_fake
+def _(x: Tensor, index: Tensor) -> Tensor:
+    return x.new_empty(x.shape[0], index.shape[1], x.shape[2])
+
+
+class StandIns(NamedTuple):
+    """Semantic operations as operators of a trace, which keep their place in it."""
+
+    key_positions: Tensor
+
+    def append(self, past: Tensor, new: Tensor, write_index: Tensor) -> Tensor:
+        """Stand for ops.append; the number of slots is that of key positions."""
+        result: Tensor = _append(past, new, write_index, self.key_positions)
+        return result
+
+    attention_mask = staticmethod(_attention_mask)
+    distances = staticmethod(_distances)
+    select_tokens = staticmethod(_select_tokens)
+
+    @staticmethod
+    def attend(
+        q: Tensor,
+        keys: Tensor,
+        values: Tensor,
+        mask: Tensor,
+        content: Optional[Tensor],
+        scale: float,
+        softcap: float = 0.0,
+        sinks: Optional[Tensor] = None,
+    ) -> Tensor:
+        """Stand for ops.attend."""
+        result: Tensor = _attend(q, keys, values, mask, content, scale, softcap, sinks)
+        return result
+
+
+class _Traced(torch.nn.Module):
+    """Calls with their inputs as arguments."""
+
+    def __init__(self, calls: Calls, last: int) -> None:
+        super().__init__()
+        self.calls, self.last = calls, last
+
+    def forward(
+        self,
+        x: Tensor,
+        positions: Tensor,
+        key_positions: Tensor,
+        write_index: Tensor,
+        states: List[Tensor],
+        index: Optional[Tensor] = None,
+    ) -> Tuple[Tensor, List[Tensor]]:
+        operations: Any = StandIns(key_positions) if torch.compiler.is_exporting() else ops
+        places, after = (positions, key_positions, self.last), self.calls.after
+        call = Call(operations, *places, after, x, write_index, states)
+        result: Tuple[Tensor, List[Tensor]] = self.calls(call, index)
+        return result
+
+
+def flat_graph(calls: Calls, names: Mapping[Node, str], with_index: bool) -> GraphModule:
+    """Return a module forward(x, positions, key_positions, write_index, *states[, index]) that
+    returns (output, *new states), whose graph has operators of torch and of posenc_export.ops.
+
+    Args:
+        names: names of weights in the module that was read, by node.
+        with_index: whether only the tokens of `index` [B,R] are returned.
+    """
+    x = calls.values.capture.example[:ROWS, :NEW].clone()
+    # Rows at positions of their own, so that operators that mix them are seen.
+    positions = torch.arange(NEW) + torch.arange(ROWS)[:, None]
+    key_positions = torch.arange(SLOTS) + torch.arange(ROWS)[:, None]
+    states = [torch.zeros(ROWS, cache.heads, SLOTS, cache.size) for cache in calls.caches]
+    index = torch.zeros(ROWS, LOGITS, dtype=torch.int64) if with_index else None
+    rows, new = (torch.export.Dim(name, min=1, max=1 << 20) for name in ("rows", "new"))
+    slots, past, logits = (
+        torch.export.Dim(name, max=1 << 30) for name in ("slots", "past", "logits")
+    )
+    per_token = {0: rows, 1: new}
+    shapes = (
+        per_token,
+        per_token,
+        {0: rows, 1: slots},
+        per_token,
+        [{0: rows, 2: past} for _ in states],
+        {0: rows, 1: logits} if with_index else None,
+    )
+    write_index = torch.arange(NEW).expand(ROWS, -1).clone()
+    arguments = (x, positions, key_positions, write_index, states, index)
+    traced = _Traced(calls, calls.values.max_positions - 1)
+    with torch.no_grad():
+        traced(*arguments)  # once eagerly, so that no property is left to be found in the trace
+        if not with_index:
+            arguments, shapes = arguments[:-1], shapes[:-1]
+        program = torch.export.export(traced, arguments, dynamic_shapes=shapes, strict=False)
+        if any(node.target in VMAP for node in program.graph.nodes):
+            program = program.run_decompositions({})
+    return _without_stand_ins(program, _named(calls, names))
+
+
+def _named(calls: Calls, names: Mapping[Node, str]) -> Dict[str, str]:
+    """Return names of weights and tables in the flat graph, by their names in the calls."""
+    found = {f"lengths.{name}": f"tables.{name}" for name, _ in calls.lengths.named_buffers()}
+    for node, name in calls.weight_names.items():
+        found[name] = names.get(node, f"constants.{name}")
+    return {f"calls.{name}": new for name, new in found.items()}
+
+
+def _without_stand_ins(
+    program: torch.export.ExportedProgram, names: Mapping[str, str]
+) -> GraphModule:
+    """Return the graph with weights as attributes and the operations of posenc_export.ops."""
+    signature, graph, root = program.graph_signature, Graph(), dict[str, Any]()
+    inside = {
+        **signature.inputs_to_parameters,
+        **signature.inputs_to_buffers,
+        **signature.inputs_to_lifted_tensor_constants,
+    }
+    known: Dict[Node, Node] = {}
+    for node in program.graph.nodes:
+        if node.op == "placeholder" and node.name in inside:
+            own = inside[node.name]
+            if not node.users:
+                continue
+            name = names.get(own, f"constants.{own}".replace("calls.", ""))
+            stored = program.state_dict.get(own)
+            value = program.constants[own] if stored is None else stored
+            root[name] = (
+                torch.nn.Parameter(value, requires_grad=False)
+                if value.is_floating_point()
+                else value
+            )
+            known[node] = graph.get_attr(name)
+        elif node.op == "output":
+            graph.output(tuple(known[argument] for argument in node.args[0]))
+        elif node.op == "call_function" and node.target in OPERATIONS:
+            known[node] = graph.call_function(*OPERATIONS[node.target](known, node))
+        else:
+            known[node] = graph.node_copy(node, known.__getitem__)
+        if node in known:
+            known[node].meta = {"val": node.meta["val"]} if "val" in node.meta else {}
+    simplify(graph)
+    return GraphModule(root, graph)
+
+
+def _plain(operation: Any, count: Optional[int] = None) -> Any:
+    def of(known: Mapping[Node, Node], node: Node) -> Tuple[Any, ...]:
+        arguments = torch.fx.node.map_arg(node.args[:count], known.__getitem__)
+        return operation, arguments
+
+    return of
+
+
+_OF = getattr(torch.ops, LIBRARY)
+OPERATIONS: Dict[Any, Any] = {
+    _OF.append.default: _plain(ops.append, 3),
+    _OF.attention_mask.default: _plain(ops.attention_mask),
+    _OF.attend.default: _plain(ops.attend),
+    _OF.distances.default: _plain(ops.distances),
+    _OF.select_tokens.default: _plain(ops.select_tokens),
+}

@@ -1,0 +1,392 @@
+"""What depends on the length alone: tables of positions, or operators at pairs of positions."""
+
+import functools
+import itertools
+import math
+from dataclasses import dataclass
+from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
+
+import torch
+from torch import Tensor
+from torch.fx import Node
+
+from posenc_export.reading.axes import (
+    FINE,
+    Counts,
+    Factor,
+    Roles,
+    is_plain,
+    joined,
+    kinds,
+    same,
+    scores_of,
+    select,
+    split,
+    tokens,
+    with_rows,
+)
+from posenc_export.reading.operators import Operators
+from posenc_export.reading.refused import Refused, refuse
+from posenc_export.reading.values import LIKE, Values, aten, inputs_of, packet
+
+MOST_PAIRS = 2**22  # numbers of a table of pairs of positions
+COMPARED = 40  # length at which all pairs of positions are compared
+SAMPLED = 64  # pairs from the whole range that are compared beside them
+NEAR_KEYS = 12  # largest distance of half of the sampled pairs
+
+
+@dataclass(frozen=True)
+class Number:
+    """The same number in all calls, in a table of its own."""
+
+    table: str
+
+
+@dataclass(frozen=True)
+class ByPosition:
+    """A row of a table [N,*] for each position; `axis`: the factor that runs over tokens."""
+
+    table: str
+    axis: int
+    roles: Roles
+
+
+@dataclass(frozen=True)
+class ByPair:
+    """An entry of a table for each pair of a query and a key.
+
+    Attributes:
+        table: [2N-1,*], from distance 1 - N of the key from the query on, or pairs [N,N,*].
+        by_distance: which of both.
+        axes: the factors that run over queries and keys.
+    """
+
+    table: str
+    by_distance: bool
+    axes: Tuple[int, int]
+    roles: Roles
+
+
+@dataclass(frozen=True)
+class Triangle:
+    """tril or triu of `inside`, decided by positions."""
+
+    inside: Any
+    lower: bool
+    shift: int
+    roles: Roles
+
+
+@dataclass(frozen=True)
+class Replay:
+    """The operator itself on its inputs at the positions of a call."""
+
+    node: Node
+    inputs: Tuple[Any, ...]
+    roles: Roles
+
+
+class Call:
+    """The inputs of one call, and what has been computed in it.
+
+    Key positions are only read through semantic operations, so that a target may compute them from
+    slots.
+
+    Args:
+        ops: the semantic operations, posenc_export.ops or stand-ins for a trace.
+        positions: [B,S]; -1 for padding.
+        key_positions: [B,T].
+        last: the largest position.
+        after: as in ops.attention_mask: 0 for causal models, otherwise -1.
+        x, write_index, states: as in reading.read.Reading.
+    """
+
+    def __init__(
+        self,
+        ops: Any,
+        positions: Tensor,
+        key_positions: Tensor,
+        last: int,
+        after: int = 0,
+        x: Optional[Tensor] = None,
+        write_index: Optional[Tensor] = None,
+        states: Sequence[Tensor] = (),
+    ) -> None:
+        self.ops, self.positions, self.key_positions = ops, positions, key_positions
+        self.last, self.after, self.x = last, after, x
+        self.write_index, self.states = write_index, states
+        rows, new = positions.shape
+        self.counts: Counts = {"B": rows, "Q": new, "K": -1, "D": last + 1}
+        self.counts["keys"] = key_positions.shape[1]
+        self.values: Dict[Node, Any] = {}
+        self.keys: Dict[Node, Tensor] = {}
+        self.cached: Dict[Any, Tensor] = {}
+        self.lengths: Dict[int, Tuple[Tensor, bool]] = {}
+
+    @functools.cached_property
+    def places(self) -> Tensor:
+        """Positions [B,S], 0 for padding."""
+        return self.positions.clamp(min=0)
+
+    @functools.cached_property
+    def away(self) -> Tensor:
+        """Key minus query position [B,S,T] int64."""
+        distances: Tensor = self.ops.distances(self.positions, self.key_positions)
+        return distances.to(torch.int64)[:, 0]
+
+    @functools.cached_property
+    def key_places(self) -> Tensor:
+        """Positions of keys [B,T] int64, within the range."""
+        return (self.away[:, 0] + self.positions[:, :1]).clamp(0, self.last)
+
+    @functools.cached_property
+    def seen(self) -> Tensor:
+        """Which keys a query may see [B,S,T] bool."""
+        like = torch.empty(0)
+        mask = self.ops.attention_mask(
+            self.positions, self.key_positions, None, like, -1, self.after, 0
+        )
+        seen: Tensor = mask.squeeze(1).eq(0)
+        return seen
+
+
+Pairs = Callable[[Tensor, Tensor], Tensor]
+
+
+class Lengths(torch.nn.Module):
+    """Plans of what depends on the length alone, and their tables, which are buffers.
+
+    Args:
+        values: the graph.
+        operators: runs its operators in calls.
+        finds: returns the roles that a value can have, and whether an operator acts on each pair
+            alone (properties.Properties).
+    """
+
+    def __init__(self, values: Values, operators: Operators, finds: Any) -> None:
+        super().__init__()
+        self.graph, self.operators, self.finds = values, operators, finds
+        self.count = values.max_positions
+        self._plans: Dict[Any, Any] = {}
+
+    # Plans
+
+    def plan(self, node: Node, roles: Roles) -> Any:
+        """Return how a value is computed from positions. Refused: it depends on the length."""
+        if (node, roles) not in self._plans:
+            self._plans[node, roles] = self._plan(node, roles)
+        return self._plans[node, roles]
+
+    def _plan(self, node: Node, roles: Roles) -> Any:
+        count, of_tokens = self.count, tokens(roles)
+        if not is_plain(roles):
+            refuse(node, "has extra entries beside an axis of positions")
+        if packet(node) in LIKE:  # the same number everywhere, whose axes of tokens are broadcast
+            fill = self.graph.at(node, 2).flatten()[:1]
+            sizes = [kind if isinstance(kind, int) else 1 for kind in kinds(roles)]
+            return Number(self._table(fill.expand(sizes) if len(roles) == len(sizes) else fill))
+        if tokens(roles, ("D",)):
+            return Number(self._table(self.graph.at(node, count)))
+        if len(of_tokens) == 2:
+            return self._replayed(node, roles, of_tokens) or self._table_of_pairs(node, roles)
+        self._check_prefix(node, roles, (count, count - 3, count // 3, 5))
+        value = self.graph.at(node, count)
+        if value.is_complex():
+            value, roles = torch.view_as_real(value), (*roles, (Factor(2),))
+        if not of_tokens:
+            return Number(self._table(value))
+        axis = kinds(roles).index(of_tokens[0])
+        rows = split(value, roles, {"B": 1, "Q": count, "K": count}).movedim(axis, 0)
+        return ByPosition(self._table(rows.contiguous()), axis, roles)
+
+    def pairs(self, node: Node, roles: Roles) -> Any:
+        """As `plan`, for a value that meets data: pairs of positions are a table by distance where
+        they are a function of distance.
+        """
+        if len(tokens(roles)) < 2:
+            return self.plan(node, roles)
+        if (node, roles, "pairs") not in self._plans:
+            by_pairs = self.plan(node, roles)
+            found = self._by_distance(node, roles, by_pairs)
+            self._plans[node, roles, "pairs"] = found or by_pairs
+        return self._plans[node, roles, "pairs"]
+
+    def _check_prefix(self, node: Node, roles: Roles, lengths: Sequence[int]) -> None:
+        """Check that the value at a shorter length is the beginning of that at the longest."""
+        longest, *others = lengths
+        whole = self.graph.at(node, longest)
+        counts: Counts = {"B": 1, "Q": longest, "K": longest}
+        for length in others:
+            expected = self.graph.at(node, length)
+            got = select(whole, roles, {"Q": range(length), "K": range(length)}, counts)
+            if not same(got, expected, FINE):
+                error = (got.to(expected.dtype) - expected).abs().nan_to_num().max().item()
+                refuse(
+                    node,
+                    "depends on the length, not on positions alone: at lengths "
+                    f"{longest} and {length} it differs by {error:.1e}",
+                )
+
+    def _table(self, value: Tensor) -> str:
+        """Register a table, or find an equal one."""
+        for name, known in self.named_buffers():
+            if known.dtype == value.dtype and torch.equal(known, value):
+                return name
+        name = f"table{len(list(self.buffers()))}"
+        self.register_buffer(name, value.detach().clone().contiguous())
+        return name
+
+    def _replayed(self, node: Node, roles: Roles, of_tokens: List[Any]) -> Any:
+        """Return a plan that runs the operator at pairs of positions, or None if it does not act
+        on each pair alone.
+        """
+        inputs = inputs_of(node)
+        if node.target in (aten.tril.default, aten.triu.default):
+            if tokens(roles[-2:]) == of_tokens:
+                shift = node.args[1] if len(node.args) > 1 else 0
+                inside = self.plan(inputs[0], roles)
+                return Triangle(inside, node.target is aten.tril.default, int(shift), roles)  # type: ignore[call-overload]
+        ways = [
+            self.finds.readings(other.meta["val"], of_tokens)
+            if self.graph.kind[other] == "length"
+            else [None]
+            for other in inputs
+        ]
+        for reads in itertools.product(*ways):
+            if not self.finds.acts_on_each(node, reads, roles):
+                continue
+            try:
+                plans = tuple(
+                    None if read is None else self.plan(other, read)
+                    for other, read in zip(inputs, reads, strict=True)
+                )
+            except Refused:
+                continue
+            return Replay(node, plans, roles)
+        return None
+
+    def _table_of_pairs(self, node: Node, roles: Roles) -> ByPair:
+        count, rest = self.count, math.prod(k for k in kinds(roles) if isinstance(k, int))
+        if count * count * rest > MOST_PAIRS:
+            refuse(
+                node,
+                f"needs a table of {count} x {count} pairs of positions, of at most {MOST_PAIRS:,} "
+                "numbers",
+            )
+        self._check_prefix(node, roles, (count, count - 3, 5))
+        axes = kinds(roles).index("Q"), kinds(roles).index("K")
+        value = split(self.graph.at(node, count), roles, {"B": 1, "Q": count, "K": count})
+        return ByPair(self._table(value.movedim(axes, (0, 1)).contiguous()), False, axes, roles)
+
+    def _by_distance(self, node: Node, roles: Roles, by_pairs: Any) -> Optional[ByPair]:
+        count, length = self.count, min(self.count, COMPARED)
+        self._check_prefix(node, roles, (length, length // 2, 5))
+        axes = kinds(roles).index("Q"), kinds(roles).index("K")
+        value = self.graph.at(node, length)
+        first = torch.zeros(1, 1, dtype=torch.int64)
+        if value.is_complex() or not self.value(by_pairs, self._call(first, first))[1]:
+            return None
+        square = split(value, roles, {"B": 1, "Q": length, "K": length}).movedim(axes, (0, 1))
+        if not torch.equal(square[1:, 1:], square[:-1, :-1]):
+            return None
+
+        def at(i: Tensor, j: Tensor) -> Tensor:
+            rows = self.value(by_pairs, self._call(i, j))[0]
+            counts = {"B": 1, "Q": i.shape[1], "K": j.shape[1]}
+            return split(rows, ((Factor(1),), *roles), counts)[0].movedim(axes, (0, 1))
+
+        all_positions = torch.arange(count)[None]
+        before = at(all_positions[:, -1:], all_positions)[0]
+        table = torch.cat((before, at(all_positions[:, :1], all_positions)[0, 1:]))
+        i, j = sampled_pairs(count, SAMPLED)
+        if not torch.equal(table[j[0] - i[0][:, None] + count - 1], at(i, j)):
+            return None
+        return ByPair(self._table(table), True, axes, roles)
+
+    def _call(self, positions: Tensor, key_positions: Tensor) -> Call:
+        from posenc_export import ops
+
+        return Call(ops, positions, key_positions, self.count - 1)
+
+    # Values in a call
+
+    def value(self, plan: Any, call: Call) -> Tuple[Tensor, bool]:
+        """Return a value at the positions of a call, and whether it has rows first."""
+        if id(plan) not in call.lengths:
+            call.lengths[id(plan)] = self._value(plan, call)
+        return call.lengths[id(plan)]
+
+    def _value(self, plan: Any, call: Call) -> Tuple[Tensor, bool]:
+        counts = {**call.counts, "B": 1}
+        if isinstance(plan, Number):
+            return self.get_buffer(plan.table), False
+        if isinstance(plan, ByPosition):
+            table = self.get_buffer(plan.table)
+            places = call.places if tokens(plan.roles) == ["Q"] else call.key_places
+            rows = places if self._is_range(plan.table) else table[places]
+            return joined(rows.movedim(1, plan.axis + 1), plan.roles, counts), True
+        if isinstance(plan, ByPair):
+            table = self.get_buffer(plan.table)
+            if plan.by_distance:
+                rows = table[(call.away + call.last).clamp(0, 2 * call.last)]
+            else:
+                rows = table[call.places.unsqueeze(2), call.key_places.unsqueeze(1)]
+            rows = rows.movedim((1, 2), (plan.axes[0] + 1, plan.axes[1] + 1))
+            return joined(rows, plan.roles, counts), True
+        if isinstance(plan, Triangle):
+            return self._triangle(plan, call), True
+        return self._replay(plan, call, counts)
+
+    @functools.lru_cache(maxsize=None)  # noqa: B019 - lives as long as the tables
+    def _is_range(self, name: str) -> bool:
+        table = self.get_buffer(name)
+        return table.dim() == 1 and torch.equal(table, torch.arange(len(table)))
+
+    def _triangle(self, plan: Triangle, call: Call) -> Tensor:
+        x, has_rows = self.value(plan.inside, call)
+        return triangle(x if has_rows else x.unsqueeze(0), plan, call)
+
+    def _replay(self, plan: Replay, call: Call, counts: Counts) -> Tuple[Tensor, bool]:
+        found = [
+            (self._given(other), False) if inner is None else self.value(inner, call)
+            for inner, other in zip(plan.inputs, inputs_of(plan.node), strict=True)
+        ]
+        inputs, apart = [x for x, _ in found], [has_rows for _, has_rows in found]
+        of = (counts, "Q", plan.roles)
+        if not any(apart):
+            return self.operators.run(plan.node, inputs, *of), False
+        return self.operators.by_row(plan.node, inputs, apart, *of), True
+
+    def _given(self, node: Node) -> Any:
+        return None if self.graph.kind[node] == "size" else self.operators.given(node)
+
+    def scores(self, plan: Any, roles: Roles, call: Call) -> Tensor:
+        """Return a value of pairs as [B, heads, Q, K]."""
+        x, has_rows = self.value(plan, call)
+        if not has_rows:
+            x = x.unsqueeze(0).expand(call.counts["B"], *x.shape)
+        scores = scores_of(x, with_rows(roles), call.counts)
+        assert scores is not None
+        return scores
+
+
+def triangle(x: Tensor, plan: Any, call: Call) -> Tensor:
+    """Keep the entries of x [B,..,Q,K] or [B,..,K,Q] in a triangle by positions.
+
+    plan: a Triangle, or a steps.Cut.
+    """
+    away = call.away  # column minus row
+    if tokens(plan.roles) != ["Q", "K"]:
+        away = -away.transpose(1, 2)
+    kept = away.le(plan.shift) if plan.lower else away.ge(plan.shift)
+    kept = kept[(slice(None), *[None] * (x.dim() - 3))]
+    return torch.where(kept, x, torch.zeros((), dtype=x.dtype))
+
+
+def sampled_pairs(count: int, pairs: int) -> Tuple[Tensor, Tensor]:
+    """Return positions of queries and keys [1,n] from a whole range, half of them near others."""
+    generator = torch.Generator().manual_seed(6)
+    i, j = (torch.randint(count, (1, pairs), generator=generator) for _ in range(2))
+    near = torch.randint(NEAR_KEYS, (pairs // 2,), generator=generator)
+    i[0, : pairs // 2] = (j[0, : pairs // 2] + near).clamp(max=count - 1)
+    return i, j

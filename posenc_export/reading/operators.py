@@ -1,0 +1,177 @@
+"""Operators of a graph on the values of a call, where rows have positions of their own."""
+
+from typing import Any, Callable, Dict, List, Sequence
+
+import torch
+from torch import Tensor
+from torch.fx import Node
+
+from posenc_export.reading.axes import FINE, Counts, Factor, Roles, kinds, same, shape_of, split
+from posenc_export.reading.values import Values, aten, inputs_of, packet
+
+PRODUCTS = {aten.mul, aten.matmul, aten.bmm, aten.mm, aten.einsum}
+CONJUGATES = {aten.conj, aten._conj, aten.conj_physical}
+
+
+class Operators:
+    """Operators on values of a call. Complex numbers are pairs of real ones, on a last axis of 2.
+
+    Args:
+        values: the graph.
+
+    Attributes:
+        given: returns the value of a node that depends on weights alone.
+    """
+
+    def __init__(self, values: Values) -> None:
+        self.values = values
+        self.given: Callable[[Node], Any] = values.of.__getitem__
+        self._widened: Dict[Node, bool] = {}
+        self._stacked: Dict[Node, bool] = {}
+
+    def is_complex(self, node: Node) -> bool:
+        """Return whether the value of a node is complex."""
+        value = self.values.of.get(node)
+        return isinstance(value, Tensor) and value.is_complex()
+
+    def wide(self, node: Node, roles: Roles) -> Roles:
+        """Return the roles of a value as it is held in a call."""
+        return (*roles, (Factor(2),)) if self.is_complex(node) else roles
+
+    def run(
+        self, node: Node, values: Sequence[Any], counts: Counts, role: str, roles: Roles
+    ) -> Any:
+        """Run an operator as Values.call does, on complex numbers as pairs."""
+        read, operator = [self.is_complex(other) for other in inputs_of(node)], packet(node)
+        if operator in (aten.view_as_complex, aten.view_as_real):
+            return values[0]
+        if operator is aten.polar:
+            size, angle = values[:2]
+            return torch.stack((size * angle.cos(), size * angle.sin()), -1)
+        if operator is aten.complex:
+            return torch.stack((values[0], values[1]), -1)
+        if not any(read):
+            return self.values.call(node, values, counts, role, roles)
+        if operator in (aten.real, aten.imag):
+            return values[0][..., int(operator is aten.imag)]
+        if operator in CONJUGATES:
+            return values[0] * torch.tensor([1.0, -1.0])
+
+        def part(*which: int) -> Tensor:
+            chosen = iter(which)
+            parts = [
+                value[..., next(chosen)] if of_pairs else value
+                for value, of_pairs in zip(values, read, strict=True)
+            ]
+            result: Tensor = self.values.call(node, parts, counts, role, roles)
+            return result
+
+        if operator in PRODUCTS and all(read):
+            real, imaginary = part(0, 0) - part(1, 1), part(0, 1) + part(1, 0)
+        else:  # linear in its complex inputs
+            real, imaginary = (part(*[which] * sum(read)) for which in (0, 1))
+        return torch.stack((real, imaginary), -1)
+
+    def by_row(
+        self,
+        node: Node,
+        values: Sequence[Any],
+        apart: Sequence[bool],
+        counts: Counts,
+        role: str,
+        roles: Roles,
+    ) -> Tensor:
+        """Run an operator for each row alone.
+
+        Args:
+            apart: which values have rows first, each as the module saw one row.
+
+        Returns:
+            the result with rows first.
+        """
+        if self._stacked.get(node):
+            return self._stack(node, values, apart, counts, role, roles)
+        rank = len(self.wide(node, roles))
+        if self._widens(node):  # otherwise vmap would write the number of keys into a shape
+            values = [
+                x[(slice(None), *[None] * (rank + 1 - x.dim()))] if own and x.dim() <= rank else x
+                for x, own in zip(values, apart, strict=True)
+            ]
+
+        def row(*some: Tensor) -> Any:
+            left = iter(some)
+            own = [next(left) if a else x for x, a in zip(values, apart, strict=True)]
+            return self.run(node, own, counts, role, roles)
+
+        result: Tensor = torch.vmap(row)(*(x for x, a in zip(values, apart, strict=True) if a))
+        if node not in self._stacked:
+            self._stacked[node] = self._stacks(node, values, apart, counts, role, roles, result)
+        return result
+
+    def _stack(
+        self,
+        node: Node,
+        values: Sequence[Any],
+        apart: Sequence[bool],
+        counts: Counts,
+        role: str,
+        roles: Roles,
+    ) -> Tensor:
+        """Run an operator on all rows at once, each value with as many axes as the output."""
+        rank = len(self.wide(node, roles))
+        values = [
+            x[(slice(None), *[None] * (rank + 1 - x.dim()))] if own and x.dim() <= rank else x
+            for x, own in zip(values, apart, strict=True)
+        ]
+        result: Tensor = self.run(node, values, counts, role, roles)
+        return result
+
+    def _stacks(self, node: Node, *arguments: Any) -> bool:
+        """Return whether an operator on all rows at once gives the rows of `result`, the last
+        argument.
+        """
+        try:
+            got = self._stack(node, *arguments[:-1])
+        except (RuntimeError, IndexError, ValueError, TypeError):  # raised by torch for other axes
+            return False
+        return isinstance(got, Tensor) and same(got, arguments[-1], FINE)
+
+    def _widens(self, node: Node) -> bool:
+        """Return whether inputs may have all axes of the output, those they lack with size 1."""
+        if node not in self._widened:
+            value = self.values.of[node]
+            inputs = [
+                x[(*[None] * (value.dim() - x.dim()), ...)] if isinstance(x, Tensor) else x
+                for x in (self.values.of.get(other) for other in inputs_of(node))
+            ]
+            result = None if value.is_complex() else attempt(self.values, node, inputs)
+            self._widened[node] = isinstance(result, Tensor) and same(result, value)
+        return self._widened[node]
+
+
+def attempt(values: Values, node: Node, inputs: Sequence[Any]) -> Any:
+    """Run an operator on the example; None if it does not take these inputs."""
+    try:
+        return values.call(node, inputs, values.counts)
+    except (RuntimeError, IndexError, ValueError, TypeError):  # raised by torch for other shapes
+        return None
+
+
+def rows_first(x: Tensor, roles: Roles, counts: Counts) -> Tensor:
+    """Return x as [B, ...], each row as the module sees one row alone."""
+    flat = kinds(roles)
+    rows = flat.index("B")
+    if len(flat) == len(roles):
+        return x.movedim(rows, 0).unsqueeze(rows + 1)
+    alone = shape_of(roles, {**counts, "B": 1})
+    return split(x, roles, counts).movedim(rows, 0).reshape([counts["B"], *alone])
+
+
+def rows_in_place(x: Tensor, roles: Roles, counts: Counts) -> Tensor:
+    """Return what `rows_first` took apart, with rows in their place."""
+    flat = [factor for axis in roles for factor in axis]
+    rows = [factor.kind for factor in flat].index("B")
+    if len(flat) == len(roles):
+        return x.squeeze(rows + 1).movedim(0, rows)
+    sizes: List[Any] = [factor.size(counts) for i, factor in enumerate(flat) if i != rows]
+    return x.reshape([counts["B"], *sizes]).movedim(0, rows).reshape(shape_of(roles, counts))

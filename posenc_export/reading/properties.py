@@ -1,0 +1,464 @@
+"""What each operator of a graph does to rows and tokens, decided by numbers.
+
+Three properties are tried on the values of one run. An operator acts on each token:
+op(inputs[rows, I, J]) = op(inputs)[rows, I, J] for lists of rows, queries I and keys J. Or it
+reduces keys: op(inputs[J]) is op(inputs with 0 or -inf at all other keys). Or a region of operators
+reads a window: its output at a token needs the last tokens before it only.
+"""
+
+import itertools
+import operator
+from typing import Any, Dict, Iterator, List, Mapping, Optional, Sequence, Set, Tuple
+
+import torch
+from torch import Tensor
+from torch.fx import Node
+
+from posenc_export.reading.axes import (
+    OF_TOKENS,
+    Axis,
+    Counts,
+    Factor,
+    Roles,
+    axis_of,
+    filled,
+    is_plain,
+    kinds,
+    renamed,
+    same,
+    select,
+    tokens,
+)
+from posenc_export.reading.refused import refuse
+from posenc_export.reading.steps import (
+    Cut,
+    Each,
+    Given,
+    Item,
+    Open,
+    OverKeys,
+    Reads,
+    RunningSum,
+    Skew,
+    Step,
+    Window,
+)
+from posenc_export.reading.values import Values, aten, inputs_of
+
+MOST_EXTRA = 64  # entries beside tokens on one axis
+SIZES = ((3, 20), (2, 7), (5, 11), (7, 30))  # rows and tokens for which sizes are compared
+POWERS = {0: ("",), 1: ("K", "Q"), 2: ("QK",)}  # of the number of tokens in a size
+FAILED = (RuntimeError, IndexError, ValueError, TypeError)  # raised by torch for other shapes
+TRIANGLES = (aten.tril.default, aten.triu.default)
+MIXES = "mixes tokens or rows, and is no reduction of keys, window or sum that can be continued"
+
+
+class Properties:
+    """The steps of a graph.
+
+    Args:
+        values: the graph, with the values of one run.
+        key_last: of two token axes the last runs over keys, otherwise the first.
+        causal: whether later tokens change nothing.
+
+    Attributes:
+        steps: by node, for nodes that depend on the tokens.
+    """
+
+    def __init__(self, values: Values, key_last: bool = True, causal: bool = True) -> None:
+        self.values, self.causal = values, causal
+        self.counts = values.counts
+        self.turned = ["K", "Q"] if key_last else ["Q", "K"]
+        self.steps: Dict[Node, Step] = {}
+        self._known: Dict[Any, Step] = {}
+        self._axes: Dict[Any, List[Axis]] = {}
+        self.indices = list(self._indices())
+
+    def find(self, node: Node) -> Step:
+        """Return the step of a node whose inputs have steps. Refused: it has no property."""
+        values, inputs, value = self.values, inputs_of(node), node.meta["val"]
+        if node is values.input:
+            further = [(Factor(size),) for size in value.shape[2:]]
+            return Given(((Factor("B"),), (Factor("Q"),), *further))
+        if node.target is operator.getitem:
+            return Item(self.steps[inputs[0]].roles[node.args[1]])
+        if isinstance(value, (tuple, list)):
+            return self._several(node)
+        if any(isinstance(self.steps[other], Open) for other in values.data_of(node)):
+            return self._window(node)
+        if node.target in TRIANGLES and (triangle := self._triangle(node)):
+            return triangle
+        signature = self._signature(node)
+        if signature in self._known and self._holds(node, self._known[signature]):
+            return self._known[signature]
+        step = self._each_or_keys(node)
+        if step is None:
+            return self._running_sum(node) or self._window(node)
+        self._known[signature] = step
+        return step
+
+    def _triangle(self, node: Node) -> Optional[Step]:
+        """Return the step of tril or triu of pairs of queries and keys."""
+        own: Any = self.steps[inputs_of(node)[0]].roles
+        if isinstance(own, list) or sorted(map(str, kinds(own[-1:]) + kinds(own[-2:-1]))) != [
+            "K",
+            "Q",
+        ]:
+            return None
+        shift: Any = node.args[1] if len(node.args) > 1 else 0
+        return Cut(own, node.target is aten.tril.default, int(shift))
+
+    def _signature(self, node: Node) -> Any:
+        """Return what operators of layers of one kind have in common."""
+        inputs = [
+            (self.values.kind[a], str(a.meta["val"].shape), self.steps[a].roles)
+            if self.values.kind[a] == "data"
+            else (self.values.kind[a], str(getattr(a.meta["val"], "shape", "")))
+            for a in inputs_of(node)
+        ]
+        arguments = torch.fx.node.map_arg((node.args, node.kwargs), lambda _: None)
+        return str(node.target), repr(arguments), repr(inputs), str(node.meta["val"].shape)
+
+    def _holds(self, node: Node, step: Step) -> bool:
+        if isinstance(step, Each):
+            return self.acts_on_each(node, step.reads, step.roles, step.sizes)
+        assert isinstance(step, OverKeys)
+        return self._reduces_keys(node, step.reads, step.roles, step.fill)
+
+    def _each_or_keys(self, node: Node) -> Optional[Step]:
+        options = self._options(node)
+        has_sizes = any(self.values.kind[other] == "size" for other in inputs_of(node))
+        for reads, roles in options:
+            for sizes in ("Q", "K") if has_sizes else ("Q",):
+                if self.acts_on_each(node, reads, roles, sizes):
+                    return Each(roles, reads, sizes)
+        for reads, roles in options:
+            for fill in (0.0, float("-inf")):
+                if self._reduces_keys(node, reads, roles, fill):
+                    return OverKeys(roles, reads, fill)
+        return None
+
+    def _options(self, node: Node) -> List[Tuple[Reads, Roles]]:
+        """Return the roles in which a node may read its inputs, and those of its output; those
+        with keys last and with few values read at keys come first.
+        """
+        inputs = inputs_of(node)
+
+        def cost(option: Tuple[Reads, Roles]) -> Tuple[bool, int]:
+            changed = sum(
+                read is not self.steps[other].roles
+                for other, read in zip(inputs, option[0], strict=True)
+                if self.values.kind[other] == "data"
+            )
+            return tokens(option[1]) == self.turned, changed
+
+        options = [
+            (reads, roles)
+            for reads in itertools.product(*(self._ways(other) for other in inputs))
+            for roles in self.readings(node.meta["val"], _tokens_of(reads))
+        ]
+        return sorted(options, key=cost)
+
+    def _ways(self, node: Node) -> List[Any]:
+        """Return the roles in which a value can be read."""
+        kind = self.values.kind[node]
+        if kind == "data":
+            own = self.steps[node].roles
+            if not isinstance(own, list) and tokens(own, OF_TOKENS) == ["Q"] and is_plain(own):
+                return [own, renamed(own, "Q", "K")]
+            return [own]
+        if kind == "length":
+            return self.readings(node.meta["val"], "D" if self._from_the_end(node) else "QK")
+        return [None]
+
+    def _from_the_end(self, node: Node) -> bool:
+        """Return whether a shorter value is the end of a longer one, not its beginning: then its
+        axis runs over distances from the last token.
+        """
+        sizes = [str(size) for size in node.meta["val"].shape]
+        if sizes.count(str(self.values.capture.tokens)) != 1:
+            return False
+        axis = sizes.index(str(self.values.capture.tokens))
+        long, short = self.values.at(node, 12), self.values.at(node, 7)
+        is_end = torch.equal(long.narrow(axis, 5, 7), short)
+        return is_end and not torch.equal(long.narrow(axis, 0, 7), short)
+
+    # Roles that a symbolic shape allows
+
+    def readings(
+        self, value: Any, allowed: Sequence[Any], whole: Optional[str] = None
+    ) -> List[Roles]:
+        """Return the roles that a value can have by its symbolic shape.
+
+        Args:
+            allowed: kinds of its factors over tokens, each at most once.
+            whole: kinds that it must have, None for any.
+        """
+        found = []
+        for roles in itertools.product(*(self._axis(size) for size in value.shape)):
+            own = tokens(roles, OF_TOKENS)
+            if len(set(own)) == len(own) and set(own) <= set(allowed):
+                if whole is None or set(own) == set(whole):
+                    found.append(roles)
+        return found
+
+    def _axis(self, size: Any) -> List[Axis]:
+        """Return the products of factors that an axis of a symbolic size can be. Sizes are known by
+        their values, since symbolic forms are not always simplified.
+        """
+        if not isinstance(size, torch.SymInt):
+            return [(Factor(int(size)),)]
+        expression = size.node.expr
+        if expression not in self._axes:
+            self._axes[expression] = self._products(size)
+        return self._axes[expression]
+
+    def _products(self, size: Any) -> List[Axis]:
+        at = [self.values.size(size, {"B": rows, "Q": length}) for rows, length in SIZES]
+        extra = {number - length for number, (_, length) in zip(at, SIZES, strict=True)}
+        if len(extra) == 1 and 0 <= (count := extra.pop()) <= MOST_EXTRA:
+            lefts = sorted(range(count + 1), key=lambda left: min(left, count - left))
+            of = "KQD"[: 2 if count else 3]
+            return [(Factor(kind, left, count - left),) for left in lefts for kind in of]
+        found: List[Axis] = []
+        for of_rows, (power, roles) in itertools.product((0, 1), POWERS.items()):
+            units = [rows**of_rows * length**power for rows, length in SIZES]
+            constant = {number / unit for number, unit in zip(at, units, strict=True)}
+            if len(constant) == 1 and (part := constant.pop()).is_integer():
+                parts = [Factor(int(part))] if part != 1 or not of_rows + power else []
+                parts += [Factor("B")] * of_rows
+                for kinds_of in roles:
+                    found += itertools.permutations([*parts, *map(Factor, kinds_of)])
+        return found
+
+    # The first property
+
+    def _indices(self) -> Iterator[Dict[str, List[int]]]:
+        """Yield lists of rows, queries and keys, of other lengths and orders than the whole. Keys
+        contain those of the queries, since a softmax over masked keys alone is undefined.
+        """
+        length = self.counts["Q"]
+        generator = torch.Generator().manual_seed(3)
+        sizes = (([2, 0], length // 2, length - 3), ([1, 2, 0], length // 3, length // 2))
+        for rows, queries, keys in sizes:
+            order = torch.randperm(length, generator=generator)
+            chosen = order[:keys][torch.randperm(keys, generator=generator)]
+            yield {"B": rows, "Q": order[:queries].tolist(), "K": chosen.tolist()}
+
+    def _chosen(
+        self, inputs: Sequence[Node], reads: Reads, index: Mapping[str, List[int]]
+    ) -> List[Any]:
+        of = self.values.of
+        return [
+            of.get(other) if read is None else select(of[other], read, index, self.counts)
+            for other, read in zip(inputs, reads, strict=True)
+        ]
+
+    def acts_on_each(
+        self,
+        node: Node,
+        reads: Reads,
+        roles: Roles,
+        sizes: str = "Q",
+        indices: Optional[List[Dict[str, List[int]]]] = None,
+    ) -> bool:
+        """Return whether an operator commutes with the choice of rows, queries and keys."""
+        try:
+            for index in self.indices if indices is None else indices:
+                new = {**self.counts, **{kind: len(chosen) for kind, chosen in index.items()}}
+                inputs = self._chosen(inputs_of(node), reads, index)
+                got = self.values.call(node, inputs, new, sizes, roles)
+                if not same(got, select(self.values.of[node], roles, index, self.counts)):
+                    return False
+        except FAILED:
+            return False
+        return True
+
+    # The second property
+
+    def _reduces_keys(self, node: Node, reads: Reads, roles: Roles, fill: float) -> bool:
+        """Return whether keys that hold `fill` in operands of pairs are as if they were absent."""
+        if not any(read and set(tokens(read)) == {"Q", "K"} for read in reads):
+            return False
+        try:
+            return all(self._ignores(node, reads, roles, fill, index) for index in self.indices)
+        except FAILED:
+            return False
+
+    def _ignores(
+        self, node: Node, reads: Reads, roles: Roles, fill: float, index: Dict[str, List[int]]
+    ) -> bool:
+        some = {"B": index["B"], "Q": index["Q"]}
+        new: Counts = {**self.counts, **{kind: len(chosen) for kind, chosen in some.items()}}
+        few = {**new, "K": len(index["K"])}
+        hidden = torch.ones(self.counts["K"], dtype=torch.bool)
+        hidden[index["K"]] = False
+        whole: List[Any] = []
+        for value, read in zip(self._chosen(inputs_of(node), reads, some), reads, strict=True):
+            is_pair = read is not None and set(tokens(read)) == {"Q", "K"}
+            whole.append(filled(value, read, new, hidden, fill) if is_pair and read else value)
+        got = self.values.call(node, whole, new, "K", roles)
+        chosen = self._chosen(inputs_of(node), reads, index)
+        expected = self.values.call(node, chosen, few, "K", roles)
+        got = select(got, roles, {"K": index["K"]}, new)
+        known = ~expected.isnan()  # NaN: a query that sees none of these keys
+        if got.shape != expected.shape or not same(got[known], expected[known]):
+            return False
+        return self.acts_on_each(node, reads, roles, "K", [some])
+
+    def _several(self, node: Node) -> Step:
+        """Return the step of an operator with several outputs (split, max with indices)."""
+        for reads in itertools.product(*(self._ways(other) for other in inputs_of(node))):
+            found = []
+            for part, value in enumerate(node.meta["val"]):
+                allowed = self.readings(value, _tokens_of(reads))
+                roles = next((r for r in allowed if self._gives(node, part, reads, r)), None)
+                if roles is None:
+                    break
+                found.append(roles)
+            if len(found) == len(node.meta["val"]):
+                return Each(found, reads)
+        return refuse(node, MIXES)
+
+    def _gives(self, node: Node, part: int, reads: Reads, roles: Roles) -> bool:
+        try:
+            for index in self.indices:
+                new = {**self.counts, **{kind: len(chosen) for kind, chosen in index.items()}}
+                got = self.values.call(node, self._chosen(inputs_of(node), reads, index), new)
+                value = self.values.of[node][part]
+                if not same(got[part], select(value, roles, index, self.counts)):
+                    return False
+        except FAILED:
+            return False
+        return True
+
+    # Sums over earlier tokens, and the third property
+
+    def _running_sum(self, node: Node) -> Optional[Step]:
+        if node.target is not aten.cumsum.default or not self.causal:
+            return None
+        source: Any = node.args[0]
+        own = self.steps[source].roles
+        axis = int(node.args[1]) % len(own)  # type: ignore[call-overload]
+        if own[axis] != (Factor("Q"),) or tokens(own) != ["Q"]:
+            return None
+        return RunningSum(own, source)
+
+    def _roots(self, node: Node) -> Set[Node]:
+        """Return the values with plain token axes that a node of an open region reads."""
+        step = self.steps[node]
+        if isinstance(step, Open):
+            return {step.root}
+        if isinstance(step.roles, list) or is_plain(step.roles):
+            return {node}
+        return set[Node]().union(*(self._roots(other) for other in self.values.data_of(node)))
+
+    def _window(self, node: Node) -> Step:
+        """Return the step of a node that ends a region with the third property, or stays in one
+        that has not ended.
+        """
+        values = self.values
+        data = values.data_of(node)
+        opened = [step for step in map(self.steps.get, data) if isinstance(step, Open)]
+        first = opened[0].first if opened else node
+        roots = set[Node]().union(*(self._roots(other) for other in data))
+        if len(roots) != 1:
+            refuse(first, MIXES)
+        root = roots.pop()
+        own = self.steps[root].roles
+        if tokens(own, OF_TOKENS) == ["Q", "D"]:
+            return self._skew(node, root) or Open((), root, first)
+        if tokens(own) != ["Q"] or any(len(axis) > 1 for axis in own) or not self.causal:
+            refuse(first, MIXES)
+        region = self.between(root, node)
+        for roles in self.readings(node.meta["val"], "Q", "Q"):
+            if all(len(axis) == 1 for axis in roles) and is_plain(roles):
+                reach = self._reach(region, root, node, roles)
+                if reach is not None:
+                    return Window(roles, root, tuple(region), reach)
+        if not node.users or any(user.op == "output" for user in node.users):
+            refuse(first, MIXES)
+        return Open((), root, first)
+
+    def _reach(self, region: Sequence[Node], root: Node, node: Node, roles: Roles) -> Optional[int]:
+        """Return how many tokens before each one a region reads, or None if it is no window."""
+        length, x, y = self.counts["Q"], self.values.of[root], self.values.of[node]
+        axis, to = axis_of(self.steps[root].roles, "Q"), axis_of(roles, "Q")
+
+        def continues(at: int, reach: int) -> bool:
+            """Whether outputs from token `at` on need `reach` tokens before it, and tokens of
+            zeros before the first change nothing.
+            """
+            late = self.run_region(region, root, x.narrow(axis, at - reach, length - at + reach))
+            if not same(late.narrow(to, reach, length - at), y.narrow(to, at, length - at)):
+                return False
+            begin = x.narrow(axis, 0, at)
+            zeros = torch.zeros_like(x.narrow(axis, 0, reach))
+            early = self.run_region(region, root, torch.cat((zeros, begin), axis))
+            expected = y.narrow(to, 0, at)
+            if not same(early.narrow(to, reach, at), expected):
+                return False
+            return same(self.run_region(region, root, begin), expected)
+
+        # At even and odd tokens: operators on every second token continue at the even ones.
+        places = range(length // 2, length // 2 + 4)
+        try:
+            found = (r for r in range(1, length // 2) if all(continues(a, r) for a in places))
+            return next(found, None)
+        except FAILED:
+            return None
+
+    def between(self, root: Node, node: Node) -> List[Node]:
+        """Return the nodes from `root`, exclusive, to a node, in order; with those that depend on
+        shapes.
+        """
+        needed: Set[Node] = set()
+        left = [node]
+        while left:
+            inner = left.pop()
+            if inner not in needed and inner is not root:
+                needed.add(inner)
+                left += [a for a in inputs_of(inner) if self.values.kind[a] in ("data", "length")]
+        return [inner for inner in self.values.nodes if inner in needed]
+
+    def run_region(
+        self, region: Sequence[Node], root: Node, x: Tensor, given: Any = None
+    ) -> Tensor:
+        """Run nodes on another value of `root`, with as many tokens as it has.
+
+        given: returns the value of a node that depends on weights alone; None for that of the run.
+        """
+        given = given or self.values.of.get
+        roles = self.steps[root].roles
+        length, rows = x.shape[axis_of(roles, "Q")], x.shape[axis_of(roles, "B")]
+        counts: Counts = {"B": rows, "Q": length, "K": length}
+        found: Dict[Node, Any] = {root: x}
+        for node in region:
+            inputs = [
+                found[a] if a in found else None if self.values.kind[a] == "size" else given(a)
+                for a in inputs_of(node)
+            ]
+            found[node] = self.values.call(node, inputs, counts)
+        result: Tensor = found[region[-1]]
+        return result
+
+    def _skew(self, node: Node, root: Node) -> Optional[Step]:
+        """Return the step of scores by distance [.., Q, D] that are padded, reshaped and cut so
+        that the last axis becomes keys: entry j of query i was at distance i - j. What that gives
+        for later keys is not compared.
+        """
+        own, x, y = self.steps[root].roles, self.values.of[root], self.values.of[node]
+        if (
+            any(len(axis) > 1 for axis in own)
+            or y.shape != x.shape
+            or kinds(own)[-2:] != ["Q", "D"]
+        ):
+            return None
+        length = self.counts["Q"]
+        i, j = torch.arange(length)[:, None], torch.arange(length)
+        moved = x.gather(-1, (j - i + length - 1).clamp(max=length - 1).expand(x.shape))
+        return Skew(renamed(own, "D", "K"), root) if same(y.tril(), moved.tril()) else None
+
+
+def _tokens_of(reads: Reads) -> Set[Any]:
+    return {kind for read in reads if read for kind in tokens(read, OF_TOKENS)}

@@ -1,0 +1,210 @@
+"""Read any torch module that maps whole sequences as one that takes positions and caches."""
+
+from typing import Any, List, Optional, Tuple
+
+import torch
+from torch import Tensor
+from torch.fx import GraphModule
+
+from posenc_export.reading.attention import Attentions
+from posenc_export.reading.axes import kinds, same
+from posenc_export.reading.calls import Cache, Calls
+from posenc_export.reading.capture import Capture, capture
+from posenc_export.reading.causality import findings
+from posenc_export.reading.flat import flat_graph
+from posenc_export.reading.lengths import Lengths
+from posenc_export.reading.operators import Operators
+from posenc_export.reading.properties import MIXES, Properties
+from posenc_export.reading.refused import Refused, naming, refuse
+from posenc_export.reading.steps import OverKeys
+from posenc_export.reading.values import Values, aten
+
+PIECES = (3, 4, 5)  # tokens at which the calls of the last comparison end
+
+
+class Reading(torch.nn.Module):
+    """A module that maps whole sequences, as one that maps new tokens, positions and caches.
+
+    Attributes:
+        caches: of the states, in their order.
+        vocabulary: number of token ids, 0 for hidden states.
+        width: of hidden states, 0 for token ids.
+        outputs: numbers N for each token.
+        max_positions: number of positions.
+        remedies: what torch.export needed to take the module.
+        edges: constants that the module compares positions, lengths or distances with, by name.
+        where: names the module in messages.
+    """
+
+    def __init__(self, captured: Capture, calls: Calls, graph: GraphModule) -> None:
+        super().__init__()
+        self.captured, self.calls = captured, graph
+        self.caches: List[Cache] = calls.caches
+        x, y = captured.example, calls.values.of[calls.values.out]
+        self.width = 0 if x.dim() == 2 else x.shape[2]
+        self.vocabulary = 0 if x.dim() == 3 else _vocabulary(captured)
+        self.outputs = y.shape[2]
+        self.max_positions = captured.max_positions
+        self.remedies, self.where = captured.remedies, captured.where
+        self.edges = [(f"length {number}", number) for number in captured.lengths]
+        self.takes_index = calls.selected is not None
+
+    def forward(
+        self,
+        x: Tensor,
+        positions: Tensor,
+        coordinates: Tensor,
+        key_positions: Tensor,
+        write_index: Tensor,
+        states: List[Tensor],
+        segments: Optional[Tensor] = None,
+        logits_index: Optional[Tensor] = None,
+    ) -> Tuple[Tensor, List[Tensor]]:
+        """Compute new tokens.
+
+        Args:
+            x: token ids [B,S] int64 or hidden states [B,S,E].
+            positions: [B,S] int64; -1 for padding.
+            coordinates: not read.
+            key_positions: of all tokens in the caches, those of the call among them [B,T] int64.
+            write_index: slots of the new tokens, as in ops.append.
+            states: caches [B,heads,P or T,size].
+            segments: not read.
+            logits_index: columns [B,R] int64 of the tokens whose output is returned; None for all.
+
+        Returns:
+            the output [B,S,N] or [B,R,N], and the new states.
+        """
+        index = [] if logits_index is None else [logits_index]
+        if not index and self.takes_index:
+            index = [torch.arange(x.shape[1], device=x.device).expand(x.shape[0], -1)]
+        y, *present = self.calls(x, positions, key_positions, write_index, *states, *index)
+        return y, present
+
+    def whole(self, x: Tensor) -> Tensor:
+        """Return the output [B,S,N] of the module itself on whole sequences."""
+        output: Tensor = self.captured.whole(x)
+        return output
+
+
+def read(
+    module: torch.nn.Module,
+    example: Tensor,
+    max_positions: int,
+    *,
+    positions: Optional[str] = None,
+    causal: bool = True,
+    output: Any = None,
+) -> Reading:
+    """Read a module as it is. It is not modified.
+
+    Args:
+        module: maps whole sequences.
+        example: an input, token ids [B,S] int64 or hidden states [B,S,E] float32.
+        max_positions: number of positions; the range is 0 .. max_positions - 1.
+        positions: name of the argument of forward that takes positions, None if it has none.
+        causal: whether outputs depend on no later tokens. A module that is not causal is read
+            without caches.
+        output: name or index of the output, None for the first with an axis of tokens.
+
+    Raises:
+        Refused: the module cannot be continued token by token; the message names the layer, the
+            operator and the line.
+    """
+    captured = capture(
+        module, example, max_positions, positions=positions, causal=causal, output=output
+    )
+    with naming(captured.where):
+        return _read(captured)
+
+
+def _read(captured: Capture) -> Reading:
+    found = findings(captured)
+    try:
+        calls = _calls(captured, True)
+    except Refused as error:
+        more = f"; the module {found[0]}" if found else ""
+        if MIXES not in str(error):
+            raise Refused(f"{error}{more}") from error
+        try:
+            calls = _calls(captured, False)
+        except Refused:
+            raise Refused(f"{error}{more}") from None
+    if found:
+        raise Refused(found[0])
+    graph = flat_graph(calls, captured.names, calls.selected is not None)
+    reading = Reading(captured, calls, graph)
+    _check_calls(reading, calls)
+    return reading
+
+
+def _calls(captured: Capture, key_last: bool) -> Calls:
+    """Find the steps of a graph. key_last: of two token axes the last runs over keys."""
+    values = Values(captured)
+    properties = Properties(values, key_last, captured.causal)
+    lengths = Lengths(values, Operators(values), properties)
+    attentions = Attentions(properties, lengths)
+    for node in values.nodes:
+        if values.kind[node] == "data" and node in values.read:
+            step = properties.find(node)
+            if isinstance(step, OverKeys):
+                step = attentions.recognize(node, step)
+            properties.steps[node] = step
+    out = values.out
+    if values.kind[out] != "data":
+        raise Refused("gives an output that does not depend on the input")
+    roles = properties.steps[out].roles
+    if isinstance(roles, list) or kinds(roles)[:2] != ["B", "Q"] or len(roles) != 3:
+        refuse(out, "gives an output without axes of rows, tokens and numbers [B,S,N]")
+    calls = Calls(properties, lengths)
+    values.forget()
+    return calls
+
+
+def _check_calls(reading: Reading, calls: Calls) -> None:
+    """Compare calls with whole sequences: what the properties missed is found here."""
+    x = calls.values.capture.example[:2]
+    rows, length = x.shape[:2]
+    expected = calls.values.of[calls.values.out][:2]
+    places = torch.arange(length).expand(rows, -1)
+    with torch.no_grad():
+        states = [torch.zeros(rows, cache.heads, 0, cache.size) for cache in reading.caches]
+        y, present = reading(x, places, places, places, places, states)
+        if not same(y, expected):
+            raise _differs(y, expected, "one call")
+        if not reading.caches:
+            return
+        states = [torch.zeros_like(state) for state in present]
+        cached, pieces, start = torch.full((rows, length), -1), [], 0
+        for end in (*PIECES, length):
+            own = places[:, start:end]
+            cached[:, start:end] = own
+            y, states = reading(x[:, start:end], own, own, cached.clone(), own, states)
+            pieces.append(y)
+            start = end
+    y = torch.cat(pieces, 1)
+    if not same(y, expected):
+        raise _differs(y, expected, "several calls")
+
+
+def _differs(y: Tensor, expected: Tensor, what: str) -> Refused:
+    error = (y - expected).abs().max().item()
+    return Refused(
+        f"in {what} gives other numbers than on whole sequences, by {error:.1e}: its operators do "
+        "not act as they did on the example"
+    )
+
+
+def _vocabulary(captured: Capture) -> int:
+    """Return the rows of the smallest table that the ids choose from."""
+    tables = [
+        captured.constants[table].shape[0]
+        for table, index in (
+            user.args[:2]
+            for user in captured.input.users
+            if user.target is aten.embedding.default and user.args[1] is captured.input
+        )
+    ]
+    if not tables:
+        raise Refused("expected ids that choose rows of a table, got another use of them")
+    return int(min(tables))

@@ -1,0 +1,101 @@
+"""Remove from a flat graph what only rearranges a value and gives it back."""
+
+from typing import Any, Dict, List, Optional, Tuple
+
+import torch
+from torch import Tensor
+from torch.fx import Graph, Node
+
+from posenc_export import ops
+
+aten = torch.ops.aten
+COPIES = {
+    aten.clone.default, aten.contiguous.default, aten.alias.default, aten.detach.default,
+    aten.lift_fresh_copy.default, aten.lift_fresh.default, aten.detach_.default,
+}  # fmt: skip
+RESHAPES = {
+    aten.view.default, aten._unsafe_view.default, aten.reshape.default, aten.flatten.using_ints,
+    aten.unflatten.int,
+}  # fmt: skip
+ORDERS = {aten.permute.default, aten.transpose.int, aten.t.default, aten.movedim.int}
+
+
+def simplify(graph: Graph) -> None:
+    """Join reshapes and permutations in a row, and remove those that change nothing.
+
+    Every node has its value under meta["val"].
+    """
+    for node in list(graph.nodes):
+        if node.op != "call_function":
+            continue
+        if node.target in COPIES:
+            _replace(node, node.args[0])
+        elif node.target in ORDERS:
+            _permute(node)
+        elif node.target in RESHAPES:
+            _reshape(node)
+        elif node.target is aten.expand.default and _shape(node) == _shape(node.args[0]):
+            _replace(node, node.args[0])
+    _join_equal(graph)
+    graph.eliminate_dead_code()
+
+
+def _join_equal(graph: Graph) -> None:
+    """Compute once what several nodes compute from the same inputs."""
+    known: Dict[str, Node] = {}
+    for node in list(graph.nodes):
+        if node.op == "call_function" and node.target is not ops.append:
+            key = repr((str(node.target), node.args, node.kwargs))
+            if known.setdefault(key, node) is not node:
+                node.replace_all_uses_with(known[key])
+
+
+def _replace(node: Node, other: Any) -> None:
+    node.replace_all_uses_with(other)
+
+
+def _shape(node: Any) -> Optional[List[str]]:
+    """Return the sizes as text, equal for equal symbols."""
+    value = node.meta.get("val")
+    return [str(size) for size in value.shape] if isinstance(value, Tensor) else None
+
+
+def _order(node: Node) -> List[int]:
+    """Return the permutation of a node."""
+    rank = node.meta["val"].dim()
+    arguments: Tuple[Any, ...] = node.args
+    if node.target is aten.permute.default:
+        return [axis % rank for axis in arguments[1]]
+    order = list(range(rank))
+    if node.target is aten.movedim.int:
+        order.insert(arguments[2] % rank, order.pop(arguments[1] % rank))
+        return order
+    first, second = arguments[1:] if node.target is aten.transpose.int else (0, rank - 1)
+    order[first % rank], order[second % rank] = order[second % rank], order[first % rank]
+    return order
+
+
+def _permute(node: Node) -> None:
+    order, source = _order(node), node.args[0]
+    assert isinstance(source, Node)
+    if source.op == "call_function" and source.target is aten.permute.default:
+        inner: Any = source.args[1]
+        order, source = [inner[axis] for axis in order], source.args[0]
+    if order == list(range(len(order))):
+        _replace(node, source)
+    else:
+        node.target, node.args, node.kwargs = aten.permute.default, (source, order), {}
+
+
+def _reshape(node: Node) -> None:
+    source: Any = node.args[0]
+    if node.target in (aten.view.default, aten._unsafe_view.default):
+        node.target = aten.reshape.default
+    while source.op == "call_function" and source.target is aten.reshape.default:
+        if node.target is not aten.reshape.default:
+            break
+        source = source.args[0]
+    if _shape(node) == _shape(source):
+        _replace(node, source)
+    else:
+        node.replace_input_with(node.args[0], source)  # type: ignore[arg-type]

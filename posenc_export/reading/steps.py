@@ -1,0 +1,134 @@
+"""How a call computes the values of a graph: one step for each node that depends on the tokens."""
+
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Optional, Tuple
+
+from torch import Tensor
+from torch.fx import Node
+
+from posenc_export.reading.axes import Roles
+
+Reads = Tuple[Optional[Roles], ...]  # roles of each input, None for weights and sizes
+
+
+class Cached(NamedTuple):
+    """A value that is cached for all tokens.
+
+    Attributes:
+        node: the value, with one axis of tokens.
+        order: its factors in the order rows, tokens, heads, entries; None for its own order.
+        copies: how many equal heads are cached once.
+    """
+
+    node: Node
+    order: Optional[Tuple[int, ...]] = None
+    copies: int = 1
+
+
+@dataclass(frozen=True)
+class Step:
+    """A step with the roles of its output, for several outputs one tuple of roles each."""
+
+    roles: Any
+
+
+@dataclass(frozen=True)
+class Given(Step):
+    """The input."""
+
+
+@dataclass(frozen=True)
+class Item(Step):
+    """One of several outputs."""
+
+
+@dataclass(frozen=True)
+class Each(Step):
+    """An operator that acts on each token, or each pair of a query and a key, alone.
+
+    Attributes:
+        reads: roles in which it reads its inputs.
+        sizes: "K" if sizes among its arguments count keys, otherwise "Q".
+    """
+
+    reads: Reads
+    sizes: str = "Q"
+
+
+@dataclass(frozen=True)
+class OverKeys(Step):
+    """An operator that reduces keys, for which keys that hold the number `fill` do not count."""
+
+    reads: Reads
+    fill: float
+    sizes: str = "K"
+
+
+@dataclass(frozen=True)
+class Cut(Step):
+    """tril or triu of pairs, by their positions; `shift` is the diagonal."""
+
+    lower: bool
+    shift: int
+
+
+@dataclass(frozen=True)
+class Window(Step):
+    """The end of a region that reads the last `reach` tokens before each token of `root`."""
+
+    root: Node
+    region: Tuple[Node, ...]
+    reach: int
+
+
+@dataclass(frozen=True)
+class Open(Step):
+    """Part of a region from `root` on that has not ended; `first` is its first operator."""
+
+    root: Node
+    first: Node
+
+
+@dataclass(frozen=True)
+class Skew(Step):
+    """Scores by distance that a region from `root` moves to the keys at these distances."""
+
+    root: Node
+
+
+@dataclass(frozen=True)
+class RunningSum(Step):
+    """The sum of `source` over a token and all earlier ones."""
+
+    source: Node
+
+
+@dataclass(frozen=True)
+class Attend(Step):
+    """Softmax attention as a whole.
+
+    Attributes:
+        q: queries, and the order of their factors as [B,S,H,D].
+        key, value: what is cached.
+        y_order: the factors of the output as [B,S,H,D].
+        heads: number of query heads.
+        scale, softcap: of the scores.
+        bias: a plan of lengths.Lengths and the roles of its pairs; None for none.
+        before, after, chunk: as in ops.attention_mask.
+        sinks: one score per head that takes part in the softmax without a value, or None.
+    """
+
+    q: Node
+    q_order: Tuple[int, ...]
+    key: Cached
+    value: Cached
+    y_order: Tuple[int, ...]
+    heads: int
+    scale: float
+    softcap: float
+    bias: Any
+    bias_roles: Roles
+    before: int
+    after: int
+    chunk: int
+    sinks: Optional[Tensor]

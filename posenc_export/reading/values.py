@@ -1,0 +1,224 @@
+"""A captured graph with the values of one run, which show what its operators do."""
+
+from typing import Any, Dict, List, Optional, Sequence, Set
+
+import sympy
+import torch
+from torch import Tensor
+from torch.fx import Node
+
+from posenc_export.reading.axes import Counts, Roles, shape_of
+from posenc_export.reading.capture import Capture
+from posenc_export.reading.refused import refuse
+
+aten = torch.ops.aten
+# Operators that rearrange or repeat entries.
+LAYOUT = {
+    aten.view, aten.reshape, aten._unsafe_view, aten.permute, aten.transpose, aten.unsqueeze,
+    aten.squeeze, aten.expand, aten.repeat_interleave, aten.clone, aten.contiguous, aten.alias,
+    aten.flatten, aten.unflatten, aten.detach, aten.lift_fresh_copy,
+}  # fmt: skip
+# Operators that take a shape, and the argument that is the shape.
+SHAPED = {
+    aten.view: 1, aten.reshape: 1, aten._unsafe_view: 1, aten.expand: 1, aten.full: 0,
+    aten.zeros: 0, aten.ones: 0, aten.empty: 0, aten.new_zeros: 1, aten.new_ones: 1,
+    aten.new_full: 1, aten.new_empty: 1,
+}  # fmt: skip
+# Operators that read only the shape of their input.
+LIKE = {
+    aten.ones_like, aten.zeros_like, aten.full_like, aten.empty_like, aten.new_zeros,
+    aten.new_ones, aten.new_full, aten.new_empty,
+}  # fmt: skip
+INTEGER = [{"FloorDiv": lambda a, b: a // b, "Mod": lambda a, b: a % b}, "math"]
+
+
+def zero_scores(shape: List[Any]) -> Tensor:
+    """Stand for scores in a graph that computes what a module adds to them."""
+    return torch.zeros(shape)
+
+
+SHAPED[zero_scores] = 0
+
+
+def packet(node: Node) -> Any:
+    """Return the operator of a node, whatever its overload."""
+    return getattr(node.target, "overloadpacket", node.target)
+
+
+def inputs_of(node: Node) -> List[Node]:
+    """Return the nodes that a node reads, in the order of its arguments, with repetitions."""
+    found: List[Node] = []
+    torch.fx.node.map_arg((node.args, node.kwargs), lambda argument: found.append(argument))
+    return found
+
+
+class Values:
+    """The nodes of a graph by what they depend on, and their values for an example.
+
+    Args:
+        capture: the graph.
+
+    Attributes:
+        kind: of each node: "const", "size" of an axis, "length" for what depends on numbers of
+            rows and tokens alone, "data" for what depends on the tokens.
+        of: value of each node for the example of the capture.
+        counts: numbers of rows and tokens of the example.
+    """
+
+    def __init__(self, capture: Capture) -> None:
+        self.capture, self.max_positions = capture, capture.max_positions
+        self.graph, self.input, self.out = capture.graph, capture.input, capture.output
+        self.constants = capture.constants
+        for node in self.graph.nodes:
+            if node.target is aten.type_as.default:  # reads a dtype alone
+                node.target = aten.to.dtype
+                node.args = (node.args[0], node.args[1].meta["val"].dtype)
+        self.end = next(node for node in self.graph.nodes if node.op == "output")
+        self.nodes = [
+            node
+            for node in self.graph.nodes
+            if node.op != "output" and node.meta.get("val") is not None
+        ]
+        self._sizes: Dict[Any, Any] = {}
+        self.kind: Dict[Node, str] = {}
+        for node in self.nodes:
+            self.kind[node] = self._kind(node)
+        self.read = self._read()
+        rows, length = capture.example.shape[:2]
+        self.counts: Counts = {"B": rows, "Q": length, "K": length, "D": length}
+        self.of = self.evaluate(capture.example)
+        self._at_length: Dict[int, Dict[Node, Any]] = {}
+
+    def _kind(self, node: Node) -> str:
+        if node in self.constants:
+            return "const"
+        if node is self.input:
+            return "data"
+        if node is self.capture.positions or packet(node) in LIKE:
+            return "length"
+        read = {self.kind.get(other) for other in node.all_input_nodes}
+        if not isinstance(node.meta["val"], (Tensor, tuple, list)):
+            if node.target is not aten.sym_size.int and "data" in read:
+                refuse(node, "makes a number of the data: control flow depends on it")
+            return "size"
+        if "data" in read:
+            return "data"
+        return "length" if read & {"size", "length"} else "const"
+
+    def _read(self) -> Set[Node]:
+        """Return the nodes whose numbers the output depends on, not their shapes alone."""
+        found: Set[Node] = set()
+        left = [self.out]
+        while left:
+            node = left.pop()
+            if node not in found:
+                found.add(node)
+                left += () if packet(node) in LIKE else inputs_of(node)
+        return found
+
+    def data_of(self, node: Node) -> List[Node]:
+        """Return the inputs of a node that depend on the tokens."""
+        return [other for other in inputs_of(node) if self.kind[other] == "data"]
+
+    def size(self, of: Any, counts: Counts, role: str = "Q") -> Any:
+        """Return a size, a node or an entry of a shape, for numbers of rows and tokens.
+
+        role: "K" if the axis runs over keys.
+        """
+        value = of.meta["val"] if isinstance(of, Node) else of
+        expression = value.node.expr if hasattr(value, "node") else value
+        count = counts.get("keys", counts["K"]) if role == "K" else counts["Q"]
+        if expression == self.capture.tokens:
+            return count
+        if expression == self.capture.rows:
+            return counts["B"]
+        if not isinstance(expression, sympy.Basic):
+            return expression
+        if expression not in self._sizes:
+            symbols = (self.capture.rows, self.capture.tokens)
+            self._sizes[expression] = sympy.lambdify(symbols, expression, INTEGER)
+        number = self._sizes[expression](counts["B"], count)
+        whole = isinstance(value, torch.SymInt) and isinstance(number, (int, float))
+        return int(number) if whole else number
+
+    def call(
+        self,
+        node: Node,
+        values: Sequence[Any],
+        counts: Counts,
+        role: str = "Q",
+        roles: Optional[Roles] = None,
+    ) -> Any:
+        """Run the operator of a node.
+
+        Args:
+            values: of its inputs, in their order; those of sizes are not used.
+            counts: numbers of rows and tokens.
+            role: "K" if its sizes run over keys.
+            roles: of the output, for operators that take its shape.
+        """
+        left = iter(values)
+
+        def value(argument: Node) -> Any:
+            given = next(left)
+            return self.size(argument, counts, role) if self.kind[argument] == "size" else given
+
+        arguments: Any = torch.fx.node.map_arg(node.args, value)
+        named: Any = torch.fx.node.map_arg(node.kwargs, value)
+        operator: Any = node.target
+        if operator is zero_scores:
+            shape = [self.size(size, counts) for size in node.meta["val"].shape]
+            return zero_scores(shape)
+        if roles is not None and packet(node) in SHAPED:
+            place = SHAPED[packet(node)]
+            sizes = shape_of(roles, counts)
+            if place == 0:  # a new value is broadcast over an open number of keys
+                sizes = [1 if isinstance(size, int) and size < 0 else size for size in sizes]
+            arguments = [*arguments[:place], sizes, *arguments[place + 1 :]]
+        return operator(*arguments, **named)
+
+    def evaluate(self, x: Tensor) -> Dict[Node, Any]:
+        """Return the values of all nodes for whole sequences x [B,S] or [B,S,E]."""
+        values: Dict[Node, Any] = {**self.constants, self.input: x}
+        counts: Counts = {"B": x.shape[0], "Q": x.shape[1], "K": x.shape[1]}
+        self._place(values, x.shape[0], x.shape[1])
+        with torch.no_grad():
+            for node in self.nodes:
+                if node not in values and self.kind[node] != "size":
+                    read = [values.get(other) for other in inputs_of(node)]
+                    values[node] = self.call(node, read, counts)
+        return values
+
+    def _place(self, values: Dict[Node, Any], rows: int, length: int) -> None:
+        """Give the input of positions its value, if there is one."""
+        node = self.capture.positions
+        if node is not None:
+            positions = torch.arange(length, dtype=node.meta["val"].dtype)
+            values[node] = positions if node.meta["val"].dim() == 1 else positions.expand(rows, -1)
+
+    def at(self, node: Node, length: int) -> Any:
+        """Return a value that depends on the length alone, of one row of a length."""
+        if self.kind[node] == "const" and node in self.constants:
+            return self.constants[node]
+        known = self._at_length.setdefault(length, {})
+        if node in known:
+            return known[node]
+        counts: Counts = {"B": 1, "Q": length, "K": length}
+
+        def value(other: Node) -> Any:
+            if self.kind[other] == "size":
+                return None
+            if self.kind[other] == "data":  # only its shape is read
+                shape = [self.size(size, counts) for size in other.meta["val"].shape]
+                return torch.zeros(shape, dtype=other.meta["val"].dtype)
+            return self.at(other, length)
+
+        if node is self.capture.positions:
+            self._place(known, 1, length)
+        else:
+            known[node] = self.call(node, [value(other) for other in inputs_of(node)], counts)
+        return known[node]
+
+    def forget(self) -> None:
+        """Release the values at lengths, which are only needed while steps are found."""
+        self._at_length.clear()
