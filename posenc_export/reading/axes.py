@@ -48,9 +48,9 @@ def kinds(roles: Roles) -> List[Union[str, int]]:
     return [factor.kind for axis in roles for factor in axis]
 
 
-def tokens(roles: Roles, of: Iterable[str] = ("Q", "K")) -> List[Union[str, int]]:
+def tokens(roles: Roles, of: Iterable[Any] = ("Q", "K")) -> List[Union[str, int]]:
     """Return the kinds of the factors that run over tokens, in order."""
-    return [kind for kind in kinds(roles) if kind in of]
+    return [kind for kind in kinds(roles) if kind in tuple(of)]
 
 
 def constants(roles: Roles) -> List[int]:

@@ -327,7 +327,8 @@ class Calls(torch.nn.Module):
         counts, inputs, apart = call.counts, [], []
         for other, read in zip(inputs_of(node), step.reads, strict=True):
             hides = isinstance(step, OverKeys) and read and set(tokens(read)) == {"Q", "K"}
-            kind, x, of_rows = self.kind[other], None, None
+            kind, x = self.kind[other], None
+            of_rows: Any = None  # "first", or roles with rows among them
             if kind == "length":
                 x, has_rows = self.lengths.value(self.plans[node, other, read], call)
                 if hides and not has_rows:

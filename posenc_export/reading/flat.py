@@ -1,6 +1,6 @@
 """One graph of torch.fx for the calls of a module, which every target reads."""
 
-from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Tuple
+from typing import Any, Dict, List, Mapping, Optional, Tuple
 
 import torch
 from torch import Tensor
@@ -103,33 +103,22 @@ def _(x: Tensor, index: Tensor) -> Tensor:
     return x.new_empty(x.shape[0], index.shape[1], x.shape[2])
 
 
-class StandIns(NamedTuple):
-    """Semantic operations as operators of a trace, which keep their place in it."""
+class StandIns:
+    """Semantic operations as operators of a trace, which keep their place in it.
 
-    key_positions: Tensor
+    Args:
+        key_positions: [B,T]; a cache has as many slots.
+    """
+
+    attention_mask, distances = staticmethod(_attention_mask), staticmethod(_distances)
+    attend, select_tokens = staticmethod(_attend), staticmethod(_select_tokens)
+
+    def __init__(self, key_positions: Tensor) -> None:
+        self.key_positions = key_positions
 
     def append(self, past: Tensor, new: Tensor, write_index: Tensor) -> Tensor:
-        """Stand for ops.append; the number of slots is that of key positions."""
+        """Stand for ops.append."""
         result: Tensor = _append(past, new, write_index, self.key_positions)
-        return result
-
-    attention_mask = staticmethod(_attention_mask)
-    distances = staticmethod(_distances)
-    select_tokens = staticmethod(_select_tokens)
-
-    @staticmethod
-    def attend(
-        q: Tensor,
-        keys: Tensor,
-        values: Tensor,
-        mask: Tensor,
-        content: Optional[Tensor],
-        scale: float,
-        softcap: float = 0.0,
-        sinks: Optional[Tensor] = None,
-    ) -> Tensor:
-        """Stand for ops.attend."""
-        result: Tensor = _attend(q, keys, values, mask, content, scale, softcap, sinks)
         return result
 
 
@@ -175,7 +164,7 @@ def flat_graph(calls: Calls, names: Mapping[Node, str], with_index: bool) -> Gra
         torch.export.Dim(name, max=1 << 30) for name in ("slots", "past", "logits")
     )
     per_token = {0: rows, 1: new}
-    shapes = (
+    shapes: Tuple[Any, ...] = (
         per_token,
         per_token,
         {0: rows, 1: slots},
@@ -184,7 +173,7 @@ def flat_graph(calls: Calls, names: Mapping[Node, str], with_index: bool) -> Gra
         {0: rows, 1: logits} if with_index else None,
     )
     write_index = torch.arange(NEW).expand(ROWS, -1).clone()
-    arguments = (x, positions, key_positions, write_index, states, index)
+    arguments: Tuple[Any, ...] = (x, positions, key_positions, write_index, states, index)
     traced = _Traced(calls, calls.values.max_positions - 1)
     with torch.no_grad():
         traced(*arguments)  # once eagerly, so that no property is left to be found in the trace

@@ -243,9 +243,9 @@ class Lengths(torch.nn.Module):
         inputs = inputs_of(node)
         if node.target in (aten.tril.default, aten.triu.default):
             if tokens(roles[-2:]) == of_tokens:
-                shift = node.args[1] if len(node.args) > 1 else 0
+                shift: Any = node.args[1] if len(node.args) > 1 else 0
                 inside = self.plan(inputs[0], roles)
-                return Triangle(inside, node.target is aten.tril.default, int(shift), roles)  # type: ignore[call-overload]
+                return Triangle(inside, node.target is aten.tril.default, shift, roles)
         ways = [
             self.finds.readings(other.meta["val"], of_tokens)
             if self.graph.kind[other] == "length"

@@ -8,7 +8,7 @@ reads a window: its output at a token needs the last tokens before it only.
 
 import itertools
 import operator
-from typing import Any, Dict, Iterator, List, Mapping, Optional, Sequence, Set, Tuple
+from typing import Any, Collection, Dict, Iterator, List, Mapping, Optional, Sequence, Set, Tuple
 
 import torch
 from torch import Tensor
@@ -186,7 +186,7 @@ class Properties:
     # Roles that a symbolic shape allows
 
     def readings(
-        self, value: Any, allowed: Sequence[Any], whole: Optional[str] = None
+        self, value: Any, allowed: Collection[Any], whole: Optional[str] = None
     ) -> List[Roles]:
         """Return the roles that a value can have by its symbolic shape.
 
@@ -339,7 +339,8 @@ class Properties:
             return None
         source: Any = node.args[0]
         own = self.steps[source].roles
-        axis = int(node.args[1]) % len(own)  # type: ignore[call-overload]
+        along: Any = node.args[1]
+        axis = along % len(own)
         if own[axis] != (Factor("Q"),) or tokens(own) != ["Q"]:
             return None
         return RunningSum(own, source)

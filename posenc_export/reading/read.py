@@ -198,12 +198,9 @@ def _differs(y: Tensor, expected: Tensor, what: str) -> Refused:
 def _vocabulary(captured: Capture) -> int:
     """Return the rows of the smallest table that the ids choose from."""
     tables = [
-        captured.constants[table].shape[0]
-        for table, index in (
-            user.args[:2]
-            for user in captured.input.users
-            if user.target is aten.embedding.default and user.args[1] is captured.input
-        )
+        captured.constants[user.all_input_nodes[0]].shape[0]
+        for user in captured.input.users
+        if user.target is aten.embedding.default and user.args[1] is captured.input
     ]
     if not tables:
         raise Refused("expected ids that choose rows of a table, got another use of them")

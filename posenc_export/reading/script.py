@@ -76,7 +76,7 @@ class _Source:
 
     def text(self) -> str:
         """Return the source, and collect the tensors."""
-        lines = []
+        lines: List[str] = []
         for node in self.calls.graph.nodes:
             if node.op == "get_attr":
                 place = node.target.replace(".", "__")

@@ -19,7 +19,7 @@ LAYOUT = {
     aten.flatten, aten.unflatten, aten.detach, aten.lift_fresh_copy,
 }  # fmt: skip
 # Operators that take a shape, and the argument that is the shape.
-SHAPED = {
+SHAPED: Dict[Any, int] = {
     aten.view: 1, aten.reshape: 1, aten._unsafe_view: 1, aten.expand: 1, aten.full: 0,
     aten.zeros: 0, aten.ones: 0, aten.empty: 0, aten.new_zeros: 1, aten.new_ones: 1,
     aten.new_full: 1, aten.new_empty: 1,
