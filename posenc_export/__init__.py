@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from posenc_export.models.pretrained import from_pretrained
     from posenc_export.models.short_forms import block_config, decoder_config, encoder_config
     from posenc_export.models.stack import Stack
-    from posenc_export.models.user_module import OwnModule
     from posenc_export.runtime import Manifest, Model, Session, load, verify
 
 __version__ = VERSION
@@ -40,7 +39,6 @@ _HOME = {
     "Manifest": "posenc_export.runtime",
     "AttentionBlock": "posenc_export.models.block",
     "Stack": "posenc_export.models.stack",
-    "OwnModule": "posenc_export.models.user_module",
     "block_config": "posenc_export.models.short_forms",
     "decoder_config": "posenc_export.models.short_forms",
     "encoder_config": "posenc_export.models.short_forms",
@@ -52,7 +50,6 @@ __all__ = [
     "Audit",
     "Manifest",
     "Model",
-    "OwnModule",
     "Session",
     "Stack",
     "audit",
@@ -71,6 +68,10 @@ __all__ = [
 
 
 def __getattr__(name: str) -> object:
+    if name == "OwnModule":
+        rule = "posenc_export: expected no OwnModule, which read modules with a forward(x, *where)"
+        remedy = "write forward(x) and call self.block(x), and pass the module to export_model"
+        raise AttributeError(f"{rule}, got a use of it; {remedy}")
     if name not in _HOME:
         raise AttributeError(f"module posenc_export has no attribute {name!r}")
     module, _, attribute = _HOME[name].partition(":")

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from posenc_export.auditing.exact import Exact
 from posenc_export.export.expected import eager_session, full_pass
-from posenc_export.models import block, parameters, stack, user_module
+from posenc_export.models import block, parameters, stack
 from posenc_export.models.attention_config import AttentionConfig
 from posenc_export.models.whole_pass import encodings_in
 
@@ -74,7 +74,7 @@ def _models(reference: Exact, length: int) -> Iterator[Any]:
         base = reference.made("long" if length > whole else "short")
     for fault in hypotheses(base):
         yield fault, changed(base, fault.change)
-    specs = [spec for a in user_module.inner_of(base).config.attentions for spec in a.encodings]
+    specs = [spec for a in base.config.attentions for spec in a.encodings]
     for lengths in ("long", "short") if any(s["name"] == "rope_longrope" for s in specs) else ():
         words = f"the rotation has the {lengths} factors at every length"
         yield Hypothesis(f"{lengths} factors always", words), reference.made(lengths)
@@ -82,7 +82,7 @@ def _models(reference: Exact, length: int) -> Iterator[Any]:
 
 def hypotheses(model: Any) -> Iterator[Hypothesis]:
     """Yield the faults that a model can have."""
-    attentions = user_module.inner_of(model).config.attentions
+    attentions = model.config.attentions
     limited = [a.sees for a in attentions if "size" in a.sees]
     kinds = " and ".join(sorted({sees["name"] for sees in limited}))
     name = f"the {kinds} of {' and '.join(map(str, sorted({s['size'] for s in limited})))} keys"
@@ -106,7 +106,7 @@ def changed(model: Any, change: Change) -> Any:
     """Return a model with the same weights whose attentions are changed; None if none changes, or
     if the change is not that of a model.
     """
-    config: Any = user_module.inner_of(model).config
+    config: Any = model.config
     if isinstance(model, block.AttentionBlock):
         described = replace(config, attention=change(config.attention))
     elif isinstance(model, stack.Stack):

@@ -25,7 +25,7 @@ DEFAULTS: Dict[str, Dict[str, Any]] = {
 ARTEFACT = "artefact"  # the runtime of this package
 PEERS, EXPORT = "posenc_export.benchmark.peers", "posenc-export[export]"
 TORCH, WITH_MASK = ("torch", "safetensors"), "a decoder exported with --signature mask"
-DESCRIBED = "a model that is built from a description, not your own module"
+DESCRIBED = "a model that is built from a description, not a module of your own"
 LLAMA = (
     "a float32 decoder of Llama's shape: rope, RMS norms before attention and a gated SiLU MLP, "
     "no biases"

@@ -7,14 +7,13 @@ import torch
 
 from posenc_export.catalogue.plots import Subject
 from posenc_export.encodings import Geometry, PositionEncoding
-from posenc_export.models.placed import Placed, placed
-from posenc_export.models.user_module import Inner
+from posenc_export.models.placed import Described, Placed, placed
 from posenc_export.shared.refusal import refusal
 
 Group = List[Tuple[Placed, PositionEncoding]]
 
 
-def subjects(model: Inner, name: str, layer: Optional[int] = None) -> List[Subject]:
+def subjects(model: Described, name: str, layer: Optional[int] = None) -> List[Subject]:
     """Return each different encoding of a model, or of one layer, once: those of tokens, then those
     of layers. Of layers with other trained numbers, the first one is drawn. Raise ValueError for a
     model without encodings, or without that layer. name: that of the model, for titles.

@@ -26,7 +26,9 @@ PROGRAMS = {
 
 def inputs_page() -> str:
     """Return the text of docs/runtimes/inputs.md."""
-    of_module = f"Of an own module: {graph_inputs.OF_MODULE[0].lower()}{graph_inputs.OF_MODULE[1:]}"
+    of_module = (
+        f"Of a module of your own: {graph_inputs.OF_MODULE[0].lower()}{graph_inputs.OF_MODULE[1:]}"
+    )
     return template("inputs.md").render(
         inputs={**graph_inputs.INPUTS, **graph_inputs.OF_ENCODER},
         outputs={**graph_inputs.OUTPUTS, "output": f"{graph_inputs.OUTPUTS['output']} {of_module}"},

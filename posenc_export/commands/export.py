@@ -54,10 +54,25 @@ OF_CHECKPOINT: Table = {
         help="export hidden states in place of what a head or pooling computes",
     ),
 }
+OF_MODULE: Table = {
+    "--example": option(
+        "an input of the module: token ids [B,S], or float32 hidden states [B,S,E] (default: ids "
+        "of the embedding that forward begins with, or what the function returns after the module)",
+        type=Path,
+        metavar="FILE.npy",
+    ),
+    "--positions": option(
+        "argument of forward that takes positions [B,S] (default: it counts them)", metavar="NAME"
+    ),
+    "--output-name": option(
+        "output of a forward that returns several (default: the first with a row for each token)",
+        metavar="NAME",
+    ),
+}
 OPTIONS: Table = {
     "model": option(
         "a preset, a folder with a checkpoint, a GGUF file, the word block, or "
-        "package.module:name of a model or of a function that returns one"
+        "package.module:name of a torch module or of a function that returns one"
     ),
     "--target": option(
         "see posenc list targets; may be given several times, for one subfolder per target",
@@ -133,6 +148,11 @@ OPTIONS: Table = {
         OF_BLOCK,
     ),
     "options of a checkpoint": Group("", OF_CHECKPOINT),
+    "options of a module of your own": Group(
+        "package.module:name, a torch module that is read as it is, with --max-positions N and, "
+        "for an encoder, --attention bidirectional",
+        OF_MODULE,
+    ),
 }
 
 
@@ -223,7 +243,7 @@ def _running(folder: str, manifest: Manifest) -> str:
     if manifest.encoder:
         return f"posenc generate {folder} --encoder FOLDER --prompt 'text for the encoder'"
     readable = manifest.vocabulary == tokenizer.BYTES or "tokenizer.json" in manifest.files
-    if manifest.kind == "decoder" and readable:
+    if manifest.decodes and readable:
         return f"posenc generate {folder} --prompt 'Once upon a time'"
     if rules.graph_file(manifest) in PROGRAMS:
         language, program = PROGRAMS[rules.graph_file(manifest)]

@@ -11,7 +11,7 @@ from posenc_export.commands.options import Table, folder_of, option
 from posenc_export.commands.terminal import summary
 from posenc_export.runtime.artefact import description
 from posenc_export.runtime.artefact import manifest as manifests
-from posenc_export.runtime.artefact.certificate import format_unreached
+from posenc_export.runtime.artefact.certificate import format_unproved, format_unreached
 from posenc_export.runtime.artefact.files import locate
 from posenc_export.runtime.artefact.graph_inputs import meanings_of
 from posenc_export.runtime.artefact.manifest import Manifest
@@ -116,6 +116,8 @@ def _proof(manifest: Manifest) -> List[Line]:
         machine = f"for {compiled.processor} and torch {compiled.torch}"
         proof = _errors(manifest.proofs[-1] if manifest.proofs else None)
         lines[-1:] = [("compiled", f"{origin}, {machine}"), ("proof", proof)]
+    if unproved := format_unproved(manifest.certificate or {}):
+        lines.append(("not proved", unproved))
     unreached = format_unreached(manifest.certificate or {})
     lines += [("oracle", against)] if against else []
     return [*lines, ("not reached", unreached)] if unreached else lines

@@ -19,7 +19,8 @@ from posenc_export.shared.suggestion import suggestion
 NO_HEADS = "export: expected the number of heads with --weights, got none; give --heads H"
 OF_WEIGHTS = "weights prefix encoding heads kv_heads max_positions attention layout".split()
 OF_CHECKPOINT = ("layer", "max_positions", "part", "longer", "lengths", "head")
-NAMED = (*BLOCK, "weights", "prefix", "layout", *OF_CHECKPOINT)
+OF_MODULE = ("max_positions", "attention", "example", "positions", "output_name")
+NAMED = (*BLOCK, "weights", "prefix", "layout", *OF_CHECKPOINT, *OF_MODULE[2:])
 CALLABLE = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*\Z")  # package.module:function
 LONGEST_NAME = 128
 
@@ -81,8 +82,8 @@ def model_of(options: argparse.Namespace) -> Any:
         check_only("export", (), chosen, none)
         return load_preset(options.model)
     if CALLABLE.match(options.model) and not Path(options.model).exists():
-        check_only("export", (), chosen, none)
-        return _model_of_function(options.model)
+        check_only("export", OF_MODULE, chosen, "options of a module of your own")
+        return _read(options.model, chosen)
     check_only("export", OF_CHECKPOINT, chosen, "options of a checkpoint")
     if getattr(options, "size", None) is not None and not {"layer", "part", "longer"} & set(chosen):
         _check_size(options.model, chosen, options.size)
@@ -147,6 +148,39 @@ def _note_unexported(folder: str, model: Any) -> None:
         unapplied = generation_settings.unapplied(model.text.files)
         if unapplied:
             note(f"generate does not apply {', '.join(unapplied)} of generation_config.json")
+
+
+def _read(text: str, chosen: Dict[str, Any]) -> Any:
+    """Return the model package.module:name, or read the module of this name with its options."""
+    from posenc_export.export import ReadAs
+    from posenc_export.export.read_module import as_model
+
+    model, example = _model_of_function(text), None
+    if isinstance(model, tuple) and len(model) == 2:
+        model, example = model
+    if "example" in chosen:
+        example = _example(chosen["example"])
+    how = ReadAs(
+        example,
+        chosen.get("max_positions"),
+        chosen.get("positions"),
+        chosen.get("attention", "causal") == "causal",
+        chosen.get("output_name"),
+    )
+    return as_model(model, how)
+
+
+def _example(file: Path) -> Any:
+    import numpy as np
+    import torch
+
+    try:
+        numbers = np.load(file, allow_pickle=False)
+    except (OSError, ValueError) as error:
+        rule = "an example in a file of numpy"
+        raise refusal("export", rule, f"{file}: {error}", "write it with numpy.save") from None
+    whole = numbers.dtype.kind in "iu"
+    return torch.from_numpy(numbers.astype(np.int64 if whole else np.float32))
 
 
 def _model_of_function(text: str) -> Any:

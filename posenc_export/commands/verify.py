@@ -72,6 +72,8 @@ def _print_cells(certificate: Proof, every: bool) -> None:
         print(f"the worst {len(shown)} of {len(bounds)} cells; --all prints all")
     if unreached := certificates.format_unreached(certificate):
         print(f"edges that no cell reached: {unreached}")
+    if unproved := certificates.format_unproved(certificate):
+        print(f"checks that compared nothing: {unproved}")
 
 
 def _print_verdict(certificate: Proof, target: str) -> None:

@@ -13,6 +13,7 @@ except ModuleNotFoundError as error:
 from posenc_export.export.aotinductor import compile_artefact
 from posenc_export.export.artefact import check_export, export, export_all, folders
 from posenc_export.export.options import ExportOptions
+from posenc_export.export.read_module import ReadAs
 from posenc_export.export.sources import Sources
 from posenc_export.export.targets import TARGETS
 from posenc_export.export.verify import VerificationError, verify
@@ -20,6 +21,7 @@ from posenc_export.export.verify import VerificationError, verify
 __all__ = [
     "TARGETS",
     "ExportOptions",
+    "ReadAs",
     "Sources",
     "VerificationError",
     "check_export",

@@ -17,13 +17,13 @@ from posenc_export.export.options import MAX_LOSS, ExportOptions
 from posenc_export.export.quantization import mixed, samples
 from posenc_export.export.quantization.formats import format_of
 from posenc_export.export.quantization.text import default_sample, with_text
+from posenc_export.export.read_module import ReadAs, ReadModule
 from posenc_export.export.sources import Sources, check_choice
 from posenc_export.export.targets import TARGETS
 from posenc_export.export.trace import Source
 from posenc_export.export.verify import VerificationError, check
 from posenc_export.export.weight_file import WeightFile
 from posenc_export.models.stack import Stack, Text
-from posenc_export.models.user_module import OwnModule
 from posenc_export.runtime.artefact import files
 from posenc_export.runtime.artefact.certificate import Check
 from posenc_export.runtime.artefact.manifest import Manifest
@@ -34,12 +34,11 @@ from posenc_export.runtime.verification import reference
 from posenc_export.runtime.verification.grid_inputs import grid_of
 from posenc_export.runtime.verification.proof import Accuracy, Expected
 from posenc_export.shared.progress import Progress
+from posenc_export.shared.refusal import refusal
 
 # What targets take of the code of others.
 TAKES = {"torchscript": "TorchScript compiles", "pt2": "torch.export traces with dynamic sizes"}
 LONGEST = 300  # characters of an error of torch
-# Of TorchScript, about forward(self, x, *where).
-VARIABLE = "can't take variable number of arguments"
 TOKENIZER = "tokenizer.json"  # the file name of the tokenizers library
 
 
@@ -58,18 +57,23 @@ def export(
     text: Union[str, Path, None] = None,
     max_loss: float = MAX_LOSS,
     size: Optional[float] = None,
+    example: Optional[torch.Tensor] = None,
+    max_positions: Optional[int] = None,
+    positions: Optional[str] = None,
+    causal: bool = True,
+    output: Optional[str] = None,
 ) -> Manifest:
     """Export `model` for `target`, verify the artefact (export/verify.py) and publish it as
     `folder`.
 
     Args:
-        model: a float32 Stack, AttentionBlock, or torch.nn.Module that contains one of them (see
-            models.user_module.OwnModule); it is not modified. Pass Sources(model) to share one
-            trace among several exports.
+        model: a float32 Stack or AttentionBlock, or any other torch.nn.Module, which is read as it
+            is; it is not modified. Pass Sources(model) to share one trace among several exports.
         target: a name in TARGETS.
         folder: created, or replaced if it already holds an artefact.
         signature, dtype, verify, progress, weights, calibrate, cache, tolerance, text, max_loss,
             size: fields of ExportOptions.
+        example, max_positions, positions, causal, output: how to read another module (ReadAs).
 
     Raises:
         ValueError: unknown target, signature, dtype, weight or cache format; a folder that holds
@@ -82,7 +86,9 @@ def export(
             unchanged.
     """
     how = (signature, dtype, verify, progress, weights, calibrate, cache, tolerance, text)
-    return export_all(model, [target], folder, ExportOptions(*how, max_loss, size))[0]
+    options = ExportOptions(*how, max_loss, size)
+    read = ReadAs(example, max_positions, positions, causal, output)
+    return export_all(model, [target], folder, options, read=read)[0]
 
 
 def export_all(
@@ -91,6 +97,7 @@ def export_all(
     output: Union[str, Path],
     options: ExportOptions = ExportOptions(),
     failed: Optional[Dict[str, Exception]] = None,
+    read: ReadAs = ReadAs(),
 ) -> List[Manifest]:
     """Export for several targets. Artefacts are published after the last one is verified.
 
@@ -102,13 +109,15 @@ def export_all(
         failed: gets the error of each target that cannot represent the module or whose artefact
             does not agree with it, while the others are published; None to publish none if one
             fails.
+        read: how to read a module that is not of this package.
 
     Returns:
         The manifests of the published artefacts, in the order of `targets`.
     """
     output = Path(output)
     check_export(targets, output, options)
-    sources = model if isinstance(model, Sources) else Sources(model)
+    sources = model if isinstance(model, Sources) else Sources(model, how=read)
+    check_read(sources.model, targets, options)
     check_tokenizer(text_of(sources.model).tokenizer)
     places = folders(targets, output)
     whole = len(targets) > 1 and not output.exists()  # a new parent folder is published in one step
@@ -117,12 +126,12 @@ def export_all(
     staging = StagingFolder([output] if whole else places)
     with staging as path:
         sources.keep_in(WeightFile(staging.parent))
-        read = _read_data(sources, options)
+        data = _read_data(sources, options)
         manifests: Dict[Path, Manifest] = {}
         for target, place in zip(targets, places if whole else list(staging.places), strict=True):
             folder = path / "made" / target
             try:
-                manifests[folder] = _make(sources, target, folder, options, read)
+                manifests[folder] = _make(sources, target, folder, options, data)
             except (VerificationError, ValueError) as error:
                 if failed is None:
                     raise
@@ -131,6 +140,19 @@ def export_all(
         if manifests:
             staging.publish([path / "made"] if whole else list(manifests))
     return list(manifests.values())
+
+
+def check_read(model: Model, targets: Sequence[str], options: ExportOptions) -> None:
+    """Refuse less precision than float32 for a module that was read. ValueError."""
+    if not isinstance(model, ReadModule):
+        return
+    dtypes = [options.dtype or TARGETS[target].dtypes[0] for target in targets]
+    half = next((dtype for dtype in dtypes if dtype != "float32"), None)
+    what = next(filter(None, (options.format, options.cache, half)), None)
+    if what is not None:
+        got = f"{what}, which would round the numbers of its tables as well as its weights"
+        remedy = "export it in float32"
+        raise refusal(model.where, "float32 weights and caches of a module", got, remedy)
 
 
 def _forget(staging: StagingFolder, place: Path, folder: Path) -> None:
@@ -262,19 +284,14 @@ def explain_errors(target: str, model: Model, packages: Iterable[str]) -> Iterat
     try:
         yield
     except (RuntimeError, torch.jit.frontend.FrontendError) as error:
-        if not packages and not isinstance(model, OwnModule):
+        if not packages and not isinstance(model, ReadModule):
             raise
         what = f"encodings {', '.join(packages)}"
-        what = model.where if isinstance(model, OwnModule) else what
+        what = model.where if isinstance(model, ReadModule) else what
         takes = TAKES.get(target, "torch.onnx.export traces")
-        cause = _cause(error)
-        change = "change the code"
-        if VARIABLE in cause:
-            change = "write forward with the arguments of AttentionBlock.forward, as "
-            change += "docs/own-model.md shows,"
         raise ValueError(
-            f"export: target {target}: {what}: expected code that {takes}, got {cause}; "
-            f"{change} or choose another target"
+            f"export: target {target}: {what}: expected code that {takes}, got {_cause(error)}; "
+            "change the code or choose another target"
         ) from error
 
 

@@ -4,9 +4,9 @@ import math
 from typing import Tuple
 
 from posenc_export.export.quantization.formats import format_of
+from posenc_export.export.read_module import ReadModule
 from posenc_export.export.signatures import Model
 from posenc_export.models.config_json import widest
-from posenc_export.models.user_module import OwnModule
 from posenc_export.runtime.artefact.cache_formats import CACHE_FORMATS
 from posenc_export.runtime.artefact.manifest import Manifest
 from posenc_export.runtime.verification.proof import Accuracy
@@ -42,6 +42,6 @@ def _noise(manifest: Manifest) -> float:
 
 def extent(model: Model) -> Tuple[int, int]:
     """How many blocks a value passes, and the longest sum in them."""
-    if isinstance(model, OwnModule):
+    if isinstance(model, ReadModule):
         return model.extent()
     return len(model.attentions()), widest(model.config)

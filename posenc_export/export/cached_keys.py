@@ -7,8 +7,8 @@ import torch
 
 from posenc_export.encodings.shared.combined import overrides
 from posenc_export.export import graph_values
+from posenc_export.export.read_module import ReadModule
 from posenc_export.export.signatures import Model
-from posenc_export.models.user_module import OwnModule
 from posenc_export.runtime.artefact.records import CachedKeys, KeyRotation
 from posenc_export.runtime.session.discarding import turned
 
@@ -20,10 +20,10 @@ NEGLIGIBLE = 1e-15  # sine of an angle that turns nothing within any range
 
 def cached_keys(model: Model) -> Optional[CachedKeys]:
     """Return how cached keys depend on positions. None unless positions p only rotate pairs by
-    p w_k, and neither values, inputs of layers nor other states depend on them; and for a user's
-    own module, which may compute more than its layers state.
+    p w_k, and neither values, inputs of layers nor other states depend on them; and for a module
+    that was read, which states no encoding.
     """
-    if isinstance(model, OwnModule) or model.axes:
+    if isinstance(model, ReadModule) or model.axes:
         return None
     states = graph_values.states_of(model, "mask", "in_place")
     names = {state.past.rpartition(".")[2] for state in states}

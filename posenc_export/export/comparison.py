@@ -9,7 +9,7 @@ from torch import Tensor
 from posenc_export.export.bounds import accuracy_of
 from posenc_export.export.describe import Model
 from posenc_export.export.expected import eager_session
-from posenc_export.models.user_module import as_model
+from posenc_export.export.read_module import as_model
 from posenc_export.runtime.session.model import Model as Loaded
 from posenc_export.runtime.session.session import Session
 from posenc_export.runtime.verification import measuring

@@ -10,10 +10,9 @@ from posenc_export.export import graph_values
 from posenc_export.export.cached_keys import cached_keys
 from posenc_export.export.signatures import Model, wrap
 from posenc_export.models.block import AttentionBlock
-from posenc_export.models.config import AnyConfig
-from posenc_export.models.config_json import encodings_of, kind_of, to_json
+from posenc_export.models.config_json import kind_of, to_json
+from posenc_export.models.placed import placed
 from posenc_export.models.stack import Text
-from posenc_export.models.user_module import inner_of
 from posenc_export.models.whole_pass import encodings_in
 from posenc_export.runtime.artefact.manifest import Calibration, Manifest, Package
 from posenc_export.runtime.artefact.records import Generation, Weights
@@ -80,8 +79,8 @@ def describe(
         stop_ids=list(text.stop_ids),
         start_ids=list(text.start_ids),
         generation=Generation(**text.generation) if text.generation else None,
-        source=dict(getattr(model, "source", {})),
-        packages=_packages(inner_of(model).config),
+        source=dict(model.source),
+        packages=_packages(model),
         weights=few_bits.weights,
         formats=dict(few_bits.formats),
         cache=few_bits.cache,
@@ -94,8 +93,9 @@ def text_of(model: Model) -> Text:
     return Text() if isinstance(model, AttentionBlock) else model.text
 
 
-def _packages(config: AnyConfig) -> Dict[str, Package]:
-    origins = {name: encodings.origin(name) for name in encodings_of(config)}
+def _packages(model: Model) -> Dict[str, Package]:
+    names = (spec["name"] for place in placed(model) for spec in place.specs)
+    origins = {name: encodings.origin(name) for name in names}
     return {name: Package(o.name, o.version) for name, o in origins.items() if o is not None}
 
 

@@ -16,6 +16,7 @@ from posenc_export.export.edges import depths, edges_of
 from posenc_export.export.expected import eager_session
 from posenc_export.export.graph_values import step_weights
 from posenc_export.export.manifest_writer import with_graph
+from posenc_export.export.read_module import ReadModule
 from posenc_export.export.signatures import has_cache
 from posenc_export.export.sources import in_dtype
 from posenc_export.export.targets import TARGETS
@@ -66,6 +67,8 @@ def edge_errors(source: Source, manifest: Manifest, folder: Path, say: Progress)
         folder: for the reduced artefact; it is removed afterwards.
     """
     edges, reached = edges_of(source.model), length_for(manifest, _named(edges_of(source.model)))
+    if isinstance(source.model, ReadModule):  # its code has one size
+        return Measured(unreached=_beyond(edges, reached))
     if not _needed(edges, manifest, reached):
         return Measured()
     halved = manifest.dtype == "float16" and "float32" not in TARGETS[manifest.target].dtypes
@@ -95,6 +98,12 @@ def edge_errors(source: Source, manifest: Manifest, folder: Path, say: Progress)
 
 def _named(edges: List[Edge]) -> Dict[str, int]:
     return {edge.name: edge.at for edge in edges}
+
+
+def _beyond(edges: List[Edge], reached: int) -> Dict[str, str]:
+    """Return the edges that are not within the tokens that the whole model reads."""
+    why = f"behind the {reached:,} tokens that are read"
+    return {edge.name: f"{edge.at:,}, {why}" for edge in edges if edge.at >= reached}
 
 
 def _needed(edges: List[Edge], manifest: Manifest, reached: int) -> bool:

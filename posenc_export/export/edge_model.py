@@ -22,7 +22,6 @@ from posenc_export.export.sources import in_dtype
 from posenc_export.models.attention import Attention
 from posenc_export.models.embedding_and_head import Text
 from posenc_export.models.stack import Stack
-from posenc_export.models.user_module import inner_of
 from posenc_export.runtime.graphs.torch_graph import TorchGraph
 from posenc_export.runtime.session.model import Model as Loaded
 from posenc_export.runtime.verification.long_cells import outputs_by
@@ -37,9 +36,8 @@ SEED = 20
 
 def edge_model(model: Model, spread: float = SPREAD) -> Model:
     """Return the reduced model in float32, in eval mode; it shares weights that are not drawn."""
-    inner = inner_of(model)
-    part = RepeatedLayers.of(inner)
-    reduced: Model = inner if part is None else part.model
+    part = RepeatedLayers.of(model)
+    reduced: Model = model if part is None else part.model
     kept = {id(value): value for value in (*reduced.parameters(), *reduced.buffers())}
     edge = copy.deepcopy(reduced, {**kept, **_drawn(reduced), **_fewer_rows(reduced)})
     edge.source = {}

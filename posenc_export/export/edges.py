@@ -5,8 +5,8 @@ from typing import Any, Dict, Iterator, List
 
 from posenc_export.encodings.shared.base import Edge
 from posenc_export.export.describe import Model
+from posenc_export.export.read_module import ReadModule
 from posenc_export.models.parts import build
-from posenc_export.models.user_module import inner_of
 from posenc_export.models.whole_pass import encodings_in
 from posenc_export.runtime.artefact.manifest import Manifest
 from posenc_export.runtime.session.cached_rows import REWIND
@@ -23,9 +23,11 @@ OTHER = re.compile(r"[^A-Za-z0-9_.,:()+^ -]")  # not allowed in names of cells
 
 def edges_of(model: Model) -> List[Edge]:
     """Return the edges within the range of positions, in order and without repetitions."""
-    inner = inner_of(model)
-    last = inner.config.max_positions - 1
-    stated = (*_stated(inner), Edge("2^24", SINGLE, "position"))
+    last = model.config.max_positions - 1
+    stated = (
+        *(model.edges() if isinstance(model, ReadModule) else _stated(model)),
+        Edge("2^24", SINGLE, "position"),
+    )
     within = [edge for edge in stated if 0 < edge.at <= last]
     edges = {Edge(OTHER.sub("?", e.name)[:LONGEST_NAME], e.at, e.by) for e in within}
     return sorted(edges, key=lambda edge: (edge.at, edge.name))

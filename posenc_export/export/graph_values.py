@@ -2,13 +2,10 @@
 
 from typing import Any, List, Tuple, cast
 
-import torch
-from torch import Tensor
-
 from posenc_export.encodings.shared.base import StateSpec
+from posenc_export.export.read_module import ReadModule
 from posenc_export.export.signatures import Model, has_cache, has_segments, takes_logits_index
 from posenc_export.models.stack import Stack
-from posenc_export.models.user_module import OwnModule, inner_of
 from posenc_export.runtime.artefact.graph_inputs import ENCODER_MASK, B, M, P, Q, R, S, T
 from posenc_export.runtime.artefact.manifest import Axis, Manifest, State, Value
 from posenc_export.runtime.artefact.schema import passed
@@ -16,10 +13,7 @@ from posenc_export.runtime.artefact.schema import passed
 
 def dtype_of(model: Model) -> str:
     """Return the numpy name of the dtype of weights, activations and caches."""
-    attentions, inner = model.attentions(), inner_of(model)
-    reader: Any = attentions[0].projection.output if attentions else inner.tokens
-    weight: Tensor = reader.weight if attentions else reader.weight()
-    return str(weight.dtype).removeprefix("torch.")
+    return str(model.weight_dtype()).removeprefix("torch.")
 
 
 def inputs_of(model: Model, signature: str) -> List[Value]:
@@ -32,7 +26,7 @@ def inputs_of(model: Model, signature: str) -> List[Value]:
 def _read(model: Model) -> List[Value]:
     dtype, width = passed(dtype_of(model)), model.config.width
     ids = Value("input_ids", "int64", (B, S))
-    if isinstance(model, OwnModule) and model.vocabulary:
+    if isinstance(model, ReadModule) and model.config.tokens:
         return [ids]
     if not isinstance(model, Stack):
         return [Value("hidden_states", dtype, (B, S, width))]
@@ -52,8 +46,10 @@ def outputs_of(model: Model, signature: str) -> List[Value]:
     """Return the output, and the second one of a model with a readout."""
     dtype, width = dtype_of(model), model.config.width
     of_dtype = passed(dtype)
-    if isinstance(model, OwnModule):
-        return [Value("output", of_dtype, (B, S, model.config.outputs))]
+    if isinstance(model, ReadModule):
+        name = "logits" if model.config.decodes else "output"
+        tokens = R if takes_logits_index(model, signature) else S
+        return [Value(name, of_dtype, (B, tokens, model.config.outputs))]
     if not isinstance(model, Stack):
         return [Value("output", of_dtype, (B, S, width))]
     config, readout, head = model.config, model.config.readout, cast(Any, model.head)
@@ -111,13 +107,8 @@ def states_of(model: Model, signature: str, update: str) -> List[State]:
 
 def step_weights(model: Model) -> int:
     """Count the weights that a step reads: every matrix once, one row of the token table."""
-    if isinstance(model, OwnModule):
-        embeddings = (part for part in model.modules() if isinstance(part, torch.nn.Embedding))
-        tables = {id(part.weight) for part in embeddings}
-        return step_weights(model.inner()) + sum(
-            weight.size(1) if id(weight) in tables else weight.numel()
-            for weight in model.own_weights()
-        )
+    if isinstance(model, ReadModule):
+        return model.step_weights()
     total = sum(
         parameter.numel()
         for name, parameter in model.named_parameters()

@@ -9,8 +9,8 @@ from torch import Tensor
 
 from posenc_export.encodings.shared.base import Geometry, PositionEncoding
 from posenc_export.encodings.shared.combined import overrides
+from posenc_export.export.read_module import Model
 from posenc_export.models.placed import PACKAGE, placed
-from posenc_export.models.user_module import Model, inner_of
 from posenc_export.shared import numerics
 from posenc_export.shared.refusal import refusal
 
@@ -27,7 +27,7 @@ def check_model(model: Model, dtype: str) -> None:
     ValueError: see check_encoding.
     """
     seen: Set[int] = set()
-    for place in placed(inner_of(model)) if dtype != "float32" else ():
+    for place in placed(model) if dtype != "float32" else ():
         for _, part in place.parts:
             if type(part).__module__.partition(".")[0] != PACKAGE and id(part) not in seen:
                 seen.add(id(part))

@@ -11,8 +11,9 @@ from torch import Tensor
 
 from posenc_export import ops
 from posenc_export.encodings.shared.combined import overrides, parts_of
+from posenc_export.export.read_module import Model, ReadModule
+from posenc_export.models.block import AttentionBlock
 from posenc_export.models.stack import Stack
-from posenc_export.models.user_module import Model
 from posenc_export.models.whole_pass import encodings_in
 from posenc_export.shared.refusal import refusal
 
@@ -197,6 +198,8 @@ def refuses_gaps(model: Model) -> bool:
     """Return whether zeros between ones of a mask have no exact meaning: filters and delta rules,
     which transformers runs over padding in some calls, and rotations of cached keys with windows.
     """
+    if isinstance(model, ReadModule):  # whether it counts them is not known
+        return True
     orders = any(getattr(attention, "filters", False) for attention in model.attentions())
     encodings = encodings_in(model)
     turns = counts_slots(model) and any(overrides(e, "rescore") for e in encodings)
@@ -217,8 +220,10 @@ def takes_logits_index(model: Model, signature: str) -> bool:
     """Return whether the graph has the input logits_index: causal decoders with signature
     "positions". Programs that feed an attention_mask do not know this input.
     """
-    if signature != "positions" or not isinstance(model, Stack):
+    if signature != "positions" or isinstance(model, AttentionBlock):
         return False
+    if isinstance(model, ReadModule):
+        return model.config.decodes
     return model.config.head is not None and model.config.token_geometry.causal
 
 

@@ -13,11 +13,11 @@ from posenc_export.export.quantization.grid import OnGrid
 from posenc_export.export.quantization.kept import kept
 from posenc_export.export.quantization.samples import Sample
 from posenc_export.export.quantization.smoothing import smoothed
+from posenc_export.export.read_module import ReadAs, as_model
 from posenc_export.export.trace import Source
 from posenc_export.export.weight_file import Keep, WeightFile, in_memory, page_out
 from posenc_export.models.parameters import fill, slots
 from posenc_export.models.parts.experts import ChosenInFloat32, Experts
-from posenc_export.models.user_module import as_model
 from posenc_export.runtime.artefact.cache_formats import SCALED
 from posenc_export.runtime.artefact.records import Weights
 from posenc_export.shared.progress import Progress, silent
@@ -27,17 +27,23 @@ class Sources:
     """The sources of one model, by dtype and by formats of weights and caches.
 
     Args:
-        model: a float32 model of this package, or a module that contains one. It is not modified,
-            and must not be modified while this object is in use.
+        model: a float32 model of this package, or any other module, which is read as it is. It is
+            not modified, and must not be modified while this object is in use.
         owned: the caller uses the model no more: while it is exported, its weights may move to a
             temporary file, so that their memory can be released between uses.
+        how: how to read another module.
 
     Raises:
-        ValueError: models.user_module.as_model refuses the module.
+        ValueError: read_module.as_model refuses the module.
     """
 
-    def __init__(self, model: Union[Model, torch.nn.Module], owned: bool = False) -> None:
-        self.model, self._owned, self._keep = as_model(model), owned, in_memory
+    def __init__(
+        self,
+        model: Union[Model, torch.nn.Module],
+        owned: bool = False,
+        how: ReadAs = ReadAs(),
+    ) -> None:
+        self.model, self._owned, self._keep = as_model(model, how), owned, in_memory
         self._made: Dict[Tuple[Any, ...], Source] = {}
 
     def keep_in(self, file: WeightFile) -> None:

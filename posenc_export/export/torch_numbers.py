@@ -6,8 +6,8 @@ from typing import Dict, Iterator, List, Tuple
 
 import torch
 
+from posenc_export.export.read_module import Model
 from posenc_export.export.signatures import wrap
-from posenc_export.models.user_module import Model
 from posenc_export.runtime.artefact.certificate import Check
 from posenc_export.runtime.artefact.manifest import Manifest
 from posenc_export.runtime.artefact.rules import graph_file

@@ -114,7 +114,7 @@ def _traced(
 def _transposed_weights(graph: ir.Graph) -> Dict[str, str]:
     """Return names, parameter and ".T", of weights that may be folded transposed."""
     weights = {
-        name: [node for node, _ in weight.uses() if node.op_type == "Transpose"]
+        name: [node for node, _ in weight.uses() if _turns(node)]
         for name, weight in graph.initializers.items()
         if weight.shape is not None and len(weight.shape) == 2
     }
@@ -123,6 +123,14 @@ def _transposed_weights(graph: ir.Graph) -> Dict[str, str]:
         for name, nodes in weights.items()
         if len(nodes) == 1
     }
+
+
+def _turns(node: ir.Node) -> bool:
+    """Whether a node transposes a matrix; a trace also has some that change no order."""
+    if node.op_type != "Transpose":
+        return False
+    order = node.attributes.get("perm")
+    return order is None or list(order.as_ints()) == [1, 0]
 
 
 def _initializers(

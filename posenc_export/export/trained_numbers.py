@@ -16,8 +16,8 @@ from torch import Tensor
 from posenc_export.encodings import PositionEncoding, check_installed
 from posenc_export.export.describe import Model
 from posenc_export.models.config_json import from_json
+from posenc_export.models.placed import Described
 from posenc_export.models.presets import MODELS, load_preset
-from posenc_export.models.user_module import Inner, inner_of
 from posenc_export.runtime.artefact import archive, files
 from posenc_export.runtime.artefact import manifest as manifests
 from posenc_export.runtime.artefact.manifest import Manifest
@@ -33,7 +33,7 @@ def store(model: Model, manifest: Manifest, folder: Path) -> Dict[str, Numbers]:
     """Return the places of trained numbers of encodings by name; write those not in the graph."""
     trained = {
         f"{name}.{key}": value
-        for name, encoding in _encodings(inner_of(model))
+        for name, encoding in _encodings(model)
         for key, value in encoding.state_dict().items()
     }
     regions = _regions(folder, manifest) if trained else {}
@@ -69,7 +69,7 @@ def _content(tensor: Tensor) -> np.ndarray:
     return content
 
 
-def _encodings(model: Inner) -> Iterator[Tuple[str, PositionEncoding]]:
+def _encodings(model: Model) -> Iterator[Tuple[str, PositionEncoding]]:
     """Yield the encodings of a model by name, each once, without parts of combined ones."""
     last = ""
     for name, module in model.named_modules():
@@ -103,7 +103,7 @@ def _held(content: np.ndarray, regions: Regions, folder: Path) -> Optional[Tuple
     return None
 
 
-def with_trained_encodings(folder: Union[str, Path]) -> Inner:
+def with_trained_encodings(folder: Union[str, Path]) -> Described:
     """Return the block or stack of an artefact with the trained numbers of its encodings, and
     without its other weights, which are on the device "meta". ValueError: not an artefact; an
     encoding that is not installed; trained numbers that the artefact does not have, because an
@@ -114,9 +114,9 @@ def with_trained_encodings(folder: Union[str, Path]) -> Inner:
     if not manifest.encodings and is_preset(folder):
         return load_preset(folder.name)
     check_installed(manifest.packages)
-    config = from_json(manifest.config["inside"] if manifest.kind == "module" else manifest.config)
+    config = from_json(manifest.config.get("inside", manifest.config))
     with torch.device("meta"):
-        model: Inner = MODELS[type(config)](config)
+        model: Described = MODELS[type(config)](config)
     for name, encoding in _encodings(model):
         state = encoding.state_dict().items()
         stored = {key: _read(folder, manifest, f"{name}.{key}", value) for key, value in state}

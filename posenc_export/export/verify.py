@@ -22,12 +22,12 @@ from posenc_export.export.quantization import samples
 from posenc_export.export.quantization.formats import format_of
 from posenc_export.export.quantization.samples import Sample
 from posenc_export.export.quantization.text import default_sample, is_default
+from posenc_export.export.read_module import read_again
 from posenc_export.export.sources import in_dtype, in_few_bits, in_half
 from posenc_export.export.trace import Source
 from posenc_export.models.config_json import from_json, to_json
 from posenc_export.models.placed import from_outside
 from posenc_export.models.presets import rebuild
-from posenc_export.models.user_module import as_model, inner_of
 from posenc_export.runtime import load
 from posenc_export.runtime.artefact import manifest as manifests
 from posenc_export.runtime.artefact.certificate import (
@@ -120,7 +120,11 @@ def verify(
     loaded = single_threaded(folder, provider)
     manifest = loaded.manifest
     stated = manifest.source, manifest.packages
-    module = rebuild(from_json(manifest.config), *stated) if model is None else as_model(model)
+    module: Model
+    if model is None:
+        module = rebuild(from_json(manifest.config), *stated)
+    else:
+        module = read_again(model, manifest.config)
     if to_json(module.config) != manifest.config:
         rule = f"the model that was exported to {folder}"
         raise refusal("verify", rule, "one with another config", "pass that model")
@@ -219,7 +223,7 @@ def check(
         measured.bounds |= {name: factor * bound for name, bound in edges.bounds.items()}
         certificate = _certificate(loaded, model, accuracy, measured, exact, options.quick)
     if not certificate["passed"]:
-        raise VerificationError(certificate, from_outside(inner_of(model)))
+        raise VerificationError(certificate, from_outside(model))
     return Verified(certificate if runs else None, accuracy)
 
 

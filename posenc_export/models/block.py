@@ -173,6 +173,13 @@ class AttentionBlock(torch.nn.Module):
         return y, carried + present
 
     @torch.jit.unused
+    def weight_dtype(self) -> torch.dtype:
+        """Return the dtype of weights and activations."""
+        reader: Any = self.attention.projection
+        dtype: torch.dtype = reader.output.weight.dtype
+        return dtype
+
+    @torch.jit.unused
     def attentions(self) -> List[Any]:
         """Return a list with the attention of the block."""
         return [self.attention]

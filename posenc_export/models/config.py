@@ -285,25 +285,59 @@ class StackConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
         return Geometry(self.width, 1, self.width, self.max_positions, causal=False)
 
 
+class CacheConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A cache [B,heads,T,size] of a layer of a module that was read.
+
+    Args:
+        layer: number of the layer, in the order of computation.
+        name: "key" and "value" of an attention, or what a layer keeps of each token.
+    """
+
+    layer: int
+    name: str
+    heads: int
+    size: int
+
+
 class ModuleConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """Description of a user's own module.
+    """Description of a torch module that was read as it is.
 
     Args:
         name: qualified name of the class.
-        inside: description of the block or stack inside the module, from `to_json`.
         width: width of the hidden states that the module takes; 0 if it takes token ids.
         tokens: {"vocabulary": number of token ids, "segments": 0} if the module takes token ids,
             else {}.
         outputs: number of outputs N for each token.
         max_positions: number of positions; the range is 0 .. max_positions - 1.
+        caches: what is kept between calls, in the order of the states.
+        edges: constants that the module compares positions, lengths or distances with, by name.
+        remedies: what was done so that torch.export takes the module.
+        positions: name of the argument of forward that takes positions, or None.
+        causal: whether no token sees a later one.
+        output: name of the output, if forward returns several.
     """
 
     name: str
-    inside: Dict[str, Any]
     width: int
     tokens: Dict[str, int]
     outputs: int
     max_positions: int
+    caches: Tuple[CacheConfig, ...] = ()
+    edges: Dict[str, int] = {}
+    remedies: Tuple[str, ...] = ()
+    positions: Optional[str] = None
+    causal: bool = True
+    output: Optional[str] = None
+
+    @property
+    def attentions(self) -> Tuple[AttentionConfig, ...]:
+        """None: a module that is read describes no attention."""
+        return ()
+
+    @property
+    def decodes(self) -> bool:
+        """Whether the outputs are logits of token ids."""
+        return self.causal and self.outputs == self.tokens.get("vocabulary")
 
 
 AnyConfig = Union[BlockConfig, StackConfig]

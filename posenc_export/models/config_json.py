@@ -30,12 +30,12 @@ def to_json(config: Union[AnyConfig, ModuleConfig]) -> Dict[str, Any]:
 
 def from_json(values: Mapping[str, Any]) -> AnyConfig:
     """Return the config that `to_json` converted. ValueError: an unknown kind, keys or values that
-    a config refuses, the description of a user's own module.
+    a config refuses, the description of a module that was read as it is.
     """
     rest = dict(values)
     kind: Optional[str] = rest.pop("kind", None)
     if kind == "module":
-        got = f"the description of a user's own module {rest.get('name')}"
+        got = f"the name of a module of your own, {rest.get('name')}"
         rule = "a model that can be built from its description"
         raise refusal("config", rule, got, "pass the module, as in verify(folder, module)")
     if kind not in KINDS:

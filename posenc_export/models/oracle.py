@@ -16,7 +16,7 @@ def full_pass(
     """Compute one row without a cache, to outputs [S,*] float64.
 
     Args:
-        model: block, stack or own module.
+        model: block, stack or module that was read (export.read_module).
         inputs: token ids [S] int64, or hidden states [S,E].
         start: position of the first token.
         grid: coordinates [axes,S]; None as for a session.

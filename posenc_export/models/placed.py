@@ -1,14 +1,16 @@
 """The encodings of a model with their places, specifications and sizes."""
 
 from dataclasses import dataclass
-from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
+from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple, Union
 
 from posenc_export.encodings.shared.base import Geometry, PositionEncoding
 from posenc_export.encodings.shared.combined import parts_of
-from posenc_export.models.config import BlockConfig
-from posenc_export.models.user_module import Inner
+from posenc_export.models.block import AttentionBlock
+from posenc_export.models.config import BlockConfig, ModuleConfig
+from posenc_export.models.stack import Stack
 
 PACKAGE = __name__.partition(".")[0]
+Described = Union[AttentionBlock, Stack]
 
 
 @dataclass(frozen=True)
@@ -27,16 +29,18 @@ class Placed:
         return list(zip(self.specs, parts_of(self.encoding), strict=True)) if self.specs else []
 
 
-def from_outside(model: Inner) -> Dict[str, str]:
+def from_outside(model: Any) -> Dict[str, str]:
     """Return the class names of encodings from other packages, by registered name."""
     parts = [(spec, type(part)) for place in placed(model) for spec, part in place.parts]
     outside = [pair for pair in parts if pair[1].__module__.partition(".")[0] != PACKAGE]
     return {spec["name"]: kind.__name__ for spec, kind in outside}
 
 
-def placed(model: Inner) -> List[Placed]:
-    """Return the encoding of tokens, then that of each layer."""
+def placed(model: Any) -> List[Placed]:
+    """Return the encoding of tokens, then that of each layer; none of a module that was read."""
     config = model.config
+    if isinstance(config, ModuleConfig):
+        return []
     width, length = config.width, config.max_positions
     pairs = enumerate(zip(config.attentions, model.attentions(), strict=True))
     in_layers = [

@@ -152,6 +152,14 @@ class Stack(torch.nn.Module):
         return masks
 
     @torch.jit.unused
+    def weight_dtype(self) -> torch.dtype:
+        """Return the dtype of weights and activations."""
+        attentions = self.attentions()
+        reader = attentions[0].projection.output.weight if attentions else self.tokens.weight()
+        dtype: torch.dtype = reader.dtype
+        return dtype
+
+    @torch.jit.unused
     def attentions(self) -> List[Any]:
         """Return the attention of each layer."""
         return [layer.attention for layer in self.layers]

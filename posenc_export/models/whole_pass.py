@@ -10,17 +10,9 @@ from posenc_export.shared.refusal import refusal
 
 
 def encodings_in(model: Any) -> List[PositionEncoding]:
-    """Return the encodings of a block, a stack or a module around one, each once: that of tokens,
-    then those of layers.
-    """
+    """Return the encodings of a model, each once: that of tokens, then those of layers."""
     in_layers = (attention.encoding for attention in model.attentions())
     return list(dict.fromkeys((model.token_encoding, *in_layers)))
-
-
-def weight_dtype(model: Any) -> torch.dtype:
-    """Return the dtype of the weights of a block, a stack or a module around one."""
-    attentions = model.attentions()
-    return attentions[0].projection.output.weight.dtype if attentions else torch.float32
 
 
 def check_dtype(model: Any) -> None:
@@ -29,14 +21,14 @@ def check_dtype(model: Any) -> None:
     Encodings and scores are computed in float32, whatever the weights are, since graphs compute
     them so. A model in float64 would have the precision of float32.
     """
-    if weight_dtype(model) == torch.float64:
+    if model.weight_dtype() == torch.float64:
         got = "float64, in which encodings and scores are not computed"
         raise refusal("model", "weights in float32, float16 or bfloat16", got, "call .float()")
 
 
 def empty_states(model: Any, x: Tensor) -> List[Tensor]:
     """Return the states before the first token of x [B,S,*], in the order of `forward`."""
-    attentions, dtype = model.attentions(), weight_dtype(model)
+    attentions, dtype = model.attentions(), model.weight_dtype()
     of_layers = [state for attention in attentions for state in attention.states()]
 
     def empty(state: StateSpec) -> Tensor:
@@ -60,7 +52,7 @@ def whole_pass(model: Any, x: Tensor, segments: Optional[Tensor] = None) -> Tens
     """Compute the outputs [B,S,*] of whole sequences at positions 0 .. S-1, without a grid.
 
     Args:
-        model: an AttentionBlock, a Stack or an OwnModule.
+        model: an AttentionBlock or a Stack.
         x: token ids [B,S] int64, hidden states [B,S,E] or features [B,S,F].
         segments: token types [B,S] int64 of a model with segments; None for 0.
 

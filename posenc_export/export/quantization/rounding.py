@@ -21,11 +21,11 @@ import torch
 from posenc_export.encodings.shared.base import PositionEncoding
 from posenc_export.export.quantization.formats import FORMATS, Format, format_of
 from posenc_export.export.quantization.grid import Codes, Grid, OnGrid
+from posenc_export.export.read_module import Model
 from posenc_export.export.weight_file import Keep, in_memory, page_out
 from posenc_export.models.parameters import fill, sharing_weights, slots
 from posenc_export.models.parts.experts import Experts
 from posenc_export.models.parts.mlps import Gated, Plain
-from posenc_export.models.user_module import Model
 from posenc_export.shared.progress import Progress, Steps, silent
 
 RELEASED = 16  # weights whose memory is released at a time, after they were rounded

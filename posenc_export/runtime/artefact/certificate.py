@@ -103,6 +103,15 @@ def passes(certificate: Mapping[str, Any]) -> bool:
     )
 
 
+def format_unproved(certificate: Mapping[str, Any]) -> str:
+    """Format the checks that compared nothing, with the first reason; empty if there are none."""
+    checks = certificate.get("checks", {}).items()
+    nothing = {name: check["skipped"] for name, check in checks if not check["compared"]}
+    reasons = {name: next(iter(skipped.items()), None) for name, skipped in nothing.items()}
+    texts = {name: f" ({': '.join(reason)})" if reason else "" for name, reason in reasons.items()}
+    return ", ".join(f"{name}{text}" for name, text in texts.items())
+
+
 def failed_checks(certificate: Mapping[str, Any]) -> Dict[str, str]:
     """Return the first failure of each check that has one, by name of the check."""
     checks = certificate.get("checks", {}).items()

@@ -56,12 +56,19 @@ def lines(config: Mapping[str, Any]) -> List[Line]:
 
 def _module(values: Dict[str, Any], width: Any, positions: Any) -> List[Line]:
     inside, name, tokens = _popped(values, "inside", "name", "tokens")
+    caches, edges, remedies = _popped(values, "caches", "edges", "remedies")
     tokens, reads = mapping(tokens), f"hidden states of width {width}"
     if tokens:
         reads = f"{tokens.pop('vocabulary', None)} token ids"
     rest = _rest({**values, **tokens}, segments=0)
     said = f"{name}, reads {reads}, {positions} positions{rest}"
-    return [("module", said), *lines(mapping(inside))]
+    steps = [("module", said)]
+    for cache in map(mapping, sequence(caches)):
+        layer, heads, size = _popped(cache, "layer", "heads", "size")
+        steps.append((f"layer {layer}", f"cache {cache.get('name')}, {heads} heads of size {size}"))
+    steps += [("edge", f"{edge} at {at}") for edge, at in mapping(edges).items()]
+    steps += [("remedy", str(remedy)) for remedy in sequence(remedies)]
+    return [*steps, *(lines(mapping(inside)) if inside else [])]
 
 
 def _stack(values: Dict[str, Any]) -> List[Line]:

@@ -50,6 +50,8 @@ def _output(manifest: Manifest, tokens: Dict[str, Any]) -> Value:
         "block": ("output", width),
         "module": ("output", config.get("outputs")),
     }[manifest.kind]
+    if manifest.decodes and manifest.outputs[0].name == "logits":
+        name = "logits"  # earlier modules give logits as output
     if manifest.kind == "encoder" and isinstance(key_values, dict):
         name, size = "encoder_key_values", key_values.get("size")
     forecast: Any = config.get("forecast")
@@ -61,7 +63,7 @@ def _output(manifest: Manifest, tokens: Dict[str, Any]) -> Value:
     rule = "whole numbers for the sizes of the model in config"
     for number in (size, width):
         expect(type(number) is int, rule, short(number))
-    selects = manifest.kind == "decoder" and manifest.input("logits_index") is not None
+    selects = manifest.decodes and manifest.input("logits_index") is not None
     return Value(name, manifest.passed_dtype, (B, R if selects else S, cast(int, size)))
 
 

@@ -37,7 +37,7 @@ OUTPUTS: Dict[str, str] = {
     "output": "Hidden states after the block.",
     "sentence_embedding": "An embedding of each row, pooled from hidden states without padding.",
 }
-OF_MODULE = "The output of the own module's forward."  # in place of OUTPUTS["output"]
+OF_MODULE = "The output of the module's forward."  # in place of OUTPUTS["output"]
 # By update rule of a state: meaning, and value in the first call.
 UPDATES: Dict[str, Tuple[str, str]] = {
     "append": (
@@ -139,7 +139,7 @@ TOKENS: Dict[str, GraphInput] = {
         "int64",
         ((B, S),),
         "Ids of the new tokens.",
-        "decoders, encoders, and own modules with a vocabulary",
+        "decoders, encoders, and modules of your own that read ids",
         "the prompt",
     ),
     "input_features": GraphInput(
@@ -155,7 +155,7 @@ TOKENS: Dict[str, GraphInput] = {
         "float",
         ((B, S, "width"),),
         "Hidden states of the new tokens.",
-        "blocks, and own modules with a width",
+        "blocks, and modules of your own that read hidden states",
         "the hidden states of the prompt",
     ),
 }
@@ -197,10 +197,10 @@ AFTER_TOKENS: Dict[str, GraphInput] = {
         ((B, R),),
         "Columns 0 .. S-1 of the tokens of this call whose logits are requested; the logits "
         "come in the order of these columns. R may be 0.",
-        "decoders with signature positions",
+        "decoders, and modules that give logits, with signature positions",
         "S-1 for the logits of the next token; 0, 1, ... S-1 for all",
         _logits_index,
-        lambda manifest: _is_positions(manifest) and manifest.kind == "decoder",
+        lambda manifest: _is_positions(manifest) and manifest.decodes,
     ),
     "cache_position": GraphInput(
         "int64",
@@ -284,7 +284,7 @@ def meanings_of(manifest: Manifest) -> Dict[str, str]:
     """Describe the inputs and outputs of a graph, by name, as far as the tables have them."""
     meanings = {v.name: INPUTS[v.name].says for v in manifest.inputs if v.name in INPUTS}
     meanings |= {v.name: OUTPUTS[v.name] for v in manifest.outputs if v.name in OUTPUTS}
-    if manifest.kind == "module":
+    if manifest.kind == "module" and not manifest.decodes:
         meanings[manifest.outputs[0].name] = OF_MODULE
     for value in manifest.encoder:
         meanings[value.name] = OF_ENCODER[LAYER.sub(".N.", value.name)].says

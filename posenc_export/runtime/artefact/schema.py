@@ -109,8 +109,8 @@ class Manifest(Struct, frozen=True, forbid_unknown_fields=True):
         kind: "decoder" (input_ids to logits), "encoder" (input_ids or input_features to
             last_hidden_state, with caches if it is a decoder without its head; to
             encoder_key_values if a decoder reads it, or to forecast; with segments also
-            token_type_ids), "block" (hidden_states to output) or "module" (a user's
-            own module, input_ids or hidden_states to output).
+            token_type_ids), "block" (hidden_states to output) or "module" (a module that was read
+            as it is, input_ids or hidden_states to logits or output).
         target: one of GRAPHS; "eager" for a live module, which has no file.
         signature: "positions" (position_ids, -1 for padding) or "mask" (attention_mask, from which
             the graph counts positions).
@@ -246,6 +246,12 @@ class Manifest(Struct, frozen=True, forbid_unknown_fields=True):
     def vocabulary(self) -> int:
         """Number of token ids; 0 for a model that reads hidden states."""
         return int(self.config.get("tokens", {}).get("vocabulary", 0))
+
+    @property
+    def decodes(self) -> bool:
+        """Whether the output is logits for each token id, from which text is generated."""
+        of_module = self.kind == "module" and self.config.get("causal", True) is True
+        return self.kind == "decoder" or (of_module and self.outputs[0].axes[-1] == self.vocabulary)
 
     @property
     def segments(self) -> int:

@@ -111,11 +111,11 @@ def generate(
 
 def _check_generates(manifest: Manifest) -> None:
     last, ids = manifest.outputs[0].axes[-1], manifest.vocabulary
-    own = manifest.kind == "module"
-    if manifest.kind != "decoder" and not (own and last == ids):
-        got = f"an own module with {last} outputs for {ids or 'no'} token ids"
-        rule = "a decoder, or an own module with an output for each token id, for generate"
-        raise expected(rule, got if own else f"kind {manifest.kind}", "call prefill")
+    if not manifest.decodes:
+        of_module = f"a module with {last} outputs for {ids or 'no'} token ids"
+        got = of_module if manifest.kind == "module" else f"kind {manifest.kind}"
+        rule = "a decoder, or a module with an output for each token id, for generate"
+        raise expected(rule, got, "call prefill")
 
 
 def _earlier(before: Rows, rows: int) -> List[List[int]]:

@@ -184,7 +184,7 @@ def check(session: Any, speculate: Speculate) -> None:
         rule = f'speculate to be "{LOOKUP}" or a loaded decoder'
         raise errors.expected(rule, short_repr(speculate), "leave it out for plain decoding")
     draft: Manifest = speculate.manifest
-    decodes = draft.kind == "decoder" and draft.states and not draft.encoder
+    decodes = draft.decodes and draft.states and not draft.encoder
     if not decodes or draft.vocabulary != manifest.vocabulary:
         reads = " that reads an encoder" if draft.encoder else ""
         rule = f"a draft model that is a decoder of {manifest.vocabulary} ids"

@@ -7,6 +7,7 @@ import msgspec
 import numpy as np
 from msgspec import Meta
 
+from posenc_export.runtime.artefact.certificate import Check
 from posenc_export.runtime.artefact.schema import Manifest
 from posenc_export.runtime.graphs import kernel_library, onnx_nodes
 
@@ -97,6 +98,17 @@ def _inkling(part: Described, causal: bool, behind: np.ndarray) -> np.ndarray:
 
 # Encodings that look up rows by the distance of a query and a key, with their index [B,S,T].
 INDICES: Mapping[str, Index] = {"t5": _t5, "shaw": _shaw, "inkling": _inkling}
+
+
+def is_read(manifest: Manifest) -> bool:
+    """Return whether an artefact is of a module that was read as it is, which describes nothing."""
+    return manifest.kind == "module" and "inside" not in manifest.config
+
+
+def unproved(unit: str) -> Check:
+    """Return the check of what a module that was read would have to declare."""
+    why = "read as it is, it declares no positions and no encodings"
+    return Check(0, unit, skipped={"module": why})
 
 
 def attentions(manifest: Manifest) -> List[Described]:

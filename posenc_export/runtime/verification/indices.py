@@ -51,6 +51,8 @@ def check(folder: Path, model: Model) -> Check:
     manifest = model.manifest
     if not (folder / "model.onnx").exists():
         return Check(0, UNIT, skipped={manifest.target: "the file is no graph of ONNX nodes"})
+    if described.is_read(manifest):
+        return described.unproved(UNIT)
     part = integer_part(onnx_nodes.read(folder / "model.onnx"))
     findings = Findings()
     if "encoder_attention_mask" in part.uses:

@@ -1,0 +1,280 @@
+"""A torch module that is read as it is, as a model of the export stages."""
+
+import contextlib
+import copy
+import inspect
+import math
+from dataclasses import dataclass
+from typing import Any, List, Mapping, Optional, Sequence, Tuple, Union
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from posenc_export import encodings, ops
+from posenc_export.encodings.shared.base import Edge, Geometry, PositionEncoding, StateSpec
+from posenc_export.models.block import AttentionBlock
+from posenc_export.models.config import CacheConfig, ModuleConfig
+from posenc_export.models.stack import Stack, Text
+from posenc_export.models.whole_pass import check_dtype
+from posenc_export.reading.exact import in_float64
+from posenc_export.reading.read import Reading, read
+from posenc_export.shared.refusal import refusal
+
+LENGTH = 16  # tokens of an example that is drawn
+SEED = 0
+MATRICES = 4  # fewest weights with two axes that a value passes in one layer
+SUCCESSOR = (
+    "write forward(x) and call self.block(x), as docs/own-model.md shows: a module is read as it is"
+)
+
+
+@dataclass(frozen=True, eq=False)
+class ReadAs:
+    """How a torch module is read.
+
+    Args:
+        example: an input of the module: token ids int64 [B,S], or hidden states float32 [B,S,E].
+            None draws token ids for a module that begins with their embedding.
+        max_positions: number of positions; the range is 0 .. max_positions - 1.
+        positions: name of the argument of forward that takes positions [B,S]; None if the module
+            counts them from 0.
+        causal: whether no token sees a later one.
+        output: name of the output of a forward that returns several; None for the first that has
+            a row for each token.
+    """
+
+    example: Optional[Tensor] = None
+    max_positions: Optional[int] = None
+    positions: Optional[str] = None
+    causal: bool = True
+    output: Optional[str] = None
+
+    @property
+    def given(self) -> bool:
+        """Whether anything was said about how to read."""
+        return self.example is not None or vars(self) != vars(ReadAs())
+
+
+@dataclass(frozen=True)
+class CachedLayer:
+    """The caches of a layer, in place of its attention."""
+
+    specs: Tuple[StateSpec, ...]
+    encoding: PositionEncoding  # one without effect: what the module computes is in its graph
+
+    def states(self) -> List[StateSpec]:
+        """Return the caches."""
+        return list(self.specs)
+
+
+class ReadModule(torch.nn.Module):
+    """A torch module as it was read: whole sequences in its own code, new tokens with caches here.
+
+    Args:
+        reading: the module as it was read.
+        name: qualified name of its class.
+        how: what was said about how to read it.
+    """
+
+    __jit_unused_properties__ = ["token_encoding"]
+    __jit_ignored_attributes__ = ["config", "source", "text", "layers", "against"]
+
+    def __init__(self, reading: Reading, name: str, how: ReadAs) -> None:
+        super().__init__()
+        self.reading, self.where = reading, reading.where
+        self.axes, self.coordinate_range, self.embed_states = 0, 0, 0
+        self.with_position = False
+        self.source: dict = {}
+        self.text = Text()
+        ids, width, most = reading.vocabulary, reading.width, reading.max_positions
+        geometry = Geometry(max(width, 1), 1, max(width, 1), most, causal=how.causal)
+        none = encodings.build_all((), geometry)
+        caches = [CacheConfig(c.layer, c.name, c.heads, c.size) for c in reading.caches]
+        self.layers = [
+            CachedLayer(
+                tuple(
+                    StateSpec(cache.name, (cache.heads, cache.size), grows=True)
+                    for cache in caches
+                    if cache.layer == layer
+                ),
+                none,
+            )
+            for layer in dict.fromkeys(cache.layer for cache in caches)
+        ]
+        self.encoding_of_tokens = (none,)  # no submodule, since it has no numbers
+        self.config = ModuleConfig(
+            name=name,
+            width=width,
+            tokens={"vocabulary": ids, "segments": 0} if ids else {},
+            outputs=reading.outputs,
+            max_positions=most,
+            caches=tuple(caches),
+            edges=dict(reading.edges),
+            remedies=tuple(reading.remedies),
+            positions=how.positions,
+            causal=how.causal,
+            output=how.output,
+        )
+
+    def forward(
+        self,
+        x: Tensor,
+        positions: Tensor,
+        coordinates: Tensor,
+        key_positions: Tensor,
+        write_index: Tensor,
+        states: List[Tensor],
+        segments: Optional[Tensor] = None,
+        logits_index: Optional[Tensor] = None,
+    ) -> Tuple[Tensor, List[Tensor]]:
+        """x [B,S] int64 or [B,S,E], others as Stack, to [B,S,N] or, with logits_index [B,R],
+        [B,R,N], and the new states. segments: not used.
+        """
+        y, present = self.reading(x, positions, coordinates, key_positions, write_index, states)
+        if logits_index is not None:
+            y = ops.select_tokens(y, logits_index)
+        return y, present
+
+    @torch.jit.unused
+    def attentions(self) -> List[Any]:
+        """Return the caches of each layer."""
+        return list(self.layers)
+
+    @property
+    def token_encoding(self) -> PositionEncoding:
+        """An encoding without effect."""
+        return self.encoding_of_tokens[0]
+
+    @torch.jit.unused
+    def weight_dtype(self) -> torch.dtype:
+        """Return the dtype of weights and activations."""
+        return next((p.dtype for p in self.parameters() if p.is_floating_point()), torch.float32)
+
+    @torch.jit.unused
+    def step_weights(self) -> int:
+        """Count the weights that a step reads: of a table of token ids, one row."""
+        ids = self.config.tokens.get("vocabulary")
+        tables = [w for w in self.parameters() if w.dim() > 1 and w.size(0) == ids]
+        total = sum(weight.numel() for weight in self.parameters())
+        return total - sum(table.numel() - table.size(1) for table in tables[:1])
+
+    @torch.jit.unused
+    def extent(self) -> Tuple[int, int]:
+        """Return the depth, and the longest reduction in it. Tolerances depend on both."""
+        sums = [w.numel() // w.size(0) for w in self.parameters() if w.dim() > 1]
+        depth = max(len(self.layers), math.ceil(len(sums) / MATRICES), 1)
+        return depth, max(sums, default=1)
+
+    @torch.jit.unused
+    def edges(self) -> List[Edge]:
+        """Return what the module compares positions, lengths and distances with."""
+        return [Edge(name, at, "distance") for name, at in self.config.edges.items()]
+
+    @torch.jit.unused
+    def exact(
+        self,
+        x: np.ndarray,
+        positions: range,
+        places: Sequence[Any],
+        segments: Optional[np.ndarray] = None,
+    ) -> np.ndarray:
+        """One row x [n] or [n,E] at positions from 0 on to [n,N]: the module itself on the whole
+        sequence, with what depends on tokens in float64.
+        """
+        assert positions.start == 0, "a module counts positions from 0"
+        row = torch.from_numpy(np.array(x))[None]
+        return np.asarray(in_float64(self.reading.whole, row)[0].numpy())
+
+
+Model = Union[Stack, AttentionBlock, ReadModule]
+
+
+def as_model(model: Any, how: ReadAs = ReadAs()) -> Model:
+    """Return a model of this package unchanged, and read any other module as it is.
+
+    Raises:
+        ValueError: no module; weights in float64; how to read a model of this package; a module
+            that cannot be read.
+    """
+    if isinstance(model, (Stack, AttentionBlock, ReadModule)):
+        if how.given:
+            rule = "example, max_positions, positions, causal and output for a module of your own"
+            got = f"them for a {type(model).__name__}"
+            raise refusal("export", rule, got, "leave them out")
+        if not isinstance(model, ReadModule):
+            check_dtype(model)
+        return model
+    if not isinstance(model, torch.nn.Module):
+        rule = "a Stack, an AttentionBlock or another torch.nn.Module"
+        raise refusal("export", rule, type(model).__name__, "pass such a module")
+    kind = type(model)
+    where, name = f"module {kind.__qualname__}", f"{kind.__module__}.{kind.__qualname__}"
+    _check(model, where)
+    if how.max_positions is None:
+        remedy = "give max_positions=N for positions 0 .. N-1"
+        raise refusal(where, "the number of positions", "none", remedy)
+    plain = copy.deepcopy(model).eval() if any(p.training for p in model.modules()) else model
+    example = _drawn(plain, where, how.max_positions) if how.example is None else how.example
+    reading = read(
+        plain,
+        example,
+        how.max_positions,
+        positions=how.positions,
+        causal=how.causal,
+        output=how.output,
+    )
+    return ReadModule(reading, name, how)
+
+
+def read_again(model: Any, described: Mapping[str, Any]) -> Model:
+    """Return a model as `as_model` does; a module is read as the description of a module says."""
+    known = isinstance(model, (Stack, AttentionBlock, ReadModule))
+    if known or described.get("kind") != "module" or not isinstance(model, torch.nn.Module):
+        return as_model(model)
+    tokens, most = described["tokens"], described["max_positions"]
+    generator, shape = torch.Generator().manual_seed(SEED), (2, min(LENGTH, most))
+    if tokens:
+        example = torch.randint(tokens["vocabulary"], shape, generator=generator)
+    else:
+        example = torch.randn(*shape, described["width"], generator=generator)
+    positions, output = described.get("positions"), described.get("output")
+    causal = bool(described.get("causal", True))
+    return as_model(model, ReadAs(example, most, positions, causal, output))
+
+
+def _check(module: torch.nn.Module, where: str) -> None:
+    parameters = inspect.signature(module.forward).parameters
+    rest = any(one.kind == one.VAR_POSITIONAL for one in parameters.values())
+    around = any(isinstance(part, (AttentionBlock, Stack)) for part in module.modules())
+    if around and (rest or "key_positions" in parameters):
+        got = f"forward({', '.join(map(str, parameters.values()))})"
+        raise refusal(where, "forward to take an input alone", got, SUCCESSOR)
+    dtypes = {p.dtype for p in module.parameters() if p.is_floating_point()}
+    if dtypes and torch.float32 not in dtypes:
+        got = " and ".join(sorted(str(dtype).removeprefix("torch.") for dtype in dtypes))
+        remedy = "call .float() and pass the artefact's dtype to export"
+        raise refusal(where, "float32 weights", got, remedy)
+
+
+def _drawn(module: torch.nn.Module, where: str, most: int) -> Tensor:
+    """Draw token ids for a module that begins with their embedding."""
+    sizes: List[int] = []
+    ids = torch.zeros((2, min(LENGTH, most)), dtype=torch.int64)
+
+    def note(part: torch.nn.Module, inputs: Tuple[Any, ...]) -> None:
+        if isinstance(part, torch.nn.Embedding) and inputs and inputs[0] is ids:
+            sizes.append(part.num_embeddings)
+
+    hooks = [part.register_forward_pre_hook(note) for part in module.modules()]
+    # A module that cannot take ids fails here; one that took them has begun with a table.
+    with contextlib.suppress(Exception), torch.no_grad():
+        module(ids)
+    for hook in hooks:
+        hook.remove()
+    if not sizes:
+        rule = "an example, unless forward begins with the embedding of token ids"
+        remedy = "give example=x, token ids int64 [B,S] or hidden states float32 [B,S,E]"
+        raise refusal(where, rule, "none", remedy)
+    generator = torch.Generator().manual_seed(SEED)
+    return torch.randint(min(sizes), ids.shape, generator=generator)
