@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from posenc_export import encodings, ops
+from posenc_export import encodings
 from posenc_export.encodings.shared.base import Edge, Geometry, PositionEncoding, StateSpec
 from posenc_export.models.block import AttentionBlock
 from posenc_export.models.config import CacheConfig, ModuleConfig
@@ -131,9 +131,9 @@ class ReadModule(torch.nn.Module):
         """x [B,S] int64 or [B,S,E], others as Stack, to [B,S,N] or, with logits_index [B,R],
         [B,R,N], and the new states. segments: not used.
         """
-        y, present = self.reading(x, positions, coordinates, key_positions, write_index, states)
-        if logits_index is not None:
-            y = ops.select_tokens(y, logits_index)
+        y, present = self.reading(
+            x, positions, coordinates, key_positions, write_index, states, segments, logits_index
+        )
         return y, present
 
     @torch.jit.unused

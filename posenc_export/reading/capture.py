@@ -55,6 +55,10 @@ class Capture:
     causal: bool
     module: "OneTensor" = field(repr=False)
 
+    def __deepcopy__(self, memo: Any) -> "Capture":
+        """Return itself: copies of a reading share the module that was read."""
+        return self
+
     def own(self, x: Tensor, fresh: bool = False) -> Tensor:
         """The module's own output [B,S,*] for whole sequences x; [B,1,*] if it gives that of the
         last token alone. fresh: as the first call of a module.

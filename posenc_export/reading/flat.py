@@ -227,6 +227,8 @@ def _without_stand_ins(
         if node in known:
             known[node].meta = {"val": node.meta["val"]} if "val" in node.meta else {}
     simplify(graph)
+    for node in graph.nodes:
+        node.meta.clear()
     return GraphModule(root, graph)
 
 

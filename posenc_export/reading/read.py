@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 from torch.fx import GraphModule
 
+from posenc_export import ops
 from posenc_export.reading.attention import Attentions
 from posenc_export.reading.axes import kinds, same
 from posenc_export.reading.calls import Cache, Calls
@@ -16,6 +17,7 @@ from posenc_export.reading.lengths import Lengths
 from posenc_export.reading.operators import Operators
 from posenc_export.reading.properties import MIXES, Properties
 from posenc_export.reading.refused import Refused, naming, refuse
+from posenc_export.reading.script import with_source
 from posenc_export.reading.steps import OverKeys
 from posenc_export.reading.values import Values, aten
 
@@ -36,9 +38,11 @@ class Reading(torch.nn.Module):
         where: names the module in messages.
     """
 
+    __jit_ignored_attributes__ = ["captured", "caches", "edges", "remedies"]
+
     def __init__(self, captured: Capture, calls: Calls, graph: GraphModule) -> None:
         super().__init__()
-        self.captured, self.calls = captured, graph
+        self.captured, self.calls = captured, with_source(graph)
         self.caches: List[Cache] = calls.caches
         x, y = captured.example, calls.values.of[calls.values.out]
         self.width = 0 if x.dim() == 2 else x.shape[2]
@@ -75,12 +79,15 @@ class Reading(torch.nn.Module):
         Returns:
             the output [B,S,N] or [B,R,N], and the new states.
         """
-        index = [] if logits_index is None else [logits_index]
-        if not index and self.takes_index:
-            index = [torch.arange(x.shape[1], device=x.device).expand(x.shape[0], -1)]
-        y, *present = self.calls(x, positions, key_positions, write_index, *states, *index)
+        index = logits_index
+        if index is None or not self.takes_index:
+            index = torch.arange(x.size(1), device=x.device).expand(x.size(0), -1)
+        y, present = self.calls(x, positions, key_positions, write_index, states, index)
+        if logits_index is not None and not self.takes_index:
+            y = ops.select_tokens(y, logits_index)
         return y, present
 
+    @torch.jit.unused
     def whole(self, x: Tensor) -> Tensor:
         """Return the output [B,S,N] of the module itself on whole sequences."""
         output: Tensor = self.captured.whole(x)

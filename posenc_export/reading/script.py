@@ -1,6 +1,7 @@
-"""The flat graph of a module as source that TorchScript compiles."""
+"""A flat graph as a module whose source every target reads, TorchScript too."""
 
 import itertools
+import keyword
 import linecache
 import operator
 from typing import Any, Dict, List, Optional, Tuple
@@ -12,16 +13,11 @@ from torch.fx import GraphModule, Node
 from posenc_export import ops
 
 HEADER = """
-class Scripted(torch.nn.Module):
+class Calls(torch.nn.Module):
     def forward(
-        self, x: Tensor, positions: Tensor, coordinates: Tensor, key_positions: Tensor,
-        write_index: Tensor, states: List[Tensor], segments: Optional[Tensor] = None,
-        logits_index: Optional[Tensor] = None,
+        self, x: Tensor, positions: Tensor, key_positions: Tensor, write_index: Tensor,
+        states: List[Tensor], index: Tensor
     ) -> Tuple[Tensor, List[Tensor]]:
-"""
-ALL = """\
-        if logits_index is None:
-            logits_index = torch.arange(x.size(1)).expand(x.size(0), -1)
 """
 INFIX = {operator.add: "+", operator.mul: "*", operator.sub: "-", operator.floordiv: "//"}
 OPTIONAL_TENSORS = "List[Optional[Tensor]]"
@@ -35,66 +31,50 @@ IGNORED = ("device", "pin_memory", "layout")  # of the process that runs it
 _numbers = itertools.count()
 
 
-def scripted(calls: GraphModule, caches: int) -> torch.nn.Module:
-    """Return a module with the arguments of reading.read.Reading.forward, whose code TorchScript
-    compiles.
-
-    Args:
-        calls: the flat graph.
-        caches: number of states.
+def with_source(graph: GraphModule) -> torch.nn.Module:
+    """Return a module forward(x, positions, key_positions, write_index, states, index), with the
+    weights of a flat graph (flat.flat_graph), whose code TorchScript compiles.
     """
-    source = _Source(calls, caches)
-    name = f"<posenc_export reading {next(_numbers)}>"
-    text = source.text()
+    name, text = f"<posenc_export reading {next(_numbers)}>", _Source(graph).text()
     # torch.jit.script reads the source by the name of its file.
     linecache.cache[name] = len(text), None, text.splitlines(keepends=True), name
     scope: Dict[str, Any] = {
         "torch": torch, "ops": ops, "Tensor": Tensor, "List": List, "Optional": Optional,
         "Tuple": Tuple, "__name__": name,
     }  # fmt: skip
-    exec(compile(text, name, "exec"), scope)  # of the graph, no text of others
-    module: torch.nn.Module = scope["Scripted"]()
-    for place, value in source.tensors.items():
-        module.register_buffer(place, value)
+    exec(compile(text, name, "exec"), scope)  # written above, of operators and numbers
+    module: torch.nn.Module = scope["Calls"]()
+    for part, held in graph.named_children():
+        module.add_module(part, held)
     return module.eval()
 
 
 class _Source:
-    """Source of a graph.
+    """The source of a graph."""
 
-    Attributes:
-        tensors: weights and tables by the names of attributes.
-    """
-
-    def __init__(self, calls: GraphModule, caches: int) -> None:
-        self.calls, self.tensors = calls, dict[str, Tensor]()
-        places = [node for node in calls.graph.nodes if node.op == "placeholder"]
-        states = [f"states[{index}]" for index in range(caches)]
-        given = ["x", "positions", "key_positions", "write_index", *states, "logits_index"]
-        self.names = dict(zip(places, given, strict=False))
-        self.takes_index = len(places) == len(given)
+    def __init__(self, calls: GraphModule) -> None:
+        self.calls = calls
+        self.names: Dict[Node, str] = {}
 
     def text(self) -> str:
-        """Return the source, and collect the tensors."""
+        """Return the source of the class."""
         lines: List[str] = []
         for node in self.calls.graph.nodes:
-            if node.op == "get_attr":
-                place = node.target.replace(".", "__")
-                owner, _, last = node.target.rpartition(".")
-                self.tensors[place] = getattr(self.calls.get_submodule(owner), last).detach()
-                self.names[node] = f"self.{place}"
-            elif node.op == "call_function":
+            if node.op == "placeholder":
+                state = node.name.removeprefix("states_")
+                self.names[node] = f"states[{state}]" if state != node.name else node.name
+            elif node.op == "get_attr":
+                self.names[node] = _attribute(node.target)
+            elif node.op == "output":
+                y, *present = (self.names[argument] for argument in node.args[0])
+                states = f"[{', '.join(present)}]"
+                states = states if present else f"torch.jit.annotate(List[Tensor], {states})"
+                lines.append(f"        return {y}, {states}\n")
+            else:
                 expression = self._expression(node)
                 self.names[node] = f"v{len(lines)}"
                 lines.append(f"        {self.names[node]} = {expression}\n")
-            elif node.op == "output":
-                y, *present = (self.names[argument] for argument in node.args[0])
-                states = (
-                    f"[{', '.join(present)}]" if present else "torch.jit.annotate(List[Tensor], [])"
-                )
-                lines.append(f"        return {y}, {states}\n")
-        start = HEADER + (ALL if self.takes_index else "")
-        return start + "".join(lines)
+        return HEADER + "".join(lines)
 
     def _expression(self, node: Node) -> str:
         target: Any = node.target
@@ -132,3 +112,12 @@ class _Source:
         if isinstance(value, float) and value in (float("inf"), float("-inf")) or value != value:
             return f'float("{value}")'
         return repr(value)
+
+
+def _attribute(path: str) -> str:
+    """Return an expression for a weight; names of layers may be numbers."""
+    expression = "self"
+    for name in path.split("."):
+        is_name = name.isidentifier() and not keyword.iskeyword(name)
+        expression = f"{expression}.{name}" if is_name else f"getattr({expression}, {name!r})"
+    return expression

@@ -91,11 +91,20 @@ def _reshape(node: Node) -> None:
     source: Any = node.args[0]
     if node.target in (aten.view.default, aten._unsafe_view.default):
         node.target = aten.reshape.default
-    while source.op == "call_function" and source.target is aten.reshape.default:
+    while source.op == "call_function" and source.target in (aten.reshape.default, ops.split_heads):
         if node.target is not aten.reshape.default:
             break
         source = source.args[0]
-    if _shape(node) == _shape(source):
+    before, after = _shape(source), _shape(node)
+    if before == after:
         _replace(node, source)
+    elif before and after and _splits_heads(before, after):
+        node.target, node.args, node.kwargs = ops.split_heads, (source, int(after[2])), {}
     else:
-        node.replace_input_with(node.args[0], source)  # type: ignore[arg-type]
+        node.args = (source, *node.args[1:])
+
+
+def _splits_heads(before: List[str], after: List[str]) -> bool:
+    """Return whether sizes [B,S,N*D] become [B,S,N,D]."""
+    axes = len(before), len(after)
+    return axes == (3, 4) and before[:2] == after[:2] and after[2].isdigit()

@@ -3,6 +3,7 @@
 import copy
 import functools
 import itertools
+import math
 from types import MappingProxyType
 from typing import Any, Callable, Dict, Mapping, Optional, Sequence, Tuple, Union
 
@@ -198,7 +199,12 @@ class Builder:
     def merge_heads(self, value: ir.Value) -> ir.Value:
         """Merge heads [B,S,N,D] to [B,S,N*D]."""
         split = SplitHeads.of(value)
-        return self.Reshape(value, [0, 0, -1]) if split is None else split.x
+        if split is not None:
+            return split.x
+        sizes = [] if value.shape is None else value.shape[2:]
+        # ONNX Runtime infers no shape of attention from a size that is not stated.
+        width = math.prod(sizes) if sizes and all(isinstance(s, int) for s in sizes) else -1
+        return self.Reshape(value, [0, 0, width])
 
     def split_heads(self, value: ir.Value, heads: int) -> ir.Value:
         """Split [B,S,N*D] to heads [B,S,N,D] with a semantic node, which `finish` lowers."""
