@@ -158,7 +158,7 @@ def capture(
         _called_at_full_length(plain, x, max_positions, remedies)
         program, used = tracing.exported(plain, x, max_positions)
         gives_last_token = every_token(program)
-        cleaned = clean(program)
+        cleaned = clean(program, gives_last_token)
         result = Capture(
             where=f"module {type(module).__name__}",
             graph=cleaned.graph,
@@ -283,9 +283,9 @@ def _path(value: Any, x: Tensor, output: Union[None, int, str]) -> Path:
     if tokens or last:
         return (tokens + last)[0]
     shapes = ", ".join(str(list(y.shape)) for y in found.values()) or f"a {type(value).__name__}"
-    of = f"output {output!r} among" if output is not None else "an output with"
+    of = "no output" if output is None else f"no output {output!r}"
     raise Refused(
-        f"has no {of} an axis of tokens in the place of its input's {list(x.shape)}, but {shapes};"
+        f"has {of} with an axis of tokens in the place of its input's {list(x.shape)}, but {shapes};"
         " expected [B,S,*]"
     )
 
@@ -323,7 +323,10 @@ def _called_at_full_length(plain: OneTensor, x: Tensor, most: int, remedies: Lis
         plain.of(of_length(x, most))
     except Exception as error:
         raise _too_long(error, plain, x, most) from error
-    if grown := sorted(name for name, shape in _held(plain).items() if before.get(name) != shape):
+    probe = plain.copied()
+    probe.of(x)
+    after, short = _held(plain), _held(probe)
+    if grown := sorted(n for n in after if after[n] == short[n] != before.get(n)):
         remedies.append(f"tables grown by a call with {most} tokens before the trace: {grown[0]}")
 
 

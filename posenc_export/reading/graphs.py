@@ -131,8 +131,10 @@ def _chooses_last(node: Node, tokens: Any, program: ExportedProgram) -> bool:
     return False
 
 
-def clean(program: ExportedProgram) -> Cleaned:
-    """Decompose a program, and give its graph with constants and symbols."""
+def clean(program: ExportedProgram, tokens_moved: bool) -> Cleaned:
+    """Decompose a program, and give its graph with constants and symbols. tokens_moved: the axis of
+    tokens of the output stands wherever the module chose the last one.
+    """
     _reshaped(program.graph)
     with quiet():
         program = program.run_decompositions(DECOMPOSED)
@@ -165,8 +167,26 @@ def clean(program: ExportedProgram) -> Cleaned:
             names.pop(node, None)
     graph.lint()
     rows, tokens = (_symbol(size) for size in inputs[0].meta["val"].shape[:2])
+    if tokens_moved:
+        _tokens_second(graph, rows, tokens)
     least = int(program.range_constraints[tokens].lower)
     return Cleaned(graph, constants, names, inputs, results_of(graph)[0], rows, tokens, least)
+
+
+def _tokens_second(graph: Graph, rows: sympy.Symbol, tokens: sympy.Symbol) -> None:
+    """Let the output be [B,S,*], if it is the same in another order."""
+    result = results_of(graph)[0]
+    value = result.meta["val"]
+    axes = [getattr(getattr(size, "node", None), "expr", None) for size in value.shape]
+    if axes.count(rows) != 1 or axes.count(tokens) != 1:
+        return
+    order = [axes.index(rows), axes.index(tokens)]
+    order += [i for i in range(len(axes)) if i not in order]
+    if order != sorted(order):
+        with graph.inserting_after(result):
+            turned = graph.call_function(aten.permute.default, (result, order))
+        turned.meta = {**result.meta, "val": value.permute(order)}
+        result.replace_all_uses_with(turned, lambda user: user is not turned)
 
 
 def results_of(graph: Graph) -> List[Node]:

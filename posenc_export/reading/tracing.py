@@ -3,6 +3,7 @@
 import builtins
 import io
 import logging
+import math
 import sys
 import warnings
 from contextlib import ExitStack, contextmanager, redirect_stderr
@@ -85,12 +86,47 @@ def _any_is_true() -> Iterator[None]:
         yield
 
 
+def _hashable_sizes() -> ContextManager[Any]:
+    """Sizes of a trace as keys of a dict, of that trace alone."""
+
+    def hashed(size: torch.SymInt) -> int:
+        return hash((id(getattr(size.node, "shape_env", None)), size.node.expr))
+
+    return mock.patch.object(torch.SymInt, "__hash__", hashed)
+
+
 REMEDIES = [
     Remedy("len(tensor) kept as a size", FIXED, _symbolic_len),
     Remedy("what `if mask.any()` skips is always computed", DATA, _any_is_true),
+    Remedy("the length as key of a dict", ("unhashable type",), _hashable_sizes),
     Remedy("traced by torch.export's strict mode", strict=True),
     Remedy(f"traced at lengths that are multiples of {GRANULE}", BLOCKS, granule=GRANULE),
 ]
+
+
+def _flex(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    score_mod: Callable[..., Tensor],
+    block_mask: Tuple[Any, ...],
+    scale: float,
+    kernel_options: Dict[str, Any],
+) -> Tuple[Tensor, Tensor, Tensor]:
+    """flex_attention as products; score_mod and mask_mod see all rows, heads, queries and keys at
+    once. Returns the output, and no sums or maxima.
+    """
+    if query.shape[1] != key.shape[1]:
+        repeats = query.shape[1] // key.shape[1]
+        key, value = key.repeat_interleave(repeats, 1), value.repeat_interleave(repeats, 1)
+    scores = torch.matmul(query, key.transpose(-2, -1)) * scale
+    places = [
+        torch.arange(size).reshape([-1 if i == axis else 1 for i in range(4)])
+        for axis, size in enumerate(scores.shape)
+    ]
+    scores = score_mod(scores, *places)
+    scores = scores.masked_fill(block_mask[-1](*places).logical_not(), -math.inf)
+    return torch.matmul(torch.softmax(scores, -1), value), scores.new_zeros(0), scores.new_zeros(0)
 
 
 @contextmanager
@@ -116,6 +152,9 @@ def quiet() -> Iterator[None]:
         guards = mock.patch.object(unlift, "_ok_to_generate_guards_fn", lambda: False)
         stack.enter_context(detect)
         stack.enter_context(guards)
+        if flex := sys.modules.get("torch.nn.attention.flex_attention"):
+            named = {"_FLEX_ATTENTION_DISABLE_COMPILE_DEBUG": True, "flex_attention_hop": _flex}
+            stack.enter_context(mock.patch.multiple(flex, **named))
         stack.enter_context(torch.no_grad())
         yield
 
