@@ -109,6 +109,22 @@ def every_token(program: ExportedProgram) -> bool:
     return True
 
 
+def _without_tokens(result: Node, tokens: Any) -> Node:
+    """The last operator before the result that takes tokens and gives none."""
+
+    def has(node: Node) -> bool:
+        shape = getattr(node.meta.get("val"), "shape", ())
+        return any(str(size) == str(tokens) for size in shape)
+
+    needed, last = {result}, result
+    for node in reversed(list(result.graph.nodes)):
+        if node in needed:
+            if not has(node) and any(has(a) for a in node.all_input_nodes):
+                return node
+            needed.update(node.all_input_nodes)
+    return last
+
+
 def _chooses_last(node: Node, tokens: Any, program: ExportedProgram) -> bool:
     """Whether a node is x[:, -1], x[:, -1:] or x[:, [-1]] of a value with tokens at that axis."""
     source = node.args[0] if node.args else None
@@ -196,9 +212,14 @@ def results_of(graph: Graph) -> List[Node]:
 
 
 def _symbol(size: Any) -> sympy.Symbol:
-    expr = size.node.expr if isinstance(size, torch.SymInt) else None
+    expr = size.node.expr if isinstance(size, torch.SymInt) else size
     if not isinstance(expr, sympy.Symbol):
-        raise Refused(f"fixes the rows or tokens of its input at {size} in a trace")
+        blocks = getattr(expr, "free_symbols", None)
+        raise Refused(
+            f"takes multiples of {expr.as_coeff_Mul()[0]} tokens only"
+            if blocks
+            else f"fixes the rows or tokens of its input at {expr} in a trace"
+        )
     return expr
 
 
