@@ -101,9 +101,7 @@ def every_token(program: ExportedProgram) -> bool:
     for node in found:
         node.replace_all_uses_with(node.args[0])
     if not found:
-        refuse(
-            result, "gives an output that has no axis of tokens, and is not that of the last token"
-        )
+        refuse(_without_tokens(result, tokens), "leaves no axis of tokens, and not the last token")
     program.graph.eliminate_dead_code()
     program.graph_module.recompile()
     return True
