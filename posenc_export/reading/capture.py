@@ -173,7 +173,7 @@ def capture(
             least=cleaned.least,
             max_positions=max_positions,
             lengths=length_numbers(cleaned.graph, cleaned.inputs[0]),
-            remedies=remedies + used,
+            remedies=remedies + used + _regions(program, cleaned.least),
             gives_last_token=gives_last_token,
             example=_examples(x, cleaned, min(CHECKED, max_positions - 2)),
             causal=causal,
@@ -183,6 +183,14 @@ def capture(
         table_too_short(cleaned, max_positions)
         _check_trace(result)
         return result
+
+
+def _regions(program: torch.export.ExportedProgram, least: int) -> List[str]:
+    """Phrases of what the graph leaves out of the module's code."""
+    found = ["regions with autocast or gradients off are part of the graph"]
+    if not any("wrap_with" in str(node.target) for node in program.graph.nodes):
+        found = []
+    return found + [f"traced as it computes {least} tokens and more"] * (least > 3)
 
 
 def private_copy(module: nn.Module) -> nn.Module:
@@ -402,8 +410,12 @@ def _check_trace(result: Capture) -> None:
     most = min(result.max_positions, 300)
     for length in sorted({most, max(result.least, min(CHECKED - 3, most - 1))}):
         x = of_length(result.example, length)
-        want, got = result.own(x), result.traced(x)
-        got = got[:, -want.shape[1] :]
+        want = result.own(x)
+        try:
+            got = result.traced(x)[:, -want.shape[1] :]
+        except (RuntimeError, IndexError) as error:
+            said = str(error).partition("\n")[0]
+            raise Refused(f"its trace holds for some lengths only; at {length}: {said}") from error
         if not same(got, want) and torch.equal(want, result.own(x, fresh=True)):
             off = difference(got, want)
             raise Refused(f"its trace differs from it by {off:.1e} at {length} tokens")

@@ -129,6 +129,18 @@ def _flex(
     return torch.matmul(torch.softmax(scores, -1), value), scores.new_zeros(0), scores.new_zeros(0)
 
 
+PATCHES: List[Tuple[Any, str, Callable[..., Any]]] = [
+    # nn.TransformerEncoder compares the numbers of its mask, which a trace does not have.
+    (
+        transformer,
+        "_detect_is_causal_mask",
+        lambda mask, is_causal=None, size=None: bool(is_causal),
+    ),
+    # Decompositions check guards of Dim.DYNAMIC that no range fulfils.
+    (unlift, "_ok_to_generate_guards_fn", lambda: False),
+]
+
+
 @contextmanager
 def quiet() -> Iterator[None]:
     """Settings of torch in which a trace is as general as it can be, and silent."""
@@ -142,16 +154,8 @@ def quiet() -> Iterator[None]:
         stack.enter_context(warnings.catch_warnings())
         warnings.simplefilter("ignore")
         stack.enter_context(redirect_stderr(io.StringIO()))
-        # nn.TransformerEncoder compares the numbers of its mask, which a trace does not have.
-        detect = mock.patch.object(
-            transformer,
-            "_detect_is_causal_mask",
-            lambda mask, is_causal=None, size=None: bool(is_causal),
-        )
-        # Decompositions check guards of Dim.DYNAMIC that no range fulfils.
-        guards = mock.patch.object(unlift, "_ok_to_generate_guards_fn", lambda: False)
-        stack.enter_context(detect)
-        stack.enter_context(guards)
+        for owner, name, instead in PATCHES:
+            stack.enter_context(mock.patch.object(owner, name, instead))
         if flex := sys.modules.get("torch.nn.attention.flex_attention"):
             named = {"_FLEX_ATTENTION_DISABLE_COMPILE_DEBUG": True, "flex_attention_hop": _flex}
             stack.enter_context(mock.patch.multiple(flex, **named))

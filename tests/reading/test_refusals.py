@@ -2,12 +2,10 @@
 
 import pytest
 import torch
-from torch import nn
 
 from posenc_export.reading.capture import capture
 from posenc_export.reading.causality import findings
 from posenc_export.reading.refused import Refused
-
 from tests.reading.refused_modules import BY_NUMBERS, BY_TRACE, MOST, WORDS, Case, Words
 
 
