@@ -1,4 +1,4 @@
-"""The trace of a module on whole sequences: one graph of aten operators over any rows and tokens."""
+"""The trace of a module on whole sequences: a graph of aten operators over any rows and tokens."""
 
 import copy
 import dataclasses
@@ -175,7 +175,7 @@ def capture(
             lengths=length_numbers(cleaned.graph, cleaned.inputs[0]),
             remedies=remedies + used + _regions(program, cleaned.least),
             gives_last_token=gives_last_token,
-            example=_examples(x, cleaned, min(CHECKED, max_positions - 2)),
+            example=_examples(x, cleaned, min(max(CHECKED, cleaned.least), max_positions - 2)),
             causal=causal,
             module=untouched,
         )
@@ -194,7 +194,7 @@ def _regions(program: torch.export.ExportedProgram, least: int) -> List[str]:
 
 
 def private_copy(module: nn.Module) -> nn.Module:
-    """A copy in eval mode that shares the parameters, and whose buffers and attributes are its own."""
+    """A copy in eval mode that shares parameters, and has its own buffers and attributes."""
     memo: Dict[int, Any] = {id(p): p for p in module.parameters()}
     for layer in module.modules():
         for value in vars(layer).values():
@@ -218,7 +218,8 @@ def _input(example: Any, max_positions: int) -> Tensor:
         raise Refused(f"expected max_positions of at least 4, got {max_positions}")
     if x.shape[0] == 0 or not 1 < x.shape[1] <= max_positions:
         raise Refused(
-            f"expected an example of 2 to {max_positions} tokens (max_positions), got {list(x.shape)}"
+            f"expected an example of 2 to {max_positions} tokens, which is max_positions, got"
+            f" {list(x.shape)}"
         )
     return x.detach().clone()
 
@@ -238,8 +239,8 @@ def _check_arguments(module: nn.Module, positions: Optional[str]) -> None:
     more = [name for name in needed[1:] if name != positions]
     if more:
         raise Refused(
-            f"needs {', '.join(more)} beside its input; write a module whose forward takes the input"
-            " alone and gives it the rest"
+            f"needs {', '.join(more)} beside its input; write a module whose forward takes the"
+            " input alone and gives it the rest"
         )
 
 
@@ -251,16 +252,14 @@ def _half_precision(module: nn.Module) -> str:
 def _one_tensor(
     module: nn.Module, positions: Optional[str], output: Union[None, int, str], x: Tensor
 ) -> OneTensor:
-    """The module with the place of its output, from a call with rows that are not as many as tokens."""
+    """The module with the place of its output, from a call with other rows than tokens."""
     rows = ROWS + (x.shape[1] == ROWS)
     x = x[torch.arange(rows) % x.shape[0]]
     for axes in (2, 1):
         plain = OneTensor(module, positions, axes, ())
         try:
             with torch.no_grad():
-                value = module(
-                    x, **dict(zip([positions] if positions else [], plain.inputs(x)[1:]))
-                )
+                value = plain(*plain.inputs(x))
         except Exception as error:
             if positions is None or axes == 1:
                 raise _own_error(error, plain, x) from error
@@ -277,7 +276,7 @@ def _own_error(error: Exception, plain: OneTensor, x: Tensor) -> Refused:
 
 
 def _path(value: Any, x: Tensor, output: Union[None, int, str]) -> Path:
-    """Where the output stands: the first tensor with tokens in their place, else that of one token."""
+    """Where the output stands: the first tensor with an axis of tokens, else that of one token."""
     found = dict(_tensors(value))
     if output is not None:
         found = {path: y for path, y in found.items() if path[:1] == (output,)}
@@ -294,8 +293,8 @@ def _path(value: Any, x: Tensor, output: Union[None, int, str]) -> Path:
     shapes = ", ".join(str(list(y.shape)) for y in found.values()) or f"a {type(value).__name__}"
     of = "no output" if output is None else f"no output {output!r}"
     raise Refused(
-        f"has {of} with an axis of tokens in the place of its input's {list(x.shape)}, but {shapes};"
-        " expected [B,S,*]"
+        f"has {of} with an axis of tokens in the place of its input's {list(x.shape)}, but"
+        f" {shapes}; expected [B,S,*]"
     )
 
 
@@ -394,12 +393,12 @@ def _examples(x: Tensor, cleaned: Any, length: int) -> Tensor:
 
 def _check_output(result: Capture) -> None:
     shape = result.output.meta["val"].shape
-    got = [sympy.sympify(getattr(s, "node", s).expr if hasattr(s, "node") else s) for s in shape]
+    got = [sympy.sympify(s.node.expr if isinstance(s, torch.SymInt) else s) for s in shape]
     if len(got) < 3 or got[:2] != [result.rows, result.tokens]:
         named = {result.rows: sympy.Symbol("B"), result.tokens: sympy.Symbol("S")}
         raise Refused(
-            f"gives an output {[s.subs(named) for s in got]} without an axis of tokens in its place;"
-            " expected [B,S,*]"
+            f"gives an output {[s.subs(named) for s in got]} without an axis of tokens in its"
+            " place; expected [B,S,*]"
         )
 
 

@@ -1,4 +1,4 @@
-"""Whether a module is a function of each token and the ones before, by numbers on the module itself."""
+"""Whether a module is a function of each token and those before, by numbers on the module."""
 
 from typing import TYPE_CHECKING, List, Set
 

@@ -1,4 +1,4 @@
-"""The graph of a trace in few kinds of nodes: attention taken apart, views as reshapes, all tokens."""
+"""The graph of a trace in few kinds of nodes: attention taken apart, views as reshapes."""
 
 import math
 from typing import Any, Callable, Dict, List, NamedTuple, Optional, Set
@@ -21,8 +21,8 @@ _SAME = {
     aten.lift_fresh_copy.default,
 }
 _NO_VALUE = {"_assert_tensor_metadata", "_assert_scalar", "sym_constrain_range_for_size"}
-_BOUNDING = ("lt", "le", "gt", "ge", "eq", "ne", "floordiv", "mod", "min", "max", "clamp", "div")
-_BOUNDING += ("floor_divide", "remainder", "sym_max", "sym_min", "minimum", "maximum", "fmod")
+_BOUNDING = set("lt le gt ge eq ne floordiv mod min max clamp div floor_divide remainder".split())
+_BOUNDING |= set("sym_max sym_min minimum maximum fmod".split())
 
 
 class Cleaned(NamedTuple):
@@ -99,7 +99,7 @@ def every_token(program: ExportedProgram) -> bool:
         else:
             todo += [a for a in node.all_input_nodes if a.op == "call_function"]
     for node in found:
-        node.replace_all_uses_with(node.args[0])
+        node.replace_all_uses_with(_first(node))
     if not found:
         refuse(_without_tokens(result, tokens), "leaves no axis of tokens, and not the last token")
     program.graph.eliminate_dead_code()
@@ -127,13 +127,13 @@ def _chooses_last(node: Node, tokens: Any, program: ExportedProgram) -> bool:
     """Whether a node is x[:, -1], x[:, -1:] or x[:, [-1]] of a value with tokens at that axis."""
     source = node.args[0] if node.args else None
     shape = source.meta["val"].shape if isinstance(source, Node) and "val" in source.meta else ()
-    last = (-1, str(tokens - 1))
+    args: Tuple[Any, ...] = node.args
     if node.target in (aten.slice.Tensor, aten.select.int):
-        axis, start = node.args[1], node.args[2]
+        axis, start = args[1], args[2]
         start = start.meta["val"] if isinstance(start, Node) else start
-        return str(shape[axis]) == str(tokens) and (start == -1 or str(start) == last[1])
+        return str(shape[axis]) == str(tokens) and str(start) in ("-1", str(tokens - 1))
     if node.target is aten.index.Tensor:
-        chosen = [(i, a) for i, a in enumerate(node.args[1]) if a is not None]
+        chosen = [(i, a) for i, a in enumerate(args[1]) if a is not None]
         if len(chosen) != 1 or str(shape[chosen[0][0]]) != str(tokens):
             return False
         held = chosen[0][1]
@@ -155,7 +155,7 @@ def clean(program: ExportedProgram, tokens_moved: bool) -> Cleaned:
     graph, signature = program.graph, program.graph_signature
     _reshaped(graph)
     results = results_of(graph)
-    for written, name in zip(results, signature.buffers_to_mutate.values()):
+    for written, name in zip(results, signature.buffers_to_mutate.values(), strict=False):
         refuse(written, f"writes to the buffer {without_wrapper(name)}, a state that no call keeps")
     constants: Dict[Node, Tensor] = {}
     names: Dict[Node, str] = {}
@@ -237,7 +237,7 @@ def _simplified(graph: Graph) -> None:
         if packet is not None and packet.__name__ in _NO_VALUE:
             graph.erase_node(node)
         elif node.target in _SAME or _whole_slice(node):
-            node.replace_all_uses_with(node.args[0])
+            node.replace_all_uses_with(_first(node))
             graph.erase_node(node)
         elif node.target is aten.max.dim and all(user.args[1] == 0 for user in node.users):
             for user in list(node.users):
@@ -245,6 +245,12 @@ def _simplified(graph: Graph) -> None:
                 user.args = (node.args[0], [node.args[1]], *node.args[2:])
             graph.erase_node(node)
     graph.eliminate_dead_code()
+
+
+def _first(node: Node) -> Node:
+    source = node.args[0]
+    assert isinstance(source, Node)
+    return source
 
 
 def _whole_slice(node: Node) -> bool:
@@ -310,11 +316,10 @@ def _highest(node: Node, length: int, tokens: sympy.Symbol) -> Optional[int]:
             if not isinstance(node.args[1], int):
                 return None
             offset += node.args[1]
-        node = node.args[0]
-    val = node.meta.get("val")
+        node = _first(node)
     if node.target not in (aten.arange.start_step, aten.arange.start, aten.arange.default):
         return None
-    size = val.shape[0]
+    size = node.meta["val"].shape[0]
     if not isinstance(size, torch.SymInt) or size.node.expr != tokens:
         return None
     start = node.args[0] if node.target is not aten.arange.default else 0

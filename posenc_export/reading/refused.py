@@ -2,6 +2,7 @@
 
 import linecache
 import re
+import traceback
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
@@ -90,9 +91,6 @@ def place(frames: List[FrameType], names: Dict[int, str]) -> Tuple[str, str]:
 
 def place_of_error(error: BaseException, names: Dict[int, str]) -> Tuple[str, str]:
     """Return the layer and the line of the person's code where an error was raised."""
-    frames, numbers, step = [], [], error.__traceback__
-    while step is not None:
-        frames.append(step.tb_frame)
-        numbers.append((step.tb_frame.f_code.co_filename, step.tb_lineno))
-        step = step.tb_next
-    return place(frames, names)[0], last_line(numbers)
+    steps = list(traceback.walk_tb(error.__traceback__))
+    layer, _ = place([frame for frame, _ in steps], names)
+    return layer, last_line([(frame.f_code.co_filename, number) for frame, number in steps])

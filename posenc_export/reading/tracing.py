@@ -5,6 +5,7 @@ import io
 import logging
 import math
 import sys
+import traceback
 import warnings
 from contextlib import ExitStack, contextmanager, redirect_stderr
 from typing import (
@@ -24,8 +25,6 @@ from unittest import mock
 
 import sympy
 import torch
-import torch.export._unlift as unlift
-import torch.nn.modules.transformer as transformer
 from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
@@ -97,7 +96,7 @@ def _hashable_sizes() -> ContextManager[Any]:
 
 REMEDIES = [
     Remedy("len(tensor) kept as a size", FIXED, _symbolic_len),
-    Remedy("what `if mask.any()` skips is always computed", DATA, _any_is_true),
+    Remedy("branches on mask.any() and mask.all() as for a mixed mask", DATA, _any_is_true),
     Remedy("the length as key of a dict", ("unhashable type",), _hashable_sizes),
     Remedy("traced by torch.export's strict mode", strict=True),
     Remedy(f"traced at lengths that are multiples of {GRANULE}", BLOCKS, granule=GRANULE),
@@ -129,18 +128,6 @@ def _flex(
     return torch.matmul(torch.softmax(scores, -1), value), scores.new_zeros(0), scores.new_zeros(0)
 
 
-PATCHES: List[Tuple[Any, str, Callable[..., Any]]] = [
-    # nn.TransformerEncoder compares the numbers of its mask, which a trace does not have.
-    (
-        transformer,
-        "_detect_is_causal_mask",
-        lambda mask, is_causal=None, size=None: bool(is_causal),
-    ),
-    # Decompositions check guards of Dim.DYNAMIC that no range fulfils.
-    (unlift, "_ok_to_generate_guards_fn", lambda: False),
-]
-
-
 @contextmanager
 def quiet() -> Iterator[None]:
     """Settings of torch in which a trace is as general as it can be, and silent."""
@@ -154,8 +141,6 @@ def quiet() -> Iterator[None]:
         stack.enter_context(warnings.catch_warnings())
         warnings.simplefilter("ignore")
         stack.enter_context(redirect_stderr(io.StringIO()))
-        for owner, name, instead in PATCHES:
-            stack.enter_context(mock.patch.object(owner, name, instead))
         if flex := sys.modules.get("torch.nn.attention.flex_attention"):
             named = {"_FLEX_ATTENTION_DISABLE_COMPILE_DEBUG": True, "flex_attention_hop": _flex}
             stack.enter_context(mock.patch.multiple(flex, **named))
@@ -232,10 +217,7 @@ def _fixed_sizes(plain: "OneTensor") -> Iterator[List[Tuple[sympy.Symbol, str, s
 
     def noted(env: ShapeEnv, a: sympy.Symbol, to: sympy.Expr, why: str) -> None:
         if to.is_Integer:
-            frames, frame = [], sys._getframe(1)
-            while frame is not None:
-                frames.insert(0, frame)
-                frame = frame.f_back  # type: ignore[assignment]
+            frames = [frame for frame, _ in traceback.walk_stack(sys._getframe(1))][::-1]
             found.append((a, *place(frames, layers)))
         own(env, a, to, why)
 
@@ -253,8 +235,8 @@ def _in_our_words(
         return Refused(
             joined(
                 layer,
-                "its control flow or a size depends on the data, which a trace cannot follow; compute"
-                " both branches and choose by torch.where, experts in a dense form",
+                "its control flow or a size depends on the data, which no trace follows; compute both"
+                " branches and choose by torch.where, experts in a dense form",
                 line,
             )
         )
@@ -263,8 +245,8 @@ def _in_our_words(
         code = line.partition(": ")[2]
         loops = isinstance(plain.module.get_submodule(layer), nn.RNNBase)
         why = (
-            "loops over tokens, so that a trace holds for one length; write it as an operator on all"
-            " tokens"
+            "loops over tokens, so that a trace holds for one length; write it as an operator on"
+            " all tokens"
             if loops or code.startswith(("for ", "while ")) or " for " in code
             else "fixes the length of its input in a trace; take it from the shape of a tensor, and"
             " compute with tensors"

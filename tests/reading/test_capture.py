@@ -2,7 +2,6 @@
 
 import builtins
 import dataclasses
-from contextlib import nullcontext
 from typing import Any, Callable, Dict, List, Optional, Type
 
 import pytest
@@ -420,12 +419,32 @@ class Checked(Words):
         return super().forward(ids)
 
 
+class Layers(Words):
+    """torch's own encoder, with a mask of -inf."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        layer = nn.TransformerEncoderLayer(WIDTH, HEADS, 32, dropout=0.0, batch_first=True)
+        self.layers = nn.TransformerEncoder(layer, 1, enable_nested_tensor=False)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        mask = nn.Transformer.generate_square_subsequent_mask(ids.shape[1])
+        return self.head(self.layers(self.embed(ids), mask=mask))
+
+
 REMEDIED = {
     "len(tensor) kept as a size": Measured,
-    "what `if mask.any()` skips is always computed": Skipping,
+    "branches on mask.any() and mask.all() as for a mixed mask": Skipping,
     "the length as key of a dict": Keyed,
     "traced by torch.export's strict mode": Checked,
 }
+
+
+def test_torchs_encoder_is_traced_as_for_a_mixed_mask() -> None:
+    module = Layers().eval()
+    captured = capture(module, ids(), MOST)
+    assert captured.remedies == ["branches on mask.any() and mask.all() as for a mixed mask"]
+    assert equal(captured, module) and findings(captured) == []
 
 
 @pytest.mark.parametrize("phrase", REMEDIED)
@@ -500,30 +519,6 @@ def test_a_table_that_grows_is_made_in_the_graph_without_that_call(
     monkeypatch.setattr(capturing, "_called_at_full_length", lambda *a: None)
     captured = capture(Growing(), ids(), MOST)
     assert not [c.shape for c in captured.constants.values() if c.shape == (MOST,)]
-
-
-class Layers(Words):
-    """torch's own encoder, with a mask of -inf."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        layer = nn.TransformerEncoderLayer(WIDTH, HEADS, 32, dropout=0.0, batch_first=True)
-        self.layers = nn.TransformerEncoder(layer, 1, enable_nested_tensor=False)
-
-    def forward(self, ids: Tensor) -> Tensor:
-        mask = nn.Transformer.generate_square_subsequent_mask(ids.shape[1])
-        return self.head(self.layers(self.embed(ids), mask=mask))
-
-
-@pytest.mark.parametrize("patched", [True, False])
-def test_torchs_encoder_needs_its_detection_of_masks_off(
-    patched: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    if not patched:
-        monkeypatch.setattr(tracing, "PATCHES", tracing.PATCHES[1:])
-    module = Layers().eval()
-    with nullcontext() if patched else pytest.raises(Refused):
-        assert equal(capture(module, ids(), MOST), module)
 
 
 class Sparse(Words):
