@@ -84,7 +84,7 @@ class ReadModule(torch.nn.Module):
         super().__init__()
         self.reading, self.where = reading, reading.where
         self.axes, self.coordinate_range, self.embed_states = 0, 0, 0
-        self.with_position = False
+        self.with_position, self.takes_index = False, reading.takes_index
         self.source: dict = {}
         self.text = Text()
         ids, width, most = reading.vocabulary, reading.width, reading.max_positions
@@ -116,6 +116,7 @@ class ReadModule(torch.nn.Module):
             causal=how.causal,
             output=how.output,
         )
+        self.eval()  # or a copy would be
 
     def forward(
         self,

@@ -223,7 +223,7 @@ def takes_logits_index(model: Model, signature: str) -> bool:
     if signature != "positions" or isinstance(model, AttentionBlock):
         return False
     if isinstance(model, ReadModule):
-        return model.config.decodes
+        return model.config.decodes and model.takes_index
     return model.config.head is not None and model.config.token_geometry.causal
 
 

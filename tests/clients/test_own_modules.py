@@ -9,7 +9,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any, List, Tuple
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,10 +17,10 @@ import torch
 from torch import Tensor
 
 from bench import client_runs
-from posenc_export import OwnModule, load
+from posenc_export import load
 from posenc_export.clients import program
 from posenc_export.commands.cli import main
-from posenc_export.export import Sources, export
+from posenc_export.export import ReadAs, Sources, export
 from posenc_export.models.presets import seeded
 from posenc_export.runtime.artefact import manifest as manifests
 from tests.tiny import block
@@ -32,9 +32,7 @@ NUMBER = re.compile(r"-?\d+\.?\d*(?:e-?\d+)?")
 
 
 class Own(torch.nn.Module):
-    """Token ids or hidden states of 12 numbers to three numbers, with explicit types for
-    TorchScript.
-    """
+    """Token ids or hidden states of 12 numbers to three numbers, with a block of this package."""
 
     def __init__(self, first: torch.nn.Module) -> None:
         super().__init__()
@@ -44,19 +42,8 @@ class Own(torch.nn.Module):
             torch.nn.Linear(48, OUTPUTS),
         )
 
-    def forward(
-        self,
-        x: Tensor,
-        positions: Tensor,
-        coordinates: Tensor,
-        key_positions: Tensor,
-        write_index: Tensor,
-        states: List[Tensor],
-    ) -> Tuple[Tensor, List[Tensor]]:
-        y, present = self.block(
-            self.first(x), positions, coordinates, key_positions, write_index, states
-        )
-        return self.head(y), present
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.block(self.first(x)))
 
 
 @functools.cache
@@ -64,8 +51,8 @@ def _sources(reads: str) -> Sources:
     torch.manual_seed(3)
     ids = reads == "ids"
     first: Any = torch.nn.Embedding(VOCABULARY, 48) if ids else torch.nn.Linear(WIDTH, 48)
-    size = {"vocabulary": VOCABULARY} if ids else {"width": WIDTH}
-    return Sources(OwnModule(Own(first).eval(), **size))
+    example = torch.arange(10)[None] % VOCABULARY if ids else torch.randn(1, 10, WIDTH)
+    return Sources(Own(first).eval(), how=ReadAs(example, 300))
 
 
 def _made(reads: str, target: str, folder: Path) -> Path:
@@ -116,13 +103,13 @@ def test_inspect_describes_an_own_module(
     assert main(["inspect", str(tmp_path / "a")]) == 0
     said = " ".join(capsys.readouterr().out.split())
     assert (
-        "encoding alibi sizes width 48, heads 6, kv heads 3" in said
+        "encoding in the module's own code sizes layers 1, " in said
         and "outputs 3, a step reads " in said
-        and "The output of the own module's forward." in said
+        and "The output of the module's forward." in said
     )
     assert (
-        f"module tests.clients.test_own_modules.Own, reads {read}, 1100 positions, outputs 3 "
-        "block width 48"
+        f"module tests.clients.test_own_modules.Own, reads {read}, 300 positions, causal, "
+        "outputs 3"
     ) in said
 
 

@@ -24,6 +24,7 @@ from posenc_export.runtime.artefact.schema import GRAPHS
 from posenc_export.runtime.graphs import cuda, providers
 from tests.fuzz.machine import COUNTED, machine_of
 from tests.fuzz.subjects import CALIBRATED, FORMS, OWN, Spec, subject
+from tests.reading.own_modules import MODULES
 from tests.tiny import VARIANTS, works
 
 # Encodings without bidirectional models: one needs a token table of another width, LayerNorm
@@ -44,7 +45,6 @@ EXPERTS = (
     "rope_longrope-short",
     "conditional_conv",
 )
-AROUND = ("rope", "alibi", "fox", "mrope", "conditional_conv", "t5", "shaw", "nope")
 LONG = 600  # number of positions with which caches grow past a bucket
 SHORT = 40  # number of positions otherwise
 SEQUENCES, CALLS = 12, 30  # sequences of a unit, and calls of a sequence
@@ -116,11 +116,11 @@ def groups(chosen: random.Random, only: Sequence[str] = ()) -> Iterator[List[Spe
         ]
         modules += [(variant, kind) for variant in WINDOWS for kind in ("windows", "chunks")]
         modules += [(variant, "experts") for variant in EXPERTS] + [
-            (variant, kind) for variant in AROUND for kind in OWN
+            (variant, kind) for variant in MODULES for kind in OWN
         ]
         chosen.shuffle(modules)
         for variant, kind in modules:
-            short = kind in ("encoder", "bidirectional") or chosen.random() < 0.7
+            short = kind in ("encoder", "bidirectional", *OWN) or chosen.random() < 0.7
             # Caches of a window are shorter than others in a long range only.
             size = LONG if kind in ("windows", "chunks") or not short else SHORT
             plain, others = _specs(variant, kind, size, present)
@@ -171,6 +171,7 @@ def _specs(
         and ("weights" not in how or able.formats)
         and ("cache" not in how or target in CACHE_FORMATS[how["cache"]].targets)
         and (how.get("cache") not in SCALED or kind in CALIBRATED)
+        and (kind not in OWN or form == "float32")
     ]
     plain = [spec for spec in every if (spec.form, spec.provider) == ("float32", "cpu")]
     return plain, [spec for spec in every if spec not in plain]

@@ -10,17 +10,15 @@ from pathlib import Path
 from typing import Any, Callable, Dict, List, NamedTuple, Optional, Tuple
 
 import numpy as np
-import torch
 from msgspec.structs import replace
 
-from posenc_export.export import Sources, export
+from posenc_export.export import ReadAs, Sources, export
 from posenc_export.export.conditioning import TRIES, disturbed
 from posenc_export.export.describe import Model, eager
 from posenc_export.export.expected import eager_session
 from posenc_export.export.sources import in_dtype
 from posenc_export.models.presets import seeded
 from posenc_export.models.short_forms import decoder_config
-from posenc_export.models.user_module import OwnModule
 from posenc_export.runtime import Session, load, verify
 from posenc_export.runtime.artefact.cache_formats import CACHE_FORMATS, SCALED
 from posenc_export.runtime.artefact.certificate import exported_error, format_cell, worst_cell
@@ -28,6 +26,7 @@ from posenc_export.runtime.graphs.torch_graph import TorchGraph
 from posenc_export.runtime.session.model import Model as Loaded
 from posenc_export.runtime.verification.proof import accuracy_on
 from posenc_export.shared.numerics import LIMIT, SAFETY, Errors, cell_error
+from tests.reading import own_modules
 from tests.tiny import block, decoder, encoder, reading
 
 TEXTS = 5  # number of token sequences, and of sequences of coordinates or segments
@@ -82,34 +81,6 @@ class Token(NamedTuple):
     moved: int = 0
 
 
-class Around(torch.nn.Module):
-    """A user's own module: layers around a block, and a token table of its own if `ids`."""
-
-    def __init__(self, inner: torch.nn.Module, ids: int = 0) -> None:
-        super().__init__()
-        self.table: torch.nn.Module = torch.nn.Embedding(ids, WIDTH) if ids else torch.nn.Identity()
-        self.norm, self.block, self.head = (
-            torch.nn.LayerNorm(WIDTH),
-            inner,
-            torch.nn.Linear(WIDTH, 5),
-        )
-
-    def forward(
-        self,
-        x: torch.Tensor,
-        positions: torch.Tensor,
-        coordinates: torch.Tensor,
-        key_positions: torch.Tensor,
-        write_index: torch.Tensor,
-        states: List[torch.Tensor],
-    ) -> Tuple[torch.Tensor, List[torch.Tensor]]:
-        x = self.table(x)
-        y, present = self.block(
-            self.norm(x), positions, coordinates, key_positions, write_index, states
-        )
-        return self.head(torch.nn.functional.gelu(x + y)), present
-
-
 def experts(variant: str, size: int) -> Any:
     """Describe a decoder with a mixture of experts in every layer."""
     whole = decoder(variant, max_positions=size)
@@ -155,8 +126,8 @@ KINDS: Dict[str, Callable[[str, int], Any]] = {
     "chunks": functools.partial(windows, name="chunk"),
     "bytes": lambda variant, size: decoder_config(BYTES, 2, 40, block(variant, max_positions=size)),
 }
-OWN = {"own": 0, "own-ids": 61}  # kinds of modules around a block, and their vocabulary
-CALIBRATED = ("block", "bytes", "own")  # kinds for which calibration data can be written
+OWN = ("own",)  # modules of users, whose variants are those of tests.reading.own_modules
+CALIBRATED = ("block", "bytes")  # kinds for which calibration data can be written
 
 
 class Subject:
@@ -185,14 +156,15 @@ class Subject:
         self.columns = self.manifest.layout == "columns"
         self.discards = self._discards()
         self.vocabulary = self.manifest.vocabulary
+        self.width: Any = self.manifest.inputs[0].axes[-1]
         # Tokens have one kind of attributes here: with coordinates, all tokens are of segment 0.
         self.segments = 0 if self.manifest.axes else self.manifest.segments
         random = np.random.default_rng(0)
         dtype = self.manifest.dtype
         self.texts = (
-            random.integers(61, size=(TEXTS, spec.size))
+            random.integers(min(61, self.vocabulary), size=(TEXTS, spec.size))
             if self.vocabulary
-            else random.standard_normal((TEXTS, spec.size, WIDTH)).astype(dtype)
+            else random.standard_normal((TEXTS, spec.size, self.width)).astype(dtype)
         )
         self.beside = random.integers(
             self.segments or spec.size, size=(TEXTS, self.manifest.axes or 1, spec.size)
@@ -365,14 +337,8 @@ def sources(variant: str, kind: str, size: int) -> Sources:
     """Return the module of a spec, traced once for all targets."""
     if kind not in OWN:
         return Sources(seeded(KINDS[kind](variant, size)))
-    with torch.random.fork_rng():
-        torch.manual_seed(1)
-        return Sources(
-            OwnModule(
-                Around(seeded(block(variant, max_positions=size)), OWN[kind]).eval(),
-                vocabulary=OWN[kind] or None,
-            )
-        )
+    own = own_modules.seeded(variant)
+    return Sources(own, how=ReadAs(own_modules.inputs(own, 2, 12), size))
 
 
 def _check_verified(folder: Path, spec: Spec) -> None:

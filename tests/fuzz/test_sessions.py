@@ -62,7 +62,7 @@ FORMATTED = [
     Spec("rope", "block", "ort-native", form="cache-float16"),
     Spec("rope", "block", "onnx-static", form="float16"),
     Spec("rope", "experts", "ort", form="int4"),
-    Spec("rope", "own", "onnx", "mask", form="int8"),
+    Spec("a window", "own", "ort", "mask"),
     Spec("t5", "reading", "ort", form="int4-128"),
     Spec("rope", "block", "ort", provider="openvino"),
 ]

@@ -13,7 +13,6 @@ from torch import nn
 
 from posenc_export import (
     AttentionBlock,
-    OwnModule,
     Stack,
     block_config,
     compare,
@@ -26,7 +25,6 @@ from posenc_export.export import export
 from posenc_export.export.expected import eager_session
 from posenc_export.models.named_projections import find
 from posenc_export.models.presets import seeded
-from posenc_export.models.user_module import as_model
 from posenc_export.shared.numerics import tolerance, worst_error
 from tests.tiny import block
 
@@ -316,20 +314,6 @@ def test_a_model_in_float64_is_not_exported(name: str, tmp_path: Path) -> None:
         export(seeded(MODELS[name]).double(), "torchscript", tmp_path / "a")
 
 
-def test_a_module_around_a_block_is_called_with_x_alone() -> None:
-    class Around(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.block, self.head = seeded(block_config(WIDTH, HEADS, 64)), nn.Linear(WIDTH, 5)
-
-        def forward(self, x: torch.Tensor, *where: Any) -> Any:
-            y, states = self.block(x, *where)
-            return self.head(y), states
-
-    module = Around()
-    assert torch.equal(OwnModule(module)(X), module.head(module.block(X)))
-
-
 def test_a_sequence_beyond_the_range_is_refused() -> None:
     with pytest.raises(
         ValueError, match="expected at most 8 tokens, the range of positions, got 12"
@@ -344,15 +328,6 @@ def test_a_module_in_place_of_its_state_dict_is_refused() -> None:
         r"state_dict\(\)$",
     ):
         AttentionBlock.from_state_dict(_mha(), HEADS, 64)  # type: ignore[arg-type]
-
-
-def test_a_module_without_a_block_names_the_page() -> None:
-    with pytest.raises(
-        ValueError,
-        match="expected one AttentionBlock or Stack in it, got none; .* as "
-        "docs/from-your-weights.md shows",
-    ):
-        as_model(nn.Linear(3, 3))
 
 
 @pytest.mark.parametrize("exported", [False, pytest.param(True, marks=pytest.mark.exhaustive)])

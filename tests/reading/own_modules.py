@@ -1,0 +1,155 @@
+"""Modules of users in the styles that are found most, each with its own code for attention."""
+
+import math
+from typing import Callable, Dict, Tuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+VOCABULARY, WIDTH, HEADS, SIZE = 50, 32, 4, 8
+POSITIONS = 40
+
+
+class Attends(nn.Module):
+    """A layer of attention of queries, keys and values [B,H,S,D], which a subclass defines."""
+
+    def __init__(self, kv_heads: int = HEADS) -> None:
+        super().__init__()
+        self.q, self.k = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, kv_heads * SIZE)
+        self.v, self.o = nn.Linear(WIDTH, kv_heads * SIZE), nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        parts = (
+            one(x).unflatten(2, (-1, SIZE)).transpose(1, 2) for one in (self.q, self.k, self.v)
+        )
+        return self.o(self.attend(*parts).transpose(1, 2).flatten(2))
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return F.scaled_dot_product_attention(q, k, v, is_causal=True)
+
+
+def _behind(length: int) -> Tensor:
+    """Query minus key position [S,S]."""
+    places = torch.arange(length)
+    return places[:, None] - places
+
+
+class Rotated(Attends):
+    """Rotations from tables that are cut to the length, and two heads for each key."""
+
+    def __init__(self) -> None:
+        super().__init__(HEADS // 2)
+        angles = torch.outer(torch.arange(POSITIONS).float(), 100.0 ** -torch.arange(0, 1, 0.25))
+        self.register_buffer("cos", torch.cat((angles.cos(), angles.cos()), 1), persistent=False)
+        self.register_buffer("sin", torch.cat((angles.sin(), angles.sin()), 1), persistent=False)
+
+    def turned(self, x: Tensor) -> Tensor:
+        first, second = x.chunk(2, -1)
+        cos, sin = self.cos[: x.size(2)], self.sin[: x.size(2)]
+        return x * cos + torch.cat((-second, first), -1) * sin
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        k, v = (x.repeat_interleave(2, 1) for x in (self.turned(k), v))
+        return F.scaled_dot_product_attention(self.turned(q), k, v, is_causal=True)
+
+
+class Sloped(Attends):
+    """ALiBi, computed in forward."""
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        behind = _behind(q.size(2))
+        slopes = 2.0 ** -torch.arange(1, HEADS + 1)
+        scores = q @ k.mT / math.sqrt(SIZE) - slopes[:, None, None] * behind
+        return scores.masked_fill(behind < 0, -math.inf).softmax(-1) @ v
+
+
+class Bucketed(Attends):
+    """A trained bias of each head by buckets of distances."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Embedding(6, HEADS)
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        behind = _behind(q.size(2)).clamp(min=0)
+        far = 3 + (torch.log(behind.clamp(min=1).float() / 3) / math.log(4) * 2).long()
+        bias = self.table(torch.where(behind < 3, behind, far.clamp(max=5))).permute(2, 0, 1)
+        hidden = torch.full((q.size(2), q.size(2)), -math.inf).triu(1)
+        return (q @ k.mT / math.sqrt(SIZE) + bias + hidden).softmax(-1) @ v
+
+
+class Retained(Attends):
+    """Scores that decay by distance, without a softmax."""
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        behind = _behind(q.size(2))
+        decays = torch.where(behind >= 0, 0.9 ** behind.clamp(min=0), 0.0)
+        return (q @ k.mT * decays) @ v
+
+
+class Windowed(Attends):
+    """Queries that see six tokens."""
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        behind = _behind(q.size(2))
+        mask = (behind >= 0) & (behind < 6)
+        return F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
+
+
+class Decoder(nn.Module):
+    """Token ids to logits, as nanoGPT is written: trained positions, and a tied head."""
+
+    def __init__(self, layers: Tuple[Attends, ...], trained: bool = False) -> None:
+        super().__init__()
+        self.tokens = nn.Embedding(VOCABULARY, WIDTH)
+        self.places = nn.Embedding(POSITIONS, WIDTH) if trained else None
+        self.layers = nn.ModuleList(layers)
+        self.norms = nn.ModuleList(nn.LayerNorm(WIDTH) for _ in layers)
+        self.up, self.down = nn.Linear(WIDTH, 2 * WIDTH), nn.Linear(2 * WIDTH, WIDTH)
+        self.head = nn.Linear(WIDTH, VOCABULARY, bias=False)
+        self.head.weight = self.tokens.weight
+
+    def forward(self, ids: Tensor) -> Tensor:
+        x = self.tokens(ids)
+        if self.places is not None:
+            x = x + self.places(torch.arange(ids.size(1)))
+        for layer, norm in zip(self.layers, self.norms, strict=True):
+            x = x + layer(norm(x))
+        return self.head(x + self.down(F.gelu(self.up(x))))
+
+
+class Tagger(nn.Module):
+    """Hidden states to five numbers for each token."""
+
+    def __init__(self, layer: Attends) -> None:
+        super().__init__()
+        self.norm, self.layer, self.tags = nn.LayerNorm(WIDTH), layer, nn.Linear(WIDTH, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.tags(x + self.layer(self.norm(x)))
+
+
+MODULES: Dict[str, Callable[[], nn.Module]] = {
+    "trained positions": lambda: Decoder((Attends(), Attends()), trained=True),
+    "rotations": lambda: Decoder((Rotated(),)),
+    "slopes": lambda: Decoder((Sloped(),)),
+    "buckets": lambda: Decoder((Bucketed(),)),
+    "a window": lambda: Decoder((Windowed(),)),
+    "retention": lambda: Tagger(Retained()),
+}
+
+
+def seeded(name: str) -> nn.Module:
+    """Return a module of MODULES in eval mode."""
+    with torch.random.fork_rng():
+        torch.manual_seed(1)
+        return MODULES[name]().eval()
+
+
+def inputs(module: nn.Module, rows: int, length: int, seed: int = 2) -> Tensor:
+    """Return token ids [B,S] of a Decoder, or hidden states [B,S,E]."""
+    generator = torch.Generator().manual_seed(seed)
+    if isinstance(module, Decoder):
+        return torch.randint(VOCABULARY, (rows, length), generator=generator)
+    return torch.randn(rows, length, WIDTH, generator=generator)

@@ -1,0 +1,434 @@
+"""Modules of users, read as they are, as artefacts: every division into calls gives what the module
+itself gives on whole sequences, and the certificate finds what does not.
+"""
+
+import copy
+import functools
+import json
+import shutil
+from pathlib import Path
+from typing import Any, Callable, List
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+import posenc_export
+from posenc_export import block_config, load
+from posenc_export.commands.cli import main
+from posenc_export.export import ReadAs, Sources, VerificationError, export, verify
+from posenc_export.export import read_module as reader
+from posenc_export.export.bounds import accuracy_of
+from posenc_export.export.describe import Model, eager
+from posenc_export.export.expected import eager_session, expected_outputs
+from posenc_export.export.read_module import as_model
+from posenc_export.models.presets import seeded as built
+from posenc_export.runtime import Session
+from posenc_export.runtime.artefact import manifest as manifests
+from posenc_export.runtime.artefact.certificate import format_unproved
+from posenc_export.shared.numerics import worst_error
+from tests.certified import certify
+from tests.reading.own_modules import (
+    MODULES,
+    POSITIONS,
+    VOCABULARY,
+    WIDTH,
+    Decoder,
+    inputs,
+    seeded,
+)
+from tests.tiny import block
+
+pytestmark = pytest.mark.xdist_group("modules that are read")
+TARGET = {
+    "trained positions": "ort",
+    "rotations": "ort",
+    "slopes": "onnx",
+    "buckets": "ort",
+    "a window": "ort-native",
+    "retention": "onnx-static",
+}
+ALL = ("onnx", "onnx-static", "ort", "ort-native", "torchscript", "pt2")
+QUICK = {("trained positions", "torchscript"), ("a window", "pt2")}
+OTHERS = [(name, target) for name in MODULES for target in ALL if target != TARGET[name]]
+CASES = [
+    *TARGET.items(),
+    *(
+        case if case in QUICK else pytest.param(*case, marks=pytest.mark.exhaustive)
+        for case in OTHERS
+    ),
+]
+
+
+@functools.lru_cache(maxsize=None)
+def _sources(name: str) -> Sources:
+    """Return the sources of a module, which is read once."""
+    module = seeded(name)
+    return Sources(module, how=ReadAs(inputs(module, 2, 12), POSITIONS))
+
+
+@pytest.fixture(scope="module")
+def artefact(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, str], Path]:
+    """Return a function of the name of a module and a target that returns a verified artefact."""
+
+    @functools.lru_cache(maxsize=None)
+    def folder(name: str, target: str) -> Path:
+        place = tmp_path_factory.mktemp("read") / "artefact"
+        export(_sources(name), target, place, verify="quick")
+        return place
+
+    return folder
+
+
+def _session(folder: Path) -> Session:
+    return load(folder, provider="cpu").session()
+
+
+def _whole(name: str, x: Tensor) -> np.ndarray:
+    with torch.no_grad():
+        return np.asarray(seeded(name)(x))
+
+
+def _tolerance(name: str) -> float:
+    model = _sources(name).model
+    return accuracy_of(model, eager(model)[1]).tolerance
+
+
+@pytest.mark.parametrize(("name", "target"), CASES)
+def test_calls_of_every_size_give_what_the_module_gives(
+    name: str, target: str, artefact: Callable[[str, str], Path]
+) -> None:
+    session, x = _session(artefact(name, target)), inputs(seeded(name), 1, 30)
+    expected, outputs = _whole(name, x), []
+    for start, end in ((0, 7), (7, 8), (8, 9), (9, 20), (20, 30)):
+        outputs.append(session.prefill(x[:, start:end].numpy(), chunk=4 if start == 9 else None))
+    assert worst_error(np.concatenate(outputs, 1), expected) <= _tolerance(name)
+
+
+@pytest.mark.parametrize(("name", "target"), TARGET.items())
+def test_rows_of_different_lengths_give_what_the_module_gives_alone(
+    name: str, target: str, artefact: Callable[[str, str], Path]
+) -> None:
+    session, x = _session(artefact(name, target)), inputs(seeded(name), 2, 14)
+    first = session.prefill([x[0, :11].numpy(), x[1, :4].numpy()])
+    then = session.prefill([x[0, 11:13].numpy(), x[1, 4:9].numpy()])
+    for row, (before, after) in enumerate(((11, 13), (4, 9))):
+        expected = _whole(name, x[row : row + 1, :after])[0]
+        actual = np.concatenate((first[row, :before], then[row, : after - before]))
+        assert worst_error(actual, expected) <= _tolerance(name)
+
+
+@pytest.mark.parametrize(("name", "target"), TARGET.items())
+def test_padding_before_a_row_changes_nothing(
+    name: str, target: str, artefact: Callable[[str, str], Path]
+) -> None:
+    session, x = _session(artefact(name, target)), inputs(seeded(name), 2, 9)
+    mask = np.ones((2, 8), np.int64)
+    mask[0, :3] = 0
+    padded = session.prefill(x[:, :8].numpy(), attention_mask=mask)
+    step = session.step(x[:, 8].numpy())
+    for row, start in enumerate((3, 0)):
+        expected = _whole(name, x[row : row + 1, start:])[0]
+        actual = np.concatenate((padded[row, start:], step[row : row + 1]))
+        assert worst_error(actual, expected) <= _tolerance(name)
+
+
+def test_a_certificate_compares_with_the_module_itself(tmp_path: Path) -> None:
+    manifest = export(_sources("a window"), "ort", tmp_path / "artefact")
+    certificate: Any = manifest.certificate
+    assert (
+        certificate["passed"]
+        and certificate["against"] == "the module itself in float64 on whole sequences"
+        and {"oracle, start 0", "oracle, the long sequence"} <= certificate["cells"].keys()
+    )
+    # What a module declares nothing of was not compared, and says so.
+    unproved = format_unproved(certificate)
+    assert "indices (module: read as it is" in unproved and "tables (" in unproved
+    assert all(check["compared"] or check["skipped"] for check in certificate["checks"].values())
+
+
+@pytest.mark.parametrize(
+    ("target", "named"), [("ort", ["input_ids", "attention_mask"]), ("onnx", None)]
+)
+def test_a_module_can_be_exported_with_an_attention_mask(
+    target: str, named: Any, tmp_path: Path
+) -> None:
+    manifest = export(
+        _sources("slopes"), target, tmp_path / "artefact", signature="mask", verify="quick"
+    )
+    assert manifest.certificate and manifest.certificate["passed"]
+    assert named is None or [value.name for value in manifest.inputs] == named
+
+
+def test_a_module_from_ids_to_logits_generates(artefact: Callable[[str, str], Path]) -> None:
+    folder = artefact("trained positions", "ort")
+    manifest = manifests.read(folder)
+    assert manifest.outputs[0].name == "logits" and manifest.input("logits_index")
+    tokens = [int(token[0]) for token in _session(folder).generate([[3, 4]], max_tokens=3)]
+    text = [3, 4]
+    for _ in tokens:
+        text.append(int(_whole("trained positions", torch.tensor([text]))[0, -1].argmax()))
+    assert tokens == text[2:]
+
+
+def test_generate_names_the_outputs_of_a_module_without_logits(
+    artefact: Callable[[str, str], Path],
+) -> None:
+    session = _session(artefact("retention", "onnx-static"))
+    with pytest.raises(ValueError, match="got a module with 5 outputs for no token ids; call pref"):
+        next(session.generate([[3, 4]], max_tokens=3))
+
+
+def test_an_artefact_of_a_module_is_verified_again_with_the_module(
+    artefact: Callable[[str, str], Path], tmp_path: Path
+) -> None:
+    folder = tmp_path / "artefact"
+    shutil.copytree(artefact("a window", "ort-native"), folder)
+    assert verify(folder, seeded("a window"))["passed"]
+    with pytest.raises(ValueError, match="got the name of a module of your own, tests.reading"):
+        verify(folder)
+    with pytest.raises(ValueError, match="expected the model that was exported"):
+        verify(folder, seeded("slopes"))
+
+
+def test_reading_leaves_the_module_as_it_was() -> None:
+    module = seeded("trained positions").train()
+    before, attributes = copy.deepcopy(module.state_dict()), set(vars(module))
+    as_model(module, ReadAs(max_positions=POSITIONS))
+    assert module.training and set(vars(module)) == attributes
+    assert all(torch.equal(before[name], value) for name, value in module.state_dict().items())
+
+
+class _Faulty(nn.Module):
+    """A reading with a fault in its calls."""
+
+    def __init__(self, reading: Any, fault: Callable[..., Any]) -> None:
+        super().__init__()
+        self.reading, self.fault = reading, fault
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            return getattr(super().__getattr__("reading"), name)
+
+    def forward(self, *arguments: Any) -> Any:
+        return self.reading(*self.fault(*arguments))
+
+
+def _shifted(x: Tensor, positions: Tensor, *rest: Any) -> Any:
+    return (x, torch.where(positions > 20, positions - 1, positions), *rest)
+
+
+def _wrong_window(x: Tensor, positions: Tensor, places: Tensor, keys: Tensor, *rest: Any) -> Any:
+    """Hide the key that is five tokens behind the last query."""
+    last = positions.max(1, keepdim=True).values
+    return (x, positions, places, torch.where(keys == last - 5, -1, keys), *rest)
+
+
+def _mixed_rows(x: Tensor, *rest: Any) -> Any:
+    return (x.roll(1, 0), *rest)
+
+
+def _swapped(reading: Any) -> None:
+    """Exchange the weights of two layers, which the module and its reading share otherwise."""
+    places = [reading.calls.get_submodule(f"layers.{layer}.v") for layer in (0, 1)]
+    weights = [place.weight for place in places]
+    for place, weight in zip(places, reversed(weights), strict=True):
+        place.weight = weight
+
+
+def _certified(model: Model) -> Any:
+    manifest = eager(model)[1]
+    return certify(eager_session(model, POSITIONS), model, expected_outputs(model, manifest))
+
+
+@pytest.mark.parametrize(
+    ("name", "fault"),
+    [
+        ("trained positions", _shifted),
+        ("a window", _wrong_window),
+        ("rotations", _mixed_rows),
+    ],
+)
+def test_a_fault_in_the_calls_is_found_by_the_module_itself(name: str, fault: Any) -> None:
+    model: Any = copy.copy(_sources(name).model)
+    assert _certified(model)["passed"]
+    model._modules = {**model._modules, "reading": _Faulty(model.reading, fault)}
+    cells = _certified(model)["cells"]
+    assert max(cells[name] for name in cells if name.startswith("oracle")) > _tolerance(name)
+
+
+def test_swapped_weights_of_layers_are_found_before_anything_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plain = reader.read
+
+    def read(*arguments: Any, **named: Any) -> Any:
+        reading = plain(*arguments, **named)
+        _swapped(reading)
+        return reading
+
+    monkeypatch.setattr(reader, "read", read)
+    with pytest.raises(VerificationError, match="at 'oracle, "):
+        export(seeded("trained positions"), "onnx", tmp_path / "artefact", max_positions=POSITIONS)
+    assert not list(tmp_path.iterdir())
+
+
+class Around(nn.Module):
+    """A block of this package between layers of its own, with the call that it once needed."""
+
+    def __init__(self, old: bool) -> None:
+        super().__init__()
+        self.table, self.block = nn.Embedding(VOCABULARY, 48), built(block("rope"))
+        self.head, self.old = nn.Linear(48, 5), old
+
+    def forward(self, ids: Tensor, *where: Any) -> Any:
+        y, states = self.block(self.table(ids), *where)
+        return self.head(y), states
+
+
+class Plain(Around):
+    def forward(self, ids: Tensor) -> Tensor:  # type: ignore[override]
+        return self.head(self.block(self.table(ids)))
+
+
+def test_a_module_around_a_block_is_read_as_it_is() -> None:
+    torch.manual_seed(0)
+    model = as_model(Plain(False).eval(), ReadAs(max_positions=POSITIONS))
+    assert _certified(model)["passed"]
+
+
+REFUSED = {
+    "no positions": (
+        lambda: seeded("slopes"),
+        {},
+        "^module Decoder: expected the number of positions, got none; give max_positions=N for "
+        r"positions 0 \.\. N-1$",
+    ),
+    "no example": (
+        lambda: seeded("retention"),
+        {"max_positions": 40},
+        r"^module Tagger: expected an example, unless forward begins with the embedding of token "
+        r"ids, got none; give example=x, token ids int64 \[B,S\] or hidden states float32 "
+        r"\[B,S,E\]$",
+    ),
+    "float64": (
+        lambda: seeded("slopes").double(),
+        {"max_positions": 40},
+        "^module Decoder: expected float32 weights, got float64; call .float()",
+    ),
+    "a dtype": (
+        lambda: _sources("slopes"),
+        {"dtype": "float16"},
+        "^module Decoder: expected float32 weights and caches of a module, got float16, which",
+    ),
+    "few bits": (
+        lambda: _sources("slopes"),
+        {"weights": "int4"},
+        "^module Decoder: expected float32 weights and caches of a module, got int4, which",
+    ),
+    "arguments for a block": (
+        lambda: built(block_config(64, 4, 40)),
+        {"max_positions": 40},
+        "^export: expected example, max_positions, positions, causal and output for a module of "
+        "your own, got them for a AttentionBlock; leave them out$",
+    ),
+    "the call of earlier versions": (
+        lambda: Around(True),
+        {"max_positions": 40},
+        r"^module Around: expected forward to take an input alone, got forward\(ids: .*\*where.*; "
+        r"write forward\(x\) and call self.block\(x\), as docs/own-model.md shows",
+    ),
+    "no module": (
+        lambda: 3,
+        {},
+        "expected a Stack, an AttentionBlock or another torch.nn.Module, got int",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_cannot_be_read_is_refused_in_one_line(case: str, tmp_path: Path) -> None:
+    made, options, message = REFUSED[case]
+    with pytest.raises(ValueError, match=message) as caught:
+        export(made(), "ort", tmp_path / "artefact", **options)  # type: ignore[no-untyped-call]
+    assert "\n" not in str(caught.value) and not list(tmp_path.iterdir())
+
+
+def test_own_module_names_its_successor() -> None:
+    with pytest.raises(AttributeError, match=r"write forward\(x\) and call self.block\(x\)"):
+        posenc_export.OwnModule  # noqa: B018
+
+
+CODE = """
+import torch
+from tests.reading.own_modules import inputs, seeded
+
+decoder = seeded("a window")
+
+
+def tagger():
+    module = seeded("retention")
+    return module, inputs(module, 2, 12)
+
+
+def number():
+    return 3
+"""
+
+
+@pytest.fixture
+def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Return the name of a module of Python with CODE."""
+    (tmp_path / "own_models.py").write_text(CODE)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(__import__("sys").modules, "own_models", raising=False)
+    return "own_models"
+
+
+def test_the_command_line_reads_a_module_by_its_name(
+    own: str, tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
+    place = tmp_path / "a"
+    options = ["--target", "ort", "-o", str(place), "--verify", "quick", "--max-positions", "40"]
+    assert main(["export", f"{own}:decoder", *options, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)[0]["passed"]
+    assert main(["inspect", str(place)]) == 0
+    said = " ".join(capsys.readouterr().out.split())
+    name = "module tests.reading.own_modules.Decoder, reads 50 token ids, 40 positions"
+    assert name in said and "layer 0 cache key, 4 heads of size 8" in said
+    assert "not proved indices (module: read as it is" in said
+
+
+def test_the_command_line_takes_an_example(own: str, tmp_path: Path) -> None:
+    np.save(tmp_path / "x.npy", np.random.default_rng(0).standard_normal((2, 12, WIDTH)))
+    options = ["--target", "onnx", "--no-verify", "--max-positions", "40"]
+    assert main(["export", f"{own}:tagger", *options, "-o", str(tmp_path / "a")]) == 0
+    given = ["--example", str(tmp_path / "x.npy")]
+    assert main(["export", f"{own}:tagger", *options, *given, "-o", str(tmp_path / "b")]) == 0
+    files = [(tmp_path / name / "model.onnx").read_bytes() for name in "ab"]
+    assert files[0] == files[1]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ([], "give max_positions=N"),
+        (["--max-positions", "40", "--example", "none.npy"], "an example in a file of numpy"),
+        (["--heads", "4"], "expected options of a module of your own, got --heads"),
+    ],
+)
+def test_the_command_line_says_what_is_missing(
+    options: List[str], message: str, own: str, tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
+    place = ["--target", "ort", "-o", str(tmp_path / "a")]
+    assert main(["export", f"{own}:decoder", *place, *options]) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_the_zoo_of_this_file_has_modules_that_differ() -> None:
+    x = inputs(seeded("slopes"), 1, 9)
+    results = [_whole(name, x) for name in MODULES if isinstance(seeded(name), Decoder)]
+    assert len({result.tobytes() for result in results}) == len(results)
