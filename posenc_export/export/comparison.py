@@ -9,7 +9,7 @@ from torch import Tensor
 from posenc_export.export.bounds import accuracy_of
 from posenc_export.export.describe import Model
 from posenc_export.export.expected import eager_session
-from posenc_export.export.read_module import as_model
+from posenc_export.export.read_module import KNOWN, ReadAs, as_model
 from posenc_export.runtime.session.model import Model as Loaded
 from posenc_export.runtime.session.session import Session
 from posenc_export.runtime.verification import measuring
@@ -33,7 +33,7 @@ def compare(
     pass, and every division into calls of the parity grid.
 
     Args:
-        ours: a block, a stack, a module around one, or an artefact that `load` returned.
+        ours: a block, a stack, another module, or an artefact that `load` returned.
         original: called with a tensor [B,S] int64 or [B,S,E] float32, whole sequences from position
             0. It returns a tensor [B,S,N], a tuple that begins with one, or an object with logits
             or last_hidden_state. A module must be in eval mode.
@@ -55,7 +55,7 @@ def compare(
     if isinstance(original, torch.nn.Module) and original.training:
         got = "training mode, in which dropout is random"
         raise refusal("compare", "the original in eval mode", got, "call original.eval()")
-    session, accuracy = _opened(ours)
+    session, accuracy = _opened(ours, tokens)
     case = _case(tokens, original)
     whole = session.prefill(case.tokens, chunk=case.tokens.shape[1])
     if whole.shape != case.full.shape:
@@ -77,10 +77,16 @@ def compare(
     return {"passed": True, "tolerance": accuracy.tolerance, "error": cells[worst], "cells": cells}
 
 
-def _opened(ours: Union[Model, torch.nn.Module, Loaded]) -> Tuple[Session, Accuracy]:
+def _opened(
+    ours: Union[Model, torch.nn.Module, Loaded], inputs: np.ndarray
+) -> Tuple[Session, Accuracy]:
     """Return a session of a model or an artefact, and how far its outputs may be off."""
     if not isinstance(ours, Loaded):
-        model = as_model(ours)
+        how = ReadAs()
+        if not isinstance(ours, KNOWN):
+            dtype = np.int64 if inputs.dtype.kind in "iu" else np.float32
+            how = ReadAs(torch.from_numpy(inputs.astype(dtype)), inputs.shape[1])
+        model = as_model(ours, how)
         session = eager_session(model)
         return session, accuracy_of(model, session.manifest)
     session = ours.session()

@@ -189,6 +189,7 @@ class ReadModule(torch.nn.Module):
 
 
 Model = Union[Stack, AttentionBlock, ReadModule]
+KNOWN = (Stack, AttentionBlock, ReadModule)
 
 
 def as_model(model: Any, how: ReadAs = ReadAs()) -> Model:
@@ -198,7 +199,7 @@ def as_model(model: Any, how: ReadAs = ReadAs()) -> Model:
         ValueError: no module; weights in float64; how to read a model of this package; a module
             that cannot be read.
     """
-    if isinstance(model, (Stack, AttentionBlock, ReadModule)):
+    if isinstance(model, KNOWN):
         if how.given:
             rule = "example, max_positions, positions, causal and output for a module of your own"
             got = f"them for a {type(model).__name__}"
@@ -230,7 +231,7 @@ def as_model(model: Any, how: ReadAs = ReadAs()) -> Model:
 
 def read_again(model: Any, described: Mapping[str, Any]) -> Model:
     """Return a model as `as_model` does; a module is read as the description of a module says."""
-    known = isinstance(model, (Stack, AttentionBlock, ReadModule))
+    known = isinstance(model, KNOWN)
     if known or described.get("kind") != "module" or not isinstance(model, torch.nn.Module):
         return as_model(model)
     tokens, most = described["tokens"], described["max_positions"]

@@ -108,8 +108,7 @@ def test_inspect_describes_an_own_module(
         and "The output of the module's forward." in said
     )
     assert (
-        f"module tests.clients.test_own_modules.Own, reads {read}, 300 positions, causal, "
-        "outputs 3"
+        f"module tests.clients.test_own_modules.Own, reads {read}, 300 positions, causal, outputs 3"
     ) in said
 
 

@@ -203,22 +203,14 @@ def test_the_programs_of_the_page_run(tmp_path: Path, monkeypatch: pytest.Monkey
     names: dict = {}
     for program in re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL):
         exec(program, names)
-    assert (
-        names["logits"].shape == (1, 5, 61)
-        and names["translated"].shape[0] == 2
-        and names["output"].shape == (1, 40, 64)
-    )
+    assert names["translated"].shape[0] == 2 and names["output"].shape == (1, 40, 64)
     assert (tmp_path / "build/block/posenc.json").is_file()
     assert [names[name].config.max_positions for name in ("longer", "stretched", "built")] == [
         512,
         512,
         4096,
     ]
-    assert (
-        names["tags"].shape == (1, 7)
-        and names["tag"].shape == (1, 5, 7)
-        and names["score"].shape == (1, 5, 1)
-    )
+    assert names["logits"].shape == (1, 100) and len(names["tokens"]) == 4
 
 
 def test_the_program_of_the_page_of_sessions_runs(
