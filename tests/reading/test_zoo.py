@@ -1,0 +1,92 @@
+"""Plain modules read as they are: calls with caches give what the module gives on sequences."""
+
+import copy
+import functools
+from typing import Any, List, Tuple
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from posenc_export.reading.read import read
+from posenc_export.shared.numerics import tolerance
+from tests.reading.compare import errors, outputs
+from tests.reading.zoo import OPTIONS, ZOO
+
+pytestmark = [
+    pytest.mark.xdist_group("zoo"),
+    pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile"),
+]
+TOLERANCE = tolerance("float32", depth=2, reduction=64)
+QUICK = """
+    nanogpt-flash nanochat bigram-heads positions-argument tokens-first heads-in-rows window-branch
+    rope-grown alibi-in-forward skewed retention linear-cumsum convolution-cut
+""".split()
+
+
+def by_name(quick: List[str]) -> List[Any]:
+    """Names of the zoo; those that `make test` leaves out are marked."""
+    return [
+        pytest.param(name, marks=() if name in quick else pytest.mark.exhaustive) for name in ZOO
+    ]
+
+
+def sequence(example: Tensor, length: int = 20, rows: int = 2) -> Tensor:
+    """Return other random tokens of the kind of an example."""
+    generator = torch.Generator().manual_seed(7)
+    if example.is_floating_point():
+        return torch.randn(rows, length, example.shape[2], generator=generator)
+    return torch.randint(50, (rows, length), generator=generator)
+
+
+@functools.cache
+def read_of_zoo(name: str) -> Tuple[Any, nn.Module, Tensor, Tensor]:
+    """Return the reading of a module, the module, tokens, and its outputs before it was read."""
+    module, example, positions = ZOO[name]()
+    x = sequence(example)
+    before = outputs(copy.deepcopy(module), x)
+    return read(module, example, positions, **OPTIONS[name]), module, x, before
+
+
+@pytest.mark.parametrize("name", ZOO)
+@torch.no_grad()
+def test_a_module_of_the_zoo_is_causal_and_gives_the_same_at_every_length(name: str) -> None:
+    module, example, _ = ZOO[name]()
+    x = sequence(example)
+    whole = outputs(module, x)
+    for length in range(1, 20):
+        changed = torch.cat((x[:, :length], x[:, length:].roll(1, 0)), dim=1)
+        for other in (x[:, :length], changed):
+            difference = (outputs(module, other)[:, :length] - whole[:, :length]).abs().max()
+            assert difference <= TOLERANCE * whole.abs().max(), length
+    assert torch.allclose(outputs(module, x[1:]), whole[1:], atol=TOLERANCE * whole.abs().max())
+
+
+@pytest.mark.parametrize("name", by_name(QUICK))
+@torch.no_grad()
+def test_every_division_into_calls_gives_what_the_module_gives(name: str) -> None:
+    reading, module, x, _ = read_of_zoo(name)
+    found = errors(reading, module, x)
+    assert max(found.values()) <= TOLERANCE, found
+
+
+@pytest.mark.parametrize("name", by_name(QUICK))
+@torch.no_grad()
+def test_a_module_that_was_read_gives_the_same_bits_as_before(name: str) -> None:
+    _, module, x, before = read_of_zoo(name)
+    assert torch.equal(outputs(module, x), before)
+
+
+@pytest.mark.parametrize("name", by_name(QUICK))
+@torch.no_grad()
+def test_the_oracle_of_a_reading_is_the_module_on_all_tokens(name: str) -> None:
+    reading, _, x, before = read_of_zoo(name)
+    assert (reading.whole(x) - before).abs().max() <= TOLERANCE * before.abs().max()
+
+
+@pytest.mark.parametrize("name", by_name(QUICK))
+def test_a_reading_states_the_sizes_of_its_inputs_and_outputs(name: str) -> None:
+    reading, _, x, before = read_of_zoo(name)
+    width = x.shape[2] if x.is_floating_point() else 0
+    assert (reading.width, reading.outputs) == (width, before.shape[2])
+    assert (reading.vocabulary, reading.max_positions) == (0 if width else 50, 64)

@@ -1,0 +1,226 @@
+"""Layers by how they multiply queries and keys, and by who sees whom."""
+
+import math
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from tests.reading.zoo.base import HEADS, POSITIONS, SIZE, WIDTH, Attention, angles, layer, pairs
+
+layer("manual")(Attention)
+
+
+@layer("repeat-interleave", hidden=True)
+class RepeatInterleave(Attention):
+    groups = 2
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        k, v = (t.repeat_interleave(HEADS // self.groups, dim=1) for t in (k, v))
+        return F.scaled_dot_product_attention(q, k, v, is_causal=True)
+
+
+@layer("heads-broadcast")
+class HeadsBroadcast(Attention):
+    """Grouped queries [B,groups,copies,S,D] beside keys [B,groups,1,S,D]."""
+
+    groups = 2
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        q, k, v = q.unflatten(1, (2, 2)) * SIZE**-0.5, k.unsqueeze(2), v.unsqueeze(2)
+        scores = q @ k.mT
+        later = torch.full(scores.shape[-2:], -1e9).triu(diagonal=1)
+        return ((scores + later).softmax(-1) @ v).flatten(1, 2)
+
+
+@layer("heads-in-rows")
+class HeadsInRows(Attention):
+    """Batch and heads in one axis, by bmm and an in-place mask."""
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        B, H, T, D = q.shape
+        q, k, v = (t.reshape(B * H, T, D) for t in (q, k, v))
+        scores = torch.bmm(q, k.transpose(1, 2)).div_(math.sqrt(D))
+        scores.masked_fill_(torch.ones(T, T, dtype=torch.bool).triu(1), float("-inf"))
+        return torch.bmm(scores.softmax(dim=-1), v).view(B, H, T, D)
+
+
+@layer("tokens-first", hidden=True)
+class TokensFirst(nn.Module):
+    """[S,B,E] inside, scores [i,j,B,H] by einsum, softmax over the second axis."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.qkv, self.out = nn.Linear(WIDTH, 3 * WIDTH), nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x.transpose(0, 1)
+        q, k, v = self.qkv(x).view(x.size(0), x.size(1), HEADS, 3 * SIZE).chunk(3, dim=-1)
+        scores = torch.einsum("ibhd,jbhd->ijbh", q, k) * (1 / SIZE**0.5)
+        mask = torch.tril(torch.ones(x.size(0), x.size(0)))[:, :, None, None]
+        attn = scores.masked_fill(mask == 0, float("-inf")).softmax(dim=1)
+        y = torch.einsum("ijbh,jbhd->ibhd", attn, v)
+        return self.out(y.reshape(x.size(0), x.size(1), -1)).transpose(0, 1)
+
+
+@layer("rows-of-tokens-first")
+class RowsOfTokensFirst(nn.Module):
+    """[S,B*H,D] transposed for bmm, as in early sequence toolkits."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.q, self.k, self.v, self.out = (nn.Linear(WIDTH, WIDTH) for _ in range(4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x.transpose(0, 1)
+        T, B, C = x.shape
+        q, k, v = (
+            t.contiguous().view(T, B * HEADS, SIZE).transpose(0, 1)
+            for t in (self.q(x) * SIZE**-0.5, self.k(x), self.v(x))
+        )
+        weights = torch.bmm(q, k.transpose(1, 2))
+        weights += torch.triu(torch.zeros(T, T).float().fill_(float("-inf")), 1)[None]
+        y = torch.bmm(F.softmax(weights.float(), dim=-1).type_as(weights), v)
+        return self.out(y.transpose(0, 1).contiguous().view(T, B, C)).transpose(0, 1)
+
+
+@layer("einsum-letters")
+class EinsumLetters(nn.Module):
+    """Weights as [H,E,D] parameters and einsum throughout, with axes in an order of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.q, self.k, self.v, self.out = (
+            nn.Parameter(torch.randn(HEADS, WIDTH, SIZE) * 0.2) for _ in range(4)
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = (torch.einsum("bte,hed->hbtd", x, w) for w in (self.q, self.k, self.v))
+        scores = torch.einsum("hbqd,hbkd->bqhk", q, k) / math.sqrt(SIZE)
+        n = torch.arange(x.shape[1])
+        scores = torch.where((n[:, None] >= n[None, :])[None, :, None], scores, -torch.inf)
+        y = torch.einsum("bqhk,hbkd->qbhd", scores.softmax(-1), v)
+        return torch.einsum("qbhd,hed->bqe", y, self.out)
+
+
+@layer("keys-first")
+class KeysFirst(Attention):
+    """Scores as [keys, queries]."""
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        T = q.size(2)
+        scores = (k @ q.mT / 8**0.5).masked_fill(torch.ones(T, T).tril(-1) > 0, float("-inf"))
+        return scores.softmax(dim=-2).mT @ v
+
+
+@layer("additive")
+class Additive(Attention):
+    """tanh of the sum of a query and a key, times a vector."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.vector = nn.Parameter(torch.randn(SIZE))
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return (
+            self.weights((torch.tanh(q[:, :, :, None] + k[:, :, None]) * self.vector).sum(-1)) @ v
+        )
+
+
+@layer("latent", hidden=True)
+class Latent(nn.Module):
+    """Keys and values of low rank, and a rotated part of the key that all heads share."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.q, self.down = nn.Linear(WIDTH, HEADS * 12), nn.Linear(WIDTH, 12 + 4)
+        self.norm, self.up = nn.LayerNorm(12), nn.Linear(12, HEADS * 2 * SIZE, bias=False)
+        self.out = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        B, T, _ = x.shape
+        turns = angles(T, 4)
+        latent, turned = self.down(x).split([12, 4], dim=-1)
+        k, v = self.up(self.norm(latent)).view(B, T, HEADS, -1).transpose(1, 2).chunk(2, dim=-1)
+        turned = pairs(turned.view(B, 1, T, 4), turns.cos(), turns.sin())
+        q, q_turned = self.q(x).view(B, T, HEADS, 12).transpose(1, 2).split([SIZE, 4], dim=-1)
+        q = torch.cat((q, pairs(q_turned, turns.cos(), turns.sin())), dim=-1)
+        k = torch.cat((k, turned.expand(-1, HEADS, -1, -1)), dim=-1)
+        y = F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=0.3)
+        return self.out(y.transpose(1, 2).reshape(B, T, WIDTH))
+
+
+@layer("tokens-flattened")
+class TokensFlattened(Attention):
+    """Rows and tokens in one axis for experts, all of which are computed; two of three count."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.router, self.experts = nn.Linear(WIDTH, 3), nn.Parameter(torch.randn(3, 32, 32) * 0.2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x + super().forward(x)
+        flat = x.view(-1, WIDTH)
+        chances, chosen = self.router(flat).softmax(dim=-1).topk(2, dim=-1)
+        routed = torch.zeros(flat.shape[0], 3).scatter(1, chosen, chances)
+        y = torch.einsum("ne,xef->nxf", flat, self.experts).relu()
+        return (y * routed.unsqueeze(-1)).sum(dim=1).view(x.shape)
+
+
+@layer("window-band")
+class WindowBand(Attention):
+    def attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        n = torch.arange(q.size(2))
+        away = n[:, None] - n[None, :]
+        band = (away >= 0) & (away < 5)
+        return F.scaled_dot_product_attention(q, k, v, attn_mask=band)
+
+
+@layer("window-branch", 5)
+@layer("window-holds-all", POSITIONS)
+class WindowBranch(Attention):
+    """Plain causal attention while the window holds every token."""
+
+    def __init__(self, window: int) -> None:
+        super().__init__()
+        self.window = window
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        T = q.size(-2)
+        if T <= self.window:
+            return F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        seen = torch.ones(T, T, dtype=torch.bool).tril().triu(1 - self.window)
+        return F.scaled_dot_product_attention(q, k, v, attn_mask=seen)
+
+
+@layer("window-unfold")
+class WindowUnfold(Attention):
+    """Each query beside the window of its last four keys, cut out by unfold."""
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        k, v = (F.pad(t, (0, 0, 3, 0)).unfold(2, 4, 1) for t in (k, v))
+        scores = torch.einsum("bhtd,bhtdw->bhtw", q, k) / SIZE**0.5
+        there = torch.arange(q.size(2))[:, None] + torch.arange(-3, 1) >= 0
+        chances = scores.masked_fill(~there, -torch.inf).softmax(dim=-1)
+        return torch.einsum("bhtw,bhtdw->bhtd", chances, v)
+
+
+@layer("chunks")
+class Chunks(Attention):
+    def attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        n = torch.arange(q.size(2))
+        mask = (n[:, None] >= n) & (n[:, None] // 5 == n // 5)
+        return F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
+
+
+@layer("two-ranges", hidden=True)
+class TwoRanges(nn.Module):
+    """Two attentions in one layer: the last three tokens, and all, weighed by a gate."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.near, self.far, self.gate = WindowBranch(3), Attention(), nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        gate = torch.sigmoid(self.gate(x))
+        return gate * self.near(x) + (1 - gate) * self.far(x)
