@@ -1,0 +1,194 @@
+"""Read modules that others published on PyPI, as they are, and list what came of each.
+
+    python -m bench.wild_modules [NAME ...] [--markdown docs/wild-modules.md]
+
+wild_modules.toml says how each is installed and made. Needs a package index; packages go into a
+folder of their own. Each module is read in a process of its own, with random weights.
+"""
+
+import argparse
+import importlib.util
+import json
+import subprocess
+import sys
+import tomllib
+import warnings
+from pathlib import Path
+from typing import Any, Callable, Dict, List, NamedTuple
+from unittest import mock
+
+from bench import marked
+
+HERE = Path(__file__).parent
+TOP = HERE.parent
+SECONDS = 300  # for one module
+OUTCOMES = ("exact", "refused", "error", "wrong", "not made")
+
+
+class Case(NamedTuple):
+    """A module: its entry in wild_modules.toml with one option in its place."""
+
+    name: str
+    packages: str
+    code: str
+    can: str
+    vectors: bool
+
+
+class Row(NamedTuple):
+    """A module, what came of it, and the largest error or the reason."""
+
+    case: Case
+    outcome: str
+    why: str
+
+
+def cases() -> List[Case]:
+    """Return the cases of wild_modules.toml."""
+    found = []
+    for entry in tomllib.loads((HERE / "wild_modules.toml").read_text("utf-8"))["module"]:
+        for option, text in entry.get("options", {"": ""}).items():
+            found.append(
+                Case(
+                    entry["name"] + (f", {option.replace('-', ' ')}" if option else ""),
+                    entry["packages"],
+                    entry["code"].replace("OPTION", text),
+                    entry.get("can", ""),
+                    entry.get("vectors", False),
+                )
+            )
+    return found
+
+
+def install(requirement: str, folder: Path) -> None:
+    """Install a package without its dependencies, unless it is in the folder."""
+    done = folder / f"{requirement}.installed"
+    if not done.exists():
+        pip = [sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--upgrade"]
+        target = ["--target", str(folder), "-c", str(TOP / "constraints.txt")]
+        if subprocess.run([*pip, *target, requirement], capture_output=True).returncode == 0:
+            done.touch()
+
+
+def row(case: Case, folder: Path) -> Row:
+    """Return the row of a module, which another process reads."""
+    for requirement in case.packages.split():
+        install(requirement, folder)
+    command = [sys.executable, "-m", "bench.wild_modules", case.name, "--packages", str(folder)]
+    try:
+        run = subprocess.run([*command, "--here"], capture_output=True, text=True, timeout=SECONDS)
+    except subprocess.TimeoutExpired:
+        return Row(case, "error", f"not read within {SECONDS} s")
+    if run.returncode:
+        return Row(case, "error", (run.stderr.strip().splitlines() or ["no message"])[-1])
+    return Row(case, *json.loads(run.stdout.splitlines()[-1]))
+
+
+def attempt(case: Case, folder: Path) -> List[str]:
+    """Make and read a module in this process: the outcome, and the largest error or the reason."""
+    import torch
+
+    from posenc_export.reading.read import read
+    from posenc_export.reading.refused import Refused
+    from posenc_export.shared.numerics import tolerance
+    from tests.reading.compare import errors
+    from tests.reading.test_zoo import sequence
+
+    torch.manual_seed(0)
+    sys.path.insert(0, str(folder))
+    try:
+        module = made(case.code, folder)
+        example = torch.randn(2, 11, 32) if case.vectors else torch.randint(50, (2, 11))
+        with torch.no_grad():
+            module(example)
+    except Exception as error:
+        return ["not made", _line(error)]
+    with torch.no_grad():
+        try:
+            reading = read(module, example, 64)
+        except Refused as error:
+            return ["refused", str(error).replace(str(folder.resolve()) + "/", "")]
+        except Exception as error:
+            return ["error", _line(error)]
+        found = max(errors(reading, module, sequence(example)).values())
+    return ["exact" if found <= tolerance("float32", 2, 64) else "wrong", f"{found:.1e}"]
+
+
+def made(code: str, folder: Path) -> Any:
+    """Run the code of a case and return its module in eval mode, with weights that show faults."""
+    import torch
+    from torch import nn
+
+    class Calling(nn.Module):
+        def __init__(self, inner: nn.Module, call: Callable[[Any, Any], Any]) -> None:
+            super().__init__()
+            self.inner, self.call = inner, call
+
+        def forward(self, x: Any) -> Any:
+            return self.call(self.inner, x)
+
+    def by_file(path: str) -> Any:
+        """Import one file of a package that cannot be imported here as a whole."""
+        specification = importlib.util.spec_from_file_location("by_file", folder / path)
+        assert specification is not None and specification.loader is not None
+        file = importlib.util.module_from_spec(specification)
+        specification.loader.exec_module(file)
+        return file
+
+    def empty(*names: str) -> None:
+        """Stand for modules that are imported, and not needed, by modules whose names are theirs."""
+        for name in names:
+            sys.modules[name] = mock.MagicMock(__path__=[], __spec__=None)
+
+    names: Dict[str, Any] = dict(torch=torch, nn=nn, calling=Calling, by_file=by_file, empty=empty)
+    names.update(V=50, E=32, N=64)
+    exec(code, names)
+    module = names["m"].eval().requires_grad_(False)
+    for parameter in module.parameters():
+        # Initial weights of 0.02, and projections of zeros, hide a wrong mask or position.
+        if parameter.dim() > 1 and parameter.std() < 0.15:
+            parameter.normal_(0.0, 0.2)
+    return module
+
+
+def _line(error: Exception) -> str:
+    return f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
+
+
+def page(rows: List[Row]) -> str:
+    """Return the page of rows."""
+    lines = [marked.text("wild-modules")]
+    can = [r for r in rows if not r.case.can]
+    exact = sum(r.outcome == "exact" for r in can)
+    lines.append(f"Of {len(can)} modules that can be exact, {exact} are. ")
+    lines[-1] += "; ".join(f"{o}: {sum(r.outcome == o for r in rows)}" for o in OUTCOMES) + ".\n"
+    lines += ["| module | can be exact | outcome | largest error, or why |", "|---|---|---|---|"]
+    for r in rows:
+        why = r.why.replace("|", "\\|").replace("<", "&lt;")
+        lines.append(f"| {r.case.name} | {r.case.can or 'yes'} | {r.outcome} | {why} |")
+    return "\n".join(lines) + "\n"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("names", nargs="*")
+    parser.add_argument("--packages", type=Path, default=Path("build/wild"))
+    parser.add_argument("--markdown", type=Path)
+    parser.add_argument("--here", action="store_true", help="one module, in this process")
+    options = parser.parse_args()
+    chosen = [c for c in cases() if not options.names or c.name in options.names]
+    if options.here:
+        warnings.simplefilter("ignore")
+        print(json.dumps(attempt(chosen[0], options.packages)))
+        return
+    options.packages.mkdir(parents=True, exist_ok=True)
+    rows = []
+    for case in chosen:
+        rows.append(row(case, options.packages))
+        print(f"{case.name}: {rows[-1].outcome}: {rows[-1].why}", flush=True)
+    if options.markdown:
+        options.markdown.write_text(page(rows), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
