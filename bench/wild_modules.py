@@ -136,7 +136,7 @@ def made(code: str, folder: Path) -> Any:
         return file
 
     def empty(*names: str) -> None:
-        """Stand for modules that are imported, and not needed, by modules whose names are theirs."""
+        """Stand for modules of these names, which are imported and not needed."""
         for name in names:
             sys.modules[name] = mock.MagicMock(__path__=[], __spec__=None)
 
