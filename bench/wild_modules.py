@@ -13,8 +13,10 @@ import subprocess
 import sys
 import tomllib
 import warnings
+from importlib.abc import Loader, MetaPathFinder
+from importlib.machinery import ModuleSpec
 from pathlib import Path
-from typing import Any, Callable, Dict, List, NamedTuple
+from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence
 from unittest import mock
 
 from bench import marked
@@ -41,6 +43,23 @@ class Row(NamedTuple):
     case: Case
     outcome: str
     why: str
+
+
+class Empty(MetaPathFinder, Loader):
+    """Stands for packages of these names."""
+
+    def __init__(self, packages: Sequence[str]) -> None:
+        self.packages = packages
+
+    def find_spec(self, name: str, path: Any, target: Any = None) -> Optional[ModuleSpec]:
+        ours = name.partition(".")[0] in self.packages
+        return ModuleSpec(name, self, is_package=True) if ours else None
+
+    def create_module(self, spec: ModuleSpec) -> Any:
+        return mock.MagicMock()
+
+    def exec_module(self, module: Any) -> None:
+        """Nothing is in it."""
 
 
 def cases() -> List[Case]:
@@ -135,10 +154,9 @@ def made(code: str, folder: Path) -> Any:
         specification.loader.exec_module(file)
         return file
 
-    def empty(*names: str) -> None:
-        """Stand for modules of these names, which are imported and not needed."""
-        for name in names:
-            sys.modules[name] = mock.MagicMock(__path__=[], __spec__=None)
+    def empty(*packages: str) -> None:
+        """Stand for packages that are imported, and not needed."""
+        sys.meta_path.insert(0, Empty(packages))
 
     names: Dict[str, Any] = dict(torch=torch, nn=nn, calling=Calling, by_file=by_file, empty=empty)
     names.update(V=50, E=32, N=64)
