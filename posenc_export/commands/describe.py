@@ -50,7 +50,7 @@ def _description(model: str, chosen: Dict[str, Any]) -> Dict[str, Any]:
     if model in PRESETS:
         _check_only((), chosen, "a preset")
         return to_json(PRESETS[model])
-    return to_json(_checkpoint(model, chosen, [*PRESETS, "block"]))
+    return _checkpoint(model, chosen, [*PRESETS, "block"])
 
 
 def _block(chosen: Dict[str, Any]) -> Any:
@@ -63,12 +63,15 @@ def _block(chosen: Dict[str, Any]) -> Any:
     return block_config(encoding=encodings.parse(values.pop("encoding")), causal=causal, **values)
 
 
-def _checkpoint(model: str, chosen: Dict[str, Any], names: List[str]) -> Any:
-    """The description of a folder or a GGUF file. names: those of other models."""
+def _checkpoint(model: str, chosen: Dict[str, Any], names: List[str]) -> Dict[str, Any]:
+    """The description of a folder or a GGUF file, and whose code reads its type. names: those of
+    other models.
+    """
     from msgspec.structs import replace
 
-    from posenc_export.models import families
+    from posenc_export.models import by_transformers, families
     from posenc_export.models.checkpoint import read_config
+    from posenc_export.models.config_json import to_json
     from posenc_export.models.gguf.checkpoint import GGUFCheckpoint, is_gguf
     from posenc_export.models.sentence_transformers import opened
 
@@ -79,8 +82,14 @@ def _checkpoint(model: str, chosen: Dict[str, Any], names: List[str]) -> Any:
     _check_only(("max_positions", "part"), chosen, "a checkpoint")
     folder, sentences = opened(Path(model), "part" not in chosen)
     config = GGUFCheckpoint(folder).config if is_gguf(folder) else read_config(folder)
+    kind = config.get("model_type")
+    if kind not in families.FILES:
+        _check_only(("max_positions",), chosen, f"a type without a family ({kind})")
+        return {**by_transformers.kind_of(config).described(), **chosen}
     described = families.read(config, chosen.get("max_positions"), chosen.get("part"))[0]
-    return described if sentences is None else replace(described, readout=sentences.readout)
+    if sentences is not None:
+        described = replace(described, readout=sentences.readout)
+    return {**to_json(described), "read": f"by the family of {kind}"}
 
 
 def _check_only(names: Collection[str], chosen: Dict[str, Any], what: str) -> None:

@@ -119,7 +119,7 @@ def _checkpoint(folder: str, chosen: Dict[str, Any]) -> Any:
     layer, part, lengths = (chosen.get(name) for name in ("layer", "part", "lengths"))
     with_head = "head" not in chosen
     if way is None:
-        model = from_pretrained(folder, layer, positions, part, lengths, with_head)
+        model: Any = from_pretrained(folder, layer, positions, part, lengths, with_head)
         if Path(folder).is_dir() and with_head:
             _note_unexported(folder, model)
         return model

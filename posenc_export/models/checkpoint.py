@@ -4,7 +4,7 @@ import math
 from contextlib import ExitStack
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
+from typing import Any, Dict, List, Mapping, Optional, Sequence, Set, Tuple
 
 import numpy as np
 from torch import Tensor
@@ -142,13 +142,8 @@ class Checkpoint:
 
     def check(self, shapes: Dict[str, Shape]) -> None:
         """Check that the tensors are exactly these, with these shapes; ValueError otherwise."""
-        missing = sorted(set(shapes) - set(self._sources))
-        extra = sorted(set(self._sources) - set(shapes))
-        if missing or extra:
-            rule = f"the {len(shapes)} tensors of the model that config.json describes, no others"
-            both = (("no", missing), ("also", extra))
-            got = " and ".join(f"{word} {_some(names)}" for word, names in both if names)
-            raise refusal(WHERE, rule, got, self._remedy(missing, extra))
+        names = set(self._sources)
+        self.check_names(set(shapes) - names, names - set(shapes), len(shapes))
         for name, shape in shapes.items():
             file, written = self._sources[name]
             stored = file.shape(written)
@@ -157,16 +152,24 @@ class Checkpoint:
                 rule = f"{name} with shape {list(shape)} by config.json"
                 raise refusal(WHERE, rule, list(stored), BELONGS)
 
-    def _remedy(self, missing: List[str], extra: List[str]) -> str:
+    def check_names(self, missing: Set[str], extra: Set[str], count: int) -> None:
+        """Raise ValueError if one of a model's `count` tensors is missing or there are others."""
+        if missing or extra:
+            rule = f"the {count} tensors of the model that config.json describes, no others"
+            both = (("no", sorted(missing)), ("also", sorted(extra)))
+            got = " and ".join(f"{word} {_some(names)}" for word, names in both if names)
+            raise refusal(WHERE, rule, got, self._remedy(missing, extra))
+
+    def _remedy(self, missing: Set[str], extra: Set[str]) -> str:
         """Return what to do with a checkpoint that lacks tensors or has others."""
         named = str(self.config.get("architectures"))
-        parts = {part: name for name in extra for part in name.split(".")}
+        parts = {part: name for name in sorted(extra) for part in name.split(".")}
         if part := next((part for part in WRAPPERS if part in parts), None):
             wrapper, inner = WRAPPERS[part]
             return f"{wrapper} adds {part!r} to names: save the state_dict of {inner}"
         if any("lora_" in name for name in extra):
             return f"lora_ are tensors of an adapter: {adapters.MERGE}"
-        if set(missing) <= {*HEADS} and not extra:
+        if missing <= {*HEADS} and not extra:
             remedy = "set tie_word_embeddings to true if the head is the token table"
             return f"{remedy}, or export hidden states without a head (--no-head)"
         if "For" in named and not missing:

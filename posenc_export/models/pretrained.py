@@ -7,6 +7,7 @@ from typing import Any, Dict, Mapping, Optional, Tuple, Union
 import torch
 
 from posenc_export.models import (
+    by_transformers,
     families,
     generation_settings,
     sentence_transformers,
@@ -41,8 +42,9 @@ def from_pretrained(
     part: Optional[str] = None,
     lengths: Optional[str] = None,
     head: bool = True,
-) -> Union[Stack, AttentionBlock]:
-    """Load a model with the weights of a checkpoint, float32, in eval mode.
+) -> Union[Stack, AttentionBlock, by_transformers.Published]:
+    """Load a model with the weights of a checkpoint, float32, in eval mode. A model_type without a
+    family is read by the code of transformers (models/by_transformers.py).
 
     Args:
         path: folder with config.json and model.safetensors or pytorch_model.bin, whole or in
@@ -69,12 +71,16 @@ def from_pretrained(
     Raises:
         ValueError: a family or a key of config.json that cannot be exported; weights that are
             missing, unknown or have another shape or dtype; no such layer.
-        ModuleNotFoundError: gguf or tokenizers is not installed, for a GGUF file.
+        ModuleNotFoundError: gguf or tokenizers is not installed, for a GGUF file; transformers, for
+            a model_type without a family.
     """
     whole = head and layer is None and part is None
     folder, sentences = sentence_transformers.opened(Path(path), whole)
     with opened(folder) as checkpoint, enough_memory("checkpoint"), torch.no_grad():
         values = checkpoint.config
+        if isinstance(checkpoint, Checkpoint) and values.get("model_type") not in families.FILES:
+            chosen = {"layer": layer, "part": part, "lengths": lengths, "readout": sentences}
+            return _published(checkpoint, max_positions, head, chosen)
         described, family = families.read(values, max_positions, part, lengths)
         config = described
         if part in (None, families.EMBEDDINGS):
@@ -100,7 +106,8 @@ def from_pretrained(
             model = _part(stack, layer, part)
         _fill(model, checkpoint, sources, "" if layer is None else f"layers.{layer}.")
         if isinstance(model, Stack):
-            model.text = _text(checkpoint.files, values, model.config, part)
+            ids = model.config.tokens.vocabulary
+            model.text = _text(checkpoint.files, values, ids, bool(model.config.head), part)
             model.stored = stored(sources, checkpoint.matrix)
     for encoding in encodings_in(model):
         encoding.prepare()
@@ -109,6 +116,23 @@ def from_pretrained(
     elif isinstance(model, Stack) and whole:
         task_heads.attach(model, folder, values)
     return model.eval()
+
+
+def _published(
+    checkpoint: Checkpoint, max_positions: Optional[int], head: bool, chosen: Mapping[str, Any]
+) -> by_transformers.Published:
+    """Return the model of a type without a family. chosen: options that only families have."""
+    values = checkpoint.config
+    kind = by_transformers.kind_of(values, head)
+    if given := next((name for name, value in chosen.items() if value is not None), None):
+        rule = f"a model_type with a family of ours for {given}"
+        raise refusal("checkpoint", rule, repr(values["model_type"]), "leave it out")
+    model = by_transformers.load(kind, checkpoint)
+    model.max_positions = max_positions or model.max_positions
+    if model.max_positions is None:
+        raise refusal("checkpoint", "a number of positions", "none", "give max_positions")
+    model.text = _text(checkpoint.files, values, model.vocabulary, model.head and model.causal)
+    return model
 
 
 def _part(model: Stack, layer: Optional[int], part: Optional[str]) -> Union[Stack, AttentionBlock]:
@@ -132,11 +156,14 @@ def outline(
     without a readout. Arguments as of from_pretrained.
 
     Raises:
-        ValueError: as from_pretrained, for config.json.
+        ValueError: as from_pretrained, for config.json; a model_type without a family.
     """
     folder, sentences = sentence_transformers.opened(Path(path), head)
     with opened(folder) as checkpoint, torch.device("meta"):
         values = checkpoint.config
+        if values.get("model_type") not in families.FILES:
+            rule, got = "a model_type with a family of ours for a size", repr(values["model_type"])
+            raise refusal("checkpoint", rule, got, "give a number of bits")
         config, _ = families.read(values, max_positions, None, lengths)
         return Stack(task_heads.of_decoder(config, values, head, sentences is not None))
 
@@ -156,13 +183,17 @@ def opened(path: Path) -> AnyCheckpoint:
 
 
 def _text(
-    files: Mapping[str, bytes], values: Mapping[str, Any], config: StackConfig, part: Optional[str]
+    files: Mapping[str, bytes],
+    values: Mapping[str, Any],
+    vocabulary: int,
+    head: bool,
+    part: Optional[str] = None,
 ) -> Text:
     """Return a checkpoint's tokenizer and, with a head, stop ids, start ids and generation."""
     tokenizer_settings.check(files)
     others = {name: content for name, content in files.items() if name != TOKENIZER}
-    tokenizer, vocabulary = files.get(TOKENIZER, b""), config.tokens.vocabulary
-    if not config.head:
+    tokenizer = files.get(TOKENIZER, b"")
+    if not head:
         return Text(tokenizer, files=others)
     stop_ids = read_ids(files, values, "eos_token_id", vocabulary)
     start_ids = read_ids(files, values, "decoder_start_token_id", vocabulary)

@@ -1,0 +1,305 @@
+"""Checkpoints of types without a family of ours, as modules that transformers' own code computes.
+
+Nothing is downloaded, and no code of a folder or a hub runs: classes come from the installed
+transformers alone, by model_type and architectures. Files are read by models/checkpoint.py.
+"""
+
+import contextlib
+import inspect
+import re
+from typing import Any, Dict, Iterable, Iterator, Mapping, NamedTuple, Optional
+
+import torch
+from torch import Tensor
+
+from posenc_export.models.checkpoint import BELONGS, WHERE, Checkpoint
+from posenc_export.models.embedding_and_head import Text
+from posenc_export.models.families.shared.limits import TABLE, check_values
+from posenc_export.models.task_heads import LANGUAGE, WITHOUT, task_of
+from posenc_export.shared.allocation import enough_memory
+from posenc_export.shared.foreign import explained
+from posenc_export.shared.refusal import refusal
+from posenc_export.shared.suggestion import suggestion
+
+OLDEST = (5, 20)  # version of transformers
+INSTALL = "pip install 'posenc-export[transformers]'"
+OWN = "build the model in Python and give it to export_model"
+# Keys of config.json, at any depth, that name code, kernels, files or devices, and the form of
+# outputs. Checkpoint reads quantization_config.
+LEFT_OUT = re.compile(
+    r"^auto_map$|^custom_|(kernel|fusion|distributed|quantization)_config$|_implementation(_|$)|"
+    r"^transformers_weights$|^(use_)?return_dict$|^torchscript$"
+)
+# Keys for the number of positions, first those of a decoder.
+LENGTHS = """max_position_embeddings n_positions max_seq_len n_ctx seq_length
+    max_source_positions""".split()
+TASKS = (*LANGUAGE, "MaskedLM", "TokenClassification")  # with logits for each token
+TRIED = 6  # tokens of the run that says whether a model is causal
+
+
+class Published(torch.nn.Module):
+    """A model of transformers as a function of token ids alone.
+
+    Args:
+        model: a model in eval mode that takes input_ids.
+        vocabulary: number of token ids.
+        max_positions: number of positions, or None if its configuration names none.
+
+    Attributes:
+        head: whether outputs are logits, not hidden states.
+        causal: whether outputs do not depend on later tokens, tried with numbers.
+        text, source: as those of a Stack.
+    """
+
+    def __init__(self, model: Any, vocabulary: int, max_positions: Optional[int]) -> None:
+        super().__init__()
+        self.model, self.vocabulary, self.max_positions = model, vocabulary, max_positions
+        self.text = Text()
+        self.source: Dict[str, Any] = {}
+        cached = "use_cache" in inspect.signature(model.forward).parameters
+        self.options = {"use_cache": False} if cached else {}
+        ids = (vocabulary // 2 + torch.arange(TRIED)[None]) % vocabulary
+        with torch.no_grad():
+            self.head = "logits" in self.model(input_ids=ids, **self.options)
+            before = self(ids)[:, :-1]
+            ids[:, -1] = (ids[:, -1] + 1) % vocabulary
+            change = (self(ids)[:, :-1] - before).abs().max()
+        self.causal = bool(change <= 1e-5 * before.abs().max())
+
+    def example(self) -> Tensor:
+        """Return token ids int64 [2,16]."""
+        drawn = torch.Generator().manual_seed(0)
+        return torch.randint(self.vocabulary, (2, 16), generator=drawn)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        """ids [B,S] int64 -> logits [B,S,V] float32, or hidden states [B,S,E] without a head."""
+        outputs = self.model(input_ids=ids, **self.options)
+        result: Tensor = outputs.logits if self.head else outputs.last_hidden_state
+        return result
+
+
+class Kind(NamedTuple):
+    """What a config.json means to transformers: a configuration, and the class of its model, with
+    its head or without.
+    """
+
+    config: Any
+    model: Any
+    head: bool
+
+    @property
+    def vocabulary(self) -> int:
+        return int(_text(self.config).vocab_size)
+
+    @property
+    def max_positions(self) -> Optional[int]:
+        """The number of positions that the configuration names, or None."""
+        named = [getattr(_text(self.config), name, None) for name in LENGTHS]
+        return next((length for length in named if type(length) is int and length > 0), None)
+
+    def empty(self) -> Any:
+        """Return the model on the meta device. ValueError: transformers does not build it."""
+        with _calls("a config.json from which transformers builds a model"), torch.device("meta"):
+            return self.model(self.config)
+
+    def described(self) -> Dict[str, Any]:
+        """Return what `posenc describe` prints."""
+        parameters = sum(parameter.numel() for parameter in self.empty().parameters())
+        return {
+            "kind": "module",
+            "name": self.model.__name__,
+            "tokens": {"vocabulary": self.vocabulary},
+            "max_positions": self.max_positions,
+            "parameters": parameters,
+            "read": f"by transformers {version()}",
+        }
+
+
+def kind_of(values: Mapping[str, Any], head: bool = True) -> Kind:
+    """Return what a config.json means to transformers.
+
+    Args:
+        values: contents of config.json.
+        head: False for the model without its head.
+
+    Raises:
+        ValueError: a type or a class that transformers lacks; a model whose input is not token
+            ids, or whose output is not one row for each token; values that its class refuses.
+        ModuleNotFoundError: there is no transformers, or one older than OLDEST.
+    """
+    name = values.get("model_type")
+    version(f" to read model_type {name!r}")
+    check_values(str(name), values)
+    with _calls(f"a config.json that transformers reads as {name!r:.80}"):
+        from transformers import CONFIG_MAPPING
+
+        if not isinstance(name, str) or name not in CONFIG_MAPPING:
+            raise _unknown(values, CONFIG_MAPPING)
+        config = CONFIG_MAPPING[name].from_dict(without_code(dict(values)))
+        return Kind(config, _class(values, config, head), head)
+
+
+def load(kind: Kind, checkpoint: Checkpoint) -> Published:
+    """Return the model with the tensors of a checkpoint, which stay mapped if they are float32; of
+    a model with encoder and decoder the encoder.
+
+    Raises:
+        ValueError: tensors are missing, unknown or have another shape or dtype; too few for the
+            sizes in config.json; the input is not token ids.
+    """
+    base, names = f"{kind.model.base_model_prefix}.", checkpoint.names()
+    if not kind.head and any(name.startswith(base) for name in names):
+        checkpoint.forget([name for name in names if not name.startswith(base)])
+    _check(kind.model.__name__, kind.empty(), checkpoint)
+    named = {name: _Named(checkpoint, name) for name in checkpoint.names()}
+    with _calls("weights that transformers reads"), enough_memory(WHERE):
+        model, found = kind.model.from_pretrained(
+            None,
+            config=kind.config,
+            state_dict=named,
+            dtype=torch.float32,
+            attn_implementation="eager",
+            ignore_mismatched_sizes=True,  # reported below
+            output_loading_info=True,
+        )
+        if model._can_set_experts_implementation():
+            model.set_experts_implementation("batched_mm")
+    count = len(model.state_dict())
+    checkpoint.check_names(found["missing_keys"], found["unexpected_keys"], count)
+    for name, stored, wanted in sorted(found["mismatched_keys"]):
+        rule = f"{name} with shape {list(wanted)} by config.json"
+        raise refusal(WHERE, rule, list(stored), BELONGS)
+    model, length = _part(model), kind.max_positions
+    for table in model.modules():
+        # The first rows of such a table belong to padding, as in RoBERTa.
+        ours = isinstance(table, torch.nn.Embedding) and table.num_embeddings == length
+        if ours and table.padding_idx is not None:
+            length = table.num_embeddings - table.padding_idx - 1
+    own: Any = type(
+        kind.model.__name__, (Published,), {}
+    )  # messages begin with the name of the class
+    with _calls("a model that reads token ids"):
+        return own(model.eval(), kind.vocabulary, length)
+
+
+class _Named:
+    """A tensor of a checkpoint, which transformers reads by [...]."""
+
+    def __init__(self, checkpoint: Checkpoint, name: str) -> None:
+        self.checkpoint, self.name = checkpoint, name
+
+    def __getitem__(self, _: Any) -> Tensor:
+        return self.checkpoint.tensor(self.name)
+
+
+def version(why: str = "") -> str:
+    """Return the version of transformers. ModuleNotFoundError: none, or one older than OLDEST."""
+    try:
+        import transformers
+
+        found = transformers.__version__
+    except ModuleNotFoundError:
+        found = "none"
+    if found == "none" or tuple(map(int, re.findall(r"\d+", found)[:2])) < OLDEST:
+        rule = f"{WHERE}: expected transformers {'.'.join(map(str, OLDEST))} or newer{why}"
+        raise ModuleNotFoundError(f"{rule}, got {found}; {INSTALL}", name="transformers")
+    return str(found)
+
+
+def without_code(values: Any) -> Any:
+    """Return the content of config.json without the keys LEFT_OUT, at any depth."""
+    if isinstance(values, list):
+        return [without_code(value) for value in values]
+    if not isinstance(values, dict):
+        return values
+    return {key: without_code(values[key]) for key in values if not LEFT_OUT.search(key)}
+
+
+@contextlib.contextmanager
+def _calls(rule: str) -> Iterator[None]:
+    """Context manager for calls of transformers, offline and without reports. Its errors become a
+    ValueError: expected `rule`; those of this package stay as they are.
+    """
+    from huggingface_hub import constants
+    from huggingface_hub.errors import StrictDataclassError
+    from transformers.utils import logging
+
+    online, told, bars = (
+        constants.HF_HUB_OFFLINE,
+        logging.get_verbosity(),
+        logging.is_progress_bar_enabled(),
+    )
+    constants.HF_HUB_OFFLINE = True
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    errors = (ImportError, OSError, StrictDataclassError)
+    begin = f"{WHERE}: expected "
+    try:
+        with explained(begin + rule, BELONGS, *errors):
+            yield
+    except ValueError as error:
+        inner = error.__context__
+        if isinstance(inner, ValueError) and str(inner).startswith(begin):
+            raise inner from None
+        raise
+    finally:
+        constants.HF_HUB_OFFLINE = online
+        logging.set_verbosity(told)
+        if bars:
+            logging.enable_progress_bar()
+
+
+def _text(config: Any) -> Any:
+    """Return the configuration of the part that reads token ids."""
+    return config.get_text_config(decoder=True)
+
+
+def _part(model: Any) -> Any:
+    """Return the encoder of a model with encoder and decoder, else the model."""
+    return model.get_encoder() if model.config.is_encoder_decoder else model
+
+
+def _unknown(values: Mapping[str, Any], known: Iterable[str]) -> ValueError:
+    """Return the error for a model_type that neither we nor transformers know."""
+    name, rule = values.get("model_type"), f"model_type to be a type of transformers {version()}"
+    if values.get("auto_map"):
+        got = f"{name!r:.80}, whose code is a file of its own (auto_map) and never runs"
+        return refusal(WHERE, rule, got, OWN)
+    return refusal(WHERE, f"{rule} or of ours", f"{name!r:.80}", suggestion(name, known))
+
+
+def _class(values: Mapping[str, Any], config: Any, head: bool) -> Any:
+    """Return the class of a model: the first of architectures, else that for language, else the
+    base; the base without a head.
+    """
+    import transformers
+
+    named, base = values.get("architectures"), transformers.MODEL_MAPPING.get(type(config), None)
+    name = str(named[0]) if isinstance(named, list) and named else ""
+    kind: Any = base if not head else getattr(transformers, name, None)
+    if head and not name:
+        kind = transformers.MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), base)
+    known = isinstance(kind, type) and issubclass(kind, transformers.PreTrainedModel)
+    if not known or not isinstance(config, kind.config_class or ()):
+        rule = f"architectures to be a class of transformers for {values['model_type']}"
+        raise refusal(WHERE, rule, f"{name!r:.80}", OWN)
+    if head and name and not (name.endswith("Model") or "LMHead" in name):
+        if task_of(values) not in TASKS:
+            rule = f"a base model, or one for {', '.join(TASKS)}"
+            raise refusal(WHERE, rule, f"architectures {name!r:.80}", WITHOUT)
+    return kind
+
+
+def _check(name: str, empty: Any, checkpoint: Checkpoint) -> None:
+    """Check a model on the meta device before its memory is allocated."""
+    if "input_ids" not in inspect.signature(_part(empty).forward).parameters:
+        inputs = [*inspect.signature(_part(empty).forward).parameters]
+        raise refusal(WHERE, f"{name} to read input_ids", ", ".join(inputs[:3]), OWN)
+    stored = sum(checkpoint.sizes())
+    for what, tensors, most in (
+        ("weights", empty.parameters(), stored + TABLE),  # tables may be left out of files
+        ("tables of positions", empty.buffers(), TABLE),
+    ):
+        if (count := sum(tensor.numel() for tensor in tensors)) > most:
+            rule = f"{what} of at most {most} numbers for files with {stored}"
+            raise refusal(WHERE, rule, f"{count} by config.json", BELONGS)

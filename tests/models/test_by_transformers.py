@@ -1,0 +1,270 @@
+"""Checkpoints of types without a family are computed by the code of transformers, or refused with
+a message of one line.
+"""
+
+import json
+import re
+import sys
+from pathlib import Path
+from typing import Any, Callable, Dict, Tuple
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from posenc_export.commands.cli import main
+from posenc_export.models import families
+from posenc_export.models.by_transformers import Published
+from posenc_export.models.pretrained import from_pretrained
+
+transformers = pytest.importorskip("transformers", reason="transformers is not installed")
+
+SIZES = {
+    "vocab_size": 61, "hidden_size": 32, "num_attention_heads": 4, "num_key_value_heads": 2,
+    "num_hidden_layers": 2, "intermediate_size": 48, "max_position_embeddings": 64,
+    "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "head_dim": 8,
+}  # fmt: skip
+# Settings of each type that differ from SIZES.
+TYPES: Dict[str, Dict[str, Any]] = {
+    "granite": {"embedding_multiplier": 2.0, "logits_scaling": 3.0, "tie_word_embeddings": True},
+    "olmo3": {"sliding_window": 8, "layer_types": ["sliding_attention", "full_attention"]},
+    "glm4": {"partial_rotary_factor": 0.5},
+    "starcoder2": {"sliding_window": 8},
+    "nemotron": {"partial_rotary_factor": 0.5},
+    "flex_olmo": {"num_experts": 4, "num_experts_per_tok": 2},
+}
+Q = "model.layers.0.self_attn.q_proj.weight"
+
+
+def _saved(name: str, folder: Path, kind: str = "CausalLM", **how: Any) -> Any:
+    """Save a small model with random weights, and return it."""
+    torch.manual_seed(0)
+    config = transformers.CONFIG_MAPPING[name](**{**SIZES, **TYPES.get(name, {})})
+    model = getattr(transformers, f"AutoModelFor{kind}" if kind else "AutoModel").from_config(
+        config, attn_implementation="eager"
+    )
+    for parameter in model.parameters():
+        torch.nn.init.normal_(parameter, std=0.2)
+    model.eval().save_pretrained(folder, **how)
+    return model
+
+
+def _outputs(model: Any) -> Tuple[torch.Tensor, torch.Tensor]:
+    """Return ids [2,12], beyond all windows, and a model's outputs for them."""
+    ids = torch.randint(3, 61, (2, 12), generator=torch.Generator().manual_seed(1))
+    with torch.no_grad():
+        outputs = model(input_ids=ids)
+    return ids, outputs["logits" if "logits" in outputs else "last_hidden_state"]
+
+
+def _config(folder: Path, **values: Any) -> None:
+    path = folder / "config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **values}))
+
+
+def _weights(folder: Path, change: Callable[[Dict[str, torch.Tensor]], Any]) -> None:
+    weights = {**load_file(folder / "model.safetensors")}
+    change(weights)
+    save_file(weights, folder / "model.safetensors", {"format": "pt"})
+
+
+def _refusal(folder: Path, kind: Any = ValueError, **arguments: Any) -> str:
+    with pytest.raises(kind) as refused:
+        from_pretrained(folder, **arguments)
+    message = str(refused.value)
+    assert "\n" not in message and message.startswith("checkpoint: expected ")
+    return message
+
+
+@pytest.fixture
+def granite(tmp_path: Path) -> Path:
+    _saved("granite", tmp_path / "granite")
+    return tmp_path / "granite"
+
+
+@pytest.mark.parametrize("name", TYPES)
+def test_a_type_without_a_family_is_what_transformers_computes(name: str, tmp_path: Path) -> None:
+    ids, expected = _outputs(_saved(name, tmp_path))
+    model = from_pretrained(tmp_path)
+    assert isinstance(model, Published) and model.causal and model.head
+    assert name not in families.FILES and model.max_positions == 64
+    assert torch.equal(model(ids), expected)
+
+
+def test_weights_in_several_files_are_read(tmp_path: Path) -> None:
+    ids, expected = _outputs(_saved("granite", tmp_path, max_shard_size="10KB"))
+    assert len([*tmp_path.glob("*.safetensors")]) > 3
+    assert torch.equal(from_pretrained(tmp_path)(ids), expected)
+
+
+def test_weights_in_bfloat16_are_read_as_float32(tmp_path: Path) -> None:
+    _saved("granite", tmp_path).to(torch.bfloat16).save_pretrained(tmp_path)
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(
+        tmp_path, dtype=torch.float32, attn_implementation="eager"
+    )
+    ids, expected = _outputs(theirs)
+    assert torch.equal(from_pretrained(tmp_path)(ids), expected)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="/proc lists mapped files on Linux")
+def test_weights_in_float32_are_mapped_from_their_file(granite: Path) -> None:
+    model = from_pretrained(granite)
+    maps = Path("/proc/self/maps").read_text().splitlines()
+    places = [line.split()[0].split("-") for line in maps if line.endswith(".safetensors")]
+    for parameter in model.parameters():
+        at = parameter.data_ptr()
+        assert any(int(first, 16) <= at < int(end, 16) for first, end in places)
+
+
+def test_a_tied_head_is_one_tensor(granite: Path) -> None:
+    model: Any = from_pretrained(granite)
+    assert model.model.lm_head.weight is model.model.model.embed_tokens.weight
+
+
+def test_a_base_model_gives_hidden_states(tmp_path: Path) -> None:
+    ids, expected = _outputs(_saved("granite", tmp_path, kind=""))
+    model: Any = from_pretrained(tmp_path)
+    assert not model.head and model.causal and torch.equal(model(ids), expected)
+
+
+def test_without_its_head_a_model_gives_hidden_states(tmp_path: Path) -> None:
+    whole = _saved("nemotron", tmp_path)
+    ids, expected = _outputs(whole.model)
+    assert torch.equal(from_pretrained(tmp_path, head=False)(ids), expected)
+
+
+@pytest.mark.parametrize("name", ["albert", "convbert"])
+def test_an_encoder_is_told_from_a_decoder_by_its_numbers(name: str, tmp_path: Path) -> None:
+    ids, expected = _outputs(_saved(name, tmp_path, kind="MaskedLM"))
+    model: Any = from_pretrained(tmp_path)
+    assert not model.causal and model.text.stop_ids == ()
+    torch.testing.assert_close(model(ids), expected, atol=0, rtol=0)
+
+
+def test_a_model_with_encoder_and_decoder_gives_its_encoder(tmp_path: Path) -> None:
+    whole = _saved("bart", tmp_path, kind="Seq2SeqLM")
+    ids, expected = _outputs(whole.get_encoder())
+    model: Any = from_pretrained(tmp_path)
+    assert not model.causal and torch.equal(model(ids), expected)
+
+
+def test_rows_of_a_table_that_belong_to_padding_are_no_positions(tmp_path: Path) -> None:
+    _saved("data2vec-text", tmp_path, kind="MaskedLM")
+    assert from_pretrained(tmp_path).max_positions == 63
+
+
+def test_stop_ids_and_tokenizer_are_those_of_the_folder(granite: Path) -> None:
+    (granite / "tokenizer.json").write_bytes(b'{"model": {}}')
+    (granite / "generation_config.json").write_text('{"eos_token_id": [2, 5]}')
+    text = from_pretrained(granite).text
+    assert text.stop_ids == (2, 5) and text.tokenizer == b'{"model": {}}'
+
+
+def test_code_that_a_folder_names_is_not_run(granite: Path) -> None:
+    (granite / "evil.py").write_text("raise SystemExit(7)")
+    ids, expected = _outputs(from_pretrained(granite).model)
+    names = {"AutoConfig": "evil.Config", "AutoModelForCausalLM": "evil.Model"}
+    _config(granite, auto_map=names, attn_implementation="org/evil", experts_implementation="x")
+    assert torch.equal(from_pretrained(granite)(ids), expected)
+
+
+def test_a_type_whose_code_is_remote_is_refused(granite: Path) -> None:
+    _config(granite, model_type="own", auto_map={"AutoModelForCausalLM": "evil.Model"})
+    got = "got 'own', whose code is a file of its own (auto_map) and never runs; build the model"
+    assert got in _refusal(granite)
+
+
+def test_a_type_that_nobody_knows_is_refused_with_the_nearest(granite: Path) -> None:
+    _config(granite, model_type="granit")
+    assert _refusal(granite).endswith("got 'granit'; did you mean granite?")
+
+
+def test_a_class_that_transformers_lacks_is_refused(granite: Path) -> None:
+    _config(granite, architectures=["GraniteForHumor"])
+    rule = "architectures to be a class of transformers for granite, got 'GraniteForHumor'"
+    assert rule in _refusal(granite)
+
+
+def test_a_class_of_another_type_is_refused(granite: Path) -> None:
+    _config(granite, architectures=["LlamaForCausalLM"])
+    assert "class of transformers for granite, got 'LlamaForCausalLM'" in _refusal(granite)
+
+
+def test_a_head_with_one_output_for_a_sequence_is_refused(tmp_path: Path) -> None:
+    _saved("nemotron", tmp_path)
+    _config(tmp_path, architectures=["NemotronForSequenceClassification"])
+    assert _refusal(tmp_path).endswith("give --no-head, or head=False, for hidden states")
+    assert not from_pretrained(tmp_path, head=False).head
+
+
+@pytest.mark.parametrize(
+    ("change", "got"),
+    [
+        (lambda weights: weights.pop(Q), f"got no {Q}"),
+        (lambda weights: weights.update(extra=torch.zeros(2)), "got also extra"),
+        (lambda weights: weights.update({Q: torch.zeros(3, 5)}), "got [3, 5]"),
+        (lambda weights: weights.update({Q: weights[Q].double()}), "got F64 in "),
+    ],
+    ids=["missing", "unexpected", "of another shape", "float64"],
+)
+def test_tensors_other_than_those_of_the_model_are_refused(
+    change: Callable[[Dict[str, torch.Tensor]], Any], got: str, granite: Path
+) -> None:
+    _weights(granite, change)
+    assert got in _refusal(granite)
+
+
+def test_a_model_larger_than_its_files_is_refused_before_it_is_made(granite: Path) -> None:
+    _config(granite, hidden_size=2**19, intermediate_size=2**20)
+    assert "expected weights of at most" in _refusal(granite)
+
+
+@pytest.mark.parametrize(
+    ("values", "got"),
+    [
+        ({"hidden_size": "wide"}, "expected a config.json that transformers reads as 'granite'"),
+        ({"num_attention_heads": 5}, "with shape [32, 40] by config.json, got [32, 32]"),
+        ({"num_hidden_layers": 2**20}, "num_hidden_layers to be at most 1024"),
+    ],
+)
+def test_a_config_that_transformers_does_not_take_is_refused(
+    values: Dict[str, Any], got: str, granite: Path
+) -> None:
+    _config(granite, **values)
+    with pytest.raises(ValueError, match=re.escape(got)):
+        from_pretrained(granite)
+
+
+@pytest.mark.parametrize("arguments", [{"layer": 0}, {"part": "encoder"}, {"lengths": "long"}])
+def test_options_of_families_are_refused(arguments: Dict[str, Any], granite: Path) -> None:
+    assert f"a family of ours for {[*arguments][0]}, got 'granite'" in _refusal(
+        granite, **arguments
+    )
+
+
+def test_without_transformers_the_command_that_installs_it_is_given(
+    granite: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "transformers", None)
+    message = _refusal(granite, ModuleNotFoundError)
+    assert "transformers 5.20 or newer to read model_type 'granite', got none; pip" in message
+
+
+def test_an_old_transformers_is_refused(granite: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("transformers.__version__", "5.9.1")
+    assert "5.20 or newer to read model_type 'granite', got 5.9.1; pip install" in _refusal(
+        granite, ModuleNotFoundError
+    )
+
+
+def test_describe_says_whose_code_reads_a_type(
+    granite: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["describe", str(granite)]) == 0
+    printed = " ".join(capsys.readouterr().out.split())
+    assert "GraniteForCausalLM, reads 61 token ids, 64 positions" in printed
+    assert f"by transformers {transformers.__version__}" in printed
+    _saved("llama", tmp_path / "llama")
+    capsys.readouterr()
+    assert main(["describe", str(tmp_path / "llama")]) == 0
+    assert "by the family of llama" in " ".join(capsys.readouterr().out.split())
