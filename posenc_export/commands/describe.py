@@ -83,7 +83,7 @@ def _checkpoint(model: str, chosen: Dict[str, Any], names: List[str]) -> Dict[st
     folder, sentences = opened(Path(model), "part" not in chosen)
     config = GGUFCheckpoint(folder).config if is_gguf(folder) else read_config(folder)
     kind = config.get("model_type")
-    if kind not in families.FILES:
+    if families.lacks(config):
         _check_only(("max_positions",), chosen, f"a type without a family ({kind})")
         return {**by_transformers.kind_of(config).described(), **chosen}
     described = families.read(config, chosen.get("max_positions"), chosen.get("part"))[0]

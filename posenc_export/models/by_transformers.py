@@ -127,14 +127,14 @@ def kind_of(values: Mapping[str, Any], head: bool = True) -> Kind:
             ids, or whose output is not one row for each token; values that its class refuses.
         ModuleNotFoundError: there is no transformers, or one older than OLDEST.
     """
-    name = values.get("model_type")
-    version(f" to read model_type {name!r}")
-    check_values(str(name), values)
+    name: str = values["model_type"]
+    version(f" to read model_type {name!r:.80}")
     with _calls(f"a config.json that transformers reads as {name!r:.80}"):
         from transformers import CONFIG_MAPPING
 
-        if not isinstance(name, str) or name not in CONFIG_MAPPING:
+        if name not in CONFIG_MAPPING:
             raise _unknown(values, CONFIG_MAPPING)
+        check_values(name, values)
         config = CONFIG_MAPPING[name].from_dict(without_code(dict(values)))
         return Kind(config, _class(values, config, head), head)
 

@@ -78,7 +78,7 @@ def from_pretrained(
     folder, sentences = sentence_transformers.opened(Path(path), whole)
     with opened(folder) as checkpoint, enough_memory("checkpoint"), torch.no_grad():
         values = checkpoint.config
-        if isinstance(checkpoint, Checkpoint) and values.get("model_type") not in families.FILES:
+        if isinstance(checkpoint, Checkpoint) and families.lacks(values):
             chosen = {"layer": layer, "part": part, "lengths": lengths, "readout": sentences}
             return _published(checkpoint, max_positions, head, chosen)
         described, family = families.read(values, max_positions, part, lengths)
@@ -161,7 +161,7 @@ def outline(
     folder, sentences = sentence_transformers.opened(Path(path), head)
     with opened(folder) as checkpoint, torch.device("meta"):
         values = checkpoint.config
-        if values.get("model_type") not in families.FILES:
+        if families.lacks(values):
             rule, got = "a model_type with a family of ours for a size", repr(values["model_type"])
             raise refusal("checkpoint", rule, got, "give a number of bits")
         config, _ = families.read(values, max_positions, None, lengths)

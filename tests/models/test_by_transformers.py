@@ -174,9 +174,20 @@ def test_a_type_whose_code_is_remote_is_refused(granite: Path) -> None:
     assert got in _refusal(granite)
 
 
-def test_a_type_that_nobody_knows_is_refused_with_the_nearest(granite: Path) -> None:
-    _config(granite, model_type="granit")
-    assert _refusal(granite).endswith("got 'granit'; did you mean granite?")
+@pytest.mark.parametrize(
+    ("name", "end"),
+    [
+        ("granit", "got 'granit'; did you mean granite?"),
+        ("LLAMA", "got 'LLAMA'; did you mean llama?"),
+        ("settings", "got 'settings'; choose one of these"),
+        ("", "got ''; choose one of these"),
+    ],
+)
+def test_a_type_that_nobody_knows_is_refused_with_the_nearest(
+    name: str, end: str, granite: Path
+) -> None:
+    _config(granite, model_type=name)
+    assert _refusal(granite).endswith(end)
 
 
 def test_a_class_that_transformers_lacks_is_refused(granite: Path) -> None:

@@ -1,6 +1,5 @@
 """Registry of model families. The file of a family reads its config.json and maps its weights."""
 
-import difflib
 import importlib
 from dataclasses import replace
 from typing import Any, Mapping, Optional, Tuple
@@ -12,7 +11,7 @@ from posenc_export.models.families.shared.family import Family
 from posenc_export.models.families.shared.limits import check_values
 from posenc_export.models.families.shared.settings import Settings
 from posenc_export.shared.refusal import refusal
-from posenc_export.shared.suggestion import check_name
+from posenc_export.shared.suggestion import check_name, suggestion
 
 # Name of the part before the layers, in every family that can be read as a whole model.
 EMBEDDINGS = "embeddings"
@@ -41,11 +40,12 @@ FILES = {
 }
 LONGROPE = "rope_longrope"  # with one set of factors for all positions, or by each position
 LENGTHS = ("long", "short", "by_position")
-# Why model types are not read whose names suggest that they could be.
-ERNIE = "separate experts for image and text tokens are not supported"
-UNREAD = {
-    **dict.fromkeys(("ernie4_5_vl_moe", "ernie4_5_vl_moe_text"), ERNIE),
-}
+
+
+def lacks(config: Mapping[str, Any]) -> bool:
+    """Whether a config.json names a type that has no family (models/by_transformers.py)."""
+    name = config.get("model_type")
+    return isinstance(name, str) and name not in FILES
 
 
 def parts_of(name: str) -> Tuple[str, ...]:
@@ -57,20 +57,6 @@ def parts_of(name: str) -> Tuple[str, ...]:
 def _family(name: str) -> Family:
     family: Family = importlib.import_module(f"{__name__}.{FILES[name]}").FAMILY
     return family
-
-
-def _unknown(name: Any) -> ValueError:
-    """Return the error for a model_type that is not read. It names the reason, the text model of a
-    model with towers, or the model_type with a similar name.
-    """
-    reason = UNREAD.get(name) if isinstance(name, str) else None
-    remedy = "describe the model as a StackConfig, or use AttentionBlock.from_weights"
-    if f"{name}_text" in FILES:
-        remedy = f"save its text model, whose type is {name}_text, or {remedy}"
-    elif near := difflib.get_close_matches(str(name).lower(), FILES, 1, 0.7):
-        remedy = f"the nearest type that is read is {near[0]}; {remedy}"
-    got = f"{name!r} ({reason})" if reason else repr(name)
-    return refusal("checkpoint", f"model_type to be one of {', '.join(FILES)}", got, remedy)
 
 
 def read(
@@ -97,7 +83,8 @@ def read(
     """
     name = config.get("model_type")
     if not isinstance(name, str) or name not in FILES:
-        raise _unknown(name)
+        rule = f"model_type to be one of {', '.join(FILES)}"
+        raise refusal("checkpoint", rule, f"{name!r:.80}", suggestion(name, FILES))
     family = _family(name)
     if part is not None and not (part == EMBEDDINGS and family.weights):
         if part not in family.parts:
