@@ -184,7 +184,9 @@ class Lengths(torch.nn.Module):
         if packet(node) in LIKE:  # the same number everywhere, whose axes of tokens are broadcast
             fill = self.graph.at(node, 2).flatten()[:1]
             sizes = [kind if isinstance(kind, int) else 1 for kind in kinds(roles)]
-            return Number(self._table(fill.expand(sizes) if len(roles) == len(sizes) else fill))
+            if len(roles) == len(sizes):
+                fill = fill.reshape([1] * len(sizes)).expand(sizes)
+            return Number(self._table(fill))
         if tokens(roles, ("D",)):
             return Number(self._table(self.graph.at(node, count)))
         if len(of_tokens) == 2:
