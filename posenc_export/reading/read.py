@@ -21,6 +21,7 @@ from posenc_export.reading.script import with_source
 from posenc_export.reading.steps import OverKeys
 from posenc_export.reading.values import Values, aten
 
+RESHAPED = (aten.reshape.default, aten.view.default, aten.clone.default)  # the same ids
 PIECES = (3, 4, 5)  # tokens at which the calls of the last comparison end
 
 
@@ -204,11 +205,12 @@ def _differs(y: Tensor, expected: Tensor, what: str) -> Refused:
 
 def _vocabulary(captured: Capture) -> int:
     """Return the rows of the smallest table that the ids choose from."""
-    tables = [
-        captured.constants[user.all_input_nodes[0]].shape[0]
-        for user in captured.input.users
-        if user.target is aten.embedding.default and user.args[1] is captured.input
-    ]
+    same_ids, tables = {captured.input}, []
+    for node in captured.graph.nodes:
+        if node.target in RESHAPED and node.args[0] in same_ids:
+            same_ids.add(node)
+        if node.target is aten.embedding.default and node.args[1] in same_ids:
+            tables.append(captured.constants[node.args[0]].shape[0])
     if not tables:
         raise Refused("expected ids that choose rows of a table, got another use of them")
     return int(min(tables))
