@@ -4,7 +4,7 @@ import contextlib
 import copy
 import inspect
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, List, Mapping, Optional, Sequence, Tuple, Union
 
 import numpy as np
@@ -14,6 +14,7 @@ from torch import Tensor
 from posenc_export import encodings
 from posenc_export.encodings.shared.base import Edge, Geometry, PositionEncoding, StateSpec
 from posenc_export.models.block import AttentionBlock
+from posenc_export.models.by_transformers import Published
 from posenc_export.models.config import CacheConfig, ModuleConfig
 from posenc_export.models.stack import Stack, Text
 from posenc_export.models.whole_pass import check_dtype
@@ -213,6 +214,10 @@ def as_model(model: Any, how: ReadAs = ReadAs()) -> Model:
     kind = type(model)
     where, name = f"module {kind.__qualname__}", f"{kind.__module__}.{kind.__qualname__}"
     _check(model, where)
+    if isinstance(model, Published):
+        example = model.example() if how.example is None else how.example
+        most = how.max_positions or model.max_positions
+        how = replace(how, example=example, max_positions=most, causal=model.causal)
     if how.max_positions is None:
         remedy = "give max_positions=N for positions 0 .. N-1"
         raise refusal(where, "the number of positions", "none", remedy)
@@ -226,7 +231,10 @@ def as_model(model: Any, how: ReadAs = ReadAs()) -> Model:
         causal=how.causal,
         output=how.output,
     )
-    return ReadModule(reading, name, how)
+    made = ReadModule(reading, name, how)
+    if isinstance(model, Published):
+        made.text, made.source = model.text, model.source
+    return made
 
 
 def read_again(model: Any, described: Mapping[str, Any]) -> Model:

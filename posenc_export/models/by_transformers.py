@@ -151,12 +151,12 @@ def load(kind: Kind, checkpoint: Checkpoint) -> Published:
     if not kind.head and any(name.startswith(base) for name in names):
         checkpoint.forget([name for name in names if not name.startswith(base)])
     _check(kind.model.__name__, kind.empty(), checkpoint)
-    named = {name: _Named(checkpoint, name) for name in checkpoint.names()}
+    tensors = {name: _Named(checkpoint, name) for name in checkpoint.names()}
     with _calls("weights that transformers reads"), enough_memory(WHERE):
         model, found = kind.model.from_pretrained(
             None,
             config=kind.config,
-            state_dict=named,
+            state_dict=tensors,
             dtype=torch.float32,
             attn_implementation="eager",
             ignore_mismatched_sizes=True,  # reported below
