@@ -1,8 +1,8 @@
 """Softmax attention as a whole, recognized by its numbers, whatever its spelling.
 
 Weights w are softmax(p) for some pairs p above them; p is scale s + bias, or
-softcap tanh(scale s / softcap) + bias, for products s of queries and keys; the bias is what the same
-operators give for s = 0. A bias of 0 and -inf is a rule of visibility where one is found.
+softcap tanh(scale s / softcap) + bias, for products s of queries and keys; the bias is what the
+same operators give for s = 0. A bias of 0 and -inf is a rule of visibility where one is found.
 """
 
 import math
@@ -209,7 +209,7 @@ class Attentions:
     def _value(
         self, node: Node, roles: Roles, weights: Tensor, v: Node, v_roles: Roles
     ) -> Optional[Tuple[Tuple[int, ...], Tuple[int, ...]]]:
-        """Return the orders of values and output in which weights [B,H,Q,K] times values give it."""
+        """Return the orders of values and output in which weights times values give the output."""
         heads = weights.shape[1]
         for v_order, x in self._arranged(self.values.of[v], v_roles, "K"):
             if heads % x.shape[2]:

@@ -20,7 +20,7 @@ from posenc_export.reading.axes import (
     tokens,
     with_rows,
 )
-from posenc_export.reading.lengths import Call, Lengths, triangle
+from posenc_export.reading.lengths import Call, Fill, Lengths, triangle
 from posenc_export.reading.operators import rows_first, rows_in_place
 from posenc_export.reading.properties import MIXES, Properties
 from posenc_export.reading.refused import refuse
@@ -77,7 +77,7 @@ class Calls(torch.nn.Module):
         reduces = (OverKeys, RunningSum, Cut)
         self.clears_padding = any(isinstance(self.steps[node], reduces) for node in self.order)
         self._hold_weights()
-        self.caches = self._described()
+        self.caches = self._described() if properties.causal else []
         self.selected = self._last_mixed()
 
     def _needed(self) -> List[Node]:
@@ -230,7 +230,7 @@ class Calls(torch.nn.Module):
             if node is self.selected and index is not None:
                 call.values[node] = call.ops.select_tokens(call.values[node], index)
                 call.counts = {**call.counts, "Q": index.shape[1]}
-        present = [self._cached(cached, call) for cached in self.kept]
+        present = [] if self.after else [self._cached(cached, call) for cached in self.kept]
         return call.values[self.values.out], present
 
     def _new(self, cached: Cached, values: Dict[Node, Any], counts: Any) -> Tensor:
@@ -330,7 +330,12 @@ class Calls(torch.nn.Module):
             kind, x = self.kind[other], None
             of_rows: Any = None  # "first", or roles with rows among them
             if kind == "length":
-                x, has_rows = self.lengths.value(self.plans[node, other, read], call)
+                plan = self.plans[node, other, read]
+                if isinstance(plan, Fill) and not hides:
+                    inputs.append(plan.of(counts))
+                    apart.append(read if "B" in kinds(read) else None)
+                    continue
+                x, has_rows = self.lengths.value(plan, call)
                 if hides and not has_rows:
                     x, has_rows = x.expand(counts["B"], *x.shape), True
                 if hides:

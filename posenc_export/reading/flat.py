@@ -156,7 +156,8 @@ def flat_graph(calls: Calls, names: Mapping[Node, str], with_index: bool) -> Gra
     x = calls.values.capture.example[:ROWS, :NEW].clone()
     # Rows at positions of their own, so that operators that mix them are seen.
     positions = torch.arange(NEW) + torch.arange(ROWS)[:, None]
-    key_positions = torch.arange(SLOTS) + torch.arange(ROWS)[:, None]
+    count = SLOTS if calls.properties.causal else NEW  # otherwise keys are those of the call
+    key_positions = torch.arange(count) + torch.arange(ROWS)[:, None]
     states = [torch.zeros(ROWS, cache.heads, SLOTS, cache.size) for cache in calls.caches]
     index = torch.zeros(ROWS, LOGITS, dtype=torch.int64) if with_index else None
     rows, new = (torch.export.Dim(name, min=1, max=1 << 20) for name in ("rows", "new"))
@@ -167,7 +168,7 @@ def flat_graph(calls: Calls, names: Mapping[Node, str], with_index: bool) -> Gra
     shapes: Tuple[Any, ...] = (
         per_token,
         per_token,
-        {0: rows, 1: slots},
+        {0: rows, 1: slots if calls.properties.causal else new},
         per_token,
         [{0: rows, 2: past} for _ in states],
         {0: rows, 1: logits} if with_index else None,

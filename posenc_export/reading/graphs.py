@@ -127,7 +127,7 @@ def _chooses_last(node: Node, tokens: Any, program: ExportedProgram) -> bool:
     """Whether a node is x[:, -1], x[:, -1:] or x[:, [-1]] of a value with tokens at that axis."""
     source = node.args[0] if node.args else None
     shape = source.meta["val"].shape if isinstance(source, Node) and "val" in source.meta else ()
-    args: Tuple[Any, ...] = node.args
+    args: Any = node.args
     if node.target in (aten.slice.Tensor, aten.select.int):
         axis, start = args[1], args[2]
         start = start.meta["val"] if isinstance(start, Node) else start

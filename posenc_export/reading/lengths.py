@@ -21,6 +21,7 @@ from posenc_export.reading.axes import (
     same,
     scores_of,
     select,
+    shape_of,
     split,
     tokens,
     with_rows,
@@ -29,6 +30,7 @@ from posenc_export.reading.operators import Operators
 from posenc_export.reading.refused import Refused, refuse
 from posenc_export.reading.values import LIKE, Values, aten, inputs_of, packet
 
+FILLED = {*LIKE, aten.full, aten.zeros, aten.ones, aten.empty}
 MOST_PAIRS = 2**22  # numbers of a table of pairs of positions
 COMPARED = 40  # length at which all pairs of positions are compared
 SAMPLED = 64  # pairs from the whole range that are compared beside them
@@ -40,6 +42,21 @@ class Number:
     """The same number in all calls, in a table of its own."""
 
     table: str
+
+
+@dataclass(frozen=True)
+class Fill:
+    """The same number everywhere. An axis over an open number of keys is broadcast."""
+
+    number: Any
+    dtype: torch.dtype
+    roles: Roles
+
+    def of(self, counts: Counts) -> Tensor:
+        """Return the value for numbers of rows and tokens."""
+        sizes = shape_of(self.roles, counts)
+        sizes = [1 if isinstance(size, int) and size < 0 else size for size in sizes]
+        return torch.full(sizes, self.number, dtype=self.dtype)
 
 
 @dataclass(frozen=True)
@@ -181,12 +198,10 @@ class Lengths(torch.nn.Module):
         count, of_tokens = self.count, tokens(roles)
         if not is_plain(roles):
             refuse(node, "has extra entries beside an axis of positions")
-        if packet(node) in LIKE:  # the same number everywhere, whose axes of tokens are broadcast
-            fill = self.graph.at(node, 2).flatten()[:1]
-            sizes = [kind if isinstance(kind, int) else 1 for kind in kinds(roles)]
-            if len(roles) == len(sizes):
-                fill = fill.reshape([1] * len(sizes)).expand(sizes)
-            return Number(self._table(fill))
+        if packet(node) in FILLED:
+            some = self.graph.at(node, 2).flatten()
+            if bool((some == some[:1]).all()):
+                return Fill(some[0].item(), some.dtype, roles)
         if tokens(roles, ("D",)):
             return Number(self._table(self.graph.at(node, count)))
         if len(of_tokens) == 2:
@@ -320,6 +335,8 @@ class Lengths(torch.nn.Module):
 
     def _value(self, plan: Any, call: Call) -> Tuple[Tensor, bool]:
         counts = {**call.counts, "B": 1}
+        if isinstance(plan, Fill):
+            return plan.of(counts), False
         if isinstance(plan, Number):
             return self.get_buffer(plan.table), False
         if isinstance(plan, ByPosition):
