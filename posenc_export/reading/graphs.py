@@ -1,7 +1,7 @@
 """The graph of a trace in few kinds of nodes: attention taken apart, views as reshapes."""
 
 import math
-from typing import Any, Callable, Dict, List, NamedTuple, Optional, Set
+from typing import Any, Callable, Dict, List, NamedTuple, Optional, Set, Tuple
 
 import sympy
 import torch
@@ -291,7 +291,7 @@ def length_numbers(graph: Graph, x: Node) -> List[int]:
                 a for a in (*node.args, *node.kwargs.values()) if isinstance(a, (int, float))
             ]
             found |= {int(n) for n in numbers if not isinstance(n, bool) and abs(n) < 2**31}
-    return sorted(abs(n) for n in found if abs(n) > 1)
+    return sorted({abs(n) for n in found if abs(n) > 1})
 
 
 def table_too_short(cleaned: Cleaned, most: int) -> None:
