@@ -1,12 +1,11 @@
 """Whether a module is a function of each token and those before, by numbers on the module."""
 
-from typing import TYPE_CHECKING, List, Set
+from typing import List, Set
 
 import torch
 from torch import Tensor
 
-if TYPE_CHECKING:
-    from posenc_export.reading.capture import Capture
+from posenc_export.reading.whole import Capture, of_length
 
 LONGEST = 600  # tokens of a probe, unless a length is compared with more
 WORK = 3e11  # weights times tokens of all probes of a module
@@ -28,7 +27,7 @@ def difference(a: Tensor, b: Tensor) -> float:
     return float(off.nan_to_num(nan=float("inf")).max()) if off.numel() else 0.0
 
 
-def findings(capture: "Capture") -> List[str]:
+def findings(capture: Capture) -> List[str]:
     """What keeps the module from being computed in calls, a phrase each; none for a causal module
     whose rows are apart, and whose output depends on tokens and their positions alone.
     """
@@ -44,7 +43,7 @@ def findings(capture: "Capture") -> List[str]:
     return found + _lengths(capture)
 
 
-def _rows(capture: "Capture", x: Tensor, y: Tensor) -> List[str]:
+def _rows(capture: Capture, x: Tensor, y: Tensor) -> List[str]:
     alone = [capture.own(x[i : i + 1]) for i in range(len(x))]
     apart = torch.cat(alone)
     other = capture.own(x[[0, 0, 2]])[2:]
@@ -62,12 +61,10 @@ def _changed(x: Tensor) -> Tensor:
     return known[(torch.searchsorted(known, x) + 1) % len(known)]
 
 
-def _later_tokens(capture: "Capture", x: Tensor) -> List[str]:
+def _later_tokens(capture: Capture, x: Tensor) -> List[str]:
     """Change all tokens from each place on, at the length of the examples, and from some at a
     longer one.
     """
-    from posenc_export.reading.capture import of_length
-
     found = []
     longest = _longest(capture)
     for length, cuts in ((x.shape[1], range(1, x.shape[1])), (longest, _some(longest))):
@@ -91,12 +88,12 @@ def _some(length: int) -> List[int]:
     return sorted({1, length // 3, length // 2, length // 2 + 1, length - 2, length - 1})
 
 
-def _longest(capture: "Capture") -> int:
+def _longest(capture: Capture) -> int:
     weights = sum(int(c.numel()) for c in capture.constants.values())
     return max(24, min(capture.max_positions, LONGEST, int(WORK / 20 / max(1, weights))))
 
 
-def probes(capture: "Capture") -> List[int]:
+def probes(capture: Capture) -> List[int]:
     """Lengths at which a module is compared with its own output for more tokens: powers of two, and
     both sides of every number that it compares a length with.
     """
@@ -109,10 +106,8 @@ def probes(capture: "Capture") -> List[int]:
     return sorted(n for n in lengths | {longest} if 0 < n <= most)
 
 
-def _lengths(capture: "Capture") -> List[str]:
+def _lengths(capture: Capture) -> List[str]:
     """Compare each beginning alone with the whole."""
-    from posenc_export.reading.capture import of_length
-
     lengths = probes(capture)
     x = of_length(capture.example[:1], lengths[-1])
     whole = capture.whole(x)

@@ -1,7 +1,7 @@
 """The graph of a trace in few kinds of nodes: attention taken apart, views as reshapes."""
 
 import math
-from typing import Any, Callable, Dict, List, NamedTuple, Optional, Set, Tuple
+from typing import Any, Callable, Dict, List, NamedTuple, Optional, Set
 
 import sympy
 import torch

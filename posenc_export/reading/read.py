@@ -10,7 +10,7 @@ from posenc_export import ops
 from posenc_export.reading.attention import Attentions
 from posenc_export.reading.axes import kinds, same
 from posenc_export.reading.calls import Cache, Calls
-from posenc_export.reading.capture import Capture, capture
+from posenc_export.reading.capture import capture
 from posenc_export.reading.causality import findings
 from posenc_export.reading.flat import flat_graph
 from posenc_export.reading.lengths import Lengths
@@ -20,6 +20,7 @@ from posenc_export.reading.refused import Refused, naming, refuse
 from posenc_export.reading.script import with_source
 from posenc_export.reading.steps import OverKeys
 from posenc_export.reading.values import Values, aten
+from posenc_export.reading.whole import Capture
 
 RESHAPED = (aten.reshape.default, aten.view.default, aten.clone.default)  # the same ids
 PIECES = (3, 4, 5)  # tokens at which the calls of the last comparison end

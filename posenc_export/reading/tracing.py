@@ -9,7 +9,6 @@ import traceback
 import warnings
 from contextlib import ExitStack, contextmanager, redirect_stderr
 from typing import (
-    TYPE_CHECKING,
     Any,
     Callable,
     ContextManager,
@@ -30,9 +29,7 @@ from torch.export import Dim, ExportedProgram
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from posenc_export.reading.refused import Refused, joined, place, place_of_error
-
-if TYPE_CHECKING:
-    from posenc_export.reading.capture import OneTensor
+from posenc_export.reading.whole import OneTensor, of_length
 
 FIXED = (
     "specialized it to be a constant",
@@ -149,7 +146,7 @@ def quiet() -> Iterator[None]:
         yield
 
 
-def exported(plain: "OneTensor", x: Tensor, most: int) -> Tuple[ExportedProgram, List[str]]:
+def exported(plain: OneTensor, x: Tensor, most: int) -> Tuple[ExportedProgram, List[str]]:
     """Trace a module with free rows and tokens; also the phrases of the remedies that it took.
 
     The example is as long as it can be, so that no branch for short lengths is taken.
@@ -176,9 +173,7 @@ def exported(plain: "OneTensor", x: Tensor, most: int) -> Tuple[ExportedProgram,
         active = [r for r in active if not (helps[0].strict or helps[0].granule > 1)] + [helps[0]]
 
 
-def _attempt(plain: "OneTensor", x: Tensor, most: int, active: List[Remedy]) -> ExportedProgram:
-    from posenc_export.reading.capture import of_length
-
+def _attempt(plain: OneTensor, x: Tensor, most: int, active: List[Remedy]) -> ExportedProgram:
     copied = plain.copied()  # a trace may leave its values on it
     granule = max([r.granule for r in active] or [1])
     rows, length = _example_sizes(copied, most - 1, granule)
@@ -202,7 +197,7 @@ def _attempt(plain: "OneTensor", x: Tensor, most: int, active: List[Remedy]) -> 
     return program
 
 
-def _example_sizes(plain: "OneTensor", most: int, granule: int) -> Tuple[int, int]:
+def _example_sizes(plain: OneTensor, most: int, granule: int) -> Tuple[int, int]:
     """Rows and tokens of the example, which no size of the module equals if that can be."""
     taken: Set[int] = {s for held in plain.state_dict().values() for s in held.shape}
     lengths = [n for n in range(most - most % granule, max(1, most - 4 * granule), -granule)]
@@ -211,7 +206,7 @@ def _example_sizes(plain: "OneTensor", most: int, granule: int) -> Tuple[int, in
 
 
 @contextmanager
-def _fixed_sizes(plain: "OneTensor") -> Iterator[List[Tuple[sympy.Symbol, str, str]]]:
+def _fixed_sizes(plain: OneTensor) -> Iterator[List[Tuple[sympy.Symbol, str, str]]]:
     """Note where the module's code fixes a size of the trace: symbol, layer, line."""
     found: List[Tuple[sympy.Symbol, str, str]] = []
     own, layers = ShapeEnv._set_replacement, plain.layers()
@@ -227,7 +222,7 @@ def _fixed_sizes(plain: "OneTensor") -> Iterator[List[Tuple[sympy.Symbol, str, s
 
 
 def _in_our_words(
-    error: Exception, plain: "OneTensor", fixed: List[Tuple[sympy.Symbol, str, str]]
+    error: Exception, plain: OneTensor, fixed: List[Tuple[sympy.Symbol, str, str]]
 ) -> Refused:
     """Return what an error of torch.export means, with the layer and the line that it is about."""
     text = str(error)

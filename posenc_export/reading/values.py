@@ -8,8 +8,8 @@ from torch import Tensor
 from torch.fx import Node
 
 from posenc_export.reading.axes import Counts, Roles, shape_of
-from posenc_export.reading.capture import Capture
 from posenc_export.reading.refused import refuse
+from posenc_export.reading.whole import Capture
 
 aten = torch.ops.aten
 # Operators that rearrange or repeat entries.

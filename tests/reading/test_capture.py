@@ -13,9 +13,10 @@ from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
 from posenc_export.reading import capture as capturing
 from posenc_export.reading import tracing
-from posenc_export.reading.capture import Capture, capture
+from posenc_export.reading.capture import capture
 from posenc_export.reading.causality import findings, same
 from posenc_export.reading.refused import Refused
+from posenc_export.reading.whole import Capture
 from tests.reading.refused_modules import HEADS, MOST, WIDTH, WORDS, Words
 
 aten = torch.ops.aten

@@ -1,0 +1,143 @@
+"""A module on whole sequences: in its own code, and traced."""
+
+import copy
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Dict, List, Optional, Tuple, Union
+
+import sympy
+import torch
+from torch import Tensor, nn
+from torch.fx import Graph, GraphModule, Interpreter, Node
+
+from posenc_export.reading.refused import Refused
+
+Path = Tuple[Union[int, str], ...]  # where a tensor stands in what forward returns
+
+
+@dataclass(eq=False)
+class Capture:
+    """A module traced on whole sequences, and the module itself.
+
+    graph: aten operators; its placeholders are `constants`, `input` x [B,S] or [B,S,E] and
+    `positions` [B,S] or [S], its output is `output` [B,S,*] of all tokens.
+    rows, tokens: the symbols B and S of its shapes.
+    constants, names: weights, buffers and tables of the trace, and how the module calls them.
+    least: the smallest S for which the trace is valid.
+    lengths: numbers that the module compares, divides or bounds a length with.
+    remedies: what the trace needed beside torch.export, a phrase each.
+    gives_last_token: the module returns the output of the last token alone.
+    example: x [3,S] or [3,S,E] of tokens that differ, for checks by numbers.
+    """
+
+    where: str
+    graph: Graph
+    constants: Dict[Node, Tensor]
+    names: Dict[Node, str]
+    input: Node
+    positions: Optional[Node]
+    output: Node
+    rows: sympy.Symbol
+    tokens: sympy.Symbol
+    least: int
+    max_positions: int
+    lengths: List[int]
+    remedies: List[str]
+    gives_last_token: bool
+    example: Tensor
+    causal: bool
+    module: "OneTensor" = field(repr=False)
+
+    def __deepcopy__(self, memo: Any) -> "Capture":
+        """Return itself: copies of a reading share the module that was read."""
+        return self
+
+    def own(self, x: Tensor, fresh: bool = False) -> Tensor:
+        """The module's own output [B,S,*] for whole sequences x; [B,1,*] if it gives that of the
+        last token alone. fresh: as the first call of a module.
+        """
+        y = (self.module.copied() if fresh else self.module).of(x)
+        return y.unsqueeze(1) if self.gives_last_token and y.dim() == 2 else y
+
+    def whole(self, x: Tensor) -> Tensor:
+        """Output [B,S,*] of all tokens of whole sequences x, by the module itself; by its trace
+        if the module gives that of the last token alone.
+        """
+        return self.traced(x) if self.gives_last_token else self.own(x)
+
+    def traced(self, x: Tensor) -> Tensor:
+        """Output [B,S,*] of the graph for whole sequences x."""
+        given = {self.input: x, **self.constants}
+        if self.positions is not None:
+            given[self.positions] = counted(x, len(self.positions.meta["val"].shape))
+        values = [given[n] for n in self.graph.nodes if n.op == "placeholder"]
+        with torch.no_grad():
+            result: Tensor = Interpreter(GraphModule(nn.Module(), self.graph)).run(*values)[0]
+        return result
+
+
+class OneTensor(nn.Module):
+    """A module from x and positions to one tensor of its output.
+
+    module: in eval mode. positions: name of its argument. path: where the tensor stands.
+    """
+
+    def __init__(self, module: nn.Module, positions: Optional[str], axes: int, path: Path) -> None:
+        super().__init__()
+        self.module = module
+        self.argument = positions
+        self.axes = axes  # of positions
+        self.path = path
+
+    def forward(self, x: Tensor, positions: Optional[Tensor] = None) -> Tensor:
+        named = {} if self.argument is None else {self.argument: positions}
+        value = self.module(x, **named)
+        for key in self.path:
+            if isinstance(key, int) or isinstance(value, Mapping):
+                value = value[key]
+            else:
+                value = getattr(value, key)
+        return value
+
+    def inputs(self, x: Tensor) -> Tuple[Tensor, ...]:
+        """x, and its positions if the module takes them."""
+        return (x,) if self.argument is None else (x, counted(x, self.axes))
+
+    def of(self, x: Tensor) -> Tensor:
+        """The output for x, without a gradient."""
+        with torch.no_grad():
+            result: Tensor = self(*self.inputs(x))
+        return result
+
+    def copied(self) -> "OneTensor":
+        return OneTensor(private_copy(self.module), self.argument, self.axes, self.path)
+
+    def layers(self) -> Dict[int, str]:
+        """Names of the layers by id."""
+        return {id(layer): name for name, layer in self.named_modules()}
+
+
+def counted(x: Tensor, axes: int) -> Tensor:
+    """Positions 0, 1, ... of the tokens of x, [B,S] or [S]."""
+    counts = torch.arange(x.shape[1])
+    return counts if axes == 1 else counts.expand(x.shape[0], -1).contiguous()
+
+
+def private_copy(module: nn.Module) -> nn.Module:
+    """A copy in eval mode that shares parameters, and has its own buffers and attributes."""
+    memo: Dict[int, Any] = {id(p): p for p in module.parameters()}
+    for layer in module.modules():
+        for value in vars(layer).values():
+            if isinstance(value, Tensor) and not value.is_leaf:
+                memo[id(value)] = value.detach().clone()
+    try:
+        return copy.deepcopy(module, memo).eval()
+    except (RuntimeError, TypeError) as error:
+        raise Refused(
+            f"cannot be copied, and a trace may leave its values on it: {error}"
+        ) from error
+
+
+def of_length(x: Tensor, length: int) -> Tensor:
+    """The rows of x, repeated to a length."""
+    return torch.cat([x] * -(-length // x.shape[1]), 1)[:, :length]
