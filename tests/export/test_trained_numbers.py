@@ -12,7 +12,7 @@ import torch
 from msgspec.structs import replace
 from torch import Tensor
 
-from posenc_export import Stack, export_model
+from posenc_export import Stack
 from posenc_export.export import Sources, export
 from posenc_export.export.trained_numbers import FILE_NAME, with_trained_encodings
 from posenc_export.models.placed import placed
@@ -169,30 +169,6 @@ def test_the_parts_of_a_combined_encoding_have_their_numbers(tmp_path: Path) -> 
     )
     export(model, "ort", tmp_path / "a", verify=False)
     assert _same(with_trained_encodings(tmp_path / "a"), model)
-
-
-def test_a_module_of_a_user_has_the_numbers_of_its_block(tmp_path: Path) -> None:
-    class Around(torch.nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.norm, self.block = torch.nn.LayerNorm(48), _trained(block("t5"))
-
-        def forward(
-            self,
-            x: Tensor,
-            positions: Tensor,
-            coordinates: Tensor,
-            key_positions: Tensor,
-            write_index: Tensor,
-            states: Any,
-        ) -> Any:
-            return self.block(
-                self.norm(x), positions, coordinates, key_positions, write_index, states
-            )
-
-    module = Around().eval()
-    export_model(module, "ort", tmp_path / "a", verify=False)
-    assert _same(with_trained_encodings(tmp_path / "a"), module.block)
 
 
 @pytest.mark.parametrize("name", ["small-t5", "small-fire"])

@@ -1,6 +1,6 @@
 """A module around a block (made for these tests)."""
 
-from typing import List, Tuple
+from typing import Tuple
 
 import torch
 from torch import Tensor
@@ -17,16 +17,15 @@ class Tagger(torch.nn.Module):
         width = block.config.width
         self.norm, self.block, self.head = torch.nn.LayerNorm(width), block, torch.nn.Linear(width, tags)
 
-    def forward(
-        self, x: Tensor, positions: Tensor, coordinates: Tensor, key_positions: Tensor,
-        write_index: Tensor, states: List[Tensor]
-    ) -> Tuple[Tensor, List[Tensor]]:
-        y, present = self.block(self.norm(x), positions, coordinates, key_positions, write_index, states)
-        return self.head(torch.nn.functional.gelu(x + y)), present
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.head(torch.nn.functional.gelu(x + self.block(self.norm(x))))
+        return y
 
 
-def trained() -> Tagger:
-    """A tagger with weights of its own, as `posenc export posenc_mine.tagger:trained` takes it."""
+def trained() -> Tuple[Tagger, Tensor]:
+    """A tagger with weights of its own, and an input, as `posenc export posenc_mine.tagger:trained
+    --max-positions 64` takes them.
+    """
     block = seeded(block_config(48, 6, 64, kv_heads=3, head_size=16, encoding={"name": "slow"}))
     torch.manual_seed(1)
-    return Tagger(block, 5).eval()
+    return Tagger(block, 5).eval(), torch.randn(2, 12, 48)
