@@ -143,16 +143,25 @@ def export_all(
 
 
 def check_read(model: Model, targets: Sequence[str], options: ExportOptions) -> None:
-    """Refuse less precision than float32 for a module that was read. ValueError."""
+    """Refuse what would round the tables of a module that was read, or needs its inputs inside.
+    ValueError.
+    """
     if not isinstance(model, ReadModule):
         return
     dtypes = [options.dtype or TARGETS[target].dtypes[0] for target in targets]
     half = next((dtype for dtype in dtypes if dtype != "float32"), None)
-    what = next(filter(None, (options.format, options.cache, half)), None)
-    if what is not None:
-        got = f"{what}, which would round the numbers of its tables as well as its weights"
+    if half is not None:
+        got = f"{half}, which would round the numbers of its tables as well as its weights"
         remedy = "export it in float32"
-        raise refusal(model.where, "float32 weights and caches of a module", got, remedy)
+        raise refusal(model.where, "float32 activations of a module that is read", got, remedy)
+    sample = "calibration data" if options.calibrate else f"cache {options.cache}"
+    if options.calibrate or options.cache or options.size is not None:
+        got = "a size" if options.size is not None else sample
+        rule = "a format of weights without calibration data for a module that is read"
+        raise refusal(model.where, rule, got, "give weights alone, such as int8 or int4")
+    if options.weights and not model.linear_layers():
+        got = "none: its products read weights in other ways"
+        raise refusal(model.where, "linear layers to round", got, "export it in float32")
 
 
 def _forget(staging: StagingFolder, place: Path, folder: Path) -> None:

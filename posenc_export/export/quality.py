@@ -100,7 +100,7 @@ class Loss:
 
     def figures(self, manifest: Manifest) -> Dict[str, Any]:
         """Return the fields of Quality."""
-        agreement = round(self.same / self.tokens, 3) if manifest.kind == "decoder" else 0.0
+        agreement = round(self.same / self.tokens, 3) if manifest.decodes else 0.0
         figures = {
             "error": rounded_up(self._errors.rms),
             "agreement": agreement,

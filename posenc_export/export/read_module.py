@@ -5,7 +5,7 @@ import copy
 import inspect
 import math
 from dataclasses import dataclass, replace
-from typing import Any, List, Mapping, Optional, Sequence, Tuple, Union
+from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple, Union
 
 import numpy as np
 import torch
@@ -24,6 +24,7 @@ from posenc_export.shared.refusal import refusal
 
 LENGTH = 16  # tokens of an example that is drawn
 SEED = 0
+LINEAR, TABLE = torch.ops.aten.linear.default, torch.ops.aten.embedding.default
 MATRICES = 4  # fewest weights with two axes that a value passes in one layer
 SUCCESSOR = (
     "write forward(x) and call self.block(x), as docs/own-model.md shows: a module is read as it is"
@@ -117,6 +118,7 @@ class ReadModule(torch.nn.Module):
             causal=how.causal,
             output=how.output,
         )
+        self.rounded: Sequence[str] = ()  # names of parameters with other numbers than the module
         self.eval()  # or a copy would be
 
     def forward(
@@ -154,17 +156,50 @@ class ReadModule(torch.nn.Module):
         return next((p.dtype for p in self.parameters() if p.is_floating_point()), torch.float32)
 
     @torch.jit.unused
+    def weights(self) -> List[Tensor]:
+        """Return the parameters of the module, without tables and constants of its code."""
+        named = self.reading.captured.module.module.named_parameters(remove_duplicate=False)
+        own = {name for name, _ in named}
+        return [w for name, w in self.reading.calls.named_parameters() if name in own]
+
+    @torch.jit.unused
+    def linear_layers(self) -> Dict[str, torch.nn.Module]:
+        """Return what holds the weight of each linear layer, by name."""
+        return self._holders(LINEAR)
+
+    @torch.jit.unused
+    def tables(self) -> List[torch.nn.Module]:
+        """Return what holds the weight of each table of token ids."""
+        return list(self._holders(TABLE).values())
+
+    def _holders(self, operator: Any) -> Dict[str, torch.nn.Module]:
+        """Return what holds weights that an operator reads, and linear layers or tables alone."""
+        captured, found = self.reading.captured, {}
+        parts = dict(self.reading.calls.named_modules())  # positions have a table of rows instead
+        for node in captured.graph.nodes:
+            if node.target is not operator:
+                continue
+            weight = node.args[1 if operator is LINEAR else 0]
+            owner, _, last = captured.names.get(weight, "").rpartition(".")
+            others = {user.target for user in weight.users} - {LINEAR, TABLE}
+            if last == "weight" and not others and owner in parts:
+                found[f"reading.calls.{owner}"] = parts[owner]
+        return found
+
+    @torch.jit.unused
     def step_weights(self) -> int:
-        """Count the weights that a step reads: of a table of token ids, one row."""
-        ids = self.config.tokens.get("vocabulary")
-        tables = [w for w in self.parameters() if w.dim() > 1 and w.size(0) == ids]
-        total = sum(weight.numel() for weight in self.parameters())
-        return total - sum(table.numel() - table.size(1) for table in tables[:1])
+        """Count the weights that a step reads: every matrix once, one row of the token table."""
+        total = sum(weight.numel() for weight in self.weights())
+        heads = {id(holder.weight) for holder in self.linear_layers().values()}
+        for table in self.tables():
+            weight: Any = table.weight
+            total += weight.size(1) - (0 if id(weight) in heads else weight.numel())
+        return int(total)
 
     @torch.jit.unused
     def extent(self) -> Tuple[int, int]:
         """Return the depth, and the longest reduction in it. Tolerances depend on both."""
-        sums = [w.numel() // w.size(0) for w in self.parameters() if w.dim() > 1]
+        sums = [w.numel() // w.size(0) for w in self.weights() if w.dim() > 1]
         depth = max(len(self.layers), math.ceil(len(sums) / MATRICES), 1)
         return depth, max(sums, default=1)
 
@@ -185,8 +220,13 @@ class ReadModule(torch.nn.Module):
         sequence, with what depends on tokens in float64.
         """
         assert positions.start == 0, "a module counts positions from 0"
-        row = torch.from_numpy(np.array(x))[None]
-        return np.asarray(in_float64(self.reading.whole, row)[0].numpy())
+        row, captured = torch.from_numpy(np.array(x))[None], self.reading.captured
+        if self.rounded:
+            weights = {name: self.get_parameter(name) for name in self.rounded}
+            captured = captured.with_weights(
+                {name.removeprefix("reading.calls."): value for name, value in weights.items()}
+            )
+        return np.asarray(in_float64(captured.whole, row)[0].numpy())
 
 
 Model = Union[Stack, AttentionBlock, ReadModule]
@@ -267,13 +307,20 @@ def _check(module: torch.nn.Module, where: str) -> None:
         raise refusal(where, "float32 weights", got, remedy)
 
 
+def _is_part(x: Any, ids: Tensor) -> bool:
+    """Whether x is ids or a view of them."""
+    return (
+        isinstance(x, Tensor) and x.untyped_storage().data_ptr() == ids.untyped_storage().data_ptr()
+    )
+
+
 def _drawn(module: torch.nn.Module, where: str, most: int) -> Tensor:
     """Draw token ids for a module that begins with their embedding."""
     sizes: List[int] = []
     ids = torch.zeros((2, min(LENGTH, most)), dtype=torch.int64)
 
     def note(part: torch.nn.Module, inputs: Tuple[Any, ...]) -> None:
-        if isinstance(part, torch.nn.Embedding) and inputs and inputs[0] is ids:
+        if isinstance(part, torch.nn.Embedding) and inputs and _is_part(inputs[0], ids):
             sizes.append(part.num_embeddings)
 
     hooks = [part.register_forward_pre_hook(note) for part in module.modules()]

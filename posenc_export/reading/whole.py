@@ -1,6 +1,7 @@
 """A module on whole sequences: in its own code, and traced."""
 
 import copy
+import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Dict, List, Optional, Tuple, Union
@@ -51,6 +52,22 @@ class Capture:
     def __deepcopy__(self, memo: Any) -> "Capture":
         """Return itself: copies of a reading share the module that was read."""
         return self
+
+    def with_weights(self, weights: Mapping[str, Tensor]) -> "Capture":
+        """Return the same module with other numbers in some of its weights, by name."""
+        module = self.module.copied()
+        named = list(module.module.named_parameters(remove_duplicate=False))
+        old = {id(value): weights[name] for name, value in named if name in weights}
+        for name, value in named:
+            if id(value) in old:  # under each of its names
+                owner, _, last = name.rpartition(".")
+                new = nn.Parameter(old[id(value)], requires_grad=False)
+                setattr(module.module.get_submodule(owner), last, new)
+        constants = {
+            node: weights.get(self.names.get(node, ""), value)
+            for node, value in self.constants.items()
+        }
+        return dataclasses.replace(self, constants=constants, module=module)
 
     def own(self, x: Tensor, fresh: bool = False) -> Tensor:
         """The module's own output [B,S,*] for whole sequences x; [B,1,*] if it gives that of the

@@ -224,7 +224,7 @@ def test_a_module_of_the_distribution_is_exported_and_verified_in_another_proces
     assert main(["export", "posenc_mine.tagger:trained", *options]) == 0
     assert _proved_elsewhere(folder)["passed"]
     assert verify(folder, importlib.import_module("posenc_mine.tagger").trained()[0])["passed"]
-    assert load(folder, provider="cpu").manifest.packages["slow"].version == "1.2.3"
+    assert load(folder, provider="cpu").manifest.packages == {}  # the graph is all it needs
 
 
 @pytest.mark.parametrize(

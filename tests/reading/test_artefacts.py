@@ -161,6 +161,28 @@ def test_a_module_can_be_exported_with_an_attention_mask(
     assert named is None or [value.name for value in manifest.inputs] == named
 
 
+@pytest.mark.parametrize(
+    ("name", "weights", "target"),
+    [
+        ("trained positions", "int8", "ort"),
+        pytest.param("rotations", "int4", "ort", marks=pytest.mark.exhaustive),
+        pytest.param("retention", "int4-128", "ort", marks=pytest.mark.exhaustive),
+        pytest.param("trained positions", "int8", "onnx", marks=pytest.mark.exhaustive),
+    ],
+)
+def test_linear_layers_of_a_module_are_rounded(
+    name: str, weights: str, target: str, tmp_path: Path
+) -> None:
+    """The module with the rounded weights is what the certificate compares with."""
+    sources = _sources(name)
+    manifest = export(sources, target, tmp_path / "artefact", weights=weights, verify="quick")
+    certificate: Any = manifest.certificate
+    layers = sum(isinstance(part, nn.Linear) for part in seeded(name).modules())
+    assert manifest.weights and manifest.weights.matrices == layers and certificate["passed"]
+    assert max(certificate["cells"][cell] for cell in ("oracle, start 0",)) <= _tolerance(name)
+    assert manifest.quality and 0 < manifest.quality.error < 0.1
+
+
 def test_a_module_from_ids_to_logits_generates(artefact: Callable[[str, str], Path]) -> None:
     folder = artefact("trained positions", "ort")
     manifest = manifests.read(folder)
@@ -322,12 +344,14 @@ REFUSED = {
     "a dtype": (
         lambda: _sources("slopes"),
         {"dtype": "float16"},
-        "^module Decoder: expected float32 weights and caches of a module, got float16, which",
+        "^module Decoder: expected float32 activations of a module that is read, got float16, "
+        "which would round the numbers of its tables as well as its weights; export it in float32$",
     ),
-    "few bits": (
+    "a size": (
         lambda: _sources("slopes"),
-        {"weights": "int4"},
-        "^module Decoder: expected float32 weights and caches of a module, got int4, which",
+        {"size": 1.0},
+        "^module Decoder: expected a format of weights without calibration data for a module that "
+        "is read, got a size; give weights alone, such as int8 or int4$",
     ),
     "arguments for a block": (
         lambda: built(block_config(64, 4, 40)),

@@ -21,7 +21,7 @@ import torch
 from posenc_export.encodings.shared.base import PositionEncoding
 from posenc_export.export.quantization.formats import FORMATS, Format, format_of
 from posenc_export.export.quantization.grid import Codes, Grid, OnGrid
-from posenc_export.export.read_module import Model
+from posenc_export.export.read_module import Model, ReadModule
 from posenc_export.export.weight_file import Keep, in_memory, page_out
 from posenc_export.models.parameters import fill, sharing_weights, slots
 from posenc_export.models.parts.experts import Experts
@@ -102,6 +102,8 @@ def rounded(
                 done.clear()
             steps.advance()
         del group, known  # before the next group is allocated
+    if isinstance(copied, ReadModule):
+        copied.rounded = order
     return Rounded(copied, {name: on_grid[name] for name in order})
 
 
@@ -144,11 +146,15 @@ def _grids(model: Model, kind: Format) -> Iterator[Tuple[torch.Tensor, Grid]]:
 
 def linear_layers(model: Model) -> Dict[str, torch.nn.Linear]:
     """Return the linear layers whose weights are rounded, by name."""
+    if isinstance(model, ReadModule):
+        return model.linear_layers()  # type: ignore[return-value]
     return dict(_parts(model, torch.nn.Linear))
 
 
 def tables(model: Model) -> List[torch.nn.Embedding]:
     """Return the token tables whose weights are rounded."""
+    if isinstance(model, ReadModule):
+        return model.tables()  # type: ignore[return-value]
     return [table for _, table in _parts(model, torch.nn.Embedding)]
 
 

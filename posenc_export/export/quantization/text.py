@@ -10,6 +10,7 @@ import numpy as np
 from posenc_export.export.describe import Model, eager, text_of
 from posenc_export.export.quantization import samples
 from posenc_export.export.quantization.samples import Sample
+from posenc_export.export.read_module import ReadModule
 from posenc_export.runtime.artefact.tokenizer import BYTES
 
 TEXT = Path(__file__).with_name("text.txt")
@@ -64,7 +65,7 @@ def with_text(
 
 def default_sample(model: Model) -> Optional[Sample]:
     """Return the package's calibration data for decoders with a tokenizer, or None."""
-    if not text_of(model).tokenizer or not reads_text(model):
+    if isinstance(model, ReadModule) or not text_of(model).tokenizer or not reads_text(model):
         return None
     sample = samples.of_text(CALIBRATION.read_bytes(), model)
     return sample if len(sample.windows) else None
@@ -79,7 +80,7 @@ def reads_text(model: Model) -> bool:
     """Whether a model predicts the next token of a text."""
     manifest = eager(model)[1]
     known = bool(text_of(model).tokenizer) or manifest.vocabulary == BYTES
-    return manifest.kind == "decoder" and bool(manifest.states) and not manifest.encoder and known
+    return manifest.decodes and bool(manifest.states) and not manifest.encoder and known
 
 
 def _spread(text: Sample, most: int) -> Sample:
