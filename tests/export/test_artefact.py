@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from posenc_export.encodings.shared.base import PositionEncoding
-from posenc_export.export import TARGETS, ExportOptions, Sources, export
+from posenc_export.export import TARGETS, ExportOptions, ReadAs, Sources, export
 from posenc_export.models.presets import seeded
 from posenc_export.runtime import load
 from posenc_export.runtime.artefact import manifest as manifests
@@ -125,7 +125,9 @@ def test_an_altered_or_missing_file_is_refused(name: str, tmp_path: Path) -> Non
 def test_export_takes_the_fields_of_its_options_with_their_defaults() -> None:
     taken = list(inspect.signature(export).parameters.values())[3:]
     assert [(one.name, one.annotation, one.default) for one in taken] == [
-        (field.name, field.type, field.default) for field in dataclasses.fields(ExportOptions)
+        (field.name, field.type, field.default)
+        for options in (ExportOptions, ReadAs)
+        for field in dataclasses.fields(options)
     ]
 
 
