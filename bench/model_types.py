@@ -1,100 +1,270 @@
-"""List every model type of the installed transformers: read by from_pretrained, or refused, with
-the reason.
+"""Try every model type of the installed transformers as a module that is read as it is.
 
-    python -m bench.model_types [--markdown docs/model-types.md]
+    python -m bench.model_types [TASK:TYPE ...] [--target ort --target onnx] [--seconds 60]
+        [--memory 8] [--results bench/results/model-types.jsonl] [--markdown docs/model-types.md]
 
-Needs transformers. The outcome of a type that is read is that of its default configuration, as
-transformers saves it.
+Each type of the mappings for language, masked tokens, sequence to sequence and sound gets a small
+random model of its own configuration class (bench/small_models.py), saved and read from its
+folder by models/by_transformers.py. Its calls, whole, in pieces with caches, and in ragged padded
+rows, are compared with the model on whole sequences; with --target, an artefact is exported and
+verified, too. Each type runs in a process of its own. Results are kept line by line: types that
+have one are not tried again.
 """
 
 import argparse
-import collections
 import json
-import textwrap
-import warnings
+import multiprocessing
+import resource
+import tempfile
+import time
 from pathlib import Path
-from typing import Any, Dict, List, NamedTuple, Optional, Sequence
+from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 from bench import marked
+from bench.small_models import TOKENS, small
 from posenc_export.models import families
-from posenc_export.models.config import StackConfig
 
-RANGE = 512  # max_positions for types whose configuration has no such key
-NO_FAMILY = "the type is not supported"
+RESULTS, PAGE = Path("bench/results/model-types.jsonl"), Path("docs/model-types.md")
+# Of each task, its mapping in transformers and its auto class.
+TASKS: Dict[str, Tuple[str, str]] = {
+    "causal": ("CAUSAL_LM", "AutoModelForCausalLM"),
+    "masked": ("MASKED_LM", "AutoModelForMaskedLM"),
+    "seq2seq": ("SEQ_TO_SEQ_CAUSAL_LM", "AutoModelForSeq2SeqLM"),
+    "speech": ("SPEECH_SEQ_2_SEQ", "AutoModelForSpeechSeq2Seq"),
+    "ctc": ("CTC", "AutoModelForCTC"),
+    "audio": ("AUDIO_CLASSIFICATION", "AutoModelForAudioClassification"),
+    "frames": ("AUDIO_FRAME_CLASSIFICATION", "AutoModelForAudioFrameClassification"),
+    "speaker": ("AUDIO_XVECTOR", "AutoModelForAudioXVector"),
+}
+EXACT, REFUSED, NONE, WRONG = "exact", "refused", "no small configuration", "wrong"
+ROUNDING = 3e-5  # of the largest output, or of 1
+CALLS = (5, 4, 1, 1, 1, 6, 2)  # tokens of calls that fill TOKENS
+LONGEST = 160  # characters of a reason
 
 
 class Row(NamedTuple):
-    """A model type, its outcome and the reason."""
+    """The result of a type for a task. error: the largest, of `size`, the largest output."""
 
+    task: str
     name: str
-    outcome: str
+    verdict: str
+    error: float = 0.0
+    size: float = 0.0
     why: str = ""
+    targets: Sequence[str] = ()
+    seconds: float = 0.0
 
 
-def default_config(name: str) -> Dict[str, Any]:
-    """Return the default configuration of a type as transformers saves it."""
-    from transformers import CONFIG_MAPPING
+def tried(task: str, name: str, targets: Sequence[str]) -> Row:
+    """Try a type in this process."""
+    import torch
+    import transformers
 
-    return {**json.loads(CONFIG_MAPPING[name]().to_json_string()), "model_type": name}
+    from posenc_export.export import export
+    from posenc_export.export.read_module import as_model
+    from posenc_export.models import by_transformers
+    from posenc_export.models.checkpoint import Checkpoint, read_config
 
-
-def described(config: Dict[str, Any], part: Optional[str]) -> StackConfig:
-    """Return the description of a configuration, with max_positions RANGE if it has no such key.
-    ValueError: families.read refuses the configuration.
-    """
+    transformers.logging.set_verbosity_error()
+    transformers.utils.logging.disable_progress_bar()
     try:
-        return families.read(config, None, part)[0]
-    except ValueError as refusal:
-        if not str(refusal).endswith("give max_positions"):
-            raise
-        return families.read(config, RANGE, part)[0]
+        made = small(name, getattr(transformers, TASKS[task][1]))
+    except Exception as error:  # whatever the class of a model raises
+        return Row(task, name, NONE, why=_line(error))
+    with tempfile.TemporaryDirectory() as folder, torch.no_grad():
+        path = Path(folder)
+        made.model.save_pretrained(path / "model")
+        try:
+            values = read_config(path / "model")
+            kind = by_transformers.kind_of(values)
+            with Checkpoint(path / "model", values) as checkpoint:
+                published = by_transformers.load(kind, checkpoint)
+            published.max_positions = made.positions
+            ids = _ids(published.vocabulary)
+            whole = _first(made.model, ids)
+            if not torch.equal(published(ids), whole):
+                return Row(task, name, WRONG, why="weights read from the folder")
+            read = as_model(published)
+            error = _error(read, ids, whole, published.causal)
+            size = float(whole.abs().max())
+            if not error <= ROUNDING * max(size, 1.0):
+                return Row(task, name, WRONG, error, size)
+            for target in targets:
+                export(read, target, path / target)
+        except (ValueError, ModuleNotFoundError) as refusal:
+            return Row(task, name, REFUSED, why=_line(refusal))
+    return Row(task, name, EXACT, error, size, targets=tuple(targets))
 
 
-def row(name: str) -> Row:
-    """Return the row of a model type."""
-    if name not in families.FILES:
-        return Row(name, "refused", families.UNREAD.get(name, NO_FAMILY))
+def _ids(vocabulary: int) -> Any:
+    """Return token ids int64 [2,TOKENS] without a special one, none twice in a row."""
+    import torch
+
+    drawn = torch.Generator().manual_seed(3)
+    rows = [torch.randperm(min(vocabulary, 128) - 8, generator=drawn) for _ in range(2)]
+    return torch.stack(rows)[:, :TOKENS] + 4
+
+
+def _first(model: Any, ids: Any) -> Any:
+    """Return the logits or hidden states of a model of transformers."""
+    part = model.get_encoder() if model.config.is_encoder_decoder else model
+    outputs = part(input_ids=ids)
+    return outputs["logits" if "logits" in outputs else "last_hidden_state"]
+
+
+def _error(read: Any, ids: Any, whole: Any, causal: bool) -> float:
+    """Return the largest error of calls. ids [2,TOKENS], whole [2,TOKENS,N]."""
+    import torch
+
+    every = torch.arange(TOKENS).expand(2, -1)
+    lengths = (7, 4) if causal else (TOKENS, 11)
+    errors = []
+
+    def states(slots: int) -> List[Any]:
+        return [torch.zeros(2, c.heads, slots, c.size) for c in read.config.caches]
+
+    def call(x: Any, positions: Any, keys: Any, slots: Any, past: List[Any]) -> Tuple[Any, Any]:
+        output, present = read(x, positions, positions, keys, slots, past)
+        return output, present
+
+    errors.append(call(ids, every, every, every, states(0))[0] - whole)
+    if causal:
+        past, keys, end = states(TOKENS + 4), torch.full((2, TOKENS + 4), -1), 0
+        for count in CALLS:
+            at = every[:, end : end + count]
+            keys = keys.clone()
+            keys[:, end : end + count] = at
+            output, past = call(ids[:, end : end + count], at, keys, at, past)
+            errors.append(output - whole[:, end : end + count])
+            end += count
+    # Rows of other lengths, with padding first, then a token each.
+    width = max(lengths)
+    positions = torch.full((2, width), -1)
+    x = ids[:, :1].repeat(1, width)
+    for row, length in enumerate(lengths):
+        positions[row, width - length :] = every[row, :length]
+        x[row, width - length :] = ids[row, :length]
+    slots = every[:, :width]
+    keys = torch.full((2, width + 3 if causal else width), -1)
+    keys[:, :width] = positions
+    output, past = call(x, positions, keys, slots, states(keys.shape[1] if causal else 0))
+    for row, length in enumerate(lengths):
+        expected = whole[row, :length]
+        if not causal:
+            expected = read.reading.whole(ids[row : row + 1, :length])[0]
+        errors.append(output[row, width - length :] - expected)
+    for step in range(3 if causal else 0):
+        at = torch.tensor([[length + step] for length in lengths])
+        slot = torch.full((2, 1), width + step)
+        keys = keys.clone()
+        keys[:, width + step] = at[:, 0]
+        output, past = call(ids.gather(1, at), at, keys, slot, past)
+        errors.append(output[:, 0] - torch.stack([whole[r, at[r, 0]] for r in range(2)]))
+    return max(float(error.abs().nan_to_num(float("inf")).max()) for error in errors)
+
+
+def _line(error: BaseException) -> str:
+    """Return an error in one line without paths of this machine."""
+    text = " ".join(str(error).split()) or type(error).__name__
+    own = isinstance(error, ValueError) and ": expected " in text
+    return (text if own else f"{type(error).__name__}: {text}")[:LONGEST]
+
+
+def in_child(task: str, name: str, targets: Sequence[str], seconds: float, memory: float) -> Row:
+    """Try a type in a process with limits of time in seconds and memory in GiB."""
+    forked, started = multiprocessing.get_context("fork"), time.monotonic()
+    here, there = forked.Pipe(duplex=False)
+    child = forked.Process(target=_send, args=(there, int(memory * 2**30), task, name, targets))
+    child.start()
+    there.close()
     try:
-        for part in families.parts_of(name) or (None,):
-            described(default_config(name), part)
-    except ValueError as refusal:
-        return Row(name, "read", str(refusal))
-    return Row(name, "read")
+        row: Row = here.recv() if here.poll(seconds) else Row(task, name, REFUSED)
+    except EOFError:
+        row = Row(task, name, REFUSED, why="the process of the reader ended")
+    if not (row.verdict == EXACT or row.why or row.error):
+        row = row._replace(why=f"over {seconds:g} s")
+    child.kill()
+    child.join()
+    return row._replace(seconds=round(time.monotonic() - started, 1))
 
 
-def rows() -> List[Row]:
-    """Return the rows of all model types, sorted by name."""
-    from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
+def _send(to: Any, memory: int, task: str, name: str, targets: Sequence[str]) -> None:
+    resource.setrlimit(resource.RLIMIT_AS, (memory, memory))
+    try:
+        row = tried(task, name, targets)
+    except Exception as error:  # a defect of the reader, which the page shows
+        row = Row(task, name, REFUSED, why=f"an error of the reader: {_line(error)}")
+    to.send(row)
 
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # deprecated configurations warn
-        return [row(name) for name in sorted(CONFIG_MAPPING_NAMES)]
+
+def all_types() -> List[Tuple[str, str]]:
+    """Return every task and type of the mappings, sorted by task and name."""
+    from transformers.models.auto import modeling_auto
+
+    return [
+        (task, name)
+        for task, (mapping, _) in TASKS.items()
+        for name in sorted(getattr(modeling_auto, f"MODEL_FOR_{mapping}_MAPPING_NAMES"))
+    ]
 
 
-def table(rows: Sequence[Row], version: str) -> str:
-    """Return the rows as a Markdown page."""
-    read = [row for row in rows if row.outcome == "read"]
-    refused: Dict[str, List[str]] = collections.defaultdict(list)
-    for row in rows:
-        if row.outcome == "refused":
-            refused[row.why].append("" if row.why == NO_FAMILY else f"`{row.name}`")
-    how: Dict[str, Any] = {"break_on_hyphens": False, "break_long_words": False}
-    listed = "\n".join(textwrap.wrap(", ".join(f"`{row.name}`" for row in read), 100, **how))
-    counts = {"read": len(read), "refused": len(rows) - len(read)}
-    lines = [marked.text("model-types").format(version=version, listed=listed, **counts)]
-    reasons = dict.fromkeys(row.why for row in read if row.why)
-    lines += [*(f"- {why}" for why in reasons), "", "## Refused"]
-    for why, names in sorted(refused.items(), key=lambda reason: len(reason[1])):
-        listed = textwrap.fill(", ".join(filter(None, names)), 100, **how)
-        title = f"{why[0].upper()}{why[1:]} ({len(names)})"
-        lines += ["", *([f"{title}:", "", listed] if listed else [f"{title}: all others."])]
-    return "\n".join([*lines, ""])
+def read_rows(path: Path) -> Dict[Tuple[str, str], Row]:
+    """Return the rows of a file of results by task and type; the last of each counts."""
+    lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
+    rows = [Row(*json.loads(line)) for line in lines]
+    return {(row.task, row.name): row for row in rows}
+
+
+def page(rows: Sequence[Row], version: str) -> str:
+    """Return the Markdown page of all rows: counts, then a row for each type."""
+    tasks = [task for task in TASKS if any(row.task == task for row in rows)]
+    verdicts = (EXACT, REFUSED, NONE, WRONG)
+    counts = ["| task | types | " + " | ".join(verdicts) + " |", "|---" * 6 + "|"]
+    for task in tasks:
+        own = [row.verdict for row in rows if row.task == task]
+        numbers = [len(own), *(own.count(verdict) for verdict in verdicts)]
+        counts.append(f"| {task} | " + " | ".join(map(str, numbers)) + " |")
+    table = ["| task | type | read by | result | largest error | why |", "|---" * 6 + "|"]
+    for row in sorted(rows, key=lambda row: (tasks.index(row.task), row.name)):
+        by = "a family" if row.name in families.FILES else "transformers"
+        error = f"{row.error:.0e} of {row.size:.1f}" if row.verdict in (EXACT, WRONG) else ""
+        why = row.why.replace("|", "\\|")
+        table.append(f"| {row.task} | `{row.name}` | {by} | {row.verdict} | {error} | {why} |")
+    targets = sorted({target for row in rows for target in row.targets})
+    exact = [row for row in rows if row.verdict == EXACT]
+    worst = max((row.error / max(row.size, 1.0) for row in exact), default=0.0)
+    text = marked.text("model-types")
+    values: Dict[str, Any] = {"version": version, "tokens": TOKENS, "worst": f"{worst:.0e}"}
+    values["targets"] = " and ".join(f"`{target}`" for target in targets) or "no target"
+    values["families"] = ", ".join(f"`{name}`" for name in sorted(families.FILES))
+    return text.format(**values, counts="\n".join(counts), table="\n".join(table))
+
+
+def main(arguments: Optional[Sequence[str]] = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("types", nargs="*", metavar="TASK:TYPE")
+    parser.add_argument("--target", action="append", default=[], dest="targets")
+    parser.add_argument("--seconds", type=float, default=60)
+    parser.add_argument("--memory", type=float, default=12, help="GiB of address space")
+    parser.add_argument("--results", type=Path, default=RESULTS)
+    parser.add_argument("--markdown", type=Path, default=None)
+    options = parser.parse_args(arguments)
+    import transformers  # noqa: F401
+
+    import posenc_export.export  # noqa: F401  before the first child, which shares what is read
+
+    rows = read_rows(options.results)
+    chosen = [tuple(text.split(":")) for text in options.types]
+    for task, name in chosen or [key for key in all_types() if key not in rows]:
+        row = in_child(task, name, options.targets, options.seconds, options.memory)
+        rows[task, name] = row
+        with options.results.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(row) + "\n")
+        print(*row, flush=True)
+    if options.markdown:
+        text = page(list(rows.values()), transformers.__version__)
+        options.markdown.write_text(text, encoding="utf-8")
 
 
 if __name__ == "__main__":
-    import transformers
-
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--markdown", type=Path, default=Path("docs/model-types.md"))
-    page = table(rows(), transformers.__version__)
-    parser.parse_args().markdown.write_text(page, encoding="utf-8")
+    main()

@@ -150,7 +150,7 @@ def load(kind: Kind, checkpoint: Checkpoint) -> Published:
     base, names = f"{kind.model.base_model_prefix}.", checkpoint.names()
     if not kind.head and any(name.startswith(base) for name in names):
         checkpoint.forget([name for name in names if not name.startswith(base)])
-    _check(kind.model.__name__, kind.empty(), checkpoint)
+    _check(kind.empty(), checkpoint)
     tensors = {name: _Named(checkpoint, name) for name in checkpoint.names()}
     with _calls("weights that transformers reads"), enough_memory(WHERE):
         model, found = kind.model.from_pretrained(
@@ -169,7 +169,9 @@ def load(kind: Kind, checkpoint: Checkpoint) -> Published:
     for name, stored, wanted in sorted(found["mismatched_keys"]):
         rule = f"{name} with shape {list(wanted)} by config.json"
         raise refusal(WHERE, rule, list(stored), BELONGS)
-    model, length = _part(model), kind.max_positions
+    if model.config.is_encoder_decoder:
+        model = model.get_encoder()
+    length = kind.max_positions
     for table in model.modules():
         # The first rows of such a table belong to padding, as in RoBERTa.
         ours = isinstance(table, torch.nn.Embedding) and table.num_embeddings == length
@@ -254,11 +256,6 @@ def _text(config: Any) -> Any:
     return config.get_text_config(decoder=True)
 
 
-def _part(model: Any) -> Any:
-    """Return the encoder of a model with encoder and decoder, else the model."""
-    return model.get_encoder() if model.config.is_encoder_decoder else model
-
-
 def _unknown(values: Mapping[str, Any], known: Iterable[str]) -> ValueError:
     """Return the error for a model_type that neither we nor transformers know."""
     name, rule = values.get("model_type"), f"model_type to be a type of transformers {version()}"
@@ -283,6 +280,9 @@ def _class(values: Mapping[str, Any], config: Any, head: bool) -> Any:
     if not known or not isinstance(config, kind.config_class or ()):
         rule = f"architectures to be a class of transformers for {values['model_type']}"
         raise refusal(WHERE, rule, f"{name!r:.80}", OWN)
+    inputs = [*inspect.signature(kind.forward).parameters][1:]
+    if "input_ids" not in inputs:
+        raise refusal(WHERE, f"{kind.__name__} to read input_ids", ", ".join(inputs[:3]), OWN)
     if head and name and not (name.endswith("Model") or "LMHead" in name):
         if task_of(values) not in TASKS:
             rule = f"a base model, or one for {', '.join(TASKS)}"
@@ -290,11 +290,8 @@ def _class(values: Mapping[str, Any], config: Any, head: bool) -> Any:
     return kind
 
 
-def _check(name: str, empty: Any, checkpoint: Checkpoint) -> None:
+def _check(empty: Any, checkpoint: Checkpoint) -> None:
     """Check a model on the meta device before its memory is allocated."""
-    if "input_ids" not in inspect.signature(_part(empty).forward).parameters:
-        inputs = [*inspect.signature(_part(empty).forward).parameters]
-        raise refusal(WHERE, f"{name} to read input_ids", ", ".join(inputs[:3]), OWN)
     stored = sum(checkpoint.sizes())
     for what, tensors, most in (
         ("weights", empty.parameters(), stored + TABLE),  # tables may be left out of files

@@ -201,6 +201,12 @@ def test_a_class_of_another_type_is_refused(granite: Path) -> None:
     assert "class of transformers for granite, got 'LlamaForCausalLM'" in _refusal(granite)
 
 
+def test_a_model_that_reads_sound_is_refused(granite: Path) -> None:
+    sizes = {"model_type": "sew", "architectures": ["SEWForCTC"]}
+    (granite / "config.json").write_text(json.dumps(sizes))
+    assert "expected SEWForCTC to read input_ids, got input_values, " in _refusal(granite)
+
+
 def test_a_head_with_one_output_for_a_sequence_is_refused(tmp_path: Path) -> None:
     _saved("nemotron", tmp_path)
     _config(tmp_path, architectures=["NemotronForSequenceClassification"])

@@ -1,20 +1,24 @@
-"""Every model type of the installed transformers: the generated page lists it, and every key
-about positions is used or refused.
+"""Every key about positions of a type with a family is used or refused; the program that tries
+every model type of transformers says what it found.
 """
 
 import json
 import re
 from pathlib import Path
-from typing import Any, Dict, List
+from types import SimpleNamespace
+from typing import Any, Dict, List, Optional
 
 import pytest
+import torch
 
 from posenc_export.models import families
+from posenc_export.models.config import StackConfig
 
 transformers = pytest.importorskip("transformers", reason="transformers is not installed")
 from bench import model_types  # noqa: E402
+from bench.small_models import LAYERS, TRAINED, small  # noqa: E402
 
-PAGE = Path(__file__).parents[2] / "docs/model-types.md"
+RANGE = 512  # max_positions for types whose configuration has no such key
 pytestmark = pytest.mark.filterwarnings(
     "ignore"
 )  # transformers warns about deprecated configurations
@@ -33,6 +37,24 @@ SILENT = {
 }
 
 
+def _default(name: str) -> Dict[str, Any]:
+    """Return the default configuration of a type as transformers saves it."""
+    values = json.loads(transformers.CONFIG_MAPPING[name]().to_json_string())
+    return {**values, "model_type": name}
+
+
+def _described(config: Dict[str, Any], part: Optional[str]) -> StackConfig:
+    """Return the description of a configuration, with max_positions RANGE if it has no such key.
+    ValueError: families.read refuses the configuration.
+    """
+    try:
+        return families.read(config, None, part)[0]
+    except ValueError as refusal:
+        if not str(refusal).endswith("give max_positions"):
+            raise
+        return families.read(config, RANGE, part)[0]
+
+
 def _known(name: str) -> Dict[str, Any]:
     """Return the keys of a configuration that concern positions, with their default values."""
     whole = json.loads(transformers.CONFIG_MAPPING[name]().to_json_string(use_diff=False))
@@ -41,7 +63,7 @@ def _known(name: str) -> Dict[str, Any]:
 
 def _whole(name: str) -> Dict[str, Any]:
     """Return the default configuration, including defaults of all keys about positions."""
-    config = model_types.default_config(name)
+    config = _default(name)
     return {**_known(name), **config, **OFF_DEFAULT.get(name, {})}
 
 
@@ -84,16 +106,12 @@ def _effect(name: str, key: str, value: Any) -> str:
     """Return the effect of another value of a key: "refused", "felt" (the description changes)
     or "nothing".
     """
-    config, parts = _whole(name), model_types.families.parts_of(name) or (None,)
+    config, parts = _whole(name), families.parts_of(name) or (None,)
     result = set()
     for part in parts:
-        before = model_types.described(config, part)
+        before = _described(config, part)
         try:
-            result.add(
-                "felt"
-                if model_types.described({**config, key: value}, part) != before
-                else "nothing"
-            )
+            result.add("felt" if _described({**config, key: value}, part) != before else "nothing")
         except ValueError as refusal:
             result.add("refused" if str(refusal) else "nothing")
     return "felt" if "felt" in result else "refused" if "refused" in result else "nothing"
@@ -110,18 +128,70 @@ def test_every_key_about_positions_is_used_or_refused(name: str, key: str) -> No
     assert any(effect in ("felt", "refused") for effect in effects)
 
 
-def test_the_page_names_read_types_and_those_refused_for_a_reason_and_counts_all_others() -> None:
-    rows = [
-        model_types.Row("bert", "read"),
-        model_types.Row("ernie", "refused", "experts"),
-        *(model_types.Row(f"other-{n}", "refused", model_types.NO_FAMILY) for n in range(40)),
-    ]
-    page = model_types.table(rows, "5.0")
-    assert (
-        "Experts (1):\n\n`ernie`" in page and "The type is not supported (40): all others." in page
-    )
-    assert page.count("`bert`") == 1 and "other-" not in page
+def test_a_small_model_has_its_limits_below_the_tokens_that_are_tried() -> None:
+    made = small("olmo3", transformers.AutoModelForCausalLM)
+    config = made.model.config
+    assert made.trained == config.max_position_embeddings == TRAINED < model_types.TOKENS
+    assert config.sliding_window < TRAINED and len(set(config.layer_types)) == 2
+    assert config.num_hidden_layers == LAYERS
 
 
-def test_the_page_is_what_the_command_writes() -> None:
-    assert PAGE.read_text() == model_types.table(model_types.rows(), transformers.__version__)
+def test_a_table_of_positions_holds_the_tokens_that_are_tried() -> None:
+    made = small("opt", transformers.AutoModelForCausalLM)
+    assert made.model.config.max_position_embeddings == made.trained > model_types.TOKENS
+
+
+def test_a_type_without_small_sizes_is_told_from_one_that_is_refused() -> None:
+    tasks = {"causal": "gemma4_assistant", "ctc": "wav2vec2"}
+    found = [model_types.tried(task, name, ()) for task, name in tasks.items()]
+    assert [row.verdict for row in found] == ["no small configuration", "refused"]
+    assert found[1].why.startswith("checkpoint: expected Wav2Vec2ForCTC to read input_ids")
+
+
+def test_a_type_is_tried_in_a_process_of_its_own_with_a_limit_of_time() -> None:
+    row = model_types.in_child("causal", "llama", (), seconds=0.0, memory=64)
+    assert row.verdict == "refused" and row.why == "over 0 s"
+
+
+def test_a_type_that_is_read_is_exact_in_all_calls() -> None:
+    row = model_types.tried("causal", "starcoder2", ())
+    assert row.verdict == "exact" and row.error < 1e-5 < row.size
+
+
+def test_calls_that_differ_are_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("posenc_export.export.read_module.as_model", _Zeros)
+    row = model_types.tried("causal", "starcoder2", ())
+    assert row.verdict == "wrong" and row.error == row.size > 0
+
+
+class _Zeros:
+    """A reading of a model whose outputs are all 0."""
+
+    def __init__(self, published: Any) -> None:
+        self.config, self.outputs = SimpleNamespace(caches=()), published.vocabulary
+
+    def __call__(self, x: torch.Tensor, *_: Any) -> Any:
+        return torch.zeros(*x.shape, self.outputs), []
+
+
+ROWS = [
+    model_types.Row("causal", "llama", "exact", 3e-6, 2.0, "", ("ort",), 4.0),
+    model_types.Row("causal", "granite", "wrong", 0.5, 2.0),
+    model_types.Row("masked", "reformer", "refused", why="a | b"),
+]
+
+
+def test_the_page_counts_results_and_has_a_line_for_each_type() -> None:
+    page = model_types.page(ROWS, "5.0")
+    assert "| causal | 2 | 1 | 0 | 0 | 1 |" in page and "| masked | 1 | 0 | 1 | 0 | 0 |" in page
+    assert "| causal | `llama` | a family | exact | 3e-06 of 2.0 |  |" in page
+    assert "| causal | `granite` | transformers | wrong | 5e-01 of 2.0 |  |" in page
+    assert "| masked | `reformer` | transformers | refused |  | a \\| b |" in page
+
+
+def test_results_are_kept_line_by_line_and_the_last_of_a_type_counts(tmp_path: Path) -> None:
+    path = tmp_path / "rows.jsonl"
+    again = ROWS[0]._replace(verdict="wrong")
+    path.write_text("".join(json.dumps(row) + "\n" for row in (*ROWS, again)))
+    rows = model_types.read_rows(path)
+    assert rows["causal", "llama"].verdict == "wrong" and len(rows) == 3
