@@ -5,7 +5,6 @@ Shapes: as in facts.py.
 
 import importlib
 import inspect
-import re
 from pathlib import Path
 from typing import Any, Callable, Dict, Mapping, Optional, Tuple
 
@@ -16,6 +15,7 @@ from posenc_export.auditing.facts import UNSTATED, Facts
 from posenc_export.export.comparison import first_output
 from posenc_export.export.conditioning import disturbed
 from posenc_export.models.adapters import CONFIG
+from posenc_export.models.by_transformers import without_code
 from posenc_export.models.checkpoint import read_config
 from posenc_export.shared.foreign import explained
 from posenc_export.shared.numerics import tolerance, worst_error
@@ -25,8 +25,6 @@ from posenc_export.shared.refusal import refusal
 LENGTHS = ("max_position_embeddings", "n_positions", "max_seq_len", "n_ctx", "seq_length")
 ORIGINAL = "original_max_position_embeddings"
 EDGES = ("sliding_window", "attention_chunk_size", ORIGINAL)
-# Keys of a config.json with names of kernels, of a file of the folder or of a repository with code.
-CODE = re.compile(r"^auto_map$|^custom_|kernel_config$|_implementation(_|$)")
 ERRORS = (OSError, ImportError)  # of transformers, beside those of its code
 MODEL = "give the model of this graph"
 BY_LENGTH = ("longrope", "dynamic")  # rotations whose angles depend on the length of a sequence
@@ -160,16 +158,7 @@ def of_transformers(folder: str, hidden: bool) -> Any:
     try:
         with explained("audit: expected a folder that transformers loads", itself, *ERRORS):
             model_type = transformers.AutoConfig.for_model(str(config.get("model_type")))
-            options["config"] = model_type.from_dict(_without_code(config))
+            options["config"] = model_type.from_dict(without_code(config))
             return kind.from_pretrained(path, **options)
     finally:
         constants.HF_HUB_OFFLINE = online
-
-
-def _without_code(values: Any) -> Any:
-    """Return the content of config.json without keys that name code, at any depth."""
-    if isinstance(values, list):
-        return [_without_code(value) for value in values]
-    if not isinstance(values, dict):
-        return values
-    return {key: _without_code(values[key]) for key in values if not CODE.search(key)}

@@ -177,11 +177,12 @@ def load(kind: Kind, checkpoint: Checkpoint) -> Published:
         ours = isinstance(table, torch.nn.Embedding) and table.num_embeddings == length
         if ours and table.padding_idx is not None:
             length = table.num_embeddings - table.padding_idx - 1
-    own: Any = type(
-        kind.model.__name__, (Published,), {}
-    )  # messages begin with the name of the class
+    # Messages and descriptions name the class of transformers.
+    place: Any = {"__module__": kind.model.__module__}
+    own: Any = type(kind.model.__name__, (Published,), place)
     with _calls("a model that reads token ids"):
-        return own(model.eval(), kind.vocabulary, length)
+        published: Published = own(model.eval(), kind.vocabulary, length).eval()
+    return published
 
 
 class _Named:
