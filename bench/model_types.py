@@ -15,6 +15,8 @@ import argparse
 import json
 import multiprocessing
 import resource
+import signal
+import sys
 import tempfile
 import time
 from pathlib import Path
@@ -174,7 +176,8 @@ def in_child(task: str, name: str, targets: Sequence[str], seconds: float, memor
     """Try a type in a process with limits of time in seconds and memory in GiB."""
     forked, started = multiprocessing.get_context("fork"), time.monotonic()
     here, there = forked.Pipe(duplex=False)
-    child = forked.Process(target=_send, args=(there, int(memory * 2**30), task, name, targets))
+    arguments = (there, int(memory * 2**30), task, name, targets)
+    child = forked.Process(target=_send, args=arguments, daemon=True)
     child.start()
     there.close()
     try:
@@ -189,6 +192,7 @@ def in_child(task: str, name: str, targets: Sequence[str], seconds: float, memor
 
 
 def _send(to: Any, memory: int, task: str, name: str, targets: Sequence[str]) -> None:
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
     resource.setrlimit(resource.RLIMIT_AS, (memory, memory))
     try:
         row = tried(task, name, targets)
@@ -253,6 +257,7 @@ def main(arguments: Optional[Sequence[str]] = None) -> None:
 
     import posenc_export.export  # noqa: F401  before the first child, which shares what is read
 
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # ends the child, too
     rows = read_rows(options.results)
     chosen = [tuple(text.split(":")) for text in options.types]
     for task, name in chosen or [key for key in all_types() if key not in rows]:
