@@ -11,18 +11,19 @@ import torch
 from torch import Tensor, nn
 
 from posenc_export.reading import tracing
-from posenc_export.reading.causality import difference, same
+from posenc_export.reading.causality import affordable, difference, same
 from posenc_export.reading.graphs import clean, every_token, length_numbers, table_too_short
 from posenc_export.reading.refused import Refused, joined, naming, place_of_error
 from posenc_export.reading.whole import (
     Capture,
     OneTensor,
     Path,
+    count_numbers,
     of_length,
     private_copy,
 )
 
-WARMED_AT_MOST = 2048  # tokens of an eager call of full length: scores take its square
+WARMED_AT_MOST = 2048  # tokens of a call of full length before the trace
 ROWS = 3
 CHECKED = 20  # tokens of a row of the checks
 
@@ -200,9 +201,9 @@ def _tensors(value: Any, path: Path = ()) -> Iterator[Tuple[Path, Tensor]]:
 
 def _called_at_full_length(plain: OneTensor, x: Tensor, most: int, remedies: List[str]) -> None:
     """Call the module with as many tokens as it may get: its tables grow, and must hold them."""
-    if most > WARMED_AT_MOST:
+    if most > affordable(count_numbers(plain.parameters()), WARMED_AT_MOST):
         return
-    before = _held(plain)
+    x, before = x[:1], _held(plain)
     try:
         plain.of(of_length(x, most))
     except Exception as error:
@@ -282,7 +283,7 @@ def _check_trace(result: Capture) -> None:
     """The graph must give the numbers of the module, at lengths for which it was not traced; those
     of a module that gives others in each call are `findings`.
     """
-    most = min(result.max_positions, 300)
+    most = affordable(3 * result.weights, min(result.max_positions, 300))
     for length in sorted({most, max(result.least, min(CHECKED - 3, most - 1))}):
         x = of_length(result.example, length)
         want = result.own(x)

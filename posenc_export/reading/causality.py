@@ -1,14 +1,17 @@
 """Whether a module is a function of each token and those before, by numbers on the module."""
 
-from typing import List, Set
+from typing import List
 
 import torch
 from torch import Tensor
+from torch.fx import Node
 
+from posenc_export.reading.refused import joined, line_of, operator_of
 from posenc_export.reading.whole import Capture, of_length
 
-LONGEST = 600  # tokens of a probe, unless a length is compared with more
-WORK = 3e11  # weights times tokens of all probes of a module
+LONGEST = 600  # tokens of a probe
+LONGEST_EDGE = 4096  # of one at a number that a length is compared with
+WORK = 1e11  # weights times tokens of such a probe; others together take about as much
 
 
 def same(a: Tensor, b: Tensor, near: float = 2e-5) -> bool:
@@ -35,12 +38,21 @@ def findings(capture: Capture) -> List[str]:
     y = capture.own(x)
     if not y.isfinite().all():
         return ["its output for random tokens is not finite, so that nothing can be checked"]
-    if not torch.equal(y, capture.own(x)) or not torch.equal(y, capture.own(x, fresh=True)):
-        return ["two calls with the same input differ (random numbers, or a state of its own)"]
+    if not torch.equal(y, capture.own(x)) or not same(y, capture.own(x, fresh=True)):
+        drawn = [joined("", operator_of(n), line_of(n)) for n in capture.graph.nodes if _random(n)]
+        by = f"random numbers by {drawn[0]}" if drawn else "random numbers, or a state of its own"
+        return [f"gives other numbers in a second call with the same input: {by}"]
     found = _rows(capture, x, y)
     if capture.causal and not found:
         found += _later_tokens(capture, x)
     return found + _lengths(capture)
+
+
+def _random(node: Node) -> bool:
+    tags = getattr(node.target, "tags", ())
+    return torch.Tag.nondeterministic_seeded in tags and node.args[2:] != (
+        False,
+    )  # dropout in eval
 
 
 def _rows(capture: Capture, x: Tensor, y: Tensor) -> List[str]:
@@ -88,9 +100,13 @@ def _some(length: int) -> List[int]:
     return sorted({1, length // 3, length // 2, length // 2 + 1, length - 2, length - 1})
 
 
+def affordable(weights: int, most: int) -> int:
+    """The longest sequence of a probe that takes seconds, for a module of so many weights."""
+    return max(24, min(most, int(WORK / max(1, weights))))
+
+
 def _longest(capture: Capture) -> int:
-    weights = sum(int(c.numel()) for c in capture.constants.values())
-    return max(24, min(capture.max_positions, LONGEST, int(WORK / 20 / max(1, weights))))
+    return affordable(20 * capture.weights, min(capture.max_positions, LONGEST))
 
 
 def probes(capture: Capture) -> List[int]:
@@ -98,12 +114,13 @@ def probes(capture: Capture) -> List[int]:
     both sides of every number that it compares a length with.
     """
     most = capture.max_positions
-    longest = min(most, _longest(capture))
-    lengths: Set[int] = {2**i for i in range(1, 20)} | {3, 5, 13, longest // 3, longest - 1}
-    lengths = {n for n in lengths if n < longest}
-    near = {n + i for n in (*capture.lengths, capture.least) for i in (-2, -1, 0, 1, 2)}
-    lengths |= {n for n in near if n < max(longest, 4096)}
-    return sorted(n for n in lengths | {longest} if 0 < n <= most)
+    longest = _longest(capture)
+    lengths = {2**i for i in range(1, 20)} | {3, 5, 13, longest // 3, longest - 1}
+    lengths = {n for n in lengths if n < longest} | {longest}
+    near = {n + i for n in capture.lengths if n < most - 1 for i in (-1, 0, 1)}
+    near |= {capture.least + i for i in (-2, -1, 0, 1)}
+    reach = max(longest, affordable(capture.weights, min(most, LONGEST_EDGE)))
+    return sorted(n for n in lengths | near if 0 < n <= reach)
 
 
 def _lengths(capture: Capture) -> List[str]:

@@ -1,7 +1,8 @@
 """The graph of a trace in few kinds of nodes: attention taken apart, views as reshapes."""
 
 import math
-from typing import Any, Callable, Dict, List, NamedTuple, Optional, Set
+import operator
+from typing import Any, Callable, Dict, List, NamedTuple, Optional, Set, Tuple
 
 import sympy
 import torch
@@ -9,6 +10,7 @@ from torch import Tensor
 from torch.export import ExportedProgram
 from torch.fx import Graph, Node
 
+from posenc_export.reading.complex_numbers import real_numbers
 from posenc_export.reading.refused import Refused, refuse, without_wrapper
 from posenc_export.reading.tracing import quiet
 
@@ -127,7 +129,7 @@ def _chooses_last(node: Node, tokens: Any, program: ExportedProgram) -> bool:
     """Whether a node is x[:, -1], x[:, -1:] or x[:, [-1]] of a value with tokens at that axis."""
     source = node.args[0] if node.args else None
     shape = source.meta["val"].shape if isinstance(source, Node) and "val" in source.meta else ()
-    args: Any = node.args
+    args: Tuple[Any, ...] = node.args
     if node.target in (aten.slice.Tensor, aten.select.int):
         axis, start = args[1], args[2]
         start = start.meta["val"] if isinstance(start, Node) else start
@@ -162,9 +164,17 @@ def clean(program: ExportedProgram, tokens_moved: bool) -> Cleaned:
     inputs: List[Node] = []
     held = {**signature.inputs_to_parameters, **signature.inputs_to_buffers}
     lifted = signature.inputs_to_lifted_tensor_constants
-    for node in graph.nodes:
+    for node in list(graph.nodes):
         if node.op == "get_attr":
-            constants[node] = getattr(program.graph_module, node.target)
+            value = operator.attrgetter(str(node.target))(program.graph_module)
+            if not isinstance(value, Tensor):
+                refuse(next(iter(node.users)), "runs a part of the graph of its own")
+            with graph.inserting_before(next(iter(graph.nodes))):
+                constant = graph.placeholder(node.name)
+            constant.meta = node.meta
+            node.replace_all_uses_with(constant)
+            graph.erase_node(node)
+            constants[constant] = value.detach()
         elif node.op == "placeholder" and node.name in signature.user_inputs:
             inputs.append(node)
         elif node.op == "placeholder":
@@ -173,6 +183,7 @@ def clean(program: ExportedProgram, tokens_moved: bool) -> Cleaned:
             constants[node] = table[name].detach()
             if node.name in held:
                 names[node] = without_wrapper(name)
+    real_numbers(graph, constants)
     _simplified(graph)
     for node in list(constants):
         if not node.users and node.op == "placeholder":

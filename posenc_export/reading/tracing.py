@@ -139,8 +139,10 @@ def quiet() -> Iterator[None]:
         warnings.simplefilter("ignore")
         stack.enter_context(redirect_stderr(io.StringIO()))
         if flex := sys.modules.get("torch.nn.attention.flex_attention"):
-            named: Any = {"_FLEX_ATTENTION_DISABLE_COMPILE_DEBUG": True}
-            named["flex_attention_hop"] = _flex
+            named: Dict[str, Any] = {
+                "_FLEX_ATTENTION_DISABLE_COMPILE_DEBUG": True,
+                "flex_attention_hop": _flex,
+            }
             stack.enter_context(mock.patch.multiple(flex, **named))
         stack.enter_context(torch.no_grad())
         yield
@@ -231,8 +233,8 @@ def _in_our_words(
         return Refused(
             joined(
                 layer,
-                "its control flow or a size depends on the data, which no trace follows; compute "
-                "both branches and choose by torch.where, experts in a dense form",
+                "its control flow or a size depends on the data, which no trace follows; compute"
+                " both branches and choose by torch.where, experts in a dense form",
                 line,
             )
         )

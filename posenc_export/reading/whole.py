@@ -4,7 +4,7 @@ import copy
 import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Dict, List, Optional, Tuple, Union
+from typing import Any, Dict, Iterable, List, Optional, Tuple, Union
 
 import sympy
 import torch
@@ -82,6 +82,11 @@ class Capture:
         """
         return self.traced(x) if self.gives_last_token else self.own(x)
 
+    @property
+    def weights(self) -> int:
+        """How many numbers the constants hold."""
+        return count_numbers(self.constants.values())
+
     def traced(self, x: Tensor) -> Tensor:
         """Output [B,S,*] of the graph for whole sequences x."""
         given = {self.input: x, **self.constants}
@@ -132,6 +137,11 @@ class OneTensor(nn.Module):
     def layers(self) -> Dict[int, str]:
         """Names of the layers by id."""
         return {id(layer): name for name, layer in self.named_modules()}
+
+
+def count_numbers(tensors: Iterable[Tensor]) -> int:
+    """Return how many numbers tensors hold."""
+    return sum(tensor.numel() for tensor in tensors)
 
 
 def counted(x: Tensor, axes: int) -> Tensor:

@@ -221,13 +221,13 @@ class ShortTable(Words):
         return self.head(self.embed(ids) + self.places[: ids.shape[1]])
 
 
-class ShortLearned(Words):
-    def __init__(self) -> None:
+class Placed(Words):
+    def __init__(self, rows: int = 23) -> None:
         super().__init__()
-        self.places = nn.Embedding(23, WIDTH)
+        self.places = nn.Embedding(rows, WIDTH)
 
     def forward(self, ids: Tensor) -> Tensor:
-        return self.head(self.embed(ids) + self.places(torch.arange(ids.shape[1])))
+        return self.head(self.attend(self.embed(ids) + self.places(torch.arange(ids.shape[1]))))
 
 
 class NotFinite(Words):
@@ -283,6 +283,15 @@ class OtherMemory(Words):
         return self.head(Foreign.apply(self.embed(ids)))
 
 
+class Conditional(Words):
+    """A branch that stays in the graph."""
+
+    def forward(self, ids: Tensor) -> Tensor:
+        x = self.embed(ids)
+        x = torch.cond(ids.float().mean() > 20, lambda t: t * 2, lambda t: t * 3, (x,))
+        return self.head(x)
+
+
 class Blocks(Words):
     """Takes whole blocks of 8 tokens, and lets the last of a block speak for all."""
 
@@ -311,9 +320,10 @@ BY_TRACE: List[Case] = [
     Case(LogOfLength, ["fixes the length", HERE, "math.log(ids.shape[1])"]),
     Case(OneLength, ["takes sequences of 11 tokens only", HERE, "self.places"]),
     Case(ShortTable, ["takes at most 23 tokens, and max_positions is 40", HERE]),
-    Case(ShortLearned, ["takes at most 23 tokens, and max_positions is 40", "places", HERE]),
+    Case(Placed, ["takes at most 23 tokens, and max_positions is 40", "places", HERE]),
     Case(Raising, ["packed: raises RuntimeError", "mat1 and mat2 shapes", HERE]),
     Case(Blocks, ["takes multiples of 8 tokens only"], length=16),
+    Case(Conditional, ["cond runs a part of the graph of its own", HERE, "torch.cond"]),
     Case(TwoInputs, ["needs mask beside its input"]),
     Case(TokensFirst, ["no output with an axis of tokens", "[11, 3, 50]"]),
     Case(Pooled, ["mean leaves no axis of tokens", HERE, ".mean(1)"]),
@@ -333,8 +343,8 @@ BY_NUMBERS: List[Case] = [
     Case(ScaledByLength, ["depends on the length"]),
     Case(OtherTableWhenLong, ["depends on the length", "branch"]),
     Case(OtherTableWhenShort, ["depends on the length", "branch at 7 tokens"]),
-    Case(Noisy, ["two calls with the same input differ"]),
-    Case(CallsCounted, ["two calls with the same input differ"]),
+    Case(Noisy, ["other numbers in a second call", "randn_like", HERE, "torch.randn_like(x)"]),
+    Case(CallsCounted, ["other numbers in a second call", "a state of its own"]),
     Case(NotFinite, ["not finite"]),
 ]
 ALL: Dict[str, Case] = {case.module.__name__: case for case in BY_TRACE + BY_NUMBERS}

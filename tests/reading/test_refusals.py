@@ -4,9 +4,22 @@ import pytest
 import torch
 
 from posenc_export.reading.capture import capture
-from posenc_export.reading.causality import findings
+from posenc_export.reading.causality import findings, probes
 from posenc_export.reading.refused import Refused
-from tests.reading.refused_modules import BY_NUMBERS, BY_TRACE, MOST, WORDS, Case, Words
+from tests.reading.refused_modules import (
+    BY_NUMBERS,
+    BY_TRACE,
+    MOST,
+    WIDTH,
+    WORDS,
+    Case,
+    LateLeak,
+    OtherTableWhenLong,
+    Placed,
+    RowsCentred,
+    Unmasked,
+    Words,
+)
 
 
 def ids(length: int = 11) -> torch.Tensor:
@@ -30,3 +43,44 @@ def test_a_module_that_is_no_function_of_earlier_tokens_is_found_by_numbers(case
 
 def test_nothing_is_found_in_a_causal_module() -> None:
     assert findings(capture(Words(), ids(), MOST)) == []
+
+
+def test_a_bidirectional_module_is_none_that_must_be_causal() -> None:
+    assert findings(capture(Unmasked(), ids(), MOST, causal=False)) == []
+
+
+def test_rows_of_a_bidirectional_module_are_apart() -> None:
+    found = findings(capture(RowsCentred(), ids(), MOST, causal=False))
+    assert ["rows act on each other" in words for words in found] == [True]
+
+
+def test_a_leak_beyond_the_lengths_of_the_examples_is_found() -> None:
+    captured = capture(LateLeak(), ids(), MOST)
+    x = captured.example[:, :20]
+    later = x.clone()
+    later[:, 10:] = x[:, 10:].flip(0)
+    assert torch.equal(captured.own(x)[:, :10], captured.own(later)[:, :10])
+    assert "is not causal" in findings(captured)[0]
+
+
+def test_both_sides_of_a_number_that_a_length_is_compared_with_are_probed() -> None:
+    captured = capture(OtherTableWhenLong(), ids(), MOST)
+    assert captured.lengths == [34] and captured.least == 35
+    assert {33, 34, 35, 36} <= set(probes(captured))
+
+
+def test_a_table_that_no_call_of_full_length_tries_is_compared_with_the_range() -> None:
+    module = Placed(3000)
+    with pytest.raises(Refused, match="places: embedding reads row 4999 of a table of 3000 at max"):
+        capture(module, ids(), 5000)
+
+
+def test_a_table_that_holds_the_range_is_taken() -> None:
+    assert capture(Placed(3000), ids(), 3000).constants.keys()
+
+
+def test_a_module_that_cannot_be_copied_is_refused() -> None:
+    module = Words()
+    module.lock = (n for n in range(WIDTH))
+    with pytest.raises(Refused, match="module Words: cannot be copied"):
+        capture(module, ids(), MOST)
