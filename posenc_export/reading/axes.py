@@ -164,7 +164,7 @@ def same(x: Tensor, y: Tensor, near: float = NEAR) -> bool:
     """Return whether two tensors are equal within `near` of the largest number of y."""
     if x.shape != y.shape or x.dtype != y.dtype:
         return False
-    if not (x.is_floating_point() or x.is_complex()):
+    if not x.is_floating_point():
         return torch.equal(x, y)
     finite = y[y.isfinite()].abs()
     largest = max(1.0, float(finite.max())) if finite.numel() else 1.0

@@ -159,7 +159,6 @@ class Calls(torch.nn.Module):
             if node not in self.values.constants and node not in read:
                 continue
             name = f"weight{len(self.weight_names)}"
-            value = torch.view_as_real(value) if value.is_complex() else value
             self.register_buffer(name, value.detach())
             self.weight_names[node] = name
         self.operators.given = self.given
@@ -172,8 +171,9 @@ class Calls(torch.nn.Module):
 
     def _rearranges(self, node: Node) -> bool:
         """Return whether a value is a weight in another layout, which stays one."""
-        rearranges = packet(node) in LAYOUT and not self.operators.is_complex(node)
-        return rearranges and [self.kind[other] for other in inputs_of(node)] == ["const"]
+        return packet(node) in LAYOUT and [self.kind[other] for other in inputs_of(node)] == [
+            "const"
+        ]
 
     def given(self, node: Node) -> Any:
         """Return the value of a node that depends on weights alone."""
@@ -216,7 +216,7 @@ class Calls(torch.nn.Module):
             node = above[0]
             value, roles = self.values.of[node], self.steps[node].roles
             is_flat = not isinstance(roles, list) and kinds(roles)[:2] == ["B", "Q"]
-            if is_flat and len(kinds(roles)) == 3 == len(roles) and not value.is_complex():
+            if is_flat and len(kinds(roles)) == 3 == len(roles):
                 if best is None or value.numel() <= self.values.of[best].numel():
                     best = node
         return best
@@ -236,11 +236,9 @@ class Calls(torch.nn.Module):
     def _new(self, cached: Cached, values: Dict[Node, Any], counts: Any) -> Tensor:
         """Return the new tokens of a cached value as [B,S,N,D]."""
         node, order = cached.node, cached.order
-        x = values[node]
-        if isinstance(x, Tensor) and x.is_complex():
-            x = torch.view_as_real(x)
-        roles = self.operators.wide(node, self.steps[node].roles)
-        new = split(x, roles, counts).permute(list(order or self._own_order(node)))
+        new = split(values[node], self.steps[node].roles, counts).permute(
+            list(order or self._own_order(node))
+        )
         if new.dim() == 2:
             new = new[:, :, None, None]
         elif new.dim() == 3 or (order is None and new.dim() > 4):
@@ -251,7 +249,7 @@ class Calls(torch.nn.Module):
 
     def _own_order(self, node: Node) -> List[int]:
         """Return the factors of a cached value: rows, tokens, then constant ones."""
-        roles = self.operators.wide(node, self.steps[node].roles)
+        roles = self.steps[node].roles
         return [kinds(roles).index("B"), kinds(roles).index("Q"), *constants(roles)]
 
     def _cached(self, cached: Cached, call: Call) -> Tensor:
@@ -281,9 +279,9 @@ class Calls(torch.nn.Module):
                 self._key(other, call) if self.kind[other] == "data" else self._weight(other)
                 for other in inputs_of(node)
             ]
-            result: Tensor = self.operators.run(node, inputs, counts, "K", renamed(own, "Q", "K"))
+            result: Tensor = self.values.call(node, inputs, counts, "K", renamed(own, "Q", "K"))
             return result
-        roles = renamed(self.operators.wide(node, own), "Q", "K")
+        roles = renamed(own, "Q", "K")
         order, flat = self._own_order(node), factors(roles)
         y = self._cached(Cached(node), call).transpose(1, 2)  # [B,T,N,D]
         if len(order) > 4:
@@ -293,8 +291,7 @@ class Calls(torch.nn.Module):
         y = y.permute([order.index(i) for i in range(len(order))])
         if len(order) != len(roles):
             y = y.reshape(shape_of(roles, counts))
-        value = self.values.of[node]
-        dtype = value.real.dtype if value.is_complex() else value.dtype
+        dtype = self.values.of[node].dtype
         return y if y.dtype == dtype else y.to(dtype)
 
     def _weight(self, node: Node) -> Any:
@@ -345,13 +342,13 @@ class Calls(torch.nn.Module):
                 x = self._key(other, call) if self._is_key(other, read) else call.values[other]
                 if hides:
                     x = filled(x, read, counts, ~call.seen, step.fill)
-                of_rows = self.operators.wide(other, read)
+                of_rows = read
             else:
                 x = self._weight(other)
             inputs.append(x)
             apart.append(of_rows)
         if "first" not in apart:
-            return self.operators.run(node, inputs, counts, step.sizes, step.roles)
+            return self.values.call(node, inputs, counts, step.sizes, step.roles)
         moved = [
             x if roles is None or roles == "first" else rows_first(x, roles, counts)
             for x, roles in zip(inputs, apart, strict=True)
@@ -359,7 +356,7 @@ class Calls(torch.nn.Module):
         have = [roles is not None for roles in apart]
         one = {**counts, "B": 1}
         y = self.operators.by_row(node, moved, have, one, step.sizes, step.roles)
-        return rows_in_place(y, self.operators.wide(node, step.roles), counts)
+        return rows_in_place(y, step.roles, counts)
 
     def _attend(self, step: Attend, call: Call) -> Tensor:
         ops, counts = call.ops, call.counts

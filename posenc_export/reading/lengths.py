@@ -208,8 +208,6 @@ class Lengths(torch.nn.Module):
             return self._replayed(node, roles, of_tokens) or self._table_of_pairs(node, roles)
         self._check_prefix(node, roles, (count, count - 3, count // 3, 5))
         value = self.graph.at(node, count)
-        if value.is_complex():
-            value, roles = torch.view_as_real(value), (*roles, (Factor(2),))
         if not of_tokens:
             return Number(self._table(value))
         axis = kinds(roles).index(of_tokens[0])
@@ -301,7 +299,7 @@ class Lengths(torch.nn.Module):
         axes = kinds(roles).index("Q"), kinds(roles).index("K")
         value = self.graph.at(node, length)
         first = torch.zeros(1, 1, dtype=torch.int64)
-        if value.is_complex() or not self.value(by_pairs, self._call(first, first))[1]:
+        if not self.value(by_pairs, self._call(first, first))[1]:
             return None
         square = split(value, roles, {"B": 1, "Q": length, "K": length}).movedim(axes, (0, 1))
         if not torch.equal(square[1:, 1:], square[:-1, :-1]):
@@ -373,7 +371,7 @@ class Lengths(torch.nn.Module):
         inputs, apart = [x for x, _ in found], [has_rows for _, has_rows in found]
         of = (counts, "Q", plan.roles)
         if not any(apart):
-            return self.operators.run(plan.node, inputs, *of), False
+            return self.graph.call(plan.node, inputs, *of), False
         return self.operators.by_row(plan.node, inputs, apart, *of), True
 
     def _given(self, node: Node) -> Any:

@@ -6,15 +6,12 @@ import torch
 from torch import Tensor
 from torch.fx import Node
 
-from posenc_export.reading.axes import FINE, Counts, Factor, Roles, kinds, same, shape_of, split
-from posenc_export.reading.values import Values, aten, inputs_of, packet
-
-PRODUCTS = {aten.mul, aten.matmul, aten.bmm, aten.mm, aten.einsum}
-CONJUGATES = {aten.conj, aten._conj, aten.conj_physical}
+from posenc_export.reading.axes import FINE, Counts, Roles, kinds, same, shape_of, split
+from posenc_export.reading.values import Values, inputs_of
 
 
 class Operators:
-    """Operators on values of a call. Complex numbers are pairs of real ones, on a last axis of 2.
+    """Operators on values of a call.
 
     Args:
         values: the graph.
@@ -28,49 +25,6 @@ class Operators:
         self.given: Callable[[Node], Any] = values.of.__getitem__
         self._widened: Dict[Node, bool] = {}
         self._stacked: Dict[Node, bool] = {}
-
-    def is_complex(self, node: Node) -> bool:
-        """Return whether the value of a node is complex."""
-        value = self.values.of.get(node)
-        return isinstance(value, Tensor) and value.is_complex()
-
-    def wide(self, node: Node, roles: Roles) -> Roles:
-        """Return the roles of a value as it is held in a call."""
-        return (*roles, (Factor(2),)) if self.is_complex(node) else roles
-
-    def run(
-        self, node: Node, values: Sequence[Any], counts: Counts, role: str, roles: Roles
-    ) -> Any:
-        """Run an operator as Values.call does, on complex numbers as pairs."""
-        read, operator = [self.is_complex(other) for other in inputs_of(node)], packet(node)
-        if operator in (aten.view_as_complex, aten.view_as_real):
-            return values[0]
-        if operator is aten.polar:
-            size, angle = values[:2]
-            return torch.stack((size * angle.cos(), size * angle.sin()), -1)
-        if operator is aten.complex:
-            return torch.stack((values[0], values[1]), -1)
-        if not any(read):
-            return self.values.call(node, values, counts, role, roles)
-        if operator in (aten.real, aten.imag):
-            return values[0][..., int(operator is aten.imag)]
-        if operator in CONJUGATES:
-            return values[0] * torch.tensor([1.0, -1.0])
-
-        def part(*which: int) -> Tensor:
-            chosen = iter(which)
-            parts = [
-                value[..., next(chosen)] if of_pairs else value
-                for value, of_pairs in zip(values, read, strict=True)
-            ]
-            result: Tensor = self.values.call(node, parts, counts, role, roles)
-            return result
-
-        if operator in PRODUCTS and all(read):
-            real, imaginary = part(0, 0) - part(1, 1), part(0, 1) + part(1, 0)
-        else:  # linear in its complex inputs
-            real, imaginary = (part(*[which] * sum(read)) for which in (0, 1))
-        return torch.stack((real, imaginary), -1)
 
     def by_row(
         self,
@@ -91,7 +45,7 @@ class Operators:
         """
         if self._stacked.get(node):
             return self._stack(node, values, apart, counts, role, roles)
-        rank = len(self.wide(node, roles))
+        rank = len(roles)
         if self._widens(node):  # otherwise vmap would write the number of keys into a shape
             values = [
                 x[(slice(None), *[None] * (rank + 1 - x.dim()))] if own and x.dim() <= rank else x
@@ -101,7 +55,7 @@ class Operators:
         def row(*some: Tensor) -> Any:
             left = iter(some)
             own = [next(left) if a else x for x, a in zip(values, apart, strict=True)]
-            return self.run(node, own, counts, role, roles)
+            return self.values.call(node, own, counts, role, roles)
 
         result: Tensor = torch.vmap(row)(*(x for x, a in zip(values, apart, strict=True) if a))
         if node not in self._stacked:
@@ -118,12 +72,12 @@ class Operators:
         roles: Roles,
     ) -> Tensor:
         """Run an operator on all rows at once, each value with as many axes as the output."""
-        rank = len(self.wide(node, roles))
+        rank = len(roles)
         values = [
             x[(slice(None), *[None] * (rank + 1 - x.dim()))] if own and x.dim() <= rank else x
             for x, own in zip(values, apart, strict=True)
         ]
-        result: Tensor = self.run(node, values, counts, role, roles)
+        result: Tensor = self.values.call(node, values, counts, role, roles)
         return result
 
     def _stacks(self, node: Node, *arguments: Any) -> bool:
@@ -144,7 +98,7 @@ class Operators:
                 x[(*[None] * (value.dim() - x.dim()), ...)] if isinstance(x, Tensor) else x
                 for x in (self.values.of.get(other) for other in inputs_of(node))
             ]
-            result = None if value.is_complex() else attempt(self.values, node, inputs)
+            result = attempt(self.values, node, inputs)
             self._widened[node] = isinstance(result, Tensor) and same(result, value)
         return self._widened[node]
 
