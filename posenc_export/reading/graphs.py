@@ -183,8 +183,8 @@ def clean(program: ExportedProgram, tokens_moved: bool) -> Cleaned:
             constants[node] = table[name].detach()
             if node.name in held:
                 names[node] = without_wrapper(name)
-    real_numbers(graph, constants)
     _simplified(graph)
+    real_numbers(graph, constants)
     for node in list(constants):
         if not node.users and node.op == "placeholder":
             graph.erase_node(node)
