@@ -34,6 +34,7 @@ from tests.reading.own_modules import (
     POSITIONS,
     VOCABULARY,
     WIDTH,
+    Attends,
     Decoder,
     inputs,
     seeded,
@@ -159,6 +160,54 @@ def test_a_module_can_be_exported_with_an_attention_mask(
     )
     assert manifest.certificate and manifest.certificate["passed"]
     assert named is None or [value.name for value in manifest.inputs] == named
+
+
+class Last(Decoder):
+    """Logits of the last token alone and a loss, as nanoGPT returns them."""
+
+    def forward(self, idx: Tensor, targets: Any = None) -> Any:  # type: ignore[override]
+        if targets is None:
+            return super().forward(idx)[:, [-1]], None
+        logits = super().forward(idx)
+        return logits, nn.functional.cross_entropy(logits.flatten(0, 1), targets.flatten())
+
+
+class Encoder(nn.Module):
+    """Token ids to hidden states by layers of torch, which see later tokens."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tokens, self.places = nn.Embedding(VOCABULARY, 32), nn.Embedding(POSITIONS, 32)
+        self.layer = nn.TransformerEncoderLayer(32, 4, 48, batch_first=True)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        return self.layer(self.tokens(ids) + self.places(torch.arange(ids.size(1))))
+
+
+def test_a_module_that_gives_the_last_logits_gives_those_of_every_token(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    module = Last((Attends(),), trained=True).eval()
+    manifest = export(module, "onnx", tmp_path / "a", verify="quick", max_positions=POSITIONS)
+    x = inputs(module, 1, 12)
+    actual = _session(tmp_path / "a").prefill(x.numpy())
+    with torch.no_grad():
+        expected = np.concatenate([module(x[:, : n + 1])[0] for n in range(12)], 1)
+    assert worst_error(actual, expected) <= manifest.certificate["tolerance"]  # type: ignore[index]
+
+
+def test_an_encoder_has_no_cache(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    module = Encoder().eval()
+    manifest = export(
+        module, "ort", tmp_path / "a", verify="quick", max_positions=POSITIONS, causal=False
+    )
+    x = torch.randint(VOCABULARY, (2, 9))
+    with torch.no_grad():
+        expected = [module(x[:1, :9])[0].numpy(), module(x[1:, :5])[0].numpy()]
+    rows = _session(tmp_path / "a").prefill([x[0].numpy(), x[1, :5].numpy()])
+    assert not manifest.states and manifest.outputs[0].name == "output"
+    errors = [worst_error(rows[i, : len(one)], one) for i, one in enumerate(expected)]
+    assert max(errors) <= manifest.certificate["tolerance"]  # type: ignore[index]
 
 
 @pytest.mark.parametrize(
