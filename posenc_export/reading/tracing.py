@@ -91,6 +91,13 @@ def _hashable_sizes() -> ContextManager[Any]:
     return mock.patch.object(torch.SymInt, "__hash__", hashed)
 
 
+LOOPS = (
+    "loops over tokens, so that a trace holds for one length; write it as an operator on all tokens"
+)
+FIXES = (
+    "fixes the length of its input in a trace; take it from the shape of a tensor, and compute with"
+    " tensors"
+)
 REMEDIES = [
     Remedy("len(tensor) kept as a size", FIXED, _symbolic_len),
     Remedy("branches on mask.any() and mask.all() as for a mixed mask", DATA, _any_is_true),
@@ -169,7 +176,7 @@ def exported(plain: OneTensor, x: Tensor, most: int) -> Tuple[ExportedProgram, L
         said = text
         of_data = any(word in text for word in DATA)
         helps = [r for r in left if any(w in text for w in r.against) or not (r.against or of_data)]
-        if not helps:
+        if not helps or LOOPS in str(first):
             raise first or AssertionError(text)
         left.remove(helps[0])
         active = [r for r in active if not (helps[0].strict or helps[0].granule > 1)] + [helps[0]]
@@ -241,14 +248,9 @@ def _in_our_words(
     if fixed and any(word in text for word in FIXED):
         _, layer, line = fixed[0]
         code = line.partition(": ")[2]
-        loops = isinstance(plain.module.get_submodule(layer), nn.RNNBase)
-        why = (
-            "loops over tokens, so that a trace holds for one length; write it as an operator on"
-            " all tokens"
-            if loops or code.startswith(("for ", "while ")) or " for " in code
-            else "fixes the length of its input in a trace; take it from the shape of a tensor, and"
-            " compute with tensors"
-        )
+        recurrent = isinstance(plain.module.get_submodule(layer), nn.RNNBase)
+        loops = recurrent or code.startswith(("for ", "while "))
+        why = LOOPS if loops else FIXES
         return Refused(joined(layer, why, line))
     said = " ".join(text.partition("\n\n")[0].split())[:200]
     return Refused(

@@ -270,19 +270,6 @@ class NoTensor(Words):
         return [1, 2]
 
 
-class Foreign(torch.autograd.Function):
-    """Code that reads the memory of its input."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor) -> Tensor:
-        return torch.tensor(x.detach().tolist())
-
-
-class OtherMemory(Words):
-    def forward(self, ids: Tensor) -> Tensor:
-        return self.head(Foreign.apply(self.embed(ids)))
-
-
 class Conditional(Words):
     """A branch that stays in the graph."""
 
@@ -329,7 +316,6 @@ BY_TRACE: List[Case] = [
     Case(Pooled, ["mean leaves no axis of tokens", HERE, ".mean(1)"]),
     Case(OneNumber, ["no output with an axis of tokens", "but []"]),
     Case(NoTensor, ["no output with an axis of tokens", "but a list"]),
-    Case(OtherMemory, [HERE, "x.detach().tolist()"]),
 ]
 BY_NUMBERS: List[Case] = [
     Case(Reversed, ["is not causal"]),
