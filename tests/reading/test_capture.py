@@ -333,8 +333,8 @@ class Turned(Words):
     def forward(self, ids: Tensor) -> Tensor:
         x = self.embed(ids)
         pairs = torch.view_as_complex(x.reshape(*x.shape[:2], -1, 2))
-        y = torch.view_as_real(pairs * self.turns[: x.shape[1]]).flatten(2)
-        return self.head(self.attend(y))
+        turned = (pairs * self.turns[: x.shape[1]]).to(torch.complex64)
+        return self.head(self.attend(torch.view_as_real(turned).flatten(2).type_as(x)))
 
 
 class TurnedInForward(Words):
