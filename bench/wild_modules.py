@@ -35,6 +35,7 @@ class Case(NamedTuple):
     code: str
     can: str
     vectors: bool
+    output: Optional[str]
 
 
 class Row(NamedTuple):
@@ -74,6 +75,7 @@ def cases() -> List[Case]:
                     entry["code"].replace("OPTION", text),
                     entry.get("can", ""),
                     entry.get("vectors", False),
+                    entry.get("output"),
                 )
             )
     return found
@@ -124,7 +126,7 @@ def attempt(case: Case, folder: Path) -> List[str]:
         return ["not made", _line(error)]
     with torch.no_grad():
         try:
-            reading = read(module, example, 64)
+            reading = read(module, example, 64, output=case.output)
         except Refused as error:
             return ["refused", str(error).replace(str(folder.resolve()) + "/", "")]
         except Exception as error:
