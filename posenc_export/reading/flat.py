@@ -1,5 +1,6 @@
 """One graph of torch.fx for the calls of a module, which every target reads."""
 
+import warnings
 from typing import Any, Dict, List, Mapping, Optional, Tuple
 
 import torch
@@ -182,7 +183,9 @@ def flat_graph(calls: Calls, names: Mapping[Node, str], with_index: bool) -> Gra
             arguments, shapes = arguments[:-1], shapes[:-1]
         program = torch.export.export(traced, arguments, dynamic_shapes=shapes, strict=False)
         if any(node.target in VMAP for node in program.graph.nodes):
-            program = program.run_decompositions({})
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", FutureWarning)  # of torch.export's own code
+                program = program.run_decompositions({})
     return _without_stand_ins(program, _named(calls, names))
 
 

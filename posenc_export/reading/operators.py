@@ -1,5 +1,6 @@
 """Operators of a graph on the values of a call, where rows have positions of their own."""
 
+import warnings
 from typing import Any, Callable, Dict, List, Sequence
 
 import torch
@@ -57,7 +58,9 @@ class Operators:
             own = [next(left) if a else x for x, a in zip(values, apart, strict=True)]
             return self.values.call(node, own, counts, role, roles)
 
-        result: Tensor = torch.vmap(row)(*(x for x, a in zip(values, apart, strict=True) if a))
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", FutureWarning)  # vmap's own
+            result: Tensor = torch.vmap(row)(*(x for x, a in zip(values, apart, strict=True) if a))
         if node not in self._stacked:
             self._stacked[node] = self._stacks(node, values, apart, counts, role, roles, result)
         return result

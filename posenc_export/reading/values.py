@@ -6,6 +6,8 @@ import sympy
 import torch
 from torch import Tensor
 from torch.fx import Node
+from torch.utils._sympy.interp import sympy_interp
+from torch.utils._sympy.reference import PythonReferenceAnalysis
 
 from posenc_export.reading.axes import Counts, Roles, shape_of
 from posenc_export.reading.refused import refuse
@@ -29,7 +31,6 @@ LIKE = {
     aten.ones_like, aten.zeros_like, aten.full_like, aten.empty_like, aten.new_zeros,
     aten.new_ones, aten.new_full, aten.new_empty,
 }  # fmt: skip
-INTEGER = [{"FloorDiv": lambda a, b: a // b, "Mod": lambda a, b: a % b}, "math"]
 
 
 def zero_scores(shape: List[Any]) -> Tensor:
@@ -79,7 +80,6 @@ class Values:
             for node in self.graph.nodes
             if node.op != "output" and node.meta.get("val") is not None
         ]
-        self._sizes: Dict[Any, Any] = {}
         self.kind: Dict[Node, str] = {}
         for node in self.nodes:
             self.kind[node] = self._kind(node)
@@ -134,10 +134,8 @@ class Values:
             return counts["B"]
         if not isinstance(expression, sympy.Basic):
             return expression
-        if expression not in self._sizes:
-            symbols = (self.capture.rows, self.capture.tokens)
-            self._sizes[expression] = sympy.lambdify(symbols, expression, INTEGER)
-        number = self._sizes[expression](counts["B"], count)
+        numbers = {self.capture.rows: counts["B"], self.capture.tokens: count}
+        number = sympy_interp(PythonReferenceAnalysis, numbers, expression)
         whole = isinstance(value, torch.SymInt) and isinstance(number, (int, float))
         return int(number) if whole else number
 
