@@ -136,7 +136,7 @@ class Values:
             return expression
         numbers = {self.capture.rows: counts["B"], self.capture.tokens: count}
         number = sympy_interp(PythonReferenceAnalysis, numbers, expression)
-        whole = isinstance(value, torch.SymInt) and isinstance(number, (int, float))
+        whole = isinstance(value, torch.SymInt) and isinstance(number, (int, float, sympy.Integer))
         return int(number) if whole else number
 
     def call(
