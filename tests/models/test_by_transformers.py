@@ -148,6 +148,21 @@ def test_a_model_with_encoder_and_decoder_gives_its_encoder(tmp_path: Path) -> N
     assert not model.causal and torch.equal(model(ids), expected)
 
 
+def test_a_model_for_images_and_text_gives_its_text_model(tmp_path: Path) -> None:
+    vision = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "image_size": 28}
+    vision |= {"model_type": "clip_vision_model", "patch_size": 14, "num_attention_heads": 2}
+    config = transformers.LlavaConfig(
+        text_config={"model_type": "llama", **SIZES}, vision_config=vision, image_token_index=60
+    )
+    auto = transformers.AutoModelForImageTextToText
+    whole = auto.from_config(config, attn_implementation="eager").eval()
+    whole.save_pretrained(tmp_path)
+    ids, expected = _outputs(whole)
+    model: Any = from_pretrained(tmp_path)
+    assert model.causal and model.max_positions == 64 and model.vocabulary == 61
+    assert torch.equal(model(ids), expected)
+
+
 def test_rows_of_a_table_that_belong_to_padding_are_no_positions(tmp_path: Path) -> None:
     _saved("data2vec-text", tmp_path, kind="MaskedLM")
     assert from_pretrained(tmp_path).max_positions == 63
