@@ -395,7 +395,8 @@ class Calls(torch.nn.Module):
         flat = x.flatten(2) if x.dim() > 2 else x.unsqueeze(2)
         wanted = call.positions.unsqueeze(2) + torch.arange(-reach, 1)  # [B,S,r+1]
         found = call.key_places[:, None, None].eq(wanted.unsqueeze(3)) & call.seen.unsqueeze(2)
-        pieces = found.to(torch.float32).flatten(1, 2) @ flat.to(torch.float32)  # [B,S(r+1),D]
+        # No reshape, which would write the number of keys into the graph: [B,S,r+1,D].
+        pieces = found.to(torch.float32) @ flat.to(torch.float32).unsqueeze(1)
         # Each token and those before it become a row of their own.
         pieces = pieces.to(x.dtype).reshape([-1, reach + 1, *x.shape[2:]])
         pieces = pieces.movedim((0, 1), (rows, axis))
