@@ -7,6 +7,7 @@ from torch import Tensor
 from torch.fx import Node
 
 from posenc_export.reading.axes import (
+    Counts,
     Roles,
     axis_of,
     constants,
@@ -99,9 +100,9 @@ class Calls(torch.nn.Module):
             elif isinstance(step, Cut):
                 left.append(inputs_of(node)[0])
             elif isinstance(step, Window):
-                caches.append(Cached(self._root(step.root)))
+                caches.append(Cached(step.root))
             elif isinstance(step, RunningSum):
-                caches.append(Cached(self._root(step.source)))
+                caches.append(Cached(step.source))
             elif isinstance(step, Item):
                 left.append(inputs_of(node)[0])
             elif isinstance(step, (Each, OverKeys)):
@@ -281,9 +282,12 @@ class Calls(torch.nn.Module):
             ]
             result: Tensor = self.values.call(node, inputs, counts, "K", renamed(own, "Q", "K"))
             return result
-        roles = renamed(own, "Q", "K")
-        order, flat = self._own_order(node), factors(roles)
         y = self._cached(Cached(node), call).transpose(1, 2)  # [B,T,N,D]
+        return self._laid_out(y, node, renamed(own, "Q", "K"), counts)
+
+    def _laid_out(self, y: Tensor, node: Node, roles: Roles, counts: Counts) -> Tensor:
+        """Return y [B,T,N,D], or [B,S,N,D], with the axes of a cached value."""
+        order, flat = self._own_order(node), factors(roles)
         if len(order) > 4:
             y = y.squeeze(2).unflatten(2, [int(flat[i].kind) for i in order[2:]])
         elif len(order) < 4:
@@ -378,28 +382,22 @@ class Calls(torch.nn.Module):
 
     def _running_sum(self, step: RunningSum, call: Call) -> Tensor:
         """Sum over the cached tokens that a query sees."""
-        x = self._key(step.source, call)
-        rows, axis = axis_of(step.roles, "B"), axis_of(step.roles, "Q")
-        moved = x.movedim((rows, axis), (0, 1))
-        flat = moved.flatten(2) if moved.dim() > 2 else moved.unsqueeze(2)
-        y = call.seen.to(torch.float32) @ flat.to(torch.float32)  # [B,S,D]
-        y = y.to(x.dtype).reshape([y.shape[0], y.shape[1], *moved.shape[2:]])
-        return y.movedim((0, 1), (rows, axis))
+        x = self._cached(Cached(step.source), call)  # [B,N,T,D]
+        y = call.seen.to(torch.float32).unsqueeze(1) @ x
+        return self._laid_out(y.transpose(1, 2), step.source, step.roles, call.counts)
 
     def _window(self, step: Window, call: Call) -> Tensor:
         """Run a region on the last tokens before each token, which are gathered from the cache."""
         root, reach, counts = step.root, step.reach, call.counts
-        own = self.steps[root].roles
-        rows, axis = axis_of(own, "B"), axis_of(own, "Q")
-        x = self._key(root, call).movedim((rows, axis), (0, 1))
-        flat = x.flatten(2) if x.dim() > 2 else x.unsqueeze(2)
+        x = self._cached(Cached(root), call)  # [B,N,T,D]
         wanted = call.positions.unsqueeze(2) + torch.arange(-reach, 1)  # [B,S,r+1]
         found = call.key_places[:, None, None].eq(wanted.unsqueeze(3)) & call.seen.unsqueeze(2)
-        # No reshape, which would write the number of keys into the graph: [B,S,r+1,D].
-        pieces = found.to(torch.float32) @ flat.to(torch.float32).unsqueeze(1)
+        # No reshape, which would write the number of keys into the graph: [B,N,S,r+1,D].
+        pieces = found.to(torch.float32).unsqueeze(1) @ x.unsqueeze(2)
         # Each token and those before it become a row of their own.
-        pieces = pieces.to(x.dtype).reshape([-1, reach + 1, *x.shape[2:]])
-        pieces = pieces.movedim((0, 1), (rows, axis))
+        pieces = pieces.permute(0, 2, 3, 1, 4).flatten(0, 1)
+        alone = {**counts, "B": counts["B"] * counts["Q"], "Q": reach + 1}
+        pieces = self._laid_out(pieces, root, self.steps[root].roles, alone)
         y = self.properties.run_region(step.region, root, pieces, self.given)
         to_rows, to = axis_of(step.roles, "B"), axis_of(step.roles, "Q")
         y = y.select(to, reach).movedim(to_rows - (to < to_rows), 0)

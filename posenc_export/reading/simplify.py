@@ -1,6 +1,6 @@
 """Remove from a flat graph what only rearranges a value and gives it back."""
 
-from typing import Any, Dict, List, Optional, Tuple
+from typing import Any, Dict, List, Optional
 
 import torch
 from torch import Tensor
@@ -17,7 +17,12 @@ RESHAPES = {
     aten.view.default, aten._unsafe_view.default, aten.reshape.default, aten.flatten.using_ints,
     aten.unflatten.int,
 }  # fmt: skip
-ORDERS = {aten.permute.default, aten.transpose.int, aten.t.default, aten.movedim.int}
+ORDERS = {
+    aten.permute.default, aten.transpose.int, aten.t.default, aten.movedim.int,
+    aten.movedim.intlist,
+}  # fmt: skip
+CASTS = {aten.to.dtype, aten._to_copy.default}
+CHECKS = {aten._assert_tensor_metadata.default}
 
 
 def simplify(graph: Graph) -> None:
@@ -28,7 +33,9 @@ def simplify(graph: Graph) -> None:
     for node in list(graph.nodes):
         if node.op != "call_function":
             continue
-        if node.target in COPIES:
+        if node.target in CHECKS:
+            graph.erase_node(node)
+        elif node.target in COPIES or (node.target in CASTS and _keeps_dtype(node)):
             _replace(node, node.args[0])
         elif node.target in ORDERS:
             _permute(node)
@@ -60,19 +67,18 @@ def _shape(node: Any) -> Optional[List[str]]:
     return [str(size) for size in value.shape] if isinstance(value, Tensor) else None
 
 
+def _keeps_dtype(node: Node) -> bool:
+    source: Any = node.args[0]
+    same: bool = source.meta["val"].dtype == node.meta["val"].dtype
+    return same
+
+
 def _order(node: Node) -> List[int]:
-    """Return the permutation of a node."""
-    rank = node.meta["val"].dim()
-    arguments: Tuple[Any, ...] = node.args
-    if node.target is aten.permute.default:
-        return [axis % rank for axis in arguments[1]]
-    order = list(range(rank))
-    if node.target is aten.movedim.int:
-        order.insert(arguments[2] % rank, order.pop(arguments[1] % rank))
-        return order
-    first, second = arguments[1:] if node.target is aten.transpose.int else (0, rank - 1)
-    order[first % rank], order[second % rank] = order[second % rank], order[first % rank]
-    return order
+    """Return the permutation of a node, seen on axes of different sizes."""
+    sizes = range(1, 1 + node.meta["val"].dim())
+    operator: Any = node.target
+    turned = operator(torch.empty(*sizes, device="meta"), *node.args[1:])
+    return [size - 1 for size in turned.shape]
 
 
 def _permute(node: Node) -> None:
