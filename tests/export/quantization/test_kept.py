@@ -221,4 +221,5 @@ def test_the_description_of_a_gguf_file_is_printed(
 ) -> None:
     model = _read(tmp_path / "model.gguf", "Q8_0", "gemma2")
     assert main(["describe", str(tmp_path / "model.gguf"), "--json"]) == 0
-    assert json.loads(capsys.readouterr().out) == json.loads(json.dumps(to_json(model.config)))
+    described = {**to_json(model.config), "read": "by the family of gemma2"}
+    assert json.loads(capsys.readouterr().out) == json.loads(json.dumps(described))
