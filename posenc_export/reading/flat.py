@@ -10,10 +10,12 @@ from torch.fx import Graph, GraphModule, Node
 from posenc_export import ops
 from posenc_export.reading.calls import Calls
 from posenc_export.reading.lengths import Call
+from posenc_export.reading.refused import Refused
 from posenc_export.reading.simplify import simplify
 
 # Sizes of the trace: no 0 or 1, which torch.export would fix.
 ROWS, NEW, SLOTS, LOGITS = 2, 3, 7, 4
+LONGEST = 200  # characters of an error of torch
 LIBRARY = "posenc_reading"
 VMAP = {torch._C._functorch._add_batch_dim, torch._functorch.predispatch._add_batch_dim}
 
@@ -181,7 +183,13 @@ def flat_graph(calls: Calls, names: Mapping[Node, str], with_index: bool) -> Gra
         traced(*arguments)  # once eagerly, so that no property is left to be found in the trace
         if not with_index:
             arguments, shapes = arguments[:-1], shapes[:-1]
-        program = torch.export.export(traced, arguments, dynamic_shapes=shapes, strict=False)
+        try:
+            program = torch.export.export(traced, arguments, dynamic_shapes=shapes, strict=False)
+        except RuntimeError as error:  # of a size that an operator fixes
+            said = " ".join(str(error).split())[:LONGEST]
+            raise Refused(
+                f"has an operator that takes one number of tokens alone: {said}"
+            ) from error
         if any(node.target in VMAP for node in program.graph.nodes):
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore", FutureWarning)  # of torch.export's own code
