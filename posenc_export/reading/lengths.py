@@ -28,9 +28,9 @@ from posenc_export.reading.axes import (
 )
 from posenc_export.reading.operators import Operators
 from posenc_export.reading.refused import Refused, refuse
-from posenc_export.reading.values import LIKE, Values, aten, inputs_of, packet
+from posenc_export.reading.values import LIKE, Values, aten, inputs_of, packet, zero_scores
 
-FILLED = {*LIKE, aten.full, aten.zeros, aten.ones, aten.empty}
+FILLED = {*LIKE, aten.full, aten.zeros, aten.ones, aten.empty, zero_scores}
 MOST_PAIRS = 2**22  # numbers of a table of pairs of positions
 COMPARED = 40  # length at which all pairs of positions are compared
 SAMPLED = 64  # pairs from the whole range that are compared beside them
