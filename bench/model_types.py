@@ -240,6 +240,7 @@ def page(rows: Sequence[Row], version: str) -> str:
     text = marked.text("model-types")
     values: Dict[str, Any] = {"version": version, "tokens": TOKENS, "worst": f"{worst:.0e}"}
     values["targets"] = " and ".join(f"`{target}`" for target in targets) or "no target"
+    values["tried"], values["all"] = len(rows), len(all_types())
     values["families"] = ", ".join(f"`{name}`" for name in sorted(families.FILES))
     return text.format(**values, counts="\n".join(counts), table="\n".join(table))
 

@@ -8,6 +8,7 @@ from torch.fx import Node
 
 from posenc_export.reading.axes import (
     Counts,
+    Factor,
     Roles,
     axis_of,
     constants,
@@ -73,6 +74,7 @@ class Calls(torch.nn.Module):
         self.after = 0 if properties.causal else -1
         self.kept: List[Cached] = []
         self.plans: Dict[Any, Any] = {}
+        self.in_full: Set[Node] = set()  # whose inputs of one row do not stand for all rows
         self.order = self._needed()
         # What a query without keys gives may be NaN, whose products with weights of 0 are NaN.
         reduces = (OverKeys, RunningSum, Cut)
@@ -352,6 +354,16 @@ class Calls(torch.nn.Module):
             inputs.append(x)
             apart.append(of_rows)
         if "first" not in apart:
+            if node not in self.in_full:
+                try:
+                    return self.values.call(node, inputs, counts, step.sizes, step.roles)
+                except RuntimeError:  # raised by torch where one row does not stand for all
+                    self.in_full.add(node)
+            for place, (other, read) in enumerate(zip(inputs_of(node), step.reads, strict=True)):
+                if self.kind[other] == "length" and read and (Factor("B"),) in read:
+                    sizes = [-1] * len(read)
+                    sizes[read.index((Factor("B"),))] = counts["B"]
+                    inputs[place] = inputs[place].expand(sizes)
             return self.values.call(node, inputs, counts, step.sizes, step.roles)
         moved = [
             x if roles is None or roles == "first" else rows_first(x, roles, counts)
