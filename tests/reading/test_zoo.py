@@ -19,7 +19,7 @@ pytestmark = [
 ]
 TOLERANCE = tolerance("float32", depth=2, reduction=64)
 QUICK = """
-    nanogpt-flash nanochat window-branch rope-grown linear-cumsum convolution-cut
+    kinds-of-positions nanogpt-flash nanochat window-branch rope-grown linear-cumsum convolution-cut
 """.split()
 SLOW = ["flex-score"]  # without torch.compile
 

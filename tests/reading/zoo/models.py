@@ -330,6 +330,23 @@ class CumulatedPositions(nn.Module):
         return self.head(x + self.attention(x))
 
 
+@specimen("kinds-of-positions")
+class KindsOfPositions(nn.Module):
+    """A buffer of one row holds the kind of each position, and is expanded to all rows."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.kinds = nn.Embedding(VOCABULARY, WIDTH), nn.Embedding(2, WIDTH)
+        self.attention, self.head = Attention(), nn.Linear(WIDTH, VOCABULARY)
+        self.register_buffer("kind", torch.arange(POSITIONS + 1)[None] % 2)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        positions = ids.ne(0).long().cumsum(dim=1)
+        kinds = self.kind.expand(ids.shape[0], -1).gather(1, positions)
+        x = self.embed(ids) + self.kinds(kinds)
+        return self.head(x + self.attention(x))
+
+
 @specimen("padding-eye")
 class PaddingEye(nn.Module):
     """Token 0 is padding, hidden from all but itself by a bool mask made of ids."""
