@@ -79,7 +79,9 @@ class Watch:
 
     def _child(self, event: str, arguments: Any) -> bool:
         """Whether it starts the process in which the audit runs a graph."""
-        return event == "subprocess.Popen" and "confined" in str(arguments[1])
+        # From Python 3.13 on, subprocess starts it with posix_spawn.
+        starts = event in ("subprocess.Popen", "os.posix_spawn")
+        return starts and "confined" in str(arguments[1])
 
 
 def _inside(path: Any, folder: Path) -> bool:

@@ -35,6 +35,7 @@ def outside_proc(original):
         return original(path, *arguments, **named)
     return opened
 
+import asyncio  # which calls os.sysconf from Python 3.13 on, where the system is not Windows
 builtins.__import__ = without(builtins.__import__)
 for place, name in ((builtins, "open"), (io, "open"), (os, "stat")):
     setattr(place, name, outside_proc(getattr(place, name)))

@@ -211,8 +211,8 @@ ON_SCORES = [
 @pytest.mark.parametrize("name", ON_SCORES)
 def test_every_weight_of_an_encoding_of_scores_is_described_by_its_name(name: str) -> None:
     encoding = _build(name)
-    _, _, described = (encoding.__doc__ or "").partition("    Weights:\n")
-    lines = described.partition("    Raises:")[0].splitlines()
+    _, _, described = (inspect.getdoc(type(encoding)) or "").partition("\nWeights:\n")
+    lines = described.partition("\nRaises:")[0].splitlines()
     names = {
         one.strip() for line in lines if ":" in line for one in line.partition(":")[0].split(",")
     }

@@ -10,13 +10,15 @@ processor time. Each line of stdout is {"text"}, {"names"} of values that a temp
 {"error"}. The process ends where time or memory does not suffice.
 """
 
+import contextlib
 import datetime
 import functools
 import json
-import resource
+import os
 import signal
 import sys
-from typing import Any, Dict
+import threading
+from typing import Any, Dict, Iterator
 
 from jinja2 import TemplateError, meta, nodes
 from jinja2.exceptions import SecurityError
@@ -111,15 +113,37 @@ def _answer(template: str, values: Any) -> Dict[str, Any]:
         return {"error": str(error)[:SHOWN] or type(error).__name__}  # names the template
 
 
+def _limit_memory() -> None:
+    if sys.platform != "win32":
+        import resource
+
+        resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+
+
+@contextlib.contextmanager
+def _within(seconds: float) -> Iterator[None]:
+    """End the process if the block takes longer: of processor time; on Windows, which limits
+    neither that nor memory, of wall-clock time between operations of Python.
+    """
+    if sys.platform == "win32":
+        timer = threading.Timer(seconds, os._exit, (1,))
+        timer.start()
+        yield
+        timer.cancel()
+    else:
+        signal.setitimer(signal.ITIMER_PROF, seconds)
+        yield
+        signal.setitimer(signal.ITIMER_PROF, 0)
+
+
 def main() -> None:
     """Answer the requests of stdin until its end."""
-    resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    _limit_memory()
     for line in sys.stdin.buffer:
         asked = json.loads(line)
-        signal.setitimer(signal.ITIMER_PROF, asked["seconds"])
-        answer = json.dumps(_answer(asked["template"], asked["values"]))
-        signal.setitimer(signal.ITIMER_PROF, 0)
+        with _within(asked["seconds"]):
+            answer = json.dumps(_answer(asked["template"], asked["values"]))
         print(answer, flush=True)
 
 
