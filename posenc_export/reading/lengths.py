@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.fx import Node
 
+from posenc_export import ops
 from posenc_export.reading.axes import (
     FINE,
     Counts,
@@ -319,8 +320,6 @@ class Lengths(torch.nn.Module):
         return ByPair(self._table(table), True, axes, roles)
 
     def _call(self, positions: Tensor, key_positions: Tensor) -> Call:
-        from posenc_export import ops
-
         return Call(ops, positions, key_positions, self.count - 1)
 
     # Values in a call
