@@ -3,6 +3,7 @@
 import math
 from contextlib import ExitStack
 from pathlib import Path
+from threading import Lock
 from types import MappingProxyType
 from typing import Any, Dict, List, Mapping, Optional, Sequence, Set, Tuple
 
@@ -50,6 +51,7 @@ WRAPPERS = {
 
 class Checkpoint:
     """The tensors of a checkpoint folder, by name; a context manager, which closes the files.
+    Several threads may read tensors; closing waits for the one that is being read.
 
     Args:
         folder: holds model.safetensors or pytorch_model.bin, or an index.json with the files that
@@ -69,6 +71,7 @@ class Checkpoint:
         kept = [name for name in (TOKENIZER, *TOKENIZER_FILES) if (folder / name).exists()]
         self.files = {name: content(folder / name) for name in kept}
         self._sources: Dict[str, Source] = {}
+        self._reading = Lock()
         with ExitStack() as opened:
             for path, listed in _files(folder).items():
                 self._add(OPENERS[path.suffix](inside(path), opened), listed)
@@ -101,8 +104,9 @@ class Checkpoint:
         return self
 
     def __exit__(self, *error: object) -> None:
-        self._sources.clear()
-        self._opened.close()
+        with self._reading:
+            self._sources.clear()
+            self._opened.close()
 
     def names(self) -> List[str]:
         """Return the names of all tensors."""
@@ -179,8 +183,9 @@ class Checkpoint:
 
     def tensor(self, name: str) -> Tensor:
         """Return a tensor as float32. ValueError: stored as no float32, float16 or bfloat16."""
-        file, written = self._sources[name]
-        return file.tensor(written)
+        with self._reading:
+            file, written = self._sources[name]
+            return file.tensor(written)
 
 
 def read_config(folder: Path) -> Dict[str, Any]:

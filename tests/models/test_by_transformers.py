@@ -5,6 +5,8 @@ a message of one line.
 import json
 import re
 import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Callable, Dict, Tuple
 
@@ -15,7 +17,9 @@ from safetensors.torch import load_file, save_file
 from posenc_export.commands.cli import main
 from posenc_export.models import families
 from posenc_export.models.by_transformers import Published
+from posenc_export.models.checkpoint import Checkpoint
 from posenc_export.models.pretrained import from_pretrained
+from posenc_export.models.tensor_files import SafetensorsFile
 
 transformers = pytest.importorskip("transformers", reason="transformers is not installed")
 
@@ -300,3 +304,25 @@ def test_describe_says_whose_code_reads_a_type(
     capsys.readouterr()
     assert main(["describe", str(tmp_path / "llama")]) == 0
     assert "by the family of llama" in " ".join(capsys.readouterr().out.split())
+
+
+def test_closing_a_checkpoint_waits_for_the_thread_that_reads_it(
+    granite: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # transformers reads in threads, and does not wait for them if one of them fails.
+    begun, closed, read = threading.Event(), threading.Event(), SafetensorsFile.tensor
+
+    def slow(file: Any, name: str) -> torch.Tensor:
+        begun.set()
+        assert not closed.wait(0.2)
+        return read(file, name)
+
+    monkeypatch.setattr(SafetensorsFile, "tensor", slow)
+    with ThreadPoolExecutor(1) as pool:
+        with Checkpoint(granite) as checkpoint:
+            tensor = pool.submit(checkpoint.tensor, Q)
+            begun.wait()
+        closed.set()
+        assert tensor.result().shape == (32, 32)
+        with pytest.raises(KeyError):
+            checkpoint.tensor(Q)
