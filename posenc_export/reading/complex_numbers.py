@@ -27,7 +27,8 @@ def real_numbers(graph: Graph, constants: Dict[Node, Tensor]) -> None:
     _Parts(graph, constants).replace()
 
 
-def _complex(node: Any) -> bool:
+def is_complex(node: Any) -> bool:
+    """Return whether a node gives complex numbers."""
     value = node.meta.get("val") if isinstance(node, Node) else None
     return isinstance(value, Tensor) and value.is_complex()
 
@@ -43,17 +44,17 @@ class _Parts:
     def replace(self) -> None:
         replaced: List[Node] = []
         for node in list(self.graph.nodes):
-            takes = any(_complex(a) for a in node.all_input_nodes)
+            takes = any(is_complex(a) for a in node.all_input_nodes)
             if node.op == "output" and takes:
                 refuse(node.all_input_nodes[0], "gives complex numbers")
-            if not (takes or _complex(node)):
+            if not (takes or is_complex(node)):
                 continue
             self.at = node
             replaced.append(node)
             with self.graph.inserting_before(node):
                 if node in self.constants:
                     self.parts[node] = self._constant(node)
-                elif _complex(node):
+                elif is_complex(node):
                     self.parts[node] = self._pair(node)
                 else:
                     node.replace_all_uses_with(self._real(node))
@@ -81,7 +82,7 @@ class _Parts:
     def _of(self, value: Any) -> Pair:
         if isinstance(value, complex):
             return value.real, value.imag
-        return self.parts[value] if _complex(value) else (value, None)
+        return self.parts[value] if is_complex(value) else (value, None)
 
     def _pair(self, node: Node) -> Pair:
         """The parts of a node's complex value."""
@@ -109,7 +110,7 @@ class _Parts:
             return self._product(node)
         if name in ("add", "sub") and len(args) == 2 and not node.kwargs:
             return self._sum(node)
-        if name == "div" and not _complex(args[1]):
+        if name == "div" and not is_complex(args[1]):
             real, imaginary = self._of(args[0])
             return self._by(node.target, real, args[1]), self._by(node.target, imaginary, args[1])
         if name in _LINEAR:

@@ -9,13 +9,15 @@ import torch
 from torch import Tensor
 from torch.export import ExportedProgram
 from torch.fx import Graph, Node
+from torch.fx.experimental.proxy_tensor import make_fx
 
-from posenc_export.reading.complex_numbers import real_numbers
+from posenc_export.reading.complex_numbers import is_complex, real_numbers
 from posenc_export.reading.refused import Refused, refuse, without_wrapper
 from posenc_export.reading.tracing import quiet
 
 aten = torch.ops.aten
 END = 2**63 - 1  # of a slice
+WITHOUT_TOKENS = "leaves no axis of tokens, and not the last token"
 _SAME = {
     aten.alias.default,
     aten.contiguous.default,
@@ -100,13 +102,28 @@ def every_token(program: ExportedProgram) -> bool:
             found.append(node)
         else:
             todo += [a for a in node.all_input_nodes if a.op == "call_function"]
+    sources = {_first(node) for node in found}
     for node in found:
         node.replace_all_uses_with(_first(node))
     if not found:
-        refuse(_without_tokens(result, tokens), "leaves no axis of tokens, and not the last token")
+        refuse(_without_tokens(result, tokens), WITHOUT_TOKENS)
     program.graph.eliminate_dead_code()
+    _update_values(program.graph, sources)
     program.graph_module.recompile()
     return True
+
+
+def _update_values(graph: Graph, changed: Set[Node]) -> None:
+    """Compute meta["val"] again for what reads the nodes `changed`, which replaced others."""
+    for node in graph.nodes:
+        if node.op != "call_function" or changed.isdisjoint(node.all_input_nodes):
+            continue
+        given = torch.fx.node.map_arg((node.args, node.kwargs), lambda other: other.meta["val"])
+        changed.add(node)
+        try:
+            node.meta["val"] = node.target(*given[0], **given[1])
+        except (RuntimeError, IndexError):  # raised by torch for a shape with one token in it
+            refuse(node, WITHOUT_TOKENS)
 
 
 def _without_tokens(result: Node, tokens: Any) -> Node:
@@ -153,7 +170,7 @@ def clean(program: ExportedProgram, tokens_moved: bool) -> Cleaned:
     """
     _reshaped(program.graph)
     with quiet():
-        program = program.run_decompositions(DECOMPOSED)
+        program = _decomposed(program)
     graph, signature = program.graph, program.graph_signature
     _reshaped(graph)
     results = results_of(graph)
@@ -196,6 +213,68 @@ def clean(program: ExportedProgram, tokens_moved: bool) -> Cleaned:
         _tokens_second(graph, rows, tokens)
     least = int(program.range_constraints[tokens].lower)
     return Cleaned(graph, constants, names, inputs, results_of(graph)[0], rows, tokens, least)
+
+
+def _decomposed(program: ExportedProgram) -> ExportedProgram:
+    """Replace the operators of DECOMPOSED; those that write to their inputs become functions.
+
+    torch's own decomposition runs the whole graph again, which takes twice the time of the trace,
+    so it is left to graphs that need it.
+    """
+    for node in list(program.graph.nodes):
+        if node.target is aten.detach_.default:  # of a constant of the code
+            node.replace_all_uses_with(_first(node))
+            program.graph.erase_node(node)
+    if not all(_is_function(node) for node in program.graph.nodes):
+        return program.run_decompositions(DECOMPOSED)
+    known: Dict[str, Graph] = {}
+    for node in list(program.graph.nodes):
+        if node.target in DECOMPOSED:
+            _replaced(node, known)
+    return program
+
+
+def _is_function(node: Node) -> bool:
+    """Whether an operator writes to no input, holds no graph of its own, and gives real numbers."""
+    if is_complex(node):
+        return False
+    if isinstance(node.target, torch._ops.OpOverload):
+        return not node.target._schema.is_mutable
+    return not isinstance(node.target, torch._ops.HigherOrderOperator)
+
+
+def _replaced(node: Node, known: Dict[str, Graph]) -> None:
+    """Replace a node by the operators of its decomposition. known: those of other nodes, by
+    operator, shapes and arguments.
+    """
+    inputs = node.all_input_nodes
+    values = [other.meta["val"] for other in inputs]
+    shapes = [
+        (value.dtype, value.shape) if isinstance(value, Tensor) else value for value in values
+    ]
+    places = {other: f"input {place}" for place, other in enumerate(inputs)}
+    arguments = torch.fx.node.map_arg((node.args, node.kwargs), places.__getitem__)
+    key = str((node.target, arguments, shapes))
+    if key not in known:
+
+        def computed(*given: Any) -> Any:
+            of = dict(zip(inputs, given, strict=True))
+            args, kwargs = torch.fx.node.map_arg((node.args, node.kwargs), of.__getitem__)
+            return DECOMPOSED[node.target](*args, **kwargs)
+
+        with node.meta["val"].fake_mode:
+            known[key] = make_fx(computed, pre_dispatch=True)(*values).graph
+    inner = known[key]
+    of = dict(zip((n for n in inner.nodes if n.op == "placeholder"), inputs, strict=True))
+    begun = node.prev
+    with node.graph.inserting_before(node):
+        result: Any = node.graph.graph_copy(inner, of)
+    new = begun.next
+    while new is not node:
+        new.meta = {**node.meta, "val": new.meta["val"]}
+        new = new.next
+    node.replace_all_uses_with(result)
+    node.graph.erase_node(node)
 
 
 def _tokens_second(graph: Graph, rows: sympy.Symbol, tokens: sympy.Symbol) -> None:
