@@ -278,7 +278,7 @@ def _class(values: Mapping[str, Any], config: Any, head: bool) -> Any:
     if head and not name:
         kind = transformers.MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), base)
     known = isinstance(kind, type) and issubclass(kind, transformers.PreTrainedModel)
-    if not known or not isinstance(config, kind.config_class or ()):
+    if not known or not (isinstance(config, kind.config_class or ()) or _serves(kind, config)):
         rule = f"architectures to be a class of transformers for {values['model_type']}"
         raise refusal(WHERE, rule, f"{name!r:.80}", OWN)
     inputs = [*inspect.signature(kind.forward).parameters][1:]
@@ -289,6 +289,16 @@ def _class(values: Mapping[str, Any], config: Any, head: bool) -> Any:
             rule = f"a base model, or one for {', '.join(TASKS)}"
             raise refusal(WHERE, rule, f"architectures {name!r:.80}", WITHOUT)
     return kind
+
+
+def _serves(kind: Any, config: Any) -> bool:
+    """Return whether transformers uses a class of another type for a configuration."""
+    from transformers.models.auto import modeling_auto
+
+    mappings = [
+        names for key, names in vars(modeling_auto).items() if key.endswith("_MAPPING_NAMES")
+    ]
+    return any(names.get(config.model_type) == kind.__name__ for names in mappings)
 
 
 def _check(empty: Any, checkpoint: Checkpoint) -> None:

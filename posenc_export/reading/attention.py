@@ -25,6 +25,7 @@ from posenc_export.reading.axes import (
 )
 from posenc_export.reading.lengths import Call, Lengths
 from posenc_export.reading.properties import Properties
+from posenc_export.reading.rotations import Rotations
 from posenc_export.reading.steps import Attend, Cached, Each, OverKeys, Step
 from posenc_export.reading.values import LAYOUT, inputs_of, packet, zero_scores
 
@@ -68,6 +69,7 @@ class Attentions:
 
     def __init__(self, properties: Properties, lengths: Lengths) -> None:
         self.properties, self.lengths, self.values = properties, lengths, properties.values
+        self.rotations = Rotations(properties, lengths)
         self.counts = self.values.counts
 
     def recognize(self, node: Node, step: OverKeys) -> Step:
@@ -105,6 +107,8 @@ class Attentions:
             sees = self._visibility(plan, roles)
             bias = None if sees.is_rule else plan
         key, cached = self._caches(k, Side(v, v_order))
+        for side in (q, key):
+            self.rotations.recognize(side.node)
         return Attend(
             step.roles, q.node, q.order, key, cached, y_order, weights.shape[1],
             form.scale * factor, form.softcap, bias, roles, sees.before, sees.after, sees.chunk,

@@ -109,6 +109,15 @@ def in_heads(x: Tensor, roles: Roles, order: Sequence[int], counts: Counts) -> T
     return y.flatten(2, -2) if len(order) > 3 else y.unsqueeze(2)
 
 
+def in_axes(y: Tensor, roles: Roles, order: Sequence[int], counts: Counts) -> Tensor:
+    """Return what `in_heads` gave with the axes of the value."""
+    flat = factors(roles)
+    if y.dim() != len(flat):
+        y = y.reshape([flat[i].size(counts) for i in order])
+    y = y.permute([list(order).index(i) for i in range(len(order))])
+    return y if len(flat) == len(roles) else y.reshape(shape_of(roles, counts))
+
+
 def with_rows(roles: Roles) -> Roles:
     """Return the roles of a value that has rows first, each of which the module saw alone."""
     alone = (tuple(Factor(1) if f.kind == "B" else f for f in axis) for axis in roles)

@@ -14,6 +14,7 @@ from posenc_export.reading.axes import (
     constants,
     factors,
     filled,
+    in_axes,
     in_heads,
     kinds,
     renamed,
@@ -35,6 +36,7 @@ from posenc_export.reading.steps import (
     Item,
     Open,
     OverKeys,
+    Rotated,
     RunningSum,
     Skew,
     Window,
@@ -97,7 +99,7 @@ class Calls(torch.nn.Module):
             elif isinstance(step, Attend):
                 left.append(step.q)
                 caches += [step.key, step.value]
-            elif isinstance(step, Skew):
+            elif isinstance(step, (Rotated, Skew)):
                 left.append(step.root)
             elif isinstance(step, Cut):
                 left.append(inputs_of(node)[0])
@@ -203,7 +205,8 @@ class Calls(torch.nn.Module):
 
     def _last_mixed(self) -> Optional[Node]:
         """Return the smallest value [B,Q,E] that the output depends on through operators on each
-        token alone, so that logits of some tokens need only some of it.
+        token alone, so that logits of some tokens need only some of it; of several the last one,
+        so that the operators of a norm stay together.
         """
         node, best = self.values.out, None
         while isinstance(self.steps[node], Each):
@@ -220,7 +223,7 @@ class Calls(torch.nn.Module):
             value, roles = self.values.of[node], self.steps[node].roles
             is_flat = not isinstance(roles, list) and kinds(roles)[:2] == ["B", "Q"]
             if is_flat and len(kinds(roles)) == 3 == len(roles):
-                if best is None or value.numel() <= self.values.of[best].numel():
+                if best is None or value.numel() < self.values.of[best].numel():
                     best = node
         return best
 
@@ -311,6 +314,8 @@ class Calls(torch.nn.Module):
             return values[inputs_of(node)[0]][node.args[1]]  # type: ignore[index]
         if isinstance(step, Attend):
             return self._attend(step, call)
+        if isinstance(step, Rotated):
+            return self._rotated(step, call)
         if isinstance(step, Cut):
             return triangle(values[inputs_of(node)[0]], step, call)
         if isinstance(step, Window):
@@ -387,10 +392,15 @@ class Calls(torch.nn.Module):
         limits = (step.before, step.after, step.chunk)
         mask = ops.attention_mask(call.positions, call.key_positions, bias, q, *limits)
         y = ops.attend(q, k, v, mask, None, step.scale, step.softcap, step.sinks)  # [B,S,H*D]
-        flat, order = factors(step.roles), step.y_order
-        y = y.reshape([flat[i].size(counts) for i in order])
-        y = y.permute([order.index(i) for i in range(len(order))])
-        return y.reshape(shape_of(step.roles, counts))
+        return in_axes(y, step.roles, step.y_order, counts)
+
+    def _rotated(self, step: Rotated, call: Call) -> Tensor:
+        """Turn heads by the positions of a call."""
+        roles = self.steps[step.root].roles
+        x = in_heads(call.values[step.root], roles, step.root_order, call.counts)
+        tables = (self.lengths.get_buffer(name) for name in (step.cos, step.sin))
+        y = call.ops.rotate_pairs(x, call.positions, *tables, step.interleaved, step.linear)
+        return in_axes(y, step.roles, step.order, call.counts)
 
     def _running_sum(self, step: RunningSum, call: Call) -> Tensor:
         """Sum over the cached tokens that a query sees."""

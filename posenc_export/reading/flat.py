@@ -85,6 +85,20 @@ def _(
     return q.new_empty(q.shape[0], q.shape[1], q.shape[2] * values.shape[3])
 
 
+@torch.library.custom_op(f"{LIBRARY}::rotate_pairs", mutates_args=())
+def _rotate_pairs(
+    x: Tensor, positions: Tensor, cos: Tensor, sin: Tensor, interleaved: bool, linear: bool
+) -> Tensor:
+    raise NotImplementedError
+
+
+@_rotate_pairs.register_fake
+def _(
+    x: Tensor, positions: Tensor, cos: Tensor, sin: Tensor, interleaved: bool, linear: bool
+) -> Tensor:
+    return x.new_empty(x.shape)
+
+
 @torch.library.custom_op(f"{LIBRARY}::distances", mutates_args=())
 def _distances(q_positions: Tensor, k_positions: Tensor) -> Tensor:
     raise NotImplementedError
@@ -115,6 +129,7 @@ class StandIns:
 
     attention_mask, distances = staticmethod(_attention_mask), staticmethod(_distances)
     attend, select_tokens = staticmethod(_attend), staticmethod(_select_tokens)
+    rotate_pairs = staticmethod(_rotate_pairs)
 
     def __init__(self, key_positions: Tensor) -> None:
         self.key_positions = key_positions
@@ -257,6 +272,7 @@ OPERATIONS: Dict[Any, Any] = {
     _OF.append.default: _plain(ops.append, 3),
     _OF.attention_mask.default: _plain(ops.attention_mask),
     _OF.attend.default: _plain(ops.attend),
+    _OF.rotate_pairs.default: _plain(ops.rotate_pairs),
     _OF.distances.default: _plain(ops.distances),
     _OF.select_tokens.default: _plain(ops.select_tokens),
 }

@@ -322,6 +322,7 @@ def _reshaped(graph: Graph) -> None:
 
 def _simplified(graph: Graph) -> None:
     """Remove what changes no value, and name a maximum without indices amax."""
+    graph.eliminate_dead_code()
     for node in list(graph.nodes):
         packet = getattr(node.target, "overloadpacket", None)
         if packet is not None and packet.__name__ in _NO_VALUE:

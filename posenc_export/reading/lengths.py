@@ -204,16 +204,16 @@ class Lengths(torch.nn.Module):
             if bool((some == some[:1]).all()):
                 return Fill(some[0].item(), some.dtype, roles)
         if tokens(roles, ("D",)):
-            return Number(self._table(self.graph.at(node, count)))
+            return Number(self.table(self.graph.at(node, count)))
         if len(of_tokens) == 2:
             return self._replayed(node, roles, of_tokens) or self._table_of_pairs(node, roles)
         self._check_prefix(node, roles, (count, count - 3, count // 3, 5))
         value = self.graph.at(node, count)
         if not of_tokens:
-            return Number(self._table(value))
+            return Number(self.table(value))
         axis = kinds(roles).index(of_tokens[0])
         rows = split(value, roles, {"B": 1, "Q": count, "K": count}).movedim(axis, 0)
-        return ByPosition(self._table(rows.contiguous()), axis, roles)
+        return ByPosition(self.table(rows.contiguous()), axis, roles)
 
     def pairs(self, node: Node, roles: Roles) -> Any:
         """As `plan`, for a value that meets data: pairs of positions are a table by distance where
@@ -243,7 +243,7 @@ class Lengths(torch.nn.Module):
                     f"{longest} and {length} it differs by {error:.1e}",
                 )
 
-    def _table(self, value: Tensor) -> str:
+    def table(self, value: Tensor) -> str:
         """Register a table, or find an equal one."""
         for name, known in self.named_buffers():
             if known.dtype == value.dtype and torch.equal(known, value):
@@ -292,7 +292,7 @@ class Lengths(torch.nn.Module):
         self._check_prefix(node, roles, (count, count - 3, 5))
         axes = kinds(roles).index("Q"), kinds(roles).index("K")
         value = split(self.graph.at(node, count), roles, {"B": 1, "Q": count, "K": count})
-        return ByPair(self._table(value.movedim(axes, (0, 1)).contiguous()), False, axes, roles)
+        return ByPair(self.table(value.movedim(axes, (0, 1)).contiguous()), False, axes, roles)
 
     def _by_distance(self, node: Node, roles: Roles, by_pairs: Any) -> Optional[ByPair]:
         count, length = self.count, min(self.count, COMPARED)
@@ -317,7 +317,7 @@ class Lengths(torch.nn.Module):
         i, j = sampled_pairs(count, SAMPLED)
         if not torch.equal(table[j[0] - i[0][:, None] + count - 1], at(i, j)):
             return None
-        return ByPair(self._table(table), True, axes, roles)
+        return ByPair(self.table(table), True, axes, roles)
 
     def _call(self, positions: Tensor, key_positions: Tensor) -> Call:
         return Call(ops, positions, key_positions, self.count - 1)

@@ -90,6 +90,25 @@ class Open(Step):
 
 
 @dataclass(frozen=True)
+class Rotated(Step):
+    """Heads of `root` that are turned by position.
+
+    Attributes:
+        root_order, order: the factors of the root and of the output as [B,S,H,D].
+        cos, sin: names of tables [N,r/2] of lengths.Lengths.
+        interleaved, linear: as in ops.rotate_pairs.
+    """
+
+    root: Node
+    root_order: Tuple[int, ...]
+    order: Tuple[int, ...]
+    cos: str
+    sin: str
+    interleaved: bool
+    linear: bool
+
+
+@dataclass(frozen=True)
 class Skew(Step):
     """Scores by distance that a region from `root` moves to the keys at these distances."""
 

@@ -36,6 +36,7 @@ TYPES: Dict[str, Dict[str, Any]] = {
     "starcoder2": {"sliding_window": 8},
     "nemotron": {"partial_rotary_factor": 0.5},
     "flex_olmo": {"num_experts": 4, "num_experts_per_tok": 2},
+    "internlm3": {},  # its class is that of llama
 }
 Q = "model.layers.0.self_attn.q_proj.weight"
 

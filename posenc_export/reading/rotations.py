@@ -1,0 +1,241 @@
+"""Rotations of heads by position, recognized by their numbers, whatever their spelling.
+
+The operators between two values of heads are run on heads whose first entry of each pair is 1: what
+they give is cos and sin of each position, as the module computes them. They are a rotation if they
+give the same as ops.rotate_pairs with these tables for any other heads.
+"""
+
+import itertools
+from typing import Any, Dict, Iterator, List, Mapping, NamedTuple, Optional, Tuple
+
+import torch
+from torch import Tensor
+from torch.fx import Node
+
+from posenc_export import ops
+from posenc_export.reading.axes import (
+    FINE,
+    Counts,
+    in_axes,
+    in_heads,
+    orders,
+    same,
+    select,
+    tokens,
+)
+from posenc_export.reading.lengths import Lengths
+from posenc_export.reading.properties import Properties
+from posenc_export.reading.refused import Refused
+from posenc_export.reading.steps import Each, Item, Rotated
+from posenc_export.reading.values import inputs_of
+
+LARGEST = 40  # operators of a rotation
+CHUNK = 4096  # positions at a time
+LINEAR = 1e-6  # of an entry, from one whose angles are proportional to the position
+
+
+class Region(NamedTuple):
+    """Operators from the heads of `root` to those of the last of `nodes`, and the orders of their
+    factors as [B,S,H,D].
+    """
+
+    root: Node
+    root_order: Tuple[int, ...]
+    nodes: List[Node]
+    order: Tuple[int, ...]
+
+
+class Form(NamedTuple):
+    """Of the first `size` entries of a head, the pairs that are turned."""
+
+    size: int
+    interleaved: bool
+
+    def halves(self, x: Tensor) -> Tuple[Tensor, Tensor]:
+        """Return the first and the second entries of all pairs of x [..,D]."""
+        x = x[..., : self.size]
+        if self.interleaved:
+            return x[..., 0::2], x[..., 1::2]
+        first, second = x.chunk(2, dim=-1)
+        return first, second
+
+
+class Waves(NamedTuple):
+    """Names of tables [N,r/2], and whether their angles are proportional to the position."""
+
+    cos: str
+    sin: str
+    linear: bool
+
+
+class Rotations:
+    """Recognizes rotations in a graph whose steps are being found.
+
+    Args:
+        properties: the steps found so far.
+        lengths: holds the tables.
+    """
+
+    def __init__(self, properties: Properties, lengths: Lengths) -> None:
+        self.properties, self.lengths, self.values = properties, lengths, properties.values
+        self.places = {node: place for place, node in enumerate(self.values.nodes)}
+        self.known: Dict[str, Optional[Waves]] = {}  # by what regions compute
+
+    def recognize(self, node: Node) -> None:
+        """Give heads the step Rotated, or the value before them that is turned by position."""
+        for end in (node, *(root for root, _ in self._regions(node))):
+            for root, nodes in self._regions(end):
+                for root_order, order in itertools.product(self._orders(root), self._orders(end)):
+                    region = Region(root, root_order, nodes, order)
+                    form = self._form(region)
+                    waves = form and self._waves_of(region, form)
+                    if form and waves:
+                        how = (waves.cos, waves.sin, form.interleaved, waves.linear)
+                        roles = self.properties.steps[end].roles
+                        step = Rotated(roles, root, root_order, order, *how)
+                        self.properties.steps[end] = step
+                        return
+
+    def _orders(self, node: Node) -> List[Tuple[int, ...]]:
+        """Return the orders of the factors of heads as [B,S,H,D]."""
+        found = orders(self.properties.steps[node].roles, "Q")
+        return [order for order in found if len(order) > 3]
+
+    def _regions(self, node: Node) -> Iterator[Tuple[Node, List[Node]]]:
+        """Yield values as large as `node` from which all of it is computed, nearest ones first, and
+        the operators between, which act on each token alone.
+        """
+        steps, of = self.properties.steps, self.values.of
+        nodes: List[Node] = []
+        ends = {node}
+        while ends and len(nodes) < LARGEST:
+            last = max(ends, key=self.places.__getitem__)
+            step = steps.get(last)
+            several = isinstance(step, Each) and isinstance(step.roles, list)
+            if not several and (step is None or tokens(step.roles) != ["Q"]):
+                return
+            if nodes and len(ends) == 1 and not several and of[last].numel() == of[node].numel():
+                yield last, nodes[::-1]
+            if not isinstance(step, (Each, Item)) or self._projects(last):
+                return
+            nodes.append(last)
+            ends = ends - {last} | set(self.values.data_of(last))
+
+    def _projects(self, node: Node) -> bool:
+        """Return whether an operator reads a matrix of the module."""
+        weights = (self.values.of.get(n) for n in inputs_of(node) if self.values.kind[n] == "const")
+        return any(isinstance(weight, Tensor) and weight.dim() > 1 for weight in weights)
+
+    def _run(self, region: Region, x: Tensor, lengths: Mapping[Node, Tensor]) -> Tensor:
+        """Return what a region gives for heads x [B,S,H,D].
+
+        lengths: of what depends on the length alone, the values for these tokens.
+        """
+        counts: Counts = {"B": x.shape[0], "Q": x.shape[1], "K": x.shape[1]}
+        steps, root, last = self.properties.steps, region.root, region.nodes[-1]
+        found: Dict[Node, Any] = {**lengths}
+        found[root] = in_axes(x, steps[root].roles, region.root_order, counts)
+        for node in region.nodes:
+            inputs = [found.get(other, self.values.of.get(other)) for other in inputs_of(node)]
+            found[node] = self.values.call(node, inputs, counts)
+        return in_heads(found[last], steps[last].roles, region.order, counts)
+
+    def _form(self, region: Region) -> Optional[Form]:
+        """Return which pairs a region turns on the example; None if it does anything else."""
+        of, steps, counts = self.values.of, self.properties.steps, self.values.counts
+        root, last = region.root, region.nodes[-1]
+        x = in_heads(of[root], steps[root].roles, region.root_order, counts)
+        y = in_heads(of[last], steps[last].roles, region.order, counts)
+        if x.shape != y.shape or not x.is_floating_point():
+            return None
+        some = torch.randn(x.shape, generator=torch.Generator().manual_seed(5)).to(x.dtype)
+        turned = self._run(region, some, {})
+        moved = (turned != some).flatten(0, 2).any(0).nonzero()
+        if turned.dtype != torch.float32 or not len(moved):
+            return None
+        end = int(moved.max()) + 1
+        for size in {x.shape[3], end + end % 2}:
+            for interleaved in (False, True):
+                form = Form(size, interleaved)
+                cos, sin = self._waves(region, form, some, {}) if size % 2 == 0 else (None, None)
+                if cos is not None and sin is not None:
+                    waves = cos[:, :, None], sin[:, :, None]
+                    if same(ops.apply_rotation(some, *waves, interleaved), turned, FINE):
+                        return form
+        return None
+
+    def _waves(
+        self, region: Region, form: Form, like: Tensor, lengths: Mapping[Node, Tensor]
+    ) -> Tuple[Tensor, Tensor]:
+        """Return cos and sin [B,S,r/2] of the first head."""
+        x = torch.zeros_like(like)
+        form.halves(x)[0].fill_(1)
+        cos, sin = form.halves(self._run(region, x, lengths)[:, :, 0])
+        return cos, sin
+
+    def _waves_of(self, region: Region, form: Form) -> Optional[Waves]:
+        """Return the tables of a region, which those that compute the same share."""
+        names = {node: f"{place} inside" for place, node in enumerate([region.root, *region.nodes])}
+        parts = [(str(node.target), node.args, node.kwargs) for node in region.nodes]
+        key = str(torch.fx.node.map_arg((form, parts), lambda node: names.get(node, node.name)))
+        if key not in self.known:
+            self.known[key] = None
+            if tables := self._tables(region, form):
+                cos, sin = (self.lengths.table(table) for table in tables)
+                self.known[key] = Waves(cos, sin, _is_linear(*tables))
+        return self.known[key]
+
+    def _tables(self, region: Region, form: Form) -> Optional[Tuple[Tensor, Tensor]]:
+        """Return cos and sin [N,r/2] of all positions, None if they depend on the length."""
+        read = self._of_length(region)
+        try:
+            for other, roles in read.items():
+                self.lengths.plan(other, roles)  # compares lengths
+        except Refused:
+            return None
+        count, parts = self.values.max_positions, []
+        whole = {other: self.values.at(other, count) for other in read}
+        heads, size = self._heads(region)
+        for start in range(0, count, CHUNK):
+            some = range(start, min(start + CHUNK, count))
+            counts: Counts = {"B": 1, "Q": count, "K": count}
+            lengths = {
+                other: select(whole[other], roles, {"Q": some}, counts)
+                for other, roles in read.items()
+            }
+            like = torch.zeros(1, len(some), heads, size)
+            parts.append(self._waves(region, form, like, lengths))
+        cos, sin = (torch.cat(part, 1)[0] for part in zip(*parts, strict=True))
+        return cos, sin
+
+    def _of_length(self, region: Region) -> Dict[Node, Any]:
+        """Return the roles of what a region reads that depends on the length alone."""
+        found: Dict[Node, Any] = {}
+        for node in region.nodes:
+            step = self.properties.steps[node]
+            reads = step.reads if isinstance(step, Each) else ()  # those of Item are no numbers
+            for other, read in zip(inputs_of(node), reads, strict=bool(reads)):
+                if self.values.kind[other] == "length":
+                    found[other] = read
+        return found
+
+    def _heads(self, region: Region) -> Tuple[int, int]:
+        last = region.nodes[-1]
+        roles = self.properties.steps[last].roles
+        x = in_heads(self.values.of[last], roles, region.order, self.values.counts)
+        return int(x.shape[2]), int(x.shape[3])
+
+
+def _is_linear(cos: Tensor, sin: Tensor) -> bool:
+    """Return whether the angles of tables [N,r/2] are proportional to the position."""
+    waves = torch.complex(cos.double(), sin.double())
+    if len(waves) < 2 or not waves.abs().sub(waves[0].abs()).abs().max() <= LINEAR:
+        return False
+    turn, at = torch.zeros_like(waves[0].real), 1
+    while at < len(waves):  # each position says the turn per position more exactly
+        expected = torch.polar(torch.ones_like(turn), turn * at)
+        turn = turn + (waves[at] * waves[0].conj() * expected.conj()).angle() / at
+        at *= 2
+    places = torch.arange(len(waves), dtype=torch.float64)[:, None]
+    exact = waves[0] * torch.polar(torch.ones(1, dtype=torch.float64), places * turn)
+    return bool((exact - waves).abs().max() <= LINEAR)
