@@ -12,6 +12,7 @@ have one are not tried again.
 """
 
 import argparse
+import inspect
 import json
 import multiprocessing
 import resource
@@ -110,7 +111,8 @@ def _ids(vocabulary: int) -> Any:
 def _first(model: Any, ids: Any) -> Any:
     """Return the logits or hidden states of a model of transformers."""
     part = model.get_encoder() if model.config.is_encoder_decoder else model
-    outputs = part(input_ids=ids)
+    cached = "use_cache" in inspect.signature(part.forward).parameters
+    outputs = part(input_ids=ids, **({"use_cache": False} if cached else {}))
     return outputs["logits" if "logits" in outputs else "last_hidden_state"]
 
 

@@ -34,6 +34,7 @@ LEFT_OUT = re.compile(
 LENGTHS = """max_position_embeddings n_positions max_seq_len n_ctx seq_length
     max_source_positions""".split()
 TASKS = (*LANGUAGE, "MaskedLM", "TokenClassification")  # with logits for each token
+NO_NUMBERS = ("Infinity", "-Infinity", "NaN")
 TRIED = 6  # tokens of the run that says whether a model is causal
 
 
@@ -210,11 +211,15 @@ def version(why: str = "") -> str:
 
 
 def without_code(values: Any) -> Any:
-    """Return the content of config.json without the keys LEFT_OUT, at any depth."""
+    """Return the content of config.json without the keys LEFT_OUT, at any depth, with infinities as
+    transformers writes them ({"__float__": "Infinity"}) as numbers.
+    """
     if isinstance(values, list):
         return [without_code(value) for value in values]
     if not isinstance(values, dict):
         return values
+    if values.keys() == {"__float__"} and values["__float__"] in NO_NUMBERS:
+        return float(values["__float__"])
     return {key: without_code(values[key]) for key in values if not LEFT_OUT.search(key)}
 
 
@@ -274,9 +279,10 @@ def _class(values: Mapping[str, Any], config: Any, head: bool) -> Any:
 
     named, base = values.get("architectures"), transformers.MODEL_MAPPING.get(type(config), None)
     name = str(named[0]) if isinstance(named, list) and named else ""
+    causal = transformers.MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), None)
     kind: Any = base if not head else getattr(transformers, name, None)
     if head and not name:
-        kind = transformers.MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), base)
+        kind = causal or base
     known = isinstance(kind, type) and issubclass(kind, transformers.PreTrainedModel)
     if not known or not (isinstance(config, kind.config_class or ()) or _serves(kind, config)):
         rule = f"architectures to be a class of transformers for {values['model_type']}"
@@ -284,7 +290,7 @@ def _class(values: Mapping[str, Any], config: Any, head: bool) -> Any:
     inputs = [*inspect.signature(kind.forward).parameters][1:]
     if "input_ids" not in inputs:
         raise refusal(WHERE, f"{kind.__name__} to read input_ids", ", ".join(inputs[:3]), OWN)
-    if head and name and not (name.endswith("Model") or "LMHead" in name):
+    if head and name and not (name.endswith("Model") or "LMHead" in name or kind is causal):
         if task_of(values) not in TASKS:
             rule = f"a base model, or one for {', '.join(TASKS)}"
             raise refusal(WHERE, rule, f"architectures {name!r:.80}", WITHOUT)

@@ -34,6 +34,7 @@ from posenc_export.reading.values import LIKE, Values, aten, inputs_of, packet, 
 FILLED = {*LIKE, aten.full, aten.zeros, aten.ones, aten.empty, zero_scores}
 MOST_PAIRS = 2**22  # numbers of a table of pairs of positions
 COMPARED = 40  # length at which all pairs of positions are compared
+FEW = 9  # tokens at which a value that is filled has entries if it ever has
 SAMPLED = 64  # pairs from the whole range that are compared beside them
 NEAR_KEYS = 12  # largest distance of half of the sampled pairs
 
@@ -200,8 +201,10 @@ class Lengths(torch.nn.Module):
         if not is_plain(roles):
             refuse(node, "has extra entries beside an axis of positions")
         if packet(node) in FILLED:
-            some = self.graph.at(node, 2).flatten()
-            if bool((some == some[:1]).all()):
+            some = torch.cat([self.graph.at(node, length).flatten() for length in (2, FEW)])
+            if not some.numel():
+                return Fill(0, some.dtype, roles)
+            if bool((some == some[0]).all()):
                 return Fill(some[0].item(), some.dtype, roles)
         if tokens(roles, ("D",)):
             return Number(self.table(self.graph.at(node, count)))

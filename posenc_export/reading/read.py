@@ -19,10 +19,14 @@ from posenc_export.reading.properties import MIXES, Properties
 from posenc_export.reading.refused import Refused, naming, refuse
 from posenc_export.reading.script import with_source
 from posenc_export.reading.steps import OverKeys
-from posenc_export.reading.values import Values, aten
+from posenc_export.reading.values import Values, aten, packet
 from posenc_export.reading.whole import Capture
 
-RESHAPED = (aten.reshape.default, aten.view.default, aten.clone.default)  # the same ids
+# What keeps ids, or all but those in the place of pictures and sounds.
+KEEPS_IDS = {
+    aten.reshape, aten.view, aten.clone, aten.flatten, aten.to, aten.where, aten.masked_fill,
+    aten.clamp, aten.alias, aten.index_put,
+}  # fmt: skip
 PIECES = (3, 4, 5)  # tokens at which the calls of the last comparison end
 
 
@@ -208,7 +212,7 @@ def _vocabulary(captured: Capture) -> int:
     """Return the rows of the smallest table that the ids choose from."""
     same_ids, tables = {captured.input}, []
     for node in captured.graph.nodes:
-        if node.target in RESHAPED and node.args[0] in same_ids:
+        if packet(node) in KEEPS_IDS and not same_ids.isdisjoint(node.all_input_nodes):
             same_ids.add(node)
         if node.target is aten.embedding.default and node.args[1] in same_ids:
             tables.append(captured.constants[node.args[0]].shape[0])

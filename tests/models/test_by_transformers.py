@@ -16,7 +16,7 @@ from safetensors.torch import load_file, save_file
 
 from posenc_export.commands.cli import main
 from posenc_export.models import families
-from posenc_export.models.by_transformers import Published
+from posenc_export.models.by_transformers import Published, without_code
 from posenc_export.models.checkpoint import Checkpoint
 from posenc_export.models.pretrained import from_pretrained
 from posenc_export.models.tensor_files import SafetensorsFile
@@ -37,6 +37,7 @@ TYPES: Dict[str, Dict[str, Any]] = {
     "nemotron": {"partial_rotary_factor": 0.5},
     "flex_olmo": {"num_experts": 4, "num_experts_per_tok": 2},
     "internlm3": {},  # its class is that of llama
+    "bert-generation": {"is_decoder": True},  # its class has a name of its own
 }
 Q = "model.layers.0.self_attn.q_proj.weight"
 
@@ -327,3 +328,11 @@ def test_closing_a_checkpoint_waits_for_the_thread_that_reads_it(
         assert tensor.result().shape == (32, 32)
         with pytest.raises(KeyError):
             checkpoint.tensor(Q)
+
+
+def test_infinities_are_read_as_transformers_writes_them() -> None:
+    written = {"limits": [0.0, {"__float__": "Infinity"}], "inner": {"__float__": "evil()"}}
+    assert without_code(written) == {
+        "limits": [0.0, float("inf")],
+        "inner": {"__float__": "evil()"},
+    }

@@ -21,6 +21,7 @@ pytestmark = [
 TOLERANCE = tolerance("float32", depth=2, reduction=64)
 QUICK = """
     kinds-of-positions nanogpt-flash nanochat window-branch rope-grown linear-cumsum convolution-cut
+    ids-of-pictures
 """.split()
 SLOW = ["flex-score"]  # without torch.compile
 REFUSED = {

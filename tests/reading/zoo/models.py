@@ -417,3 +417,19 @@ class Chain(nn.Sequential):
 
     def __init__(self) -> None:
         super().__init__(nn.Embedding(VOCABULARY, WIDTH), Attention(), nn.Linear(WIDTH, VOCABULARY))
+
+
+@specimen("ids-of-pictures")
+class IdsOfPictures(NanoGPT):
+    """The ids of pictures have no row of their own in the table of tokens."""
+
+    def __init__(self) -> None:
+        super().__init__(True)
+
+    def forward(
+        self, idx: Tensor, targets: Optional[Tensor] = None
+    ) -> Tuple[Tensor, Optional[Tensor]]:
+        is_picture = idx == 7
+        ids = idx.clone()
+        ids[is_picture] = 3
+        return super().forward(torch.where(idx == 8, 4, ids), targets)
