@@ -554,3 +554,22 @@ def test_the_range_of_lengths_is_read_from_the_trace() -> None:
     captured = capture(module, ids(), MOST)
     assert captured.least == 4
     assert equal(captured, module)
+
+
+class LongBranch(Words):
+    """Another function from 5,000 tokens on."""
+
+    def __init__(self) -> None:
+        torch.manual_seed(0)
+        super().__init__()
+
+    def forward(self, ids: Tensor) -> Tensor:
+        x = self.embed(ids)
+        return self.head(x * 2 if ids.shape[1] > 5000 else x)
+
+
+def test_a_branch_beyond_the_longest_probe_is_refused() -> None:
+    message = "its trace differs from it by .* at 300 tokens"
+    with pytest.raises(Refused, match=message):
+        capture(LongBranch().eval(), ids(), 8192)
+    assert equal(capture(LongBranch().eval(), ids(), MOST), LongBranch().eval())
