@@ -9,6 +9,7 @@ import numpy as np
 from posenc_export.auditing.graph import Arrays, NotPossible, source_of
 from posenc_export.auditing.inputs import Value
 from posenc_export.runtime.session.errors import GraphError
+from posenc_export.shared.foreign import brief
 from posenc_export.shared.refusal import refusal
 
 UNUSED = "_sliding_window_tensor"  # of caches of transformers, which nothing reads
@@ -51,7 +52,7 @@ class ExecutorchProgram:
         try:
             method: Any = Runtime.get().load_program(path).load_method("forward")
         except (RuntimeError, ValueError) as error:
-            rule, got = "a program of ExecuTorch with a method forward", f"{path}: {error}"
+            rule, got = "a program of ExecuTorch with a method forward", f"{path}: {brief(error)}"
             raise refusal("audit", rule, got, "give another file") from None
         meta = method.metadata
         inputs = [meta.input_tensor_meta(at) for at in range(meta.num_inputs())]

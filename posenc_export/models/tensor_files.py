@@ -41,7 +41,7 @@ class SafetensorsFile:
             self._file: Any = opened.enter_context(safe_open(existing(path), framework="pt"))
         except SafetensorError as error:
             rule = f"{path.name} to be a complete safetensors file"
-            raise refusal(WHERE, rule, f"an error ({error})", AGAIN) from None
+            raise refusal(WHERE, rule, f"an error ({brief(error)})", AGAIN) from None
         _check_names(self)
 
     def names(self) -> List[str]:

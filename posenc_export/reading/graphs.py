@@ -327,7 +327,7 @@ def _simplified(graph: Graph) -> None:
         packet = getattr(node.target, "overloadpacket", None)
         if packet is not None and packet.__name__ in _NO_VALUE:
             graph.erase_node(node)
-        elif node.target in _SAME or _whole_slice(node):
+        elif node.target in _SAME or _whole_slice(node) or _keeps_dtype(node):
             node.replace_all_uses_with(_first(node))
             graph.erase_node(node)
         elif node.target is aten.max.dim and all(user.args[1] == 0 for user in node.users):
@@ -336,6 +336,15 @@ def _simplified(graph: Graph) -> None:
                 user.args = (node.args[0], [node.args[1]], *node.args[2:])
             graph.erase_node(node)
     graph.eliminate_dead_code()
+
+
+def _keeps_dtype(node: Node) -> bool:
+    """Whether a conversion gives the dtype of its input."""
+    packet = getattr(node.target, "overloadpacket", None)
+    if packet not in (aten.to, aten._to_copy):
+        return False
+    kept: bool = node.meta["val"].dtype == _first(node).meta["val"].dtype
+    return kept
 
 
 def _first(node: Node) -> Node:

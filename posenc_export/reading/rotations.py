@@ -154,14 +154,14 @@ class Rotations:
         if turned.dtype != torch.float32 or not len(moved):
             return None
         end = int(moved.max()) + 1
-        for size in {x.shape[3], end + end % 2}:
-            for interleaved in (False, True):
-                form = Form(size, interleaved)
-                cos, sin = self._waves(region, form, some, {}) if size % 2 == 0 else (None, None)
-                if cos is not None and sin is not None:
-                    waves = cos[:, :, None], sin[:, :, None]
-                    if same(ops.apply_rotation(some, *waves, interleaved), turned, FINE):
-                        return form
+        sizes = {x.shape[3], end + end % 2}
+        for size, interleaved in itertools.product(sizes, (False, True)):
+            if size % 2 or size > x.shape[3]:
+                continue
+            form = Form(size, interleaved)
+            cos, sin = (wave[:, :, None] for wave in self._waves(region, form, some, {}))
+            if same(ops.apply_rotation(some, cos, sin, interleaved), turned, FINE):
+                return form
         return None
 
     def _waves(

@@ -46,6 +46,10 @@ def with_source(graph: GraphModule) -> torch.nn.Module:
     module: torch.nn.Module = scope["Calls"]()
     for part, held in graph.named_children():
         module.add_module(part, held)
+    for own, weight in graph.named_parameters(recurse=False):
+        module.register_parameter(own, weight)
+    for own, value in graph.named_buffers(recurse=False):
+        module.register_buffer(own, value)
     return module.eval()
 
 

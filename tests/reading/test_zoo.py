@@ -21,7 +21,7 @@ pytestmark = [
 TOLERANCE = tolerance("float32", depth=2, reduction=64)
 QUICK = """
     kinds-of-positions nanogpt-flash nanochat window-branch rope-grown linear-cumsum convolution-cut
-    ids-of-pictures
+    ids-of-pictures weights-that-are-cast
 """.split()
 SLOW = ["flex-score"]  # without torch.compile
 REFUSED = {
@@ -100,3 +100,10 @@ def test_a_reading_states_the_sizes_of_its_inputs_and_outputs(name: str) -> None
     width = x.shape[2] if x.is_floating_point() else 0
     assert (reading.width, reading.outputs) == (width, before.shape[2])
     assert (reading.vocabulary, reading.max_positions) == (0 if width else 50, 64)
+
+
+def test_weights_that_are_cast_keep_their_names() -> None:
+    reading, module, _, _ = read_of_zoo("weights-that-are-cast")
+    names = dict(reading.calls.named_parameters())
+    assert {"scale", "shift", "lm_head.weight", "attentions.1.c_proj.weight"} <= names.keys()
+    assert torch.equal(names["lm_head.weight"], module.lm_head.weight)

@@ -10,6 +10,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, BinaryIO, Callable, Dict, Iterator, List, Mapping, Optional, Union
 
+from posenc_export.shared.foreign import brief
+
 EPOCH = (1980, 1, 1, 0, 0, 0)  # the earliest time that a zip archive can store
 MOST = 1 << 16  # entries; a deep model with experts has about 20,000
 # Bytes; zipfile reads the directory at once and needs about ten times as much memory for it.
@@ -88,7 +90,7 @@ def _opened(
             _check(archive.infolist(), stream.seek(0, os.SEEK_END), stored)
             yield archive
     except DAMAGE as error:
-        raise ValueError(f"expected a zip archive, got {error}") from None
+        raise ValueError(f"expected a zip archive, got an error ({brief(error)})") from None
 
 
 class _Bounded:

@@ -433,3 +433,28 @@ class IdsOfPictures(NanoGPT):
         ids = idx.clone()
         ids[is_picture] = 3
         return super().forward(torch.where(idx == 8, 4, ids), targets)
+
+
+class CastLinear(nn.Linear):
+    """Weights in the dtype of what they multiply, as in nanochat."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.linear(x, self.weight.to(dtype=x.dtype), self.bias)
+
+
+@specimen("weights-that-are-cast")
+class WeightsThatAreCast(NanoGPT):
+    """Weights of the model beside those of its layers, and linear layers that cast theirs."""
+
+    def __init__(self) -> None:
+        super().__init__(True)
+        self.scale, self.shift = (nn.Parameter(torch.randn(VOCABULARY)) for _ in range(2))
+        self.lm_head = CastLinear(WIDTH, VOCABULARY)
+        for attention in self.attentions:
+            attention.c_proj = CastLinear(WIDTH, WIDTH)
+
+    def forward(
+        self, idx: Tensor, targets: Optional[Tensor] = None
+    ) -> Tuple[Tensor, Optional[Tensor]]:
+        logits, loss = super().forward(idx, targets)
+        return logits * self.scale + self.shift, loss

@@ -404,3 +404,11 @@ def test_a_written_archive_holds_no_pickle(made: Dict[str, Path]) -> None:
     entries = read_entries((made["pt2"] / "model.pt2").read_bytes())
     pt2_archive.check(entries)
     assert not any(content.startswith((b"\x80\x02", b"PK")) for content in entries.values())
+
+
+def test_bytes_of_a_damaged_archive_do_not_fill_the_message() -> None:
+    name = "archive/" + "x" * 3000
+    content = packed({name: b""}).replace(name.encode(), b"archive/\n" + b"y" * 2999, 1)
+    with pytest.raises(ValueError, match="a zip archive, got an error .File name") as damage:
+        archive.read_most(io.BytesIO(content), lambda name: False)
+    assert "\n" not in str(damage.value) and len(str(damage.value)) < 300
