@@ -1,7 +1,18 @@
 """What the description of a model says about attention and its nodes (docs/models.md)."""
 
 import math
-from typing import Annotated, Any, Callable, Dict, List, Mapping, Optional, Required, TypedDict
+from typing import (
+    Annotated,
+    Any,
+    Callable,
+    Dict,
+    List,
+    Mapping,
+    NotRequired,
+    Optional,
+    Required,
+    TypedDict,
+)
 
 import msgspec
 import numpy as np
@@ -40,6 +51,11 @@ class _Encoding(TypedDict, total=False):
     name: Required[str]
 
 
+class _Projection(TypedDict, total=False):
+    name: str
+    kernel: int
+
+
 class _Attention(TypedDict):
     heads: Count
     kv_heads: Count
@@ -48,6 +64,7 @@ class _Attention(TypedDict):
     softcap: Optional[float]
     sees: _Sees
     encodings: List[_Encoding]
+    projection: NotRequired[_Projection]
 
 
 class _ALiBi(TypedDict, total=False):

@@ -318,6 +318,13 @@ def test_attention_and_masks_of_layers_that_the_config_lacks_are_failures(tmp_pa
     assert failures["Attention 0"] == "layer 0; the config describes 0 layers"
 
 
+ATTENTION: Dict[str, Any] = {
+    **{"heads": 2, "kv_heads": 2, "head_size": 8, "scale": None, "softcap": None},
+    **{"sees": {"name": "causal"}, "encodings": []},
+}
+OTHER_PROJECTIONS: List[Any] = ["split", ["gated_delta"], {"name": "gated_delta", "kernel": [4]}]
+
+
 @pytest.mark.parametrize(
     "config",
     [
@@ -329,6 +336,7 @@ def test_attention_and_masks_of_layers_that_the_config_lacks_are_failures(tmp_pa
         {"tokens": {"encodings": [{}]}},
         {"encodings": [{"name": "t5", "max_distance": "128"}]},
         {"encodings": [{"name": "shaw", "left": 2**70}]},
+        *({"attention": {**ATTENTION, "projection": other}} for other in OTHER_PROJECTIONS),
     ],
 )
 def test_a_config_that_describes_no_model_is_refused(config: Any) -> None:
