@@ -4,7 +4,7 @@ import warnings
 from typing import Any, Dict, List, Mapping, Optional, Tuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, library
 from torch.fx import Graph, GraphModule, Node
 
 from posenc_export import ops
@@ -20,7 +20,7 @@ LIBRARY = "posenc_reading"
 VMAP = {torch._C._functorch._add_batch_dim, torch._functorch.predispatch._add_batch_dim}
 
 
-@torch.library.custom_op(f"{LIBRARY}::append", mutates_args=())
+@library.custom_op(f"{LIBRARY}::append", mutates_args=())
 def _append(past: Tensor, new: Tensor, write_index: Tensor, key_positions: Tensor) -> Tensor:
     raise NotImplementedError  # only traced
 
@@ -30,7 +30,7 @@ def _(past: Tensor, new: Tensor, write_index: Tensor, key_positions: Tensor) -> 
     return past.new_empty(past.shape[0], past.shape[1], key_positions.shape[1], past.shape[3])
 
 
-@torch.library.custom_op(f"{LIBRARY}::attention_mask", mutates_args=())
+@library.custom_op(f"{LIBRARY}::attention_mask", mutates_args=())
 def _attention_mask(
     positions: Tensor,
     key_positions: Tensor,
@@ -57,7 +57,7 @@ def _(
     return like.new_empty(positions.shape[0], heads, positions.shape[1], key_positions.shape[1])
 
 
-@torch.library.custom_op(f"{LIBRARY}::attend", mutates_args=())
+@library.custom_op(f"{LIBRARY}::attend", mutates_args=())
 def _attend(
     q: Tensor,
     keys: Tensor,
@@ -85,7 +85,7 @@ def _(
     return q.new_empty(q.shape[0], q.shape[1], q.shape[2] * values.shape[3])
 
 
-@torch.library.custom_op(f"{LIBRARY}::rotate_pairs", mutates_args=())
+@library.custom_op(f"{LIBRARY}::rotate_pairs", mutates_args=())
 def _rotate_pairs(
     x: Tensor, positions: Tensor, cos: Tensor, sin: Tensor, interleaved: bool, linear: bool
 ) -> Tensor:
@@ -99,7 +99,7 @@ def _(
     return x.new_empty(x.shape)
 
 
-@torch.library.custom_op(f"{LIBRARY}::distances", mutates_args=())
+@library.custom_op(f"{LIBRARY}::distances", mutates_args=())
 def _distances(q_positions: Tensor, k_positions: Tensor) -> Tensor:
     raise NotImplementedError
 
@@ -110,7 +110,7 @@ def _(q_positions: Tensor, k_positions: Tensor) -> Tensor:
     return torch.empty(shape, dtype=torch.float32)
 
 
-@torch.library.custom_op(f"{LIBRARY}::select_tokens", mutates_args=())
+@library.custom_op(f"{LIBRARY}::select_tokens", mutates_args=())
 def _select_tokens(x: Tensor, index: Tensor) -> Tensor:
     raise NotImplementedError
 
