@@ -143,8 +143,8 @@ def export_all(
 
 
 def check_read(model: Model, targets: Sequence[str], options: ExportOptions) -> None:
-    """Refuse what would round the tables of a module that was read, or needs its inputs inside.
-    ValueError.
+    """Refuse what would round the tables of a module that was read, and weights that it does not
+    have. ValueError.
     """
     if not isinstance(model, ReadModule):
         return
@@ -154,12 +154,7 @@ def check_read(model: Model, targets: Sequence[str], options: ExportOptions) -> 
         got = f"{half}, which would round the numbers of its tables as well as its weights"
         remedy = "export it in float32"
         raise refusal(model.where, "float32 activations of a module that is read", got, remedy)
-    sample = "calibration data" if options.calibrate else f"cache {options.cache}"
-    if options.calibrate or options.cache or options.size is not None:
-        got = "a size" if options.size is not None else sample
-        rule = "a format of weights without calibration data for a module that is read"
-        raise refusal(model.where, rule, got, "give weights alone, such as int8 or int4")
-    if options.weights and not model.linear_layers():
+    if options.format and not model.products().linear:
         got = "none: its products read weights in other ways"
         raise refusal(model.where, "linear layers to round", got, "export it in float32")
 

@@ -2,10 +2,11 @@
 
 import contextlib
 import copy
+import functools
 import inspect
 import math
 from dataclasses import dataclass, replace
-from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple, Union
+from typing import Any, Dict, Iterable, List, Mapping, Optional, Sequence, Set, Tuple, Union
 
 import numpy as np
 import torch
@@ -19,12 +20,13 @@ from posenc_export.models.config import CacheConfig, ModuleConfig
 from posenc_export.models.stack import Stack, Text
 from posenc_export.models.whole_pass import check_dtype
 from posenc_export.reading.exact import in_float64
+from posenc_export.reading.products import Products
 from posenc_export.reading.read import Reading, read
 from posenc_export.shared.refusal import refusal
 
 LENGTH = 16  # tokens of an example that is drawn
 SEED = 0
-LINEAR, TABLE = torch.ops.aten.linear.default, torch.ops.aten.embedding.default
+OF_MODULE = "calls."  # begins the names of the weights of the module that was read
 MATRICES = 4  # fewest weights with two axes that a value passes in one layer
 SUCCESSOR = (
     "write forward(x) and call self.block(x), as docs/own-model.md shows: a module is read as it is"
@@ -70,29 +72,34 @@ class CachedLayer:
         return list(self.specs)
 
 
-class ReadModule(torch.nn.Module):
-    """A torch module as it was read: whole sequences in its own code, new tokens with caches here.
+class ReadModule(Reading):
+    """A module as it was read, with what the export stages ask of a model.
 
     Args:
-        reading: the module as it was read.
         name: qualified name of its class.
         how: what was said about how to read it.
+        read: arguments of Reading.
     """
 
     __jit_unused_properties__ = ["token_encoding"]
-    __jit_ignored_attributes__ = ["config", "source", "text", "layers", "against"]
+    __jit_ignored_attributes__ = [
+        *Reading.__jit_ignored_attributes__,
+        "config",
+        "source",
+        "text",
+        "layers",
+    ]
 
-    def __init__(self, reading: Reading, name: str, how: ReadAs) -> None:
-        super().__init__()
-        self.reading, self.where = reading, reading.where
+    def __init__(self, name: str, how: ReadAs, *read: Any) -> None:
+        super().__init__(*read)
         self.axes, self.coordinate_range, self.embed_states = 0, 0, 0
-        self.with_position, self.takes_index = False, reading.takes_index
+        self.with_position = False
         self.source: dict = {}
         self.text = Text()
-        ids, width, most = reading.vocabulary, reading.width, reading.max_positions
+        ids, width, most = self.vocabulary, self.width, self.max_positions
         geometry = Geometry(max(width, 1), 1, max(width, 1), most, causal=how.causal)
         none = encodings.build_all((), geometry)
-        caches = [CacheConfig(c.layer, c.name, c.heads, c.size) for c in reading.caches]
+        caches = [CacheConfig(c.layer, c.name, c.heads, c.size) for c in self.caches]
         self.layers = [
             CachedLayer(
                 tuple(
@@ -109,36 +116,17 @@ class ReadModule(torch.nn.Module):
             name=name,
             width=width,
             tokens={"vocabulary": ids, "segments": 0} if ids else {},
-            outputs=reading.outputs,
+            outputs=self.outputs,
             max_positions=most,
             caches=tuple(caches),
-            edges=dict(reading.edges),
-            remedies=tuple(reading.remedies),
+            edges={f"length {number}": number for number in self.captured.lengths},
+            remedies=tuple(self.captured.remedies),
             positions=how.positions,
             causal=how.causal,
             output=how.output,
         )
-        self.rounded: Sequence[str] = ()  # names of parameters with other numbers than the module
+        self.changed: Set[str] = set()  # names of parameters with other numbers than the module
         self.eval()  # or a copy would be
-
-    def forward(
-        self,
-        x: Tensor,
-        positions: Tensor,
-        coordinates: Tensor,
-        key_positions: Tensor,
-        write_index: Tensor,
-        states: List[Tensor],
-        segments: Optional[Tensor] = None,
-        logits_index: Optional[Tensor] = None,
-    ) -> Tuple[Tensor, List[Tensor]]:
-        """x [B,S] int64 or [B,S,E], others as Stack, to [B,S,N] or, with logits_index [B,R],
-        [B,R,N], and the new states. segments: not used.
-        """
-        y, present = self.reading(
-            x, positions, coordinates, key_positions, write_index, states, segments, logits_index
-        )
-        return y, present
 
     @torch.jit.unused
     def attentions(self) -> List[Any]:
@@ -158,42 +146,32 @@ class ReadModule(torch.nn.Module):
     @torch.jit.unused
     def weights(self) -> List[Tensor]:
         """Return the parameters of the module, without tables and constants of its code."""
-        named = self.reading.captured.module.module.named_parameters(remove_duplicate=False)
+        named = self.captured.module.module.named_parameters(remove_duplicate=False)
         own = {name for name, _ in named}
-        return [w for name, w in self.reading.calls.named_parameters() if name in own]
+        return [w for name, w in self.calls.named_parameters() if name in own]
 
     @torch.jit.unused
-    def linear_layers(self) -> Dict[str, torch.nn.Module]:
-        """Return what holds the weight of each linear layer, by name."""
-        return self._holders(LINEAR)
+    def products(self) -> Products:
+        """Return the linear layers and tables of the module, by the names of their weights."""
+        return Products(self.captured)
 
     @torch.jit.unused
-    def tables(self) -> List[torch.nn.Module]:
-        """Return what holds the weight of each table of token ids."""
-        return list(self._holders(TABLE).values())
-
-    def _holders(self, operator: Any) -> Dict[str, torch.nn.Module]:
-        """Return what holds weights that an operator reads, and linear layers or tables alone."""
-        captured, found = self.reading.captured, {}
-        parts = dict(self.reading.calls.named_modules())  # positions have a table of rows instead
-        for node in captured.graph.nodes:
-            if node.target is not operator:
-                continue
-            weight = node.args[1 if operator is LINEAR else 0]
-            owner, _, last = captured.names.get(weight, "").rpartition(".")
-            others = {user.target for user in weight.users} - {LINEAR, TABLE}
-            if last == "weight" and not others and owner in parts:
-                found[f"reading.calls.{owner}"] = parts[owner]
-        return found
+    def by_name(self, names: Iterable[str]) -> Dict[str, torch.nn.Parameter]:
+        """Return weights by their names here, from their names in the module that was read. A table
+        that positions alone read is none of them.
+        """
+        held = dict(self.named_parameters())
+        own = (f"{OF_MODULE}{name}" for name in names)
+        return {name: held[name] for name in own if name in held}
 
     @torch.jit.unused
     def step_weights(self) -> int:
         """Count the weights that a step reads: every matrix once, one row of the token table."""
         total = sum(weight.numel() for weight in self.weights())
-        heads = {id(holder.weight) for holder in self.linear_layers().values()}
-        for table in self.tables():
-            weight: Any = table.weight
-            total += weight.size(1) - (0 if id(weight) in heads else weight.numel())
+        products = self.products()
+        heads = self.by_name(products.linear)
+        for name, table in self.by_name(products.tables).items():
+            total += table.size(1) - (0 if name in heads else table.numel())
         return int(total)
 
     @torch.jit.unused
@@ -220,12 +198,10 @@ class ReadModule(torch.nn.Module):
         sequence, with what depends on tokens in float64.
         """
         assert positions.start == 0, "a module counts positions from 0"
-        row, captured = torch.from_numpy(np.array(x))[None], self.reading.captured
-        if self.rounded:
-            weights = {name: self.get_parameter(name) for name in self.rounded}
-            captured = captured.with_weights(
-                {name.removeprefix("reading.calls."): value for name, value in weights.items()}
-            )
+        row, captured = torch.from_numpy(np.array(x))[None], self.captured
+        if self.changed:
+            changed = {n.removeprefix(OF_MODULE): self.get_parameter(n) for n in self.changed}
+            captured = captured.with_weights(changed)
         return np.asarray(in_float64(captured.whole, row)[0].numpy())
 
 
@@ -255,23 +231,26 @@ def as_model(model: Any, how: ReadAs = ReadAs()) -> Model:
     where, name = f"module {kind.__qualname__}", f"{kind.__module__}.{kind.__qualname__}"
     _check(model, where)
     if isinstance(model, Published):
-        example = model.example() if how.example is None else how.example
         most = how.max_positions or model.max_positions
-        how = replace(how, example=example, max_positions=most, causal=model.causal)
+        how = replace(how, max_positions=most, causal=model.causal)
     if how.max_positions is None:
         remedy = "give max_positions=N for positions 0 .. N-1"
         raise refusal(where, "the number of positions", "none", remedy)
     plain = copy.deepcopy(model).eval() if any(p.training for p in model.modules()) else model
-    example = _drawn(plain, where, how.max_positions) if how.example is None else how.example
-    reading = read(
+    example = how.example
+    if example is None:
+        most = how.max_positions
+        known = plain.vocabulary if isinstance(plain, Published) else 0
+        example = _random(known or _vocabulary(plain, where, most), most)
+    made = read(
         plain,
         example,
         how.max_positions,
         positions=how.positions,
         causal=how.causal,
         output=how.output,
+        make=functools.partial(ReadModule, name, how),
     )
-    made = ReadModule(reading, name, how)
     if isinstance(model, Published):
         made.text, made.source = model.text, model.source
     return made
@@ -282,12 +261,8 @@ def read_again(model: Any, described: Mapping[str, Any]) -> Model:
     known = isinstance(model, KNOWN)
     if known or described.get("kind") != "module" or not isinstance(model, torch.nn.Module):
         return as_model(model)
-    tokens, most = described["tokens"], described["max_positions"]
-    generator, shape = torch.Generator().manual_seed(SEED), (2, min(LENGTH, most))
-    if tokens:
-        example = torch.randint(tokens["vocabulary"], shape, generator=generator)
-    else:
-        example = torch.randn(*shape, described["width"], generator=generator)
+    most = described["max_positions"]
+    example = _random(described["tokens"].get("vocabulary", 0), most, described["width"])
     positions, output = described.get("positions"), described.get("output")
     causal = bool(described.get("causal", True))
     return as_model(model, ReadAs(example, most, positions, causal, output))
@@ -314,8 +289,16 @@ def _is_part(x: Any, ids: Tensor) -> bool:
     )
 
 
-def _drawn(module: torch.nn.Module, where: str, most: int) -> Tensor:
-    """Draw token ids for a module that begins with their embedding."""
+def _random(vocabulary: int, most: int, width: int = 0) -> Tensor:
+    """Draw token ids [2,S], or hidden states [2,S,E] without a vocabulary."""
+    generator, shape = torch.Generator().manual_seed(SEED), (2, min(LENGTH, most))
+    if vocabulary:
+        return torch.randint(vocabulary, shape, generator=generator)
+    return torch.randn(*shape, width, generator=generator)
+
+
+def _vocabulary(module: torch.nn.Module, where: str, most: int) -> int:
+    """Return the number of token ids of a module that begins with their embedding."""
     sizes: List[int] = []
     ids = torch.zeros((2, min(LENGTH, most)), dtype=torch.int64)
 
@@ -333,5 +316,4 @@ def _drawn(module: torch.nn.Module, where: str, most: int) -> Tensor:
         rule = "an example, unless forward begins with the embedding of token ids"
         remedy = "give example=x, token ids int64 [B,S] or hidden states float32 [B,S,E]"
         raise refusal(where, rule, "none", remedy)
-    generator = torch.Generator().manual_seed(SEED)
-    return torch.randint(min(sizes), ids.shape, generator=generator)
+    return min(sizes)

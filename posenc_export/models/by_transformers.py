@@ -67,11 +67,6 @@ class Published(torch.nn.Module):
             change = (self(ids)[:, :-1] - before).abs().max()
         self.causal = bool(change <= 1e-5 * before.abs().max())
 
-    def example(self) -> Tensor:
-        """Return token ids int64 [2,16]."""
-        drawn = torch.Generator().manual_seed(0)
-        return torch.randint(self.vocabulary, (2, 16), generator=drawn)
-
     def forward(self, ids: Tensor) -> Tensor:
         """ids [B,S] int64 -> logits [B,S,V] float32, or hidden states [B,S,E] without a head."""
         outputs = self.model(input_ids=ids, **self.options)

@@ -1,7 +1,8 @@
 """One graph of torch.fx for the calls of a module, which every target reads."""
 
+import functools
 import warnings
-from typing import Any, Dict, List, Mapping, Optional, Tuple
+from typing import Any, Callable, Dict, List, Mapping, Optional, Tuple
 
 import torch
 from torch import Tensor, library
@@ -20,31 +21,28 @@ LIBRARY = "posenc_reading"
 VMAP = {torch._C._functorch._add_batch_dim, torch._functorch.predispatch._add_batch_dim}
 
 
-@library.custom_op(f"{LIBRARY}::append", mutates_args=())
+def stand_in(shape: Callable[..., Tensor]) -> Any:
+    """Return an operator of a trace with the name and the arguments of a function, which returns a
+    tensor of the shape of the result.
+    """
+
+    @functools.wraps(shape)
+    def computed(*_: Any) -> Tensor:
+        raise NotImplementedError  # only traced
+
+    name = f"{LIBRARY}::{shape.__name__.removeprefix('_')}"
+    operator = library.custom_op(name, computed, mutates_args=())
+    operator.register_fake(shape)
+    return operator
+
+
+@stand_in
 def _append(past: Tensor, new: Tensor, write_index: Tensor, key_positions: Tensor) -> Tensor:
-    raise NotImplementedError  # only traced
-
-
-@_append.register_fake
-def _(past: Tensor, new: Tensor, write_index: Tensor, key_positions: Tensor) -> Tensor:
     return past.new_empty(past.shape[0], past.shape[1], key_positions.shape[1], past.shape[3])
 
 
-@library.custom_op(f"{LIBRARY}::attention_mask", mutates_args=())
+@stand_in
 def _attention_mask(
-    positions: Tensor,
-    key_positions: Tensor,
-    bias: Optional[Tensor],
-    like: Tensor,
-    before: int,
-    after: int,
-    chunk: int,
-) -> Tensor:
-    raise NotImplementedError
-
-
-@_attention_mask.register_fake
-def _(
     positions: Tensor,
     key_positions: Tensor,
     bias: Optional[Tensor],
@@ -57,22 +55,8 @@ def _(
     return like.new_empty(positions.shape[0], heads, positions.shape[1], key_positions.shape[1])
 
 
-@library.custom_op(f"{LIBRARY}::attend", mutates_args=())
+@stand_in
 def _attend(
-    q: Tensor,
-    keys: Tensor,
-    values: Tensor,
-    mask: Tensor,
-    content: Optional[Tensor],
-    scale: float,
-    softcap: float,
-    sinks: Optional[Tensor],
-) -> Tensor:
-    raise NotImplementedError
-
-
-@_attend.register_fake
-def _(
     q: Tensor,
     keys: Tensor,
     values: Tensor,
@@ -85,38 +69,21 @@ def _(
     return q.new_empty(q.shape[0], q.shape[1], q.shape[2] * values.shape[3])
 
 
-@library.custom_op(f"{LIBRARY}::rotate_pairs", mutates_args=())
+@stand_in
 def _rotate_pairs(
-    x: Tensor, positions: Tensor, cos: Tensor, sin: Tensor, interleaved: bool, linear: bool
-) -> Tensor:
-    raise NotImplementedError
-
-
-@_rotate_pairs.register_fake
-def _(
     x: Tensor, positions: Tensor, cos: Tensor, sin: Tensor, interleaved: bool, linear: bool
 ) -> Tensor:
     return x.new_empty(x.shape)
 
 
-@library.custom_op(f"{LIBRARY}::distances", mutates_args=())
+@stand_in
 def _distances(q_positions: Tensor, k_positions: Tensor) -> Tensor:
-    raise NotImplementedError
-
-
-@_distances.register_fake
-def _(q_positions: Tensor, k_positions: Tensor) -> Tensor:
     shape = q_positions.shape[0], 1, q_positions.shape[1], k_positions.shape[1]
     return torch.empty(shape, dtype=torch.float32)
 
 
-@library.custom_op(f"{LIBRARY}::select_tokens", mutates_args=())
+@stand_in
 def _select_tokens(x: Tensor, index: Tensor) -> Tensor:
-    raise NotImplementedError
-
-
-@_select_tokens.register_fake
-def _(x: Tensor, index: Tensor) -> Tensor:
     return x.new_empty(x.shape[0], index.shape[1], x.shape[2])
 
 

@@ -1,6 +1,6 @@
 """Read any torch module that maps whole sequences as one that takes positions and caches."""
 
-from typing import Any, List, Optional, Tuple
+from typing import Any, Callable, List, Optional, Tuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -39,12 +39,10 @@ class Reading(torch.nn.Module):
         width: of hidden states, 0 for token ids.
         outputs: numbers N for each token.
         max_positions: number of positions.
-        remedies: what torch.export needed to take the module.
-        edges: constants that the module compares positions, lengths or distances with, by name.
         where: names the module in messages.
     """
 
-    __jit_ignored_attributes__ = ["captured", "caches", "edges", "remedies"]
+    __jit_ignored_attributes__ = ["captured", "caches"]
 
     def __init__(self, captured: Capture, calls: Calls, graph: GraphModule) -> None:
         super().__init__()
@@ -55,8 +53,7 @@ class Reading(torch.nn.Module):
         self.vocabulary = 0 if x.dim() == 3 else _vocabulary(captured)
         self.outputs = y.shape[2]
         self.max_positions = captured.max_positions
-        self.remedies, self.where = captured.remedies, captured.where
-        self.edges = [(f"length {number}", number) for number in captured.lengths]
+        self.where = captured.where
         self.takes_index = calls.selected is not None
 
     def forward(
@@ -93,11 +90,8 @@ class Reading(torch.nn.Module):
             y = ops.select_tokens(y, logits_index)
         return y, present
 
-    @torch.jit.unused
-    def whole(self, x: Tensor) -> Tensor:
-        """Return the output [B,S,N] of the module itself on whole sequences."""
-        output: Tensor = self.captured.whole(x)
-        return output
+
+Read = TypeVar("Read", bound=Reading)
 
 
 def read(
@@ -108,7 +102,8 @@ def read(
     positions: Optional[str] = None,
     causal: bool = True,
     output: Any = None,
-) -> Reading:
+    make: Callable[[Capture, Calls, GraphModule], Read] = Reading,  # type: ignore[assignment]
+) -> Read:
     """Read a module as it is. It is not modified.
 
     Args:
@@ -119,6 +114,7 @@ def read(
         causal: whether outputs depend on no later tokens. A module that is not causal is read
             without caches.
         output: name or index of the output, None for the first with an axis of tokens.
+        make: Reading, or a function that returns one of a subclass.
 
     Raises:
         Refused: the module cannot be continued token by token; the message names the layer, the
@@ -128,10 +124,12 @@ def read(
         module, example, max_positions, positions=positions, causal=causal, output=output
     )
     with naming(captured.where):
-        return _read(captured)
+        reading = make(captured, *_read(captured))
+        _check_calls(reading)
+        return reading
 
 
-def _read(captured: Capture) -> Reading:
+def _read(captured: Capture) -> Tuple[Calls, GraphModule]:
     found = findings(captured)
     try:
         calls = _calls(captured, True)
@@ -145,10 +143,7 @@ def _read(captured: Capture) -> Reading:
             raise Refused(f"{error}{more}") from None
     if found:
         raise Refused(found[0])
-    graph = flat_graph(calls, captured.names, calls.selected is not None)
-    reading = Reading(captured, calls, graph)
-    _check_calls(reading, calls)
-    return reading
+    return calls, flat_graph(calls, captured.names, calls.selected is not None)
 
 
 def _calls(captured: Capture, key_last: bool) -> Calls:
@@ -174,11 +169,11 @@ def _calls(captured: Capture, key_last: bool) -> Calls:
     return calls
 
 
-def _check_calls(reading: Reading, calls: Calls) -> None:
+def _check_calls(reading: Reading) -> None:
     """Compare calls with whole sequences: what the properties missed is found here."""
-    x = calls.values.capture.example[:2]
+    x = reading.captured.example[:2]
     rows, length = x.shape[:2]
-    expected = calls.values.of[calls.values.out][:2]
+    expected = reading.captured.traced(x)
     places = torch.arange(length).expand(rows, -1)
     with torch.no_grad():
         states = [torch.zeros(rows, cache.heads, 0, cache.size) for cache in reading.caches]

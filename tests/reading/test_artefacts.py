@@ -7,7 +7,7 @@ import functools
 import json
 import shutil
 from pathlib import Path
-from typing import Any, Callable, List
+from typing import Any, Callable, Dict, List
 
 import numpy as np
 import pytest
@@ -36,6 +36,7 @@ from tests.reading.own_modules import (
     WIDTH,
     Attends,
     Decoder,
+    Rotated,
     inputs,
     seeded,
 )
@@ -232,6 +233,61 @@ def test_linear_layers_of_a_module_are_rounded(
     assert manifest.quality and 0 < manifest.quality.error < 0.1
 
 
+def _of_bytes() -> Decoder:
+    """A decoder of bytes with rotations, a channel of whose norms is much larger than others."""
+    torch.manual_seed(0)
+    module = Decoder((Rotated(), Rotated())).eval()
+    module.tokens = nn.Embedding(256, WIDTH)
+    module.head = nn.Linear(WIDTH, 256, bias=False)
+    module.head.weight = module.tokens.weight
+    with torch.no_grad():
+        module.tokens.weight *= 0.5
+        for norm in module.norms:
+            norm.weight[7] *= 50.0
+    return module.requires_grad_(False)
+
+
+@pytest.fixture(scope="module")
+def of_bytes() -> Sources:
+    return Sources(_of_bytes(), how=ReadAs(max_positions=POSITIONS))
+
+
+@pytest.mark.parametrize(
+    ("options", "target"),
+    [
+        ({"cache": "int8"}, "ort"),
+        ({"cache": "int8", "weights": "int8"}, "ort-native"),
+        ({"size": 0.3}, "ort"),
+    ],
+    ids=str,
+)
+def test_a_module_is_rounded_with_calibration_data(
+    options: Dict[str, Any], target: str, of_bytes: Sources, tmp_path: Path
+) -> None:
+    folder = tmp_path / "artefact"
+    options = options | {"calibrate": __file__, "verify": "quick", "max_loss": 100.0}
+    manifest = export(of_bytes, target, folder, **options)
+    certificate: Any = manifest.certificate
+    assert certificate["passed"] and manifest.calibration and manifest.quality
+    assert manifest.cache == options.get("cache", "")
+    assert manifest.quality.inputs == "held-out calibration text" and manifest.quality.error < 0.3
+    size = sum(file.bytes for name, file in manifest.files.items() if name.startswith("model.onnx"))
+    assert size <= 1e6 * options.get("size", 1.0) and bool(manifest.formats) == ("size" in options)
+
+
+def test_calibration_data_makes_the_error_of_8_bits_smaller(
+    of_bytes: Sources, tmp_path: Path
+) -> None:
+    """Outliers of the norms are shared out between inputs and weights, as in a family."""
+    errors = []
+    for calibrate in (None, __file__):
+        how = {"calibrate": calibrate, "text": __file__, "max_loss": 100.0, "verify": "quick"}
+        quality = export(of_bytes, "ort", tmp_path / "artefact", weights="int8", **how).quality
+        assert quality
+        errors.append(quality.error)
+    assert errors[1] < 0.6 * errors[0]
+
+
 def test_a_module_from_ids_to_logits_generates(artefact: Callable[[str, str], Path]) -> None:
     folder = artefact("trained positions", "ort")
     manifest = manifests.read(folder)
@@ -272,30 +328,24 @@ def test_reading_leaves_the_module_as_it_was() -> None:
 
 
 class _Faulty(nn.Module):
-    """A reading with a fault in its calls."""
+    """The calls of a module with a fault in their arguments."""
 
-    def __init__(self, reading: Any, fault: Callable[..., Any]) -> None:
+    def __init__(self, calls: nn.Module, fault: Callable[..., Any]) -> None:
         super().__init__()
-        self.reading, self.fault = reading, fault
-
-    def __getattr__(self, name: str) -> Any:
-        try:
-            return super().__getattr__(name)
-        except AttributeError:
-            return getattr(super().__getattr__("reading"), name)
+        self.calls, self.fault = calls, fault
 
     def forward(self, *arguments: Any) -> Any:
-        return self.reading(*self.fault(*arguments))
+        return self.calls(*self.fault(*arguments))
 
 
 def _shifted(x: Tensor, positions: Tensor, *rest: Any) -> Any:
     return (x, torch.where(positions > 20, positions - 1, positions), *rest)
 
 
-def _wrong_window(x: Tensor, positions: Tensor, places: Tensor, keys: Tensor, *rest: Any) -> Any:
+def _wrong_window(x: Tensor, positions: Tensor, keys: Tensor, *rest: Any) -> Any:
     """Hide the key that is five tokens behind the last query."""
     last = positions.max(1, keepdim=True).values
-    return (x, positions, places, torch.where(keys == last - 5, -1, keys), *rest)
+    return (x, positions, torch.where(keys == last - 5, -1, keys), *rest)
 
 
 def _mixed_rows(x: Tensor, *rest: Any) -> Any:
@@ -326,7 +376,7 @@ def _certified(model: Model) -> Any:
 def test_a_fault_in_the_calls_is_found_by_the_module_itself(name: str, fault: Any) -> None:
     model: Any = copy.copy(_sources(name).model)
     assert _certified(model)["passed"]
-    model._modules = {**model._modules, "reading": _Faulty(model.reading, fault)}
+    model._modules = {**model._modules, "calls": _Faulty(model.calls, fault)}
     cells = _certified(model)["cells"]
     assert max(cells[name] for name in cells if name.startswith("oracle")) > _tolerance(name)
 
@@ -396,11 +446,10 @@ REFUSED = {
         "^module Decoder: expected float32 activations of a module that is read, got float16, "
         "which would round the numbers of its tables as well as its weights; export it in float32$",
     ),
-    "a size": (
+    "a size of what reads no text": (
         lambda: _sources("slopes"),
         {"size": 1.0},
-        "^module Decoder: expected a format of weights without calibration data for a module that "
-        "is read, got a size; give weights alone, such as int8 or int4$",
+        "^export: expected a decoder that reads text, without experts, for a size, got another",
     ),
     "arguments for a block": (
         lambda: built(block_config(64, 4, 40)),

@@ -91,7 +91,7 @@ def test_a_module_that_was_read_gives_the_same_bits_as_before(name: str) -> None
 @torch.no_grad()
 def test_the_oracle_of_a_reading_is_the_module_on_all_tokens(name: str) -> None:
     reading, _, x, before = read_of_zoo(name)
-    assert (reading.whole(x) - before).abs().max() <= TOLERANCE * before.abs().max()
+    assert (reading.captured.whole(x) - before).abs().max() <= TOLERANCE * before.abs().max()
 
 
 @pytest.mark.parametrize("name", by_name(QUICK))

@@ -6,7 +6,8 @@ import torch
 
 from posenc_export.export.quantization.formats import FORMATS
 from posenc_export.export.quantization.grid import Codes, Grid, OnGrid
-from posenc_export.export.quantization.rounding import Rounded, linear_layers, tables
+from posenc_export.export.quantization.rounding import Rounded
+from posenc_export.export.quantization.uses import uses
 from posenc_export.export.signatures import Model
 from posenc_export.export.weight_file import Keep, in_memory
 from posenc_export.models.parameters import fill, sharing_weights, slots
@@ -37,9 +38,9 @@ def kept(model: Model, keep: Keep = in_memory) -> Rounded:
         rule = "a model without experts for weights keep"
         raise refusal("export", rule, "one with experts", "choose weights int8, or omit weights")
     names = {id(parameter): name for name, parameter in model.named_parameters()}
-    matrices = [part.weight for part in (*linear_layers(model).values(), *tables(model))]
     # A tied weight once.
-    wanted = dict.fromkeys(names[id(weight)] for weight in matrices if names[id(weight)] in stored)
+    read = dict.fromkeys(names[id(use.weight)] for use in uses(model))
+    wanted = [name for name in read if name in stored]
     whole = [name for name in wanted if all(part.quantized for part in stored[name].parts)]
     on_grid = {name: _on_grid(stored[name], keep) for name in whole}
     if not on_grid:

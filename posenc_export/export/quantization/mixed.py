@@ -7,7 +7,7 @@ for outputs (Martens and Grosse 2015, K-FAC, both factors diagonal).
 """
 
 from contextlib import ExitStack
-from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple, Union
+from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 import torch
 from torch import Tensor
@@ -16,9 +16,12 @@ from posenc_export.encodings.shared.tables import levels_of
 from posenc_export.export.describe import Model
 from posenc_export.export.quantization.formats import FORMATS
 from posenc_export.export.quantization.grid import Grid, OnGrid
-from posenc_export.export.quantization.rounding import activations_of, linear_layers, tables
+from posenc_export.export.quantization.rounding import activations_of
 from posenc_export.export.quantization.samples import Sample
 from posenc_export.export.quantization.text import reads_text
+from posenc_export.export.quantization.uses import Use, uses
+from posenc_export.export.quantization.watching import Watching
+from posenc_export.models.whole_pass import whole_pass
 from posenc_export.runtime.artefact.manifest import Manifest
 from posenc_export.runtime.artefact.rules import WEIGHTS
 from posenc_export.shared.progress import Progress, Steps, silent
@@ -32,8 +35,6 @@ PAGE = 4096  # bytes; tensors are stored page-aligned (export/targets/external_d
 GRAPH = 2048  # bytes of nodes and small tensors for each rounded weight
 MB = 1_000_000
 
-Reader = Union[torch.nn.Linear, torch.nn.Embedding]
-
 
 class Sensitivity:
     """Sums over tokens of calibration text: how far errors of a layer's outputs raise the loss.
@@ -45,18 +46,22 @@ class Sensitivity:
         tokens: number of tokens.
     """
 
-    def __init__(self, part: Reader) -> None:
-        linear = isinstance(part, torch.nn.Linear)
-        self.inputs = torch.zeros(part.weight.size(1), dtype=torch.float64) if linear else None
-        self.outputs = torch.zeros(part.weight.size(0 if linear else 1), dtype=torch.float64)
+    def __init__(self, use: Use) -> None:
+        rows, columns = use.weight.shape
+        self.inputs = torch.zeros(columns, dtype=torch.float64) if use.linear else None
+        self.outputs = torch.zeros(rows if use.linear else columns, dtype=torch.float64)
         self.tokens = 0
 
-    def add(self, _: torch.nn.Module, inputs: Sequence[Any], output: Tensor) -> None:
-        """Add the inputs of a layer that has run, and the derivatives as soon as they are known."""
+    def add(self, x: Tensor, compute: Callable[[], Tensor]) -> Tensor:
+        """Add the inputs of a layer that runs, and the derivatives as soon as they are known."""
+        output = compute()
         self.tokens += output[..., 0].numel()
         if self.inputs is not None:
-            self.inputs += _squares(inputs[0])
+            self.inputs += _squares(x)
+        if not output.requires_grad:  # it gets derivatives, and all that follows
+            output.requires_grad_()
         output.register_hook(self._add_derivatives)
+        return output
 
     def _add_derivatives(self, derivatives: Tensor) -> None:
         self.outputs += _squares(derivatives)
@@ -128,7 +133,7 @@ def check_size(model: Model, size: float) -> int:
     rest += sum(_aligned(part.coarse.nbytes) + _aligned(part.fine.nbytes) for part in levels)
     rest += GRAPH * (len(readers) + 1)
     grid = FORMATS[CANDIDATES[0]].projections
-    tables = {name: any(map(_is_table, parts)) for name, parts in readers.items()}
+    tables = {name: not all(use.linear for use in read) for name, read in readers.items()}
     least = rest + sum(_stored(grid, readers[n][0].weight.shape, of) for n, of in tables.items())
     if size * MB < least:
         smallest = -(-least // 10**4) / 100
@@ -138,48 +143,44 @@ def check_size(model: Model, size: float) -> int:
     return rest
 
 
-def _is_table(part: Reader) -> bool:
-    return isinstance(part, torch.nn.Embedding)
-
-
 def formats_of(on_grid: Mapping[str, OnGrid]) -> Dict[str, str]:
     """Return the format of each rounded weight by name of the parameter."""
     names = {FORMATS[name].projections: name for name in CANDIDATES}
     return {name: names[grid] for name, (grid, _) in on_grid.items()}
 
 
-def _readers(model: Model) -> Dict[str, List[Reader]]:
-    """Return the layers and tables that read each rounded weight, by name of the parameter."""
+def _readers(model: Model) -> Dict[str, List[Use]]:
+    """Return the uses of each rounded weight, by name of the parameter. Linear layers that share a
+    weight are one use.
+    """
     names = {id(parameter): name for name, parameter in model.named_parameters()}
-    readers: Dict[str, List[Reader]] = {}
-    parts: List[Reader] = [*linear_layers(model).values(), *tables(model)]
-    for part in parts:
-        readers.setdefault(names[id(part.weight)], []).append(part)
+    readers: Dict[str, List[Use]] = {}
+    for use in uses(model):
+        others = readers.setdefault(names[id(use.weight)], [])
+        others += [use] * all(other.linear != use.linear for other in others)
     return readers
 
 
 def _measured(
-    model: Model, sample: Sample, readers: Mapping[str, List[Reader]], say: Progress = silent
-) -> Dict[str, List[Tuple[Reader, Sensitivity]]]:
-    """Return the sensitivity of each reader on the first windows of a sample."""
+    model: Model, sample: Sample, readers: Mapping[str, List[Use]], say: Progress = silent
+) -> Dict[str, List[Tuple[Use, Sensitivity]]]:
+    """Return the sensitivity of each use on the first windows of a sample."""
     sensitivities = {
-        name: [(part, Sensitivity(part)) for part in parts] for name, parts in readers.items()
+        name: [(use, Sensitivity(use)) for use in read] for name, read in readers.items()
     }
+    pairs = [pair for some in sensitivities.values() for pair in some]
+    watching = Watching((use, sensitivity.add) for use, sensitivity in pairs)
     with ExitStack() as undo, torch.enable_grad():
         # Derivatives are computed with respect to activations only.
         for parameter in model.parameters():
             undo.callback(parameter.requires_grad_, parameter.requires_grad)
             parameter.requires_grad_(False)
-        for table in tables(model):
-            hook = table.register_forward_hook(lambda _, __, rows: rows.requires_grad_())
-            undo.callback(hook.remove)
-        for part, sensitivity in (pair for pairs in sensitivities.values() for pair in pairs):
-            undo.callback(part.register_forward_hook(sensitivity.add).remove)
         windows = sample.windows[:WINDOWS]
         phase, what = "estimating the loss of each weight", "windows of calibration data"
         steps = Steps(say, phase, len(windows), what)
         for window in windows:
-            loss: Any = _cross_entropy(model, torch.from_numpy(window[None]))
+            with watching:
+                loss: Any = _cross_entropy(model, torch.from_numpy(window[None]))
             loss.backward()
             steps.advance()
     return sensitivities
@@ -187,16 +188,16 @@ def _measured(
 
 def _cross_entropy(model: Model, tokens: Tensor) -> Tensor:
     """Return the cross-entropy of a window [1,L] int64, summed over its tokens."""
-    logits = model(tokens)[0, :-1]
+    logits = whole_pass(model, tokens)[0, :-1]
     return torch.nn.functional.cross_entropy(logits, tokens[0, 1:], reduction="sum")
 
 
-def _choices(parts: Sequence[Tuple[Reader, Sensitivity]]) -> List[Choice]:
+def _choices(parts: Sequence[Tuple[Use, Sensitivity]]) -> List[Choice]:
     """Return the choices for a weight by size, without those that gain least per byte."""
     weight = parts[0][0].weight.detach()
     rows = torch.arange(0, len(weight), max(len(weight) // ROWS, 1))
     sampled, choices = weight[rows].numpy(), []
-    table = any(_is_table(part) for part, _ in parts)
+    table = not all(use.linear for use, _ in parts)
     for name in CANDIDATES:
         grid = FORMATS[name].projections
         errors = torch.from_numpy(grid.rounded(sampled).weight - sampled)

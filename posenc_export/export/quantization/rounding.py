@@ -11,25 +11,21 @@ from typing import (
     NamedTuple,
     Optional,
     Tuple,
-    Type,
-    TypeVar,
 )
 
 import numpy as np
 import torch
 
-from posenc_export.encodings.shared.base import PositionEncoding
 from posenc_export.export.quantization.formats import FORMATS, Format, format_of
 from posenc_export.export.quantization.grid import Codes, Grid, OnGrid
+from posenc_export.export.quantization.uses import linear_layers, of_units, tables
 from posenc_export.export.read_module import Model, ReadModule
 from posenc_export.export.weight_file import Keep, in_memory, page_out
 from posenc_export.models.parameters import fill, sharing_weights, slots
 from posenc_export.models.parts.experts import Experts
-from posenc_export.models.parts.mlps import Gated, Plain
 from posenc_export.shared.progress import Progress, Steps, silent
 
 RELEASED = 16  # weights whose memory is released at a time, after they were rounded
-Part = TypeVar("Part", torch.nn.Linear, torch.nn.Embedding)
 
 
 def activations_of(model: Model) -> str:
@@ -79,7 +75,7 @@ def rounded(
     del model  # a caller with the only reference releases each weight as soon as it is rounded
     places = slots(copied)
     names = {id(parameter): name for name, parameter in copied.named_parameters()}
-    read_by = {layer: names[id(part.weight)] for layer, part in linear_layers(copied).items()}
+    read_by = {layer: names[id(weight)] for layer, weight in linear_layers(copied).items()}
     remaining = {names[id(weight)]: (weight, grid) for weight, grid in _grids(copied, kind)}
     order, on_grid = list(remaining), {}
     done: List[torch.Tensor] = []
@@ -103,7 +99,7 @@ def rounded(
             steps.advance()
         del group, known  # before the next group is allocated
     if isinstance(copied, ReadModule):
-        copied.rounded = order
+        copied.changed |= {*order}
     return Rounded(copied, {name: on_grid[name] for name in order})
 
 
@@ -129,44 +125,14 @@ def _codes(weight: torch.Tensor, grid: Grid, moments: Optional[torch.Tensor]) ->
 def _grids(model: Model, kind: Format) -> Iterator[Tuple[torch.Tensor, Grid]]:
     """Yield each weight that is rounded (linear layers, token tables, experts) with its grid."""
     if activations_of(model) == "int8" or kind.projections.bits < 8:
-        mlps = [part for part in model.modules() if isinstance(part, (Gated, Plain))]
-        downs = {id(part.down): kind.downs or kind.projections for part in mlps}
-        grids = {
-            id(layer.weight): (layer.weight, downs.get(id(layer), kind.projections))
-            for layer in linear_layers(model).values()
-        }
+        linear = list(linear_layers(model).values())
+        grids = {id(weight): (weight, kind.projections) for weight in linear}
+        downs = kind.downs or kind.projections
+        grids |= {id(weight): (weight, downs) for weight in of_units(model) if id(weight) in grids}
         # A tied head has the grid of its table.
-        grids |= {id(table.weight): (table.weight, kind.tables) for table in tables(model)}
+        grids |= {id(table): (table, kind.tables) for table in tables(model)}
         yield from grids.values()
     of_experts = replace(kind.projections, zeros=False)  # operators of experts have no zero points
     for part in model.modules():
         if isinstance(part, Experts):
             yield from ((weight, of_experts) for weight in (part.gates, part.ups, part.downs))
-
-
-def linear_layers(model: Model) -> Dict[str, torch.nn.Linear]:
-    """Return the linear layers whose weights are rounded, by name."""
-    if isinstance(model, ReadModule):
-        return model.linear_layers()  # type: ignore[return-value]
-    return dict(_parts(model, torch.nn.Linear))
-
-
-def tables(model: Model) -> List[torch.nn.Embedding]:
-    """Return the token tables whose weights are rounded."""
-    if isinstance(model, ReadModule):
-        return model.tables()  # type: ignore[return-value]
-    return [table for _, table in _parts(model, torch.nn.Embedding)]
-
-
-def _parts(model: Model, kind: Type[Part]) -> List[Tuple[str, Part]]:
-    """Return the modules of a class by name, without those that stay in float32: encodings,
-    tables of token types, and routers, since another expert would change an output abruptly.
-    """
-    encodings = [part for part in model.modules() if isinstance(part, PositionEncoding)]
-    inside = {id(part) for encoding in encodings for part in encoding.modules()}
-    inside |= {id(part.router) for part in model.modules() if isinstance(part, Experts)}
-    named = list(model.named_modules(remove_duplicate=False))
-    kept = {name for name, part in named if id(part) in inside}
-    kept |= {name for name, _ in named if name.rpartition(".")[2] == "segments"}
-    of_kind = ((name, part) for name, part in model.named_modules() if isinstance(part, kind))
-    return [(name, part) for name, part in of_kind if name not in kept]

@@ -7,8 +7,7 @@ weight), outliers of inputs and of weights are shared out. All s are powers of 2
 is rounded.
 """
 
-from contextlib import ExitStack
-from typing import Dict, Iterator, List, Mapping, Tuple, Union
+from typing import Callable, Iterator, List, NamedTuple
 
 import torch
 from torch import Tensor
@@ -16,6 +15,9 @@ from torch import Tensor
 from posenc_export.export.describe import Model
 from posenc_export.export.quantization.calibration import run
 from posenc_export.export.quantization.samples import Sample
+from posenc_export.export.quantization.uses import Use
+from posenc_export.export.quantization.watching import Watcher, Watching
+from posenc_export.export.read_module import ReadModule
 from posenc_export.export.weight_file import page_out
 from posenc_export.models.attention import Attention
 from posenc_export.models.layer import Layer
@@ -29,54 +31,74 @@ from posenc_export.shared.progress import Progress, silent
 WINDOWS = 8  # of calibration data
 LEAST = 1e-5  # smallest input and weight that are distinguished from 0
 
-Norm = Union[RMSNorm, LayerNorm]
+
+class Group(NamedTuple):
+    """The weights [K] of a norm, and those [N,K] of the linear layers that alone read it."""
+
+    factors: List[Tensor]
+    readers: List[Tensor]
 
 
 def smoothed(model: Model, sample: Sample, say: Progress = silent) -> Model:
     """Return a model with equal outputs and scaled norms; it shares other weights."""
-    groups = [part.weight for _, norm, linears in _groups(model) for part in (norm, *linears)]
-    biases = [getattr(norm, "bias", None) for _, norm, _ in _groups(model)]
-    changed = {id(parameter) for parameter in (*groups, *biases)}
-    largest = _largest(model, sample, say)
+    largest, changed = _largest(model, sample, say), _weights(model)
     page_out(model.parameters())  # weights that are copied are not read again
     copied = sharing_weights(model, changed)
     _scale(copied, largest)
+    if isinstance(copied, ReadModule):
+        names = {id(parameter): name for name, parameter in copied.named_parameters()}
+        copied.changed |= {names[weight] for weight in _weights(copied)}
     return copied
 
 
-def _largest(model: Model, sample: Sample, say: Progress) -> Dict[str, Tensor]:
-    """Return the largest magnitude [K] of each channel of each norm's output, by name."""
-    largest: Dict[str, Tensor] = {}
-    with ExitStack() as hooks:
-        for name, norm, _ in _groups(model):
-            largest[name] = torch.zeros_like(norm.weight)
+def _weights(model: Model) -> List[int]:
+    """Return the ids of all weights that are scaled."""
+    return [id(weight) for group in _groups(model) for part in group for weight in part]
 
-            def record(_: torch.nn.Module, __: object, y: Tensor, name: str = name) -> None:
-                largest[name] = torch.maximum(largest[name], y.abs().flatten(0, -2).amax(0))
 
-            hooks.callback(norm.register_forward_hook(record).remove)
-        few = sample.kept(WINDOWS * sample.windows.shape[1])
+def _largest(model: Model, sample: Sample, say: Progress) -> List[Tensor]:
+    """Return the largest magnitude [K] of each channel of what each group reads."""
+    first = [group.readers[0] for group in _groups(model)]
+    largest = [torch.zeros(weight.size(1)) for weight in first]
+    watchers = [(Use(weight, True), _of(sums)) for weight, sums in zip(first, largest, strict=True)]
+    few = sample.kept(WINDOWS * sample.windows.shape[1])
+    with Watching(watchers):
         run(model, few, say, "measuring inputs of weights")
     return largest
 
 
-def _scale(model: Model, largest: Mapping[str, Tensor]) -> None:
+def _of(largest: Tensor) -> Watcher:
+    """Return a watcher that keeps the largest magnitudes of inputs in `largest` [K]."""
+
+    def record(x: Tensor, compute: Callable[[], Tensor]) -> Tensor:
+        torch.maximum(largest, x.abs().flatten(0, -2).amax(0), out=largest)
+        return compute()
+
+    return record
+
+
+def _scale(model: Model, largest: List[Tensor]) -> None:
     """Scale norms and the weights that read them in place."""
     with torch.no_grad():
-        for name, norm, linears in _groups(model):
-            weights = torch.stack([linear.weight.abs().amax(0) for linear in linears]).amax(0)
-            ratio = largest[name].clamp(min=LEAST) / weights.clamp(min=LEAST)
+        for group, inputs in zip(_groups(model), largest, strict=True):
+            weights = torch.stack([weight.abs().amax(0) for weight in group.readers]).amax(0)
+            ratio = inputs.clamp(min=LEAST) / weights.clamp(min=LEAST)
             scale = torch.exp2(torch.log2(ratio).div(2).round())
-            for parameter in (norm.weight, getattr(norm, "bias", None)):
-                if parameter is not None:
-                    parameter /= scale
-            for linear in linears:
-                linear.weight *= scale
+            for factor in group.factors:
+                factor /= scale
+            for weight in group.readers:
+                weight *= scale
 
 
-def _groups(model: Model) -> Iterator[Tuple[str, Norm, List[torch.nn.Linear]]]:
+def _groups(model: Model) -> Iterator[Group]:
     """Yield norms with a weight whose output only linear layers read, with these layers."""
-    for name, layer in model.named_modules():
+    if isinstance(model, ReadModule):
+        for found in model.products().scaled():
+            named: List[List[Tensor]] = [[*model.by_name(names).values()] for names in found]
+            if [*map(len, named)] == [*map(len, found)]:
+                yield Group(*named)
+        return
+    for layer in model.modules():
         residual = getattr(layer, "residual", None)
         if (
             isinstance(layer, Layer)
@@ -91,15 +113,13 @@ def _groups(model: Model) -> Iterator[Tuple[str, Norm, List[torch.nn.Linear]]]:
                 and isinstance(attention.projection, Grouped)
                 and not attention.by_content
             ):
-                read = [attention.projection.qkv]
-                yield from _group(f"{name}.residual.attention_norm", residual.attention_norm, read)
+                yield from _group(residual.attention_norm, [attention.projection.qkv])
             if isinstance(mlp, (Gated, Plain)):
                 read = [mlp.gate, mlp.up] if isinstance(mlp, Gated) else [mlp.up]
-                yield from _group(f"{name}.residual.mlp_norm", residual.mlp_norm, read)
+                yield from _group(residual.mlp_norm, read)
 
 
-def _group(
-    name: str, norm: torch.nn.Module, linears: List[torch.nn.Linear]
-) -> Iterator[Tuple[str, Norm, List[torch.nn.Linear]]]:
+def _group(norm: torch.nn.Module, linears: List[torch.nn.Linear]) -> Iterator[Group]:
     if isinstance(norm, (RMSNorm, LayerNorm)) and norm.weight is not None:
-        yield name, norm, linears
+        bias = getattr(norm, "bias", None)
+        yield Group([norm.weight, *([] if bias is None else [bias])], [of.weight for of in linears])

@@ -10,7 +10,6 @@ import numpy as np
 from posenc_export.export.describe import Model, eager, text_of
 from posenc_export.export.quantization import samples
 from posenc_export.export.quantization.samples import Sample
-from posenc_export.export.read_module import ReadModule
 from posenc_export.runtime.artefact.tokenizer import BYTES
 
 TEXT = Path(__file__).with_name("text.txt")
@@ -65,7 +64,7 @@ def with_text(
 
 def default_sample(model: Model) -> Optional[Sample]:
     """Return the package's calibration data for decoders with a tokenizer, or None."""
-    if isinstance(model, ReadModule) or not text_of(model).tokenizer or not reads_text(model):
+    if not text_of(model).tokenizer or not reads_text(model):
         return None
     sample = samples.of_text(CALIBRATION.read_bytes(), model)
     return sample if len(sample.windows) else None

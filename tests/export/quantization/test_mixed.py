@@ -12,6 +12,7 @@ from posenc_export.export import export, verify
 from posenc_export.export.quantization import mixed, samples
 from posenc_export.export.quantization.mixed import Choice
 from posenc_export.export.quantization.samples import Sample
+from posenc_export.export.quantization.uses import Use
 from posenc_export.models import pretrained
 from posenc_export.models.presets import seeded
 from posenc_export.models.short_forms import block_config, decoder_config
@@ -50,7 +51,9 @@ def test_the_estimated_loss_of_small_errors_is_that_of_gaussian_noise_on_the_out
     sample: Sample,
 ) -> None:
     head = MODEL.head.linear
-    [(_, sensitivity), *_] = mixed._measured(MODEL, sample, {"head": [head]})["head"]
+    [(_, sensitivity), *_] = mixed._measured(MODEL, sample, {"head": [Use(head.weight, True)]})[
+        "head"
+    ]
     rows = torch.arange(head.out_features)
     errors = 0.01 * torch.randn(head.weight.shape, generator=torch.Generator().manual_seed(0))
     window = torch.from_numpy(sample.windows[:8])

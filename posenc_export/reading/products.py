@@ -1,0 +1,132 @@
+"""The linear layers and tables of a traced module, and what they read."""
+
+import operator
+from collections import Counter
+from typing import Any, Dict, Iterator, List, NamedTuple, Tuple
+
+import torch
+from torch.fx import Node
+
+from posenc_export.reading.values import LAYOUT, aten, inputs_of, packet
+from posenc_export.reading.whole import Capture
+
+LINEAR, TABLE = aten.linear.default, aten.embedding.default
+NORMS = {aten.layer_norm.default, aten.rms_norm.default}
+# Operators that pass numbers on, beside those of LAYOUT.
+PASSING = LAYOUT | {
+    aten.chunk, aten.split, aten.split_with_sizes, aten.slice, aten.to, operator.getitem,
+}  # fmt: skip
+
+
+class Scaled(NamedTuple):
+    """A value that linear layers alone read, and that is a multiple of weights.
+
+    Args:
+        factors: names of weights [K]; a column of the value is a multiple of their entries.
+        readers: names of the weights [N,K] of the linear layers.
+    """
+
+    factors: Tuple[str, ...]
+    readers: Tuple[str, ...]
+
+
+class Products:
+    """The linear layers and token tables of a graph, by the names of their weights.
+
+    Args:
+        captured: the module. Weights that other operators read too are left out.
+
+    Attributes:
+        linear: nodes of the products with each weight [N,K].
+        tables: names of the weights of tables.
+    """
+
+    def __init__(self, captured: Capture) -> None:
+        own = {name for name, _ in captured.module.module.named_parameters(remove_duplicate=False)}
+        self._constants = captured.constants
+        self._names = {node: name for node, name in captured.names.items() if name in own}
+        self.linear: Dict[str, List[Node]] = {}
+        self.tables: List[str] = []
+        for node in captured.graph.nodes:
+            if node.target not in (LINEAR, TABLE):
+                continue
+            weight: Any = node.args[node.target is LINEAR]
+            if weight not in self._names or {u.target for u in weight.users} - {LINEAR, TABLE}:
+                continue
+            if node.target is LINEAR:
+                self.linear.setdefault(self._names[weight], []).append(node)
+            elif self._names[weight] not in self.tables:
+                self.tables.append(self._names[weight])
+
+    def of_units(self) -> List[str]:
+        """Return the linear layers that read the units of an MLP: functions of each number of what
+        other linear layers return.
+        """
+        return [name for name, uses in self.linear.items() if all(map(self._reads_units, uses))]
+
+    def with_same_input(self) -> Dict[str, str]:
+        """Return the first linear layer that reads the same value, for all that follow it."""
+        first: Dict[Tuple[Any, ...], str] = {}
+        read = {name: tuple(use.args[0] for use in uses) for name, uses in self.linear.items()}
+        found = {name: first.setdefault(values, name) for name, values in read.items()}
+        return {name: other for name, other in found.items() if other != name}
+
+    def scaled(self) -> Iterator[Scaled]:
+        """Yield what norms, or other products with a weight, give to linear layers alone. The
+        weights are read nowhere else.
+        """
+        stored = Counter(weight.data_ptr() for weight in self._constants.values())
+        once = {
+            node: name
+            for node, name in self._names.items()
+            if len(node.users) == 1 and stored[self._constants[node].data_ptr()] == 1
+        }
+        values: Dict[Any, None] = dict.fromkeys(
+            use.args[0] for uses in self.linear.values() for use in uses
+        )
+        for value in values:
+            readers: List[Any] = [u.args[1] for u in value.users if u.target is LINEAR]
+            factors = _factors(value)
+            if (
+                factors
+                and len(readers) == len(value.users)
+                and all(weight in once for weight in (*factors, *readers))
+                and all(one.meta["val"].shape == value.meta["val"].shape[-1:] for one in factors)
+            ):
+                yield Scaled(*(tuple(once[w] for w in some) for some in (factors, readers)))
+
+    def _reads_units(self, product: Node) -> bool:
+        seen, waiting, functions = set[Any](self._constants), [product.args[0]], 0
+        while waiting:
+            node: Any = waiting.pop()
+            if node in seen or node.target is LINEAR:
+                continue
+            seen.add(node)
+            acts = torch.Tag.pointwise in getattr(node.target, "tags", ())
+            functions += acts
+            if not acts and packet(node) not in PASSING:
+                return False
+            waiting += [one for one in inputs_of(node) if not isinstance(_value(one), torch.SymInt)]
+        return functions > 0
+
+
+def _factors(value: Node) -> List[Node]:
+    """Return the inputs of a node that every column of its value is a multiple of, or none."""
+    if value.target in NORMS:
+        weights = value.args[2 : 4 if value.target is aten.layer_norm.default else 3]
+        found = [weight for weight in weights if isinstance(weight, Node)]
+        return found if weights and weights[0] is not None else []
+    sides = [side for side in value.args if isinstance(side, Node)]
+    if len(sides) != 2 or value.kwargs:
+        return []
+    wide, narrow = sorted(sides, key=lambda side: -len(_value(side).shape))
+    if value.target is aten.mul.Tensor:
+        return [narrow]
+    if value.target is aten.add.Tensor and wide.target is aten.mul.Tensor and len(wide.users) == 1:
+        inner = _factors(wide)
+        return [*inner, narrow] if inner else []
+    return []
+
+
+def _value(node: Node) -> Any:
+    return node.meta.get("val")
