@@ -35,12 +35,13 @@ def with_source(graph: GraphModule) -> torch.nn.Module:
     """Return a module forward(x, positions, key_positions, write_index, states, index), with the
     weights of a flat graph (flat.flat_graph), whose code TorchScript compiles.
     """
-    name, text = f"<posenc_export reading {next(_numbers)}>", _Source(graph).text()
+    module_name, text = f"{__name__}_{next(_numbers)}", _Source(graph).text()
+    name = f"<{module_name}>"
     # torch.jit.script reads the source by the name of its file.
     linecache.cache[name] = len(text), None, text.splitlines(keepends=True), name
     scope: Dict[str, Any] = {
         "torch": torch, "ops": ops, "Tensor": Tensor, "List": List, "Optional": Optional,
-        "Tuple": Tuple, "__name__": name,
+        "Tuple": Tuple, "__name__": module_name,
     }  # fmt: skip
     exec(compile(text, name, "exec"), scope)  # written above, of operators and numbers
     module: torch.nn.Module = scope["Calls"]()

@@ -1,7 +1,6 @@
 """The zoo as artefacts: sessions of every target give what the modules give on sequences."""
 
 from pathlib import Path
-from typing import Any, List
 
 import numpy as np
 import pytest
@@ -11,7 +10,7 @@ from posenc_export import load
 from posenc_export.export import ExportOptions, ReadAs, export_all
 from posenc_export.shared.numerics import tolerance
 from tests.reading.compare import outputs
-from tests.reading.test_zoo import sequence
+from tests.reading.test_zoo import by_name, sequence
 from tests.reading.zoo import OPTIONS, ZOO
 
 pytestmark = [
@@ -19,18 +18,11 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile"),
 ]
 TOLERANCE = tolerance("float32", depth=2, reduction=64)
-TARGETS = ["onnx", "ort", "ort-native", "torchscript"]
-QUICK = ["nanogpt-flash", "shift-by-pad"]
+TARGETS = ["onnx", "onnx-static", "ort", "ort-native", "torchscript"]
+QUICK = ["nanogpt-flash", "shift-by-pad", "additive", "bias-of-logarithm"]
 
 
-def names() -> List[Any]:
-    """Names of the zoo; those that `make test` leaves out are marked."""
-    return [
-        pytest.param(name, marks=() if name in QUICK else pytest.mark.exhaustive) for name in ZOO
-    ]
-
-
-@pytest.mark.parametrize("name", names())
+@pytest.mark.parametrize("name", by_name(QUICK))
 def test_sessions_of_all_targets_give_what_the_module_gives(name: str, tmp_path: Path) -> None:
     module, example, positions = ZOO[name]()
     x = sequence(example)

@@ -9,6 +9,7 @@ from onnx_ir.passes import common
 
 from posenc_export.export.graph_values import input_names, output_names
 from posenc_export.export.targets.builder import Builder
+from posenc_export.ops.graph import DOMAIN, AppendPositions, FitPositions
 from posenc_export.runtime.artefact.manifest import Manifest, State, Value
 from posenc_export.runtime.artefact.rules import present_axes
 from posenc_export.runtime.graphs import kernel_library
@@ -39,6 +40,32 @@ def cast(graph: ir.Graph, manifest: Manifest) -> None:
     node = ir.node("Cast", [graph.outputs[0]], attributes={"to": int(outer)})
     graph.append(node)
     graph.outputs[0] = node.outputs[0]
+
+
+def count_past(graph: ir.Graph, manifest: Manifest) -> None:
+    """Let nodes that read the number of cached tokens from the shape of a state, as a module does
+    that reshapes its keys, count the positions of keys instead: memory of states written in place
+    has more slots than tokens.
+    """
+    kinds = (AppendPositions.__name__, FitPositions.__name__)
+    places = next((n for n in graph if n.domain == DOMAIN and n.op_type in kinds), None)
+    in_place = {state.past: state.axis for state in manifest.states if state.in_place}
+    read = [
+        node
+        for node in graph
+        if node.op_type == "Shape"
+        and (of := node.inputs[0]) is not None
+        and node.attributes.get_int("start", 0) == in_place.get(str(of.name))
+    ]
+    if places is None or not read:
+        return
+    axis = {"start": 1, "end": 2}
+    keys, new = (ir.node("Shape", [of], axis) for of in (places.outputs[0], graph.inputs[0]))
+    past = ir.node("Sub", [keys.outputs[0], new.outputs[0]])
+    graph.insert_after(places, [keys, new, past])
+    for node in read:
+        node.outputs[0].replace_all_uses_with(past.outputs[0])
+        graph.remove(node, safe=True)
 
 
 def without_unread(op: Builder, manifest: Manifest) -> Tuple[List[Value], List[State]]:

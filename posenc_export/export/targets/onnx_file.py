@@ -13,10 +13,15 @@ from onnx_ir.passes import common
 from posenc_export.encodings.shared.tables import levels_of
 from posenc_export.export.manifest_writer import Graph, with_graph
 from posenc_export.export.signatures import wrap
-from posenc_export.export.targets import external_data, graph_ends, small_caches, two_levels
+from posenc_export.export.targets import (
+    external_data,
+    graph_ends,
+    small_caches,
+    standard,
+    two_levels,
+)
 from posenc_export.export.targets.builder import Builder
 from posenc_export.export.targets.rewriter import Fusion, Table, finish, fuse, lower, replace_nodes
-from posenc_export.export.targets.standard import GAPS
 from posenc_export.export.trace import OPSET, Source
 from posenc_export.runtime.artefact import files
 from posenc_export.runtime.artefact.graph_inputs import meanings_of
@@ -50,12 +55,13 @@ def write_onnx(source: Source, manifest: Manifest, folder: Path, lowerings: Lowe
     model = source.semantic(manifest)
     source.say(Step(f"{manifest.target}: lowering"))
     graph_ends.name(model.graph, manifest)
+    graph_ends.count_past(model.graph, manifest)
     if manifest.passed_dtype != manifest.dtype:
         graph_ends.cast(model.graph, manifest)
     module = wrap(source.model, manifest.signature)
     levels = levels_of(module) if lowerings.two_levels else {}
     op = Builder(model, manifest.dtype, manifest.max_positions, source.on_grid, levels)
-    replace_nodes(op, two_levels.GATHERS)
+    replace_nodes(op, {**two_levels.GATHERS, "Where": standard.choice_of_booleans})
     for table in lowerings.tables:
         lower(op, table)
     matrices = _in_few_bits(op, manifest, lowerings.few_bits)
@@ -108,7 +114,7 @@ def _strip(model: ir.Model) -> None:
     domains: Dict[str, int] = {"": max(OPSET, *opsets)}
     boundary = {id(v) for v in (*model.graph.inputs, *model.graph.outputs)}
     for index, node in enumerate(model.graph.all_nodes()):
-        if node.name != GAPS:  # an error names the node
+        if node.name != standard.GAPS:  # an error names the node
             node.name = f"{node.op_type}_{index}"
         if node.domain:
             domains[node.domain] = 1

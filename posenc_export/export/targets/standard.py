@@ -241,6 +241,14 @@ def _reordered(op: Builder, weight: ir.Value, width: int) -> ir.Value:
     return op.Gather(weight, order, axis=0)
 
 
+def choice_of_booleans(op: Builder, node: ir.Node) -> Optional[ir.Value]:
+    """Where of booleans by Or and And, since ONNX Runtime has no kernel for it on CPUs."""
+    condition, first, second = node.inputs
+    if node.outputs[0].dtype != ir.DataType.BOOL:
+        return None
+    return op.Or(op.And(condition, first), op.And(op.Not(condition), second))
+
+
 def in_float(op: Builder, value: ir.Value) -> ir.Value:
     """Return a value as float32; the value before the cast, if it was cast from float32."""
     if op.dtype == "float32":
