@@ -3,7 +3,8 @@
     python -m bench.wild_modules [NAME ...] [--markdown docs/wild-modules.md]
 
 wild_modules.toml says how each is installed and made. Needs a package index; packages go into a
-folder of their own. Each module is read in a process of its own, with random weights.
+folder of their own. Each module is read in a process of its own, with random weights. Outcomes are
+kept line by line, and the page has the last one of each module.
 """
 
 import argparse
@@ -36,6 +37,7 @@ class Case(NamedTuple):
     can: str
     vectors: bool
     output: Optional[str]
+    length: int
 
 
 class Row(NamedTuple):
@@ -76,6 +78,7 @@ def cases() -> List[Case]:
                     entry.get("can", ""),
                     entry.get("vectors", False),
                     entry.get("output"),
+                    entry.get("length", 11),
                 )
             )
     return found
@@ -119,7 +122,8 @@ def attempt(case: Case, folder: Path) -> List[str]:
     sys.path.insert(0, str(folder))
     try:
         module = made(case.code, folder)
-        example = torch.randn(2, 11, 32) if case.vectors else torch.randint(50, (2, 11))
+        shape = (2, case.length)
+        example = torch.randn(*shape, 32) if case.vectors else torch.randint(50, shape)
         with torch.no_grad():
             module(example)
     except Exception as error:
@@ -189,10 +193,20 @@ def page(rows: List[Row]) -> str:
     return "\n".join(lines) + "\n"
 
 
+def kept(results: Path, new: Sequence[Row]) -> List[Row]:
+    """Add rows to a file of outcomes; return the last of each module, in order."""
+    with results.open("a", encoding="utf-8") as file:
+        file.writelines(json.dumps([r.case.name, r.outcome, r.why]) + "\n" for r in new)
+    lines = map(json.loads, results.read_text("utf-8").splitlines())
+    known = {name: outcome for name, *outcome in lines}
+    return sorted(Row(c, *known[c.name]) for c in cases() if c.name in known)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("names", nargs="*")
     parser.add_argument("--packages", type=Path, default=Path("build/wild"))
+    parser.add_argument("--results", type=Path, default=HERE / "results" / "wild-modules.jsonl")
     parser.add_argument("--markdown", type=Path)
     parser.add_argument("--here", action="store_true", help="one module, in this process")
     options = parser.parse_args()
@@ -202,12 +216,12 @@ def main() -> None:
         print(json.dumps(attempt(chosen[0], options.packages)))
         return
     options.packages.mkdir(parents=True, exist_ok=True)
-    rows = []
     for case in sorted(chosen, key=lambda case: bool(case.can)):
-        rows.append(row(case, options.packages))
-        print(f"{case.name}: {rows[-1].outcome}: {rows[-1].why}", flush=True)
+        new = row(case, options.packages)
+        print(f"{case.name}: {new.outcome}: {new.why}", flush=True)
+        rows = kept(options.results, [new])
         if options.markdown:
-            options.markdown.write_text(page(sorted(rows)), encoding="utf-8")
+            options.markdown.write_text(page(rows), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -15,6 +15,7 @@ from torch.fx import Node
 from posenc_export import ops
 from posenc_export.reading.axes import (
     FINE,
+    HIDDEN,
     Roles,
     in_heads,
     is_plain,
@@ -29,7 +30,6 @@ from posenc_export.reading.rotations import Rotations
 from posenc_export.reading.steps import Attend, Cached, Each, OverKeys, Step
 from posenc_export.reading.values import LAYOUT, inputs_of, packet, zero_scores
 
-HIDDEN = -1e4  # scores below it give weights of 0
 LEAST = -1e30  # of a bias, since kernels add to it
 SUMS = (1e-4, 1 - 1e-4)  # of the weights of a row beside a sink
 SAMPLED = 400  # pairs on which rules of visibility are compared
@@ -83,7 +83,7 @@ class Attentions:
         if step.fill != 0.0 or len(data) != 2:
             return step
         (w, w_roles), (v, v_roles) = sorted(data, key=lambda pair: -len(tokens(pair[1])))
-        if set(tokens(w_roles)) != {"Q", "K"} or tokens(v_roles) != ["K"]:
+        if set(tokens(w_roles)) != {"Q", "K"} or tokens(v_roles) != ["K"] or not is_plain(v_roles):
             return step
         weights = scores_of(of[w], w_roles, self.counts)
         softmax = None if weights is None else self._softmax(w, weights)

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 NEAR = 2e-5  # of the largest number: what rounding in another order of sums may change
+HIDDEN = -5e3  # scores below it give weights of 0, and show nothing of the size of others
 FINE = 1e-6  # the same for numbers that are formed by the same operations
 
 
@@ -158,7 +159,11 @@ def filled(x: Tensor, roles: Roles, counts: Counts, hidden: Tensor, fill: float)
     """Write a number where keys are hidden. hidden: [K], or [B,Q,K] in a call."""
     flat = factors(roles)
     own = ["K"] if hidden.dim() == 1 else ["B", "Q", "K"]
-    key = next(factor for factor in flat if factor.kind == "K")
+    query, key = (next(f for f in flat if f.kind == kind) for kind in ("Q", "K"))
+    if hidden.dim() == 3 and (query.left or query.right):  # rows that see what any token sees
+        every = hidden.all(1, keepdim=True)
+        parts = (every.expand(-1, query.left, -1), hidden, every.expand(-1, query.right, -1))
+        hidden = torch.cat(parts, 1)
     if key.left or key.right:
         hidden = torch.nn.functional.pad(hidden, (key.left, key.right))
     order = [own.index(str(factor.kind)) for factor in flat if factor.kind in own]
@@ -170,12 +175,14 @@ def filled(x: Tensor, roles: Roles, counts: Counts, hidden: Tensor, fill: float)
 
 
 def same(x: Tensor, y: Tensor, near: float = NEAR) -> bool:
-    """Return whether two tensors are equal within `near` of the largest number of y."""
+    """Return whether two tensors are equal within `near` of the largest number of y, and of each
+    number.
+    """
     if x.shape != y.shape or x.dtype != y.dtype:
         return False
     if not x.is_floating_point():
         return torch.equal(x, y)
-    finite = y[y.isfinite()].abs()
+    finite = y[y.isfinite() & (y > HIDDEN)].abs()
     largest = max(1.0, float(finite.max())) if finite.numel() else 1.0
     return torch.allclose(x, y, rtol=near, atol=near * largest, equal_nan=True)
 

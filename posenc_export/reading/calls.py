@@ -16,6 +16,7 @@ from posenc_export.reading.axes import (
     filled,
     in_axes,
     in_heads,
+    is_plain,
     kinds,
     renamed,
     shape_of,
@@ -222,7 +223,7 @@ class Calls(torch.nn.Module):
             node = above[0]
             value, roles = self.values.of[node], self.steps[node].roles
             is_flat = not isinstance(roles, list) and kinds(roles)[:2] == ["B", "Q"]
-            if is_flat and len(kinds(roles)) == 3 == len(roles):
+            if is_flat and is_plain(roles) and len(kinds(roles)) == 3 == len(roles):
                 if best is None or value.numel() < self.values.of[best].numel():
                     best = node
         return best
@@ -240,14 +241,15 @@ class Calls(torch.nn.Module):
         return call.values[self.values.out], present
 
     def _new(self, cached: Cached, values: Dict[Node, Any], counts: Any) -> Tensor:
-        """Return the new tokens of a cached value as [B,S,N,D]."""
+        """Return the new tokens of a cached value as [B,S,N,D], without entries beside them."""
         node, order = cached.node, cached.order
-        new = split(values[node], self.steps[node].roles, counts).permute(
-            list(order or self._own_order(node))
-        )
+        roles, order = self.steps[node].roles, order or self._own_order(node)
+        new = split(values[node], roles, counts).permute(list(order))
+        if not is_plain(roles):
+            new = new.narrow(1, factors(roles)[order[1]].left, counts["Q"])
         if new.dim() == 2:
             new = new[:, :, None, None]
-        elif new.dim() == 3 or (order is None and new.dim() > 4):
+        elif new.dim() == 3 or (cached.order is None and new.dim() > 4):
             new = new.flatten(2).unsqueeze(2)
         elif new.dim() > 4:
             new = new.flatten(2, -2)
@@ -288,7 +290,14 @@ class Calls(torch.nn.Module):
             result: Tensor = self.values.call(node, inputs, counts, "K", renamed(own, "Q", "K"))
             return result
         y = self._cached(Cached(node), call).transpose(1, 2)  # [B,T,N,D]
-        return self._laid_out(y, node, renamed(own, "Q", "K"), counts)
+        y = self._laid_out(y, node, renamed(own, "Q", "K"), counts)
+        if not is_plain(own):  # entries beside the tokens are the same in all calls, or not seen
+            axis, new = axis_of(own, "Q"), call.values[node]
+            ((tokens_of,),) = (part for part in own if part[0].kind == "Q")
+            after = tokens_of.left + counts["Q"]
+            left = new.narrow(axis, 0, tokens_of.left)
+            y = torch.cat((left, y, new.narrow(axis, after, tokens_of.right)), axis)
+        return y
 
     def _laid_out(self, y: Tensor, node: Node, roles: Roles, counts: Counts) -> Tensor:
         """Return y [B,T,N,D], or [B,S,N,D], with the axes of a cached value."""
@@ -421,10 +430,10 @@ class Calls(torch.nn.Module):
         alone = {**counts, "B": counts["B"] * counts["Q"], "Q": reach + 1}
         pieces = self._laid_out(pieces, root, self.steps[root].roles, alone)
         y = self.properties.run_region(step.region, root, pieces, self.given)
-        to_rows, to = axis_of(step.roles, "B"), axis_of(step.roles, "Q")
-        y = y.select(to, reach).movedim(to_rows - (to < to_rows), 0)
-        y = y.reshape([counts["B"], counts["Q"], *y.shape[1:]])
-        return y.movedim((0, 1), (to_rows, to))
+        to_rows, to = (kinds(step.roles).index(kind) for kind in "BQ")
+        y = split(y, step.roles, alone).select(to, reach).movedim(to_rows - (to < to_rows), 0)
+        y = y.reshape([counts["B"], counts["Q"], *y.shape[1:]]).movedim((0, 1), (to_rows, to))
+        return y if y.dim() == len(step.roles) else y.reshape(shape_of(step.roles, counts))
 
 
 def _read(node: Node, other: Node, step: Each) -> Any:

@@ -9,6 +9,7 @@ from typing import Any, Dict, Iterator, List, Optional, Sequence, Tuple, Union
 import sympy
 import torch
 from torch import Tensor, nn
+from torch.fx import Node
 
 from posenc_export.reading import tracing
 from posenc_export.reading.causality import affordable, difference, same
@@ -26,6 +27,7 @@ from posenc_export.reading.whole import (
 WARMED_AT_MOST = 2048  # tokens of a call of full length before the trace
 ROWS = 3
 CHECKED = 20  # tokens of a row of the checks
+OFTEN = 0.2  # of the tokens of a row are ids that the module compares its own with
 
 
 def capture(
@@ -72,7 +74,10 @@ def capture(
             lengths=length_numbers(cleaned.graph, cleaned.inputs[0]),
             remedies=remedies + used + _regions(program, cleaned.least),
             gives_last_token=gives_last_token,
-            example=_examples(x, cleaned, min(max(CHECKED, cleaned.least), max_positions - 2)),
+            example=_begun(
+                _examples(x, cleaned, min(max(CHECKED, cleaned.least), max_positions - 2)),
+                untouched,
+            ),
             causal=causal,
             module=untouched,
         )
@@ -265,7 +270,30 @@ def _examples(x: Tensor, cleaned: Any, length: int) -> Tensor:
             f"expected an example of tokens that differ, got {len(known)} kinds; what mixes equal"
             " tokens cannot be seen"
         )
-    return known[torch.randint(len(known), (ROWS, length), generator=g)].to(x.dtype)
+    ids = known[torch.randint(len(known), (ROWS, length), generator=g)].to(x.dtype)
+    special = [n for n in _compared(cleaned.inputs[0]) if n in known]
+    if special:  # otherwise what they change, as a mask of padding, cannot be seen
+        chosen = torch.tensor(special, dtype=x.dtype)[torch.arange(length) % len(special)]
+        ids[:, 1:] = torch.where(torch.rand(ids.shape, generator=g) < OFTEN, chosen, ids)[:, 1:]
+    return ids
+
+
+def _compared(ids: Node) -> List[int]:
+    """Ids that the module compares its own with."""
+    aten = torch.ops.aten
+    users = (user for user in ids.users if user.target in (aten.eq.Scalar, aten.ne.Scalar))
+    return sorted({int(user.args[1]) for user in users if isinstance(user.args[1], int)})
+
+
+def _begun(x: Tensor, plain: OneTensor) -> Tensor:
+    """Begin no row with an id that gives no finite output alone, as one of padding may do."""
+    if x.is_floating_point() or plain.copied().of(x).isfinite().all():
+        return x
+    alone = plain.copied().of(x.unique()[:, None].expand(-1, x.shape[1])).flatten(1)
+    kept = x.unique()[alone.isfinite().all(1)]
+    first = x[:, :1]
+    first = first if not len(kept) else torch.where(torch.isin(first, kept), first, kept[:1])
+    return torch.cat((first, x[:, 1:]), 1)
 
 
 def _check_output(result: Capture) -> None:

@@ -165,18 +165,33 @@ def flat_graph(calls: Calls, names: Mapping[Node, str], with_index: bool) -> Gra
         traced(*arguments)  # once eagerly, so that no property is left to be found in the trace
         if not with_index:
             arguments, shapes = arguments[:-1], shapes[:-1]
-        try:
-            program = torch.export.export(traced, arguments, dynamic_shapes=shapes, strict=False)
-        except RuntimeError as error:  # of a size that an operator fixes
-            said = " ".join(str(error).split())[:LONGEST]
-            raise Refused(
-                f"has an operator that takes one number of tokens alone: {said}"
-            ) from error
+        program = _exported(traced, arguments, shapes)
         if any(node.target in VMAP for node in program.graph.nodes):
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore", FutureWarning)  # of torch.export's own code
                 program = program.run_decompositions({})
     return _without_stand_ins(program, _named(calls, names))
+
+
+def _exported(
+    traced: _Traced, arguments: Tuple[Any, ...], shapes: Tuple[Any, ...]
+) -> torch.export.ExportedProgram:
+    """Trace calls; guards that torch cannot prove, of strides as a rule, are left to _check_calls
+    of read.py.
+    """
+    for unproved in (False, True):
+        try:
+            return torch.export.export(
+                traced,
+                arguments,
+                dynamic_shapes=shapes,
+                strict=False,
+                prefer_deferred_runtime_asserts_over_guards=unproved,
+            )
+        except RuntimeError as error:  # of a size that an operator fixes
+            said = error
+    text = " ".join(str(said).split())[:LONGEST]
+    raise Refused(f"has an operator that takes one number of tokens alone: {text}") from said
 
 
 def _named(calls: Calls, names: Mapping[Node, str]) -> Dict[str, str]:

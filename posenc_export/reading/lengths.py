@@ -16,6 +16,7 @@ from posenc_export.reading.axes import (
     Counts,
     Factor,
     Roles,
+    factors,
     is_plain,
     joined,
     kinds,
@@ -198,14 +199,15 @@ class Lengths(torch.nn.Module):
 
     def _plan(self, node: Node, roles: Roles) -> Any:
         count, of_tokens = self.count, tokens(roles)
-        if not is_plain(roles):
-            refuse(node, "has extra entries beside an axis of positions")
         if packet(node) in FILLED:
             some = torch.cat([self.graph.at(node, length).flatten() for length in (2, FEW)])
             if not some.numel():
                 return Fill(0, some.dtype, roles)
             if bool((some == some[0]).all()):
                 return Fill(some[0].item(), some.dtype, roles)
+        if not is_plain(roles):
+            found = self._replayed(node, roles, of_tokens)
+            return found or refuse(node, "has extra entries beside an axis of positions")
         if tokens(roles, ("D",)):
             return Number(self.table(self.graph.at(node, count)))
         if len(of_tokens) == 2:
@@ -222,7 +224,7 @@ class Lengths(torch.nn.Module):
         """As `plan`, for a value that meets data: pairs of positions are a table by distance where
         they are a function of distance.
         """
-        if len(tokens(roles)) < 2:
+        if len(tokens(roles)) < 2 or not is_plain(roles):
             return self.plan(node, roles)
         if (node, roles, "pairs") not in self._plans:
             by_pairs = self.plan(node, roles)
@@ -261,7 +263,7 @@ class Lengths(torch.nn.Module):
         """
         inputs = inputs_of(node)
         if node.target in (aten.tril.default, aten.triu.default):
-            if tokens(roles[-2:]) == of_tokens:
+            if tokens(roles[-2:]) == of_tokens and not any(f.right for f in factors(roles)):
                 shift: Any = node.args[1] if len(node.args) > 1 else 0
                 inside = self.plan(inputs[0], roles)
                 return Triangle(inside, node.target is aten.tril.default, shift, roles)
@@ -310,9 +312,9 @@ class Lengths(torch.nn.Module):
             return None
 
         def at(i: Tensor, j: Tensor) -> Tensor:
-            rows = self.value(by_pairs, self._call(i, j))[0]
-            counts = {"B": 1, "Q": i.shape[1], "K": j.shape[1]}
-            return split(rows, ((Factor(1),), *roles), counts)[0].movedim(axes, (0, 1))
+            counts, of_rows = {"B": 1, "Q": i.shape[1], "K": j.shape[1]}, ((Factor(1),), *roles)
+            rows = self.value(by_pairs, self._call(i, j))[0].expand(shape_of(of_rows, counts))
+            return split(rows, of_rows, counts)[0].movedim(axes, (0, 1))
 
         all_positions = torch.arange(count)[None]
         before = at(all_positions[:, -1:], all_positions)[0]
@@ -394,7 +396,14 @@ def triangle(x: Tensor, plan: Any, call: Call) -> Tensor:
 
     plan: a Triangle, or a steps.Cut.
     """
+    query, key = (f for kind in "QK" for f in factors(plan.roles) if f.kind == kind)
     away = call.away  # column minus row
+    if query.left or key.left:
+        columns, rows = (
+            torch.cat((torch.arange(-n, 0).expand(places.shape[0], -1), places), 1)
+            for n, places in ((key.left, call.key_places), (query.left, call.places))
+        )
+        away = columns[:, None] - rows[:, :, None] + key.left - query.left
     if tokens(plan.roles) != ["Q", "K"]:
         away = -away.transpose(1, 2)
     kept = away.le(plan.shift) if plan.lower else away.ge(plan.shift)

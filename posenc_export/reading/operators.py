@@ -61,7 +61,8 @@ class Operators:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", FutureWarning)  # vmap's own
             result: Tensor = torch.vmap(row)(*(x for x, a in zip(values, apart, strict=True) if a))
-        if node not in self._stacked:
+        if node not in self._stacked and min(counts["Q"], counts.get("keys", counts["K"])) > 1:
+            # One token would hide an exchange of its axis with the rows.
             self._stacked[node] = self._stacks(node, values, apart, counts, role, roles, result)
         return result
 

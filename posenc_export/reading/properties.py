@@ -7,6 +7,7 @@ reads a window: its output at a token needs the last tokens before it only.
 """
 
 import itertools
+import math
 import operator
 from typing import Any, Collection, Dict, Iterator, List, Mapping, Optional, Sequence, Set, Tuple
 
@@ -15,12 +16,14 @@ from torch import Tensor
 from torch.fx import Node
 
 from posenc_export.reading.axes import (
+    HIDDEN,
     OF_TOKENS,
     Axis,
     Counts,
     Factor,
     Roles,
     axis_of,
+    factors,
     filled,
     is_plain,
     kinds,
@@ -100,10 +103,9 @@ class Properties:
     def _triangle(self, node: Node) -> Optional[Step]:
         """Return the step of tril or triu of pairs of queries and keys."""
         own: Any = self.steps[inputs_of(node)[0]].roles
-        if isinstance(own, list) or sorted(map(str, kinds(own[-1:]) + kinds(own[-2:-1]))) != [
-            "K",
-            "Q",
-        ]:
+        if isinstance(own, list) or set(tokens(own[-2:])) != {"Q", "K"}:
+            return None
+        if len(kinds(own[-2:])) > 2 or any(factor.right for factor in factors(own)):
             return None
         shift: Any = node.args[1] if len(node.args) > 1 else 0
         return Cut(own, node.target is aten.tril.default, int(shift))
@@ -164,7 +166,7 @@ class Properties:
         kind = self.values.kind[node]
         if kind == "data":
             own = self.steps[node].roles
-            if not isinstance(own, list) and tokens(own, OF_TOKENS) == ["Q"] and is_plain(own):
+            if not isinstance(own, list) and tokens(own, OF_TOKENS) == ["Q"]:
                 return [own, renamed(own, "Q", "K")]
             return [own]
         if kind == "length":
@@ -293,12 +295,19 @@ class Properties:
         few = {**new, "K": len(index["K"])}
         hidden = torch.ones(self.counts["K"], dtype=torch.bool)
         hidden[index["K"]] = False
-        whole: List[Any] = []
-        for value, read in zip(self._chosen(inputs_of(node), reads, some), reads, strict=True):
-            is_pair = read is not None and set(tokens(read)) == {"Q", "K"}
-            whole.append(filled(value, read, new, hidden, fill) if is_pair and read else value)
-        got = self.values.call(node, whole, new, "K", roles)
+        whole = self._chosen(inputs_of(node), reads, some)
         chosen = self._chosen(inputs_of(node), reads, index)
+        for place, read in enumerate(reads):
+            if read is None or set(tokens(read)) != {"Q", "K"}:
+                continue
+            if fill < 0 and (Factor("K"),) in read:
+                # The numbers of a query that sees no key are undefined.
+                lost = chosen[place].le(HIDDEN).all(axis_of(read, "K"), keepdim=True)
+                chosen[place], whole[place] = (
+                    x.masked_fill(lost, 0) for x in (chosen[place], whole[place])
+                )
+            whole[place] = filled(whole[place], read, new, hidden, fill)
+        got = self.values.call(node, whole, new, "K", roles)
         expected = self.values.call(node, chosen, few, "K", roles)
         got = select(got, roles, {"K": index["K"]}, new)
         known = ~expected.isnan()  # NaN: a query that sees none of these keys
@@ -369,11 +378,11 @@ class Properties:
         own = self.steps[root].roles
         if tokens(own, OF_TOKENS) == ["Q", "D"]:
             return self._skew(node, root) or Open((), root, first)
-        if tokens(own) != ["Q"] or any(len(axis) > 1 for axis in own) or not self.causal:
+        if tokens(own) != ["Q"] or (Factor("Q"),) not in own or not self.causal:
             refuse(first, MIXES)
         region = self.between(root, node)
         for roles in self.readings(node.meta["val"], "Q", "Q"):
-            if all(len(axis) == 1 for axis in roles) and is_plain(roles):
+            if (Factor("Q"),) in roles:
                 reach = self._reach(region, root, node, roles)
                 if reach is not None:
                     return Window(roles, root, tuple(region), reach)
@@ -384,6 +393,8 @@ class Properties:
     def _reach(self, region: Sequence[Node], root: Node, node: Node, roles: Roles) -> Optional[int]:
         """Return how many tokens before each one a region reads, or None if it is no window."""
         length, x, y = self.counts["Q"], self.values.of[root], self.values.of[node]
+        rows = {"B": [2, 0]}
+        chosen = select(x, self.steps[root].roles, rows, self.counts)
         axis, to = axis_of(self.steps[root].roles, "Q"), axis_of(roles, "Q")
 
         def continues(at: int, reach: int) -> bool:
@@ -404,6 +415,9 @@ class Properties:
         # At even and odd tokens: operators on every second token continue at the even ones.
         places = range(length // 2, length // 2 + 4)
         try:
+            of_rows = self.run_region(region, root, chosen)
+            if not same(of_rows, select(y, roles, rows, self.counts)):
+                return None
             found = (r for r in range(1, length // 2) if all(continues(a, r) for a in places))
             return next(found, None)
         except FAILED:
@@ -431,8 +445,9 @@ class Properties:
         """
         given = given or self.values.of.get
         roles = self.steps[root].roles
-        length, rows = x.shape[axis_of(roles, "Q")], x.shape[axis_of(roles, "B")]
-        counts: Counts = {"B": rows, "Q": length, "K": length}
+        length, axis = x.shape[axis_of(roles, "Q")], axis_of(roles, "B")
+        each = math.prod(f.kind for f in roles[axis] if isinstance(f.kind, int))
+        counts: Counts = {"B": x.shape[axis] // each, "Q": length, "K": length}
         found: Dict[Node, Any] = {root: x}
         for node in region:
             inputs = [

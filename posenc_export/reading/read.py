@@ -125,7 +125,13 @@ def read(
     )
     with naming(captured.where):
         reading = make(captured, *_read(captured))
-        _check_calls(reading)
+        try:
+            _check_calls(reading)
+        except RuntimeError as error:  # raised by torch for shapes that a trace fixed
+            said = str(error).partition("\n")[0]
+            raise Refused(
+                f"has an operator that takes one number of tokens alone: {said}"
+            ) from error
         return reading
 
 

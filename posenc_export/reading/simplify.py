@@ -22,7 +22,7 @@ ORDERS = {
     aten.movedim.intlist,
 }  # fmt: skip
 CASTS = {aten.to.dtype, aten._to_copy.default}
-CHECKS = {aten._assert_tensor_metadata.default}
+CHECKS = {aten._assert_tensor_metadata.default, aten._assert_scalar.default}
 
 
 def simplify(graph: Graph) -> None:

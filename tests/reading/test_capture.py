@@ -573,3 +573,19 @@ def test_a_branch_beyond_the_longest_probe_is_refused() -> None:
     with pytest.raises(Refused, match=message):
         capture(LongBranch().eval(), ids(), 8192)
     assert equal(capture(LongBranch().eval(), ids(), MOST), LongBranch().eval())
+
+
+class Padded(Words):
+    """Hides one id of many as padding."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(5000, WIDTH)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        return self.head(self.attend(self.embed(ids) * ids.ne(4321).unsqueeze(-1)))
+
+
+def test_ids_that_a_module_compares_its_own_with_are_among_the_examples() -> None:
+    example = capture(Padded(), torch.randint(4000, (3, 11)), MOST).example
+    assert 0.1 < example.eq(4321).float().mean() < 0.5

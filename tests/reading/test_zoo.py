@@ -26,7 +26,6 @@ QUICK = """
 SLOW = ["flex-score"]  # without torch.compile
 REFUSED = {
     "gated-recurrence": "logcumsumexp has no state that is known",
-    "convolution-before-attention": "its convolution runs over rows times heads",
     "xpos-centred": "its tables depend on the length, although their product does not",
     "alibi-from-last-key": "its bias is counted from the last key",
 }

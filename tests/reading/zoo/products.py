@@ -6,7 +6,18 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from tests.reading.zoo.base import HEADS, POSITIONS, SIZE, WIDTH, Attention, angles, layer, pairs
+from tests.reading.zoo.base import (
+    HEADS,
+    POSITIONS,
+    SIZE,
+    VOCABULARY,
+    WIDTH,
+    Attention,
+    angles,
+    layer,
+    pairs,
+    specimen,
+)
 
 layer("manual")(Attention)
 
@@ -33,15 +44,20 @@ class HeadsBroadcast(Attention):
         return ((scores + later).softmax(-1) @ v).flatten(1, 2)
 
 
-@layer("heads-in-rows")
+@layer("heads-in-rows", float("-inf"))
+@layer("heads-in-rows-least", torch.finfo(torch.float32).min)
 class HeadsInRows(Attention):
     """Batch and heads in one axis, by bmm and an in-place mask."""
+
+    def __init__(self, hidden: float) -> None:
+        super().__init__()
+        self.hidden = hidden
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         B, H, T, D = q.shape
         q, k, v = (t.reshape(B * H, T, D) for t in (q, k, v))
         scores = torch.bmm(q, k.transpose(1, 2)).div_(math.sqrt(D))
-        scores.masked_fill_(torch.ones(T, T, dtype=torch.bool).triu(1), float("-inf"))
+        scores.masked_fill_(torch.ones(T, T, dtype=torch.bool).triu(1), self.hidden)
         return torch.bmm(scores.softmax(dim=-1), v).view(B, H, T, D)
 
 
@@ -224,3 +240,72 @@ class TwoRanges(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         gate = torch.sigmoid(self.gate(x))
         return gate * self.near(x) + (1 - gate) * self.far(x)
+
+
+@layer("memory-keys", hidden=True)
+class MemoryKeys(Attention):
+    """Two learned keys and values before those of the tokens, which every query sees."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.memory = nn.Parameter(torch.randn(2, 1, HEADS, 2, SIZE))
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        memory = self.memory.expand(-1, q.size(0), -1, -1, -1)
+        k, v = (torch.cat((m, t), dim=2) for m, t in zip(memory, (k, v), strict=True))
+        mask = torch.ones(q.size(2), q.size(2), dtype=torch.bool).tril()
+        return F.scaled_dot_product_attention(q, k, v, attn_mask=F.pad(mask, (2, 0), value=True))
+
+
+@specimen("memory-tokens")
+class MemoryTokens(nn.Module):
+    """Learned rows before the tokens, which all see, and after them, which see all."""
+
+    before, after = 3, 2
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.head = nn.Embedding(VOCABULARY, WIDTH), nn.Linear(WIDTH, VOCABULARY)
+        self.memory = nn.Parameter(torch.randn(self.before + self.after, WIDTH))
+        self.layers = nn.ModuleList(nn.Linear(WIDTH, 3 * WIDTH) for _ in range(2))
+        self.places = nn.Embedding(POSITIONS, WIDTH)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        B, T = ids.shape
+        x = self.embed(ids) + self.places(torch.arange(T))
+        first, last = self.memory.expand(B, -1, -1).split((self.before, self.after), dim=1)
+        x = torch.cat((first, x, last), dim=1)
+        mask = torch.ones(T, T, dtype=torch.bool).tril()
+        mask = F.pad(mask, (0, self.after, self.before, 0))
+        mask = F.pad(mask, (self.before, 0, 0, self.after), value=True)
+        for layer_of in self.layers:
+            q, k, v = (
+                t.unflatten(-1, (HEADS, -1)).transpose(1, 2) for t in layer_of(x).chunk(3, -1)
+            )
+            scores = (q @ k.mT / SIZE**0.5).masked_fill(~mask, -torch.finfo(x.dtype).max)
+            x = x + (scores.softmax(-1) @ v).transpose(1, 2).flatten(2)
+        return self.head(x[:, self.before : self.before + T])
+
+
+@specimen("padding-token", False)
+@specimen("padding-token-undefined", True)
+class PaddingToken(nn.Module):
+    """Token 0 is padding, which no query sees; what a query of no keys gives is 0, or NaN."""
+
+    def __init__(self, undefined: bool) -> None:
+        super().__init__()
+        self.hidden = -torch.inf if undefined else torch.finfo(torch.float32).min
+        self.rest = None if undefined else 0.0
+        self.embed, self.attention = nn.Embedding(VOCABULARY, WIDTH), Attention()
+        self.head = nn.Linear(WIDTH, VOCABULARY)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        T = ids.size(1)
+        hidden = ~((ids != 0)[:, None] & torch.ones(T, T, dtype=torch.bool).tril())[:, None]
+
+        def weights(scores: Tensor) -> Tensor:
+            chances = scores.masked_fill(hidden, self.hidden).softmax(dim=-1)
+            return chances if self.rest is None else chances.masked_fill(hidden, self.rest)
+
+        self.attention.weights = weights
+        return self.head(self.attention(self.embed(ids)))
