@@ -123,6 +123,19 @@ def probes(capture: Capture) -> List[int]:
     return sorted(n for n in lengths | near if 0 < n <= reach)
 
 
+def same_at_every_length(capture: Capture) -> bool:
+    """Return whether the output for max_positions tokens begins with that for fewer; False if so
+    many take too long.
+    """
+    most = capture.max_positions
+    if most > affordable(capture.weights, LONGEST_EDGE):
+        return False
+    x = of_length(capture.example[:1], most)
+    whole = capture.whole(x)
+    shorter = [n for n in (most - 1, most // 2, most // 3, 5) if n >= capture.least]
+    return all(same(capture.own(x[:, :n])[:, -1], whole[:, n - 1]) for n in shorter)
+
+
 def _lengths(capture: Capture) -> List[str]:
     """Compare each beginning alone with the whole."""
     lengths = probes(capture)

@@ -170,7 +170,12 @@ class Properties:
                 return [own, renamed(own, "Q", "K")]
             return [own]
         if kind == "length":
-            return self.readings(node.meta["val"], "D" if self._from_the_end(node) else "QK")
+            found = self.readings(node.meta["val"], "QK")
+            return (
+                [*self.readings(node.meta["val"], "D"), *found]
+                if self._from_the_end(node)
+                else found
+            )
         return [None]
 
     def _from_the_end(self, node: Node) -> bool:

@@ -26,8 +26,6 @@ QUICK = """
 SLOW = ["flex-score"]  # without torch.compile
 REFUSED = {
     "gated-recurrence": "logcumsumexp has no state that is known",
-    "xpos-centred": "its tables depend on the length, although their product does not",
-    "alibi-from-last-key": "its bias is counted from the last key",
 }
 
 
