@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.export import ExportedProgram
 from torch.fx import Graph, Node
 from torch.fx.experimental.proxy_tensor import make_fx
+from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 
 from posenc_export.reading.complex_numbers import is_complex, real_numbers
 from posenc_export.reading.refused import Refused, refuse, without_wrapper
@@ -17,6 +18,10 @@ from posenc_export.reading.tracing import quiet
 
 aten = torch.ops.aten
 END = 2**63 - 1  # of a slice
+CHOOSES = (
+    "chooses as many tokens as the data decides; compute all of them and choose by torch.where,"
+    " experts in a dense form"
+)
 WITHOUT_TOKENS = "leaves no axis of tokens, and not the last token"
 _SAME = {
     aten.alias.default,
@@ -118,12 +123,17 @@ def _update_values(graph: Graph, changed: Set[Node]) -> None:
     for node in graph.nodes:
         if node.op != "call_function" or changed.isdisjoint(node.all_input_nodes):
             continue
-        given = torch.fx.node.map_arg((node.args, node.kwargs), lambda other: other.meta["val"])
         changed.add(node)
-        try:
-            node.meta["val"] = node.target(*given[0], **given[1])
-        except (RuntimeError, IndexError):  # raised by torch for a shape with one token in it
-            refuse(node, WITHOUT_TOKENS)
+        _compute_again(node, WITHOUT_TOKENS)
+
+
+def _compute_again(node: Node, otherwise: str) -> None:
+    """Compute meta["val"] of a node from those of its inputs. Refused: it takes them no more."""
+    given = torch.fx.node.map_arg((node.args, node.kwargs), lambda other: other.meta["val"])
+    try:
+        node.meta["val"] = node.target(*given[0], **given[1])  # type: ignore[operator]
+    except (RuntimeError, IndexError):  # raised by torch for a shape with other tokens in it
+        refuse(node, otherwise)
 
 
 def _without_tokens(result: Node, tokens: Any) -> Node:
@@ -201,6 +211,7 @@ def clean(program: ExportedProgram, tokens_moved: bool) -> Cleaned:
             if node.name in held:
                 names[node] = without_wrapper(name)
     _simplified(graph)
+    _chosen_by_masks(graph)
     real_numbers(graph, constants)
     for node in list(constants):
         if not node.users and node.op == "placeholder":
@@ -336,6 +347,55 @@ def _simplified(graph: Graph) -> None:
                 user.args = (node.args[0], [node.args[1]], *node.args[2:])
             graph.erase_node(node)
     graph.eliminate_dead_code()
+
+
+def _chosen_by_masks(graph: Graph) -> None:
+    """Where data decides how many tokens are computed, let it choose among the results for all:
+    x[mask] is x, and y[mask] = z is where(mask, z, y). Refused: it chooses otherwise.
+    """
+    if not any(free_unbacked_symbols(node.meta.get("val")) for node in graph.nodes):
+        return
+    changed: Set[Node] = set()
+    for node in [node for node in graph.nodes if node.op == "call_function"]:
+        chosen = node.args[1] if node.target in (aten.index.Tensor, aten.index_put.default) else []
+        mask = chosen[0] if isinstance(chosen, (list, tuple)) and len(chosen) == 1 else None
+        if mask is not None and mask.meta["val"].dtype == torch.bool:
+            new = _for_all(node, mask)
+            node.replace_all_uses_with(new)
+            graph.erase_node(node)
+            if node.target is aten.index.Tensor:
+                changed.add(new)
+        elif not changed.isdisjoint(node.all_input_nodes):
+            changed.add(node)
+            _compute_again(node, CHOOSES)
+    graph.eliminate_dead_code()
+    for node in graph.nodes:
+        if free_unbacked_symbols(node.meta.get("val")):
+            refuse(node, CHOOSES)
+
+
+def _for_all(node: Node, mask: Node) -> Node:
+    """Put what a choice by a mask gives for all tokens, or their assignment, before a node."""
+    graph, source, rank = node.graph, _first(node), mask.meta["val"].dim()
+    rest = source.meta["val"].dim() - rank
+
+    def made(operator: Any, *arguments: Any) -> Node:
+        with graph.inserting_before(node):
+            new = graph.call_function(operator, arguments)
+        new.meta = dict(node.meta)
+        _compute_again(new, CHOOSES)
+        return new
+
+    if node.target is aten.index.Tensor:
+        return made(aten.flatten.using_ints, source, 0, rank - 1)
+    value: Any = node.args[2]
+    if value.meta["val"].dim() == rest + 1 and rank > 1:
+        value = made(aten.reshape_as.default, value, source)
+    if node.args[3:] == (True,):
+        value = made(aten.add.Tensor, source, value)
+    for _ in range(rest):
+        mask = made(aten.unsqueeze.default, mask, -1)
+    return made(aten.where.self, mask, value, source)
 
 
 def _keeps_dtype(node: Node) -> bool:

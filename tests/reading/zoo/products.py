@@ -309,3 +309,26 @@ class PaddingToken(nn.Module):
 
         self.attention.weights = weights
         return self.head(self.attention(self.embed(ids)))
+
+
+@layer("experts-by-mask", True, hidden=True)
+@layer("experts-by-mask-of-rows", False, hidden=True)
+class ExpertsByMask(TokensFlattened):
+    """Each expert computes the tokens that chose it, cut out by a mask, and none without them."""
+
+    def __init__(self, flattened: bool) -> None:
+        super().__init__()
+        self.flattened = flattened
+
+    def forward(self, x: Tensor) -> Tensor:
+        tokens = x.view(-1, WIDTH) if self.flattened else x
+        chances, chosen = self.router(tokens).softmax(dim=-1).topk(2, dim=-1)
+        y = torch.zeros_like(tokens)
+        for number, expert in enumerate(self.experts):
+            mine = chosen == number
+            mask = mine.any(dim=-1)
+            if not mask.any():
+                continue
+            weight = (chances * mine).sum(dim=-1, keepdim=True)
+            y[mask] += weight[mask] * (tokens[mask] @ expert).relu()
+        return y.view(x.shape)
