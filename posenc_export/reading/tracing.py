@@ -1,6 +1,5 @@
 """torch.export with what a module as published needs, one remedy after the other."""
 
-import builtins
 import io
 import logging
 import math
@@ -28,6 +27,7 @@ from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
+from posenc_export.reading.joined import Joined, numbers_of_lengths
 from posenc_export.reading.refused import Refused, joined, place, place_of_error
 from posenc_export.reading.whole import OneTensor, of_length
 
@@ -52,15 +52,7 @@ class Remedy(NamedTuple):
     patch: Optional[Callable[[], ContextManager[Any]]] = None
     strict: bool = False
     granule: int = 1
-
-
-def _symbolic_len() -> ContextManager[Any]:
-    plain = builtins.len
-
-    def length(held: Any) -> Any:
-        return held.shape[0] if isinstance(held, Tensor) and held.dim() else plain(held)
-
-    return mock.patch.object(builtins, "len", length)
+    joined: bool = False
 
 
 @contextmanager
@@ -99,9 +91,9 @@ FIXES = (
     " tensors"
 )
 REMEDIES = [
-    Remedy("len(tensor) kept as a size", FIXED, _symbolic_len),
     Remedy("branches on mask.any() and mask.all() as for a mixed mask", DATA, _any_is_true),
     Remedy("the length as key of a dict", ("unhashable type",), _hashable_sizes),
+    Remedy("traces of several sizes joined", (*FIXED, *DATA), joined=True),
     Remedy("traced by torch.export's strict mode", strict=True),
     Remedy(f"traced at lengths that are multiples of {GRANULE}", BLOCKS, granule=GRANULE),
 ]
@@ -192,18 +184,33 @@ def _attempt(plain: OneTensor, x: Tensor, most: int, active: List[Remedy]) -> Ex
     sizes: List[Dict[int, Any]] = [{0: free, 1: tokens}]
     if copied.argument is not None:
         sizes.append({0: free, 1: tokens} if copied.axes == 2 else {0: tokens})
-    strict = any(r.strict for r in active)
+    inputs, traced = copied.inputs(x), copied
+    strict, is_joined = (any(getattr(r, kind) for r in active) for kind in ("strict", "joined"))
     with quiet(), ExitStack() as stack, _fixed_sizes(copied) as fixed:
         for remedy in active:
             if remedy.patch is not None:
                 stack.enter_context(remedy.patch())
         try:
+            if is_joined:
+                traced = _joined(copied, x)
             program = torch.export.export(
-                copied, copied.inputs(x), dynamic_shapes=tuple(sizes), strict=strict
+                traced, inputs, dynamic_shapes=tuple(sizes), strict=strict
             )
         except Exception as error:
             raise _in_our_words(error, copied, fixed) from error
     return program
+
+
+def _joined(plain: OneTensor, x: Tensor) -> Joined:
+    """One module from traces at four sizes near that of x."""
+    programs, sizes = [], [(x.shape[0] + n % 4, x.shape[1] - n) for n in (0, 1, 3, 6)]
+    for rows, length in sizes:
+        copied = plain.copied()
+        some = copied.inputs(x[torch.arange(rows) % x.shape[0], :length].clone())
+        with numbers_of_lengths(plain.copied(), some):
+            program = torch.export.export(copied, some, strict=False)
+        programs.append(program.run_decompositions({}))
+    return Joined(programs, sizes)
 
 
 def _example_sizes(plain: OneTensor, most: int, granule: int) -> Tuple[int, int]:

@@ -287,3 +287,32 @@ class FlexScore(Attention):
 
         mask = create_block_mask(seen, None, None, q.size(2), q.size(2), device="cpu")
         return flex_attention(q, k, v, score_mod=score, block_mask=mask)
+
+
+@layer("sizes-as-plain-numbers")
+class SizesAsPlainNumbers(Attention):
+    """The code makes plain numbers of the sizes, which a trace fixes."""
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        B, H, T, _ = (int(size) for size in q.shape)
+        away = torch.arange(T).reshape(T, 1) - torch.arange(T).reshape(1, T)
+        scores = (q @ k.mT / SIZE**0.5).reshape(B * H, T * T)
+        scores = scores.reshape(B, H, T, T) - away * torch.tensor(0.1)
+        return scores.masked_fill(away < 0, -torch.inf).softmax(-1) @ v
+
+
+@layer("numbers-of-positions", hidden=True)
+class NumbersOfPositions(Rotated):
+    """The longest position, as a number, decides whether a table of angles must grow."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("table", angles(16), persistent=False)
+
+    def rotate(self, q: Tensor, k: Tensor) -> Tuple[Tensor, Tensor]:
+        places = torch.arange(q.size(2))
+        longest = int(places.max().item()) + 1
+        if longest > len(self.table):
+            self.table = angles(longest)
+        turns = self.table[places]
+        return halves(q, turns.cos(), turns.sin()), halves(k, turns.cos(), turns.sin())
