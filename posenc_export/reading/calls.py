@@ -242,9 +242,9 @@ class Calls(torch.nn.Module):
 
     def _new(self, cached: Cached, values: Dict[Node, Any], counts: Any) -> Tensor:
         """Return the new tokens of a cached value as [B,S,N,D], without entries beside them."""
-        node, order = cached.node, cached.order
-        roles, order = self.steps[node].roles, order or self._own_order(node)
-        new = split(values[node], roles, counts).permute(list(order))
+        node, roles = cached.node, self.steps[cached.node].roles
+        order = list(cached.order or self._own_order(node))
+        new = split(values[node], roles, counts).permute(order)
         if not is_plain(roles):
             new = new.narrow(1, factors(roles)[order[1]].left, counts["Q"])
         if new.dim() == 2:

@@ -1,8 +1,7 @@
 """One graph of torch.fx for the calls of a module, which every target reads."""
 
-import functools
 import warnings
-from typing import Any, Callable, Dict, List, Mapping, Optional, Tuple
+from typing import Any, Dict, List, Mapping, Optional, Tuple
 
 import torch
 from torch import Tensor, library
@@ -21,69 +20,50 @@ LIBRARY = "posenc_reading"
 VMAP = {torch._C._functorch._add_batch_dim, torch._functorch.predispatch._add_batch_dim}
 
 
-def stand_in(shape: Callable[..., Tensor]) -> Any:
-    """Return an operator of a trace with the name and the arguments of a function, which returns a
-    tensor of the shape of the result.
-    """
+SCHEMAS = {  # of stand-ins of operations, which are only traced
+    "append": "(Tensor past, Tensor new, Tensor write_index, Tensor key_positions)",
+    "attention_mask": "(Tensor positions, Tensor key_positions, Tensor? bias, Tensor like,"
+    " int before, int after, int chunk)",
+    "attend": "(Tensor q, Tensor keys, Tensor values, Tensor mask, Tensor? content, float scale,"
+    " float softcap, Tensor? sinks)",
+    "rotate_pairs": "(Tensor x, Tensor positions, Tensor cos, Tensor sin, bool interleaved,"
+    " bool linear)",
+    "distances": "(Tensor q_positions, Tensor k_positions)",
+    "select_tokens": "(Tensor x, Tensor index)",
+}
+for _name, _schema in SCHEMAS.items():
+    library.define(f"{LIBRARY}::{_name}", f"{_schema} -> Tensor")
+_OF = getattr(torch.ops, LIBRARY)
 
-    @functools.wraps(shape)
-    def computed(*_: Any) -> Tensor:
-        raise NotImplementedError  # only traced
 
-    name = f"{LIBRARY}::{shape.__name__.removeprefix('_')}"
-    operator = library.custom_op(name, computed, mutates_args=())
-    operator.register_fake(shape)
-    return operator
-
-
-@stand_in
-def _append(past: Tensor, new: Tensor, write_index: Tensor, key_positions: Tensor) -> Tensor:
+@library.register_fake(f"{LIBRARY}::append")
+def _(past: Tensor, new: Tensor, write_index: Tensor, key_positions: Tensor) -> Tensor:
     return past.new_empty(past.shape[0], past.shape[1], key_positions.shape[1], past.shape[3])
 
 
-@stand_in
-def _attention_mask(
-    positions: Tensor,
-    key_positions: Tensor,
-    bias: Optional[Tensor],
-    like: Tensor,
-    before: int,
-    after: int,
-    chunk: int,
-) -> Tensor:
+@library.register_fake(f"{LIBRARY}::attention_mask")
+def _(q: Tensor, k: Tensor, bias: Optional[Tensor], like: Tensor, *limits: int) -> Tensor:
     heads = 1 if bias is None else bias.shape[1]
-    return like.new_empty(positions.shape[0], heads, positions.shape[1], key_positions.shape[1])
+    return like.new_empty(q.shape[0], heads, q.shape[1], k.shape[1])
 
 
-@stand_in
-def _attend(
-    q: Tensor,
-    keys: Tensor,
-    values: Tensor,
-    mask: Tensor,
-    content: Optional[Tensor],
-    scale: float,
-    softcap: float,
-    sinks: Optional[Tensor],
-) -> Tensor:
+@library.register_fake(f"{LIBRARY}::attend")
+def _(q: Tensor, keys: Tensor, values: Tensor, mask: Tensor, *more: Any) -> Tensor:
     return q.new_empty(q.shape[0], q.shape[1], q.shape[2] * values.shape[3])
 
 
-@stand_in
-def _rotate_pairs(
-    x: Tensor, positions: Tensor, cos: Tensor, sin: Tensor, interleaved: bool, linear: bool
-) -> Tensor:
+@library.register_fake(f"{LIBRARY}::rotate_pairs")
+def _(x: Tensor, *more: Any) -> Tensor:
     return x.new_empty(x.shape)
 
 
-@stand_in
-def _distances(q_positions: Tensor, k_positions: Tensor) -> Tensor:
-    shape = q_positions.shape[0], 1, q_positions.shape[1], k_positions.shape[1]
-    return torch.empty(shape, dtype=torch.float32)
+@library.register_fake(f"{LIBRARY}::distances")
+def _(q_positions: Tensor, k_positions: Tensor) -> Tensor:
+    return torch.empty(q_positions.shape[0], 1, q_positions.shape[1], k_positions.shape[1])
 
 
-@stand_in
-def _select_tokens(x: Tensor, index: Tensor) -> Tensor:
+@library.register_fake(f"{LIBRARY}::select_tokens")
+def _(x: Tensor, index: Tensor) -> Tensor:
     return x.new_empty(x.shape[0], index.shape[1], x.shape[2])
 
 
@@ -94,16 +74,16 @@ class StandIns:
         key_positions: [B,T]; a cache has as many slots.
     """
 
-    attention_mask, distances = staticmethod(_attention_mask), staticmethod(_distances)
-    attend, select_tokens = staticmethod(_attend), staticmethod(_select_tokens)
-    rotate_pairs = staticmethod(_rotate_pairs)
+    attention_mask, distances = staticmethod(_OF.attention_mask), staticmethod(_OF.distances)
+    attend, select_tokens = staticmethod(_OF.attend), staticmethod(_OF.select_tokens)
+    rotate_pairs = staticmethod(_OF.rotate_pairs)
 
     def __init__(self, key_positions: Tensor) -> None:
         self.key_positions = key_positions
 
     def append(self, past: Tensor, new: Tensor, write_index: Tensor) -> Tensor:
         """Stand for ops.append."""
-        result: Tensor = _append(past, new, write_index, self.key_positions)
+        result: Tensor = _OF.append(past, new, write_index, self.key_positions)
         return result
 
 
@@ -249,12 +229,7 @@ def _plain(operation: Any, count: Optional[int] = None) -> Any:
     return of
 
 
-_OF = getattr(torch.ops, LIBRARY)
 OPERATIONS: Dict[Any, Any] = {
-    _OF.append.default: _plain(ops.append, 3),
-    _OF.attention_mask.default: _plain(ops.attention_mask),
-    _OF.attend.default: _plain(ops.attend),
-    _OF.rotate_pairs.default: _plain(ops.rotate_pairs),
-    _OF.distances.default: _plain(ops.distances),
-    _OF.select_tokens.default: _plain(ops.select_tokens),
+    getattr(_OF, name).default: _plain(getattr(ops, name), 3 if name == "append" else None)
+    for name in SCHEMAS
 }

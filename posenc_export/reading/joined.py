@@ -16,7 +16,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from posenc_export.reading.values import LIKE
 
 aten = torch.ops.aten
-Sizes = Sequence[Tuple[int, int]]  # rows and tokens of each trace
+NUMBERS = (("item", lambda n: n), ("__int__", int), ("__float__", float), ("__bool__", bool))
+KEPT = ("stack_trace", "nn_module_stack")  # of what is known of a node
 
 
 class _Numbers(TorchDispatchMode):
@@ -24,21 +25,18 @@ class _Numbers(TorchDispatchMode):
 
     def __init__(self, x: Tensor) -> None:
         super().__init__()
-        self.of_data: Dict[int, Tensor] = {id(x): x}  # which lives as long as its id counts
+        self.of_data = {id(x): x}  # which lives as long as its id counts
         self.found: List[Any] = []
         self.depends = False
 
-    def __torch_dispatch__(
-        self, operator: Any, types: Any, args: Any = (), kwargs: Optional[Dict[str, Any]] = None
-    ) -> Any:
-        result = operator(*args, **(kwargs or {}))
+    def __torch_dispatch__(self, op: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = op(*args, **(kwargs or {}))
         read = any(id(value) in self.of_data for value in pytree.tree_leaves((args, kwargs)))
-        if operator is aten._local_scalar_dense.default:
+        if op is aten._local_scalar_dense.default:
             self.found.append(result)
             self.depends |= read
-        elif read and operator.overloadpacket not in LIKE:
-            made = (t for t in pytree.tree_leaves(result) if isinstance(t, Tensor))
-            self.of_data.update({id(t): t for t in made})
+        elif read and op.overloadpacket not in LIKE:
+            self.of_data.update({id(t): t for t in pytree.tree_leaves(result)})
         return result
 
 
@@ -51,145 +49,103 @@ def numbers_of_lengths(module: Callable[..., Tensor], inputs: Sequence[Tensor]) 
         module(*inputs)
     left = iter(numbers.found)
     with ExitStack() as stack:
-        for name, kind in (
-            ("item", None),
-            ("__int__", int),
-            ("__float__", float),
-            ("__bool__", bool),
-        ):
-
-            def number(x: Tensor, kind: Any = kind) -> Any:
-                value = next(left)
-                return value if kind is None else kind(value)
-
-            if numbers.found and not numbers.depends:
-                stack.enter_context(mock.patch.object(Tensor, name, number))
+        for name, kind in NUMBERS if numbers.found and not numbers.depends else ():
+            given = mock.patch.object(Tensor, name, lambda _, kind=kind: kind(next(left)))
+            stack.enter_context(given)
         yield
 
 
 class Joined(nn.Module):
-    """A module from x, and positions, whose numbers are those of several traces, for any sizes.
+    """A module from x, and positions, that gives the numbers of several traces, for any sizes.
 
     Args:
         programs: traces at fixed sizes, whose graphs differ in whole numbers alone.
-        sizes: of the traces, four or more.
+        sizes: rows and tokens of each; four or more.
 
     Raises:
         ValueError: they differ otherwise.
     """
 
-    def __init__(self, programs: Sequence[ExportedProgram], sizes: Sizes) -> None:
+    def __init__(
+        self, programs: Sequence[ExportedProgram], sizes: Sequence[Tuple[int, int]]
+    ) -> None:
         super().__init__()
-        first, graph = programs[0], Graph()
-        held = [_held(program) for program in programs]
+        self.sizes, self.graph = sizes, Graph()
         nodes = [list(program.graph.nodes) for program in programs]
-        if len({len(each) for each in nodes}) > 1 or any(held[0].keys() != h.keys() for h in held):
+        if len({str([(n.op, n.target) for n in each if n.op[0] == "c"]) for each in nodes}) > 1:
             raise ValueError("traces differ in their operators")
-        places = [{n: i for i, n in enumerate(each)} for each in nodes]
-        inputs = [n for n in nodes[0] if n.op == "placeholder" and n.name not in held[0]]
-        known = {node: graph.placeholder(node.name) for node in inputs}
-        given = list(known.values())
-        for node, *others in zip(*nodes, strict=True):
-            if node in known:
+        places = [{node: place for place, node in enumerate(each)} for each in nodes]
+        names, held = _names(programs[0]), [_held(program) for program in programs]
+        inputs = [n for n in nodes[0] if n.op == "placeholder" and n.name not in names]
+        known = {node: self.graph.placeholder(node.name) for node in inputs}
+        self.given, root = list(known.values()), {}
+        for alike in zip(*nodes, strict=True):
+            node = alike[0]
+            if node.op == "placeholder" and node in known:
                 continue
             if node.op == "placeholder":
                 tables = [own[node.name] for own in held]
-                if all(_equal(table, tables[0]) for table in tables):
-                    known[node] = graph.get_attr(_attribute(node.name, first))
-                    continue
-                if any(table.dim() or table != table.to(torch.int64) for table in tables):
-                    raise ValueError("traces hold different tables")
-                number = _number([int(table) for table in tables], sizes, graph, given)
-                known[node] = graph.call_function(
-                    aten.full.default, ([], number), {"dtype": tables[0].dtype}
-                )
-            elif node.op == "output":
-                graph.output(known[node.args[0][0]])
+                root[names[node.name]] = tables[0]
+                known[node] = self.graph.get_attr(names[node.name])
+                if not all(torch.equal(table, tables[0]) for table in tables):
+                    number = self._number([table.item() for table in tables])
+                    like: Any = {"dtype": tables[0].dtype}
+                    known[node] = self.graph.call_function(aten.full.default, ([], number), like)
+                continue
+            flat = [pytree.tree_flatten((node.args, node.kwargs)) for node in alike]
+            if any(spec != flat[0][1] for _, spec in flat):
+                raise ValueError("traces differ in their arguments")
+            leaves: List[Any] = []
+            for values in zip(*(own for own, _ in flat), strict=True):
+                if not isinstance(values[0], Node):
+                    leaves.append(self._number(values))
+                elif len({of[value] for of, value in zip(places, values, strict=True)}) > 1:
+                    raise ValueError("traces differ in their order")
+                else:
+                    leaves.append(known[values[0]])
+            args, kwargs = pytree.tree_unflatten(leaves, flat[0][1])
+            if node.op == "output":
+                self.graph.output(args[0][0])
             else:
-                if any(other.target is not node.target for other in others):
-                    raise ValueError("traces differ in their operators")
-                args = _joined([node, *others], places, sizes, graph, given, known)
-                known[node] = graph.call_function(node.target, *args)
-            if node in known:
-                kept = ("stack_trace", "nn_module_stack")
-                known[node].meta = {key: node.meta[key] for key in kept if key in node.meta}
-        root = {_attribute(name, first): value for name, value in held[0].items()}
-        self.module = GraphModule(root, graph)
+                known[node] = self.graph.call_function(node.target, args, kwargs)
+                known[node].meta = {key: node.meta[key] for key in KEPT if key in node.meta}
+        self.module = GraphModule(root, self.graph)
 
     def forward(self, x: Tensor, positions: Optional[Tensor] = None) -> Tensor:
-        inputs = (x,) if positions is None else (x, positions)
         with torch.fx.traceback.preserve_node_meta():
+            inputs = (x,) if positions is None else (x, positions)
             result: Tensor = Interpreter(self.module).run(*inputs)
         return result
+
+    def _number(self, values: Sequence[Any]) -> Any:
+        """Return what all traces have, or compute p times a product of sizes plus q."""
+        if all(type(value) is type(values[0]) and value == values[0] for value in values):
+            return values[0]
+        for powers in itertools.product((0, 1), (0, 1, 2)):
+            units = [rows ** powers[0] * length ** powers[1] for rows, length in self.sizes]
+            if powers == (0, 0) or not all(value == int(value) for value in values):
+                continue
+            p = (values[1] - values[0]) // (units[1] - units[0])
+            q = values[0] - p * units[0]
+            if all(p * unit + q == value for unit, value in zip(units, values, strict=True)):
+                number: Any = int(p)
+                for axis in (0,) * powers[0] + (1,) * powers[1]:
+                    size = self.graph.call_function(aten.sym_size.int, (self.given[0], axis))
+                    number = self.graph.call_function(operator.mul, (number, size))
+                return self.graph.call_function(operator.add, (number, int(q)))
+        raise ValueError(f"a number is none of the sizes: {values}")
+
+
+def _names(program: ExportedProgram) -> Dict[str, str]:
+    """Names of weights and tables in the module, by those of their placeholders."""
+    of = program.graph_signature
+    state = {**of.inputs_to_parameters, **of.inputs_to_buffers}
+    tables = {name: name for name in of.inputs_to_lifted_tensor_constants}
+    return {name: own.removeprefix("module.") for name, own in {**state, **tables}.items()}
 
 
 def _held(program: ExportedProgram) -> Dict[str, Tensor]:
     """Weights and tables of a trace, by the names of their placeholders."""
-    signature = program.graph_signature
-    state = {**signature.inputs_to_parameters, **signature.inputs_to_buffers}
-    lifted = signature.inputs_to_lifted_tensor_constants
-    found = {}
-    for name, own in {**state, **lifted}.items():
-        stored = program.state_dict.get(own)
-        found[name] = program.constants[own] if stored is None else stored
-    return found
-
-
-def _attribute(name: str, program: ExportedProgram) -> str:
-    """The name of a weight within the module, or that of the placeholder of a table."""
-    signature = program.graph_signature
-    state = {**signature.inputs_to_parameters, **signature.inputs_to_buffers}
-    return state.get(name, name).removeprefix("module.")
-
-
-def _equal(a: Optional[Tensor], b: Tensor) -> bool:
-    return a is b or a is not None and a.shape == b.shape and torch.equal(a, b)
-
-
-def _joined(
-    nodes: Sequence[Node],
-    places: Sequence[Dict[Node, int]],
-    sizes: Sizes,
-    graph: Graph,
-    given: Sequence[Node],
-    known: Dict[Node, Node],
-) -> Tuple[Any, Any]:
-    """Arguments of the same node of all traces, with numbers that follow the sizes computed."""
-    flat = [
-        pytree.tree_flatten((node.args, node.kwargs), is_leaf=lambda a: a is None) for node in nodes
-    ]
-    if any(spec != flat[0][1] for _, spec in flat):
-        raise ValueError("traces differ in their arguments")
-    leaves = []
-    for values in zip(*(own for own, _ in flat), strict=True):
-        first = values[0]
-        if isinstance(first, Node):
-            if len({place[value] for place, value in zip(places, values, strict=True)}) > 1:
-                raise ValueError("traces differ in their order")
-            leaves.append(known[first])
-        elif all(type(value) is type(first) and value == first for value in values):
-            leaves.append(first)
-        else:
-            leaves.append(_number(values, sizes, graph, given))
-    args, kwargs = pytree.tree_unflatten(leaves, flat[0][1])
-    return args, kwargs
-
-
-def _number(values: Sequence[Any], sizes: Sizes, graph: Graph, given: Sequence[Node]) -> Node:
-    """Compute a number that is p times a product of sizes plus q, for whole p and q."""
-    if not all(type(value) is int for value in values):
-        raise ValueError(f"traces differ in {values}")
-    for powers in sorted(itertools.product((0, 1), (0, 1, 2)), key=sum):
-        units = [rows ** powers[0] * length ** powers[1] for rows, length in sizes]
-        if units[0] == units[1]:
-            continue
-        p = (values[1] - values[0]) // (units[1] - units[0])
-        q = values[0] - p * units[0]
-        if all(p * unit + q == value for unit, value in zip(units, values, strict=True)):
-            number: Any = p
-            for axis, power in enumerate(powers):
-                for _ in range(power):
-                    size = graph.call_function(aten.sym_size.int, (given[0], axis))
-                    number = graph.call_function(operator.mul, (number, size))
-            return graph.call_function(operator.add, (number, q))
-    raise ValueError(f"a number is none of the sizes: {values}")
+    of, known = program.graph_signature, {**program.constants, **program.state_dict}
+    state = {**of.inputs_to_parameters, **of.inputs_to_buffers}
+    return {n: known[own] for n, own in {**state, **of.inputs_to_lifted_tensor_constants}.items()}

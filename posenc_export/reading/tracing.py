@@ -184,7 +184,7 @@ def _attempt(plain: OneTensor, x: Tensor, most: int, active: List[Remedy]) -> Ex
     sizes: List[Dict[int, Any]] = [{0: free, 1: tokens}]
     if copied.argument is not None:
         sizes.append({0: free, 1: tokens} if copied.axes == 2 else {0: tokens})
-    inputs, traced = copied.inputs(x), copied
+    traced: nn.Module = copied
     strict, is_joined = (any(getattr(r, kind) for r in active) for kind in ("strict", "joined"))
     with quiet(), ExitStack() as stack, _fixed_sizes(copied) as fixed:
         for remedy in active:
@@ -194,7 +194,7 @@ def _attempt(plain: OneTensor, x: Tensor, most: int, active: List[Remedy]) -> Ex
             if is_joined:
                 traced = _joined(copied, x)
             program = torch.export.export(
-                traced, inputs, dynamic_shapes=tuple(sizes), strict=strict
+                traced, copied.inputs(x), dynamic_shapes=tuple(sizes), strict=strict
             )
         except Exception as error:
             raise _in_our_words(error, copied, fixed) from error
