@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from posenc_export.reading import causality
 from posenc_export.reading.read import read
 from posenc_export.reading.refused import Refused
 from posenc_export.shared.numerics import tolerance
@@ -104,3 +105,12 @@ def test_weights_that_are_cast_keep_their_names() -> None:
     names = dict(reading.calls.named_parameters())
     assert {"scale", "shift", "lm_head.weight", "attentions.1.c_proj.weight"} <= names.keys()
     assert torch.equal(names["lm_head.weight"], module.lm_head.weight)
+
+
+def test_tables_by_length_are_refused_where_a_sequence_of_full_length_takes_too_long(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(causality, "LONGEST_EDGE", 32)
+    module, example, positions = ZOO["xpos-centred"]()
+    with pytest.raises(Refused, match="depends on the length, not on positions alone"):
+        read(module, example, positions)

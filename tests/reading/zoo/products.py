@@ -332,3 +332,53 @@ class ExpertsByMask(TokensFlattened):
             weight = (chances * mine).sum(dim=-1, keepdim=True)
             y[mask] += weight[mask] * (tokens[mask] @ expert).relu()
         return y.view(x.shape)
+
+
+@specimen("padding-as-bias")
+class PaddingAsBias(nn.Module):
+    """Token 0 and later ones are hidden by a bias of rows times heads, from a transposed mask."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.head = nn.Embedding(VOCABULARY, WIDTH), nn.Linear(WIDTH, VOCABULARY)
+        self.qkv = nn.Linear(WIDTH, 3 * WIDTH)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        B, T = ids.shape
+        seen = (torch.triu(torch.ones(T, T)) == 1).transpose(0, 1)
+        bias = seen.float().masked_fill(seen == 0, -torch.inf).masked_fill(seen == 1, 0.0)
+        padding = torch.zeros(B, T).masked_fill(ids == 0, -torch.inf).view(B, 1, 1, T)
+        bias = bias.unsqueeze(0) + padding.expand(-1, HEADS, -1, -1).reshape(B * HEADS, 1, T)
+        qkv = self.qkv(self.embed(ids)).view(B, T, 3, HEADS, SIZE).permute(2, 0, 3, 1, 4)
+        q, k, v = qkv.reshape(3, B * HEADS, T, SIZE)
+        y = torch.baddbmm(bias, q, k.mT).softmax(-1) @ v
+        return self.head(y.view(B, HEADS, T, SIZE).transpose(1, 2).reshape(B, T, WIDTH))
+
+
+@specimen("memory-tokens-in-streams")
+class MemoryTokensInStreams(MemoryTokens):
+    """The same in four residual streams, which are rows beside those of the batch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.mix = nn.Parameter(torch.randn(2, WIDTH, 5))
+
+    def forward(self, ids: Tensor) -> Tensor:
+        B, T = ids.shape
+        x = self.embed(ids) + self.places(torch.arange(T))
+        first, last = self.memory.expand(B, -1, -1).split((self.before, self.after), dim=1)
+        x = torch.cat((first, x, last), dim=1).repeat_interleave(4, dim=0)
+        mask = torch.ones(T, T, dtype=torch.bool).tril()
+        mask = F.pad(mask, (0, self.after, self.before, 0))
+        mask = F.pad(mask, (self.before, 0, 0, self.after), value=True)
+        for layer_of, mix in zip(self.layers, self.mix, strict=True):
+            streams = x.unflatten(0, (B, 4)).permute(0, 2, 1, 3)
+            mixed = torch.einsum("bnsd,bnst->bntd", streams, (streams @ mix).tanh())
+            own, rest = mixed[:, :, 0], mixed[:, :, 1:]
+            q, k, v = (
+                t.unflatten(-1, (HEADS, -1)).transpose(1, 2) for t in layer_of(own).chunk(3, -1)
+            )
+            scores = (q @ k.mT / SIZE**0.5).masked_fill(~mask, -torch.finfo(x.dtype).max)
+            y = (scores.softmax(-1) @ v).transpose(1, 2).flatten(2)
+            x = (rest + y.unsqueeze(2)).permute(0, 2, 1, 3).flatten(0, 1)
+        return self.head(x.unflatten(0, (B, 4)).sum(1)[:, self.before : self.before + T])
