@@ -416,6 +416,8 @@ def triangle(x: Tensor, plan: Any, call: Call) -> Tensor:
         away = -away.transpose(1, 2)
     kept = away.le(plan.shift) if plan.lower else away.ge(plan.shift)
     kept = kept[(slice(None), *[None] * (x.dim() - 3))]
+    if x.dtype == torch.bool:
+        return kept & x
     return torch.where(kept, x, torch.zeros((), dtype=x.dtype))
 
 

@@ -321,6 +321,7 @@ class ExpertsByMask(TokensFlattened):
         self.flattened = flattened
 
     def forward(self, x: Tensor) -> Tensor:
+        x = x + Attention.forward(self, x)
         tokens = x.view(-1, WIDTH) if self.flattened else x
         chances, chosen = self.router(tokens).softmax(dim=-1).topk(2, dim=-1)
         y = torch.zeros_like(tokens)
@@ -373,7 +374,7 @@ class MemoryTokensInStreams(MemoryTokens):
         mask = F.pad(mask, (self.before, 0, 0, self.after), value=True)
         for layer_of, mix in zip(self.layers, self.mix, strict=True):
             streams = x.unflatten(0, (B, 4)).permute(0, 2, 1, 3)
-            mixed = torch.einsum("bnsd,bnst->bntd", streams, (streams @ mix).tanh())
+            mixed = torch.einsum("bnsd,bnst->bntd", streams, (streams @ mix).softmax(2))
             own, rest = mixed[:, :, 0], mixed[:, :, 1:]
             q, k, v = (
                 t.unflatten(-1, (HEADS, -1)).transpose(1, 2) for t in layer_of(own).chunk(3, -1)
