@@ -412,9 +412,9 @@ class Calls(torch.nn.Module):
         return in_axes(y, step.roles, step.order, call.counts)
 
     def _running_sum(self, step: RunningSum, call: Call) -> Tensor:
-        """Sum over the cached tokens that a query sees."""
+        """Sum over a token and those before it."""
         x = self._cached(Cached(step.source), call)  # [B,N,T,D]
-        y = call.seen.to(torch.float32).unsqueeze(1) @ x
+        y = call.earlier.to(torch.float32).unsqueeze(1) @ x
         return self._laid_out(y.transpose(1, 2), step.source, step.roles, call.counts)
 
     def _window(self, step: Window, call: Call) -> Tensor:

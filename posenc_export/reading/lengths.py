@@ -163,10 +163,16 @@ class Call:
     @functools.cached_property
     def seen(self) -> Tensor:
         """Which keys a query may see [B,S,T] bool."""
-        like = torch.empty(0)
-        mask = self.ops.attention_mask(
-            self.positions, self.key_positions, None, like, -1, self.after, 0
-        )
+        return self._up_to(self.after)
+
+    @functools.cached_property
+    def earlier(self) -> Tensor:
+        """Which keys are the query's own or those of earlier tokens [B,S,T] bool."""
+        return self._up_to(0) if self.after else self.seen
+
+    def _up_to(self, after: int) -> Tensor:
+        places = self.positions, self.key_positions
+        mask = self.ops.attention_mask(*places, None, torch.empty(0), -1, after, 0)
         seen: Tensor = mask.squeeze(1).eq(0)
         return seen
 

@@ -349,7 +349,7 @@ class Properties:
     # Sums over earlier tokens, and the third property
 
     def _running_sum(self, node: Node) -> Optional[Step]:
-        if node.target is not aten.cumsum.default or not self.causal:
+        if node.target is not aten.cumsum.default:
             return None
         source: Any = node.args[0]
         own = self.steps[source].roles

@@ -185,6 +185,16 @@ class Encoder(nn.Module):
         return self.layer(self.tokens(ids) + self.places(torch.arange(ids.size(1))))
 
 
+class Counting(Encoder):
+    """An encoder that counts the tokens which are not padding, id 1, as RoBERTa does."""
+
+    def forward(self, ids: Tensor) -> Tensor:
+        tokens = ids.ne(1).int()
+        places = torch.cumsum(tokens, dim=1) * tokens
+        x = self.tokens(ids) + self.places(places.long())
+        return self.layer(x, src_key_padding_mask=ids.eq(1))
+
+
 def test_a_module_that_gives_the_last_logits_gives_those_of_every_token(tmp_path: Path) -> None:
     torch.manual_seed(0)
     module = Last((Attends(),), trained=True).eval()
@@ -286,6 +296,22 @@ def test_calibration_data_makes_the_error_of_8_bits_smaller(
         assert quality
         errors.append(quality.error)
     assert errors[1] < 0.6 * errors[0]
+
+
+def test_an_encoder_may_count_its_tokens(tmp_path: Path) -> None:
+    """Positions are a running sum, also where tokens see later ones."""
+    torch.manual_seed(0)
+    module = Counting().eval()
+    how = {"max_positions": POSITIONS, "causal": False, "verify": "quick"}
+    manifest = export(module, "ort", tmp_path / "a", **how)
+    x = torch.randint(2, VOCABULARY, (2, 12))
+    x[0, 7:], x[1, :3] = 1, 1
+    with torch.no_grad():
+        expected = module(x)
+    rows = _session(tmp_path / "a").prefill(x.numpy())
+    found = torch.from_numpy(rows)[x.ne(1)].numpy()
+    error = worst_error(found, expected[x.ne(1)].numpy())
+    assert error <= manifest.certificate["tolerance"]  # type: ignore[index]
 
 
 def test_a_module_from_ids_to_logits_generates(artefact: Callable[[str, str], Path]) -> None:
