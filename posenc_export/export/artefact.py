@@ -154,7 +154,12 @@ def check_read(model: Model, targets: Sequence[str], options: ExportOptions) -> 
         got = f"{half}, which would round the numbers of its tables as well as its weights"
         remedy = "export it in float32"
         raise refusal(model.where, "float32 activations of a module that is read", got, remedy)
-    if options.format and not model.products().linear:
+    products, format_ = model.products(), options.format
+    if products.routers and format_ and format_of(format_).projections.bits == 8:
+        rule = "weights of 4 bits for a module that chooses experts"
+        got = f"{format_}, for which products round what its routers read"
+        raise refusal(model.where, rule, got, "choose int4, or export it in float32")
+    if format_ and not products.linear:
         got = "none: its products read weights in other ways"
         raise refusal(model.where, "linear layers to round", got, "export it in float32")
 

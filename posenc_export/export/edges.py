@@ -24,10 +24,7 @@ OTHER = re.compile(r"[^A-Za-z0-9_.,:()+^ -]")  # not allowed in names of cells
 def edges_of(model: Model) -> List[Edge]:
     """Return the edges within the range of positions, in order and without repetitions."""
     last = model.config.max_positions - 1
-    stated = (
-        *(model.edges() if isinstance(model, ReadModule) else _stated(model)),
-        Edge("2^24", SINGLE, "position"),
-    )
+    stated = (*_stated(model), Edge("2^24", SINGLE, "position"))
     within = [edge for edge in stated if 0 < edge.at <= last]
     edges = {Edge(OTHER.sub("?", e.name)[:LONGEST_NAME], e.at, e.by) for e in within}
     return sorted(edges, key=lambda edge: (edge.at, edge.name))
@@ -50,6 +47,8 @@ def depths(length: int) -> Dict[str, int]:
 
 
 def _stated(model: Any) -> Iterator[Edge]:
+    if isinstance(model, ReadModule):  # what it compares positions, lengths and distances with
+        yield from (Edge(name, at, "distance") for name, at in model.config.edges.items())
     for attention in model.config.attentions:
         yield from build("sees", attention.sees).edges()
     for encoding in encodings_in(model):

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from posenc_export import encodings
-from posenc_export.encodings.shared.base import Edge, Geometry, PositionEncoding, StateSpec
+from posenc_export.encodings.shared.base import Geometry, PositionEncoding, StateSpec
 from posenc_export.models.block import AttentionBlock
 from posenc_export.models.by_transformers import Published
 from posenc_export.models.config import CacheConfig, ModuleConfig
@@ -28,6 +28,7 @@ LENGTH = 16  # tokens of an example that is drawn
 SEED = 0
 OF_MODULE = "calls."  # begins the names of the weights of the module that was read
 MATRICES = 4  # fewest weights with two axes that a value passes in one layer
+OF_EXPORT = ("config", "source", "text", "layers")  # attributes without code of TorchScript
 SUCCESSOR = (
     "write forward(x) and call self.block(x), as docs/own-model.md shows: a module is read as it is"
 )
@@ -82,13 +83,7 @@ class ReadModule(Reading):
     """
 
     __jit_unused_properties__ = ["token_encoding"]
-    __jit_ignored_attributes__ = [
-        *Reading.__jit_ignored_attributes__,
-        "config",
-        "source",
-        "text",
-        "layers",
-    ]
+    __jit_ignored_attributes__ = [*Reading.__jit_ignored_attributes__, *OF_EXPORT]
 
     def __init__(self, name: str, how: ReadAs, *read: Any) -> None:
         super().__init__(*read)
@@ -146,9 +141,7 @@ class ReadModule(Reading):
     @torch.jit.unused
     def weights(self) -> List[Tensor]:
         """Return the parameters of the module, without tables and constants of its code."""
-        named = self.captured.module.module.named_parameters(remove_duplicate=False)
-        own = {name for name, _ in named}
-        return [w for name, w in self.calls.named_parameters() if name in own]
+        return list(self.by_name(self.captured.parameters).values())
 
     @torch.jit.unused
     def products(self) -> Products:
@@ -180,11 +173,6 @@ class ReadModule(Reading):
         sums = [w.numel() // w.size(0) for w in self.weights() if w.dim() > 1]
         depth = max(len(self.layers), math.ceil(len(sums) / MATRICES), 1)
         return depth, max(sums, default=1)
-
-    @torch.jit.unused
-    def edges(self) -> List[Edge]:
-        """Return what the module compares positions, lengths and distances with."""
-        return [Edge(name, at, "distance") for name, at in self.config.edges.items()]
 
     @torch.jit.unused
     def exact(
@@ -282,13 +270,6 @@ def _check(module: torch.nn.Module, where: str) -> None:
         raise refusal(where, "float32 weights", got, remedy)
 
 
-def _is_part(x: Any, ids: Tensor) -> bool:
-    """Whether x is ids or a view of them."""
-    return (
-        isinstance(x, Tensor) and x.untyped_storage().data_ptr() == ids.untyped_storage().data_ptr()
-    )
-
-
 def _random(vocabulary: int, most: int, width: int = 0) -> Tensor:
     """Draw token ids [2,S], or hidden states [2,S,E] without a vocabulary."""
     generator, shape = torch.Generator().manual_seed(SEED), (2, min(LENGTH, most))
@@ -299,11 +280,13 @@ def _random(vocabulary: int, most: int, width: int = 0) -> Tensor:
 
 def _vocabulary(module: torch.nn.Module, where: str, most: int) -> int:
     """Return the number of token ids of a module that begins with their embedding."""
-    sizes: List[int] = []
+    sizes: List[Any] = []
     ids = torch.zeros((2, min(LENGTH, most)), dtype=torch.int64)
+    held = ids.untyped_storage().data_ptr()
 
     def note(part: torch.nn.Module, inputs: Tuple[Any, ...]) -> None:
-        if isinstance(part, torch.nn.Embedding) and inputs and _is_part(inputs[0], ids):
+        x = inputs[0] if inputs and isinstance(part, torch.nn.Embedding) else None
+        if isinstance(x, Tensor) and x.untyped_storage().data_ptr() == held:  # ids, or their view
             sizes.append(part.num_embeddings)
 
     hooks = [part.register_forward_pre_hook(note) for part in module.modules()]
@@ -316,4 +299,4 @@ def _vocabulary(module: torch.nn.Module, where: str, most: int) -> int:
         rule = "an example, unless forward begins with the embedding of token ids"
         remedy = "give example=x, token ids int64 [B,S] or hidden states float32 [B,S,E]"
         raise refusal(where, rule, "none", remedy)
-    return min(sizes)
+    return int(min(sizes))

@@ -34,6 +34,7 @@ SCHEMAS = {  # of stand-ins of operations, which are only traced
 for _name, _schema in SCHEMAS.items():
     library.define(f"{LIBRARY}::{_name}", f"{_schema} -> Tensor")
 _OF = getattr(torch.ops, LIBRARY)
+OPERATIONS: Dict[Any, Any] = {getattr(_OF, name).default: getattr(ops, name) for name in SCHEMAS}
 
 
 @library.register_fake(f"{LIBRARY}::append")
@@ -210,7 +211,10 @@ def _without_stand_ins(
         elif node.op == "output":
             graph.output(tuple(known[argument] for argument in node.args[0]))
         elif node.op == "call_function" and node.target in OPERATIONS:
-            known[node] = graph.call_function(*OPERATIONS[node.target](known, node))
+            operation = OPERATIONS[node.target]  # the stand-in of append has one argument more
+            given = node.args[: 3 if operation is ops.append else None]
+            arguments = torch.fx.node.map_arg(given, known.__getitem__)
+            known[node] = graph.call_function(operation, arguments)
         else:
             known[node] = graph.node_copy(node, known.__getitem__)
         if node in known:
@@ -219,17 +223,3 @@ def _without_stand_ins(
     for node in graph.nodes:
         node.meta.clear()
     return GraphModule(root, graph)
-
-
-def _plain(operation: Any, count: Optional[int] = None) -> Any:
-    def of(known: Mapping[Node, Node], node: Node) -> Tuple[Any, ...]:
-        arguments = torch.fx.node.map_arg(node.args[:count], known.__getitem__)
-        return operation, arguments
-
-    return of
-
-
-OPERATIONS: Dict[Any, Any] = {
-    getattr(_OF, name).default: _plain(getattr(ops, name), 3 if name == "append" else None)
-    for name in SCHEMAS
-}

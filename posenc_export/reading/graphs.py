@@ -338,7 +338,7 @@ def _simplified(graph: Graph) -> None:
         packet = getattr(node.target, "overloadpacket", None)
         if packet is not None and packet.__name__ in _NO_VALUE:
             graph.erase_node(node)
-        elif node.target in _SAME or _whole_slice(node) or _keeps_dtype(node):
+        elif node.target in _SAME or _whole_slice(node) or keeps_dtype(node):
             node.replace_all_uses_with(_first(node))
             graph.erase_node(node)
         elif node.target is aten.max.dim and all(user.args[1] == 0 for user in node.users):
@@ -398,7 +398,7 @@ def _for_all(node: Node, mask: Node) -> Node:
     return made(aten.where.self, mask, value, source)
 
 
-def _keeps_dtype(node: Node) -> bool:
+def keeps_dtype(node: Node) -> bool:
     """Whether a conversion gives the dtype of its input."""
     packet = getattr(node.target, "overloadpacket", None)
     if packet not in (aten.to, aten._to_copy):

@@ -12,6 +12,8 @@ from posenc_export.reading.whole import Capture
 
 LINEAR, TABLE = aten.linear.default, aten.embedding.default
 NORMS = {aten.layer_norm.default, aten.rms_norm.default}
+CHOICES = {aten.topk, aten.sort, aten.argsort, aten.argmax}
+SHARES = {aten.softmax, aten._softmax, aten.sum}  # between a router's products and its choice
 # Operators that pass numbers on, beside those of LAYOUT.
 PASSING = LAYOUT | {
     aten.chunk, aten.split, aten.split_with_sizes, aten.slice, aten.to, operator.getitem,
@@ -37,12 +39,13 @@ class Products:
         captured: the module. Weights that other operators read too are left out.
 
     Attributes:
-        linear: nodes of the products with each weight [N,K].
+        linear: nodes of the products with each weight [N,K], without routers.
+        routers: names of the weights whose products choose, such as experts.
         tables: names of the weights of tables.
     """
 
     def __init__(self, captured: Capture) -> None:
-        own = {name for name, _ in captured.module.module.named_parameters(remove_duplicate=False)}
+        own = {*captured.parameters}
         self._constants = captured.constants
         self._names = {node: name for node, name in captured.names.items() if name in own}
         self.linear: Dict[str, List[Node]] = {}
@@ -57,6 +60,8 @@ class Products:
                 self.linear.setdefault(self._names[weight], []).append(node)
             elif self._names[weight] not in self.tables:
                 self.tables.append(self._names[weight])
+        self.routers = [name for name, uses in self.linear.items() if any(map(_chooses, uses))]
+        self.linear = {n: uses for n, uses in self.linear.items() if n not in self.routers}
 
     def of_units(self) -> List[str]:
         """Return the linear layers that read the units of an MLP: functions of each number of what
@@ -102,12 +107,29 @@ class Products:
             if node in seen or node.target is LINEAR:
                 continue
             seen.add(node)
-            acts = torch.Tag.pointwise in getattr(node.target, "tags", ())
+            acts = _is_pointwise(node)
             functions += acts
             if not acts and packet(node) not in PASSING:
                 return False
             waiting += [one for one in inputs_of(node) if not isinstance(_value(one), torch.SymInt)]
         return functions > 0
+
+
+def _is_pointwise(node: Node) -> bool:
+    return torch.Tag.pointwise in getattr(node.target, "tags", ())
+
+
+def _chooses(product: Node) -> bool:
+    """Whether places of the largest products are found, perhaps of functions of each number."""
+    seen, waiting = set[Node](), list(product.users)
+    while waiting:
+        node = waiting.pop()
+        if packet(node) in CHOICES:
+            return True
+        if node not in seen and (_is_pointwise(node) or packet(node) in PASSING | SHARES):
+            seen.add(node)
+            waiting += node.users
+    return False
 
 
 def _factors(value: Node) -> List[Node]:

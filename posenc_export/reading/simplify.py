@@ -7,6 +7,7 @@ from torch import Tensor
 from torch.fx import Graph, Node
 
 from posenc_export import ops
+from posenc_export.reading.graphs import keeps_dtype
 
 aten = torch.ops.aten
 COPIES = {
@@ -21,7 +22,6 @@ ORDERS = {
     aten.permute.default, aten.transpose.int, aten.t.default, aten.movedim.int,
     aten.movedim.intlist,
 }  # fmt: skip
-CASTS = {aten.to.dtype, aten._to_copy.default}
 CHECKS = {aten._assert_tensor_metadata.default, aten._assert_scalar.default}
 
 
@@ -35,7 +35,7 @@ def simplify(graph: Graph) -> None:
             continue
         if node.target in CHECKS:
             graph.erase_node(node)
-        elif node.target in COPIES or (node.target in CASTS and _keeps_dtype(node)):
+        elif node.target in COPIES or keeps_dtype(node):
             _replace(node, node.args[0])
         elif node.target in ORDERS:
             _permute(node)
@@ -65,12 +65,6 @@ def _shape(node: Any) -> Optional[List[str]]:
     """Return the sizes as text, equal for equal symbols."""
     value = node.meta.get("val")
     return [str(size) for size in value.shape] if isinstance(value, Tensor) else None
-
-
-def _keeps_dtype(node: Node) -> bool:
-    source: Any = node.args[0]
-    same: bool = source.meta["val"].dtype == node.meta["val"].dtype
-    return same
 
 
 def _order(node: Node) -> List[int]:

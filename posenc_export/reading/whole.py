@@ -83,6 +83,11 @@ class Capture:
         return self.traced(x) if self.gives_last_token else self.own(x)
 
     @property
+    def parameters(self) -> List[str]:
+        """Names of the parameters of the module, tied ones under each of theirs."""
+        return [name for name, _ in self.module.module.named_parameters(remove_duplicate=False)]
+
+    @property
     def weights(self) -> int:
         """How many numbers the constants hold."""
         return count_numbers(self.constants.values())

@@ -1,5 +1,6 @@
 """Linear layers, token tables and norms, found in a graph by what their operators do."""
 
+from pathlib import Path
 from typing import List, Tuple
 
 import pytest
@@ -7,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from posenc_export.export import ReadAs
+from posenc_export.export import ReadAs, Sources, export
 from posenc_export.export.expected import eager_session
 from posenc_export.export.quantization import calibration
 from posenc_export.export.quantization.rounding import rounded
@@ -17,6 +18,7 @@ from posenc_export.export.quantization.uses import linear_layers
 from posenc_export.export.read_module import ReadModule, as_model
 from posenc_export.reading.products import Products, Scaled
 from tests.reading.own_modules import POSITIONS, VOCABULARY, WIDTH, Attends, Decoder
+from tests.reading.zoo import ZOO
 
 
 class ByHand(nn.Module):
@@ -125,3 +127,19 @@ def test_weights_of_4_bits_compensate_their_errors_on_the_inputs_of_the_module()
         differences = [(linear_layers(m)[name] - weight).double() for m in rounded_models]
         plain, compensated = (float((d @ moments[name] * d).sum()) for d in differences)
         assert compensated < plain, name
+
+
+def test_a_router_stays_in_float32_and_products_before_it_round_no_activations(
+    tmp_path: Path,
+) -> None:
+    """A slightly different input may choose another expert."""
+    module, example, positions = ZOO["tokens-flattened"]()
+    sources = Sources(module, how=ReadAs(example, positions))
+    assert [name.rpartition(".")[0] for name in sources.model.products().routers] == [
+        f"layers.{layer}.router" for layer in (0, 1)
+    ]
+    with pytest.raises(ValueError, match="expected weights of 4 bits for a module that chooses"):
+        export(sources, "ort", tmp_path / "artefact", weights="int8")
+    manifest = export(sources, "ort", tmp_path / "artefact", weights="int4", verify="quick")
+    assert manifest.weights and manifest.weights.activations == "float32"
+    assert manifest.certificate and manifest.certificate["passed"]

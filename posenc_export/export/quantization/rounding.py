@@ -35,6 +35,8 @@ def activations_of(model: Model) -> str:
     In models with experts, activations must not be rounded: a router that reads a slightly
     different input may choose another expert, which changes outputs abruptly.
     """
+    if isinstance(model, ReadModule):
+        return "float32" if model.products().routers else "int8"
     return "float32" if any(isinstance(part, Experts) for part in model.modules()) else "int8"
 
 
