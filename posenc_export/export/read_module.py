@@ -279,7 +279,9 @@ def _random(vocabulary: int, most: int, width: int = 0) -> Tensor:
 
 
 def _vocabulary(module: torch.nn.Module, where: str, most: int) -> int:
-    """Return the number of token ids of a module that begins with their embedding."""
+    """Return the number of token ids of a module that begins with their embedding. ValueError: it
+    does not. most: number of positions.
+    """
     sizes: List[Any] = []
     ids = torch.zeros((2, min(LENGTH, most)), dtype=torch.int64)
     held = ids.untyped_storage().data_ptr()

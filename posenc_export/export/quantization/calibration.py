@@ -31,9 +31,7 @@ def moments(model: Model, sample: Sample, say: Progress = silent) -> Iterator[Di
     for group in _groups({name: part for name, part in layers.items() if name not in same}):
         sizes = {name: weight.size(1) for name, weight in group.items()}
         sums = {name: torch.zeros(n, n, dtype=torch.float64) for name, n in sizes.items()}
-        heads = {name for name in group if name.startswith("head.")} - (
-            {*group} if whole else set()
-        )
+        heads = {name for name in group if not whole and name.startswith("head.")}
         watchers = [
             (Use(weight, True), _add_to(sums[name], weight.size(0) if name in heads else 0))
             for name, weight in group.items()

@@ -60,14 +60,16 @@ def _largest(model: Model, sample: Sample, say: Progress) -> List[Tensor]:
     """Return the largest magnitude [K] of each channel of what each group reads."""
     first = [group.readers[0] for group in _groups(model)]
     largest = [torch.zeros(weight.size(1)) for weight in first]
-    watchers = [(Use(weight, True), _of(sums)) for weight, sums in zip(first, largest, strict=True)]
+    watchers = [
+        (Use(weight, True), _recorder(sums)) for weight, sums in zip(first, largest, strict=True)
+    ]
     few = sample.kept(WINDOWS * sample.windows.shape[1])
     with Watching(watchers):
         run(model, few, say, "measuring inputs of weights")
     return largest
 
 
-def _of(largest: Tensor) -> Watcher:
+def _recorder(largest: Tensor) -> Watcher:
     """Return a watcher that keeps the largest magnitudes of inputs in `largest` [K]."""
 
     def record(x: Tensor, compute: Callable[[], Tensor]) -> Tensor:
@@ -95,7 +97,7 @@ def _groups(model: Model) -> Iterator[Group]:
     if isinstance(model, ReadModule):
         for found in model.products().scaled():
             named: List[List[Tensor]] = [[*model.by_name(names).values()] for names in found]
-            if [*map(len, named)] == [*map(len, found)]:
+            if [*map(len, named)] == [*map(len, found)]:  # all of them are weights of the calls
                 yield Group(*named)
         return
     for layer in model.modules():

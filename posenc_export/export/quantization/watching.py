@@ -19,7 +19,7 @@ class Watching(TorchFunctionMode):
     """While it is entered, calls of linear layers and look-ups in tables go through watchers.
 
     Args:
-        watchers: with the use of a weight that each of them watches.
+        watchers: pairs of the use of a weight, and the function that its calls go through.
     """
 
     def __init__(self, watchers: Iterable[Tuple[Use, Watcher]]) -> None:
