@@ -1,27 +1,34 @@
 """Trace two layers of each kind; further layers get copies of the nodes of the second.
 
 The first layer of a kind also holds values that layers share, such as sizes; nodes of the second
-one read them, and so do the copies.
+one read them, and so do the copies. The layers of a module that is read are its parts that are
+alike (reading/parts.py).
 """
 
 import copy
 import re
+from collections import Counter
 from contextlib import ExitStack
 from typing import Any, Dict, List, Optional, Sequence, Tuple
 
 import onnx_ir as ir
 import torch
+from torch import Tensor
+from torch.fx import GraphModule
 
 from posenc_export.export.describe import Model
 from posenc_export.export.graph_values import input_names, output_names
 from posenc_export.export.layer_contents import kinds_of, tensors_of
+from posenc_export.export.read_module import OF_MODULE, ReadModule
 from posenc_export.models.stack import Stack
 from posenc_export.ops.graph import DOMAIN, Passed
+from posenc_export.reading.parts import templates_of
+from posenc_export.reading.script import with_source
 from posenc_export.runtime.artefact.manifest import Manifest
 
-STATE = re.compile(r"past_key_values\.(\d+)\.")  # begins the name of a state of a layer
-LAYER = "model.layers."  # begins the name of a weight of a layer in a calling convention
-TRACED = 2  # layers of each kind
+STATE = re.compile(r"(?:past_key_values|present)\.(\d+)\.")  # begins the name of a layer's state
+WHOLE = "model."  # begins the name of a weight in a calling convention
+LAYER = f"{WHOLE}layers."  # of a layer
 FEWEST = 2  # layers that tracing leaves out, or else it takes all
 
 
@@ -29,44 +36,133 @@ class RepeatedLayers:
     """The traced part of a model, whose graph becomes that of the whole model.
 
     Args:
-        whole: the whole model.
-        traced: indices of the layers that are traced, ascending.
-        kinds: number of the kind of each layer of the whole model.
+        model: the traced part, which has the weights of the whole model.
+        templates: of each layer of the whole model, the index of the traced layer that it is, or
+            whose nodes it gets.
 
     Attributes:
-        model: the traced part, which has the modules of the whole model.
+        traced: indices of the traced layers, ascending.
     """
 
-    def __init__(self, whole: Stack, traced: Sequence[int], kinds: Sequence[int]) -> None:
-        self.whole, self.traced, self.kinds = whole, list(traced), kinds
-        self.model = _with_layers(whole, self.traced)
+    def __init__(self, model: Model, templates: List[int]) -> None:
+        self.model, self.templates, self.traced = model, templates, sorted(set(templates))
 
     @classmethod
     def of(cls, model: Model) -> Optional["RepeatedLayers"]:
         """Return the traced part of a model, or None if all of its layers are to be traced."""
+        if isinstance(model, ReadModule):
+            return None if model.repeated is None else _of_module(model)
         if not isinstance(model, Stack):
             return None
-        kinds = kinds_of(model)
-        traced = [index for index, kind in enumerate(kinds) if kinds[:index].count(kind) < TRACED]
-        return cls(model, traced, kinds) if len(kinds) - len(traced) >= FEWEST else None
+        templates = templates_of(kinds_of(model))
+        few = len(templates) - len(set(templates)) < FEWEST
+        return None if few else _Layers(model, templates)
 
     def manifest(self, whole: Manifest) -> Manifest:
         """Return the manifest of the traced part; states keep their names."""
-        kept = {*self.traced, None}
-        states = [state for state in whole.states if _layer_of(state.past) in kept]
-        encoder = [value for value in whole.encoder if _layer_of(value.name) in kept]
+        untraced = set(range(len(self.templates))) - set(self.traced)
+        gone = {name for layer in untraced for name in self.states(input_names(whole), layer)}
+        states = [state for state in whole.states if state.past not in gone]
+        encoder = [value for value in whole.encoder if value.name not in gone]
         return whole.replace(states=states, encoder=encoder)
+
+    def states(self, names: Sequence[str], layer: int) -> List[str]:
+        """Return the inputs, or outputs, of a graph that are states of a layer, in order."""
+        raise NotImplementedError
+
+    def weights(self, layer: int) -> Dict[str, Tuple[str, Tensor]]:
+        """Return the weights of a layer alone, with their names, by those of its template."""
+        raise NotImplementedError
 
     def marking(self) -> ExitStack:
         """Return a context in which each traced layer marks its outputs with Passed."""
+        return ExitStack()
+
+    def rename(self, graph: ir.Graph) -> None:
+        """Give the weights of traced layers the names that they have in the whole model."""
+
+    def complete(self, graph: ir.Graph, manifest: Manifest) -> None:
+        """Turn the traced graph into that of the whole model, whose manifest is given."""
+        self.rename(graph)
+        _Completion(self, graph, manifest).run()
+
+
+class _Layers(RepeatedLayers):
+    """Layers of a Stack."""
+
+    def __init__(self, whole: Stack, templates: List[int]) -> None:
+        super().__init__(_with_layers(whole, sorted(set(templates))), templates)
+        self.layers = [dict(tensors_of(layer)) for layer in whole.layers]
+        owners = (set(map(id, held.values())) for held in self.layers)
+        self.owners = Counter(tensor for held in owners for tensor in held)
+
+    def states(self, names: Sequence[str], layer: int) -> List[str]:
+        return [name for name in names if (found := STATE.match(name)) and int(found[1]) == layer]
+
+    def weights(self, layer: int) -> Dict[str, Tuple[str, Tensor]]:
+        start, of = f"{LAYER}{layer}.", f"{LAYER}{self.templates[layer]}."
+        return {
+            f"{of}{name}": (f"{start}{name}", tensor)
+            for name, tensor in self.layers[layer].items()
+            if self.owners[id(tensor)] == 1
+        }
+
+    def marking(self) -> ExitStack:
         hooks = ExitStack()
+        assert isinstance(self.model, Stack)
         for layer in self.model.layers:
             hooks.callback(layer.register_forward_hook(_mark).remove)
         return hooks
 
-    def complete(self, graph: ir.Graph, manifest: Manifest) -> None:
-        """Turn the traced graph into that of the whole model, whose manifest is given."""
-        _Completion(self, graph, manifest).run()
+    def rename(self, graph: ir.Graph) -> None:
+        named: List[Tuple[int, str, ir.Value]] = []
+        for name, value in graph.initializers.items():
+            if name.startswith(LAYER):
+                index, _, within = name.removeprefix(LAYER).partition(".")
+                named.append((int(index), within, value))
+        # The last layer first, since indices only grow.
+        for place, within, value in sorted(named, key=lambda weight: -weight[0]):
+            value.name = f"{LAYER}{self.traced[place]}.{within}"
+
+
+class _Parts(RepeatedLayers):
+    """Parts of a module that is read."""
+
+    def __init__(self, whole: ReadModule) -> None:
+        assert whole.repeated is not None
+        repeated = self.repeated = whole.repeated
+        short = copy.copy(whole)
+        calls = with_source(GraphModule(whole.calls, repeated.graph))
+        short._modules = {**whole._modules, "calls": calls}
+        # The last part is what follows all layers.
+        super().__init__(short, repeated.templates[:-1])
+        held = dict(whole.calls.state_dict(keep_vars=True))
+        owners = Counter(name for names in repeated.weights for name in set(names.values()))
+        self.of_parts = [
+            {name: (own, held[own]) for name, own in names.items() if owners[own] == 1}
+            for names in repeated.weights
+        ]
+
+    def states(self, names: Sequence[str], layer: int) -> List[str]:
+        caches = [name for name in names if STATE.match(name)]
+        return [caches[index] for index in self.repeated.states[layer]]
+
+    def weights(self, layer: int) -> Dict[str, Tuple[str, Tensor]]:
+        start = f"{WHOLE}{OF_MODULE}"
+        return {
+            f"{start}{name}": (f"{start}{own}", tensor)
+            for name, (own, tensor) in self.of_parts[layer].items()
+        }
+
+
+def _of_module(module: ReadModule) -> Optional[_Parts]:
+    """Return the traced parts of a module, or None if its weights are no longer alike."""
+    parts, held = _Parts(module), module.calls.state_dict()
+    for weights in parts.of_parts:
+        for name, (_, tensor) in weights.items():
+            if (tensor.dtype, tensor.shape) != (held[name].dtype, held[name].shape):
+                return None
+    return parts
 
 
 class _Completion:
@@ -79,13 +175,11 @@ class _Completion:
     """
 
     def __init__(self, repeated: RepeatedLayers, graph: ir.Graph, manifest: Manifest) -> None:
-        self.graph, self.manifest = graph, manifest
-        self.traced, self.kinds = repeated.traced, repeated.kinds
-        self.layers = [dict(tensors_of(layer)) for layer in repeated.whole.layers]
+        self.repeated, self.graph, self.manifest = repeated, graph, manifest
+        self.traced = repeated.traced
         part = repeated.manifest(manifest)
         self.inputs = dict(zip(input_names(part), graph.inputs, strict=True))
         self.outputs = dict(zip(output_names(part), graph.outputs, strict=True))
-        self._name_weights()
         self.parts = self._parts()
         ends = [nodes[-1].outputs[0] for nodes in self.parts[:-1]]
         self.entries: List[Optional[ir.Value]] = [None, *ends]
@@ -94,12 +188,11 @@ class _Completion:
         """Add the layers that were not traced, in order, and remove the marks."""
         mark, traced_last = self.parts[0][-1], self.parts[-1][-1].outputs[0]
         readers = list(traced_last.uses())
-        for layer, kind in enumerate(self.kinds):
-            if layer in self.traced:
+        for layer, template in enumerate(self.repeated.templates):
+            if layer == template:
                 mark = self._behind(self.traced.index(layer), mark)
             else:
-                alike = [n for n, other in enumerate(self.traced) if self.kinds[other] == kind]
-                mark = self._copied(alike[-1], layer, mark)
+                mark = self._copied(template, layer, mark)
         for node, index in readers:
             node.replace_input_with(index, mark.outputs[0])
         last = mark.inputs[0]
@@ -119,25 +212,14 @@ class _Completion:
             values.clear()
             values.extend(ordered)
 
-    def _name_weights(self) -> None:
-        """Give the weights of traced layers the names that they have in the whole model."""
-        named: List[Tuple[int, str, ir.Value]] = []
-        for name, value in self.graph.initializers.items():
-            if name.startswith(LAYER):
-                index, _, within = name.removeprefix(LAYER).partition(".")
-                named.append((int(index), within, value))
-        # The last layer first, since indices only grow.
-        for place, within, value in sorted(named, key=lambda weight: -weight[0]):
-            value.name = f"{LAYER}{self.traced[place]}.{within}"
-
     def _parts(self) -> List[List[ir.Node]]:
         """Return the nodes of each traced layer, which depend on it and on no later layer."""
-        place = {layer: index for index, layer in enumerate(self.traced)}
-        layers = {value: _layer_of(name) for name, value in self.inputs.items()}
-        tags = {value: place[layer] for value, layer in layers.items() if layer is not None}
-        for name, value in self.graph.initializers.items():
-            if (weight := self._of_layer(name)) is not None:
-                tags[value] = place[weight[0]]
+        tags: Dict[ir.Value, int] = {}
+        for place, layer in enumerate(self.traced):
+            names = self.repeated.states(input_names(self.manifest), layer)
+            tags |= {self.inputs[name]: place for name in names}
+            weights = self.repeated.weights(layer).keys() & self.graph.initializers.keys()
+            tags |= {self.graph.initializers[name]: place for name in weights}
         parts: List[List[ir.Node]] = [[] for _ in range(len(self.traced) + 1)]  # last: behind all
         for node in self.graph:
             tag = max((tags[value] for value in node.inputs if value in tags), default=None)
@@ -145,18 +227,6 @@ class _Completion:
                 parts[tag].append(node)
                 tags |= dict.fromkeys(node.outputs, tag + _is_mark(node))
         return [sorted(part, key=_is_mark) for part in parts[:-1]]
-
-    def _of_layer(self, name: str) -> Optional[Tuple[int, str]]:
-        """Return layer and inner name of a weight of one layer alone; else None."""
-        layer, _, within = name.removeprefix(LAYER).partition(".")
-        if not name.startswith(LAYER) or int(layer) not in self.traced:
-            return None
-        tensor = self.layers[int(layer)].get(within)
-        if tensor is None:  # a constant, equal in all layers of a kind
-            return None
-        others = (of for index, of in enumerate(self.layers) if index != int(layer))
-        shared = any(tensor is other for of in others for other in of.values())
-        return None if shared else (int(layer), within)
 
     def _behind(self, index: int, mark: ir.Node) -> ir.Node:
         """Let a traced layer read the hidden states of the layer before it, and return its mark."""
@@ -169,13 +239,14 @@ class _Completion:
             self.entries[index] = mark.outputs[0]
         return self.parts[index][-1]
 
-    def _copied(self, index: int, layer: int, mark: ir.Node) -> ir.Node:
-        """Copy the nodes of a traced layer behind a mark; return the mark of the copy."""
-        entry, template = self.entries[index], self.traced[index]
+    def _copied(self, template: int, layer: int, mark: ir.Node) -> ir.Node:
+        """Copy the nodes of the template of a layer behind a mark; return the mark of the copy."""
+        index, weights = self.traced.index(template), self.repeated.weights(layer)
+        entry = self.entries[index]
         assert entry is not None
         of: Dict[ir.Value, ir.Value] = {entry: mark.outputs[0], **self._states(template, layer)}
         for node in self.parts[index]:
-            inputs = [self._input(value, of, layer) for value in node.inputs]
+            inputs = [self._input(value, of, weights) for value in node.inputs]
             copied = ir.node(
                 node.op_type,
                 inputs,
@@ -190,33 +261,33 @@ class _Completion:
                 of[old] = new
             self.graph.insert_after(mark, copied)
             mark = copied
-        for name, value in list(self.outputs.items()):
-            if name.startswith(f"present.{template}."):
-                self.outputs[f"present.{layer}.{name.split('.', 2)[2]}"] = of[value]
+        names = output_names(self.manifest)
+        states = (self.repeated.states(names, one) for one in (template, layer))
+        self.outputs |= {new: of[self.outputs[name]] for name, new in zip(*states, strict=True)}
         return mark
 
     def _states(self, template: int, layer: int) -> Dict[ir.Value, ir.Value]:
-        """Add the states of a layer to the inputs, and return them by those of a traced layer."""
-        start, states = f"past_key_values.{template}.", {}
-        for name, value in list(self.inputs.items()):
-            if name.startswith(start):
-                new = f"past_key_values.{layer}.{name.removeprefix(start)}"
-                shape = value.shape and value.shape.copy()
-                self.inputs[new] = states[value] = ir.Value(name=new, shape=shape, type=value.type)
-        return states
+        """Add the states of a layer to the inputs, and return them by those of its template."""
+        names, found = input_names(self.manifest), dict[ir.Value, ir.Value]()
+        states = (self.repeated.states(names, one) for one in (template, layer))
+        for name, new in zip(*states, strict=True):
+            value = self.inputs[name]
+            shape = value.shape and value.shape.copy()
+            self.inputs[new] = found[value] = ir.Value(name=new, shape=shape, type=value.type)
+        return found
 
     def _input(
-        self, value: Optional[ir.Value], of: Dict[ir.Value, ir.Value], layer: int
+        self,
+        value: Optional[ir.Value],
+        of: Dict[ir.Value, ir.Value],
+        weights: Dict[str, Tuple[str, Tensor]],
     ) -> Optional[ir.Value]:
         """Return what the copy of a node for a layer reads in place of a value."""
-        if value is None or value in of or not value.is_initializer():
+        if value is None or value in of or str(value.name) not in weights:
             return value if value is None else of.get(value, value)
-        weight = self._of_layer(str(value.name))
-        if weight is None:
-            return value
-        name = f"{LAYER}{layer}.{weight[1]}"
+        name, weight = weights[str(value.name)]
         if name not in self.graph.initializers:
-            tensor = ir.tensor(self.layers[layer][weight[1]].detach(), name=name)
+            tensor = ir.tensor(weight.detach(), name=name)
             initializer = ir.Value(
                 name=name, shape=value.shape, type=value.type, const_value=tensor
             )
@@ -243,9 +314,3 @@ def _mark(_: torch.nn.Module, __: Any, outputs: Any) -> Any:
 
 def _is_mark(node: ir.Node) -> bool:
     return node.domain == DOMAIN and node.op_type == Passed.__name__
-
-
-def _layer_of(state: str) -> Optional[int]:
-    """Return the layer of a state by its name; None for a state of no layer."""
-    match = STATE.match(state)
-    return None if match is None else int(match[1])

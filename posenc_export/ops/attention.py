@@ -28,6 +28,13 @@ def scale(x: Tensor, factor: float) -> Tensor:
     return x * factor
 
 
+def passed(x: Tensor) -> Tensor:
+    """Return x, which a part of a model that is traced alone passes on."""
+    if not torch.jit.is_scripting() and emitting():
+        return graph.Passed.emit(x, x.shape, x)
+    return x
+
+
 def select_tokens(x: Tensor, index: Tensor) -> Tensor:
     """Select columns index [B,R] int64, 0 .. S - 1, of x [B,S,E]: [B,R,E]."""
     if not torch.jit.is_scripting() and emitting():

@@ -27,7 +27,7 @@ from posenc_export.reading.axes import (
 from posenc_export.reading.lengths import Call, Lengths
 from posenc_export.reading.properties import Properties
 from posenc_export.reading.rotations import Rotations
-from posenc_export.reading.steps import Attend, Cached, Each, OverKeys, Step
+from posenc_export.reading.steps import Attend, Cached, Each, OverKeys, Sinks, Step
 from posenc_export.reading.values import LAYOUT, inputs_of, packet, zero_scores
 
 LEAST = -1e30  # of a bias, since kernels add to it
@@ -117,7 +117,7 @@ class Attentions:
 
     # Weights and scores
 
-    def _softmax(self, w: Node, weights: Tensor) -> Optional[Tuple[Node, Optional[Tensor]]]:
+    def _softmax(self, w: Node, weights: Tensor) -> Optional[Tuple[Node, Sinks]]:
         """Return the pairs whose softmax the weights are, and the sinks beside them."""
         for p in self._pairs_above(w):
             scores = scores_of(self.values.of[p], self.properties.steps[p].roles, self.counts)
@@ -134,17 +134,17 @@ class Attentions:
                     return p, sinks
         return None
 
-    def _sinks(self, found: Tensor) -> Optional[Tensor]:
+    def _sinks(self, found: Tensor) -> Sinks:
         """Return sinks [H] from those of each query [B,H,Q], as a weight of the module states them
         if one does.
         """
         sinks = found.mean((0, 2))
         if not same(found, sinks[None, :, None].expand_as(found)):
             return None
-        for constant in self.values.constants.values():
+        for node, constant in self.values.constants.items():
             if constant.numel() == sinks.numel() and constant.is_floating_point():
                 if same(constant.flatten().to(sinks.dtype), sinks):
-                    return constant.flatten()
+                    return node
         return sinks
 
     def _pairs_above(self, w: Node) -> List[Node]:

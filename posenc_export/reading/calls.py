@@ -1,6 +1,6 @@
 """The forward pass of a module on new tokens, with positions and caches."""
 
-from typing import Any, Dict, List, NamedTuple, Optional, Set, Tuple
+from typing import Any, Collection, Dict, List, NamedTuple, Optional, Set, Tuple
 
 import torch
 from torch import Tensor
@@ -67,10 +67,14 @@ class Calls(torch.nn.Module):
     Args:
         properties: with a step for each node that depends on the tokens.
         lengths: tables of what depends on the length alone.
+        ends: nodes whose values are marked by ops.passed.
     """
 
-    def __init__(self, properties: Properties, lengths: Lengths) -> None:
+    def __init__(
+        self, properties: Properties, lengths: Lengths, ends: Collection[Node] = ()
+    ) -> None:
         super().__init__()
+        self.ends = ends
         self.properties, self.values = properties, properties.values
         self.steps, self.kind = properties.steps, properties.values.kind
         self.lengths, self.operators = lengths, lengths.operators
@@ -234,6 +238,8 @@ class Calls(torch.nn.Module):
         """Return the output of the tokens of a call, or of those at index [B,R], and new states."""
         for node in self.order:
             call.values[node] = self._compute(node, call)
+            if node in self.ends:
+                call.values[node] = call.ops.passed(call.values[node])
             if node is self.selected and index is not None:
                 call.values[node] = call.ops.select_tokens(call.values[node], index)
                 call.counts = {**call.counts, "Q": index.shape[1]}
@@ -400,7 +406,9 @@ class Calls(torch.nn.Module):
             bias = bias.clamp(min=-1e30)
         limits = (step.before, step.after, step.chunk)
         mask = ops.attention_mask(call.positions, call.key_positions, bias, q, *limits)
-        y = ops.attend(q, k, v, mask, None, step.scale, step.softcap, step.sinks)  # [B,S,H*D]
+        sinks = step.sinks
+        sinks = self.given(sinks).flatten() if isinstance(sinks, Node) else sinks
+        y = ops.attend(q, k, v, mask, None, step.scale, step.softcap, sinks)  # [B,S,H*D]
         return in_axes(y, step.roles, step.y_order, counts)
 
     def _rotated(self, step: Rotated, call: Call) -> Tensor:

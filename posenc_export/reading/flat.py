@@ -30,6 +30,7 @@ SCHEMAS = {  # of stand-ins of operations, which are only traced
     " bool linear)",
     "distances": "(Tensor q_positions, Tensor k_positions)",
     "select_tokens": "(Tensor x, Tensor index)",
+    "passed": "(Tensor x)",
 }
 for _name, _schema in SCHEMAS.items():
     library.define(f"{LIBRARY}::{_name}", f"{_schema} -> Tensor")
@@ -68,6 +69,11 @@ def _(x: Tensor, index: Tensor) -> Tensor:
     return x.new_empty(x.shape[0], index.shape[1], x.shape[2])
 
 
+@library.register_fake(f"{LIBRARY}::passed")
+def _(x: Tensor) -> Tensor:
+    return x.new_empty(x.shape)
+
+
 class StandIns:
     """Semantic operations as operators of a trace, which keep their place in it.
 
@@ -77,7 +83,7 @@ class StandIns:
 
     attention_mask, distances = staticmethod(_OF.attention_mask), staticmethod(_OF.distances)
     attend, select_tokens = staticmethod(_OF.attend), staticmethod(_OF.select_tokens)
-    rotate_pairs = staticmethod(_OF.rotate_pairs)
+    rotate_pairs, passed = staticmethod(_OF.rotate_pairs), staticmethod(_OF.passed)
 
     def __init__(self, key_positions: Tensor) -> None:
         self.key_positions = key_positions
@@ -194,7 +200,13 @@ def _without_stand_ins(
         **signature.inputs_to_lifted_tensor_constants,
     }
     known: Dict[Node, Node] = {}
+    sizes: Dict[str, Tuple[Node, int]] = {}  # the first input that has a size, and its axis
     for node in program.graph.nodes:
+        if node.op == "placeholder" and node.name not in inside:
+            for axis, size in enumerate(node.meta["val"].shape):
+                sizes.setdefault(str(size), (node, axis))
+        elif node.target is torch.ops.aten.sym_size.int:
+            node.args = sizes.get(str(node.meta["val"]), node.args)
         if node.op == "placeholder" and node.name in inside:
             own = inside[node.name]
             if not node.users:

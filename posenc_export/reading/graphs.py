@@ -336,6 +336,9 @@ def _simplified(graph: Graph) -> None:
     graph.eliminate_dead_code()
     for node in list(graph.nodes):
         packet = getattr(node.target, "overloadpacket", None)
+        if node.target is aten.type_as.default:  # reads a dtype alone
+            node.target = aten.to.dtype
+            node.args = (node.args[0], node.args[1].meta["val"].dtype)
         if packet is not None and packet.__name__ in _NO_VALUE:
             graph.erase_node(node)
         elif node.target in _SAME or _whole_slice(node) or keeps_dtype(node):

@@ -1,20 +1,22 @@
 """Read any torch module that maps whole sequences as one that takes positions and caches."""
 
-from typing import Any, Callable, List, Optional, Tuple, TypeVar
+import contextlib
+from typing import Any, Callable, Collection, List, Optional, Tuple, TypeVar
 
 import torch
 from torch import Tensor
-from torch.fx import GraphModule
+from torch.fx import GraphModule, Node
 
 from posenc_export import ops
 from posenc_export.reading.attention import Attentions
 from posenc_export.reading.axes import kinds, same
-from posenc_export.reading.calls import Cache, Calls
+from posenc_export.reading.calls import Calls
 from posenc_export.reading.capture import capture
 from posenc_export.reading.causality import findings
 from posenc_export.reading.flat import flat_graph
 from posenc_export.reading.lengths import Lengths
 from posenc_export.reading.operators import Operators
+from posenc_export.reading.parts import Flat, Shortened
 from posenc_export.reading.properties import MIXES, Properties
 from posenc_export.reading.refused import Refused, naming, refuse
 from posenc_export.reading.script import with_source
@@ -40,14 +42,15 @@ class Reading(torch.nn.Module):
         outputs: numbers N for each token.
         max_positions: number of positions.
         where: names the module in messages.
+        repeated: layers that are alike; None if there are few.
     """
 
-    __jit_ignored_attributes__ = ["captured", "caches"]
+    __jit_ignored_attributes__ = ["captured", "caches", "repeated"]
 
-    def __init__(self, captured: Capture, calls: Calls, graph: GraphModule) -> None:
+    def __init__(self, captured: Capture, calls: Calls, flat: Flat) -> None:
         super().__init__()
-        self.captured, self.calls = captured, with_source(graph)
-        self.caches: List[Cache] = calls.caches
+        self.captured, self.calls = captured, with_source(flat.graph)
+        self.caches, self.repeated = flat.caches, flat.repeated
         x, y = captured.example, calls.values.of[calls.values.out]
         self.width = 0 if x.dim() == 2 else x.shape[2]
         self.vocabulary = 0 if x.dim() == 3 else _vocabulary(captured)
@@ -102,7 +105,7 @@ def read(
     positions: Optional[str] = None,
     causal: bool = True,
     output: Any = None,
-    make: Callable[[Capture, Calls, GraphModule], Read] = Reading,  # type: ignore[assignment]
+    make: Callable[[Capture, Calls, Flat], Read] = Reading,  # type: ignore[assignment]
 ) -> Read:
     """Read a module as it is. It is not modified.
 
@@ -124,35 +127,50 @@ def read(
         module, example, max_positions, positions=positions, causal=causal, output=output
     )
     with naming(captured.where):
-        reading = make(captured, *_read(captured))
-        try:
-            _check_calls(reading)
-        except RuntimeError as error:  # raised by torch for shapes that a trace fixed
-            said = str(error).partition("\n")[0]
-            raise Refused(
-                f"has an operator that takes one number of tokens alone: {said}"
-            ) from error
-        return reading
+        short = Shortened.of(captured)
+        if short is not None:
+            calls = _checked_calls(short.capture, captured, short.ends)
+            flat = short.completed(_flat(calls, short.capture), calls)
+            if flat is not None:
+                with contextlib.suppress(Refused):  # parts that are not alike by their numbers
+                    return _checked(make(captured, calls, flat))
+        calls = _checked_calls(captured, captured)
+        return _checked(make(captured, calls, Flat(_flat(calls, captured), calls.caches)))
 
 
-def _read(captured: Capture) -> Tuple[Calls, GraphModule]:
-    found = findings(captured)
+def _checked_calls(captured: Capture, whole: Capture, ends: Collection[Node] = ()) -> Calls:
+    """Find the calls of a module or of some of its layers; Refused for what the module mixes."""
+    found = findings(whole)
     try:
-        calls = _calls(captured, True)
+        calls = _calls(captured, True, ends)
     except Refused as error:
         more = f"; the module {found[0]}" if found else ""
         if MIXES not in str(error):
             raise Refused(f"{error}{more}") from error
         try:
-            calls = _calls(captured, False)
+            calls = _calls(captured, False, ends)
         except Refused:
             raise Refused(f"{error}{more}") from None
     if found:
         raise Refused(found[0])
-    return calls, flat_graph(calls, captured.names, calls.selected is not None)
+    return calls
 
 
-def _calls(captured: Capture, key_last: bool) -> Calls:
+def _flat(calls: Calls, captured: Capture) -> GraphModule:
+    return flat_graph(calls, captured.names, calls.selected is not None)
+
+
+def _checked(reading: Read) -> Read:
+    """Return a reading that gives the numbers of the module."""
+    try:
+        _check_calls(reading)
+    except RuntimeError as error:  # raised by torch for shapes that a trace fixed
+        said = str(error).partition("\n")[0]
+        raise Refused(f"has an operator that takes one number of tokens alone: {said}") from error
+    return reading
+
+
+def _calls(captured: Capture, key_last: bool, ends: Collection[Node]) -> Calls:
     """Find the steps of a graph. key_last: of two token axes the last runs over keys."""
     values = Values(captured)
     properties = Properties(values, key_last, captured.causal)
@@ -170,7 +188,7 @@ def _calls(captured: Capture, key_last: bool) -> Calls:
     roles = properties.steps[out].roles
     if isinstance(roles, list) or kinds(roles)[:2] != ["B", "Q"] or len(roles) != 3:
         refuse(out, "gives an output without axes of rows, tokens and numbers [B,S,N]")
-    calls = Calls(properties, lengths)
+    calls = Calls(properties, lengths, ends)
     values.forget()
     return calls
 

@@ -1,13 +1,14 @@
 """How a call computes the values of a graph: one step for each node that depends on the tokens."""
 
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Optional, Tuple
+from typing import Any, NamedTuple, Optional, Tuple, Union
 
 from torch import Tensor
 from torch.fx import Node
 
 from posenc_export.reading.axes import Roles
 
+Sinks = Union[None, Node, Tensor]
 Reads = Tuple[Optional[Roles], ...]  # roles of each input, None for weights and sizes
 
 
@@ -134,7 +135,8 @@ class Attend(Step):
         scale, softcap: of the scores.
         bias: a plan of lengths.Lengths and the roles of its pairs; None for none.
         before, after, chunk: as in ops.attention_mask.
-        sinks: one score per head that takes part in the softmax without a value, or None.
+        sinks: one score per head that takes part in the softmax without a value, or the weight
+            that has them; None for none.
     """
 
     q: Node
@@ -150,4 +152,4 @@ class Attend(Step):
     before: int
     after: int
     chunk: int
-    sinks: Optional[Tensor]
+    sinks: Sinks

@@ -70,10 +70,6 @@ class Values:
         self.capture, self.max_positions = capture, capture.max_positions
         self.graph, self.input, self.out = capture.graph, capture.input, capture.output
         self.constants = capture.constants
-        for node in self.graph.nodes:
-            if node.target is aten.type_as.default:  # reads a dtype alone
-                node.target = aten.to.dtype
-                node.args = (node.args[0], node.args[1].meta["val"].dtype)
         self.end = next(node for node in self.graph.nodes if node.op == "output")
         self.nodes = [
             node

@@ -10,12 +10,15 @@ import torch
 
 from posenc_export.export import repeated_layers
 from posenc_export.export.describe import describe
+from posenc_export.export.read_module import ReadAs, as_model
 from posenc_export.export.targets import TARGETS
 from posenc_export.export.trace import Source
 from posenc_export.models.presets import seeded
 from posenc_export.models.short_forms import block_config, decoder_config, encoder_config
 from posenc_export.models.stack import Stack
+from posenc_export.reading import parts
 from tests.export.graph_digests import outputs_of
+from tests.reading.own_modules import Decoder, Rotated, Windowed
 
 LAYERS = 5
 MIXED = [
@@ -76,6 +79,16 @@ def test_copied_layers_are_those_of_a_whole_trace(
     few = digests(model, signature, target, tmp_path / "few")
     monkeypatch.setattr(repeated_layers, "FEWEST", LAYERS + len(further))
     assert few == digests(model, signature, target, tmp_path / "whole")
+
+
+def test_copied_parts_of_a_module_that_is_read_are_those_of_a_whole_trace(tmp_path, monkeypatch):
+    monkeypatch.setattr(parts, "FEWEST", 10)
+    layers = tuple(kind() for kind in (Windowed, Rotated) * 3)
+    model = as_model(Decoder(layers).eval(), ReadAs(max_positions=40))
+    assert repeated_layers.RepeatedLayers.of(model).traced == [0, 1, 2, 3, 4, 7]
+    few = digests(model, "positions", "ort", tmp_path / "few")
+    model.repeated = None
+    assert few == digests(model, "positions", "ort", tmp_path / "whole")
 
 
 def test_two_layers_of_each_kind_are_traced():

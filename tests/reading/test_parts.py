@@ -1,0 +1,184 @@
+"""Layers that are alike are worked on once: the result is that of a module that is read whole."""
+
+from typing import Any, Dict, List, NamedTuple, Optional
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from posenc_export.reading import parts
+from posenc_export.reading.read import Reading, read
+from posenc_export.shared.numerics import tolerance
+from tests.reading.compare import errors
+from tests.reading.own_modules import (
+    HEADS,
+    POSITIONS,
+    VOCABULARY,
+    WIDTH,
+    Attends,
+    Rotated,
+    Sloped,
+    Windowed,
+)
+
+LAYERS = 4
+pytestmark = pytest.mark.xdist_group("parts")
+
+
+class Sinks(Attends):
+    """Scores beside those of the keys, trained in each layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.sinks = nn.Parameter(torch.randn(HEADS))
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        length = q.size(2)
+        hidden = torch.full((length, length), -float("inf")).triu(1)
+        sinks = self.sinks[:, None, None].expand(q.size(0), -1, length, 1)
+        scores = torch.cat((q @ k.mT * k.size(3) ** -0.5 + hidden, sinks), -1)
+        return scores.softmax(-1)[..., :-1] @ v
+
+
+class Scored(Attends):
+    """A trained factor of the scores."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.factor = nn.Parameter(torch.rand(1) + 0.5)
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        hidden = torch.full((q.size(2), q.size(2)), -float("inf")).triu(1)
+        return (q @ k.mT * self.factor + hidden).softmax(-1) @ v
+
+
+class Reach(Attends):
+    """ALiBi with slopes of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("slopes", torch.rand(HEADS))
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        places = torch.arange(q.size(2))
+        behind = (places[:, None] - places).float()
+        bias = torch.where(behind < 0, -float("inf"), -self.slopes[:, None, None] * behind)
+        return (q @ k.mT * 0.3 + bias).softmax(-1) @ v
+
+
+class Convolved(nn.Module):
+    """A causal convolution of each channel."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.mix = nn.Conv1d(WIDTH, WIDTH, 3, padding=2, groups=WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.mix(x.mT)[..., : x.size(1)].mT
+
+
+class Model(nn.Module):
+    """Token ids to logits; norms multiply by 1 + w. first: layers read the embedding, too."""
+
+    def __init__(self, layers: List[nn.Module], first: bool = False) -> None:
+        super().__init__()
+        self.tokens, self.first = nn.Embedding(VOCABULARY, WIDTH), first
+        self.layers = nn.ModuleList(layers)
+        self.weights = nn.ParameterList(torch.randn(WIDTH) * 0.1 for _ in layers)
+        self.shares = nn.ParameterList(torch.rand(WIDTH) for _ in layers)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        x = start = self.tokens(ids)
+        for layer, weight, share in zip(self.layers, self.weights, self.shares, strict=True):
+            x = x + share * start if self.first else x
+            x = x + layer(nn.functional.rms_norm(x, (WIDTH,)) * (1 + weight))
+        return x @ self.tokens.weight.mT
+
+
+class Case(NamedTuple):
+    """Layers, and the template of each part; None if no part is left out."""
+
+    layers: List[Any]
+    templates: Optional[List[int]]
+    first: bool = False
+
+
+def alike(count: int) -> List[int]:
+    """Templates of a part before all layers, of layers that are alike, and of what follows."""
+    return [0, 1, *[2] * (count - 1), count + 1]
+
+
+CASES: Dict[str, Case] = {
+    "layers of one kind": Case([Rotated] * LAYERS, alike(LAYERS)),
+    "two kinds in turn": Case([Windowed, Sloped] * 3, [0, 1, 2, 3, 4, 3, 4, 7]),
+    "a trained score beside the keys": Case([Sinks] * LAYERS, alike(LAYERS)),
+    "a cache of tokens before keys": Case([Convolved, Attends] * 3, [0, 1, 2, 3, 4, 3, 4, 7]),
+    "the embedding in every layer": Case(
+        [Attends] * LAYERS, [0, 1, 2, 3, 4, 5, 4, 5, 4, 9], first=True
+    ),
+    "one factor for each layer": Case([Scored] * LAYERS, None),
+    "slopes of each layer": Case([Reach] * LAYERS, None),
+}
+
+
+def of(case: Case) -> Model:
+    """Return the module of a case."""
+    with torch.random.fork_rng():
+        torch.manual_seed(1)
+        return Model([layer() for layer in case.layers], case.first).eval()
+
+
+def check(reading: Reading, model: Model) -> None:
+    """Compare the calls of a reading with its module."""
+    with torch.no_grad():
+        found = errors(reading, model, inputs_of(model))
+    assert max(found.values()) <= tolerance("float32", depth=LAYERS, reduction=64)
+
+
+def inputs_of(model: Model) -> Tensor:
+    return torch.randint(VOCABULARY, (2, 20), generator=torch.Generator().manual_seed(2))
+
+
+@pytest.fixture(autouse=True)
+def few(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The layers of these modules are small."""
+    monkeypatch.setattr(parts, "FEWEST", 10)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_layers_that_are_alike_are_copies_of_the_second(name: str) -> None:
+    case, model = CASES[name], of(CASES[name])
+    reading = read(model, inputs_of(model), POSITIONS)
+    assert (reading.repeated and reading.repeated.templates) == case.templates
+    check(reading, model)
+
+
+def test_caches_and_weights_are_those_of_a_module_that_is_read_whole(monkeypatch) -> None:
+    model = of(CASES["a cache of tokens before keys"])
+    reading = read(model, inputs_of(model), POSITIONS)
+    monkeypatch.setattr(parts, "FEWEST", 10**6)
+    whole = read(model, inputs_of(model), POSITIONS)
+    assert reading.repeated is not None and whole.repeated is None
+    assert reading.caches == whole.caches
+    numbers, wanted = (dict(one.named_parameters()) for one in (reading, whole))
+    assert len(numbers) == len(wanted)
+    for name in {name for name in wanted if "constants" not in name}:
+        assert torch.equal(numbers[name], wanted[name])
+
+
+def test_layers_may_share_their_weights() -> None:
+    with torch.random.fork_rng():
+        torch.manual_seed(1)
+        model = Model([Rotated()] * LAYERS).eval()
+    reading = read(model, inputs_of(model), POSITIONS)
+    assert reading.repeated is not None
+    assert len([name for name, _ in reading.named_parameters() if "q.weight" in name]) == 1
+    check(reading, model)
+
+
+def test_a_module_whose_copies_give_other_numbers_is_read_whole(monkeypatch) -> None:
+    model = of(CASES["layers of one kind"])
+    monkeypatch.setattr(parts.Shortened, "_weights", lambda *_: {})
+    reading = read(model, inputs_of(model), POSITIONS)
+    assert reading.repeated is None
+    check(reading, model)
