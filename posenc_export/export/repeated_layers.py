@@ -213,7 +213,9 @@ class _Completion:
             values.extend(ordered)
 
     def _parts(self) -> List[List[ir.Node]]:
-        """Return the nodes of each traced layer, which depend on it and on no later layer."""
+        """Return the nodes of each traced layer, which depend on it and on no later layer. The
+        first one, which is never copied, has those that depend on none, too.
+        """
         tags: Dict[ir.Value, int] = {}
         for place, layer in enumerate(self.traced):
             names = self.repeated.states(input_names(self.manifest), layer)
@@ -222,10 +224,9 @@ class _Completion:
             tags |= {self.graph.initializers[name]: place for name in weights}
         parts: List[List[ir.Node]] = [[] for _ in range(len(self.traced) + 1)]  # last: behind all
         for node in self.graph:
-            tag = max((tags[value] for value in node.inputs if value in tags), default=None)
-            if tag is not None:
-                parts[tag].append(node)
-                tags |= dict.fromkeys(node.outputs, tag + _is_mark(node))
+            tag = max((tags.get(value, 0) for value in node.inputs if value), default=0)
+            parts[tag].append(node)
+            tags |= dict.fromkeys(node.outputs, tag + _is_mark(node))
         return [sorted(part, key=_is_mark) for part in parts[:-1]]
 
     def _behind(self, index: int, mark: ir.Node) -> ir.Node:
