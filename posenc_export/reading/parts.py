@@ -87,15 +87,23 @@ def templates_of(kinds: Sequence[Any]) -> List[int]:
 
 
 class Shortened:
-    """A captured graph with two parts of each kind.
+    """A copy of a captured graph, with two parts of each kind.
+
+    Args:
+        whole: the graph, which stays as it is.
+        parts: its parts; None for one.
+        templates: of each part, as in Repeated.
 
     Attributes:
         capture: of the kept parts.
         ends: nodes of its graph that end parts, but the last part.
     """
 
-    def __init__(self, whole: Capture, parts: List[Part], templates: List[int]) -> None:
-        self.whole, self.parts, self.templates = whole, parts, templates
+    def __init__(
+        self, whole: Capture, parts: Sequence[Part] = (), templates: Sequence[int] = (0,)
+    ) -> None:
+        self.whole, self.templates = whole, list(templates)
+        self.parts = parts = parts or [Part(list(whole.graph.nodes), None)]
         self.kept = sorted(set(templates))
         tokens = {n: i == templates[i] for i, part in enumerate(parts) for n in part.nodes}
         entries = {parts[a].nodes[-1]: parts[b].entry for a, b in itertools.pairwise(self.kept)}
@@ -122,17 +130,17 @@ class Shortened:
         )
 
     @classmethod
-    def of(cls, whole: Capture) -> Optional["Shortened"]:
-        """Return the shortened graph, or None if it would be about as long."""
+    def of(cls, whole: Capture) -> "Shortened":
+        """Return the graph with parts left out, or with one part if there are few of a kind."""
         parts, kinds = _Parts(whole).found()
         templates = templates_of(kinds)
         left_out = [part for i, part in enumerate(parts) if templates[i] != i]
         if sum(len(part.nodes) for part in left_out) < FEWEST:
-            return None
+            return cls(whole)
         try:
             return cls(whole, parts, templates)
         except KeyError:  # a value within a part that is left out is read by a later one
-            return None
+            return cls(whole)
 
     def completed(self, short: GraphModule, calls: Calls) -> Optional[Flat]:
         """Add the parts that were left out to a flat graph; None if its parts do not stand apart.
@@ -140,6 +148,8 @@ class Shortened:
         Args:
             short: flat graph of the calls, with a node ops.passed at the end of each part.
         """
+        if len(self.parts) == 1:
+            return Flat(short, calls.caches)
         bodies = _bodies(short.graph)
         placeholders = _states(short.graph)
         present = dict(zip(placeholders, results_of(short.graph)[1:], strict=True))

@@ -1,11 +1,9 @@
 """Read any torch module that maps whole sequences as one that takes positions and caches."""
 
-import contextlib
-from typing import Any, Callable, Collection, List, Optional, Tuple, TypeVar
+from typing import Any, Callable, List, Optional, Tuple, TypeVar
 
 import torch
 from torch import Tensor
-from torch.fx import GraphModule, Node
 
 from posenc_export import ops
 from posenc_export.reading.attention import Attentions
@@ -127,28 +125,48 @@ def read(
         module, example, max_positions, positions=positions, causal=causal, output=output
     )
     with naming(captured.where):
-        short = Shortened.of(captured)
-        if short is not None:
-            calls = _checked_calls(short.capture, captured, short.ends)
-            flat = short.completed(_flat(calls, short.capture), calls)
-            if flat is not None:
-                with contextlib.suppress(Refused):  # parts that are not alike by their numbers
-                    return _checked(make(captured, calls, flat))
-        calls = _checked_calls(captured, captured)
-        return _checked(make(captured, calls, Flat(_flat(calls, captured), calls.caches)))
+        reading = _reading(captured, Shortened.of(captured), make)
+        if reading is None:  # layers are not alike by their numbers
+            reading = _reading(captured, Shortened(captured), make)
+        assert reading is not None
+        return reading
 
 
-def _checked_calls(captured: Capture, whole: Capture, ends: Collection[Node] = ()) -> Calls:
-    """Find the calls of a module or of some of its layers; Refused for what the module mixes."""
+def _reading(
+    whole: Capture, short: Shortened, make: Callable[[Capture, Calls, Flat], Read]
+) -> Optional[Read]:
+    """Return a reading that gives the numbers of the module; None if it does not with layers that
+    are copies of others.
+    """
+    calls = _checked_calls(short, whole)
+    graph = flat_graph(calls, short.capture.names, calls.selected is not None)
+    flat = short.completed(graph, calls)
+    if flat is None:
+        return None
+    reading = make(whole, calls, flat)
+    try:
+        _check_calls(reading)
+    except (Refused, RuntimeError) as error:  # RuntimeError: of shapes that a trace fixed
+        if flat.repeated is not None:
+            return None
+        if isinstance(error, Refused):
+            raise
+        said = str(error).partition("\n")[0]
+        raise Refused(f"has an operator that takes one number of tokens alone: {said}") from error
+    return reading
+
+
+def _checked_calls(short: Shortened, whole: Capture) -> Calls:
+    """Find the calls of a module. Refused: of what the module mixes."""
     found = findings(whole)
     try:
-        calls = _calls(captured, True, ends)
+        calls = _calls(short, True)
     except Refused as error:
         more = f"; the module {found[0]}" if found else ""
         if MIXES not in str(error):
             raise Refused(f"{error}{more}") from error
         try:
-            calls = _calls(captured, False, ends)
+            calls = _calls(short, False)
         except Refused:
             raise Refused(f"{error}{more}") from None
     if found:
@@ -156,24 +174,10 @@ def _checked_calls(captured: Capture, whole: Capture, ends: Collection[Node] = (
     return calls
 
 
-def _flat(calls: Calls, captured: Capture) -> GraphModule:
-    return flat_graph(calls, captured.names, calls.selected is not None)
-
-
-def _checked(reading: Read) -> Read:
-    """Return a reading that gives the numbers of the module."""
-    try:
-        _check_calls(reading)
-    except RuntimeError as error:  # raised by torch for shapes that a trace fixed
-        said = str(error).partition("\n")[0]
-        raise Refused(f"has an operator that takes one number of tokens alone: {said}") from error
-    return reading
-
-
-def _calls(captured: Capture, key_last: bool, ends: Collection[Node]) -> Calls:
+def _calls(short: Shortened, key_last: bool) -> Calls:
     """Find the steps of a graph. key_last: of two token axes the last runs over keys."""
-    values = Values(captured)
-    properties = Properties(values, key_last, captured.causal)
+    values = Values(short.capture)
+    properties = Properties(values, key_last, short.capture.causal)
     lengths = Lengths(values, Operators(values), properties)
     attentions = Attentions(properties, lengths)
     for node in values.nodes:
@@ -188,7 +192,7 @@ def _calls(captured: Capture, key_last: bool, ends: Collection[Node]) -> Calls:
     roles = properties.steps[out].roles
     if isinstance(roles, list) or kinds(roles)[:2] != ["B", "Q"] or len(roles) != 3:
         refuse(out, "gives an output without axes of rows, tokens and numbers [B,S,N]")
-    calls = Calls(properties, lengths, ends)
+    calls = Calls(properties, lengths, short.ends)
     values.forget()
     return calls
 
