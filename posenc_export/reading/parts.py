@@ -91,7 +91,7 @@ class Shortened:
 
     Args:
         whole: the graph, which stays as it is.
-        parts: its parts; None for one.
+        parts: its parts; none for one that is all of it.
         templates: of each part, as in Repeated.
 
     Attributes:
@@ -235,11 +235,10 @@ class _Parts:
         """
         place = {node: index for index, node in enumerate(self.order)}
         end = len(self.order)
-        last = {
-            node: max((place.get(user, end) for user in node.users if user not in
-                       self._shapes(node)), default=index)
-            for node, index in place.items()
-        }  # fmt: skip
+        last: Dict[Node, int] = {}  # place of the last reader of more than the shape
+        for node, index in place.items():
+            readers = (user for user in node.users if user in self.data or user.op == "output")
+            last[node] = max((place.get(user, end) for user in readers), default=index)
         spans = {n for n, index in place.items() if last[n] - index > LONG * end}
         alive, ends = set[Node](), []
         for index, node in enumerate(self.order):
@@ -256,10 +255,6 @@ class _Parts:
                 yield Part(self.order[start : place[node] + 1], entry)
                 start, entry = place[node] + 1, node
         yield Part(self.order[start:], entry)
-
-    def _shapes(self, node: Node) -> Set[Node]:
-        """Return the readers of the shape of a node alone."""
-        return {user for user in node.users if user not in self.data and user.op != "output"}
 
     def _key(self, part: Part) -> Key:
         """Return a value that is equal for parts that compute the same with other weights."""
