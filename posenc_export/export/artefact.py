@@ -117,7 +117,7 @@ def export_all(
     output = Path(output)
     check_export(targets, output, options)
     sources = model if isinstance(model, Sources) else Sources(model, how=read)
-    check_read(sources.model, targets, options)
+    check_read(sources.model, options)
     check_tokenizer(text_of(sources.model).tokenizer)
     places = folders(targets, output)
     whole = len(targets) > 1 and not output.exists()  # a new parent folder is published in one step
@@ -142,18 +142,12 @@ def export_all(
     return list(manifests.values())
 
 
-def check_read(model: Model, targets: Sequence[str], options: ExportOptions) -> None:
-    """Refuse what would round the tables of a module that was read, and weights that it does not
-    have. ValueError.
+def check_read(model: Model, options: ExportOptions) -> None:
+    """Refuse to round weights that a module that was read does not have, or before which it
+    chooses. ValueError.
     """
     if not isinstance(model, ReadModule):
         return
-    dtypes = [options.dtype or TARGETS[target].dtypes[0] for target in targets]
-    half = next((dtype for dtype in dtypes if dtype != "float32"), None)
-    if half is not None:
-        got = f"{half}, which would round the numbers of its tables as well as its weights"
-        remedy = "export it in float32"
-        raise refusal(model.where, "float32 activations of a module that is read", got, remedy)
     products, format_ = model.products(), options.format
     if products.routers and format_ and format_of(format_).projections.bits == 8:
         rule = "weights of 4 bits for a module that chooses experts"

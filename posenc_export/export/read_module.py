@@ -11,24 +11,29 @@ from typing import Any, Dict, Iterable, List, Mapping, Optional, Sequence, Set, 
 import numpy as np
 import torch
 from torch import Tensor
+from torch.fx import Graph, GraphModule
 
 from posenc_export import encodings
 from posenc_export.encodings.shared.base import Geometry, PositionEncoding, StateSpec
 from posenc_export.models.block import AttentionBlock
 from posenc_export.models.by_transformers import Published
 from posenc_export.models.config import CacheConfig, ModuleConfig
+from posenc_export.models.parameters import fill, slots
 from posenc_export.models.stack import Stack, Text
 from posenc_export.models.whole_pass import check_dtype
 from posenc_export.reading.exact import in_float64
+from posenc_export.reading.halves import in_half, rounded_weights
 from posenc_export.reading.products import Products
 from posenc_export.reading.read import Reading, read
+from posenc_export.reading.script import with_source
 from posenc_export.shared.refusal import refusal
 
 LENGTH = 16  # tokens of an example that is drawn
 SEED = 0
 OF_MODULE = "calls."  # begins the names of the weights of the module that was read
 MATRICES = 4  # fewest weights with two axes that a value passes in one layer
-OF_EXPORT = ("config", "source", "text", "layers")  # attributes without code of TorchScript
+# Attributes without code of TorchScript.
+OF_EXPORT = ("config", "source", "text", "layers", "dtype")
 SUCCESSOR = (
     "write forward(x) and call self.block(x), as docs/own-model.md shows: a module is read as it is"
 )
@@ -121,6 +126,7 @@ class ReadModule(Reading):
             output=how.output,
         )
         self.changed: Set[str] = set()  # names of parameters with other numbers than the module
+        self.dtype = torch.float32  # of products, caches and what enters and leaves
         self.eval()  # or a copy would be
 
     @torch.jit.unused
@@ -135,8 +141,37 @@ class ReadModule(Reading):
 
     @torch.jit.unused
     def weight_dtype(self) -> torch.dtype:
-        """Return the dtype of weights and activations."""
-        return next((p.dtype for p in self.parameters() if p.is_floating_point()), torch.float32)
+        """Return the dtype of products and caches, and of what enters and leaves."""
+        return self.dtype
+
+    @torch.jit.unused
+    def in_dtype(self, dtype: torch.dtype) -> "ReadModule":
+        """Return the model with products and caches in a dtype (reading.halves), and the weights of
+        these products rounded to it. Other weights and tables are shared.
+        """
+        other = copy.copy(self)
+        other._modules, other.changed, other.dtype = dict(self._modules), set(self.changed), dtype
+        rounded = rounded_weights(self.flat, self._trained())
+        if dtype != torch.float32:
+            other.changed |= {OF_MODULE + name for name in rounded}
+        other.calls = with_source(GraphModule(self.calls, other.in_own_dtype(self.flat)))
+        places = slots(other.calls)
+        for name in rounded:
+            weight = other.calls.get_parameter(name)
+            fill(places[id(weight)], torch.nn.Parameter(weight.to(dtype), weight.requires_grad))
+        return other.eval()
+
+    @torch.jit.unused
+    def in_own_dtype(self, graph: Graph) -> Graph:
+        """Return a flat graph of some or all layers with products and caches in its dtype."""
+        is_plain = self.dtype == torch.float32
+        return graph if is_plain else in_half(graph, self.dtype, self._trained())
+
+    @torch.jit.unused
+    def _trained(self) -> Set[str]:
+        """Return the names of the weights that may be rounded."""
+        routers = self.products().routers
+        return {name for name in self.captured.parameters if name not in routers}
 
     @torch.jit.unused
     def weights(self) -> List[Tensor]:

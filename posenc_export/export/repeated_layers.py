@@ -132,7 +132,7 @@ class _Parts(RepeatedLayers):
         assert whole.repeated is not None
         repeated = self.repeated = whole.repeated
         short = copy.copy(whole)
-        calls = with_source(GraphModule(whole.calls, repeated.graph))
+        calls = with_source(GraphModule(whole.calls, whole.in_own_dtype(repeated.graph)))
         short._modules = {**whole._modules, "calls": calls}
         # The last part is what follows all layers.
         super().__init__(short, repeated.templates[:-1])

@@ -13,7 +13,7 @@ from posenc_export.export.quantization.grid import OnGrid
 from posenc_export.export.quantization.kept import kept
 from posenc_export.export.quantization.samples import Sample
 from posenc_export.export.quantization.smoothing import smoothed
-from posenc_export.export.read_module import ReadAs, as_model
+from posenc_export.export.read_module import ReadAs, ReadModule, as_model
 from posenc_export.export.trace import Source
 from posenc_export.export.weight_file import Keep, WeightFile, in_memory, page_out
 from posenc_export.models.parameters import fill, slots
@@ -149,6 +149,8 @@ def in_dtype(model: Model, dtype: str) -> Model:
     """
     if dtype_of(model) == dtype and not model.training:
         return model
+    if isinstance(model, ReadModule):
+        return model.in_dtype(getattr(torch, dtype))
     other = copy.deepcopy(model).to(getattr(torch, dtype)).eval()
     for part, plain in zip(_choosing(other), _choosing(model), strict=True):
         if dtype != "float32":
@@ -166,12 +168,13 @@ def check_choice(model: Model, target: str, dtype: str) -> None:
     """Refuse a choice of experts in half precision, except for a target that has no other.
     ValueError: a model that chooses experts, in half precision for another target.
     """
-    choosing = _choosing(model)
-    if choosing and dtype != "float32" and target != "ort-cuda":
-        rule = (
-            "export: expected dtype float32 for a model that chooses "
-            f"{choosing[0].choose.chosen} of {choosing[0].router.out_features} experts"
-        )
+    if dtype == "float32" or target == "ort-cuda":
+        return
+    choosing, rule = _choosing(model), "export: expected dtype float32 for a model that chooses "
+    if choosing:
+        rule += f"{choosing[0].choose.chosen} of {choosing[0].router.out_features} experts"
+    if choosing or (isinstance(model, ReadModule) and model.products().routers):
+        rule += "" if choosing else "experts"
         why = (
             "with activations in half precision a token near a tie gets other experts, and other "
             "ones in a step than in a prompt"

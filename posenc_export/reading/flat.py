@@ -233,5 +233,7 @@ def _without_stand_ins(
             known[node].meta = {"val": node.meta["val"]} if "val" in node.meta else {}
     simplify(graph)
     for node in graph.nodes:
-        node.meta.clear()
+        value = node.meta.get("val")
+        value = value[0] if isinstance(value, (list, tuple)) and value else value
+        node.meta = {"dtype": value.dtype} if isinstance(value, Tensor) else {}
     return GraphModule(root, graph)

@@ -358,6 +358,8 @@ def _completed(repeated: Repeated, bodies: List[List[Node]], own: List[List[Node
     for node in [n for n in inputs if n not in past and n.name != "index"]:
         known[node] = graph.node_copy(node)
     states = [graph.placeholder(f"states_{i}") for i in range(sum(map(len, repeated.states)))]
+    for state in states:
+        state.meta = dict(past[0].meta)
     known |= {node: graph.node_copy(node) for node in inputs if node.name == "index"}
     y, *results = results_of(short)
     present_of = dict(zip(past, results, strict=True))
@@ -376,6 +378,7 @@ def _completed(repeated: Repeated, bodies: List[List[Node]], own: List[List[Node
             name = weights.get(str(node.target), str(node.target))
             if name not in held:
                 held[name] = graph.get_attr(name)
+                held[name].meta = dict(node.meta)
             return held[name]
 
         for node in bodies[place]:

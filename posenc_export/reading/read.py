@@ -1,5 +1,6 @@
 """Read any torch module that maps whole sequences as one that takes positions and caches."""
 
+import copy
 from typing import Any, Callable, List, Optional, Tuple, TypeVar
 
 import torch
@@ -43,11 +44,12 @@ class Reading(torch.nn.Module):
         repeated: layers that are alike; None if there are few.
     """
 
-    __jit_ignored_attributes__ = ["captured", "caches", "repeated"]
+    __jit_ignored_attributes__ = ["captured", "caches", "flat", "repeated"]
 
     def __init__(self, captured: Capture, calls: Calls, flat: Flat) -> None:
         super().__init__()
         self.captured, self.calls = captured, with_source(flat.graph)
+        self.flat = copy.deepcopy(flat.graph.graph)  # which holds no weights
         self.caches, self.repeated = flat.caches, flat.repeated
         x, y = captured.example, calls.values.of[calls.values.out]
         self.width = 0 if x.dim() == 2 else x.shape[2]

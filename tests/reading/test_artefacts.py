@@ -40,6 +40,7 @@ from tests.reading.own_modules import (
     inputs,
     seeded,
 )
+from tests.reading.zoo import ZOO
 from tests.tiny import block
 
 pytestmark = pytest.mark.xdist_group("modules that are read")
@@ -466,11 +467,10 @@ REFUSED = {
         {"max_positions": 40},
         "^module Decoder: expected float32 weights, got float64; call .float()",
     ),
-    "a dtype": (
-        lambda: _sources("slopes"),
-        {"dtype": "float16"},
-        "^module Decoder: expected float32 activations of a module that is read, got float16, "
-        "which would round the numbers of its tables as well as its weights; export it in float32$",
+    "a choice in half precision": (
+        lambda: ZOO["experts-by-mask"]()[0],
+        {"dtype": "float16", "max_positions": 40, "example": ZOO["experts-by-mask"]()[1]},
+        "^export: expected dtype float32 for a model that chooses experts, got float16, in which",
     ),
     "a size of what reads no text": (
         lambda: _sources("slopes"),

@@ -84,6 +84,7 @@ def sum_and_norm(op: Builder, node: ir.Node) -> Replaced:
         total is None
         or addition is None
         or addition.op_type != "Add"
+        or (scale is not None and scale.producer() is not None)  # which may read the sum's shape
         or not _of_one_shape(*addition.inputs)
         or node.attributes.get_int("axis", -1) != -1
     ):

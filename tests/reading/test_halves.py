@@ -1,0 +1,121 @@
+"""Modules that are read in half precision: products are rounded, nothing else is."""
+
+from pathlib import Path
+from typing import Optional
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from posenc_export import load
+from posenc_export.export import ReadAs, Sources, export
+from posenc_export.export.read_module import ReadModule
+from posenc_export.export.sources import in_dtype
+from posenc_export.shared.numerics import FLOAT16_NOISE, worst_error
+from tests.reading.compare import outputs
+from tests.reading.zoo import OPTIONS, ZOO
+from tests.reading.zoo.base import HEADS, SIZE, VOCABULARY, WIDTH
+
+pytestmark = pytest.mark.xdist_group("modules that are read")
+
+
+class Extremes(nn.Module):
+    """Masks of -1e9, epsilons of 1e-12, sums of squares and activations beyond float16."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.head = nn.Embedding(VOCABULARY, WIDTH), nn.Linear(WIDTH, VOCABULARY)
+        self.qkv, self.gain = nn.Linear(WIDTH, 3 * WIDTH), nn.Parameter(torch.full((WIDTH,), 2e5))
+
+    def norm(self, x: Tensor) -> Tensor:
+        return x * (x.square().mean(-1, keepdim=True) + 1e-12).rsqrt()
+
+    def forward(self, ids: Tensor) -> Tensor:
+        rows, length = ids.shape
+        x = self.embed(ids) * self.gain  # up to 5e5
+        shape = (rows, length, 3, HEADS, SIZE)
+        q, k, v = self.qkv(self.norm(x)).view(shape).permute(2, 0, 3, 1, 4)
+        hidden = torch.full((length, length), -1e9).triu(1)
+        y = (q @ k.transpose(2, 3) / 8**0.5 + hidden).softmax(-1) @ v
+        x = x + self.gain * y.transpose(1, 2).flatten(2)
+        return self.head(self.norm(x) * 1e-7 * 1e7)
+
+
+def _sources(name: str) -> Sources:
+    if name == "extremes":
+        torch.manual_seed(0)
+        return Sources(Extremes().eval(), how=ReadAs(max_positions=40))
+    module, example, positions = ZOO[name]()
+    return Sources(module, how=ReadAs(example, positions, **OPTIONS[name]))
+
+
+def _quick(name: str, target: str, dtype: str, weights: Optional[str] = None) -> object:
+    return pytest.param(name, target, dtype, weights)
+
+
+def _all(name: str, target: str, dtype: str, weights: Optional[str] = None) -> object:
+    return pytest.param(name, target, dtype, weights, marks=pytest.mark.exhaustive)
+
+
+@pytest.mark.parametrize(
+    ("name", "target", "dtype", "weights"),
+    [
+        _quick("extremes", "ort", "float16"),
+        _quick("rope-cut", "ort-cuda", "float16"),
+        _quick("nanogpt-flash", "torchscript", "float16"),
+        _all("extremes", "onnx", "float16"),
+        _all("extremes", "torchscript", "float16"),
+        _all("nanogpt-flash", "onnx-static", "float16"),
+        _all("nanogpt-flash", "pt2", "float16"),
+        _all("nanogpt-flash", "ort-cuda", "bfloat16"),
+        _all("nanogpt-flash", "ort-cuda", "float16", "int4"),
+        _all("nanochat", "ort-cuda", "float16"),
+        _all("shift-by-pad", "ort-cuda", "float16"),
+        _all("experts-by-mask", "ort-cuda", "float16"),
+        _all("encoder-mask", "ort-cuda", "float16"),
+    ],
+)
+def test_artefacts_in_half_precision_agree_with_the_module(
+    name: str, target: str, dtype: str, weights: Optional[str], tmp_path: Path
+) -> None:
+    sources = _sources(name)
+    how = {"dtype": dtype, "weights": weights, "verify": "quick"}
+    manifest = export(sources, target, tmp_path / "artefact", **how)  # type: ignore[arg-type]
+    assert manifest.dtype == dtype
+    assert {state.dtype for state in manifest.states} <= {dtype, "int64"}
+    assert dtype == "bfloat16" or (manifest.certificate or {})["passed"]
+    if weights is not None or dtype == "bfloat16":
+        return
+    model = sources.model
+    assert isinstance(model, ReadModule)
+    x = model.captured.example[:1]
+    session = load(tmp_path / "artefact", provider="cpu").session()
+    given = x.numpy() if model.vocabulary else x.half().numpy()
+    got = session.prefill(given).astype(np.float64)
+    with torch.no_grad():
+        wanted = outputs(model.captured.module, x).numpy()
+    assert worst_error(got, wanted) <= 30 * FLOAT16_NOISE
+
+
+def test_only_weights_of_products_are_rounded() -> None:
+    model = _sources("extremes").model
+    half = in_dtype(model, "float16")
+    dtypes = {name: weight.dtype for name, weight in half.named_parameters()}
+    assert dtypes["calls.qkv.weight"] is dtypes["calls.embed.weight"] is torch.float16
+    assert dtypes["calls.gain"] is torch.float32
+    assert all(b.dtype is torch.float32 for b in half.buffers() if b.is_floating_point())
+    wide = in_dtype(half, "float32")
+    assert {weight.dtype for weight in wide.parameters()} == {torch.float32}
+    assert torch.equal(wide.get_parameter("calls.gain"), model.get_parameter("calls.gain"))
+    rounded = model.get_parameter("calls.qkv.weight").half().float()
+    assert torch.equal(wide.get_parameter("calls.qkv.weight"), rounded)
+    assert {weight.dtype for weight in model.parameters()} == {torch.float32}
+
+
+def test_routers_stay_in_float32() -> None:
+    half = in_dtype(_sources("experts-by-mask").model, "bfloat16")
+    assert isinstance(half, ReadModule)
+    routers = [half.get_parameter(f"calls.{name}") for name in half.products().routers]
+    assert {weight.dtype for weight in routers} == {torch.float32}
+    assert torch.bfloat16 in {weight.dtype for weight in half.parameters()}
