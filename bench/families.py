@@ -47,7 +47,8 @@ def measured(name: str) -> List[Dict[str, Any]]:
                 manifest = export_model(sources, target, Path(temporary) / target, verify=False)
             model = load(Path(temporary) / target, provider="cpu", threads=1)
             pairs = {pattern: way(peer, opened(model)) for pattern, way in used.items()}
-            kinds = [manifest.config["layers"][kind] for kind in manifest.config["order"]]
+            order = manifest.config.get("order", ())  # a module that is read declares no layers
+            kinds = [manifest.config["layers"][kind] for kind in order]
             sees = [kind["attention"]["sees"]["name"] for kind in kinds]
             row = {"model": name, "kind": manifest.kind, "target": target}
             row["layers"] = sum(kind != "encoder" for kind in sees)

@@ -98,6 +98,8 @@ def _stated(manifest: Manifest, edges: Mapping[str, int], allowed: float, depth:
     """Return what a manifest says about a model. allowed: its tolerance."""
     attentions, encodings = described.attentions(manifest), described.encodings(manifest)
     sizes = {part["sees"].get("size", 0) for part in attentions}
+    heads = [(part["kv_heads"], part["head_size"]) for part in attentions]
+    heads += [(s.axes[1], s.axes[3]) for s in manifest.states if len(s.axes) == 4]
     # Whose positions transformers counts in the mask, not in position_ids.
     counted = any(part["sees"]["name"] == "chunk" for part in attentions)
     counted |= any(spec.get("numerics") == "bfloat16" for spec in encodings)
@@ -111,7 +113,7 @@ def _stated(manifest: Manifest, edges: Mapping[str, int], allowed: float, depth:
         tolerance=allowed,
         depth=depth,
         window=sizes.pop() if len(sizes) == 1 else 0,
-        heads=(attentions[0]["kv_heads"], attentions[0]["head_size"]),
+        heads=heads[0] if heads else (0, 0),
         starts=not counted,
         encodings=frozenset(spec["name"] for spec in encodings),
     )

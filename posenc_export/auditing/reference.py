@@ -7,6 +7,7 @@ from typing import Any, Optional
 import torch
 
 from posenc_export.auditing import exact, facts, modules
+from posenc_export.export.read_module import as_model
 from posenc_export.models.pretrained import from_pretrained
 from posenc_export.runtime.artefact.manifest import FILE_NAME
 from posenc_export.shared.refusal import refusal
@@ -48,8 +49,8 @@ def open_reference(text: Any, hidden: bool, vocabulary: int, features: int) -> f
 def _checkpoint(path: Path, head: bool, lengths: Optional[str], positions: Optional[int]) -> Any:
     """Load a checkpoint; one that states no number of positions gets UNSTATED."""
     try:
-        return from_pretrained(path, None, positions, lengths=lengths, head=head)
+        return as_model(from_pretrained(path, None, positions, lengths=lengths, head=head))
     except ValueError as error:
         if "give max_positions" not in str(error) or positions is not None:
             raise
-        return from_pretrained(path, None, facts.UNSTATED, lengths=lengths, head=head)
+        return as_model(from_pretrained(path, None, facts.UNSTATED, lengths=lengths, head=head))

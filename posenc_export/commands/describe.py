@@ -67,6 +67,7 @@ def _checkpoint(model: str, chosen: Dict[str, Any], names: List[str]) -> Dict[st
     """The description of a folder or a GGUF file, and whose code reads its type. names: those of
     other models.
     """
+    from msgspec import to_builtins
     from msgspec.structs import replace
 
     from posenc_export.models import by_transformers, families
@@ -85,7 +86,8 @@ def _checkpoint(model: str, chosen: Dict[str, Any], names: List[str]) -> Dict[st
     kind = config.get("model_type")
     if families.lacks(config):
         _check_only(("max_positions",), chosen, f"a type without a family ({kind})")
-        return {**by_transformers.kind_of(config).described(), **chosen}
+        read = by_transformers.kind_of(config, sentences is None).described() | chosen
+        return read | ({} if sentences is None else {"readout": to_builtins(sentences.readout)})
     described = families.read(config, chosen.get("max_positions"), chosen.get("part"))[0]
     if sentences is not None:
         described = replace(described, readout=sentences.readout)

@@ -95,7 +95,7 @@ def run(options: argparse.Namespace) -> int:
 
     options.say(f"{options.folder}: loading")
     model = loaded(options, options.folder, options.threads)
-    limits, embeds = _limits(options, model), model.manifest.kind == "encoder"
+    limits, embeds = _limits(options, model), model.manifest.encodes
     source = model.manifest.source.get("checkpoint", options.folder.resolve().name)
     name = options.name or str(source)
     connections = most_connections(options.connections)
@@ -131,7 +131,7 @@ def _application(
 
     folder, manifest, values = options.folder, model.manifest, template_values(options)
     chat = needed_chat_codec(folder, manifest, values) if values else None
-    if manifest.kind == "encoder":
+    if manifest.encodes:
         return embeddings.application(name, model, limits, allowed)
     text, chat = codec(folder, manifest), chat or chat_codec(folder, manifest)
     return app.application(name, model, text, limits, allowed, chat, stop)

@@ -23,7 +23,8 @@ from posenc_export.export.targets import TARGETS
 from posenc_export.export.trace import Source
 from posenc_export.export.verify import VerificationError, check
 from posenc_export.export.weight_file import WeightFile
-from posenc_export.models.stack import Stack, Text
+from posenc_export.models.block import AttentionBlock
+from posenc_export.models.stack import Text
 from posenc_export.runtime.artefact import files
 from posenc_export.runtime.artefact.certificate import Check
 from posenc_export.runtime.artefact.manifest import Manifest
@@ -251,7 +252,7 @@ def _written(
     stored = reference.write(manifest, expected, accuracy, folder)
     trained = trained_numbers.store(source.model, manifest, folder)
     _write_text(text_of(source.model), folder)
-    if isinstance(source.model, Stack):
+    if not isinstance(source.model, AttentionBlock):
         loader_configs.write(source.model, manifest, folder)
     source.release()
     compared = numbers.compare(folder, manifest, source) if options.verify else numbers.NOTHING

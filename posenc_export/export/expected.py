@@ -8,6 +8,7 @@ import torch
 
 from posenc_export.export.describe import Model, eager
 from posenc_export.export.edges import edges_of, indices_of
+from posenc_export.export.read_module import as_model
 from posenc_export.export.sources import in_dtype
 from posenc_export.runtime.artefact.manifest import Manifest
 from posenc_export.runtime.graphs.torch_graph import TorchGraph
@@ -81,7 +82,7 @@ def eager_session(model: Model, capacity: Optional[int] = None) -> Session:
     """Return a session that runs the eager model in float32. capacity: as for Model.session. Caches
     are allocated in pages of 2 MiB, so that room for more tokens than are read costs memory.
     """
-    module, described = eager(in_dtype(model, "float32"))
+    module, described = eager(in_dtype(as_model(model), "float32"))
     return Loaded(TorchGraph(module, described)).session(capacity=capacity)
 
 

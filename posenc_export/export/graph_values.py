@@ -1,10 +1,11 @@
 """Inputs, outputs and states of the graph of a model, by name, dtype and axes."""
 
-from typing import Any, List, Tuple, cast
+from typing import Any, List, Tuple, Union, cast
 
 from posenc_export.encodings.shared.base import StateSpec
 from posenc_export.export.read_module import ReadModule
 from posenc_export.export.signatures import Model, has_cache, has_segments, takes_logits_index
+from posenc_export.models.block import AttentionBlock
 from posenc_export.models.stack import Stack
 from posenc_export.runtime.artefact.graph_inputs import ENCODER_MASK, B, M, P, Q, R, S, T
 from posenc_export.runtime.artefact.manifest import Axis, Manifest, State, Value
@@ -26,11 +27,9 @@ def inputs_of(model: Model, signature: str) -> List[Value]:
 def _read(model: Model) -> List[Value]:
     dtype, width = passed(dtype_of(model)), model.config.width
     ids = Value("input_ids", "int64", (B, S))
-    if isinstance(model, ReadModule) and model.config.tokens:
-        return [ids]
-    if not isinstance(model, Stack):
+    if isinstance(model, AttentionBlock) or not model.config.tokens:
         return [Value("hidden_states", dtype, (B, S, width))]
-    if model.config.tokens.features is not None:
+    if isinstance(model, Stack) and model.config.tokens.features is not None:
         return [Value("input_features", dtype, (B, S, model.tokens.size))]
     return [ids, *([Value("token_type_ids", "int64", (B, S))] if has_segments(model) else [])]
 
@@ -44,15 +43,14 @@ def _places(model: Model, signature: str) -> Value:
 
 def outputs_of(model: Model, signature: str) -> List[Value]:
     """Return the output, and the second one of a model with a readout."""
-    dtype, width = dtype_of(model), model.config.width
-    of_dtype = passed(dtype)
+    of_dtype, width = passed(dtype_of(model)), model.config.width
     if isinstance(model, ReadModule):
-        name = "logits" if model.config.decodes else "output"
+        name, width = model.output_name, model.config.outputs
         tokens = R if takes_logits_index(model, signature) else S
-        return [Value(name, of_dtype, (B, tokens, model.config.outputs))]
+        return [Value(name, of_dtype, (B, tokens, width)), *_readout(model, width)]
     if not isinstance(model, Stack):
         return [Value("output", of_dtype, (B, S, width))]
-    config, readout, head = model.config, model.config.readout, cast(Any, model.head)
+    config, head = model.config, cast(Any, model.head)
     if config.head is not None:
         tokens = R if takes_logits_index(model, signature) else S
         output = Value("logits", of_dtype, (B, tokens, config.tokens.vocabulary))
@@ -62,10 +60,16 @@ def outputs_of(model: Model, signature: str) -> List[Value]:
         output = Value("forecast", of_dtype, (B, S, head.size))
     else:
         output = Value("last_hidden_state", of_dtype, (B, S, width))
+    return [output, *_readout(model, width)]
+
+
+def _readout(model: Union[Stack, ReadModule], width: int) -> List[Value]:
+    """Return the second output of a model with outputs of a width; none without a readout."""
+    readout = model.config.readout
     if readout is None:
-        return [output]
+        return []
     axes = (B, *(() if readout.pooling else (S,)), readout.size(width))
-    return [output, Value(readout.output, dtype, axes)]
+    return [Value(readout.output, dtype_of(model), axes)]
 
 
 def encoder_of(model: Model) -> List[Value]:

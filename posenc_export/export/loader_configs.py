@@ -3,8 +3,9 @@
 import itertools
 import json
 from pathlib import Path
-from typing import Any, Dict, Optional, Tuple
+from typing import Any, Dict, Optional, Tuple, Union
 
+from posenc_export.export.read_module import ReadModule
 from posenc_export.models.config import StackConfig
 from posenc_export.models.stack import Stack
 from posenc_export.runtime.artefact import files
@@ -31,7 +32,7 @@ NOTE = "model_type only selects the keys that hold the cache sizes; the graph is
 NOTE += "posenc.json describes it"
 
 
-def write(model: Stack, manifest: Manifest, folder: Path) -> None:
+def write(model: Union[Stack, ReadModule], manifest: Manifest, folder: Path) -> None:
     """Write config.json, and for decoders generation_config.json and genai_config.json, if these
     formats can describe the graph.
 
@@ -42,6 +43,11 @@ def write(model: Stack, manifest: Manifest, folder: Path) -> None:
     """
     if manifest.signature != "mask" or graph_file(manifest) != "model.onnx":
         return
+    if isinstance(model, ReadModule):
+        if model.sizes and manifest.encodes:
+            sizes = {**model.sizes, "type_vocab_size": max(model.segments, 1)}
+            _put(folder / CONFIG, {**_kind(manifest, ENCODER), **sizes})
+        return
     # Part of an encoder-decoder model, whose inputs have other names there.
     if model.config.tokens.features is not None or model.config.key_values is not None:
         return
@@ -49,7 +55,8 @@ def write(model: Stack, manifest: Manifest, folder: Path) -> None:
         return
     if manifest.kind == "encoder" and not manifest.states:
         types = max(model.config.tokens.segments, 1)
-        _put(folder / CONFIG, {**_common(model.config, ENCODER), "type_vocab_size": types})
+        common = _common(model.config, manifest, ENCODER)
+        _put(folder / CONFIG, {**common, "type_vocab_size": types})
         return
     shape = _cache_shape(manifest, len(model.config.order))
     if manifest.kind != "decoder" or shape is None:
@@ -82,17 +89,22 @@ def _ids(manifest: Manifest) -> Dict[str, Any]:
     return {"bos_token_id": None, "eos_token_id": eos, "pad_token_id": None}
 
 
-def _common(config: StackConfig, model_type: Tuple[str, str]) -> Dict[str, Any]:
-    attention = config.kinds[0].attention
+def _common(config: StackConfig, manifest: Manifest, model_type: Tuple[str, str]) -> Dict[str, Any]:
+    return {
+        **_kind(manifest, model_type),
+        "hidden_size": config.width,
+        "num_hidden_layers": len(config.order),
+        "num_attention_heads": config.kinds[0].attention.heads,
+    }
+
+
+def _kind(manifest: Manifest, model_type: Tuple[str, str]) -> Dict[str, Any]:
     return {
         "model_type": model_type[0],
         "architectures": [model_type[1]],
         "posenc_export": NOTE,
-        "vocab_size": config.tokens.vocabulary,
-        "hidden_size": config.width,
-        "num_hidden_layers": len(config.order),
-        "num_attention_heads": attention.heads,
-        "max_position_embeddings": config.max_positions,
+        "vocab_size": manifest.vocabulary,
+        "max_position_embeddings": manifest.max_positions,
         # Selects the file name model.onnx, for every dtype of the graph.
         "transformers.js_config": {"dtype": "fp32"},
     }
@@ -102,7 +114,7 @@ def _decoder(config: StackConfig, manifest: Manifest, shape: Tuple[Axis, Axis]) 
     heads, size = shape
     sizes = {"num_key_value_heads": heads, "head_dim": size}
     further = {"use_cache": True, "torch_dtype": manifest.dtype}
-    return {**_common(config, DECODER), **_ids(manifest), **sizes, **further}
+    return {**_common(config, manifest, DECODER), **_ids(manifest), **sizes, **further}
 
 
 def _genai(config: StackConfig, manifest: Manifest, shape: Tuple[Axis, Axis]) -> Dict[str, Any]:

@@ -8,7 +8,7 @@ from posenc_export.export.describe import Model
 from posenc_export.export.read_module import ReadModule
 from posenc_export.export.sources import in_dtype
 from posenc_export.models import oracle
-from posenc_export.models.stack import Stack
+from posenc_export.models.block import AttentionBlock
 from posenc_export.runtime.artefact.manifest import Manifest
 from posenc_export.runtime.verification.case import Case
 from posenc_export.runtime.verification.proof import Expected, rounded_up
@@ -46,7 +46,7 @@ def oracle_cells(
             continue
         exact = _oracle_of(model, case, start)
         cells[f"oracle, start {start}"] = worst_error(case.full[:1], exact)
-        if case.readout is not None and isinstance(model, Stack) and model.readout is not None:
+        if case.readout is not None and not isinstance(model, AttentionBlock) and model.readout:
             cells[f"oracle, start {start}: {manifest.outputs[1].name}"] = worst_error(
                 case.readout[0], model.readout.exact(exact[0])
             )

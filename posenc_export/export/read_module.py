@@ -8,6 +8,7 @@ import math
 from dataclasses import dataclass, replace
 from typing import Any, Dict, Iterable, List, Mapping, Optional, Sequence, Set, Tuple, Union
 
+import msgspec
 import numpy as np
 import torch
 from torch import Tensor
@@ -33,7 +34,7 @@ SEED = 0
 OF_MODULE = "calls."  # begins the names of the weights of the module that was read
 MATRICES = 4  # fewest weights with two axes that a value passes in one layer
 # Attributes without code of TorchScript.
-OF_EXPORT = ("config", "source", "text", "layers", "dtype")
+OF_EXPORT = ("config", "source", "text", "sizes", "layers", "dtype", "output_name")
 SUCCESSOR = (
     "write forward(x) and call self.block(x), as docs/own-model.md shows: a module is read as it is"
 )
@@ -92,10 +93,11 @@ class ReadModule(Reading):
 
     def __init__(self, name: str, how: ReadAs, *read: Any) -> None:
         super().__init__(*read)
-        self.axes, self.coordinate_range, self.embed_states = 0, 0, 0
+        self.axes, self.coordinate_range, self.embed_states, self.segments = 0, 0, 0, 0
         self.with_position = False
         self.source: dict = {}
         self.text = Text()
+        self.sizes: Dict[str, int] = {}  # what a configuration of transformers has of a model
         ids, width, most = self.vocabulary, self.width, self.max_positions
         geometry = Geometry(max(width, 1), 1, max(width, 1), most, causal=how.causal)
         none = encodings.build_all((), geometry)
@@ -127,6 +129,7 @@ class ReadModule(Reading):
         )
         self.changed: Set[str] = set()  # names of parameters with other numbers than the module
         self.dtype = torch.float32  # of products, caches and what enters and leaves
+        self.output_name = "logits" if self.config.decodes else "output"
         self.eval()  # or a copy would be
 
     @torch.jit.unused
@@ -155,10 +158,14 @@ class ReadModule(Reading):
         if dtype != torch.float32:
             other.changed |= {OF_MODULE + name for name in rounded}
         other.calls = with_source(GraphModule(self.calls, other.in_own_dtype(self.flat)))
-        places = slots(other.calls)
+        places, known = slots(other.calls), dict[int, Any]()
         for name in rounded:
             weight = other.calls.get_parameter(name)
-            fill(places[id(weight)], torch.nn.Parameter(weight.to(dtype), weight.requires_grad))
+            known[id(weight)] = torch.nn.Parameter(weight.to(dtype), weight.requires_grad)
+            fill(places[id(weight)], known[id(weight)])
+        other.readout = copy.deepcopy(self.readout, known)  # which may share the token table
+        if other.readout is not None:
+            other.readout.to(dtype)
         return other.eval()
 
     @torch.jit.unused
@@ -222,6 +229,8 @@ class ReadModule(Reading):
         """
         assert positions.start == 0, "a module counts positions from 0"
         row, captured = torch.from_numpy(np.array(x))[None], self.captured
+        if segments is not None:
+            row = row + self.vocabulary * torch.from_numpy(np.array(segments))[None]
         if self.changed:
             changed = {n.removeprefix(OF_MODULE): self.get_parameter(n) for n in self.changed}
             captured = captured.with_weights(changed)
@@ -263,7 +272,7 @@ def as_model(model: Any, how: ReadAs = ReadAs()) -> Model:
     example = how.example
     if example is None:
         most = how.max_positions
-        known = plain.vocabulary if isinstance(plain, Published) else 0
+        known = plain.ids if isinstance(plain, Published) else 0
         example = _random(known or _vocabulary(plain, where, most), most)
     made = read(
         plain,
@@ -275,8 +284,27 @@ def as_model(model: Any, how: ReadAs = ReadAs()) -> Model:
         make=functools.partial(ReadModule, name, how),
     )
     if isinstance(model, Published):
-        made.text, made.source = model.text, model.source
+        _complete(made, model)
     return made
+
+
+def _complete(made: ReadModule, model: Published) -> None:
+    """Add what only a checkpoint has: tokenizer, token types, names of outputs, a readout."""
+    made.text, made.source, made.segments = model.text, model.source, model.segments
+    made.sizes = model.sizes
+    if not model.head:
+        made.output_name = "last_hidden_state"
+    if model.segments:
+        tokens = {"vocabulary": model.vocabulary, "segments": model.segments}
+        made.vocabulary = model.vocabulary
+        made.config = msgspec.structs.replace(made.config, tokens=tokens)
+    if model.readout is not None:
+        described, readout = model.readout
+        own = dict(model.named_parameters())
+        held = made.by_name(own).items()
+        known = {id(own[name.removeprefix(OF_MODULE)]): weight for name, weight in held}
+        made.readout = copy.deepcopy(readout, known)  # type: ignore[arg-type]
+        made.config = msgspec.structs.replace(made.config, readout=described)
 
 
 def read_again(model: Any, described: Mapping[str, Any]) -> Model:
@@ -285,7 +313,8 @@ def read_again(model: Any, described: Mapping[str, Any]) -> Model:
     if known or described.get("kind") != "module" or not isinstance(model, torch.nn.Module):
         return as_model(model)
     most = described["max_positions"]
-    example = _random(described["tokens"].get("vocabulary", 0), most, described["width"])
+    ids = model.ids if isinstance(model, Published) else described["tokens"].get("vocabulary", 0)
+    example = _random(ids, most, described["width"])
     positions, output = described.get("positions"), described.get("output")
     causal = bool(described.get("causal", True))
     return as_model(model, ReadAs(example, most, positions, causal, output))

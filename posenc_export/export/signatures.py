@@ -13,7 +13,6 @@ from posenc_export import ops
 from posenc_export.encodings.shared.combined import overrides, parts_of
 from posenc_export.export.read_module import Model, ReadModule
 from posenc_export.models.block import AttentionBlock
-from posenc_export.models.stack import Stack
 from posenc_export.models.whole_pass import encodings_in
 from posenc_export.shared.refusal import refusal
 
@@ -213,7 +212,7 @@ def has_cache(model: Model) -> bool:
 
 def has_segments(model: Model) -> bool:
     """Return whether the model reads token types."""
-    return isinstance(model, Stack) and model.segments > 0
+    return not isinstance(model, AttentionBlock) and model.segments > 0
 
 
 def takes_logits_index(model: Model, signature: str) -> bool:

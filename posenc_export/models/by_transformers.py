@@ -7,15 +7,16 @@ transformers alone, by model_type and architectures. Files are read by models/ch
 import contextlib
 import inspect
 import re
-from typing import Any, Dict, Iterable, Iterator, Mapping, NamedTuple, Optional
+from typing import Any, Dict, Iterable, Iterator, Mapping, NamedTuple, Optional, Tuple
 
 import torch
 from torch import Tensor
 
 from posenc_export.models.checkpoint import BELONGS, WHERE, Checkpoint
+from posenc_export.models.config import ReadoutConfig
 from posenc_export.models.embedding_and_head import Text
 from posenc_export.models.families.shared.limits import TABLE, check_values
-from posenc_export.models.task_heads import LANGUAGE, WITHOUT, task_of
+from posenc_export.models.parts.readout import Readout
 from posenc_export.shared.allocation import enough_memory
 from posenc_export.shared.foreign import explained
 from posenc_export.shared.refusal import refusal
@@ -33,8 +34,10 @@ LEFT_OUT = re.compile(
 # Keys for the number of positions, first those of a decoder.
 LENGTHS = """max_position_embeddings n_positions max_seq_len n_ctx seq_length
     max_source_positions""".split()
-TASKS = (*LANGUAGE, "MaskedLM", "TokenClassification")  # with logits for each token
+LANGUAGE, MASKED = ("CausalLM", "ConditionalGeneration"), "MaskedLM"
+EACH = (*LANGUAGE, MASKED, "TokenClassification")  # tasks with logits for each token
 NO_NUMBERS = ("Infinity", "-Infinity", "NaN")
+SIZES = ("hidden_size", "num_hidden_layers", "num_attention_heads")
 TRIED = 6  # tokens of the run that says whether a model is causal
 
 
@@ -48,6 +51,10 @@ class Published(torch.nn.Module):
 
     Attributes:
         head: whether outputs are logits, not hidden states.
+        width: number of outputs for each token.
+        segments: number of token types, 0 for one or none.
+        first: row of the first position in a table whose rows before belong to padding.
+        readout: a second output, computed from hidden states.
         causal: whether outputs do not depend on later tokens, tried with numbers.
         text, source: as those of a Stack.
     """
@@ -57,19 +64,49 @@ class Published(torch.nn.Module):
         self.model, self.vocabulary, self.max_positions = model, vocabulary, max_positions
         self.text = Text()
         self.source: Dict[str, Any] = {}
-        cached = "use_cache" in inspect.signature(model.forward).parameters
-        self.options = {"use_cache": False} if cached else {}
+        takes = inspect.signature(model.forward).parameters
+        self.options = {"use_cache": False} if "use_cache" in takes else {}
+        self.segments, self.first = 0, 0
+        self.readout: Optional[Tuple[ReadoutConfig, Readout]] = None
         ids = (vocabulary // 2 + torch.arange(TRIED)[None]) % vocabulary
         with torch.no_grad():
             self.head = "logits" in self.model(input_ids=ids, **self.options)
             before = self(ids)[:, :-1]
+            if (row := _first_row(model, max_positions)) and max_positions is not None:
+                self.max_positions = max_positions - row
+                self.first = row if "position_ids" in takes else 0
+                if not torch.equal(self(ids)[:, :-1], before):
+                    self.first = 0
             ids[:, -1] = (ids[:, -1] + 1) % vocabulary
             change = (self(ids)[:, :-1] - before).abs().max()
         self.causal = bool(change <= 1e-5 * before.abs().max())
+        self.width = int(before.size(2))
+        types = getattr(_text(model.config), "type_vocab_size", 0) or 0
+        if types > 1 and "token_type_ids" in takes and not self.causal:
+            self.segments = types
+
+    @property
+    def ids(self) -> int:
+        """Number of the ids that forward takes."""
+        return self.vocabulary * max(self.segments, 1)
+
+    @property
+    def sizes(self) -> Dict[str, int]:
+        """The sizes of the model in its configuration."""
+        config = _text(self.model.config)
+        return {name: getattr(config, name) for name in SIZES if hasattr(config, name)}
 
     def forward(self, ids: Tensor) -> Tensor:
-        """ids [B,S] int64 -> logits [B,S,V] float32, or hidden states [B,S,E] without a head."""
-        outputs = self.model(input_ids=ids, **self.options)
+        """ids [B,S] int64 -> logits [B,S,V] float32, or hidden states [B,S,E] without a head. Of a
+        model with segments, the vocabulary times the segment is added to an id.
+        """
+        options: Dict[str, Any] = dict(self.options)
+        if self.segments:
+            options["token_type_ids"] = torch.div(ids, self.vocabulary, rounding_mode="floor")
+            ids = ids % self.vocabulary
+        if self.first:  # which counts all tokens, where transformers counts those of other ids
+            options["position_ids"] = (torch.arange(ids.size(1)) + self.first).expand(ids.shape)
+        outputs = self.model(input_ids=ids, **options)
         result: Tensor = outputs.logits if self.head else outputs.last_hidden_state
         return result
 
@@ -111,6 +148,20 @@ class Kind(NamedTuple):
         }
 
 
+def task_of(config: Mapping[str, Any]) -> str:
+    """Return the task in `architectures`, such as SequenceClassification, or an empty text."""
+    # RoFormer also contains For.
+    task = re.search(r"For([A-Z]\w*)$", architecture(config))
+    return task[1] if task else ""
+
+
+def architecture(config: Mapping[str, Any]) -> str:
+    """Return the first of `architectures`, or an empty text."""
+    named = config.get("architectures")
+    first = named[0] if isinstance(named, list) and named else ""
+    return first if isinstance(first, str) else ""
+
+
 def kind_of(values: Mapping[str, Any], head: bool = True) -> Kind:
     """Return what a config.json means to transformers.
 
@@ -132,7 +183,7 @@ def kind_of(values: Mapping[str, Any], head: bool = True) -> Kind:
             raise _unknown(values, CONFIG_MAPPING)
         check_values(name, values)
         config = CONFIG_MAPPING[name].from_dict(without_code(dict(values)))
-        return Kind(config, _class(values, config, head), head)
+        return Kind(config, *_class(values, config, head))
 
 
 def load(kind: Kind, checkpoint: Checkpoint) -> Published:
@@ -160,25 +211,42 @@ def load(kind: Kind, checkpoint: Checkpoint) -> Published:
         )
         if model._can_set_experts_implementation():
             model.set_experts_implementation("batched_mm")
-    count = len(model.state_dict())
-    checkpoint.check_names(found["missing_keys"], found["unexpected_keys"], count)
+    count, missing = len(model.state_dict()), found["missing_keys"]
+    if not kind.head and missing and _is_unread(model, missing, kind.vocabulary):
+        missing = []  # as those of a pooler beside hidden states
+    # Early versions of transformers saved buffers, which are computed now.
+    extra = {*found["unexpected_keys"]} - {name for name, _ in model.named_buffers()}
+    checkpoint.check_names(missing, extra, count)
     for name, stored, wanted in sorted(found["mismatched_keys"]):
         rule = f"{name} with shape {list(wanted)} by config.json"
         raise refusal(WHERE, rule, list(stored), BELONGS)
     if model.config.is_encoder_decoder:
         model = model.get_encoder()
-    length = kind.max_positions
-    for table in model.modules():
-        # The first rows of such a table belong to padding, as in RoBERTa.
-        ours = isinstance(table, torch.nn.Embedding) and table.num_embeddings == length
-        if ours and table.padding_idx is not None:
-            length = table.num_embeddings - table.padding_idx - 1
     # Messages and descriptions name the class of transformers.
     place: Any = {"__module__": kind.model.__module__}
     own: Any = type(kind.model.__name__, (Published,), place)
     with _calls("a model that reads token ids"):
-        published: Published = own(model.eval(), kind.vocabulary, length).eval()
+        published: Published = own(model.eval(), kind.vocabulary, kind.max_positions).eval()
     return published
+
+
+def _is_unread(model: Any, names: Iterable[str], vocabulary: int) -> bool:
+    """Return whether hidden states read none of some weights, which become NaN."""
+    held = model.state_dict()
+    with torch.no_grad():
+        for name in names:
+            held[name].fill_(torch.nan)
+        hidden = model.eval()(input_ids=torch.arange(TRIED)[None] % vocabulary).last_hidden_state
+    return bool(hidden.isfinite().all())
+
+
+def _first_row(model: Any, length: Optional[int]) -> int:
+    """Return the row of the first position in the table of positions, whose rows before belong to
+    padding, as in RoBERTa; 0 without such a table.
+    """
+    tables = [part for part in model.modules() if isinstance(part, torch.nn.Embedding)]
+    rows = [table.padding_idx for table in tables if table.num_embeddings == length]
+    return max((row + 1 for row in rows if row is not None), default=0)
 
 
 class _Named:
@@ -266,14 +334,14 @@ def _unknown(values: Mapping[str, Any], known: Iterable[str]) -> ValueError:
     return refusal(WHERE, f"{rule} or of ours", f"{name!r:.80}", suggestion(name, known))
 
 
-def _class(values: Mapping[str, Any], config: Any, head: bool) -> Any:
-    """Return the class of a model: the first of architectures, else that for language, else the
-    base; the base without a head.
+def _class(values: Mapping[str, Any], config: Any, head: bool) -> Tuple[Any, bool]:
+    """Return the class of a model, and whether it has its head: the first of architectures, else
+    that for language, else the base; the base without a head, or for a head that gives no logits
+    for each token.
     """
     import transformers
 
-    named, base = values.get("architectures"), transformers.MODEL_MAPPING.get(type(config), None)
-    name = str(named[0]) if isinstance(named, list) and named else ""
+    name, base = architecture(values), transformers.MODEL_MAPPING.get(type(config), None)
     causal = transformers.MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), None)
     kind: Any = base if not head else getattr(transformers, name, None)
     if head and not name:
@@ -286,10 +354,8 @@ def _class(values: Mapping[str, Any], config: Any, head: bool) -> Any:
     if "input_ids" not in inputs:
         raise refusal(WHERE, f"{kind.__name__} to read input_ids", ", ".join(inputs[:3]), OWN)
     if head and name and not (name.endswith("Model") or "LMHead" in name or kind is causal):
-        if task_of(values) not in TASKS:
-            rule = f"a base model, or one for {', '.join(TASKS)}"
-            raise refusal(WHERE, rule, f"architectures {name!r:.80}", WITHOUT)
-    return kind
+        head = base is None or task_of(values) in EACH
+    return (kind if head or not name else base), head
 
 
 def _serves(kind: Any, config: Any) -> bool:

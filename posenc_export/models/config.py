@@ -305,8 +305,8 @@ class ModuleConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
     Args:
         name: qualified name of the class.
         width: width of the hidden states that the module takes; 0 if it takes token ids.
-        tokens: {"vocabulary": number of token ids, "segments": 0} if the module takes token ids,
-            else {}.
+        tokens: {"vocabulary": number of token ids, "segments": number of token types, or 0} if the
+            module takes token ids, else {}.
         outputs: number of outputs N for each token.
         max_positions: number of positions; the range is 0 .. max_positions - 1.
         caches: what is kept between calls, in the order of the states.
@@ -315,6 +315,7 @@ class ModuleConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
         positions: name of the argument of forward that takes positions, or None.
         causal: whether no token sees a later one.
         output: name of the output, if forward returns several.
+        readout: second output, computed from the outputs of a module without caches.
     """
 
     name: str
@@ -328,6 +329,7 @@ class ModuleConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
     positions: Optional[str] = None
     causal: bool = True
     output: Optional[str] = None
+    readout: Optional[ReadoutConfig] = None
 
     @property
     def attentions(self) -> Tuple[AttentionConfig, ...]:

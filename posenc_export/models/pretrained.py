@@ -79,8 +79,8 @@ def from_pretrained(
     with opened(folder) as checkpoint, enough_memory("checkpoint"), torch.no_grad():
         values = checkpoint.config
         if isinstance(checkpoint, Checkpoint) and families.lacks(values):
-            chosen = {"layer": layer, "part": part, "lengths": lengths, "readout": sentences}
-            return _published(checkpoint, max_positions, head, chosen)
+            chosen = {"layer": layer, "part": part, "lengths": lengths}
+            return _published(folder, checkpoint, max_positions, head, chosen, sentences)
         described, family = families.read(values, max_positions, part, lengths)
         config = described
         if part in (None, families.EMBEDDINGS):
@@ -119,11 +119,17 @@ def from_pretrained(
 
 
 def _published(
-    checkpoint: Checkpoint, max_positions: Optional[int], head: bool, chosen: Mapping[str, Any]
+    folder: Path,
+    checkpoint: Checkpoint,
+    max_positions: Optional[int],
+    head: bool,
+    chosen: Mapping[str, Any],
+    sentences: Optional[sentence_transformers.Sentences],
 ) -> by_transformers.Published:
     """Return the model of a type without a family. chosen: options that only families have."""
     values = checkpoint.config
-    kind = by_transformers.kind_of(values, head)
+    reads_out = head and (sentences is not None or task_heads.reads_head(values))
+    kind = by_transformers.kind_of(values, head and not reads_out)
     if given := next((name for name, value in chosen.items() if value is not None), None):
         rule = f"a model_type with a family of ours for {given}"
         raise refusal("checkpoint", rule, repr(values["model_type"]), "leave it out")
@@ -132,6 +138,14 @@ def _published(
     if model.max_positions is None:
         raise refusal("checkpoint", "a number of positions", "none", "give max_positions")
     model.text = _text(checkpoint.files, values, model.vocabulary, model.head and model.causal)
+    if model.causal and head and not kind.head:  # encoders give hidden states, as left_out says
+        rule = f"a base model, or one for {', '.join(by_transformers.EACH)}"
+        got = f"architectures {values.get('architectures')!r:.80}"
+        raise refusal("checkpoint", rule, got, task_heads.WITHOUT)
+    if sentences is not None and head:
+        sentence_transformers.attach(model, sentences)
+    elif reads_out:
+        task_heads.attach(model, folder, values)
     return model
 
 

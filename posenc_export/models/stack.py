@@ -11,7 +11,7 @@ from posenc_export import encodings, ops
 from posenc_export.encodings.shared.base import Geometry, PositionEncoding
 from posenc_export.encodings.shared.combined import coordinates_of
 from posenc_export.models.attention import check_direction, check_places
-from posenc_export.models.config import HeadConfig, LayerConfig, StackConfig
+from posenc_export.models.config import HeadConfig, LayerConfig, ReadoutConfig, StackConfig
 from posenc_export.models.embedding_and_head import Features, Head, Text, Tokens
 from posenc_export.models.layer import Layer, shared_masks
 from posenc_export.models.parts import build
@@ -54,7 +54,8 @@ class Stack(torch.nn.Module):
         self.layers = torch.nn.ModuleList(Layer(config.width, *pair) for pair in pairs)
         self.norm = build("norm", config.norm or {"name": "none"}, width)
         self.head = self._build_head()
-        self.readout = readout(config, getattr(self.tokens, "embedding", None))
+        table = getattr(getattr(self.tokens, "embedding", None), "weight", None)
+        self.readout = readout(config.readout, width, table)
         self.masks, self.mask_of = shared_masks(kinds, built)
         self.reads_encoder = [kind.attention.reads_encoder for kind in kinds]
         first = [self.mask_of.index(index) for index in range(len(self.masks))]
@@ -183,24 +184,26 @@ class Stack(torch.nn.Module):
         return np.asarray(self.head.exact(rows))  # type: ignore[operator]
 
 
-def readout(config: StackConfig, tokens: Optional[torch.nn.Embedding]) -> Optional[Readout]:
-    """Build the readout of a model, or return None if it has none. tokens: the table, which a tied
-    layer shares. ValueError: an unknown part, or a tied layer of another shape.
+def readout(
+    config: Optional[ReadoutConfig], width: int, table: Optional[Tensor]
+) -> Optional[Readout]:
+    """Build the readout of a model of a width, or return None if it has none. table: of tokens,
+    which a tied layer shares. ValueError: an unknown part, or a tied layer of another shape.
     """
-    if config.readout is None:
+    if config is None:
         return None
-    size, layers = config.width * max(len(config.readout.pooling), 1), []
-    for spec in config.readout.layers:
+    size, layers = width * max(len(config.pooling), 1), []
+    for spec in config.layers:
         layers.append(build("readout", spec, size))
         size = spec.get("size", size)
         if spec.get("tied"):
             linear = layers[-1].linear
-            if tokens is None or tokens.weight.shape != linear.weight.shape:
-                got = "no table" if tokens is None else f"a table {list(tokens.weight.shape)}"
+            if table is None or table.shape != linear.weight.shape:
+                got = "no table" if table is None else f"a table {list(table.shape)}"
                 rule = f"a token table {list(linear.weight.shape)} for a tied layer of readout"
                 raise refusal("config", rule, got, "set tied to false")
-            linear.weight = tokens.weight
-    return Readout([pooling(name) for name in config.readout.pooling], layers)
+            linear.weight = table
+    return Readout([pooling(name) for name in config.pooling], layers)
 
 
 def _encodings(config: StackConfig) -> List[PositionEncoding]:

@@ -2,33 +2,39 @@
 
 import re
 from pathlib import Path
-from typing import Any, Dict, List, Mapping, Optional, Tuple
+from typing import Any, Dict, List, Mapping, Optional, Tuple, Union
 
 import msgspec
 import torch
 from torch import Tensor
 
 from posenc_export.models import masked_heads
+from posenc_export.models.by_transformers import (
+    LANGUAGE,
+    MASKED,
+    Published,
+    architecture,
+    task_of,
+)
 from posenc_export.models.checkpoint import Checkpoint
 from posenc_export.models.config import Named, ReadoutConfig, StackConfig
 from posenc_export.models.stack import Stack, readout
 from posenc_export.shared.refusal import refusal
 
+Model = Union[Stack, Published]
 # For each linear layer, its tensor name without .weight and .bias, and the key of its activation or
 # an activation.
 Linears = List[Tuple[str, Optional[str]]]
 # The layers of a readout, and their tensors by name.
 Layers = Tuple[Tuple[Named, ...], Dict[str, Tensor]]
-OUTPUT, MASKED, SCORES = "logits", "MaskedLM", "SequenceClassification"
+OUTPUT, SCORES = "logits", "SequenceClassification"
 LIKE_ROBERTA: Linears = [("classifier.dense", "tanh"), ("classifier.out_proj", None)]
 LIKE_DEBERTA: Linears = [("pooler.dense", "pooler_hidden_act"), ("classifier", None)]
 SPEECH = ("wav2vec2", "hubert", "wavlm", "wav2vec2-bert")
 # By model_type, the linear layers after the first token of a sequence, or after the mean of all.
 SEQUENCE: Dict[str, Linears] = {
-    **{
-        name: [(f"{name}.pooler.dense", "tanh"), ("classifier", None)]
-        for name in ("bert", "layoutlm")
-    },
+    "bert": [("bert.pooler.dense", "tanh"), ("classifier", None)],
+    "layoutlm": [("layoutlm.pooler.dense", "tanh"), ("classifier", None)],
     **dict.fromkeys(("roberta", "xlm-roberta", "camembert", "mpnet", "layoutlmv3"), LIKE_ROBERTA),
     "electra": [("classifier.dense", "gelu"), ("classifier.out_proj", None)],
     "distilbert": [("pre_classifier", "relu"), ("classifier", None)],
@@ -56,21 +62,7 @@ OF_DECODERS: Dict[str, Tuple[str, ...]] = {
     "TokenClassification": ("score", "classifier"),
     "QuestionAnswering": ("qa_outputs",),
 }
-LANGUAGE = ("CausalLM", "ConditionalGeneration")
 WITHOUT = "give --no-head, or head=False, for hidden states"
-
-
-def task_of(config: Mapping[str, Any]) -> str:
-    """Return the task in `architectures`, such as SequenceClassification, or an empty text."""
-    # RoFormer also contains For.
-    task = re.search(r"For([A-Z]\w*)$", _architecture(config))
-    return task[1] if task else ""
-
-
-def _architecture(config: Mapping[str, Any]) -> str:
-    named = config.get("architectures")
-    first = named[0] if isinstance(named, list) and named else ""
-    return first if isinstance(first, str) else ""
 
 
 def of_decoder(
@@ -90,7 +82,7 @@ def of_decoder(
     """
     if config.head is None or any(attention.reads_encoder for attention in config.attentions):
         return config
-    task, name = task_of(values), _architecture(values)
+    task, name = task_of(values), architecture(values)
     known = pooled or task in OF_DECODERS
     if head and not known and (not name or task in LANGUAGE or "LMHead" in name):
         return config
@@ -111,18 +103,19 @@ def of_decoder(
     return msgspec.structs.replace(without, layers=layers)
 
 
-def attach(model: Stack, folder: Path, config: Mapping[str, Any]) -> None:
+def attach(model: Model, folder: Path, config: Mapping[str, Any]) -> None:
     """Add the head that config.json names to its model; `left_out` names others. ValueError: its
     tensors are missing or do not fit each other, an unknown activation.
     """
     task, kind = task_of(config), str(config.get("model_type"))
-    causal = model.config.token_geometry.causal
+    causal = model.causal if isinstance(model, Published) else model.config.token_geometry.causal
     known = masked_heads.HEADS if task == MASKED else OF_DECODERS if causal else TASKS.get(task, {})
     if left_out(model, config) is None or (task if causal else kind) not in known:
         return
     with Checkpoint(folder, config) as checkpoint:
         if task == MASKED:
-            table = model.tokens.embedding.weight
+            table = _table(model)
+            assert table is not None
             layers, tensors = masked_heads.read(checkpoint, config, table)
         elif causal:
             stored = [name.removesuffix(".weight") for name in checkpoint.names()]
@@ -158,26 +151,47 @@ def _linears(
     return tuple(layers), tensors
 
 
-def put(model: Stack, description: ReadoutConfig, tensors: Mapping[str, Tensor]) -> None:
+def reads_head(config: Mapping[str, Any]) -> bool:
+    """Return whether `attach` reads the head that an encoder's config.json names."""
+    of_type = masked_heads.HEADS if task_of(config) == MASKED else TASKS.get(task_of(config), {})
+    return config.get("model_type") in of_type
+
+
+def put(model: Model, description: ReadoutConfig, tensors: Mapping[str, Tensor]) -> None:
     """Give a model a readout with these tensors, by name of its parameters. ValueError: tensors
     are missing, unknown or have another shape.
     """
-    config = msgspec.structs.replace(model.config, readout=description)
-    built = readout(config, getattr(model.tokens, "embedding", None))
+    width = model.width if isinstance(model, Published) else model.config.width
+    built = readout(description, width, _table(model))
     assert built is not None
     wanted = {name: tuple(parameter.shape) for name, parameter in built.named_parameters()}
     named = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
     if wanted != named:
-        rule = f"layers after width {config.width} with the tensors {wanted}"
+        rule = f"layers after width {width} with the tensors {wanted}"
         raise refusal("checkpoint", rule, named, "download the checkpoint again")
     with torch.no_grad():
         for name, parameter in built.named_parameters():
-            parameter.copy_(tensors[name])
-    model.config, model.readout = config, built.eval()
+            if not torch.equal(parameter, tensors[name]):  # a tied one may be mapped from a file
+                parameter.copy_(tensors[name])
+    if isinstance(model, Published):
+        model.readout = description, built.eval()
+        return
+    model.config = msgspec.structs.replace(model.config, readout=description)
+    model.readout = built.eval()
+
+
+def _table(model: Model) -> Optional[Tensor]:
+    """Return the token table of a model."""
+    if isinstance(model, Published):
+        table: Optional[Tensor] = model.model.get_input_embeddings().weight
+        return table
+    return getattr(getattr(model.tokens, "embedding", None), "weight", None)
 
 
 def left_out(model: Any, config: Mapping[str, Any]) -> Optional[str]:
     """Return the task whose head a model with hidden states as only output lacks, or None."""
+    if isinstance(model, Published):
+        return None if model.head or model.readout else task_of(config) or None
     if not isinstance(model, Stack) or not model.config.order or model.readout is not None:
         return None
     if model.config.head is not None or model.config.key_values is not None:

@@ -88,7 +88,7 @@ class Calls(torch.nn.Module):
         self.clears_padding = any(isinstance(self.steps[node], reduces) for node in self.order)
         self._hold_weights()
         self.caches = self._described() if properties.causal else []
-        self.selected = self._last_mixed()
+        self.selected = self._last_mixed() if properties.causal else None
 
     def _needed(self) -> List[Node]:
         """Return the nodes that a call computes. Finds caches and plans."""

@@ -7,7 +7,7 @@ positions keep their numbers.
 
 import copy
 import operator
-from typing import Any, Collection, Dict, List, Optional, Set, Tuple
+from typing import Any, Collection, Dict, List, Optional, Set
 
 import torch
 from torch.fx import Graph, Node
@@ -17,11 +17,11 @@ from posenc_export.reading.values import LAYOUT, aten, packet
 
 PRODUCTS = {aten.linear, aten.matmul, aten.mm, aten.bmm, aten.addmm, aten.einsum, aten.embedding}
 # Which arguments of a semantic operation have the dtype of activations.
-OPERANDS: Dict[Any, Tuple[int, ...]] = {
-    ops.append: (0, 1),
-    ops.attend: (0, 1, 2, 3, 7),
-    ops.attention_mask: (3,),
-    ops.rotate_pairs: (0,),
+OPERANDS: Dict[Any, List[int]] = {
+    ops.append: [0, 1],
+    ops.attend: [0, 1, 2, 3, 7],
+    ops.attention_mask: [3],
+    ops.rotate_pairs: [0],
 }
 KEEPING = LAYOUT | {
     aten.chunk, aten.split, aten.split_with_sizes, aten.slice, aten.select, aten.t, aten.cat,
@@ -31,25 +31,47 @@ KEEPING = LAYOUT | {
 
 def rounded_weights(graph: Graph, trained: Collection[str]) -> Set[str]:
     """Return the names of the weights that products read. trained: those that may be rounded."""
-    found = set[str]()
-    for node in graph.nodes:
-        for weight in _operands(node, trained):
-            if (name := _weight(weight, trained)) is not None:
-                found.add(name)
-    return found
+    read = (one for node in graph.nodes for one in _operands(node, trained))
+    return {name for name in (_weight(one, trained) for one in read) if name is not None}
 
 
 def in_half(graph: Graph, dtype: torch.dtype, trained: Collection[str]) -> Graph:
     """Return a flat graph with casts to and from `dtype`, in which it takes and returns states and
     hidden states. trained: as for `rounded_weights`, whose weights are to be cast.
     """
-    return _InHalf(copy.deepcopy(graph), dtype, trained).run()
+    graph, rounded = copy.deepcopy(graph), rounded_weights(graph, trained)
+    half: Set[Node] = set()
+    casts: Dict[Any, Node] = {}
+
+    def cast(node: Node, to_half: bool) -> Node:
+        if not _floats(node) or (node in half) == to_half:
+            return node
+        if (node, to_half) not in casts:
+            with graph.inserting_after(node):
+                kind = dtype if to_half else torch.float32
+                casts[node, to_half] = graph.call_function(aten.to.dtype, (node, kind))
+        return casts[node, to_half]
+
+    for node in list(graph.nodes):
+        inputs, operands = node.all_input_nodes, _operands(node, trained)
+        kept = packet(node) in KEEPING and half.issuperset(x for x in inputs if _floats(x))
+        taken = node.op == "placeholder" or (node.op == "get_attr" and node.target in rounded)
+        if _floats(node) and (taken or (inputs and (operands or kept))):
+            half.add(node)
+        if not kept and packet(node) is not aten.sym_size:
+            for one in inputs:
+                node.replace_input_with(one, cast(one, one in operands or node.op == "output"))
+    return graph
+
+
+def _floats(node: Node) -> bool:
+    return node.meta.get("dtype") is torch.float32
 
 
 def _operands(node: Node, trained: Collection[str]) -> List[Node]:
     """Return the inputs of a node that are read in half precision."""
-    inputs = [one for one in node.all_input_nodes if one.meta.get("dtype") is torch.float32]
     if packet(node) in PRODUCTS:
+        inputs = [one for one in node.all_input_nodes if _floats(one)]
         return inputs if any(_weight(one, trained) for one in inputs) else []
     read = [node.args[i] for i in OPERANDS.get(node.target, ()) if i < len(node.args)]
     return [one for one in read if isinstance(one, Node)]
@@ -60,51 +82,3 @@ def _weight(node: Node, trained: Collection[str]) -> Optional[str]:
     while packet(node) in KEEPING and len(node.all_input_nodes) == 1:
         node = node.all_input_nodes[0]
     return str(node.target) if node.op == "get_attr" and node.target in trained else None
-
-
-class _InHalf:
-    """The casts of a graph.
-
-    Attributes:
-        half: the values in half precision.
-    """
-
-    def __init__(self, graph: Graph, dtype: torch.dtype, trained: Collection[str]) -> None:
-        self.graph, self.dtype, self.trained = graph, dtype, trained
-        self.rounded = rounded_weights(graph, trained)
-        self.half: Set[Node] = set()
-        self.casts: Dict[Tuple[Node, bool], Node] = {}
-
-    def run(self) -> Graph:
-        for node in list(self.graph.nodes):
-            floats = node.meta.get("dtype") is torch.float32
-            if node.op == "placeholder" or node.op == "get_attr":
-                if floats and (node.op == "placeholder" or node.target in self.rounded):
-                    self.half.add(node)
-                continue
-            operands = set(_operands(node, self.trained))
-            kept = packet(node) in KEEPING and self.half.issuperset(
-                one for one in node.all_input_nodes if one.meta.get("dtype") is torch.float32
-            )
-            if node.op == "output":
-                operands = set(node.all_input_nodes)
-            elif not (floats or any(one in self.half for one in node.all_input_nodes)):
-                continue
-            if floats and (operands or kept):
-                self.half.add(node)
-            if not kept and packet(node) is not aten.sym_size:
-                for one in node.all_input_nodes:
-                    node.replace_input_with(one, self._cast(one, one in operands))
-        return self.graph
-
-    def _cast(self, node: Node, to_half: bool) -> Node:
-        """Return a value in half precision, or in float32."""
-        if node.meta.get("dtype") is not torch.float32 or (node in self.half) == to_half:
-            return node
-        if (node, to_half) not in self.casts:
-            dtype = self.dtype if to_half else torch.float32
-            with self.graph.inserting_after(node):
-                cast = self.graph.call_function(aten.to.dtype, (node, dtype))
-            cast.meta = dict(node.meta)
-            self.casts[node, to_half] = cast
-        return self.casts[node, to_half]

@@ -26,7 +26,7 @@ from posenc_export.reading.whole import Capture
 # What keeps ids, or all but those in the place of pictures and sounds.
 KEEPS_IDS = {
     aten.reshape, aten.view, aten.clone, aten.flatten, aten.to, aten.where, aten.masked_fill,
-    aten.clamp, aten.alias, aten.index_put,
+    aten.clamp, aten.alias, aten.index_put, aten.remainder,
 }  # fmt: skip
 PIECES = (3, 4, 5)  # tokens at which the calls of the last comparison end
 
@@ -58,6 +58,7 @@ class Reading(torch.nn.Module):
         self.max_positions = captured.max_positions
         self.where = captured.where
         self.takes_index = calls.selected is not None
+        self.readout: Any = None  # of outputs and positions, for whole sequences
 
     def forward(
         self,
@@ -79,18 +80,22 @@ class Reading(torch.nn.Module):
             key_positions: of all tokens in the caches, those of the call among them [B,T] int64.
             write_index: slots of the new tokens, as in ops.append.
             states: caches [B,heads,P or T,size].
-            segments: not read.
+            segments: token types [B,S] of a module whose ids are type * vocabulary + token.
             logits_index: columns [B,R] int64 of the tokens whose output is returned; None for all.
 
         Returns:
-            the output [B,S,N] or [B,R,N], and the new states.
+            the output [B,S,N] or [B,R,N], and the new states or, with a readout, its output.
         """
+        if segments is not None:
+            x = x + segments * self.vocabulary
         index = logits_index
         if index is None or not self.takes_index:
             index = torch.arange(x.size(1), device=x.device).expand(x.size(0), -1)
         y, present = self.calls(x, positions, key_positions, write_index, states, index)
         if logits_index is not None and not self.takes_index:
             y = ops.select_tokens(y, logits_index)
+        if self.readout is not None:
+            present = present + [self.readout(y, positions)]
         return y, present
 
 

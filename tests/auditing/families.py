@@ -57,8 +57,6 @@ EDGES: Dict[str, Dict[str, Any]] = {
     },
     "gpt2": {},
     "gpt_neox": {},
-    "gptj": {},
-    "opt": {},
     "bloom": {},
     "mpt": {},
     "falcon": {"alibi": True, "multi_query": False, "parallel_attn": False, "bias": True},

@@ -59,7 +59,7 @@ class Base:
 def bases() -> Dict[str, List[Base]]:
     """Return the small configurations of every model type that we read."""
     result: Dict[str, List[Base]] = {name: [] for name in FILES}
-    for kind, names in (("decoder", checkpoints.MODELS), ("encoder", encoders.MODELS)):
+    for kind, names in (("decoder", checkpoints.MODELS), ("encoder", encoders.OURS)):
         for name in names:
             result[name.split()[0]].append(Base(name.split()[0], kind, name))
     for name, (class_name, _) in pairs.MODELS.items():
@@ -69,7 +69,7 @@ def bases() -> Dict[str, List[Base]]:
         for model_type in (family, f"{family}_text", *(["glm46v"] if family == "glm4v" else [])):
             if model_type in result:
                 result[model_type].append(Base(model_type, "vision", name))
-    for name in encoders.MODELS:
+    for name in encoders.OURS:
         model_type = name.split()[0]
         for task, types in {**TASKS, MASKED: HEADS}.items():
             if model_type in types:

@@ -16,30 +16,13 @@ PLAIN = {
 SIZES: Dict[str, Dict[str, Any]] = {
     "gpt2": GPT,
     "gpt_neox": PLAIN,
-    "gptj": {**GPT, "n_embd": 128, "rotary_dim": 16},
     "phi": PLAIN,
-    "opt": {
-        **SHARED,
-        "hidden_size": 64,
-        "num_attention_heads": 4,
-        "num_hidden_layers": 2,
-        "ffn_dim": 48,
-        "max_position_embeddings": 512,
-    },
     "mpt": {**SHARED, "d_model": 64, "n_heads": 4, "n_layers": 2, "max_seq_len": 512},
     "falcon": {
         **SHARED,
         "hidden_size": 64,
         "num_attention_heads": 4,
         "num_hidden_layers": 2,
-        "max_position_embeddings": 512,
-    },
-    "xglm": {
-        **SHARED,
-        "d_model": 64,
-        "attention_heads": 4,
-        "num_layers": 2,
-        "ffn_dim": 48,
         "max_position_embeddings": 512,
     },
     "bloom": {**SHARED, "hidden_size": 64, "n_head": 4, "n_layer": 2, "seq_length": 512},
@@ -60,9 +43,6 @@ MODELS: Dict[str, Dict[str, Any]] = {
         "attention_bias": False, "hidden_act": "gelu_fast", "layer_norm_eps": 1e-3,
         "tie_word_embeddings": True,
     },
-    "gptj": {},
-    "gptj small": {"n_head": 16, "rotary_dim": 6, "n_inner": 40, "activation_function": "silu",
-        "tie_word_embeddings": True},
     "phi": {},
     "phi normed": {
         "num_attention_heads": 4, "num_key_value_heads": 2, "qk_layernorm": True,
@@ -71,13 +51,6 @@ MODELS: Dict[str, Dict[str, Any]] = {
     },
     "phi wide heads": {"num_key_value_heads": 1, "head_dim": 40,
         "rope_parameters": {**LINEAR, "partial_rotary_factor": 0.4}},
-    "opt": {},
-    "opt post": {
-        "num_attention_heads": 2, "do_layer_norm_before": False, "enable_bias": False,
-        "activation_function": "gelu", "tie_word_embeddings": False,
-    },
-    "opt without weights of norms": {"num_attention_heads": 8,
-        "layer_norm_elementwise_affine": False, "_remove_final_layer_norm": True},
     "mpt": {},
     "mpt clipped": {
         "n_heads": 6, "d_model": 96, "layer_norm_epsilon": 1e-3, "tie_word_embeddings": False,
@@ -92,33 +65,26 @@ MODELS: Dict[str, Dict[str, Any]] = {
         "new_decoder_architecture": True, "num_kv_heads": 1, "num_ln_in_parallel_attn": 1,
         "layer_norm_epsilon": 1e-3, "tie_word_embeddings": False,
     },
-    "xglm": {},
-    "xglm not scaled": {"attention_heads": 2, "scale_embedding": False,
-        "activation_function": "relu", "tie_word_embeddings": False},
     "bloom": {},
     "bloom of six heads": {"hidden_size": 96, "n_head": 6, "layer_norm_epsilon": 1e-3,
         "tie_word_embeddings": False},
 }  # fmt: skip
 CONFIGS = {
-    "gpt2": "GPT2Config", "gpt_neox": "GPTNeoXConfig", "gptj": "GPTJConfig", "phi": "PhiConfig",
-    "opt": "OPTConfig", "bloom": "BloomConfig", "mpt": "MptConfig", "falcon": "FalconConfig",
-    "xglm": "XGLMConfig",
+    "gpt2": "GPT2Config", "gpt_neox": "GPTNeoXConfig", "phi": "PhiConfig",
+    "bloom": "BloomConfig", "mpt": "MptConfig", "falcon": "FalconConfig",
 }  # fmt: skip
 # Prefixes that published checkpoints lack, and buffers that older versions of transformers saved.
 BARE: Dict[str, Tuple[str, Tuple[str, ...]]] = {
     "gpt2": ("transformer.", ("h.0.attn.bias", "h.1.attn.masked_bias")),
-    "opt": ("model.", ("decoder.version",)),
     "bloom": ("transformer.", ()),
     "falcon": ("transformer.", ()),
 }
 WITH_BUFFERS = {
-    "xglm": ("model.embed_positions.weights",),
     "gpt_neox": (
         "gpt_neox.layers.0.attention.bias",
         "gpt_neox.layers.1.attention.masked_bias",
         "gpt_neox.layers.0.attention.rotary_emb.inv_freq",
     ),
-    "gptj": ("transformer.h.0.attn.bias", "transformer.h.1.attn.masked_bias"),
 }
 # Keys of config.json in published models that transformers 5 does not write; None for keys that
 # published models lack.
@@ -128,8 +94,6 @@ PUBLISHED: Dict[str, Dict[str, Any]] = {
     "output_past": True, "_num_labels": 1},
     "gpt_neox": {"rope_parameters": None, "rotary_emb_base": 10000, "rotary_pct": 0.25,
         "attention_probs_dropout_prob": 0, "hidden_dropout_prob": 0},
-    "gptj": {"rotary": True, "scale_attn_weights": True, "gradient_checkpointing": False,
-        "tokenizer_class": "GPT2Tokenizer", "summary_type": "cls_index"},
     "mpt": {
         "attn_config": {"alibi": True, "alibi_bias_max": 8, "attn_impl": "torch", "attn_pdrop": 0,
             "attn_type": "multihead_attention", "prefix_lm": False},
@@ -139,8 +103,6 @@ PUBLISHED: Dict[str, Dict[str, Any]] = {
     "falcon": {"rope_parameters": None, "num_kv_heads": None, "ffn_hidden_size": None,
         "activation": None, "apply_residual_connection_post_layernorm": False},
     "falcon new": {"ff_factor": 4},
-    "xglm": {"scale_embedding": None},
-    "opt": {"activation_dropout": 0.0, "prefix": "</s>", "word_embed_proj_dim": None},
     "bloom": {
         "attention_softmax_in_fp32": True, "bias_dropout_fusion": True,
         "masked_softmax_fusion": True, "n_embed": 64, "n_inner": None, "offset_alibi": 100,

@@ -40,12 +40,10 @@ TYPES = np.random.default_rng(1).integers(0, 3, (2, 12))
 Embed = Callable[[Any, torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 
 
-def _bert(
+def _mpnet(
     peer: Any, ids: torch.Tensor, positions: torch.Tensor, types: torch.Tensor
 ) -> torch.Tensor:
-    result: torch.Tensor = peer.embeddings(
-        input_ids=ids, position_ids=positions, token_type_ids=types
-    )
+    result: torch.Tensor = peer.embeddings(input_ids=ids, position_ids=positions + 2)
     return result
 
 
@@ -73,7 +71,7 @@ def _gemma(
 
 
 PEERS: Dict[str, Tuple[Any, Embed]] = {
-    "bert": (encoders, _bert),
+    "mpnet": (encoders, _mpnet),
     "gpt2": (checkpoints, _gpt2),
     "bloom": (checkpoints, _bloom),
     "gemma3_text": (checkpoints, _gemma),
@@ -126,7 +124,7 @@ def test_verification_detects_positions_off_by_one(tmp_path: Path) -> None:
 def test_the_command_exports_and_describes_the_embedding_part(
     tmp_path: Path, capsys: pytest.CaptureFixture
 ) -> None:
-    _, folder = encoders.saved("bert", tmp_path / "checkpoint")
+    _, folder = encoders.saved("mpnet", tmp_path / "checkpoint")
     assert (
         main(
             [
@@ -152,8 +150,8 @@ def test_the_command_exports_and_describes_the_embedding_part(
 def test_the_command_exports_an_embedding_part_over_a_longer_range(
     tmp_path: Path, capsys: pytest.CaptureFixture
 ) -> None:
-    peer, folder = encoders.saved("bert", tmp_path / "checkpoint")
-    longer = ["--part", "embeddings", "--max-positions", "100", "--longer", "hierarchical"]
+    peer, folder = encoders.saved("mpnet", tmp_path / "checkpoint")
+    longer = ["--part", "embeddings", "--max-positions", "400", "--longer", "hierarchical"]
     assert (
         main(
             [
@@ -172,15 +170,15 @@ def test_the_command_exports_an_embedding_part_over_a_longer_range(
     assert json.loads(capsys.readouterr().out)[0]["passed"]
     session = load(tmp_path / "model", provider="cpu").session()
     with torch.no_grad():
-        wanted = _bert(peer, *(torch.from_numpy(rows) for rows in (TOKENS, POSITIONS, TYPES)))
-    assert worst_error(
-        session.prefill(TOKENS, start=7, token_types=TYPES), wanted.numpy()
-    ) <= tolerance("float32", 1, 48)
-    assert session.manifest.max_positions == 100
+        wanted = _mpnet(peer, *(torch.from_numpy(rows) for rows in (TOKENS, POSITIONS, TYPES)))
+    assert worst_error(session.prefill(TOKENS, start=7), wanted.numpy()) <= tolerance(
+        "float32", 1, 48
+    )
+    assert session.manifest.max_positions == 400
 
 
 def test_part_and_layer_together_are_refused(tmp_path: Path) -> None:
-    _, folder = encoders.saved("bert", tmp_path / "checkpoint")
+    _, folder = encoders.saved("mpnet", tmp_path / "checkpoint")
     with pytest.raises(
         ValueError, match="expected layer or part embeddings, got both, with layer 1; leave one out"
     ):

@@ -57,7 +57,7 @@ QUICK = {
     "eager": tuple(dict.fromkeys(name.split()[0] for name in MODELS)),
     "torchscript": (
         *("gemma3_text", "gpt_neox", "falcon", "gpt_oss", "llama4_text", "deepseek_v3"),
-        *("stablelm", "olmo2", "mpt", "xglm"),
+        *("stablelm", "olmo2", "mpt"),
     ),
 }
 CASES = [
@@ -98,11 +98,7 @@ def test_every_layer_is_fused_on_ort(name: str, folders: Path) -> None:
 
 @pytest.mark.parametrize(
     "name",
-    [
-        name
-        for name in MODELS
-        if name.split()[0] in ("bloom", "gpt2", "opt", "mpt", "xglm") or "alibi" in name
-    ],
+    [name for name in MODELS if name.split()[0] in ("bloom", "gpt2", "mpt") or "alibi" in name],
 )
 def test_families_without_rotation_have_no_rotation(name: str, folders: Path) -> None:
     config = _checkpoint(name, folders)[1].model.config

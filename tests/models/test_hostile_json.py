@@ -250,7 +250,7 @@ def test_a_tokenizer_without_a_sensible_limit_is_cut_at_the_positions_of_the_enc
         _write(sentences, "sentence_bert_config.json", {})
         model = from_pretrained(sentences)
         cut = json.loads(model.text.tokenizer)["truncation"]
-        assert cut["max_length"] == model.config.max_positions
+        assert cut["max_length"] == model.max_positions
     finally:
         for name, content in contents.items():
             (sentences / name).write_bytes(content)

@@ -81,7 +81,6 @@ OFF_DEFAULT: Dict[str, Dict[str, Any]] = {
         "share_att_key": True,
         "norm_rel_ebd": "layer_norm",
     },
-    "electra": {"embedding_size": 256},
     "glm4v_text": {
         "rope_parameters": {
             "rope_type": "default",

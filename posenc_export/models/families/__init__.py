@@ -19,13 +19,11 @@ EMBEDDINGS = "embeddings"
 OWN_NAME = """llama mistral ministral3 smollm3 qwen2 qwen3 phi3 gemma gemma2 gemma3_text olmo2
     stablelm cohere cohere2 glm mixtral qwen3_moe gpt_oss llama4_text deepseek_v3
     qwen3_next olmo_hybrid kimi_linear
-    gpt2 gpt_neox gptj phi opt bloom mpt falcon xglm
-    bert roberta mpnet modernbert roformer electra distilbert deberta xlnet layoutlm
-    layoutlmv3""".split()
+    gpt2 gpt_neox phi bloom mpt falcon
+    mpnet deberta xlnet layoutlm layoutlmv3""".split()
 # Module of the family for each model_type.
 FILES = {
     **{name: name for name in OWN_NAME},
-    **{name: "roberta" for name in ("xlm-roberta", "camembert")},
     "deberta-v2": "deberta_v2",  # and v3
     **{name: "t5" for name in ("t5", "mt5")},
     "whisper": "whisper",

@@ -56,7 +56,7 @@ def lines(config: Mapping[str, Any]) -> List[Line]:
 
 def _module(values: Dict[str, Any], width: Any, positions: Any) -> List[Line]:
     inside, name, tokens = _popped(values, "inside", "name", "tokens")
-    caches, edges, remedies = _popped(values, "caches", "edges", "remedies")
+    caches, edges, remedies, readout = _popped(values, "caches", "edges", "remedies", "readout")
     tokens, reads = mapping(tokens), f"hidden states of width {width}"
     if tokens:
         reads = f"{tokens.pop('vocabulary', None)} token ids"
@@ -68,6 +68,7 @@ def _module(values: Dict[str, Any], width: Any, positions: Any) -> List[Line]:
         steps.append((f"layer {layer}", f"cache {cache.get('name')}, {heads} heads of size {size}"))
     steps += [("edge", f"{edge} at {at}") for edge, at in mapping(edges).items()]
     steps += [("remedy", str(remedy)) for remedy in sequence(remedies)]
+    steps += [] if readout is None else _readout(mapping(readout))
     return [*steps, *(lines(mapping(inside)) if inside else [])]
 
 

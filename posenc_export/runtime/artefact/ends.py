@@ -5,6 +5,8 @@ from typing import Any, Dict, Tuple, cast
 from posenc_export.runtime.artefact.graph_inputs import B, R, S
 from posenc_export.runtime.artefact.schema import Axis, Manifest, Value
 
+HIDDEN = "last_hidden_state"
+
 
 def expect(holds: bool, rule: str, got: Any) -> None:
     """Raise ValueError unless a rule holds."""
@@ -46,12 +48,14 @@ def _output(manifest: Manifest, tokens: Dict[str, Any]) -> Value:
     key_values, width = config.get("key_values"), config.get("width")
     name, size = {
         "decoder": ("logits", tokens.get("vocabulary")),
-        "encoder": ("last_hidden_state", width),
+        "encoder": (HIDDEN, width),
         "block": ("output", width),
         "module": ("output", config.get("outputs")),
     }[manifest.kind]
     if manifest.decodes and manifest.outputs[0].name == "logits":
         name = "logits"  # earlier modules give logits as output
+    if manifest.kind == "module" and manifest.outputs[0].name == HIDDEN:
+        name = HIDDEN  # of a checkpoint
     if manifest.kind == "encoder" and isinstance(key_values, dict):
         name, size = "encoder_key_values", key_values.get("size")
     forecast: Any = config.get("forecast")
@@ -81,7 +85,7 @@ def _source(manifest: Manifest, tokens: Dict[str, Any]) -> Value:
 def _check_readout(manifest: Manifest) -> None:
     """Check that a second output belongs to a model whose configuration describes it."""
     readout: Any = manifest.config.get("readout")
-    described = isinstance(readout, dict) and manifest.kind == "encoder" and not manifest.states
+    described = isinstance(readout, dict) and manifest.encodes and not manifest.states
     count = len(manifest.outputs)
     rule = "a second output exactly for a model without caches, with config.readout"
     expect(described == (count == 2), rule, f"{count} outputs")

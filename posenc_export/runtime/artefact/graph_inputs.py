@@ -284,7 +284,7 @@ def meanings_of(manifest: Manifest) -> Dict[str, str]:
     """Describe the inputs and outputs of a graph, by name, as far as the tables have them."""
     meanings = {v.name: INPUTS[v.name].says for v in manifest.inputs if v.name in INPUTS}
     meanings |= {v.name: OUTPUTS[v.name] for v in manifest.outputs if v.name in OUTPUTS}
-    if manifest.kind == "module" and not manifest.decodes:
+    if manifest.kind == "module" and manifest.outputs[0].name == "output":
         meanings[manifest.outputs[0].name] = OF_MODULE
     for value in manifest.encoder:
         meanings[value.name] = OF_ENCODER[LAYER.sub(".N.", value.name)].says

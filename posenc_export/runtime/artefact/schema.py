@@ -254,6 +254,12 @@ class Manifest(Struct, frozen=True, forbid_unknown_fields=True):
         return self.kind == "decoder" or (of_module and self.outputs[0].axes[-1] == self.vocabulary)
 
     @property
+    def encodes(self) -> bool:
+        """Whether each call is a whole sequence of tokens, in both directions."""
+        of_module = self.kind == "module" and self.config.get("causal") is False
+        return self.kind == "encoder" or (of_module and self.vocabulary > 0)
+
+    @property
     def segments(self) -> int:
         """Number of token types; 0 for a model without segments."""
         return int(self.config.get("tokens", {}).get("segments", 0))

@@ -11,16 +11,11 @@ from posenc_export.models.families.shared.rules import OURS, QKV, Table, joined,
 Further = Callable[[StackConfig, Mapping[str, Any]], Table]
 
 # Keys that do not affect hidden states: dropout, initialisation, heads of other tasks.
-UNREAD = """attention_probs_dropout_prob chunk_size_feed_forward classifier_activation
-    classifier_bias classifier_dropout classifier_pooling cls_dropout cls_token_id decoder_bias
-    deterministic_flash_attn directionality dropout embedding_dropout finetuning_task
-    gradient_checkpointing hidden_dropout_prob initializer_cutoff_factor language legacy mlp_dropout
-    name output_past padding_idx pooler_dropout pooler_fc_size pooler_hidden_act pooler_hidden_size
-    pooler_num_attention_heads pooler_num_fc_layers pooler_size_per_head pooler_type qa_dropout
-    reference_compile repad_logits_with_grad sep_token_id seq_classif_dropout
-    sparse_pred_ignore_index sparse_prediction summary_activation summary_first_dropout
-    summary_last_dropout summary_type summary_use_proj task_specific_params tie_word_embeddings
-    tokenizer_class""".split()
+UNREAD = """attention_probs_dropout_prob chunk_size_feed_forward classifier_dropout cls_dropout
+    directionality dropout finetuning_task gradient_checkpointing hidden_dropout_prob language
+    legacy name output_past padding_idx pooler_dropout pooler_hidden_act pooler_hidden_size
+    sep_token_id summary_activation summary_first_dropout summary_last_dropout summary_type
+    summary_use_proj task_specific_params tie_word_embeddings tokenizer_class""".split()
 # Keys of decoders, and of positions and heads that transformers no longer supports, with the only
 # value allowed in an encoder.
 ENCODER = {
@@ -31,11 +26,7 @@ ENCODER = {
     "pruned_heads": {},
 }
 # Tensors to ignore: heads of other tasks, buffers of older versions.
-HEADS = (
-    "classifier cls discriminator_predictions generator_lm_head generator_predictions lm_head "
-    "lm_predictions mask_predictions pre_classifier qa_outputs sequence_summary vocab_layer_norm "
-    "vocab_projector vocab_transform"
-).split()
+HEADS = "classifier cls lm_head lm_predictions mask_predictions qa_outputs sequence_summary".split()
 UNUSED = (r"^(\w+\.)?pooler\.", rf"^({'|'.join(HEADS)})\.", r"embeddings\.position_ids$")
 
 
@@ -45,8 +36,6 @@ def post_norm(
     in_layers: Sequence[Named] = (),
     segments: Optional[int] = None,
     beside: Sequence[Named] = (),
-    activation: str = "hidden_act",
-    epsilon: Optional[float] = None,
 ) -> StackConfig:
     """Describe an encoder with the architecture of BERT.
 
@@ -57,15 +46,13 @@ def post_norm(
         beside: further encodings of tokens, after learned positions.
         segments: number of token types; None for type_vocab_size. A single type is added to the
             token table (`encoder`).
-        activation: key of the activation.
-        epsilon: epsilon of norms, if config.json does not give it.
     """
     max_positions = config.max_positions if unused is None else table_rows(config, unused)
     offset = {"offset": unused} if unused else {}
     learned = () if unused is None else ({"name": "learned", **offset},)
     if segments is None:
         segments = config.integer("type_vocab_size", least=0)
-    norm = layer_norm(config) if epsilon is None else {"name": "layer", "epsilon": epsilon}
+    norm = layer_norm(config)
     read = attention(config, bias=True, encodings=tuple(in_layers), sees={"name": "both"})
     tokens = TokensConfig(
         vocabulary=config.whole("vocab_size"),
@@ -74,7 +61,7 @@ def post_norm(
         norm=norm,
     )
     encoder_only(config)
-    kinds = {"layer": layer_of(read, mlp(config, activation), norm, "post")}
+    kinds = {"layer": layer_of(read, mlp(config, "hidden_act"), norm, "post")}
     return StackConfig(
         width=config.width,
         max_positions=max_positions,

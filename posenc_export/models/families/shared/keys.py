@@ -50,34 +50,30 @@ T5, KIMI = ("t5", "mt5"), ("kimi_linear",)
 ELSEWHERE = {"model_max_length"}  # have another meaning for other families (Cohere)
 SPELLINGS: Dict[str, Dict[str, Tuple[str, ...]]] = {
     "num_hidden_layers": {
-        "n_layer": ("gpt2", "gptj", "bloom", "xlnet"),
-        "n_layers": ("mpt", "distilbert"),
-        "num_layers": ("xglm", *T5),
+        "n_layer": ("gpt2", "bloom", "xlnet"),
+        "n_layers": ("mpt",),
+        "num_layers": T5,
     },
     "hidden_size": {
-        "n_embd": ("gpt2", "gptj"),
+        "n_embd": ("gpt2",),
         "n_embed": ("bloom", "falcon"),
-        "d_model": ("mpt", "xglm", *T5, "whisper", "xlnet"),
-        "dim": ("distilbert",),
+        "d_model": ("mpt", *T5, "whisper", "xlnet"),
     },
     "num_attention_heads": {
-        "n_head": ("gpt2", "gptj", "bloom", "xlnet"),
-        "n_heads": ("mpt", "distilbert"),
-        "attention_heads": ("xglm",),
+        "n_head": ("gpt2", "bloom", "xlnet"),
+        "n_heads": ("mpt",),
         "num_heads": T5,
     },
     "max_position_embeddings": {
-        "n_positions": ("gpt2", "gptj", *T5),
+        "n_positions": ("gpt2", *T5),
         "max_seq_len": ("mpt",),
         "n_ctx": (),
         "seq_length": ("bloom",),
         "model_max_length": KIMI,
     },
     "intermediate_size": {
-        "n_inner": ("gpt2", "gptj", "bloom"),
-        "ffn_dim": ("opt", "xglm"),
+        "n_inner": ("gpt2", "bloom"),
         "d_ff": T5,
-        "hidden_dim": ("distilbert",),
         "d_inner": ("xlnet",),
     },
     "num_local_experts": {

@@ -193,14 +193,6 @@ def experts(router: str, gate: str, up: str, down: str) -> Table:
     }
 
 
-def rows_from(module: str, row: int) -> Rule:
-    """A table without its first rows, up to `row`, which no position uses (OPT)."""
-    return Rule(
-        lambda kind, shape, attention: {f"{module}.{kind}": (shape[0] + row, *shape[1:])},
-        lambda tensors, attention: tensors[0][row:],
-    )
-
-
 def plus_row(module: str, row: str) -> Rule:
     """A table plus the only row of another, for models with one token type (RoBERTa)."""
     return Rule(
