@@ -309,7 +309,7 @@ class Attentions:
     def _visibility(self, plan: Any, roles: Roles) -> Visibility:
         """Return the rule that a bias is: everything, a window, chunks; or none."""
         count, causal = self.lengths.count, self.properties.causal
-        last = torch.arange(count)[None]
+        after, last = 0 if causal else -1, torch.arange(count)[None]
         end = torch.full((1, 1), count - 1)
         row = self._at(plan, roles, end, last)[:, 0]  # what the last query sees [heads,N]
         column = self._at(plan, roles, last, torch.zeros_like(end))[:, :, 0]
@@ -329,8 +329,8 @@ class Attentions:
             1,
         )
         if not all(bool(((x == 0) | (x < HIDDEN)).all()) for x in (row, column, pairs)):
-            return Visibility(False)
-        seen, places, after = pairs == 0, last[0], 0 if causal else -1
+            return Visibility(False, after=after)
+        seen, places = pairs == 0, last[0]
 
         def agrees(of_pairs: Tensor, of_row: Tensor, of_column: Tensor) -> bool:
             parts = ((seen, of_pairs), (row == 0, of_row), (column == 0, of_column))
@@ -348,7 +348,7 @@ class Attentions:
             return Visibility(True, before=size - 1, after=size - 1)
         if agrees(i // size == j // size, places // size == (count - 1) // size, places < size):
             return Visibility(True, after=after, chunk=size)
-        return Visibility(False)
+        return Visibility(False, after=after)
 
     def _at(self, plan: Any, roles: Roles, positions: Tensor, key_positions: Tensor) -> Tensor:
         call = Call(ops, positions, key_positions, self.lengths.count - 1)
