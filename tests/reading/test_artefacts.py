@@ -7,7 +7,7 @@ import functools
 import json
 import shutil
 from pathlib import Path
-from typing import Any, Callable, Dict, List
+from typing import Any, Callable, Dict, List, Type
 
 import numpy as np
 import pytest
@@ -186,6 +186,19 @@ class Encoder(nn.Module):
         return self.layer(self.tokens(ids) + self.places(torch.arange(ids.size(1))))
 
 
+class Sloped(Encoder):
+    """An encoder with other biases for later tokens than for earlier ones."""
+
+    def forward(self, ids: Tensor) -> Tensor:
+        n = torch.arange(ids.size(1))
+        away = (n - n[:, None]).float()
+        bias = torch.where(away > 0, -0.5 * away, 0.25 * away)
+        x = self.tokens(ids)
+        heads = x.unflatten(2, (4, -1)).transpose(1, 2)
+        y = nn.functional.scaled_dot_product_attention(heads, heads, heads, attn_mask=bias)
+        return x + y.transpose(1, 2).flatten(2)
+
+
 class Counting(Encoder):
     """An encoder that counts the tokens which are not padding, id 1, as RoBERTa does."""
 
@@ -207,9 +220,10 @@ def test_a_module_that_gives_the_last_logits_gives_those_of_every_token(tmp_path
     assert worst_error(actual, expected) <= manifest.certificate["tolerance"]  # type: ignore[index]
 
 
-def test_an_encoder_has_no_cache(tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", [Encoder, Sloped])
+def test_an_encoder_has_no_cache(kind: Type[Encoder], tmp_path: Path) -> None:
     torch.manual_seed(0)
-    module = Encoder().eval()
+    module = kind().eval()
     manifest = export(
         module, "ort", tmp_path / "a", verify="quick", max_positions=POSITIONS, causal=False
     )
