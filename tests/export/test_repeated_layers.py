@@ -11,6 +11,7 @@ import torch
 from posenc_export.export import repeated_layers
 from posenc_export.export.describe import describe
 from posenc_export.export.read_module import ReadAs, as_model
+from posenc_export.export.sources import in_dtype
 from posenc_export.export.targets import TARGETS
 from posenc_export.export.trace import Source
 from posenc_export.models.presets import seeded
@@ -81,14 +82,18 @@ def test_copied_layers_are_those_of_a_whole_trace(
     assert few == digests(model, signature, target, tmp_path / "whole")
 
 
-def test_copied_parts_of_a_module_that_is_read_are_those_of_a_whole_trace(tmp_path, monkeypatch):
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+def test_copied_parts_of_a_module_that_is_read_are_those_of_a_whole_trace(
+    tmp_path, monkeypatch, dtype
+):
     monkeypatch.setattr(parts, "FEWEST", 10)
     layers = tuple(kind() for kind in (Windowed, Rotated) * 3)
-    model = as_model(Decoder(layers).eval(), ReadAs(max_positions=40))
+    read = as_model(Decoder(layers).eval(), ReadAs(max_positions=40))
+    model, target = in_dtype(read, dtype), "ort" if dtype == "float32" else "ort-cuda"
     assert repeated_layers.RepeatedLayers.of(model).traced == [0, 1, 2, 3, 4, 7]
-    few = digests(model, "positions", "ort", tmp_path / "few")
+    few = digests(model, "positions", target, tmp_path / "few")
     model.repeated = None
-    assert few == digests(model, "positions", "ort", tmp_path / "whole")
+    assert few == digests(model, "positions", target, tmp_path / "whole")
 
 
 def test_two_layers_of_each_kind_are_traced():
