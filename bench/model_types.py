@@ -133,7 +133,7 @@ def _error(read: Any, ids: Any, whole: Any, causal: bool) -> float:
     errors = []
 
     def states(slots: int) -> List[Any]:
-        return [torch.zeros(2, c.heads, slots, c.size) for c in read.config.caches]
+        return [cache.empty(2, slots) for cache in read.caches]
 
     def call(x: Any, positions: Any, keys: Any, slots: Any, past: List[Any]) -> Tuple[Any, Any]:
         output, present = read(x, positions, positions, keys, slots, past)

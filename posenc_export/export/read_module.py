@@ -101,11 +101,15 @@ class ReadModule(Reading):
         ids, width, most = self.vocabulary, self.width, self.max_positions
         geometry = Geometry(max(width, 1), 1, max(width, 1), most, causal=how.causal)
         none = encodings.build_all((), geometry)
-        caches = [CacheConfig(c.layer, c.name, c.heads, c.size) for c in self.caches]
+        caches = [CacheConfig(*c) for c in self.caches]
         self.layers = [
             CachedLayer(
                 tuple(
                     StateSpec(cache.name, (cache.heads, cache.size), grows=True)
+                    if not cache.values
+                    else StateSpec(
+                        cache.name, (cache.heads, cache.size, cache.values), dtype="float32"
+                    )
                     for cache in caches
                     if cache.layer == layer
                 ),

@@ -21,6 +21,7 @@ from posenc_export.models.parts.experts import ChosenInFloat32, Experts
 from posenc_export.runtime.artefact.cache_formats import SCALED
 from posenc_export.runtime.artefact.records import Weights
 from posenc_export.shared.progress import Progress, silent
+from posenc_export.shared.refusal import refusal
 
 
 class Sources:
@@ -165,9 +166,13 @@ def _choosing(model: Model) -> List[Experts]:
 
 
 def check_choice(model: Model, target: str, dtype: str) -> None:
-    """Refuse a choice of experts in half precision, except for a target that has no other.
-    ValueError: a model that chooses experts, in half precision for another target.
+    """Refuse recurrences of modules in half precision, and a choice of experts, except for a target
+    that has no other. ValueError: such a model, in half precision for another target.
     """
+    recurrent = isinstance(model, ReadModule) and any(cache.values for cache in model.caches)
+    if recurrent and dtype != "float32":
+        remedy = "export target ort or onnx in float32"
+        raise refusal("export", "dtype float32 for a module with a recurrence", dtype, remedy)
     if dtype == "float32" or target == "ort-cuda":
         return
     choosing, rule = _choosing(model), "export: expected dtype float32 for a model that chooses "

@@ -286,17 +286,20 @@ class StackConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
 
 
 class CacheConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A cache [B,heads,T,size] of a layer of a module that was read.
+    """A cache [B,heads,T,size] of a layer of a module that was read, or a state
+    [B,heads,size,values].
 
     Args:
         layer: number of the layer, in the order of computation.
-        name: "key" and "value" of an attention, or what a layer keeps of each token.
+        name: "key" and "value" of an attention, or what a layer keeps.
+        values: 0 for a cache.
     """
 
     layer: int
     name: str
     heads: int
     size: int
+    values: int = 0
 
 
 class ModuleConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):

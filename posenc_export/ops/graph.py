@@ -263,7 +263,8 @@ class ShortConvolution(Node):
 
 
 class GatedDelta(Node):
-    q, k, v, decay, rate, state = Input(), Input(), Input(), Input(), Input(), Input()
+    q, k, v, decay, rate = Input(), Input(), Input(), Input(), OptionalInput()
+    state = Input()
     kv_heads, heads = Attribute(int), Attribute(int)
 
 

@@ -1,6 +1,6 @@
 """Semantic operations that read tokens in order."""
 
-from typing import List, Tuple
+from typing import List, Optional, Tuple
 
 import torch
 from torch import Tensor
@@ -59,10 +59,11 @@ def short_convolution(x: Tensor, tail: Tensor, weight: Tensor) -> Tensor:
 
 
 def gated_delta(
-    q: Tensor, k: Tensor, v: Tensor, decay: Tensor, rate: Tensor, state: Tensor
+    q: Tensor, k: Tensor, v: Tensor, decay: Tensor, rate: Optional[Tensor], state: Tensor
 ) -> Tuple[Tensor, Tensor]:
     """Run S' = e^g S, S = S' + r k (v - S'^T k)^T, y = S^T q over the tokens of a call (Yang et al.
-    2024, Gated DeltaNet, 3.1). Return y [B,S,H,V] and the last state.
+    2024, Gated DeltaNet, 3.1). Return y [B,S,H,V] and the last state. Without rates, tokens correct
+    nothing: S = S' + k v^T (Dao and Gu 2024, Mamba-2, 3.2).
 
     q and k [B,S,K,D], v [B,S,H,V], logarithms of decays g, at most 0, of each head [B,S,H], or of
     each entry of its keys [B,S,H*D] (Kimi Team 2025, KDA, eq. 1), rates r [B,S,H], state [B,H,D,V],
@@ -74,20 +75,21 @@ def gated_delta(
     heads = v.size(2) // k.size(2)
     # [B,H,S,D]
     q, k = (part.repeat_interleave(heads, dim=2).transpose(1, 2) for part in (q, k))
-    rates = rate.transpose(1, 2).unsqueeze(3)
     # In float64, so that the difference of two long sums is exact in float32.
     by_head = decay.unflatten(2, [v.size(2), -1]).transpose(1, 2)  # [B,H,S,1 or D]
     sums = by_head.to(torch.float64).cumsum(2)
-    passed = sums.to(torch.float32).exp()
-    remaining = (sums[:, :, -1:] - sums).to(torch.float32).exp()
-    # What a token writes depends on what the earlier ones of the call write: a triangular system.
-    system = _products(k, k, sums) * rates
-    written = torch.linalg.solve_triangular(
-        system,
-        rates * (v.transpose(1, 2) - (passed * k) @ state),
-        upper=False,
-        unitriangular=True,
-    )
+    passed = sums.to(q.dtype).exp()
+    remaining = (sums[:, :, -1:] - sums).to(q.dtype).exp()
+    written = v.transpose(1, 2)
+    if rate is not None:
+        # What a token writes depends on what earlier ones of the call write: a triangular system.
+        rates = rate.transpose(1, 2).unsqueeze(3)
+        written = torch.linalg.solve_triangular(
+            _products(k, k, sums) * rates,
+            rates * (written - (passed * k) @ state),
+            upper=False,
+            unitriangular=True,
+        )
     y = (passed * q) @ state + _products(q, k, sums) @ written
     last = passed[:, :, -1:].transpose(2, 3) * state + (remaining * k).transpose(2, 3) @ written
     return y.transpose(1, 2), last
@@ -100,7 +102,7 @@ def _products(left: Tensor, right: Tensor, sums: Tensor, block: int = 32) -> Ten
     block: number of tokens C whose decays are compared pair by pair, if each entry has its own.
     """
     if sums.size(3) == 1:
-        between = (sums - sums.transpose(2, 3)).tril().to(torch.float32)
+        between = (sums - sums.transpose(2, 3)).tril().to(left.dtype)
         return (left @ right.transpose(2, 3)) * between.exp().tril()
     # Sizes follow from tensors: a program of torch.export has no arithmetic with numbers.
     index, inside = (torch.arange(n, device=left.device) for n in (left.size(2), block))
@@ -109,14 +111,14 @@ def _products(left: Tensor, right: Tensor, sums: Tensor, block: int = 32) -> Ten
     first = torch.minimum(torch.cat((index, inside + index[-1:]))[::block], index[-1:])  # [N]
     tokens = torch.minimum(first.unsqueeze(1) + inside, index[-1:])  # [N,C]
     # Of keys before the block of a row: s_i - s_j by way of the block's first token.
-    since = (sums - sums.index_select(2, number * block)).to(torch.float32).exp()
+    since = (sums - sums.index_select(2, number * block)).to(left.dtype).exp()
     until = sums.index_select(2, first).unsqueeze(3) - sums.unsqueeze(2)  # [B,H,N,S,D]
-    columns = right.unsqueeze(2) * until.clamp(max=0.0).to(torch.float32).exp()
+    columns = right.unsqueeze(2) * until.clamp(max=0.0).to(left.dtype).exp()
     before = (left * since)[:, :, tokens] @ columns.transpose(3, 4)  # [B,H,N,C,S]
     before = before[:, :, number, index % block]
     # Of keys in the same block: pair by pair.
     same = tokens.index_select(0, number)  # [S,C]
-    between = (sums.unsqueeze(3) - sums[:, :, same]).clamp(max=0.0).to(torch.float32)
+    between = (sums.unsqueeze(3) - sums[:, :, same]).clamp(max=0.0).to(left.dtype)
     within = (left.unsqueeze(3) * right[:, :, same] * between.exp()).sum(4)  # [B,H,S,C]
     within = within.index_select(3, index % block)  # [B,H,S,S]
     return torch.where(number.unsqueeze(1) > number, before, within).tril()

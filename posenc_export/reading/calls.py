@@ -27,6 +27,7 @@ from posenc_export.reading.axes import (
 from posenc_export.reading.lengths import Call, Fill, Lengths, triangle
 from posenc_export.reading.operators import rows_first, rows_in_place
 from posenc_export.reading.properties import MIXES, Properties
+from posenc_export.reading.recurrences import operands
 from posenc_export.reading.refused import refuse
 from posenc_export.reading.steps import (
     Attend,
@@ -37,6 +38,7 @@ from posenc_export.reading.steps import (
     Item,
     Open,
     OverKeys,
+    Recurrent,
     Rotated,
     RunningSum,
     Skew,
@@ -48,17 +50,24 @@ TO_SLOTS = "tokens"  # name of a cache that is neither keys nor values
 
 
 class Cache(NamedTuple):
-    """A cache [B, heads, T, size].
+    """A cache [B, heads, T, size], or the state [B, heads, size, values] of a recurrence.
 
     Attributes:
         layer: index of the attention that reads it, or of the last one before it.
-        name: "key", "value" or "tokens" with a number.
+        name: "key", "value", or "tokens" or "state" with a number.
+        values: of a state, 0 for a cache.
     """
 
     layer: int
     name: str
     heads: int
     size: int
+    values: int = 0
+
+    def empty(self, rows: int, slots: int) -> Tensor:
+        """Return zeros for no tokens, in a cache for `slots` of them."""
+        by_token = (slots, self.size) if not self.values else (self.size, self.values)
+        return torch.zeros(rows, self.heads, *by_token)
 
 
 class Calls(torch.nn.Module):
@@ -83,6 +92,7 @@ class Calls(torch.nn.Module):
         self.plans: Dict[Any, Any] = {}
         self.in_full: Set[Node] = set()  # whose inputs of one row do not stand for all rows
         self.order = self._needed()
+        self.recurrent = [n for n in self.order if isinstance(self.steps[n], Recurrent)]
         # What a query without keys gives may be NaN, whose products with weights of 0 are NaN.
         reduces = (OverKeys, RunningSum, Cut)
         self.clears_padding = any(isinstance(self.steps[node], reduces) for node in self.order)
@@ -114,6 +124,8 @@ class Calls(torch.nn.Module):
                 caches.append(Cached(step.source))
             elif isinstance(step, Item):
                 left.append(inputs_of(node)[0])
+            elif isinstance(step, Recurrent):
+                left += inputs_of(node)
             elif isinstance(step, (Each, OverKeys)):
                 for other, read in zip(inputs_of(node), step.reads, strict=True):
                     if self.kind[other] == "length":
@@ -206,7 +218,9 @@ class Calls(torch.nn.Module):
             layer, name = names.get(cached, (layer, f"{TO_SLOTS}{index}"))
             heads, size = self._new(cached, self.values.of, self.values.counts).shape[2:]
             found.append(Cache(layer, name, int(heads), int(size)))
-        return found
+        steps: List[Any] = [self.steps[node] for node in self.recurrent]
+        of_state = [step.state for step in steps]
+        return found + [Cache(layer, f"state{n}", *sizes) for n, sizes in enumerate(of_state)]
 
     def _last_mixed(self) -> Optional[Node]:
         """Return the smallest value [B,Q,E] that the output depends on through operators on each
@@ -244,6 +258,7 @@ class Calls(torch.nn.Module):
                 call.values[node] = call.ops.select_tokens(call.values[node], index)
                 call.counts = {**call.counts, "Q": index.shape[1]}
         present = [] if self.after else [self._cached(cached, call) for cached in self.kept]
+        present += [call.cached[node] for node in self.recurrent]
         return call.values[self.values.out], present
 
     def _new(self, cached: Cached, values: Dict[Node, Any], counts: Any) -> Tensor:
@@ -337,6 +352,8 @@ class Calls(torch.nn.Module):
             return self._window(step, call)
         if isinstance(step, RunningSum):
             return self._running_sum(step, call)
+        if isinstance(step, Recurrent):
+            return self._recurrent(node, step, call)
         if isinstance(step, Skew):
             x = values[step.root]
             index = (call.away + call.last).clamp(0, call.last)
@@ -424,6 +441,18 @@ class Calls(torch.nn.Module):
         x = self._cached(Cached(step.source), call)  # [B,N,T,D]
         y = call.earlier.to(torch.float32).unsqueeze(1) @ x
         return self._laid_out(y.transpose(1, 2), step.source, step.roles, call.counts)
+
+    def _recurrent(self, node: Node, step: Recurrent, call: Call) -> Tensor:
+        """Continue a recurrence. A token of padding writes nothing, and nothing is forgotten."""
+        given = operands(*(None if n is None else call.values[n] for n in step.given))
+        valid, zero = call.positions.ge(0)[:, :, None], torch.zeros(())
+        q, k, v, decay, rate = (
+            None if x is None else torch.where(valid if x.dim() == 3 else valid[..., None], x, zero)
+            for x in given
+        )
+        state = call.states[len(self.kept) + self.recurrent.index(node)]
+        y, call.cached[node] = call.ops.gated_delta(q, k, v, decay, rate, state)
+        return y
 
     def _window(self, step: Window, call: Call) -> Tensor:
         """Run a region on the last tokens before each token, which are gathered from the cache."""

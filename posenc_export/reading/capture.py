@@ -14,6 +14,7 @@ from torch.fx import Node
 from posenc_export.reading import tracing
 from posenc_export.reading.causality import affordable, difference, same
 from posenc_export.reading.graphs import clean, every_token, length_numbers, table_too_short
+from posenc_export.reading.recurrences import recurrences
 from posenc_export.reading.refused import Refused, joined, naming, place_of_error
 from posenc_export.reading.whole import (
     Capture,
@@ -56,7 +57,8 @@ def capture(
         plain = _one_tensor(own, positions, output, x)
         untouched = plain.copied()
         _called_at_full_length(plain, x, max_positions, remedies)
-        program, used = tracing.exported(plain, x, max_positions)
+        found = recurrences(plain, x, max_positions)
+        program, used = tracing.exported(plain, x, max_positions, found)
         gives_last_token = every_token(program)
         cleaned = clean(program, gives_last_token)
         result = Capture(

@@ -52,7 +52,7 @@ class Exact(Tensor):
             function(*tree_map(_as_seen, arguments), **tree_map(_as_seen, named))
             return arguments[0]
         dtype = named.get("dtype") or _seen(tensors)
-        result = function(*tree_map(_widened, arguments), **tree_map(_widened, named))
+        result = function(*tree_map(widened, arguments), **tree_map(widened, named))
         if function._schema.is_mutable:
             return arguments[0]
         return tree_map(lambda value: _wrapped(value, dtype), result)
@@ -67,13 +67,13 @@ def in_float64(function: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
     torch.backends.mha.set_fastpath_enabled(False)  # one fused operator, which has no float64
     try:
         with torch.no_grad():
-            y = function(Exact(_widened(x), x.dtype))
+            y = function(Exact(widened(x), x.dtype))
     finally:
         torch.backends.mha.set_fastpath_enabled(fast)
     return y.numbers if isinstance(y, Exact) else y.double()
 
 
-def _widened(value: Any) -> Any:
+def widened(value: Any) -> Any:
     """Return a tensor's numbers in float64, and a dtype as the larger one; others unchanged."""
     if isinstance(value, torch.dtype):
         return WIDE.get(value, value)

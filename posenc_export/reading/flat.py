@@ -31,9 +31,11 @@ SCHEMAS = {  # of stand-ins of operations, which are only traced
     "distances": "(Tensor q_positions, Tensor k_positions)",
     "select_tokens": "(Tensor x, Tensor index)",
     "passed": "(Tensor x)",
+    "gated_delta": "(Tensor q, Tensor k, Tensor v, Tensor decay, Tensor? rate, Tensor state)",
 }
 for _name, _schema in SCHEMAS.items():
-    library.define(f"{LIBRARY}::{_name}", f"{_schema} -> Tensor")
+    _results = "(Tensor, Tensor)" if _name == "gated_delta" else "Tensor"
+    library.define(f"{LIBRARY}::{_name}", f"{_schema} -> {_results}")
 _OF = getattr(torch.ops, LIBRARY)
 OPERATIONS: Dict[Any, Any] = {getattr(_OF, name).default: getattr(ops, name) for name in SCHEMAS}
 
@@ -74,6 +76,11 @@ def _(x: Tensor) -> Tensor:
     return x.new_empty(x.shape)
 
 
+@library.register_fake(f"{LIBRARY}::gated_delta")
+def _(q: Tensor, k: Tensor, v: Tensor, *more: Any) -> Tuple[Tensor, Tensor]:
+    return v.new_empty(v.shape), more[-1].new_empty(more[-1].shape)
+
+
 class StandIns:
     """Semantic operations as operators of a trace, which keep their place in it.
 
@@ -83,7 +90,8 @@ class StandIns:
 
     attention_mask, distances = staticmethod(_OF.attention_mask), staticmethod(_OF.distances)
     attend, select_tokens = staticmethod(_OF.attend), staticmethod(_OF.select_tokens)
-    rotate_pairs, passed = staticmethod(_OF.rotate_pairs), staticmethod(_OF.passed)
+    rotate_pairs, gated_delta = staticmethod(_OF.rotate_pairs), staticmethod(_OF.gated_delta)
+    passed = staticmethod(_OF.passed)
 
     def __init__(self, key_positions: Tensor) -> None:
         self.key_positions = key_positions
@@ -130,7 +138,7 @@ def flat_graph(calls: Calls, names: Mapping[Node, str], with_index: bool) -> Gra
     positions = torch.arange(NEW) + torch.arange(ROWS)[:, None]
     count = SLOTS if calls.properties.causal else NEW  # otherwise keys are those of the call
     key_positions = torch.arange(count) + torch.arange(ROWS)[:, None]
-    states = [torch.zeros(ROWS, cache.heads, SLOTS, cache.size) for cache in calls.caches]
+    states = [cache.empty(ROWS, SLOTS) for cache in calls.caches]
     index = torch.zeros(ROWS, LOGITS, dtype=torch.int64) if with_index else None
     rows, new = (torch.export.Dim(name, min=1, max=1 << 20) for name in ("rows", "new"))
     slots, past, logits = (
@@ -142,7 +150,7 @@ def flat_graph(calls: Calls, names: Mapping[Node, str], with_index: bool) -> Gra
         per_token,
         {0: rows, 1: slots if calls.properties.causal else new},
         per_token,
-        [{0: rows, 2: past} for _ in states],
+        [{0: rows} if cache.values else {0: rows, 2: past} for cache in calls.caches],
         {0: rows, 1: logits} if with_index else None,
     )
     write_index = torch.arange(NEW).expand(ROWS, -1).clone()

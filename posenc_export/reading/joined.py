@@ -3,7 +3,7 @@
 import itertools
 import operator
 from contextlib import ExitStack, contextmanager
-from typing import Any, Callable, Dict, Iterator, List, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Sequence, Tuple
 from unittest import mock
 
 import torch
@@ -55,27 +55,50 @@ def numbers_of_lengths(module: Callable[..., Tensor], inputs: Sequence[Tensor]) 
         yield
 
 
+class Trace(NamedTuple):
+    """A trace at fixed sizes.
+
+    Attributes:
+        graph: takes its inputs, weights and tables.
+        names: of weights and tables in the module, by their names in the graph.
+        held: weights and tables by these names.
+        root: has the attributes of the graph.
+        outputs: how many are read.
+    """
+
+    graph: Graph
+    names: Dict[str, str]
+    held: Dict[str, Tensor]
+    root: Optional[nn.Module] = None
+    outputs: int = 1
+
+
 class Joined(nn.Module):
     """A module from x, and positions, that gives the numbers of several traces, for any sizes.
 
     Args:
-        programs: traces at fixed sizes, whose graphs differ in whole numbers alone.
+        traces: at fixed sizes, whose graphs differ in whole numbers alone.
         sizes: rows and tokens of each; four or more.
+        axes: the input and the axis that have the rows, and those that have the tokens.
 
     Raises:
         ValueError: they differ otherwise.
     """
 
     def __init__(
-        self, programs: Sequence[ExportedProgram], sizes: Sequence[Tuple[int, int]]
+        self,
+        traces: Sequence[Trace],
+        sizes: Sequence[Tuple[int, int]],
+        axes: Sequence[Tuple[int, int]] = ((0, 0), (0, 1)),
     ) -> None:
         super().__init__()
-        self.sizes, self.graph = sizes, Graph()
-        nodes = [list(program.graph.nodes) for program in programs]
+        self.sizes, self.axes, self.graph = sizes, axes, Graph()
+        self.weights: List[Tensor] = []  # that the roots hold, inputs after the others
+        nodes = [list(trace.graph.nodes) for trace in traces]
         if len({str([(n.op, n.target) for n in each if n.op[0] == "c"]) for each in nodes}) > 1:
             raise ValueError("traces differ in their operators")
         places = [{node: place for place, node in enumerate(each)} for each in nodes]
-        names, held = _names(programs[0]), [_held(program) for program in programs]
+        names, held = traces[0].names, [trace.held for trace in traces]
         inputs = [n for n in nodes[0] if n.op == "placeholder" and n.name not in names]
         known = {node: self.graph.placeholder(node.name) for node in inputs}
         self.given, root = list(known.values()), {}
@@ -87,10 +110,21 @@ class Joined(nn.Module):
                 tables = [own[node.name] for own in held]
                 root[names[node.name]] = tables[0]
                 known[node] = self.graph.get_attr(names[node.name])
-                if not all(torch.equal(table, tables[0]) for table in tables):
+                if not same(tables):
                     number = self._number([table.item() for table in tables])
                     like: Any = {"dtype": tables[0].dtype}
                     known[node] = self.graph.call_function(aten.full.default, ([], number), like)
+                continue
+            if node.op == "get_attr":
+                tables = [getattr(t.root, n.target) for t, n in zip(traces, alike, strict=True)]
+                if not same(tables):
+                    raise ValueError("traces have tables of their own")
+                if isinstance(tables[0], nn.Parameter):
+                    known[node] = self.graph.placeholder(node.name)
+                    self.weights.append(tables[0])
+                    continue
+                root[node.target] = tables[0]
+                known[node] = self.graph.get_attr(node.target)
                 continue
             flat = [pytree.tree_flatten((node.args, node.kwargs)) for node in alike]
             if any(spec != flat[0][1] for _, spec in flat):
@@ -105,17 +139,20 @@ class Joined(nn.Module):
                     leaves.append(known[values[0]])
             args, kwargs = pytree.tree_unflatten(leaves, flat[0][1])
             if node.op == "output":
-                self.graph.output(args[0][0])
+                self.graph.output(list(args[0])[: traces[0].outputs])
             else:
                 known[node] = self.graph.call_function(node.target, args, kwargs)
                 known[node].meta = {key: node.meta[key] for key in KEPT if key in node.meta}
         self.module = GraphModule(root, self.graph)
 
     def forward(self, x: Tensor, positions: Optional[Tensor] = None) -> Tensor:
+        return self.all((x,) if positions is None else (x, positions))[0]
+
+    def all(self, inputs: Sequence[Tensor]) -> List[Tensor]:
+        """Return all outputs."""
         with torch.fx.traceback.preserve_node_meta():
-            inputs = (x,) if positions is None else (x, positions)
-            result: Tensor = Interpreter(self.module).run(*inputs)
-        return result
+            results: List[Tensor] = Interpreter(self.module).run(*inputs)
+        return results
 
     def _number(self, values: Sequence[Any]) -> Any:
         """Return what all traces have, or compute p times a product of sizes plus q."""
@@ -129,11 +166,22 @@ class Joined(nn.Module):
             q = values[0] - p * units[0]
             if all(p * unit + q == value for unit, value in zip(units, values, strict=True)):
                 number: Any = int(p)
-                for axis in (0,) * powers[0] + (1,) * powers[1]:
-                    size = self.graph.call_function(aten.sym_size.int, (self.given[0], axis))
+                for of in (0,) * powers[0] + (1,) * powers[1]:
+                    place, axis = self.axes[of]
+                    size = self.graph.call_function(aten.sym_size.int, (self.given[place], axis))
                     number = self.graph.call_function(operator.mul, (number, size))
                 return self.graph.call_function(operator.add, (number, int(q)))
         raise ValueError(f"a number is none of the sizes: {values}")
+
+
+def same(tables: Sequence[Tensor]) -> bool:
+    """Return whether all tensors are equal."""
+    return all(torch.equal(table, tables[0]) for table in tables)
+
+
+def trace_of(program: ExportedProgram) -> Trace:
+    """Return the trace of a program."""
+    return Trace(program.graph, _names(program), _held(program))
 
 
 def _names(program: ExportedProgram) -> Dict[str, str]:

@@ -9,6 +9,7 @@ import dataclasses
 import functools
 import hashlib
 import itertools
+import string
 from collections import Counter
 from dataclasses import dataclass
 from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Sequence, Set, Tuple
@@ -18,7 +19,7 @@ from torch import Tensor
 from torch.fx import Graph, GraphModule, Node
 
 from posenc_export import ops
-from posenc_export.reading.calls import TO_SLOTS, Cache, Calls
+from posenc_export.reading.calls import Cache, Calls
 from posenc_export.reading.graphs import of_length_alone, results_of
 from posenc_export.reading.steps import Attend
 from posenc_export.reading.values import LAYOUT, inputs_of, packet
@@ -159,11 +160,10 @@ class Shortened:
         root: Dict[str, Any] = dict(short.named_parameters(remove_duplicate=False))
         root |= dict(short.named_buffers())
         weights = [self._weights(index, calls, root) for index in range(len(self.parts))]
-        count, places = itertools.count(), {kept: i for i, kept in enumerate(self.kept)}
-        states = [[next(count) for _ in own[places[of]]] for of in self.templates]
+        held = dict(zip(placeholders, calls.caches, strict=True))
+        caches, states = self._caches(calls, [[held[s] for s in states] for states in own])
         repeated = Repeated(short.graph, self.templates, weights, states)
-        graph = GraphModule(root, _completed(repeated, bodies, own))
-        return Flat(graph, self._caches(calls, own), repeated)
+        return Flat(GraphModule(root, _completed(repeated, bodies, own)), caches, repeated)
 
     def _weights(self, index: int, calls: Calls, root: Dict[str, Any]) -> Dict[str, str]:
         """Return the names of the weights of a part by those of its template. Weights that the
@@ -183,24 +183,28 @@ class Shortened:
                 root[found[name]] = torch.nn.Parameter(value, False) if is_weight else value
         return found
 
-    def _caches(self, calls: Calls, own: List[List[Node]]) -> List[Cache]:
-        """Return the caches of all parts, numbered as Calls does."""
+    def _caches(self, calls: Calls, own: List[List[Cache]]) -> Tuple[List[Cache], List[List[int]]]:
+        """Return the caches of all parts, in the order and with the numbers of Calls, and the
+        places of those of each part. own: of each kept part.
+        """
         attends = [0]  # before each kept part, and of all
         for end in (*self.ends, calls.values.out):
             nodes = calls.order[: calls.order.index(end) + 1]
             attends.append(sum(isinstance(calls.steps[node], Attend) for node in nodes))
-        left = iter(calls.caches)
-        held = [[next(left) for _ in states] for states in own]
         found: List[Cache] = []
-        before = 0
-        for place in map(self.kept.index, self.templates):
-            for cache in held[place]:
-                layer, name = cache.layer - attends[place] + before, cache.name
-                if name.startswith(TO_SLOTS):
-                    layer, name = (found[-1].layer if found else 0), f"{TO_SLOTS}{len(found)}"
-                found.append(cache._replace(layer=layer, name=name))
-            before += attends[place + 1] - attends[place]
-        return found
+        places: List[List[int]] = [[] for _ in self.templates]
+        for recurrent in (False, True):  # states stand behind caches
+            first, before = len(found), 0
+            for index, place in enumerate(map(self.kept.index, self.templates)):
+                for cache in [one for one in own[place] if bool(one.values) == recurrent]:
+                    layer, name = cache.layer - attends[place] + before, cache.name
+                    if name not in ("key", "value"):
+                        name = f"{name.rstrip(string.digits)}{len(found) - first}"
+                        layer = found[-1].layer if found else 0
+                    places[index].append(len(found))
+                    found.append(cache._replace(layer=layer, name=name))
+                before += attends[place + 1] - attends[place]
+        return found, places
 
 
 class _Parts:
@@ -363,7 +367,8 @@ def _completed(repeated: Repeated, bodies: List[List[Node]], own: List[List[Node
     known |= {node: graph.node_copy(node) for node in inputs if node.name == "index"}
     y, *results = results_of(short)
     present_of = dict(zip(past, results, strict=True))
-    kept, held, present = sorted(set(repeated.templates)), dict[str, Node](), []
+    kept, held = sorted(set(repeated.templates)), dict[str, Node]()
+    present: Dict[int, Node] = {}
     entry: Optional[Node] = None
     for index, template in enumerate(repeated.templates):
         place, weights = kept.index(template), repeated.weights[index]
@@ -386,8 +391,9 @@ def _completed(repeated: Repeated, bodies: List[List[Node]], own: List[List[Node
                 entry = of[node] = value(node.args[0])  # type: ignore[arg-type]
             else:
                 of[node] = graph.node_copy(node, value)
-        present += [of[present_of[state]] for state in own[place]]
+        new = (of[present_of[state]] for state in own[place])
+        present |= zip(repeated.states[index], new, strict=True)
         if index == template:
             known = of
-    graph.output((known[y], *present))
+    graph.output((known[y], *map(present.__getitem__, range(len(states)))))
     return graph

@@ -32,6 +32,7 @@ from posenc_export.reading.axes import (
     select,
     tokens,
 )
+from posenc_export.reading.recurrences import RUN, operands
 from posenc_export.reading.refused import refuse
 from posenc_export.reading.steps import (
     Cut,
@@ -41,6 +42,7 @@ from posenc_export.reading.steps import (
     Open,
     OverKeys,
     Reads,
+    Recurrent,
     RunningSum,
     Skew,
     Step,
@@ -85,6 +87,8 @@ class Properties:
             return Given(((Factor("B"),), (Factor("Q"),), *further))
         if node.target is operator.getitem:
             return Item(self.steps[inputs[0]].roles[node.args[1]])
+        if node.target is RUN:
+            return self._recurrent(node)
         if isinstance(value, (tuple, list)):
             return self._several(node)
         if any(isinstance(self.steps[other], Open) for other in values.data_of(node)):
@@ -99,6 +103,22 @@ class Properties:
             return self._running_sum(node) or self._window(node)
         self._known[signature] = step
         return step
+
+    def _recurrent(self, node: Node) -> Step:
+        """Return the step of a recurrence whose values have plain axes of rows and tokens."""
+        nodes: Any = node.args
+        for other in inputs_of(node):
+            roles: Any = self.steps[other].roles if other in self.steps else []
+            plain = not isinstance(roles, list) and is_plain(roles)
+            if not (self.causal and plain and kinds(roles[:2]) == ["B", "Q"] == kinds(roles)[:2]):
+                refuse(node, MIXES)
+            if tokens(roles) != ["Q"]:
+                refuse(node, MIXES)
+        given = (None if other is None else self.values.of[other] for other in nodes)
+        _, k, v, _, _ = operands(*given)
+        heads, size = v.shape[2:]
+        own = ((Factor("B"),), (Factor("Q"),), (Factor(heads),), (Factor(size),))
+        return Recurrent(own, tuple(nodes), (heads, k.shape[3], size))
 
     def _triangle(self, node: Node) -> Optional[Step]:
         """Return the step of tril or triu of pairs of queries and keys."""
@@ -142,17 +162,21 @@ class Properties:
 
     def _options(self, node: Node) -> List[Tuple[Reads, Roles]]:
         """Return the roles in which a node may read its inputs, and those of its output; those
-        with keys last and with few values read at keys come first.
+        with keys last, with few values read at keys and with axes in the order of the inputs come
+        first.
         """
         inputs = inputs_of(node)
 
-        def cost(option: Tuple[Reads, Roles]) -> Tuple[bool, int]:
+        def cost(option: Tuple[Reads, Roles]) -> Tuple[bool, int, int]:
             changed = sum(
                 read is not self.steps[other].roles
                 for other, read in zip(inputs, option[0], strict=True)
                 if self.values.kind[other] == "data"
             )
-            return tokens(option[1]) == self.turned, changed
+            to = kinds(option[1])
+            pairs = (([k for k in kinds(r) if k in to], kinds(r)) for r in option[0] if r)
+            moved = sum(kept != [k for k in to if k in own] for kept, own in pairs)
+            return tokens(option[1]) == self.turned, changed, moved
 
         options = [
             (reads, roles)

@@ -211,13 +211,13 @@ def _check_calls(reading: Reading) -> None:
     expected = reading.captured.traced(x)
     places = torch.arange(length).expand(rows, -1)
     with torch.no_grad():
-        states = [torch.zeros(rows, cache.heads, 0, cache.size) for cache in reading.caches]
+        states = [cache.empty(rows, 0) for cache in reading.caches]
         y, present = reading(x, places, places, places, places, states)
         if not same(y, expected):
             raise _differs(y, expected, "one call")
         if not reading.caches:
             return
-        states = [torch.zeros_like(state) for state in present]
+        states = [cache.empty(rows, length) for cache in reading.caches]
         cached, pieces, start = torch.full((rows, length), -1), [], 0
         for end in (*PIECES, length):
             own = places[:, start:end]

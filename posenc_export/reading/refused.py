@@ -13,7 +13,7 @@ from torch import nn
 from torch.fx import Node
 
 Frame = Tuple[str, int]  # a file and the number of a line
-_NOT_THE_PERSONS = (str(Path(torch.__file__).parent), str(Path(__file__).parent), "<")
+NOT_THE_PERSONS = (str(Path(torch.__file__).parent), str(Path(__file__).parent), "<")
 WRAPPER = "module"  # the name of the person's module within the one that is traced
 
 
@@ -68,7 +68,7 @@ def line_of(node: Node) -> str:
 
 def last_line(frames: List[Frame]) -> str:
     """Return the last of the frames that is not inside torch, as `folder/file.py:12: code`."""
-    own = [frame for frame in frames if not frame[0].startswith(_NOT_THE_PERSONS)]
+    own = [frame for frame in frames if not frame[0].startswith(NOT_THE_PERSONS)]
     if not own:
         return ""
     file, number = own[-1]

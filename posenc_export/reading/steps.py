@@ -124,6 +124,19 @@ class RunningSum(Step):
 
 
 @dataclass(frozen=True)
+class Recurrent(Step):
+    """A recurrence over all tokens; its state is [B,H,D,V].
+
+    Attributes:
+        given: queries, keys, values, decays and rates as of recurrences.operands.
+        state: H, D and V.
+    """
+
+    given: Tuple[Optional[Node], ...]
+    state: Tuple[int, int, int]
+
+
+@dataclass(frozen=True)
 class Attend(Step):
     """Softmax attention as a whole.
 

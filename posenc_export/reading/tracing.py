@@ -27,7 +27,8 @@ from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
-from posenc_export.reading.joined import Joined, numbers_of_lengths
+from posenc_export.reading.joined import Joined, numbers_of_lengths, trace_of
+from posenc_export.reading.recurrences import Recurrences
 from posenc_export.reading.refused import Refused, joined, place, place_of_error
 from posenc_export.reading.whole import OneTensor, of_length
 
@@ -147,7 +148,9 @@ def quiet() -> Iterator[None]:
         yield
 
 
-def exported(plain: OneTensor, x: Tensor, most: int) -> Tuple[ExportedProgram, List[str]]:
+def exported(
+    plain: OneTensor, x: Tensor, most: int, known: Recurrences
+) -> Tuple[ExportedProgram, List[str]]:
     """Trace a module with free rows and tokens; also the phrases of the remedies that it took.
 
     The example is as long as it can be, so that no branch for short lengths is taken.
@@ -157,12 +160,13 @@ def exported(plain: OneTensor, x: Tensor, most: int) -> Tuple[ExportedProgram, L
     left, said = list(REMEDIES), None
     while True:
         try:
-            program = _attempt(plain, x, most, active)
+            with known.traced():
+                program = _attempt(plain, x, most, active)
         except Exception as error:  # torch.export's, or the module's own on values of a trace
             first = first or error if isinstance(error, Refused) else first
             text = f"{type(error.__cause__).__name__}: {error.__cause__}"
         else:
-            return program, [remedy.phrase for remedy in active]
+            return program, [*known.phrases, *(remedy.phrase for remedy in active)]
         if active and text == said:
             active.pop()  # it changed nothing
         said = text
@@ -210,7 +214,7 @@ def _joined(plain: OneTensor, x: Tensor) -> Joined:
         with numbers_of_lengths(plain.copied(), some):
             program = torch.export.export(copied, some, strict=False)
         programs.append(program.run_decompositions({}))
-    return Joined(programs, sizes)
+    return Joined([trace_of(program) for program in programs], sizes)
 
 
 def _example_sizes(plain: OneTensor, most: int, granule: int) -> Tuple[int, int]:

@@ -18,7 +18,7 @@ aten = torch.ops.aten
 LAYOUT = {
     aten.view, aten.reshape, aten._unsafe_view, aten.permute, aten.transpose, aten.unsqueeze,
     aten.squeeze, aten.expand, aten.repeat_interleave, aten.clone, aten.contiguous, aten.alias,
-    aten.flatten, aten.unflatten, aten.detach, aten.lift_fresh_copy,
+    aten.flatten, aten.unflatten, aten.detach, aten.lift_fresh_copy, aten.t,
 }  # fmt: skip
 # Operators that take a shape, and the argument that is the shape.
 SHAPED: Dict[Any, int] = {

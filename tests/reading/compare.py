@@ -33,7 +33,12 @@ class _Rows:
     def __init__(self, reading: Any, rows: int, slots: int) -> None:
         self.reading = reading
         # Slots that were never written may hold anything.
-        self.states = [torch.randn(rows, c.heads, slots, c.size) * 3 for c in reading.caches]
+        self.states = [
+            cache.empty(rows, slots)
+            if cache.values
+            else torch.randn(cache.empty(rows, slots).shape) * 3
+            for cache in reading.caches
+        ]
         self.key_positions = torch.full((rows, slots), -1)
 
     def call(self, x: Tensor, positions: Tensor, slots: Tensor) -> Tensor:
@@ -75,7 +80,7 @@ def errors(reading: Any, module: Callable[[Tensor], Any], x: Tensor) -> Dict[str
             start += count
         return error(found)
 
-    none = [torch.zeros(2, c.heads, 0, c.size) for c in reading.caches]
+    none = [cache.empty(2, 0) for cache in reading.caches]
     whole, _ = reading(x, every, every, every, every, none)
     return {
         "whole": error([(whole, wanted)]),

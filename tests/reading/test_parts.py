@@ -1,5 +1,6 @@
 """Layers that are alike are worked on once: the result is that of a module that is read whole."""
 
+from functools import partial
 from typing import Any, Dict, List, NamedTuple, Optional
 
 import pytest
@@ -20,6 +21,7 @@ from tests.reading.own_modules import (
     Sloped,
     Windowed,
 )
+from tests.reading.recurrences import Layer, gated_delta_loop
 
 LAYERS = 4
 pytestmark = pytest.mark.xdist_group("parts")
@@ -113,6 +115,9 @@ CASES: Dict[str, Case] = {
     "two kinds in turn": Case([Windowed, Sloped] * 3, [0, 1, 2, 3, 4, 3, 4, 7]),
     "a trained score beside the keys": Case([Sinks] * LAYERS, alike(LAYERS)),
     "a cache of tokens before keys": Case([Convolved, Attends] * 3, [0, 1, 2, 3, 4, 3, 4, 7]),
+    "a state before keys": Case(
+        [partial(Layer, gated_delta_loop), Attends] * 3, [0, 1, 2, 3, 4, 3, 4, 7]
+    ),
     "the embedding in every layer": Case(
         [Attends] * LAYERS, [0, 1, 2, 3, 4, 5, 4, 5, 4, 9], first=True
     ),
@@ -153,8 +158,9 @@ def test_layers_that_are_alike_are_copies_of_the_second(name: str) -> None:
     check(reading, model)
 
 
-def test_caches_and_weights_are_those_of_a_module_that_is_read_whole(monkeypatch) -> None:
-    model = of(CASES["a cache of tokens before keys"])
+@pytest.mark.parametrize("name", ["a cache of tokens before keys", "a state before keys"])
+def test_caches_and_weights_are_those_of_a_module_that_is_read_whole(name, monkeypatch) -> None:
+    model = of(CASES[name])
     reading = read(model, inputs_of(model), POSITIONS)
     monkeypatch.setattr(parts, "FEWEST", 10**6)
     whole = read(model, inputs_of(model), POSITIONS)

@@ -39,7 +39,7 @@ def fused(op: Builder, node: graph.GatedDelta) -> ir.Value:
         domain=MICROSOFT,
         q_num_heads=node.kv_heads,
         kv_num_heads=node.heads,
-        update_rule="gated_delta",
+        update_rule="gated_delta" if node.rate else "gated",
         scale=1.0,
     )
     _keep(node, state)
@@ -75,12 +75,13 @@ def _token(op: Builder, node: graph.GatedDelta) -> Tuple[ir.Value, ir.Value]:
     # [B,H,1,D], [B,H,1,D], [B,H,1,V]
     sources = (_rows(op, node, node.q), _rows(op, node, node.k), node.v)
     q, k, v = (op.Transpose(part, perm=[0, 2, 1, 3]) for part in sources)
-    decay, rate = (  # [B,H,1 or D,1], [B,H,1,1]
+    decay, *rate = (  # [B,H,1 or D,1], [B,H,1,1]
         op.Transpose(op.Reshape(part, [0, 0, node.heads, -1]), perm=[0, 2, 3, 1])
         for part in (node.decay, node.rate)
+        if part
     )
     state = op.Mul(node.state, op.Exp(decay))
-    written = op.Mul(rate, op.Sub(v, op.MatMul(k, state)))
+    written = op.Mul(rate[0], op.Sub(v, op.MatMul(k, state))) if rate else v
     state = op.Add(state, op.Mul(op.Transpose(k, perm=[0, 1, 3, 2]), written))
     return op.Transpose(op.MatMul(q, state), perm=[0, 2, 1, 3]), state
 
@@ -101,20 +102,23 @@ def _chunks(op: Builder, node: graph.GatedDelta) -> Tuple[ir.Value, ir.Value]:
 
     q, k = (chunked(_rows(op, node, part), 4) for part in (node.q, node.k))
     v = chunked(node.v, 4)
-    by_head = (op.Reshape(part, [0, 0, node.heads, -1]) for part in (node.decay, node.rate))
-    decay, rate = (chunked(part, 4) for part in by_head)
+    given = [part for part in (node.decay, node.rate) if part]
+    decay, *rate = (chunked(op.Reshape(part, [0, 0, node.heads, -1]), 4) for part in given)
     # In float64, so that the difference of two long sums is exact in float32.
     sums = op.CumSum(op.Cast(decay, to=DOUBLE), op.constant(3))  # [N,B,H,C,1 or D]
     passed = _exponential(op, sums)
     total = op.Slice(sums, [-1], [1 << 60], [3])  # [N,B,H,1,1 or D]
     remaining = _exponential(op, op.Sub(total, sums))
     products = _products if size(node.decay, 2) == node.heads else _products_by_entry
-    of_keys, of_queries = products(op, length, (k, q), k, sums)
-    system = op.Mul(_lower(op, length, of_keys, -1), rate)
-    sources = {
-        "inverse": _inverse(op, length, system),
-        "values": op.Mul(rate, v),
-        "keys": op.Mul(rate, op.Mul(passed, k)),
+    of_queries, *of_keys = products(op, length, (q, k)[: 1 + len(rate)], k, sums)
+    sources = {"values": v}
+    if rate:
+        sources = {
+            "inverse": _inverse(op, length, op.Mul(_lower(op, length, of_keys[0], -1), rate[0])),
+            "values": op.Mul(rate[0], v),
+            "keys": op.Mul(rate[0], op.Mul(passed, k)),
+        }
+    sources |= {
         "queries": op.Mul(passed, q),
         "products": of_queries,
         "columns": op.Transpose(op.Mul(remaining, k), perm=LAST_SWAPPED),
@@ -175,8 +179,10 @@ def _body(op: Builder, names: Sequence[str]) -> ir.Graph:
     """One chunk, from the state [B,H,D,V] and parts of it [B,H,...] to the next state and y."""
     state, *parts = (op.named(name) for name in ("state", *names))
     part, inside = dict(zip(names, parts, strict=True)), op.empty()
-    known = inside.Sub(part["values"], inside.MatMul(part["keys"], state))
-    written = inside.MatMul(part["inverse"], known)
+    written = part["values"]
+    if "inverse" in part:
+        known = inside.Sub(written, inside.MatMul(part["keys"], state))
+        written = inside.MatMul(part["inverse"], known)
     read = inside.MatMul(part["queries"], state)
     y = inside.Add(read, inside.MatMul(part["products"], written))
     added = inside.MatMul(part["columns"], written)
