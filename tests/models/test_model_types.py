@@ -5,7 +5,6 @@ every model type of transformers says what it found.
 import json
 import re
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any, Dict, List, Optional
 
 import pytest
@@ -167,7 +166,7 @@ class _Zeros:
     """A reading of a model whose outputs are all 0."""
 
     def __init__(self, published: Any) -> None:
-        self.config, self.outputs = SimpleNamespace(caches=()), published.vocabulary
+        self.caches, self.outputs = (), published.vocabulary
 
     def __call__(self, x: torch.Tensor, *_: Any) -> Any:
         return torch.zeros(*x.shape, self.outputs), []
