@@ -18,7 +18,7 @@ from posenc_export.export.quantization import mixed, samples
 from posenc_export.export.quantization.formats import format_of
 from posenc_export.export.quantization.text import default_sample, with_text
 from posenc_export.export.read_module import ReadAs, ReadModule
-from posenc_export.export.sources import Sources, check_choice
+from posenc_export.export.sources import Sources, check_half
 from posenc_export.export.targets import TARGETS
 from posenc_export.export.trace import Source
 from posenc_export.export.verify import VerificationError, check
@@ -149,7 +149,7 @@ def check_read(model: Model, options: ExportOptions) -> None:
     """
     if not isinstance(model, ReadModule):
         return
-    products, format_ = model.products(), options.format
+    products, format_ = model.products, options.format
     if products.routers and format_ and format_of(format_).projections.bits == 8:
         rule = "weights of 4 bits for a module that chooses experts"
         got = f"{format_}, for which products round what its routers read"
@@ -199,7 +199,7 @@ def _make(
 ) -> Manifest:
     kind = TARGETS[target]
     dtype = options.dtype or kind.dtypes[0]
-    check_choice(sources.model, target, dtype)
+    check_half(sources.model, target, dtype)
     cache, format_ = options.cache or "", options.format
     source = sources.of(dtype, format_, read.sample, cache, options.size, options.say)
     half_precision.check_model(sources.model, dtype)

@@ -34,7 +34,7 @@ SEED = 0
 OF_MODULE = "calls."  # begins the names of the weights of the module that was read
 MATRICES = 4  # fewest weights with two axes that a value passes in one layer
 # Attributes without code of TorchScript.
-OF_EXPORT = ("config", "source", "text", "sizes", "layers", "dtype", "output_name")
+OF_EXPORT = ("config", "source", "text", "sizes", "layers", "dtype", "output_name", "products")
 SUCCESSOR = (
     "write forward(x) and call self.block(x), as docs/own-model.md shows: a module is read as it is"
 )
@@ -86,6 +86,9 @@ class ReadModule(Reading):
         name: qualified name of its class.
         how: what was said about how to read it.
         read: arguments of Reading.
+
+    Attributes:
+        products: the linear layers and tables of the module, by the names of their weights.
     """
 
     __jit_unused_properties__ = ["token_encoding"]
@@ -131,6 +134,7 @@ class ReadModule(Reading):
             causal=how.causal,
             output=how.output,
         )
+        self.products = Products(self.captured)
         self.changed: Set[str] = set()  # names of parameters with other numbers than the module
         self.dtype = torch.float32  # of products, caches and what enters and leaves
         self.output_name = "logits" if self.config.decodes else "output"
@@ -181,18 +185,13 @@ class ReadModule(Reading):
     @torch.jit.unused
     def _trained(self) -> Set[str]:
         """Return the names of the weights that may be rounded."""
-        routers = self.products().routers
+        routers = self.products.routers
         return {name for name in self.captured.parameters if name not in routers}
 
     @torch.jit.unused
     def weights(self) -> List[Tensor]:
         """Return the parameters of the module, without tables and constants of its code."""
         return list(self.by_name(self.captured.parameters).values())
-
-    @torch.jit.unused
-    def products(self) -> Products:
-        """Return the linear layers and tables of the module, by the names of their weights."""
-        return Products(self.captured)
 
     @torch.jit.unused
     def by_name(self, names: Iterable[str]) -> Dict[str, torch.nn.Parameter]:
@@ -207,7 +206,7 @@ class ReadModule(Reading):
     def step_weights(self) -> int:
         """Count the weights that a step reads: every matrix once, one row of the token table."""
         total = sum(weight.numel() for weight in self.weights())
-        products = self.products()
+        products = self.products
         heads = self.by_name(products.linear)
         for name, table in self.by_name(products.tables).items():
             total += table.size(1) - (0 if name in heads else table.numel())

@@ -165,24 +165,22 @@ def _choosing(model: Model) -> List[Experts]:
     return [part for part in parts if part.choose.chosen < part.router.out_features]
 
 
-def check_choice(model: Model, target: str, dtype: str) -> None:
-    """Refuse recurrences of modules in half precision, and a choice of experts, except for a target
-    that has no other. ValueError: such a model, in half precision for another target.
+def check_half(model: Model, target: str, dtype: str) -> None:
+    """Refuse half precision for what needs float32. ValueError: a module with a recurrence; a model
+    that chooses experts, unless the target has no float32.
     """
-    recurrent = isinstance(model, ReadModule) and any(cache.values for cache in model.caches)
-    if recurrent and dtype != "float32":
-        remedy = "export target ort or onnx in float32"
-        raise refusal("export", "dtype float32 for a module with a recurrence", dtype, remedy)
-    if dtype == "float32" or target == "ort-cuda":
+    if dtype == "float32":
         return
-    choosing, rule = _choosing(model), "export: expected dtype float32 for a model that chooses "
-    if choosing:
-        rule += f"{choosing[0].choose.chosen} of {choosing[0].router.out_features} experts"
-    if choosing or (isinstance(model, ReadModule) and model.products().routers):
-        rule += "" if choosing else "experts"
-        why = (
-            "with activations in half precision a token near a tie gets other experts, and other "
-            "ones in a step than in a prompt"
-        )
+    choosing, what, got = _choosing(model), "", dtype
+    routed = isinstance(model, ReadModule) and model.products.routers
+    if isinstance(model, ReadModule) and any(cache.values for cache in model.caches):
+        what = "a module with a recurrence"
+    elif target != "ort-cuda" and (choosing or routed):
+        first = choosing[0] if choosing else None
+        which = f"{first.choose.chosen} of {first.router.out_features} " if first else ""
+        what = f"a model that chooses {which}experts"
+        got += ", in which a token near a tie gets other experts, and other ones in a step than in"
+        got += " a prompt, with activations in half precision"
+    if what:
         remedy = "export target ort or onnx in float32"
-        raise ValueError(f"{rule}, got {dtype}, in which {why}; {remedy}")
+        raise refusal("export", f"dtype float32 for {what}", got, remedy)

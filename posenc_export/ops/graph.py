@@ -128,7 +128,7 @@ class Node:
 
 
 class Passed(Node):
-    """The hidden states that a traced layer returns (export/repeated_layers.py)."""
+    """The hidden states that a traced layer or part returns (export/repeated_layers.py)."""
 
     x = Input()
 

@@ -78,7 +78,7 @@ class Joined(nn.Module):
 
     Args:
         traces: at fixed sizes, whose graphs differ in whole numbers alone.
-        sizes: rows and tokens of each; four or more.
+        sizes: rows and tokens of each; three or more.
         axes: the input and the axis that have the rows, and those that have the tokens.
 
     Raises:
@@ -93,7 +93,7 @@ class Joined(nn.Module):
     ) -> None:
         super().__init__()
         self.sizes, self.axes, self.graph = sizes, axes, Graph()
-        self.weights: List[Tensor] = []  # that the roots hold, inputs after the others
+        self.weights: List[Tensor] = []  # parameters of the roots, which are the last inputs
         nodes = [list(trace.graph.nodes) for trace in traces]
         if len({str([(n.op, n.target) for n in each if n.op[0] == "c"]) for each in nodes}) > 1:
             raise ValueError("traces differ in their operators")
@@ -110,14 +110,14 @@ class Joined(nn.Module):
                 tables = [own[node.name] for own in held]
                 root[names[node.name]] = tables[0]
                 known[node] = self.graph.get_attr(names[node.name])
-                if not same(tables):
+                if not _equal(tables):
                     number = self._number([table.item() for table in tables])
                     like: Any = {"dtype": tables[0].dtype}
                     known[node] = self.graph.call_function(aten.full.default, ([], number), like)
                 continue
             if node.op == "get_attr":
                 tables = [getattr(t.root, n.target) for t, n in zip(traces, alike, strict=True)]
-                if not same(tables):
+                if not _equal(tables):
                     raise ValueError("traces have tables of their own")
                 if isinstance(tables[0], nn.Parameter):
                     known[node] = self.graph.placeholder(node.name)
@@ -149,7 +149,7 @@ class Joined(nn.Module):
         return self.all((x,) if positions is None else (x, positions))[0]
 
     def all(self, inputs: Sequence[Tensor]) -> List[Tensor]:
-        """Return all outputs."""
+        """Return all outputs. inputs: those of the traces, then `weights`."""
         with torch.fx.traceback.preserve_node_meta():
             results: List[Tensor] = Interpreter(self.module).run(*inputs)
         return results
@@ -174,7 +174,7 @@ class Joined(nn.Module):
         raise ValueError(f"a number is none of the sizes: {values}")
 
 
-def same(tables: Sequence[Tensor]) -> bool:
+def _equal(tables: Sequence[Tensor]) -> bool:
     """Return whether all tensors are equal."""
     return all(torch.equal(table, tables[0]) for table in tables)
 

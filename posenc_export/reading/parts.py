@@ -26,8 +26,8 @@ from posenc_export.reading.values import LAYOUT, inputs_of, packet
 from posenc_export.reading.whole import Capture
 
 KEPT = 2  # parts of each kind
-FEWEST = 60  # nodes that are left out, or else none is
-LONG = 0.5  # of the nodes of a graph, over which a value that all layers read is needed
+FEWEST = 60  # a graph is not shortened by fewer nodes
+LONG = 0.5  # a value that is needed over a larger share of the nodes is read by all layers
 Key = Tuple[Any, ...]
 
 

@@ -63,6 +63,10 @@ class Products:
         self.routers = [name for name, uses in self.linear.items() if any(map(_chooses, uses))]
         self.linear = {n: uses for n, uses in self.linear.items() if n not in self.routers}
 
+    def __deepcopy__(self, memo: Any) -> "Products":
+        """Return itself: copies of a reading share the module that was read."""
+        return self
+
     def of_units(self) -> List[str]:
         """Return the linear layers that read the units of an MLP: functions of each number of what
         other linear layers return.

@@ -1,7 +1,7 @@
 """Read any torch module that maps whole sequences as one that takes positions and caches."""
 
 import copy
-from typing import Any, Callable, List, Optional, Tuple, TypeVar
+from typing import Any, Callable, List, Optional, Sequence, Tuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -132,20 +132,24 @@ def read(
         module, example, max_positions, positions=positions, causal=causal, output=output
     )
     with naming(captured.where):
-        reading = _reading(captured, Shortened.of(captured), make)
+        found = findings(captured)
+        reading = _reading(captured, Shortened.of(captured), found, make)
         if reading is None:  # layers are not alike by their numbers
-            reading = _reading(captured, Shortened(captured), make)
+            reading = _reading(captured, Shortened(captured), found, make)
         assert reading is not None
         return reading
 
 
 def _reading(
-    whole: Capture, short: Shortened, make: Callable[[Capture, Calls, Flat], Read]
+    whole: Capture,
+    short: Shortened,
+    found: Sequence[str],
+    make: Callable[[Capture, Calls, Flat], Read],
 ) -> Optional[Read]:
     """Return a reading that gives the numbers of the module; None if it does not with layers that
-    are copies of others.
+    are copies of others. found: what keeps the module from being computed in calls.
     """
-    calls = _checked_calls(short, whole)
+    calls = _checked_calls(short, found)
     graph = flat_graph(calls, short.capture.names, calls.selected is not None)
     flat = short.completed(graph, calls)
     if flat is None:
@@ -163,9 +167,8 @@ def _reading(
     return reading
 
 
-def _checked_calls(short: Shortened, whole: Capture) -> Calls:
-    """Find the calls of a module. Refused: of what the module mixes."""
-    found = findings(whole)
+def _checked_calls(short: Shortened, found: Sequence[str]) -> Calls:
+    """Find the calls of a module. Refused: it mixes tokens or rows."""
     try:
         calls = _calls(short, True)
     except Refused as error:

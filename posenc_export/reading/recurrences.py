@@ -107,8 +107,8 @@ def _(*given: Any) -> Tensor:
 
 
 class _Watch(TorchFunctionMode):
-    """Notes, in a call, where values without an axis of tokens come from some that have one, and
-    are joined to one that has it.
+    """Notes groups of values of a call that have no axis of tokens, but were computed from values
+    that have one, and the values with such an axis that are computed from a group.
     """
 
     def __init__(self, x: Tensor) -> None:
@@ -166,8 +166,7 @@ class _Watch(TorchFunctionMode):
 @contextmanager
 def _taken_over(code: CodeType, stand: Callable[[Stand], Stand]) -> Iterator[None]:
     """Let calls of the functions with some code call stand(function) instead."""
-    gc.unfreeze()  # or frozen functions are not found
-    functions = [f for f in gc.get_referrers(code) if isinstance(f, FunctionType)]
+    functions = _functions(code)
     numbers = []
     for function in functions:
         own = FunctionType(
@@ -189,6 +188,17 @@ def _taken_over(code: CodeType, stand: Callable[[Stand], Stand]) -> Iterator[Non
         for function, number in zip(functions, numbers, strict=True):
             function.__code__ = code
             del _called[number]
+
+
+def _functions(code: CodeType) -> List[FunctionType]:
+    """Return the functions with some code, those that gc.freeze() hides from searches too."""
+    frozen = gc.get_freeze_count() > 0
+    if frozen:
+        gc.unfreeze()
+    functions = [f for f in gc.get_referrers(code) if isinstance(f, FunctionType)]
+    if frozen:
+        gc.freeze()
+    return functions
 
 
 def _compiled(text: str) -> CodeType:
@@ -245,7 +255,9 @@ def recurrences(plain: OneTensor, x: Tensor, most: int) -> Recurrences:
     except Exception:  # whatever forward raises; so few tokens are no promise
         return Recurrences({})
     stands: Dict[CodeType, List[Optional[Function]]] = {code: [] for code in watch.codes()}
-    del watch
+    del watch  # which holds the values of the call
+    if not stands:
+        return Recurrences({})
     known: Dict[str, Optional[Function]] = {}
     with torch.no_grad(), ExitStack() as stack:
         for code, found in stands.items():

@@ -116,6 +116,6 @@ def test_only_weights_of_products_are_rounded() -> None:
 def test_routers_stay_in_float32() -> None:
     half = in_dtype(_sources("experts-by-mask").model, "bfloat16")
     assert isinstance(half, ReadModule)
-    routers = [half.get_parameter(f"calls.{name}") for name in half.products().routers]
+    routers = [half.get_parameter(f"calls.{name}") for name in half.products.routers]
     assert {weight.dtype for weight in routers} == {torch.float32}
     assert torch.bfloat16 in {weight.dtype for weight in half.parameters()}

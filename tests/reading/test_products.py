@@ -67,7 +67,7 @@ def _read(module: nn.Module) -> ReadModule:
 
 
 def _products(module: nn.Module) -> Products:
-    return _read(module).products()
+    return _read(module).products
 
 
 def test_products_are_told_apart_by_what_they_read() -> None:
@@ -135,7 +135,7 @@ def test_a_router_stays_in_float32_and_products_before_it_round_no_activations(
     """A slightly different input may choose another expert."""
     module, example, positions = ZOO["tokens-flattened"]()
     sources = Sources(module, how=ReadAs(example, positions))
-    assert [name.rpartition(".")[0] for name in sources.model.products().routers] == [
+    assert [name.rpartition(".")[0] for name in sources.model.products.routers] == [
         f"layers.{layer}.router" for layer in (0, 1)
     ]
     with pytest.raises(ValueError, match="expected weights of 4 bits for a module that chooses"):

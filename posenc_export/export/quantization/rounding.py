@@ -36,7 +36,7 @@ def activations_of(model: Model) -> str:
     different input may choose another expert, which changes outputs abruptly.
     """
     if isinstance(model, ReadModule):
-        return "float32" if model.products().routers else "int8"
+        return "float32" if model.products.routers else "int8"
     return "float32" if any(isinstance(part, Experts) for part in model.modules()) else "int8"
 
 

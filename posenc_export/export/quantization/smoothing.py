@@ -95,7 +95,7 @@ def _scale(model: Model, largest: List[Tensor]) -> None:
 def _groups(model: Model) -> Iterator[Group]:
     """Yield norms with a weight whose output only linear layers read, with these layers."""
     if isinstance(model, ReadModule):
-        for found in model.products().scaled():
+        for found in model.products.scaled():
             named: List[List[Tensor]] = [[*model.by_name(names).values()] for names in found]
             if [*map(len, named)] == [*map(len, found)]:  # all of them are weights of the calls
                 yield Group(*named)

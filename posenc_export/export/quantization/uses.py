@@ -23,7 +23,7 @@ class Use(NamedTuple):
 def linear_layers(model: Model) -> Dict[str, Tensor]:
     """Return the weights [N,K] of the linear layers that are rounded, by name of the layer."""
     if isinstance(model, ReadModule):
-        found = model.by_name(model.products().linear)
+        found = model.by_name(model.products.linear)
         return {name.removesuffix(".weight"): weight for name, weight in found.items()}
     return {name: part.weight for name, part in _parts(model, torch.nn.Linear)}
 
@@ -31,7 +31,7 @@ def linear_layers(model: Model) -> Dict[str, Tensor]:
 def tables(model: Model) -> List[Tensor]:
     """Return the weights of the token tables that are rounded."""
     if isinstance(model, ReadModule):
-        return list(model.by_name(model.products().tables).values())
+        return list(model.by_name(model.products.tables).values())
     return [table.weight for _, table in _parts(model, torch.nn.Embedding)]
 
 
@@ -44,7 +44,7 @@ def uses(model: Model) -> List[Use]:
 def of_units(model: Model) -> List[Tensor]:
     """Return the weights of linear layers that read the units of an MLP."""
     if isinstance(model, ReadModule):
-        return list(model.by_name(model.products().of_units()).values())
+        return list(model.by_name(model.products.of_units()).values())
     mlps = [part for part in model.modules() if isinstance(part, (Gated, Plain))]
     return [part.down.weight for part in mlps]
 
@@ -52,7 +52,7 @@ def of_units(model: Model) -> List[Tensor]:
 def with_same_input(model: Model) -> Dict[str, str]:
     """Return the name of the first linear layer that reads the same value, for those after it."""
     if isinstance(model, ReadModule):
-        same = model.products().with_same_input()
+        same = model.products.with_same_input()
         names = {
             name: OF_MODULE + name.removesuffix(".weight") for pair in same.items() for name in pair
         }
