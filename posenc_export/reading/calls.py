@@ -27,7 +27,7 @@ from posenc_export.reading.axes import (
 from posenc_export.reading.lengths import Call, Fill, Lengths, triangle
 from posenc_export.reading.operators import rows_first, rows_in_place
 from posenc_export.reading.properties import MIXES, Properties
-from posenc_export.reading.recurrences import operands
+from posenc_export.reading.recurrent_groups import operands
 from posenc_export.reading.refused import refuse
 from posenc_export.reading.steps import (
     Attend,

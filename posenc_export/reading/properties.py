@@ -32,7 +32,7 @@ from posenc_export.reading.axes import (
     select,
     tokens,
 )
-from posenc_export.reading.recurrences import RUN, operands
+from posenc_export.reading.recurrent_groups import RUN, operands
 from posenc_export.reading.refused import refuse
 from posenc_export.reading.steps import (
     Cut,

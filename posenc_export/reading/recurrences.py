@@ -7,7 +7,6 @@ function has one operation in their place.
 """
 
 import dataclasses
-import functools
 import gc
 import itertools
 import math
@@ -21,86 +20,34 @@ from typing import (
     Dict,
     Iterator,
     List,
-    NamedTuple,
     Optional,
     Sequence,
-    Set,
     Tuple,
-    Union,
 )
 from unittest import mock
 
 import torch
-from torch import Tensor, library
-from torch.fx import Graph, GraphModule, Node
+from torch import Tensor
+from torch.fx import GraphModule, Node
 from torch.fx.experimental import proxy_tensor
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
-from posenc_export.ops.recurrence import gated_delta
 from posenc_export.reading.exact import Exact, widened
 from posenc_export.reading.joined import Joined, Trace
+from posenc_export.reading.recurrent_groups import Cut, Form, axes_of, near
 from posenc_export.reading.refused import NOT_THE_PERSONS
-from posenc_export.reading.values import LAYOUT, LIKE, packet
 from posenc_export.reading.whole import OneTensor, of_length
 
-aten = torch.ops.aten
-LIBRARY = "posenc_recurrence"
-library.define(
-    f"{LIBRARY}::run",
-    "(Tensor? q, Tensor k, Tensor? v, Tensor? decay, Tensor? rate) -> Tensor",
-)
-RUN = torch.ops.posenc_recurrence.run.default
 ROWS, LENGTHS = (3, 5, 11, 47, 53), (7, 9, 13, 17, 19, 23, 29, 31, 37)  # of the calls to trace
 TRACES = 3  # of a function, which show how numbers in it depend on rows and tokens
 PROVED = (1, 2, 33, 64, 65, 130)  # tokens for which a function is called again
 LONGEST = 1024  # whole numbers among its arguments may be sizes of chunks
-NEAR = 1e-9  # of the largest number, in float64
-MOST_ENTRIES = 6  # of a group, of which each order is tried
-LEAST = 1e-37  # of a factor that is taken as a logarithm
-# Operators without branches and bounds: a group of them that is a recurrence at random numbers is
-# one at all numbers.
-SMOOTH = set(
-    """add sub rsub mul neg div exp matmul mm bmm baddbmm addmm linear einsum sum cumsum tril triu
-    masked_fill where constant_pad_nd pad cat stack select slice narrow split split_with_sizes chunk
-    unbind select_scatter slice_scatter copy to _to_copy float movedim swapaxes getitem
-    linalg_solve_triangular""".split()
-) | {operator.__name__ for operator in LAYOUT}
-ROLES = ("q", "k", "v", "decay", "rate")
 FAILED = (RuntimeError, ValueError, TypeError, IndexError, AttributeError, AssertionError)
 Stand = Callable[..., Any]
 _called: Dict[int, Stand] = {}  # by number of a function whose calls are taken over
 _numbers = itertools.count()
-
-
-def operands(
-    q: Any, k: Any, v: Any, decay: Any, rate: Any
-) -> Tuple[Tensor, Tensor, Tensor, Tensor, Optional[Tensor]]:
-    """Return the arguments of ops.gated_delta from tensors or None: queries and
-    values that are not given are 1, and without decays nothing is forgotten.
-    """
-    heads = k.shape[2] if v is None else v.shape[2]
-    ones = torch.ones((), dtype=k.dtype)
-    q = ones.expand(k.shape) if q is None else q
-    v = ones.expand(*k.shape[:2], heads, 1) if v is None else v
-    return q, k, v, torch.zeros_like(v[..., 0]) if decay is None else decay, rate
-
-
-def run(*given: Any) -> Tensor:
-    """Run a recurrence over whole sequences; arguments as those of `operands`."""
-    q, k, v, decay, rate = operands(*given)
-    state = v.new_zeros(v.shape[0], v.shape[2], k.shape[3], v.shape[3])
-    return gated_delta(q, k, v, decay, rate, state)[0].contiguous()
-
-
-library.impl(f"{LIBRARY}::run", "CompositeExplicitAutograd", run)
-
-
-@library.register_fake(f"{LIBRARY}::run")
-def _(*given: Any) -> Tensor:
-    v = operands(*given)[2]
-    return torch.empty(v.shape, dtype=v.dtype)
 
 
 # Where a module runs a recurrence
@@ -309,7 +256,7 @@ class Function:
         self.leaves = [None if isinstance(leaf, Tensor) else leaf for leaf in leaves]
         self.places = [place for place, leaf in enumerate(leaves) if isinstance(leaf, Tensor)]
         given = [leaves[place].detach() for place in self.places]
-        axes = [_axes(t, *sizes[0]) for t in given]
+        axes = [axes_of(t, *sizes[0]) for t in given]
         whole = [place for place, own in enumerate(axes) if own and None not in own]
         if not whole or any(own is None for own in axes):
             return
@@ -379,7 +326,7 @@ class Function:
 
             traced = _traced(given, tensors)
         traced.graph.eliminate_dead_code()
-        self.forms = _Cut(traced, tensors, size, self.forms).found
+        self.forms = Cut(traced, tensors, size, self.forms).found
         if not self.forms:
             raise ValueError("no recurrence")
         traced.graph.eliminate_dead_code()
@@ -395,7 +342,7 @@ class Function:
             wide = [Exact(t, s.dtype) for t, s in zip(wide, tensors, strict=True)]
             got = self._standing(wide, self.leaves)
         pairs = [[getattr(y, "numbers", y) for y in pair] for pair in zip(got, wanted, strict=True)]
-        return all(_near(a.double(), b.double()) for a, b in pairs)
+        return all(near(a.double(), b.double()) for a, b in pairs)
 
 
 def _traced(given: Stand, tensors: List[Tensor]) -> GraphModule:
@@ -437,334 +384,3 @@ class _Draws:
                 y = y * (0.6 + 0.8 * torch.rand(y.shape, generator=self.generator)).to(y.dtype)
             found.append(y.contiguous())
         return found
-
-
-def _axes(t: Tensor, rows: int, length: int) -> Optional[Tuple[Optional[int], Optional[int]]]:
-    """Return the axes of rows and tokens, each None if there is none; None: one is there twice, or
-    is part of another.
-    """
-    shape = list(t.shape)
-    if shape.count(rows) > 1 or shape.count(length) > 1:
-        return None
-    if any(size % length == 0 and size > length for size in shape):
-        return None
-    found = [shape.index(size) if size in shape else None for size in (rows, length)]
-    return found[0], found[1]
-
-
-def _near(a: Tensor, b: Tensor) -> bool:
-    if a.shape != b.shape or not bool(b.isfinite().all()):
-        return False
-    largest = max(float(b.abs().max()), 1e-12) if b.numel() else 1.0
-    return bool((a - b).abs().le(NEAR * largest).all())
-
-
-# The recurrence in a trace
-
-
-class _Cut:
-    """Put one operation in place of each group of operators on values without an axis of tokens
-    that has the numbers of a recurrence.
-
-    Args:
-        traced: a trace at one number of rows and tokens, which is changed.
-        tensors: its arguments.
-        size: the rows and tokens.
-        forms: of the groups, in another trace of the same function; empty if none was tried.
-
-    Attributes:
-        found: the forms of the groups that were replaced.
-    """
-
-    def __init__(
-        self,
-        traced: GraphModule,
-        tensors: List[Tensor],
-        size: Tuple[int, int],
-        forms: Sequence["Form"],
-    ) -> None:
-        self.traced, self.graph = traced, traced.graph
-        self.rows, self.length = size
-        self.values = self._values(tensors)
-        self.data, self.output = self._data(), next(iter(reversed(self.graph.nodes)))
-        self.forms, self.found = forms, list[Form]()
-        for group in self._groups():
-            self._replace(group)
-
-    def _values(self, tensors: List[Tensor]) -> Dict[Node, Any]:
-        """Return the values of all nodes in float64."""
-        left, values = iter(tensors), dict[Node, Any]()
-        for node in self.graph.nodes:
-            if node.op == "placeholder":
-                values[node] = widened(next(left))
-            elif node.op == "get_attr":
-                values[node] = widened(getattr(self.traced, node.target))
-            elif node.op == "call_function":
-                values[node] = _wide(node, values)
-        return values
-
-    def _data(self) -> Set[Node]:
-        """Return the nodes that depend on tokens."""
-        found: Set[Node] = set()
-        for node in self.graph.nodes:
-            value: Any = self.values.get(node)
-            own = node.op == "placeholder" and self.length in value.shape
-            reads = node.op == "call_function" and packet(node) not in LIKE
-            if own or reads and found & set(node.all_input_nodes):
-                found.add(node)
-        return found
-
-    def _has_tokens(self, node: Node) -> bool:
-        return any(self.length in y.shape for y in pytree.tree_leaves(self.values[node]))
-
-    def _groups(self) -> List[List[Node]]:
-        inside = {n for n in self.data if not self._has_tokens(n)}
-        ends = {n for n in self.data - inside if inside & set(n.all_input_nodes)}
-        group: Dict[Node, int] = {}
-        for place, node in enumerate(n for n in self.graph.nodes if n in inside | ends):
-            read = [n for n in node.all_input_nodes if n in inside or {n, node} <= ends]
-            self._join(group, {group[n] for n in read}, [node], place)
-        for own in dict.fromkeys(group.values()):
-            # Sizes within a loop may equal the number of tokens: what lies between belongs to it.
-            for node in self._between([n for n in group if group[n] == own]):
-                self._join(group, {own, group.get(node, own)}, [node], own)
-        order = [n for n in self.graph.nodes if n in group]
-        return [[n for n in order if group[n] == g] for g in dict.fromkeys(group.values())]
-
-    def _join(self, group: Dict[Node, int], same: Set[int], new: List[Node], to: int) -> None:
-        if same - {to}:
-            group.update({n: to for n, g in group.items() if g in same})
-        group.update(dict.fromkeys(new, to))
-
-    def _between(self, group: List[Node]) -> List[Node]:
-        """Return the nodes that are computed from some of a group, and from which others are."""
-        after, before = set(group), set(group)
-        for node in self.graph.nodes:
-            if node in self.data and after & set(node.all_input_nodes):
-                after.add(node)
-        for node in reversed(self.graph.nodes):
-            if before & set(node.users):
-                before.add(node)
-        return list(after & before - set(group))
-
-    def _is_smooth(self, node: Node) -> bool:
-        masks: Dict[Any, Any] = {aten.where: node.args[:1], aten.masked_fill: node.args[1:2]}
-        chosen_by = masks.get(packet(node), ())
-        return packet(node).__name__ in SMOOTH and self.data.isdisjoint(chosen_by)
-
-    def _replace(self, group: List[Node]) -> None:
-        within = set(group)
-        read = [n for n in group if (set(n.users) & self.data) - within or self.output in n.users]
-        ends, others = ([n for n in read if self._has_tokens(n) == has] for has in (True, False))
-        needed = [n for node in group for n in node.all_input_nodes if n not in within]
-        entries = list(dict.fromkeys(n for n in needed if n in self.data))
-        if len(ends) != 1 or others or not 2 <= len(entries) <= MOST_ENTRIES:
-            return
-        if not all(self._is_smooth(node) for node in group):
-            return
-        end = ends[0]
-
-        def computed(given: Sequence[Tensor]) -> Tensor:
-            values = {**self.values, **dict(zip(entries, given, strict=True))}
-            for node in group:
-                values[node] = _wide(node, values)
-            result: Tensor = values[end]
-            return result
-
-        fixed = {n: self.values[n] for n in dict.fromkeys(needed) if n not in self.data}
-        given = [self.values[n] for n in entries]
-        roles = _Roles(computed, self.values[end], given, self.rows, self.length, fixed)
-        form = roles.find(self.forms[len(self.found) :][:1])
-        if form is None:
-            return
-        self.found.append(form)
-        with self.graph.inserting_after(end):
-            marker = self.graph.call_function(aten.alias.default, (end,))
-        end.replace_all_uses_with(marker, lambda user: user is not marker)
-        with self.graph.inserting_before(marker):
-            new = roles.emit(self.graph, form, entries)
-        marker.replace_all_uses_with(new)
-        self.graph.erase_node(marker)
-
-
-def _wide(node: Node, values: Dict[Node, Any]) -> Any:
-    """Run an operator in float64, whatever it casts to."""
-    args, kwargs = torch.fx.node.map_arg((node.args, node.kwargs), values.__getitem__)
-    args, kwargs = pytree.tree_map(widened, (args, kwargs))
-    return node.target(*args, **kwargs)  # type: ignore[operator]
-
-
-class Form(NamedTuple):
-    """How a group is a recurrence.
-
-    Attributes:
-        roles: the entries that are q, k, v, decay and rate, by role.
-        decay: "log", "minus" or "factor": what the entry of decays is of their logarithms.
-        scan: whether k has all entries of a state, each channel of which is a head.
-        added: the entry that is added to the output, None for none.
-        constant: that it is multiplied with: the place of a value, or a number.
-        factor: of the output.
-    """
-
-    roles: Dict[str, int]
-    decay: str
-    scan: bool
-    added: Optional[int] = None
-    constant: Union[None, int, float] = None
-    factor: float = 1.0
-
-
-class _Roles:
-    """Finds the roles of values in a recurrence by shapes and numbers.
-
-    Args:
-        computed: what the values give.
-        y: what `given` give.
-        given: values, each with one axis of rows and one of tokens.
-        rows, length: sizes of these axes.
-        fixed: values that do not depend on tokens.
-    """
-
-    def __init__(
-        self,
-        computed: Callable[[Sequence[Tensor]], Tensor],
-        y: Tensor,
-        given: List[Tensor],
-        rows: int,
-        length: int,
-        fixed: Dict[Node, Any],
-    ) -> None:
-        self.computed, self.given, self.fixed = computed, given, fixed
-        self.y, *self.of = y, *given
-        self.axes: List[Any] = [_axes(t, rows, length) for t in (y, *given)]
-
-    def find(self, hints: Sequence[Form]) -> Optional[Form]:
-        """Return a form with the same numbers, of `hints` if there are any."""
-        if any(own is None or None in own for own in self.axes):
-            return None
-        self.y, *self.of = (
-            t.movedim(a, (0, 1)) for t, a in zip((self.y, *self.of), self.axes, strict=True)
-        )
-        tried = (self._tried(form) for form in hints or self._forms())
-        return next((form for form in tried if form is not None), None)
-
-    def _forms(self) -> Iterator[Form]:
-        count = len(self.of)
-        for places in itertools.product((None, *range(count)), repeat=len(ROLES)):
-            roles = {n: p for n, p in zip(ROLES, places, strict=True) if p is not None}
-            left = [place for place in range(count) if place not in roles.values()]
-            if len(set(roles.values())) < len(roles) or "k" not in roles or len(left) > 1:
-                continue
-            shapes = {name: self.of[place].shape for name, place in roles.items()}
-            if any(self.of[place].shape != self.y.shape for place in left):
-                continue
-            scan = "v" not in roles
-            if not scan and (shapes["v"] != self.y.shape or shapes.get("q") != shapes["k"]):
-                continue
-            if scan and ("rate" in roles or shapes.get("decay") != shapes["k"]):
-                continue
-            for decay in ("log", "minus", "factor") if "decay" in roles else ("",):
-                yield Form(roles, decay, scan, *left)
-
-    def _tried(self, form: Form) -> Optional[Form]:
-        """Return a form with its constants if the recurrence has the numbers, otherwise None."""
-        y = self.y
-        try:
-            got = run(*self._operands(form, self.of, lambda of, *args: of(*args)))
-        except (RuntimeError, IndexError, ValueError):  # of other shapes
-            return None
-        if got.numel() != y.numel():
-            return None
-        got = got.reshape(y.shape)
-        if form.added is not None:
-            scale, constant = self._scale(form.added)
-            y, form = y - self.of[form.added] * scale, form._replace(constant=constant)
-            if constant is None:
-                return None
-        factor = float((got * y).sum() / (got * got).sum().clamp(min=1e-30))
-        if not _near(got * factor, y) or not float(y.abs().max()) > LEAST:
-            return None
-        same = abs(factor - form.factor) < NEAR * abs(factor)
-        return form if same else form._replace(factor=factor)
-
-    @functools.lru_cache(maxsize=None)  # noqa: B019 - lives as long as a trace is cut
-    def _scale(self, place: int) -> Tuple[Tensor, Union[None, int, float]]:
-        """Return what a value is multiplied with where it is added, all others being 0: numbers,
-        and the place of the constant that has them, or the only one of them.
-        """
-        zeros = [torch.zeros_like(t) for t in self.given]
-        zeros[place] = torch.ones_like(zeros[place])
-        scale = self.computed(zeros).movedim(self.axes[0], (0, 1))
-        fixed = list(self.fixed.values())
-        places = [p for p, t in enumerate(fixed) if isinstance(t, Tensor) and _fits(t, scale)]
-        first = scale.flatten()[0]
-        one = float(first) if _near(first.expand(scale.shape), scale) else None
-        return scale, places[0] if places else one
-
-    def _operands(self, form: Form, of: Sequence[Any], op: Any) -> List[Any]:
-        """Return q, k, v, decay and rate as `run` takes them. op: calls operators of aten."""
-        given = {name: of[place] for name, place in form.roles.items()}
-        k, axes = given["k"], {name: self.of[p].dim() for name, p in form.roles.items()}
-        heads = self.of[form.roles["k"]].shape[2:]
-        if form.decay == "minus":
-            given["decay"] = op(aten.neg.default, given["decay"])
-        elif form.decay == "factor":
-            least = op(aten.clamp.default, given["decay"], LEAST)
-            given["decay"] = op(aten.log.default, least)
-        if form.scan and "q" in given:  # [B,S,C,N], with q [B,S,N]
-            channels = self.y.shape[2:].numel()
-            if (heads[:-1].numel(), heads[-1]) != (
-                channels,
-                self.of[form.roles["q"]].shape[-1],
-            ) or axes["q"] != 3:
-                raise ValueError("no scan")
-            given["k"] = op(aten.flatten.using_ints, k, 2, -2)
-            q = op(aten.unsqueeze.default, given["q"], 2)
-            given["q"] = op(aten.expand.default, q, [-1, -1, channels, -1])
-        elif form.scan:  # [B,S,C]
-            given["k"] = op(aten.unsqueeze.default, op(aten.flatten.using_ints, k, 2, -1), -1)
-        for name in given.keys() & {"q", "k", "v"} if not form.scan else ():
-            if axes[name] == 3:
-                given[name] = op(aten.unsqueeze.default, given[name], 2)
-        for name in given.keys() & {"decay", "rate"}:
-            if axes[name] == 2:
-                given[name] = op(aten.unsqueeze.default, given[name], 2)
-            elif axes[name] > 3:
-                given[name] = op(aten.flatten.using_ints, given[name], 2, -1)
-        return [given.get(name) for name in ROLES]
-
-    def emit(self, graph: Graph, form: Form, entries: List[Node]) -> Node:
-        """Return a node that computes what the group does from its entries."""
-        of: List[Any] = [
-            graph.call_function(aten.permute.default, (entry, _order(t.dim(), axes)))
-            for entry, t, axes in zip(entries, self.given, self.axes[1:], strict=True)
-        ]
-        y = graph.call_function(
-            RUN, tuple(self._operands(form, of, lambda of, *args: graph.call_function(of, args)))
-        )
-        if form.factor != 1.0:
-            y = graph.call_function(aten.mul.Tensor, (y, form.factor))
-        if form.scan or self.y.dim() != 4:
-            y = graph.call_function(aten.reshape.default, (y, list(self.y.shape)))
-        if form.added is not None:
-            more = of[form.added]
-            constant: Any = form.constant
-            if isinstance(constant, int):
-                constant = list(self.fixed)[constant]
-            more = graph.call_function(aten.mul.Tensor, (more, constant))
-            y = graph.call_function(aten.add.Tensor, (y, more))
-        order = _order(self.y.dim(), self.axes[0])
-        back = [order.index(axis) for axis in range(len(order))]
-        return graph.call_function(aten.permute.default, (y, back))
-
-
-def _order(count: int, axes: Tuple[int, int]) -> List[int]:
-    return [*axes, *(axis for axis in range(count) if axis not in axes)]
-
-
-def _fits(t: Tensor, scale: Tensor) -> bool:
-    """Return whether t, broadcast, are the numbers of scale [B,S,...] at each row and token."""
-    try:
-        return _near(torch.broadcast_to(t, scale.shape), scale)
-    except RuntimeError:  # raised by torch for other shapes
-        return False

@@ -128,7 +128,7 @@ class Recurrent(Step):
     """A recurrence over all tokens; its state is [B,H,D,V].
 
     Attributes:
-        given: queries, keys, values, decays and rates as of recurrences.operands.
+        given: queries, keys, values, decays and rates as of recurrent_groups.operands.
         state: H, D and V.
     """
 
