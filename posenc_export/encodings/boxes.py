@@ -2,6 +2,8 @@
 LayoutLMv3, 3.1, its code).
 """
 
+from typing import List
+
 import numpy as np
 import torch
 from torch import Tensor
@@ -50,6 +52,10 @@ class Boxes(PositionEncoding):
         for row in rows:
             x = x + row
         return x
+
+    def row_rules(self) -> List[str]:
+        places = ["x0", "x1", "x2", "x3", "x2 - x0", "x3 - x1"]
+        return [f"min(max({place}, 0), {self.size - 1})" for place in places]
 
     def __init__(self, geometry: Geometry, size: int = 0, extent: int = 0) -> None:
         super().__init__()

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from posenc_export import ops
 from posenc_export.encodings.shared.base import Edge, Geometry, Oracle, PositionEncoding, StateSpec
+from posenc_export.encodings.shared.buckets import counted
 from posenc_export.shared.refusal import refusal
 
 TERMS = {"both": 2, "c2p": 1, "p2c": 1}  # number of terms besides content
@@ -86,6 +87,11 @@ class DeBERTa(PositionEncoding):
         one_side = self.of_distance[self.reach :]
         border = int(one_side.ne(one_side[-1]).sum())
         return [Edge("last bucket", border), Edge("largest distance", self.reach)]
+
+    def row_rules(self) -> List[str]:
+        behind = f"max(q - k, -{self.reach})"
+        place = f"min({behind}, {self.reach}) + {self.reach}"
+        return [place, counted(behind, self.of_distance, -self.reach)]
 
     def __init__(
         self,

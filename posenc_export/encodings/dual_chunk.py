@@ -100,6 +100,18 @@ class DualChunk(PositionEncoding):
         places = {**starts, "end of the local window": self.limit + 1, "L": self.trained}
         return [Edge(name, at, "position") for name, at in places.items()]
 
+    def row_rules(self) -> List[str]:
+        place = f"q % {self.period}"
+        before = f"{self.limit} - {place}"
+        return [
+            place,
+            f"min({before}, {self.period})",
+            before,
+            "max(q, 0)",
+            f"k < q - {place}",
+            f"k < q - {place} - {self.period}",
+        ]
+
     def __init__(
         self,
         geometry: Geometry,

@@ -44,6 +44,9 @@ class Hierarchical(PositionEncoding):
     def edges(self) -> List[Edge]:
         return [Edge(f"{self.rows} rows", self.rows, "position")]
 
+    def row_rules(self) -> List[str]:
+        return [f"max(q, 0) // {self.rows}", f"max(q, 0) % {self.rows}"]
+
     def __init__(self, geometry: Geometry, rows: int = 0, share: float = 0.4) -> None:
         super().__init__()
         self.rows = rows or math.isqrt(geometry.max_positions - 1) + 1

@@ -66,6 +66,9 @@ class Inkling(PositionEncoding):
     def edges(self) -> List[Edge]:
         return [Edge(f"extent {self.extent}", self.extent)]
 
+    def row_rules(self) -> List[str]:
+        return [f"q - k if 0 <= q - k < {self.extent} else {self.extent}"]
+
     def __init__(
         self,
         geometry: Geometry,

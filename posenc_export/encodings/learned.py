@@ -2,7 +2,7 @@
 2018, GPT).
 """
 
-from typing import Tuple
+from typing import List, Tuple
 
 import numpy as np
 import torch
@@ -54,6 +54,9 @@ class Learned(PositionEncoding):
     def embed(self, x: Tensor, positions: Tensor) -> Tensor:
         """x [B,S,E], positions [B,S] int64 to [B,S,E] in x's dtype."""
         return x + self.table(positions.clamp(min=0) + self.offset)
+
+    def row_rules(self) -> List[str]:
+        return [f"max(q, 0) + {self.offset}"]
 
     def __init__(self, geometry: Geometry, offset: int = 0) -> None:
         super().__init__()

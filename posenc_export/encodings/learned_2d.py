@@ -2,7 +2,7 @@
 Lee et al. 2022, Pix2Struct, its code).
 """
 
-from typing import Literal
+from typing import List, Literal
 
 import numpy as np
 import torch
@@ -46,6 +46,9 @@ class Learned2D(PositionEncoding):
         if self.join == "sum":
             return x + row + column
         return x + torch.cat((row, column) if self.join == "row_column" else (column, row), dim=-1)
+
+    def row_rules(self) -> List[str]:
+        return [f"min(x{axis}, {count - 1})" for axis, count in enumerate(self.counts)]
 
     def __init__(
         self,

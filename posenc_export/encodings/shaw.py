@@ -86,6 +86,9 @@ class Shaw(PositionEncoding):
         sides = (("left", self.left), ("right", self.right))
         return [Edge(f"{side} {reach}", reach + 1) for side, reach in sides]
 
+    def row_rules(self) -> List[str]:
+        return [f"min(max(k - q, -{self.left}), {self.right}) + {self.left}"]
+
     def __init__(
         self,
         geometry: Geometry,

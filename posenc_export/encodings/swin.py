@@ -2,13 +2,13 @@
 Transformer, 3.2, eq. 4).
 """
 
-from typing import Optional
+from typing import List, Optional
 
 import torch
 from torch import Tensor
 
 from posenc_export.encodings.shared.base import Geometry, Oracle, PositionEncoding
-from posenc_export.encodings.shared.window import offset_index, window_of
+from posenc_export.encodings.shared.window import offset_index, offset_rule, window_of
 
 
 class Swin(PositionEncoding):
@@ -36,6 +36,9 @@ class Swin(PositionEncoding):
         index = offset_index(q_positions, k_positions, self.rows, self.columns)
         rows = torch.nn.functional.embedding(index, self.table.weight.to(torch.float32))
         return rows.permute(0, 3, 1, 2)
+
+    def row_rules(self) -> List[str]:
+        return [offset_rule(self.rows, self.columns)]
 
     def __init__(self, geometry: Geometry, rows: int = 0, columns: int = 0) -> None:
         super().__init__()

@@ -10,7 +10,13 @@ from torch import Tensor
 
 from posenc_export import ops
 from posenc_export.encodings.shared.base import Edge, Geometry, Oracle, PositionEncoding
-from posenc_export.encodings.shared.buckets import bucket_edges, clipped, exact_bucket, of_distances
+from posenc_export.encodings.shared.buckets import (
+    bucket_edges,
+    clipped,
+    exact_bucket,
+    of_distances,
+    row_rules,
+)
 from posenc_export.shared.refusal import refusal
 
 
@@ -75,6 +81,9 @@ class WavLM(PositionEncoding):
 
     def edges(self) -> List[Edge]:
         return bucket_edges(self.of_distance, self.max_distance)
+
+    def row_rules(self) -> List[str]:
+        return row_rules(self.of_distance, self.max_distance, self.causal)
 
     def __init__(self, geometry: Geometry, buckets: int = 320, max_distance: int = 800) -> None:
         super().__init__()

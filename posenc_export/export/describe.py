@@ -8,6 +8,7 @@ import torch
 from posenc_export import encodings
 from posenc_export.export import graph_values
 from posenc_export.export.cached_keys import cached_keys
+from posenc_export.export.read_module import ReadModule
 from posenc_export.export.signatures import Model, wrap
 from posenc_export.models.block import AttentionBlock
 from posenc_export.models.config_json import kind_of, to_json
@@ -15,7 +16,7 @@ from posenc_export.models.placed import placed
 from posenc_export.models.stack import Text
 from posenc_export.models.whole_pass import encodings_in
 from posenc_export.runtime.artefact.manifest import Calibration, Manifest, Package
-from posenc_export.runtime.artefact.records import Generation, Weights
+from posenc_export.runtime.artefact.records import Generation, Places, Weights
 from posenc_export.runtime.artefact.schema import FIRST_INTERFACE, GRAPHS
 
 
@@ -81,6 +82,7 @@ def describe(
         generation=Generation(**text.generation) if text.generation else None,
         source=dict(model.source),
         packages=_packages(model),
+        places=_places(model),
         weights=few_bits.weights,
         formats=dict(few_bits.formats),
         cache=few_bits.cache,
@@ -91,6 +93,18 @@ def describe(
 def text_of(model: Model) -> Text:
     """Return the tokenizer and stop ids of a model; empty if it reads hidden states."""
     return Text() if isinstance(model, AttentionBlock) else model.text
+
+
+def _places(model: Model) -> Optional[Places]:
+    if isinstance(model, ReadModule):
+        return None
+    attentions = model.attentions()
+    rules = [getattr(attention, "visibility", None) for attention in attentions]
+    return Places(
+        sees=[rule.rule if rule else "" for rule in rules],
+        rows=[attention.encoding.row_rules() for attention in attentions],
+        tokens=model.token_encoding.row_rules(),
+    )
 
 
 def _packages(model: Model) -> Dict[str, Package]:

@@ -16,6 +16,7 @@ from posenc_export.models.convolution import Convolution
 from posenc_export.models.gated_delta import GatedDelta
 from posenc_export.models.linear_attention import LinearAttention
 from posenc_export.models.parts import build, float64
+from posenc_export.shared.places import evaluate
 from posenc_export.shared.refusal import refusal
 
 
@@ -135,11 +136,14 @@ class Attention(torch.nn.Module):
         oracle.observe(x, positions[0], types)
         sinks = np.full(self.heads, -np.inf) if self.sinks is None else float64.numbers(self.sinks)
         points = places if self.encoding.grid_bias else positions
+        keys_at = np.array(positions)
         weighted_values = np.zeros((len(x), self.heads, v.shape[-1]))
         for head in range(self.heads):
             group = head // (self.heads // self.kv_heads)
             for i, query in enumerate(positions):
-                seen = [j for j, key in enumerate(positions) if self.visibility.exact(query, key)]
+                seen = np.flatnonzero(
+                    evaluate(self.visibility.rule, {"q": query, "k": keys_at})
+                ).tolist()
                 at = [points[j] for j in seen]
                 vector, keys = q[i, head], k[seen, group]
                 scores = self._exact_scores(oracle, head, vector, keys, points[i], at)

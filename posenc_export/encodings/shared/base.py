@@ -167,6 +167,13 @@ class PositionEncoding(torch.nn.Module):
         """Positions and distances at which the formula changes, for every proof."""
         return []
 
+    def row_rules(self) -> List[str]:
+        """Rules (shared/places.py) of the rows of tables that are read: by a token at position q
+        with coordinates x0, x1 and so on, or by a query at q and a key at k. A proof shows that
+        graphs read these rows at all positions.
+        """
+        return []
+
     def prepare(self) -> None:
         """Rebuild tables derived from weights, before an export or comparison."""
 

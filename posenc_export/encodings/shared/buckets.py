@@ -42,6 +42,24 @@ def clipped(ahead: Tensor, max_distance: int, causal: bool) -> Tensor:
     return ahead.clamp(-max_distance, max_distance) + max_distance
 
 
+def row_rules(of_distance: Tensor, max_distance: int, causal: bool) -> List[str]:
+    """Rules of the index that `clipped` gives, and of the bucket that it finds in `of_distance`."""
+    if causal:
+        return [f"min(max(q - k, 0), {max_distance})", counted("q - k", of_distance)]
+    before, after = of_distance[: max_distance + 1].flip(0), of_distance[max_distance:]
+    first = int(after[1]) - 1  # the bucket of the distance 1 follows it
+    sides = counted("q - k", before), counted("k - q", after[1:] - first, 1)
+    place = f"min(max(k - q, -{max_distance}), {max_distance}) + {max_distance}"
+    return [place, f"{sides[0]} if k <= q else {first} + {sides[1]}"]
+
+
+def counted(distance: str, buckets: Tensor, begin: int = 0) -> str:
+    """The bucket of a distance, as a rule: buckets [n] grow from the distance `begin` on."""
+    steps = torch.diff(buckets, prepend=torch.zeros(1, dtype=buckets.dtype)).tolist()
+    borders = [str(begin + at) for at, step in enumerate(steps) for _ in range(step)]
+    return f"count({', '.join((distance, *borders))})"
+
+
 def bucket_edges(of_distance: Tensor, max_distance: int) -> List[Edge]:
     """The distances at which the last bucket begins and distances are clipped."""
     one_side = of_distance[-max_distance - 1 :]

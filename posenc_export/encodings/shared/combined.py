@@ -178,6 +178,9 @@ class Combined(PositionEncoding):
         """The edges of the parts."""
         return [edge for part in self.parts for edge in part.edges()]
 
+    def row_rules(self) -> List[str]:
+        return [rule for part in self.parts for rule in part.row_rules()]
+
     def layer_states(self) -> List[StateSpec]:
         return [state for part in self.parts for state in part.layer_states()]
 

@@ -40,3 +40,11 @@ def offset_index(q_positions: Tensor, k_positions: Tensor, rows: int, columns: i
     """`offsets` as one index [B,S,T], 0 .. (2 rows - 1)(2 columns - 1) - 1, columns fastest."""
     down, right = offsets(q_positions, k_positions, rows, columns)
     return (down * (2 * columns - 1) + right).clamp(0, (2 * rows - 1) * (2 * columns - 1) - 1)
+
+
+def offset_rule(rows: int, columns: int) -> str:
+    """The index that `offset_index` gives, as a rule of positions."""
+    down = f"(q // {columns} - k // {columns} + {rows - 1})"
+    right = f"(q % {columns} - k % {columns} + {columns - 1})"
+    most = (2 * rows - 1) * (2 * columns - 1) - 1
+    return f"min(max({down} * {2 * columns - 1} + {right}, 0), {most})"

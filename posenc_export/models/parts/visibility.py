@@ -13,8 +13,8 @@ def _least(name: str, key: str, least: int, value: int, unit: str) -> int:
 
 
 class Visibility:
-    """A rule for the keys of a query. The attributes define the mask, and `exact` states the rule
-    again for one query and one key.
+    """A rule for the keys of a query. The attributes define the mask, and `rule` states it again,
+    for oracles and proofs.
 
     Args:
         cache: whether keys are kept between calls (AttentionConfig.cached); the rule is the same.
@@ -22,9 +22,11 @@ class Visibility:
     Attributes:
         before, after: number of positions before and after that of the query; -1 for all.
         chunk: number of positions in a chunk, outside of which no key is visible; 0 for no chunks.
+        rule: whether a query at position q sees a key at k (shared/places.py).
     """
 
     before, after, chunk = -1, 0, 0
+    rule = "k <= q"
 
     def __init__(self, cache: bool = True) -> None:
         pass
@@ -33,16 +35,9 @@ class Visibility:
         """Distances and positions where keys become invisible; exports compare both sides."""
         return []
 
-    def exact(self, query: int, key: int) -> bool:
-        """Return whether the query at position `query` attends to the key at position `key`."""
-        raise NotImplementedError
-
 
 class Causal(Visibility):
     """All keys up to and including that of the query."""
-
-    def exact(self, query: int, key: int) -> bool:
-        return key <= query
 
 
 class Window(Visibility):
@@ -53,12 +48,10 @@ class Window(Visibility):
     def __init__(self, size: int, cache: bool = True) -> None:
         self.size = _least("window", "size", 1, size, "key")
         self.before = size - 1
+        self.rule = f"k <= q and q - k < {size}"
 
     def edges(self) -> List[Edge]:
         return [Edge(f"window {self.size}", self.size)]
-
-    def exact(self, query: int, key: int) -> bool:
-        return 0 <= query - key < self.size
 
 
 class Chunk(Visibility):
@@ -66,21 +59,17 @@ class Chunk(Visibility):
 
     def __init__(self, size: int, cache: bool = True) -> None:
         self.chunk = _least("chunk", "size", 1, size, "position")
+        self.rule = f"k <= q and k // {size} == q // {size}"
 
     def edges(self) -> List[Edge]:
         return [Edge(f"chunk {self.chunk}", self.chunk, "position")]
-
-    def exact(self, query: int, key: int) -> bool:
-        return query - query % self.chunk <= key <= query
 
 
 class Bidirectional(Visibility):
     """All keys of the call (Devlin et al. 2018, BERT)."""
 
     after = -1
-
-    def exact(self, query: int, key: int) -> bool:
-        return True
+    rule = "k >= 0"
 
 
 class EncoderTokens(Bidirectional):
@@ -94,9 +83,7 @@ class BidirectionalWindow(Visibility):
 
     def __init__(self, reach: int) -> None:
         self.before = self.after = _least("near", "reach", 0, reach, "positions")
+        self.rule = f"abs(q - k) <= {reach}"
 
     def edges(self) -> List[Edge]:
         return [Edge(f"reach {self.before}", self.before + 1)]
-
-    def exact(self, query: int, key: int) -> bool:
-        return abs(query - key) <= self.before

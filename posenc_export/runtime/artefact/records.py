@@ -5,6 +5,8 @@ from typing import Annotated, Dict, List, Optional, Tuple, Union
 
 from msgspec import Meta, Struct
 
+from posenc_export.shared.places import LONGEST
+
 # Patterns end in \Z, since $ also matches before a final line break.
 LARGEST = 2**31 - 1  # largest size of a tensor along one axis
 MOST = 4096  # largest number of values, states or files of one graph
@@ -26,6 +28,8 @@ Finite = Annotated[float, Meta(ge=0.0, le=1e300)]
 Ids = Annotated[Tuple[Size, ...], Meta(max_length=MOST)]
 FewIds = Annotated[List[Size], Meta(max_length=64)]
 Edge = Annotated[str, Meta(pattern=r"^[A-Za-z0-9_.,:()+^? -]{1,64}\Z")]
+Rule = Annotated[str, Meta(max_length=LONGEST)]
+Rules = Annotated[List[Rule], Meta(max_length=64)]
 Counts = Annotated[Dict[Text, Size], Meta(max_length=MOST)]
 
 
@@ -135,6 +139,16 @@ class CachedKeys(Struct, frozen=True, forbid_unknown_fields=True):
     rotations: Annotated[List[KeyRotation], Meta(max_length=MOST)] = []
     # Index of the rotation of a state of keys, by its name; other states hold no positions.
     rotation_of: Annotated[Dict[Name, Size], Meta(max_length=MOST)] = {}
+
+
+class Places(Struct, frozen=True, forbid_unknown_fields=True):
+    """What visibilities and encodings declare of positions: rules (shared/places.py)."""
+
+    # By layer, whether a query at position q sees a key at k; empty if it has no such mask.
+    sees: Annotated[List[Rule], Meta(max_length=MOST)] = []
+    # By layer, the rows of tables that its encodings read; those that the encodings of tokens read.
+    rows: Annotated[List[Rules], Meta(max_length=MOST)] = []
+    tokens: Rules = []
 
 
 class Generation(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):

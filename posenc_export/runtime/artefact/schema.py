@@ -44,7 +44,7 @@ GRAPHS = {  # by target
 # Fields added to the schema later: omitted if empty, so that older digests stay valid
 OMITTED_IF_EMPTY = (
     "cache", "cached_keys", "calibration", "compiled", "constants", "coordinate_range", "deviation",
-    "encoder", "encodings", "formats", "generation", "interface", "packages", "quality",
+    "encoder", "encodings", "formats", "generation", "interface", "packages", "places", "quality",
     "start_ids", "weights",
 )  # fmt: skip
 
@@ -159,6 +159,8 @@ class Manifest(Struct, frozen=True, forbid_unknown_fields=True):
         encodings: where the trained numbers of each encoding are, by name of the parameter in the
             block or stack (docs/commands.md). Needed for pictures, not to run the artefact.
         packages: origin of each encoding of another package, by name. Needed to build the model.
+        places: what layers and encodings declare of positions; None in artefacts of earlier
+            versions, and of a module that was read, which declares nothing.
         constants: sha256 of the numbers and attributes of each node of an ONNX graph, by its name
             (runtime/verification/constants.py); empty if it was not verified at export.
         files: digest and size of each file, by name.
@@ -206,6 +208,7 @@ class Manifest(Struct, frozen=True, forbid_unknown_fields=True):
     compiled: Optional[machine.Compiled] = None
     encodings: Annotated[Dict[Name, records.Numbers], Meta(max_length=MOST)] = {}
     packages: Annotated[Dict[records.Text, records.Package], Meta(max_length=64)] = {}
+    places: Optional[records.Places] = None
     constants: Annotated[Dict[records.Text, records.Sha256], Meta(max_length=65536)] = {}
     files: Annotated[Dict[records.FileName, records.File], Meta(max_length=MOST)] = {}
     reference: Optional[records.Reference] = None

@@ -10,14 +10,16 @@ from posenc_export.runtime.artefact.schema import Manifest
 from posenc_export.runtime.graphs.kernel_library import OPERATOR
 from posenc_export.runtime.graphs.onnx_nodes import Constant
 from posenc_export.runtime.verification import described
+from posenc_export.runtime.verification.findings import Findings
 from posenc_export.runtime.verification.integer_graph import IntegerPart
-from posenc_export.runtime.verification.integer_values import BIAS, Findings
+from posenc_export.shared.places import evaluate
 from posenc_export.shared.refusal import refusal
 
 RULES = {"alibi", "t5"}  # biases whose formula is known here
 # Encodings that add no bias beside these. Any other may add one.
 NO_BIAS = {"learned", "nope", "rope", "rope_dynamic", "rope_llama3", "rope_longrope", "rope_yarn"}
 NO_BIAS |= {"sinusoidal"}
+BIAS = 1e-5  # largest error of a bias in float32, relative to 1 + |bias|
 CLOSE = 1e-5  # distance of a logarithm from a border below which float32 may round to either side
 
 
@@ -64,7 +66,7 @@ def compare(
             findings.failures[place] = f"expected a table of {len(biases[0])} heads"
             continue
         numbers = stored.array(folder)
-        errors = [_bias_errors(numbers, table) for table in biases]
+        errors = [bias_errors(numbers, table) for table in biases]
         wrong = np.min(errors, axis=0) > BIAS
         findings.compared += numbers.size
         if wrong.any():
@@ -75,18 +77,18 @@ def compare(
 
 def compare_rows(part: IntegerPart, manifest: Manifest, folder: Path, findings: Findings) -> None:
     """Compare the rows by distance that attention nodes pick with those of the description."""
-    attentions, distances = described.attentions(manifest), np.arange(manifest.max_positions)
+    distances = np.arange(manifest.max_positions)
+    declared = manifest.places.rows if manifest.places else []
     for place, layer, stored in _inputs(part, 20):
-        encodings = attentions[layer]["encodings"] if 0 <= layer < len(attentions) else []
-        known = [described.with_defaults(e) for e in encodings if e["name"] in described.INDICES]
-        if not known:
+        rules = declared[layer] if 0 <= layer < len(declared) else []
+        if not (known := [rule for rule in rules if "k" in rule]):
             findings.skipped[place] = "rows whose formula is not known here"
             continue
         if stored is None or len(stored.shape) != 1 or not stored.shape[0]:
             findings.failures[place] = "expected a row for each distance"
             continue
         rows = stored.array(folder)[np.minimum(distances, stored.shape[0] - 1)]
-        wrong = [rows != described.INDICES[e["name"]](e, True, distances) for e in known]
+        wrong = [rows != evaluate(rule, {"q": distances, "k": 0}) for rule in known]
         findings.compared += rows.size
         if np.all([w.any() for w in wrong]):
             at = int(np.flatnonzero(wrong[0])[0])
@@ -103,7 +105,7 @@ def _inputs(part: IntegerPart, index: int) -> Iterator[Tuple[str, int, Optional[
         yield f"{name} ({OPERATOR} input {index})", layer, part.graph.constants.get(name)
 
 
-def _bias_errors(numbers: np.ndarray, table: np.ndarray) -> np.ndarray:
+def bias_errors(numbers: np.ndarray, table: np.ndarray) -> np.ndarray:
     """Return errors of biases [H,distances] relative to 1 + |bias|, with the last for larger
     distances.
     """

@@ -1,29 +1,28 @@
 """What the description of a model says about attention and its nodes (docs/models.md)."""
 
 import math
+import re
 from typing import (
     Annotated,
     Any,
-    Callable,
     Dict,
     List,
     Mapping,
-    NotRequired,
     Optional,
     Required,
     TypedDict,
 )
 
 import msgspec
-import numpy as np
 from msgspec import Meta
 
 from posenc_export.runtime.artefact.certificate import Check
+from posenc_export.runtime.artefact.records import Places
 from posenc_export.runtime.artefact.schema import Manifest
 from posenc_export.runtime.graphs import kernel_library, onnx_nodes
 
 Described = Mapping[str, Any]
-Index = Callable[[Described, bool, np.ndarray], np.ndarray]
+SIZES = (8, 16, 64, 128, 256, 512)  # lengths at which kernels may change
 # Attributes of attention nodes that follow from others, or from the shapes of inputs.
 FREE = {"do_rotary", "rotary_interleaved", "qk_output", "k_quant_type"}
 FREE |= {"v_quant_type", "kv_cache_bit_width"}
@@ -31,11 +30,7 @@ FREE |= {"v_quant_type", "kv_cache_bit_width"}
 DEFAULTS: Mapping[str, Described] = {
     "rope_dynamic": {"original_max_positions": 2048},
     "rope_longrope": {"original_max_positions": 4096},
-    "dual_chunk": {"chunk_size": 128, "local_size": 32, "definition": "code"},
-    "shaw": {"left": 16, "right": 16},
     "t5": {"buckets": 32, "max_distance": 128},
-    "deberta": {"span": 32, "max_relative": 128},
-    "inkling": {"extent": 64},
 }
 Count = Annotated[int, Meta(ge=1, le=1 << 24)]
 Extent = Annotated[int, Meta(ge=0, le=1 << 31)]
@@ -51,11 +46,6 @@ class _Encoding(TypedDict, total=False):
     name: Required[str]
 
 
-class _Projection(TypedDict, total=False):
-    name: str
-    kernel: int
-
-
 class _Attention(TypedDict):
     heads: Count
     kv_heads: Count
@@ -64,7 +54,6 @@ class _Attention(TypedDict):
     softcap: Optional[float]
     sees: _Sees
     encodings: List[_Encoding]
-    projection: NotRequired[_Projection]
 
 
 class _ALiBi(TypedDict, total=False):
@@ -78,43 +67,11 @@ class _T5(TypedDict, total=False):
     max_distance: Count
 
 
-class _Shaw(TypedDict, total=False):
-    left: Extent
-    right: Extent
-
-
-class _DualChunk(TypedDict, total=False):
-    chunk_size: Count
-    local_size: Extent
-
-
-class _Inkling(TypedDict, total=False):
-    extent: Extent
-
-
 # What the rules here read of the parameters of an encoding.
 PARAMETERS: Mapping[str, Any] = {
-    **{"alibi": _ALiBi, "t5": _T5, "shaw": _Shaw, "inkling": _Inkling},
-    "dual_chunk": _DualChunk,
+    "alibi": _ALiBi,
+    "t5": _T5,
 }
-
-
-def _t5(part: Described, causal: bool, behind: np.ndarray) -> np.ndarray:
-    most = part["max_distance"]
-    return np.clip(behind, 0, most) if causal else np.clip(-behind, -most, most) + most
-
-
-def _shaw(part: Described, causal: bool, behind: np.ndarray) -> np.ndarray:
-    return np.clip(-behind, -part["left"], part["right"]) + part["left"]
-
-
-def _inkling(part: Described, causal: bool, behind: np.ndarray) -> np.ndarray:
-    inside = (behind >= 0) & (behind < part["extent"])
-    return np.where(inside, behind, part["extent"])
-
-
-# Encodings that look up rows by the distance of a query and a key, with their index [B,S,T].
-INDICES: Mapping[str, Index] = {"t5": _t5, "shaw": _shaw, "inkling": _inkling}
 
 
 def is_read(manifest: Manifest) -> bool:
@@ -167,11 +124,6 @@ def _convert(value: Any, kind: Any) -> Any:
     return value
 
 
-def parameters(manifest: Manifest) -> List[Described]:
-    """Return all encodings with the parameters of DEFAULTS that they leave out."""
-    return [with_defaults(part) for part in encodings(manifest)]
-
-
 def with_defaults(part: Described) -> Described:
     """Return an encoding with the parameters of DEFAULTS that it leaves out."""
     return {**DEFAULTS.get(part["name"], {}), **part}
@@ -182,25 +134,21 @@ def causal(manifest: Manifest) -> bool:
     return all(part["sees"]["name"] not in ("both", "near") for part in attentions(manifest))
 
 
+def edges(manifest: Manifest) -> List[int]:
+    """Return lengths at which an artefact may change, by the numbers that its layers and encodings
+    declare, and both neighbours of each.
+    """
+    most, places = manifest.max_positions, manifest.places or Places()
+    rules = [*places.sees, *places.tokens, *(rule for rules in places.rows for rule in rules)]
+    numbers = {int(number) for rule in rules for number in re.findall(r"\b\d+\b", rule)}
+    numbers |= {*SIZES, manifest.chunk, manifest.capacity_bucket, most}
+    near = {number + shift for number in numbers for shift in (-1, 0, 1)}
+    return sorted(number for number in near if 0 < number <= most)
+
+
 def has_cache(manifest: Manifest) -> bool:
     """Return whether keys of earlier calls are kept."""
     return any(state.past.endswith(".key") for state in manifest.states)
-
-
-def visible(attention: Described, queries: np.ndarray, keys: np.ndarray) -> np.ndarray:
-    """Return which keys at positions [B,T] queries at [B,S] see [B,S,T]; none of those at -1."""
-    rule = attention["sees"]
-    q, k = queries[:, :, None], keys[:, None, :]
-    seen = np.broadcast_to(k >= 0, np.broadcast_shapes(q.shape, k.shape))
-    if rule["name"] in ("causal", "window", "chunk"):
-        seen = seen & (k <= q)
-    if rule["name"] == "window":
-        seen = seen & (q - k < rule["size"])
-    if rule["name"] == "chunk":
-        seen = seen & (q // rule["size"] == k // rule["size"])
-    if rule["name"] == "near":
-        seen = seen & (np.abs(q - k) <= rule["reach"])
-    return seen
 
 
 def scale(attention: Described) -> float:

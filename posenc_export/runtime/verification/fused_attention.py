@@ -15,7 +15,7 @@ from posenc_export.runtime.graphs import kernel_library, onnx_nodes
 from posenc_export.runtime.graphs.onnx_nodes import Node, Nodes
 from posenc_export.runtime.graphs.onnx_parts import opened, serialised
 from posenc_export.runtime.session.model import Model
-from posenc_export.runtime.verification import integer_calls
+from posenc_export.runtime.verification import described
 from posenc_export.runtime.verification.attention import ROW_OF_DISTANCE, Inputs, attended
 from posenc_export.runtime.verification.integer_graph import integer_part
 from posenc_export.runtime.verification.turned_keys import of_digits
@@ -75,7 +75,7 @@ def check(folder: Path, model: Model) -> Check:
     if manifest.dtype != "float32":
         return Check(0, "rows", skipped={manifest.dtype: "not computed by the CPU kernel"})
     part = integer_part(onnx_nodes.read(folder / "model.onnx"))
-    edges = [n for n in integer_calls.edges(manifest) if n <= LONGEST]
+    edges = [n for n in described.edges(manifest) if n <= LONGEST]
     lengths = tuple(sorted({n for n in (*range(1, 18), *edges) if n <= manifest.max_positions}))
     for node, layer in part.attention:
         if node.operator not in OPERATORS:

@@ -2,14 +2,10 @@
 
 import re
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Dict, Iterator, List, Mapping, Sequence, Set, Tuple
-
-import numpy as np
 
 from posenc_export.runtime.graphs.kernel_library import OPERATOR
 from posenc_export.runtime.graphs.onnx_nodes import Constant, Node, Nodes
-from posenc_export.runtime.graphs.onnx_parts import opened, renamed, serialised
 
 FLOATS = ("float", "float16", "bfloat16")
 TOKENS = ("input_ids", "token_type_ids")  # integers that choose weights, not places
@@ -18,7 +14,6 @@ HALF = (10, 16)  # TensorProto.DataType of float16 and bfloat16
 ATTENTIONS = ("GroupQueryAttention", OPERATOR, "Attention")
 WITH_BODIES = ("If", "Loop", "Scan")
 WEIGHTED = (*ATTENTIONS, "Softmax")  # nodes that compute attention weights
-EMBEDDED = "embedded tokens"  # name of an input with their shape
 LAYER = re.compile(r"past_key_values\.(\d+)\.")
 # Begins the names that `_inlined` gives to values of a branch.
 BRANCH = re.compile(r"(\d+)\.(?:then|else)_branch\.")
@@ -182,44 +177,3 @@ def _read(node: Node) -> List[str]:
     """Return the values that a node reads, with the outputs of its subgraphs."""
     bodies = node.attributes.values() if node.operator in WITH_BODIES else ()
     return [*node.inputs, *(name for body in bodies if isinstance(body, list) for name in body)]
-
-
-class Program:
-    """The nodes that compute some values of a part, as a model.
-
-    Args:
-        part: of a graph.
-        outputs: names of the values.
-        folder: of the external data of the graph.
-
-    Raises:
-        OSError: constants cannot be read.
-    """
-
-    def __init__(self, part: IntegerPart, outputs: Sequence[str], folder: Path) -> None:
-        needed, nodes = set(outputs), []
-        for node in reversed(part.nodes):
-            if needed.intersection(node.outputs):
-                nodes.append(node)
-                needed.update(node.inputs)
-        produced = {name for node in nodes for name in node.outputs}
-        read = needed - produced - part.graph.constants.keys() - {""}
-        self.inputs, self.outputs = sorted(read), list(outputs)
-        free = {name: _element(part.graph, name) for name in self.inputs}
-        stored = part.graph.constants.items()
-        constants = {name: renamed(value, name) for name, value in stored if name in needed}
-        graph = replace(part.graph, constants=constants)
-        content = serialised(graph, reversed(nodes), outputs, free=free)
-        self._session = opened(content, folder)
-
-    def run(self, feeds: Mapping[str, np.ndarray]) -> List[np.ndarray]:
-        """Return the outputs for values by their names in the graph, or of embedded tokens."""
-        inputs = {name: feeds.get(name, feeds[EMBEDDED]) for name in self.inputs}
-        values: List[np.ndarray] = self._session.run(self.outputs, inputs)
-        return values
-
-
-def _element(graph: Nodes, name: str) -> str:
-    """Return the element type of an input. Of others than integers, only shapes are read."""
-    element = graph.inputs.get(name, "float")
-    return "float" if element in FLOATS else element

@@ -1,0 +1,332 @@
+"""A call of an artefact with any numbers of rows, tokens and slots, for the solver z3.
+
+Shapes: B rows, S new tokens, P slots of caches that a call is given, T keys of a call.
+"""
+
+from dataclasses import dataclass
+from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
+
+import z3
+
+from posenc_export.runtime.artefact.schema import Manifest
+from posenc_export.runtime.verification import described
+from posenc_export.runtime.verification.symbolic import SOLVER, Tensor, Untranslated, both, choose
+from posenc_export.shared.places import evaluate
+
+EFFORT = 20_000_000  # of the solver for a claim, some 10 s, in its own unit
+Sum = Tuple[str, Tensor, Tensor]  # operator, what it adds up, and the result
+
+
+@dataclass(frozen=True)
+class Keys:
+    """The keys that attention nodes read, and how rows lie in their caches."""
+
+    count: Any  # T
+    at: Callable[[Any, Any], Any]  # position of the key in a slot of a row, -1 where there is none
+    start: Callable[[Any], Any]  # token of a row in its first slot
+    longest: Any  # slots of the longest row
+
+
+class AnyCall:
+    """The inputs of a graph as functions of any row, column and slot, and what a session promises
+    of them: positions are -1 or in range, the tokens of a row fill its first slots, and new ones
+    find room.
+
+    Args:
+        manifest: of the artefact.
+
+    Attributes:
+        tensors: inputs and states by name.
+        keys, windows: of caches of all tokens, and of caches of windows.
+        assumed: what holds for sizes, and for each entry of an input that was asked for.
+    """
+
+    def __init__(self, manifest: Manifest) -> None:
+        self.manifest, self.most = manifest, manifest.max_positions
+        self.by_mask, self.caches = manifest.signature == "mask", described.has_cache(manifest)
+        self.rows, self.columns, self.slots, self.capacity, self.of_window = z3.Ints("B S P C W")
+        self.row, self.column, self.slot, self.token = z3.Ints("row column slot token")
+        self.plane, self.requested_count = z3.Int("plane"), z3.Int("R")
+        self.total = z3.Int("longest")
+        room = self.most + manifest.capacity_bucket
+        self.assumed: List[Any] = [self.rows >= 1, self.columns >= 1, self.slots >= 0]
+        self.assumed += [size <= room for size in (self.columns, self.slots, self.capacity)]
+        self._bounded: Dict[int, Any] = {}
+        self.sums: List[Sum] = []
+        self.tensors: Dict[str, Tensor] = {}
+        self.keys = self._keys()
+        self.windows = self._windows()
+        kept = Tensor(
+            (self.rows, self.columns), lambda i: choose(self.query(i[0], i[1]) >= 0, 1, 0)
+        )
+        self.sums.append(("ReduceSum", kept, Tensor((self.rows,), lambda i: self.new(i[0]))))
+        self._feed()
+
+    def _function(self, name: str, promise: Callable[..., Any]) -> Any:
+        """Return a function of integers, of which `promise` holds wherever it is asked for."""
+        of = z3.Function(name, *[z3.IntSort()] * (promise.__code__.co_argcount - 1), z3.IntSort())
+
+        def at(*index: Any) -> Any:
+            value = of(*index)
+            if value.get_id() not in self._bounded:
+                self._bounded[value.get_id()] = value
+                self.assumed.append(promise(value, *index))
+            return value
+
+        return at
+
+    def _in_range(self, value: Any) -> Any:
+        return z3.And(value >= -1, value < self.most)
+
+    def _keys(self) -> Keys:
+        """Define positions of tokens and keys, by the signature and the layout of the caches."""
+        S, P, manifest = self.columns, self.slots, self.manifest
+        in_place = self.caches and manifest.in_place
+        self.cached = self._function("cached", lambda n, b: z3.And(n >= 0, n <= self.most))
+        self.new = self._function("new", lambda n, b: z3.And(n >= 0, n <= S))
+        self.last = lambda b: _at_least(self.cached(b) + self.new(b) - 1, 0)
+        if self.by_mask:
+            return self._by_mask(in_place)
+        if in_place and manifest.contiguous:
+            return self._consecutive()
+        self.query = self._function("position", lambda q, b, i: self._in_range(q))
+        if not self.caches:
+            return Keys(S, self.query, lambda b: 0, S)
+        if not in_place:
+            self.past = self._function("past_position", lambda k, b, s: self._in_range(k))
+            joined = lambda b, t: choose(t < P, self.past(b, t), self.query(b, t - P))  # noqa: E731
+            return Keys(P + S, joined, lambda b: 0, P + S)
+        self.past = self._function(
+            "past_position",
+            lambda k, b, s: z3.And(self._in_range(k), (k >= 0) == both(s >= 0, s < self.cached(b))),
+        )
+        self.assumed.append(self.capacity >= 1)
+
+        def written(b: Any, t: Any) -> Any:
+            place = t - self.cached(b)
+            inside = both(place >= 0, place < S)
+            return choose(inside, self.query(b, place), self.past(b, t))
+
+        self.sums.append(
+            (
+                "ReduceSum",
+                Tensor((self.rows, self.capacity), lambda i: choose(self.past(*i) >= 0, 1, 0)),
+                Tensor((self.rows,), lambda i: self.cached(i[0])),
+            )
+        )
+        return Keys(self.capacity, written, lambda b: 0, self.capacity)
+
+    def _by_mask(self, in_place: bool) -> Keys:
+        """Positions are counted from a mask of past and new columns [B,T]."""
+        S, P, manifest = self.columns, self.slots, self.manifest
+        total = simplified_sum(P, S) if self.caches else S
+        self.mask = self._function("mask", lambda m, b, t: z3.Or(m == -1, m == 1))
+        points: List[Tuple[Any, Any, Any]] = []  # rows and columns up to which tokens were counted
+
+        def promise(count: Any, b: Any, t: Any) -> Any:
+            facts = [count >= self._kept(b, t), count <= self.most, z3.Or(t < 0, count <= t + 1)]
+            for row, other, fewer in points:
+                up = z3.And(fewer + self._kept(b, t) <= count, count - fewer <= t - other)
+                down = z3.And(count + self._kept(row, other) <= fewer, fewer - count <= other - t)
+                facts.append(z3.Implies(z3.And(row == b, other < t), up))
+                facts.append(z3.Implies(z3.And(row == b, t < other), down))
+            points.append((b, t, count))
+            return z3.And(facts)
+
+        counted = self._function("tokens_up_to", promise)
+        kept = Tensor((self.rows, total), lambda i: self._kept(*i))
+        self.sums.append(("CumSum", kept, Tensor(kept.shape, lambda i: counted(*i))))
+
+        def position(b: Any, t: Any) -> Any:
+            return choose(self.mask(b, t) > 0, counted(b, t) - 1, -1)
+
+        self.total = total
+        self.query = lambda b, i: position(b, total - S + i)
+        self.cached, self.last = lambda b: P if self.caches else 0, lambda b: total - 1
+        if in_place and not manifest.contiguous:
+            self.assumed.append(self.capacity >= total)
+            inside = lambda b, t: choose(t < total, position(b, t), -1)  # noqa: E731
+            return Keys(self.capacity, inside, lambda b: 0, total)
+        return Keys(total, position, lambda b: 0, total)
+
+    def _kept(self, b: Any, t: Any) -> Any:
+        """Return 1 for a token of the mask, and 0 for padding."""
+        return choose(self.mask(b, t) > 0, 1, 0)
+
+    def _consecutive(self) -> Keys:
+        """Each row has consecutive positions from its first slot on."""
+        self.first = self._function(
+            "first_position",
+            lambda p, b: z3.And(p >= 0, p + self.cached(b) + self.new(b) <= self.most),
+        )
+        self.assumed += [self.total >= 1, self.total <= self.capacity]
+        last, row = self.last, self.row
+        self.assumed.append(last(row) < self.total)
+
+        def query(b: Any, i: Any) -> Any:
+            inside = both(i >= 0, i < self.new(b))
+            return choose(inside, self.first(b) + self.cached(b) + i, -1)
+
+        def key(b: Any, t: Any) -> Any:
+            position = self.first(b) + t
+            return choose(position < self.most, position, -1)
+
+        self.query = query
+        return Keys(self.total, key, lambda b: 0, self.total)
+
+    def _windows(self) -> Keys:
+        """Caches of windows hold the keys from a token of each row on."""
+        start = self._function(
+            "window_start", lambda w, b: z3.And(w >= 0, w <= self.cached(b), w <= self.last(b))
+        )
+        count, keys = self.of_window, self.keys
+        if self.manifest.contiguous:
+            self.assumed += [count >= 1, self.last(self.row) - start(self.row) < count]
+            gone = Tensor((self.rows,), lambda i: self.last(i[0]) - start(i[0]))
+            self.sums.append(("ReduceMax", gone, Tensor((), lambda i: count - 1)))
+            return Keys(count, lambda b, t: keys.at(b, start(b) + t), start, count)
+        self.assumed.append(count >= 1)
+
+        def key(b: Any, t: Any) -> Any:
+            slot = start(b) + t
+            return choose(slot < keys.count, keys.at(b, slot), -1)
+
+        return Keys(count, key, start, count)
+
+    def _feed(self) -> None:
+        """Define the inputs of the graph."""
+        B, S, manifest = self.rows, self.columns, self.manifest
+        total = self.total if self.by_mask or manifest.contiguous else self.keys.count
+        sizes = {
+            "batch_size": B,
+            "sequence_length": S,
+            "capacity": self.capacity,
+            "window_capacity": z3.Int("window_capacity"),
+            "past_sequence_length": self.slots,
+            "total_sequence_length": total,
+            "encoder_sequence_length": z3.Int("encoder_tokens"),
+            "logits_count": self.requested_count,
+        }
+        if not manifest.contiguous:
+            sizes["window_capacity"] = self.of_window
+        most = manifest.coordinate_range or self.most
+        planes = [
+            self._function(f"x{axis}", lambda x, b, i: z3.And(x >= 0, x < most))
+            for axis in range(manifest.axes)
+        ]
+        self.coordinates = planes
+
+        def ids(index: Sequence[Any]) -> Any:
+            return _of_plane([self.query, *planes], *index) if planes else self.query(*index)
+
+        self.requested = self._function("column", lambda c, b, r: z3.And(c >= 0, c < S))
+        entries: Dict[str, Callable[[Sequence[Any]], Any]] = {
+            "position_ids": ids,
+            "attention_mask": lambda i: self.mask(*i),
+            "past_positions": lambda i: self.past(*i),
+            "cache_position": lambda i: self.cached(i[0]) + i[1],
+            "first_position": lambda i: self.first(i[0]),
+            "seqlens_k": lambda i: self.last(i[0]),
+            "total_sequence_length": lambda i: self.total,
+            "window_start": lambda i: self.windows.start(i[0]),
+            "slots": lambda i: i[0],
+            "logits_index": lambda i: self.requested(*i),
+        }
+        values = {value.name: value.axes for value in (*manifest.inputs, *manifest.encoder)}
+        values |= {state.past: state.axes for state in manifest.states}
+        for name, axes in values.items():
+            shape = [sizes.get(n) if isinstance(n, str) else n for n in axes]
+            shape = [z3.Int(str(n)) if s is None else s for n, s in zip(axes, shape, strict=True)]
+            self.tensors[name] = Tensor(shape, entries.get(name, _unknown(name)))
+
+    @property
+    def tokens(self) -> Dict[str, Any]:
+        """What rules call the token in any column of any row."""
+        b, i = self.row, self.column
+        planes = {f"x{axis}": plane(b, i) for axis, plane in enumerate(self.coordinates)}
+        if planes:
+            planes["x"] = _of_plane(self.coordinates, self.plane, b, i)
+        return {"q": self.query(b, i), "column": i, **planes}
+
+    def named(self, in_windows: bool) -> Dict[str, Any]:
+        """Return what rules call the key in any slot, the row, and its token in any column."""
+        keys, b, t = self.windows if in_windows else self.keys, self.row, self.slot
+        start = keys.start(b)
+        return {
+            **self.tokens,
+            "slot": self.cached(b) + self.column - start,
+            "k": keys.at(b, t),
+            "place": t,
+            "row": b,
+            "first": self.cached(b) - start,
+            "last": self.last(b) - start,
+            "new": self.new(b),
+            "longest": keys.longest,
+            "requested": self.requested(b, self.token),
+        }
+
+    def inside(self, axes: str, in_windows: bool = False) -> List[Any]:
+        """Return that row, column and slot are within a call, as far as `axes` has them."""
+        keys = self.windows if in_windows else self.keys
+        bounds = {
+            "b": (self.row, self.rows),
+            "s": (self.column, self.columns),
+            "t": (self.slot, keys.count),
+        }
+        chosen = [bounds[axis] for axis in axes if axis in bounds]
+        return [z3.And(index >= 0, index < size) for index, size in chosen]
+
+    def decide(self, *facts: Any, effort: int = EFFORT) -> Optional[z3.ModelRef]:
+        """Return a call in which facts hold, None if there is none. Raise TimeoutError if the
+        solver does not decide it.
+        """
+        solver = z3.Solver()
+        solver.set("rlimit", effort)
+        solver.add(*self.assumed, *facts)
+        result = solver.check()
+        if result == z3.unknown:
+            raise TimeoutError(solver.reason_unknown())
+        return solver.model() if result == z3.sat else None
+
+    def same(self, x: Tensor, y: Tensor) -> bool:
+        """Return whether two values are equal at all indices within their shape."""
+        index = [z3.Int(f"index {axis}") for axis in range(len(x.shape))]
+        bounds = [z3.And(i >= 0, i < size) for i, size in zip(index, x.shape, strict=True)]
+        differ = [a != b for a, b in zip(x.shape, y.shape, strict=True)]
+        try:
+            unequal = z3.Or(*differ, x.at(index) != y.at(index))
+            return self.decide(*bounds, unequal) is None
+        except TimeoutError:
+            return False
+
+    def rule(self, text: str, in_windows: bool = False, of_keys: bool = False) -> Any:
+        """Return the value of a rule for any row, column and slot; of_keys: with the token and the
+        key exchanged.
+        """
+        names = self.named(in_windows)
+        exchanged = {"q": names["k"], "k": names["q"]} if of_keys else {}
+        return evaluate(text, {**names, **exchanged}, SOLVER)
+
+
+def _of_plane(planes: Sequence[Callable[[Any, Any], Any]], number: Any, b: Any, i: Any) -> Any:
+    """Return what one of several functions of a row and a column gives."""
+    value = planes[-1](b, i)
+    for index, plane in enumerate(planes[:-1]):
+        value = choose(number == index, plane(b, i), value)
+    return value
+
+
+def simplified_sum(x: Any, y: Any) -> Any:
+    """Return the sum of two sizes."""
+    return z3.simplify(x + y)
+
+
+def _at_least(x: Any, least: int) -> Any:
+    return z3.If(x >= least, x, least)
+
+
+def _unknown(name: str) -> Callable[[Sequence[Any]], Any]:
+    def at(index: Sequence[Any]) -> Any:
+        raise Untranslated(f"depends on the values of {name}")
+
+    return at

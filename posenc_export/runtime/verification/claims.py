@@ -1,0 +1,467 @@
+"""Claims on the values that leave the integer part of a graph, which the solver z3 proves for any
+call (any_call.py). What layers and encodings declare of positions is in the manifest.
+
+Shapes: B rows, S new tokens, T keys of a call, R requested tokens, H heads.
+"""
+
+import re
+from dataclasses import dataclass, replace
+from fractions import Fraction
+from pathlib import Path
+from typing import Any, Dict, Iterator, List, Mapping, Optional, Sequence, Set, Tuple
+
+import numpy as np
+import z3
+
+from posenc_export.runtime.artefact.records import Places
+from posenc_export.runtime.artefact.schema import Manifest
+from posenc_export.runtime.graphs.kernel_library import OPERATOR
+from posenc_export.runtime.graphs.onnx_nodes import Constant
+from posenc_export.runtime.verification import described
+from posenc_export.runtime.verification.any_call import AnyCall
+from posenc_export.runtime.verification.bias_tables import BIAS, bias_errors
+from posenc_export.runtime.verification.findings import Findings
+from posenc_export.runtime.verification.integer_graph import FLOATS, IntegerPart, Use
+from posenc_export.runtime.verification.symbolic import (
+    MALFORMED,
+    Score,
+    Tensor,
+    Translation,
+    Untranslated,
+    alike,
+    both,
+    negated,
+    reason_of,
+    truth,
+)
+from posenc_export.shared.numerics import FINE, LEVELS
+
+Biases = Sequence[Tuple[np.ndarray, ...]]  # by layer, of bias_tables.tables
+Rule = Tuple[str, bool]  # a rule, and whether slots count from the first token of a window
+POSITIONS = ("max(q, 0)", "slot")
+# By operator and input that reads a value, the rules of which it follows one (AnyCall.named).
+STRICT: Mapping[Tuple[str, int], Tuple[str, ...]] = {
+    ("RotaryEmbedding", 3): POSITIONS,
+    ("TensorScatter", 2): ("first",),
+    ("GroupQueryAttention", 5): ("last",),
+    ("GroupQueryAttention", 6): ("longest",),
+    ("GroupQueryAttention", 9): ("slot",),
+    (OPERATOR, 5): ("last",),
+    (OPERATOR, 9): ("q",),
+    (OPERATOR, 15): ("slot",),
+    ("output present_positions", -1): ("k",),
+    ("GatherND", 1): ("requested",),
+}
+# Inputs that count from the first token of a cache
+IN_CACHES = {("GroupQueryAttention", 5), ("GroupQueryAttention", 6), ("TensorScatter", 2)}
+IN_CACHES |= {(OPERATOR, 5), (OPERATOR, 15)}
+# What a value may be that no rule is known for
+OTHERS: Tuple[str, ...] = (
+    "q",
+    "q >= 0",
+    "q < 0",
+    "k",
+    "k >= 0",
+    "k < 0",
+    "q - k",
+    "k - q",
+    "slot",
+    "place",
+)
+OTHERS += ("column", "row", "first", "last", "new", "longest")
+# Axes of the values that rules name; of others, those of q
+AXES = {"k": "bt", "x": "abs", "place": "t", "requested": "br", "column": "s", "longest": ""}
+AXES |= dict.fromkeys(("row", "first", "last", "new"), "b")
+NAME = re.compile(r"[a-z]\w*")
+MASKS = (("Attention", 3), ("GroupQueryAttention", 10), (OPERATOR, 10))
+SIZES = ("Reshape", "Expand", "Slice", "ConstantOfShape", "Pad", "Range", "Tile")
+PICKS = "GatherElements"  # of scores by a row for each pair
+# By TensorProto.DataType, the first whole number that a cast to it may change
+EXACT = {1: 1 << 24, 6: 1 << 31, 10: 1 << 11, 16: 1 << 8}
+
+
+@dataclass(frozen=True)
+class Value:
+    """A value of a graph at any index."""
+
+    name: str  # in the graph
+    place: str  # name in the certificate
+    axes: Tuple[str, ...]  # the meaning of each axis: b, s, t, r, or a size
+    index: List[Any]  # an integer of z3 for each axis
+    entry: Any
+    inside: List[Any]  # that the index is within the value
+    in_windows: bool  # whether its keys are those in caches of windows
+
+    @property
+    def of_pairs(self) -> bool:
+        """Whether it has an entry for each query and key."""
+        return "s" in self.axes and "t" in self.axes
+
+    @property
+    def hides(self) -> bool:
+        """Whether it holds scores of which some are -inf."""
+        return isinstance(self.entry, Score) and self.entry.hidden is not False
+
+
+class Claims:
+    """Proves what the values of a part must be.
+
+    Args:
+        part: of a graph.
+        manifest: of its artefact, which declares `places`.
+        folder: of the external data of the graph.
+        biases: of bias_tables.tables.
+        findings: gets what is proved, what is not so, and what is not decided.
+
+    Raises:
+        OSError: constants cannot be read.
+    """
+
+    def __init__(
+        self,
+        part: IntegerPart,
+        manifest: Manifest,
+        folder: Path,
+        biases: Biases,
+        findings: Findings,
+    ) -> None:
+        self.part, self.manifest, self.folder = part, manifest, folder
+        self.biases, self.findings = biases, findings
+        self.places = manifest.places or Places()
+        self.call, self.causal = AnyCall(manifest), described.causal(manifest)
+        call, stored = self.call, part.graph.constants
+        self.values = Translation(dict(call.tensors), stored, folder, call.sums, call.same)
+        for name, embedded in part.free.items():
+            self.values.reasons[name] = "depends on the shape of a computed value"
+            if embedded:
+                shape = (call.rows, call.columns, 1)
+                self.values.tensors[name] = Tensor(shape, lambda index: 0)
+        self.values.run(part.nodes)
+
+    def prove(self) -> None:
+        """Prove the claims on all values that leave the part."""
+        for name in dict.fromkeys((*self.part.uses, *self.part.tables)):
+            uses, place = self.part.uses.get(name, []), self._place(name)
+            if uses and all(use.operator in SIZES for use in uses):
+                self.findings.skipped[place] = "a size"
+                continue
+            try:
+                value = self._value(name, place)
+                for table in self.part.tables.get(name, []):
+                    self._of_table(value, table)
+                self._of_value(value, uses)
+            except TimeoutError as reason:
+                self.findings.skipped[place] = f"not decided by the solver: {reason}"
+            except MALFORMED as reason:
+                self.findings.skipped[place] = reason_of(reason)
+        self._of_casts()
+
+    def _place(self, name: str) -> str:
+        """Return the name of a value in the certificate, with the node that reads it."""
+        use = next(iter(self.part.uses.get(name, [])), Use("Gather", 1))
+        reader = use.operator if use.input < 0 else f"{use.operator} input {use.input}"
+        return f"{name} ({reader})"[:128]
+
+    def _value(self, name: str, place: str) -> Value:
+        tensor, call = self.values.get(name), self.call
+        axes: List[str] = []
+        for size in tensor.shape:
+            axes.append(self._letter(size, axes))
+        windowed, axes = "w" in axes, ["t" if axis == "w" else axis for axis in axes]
+        names = {"b": call.row, "s": call.column, "t": call.slot, "r": call.token, "1": 0}
+        if "a" in axes:
+            names["a"] = call.plane
+        index = [names.get(axis, z3.Int(f"axis {n}")) for n, axis in enumerate(axes)]
+        pairs = zip(index, tensor.shape, strict=True)
+        inside = [z3.And(i >= 0, i < size) for i, size in pairs if not isinstance(i, int)]
+        return Value(name, place, tuple(axes), index, tensor.at(index), inside, windowed)
+
+    def _letter(self, size: Any, before: Sequence[str]) -> str:
+        """Return the meaning of an axis by its size: that of tokens comes before that of keys."""
+        call, axes = self.call, self.manifest.axes
+        if isinstance(size, int):
+            return "a" if axes and size in (axes, axes + 1) and "a" not in before else str(size)
+        sizes = {"b": call.rows, "s": call.columns, "t": call.keys.count}
+        sizes |= {"w": call.windows.count, "r": call.requested_count}
+        for letter, known in sizes.items():
+            if letter not in before:
+                if alike(size, known) or call.decide(size != known) is None:
+                    return letter
+        raise Untranslated("an axis of a size that no rule knows")
+
+    def _of_value(self, value: Value, uses: Sequence[Use]) -> None:
+        keys = {(use.operator, use.input): use for use in uses}
+        if value.of_pairs and (value.hides or any(key in MASKS for key in keys)):
+            layers = sorted({use.layer for use in uses if use.layer >= 0})
+            self._of_mask(value, layers or [0])
+        elif value.hides:
+            self.findings.skipped[value.place] = "a mask with further columns, such as of sinks"
+        elif isinstance(value.entry, (Score, float)):
+            if uses:
+                self.findings.skipped[value.place] = "numbers computed from positions"
+        elif strict := [k for k in keys if k in STRICT and self._in_cache(keys[k])]:
+            windowed = strict[0] in IN_CACHES and self._windowed(keys[strict[0]].layer)
+            self._follows(value, [(rule, windowed) for rule in STRICT[strict[0]]])
+        elif uses:
+            declared = self._declared(self.part.layers_after(value.name), value.of_pairs)
+            picks = value.of_pairs and any(use.operator == PICKS for use in uses)
+            self._identified(value, declared if picks else [], [*declared, *OTHERS])
+
+    def _in_cache(self, use: Use) -> bool:
+        return use.on_state or use.operator != "TensorScatter"
+
+    def _windowed(self, layer: int) -> bool:
+        past = f"past_key_values.{layer}.key"
+        return any(state.window and state.past == past for state in self.manifest.states)
+
+    def _declared(self, layers: Sequence[int], of_pairs: bool) -> List[str]:
+        """Return the rows that encodings of layers declare, or those of all layers if none reads a
+        value, and those that encodings of tokens declare.
+        """
+        rows = self.places.rows
+        chosen = [rows[layer] for layer in layers if layer < len(rows)] or rows
+        rules = dict.fromkeys([*(rule for of in chosen for rule in of), *self.places.tokens])
+        return [rule for rule in rules if ("k" in words(rule)) == of_pairs]
+
+    def _of_table(self, value: Value, table: Constant) -> None:
+        """Prove which row of a table is read, and that the table has it."""
+        rows, index = table.shape[0] if table.shape else 1, value.entry
+        of_table = replace(value, place=f"{value.place} of {table.name}"[:128])
+        if isinstance(index, Score):
+            raise Untranslated("an index that is no integer")
+        if not isinstance(index, int):
+            model = self.call.decide(*value.inside, z3.Or(index < -rows, index >= rows))
+            if model is not None:
+                got, at = model.eval(index, True), self._described(model, value)
+                text = f"expected a row of {rows}, got row {got}; {at}"
+                self._refuted(of_table, index, text)
+                return
+            self.findings.compared += 1
+        readers = self.part.layers_after(value.name)
+        rules = self._declared(readers, value.of_pairs)
+        long = rows >= self.manifest.max_positions and not self.manifest.packages
+        if long and not value.of_pairs and not rules:
+            rules = self._positions()
+        if (level := table.name.rpartition(".")[2]) in LEVELS:
+            of = "//" if level == LEVELS[0] else "%"
+            rules = [f"({rule}) {of} {FINE}" for rule in rules or self._positions()]
+        if self._identified(of_table, rules, OTHERS):
+            self._compare(of_table, table, readers)
+
+    def _positions(self) -> List[str]:
+        """Return the rows of a table with a row for each position or value of a coordinate."""
+        coordinates = [f"x{axis}" for axis in range(self.manifest.axes)]
+        return [*POSITIONS, *coordinates, *(["x"] if coordinates else [])]
+
+    def _compare(self, value: Value, table: Constant, layers: Sequence[int]) -> None:
+        """Compare the rows of a table of biases by distance with those of a formula."""
+        known = [b for layer in layers if layer < len(self.biases) for b in self.biases[layer]]
+        if not (value.of_pairs and known and len(table.shape) == 2 and table.element in FLOATS):
+            return
+        numbers = table.array(self.folder).T
+        if len(numbers) != len(known[0]):
+            return
+        wrong = np.min([bias_errors(numbers, other) for other in known], axis=0) > BIAS
+        self.findings.compared += 1
+        if wrong.any():
+            head, distance = (int(places[0]) for places in np.nonzero(wrong))
+            self.findings.failures[value.place] = f"bias of head {head} at distance {distance}"
+
+    def _identified(self, value: Value, rules: Sequence[str], others: Sequence[str]) -> bool:
+        """Prove that a value follows one of some rules; without any, look for others that it
+        follows. Return whether a rule was required and proved.
+        """
+        if rules:
+            return self._follows(value, [(rule, value.in_windows) for rule in rules])
+        if not any(self._holds(value, rule) for rule in others):
+            self.findings.skipped[value.place] = "follows no rule that is known"
+        return False
+
+    def _follows(self, value: Value, rules: Sequence[Rule]) -> bool:
+        """Return whether a value follows one of some rules; record a counterexample if not."""
+        refuted = ""
+        for rule, windowed in rules:
+            for expected in self._expected(value, rule, windowed):
+                model = self._counterexample(value, differ(value.entry, expected))
+                if model is None:
+                    self.findings.compared += 1
+                    return True
+                wanted, got = model.eval(expected, True), model.eval(value.entry, True)
+                text = f"expected {rule}, {wanted}, got {got}; {self._described(model, value)}"
+                refuted = refuted or text
+        names = " or ".join(rule for rule, _ in rules)
+        self._refuted(value, value.entry, refuted or f"expected {names}, got other axes")
+        return False
+
+    def _holds(self, value: Value, rule: str) -> bool:
+        for expected in self._expected(value, rule, value.in_windows):
+            if is_truth(expected) == is_truth(value.entry):
+                if self._counterexample(value, differ(value.entry, expected)) is None:
+                    self.findings.compared += 1
+                    return True
+        return False
+
+    def _expected(self, value: Value, rule: str, windowed: bool) -> Iterator[Any]:
+        """Yield what a rule gives for tokens; if it is of tokens, also for keys; of pairs without a
+        cache, whose axes have one size, also with queries and keys exchanged.
+        """
+        names, axes = words(rule), set(value.axes)
+        needed = {axis for name in names for axis in AXES.get(name, "bs")}
+        if needed - {"b"} <= axes:
+            yield self.call.rule(rule, windowed)
+        if value.of_pairs and not self.call.caches:
+            yield self.call.rule(rule, windowed, of_keys=True)
+        if "q" in names and "k" not in names and "t" in axes and "s" not in axes:
+            yield self.call.rule(rule, windowed, of_keys=True)
+
+    def _counterexample(self, value: Value, *facts: Any) -> Optional[z3.ModelRef]:
+        """Return a call in which facts hold within a value; of pairs, where the query may see the
+        key.
+        """
+        inside = list(value.inside)
+        if value.of_pairs:
+            q, k = (self.call.rule(name, value.in_windows) for name in "qk")
+            inside += [q >= 0, k >= 0, *([k <= q] if self.causal else [])]
+        return self.call.decide(*inside, *facts)
+
+    def _refuted(self, value: Value, claimed: Any, text: str) -> None:
+        """Record a counterexample, unless it rests on numbers that the solver may choose."""
+        if names_of(claimed) & self.values.free.keys():
+            self.findings.skipped[value.place] = "depends on numbers that the solver does not know"
+        else:
+            self.findings.failures[value.place] = text
+
+    def _of_mask(self, value: Value, layers: Sequence[int]) -> None:
+        """Prove which keys a mask shows to each query, and its biases."""
+        call, windows, score = self.call, self._windows(value.name), value.entry
+        shown = negated(score.hidden) if isinstance(score, Score) else truth(score)
+        q, k = (call.rule(name, value.in_windows) for name in "qk")
+        for layer in layers:
+            if layer >= len(self.places.sees):
+                count = len(self.places.sees)
+                text = f"expected a mask of {count} layers, got layer {layer} that reads it"
+                self.findings.failures[value.place] = text
+                return
+            rule, seen = self.places.sees[layer], shown
+            if not rule:
+                self.findings.skipped[value.place] = "a layer that declares no keys that it sees"
+                continue
+            if layer in windows:  # otherwise the mask alone decides
+                own = call.rule("first", value.in_windows) + call.column
+                seen = both(seen, call.slot <= own)
+                if windows[layer]:
+                    seen = both(seen, own - call.slot < windows[layer])
+            expected = both(k >= 0, call.rule(rule, value.in_windows))
+            model = call.decide(*value.inside, q >= 0, differ(seen, expected))
+            if model is not None:
+                wrong = "seen" if z3.is_false(model.eval(expected, True)) else "hidden"
+                at = self._described(model, value)
+                self._refuted(value, seen, f"layer {layer}, {rule}: the key is {wrong}; {at}")
+                return
+            self.findings.compared += 1
+            if isinstance(score, Score) and not self._of_bias(value, score, layer):
+                return
+
+    def _windows(self, mask: str) -> Dict[int, int]:
+        """Return by layer the window of the nodes that hide keys besides a mask; 0 for none."""
+        return {
+            layer: max(int(node.attributes.get("local_window_size", 0)), 0)
+            for node, layer in self.part.attention
+            if node.operator in ("GroupQueryAttention", OPERATOR)
+            and mask in [self.part.casts.get(name, name) for name in node.inputs[10:11]]
+        }
+
+    def _of_bias(self, value: Value, score: Score, layer: int) -> bool:
+        """Return whether the biases of a mask are not refuted."""
+        number = z3.simplify(score.value)
+        if z3.is_rational_value(number) and number.as_fraction() == 0:
+            return True
+        tables = self.biases[layer] if layer < len(self.biases) else ()
+        if not tables:
+            why = "a bias whose formula is not known here: only hidden keys are proved"
+            self.findings.skipped[value.place] = why
+            return True
+        table = tables[0]
+        linear = np.array_equal(table[:, 1:2] * np.arange(table.shape[1]), table)
+        if not linear or table.shape[1] < 2:  # rows of a table, which `_compare` reads
+            return True
+        behind = z3.ToReal(self.call.rule("q - k", value.in_windows))
+        of_heads = [
+            i for axis, i in zip(value.axes, value.index, strict=True) if axis not in "bst1"
+        ]
+        for head, slope in enumerate(table[:, 1]):
+            expected = z3.RealVal(str(Fraction(float(slope)))) * behind
+            most = BIAS * (1 - expected)
+            far = z3.Or(score.value - expected > most, expected - score.value > most)
+            at_head = [i == head for i in of_heads]
+            model = self._counterexample(value, *at_head, negated(score.hidden), far)
+            if model is not None:
+                got = float(model.eval(score.value, True).as_fraction())
+                at = self._described(model, value)
+                self._refuted(value, score.value, f"bias of head {head}: got {got:g}; {at}")
+                return False
+            self.findings.compared += 1
+        return True
+
+    def _of_casts(self) -> None:
+        """Prove that casts keep integers as they are."""
+        for node in self.part.nodes:
+            most = EXACT.get(node.attributes.get("to", 0)) if node.operator == "Cast" else None
+            if most is None or node.inputs[0] not in self.values.tensors:
+                continue
+            tensor, place = self.values.tensors[node.inputs[0]], f"{node.outputs[0]} (Cast)"[:128]
+            index = [z3.Int(f"axis {axis}") for axis in range(len(tensor.shape))]
+            pairs = zip(index, tensor.shape, strict=True)
+            inside = [z3.And(i >= 0, i < size) for i, size in pairs]
+            try:
+                entry = tensor.at(index)
+                if not z3.is_int(entry):
+                    continue
+                large = self.call.decide(*inside, z3.Or(entry > most, entry < -most))
+            except (TimeoutError, *MALFORMED) as reason:
+                self.findings.skipped[place] = reason_of(reason)
+                continue
+            if large is None:
+                self.findings.compared += 1
+            else:
+                self.findings.skipped[place] = f"whole numbers above {most:,} may be rounded"
+
+    def _described(self, model: z3.ModelRef, value: Value) -> str:
+        """Return the call of a counterexample as text."""
+        call, axes = self.call, value.axes
+        names: Dict[str, Any] = {"S": call.columns}
+        if "b" in axes:
+            names |= {"cached": call.cached(call.row)}
+        if "s" in axes:
+            names |= {"column": call.column, "position": call.rule("q")}
+        if "t" in axes:
+            key = call.rule("k", value.in_windows)
+            names |= {"slot": call.slot, "position of the key": key}
+        return ", ".join(f"{name} {model.eval(number, True)}" for name, number in names.items())
+
+
+def words(rule: str) -> Set[str]:
+    """Return the names of positions in a rule."""
+    return {*NAME.findall(rule)} - {"max", "min", "abs", "and", "or", "not", "if", "else"}
+
+
+def is_truth(x: Any) -> bool:
+    """Return whether a value is true or false."""
+    return isinstance(x, bool) or z3.is_bool(x)
+
+
+def differ(x: Any, y: Any) -> Any:
+    """Return whether two values differ."""
+    return z3.Xor(truth(x), truth(y)) if is_truth(x) or is_truth(y) else x != y
+
+
+def names_of(value: Any) -> Set[str]:
+    """Return the names of the functions that a value is made of."""
+    names, parts, known = set(), [value], set()
+    while parts:
+        part = parts.pop()
+        if z3.is_expr(part) and part.get_id() not in known:
+            known.add(part.get_id())
+            names.add(part.decl().name())
+            parts += part.children()
+    return names
