@@ -7,6 +7,7 @@ from typing import Any, Dict, Iterable, List, Mapping, NamedTuple, Optional, Seq
 import torch
 from torch import Tensor
 
+LEAST = 1e-3  # smaller numbers may be the rounding of larger ones
 NEAR = 2e-5  # of the largest number: what rounding in another order of sums may change
 HIDDEN = -5e3  # scores below it give weights of 0, and show nothing of the size of others
 FINE = 1e-6  # the same for numbers that are formed by the same operations
@@ -175,15 +176,15 @@ def filled(x: Tensor, roles: Roles, counts: Counts, hidden: Tensor, fill: float)
 
 
 def same(x: Tensor, y: Tensor, near: float = NEAR) -> bool:
-    """Return whether two tensors are equal within `near` of the largest number of y, and of each
-    number.
+    """Return whether two tensors are equal within `near` of the largest number of y, of at least
+    LEAST, and of each number.
     """
     if x.shape != y.shape or x.dtype != y.dtype:
         return False
     if not x.is_floating_point():
         return torch.equal(x, y)
     finite = y[y.isfinite() & (y > HIDDEN)].abs()
-    largest = max(1.0, float(finite.max())) if finite.numel() else 1.0
+    largest = max(LEAST, float(finite.max())) if finite.numel() else 1.0
     return torch.allclose(x, y, rtol=near, atol=near * largest, equal_nan=True)
 
 

@@ -162,21 +162,17 @@ class Properties:
 
     def _options(self, node: Node) -> List[Tuple[Reads, Roles]]:
         """Return the roles in which a node may read its inputs, and those of its output; those
-        with keys last, with few values read at keys and with axes in the order of the inputs come
-        first.
+        with keys last and with few values read at keys come first.
         """
         inputs = inputs_of(node)
 
-        def cost(option: Tuple[Reads, Roles]) -> Tuple[bool, int, int]:
+        def cost(option: Tuple[Reads, Roles]) -> Tuple[bool, int]:
             changed = sum(
                 read is not self.steps[other].roles
                 for other, read in zip(inputs, option[0], strict=True)
                 if self.values.kind[other] == "data"
             )
-            to = kinds(option[1])
-            pairs = (([k for k in kinds(r) if k in to], kinds(r)) for r in option[0] if r)
-            moved = sum(kept != [k for k in to if k in own] for kept, own in pairs)
-            return tokens(option[1]) == self.turned, changed, moved
+            return tokens(option[1]) == self.turned, changed
 
         options = [
             (reads, roles)
