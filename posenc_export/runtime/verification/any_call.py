@@ -6,12 +6,14 @@ Shapes: B rows, S new tokens, P slots of caches that a call is given, T keys of 
 from dataclasses import dataclass
 from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
 
+import numpy as np
 import z3
 
 from posenc_export.runtime.artefact.schema import Manifest
 from posenc_export.runtime.verification import described
 from posenc_export.runtime.verification.symbolic import SOLVER, Tensor, Untranslated, both, choose
 from posenc_export.shared.places import evaluate
+from posenc_export.shared.refusal import refusal
 
 EFFORT = 20_000_000  # of the solver for a claim, some 10 s, in its own unit
 Sum = Tuple[str, Tensor, Tensor]  # operator, what it adds up, and the result
@@ -82,12 +84,20 @@ class AnyCall:
         """Define positions of tokens and keys, by the signature and the layout of the caches."""
         S, P, manifest = self.columns, self.slots, self.manifest
         in_place = self.caches and manifest.in_place
-        self.cached = self._function("cached", lambda n, b: z3.And(n >= 0, n <= self.most))
-        self.new = self._function("new", lambda n, b: z3.And(n >= 0, n <= S))
-        self.last = lambda b: _at_least(self.cached(b) + self.new(b) - 1, 0)
+        consecutive = in_place and manifest.contiguous and not self.by_mask
+        room = self.most if not in_place or manifest.contiguous else self.capacity - S
+        self.cached = self._function("cached", lambda n, b: z3.And(n >= 0, n <= room))
+        self.new = self._function(
+            "new",
+            lambda n, b: z3.And(
+                n >= 0, n <= S, not consecutive or self.cached(b) + n <= self.total
+            ),
+        )
+        used = lambda b: self.cached(b) + self.new(b)  # noqa: E731
+        self.last = lambda b: z3.If(used(b) > 0, used(b) - 1, 0)
         if self.by_mask:
             return self._by_mask(in_place)
-        if in_place and manifest.contiguous:
+        if consecutive:
             return self._consecutive()
         self.query = self._function("position", lambda q, b, i: self._in_range(q))
         if not self.caches:
@@ -119,7 +129,7 @@ class AnyCall:
     def _by_mask(self, in_place: bool) -> Keys:
         """Positions are counted from a mask of past and new columns [B,T]."""
         S, P, manifest = self.columns, self.slots, self.manifest
-        total = simplified_sum(P, S) if self.caches else S
+        total = z3.simplify(P + S) if self.caches else S
         self.mask = self._function("mask", lambda m, b, t: z3.Or(m == -1, m == 1))
         points: List[Tuple[Any, Any, Any]] = []  # rows and columns up to which tokens were counted
 
@@ -133,7 +143,7 @@ class AnyCall:
             points.append((b, t, count))
             return z3.And(facts)
 
-        counted = self._function("tokens_up_to", promise)
+        counted = self.counted = self._function("tokens_up_to", promise)
         kept = Tensor((self.rows, total), lambda i: self._kept(*i))
         self.sums.append(("CumSum", kept, Tensor(kept.shape, lambda i: counted(*i))))
 
@@ -160,8 +170,6 @@ class AnyCall:
             lambda p, b: z3.And(p >= 0, p + self.cached(b) + self.new(b) <= self.most),
         )
         self.assumed += [self.total >= 1, self.total <= self.capacity]
-        last, row = self.last, self.row
-        self.assumed.append(last(row) < self.total)
 
         def query(b: Any, i: Any) -> Any:
             inside = both(i >= 0, i < self.new(b))
@@ -176,16 +184,18 @@ class AnyCall:
 
     def _windows(self) -> Keys:
         """Caches of windows hold the keys from a token of each row on."""
-        start = self._function(
-            "window_start", lambda w, b: z3.And(w >= 0, w <= self.cached(b), w <= self.last(b))
-        )
-        count, keys = self.of_window, self.keys
-        if self.manifest.contiguous:
-            self.assumed += [count >= 1, self.last(self.row) - start(self.row) < count]
+        count, keys, contiguous = self.of_window, self.keys, self.manifest.contiguous
+
+        def promise(w: Any, b: Any) -> Any:
+            used = self.last(b) - w < count if contiguous else self.cached(b) - w <= count - S
+            return z3.And(w >= 0, w <= self.cached(b), w <= self.last(b), used)
+
+        start, S = self._function("window_start", promise), self.columns
+        self.assumed.append(count >= 1)
+        if contiguous:
             gone = Tensor((self.rows,), lambda i: self.last(i[0]) - start(i[0]))
             self.sums.append(("ReduceMax", gone, Tensor((), lambda i: count - 1)))
             return Keys(count, lambda b, t: keys.at(b, start(b) + t), start, count)
-        self.assumed.append(count >= 1)
 
         def key(b: Any, t: Any) -> Any:
             slot = start(b) + t
@@ -232,8 +242,12 @@ class AnyCall:
             "slots": lambda i: i[0],
             "logits_index": lambda i: self.requested(*i),
         }
-        values = {value.name: value.axes for value in (*manifest.inputs, *manifest.encoder)}
+        of_call = {value.name: value for value in (*manifest.inputs, *manifest.encoder)}
+        values = {name: value.axes for name, value in of_call.items()}
         values |= {state.past: state.axes for state in manifest.states}
+        self.integers = {name: of_call[name].dtype for name in of_call.keys() & entries.keys()}
+        if manifest.stores_positions:
+            self.integers["past_positions"] = "int64"
         for name, axes in values.items():
             shape = [sizes.get(n) if isinstance(n, str) else n for n in axes]
             shape = [z3.Int(str(n)) if s is None else s for n, s in zip(axes, shape, strict=True)]
@@ -277,8 +291,8 @@ class AnyCall:
         return [z3.And(index >= 0, index < size) for index, size in chosen]
 
     def decide(self, *facts: Any, effort: int = EFFORT) -> Optional[z3.ModelRef]:
-        """Return a call in which facts hold, None if there is none. Raise TimeoutError if the
-        solver does not decide it.
+        """Return a call in which facts hold, one of the smallest, or None if there is none. Raise
+        TimeoutError if the solver does not decide it.
         """
         solver = z3.Solver()
         solver.set("rlimit", effort)
@@ -286,7 +300,58 @@ class AnyCall:
         result = solver.check()
         if result == z3.unknown:
             raise TimeoutError(solver.reason_unknown())
-        return solver.model() if result == z3.sat else None
+        model, bound = solver.model() if result == z3.sat else None, 1
+        sizes = (self.rows, self.columns, self.slots, self.capacity, self.total, self.of_window)
+        while model is not None and bound < self.most:
+            if solver.check(*(size <= bound for size in sizes)) == z3.sat:
+                return solver.model()
+            bound *= 2
+        return model
+
+    def inputs(self, *facts: Any) -> Tuple[z3.ModelRef, Dict[str, np.ndarray]]:
+        """Return one of the smallest calls in which facts hold, and the inputs of the graph by name,
+        as a session promises them. Raise ValueError if there is no such call.
+        """
+        model = self.decide(*facts)
+        if model is None:
+            raise refusal("claims", "facts that hold in a call", "none")
+        sizes = (self.rows, self.columns, self.slots, self.capacity, self.of_window)
+        chosen = [n == model.eval(n, True) for n in (*sizes, self.requested_count, self.total)]
+        shapes = {
+            name: [model.eval(z3.IntVal(0) + n, True).as_long() for n in tensor.shape]
+            for name, tensor in self.tensors.items()
+        }
+        entries = {
+            name: [self.tensors[name].at(index) for index in np.ndindex(*shapes[name])]
+            for name in self.integers
+        }
+        count, columns = (model.eval(n, True).as_long() for n in (self.rows, self.columns))
+        for b in range(count):  # sums are of these entries
+            tokens = [choose(self.query(b, i) >= 0, 1, 0) for i in range(columns)]
+            chosen += [self.new(b) == z3.Sum(tokens), *self._counts(b, model)]
+        if self.manifest.contiguous and not self.by_mask:
+            chosen.append(z3.Or([self.total == self.last(b) + 1 for b in range(count)]))
+        if self.manifest.contiguous and "window_start" in self.tensors:
+            used = [self.last(b) + 1 - self.windows.start(b) for b in range(count)]
+            chosen.append(z3.Or([self.of_window == n for n in used]))
+        whole = self.decide(*facts, *chosen)
+        if whole is None:
+            raise refusal("claims", "facts that hold in a call", "none that a session makes")
+        arrays = {name: np.zeros(shape, np.float32) for name, shape in shapes.items()}
+        for name, of in entries.items():
+            numbers = [whole.eval(z3.IntVal(0) + entry, True).as_long() for entry in of]
+            arrays[name] = np.array(numbers, self.integers[name]).reshape(shapes[name])
+        return whole, arrays
+
+    def _counts(self, b: int, model: z3.ModelRef) -> List[Any]:
+        """Return that tokens of a mask are counted one by one."""
+        if not self.by_mask:
+            return []
+        columns = range(model.eval(z3.IntVal(0) + self.total, True).as_long())
+        counts = [self.counted(b, t) for t in columns]
+        before = [z3.IntVal(0), *counts]
+        pairs = enumerate(zip(before, counts, strict=False))
+        return [n == m + self._kept(b, t) for t, (m, n) in pairs]
 
     def same(self, x: Tensor, y: Tensor) -> bool:
         """Return whether two values are equal at all indices within their shape."""
@@ -314,15 +379,6 @@ def _of_plane(planes: Sequence[Callable[[Any, Any], Any]], number: Any, b: Any, 
     for index, plane in enumerate(planes[:-1]):
         value = choose(number == index, plane(b, i), value)
     return value
-
-
-def simplified_sum(x: Any, y: Any) -> Any:
-    """Return the sum of two sizes."""
-    return z3.simplify(x + y)
-
-
-def _at_least(x: Any, least: int) -> Any:
-    return z3.If(x >= least, x, least)
 
 
 def _unknown(name: str) -> Callable[[Sequence[Any]], Any]:

@@ -8,7 +8,7 @@ import re
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from pathlib import Path
-from typing import Any, Dict, Iterator, List, Mapping, Optional, Sequence, Set, Tuple
+from typing import Any, Dict, Iterator, List, Mapping, Sequence, Set, Tuple
 
 import numpy as np
 import z3
@@ -16,13 +16,15 @@ import z3
 from posenc_export.runtime.artefact.records import Places
 from posenc_export.runtime.artefact.schema import Manifest
 from posenc_export.runtime.graphs.kernel_library import OPERATOR
+from posenc_export.runtime.graphs.onnx_files import load_errors
 from posenc_export.runtime.graphs.onnx_nodes import Constant
 from posenc_export.runtime.verification import described
 from posenc_export.runtime.verification.any_call import AnyCall
 from posenc_export.runtime.verification.bias_tables import BIAS, bias_errors
 from posenc_export.runtime.verification.findings import Findings
-from posenc_export.runtime.verification.integer_graph import FLOATS, IntegerPart, Use
+from posenc_export.runtime.verification.integer_graph import FLOATS, IntegerPart, Use, evaluated
 from posenc_export.runtime.verification.symbolic import (
+    HIDDEN,
     MALFORMED,
     Score,
     Tensor,
@@ -31,6 +33,7 @@ from posenc_export.runtime.verification.symbolic import (
     alike,
     both,
     negated,
+    real,
     reason_of,
     truth,
 )
@@ -230,11 +233,11 @@ class Claims:
         if isinstance(index, Score):
             raise Untranslated("an index that is no integer")
         if not isinstance(index, int):
-            model = self.call.decide(*value.inside, z3.Or(index < -rows, index >= rows))
-            if model is not None:
+            facts = [*value.inside, z3.Or(index < -rows, index >= rows)]
+            if (model := self.call.decide(*facts)) is not None:
                 got, at = model.eval(index, True), self._described(model, value)
                 text = f"expected a row of {rows}, got row {got}; {at}"
-                self._refuted(of_table, index, text)
+                self._refuted(of_table, index, text, facts)
                 return
             self.findings.compared += 1
         readers = self.part.layers_after(value.name)
@@ -279,24 +282,25 @@ class Claims:
 
     def _follows(self, value: Value, rules: Sequence[Rule]) -> bool:
         """Return whether a value follows one of some rules; record a counterexample if not."""
-        refuted = ""
+        text, refuted = f"expected {' or '.join(rule for rule, _ in rules)}, got other axes", ()
         for rule, windowed in rules:
             for expected in self._expected(value, rule, windowed):
-                model = self._counterexample(value, differ(value.entry, expected))
-                if model is None:
+                facts = (*self._where(value), differ(value.entry, expected))
+                if (model := self.call.decide(*facts)) is None:
                     self.findings.compared += 1
                     return True
-                wanted, got = model.eval(expected, True), model.eval(value.entry, True)
-                text = f"expected {rule}, {wanted}, got {got}; {self._described(model, value)}"
-                refuted = refuted or text
-        names = " or ".join(rule for rule, _ in rules)
-        self._refuted(value, value.entry, refuted or f"expected {names}, got other axes")
+                if not refuted:
+                    wanted, got = model.eval(expected, True), model.eval(value.entry, True)
+                    at, refuted = self._described(model, value), facts
+                    text = f"expected {rule} = {wanted}, got {got}; {at}"
+        self._refuted(value, value.entry, text, refuted)
         return False
 
     def _holds(self, value: Value, rule: str) -> bool:
         for expected in self._expected(value, rule, value.in_windows):
             if is_truth(expected) == is_truth(value.entry):
-                if self._counterexample(value, differ(value.entry, expected)) is None:
+                facts = (*self._where(value), differ(value.entry, expected))
+                if self.call.decide(*facts) is None:
                     self.findings.compared += 1
                     return True
         return False
@@ -314,22 +318,44 @@ class Claims:
         if "q" in names and "k" not in names and "t" in axes and "s" not in axes:
             yield self.call.rule(rule, windowed, of_keys=True)
 
-    def _counterexample(self, value: Value, *facts: Any) -> Optional[z3.ModelRef]:
-        """Return a call in which facts hold within a value; of pairs, where the query may see the
+    def _where(self, value: Value) -> List[Any]:
+        """Return that an index is within a value, and if it is of pairs, that the query may see the
         key.
         """
-        inside = list(value.inside)
-        if value.of_pairs:
-            q, k = (self.call.rule(name, value.in_windows) for name in "qk")
-            inside += [q >= 0, k >= 0, *([k <= q] if self.causal else [])]
-        return self.call.decide(*inside, *facts)
+        if not value.of_pairs:
+            return value.inside
+        q, k = (self.call.rule(name, value.in_windows) for name in "qk")
+        return [*value.inside, q >= 0, k >= 0, *([k <= q] if self.causal else [])]
 
-    def _refuted(self, value: Value, claimed: Any, text: str) -> None:
-        """Record a counterexample, unless it rests on numbers that the solver may choose."""
+    def _refuted(self, value: Value, claimed: Any, text: str, facts: Sequence[Any] = ()) -> None:
+        """Record a counterexample that ONNX Runtime confirms, unless it rests on numbers that the
+        solver may choose. facts: that hold in it; none if a run has nothing to confirm.
+        """
         if names_of(claimed) & self.values.free.keys():
             self.findings.skipped[value.place] = "depends on numbers that the solver does not know"
+        elif facts and (doubt := self._doubt(value, facts)):
+            self.findings.skipped[value.place] = doubt
         else:
             self.findings.failures[value.place] = text
+
+    def _doubt(self, value: Value, facts: Sequence[Any]) -> str:
+        """Return why a call in which facts hold is no counterexample; empty if it is one."""
+        try:
+            model, inputs = self.call.inputs(*facts)
+        except ValueError:
+            return "refuted in calls only that no session makes"
+        try:
+            numbers = evaluated(self.part, value.name, inputs, self.folder)
+        except load_errors():  # the graph fails in this call
+            return ""
+        at = tuple(model.eval(z3.IntVal(0) + i, True).as_long() for i in value.index)
+        got, entry = numbers[at].item(), value.entry
+        if isinstance(entry, (Score, float)):
+            hidden = z3.is_true(model.eval(z3.Or(real(entry).hidden), True))
+            same = hidden == (not got >= HIDDEN)
+        else:
+            same = not z3.is_true(model.eval(z3.Or(differ(entry, got)), True))
+        return "" if same else f"the solver expects another value than {got} of ONNX Runtime"
 
     def _of_mask(self, value: Value, layers: Sequence[int]) -> None:
         """Prove which keys a mask shows to each query, and its biases."""
@@ -352,11 +378,12 @@ class Claims:
                 if windows[layer]:
                     seen = both(seen, own - call.slot < windows[layer])
             expected = both(k >= 0, call.rule(rule, value.in_windows))
-            model = call.decide(*value.inside, q >= 0, differ(seen, expected))
-            if model is not None:
+            facts = [*value.inside, q >= 0, differ(seen, expected)]
+            if (model := call.decide(*facts)) is not None:
                 wrong = "seen" if z3.is_false(model.eval(expected, True)) else "hidden"
-                at = self._described(model, value)
-                self._refuted(value, seen, f"layer {layer}, {rule}: the key is {wrong}; {at}")
+                at = f"layer {layer}, {self._described(model, value)}"
+                text = f"expected keys where {rule}, got one that is {wrong}; {at}"
+                self._refuted(value, seen, text, facts)
                 return
             self.findings.compared += 1
             if isinstance(score, Score) and not self._of_bias(value, score, layer):
@@ -394,11 +421,14 @@ class Claims:
             most = BIAS * (1 - expected)
             far = z3.Or(score.value - expected > most, expected - score.value > most)
             at_head = [i == head for i in of_heads]
-            model = self._counterexample(value, *at_head, negated(score.hidden), far)
-            if model is not None:
-                got = float(model.eval(score.value, True).as_fraction())
-                at = self._described(model, value)
-                self._refuted(value, score.value, f"bias of head {head}: got {got:g}; {at}")
+            facts = [*self._where(value), *at_head, negated(score.hidden), far]
+            if (model := self.call.decide(*facts)) is not None:
+                wanted, got = (
+                    float(model.eval(x, True).as_fraction()) for x in (expected, score.value)
+                )
+                text = f"expected a bias of {wanted:g} of head {head}, got {got:g}"
+                text += f"; {self._described(model, value)}"
+                self._refuted(value, score.value, text, facts)
                 return False
             self.findings.compared += 1
         return True
@@ -430,8 +460,10 @@ class Claims:
         """Return the call of a counterexample as text."""
         call, axes = self.call, value.axes
         names: Dict[str, Any] = {"S": call.columns}
-        if "b" in axes:
+        if call.caches and (self.manifest.in_place and not call.by_mask) and "b" in axes:
             names |= {"cached": call.cached(call.row)}
+        elif call.caches:
+            names |= {"P": call.slots}
         if "s" in axes:
             names |= {"column": call.column, "position": call.rule("q")}
         if "t" in axes:

@@ -2,10 +2,14 @@
 
 import re
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Dict, Iterator, List, Mapping, Sequence, Set, Tuple
+
+import numpy as np
 
 from posenc_export.runtime.graphs.kernel_library import OPERATOR
 from posenc_export.runtime.graphs.onnx_nodes import Constant, Node, Nodes
+from posenc_export.runtime.graphs.onnx_parts import opened, renamed, serialised
 
 FLOATS = ("float", "float16", "bfloat16")
 TOKENS = ("input_ids", "token_type_ids")  # integers that choose weights, not places
@@ -177,3 +181,28 @@ def _read(node: Node) -> List[str]:
     """Return the values that a node reads, with the outputs of its subgraphs."""
     bodies = node.attributes.values() if node.operator in WITH_BODIES else ()
     return [*node.inputs, *(name for body in bodies if isinstance(body, list) for name in body)]
+
+
+def evaluated(
+    part: IntegerPart, name: str, inputs: Mapping[str, np.ndarray], folder: Path
+) -> np.ndarray:
+    """Return a value of a part, computed by ONNX Runtime; inputs: of the graph by name. Other
+    values that the part reads are zeros of shape [1,1,1]. Raise OSError if constants cannot be
+    read.
+    """
+    needed, nodes = {name}, []
+    for node in reversed(part.nodes):
+        if needed.intersection(node.outputs):
+            nodes.append(node)
+            needed.update(node.inputs)
+    made = {output for node in nodes for output in node.outputs}
+    read = sorted(needed - made - part.graph.constants.keys() - {""})
+    free = {n: part.graph.inputs.get(n, "float") for n in read}
+    free = {n: "float" if element in FLOATS else element for n, element in free.items()}
+    stored = part.graph.constants.items()
+    constants = {n: renamed(value, n) for n, value in stored if n in needed}
+    graph = replace(part.graph, constants=constants)
+    session = opened(serialised(graph, reversed(nodes), [name], free=free), folder)
+    nothing = np.zeros((1, 1, 1), np.float32)
+    (value,) = session.run([name], {n: inputs.get(n, nothing) for n in read})
+    return np.asarray(value)
