@@ -49,6 +49,8 @@ class AnyCall:
         self.rows, self.columns, self.slots, self.capacity, self.of_window = z3.Ints("B S P C W")
         self.row, self.column, self.slot, self.token = z3.Ints("row column slot token")
         self.plane, self.requested_count = z3.Int("plane"), z3.Int("R")
+        self.sizes = [self.rows, self.columns, self.slots, self.capacity, self.of_window]
+        self.sizes.append(self.requested_count)
         self.total = z3.Int("longest")
         room = self.most + manifest.capacity_bucket
         self.assumed: List[Any] = [self.rows >= 1, self.columns >= 1, self.slots >= 0]
@@ -301,7 +303,7 @@ class AnyCall:
         if result == z3.unknown:
             raise TimeoutError(solver.reason_unknown())
         model, bound = solver.model() if result == z3.sat else None, 1
-        sizes = (self.rows, self.columns, self.slots, self.capacity, self.total, self.of_window)
+        sizes = (*self.sizes, self.total)
         while model is not None and bound < self.most:
             if solver.check(*(size <= bound for size in sizes)) == z3.sat:
                 return solver.model()
@@ -309,14 +311,13 @@ class AnyCall:
         return model
 
     def inputs(self, *facts: Any) -> Tuple[z3.ModelRef, Dict[str, np.ndarray]]:
-        """Return one of the smallest calls in which facts hold, and the inputs of the graph by name,
-        as a session promises them. Raise ValueError if there is no such call.
+        """Return one of the smallest calls in which facts hold, and the inputs of the graph by
+        name, as a session promises them. Raise ValueError if there is no such call.
         """
         model = self.decide(*facts)
         if model is None:
             raise refusal("claims", "facts that hold in a call", "none")
-        sizes = (self.rows, self.columns, self.slots, self.capacity, self.of_window)
-        chosen = [n == model.eval(n, True) for n in (*sizes, self.requested_count, self.total)]
+        chosen = [n == model.eval(n, True) for n in (*self.sizes, self.total)]
         shapes = {
             name: [model.eval(z3.IntVal(0) + n, True).as_long() for n in tensor.shape]
             for name, tensor in self.tensors.items()

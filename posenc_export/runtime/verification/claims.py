@@ -17,7 +17,7 @@ from posenc_export.runtime.artefact.records import Places
 from posenc_export.runtime.artefact.schema import Manifest
 from posenc_export.runtime.graphs.kernel_library import OPERATOR
 from posenc_export.runtime.graphs.onnx_files import load_errors
-from posenc_export.runtime.graphs.onnx_nodes import Constant
+from posenc_export.runtime.graphs.onnx_nodes import Constant, Node
 from posenc_export.runtime.verification import described
 from posenc_export.runtime.verification.any_call import AnyCall
 from posenc_export.runtime.verification.bias_tables import BIAS, bias_errors
@@ -80,6 +80,7 @@ MASKS = (("Attention", 3), ("GroupQueryAttention", 10), (OPERATOR, 10))
 SIZES = ("Reshape", "Expand", "Slice", "ConstantOfShape", "Pad", "Range", "Tile")
 PICKS = "GatherElements"  # of scores by a row for each pair
 # By TensorProto.DataType, the first whole number that a cast to it may change
+INTEGERS = (6, 7)  # TensorProto.DataType of int32 and int64
 EXACT = {1: 1 << 24, 6: 1 << 31, 10: 1 << 11, 16: 1 << 8}
 
 
@@ -453,8 +454,23 @@ class Claims:
                 continue
             if large is None:
                 self.findings.compared += 1
+                continue
+            text = "larger whole numbers may be rounded"
+            again = self._made_of(node.outputs[0], "Cast")
+            if any(cast.attributes.get("to") in INTEGERS for cast in (node, *again)):
+                number = large.eval(entry, True)
+                self.findings.failures[place] = f"expected at most {most}, got {number}: {text}"
             else:
-                self.findings.skipped[place] = f"whole numbers above {most:,} may be rounded"
+                self.findings.skipped[place] = f"above {most:,}, {text}"
+
+    def _made_of(self, name: str, operator: str) -> List[Node]:
+        """Return the nodes with an operator that read a value, or what is made of it."""
+        values, found = {name}, []
+        for node in self.part.nodes:
+            if values.intersection(node.inputs):
+                values.update(node.outputs)
+                found += [node] if node.operator == operator else []
+        return found
 
     def _described(self, model: z3.ModelRef, value: Value) -> str:
         """Return the call of a counterexample as text."""

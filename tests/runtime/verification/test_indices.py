@@ -10,7 +10,7 @@ import numpy as np
 import onnx
 import pytest
 from msgspec.structs import replace
-from onnx import helper, numpy_helper
+from onnx import TensorProto, helper, numpy_helper
 
 from bench.ruined_graphs import constants
 from posenc_export.encodings import REGISTRY, PositionEncoding
@@ -222,21 +222,47 @@ def attribute(name: str, changed: Callable[[Any], Any]) -> Change:
     return change
 
 
+def swapped(operator: str) -> Change:
+    """Return a change that exchanges what the first node with an operator reads."""
+
+    def change(graph: onnx.GraphProto) -> None:
+        inputs = next(node for node in graph.node if node.op_type == operator).input
+        inputs[0], inputs[1] = inputs[1], inputs[0]
+
+    return change
+
+
+def through(operator: str, index: int, to: int) -> Change:
+    """Return a change that casts what a node reads to another type and back."""
+
+    def change(graph: onnx.GraphProto) -> None:
+        value = node_before(graph, operator, index)
+        casts = ([value], ["f.other"], to), (["f.other"], ["f.result"], TensorProto.INT64)
+        nodes = [helper.make_node("Cast", *names, to=kind) for *names, kind in casts]
+        inserted(graph, value, nodes, "f.result")
+
+    return change
+
+
 def heads_exchanged(graph: onnx.GraphProto) -> None:
     attribute("num_heads", lambda heads: heads // 2)(graph)
     attribute("kv_num_heads", lambda heads: heads * 2)(graph)
 
 
-def first_row_for_all(graph: onnx.GraphProto) -> None:
-    """Let all rows write where the first one does."""
-    value = node_before(graph, "TensorScatter", 2)
-    graph.initializer.append(numpy_helper.from_array(np.array([0]), "f.first"))
-    nodes = [
-        helper.make_node("Shape", [value], ["f.rows"]),
-        helper.make_node("Gather", [value, "f.first"], ["f.of_first"]),
-        helper.make_node("Expand", ["f.of_first", "f.rows"], ["f.result"]),
-    ]
-    inserted(graph, value, nodes, "f.result")
+def first_row(operator: str, index: int) -> Change:
+    """Return a change that gives all rows what a node reads of the first one."""
+
+    def change(graph: onnx.GraphProto) -> None:
+        value = node_before(graph, operator, index)
+        graph.initializer.append(numpy_helper.from_array(np.array([0]), "f.first"))
+        nodes = [
+            helper.make_node("Shape", [value], ["f.rows"]),
+            helper.make_node("Gather", [value, "f.first"], ["f.of_first"]),
+            helper.make_node("Expand", ["f.of_first", "f.rows"], ["f.result"]),
+        ]
+        inserted(graph, value, nodes, "f.result")
+
+    return change
 
 
 def bucket_moved(graph: onnx.GraphProto) -> None:
@@ -264,7 +290,7 @@ FAULTS: Dict[str, Any] = {
     "padding is a position": ("rope", "onnx", "causal", number("GreaterOrEqual", 1, -1)),
     "bucket moved": ("t5", "onnx", "causal", bucket_moved),
     "lengths one long": ("rope", "ort", "causal", late("GroupQueryAttention", 5, -5, "int32")),
-    "first row's length": ("rope", "onnx-static", "causal", first_row_for_all),
+    "first row's length": ("rope", "onnx-static", "causal", first_row("TensorScatter", 2)),
     "window attribute": (
         "rope", "ort", "window", attribute("local_window_size", lambda size: size + 1),
     ),
@@ -276,14 +302,43 @@ FAULTS: Dict[str, Any] = {
     "slots in windows": ("rope", "onnx-static", "window",
         late("TensorScatter", 2, 30, last=True), LONG),
     "last places of chunks shift": ("dual_chunk", "onnx", "causal", late("Gather", 1, 90)),
+    "rows one short": ("shaw", "onnx", "causal", number("Clip", 2, -1)),
+    "clipped at the wrong end": ("shaw", "ort", "causal", number("Clip", 1, 1)),
+    "next row": ("shaw", "onnx-static", "causal", number("Add", 1, 1)),
+    "distances of t5 exchanged": ("t5", "onnx", "causal", swapped("Sub")),
+    "distances of shaw exchanged": ("shaw", "onnx", "causal", swapped("Sub")),
+    "biases grow": ("alibi", "onnx", "causal", swapped("Sub")),
+    "first row's positions": ("rope", "onnx", "causal", first_row("RotaryEmbedding", 3)),
+    "positions in float16": ("rope", "onnx", "causal",
+        through("RotaryEmbedding", 3, TensorProto.FLOAT16), 4000),
+    "slots in float16": ("rope", "onnx-static", "causal",
+        through("TensorScatter", 2, TensorProto.FLOAT16), 4000),
+    "rows in bfloat16": ("learned", "onnx", "causal", through("Gather", 1, TensorProto.BFLOAT16)),
+    # Slots are floats there, which have gaps behind 2^24.
+    "distances in float32": ("shaw", "ort", "causal", lambda graph: None, (1 << 24) + 2),
+    "keys after the query": ("rope", "onnx-static", "causal",
+        comparison("LessOrEqual", "GreaterOrEqual")),
+    "padding of a mask is a position": ("rope", "onnx", "causal",
+        number("GreaterOrEqual", 1, -1), "mask"),
+    "chunk of a static cache one longer": ("rope", "onnx-static", "chunk", number("Div", 1, 1)),
+    "chunk of ort one longer": ("rope", "ort", "chunk", number("Div", 1, 1)),
+    "last slots shift from 41 on": ("rope", "ort-native", "causal",
+        late("CachedAttention", 5, 40, "int32")),
+    "logits of the next column": ("rope", "onnx", "causal", late("GatherND", 1, 3)),
+    "longest row one long": ("rope", "ort", "causal",
+        late("GroupQueryAttention", 6, 77, "int32")),
+    "places in chunks one longer": ("dual_chunk", "onnx", "causal", number("Mod", 1, 1)),
+    "keys' positions shift": ("rope", "onnx-static", "causal", late("TensorScatter", 1, 33)),
     "keys in windows": ("rope", "onnx-static", "window", late("Min", 0, 40), LONG),
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_fault_in_a_written_graph_is_found(fault: str, tmp_path: Path) -> None:
-    variant, target, mask, change, *most = FAULTS[fault]
-    path = written(tmp_path, variant, target, mask, most=next(iter(most), 350))
+    variant, target, mask, change, *other = FAULTS[fault]
+    signature = "mask" if "mask" in other else "positions"
+    most = next((number for number in other if number != "mask"), 350)
+    path = written(tmp_path, variant, target, mask, signature, most)
     model = load(path, threads=1)
     whole = onnx.load(path / "model.onnx")
     change(whole.graph)
