@@ -78,6 +78,7 @@ AXES |= dict.fromkeys(("row", "first", "last", "new"), "b")
 NAME = re.compile(r"[a-z]\w*")
 MASKS = (("Attention", 3), ("GroupQueryAttention", 10), (OPERATOR, 10))
 SIZES = ("Reshape", "Expand", "Slice", "ConstantOfShape", "Pad", "Range", "Tile")
+OPEN = "not proved: "  # begins the reason of what is claimed
 PICKS = "GatherElements"  # of scores by a row for each pair
 # By TensorProto.DataType, the first whole number that a cast to it may change
 INTEGERS = (6, 7)  # TensorProto.DataType of int32 and int64
@@ -154,10 +155,10 @@ class Claims:
                 for table in self.part.tables.get(name, []):
                     self._of_table(value, table)
                 self._of_value(value, uses)
-            except TimeoutError as reason:
-                self.findings.skipped[place] = f"not decided by the solver: {reason}"
-            except MALFORMED as reason:
-                self.findings.skipped[place] = reason_of(reason)
+            except (TimeoutError, *MALFORMED) as reason:
+                keys = {(use.operator, use.input) for use in uses}
+                claimed = keys & (STRICT.keys() | {*MASKS}) or name in self.part.tables
+                self.findings.skipped[place] = f"{OPEN if claimed else ''}{reason_of(reason)}"
         self._of_casts()
 
     def _place(self, name: str) -> str:
@@ -203,7 +204,7 @@ class Claims:
         elif isinstance(value.entry, (Score, float)):
             if uses:
                 self.findings.skipped[value.place] = "numbers computed from positions"
-        elif strict := [k for k in keys if k in STRICT and self._in_cache(keys[k])]:
+        elif strict := [key for key in keys if key in STRICT and self._strict(value, keys[key])]:
             windowed = strict[0] in IN_CACHES and self._windowed(keys[strict[0]].layer)
             self._follows(value, [(rule, windowed) for rule in STRICT[strict[0]]])
         elif uses:
@@ -211,7 +212,10 @@ class Claims:
             picks = value.of_pairs and any(use.operator == PICKS for use in uses)
             self._identified(value, declared if picks else [], [*declared, *OTHERS])
 
-    def _in_cache(self, use: Use) -> bool:
+    def _strict(self, value: Value, use: Use) -> bool:
+        """Return whether a use is of a cache, or of requested tokens: its operator has others."""
+        if use.operator == "GatherND":
+            return "r" in value.axes
         return use.on_state or use.operator != "TensorScatter"
 
     def _windowed(self, layer: int) -> bool:
@@ -333,9 +337,9 @@ class Claims:
         solver may choose. facts: that hold in it; none if a run has nothing to confirm.
         """
         if names_of(claimed) & self.values.free.keys():
-            self.findings.skipped[value.place] = "depends on numbers that the solver does not know"
+            self.findings.skipped[value.place] = f"{OPEN}depends on numbers that the solver chooses"
         elif facts and (doubt := self._doubt(value, facts)):
-            self.findings.skipped[value.place] = doubt
+            self.findings.skipped[value.place] = f"{OPEN}{doubt}"
         else:
             self.findings.failures[value.place] = text
 

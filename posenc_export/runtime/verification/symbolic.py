@@ -73,6 +73,8 @@ MALFORMED += (TypeError, ValueError, z3.Z3Exception)
 
 def reason_of(error: Exception) -> str:
     """Return why a value is not translated."""
+    if isinstance(error, TimeoutError):
+        return f"not decided by the solver: {error}"
     if isinstance(error, Untranslated):
         return str(error)
     return f"not translated, as an operator has inputs that it cannot have: {type(error).__name__}"
@@ -377,6 +379,13 @@ def _function(context: Translation, node: Node, *tensors: Tensor) -> Tensor:
     return broadcast(of, *tensors)
 
 
+def _weighted(context: Translation, node: Node, x: Tensor, weights: Tensor, *_: Tensor) -> Tensor:
+    """Translate a product with weights, or that plus a bias, without a definition."""
+    size = weights.shape[-2 if node.attributes.get("transB") else -1]
+    name = node.outputs[0]
+    return Tensor([*x.shape[:-1], size], lambda index: context.undefined(name, index))
+
+
 def _axis(axis: int, rank: int) -> int:
     return axis + rank if axis < 0 else axis
 
@@ -602,10 +611,6 @@ def _shape(context: Translation, node: Node, x: Tensor) -> Tensor:
     return Tensor([len(sizes)], at)
 
 
-def _size(context: Translation, node: Node, x: Tensor) -> Tensor:
-    return Tensor([], lambda index: _product(x.shape))
-
-
 def _scatter(context: Translation, node: Node, x: Tensor, new: Tensor, first: Tensor) -> Tensor:
     """TensorScatter: x with new entries from an index of each row on."""
     axis = _axis(node.attributes.get("axis", -2), len(x.shape))
@@ -655,6 +660,7 @@ OPERATORS: Dict[str, Callable[..., Tensor]] = {
     "Min": _folded(_numbers(_smaller)),
     "Neg": _element_wise(lambda x: _numbers(lambda a, b: b - a)(x, 0)),
     "Abs": _element_wise(lambda x: _numbers(lambda a, b: _larger(a, b - a))(x, 0)),
+    "Relu": _element_wise(lambda x: _numbers(_larger)(x, 0)),
     "Floor": _element_wise(_floor),
     "Equal": _element_wise(_numbers(lambda x, y: x == y)),
     "Less": _element_wise(_numbers(lambda x, y: x < y)),
@@ -681,10 +687,12 @@ OPERATORS: Dict[str, Callable[..., Tensor]] = {
     "Range": _range,
     "ConstantOfShape": _filled,
     "Shape": _shape,
-    "Size": _size,
+    "Size": lambda context, node, x: Tensor([], lambda index: _product(x.shape)),
     "TensorScatter": _scatter,
     "CumSum": _sum,
     "ReduceSum": _sum,
     "ReduceMax": _sum,
+    "MatMul": _weighted,
+    "Gemm": _weighted,
     **dict.fromkeys(FUNCTIONS, _function),
 }

@@ -346,6 +346,23 @@ def test_a_fault_in_a_written_graph_is_found(fault: str, tmp_path: Path) -> None
     assert indices.check(path, model).failures
 
 
+def test_without_the_solver_positions_are_not_called_proved(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = written(tmp_path, "rope", "onnx")
+    proved = checked(path).compared
+    monkeypatch.setattr(indices, "SOLVER", "a_solver_that_is_not_installed")
+    assert "pip install 'posenc-export[prove]'" in checked(path).skipped["positions"]
+    assert checked(path).compared < proved
+
+
+def test_an_artefact_that_declares_nothing_is_not_called_proved(tmp_path: Path) -> None:
+    path = written(tmp_path, "rope", "onnx")
+    manifest = manifests.read(path).replace(places=None)
+    result = indices.check(path, SimpleNamespace(manifest=manifest))  # type: ignore[arg-type]
+    assert "export again" in result.skipped["positions"] and not result.failures
+
+
 def test_a_graph_that_is_no_onnx_is_named_as_skipped(tmp_path: Path) -> None:
     path = written(tmp_path, "rope", "torchscript")
     assert list(checked(path).skipped) == ["torchscript"]

@@ -1,0 +1,125 @@
+"""Prove the claims on positions of every encoding, on each target of ONNX, in both signatures and
+with every visibility.
+
+    python -m bench.claims [--only NAME ...] [--json bench/results/claims.json] [--write]
+
+--only keeps the rows of other encodings. --write puts the table into docs/reliability.md.
+"""
+
+import argparse
+import tempfile
+import time
+import warnings
+from pathlib import Path
+from typing import Any, Dict, Iterator, List, Sequence, Tuple
+
+from msgspec.structs import replace
+
+from bench import marked
+from posenc_export.encodings import REGISTRY
+from posenc_export.export import Sources, export
+from posenc_export.models.presets import seeded
+from posenc_export.runtime import load
+from posenc_export.runtime.verification import indices
+from posenc_export.runtime.verification.claims import OPEN
+from posenc_export.shared import json_rows
+from posenc_export.shared.tables import markdown
+
+PAGE, RESULTS = Path("docs/reliability.md"), Path("bench/results/claims.json")
+TARGETS = ("onnx", "onnx-static", "ort", "ort-native")
+SEEN = {
+    "causal": {"name": "causal"},
+    "window": {"name": "window", "size": 9},
+    "chunk": {"name": "chunk", "size": 12},
+    "both": {"name": "both"},
+    "near": {"name": "near", "reach": 4},
+}
+LONG = 540  # positions for which caches of windows are shorter than others
+MASKED = ("onnx", "onnx-static", "ort")  # targets of signature mask
+
+
+def models(name: str) -> Iterator[Tuple[str, Any]]:
+    """Yield what the queries of a tiny model with an encoding see, and its description."""
+    from tests.tiny import decoder, encoder, works
+
+    causal = works(name, "causal")
+    for sees in ("causal", "window", "chunk") if causal else ("both", "near"):
+        config = decoder(name, max_positions=LONG) if causal else encoder(name)
+        layers = {
+            layer: replace(kind, attention=replace(kind.attention, sees=SEEN[sees]))
+            for layer, kind in config.layers.items()
+        }
+        yield sees, replace(config, layers=layers)
+
+
+def measured(name: str) -> Iterator[Dict[str, Any]]:
+    """Yield one row for each artefact of an encoding."""
+    for sees, config in models(name):
+        sources = Sources(seeded(config))
+        for target in TARGETS:
+            for signature in ("positions", "mask") if target in MASKED else ("positions",):
+                yield {
+                    "encoding": name,
+                    "sees": sees,
+                    "target": target,
+                    "signature": signature,
+                    **_proved(sources, target, signature),
+                }
+
+
+def _proved(sources: Sources, target: str, signature: str) -> Dict[str, Any]:
+    with tempfile.TemporaryDirectory() as temporary, warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch.onnx warns at every export
+        folder = Path(temporary) / "artefact"
+        try:
+            export(sources, target, folder, signature=signature, verify=False)
+        except ValueError as error:
+            return {"refused": str(error)}
+        begin = time.perf_counter()
+        check = indices.check(folder, load(folder, threads=1))
+    left = {place: why for place, why in check.skipped.items() if why.startswith(OPEN)}
+    seconds = round(time.perf_counter() - begin, 3)
+    return {"proved": check.compared, "open": left, "wrong": check.failures, "seconds": seconds}
+
+
+def table(rows: Sequence[Dict[str, Any]]) -> str:
+    """Return the rows as a table with a line for each encoding."""
+    lines = []
+    for name in dict.fromkeys(row["encoding"] for row in rows):
+        own = [row for row in rows if row["encoding"] == name and "proved" in row]
+        by_target = [[row for row in own if row["target"] == target] for target in TARGETS]
+        reasons = {why for row in own for why in row["open"].values()}
+        texts = sorted(why.removeprefix(OPEN) for why in reasons)
+        lines.append([name, *map(_cell, by_target), "; ".join(texts)])
+    return markdown(["encoding", *TARGETS, "why not"], lines)
+
+
+def _cell(rows: List[Dict[str, Any]]) -> str:
+    if not rows:
+        return "-"
+    proved, left = sum(r["proved"] for r in rows), sum(len(r["open"]) for r in rows)
+    wrong, slowest = sum(len(r["wrong"]) for r in rows), max(r["seconds"] for r in rows)
+    others = f", {left} not" if left else ""
+    return f"{proved}{others}{f', {wrong} wrong' if wrong else ''} ({slowest:.2f} s)"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--only", action="append", choices=sorted(REGISTRY), metavar="NAME")
+    parser.add_argument("--json", type=Path, default=RESULTS)
+    parser.add_argument("--write", action="store_true")
+    options = parser.parse_args()
+    chosen = options.only or sorted(REGISTRY)
+    known = json_rows.read(options.json, []) if options.only else []
+    rows = [row for row in known if row["encoding"] not in chosen]
+    for name in chosen:
+        rows += measured(name)
+        print(table([row for row in rows if row["encoding"] == name]).splitlines()[-1], flush=True)
+    rows.sort(key=lambda row: str(row["encoding"]))
+    json_rows.write(options.json, rows)
+    if options.write:
+        marked.replace(PAGE, "claims", table(rows))
+
+
+if __name__ == "__main__":
+    main()
