@@ -17,7 +17,6 @@ SIZES = ("Shape", "Size")
 HALF = (10, 16)  # TensorProto.DataType of float16 and bfloat16
 ATTENTIONS = ("GroupQueryAttention", OPERATOR, "Attention")
 WITH_BODIES = ("If", "Loop", "Scan")
-WEIGHTED = (*ATTENTIONS, "Softmax")  # nodes that compute attention weights
 LAYER = re.compile(r"past_key_values\.(\d+)\.")
 # Begins the names that `_inlined` gives to values of a branch.
 BRANCH = re.compile(r"(\d+)\.(?:then|else)_branch\.")
@@ -152,13 +151,13 @@ def _layers(graph: Nodes) -> Dict[str, int]:
         match = LAYER.match(name)
         if match:
             before[name] = int(match[1])
-    cached, count = bool(before), 0
+    cached, count, weighted = bool(before), 0, _weighted(graph)
     first: Dict[str, int] = {}  # by If, the first layer of its branches
     within: Dict[str, int] = {}  # attention nodes in a branch so far
     for node in graph.nodes:
         read = () if node.operator in SIZES else _read(node)  # sizes of states serve all layers
         layer = max((before.get(name, -1) for name in read), default=-1)
-        if not cached and node.operator in WEIGHTED:
+        if not cached and node.outputs[0] in weighted:
             layer, branch = count, BRANCH.match(node.outputs[0])
             if branch:
                 index = within.get(branch[0], 0)
@@ -169,12 +168,29 @@ def _layers(graph: Nodes) -> Dict[str, int]:
     after: Dict[str, int] = {}  # the first layer whose attention reads a value
     for node in reversed(graph.nodes):
         readers = [after[name] for name in node.outputs if name in after]
-        if node.operator in WEIGHTED:
+        if node.outputs[0] in weighted:
             readers = [before[node.outputs[0]]]
         if readers:
             layers.update(dict.fromkeys(node.outputs, min(readers)))
             after.update({name: min(*readers, after.get(name, readers[0])) for name in _read(node)})
     return layers
+
+
+def _weighted(graph: Nodes) -> Set[str]:
+    """Return the outputs of nodes that compute attention weights: not those of a softmax over
+    products with weights, such as a router's.
+    """
+    live, scores, outputs = set(graph.inputs), set[str](), set[str]()
+    for node in graph.nodes:
+        read = live.intersection(_read(node))
+        if not read:
+            continue
+        live.update(node.outputs)
+        if node.operator in ATTENTIONS or (node.operator == "Softmax" and read & scores):
+            outputs.add(node.outputs[0])
+        elif len(read) > 1 if "MatMul" in node.operator else read & scores:
+            scores.update(node.outputs)
+    return outputs
 
 
 def _read(node: Node) -> List[str]:

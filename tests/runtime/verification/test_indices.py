@@ -21,7 +21,7 @@ from posenc_export.runtime.artefact.records import Package, Places
 from posenc_export.runtime.artefact.schema import Manifest
 from posenc_export.runtime.verification import bias_tables, described, indices
 from tests.cases import combinations
-from tests.tiny import block, decoder, encoder
+from tests.tiny import VARIANTS, block, decoder, encoder
 from tests.traces import sources
 
 WINDOW, CHUNK = {"name": "window", "size": 9}, {"name": "chunk", "size": 12}
@@ -98,6 +98,35 @@ def test_masks_of_caches_of_windows_are_compared(mask: str, tmp_path: Path) -> N
 )
 def test_no_honest_encoder_is_refused(sees: Dict[str, Any], target: str, tmp_path: Path) -> None:
     export(sources(seeing(encoder("t5"), sees)), target, tmp_path / "a", verify=False)
+    assert checked(tmp_path / "a").failures == {}
+
+
+def of_layers(config: Any, *encodings: Dict[str, Any], **changes: Any) -> Any:
+    """Return a description with a layer for each encoding, and other parts of layers."""
+    kind = replace(config.kinds[0], **changes)
+    attentions = [replace(kind.attention, encodings=(encoding,)) for encoding in encodings]
+    layers = {str(n): replace(kind, attention=of) for n, of in enumerate(attentions)}
+    return replace(config, layers=layers, order=tuple(layers))
+
+
+EXPERTS = {"name": "experts", "hidden": 24, "experts": 4, "chosen": 2}
+NEAR, FAR = VARIANTS["t5-near"], VARIANTS["t5"]
+ONE_HEAD: Dict[str, Any] = {"heads": 1, "kv_heads": 1, "head_size": 48}
+HONEST = {
+    "experts": of_layers(encoder("rope"), {"name": "rope"}, {"name": "rope"}, mlp=EXPERTS),
+    "two t5": of_layers(decoder("t5", max_positions=150), NEAR, FAR),
+    "two t5 of one head": of_layers(decoder("t5", max_positions=150, **ONE_HEAD), NEAR, FAR),
+    "rows of keys": of_layers(encoder("shaw"), {"name": "shaw", "score": "query_key"}),
+    "coordinates": of_layers(encoder("learned_2d"), {"name": "alibi"}, {"name": "alibi"}),
+    "boxes": of_layers(encoder("boxes"), {"name": "alibi"}, {"name": "alibi"}),
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "target"), combinations(list(HONEST), ["onnx", "ort"], besides=[("experts", "ort")])
+)
+def test_no_honest_combination_is_refused(name: str, target: str, tmp_path: Path) -> None:
+    export(sources(HONEST[name]), target, tmp_path / "a", verify=False)
     assert checked(tmp_path / "a").failures == {}
 
 
