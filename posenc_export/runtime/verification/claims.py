@@ -160,6 +160,11 @@ class Claims:
                 claimed = keys & (STRICT.keys() | {*MASKS}) or name in self.part.tables
                 self.findings.skipped[place] = f"{OPEN if claimed else ''}{reason_of(reason)}"
         self._of_casts()
+        q, k, call = self.call.rule("q"), self.call.rule("k"), self.call
+        indices = ((call.row, call.rows), (call.column, call.columns), (call.slot, call.keys.count))
+        inside = [z3.And(index >= 0, index < size) for index, size in indices]
+        if call.decide(*inside, q >= 0, k >= 0, k <= q) is None:  # else all claims hold
+            self.findings.failures["calls"] = "expected a call with a key to see, got none"
 
     def _place(self, name: str) -> str:
         """Return the name of a value in the certificate, with the node that reads it."""
