@@ -231,7 +231,7 @@ class AnyCall:
         def ids(index: Sequence[Any]) -> Any:
             return _of_plane([self.query, *planes], *index) if planes else self.query(*index)
 
-        self.requested = self._function("column", lambda c, b, r: z3.And(c >= 0, c < S))
+        self.requested = self._function("requested", lambda c, b, r: z3.And(c >= 0, c < S))
         entries: Dict[str, Callable[[Sequence[Any]], Any]] = {
             "position_ids": ids,
             "attention_mask": lambda i: self.mask(*i),
