@@ -21,6 +21,7 @@ from posenc_export.models.presets import seeded
 from posenc_export.runtime import Model
 from posenc_export.runtime.graphs.torch_graph import TorchGraph
 from posenc_export.shared.numerics import tolerance, worst_error
+from posenc_export.shared.places import evaluate
 from tests.tiny import VARIANTS, block, decoder, encoder
 
 RMS: Dict[str, Any] = {"name": "rms", "epsilon": 1e-4}
@@ -164,7 +165,7 @@ def test_mask_numbers_of_a_sight_match_its_rule(sight: str) -> None:
             reach = (part.before < 0 or query - key <= part.before) and (
                 part.after < 0 or key - query <= part.after
             )
-            assert part.exact(query, key) == (
+            assert evaluate(part.rule, {"q": query, "k": key}) == (
                 reach and (part.chunk == 0 or query // part.chunk == key // part.chunk)
             )
 

@@ -372,7 +372,7 @@ class Claims:
         call, windows, score = self.call, self._windows(value.name), value.entry
         shown = negated(score.hidden) if isinstance(score, Score) else truth(score)
         q, k = (call.rule(name, value.in_windows) for name in "qk")
-        for layer in layers:
+        for layer in layers if self.manifest.places else ():
             if layer >= len(self.places.sees):
                 count = len(self.places.sees)
                 text = f"expected a mask of {count} layers, got layer {layer} that reads it"

@@ -22,6 +22,8 @@ from posenc_export.runtime.artefact.schema import Manifest
 from posenc_export.runtime.graphs import kernel_library, onnx_nodes
 
 Described = Mapping[str, Any]
+# Of a module that was read, slots, positions and bounds are proved alone.
+UNDECLARED = "read as it is, it declares neither which keys it sees nor which rows it reads"
 SIZES = (8, 16, 64, 128, 256, 512)  # lengths at which kernels may change
 # Attributes of attention nodes that follow from others, or from the shapes of inputs.
 FREE = {"do_rotary", "rotary_interleaved", "qk_output", "k_quant_type"}
@@ -81,8 +83,7 @@ def is_read(manifest: Manifest) -> bool:
 
 def unproved(unit: str) -> Check:
     """Return the check of what a module that was read would have to declare."""
-    why = "read as it is, it declares no positions and no encodings"
-    return Check(0, unit, skipped={"module": why})
+    return Check(0, unit, skipped={"module": UNDECLARED})
 
 
 def attentions(manifest: Manifest) -> List[Described]:
@@ -148,7 +149,8 @@ def edges(manifest: Manifest) -> List[int]:
 
 def has_cache(manifest: Manifest) -> bool:
     """Return whether keys of earlier calls are kept."""
-    return any(state.past.endswith(".key") for state in manifest.states)
+    cached = (state for state in manifest.states if not state.holds_positions)
+    return any(state.grows or state.in_place for state in cached)
 
 
 def scale(attention: Described) -> float:

@@ -23,17 +23,20 @@ def check(folder: Path, model: Model) -> Check:
     manifest = model.manifest
     if not (folder / "model.onnx").exists():
         return Check(0, UNIT, skipped={manifest.target: "the file is no graph of ONNX nodes"})
-    if described.is_read(manifest):
-        return described.unproved(UNIT)
-    part = integer_part(onnx_nodes.read(folder / "model.onnx"))
-    findings = Findings()
+    part, is_read = (
+        integer_part(onnx_nodes.read(folder / "model.onnx")),
+        described.is_read(manifest),
+    )
+    findings, biases = Findings(), bias_tables.tables(manifest, folder)
     if "encoder_attention_mask" in part.uses:
         findings.skipped["encoder_attention_mask"] = "the mask of an encoder's tokens, an input"
-    _compare_attributes(part, manifest, findings)
-    biases = bias_tables.tables(manifest, folder)
-    bias_tables.compare(part, biases, folder, findings)
-    bias_tables.compare_rows(part, manifest, folder, findings)
-    if manifest.places is None:
+    if is_read:
+        findings.skipped["module"] = described.UNDECLARED
+    else:
+        _compare_attributes(part, manifest, findings)
+        bias_tables.compare(part, biases, folder, findings)
+        bias_tables.compare_rows(part, manifest, folder, findings)
+    if manifest.places is None and not is_read:
         findings.skipped["positions"] = "declared by artefacts of later versions; export again"
     elif find_spec(SOLVER) is None:
         how = "pip install 'posenc-export[prove]'"
