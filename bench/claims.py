@@ -118,7 +118,7 @@ def main() -> None:
     rows.sort(key=lambda row: str(row["encoding"]))
     json_rows.write(options.json, rows)
     if options.write:
-        marked.replace(PAGE, "claims", table(rows))
+        marked.replace(PAGE, "claims", table(rows) + "\n")
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ from posenc_export.runtime.verification.symbolic import SOLVER, Tensor, Untransl
 from posenc_export.shared.places import evaluate
 from posenc_export.shared.refusal import refusal
 
-EFFORT = 20_000_000  # of the solver for a claim, some 10 s, in its own unit
+EFFORT = 6_000_000  # of the solver for a claim, some 5 s, in its own unit
 Sum = Tuple[str, Tensor, Tensor]  # operator, what it adds up, and the result
 
 

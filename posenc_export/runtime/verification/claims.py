@@ -250,6 +250,8 @@ class Claims:
                 self._refuted(of_table, index, text, facts)
                 return
             self.findings.compared += 1
+        if rows == 1:  # all of it was proved
+            return
         readers = self.part.layers_after(value.name)
         rules = self._declared(readers, value.of_pairs)
         long = rows >= self.manifest.max_positions and not self.manifest.packages

@@ -101,6 +101,10 @@ def test_no_honest_encoder_is_refused(sees: Dict[str, Any], target: str, tmp_pat
     assert checked(tmp_path / "a").failures == {}
 
 
+def test_a_decoder_that_refuses_gaps_in_masks_is_not_refused(tmp_path: Path) -> None:
+    assert checked(written(tmp_path, "dual_chunk", "onnx", "window", "mask")).failures == {}
+
+
 def of_layers(config: Any, *encodings: Dict[str, Any], **changes: Any) -> Any:
     """Return a description with a layer for each encoding, and other parts of layers."""
     kind = replace(config.kinds[0], **changes)
