@@ -57,8 +57,9 @@ def test_caches_of_the_builder_have_a_head_size(keeps: int, slots: int, tmp_path
     assert read.padding == "right"
 
 
-def test_inputs_of_transformers_exporter_are_understood() -> None:
-    past = "input.past_key_values.layers.0."
+@pytest.mark.parametrize("caches", ["past_key_values", "cache"])  # to 5.23, and from 5.24
+def test_inputs_of_transformers_exporter_are_understood(caches: str) -> None:
+    past, present = f"input.{caches}.layers.0.", f"output.{caches}.layers.0."
     inputs = [
         Value("input_ids", "int64", ("s44", "s70")),
         Value(f"{past}keys", "float32", ("s44", 2, "s36", 16)),
@@ -67,8 +68,8 @@ def test_inputs_of_transformers_exporter_are_understood() -> None:
     ]
     outputs = [
         Value("logits", "float32", ("s44", "s70", 61)),
-        Value("output.past_key_values.layers.0.values", "float32", ("s44", 2, "s36 + s70", 16)),
-        Value("output.past_key_values.layers.0.keys", "float32", ("s44", 2, "s36 + s70", 16)),
+        Value(f"{present}values", "float32", ("s44", 2, "s36 + s70", 16)),
+        Value(f"{present}keys", "float32", ("s44", 2, "s36 + s70", 16)),
     ]
     read = interface(inputs, outputs, unread=[inputs[3].name])
     assert [cache.present for cache in read.caches] == [outputs[2].name, outputs[1].name]

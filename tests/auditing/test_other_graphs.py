@@ -116,7 +116,7 @@ class Stacked(torch.nn.Module):
             input_ids,
             attention_mask=attention_mask,
             position_ids=position_ids,
-            past_key_values=Static(),
+            cache=Static(),
         ).logits
         return logits, torch.stack(written)
 

@@ -52,10 +52,10 @@ class Theirs:
                 result = self.peer(
                     torch.from_numpy(tokens[:, begin:end]),
                     use_cache=True,
-                    **({} if cache is None else {"past_key_values": cache}),
+                    **({} if cache is None else {"cache": cache}),
                 )
                 parts.append(result.logits.numpy())
-                cache = result.past_key_values
+                cache = result.cache
         return np.concatenate(parts, 1)
 
 

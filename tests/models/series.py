@@ -77,9 +77,9 @@ class Peer(torch.nn.Module):
         attention_mask: Any = None,
         position_ids: Any = None,
         use_cache: bool = False,
-        past_key_values: Optional[torch.Tensor] = None,
+        cache: Optional[torch.Tensor] = None,
     ) -> SimpleNamespace:
-        whole = tokens if past_key_values is None else torch.cat((past_key_values, tokens), 1)
+        whole = tokens if cache is None else torch.cat((cache, tokens), 1)
         seen = torch.ones_like(whole) if attention_mask is None else attention_mask
         rows = []
         for ids, inside in zip(whole, seen == 1, strict=True):
@@ -90,7 +90,7 @@ class Peer(torch.nn.Module):
             row[inside] = forecasts.flatten(1)
             rows.append(row)
         logits = torch.stack(rows)[:, whole.size(1) - tokens.size(1) :]
-        return SimpleNamespace(logits=logits, past_key_values=whole)
+        return SimpleNamespace(logits=logits, cache=whole)
 
 
 class Reading:

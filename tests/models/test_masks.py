@@ -66,8 +66,8 @@ def _theirs(peer: Any, mask: np.ndarray, counts: Tuple[int, ...]) -> np.ndarray:
             positions = (seen.cumsum(1) - 1).clip(0)[:, -tokens.shape[1] :]
             how["position_ids"] = torch.from_numpy(positions)
         with torch.no_grad():
-            result = peer(torch.from_numpy(tokens), past_key_values=cache, use_cache=True, **how)
-        cache = result.past_key_values
+            result = peer(torch.from_numpy(tokens), cache=cache, use_cache=True, **how)
+        cache = result.cache
         outputs.append(result.logits.numpy())
     return np.concatenate(outputs, 1)
 

@@ -85,6 +85,6 @@ class LlamaSession(CallSession):
     def call(self, inputs: np.ndarray) -> np.ndarray:
         ids, options = torch.from_numpy(inputs), {"use_cache": True, "logits_to_keep": 1}
         with torch.inference_mode():
-            output = self.model(input_ids=ids, past_key_values=self.cache, **options)
+            output = self.model(ids, None, None, self.cache, **options)
         logits: np.ndarray = output.logits.numpy()
         return logits
