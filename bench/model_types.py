@@ -12,6 +12,7 @@ have one are not tried again.
 """
 
 import argparse
+import collections
 import inspect
 import json
 import multiprocessing
@@ -20,6 +21,7 @@ import signal
 import sys
 import tempfile
 import time
+from importlib import metadata
 from pathlib import Path
 from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
@@ -46,7 +48,9 @@ LONGEST = 160  # characters of a reason
 
 
 class Row(NamedTuple):
-    """The result of a type for a task. error: the largest, of `size`, the largest output."""
+    """The result of a type for a task. error: the largest, of `size`, the largest output.
+    version: of transformers; the first lines of RESULTS, without one, are from 5.23.0.
+    """
 
     task: str
     name: str
@@ -56,6 +60,7 @@ class Row(NamedTuple):
     why: str = ""
     targets: Sequence[str] = ()
     seconds: float = 0.0
+    version: str = ""
 
 
 def tried(task: str, name: str, targets: Sequence[str]) -> Row:
@@ -198,7 +203,8 @@ def in_child(task: str, name: str, targets: Sequence[str], seconds: float, memor
         row = row._replace(why=f"over {seconds:g} s")
     child.kill()
     child.join()
-    return row._replace(seconds=round(time.monotonic() - started, 1))
+    ran = round(time.monotonic() - started, 1)
+    return row._replace(seconds=ran, version=metadata.version("transformers"))
 
 
 def _send(to: Any, memory: int, task: str, name: str, targets: Sequence[str]) -> None:
@@ -230,7 +236,9 @@ def read_rows(path: Path) -> Dict[Tuple[str, str], Row]:
 
 
 def page(rows: Sequence[Row], version: str) -> str:
-    """Return the Markdown page of all rows: counts, then a row for each type."""
+    """Return the Markdown page of all rows: counts, then a row for each type. version: of the
+    transformers whose mappings are counted.
+    """
     tasks = [task for task in TASKS if any(row.task == task for row in rows)]
     verdicts = (EXACT, REFUSED, NONE, WRONG)
     counts = ["| task | types | " + " | ".join(verdicts) + " |", "|---" * 6 + "|"]
@@ -251,6 +259,8 @@ def page(rows: Sequence[Row], version: str) -> str:
     values: Dict[str, Any] = {"version": version, "tokens": TOKENS, "worst": f"{worst:.0e}"}
     values["targets"] = " and ".join(f"`{target}`" for target in targets) or "no target"
     values["tried"], values["all"] = len(rows), len(all_types())
+    by_version = sorted(collections.Counter(row.version or "5.23.0" for row in rows).items())
+    values["versions"] = ", ".join(f"{number} with {name}" for name, number in by_version)
     values["families"] = ", ".join(f"`{name}`" for name in sorted(families.FILES))
     return text.format(**values, counts="\n".join(counts), table="\n".join(table))
 

@@ -149,6 +149,7 @@ def test_a_type_without_small_sizes_is_told_from_one_that_is_refused() -> None:
 def test_a_type_is_tried_in_a_process_of_its_own_with_a_limit_of_time() -> None:
     row = model_types.in_child("causal", "llama", (), seconds=0.0, memory=64)
     assert row.verdict == "refused" and row.why == "over 0 s"
+    assert row.version == transformers.__version__
 
 
 def test_a_type_that_is_read_is_exact_in_all_calls() -> None:
@@ -175,12 +176,13 @@ class _Zeros:
 ROWS = [
     model_types.Row("causal", "llama", "exact", 3e-6, 2.0, "", ("ort",), 4.0),
     model_types.Row("causal", "granite", "wrong", 0.5, 2.0),
-    model_types.Row("masked", "reformer", "refused", why="a | b"),
+    model_types.Row("masked", "reformer", "refused", why="a | b", version="5.24.0"),
 ]
 
 
 def test_the_page_counts_results_and_has_a_line_for_each_type() -> None:
-    page = model_types.page(ROWS, "5.0")
+    page = model_types.page(ROWS, "5.24.0")
+    assert "mappings of transformers 5.24.0\n(2 with 5.23.0, 1 with 5.24.0)" in page
     assert "| causal | 2 | 1 | 0 | 0 | 1 |" in page and "| masked | 1 | 0 | 1 | 0 | 0 |" in page
     assert "| causal | `llama` | a family | exact | 3e-06 of 2.0 |  |" in page
     assert "| causal | `granite` | transformers | wrong | 5e-01 of 2.0 |  |" in page
