@@ -6,11 +6,14 @@ from typing import Any, Collection, Dict
 
 import numpy as np
 
+from posenc_export.runtime.graphs.onnx_files import NEWER, older, version
 from posenc_export.runtime.graphs.onnx_nodes import Nodes
 from posenc_export.runtime.graphs.onnx_parts import constant, new_node, opened, serialised
+from posenc_export.shared.refusal import refusal
 
 OPERATOR = "MatMulIntegerToFloat"
 EXACT = ("session.x64quantprecision", "1")  # products of unsigned bytes, which take longer
+SINCE = "1.30"  # version of ONNX Runtime; with EXACT, earlier ones abort the process
 SIZE, TOKENS = 64, (1, 4)  # of the products that are tried; one token has kernels of its own
 
 
@@ -18,8 +21,14 @@ def keep_exact(options: Any, operators: Collection[str]) -> None:
     """Let a session compute exact sums in MatMulIntegerToFloat, if it is one of the operators of
     its graph: with the option, ONNX Runtime 1.31 cannot run DequantizeLinear of int8 weights with a
     scale for each output.
+
+    Raises:
+        ValueError: an ONNX Runtime older than SINCE.
     """
     if OPERATOR in operators and saturates():
+        if older(SINCE):
+            rule = f"ONNX Runtime {SINCE} or newer for {OPERATOR} without VNNI"
+            raise refusal("runtime", rule, version(), NEWER)
         options.add_session_config_entry(*EXACT)
 
 

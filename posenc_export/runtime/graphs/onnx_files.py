@@ -28,6 +28,7 @@ SIGNATURE = re.compile(r"/onnxruntime_src/\S+ .*?\) ")
 FOLDER = "session.model_external_initializers_file_folder_path"  # for models that are no file
 DEEPEST = 64  # levels of nested graphs
 OLDEST = "1.28"  # version of ONNX Runtime, as in pyproject.toml
+NEWER = "pip install -U 'posenc-export[cpu]'"
 LENGTHS = {1: 8, 5: 4}  # bytes of the fixed-length wire types
 
 
@@ -117,10 +118,15 @@ def load_errors() -> Tuple[Type[Exception], ...]:
     return (UnicodeDecodeError, RuntimeError, *own)  # the first for names that are not UTF-8
 
 
-def _version() -> str:
+def version() -> str:
     import onnxruntime
 
     return onnxruntime.__version__
+
+
+def older(than: str) -> bool:
+    """Return whether ONNX Runtime is older than a version MAJOR.MINOR."""
+    return [*map(int, version().split(".")[:2])] < [*map(int, than.split("."))]
 
 
 @contextmanager
@@ -137,9 +143,8 @@ def refused(path: Path) -> Iterator[None]:
         reason = (SIGNATURE.sub("", reason).strip() or type(error).__name__).splitlines()[0]
         rule, got = f"{path.name} to be a graph that ONNX Runtime loads", reason[:300]
         remedy = "export again, or with this version of ONNX Runtime"
-        version, newer = _version(), "pip install -U 'posenc-export[cpu]'"
-        if [*map(int, version.split(".")[:2])] < [*map(int, OLDEST.split("."))]:
-            rule, got, remedy = f"ONNX Runtime {OLDEST} or newer", version, newer
+        if older(OLDEST):
+            rule, got, remedy = f"ONNX Runtime {OLDEST} or newer", version(), NEWER
         elif "opset" in reason.lower():
-            remedy = f"it needs an ONNX Runtime newer than {version}: {newer}"
+            remedy = f"it needs an ONNX Runtime newer than {version()}: {NEWER}"
         raise refusal("runtime", rule, got, remedy) from None

@@ -21,6 +21,13 @@ def test_sessions_ask_for_exact_sums_where_others_are_limited(
         ort_options.session_options(manifest, 1).get_session_config_entry(name)
 
 
+def test_versions_that_abort_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(integer_products, "saturates", lambda: True)
+    monkeypatch.setattr("onnxruntime.__version__", "1.29.0")
+    with pytest.raises(ValueError, match="ONNX Runtime 1.30 or newer for .*, got 1.29.0; pip inst"):
+        integer_products.keep_exact(None, ["MatMulIntegerToFloat"])
+
+
 def test_limited_sums_are_found_by_running_products(monkeypatch: pytest.MonkeyPatch) -> None:
     limited = SimpleNamespace(run=lambda _, feeds: [np.full((len(feeds["x"]), 64), 1048544.0)])
     monkeypatch.setattr(integer_products, "opened", lambda model, folder: limited)
