@@ -117,8 +117,8 @@ def test_layout_bias_is_that_of_layoutlmv3() -> None:
     attention = encoder.layer[0].attention.self
     x = torch.randn(2, 50, 64)
     with torch.no_grad():
-        rel_pos, rel_2d_pos = encoder._cal_1d_pos_emb(places), encoder._cal_2d_pos_emb(boxes)
-        expected = attention(x, rel_pos=rel_pos, rel_2d_pos=rel_2d_pos)[0]
+        bias = encoder._compute_position_bias(places, boxes)
+        expected = attention(x, position_bias=bias)[0]
         q, k, v = (
             part(x).view(2, 50, 4, 16).transpose(1, 2)
             for part in (attention.query, attention.key, attention.value)
