@@ -292,20 +292,29 @@ class AnyCall:
         chosen = [bounds[axis] for axis in axes if axis in bounds]
         return [z3.And(index >= 0, index < size) for index, size in chosen]
 
-    def decide(self, *facts: Any, effort: int = EFFORT) -> Optional[z3.ModelRef]:
-        """Return a call in which facts hold, one of the smallest, or None if there is none. Raise
-        TimeoutError if the solver does not decide it.
+    def excludes(self, *facts: Any) -> bool:
+        """Return whether facts hold in no call. Raise TimeoutError if the solver does not decide
+        it.
         """
+        return self._checked(facts)[1] == z3.unsat
+
+    def _checked(self, facts: Sequence[Any]) -> Tuple[z3.Solver, z3.CheckSatResult]:
         solver = z3.Solver()
-        solver.set("rlimit", effort)
+        solver.set("rlimit", EFFORT)
         solver.add(*self.assumed, *facts)
         result = solver.check()
         if result == z3.unknown:
             raise TimeoutError(solver.reason_unknown())
+        return solver, result
+
+    def smallest(self, *facts: Any) -> Optional[z3.ModelRef]:
+        """Return one of the smallest calls in which facts hold, or None if there is none. Raise
+        TimeoutError if the solver does not decide it.
+        """
+        solver, result = self._checked(facts)
         model, bound = solver.model() if result == z3.sat else None, 1
-        sizes = (*self.sizes, self.total)
         while model is not None and bound < self.most:
-            if solver.check(*(size <= bound for size in sizes)) == z3.sat:
+            if solver.check(*(size <= bound for size in (*self.sizes, self.total))) == z3.sat:
                 return solver.model()
             bound *= 2
         return model
@@ -314,7 +323,7 @@ class AnyCall:
         """Return one of the smallest calls in which facts hold, and the inputs of the graph by
         name, as a session promises them. Raise ValueError if there is no such call.
         """
-        model = self.decide(*facts)
+        model = self.smallest(*facts)
         if model is None:
             raise refusal("claims", "facts that hold in a call", "none")
         chosen = [n == model.eval(n, True) for n in (*self.sizes, self.total)]
@@ -335,7 +344,7 @@ class AnyCall:
         if self.manifest.contiguous and "window_start" in self.tensors:
             used = [self.last(b) + 1 - self.windows.start(b) for b in range(count)]
             chosen.append(z3.Or([self.of_window == n for n in used]))
-        whole = self.decide(*facts, *chosen)
+        whole = self.smallest(*facts, *chosen)
         if whole is None:
             raise refusal("claims", "facts that hold in a call", "none that a session makes")
         arrays = {name: np.zeros(shape, np.float32) for name, shape in shapes.items()}
@@ -361,7 +370,7 @@ class AnyCall:
         differ = [a != b for a, b in zip(x.shape, y.shape, strict=True)]
         try:
             unequal = z3.Or(*differ, x.at(index) != y.at(index))
-            return self.decide(*bounds, unequal) is None
+            return self.excludes(*bounds, unequal)
         except TimeoutError:
             return False
 

@@ -163,7 +163,7 @@ class Claims:
         q, k, call = self.call.rule("q"), self.call.rule("k"), self.call
         indices = ((call.row, call.rows), (call.column, call.columns), (call.slot, call.keys.count))
         inside = [z3.And(index >= 0, index < size) for index, size in indices]
-        if call.decide(*inside, q >= 0, k >= 0, k <= q) is None:  # else all claims hold
+        if call.excludes(*inside, q >= 0, k >= 0, k <= q):  # then all claims hold
             self.findings.failures["calls"] = "expected a call with a key to see, got none"
 
     def _place(self, name: str) -> str:
@@ -195,7 +195,7 @@ class Claims:
         sizes |= {"w": call.windows.count, "r": call.requested_count}
         for letter, known in sizes.items():
             if letter not in before:
-                if alike(size, known) or call.decide(size != known) is None:
+                if alike(size, known) or call.excludes(size != known):
                     return letter
         raise Untranslated("an axis of a size that no rule knows")
 
@@ -244,7 +244,7 @@ class Claims:
             raise Untranslated("an index that is no integer")
         if not isinstance(index, int):
             facts = [*value.inside, z3.Or(index < -rows, index >= rows)]
-            if (model := self.call.decide(*facts)) is not None:
+            if (model := self.call.smallest(*facts)) is not None:
                 got, at = model.eval(index, True), self._described(model, value)
                 text = f"expected a row of {rows}, got row {got}; {at}"
                 self._refuted(of_table, index, text, facts)
@@ -298,10 +298,10 @@ class Claims:
         for rule, windowed in rules:
             for expected in self._expected(value, rule, windowed):
                 facts = (*self._where(value), differ(value.entry, expected))
-                if (model := self.call.decide(*facts)) is None:
+                if self.call.excludes(*facts):
                     self.findings.compared += 1
                     return True
-                if not refuted:
+                if not refuted and (model := self.call.smallest(*facts)) is not None:
                     wanted, got = model.eval(expected, True), model.eval(value.entry, True)
                     at, refuted = self._described(model, value), facts
                     text = f"expected {rule} = {wanted}, got {got}; {at}"
@@ -312,7 +312,7 @@ class Claims:
         for expected in self._expected(value, rule, value.in_windows):
             if is_truth(expected) == is_truth(value.entry):
                 facts = (*self._where(value), differ(value.entry, expected))
-                if self.call.decide(*facts) is None:
+                if self.call.excludes(*facts):
                     self.findings.compared += 1
                     return True
         return False
@@ -391,7 +391,7 @@ class Claims:
                     seen = both(seen, own - call.slot < windows[layer])
             expected = both(k >= 0, call.rule(rule, value.in_windows))
             facts = [*value.inside, q >= 0, differ(seen, expected)]
-            if (model := call.decide(*facts)) is not None:
+            if (model := call.smallest(*facts)) is not None:
                 wrong = "seen" if z3.is_false(model.eval(expected, True)) else "hidden"
                 at = f"layer {layer}, {self._described(model, value)}"
                 text = f"expected keys where {rule}, got one that is {wrong}; {at}"
@@ -434,7 +434,7 @@ class Claims:
             far = z3.Or(score.value - expected > most, expected - score.value > most)
             at_head = [i == head for i in of_heads]
             facts = [*self._where(value), *at_head, negated(score.hidden), far]
-            if (model := self.call.decide(*facts)) is not None:
+            if (model := self.call.smallest(*facts)) is not None:
                 wanted, got = (
                     float(model.eval(x, True).as_fraction()) for x in (expected, score.value)
                 )
@@ -459,7 +459,7 @@ class Claims:
                 entry = tensor.at(index)
                 if not z3.is_int(entry):
                     continue
-                large = self.call.decide(*inside, z3.Or(entry > most, entry < -most))
+                large = self.call.smallest(*inside, z3.Or(entry > most, entry < -most))
             except (TimeoutError, *MALFORMED) as reason:
                 self.findings.skipped[place] = reason_of(reason)
                 continue

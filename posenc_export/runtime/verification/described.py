@@ -141,6 +141,7 @@ def edges(manifest: Manifest) -> List[int]:
     """
     most, places = manifest.max_positions, manifest.places or Places()
     rules = [*places.sees, *places.tokens, *(rule for rules in places.rows for rule in rules)]
+    rules = [rule for rule in rules if "count(" not in rule]  # borders of buckets are no lengths
     numbers = {int(number) for rule in rules for number in re.findall(r"\b\d+\b", rule)}
     numbers |= {*SIZES, manifest.chunk, manifest.capacity_bucket, most}
     near = {number + shift for number in numbers for shift in (-1, 0, 1)}
