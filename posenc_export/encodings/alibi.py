@@ -55,6 +55,9 @@ class ALiBi(PositionEncoding):
         # Distances are j - i: below 0 for earlier keys, and a causal mask hides later ones.
         return bias if self.causal else -bias.abs()
 
+    def bias_rule(self) -> str:
+        return "" if self.rounded else "-abs(q - k)"
+
     def __init__(
         self,
         geometry: Geometry,

@@ -104,6 +104,7 @@ def _places(model: Model) -> Optional[Places]:
         sees=[rule.rule if rule else "" for rule in rules],
         rows=[attention.encoding.row_rules() for attention in attentions],
         tokens=model.token_encoding.row_rules(),
+        biases=[attention.encoding.bias_rule() for attention in attentions],
     )
 
 

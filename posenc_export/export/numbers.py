@@ -16,10 +16,10 @@ from posenc_export.runtime.artefact.certificate import Check
 from posenc_export.runtime.artefact.manifest import Manifest
 from posenc_export.runtime.artefact.rules import graph_file
 from posenc_export.runtime.graphs.onnx_nodes import read
-from posenc_export.runtime.verification.bias_tables import BIAS
 from posenc_export.runtime.verification.constants import Constants, Digests, Place
 
 ULPS = 8  # of a constant that the optimizer computed, beside float64
+BIAS = 1e-5  # largest error of a bias by distance, relative to 1 + |bias|
 FEWEST = 8  # numbers of a constant that belongs to no parameter and is no factor, fill or size
 CODES = (
     "codes", "scales", "zeros", "zeros_of_blocks", "offsets", "minima",

@@ -174,6 +174,12 @@ class PositionEncoding(torch.nn.Module):
         """
         return []
 
+    def bias_rule(self) -> str:
+        """What `bias` is a constant of at least 0 of each head times, for a query at q and a key at
+        k, as a rule (shared/places.py); empty if there is no such rule.
+        """
+        return ""
+
     def prepare(self) -> None:
         """Rebuild tables derived from weights, before an export or comparison."""
 

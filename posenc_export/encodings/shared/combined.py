@@ -181,6 +181,10 @@ class Combined(PositionEncoding):
     def row_rules(self) -> List[str]:
         return [rule for part in self.parts for rule in part.row_rules()]
 
+    def bias_rule(self) -> str:
+        biases = [part for part in self.parts if overrides(part, "bias")]
+        return biases[0].bias_rule() if len(biases) == 1 else ""
+
     def layer_states(self) -> List[StateSpec]:
         return [state for part in self.parts for state in part.layer_states()]
 

@@ -149,6 +149,8 @@ class Places(Struct, frozen=True, forbid_unknown_fields=True):
     # By layer, the rows of tables that its encodings read; those that the encodings of tokens read.
     rows: Annotated[List[Rules], Meta(max_length=MOST)] = []
     tokens: Rules = []
+    # By layer, what its biases are a constant >= 0 of each head times; empty if no rule says it.
+    biases: Annotated[List[Rule], Meta(max_length=MOST)] = []
 
 
 class Generation(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):

@@ -4,13 +4,12 @@ call (any_call.py). What layers and encodings declare of positions is in the man
 Shapes: B rows, S new tokens, T keys of a call, R requested tokens, H heads.
 """
 
+import itertools
 import re
 from dataclasses import dataclass, replace
-from fractions import Fraction
 from pathlib import Path
 from typing import Any, Dict, Iterator, List, Mapping, Sequence, Set, Tuple
 
-import numpy as np
 import z3
 
 from posenc_export.runtime.artefact.records import Places
@@ -20,9 +19,8 @@ from posenc_export.runtime.graphs.onnx_files import load_errors
 from posenc_export.runtime.graphs.onnx_nodes import Constant, Node
 from posenc_export.runtime.verification import described
 from posenc_export.runtime.verification.any_call import AnyCall
-from posenc_export.runtime.verification.bias_tables import BIAS, bias_errors
 from posenc_export.runtime.verification.findings import Findings
-from posenc_export.runtime.verification.integer_graph import FLOATS, IntegerPart, Use, evaluated
+from posenc_export.runtime.verification.integer_graph import IntegerPart, Use, evaluated
 from posenc_export.runtime.verification.symbolic import (
     HIDDEN,
     MALFORMED,
@@ -39,7 +37,6 @@ from posenc_export.runtime.verification.symbolic import (
 )
 from posenc_export.shared.numerics import FINE, LEVELS
 
-Biases = Sequence[Tuple[np.ndarray, ...]]  # by layer, of bias_tables.tables
 Rule = Tuple[str, bool]  # a rule, and whether slots count from the first token of a window
 POSITIONS = ("max(q, 0)", "slot")
 # By operator and input that reads a value, the rules of which it follows one (AnyCall.named).
@@ -115,7 +112,6 @@ class Claims:
         part: of a graph.
         manifest: of its artefact, which declares `places`.
         folder: of the external data of the graph.
-        biases: of bias_tables.tables.
         findings: gets what is proved, what is not so, and what is not decided.
 
     Raises:
@@ -127,11 +123,10 @@ class Claims:
         part: IntegerPart,
         manifest: Manifest,
         folder: Path,
-        biases: Biases,
         findings: Findings,
     ) -> None:
         self.part, self.manifest, self.folder = part, manifest, folder
-        self.biases, self.findings = biases, findings
+        self.findings = findings
         self.places = manifest.places or Places()
         self.call, self.causal = AnyCall(manifest), described.causal(manifest)
         call, stored = self.call, part.graph.constants
@@ -260,53 +255,36 @@ class Claims:
         if (level := table.name.rpartition(".")[2]) in LEVELS:
             of = "//" if level == LEVELS[0] else "%"
             rules = [f"({rule}) {of} {FINE}" for rule in rules or self._positions()]
-        if self._identified(of_table, rules, OTHERS):
-            self._compare(of_table, table, readers)
+        self._identified(of_table, rules, OTHERS)
 
     def _positions(self) -> List[str]:
         """Return the rows of a table with a row for each position or value of a coordinate."""
         coordinates = [f"x{axis}" for axis in range(self.manifest.axes)]
         return [*POSITIONS, *coordinates, *(["x"] if coordinates else [])]
 
-    def _compare(self, value: Value, table: Constant, layers: Sequence[int]) -> None:
-        """Compare the rows of a table of biases by distance with those of a formula."""
-        known = [b for layer in layers if layer < len(self.biases) for b in self.biases[layer]]
-        if not (value.of_pairs and known and len(table.shape) == 2 and table.element in FLOATS):
-            return
-        numbers = table.array(self.folder).T
-        if len(numbers) != len(known[0]):
-            return
-        wrong = np.min([bias_errors(numbers, other) for other in known], axis=0) > BIAS
-        self.findings.compared += 1
-        if wrong.any():
-            head, distance = (int(places[0]) for places in np.nonzero(wrong))
-            self.findings.failures[value.place] = f"bias of head {head} at distance {distance}"
-
-    def _identified(self, value: Value, rules: Sequence[str], others: Sequence[str]) -> bool:
+    def _identified(self, value: Value, rules: Sequence[str], others: Sequence[str]) -> None:
         """Prove that a value follows one of some rules; without any, look for others that it
-        follows. Return whether a rule was required and proved.
+        follows.
         """
         if rules:
-            return self._follows(value, [(rule, value.in_windows) for rule in rules])
-        if not any(self._holds(value, rule) for rule in others):
+            self._follows(value, [(rule, value.in_windows) for rule in rules])
+        elif not any(self._holds(value, rule) for rule in others):
             self.findings.skipped[value.place] = "follows no rule that is known"
-        return False
 
-    def _follows(self, value: Value, rules: Sequence[Rule]) -> bool:
-        """Return whether a value follows one of some rules; record a counterexample if not."""
+    def _follows(self, value: Value, rules: Sequence[Rule]) -> None:
+        """Prove that a value follows one of some rules; record a counterexample if not."""
         text, refuted = f"expected {' or '.join(rule for rule, _ in rules)}, got other axes", ()
         for rule, windowed in rules:
             for expected in self._expected(value, rule, windowed):
                 facts = (*self._where(value), differ(value.entry, expected))
                 if self.call.excludes(*facts):
                     self.findings.compared += 1
-                    return True
+                    return
                 if not refuted and (model := self.call.smallest(*facts)) is not None:
                     wanted, got = model.eval(expected, True), model.eval(value.entry, True)
                     at, refuted = self._described(model, value), facts
                     text = f"expected {rule} = {wanted}, got {got}; {at}"
         self._refuted(value, value.entry, text, refuted)
-        return False
 
     def _holds(self, value: Value, rule: str) -> bool:
         for expected in self._expected(value, rule, value.in_windows):
@@ -411,35 +389,32 @@ class Claims:
         }
 
     def _of_bias(self, value: Value, score: Score, layer: int) -> bool:
-        """Return whether the biases of a mask are not refuted."""
+        """Return whether the biases of a mask are not refuted: those of each head are a constant
+        times the declared rule.
+        """
         number = z3.simplify(score.value)
         if z3.is_rational_value(number) and number.as_fraction() == 0:
             return True
-        tables = self.biases[layer] if layer < len(self.biases) else ()
-        if not tables:
-            why = "a bias whose formula is not known here: only hidden keys are proved"
-            self.findings.skipped[value.place] = why
+        rule = self.places.biases[layer] if layer < len(self.places.biases) else ""
+        if not rule:
+            if not any("k" in words(row) for row in self._declared([layer], True)):
+                why = "a bias that declares no rule: only hidden keys are proved"
+                self.findings.skipped[value.place] = why
             return True
-        table = tables[0]
-        linear = np.array_equal(table[:, 1:2] * np.arange(table.shape[1]), table)
-        if not linear or table.shape[1] < 2:  # rows of a table, which `_compare` reads
-            return True
-        behind = z3.ToReal(self.call.rule("q - k", value.in_windows))
-        of_heads = [
-            i for axis, i in zip(value.axes, value.index, strict=True) if axis not in "bst1"
-        ]
-        for head, slope in enumerate(table[:, 1]):
-            expected = z3.RealVal(str(Fraction(float(slope)))) * behind
-            most = BIAS * (1 - expected)
-            far = z3.Or(score.value - expected > most, expected - score.value > most)
-            at_head = [i == head for i in of_heads]
-            facts = [*self._where(value), *at_head, negated(score.hidden), far]
+        unit = z3.ToReal(self.call.rule(rule, value.in_windows))
+        axes = zip(value.axes, value.index, strict=True)
+        heads = {i: range(int(axis)) for axis, i in axes if axis not in "bst1"}
+        for numbers in itertools.product(*heads.values()):
+            at_head = [i == number for i, number in zip(heads, numbers, strict=True)]
+            facts = [*self._where(value), *at_head, negated(score.hidden)]
+            if (near := self.call.smallest(*facts, z3.Or(unit == 1, unit == -1))) is None:
+                continue
+            slope = near.eval(score.value / unit, True)
+            facts.append(score.value != z3.If(slope < 0, -slope, slope) * unit)
             if (model := self.call.smallest(*facts)) is not None:
-                wanted, got = (
-                    float(model.eval(x, True).as_fraction()) for x in (expected, score.value)
-                )
-                text = f"expected a bias of {wanted:g} of head {head}, got {got:g}"
-                text += f"; {self._described(model, value)}"
+                got = model.eval(score.value, True).as_decimal(6)
+                text = f"expected biases of head {list(numbers)} that are a constant times {rule}"
+                text += f", got {got}; {self._described(model, value)}"
                 self._refuted(value, score.value, text, facts)
                 return False
             self.findings.compared += 1

@@ -32,7 +32,6 @@ FREE |= {"v_quant_type", "kv_cache_bit_width"}
 DEFAULTS: Mapping[str, Described] = {
     "rope_dynamic": {"original_max_positions": 2048},
     "rope_longrope": {"original_max_positions": 4096},
-    "t5": {"buckets": 32, "max_distance": 128},
 }
 Count = Annotated[int, Meta(ge=1, le=1 << 24)]
 Extent = Annotated[int, Meta(ge=0, le=1 << 31)]
@@ -56,24 +55,6 @@ class _Attention(TypedDict):
     softcap: Optional[float]
     sees: _Sees
     encodings: List[_Encoding]
-
-
-class _ALiBi(TypedDict, total=False):
-    heads: Annotated[int, Meta(ge=0, le=1 << 24)]
-    max_bias: Annotated[float, Meta(gt=0)]
-    scale: float
-
-
-class _T5(TypedDict, total=False):
-    buckets: Annotated[int, Meta(ge=2, le=1 << 24)]
-    max_distance: Count
-
-
-# What the rules here read of the parameters of an encoding.
-PARAMETERS: Mapping[str, Any] = {
-    "alibi": _ALiBi,
-    "t5": _T5,
-}
 
 
 def is_read(manifest: Manifest) -> bool:
@@ -106,8 +87,6 @@ def encodings(manifest: Manifest) -> List[Described]:
     tokens = _mapping(config.get("tokens", {})).get("encodings", []) or config.get("encodings", [])
     parts = [*_convert(tokens, List[_Encoding])]
     parts += (part for attention in attentions(manifest) for part in attention["encodings"])
-    for part in parts:
-        _convert(part, PARAMETERS.get(part["name"], _Encoding))
     return parts
 
 
@@ -123,11 +102,6 @@ def _convert(value: Any, kind: Any) -> Any:
         rule = "expected the config of a model"
         raise ValueError(f"manifest: {rule}, got another: {error}") from None
     return value
-
-
-def with_defaults(part: Described) -> Described:
-    """Return an encoding with the parameters of DEFAULTS that it leaves out."""
-    return {**DEFAULTS.get(part["name"], {}), **part}
 
 
 def causal(manifest: Manifest) -> bool:

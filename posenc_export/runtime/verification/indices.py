@@ -6,16 +6,21 @@ import math
 from importlib.util import find_spec
 from pathlib import Path
 
+import numpy as np
+
 from posenc_export.runtime.artefact.certificate import Check
 from posenc_export.runtime.artefact.schema import Manifest
 from posenc_export.runtime.graphs import onnx_nodes
+from posenc_export.runtime.graphs.kernel_library import OPERATOR
 from posenc_export.runtime.session.model import Model
-from posenc_export.runtime.verification import bias_tables, described
+from posenc_export.runtime.verification import described
 from posenc_export.runtime.verification.findings import Findings
 from posenc_export.runtime.verification.integer_graph import IntegerPart, integer_part
+from posenc_export.shared.places import evaluate
 
 UNIT = "claims"
 SOLVER = "z3"
+ROWS = 20  # input of CachedAttention: the row of each distance
 
 
 def check(folder: Path, model: Model) -> Check:
@@ -23,19 +28,16 @@ def check(folder: Path, model: Model) -> Check:
     manifest = model.manifest
     if not (folder / "model.onnx").exists():
         return Check(0, UNIT, skipped={manifest.target: "the file is no graph of ONNX nodes"})
-    part, is_read = (
-        integer_part(onnx_nodes.read(folder / "model.onnx")),
-        described.is_read(manifest),
-    )
-    findings, biases = Findings(), bias_tables.tables(manifest, folder)
+    part = integer_part(onnx_nodes.read(folder / "model.onnx"))
+    is_read = described.is_read(manifest)
+    findings = Findings()
     if "encoder_attention_mask" in part.uses:
         findings.skipped["encoder_attention_mask"] = "the mask of an encoder's tokens, an input"
     if is_read:
         findings.skipped["module"] = described.UNDECLARED
     else:
         _compare_attributes(part, manifest, findings)
-        bias_tables.compare(part, biases, folder, findings)
-        bias_tables.compare_rows(part, manifest, folder, findings)
+        _compare_rows(part, manifest, folder, findings)
     if manifest.places is None and not is_read:
         findings.skipped["positions"] = "declared by artefacts of later versions; export again"
     elif find_spec(SOLVER) is None:
@@ -44,7 +46,7 @@ def check(folder: Path, model: Model) -> Check:
     else:
         from posenc_export.runtime.verification import claims  # needs the solver
 
-        claims.Claims(part, manifest, folder, biases, findings).prove()
+        claims.Claims(part, manifest, folder, findings).prove()
     return Check(findings.compared, UNIT, 0.0, findings.failures, findings.skipped)
 
 
@@ -67,3 +69,28 @@ def _compare_attributes(part: IntegerPart, manifest: Manifest, findings: Finding
                 findings.failures[f"{place} of layer {layer}"] = f"{name}: {value}, not {wanted}"
         for name in node.attributes.keys() - expected.keys() - described.FREE:
             findings.skipped[f"{place} of layer {layer}, {name}"] = "an attribute without a rule"
+
+
+def _compare_rows(part: IntegerPart, manifest: Manifest, folder: Path, findings: Findings) -> None:
+    """Compare the constants of rows by distance, which CachedAttention reads, with what encodings
+    declare.
+    """
+    own = [(node, layer) for node, layer in reversed(part.attention) if node.operator == OPERATOR]
+    layers = {name: layer for node, layer in own for name in node.inputs[ROWS : ROWS + 1] if name}
+    declared = manifest.places.rows if manifest.places else []
+    distances = np.arange(manifest.max_positions)
+    for name, layer in layers.items():
+        place, stored = f"{name} ({OPERATOR} input {ROWS})", part.graph.constants.get(name)
+        rules = [rule for rule in (declared[layer] if layer < len(declared) else []) if "k" in rule]
+        if not rules:
+            findings.skipped[place] = "rows that no rule is declared for"
+            continue
+        if stored is None or len(stored.shape) != 1 or not stored.shape[0]:
+            findings.failures[place] = "expected a row for each distance"
+            continue
+        rows = stored.array(folder)[np.minimum(distances, stored.shape[0] - 1)]
+        wrong = [rows != evaluate(rule, {"q": distances, "k": 0}) for rule in rules]
+        findings.compared += 1
+        if all(w.any() for w in wrong):
+            at = int(np.flatnonzero(wrong[0])[0])
+            findings.failures[place] = f"row of distance {at}: got {rows[at]}"
