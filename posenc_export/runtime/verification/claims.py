@@ -30,6 +30,7 @@ from posenc_export.runtime.verification.symbolic import (
     Untranslated,
     alike,
     both,
+    either,
     negated,
     real,
     reason_of,
@@ -93,6 +94,7 @@ class Value:
     entry: Any
     inside: List[Any]  # that the index is within the value
     in_windows: bool  # whether its keys are those in caches of windows
+    sinks: bool = False  # whether a column of sinks stands before its keys
 
     @property
     def of_pairs(self) -> bool:
@@ -172,14 +174,16 @@ class Claims:
         axes: List[str] = []
         for size in tensor.shape:
             axes.append(self._letter(size, axes))
-        windowed, axes = "w" in axes, ["t" if axis == "w" else axis for axis in axes]
+        windowed, sinks = not {"w", "w+"}.isdisjoint(axes), not {"t+", "w+"}.isdisjoint(axes)
+        axes = ["t" if axis in ("w", "t+", "w+") else axis for axis in axes]
         names = {"b": call.row, "s": call.column, "t": call.slot, "r": call.token, "1": 0}
+        names["t"] = call.slot + 1 if sinks else call.slot
         if "a" in axes:
             names["a"] = call.plane
         index = [names.get(axis, z3.Int(f"axis {n}")) for n, axis in enumerate(axes)]
         pairs = zip(index, tensor.shape, strict=True)
         inside = [z3.And(i >= 0, i < size) for i, size in pairs if not isinstance(i, int)]
-        return Value(name, place, tuple(axes), index, tensor.at(index), inside, windowed)
+        return Value(name, place, tuple(axes), index, tensor.at(index), inside, windowed, sinks)
 
     def _letter(self, size: Any, before: Sequence[str]) -> str:
         """Return the meaning of an axis by its size: that of tokens comes before that of keys."""
@@ -188,6 +192,7 @@ class Claims:
             return "a" if axes and size in (axes, axes + 1) and "a" not in before else str(size)
         sizes = {"b": call.rows, "s": call.columns, "t": call.keys.count}
         sizes |= {"w": call.windows.count, "r": call.requested_count}
+        sizes |= {"t+": call.keys.count + 1, "w+": call.windows.count + 1}
         for letter, known in sizes.items():
             if letter not in before:
                 if alike(size, known) or call.excludes(size != known):
@@ -199,8 +204,6 @@ class Claims:
         if value.of_pairs and (value.hides or any(key in MASKS for key in keys)):
             layers = sorted({use.layer for use in uses if use.layer >= 0})
             self._of_mask(value, layers or [0])
-        elif value.hides:
-            self.findings.skipped[value.place] = "a mask with further columns, such as of sinks"
         elif isinstance(value.entry, (Score, float)):
             if uses:
                 self.findings.skipped[value.place] = "numbers computed from positions"
@@ -315,7 +318,8 @@ class Claims:
         if not value.of_pairs:
             return value.inside
         q, k = (self.call.rule(name, value.in_windows) for name in "qk")
-        return [*value.inside, q >= 0, k >= 0, *([k <= q] if self.causal else [])]
+        before = [k <= q] if self.causal else []
+        return [*value.inside, self.call.slot >= 0, q >= 0, k >= 0, *before]
 
     def _refuted(self, value: Value, claimed: Any, text: str, facts: Sequence[Any] = ()) -> None:
         """Record a counterexample that ONNX Runtime confirms, unless it rests on numbers that the
@@ -368,6 +372,8 @@ class Claims:
                 if windows[layer]:
                     seen = both(seen, own - call.slot < windows[layer])
             expected = both(k >= 0, call.rule(rule, value.in_windows))
+            if value.sinks:
+                expected = either(call.slot < 0, expected)
             facts = [*value.inside, q >= 0, differ(seen, expected)]
             if (model := call.smallest(*facts)) is not None:
                 wrong = "seen" if z3.is_false(model.eval(expected, True)) else "hidden"

@@ -132,6 +132,23 @@ def test_no_honest_combination_is_refused(name: str, target: str, tmp_path: Path
     assert checked(tmp_path / "a").failures == {}
 
 
+@pytest.mark.parametrize("variant", ["rope", "alibi"])
+def test_keys_beside_a_sink_are_proved(variant: str, tmp_path: Path) -> None:
+    config = seeing(decoder(variant, max_positions=80), {"name": "window", "size": 9})
+    layers = {
+        name: replace(layer, attention=replace(layer.attention, sinks=True))
+        for name, layer in config.layers.items()
+    }
+    export(sources(replace(config, layers=layers)), "onnx", tmp_path / "a", verify=False)
+    assert (result := checked(tmp_path / "a")).failures == result.skipped == {}
+    model, graph = load(tmp_path / "a", threads=1), onnx.load(tmp_path / "a/model.onnx")
+    number("Sub", 1, 1)(graph.graph)  # the window
+    (tmp_path / "a/model.onnx").write_bytes(graph.SerializeToString())
+    assert any(
+        "got one that is" in text for text in indices.check(tmp_path / "a", model).failures.values()
+    )
+
+
 def test_attention_in_both_branches_of_an_if_is_of_one_layer(tmp_path: Path) -> None:
     export(sources(encoder("rope_dynamic-short")), "onnx", tmp_path / "a", verify=False)
     assert b"else_branch" in (tmp_path / "a/model.onnx").read_bytes()
