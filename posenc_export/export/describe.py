@@ -95,9 +95,9 @@ def text_of(model: Model) -> Text:
     return Text() if isinstance(model, AttentionBlock) else model.text
 
 
-def _places(model: Model) -> Optional[Places]:
+def _places(model: Model) -> Places:
     if isinstance(model, ReadModule):
-        return None
+        return Places(sees=model.sees())
     attentions = model.attentions()
     rules = [getattr(attention, "visibility", None) for attention in attentions]
     return Places(

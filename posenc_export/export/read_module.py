@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.fx import Graph, GraphModule
 
-from posenc_export import encodings
+from posenc_export import encodings, ops
 from posenc_export.encodings.shared.base import Geometry, PositionEncoding, StateSpec
 from posenc_export.models.block import AttentionBlock
 from posenc_export.models.by_transformers import Published
@@ -27,6 +27,7 @@ from posenc_export.reading.halves import in_half, rounded_weights
 from posenc_export.reading.products import Products
 from posenc_export.reading.read import Reading, read
 from posenc_export.reading.script import with_source
+from posenc_export.shared.places import seen
 from posenc_export.shared.refusal import refusal
 
 LENGTH = 16  # tokens of an example that is drawn
@@ -144,6 +145,19 @@ class ReadModule(Reading):
     def attentions(self) -> List[Any]:
         """Return the caches of each layer."""
         return list(self.layers)
+
+    @torch.jit.unused
+    def sees(self) -> List[str]:
+        """Return the rules (shared/places.py) of the keys that the attention of each layer sees, as
+        they were read; empty for layers without attention and for biases that are no rule.
+        """
+        attends = [node for node in self.flat.nodes if node.target is ops.attend]
+        masks = [node.args[3].args[2:] for node in attends]  # bias, like, before, after, chunk
+        rules = ["" if bias is not None else seen(*limits) for bias, _, *limits in masks]
+        kinds = [layer.specs[0].grows for layer in self.layers] or [True] * len(rules)
+        if sum(kinds) != len(rules):  # attention that was not recognized as a whole
+            return [""] * len(kinds)
+        return [rules.pop(0) if keys else "" for keys in kinds]
 
     @property
     def token_encoding(self) -> PositionEncoding:

@@ -8,6 +8,7 @@ same operators give for s = 0. A bias of 0 and -inf is a rule of visibility wher
 import math
 from typing import Any, List, NamedTuple, Optional, Sequence, Tuple
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.fx import Node
@@ -29,10 +30,13 @@ from posenc_export.reading.properties import Properties
 from posenc_export.reading.rotations import Rotations
 from posenc_export.reading.steps import Attend, Cached, Each, OverKeys, Sinks, Step
 from posenc_export.reading.values import LAYOUT, inputs_of, packet, zero_scores
+from posenc_export.shared.places import evaluate, seen
 
 LEAST = -1e30  # of a bias, since kernels add to it
 SUMS = (1e-4, 1 - 1e-4)  # of the weights of a row beside a sink
-SAMPLED = 400  # pairs on which rules of visibility are compared
+# Sequences whose pairs are all compared with a rule of visibility, queries at a time, and of longer
+# ones the count of positions that are drawn, with others near them.
+COMPARED, BLOCK, DRAWN, NEAR = 2048, 256, 64, 8
 DENOMINATORS = range(1, 1025)
 
 
@@ -308,50 +312,44 @@ class Attentions:
 
     def _visibility(self, plan: Any, roles: Roles) -> Visibility:
         """Return the rule that a bias is: everything, a window, chunks; or none."""
-        count, causal = self.lengths.count, self.properties.causal
-        after, last = 0 if causal else -1, torch.arange(count)[None]
-        end = torch.full((1, 1), count - 1)
-        row = self._at(plan, roles, end, last)[:, 0]  # what the last query sees [heads,N]
-        column = self._at(plan, roles, last, torch.zeros_like(end))[:, :, 0]
-        generator = torch.Generator().manual_seed(5)
-        i = torch.randint(count, (SAMPLED,), generator=generator)
-        j = torch.randint(count, (SAMPLED,), generator=generator)
-        half = SAMPLED // 2
-        away = torch.randint(-11, 12, (half,), generator=generator)
-        i[:half] = (j[:half] + away).clamp(0, count - 1)
-        if causal:
-            i, j = torch.maximum(i, j), torch.minimum(i, j)
-        pairs = torch.stack(
-            [
-                self._at(plan, roles, a[None, None], b[None, None])[:, 0, 0]
-                for a, b in zip(i, j, strict=True)
-            ],
-            1,
-        )
-        if not all(bool(((x == 0) | (x < HIDDEN)).all()) for x in (row, column, pairs)):
-            return Visibility(False, after=after)
-        seen, places = pairs == 0, last[0]
-
-        def agrees(of_pairs: Tensor, of_row: Tensor, of_column: Tensor) -> bool:
-            parts = ((seen, of_pairs), (row == 0, of_row), (column == 0, of_column))
-            return all(torch.equal(x, y.expand_as(x)) for x, y in parts)
-
-        everything = torch.ones((), dtype=torch.bool)
-        if agrees(everything, everything, everything):
-            return Visibility(True, after=after)
-        size = int((column[0] == 0).sum())  # of the window or chunk from the first token on
-        back = count - 1 - places
-        if causal:
-            if agrees(i - j < size, back < size, places < size):
-                return Visibility(True, before=size - 1, after=0)
-        elif agrees((i - j).abs() < size, back < size, places < size):
-            return Visibility(True, before=size - 1, after=size - 1)
-        if agrees(i // size == j // size, places // size == (count - 1) // size, places < size):
-            return Visibility(True, after=after, chunk=size)
+        count, after = self.lengths.count, 0 if self.properties.causal else -1
+        every, first = torch.arange(count), torch.zeros(1, dtype=torch.int64)
+        column = self._at(plan, roles, every, first)[0, :, 0]
+        size = int((column == 0).sum())  # of the window or chunk from the first token on
+        blocks = [(every[-1:], every), (every, first), *self._blocks(every)]
+        for rule in (
+            Visibility(True, after=after),
+            Visibility(True, size - 1, 0 if after == 0 else size - 1),
+            Visibility(True, after=after, chunk=size),
+        ):
+            if all(self._agrees(rule, plan, roles, *block) for block in blocks):
+                return rule
         return Visibility(False, after=after)
 
+    def _blocks(self, every: Tensor) -> List[Tuple[Tensor, Tensor]]:
+        """Return the queries and keys at which rules of visibility are compared: all, or of longer
+        sequences those near some that are drawn.
+        """
+        if len(every) <= COMPARED:
+            return [(part, every) for part in every.split(BLOCK)]
+        drawn = torch.randint(len(every), (DRAWN, 1), generator=torch.Generator().manual_seed(5))
+        near = (drawn + torch.arange(-NEAR, NEAR + 1)).clamp(0, len(every) - 1).flatten()
+        return [(near, near)]
+
+    def _agrees(self, rule: Visibility, plan: Any, roles: Roles, q: Tensor, k: Tensor) -> bool:
+        """Return whether a bias at positions of queries and keys is 0 where a rule shows the key,
+        and otherwise hides it.
+        """
+        places = {"q": q[:, None].numpy(), "k": k[None].numpy()}
+        shown = evaluate(seen(rule.before, rule.after, rule.chunk), places)
+        x, shown = self._at(plan, roles, q, k), torch.from_numpy(np.array(shown))
+        agrees = torch.where(shown, x == 0, x < HIDDEN)
+        later = k[None] > q[:, None]  # hidden in causal models, whatever their bias is
+        return bool((agrees | later if self.properties.causal else agrees).all())
+
     def _at(self, plan: Any, roles: Roles, positions: Tensor, key_positions: Tensor) -> Tensor:
-        call = Call(ops, positions, key_positions, self.lengths.count - 1)
+        """Return what is added to scores at positions of queries [Q] and keys [K]: [1 or H,Q,K]."""
+        call = Call(ops, positions[None], key_positions[None], self.lengths.count - 1)
         return self.lengths.scores(plan, roles, call)[0]
 
 

@@ -47,6 +47,14 @@ ARITHMETIC: Mapping[type, Callable[[Any, Any], Any]] = {
 }
 
 
+def seen(before: int, after: int, chunk: int) -> str:
+    """Return the rule of the keys at k that a query at q sees; limits as in ops.attention_mask."""
+    limits = ["k <= q" if after == 0 else f"k - q < {after + 1}"] if after >= 0 else []
+    limits += [f"q - k < {before + 1}"] if before >= 0 else []
+    limits += [f"k // {chunk} == q // {chunk}"] if chunk else []
+    return " and ".join(limits) or "k >= 0"
+
+
 def evaluate(rule: str, values: Mapping[str, Any], by: Operations = NUMBERS) -> Any:
     """Return the value of a rule, or raise ValueError if it is none or has other names.
 

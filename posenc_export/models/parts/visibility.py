@@ -3,6 +3,7 @@
 from typing import List
 
 from posenc_export.encodings.shared.base import Edge
+from posenc_export.shared.places import seen
 from posenc_export.shared.refusal import refusal
 
 
@@ -13,8 +14,7 @@ def _least(name: str, key: str, least: int, value: int, unit: str) -> int:
 
 
 class Visibility:
-    """A rule for the keys of a query. The attributes define the mask, and `rule` states it again,
-    for oracles and proofs.
+    """A rule for the keys of a query.
 
     Args:
         cache: whether keys are kept between calls (AttentionConfig.cached); the rule is the same.
@@ -22,14 +22,17 @@ class Visibility:
     Attributes:
         before, after: number of positions before and after that of the query; -1 for all.
         chunk: number of positions in a chunk, outside of which no key is visible; 0 for no chunks.
-        rule: whether a query at position q sees a key at k (shared/places.py).
     """
 
     before, after, chunk = -1, 0, 0
-    rule = "k <= q"
 
     def __init__(self, cache: bool = True) -> None:
         pass
+
+    @property
+    def rule(self) -> str:
+        """Whether a query at position q sees a key at k, as a rule of shared/places.py."""
+        return seen(self.before, self.after, self.chunk)
 
     def edges(self) -> List[Edge]:
         """Distances and positions where keys become invisible; exports compare both sides."""
@@ -48,7 +51,6 @@ class Window(Visibility):
     def __init__(self, size: int, cache: bool = True) -> None:
         self.size = _least("window", "size", 1, size, "key")
         self.before = size - 1
-        self.rule = f"k <= q and q - k < {size}"
 
     def edges(self) -> List[Edge]:
         return [Edge(f"window {self.size}", self.size)]
@@ -59,7 +61,6 @@ class Chunk(Visibility):
 
     def __init__(self, size: int, cache: bool = True) -> None:
         self.chunk = _least("chunk", "size", 1, size, "position")
-        self.rule = f"k <= q and k // {size} == q // {size}"
 
     def edges(self) -> List[Edge]:
         return [Edge(f"chunk {self.chunk}", self.chunk, "position")]
@@ -69,7 +70,6 @@ class Bidirectional(Visibility):
     """All keys of the call (Devlin et al. 2018, BERT)."""
 
     after = -1
-    rule = "k >= 0"
 
 
 class EncoderTokens(Bidirectional):
@@ -83,7 +83,6 @@ class BidirectionalWindow(Visibility):
 
     def __init__(self, reach: int) -> None:
         self.before = self.after = _least("near", "reach", 0, reach, "positions")
-        self.rule = f"abs(q - k) <= {reach}"
 
     def edges(self) -> List[Edge]:
         return [Edge(f"reach {self.before}", self.before + 1)]

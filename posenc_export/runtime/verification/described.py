@@ -22,8 +22,8 @@ from posenc_export.runtime.artefact.schema import Manifest
 from posenc_export.runtime.graphs import kernel_library, onnx_nodes
 
 Described = Mapping[str, Any]
-# Of a module that was read, slots, positions and bounds are proved alone.
-UNDECLARED = "read as it is, it declares neither which keys it sees nor which rows it reads"
+# Of a module that was read, the graph is proved, and the reading compared with calls of the module.
+UNDECLARED = "read as it is: which keys it sees was found in its calls, and it declares no rows"
 SIZES = (8, 16, 64, 128, 256, 512)  # lengths at which kernels may change
 # Attributes of attention nodes that follow from others, or from the shapes of inputs.
 FREE = {"do_rotary", "rotary_interleaved", "qk_output", "k_quant_type"}

@@ -38,7 +38,7 @@ def check(folder: Path, model: Model) -> Check:
     else:
         _compare_attributes(part, manifest, findings)
         _compare_rows(part, manifest, folder, findings)
-    if manifest.places is None and not is_read:
+    if manifest.places is None:
         findings.skipped["positions"] = "declared by artefacts of later versions; export again"
     elif find_spec(SOLVER) is None:
         how = "pip install 'posenc-export[prove]'"

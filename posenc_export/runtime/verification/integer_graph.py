@@ -120,7 +120,7 @@ def integer_part(whole: Nodes) -> IntegerPart:
                 part.free[node.inputs[0]] = node.inputs[0] in embedded
         if node.operator in SIZES or varying.intersection(node.inputs):
             varying.update(node.outputs)
-        if node.operator == "Gather" and node.inputs[0] in graph.constants:
+        if node.operator in ("Gather", "GatherND") and node.inputs[0] in graph.constants:
             if node.inputs[1] in varying:
                 stored = graph.constants[node.inputs[0]]
                 part.tables.setdefault(node.inputs[1], []).append(stored)

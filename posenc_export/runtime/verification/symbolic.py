@@ -350,9 +350,17 @@ def _smaller(x: Any, y: Any) -> Any:
     return z3.If(x <= y, x, y) if z3.is_expr(x) or z3.is_expr(y) else min(x, y)
 
 
+def _largest(x: Any, y: Any) -> Any:
+    """Return the larger of two numbers, of which one may be -inf if it is constant."""
+    for number, other in ((x, y), (y, x)):
+        if isinstance(number, float) and number < HIDDEN:
+            return other
+    return _numbers(_larger)(x, y)
+
+
 def _clip(context: Translation, node: Node, x: Tensor, *bounds: Optional[Tensor]) -> Tensor:
-    for bound, function in zip(bounds, (_larger, _smaller), strict=False):
-        x = x if bound is None else broadcast(_numbers(function), x, bound)
+    for bound, function in zip(bounds, (_largest, _numbers(_smaller)), strict=False):
+        x = x if bound is None else broadcast(function, x, bound)
     return x
 
 
@@ -542,6 +550,19 @@ def _gather(context: Translation, node: Node, x: Tensor, at: Tensor) -> Tensor:
     return Tensor([*x.shape[:axis], *at.shape, *x.shape[axis + 1 :]], entry)
 
 
+def _gather_nd(context: Translation, node: Node, x: Tensor, at: Tensor) -> Tensor:
+    depth, outer = at.shape[-1], len(at.shape) - 1
+    if node.attributes.get("batch_dims") or not isinstance(depth, int):
+        raise Untranslated("rows of several tables")
+
+    def entry(index: Index) -> Any:
+        places = [_integer(at.at([*index[:outer], axis])) for axis in range(depth)]
+        pairs = zip(places, x.shape, strict=False)
+        return x.at([*(_wrapped(place, size) for place, size in pairs), *index[outer:]])
+
+    return Tensor([*at.shape[:-1], *x.shape[depth:]], entry)
+
+
 def _gather_elements(context: Translation, node: Node, x: Tensor, at: Tensor) -> Tensor:
     axis = _axis(node.attributes.get("axis", 0), len(x.shape))
 
@@ -656,7 +677,7 @@ OPERATORS: Dict[str, Callable[..., Tensor]] = {
     "Mul": _element_wise(_numbers(lambda x, y: x * y)),
     "Div": _element_wise(_quotient),
     "Mod": _remainder,
-    "Max": _folded(_numbers(_larger)),
+    "Max": _folded(_largest),
     "Min": _folded(_numbers(_smaller)),
     "Neg": _element_wise(lambda x: _numbers(lambda a, b: b - a)(x, 0)),
     "Abs": _element_wise(lambda x: _numbers(lambda a, b: _larger(a, b - a))(x, 0)),
@@ -682,6 +703,7 @@ OPERATORS: Dict[str, Callable[..., Tensor]] = {
     "Concat": _concat,
     "Slice": _slice,
     "Gather": _gather,
+    "GatherND": _gather_nd,
     "GatherElements": _gather_elements,
     "Pad": _pad,
     "Range": _range,

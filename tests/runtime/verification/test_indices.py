@@ -12,13 +12,15 @@ import pytest
 from msgspec.structs import replace
 from onnx import TensorProto, helper, numpy_helper
 
-from posenc_export.export import export
+from posenc_export.export import ReadAs, Sources, export
+from posenc_export.export.read_module import as_model
 from posenc_export.runtime import load
 from posenc_export.runtime.artefact import manifest as manifests
 from posenc_export.runtime.artefact.records import Places
 from posenc_export.runtime.artefact.schema import Manifest
 from posenc_export.runtime.verification import described, indices
 from tests.cases import combinations
+from tests.reading import own_modules
 from tests.tiny import VARIANTS, block, decoder, encoder
 from tests.traces import sources
 
@@ -147,6 +149,20 @@ def test_keys_beside_a_sink_are_proved(variant: str, tmp_path: Path) -> None:
     assert any(
         "got one that is" in text for text in indices.check(tmp_path / "a", model).failures.values()
     )
+
+
+@pytest.mark.parametrize("target", ["onnx", "onnx-static"])
+def test_the_mask_of_a_module_that_is_read_is_proved(target: str, tmp_path: Path) -> None:
+    module = own_modules.seeded("a window")
+    how = ReadAs(own_modules.inputs(module, 2, 16), own_modules.POSITIONS)
+    export(Sources(as_model(module, how)), target, tmp_path / "a", verify=False)
+    model, graph = load(tmp_path / "a", threads=1), onnx.load(tmp_path / "a/model.onnx")
+    assert model.manifest.places.sees == ["k <= q and q - k < 6"]  # type: ignore[union-attr]
+    assert checked(tmp_path / "a").failures == {}
+    number("Sub", 1, 1)(graph.graph)  # the window
+    (tmp_path / "a/model.onnx").write_bytes(graph.SerializeToString())
+    failures = indices.check(tmp_path / "a", model).failures
+    assert any("got one that is seen" in text for text in failures.values())
 
 
 def test_attention_in_both_branches_of_an_if_is_of_one_layer(tmp_path: Path) -> None:
