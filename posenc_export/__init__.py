@@ -5,7 +5,7 @@ onnxruntime.
 """
 
 import importlib
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, List
 
 from posenc_export.shared.version import VERSION
 
@@ -14,12 +14,14 @@ if TYPE_CHECKING:
     from posenc_export.export import export as export_model
     from posenc_export.export.comparison import compare
     from posenc_export.models.block import AttentionBlock
+    from posenc_export.models.config_json import from_json as config_from_json
+    from posenc_export.models.config_json import to_json as config_to_json
     from posenc_export.models.context_extension import extend_positions, to_hierarchical
-    from posenc_export.models.presets import load_preset
+    from posenc_export.models.presets import load_preset, seeded
     from posenc_export.models.pretrained import from_pretrained
     from posenc_export.models.short_forms import block_config, decoder_config, encoder_config
     from posenc_export.models.stack import Stack
-    from posenc_export.runtime import Manifest, Model, Session, load, verify
+    from posenc_export.runtime import Conversation, Manifest, Model, Session, grids, load, verify
 
 __version__ = VERSION
 
@@ -36,18 +38,24 @@ _HOME = {
     "to_hierarchical": "posenc_export.models.context_extension",
     "Model": "posenc_export.runtime",
     "Session": "posenc_export.runtime",
+    "Conversation": "posenc_export.runtime",
+    "grids": "posenc_export.runtime",
     "Manifest": "posenc_export.runtime",
     "AttentionBlock": "posenc_export.models.block",
     "Stack": "posenc_export.models.stack",
     "block_config": "posenc_export.models.short_forms",
     "decoder_config": "posenc_export.models.short_forms",
     "encoder_config": "posenc_export.models.short_forms",
+    "config_from_json": "posenc_export.models.config_json:from_json",
+    "config_to_json": "posenc_export.models.config_json:to_json",
     "load_preset": "posenc_export.models.presets",
+    "seeded": "posenc_export.models.presets",
 }
 
 __all__ = [
     "AttentionBlock",
     "Audit",
+    "Conversation",
     "Manifest",
     "Model",
     "Session",
@@ -55,13 +63,17 @@ __all__ = [
     "audit",
     "block_config",
     "compare",
+    "config_from_json",
+    "config_to_json",
     "decoder_config",
     "encoder_config",
     "export_model",
-    "from_pretrained",
     "extend_positions",
+    "from_pretrained",
+    "grids",
     "load",
     "load_preset",
+    "seeded",
     "to_hierarchical",
     "verify",
 ]
@@ -76,3 +88,7 @@ def __getattr__(name: str) -> object:
         raise AttributeError(f"module posenc_export has no attribute {name!r}")
     module, _, attribute = _HOME[name].partition(":")
     return getattr(importlib.import_module(module), attribute or name)
+
+
+def __dir__() -> List[str]:
+    return [*__all__, "__version__"]

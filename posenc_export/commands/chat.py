@@ -17,12 +17,10 @@ from posenc_export.commands.options import (
     folder_of,
     loaded,
     option,
-    sampling,
+    sampling_of,
     template_values,
 )
 from posenc_export.commands.terminal import print_text, refuse
-from posenc_export.runtime.artefact.chat_template import needed_chat_codec
-from posenc_export.runtime.session.chat import Chat
 from posenc_export.shared.refusal import refusal
 
 NEW = "/new"
@@ -50,18 +48,15 @@ def run(options: argparse.Namespace) -> int:
             rule, remedy = f"{name} of at least 1", "give a larger number"
             raise refusal("chat", rule, number, remedy)
     model = loaded(options, options.folder)
-    codec = needed_chat_codec(options.folder, model.manifest, template_values(options))
-    session = model.session(capacity=options.context)
-    speculate = drafting(options)
-    chat = Chat(session, codec, options.system, options.context, speculate)
+    given = (options.context, drafting(options), template_values(options))
+    chat = model.conversation(options.system, *given)
     talking = sys.stdin.isatty()
     if talking:
         said = "begins a new conversation, Ctrl-C ends a reply, Ctrl-D ends the program"
         print(f"{NEW} {said}", file=sys.stderr)
     for line in _lines("> " if talking else ""):
         if line == NEW:
-            session.reset()
-            chat = Chat(session, codec, options.system, options.context, speculate)
+            chat = model.conversation(options.system, *given)
             continue
         try:
             _print_reply(options, chat, line)
@@ -90,7 +85,7 @@ def _lines(prompt: str) -> Iterator[str]:
 
 def _print_reply(options: argparse.Namespace, chat: Any, line: str) -> None:
     """Print the reply to a message. What is printed before an interrupt stays a reply."""
-    reply = chat.reply(line, options.max_tokens, *sampling(options))
+    reply = chat.reply(line, options.max_tokens, *sampling_of(options))
     pieces = []
     try:
         for piece in reply:

@@ -35,7 +35,7 @@ def run(options: argparse.Namespace) -> int:
     model = loaded(options, options.folder, options.threads)
     parts = _embedded(options, model, texts)
     if options.output is not None and options.output.suffix == ARRAY:
-        whole = np.concatenate([model.encode([]), *parts])
+        whole = np.concatenate([model.embed([]), *parts])
         with options.output.open("wb") as file:
             np.save(file, whole)
     elif options.output is not None:
@@ -57,7 +57,7 @@ def _lines(name: str) -> List[str]:
 
 def _embedded(options: argparse.Namespace, model: Any, texts: List[str]) -> Iterator[np.ndarray]:
     for begin in range(0, len(texts), TOGETHER):
-        yield model.encode(texts[begin : begin + TOGETHER], options.prompt)
+        yield model.embed(texts[begin : begin + TOGETHER], options.prompt)
         if len(texts) > TOGETHER:
             options.say(f"{min(begin + TOGETHER, len(texts))} of {len(texts)} texts")
 

@@ -3,7 +3,7 @@
 import argparse
 import json
 from pathlib import Path
-from typing import Any, Iterator, List, Optional, Tuple
+from typing import Any, List, Tuple
 
 import numpy as np
 
@@ -17,15 +17,15 @@ from posenc_export.commands.options import (
     folder_of,
     loaded,
     option,
-    sampling,
+    sampling_of,
     template_values,
 )
 from posenc_export.commands.terminal import print_text
 from posenc_export.runtime.artefact.chat_template import needed_chat_codec
-from posenc_export.runtime.artefact.tokenizer import codec
 from posenc_export.runtime.session import first_tokens, saved
-from posenc_export.runtime.session.chat import Chat
-from posenc_export.runtime.session.drafts import keep
+from posenc_export.runtime.session.first_tokens import First
+from posenc_export.runtime.session.generation import Sampling
+from posenc_export.runtime.session.text import MAX_TOKENS, Conversation, Writer, prompt_ids
 from posenc_export.shared.refusal import refusal
 
 OPTIONS: Table = {
@@ -47,7 +47,9 @@ OPTIONS: Table = {
         "one that the model detects)"
     ),
     "--task": option("transcribe or translate, for Whisper (default: that of the checkpoint)"),
-    "--max-tokens": option("largest number of tokens to add; fewer if the text ends earlier", 64),
+    "--max-tokens": option(
+        "largest number of tokens to add; fewer if the text ends earlier", MAX_TOKENS
+    ),
     "--endless": option(
         "keep at most N tokens in the cache, and discard half of those behind the first 4 when it "
         "is full, so that a text is not limited by the range of positions",
@@ -74,10 +76,11 @@ OPTIONS: Table = {
 
 def run(options: argparse.Namespace) -> int:
     _check(options)
-    session, cached = _opened(options)
+    model = loaded(options, options.folder)
+    session, held = _opened(options, model)
     if options.chat:
-        return _converse(options, session, cached)
-    return _continue(options, session, cached)
+        return _converse(options, model, session, held)
+    return _continue(options, model, session, held)
 
 
 def _check(options: argparse.Namespace) -> None:
@@ -105,66 +108,40 @@ def _check(options: argparse.Namespace) -> None:
             raise ValueError(f"generate: expected {rule}")
 
 
-def _continue(options: argparse.Namespace, session: Any, cached: List[int]) -> int:
-    """Print the continuation of a prompt, or the text of features. cached: ids in the session."""
-    text = codec(options.folder, session.manifest)
+def _continue(options: argparse.Namespace, model: Any, session: Any, held: List[int]) -> int:
+    """Print the continuation of a prompt, or the text of features. held: ids in the session."""
     begin = "" if options.features else options.prompt[0]
-    prompt = text.encode(begin) if begin else []
-    if not prompt and not options.features:
-        rule = "a prompt of at least one character"
-        raise refusal("generate", rule, "an empty one", "give --prompt TEXT")
-    shown = ""
+    prompt = [] if options.features else prompt_ids(model.tokenizer, begin)
+    shown, source = "", First([prompt], endless=options.endless is not None)
     if options.encoder is None:
         shown = begin.encode("utf-8", "surrogateescape").decode(errors="replace")
-    pieces = text.pieces(prompt)
-    tokens: List[int] = []
+    else:
+        first_tokens.check(session.manifest)
+        output = _encoder_output(options, prompt)
+        source = First(None, output, options.language, options.task)
+    writer = Writer(session, model.tokenizer, held)
     parts: List[str] = []
-    for token in _tokens(options, session, prompt, cached):
-        parts.append(pieces.push(token))
+    sampling = Sampling(*sampling_of(options), options.max_tokens)
+    for piece in writer.write(source, sampling, drafting(options)):
         if not options.json:
-            # The prompt is printed with the first token, so that a refusal prints nothing.
-            print_text(("" if tokens else shown) + parts[-1])
-        elif len(tokens) % 256 == 255:
-            options.say(f"{len(tokens) + 1} of {options.max_tokens} tokens")
-        tokens.append(token)
+            # The prompt is printed with the first piece, so that a refusal prints nothing.
+            print_text(("" if parts else shown) + piece)
+        elif len(parts) % 256 == 255:
+            options.say(f"{len(writer.tokens)} of {options.max_tokens} tokens")
+        parts.append(piece)
     options.say.close()
     if options.cache is not None:
-        session.save(options.cache, [[*prompt, *tokens][: int(session.length[0])]])
-    parts.append(pieces.rest())
+        session.save(options.cache, [writer.held])
     if options.json:
-        print(json.dumps({"prompt": shown, "text": "".join(parts), "tokens": tokens}))
+        print(json.dumps({"prompt": shown, "text": "".join(parts), "tokens": writer.tokens}))
     else:
-        print_text(f"{parts[-1]}\n")
+        print()
     return 0
 
 
-def _tokens(
-    options: argparse.Namespace, session: Any, prompt: List[int], cached: List[int]
-) -> Iterator[int]:
-    kept = keep(session, cached, prompt) if cached else 0
-    start: Optional[List[np.ndarray]] = [np.array(prompt[kept:])]
-    encoder_output = None
-    if options.encoder is not None:
-        first_tokens.check(session.manifest)
-        start, encoder_output = None, _encoder_output(options, prompt)
-    for token in session.generate(
-        start,
-        options.max_tokens,
-        *sampling(options),
-        None,
-        encoder_output,
-        drafting(options),
-        [prompt[:kept]],
-        options.language,
-        options.task,
-        options.endless is not None,
-    ):
-        yield int(token[0])
-
-
-def _opened(options: argparse.Namespace) -> Tuple[Any, List[int]]:
+def _opened(options: argparse.Namespace, model: Any) -> Tuple[Any, List[int]]:
     """Return a session, and the ids in its cache. Raise ValueError as Model.restore does."""
-    model, cache = loaded(options, options.folder), options.cache
+    cache = options.cache
     if cache is None or not cache.exists():
         return model.session(capacity=options.endless), []
     rows = saved.tokens(cache, model.manifest)
@@ -175,11 +152,11 @@ def _opened(options: argparse.Namespace) -> Tuple[Any, List[int]]:
     return model.restore(cache), rows[0].tolist()
 
 
-def _converse(options: argparse.Namespace, session: Any, cached: List[int]) -> int:
-    codec = needed_chat_codec(options.folder, session.manifest, template_values(options))
-    chat = Chat(session, codec, options.system, None, drafting(options), cached)
+def _converse(options: argparse.Namespace, model: Any, session: Any, held: List[int]) -> int:
+    codec = needed_chat_codec(model.folder, model.manifest, template_values(options))
+    chat = Conversation(session, codec, options.system, None, drafting(options), held)
     for prompt in options.prompt:
-        for piece in chat.reply(prompt, options.max_tokens, *sampling(options)):
+        for piece in chat.reply(prompt, options.max_tokens, *sampling_of(options)):
             if not options.json:
                 print_text(piece)
         if not options.json:

@@ -171,7 +171,7 @@ def loaded(options: argparse.Namespace, folder: Path, threads: Union[int, str] =
     return model
 
 
-def sampling(options: argparse.Namespace) -> Tuple[float, int, float, int]:
+def sampling_of(options: argparse.Namespace) -> Tuple[float, int, float, int]:
     """Temperature, top_k, top_p and seed, in the order in which `generate` takes them."""
     return options.temperature, options.top_k, options.top_p, options.seed
 

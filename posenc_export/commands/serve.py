@@ -19,7 +19,6 @@ from posenc_export.commands.options import (
 )
 from posenc_export.commands.terminal import FAILED_CHECK
 from posenc_export.runtime.artefact.chat_template import chat_codec, needed_chat_codec
-from posenc_export.runtime.artefact.tokenizer import codec
 from posenc_export.serve.memory import available_memory, longest_row, rows_memory
 from posenc_export.serve.requests import Limits
 from posenc_export.shared.refusal import refusal
@@ -133,8 +132,8 @@ def _application(
     chat = needed_chat_codec(folder, manifest, values) if values else None
     if manifest.encodes:
         return embeddings.application(name, model, limits, allowed)
-    text, chat = codec(folder, manifest), chat or chat_codec(folder, manifest)
-    return app.application(name, model, text, limits, allowed, chat, stop)
+    chat = chat or chat_codec(folder, manifest)
+    return app.application(name, model, model.tokenizer, limits, allowed, chat, stop)
 
 
 def _limits(options: argparse.Namespace, model: Any) -> Limits:

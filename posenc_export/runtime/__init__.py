@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Callable, Optional, Union
 
+from posenc_export.runtime import grids
 from posenc_export.runtime.artefact import manifest as manifests
 from posenc_export.runtime.artefact.certificate import Proof
 from posenc_export.runtime.artefact.files import check as check_files
@@ -18,8 +19,12 @@ from posenc_export.runtime.graphs.providers import AUTO, Threads, threads_for
 from posenc_export.runtime.session.errors import GraphError
 from posenc_export.runtime.session.model import Model
 from posenc_export.runtime.session.session import Session
+from posenc_export.runtime.session.text import Conversation
 
-__all__ = ["GraphError", "Manifest", "Model", "Proof", "Session", "load", "verify"]
+__all__ = [
+    "Conversation", "GraphError", "Manifest", "Model", "Proof", "Session",
+    "grids", "load", "verify",
+]  # fmt: skip
 
 
 def load(

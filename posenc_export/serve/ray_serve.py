@@ -29,7 +29,6 @@ def application(arguments: Arguments) -> Any:
     def build() -> Any:  # called in each replica, since a model cannot be sent between processes
         from posenc_export.runtime import load
         from posenc_export.runtime.artefact.chat_template import chat_codec
-        from posenc_export.runtime.artefact.tokenizer import codec
         from posenc_export.serve.app import application as http
         from posenc_export.serve.memory import available_memory, longest_row, rows_memory
         from posenc_export.serve.requests import CHUNK, Limits
@@ -40,8 +39,8 @@ def application(arguments: Arguments) -> Any:
         context = longest_row(model.session(), memory, model.manifest.max_positions, CHUNK)
         rows, most = arguments.rows, context - 1
         limits = Limits(rows, WAITING * rows, context, most, most, memory=memory)
-        text, chat = codec(folder, model.manifest), chat_codec(folder, model.manifest)
-        return http(folder.name, model, text, limits, chat=chat)
+        chat = chat_codec(folder, model.manifest)
+        return http(folder.name, model, model.tokenizer, limits, chat=chat)
 
     deployment = serve.deployment(
         serve.ingress(build)(),

@@ -32,7 +32,7 @@ def test_each_line_gives_one_embedding_in_json_lines_and_in_an_array(
     end: str, artefact: Path, tmp_path: Path, capsys: pytest.CaptureFixture
 ) -> None:
     (tmp_path / "texts").write_bytes(("\r\n".join(LINES) + end).encode())
-    expected = load(artefact).encode(LINES)
+    expected = load(artefact).embed(LINES)
     assert main(["embed", str(artefact), str(tmp_path / "texts")]) == 0
     printed = np.array(
         [json.loads(line) for line in capsys.readouterr().out.splitlines()], np.float32

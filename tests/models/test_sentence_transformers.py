@@ -58,7 +58,7 @@ def theirs(
 
 def ours(path: Path, **how: str) -> np.ndarray:
     export(from_pretrained(path), "torchscript", path / "artefact", verify=False, **how)  # type: ignore[arg-type]
-    return load(path / "artefact").encode(TEXTS)
+    return load(path / "artefact").embed(TEXTS)
 
 
 def close(actual: np.ndarray, expected: np.ndarray) -> bool:
@@ -115,7 +115,7 @@ def test_an_encoder_that_is_read_embeds_in_half_precision_and_for_other_loaders(
     sizes = json.loads((place / "config.json").read_text())
     assert (sizes["model_type"], sizes["hidden_size"], sizes["type_vocab_size"]) == ("bert", 48, 3)
     export(model, "ort", tmp_path / "whole", verify=False)
-    half, whole = (load(path).encode(TEXTS) for path in (place, tmp_path / "whole"))
+    half, whole = (load(path).embed(TEXTS) for path in (place, tmp_path / "whole"))
     assert np.abs(half - whole).max() < 5e-3
 
 
@@ -131,9 +131,9 @@ def test_prompts_are_put_before_texts_by_name_and_by_default(tmp_path: Path) -> 
     )
     export(from_pretrained(tmp_path), "torchscript", tmp_path / "artefact", verify=False)
     model = load(tmp_path / "artefact")
-    assert np.array_equal(model.encode(["w5"]), model.encode(["w5"], prompt="query"))
+    assert np.array_equal(model.embed(["w5"]), model.embed(["w5"], prompt="query"))
     with pytest.raises(ValueError, match="expected prompt to be one of query, got 'passage'"):
-        model.encode(["w5"], prompt="passage")
+        model.embed(["w5"], prompt="passage")
 
 
 def _rewritten(path: Path, change: Callable[[Any], Any]) -> None:
@@ -198,8 +198,8 @@ def test_embeddings_do_not_depend_on_the_texts_that_are_read_together(tmp_path: 
     together = ours(tmp_path)
     model = load(tmp_path / "artefact")
     for batch in (1, 12):
-        assert close(model.encode(TEXTS, batch=batch), together)
-    assert model.encode([]).shape == (0, 48)
+        assert close(model.embed(TEXTS, batch=batch), together)
+    assert model.embed([]).shape == (0, 48)
 
 
 def test_the_encoder_alone_and_a_layer_are_read_from_the_folder(tmp_path: Path) -> None:
@@ -369,14 +369,14 @@ def test_texts_and_artefacts_that_cannot_be_embedded_are_refused(tmp_path: Path)
     (tmp_path / "modules.json").unlink()
     export(from_pretrained(tmp_path), "torchscript", tmp_path / "plain", verify=False)
     with pytest.raises(ValueError, match="expected a list of texts, got 'one text'"):
-        load(tmp_path / "pooled").encode("one text")
+        load(tmp_path / "pooled").embed("one text")
     with pytest.raises(ValueError, match=r"expected a list of texts, got \['one text', 5\]"):
-        load(tmp_path / "pooled").encode(["one text", 5])  # type: ignore[list-item]
+        load(tmp_path / "pooled").embed(["one text", 5])  # type: ignore[list-item]
     with pytest.raises(
         ValueError,
         match="expected an artefact with output sentence_embedding, got last_hidden_state",
     ):
-        load(tmp_path / "plain").encode(["one text"])
+        load(tmp_path / "plain").embed(["one text"])
 
 
 def test_the_description_names_pooling_and_layers(

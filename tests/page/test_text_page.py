@@ -19,7 +19,6 @@ from posenc_export.page.folder import LIBRARIES, TALKS, TEXT_PAGE, TEXTS, WEB
 from posenc_export.runtime import load
 from posenc_export.runtime.artefact import manifest as manifests
 from posenc_export.runtime.artefact.chat_template import needed_chat_codec
-from posenc_export.runtime.session.chat import Chat
 from tests.page.test_page import opened, with_chromium
 from tests.tiny import block
 
@@ -146,7 +145,7 @@ def test_a_browser_gives_the_tokens_of_a_conversation_on_a_session(
         tmp_path, f"temperature=0&tokens=40&message={quote(message)}", "--disable-gpu"
     )
     model = load(source, provider="cpu")
-    chat = Chat(model.session(), needed_chat_codec(source, model.manifest))
+    chat = model.conversation()
     reply = "".join(chat.reply(message, 40))
     assert [int(token) for token in result["tokens"].split()] == chat.tokens
     assert result["reply"] == reply

@@ -34,7 +34,7 @@ SECONDS, SECONDS_PER_BYTE = 0.5, 4e-6
 MEMORY = "512 MiB"  # template_process.MEMORY
 REMEDY = f"correct {TEMPLATE} of the checkpoint and export it again"
 CONVERSATION = "a conversation that the chat template of the model can render"
-CHANGE = "change the messages, or give a prompt without --chat"
+CHANGE = "change the messages"
 ROLES = ("system", "user", "assistant")
 # Names of which a template has values of its own.
 OWN = ("messages", "tools", "documents", "add_generation_prompt", *SPECIAL)

@@ -166,6 +166,12 @@ class TokenizerCodec:
             )[0].ids
         return ids
 
+    def decode(self, tokens: Sequence[int]) -> str:
+        """Return the text of token ids, in which special tokens give none; ValueError if they
+        cannot be decoded.
+        """
+        return _decoded(self.tokenizer, tokens)
+
     def least_tokens(self, text: str) -> int:
         """Return a number of tokens that a text has at least, without encoding it."""
         return 0 if self._bytes_of_token is None else -(-len(_bytes(text)) // self._bytes_of_token)
@@ -179,8 +185,7 @@ class TokenizerCodec:
         first = max(len(end) - WINDOW, 0)
         while first and CONTINUES.fullmatch(self.tokenizer.id_to_token(end[first]) or ""):
             first -= 1
-        decode = functools.partial(_decoded, self.tokenizer)
-        return TokenizerPieces(decode, self._silent, end[first:])
+        return TokenizerPieces(self.decode, self._silent, end[first:])
 
     def bytes_of(self, token: int) -> bytes:
         """Return the bytes that any token adds to a text, which can be parts of characters."""
@@ -251,6 +256,10 @@ class ByteCodec:
     def encode(self, text: str, special: bool = True) -> List[int]:
         return list(_bytes(text))
 
+    def decode(self, tokens: Sequence[int]) -> str:
+        with explained("text: expected token ids 0 .. 255", "use the model's own ids"):
+            return bytes(tokens).decode("utf-8", "replace")
+
     def least_tokens(self, text: str) -> int:
         return len(_bytes(text))
 
@@ -282,6 +291,6 @@ def codec(folder: Path, manifest: Manifest, most: Optional[int] = None) -> Codec
         got = f"kind {manifest.kind} with {manifest.vocabulary} token ids"
         remedy = "posenc inspect --runtime prints a program that runs it"
         if manifest.vocabulary:
-            remedy = "pass token ids through posenc_export.load"
+            remedy = "call generate of a session, which takes token ids"
         raise ValueError(f"text: expected {rule}, got {got}; {remedy}")
     return ByteCodec()

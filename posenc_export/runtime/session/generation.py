@@ -79,7 +79,7 @@ def generate(
 ) -> Generator[np.ndarray, None, None]:
     """Implement Session.generate, which documents the arguments."""
     manifest = session.manifest
-    _check_generates(manifest)
+    check_generates(manifest)
     sampling = sampling.checked(manifest.stop_ids)
     if speculate is not None:
         speculation.check(session, speculate)
@@ -109,7 +109,8 @@ def generate(
     yield from _drafted(session, logits, [reader(row) for row in range(len(texts))])
 
 
-def _check_generates(manifest: Manifest) -> None:
+def check_generates(manifest: Manifest) -> None:
+    """Raise ValueError unless a model has an output for each token id."""
     last, ids = manifest.outputs[0].axes[-1], manifest.vocabulary
     if not manifest.decodes:
         of_module = f"a module with {last} outputs for {ids or 'no'} token ids"

@@ -1,15 +1,21 @@
 """A loaded artefact: one graph with its weights, shared by any number of sessions."""
 
+import functools
 from pathlib import Path
-from typing import Any, Optional, Sequence, Union
+from typing import Any, Generator, Mapping, Optional, Sequence, Union
 
 import numpy as np
 
+from posenc_export.runtime.artefact import chat_template
 from posenc_export.runtime.artefact.manifest import Manifest
-from posenc_export.runtime.session import cached_rows, saved, sentences
+from posenc_export.runtime.artefact.tokenizer import Codec, codec
+from posenc_export.runtime.session import cached_rows, generation, saved, sentences, text
 from posenc_export.runtime.session.argument_arrays import at_least
+from posenc_export.runtime.session.first_tokens import First
 from posenc_export.runtime.session.forecaster import Forecaster
 from posenc_export.runtime.session.session import Session
+from posenc_export.runtime.session.speculation import Speculate
+from posenc_export.shared.refusal import refusal
 
 
 class Model:
@@ -84,7 +90,109 @@ class Model:
             session._state = saved.restored(session._state, arrays)
         return session
 
-    def encode(
+    @functools.cached_property
+    def tokenizer(self) -> Codec:
+        """The tokenizer of the artefact, with `encode(text)` and `decode(ids)`. Without
+        tokenizer.json, token ids are the bytes of a text in UTF-8.
+
+        Raises:
+            ValueError: the artefact has no tokenizer, and not the 256 token ids of bytes.
+            ModuleNotFoundError: tokenizers is not installed.
+        """
+        return codec(self._folder("a tokenizer"), self.manifest)
+
+    def generate(
+        self,
+        prompt: str,
+        max_tokens: int = text.MAX_TOKENS,
+        temperature: float = 0.0,
+        top_k: int = 0,
+        top_p: float = 1.0,
+        seed: int = 0,
+        speculate: Speculate = None,
+    ) -> str:
+        """Return the continuation of a text, without the text itself. Each call reads the whole
+        prompt in a session of its own; threads may call it on one model.
+
+        Args:
+            max_tokens: largest number of tokens to add; fewer if the text ends earlier.
+            temperature, top_k, top_p, seed, speculate: as for Session.generate.
+
+        Raises:
+            ValueError: the model is no decoder or reads an encoder, the artefact has no tokenizer,
+                the prompt is empty or too long, or an argument is outside its range.
+            ModuleNotFoundError: tokenizers is not installed.
+            GraphError: the graph failed.
+        """
+        sampling = (temperature, top_k, top_p, seed)
+        return "".join(self.stream(prompt, max_tokens, *sampling, speculate))
+
+    def stream(
+        self,
+        prompt: str,
+        max_tokens: int = text.MAX_TOKENS,
+        temperature: float = 0.0,
+        top_k: int = 0,
+        top_p: float = 1.0,
+        seed: int = 0,
+        speculate: Speculate = None,
+    ) -> Generator[str, None, None]:
+        """Yield the text that `generate` returns in pieces, each of whole characters, as they are
+        generated. Arguments and errors as for `generate`.
+        """
+        session = self._of_text()
+        first = First([text.prompt_ids(self.tokenizer, prompt)])
+        sampling = generation.Sampling(temperature, top_k, top_p, seed, max_tokens)
+        return text.Writer(session, self.tokenizer).write(first, sampling, speculate)
+
+    def chat(
+        self,
+        messages: Union[str, Sequence[chat_template.Message]],
+        max_tokens: Optional[int] = None,
+        temperature: float = 0.0,
+        top_k: int = 0,
+        top_p: float = 1.0,
+        seed: int = 0,
+    ) -> str:
+        """Return the reply to a conversation, by the chat template of the artefact. Each call reads
+        the whole conversation; `conversation` keeps what it has read.
+
+        Args:
+            messages: a list of {"role": "user", "content": "..."}, or the text of one message.
+            max_tokens, temperature, top_k, top_p, seed: as for Conversation.reply.
+
+        Raises:
+            ValueError, ModuleNotFoundError, GraphError: as `conversation` and Conversation.reply.
+        """
+        sampling = (temperature, top_k, top_p, seed)
+        return "".join(self.conversation().reply(messages, max_tokens, *sampling))
+
+    def conversation(
+        self,
+        system: Optional[str] = None,
+        context: Optional[int] = None,
+        speculate: Speculate = None,
+        chat_template_kwargs: Mapping[str, Any] = {},
+    ) -> text.Conversation:
+        """Begin a conversation, which keeps its cache between turns.
+
+        Args:
+            system: text of the system message; None for none.
+            context: largest number of tokens of the conversation; None for the range of positions.
+            speculate: as for Session.generate; drafts are looked up in the whole conversation.
+            chat_template_kwargs: values for the chat template by names that it reads, such as
+                {"enable_thinking": False}.
+
+        Raises:
+            ValueError: the model is no decoder, the artefact has no chat template or no tokenizer,
+                or the template does not read a name.
+            ModuleNotFoundError: tokenizers or jinja2 is not installed.
+        """
+        session, values = self._of_text(context), chat_template_kwargs
+        of_chat = self._codec_of_chat(values) if values else self._chat_codec
+        return text.Conversation(session, of_chat, system, context, speculate)
+
+    def embed(
         self, texts: Sequence[str], prompt: Optional[str] = None, batch: int = sentences.BATCH
     ) -> np.ndarray:
         """Return the sentence embeddings of texts [n,E] float32, in their order.
@@ -105,3 +213,26 @@ class Model:
             GraphError: the graph failed.
         """
         return sentences.embed(self, sentences.rows_of(self, texts, prompt), batch)
+
+    @functools.cached_property
+    def _chat_codec(self) -> chat_template.ChatCodec:
+        return self._codec_of_chat({})
+
+    def _codec_of_chat(self, values: Mapping[str, Any]) -> chat_template.ChatCodec:
+        folder = self._folder("a chat template")
+        return chat_template.needed_chat_codec(folder, self.manifest, values)
+
+    def _of_text(self, capacity: Optional[int] = None) -> Session:
+        """Open a session. Raise ValueError if the model does not generate from token ids alone."""
+        generation.check_generates(self.manifest)
+        if self.manifest.encoder:
+            remedy = "call session().generate with encoder, or posenc generate --encoder"
+            got = "one that reads the outputs of an encoder"
+            raise refusal("generate", "a decoder of text alone", got, remedy)
+        return self.session(capacity=capacity)
+
+    def _folder(self, what: str) -> Path:
+        if self.folder is None:
+            rule = f"the folder of an artefact for {what}"
+            raise refusal("text", rule, "a module in memory", "export it, and load the folder")
+        return self.folder

@@ -37,7 +37,7 @@ class Settings(Struct):
 
 
 def rows_of(model: Any, texts: Sequence[str], prompt: Optional[str] = None) -> List[np.ndarray]:
-    """Return the token ids of each text, cut to the maximal length. Raise as Model.encode."""
+    """Return the token ids of each text, cut to the maximal length. Raise as Model.embed."""
     check_model(model)
     if isinstance(texts, str) or not all(isinstance(text, str) for text in texts):
         raise refusal("embed", "a list of texts", short_repr(texts), "put one text into a list")

@@ -1,21 +1,26 @@
-"""Conversations keep their cache: each turn reads the new tokens only, and replies as to the
-whole conversation.
+"""Text of loaded models. Conversations keep their cache: each turn reads the new tokens only, and
+replies as to the whole conversation.
 """
 
 import json
-from typing import Any, List
+import re
+from pathlib import Path
+from typing import Any, Callable, List
 
 import pytest
 
 from posenc_export.commands.cli import main
+from posenc_export.export import export
+from posenc_export.models.embedding_and_head import Text
+from posenc_export.models.presets import seeded
 from posenc_export.models.short_forms import decoder_config
 from posenc_export.runtime.artefact.chat_template import ChatCodec
 from posenc_export.runtime.artefact.tokenizer import ByteCodec
-from posenc_export.runtime.session.chat import Chat
 from posenc_export.runtime.session.model import Model
 from posenc_export.runtime.session.session import Session
+from posenc_export.runtime.session.text import Conversation
 from tests import traces
-from tests.serve.models import artefact, opened
+from tests.serve.models import CONFIG, artefact, opened
 from tests.tiny import block
 
 pytest.importorskip("jinja2")
@@ -33,8 +38,8 @@ def model(request: pytest.FixtureRequest) -> Model:
     return opened(traces.artefact(config, "ort"))
 
 
-def _chat(session: Session, **given: Any) -> Chat:
-    return Chat(session, ChatCodec(ByteCodec(), TEMPLATE, {}), "kind", **given)
+def _chat(session: Session, **given: Any) -> Conversation:
+    return Conversation(session, ChatCodec(ByteCodec(), TEMPLATE, {}), "kind", **given)
 
 
 def test_a_turn_reads_new_tokens_only_and_replies_as_to_the_whole_conversation(
@@ -92,3 +97,56 @@ def test_the_command_gives_the_same_text_with_lookup_and_with_a_draft_model(
     assert main(["generate", folder, "--prompt", "a", "--speculate", "lokup"]) == 2
     rule = "expected lookup or the folder of a decoder's artefact, got lokup"
     assert rule in capsys.readouterr().err
+
+
+def test_a_model_continues_text_as_its_session_continues_bytes(model: Model) -> None:
+    prompt = "naïve"
+    ids = [int(ids[0]) for ids in model.session().generate([list(prompt.encode())], 30)]
+    text = model.generate(prompt, max_tokens=30)
+    assert text == bytes(ids).decode("utf-8", "replace") == model.tokenizer.decode(ids)
+    sampled = list(model.stream(prompt, 30, temperature=1.0, seed=3))
+    assert len(sampled) > 20 and "".join(sampled) == model.generate(prompt, 30, 1.0, seed=3)
+    assert "".join(sampled) != text == model.generate(prompt, 30, speculate="lookup")
+
+
+def test_the_programs_of_the_page_of_text_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
+    decoder = seeded(CONFIG)
+    decoder.text = Text(files={"chat_template.jinja": TEMPLATE.encode()})
+    export(decoder, "ort", tmp_path / "build/model", verify=False)
+    monkeypatch.chdir(tmp_path)
+    page, names = Path(__file__).parents[3] / "docs/text.md", {}
+    for program in re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL):
+        exec(program, names)
+    model, talk = names["model"], names["talk"]
+    assert [message["role"][0] for message in talk.messages] == list("suaua")
+    alone = model.chat([*talk.messages[:-1]], max_tokens=64)
+    assert names["answer"] == alone and talk.messages[-1]["content"] == alone
+    assert model.chat("What is the capital of France?", 20) == names["reply"][:20]
+
+
+REFUSED: List[Any] = [
+    (lambda model: model.generate(5), "a prompt of text, got 5; call session"),
+    (lambda model: model.generate(""), "a prompt of at least one character, got an empty one"),
+    (lambda model: model.generate("a", max_tokens=0), "max_tokens to be a whole number"),
+    (lambda model: model.chat("a"), r"an artefact with a chat template \(chat_template.jinja\)"),
+    (lambda model: model.embed(["a"]), "output sentence_embedding, got logits"),
+    (lambda model: model.tokenizer.decode([256]), "token ids 0 .. 255, got an error"),
+    (lambda model: Model(model.graph).generate("a"), "got a module in memory; export it"),
+]
+
+
+@pytest.mark.parametrize("call,message", REFUSED, ids=[message[:20] for _, message in REFUSED])
+def test_what_a_model_cannot_read_or_write_is_refused(
+    call: Callable[[Model], Any], message: str
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        call(opened(artefact("ort")))
+
+
+@pytest.mark.parametrize("messages", [[], ["hi"], None, [{"content": "hi"}]])
+def test_messages_of_another_form_are_refused(messages: Any) -> None:
+    chat = _chat(opened(artefact("ort")).session())
+    with pytest.raises(ValueError, match="expected a text, or a list of at least one message"):
+        next(chat.reply(messages))
