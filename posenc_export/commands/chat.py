@@ -7,25 +7,24 @@ import json
 import sys
 from typing import Any, Iterator
 
+from posenc_export.commands.loading import drafting, loaded, model_of
 from posenc_export.commands.options import (
     PROVIDER,
     SAMPLING,
     SPECULATE,
     TEMPLATE,
     Table,
-    drafting,
-    folder_of,
-    loaded,
     option,
     sampling_of,
     template_values,
 )
 from posenc_export.commands.terminal import print_text, refuse
+from posenc_export.runtime.session.generation import check_generates
 from posenc_export.shared.refusal import refusal
 
 NEW = "/new"
 OPTIONS: Table = {
-    **folder_of("a decoder's artefact with a chat template"),
+    **model_of("a decoder's artefact with a chat template"),
     "--system": option("text of the system message"),
     **TEMPLATE,
     "--max-tokens": option(
@@ -47,7 +46,7 @@ def run(options: argparse.Namespace) -> int:
         if number is not None and number < 1:
             rule, remedy = f"{name} of at least 1", "give a larger number"
             raise refusal("chat", rule, number, remedy)
-    model = loaded(options, options.folder)
+    model = loaded(options, options.folder, check_generates)
     given = (options.context, drafting(options), template_values(options))
     chat = model.conversation(options.system, *given)
     talking = sys.stdin.isatty()

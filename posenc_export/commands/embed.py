@@ -7,12 +7,14 @@ from typing import Any, Iterator, List
 
 import numpy as np
 
-from posenc_export.commands.options import PROVIDER, THREADS, Table, folder_of, loaded, option
+from posenc_export.commands.loading import loaded, model_of
+from posenc_export.commands.options import PROVIDER, THREADS, Table, option
+from posenc_export.runtime.session.sentences import check_embeds
 
 TOGETHER = 1024  # texts that are sorted by length and read before the next ones
 ARRAY = ".npy"
 OPTIONS: Table = {
-    **folder_of("an artefact with output sentence_embedding"),
+    **model_of("an artefact with output sentence_embedding"),
     "file": option("text with one text per line, in UTF-8; - for standard input"),
     "-o --output": option(
         f"file to write: {ARRAY} for an array [lines,size] float32, any other name for JSON lines "
@@ -32,7 +34,7 @@ OPTIONS: Table = {
 
 def run(options: argparse.Namespace) -> int:
     texts = _lines(options.file)
-    model = loaded(options, options.folder, options.threads)
+    model = loaded(options, options.folder, check_embeds, options.threads)
     parts = _embedded(options, model, texts)
     if options.output is not None and options.output.suffix == ARRAY:
         whole = np.concatenate([model.embed([]), *parts])

@@ -7,15 +7,13 @@ from typing import Any, List, Tuple
 
 import numpy as np
 
+from posenc_export.commands.loading import drafting, loaded, model_of
 from posenc_export.commands.options import (
     PROVIDER,
     SAMPLING,
     SPECULATE,
     TEMPLATE,
     Table,
-    drafting,
-    folder_of,
-    loaded,
     option,
     sampling_of,
     template_values,
@@ -24,12 +22,12 @@ from posenc_export.commands.terminal import print_text
 from posenc_export.runtime.artefact.chat_template import needed_chat_codec
 from posenc_export.runtime.session import first_tokens, saved
 from posenc_export.runtime.session.first_tokens import First
-from posenc_export.runtime.session.generation import Sampling
+from posenc_export.runtime.session.generation import Sampling, check_generates
 from posenc_export.runtime.session.text import MAX_TOKENS, Conversation, Writer, prompt_ids
 from posenc_export.shared.refusal import refusal
 
 OPTIONS: Table = {
-    **folder_of("a decoder's artefact"),
+    **model_of("a decoder's artefact"),
     "--prompt": dict(
         action="append", default=[], help="text to continue; with --encoder, text for the encoder"
     ),
@@ -76,7 +74,7 @@ OPTIONS: Table = {
 
 def run(options: argparse.Namespace) -> int:
     _check(options)
-    model = loaded(options, options.folder)
+    model = loaded(options, options.folder, check_generates)
     session, held = _opened(options, model)
     if options.chat:
         return _converse(options, model, session, held)

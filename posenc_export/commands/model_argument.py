@@ -87,9 +87,7 @@ def model_of(options: argparse.Namespace) -> Any:
     check_only("export", OF_CHECKPOINT, chosen, "options of a checkpoint")
     if getattr(options, "size", None) is not None and not {"layer", "part", "longer"} & set(chosen):
         _check_size(options.model, chosen, options.size)
-    model = _checkpoint(options.model, chosen)
-    model.source = {"checkpoint": checkpoint_name(Path(options.model))}
-    return model
+    return checkpoint(options.model, chosen)
 
 
 def _check_size(folder: str, chosen: Dict[str, Any], size: float) -> None:
@@ -110,8 +108,15 @@ def checkpoint_name(path: Path) -> str:
     return name[:LONGEST_NAME]
 
 
-def _checkpoint(folder: str, chosen: Dict[str, Any]) -> Any:
-    """Load the model of a folder, and extend its range with --longer."""
+def checkpoint(folder: str, chosen: Dict[str, Any]) -> Any:
+    """Load the model of a folder or GGUF file with the options of a checkpoint."""
+    model = _extended(folder, chosen)
+    model.source = {"checkpoint": checkpoint_name(Path(folder))}
+    return model
+
+
+def _extended(folder: str, chosen: Dict[str, Any]) -> Any:
+    """Load a model, and extend its range with --longer."""
     from posenc_export.models.context_extension import extend_positions, to_hierarchical
     from posenc_export.models.pretrained import from_pretrained
 

@@ -5,14 +5,9 @@ import os
 from pathlib import Path
 from typing import Any, Container, Dict, Iterable, NamedTuple, Sequence, Tuple, Union
 
-from posenc_export.commands.terminal import note_unverified
-from posenc_export.runtime import load
-from posenc_export.runtime.artefact.files import locate
 from posenc_export.runtime.graphs.providers import AUTO, HELP
-from posenc_export.runtime.session.speculation import LOOKUP
 from posenc_export.shared.foreign import json_of
 from posenc_export.shared.preset_folders import NAMES
-from posenc_export.shared.refusal import refusal
 from posenc_export.shared.suggestion import download, suggestion
 
 # By the names of an option with spaces between, the keyword arguments of add_argument, or by the
@@ -164,23 +159,6 @@ def nearest_model(model: str, names: Sequence[str]) -> str:
     return f"{near}, or download the model first: {fetch}" if fetch else near
 
 
-def loaded(options: argparse.Namespace, folder: Path, threads: Union[int, str] = AUTO) -> Any:
-    """Load the model of a folder. A line on stderr says if it was never verified."""
-    model = load(folder, options.provider, threads)
-    note_unverified(options.say, folder, model.manifest)
-    return model
-
-
 def sampling_of(options: argparse.Namespace) -> Tuple[float, int, float, int]:
     """Temperature, top_k, top_p and seed, in the order in which `generate` takes them."""
     return options.temperature, options.top_k, options.top_p, options.seed
-
-
-def drafting(options: argparse.Namespace) -> Any:
-    """Session.generate's argument `speculate`. Raise ValueError for a folder without artefact."""
-    if options.speculate in (None, LOOKUP):
-        return options.speculate
-    if not locate(options.speculate).is_dir():
-        rule = f"{LOOKUP} or the folder of a decoder's artefact"
-        raise refusal("speculate", rule, options.speculate, f"./{LOOKUP} is a folder of that name")
-    return load(options.speculate, options.provider)

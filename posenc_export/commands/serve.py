@@ -7,13 +7,12 @@ import signal
 import socket
 from typing import Any
 
+from posenc_export.commands.loading import loaded, model_of
 from posenc_export.commands.options import (
     PROVIDER,
     TEMPLATE,
     THREADS,
     Table,
-    folder_of,
-    loaded,
     option,
     template_values,
 )
@@ -25,7 +24,7 @@ from posenc_export.shared.refusal import refusal
 
 KEY = "POSENC_API_KEY"
 OPTIONS: Table = {
-    **folder_of(
+    **model_of(
         "an artefact of a decoder, target ort or onnx-static with signature positions, or of an "
         "encoder with sentence_embedding"
     ),
@@ -93,7 +92,7 @@ def run(options: argparse.Namespace) -> int:
     from posenc_export.serve.connections import OVER, Listener, most_connections, settings
 
     options.say(f"{options.folder}: loading")
-    model = loaded(options, options.folder, options.threads)
+    model = loaded(options, options.folder, threads=options.threads)
     limits, embeds = _limits(options, model), model.manifest.encodes
     source = model.manifest.source.get("checkpoint", options.folder.resolve().name)
     name = options.name or str(source)
@@ -128,7 +127,7 @@ def _application(
 ) -> Any:
     from posenc_export.serve import app, embeddings
 
-    folder, manifest, values = options.folder, model.manifest, template_values(options)
+    folder, manifest, values = model.folder, model.manifest, template_values(options)
     chat = needed_chat_codec(folder, manifest, values) if values else None
     if manifest.encodes:
         return embeddings.application(name, model, limits, allowed)

@@ -389,8 +389,8 @@ MISSPELLED = {
     ),
     "a model of the hub to run": (
         ["generate", "org/name", "--prompt", "x"],
-        "give a folder that `posenc export` wrote; if none was meant, hf download org/name "
-        "--local-dir name downloads the model",
+        "got 'org/name'; give a folder that exists, or download the model first: hf download "
+        "org/name --local-dir name",
     ),
     "a folder": (
         ["export", "./missing", "--target", "ort", "-o", "x"],

@@ -6,6 +6,7 @@ from typing import Annotated, Any, Dict, List, Optional, Sequence
 import numpy as np
 from msgspec import Meta, Struct
 
+from posenc_export.runtime.artefact.manifest import Manifest
 from posenc_export.runtime.artefact.tokenizer import codec
 from posenc_export.runtime.session.argument_arrays import at_least, short_repr
 from posenc_export.shared.foreign import json_of, typed
@@ -58,11 +59,18 @@ def embed(model: Any, rows: Sequence[np.ndarray], batch: int = BATCH) -> np.ndar
 
 def check_model(model: Any) -> None:
     """Raise ValueError unless a model comes from an artefact with sentence embeddings."""
-    last = model.manifest.outputs[-1].name
-    if last != OUTPUT or model.folder is None:
-        got = last if model.folder else "a module in memory"
+    check_embeds(model.manifest)
+    if model.folder is None:
+        raise refusal(
+            "embed", "an artefact", "a module in memory", "export it, and load the folder"
+        )
+
+
+def check_embeds(manifest: Manifest) -> None:
+    """Raise ValueError unless a model has the output OUTPUT."""
+    if (last := manifest.outputs[-1].name) != OUTPUT:
         remedy = "export a sentence-transformers folder, or call session().prefill"
-        raise refusal("embed", f"an artefact with output {OUTPUT}", got, remedy)
+        raise refusal("embed", f"an artefact with output {OUTPUT}", last, remedy)
 
 
 def longest(model: Any) -> int:
