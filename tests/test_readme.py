@@ -9,17 +9,24 @@ import sys
 from pathlib import Path
 from typing import Any, Dict, Iterator, List, Tuple
 
+import numpy as np
 import pytest
+import tokenizers
 
 from posenc_export import encodings
 from posenc_export.benchmark import machine, workers
 from posenc_export.commands.cli import main
 from posenc_export.export import ExportOptions
-from tests.models.checkpoints import saved
+
+pytest.importorskip("gguf", reason="gguf is not installed")
+pytest.importorskip("transformers", reason="transformers is not installed")
+from tests.auditing import graphs  # noqa: E402
+from tests.models import gguf_files  # noqa: E402
 
 TOP = Path(__file__).parents[1]
 README = (TOP / "README.md").read_text(encoding="utf-8")
-ELSEWHERE = ("pip", "make")  # installations, which `make wheels` and `make demo` run
+ELSEWHERE = ("pip", "python3", ".")  # installation, which `make wheels` runs
+NUMBER = r"(?<![\w.])-?\d+\.\d+(?:e[-+]\d+)?(?![\w.])"
 
 
 def _blocks() -> List[Tuple[str, str]]:
@@ -27,19 +34,56 @@ def _blocks() -> List[Tuple[str, str]]:
     return re.findall(r"^```(\w*)\n(.*?)^```", README, re.DOTALL | re.MULTILINE)
 
 
-def _command(words: List[str]) -> None:
-    """Run a line of a block as a shell would."""
+def _steps() -> Iterator[Tuple[str, str, str]]:
+    """Language, text and shown output of each program and command. What a program prints is shown
+    in the block after it, without a language.
+    """
+    blocks = [*_blocks(), ("", "")]
+    for (language, text), (other, after) in zip(blocks, blocks[1:], strict=False):
+        if language == "console":
+            for step in re.split(r"^\$ ", text, flags=re.MULTILINE)[1:]:
+                command, _, shown = step.partition("\n")
+                yield "", command, shown
+        elif language:
+            directly = not other and f"{text}```\n```\n{after}" in README
+            yield language, text, after if directly else ""
+        elif f"```\n```\n{text}" not in README:
+            yield from (("", line, "") for line in text.splitlines())
+
+
+def _run(language: str, text: str, names: Dict[str, Any]) -> str:
+    """Run a program or a command as a shell would. Return what it prints."""
+    if language:
+        with io.StringIO() as printed, contextlib.redirect_stdout(printed):
+            exec(text, names)
+            return printed.getvalue()
+    words = shlex.split(text, comments=True)
     if words[0] in ELSEWHERE:
-        return
+        return ""
     if words[0] == "python":
-        subprocess.run([sys.executable, *words[1:]], check=True, capture_output=True)
-        return
+        done = subprocess.run([sys.executable, *words[1:]], check=True, capture_output=True)
+        return done.stdout.decode()
     assert words[0] == "posenc", words
     arguments, target = (words[1:-2], Path(words[-1])) if ">" in words else (words[1:], None)
     with io.StringIO() as printed, contextlib.redirect_stdout(printed):
-        assert main(arguments) == 0, words
-        if target is not None:
-            target.write_text(printed.getvalue(), encoding="utf-8")
+        assert main(arguments) == (words[1] == "audit"), words
+        if target is None:
+            return printed.getvalue()
+        target.write_text(printed.getvalue(), encoding="utf-8")
+        return ""
+
+
+def _agrees(printed: str, shown: str) -> bool:
+    """Whether an output is as shown. `...` stands for any lines; numbers with a point are compared
+    as far as processors agree.
+    """
+    parts = re.split(f"({NUMBER})", shown)
+    texts = [re.escape(text).replace(re.escape("..."), "(?s:.*)") for text in parts[::2]]
+    pattern = f"({NUMBER})".join(texts).replace(re.escape("AMD EPYC"), ".*")
+    match = re.fullmatch(pattern, printed)
+    return match is not None and np.allclose(
+        [float(number) for number in match.groups()], list(map(float, parts[1::2])), 0.1, 1e-4
+    )
 
 
 @pytest.fixture
@@ -51,12 +95,26 @@ def registered() -> Iterator[None]:
         encodings.KNOWN.registered.pop(name)
 
 
-def test_every_block_runs_from_the_top(
+def _made(folder: Path) -> None:
+    """Write what the commands read: a checkpoint, the graph of an exporter that ignores its window,
+    and a GGUF file with a chat template.
+    """
+    graphs.model_of("mistral").save_pretrained(folder / "checkpoint")
+    graphs.exported(graphs.model_of("mistral", sliding_window=None), folder / "theirs.onnx")
+    template = {"tokenizer.chat_template": "{{ messages[-1].content }}"}
+    peer = gguf_files.made("llama")
+    gguf_files.write("llama", peer, folder / "model.gguf", metadata=template)
+    words = tokenizers.models.WordLevel({f"w{token}": token for token in range(64)}, "w0")
+    tokenizers.Tokenizer(words).save(str(folder / "tokenizer.json"))
+
+
+def test_every_block_runs_from_the_top_and_prints_what_is_shown(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, registered: None
 ) -> None:
-    saved("llama", tmp_path / "checkpoint")
+    _made(tmp_path)
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(ExportOptions, "quick", True)  # tests/export runs the whole grid
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr(sys, "stdin", io.StringIO())
     for name, value in (
         ("WORKING_SETS", (1 << 16,)),
         ("SQUARE", 16),
@@ -68,23 +126,18 @@ def test_every_block_runs_from_the_top(
         workers, "COMMAND", [sys.executable, str(TOP / "tests/benchmark/fake_worker.py")]
     )  # no measurement in a test
     names: Dict[str, Any] = {"__name__": "__main__"}
-    for language, text in _blocks():
-        if language == "python":
-            exec(text, names)
-        else:
-            for line in text.splitlines():
-                _command(shlex.split(line, comments=True))
-    assert names["logits"].shape == (1, 61)
-    programs = ["decode.c", "decode.mjs", "mine.c", "mine.mjs", "run.py"]
-    written = [
-        "alibi/ort/posenc.json",
-        "bench.html",
-        "decay/posenc.json",
-        "mine/posenc.json",
-        "same/posenc.json",
-        *programs,
-    ]
+    for language, text, shown in _steps():
+        # tests/export runs the whole grid
+        monkeypatch.setattr(ExportOptions, "quick", not shown)
+        printed = _run(language, text, names)
+        assert not shown or _agrees(printed, shown), printed
+    assert names["logits"].shape == (1, 3, 256)
+    written = ["bench.html", *(f"{name}/posenc.json" for name in ("alibi/ort", "decay", "mine"))]
     assert [name for name in written if not (tmp_path / "build" / name).stat().st_size] == []
+
+
+def test_the_readme_has_at_most_800_words() -> None:
+    assert len(README.split()) <= 800
 
 
 def test_every_link_and_picture_of_the_readme_is_a_file() -> None:

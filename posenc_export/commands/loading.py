@@ -59,7 +59,7 @@ def loaded(
     """
     name = str(folder)
     if name not in NAMES and not files.locate(folder).exists():
-        rule = f"a folder or GGUF file that exists, or one of {', '.join(NAMES)}"
+        rule = f"a folder or GGUF file that exists, or a preset: {', '.join(NAMES)}"
         raise refusal("model", rule, repr(name), nearest_model(name, NAMES))
     if is_checkpoint(folder):
         folder = exported(options, folder, check)

@@ -6,7 +6,7 @@ from typing import List, Optional
 
 NAMES = ("tiny-rope", "tiny-alibi", "small-rope", "small-alibi", "small-t5", "small-fire")
 PACKAGE = "posenc_export_presets"
-INSTALL = "in the source tree, run pip install ./packages/presets"
+INSTALL = "pip install 'posenc-export[presets]', or in a source tree ./packages/presets"
 SOURCE_TREE = Path(__file__).parents[2] / "packages" / "presets" / PACKAGE
 
 

@@ -98,6 +98,6 @@ def test_a_preset_without_installed_weights_is_refused(
     with pytest.raises(
         ValueError,
         match=r"preset tiny-rope: expected the package posenc-export-presets with its weights, got "
-        r"none; in the source tree, run pip install",
+        r"none; pip install 'posenc-export\[presets\]'",
     ):
         presets.load_preset("tiny-rope")

@@ -63,7 +63,7 @@ def test_a_folder_takes_precedence_over_a_preset_of_its_name(package: Path) -> N
 
 REFUSALS = {
     "tiny-rop": "did you mean tiny-rope?",
-    "small-t5": "for the preset of this name, in the source tree, run pip install ",
+    "small-t5": "for the preset of this name, pip install 'posenc-export[presets]'",
     "model": "or a preset: tiny-rope, tiny-alibi",
 }
 
