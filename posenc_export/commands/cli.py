@@ -11,27 +11,40 @@ from posenc_export.commands.options import add_options
 from posenc_export.shared.version import VERSION
 
 INTERRUPTED = 130
-# What each command does. Its file in commands/ is imported only for its own command.
-COMMANDS = {
-    "list": "list encodings, targets, families of checkpoints and presets",
-    "describe": "print a model layer by layer, in the order of its forward pass; reads no weights",
-    "export": "write an artefact and verify it",
-    "compile": "compile a pt2 artefact to native code for this machine (AOTInductor)",
-    "verify": "verify an artefact on this machine against the reference that it contains; needs "
-    "no torch",
-    "audit": "compare a graph that others exported with its checkpoint or module, in every kind of "
-    "call",
-    "generate": "continue a text with a decoder",
-    "chat": "talk to a decoder with a chat template: each line of stdin is a message",
-    "embed": "write the sentence embeddings of texts",
-    "serve": "answer completions, conversations or embeddings over HTTP, as in OpenAI's API",
-    "page": "write a static page that runs a decoder in the browser",
-    "bench": "time prefill and decode of artefacts and runtimes",
-    "inspect": "print encoding, sizes, positions, inputs, states, certificate and layers of an "
-    "artefact, or a program that runs it",
-    "plot": "draw an encoding, as PNG or SVG",
-    "completion": "print a script that completes commands and options in a shell",
+# What each command does, by group. Its file in commands/ is imported only for its own command.
+GROUPS = {
+    "make": {
+        "export": "write an artefact and verify it",
+        "compile": "compile a pt2 artefact to native code for this machine (AOTInductor)",
+        "page": "write a static page that runs a decoder in the browser",
+    },
+    "check": {
+        "verify": "compare an artefact with its reference on this machine; needs no torch",
+        "audit": "compare a graph of another exporter with its checkpoint or module",
+        "bench": "time prefill and decode of artefacts and runtimes",
+    },
+    "run": {
+        "chat": "talk to a decoder with a chat template: each line of stdin is a message",
+        "generate": "continue a text with a decoder",
+        "embed": "write the sentence embeddings of texts",
+        "serve": "answer completions, conversations or embeddings over HTTP, as OpenAI's API",
+    },
+    "look": {
+        "list": "list encodings, targets, families of checkpoints and presets",
+        "describe": "print a model layer by layer, in the order of its forward pass",
+        "inspect": "print what an artefact holds, or a program that runs it",
+        "plot": "draw an encoding, as PNG or SVG",
+        "completion": "print a script that completes commands and options in a shell",
+    },
 }
+COMMANDS = {name: summary for group in GROUPS.values() for name, summary in group.items()}
+EXAMPLES = """
+  posenc chat model.gguf                                  talk to a GGUF file
+  posenc generate small-rope --prompt "import os"         continue a text
+  posenc export ./checkpoint --target ort -o build/model  write an artefact
+  posenc audit theirs.onnx --reference ./checkpoint       check another exporter
+  posenc inspect build/model --runtime c > model.c        print a program
+"""
 FILES = {"list": "listing"}  # files with another name than their command
 
 
@@ -77,12 +90,26 @@ def _discard_output() -> None:
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
+class Front(terminal.OneLineParser):
+    """The parser of all commands, whose help lists them by group."""
+
+    def format_help(self) -> str:
+        lines = [self.format_usage(), f"{self.description}"]
+        for title, group in GROUPS.items():
+            lines += ["", f"{title}:", *(f"  {name:11} {line}" for name, line in group.items())]
+        return "\n".join(
+            [*lines, "", f"examples:{EXAMPLES}", "posenc COMMAND --help has options.\n"]
+        )
+
+
 def parser_of(called: Container[str]) -> argparse.ArgumentParser:
     """Return a parser of all commands, with the arguments of those that are called."""
     purpose = "Export position encodings as attention blocks and decoders, verify and run them."
-    parser = terminal.OneLineParser(prog="posenc", description=purpose)
+    parser = Front(prog="posenc", description=purpose)
     parser.add_argument("-V", "--version", action="version", version=f"posenc {VERSION}")
-    commands = parser.add_subparsers(required=True, metavar="command", parser_class=type(parser))
+    commands = parser.add_subparsers(
+        required=True, metavar="command", parser_class=terminal.OneLineParser
+    )
     for name, summary in COMMANDS.items():
         sentence = f"{summary[0].upper()}{summary[1:]}."
         command = commands.add_parser(name, help=summary, description=sentence)

@@ -10,6 +10,7 @@ from posenc_export.commands.model_argument import CALLABLE, NO_HEADS, model_of
 from posenc_export.commands.options import PART, Group, Table, block_options, nearest_model, option
 from posenc_export.commands.terminal import FAILED_CHECK, refuse, show, summary
 from posenc_export.runtime.artefact import rules, tokenizer
+from posenc_export.runtime.artefact.chat_template import has_template
 from posenc_export.runtime.artefact.manifest import Manifest
 from posenc_export.runtime.artefact.schema import GRAPHS
 from posenc_export.shared.preset_folders import NAMES
@@ -230,19 +231,22 @@ def _next_steps(manifests: Dict[Path, Manifest]) -> List[str]:
     cuda = manifest.target.endswith("-cuda")
     lines = [
         f"posenc verify {quoted[-1]}{' --provider cuda' if cuda else ''}",
-        _running(quoted[-1], manifest),
+        _running(list(manifests)[-1], manifest),
         f"posenc bench {' '.join(quoted)}",
     ]
     return ["next:", *(f"  {line}" for line in lines if line)]
 
 
-def _running(folder: str, manifest: Manifest) -> str:
-    """Return the command that runs an artefact; empty if no command does. folder: quoted."""
+def _running(path: Path, manifest: Manifest) -> str:
+    """Return the command that runs an artefact; empty if no command does."""
+    folder = shlex.quote(str(path))
     if "sentence_embedding" in [output.name for output in manifest.outputs]:
         return f"posenc embed {folder} texts.txt"
     if manifest.encoder:
         return f"posenc generate {folder} --encoder FOLDER --prompt 'text for the encoder'"
     readable = manifest.vocabulary == tokenizer.BYTES or "tokenizer.json" in manifest.files
+    if manifest.decodes and readable and has_template(path, manifest):
+        return f"posenc chat {folder}"
     if manifest.decodes and readable:
         return f"posenc generate {folder} --prompt 'Once upon a time'"
     if rules.graph_file(manifest) in PROGRAMS:

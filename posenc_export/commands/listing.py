@@ -37,8 +37,12 @@ def run(options: argparse.Namespace) -> int:
         rule, got = f"one of {', '.join(named)} or an encoding", repr(options.what)
         raise refusal("list", rule, got, suggestion(options.what, [*named, *KNOWN]))
     rows = {MEASURED: properties.rows()} if options.what == MEASURED else _rows(options.what)
-    text = "\n\n".join(_text(name, group) for name, group in rows.items())
-    print(json.dumps(rows, indent=1) if options.json else text)
+    whole = options.what is None
+    text = "\n\n".join(_text(name, group, shorten=whole) for name, group in rows.items())
+    more = (
+        f"\n\nwhole texts: posenc list {' | '.join(named)} | NAME of an encoding" if whole else ""
+    )
+    print(json.dumps(rows, indent=1) if options.json else text + more)
     return 0
 
 
@@ -58,8 +62,8 @@ def _targets() -> Rows:
     return [dict(zip(("name", "graph", "cache"), row, strict=True)) for row in rows]
 
 
-def _text(name: str, rows: Rows) -> str:
-    """A heading and a table. Families with the same description share a row."""
+def _text(name: str, rows: Rows, shorten: bool) -> str:
+    """A heading and a table. Families with the same description share a row. shorten: to a line."""
     if name == "encodings":
         outside = ["package"] if any(row["package"] != "-" for row in rows) else []
         rows = [{key: row[key] for key in ("name", "hook", *outside, "source")} for row in rows]
@@ -68,7 +72,9 @@ def _text(name: str, rows: Rows) -> str:
         for row in rows:
             names.setdefault(row["what"], []).append(row["name"])
         rows = [{"name": ", ".join(alike), "what": what} for what, alike in names.items()]
-    return "\n".join([name, *aligned(list(rows[0]), [list(row.values()) for row in rows], WIDTH)])
+    return "\n".join(
+        [name, *aligned(list(rows[0]), [list(row.values()) for row in rows], WIDTH, shorten)]
+    )
 
 
 def _print_encoding(options: argparse.Namespace) -> int:

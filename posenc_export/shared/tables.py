@@ -9,11 +9,14 @@ GAP = "  "
 
 
 def aligned(
-    heads: Optional[Sequence[str]], rows: Sequence[Sequence[str]], width: Optional[int] = None
+    heads: Optional[Sequence[str]],
+    rows: Sequence[Sequence[str]],
+    width: Optional[int] = None,
+    shorten: bool = False,
 ) -> List[str]:
     """Lines of a table. Columns whose cells all begin with a digit or are "-" are right-aligned,
     others left-aligned. Without `heads` it has no headings; cells beyond `width` are wrapped
-    between words.
+    between words, or with `shorten` cut there.
     """
     table = [*([] if heads is None else [heads]), *rows]
     widths = _fitted(table, width)
@@ -22,9 +25,10 @@ def aligned(
     lines = []
     for row in table:
         wrapped = [
-            textwrap.wrap(cell, size, break_long_words=False, break_on_hyphens=False)
+            textwrap.wrap(cell, size, break_long_words=False, break_on_hyphens=False,
+                          max_lines=1 if shorten else None, placeholder=" ...")
             for cell, size in zip(row, widths, strict=True)
-        ]
+        ]  # fmt: skip
         for parts in zip_longest(*wrapped, fillvalue=""):
             padded = [
                 part.rjust(size) if to_right else part.ljust(size)

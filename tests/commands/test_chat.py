@@ -2,6 +2,7 @@
 
 import io
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -83,6 +84,40 @@ def test_each_line_is_a_message_and_new_begins_again(
     assert main(["chat", folder, "--max-tokens", "4", "--json"]) == 0
     first, second, again = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert first == again != second
+
+
+def test_a_system_message_begins_again_and_exit_ends_the_program(
+    folder: str, capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lines = "/help\none\n/system kind\none\n/system\none\n/exit\none\n"
+    monkeypatch.setattr(sys, "stdin", io.StringIO(lines))
+    assert main(["chat", folder, "--max-tokens", "8", "--json"]) == 0
+    shown = capsys.readouterr()
+    plain, kind, again = [json.loads(line) for line in shown.out.splitlines()]
+    assert plain == again != kind and "/system " in shown.err
+    turn = ["generate", folder, "--chat", "--system", "kind", "--prompt", "one"]
+    assert main([*turn, "--max-tokens", "8"]) == 0
+    assert capsys.readouterr().out == f"{kind['text']}\n"
+
+
+def test_a_terminal_shows_speed_and_ends_at_the_second_interrupt(
+    folder: str, capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    entered = iter(["/nwe", KeyboardInterrupt, "one", KeyboardInterrupt, KeyboardInterrupt, "two"])
+
+    def typed(prompt: str) -> str:
+        line = next(entered)
+        if line is KeyboardInterrupt:
+            raise KeyboardInterrupt
+        return str(line)
+
+    monkeypatch.setattr("builtins.input", typed)
+    monkeypatch.setattr(sys, "stdin", io.StringIO())
+    monkeypatch.setattr(sys.stdin, "isatty", lambda: True)
+    assert main(["chat", folder, "--max-tokens", "4"]) == 130 and next(entered) == "two"
+    said = capsys.readouterr().err
+    assert "got /nwe; did you mean /new?" in said and said.count("Ctrl-C again") == 2
+    assert re.search(r"^\[4 tokens, the first after \d+\.\d s, then \d+\.\d/s\]$", said, re.M)
 
 
 @pytest.mark.parametrize("pieces", [0, 2])

@@ -14,10 +14,11 @@ import pytest
 
 import posenc_export
 from posenc_export import __version__
-from posenc_export.commands.cli import main
+from posenc_export.commands.cli import main, parser_of
 from posenc_export.commands.export import TARGETS as NAMES_OF_TARGETS
 from posenc_export.commands.export import _weights as weights_of
 from posenc_export.commands.terminal import summary
+from posenc_export.encodings import KNOWN
 from posenc_export.export import TARGETS
 
 BLOCK = ["export", "block", "--width", "64", "--heads", "4", "--max-positions", "64"]
@@ -185,6 +186,29 @@ def test_a_command_that_does_not_exist_is_one_line_and_status_2(
     assert stopped.value.code == 2 and len(capsys.readouterr().err.splitlines()) == 1
 
 
+def test_the_help_has_four_groups_and_examples_that_the_parser_takes(
+    capsys: pytest.CaptureFixture,
+) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        main(["--help"])
+    shown = capsys.readouterr().out
+    assert stopped.value.code == 0 and max(map(len, shown.splitlines())) <= 100
+    assert re.findall(r"^(\w+):$", shown, re.M) == ["make", "check", "run", "look", "examples"]
+    examples = re.findall(r"^  posenc (.*?)(?:  .*)?$", shown, re.M)
+    assert len(examples) == 5
+    for example in examples:
+        arguments = shlex.split(example.partition(" > ")[0])
+        parser_of(arguments[:1]).parse_args(arguments)
+
+
+def test_a_listing_of_all_has_one_line_each(capsys: pytest.CaptureFixture) -> None:
+    assert main(["list"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    begins = [lines.index(name) for name in ("encodings", "targets", "families", "presets")]
+    assert begins[1] - begins[0] == len(KNOWN) + 3 and begins[2] - begins[1] == len(TARGETS) + 4
+    assert "NAME of an encoding" in lines[-1]
+
+
 def test_list_names_every_encoding_with_its_hook(capsys: pytest.CaptureFixture) -> None:
     assert main(["list", "--json"]) == 0
     rows = {row["name"]: row for row in json.loads(capsys.readouterr().out)["encodings"]}
@@ -224,7 +248,7 @@ HIDDEN = """
 import sys
 for name in ("torch", "onnx", "onnx_ir", "onnxscript"):
     sys.modules[name] = None
-from posenc_export.commands.cli import main
+from posenc_export.commands.cli import main, parser_of
 assert main(["generate", sys.argv[1], "--prompt", "def f(x):", "--max-tokens", "5"]) == 0
 """
 

@@ -24,7 +24,7 @@ CONTINUED = ["--prompt", "w5 w6", "--max-tokens", "8"]
 
 @pytest.fixture(scope="module")
 def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return a folder with the same model as `folder` and `model.gguf`, with a tokenizer each."""
+    """Return a folder with the same model as `folder`, with a chat template, and `model.gguf`."""
     place = tmp_path_factory.mktemp("checkpoints")
     peer = gguf_files.made("llama")
     peer.save_pretrained(place / "folder")
@@ -34,6 +34,7 @@ def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> Path:
     tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
     for folder in (place, place / "folder"):
         tokenizer.save(str(folder / "tokenizer.json"))
+    (place / "folder" / "chat_template.jinja").write_text("{{ messages[-1].content }}")
     return place
 
 
@@ -63,7 +64,9 @@ def test_a_checkpoint_is_exported_once_and_then_runs_where_torch_cannot_be_impor
     assert shown.out.startswith("w5 w6") and len(shown.out.split()) == 10
     assert main(["export", *command[1:2], "--target", "ort", "-o", f"{cache}/whole"]) == 0
     assert main(["generate", f"{cache}/whole", *CONTINUED]) == 0
-    assert capsys.readouterr().out.endswith(shown.out)
+    printed = capsys.readouterr().out
+    proposed = f"posenc {'chat' if name == 'folder' else 'generate'} {cache}/whole"
+    assert printed.endswith(shown.out) and proposed in printed
 
 
 def test_an_interrupted_export_leaves_nothing(

@@ -266,6 +266,12 @@ def chat_codec(
     return ChatCodec(text, template, special, manifest.stop_ids, chat_template_kwargs)
 
 
+def has_template(folder: Path, manifest: Manifest) -> bool:
+    """Whether an artefact seems to have a chat template, which is not read."""
+    inside = SETTINGS in manifest.files and (files.locate(folder) / SETTINGS).read_bytes()
+    return TEMPLATE in manifest.files or b'"chat_template"' in (inside or b"")
+
+
 def _template(stored: Any) -> Optional[str]:
     """Return the template under chat_template of tokenizer_config.json, or None."""
     remedy = f"save one as {TEMPLATE}"
