@@ -72,8 +72,8 @@ def export(
             is; it is not modified. Pass Sources(model) to share one trace among several exports.
         target: a name in TARGETS.
         folder: created, or replaced if it already holds an artefact.
-        signature, dtype, verify, progress, weights, calibrate, cache, tolerance, text, max_loss,
-            size: fields of ExportOptions.
+        signature, dtype, verify, progress, weights, calibrate, cache: fields of ExportOptions.
+        tolerance, text, max_loss, size: fields of ExportOptions.
         example, max_positions, positions, causal, output: how to read another module (ReadAs).
 
     Raises:
