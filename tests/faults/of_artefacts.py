@@ -2,7 +2,6 @@
 of bench.ruined_graphs among them.
 """
 
-import dataclasses
 from typing import Any, Callable, Dict, Sequence
 
 import numpy as np
@@ -31,7 +30,7 @@ class ChangedGraph:
         )
 
     def run(self, run: GraphRun, states: Sequence[StateMemory]) -> np.ndarray:
-        changed = dataclasses.replace(run, feeds=self.inputs(dict(run.feeds)))
+        changed = run._replace(feeds=self.inputs(dict(run.feeds)))
         return self.output(self.graph.run(changed, states))
 
     def repeat(

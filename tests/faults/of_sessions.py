@@ -5,7 +5,7 @@ from typing import Any, Callable
 import numpy as np
 
 from posenc_export.runtime import Session
-from posenc_export.runtime.session.feeder import RowTokens
+from posenc_export.runtime.session.arguments import RowTokens
 from posenc_export.runtime.session.reading import Reading
 from tests.faults.planting import Fault
 
@@ -77,12 +77,11 @@ def _narrow(row: int) -> Callable[[Any], Any]:
     """Return a function that loses the outputs past the width of one row of a call."""
 
     def plant(right: Any) -> Any:
-        def feed(self: Reading, state: Any, tokens: RowTokens) -> Any:
-            outputs, state = right(self, state, tokens)
-            width = len(tokens.rows[min(row, len(tokens.rows) - 1)])
-            return [
-                np.where(np.arange(len(output))[:, None] < width, output, 0) for output in outputs
-            ], state
+        def feed(self: Reading, state: Any, tokens: RowTokens, outputs: Any, places: Any) -> Any:
+            state = right(self, state, tokens, outputs, places)
+            row_tokens = min(row, len(tokens.x) - 1)
+            outputs[:, places[row_tokens] + tokens.counts[row_tokens] :] = 0
+            return state
 
         return feed
 

@@ -1,8 +1,9 @@
 """The table of graph inputs, outputs and states: dtype and axes, meaning, and values in a call."""
 
 import re
-from dataclasses import dataclass, field
-from typing import Callable, Dict, List, Mapping, Optional, Tuple
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Callable, Dict, List, Mapping, NamedTuple, Optional, Tuple
 
 import numpy as np
 
@@ -55,8 +56,7 @@ LAYER = re.compile(r"\.\d+\.")
 POSITIONS = "Position of the token in each cache slot; -1 for a slot without a token."
 
 
-@dataclass(frozen=True)
-class PaddedTokens:
+class PaddedTokens(NamedTuple):
     """The tokens that a call feeds to some rows."""
 
     x: np.ndarray  # tokens [B,S] or [B,S,E], padded on the right
@@ -68,7 +68,7 @@ class PaddedTokens:
     valid: np.ndarray  # number of new columns of each row that the graph attends to [B]
     window_start: np.ndarray  # token of each row in slot 0 of the caches of windows [B]
     # Attributes of the tokens [n,B,S] by name, "grid" or "token_type_ids".
-    planes: Mapping[str, np.ndarray] = field(default_factory=dict)
+    planes: Mapping[str, np.ndarray] = MappingProxyType({})
 
     @property
     def inside(self) -> np.ndarray:
@@ -275,9 +275,10 @@ def after_tokens(manifest: Manifest) -> Dict[str, List[Value]]:
 
 def fill(manifest: Manifest, tokens: PaddedTokens) -> Dict[str, np.ndarray]:
     """Return the inputs of a call by name, without those of an encoder."""
-    source, *others = (value.name for value in manifest.inputs)
-    filled = {name: AFTER_TOKENS[name].fill(tokens) for name in others}  # type: ignore[misc]
-    return {source: tokens.x, **filled}
+    filled = {manifest.inputs[0].name: tokens.x}
+    for value in manifest.inputs[1:]:
+        filled[value.name] = AFTER_TOKENS[value.name].fill(tokens)  # type: ignore[misc]
+    return filled
 
 
 def meanings_of(manifest: Manifest) -> Dict[str, str]:

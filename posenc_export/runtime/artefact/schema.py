@@ -59,7 +59,7 @@ class Value(Struct, frozen=True, forbid_unknown_fields=True):
     @property
     def token_shape(self) -> Tuple[int, ...]:
         """Sizes of one token of an input [B,S,*]: none for ids, (E,) for activations."""
-        return tuple(int(axis) for axis in self.axes[2:])
+        return self.axes[2:]  # type: ignore[return-value]
 
 
 class State(Struct, frozen=True, forbid_unknown_fields=True):

@@ -25,6 +25,8 @@ from posenc_export.runtime.graphs.ort_options import PROVIDERS, SLOWER, session_
 from posenc_export.runtime.session import device_memory, errors
 from posenc_export.runtime.session.graph import BoundRun, Feeds, GraphRun, StateMemory
 
+NOWHERE: Mapping[str, int] = MappingProxyType({})  # addresses of no input
+
 
 class OrtGraph:
     """A loaded model.onnx (runtime.session.graph.Graph). threads: per operator; None uses all
@@ -74,14 +76,14 @@ class OrtGraph:
 
     def run(self, run: GraphRun, states: Sequence[StateMemory]) -> np.ndarray:
         with self._turn:
-            encoder = self._encoder(run.feeds)
-            kept = {name: self.steps.copies.address(array) for name, array in encoder.items()}
-            binding = self._bind(run.feeds, states, kept)
-            binding.bind_output(self.manifest.outputs[run.output].name, "cpu")
+            binding = self._bind(run.feeds, states, self._on_device(run.feeds))
+            self._bind_output(binding, self.manifest.outputs[run.output].name, run.result)
             try:
                 self.ort_session.run_with_iobinding(binding, self.steps.uncaptured)
             except errors.RUN_ERRORS as error:
                 raise errors.GraphError(error) from None
+            if run.result is not None:
+                return run.result
             # Outputs come in the order in which they were bound.
             return np.array(binding.get_outputs()[len(states)].numpy())
 
@@ -96,7 +98,7 @@ class OrtGraph:
 
         def binding() -> Any:
             binding = self._bind(feeds, states)
-            binding.bind_output(output, "cpu", 0, result.dtype, result.shape, result.ctypes.data)
+            self._bind_output(binding, output, result)
             return binding
 
         def run() -> None:
@@ -106,6 +108,15 @@ class OrtGraph:
         if self.provider == "cpu":
             return functools.partial(session.run_with_iobinding, binding())
         return run
+
+    @staticmethod
+    def _bind_output(binding: Any, name: str, result: Optional[np.ndarray]) -> None:
+        """Let an output be written to an array, or to memory of ONNX Runtime."""
+        if result is None:
+            binding.bind_output(name, "cpu")
+        else:
+            address = result.ctypes.data
+            binding.bind_output(name, "cpu", 0, result.dtype, result.shape, address)
 
     def _device_step(
         self, feeds: Feeds, states: Sequence[StateMemory], result: np.ndarray
@@ -121,6 +132,13 @@ class OrtGraph:
             places = [(*memory.addresses, memory.before) for memory in states]
             return self.steps.prepare(feeds, self._encoder(feeds), result, places, bind)
 
+    def _on_device(self, feeds: Feeds) -> Mapping[str, int]:
+        """Return the addresses on the device of inputs that the session's encoder gave."""
+        if not self.reads_device:
+            return NOWHERE
+        encoder = self._encoder(feeds)
+        return {name: self.steps.copies.address(array) for name, array in encoder.items()}
+
     def _encoder(self, feeds: Feeds) -> Feeds:
         """Return the inputs that the session's encoder gave, if they can stay on the device."""
         values = self.manifest.encoder if self.reads_device else ()
@@ -130,7 +148,7 @@ class OrtGraph:
         self,
         feeds: Feeds,
         states: Sequence[StateMemory],
-        addresses: Mapping[str, int] = MappingProxyType({}),
+        addresses: Mapping[str, int] = NOWHERE,
     ) -> Any:
         """Bind inputs and states; inputs with `addresses` are on the device."""
         binding = self.ort_session.io_binding()

@@ -55,27 +55,35 @@ def per_row(name: str, numbers: Numbers, rows: int) -> np.ndarray:
 
 def align(
     inputs: Rows, attention_mask: Optional[np.ndarray], value: Value
-) -> Tuple[List[np.ndarray], np.ndarray]:
-    """Return the columns of the valid tokens of each row, and the rows as one array [B,S] or
-    [B,S,E] of value's dtype. Raise ValueError for another dtype or shape, or a wrong mask.
+) -> Tuple[np.ndarray, np.ndarray, Optional[List[np.ndarray]]]:
+    """Return rows [B,S] or [B,S,E] of value's dtype, with their tokens in the first columns and
+    zeros behind, the number of tokens of each row [B], and their columns in the inputs; None if
+    these are the first ones. An array is returned as it is if it has this form. Raise ValueError
+    for another dtype or shape, or a wrong mask.
     """
     converted = _checked_array if isinstance(inputs, np.ndarray) else _padded_rows
-    padded, lengths = converted(inputs, value)
-    inside = np.arange(padded.shape[1])[None] < lengths[:, None]
-    if attention_mask is not None:
-        mask = array_of("attention_mask", attention_mask)
-        if mask.shape != inside.shape:
-            rule = f"attention_mask of shape {list(inside.shape)} as the inputs"
-            raise expected(rule, list(mask.shape))
-        if not ((mask == 0) | (mask == 1)).all():
-            rule = "attention_mask to be 1 at tokens and 0 at padding"
-            raise expected(rule, f"{mask.min()} .. {mask.max()}")
-        inside &= mask == 1
-    return [np.flatnonzero(row) for row in inside], padded
+    padded, counts = converted(inputs, value)
+    if attention_mask is None:
+        return padded, counts, None
+    mask, shape = array_of("attention_mask", attention_mask), padded.shape[:2]
+    if mask.shape != shape:
+        rule = f"attention_mask of shape {list(shape)} as the inputs"
+        raise expected(rule, list(mask.shape))
+    if not ((mask == 0) | (mask == 1)).all():
+        rule = "attention_mask to be 1 at tokens and 0 at padding"
+        raise expected(rule, f"{mask.min()} .. {mask.max()}")
+    inside = (np.arange(shape[1])[None] < counts[:, None]) & (mask == 1)
+    if inside.all():
+        return padded, counts, None
+    columns, first = [np.flatnonzero(row) for row in inside], np.zeros_like(padded)
+    for row, valid in enumerate(columns):
+        first[row, : len(valid)] = padded[row, valid]
+    return first, inside.sum(axis=1), columns
 
 
 def _checked_array(inputs: Any, value: Value) -> Tuple[np.ndarray, np.ndarray]:
     """Return inputs [B,S,*] and the length of each row. Ids may have any integer dtype."""
+    inputs = np.asarray(inputs)
     if inputs.dtype.kind in "iu" and np.dtype(value.dtype).kind == "i":
         inputs = inputs.astype(value.dtype, copy=False)
     if inputs.dtype != np.dtype(value.dtype):
@@ -86,7 +94,9 @@ def _checked_array(inputs: Any, value: Value) -> Tuple[np.ndarray, np.ndarray]:
         if inputs.ndim == len(value.axes) - 1:
             remedy = "add an axis of rows, as in inputs[None]"
         raise expected(f"{value.name} of shape {list(value.axes)}", list(inputs.shape), remedy)
-    return inputs, np.full(len(inputs), inputs.shape[1])
+    # Graphs read contiguous memory, and torch warns of memory that it must not write.
+    plain = inputs if inputs.flags.carray else np.array(inputs, order="C", subok=False)
+    return plain, np.full(len(inputs), inputs.shape[1])
 
 
 def _dtype_remedy(value: Value, dtype: np.dtype) -> str:

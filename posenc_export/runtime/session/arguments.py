@@ -1,18 +1,42 @@
 """Arguments of session calls, checked. Shapes: B batch, S columns, E model width."""
 
 from dataclasses import dataclass
-from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
+from typing import (
+    Any,
+    Dict,
+    Iterator,
+    List,
+    Mapping,
+    NamedTuple,
+    Optional,
+    Sequence,
+    Tuple,
+)
 
 import numpy as np
 
-from posenc_export.runtime.artefact.manifest import Manifest
+from posenc_export.runtime.artefact.manifest import Manifest, Value
 from posenc_export.runtime.session import argument_arrays as arrays
 from posenc_export.runtime.session.argument_arrays import Numbers, Rows, per_row, short_repr
 from posenc_export.runtime.session.caches import Caches
 from posenc_export.runtime.session.errors import expected
 
-# Coordinates and token types by graph input: for each row [n,count] int64.
-TokenAttributes = Dict[str, List[np.ndarray]]
+
+class RowTokens(NamedTuple):
+    """Tokens that consecutive rows read, in the first columns of each row, with zeros behind."""
+
+    rows: slice  # indices of the rows
+    x: np.ndarray  # tokens [n,S] or [n,S,E]
+    counts: np.ndarray  # number of tokens of each row [n] int64
+    requested: np.ndarray  # number of last tokens of each row whose outputs are requested [n]
+    planes: Mapping[str, np.ndarray]  # coordinates and token types by graph input [A,n,S] int64
+
+    def part(self, begin: int, end: int) -> "RowTokens":
+        """Return the tokens of the rows `begin` .. `end` - 1 of these."""
+        some, first = slice(begin, end), self.rows.start
+        planes = {name: plane[:, some] for name, plane in self.planes.items()}
+        of_rows = self.x[some], self.counts[some], self.requested[some]
+        return RowTokens(slice(first + begin, first + end), *of_rows, planes)
 
 
 class Passed(NamedTuple):
@@ -34,11 +58,9 @@ class PrefillArguments:
     """Checked arguments of a prefill, without padding."""
 
     passed: Passed
-    tokens: List[np.ndarray]  # valid tokens of each row, [count] or [count,E]
-    attributes: TokenAttributes  # attributes of these tokens
-    counts: np.ndarray  # number of tokens of each row [B]
-    columns: List[np.ndarray]  # columns of these tokens in the caller's input, for each row [count]
-    shape: Tuple[int, ...]  # B and S of the caller's input
+    tokens: RowTokens  # of all rows
+    # Columns of these tokens in the caller's input, for each row [count]; None for the first ones
+    columns: Optional[List[np.ndarray]]
     chunk: int  # number of tokens of a row to feed at a time
     # Number of last tokens of each row whose outputs are requested, at most the length of the
     # longest row; 0 for all tokens
@@ -47,55 +69,70 @@ class PrefillArguments:
     @property
     def longest(self) -> int:
         """Number of tokens of the longest row that are fed at a time."""
-        return min(self.chunk, int(self.counts.max()))
+        return min(self.chunk, int(self.tokens.counts.max()))
 
-    def requested_in(self, begin: int, end: int) -> np.ndarray:
-        """Return how many of the tokens begin .. end - 1 of each row are requested [B]."""
-        in_range = np.clip(self.counts - begin, 0, end - begin)
-        if not self.logits_to_keep:
-            return in_range
-        return np.clip(self.logits_to_keep - np.maximum(self.counts - end, 0), 0, in_range)
-
-    def padded_outputs(self, chunks: Sequence[Sequence[np.ndarray]]) -> np.ndarray:
-        """Join the outputs of chunks, one array [count,*] for each row, to [B,S,*] with zeros at
-        padding; with logits_to_keep = n to [B,n,*], aligned to the last column.
+    def chunks(self, first: int, most: int) -> Iterator[Tuple[RowTokens, np.ndarray]]:
+        """Yield the tokens to feed at a time, at most `most` of each row if that is not 0, if the
+        first row has index `first`; and the columns [B] of `outputs` where those of each row begin.
         """
-        count, first = self.logits_to_keep or self.shape[1], chunks[0][0]
-        result = np.zeros((self.shape[0], count, first.shape[-1]), first.dtype)
+        tokens, keep = self.tokens, self.logits_to_keep
+        counts, rows = tokens.counts, slice(first, first + len(tokens.x))
+        most, longest = min(self.chunk, most or self.chunk), int(counts.max())
+        for begin in range(0, longest, most):
+            end = min(begin + most, longest)
+            part, inside = slice(begin, end), np.clip(counts - begin, 0, end - begin)
+            requested, columns = inside, np.full_like(counts, begin)
+            if keep:
+                requested = np.clip(keep - np.maximum(counts - end, 0), 0, inside)
+                columns = np.maximum(keep - counts + begin, 0)
+            planes = {name: plane[:, :, part] for name, plane in tokens.planes.items()}
+            yield RowTokens(rows, tokens.x[:, part], inside, requested, planes), columns
+
+    def outputs(self, value: Value) -> np.ndarray:
+        """Return memory for the outputs of the requested tokens [B,S,*] with zeros at padding; with
+        logits_to_keep = n [B,n,*], aligned to the last column.
+        """
+        rows, columns = self.tokens.x.shape[:2]
+        width = self.logits_to_keep or columns
+        make = np.empty if self.tokens.counts.min() >= width else np.zeros
+        return make((rows, width, *value.token_shape), value.dtype)
+
+    def in_columns(self, outputs: np.ndarray) -> np.ndarray:
+        """Return outputs in the columns of the caller's input."""
+        if self.columns is None or self.logits_to_keep:
+            return outputs
+        result = np.zeros_like(outputs)
         for row, columns in enumerate(self.columns):
-            outputs = chunks[0][row]
-            if len(chunks) > 1:
-                outputs = np.concatenate([chunk[row] for chunk in chunks])
-            if self.logits_to_keep:
-                columns = np.arange(count - len(outputs), count)
-            result[row, columns] = outputs
+            result[row, columns] = outputs[row, : len(columns)]
         return result
 
 
 def check_prefill(manifest: Manifest, passed: Passed) -> PrefillArguments:
     """Check arguments of Session.prefill but those that depend on its state. Raise ValueError."""
-    columns, padded = arrays.align(passed.inputs, passed.attention_mask, manifest.inputs[0])
-    for row, valid in enumerate(columns):
+    x, counts, columns = arrays.align(passed.inputs, passed.attention_mask, manifest.inputs[0])
+    for row, valid in enumerate(columns or ()):
         if len(valid) and valid[-1] - valid[0] >= len(valid):
             rule = "attention_mask without zeros between the ones of a row"
             got = f"row {row} with tokens in columns {short_repr(valid.tolist())}"
             raise expected(rule, got, "leave these columns out, and pass rows as lists")
-    tokens = [padded[row, valid] for row, valid in enumerate(columns)]
-    if not tokens:
+    if not len(x):
         raise expected("at least one row", "none", "give [B,S] tokens or a list of rows")
-    counts = np.array([len(row) for row in tokens], np.int64)
-    chunk, keep = passed.chunk, passed.logits_to_keep
-    chunk = arrays.at_least("chunk", manifest.chunk if chunk is None else chunk, 1)
-    keep = arrays.at_least("logits_to_keep", 0 if keep is None else keep, 0)
-    if manifest.vocabulary:
-        arrays.check_tokens(manifest.vocabulary, tokens)
-    form = padded.shape[:2]
-    attributes = _attributes(passed, manifest, columns, form)
-    longest = int(counts.max())
+    chunk, keep, longest = manifest.chunk, 0, int(counts.max())
+    if passed.chunk is not None:
+        chunk = arrays.at_least("chunk", passed.chunk, 1)
+    if passed.logits_to_keep is not None:
+        keep = min(arrays.at_least("logits_to_keep", passed.logits_to_keep, 0), longest)
+    vocabulary = manifest.vocabulary
+    if vocabulary and x.size and (x.min() < 0 or x.max() >= vocabulary):
+        rows = zip(x, counts.tolist(), strict=True)
+        arrays.check_tokens(vocabulary, [row[:count] for row, count in rows])
+    planes: Dict[str, np.ndarray] = {}
+    if passed.grid is not None or passed.token_types is not None:
+        planes = _planes(passed, manifest, columns or [np.arange(n) for n in counts], x.shape)
     if not manifest.states or chunk > longest:  # a model without caches reads whole rows
         chunk = max(longest, 1)
-    keep = min(keep, longest)
-    return PrefillArguments(passed, tokens, attributes, counts, columns, form, chunk, keep)
+    tokens = RowTokens(slice(0, len(x)), x, counts, counts, planes)
+    return PrefillArguments(passed, tokens, columns, chunk, keep)
 
 
 def check_every_row(counts: np.ndarray, rows: str) -> None:
@@ -112,8 +149,9 @@ def check_start(
     on. Return the position of each row's first token [B] int64. Raise ValueError for other rows, or
     positions where a row with tokens does not continue.
     """
-    counts, start, count = prompt.counts, prompt.passed.start, len(prompt.counts)
-    asked = per_row("start", start, count)
+    counts, start = prompt.tokens.counts, prompt.passed.start
+    count = len(counts)
+    asked = np.zeros(count, np.int64) if start is None else per_row("start", start, count)
     if length.any():
         if count != len(length):
             raise expected(f"{len(length)} rows as in the cache", count, "reset first")
@@ -136,7 +174,7 @@ def check_room(
     """Raise ValueError unless `counts` [B] more tokens fit into positions and caches."""
     manifest, capacity = caches.graph.manifest, caches.capacity
     rows = zip(first_position.tolist(), length.tolist(), counts.tolist(), strict=True)
-    ends = [sum(row) for row in rows]  # Python integers do not overflow
+    ends = list(map(sum, rows))  # Python integers do not overflow
     for position in (max(ends) - 1, int(first_position.max()), int(first_position.min())):
         if not 0 <= position < manifest.max_positions:
             # Rewinding helps if the rows fit without the tokens in the cache.
@@ -206,39 +244,43 @@ def check_rows_are_independent(manifest: Manifest, call: str) -> None:
         raise expected(rule, f"{target}, whose rows share columns", remedy)
 
 
-def _attributes(
-    passed: Passed, manifest: Manifest, valid: Sequence[np.ndarray], shape: Tuple[int, ...]
-) -> TokenAttributes:
-    """Check grid [axes,B,S] and token types [B,S]; return their values at valid tokens, by row."""
-    attributes: TokenAttributes = {}
+def _planes(
+    passed: Passed, manifest: Manifest, columns: Sequence[np.ndarray], shape: Tuple[int, ...]
+) -> Dict[str, np.ndarray]:
+    """Check grid [axes,B,S] and token types [B,S]; return their values at the tokens of each row,
+    which are in `columns`, in the first columns.
+    """
+    planes: Dict[str, np.ndarray] = {}
     if passed.grid is not None:
         axes, limit = manifest.axes, manifest.coordinate_range or manifest.max_positions
         if not axes:
             rule = "an encoding with coordinates for grid"
             raise expected(rule, "an encoding without", "leave grid out")
-        attributes["grid"] = _numbers("grid", passed.grid, (axes, *shape), limit, valid)
+        planes["grid"] = _numbers("grid", passed.grid, (axes, *shape[:2]), limit, columns)
     if passed.token_types is not None:
         segments = manifest.segments
         types = arrays.array_of("token_types", passed.token_types)[None]
         if not segments:
             got = f"kind {manifest.kind} without"
             raise expected("a model with segments for token_types", got, "leave token_types out")
-        numbers = _numbers("token_types", types, (1, *shape), segments, valid)
-        attributes["token_type_ids"] = numbers
-    return attributes
+        numbers = _numbers("token_types", types, (1, *shape[:2]), segments, columns)
+        planes["token_type_ids"] = numbers
+    return planes
 
 
 def _numbers(
-    name: str, value: Any, shape: Tuple[int, ...], limit: int, valid: Sequence[np.ndarray]
-) -> List[np.ndarray]:
-    """Check an argument [n,B,S] and return its values at the valid tokens of each row [n,count]."""
+    name: str, value: Any, shape: Tuple[int, ...], limit: int, columns: Sequence[np.ndarray]
+) -> np.ndarray:
+    """Check an argument [n,B,S] and return its values in some columns of each row first."""
     numbers = arrays.array_of(name, value)
     if numbers.shape != shape or numbers.dtype.kind not in "iu":
         got = f"shape {list(numbers.shape)} {numbers.dtype}"
         raise expected(f"{name} of shape {list(shape)} with whole numbers", got)
-    rows = [numbers[:, row, columns] for row, columns in enumerate(valid)]
-    for row in rows:
-        if row.size and not (0 <= row.min() and row.max() < limit):
+    first = np.zeros(shape, np.int64)
+    for row, valid in enumerate(columns):
+        part = numbers[:, row, valid]
+        if part.size and not (0 <= part.min() and part.max() < limit):
             remedy = "export a larger range, or give smaller numbers"
-            raise expected(f"{name} in 0 .. {limit - 1}", f"{row.min()} .. {row.max()}", remedy)
-    return [row.astype(np.int64) for row in rows]
+            raise expected(f"{name} in 0 .. {limit - 1}", f"{part.min()} .. {part.max()}", remedy)
+        first[:, row, : len(valid)] = part
+    return first

@@ -11,7 +11,6 @@ from posenc_export.runtime.session import arguments, drafts, errors, reading, sa
 from posenc_export.runtime.session.argument_arrays import Numbers, Rows
 from posenc_export.runtime.session.caches import FIRST, Caches
 from posenc_export.runtime.session.call_guard import CallGuard, exclusive
-from posenc_export.runtime.session.feeder import RowTokens
 from posenc_export.runtime.session.graph import Buffer, Graph
 from posenc_export.runtime.session.prefixes import Prefixes
 from posenc_export.runtime.session.state import SessionState
@@ -143,13 +142,10 @@ class CachedRows:
         if not any(back) or self._state.step_back(back):
             return
         target = np.array(length) - np.array(back)
-        state, replay, attributes = self._state.without_stepper().rewound(target)
-        self._state = state
+        self._state, replay = self._state.without_stepper().rewound(target)
         self._complete_changes()
-        if any(len(tokens) for tokens in replay):
-            none = np.zeros(len(back), np.int64)
-            tokens = RowTokens.of(0, replay, attributes, none)
-            _, self._state = self._reading.run_chunk(self._state, tokens)
+        if replay.counts.any():
+            self._state = self._reading.replay(self._state, replay)
 
     @exclusive
     def discard(self, n: Numbers, after: int = 0) -> None:

@@ -3,10 +3,9 @@
 Shapes: R rows in memory, S new tokens, M slots of caches that are written in place.
 """
 
-import dataclasses
 import math
 from dataclasses import dataclass, field
-from typing import Dict, Iterable, List, Sequence, Tuple
+from typing import Any, Dict, Iterable, List, Sequence, Tuple, Union
 
 import numpy as np
 
@@ -27,7 +26,7 @@ FIRST = 256  # slots of the first caches of a graph whose cost does not follow t
 GROWTH = 256  # slots added at a time to buffers of growing states
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False)
 class Caches:
     """The states of a batch of rows, as a value: methods that return caches leave this value
     unchanged, except for in-place slots past the valid ones.
@@ -66,6 +65,12 @@ class Caches:
         window = Window.of(graph.manifest, graph.provider, rewind) if rules.windowed else Window()
         return cls(graph, capacity, fewest_rows, rules, window, capacity > FIRST and is_lazy(graph))
 
+    def replace(self, **changes: Any) -> "Caches":
+        """Return a copy with some fields changed."""
+        caches = object.__new__(Caches)
+        caches.__dict__.update(self.__dict__, **changes)
+        return caches
+
     @property
     def states(self) -> List[State]:
         """The states of the graph."""
@@ -74,7 +79,7 @@ class Caches:
     def state_memory(self, first: int, rows: int, new: int) -> List[StateMemory]:
         """Return the memory for a run of `new` columns on `rows` rows from row `first` on."""
         memory, part = [], slice(first, first + rows)
-        buffers = zip(self.states, self.past, self.present, strict=True)
+        buffers = zip(self.graph.manifest.states, self.past, self.present, strict=True)
         for index, (state, past, present) in enumerate(buffers):
             before = after = (rows, *past.shape[1:])
             offset = first * past.row_bytes
@@ -91,6 +96,11 @@ class Caches:
         """Return caches with room for `rows` rows of `slots` slots. No slot past `slots` may
         hold a token. More rows get the slots that these need.
         """
+        # Python functions cost much more than their work: after each run of the graph, their code
+        # is not in the cache of the processor.
+        alike = self.graph_slots == self.extent and not self.graph.strided
+        if alike and rows <= self.rows and slots <= min(self.extent, self.growing_extent):
+            return self
         count, fitting = self.rows, self.fitting(slots)
         extent = max(self.extent, fitting)
         if rows > count:
@@ -109,14 +119,14 @@ class Caches:
             except MemoryError:
                 if not self.lazy:
                     raise
-                return dataclasses.replace(self, lazy=False).reserve(slots, rows)
+                return self.replace(lazy=False).reserve(slots, rows)
         if graph_slots == self.graph_slots:
             return self
-        return dataclasses.replace(self, graph_slots=graph_slots)
+        return self.replace(graph_slots=graph_slots)
 
-    def mark_written(self, first: int, slots: np.ndarray) -> None:
-        """Count the first `slots` [n] slots of rows from row `first` on as written."""
-        written = self.notes.written[first : first + len(slots)]
+    def mark_written(self, rows: slice, slots: Union[int, np.ndarray]) -> None:
+        """Count the first slots of some rows, one number or [n], as written."""
+        written = self.notes.written[rows]
         np.maximum(written, slots, out=written)
 
     def after(self, new: int, idle: Sequence[int] = ()) -> "Caches":
@@ -125,7 +135,7 @@ class Caches:
             for row in idle:
                 self.present[index].copy_rows(row, self.past[index], row, 1)
         if self.rules.all_in_place:
-            return dataclasses.replace(self, growing_slots=self.growing_slots + new)
+            return self
         return self._swapped(self.rules.replaced + self.rules.growing, self.growing_slots + new)
 
     def cut(self, keep: np.ndarray) -> "Caches":
@@ -206,8 +216,10 @@ class Caches:
         grown = self.notes.written.max(initial=0) if self.lazy else self.extent
         if grown > (FIRST if self.lazy else self.fitting(1)) and not self.graph.strided:
             return self.empty()
+        if not self.rules.replaced:
+            return self if not self.growing_slots else self.replace(growing_slots=0)
         states: Dict[int, Sequence[np.ndarray]] = {row: () for row in range(self.rows)}
-        return dataclasses.replace(self.restored(states), growing_slots=0)
+        return self.restored(states).replace(growing_slots=0)
 
     def empty(self) -> "Caches":
         """Return caches of no rows, without memory."""
@@ -224,9 +236,7 @@ class Caches:
         past, present = list(self.past), list(self.present)
         for index in states if past else ():
             past[index], present[index] = present[index], past[index]
-        return dataclasses.replace(
-            self, growing_slots=growing, past=tuple(past), present=tuple(present)
-        )
+        return self.replace(growing_slots=growing, past=tuple(past), present=tuple(present))
 
     @property
     def _windowed(self) -> List[Tuple[int, Buffer]]:
@@ -290,7 +300,12 @@ class Caches:
             windows = windows.resized(rows)
         written = np.zeros(rows, np.int64)
         written[: self.rows] = np.minimum(self.notes.written[:rows], slots)
-        sizes = dataclasses.replace(self, rows=rows, graph_slots=graph_slots, extent=extent)
-        buffers = dataclasses.replace(sizes, past=tuple(past), present=tuple(present))
-        notes = BufferNotes(written, windows)
-        return dataclasses.replace(buffers, growing_extent=growing, notes=notes)
+        return self.replace(
+            rows=rows,
+            graph_slots=graph_slots,
+            extent=extent,
+            growing_extent=growing,
+            past=tuple(past),
+            present=tuple(present),
+            notes=BufferNotes(written, windows),
+        )

@@ -60,15 +60,13 @@ def new(manifest: Manifest, passed: Passed, count: int) -> Optional[EncoderOutpu
     numbers = sum(heads * size for heads, size in sizes)
     axes = ("batch_size", "encoder_sequence_length", numbers)
     value = Value("encoder", manifest.passed_dtype, axes)
-    columns, padded = align(encoder, attention_mask, value)
-    lengths = [len(valid) for valid in columns]
-    if len(columns) != count or not all(lengths):
-        rule, got = f"encoder with {count} rows of at least one token", f"rows of {lengths} tokens"
+    tokens, lengths, _ = align(encoder, attention_mask, value)
+    if len(tokens) != count or not lengths.all():
+        rule = f"encoder with {count} rows of at least one token"
+        got = f"rows of {lengths.tolist()} tokens"
         raise errors.expected(rule, got, "give one row per sequence")
-    tokens = np.zeros((count, max(lengths), numbers), manifest.passed_dtype)
-    for row, valid in enumerate(columns):
-        tokens[row, : len(valid)] = padded[row, valid]
-    inside = np.arange(tokens.shape[1])[None] < np.array(lengths)[:, None]
+    tokens = tokens[:, : lengths.max()]
+    inside = np.arange(tokens.shape[1])[None] < lengths[:, None]
     arrays, begin = {MASK: inside.astype(np.int64)}, 0
     for value, (heads, size) in zip(key_values, sizes, strict=True):
         part = tokens[:, :, begin : begin + heads * size].reshape(count, -1, heads, size)

@@ -4,49 +4,18 @@ Shapes: B batch, S new tokens, T columns in use, R tokens whose logits are reque
 """
 
 import itertools
-from typing import Dict, List, NamedTuple, Tuple
+from typing import List
 
 import numpy as np
 
 from posenc_export.runtime.artefact import graph_inputs
 from posenc_export.runtime.artefact.graph_inputs import INPUTS, PaddedTokens
 from posenc_export.runtime.artefact.manifest import Manifest
-from posenc_export.runtime.session.arguments import TokenAttributes
+from posenc_export.runtime.session.arguments import RowTokens
 from posenc_export.runtime.session.graph import Feeds, GraphRun
 from posenc_export.runtime.session.state import SessionState
 
 STEP_SLOTS = 128  # least multiple of slots that steps count
-
-
-class RowTokens(NamedTuple):
-    """Tokens that one call of the session feeds to consecutive rows."""
-
-    first: int  # index of the first row
-    rows: List[np.ndarray]  # tokens of each row, [count] or [count,E]
-    attributes: TokenAttributes
-    counts: np.ndarray  # number of tokens of each row [B]
-    requested: np.ndarray  # number of last tokens of each row whose outputs are requested [B]
-
-    @classmethod
-    def of(
-        cls, first: int, rows: List[np.ndarray], attributes: TokenAttributes, requested: np.ndarray
-    ) -> "RowTokens":
-        """Return tokens of rows from row `first` on."""
-        counts = np.array([len(row) for row in rows], np.int64)
-        return cls(first, rows, attributes, counts, requested)
-
-    @property
-    def end(self) -> int:
-        """Index after the last row."""
-        return self.first + len(self.rows)
-
-    def part(self, begin: int, end: int) -> "RowTokens":
-        """Return the tokens of the rows `begin` .. `end` - 1 of these."""
-        some, first = slice(begin, end), self.first + begin
-        attributes = {name: rows[some] for name, rows in self.attributes.items()}
-        return RowTokens(
-            first, self.rows[some], attributes, self.counts[some], self.requested[some]
-        )
 
 
 class Feeder:
@@ -55,11 +24,11 @@ class Feeder:
     def __init__(self, manifest: Manifest, provider: str) -> None:
         self.manifest = manifest
         # Fewest logits to request for a row: CUDA kernels cannot be launched on empty tensors.
-        self._fewest = 0 if provider == "cpu" else 1
+        self.fewest = 0 if provider == "cpu" else 1
         # Whether first tokens are announced with their padding, and steps count slots in multiples.
         self._whole_rows = provider == "cuda"
         names = {value.name for value in manifest.inputs}
-        self._selects = "logits_index" in names  # the graph computes only the requested outputs
+        self.selects = "logits_index" in names  # the graph computes only the requested outputs
         # Inputs that count slots in multiples, and inputs that grow by one with each token.
         counts = "slots" in names or ("total_sequence_length" in names and self._whole_rows)
         self.counted_inputs = names & {"slots", "total_sequence_length"} if counts else set()
@@ -70,27 +39,27 @@ class Feeder:
         range of their own.
         """
         axes = self.manifest.axes
-        if not axes or "grid" in tokens.attributes:
+        if not axes or "grid" in tokens.planes:
             return tokens
-        begins = (state.first_position + state.length)[tokens.first : tokens.end]
+        begins = (state.first_position + state.length)[tokens.rows, None]
+        columns = np.arange(tokens.x.shape[1])
         own = bool(self.manifest.coordinate_range)
-        grid = [
-            np.repeat((begin + np.arange(count))[None] * (not own), axes, 0)  # [axes,count]
-            for begin, count in zip(begins, tokens.counts, strict=True)
-        ]
-        return tokens._replace(attributes={**tokens.attributes, "grid": grid})
+        positions = np.where((columns < tokens.counts[:, None]) & (not own), begins + columns, 0)
+        grid = np.repeat(positions[None], axes, 0)  # [axes,n,S]
+        return tokens._replace(planes={**tokens.planes, "grid": grid})
 
     def runs(self, state: SessionState, tokens: RowTokens) -> List[GraphRun]:
         """Return one run for all rows; of a graph that continues a single row at a time, one for
         each row, and one for neighbours that read a token each.
         """
         counts, new = tokens.counts, int(tokens.counts.max())
-        committed = state.committed_length[tokens.first : tokens.end]
+        committed = state.committed_length[tokens.rows]
         # With S > 1, a row without new tokens cannot share the run: its padding would be written
         # over its last token.
         together = len(counts) == 1 or not committed.any() or (new == 1 and counts.all())
         if self.manifest.continuation_rows != 1 or together:
-            return [GraphRun(tokens.first, len(counts), new, self.fill(state, tokens, new))]
+            feeds = self.fill(state, tokens, new)
+            return [GraphRun(tokens.rows.start, len(counts), new, feeds)]
         runs, by_columns = [], self.manifest.by_columns
 
         def joint(row: int) -> int:
@@ -102,7 +71,7 @@ class Feeder:
             if width:
                 part = tokens.part(some[0], some[-1] + 1)
                 feeds = self.fill(state, part, width)
-                runs.append(GraphRun(part.first, len(some), width, feeds))
+                runs.append(GraphRun(part.rows.start, len(some), width, feeds))
         return runs
 
     def repeated(self, state: SessionState, new: int) -> Feeds:
@@ -111,7 +80,7 @@ class Feeder:
         """
         source, counts = self.manifest.inputs[0], np.full(state.rows, new)
         zeros = np.zeros((state.rows, new, *source.token_shape), source.dtype)
-        tokens = self.located(state, RowTokens.of(0, list(zeros), {}, counts))
+        tokens = self.located(state, RowTokens(slice(0, state.rows), zeros, counts, counts, {}))
         feeds = self.fill(state, tokens, new)
         slots = self.counted(state, state.used + new)
         if "slots" in self.counted_inputs:
@@ -134,9 +103,11 @@ class Feeder:
 
     def fill(self, state: SessionState, tokens: RowTokens, new: int) -> Feeds:
         """Fill the graph inputs that the manifest lists, by name, with `new` columns for tokens."""
-        rows, counts = slice(tokens.first, tokens.end), tokens.counts
+        rows, counts, planes = tokens.rows, tokens.counts, tokens.planes
         length = state.committed_length[rows]
-        x, planes = _padded(tokens, new)
+        x = np.ascontiguousarray(tokens.x[:, :new])
+        if planes:
+            planes = {name: plane[:, :, :new] for name, plane in planes.items()}
         # With a bias, GroupQueryAttention on CUDA (ONNX Runtime 1.31) subtracts S from the length
         # of each row to get its cached tokens. For a short row of a first call that is negative,
         # and shifts its causal mask. There, rows have all S columns: tokens see no padding, which
@@ -145,29 +116,11 @@ class Feeder:
         valid = np.full_like(counts, new) if whole else counts
         first_position, occupied = state.first_position[rows], state.occupied[rows]
         kept = state.caches.notes.windows.first_kept[rows]
-        requested = np.maximum(tokens.requested, self._fewest)
+        requested = tokens.requested
+        if self.fewest:
+            requested = np.maximum(requested, self.fewest)
         padded = PaddedTokens(
             x, counts, length, first_position, requested, occupied, valid, kept, planes
         )
         feeds = graph_inputs.fill(self.manifest, padded)
         return {**feeds, **state.encoder_outputs.select(rows)} if state.encoder_outputs else feeds
-
-    def last(self, output: np.ndarray, count: int, requested: int) -> np.ndarray:
-        """Return a copy of the outputs of the last `requested` of a row's `count` tokens."""
-        if self._selects or requested == count:
-            return output[:requested]
-        return output[count - requested : count].copy()
-
-
-def _padded(tokens: RowTokens, new: int) -> Tuple[np.ndarray, Dict[str, np.ndarray]]:
-    """Right-pad rows [count,*] with zeros to [B,S,*], and their attributes [n,count] to [n,B,S]."""
-    rows = tokens.rows
-    x = np.zeros((len(rows), new, *rows[0].shape[1:]), rows[0].dtype)
-    for row, part in enumerate(rows):
-        x[row, : len(part)] = part
-    planes = {}
-    for name, parts in tokens.attributes.items():
-        planes[name] = np.zeros((len(parts[0]), len(rows), new), np.int64)
-        for row, part in enumerate(parts):
-            planes[name][:, row, : part.shape[1]] = part
-    return x, planes

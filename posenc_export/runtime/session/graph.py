@@ -1,8 +1,7 @@
 """What a session needs of a loaded graph: its runs, and the memory that they read and write."""
 
 import math
-from dataclasses import dataclass
-from typing import Any, Callable, Dict, NamedTuple, Protocol, Sequence, Tuple, Union
+from typing import Any, Callable, Dict, NamedTuple, Optional, Protocol, Sequence, Tuple, Union
 
 import numpy as np
 
@@ -139,8 +138,7 @@ class Buffer:
         )
 
 
-@dataclass(frozen=True)
-class GraphRun:
+class GraphRun(NamedTuple):
     """One run of the graph on consecutive rows."""
 
     first: int  # index of the first row
@@ -148,6 +146,7 @@ class GraphRun:
     new: int  # number of columns S; runs for single rows may differ in it
     feeds: Feeds
     output: int = 0  # index of the output to return, in Manifest.outputs
+    result: Optional[np.ndarray] = None  # memory [rows,S,*] that the graph may write the output to
 
 
 class StateMemory(NamedTuple):
@@ -183,8 +182,8 @@ class Graph(Protocol):
     strided: bool
 
     def run(self, run: GraphRun, states: Sequence[StateMemory]) -> np.ndarray:
-        """Run the graph once and return its output [rows,S,*], or [rows,*] if it is pooled.
-        Raise GraphError if it failed.
+        """Run the graph once and return its output [rows,S,*], or [rows,*] if it is pooled:
+        `run.result` or another array. Raise GraphError if it failed.
         """
 
     def repeat(self, feeds: Feeds, states: Sequence[StateMemory], result: np.ndarray) -> BoundRun:
@@ -201,6 +200,7 @@ class Rules(NamedTuple):
     replaced: Tuple[int, ...]
     windowed: Tuple[int, ...]  # those in place of which queries read the last tokens only
     all_in_place: bool  # whether there are states, all of them written in place
+    read_hidden: bool  # whether the graph reads slots past the tokens of a row
 
     @classmethod
     def of(cls, states: Sequence[State]) -> "Rules":
@@ -209,7 +209,8 @@ class Rules(NamedTuple):
         growing = tuple([index for index, state in enumerate(states) if state.grows])
         replaced = tuple([index for index, state in enumerate(states) if state.replaced])
         windowed = tuple([index for index, state in enumerate(states) if state.window])
-        return cls(in_place, growing, replaced, windowed, 0 < len(in_place) == len(states))
+        hidden = any([state.reads_hidden for state in states])
+        return cls(in_place, growing, replaced, windowed, 0 < len(in_place) == len(states), hidden)
 
 
 def part_of(row: int, axis: int, slots: Slots) -> Tuple[Any, ...]:

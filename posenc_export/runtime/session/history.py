@@ -9,9 +9,8 @@ from typing import Dict, List, Optional, Sequence, Tuple
 import numpy as np
 
 SPACING = 16  # steps between two snapshots; a rewind replays fewer tokens than this
-# Attributes of the tokens of one row by graph input, [n,count] int64 each.
-RowAttributes = Dict[str, np.ndarray]
-Part = Tuple[np.ndarray, RowAttributes]  # tokens [count,*] of one call, and their attributes
+# Tokens [count,*] of one call, and their coordinates by graph input, [A,count] int64 each.
+Part = Tuple[np.ndarray, Dict[str, np.ndarray]]
 
 
 @dataclass

@@ -1,15 +1,14 @@
 """Read tokens: the rows of a call, the runs of the graph on them, and the state after it."""
 
-import dataclasses
-from typing import Dict, Iterator, List, Optional, Tuple
+from typing import List, Optional
 
 import numpy as np
 
 from posenc_export.runtime.session import arguments, encoder_outputs, errors, prefixes
 from posenc_export.runtime.session.argument_arrays import per_row
-from posenc_export.runtime.session.arguments import PrefillArguments, check_room
+from posenc_export.runtime.session.arguments import PrefillArguments, RowTokens, check_room
 from posenc_export.runtime.session.caches import Caches
-from posenc_export.runtime.session.feeder import Feeder, RowTokens
+from posenc_export.runtime.session.feeder import Feeder
 from posenc_export.runtime.session.graph import Graph, GraphRun
 from posenc_export.runtime.session.state import SessionState
 from posenc_export.runtime.session.stepper import ONE_PLACE, Stepper, binding_of
@@ -17,7 +16,7 @@ from posenc_export.runtime.session.stepper import ONE_PLACE, Stepper, binding_of
 
 def open_rows(state: SessionState, prompt: PrefillArguments) -> SessionState:
     """Return `state` if its rows have tokens, or else empty rows with memory for the first ones."""
-    manifest, counts, passed = state.caches.graph.manifest, prompt.counts, prompt.passed
+    manifest, counts, passed = state.caches.graph.manifest, prompt.tokens.counts, prompt.passed
     if not counts.any():
         got = f"rows of {counts.tolist()} tokens"
         raise errors.expected("at least one token in at least one row", got)
@@ -45,14 +44,14 @@ def before_admit(
 ) -> SessionState:
     """Return `state` with the new rows of an admit, before their tokens are read."""
     manifest, passed = state.caches.graph.manifest, prompt.passed
-    arguments.check_every_row(prompt.counts, "new row")
-    first_position = per_row("start", passed.start, len(prompt.tokens))
+    arguments.check_every_row(prompt.tokens.counts, "new row")
+    first_position = per_row("start", passed.start, len(prompt.tokens.counts))
     if prefix is not None and first_position.tolist() != [0]:
         got = f"rows at {first_position.tolist()}"
         raise errors.expected("one row at position 0 after a prefix", got, "admit rows one by one")
     known = 0 if prefix is None else prefix.length
     cached = np.full_like(first_position, known)
-    arguments.check_room(state.caches, first_position, cached, prompt.counts)
+    arguments.check_room(state.caches, first_position, cached, prompt.tokens.counts)
     outputs = encoder_outputs.new(manifest, passed, len(first_position))
     if state.encoder_outputs is not None and outputs is not None:
         outputs = state.encoder_outputs.joined(outputs)
@@ -66,87 +65,107 @@ class Reading:
     def __init__(self, graph: Graph) -> None:
         self.graph, self.manifest = graph, graph.manifest
         self.feeder = Feeder(graph.manifest, graph.provider)
-        output = graph.manifest.outputs[0]
-        self._no_output = np.zeros((0, int(output.axes[-1])), output.dtype)
-
-    def chunks(
-        self, state: SessionState, first: int, prompt: PrefillArguments
-    ) -> Iterator[Tuple[List[np.ndarray], SessionState]]:
-        """Read rows from row `first` on, and yield what `run_chunk` returns for each chunk."""
-        chunk = min(prompt.chunk, state.caches.window.new or prompt.chunk)
-        for begin in range(0, int(prompt.counts.max()), chunk):
-            part = slice(begin, begin + chunk)
-            of_rows = prompt.attributes.items()
-            attributes = {name: [row[:, part] for row in rows] for name, rows in of_rows}
-            requested = prompt.requested_in(part.start, part.stop)
-            rows = [row[part] for row in prompt.tokens]
-            tokens = RowTokens.of(first, rows, attributes, requested)
-            outputs, state = self.run_chunk(state, tokens)
-            yield outputs, state
 
     def run_chunk(
-        self, state: SessionState, tokens: RowTokens
-    ) -> Tuple[List[np.ndarray], SessionState]:
-        """Run the graph for some rows, once or once per row. Return for each row the outputs of its
-        requested tokens, and the state after the call.
+        self, state: SessionState, tokens: RowTokens, outputs: np.ndarray, columns: np.ndarray
+    ) -> SessionState:
+        """Run the graph for some rows, once or once per row. Return the state after the call.
+
+        Args:
+            outputs: array [n,C,*] to which the outputs of requested tokens are written.
+            columns: the column of each row [n] at which these begin.
         """
-        first, end = tokens.first, tokens.end
-        sizes = list(zip(tokens.counts.tolist(), tokens.requested.tolist(), strict=True))
-        tokens = self.feeder.located(state, tokens)
-        if not state.by_columns:
+        by_columns, length = self.manifest.by_columns, state.committed_length
+        if self.manifest.axes:
+            tokens = self.feeder.located(state, tokens)
+        if not (by_columns or tokens.counts.all()):
             filled = np.flatnonzero(tokens.counts)
-            tokens = tokens.part(int(filled[0]), int(filled[-1]) + 1)
-        counts, new, begin = tokens.counts, int(tokens.counts.max()), tokens.first
+            part = slice(int(filled[0]), int(filled[-1]) + 1)
+            tokens = tokens.part(part.start, part.stop)
+            outputs, columns = outputs[part], columns[part]
+        rows, counts, new = tokens.rows, tokens.counts, int(tokens.counts.max())
+        used = state.used
         # Padding of shorter rows is written behind their tokens, unless each row is fed alone.
-        slots = state.used + new
-        if self.manifest.continuation_rows == 1 and not state.by_columns:
-            committed = state.committed_length[begin : tokens.end]
-            slots = max(state.used, int((committed + counts).max()))
-        caches = state.caches.reserve(slots, end)
+        slots = used + new
+        if self.manifest.continuation_rows == 1 and not by_columns:
+            slots = max(used, int((length[rows] + counts).max()))
+        caches = state.caches.reserve(slots, rows.stop)
         if state.histories:
             _record(state, caches, tokens)
-        caches.mark_written(begin, state.used_by_row[begin : tokens.end] + new)
+        caches.mark_written(rows, new + (used if by_columns else length[rows]))
         if caches.window.size:
-            caches.slide(begin, state.committed_length[begin : tokens.end], counts)
+            caches.slide(rows.start, length[rows], counts)
             state = state.replace(caches=caches)
-        outputs: Dict[int, np.ndarray] = {}
+        idle = set(range(caches.rows)) if state.histories else set()
         for run in self.feeder.runs(state, tokens):
-            all_requested = bool(tokens.requested[run.first - begin :][: run.rows].all())
-            outputs.update(enumerate(self._run(caches, run, all_requested), run.first))
-        idle = [row for row in range(caches.rows) if row not in outputs]
-        none, select = self._no_output, self.feeder.last
-        last = [select(outputs.get(row, none), *size) for row, size in enumerate(sizes, first)]
-        length, inside = state.committed_length.copy(), state.occupied
-        length[begin : tokens.end] += counts
-        if state.by_columns:
-            inside = np.concatenate((inside, np.arange(new)[None] < counts[:, None]), axis=1)
-        caches = caches.after(new, idle)
-        return last, state.replace(committed_length=length, occupied=inside, caches=caches)
+            part = slice(run.first - rows.start, run.first - rows.start + run.rows)
+            of_run = tokens.part(part.start, part.stop) if len(counts) > run.rows else tokens
+            self._run(caches, run, of_run, outputs[part], columns[part])
+            idle.difference_update(range(run.first, run.first + run.rows))
+        occupied, length = state.occupied, length.copy()
+        length[rows] += counts
+        if by_columns:
+            inside = np.arange(new)[None] < counts[:, None]
+            occupied = np.concatenate((occupied, inside), axis=1)
+        caches = caches.after(new, sorted(idle))
+        return state.replace(committed_length=length, occupied=occupied, caches=caches)
 
-    def _run(self, caches: Caches, run: GraphRun, all_requested: bool) -> np.ndarray:
-        """Run the graph, for a token of each of the first rows with a binding that is kept."""
-        if run.first or run.new > 1 or not (caches.rules.all_in_place and all_requested):
-            return self.graph.run(run, caches.state_memory(run.first, run.rows, run.new))
+    def replay(self, state: SessionState, tokens: RowTokens) -> SessionState:
+        """Read tokens again, after a rewind."""
+        output = self.manifest.outputs[0]
+        nothing = np.zeros((len(tokens.x), 0, *output.token_shape), output.dtype)
+        return self.run_chunk(state, tokens, nothing, tokens.requested)
+
+    def _run(
+        self,
+        caches: Caches,
+        run: GraphRun,
+        tokens: RowTokens,
+        outputs: np.ndarray,
+        columns: np.ndarray,
+    ) -> None:
+        """Run the graph on tokens and write the outputs of requested ones, directly if it writes
+        as many for each row.
+        """
+        requested, selects, column = tokens.requested, self.feeder.selects, int(columns[0])
+        width = max(int(requested.max()), self.feeder.fewest) if selects else run.new
+        if caches.rules.all_in_place and run.new == 1 and not run.first and requested.all():
+            output = self._repeated(caches, run)
+        else:
+            place = outputs[:, column : column + width]
+            alike = len(requested) == 1 or (np.ptp(columns) == 0 and requested.min() == width)
+            alike = alike and 0 < width == int(requested[0]) and place.flags.c_contiguous
+            memory = caches.state_memory(run.first, run.rows, run.new)
+            output = self.graph.run(run._replace(result=place if alike else None), memory)
+            if output is place:
+                return
+        each = zip(columns.tolist(), requested.tolist(), tokens.counts.tolist(), strict=True)
+        for row, (column, last, count) in enumerate(each):
+            begin = 0 if selects else count - last
+            outputs[row, column : column + last] = output[row, begin : begin + last]
+
+    def _repeated(self, caches: Caches, run: GraphRun) -> np.ndarray:
+        """Run the graph on a token of each of the first rows, with a binding that is kept."""
         binding = binding_of(caches, run.feeds, self.feeder.counters)
         try:
             binding.runs[ONE_PLACE]()
         except errors.RUN_ERRORS as error:
             raise errors.GraphError(error) from None
-        return binding.result.copy()
+        return binding.result
 
     def read_out(self, state: SessionState, prompt: PrefillArguments) -> np.ndarray:
         """Feed whole rows, and return the second output [B,N], or [B,S,N] with zeros at padding."""
-        counts = prompt.counts
-        of_rows = RowTokens.of(0, prompt.tokens, prompt.attributes, counts)
-        tokens = self.feeder.located(state, of_rows)
+        tokens = prompt.tokens._replace(x=prompt.tokens.x[:, : prompt.longest])
         outputs: List[np.ndarray] = []
-        for run in self.feeder.runs(state, tokens):
+        for run in self.feeder.runs(state, self.feeder.located(state, tokens)):
             states = state.caches.state_memory(run.first, run.rows, run.new)
-            outputs += list(self.graph.run(dataclasses.replace(run, output=1), states))
+            outputs += list(self.graph.run(run._replace(output=1), states))
         if len(self.manifest.outputs[1].axes) == 2:
             return np.stack(outputs)
-        cut = [output[:count] for output, count in zip(outputs, counts.tolist(), strict=True)]
-        return prompt.padded_outputs([cut])
+        result, counts = prompt.outputs(self.manifest.outputs[1]), tokens.counts.tolist()
+        for row, (output, count) in enumerate(zip(outputs, counts, strict=True)):
+            result[row, :count] = output[:count]
+        return prompt.in_columns(result)
 
     def with_stepper(self, state: SessionState) -> SessionState:
         """Return the state with a stepper. Raise ValueError if no position or slot is left."""
@@ -186,16 +205,17 @@ class Reading:
     def record_step(self, state: SessionState, x: np.ndarray) -> None:
         """Record in the histories the token of every row, x [B] or [B,E], of the next step."""
         assert state.stepper is not None
-        tokens = RowTokens.of(0, list(x[:, None]), {}, np.ones(len(x), np.int64))
+        ones = np.ones(len(x), np.int64)
+        tokens = RowTokens(slice(0, len(x)), x[:, None], ones, ones, {})
         _record(state, state.stepper.progress[1], self.feeder.located(state, tokens))
 
 
 def _record(state: SessionState, caches: Caches, tokens: RowTokens) -> None:
     lengths = state.length.tolist()
-    for index, part in enumerate(tokens.rows):
-        if len(part):
-            row = tokens.first + index
+    for index, count in enumerate(tokens.counts.tolist()):
+        if count:
+            row = tokens.rows.start + index
             history = state.histories[row]
-            states = caches.snapshot(row) if history.needs_snapshot(len(part)) else None
-            attributes = {name: values[index] for name, values in tokens.attributes.items()}
-            history.record(lengths[row], states, (part, attributes))
+            states = caches.snapshot(row) if history.needs_snapshot(count) else None
+            planes = {name: plane[:, index, :count] for name, plane in tokens.planes.items()}
+            history.record(lengths[row], states, (tokens.x[index, :count], planes))

@@ -1,6 +1,5 @@
 """Sessions on disk: a file with the caches of all rows, which only their artefact reads."""
 
-import dataclasses
 import hashlib
 import itertools
 import json
@@ -232,14 +231,14 @@ def restored(empty: SessionState, arrays: Arrays) -> SessionState:
     slots = np.array(arrays["slots"])
     used = slots.shape[1] or int(length.max())
     state = _with_windows(empty, arrays).opened(first_position, used)
-    caches = dataclasses.replace(state.caches, growing_slots=used)
+    caches = state.caches.replace(growing_slots=used)
     parts = _parts(caches, state.rows, used)
     for stored, buffer, part in zip(caches.states, caches.past, parts, strict=True):
         content, array = buffer.read(), arrays[STATE + stored.past]
         within: Tuple[slice, ...] = tuple([slice(size) for size in array.shape])
         content[part][within] = array
         buffer.write(content)
-    caches.mark_written(0, np.full(state.rows, used))
+    caches.mark_written(slice(0, state.rows), used)
     caches.notes.windows.first_kept[: len(length)] = arrays.get(WINDOWS, 0)
     outputs = EncoderOutputs(encoder) if encoder else None
     state = state.replace(caches=caches, occupied=slots, encoder_outputs=outputs)
@@ -258,7 +257,7 @@ def _with_windows(empty: SessionState, arrays: Arrays) -> SessionState:
     stored = empty.caches.states[windowed[0]]
     missing = arrays[STATE + stored.past].shape[stored.axis] - window.slots
     window = window._replace(new=window.new + max(missing, 0))
-    return empty.replace(caches=dataclasses.replace(empty.caches, window=window))
+    return empty.replace(caches=empty.caches.replace(window=window))
 
 
 def _parts(caches: Caches, rows: int, slots: int) -> List[Tuple[slice, ...]]:

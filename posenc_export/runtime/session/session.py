@@ -74,7 +74,9 @@ class Session(CachedRows):
         """
         options = (start, attention_mask, chunk, grid, token_types)
         others = (encoder, encoder_attention_mask, logits_to_keep)
-        if isinstance(inputs, np.ndarray) and all([o is None for o in (*options, *others)]):
+        alone = start is attention_mask is chunk is grid is token_types is None
+        alone = alone and encoder is encoder_attention_mask is logits_to_keep is None
+        if alone and isinstance(inputs, np.ndarray):
             stepper = self._stepper_for(inputs)
             if stepper is not None:
                 if self._replaces:
@@ -85,11 +87,10 @@ class Session(CachedRows):
                 return self._reading.take_pass(self._state, inputs).copy()
         prompt = arguments.check_prefill(self.manifest, Passed(inputs, *options, *others))
         state = reading.open_rows(self._state.without_stepper(), prompt)
-        chunks = []
-        for outputs, reached in self._reading.chunks(state, 0, prompt):
-            self._state = reached
-            chunks.append(outputs)
-        return prompt.padded_outputs(chunks)
+        outputs, most = prompt.outputs(self.manifest.outputs[0]), state.caches.window.new
+        for tokens, columns in prompt.chunks(0, most):
+            state = self._state = self._reading.run_chunk(state, tokens, outputs, columns)
+        return prompt.in_columns(outputs)
 
     @exclusive
     def read_out(
@@ -112,7 +113,7 @@ class Session(CachedRows):
         arguments.check_read_out(self.manifest)
         passed = Passed(inputs, start, attention_mask, None, grid, token_types)
         prompt = arguments.check_prefill(self.manifest, passed)
-        arguments.check_every_row(prompt.counts, "row")
+        arguments.check_every_row(prompt.tokens.counts, "row")
         state = reading.open_rows(self._state.without_stepper(), prompt)
         return self._reading.read_out(state, prompt)
 
@@ -183,10 +184,12 @@ class Session(CachedRows):
         passed = Passed(inputs, *options, encoder_attention_mask, logits_to_keep)
         prompt = arguments.check_prefill(self.manifest, passed)
         state = self._state.without_stepper()
-        opened = reading.before_admit(state, prompt, prefix)
-        chunks, states = zip(*self._reading.chunks(opened, state.rows, prompt), strict=True)
-        self._state = states[-1]
-        return prompt.padded_outputs(chunks)
+        first, state = state.rows, reading.before_admit(state, prompt, prefix)
+        outputs, most = prompt.outputs(self.manifest.outputs[0]), state.caches.window.new
+        for tokens, columns in prompt.chunks(first, most):
+            state = self._reading.run_chunk(state, tokens, outputs, columns)
+        self._state = state
+        return prompt.in_columns(outputs)
 
     def generate(
         self,

@@ -1,21 +1,20 @@
 """The state of a session between two calls: an immutable value, committed by one assignment."""
 
-import dataclasses
 from dataclasses import dataclass
-from typing import Any, Dict, List, Optional, Sequence, Tuple
+from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
 
 import numpy as np
 
 from posenc_export.runtime.session import arguments, discarding, errors, prefixes, windows
 from posenc_export.runtime.session.caches import Caches
 from posenc_export.runtime.session.encoder_outputs import EncoderOutputs
-from posenc_export.runtime.session.history import RowHistory
+from posenc_export.runtime.session.history import Part, RowHistory
 from posenc_export.runtime.session.stepper import Stepper
 
 ALL = np.iinfo(np.int64).max
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False)
 class SessionState:
     """The rows of a session and their content. Methods return the next state; none runs a graph."""
 
@@ -58,28 +57,26 @@ class SessionState:
     @property
     def by_columns(self) -> bool:
         """Whether all rows advance together."""
-        return self.caches.graph.manifest.layout == "columns"
+        return self.caches.graph.manifest.by_columns
 
     @property
     def used(self) -> int:
         """Number of slots in use, of the longest row or of all columns, without the stepper's."""
         return max(self.occupied.shape[1], int(self.committed_length.max(initial=0)))
 
-    @property
-    def used_by_row(self) -> np.ndarray:
-        """Number of slots in use of each row [B] int64, without the stepper's."""
-        return np.full(self.rows, self.used) if self.by_columns else self.committed_length
-
     def replace(self, **changes: Any) -> "SessionState":
         """Return a copy with some fields changed."""
-        return dataclasses.replace(self, **changes)
+        state = object.__new__(SessionState)
+        state.__dict__.update(self.__dict__, **changes)
+        return state
 
     def mark_written(self) -> None:
         """Count the slots that the stepper may have written, also in an interrupted run."""
         if self.stepper is not None:
             steps, caches = self.stepper.progress
             widest = max(self.stepper.passes, default=1)  # slots of a row that one run writes
-            caches.mark_written(0, self.used_by_row + (steps + widest))
+            used = self.used if self.by_columns else self.committed_length
+            caches.mark_written(slice(0, self.rows), used + (steps + widest))
 
     def without_stepper(self) -> "SessionState":
         """Return the same state without a stepper: its tokens become committed ones."""
@@ -141,7 +138,7 @@ class SessionState:
 
     def begun(self, row: int, prefix: prefixes.Prefix) -> "SessionState":
         """Return the state with cached tokens in an empty row, for which there is room."""
-        self.caches.mark_written(row, np.array([prefix.length]))
+        self.caches.mark_written(slice(row, row + 1), prefix.length)
         self.caches.notes.windows.first_kept[row] = self.caches.window.first_kept(prefix.length)
         prefix.write(self.caches, row)
         length = self.committed_length.copy()
@@ -171,34 +168,43 @@ class SessionState:
             encoder_outputs=outputs.ordered(order) if outputs else None,
         )
 
-    def rewound(
-        self, target: np.ndarray
-    ) -> Tuple["SessionState", List[np.ndarray], arguments.TokenAttributes]:
-        """Return a state at or before `target` tokens [B] of each row, and the tokens of each row
-        to replay from there, with their attributes. Raise ValueError if no snapshot is left there,
-        or caches of windows no longer hold keys that the next token reads.
+    def rewound(self, target: np.ndarray) -> Tuple["SessionState", arguments.RowTokens]:
+        """Return a state at or before `target` tokens [B] of each row, and the tokens to replay
+        from there. Raise ValueError if no snapshot is left there, or caches of windows no longer
+        hold keys that the next token reads.
         """
-        manifest = self.caches.graph.manifest
-        tokens = manifest.inputs[0]
-        replay = [np.zeros((0, *tokens.token_shape), tokens.dtype)] * self.rows
-        none = [np.zeros((manifest.axes, 0), np.int64)] * self.rows
-        attributes = {"grid": none} if manifest.axes else {}
+        replay: Dict[int, Part] = {}
         if not self.caches.rules.replaced:
             self._check_windows(target)
-            return self.cut(target), replay, attributes
+            return self.cut(target), self._tokens_of(replay)
         length = self.committed_length.copy()
         reach = [row.reach(most) for row, most in zip(self.histories, length.tolist(), strict=True)]
         self._check_reach(np.array(reach), target, "recurrent states")
         restored: Dict[int, Sequence[np.ndarray]] = {}
         for row in np.flatnonzero(target < length).tolist():
-            snapshot, (row_tokens, row_attributes) = self.histories[row].back_to(int(target[row]))
+            snapshot, replay[row] = self.histories[row].back_to(int(target[row]))
             length[row], restored[row] = snapshot.length, snapshot.states
-            if len(row_tokens):
-                replay[row] = row_tokens
-                for name, part in row_attributes.items():
-                    attributes[name][row] = part
         self._check_windows(length)
-        return self.replace(caches=self.caches.restored(restored)).cut(length), replay, attributes
+        state = self.replace(caches=self.caches.restored(restored))
+        return state.cut(length), self._tokens_of(replay)
+
+    def _tokens_of(self, parts: Mapping[int, Part]) -> arguments.RowTokens:
+        """Return tokens of some rows, by their index, as those of all rows."""
+        manifest = self.caches.graph.manifest
+        source, counts = manifest.inputs[0], np.zeros(self.rows, np.int64)
+        for row, (tokens, _) in parts.items():
+            counts[row] = len(tokens)
+        shape = (self.rows, int(counts.max(initial=0)))
+        x = np.zeros((*shape, *source.token_shape), source.dtype)
+        planes: Dict[str, np.ndarray] = {}
+        if manifest.axes:
+            planes["grid"] = np.zeros((manifest.axes, *shape), np.int64)
+        for row, (tokens, of_row) in parts.items():
+            x[row, : len(tokens)] = tokens
+            for name, plane in of_row.items():
+                planes[name][:, row, : len(tokens)] = plane
+        none = np.zeros_like(counts)
+        return arguments.RowTokens(slice(0, self.rows), x, counts, none, planes)
 
     def _check_windows(self, target: np.ndarray) -> None:
         """Refuse a rewind to lengths [B] whose next tokens read keys that are not kept."""
@@ -246,9 +252,9 @@ class SessionState:
         first_kept = self.caches.notes.windows.first_kept
         for source, target in self.moves:
             first_kept[target] = first_kept[source]
-            slots = self.committed_length[target : target + 1]
-            self.caches.mark_written(target, slots)
-            self.caches.copy((target, 0), self.caches, (source, 0), int(slots[0]))
+            tokens = int(self.committed_length[target])
+            self.caches.mark_written(slice(target, target + 1), tokens)
+            self.caches.copy((target, 0), self.caches, (source, 0), tokens)
         axes = [state.axis for state in self.caches.states]
         windows.write(list(zip(axes, self.caches.past, strict=False)), self.shifts)
         for shift in self.shifts:
@@ -264,7 +270,7 @@ class SessionState:
     def wipe(self) -> None:
         """Write the fill value to every written slot that holds no token, where graphs read it."""
         caches, slots, lengths = self.caches, self.occupied, self.length
-        if not any([state.reads_hidden for state in caches.states]):
+        if not caches.rules.read_hidden:
             return
         written, used = caches.notes.written, slots.shape[1]
         kept = np.zeros_like(written)

@@ -167,9 +167,10 @@ def binding_of(caches: Caches, feeds: Feeds, counters: Collection[str]) -> Bindi
 def _new_binding(caches: Caches, feeds: Feeds, counters: Collection[str]) -> Binding:
     """Return a new binding; its run too, if caches are written in place."""
     manifest = caches.graph.manifest
-    tokens, output = feeds[manifest.inputs[0].name], manifest.outputs[0]
+    name, output = manifest.inputs[0].name, manifest.outputs[0]
+    tokens = feeds[name]  # perhaps in the memory of a caller
     result = np.zeros((*tokens.shape[:2], *output.axes[2:]), output.dtype)  # [B,S,*]
-    binding = Binding(dict(feeds), manifest.inputs[0].name, counters, result)
+    binding = Binding({**feeds, name: tokens.copy()}, name, counters, result)
     if caches.rules.all_in_place:
         states = caches.state_memory(0, *tokens.shape[:2])
         binding.runs[ONE_PLACE] = caches.graph.repeat(binding.feeds, states, result)

@@ -40,21 +40,26 @@ def _computed(session: Any, monkeypatch: pytest.MonkeyPatch, **how: Any) -> List
     logits it computes.
     """
     counts: List[int] = []
-    right = Reading._run
 
-    def run(self: Any, *arguments: Any) -> Any:
-        result.append(right(self, *arguments))
-        return result[-1]
+    def noted(owner: Any, name: str) -> None:
+        right = getattr(owner, name)
+
+        def run(self: Any, *arguments: Any) -> Any:
+            result.append(right(self, *arguments))
+            return result[-1]
+
+        monkeypatch.setattr(owner, name, run)
 
     def feed(self: Any, *arguments: Any) -> Any:
         result.clear()
-        fed = feeds(self, *arguments)
+        state = feeds(self, *arguments)
         counts.append(max(output.shape[1] for output in result))
-        return fed
+        return state
 
     result: List[np.ndarray] = []
     feeds = Reading.run_chunk
-    monkeypatch.setattr(Reading, "_run", run)
+    noted(type(session._reading.graph), "run")
+    noted(Reading, "_repeated")
     monkeypatch.setattr(Reading, "run_chunk", feed)
     session.prefill(PROMPTS, **how)
     return counts

@@ -304,3 +304,14 @@ def test_the_last_token_is_chosen_where_rounding_leaves_the_sum_below_the_random
     logits, number = np.zeros(10), float(np.nextafter(1.0, 0.0))
     assert np.cumsum(np.full(10, 0.1))[-1] <= number
     assert sampling.choose(logits, lambda: number) == 9
+
+
+@pytest.mark.parametrize("model", TARGETS, indirect=True)
+def test_arrays_that_a_caller_passes_are_read_and_not_written(session: Session) -> None:
+    tokens = np.arange(2, 14)[None]
+    for begin, end in ((0, 4), (4, 5), (5, 6), (6, 9), (9, 12)):
+        session.prefill(tokens[:, begin:end], logits_to_keep=1)
+    session.step(np.array([20]))
+    assert np.array_equal(tokens, np.arange(2, 14)[None])
+    tokens.flags.writeable = False
+    session.prefill(tokens[:, ::2])
