@@ -413,9 +413,9 @@ RUNTIME = (
         f"{SESSION} -k 'wrong_use and torchscript and token'",
     ),
     (
-        "runtime/session/stepper.py",
-        "advance(taken - n)",
-        "advance(taken - 1)",
+        "runtime/session/state.py",
+        "advance(self.reached[0] - count)",
+        "advance(self.reached[0] - 1)",
         "tests/export/test_parity.py -k 'division_into_calls and mrope-ort'",
     ),
     (
@@ -438,8 +438,8 @@ RUNTIME = (
     ),
     (
         "runtime/session/call_guard.py",
-        "len(guard.calls) > 1",
-        "len(guard.calls) > 2",
+        "len(guard) > 1",
+        "len(guard) > 2",
         "tests/runtime/session/test_threads.py -k during_another",
     ),
     (

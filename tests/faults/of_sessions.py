@@ -7,30 +7,33 @@ import numpy as np
 from posenc_export.runtime import Session
 from posenc_export.runtime.session.arguments import RowTokens
 from posenc_export.runtime.session.reading import Reading
+from posenc_export.runtime.session.state import SessionState
 from tests.faults.planting import Fault
 
 
 class LeavesHiddenSlots(Session):
     """Truncates its rows, but clears no slots after them."""
 
-    def _complete_changes(self) -> None:
-        self._state = self._state.without_stepper().moved()
+    def _settled(self) -> SessionState:
+        self._state.unbind()
+        self._state = self._state.moved()
+        return self._state
 
 
 class KeepsWhatIsRewound(LeavesHiddenSlots):
     """Rewinds its number of tokens, but clears no slots."""
 
     def rewind(self, n: Any) -> None:
-        self._complete_changes()
-        self._state = self._state.replace(committed_length=self.length - n)
+        self._state = self._settled().replace(length=self.length - n)
 
 
 class MovesNoRow(Session):
     """Changes the index of the last row, but does not move its tokens."""
 
-    def _complete_changes(self) -> None:
+    def _settled(self) -> SessionState:
+        self._state.unbind()
         self._state = self._state.replace(moves=())
-        super()._complete_changes()
+        return super()._settled()
 
 
 class ForgetsCoordinates(Session):
@@ -58,7 +61,7 @@ class ForgetsStates(Session):
         return super().step(*arguments, **named)
 
     def _forget_states(self) -> None:
-        state = self._state.without_stepper()
+        state = self._settled()
         self._state = state.replace(
             caches=state.caches.restored({row: () for row in range(state.rows)})
         )

@@ -1,16 +1,15 @@
 """The rows B of a session, between the calls that read tokens."""
 
-import functools
 import math
 from pathlib import Path
-from typing import NoReturn, Optional, Sequence, TypeVar, Union
+from typing import List, NoReturn, Optional, Sequence, TypeVar, Union
 
 import numpy as np
 
 from posenc_export.runtime.session import arguments, drafts, errors, reading, saved
 from posenc_export.runtime.session.argument_arrays import Numbers, Rows
 from posenc_export.runtime.session.caches import FIRST, Caches
-from posenc_export.runtime.session.call_guard import CallGuard, exclusive
+from posenc_export.runtime.session.call_guard import exclusive
 from posenc_export.runtime.session.graph import Buffer, Graph
 from posenc_export.runtime.session.prefixes import Prefixes
 from posenc_export.runtime.session.state import SessionState
@@ -38,7 +37,7 @@ class CachedRows:
         self.manifest, self.provider, self.rewindable = graph.manifest, graph.provider, rewind
         most = min(capacity or self.manifest.max_positions, self.manifest.max_positions)
         self._reading = reading.Reading(graph)
-        self._guard = CallGuard()
+        self._guard: List[None] = []
         self._state = SessionState.empty(Caches.of(graph, most, batch, rewind), rewind)
         self._replaces = bool(self._state.caches.rules.replaced)
         self.pass_costs = drafts.PassCosts(self.manifest.continuation_rows == 1)
@@ -49,13 +48,10 @@ class CachedRows:
         remedy = "call session.fork(), or open another with model.session()"
         raise TypeError(f"session: {rule}; {remedy}")
 
-    @functools.partial(exclusive, restores=False)
+    @exclusive
     def reset(self) -> None:
         """Remove all rows and their tokens."""
-        caches = self._state.without_stepper().caches
-        # After an exception, memory is allocated anew.
-        caches = caches if self._guard.completed else caches.empty()
-        self._state = SessionState.empty(caches, self.rewindable)
+        self._state = SessionState.empty(self._settled().caches, self.rewindable)
 
     @property
     def batch(self) -> int:
@@ -142,10 +138,9 @@ class CachedRows:
         if not any(back) or self._state.step_back(back):
             return
         target = np.array(length) - np.array(back)
-        self._state, replay = self._state.without_stepper().rewound(target)
-        self._complete_changes()
+        self._state, replay = self._settled().rewound(target)
         if replay.counts.any():
-            self._state = self._reading.replay(self._state, replay)
+            self._state = self._reading.replay(self._settled(), replay)
 
     @exclusive
     def discard(self, n: Numbers, after: int = 0) -> None:
@@ -161,17 +156,16 @@ class CachedRows:
                 layers, or on keys in another way than a rotation by the position times a frequency;
                 the graph does not write caches of all tokens in place on the CPU.
         """
-        state = self._state.without_stepper()
-        counts = arguments.check_discard(self.manifest, state.committed_length.tolist(), n, after)
+        state = self._settled()
+        counts = arguments.check_discard(self.manifest, state.length.tolist(), n, after)
         if any(counts):
             self._state = state.discarded(counts, int(after))
-            self._complete_changes()
+            self._settled()
 
     @exclusive
     def fork(self: Own) -> Own:
         """Return an independent session on the same graph with a copy of the current state."""
-        self._complete_changes()
-        state = self._state
+        state = self._settled()
         caches = state.caches
         other = type(self)(caches.graph, caches.fewest_rows, caches.capacity, self.rewindable)
         histories = tuple(history.copy() for history in state.histories)
@@ -191,8 +185,7 @@ class CachedRows:
             ValueError: the ids are not as many as the cache holds, or not in the vocabulary.
             OSError: the file cannot be written.
         """
-        self._complete_changes()
-        saved.write(self._state, file, tokens)
+        saved.write(self._settled(), file, tokens)
 
     @exclusive
     def share(self, row: int, tokens: Sequence[int], prefixes: Prefixes, key: str = "") -> None:
@@ -204,16 +197,17 @@ class CachedRows:
                 some of them stood behind tokens that were discarded.
         """
         arguments.check_row(row, self.batch)
-        first, length = self._state.first_position[row], self._state.length[row]
+        state = self._settled()
+        first, length = state.first_position[row], state.length[row]
         if first or len(tokens) > length:
             got = f"{len(tokens)} of {length} tokens from position {first} on"
             rule = "tokens of a row that begins at position 0"
             raise errors.expected(rule, got, "give the tokens that were fed")
-        if len(tokens) > (most := self._state.intact[row]):
+        if len(tokens) > (most := state.intact[row]):
             rule = f"at most {most} tokens, since tokens behind them were discarded"
             remedy = "give fewer, or read the text in a row of its own"
             raise errors.expected(rule, len(tokens), remedy)
-        prefixes.save(self._state.caches, int(row), tokens, key)
+        prefixes.save(state.caches, int(row), tokens, key)
 
     @exclusive
     def retire(self, row: int) -> None:
@@ -223,14 +217,19 @@ class CachedRows:
             ValueError: there is no such row, or the target's rows share cache columns.
         """
         arguments.check_rows_are_independent(self.manifest, "retire")
-        state = self._state.without_stepper()
+        state = self._settled()
         arguments.check_row(row, state.rows)
         self._state = state.without(int(row))
-        self._complete_changes()
+        self._settled()
 
-    def _complete_changes(self) -> None:
-        """Complete pending changes of the last call. Each assignment commits the work up to it."""
-        self._state = self._state.without_stepper()
-        self._state.caches.settle()
-        self._state = self._state.moved()
-        self._state.tidy()
+    def _settled(self) -> SessionState:
+        """Return the state for a call that is no step: nothing is bound, what was to be moved is
+        moved, also after an interrupt, and slots behind the tokens of rows are filled.
+        """
+        state = self._state
+        state.unbind()
+        state.caches.settle()
+        if state.moves or state.shifts:
+            state = self._state = state.moved()
+        state.tidy()
+        return state

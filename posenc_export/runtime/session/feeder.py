@@ -53,7 +53,7 @@ class Feeder:
         each row, and one for neighbours that read a token each.
         """
         counts, new = tokens.counts, int(tokens.counts.max())
-        committed = state.committed_length[tokens.rows]
+        committed = state.length[tokens.rows]
         # With S > 1, a row without new tokens cannot share the run: its padding would be written
         # over its last token.
         together = len(counts) == 1 or not committed.any() or (new == 1 and counts.all())
@@ -104,7 +104,7 @@ class Feeder:
     def fill(self, state: SessionState, tokens: RowTokens, new: int) -> Feeds:
         """Fill the graph inputs that the manifest lists, by name, with `new` columns for tokens."""
         rows, counts, planes = tokens.rows, tokens.counts, tokens.planes
-        length = state.committed_length[rows]
+        length = state.length[rows]
         x = np.ascontiguousarray(tokens.x[:, :new])
         if planes:
             planes = {name: plane[:, :, :new] for name, plane in planes.items()}

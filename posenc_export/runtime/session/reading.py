@@ -22,7 +22,7 @@ def open_rows(state: SessionState, prompt: PrefillArguments) -> SessionState:
         raise errors.expected("at least one token in at least one row", got)
     if not manifest.states:  # a model without caches reads whole rows
         state = SessionState.empty(state.caches, state.rewind)
-    length = state.committed_length
+    length = state.length
     first_position = arguments.check_start(manifest, state.first_position, length, prompt)
     has_tokens = bool(length.any())
     committed = length if has_tokens else np.zeros_like(first_position)
@@ -75,7 +75,8 @@ class Reading:
             outputs: array [n,C,*] to which the outputs of requested tokens are written.
             columns: the column of each row [n] at which these begin.
         """
-        by_columns, length = self.manifest.by_columns, state.committed_length
+        state.unbind()
+        by_columns, length = self.manifest.by_columns, state.length
         if self.manifest.axes:
             tokens = self.feeder.located(state, tokens)
         if not (by_columns or tokens.counts.all()):
@@ -108,7 +109,7 @@ class Reading:
             inside = np.arange(new)[None] < counts[:, None]
             occupied = np.concatenate((occupied, inside), axis=1)
         caches = caches.after(new, sorted(idle))
-        return state.replace(committed_length=length, occupied=occupied, caches=caches)
+        return state.replace(length=length, occupied=occupied, caches=caches)
 
     def replay(self, state: SessionState, tokens: RowTokens) -> SessionState:
         """Read tokens again, after a rewind."""
@@ -170,7 +171,7 @@ class Reading:
     def with_stepper(self, state: SessionState) -> SessionState:
         """Return the state with a stepper. Raise ValueError if no position or slot is left."""
         manifest, most, used = self.manifest, state.caches.capacity, state.used
-        length = state.committed_length
+        length = state.length
         check_room(state.caches, state.first_position, length, np.ones(state.rows, np.int64))
         caches = state.caches.reserve(used + 1, state.rows)
         if caches.window.size:
@@ -188,7 +189,8 @@ class Reading:
         # The attention mask grows by a column at every step, so a binding serves one step only.
         room = 1 if manifest.signature == "mask" else room
         feeds = self.feeder.repeated(state, 1)
-        return state.replace(stepper=Stepper(caches, feeds, self.feeder.counters, room))
+        state.stepper = Stepper(caches, feeds, self.feeder.counters, room)
+        return state
 
     def take_pass(self, state: SessionState, x: np.ndarray) -> np.ndarray:
         """Feed a pass, [B,S] or [B,S,E], with the stepper of the state. Return outputs [B,S,*],
@@ -196,18 +198,17 @@ class Reading:
         """
         stepper, new = state.stepper, x.shape[1]
         assert stepper is not None
-        if new not in stepper.passes:  # bound for the length at which the stepper began
-            feeds = self.feeder.repeated(state.replace(stepper=None), new)
-            caches = stepper.progress[1]
-            stepper.passes[new] = binding_of(caches, feeds, self.feeder.counters)
-        return stepper.take_pass(x)
+        if new not in stepper.passes:
+            feeds = self.feeder.repeated(state, new)
+            binding = binding_of(state.caches, feeds, self.feeder.counters)
+            binding.taken, stepper.passes[new] = state.reached[0], binding
+        return stepper.take_pass(state, x)
 
     def record_step(self, state: SessionState, x: np.ndarray) -> None:
         """Record in the histories the token of every row, x [B] or [B,E], of the next step."""
-        assert state.stepper is not None
         ones = np.ones(len(x), np.int64)
         tokens = RowTokens(slice(0, len(x)), x[:, None], ones, ones, {})
-        _record(state, state.stepper.progress[1], self.feeder.located(state, tokens))
+        _record(state, state.caches, self.feeder.located(state, tokens))
 
 
 def _record(state: SessionState, caches: Caches, tokens: RowTokens) -> None:

@@ -144,13 +144,13 @@ class Header(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def write(state: SessionState, file: Union[str, Path], tokens: Optional[Rows]) -> None:
-    """Implement Session.save, which documents the arguments, for a state without a stepper."""
+    """Implement Session.save, which documents the arguments."""
     manifest = state.caches.graph.manifest
-    arrays: Arrays = {"length": state.committed_length, "start": state.first_position}
+    arrays: Arrays = {"length": state.length, "start": state.first_position}
     arrays |= {"slots": state.occupied}
-    arrays |= {INTACT: state.intact} if (state.intact < state.committed_length).any() else {}
+    arrays |= {INTACT: state.intact} if (state.intact < state.length).any() else {}
     if tokens is not None:
-        rows, length = [np.asarray(row) for row in tokens], state.committed_length.tolist()
+        rows, length = [np.asarray(row) for row in tokens], state.length.tolist()
         counts = [len(row) for row in rows]
         if counts != length or any(row.dtype.kind not in "iu" for row in rows if row.size):
             raise errors.expected(f"tokens to be {length} ids", counts, "give those in the cache")
@@ -160,7 +160,7 @@ def write(state: SessionState, file: Union[str, Path], tokens: Optional[Rows]) -
         arrays |= {ENCODER + name: array for name, array in state.encoder_outputs.arrays.items()}
     if state.rows and state.caches.rules.windowed:
         first_kept = state.caches.notes.windows.first_kept[: state.rows]
-        arrays[WINDOWS] = np.where(state.committed_length, first_kept, 0)
+        arrays[WINDOWS] = np.where(state.length, first_kept, 0)
     if state.rows:
         parts = _parts(state.caches, state.rows, state.used)
         for stored, buffer, part in zip(manifest.states, state.caches.past, parts, strict=True):
@@ -242,7 +242,7 @@ def restored(empty: SessionState, arrays: Arrays) -> SessionState:
     caches.notes.windows.first_kept[: len(length)] = arrays.get(WINDOWS, 0)
     outputs = EncoderOutputs(encoder) if encoder else None
     state = state.replace(caches=caches, occupied=slots, encoder_outputs=outputs)
-    return state.replace(committed_length=length, intact=np.array(arrays.get(INTACT, state.intact)))
+    return state.replace(length=length, intact=np.array(arrays.get(INTACT, state.intact)))
 
 
 def _with_windows(empty: SessionState, arrays: Arrays) -> SessionState:

@@ -4,7 +4,7 @@ Shapes: B batch, S new tokens. Rows are compacted before they are fed: the graph
 tokens of each row first and padding (position -1) after them.
 """
 
-from typing import Generator, Optional, Sequence
+from typing import Generator, Optional, Sequence, Tuple
 
 import numpy as np
 
@@ -15,6 +15,7 @@ from posenc_export.runtime.session.cached_rows import CachedRows
 from posenc_export.runtime.session.call_guard import BUSY, exclusive
 from posenc_export.runtime.session.errors import expected
 from posenc_export.runtime.session.speculation import Speculate
+from posenc_export.runtime.session.state import SessionState
 from posenc_export.runtime.session.stepper import Stepper
 
 
@@ -81,12 +82,12 @@ class Session(CachedRows):
             if stepper is not None:
                 if self._replaces:
                     self._reading.record_step(self._state, stepper.checked(inputs[:, 0]))
-                return stepper.take(stepper, inputs[:, 0])[:, None].copy()  # [B,1,*]
+                return stepper.take(self._state, inputs[:, 0])[:, None].copy()  # [B,1,*]
             stepper = self._state.stepper
             if stepper is not None and stepper.can_pass(inputs):
                 return self._reading.take_pass(self._state, inputs).copy()
         prompt = arguments.check_prefill(self.manifest, Passed(inputs, *options, *others))
-        state = reading.open_rows(self._state.without_stepper(), prompt)
+        state = reading.open_rows(self._settled(), prompt)
         outputs, most = prompt.outputs(self.manifest.outputs[0]), state.caches.window.new
         for tokens, columns in prompt.chunks(0, most):
             state = self._state = self._reading.run_chunk(state, tokens, outputs, columns)
@@ -114,7 +115,7 @@ class Session(CachedRows):
         passed = Passed(inputs, start, attention_mask, None, grid, token_types)
         prompt = arguments.check_prefill(self.manifest, passed)
         arguments.check_every_row(prompt.tokens.counts, "row")
-        state = reading.open_rows(self._state.without_stepper(), prompt)
+        state = reading.open_rows(self._settled(), prompt)
         return self._reading.read_out(state, prompt)
 
     def step(self, inputs: np.ndarray, copy: bool = True) -> np.ndarray:
@@ -134,22 +135,19 @@ class Session(CachedRows):
         # The code of `exclusive`, inlined: a wrapper would cost 1 us per token, since each run of
         # the graph evicts Python's memory from the CPU cache.
         try:
-            guard.calls.append(None)
-            if len(guard.calls) > 1:
+            guard.append(None)
+            if len(guard) > 1:
                 raise RuntimeError(BUSY)
-            if not guard.completed:
-                self._complete_changes()
-            guard.completed = False
-            stepper = self._state.stepper
+            state = self._state
+            stepper = state.stepper
             if stepper is None or stepper.room <= 0:
-                stepper = self._prepare_step()
+                state, stepper = self._prepare_step()
             if self._replaces:
-                self._reading.record_step(self._state, stepper.checked(inputs))
-            output = stepper.take(stepper, inputs)
-            guard.completed = True
+                self._reading.record_step(state, stepper.checked(inputs))
+            output = stepper.take(state, inputs)
             return output.copy() if copy else output
         finally:
-            guard.calls.pop()
+            guard.pop()
 
     @exclusive
     def admit(
@@ -183,7 +181,7 @@ class Session(CachedRows):
         options = (start, attention_mask, chunk, grid, None, encoder)
         passed = Passed(inputs, *options, encoder_attention_mask, logits_to_keep)
         prompt = arguments.check_prefill(self.manifest, passed)
-        state = self._state.without_stepper()
+        state = self._settled()
         first, state = state.rows, reading.before_admit(state, prompt, prefix)
         outputs, most = prompt.outputs(self.manifest.outputs[0]), state.caches.window.new
         for tokens, columns in prompt.chunks(first, most):
@@ -250,10 +248,10 @@ class Session(CachedRows):
         stepper = self._state.stepper
         return stepper if stepper is not None and stepper.can_step(inputs) else None
 
-    def _prepare_step(self) -> Stepper:
+    def _prepare_step(self) -> Tuple[SessionState, Stepper]:
         if not self._state.rows:
             raise expected("a prefill before the first step", "an empty session", "call prefill")
         arguments.check_has_cache(self.manifest, "step")
-        self._state = self._reading.with_stepper(self._state.without_stepper())
-        assert self._state.stepper is not None
-        return self._state.stepper
+        state = self._state = self._reading.with_stepper(self._settled())
+        assert state.stepper is not None
+        return state, state.stepper

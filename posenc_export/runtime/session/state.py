@@ -1,6 +1,9 @@
-"""The state of a session between two calls: an immutable value, committed by one assignment."""
+"""The rows of a session: what they hold, and the one length that all calls go by.
 
-from dataclasses import dataclass
+A call writes behind the length of its rows and assigns the next state, or a step the number of its
+tokens, as its last act: what a call leaves that fails or is interrupted lies behind the length.
+"""
+
 from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
 
 import numpy as np
@@ -14,29 +17,49 @@ from posenc_export.runtime.session.stepper import Stepper
 ALL = np.iinfo(np.int64).max
 
 
-@dataclass(eq=False)
 class SessionState:
-    """The rows of a session and their content. Methods return the next state; none runs a graph."""
+    """The rows of a session and their content. Methods return the next state; none runs a graph.
+    Only steps change a state, by an assignment to `reached`.
 
-    caches: Caches  # their memory
-    rewind: int  # number of tokens of a row that can be taken back if calls replace a state
-    # Number of tokens of each row [B] int64, without those of the stepper
-    committed_length: np.ndarray
-    first_position: np.ndarray  # position of the first token of each row [B] int64
-    # Whether a column holds a token of the row [B,columns] bool; [B,0] for layout "rows"
-    occupied: np.ndarray
-    # Number of first tokens of each row [B] int64 that were read before all discarded ones; ALL
-    # without any
-    intact: np.ndarray
-    # One per row if states are replaced by each call; otherwise none
-    histories: Tuple[RowHistory, ...] = ()
-    # Reads further tokens; those that it has read count as part of this state
-    stepper: Optional[Stepper] = None
-    # Pairs (source, target) of rows whose in-place states must still be copied
-    moves: Tuple[Tuple[int, int], ...] = ()
-    # Tokens that must still be written to the slots of others that were discarded
-    shifts: Tuple[windows.Move, ...] = ()
-    encoder_outputs: Optional[EncoderOutputs] = None  # of each row, if the model reads an encoder
+    Args:
+        caches: their memory.
+        rewind: number of tokens of a row that can be taken back if calls replace a state.
+        length: number of tokens of each row [B] int64.
+        first_position: position of the first token of each row [B] int64.
+        occupied: whether a column holds a token of the row [B,columns] bool; [B,0] for layout
+            "rows".
+        intact: number of first tokens of each row [B] int64 that were read before all discarded
+            ones; ALL without any.
+        histories: one per row if states are replaced by each call; otherwise none.
+        moves: pairs (source, target) of rows whose in-place states must still be copied.
+        shifts: tokens that must still be written to the slots of others that were discarded.
+        encoder_outputs: those of each row, if the model reads an encoder.
+
+    Attributes:
+        reached: number of tokens of every row that steps have read since, and the caches after
+            them.
+        stepper: what is bound for the next step, or None.
+    """
+
+    def __init__(
+        self,
+        caches: Caches,
+        rewind: int,
+        length: np.ndarray,
+        first_position: np.ndarray,
+        occupied: np.ndarray,
+        intact: np.ndarray,
+        histories: Tuple[RowHistory, ...] = (),
+        moves: Tuple[Tuple[int, int], ...] = (),
+        shifts: Tuple[windows.Move, ...] = (),
+        encoder_outputs: Optional[EncoderOutputs] = None,
+    ) -> None:
+        self.reached: Tuple[int, Caches] = (0, caches)
+        self.stepper: Optional[Stepper] = None
+        self.rewind, self.first_position, self.intact = rewind, first_position, intact
+        self.histories, self.moves, self.shifts = histories, moves, shifts
+        self.encoder_outputs = encoder_outputs
+        self._length, self._occupied = length, occupied  # without the tokens of steps
 
     @classmethod
     def empty(cls, caches: Caches, rewind: int) -> "SessionState":
@@ -45,14 +68,28 @@ class SessionState:
         return cls(caches, rewind, none, none, np.zeros((0, 0), bool), none)
 
     @property
+    def caches(self) -> Caches:
+        """The memory of the rows."""
+        return self.reached[1]
+
+    @property
     def rows(self) -> int:
         """Number of rows B."""
-        return len(self.committed_length)
+        return len(self._length)
 
     @property
     def length(self) -> np.ndarray:
         """Number of tokens of each row [B] int64."""
-        return self.committed_length + (self.stepper.progress[0] if self.stepper else 0)
+        steps = self.reached[0]
+        return self._length + steps if steps else self._length
+
+    @property
+    def occupied(self) -> np.ndarray:
+        """Whether a column holds a token of the row [B,columns] bool; [B,0] for layout "rows"."""
+        steps = self.reached[0]
+        if not (steps and self.by_columns):
+            return self._occupied
+        return np.concatenate((self._occupied, np.ones((self.rows, steps), bool)), axis=1)
 
     @property
     def by_columns(self) -> bool:
@@ -61,47 +98,49 @@ class SessionState:
 
     @property
     def used(self) -> int:
-        """Number of slots in use, of the longest row or of all columns, without the stepper's."""
-        return max(self.occupied.shape[1], int(self.committed_length.max(initial=0)))
+        """Number of slots in use, of the longest row or of all columns."""
+        return max(self._occupied.shape[1], int(self._length.max(initial=0))) + self.reached[0]
 
     def replace(self, **changes: Any) -> "SessionState":
-        """Return a copy with some fields changed."""
-        state = object.__new__(SessionState)
-        state.__dict__.update(self.__dict__, **changes)
-        return state
+        """Return a copy with some arguments changed."""
+        arguments = {
+            "caches": self.caches,
+            "rewind": self.rewind,
+            "length": self.length,
+            "first_position": self.first_position,
+            "occupied": self.occupied,
+            "intact": self.intact,
+            "histories": self.histories,
+            "moves": self.moves,
+            "shifts": self.shifts,
+            "encoder_outputs": self.encoder_outputs,
+        }
+        return SessionState(**{**arguments, **changes})
 
-    def mark_written(self) -> None:
-        """Count the slots that the stepper may have written, also in an interrupted run."""
+    def unbind(self) -> None:
+        """Let the next step be bound anew, and count the slots that steps may have written."""
         if self.stepper is not None:
-            steps, caches = self.stepper.progress
             widest = max(self.stepper.passes, default=1)  # slots of a row that one run writes
-            used = self.used if self.by_columns else self.committed_length
-            caches.mark_written(slice(0, self.rows), used + (steps + widest))
-
-    def without_stepper(self) -> "SessionState":
-        """Return the same state without a stepper: its tokens become committed ones."""
-        if self.stepper is None:
-            return self
-        self.mark_written()
-        (steps, caches), slots = self.stepper.progress, self.occupied
-        if self.by_columns:
-            slots = np.concatenate((slots, np.ones((self.rows, steps), bool)), axis=1)
-        length = self.committed_length + steps
-        return self.replace(committed_length=length, occupied=slots, caches=caches, stepper=None)
+            used = self.used if self.by_columns else self.length
+            self.caches.mark_written(slice(0, self.rows), used + widest)
+            self.stepper = None
 
     def step_back(self, counts: List[int]) -> bool:
         """Take back tokens of each row within the stepper, if possible: its binding stays valid,
         since the next step is one that it has done before. Return whether it was.
         """
-        stepper = self.stepper
-        caches, alike = self.caches, min(counts) == max(counts)
-        if stepper is None or caches.rules.replaced or self.by_columns or not alike:
+        stepper, caches, count = self.stepper, self.caches, counts[0]
+        if stepper is None or stepper.room <= 0 or caches.rules.replaced or self.by_columns:
             return False
-        if caches.window.size and (self.length - counts[0] < caches.reach(self.rows)).any():
+        reach = caches.reach(self.rows) if caches.window.size else 0
+        if min(counts) < max(counts) or (self.length - count < reach).any():
             return False
-        self.mark_written()
-        stepper.back(counts[0])
+        self.unbind()
+        stepper.binding.advance(self.reached[0] - count)
+        self.reached = (self.reached[0] - count, caches)
         self.wipe()
+        stepper.room += count
+        self.stepper = stepper
         return True
 
     def opened(self, first_position: np.ndarray, slots: int) -> "SessionState":
@@ -128,7 +167,7 @@ class SessionState:
         if self.caches.rules.replaced:
             caches = caches.restored({row: () for row in range(first, end)})
         return self.replace(
-            committed_length=np.concatenate((self.committed_length, np.zeros_like(first_position))),
+            length=np.concatenate((self.length, np.zeros_like(first_position))),
             first_position=np.concatenate((self.first_position, first_position)),
             occupied=np.zeros((end, 0), bool),
             intact=np.concatenate((self.intact, np.full_like(first_position, ALL))),
@@ -141,9 +180,9 @@ class SessionState:
         self.caches.mark_written(slice(row, row + 1), prefix.length)
         self.caches.notes.windows.first_kept[row] = self.caches.window.first_kept(prefix.length)
         prefix.write(self.caches, row)
-        length = self.committed_length.copy()
+        length = self.length.copy()
         length[row] = prefix.length
-        return self.replace(committed_length=length)
+        return self.replace(length=length)
 
     def without(self, row: int) -> "SessionState":
         """Return the state without a row, whose index the last row takes; `moved` copies it."""
@@ -158,7 +197,7 @@ class SessionState:
             histories = tuple(histories[index] for index in order)
         outputs = self.encoder_outputs
         return self.replace(
-            committed_length=self.committed_length[order],
+            length=self.length[order],
             first_position=self.first_position[order],
             occupied=self.occupied[order],
             intact=self.intact[order],
@@ -177,7 +216,7 @@ class SessionState:
         if not self.caches.rules.replaced:
             self._check_windows(target)
             return self.cut(target), self._tokens_of(replay)
-        length = self.committed_length.copy()
+        length = self.length.copy()
         reach = [row.reach(most) for row, most in zip(self.histories, length.tolist(), strict=True)]
         self._check_reach(np.array(reach), target, "recurrent states")
         restored: Dict[int, Sequence[np.ndarray]] = {}
@@ -222,13 +261,11 @@ class SessionState:
         """Return the state with the first `target` tokens [B] of each row. `tidy` fills slots."""
         if not self.by_columns:
             intact = np.where(target > self.intact, self.intact, ALL)
-            return self.replace(committed_length=target, intact=intact)
+            return self.replace(length=target, intact=intact)
         slots = self.occupied & (np.cumsum(self.occupied, axis=1) <= target[:, None])  # [B,columns]
         columns = int(np.flatnonzero(slots.any(0)).max(initial=-1)) + 1
         caches = self.caches.cut(slots)
-        return self.replace(
-            committed_length=target, occupied=slots[:, :columns].copy(), caches=caches
-        )
+        return self.replace(length=target, occupied=slots[:, :columns].copy(), caches=caches)
 
     def discarded(self, counts: List[int], after: int) -> "SessionState":
         """Return the state without `counts` [B] tokens behind the first `after` of each row;
@@ -236,14 +273,14 @@ class SessionState:
         """
         caches = self.caches
         keys = discarding.check(caches)
-        first, length = self.first_position.tolist(), self.committed_length.tolist()
+        first, length = self.first_position.tolist(), self.length.tolist()
         shifts = tuple(
             discarding.shift(caches, keys, row, first[row], length[row], after, count)
             for row, count in enumerate(counts)
             if count
         )
         intact = np.where(counts, np.minimum(self.intact, after), self.intact)
-        return self.replace(shifts=shifts, intact=intact).cut(self.committed_length - counts)
+        return self.replace(shifts=shifts, intact=intact).cut(self.length - counts)
 
     def moved(self) -> "SessionState":
         """Copy the in-place states of pending moves and shifts. An interrupted call can be
@@ -252,7 +289,7 @@ class SessionState:
         first_kept = self.caches.notes.windows.first_kept
         for source, target in self.moves:
             first_kept[target] = first_kept[source]
-            tokens = int(self.committed_length[target])
+            tokens = int(self.length[target])
             self.caches.mark_written(slice(target, target + 1), tokens)
             self.caches.copy((target, 0), self.caches, (source, 0), tokens)
         axes = [state.axis for state in self.caches.states]
@@ -265,7 +302,7 @@ class SessionState:
         """Fill the slots past the tokens of each row and cut the histories there."""
         self.wipe()
         for row, history in enumerate(self.histories):
-            history.cut(int(self.committed_length[row]))
+            history.cut(int(self.length[row]))
 
     def wipe(self) -> None:
         """Write the fill value to every written slot that holds no token, where graphs read it."""
@@ -275,6 +312,8 @@ class SessionState:
         written, used = caches.notes.written, slots.shape[1]
         kept = np.zeros_like(written)
         kept[: self.rows] = lengths
+        if not self.by_columns and (written <= kept).all():
+            return
         ends = np.maximum(written, kept)
         hidden: List[Any] = [
             slice(*pair) for pair in zip(kept.tolist(), ends.tolist(), strict=True)

@@ -1,6 +1,6 @@
 """Feed one token per row, or a few, with the same bindings: the cost of every generated token."""
 
-from typing import Any, Callable, Collection, Dict, List, Tuple
+from typing import Any, Callable, Collection, Dict, List
 
 import numpy as np
 
@@ -24,20 +24,20 @@ class Stepper:
         counters: names of the inputs that grow by one with each token.
 
     Attributes:
-        progress: number of tokens fed to each row, and the caches after them.
-        room: number of tokens per row before the session must check its limits again.
+        room: number of tokens per row before the session must check its limits again; 0 during a
+            step and after one that failed or was interrupted, so that the next is bound anew.
+        binding: graph inputs of a step.
         passes: bindings for passes of several tokens per row, by their number S.
-        take: `take(stepper, inputs)` feeds one token per row, [B] int64 or [B,E], and returns
-            [B,*], which the next step overwrites.
+        take: `take(state, inputs)` feeds one token per row, [B] int64 or [B,E], of a state with
+            this stepper, and returns [B,*], which the next step overwrites.
     """
 
     def __init__(self, caches: Caches, feeds: Feeds, counters: Collection[str], room: int) -> None:
         manifest = caches.graph.manifest
-        self.progress: Tuple[int, Caches] = (0, caches)
         self.room = room
-        self._manifest = manifest
-        self._binding = binding_of(caches, feeds, counters)
-        self._token = self._binding.tokens[:, 0]
+        self._manifest, self._in_place = manifest, caches.rules.all_in_place
+        self.binding = binding_of(caches, feeds, counters)
+        self._token = self.binding.tokens[:, 0]
         rows = len(self._token)
         self._widest = 1 if manifest.continuation_rows == 1 and rows > 1 else manifest.chunk
         self.passes: Dict[int, Binding] = {}
@@ -45,35 +45,36 @@ class Stepper:
 
     def can_step(self, x: np.ndarray) -> bool:
         """Whether these inputs [B,1] or [B,1,E] are one token of each row, as a step takes them."""
-        return x.dtype == self._token.dtype and x.shape == self._binding.tokens.shape
+        return x.dtype == self._token.dtype and x.shape == self.binding.tokens.shape
 
     def can_pass(self, x: np.ndarray) -> bool:
         """Whether `take_pass` takes these inputs, [B,S] ids or [B,S,E] activations."""
         token = self._token
-        if not self.progress[1].rules.all_in_place or x.ndim != token.ndim + 1:
+        if not self._in_place or x.ndim != token.ndim + 1:
             return False
         rows, new = x.shape[:2]
         fits = 1 < new <= min(self._widest, WIDEST, self.room)
         return fits and x.dtype == token.dtype and (rows, *x.shape[2:]) == token.shape
 
-    def take_pass(self, x: np.ndarray) -> np.ndarray:
-        """Feed S tokens per row, inputs for which `can_pass` is true and `passes` has a binding.
-        Return outputs [B,S,*], which the next pass of S tokens overwrites. Raise ValueError for an
-        id outside the vocabulary, GraphError if the graph failed.
+    def take_pass(self, state: Any, x: np.ndarray) -> np.ndarray:
+        """Feed S tokens per row of a state with this stepper, inputs for which `can_pass` is true
+        and `passes` has a binding. Return outputs [B,S,*], which the next pass of S tokens
+        overwrites. Raise ValueError for an id outside the vocabulary, GraphError if the graph
+        failed.
         """
         if self._manifest.vocabulary:
             check_tokens(self._manifest.vocabulary, list(x))
-        new, (taken, caches) = x.shape[1], self.progress
-        binding = self.passes[new]
+        new, (taken, caches) = x.shape[1], state.reached
+        binding, room, self.room = self.passes[new], self.room, 0
         binding.advance(taken)
         binding.tokens[...] = x
         try:
             binding.runs[ONE_PLACE]()
         except RUN_ERRORS as error:
             raise GraphError(error) from None
-        self.progress = (taken + new, caches)
-        self.room -= new
-        self._binding.advance(taken + new)
+        self.binding.advance(taken + new)
+        state.reached = (taken + new, caches)
+        self.room = room - new
         return binding.result
 
     def checked(self, inputs: Any) -> np.ndarray:
@@ -86,21 +87,14 @@ class Stepper:
             check_tokens(vocabulary, [x])
         return x.astype(token.dtype, copy=False)
 
-    def back(self, n: int) -> None:
-        """Go back by n tokens. Only for caches that are written in place."""
-        taken, caches = self.progress
-        self._binding.advance(taken - n)
-        self.room += n
-        self.progress = (taken - n, caches)
-
-    def _taker(self) -> Callable[["Stepper", Any], np.ndarray]:
+    def _taker(self) -> Callable[[Any, Any], np.ndarray]:
         """Return `take`, with all its objects as local variables: after each run of the graph,
         Python's memory is not in the CPU cache, and look-ups are slow.
 
-        The stepper itself is an argument and not a local variable: a reference cycle would keep its
-        caches until the next garbage collection.
+        The stepper is not a local variable: a reference cycle would keep its caches until the next
+        garbage collection.
         """
-        binding, token = self._binding, self._token
+        binding, token = self.binding, self._token
         shape, dtype, vocabulary = token.shape, token.dtype, self._manifest.vocabulary
         output, run = binding.result[:, 0], binding.runs.get(ONE_PLACE)
         # Incrementing an item of a memoryview takes 0.1 us. A numpy addition takes 8 us when its
@@ -111,15 +105,17 @@ class Stepper:
         unsigned = token.view(np.uint64) if vocabulary else token
         highest = np.maximum.reduce
 
-        def take(stepper: "Stepper", inputs: Any) -> np.ndarray:
-            """Feed one token per row, which counts as fed once `progress` is assigned."""
+        def take(state: Any, inputs: Any) -> np.ndarray:
+            """Feed one token per row, which counts as fed once `reached` is assigned."""
+            stepper = state.stepper
             if type(inputs) is not np.ndarray or inputs.dtype is not dtype or inputs.shape != shape:
                 inputs = stepper.checked(inputs)
             token[...] = inputs
             # As an unsigned integer, a negative id exceeds the vocabulary.
             if vocabulary and highest(unsigned) >= vocabulary:
                 stepper.checked(inputs)
-            taken, caches = stepper.progress
+            (taken, caches), room = state.reached, stepper.room
+            stepper.room = 0
             try:
                 if run is None:
                     caches = _run(binding, caches)
@@ -129,13 +125,13 @@ class Stepper:
                 raise
             except RUN_ERRORS as error:
                 raise GraphError(error) from None
-            stepper.progress = (taken + 1, caches)
-            stepper.room -= 1
             for view, index in items:
                 view[index] += 1
             for counter in many:
                 counter += 1
             binding.taken = taken + 1
+            state.reached = (taken + 1, caches)
+            stepper.room = room - 1
             return output
 
         return take
