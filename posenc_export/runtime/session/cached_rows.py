@@ -231,5 +231,5 @@ class CachedRows:
         state.caches.settle()
         if state.moves or state.shifts:
             state = self._state = state.moved()
-        state.tidy()
+        state.wipe()
         return state

@@ -47,11 +47,14 @@ class RowHistory:
         self.limit = limit
         self.snapshots: List[Snapshot] = []
 
-    def needs_snapshot(self, count: int) -> bool:
-        """Whether `record` of `count` tokens needs the states before them."""
+    def needs_snapshot(self, length: int, count: int) -> bool:
+        """Whether `record` of `count` tokens needs the states before them. What was recorded past
+        `length`, before a rewind or by a call that raised, is dropped.
+        """
+        self._cut(length)
         if not self.snapshots or count > 1:
             return True
-        return self.snapshots[-1].end - self.snapshots[-1].length >= SPACING
+        return length - self.snapshots[-1].length >= SPACING
 
     def record(self, length: int, states: Optional[Sequence[np.ndarray]], part: Part) -> None:
         """Record tokens that are about to be fed to a row; states are those before, if needed."""
@@ -72,8 +75,7 @@ class RowHistory:
         snapshot = [snapshot for snapshot in self.snapshots if snapshot.length <= target][-1]
         return snapshot, snapshot.first(target - snapshot.length)
 
-    def cut(self, length: int) -> None:
-        """Drop what was recorded past `length`: after a rewind, or after a call that raised."""
+    def _cut(self, length: int) -> None:
         while self.snapshots and self.snapshots[-1].length > length:
             self.snapshots.pop()
         if self.snapshots and self.snapshots[-1].end > length:

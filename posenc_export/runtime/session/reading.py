@@ -217,6 +217,6 @@ def _record(state: SessionState, caches: Caches, tokens: RowTokens) -> None:
         if count:
             row = tokens.rows.start + index
             history = state.histories[row]
-            states = caches.snapshot(row) if history.needs_snapshot(count) else None
+            states = caches.snapshot(row) if history.needs_snapshot(lengths[row], count) else None
             planes = {name: plane[:, index, :count] for name, plane in tokens.planes.items()}
             history.record(lengths[row], states, (tokens.x[index, :count], planes))

@@ -258,10 +258,12 @@ class SessionState:
             raise errors.expected(f"{rule}the last {self.rewind} tokens", target.tolist(), remedy)
 
     def cut(self, target: np.ndarray) -> "SessionState":
-        """Return the state with the first `target` tokens [B] of each row. `tidy` fills slots."""
+        """Return the state with the first `target` tokens [B] of each row. `wipe` fills slots."""
         if not self.by_columns:
             intact = np.where(target > self.intact, self.intact, ALL)
             return self.replace(length=target, intact=intact)
+        # Columns of tokens that are gone may stay, and count as written until they are filled.
+        self.caches.mark_written(slice(0, self.rows), self.used + 1)
         slots = self.occupied & (np.cumsum(self.occupied, axis=1) <= target[:, None])  # [B,columns]
         columns = int(np.flatnonzero(slots.any(0)).max(initial=-1)) + 1
         caches = self.caches.cut(slots)
@@ -298,12 +300,6 @@ class SessionState:
             first_kept[shift.row] = shift.first_kept
         return self.replace(moves=(), shifts=())
 
-    def tidy(self) -> None:
-        """Fill the slots past the tokens of each row and cut the histories there."""
-        self.wipe()
-        for row, history in enumerate(self.histories):
-            history.cut(int(self.length[row]))
-
     def wipe(self) -> None:
         """Write the fill value to every written slot that holds no token, where graphs read it."""
         caches, slots, lengths = self.caches, self.occupied, self.length
@@ -312,7 +308,7 @@ class SessionState:
         written, used = caches.notes.written, slots.shape[1]
         kept = np.zeros_like(written)
         kept[: self.rows] = lengths
-        if not self.by_columns and (written <= kept).all():
+        if (written <= (used if self.by_columns else kept)).all():
             return
         ends = np.maximum(written, kept)
         hidden: List[Any] = [
