@@ -1,8 +1,9 @@
 """The audit of a graph: inputs, cells, errors, and one sentence."""
 
 import contextlib
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, List, Mapping, Tuple, Union, cast
+from typing import Any, List, Mapping, Optional, Tuple, Union, cast
 
 import numpy as np
 
@@ -23,10 +24,11 @@ from posenc_export.auditing.observing import Observed, observe
 from posenc_export.auditing.plan import LENGTH, ROWS, Plan, case_of, plan
 from posenc_export.auditing.reference import open_reference
 from posenc_export.auditing.result import Audit, AuditedCell
+from posenc_export.auditing.rounding import Loss, Rounding, accuracy_of, loss, rounding_of
 from posenc_export.auditing.session import TAGS, ForeignSession
 from posenc_export.export.conditioning import TRIES
 from posenc_export.runtime.session.errors import GraphError
-from posenc_export.runtime.verification.proof import Accuracy, rounded_up
+from posenc_export.runtime.verification.proof import Accuracy, check_tolerance, rounded_up
 from posenc_export.shared import numerics
 from posenc_export.shared.numerics import LIMIT
 from posenc_export.shared.progress import Progress, silent
@@ -36,7 +38,6 @@ LARGEST = 1 << 30  # numbers of the outputs of one call
 # Allowed error per position: of angles that are computed in float32, as most libraries do.
 ANGLES = 4 * numerics.UNIT_ROUNDOFF["float32"]
 SHORT, NAMING = 8, 48  # tokens of sequences from which a fault is named
-HALVES = {"float16": numerics.FLOAT16_NOISE, "bfloat16": numerics.BFLOAT16_NOISE}
 
 
 def audit(
@@ -46,6 +47,7 @@ def audit(
     quick: bool = False,
     progress: Progress = silent,
     seconds: float = SECONDS,
+    tolerance: Optional[float] = None,
 ) -> Audit:
     """Compare a graph that others exported with a reference, in every kind of call that its inputs
     can express.
@@ -62,36 +64,50 @@ def audit(
         progress: called with one line of text at each stage.
         seconds: that the process which runs the graph of a file may take for all calls
             (confined.py).
+        tolerance: error that is accepted in the graph's own precision, relative to the largest
+            output; by default, what its format explains.
 
     Raises:
         ValueError: the graph is not loaded, its process ends or takes longer, an input has no clear
             meaning, or there is no such reference.
     """
-    return Auditor(graph, reference, inputs, progress, seconds).run(quick)
+    check_tolerance(tolerance)
+    return Auditor(graph, reference, inputs, progress, seconds, tolerance).run(quick)
 
 
 class Auditor:
     """An audit with all that it opened, by which single cells can be repeated."""
 
     def __init__(
-        self, graph: Any, reference: Any, inputs: Any, progress: Progress, seconds: float = SECONDS
+        self,
+        graph: Any,
+        reference: Any,
+        inputs: Any,
+        progress: Progress,
+        seconds: float = SECONDS,
+        tolerance: Optional[float] = None,
     ) -> None:
-        self.say = progress
+        self.say, self.tolerance = progress, tolerance
         self.path, self.graph = opening.opened(graph, seconds)
         self.interface: Interface
         self.reference: Reference
+        self.rounding: Optional[Rounding] = None
         if isinstance(self.graph, Server):
             self.interface = self.graph.interface
             self.reference = LogProbabilities(open_reference(reference, False, 32, 0))
             self.accuracy = Accuracy(self.session().tolerance())
         else:
             self._read_graph(reference, inputs)
-            noise = HALVES.get(self.graph.precision, 0.0)
-            self.accuracy = Accuracy(self.reference.facts.tolerance)
-            if self.graph.precision == "few bits":
-                self.accuracy = Accuracy(LIMIT, LIMIT)
-            elif noise:
-                self.accuracy = Accuracy(numerics.rounding_tolerance(noise), noise)
+            self.accuracy = accuracy_of(self.graph.precision, self.reference.facts.tolerance)
+            if self.graph.rounded:
+                self.say("audit: looking for the numbers of the graph in the reference")
+                self.rounding = rounding_of(self.graph, self.reference)
+                if self.rounding.form is not None:
+                    self.reference = self.rounding.reference
+                    exact = self.reference.facts.tolerance
+                    self.accuracy = accuracy_of(self.rounding.compared, exact)
+        if self.tolerance is not None and (self.rounding is None or self.rounding.form is None):
+            self.accuracy = Accuracy(self.tolerance, fixed=True)
 
     def _read_graph(self, reference: Any, inputs: Any) -> None:
         """Find out what the inputs of a graph mean, and open the reference."""
@@ -127,12 +143,18 @@ class Auditor:
         tokens = case_of(self.reference, rows, length, 0).tokens
         return tokens, self.session().prefill(tokens, start=start)[..., :-TAGS]
 
-    def session(self, keep: bool = False) -> Any:
-        """Return an empty session on the graph or the server."""
+    def session(self, keep: bool = False, own: bool = False) -> Any:
+        """Return an empty session on the server, or on the graph: its float32 form, if it has one,
+        unless `own`.
+        """
         if isinstance(self.reference, LogProbabilities):
             return ServerSession(self.graph, self.reference)
         window = self.reference.facts.window
-        return ForeignSession(self.graph.run, self.interface, window, keep)
+        form = None if own or self.rounding is None else self.rounding.form
+        if form is None:
+            return ForeignSession(self.graph.run, self.interface, window, keep)
+        interface = self.interface.of(form.inputs, form.outputs)
+        return ForeignSession(form.run, interface, window, keep)
 
     def run(self, quick: bool) -> Audit:
         """Measure all cells."""
@@ -141,37 +163,86 @@ class Auditor:
         self.say(f"audit: running {len(planned.cells)} cells")
         width = self.reference.facts.width
         observed = observe(self.session(), planned.cells, self.accuracy, width)
-        limit = self.limits(observed)
+        limit = self.limits(observed, self.accuracy)
         reply = answer(observed, limit, self.reference.facts.edges)
         errors = observed.columns["error"]
-        if reply.cause and errors[~(errors <= limit)].max(initial=0) < LIMIT:
+        fixed = self.accuracy.fixed
+        if reply.cause and not fixed and errors[~(errors <= limit)].max(initial=0) < LIMIT:
             limit = np.minimum(limit * self._conditioned(), LIMIT)
             reply = answer(observed, limit, self.reference.facts.edges)
         reply = self._named(reply)
         cells = self._cells(planned, observed, limit)
         verdict, sentence = self._verdict(reply, cells)
-        rows, repeated = tuple(self.interface.rows()), ""
-        if reply.first >= 0:
-            columns = observed.columns
-            numbers = (columns["row"], columns["index"], limit)
-            cell = observed.names[int(columns["cell"][reply.first])]
-            wrong = next(each for each in planned.cells if each.name == cell)
-            token = [float(array[reply.first]) for array in numbers]
-            if isinstance(self.graph, Server):
-                repeated = request(self.session(), wrong, token)
-            else:
-                again = self.session(keep=True)
-                repeated = repeat.program(again, wrong, token, self.path, self.graph)
+        cause, lost, wrong = reply.cause, None, (observed, limit, reply.first)
+        if self.rounding is not None and self.rounding.form is not None:
+            if verdict == "wrong" and self.rounding.strange:
+                cause, sentence = "weights", f"wrong: {self.rounding.strange}"
+            self.say("audit: running the cells in the graph's own precision")
+            own, planned, of_own, lost, wrong = self._in_own_precision(planned, quick)
+            cells += of_own
+            if verdict == "right":
+                verdict, sentence = self._both(sentence, own, of_own, lost)
+                cause = own.cause
+        elif self.rounding is not None:
+            sentence += f"; structure and rounding are not apart: {self.rounding.reason}"
         return Audit(
             verdict,
             sentence,
-            reply.cause,
+            cause,
             tuple(cells),
-            rows,
+            tuple(self.interface.rows()),
             planned.unreached,
             observed,
-            repeated,
+            lost,
+            self._repeated(planned, *wrong),
         )
+
+    def _in_own_precision(self, planned: Plan, quick: bool) -> Any:
+        """Return the answer, the plan, the cells, the loss, and the first wrong token of the graph
+        as it is.
+        """
+        rounding = cast(Rounding, self.rounding)
+        accuracy = accuracy_of(self.graph.precision, self.reference.facts.tolerance)
+        if self.tolerance is not None:
+            planned = plan(self.interface, rounding.original, quick)
+            accuracy = Accuracy(self.tolerance, fixed=True)
+        width = self.reference.facts.width
+        observed = observe(self.session(own=True), planned.cells, accuracy, width)
+        limit = self.limits(observed, accuracy)
+        reply = answer(observed, limit, self.reference.facts.edges)
+        own = self._cells(planned, observed, limit)
+        named = [replace(cell, name=f"in {rounding.format}, {cell.name}") for cell in own]
+        length = self.interface.length or min(LENGTH, self.interface.capacity or LENGTH)
+        case = case_of(rounding.original, self.interface.batch or ROWS, length, 0)
+        error, logits = max(cell.error for cell in own), "logits" in self.interface.output.name
+        lost = None
+        with contextlib.suppress(GraphError, NotPossible):  # the cells say so
+            outputs = self.session(own=True).prefill(case.tokens)[..., :-TAGS]
+            lost = loss(outputs, case.full, logits, rounding.format, error)
+        return reply, planned, named, lost, (observed, limit, reply.first)
+
+    def _both(
+        self, sentence: str, own: Answer, cells: List[AuditedCell], lost: Optional[Loss]
+    ) -> Tuple[str, str]:
+        """Return verdict and sentence of a graph whose structure is right."""
+        rounding = cast(Rounding, self.rounding)
+        verdict, of_own = self._verdict(own, cells)
+        if verdict != "right":
+            return verdict, f"structure right; in its own precision {of_own}"
+        return verdict, f"structure {sentence}; {rounding.words}: {lost}"
+
+    def _repeated(self, planned: Plan, observed: Observed, limit: np.ndarray, first: int) -> str:
+        """Return the program that repeats the first wrong token, or empty."""
+        if first < 0:
+            return ""
+        columns = observed.columns
+        name = observed.names[int(columns["cell"][first])]
+        wrong = next(cell for cell in planned.cells if cell.name == name)
+        token = [float(array[first]) for array in (columns["row"], columns["index"], limit)]
+        if isinstance(self.graph, Server):
+            return request(self.session(), wrong, token)
+        again = self.session(keep=True, own=True)
+        return repeat.program(again, wrong, token, self.path, self.graph)
 
     def _conditioned(self) -> float:
         """Return the factor by which the reference's weights enlarge rounding errors, or 1."""
@@ -227,10 +298,12 @@ class Auditor:
         right, other = (self.reference.outputs(tokens, start) for start in starts)
         return np.array_equal(first, moved) and not np.array_equal(right, other)
 
-    def limits(self, observed: Observed) -> np.ndarray:
+    def limits(self, observed: Observed, accuracy: Accuracy) -> np.ndarray:
         """Return the largest error of each token if the graph is right [N]."""
-        columns, tolerance = observed.columns, self.accuracy.tolerance
-        if self.accuracy.rounds:
+        columns, tolerance = observed.columns, accuracy.tolerance
+        if accuracy.fixed:
+            return np.full(len(columns["error"]), tolerance)
+        if accuracy.rounds:
             tolerance *= numerics.PEAK
         position = columns["start"] + columns["index"]
         allowed = tolerance + ANGLES * self.reference.facts.depth * position

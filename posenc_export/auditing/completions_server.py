@@ -286,6 +286,9 @@ class LogProbabilities:
                 self.known[prompt[: end + 1].tobytes()] = outputs[end : end + 1].copy()
         return self.known[prompt.tobytes()]
 
+    def carrying(self, find: Any) -> None:
+        """As Reference.carrying: a server shows no weights."""
+
     def disturbed(self, seed: int) -> Optional[Reference]:
         """As Reference.disturbed."""
         other = self.reference.disturbed(seed)

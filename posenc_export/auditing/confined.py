@@ -18,7 +18,7 @@ import msgspec
 import numpy as np
 
 from posenc_export.auditing.graph import Arrays, NotPossible
-from posenc_export.auditing.inputs import Value
+from posenc_export.auditing.inputs import NotUnrounded, Value
 from posenc_export.runtime.session.errors import GraphError
 from posenc_export.shared.confinement import confine
 from posenc_export.shared.foreign import FOREIGN, brief
@@ -42,6 +42,19 @@ class Opened(msgspec.Struct):
     precision: str
     code: str
     needs: str
+    rounded: str = ""
+
+
+class OpenedUnrounded(msgspec.Struct):
+    """What is known of the float32 form of a graph: the attributes of Unrounded; or why there is
+    none.
+    """
+
+    inputs: List[Value] = []
+    outputs: List[Value] = []
+    weights: Dict[str, Tuple[str, str, str]] = {}
+    numbers: Packed = {}
+    reason: str = ""
 
 
 class Failure(msgspec.Struct):
@@ -92,10 +105,19 @@ class Confined:
         self.inputs, self.outputs = opened.inputs, opened.outputs
         self.operators, self.unread = set(opened.operators), set(opened.unread)
         self.precision, self.code, self.needs = opened.precision, opened.code, opened.needs
+        self.rounded = opened.rounded
 
     def run(self, feeds: Mapping[str, np.ndarray]) -> Arrays:
         """Run the graph as Graph.run does. Raise ValueError if the process ends."""
-        return _unpacked(self._answer(Packed, _packed(feeds)))
+        return _unpacked(self._answer(Packed, "run", _packed(feeds)))
+
+    def unrounded(self) -> "ConfinedUnrounded":
+        """Return the float32 form. Raise NotUnrounded if it is not known, and as `run`."""
+        return ConfinedUnrounded(self, self._answer(OpenedUnrounded, "unrounded"))
+
+    def run_unrounded(self, feeds: Mapping[str, np.ndarray]) -> Arrays:
+        """Run the float32 form."""
+        return _unpacked(self._answer(Packed, "run unrounded", _packed(feeds)))
 
     def close(self) -> None:
         """End the process."""
@@ -109,7 +131,7 @@ class Confined:
         if hasattr(self, "_child"):
             self.close()
 
-    def _answer(self, kind: Any, request: Any = None) -> Any:
+    def _answer(self, kind: Any, what: str = "", content: Any = None) -> Any:
         """Send a request, if there is one, and return the answer."""
         stdin, stdout = self._child.stdin, self._child.stdout
         assert stdin is not None and stdout is not None
@@ -117,8 +139,8 @@ class Confined:
         timer.daemon = True
         timer.start()
         try:
-            if request is not None:
-                _send(stdin, request)
+            if what:
+                _send(stdin, (what, msgspec.Raw(msgspec.msgpack.encode(content))))
             answer = msgspec.msgpack.decode(_receive(stdout), type=Tuple[str, msgspec.Raw])
         except (EOFError, OSError):
             raise self._ended() from None
@@ -136,6 +158,20 @@ class Confined:
         if not self._left:
             got = f"{self.path}: it took more than {self.seconds:g} s"
         return refusal("audit", "a graph that can be read and run", got, "give another graph")
+
+
+class ConfinedUnrounded:
+    """The float32 form of a graph in a process of its own, as Unrounded. It keeps its graph open.
+
+    Raises NotUnrounded.
+    """
+
+    def __init__(self, graph: Confined, opened: OpenedUnrounded) -> None:
+        if opened.reason:
+            raise NotUnrounded(opened.reason)
+        self.run, self.weights = graph.run_unrounded, opened.weights
+        self.inputs, self.outputs = opened.inputs, opened.outputs
+        self.numbers = _unpacked(opened.numbers)
 
 
 def _name(status: int) -> str:
@@ -172,6 +208,18 @@ def _unpacked(packed: Packed) -> Arrays:
     }
 
 
+def _opened_unrounded(graph: Any) -> Tuple[Any, OpenedUnrounded]:
+    try:
+        form = graph.unrounded()
+    except NotUnrounded as error:
+        return None, OpenedUnrounded(reason=str(error))
+    except HANDLED as error:
+        return None, OpenedUnrounded(reason=brief(error))
+    return form, OpenedUnrounded(
+        form.inputs, form.outputs, dict(form.weights), _packed(form.numbers)
+    )
+
+
 def serve() -> None:
     """Open the graph of the command line, and run it for each message until stdin ends."""
     path, seconds = Path(sys.argv[1]), float(sys.argv[2])
@@ -183,15 +231,23 @@ def serve() -> None:
     from posenc_export.auditing.reading import graph_of
 
     graph: Any = None
+    unrounded: Any = None
     while True:
         try:
             if graph is None:
                 graph = graph_of(path)
                 values = (graph.inputs, graph.outputs, [*graph.operators], [*graph.unread])
-                answer: Any = Opened(*values, graph.precision, graph.code, graph.needs)
+                told = (graph.precision, graph.code, graph.needs, getattr(graph, "rounded", ""))
+                answer: Any = Opened(*values, *told)
             else:
-                feeds = _unpacked(msgspec.msgpack.decode(_receive(requests), type=Packed))
-                answer = _packed(graph.run(feeds))
+                what, content = msgspec.msgpack.decode(
+                    _receive(requests), type=Tuple[str, msgspec.Raw]
+                )
+                if what == "unrounded":
+                    unrounded, answer = _opened_unrounded(graph)
+                else:
+                    run = graph.run if what == "run" else unrounded.run
+                    answer = _packed(run(_unpacked(msgspec.msgpack.decode(content, type=Packed))))
             _send(answers, ("value", answer))
         except EOFError:
             return

@@ -12,6 +12,7 @@ import msgspec
 import numpy as np
 import torch
 
+from posenc_export.auditing.carrying import Carried
 from posenc_export.auditing.facts import Facts
 from posenc_export.export import bounds, expected
 from posenc_export.export.conditioning import disturbed
@@ -68,6 +69,11 @@ class Exact:
             self._sessions[key] = expected.eager_session(model, min(capacity, self.facts.positions))
         return expected.full_pass(self._sessions[key], tokens, start, None)
 
+    def carrying(self, find: Callable[[Any], Carried]) -> Tuple["Exact", Carried]:
+        """As Reference.carrying."""
+        known = find(self.model)
+        return Exact(lambda *how: known.into(copy.deepcopy(self.build(*how))), self.hidden), known
+
     def disturbed(self, seed: int) -> "Exact":
         """As Reference.disturbed."""
         return Exact(lambda *how: disturbed(self.build(*how), seed), self.hidden)
@@ -89,6 +95,9 @@ class OfArtefact:
         """As Reference.outputs."""
         self.session.reset()
         return self.session.prefill(tokens, start=start, chunk=tokens.shape[1])
+
+    def carrying(self, find: Callable[[Any], Carried]) -> None:
+        """As Reference.carrying: an artefact has codes of its own."""
 
     def disturbed(self, seed: int) -> None:
         """As Reference.disturbed."""

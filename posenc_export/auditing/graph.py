@@ -6,7 +6,7 @@ from typing import Any, Callable, Dict, List, Mapping, Sequence, Set, Tuple
 
 import numpy as np
 
-from posenc_export.auditing.inputs import Value
+from posenc_export.auditing.inputs import NotUnrounded, Value
 from posenc_export.runtime.session.errors import RUN_ERRORS, GraphError
 from posenc_export.shared.foreign import brief
 from posenc_export.shared.refusal import refusal
@@ -88,6 +88,7 @@ class Graph:
         inputs, outputs: as the graph declares them.
         operators: types of all nodes.
         precision: "float32", "float16", "bfloat16" or "few bits".
+        rounded: in what its weights are rounded, such as "8 bits"; "" if they are not.
         unread: inputs that become outputs and have no other use.
         code: Python that loads the graph from `path` and defines run(inputs).
         needs: packages of the code.
@@ -98,7 +99,9 @@ class Graph:
     def __init__(self, path: Path) -> None:
         import onnx_ir
 
-        names = FILES if path.is_dir() else ()
+        from posenc_export.auditing.unrounded import rounds
+
+        self.path, names = path, FILES if path.is_dir() else ()
         self.code = source_of(onnx_runtime, "path", names)
         try:
             sessions, self._run = onnx_runtime(str(path), names)
@@ -114,6 +117,9 @@ class Graph:
         values = {value.name: value for value in (*last.get_inputs(), *first.get_inputs())}
         self.inputs: List[Value] = [_value(value, sizes) for value in values.values()]
         self.operators, self.precision = _contents(model, self.outputs)
+        self.rounded = rounds(model)
+        if self.rounded.endswith("bits"):
+            self.precision = "few bits"
 
     def run(self, feeds: Mapping[str, np.ndarray]) -> Arrays:
         """Run the graph. Raise NotPossible beyond the limits of an operator, or GraphError."""
@@ -128,6 +134,40 @@ class Graph:
                 if part in str(error):
                     raise NotPossible(limit) from error
             raise GraphError(error) from error
+
+    def unrounded(self) -> "Unrounded":
+        """Return the float32 form. Raise NotUnrounded if it is not known."""
+        if self.path.is_dir():
+            raise NotUnrounded("it has two graphs, which are not read in float32")
+        from posenc_export.auditing.unrounded import unrounded
+
+        return Unrounded(unrounded(self.path))
+
+
+class Unrounded:
+    """The float32 form of a graph, as `Graph`. form: of unrounded.py."""
+
+    def __init__(self, form: Any) -> None:
+        import onnxruntime
+
+        self.weights, self.numbers = form.weights, form.numbers
+        options = onnxruntime.SessionOptions()
+        options.intra_op_num_threads, options.log_severity_level = 1, 4
+        cpu = ["CPUExecutionProvider"]
+        self._session = onnxruntime.InferenceSession(form.content, options, providers=cpu)
+        self.inputs = [_value(value, {}) for value in self._session.get_inputs()]
+        self.outputs = [_value(value, {}) for value in self._session.get_outputs()]
+
+    def run(self, feeds: Mapping[str, np.ndarray]) -> Arrays:
+        """Run the form. Raise GraphError."""
+        names = [value.name for value in self.outputs]
+        try:
+            arrays = self._session.run(names, {v.name: feeds[v.name] for v in self.inputs})
+        except Exception as error:
+            if not isinstance(error, RUN_ERRORS) and "onnxruntime" not in type(error).__module__:
+                raise
+            raise GraphError(error) from error
+        return dict(zip(names, arrays, strict=True))
 
 
 def _value(value: Any, sizes: Mapping[str, Mapping[int, int]]) -> Value:

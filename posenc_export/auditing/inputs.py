@@ -8,7 +8,7 @@ import json
 import tomllib
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Dict, List, Literal, Mapping, Optional, Tuple, Union
+from typing import Any, Dict, List, Literal, Mapping, Optional, Sequence, Tuple, Union
 
 import msgspec
 
@@ -17,6 +17,10 @@ from posenc_export.shared.refusal import refusal
 Axis = Union[int, str, None]
 WHERE = "audit"
 FILE = "give --inputs FILE"
+
+
+class NotUnrounded(Exception):
+    """Raised for a graph whose float32 form is not known, with the reason."""
 
 
 @dataclass(frozen=True)
@@ -125,6 +129,17 @@ class Interface:
         pairs = [(c, tuple(known.get(axis, axis) for axis in c.past.axes)) for c in self.caches]
         caches = [replace(c, past=replace(c.past, axes=axes)) for c, axes in pairs]
         return replace(self, caches=tuple(caches))
+
+    def of(self, inputs: Sequence[Value], outputs: Sequence[Value]) -> "Interface":
+        """Return it with the dtypes of another graph of the same inputs and outputs."""
+        known = {value.name: value.dtype for value in (*inputs, *outputs)}
+
+        def typed(value: Value) -> Value:
+            return replace(value, dtype=known[value.name])
+
+        named = {meaning: typed(value) for meaning, value in self.inputs.items()}
+        caches = tuple(replace(cache, past=typed(cache.past)) for cache in self.caches)
+        return replace(self, inputs=named, caches=caches, output=typed(self.output))
 
     def masks(self) -> List[Value]:
         """Return the inputs that are masks."""

@@ -3,6 +3,7 @@
 Shapes: as in facts.py.
 """
 
+import copy
 import importlib
 import inspect
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import Any, Callable, Dict, Mapping, Optional, Tuple
 import numpy as np
 import torch
 
+from posenc_export.auditing.carrying import Carried
 from posenc_export.auditing.facts import UNSTATED, Facts
 from posenc_export.export.comparison import first_output
 from posenc_export.export.conditioning import disturbed
@@ -95,6 +97,14 @@ class Called:
         if outputs.ndim != 3 or outputs.shape[:2] != (rows, length) or not outputs.size:
             raise refusal("audit", rule, list(outputs.shape), MODEL)
         return outputs
+
+    def carrying(self, find: Callable[[Any], Carried]) -> Optional[Tuple["Called", Carried]]:
+        """As Reference.carrying."""
+        if not isinstance(self.module, torch.nn.Module):
+            return None
+        known = find(self.module)
+        module = known.into(copy.deepcopy(self.module))
+        return Called(module, self.vocabulary, self.facts.features), known
 
     def disturbed(self, seed: int) -> Optional["Called"]:
         """As Reference.disturbed."""

@@ -3,6 +3,7 @@
 import base64
 import html
 import io
+from dataclasses import asdict
 from typing import Any, Dict, List, Sequence
 
 import numpy as np
@@ -17,6 +18,15 @@ td, th { padding: .2rem .7rem; text-align: left; border-bottom: 1px solid #d8dee
 .wrong, .refused { color: #b3261e }
 pre { overflow: auto; max-height: 30rem; background: #f6f8fa; padding: 1rem }"""
 MARK = b"<!-- posenc audit -->"
+LOSS = {
+    "format": "format of the weights",
+    "error": "largest error of a full pass, relative to the largest output",
+    "activations": "largest error with the weights of the graph in the reference",
+    "cosine": "cosine of the outputs, on average",
+    "lowest": "lowest cosine of the outputs",
+    "divergence": "Kullback-Leibler divergence of the next token in nats, on average",
+    "agreement": "part of tokens with the same most probable next token",
+}
 LEAST = 1e-9  # errors below are drawn here
 
 
@@ -35,6 +45,9 @@ def render(audit: Audit, name: str) -> str:
         f"<h2>Inputs and outputs</h2>{_table(('name', 'type', 'meaning'), inputs)}",
         f"<h2>Cells</h2>{_table(heads, cells)}",
     ]
+    if audit.loss is not None:
+        rows = [(LOSS[name], f"{number}") for name, number in asdict(audit.loss).items()]
+        parts.append(f"<h2>Rounding</h2>{_table(('what it costs', ''), rows)}")
     if audit.program:
         parts.append(f"<h2>The first wrong token</h2><pre>{html.escape(audit.program)}</pre>")
     title = f"Audit of {html.escape(name)}"

@@ -1,9 +1,10 @@
 """What an audit finds."""
 
 from dataclasses import asdict, dataclass
-from typing import Any, Dict, Mapping, Tuple
+from typing import Any, Dict, Mapping, Optional, Tuple
 
 from posenc_export.auditing.observing import Observed
+from posenc_export.auditing.rounding import Loss
 
 
 @dataclass(frozen=True)
@@ -32,6 +33,7 @@ class Audit:
     inputs: Tuple[Dict[str, str], ...]  # table of inputs: "name", "type", "meaning"
     unreached: Mapping[str, str]  # edges of the reference that no cell reached, with the reason
     observed: Observed  # the error of each compared token
+    loss: Optional[Loss] = None  # what rounding costs, of a graph whose weights are rounded
     # Source that repeats the first wrong token with numpy and the library of the graph, or empty
     program: str = ""
 
@@ -50,4 +52,5 @@ class Audit:
             "cells": cells,
             "inputs": list(self.inputs),
             "unreached": dict(self.unreached),
+            "loss": self.loss and asdict(self.loss),
         }

@@ -57,6 +57,12 @@ OPTIONS: Table = {
         3600.0,
         metavar="S",
     ),
+    "--tolerance": option(
+        "error of the graph in its own precision, relative to the largest output, that is accepted "
+        "(default: what the rounding of its activations explains)",
+        type=float,
+        metavar="X",
+    ),
     "--quick": option("run one scenario of each kind of call", action="store_true"),
     "--all": option("print every cell", action="store_true"),
 }
@@ -81,7 +87,7 @@ def run(options: argparse.Namespace) -> int:
         if path is not None:
             check_file(path, form)
     given = (options.reference, options.inputs, options.quick, options.say, options.seconds)
-    result = audit(graph, *given)
+    result = audit(graph, *given, tolerance=options.tolerance)
     options.say.close()
     if options.html:
         write_file(

@@ -1,0 +1,100 @@
+"""Structure and rounding of a graph are two verdicts."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from onnx import numpy_helper
+
+from posenc_export import audit
+from posenc_export.auditing import opening
+from posenc_export.auditing.confined import Confined
+from posenc_export.commands.cli import main
+from tests.auditing.faults import FAULTS, Faulty
+from tests.auditing.graphs import exported, model_of
+from tests.auditing.rounded import FORMATS
+
+# Faults that a comparison within the tolerance of 8 bits finds, and some that it does not.
+PLANTED = (
+    "window one too large", "positions of padded rows are slots", "new tokens one position late",
+    "theta", "scale", "mask one short", "second row copied", "cache capped",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", FORMATS)
+@pytest.mark.parametrize("name", ["llama", "gpt2"])
+def test_a_rounded_graph_is_right_and_its_loss_is_told(
+    name: str, kind: str, tmp_path: Path
+) -> None:
+    model = model_of(name)
+    model.save_pretrained(tmp_path / "checkpoint")
+    FORMATS[kind](exported(model, tmp_path / "right.onnx"), tmp_path / "model.onnx")
+    result = audit(tmp_path / "model.onnx", tmp_path / "checkpoint", quick=True)
+    assert result.right and result.sentence.startswith("structure right"), result.sentence
+    assert result.loss is not None and result.loss.divergence is not None
+    assert f"weights in {result.loss.format}" in result.sentence
+    exact = audit(tmp_path / "right.onnx", tmp_path / "checkpoint", quick=True)
+    assert exact.loss is None and exact.right
+    # The float32 form has the graph's own numbers, so it is as near to them as any float32 graph.
+    structure = [cell for cell in result.cells if not cell.name.startswith("in ")]
+    if kind != "float16":
+        assert max(cell.tolerance for cell in structure) < 1e-3 < result.loss.error
+    if kind == "blocks of 4 bits":  # ONNX Runtime computes with their numbers in float32, too
+        assert result.loss.activations < 1e-4
+
+
+@pytest.mark.parametrize("kind", ["dynamic 8 bits", "blocks of 4 bits"])
+@pytest.mark.parametrize("name", PLANTED)
+def test_a_fault_in_a_rounded_graph_is_found_and_named(
+    name: str, kind: str, tmp_path: Path
+) -> None:
+    fault = FAULTS[name]
+    model = model_of(fault.model)
+    model.save_pretrained(tmp_path / "checkpoint")
+    graph = exported(model, tmp_path / "wrong.onnx", wrapped=Faulty(model, fault).eval())
+    FORMATS[kind](graph, tmp_path / "model.onnx")
+    result = audit(tmp_path / "model.onnx", tmp_path / "checkpoint")
+    assert not result.right and result.cause in fault.causes, result.sentence
+
+
+@pytest.fixture(scope="module")
+def rounded(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a checkpoint and model.onnx, which rounds to 8 bits."""
+    folder = tmp_path_factory.mktemp("rounded")
+    model = model_of("llama")
+    model.save_pretrained(folder / "checkpoint")
+    FORMATS["dynamic 8 bits"](exported(model, folder / "right.onnx"), folder / "model.onnx")
+    return folder
+
+
+def test_a_weight_that_is_none_of_the_reference_is_named(rounded: Path, tmp_path: Path) -> None:
+    model = onnx.load(rounded / "model.onnx")
+    scales = [t for t in model.graph.initializer if t.name.endswith("_scale") and t.dims]
+    chosen = scales[0]
+    numbers = numpy_helper.to_array(chosen) * np.float32(1.5)
+    chosen.CopyFrom(numpy_helper.from_array(numbers, chosen.name))
+    onnx.save(model, tmp_path / "model.onnx")
+    result = audit(tmp_path / "model.onnx", rounded / "checkpoint", quick=True)
+    name = chosen.name.removesuffix("_scale")
+    assert result.cause == "weights" and f"the weight {name}" in result.sentence, result.sentence
+    assert "by 50.0%, and rounding to 8 bits explains" in result.sentence
+
+
+def test_the_command_accepts_a_tolerance_and_tells_the_loss(
+    rounded: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(rounded)
+    arguments = ["audit", "model.onnx", "--reference", "checkpoint", "--quick"]
+    assert main([*arguments, "--tolerance", "0.5", "--html", "page.html"]) == 0
+    assert "weights in 8 bits: perplexity times" in capsys.readouterr().out
+    assert "Kullback-Leibler divergence" in Path("page.html").read_text("utf-8")
+    assert main([*arguments, "--tolerance", "0.001", "--json"]) == 1
+    content = json.loads(capsys.readouterr().out)
+    assert content["sentence"].startswith("structure right; in its own precision wrong")
+    assert content["loss"]["format"] == "8 bits" and content["loss"]["divergence"] > 0
+    assert main([*arguments, "--tolerance", "2"]) == 2
+    assert "expected tolerance to be above 0 and below 1" in capsys.readouterr().err
+    monkeypatch.setattr(opening, "Confined", Confined)
+    assert main([*arguments]) == 0
