@@ -17,8 +17,8 @@ from posenc_export.runtime.graphs.onnx_nodes import Node, Nodes
 from posenc_export.runtime.graphs.onnx_parts import constant, new_node, serialised
 from posenc_export.runtime.graphs.ort_options import MIXED_PRODUCTS, PROVIDERS
 from posenc_export.runtime.session.errors import RUN_ERRORS
-from posenc_export.runtime.verification.attention import Inputs, attended
-from posenc_export.runtime.verification.fused_attention import INPUTS as INPUT_NAMES
+from posenc_export.runtime.verification.conformance.attention import Inputs, attended
+from posenc_export.runtime.verification.conformance.cached_attention import INPUTS as INPUT_NAMES
 from posenc_export.shared.numerics import FLOAT16_NOISE, Errors, cell_error, rounding_tolerance
 
 MICROSOFT = "com.microsoft"
@@ -114,7 +114,7 @@ def _attention(
     attributes = {"num_heads": heads, "kv_num_heads": kv}
     attributes |= {"local_window_size": window} if window else {}
     names, outputs = (
-        [name if name in feeds else "" for name in INPUT_NAMES],
+        [name if name in feeds else "" for name in INPUT_NAMES[:12]],
         ["y", "keys", "values"],
     )
     node = new_node("GroupQueryAttention", names, outputs, attributes, MICROSOFT)
@@ -123,7 +123,7 @@ def _attention(
         inputs = Inputs(node, feeds.__getitem__, row)
         q, *appended = inputs.heads()
         pairs = zip((feeds["past_k"], feeds["past_v"]), appended, strict=True)
-        read = [np.concatenate((old[row, :, : total - new], x.numbers), 1) for old, x in pairs]
+        read = [np.concatenate((old[row, :, : total - new], x), 1) for old, x in pairs]
         exact[row] = attended(q, read, inputs.scores(q, total))[1]
     name = f"attention of {heads}/{kv} heads of {size}, rows {list(lengths)}, {new} new"
     name += f"{', sinks' if sinks else ''}{f', window {window}' if window else ''}"

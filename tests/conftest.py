@@ -1,12 +1,14 @@
 """Make exports in tests faster: less garbage collection, operators looked up once in a process, no
-waiting for the disk, and one process for the tests of a file. Seed the random numbers of each test.
-Say in one line at the end what did not run here.
+waiting for the disk, one process for the tests of a file, and contracts of kernels tried once. Seed
+the random numbers of each test. Say in one line at the end what did not run here.
 """
 
 import functools
 import gc
 import os
 import re
+import shutil
+import tempfile
 from collections import Counter
 from typing import Any, Iterable, List
 
@@ -15,6 +17,14 @@ import torch
 from torch._export import utils
 
 from posenc_export.runtime.graphs import kernel_library
+from posenc_export.runtime.verification.conformance import kept
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Keep results of contracts for the tests of this run alone, in all its processes."""
+    if not hasattr(config, "workerinput"):  # the workers of xdist inherit the variable
+        os.environ[kept.VARIABLE] = folder = tempfile.mkdtemp(prefix="contracts")
+        config.add_cleanup(lambda: shutil.rmtree(folder, ignore_errors=True))
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:

@@ -20,6 +20,7 @@ GROUPS = {
     },
     "check": {
         "verify": "compare an artefact with its reference on this machine; needs no torch",
+        "conformance": "try kernels of this machine against their documented arithmetic",
         "audit": "compare a graph of another exporter with its checkpoint or module",
         "bench": "time prefill and decode of artefacts and runtimes",
     },

@@ -51,12 +51,23 @@ def on_this_machine(artefact: str) -> Compiled:
 
 def processor() -> str:
     """Return the name of the CPU."""
+    return _in_cpuinfo("model name") or platform.processor() or platform.machine()
+
+
+def features() -> List[str]:
+    """Return the instruction sets of the CPU, as Linux names them; elsewhere its architecture."""
+    named = _in_cpuinfo("flags") or _in_cpuinfo("Features")
+    return [platform.machine(), *sorted(named.split())]
+
+
+def _in_cpuinfo(field: str) -> str:
+    """Return a field of the first processor; empty without it or on another system than Linux."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
-    except OSError:  # no Linux
-        lines = []
-    named = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return named[0] if named else platform.processor() or platform.machine()
+    except OSError:
+        return ""
+    parts = (line.partition(":") for line in lines)
+    return next((value.strip() for name, _, value in parts if name.strip() == field), "")
 
 
 def gpu() -> str:

@@ -1,5 +1,6 @@
 """Write a part of an ONNX graph, or a graph with changed nodes, without the package onnx."""
 
+import struct
 from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
@@ -12,12 +13,12 @@ from posenc_export.runtime.graphs import kernel_library, onnx_files
 from posenc_export.runtime.graphs.onnx_nodes import TYPES, Constant, Node, Nodes
 
 IR_VERSION = 10
-INT, STRING, TENSOR, GRAPH = 2, 3, 4, 5  # AttributeProto.AttributeType
+FLOAT, INT, STRING, TENSOR, GRAPH = 1, 2, 3, 4, 5  # AttributeProto.AttributeType
 NONE: Mapping[str, Any] = MappingProxyType({})
 ELEMENTS = {"float32": "float", "float64": "double"}  # names that differ from those of numpy
 
 
-def with_attribute(node: Node, name: str, value: Union[int, str, Constant, Nodes]) -> Node:
+def with_attribute(node: Node, name: str, value: Union[int, float, str, Constant, Nodes]) -> Node:
     """Return a copy of a node with another value of an attribute."""
     if isinstance(value, Nodes):
         kind, stored = GRAPH, _bytes(6, _body(value))
@@ -25,6 +26,8 @@ def with_attribute(node: Node, name: str, value: Union[int, str, Constant, Nodes
         kind, stored = TENSOR, _bytes(5, value.serialised)
     elif isinstance(value, str):
         kind, stored = STRING, _bytes(4, value.encode())
+    elif isinstance(value, float):
+        kind, stored = FLOAT, _varint(2 << 3 | 5) + struct.pack("<f", value)
     else:
         kind, stored = INT, _integer(3, value)
     serialised = _bytes(1, name.encode()) + stored + _integer(20, kind)
@@ -56,21 +59,26 @@ def new_node(
     operator: str,
     inputs: Sequence[str],
     outputs: Sequence[str],
-    attributes: Mapping[str, Union[int, str]] = NONE,
+    attributes: Mapping[str, Union[int, float, str]] = NONE,
     domain: str = "",
 ) -> Node:
-    """Return a node with attributes that are integers or strings."""
+    """Return a node with attributes that are numbers or strings."""
     node = Node(domain, operator, outputs[0], list(inputs), list(outputs))
     for name, value in attributes.items():
         node = with_attribute(node, name, value)
     return node
 
 
-def constant(name: str, numbers: np.ndarray) -> Constant:
-    """Return a constant with the numbers of an array."""
-    dtype = numbers.dtype.name
-    element = ELEMENTS.get(dtype, dtype)
-    raw = np.ascontiguousarray(numbers).tobytes()
+def constant(name: str, numbers: np.ndarray, element: str = "") -> Constant:
+    """Return a constant with the numbers of an array. element: type of its elements, such as int4,
+    if that is not the dtype of the array.
+    """
+    element = element or ELEMENTS.get(numbers.dtype.name, numbers.dtype.name)
+    stored = np.ascontiguousarray(numbers)
+    if element in ("int4", "uint4"):
+        low, high = np.pad(stored.reshape(-1) & 15, (0, numbers.size % 2)).reshape(-1, 2).T
+        stored = (low | high << 4).astype(np.uint8)
+    raw = stored.tobytes()
     dims = b"".join(_integer(1, size) for size in numbers.shape)
     serialised = dims + _integer(2, _code(element)) + _bytes(8, name.encode()) + _bytes(9, raw)
     return Constant(name, element, numbers.shape, raw, serialised=serialised)

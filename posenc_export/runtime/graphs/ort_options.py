@@ -2,7 +2,7 @@
 
 import functools
 import warnings
-from typing import Any, Optional
+from typing import Any, Collection, Optional, Sequence, Tuple
 
 import onnxruntime
 
@@ -81,18 +81,34 @@ def session_options(manifest: Manifest, threads: Optional[int]) -> Any:
     """Return the options that run an artefact. threads: per operator; None uses all cores. Raise
     ModuleNotFoundError for operators that are not installed.
     """
+    entries = []
+    if manifest.target == "ort-cuda" and manifest.weights is not None:
+        entries.append(MIXED_PRODUCTS)
+    elif manifest.weights is not None and manifest.weights.activations == "float32":
+        entries.append(in_float32(4 if manifest.weights.format.startswith("int4") else 8))
+    return options_of(manifest.operators, entries, threads)
+
+
+def in_float32(bits: int) -> Tuple[str, str]:
+    """Return the entry with which products of few bits do not round activations."""
+    return FOUR_BITS if bits == 4 else EIGHT_BITS
+
+
+def options_of(
+    operators: Collection[str], entries: Sequence[Tuple[str, str]], threads: Optional[int]
+) -> Any:
+    """Return the options that run some operators, with entries of the configuration (see
+    `session_options`).
+    """
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 3
     # Under ALiBi, attention weights of distant keys are below 1e-38. As subnormal numbers they slow
     # the product with the values by 1.7x at 8192 keys.
     options.add_session_config_entry("session.set_denormal_as_zero", "1")
-    integer_products.keep_exact(options, manifest.operators)
-    if manifest.target == "ort-cuda" and manifest.weights is not None:
-        options.add_session_config_entry(*MIXED_PRODUCTS)
-    elif manifest.weights is not None and manifest.weights.activations == "float32":
-        four = manifest.weights.format.startswith("int4")
-        options.add_session_config_entry(*(FOUR_BITS if four else EIGHT_BITS))
-    if kernel_library.OPERATOR in manifest.operators:
+    integer_products.keep_exact(options, operators)
+    for entry in entries:
+        options.add_session_config_entry(*entry)
+    if kernel_library.OPERATOR in operators:
         kernel_library.register(options)
     if threads:
         options.intra_op_num_threads = threads

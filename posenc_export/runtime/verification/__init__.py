@@ -8,8 +8,9 @@
 3. Graph: `measuring.py` runs the cells of `cells.py` and compares them with the outputs that
    `reference.py` stores. Of an artefact that rounds, `forms.py` measures the form that
    `float32_form.py` writes.
-4. Kernels: `fused_attention.py` runs attention alone. `operators.py` compares nodes of the whole
-   graph with the contracts of `kernels.py`, `attention.py` and `experts.py`.
+4. Kernels: `conformance/geometry.py` finds the operators of a graph that have a contract, and
+   `conformance/suite.py` tries the kernels of this machine alone, unless `conformance/kept.py`
+   knows that one is right.
 
 `proof.py` has the tolerances and the certificate. What rounding costs on text is measured by the
 export.

@@ -8,12 +8,15 @@ from posenc_export.runtime.artefact.certificate import Check
 from posenc_export.runtime.artefact.rules import graph_file
 from posenc_export.runtime.graphs.onnx_nodes import read
 from posenc_export.runtime.session.model import Model
-from posenc_export.runtime.verification import fused_attention, indices
+from posenc_export.runtime.verification import indices, proof
+from posenc_export.runtime.verification.conformance import geometry, suite
 from posenc_export.runtime.verification.constants import Constants, digests_of
-from posenc_export.runtime.verification.operators import of_artefact as of_kernels
+from posenc_export.shared.progress import Progress, silent
+
+KERNELS = "contracts of kernels"
 
 
-def numbers(folder: Path, model: Model) -> Check:
+def numbers(folder: Path, model: Model, say: Progress = silent) -> Check:
     """Decode all constants of a graph, and compare their digests with those of the manifest."""
     manifest = model.manifest
     if not manifest.constants:
@@ -30,26 +33,32 @@ def numbers(folder: Path, model: Model) -> Check:
     return Check(constants.count, "numbers", failures=dict.fromkeys(differing, why))
 
 
-def operators(folder: Path, model: Model) -> Optional[Check]:
-    """Compare kernels for weights of few bits or float16 with their contracts (operators.py)."""
+def operators(folder: Path, model: Model, say: Progress = silent) -> Optional[Check]:
+    """Compare the kernels of this machine that run a graph with their contracts (conformance/)."""
     if graph_file(model.manifest) != "model.onnx" or model.provider != "cpu":
         return None
-    return of_kernels(folder, model.manifest)
+    kernels = geometry.kernels(folder, model.manifest)
+    results, failures = list(suite.results(kernels.contracts)), dict(kernels.wrong)
+    new = sum(not result.known for result in results)
+    say(f"{model.manifest.target}: {len(results)} {KERNELS} of this processor, {new} run now")
+    wrong = [result for result in results if result.failure or result.missing]
+    failures |= {kernels.contracts[r.kernel]: r.failure or r.missing for r in wrong}
+    worst = proof.rounded_up(max((result.worst for result in results), default=0.0))
+    return Check(len(results), KERNELS, worst, failures, kernels.skipped)
 
 
-# By name in the certificate: a function of the artefact's folder and its loaded model, which
-# returns None if the artefact has nothing to check.
-CHECKS: Mapping[str, Callable[[Path, Model], Optional[Check]]] = {
+# By name in the certificate: a function of the artefact's folder, its loaded model and `progress`,
+# which returns None if the artefact has nothing to check.
+CHECKS: Mapping[str, Callable[[Path, Model, Progress], Optional[Check]]] = {
     "numbers": numbers,
-    "indices": indices.check,
-    "attention": fused_attention.check,
+    "indices": lambda folder, model, say: indices.check(folder, model),
     "operators": operators,
 }
 NONE: Mapping[str, Check] = MappingProxyType({})
 
 
 def of_artefact(
-    folder: Path, model: Model, progress: Callable[[str], None], known: Mapping[str, Check] = NONE
+    folder: Path, model: Model, progress: Progress, known: Mapping[str, Check] = NONE
 ) -> Dict[str, Check]:
     """Run the checks of an artefact, whose files were checked, and return them by name, with the
     `known` ones that were done with the module. progress: called with one line of text for each
@@ -60,7 +69,7 @@ def of_artefact(
         if name in known:
             continue
         progress(f"{model.manifest.target}: checking {name}")
-        result = check(folder, model)
+        result = check(folder, model, progress)
         if result is not None:
             checks[name] = result
     return checks

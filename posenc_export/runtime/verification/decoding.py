@@ -1,6 +1,6 @@
 """Decode codes with scales and zero points, as the documentation of the operators states it."""
 
-from typing import Callable, Mapping, Optional, Tuple
+from typing import Callable, Mapping, Optional
 
 import numpy as np
 
@@ -16,27 +16,6 @@ def unpacked(codes: np.ndarray, bits: int) -> np.ndarray:
     return np.stack([codes & 15, codes >> 4], axis=-1).reshape(*codes.shape[:-1], -1).astype("i2")
 
 
-def split(
-    codes: np.ndarray, scales: np.ndarray, zeros: Optional[np.ndarray], bits: int
-) -> Tuple[np.ndarray, np.ndarray]:
-    """Return the codes [...,blocks,block] of blocks along the last axis, and their zero points
-    [...,blocks].
-
-    Args:
-        codes, scales: bytes of the codes [...,bytes], of which each block fills whole ones;
-            [...,blocks].
-        zeros: bytes of zero points in rows that fill whole bytes, or zero points in the dtype of
-            scales; None for half the number of codes.
-    """
-    lead, blocks = scales.shape[:-1], scales.shape[-1]
-    points: np.ndarray = np.full((*lead, blocks), 1 << (bits - 1), np.int16)
-    if zeros is not None and zeros.dtype == np.uint8:
-        points = unpacked(zeros.reshape(*lead, -1), bits)[..., :blocks]
-    elif zeros is not None:
-        points = zeros.reshape(*lead, blocks)
-    return unpacked(codes.reshape(*lead, -1), bits).reshape(*lead, blocks, -1), points
-
-
 def of_blocks(
     codes: np.ndarray,
     scales: np.ndarray,
@@ -45,13 +24,25 @@ def of_blocks(
     inputs: int,
     dtype: str = "float32",
 ) -> np.ndarray:
-    """Return (code - zero point) * scale of blocks (`split`), computed in a dtype. inputs: number
-    of codes of a row that are weights; the others are padding.
+    """Return (code - zero point) * scale of blocks along the last axis, computed in a dtype.
+
+    Args:
+        codes, scales: bytes of the codes [...,bytes], of which each block fills whole ones;
+            [...,blocks].
+        zeros: bytes of zero points in rows that fill whole bytes, or zero points in the dtype of
+            scales; None for half the number of codes.
+        inputs: number of codes of a row that are weights; the others are padding.
     """
-    unsigned, points = split(codes, scales, zeros, bits)
+    lead, blocks = scales.shape[:-1], scales.shape[-1]
+    points: np.ndarray = np.full((*lead, blocks), 1 << (bits - 1), np.int16)
+    if zeros is not None and zeros.dtype == np.uint8:
+        points = unpacked(zeros.reshape(*lead, -1), bits)[..., :blocks]
+    elif zeros is not None:
+        points = zeros.reshape(*lead, blocks)
+    unsigned = unpacked(codes.reshape(*lead, -1), bits).reshape(*lead, blocks, -1)
     weights = (unsigned - points[..., None]).astype(dtype)
     weights *= scales[..., None].astype(dtype)
-    return weights.reshape(*scales.shape[:-1], -1)[..., :inputs]
+    return weights.reshape(*lead, -1)[..., :inputs]
 
 
 def dequantized(

@@ -1,0 +1,121 @@
+"""The conformance suite: which kernels of this machine keep their contracts.
+
+ONNX Runtime and the library of packages/kernels are tried once for each geometry, version and
+processor; kept.py keeps what was found right.
+"""
+
+import time
+from pathlib import Path
+from typing import Iterable, Iterator, List, NamedTuple
+
+import msgspec
+import numpy as np
+
+from posenc_export.runtime.graphs.onnx_files import load_errors
+from posenc_export.runtime.graphs.onnx_nodes import Node
+from posenc_export.runtime.graphs.onnx_parts import constant
+from posenc_export.runtime.verification import decoding
+from posenc_export.runtime.verification.conformance import kept
+from posenc_export.runtime.verification.conformance.cached_attention import cached_attention
+from posenc_export.runtime.verification.conformance.experts import chosen_experts
+from posenc_export.runtime.verification.conformance.geometry import CACHED
+from posenc_export.runtime.verification.conformance.operators import CASES, Values
+from posenc_export.runtime.verification.conformance.trial import Kernel, Stored, Trial, worst
+
+LISTED = Path(__file__).with_name("listed.json")
+ALL = {**CASES, "QMoE": chosen_experts, **dict.fromkeys(CACHED, cached_attention)}
+
+
+class Result(NamedTuple):
+    """What a trial of a kernel found.
+
+    Args:
+        worst: largest error over its bound.
+        failure: what is wrong with the kernel; empty for nothing.
+        missing: why the kernel cannot run here; empty if it can.
+        seconds: of the trial.
+        known: whether the result was kept by an earlier trial.
+    """
+
+    kernel: Kernel
+    worst: float = 0.0
+    failure: str = ""
+    missing: str = ""
+    seconds: float = 0.0
+    known: bool = False
+
+
+def results(kernels: Iterable[Kernel], again: bool = False) -> Iterator[Result]:
+    """Yield the result of each kernel, kept or found now. again: try those that are kept."""
+    for kernel in kernels:
+        key, start = kept.key(kernel), time.perf_counter()
+        before = None if again else kept.known(key)
+        if before is not None:
+            yield Result(kernel, before, known=True)
+            continue
+        try:
+            ratio, failure = worst(trial(kernel))
+        except (ValueError, ModuleNotFoundError) as refused:
+            yield Result(kernel, missing=str(refused))
+            continue
+        except load_errors() as error:
+            ratio, failure = float("inf"), f"refused: {' '.join(str(error).split())[:300]}"
+        if not failure:
+            kept.keep(key, ratio)
+        yield Result(kernel, ratio, failure, seconds=time.perf_counter() - start)
+
+
+def listed() -> List[Kernel]:
+    """Return kernels of the operators of all targets, in small geometries: what the exporter writes
+    for tiny models.
+    """
+    return msgspec.json.decode(LISTED.read_bytes(), type=List[Kernel])
+
+
+def trial(kernel: Kernel) -> Trial:
+    """Draw the constants of a kernel, and the inputs of calls at its edges; the same ones each
+    time.
+    """
+    random = np.random.default_rng(0)
+    values: Values = {value.name: _drawn(random, value) for value in kernel.constants}
+    codes = max(values.values(), key=np.size, default=np.zeros(0))
+    if codes.size > 1 and codes.dtype.kind in "iu":  # of the first two outputs, extreme ones
+        outputs = np.moveaxis(codes, 0 if codes.ndim == 3 else -1, 0)
+        outputs[:1], outputs[1:2] = codes.max(), codes.min()
+    nodes = [step.node for step in kernel.nodes]
+    constants = [constant(v.name, values[v.name], v.element) for v in kernel.constants]
+    for node in nodes[:-1]:
+        if values.keys() >= {*node.inputs}:
+            values[node.outputs[0]] = _folded(node, [values[name] for name in node.inputs])
+    case = ALL[kernel.operator](kernel, nodes[-1], values)
+    named = {f"call {n} of {_shapes(feeds)}": feeds for n, feeds in enumerate(case.feeds)}
+    free = dict(kernel.free)
+    ends = free, named, case.ratio, case.shared
+    return Trial(nodes, constants, *ends, kernel.entries, kernel.opset)
+
+
+def _shapes(feeds: Values) -> str:
+    return ", ".join("x".join(map(str, array.shape)) for array in feeds.values() if array.ndim)
+
+
+def _folded(node: Node, values: List[np.ndarray]) -> np.ndarray:
+    """Return what a node computes from constants."""
+    if node.operator == "Reshape":
+        return values[0].reshape(values[1].tolist())
+    if node.operator == "DequantizeLinear":
+        codes, scales, *zeros = values
+        how = node.attributes["axis"], node.attributes.get("block_size", 0), "float64"
+        return decoding.dequantized(codes, scales, zeros[0] if zeros else None, *how)
+    return decoding.FOLDED[node.operator](node, *values)
+
+
+def _drawn(random: np.random.Generator, value: Stored) -> np.ndarray:
+    """Return the numbers of a constant; integers have the whole range."""
+    dtype = {"float": "float32", "int4": "int8", "uint4": "uint8"}.get(value.element, value.element)
+    if value.values:
+        return np.array(value.values, dtype).reshape(value.shape)
+    if "float" in dtype:
+        return (random.standard_normal(value.shape) / 64).astype(dtype)
+    bits = int(value.element.lstrip("uint"))
+    least = -(1 << (bits - 1)) if value.element.startswith("int") else 0
+    return random.integers(least, least + (1 << bits), value.shape).astype(dtype)

@@ -1,0 +1,134 @@
+"""A kernel alone, and the calls that try whether it keeps its contract."""
+
+import os
+from dataclasses import dataclass, field
+from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
+
+import numpy as np
+import onnxruntime
+
+from posenc_export.runtime.graphs.onnx_nodes import Constant, Node, Nodes
+from posenc_export.runtime.graphs.onnx_parts import new_node, serialised
+from posenc_export.runtime.graphs.ort_options import SLOWER, options_of
+
+DOMAINS = {"com.microsoft": 1, "posenc.kernels": 1}
+Attributes = Tuple[Tuple[str, Any], ...]  # of a node, sorted by name
+Feeds = Dict[str, np.ndarray]
+Outputs = List[np.ndarray]
+Run = Callable[[Feeds], Outputs]
+
+
+class Step(NamedTuple):
+    """A node: the inputs have names "node.input", by number."""
+
+    operator: str
+    inputs: Tuple[str, ...]
+    outputs: Tuple[str, ...]
+    attributes: Attributes = ()
+    domain: str = ""
+
+    @property
+    def node(self) -> Node:
+        """The node of a graph."""
+        known = dict(self.attributes)
+        return new_node(self.operator, self.inputs, self.outputs, known, self.domain)
+
+
+class Stored(NamedTuple):
+    """A constant, whose numbers are drawn unless it has few."""
+
+    name: str
+    element: str
+    shape: Tuple[int, ...]
+    values: Tuple[float, ...] = ()
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """The geometry of an operator: nodes that one kernel runs, of which the last has the contract,
+    and all that it can depend on.
+
+    Args:
+        free: element types of inputs by name.
+        sizes: of inputs, by name, as far as constants do not tell.
+        entries: of the configuration of the session.
+        opset: version of ai.onnx.
+    """
+
+    nodes: Tuple[Step, ...]
+    constants: Tuple[Stored, ...]
+    free: Tuple[Tuple[str, str], ...]
+    sizes: Tuple[Tuple[str, Any], ...] = ()
+    entries: Tuple[Tuple[str, str], ...] = ()
+    opset: int = 23
+
+    @property
+    def operator(self) -> str:
+        """The operator of the last node."""
+        return self.nodes[-1].operator
+
+
+@dataclass(frozen=True)
+class Trial:
+    """Calls of a kernel, and what its contract says of them."""
+
+    nodes: Sequence[Node]
+    constants: Sequence[Constant]
+    free: Mapping[str, str]  # element types of the inputs by name
+    calls: Mapping[str, Feeds]  # inputs by a name of the call
+    ratio: Callable[[Feeds, Outputs], float]  # returns the largest error over its bound of a call
+    shared: Mapping[str, str] = field(default_factory=dict)  # outputs in the memory of inputs
+    entries: Sequence[Tuple[str, str]] = ()
+    opset: int = 23
+
+
+def opened(trial: Trial, threads: Optional[int]) -> Run:
+    """Open a kernel alone, with the options of artefacts. threads: per operator; None uses all
+    cores. Raise ValueError for a kernel that ends the process (integer_products.py).
+    """
+    stored, outputs = {value.name: value for value in trial.constants}, trial.nodes[-1].outputs
+    graph = Nodes(constants=stored, opsets={"": trial.opset, **DOMAINS})
+    content = serialised(graph, trial.nodes, outputs, free=trial.free)
+    options = options_of({node.operator for node in trial.nodes}, trial.entries, threads)
+    options.enable_cpu_mem_arena = False  # an arena keeps the memory of the largest call
+    session = onnxruntime.InferenceSession(
+        content, options, providers=["CPUExecutionProvider"], disabled_optimizers=SLOWER["cpu"]
+    )
+
+    def run(feeds: Feeds) -> Outputs:
+        # The values have the memory of arrays, which calls change in place.
+        values = {n: onnxruntime.OrtValue.ortvalue_from_numpy(a.copy()) for n, a in feeds.items()}
+        binding = session.io_binding()
+        for name, value in values.items():
+            binding.bind_ortvalue_input(name, value)
+        for name in outputs:
+            if name in trial.shared:
+                binding.bind_ortvalue_output(name, values[trial.shared[name]])
+            else:
+                binding.bind_output(name, "cpu")
+        session.run_with_iobinding(binding)
+        return [np.array(value.numpy()) for value in binding.get_outputs()]
+
+    return run
+
+
+def worst(
+    trial: Trial, kernel: Callable[[Trial, Optional[int]], Run] = opened
+) -> Tuple[float, str]:
+    """Return the largest error over its bound, which a right kernel keeps at or below 1, and what
+    is wrong; empty for nothing. kernel: opens it.
+    """
+    known: Dict[str, Outputs] = {}
+    largest, text = 0.0, ""
+    for threads in (1, None) if (os.cpu_count() or 1) > 1 else (1,):
+        run = kernel(trial, threads)
+        for call, feeds in trial.calls.items():
+            outputs = run(feeds)
+            if call in known and all(map(np.array_equal, outputs, known[call])):
+                continue
+            known[call], ratio = outputs, trial.ratio(feeds, outputs)
+            if not ratio <= largest:
+                largest = float(np.nan_to_num(ratio, nan=np.inf, posinf=np.inf))
+                how = "one thread" if threads else "all cores"
+                text = f"an error of {largest:.3g} times its bound for {call} on {how}"
+    return largest, text if largest > 1 else ""
