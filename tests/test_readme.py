@@ -114,6 +114,7 @@ def test_every_block_runs_from_the_top_and_prints_what_is_shown(
     _made(tmp_path)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setenv("OMP_WAIT_POLICY", "passive")  # which an export sets in its process
     monkeypatch.setattr(sys, "stdin", io.StringIO())
     for name, value in (
         ("WORKING_SETS", (1 << 16,)),
