@@ -431,13 +431,13 @@ RUNTIME = (
         _parity("input_rnn", "onnx"),
     ),
     (
-        "runtime/session/history.py",
+        "runtime/session/state.py",
         ">= self.limit:",
         ">= self.limit // 2:",
         f"{ROWS} -k reaches_back",
     ),
     (
-        "runtime/session/call_guard.py",
+        "runtime/session/cached_rows.py",
         "len(guard) > 1",
         "len(guard) > 2",
         "tests/runtime/session/test_threads.py -k during_another",

@@ -10,7 +10,7 @@ from posenc_export.models.parts import build
 from posenc_export.models.whole_pass import encodings_in
 from posenc_export.runtime.artefact.manifest import Manifest
 from posenc_export.runtime.session.cached_rows import REWIND
-from posenc_export.runtime.session.windows import NEW
+from posenc_export.runtime.session.caches import NEW
 from posenc_export.runtime.verification.grid_inputs import fill_length
 
 # Numbers of cached tokens at which calls are compared in every model with a cache. Capacities of

@@ -80,10 +80,9 @@ def _narrow(row: int) -> Callable[[Any], Any]:
     """Return a function that loses the outputs past the width of one row of a call."""
 
     def plant(right: Any) -> Any:
-        def feed(self: Reading, state: Any, tokens: RowTokens, outputs: Any, places: Any) -> Any:
-            state = right(self, state, tokens, outputs, places)
-            row_tokens = min(row, len(tokens.x) - 1)
-            outputs[:, places[row_tokens] + tokens.counts[row_tokens] :] = 0
+        def feed(self: Reading, state: Any, tokens: RowTokens, outputs: Any) -> Any:
+            state, of = right(self, state, tokens, outputs), min(row, len(tokens.x) - 1)
+            outputs[:, tokens.columns[of] + tokens.counts[of] :] = 0
             return state
 
         return feed

@@ -16,7 +16,7 @@ from posenc_export.ops.graph import (
     Mask,
     Rotate,
 )
-from posenc_export.runtime.session.windows import NEW
+from posenc_export.runtime.session.caches import NEW
 
 AFTER_SOFTMAX = 2  # value of the attribute qk_output
 

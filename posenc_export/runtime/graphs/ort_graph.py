@@ -23,9 +23,7 @@ from posenc_export.runtime.graphs import cuda_placement, cuda_steps, kernel_chec
 from posenc_export.runtime.graphs.onnx_files import FOLDER, check_external, load_errors, refused
 from posenc_export.runtime.graphs.ort_options import PROVIDERS, SLOWER, session_options
 from posenc_export.runtime.session import device_memory, errors
-from posenc_export.runtime.session.graph import BoundRun, Feeds, GraphRun, StateMemory
-
-NOWHERE: Mapping[str, int] = MappingProxyType({})  # addresses of no input
+from posenc_export.runtime.session.graph import BoundRun, Feeds, GraphRun, RunMemory, StateMemory
 
 
 class OrtGraph:
@@ -76,7 +74,7 @@ class OrtGraph:
 
     def run(self, run: GraphRun, states: Sequence[StateMemory]) -> np.ndarray:
         with self._turn:
-            binding = self._bind(run.feeds, states, self._on_device(run.feeds))
+            binding = self._bound(run, states)
             self._bind_output(binding, self.manifest.outputs[run.output].name, run.result)
             try:
                 self.ort_session.run_with_iobinding(binding, self.steps.uncaptured)
@@ -132,23 +130,28 @@ class OrtGraph:
             places = [(*memory.addresses, memory.before) for memory in states]
             return self.steps.prepare(feeds, self._encoder(feeds), result, places, bind)
 
-    def _on_device(self, feeds: Feeds) -> Mapping[str, int]:
-        """Return the addresses on the device of inputs that the session's encoder gave."""
-        if not self.reads_device:
-            return NOWHERE
-        encoder = self._encoder(feeds)
-        return {name: self.steps.copies.address(array) for name, array in encoder.items()}
-
     def _encoder(self, feeds: Feeds) -> Feeds:
         """Return the inputs that the session's encoder gave, if they can stay on the device."""
         values = self.manifest.encoder if self.reads_device else ()
         return {value.name: feeds[value.name] for value in values}
 
+    def _bound(self, run: GraphRun, states: Sequence[StateMemory]) -> Any:
+        """Return a binding without the output. On the CPU, that of states is kept with them."""
+        if self.provider != "cpu" or run.output or not isinstance(states, RunMemory):
+            encoder = self._encoder(run.feeds)
+            kept = {name: self.steps.copies.address(array) for name, array in encoder.items()}
+            return self._bind(run.feeds, states, kept)
+        if states.bound is None:
+            states.bound = self._bind({}, states)
+        for name, array in run.feeds.items():
+            states.bound.bind_input(name, "cpu", 0, array.dtype, array.shape, array.ctypes.data)
+        return states.bound
+
     def _bind(
         self,
         feeds: Feeds,
         states: Sequence[StateMemory],
-        addresses: Mapping[str, int] = NOWHERE,
+        addresses: Mapping[str, int] = MappingProxyType({}),
     ) -> Any:
         """Bind inputs and states; inputs with `addresses` are on the device."""
         binding = self.ort_session.io_binding()

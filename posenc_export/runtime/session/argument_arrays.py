@@ -61,7 +61,7 @@ def align(
     these are the first ones. An array is returned as it is if it has this form. Raise ValueError
     for another dtype or shape, or a wrong mask.
     """
-    converted = _checked_array if isinstance(inputs, np.ndarray) else _padded_rows
+    converted = _checked_array if isinstance(inputs, np.ndarray) else padded_rows
     padded, counts = converted(inputs, value)
     if attention_mask is None:
         return padded, counts, None
@@ -107,7 +107,7 @@ def _dtype_remedy(value: Value, dtype: np.dtype) -> str:
     return "convert it with astype"
 
 
-def _padded_rows(inputs: Any, value: Value) -> Tuple[np.ndarray, np.ndarray]:
+def padded_rows(inputs: Any, value: Value) -> Tuple[np.ndarray, np.ndarray]:
     """Return rows of different lengths as [B,S,*], padded on the right, and their lengths."""
     rows = [_row(row, value) for row in inputs]
     lengths = np.array([len(row) for row in rows], np.int64)

@@ -1,17 +1,7 @@
 """Arguments of session calls, checked. Shapes: B batch, S columns, E model width."""
 
 from dataclasses import dataclass
-from typing import (
-    Any,
-    Dict,
-    Iterator,
-    List,
-    Mapping,
-    NamedTuple,
-    Optional,
-    Sequence,
-    Tuple,
-)
+from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Sequence, Tuple
 
 import numpy as np
 
@@ -29,14 +19,15 @@ class RowTokens(NamedTuple):
     x: np.ndarray  # tokens [n,S] or [n,S,E]
     counts: np.ndarray  # number of tokens of each row [n] int64
     requested: np.ndarray  # number of last tokens of each row whose outputs are requested [n]
-    planes: Mapping[str, np.ndarray]  # coordinates and token types by graph input [A,n,S] int64
+    planes: Dict[str, np.ndarray]  # coordinates and token types by graph input [A,n,S] int64
+    columns: np.ndarray  # column of the outputs [n] at which those of each row begin
 
     def part(self, begin: int, end: int) -> "RowTokens":
         """Return the tokens of the rows `begin` .. `end` - 1 of these."""
         some, first = slice(begin, end), self.rows.start
         planes = {name: plane[:, some] for name, plane in self.planes.items()}
-        of_rows = self.x[some], self.counts[some], self.requested[some]
-        return RowTokens(slice(first + begin, first + end), *of_rows, planes)
+        of_rows = self.x[some], self.counts[some], self.requested[some], planes
+        return RowTokens(slice(first + begin, first + end), *of_rows, self.columns[some])
 
 
 class Passed(NamedTuple):
@@ -61,19 +52,14 @@ class PrefillArguments:
     tokens: RowTokens  # of all rows
     # Columns of these tokens in the caller's input, for each row [count]; None for the first ones
     columns: Optional[List[np.ndarray]]
-    chunk: int  # number of tokens of a row to feed at a time
+    chunk: int  # largest number of tokens of a row to feed at a time, at most that of any row
     # Number of last tokens of each row whose outputs are requested, at most the length of the
     # longest row; 0 for all tokens
     logits_to_keep: int
 
-    @property
-    def longest(self) -> int:
-        """Number of tokens of the longest row that are fed at a time."""
-        return min(self.chunk, int(self.tokens.counts.max()))
-
-    def chunks(self, first: int, most: int) -> Iterator[Tuple[RowTokens, np.ndarray]]:
+    def chunks(self, first: int, most: int) -> Iterator[RowTokens]:
         """Yield the tokens to feed at a time, at most `most` of each row if that is not 0, if the
-        first row has index `first`; and the columns [B] of `outputs` where those of each row begin.
+        first row has index `first`.
         """
         tokens, keep = self.tokens, self.logits_to_keep
         counts, rows = tokens.counts, slice(first, first + len(tokens.x))
@@ -86,7 +72,7 @@ class PrefillArguments:
                 requested = np.clip(keep - np.maximum(counts - end, 0), 0, inside)
                 columns = np.maximum(keep - counts + begin, 0)
             planes = {name: plane[:, :, part] for name, plane in tokens.planes.items()}
-            yield RowTokens(rows, tokens.x[:, part], inside, requested, planes), columns
+            yield RowTokens(rows, tokens.x[:, part], inside, requested, planes, columns)
 
     def outputs(self, value: Value) -> np.ndarray:
         """Return memory for the outputs of the requested tokens [B,S,*] with zeros at padding; with
@@ -131,7 +117,7 @@ def check_prefill(manifest: Manifest, passed: Passed) -> PrefillArguments:
         planes = _planes(passed, manifest, columns or [np.arange(n) for n in counts], x.shape)
     if not manifest.states or chunk > longest:  # a model without caches reads whole rows
         chunk = max(longest, 1)
-    tokens = RowTokens(slice(0, len(x)), x, counts, counts, planes)
+    tokens = RowTokens(slice(0, len(x)), x, counts, counts, planes, np.zeros_like(counts))
     return PrefillArguments(passed, tokens, columns, chunk, keep)
 
 

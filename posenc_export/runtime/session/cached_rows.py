@@ -1,21 +1,46 @@
 """The rows B of a session, between the calls that read tokens."""
 
+import functools
 import math
 from pathlib import Path
-from typing import List, NoReturn, Optional, Sequence, TypeVar, Union
+from typing import Any, Callable, List, NoReturn, Optional, Sequence, TypeVar, Union
 
 import numpy as np
 
 from posenc_export.runtime.session import arguments, drafts, errors, reading, saved
 from posenc_export.runtime.session.argument_arrays import Numbers, Rows
 from posenc_export.runtime.session.caches import FIRST, Caches
-from posenc_export.runtime.session.call_guard import exclusive
 from posenc_export.runtime.session.graph import Buffer, Graph
 from posenc_export.runtime.session.prefixes import Prefixes
 from posenc_export.runtime.session.state import SessionState
 
 REWIND = 256  # default number of tokens that can be taken back if states are replaced by each call
 Own = TypeVar("Own", bound="CachedRows")
+Method = TypeVar("Method", bound=Callable[..., Any])
+BUSY = (
+    "session: expected one call at a time, got another while one runs; open a session for each "
+    "thread with model.session()"
+)
+
+
+def exclusive(method: Method) -> Method:
+    """Decorate a method of a session: raise RuntimeError while another call on it runs, in this
+    thread or another. `_guard` of the session has an entry per running call: appending and removing
+    are atomic in CPython, so that an interrupt cannot split them.
+    """
+
+    @functools.wraps(method)
+    def alone(self: Any, *arguments: Any, **named: Any) -> Any:
+        guard = self._guard
+        try:
+            guard.append(None)
+            if len(guard) > 1:
+                raise RuntimeError(BUSY)
+            return method(self, *arguments, **named)
+        finally:
+            guard.pop()
+
+    return alone  # type: ignore[return-value]
 
 
 class CachedRows:
@@ -140,7 +165,8 @@ class CachedRows:
         target = np.array(length) - np.array(back)
         self._state, replay = self._settled().rewound(target)
         if replay.counts.any():
-            self._state = self._reading.replay(self._settled(), replay)
+            unread = np.zeros((self.batch, 0))  # no output is requested
+            self._state = self._reading.run_chunk(self._settled(), replay, unread)
 
     @exclusive
     def discard(self, n: Numbers, after: int = 0) -> None:

@@ -1,29 +1,133 @@
 """The memory of all states of a session, and which part of it each run of the graph uses.
 
+Layers that read only the last tokens of a row, a window, keep no others in their caches: slot s
+holds token `first_kept` + s of its row. Before a call whose tokens have no room behind them, the
+last tokens move to the first slots.
+
 Shapes: R rows in memory, S new tokens, M slots of caches that are written in place.
 """
 
 import math
 from dataclasses import dataclass, field
-from typing import Any, Dict, Iterable, List, Sequence, Tuple, Union
+from typing import Any, Dict, Iterable, List, NamedTuple, Optional, Sequence, Tuple, Union
 
 import numpy as np
 
-from posenc_export.runtime.artefact.manifest import State
-from posenc_export.runtime.session.binding import BufferNotes
+from posenc_export.runtime.artefact.manifest import Manifest, State
 from posenc_export.runtime.session.graph import (
     Buffer,
     Graph,
     Rules,
+    RunMemory,
     Slots,
     StateMemory,
     is_lazy,
+    part_of,
     shape_of,
 )
-from posenc_export.runtime.session.windows import Window
 
 FIRST = 256  # slots of the first caches of a graph whose cost does not follow the capacity
+MOST_MEMORIES = 64  # ranges of rows whose memory is kept bound
 GROWTH = 256  # slots added at a time to buffers of growing states
+
+
+NEW = 256  # tokens of a call that caches of windows have room for, at least
+Slotted = Sequence[Tuple[int, Buffer]]  # the axis of slots and the memory of some caches
+
+
+class Window(NamedTuple):
+    """What caches of windows hold beside new tokens."""
+
+    size: int = 0  # last tokens that a query reads, with its own; 0 if all caches hold all tokens
+    behind: int = 0  # tokens that can be taken back
+    new: int = 0  # most tokens of a row in a call
+
+    @classmethod
+    def of(cls, manifest: Manifest, provider: str, rewind: int) -> "Window":
+        """Return the window of a graph. Caches are shorter where that was measured: on the CPU."""
+        size = max([state.window for state in manifest.states], default=0)
+        if not size or provider != "cpu":
+            return cls()
+        new = max(NEW, manifest.chunk)
+        # States that each call replaces are restored to before a call, and its tokens read again.
+        replayed = new if any([state.replaced for state in manifest.states]) else 0
+        return cls(size, rewind + replayed, new)
+
+    @property
+    def slots(self) -> int:
+        """Slots of a row."""
+        return self.size - 1 + self.behind + self.new
+
+    def first_kept(self, length: int) -> int:
+        """Return the first token that a row of some tokens must keep."""
+        return max(length - (self.size - 1) - self.behind, 0) if self.size else 0
+
+
+class Move(NamedTuple):
+    """Tokens of a row on their way to other slots."""
+
+    row: int
+    first_kept: int  # token of the row in slot 0 of caches of windows afterwards
+    slots: Sequence[int]  # slot of the first of them, by cache
+    content: List[np.ndarray]  # of each cache
+
+
+@dataclass
+class Windows:
+    """What the memory of caches of windows holds."""
+
+    # Token of each row in slot 0 [R] int64
+    first_kept: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int64))
+    pending: Optional[Move] = None  # to slot 0, not complete
+
+    def slide(self, window: Window, caches: Slotted, row: int, length: int, count: int) -> None:
+        """Let the caches have room for `count` tokens behind the `length` ones of a row: if there
+        is none, the tokens that the next ones read move to the first slots, and earlier ones are
+        lost.
+        """
+        old = new = int(self.first_kept[row])
+        if length + count - old > window.slots or not length:
+            new = window.first_kept(length)
+        if new != old:
+            kept = slice(new - old, length - old)
+            places = [(part_of(row, axis, kept), buffer) for axis, buffer in caches if length]
+            content = [buffer.array[place].copy() for place, buffer in places]
+            self.pending = Move(row, new, [0] * len(content), content)
+            self.settle(caches)
+
+    def settle(self, caches: Slotted) -> None:
+        """Complete a move and clear the slots behind it. An interrupted call can be repeated."""
+        if self.pending is not None:
+            row, first_kept, _, content = self.pending
+            write_moves(caches, [self.pending])
+            for (axis, buffer), moved in zip(caches, content, strict=False):
+                buffer.clear_slots(row, axis, slice(moved.shape[axis - 1], None))
+            self.first_kept[row], self.pending = first_kept, None
+
+    def resized(self, rows: int) -> "Windows":
+        """Return a copy for another number of rows."""
+        first_kept = np.zeros(rows, np.int64)
+        first_kept[: len(self.first_kept)] = self.first_kept[:rows]
+        return Windows(first_kept)
+
+
+def write_moves(caches: Slotted, moves: Iterable[Move]) -> None:
+    """Write tokens to their slots. An interrupted call can be repeated."""
+    for row, _, first_slots, content in moves:
+        for (axis, buffer), slot, moved in zip(caches, first_slots, content, strict=False):
+            slots = slice(slot, slot + moved.shape[axis - 1])
+            buffer.array[part_of(row, axis, slots)] = moved
+
+
+@dataclass
+class BufferNotes:
+    """What is known of the content of buffers, and what binds them."""
+
+    # Slots of each row that may have been written in place and not filled or released since [R]
+    written: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int64))
+    windows: Windows = field(default_factory=Windows)
+    bindings: Dict[object, Any] = field(default_factory=dict)  # of steps (stepper.py)
+    memories: Dict[object, RunMemory] = field(default_factory=dict)  # of runs, in place
 
 
 @dataclass(eq=False)
@@ -76,9 +180,14 @@ class Caches:
         """The states of the graph."""
         return self.graph.manifest.states
 
-    def state_memory(self, first: int, rows: int, new: int) -> List[StateMemory]:
-        """Return the memory for a run of `new` columns on `rows` rows from row `first` on."""
-        memory, part = [], slice(first, first + rows)
+    def state_memory(self, first: int, rows: int, new: int) -> RunMemory:
+        """Return the memory for a run of `new` columns on `rows` rows from row `first` on. It is
+        the same for each run if all states are written in place.
+        """
+        key, kept = (first, rows, self.graph_slots), self.rules.all_in_place
+        if kept and key in self.notes.memories:
+            return self.notes.memories[key]
+        memory, part = RunMemory(), slice(first, first + rows)
         buffers = zip(self.graph.manifest.states, self.past, self.present, strict=True)
         for index, (state, past, present) in enumerate(buffers):
             before = after = (rows, *past.shape[1:])
@@ -90,6 +199,10 @@ class Caches:
                 before = after = self.shape(state, rows, self.graph_slots)
             addresses = (past.address + offset, present.address + offset)
             memory.append(StateMemory(state, past, present, part, before, after, addresses))
+        if kept:
+            if len(self.notes.memories) >= MOST_MEMORIES:
+                self.notes.memories.clear()
+            self.notes.memories[key] = memory
         return memory
 
     def reserve(self, slots: int, rows: int) -> "Caches":
@@ -129,7 +242,7 @@ class Caches:
         written = self.notes.written[rows]
         np.maximum(written, slots, out=written)
 
-    def after(self, new: int, idle: Sequence[int] = ()) -> "Caches":
+    def after(self, new: int, idle: Iterable[int] = ()) -> "Caches":
         """Return the caches after a run of `new` columns; `idle` rows were not part of it."""
         for index in self.rules.replaced if idle else ():
             for row in idle:

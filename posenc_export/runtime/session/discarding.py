@@ -11,8 +11,7 @@ import numpy as np
 from posenc_export.runtime.artefact.cache_formats import SCALED
 from posenc_export.runtime.artefact.records import CachedKeys, KeyRotation
 from posenc_export.runtime.artefact.summary import summary
-from posenc_export.runtime.session import windows
-from posenc_export.runtime.session.caches import Caches
+from posenc_export.runtime.session.caches import Caches, Move
 from posenc_export.runtime.session.errors import expected
 from posenc_export.runtime.session.graph import part_of
 
@@ -74,7 +73,7 @@ def check_endless(session: Any, speculate: object) -> None:
 
 def shift(
     caches: Caches, keys: CachedKeys, row: int, first: int, length: int, after: int, count: int
-) -> windows.Move:
+) -> Move:
     """Return the tokens of a row that move if `count` tokens behind its first `after` are removed.
 
     Args:
@@ -103,7 +102,7 @@ def shift(
             moved = turned(turns, moved, old, old - count).clip(-most, most).astype(moved.dtype)
         slots.append(moving - count - next_begin)
         content.append(moved)
-    return windows.Move(row, next_kept, slots, content)
+    return Move(row, next_kept, slots, content)
 
 
 def _check_kept(size: int, first: int, length: int) -> None:

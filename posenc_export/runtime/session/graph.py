@@ -1,7 +1,7 @@
 """What a session needs of a loaded graph: its runs, and the memory that they read and write."""
 
 import math
-from typing import Any, Callable, Dict, NamedTuple, Optional, Protocol, Sequence, Tuple, Union
+from typing import Any, Callable, Dict, List, NamedTuple, Optional, Protocol, Sequence, Tuple, Union
 
 import numpy as np
 
@@ -169,6 +169,12 @@ class StateMemory(NamedTuple):
         if self.state.grows:
             return buffer.array[: math.prod(shape)].reshape(shape)
         return buffer.array[(self.rows, *[slice(size) for size in shape[1 : self.state.axis + 1]])]
+
+
+class RunMemory(List[StateMemory]):
+    """The memory of the states of a run, and what a graph has bound of it for the next one."""
+
+    bound: Any = None
 
 
 class Graph(Protocol):

@@ -11,8 +11,7 @@ import numpy as np
 from posenc_export.runtime.session import arguments, first_tokens, generation, prefixes, reading
 from posenc_export.runtime.session.argument_arrays import Numbers, Rows
 from posenc_export.runtime.session.arguments import Passed
-from posenc_export.runtime.session.cached_rows import CachedRows
-from posenc_export.runtime.session.call_guard import BUSY, exclusive
+from posenc_export.runtime.session.cached_rows import BUSY, CachedRows, exclusive
 from posenc_export.runtime.session.errors import expected
 from posenc_export.runtime.session.speculation import Speculate
 from posenc_export.runtime.session.state import SessionState
@@ -89,8 +88,8 @@ class Session(CachedRows):
         prompt = arguments.check_prefill(self.manifest, Passed(inputs, *options, *others))
         state = reading.open_rows(self._settled(), prompt)
         outputs, most = prompt.outputs(self.manifest.outputs[0]), state.caches.window.new
-        for tokens, columns in prompt.chunks(0, most):
-            state = self._state = self._reading.run_chunk(state, tokens, outputs, columns)
+        for tokens in prompt.chunks(0, most):
+            state = self._state = self._reading.run_chunk(state, tokens, outputs)
         return prompt.in_columns(outputs)
 
     @exclusive
@@ -184,8 +183,8 @@ class Session(CachedRows):
         state = self._settled()
         first, state = state.rows, reading.before_admit(state, prompt, prefix)
         outputs, most = prompt.outputs(self.manifest.outputs[0]), state.caches.window.new
-        for tokens, columns in prompt.chunks(first, most):
-            state = self._reading.run_chunk(state, tokens, outputs, columns)
+        for tokens in prompt.chunks(first, most):
+            state = self._reading.run_chunk(state, tokens, outputs)
         self._state = state
         return prompt.in_columns(outputs)
 

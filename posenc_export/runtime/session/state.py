@@ -4,17 +4,96 @@ A call writes behind the length of its rows and assigns the next state, or a ste
 tokens, as its last act: what a call leaves that fails or is interrupted lies behind the length.
 """
 
+from dataclasses import dataclass, field, replace
 from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
 
 import numpy as np
 
-from posenc_export.runtime.session import arguments, discarding, errors, prefixes, windows
-from posenc_export.runtime.session.caches import Caches
+from posenc_export.runtime.session import argument_arrays, arguments, discarding, errors, prefixes
+from posenc_export.runtime.session.caches import Caches, Move, write_moves
 from posenc_export.runtime.session.encoder_outputs import EncoderOutputs
-from posenc_export.runtime.session.history import Part, RowHistory
 from posenc_export.runtime.session.stepper import Stepper
 
 ALL = np.iinfo(np.int64).max
+SPACING = 16  # steps between two snapshots; a rewind replays fewer tokens than this
+# Tokens [count,*] of one call, and their coordinates by graph input, [A,count] int64 each.
+Part = Tuple[np.ndarray, Dict[str, np.ndarray]]
+
+
+@dataclass
+class Snapshot:
+    """The states of a row at one length, and the tokens fed after it."""
+
+    length: int  # number of tokens of the row
+    states: Sequence[np.ndarray]  # values of this row in the states that calls replace
+    parts: List[Part] = field(default_factory=list)  # tokens fed since, one entry per call
+
+    @property
+    def end(self) -> int:
+        """Number of tokens of the row after the last part."""
+        return self.length + sum(len(tokens) for tokens, _ in self.parts)
+
+    def first(self, count: int) -> Part:
+        """Return the first `count` tokens fed after the snapshot, and their attributes."""
+        if not count:
+            return np.zeros(0, np.int64), {}
+        tokens = np.concatenate([tokens for tokens, _ in self.parts])
+        attributes = {}
+        for name in self.parts[0][1]:
+            numbers = [part[name] for _, part in self.parts]
+            attributes[name] = np.concatenate(numbers, axis=1)[:, :count]
+        return tokens[:count], attributes
+
+
+class RowHistory:
+    """Snapshots of one row, oldest first, with every token fed since the first one. Those before
+    the last `limit` tokens, which can be taken back, are dropped.
+    """
+
+    def __init__(self, limit: int) -> None:
+        self.limit = limit
+        self.snapshots: List[Snapshot] = []
+
+    def needs_snapshot(self, length: int, count: int) -> bool:
+        """Whether `record` of `count` tokens needs the states before them. What was recorded past
+        `length`, before a rewind or by a call that raised, is dropped.
+        """
+        self._cut(length)
+        if not self.snapshots or count > 1:
+            return True
+        return length - self.snapshots[-1].length >= SPACING
+
+    def record(self, length: int, states: Optional[Sequence[np.ndarray]], part: Part) -> None:
+        """Record tokens that are about to be fed to a row; states are those before, if needed."""
+        part = part[0].copy(), {name: numbers.copy() for name, numbers in part[1].items()}
+        if states is None:
+            self.snapshots[-1].parts.append(part)
+            return
+        self.snapshots.append(Snapshot(length, states, [part]))
+        while len(self.snapshots) > 1 and length - self.snapshots[1].length >= self.limit:
+            self.snapshots.pop(0)
+
+    def reach(self, length: int) -> int:
+        """Return the smallest length that a row of `length` tokens can be rewound to."""
+        return self.snapshots[0].length if self.snapshots else length
+
+    def back_to(self, target: int) -> Tuple[Snapshot, Part]:
+        """Return the last snapshot at or before `target`, and the tokens to replay from there."""
+        snapshot = [snapshot for snapshot in self.snapshots if snapshot.length <= target][-1]
+        return snapshot, snapshot.first(target - snapshot.length)
+
+    def _cut(self, length: int) -> None:
+        while self.snapshots and self.snapshots[-1].length > length:
+            self.snapshots.pop()
+        if self.snapshots and self.snapshots[-1].end > length:
+            snapshot, count = self.snapshots[-1], length - self.snapshots[-1].length
+            snapshot.parts = [snapshot.first(count)] if count else []
+
+    def copy(self) -> "RowHistory":
+        """Return an independent copy, for a fork."""
+        other = RowHistory(self.limit)
+        other.snapshots = [replace(kept, parts=list(kept.parts)) for kept in self.snapshots]
+        return other
 
 
 class SessionState:
@@ -22,17 +101,14 @@ class SessionState:
     Only steps change a state, by an assignment to `reached`.
 
     Args:
-        caches: their memory.
-        rewind: number of tokens of a row that can be taken back if calls replace a state.
-        length: number of tokens of each row [B] int64.
-        first_position: position of the first token of each row [B] int64.
-        occupied: whether a column holds a token of the row [B,columns] bool; [B,0] for layout
-            "rows".
+        caches, rewind: their memory; how many tokens can be taken back if calls replace states.
+        length, first_position: number of tokens, and position of the first, of each row [B] int64.
+        occupied: whether a column holds a token of the row [B,columns]; [B,0] for layout "rows".
         intact: number of first tokens of each row [B] int64 that were read before all discarded
             ones; ALL without any.
         histories: one per row if states are replaced by each call; otherwise none.
-        moves: pairs (source, target) of rows whose in-place states must still be copied.
-        shifts: tokens that must still be written to the slots of others that were discarded.
+        moves, shifts: pairs (source, target) of rows whose in-place states must still be copied,
+            and tokens that must still be written to the slots of others that were discarded.
         encoder_outputs: those of each row, if the model reads an encoder.
 
     Attributes:
@@ -51,7 +127,7 @@ class SessionState:
         intact: np.ndarray,
         histories: Tuple[RowHistory, ...] = (),
         moves: Tuple[Tuple[int, int], ...] = (),
-        shifts: Tuple[windows.Move, ...] = (),
+        shifts: Tuple[Move, ...] = (),
         encoder_outputs: Optional[EncoderOutputs] = None,
     ) -> None:
         self.reached: Tuple[int, Caches] = (0, caches)
@@ -102,20 +178,14 @@ class SessionState:
         return max(self._occupied.shape[1], int(self._length.max(initial=0))) + self.reached[0]
 
     def replace(self, **changes: Any) -> "SessionState":
-        """Return a copy with some arguments changed."""
-        arguments = {
-            "caches": self.caches,
-            "rewind": self.rewind,
-            "length": self.length,
-            "first_position": self.first_position,
-            "occupied": self.occupied,
-            "intact": self.intact,
-            "histories": self.histories,
-            "moves": self.moves,
-            "shifts": self.shifts,
-            "encoder_outputs": self.encoder_outputs,
-        }
-        return SessionState(**{**arguments, **changes})
+        """Return a copy with some arguments changed, on which no step is bound."""
+        state = object.__new__(SessionState)
+        state.__dict__.update(self.__dict__, stepper=None)
+        state.reached = (0, changes.pop("caches", self.caches))
+        state._length = changes.pop("length", self.length)
+        state._occupied = changes.pop("occupied", self.occupied)
+        state.__dict__.update(changes)
+        return state
 
     def unbind(self) -> None:
         """Let the next step be bound anew, and count the slots that steps may have written."""
@@ -230,20 +300,16 @@ class SessionState:
     def _tokens_of(self, parts: Mapping[int, Part]) -> arguments.RowTokens:
         """Return tokens of some rows, by their index, as those of all rows."""
         manifest = self.caches.graph.manifest
-        source, counts = manifest.inputs[0], np.zeros(self.rows, np.int64)
-        for row, (tokens, _) in parts.items():
-            counts[row] = len(tokens)
-        shape = (self.rows, int(counts.max(initial=0)))
-        x = np.zeros((*shape, *source.token_shape), source.dtype)
         planes: Dict[str, np.ndarray] = {}
+        rows = [parts[row][0] if row in parts else () for row in range(self.rows)]
+        x, counts = argument_arrays.padded_rows(rows, manifest.inputs[0])
         if manifest.axes:
-            planes["grid"] = np.zeros((manifest.axes, *shape), np.int64)
+            planes["grid"] = np.zeros((manifest.axes, *x.shape[:2]), np.int64)
         for row, (tokens, of_row) in parts.items():
-            x[row, : len(tokens)] = tokens
             for name, plane in of_row.items():
                 planes[name][:, row, : len(tokens)] = plane
         none = np.zeros_like(counts)
-        return arguments.RowTokens(slice(0, self.rows), x, counts, none, planes)
+        return arguments.RowTokens(slice(0, self.rows), x, counts, none, planes, none)
 
     def _check_windows(self, target: np.ndarray) -> None:
         """Refuse a rewind to lengths [B] whose next tokens read keys that are not kept."""
@@ -295,25 +361,25 @@ class SessionState:
             self.caches.mark_written(slice(target, target + 1), tokens)
             self.caches.copy((target, 0), self.caches, (source, 0), tokens)
         axes = [state.axis for state in self.caches.states]
-        windows.write(list(zip(axes, self.caches.past, strict=False)), self.shifts)
+        write_moves(list(zip(axes, self.caches.past, strict=False)), self.shifts)
         for shift in self.shifts:
             first_kept[shift.row] = shift.first_kept
         return self.replace(moves=(), shifts=())
 
     def wipe(self) -> None:
         """Write the fill value to every written slot that holds no token, where graphs read it."""
-        caches, slots, lengths = self.caches, self.occupied, self.length
+        caches, lengths = self.caches, self.length
         if not caches.rules.read_hidden:
             return
+        slots = self.occupied
         written, used = caches.notes.written, slots.shape[1]
         kept = np.zeros_like(written)
         kept[: self.rows] = lengths
         if (written <= (used if self.by_columns else kept)).all():
             return
         ends = np.maximum(written, kept)
-        hidden: List[Any] = [
-            slice(*pair) for pair in zip(kept.tolist(), ends.tolist(), strict=True)
-        ]
+        pairs = zip(kept.tolist(), ends.tolist(), strict=True)
+        hidden: List[Any] = [slice(*pair) for pair in pairs]
         for row in range(self.rows if self.by_columns else 0):
             visible = np.zeros(max(int(written[row]), used), bool)
             visible[:used] = slots[row]
@@ -322,8 +388,5 @@ class SessionState:
         written[...] = used if self.by_columns else kept
 
     def _histories(self, count: int) -> Tuple[RowHistory, ...]:
-        return (
-            tuple(RowHistory(self.rewind) for _ in range(count))
-            if self.caches.rules.replaced
-            else ()
-        )
+        kept = count if self.caches.rules.replaced else 0
+        return tuple([RowHistory(self.rewind) for _ in range(kept)])

@@ -1,11 +1,10 @@
 """Feed one token per row, or a few, with the same bindings: the cost of every generated token."""
 
-from typing import Any, Callable, Collection, Dict, List
+from typing import Any, Callable, Collection, Dict, List, Tuple
 
 import numpy as np
 
 from posenc_export.runtime.session.argument_arrays import array_of, check_tokens
-from posenc_export.runtime.session.binding import Binding
 from posenc_export.runtime.session.caches import Caches
 from posenc_export.runtime.session.errors import RUN_ERRORS, GraphError, expected
 from posenc_export.runtime.session.graph import Feeds
@@ -14,6 +13,43 @@ MOST_BINDINGS = 64  # of one memory
 WIDEST = 32  # most tokens per row of a pass whose binding is kept
 ONE_PLACE = ()  # key of the run in Binding.runs if all states are written in place
 FEW = 64  # arrays of at most this many counters are incremented item by item
+
+
+class Binding:
+    """Memory of the graph inputs `feeds`, which it takes over, for S tokens per row, and of the
+    output `result` [B,S,*].
+    """
+
+    def __init__(
+        self, feeds: Feeds, tokens: str, counters: Collection[str], result: np.ndarray
+    ) -> None:
+        self.counters = _joined(feeds, counters)  # they grow by one per token; an array per dtype
+        self.feeds, self.tokens, self.result = feeds, feeds[tokens], result  # tokens [B,S,*]
+        # Number of tokens, since it was set, for which the counters stand
+        self.at = 0
+        # Functions that run the graph, by the addresses of the states; empty if all are in place.
+        self.runs: Dict[Tuple[int, ...], Callable[[], object]] = {}
+
+    def set(self, feeds: Feeds) -> None:
+        """Overwrite the graph inputs with others of the same shapes."""
+        self.at = 0
+        for name, array in feeds.items():
+            self.feeds[name][...] = array
+
+    def run(self) -> np.ndarray:
+        """Run the graph on states in place and return `result`. Raise GraphError if it failed."""
+        try:
+            self.runs[ONE_PLACE]()
+        except RUN_ERRORS as error:
+            raise GraphError(error) from None
+        return self.result
+
+    def advance(self, count: int) -> None:
+        """Let the counters stand for `count` tokens."""
+        if count != self.at:
+            for counter in self.counters:
+                counter += count - self.at
+            self.at = count
 
 
 class Stepper:
@@ -68,14 +104,11 @@ class Stepper:
         binding, room, self.room = self.passes[new], self.room, 0
         binding.advance(taken)
         binding.tokens[...] = x
-        try:
-            binding.runs[ONE_PLACE]()
-        except RUN_ERRORS as error:
-            raise GraphError(error) from None
+        result = binding.run()
         self.binding.advance(taken + new)
         state.reached = (taken + new, caches)
         self.room = room - new
-        return binding.result
+        return result
 
     def checked(self, inputs: Any) -> np.ndarray:
         """Return inputs as [B] int64 or [B,E]. Raise ValueError for another form or a wrong id."""
@@ -129,7 +162,7 @@ class Stepper:
                 view[index] += 1
             for counter in many:
                 counter += 1
-            binding.taken = taken + 1
+            binding.at = taken + 1
             state.reached = (taken + 1, caches)
             stepper.room = room - 1
             return output
@@ -187,3 +220,17 @@ def _run(binding: Binding, caches: Caches) -> Caches:
         run = binding.runs[place]
     run()
     return caches.after(1, range(rows, caches.rows))
+
+
+def _joined(feeds: Feeds, counters: Collection[str]) -> List[np.ndarray]:
+    """Store the counters among the feeds in one array per dtype, which one addition increments."""
+    joined: List[np.ndarray] = []
+    for dtype in {feeds[name].dtype for name in feeds if name in counters}:
+        names = [name for name in feeds if name in counters and feeds[name].dtype == dtype]
+        joined.append(np.concatenate([feeds[name].reshape(-1) for name in names]))
+        begin = 0
+        for name in names:
+            shape, size = feeds[name].shape, feeds[name].size
+            feeds[name] = joined[-1][begin : begin + size].reshape(shape)
+            begin += size
+    return joined

@@ -13,7 +13,7 @@ from posenc_export.export.targets import ort, ort_cuda
 from posenc_export.models.short_forms import block_config
 from posenc_export.runtime import load
 from posenc_export.runtime.graphs import cuda_placement
-from posenc_export.runtime.session import feeder
+from posenc_export.runtime.session import reading
 from tests.tiny import block, decoder
 from tests.traces import sources
 
@@ -77,7 +77,7 @@ def test_steps_count_slots_in_multiples_and_give_the_outputs_of_one_call(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     slots = 16
-    monkeypatch.setattr(feeder, "STEP_SLOTS", slots)
+    monkeypatch.setattr(reading, "STEP_SLOTS", slots)
     export(sources(decoder("alibi")), "ort-cuda", tmp_path / "artefact", verify=False)
     model = load(tmp_path / "artefact", provider="cpu", threads=1)
     ids = np.arange(2 * (slots + 9)).reshape(2, -1) % 61

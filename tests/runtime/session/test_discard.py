@@ -17,7 +17,7 @@ from posenc_export.models.config import StackConfig
 from posenc_export.models.presets import seeded
 from posenc_export.runtime import Session, load
 from posenc_export.runtime.artefact.cache_formats import CACHE_FORMATS
-from posenc_export.runtime.session import windows
+from posenc_export.runtime.session import caches, state
 from posenc_export.runtime.session.prefixes import Prefixes
 from posenc_export.shared.numerics import cache_noise, rounding_tolerance, tolerance, worst_error
 from tests import traces
@@ -133,7 +133,7 @@ def test_keys_in_float16_are_rounded_again_and_stay_finite() -> None:
 def test_an_interrupted_move_is_completed_by_the_next_call(monkeypatch: Any) -> None:
     model = traces.sources(block("rope", RANGE)).model
     session = eager_session(model)
-    write, part_of = windows.write, windows.part_of
+    write, part_of = caches.write_moves, caches.part_of
 
     def interrupted(*place: Any) -> Any:
         """Let keys be written, and no values."""
@@ -143,16 +143,16 @@ def test_an_interrupted_move_is_completed_by_the_next_call(monkeypatch: Any) -> 
 
     def write_some(*arguments: Any) -> None:
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(windows, "part_of", interrupted)
+            patch.setattr(caches, "part_of", interrupted)
             write(*arguments)
 
     interrupted_at = [0, 1]
     width = session.manifest.config["width"]
     session.prefill([row[:20] for row in rows(width)[:1]])
-    monkeypatch.setattr(windows, "write", write_some)
+    monkeypatch.setattr(state, "write_moves", write_some)
     with pytest.raises(KeyboardInterrupt):
         session.discard(5, AFTER)
-    monkeypatch.setattr(windows, "write", write)
+    monkeypatch.setattr(state, "write_moves", write)
     other = eager_session(model)
     row = rows(width)[0]
     expected = other.prefill([np.concatenate((row[:AFTER], row[AFTER + 5 :]))])

@@ -27,7 +27,7 @@ def run_to(call: Callable[[], Any], at: int) -> int:
     """Run a call until the at-th line of the runtime, or to its end. Return the number of lines
     that it passed.
 
-    Lines that use the session's `CallGuard` are not counted: an interrupt can occur only after a
+    Lines that use the session's guard are not counted: an interrupt can occur only after a
     function call, and these lines are written for that.
     """
     passed = 0
@@ -43,13 +43,9 @@ def run_to(call: Callable[[], Any], at: int) -> int:
         return line
 
     def enter(frame: FrameType, event: str, argument: Any) -> Any:
-        name = frame.f_code.co_filename
-        return (
-            line
-            if "posenc_export/runtime" in name
-            and not name.endswith("runtime/session/call_guard.py")
-            else None
-        )
+        code = frame.f_code  # `alone` is the decorator `exclusive`
+        traced = "posenc_export/runtime" in code.co_filename and code.co_name != "alone"
+        return line if traced else None
 
     before = sys.gettrace()
     sys.settrace(enter)

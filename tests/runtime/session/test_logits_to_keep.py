@@ -11,6 +11,7 @@ from posenc_export import load
 from posenc_export.export import export, graph_values, signatures
 from posenc_export.models.presets import seeded
 from posenc_export.runtime.session.reading import Reading
+from posenc_export.runtime.session.stepper import Binding
 from posenc_export.runtime.verification import cells
 from posenc_export.runtime.verification.case import Case
 from posenc_export.shared.numerics import worst_error
@@ -59,7 +60,7 @@ def _computed(session: Any, monkeypatch: pytest.MonkeyPatch, **how: Any) -> List
     result: List[np.ndarray] = []
     feeds = Reading.run_chunk
     noted(type(session._reading.graph), "run")
-    noted(Reading, "_repeated")
+    noted(Binding, "run")
     monkeypatch.setattr(Reading, "run_chunk", feed)
     session.prefill(PROMPTS, **how)
     return counts

@@ -7,8 +7,8 @@ import pytest
 
 from posenc_export.runtime import Session
 from posenc_export.runtime.graphs.ort_graph import OrtGraph
-from posenc_export.runtime.session.feeder import Feeder
-from posenc_export.runtime.session.history import RowHistory
+from posenc_export.runtime.session.reading import Feeder
+from posenc_export.runtime.session.state import RowHistory
 from tests.runtime.sequences import CAPACITY, KINDS, LENGTH, excess, full, model, texts, worst_ahead
 
 pytestmark = pytest.mark.xdist_group("rope")  # one worker, which exports for them once

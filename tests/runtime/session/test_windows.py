@@ -15,9 +15,9 @@ from msgspec.structs import replace
 from posenc_export.export.expected import eager_session
 from posenc_export.models.config import StackConfig
 from posenc_export.runtime import Model, Session, load
-from posenc_export.runtime.session import windows
+from posenc_export.runtime.session import caches
+from posenc_export.runtime.session.caches import NEW, Window
 from posenc_export.runtime.session.prefixes import Prefixes
-from posenc_export.runtime.session.windows import NEW, Window
 from posenc_export.shared.numerics import tolerance, worst_error
 from tests import traces
 from tests.runtime.session.test_exceptions import run_to
@@ -397,13 +397,13 @@ def test_another_provider_keeps_all_tokens() -> None:
 def test_a_move_by_a_slot_too_many_or_few_changes_outputs(
     shift: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    right = windows.part_of
+    right = caches.part_of
 
     def off(row: int, axis: int, slots: slice) -> Any:
         begin = slots.start and slots.start + shift
         return right(row, axis, slice(begin, slots.stop + shift if begin else slots.stop))
 
-    monkeypatch.setattr(windows, "part_of", off)
+    monkeypatch.setattr(caches, "part_of", off)
     assert not goes_on(at(FULL[0] + 20), FULL[0] + 20)
 
 

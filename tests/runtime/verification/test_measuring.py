@@ -11,7 +11,7 @@ import pytest
 from posenc_export.export import VerificationError, export
 from posenc_export.runtime import load, verify
 from posenc_export.runtime.session.errors import GraphError
-from posenc_export.runtime.session.feeder import Feeder
+from posenc_export.runtime.session.reading import Feeder
 from posenc_export.runtime.verification import grid_inputs, measuring, proof, reference
 from posenc_export.shared.numerics import worst_error
 from tests.tiny import block, decoder
