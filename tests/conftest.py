@@ -16,14 +16,14 @@ import pytest
 import torch
 from torch._export import utils
 
+from posenc_export.runtime.artefact import files
 from posenc_export.runtime.graphs import kernel_library
-from posenc_export.runtime.verification.conformance import kept
 
 
 def pytest_configure(config: pytest.Config) -> None:
     """Keep results of contracts for the tests of this run alone, in all its processes."""
     if not hasattr(config, "workerinput"):  # the workers of xdist inherit the variable
-        os.environ[kept.VARIABLE] = folder = tempfile.mkdtemp(prefix="contracts")
+        os.environ[files.CACHE] = folder = tempfile.mkdtemp(prefix="contracts")
         config.add_cleanup(lambda: shutil.rmtree(folder, ignore_errors=True))
 
 

@@ -17,6 +17,7 @@ from posenc_export import encodings
 from posenc_export.benchmark import machine, workers
 from posenc_export.commands.cli import main
 from posenc_export.export import ExportOptions
+from posenc_export.runtime.artefact import files
 
 pytest.importorskip("gguf", reason="gguf is not installed")
 pytest.importorskip("transformers", reason="transformers is not installed")
@@ -113,7 +114,7 @@ def test_every_block_runs_from_the_top_and_prints_what_is_shown(
 ) -> None:
     _made(tmp_path)
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setenv(files.CACHE, str(tmp_path / "cache"))
     monkeypatch.setenv("OMP_WAIT_POLICY", "passive")  # which an export sets in its process
     monkeypatch.setattr(sys, "stdin", io.StringIO())
     for name, value in (

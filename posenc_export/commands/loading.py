@@ -81,12 +81,6 @@ def drafting(options: argparse.Namespace) -> Any:
     return load(options.speculate, options.provider)
 
 
-def cache_folder() -> Path:
-    """Return the folder of this package for files that can be made again, as XDG says."""
-    base = os.environ.get("XDG_CACHE_HOME", "")
-    return (Path(base) if os.path.isabs(base) else Path.home() / ".cache") / "posenc_export"
-
-
 def is_checkpoint(path: Path) -> bool:
     """Whether a path is a GGUF file, or a folder of transformers or sentence-transformers."""
     if path.suffix == ".gguf" and path.is_file():
@@ -151,7 +145,7 @@ def place_of(path: Path, target: str, weights: Optional[str] = None) -> Path:
     read = [(str(file.relative_to(folder)), files.entry(file).sha256) for file in _files(path)]
     text = json.dumps([VERSION, manifest.SCHEMA, name, target, weights, read])
     digest = hashlib.sha256(text.encode()).hexdigest()[:16]
-    return cache_folder() / "artefacts" / f"{Path(name).name}-{digest}"
+    return files.cache_folder() / "artefacts" / f"{Path(name).name}-{digest}"
 
 
 def _files(path: Path) -> List[Path]:

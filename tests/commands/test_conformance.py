@@ -9,14 +9,15 @@ import pytest
 from posenc_export.commands.cli import main
 from posenc_export.export import export
 from posenc_export.models.short_forms import block_config
-from posenc_export.runtime.verification.conformance import kept, suite
+from posenc_export.runtime.artefact import files
+from posenc_export.runtime.verification.conformance import suite
 from tests.traces import sources
 
 
 @pytest.fixture(autouse=True)
 def short(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """List two contracts, and keep results in a folder of the test."""
-    monkeypatch.setenv(kept.VARIABLE, str(tmp_path / "cache"))
+    monkeypatch.setenv(files.CACHE, str(tmp_path / "cache"))
     kernels = suite.listed()
     both = [next(k for k in kernels if k.operator == name) for name in ("CumSum", "QMoE")]
     monkeypatch.setattr(suite, "listed", lambda: both)

@@ -13,6 +13,7 @@ pytest.importorskip("transformers", reason="transformers is not installed")
 from posenc_export.commands import loading  # noqa: E402
 from posenc_export.commands.cli import main  # noqa: E402
 from posenc_export.export import artefact  # noqa: E402
+from posenc_export.runtime.artefact import files  # noqa: E402
 from tests.models import gguf_files  # noqa: E402
 
 WITHOUT_TORCH = (
@@ -40,9 +41,9 @@ def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(autouse=True)
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setenv(files.CACHE, str(tmp_path / "cache"))
     monkeypatch.setenv("OMP_WAIT_POLICY", "passive")  # which an export sets in its process
-    yield tmp_path / "cache" / "posenc_export" / "artefacts"
+    yield tmp_path / "cache" / "artefacts"
 
 
 def _inside(folder: Path) -> List[str]:

@@ -17,6 +17,7 @@ PREFIX = ".posenc-"  # names of temporary folders and files of an export start w
 # atomically.
 ASIDE = f"{PREFIX}old-"
 PART = f"{PREFIX}part-"  # prefix of a file that is being written
+CACHE = "POSENC_CACHE"  # variable with the folder of files that can be made again
 
 
 def locate(folder: Union[str, Path]) -> Path:
@@ -26,6 +27,20 @@ def locate(folder: Union[str, Path]) -> Path:
         return folder
     aside = folder.with_name(ASIDE + folder.name) if folder.name else folder
     return aside if aside.is_dir() else preset_folder(str(folder)) or folder
+
+
+def cache_folder() -> Path:
+    """Return the folder for files that can be made again: that of CACHE, or posenc_export in the
+    user's folder of caches, as XDG says. Raise OSError without a home.
+    """
+    if named := os.environ.get(CACHE):
+        return Path(named)
+    caches = Path(os.environ.get("XDG_CACHE_HOME", ""))
+    try:
+        caches = caches if caches.is_absolute() else Path.home() / ".cache"
+    except RuntimeError as error:
+        raise OSError(str(error)) from None
+    return caches / "posenc_export"
 
 
 def utf8(path: Path) -> str:

@@ -14,6 +14,7 @@ import pytest
 
 from posenc_export.export import VerificationError, export
 from posenc_export.runtime import load, verify
+from posenc_export.runtime.artefact import files
 from posenc_export.runtime.artefact.certificate import Check
 from posenc_export.runtime.graphs import kernel_library, onnx_parts
 from posenc_export.runtime.graphs.onnx_nodes import read
@@ -59,7 +60,7 @@ def artefacts(tmp_path_factory: pytest.TempPathFactory) -> Artefacts:
 @pytest.fixture
 def empty(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Return a folder without results."""
-    monkeypatch.setenv(kept.VARIABLE, str(tmp_path / "cache"))
+    monkeypatch.setenv(files.CACHE, str(tmp_path / "cache"))
     return tmp_path / "cache" / "kernels"
 
 
@@ -260,11 +261,11 @@ def test_other_code_of_contracts_has_other_keys(
 
 
 def test_results_are_in_the_folder_of_the_user(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv(kept.VARIABLE)
+    monkeypatch.delenv(files.CACHE)
     monkeypatch.setenv("HOME", "/home/somebody")
-    monkeypatch.setenv(kept.CACHES, "relative")  # which the XDG specification ignores
+    monkeypatch.setenv("XDG_CACHE_HOME", "relative")  # which the XDG specification ignores
     assert kept.folder() == Path("/home/somebody/.cache/posenc_export/kernels")
-    monkeypatch.setenv(kept.CACHES, "/caches")
+    monkeypatch.setenv("XDG_CACHE_HOME", "/caches")
     assert kept.folder() == Path("/caches/posenc_export/kernels")
 
 
@@ -272,7 +273,7 @@ def test_without_a_folder_contracts_are_tried_each_time(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "file").touch()
-    monkeypatch.setenv(kept.VARIABLE, str(tmp_path / "file" / "cache"))
+    monkeypatch.setenv(files.CACHE, str(tmp_path / "file" / "cache"))
     assert ran([KERNEL]) == [True] and ran([KERNEL]) == [True]
 
 

@@ -16,8 +16,6 @@ from posenc_export.runtime.graphs import kernel_library
 from posenc_export.runtime.verification import decoding
 from posenc_export.runtime.verification.conformance.trial import Kernel
 
-VARIABLE = "POSENC_CACHE"  # the folder, in place of posenc_export in the user's folder of caches
-CACHES = "XDG_CACHE_HOME"
 HERE = Path(__file__).parent
 
 
@@ -30,14 +28,7 @@ class Kept(Struct, frozen=True, forbid_unknown_fields=True):
 
 def folder() -> Path:
     """Return the folder of results. Raise OSError without a home."""
-    if named := os.environ.get(VARIABLE):
-        return Path(named) / "kernels"
-    caches = Path(os.environ.get(CACHES, ""))
-    try:
-        caches = caches if caches.is_absolute() else Path.home() / ".cache"
-    except RuntimeError as error:
-        raise OSError(str(error)) from None
-    return caches / "posenc_export" / "kernels"
+    return files.cache_folder() / "kernels"
 
 
 def key(kernel: Kernel) -> str:
