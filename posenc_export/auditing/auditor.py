@@ -2,13 +2,15 @@
 
 import contextlib
 from dataclasses import replace
+from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, List, Mapping, Optional, Tuple, Union, cast
+from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple, Union, cast
 
 import numpy as np
 
 from posenc_export.auditing import exact, finding, hypotheses, opening, repeat
 from posenc_export.auditing.answer import CAUSES, Answer, answer
+from posenc_export.auditing.claim import Claim, Question
 from posenc_export.auditing.completions_server import (
     LogProbabilities,
     Server,
@@ -18,16 +20,18 @@ from posenc_export.auditing.completions_server import (
 )
 from posenc_export.auditing.confined import SECONDS
 from posenc_export.auditing.facts import Reference
-from posenc_export.auditing.graph import COUNTS_ROWS, NotPossible
-from posenc_export.auditing.inputs import Interface, given
+from posenc_export.auditing.graph import COUNTS_ROWS
+from posenc_export.auditing.inputs import Interface, NotPossible, given
 from posenc_export.auditing.observing import Observed, observe
-from posenc_export.auditing.plan import LENGTH, ROWS, Plan, case_of, plan
+from posenc_export.auditing.plan import LENGTH, ROWS, Plan, case_of, of_call, plan
 from posenc_export.auditing.reference import open_reference
 from posenc_export.auditing.result import Audit, AuditedCell
 from posenc_export.auditing.rounding import Loss, Rounding, accuracy_of, loss, rounding_of
 from posenc_export.auditing.session import TAGS, ForeignSession
 from posenc_export.export.conditioning import TRIES
 from posenc_export.runtime.session.errors import GraphError
+from posenc_export.runtime.verification.case import Cell
+from posenc_export.runtime.verification.indices import SOLVER
 from posenc_export.runtime.verification.proof import Accuracy, check_tolerance, rounded_up
 from posenc_export.shared import numerics
 from posenc_export.shared.numerics import LIMIT
@@ -37,6 +41,8 @@ from posenc_export.shared.refusal import refusal
 LARGEST = 1 << 30  # numbers of the outputs of one call
 # Allowed error per position: of angles that are computed in float32, as most libraries do.
 ANGLES = 4 * numerics.UNIT_ROUNDOFF["float32"]
+SHOWN = ("S", "P", "padding", "start", "column")  # of the call of a counterexample
+STATUS = ("proved", "refuted", "not proved")  # of claims
 SHORT, NAMING = 8, 48  # tokens of sequences from which a fault is named
 
 
@@ -171,7 +177,7 @@ class Auditor:
             limit = np.minimum(limit * self._conditioned(), LIMIT)
             reply = answer(observed, limit, self.reference.facts.edges)
         reply = self._named(reply)
-        cells = self._cells(planned, observed, limit)
+        cells = self._cells(planned.cells, observed, limit)
         verdict, sentence = self._verdict(reply, cells)
         cause, lost, wrong = reply.cause, None, (observed, limit, reply.first)
         if self.rounding is not None and self.rounding.form is not None:
@@ -185,6 +191,20 @@ class Auditor:
                 cause = own.cause
         elif self.rounding is not None:
             sentence += f"; structure and rounding are not apart: {self.rounding.reason}"
+        repeated, claims = self._repeated(planned.cells, *wrong), self._claims()
+        tried: Dict[str, Tuple[str, List[AuditedCell], str]] = {}
+        for index, claim in enumerate(claims):
+            if claim.status == "refuted":
+                call = str([claim.call[name] for name in ("S", "P", "padding", "end", "start")])
+                if call not in tried:
+                    tried[call] = self._confirmed(claim)
+                    cells += tried[call][1]
+                doubt, _, program = tried[call]
+                repeated = program or repeated
+                if doubt:
+                    text = f"{claim.text}, but {doubt}"
+                    claims[index] = replace(claim, status="not proved", text=text)
+        verdict, sentence, cause = self._with_claims(verdict, sentence, cause, claims)
         return Audit(
             verdict,
             sentence,
@@ -194,8 +214,79 @@ class Auditor:
             planned.unreached,
             observed,
             lost,
-            self._repeated(planned, *wrong),
+            tuple(claims),
+            repeated,
         )
+
+    def _claims(self) -> List[Claim]:
+        """Return what is proved of an ONNX graph at every length, refuted, or neither."""
+        if not hasattr(self.graph, "prove"):
+            return []
+        if find_spec(SOLVER) is None:
+            how = f"{SOLVER} is not installed here; pip install 'posenc-export[prove]'"
+            return [Claim("calls", "not proved", how)]
+        self.say("audit: proving positions and masks at every length")
+        facts = self.reference.facts
+        padded = facts.causal or "position_ids" in self.interface.inputs
+        calls = (self.interface, facts.positions, facts.starts, padded)
+        question = Question(*calls, list(facts.rules), bool(facts.whole))
+        return self.graph.prove(question, self.rounding and self.rounding.form)
+
+    def _confirmed(self, claim: Claim) -> Tuple[str, List[AuditedCell], str]:
+        """Run the call that refutes a claim. Return why it does not, or empty, the cell, and the
+        program that repeats it.
+        """
+        cell = of_call(self.interface, self.reference, claim.call)
+        if cell is None:
+            return "the call is too long to run here", [], ""
+        observed = observe(self.session(), [cell], self.accuracy, self.reference.facts.width)
+        limit = self.limits(observed, self.accuracy)
+        if (shorter := self._error_before(claim.call)) > 0:  # as a shorter call is right
+            exact = max(self.accuracy.tolerance, numerics.SAFETY * shorter)
+            limit = np.minimum(limit, exact)
+        own = self._cells([cell], observed, limit)
+        if own[0].status not in ("wrong", "refused"):
+            return f"the call shows no error ({own[0].error:.1e})", own, ""
+        wrong = ~(observed.columns["error"] <= limit)
+        return "", own, self._repeated([cell], observed, limit, int(np.argmax(wrong)))
+
+    def _error_before(self, call: Mapping[str, int]) -> float:
+        """Return the largest error of one call of all tokens but the last of a counterexample; 0 if
+        there is none.
+        """
+        count = call["P"] + call["S"] - 1
+        if count <= call["padding"] or self.interface.length:
+            return 0.0
+        before = {**call, "S": count, "P": 0, "end": min(call["end"], count)}
+        cell = of_call(self.interface, self.reference, before)
+        assert cell is not None  # shorter than one that is run
+        observed = observe(self.session(), [cell], self.accuracy, self.reference.facts.width)
+        return float(observed.columns["error"].max(initial=0.0))
+
+    def _with_claims(
+        self, verdict: str, sentence: str, cause: str, claims: List[Claim]
+    ) -> Tuple[str, str, str]:
+        """Return verdict, sentence and cause with what the solver says."""
+        by = {status: [c for c in claims if c.status == status] for status in STATUS}
+        if refuted := by["refuted"]:
+            first, call = refuted[0], refuted[0].call
+            sizes = ", ".join(f"{name} {call[name]}" for name in SHOWN if call[name])
+            where = f"in the call of {sizes}, {first.text}"
+            if verdict == "wrong":
+                return verdict, f"{sentence}; the smallest wrong call: {where}", cause
+            of_mask = first.name.startswith("keys")
+            said = f"wrong {where}, although {sentence}"
+            return "wrong", said, "visibility" if of_mask else "positions"
+        if verdict == "wrong" or not claims:
+            return verdict, sentence, cause
+        if proved := len(by["proved"]):
+            most = self.reference.facts.positions
+            of = f"{proved} of {len(claims)} claims" if by["not proved"] else f"{proved} claims"
+            sentence += f"; {of} on masks and positions proved for all calls of up to {most} tokens"
+        if by["not proved"]:
+            reasons = dict.fromkeys(f"{c.name}: {c.text}" for c in by["not proved"])
+            sentence += f"; not proved: {'; '.join(reasons)}"
+        return verdict, sentence, cause
 
     def _in_own_precision(self, planned: Plan, quick: bool) -> Any:
         """Return the answer, the plan, the cells, the loss, and the first wrong token of the graph
@@ -210,7 +301,7 @@ class Auditor:
         observed = observe(self.session(own=True), planned.cells, accuracy, width)
         limit = self.limits(observed, accuracy)
         reply = answer(observed, limit, self.reference.facts.edges)
-        own = self._cells(planned, observed, limit)
+        own = self._cells(planned.cells, observed, limit)
         named = [replace(cell, name=f"in {rounding.format}, {cell.name}") for cell in own]
         length = self.interface.length or min(LENGTH, self.interface.capacity or LENGTH)
         case = case_of(rounding.original, self.interface.batch or ROWS, length, 0)
@@ -231,13 +322,15 @@ class Auditor:
             return verdict, f"structure right; in its own precision {of_own}"
         return verdict, f"structure {sentence}; {rounding.words}: {lost}"
 
-    def _repeated(self, planned: Plan, observed: Observed, limit: np.ndarray, first: int) -> str:
+    def _repeated(
+        self, cells: Sequence[Cell], observed: Observed, limit: np.ndarray, first: int
+    ) -> str:
         """Return the program that repeats the first wrong token, or empty."""
-        if first < 0:
-            return ""
         columns = observed.columns
+        if first < 0 or not len(columns["cell"]):
+            return ""
         name = observed.names[int(columns["cell"][first])]
-        wrong = next(cell for cell in planned.cells if cell.name == name)
+        wrong = next(cell for cell in cells if cell.name == name)
         token = [float(array[first]) for array in (columns["row"], columns["index"], limit)]
         if isinstance(self.graph, Server):
             return request(self.session(), wrong, token)
@@ -309,10 +402,12 @@ class Auditor:
         allowed = tolerance + ANGLES * self.reference.facts.depth * position
         return np.minimum(allowed, max(LIMIT, tolerance)) / 1.05
 
-    def _cells(self, planned: Plan, observed: Observed, limit: np.ndarray) -> List[AuditedCell]:
+    def _cells(
+        self, planned: Sequence[Cell], observed: Observed, limit: np.ndarray
+    ) -> List[AuditedCell]:
         cells, columns = [], observed.columns
         place = {name: index for index, name in enumerate(observed.names)}
-        for cell in planned.cells:
+        for cell in planned:
             name = cell.name
             if name in observed.impossible:
                 cells.append(AuditedCell(name, "not possible", message=observed.impossible[name]))

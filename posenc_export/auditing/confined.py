@@ -17,8 +17,9 @@ from typing import IO, Any, Dict, List, Mapping, Tuple, Type
 import msgspec
 import numpy as np
 
-from posenc_export.auditing.graph import Arrays, NotPossible
-from posenc_export.auditing.inputs import NotUnrounded, Value
+from posenc_export.auditing.claim import Claim, Question
+from posenc_export.auditing.graph import Arrays
+from posenc_export.auditing.inputs import NotPossible, NotUnrounded, Value
 from posenc_export.runtime.session.errors import GraphError
 from posenc_export.shared.confinement import confine
 from posenc_export.shared.foreign import FOREIGN, brief
@@ -118,6 +119,11 @@ class Confined:
     def run_unrounded(self, feeds: Mapping[str, np.ndarray]) -> Arrays:
         """Run the float32 form."""
         return _unpacked(self._answer(Packed, "run unrounded", _packed(feeds)))
+
+    def prove(self, question: Question, form: Any = None) -> List[Claim]:
+        """As Graph.prove, of the float32 form if it was opened."""
+        answer: List[Claim] = self._answer(List[Claim], "prove", question)
+        return answer
 
     def close(self) -> None:
         """End the process."""
@@ -245,6 +251,8 @@ def serve() -> None:
                 )
                 if what == "unrounded":
                     unrounded, answer = _opened_unrounded(graph)
+                elif what == "prove":
+                    answer = graph.prove(msgspec.msgpack.decode(content, type=Question), unrounded)
                 else:
                     run = graph.run if what == "run" else unrounded.run
                     answer = _packed(run(_unpacked(msgspec.msgpack.decode(content, type=Packed))))

@@ -125,6 +125,7 @@ def _stated(manifest: Manifest, edges: Mapping[str, int], allowed: float, depth:
         heads=heads[0] if heads else (0, 0),
         starts=not counted,
         encodings=frozenset(spec["name"] for spec in encodings),
+        sees=tuple(manifest.places.sees) if manifest.places else (),
     )
 
 

@@ -6,8 +6,8 @@ from typing import Any, Iterator, List, Mapping, Set, Tuple
 
 import numpy as np
 
-from posenc_export.auditing.graph import Arrays, NotPossible, source_of
-from posenc_export.auditing.inputs import Value
+from posenc_export.auditing.graph import Arrays, source_of
+from posenc_export.auditing.inputs import NotPossible, Value
 from posenc_export.runtime.session.errors import GraphError
 from posenc_export.shared.foreign import brief
 from posenc_export.shared.refusal import refusal

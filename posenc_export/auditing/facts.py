@@ -30,6 +30,17 @@ class Facts:
     heads: Tuple[int, int] = (0, 0)  # number and size of the heads of a cache, zeros if unknown
     starts: bool = True  # whether sequences can begin at other positions than 0
     encodings: FrozenSet[str] = frozenset()  # names of position encodings, if they are known
+    # By layer, the rule (shared/places.py) of the keys k that a query at q sees, or "" for none;
+    # empty if the reference declares none.
+    sees: Tuple[str, ...] = ()
+
+    @property
+    def rules(self) -> Tuple[str, ...]:
+        """The rules, or that of all layers as it was measured, if nothing limits it."""
+        limits = ("window", "sliding", "chunk", "reach", "attention")
+        if self.sees or self.window or any(name.startswith(limits) for name in self.edges):
+            return self.sees or ("",)
+        return ("k <= q" if self.causal else "k >= 0",)
 
 
 class Reference(Protocol):

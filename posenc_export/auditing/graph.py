@@ -1,12 +1,14 @@
 """Graphs of others, opened to be called with arrays by name."""
 
 import inspect
+from functools import partial
 from pathlib import Path
-from typing import Any, Callable, Dict, List, Mapping, Sequence, Set, Tuple
+from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Set, Tuple
 
 import numpy as np
 
-from posenc_export.auditing.inputs import NotUnrounded, Value
+from posenc_export.auditing.claim import Claim, Question
+from posenc_export.auditing.inputs import NotPossible, NotUnrounded, Value
 from posenc_export.runtime.session.errors import RUN_ERRORS, GraphError
 from posenc_export.shared.foreign import brief
 from posenc_export.shared.refusal import refusal
@@ -27,10 +29,6 @@ LIMITS = {
     "padding",
 }
 HALVES = {"FLOAT16": "float16", "BFLOAT16": "bfloat16"}
-
-
-class NotPossible(Exception):
-    """Raised for a call that the inputs or the operators of a graph cannot express."""
 
 
 def source_of(function: Callable[..., Any], opened: str, *arguments: Any) -> str:
@@ -125,15 +123,7 @@ class Graph:
         """Run the graph. Raise NotPossible beyond the limits of an operator, or GraphError."""
         if self.steps and feeds["input_ids"].shape[1] > 1 and all(a.size for a in feeds.values()):
             raise NotPossible("the graph with caches takes one token in each call")
-        try:
-            return self._run(feeds)
-        except Exception as error:
-            if not isinstance(error, RUN_ERRORS) and "onnxruntime" not in type(error).__module__:
-                raise
-            for part, limit in LIMITS.items():
-                if part in str(error):
-                    raise NotPossible(limit) from error
-            raise GraphError(error) from error
+        return ran(self._run, feeds)
 
     def unrounded(self) -> "Unrounded":
         """Return the float32 form. Raise NotUnrounded if it is not known."""
@@ -143,6 +133,14 @@ class Graph:
 
         return Unrounded(unrounded(self.path))
 
+    def prove(self, question: Question, form: Optional["Unrounded"] = None) -> List[Claim]:
+        """Prove what the graph does at every length, or its float32 form."""
+        from posenc_export.auditing import proving
+
+        if self.path.is_dir():
+            return [Claim("calls", "not proved", "there are two graphs")]
+        return proving.prove(form.model if form else proving.read(self.path), question)
+
 
 class Unrounded:
     """The float32 form of a graph, as `Graph`. form: of unrounded.py."""
@@ -150,24 +148,39 @@ class Unrounded:
     def __init__(self, form: Any) -> None:
         import onnxruntime
 
-        self.weights, self.numbers = form.weights, form.numbers
+        self.weights, self.numbers, self.model = form.weights, form.numbers, form.model
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads, options.log_severity_level = 1, 4
         cpu = ["CPUExecutionProvider"]
-        self._session = onnxruntime.InferenceSession(form.content, options, providers=cpu)
+        try:
+            self._session = onnxruntime.InferenceSession(form.content, options, providers=cpu)
+        except Exception as error:  # as in Graph
+            raise NotUnrounded(f"its float32 form is not loaded: {brief(error)}") from None
         self.inputs = [_value(value, {}) for value in self._session.get_inputs()]
         self.outputs = [_value(value, {}) for value in self._session.get_outputs()]
 
     def run(self, feeds: Mapping[str, np.ndarray]) -> Arrays:
-        """Run the form. Raise GraphError."""
+        """As Graph.run."""
         names = [value.name for value in self.outputs]
-        try:
-            arrays = self._session.run(names, {v.name: feeds[v.name] for v in self.inputs})
-        except Exception as error:
-            if not isinstance(error, RUN_ERRORS) and "onnxruntime" not in type(error).__module__:
-                raise
-            raise GraphError(error) from error
+        arrays = ran(
+            partial(self._session.run, names), {v.name: feeds[v.name] for v in self.inputs}
+        )
         return dict(zip(names, arrays, strict=True))
+
+
+def ran(run: Callable[[Any], Any], feeds: Mapping[str, np.ndarray]) -> Any:
+    """Run a session of ONNX Runtime. Raise NotPossible beyond the limits of an operator, or
+    GraphError.
+    """
+    try:
+        return run(feeds)
+    except Exception as error:
+        if not isinstance(error, RUN_ERRORS) and "onnxruntime" not in type(error).__module__:
+            raise
+        for part, limit in LIMITS.items():
+            if part in str(error):
+                raise NotPossible(limit) from error
+        raise GraphError(error) from error
 
 
 def _value(value: Any, sizes: Mapping[str, Mapping[int, int]]) -> Value:

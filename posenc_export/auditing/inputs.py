@@ -19,6 +19,10 @@ WHERE = "audit"
 FILE = "give --inputs FILE"
 
 
+class NotPossible(Exception):
+    """Raised for a call that the inputs or the operators of a graph cannot express."""
+
+
 class NotUnrounded(Exception):
     """Raised for a graph whose float32 form is not known, with the reason."""
 

@@ -5,7 +5,7 @@ from typing import Dict, List, Sequence
 
 import numpy as np
 
-from posenc_export.auditing.graph import NotPossible
+from posenc_export.auditing.inputs import NotPossible
 from posenc_export.auditing.session import TAGS, ForeignSession
 from posenc_export.runtime.verification import measuring, proof
 from posenc_export.runtime.verification.case import Cell, Pairs

@@ -6,7 +6,7 @@ Shapes: B rows, L tokens of a sequence.
 import functools
 import itertools
 from dataclasses import dataclass
-from typing import Any, Dict, Iterator, List, Optional, Tuple
+from typing import Any, Dict, Iterator, List, Mapping, Optional, Tuple
 
 import numpy as np
 
@@ -75,6 +75,31 @@ def case_of(reference: Reference, rows: int, length: int, start: int) -> Case:
         got = f"NaN or infinity at {(~np.isfinite(full).all(-1)).sum()} of {rows * length} tokens"
         raise refusal("audit", "a reference with finite outputs", got, "check its weights")
     return Case(tokens, full, start, fork_at, other, other_full)
+
+
+def of_call(interface: Interface, reference: Reference, call: Mapping[str, int]) -> Optional[Cell]:
+    """Return the cell of a counterexample (claim.Claim); None if it is too long to run."""
+    count, past, length = call["S"], call["P"], call["end"] - call["padding"]
+    facts, rows = reference.facts, interface.batch or 1
+    if length > facts.positions or length**2 * facts.width > WORK:
+        return None
+    case = case_of(reference, rows, length, call["start"])
+    tokens = np.zeros((rows, past + count, *case.tokens.shape[2:]), case.tokens.dtype)
+    mask = np.zeros(tokens.shape[:2], np.int64)
+    own = slice(call["padding"], call["end"])
+    tokens[:, own], mask[:, own] = case.tokens, 1
+    new = min(length, call["end"] - past)
+
+    def run(session: Calls, case: Case) -> Pairs:
+        outputs = np.zeros(0)
+        for part in (slice(0, past), slice(past, None))[past == 0 :]:
+            given = {"attention_mask": mask[:, part], "start": case.start}
+            outputs = session.prefill(tokens[:, part], **given)
+        last = call["end"] - past
+        yield outputs[:, last - new : last], case.full[:, length - new :]
+
+    words = {"tokens": count, "slots": past, "of padding": call["padding"], "start": case.start}
+    return _cell("call of " + ", ".join(f"{name} {n}" for name, n in words.items()), run, case)
 
 
 def _tokens(reference: Reference, shape: Tuple[int, int], name: str) -> np.ndarray:

@@ -3,6 +3,7 @@
 from dataclasses import asdict, dataclass
 from typing import Any, Dict, Mapping, Optional, Tuple
 
+from posenc_export.auditing.claim import Claim
 from posenc_export.auditing.observing import Observed
 from posenc_export.auditing.rounding import Loss
 
@@ -34,6 +35,8 @@ class Audit:
     unreached: Mapping[str, str]  # edges of the reference that no cell reached, with the reason
     observed: Observed  # the error of each compared token
     loss: Optional[Loss] = None  # what rounding costs, of a graph whose weights are rounded
+    # What is proved of an ONNX graph at every length, refuted, or neither
+    claims: Tuple[Claim, ...] = ()
     # Source that repeats the first wrong token with numpy and the library of the graph, or empty
     program: str = ""
 
@@ -52,5 +55,6 @@ class Audit:
             "cells": cells,
             "inputs": list(self.inputs),
             "unreached": dict(self.unreached),
+            "claims": [asdict(claim) for claim in self.claims],
             "loss": self.loss and asdict(self.loss),
         }

@@ -10,8 +10,8 @@ from typing import Any, List, NamedTuple, Optional, Sequence
 import numpy as np
 
 from posenc_export.auditing.feeds import feeds_of
-from posenc_export.auditing.graph import Arrays, NotPossible, Run
-from posenc_export.auditing.inputs import Cache, Interface
+from posenc_export.auditing.graph import Arrays, Run
+from posenc_export.auditing.inputs import Cache, Interface, NotPossible
 from posenc_export.runtime.session.errors import GraphError
 
 TAGS = 3  # numbers behind each output: row, index of the token in it, number of the call

@@ -42,6 +42,7 @@ class Form:
     """A float32 form: the model, serialised, and the constants whose numbers were rounded."""
 
     content: bytes = b""
+    model: Any = None  # the same, of onnx_ir
     weights: Dict[str, Weight] = field(default_factory=dict)
     numbers: Dict[str, np.ndarray] = field(default_factory=dict)
 
@@ -71,6 +72,9 @@ def unrounded(path: Path) -> Form:
     """Return the float32 form of a graph. Raise NotUnrounded if it is not known."""
     model = InlinePass()(ir.load(path)).model
     model = LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0)(model).model
+    for value in model.graph.initializers.values():
+        if isinstance(value.const_value, ir.ExternalTensor):
+            value.const_value = ir.tensor(value.const_value.numpy().copy(), name=value.name)
     nodes = list(model.graph.all_nodes())
     if unknown := sorted({node.op_type for node in nodes} & {*UNKNOWN}):
         raise NotUnrounded(f"{', '.join(unknown)} are not read in float32")
@@ -81,7 +85,7 @@ def unrounded(path: Path) -> Form:
             _rewrite(node, origins)
     _fold(model, origins)
     _scale_products(model.graph, origins)
-    form = Form()
+    form = Form(model=model)
     initializers: Dict[str, Any] = {**model.graph.initializers}
     for name, value in initializers.items():
         if not value.uses() and not value.is_graph_output():

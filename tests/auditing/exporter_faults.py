@@ -112,7 +112,7 @@ class GraphFault(NamedTuple):
         model = onnx.load(graph)
         places = self._places(model)
         for number, (place, is_output) in enumerate(sorted(places)):
-            _insert(model.graph, place, self.nodes, f"fault_{number}_", is_output)
+            insert(model.graph, place, self.nodes, f"fault_{number}_", is_output)
         onnx.save(model, output)
         return len(places)
 
@@ -128,10 +128,17 @@ class GraphFault(NamedTuple):
         return dict.fromkeys((end, False) for end in ends)
 
 
-def _insert(graph: onnx.GraphProto, value: str, text: str, prefix: str, is_output: bool) -> None:
+def insert(
+    graph: onnx.GraphProto,
+    value: str,
+    text: str,
+    prefix: str,
+    is_output: bool,
+    constants: str = CONSTANTS,
+) -> None:
     """Insert nodes between a value and its readers; for an output, behind what computes it."""
     inputs = "int64[n] X, int64[b, s] input_ids, int64[b, t] attention_mask"
-    header = f"faulty ({inputs}) => (int64[n] Y) {CONSTANTS}"
+    header = f"faulty ({inputs}) => (int64[n] Y) {constants}"
     parsed = onnx.parser.parse_graph(header + "{" + text + "}")
     names = {"X": value, "Y": f"{prefix}Y", "input_ids": "input_ids"}
     names["attention_mask"] = "attention_mask"

@@ -10,7 +10,7 @@ import math
 from dataclasses import dataclass, field
 from fractions import Fraction
 from pathlib import Path
-from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 import numpy as np
 import z3
@@ -173,6 +173,7 @@ class Translation:
     # Functions without a definition, which a counterexample may choose other than the graph does
     free: Dict[str, Any] = field(default_factory=dict)
     reasons: Dict[str, str] = field(default_factory=dict)  # why a value is not translated
+    operators: Mapping[str, Callable[..., Tensor]] = field(default_factory=lambda: OPERATORS)
 
     def get(self, name: str) -> Tensor:
         """Return a value. Raise Untranslated if it has none."""
@@ -185,7 +186,7 @@ class Translation:
     def run(self, nodes: Sequence[Node]) -> None:
         """Translate nodes in order, and note the reason where one is not."""
         for node in nodes:
-            operator = OPERATORS.get(node.operator)
+            operator = self.operators.get(node.operator)
             try:
                 if operator is None or node.domain not in ("", "ai.onnx"):
                     raise Untranslated(f"operator {node.operator} is not translated")

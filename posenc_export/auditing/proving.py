@@ -1,0 +1,584 @@
+"""Claims on a graph of others that hold at every length, or the smallest call that refutes one:
+which keys each query sees, and the position of each token. The solver z3 proves them.
+
+Shapes: B rows, S new tokens, T keys of a call.
+"""
+
+import math
+from fractions import Fraction
+from functools import partial
+from pathlib import Path
+from typing import Any, Callable, Dict, Iterator, List, Mapping, Sequence, Tuple
+
+import numpy as np
+import onnx_ir as ir
+import z3
+from onnx_ir.passes.common import InlinePass
+
+from posenc_export.auditing.claim import Claim, Question
+from posenc_export.auditing.foreign_call import ForeignCall
+from posenc_export.auditing.inputs import NotPossible
+from posenc_export.runtime.graphs.onnx_nodes import TYPES, Constant, Node, Nodes
+from posenc_export.runtime.verification.any_call import EFFORT
+from posenc_export.runtime.verification.integer_graph import without_bodies
+from posenc_export.runtime.verification.symbolic import (
+    MALFORMED,
+    OPERATORS,
+    Score,
+    Tensor,
+    Translation,
+    Untranslated,
+    alike,
+    both,
+    broadcast,
+    choose,
+    negated,
+    real,
+    reason_of,
+    simplified,
+    truth,
+    whole,
+)
+
+STORED = 1 << 20  # numbers of a constant that the solver may need
+HIDES = -9000.0  # masks of exporters are at most so large, and scores are larger
+NUMBERS = ("int64", "int32", "int16", "int8", "uint8", "bool")
+FEW = 8  # angles of a rotation that are proved one by one
+TABLES = 8  # rows of a constant from which on it may be a table of positions
+GROUPED = "GroupQueryAttention"
+
+
+def read(path: Path) -> Any:
+    """Return the model of a file."""
+    return InlinePass()(ir.load(path)).model
+
+
+def prove(model: Any, question: Question) -> List[Claim]:
+    """Prove the claims on a graph, a model of onnx_ir."""
+    try:
+        call = ForeignCall(question)
+
+    except NotPossible as reason:
+        return [Claim("calls", "not proved", str(reason))]
+    return list(_Proof(without_bodies(nodes_of(model.graph)), call, question).claims())
+
+
+def nodes_of(graph: Any) -> Nodes:
+    """Return a graph of onnx_ir as Nodes, whose large constants have a shape alone."""
+    inside = {name: _constant(name, v) for name, v in graph.initializers.items() if v.const_value}
+    return Nodes(
+        [_node(node) for node in graph],
+        {v.name: TYPES.get(int(v.dtype or 0), "other") for v in graph.inputs},
+        inside,
+        [value.name for value in graph.outputs],
+    )
+
+
+def _constant(name: str, value: Any) -> Constant:
+    tensor: Any = value.const_value if isinstance(value, ir.Value) else value
+    element = TYPES.get(int(tensor.dtype), "other")
+    content = tensor.tobytes() if tensor.size <= STORED else b""
+    return Constant(name, element, tuple(tensor.shape.numpy()), content)
+
+
+def _node(node: Any) -> Node:
+    values: Dict[str, Any] = {}
+    for name, attribute in node.attributes.items():
+        value = attribute.value
+        if attribute.type == ir.AttributeType.TENSOR:
+            value = _constant("", value)
+        elif attribute.type == ir.AttributeType.GRAPH:
+            value = nodes_of(value)
+        elif isinstance(value, tuple):
+            value = list(value)
+        values[name] = value
+    read, made = (
+        ["" if v is None else v.name for v in side] for side in (node.inputs, node.outputs)
+    )
+    domain = "" if node.domain == "ai.onnx" else node.domain
+    return Node(domain, node.op_type, node.name or "", read, made, values)
+
+
+class _Foreign(Translation):
+    """The values of a graph of others: constants of masks are -inf, whatever they are.
+
+    Attributes:
+        call: that the graph gets.
+    """
+
+    call: ForeignCall
+
+    def _constant(self, constant: Constant) -> Tensor:
+        if not constant.content and 0 not in constant.shape:  # too large
+            kind = np.dtype(constant.element).kind if constant.element in NUMBERS else "f"
+            name = constant.name
+            return Tensor(constant.shape, lambda index: self.undefined(name, index, kind))
+        of, scalar = super()._constant(constant), bool(constant.shape in ((), (1,)))
+        if not scalar or constant.element not in ("float", "float16", "double"):
+            return of
+        number = of.at([0] * len(constant.shape))
+        hides = isinstance(number, float) and number <= HIDES
+        return Tensor(of.shape, lambda index: -np.inf) if hides else of
+
+
+class _Proof:
+    def __init__(self, graph: Nodes, call: ForeignCall, question: Question) -> None:
+        self.graph, self.call, self.question = graph, call, question
+        stored = {**graph.constants, **_constants_in(graph.nodes)}
+        self.values = _Foreign(
+            dict(call.tensors), stored, Path(), call.sums, call.same, operators=ALL
+        )
+        self.values.call = call
+        self.values.run(graph.nodes)
+
+    def claims(self) -> Iterator[Claim]:
+        """Yield what is proved, refuted or neither."""
+        attentions = list(self._attentions())
+        if not attentions:
+            yield Claim("mask", "not proved", "no attention was found")
+        rules = self.question.sees
+        if len(rules) == 1:
+            rules = rules * len(attentions)
+        for layer, hidden in enumerate(attentions):
+            name = f"keys that layer {layer} sees"
+            if len(rules) != len(attentions):
+                count = f"{len(attentions)} attentions for {len(rules)} layers"
+                yield Claim(name, "not proved", f"the graph has {count}")
+                return
+            if not rules[layer]:
+                yield Claim(name, "not proved", "the reference declares no rule")
+                continue
+            yield self._tried(name, partial(self._sees, hidden, rules[layer]))
+        yield from self._positions()
+
+    def _tried(self, name: str, claim: Any) -> Claim:
+        try:
+            text, model = claim()
+        except (TimeoutError, *MALFORMED) as error:
+            return Claim(name, "not proved", reason_of(error))
+        if model is None:
+            return Claim(name, "proved", text)
+        return Claim(name, "refuted", text, self.call.described(model))
+
+    def _attentions(self) -> Iterator[Callable[[], Any]]:
+        """Yield for each attention a function that returns whether a key is hidden."""
+        for node in self.graph.nodes:
+            read = (node.inputs or [""])[0]
+            unknown = node.operator == "Softmax" and read not in self.values.tensors
+            if unknown or node.operator == "Softmax" and self._of_keys(read):
+                yield partial(self._hidden, read)
+            elif node.operator == "Attention" and not node.domain:
+                yield partial(self._by_mask, node)
+            elif node.operator == GROUPED:
+                yield partial(self._grouped, node)
+
+    def _of_keys(self, name: str) -> bool:
+        """Return whether a value has an axis of queries and one of keys behind it."""
+        tensor = self.values.tensors.get(name)
+        if tensor is None or len(tensor.shape) < 3 or isinstance(tensor.shape[-1], int):
+            return False
+        sizes = zip(tensor.shape[-2:], (self.call.columns, self.call.total), strict=True)
+        return all(alike(x, y) or self.call.excludes(x != y) for x, y in sizes)
+
+    def _index(self, tensor: Tensor) -> List[Any]:
+        """Return the index of any query and key, of the row, and of any head."""
+        call, rank = self.call, len(tensor.shape)
+        heads = [z3.Int(f"head {axis}") for axis in range(rank - 3)]
+        return [call.row, *heads, call.column, call.slot][-rank:]
+
+    def _entry(self, name: str) -> Any:
+        tensor = self.values.get(name)
+        return tensor.at(self._index(tensor))
+
+    def _hidden(self, name: str) -> Any:
+        return real(self._entry(name)).hidden
+
+    def _by_mask(self, node: Node) -> Any:
+        name, call = (node.inputs[3:4] or [""])[0], self.call
+        hidden: Any = False
+        if name:
+            entry = self._entry(name)
+            hidden = (
+                real(entry).hidden if isinstance(entry, (Score, float)) else negated(truth(entry))
+            )
+        if node.attributes.get("is_causal"):
+            hidden = z3.Or(hidden, call.slot > call.column + call.slots)
+        return hidden
+
+    def _grouped(self, node: Node) -> Any:
+        """Return the keys that GroupQueryAttention hides, by its contract: those behind the query
+        and in front of its window, of as many as `seqlens_k` says.
+        """
+        call = self.call
+        last = self.values.get(node.inputs[5])
+        count = last.at([call.row, 0][: len(last.shape)]) + 1
+        query = count - call.columns + call.column if call.interface.caches else call.column
+        query = z3.If(call.slots == 0, call.column, query)
+        hidden, size = call.slot > query, node.attributes.get("local_window_size", -1)
+        return z3.Or(hidden, query - call.slot >= size) if size > 0 else hidden
+
+    def _sees(self, hidden: Any, rule: str) -> Tuple[str, Any]:
+        call = self.call
+        q, k = call.rule("q"), call.rule("k")
+        expected = both(k >= 0, call.rule(rule))
+        differs = z3.Xor(z3.Or(hidden()), z3.Not(expected))
+        model = call.least(*call.within(), q >= 0, differs)
+        if model is None:
+            return f"each token sees the keys k where {rule}", None
+        sees = "sees" if z3.is_false(model.eval(expected, True)) else "does not see"
+        at = call.described(model)
+        key = at["position of the key"]
+        what = f"the key at position {key}" if key >= 0 else "a slot of padding"
+        return f"the token at position {at['position']} {sees} {what}", model
+
+    def _positions(self) -> Iterator[Claim]:
+        """Prove the positions that rows of tables and angles are of."""
+        known: Dict[Any, str] = {}
+        for node in self.graph.nodes:
+            stored = self.graph.constants.get((node.inputs or [""])[0])
+            if node.operator == "Gather" and stored is not None and self._is_table(stored, node):
+                name = f"rows of {stored.name}"
+                yield self._tried(name, partial(self._rows, node, stored))
+            elif node.operator in ("Cos", "Sin") and node.inputs[0] not in known:
+                known[node.inputs[0]] = name = f"angles of {node.inputs[0]}"
+                if self._depends(node.inputs[0]):
+                    if self.question.by_length:
+                        why = "angles of the reference depend on the length of the sequence"
+                        yield Claim(name, "not proved", why)
+                    else:
+                        yield self._tried(name, partial(self._angles, node))
+
+    def _is_table(self, stored: Constant, node: Node) -> bool:
+        floats = stored.element in ("float", "float16", "bfloat16", "double")
+        rows = stored.shape[0] if stored.shape else 0
+        if node.attributes.get("axis", 0) or not floats or rows < TABLES:
+            return False
+        return self._depends(node.inputs[1])
+
+    def _depends(self, name: str) -> bool:
+        """Return whether a value is computed from positions, and not from tokens."""
+        tensor = self.values.tensors.get(name)
+        if tensor is None:
+            return False
+        try:
+            return z3.is_expr(real(self._token(tensor)).value)
+        except Untranslated as reason:
+            return "depends on the values" not in str(reason)
+        except MALFORMED:
+            return True
+
+    def _token(self, tensor: Tensor, *last: Any) -> Any:
+        """Return the entry of any token, and of a number of its last axis."""
+        call, axes = self.call, list[Any]()
+        for size in tensor.shape[: len(tensor.shape) - len(last)]:
+            if isinstance(size, int) and size == 1:
+                axes.append(0)
+            elif call.column not in axes and self._is(size, call.columns):
+                axes.append(call.column)
+            elif call.row not in axes and self._is(size, call.rows):
+                axes.append(call.row)
+            else:
+                raise Untranslated("an axis that is not of rows or tokens")
+        return tensor.at([*axes, *last])
+
+    def _is(self, size: Any, known: Any) -> bool:
+        if isinstance(size, int):
+            return False
+        return alike(size, known) or self.call.excludes(size != known)
+
+    def _rows(self, node: Node, stored: Constant) -> Tuple[str, Any]:
+        call, q, rows = self.call, self.call.rule("q"), stored.shape[0]
+        index, inside = self._token(self.values.get(node.inputs[1])), [*call.within(), q >= 0]
+        start = call.least(*inside)
+        shift = start.eval(index - q, True).as_long() if start is not None else 0
+        model = call.least(*inside, index != q + shift)
+        if model is not None:
+            got = model.eval(index, True)
+            wanted = model.eval(q + shift, True)
+            return f"the token at position {wanted} reads the row of position {got}", model
+        model = call.least(*inside, z3.Or(index < 0, index >= rows))
+        if model is not None:
+            return f"a row beyond the {rows} of {stored.name} is read", model
+        return "each token reads the row of its position", None
+
+    def _visible(self, *facts: Any) -> Any:
+        """Return the smallest call in which facts hold, one behind cached keys if there is one: a
+        rotation of all tokens of a row by the same angle changes nothing.
+        """
+        call = self.call
+        from_zero = call.first(call.row) == 0
+        for more in ([from_zero, call.slots >= 1], [from_zero], []):
+            if (model := call.least(*facts, *more)) is not None:
+                return model
+        return None
+
+    def _angles(self, node: Node) -> Tuple[str, Any]:
+        call, q = self.call, self.call.rule("q")
+        tensor, inside = self.values.get(node.inputs[0]), [*call.within(), q >= 0]
+        size = tensor.shape[-1]
+        if not isinstance(size, int):
+            raise Untranslated("angles of no known number")
+        chosen = range(size) if size <= FEW else sorted({0, 1, size // 2 - 1, size // 2, size - 1})
+        for number in chosen:
+            angle = real(self._token(tensor, number)).value
+            alone = [*inside, call.slots == 0, call.pad(call.row) == 0, call.first(call.row) == 0]
+            at = [call.least(*alone, q == position) for position in (0, 1)]
+            if None in at:
+                raise Untranslated("a graph of one position")
+            first, second = (_fraction(model.eval(angle, True)) for model in at)
+            expected = _real(first) + _real(second - first) * z3.ToReal(q)
+            model = self._visible(*inside, angle != expected)
+            if model is not None:
+                step = float(second - first)
+                got = (
+                    (float(_fraction(model.eval(angle, True))) - float(first)) / step if step else 0
+                )
+                position = model.eval(q, True)
+                return f"the token at position {position} has the angles of position {got:g}", model
+        return "each token has the angles of its position", None
+
+
+def _fraction(number: Any) -> Fraction:
+    if not z3.is_rational_value(number):
+        raise Untranslated("an angle that depends on numbers that the solver chooses")
+    return Fraction(number.as_fraction())
+
+
+def _real(number: Fraction) -> Any:
+    return z3.RealVal(str(number))
+
+
+def _constants_in(nodes: Sequence[Node]) -> Mapping[str, Constant]:
+    """Return the values of nodes Constant."""
+    found = {}
+    for node in nodes:
+        value = node.attributes.get("value")
+        if node.operator == "Constant" and isinstance(value, Constant):
+            found[node.outputs[0]] = value
+    return found
+
+
+def _product(context: Translation, node: Node, x: Tensor, y: Tensor, *_: Tensor) -> Tensor:
+    """Translate a product of matrices: of one column and one row entry by entry, as of angles."""
+    if len(y.shape) < 2 or not (isinstance(x.shape[-1], int) and x.shape[-1] == 1):
+        return OPERATORS["MatMul"](context, node, x, y)
+
+    def turned(index: Sequence[Any]) -> Any:
+        return y.at([*index[:-2], 0, index[-1]])
+
+    left = Tensor([*x.shape[:-1], 1], lambda index: x.at([*index[:-1], 0]))
+    right = Tensor([*y.shape[:-2], 1, y.shape[-1]], turned)
+    return OPERATORS["Mul"](context, node, left, right)
+
+
+def _scaled(context: Translation, node: Node, x: Tensor, y: Tensor) -> Tensor:
+    """Translate a product, of which one factor may be a mask's constant and the other 0 or 1."""
+
+    def of(a: Any, b: Any) -> Any:
+        a, b = (b, a) if isinstance(a, float) and a == -np.inf else (a, b)
+        if isinstance(b, float) and b == -np.inf:
+            return Score(z3.RealVal(0), z3.simplify(real(a).value > 0))
+        return OPERATORS["Mul"](context, node, _entry_of(a), _entry_of(b)).at([])
+
+    return broadcast(of, x, y)
+
+
+def _entry_of(entry: Any) -> Tensor:
+    return Tensor([], lambda index: entry)
+
+
+def _numbers_of(context: Translation, node: Node, x: Tensor, *_: Any) -> Tensor:
+    """Translate an operator that changes numbers and no shape, without a definition."""
+    return Tensor(x.shape, lambda index: context.undefined(node.outputs[0], index))
+
+
+def _mean(context: Translation, node: Node, x: Tensor, axes: Any = None) -> Tensor:
+    given = node.attributes.get("axes") or (range(len(x.shape)) if axes is None else whole(axes))
+    over = {axis % len(x.shape) for axis in given}
+    if not node.attributes.get("keepdims", 1):
+        raise Untranslated("a mean without its axis")
+    shape = [1 if axis in over else size for axis, size in enumerate(x.shape)]
+    return Tensor(shape, lambda index: context.undefined(node.outputs[0], index))
+
+
+def _gather_nd(context: Translation, node: Node, x: Tensor, at: Tensor) -> Tensor:
+    depth = at.shape[-1]
+    if node.attributes.get("batch_dims") or not isinstance(depth, int):
+        raise Untranslated("GatherND with batches")
+
+    def entry(index: Sequence[Any]) -> Any:
+        outer = list(index[: len(at.shape) - 1])
+        places = [at.at([*outer, axis]) for axis in range(depth)]
+        places = [choose(p < 0, p + n, p) for p, n in zip(places, x.shape, strict=False)]
+        return x.at([*places, *index[len(at.shape) - 1 :]])
+
+    return Tensor([*at.shape[:-1], *x.shape[depth:]], entry)
+
+
+def _sum(context: Translation, node: Node, x: Tensor, axes: Any = None) -> Tensor:
+    """Translate a sum; of numbers whose sum is not known, without a definition."""
+    try:
+        return OPERATORS[node.operator](context, node, x, axes)
+    except Untranslated:
+        return _mean(context, node, x, axes)
+
+
+def _trilu(context: Translation, node: Node, x: Tensor, k: Any = None) -> Tensor:
+    shift = whole(k)[0] if k is not None else 0
+    upper = node.attributes.get("upper", 1)
+
+    def entry(index: Sequence[Any]) -> Any:
+        behind = index[-1] - index[-2]
+        return choose(behind >= shift if upper else behind <= shift, x.at(index), 0)
+
+    return Tensor(x.shape, entry)
+
+
+def _tile(context: Translation, node: Node, x: Tensor, repeats: Tensor) -> Tensor:
+    counts = whole(repeats)
+    if any(isinstance(size, int) and size == 1 for size in counts) is False:
+        raise Untranslated("a tile of several axes")
+    shape = [size * count for size, count in zip(x.shape, counts, strict=True)]
+    single = [isinstance(count, int) and count == 1 for count in counts]
+
+    def entry(index: Sequence[Any]) -> Any:
+        triples = zip(index, x.shape, single, strict=True)
+        return x.at([i if one else i % size for i, size, one in triples])
+
+    return Tensor(shape, entry)
+
+
+class _Reshaped(Tensor):
+    """Entries of another tensor in their order, with other sizes."""
+
+    source: Tensor
+
+
+def _reshape(context: Any, node: Node, x: Tensor, shape: Tensor) -> Tensor:
+    """Translate a reshape; of a reshape, as one of what that reads."""
+    sizes = whole(shape)
+    if not node.attributes.get("allowzero"):
+        sizes = [x.shape[k] if isinstance(n, int) and n == 0 else n for k, n in enumerate(sizes)]
+    return _with_sizes(context, node, x, sizes)
+
+
+def _flatten(context: Any, node: Node, x: Tensor) -> Tensor:
+    axis = node.attributes.get("axis", 1)
+    axis = axis + len(x.shape) if axis < 0 else axis
+    parts = (x.shape[:axis], x.shape[axis:])
+    return _with_sizes(context, node, x, [simplified(math.prod(part)) for part in parts])
+
+
+def _with_sizes(context: Any, node: Node, x: Tensor, sizes: Sequence[Any]) -> Tensor:
+    source = x.source if isinstance(x, _Reshaped) else x
+    if any(_open(n) for n in sizes):
+        sizes, known = ([_plain(context.call, n) for n in of] for of in (sizes, x.shape))
+        sizes = [_rest(known, sizes) if _open(n) else n for n in sizes]
+    given = Tensor([len(sizes)], lambda index: sizes[index[0]])
+    plain = OPERATORS["Reshape"](context, node, source, given)
+    result = _Reshaped(plain.shape, plain.at)
+    result.source = source
+    return result
+
+
+def _plain(call: ForeignCall, size: Any) -> Any:
+    """Return a size as that of rows, tokens or keys if it is one."""
+    if isinstance(size, int):
+        return size
+    plain = (call.rows, call.columns, call.total, call.slots)
+    equal = (n for n in plain if alike(n, size) or call.excludes(n != size))
+    return next(equal, size)
+
+
+def _rest(shape: Sequence[Any], sizes: Sequence[Any]) -> Any:
+    """Return the size -1: sizes that are written alike are left out of the quotient."""
+    left, by = list(shape), 1
+    for size in sizes:
+        if isinstance(size, int):
+            by *= abs(size)
+            continue
+        match = next((k for k, n in enumerate(left) if alike(n, size)), None)
+        if match is None:
+            return _quotient(math.prod(shape), math.prod(n for n in sizes if not _open(n)), shape)
+        left.pop(match)
+    known = math.prod(n for n in left if isinstance(n, int))
+    if known % by:
+        raise Untranslated("a shape with a size that is not known")
+    return simplified(math.prod(n for n in left if not isinstance(n, int)) * (known // by))
+
+
+def _open(size: Any) -> bool:
+    return isinstance(size, int) and size == -1
+
+
+def _quotient(total: Any, by: Any, shape: Sequence[Any]) -> Any:
+    """Return the quotient of two products, if it is a size of a shape or a product of two."""
+    pairs = [x * y for k, x in enumerate(shape) for y in shape[k + 1 :]]
+    for candidate in (*shape, *pairs):
+        solver = z3.Solver()
+        solver.set("rlimit", EFFORT)
+        solver.add(total != candidate * by)
+        if solver.check() == z3.unsat:
+            return simplified(candidate)
+    raise Untranslated("a shape with a size that is not known")
+
+
+def _gather(context: Any, node: Node, x: Tensor, at: Tensor) -> Tensor:
+    """Translate a gather; of rows and columns that a reshape has joined, if the index is that of
+    the row times their number and a column.
+    """
+    source, call = getattr(x, "source", x), context.call
+    joined = len(source.shape) == 2 and len(x.shape) == 2 and alike(x.shape[1], 1)
+    if not joined or isinstance(source.shape[1], int) or node.attributes.get("axis", 0):
+        return OPERATORS["Gather"](context, node, x, at)
+
+    def entry(index: Sequence[Any]) -> Any:
+        place, columns = at.at(index[: len(at.shape)]), source.shape[1]
+        column = z3.simplify(place - call.row * columns, som=True)
+        if call.excludes(*call.within(), z3.Or(column < 0, column >= columns)):
+            return source.at([call.row, column])
+        raise Untranslated("a row and a column in one index")
+
+    return Tensor([*at.shape, 1], entry)
+
+
+def _split(context: Translation, node: Node, x: Tensor, sizes: Any = None) -> Tensor:
+    axis, count = node.attributes.get("axis", 0) % len(x.shape), len(node.outputs)
+    given = whole(sizes) if sizes is not None else node.attributes.get("split")
+    given = given or [x.shape[axis] // count] * count
+    begins = np.cumsum([0, *given]).tolist()
+    parts = []
+    for first, size in zip(begins, given, strict=False):
+        shape = [*x.shape[:axis], size, *x.shape[axis + 1 :]]
+        parts.append(Tensor(shape, _moved(x, axis, first)))
+    context.tensors.update(zip(node.outputs, parts, strict=True))
+    return parts[0]
+
+
+def _moved(x: Tensor, axis: int, first: int) -> Any:
+    return lambda index: x.at([*index[:axis], index[axis] + first, *index[axis + 1 :]])
+
+
+def _is_nan(context: Translation, node: Node, x: Tensor) -> Tensor:
+    return Tensor(x.shape, lambda index: False)
+
+
+SAME_SHAPE: Tuple[str, ...] = ("Softmax", "Gelu", "Silu", "Swish", "HardSwish", "LeakyRelu", "Erf")
+SAME_SHAPE += ("LayerNormalization", "SimplifiedLayerNormalization", "RMSNormalization")
+SAME_SHAPE += ("RotaryEmbedding",)
+ALL: Mapping[str, Any] = {
+    **OPERATORS,
+    "MatMul": _product,
+    "Mul": _scaled,
+    "ReduceMean": _mean,
+    "Reshape": _reshape,
+    "Flatten": _flatten,
+    "Gather": _gather,
+    "Split": _split,
+    "ReduceSum": _sum,
+    "GatherND": _gather_nd,
+    "Trilu": _trilu,
+    "Tile": _tile,
+    "IsNaN": _is_nan,
+    **dict.fromkeys(SAME_SHAPE, _numbers_of),
+}

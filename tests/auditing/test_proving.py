@@ -1,0 +1,138 @@
+"""What a graph does at every length is proved, or refuted by the smallest call."""
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Dict
+
+import onnx
+import pytest
+
+from posenc_export import audit
+from posenc_export.auditing import Audit, auditor
+from tests.auditing.exporter_faults import insert
+from tests.auditing.faults import FAULTS, Faulty
+from tests.auditing.graphs import MODELS, exported, model_of
+from tests.auditing.rounded import FORMATS
+
+LONG = "<int64 zero = {0}, int64 one = {1}, int64 late = {%d}>"
+
+# A mask that hides the first key of calls with many keys, and positions that are one too large
+# behind many.
+LATE = {
+    "attention_mask": """
+        of_mask = Shape (attention_mask)
+        T = Gather (of_mask, one)
+        slots = Range (zero, T, one)
+        short = Less (T, late)
+        behind = Greater (slots, zero)
+        kept = Or (short, behind)
+        seen = Cast <to = 7> (kept)
+        Y = Mul (X, seen)""",
+    "position_ids": """
+        far = GreaterOrEqual (X, late)
+        more = Cast <to = 7> (far)
+        Y = Add (X, more)""",
+}
+
+
+def plant(graph: Path, value: str, nodes: str, output: Path, late: int = 0) -> None:
+    """Insert nodes between an input and its readers."""
+    model = onnx.load(graph)
+    insert(model.graph, value, nodes, "late_", False, LONG % late)
+
+    onnx.save(model, output)
+
+
+def status(result: Audit) -> Dict[str, str]:
+    return {claim.name: claim.status for claim in result.claims}
+
+
+@pytest.mark.parametrize("cached", [False, True])
+@pytest.mark.parametrize("name", MODELS)
+def test_masks_and_positions_of_a_right_graph_are_proved(
+    name: str, cached: bool, tmp_path: Path
+) -> None:
+    model = model_of(name)
+    model.save_pretrained(tmp_path / "checkpoint")
+    graph = exported(model, tmp_path / "model.onnx", cached)
+    result = audit(graph, tmp_path / "checkpoint", quick=True)
+    assert {*status(result).values()} == {"proved"}, result.claims
+    assert len(result.claims) == (2 if name == "bloom" else 3)  # of two layers, and positions
+    assert "claims on masks and positions proved for all calls of up to" in result.sentence
+
+
+@pytest.mark.parametrize(("value", "late"), [("attention_mask", 5000), ("position_ids", 600)])
+def test_a_fault_that_begins_late_is_found_by_the_smallest_call(
+    value: str, late: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = model_of("llama", max_position_embeddings=late + 1000)
+    model.save_pretrained(tmp_path / "checkpoint")
+    right = exported(model, tmp_path / "right.onnx")
+    plant(right, value, LATE[value], tmp_path / "model.onnx", late)
+    result = audit(tmp_path / "model.onnx", tmp_path / "checkpoint", quick=True)
+    assert not result.right and "although right in" in result.sentence, result.sentence
+    refuted = [claim for claim in result.claims if claim.status == "refuted"]
+    call = refuted[0].call
+    if value == "attention_mask":
+        assert result.cause == "visibility" and len(refuted) == 2
+        assert (call["S"], call["P"], call["position of the key"]) == (1, late - 1, 0)
+        said = f"the token at position {late - 1} does not see the key at position 0"
+    else:
+        assert result.cause == "positions" and call["position"] == late
+        said = f"the token at position {late} has the angles of position {late + 1}"
+    assert said in result.sentence
+    (tmp_path / "repeat.py").write_text(result.program, "utf-8")
+    command = [sys.executable, tmp_path / "repeat.py"]
+    assert subprocess.run([*command, tmp_path / "model.onnx"]).returncode == 1
+    assert subprocess.run([*command, right]).returncode == 0
+    # No cell of the plan shows it.
+    monkeypatch.setattr(auditor, "find_spec", lambda name: None)
+    quick = value == "position_ids"
+    without = audit(tmp_path / "model.onnx", tmp_path / "checkpoint", quick=quick)
+    assert without.right and "pip install 'posenc-export[prove]'" in without.sentence
+
+
+# By fault, the smallest call that refutes a claim: numbers of new tokens and of slots.
+REFUTED = {
+    "window ignored": (1, 8),
+    "window one too large": (1, 8),
+    "positions of padded rows are slots": (1, 0),
+    "new tokens one position late": (1, 1),
+    "mask one short": (2, 0),
+    "cache capped": (1, 13),
+}
+
+
+@pytest.mark.parametrize("name", REFUTED)
+def test_a_fault_in_masks_or_positions_is_refuted_by_the_smallest_call(
+    name: str, tmp_path: Path
+) -> None:
+    fault = FAULTS[name]
+    model = model_of(fault.model)
+    model.save_pretrained(tmp_path / "checkpoint")
+    graph = exported(model, tmp_path / "model.onnx", wrapped=Faulty(model, fault).eval())
+    result = audit(graph, tmp_path / "checkpoint", quick=True)
+    refuted = [claim.call for claim in result.claims if claim.status == "refuted"]
+    assert refuted and (refuted[0]["S"], refuted[0]["P"]) == REFUTED[name], result.claims
+    assert result.cause in fault.causes and "the smallest wrong call: " in result.sentence
+
+
+def test_a_rounded_graph_is_proved_in_its_float32_form(tmp_path: Path) -> None:
+    model = model_of("mistral")
+    model.save_pretrained(tmp_path / "checkpoint")
+    for kind in ("float16", "dynamic 8 bits"):
+        FORMATS[kind](exported(model, tmp_path / "right.onnx"), tmp_path / "model.onnx")
+        result = audit(tmp_path / "model.onnx", tmp_path / "checkpoint", quick=True)
+        assert result.right and {*status(result).values()} == {"proved"}, result.claims
+
+
+def test_what_is_not_translated_is_named(tmp_path: Path) -> None:
+    model = model_of("llama")
+    model.save_pretrained(tmp_path / "checkpoint")
+    right = exported(model, tmp_path / "right.onnx")
+    plant(right, "attention_mask", "Y = Sign (X)", tmp_path / "model.onnx")
+    result = audit(tmp_path / "model.onnx", tmp_path / "checkpoint", quick=True)
+    assert result.right and [*status(result).values()] == ["not proved", "not proved", "proved"]
+    assert "1 of 3 claims on masks and positions proved" in result.sentence
+    assert "keys that layer 0 sees: operator Sign is not translated" in result.sentence
