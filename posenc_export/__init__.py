@@ -11,6 +11,7 @@ from posenc_export.shared.version import VERSION
 
 if TYPE_CHECKING:
     from posenc_export.auditing import Audit, audit
+    from posenc_export.catalogue.plots import draw
     from posenc_export.export import export as export_model
     from posenc_export.export.comparison import compare
     from posenc_export.models.block import AttentionBlock
@@ -32,6 +33,7 @@ _HOME = {
     "export_model": "posenc_export.export:export",
     "Audit": "posenc_export.auditing",
     "audit": "posenc_export.auditing",
+    "draw": "posenc_export.catalogue.plots",
     "compare": "posenc_export.export.comparison",
     "from_pretrained": "posenc_export.models.pretrained",
     "extend_positions": "posenc_export.models.context_extension",
@@ -66,6 +68,7 @@ __all__ = [
     "config_from_json",
     "config_to_json",
     "decoder_config",
+    "draw",
     "encoder_config",
     "export_model",
     "extend_positions",

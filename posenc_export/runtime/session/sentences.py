@@ -61,9 +61,8 @@ def check_model(model: Any) -> None:
     """Raise ValueError unless a model comes from an artefact with sentence embeddings."""
     check_embeds(model.manifest)
     if model.folder is None:
-        raise refusal(
-            "embed", "an artefact", "a module in memory", "export it, and load the folder"
-        )
+        rule, remedy = f"an artefact with output {OUTPUT}", "export it, and load the folder"
+        raise refusal("embed", rule, "a module in memory", remedy)
 
 
 def check_embeds(manifest: Manifest) -> None:
