@@ -17,6 +17,7 @@ from posenc_export.models.config import ReadoutConfig
 from posenc_export.models.embedding_and_head import Text
 from posenc_export.models.families.shared.limits import TABLE, check_values
 from posenc_export.models.parts.readout import Readout
+from posenc_export.ops import experts
 from posenc_export.shared.allocation import enough_memory
 from posenc_export.shared.foreign import explained
 from posenc_export.shared.refusal import refusal
@@ -211,6 +212,7 @@ def load(kind: Kind, checkpoint: Checkpoint) -> Published:
         )
         if model._can_set_experts_implementation():
             model.set_experts_implementation("batched_mm")
+            _replace_experts(model)
     count, missing = len(model.state_dict()), found["missing_keys"]
     if not kind.head and missing and _is_unread(model, missing, kind.vocabulary):
         missing = []  # as those of a pooler beside hidden states
@@ -228,6 +230,39 @@ def load(kind: Kind, checkpoint: Checkpoint) -> Published:
     with _calls("a model that reads token ids"):
         published: Published = own(model.eval(), kind.vocabulary, kind.max_positions).eval()
     return published
+
+
+class Chosen(torch.nn.Module):
+    """Experts with the unit silu(gate) up, as one operation. of: experts of transformers, whose
+    weights are copied.
+    """
+
+    def __init__(self, of: Any) -> None:
+        super().__init__()
+        both = (of.gate_up_proj, of.down_proj)
+        first, downs = (w if of.is_transposed else w.transpose(1, 2) for w in both)
+        parts = {"downs": downs, **dict(zip(("gates", "ups"), first.chunk(2, -1), strict=True))}
+        for name, part in parts.items():
+            weight = part.detach().clone(memory_format=torch.contiguous_format)
+            self.register_parameter(name, torch.nn.Parameter(weight, requires_grad=False))
+
+    def forward(self, x: Tensor, chosen: Tensor, weights: Tensor) -> Tensor:
+        """x [S,E], chosen experts [S,k] int64 and their weights [S,k] -> [S,E]."""
+        gates: Any = self.gates
+        each = x.new_zeros(x.shape[0], gates.shape[0]).scatter(1, chosen, weights.to(x.dtype))
+        return experts.RUN(x, each, gates, self.ups, self.downs, chosen.shape[1])
+
+
+def _replace_experts(model: Any) -> None:
+    """Replace experts whose unit, tried with numbers, is that of Chosen."""
+    for name, part in [*model.named_modules()]:
+        if not getattr(part, "has_gate", False) or part.has_bias or part.has_post_expert_norm:
+            continue
+        width = part.down_proj.shape[1 if part.is_transposed else 2]
+        gate, up = 8 * torch.randn(2, 64, width, generator=torch.Generator().manual_seed(0))
+        got = part._apply_gate(torch.cat((gate, up), -1))
+        if got.shape == gate.shape and torch.allclose(got, torch.nn.functional.silu(gate) * up):
+            model.set_submodule(name, Chosen(part))
 
 
 def _is_unread(model: Any, names: Iterable[str], vocabulary: int) -> bool:

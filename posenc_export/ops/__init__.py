@@ -27,6 +27,7 @@ from posenc_export.ops.caches import (  # noqa: F401
     refuse_gaps,
     write_index,
 )
+from posenc_export.ops.experts import weighted_experts  # noqa: F401
 from posenc_export.ops.recurrence import gated_delta  # noqa: F401
 from posenc_export.ops.rotations import (  # noqa: F401
     apply_rotation,

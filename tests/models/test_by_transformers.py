@@ -14,12 +14,14 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from posenc_export import export_model, ops
 from posenc_export.commands.cli import main
 from posenc_export.models import families
-from posenc_export.models.by_transformers import Published, without_code
-from posenc_export.models.checkpoint import Checkpoint
+from posenc_export.models.by_transformers import Chosen, Published, kind_of, load, without_code
+from posenc_export.models.checkpoint import Checkpoint, read_config
 from posenc_export.models.pretrained import from_pretrained
 from posenc_export.models.tensor_files import SafetensorsFile
+from posenc_export.ops import experts
 
 transformers = pytest.importorskip("transformers", reason="transformers is not installed")
 
@@ -96,6 +98,31 @@ def test_a_type_without_a_family_is_what_transformers_computes(name: str, tmp_pa
     assert name not in families.FILES and model.max_positions == 64
     # Experts are read in batches, whose sums are rounded in another order on some processors.
     torch.testing.assert_close(model(ids), expected, rtol=0, atol=1e-6)
+
+
+def test_experts_are_one_operation(tmp_path: Path) -> None:
+    _saved("flex_olmo", tmp_path / "checkpoint")
+    published = from_pretrained(tmp_path / "checkpoint")
+    assert sum(isinstance(part, Chosen) for part in published.modules()) == 2
+    manifest = export_model(published, "ort", tmp_path / "a")
+    assert manifest.certificate and manifest.certificate["passed"]
+    assert manifest.operators["MoE"] == 2
+
+
+def test_experts_with_another_unit_stay_as_they_are(tmp_path: Path) -> None:
+    _saved("gpt_oss", tmp_path)
+    with Checkpoint(tmp_path, read_config(tmp_path)) as checkpoint:
+        published = load(kind_of(checkpoint.config), checkpoint)
+    assert not any(isinstance(part, Chosen) for part in published.modules())
+
+
+@pytest.mark.parametrize("rows", [0, 1, 7])
+def test_the_operator_of_experts_computes_the_operation(rows: int) -> None:
+    torch.manual_seed(0)
+    x, (gates, ups), downs = torch.randn(rows, 6), torch.randn(2, 4, 6, 5), torch.randn(4, 5, 6)
+    weights = torch.rand(rows, 4) * torch.randint(0, 2, (rows, 4))
+    given = [part.double() for part in (x, weights, gates, ups, downs)]
+    torch.testing.assert_close(experts.RUN(*given, 4), ops.weighted_experts(*given, 4))
 
 
 def test_weights_in_several_files_are_read(tmp_path: Path) -> None:

@@ -7,11 +7,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from posenc_export import ops
 from posenc_export.models.parts import float64
 from posenc_export.models.parts.activations import activation as activation_of
 from posenc_export.models.parts.mlps import Gated
 from posenc_export.models.parts.routing import CHOICES, WEIGHTS
-from posenc_export.ops import graph
+from posenc_export.ops.experts import linear_of_all
 from posenc_export.ops.graph import emitting
 from posenc_export.shared import registry
 from posenc_export.shared.refusal import refusal
@@ -174,9 +175,9 @@ class Experts(torch.nn.Module):
         inputs = x.unsqueeze(1)  # [B,1,S,E]
         if self.on_input:
             inputs = inputs * by_expert
-        gates = _linear(inputs, self.gates, self.gates_bias)
-        hidden = self.unit(gates, _linear(inputs, self.ups, self.ups_bias))
-        outputs = _linear(hidden, self.downs, self.downs_bias)  # [B,N,S,E]
+        gates = linear_of_all(inputs, self.gates, self.gates_bias)
+        hidden = self.unit(gates, linear_of_all(inputs, self.ups, self.ups_bias))
+        outputs = linear_of_all(hidden, self.downs, self.downs_bias)  # [B,N,S,E]
         # Weights on the input do not multiply biases, which experts that were not chosen also have.
         if self.on_input:
             by_expert = by_expert.ne(0).to(outputs.dtype)
@@ -187,11 +188,10 @@ class Experts(torch.nn.Module):
         """Emit the node Experts, whose weights multiply outputs; on_input multiplies x before."""
         if self.on_input:
             x, weights = x * weights.sum(-1, keepdim=True), (weights > 0).to(x.dtype)
-        parts = ("gates", "ups", "downs")
-        names = [name for part in parts for name in (part, f"{part}_bias")]
-        matrices = {name: getattr(self, name) for name in names}
-        sizes = {"chosen": self.choose.chosen, **self.unit.swiglu}
-        return graph.Experts.emit(x, x.shape, x, weights, **matrices, **sizes)
+        matrices = (self.gates, self.ups, self.downs)
+        biases = (self.gates_bias, self.ups_bias, self.downs_bias)
+        unit: Any = self.unit.swiglu
+        return ops.weighted_experts(x, weights, *matrices, self.choose.chosen, *biases, **unit)
 
     def exact(self, x: np.ndarray) -> np.ndarray:
         """Compute x [n,E] to [n,E], float64, one token and one expert at a time."""
@@ -230,9 +230,3 @@ class ChosenInFloat32(Experts):
     def of(part: Experts, router: torch.nn.Linear) -> None:
         """Change experts in half precision. router: in float32."""
         part.router, part.__class__ = router, ChosenInFloat32
-
-
-def _linear(x: Tensor, weights: Tensor, bias: Optional[Tensor]) -> Tensor:
-    """Apply weights [N,n,m] and biases [N,m] of all experts to x [B,1 or N,S,n]: [B,N,S,m]."""
-    y = x @ weights
-    return y if bias is None else y + bias.unsqueeze(1)
