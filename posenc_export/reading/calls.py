@@ -433,7 +433,8 @@ class Calls(torch.nn.Module):
         roles = self.steps[step.root].roles
         x = in_heads(call.values[step.root], roles, step.root_order, call.counts)
         tables = (self.lengths.get_buffer(name) for name in (step.cos, step.sin))
-        y = call.ops.rotate_pairs(x, call.positions, *tables, step.interleaved, step.linear)
+        x, form = step.form.before(x), step.form
+        y = call.ops.rotate_pairs(x, call.positions, *tables, form.after.interleaved, step.linear)
         return in_axes(y, step.roles, step.order, call.counts)
 
     def _running_sum(self, step: RunningSum, call: Call) -> Tensor:

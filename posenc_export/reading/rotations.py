@@ -27,10 +27,12 @@ from posenc_export.reading.lengths import Lengths
 from posenc_export.reading.properties import Properties
 from posenc_export.reading.refused import Refused
 from posenc_export.reading.steps import Each, Item, Rotated
-from posenc_export.reading.values import inputs_of
+from posenc_export.reading.values import LAYOUT, aten, inputs_of, packet
 
 LARGEST = 40  # operators of a rotation
 CHUNK = 4096  # positions at a time
+JOINS = LAYOUT | {aten.cat, aten.slice_scatter, aten.copy}
+PAIRS = ((False, False), (True, False), (True, True))  # interleaved, and apart after it
 LINEAR = 1e-6  # of an entry, from one whose angles are proportional to the position
 
 
@@ -46,10 +48,23 @@ class Region(NamedTuple):
 
 
 class Form(NamedTuple):
-    """Of the first `size` entries of a head, the pairs that are turned."""
+    """Of the first `size` entries of a head, the pairs that are turned. apart: turned pairs are
+    halves of these entries, whatever they were before.
+    """
 
     size: int
     interleaved: bool
+    apart: bool = False
+
+    @property
+    def after(self) -> "Form":
+        """The pairs as they are after the rotation."""
+        return Form(self.size, self.interleaved and not self.apart)
+
+    def before(self, x: Tensor) -> Tensor:
+        """Return heads x [..,D] with pairs as they are after the rotation."""
+        rest = (x[..., self.size :],) if self.size < x.size(-1) else ()
+        return torch.cat((*self.halves(x), *rest), -1) if self.apart else x
 
     def halves(self, x: Tensor) -> Tuple[Tensor, Tensor]:
         """Return the first and the second entries of all pairs of x [..,D]."""
@@ -82,7 +97,17 @@ class Rotations:
         self.known: Dict[str, Optional[Waves]] = {}  # by what regions compute
 
     def recognize(self, node: Node) -> None:
-        """Give heads the step Rotated, or the value before them that is turned by position."""
+        """Give heads the step Rotated, the value before them that is turned by position, or those
+        of which they are parts.
+        """
+        left = [node]
+        while left:
+            node = left.pop()
+            if not self._recognizes(node) and packet(node) in JOINS:
+                left += self.values.data_of(node)
+
+    def _recognizes(self, node: Node) -> bool:
+        """Give a value, or one before it, the step Rotated."""
         for end in (node, *(root for root, _ in self._regions(node))):
             for root, nodes in self._regions(end):
                 for root_order, order in itertools.product(self._orders(root), self._orders(end)):
@@ -90,11 +115,12 @@ class Rotations:
                     form = self._form(region)
                     waves = form and self._waves_of(region, form)
                     if form and waves:
-                        how = (waves.cos, waves.sin, form.interleaved, waves.linear)
+                        how = (waves.cos, waves.sin, form, waves.linear)
                         roles = self.properties.steps[end].roles
                         step = Rotated(roles, root, root_order, order, *how)
                         self.properties.steps[end] = step
-                        return
+                        return True
+        return False
 
     def _orders(self, node: Node) -> List[Tuple[int, ...]]:
         """Return the orders of the factors of heads as [B,S,H,D]."""
@@ -155,12 +181,13 @@ class Rotations:
             return None
         end = int(moved.max()) + 1
         sizes = {x.shape[3], end + end % 2}
-        for size, interleaved in itertools.product(sizes, (False, True)):
+        for size, pairs in itertools.product(sizes, PAIRS):
             if size % 2 or size > x.shape[3]:
                 continue
-            form = Form(size, interleaved)
+            form = Form(size, *pairs)
             cos, sin = (wave[:, :, None] for wave in self._waves(region, form, some, {}))
-            if same(ops.apply_rotation(some, cos, sin, interleaved), turned, FINE):
+            expected = ops.apply_rotation(form.before(some), cos, sin, form.after.interleaved)
+            if sin.any() and same(expected, turned, FINE):  # a factor alone turns nothing
                 return form
         return None
 
@@ -170,7 +197,7 @@ class Rotations:
         """Return cos and sin [B,S,r/2] of the first head."""
         x = torch.zeros_like(like)
         form.halves(x)[0].fill_(1)
-        cos, sin = form.halves(self._run(region, x, lengths)[:, :, 0])
+        cos, sin = form.after.halves(self._run(region, x, lengths)[:, :, 0])
         return cos, sin
 
     def _waves_of(self, region: Region, form: Form) -> Optional[Waves]:

@@ -41,10 +41,35 @@ def simplify(graph: Graph) -> None:
             _permute(node)
         elif node.target in RESHAPES:
             _reshape(node)
+        elif node.target is aten.copy.default and _is_like(node, node.args[1]):
+            _replace(node, node.args[1])
+        elif node.target is aten.slice_scatter.default:
+            _join_slices(node)
         elif node.target is aten.expand.default and _shape(node) == _shape(node.args[0]):
             _replace(node, node.args[0])
     _join_equal(graph)
     graph.eliminate_dead_code()
+
+
+def _is_like(node: Node, other: Any) -> bool:
+    """Return whether two values have one shape and dtype."""
+    return _shape(node) == _shape(other) and node.meta["val"].dtype == other.meta["val"].dtype
+
+
+def _join_slices(node: Node) -> None:
+    """Concatenate values that are written behind each other into all of an axis."""
+    parts: List[Any] = []
+    into: Any = node
+    axis: Any = node.args[2] if len(node.args) == 5 else None
+    left = end = node.meta["val"].shape[axis] if isinstance(axis, int) else None
+    while left and into.target is aten.slice_scatter.default:
+        base, part, *place = into.args
+        if len(place) != 3 or place[0] != axis or min(place[2], end) != left:
+            return
+        into, left = base, place[1]
+        parts.insert(0, part)
+    if left == 0:
+        node.target, node.args, node.kwargs = aten.cat.default, (parts, axis), {}
 
 
 def _join_equal(graph: Graph) -> None:

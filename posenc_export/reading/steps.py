@@ -97,7 +97,8 @@ class Rotated(Step):
     Attributes:
         root_order, order: the factors of the root and of the output as [B,S,H,D].
         cos, sin: names of tables [N,r/2] of lengths.Lengths.
-        interleaved, linear: as in ops.rotate_pairs.
+        form: which pairs are turned.
+        linear: as in ops.rotate_pairs.
     """
 
     root: Node
@@ -105,7 +106,7 @@ class Rotated(Step):
     order: Tuple[int, ...]
     cos: str
     sin: str
-    interleaved: bool
+    form: Any
     linear: bool
 
 

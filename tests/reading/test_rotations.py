@@ -59,6 +59,20 @@ def partial(x: Tensor, angles: Tensor) -> Tensor:
     return torch.cat((first * cos - second * sin, second * cos + first * sin, rest), -1)
 
 
+def pairs_to_halves(x: Tensor, angles: Tensor) -> Tensor:
+    """Interleaved before, halves after it, of the last entries, as in DeepSeek-V3."""
+    cos, sin, (rest, last) = angles.cos()[:, :4], angles.sin()[:, :4], x.split(8, -1)
+    first, second, y = last[..., 0::2], last[..., 1::2], torch.empty_like(x)
+    y[..., :8] = rest
+    y[..., 8:] = torch.cat((first * cos - second * sin, second * cos + first * sin), -1)
+    return y
+
+
+def times_a_temperature(x: Tensor, angles: Tensor) -> Tensor:
+    """Multiplied by a function of the position, as in Ministral 3."""
+    return halves(x, angles) * (1 + 0.1 * torch.log(1 + torch.floor(angles[:, :1] / 4)))
+
+
 def normalized(x: Tensor, angles: Tensor) -> Tensor:
     """Heads of one size after they are turned, as in nanochat."""
     return nn.functional.normalize(halves(x, angles), dim=-1)
@@ -77,7 +91,7 @@ def one_pair_more(x: Tensor, angles: Tensor) -> Tensor:
 
 SPELLINGS: Dict[Turn, int] = {
     halves: 16, split_parts: 16, pairs: 16, matrices: 16, complex_numbers: 16, partial: 8,
-    normalized: 16, squashed: 16,
+    normalized: 16, squashed: 16, pairs_to_halves: 8, times_a_temperature: 16,
 }  # fmt: skip
 
 
