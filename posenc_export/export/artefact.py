@@ -150,7 +150,8 @@ def check_read(model: Model, options: ExportOptions) -> None:
     if not isinstance(model, ReadModule):
         return
     products, format_ = model.products, options.format
-    if products.routers and format_ and format_of(format_).projections.bits == 8:
+    rounds = products.routers and not products.experts  # what routers read, in products of 8 bits
+    if rounds and format_ and format_of(format_).projections.bits == 8:
         rule = "weights of 4 bits for a module that chooses experts"
         got = f"{format_}, for which products round what its routers read"
         raise refusal(model.where, rule, got, "choose int4, or export it in float32")

@@ -7,9 +7,11 @@ from typing import Any, Dict, Iterator, List, NamedTuple, Tuple
 import torch
 from torch.fx import Node
 
+from posenc_export.ops import experts
 from posenc_export.reading.values import LAYOUT, aten, inputs_of, packet
 from posenc_export.reading.whole import Capture
 
+EXPERTS = experts.RUN
 LINEAR, TABLE = aten.linear.default, aten.embedding.default
 NORMS = {aten.layer_norm.default, aten.rms_norm.default}
 CHOICES = {aten.topk, aten.sort, aten.argsort, aten.argmax}
@@ -42,6 +44,7 @@ class Products:
         linear: nodes of the products with each weight [N,K], without routers.
         routers: names of the weights whose products choose, such as experts.
         tables: names of the weights of tables.
+        experts: names of the weights [N,K,M] of experts that one operation computes.
     """
 
     def __init__(self, captured: Capture) -> None:
@@ -50,7 +53,11 @@ class Products:
         self._names = {node: name for node, name in captured.names.items() if name in own}
         self.linear: Dict[str, List[Node]] = {}
         self.tables: List[str] = []
+        self.experts: List[str] = []
         for node in captured.graph.nodes:
+            if node.target is EXPERTS:
+                matrices: Any = node.args[2:5]
+                self.experts += [self._names[one] for one in matrices if one in self._names]
             if node.target not in (LINEAR, TABLE):
                 continue
             weight: Any = node.args[node.target is LINEAR]

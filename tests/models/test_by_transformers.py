@@ -8,7 +8,7 @@ import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, Callable, Dict, Tuple
+from typing import Any, Callable, Dict, Optional, Tuple
 
 import pytest
 import torch
@@ -100,13 +100,16 @@ def test_a_type_without_a_family_is_what_transformers_computes(name: str, tmp_pa
     torch.testing.assert_close(model(ids), expected, rtol=0, atol=1e-6)
 
 
-def test_experts_are_one_operation(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "weights", [None, *(pytest.param(w, marks=pytest.mark.exhaustive) for w in ("int4", "int8"))]
+)
+def test_experts_are_one_operation(weights: Optional[str], tmp_path: Path) -> None:
     _saved("flex_olmo", tmp_path / "checkpoint")
     published = from_pretrained(tmp_path / "checkpoint")
     assert sum(isinstance(part, Chosen) for part in published.modules()) == 2
-    manifest = export_model(published, "ort", tmp_path / "a")
+    manifest = export_model(published, "ort", tmp_path / "a", weights=weights)
     assert manifest.certificate and manifest.certificate["passed"]
-    assert manifest.operators["MoE"] == 2
+    assert manifest.operators["QMoE" if weights else "MoE"] == 2
 
 
 def test_experts_with_another_unit_stay_as_they_are(tmp_path: Path) -> None:

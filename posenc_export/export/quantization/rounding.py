@@ -18,7 +18,7 @@ import torch
 
 from posenc_export.export.quantization.formats import FORMATS, Format, format_of
 from posenc_export.export.quantization.grid import Codes, Grid, OnGrid
-from posenc_export.export.quantization.uses import linear_layers, of_units, tables
+from posenc_export.export.quantization.uses import linear_layers, of_experts, of_units, tables
 from posenc_export.export.read_module import Model, ReadModule
 from posenc_export.export.weight_file import Keep, in_memory, page_out
 from posenc_export.models.parameters import fill, sharing_weights, slots
@@ -134,7 +134,5 @@ def _grids(model: Model, kind: Format) -> Iterator[Tuple[torch.Tensor, Grid]]:
         # A tied head has the grid of its table.
         grids |= {id(table): (table, kind.tables) for table in tables(model)}
         yield from grids.values()
-    of_experts = replace(kind.projections, zeros=False)  # operators of experts have no zero points
-    for part in model.modules():
-        if isinstance(part, Experts):
-            yield from ((weight, of_experts) for weight in (part.gates, part.ups, part.downs))
+    grid = replace(kind.projections, zeros=False)  # operators of experts have no zero points
+    yield from ((weight, grid) for weight in of_experts(model))

@@ -35,6 +35,14 @@ def tables(model: Model) -> List[Tensor]:
     return [table.weight for _, table in _parts(model, torch.nn.Embedding)]
 
 
+def of_experts(model: Model) -> List[Tensor]:
+    """Return the weights [N,K,M] of experts that are rounded."""
+    if isinstance(model, ReadModule):
+        return list(model.by_name(model.products.experts).values())
+    parts = [part for part in model.modules() if isinstance(part, Experts)]
+    return [weight for part in parts for weight in (part.gates, part.ups, part.downs)]
+
+
 def uses(model: Model) -> List[Use]:
     """Return the uses of all weights that are rounded."""
     linear = [Use(weight, True) for weight in linear_layers(model).values()]
