@@ -1,6 +1,6 @@
 """Conversion of descriptions to and from JSON, and queries on descriptions."""
 
-from typing import Any, Dict, Mapping, Optional, Tuple, Type, Union
+from typing import Any, Dict, Mapping, Optional, Type, Union
 
 import msgspec
 
@@ -51,13 +51,6 @@ def from_json(values: Mapping[str, Any]) -> AnyConfig:
         got = f"kind {kind} with head={rest.get('head')!r}"
         raise refusal("config", "a head in a decoder and none in an encoder", got)
     return config
-
-
-def encodings_of(config: AnyConfig) -> Tuple[str, ...]:
-    """Return the names of the encodings of a model, each once."""
-    on_tokens = config.encodings if isinstance(config, BlockConfig) else config.tokens.encodings
-    in_layers = [spec for attention in config.attentions for spec in attention.encodings]
-    return tuple(dict.fromkeys(spec["name"] for spec in (*on_tokens, *in_layers)))
 
 
 def widest(config: AnyConfig) -> int:

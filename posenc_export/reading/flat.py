@@ -58,6 +58,7 @@ def _(q: Tensor, keys: Tensor, values: Tensor, mask: Tensor, *more: Any) -> Tens
     return q.new_empty(q.shape[0], q.shape[1], q.shape[2] * values.shape[3])
 
 
+@library.register_fake(f"{LIBRARY}::passed")
 @library.register_fake(f"{LIBRARY}::rotate_pairs")
 def _(x: Tensor, *more: Any) -> Tensor:
     return x.new_empty(x.shape)
@@ -71,11 +72,6 @@ def _(q_positions: Tensor, k_positions: Tensor) -> Tensor:
 @library.register_fake(f"{LIBRARY}::select_tokens")
 def _(x: Tensor, index: Tensor) -> Tensor:
     return x.new_empty(x.shape[0], index.shape[1], x.shape[2])
-
-
-@library.register_fake(f"{LIBRARY}::passed")
-def _(x: Tensor) -> Tensor:
-    return x.new_empty(x.shape)
 
 
 @library.register_fake(f"{LIBRARY}::gated_delta")

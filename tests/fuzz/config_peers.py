@@ -59,7 +59,7 @@ class Base:
 def bases() -> Dict[str, List[Base]]:
     """Return the small configurations of every model type that we read."""
     result: Dict[str, List[Base]] = {name: [] for name in FILES}
-    for kind, names in (("decoder", checkpoints.MODELS), ("encoder", encoders.OURS)):
+    for kind, names in (("decoder", checkpoints.OURS), ("encoder", encoders.OURS)):
         for name in names:
             result[name.split()[0]].append(Base(name.split()[0], kind, name))
     for name, (class_name, _) in pairs.MODELS.items():

@@ -7,6 +7,7 @@ from typing import Any, Dict, Optional, Tuple
 import torch
 import transformers
 
+from posenc_export.models import families
 from tests.models import earlier, hybrids, latent, series
 from tests.models.patterns import BY_POSITION
 
@@ -254,6 +255,9 @@ CONFIGS |= {
 
 MODELS |= {**latent.MODELS, **hybrids.MODELS, **series.MODELS}
 CONFIGS |= {**latent.CONFIGS, **hybrids.CONFIGS, **series.CONFIGS}
+
+# Those that a family of ours reads; transformers' code computes the others.
+OURS = [name for name in MODELS if not families.lacks({"model_type": name.split()[0]})]
 
 # Patterns that transformers cannot compute: its temperatures use the column of a token as its
 # position, and its rounded ALiBi and its series always count from 0.

@@ -34,8 +34,6 @@ DEBERTA = {
 }
 # config.json of published models.
 PUBLISHED: Dict[str, Dict[str, Any]] = {
-    "mpnet-base": {**ROBERTA, "model_type": "mpnet", "gradient_checkpointing": False,
-        "relative_attention_num_buckets": 32, "vocab_size": 30527},
     "deberta-large": {
         **DEBERTA, "model_type": "deberta", "hidden_size": 1024, "intermediate_size": 4096,
         "position_biased_input": False, "num_attention_heads": 16, "num_hidden_layers": 24,

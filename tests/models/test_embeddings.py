@@ -4,7 +4,7 @@ target, refusals.
 
 import json
 from pathlib import Path
-from typing import Any, Callable, Dict, Tuple
+from typing import Any, Callable, Dict
 
 import numpy as np
 import pytest
@@ -18,7 +18,7 @@ from posenc_export.models.presets import seeded
 from posenc_export.shared.numerics import tolerance, worst_error
 
 pytest.importorskip("transformers", reason="transformers is not installed")
-from tests.models import checkpoints, encoders, pairs  # noqa: E402
+from tests.models import checkpoints, pairs  # noqa: E402
 
 SEGMENTED = StackConfig(
     width=48,
@@ -38,13 +38,6 @@ TOKENS, POSITIONS = (
 )
 TYPES = np.random.default_rng(1).integers(0, 3, (2, 12))
 Embed = Callable[[Any, torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
-
-
-def _mpnet(
-    peer: Any, ids: torch.Tensor, positions: torch.Tensor, types: torch.Tensor
-) -> torch.Tensor:
-    result: torch.Tensor = peer.embeddings(input_ids=ids, position_ids=positions + 2)
-    return result
 
 
 def _gpt2(
@@ -70,25 +63,23 @@ def _gemma(
     return result
 
 
-PEERS: Dict[str, Tuple[Any, Embed]] = {
-    "mpnet": (encoders, _mpnet),
-    "gpt2": (checkpoints, _gpt2),
-    "bloom": (checkpoints, _bloom),
-    "gemma3_text": (checkpoints, _gemma),
+PEERS: Dict[str, Embed] = {
+    "gpt2": _gpt2,
+    "bloom": _bloom,
+    "gemma3_text": _gemma,
 }
 
 
 @pytest.mark.parametrize("name", PEERS)
 def test_embeddings_match_transformers(name: str, tmp_path: Path) -> None:
-    models, embed = PEERS[name]
-    peer, folder = models.saved(name, tmp_path / "checkpoint")
+    peer, folder = checkpoints.saved(name, tmp_path / "checkpoint")
     export_model(
         from_pretrained(folder, part="embeddings"), "torchscript", tmp_path / "model", verify=False
     )
     session = load(tmp_path / "model", provider="cpu").session()
     types = {"token_types": TYPES} if session.manifest.segments else {}
     with torch.no_grad():
-        wanted = embed(peer, *(torch.from_numpy(rows) for rows in (TOKENS, POSITIONS, TYPES)))
+        wanted = PEERS[name](peer, *(torch.from_numpy(rows) for rows in (TOKENS, POSITIONS, TYPES)))
     assert worst_error(session.prefill(TOKENS, start=7, **types), wanted.numpy()) <= tolerance(
         "float32", 1, 48
     )
@@ -124,7 +115,7 @@ def test_verification_detects_positions_off_by_one(tmp_path: Path) -> None:
 def test_the_command_exports_and_describes_the_embedding_part(
     tmp_path: Path, capsys: pytest.CaptureFixture
 ) -> None:
-    _, folder = encoders.saved("mpnet", tmp_path / "checkpoint")
+    _, folder = checkpoints.saved("gpt2", tmp_path / "checkpoint")
     assert (
         main(
             [
@@ -150,8 +141,8 @@ def test_the_command_exports_and_describes_the_embedding_part(
 def test_the_command_exports_an_embedding_part_over_a_longer_range(
     tmp_path: Path, capsys: pytest.CaptureFixture
 ) -> None:
-    peer, folder = encoders.saved("mpnet", tmp_path / "checkpoint")
-    longer = ["--part", "embeddings", "--max-positions", "400", "--longer", "hierarchical"]
+    peer, folder = checkpoints.saved("gpt2", tmp_path / "checkpoint")
+    longer = ["--part", "embeddings", "--max-positions", "600", "--longer", "hierarchical"]
     assert (
         main(
             [
@@ -170,15 +161,15 @@ def test_the_command_exports_an_embedding_part_over_a_longer_range(
     assert json.loads(capsys.readouterr().out)[0]["passed"]
     session = load(tmp_path / "model", provider="cpu").session()
     with torch.no_grad():
-        wanted = _mpnet(peer, *(torch.from_numpy(rows) for rows in (TOKENS, POSITIONS, TYPES)))
+        wanted = _gpt2(peer, *(torch.from_numpy(rows) for rows in (TOKENS, POSITIONS, TYPES)))
     assert worst_error(session.prefill(TOKENS, start=7), wanted.numpy()) <= tolerance(
         "float32", 1, 48
     )
-    assert session.manifest.max_positions == 400
+    assert session.manifest.max_positions == 600
 
 
 def test_part_and_layer_together_are_refused(tmp_path: Path) -> None:
-    _, folder = encoders.saved("mpnet", tmp_path / "checkpoint")
+    _, folder = checkpoints.saved("gpt2", tmp_path / "checkpoint")
     with pytest.raises(
         ValueError, match="expected layer or part embeddings, got both, with layer 1; leave one out"
     ):

@@ -74,11 +74,6 @@ REFUSED = {
         {"pad_token_id": None},
         "pad_token_id to be an integer of 0 or more, got None",
     ),
-    "buckets": (
-        "mpnet",
-        {"relative_attention_num_buckets": 16},
-        "relative_attention_num_buckets to be 32, got 16",
-    ),
     "no distances": (
         "deberta",
         {"relative_attention": False},

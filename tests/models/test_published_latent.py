@@ -1,4 +1,4 @@
-"""Configurations like those of DeepSeek-V3, Kimi Linear and Qwen's vision models, written from
+"""Configurations like those of Kimi Linear and Qwen's vision models, written from
 memory, give the expected descriptions.
 """
 
@@ -18,24 +18,6 @@ VISION = {
     "vision_start_token_id": 151652, "vision_end_token_id": 151653, "vision_token_id": 151654,
     "image_token_id": 151655, "video_token_id": 151656,
     "vision_config": {"depth": 32, "hidden_size": 1280, "spatial_merge_size": 2},
-}  # fmt: skip
-DEEPSEEK_V3 = {
-    **USUAL, "model_type": "deepseek_v3", "architectures": ["DeepseekV3ForCausalLM"],
-    "attention_bias": False, "aux_loss_alpha": 0.001, "ep_size": 1,
-    "auto_map": {"AutoConfig": "configuration_deepseek.DeepseekV3Config"},
-    "first_k_dense_replace": 3, "hidden_size": 7168, "intermediate_size": 18432,
-    "kv_lora_rank": 512, "max_position_embeddings": 163840, "moe_intermediate_size": 2048,
-    "moe_layer_freq": 1, "n_group": 8, "n_routed_experts": 256, "n_shared_experts": 1,
-    "norm_topk_prob": True, "num_attention_heads": 128, "num_experts_per_tok": 8,
-    "num_hidden_layers": 61, "num_key_value_heads": 128, "num_nextn_predict_layers": 1,
-    "pretraining_tp": 1, "q_lora_rank": 1536, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64,
-    "rope_scaling": {
-        "beta_fast": 32, "beta_slow": 1, "factor": 40, "mscale": 1.0, "mscale_all_dim": 1.0,
-        "original_max_position_embeddings": 4096, "type": "yarn",
-    },
-    "rope_theta": 10000, "routed_scaling_factor": 2.5, "scoring_func": "sigmoid", "seq_aux": True,
-    "tie_word_embeddings": False, "topk_group": 4, "topk_method": "noaux_tc", "v_head_dim": 128,
-    "vocab_size": 129280,
 }  # fmt: skip
 KIMI_LINEAR = {
     **USUAL, "model_type": "kimi_linear", "architectures": ["KimiLinearForCausalLM"],
@@ -99,47 +81,6 @@ def test_kimi_linear_is_described_as_transformers_reads_it() -> None:
     changed = {**nested, "kda_layers": nested["full_attn_layers"]}
     with pytest.raises(ValueError, match="expected each of layers 1 .. 27 once"):
         families.read({**KIMI_LINEAR, "linear_attn_config": changed})
-
-
-def test_deepseek_v3_is_described() -> None:
-    result, _ = families.read(DEEPSEEK_V3)
-    assert result.order == ("dense",) * 3 + ("experts",) * 58
-    dense, experts = result.layers["dense"], result.layers["experts"]
-    attention = experts.attention
-    assert attention == dense.attention and (
-        attention.heads,
-        attention.kv_heads,
-        attention.head_size,
-    ) == (128, 128, 192)
-    assert attention.projection == {
-        "name": "latent",
-        "rotary": 64,
-        "value_size": 128,
-        "rank": 512,
-        "query_rank": 1536,
-        "bias": False,
-        "epsilon": 1e-6,
-    }
-    assert attention.scale == pytest.approx(
-        192**-0.5 * (1 + 0.1 * 3.6888794541139363) ** 2
-    )  # ln 40
-    (rotation,) = attention.encodings
-    assert (rotation["name"], rotation["rotary"], rotation["layout"], rotation["factor"]) == (
-        "rope_yarn",
-        64,
-        "interleaved",
-        40.0,
-    )
-    assert (
-        dense.mlp["hidden"],
-        experts.mlp["hidden"],
-        experts.mlp["shared"],
-        experts.mlp["factor"],
-    ) == (18432, 2048, 2048, 2.5)
-    assert (
-        experts.mlp["choice"] == {"name": "groups", "groups": 8, "kept": 4}
-        and experts.mlp["weights"] == "sigmoid_of_chosen"
-    )
 
 
 # A configuration, and expected values of its description: heads, kv heads, head size, tied,

@@ -85,13 +85,6 @@ CONFIGS: Dict[str, Dict[str, Any]] = {
         "use_embedding_sharing": True, "use_gated_activation": True, "use_parallel_block": True,
         "use_parallel_embedding": True, "vocab_size": 256000,
     },
-    "glm-4-9b-hf": {
-        "model_type": "glm", "attention_bias": True, "head_dim": 128, "hidden_act": "silu",
-        "hidden_size": 4096, "intermediate_size": 13696, "max_position_embeddings": 131072,
-        "num_attention_heads": 32, "num_hidden_layers": 40, "num_key_value_heads": 2,
-        "pad_token_id": 1, "partial_rotary_factor": 0.5, "rms_norm_eps": 1.5625e-07,
-        "rope_theta": 10000.0, "tie_word_embeddings": False, "vocab_size": 151552,
-    },
     "stablelm-2-1_6b": {
         "model_type": "stablelm", "hidden_act": "silu", "hidden_size": 2048,
         "intermediate_size": 5632, "layer_norm_eps": 1e-05, "max_position_embeddings": 4096,
@@ -138,17 +131,6 @@ CONFIGS: Dict[str, Dict[str, Any]] = {
         "rope_theta": 150000, "router_aux_loss_coef": 0.9, "sliding_window": 128,
         "swiglu_limit": 7.0, "tie_word_embeddings": False, "vocab_size": 201088,
     },
-    "Ministral-3-3B text": {
-        "model_type": "ministral3", "head_dim": 128, "hidden_act": "silu", "hidden_size": 3072,
-        "intermediate_size": 9216, "max_position_embeddings": 262144, "num_attention_heads": 32,
-        "num_hidden_layers": 26, "num_key_value_heads": 8, "rms_norm_eps": 1e-05,
-        "rope_parameters": {
-            "beta_fast": 32.0, "beta_slow": 1.0, "factor": 16.0, "llama_4_scaling_beta": 0.1,
-            "mscale": 1.0, "mscale_all_dim": 1.0, "original_max_position_embeddings": 16384,
-            "rope_theta": 1000000.0, "rope_type": "yarn", "type": "yarn",
-        },
-        "sliding_window": None, "tie_word_embeddings": True, "vocab_size": 131072,
-    },
     "Llama-4-Scout text": {
         "model_type": "llama4_text", "attention_bias": False, "attention_chunk_size": 8192,
         "attn_scale": 0.1, "attn_temperature_tuning": True, "floor_scale": 8192,
@@ -175,13 +157,11 @@ HOLDS: Dict[str, Any] = {
     "gemma-3-270m": (256, {"rope window": 15, "rope causal": 3}, "gated", 2048),
     "command-r-v01": (128, {"rope causal": 40}, "gated", 22528),
     "command-r7b": (128, {"rope window": 24, "causal": 8}, "gated", 14336),
-    "glm-4-9b-hf": (128, {"rope causal": 40}, "gated", 13696),
     "stablelm-2-1_6b": (64, {"rope causal": 24}, "gated", 5632),
     "stablelm-2-12b": (160, {"rope causal": 40}, "gated", 13824),
     "Mixtral-8x7B": (128, {"rope causal": 32}, "experts", 14336),
     "Qwen3-30B-A3B": (128, {"rope causal": 48}, "experts", 768),
     "gpt-oss-20b-bf16": (64, {"rope_yarn window": 12, "rope_yarn causal": 12}, "experts", 2880),
-    "Ministral-3-3B text": (128, {"logn rope_yarn causal": 26}, "gated", 9216),
     "Llama-4-Scout text": (128, {"rope_llama3 chunk": 36, "logn causal": 12}, "experts", 8192),
 }
 

@@ -30,9 +30,7 @@ DENSE = (
     "gemma3_text",
     "cohere",
     "cohere2",
-    "glm",
     "stablelm",
-    "ministral3",
 )
 RECENT = [
     name for name in CONFIGS if name in (*DENSE, "mixtral", "qwen3_moe", "gpt_oss", "llama4_text")
@@ -116,21 +114,6 @@ REFUSED: Dict[str, Tuple[str, Dict[str, Any], str]] = {
         "cohere2",
         {"layer_types": ["chunked_attention"] * 5},
         "got chunked_attention",
-    ),
-    "ministral3: no temperature": (
-        "ministral3",
-        {"rope_parameters": YARN},
-        "with llama_4_scaling_beta, got",
-    ),
-    "ministral3: rows of its own": (
-        "ministral3",
-        {"rope_parameters": ...},
-        "expected rope_parameters in config.json, got none",
-    ),
-    "ministral3: layers by type": (
-        "ministral3",
-        {"layer_types": ["full_attention", "sliding_attention"]},
-        "layer_types to be full_attention",
     ),
     "mixtral: a window by type": (
         "mixtral with a window",
@@ -228,26 +211,7 @@ FELT: Dict[str, Tuple[str, Dict[str, Any]]] = {
         {"rope_parameters": {"rope_type": "default", "rope_theta": 10000.0}},
     ),
     "cohere2: a longer window": ("cohere2", {"sliding_window": 9}),
-    "glm: less turns": (
-        "glm",
-        {
-            "rope_parameters": {
-                "rope_type": "default",
-                "rope_theta": 10000.0,
-                "partial_rotary_factor": 0.25,
-            }
-        },
-    ),
     "qwen3: a longer window": ("qwen3 with windows", {"sliding_window": 9}),
-    "ministral3: another temperature": (
-        "ministral3",
-        {
-            "rope_parameters": {
-                **MODELS["ministral3"]["rope_parameters"],
-                "llama_4_scaling_beta": 0.4,
-            }
-        },
-    ),
     "mixtral: one expert less": ("mixtral", {"num_experts_per_tok": 1}),
     "qwen3_moe: weights of those chosen": ("qwen3_moe", {"norm_topk_prob": True}),
     "gpt_oss: another limit": ("gpt_oss", {"swiglu_limit": 7.0}),
@@ -308,7 +272,6 @@ OLDER: Dict[str, Tuple[str, Dict[str, Any], Dict[str, Any]]] = {
     ),
     "cohere": ("cohere", {"rope_parameters": ...},
         {"rope_parameters": {"rope_type": "default", "rope_theta": 500000.0}}),
-    "glm": ("glm", {"rope_parameters": ..., "rope_theta": 10000.0}, {}),
     "stablelm": ("stablelm", {"rope_parameters": ..., "rope_theta": 10000.0}, {}),
     "mixtral": ("mixtral", {"rope_parameters": ..., "rope_theta": 1000000.0}, {}),
     "qwen3_moe": ("qwen3_moe",

@@ -101,7 +101,9 @@ def test_a_head_that_is_not_exported_is_named_in_one_line(
     tmp_path: Path, capsys: pytest.CaptureFixture
 ) -> None:
     torch.manual_seed(0)
-    randomised(built(described("mpnet"), "AutoModelForMultipleChoice")).save_pretrained(tmp_path)
+    randomised(built(described("deberta-v2"), "AutoModelForMultipleChoice")).save_pretrained(
+        tmp_path
+    )
     options = ["--target", "torchscript", "-o", str(tmp_path / "artefact"), "--no-verify"]
     assert main(["export", str(tmp_path), *options]) == 0
     assert "is a model for MultipleChoice, whose head is not exported" in capsys.readouterr().err
