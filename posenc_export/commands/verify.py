@@ -6,10 +6,11 @@ from pathlib import Path
 
 from posenc_export.commands.options import PROVIDER, Table, digest_of, folder_of, option
 from posenc_export.commands.terminal import FAILED_CHECK, note, show
-from posenc_export.runtime import verify
+from posenc_export.runtime import load, verify
 from posenc_export.runtime.artefact import certificate as certificates
 from posenc_export.runtime.artefact import files, manifest
 from posenc_export.runtime.artefact.certificate import Proof
+from posenc_export.runtime.verification import indices
 
 SHOWN = 10  # cells that are printed
 OPTIONS: Table = {
@@ -30,6 +31,12 @@ OPTIONS: Table = {
         type=float,
         metavar="E",
     ),
+    "--log-claims": option(
+        "write each question to the solver, with its answer, to a file in a new folder, for other "
+        "solvers, in SMT-LIB 2",
+        type=Path,
+        metavar="FOLDER",
+    ),
     **digest_of(),
 }
 
@@ -38,6 +45,8 @@ def run(options: argparse.Namespace) -> int:
     """Run the command. Returns the exit status: 0, or 1 if an error exceeds the tolerance."""
     folder = files.locate(options.folder)
     described = manifest.read_alone(folder, options.digest)
+    if options.log_claims is not None:
+        options.log_claims.mkdir()
     certificate = verify(
         folder,
         options.provider,
@@ -47,6 +56,8 @@ def run(options: argparse.Namespace) -> int:
         tolerance=options.tolerance,
         quick=options.quick,
     )
+    if options.log_claims is not None:
+        indices.check(folder, load(folder, options.provider), options.log_claims)
     options.say.close()
     if options.json:
         print(json.dumps(certificate, indent=1, sort_keys=True))

@@ -4,6 +4,7 @@ Shapes: B rows, S new tokens, P slots of caches that a call is given, T keys of 
 """
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
 
 import numpy as np
@@ -15,6 +16,7 @@ from posenc_export.runtime.verification.symbolic import SOLVER, Tensor, Untransl
 from posenc_export.shared.places import evaluate
 from posenc_export.shared.refusal import refusal
 
+UNANSWERED = "(set-info :status unknown)"  # of a question as z3 writes it
 EFFORT = 6_000_000  # of the solver for a claim, some 5 s, in its own unit
 Sum = Tuple[str, Tensor, Tensor]  # operator, what it adds up, and the result
 
@@ -36,6 +38,7 @@ class AnyCall:
 
     Args:
         manifest: of the artefact.
+        log: a folder that gets each question to the solver, with its answer, in SMT-LIB 2.
 
     Attributes:
         tensors: inputs and states by name.
@@ -43,8 +46,9 @@ class AnyCall:
         assumed: what holds for sizes, and for each entry of an input that was asked for.
     """
 
-    def __init__(self, manifest: Manifest) -> None:
+    def __init__(self, manifest: Manifest, log: Optional[Path] = None) -> None:
         self.manifest, self.most = manifest, manifest.max_positions
+        self.log, self.asked = log, 0
         self.by_mask, self.caches = manifest.signature == "mask", described.has_cache(manifest)
         self.rows, self.columns, self.slots, self.capacity, self.of_window = z3.Ints("B S P C W")
         self.row, self.column, self.slot, self.token = z3.Ints("row column slot token")
@@ -303,6 +307,11 @@ class AnyCall:
         solver.set("rlimit", EFFORT)
         solver.add(*self.assumed, *facts)
         result = solver.check()
+        if self.log is not None:
+            self.asked += 1
+            answer = f"(set-logic ALL)\n(set-info :status {result})"
+            text = solver.to_smt2().replace(UNANSWERED, answer)
+            (self.log / f"{self.asked:04}.smt2").write_text(text)
         if result == z3.unknown:
             raise TimeoutError(solver.reason_unknown())
         return solver, result

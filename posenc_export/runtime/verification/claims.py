@@ -8,7 +8,7 @@ import itertools
 import re
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Dict, Iterator, List, Mapping, Sequence, Set, Tuple
+from typing import Any, Dict, Iterator, List, Mapping, Optional, Sequence, Set, Tuple
 
 import z3
 
@@ -115,6 +115,7 @@ class Claims:
         manifest: of its artefact, which declares `places`.
         folder: of the external data of the graph.
         findings: gets what is proved, what is not so, and what is not decided.
+        log: as of AnyCall.
 
     Raises:
         OSError: constants cannot be read.
@@ -126,11 +127,12 @@ class Claims:
         manifest: Manifest,
         folder: Path,
         findings: Findings,
+        log: Optional[Path] = None,
     ) -> None:
         self.part, self.manifest, self.folder = part, manifest, folder
         self.findings = findings
         self.places = manifest.places or Places()
-        self.call, self.causal = AnyCall(manifest), described.causal(manifest)
+        self.call, self.causal = AnyCall(manifest, log), described.causal(manifest)
         call, stored = self.call, part.graph.constants
         self.values = Translation(dict(call.tensors), stored, folder, call.sums, call.same)
         for name, embedded in part.free.items():

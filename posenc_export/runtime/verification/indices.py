@@ -5,6 +5,7 @@ its encodings declare, for all sizes, lengths and positions. The solver z3 prove
 import math
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Optional
 
 import numpy as np
 
@@ -23,8 +24,11 @@ SOLVER = "z3"
 ROWS = 20  # input of CachedAttention: the row of each distance
 
 
-def check(folder: Path, model: Model) -> Check:
-    """Prove the integer part of a graph. OSError: a file cannot be read."""
+def check(folder: Path, model: Model, log: Optional[Path] = None) -> Check:
+    """Prove the integer part of a graph. OSError: a file cannot be read, or the log be written.
+
+    log: an empty folder that gets each question to the solver, with its answer, in SMT-LIB 2.
+    """
     manifest = model.manifest
     if not (folder / "model.onnx").exists():
         return Check(0, UNIT, skipped={manifest.target: "the file is no graph of ONNX nodes"})
@@ -46,7 +50,7 @@ def check(folder: Path, model: Model) -> Check:
     else:
         from posenc_export.runtime.verification import claims  # needs the solver
 
-        claims.Claims(part, manifest, folder, findings).prove()
+        claims.Claims(part, manifest, folder, findings, log).prove()
     return Check(findings.compared, UNIT, 0.0, findings.failures, findings.skipped)
 
 

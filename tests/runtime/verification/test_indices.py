@@ -2,6 +2,7 @@
 no honest artefact is refused.
 """
 
+import re
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Callable, Dict, List, cast
@@ -9,9 +10,11 @@ from typing import Any, Callable, Dict, List, cast
 import numpy as np
 import onnx
 import pytest
+import z3
 from msgspec.structs import replace
 from onnx import TensorProto, helper, numpy_helper
 
+from posenc_export.commands.cli import main
 from posenc_export.export import ReadAs, Sources, export
 from posenc_export.export.read_module import as_model
 from posenc_export.runtime import load
@@ -379,6 +382,20 @@ def test_a_fault_in_a_written_graph_is_found(fault: str, tmp_path: Path) -> None
     change(whole.graph)
     (path / "model.onnx").write_bytes(whole.SerializeToString())
     assert indices.check(path, model).failures
+
+
+def test_questions_to_the_solver_are_written_for_others(tmp_path: Path) -> None:
+    path, log = written(tmp_path, "alibi", "onnx", "window"), tmp_path / "log"
+    command = ["verify", str(path), "--quick", "--log-claims", str(log)]
+    assert main(command) == 0 and main(command) == 2  # the folder exists
+    answers = set()
+    for file in log.iterdir():
+        solver, text = z3.Solver(ctx=z3.Context()), file.read_text()
+        solver.from_string(text)
+        (answer,) = re.findall(r"\(set-info :status (\w+)\)", text)
+        assert str(solver.check()) == answer and text.startswith(";")
+        answers.add(answer)
+    assert answers == {"sat", "unsat"}
 
 
 def test_without_the_solver_positions_are_not_called_proved(
