@@ -230,7 +230,10 @@ class Auditor:
         padded = facts.causal or "position_ids" in self.interface.inputs
         calls = (self.interface, facts.positions, facts.starts, padded)
         question = Question(*calls, list(facts.rules), bool(facts.whole))
-        return self.graph.prove(question, self.rounding and self.rounding.form)
+        try:
+            return self.graph.prove(question, self.rounding and self.rounding.form)
+        except ValueError as error:  # the graph's process ended
+            return [Claim("calls", "not proved", str(error))]
 
     def _confirmed(self, claim: Claim) -> Tuple[str, List[AuditedCell], str]:
         """Run the call that refutes a claim. Return why it does not, or empty, the cell, and the

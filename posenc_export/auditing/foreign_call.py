@@ -130,6 +130,13 @@ class ForeignCall(AnyCall):
             of_last if whole else lambda i: Score(z3.ToReal(of_last(i) + z3.IntVal(0))),
         )
 
+    def excludes(self, *facts: Any) -> bool:
+        """As AnyCall.excludes, but raise Untranslated if the solver does not decide it."""
+        try:
+            return super().excludes(*facts)
+        except TimeoutError as error:
+            raise Untranslated(f"not decided by the solver: {error}") from None
+
     def rule(self, text: str, in_windows: bool = False, of_keys: bool = False) -> Any:
         """As AnyCall.rule, of positions alone."""
         b, i, t = self.row, self.column, self.slot

@@ -10,7 +10,7 @@ import numpy as np
 from posenc_export.auditing.claim import Claim, Question
 from posenc_export.auditing.inputs import NotPossible, NotUnrounded, Value
 from posenc_export.runtime.session.errors import RUN_ERRORS, GraphError
-from posenc_export.shared.foreign import brief
+from posenc_export.shared.foreign import FOREIGN, brief
 from posenc_export.shared.refusal import refusal
 
 Arrays = Dict[str, np.ndarray]
@@ -139,7 +139,10 @@ class Graph:
 
         if self.path.is_dir():
             return [Claim("calls", "not proved", "there are two graphs")]
-        return proving.prove(form.model if form else proving.read(self.path), question)
+        try:
+            return proving.prove(form.model if form else proving.read(self.path), question)
+        except FOREIGN as error:
+            return [Claim("calls", "not proved", brief(error))]
 
 
 class Unrounded:

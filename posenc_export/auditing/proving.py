@@ -178,7 +178,10 @@ class _Proof:
         if tensor is None or len(tensor.shape) < 3 or isinstance(tensor.shape[-1], int):
             return False
         sizes = zip(tensor.shape[-2:], (self.call.columns, self.call.total), strict=True)
-        return all(alike(x, y) or self.call.excludes(x != y) for x, y in sizes)
+        try:
+            return all(alike(x, y) or self.call.excludes(x != y) for x, y in sizes)
+        except MALFORMED:
+            return True  # which is then not proved
 
     def _index(self, tensor: Tensor) -> List[Any]:
         """Return the index of any query and key, of the row, and of any head."""
