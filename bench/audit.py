@@ -18,6 +18,7 @@ import re
 import subprocess
 import sys
 import time
+from collections import Counter
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 from pathlib import Path
@@ -77,6 +78,8 @@ def audited(row: Dict[str, Any], checkpoint: Path) -> Dict[str, Any]:
     except ValueError as error:  # ONNX Runtime does not load it, or an input has no clear meaning
         return {**row, "verdict": "not audited", "refused": str(error).replace(file, "it")[:400]}
     counts = {kind: sum(cell.status == kind for cell in result.cells) for kind in COUNTED}
+    if result.claims:
+        row["claims"] = dict(Counter(claim.status for claim in result.claims))
     failures = sorted({cell.message for cell in result.cells if cell.status == "refused"})
     row |= {"verdict": result.verdict, "sentence": result.sentence, "cause": result.cause}
     return {**row, "cells": counts, "failures": [text[:300] for text in failures]}

@@ -70,12 +70,25 @@ def task_of(checkpoint: Path) -> str:
     return "text-generation-with-past" if generates(checkpoint) else "feature-extraction"
 
 
-def genai(checkpoint: Path, output: Path) -> Path:
-    """Build with the model builder of onnxruntime-genai, for the CPU in float32."""
+def optimum_int8(checkpoint: Path, output: Path) -> Path:
+    """Export with optimum-onnx, and round weights and activations to 8 bits with its quantizer."""
+    from optimum.onnxruntime import ORTQuantizer
+    from optimum.onnxruntime.configuration import AutoQuantizationConfig
+
+    optimum(checkpoint, output)
+    quantizer = ORTQuantizer.from_pretrained(output, file_name="model.onnx")
+    config = AutoQuantizationConfig.avx2(is_static=False, per_channel=True)
+    quantizer.quantize(save_dir=output, quantization_config=config)
+    return output / "model_quantized.onnx"
+
+
+def genai(checkpoint: Path, output: Path, precision: str = "fp32") -> Path:
+    """Build with the model builder of onnxruntime-genai, for the CPU, or in fp16 for CUDA."""
     from onnxruntime_genai.models import builder
 
     cache = str(output / "cache")
-    place = (str(checkpoint), str(output), "fp32", "cpu", cache)
+    device = "cuda" if precision == "fp16" else "cpu"
+    place = (str(checkpoint), str(output), precision, device, cache)
     options = builder.parse_extra_options(None, *place, [])
     builder.create_model(None, *place, **options)
     return output / "model.onnx"
@@ -209,7 +222,10 @@ EXPORTERS: Dict[str, Tuple[Export, Tuple[str, ...]]] = {
     ),
     "optimum": (optimum, ("optimum-onnx", "transformers")),
     "optimum-intel": (optimum_intel, ("optimum-intel", "transformers", "openvino")),
+    "optimum-int8": (optimum_int8, ("optimum-onnx", "transformers")),
     "genai": (genai, ("onnxruntime-genai", "transformers")),
+    "genai-int4": (partial(genai, precision="int4"), ("onnxruntime-genai", "transformers")),
+    "genai-fp16": (partial(genai, precision="fp16"), ("onnxruntime-genai", "transformers")),
     "torch-dynamo": (partial(traced, dynamo=True), ("torch", "transformers", "onnxscript")),
     "torchscript": (partial(traced, dynamo=False), ("torch", "transformers")),
     "ort": (ours, ("posenc-export",)),

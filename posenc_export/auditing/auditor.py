@@ -251,7 +251,8 @@ class Auditor:
         if own[0].status not in ("wrong", "refused"):
             return f"the call shows no error ({own[0].error:.1e})", own, ""
         wrong = ~(observed.columns["error"] <= limit)
-        return "", own, self._repeated([cell], observed, limit, int(np.argmax(wrong)))
+        first = int(np.argmax(wrong)) if wrong.any() else -1  # none if the graph fails
+        return "", own, self._repeated([cell], observed, limit, first)
 
     def _error_before(self, call: Mapping[str, int]) -> float:
         """Return the largest error of one call of all tokens but the last of a counterexample; 0 if

@@ -5,13 +5,16 @@ from pathlib import Path
 
 import numpy as np
 import onnx
+import onnxruntime
 import pytest
 from onnx import numpy_helper
 
 from posenc_export import audit
 from posenc_export.auditing import opening
 from posenc_export.auditing.confined import Confined
+from posenc_export.auditing.unrounded import unrounded
 from posenc_export.commands.cli import main
+from posenc_export.shared.numerics import worst_error
 from tests.auditing.faults import FAULTS, Faulty
 from tests.auditing.graphs import exported, model_of
 from tests.auditing.rounded import FORMATS
@@ -98,3 +101,20 @@ def test_the_command_accepts_a_tolerance_and_tells_the_loss(
     assert "expected tolerance to be above 0 and below 1" in capsys.readouterr().err
     monkeypatch.setattr(opening, "Confined", Confined)
     assert main([*arguments]) == 0
+
+
+@pytest.mark.parametrize("kind", ["8 bits", "blocks of 4 bits"])
+def test_the_float32_form_is_what_onnx_runtime_computes_without_rounding(
+    kind: str, tmp_path: Path
+) -> None:
+    FORMATS[kind](exported(model_of("gpt2"), tmp_path / "right.onnx", False), tmp_path / "m.onnx")
+    form, ids = unrounded(tmp_path / "m.onnx"), np.arange(3, 15)[None]
+    positions = np.arange(12)[None]
+    feeds = {"input_ids": ids, "attention_mask": np.ones_like(ids), "position_ids": positions}
+    options = onnxruntime.SessionOptions()  # optimized, it rounds the activations of products
+    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+    own, wide = (
+        onnxruntime.InferenceSession(graph, options).run(None, feeds)[0]
+        for graph in (str(tmp_path / "m.onnx"), form.content)
+    )
+    assert worst_error(wide, own) < 1e-5
