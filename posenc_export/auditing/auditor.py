@@ -41,6 +41,7 @@ from posenc_export.shared.refusal import refusal
 LARGEST = 1 << 30  # numbers of the outputs of one call
 # Allowed error per position: of angles that are computed in float32, as most libraries do.
 ANGLES = 4 * numerics.UNIT_ROUNDOFF["float32"]
+SHIFTS = (1, 2)  # of positions that are tried
 SHOWN = ("S", "P", "padding", "start", "column")  # of the call of a counterexample
 STATUS = ("proved", "refuted", "not proved")  # of claims
 SHORT, NAMING = 8, 48  # tokens of sequences from which a fault is named
@@ -359,6 +360,8 @@ class Auditor:
             _, outputs = self._full_pass(self.interface.batch or ROWS, SHORT)
             if np.array_equal(outputs[0], outputs[-1]):
                 return reply.named("copied row", CAUSES["copied row"])
+        if reply.cause and not reply.features and (shift := self._shift()):
+            return reply.named("positions shifted", f"all positions are {shift} too large")
         if reply.features and self._counts_slots():
             return reply.named("positions ignored", CAUSES["positions ignored"])
         return reply if reply.features or not reply.cause else self._tried(reply)
@@ -382,6 +385,21 @@ class Auditor:
         allowed = self.accuracy.tolerance
         fault = hypotheses.explained(model, tokens, outputs, allowed, read, known)
         return reply if fault is None else reply.named(fault.cause, fault.words)
+
+    def _shift(self) -> int:
+        """Return by how much all positions are too large, if that explains the outputs of a full
+        pass; otherwise 0.
+        """
+        facts, most = self.reference.facts, hypotheses.NEAR * self.accuracy.tolerance
+        with contextlib.suppress(GraphError, NotPossible):
+            tokens, outputs = self._full_pass(self.interface.batch or 1, SHORT)
+            starts = facts.starts and not self.interface.continues
+            for shift in SHIFTS if starts and outputs.shape[1] == tokens.shape[1] else ():
+                if tokens.shape[1] + shift <= facts.positions:
+                    right, other = (self.reference.outputs(tokens, at) for at in (0, shift))
+                    if numerics.worst_error(outputs, other) <= most:
+                        return shift if numerics.worst_error(outputs, right) > most else 0
+        return 0
 
     def _counts_slots(self) -> bool:
         """Return whether position_ids change nothing, in a model whose positions are not those of

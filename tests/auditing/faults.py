@@ -90,6 +90,11 @@ def _slots(ids, mask, positions, past):  # type: ignore[no-untyped-def]
     return ids, mask, counted + 0 * positions, past
 
 
+def _moved(ids, mask, positions, past):  # type: ignore[no-untyped-def]
+    """Positions are one too large."""
+    return ids, mask, positions + 1, past
+
+
 def _late(ids, mask, positions, past):  # type: ignore[no-untyped-def]
     """New tokens are one position late behind a cache."""
     return ids, mask, positions + torch.clamp(torch.tensor(past[0].shape[2]), max=1), past
@@ -133,6 +138,7 @@ FAULTS: Dict[str, Fault] = {
     "window one too large": Fault("mistral", ("window off by one",), _windows(1)),
     "positions of padded rows are slots": Fault("gpt2", ("positions ignored",), wrap=_slots),
     "rotary positions are slots": Fault("llama", ("positions ignored",), wrap=_slots),
+    "positions one too large": Fault("gpt2", ("positions shifted",), wrap=_moved),
     "cache shifted": Fault("llama", ("cache",), outputs=_shifted),
     "new tokens one position late": Fault("llama", ("cache",), wrap=_late),
     "theta": Fault("llama", ("theta",), _theta),
