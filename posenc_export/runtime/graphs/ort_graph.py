@@ -75,13 +75,17 @@ class OrtGraph:
     def run(self, run: GraphRun, states: Sequence[StateMemory]) -> np.ndarray:
         with self._turn:
             binding = self._bound(run, states)
-            self._bind_output(binding, self.manifest.outputs[run.output].name, run.result)
+            name, result = self.manifest.outputs[run.output].name, run.result
+            if result is None:
+                binding.bind_output(name, "cpu")
+            else:
+                binding.bind_output(name, "cpu", 0, result.dtype, result.shape, result.ctypes.data)
             try:
                 self.ort_session.run_with_iobinding(binding, self.steps.uncaptured)
             except errors.RUN_ERRORS as error:
                 raise errors.GraphError(error) from None
-            if run.result is not None:
-                return run.result
+            if result is not None:
+                return result
             # Outputs come in the order in which they were bound.
             return np.array(binding.get_outputs()[len(states)].numpy())
 
@@ -96,7 +100,7 @@ class OrtGraph:
 
         def binding() -> Any:
             binding = self._bind(feeds, states)
-            self._bind_output(binding, output, result)
+            binding.bind_output(output, "cpu", 0, result.dtype, result.shape, result.ctypes.data)
             return binding
 
         def run() -> None:
@@ -106,15 +110,6 @@ class OrtGraph:
         if self.provider == "cpu":
             return functools.partial(session.run_with_iobinding, binding())
         return run
-
-    @staticmethod
-    def _bind_output(binding: Any, name: str, result: Optional[np.ndarray]) -> None:
-        """Let an output be written to an array, or to memory of ONNX Runtime."""
-        if result is None:
-            binding.bind_output(name, "cpu")
-        else:
-            address = result.ctypes.data
-            binding.bind_output(name, "cpu", 0, result.dtype, result.shape, address)
 
     def _device_step(
         self, feeds: Feeds, states: Sequence[StateMemory], result: np.ndarray

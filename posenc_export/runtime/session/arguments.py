@@ -81,7 +81,7 @@ class PrefillArguments:
         rows, columns = self.tokens.x.shape[:2]
         width = self.logits_to_keep or columns
         make = np.empty if self.tokens.counts.min() >= width else np.zeros
-        return make((rows, width, *value.token_shape), value.dtype)
+        return make((rows, width, *value.axes[2:]), value.dtype)  # type: ignore[arg-type]
 
     def in_columns(self, outputs: np.ndarray) -> np.ndarray:
         """Return outputs in the columns of the caller's input."""

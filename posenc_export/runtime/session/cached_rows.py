@@ -24,9 +24,8 @@ BUSY = (
 
 
 def exclusive(method: Method) -> Method:
-    """Decorate a method of a session: raise RuntimeError while another call on it runs, in this
-    thread or another. `_guard` of the session has an entry per running call: appending and removing
-    are atomic in CPython, so that an interrupt cannot split them.
+    """Decorate a method of a session: raise RuntimeError while another call on it runs. Appending
+    to its `_guard` and removing are atomic in CPython, so that an interrupt cannot split them.
     """
 
     @functools.wraps(method)
@@ -252,10 +251,13 @@ class CachedRows:
         """Return the state for a call that is no step: nothing is bound, what was to be moved is
         moved, also after an interrupt, and slots behind the tokens of rows are filled.
         """
-        state = self._state
-        state.unbind()
-        state.caches.settle()
+        state, caches = self._state, self._state.reached[1]
+        if state.stepper is not None:
+            state.unbind()
+        if caches.notes.windows.pending is not None:
+            caches.settle()
         if state.moves or state.shifts:
             state = self._state = state.moved()
-        state.wipe()
+        if caches.rules.read_hidden:
+            state.wipe()
         return state

@@ -209,8 +209,7 @@ class Caches:
         """Return caches with room for `rows` rows of `slots` slots. No slot past `slots` may
         hold a token. More rows get the slots that these need.
         """
-        # Python functions cost much more than their work: after each run of the graph, their code
-        # is not in the cache of the processor.
+        # Calls cost more than their work: after a run of the graph, code is not in the CPU cache.
         alike = self.graph_slots == self.extent and not self.graph.strided
         if alike and rows <= self.rows and slots <= min(self.extent, self.growing_extent):
             return self
@@ -383,7 +382,7 @@ class Caches:
         reuse: whether they share buffers whose sizes stay the same.
         """
         past, present = [], []
-        for index, state in enumerate(self.states):
+        for index, state in enumerate(self.graph.manifest.states):
             grows, in_place = index in self.rules.growing, index in self.rules.in_place
             of = self.shape if state.window else shape_of
             shape = of(state, rows, growing if grows else extent)

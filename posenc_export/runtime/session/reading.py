@@ -24,17 +24,18 @@ STEP_SLOTS = 128  # least multiple of slots that steps count
 
 def open_rows(state: SessionState, prompt: PrefillArguments) -> SessionState:
     """Return `state` if its rows have tokens, or else empty rows with memory for the first ones."""
-    manifest, counts, passed = state.caches.graph.manifest, prompt.tokens.counts, prompt.passed
+    caches, counts, passed = state.reached[1], prompt.tokens.counts, prompt.passed
+    manifest = caches.graph.manifest
     if not counts.any():
         got = f"rows of {counts.tolist()} tokens"
         raise errors.expected("at least one token in at least one row", got)
     if not manifest.states:  # a model without caches reads whole rows
-        state = SessionState.empty(state.caches, state.rewind)
+        state = SessionState.empty(caches, state.rewind)
     length = state.length
     first_position = arguments.check_start(manifest, state.first_position, length, prompt)
     has_tokens = bool(length.any())
     committed = length if has_tokens else np.zeros_like(first_position)
-    arguments.check_room(state.caches, first_position, committed, counts)
+    arguments.check_room(caches, first_position, committed, counts)
     outputs, encoded = state.encoder_outputs, passed.encoder is not None
     other = encoded or passed.encoder_attention_mask is not None
     if other or outputs is None or len(length) != len(first_position):
@@ -165,10 +166,8 @@ class Feeder:
         whole = self._whole_rows and not length.any()
         valid = np.full_like(counts, new) if whole else counts
         first_position, occupied = state.first_position[rows], state.occupied[rows]
-        kept = state.caches.notes.windows.first_kept[rows]
-        requested = tokens.requested
-        if self.fewest:
-            requested = np.maximum(requested, self.fewest)
+        kept = state.reached[1].notes.windows.first_kept[rows]
+        requested = np.maximum(tokens.requested, self.fewest)
         padded = PaddedTokens(
             x, counts, length, first_position, requested, occupied, valid, kept, planes
         )
@@ -189,7 +188,8 @@ class Reading:
         """Run the graph for some rows, once or once per row, write the outputs of requested tokens
         to `outputs` [n,C,*], and return the state after the call.
         """
-        state.unbind()
+        if state.stepper is not None:
+            state.unbind()
         by_columns, length = self.manifest.by_columns, state.length
         if self.manifest.axes:
             tokens = self.feeder.located(state, tokens)
@@ -203,7 +203,7 @@ class Reading:
         slots = used + new
         if self.manifest.continuation_rows == 1 and not by_columns:
             slots = max(used, int((length[rows] + counts).max()))
-        caches = state.caches.reserve(slots, rows.stop)
+        caches = state.reached[1].reserve(slots, rows.stop)
         if state.histories:
             _record(state, caches, tokens)
         caches.mark_written(rows, new + (used if by_columns else length[rows]))

@@ -181,19 +181,22 @@ class SessionState:
         """Return a copy with some arguments changed, on which no step is bound."""
         state = object.__new__(SessionState)
         state.__dict__.update(self.__dict__, stepper=None)
-        state.reached = (0, changes.pop("caches", self.caches))
-        state._length = changes.pop("length", self.length)
-        state._occupied = changes.pop("occupied", self.occupied)
+        steps, caches = self.reached
+        state.reached = (0, changes.pop("caches", caches))
+        if steps:
+            state._length, state._occupied = self.length, self.occupied
+        state._length = changes.pop("length", state._length)
+        state._occupied = changes.pop("occupied", state._occupied)
         state.__dict__.update(changes)
         return state
 
     def unbind(self) -> None:
         """Let the next step be bound anew, and count the slots that steps may have written."""
-        if self.stepper is not None:
-            widest = max(self.stepper.passes, default=1)  # slots of a row that one run writes
-            used = self.used if self.by_columns else self.length
-            self.caches.mark_written(slice(0, self.rows), used + widest)
-            self.stepper = None
+        assert self.stepper is not None
+        widest = max(self.stepper.passes, default=1)  # slots of a row that one run writes
+        used = self.used if self.by_columns else self.length
+        self.caches.mark_written(slice(0, self.rows), used + widest)
+        self.stepper = None
 
     def step_back(self, counts: List[int]) -> bool:
         """Take back tokens of each row within the stepper, if possible: its binding stays valid,
@@ -208,7 +211,8 @@ class SessionState:
         self.unbind()
         stepper.binding.advance(self.reached[0] - count)
         self.reached = (self.reached[0] - count, caches)
-        self.wipe()
+        if caches.rules.read_hidden:
+            self.wipe()
         stepper.room += count
         self.stepper = stepper
         return True
@@ -217,15 +221,17 @@ class SessionState:
         """Return a state of empty rows, one for each first position [B], with `slots` slots of room
         each, in the memory of the caches if it is that of as many rows.
         """
-        count, caches = len(first_position), self.caches.emptied()
-        if caches.rows and (caches.rows != count if self.by_columns else caches.rows < count):
+        count, caches = len(first_position), self.reached[1].emptied()
+        alike = caches.graph.manifest.by_columns
+        if caches.rows and (caches.rows != count if alike else caches.rows < count):
             caches = caches.empty()
-        rows = count if self.by_columns else max(count, caches.rows, caches.fewest_rows)
-        caches, histories = caches.reserve(slots, rows), self._histories(count)
-        length, occupied = np.zeros_like(first_position), np.zeros((count, 0), bool)
-        first, intact = first_position.copy(), np.full_like(first_position, ALL)
-        state = SessionState(caches, self.rewind, length, first, occupied, intact, histories)
-        state.wipe()
+        rows = count if alike else max(count, caches.rows, caches.fewest_rows)
+        caches, first, occupied = caches.reserve(slots, rows), first_position.copy(), (count, 0)
+        row = np.zeros_like(first), first, np.zeros(occupied, bool), np.full_like(first, ALL)
+        histories = self._histories(count) if caches.rules.replaced else ()
+        state = SessionState(caches, self.rewind, *row, histories)
+        if caches.rules.read_hidden:
+            state.wipe()
         return state
 
     def joined(self, first_position: np.ndarray, slots: int) -> "SessionState":
@@ -367,11 +373,10 @@ class SessionState:
         return self.replace(moves=(), shifts=())
 
     def wipe(self) -> None:
-        """Write the fill value to every written slot that holds no token, where graphs read it."""
-        caches, lengths = self.caches, self.length
-        if not caches.rules.read_hidden:
-            return
-        slots = self.occupied
+        """Write the fill value to every written slot that holds no token, for a graph that reads
+        them.
+        """
+        caches, lengths, slots = self.caches, self.length, self.occupied
         written, used = caches.notes.written, slots.shape[1]
         kept = np.zeros_like(written)
         kept[: self.rows] = lengths
