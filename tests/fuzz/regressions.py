@@ -103,6 +103,14 @@ FOUND: Dict[str, Dict[str, Any]] = {
     "two rows of token types in fewer columns than the mask has": _case(
         ("logn-steps", "encoder", "onnx"), _read(0, 2, padding=1, keep=None)
     ),
+    # Memory for the first row alone was reserved, and rows without new tokens lost theirs.
+    "a row that reads alone beside one that fills its memory": _case(
+        ("fox", "block", "onnx-static"),
+        _read(0, 0, 0, 30),
+        _steps(10),
+        _read(1, 0, 0, 0),
+        _rewind(1),
+    ),
     # Keys were written behind the last slots of the call, where padding of the shorter rows goes.
     "a row without tokens beside shorter ones, keys counted from the last": _case(
         ("cope", "block", "ort-native"), _read(2, 1, 1), _read(0, 0, 1)

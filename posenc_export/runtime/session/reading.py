@@ -203,7 +203,7 @@ class Reading:
         slots = used + new
         if self.manifest.continuation_rows == 1 and not by_columns:
             slots = max(used, int((length[rows] + counts).max()))
-        caches = state.reached[1].reserve(slots, rows.stop)
+        caches = state.reached[1].reserve(slots, len(length))
         if state.histories:
             _record(state, caches, tokens)
         caches.mark_written(rows, new + (used if by_columns else length[rows]))
