@@ -188,8 +188,6 @@ class Reading:
         """Run the graph for some rows, once or once per row, write the outputs of requested tokens
         to `outputs` [n,C,*], and return the state after the call.
         """
-        if state.stepper is not None:
-            state.unbind()
         by_columns, length = self.manifest.by_columns, state.length
         if self.manifest.axes:
             tokens = self.feeder.located(state, tokens)

@@ -117,6 +117,11 @@ class SessionState:
         stepper: what is bound for the next step, or None.
     """
 
+    __slots__ = (
+        "reached", "stepper", "rewind", "first_position", "intact", "histories", "moves",
+        "shifts", "encoder_outputs", "_length", "_occupied",
+    )  # fmt: skip
+
     def __init__(
         self,
         caches: Caches,
@@ -179,23 +184,20 @@ class SessionState:
 
     def replace(self, **changes: Any) -> "SessionState":
         """Return a copy with some arguments changed, on which no step is bound."""
-        state = object.__new__(SessionState)
-        state.__dict__.update(self.__dict__, stepper=None)
-        steps, caches = self.reached
-        state.reached = (0, changes.pop("caches", caches))
-        if steps:
-            state._length, state._occupied = self.length, self.occupied
-        state._length = changes.pop("length", state._length)
-        state._occupied = changes.pop("occupied", state._occupied)
-        state.__dict__.update(changes)
+        state, (steps, caches) = object.__new__(SessionState), self.reached
+        for name in SessionState.__slots__:
+            setattr(state, name, changes.get(name, getattr(self, name)))
+        state.reached, state.stepper = (0, changes.get("caches", caches)), None
+        state._length = changes.get("length", self.length if steps else self._length)
+        state._occupied = changes.get("occupied", self.occupied if steps else self._occupied)
         return state
 
     def unbind(self) -> None:
         """Let the next step be bound anew, and count the slots that steps may have written."""
         assert self.stepper is not None
-        widest = max(self.stepper.passes, default=1)  # slots of a row that one run writes
+        behind = max(self.stepper.passes, default=1) if self.stepper.room < 0 else 0
         used = self.used if self.by_columns else self.length
-        self.caches.mark_written(slice(0, self.rows), used + widest)
+        self.caches.mark_written(slice(0, self.rows), used + behind)
         self.stepper = None
 
     def step_back(self, counts: List[int]) -> bool:

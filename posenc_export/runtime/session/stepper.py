@@ -60,7 +60,7 @@ class Stepper:
         counters: names of the inputs that grow by one with each token.
 
     Attributes:
-        room: number of tokens per row before the session must check its limits again; 0 during a
+        room: number of tokens per row before the session must check its limits again; -1 during a
             step and after one that failed or was interrupted, so that the next is bound anew.
         binding: graph inputs of a step.
         passes: bindings for passes of several tokens per row, by their number S.
@@ -101,7 +101,7 @@ class Stepper:
         if self._manifest.vocabulary:
             check_tokens(self._manifest.vocabulary, list(x))
         new, (taken, caches) = x.shape[1], state.reached
-        binding, room, self.room = self.passes[new], self.room, 0
+        binding, room, self.room = self.passes[new], self.room, -1
         binding.advance(taken)
         binding.tokens[...] = x
         result = binding.run()
@@ -148,7 +148,7 @@ class Stepper:
             if vocabulary and highest(unsigned) >= vocabulary:
                 stepper.checked(inputs)
             (taken, caches), room = state.reached, stepper.room
-            stepper.room = 0
+            stepper.room = -1
             try:
                 if run is None:
                     caches = _run(binding, caches)
