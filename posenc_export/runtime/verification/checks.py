@@ -38,9 +38,12 @@ def operators(folder: Path, model: Model, say: Progress = silent) -> Optional[Ch
     if graph_file(model.manifest) != "model.onnx" or model.provider != "cpu":
         return None
     kernels = geometry.kernels(folder, model.manifest)
+    if not (kernels.contracts or kernels.wrong or kernels.skipped):
+        return None
     results, failures = list(suite.results(kernels.contracts)), dict(kernels.wrong)
     new = sum(not result.known for result in results)
-    say(f"{model.manifest.target}: {len(results)} {KERNELS} of this processor, {new} run now")
+    said = f"{len(results)} {KERNELS} on this processor, {new} of them run now"
+    say(f"{model.manifest.target}: {said}")
     wrong = [result for result in results if result.failure or result.missing]
     failures |= {kernels.contracts[r.kernel]: r.failure or r.missing for r in wrong}
     worst = proof.rounded_up(max((result.worst for result in results), default=0.0))

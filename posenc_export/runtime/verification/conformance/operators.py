@@ -18,9 +18,10 @@ from posenc_export.runtime.verification import decoding
 from posenc_export.runtime.verification.conformance.attention import (
     ROTATED,
     UNIT,
-    by_query_head,
+    Scores,
+    attended,
+    by_token,
     rotated,
-    softmax,
     tolerance,
 )
 from posenc_export.runtime.verification.conformance.trial import Feeds, Kernel, Outputs
@@ -254,16 +255,15 @@ def _attention(kernel: Kernel, node: Node, values: Values) -> Case:
             k, v = (np.concatenate((given[f"past_{n}"], x), 2) for n, x in (("k", k), ("v", v)))
             if not (np.array_equal(found[1], k) and np.array_equal(found[2], v)):
                 return np.inf
-        worst = 0.0
+        errors = []
         for row, y in enumerate(by_head(found[0], heads)):
-            keys, values = (by_query_head(part[row], heads) for part in (k, v))
-            scores = scale * (q[row] @ keys.transpose(0, 2, 1))
-            scores = softcap * np.tanh(scores / softcap) if softcap else scores
-            if "mask" in given:
-                mask = given["mask"][row]
-                scores = np.where(mask, scores, -np.inf) if mask.dtype == bool else scores + mask
-            worst = np.maximum(worst, np.abs(y - softmax(scores) @ values).max())
-        return float(worst / tolerance(scale, sizes["size"]))
+            mask = given["mask"][row] if "mask" in given else np.ones((1, 1), bool)
+            boolean = mask.dtype == bool
+            biases, seen = ([], mask) if boolean else ([mask], np.ones((1, 1), bool))
+            scores = Scores(scale, softcap, biases, None, seen, -np.inf)
+            exact = attended(q[row], (k[row], v[row]), scores)[1]
+            errors.append(np.abs(by_token(y) - exact).max())
+        return float(np.max(errors) / tolerance(scale, sizes["size"]))
 
     return Case([feeds(*size) for size in SIZES], ratio)
 
