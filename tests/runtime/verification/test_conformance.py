@@ -3,6 +3,7 @@
 import json
 import re
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Callable, Dict, List, Set, Tuple
 
@@ -17,7 +18,7 @@ from posenc_export.runtime import load, verify
 from posenc_export.runtime.artefact import files
 from posenc_export.runtime.artefact.certificate import Check
 from posenc_export.runtime.graphs import kernel_library, onnx_parts
-from posenc_export.runtime.graphs.onnx_nodes import read
+from posenc_export.runtime.graphs.onnx_nodes import Node, read
 from posenc_export.runtime.graphs.ort_options import session_options
 from posenc_export.runtime.verification import checks
 from posenc_export.runtime.verification.conformance import geometry, kept, suite, trial
@@ -150,21 +151,42 @@ def test_a_kernel_alone_is_the_one_that_runs_in_the_artefact(
     assert whole and whole <= alone
 
 
+def altered(folder: Path, other: Path, change: Callable[[Node], Node]) -> geometry.Kernels:
+    """Return the kernels of an artefact whose first MatMulNBits was changed."""
+    graph = read(folder / "model.onnx")
+    at = next(n for n, node in enumerate(graph.nodes) if node.operator == "MatMulNBits")
+    nodes = [change(node) if n == at else node for n, node in enumerate(graph.nodes)]
+    content = onnx_parts.serialised(graph, nodes, graph.outputs, tuple(graph.inputs))
+    (other / "model.onnx").write_bytes(content)
+    return geometry.kernels(other, load(folder).manifest)
+
+
 def test_an_accuracy_level_other_than_the_activations_of_the_manifest_is_found(
     artefacts: Artefacts, tmp_path: Path
 ) -> None:
-    folder = artefacts("int4-ort")
-    graph = read(folder / "model.onnx")
-    product = next(node for node in graph.nodes if node.operator == "MatMulNBits")
-    nodes = [
-        onnx_parts.with_attribute(node, "accuracy_level", 1) if node is product else node
-        for node in graph.nodes
-    ]
-    content = onnx_parts.serialised(graph, nodes, graph.outputs, tuple(graph.inputs))
-    (tmp_path / "model.onnx").write_bytes(content)
-    wrong = geometry.kernels(tmp_path, load(folder).manifest).wrong
-    reason = "accuracy_level 1 in place of 4, as the manifest says"
-    assert wrong == {f"MatMulNBits {product.inputs[1]}": reason}
+    other = partial(onnx_parts.with_attribute, name="accuracy_level", value=1)
+    ((place, reason),) = altered(artefacts("int4-ort"), tmp_path, other).wrong.items()
+    assert place == "MatMulNBits layers.0.attention.projection.qkv.weight.codes"
+    assert reason == "accuracy_level 1 in place of 4, as the manifest says"
+
+
+CHANGES: Dict[str, Callable[[Node], Node]] = {
+    "codes that are computed": lambda node: replace(
+        node, inputs=[node.inputs[0], "input_ids", *node.inputs[2:]]
+    ),
+    "an unknown attribute": partial(onnx_parts.with_attribute, name="other", value=1),
+    "an unknown input": lambda node: replace(node, inputs=[*node.inputs, "", "input_ids"]),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_node_that_no_contract_describes_is_skipped(
+    change: str, artefacts: Artefacts, tmp_path: Path
+) -> None:
+    kernels = altered(artefacts("int4-ort"), tmp_path, CHANGES[change])
+    ((place, reason),) = kernels.skipped.items()
+    assert place.startswith("MatMulNBits") and re.search("layout|not in the contract", reason)
+    assert not kernels.wrong and len(kernels.contracts) > 5
 
 
 @pytest.mark.parametrize("weights", ["int4", "int8"])

@@ -37,6 +37,9 @@ KNOWN: Mapping[str, Tuple[str, int]] = {
 FOLDED = {*decoding.FOLDED, "Reshape", "DequantizeLinear"}
 SUMS, BLOCKED = ("CumSum", "ReduceSum"), ("MatMulNBits", "QMoE")
 PRODUCTS = (*BLOCKED, "MatMul", "MatMulIntegerToFloat", "GatherBlockQuantized")
+# Of products and rows, the number of inputs that are no constants.
+COMPUTED = {"MatMulNBits": 1, "MatMul": 1, "MatMulIntegerToFloat": 3, "GatherBlockQuantized": 1,
+            "DequantizeLinear": 1, "QMoE": 2}  # fmt: skip
 ON_FLOATS = (*CACHED, "Attention", "RotaryEmbedding")
 LIKE_FIRST = ("Unsqueeze", "Expand", "Reshape", "Transpose", "Slice", "Concat", "Gather")
 TRUE_OR_FALSE = ("And", "Or", "Not", "Less", "LessOrEqual", "Greater", "GreaterOrEqual", "Equal")
@@ -130,7 +133,8 @@ class Graph:
     def _folded(self, node: Node) -> List[Node]:
         """Return the nodes that compute inputs of a node from constants."""
         made = [self.makers[name] for name in node.inputs if name in self.folded]
-        return [part for maker in made for part in (*self._folded(maker), maker)]
+        nodes = [part for maker in made for part in (*self._folded(maker), maker)]
+        return [*{part.outputs[0]: part for part in nodes}.values()]
 
     def kernel(self, nodes: List[Node]) -> Kernel:
         """Return the kernel of nodes. Raise Left if it has no contract."""
@@ -141,8 +145,6 @@ class Graph:
             raise Left(f"{', '.join(sorted(others))}: not in the contract")
         if node.operator in ON_FLOATS and self.manifest.dtype != "float32":
             raise Left(f"in {self.manifest.dtype}, which is not in the contract")
-        if not self._is_written(nodes):
-            raise Left("in another layout than the exporter writes")
         steps, free, constants, sizes = [], {}, [], self._sizes(node)
         for number, part in enumerate(nodes):
             for index, name in enumerate(part.inputs):
@@ -157,6 +159,8 @@ class Graph:
             names |= {name: f"{number}:{index}" for index, name in enumerate(outputs)}
             reads, writes = (tuple(names[n] for n in ends) for ends in (part.inputs, outputs))
             steps.append(Step(part.operator, reads, writes, _attributes(part), part.domain))
+        if len(free) != COMPUTED.get(node.operator, len(free)) or not self._is_written(nodes):
+            raise Left("in another layout than the exporter writes")
         plain = "accuracy_level" in sizes and not self.level
         bits = 4 if any(value.element == "int4" for value in constants) else 8
         entries = (in_float32(bits),) if plain else ()
@@ -174,13 +178,13 @@ class Graph:
         if node.operator == "QMoE":
             return (known.get("activation_type"), known.get("swiglu_fusion")) == ("swiglu", 1)
         if node.operator == "GatherBlockQuantized":
-            axes = known["gather_axis"], known["quantize_axis"]
+            axes = known.get("gather_axis"), known.get("quantize_axis")
             return axes == (0, len(stored[node.inputs[0]].shape) - 1)
         if node.operator == "DequantizeLinear":
             rows = stored[before.inputs[0]]
             return (known.get("axis"), rows.element) == (2, "int8") and "block_size" in known
         if node.operator == "MatMulIntegerToFloat":
-            return before.operator == "QuantizeLinear" and node.inputs[1] in stored
+            return before.operator == "QuantizeLinear"
         if node.operator == "MatMul" and before.operator == "DequantizeLinear":
             shapes = [len(stored[name].shape) for name in before.inputs[:2] if name in stored]
             whole = self.element(before.inputs[0]) in ("int4", "int8")
