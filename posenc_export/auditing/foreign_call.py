@@ -10,7 +10,7 @@ import z3
 from posenc_export.auditing.claim import Question
 from posenc_export.auditing.inputs import NotPossible, Value
 from posenc_export.runtime.verification.any_call import AnyCall
-from posenc_export.runtime.verification.symbolic import (
+from posenc_export.runtime.verification.entries import (
     SOLVER,
     Score,
     Tensor,

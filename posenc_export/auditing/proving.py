@@ -20,25 +20,22 @@ from posenc_export.auditing.foreign_call import ForeignCall
 from posenc_export.auditing.inputs import NotPossible
 from posenc_export.runtime.graphs.onnx_nodes import TYPES, Constant, Node, Nodes
 from posenc_export.runtime.verification.any_call import EFFORT
-from posenc_export.runtime.verification.integer_graph import without_bodies
-from posenc_export.runtime.verification.symbolic import (
+from posenc_export.runtime.verification.entries import (
     MALFORMED,
-    OPERATORS,
     Score,
     Tensor,
-    Translation,
     Untranslated,
     alike,
     both,
-    broadcast,
     choose,
     negated,
     real,
     reason_of,
     simplified,
     truth,
-    whole,
 )
+from posenc_export.runtime.verification.integer_graph import without_bodies
+from posenc_export.runtime.verification.symbolic import OPERATORS, Translation, broadcast, whole
 
 STORED = 1 << 20  # numbers of a constant that the solver may need
 HIDES = -9000.0  # masks of exporters are at most so large, and scores are larger

@@ -12,7 +12,7 @@ import z3
 
 from posenc_export.runtime.artefact.schema import Manifest
 from posenc_export.runtime.verification import described
-from posenc_export.runtime.verification.symbolic import SOLVER, Tensor, Untranslated, both, choose
+from posenc_export.runtime.verification.entries import SOLVER, Tensor, Untranslated, both, choose
 from posenc_export.shared.places import evaluate
 from posenc_export.shared.refusal import refusal
 

@@ -19,14 +19,11 @@ from posenc_export.runtime.graphs.onnx_files import load_errors
 from posenc_export.runtime.graphs.onnx_nodes import Constant, Node
 from posenc_export.runtime.verification import described
 from posenc_export.runtime.verification.any_call import AnyCall
-from posenc_export.runtime.verification.findings import Findings
-from posenc_export.runtime.verification.integer_graph import IntegerPart, Use, evaluated
-from posenc_export.runtime.verification.symbolic import (
+from posenc_export.runtime.verification.entries import (
     HIDDEN,
     MALFORMED,
     Score,
     Tensor,
-    Translation,
     Untranslated,
     alike,
     both,
@@ -36,6 +33,9 @@ from posenc_export.runtime.verification.symbolic import (
     reason_of,
     truth,
 )
+from posenc_export.runtime.verification.findings import Findings
+from posenc_export.runtime.verification.integer_graph import IntegerPart, Use, evaluated
+from posenc_export.runtime.verification.symbolic import Translation
 from posenc_export.shared.numerics import FINE, LEVELS
 
 Rule = Tuple[str, bool]  # a rule, and whether slots count from the first token of a window

@@ -1,155 +1,43 @@
 """Values of a graph of integers as functions of symbolic sizes and indices, for the solver z3.
 
 A tensor is its shape and a function that returns the entry at an index, so that one formula holds
-for all sizes. Integers of the graph are unbounded here; indices.py bounds them with claims of their
-own. Floating-point numbers are real numbers beside whether they are -inf. An operator whose result
-is known only as equal for equal inputs is a function without a definition.
+for all sizes. Integers of the graph are unbounded here; claims.py bounds them with claims of their
+own. An operator whose result is known only as equal for equal inputs is a function without a
+definition.
 """
 
 import math
 from dataclasses import dataclass, field
-from fractions import Fraction
 from pathlib import Path
-from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple
 
 import numpy as np
 import z3
 
 from posenc_export.runtime.graphs.onnx_nodes import Constant, Node
+from posenc_export.runtime.verification.entries import (
+    HIDDEN,
+    MALFORMED,
+    Index,
+    Score,
+    Tensor,
+    Untranslated,
+    alike,
+    both,
+    choose,
+    either,
+    negated,
+    real,
+    reason_of,
+    simplified,
+    truth,
+    whole_number,
+)
 from posenc_export.runtime.verification.integer_graph import FLOATS
-from posenc_export.shared.places import Operations
 
-HIDDEN = -1e29  # scores of hidden keys are -inf, or -1e30 where a softmax over -inf would be NaN
 FEW = 64  # entries of a constant that are written out
 STEPS = 512  # changes of an integer along a constant of one axis that are written out
 TYPES = {1: "float", 6: "int32", 7: "int64", 9: "bool", 10: "float16", 11: "double", 16: "bfloat16"}
-Index = Sequence[Any]  # of an entry: an int or an integer of z3 for each axis
-
-
-class Score(NamedTuple):
-    """A floating-point number."""
-
-    value: Any  # a real number of z3; of no meaning if it is hidden
-    hidden: Any = False  # whether it is below HIDDEN, a bool or a truth value of z3
-
-
-class Tensor:
-    """Entries of a value of a graph.
-
-    Args:
-        shape: sizes, int or integers of z3.
-        at: returns the entry at an index within the shape: an integer or truth value of z3, a
-            number of Python, or a Score.
-    """
-
-    def __init__(self, shape: Sequence[Any], at: Callable[[Index], Any]) -> None:
-        self.shape = tuple(simplified(size) for size in shape)
-        self._at, self._known = at, dict[Tuple[int, ...], Tuple[Any, Index]]()
-
-    def at(self, index: Index) -> Any:
-        """Return the entry at an index."""
-        pairs = zip(self.shape, index, strict=True)
-        index = [0 if isinstance(size, int) and size == 1 else i for size, i in pairs]
-        key = tuple(i if isinstance(i, int) else ~i.get_id() for i in index)
-        if key not in self._known:  # the index is kept, so that its id is not given to another
-            self._known[key] = self._at(index), index
-        return self._known[key][0]
-
-
-class Untranslated(Exception):
-    """A value that is not translated, with the reason."""
-
-
-# What a graph raises here that no runtime would take, too.
-MALFORMED: Tuple[Any, ...] = (
-    Untranslated,
-    ArithmeticError,
-    AttributeError,
-    LookupError,
-    RecursionError,
-)
-MALFORMED += (TypeError, ValueError, z3.Z3Exception)
-
-
-def reason_of(error: Exception) -> str:
-    """Return why a value is not translated."""
-    if isinstance(error, TimeoutError):
-        return f"not decided by the solver: {error}"
-    if isinstance(error, Untranslated):
-        return str(error)
-    return f"not translated, as an operator has inputs that it cannot have: {type(error).__name__}"
-
-
-def simplified(number: Any) -> Any:
-    """Return an integer as an int if it is a numeral."""
-    if isinstance(number, (int, np.integer)):
-        return int(number)
-    number = z3.simplify(number)
-    return number.as_long() if z3.is_int_value(number) else number
-
-
-def choose(condition: Any, x: Any, y: Any) -> Any:
-    """Return x if a condition holds, and y otherwise."""
-    if isinstance(condition, (bool, np.bool_)):
-        return x if condition else y
-    if isinstance(x, (Score, float)) or isinstance(y, (Score, float)):
-        x, y = real(x), real(y)
-        return Score(z3.If(condition, x.value, y.value), choose(condition, x.hidden, y.hidden))
-    if isinstance(x, bool) and isinstance(y, bool):
-        return x if x == y else condition if x else z3.Not(condition)
-    return z3.If(condition, x, y)
-
-
-def both(x: Any, y: Any) -> Any:
-    """Return whether both conditions hold."""
-    if isinstance(x, (bool, np.bool_)) or isinstance(y, (bool, np.bool_)):
-        return (y if x else False) if isinstance(x, (bool, np.bool_)) else (x if y else False)
-    return z3.And(x, y)
-
-
-def negated(x: Any) -> Any:
-    """Return whether a condition does not hold."""
-    return not x if isinstance(x, (bool, np.bool_)) else z3.Not(x)
-
-
-def either(x: Any, y: Any) -> Any:
-    """Return whether one of two conditions holds."""
-    return negated(both(negated(x), negated(y)))
-
-
-def _divided(x: Any, y: int) -> Any:
-    return x // y if isinstance(x, int) else x / y
-
-
-SOLVER = Operations(both, either, negated, choose, _divided, lambda x, y: x % y)
-
-
-def real(x: Any) -> Score:
-    """Return a number as a Score."""
-    if isinstance(x, Score):
-        return x
-    if isinstance(x, float):
-        return Score(z3.RealVal(0), True) if x < HIDDEN else Score(z3.RealVal(str(Fraction(x))))
-    return Score(z3.ToReal(_integer(x)) if z3.is_expr(x) else z3.RealVal(int(x)))
-
-
-def _integer(x: Any) -> Any:
-    """Return a truth value or a number without a fraction as an integer."""
-    if isinstance(x, Score):
-        if x.hidden is not False:
-            raise Untranslated("a whole number of a score that may be -inf")
-        down = z3.ToInt(x.value)
-        return z3.If(x.value >= 0, down, -z3.ToInt(-x.value))
-    if isinstance(x, (bool, np.bool_, float)):
-        return int(x)
-    return z3.If(x, 1, 0) if z3.is_bool(x) else x
-
-
-def truth(x: Any) -> Any:
-    """Return a value as true or false."""
-    if isinstance(x, Score):
-        return either(x.hidden, x.value != 0)
-    return x if isinstance(x, (bool, np.bool_)) or z3.is_bool(x) else x != 0
 
 
 @dataclass
@@ -281,13 +169,6 @@ def broadcast(function: Callable[..., Any], *tensors: Tensor) -> Tensor:
     return Tensor(shape, at)
 
 
-def alike(x: Any, y: Any) -> bool:
-    """Return whether two sizes are written alike."""
-    if isinstance(x, int) or isinstance(y, int):
-        return isinstance(x, int) and isinstance(y, int) and x == y
-    return bool(x.eq(y))
-
-
 def _element_wise(function: Callable[..., Any]) -> Callable[..., Tensor]:
     def operator(context: Translation, node: Node, *tensors: Tensor) -> Tensor:
         return broadcast(function, *tensors)
@@ -318,7 +199,7 @@ def _numbers(function: Callable[[Any, Any], Any], hides: bool = False) -> Callab
                 raise Untranslated("a comparison or product of a score that may be -inf")
             value = function(x.value, y.value)
             return Score(value, hidden) if z3.is_arith(value) else value
-        return function(_integer(x), _integer(y))
+        return function(whole_number(x), whole_number(y))
 
     return of
 
@@ -369,7 +250,7 @@ def _cast(context: Translation, node: Node, x: Tensor) -> Tensor:
     to = TYPES.get(node.attributes["to"], "")
     if not to:
         raise Untranslated(f"a cast to type {node.attributes['to']}")
-    function = real if to in (*FLOATS, "double") else truth if to == "bool" else _integer
+    function = real if to in (*FLOATS, "double") else truth if to == "bool" else whole_number
     return broadcast(function, x)
 
 
@@ -545,7 +426,7 @@ def _gather(context: Translation, node: Node, x: Tensor, at: Tensor) -> Tensor:
     axis, rank = _axis(node.attributes.get("axis", 0), len(x.shape)), len(at.shape)
 
     def entry(index: Index) -> Any:
-        place = _wrapped(_integer(at.at(index[axis : axis + rank])), x.shape[axis])
+        place = _wrapped(whole_number(at.at(index[axis : axis + rank])), x.shape[axis])
         return x.at([*index[:axis], place, *index[axis + rank :]])
 
     return Tensor([*x.shape[:axis], *at.shape, *x.shape[axis + 1 :]], entry)
@@ -557,7 +438,7 @@ def _gather_nd(context: Translation, node: Node, x: Tensor, at: Tensor) -> Tenso
         raise Untranslated("rows of several tables")
 
     def entry(index: Index) -> Any:
-        places = [_integer(at.at([*index[:outer], axis])) for axis in range(depth)]
+        places = [whole_number(at.at([*index[:outer], axis])) for axis in range(depth)]
         pairs = zip(places, x.shape, strict=False)
         return x.at([*(_wrapped(place, size) for place, size in pairs), *index[outer:]])
 
@@ -606,7 +487,7 @@ def _pad(
 def _range(context: Translation, node: Node, *ends: Tensor) -> Tensor:
     start, limit, step = (end.at(()) for end in ends)
     floats = any(isinstance(end, (Score, float)) for end in (start, limit, step))
-    first, last, by = (simplified(_integer(end)) for end in (start, limit, step))
+    first, last, by = (simplified(whole_number(end)) for end in (start, limit, step))
     if not isinstance(by, int) or by != 1:
         raise Untranslated("a range with steps")
     entry = (lambda index: real(first + index[0])) if floats else (lambda index: first + index[0])
@@ -658,13 +539,13 @@ def _sum(context: Translation, node: Node, x: Tensor, axes: Optional[Tensor] = N
     over = [_axis(axis, rank) for axis in given]
     if cumulative and (node.attributes.get("exclusive") or node.attributes.get("reverse")):
         raise Untranslated("a sum in another order")
-    if context.same(broadcast(_integer, x), Tensor(x.shape, lambda index: 0)):
+    if context.same(broadcast(whole_number, x), Tensor(x.shape, lambda index: 0)):
         left = [axis for axis in range(rank) if axis not in over or cumulative]
         return Tensor([x.shape[axis] for axis in left], lambda index: 0)
     for operator, summed, result in context.sums:
         last = over == [len(summed.shape) - 1]
         if operator == node.operator and last and len(summed.shape) == rank:
-            if context.same(broadcast(_integer, x), summed):
+            if context.same(broadcast(whole_number, x), summed):
                 kept = cumulative or not node.attributes.get("keepdims", 1)
                 return result if kept else _with_one(result)
     raise Untranslated(f"{node.operator} of values without a known sum")

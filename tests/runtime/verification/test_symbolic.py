@@ -13,14 +13,8 @@ from onnx.backend.test.loader import load_model_tests
 from onnx.reference import ReferenceEvaluator
 
 from posenc_export.runtime.graphs import onnx_nodes
-from posenc_export.runtime.verification.symbolic import (
-    FUNCTIONS,
-    OPERATORS,
-    Score,
-    Tensor,
-    Translation,
-    Untranslated,
-)
+from posenc_export.runtime.verification.entries import Score, Tensor, Untranslated
+from posenc_export.runtime.verification.symbolic import FUNCTIONS, OPERATORS, Translation
 
 DEFINED = OPERATORS.keys() - {*FUNCTIONS, "MatMul", "Gemm"}
 SUMS = {"CumSum", "ReduceSum", "ReduceMax"}  # known for what they add up
