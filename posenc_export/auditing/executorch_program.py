@@ -41,6 +41,7 @@ class ExecutorchProgram:
     """
 
     needs = "executorch"
+    rounded = ""
 
     def __init__(self, path: Path) -> None:
         try:

@@ -51,6 +51,7 @@ class IntermediateRepresentation:
     """
 
     needs = "openvino"
+    rounded = ""
     code = source_of(openvino_model, "path", OPTIONS)
 
     def __init__(self, path: Path) -> None:

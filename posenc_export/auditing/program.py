@@ -66,6 +66,7 @@ class Program:
     """
 
     needs = "torch"
+    rounded = ""
 
     def __init__(self, path: Path) -> None:
         self.operators: Set[str] = set()

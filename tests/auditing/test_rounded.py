@@ -22,8 +22,8 @@ from tests.auditing.rounded import FORMATS
 # Faults that a comparison within the tolerance of 8 bits finds, and some that it does not.
 PLANTED = (
     "window one too large", "positions one too large", "positions of padded rows are slots",
-    "new tokens one position late", "theta", "scale", "mask one short", "second row copied",
-    "cache capped",
+    "new tokens one position late", "theta", "scale", "mask one short",
+    "second row copied", "cache capped",
 )  # fmt: skip
 
 
