@@ -43,7 +43,6 @@ class Carried:
     """What is known of the rounded constants of a graph."""
 
     pieces: List[Piece] = field(default_factory=list)
-    names: List[str] = field(default_factory=list)  # constants that are weights of the reference
     # By constants of products that are none, the nearest weight, and how much it differs
     strange: Dict[str, str] = field(default_factory=dict)
     kept: List[str] = field(default_factory=list)  # other constants that are no weights
@@ -85,7 +84,6 @@ def carried(
         pieces, nearest = _pieces(array, role, limit, stored, taken)
         if pieces is not None:
             result.pieces += pieces
-            result.names.append(source)
         elif role == "product" and array.squeeze().ndim > 1:
             result.strange[source] = f"{nearest}, and rounding to {kind} explains {limit:.1%}"
         elif not _exact(array):

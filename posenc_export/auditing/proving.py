@@ -436,8 +436,6 @@ def _trilu(context: Translation, node: Node, x: Tensor, k: Any = None) -> Tensor
 
 def _tile(context: Translation, node: Node, x: Tensor, repeats: Tensor) -> Tensor:
     counts = whole(repeats)
-    if any(isinstance(size, int) and size == 1 for size in counts) is False:
-        raise Untranslated("a tile of several axes")
     shape = [size * count for size, count in zip(x.shape, counts, strict=True)]
     single = [isinstance(count, int) and count == 1 for count in counts]
 
