@@ -56,14 +56,14 @@ def parts() -> Models:
 
 
 def families() -> Models:
-    from tests.models.checkpoints import MODELS, saved
+    from tests.models.checkpoints import OURS, saved
 
     def sources(name: str) -> Sources:
         folder = Path(tempfile.mkdtemp())
         saved(name, folder)
         return Sources(from_pretrained(folder))
 
-    return {f"family-{name}": lambda name=name: sources(name) for name in MODELS}  # type: ignore[misc]
+    return {f"family-{name}": lambda name=name: sources(name) for name in OURS}  # type: ignore[misc]
 
 
 def presets() -> Models:
