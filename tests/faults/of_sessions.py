@@ -15,7 +15,8 @@ class LeavesHiddenSlots(Session):
     """Truncates its rows, but clears no slots after them."""
 
     def _settled(self) -> SessionState:
-        self._state.unbind()
+        if self._state.stepper is not None:
+            self._state.unbind()
         self._state = self._state.moved()
         return self._state
 
@@ -31,7 +32,8 @@ class MovesNoRow(Session):
     """Changes the index of the last row, but does not move its tokens."""
 
     def _settled(self) -> SessionState:
-        self._state.unbind()
+        if self._state.stepper is not None:
+            self._state.unbind()
         self._state = self._state.replace(moves=())
         return super()._settled()
 

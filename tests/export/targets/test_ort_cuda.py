@@ -88,7 +88,7 @@ def test_steps_count_slots_in_multiples_and_give_the_outputs_of_one_call(
         result.append(session.step(ids[:, column]))
         steppers.append(session._state.stepper)
     assert len(set(map(id, steppers))) == 2  # one for each multiple
-    assert [len(steppers[index]._binding.feeds["slots"]) for index in (0, -1)] == [slots, 2 * slots]
+    assert [len(steppers[index].binding.feeds["slots"]) for index in (0, -1)] == [slots, 2 * slots]
     assert (
         np.abs(np.stack(result, axis=1).astype(np.float32) - whole[:, slots - 3 :]).max()
         < 0.01 * np.abs(whole).max()
