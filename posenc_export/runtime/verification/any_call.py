@@ -46,9 +46,12 @@ class AnyCall:
         assumed: what holds for sizes, and for each entry of an input that was asked for.
     """
 
+    log: Optional[Path] = None
+    asked = 0  # questions in the log
+
     def __init__(self, manifest: Manifest, log: Optional[Path] = None) -> None:
         self.manifest, self.most = manifest, manifest.max_positions
-        self.log, self.asked = log, 0
+        self.log = log
         self.by_mask, self.caches = manifest.signature == "mask", described.has_cache(manifest)
         self.rows, self.columns, self.slots, self.capacity, self.of_window = z3.Ints("B S P C W")
         self.row, self.column, self.slot, self.token = z3.Ints("row column slot token")
