@@ -12,6 +12,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from posenc_export.export import Sources, export
 from posenc_export.models import families
 from posenc_export.models.parts import build
 from posenc_export.models.pretrained import from_pretrained
@@ -31,6 +32,12 @@ def test_layers_for_multi_token_prediction_are_ignored(tmp_path: Path) -> None:
     with torch.no_grad():
         logits = from_pretrained(folder)(torch.from_numpy(tokens_of())).numpy()
     assert share([(logits, theirs(peer, tokens_of()))]) <= 1
+
+
+@pytest.mark.parametrize("target", ["pt2", "ort-cuda"])
+def test_experts_and_norms_behind_products_are_exported(target: str, tmp_path: Path) -> None:
+    _, folder = saved("deepseek_v3", tmp_path)
+    export(Sources(from_pretrained(folder)), target, tmp_path / "artefact", verify="quick")
 
 
 # A family, a change of its config.json that is not supported, and a part of the message.

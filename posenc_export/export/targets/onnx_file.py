@@ -61,7 +61,8 @@ def write_onnx(source: Source, manifest: Manifest, folder: Path, lowerings: Lowe
     module = wrap(source.model, manifest.signature)
     levels = levels_of(module) if lowerings.two_levels else {}
     op = Builder(model, manifest.dtype, manifest.max_positions, source.on_grid, levels)
-    replace_nodes(op, {**two_levels.GATHERS, "Where": standard.choice_of_booleans})
+    spelled = {"Where": standard.choice_of_booleans, "RMSNormalization": standard.norm_of_one_type}
+    replace_nodes(op, {**two_levels.GATHERS, **spelled})
     for table in lowerings.tables:
         lower(op, table)
     matrices = _in_few_bits(op, manifest, lowerings.few_bits)

@@ -249,6 +249,17 @@ def choice_of_booleans(op: Builder, node: ir.Node) -> Optional[ir.Value]:
     return op.Or(op.And(condition, first), op.And(op.Not(condition), second))
 
 
+def norm_of_one_type(op: Builder, node: ir.Node) -> Optional[ir.Value]:
+    """RMSNormalization of an input in half precision by a scale in float32, which torch.onnx makes
+    of a cast and a norm, with the cast: ONNX Runtime multiplies both types otherwise.
+    """
+    x, scale = node.inputs
+    if x is None or scale is None or x.dtype == scale.dtype or scale.dtype is None:
+        return None
+    attributes = {name: value.value for name, value in node.attributes.items()}
+    return op.RMSNormalization(op.Cast(x, to=scale.dtype), scale, **attributes)
+
+
 def in_float(op: Builder, value: ir.Value) -> ir.Value:
     """Return a value as float32; the value before the cast, if it was cast from float32."""
     if op.dtype == "float32":

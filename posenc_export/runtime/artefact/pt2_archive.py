@@ -42,12 +42,12 @@ VERSION = re.compile(r"[A-Za-z0-9_.+-]*")
 # from_file maps a file that it may create, save writes one.
 OPERATOR = (
     r"torch\.ops\.aten\.(?!(?:from_file|save)\b)(?:_?[a-z]\w*|__(?:and|or|xor)__)\.[A-Za-z]\w*"
-    r"|_operator\.sub"  # a difference of sizes
+    r"|_operator\.(?:add|mul|sub)"  # of sizes
 )
 # What others write besides: the modes in which a part runs, and arithmetic of sizes.
 OF_OTHERS = (
     r"torch\.ops\.higher_order\.wrap_with_(?:set_grad_enabled|autocast)|torch\.sym_[a-z]+"
-    r"|_operator\.(?:add|mul|neg|floordiv|mod|eq|ne|lt|le|gt|ge|and_|or_)|math\.(?:ceil|floor|trunc)"
+    r"|_operator\.(?:neg|floordiv|mod|eq|ne|lt|le|gt|ge|and_|or_)|math\.(?:ceil|floor|trunc)"
 )
 # Modes of operators, and floats that JSON cannot represent.
 CHOICE = "floor|trunc|none|tanh|constant|-?Infinity|NaN"
