@@ -33,6 +33,7 @@ SEEN = {
     "chunk": {"name": "chunk", "size": 12},
     "both": {"name": "both"},
     "near": {"name": "near", "reach": 4},
+    "sinks": {"name": "window", "size": 9},  # and a column of sinks
 }
 LONG = 540  # positions for which caches of windows are shorter than others
 MASKED = ("onnx", "onnx-static", "ort")  # targets of signature mask
@@ -43,10 +44,13 @@ def models(name: str) -> Iterator[Tuple[str, Any]]:
     from tests.tiny import decoder, encoder, works
 
     causal = works(name, "causal")
-    for sees in ("causal", "window", "chunk") if causal else ("both", "near"):
+    for sees in ("causal", "window", "chunk", "sinks") if causal else ("both", "near"):
         config = decoder(name, max_positions=LONG) if causal else encoder(name)
         layers = {
-            layer: replace(kind, attention=replace(kind.attention, sees=SEEN[sees]))
+            layer: replace(
+                kind,
+                attention=replace(kind.attention, sees=SEEN[sees], sinks=sees == "sinks"),
+            )
             for layer, kind in config.layers.items()
         }
         yield sees, replace(config, layers=layers)
@@ -55,7 +59,11 @@ def models(name: str) -> Iterator[Tuple[str, Any]]:
 def measured(name: str) -> Iterator[Dict[str, Any]]:
     """Yield one row for each artefact of an encoding."""
     for sees, config in models(name):
-        sources = Sources(seeded(config))
+        try:
+            sources = Sources(seeded(config))
+        except ValueError as error:  # encodings that compute scores themselves take no sinks
+            yield {"encoding": name, "sees": sees, "refused": str(error)}
+            continue
         for target in TARGETS:
             for signature in ("positions", "mask") if target in MASKED else ("positions",):
                 yield {
@@ -75,10 +83,10 @@ def _proved(sources: Sources, target: str, signature: str) -> Dict[str, Any]:
             export(sources, target, folder, signature=signature, verify=False)
         except ValueError as error:
             return {"refused": str(error)}
-        begin = time.perf_counter()
+        begin = time.process_time()
         check = indices.check(folder, load(folder, threads=1))
     left = {place: why for place, why in check.skipped.items() if why.startswith(OPEN)}
-    seconds = round(time.perf_counter() - begin, 3)
+    seconds = round(time.process_time() - begin, 3)
     return {"proved": check.compared, "open": left, "wrong": check.failures, "seconds": seconds}
 
 

@@ -29,6 +29,7 @@ from unittest import mock
 from posenc_export.auditing import opening
 from posenc_export.auditing.reading import graph_of
 from posenc_export.commands.cli import main
+from posenc_export.runtime.artefact import files
 
 THREATS = Path(__file__).parent / "threats"
 Arguments = Callable[[Path, Path, Path], Sequence[str]]
@@ -142,7 +143,7 @@ def findings(
     wrong: List[str] = []
     with (
         contextlib.chdir(own), contextlib.redirect_stdout(out), contextlib.redirect_stderr(err),
-        mock.patch.dict(os.environ, XDG_CACHE_HOME=str(own)), inner,
+        mock.patch.dict(os.environ, **{files.CACHE: str(own)}), inner,
         watching(path if path.is_dir() else path.parent, own) as watch,
     ):  # fmt: skip
         try:

@@ -18,8 +18,9 @@ from tests.tiny import decoder
 
 def checked(mask: str, signature: str = "positions", change: Callable[[Any], None] = id) -> Any:
     model = seeded(seeing(decoder("rope", max_positions=80), MASKS[mask]))
+    manifest = eager(model, signature)[1]
     change(model)
-    return index_functions.of_module(model, eager(model, signature)[1])["indices"]
+    return index_functions.of_module(model, manifest)["indices"]
 
 
 @pytest.mark.parametrize("signature", ["positions", "mask"])

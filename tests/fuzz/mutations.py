@@ -25,6 +25,7 @@ from typing import Any, Callable, Counter, Dict, List, Optional
 from posenc_export.export import TARGETS, export
 from posenc_export.models.presets import seeded
 from posenc_export.runtime import load
+from posenc_export.runtime.artefact import files
 from posenc_export.runtime.artefact import manifest as manifests
 from tests.fuzz.edits import EDITS, RESEALED_EDITS
 from tests.fuzz.judge import DISPROVED, PROVED, Judge
@@ -155,7 +156,8 @@ def _child(source: Path, around: Path, cases: List[Case], to: Connection) -> Non
     """Run cases in a child process. For each, send (number, edit, outcome), preceded by messages
     without an outcome.
     """
-    os.environ["OMP_NUM_THREADS"] = "1"
+    # Results of kernels are not kept: no file may be written.
+    os.environ |= {"OMP_NUM_THREADS": "1", files.CACHE: os.devnull}
     judge = Judge(source)  # also imports all libraries before the audit hook is added
     watch, folder = Watch(around), around / "mutated"
     sys.addaudithook(watch.hear)

@@ -190,8 +190,11 @@ class Graph:
             whole = self.element(before.inputs[0]) in ("int4", "int8")
             axis = before.attributes.get("axis", 1)
             return whole and (axis, shapes) == ((0, [2, 2]) if block else (1, [2, 1]))
-        axis = stored.get(node.inputs[-1])
-        return node.operator not in SUMS or (axis is not None and math.prod(axis.shape) == 1)
+        if node.operator not in SUMS:
+            return True
+        axes = stored.get(node.inputs[-1])
+        numbers = [] if axes is None else axes.array(self.folder).reshape(-1).tolist()
+        return len(numbers) == 1 and -2 <= numbers[0] < 2  # of [B,S]
 
     def _stored(self, name: str, other: str) -> Stored:
         value = self.nodes.constants[name]

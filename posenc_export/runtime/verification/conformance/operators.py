@@ -296,7 +296,8 @@ def _scattered(kernel: Kernel, node: Node, values: Values) -> Case:
     """TensorScatter: writes S tokens along an axis, from a slot of each row on."""
     random, rank = np.random.default_rng(0), dict(kernel.sizes)["rank"]
     axis, calls = int(node.attributes.get("axis", -2)) % rank, []
-    dtype = {"float": "float32"}.get(dict(kernel.free)[node.inputs[0]], "int64")
+    element = dict(kernel.free)[node.inputs[0]]
+    dtype = {"float": "float32"}.get(element, element)
     for rows, past, new in SIZES:
         shapes = [[rows, *[3] * (rank - 1)] for _ in range(2)]
         shapes[0][axis], shapes[1][axis] = past + new, new
