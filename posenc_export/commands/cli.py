@@ -97,7 +97,7 @@ class Front(terminal.OneLineParser):
     def format_help(self) -> str:
         lines = [self.format_usage(), f"{self.description}"]
         for title, group in GROUPS.items():
-            lines += ["", f"{title}:", *(f"  {name:11} {line}" for name, line in group.items())]
+            lines += ["", f"{title}:", *(f"  {name:12} {line}" for name, line in group.items())]
         return "\n".join(
             [*lines, "", f"examples:{EXAMPLES}", "posenc COMMAND --help has options.\n"]
         )
