@@ -192,8 +192,8 @@ class Graph:
             return whole and (axis, shapes) == ((0, [2, 2]) if block else (1, [2, 1]))
         if node.operator not in SUMS:
             return True
-        axes = stored.get(node.inputs[-1])
-        numbers = [] if axes is None else axes.array(self.folder).reshape(-1).tolist()
+        axis = stored.get(node.inputs[-1])
+        numbers = [] if axis is None else axis.array(self.folder).reshape(-1).tolist()
         return len(numbers) == 1 and -2 <= numbers[0] < 2  # of [B,S]
 
     def _stored(self, name: str, other: str) -> Stored:
