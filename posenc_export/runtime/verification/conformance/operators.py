@@ -9,7 +9,7 @@ Shapes: M tokens, K inputs, N outputs, B rows, P cached and S new tokens.
 """
 
 import platform
-from typing import Any, Callable, Dict, Mapping, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 import numpy as np
 
@@ -272,7 +272,8 @@ def _rotary(kernel: Kernel, node: Node, values: Values) -> Case:
     """RotaryEmbedding by tables, of which positions may choose the rows."""
     random, sizes = np.random.default_rng(0), dict(kernel.sizes)
     heads, packed = sizes["heads"], "num_heads" in node.attributes
-    interleaved, calls = bool(node.attributes.get("interleaved", 0)), []
+    interleaved = bool(node.attributes.get("interleaved", 0))
+    calls: List[Feeds] = []
     for rows, past, new in SIZES:
         x = uniform(random, (rows, heads, new, sizes["size"]))
         x = x.transpose(0, 2, 1, 3).reshape(rows, new, -1) if packed else x
@@ -281,7 +282,8 @@ def _rotary(kernel: Kernel, node: Node, values: Values) -> Case:
         shape = (past + new + 1,) if len(node.inputs) > 3 else (rows, new)
         angles = random.uniform(0, 6, (*shape, sizes["pairs"]))
         tables = (np.cos(angles).astype(np.float32), np.sin(angles).astype(np.float32))
-        calls.append(dict(zip(node.inputs, (x, *tables, positions), strict=False)))
+        arrays: List[np.ndarray] = [x, *tables, positions]
+        calls.append(dict(zip(node.inputs, arrays, strict=False)))
 
     def ratio(feeds: Feeds, found: Outputs) -> float:
         x, cos, sin, *chosen = (feeds[name] for name in node.inputs)
@@ -295,7 +297,8 @@ def _rotary(kernel: Kernel, node: Node, values: Values) -> Case:
 def _scattered(kernel: Kernel, node: Node, values: Values) -> Case:
     """TensorScatter: writes S tokens along an axis, from a slot of each row on."""
     random, rank = np.random.default_rng(0), dict(kernel.sizes)["rank"]
-    axis, calls = int(node.attributes.get("axis", -2)) % rank, []
+    axis = int(node.attributes.get("axis", -2)) % rank
+    calls: List[Feeds] = []
     element = dict(kernel.free)[node.inputs[0]]
     dtype = {"float": "float32"}.get(element, element)
     for rows, past, new in SIZES:
