@@ -9,7 +9,7 @@ import z3
 
 from posenc_export.auditing.claim import Question
 from posenc_export.auditing.inputs import NotPossible, Value
-from posenc_export.runtime.verification.any_call import AnyCall
+from posenc_export.runtime.verification.any_call import AnyCall, values_of
 from posenc_export.runtime.verification.entries import (
     SOLVER,
     Score,
@@ -118,7 +118,7 @@ class ForeignCall(AnyCall):
             open_axes = [B, S, *(z3.Int(str(axis)) for axis in value.axes[2:])]
             sizes = zip(value.axes, open_axes, strict=False)
             shape = [n if isinstance(n, int) else size for n, size in sizes]
-            return Tensor(shape, _values_of(value.name))
+            return Tensor(shape, values_of(value.name))
         sizes, entry = known[meaning]
         while len(sizes) > rank and len(sizes) > 1:  # one row of all
             sizes, entry = sizes[1:], _of_row(entry)
@@ -182,10 +182,3 @@ class ForeignCall(AnyCall):
 
 def _of_row(entry: Entry) -> Entry:
     return lambda i: entry((0, *i))
-
-
-def _values_of(name: str) -> Entry:
-    def at(index: Sequence[Any]) -> Any:
-        raise Untranslated(f"depends on the values of {name}")
-
-    return at

@@ -39,11 +39,11 @@ class Writer:
         If the caller stops early, the session holds what was yielded. first: of one row. Raises as
         Session.generate, with the first piece.
         """
-        manifest = self.session.manifest
-        sampling = sampling.checked(manifest.stop_ids)
+        self.tokens = []
+        sampling = sampling.checked(self.session.manifest.stop_ids)
         prompt = [] if first.prompt is None else [int(token) for token in first.prompt[0]]
         known = keep(self.session, self.held, prompt)
-        self.held, self.tokens = self.held[:known], []
+        self.held = self.held[:known]
         if first.prompt is not None:
             first = replace(first, prompt=[prompt[known:]])
         pieces, before = self.tokenizer.pieces(prompt), [prompt[:known]]

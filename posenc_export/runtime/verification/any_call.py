@@ -260,7 +260,7 @@ class AnyCall:
         for name, axes in values.items():
             shape = [sizes.get(n) if isinstance(n, str) else n for n in axes]
             shape = [z3.Int(str(n)) if s is None else s for n, s in zip(axes, shape, strict=True)]
-            self.tensors[name] = Tensor(shape, entries.get(name, _unknown(name)))
+            self.tensors[name] = Tensor(shape, entries.get(name, values_of(name)))
 
     @property
     def tokens(self) -> Dict[str, Any]:
@@ -403,7 +403,7 @@ def _of_plane(planes: Sequence[Callable[[Any, Any], Any]], number: Any, b: Any, 
     return value
 
 
-def _unknown(name: str) -> Callable[[Sequence[Any]], Any]:
+def values_of(name: str) -> Callable[[Sequence[Any]], Any]:
     def at(index: Sequence[Any]) -> Any:
         raise Untranslated(f"depends on the values of {name}")
 

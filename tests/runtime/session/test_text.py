@@ -85,6 +85,15 @@ def test_a_conversation_beyond_the_context_is_refused_and_stays_as_it_was(model:
     assert chat.messages == before
 
 
+def test_a_turn_that_is_refused_adds_no_message(model: Model) -> None:
+    chat = _chat(model.session())
+    assert list(chat.reply("first", 5))
+    before = list(chat.messages)
+    with pytest.raises(ValueError, match="temperature"):
+        next(chat.reply("second", 5, temperature=-1.0))
+    assert chat.messages == before
+
+
 def test_the_command_gives_the_same_text_with_lookup_and_with_a_draft_model(
     capsys: pytest.CaptureFixture,
 ) -> None:
