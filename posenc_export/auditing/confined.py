@@ -4,6 +4,7 @@ that a file misleads ends that process, and writes nothing.
 Both processes exchange data alone: messages of msgpack behind their length of 8 bytes.
 """
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -131,7 +132,9 @@ class Confined:
         self._child.wait()
         for stream in (self._child.stdin, self._child.stdout):
             assert stream is not None
-            stream.close()
+            # A request that the ended process has not read is still in the buffer.
+            with contextlib.suppress(BrokenPipeError):
+                stream.close()
 
     def __del__(self) -> None:
         if hasattr(self, "_child"):
