@@ -69,6 +69,10 @@ FOUND: Dict[str, Dict[str, Any]] = {
     "a row without tokens beside one token, then a step": _case(
         ("rope", "decoder", "ort", "mask", 40), _read(0, 1), _steps(1)
     ),
+    # Coordinates that are no places in the sequence are 0 where none are given.
+    "an encoder of boxes without boxes": _case(
+        ("boxes-joined", "encoder", "ort", "positions", 40), _read(5, 3, keep=None)
+    ),
     # Its own last call was forgotten before start was looked at.
     "a refused start leaves a bidirectional model's lengths": _case(
         ("rope", "bidirectional", "ort", "positions", 40), _read(5), _wrong("start past the range")

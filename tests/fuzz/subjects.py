@@ -206,8 +206,11 @@ class Subject:
         )
 
     def numbers(self, row: List[Token], start: int, first: int = 0) -> np.ndarray:
-        """Return the coordinates [axes,n] or segments [1,n] of a row from index `first` on."""
-        none = [start if self.manifest.axes else 0, 1 if self.manifest.axes else 0]
+        """Return the coordinates [axes,n] or segments [1,n] of a row from index `first` on. Those
+        that are not given count the positions, and are 0 if they are no places in the sequence.
+        """
+        counted = self.manifest.axes and not self.manifest.coordinate_range
+        none = [start, 1] if counted else [0, 0]
         columns = [
             self.beside[token.beside, :, (place + token.moved) % self.spec.size]
             if token.beside >= 0
