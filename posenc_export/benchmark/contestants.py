@@ -39,12 +39,31 @@ def parameters(manifest: Manifest) -> int:
     return weights - width + (0 if tied else manifest.vocabulary * width)
 
 
-def folder_labels(paths: Sequence[Path]) -> List[str]:
-    """Return the shortest distinct endings of paths, such as "rope/ort", numbered if repeated."""
-    depth, distinct = 1, len(set(paths))
-    while len({path.parts[-depth:] for path in paths}) < distinct:
-        depth += 1
-    return numbered(["/".join(path.parts[-depth:]) for path in paths])
+def artefact_labels(manifests: Sequence[Manifest], paths: Sequence[Path]) -> List[str]:
+    """Return names of artefacts by encoding, target, weights, cache and signature, as in
+    "rope-ort-int8". Artefacts that agree in these have the shortest distinct endings of their
+    paths as well.
+    """
+    names = ["-".join(_parts(manifest)) for manifest in manifests]
+    labels = []
+    for name, path in zip(names, paths, strict=True):
+        alike = [p for other, p in zip(names, paths, strict=True) if other == name and p != path]
+        depths = range(1, len(path.parts) + 1)
+        apart = (n for n in depths if all(p.parts[-n:] != path.parts[-n:] for p in alike))
+        ending = "/".join(path.parts[-next(apart, 1) :])
+        labels.append(f"{name} in {ending}" if alike else name)
+    return labels
+
+
+def _parts(manifest: Manifest) -> List[str]:
+    names = "+".join(_encodings(manifest.config.get("inside", manifest.config)))
+    weights = manifest.weights.format if manifest.weights else ""
+    dtype = manifest.dtype if manifest.dtype != "float32" else ""
+    cache = f"cache-{manifest.cache}" if manifest.cache else ""
+    mask = "mask" if manifest.signature == "mask" else ""
+    kind = manifest.kind if manifest.kind == "module" else "nope"
+    parts = (names or kind, manifest.target, dtype, weights, cache, mask)
+    return [part for part in parts if part]
 
 
 def numbered(names: Sequence[str]) -> List[str]:
@@ -134,20 +153,21 @@ def _of_folders(
         remedy = "give folders of one model or pass --different-models"
         raise refusal("benchmark", "folders of one model", ", ".join(names), remedy)
     configs, contestants = [manifest.config for manifest in models], []
-    for path, label, manifest in zip(paths, folder_labels(paths), read, strict=True):
-        name = names[configs.index(manifest.config)]
+    for path, label, manifest in zip(paths, artefact_labels(read, paths), read, strict=True):
+        name, folder = names[configs.index(manifest.config)], "/".join(path.parts[-2:])
         chosen = (*_providers(manifest), *_added(providers, manifest)) or ("cpu",)
         known_providers.check_name(chosen[0], manifest)
         for provider in chosen:
             on = label if provider in ON_CPU else f"{label} ({provider})"
-            own = Contestant(on, name, ARTEFACT, path, label, manifest, provider)
+            own = Contestant(on, name, ARTEFACT, path, folder, manifest, provider)
             contestants.append(own)
     for provider in providers:
         if all(contestant.provider != provider for contestant in contestants):
             native = provider == AOTINDUCTOR
             remedy = "that `posenc compile` wrote" if native else "of target onnx or ort"
             rule = f"a folder that provider {provider} runs"
-            raise refusal("benchmark", rule, ", ".join(folder_labels(paths)), f"add one {remedy}")
+            got = ", ".join(artefact_labels(read, paths))
+            raise refusal("benchmark", rule, got, f"add one {remedy}")
     return contestants
 
 
@@ -179,7 +199,7 @@ def _of_runtime(name: str, artefacts: Sequence[Contestant]) -> List[Contestant]:
     if not supported:
         raise ValueError(_unsupported(name, artefacts))
     if not runtime.builds:
-        return [replace(own, label=f"{name} on {own.artefact}", runtime=name) for own in supported]
+        return [replace(own, label=f"{name} on {own.label}", runtime=name) for own in supported]
     models: Dict[str, Contestant] = {}
     for own in supported:
         models.setdefault(own.model, own)

@@ -20,9 +20,8 @@ ITEM_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2, "int8": 1}
 # Bytes per weight, with its share of a float32 scale
 FORMAT_BYTES = {"int8": 1.0, "int8-32": 1 + 4 / 32, "int4": 0.5 + 4 / 32, "int4-128": 0.5 + 4 / 128}
 FORMAT_BYTES["keep"] = FORMAT_BYTES["int4"]
-LIBRARIES = (
-    "posenc-export numpy onnxruntime onnxruntime-gpu torch transformers onnxruntime-genai openvino"
-).split()
+LIBRARIES = """posenc-export numpy onnxruntime onnxruntime-gpu torch transformers onnxruntime-genai
+    llama-cpp-python openvino""".split()
 # Bytes, from the smallest cache of current processors to main memory.
 WORKING_SETS = tuple(1 << power for power in range(18, 30, 2))
 SQUARE = 1024  # rows and columns of the multiplied matrices
@@ -88,12 +87,13 @@ def _idle_weights(manifest: Manifest) -> int:
 
 
 def described(threads: int) -> Machine:
-    """Return processor, cores, and versions of libraries. threads: those of one contestant."""
+    """Return the machine, and versions of libraries. threads: those of one contestant."""
     versions = {"python": platform.python_version()}
     for name in LIBRARIES:
         with contextlib.suppress(metadata.PackageNotFoundError):
             versions[name] = metadata.version(name)
-    return Machine(processor(), os.cpu_count() or 1, threads, versions)
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return Machine(processor(), os.cpu_count() or 1, threads, versions, memory)
 
 
 def limits(worker: Worker, threads: int) -> Limits:

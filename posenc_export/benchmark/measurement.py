@@ -1,5 +1,6 @@
 """Run a benchmark: measure the contestants in turn, one sample of each per round."""
 
+import datetime
 import math
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,6 +17,7 @@ from posenc_export.benchmark.workers import Worker, started
 from posenc_export.runtime.graphs.providers import check_threads
 from posenc_export.shared.progress import Steps
 from posenc_export.shared.refusal import refusal
+from posenc_export.shared.suggestion import check_name
 
 PREFILL_LIMIT = 3.0  # seconds; a prompt that takes longer is timed once
 DECODE_SHARE = 0.6  # share of the time; the rest is for prefill
@@ -39,6 +41,8 @@ class Measurement:
     seconds: float
     progress: Progress  # called with one line of text at each stage
     sleeping: bool = False  # as for Worker
+    baseline: str = ""  # as for `run`
+    command: str = ""
     # Cores used by other processes during each sample.
     other_cores: List[float] = field(default_factory=list)
     steps: Optional[Steps] = None  # rounds of all phases; some prompts have fewer
@@ -61,8 +65,18 @@ class Measurement:
             self.measured += self.rounds
         memory = [worker.ask("memory")["peak"] for worker in self.workers]
         loaded = list(map(_loaded, self.contestants, replies, memory))
-        conditions = (self.batch, max(0.0, float(np.mean(self.other_cores))), self.sleeping)
-        return Report(machine.described(self.threads), limits, loaded, rows, *conditions)
+        return Report(
+            machine.described(self.threads),
+            limits,
+            loaded,
+            rows,
+            batch_rows=self.batch,
+            other_cores=max(0.0, float(np.mean(self.other_cores))),
+            sleeping_threads=self.sleeping,
+            date=datetime.date.today().isoformat(),
+            baseline=self.baseline,
+            command=self.command,
+        )
 
     def decode(self, tokens: int) -> List[Row]:
         """Time steps of all contestants, and reads of the bytes that a step must read."""
@@ -122,6 +136,8 @@ class Measurement:
         pairs = list(zip(self.contestants, times, strict=True))
         pairs.sort(key=lambda pair: spread(pair[1]).median)
         rows, together = [], self.batch * (tokens if phase == "prefill" else 1)
+        asked = (worker.ask("memory")["resident"] for worker in self.workers)
+        resident = dict(zip((own.label for own in self.contestants), asked, strict=True))
         for contestant, samples in pairs:
             of_step, over = spread(samples), ratio(samples, pairs[0][1])
             size = self._bytes(contestant, tokens)
@@ -140,6 +156,7 @@ class Measurement:
                 least_bytes=size if bandwidth else None,
                 read_bytes_per_second=bandwidth,
                 share_of_limit=size / of_step.median / bandwidth if bandwidth else None,
+                resident_bytes=resident[contestant.label] or None,
             )
             rows.append(row)
         return rows
@@ -177,6 +194,8 @@ def run(
     providers: Sequence[str] = (),
     progress: Optional[Progress] = None,
     quick: bool = False,
+    baseline: str = "",
+    command: str = "",
 ) -> Report:
     """Measure prefill and decode times of artefacts and other runtimes.
 
@@ -188,6 +207,8 @@ def run(
         batch, rounds, threads, seconds, progress: as for `Measurement`.
         quick: measure QUICK_TOKENS tokens in QUICK_ROUNDS rounds, or as many as the models can
             read, in QUICK_SECONDS, in place of contexts, prompts, rounds and seconds.
+        baseline: the contestant to which times are relative; empty for the fastest.
+        command: the command line that the report names, if there is one.
 
     Raises:
         ValueError: no folder, folders of different models, no usable number of tokens, a runtime
@@ -195,6 +216,9 @@ def run(
     """
     _check(rounds, batch, threads, seconds)
     contestants = gather(folders, runtimes, different_models, providers)
+    if baseline:
+        labels = [contestant.label for contestant in contestants]
+        check_name("benchmark: expected baseline", baseline, labels)
     if quick:
         contexts = prompts = (min(QUICK_TOKENS, *(c.manifest.max_positions for c in contestants)),)
         rounds, seconds = QUICK_ROUNDS, QUICK_SECONDS / (len(contestants) + 1)
@@ -203,7 +227,8 @@ def run(
     names = [*(contestant.label for contestant in contestants), "limits"]
     with started(names, threads, sleeping) as (*workers, limits_worker):
         how = (threads, batch, rounds, seconds, progress or (lambda line: None), sleeping)
-        return Measurement(contestants, workers, limits_worker, *how).report(cached, prefilled)
+        measured = Measurement(contestants, workers, limits_worker, *how, baseline, command)
+        return measured.report(cached, prefilled)
 
 
 def _check(rounds: int, batch: int, threads: int, seconds: float) -> None:

@@ -8,7 +8,15 @@ import math
 from pathlib import Path
 from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple
 
-from posenc_export.benchmark.report import HTML, LOAD_HEADS, ROW_HEADS, Report, filled, median
+from posenc_export.benchmark.report import (
+    HTML,
+    LOAD_HEADS,
+    ROW_HEADS,
+    Report,
+    duration,
+    filled,
+    median,
+)
 from posenc_export.benchmark.results import Row
 from posenc_export.benchmark.verdicts import Spread, ratios
 from posenc_export.runtime.artefact.places import write_file
@@ -34,12 +42,13 @@ th { font-weight: 600; border-bottom-color: #57606a }
 .dot { display: inline-block; width: .7rem; height: .7rem; border-radius: 50%; margin-right: .5rem }
 details { margin-top: 1rem } summary { cursor: pointer; font-weight: 600 }
 """
-READING = "A range in brackets holds the ratio to the fastest with 95 % confidence."
+READING = "A range in brackets holds the ratio to {} with 95 % confidence."
 DRAWN = "Points are medians, bands hold the middle 80 % of the samples."
 TEXT_HEADS = ("phase", "contestant", "model", "target", "provider")
 # Distinguishable with colour vision deficiency (Okabe and Ito 2008).
 COLOURS = "#0072b2 #d55e00 #009e73 #cc79a7 #56b4e9 #e69f00 #444444 #8c510a #999933".split()
 LINES = ("-", "--", ":")  # line styles; the next one is used when all colours are taken
+ANSWER = 128  # steps after a prompt, whose total time a column has
 APART = 0.075  # least distance of two labels, in heights of the axes
 Mark = Callable[[Any, List[Row], Dict[str, Any]], None]
 # Colour and line style of each contestant, the same in every plot.
@@ -58,7 +67,13 @@ def render(report: Report) -> str:
     styles = dict(zip(names, itertools.cycle(looks)))  # noqa: B905
     models = " and ".join(dict.fromkeys(loaded.model for loaded in report.contestants))
     drawn = _plots(report, styles)
-    notes = " ".join([READING, *([DRAWN] if drawn else []), *report.unsteady])
+    notes = " ".join(
+        [
+            READING.format(report.baseline or "the fastest"),
+            *([DRAWN] if drawn else []),
+            *report.unsteady,
+        ]
+    )
     busy = f'<p><span class="mark">{html.escape(report.busy)}</span></p>' if report.busy else ""
     limit = "".join(f'<p class="note">{line}</p>' for line in report.limit)
     parts = [
@@ -85,10 +100,13 @@ def _plots(report: Report, styles: Styles) -> str:
     decode = [row for row in report.rows if row.phase == "decode"]
     prefill = [row for row in report.rows if row.phase == "prefill"]
     shares = [row for row in report.rows if row.share_of_limit is not None]
+    held = [row for row in decode if row.resident_bytes is not None]
+    cached, prompt = "cached tokens", "tokens of the prompt"
     plots = (
-        _figure("Decode: time per step", decode, "microseconds", _times(1e6), styles),
-        _figure("Prefill: time per prompt", prefill, "milliseconds", _times(1e3), styles),
-        _figure("Decode: share of the read bandwidth", shares, "percent", _shares, styles),
+        _figure("Decode: tokens per second", decode, cached, "tokens per second", _rates, styles),
+        _figure("Time to the first token", prefill, prompt, "milliseconds", _times, styles),
+        _figure("Decode: share of the read bandwidth", shares, cached, "percent", _shares, styles),
+        _figure("Memory while decoding", held, cached, "megabytes", _memory, styles),
     )
     return "".join(f"<section>{plot}</section>" for plot in plots if plot)
 
@@ -96,10 +114,12 @@ def _plots(report: Report, styles: Styles) -> str:
 def _medians(report: Report, styles: Styles) -> str:
     """A table of median times and ratios: a line for each contestant, the fastest first."""
     columns: Dict[Tuple[str, int], Dict[str, Tuple[Row, Optional[Spread]]]] = {}
-    for row, slower in zip(report.rows, ratios(report.rows), strict=True):
+    for row, slower in zip(report.rows, ratios(report.rows, report.baseline), strict=True):
         columns.setdefault((row.phase, row.tokens), {})[row.contestant] = (row, slower)
     first = {name: row.median_seconds for name, (row, _) in next(iter(columns.values())).items()}
     heads = "".join(f"<th>{phase}, {tokens} tokens</th>" for phase, tokens in columns)
+    both = [n for phase, n in columns if phase == "prefill" and ("decode", n) in columns]
+    heads += "".join(f"<th>prompt of {n}, then {ANSWER} steps</th>" for n in both[-1:])
     lines = [f'<tr><th class="text">median time</th>{heads}</tr>']
     for name in sorted(styles, key=lambda name: first.get(name, math.inf)):
         dot = f'<span class="dot" style="background:{styles[name]["color"]}"></span>'
@@ -113,22 +133,42 @@ def _medians(report: Report, styles: Styles) -> str:
             best = " class=best" if row.median_seconds == fastest else ""
             said = "" if slower is None else f'<div class="note">x {slower}</div>'
             cells.append(f"<td{best}>{median(row)}{said}</td>")
+        for n in both[-1:]:
+            times = [columns[phase, n][name][0].median_seconds for phase in ("prefill", "decode")]
+            cells.append(f"<td>{duration(times[0] + ANSWER * times[1])}</td>")
         lines.append(f"<tr>{''.join(cells)}</tr>")
     return f'<div class="scroll"><table>{chr(10).join(lines)}</table></div>'
 
 
-def _times(factor: float) -> Mark:
-    def mark(axes: Any, rows: List[Row], style: Dict[str, Any]) -> None:
-        tokens = [row.tokens for row in rows]
-        low = [factor * row.p10_seconds for row in rows]
-        high = [factor * row.p90_seconds for row in rows]
-        axes.plot(tokens, [factor * row.median_seconds for row in rows], marker="o", **style)
-        axes.fill_between(tokens, low, high, alpha=0.2, linewidth=0, color=style["color"])
-        axes.set_yscale("log")
-        axes.yaxis.get_major_locator().set_params(subs=(1, 2, 5))
-        axes.yaxis.set_major_formatter(lambda value, place: f"{value:,g}")
+def _times(axes: Any, rows: List[Row], style: Dict[str, Any]) -> None:
+    _band(axes, rows, style, lambda row, seconds: 1e3 * seconds)
 
-    return mark
+
+def _rates(axes: Any, rows: List[Row], style: Dict[str, Any]) -> None:
+    _band(axes, rows, style, lambda row, s: row.tokens_per_second * row.median_seconds / s)
+
+
+def _band(
+    axes: Any, rows: List[Row], style: Dict[str, Any], value: Callable[[Row, float], float]
+) -> None:
+    """Draw what belongs to the median time of each row, and the band of the 10th and 90th
+    percentile, on a logarithmic axis.
+    """
+    tokens = [row.tokens for row in rows]
+    ends = [[value(r, s) for r, s in zip(rows, times, strict=True)] for times in (
+        [row.p10_seconds for row in rows], [row.p90_seconds for row in rows])]  # fmt: skip
+    medians = [value(row, row.median_seconds) for row in rows]
+    axes.plot(tokens, medians, marker="o", **style)
+    axes.fill_between(tokens, *ends, alpha=0.2, linewidth=0, color=style["color"])
+    axes.set_yscale("log")
+    axes.yaxis.get_major_locator().set_params(subs=(1, 2, 5))
+    axes.yaxis.set_major_formatter(lambda value, place: f"{value:,g}")
+
+
+def _memory(axes: Any, rows: List[Row], style: Dict[str, Any]) -> None:
+    megabytes = [(row.resident_bytes or 0) / 1e6 for row in rows]
+    axes.plot([row.tokens for row in rows], megabytes, marker="o", **style)
+    axes.set_ylim(bottom=0, auto=True)
 
 
 def _shares(axes: Any, rows: List[Row], style: Dict[str, Any]) -> None:
@@ -137,7 +177,7 @@ def _shares(axes: Any, rows: List[Row], style: Dict[str, Any]) -> None:
     axes.set_ylim(bottom=0, auto=True)  # the top adapts to further contestants
 
 
-def _figure(title: str, rows: List[Row], unit: str, mark: Mark, styles: Styles) -> str:
+def _figure(title: str, rows: List[Row], places: str, unit: str, mark: Mark, styles: Styles) -> str:
     """Return a heading and a plot with a line per contestant; "" with one number of tokens."""
     if len({row.tokens for row in rows}) < 2:
         return ""
@@ -159,8 +199,10 @@ def _figure(title: str, rows: List[Row], unit: str, mark: Mark, styles: Styles) 
         axes.set_xscale("log", base=2)
         axes.set_xticks(tokens, [str(number) for number in tokens])
         axes.minorticks_off()
-        axes.set_xlabel("tokens")
-        axes.set_ylabel(unit)
+        scaled = (axes.get_xscale(), axes.get_yscale())
+        said = ("", " (logarithmic)")
+        axes.set_xlabel(places + said[scaled[0] == "log"])
+        axes.set_ylabel(unit + said[scaled[1] == "log"])
         axes.grid(color="#d8dee4", linewidth=0.6)
         axes.spines[["top", "right"]].set_visible(False)
         _label_ends(axes, ends, styles)

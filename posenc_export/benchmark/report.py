@@ -50,6 +50,9 @@ class Report(Struct, frozen=True, forbid_unknown_fields=True):
     # Content of prompts; all tokens are equal, since the cost of a call does not depend on values
     token_values: str = "token id 1, or 0.5 in every hidden state"
     schema: int = SCHEMA
+    date: str = ""  # of the run, YYYY-MM-DD; as the next two empty in results of earlier versions
+    baseline: str = ""  # the contestant to which ratios are relative; empty for the fastest
+    command: str = ""  # command line
 
     @property
     def verdicts(self) -> List[str]:
@@ -59,7 +62,7 @@ class Report(Struct, frozen=True, forbid_unknown_fields=True):
     @property
     def headlines(self) -> List[str]:
         """The result of each phase in one sentence."""
-        return headlines(self.rows)
+        return headlines(self.rows, self.baseline)
 
     def to_json(self) -> Dict[str, Any]:
         """Return the report as dicts, lists, strings and numbers, which `from_json` reads."""
@@ -89,7 +92,7 @@ class Report(Struct, frozen=True, forbid_unknown_fields=True):
 
     def row_cells(self) -> Cells:
         cells: Cells = []
-        for row, slower in zip(self.rows, ratios(self.rows), strict=True):
+        for row, slower in zip(self.rows, ratios(self.rows, self.baseline), strict=True):
             work = (row.phase, str(row.tokens), row.contestant, row.model)
             times = (median(row), duration(row.p10_seconds), duration(row.p90_seconds))
             over = "" if slower is None else str(slower)
@@ -116,7 +119,7 @@ class Report(Struct, frozen=True, forbid_unknown_fields=True):
         """A sentence on marked times, if there are any."""
         remedy = "; --threads 1 needs only one free core" if self.machine.threads > 1 else ""
         marked = f"times whose 90th percentile is more than {UNSTEADY:.0f} times the 10th"
-        said = f"~ marks {marked}; read their ratio by its interval{remedy}."
+        said = f"~ marks {marked}, and whose ratio is uncertain{remedy}."
         return [said] if any(unsteady(row) for row in self.rows) else []
 
     @property
@@ -127,11 +130,12 @@ class Report(Struct, frozen=True, forbid_unknown_fields=True):
         return text if cores > BUSY else ""
 
     def conditions(self) -> List[str]:
-        """Return a sentence on machine and contestants, and one on the limits of the machine."""
+        """Return sentences on machine and contestants, limits, versions, and the command line."""
         machine, limits = self.machine, self.limits
         batch = "1 row" if self.batch_rows == 1 else f"{self.batch_rows} rows"
         cores = f"{machine.threads} threads on {machine.cores} cores ({machine.processor})"
-        how = f"{cores}, {batch}, one contestant at a time."
+        memory = f", {machine.memory_bytes / 2**30:.0f} GiB" if machine.memory_bytes else ""
+        how = f"{cores}{memory}, {batch}, one contestant at a time."
         if self.sleeping_threads:
             busy = "because the machine was busy at the start."
             how += f" Threads of OpenMP (torch) sleep while they wait for each other, {busy}"
@@ -140,7 +144,9 @@ class Report(Struct, frozen=True, forbid_unknown_fields=True):
         empty = limits.empty_run_seconds
         fixed = "" if empty is None else f"; an empty run takes {duration(empty)}"
         flops = f"{limits.gemm_flops_per_second / 1e9:.0f} GFLOP/s"
-        return [how, f"Reads {read}; multiplies at {flops}{fixed}."]
+        versions = ", ".join(f"{name} {version}" for name, version in machine.versions.items())
+        run = [f"{self.date}: {self.command}"] if self.command else []
+        return [how, f"Reads {read}; multiplies at {flops}{fixed}.", f"{versions}.", *run]
 
 
 def duration(seconds: float) -> str:

@@ -8,12 +8,15 @@ BUSY = 0.2  # cores used by other processes, above which the machine counts as b
 
 
 class Machine(Struct, frozen=True, forbid_unknown_fields=True):
-    """The machine of a benchmark. threads: those of one contestant, which runs alone."""
+    """The machine of a benchmark. threads: those of one contestant, which runs alone. Results of
+    earlier versions have no memory.
+    """
 
     processor: str
     cores: int
     threads: int
     versions: Dict[str, str]
+    memory_bytes: int = 0
 
 
 class WorkingSet(Struct, frozen=True, forbid_unknown_fields=True):
@@ -69,3 +72,5 @@ class Row(Struct, frozen=True, forbid_unknown_fields=True):
     least_bytes: Optional[int]  # bytes of weights and valid cache; None at prefill and on CUDA
     read_bytes_per_second: Optional[float]  # bandwidth of reading as many bytes, in the same rounds
     share_of_limit: Optional[float]  # least_bytes / median / read_bytes_per_second
+    # Resident memory after the last sample; None without /proc, or in results of earlier versions
+    resident_bytes: Optional[int] = None

@@ -1,9 +1,9 @@
 """Other runtimes to compare artefacts with: they rebuild the model, or load the folder."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Callable, Dict, Sequence, Tuple
+from typing import Any, Callable, Dict, Mapping, Sequence, Tuple
 
 from posenc_export.runtime.artefact.manifest import Manifest
 
@@ -26,6 +26,7 @@ ARTEFACT = "artefact"  # the runtime of this package
 PEERS, EXPORT = "posenc_export.benchmark.peers", "posenc-export[export]"
 TORCH, WITH_MASK = ("torch", "safetensors"), "a decoder exported with --signature mask"
 DESCRIBED = "a model that is built from a description, not a module of your own"
+LLAMA_CPP = {"llama.cpp": "F32", "llama.cpp-q8_0": "Q8_0", "llama.cpp-q4_0": "Q4_0"}
 LLAMA = (
     "a float32 decoder of Llama's shape: rope, RMS norms before attention and a gated SiLU MLP, "
     "no biases"
@@ -88,6 +89,7 @@ class Runtime:
     # each supported folder
     builds: bool = True
     quantizes: bool = False  # whether a runtime that rebuilds the model quantizes its weights
+    options: Mapping[str, Any] = field(default_factory=dict)  # further arguments of open_session
 
     def missing(self) -> Tuple[str, ...]:
         """Return the required modules that are not installed."""
@@ -154,6 +156,18 @@ RUNTIMES: Dict[str, Runtime] = {
         LLAMA,
         quantizes=True,
     ),
+    **{
+        name: Runtime(
+            f"{PEERS}.llama_cpp",
+            (*TORCH, "transformers", "gguf", "llama_cpp"),
+            "posenc-export[export,gguf] transformers llama-cpp-python",
+            _llama,
+            LLAMA,
+            quantizes=weights != "F32",
+            options={"weights": weights},
+        )
+        for name, weights in LLAMA_CPP.items()
+    },
     "openvino": Runtime(
         f"{PEERS}.open_vino",
         ("openvino",),

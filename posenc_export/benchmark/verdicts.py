@@ -12,8 +12,7 @@ from posenc_export.benchmark.results import Row
 WIDE = 1.25  # high / low, above which numbers have two significant digits in place of three
 FEWEST = 5  # pairs of timings that a ratio needs
 DRAWS, CONFIDENCE = 4000, 0.95  # of the bootstrap
-UNDECIDED = 50  # percent; if larger differences are possible, a headline names no result
-MOST_NAMED = 3  # other contestants in a headline; a verdict names all
+UNDECIDED = 50  # percent; if larger differences are possible, no result is stated
 WHAT = {"decode": "cached tokens", "prefill": "tokens of prompt"}
 
 
@@ -107,62 +106,56 @@ def verdicts(rows: Sequence[Row]) -> List[str]:
     return [f"{comparison.place}: {comparison}" for comparison in _comparisons(rows)]
 
 
-def ratios(rows: Sequence[Row]) -> List[Optional[Spread]]:
-    """Return the ratio of each row to the fastest; None for that one, or with too few rounds."""
-    best: Dict[Tuple[str, int], Row] = {}
+def ratios(rows: Sequence[Row], baseline: str = "") -> List[Optional[Spread]]:
+    """Return the ratio of each row to that of the baseline, or without one to the fastest; None for
+    that row itself, or with too few rounds.
+    """
+    chosen: Dict[Tuple[str, int], Row] = {}
     for row in sorted(rows, key=lambda row: row.median_seconds):
-        best.setdefault((row.phase, row.tokens), row)
-    pairs = [(row, best[row.phase, row.tokens]) for row in rows]
+        if baseline in ("", row.contestant):
+            chosen.setdefault((row.phase, row.tokens), row)
+    pairs = [(row, chosen[row.phase, row.tokens]) for row in rows]
     times = (None if a is b else ratio(a.samples_seconds, b.samples_seconds) for a, b in pairs)
     return list(times)
 
 
-def headlines(rows: Sequence[Row]) -> List[str]:
-    """Return the result of each phase in one sentence, over all numbers of tokens."""
-    phases = groupby(_comparisons(rows), key=lambda comparison: comparison.fastest.phase)
-    return [f"{phase.capitalize()}: {_headline(list(of_phase))}." for phase, of_phase in phases]
+def headlines(rows: Sequence[Row], baseline: str = "") -> List[str]:
+    """Return a sentence for each phase with the time of every contestant, relative to the baseline,
+    or without one to the contestant that is the fastest by the geometric mean of its medians.
+    """
+    lines = []
+    for phase, group in groupby(rows, key=lambda row: row.phase):
+        of_phase = list(group)
+        tokens = list(dict.fromkeys(row.tokens for row in of_phase))
+        medians: Dict[str, List[float]] = {}
+        for row in of_phase:
+            medians.setdefault(row.contestant, []).append(math.log(row.median_seconds))
+        reference = baseline or min(medians, key=lambda name: sum(medians[name]))
+        spreads: Dict[str, List[Spread]] = {}
+        for row, times in zip(of_phase, ratios(of_phase, reference), strict=True):
+            if times is not None:
+                spreads.setdefault(row.contestant, []).append(times)
+        if not spreads:
+            continue
+        order = sorted(spreads, key=lambda name: spreads[name][0].median)
+        parts = ", ".join(f"{name} {_range(spreads[name])}" for name in order)
+        where = f"at {tokens[0]}" if len(tokens) == 1 else f"{tokens[0]} to {tokens[-1]}"
+        place = f"{phase.capitalize()} {where} {WHAT[phase]}"
+        lines.append(f"{place}, time relative to {reference}: {parts}.")
+    return lines
 
 
-def _headline(comparisons: List[Comparison]) -> str:
-    undecided = [comparison for comparison in comparisons if comparison.undecided]
-    if undecided:
-        names = " or ".join(_names(undecided))
-        return f"undecided at {_tokens(undecided)} tokens, where the times of {names} vary too much"
-    first, last = comparisons[0].fastest.tokens, comparisons[-1].fastest.tokens
-    if len(comparisons) == 1:
-        nearest = comparisons[0]._replace(others=comparisons[0].others[:MOST_NAMED])
-        return f"{nearest}, at {first} tokens"
-    decided = [comparison for comparison in comparisons if not comparison.equal]
-    winners = list(dict.fromkeys(comparison.fastest.contestant for comparison in decided))
-    everywhere = f"from {first} to {last} tokens"
-    if not winners:
-        most = max(comparison.most for comparison in comparisons)
-        names = _listed(_names(comparisons))
-        return f"no difference larger than {most} % between {names}, {everywhere}"
-    if len(winners) > 1:
-        places = "; ".join(f"{name} at {_tokens(decided, name)}" for name in winners)
-        return f"which one is fastest depends on the number of tokens: {places}"
-    where = f"at {_tokens(decided)} tokens, elsewhere there is no clear difference"
-    where = everywhere if len(decided) == len(comparisons) else where
-    seconds = list(dict.fromkeys(comparison.others[0][0] for comparison in comparisons))
-    than = seconds[0] if len(seconds) == 1 else "the next"
-    return f"{winners[0]} is {_range(decided)} times as fast as {than}, {where}"
-
-
-def _names(comparisons: Sequence[Comparison]) -> List[str]:
-    every = ([comparison.fastest.contestant, *comparison.equal] for comparison in comparisons)
-    return list(dict.fromkeys(name for names in every for name in names))
-
-
-def _range(comparisons: Sequence[Comparison]) -> str:
-    medians = [comparison.others[0][1].median for comparison in comparisons]
+def _range(spreads: Sequence[Spread]) -> str:
+    """Return a ratio with its interval, or the range of several ratios."""
+    if any(times.high > (1 + UNDECIDED / 100) ** 2 * times.low for times in spreads):
+        return "undecided (the times vary too much)"
+    medians = [times.median for times in spreads]
     least, most = rounded(min(medians), 3), rounded(max(medians), 3)
-    return least if least == most else f"{least} to {most}"
-
-
-def _tokens(comparisons: Sequence[Comparison], fastest: Optional[str] = None) -> str:
-    rows = [comparison.fastest for comparison in comparisons]
-    return ", ".join(str(row.tokens) for row in rows if fastest in (None, row.contestant))
+    equal = all(times.low <= 1.0 <= times.high for times in spreads)
+    text = (
+        str(spreads[0]) if len(spreads) == 1 else least if least == most else f"{least} to {most}"
+    )
+    return f"{text} (no clear difference)" if equal and len(spreads) > 1 else text
 
 
 def _comparisons(rows: Sequence[Row]) -> List[Comparison]:

@@ -41,13 +41,14 @@ def open_session(request: Request) -> Tuple[Opened, Manifest]:
     if own:
         _import_runtime(manifest, threads)
     else:
-        peer: Any = importlib.import_module(RUNTIMES[request["runtime"]].peer)
+        runtime = RUNTIMES[request["runtime"]]
+        peer: Any = importlib.import_module(runtime.peer)
     start = time.perf_counter()
     if own:
         session = load(folder, request["provider"], threads).session(batch)
         opened = Opened(session, manifest.source)
     else:
-        opened = peer.open_session(folder, manifest, threads, batch)
+        opened = peer.open_session(folder, manifest, threads, batch, **runtime.options)
     if opened.seconds is None:
         opened = opened._replace(seconds=time.perf_counter() - start)
     return opened, manifest
@@ -102,7 +103,7 @@ class Bench:
         return watched(lambda: _median(lambda: self._steps(self.burst), request["duration"]))
 
     def memory(self, request: Request) -> Dict[str, Any]:
-        return {"peak": peak_bytes()}
+        return {"peak": _status_bytes("VmHWM"), "resident": _status_bytes("VmRSS")}
 
     def bandwidth(self, request: Request) -> Dict[str, Any]:
         """Time reading `bytes` bytes once: the fastest of three numpy operations, a sum, a dot
@@ -162,16 +163,16 @@ class Bench:
         return times[1:] or times
 
 
-def peak_bytes() -> int:
-    """Return the largest resident memory so far, in bytes; 0 on systems without /proc. ru_maxrss
-    includes the parent's memory at the time of exec.
+def _status_bytes(field: str) -> int:
+    """Return a field of /proc/self/status in bytes, 0 on systems without: VmRSS is the resident
+    memory, and VmHWM its largest size so far. ru_maxrss includes that of the parent before exec.
     """
     try:
         lines = Path("/proc/self/status").read_text(encoding="ascii").splitlines()
     except FileNotFoundError:
         return 0
     for line in lines:
-        if line.startswith("VmHWM:"):
+        if line.startswith(f"{field}:"):
             return int(line.split()[1]) * 1024
     return 0
 

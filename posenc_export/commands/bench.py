@@ -2,6 +2,8 @@
 
 import argparse
 import json
+import shlex
+import sys
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Tuple
@@ -58,6 +60,9 @@ OPTIONS: Table = {
         "place of --contexts, --prefill, --rounds and --seconds",
         action="store_true",
     ),
+    "--baseline": option(
+        "the contestant to which times are relative (default: the fastest)", "", metavar="NAME"
+    ),
     "-o --output": option("write the report to this file, as JSON", type=Path),
     "--html": option("write an HTML page with plots to this file", type=Path),
 }
@@ -85,6 +90,8 @@ def run(options: argparse.Namespace) -> int:
         providers=tuple(options.provider),
         progress=options.say,
         quick=options.quick,
+        baseline=options.baseline,
+        command=shlex.join(["posenc", *sys.argv[1:]]),
     )
     options.say.close()
     text = json.dumps(report.to_json(), indent=1)

@@ -26,11 +26,12 @@ def asked(monkeypatch):
 def test_options_reach_the_measurement(asked, capsys):
     given = (
         "--contexts 16,64 --prefill 128 --batch 4 --threads 3 --rounds 5 --seconds 2 "
-        "--different-models --runtime eager --runtime genai"
+        "--different-models --runtime eager --runtime genai --baseline eager"
     ).split()
     assert cli.main(["bench", "a", "b", *given]) == 0
     (call,) = asked
     del call["progress"]
+    assert call.pop("command").startswith("posenc ")
     numbers = {
         "contexts": (16, 64),
         "prompts": (128,),
@@ -45,6 +46,7 @@ def test_options_reach_the_measurement(asked, capsys):
         "different_models": True,
         "providers": (),
         "quick": False,
+        "baseline": "eager",
         **numbers,
     }
 

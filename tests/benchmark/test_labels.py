@@ -3,16 +3,19 @@
 from pathlib import Path
 
 import pytest
+from msgspec import structs
 
 from posenc_export import encodings
-from posenc_export.benchmark.contestants import folder_labels, model_label, numbered, parameters
+from posenc_export.benchmark.contestants import artefact_labels, model_label, numbered, parameters
 from posenc_export.benchmark.runtimes import DEFAULTS, RUNTIMES, is_llama, is_plain_block
 from posenc_export.export.describe import eager
 from posenc_export.models.config_json import to_json
 from posenc_export.models.presets import PRESETS, load_preset, seeded
 from posenc_export.models.short_forms import block_config, decoder_config
+from posenc_export.runtime.artefact.records import Weights
 
 BLOCK = block_config(32, 4, 64, kv_heads=2)
+ALIBI = block_config(32, 4, 64, encoding={"name": "alibi"})
 OTHERS = {
     "biases in the projection": decoder_config(50, 2, 24, block_config(32, 4, 64, qkv_bias=True)),
     "layer norms": decoder_config(50, 2, 24, BLOCK, norm="layer"),
@@ -44,17 +47,27 @@ def test_parameters_are_those_of_the_module(tied):
     assert parameters(eager(model)[1]) == sum(parameter.numel() for parameter in model.parameters())
 
 
+def test_artefacts_are_named_by_what_differs_between_them():
+    rope = eager(load_preset("tiny-rope"))[1]
+    int8 = structs.replace(rope, target="ort", weights=Weights("int8"), cache="int8")
+    half = structs.replace(rope, target="onnx", dtype="float16", signature="mask")
+    other = eager(seeded(ALIBI))[1]
+    names = ["rope-eager", "rope-ort-int8-cache-int8", "rope-onnx-float16-mask", "alibi-eager"]
+    paths = [Path(f"/a/{number}/ort") for number in range(4)]
+    assert artefact_labels([rope, int8, half, other], paths) == names
+
+
 @pytest.mark.parametrize(
     ("paths", "labels"),
     [
-        (["/a/ort"], ["ort"]),
-        (["/a/ort", "/a/onnx"], ["ort", "onnx"]),
-        (["/a/rope/ort", "/a/alibi/ort"], ["rope/ort", "alibi/ort"]),
-        (["/a/ort", "/a/ort"], ["ort", "ort"]),
+        (["/a/ort", "/b/ort"], ["rope-eager in a/ort", "rope-eager in b/ort"]),
+        (["/a/x", "/a/y"], ["rope-eager in x", "rope-eager in y"]),
+        (["/a/ort", "/a/ort"], ["rope-eager", "rope-eager #2"]),
     ],
 )
-def test_folders_are_named_by_their_shortest_distinct_path_endings(paths, labels):
-    assert folder_labels([Path(path) for path in paths]) == numbered(labels)
+def test_artefacts_that_are_alike_are_named_by_their_folders(paths, labels):
+    rope = eager(load_preset("tiny-rope"))[1]
+    assert numbered(artefact_labels([rope] * 2, [Path(path) for path in paths])) == labels
 
 
 def test_the_presets_with_rope_have_llamas_architecture():

@@ -42,6 +42,8 @@ OTHERS = [
     ("transformers", "decoder-untied", 2),
     ("eager", "decoder-rope", 2),
     ("genai", "decoder-rope", 1),
+    ("llama.cpp", "decoder-rope", 2),
+    ("llama.cpp", "decoder-untied", 1),
     ("openvino", "decoder-untied", 2),
 ]
 
@@ -92,7 +94,7 @@ def test_a_runtime_computes_the_outputs_of_the_artefact(
         else rng.standard_normal((batch, 24, 48)).astype(np.float32)
     )
     opened = importlib.import_module(RUNTIMES[runtime].peer).open_session(
-        folder, manifest, 1, batch
+        folder, manifest, 1, batch, **RUNTIMES[runtime].options
     )
     wanted = answers(load(folder, provider="cpu", threads=1).session(batch), tokens)
     assert worst_error(answers(opened.session, tokens), wanted) <= tolerance("float32", 2, 48)
@@ -175,8 +177,8 @@ def test_a_provider_runs_the_folders_that_it_takes_beside_the_others(
     ]
     with pytest.raises(
         ValueError,
-        match="expected a folder that provider openvino-bf16 runs, got a; add one of target onnx "
-        "or ort",
+        match="expected a folder that provider openvino-bf16 runs, got rope-onnx-static; "
+        "add one of target onnx or ort",
     ):
         contestants.gather([folders("block-rope", "onnx-static")], (), providers=("openvino-bf16",))
     with pytest.raises(

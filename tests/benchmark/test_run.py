@@ -114,16 +114,19 @@ def test_every_contestant_has_a_row_per_context_and_phase(folder):
         progress=lines.append,
     )
     expected = {
-        (p, c, n) for p in ("decode", "prefill") for c in (16, 64) for n in ("eager", "a", "slow")
+        (p, c, n)
+        for p in ("decode", "prefill")
+        for c in (16, 64)
+        for n in ("eager", "nope-ort", "nope-onnx")
     }
     assert {(row.phase, row.tokens, row.contestant) for row in report.rows} == expected
-    assert any("load slow" in line for line in lines)
+    assert any("load nope-onnx" in line for line in lines)
 
 
 def test_the_slower_contestant_is_found(folder):
     report = run([folder("slow"), folder("a")], contexts=(16,), rounds=3, seconds=0.3)
     medians = [(row.contestant, row.median_seconds) for row in report.rows if row.phase == "decode"]
-    assert [name for name, _ in medians] == ["a", "slow"]  # fastest first
+    assert [name for name, _ in medians] == ["nope-ort in a", "nope-ort in slow"]  # fastest first
     assert medians[1][1] > 2.0 * medians[0][1]
 
 
@@ -175,12 +178,12 @@ def test_tokens_per_second_count_every_row_of_the_batch(folder, monkeypatch):
 def test_a_report_names_model_artefact_digest_and_weights(folder):
     report = run([folder("a")], contexts=(16,), prompts=(), rounds=1, seconds=0.05)
     (each,) = report.contestants
-    assert (each.contestant, each.artefact, each.model, each.weights) == (
-        "a",
-        "a",
+    assert (each.contestant, each.model, each.weights) == (
+        "nope-ort",
         "nope block 32 0.00M",
         {"seed": 3},
     )
+    assert each.artefact.endswith("/a")
     assert (
         each.artefact_digest == manifests.read(folder("again")).digest
     )  # a folder with the same content
@@ -212,7 +215,8 @@ def test_workers_and_their_children_are_gone_after_a_run(folder, pids):
 
 def test_workers_are_gone_after_an_error(folder, pids):
     with pytest.raises(
-        ValueError, match="benchmark fails: expected load to succeed, got 'the fake fails as told'"
+        ValueError,
+        match="benchmark nope-ort in fails: expected load to succeed, got 'the fake fails as told'",
     ):
         run([folder("a"), folder("fails")], contexts=(16,))
     time.sleep(0.05)
@@ -233,7 +237,7 @@ def test_workers_are_gone_after_an_interrupt(folder, pids):
 
 def test_the_error_about_a_dead_worker_has_its_last_line_of_output(folder):
     with pytest.raises(
-        ValueError, match=r"benchmark dies: .*exit code 7 \(the fake dies as told\)"
+        ValueError, match=r"benchmark nope-ort: .*exit code 7 \(the fake dies as told\)"
     ):
         run([folder("dies")], contexts=(16,))
 
