@@ -138,20 +138,24 @@ def headlines(rows: Sequence[Row], baseline: str = "") -> List[str]:
         if not spreads:
             continue
         order = sorted(spreads, key=lambda name: spreads[name][0].median)
-        parts = ", ".join(f"{name} {_range(spreads[name])}" for name in order)
+        texts = {name: _range(spreads[name]) for name in order}
+        parts = [f"{name} {text}" for name, text in texts.items() if text]
+        if undecided := [name for name, text in texts.items() if not text]:
+            parts += [f"{_listed(undecided)} undecided (the times vary too much)"]
         where = f"at {tokens[0]}" if len(tokens) == 1 else f"{tokens[0]} to {tokens[-1]}"
         place = f"{phase.capitalize()} {where} {WHAT[phase]}"
-        lines.append(f"{place}, time relative to {reference}: {parts}.")
+        lines.append(f"{place}, time relative to {reference}: {', '.join(parts)}.")
     return lines
 
 
 def _range(spreads: Sequence[Spread]) -> str:
-    """Return a ratio with its interval, or the range of several ratios."""
-    if any(times.high > (1 + UNDECIDED / 100) ** 2 * times.low for times in spreads):
-        return "undecided (the times vary too much)"
+    """Return a ratio with its interval, or the range of several ratios; "" if one is undecided."""
+    unclear = [times for times in spreads if times.low <= 1.0 <= times.high]
+    if any(max(times.high, 1 / times.low) > 1 + UNDECIDED / 100 for times in unclear):
+        return ""
     medians = [times.median for times in spreads]
     least, most = rounded(min(medians), 3), rounded(max(medians), 3)
-    equal = all(times.low <= 1.0 <= times.high for times in spreads)
+    equal = len(unclear) == len(spreads)
     text = (
         str(spreads[0]) if len(spreads) == 1 else least if least == most else f"{least} to {most}"
     )
