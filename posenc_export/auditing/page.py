@@ -80,12 +80,15 @@ def _chart(audit: Audit) -> str:
         at, errors = positions[tokens], columns["error"][tokens]
         drawn = np.unique(at)
         largest = [min(max(errors[at == position].max(), LEAST), 10.0) for position in drawn]
-        axes.plot(drawn, largest, ".-", label=" + ".join(words) or "one row, one call", lw=0.8)
-    axes.set(xlabel="position", ylabel="error", yscale="log", xscale="symlog")
+        axes.plot(drawn, largest, ".", label=" + ".join(words) or "one row, one call")
+    axes.set(xlabel="position (logarithmic)", ylabel="error (logarithmic)", yscale="log")
+    axes.set_xscale("symlog")
+    axes.set_xlim(left=-0.5)
+    axes.xaxis.set_major_formatter(lambda value, place: f"{value:g}")
     limits = [cell.tolerance for cell in audit.cells if cell.tolerance]
     if limits:
-        axes.axhline(min(limits), color="black", lw=0.8, ls="--")
-    axes.legend(fontsize="x-small", ncols=2)
+        axes.axhline(min(limits), color="black", lw=0.8, ls="--", label="tolerance")
+    figure.legend(fontsize="x-small", ncols=4, loc="outside upper center", frameon=False)
     stream = io.BytesIO()
     figure.savefig(stream, format="svg", metadata={"Date": None, "Creator": None})
     return base64.b64encode(stream.getvalue()).decode()
