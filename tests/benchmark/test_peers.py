@@ -97,7 +97,9 @@ def test_a_runtime_computes_the_outputs_of_the_artefact(
         folder, manifest, 1, batch, **RUNTIMES[runtime].options
     )
     wanted = answers(load(folder, provider="cpu", threads=1).session(batch), tokens)
-    assert worst_error(answers(opened.session, tokens), wanted) <= tolerance("float32", 2, 48)
+    half = runtime == "llama.cpp"  # its attention has a mask and sums in float16
+    bound = 3e-3 if half else tolerance("float32", 2, 48)
+    assert worst_error(answers(opened.session, tokens), wanted) <= bound
 
 
 @pytest.mark.exhaustive

@@ -87,6 +87,8 @@ class LlamaCppSession(CallSession):
         fields = ("token", "pos", "logits", "n_seq_id")
         self.views = [np.ctypeslib.as_array(getattr(self.tokens, f), (size,)) for f in fields]
         self.views[3][:] = 1  # sequences of a token
+        for index in range(size):
+            self.tokens.seq_id[index][0] = 0
 
     def reset(self) -> None:
         super().reset()
@@ -103,7 +105,7 @@ class LlamaCppSession(CallSession):
         )
         ids[:], positions[:] = inputs, self.length + np.arange(count)
         wanted[:] = np.arange(count) == count - 1
-        for index in range(inputs.size if rows > 1 else 1):
+        for index in range(inputs.size if rows > 1 else 0):
             self.tokens.seq_id[index][0] = index // count
         self.tokens.n_tokens = inputs.size
         if status := llama_cpp.llama_decode(self.context, self.tokens):

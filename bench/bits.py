@@ -1,0 +1,141 @@
+"""Export a GGUF file in each format of weights; measure its loss on text, the first words of its
+answers, and its speed.
+
+    python -m bench.bits model.gguf [--json bench/results/bits.json] [--write]
+
+Needs llama-cpp-python. Run nothing else meanwhile. --write puts the table into
+docs/fewer-bits.md.
+"""
+
+import argparse
+import tempfile
+from pathlib import Path
+from typing import Any, Dict, List, Sequence
+
+import numpy as np
+
+from bench import marked
+from posenc_export import benchmark
+from posenc_export.benchmark.peers.llama_cpp import LlamaCppSession
+from posenc_export.benchmark.verdicts import ratio
+from posenc_export.commands.cli import main as posenc
+from posenc_export.runtime import load
+from posenc_export.shared import json_rows
+from posenc_export.shared.tables import markdown
+
+PAGE, RESULTS = Path("docs/fewer-bits.md"), Path("bench/results/bits.json")
+FORMATS = ("float32", "int8", "int8-32", "int4", "int4-128", "keep")
+OURS, PEERS = "rope-ort", ("llama.cpp", "llama.cpp-q8_0", "llama.cpp-q4_0")
+LLAMA_CPP = "llama.cpp on the file"
+WORDS = 8  # tokens of an answer that are compared
+CONTEXT = 512  # positions of a session in which a question is answered
+TOKENS = (128, 1024)  # cached tokens of a step, and tokens of a prompt
+ABOUT = {
+    """Argentina Australia Austria Belgium Brazil Canada Chile China Cuba Denmark Egypt Finland
+    France Germany Greece Hungary India Iran Iraq Ireland Israel Italy Japan Kenya Mexico Nepal
+    Norway Peru Poland Portugal Romania Russia Spain Sweden Switzerland Thailand Turkey Ukraine
+    Uruguay Vietnam""": ("What is the capital of {}?", "On which continent is {}?"),
+    """apple banana bear bird book bridge car cat chair clock cloud computer cow dog door egg fish
+    flower forest garden horse house island lamp lemon lion moon mountain mouse ocean orange piano
+    river salt ship snow sun table tree window""": (
+        "What is a {}?", "Translate the word '{}' into French.", "Write a sentence about a {}."
+    ),
+}  # fmt: skip
+QUESTIONS = [
+    text.format(word) for words, texts in ABOUT.items() for text in texts for word in words.split()
+]
+HEADS = (
+    "weights", "MB", "relative perplexity", "same next token", "same first token of an answer",
+    f"same first {WORDS}", f"step, {TOKENS[0]} cached tokens", f"prompt of {TOKENS[1]}",
+)  # fmt: skip
+
+
+def answers(session: Any, prompts: Sequence[Sequence[int]]) -> List[List[int]]:
+    """Return the first tokens of each answer, the most probable ones."""
+    results = []
+    for ids in prompts:
+        session.reset()
+        logits = session.prefill(np.array([ids]), logits_to_keep=1)[:, -1]
+        results.append([int(logits.argmax())])
+        while len(results[-1]) < WORDS:
+            logits = session.step(logits.argmax(-1))
+            results[-1].append(int(logits.argmax()))
+    return results
+
+
+def measured(path: Path, place: Path) -> List[Dict[str, Any]]:
+    """Return a row for each format and other runtime, with ratios to the times of float32."""
+    rows: List[Dict[str, Any]] = []
+    replies: Dict[str, List[List[int]]] = {}
+    prompts: List[List[int]] = []
+    folders = {name: place / name for name in FORMATS}
+    for name, folder in folders.items():
+        weights = [] if name == "float32" else ["--weights", name]
+        command = [str(path), "--target", "ort", "--verify", "quick", "--max-loss", "9", *weights]
+        if posenc(["export", *command, "-o", str(folder)]):
+            raise SystemExit(f"bench.bits: expected an export of {name} to succeed")
+        model = load(folder, provider="cpu")
+        prompts = prompts or [model._chat_codec.encode(_asked(text)) for text in QUESTIONS]
+        replies[name] = answers(model.session(capacity=CONTEXT), prompts)
+        quality = model.manifest.quality
+        rows.append({
+            "weights": name,
+            "bytes": sum(file.stat().st_size for file in folder.glob("model*")),
+            "perplexity": quality.ratio if quality else 1.0,
+            "next": quality.agreement if quality else 1.0,
+        })  # fmt: skip
+    replies[LLAMA_CPP] = answers(LlamaCppSession(path, model.manifest, 2, 1), prompts)
+    rows += [{"weights": LLAMA_CPP, "bytes": path.stat().st_size}]
+    for row in rows:
+        same = np.array(replies[row["weights"]]) == np.array(replies["float32"])
+        row["first"], row["all"] = float(same[:, 0].mean()), float(same.all(1).mean())
+    report = benchmark.run(
+        [*folders.values()], PEERS, TOKENS[:1], TOKENS[1:], baseline=OURS, progress=print
+    )
+    rows += [{"weights": name} for name in PEERS]
+    for row in rows:
+        name = row["weights"]
+        label = {"float32": OURS}.get(name, name if name in PEERS else f"{OURS}-{name}")
+        for one in report.rows:
+            if one.contestant == label:
+                own, base = (_samples(report, one.phase, of) for of in (label, OURS))
+                row[one.phase] = str(ratio(own, base) if label != OURS else "1.00")
+    return rows
+
+
+def _asked(question: str) -> List[Dict[str, str]]:
+    return [{"role": "user", "content": question}]
+
+
+def _samples(report: benchmark.Report, phase: str, contestant: str) -> List[float]:
+    rows = (row for row in report.rows if (row.phase, row.contestant) == (phase, contestant))
+    return next(rows).samples_seconds
+
+
+def table(rows: Sequence[Dict[str, Any]]) -> str:
+    lines = []
+    for row in rows:
+        shares = [f"{row[key]:.1%}" if key in row else "" for key in ("next", "first", "all")]
+        size = f"{row['bytes'] / 1e6:.0f}" if "bytes" in row else ""
+        loss = f"{row['perplexity']:.3f}" if "perplexity" in row else ""
+        times = [row.get(phase, "") for phase in ("decode", "prefill")]
+        lines.append([f"`{row['weights']}`", size, loss, *shares, *times])
+    return markdown(HEADS, lines)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("model", type=Path)
+    parser.add_argument("--json", type=Path, default=RESULTS)
+    parser.add_argument("--write", action="store_true")
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory() as place:
+        rows = measured(options.model, Path(place))
+    json_rows.write(options.json, rows)
+    print(text := table(rows))
+    if options.write:
+        marked.replace(PAGE, "bits", text + "\n")
+
+
+if __name__ == "__main__":
+    main()
