@@ -19,10 +19,11 @@ OPTIONS = ["-std=c++17", "-O3", "-fvisibility=hidden", "-Wall", "-Wextra"]
 OPTIONS += ["-ffp-contract=fast", "-fno-math-errno", "-fno-trapping-math", "-g0"]
 AVX2 = ["-mavx2", "-mfma", "-mf16c"]
 AVX512 = [*AVX2, "-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl"]
-SETS = {"attention_plain": []}
+SETS = {"attention_plain": [], "product_plain": []}
 if platform.machine().lower() in ("x86_64", "amd64"):
     SETS |= {"attention_avx2": AVX2, "attention_avx512": [*AVX512, "-mprefer-vector-width=512"]}
-FILES = {"operator": [], "node": [], "work": [], "dispatch": [], **SETS}
+    SETS |= {"product_avx2": AVX2, "product_avx512": [*AVX512, "-mavx512vnni"]}
+FILES = {"operator": [], "node": [], "product": [], "work": [], "dispatch": [], **SETS}
 
 
 class BuildLibrary(build_ext):

@@ -1,5 +1,7 @@
 #include "dispatch.h"
 
+#include "product.h"
+
 #include <cstdlib>
 #include <cstring>
 #include <stdexcept>
@@ -11,10 +13,19 @@
 
 namespace posenc {
 
-namespace plain { extern const Kernels kernels; }
+namespace plain {
+extern const Kernels kernels;
+extern const ProductKernels product_kernels;
+}
 #if defined(__x86_64__)
-namespace avx2 { extern const Kernels kernels; }
-namespace avx512 { extern const Kernels kernels; }
+namespace avx2 {
+extern const Kernels kernels;
+extern const ProductKernels product_kernels;
+}
+namespace avx512 {
+extern const Kernels kernels;
+extern const ProductKernels product_kernels;
+}
 #endif
 
 namespace {
@@ -62,6 +73,15 @@ const Kernels& kernels_for([[maybe_unused]] int64_t size) {
   if (width >= 8 && size % 8 == 0) return avx2::kernels;
 #endif
   return plain::kernels;
+}
+
+const ProductKernels& product_kernels() {
+#if defined(__x86_64__)
+  static const int64_t width = widest();
+  if (width == 16 && __builtin_cpu_supports("avx512vnni")) return avx512::product_kernels;
+  if (width >= 8) return avx2::product_kernels;
+#endif
+  return plain::product_kernels;
 }
 
 }  // namespace posenc

@@ -18,7 +18,7 @@ struct OrtSessionOptions;
 struct OrtCustomOp;
 
 enum OrtErrorCode { ORT_FAIL = 1, ORT_INVALID_ARGUMENT = 2 };
-enum OrtElementType { ORT_FLOAT = 1, ORT_INT8 = 3, ORT_INT32 = 6, ORT_INT64 = 7, ORT_FLOAT16 = 10 };
+enum OrtElementType { ORT_FLOAT = 1, ORT_UINT8 = 2, ORT_INT8 = 3, ORT_INT32 = 6, ORT_INT64 = 7, ORT_FLOAT16 = 10 };
 enum OrtCharacteristic { ORT_REQUIRED = 0, ORT_OPTIONAL = 1 };
 enum OrtMemType { ORT_MEM_DEFAULT = 0 };
 
@@ -45,7 +45,12 @@ struct OrtApi {
                                         size_t rank, OrtValue**);                             // 91
   void* slot_92;
   void (*ReleaseStatus)(OrtStatus*);                                                          // 93
-  void* slots_94_273[180];
+  void* slots_94_229[136];
+  OrtStatus* (*KernelInfo_GetInputCount)(const OrtKernelInfo*, size_t*);                      // 230
+  void* slots_231_248[18];
+  OrtStatus* (*KernelInfoGetConstantInput_tensor)(const OrtKernelInfo*, size_t index,
+                                                  int* is_constant, const OrtValue**);        // 249
+  void* slots_250_273[24];
   OrtStatus* (*KernelContext_ParallelFor)(const OrtKernelContext*, void (*)(void*, size_t),
                                           size_t total, size_t batches, void* data);          // 274
   void* slots_275_413[139];
@@ -63,6 +68,8 @@ POSENC_SLOT(KernelInfoGetAttribute_float, 85);
 POSENC_SLOT(KernelContext_GetInputCount, 88);
 POSENC_SLOT(KernelContext_GetInput, 90);
 POSENC_SLOT(ReleaseStatus, 93);
+POSENC_SLOT(KernelInfo_GetInputCount, 230);
+POSENC_SLOT(KernelInfoGetConstantInput_tensor, 249);
 POSENC_SLOT(KernelContext_ParallelFor, 274);
 POSENC_SLOT(GetTensorElementTypeAndShapeDataReference, 414);
 #undef POSENC_SLOT

@@ -1,13 +1,12 @@
 // ONNX Runtime's custom operator posenc.kernels::CachedAttention: its runs, and the registration of
-// the library (onnxruntime_c_api.h).
-#include <atomic>
+// all operators of the library (onnxruntime_c_api.h).
 #include <cstdlib>
 #include <cstring>
-#include <new>
 #include <numeric>
 
 #include "dispatch.h"
 #include "node.h"
+#include "operators.h"
 #include "work.h"
 
 namespace posenc {
@@ -18,21 +17,6 @@ namespace {
 
 constexpr const char* DOMAIN_NAME = "posenc.kernels";
 constexpr int VERSION = 1;  // of the operator, as opset of its domain
-
-// Tasks for the threads of a session. Its threads must not see an exception.
-struct Tasks {
-  const std::function<void(size_t)>& task;
-  std::atomic<bool> failed{false};
-
-  static void run(void* data, size_t number) {
-    Tasks* tasks = static_cast<Tasks*>(data);
-    try {
-      tasks->task(number);
-    } catch (const std::exception&) {
-      tasks->failed = true;
-    }
-  }
-};
 
 }  // namespace
 
@@ -83,9 +67,7 @@ void Node::compute(OrtKernelContext* context) const {
   call.output = static_cast<float*>(data[RESULT]);
   call.row_weights = static_cast<float*>(data[ROW_WEIGHTS]);
   const auto parallel = [context](size_t total, const std::function<void(size_t)>& task) {
-    Tasks tasks{task};
-    ok(api->KernelContext_ParallelFor(context, Tasks::run, total, 0, &tasks));
-    if (tasks.failed) throw std::bad_alloc();
+    in_parallel(context, total, task);
   };
   run(call, kernels_for(std::gcd(call.keys.size, call.values.size)), parallel);
 }
@@ -156,13 +138,14 @@ void check_table(const OrtApiBase* base) {
   expect(same, "the C API of ONNX Runtime, got another table of functions in " + version);
 }
 
-// Returns the domain with the operator for caches of each format. It lives as long as the process.
+// Returns the domain with the operators, one for caches of each format. It lives as long as the process.
 OrtCustomOpDomain* made_domain() {
   static const Operator operators[FORMATS] = {described(FLOAT32), described(FLOAT16),
                                               described(INT8)};
   OrtCustomOpDomain* domain = nullptr;
   ok(api->CreateCustomOpDomain(DOMAIN_NAME, &domain));
   for (const Operator& op : operators) ok(api->CustomOpDomain_Add(domain, &op));
+  ok(api->CustomOpDomain_Add(domain, product_operator()));
   return domain;
 }
 

@@ -32,8 +32,8 @@ inline void ok(OrtStatus* status) {
   if (status) throw Failed{status};
 }
 
-inline void expect(bool holds, const std::string& rule) {
-  if (!holds) throw Refused(std::string(NAME) + ": expected " + rule);
+inline void expect(bool holds, const std::string& rule, const char* op = NAME) {
+  if (!holds) throw Refused(std::string(op) + ": expected " + rule);
 }
 
 inline std::string text(int64_t number) { return std::to_string(number); }
@@ -66,17 +66,18 @@ struct Tensor {
   }
 };
 
-inline Tensor opened(OrtValue* value, OrtElementType wanted, const char* name) {
+inline Tensor opened(OrtValue* value, OrtElementType wanted, const char* name,
+                     const char* op = NAME) {
   Tensor tensor;
   if (!value) return tensor;
   int element = 0;
   ok(api->GetTensorElementTypeAndShapeDataReference(value, &element, &tensor.sizes, &tensor.rank));
-  expect(element == wanted, std::string(name) + " of the element type of the operator");
+  expect(element == wanted, std::string(name) + " of the element type of the operator", op);
   int64_t product = 1;
   for (size_t i = 0; i < tensor.rank; i++)
     if (__builtin_mul_overflow(product, std::max<int64_t>(1, tensor.sizes[i]), &product) ||
         product > MOST)
-      expect(false, std::string(name) + " with sizes of a product up to 2^48");
+      expect(false, std::string(name) + " with sizes of a product up to 2^48", op);
   ok(api->GetTensorMutableData(value, &tensor.data));
   return tensor;
 }

@@ -56,9 +56,13 @@ class Fused(Standard):
         if zeros is not None:
             even = np.pad(zeros, ((0, 0), (0, zeros.shape[1] % 2)))
             packed = op.weight(f"{name}.zeros", lambda: packed_codes(even, grid))
-            return op.MatMulNBits(*inputs, packed, domain=MICROSOFT, **sizes)
-        product = op.MatMulNBits(*inputs, domain=MICROSOFT, **sizes)
+            return op.MatMulNBits(*inputs, packed, domain=self._domain(grid), **sizes)
+        product = op.MatMulNBits(*inputs, domain=self._domain(grid), **sizes)
         return offsets.add_to_product(op, product, x, name, codes)
+
+    def _domain(self, grid: Grid) -> str:
+        """Return the domain of the product with weights in blocks."""
+        return MICROSOFT
 
     def _rows(self, op: Builder, node: ir.Node, name: str, grid: Grid, codes: Codes) -> ir.Value:
         # Those of a tied head; computed once, when the graph is loaded.

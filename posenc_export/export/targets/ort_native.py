@@ -13,6 +13,7 @@ import onnx_ir as ir
 from posenc_export.encodings.rope_dynamic import RoPEDynamic
 from posenc_export.encodings.shared.base import PositionEncoding
 from posenc_export.export.manifest_writer import Graph
+from posenc_export.export.quantization.grid import Grid
 from posenc_export.export.targets import (
     content,
     counts,
@@ -23,13 +24,16 @@ from posenc_export.export.targets import (
     picked_rows,
 )
 from posenc_export.export.targets.builder import Builder
-from posenc_export.export.targets.fused_weights import Fused
+from posenc_export.export.targets.fused_weights import ROUNDED, Fused
 from posenc_export.export.targets.onnx_file import Lowerings, write_onnx
 from posenc_export.export.targets.rewriter import Table
 from posenc_export.export.trace import Source
 from posenc_export.ops import graph
 from posenc_export.runtime.artefact.manifest import Manifest
+from posenc_export.runtime.graphs import kernel_library
 from posenc_export.runtime.graphs.kernel_library import OPERATOR
+
+STRIP, LARGEST_BLOCK = 32, 256  # inputs of a block in products of the library (product.h)
 
 
 def collect_by_distance(op: Builder, node: graph.CollectByDistance) -> ir.Value:
@@ -51,6 +55,15 @@ def rows_at_counts(op: Builder, node: graph.RowsAtCounts) -> ir.Value:
     return op.RowsAtCounts(None, None, None, node.rows, **inside)
 
 
+class Native(Fused):
+    """As Fused, with the product of the library where it has one."""
+
+    def _domain(self, grid: Grid) -> str:
+        block = grid.block or 0
+        known = self.accuracy == ROUNDED and block % STRIP == 0 and block <= LARGEST_BLOCK
+        return kernel_library.DOMAIN if known else super()._domain(grid)
+
+
 # Nodes whose place an input of the operator may take.
 LATER = (
     *(graph.Distances, graph.LayersOfRatio, graph.Pick, graph.SuffixSum),
@@ -67,7 +80,7 @@ LOWERING: Tuple[Table, ...] = (
     {kind: ort.LOWERING[0][kind] for kind in LATER},
     ort.LOWERING[1],
 )
-LOWERINGS = Lowerings(LOWERING, Fused, ort_layers.FUSIONS)
+LOWERINGS = Lowerings(LOWERING, Native, ort_layers.FUSIONS)
 
 
 def write(source: Source, manifest: Manifest, folder: Path) -> Graph:

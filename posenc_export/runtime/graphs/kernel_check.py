@@ -2,15 +2,21 @@
 
 import functools
 from pathlib import Path
-from typing import Any
+from typing import Any, Callable
 
 import numpy as np
 import onnxruntime
 
 from posenc_export.runtime.artefact.cache_formats import SCALED
 from posenc_export.runtime.graphs import kernel_library, onnx_files, onnx_nodes
-from posenc_export.runtime.graphs.kernel_library import DISTRIBUTION, DOMAIN, INSTALL, OPERATOR
-from posenc_export.runtime.graphs.onnx_parts import new_node, opened, serialised
+from posenc_export.runtime.graphs.kernel_library import (
+    DISTRIBUTION,
+    DOMAIN,
+    INSTALL,
+    OPERATOR,
+    PRODUCT,
+)
+from posenc_export.runtime.graphs.onnx_parts import constant, new_node, opened, serialised
 
 SIZE, TOKENS, CACHED, CAPACITY = 8, 2, 3, 8
 TOLERANCE = 1e-5  # of weighted sums of numbers of size 1 in float32
@@ -18,26 +24,33 @@ TYPES = {"q": "float", "last": "int32", "slots": "int64"}  # of inputs beside th
 PLACES = {"q": 0, "keys": 3, "values": 4, "last": 5, "slots": 15}
 
 
-def check(cache: str = "") -> None:
-    """Run the operator once per process and library, and compare its output. cache: format of
-    caches that it must read (CACHE_FORMATS). Raise ModuleNotFoundError without the library,
-    ValueError if ONNX Runtime refuses it, it computes something else, or it is older than a cache
-    format.
+def check(cache: str = "", product: bool = False) -> None:
+    """Run the operator once per process and library, and compare its output.
+
+    Args:
+        cache: format of caches that it must read (CACHE_FORMATS).
+        product: whether the library must have products with weights in few bits.
+
+    Raises:
+        ModuleNotFoundError: there is no library.
+        ValueError: ONNX Runtime refuses it, it computes something else, or it is too old.
     """
     library = kernel_library.path()
     if library is None:
         raise kernel_library.missing()
     _check(library)
     if cache and cache not in SCALED:
-        _check_cache(library, cache)
+        _check_newer(library, f"reads caches in {cache}", _session, cache)
+    if product:
+        _check_newer(library, f"has the operator {PRODUCT}", _product)
 
 
 @functools.cache
-def _check_cache(library: Path, dtype: str) -> None:
+def _check_newer(library: Path, what: str, open_one: Callable[..., Any], *how: str) -> None:
     try:
-        _session(dtype)
+        open_one(*how)
     except onnx_files.load_errors():
-        rule = f"expected a {DISTRIBUTION} that reads caches in {dtype}"
+        rule = f"expected a {DISTRIBUTION} that {what}"
         got = f"an older one, {library}"
         remedy = f"{INSTALL} --upgrade, or in a source tree make kernels"
         raise ValueError(f"runtime: {rule}, got {got}; {remedy}") from None
@@ -65,6 +78,16 @@ def _session(cache: str = "float") -> Any:
     graph, free = onnx_nodes.Nodes(opsets={"": 21, DOMAIN: 1}), {**TYPES}
     free |= dict.fromkeys(("keys", "values"), cache)
     return opened(serialised(graph, [node], ["y"], free=free), Path("."))
+
+
+def _product() -> Any:
+    """Open a product with weights of one block."""
+    numbers = {"codes": np.zeros((1, 1, 16), np.uint8), "scales": np.ones(1, np.float32)}
+    constants = {name: constant(name, array) for name, array in numbers.items()}
+    graph = onnx_nodes.Nodes(constants=constants, opsets={"": 21, DOMAIN: 1})
+    sizes = {"K": 32, "N": 1, "bits": 4, "block_size": 32, "accuracy_level": 4}
+    node = new_node(PRODUCT, ["x", *numbers], ["y"], sizes, DOMAIN)
+    return opened(serialised(graph, [node], ["y"], free={"x": "float"}), Path("."))
 
 
 def _error() -> float:

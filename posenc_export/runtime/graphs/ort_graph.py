@@ -47,8 +47,8 @@ class OrtGraph:
         capture: bool = True,
         content: bytes = b"",
     ) -> None:
-        if kernel_library.OPERATOR in manifest.operators:
-            kernel_check.check(manifest.cache)
+        if kernel_library.runs(manifest.target, manifest.operators):
+            kernel_check.check(manifest.cache, kernel_library.PRODUCT in manifest.operators)
         options = session_options(manifest, threads)
         self.manifest, self.provider = manifest, provider
         # The Python binding cannot allocate on a device of WebGPU: its caches stay on the host.

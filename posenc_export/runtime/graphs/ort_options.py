@@ -86,7 +86,8 @@ def session_options(manifest: Manifest, threads: Optional[int]) -> Any:
         entries.append(MIXED_PRODUCTS)
     elif manifest.weights is not None and manifest.weights.activations == "float32":
         entries.append(in_float32(4 if manifest.weights.format.startswith("int4") else 8))
-    return options_of(manifest.operators, entries, threads)
+    native = kernel_library.runs(manifest.target, manifest.operators)
+    return options_of(manifest.operators, entries, threads, native)
 
 
 def in_float32(bits: int) -> Tuple[str, str]:
@@ -95,10 +96,13 @@ def in_float32(bits: int) -> Tuple[str, str]:
 
 
 def options_of(
-    operators: Collection[str], entries: Sequence[Tuple[str, str]], threads: Optional[int]
+    operators: Collection[str],
+    entries: Sequence[Tuple[str, str]],
+    threads: Optional[int],
+    native: bool,
 ) -> Any:
     """Return the options that run some operators, with entries of the configuration (see
-    `session_options`).
+    `session_options`). native: whether some are of the library of packages/kernels.
     """
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 3
@@ -108,7 +112,7 @@ def options_of(
     integer_products.keep_exact(options, operators)
     for entry in entries:
         options.add_session_config_entry(*entry)
-    if kernel_library.OPERATOR in operators:
+    if native:
         kernel_library.register(options)
     if threads:
         options.intra_op_num_threads = threads

@@ -12,6 +12,7 @@ from typing import Any, Callable, Dict, Iterator, List, Mapping, Optional, Seque
 
 import numpy as np
 
+from posenc_export.runtime.graphs import kernel_library
 from posenc_export.runtime.graphs.onnx_nodes import Constant, Node, Nodes
 from posenc_export.runtime.verification.decoding import FOLDED, dequantized, of_blocks, unpacked
 
@@ -199,7 +200,10 @@ def _experts(node: Node, codes: Any, scales: Any) -> np.ndarray:
 # By operator: a function of a node and some of its inputs that decodes their numbers, and the
 # indices of these inputs, of which the first has the codes.
 READERS: Mapping[Tuple[str, str], Tuple[Callable[..., np.ndarray], Sequence[Sequence[int]]]] = {
-    (MICROSOFT, "MatMulNBits"): (_product, ((1, 2, 3, 4),)),
+    **dict.fromkeys(
+        ((MICROSOFT, "MatMulNBits"), (kernel_library.DOMAIN, kernel_library.PRODUCT)),
+        (_product, ((1, 2, 3, 4),)),
+    ),
     (MICROSOFT, "GatherBlockQuantized"): (_rows, ((0, 2, 3),)),
     (MICROSOFT, "MatMulIntegerToFloat"): (_linear, ((1, 3, 5),)),
     (MICROSOFT, "QMoE"): (_experts, ((2, 3), (5, 6))),

@@ -22,6 +22,7 @@ from posenc_export.runtime.graphs.onnx_parts import (
 )
 from posenc_export.runtime.session.model import Model
 
+MICROSOFT = "com.microsoft"
 ROUNDED, FLOATS = 4, 1  # accuracy_level of MatMulNBits with activations in 8 bits, and in float32
 # Of GroupQueryAttention with caches of 8 bits: its attributes, and the inputs before their scales.
 CACHE_ATTRIBUTES = ("k_quant_type", "v_quant_type", "kv_cache_bit_width")
@@ -90,7 +91,8 @@ def _float_products(graph: Nodes) -> Iterator[Node]:
         if node.operator == "MatMulNBits" and node.attributes.get("bits") == 8:
             yield from _dequantized(graph, node)
         elif node.attributes.get("accuracy_level") == ROUNDED:
-            yield with_attribute(node, "accuracy_level", FLOATS)
+            plain = with_attribute(node, "accuracy_level", FLOATS)
+            yield replace(plain, domain=MICROSOFT)  # that of the library rounds activations
         elif node.operator == "Mul" and node.inputs[0] in integer:
             product, weight = integer[node.inputs[0]], f"{node.outputs[0]}.weight"
             codes, scales = product.inputs[1], product.inputs[3]

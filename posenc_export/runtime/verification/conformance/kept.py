@@ -35,7 +35,7 @@ def key(kernel: Kernel) -> str:
     """Return what a result depends on: the geometry, the code of contracts, the runtime, and the
     processor. Nothing of it comes from an artefact but the geometry.
     """
-    native = kernel.operator == kernel_library.OPERATOR
+    native = kernel.nodes[-1].domain == kernel_library.DOMAIN
     return "\n".join((repr(kernel), *_here(), *(_library() if native else ())))
 
 

@@ -7,11 +7,12 @@ from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional, Seq
 import numpy as np
 import onnxruntime
 
+from posenc_export.runtime.graphs import kernel_library
 from posenc_export.runtime.graphs.onnx_nodes import Constant, Node, Nodes
 from posenc_export.runtime.graphs.onnx_parts import new_node, serialised
 from posenc_export.runtime.graphs.ort_options import SLOWER, options_of
 
-DOMAINS = {"com.microsoft": 1, "posenc.kernels": 1}
+DOMAINS = {"com.microsoft": 1, kernel_library.DOMAIN: 1}
 Attributes = Tuple[Tuple[str, Any], ...]  # of a node, sorted by name
 Feeds = Dict[str, np.ndarray]
 Outputs = List[np.ndarray]
@@ -89,7 +90,9 @@ def opened(trial: Trial, threads: Optional[int]) -> Run:
     stored, outputs = {value.name: value for value in trial.constants}, trial.nodes[-1].outputs
     graph = Nodes(constants=stored, opsets={"": trial.opset, **DOMAINS})
     content = serialised(graph, trial.nodes, outputs, free=trial.free)
-    options = options_of({node.operator for node in trial.nodes}, trial.entries, threads)
+    native = any(node.domain == kernel_library.DOMAIN for node in trial.nodes)
+    operators = {node.operator for node in trial.nodes}
+    options = options_of(operators, trial.entries, threads, native)
     options.enable_cpu_mem_arena = False  # an arena keeps the memory of the largest call
     session = onnxruntime.InferenceSession(
         content, options, providers=["CPUExecutionProvider"], disabled_optimizers=SLOWER["cpu"]
