@@ -4,7 +4,7 @@ CPUs.
 
 from pathlib import Path
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 
 def library() -> Path:
