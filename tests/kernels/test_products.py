@@ -27,6 +27,7 @@ SIZES = [
     for block in (32, 128)
     for zeros in (False, True)
 ]
+SIZES += [(inputs, 33, bits, inputs, False) for inputs in (576, 11008) for bits in (4, 8)]
 Weights = Tuple[np.ndarray, np.ndarray, Optional[np.ndarray]]
 
 
@@ -145,11 +146,18 @@ def test_zeros_give_zeros_and_a_row_that_is_not_finite_changes_no_other() -> Non
     assert np.isnan(y[2]).all() and not np.isfinite(y[3]).any()
 
 
+BLOCK = "block_size to be a multiple of 32 up to 256, or K up to 65536, got"
 FAULTS: Dict[str, Tuple[Dict[str, Any], str]] = {
     "codes that are fed": ({"fed": "codes"}, "B that is a constant of the graph"),
     "2 bits": ({"bits": 2}, "bits 4 or 8, got 2"),
-    "blocks of 16": ({"block_size": 16}, "block_size to be a multiple of 32 up to 256, got 16"),
-    "large blocks": ({"block_size": 512}, "block_size to be a multiple of 32 up to 256, got 512"),
+    "blocks of 16": (
+        {"block_size": 16},
+        f"{BLOCK} 16",
+    ),
+    "large blocks": (
+        {"block_size": 512},
+        f"{BLOCK} 512",
+    ),
     "no inputs": ({"K": 0}, "K and N from 1 to 2^31"),
     "negative outputs": ({"N": -1}, "K and N from 1 to 2^31"),
     "more outputs": ({"N": 2**31}, "B [N,blocks,bytes of a block]"),

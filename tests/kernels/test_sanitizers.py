@@ -57,7 +57,10 @@ def test_no_access_outside_a_buffer_and_no_undefined_behaviour(
         "ASAN_OPTIONS": "detect_leaks=0",  # Python keeps memory until it ends
         "PYTHONPATH": str(TOP),
     }
-    tests = [str(Path(__file__).parent / f"test_{name}.py") for name in ("operator", "hostile", "products")]
+    tests = [
+        str(Path(__file__).parent / f"test_{name}.py")
+        for name in ("operator", "hostile", "products")
+    ]
     command = [sys.executable, "-m", "pytest", "-q", "-x", "-n", "0", "-p", "no:cacheprovider"]
     done = subprocess.run(
         [*command, *tests], cwd=TOP, env=environment, capture_output=True, text=True

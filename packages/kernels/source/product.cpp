@@ -49,9 +49,10 @@ class ProductNode {
     w_.block = attribute(info, "block_size");
     w_.lanes = kernels_.lanes;
     check(w_.bits == 4 || w_.bits == 8, "bits 4 or 8, got " + text(w_.bits));
-    check(w_.block > 0 && w_.block % STRIP == 0 && w_.block <= LARGEST_BLOCK,
-          "block_size to be a multiple of 32 up to " + text(LARGEST_BLOCK) + ", got " +
-              text(w_.block));
+    const bool of_row = w_.block == w_.inputs && w_.block <= LARGEST_ROW;
+    check(w_.block > 0 && w_.block % STRIP == 0 && (w_.block <= LARGEST_BLOCK || of_row),
+          "block_size to be a multiple of 32 up to " + text(LARGEST_BLOCK) + ", or K up to " +
+              text(LARGEST_ROW) + ", got " + text(w_.block));
     check(w_.inputs > 0 && w_.inputs <= MOST_SIZE && w_.outputs > 0 && w_.outputs <= MOST_SIZE,
           "K and N from 1 to 2^31, got " + text(w_.inputs) + " and " + text(w_.outputs));
     const int64_t blocks = w_.blocks(), bytes = w_.block * w_.bits / 8;
@@ -61,11 +62,11 @@ class ProductNode {
     check(count(scales) == w_.outputs * blocks, "scales [N,blocks]");
     size_t inputs = 0;
     ok(api->KernelInfo_GetInputCount(info, &inputs));
-    const int64_t of_row = (blocks * w_.bits + 7) / 8;
+    const int64_t zero_bytes = (blocks * w_.bits + 7) / 8;
     Tensor zeros;
     if (inputs > ZEROS) zeros = constant(info, ZEROS, ORT_UINT8, "zero_points");
-    check(!zeros.data || count(zeros) == w_.outputs * of_row, "zero_points [N,bytes of blocks]");
-    reorder(codes.numbers<uint8_t>(), scales.numbers<float>(), zeros.numbers<uint8_t>(), of_row);
+    check(!zeros.data || count(zeros) == w_.outputs * zero_bytes, "zero_points [N,bytes of blocks]");
+    reorder(codes.numbers<uint8_t>(), scales.numbers<float>(), zeros.numbers<uint8_t>(), zero_bytes);
   }
 
   void compute(OrtKernelContext* context) const {
@@ -102,7 +103,7 @@ class ProductNode {
   static constexpr int64_t MOST_SIZE = int64_t{1} << 31;
 
   // Weights in the order of `Weights`; outputs behind the last have codes 0.
-  void reorder(const uint8_t* codes, const float* scales, const uint8_t* zeros, int64_t of_row) {
+  void reorder(const uint8_t* codes, const float* scales, const uint8_t* zeros, int64_t zero_bytes) {
     const int64_t blocks = w_.blocks(), lanes = w_.lanes, bytes = w_.block * w_.bits / 8;
     const int64_t size = w_.tiles() * blocks;
     w_.codes.assign(size * w_.of_block(), 0);
@@ -115,7 +116,7 @@ class ProductNode {
       for (int64_t b = 0; b < blocks; b++) {
         const int64_t at = (n / lanes * blocks + b) * lanes + n % lanes;
         w_.scales[at] = scales[n * blocks + b];
-        if (zeros) w_.zeros[at] = code_of(zeros + n * of_row, b);
+        if (zeros) w_.zeros[at] = code_of(zeros + n * zero_bytes, b);
         const uint8_t* from = codes + (n * blocks + b) * bytes;
         uint8_t* to = w_.codes.data() + (n / lanes * blocks + b) * w_.of_block();
         for (int64_t k = 0; k < w_.block; k++) {

@@ -9,7 +9,8 @@
 namespace posenc {
 
 constexpr int64_t STRIP = 32;       // inputs of a block are a multiple of it
-constexpr int64_t LARGEST_BLOCK = 256;  // so that sums of products of codes are exact in float32
+constexpr int64_t LARGEST_BLOCK = 256;  // but for one of all inputs of a row
+constexpr int64_t LARGEST_ROW = 1 << 16;  // of one block, so that sums fit in 32 bits
 
 // Weights in the order in which kernels read them: by tiles of `lanes` outputs, blocks, and strips of
 // 32 inputs. Byte 4 * lane + i of vector g of a strip has the code of input 4 g + i of that output:

@@ -119,10 +119,10 @@ inline Floats points(const uint8_t* from) {
 
 // Codes of 8 bits are less 128 where vectors of signed ones are multiplied.
 #if POSENC_LANES != 16 && defined(__AVX2__)
-constexpr float MOVED = 128;
+constexpr int MOVED = 128;
 inline Codes moved(Codes x) { return _mm256_xor_si256(x, _mm256_set1_epi8(-128)); }
 #else
-constexpr float MOVED = 0;
+constexpr int MOVED = 0;
 inline Codes moved(Codes x) { return x; }
 #endif
 
@@ -149,7 +149,7 @@ void multiply_rows(const Product& product, int64_t tile, int64_t first) {
   const uint8_t* codes = weights.codes.data() + tile * blocks * bytes_of_block;
   const float* scales = weights.scales.data() + tile * blocks * LANES;
   const uint8_t* zeros = weights.zeros.empty() ? nullptr : weights.zeros.data() + tile * blocks * LANES;
-  const Floats half = Floats{} + (static_cast<float>(1 << (BITS - 1)) - (BITS == 8 ? MOVED : 0));
+  constexpr int32_t HALF = (1 << (BITS - 1)) - (BITS == 8 ? MOVED : 0);
   const Rounded& x = product.rounded;
   Floats totals[ROWS] = {};
   for (int64_t b = 0; b < blocks; b++) {
@@ -164,11 +164,15 @@ void multiply_rows(const Product& product, int64_t tile, int64_t first) {
     }
     Floats scale;
     std::memcpy(&scale, scales + b * LANES, sizeof scale);
-    const Floats zero = zeros ? points(zeros + b * LANES) - (BITS == 8 ? MOVED : 0) : half;
+    // Of zero points, what they differ from HALF by. Its product is subtracted from the integers.
+    Floats zero = {};
+    if (zeros) zero = points(zeros + b * LANES) - static_cast<float>(1 << (BITS - 1));
 #pragma GCC unroll 8
     for (int r = 0; r < ROWS; r++) {
       const int64_t at = (first + r) * blocks + b;
-      const Floats exact = __builtin_convertvector(sums[r], Floats) - zero * x.sums[at];
+      const Sums whole = sums[r] - HALF * static_cast<int32_t>(x.sums[at]);
+      Floats exact = __builtin_convertvector(whole, Floats);
+      if (zeros) exact -= zero * x.sums[at];
       totals[r] += scale * x.scales[at] * exact;
     }
   }

@@ -6,14 +6,15 @@ chunks, and several rows of several tokens over a cache. Nodes that it cannot re
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Tuple
+from typing import Optional, Tuple
 
+import numpy as np
 import onnx_ir as ir
 
 from posenc_export.encodings.rope_dynamic import RoPEDynamic
 from posenc_export.encodings.shared.base import PositionEncoding
 from posenc_export.export.manifest_writer import Graph
-from posenc_export.export.quantization.grid import Grid
+from posenc_export.export.quantization.grid import Codes, Grid
 from posenc_export.export.targets import (
     content,
     counts,
@@ -33,7 +34,8 @@ from posenc_export.runtime.artefact.manifest import Manifest
 from posenc_export.runtime.graphs import kernel_library
 from posenc_export.runtime.graphs.kernel_library import OPERATOR
 
-STRIP, LARGEST_BLOCK = 32, 256  # inputs of a block in products of the library (product.h)
+# Inputs of a block in products of the library: a multiple, the most, and of a block for each row.
+STRIP, LARGEST_BLOCK, LARGEST_ROW = 32, 256, 1 << 16  # product.h
 
 
 def collect_by_distance(op: Builder, node: graph.CollectByDistance) -> ir.Value:
@@ -62,6 +64,18 @@ class Native(Fused):
         block = grid.block or 0
         known = self.accuracy == ROUNDED and block % STRIP == 0 and block <= LARGEST_BLOCK
         return kernel_library.DOMAIN if known else super()._domain(grid)
+
+    def _by_token(
+        self, op: Builder, node: ir.Node, x: Optional[ir.Value], name: str, codes: Codes
+    ) -> ir.Value:
+        """As a product with one block of each row."""
+        if codes.inputs % STRIP or codes.inputs > LARGEST_ROW:
+            return super()._by_token(op, node, x, name, codes)
+        sizes = {"K": codes.inputs, "N": len(codes.codes), "block_size": codes.inputs}
+        sizes |= {"bits": 8, "accuracy_level": self.accuracy}
+        stored = op.weight(f"{name}.codes", lambda: (codes.codes + np.int16(128)).astype(np.uint8))
+        scales = op.weight(f"{name}.scales", lambda: codes.scales.reshape(-1))
+        return op.MatMulNBits(x, stored, scales, domain=kernel_library.DOMAIN, **sizes)
 
 
 # Nodes whose place an input of the operator may take.
