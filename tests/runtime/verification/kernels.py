@@ -39,6 +39,8 @@ from tests.traces import sources
 
 PAGE = Path("docs/reliability.md")
 PRODUCTS: Any = decoder_config(64, 1, 72, block_config(40, 5, 64, kv_heads=1))
+# Products of packages/kernels, which takes rows of 32 inputs.
+OF_LIBRARY: Any = decoder_config(64, 1, 96, block_config(64, 4, 64))
 FORMATS = ("int8", "int8-32", "int4", "int4-128")
 Change = Callable[[np.ndarray], np.ndarray]
 
@@ -77,6 +79,8 @@ def models(folder: Path) -> Iterator[Tuple[Any, str, Dict[str, Any]]]:
     for cache, target in (("int8", "ort"), ("int8", "ort-native"), ("float16", "ort-native")):
         sample = {"calibrate": folder / "x.npy"} if cache == "int8" else {}
         yield plain, target, {"cache": cache, **sample}
+    for weights in FORMATS:
+        yield OF_LIBRARY, "ort-native", {"weights": weights}
 
 
 def of_models() -> Dict[Kernel, None]:
