@@ -74,7 +74,7 @@ class Native(Fused):
         sizes = {"K": codes.inputs, "N": len(codes.codes), "block_size": codes.inputs}
         sizes |= {"bits": 8, "accuracy_level": self.accuracy}
         stored = op.weight(f"{name}.codes", lambda: (codes.codes + np.int16(128)).astype(np.uint8))
-        scales = op.weight(f"{name}.scales", lambda: codes.scales.reshape(-1))
+        scales = op.weight(f"{name}.scales", lambda: codes.scales.copy())
         return op.MatMulNBits(x, stored, scales, domain=kernel_library.DOMAIN, **sizes)
 
 
