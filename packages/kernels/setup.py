@@ -23,7 +23,9 @@ SETS = {"attention_plain": [], "product_plain": []}
 if platform.machine().lower() in ("x86_64", "amd64"):
     SETS |= {"attention_avx2": AVX2, "attention_avx512": [*AVX512, "-mprefer-vector-width=512"]}
     SETS |= {"product_avx2": AVX2, "product_avx512": [*AVX512, "-mavx512vnni"]}
-FILES = {"operator": [], "node": [], "product": [], "work": [], "dispatch": [], **SETS}
+elif platform.machine().lower() in ("aarch64", "arm64"):
+    SETS |= {"product_dotprod": ["-march=armv8.2-a+dotprod"]}
+FILES = {"operator": [], "node": [], "product": [], "product_weights": [], "work": [], "dispatch": [], **SETS}
 
 
 class BuildLibrary(build_ext):

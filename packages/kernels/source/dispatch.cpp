@@ -9,6 +9,8 @@
 
 #if defined(__x86_64__)
 #include <cpuid.h>
+#elif defined(__aarch64__)
+#include <sys/auxv.h>
 #endif
 
 namespace posenc {
@@ -24,6 +26,10 @@ extern const ProductKernels product_kernels;
 }
 namespace avx512 {
 extern const Kernels kernels;
+extern const ProductKernels product_kernels;
+}
+#elif defined(__aarch64__)
+namespace dotprod {
 extern const ProductKernels product_kernels;
 }
 #endif
@@ -80,6 +86,10 @@ const ProductKernels& product_kernels() {
   static const int64_t width = widest();
   if (width == 16 && __builtin_cpu_supports("avx512vnni")) return avx512::product_kernels;
   if (width >= 8) return avx2::product_kernels;
+#elif defined(__aarch64__)
+  constexpr unsigned long DOTPROD = 1 << 20;  // HWCAP_ASIMDDP
+  const char* asked = std::getenv("POSENC_INSTRUCTIONS");
+  if ((!asked || !*asked) && getauxval(AT_HWCAP) & DOTPROD) return dotprod::product_kernels;
 #endif
   return plain::product_kernels;
 }

@@ -62,11 +62,11 @@ class ProductNode {
     check(count(scales) == w_.outputs * blocks, "scales [N,blocks]");
     size_t inputs = 0;
     ok(api->KernelInfo_GetInputCount(info, &inputs));
-    const int64_t zero_bytes = (blocks * w_.bits + 7) / 8;
     Tensor zeros;
     if (inputs > ZEROS) zeros = constant(info, ZEROS, ORT_UINT8, "zero_points");
-    check(!zeros.data || count(zeros) == w_.outputs * zero_bytes, "zero_points [N,bytes of blocks]");
-    reorder(codes.numbers<uint8_t>(), scales.numbers<float>(), zeros.numbers<uint8_t>(), zero_bytes);
+    check(!zeros.data || count(zeros) == w_.outputs * w_.zero_bytes(),
+          "zero_points [N,bytes of blocks]");
+    w_.fill(codes.numbers<uint8_t>(), scales.numbers<float>(), zeros.numbers<uint8_t>());
   }
 
   void compute(OrtKernelContext* context) const {
@@ -101,34 +101,6 @@ class ProductNode {
 
  private:
   static constexpr int64_t MOST_SIZE = int64_t{1} << 31;
-
-  // Weights in the order of `Weights`; outputs behind the last have codes 0.
-  void reorder(const uint8_t* codes, const float* scales, const uint8_t* zeros, int64_t zero_bytes) {
-    const int64_t blocks = w_.blocks(), lanes = w_.lanes, bytes = w_.block * w_.bits / 8;
-    const int64_t size = w_.tiles() * blocks;
-    w_.codes.assign(size * w_.of_block(), 0);
-    w_.scales.assign(size * lanes, 0);
-    if (zeros) w_.zeros.assign(size * lanes, 0);
-    const auto code_of = [&](const uint8_t* row, int64_t k) -> uint8_t {
-      return w_.bits == 8 ? row[k] : row[k / 2] >> (k % 2 * 4) & 15;
-    };
-    for (int64_t n = 0; n < w_.outputs; n++)
-      for (int64_t b = 0; b < blocks; b++) {
-        const int64_t at = (n / lanes * blocks + b) * lanes + n % lanes;
-        w_.scales[at] = scales[n * blocks + b];
-        if (zeros) w_.zeros[at] = code_of(zeros + n * zero_bytes, b);
-        const uint8_t* from = codes + (n * blocks + b) * bytes;
-        uint8_t* to = w_.codes.data() + (n / lanes * blocks + b) * w_.of_block();
-        for (int64_t k = 0; k < w_.block; k++) {
-          const int64_t strip = k / STRIP, at = k % STRIP;
-          const bool high = w_.bits == 4 && at >= STRIP / 2;
-          const int64_t vector = at % (w_.bits == 4 ? STRIP / 2 : STRIP) / 4;
-          const int64_t byte = strip * STRIP * lanes * w_.bits / 8 + vector * 4 * lanes +
-                               n % lanes * 4 + at % 4;
-          to[byte] |= code_of(from, k) << (high ? 4 : 0);
-        }
-      }
-  }
 
   const ProductKernels& kernels_;
   Weights w_;

@@ -24,6 +24,10 @@ struct Weights {
   int64_t blocks() const { return (inputs + block - 1) / block; }
   int64_t tiles() const { return (outputs + lanes - 1) / lanes; }
   int64_t of_block() const { return block * lanes * bits / 8; }  // bytes
+  int64_t zero_bytes() const { return (blocks() * bits + 7) / 8; }  // of a row of zero points
+
+  // Fill codes, scales and zeros from those of MatMulNBits, whose sizes are known; no zeros: null.
+  void fill(const uint8_t* from_codes, const float* from_scales, const uint8_t* from_zeros);
 };
 
 // Activations of a row: codes [blocks * block], then for each block the scale and the sum of codes.

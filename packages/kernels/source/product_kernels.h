@@ -9,6 +9,8 @@
 
 #if POSENC_LANES == 16 || defined(__AVX2__)
 #include <immintrin.h>
+#elif defined(__ARM_FEATURE_DOTPROD)
+#include <arm_neon.h>
 #endif
 
 namespace posenc {
@@ -82,45 +84,83 @@ inline Floats points(const uint8_t* from) {
   return (Floats)_mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(codes));
 }
 #else
-constexpr int TOGETHER = 2;
-
-struct Codes {
-  uint8_t numbers[4 * LANES];
-};
+typedef uint8_t Codes __attribute__((vector_size(16)));
 
 inline Codes bytes(const uint8_t* from) {
   Codes x;
   std::memcpy(&x, from, sizeof x);
   return x;
 }
-inline Codes low(Codes x) {
-  for (uint8_t& number : x.numbers) number &= 15;
-  return x;
-}
-inline Codes high(Codes x) {
-  for (uint8_t& number : x.numbers) number >>= 4;
-  return x;
-}
-
-template <int BITS>
-inline Sums add_products(Sums total, const Codes (&w)[VECTORS], const int8_t* x) {
-  for (int g = 0; g < VECTORS; g++)
-    for (int lane = 0; lane < LANES; lane++)
-      for (int i = 0; i < 4; i++) total[lane] += w[g].numbers[4 * lane + i] * x[4 * g + i];
-  return total;
-}
+inline Codes low(Codes x) { return x & 15; }
+inline Codes high(Codes x) { return x >> 4; }
 
 inline Floats points(const uint8_t* from) {
-  Floats x;
-  for (int lane = 0; lane < LANES; lane++) x[lane] = from[lane];
-  return x;
+  return Floats{float(from[0]), float(from[1]), float(from[2]), float(from[3])};
 }
+
+#if defined(__ARM_FEATURE_DOTPROD)
+constexpr int TOGETHER = 4;
+
+template <int BITS>
+inline Sums add_products(Sums sums, const Codes (&w)[VECTORS], const int8_t* x) {
+  int32x4_t total = (int32x4_t)sums;
+#pragma GCC unroll 8
+  for (int g = 0; g < VECTORS; g++) {
+    int32_t four;
+    std::memcpy(&four, x + 4 * g, 4);
+    total = vdotq_s32(total, (int8x16_t)w[g], vreinterpretq_s8_s32(vdupq_n_s32(four)));
+  }
+  return (Sums)total;
+}
+#else
+constexpr int TOGETHER = 2;
+typedef int16_t Shorts __attribute__((vector_size(16)));
+typedef int16_t Fours __attribute__((vector_size(8)));
+typedef uint8_t Bytes __attribute__((vector_size(8)));
+
+// Sums of four neighbours of two vectors.
+inline Sums fours(const Shorts (&x)[2]) {
+  Sums parts[4], pairs[2];
+  for (int i = 0; i < 4; i++) {
+    Fours part;
+    std::memcpy(&part, reinterpret_cast<const int16_t*>(x) + 4 * i, sizeof part);
+    parts[i] = __builtin_convertvector(part, Sums);
+  }
+  for (int i = 0; i < 2; i++)
+    pairs[i] = __builtin_shufflevector(parts[2 * i], parts[2 * i + 1], 0, 2, 4, 6) +
+               __builtin_shufflevector(parts[2 * i], parts[2 * i + 1], 1, 3, 5, 7);
+  return __builtin_shufflevector(pairs[0], pairs[1], 0, 2, 4, 6) +
+         __builtin_shufflevector(pairs[0], pairs[1], 1, 3, 5, 7);
+}
+
+// Codes of 8 bits are multiplied by halves: 8 products of 4 bits are at most 8 * 15 * 127.
+template <int BITS>
+inline Sums add_products(Sums sums, const Codes (&w)[VECTORS], const int8_t* x) {
+  Shorts lower[2] = {}, upper[2] = {};
+#pragma GCC unroll 8
+  for (int g = 0; g < VECTORS; g++) {
+    const int16_t a = x[4 * g], b = x[4 * g + 1], c = x[4 * g + 2], d = x[4 * g + 3];
+    const Shorts numbers = {a, b, c, d, a, b, c, d};
+    for (int h = 0; h < 2; h++) {
+      Bytes half;
+      std::memcpy(&half, reinterpret_cast<const uint8_t*>(&w[g]) + 8 * h, sizeof half);
+      const Shorts codes = __builtin_convertvector(half, Shorts);
+      lower[h] += (BITS == 4 ? codes : codes & 15) * numbers;
+      if constexpr (BITS == 8) upper[h] += (codes >> 4) * numbers;
+    }
+  }
+  return sums + fours(lower) + (BITS == 8 ? 16 * fours(upper) : Sums{});
+}
+#endif
 #endif
 
 // Codes of 8 bits are less 128 where vectors of signed ones are multiplied.
 #if POSENC_LANES != 16 && defined(__AVX2__)
 constexpr int MOVED = 128;
 inline Codes moved(Codes x) { return _mm256_xor_si256(x, _mm256_set1_epi8(-128)); }
+#elif defined(__ARM_FEATURE_DOTPROD)
+constexpr int MOVED = 128;
+inline Codes moved(Codes x) { return x ^ 128; }
 #else
 constexpr int MOVED = 0;
 inline Codes moved(Codes x) { return x; }
