@@ -59,13 +59,16 @@ def test_a_path_of_the_library_that_is_no_file_is_refused(monkeypatch: pytest.Mo
 
 @pytest.mark.skipif(shutil.which("nm") is None, reason="nm is not installed")
 @pytest.mark.parametrize("instructions", SETS)
+@pytest.mark.parametrize(
+    ("part", "table"), [("attention", "7kernels"), ("product", "15product_kernels")]
+)
 def test_no_function_of_an_instruction_set_can_replace_one_of_other_files(
-    instructions: str,
+    part: str, table: str, instructions: str
 ) -> None:
-    file = OBJECTS / f"attention_{instructions}.o"
+    file = OBJECTS / f"{part}_{instructions}.o"
     if not file.exists():
         pytest.skip("the library was not built by make kernels")
     command = ["nm", "--defined-only", "--extern-only", str(file)]
     lines = subprocess.run(command, capture_output=True, text=True, check=True).stdout.split("\n")
     names = [line.split()[-1] for line in lines if line]
-    assert names == [f"_ZN6posenc{len(instructions)}{instructions}7kernelsE"]
+    assert names == [f"_ZN6posenc{len(instructions)}{instructions}{table}E"]
