@@ -33,10 +33,12 @@ int main() {
           w.fill(codes.data(), scales.data(), with_zeros ? zeros.data() : nullptr);
           std::vector<int8_t> rounded(rows * width);
           std::vector<float> numbers(2 * rows * blocks);
+          std::vector<int32_t> starts(rows * blocks);
           const Product product{w, x.data(), y.data(), rows,
-                                {rounded.data(), numbers.data(), numbers.data() + rows * blocks}};
+                                {rounded.data(), numbers.data(), numbers.data() + rows * blocks,
+                                 starts.data()}};
           for (int64_t row = 0; row < rows; row++) kernels.round(product, row);
-          for (int64_t tile = 0; tile < w.tiles(); tile++) kernels.multiply(product, tile, 0, rows);
+          for (int64_t tile = 0; tile < w.tiles(); tile += kernels.tiles) kernels.multiply(product, tile, 0, rows);
           const auto code = [bits](const uint8_t* from, int64_t k) {
             return bits == 8 ? from[k] : from[k / 2] >> (k % 2 * 4) & 15;
           };

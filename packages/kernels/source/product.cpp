@@ -39,6 +39,7 @@ int64_t count(const Tensor& tensor) {
 // Memory of the calling thread for the activations of a call, kept from call to call.
 thread_local std::vector<int8_t> codes_of_thread;
 thread_local std::vector<float> numbers_of_thread;
+thread_local std::vector<int32_t> starts_of_thread;
 
 class ProductNode {
  public:
@@ -86,16 +87,19 @@ class ProductNode {
     if (codes_of_thread.size() < of_codes) codes_of_thread.resize(of_codes);
     if (numbers_of_thread.size() < 2 * of_blocks) numbers_of_thread.resize(2 * of_blocks);
     float* numbers = numbers_of_thread.data();
+    if (starts_of_thread.size() < of_blocks) starts_of_thread.resize(of_blocks);
     const Product product{w_, x.numbers<float>(), static_cast<float*>(y), rows,
-                          {codes_of_thread.data(), numbers, numbers + of_blocks}};
+                          {codes_of_thread.data(), numbers, numbers + of_blocks,
+                           starts_of_thread.data()}};
     if (rows * w_.inputs < ALONE)
       for (int64_t row = 0; row < rows; row++) kernels_.round(product, row);
     else
       in_parallel(context, rows, [&](size_t row) { kernels_.round(product, row); });
-    const int64_t tiles = w_.tiles(), parts = (rows + ROWS - 1) / ROWS;
-    in_parallel(context, tiles * parts, [&](size_t task) {
+    const int64_t groups = (w_.tiles() + kernels_.tiles - 1) / kernels_.tiles;
+    const int64_t parts = (rows + ROWS - 1) / ROWS;
+    in_parallel(context, groups * parts, [&](size_t task) {
       const int64_t first = task % parts * ROWS;
-      kernels_.multiply(product, task / parts, first, std::min(first + ROWS, rows));
+      kernels_.multiply(product, task / parts * kernels_.tiles, first, std::min(first + ROWS, rows));
     });
   }
 

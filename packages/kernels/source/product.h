@@ -30,14 +30,16 @@ struct Weights {
   void fill(const uint8_t* from_codes, const float* from_scales, const uint8_t* from_zeros);
 };
 
-// Activations of a row: codes [blocks * block], then for each block the scale and the sum of codes.
+// Activations of all rows: codes, and for each block the scale, the sum of the codes, and the number
+// at which sums of its products with codes begin, which subtracts half the number of codes from these.
 struct Rounded {
   int8_t* codes;
   float* scales;
   float* sums;
+  int32_t* starts;
 };
 
-// One call. Row m of the codes is at m * blocks * block, that of scales and sums at m * blocks.
+// One call. Row m of the codes is at m * blocks * block, that of scales, sums, starts at m * blocks.
 struct Product {
   const Weights& weights;
   const float* x;  // [M, K]
@@ -48,9 +50,10 @@ struct Product {
 
 struct ProductKernels {
   int64_t lanes;
+  int64_t tiles;  // that are multiplied together
   // Round a row of activations.
   void (*round)(const Product&, int64_t row);
-  // Write the outputs of a tile, for rows first .. last - 1.
+  // Write the outputs of the tiles from a multiple of `tiles` on, for rows first .. last - 1.
   void (*multiply)(const Product&, int64_t tile, int64_t first, int64_t last);
 };
 

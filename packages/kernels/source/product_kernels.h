@@ -22,8 +22,9 @@ constexpr int VECTORS = STRIP / 4;  // of a strip, of 8 bits
 typedef float Floats __attribute__((vector_size(4 * LANES)));
 typedef int32_t Sums __attribute__((vector_size(4 * LANES)));
 
+// Sums of products of codes: `add` adds those of a vector of codes with four activations.
 #if POSENC_LANES == 16
-constexpr int TOGETHER = 8;  // rows whose sums fit in registers
+constexpr int ROWS_TOGETHER = 6, TILES = 2;  // whose sums fit in registers
 
 typedef __m512i Codes;
 
@@ -32,23 +33,26 @@ inline Codes low(Codes x) { return _mm512_and_si512(x, _mm512_set1_epi8(15)); }
 inline Codes high(Codes x) { return low(_mm512_srli_epi16(x, 4)); }
 
 template <int BITS>
-inline Sums add_products(Sums sums, const Codes (&w)[VECTORS], const int8_t* x) {
-  __m512i total = (__m512i)sums;
-#pragma GCC unroll 8
-  for (int g = 0; g < VECTORS; g++) {
+struct Chain {
+  __m512i total;
+
+  void begin(Sums before) { total = (__m512i)before; }
+
+  void add(Codes w, const int8_t* x) {
     int32_t four;
-    std::memcpy(&four, x + 4 * g, 4);
-    total = _mm512_dpbusd_epi32(total, w[g], _mm512_set1_epi32(four));
+    std::memcpy(&four, x, 4);
+    total = _mm512_dpbusd_epi32(total, w, _mm512_set1_epi32(four));
   }
-  return (Sums)total;
-}
+
+  Sums sums() const { return (Sums)total; }
+};
 
 inline Floats points(const uint8_t* from) {
   const __m128i codes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(from));
   return (Floats)_mm512_maskz_cvtepi32_ps(0xffff, _mm512_maskz_cvtepu8_epi32(0xffff, codes));
 }
 #elif defined(__AVX2__)
-constexpr int TOGETHER = 4;
+constexpr int ROWS_TOGETHER = 4, TILES = 1;
 
 typedef __m256i Codes;
 
@@ -61,29 +65,39 @@ inline Codes high(Codes x) { return low(_mm256_srli_epi16(x, 4)); }
 // Products of 4 bits add up in 16 bits: 16 of them are at most 16 * 15 * 127. Codes of 8 bits are less
 // 128, and two of their products are at most 2 * 128 * 127.
 template <int BITS>
-inline Sums add_products(Sums sums, const Codes (&w)[VECTORS], const int8_t* x) {
-  const __m256i one = _mm256_set1_epi16(1);
-  __m256i total = BITS == 4 ? _mm256_setzero_si256() : (__m256i)sums;
-#pragma GCC unroll 8
-  for (int g = 0; g < VECTORS; g++) {
+struct Chain {
+  Sums before;
+  __m256i total;
+
+  void begin(Sums sums) {
+    before = sums;
+    total = _mm256_setzero_si256();
+  }
+
+  void add(Codes w, const int8_t* x) {
     int32_t four;
-    std::memcpy(&four, x + 4 * g, 4);
+    std::memcpy(&four, x, 4);
     const __m256i a = _mm256_set1_epi32(four);
     if constexpr (BITS == 4) {
-      total = _mm256_add_epi16(total, _mm256_maddubs_epi16(w[g], a));
+      total = _mm256_add_epi16(total, _mm256_maddubs_epi16(w, a));
     } else {
-      const __m256i pairs = _mm256_maddubs_epi16(_mm256_abs_epi8(w[g]), _mm256_sign_epi8(a, w[g]));
-      total = _mm256_add_epi32(total, _mm256_madd_epi16(pairs, one));
+      const __m256i pairs = _mm256_maddubs_epi16(_mm256_abs_epi8(w), _mm256_sign_epi8(a, w));
+      total = _mm256_add_epi32(total, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)));
     }
   }
-  return BITS == 4 ? sums + (Sums)_mm256_madd_epi16(total, one) : (Sums)total;
-}
+
+  Sums sums() const {
+    return before + (Sums)(BITS == 4 ? _mm256_madd_epi16(total, _mm256_set1_epi16(1)) : total);
+  }
+};
 
 inline Floats points(const uint8_t* from) {
   const __m128i codes = _mm_loadl_epi64(reinterpret_cast<const __m128i*>(from));
   return (Floats)_mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(codes));
 }
 #else
+constexpr int TILES = 1;
+
 typedef uint8_t Codes __attribute__((vector_size(16)));
 
 inline Codes bytes(const uint8_t* from) {
@@ -99,21 +113,24 @@ inline Floats points(const uint8_t* from) {
 }
 
 #if defined(__ARM_FEATURE_DOTPROD)
-constexpr int TOGETHER = 4;
+constexpr int ROWS_TOGETHER = 4;
 
 template <int BITS>
-inline Sums add_products(Sums sums, const Codes (&w)[VECTORS], const int8_t* x) {
-  int32x4_t total = (int32x4_t)sums;
-#pragma GCC unroll 8
-  for (int g = 0; g < VECTORS; g++) {
+struct Chain {
+  int32x4_t total;
+
+  void begin(Sums before) { total = (int32x4_t)before; }
+
+  void add(Codes w, const int8_t* x) {
     int32_t four;
-    std::memcpy(&four, x + 4 * g, 4);
-    total = vdotq_s32(total, (int8x16_t)w[g], vreinterpretq_s8_s32(vdupq_n_s32(four)));
+    std::memcpy(&four, x, 4);
+    total = vdotq_s32(total, (int8x16_t)w, vreinterpretq_s8_s32(vdupq_n_s32(four)));
   }
-  return (Sums)total;
-}
+
+  Sums sums() const { return (Sums)total; }
+};
 #else
-constexpr int TOGETHER = 2;
+constexpr int ROWS_TOGETHER = 2;
 typedef int16_t Shorts __attribute__((vector_size(16)));
 typedef int16_t Fours __attribute__((vector_size(8)));
 typedef uint8_t Bytes __attribute__((vector_size(8)));
@@ -135,22 +152,29 @@ inline Sums fours(const Shorts (&x)[2]) {
 
 // Codes of 8 bits are multiplied by halves: 8 products of 4 bits are at most 8 * 15 * 127.
 template <int BITS>
-inline Sums add_products(Sums sums, const Codes (&w)[VECTORS], const int8_t* x) {
-  Shorts lower[2] = {}, upper[2] = {};
-#pragma GCC unroll 8
-  for (int g = 0; g < VECTORS; g++) {
-    const int16_t a = x[4 * g], b = x[4 * g + 1], c = x[4 * g + 2], d = x[4 * g + 3];
+struct Chain {
+  Sums before;
+  Shorts lower[2], upper[2];
+
+  void begin(Sums sums) {
+    before = sums;
+    lower[0] = lower[1] = upper[0] = upper[1] = Shorts{};
+  }
+
+  void add(Codes w, const int8_t* x) {
+    const int16_t a = x[0], b = x[1], c = x[2], d = x[3];
     const Shorts numbers = {a, b, c, d, a, b, c, d};
     for (int h = 0; h < 2; h++) {
       Bytes half;
-      std::memcpy(&half, reinterpret_cast<const uint8_t*>(&w[g]) + 8 * h, sizeof half);
+      std::memcpy(&half, reinterpret_cast<const uint8_t*>(&w) + 8 * h, sizeof half);
       const Shorts codes = __builtin_convertvector(half, Shorts);
       lower[h] += (BITS == 4 ? codes : codes & 15) * numbers;
       if constexpr (BITS == 8) upper[h] += (codes >> 4) * numbers;
     }
   }
-  return sums + fours(lower) + (BITS == 8 ? 16 * fours(upper) : Sums{});
-}
+
+  Sums sums() const { return before + fours(lower) + (BITS == 8 ? 16 * fours(upper) : Sums{}); }
+};
 #endif
 #endif
 
@@ -166,72 +190,92 @@ constexpr int MOVED = 0;
 inline Codes moved(Codes x) { return x; }
 #endif
 
+// What is subtracted from codes that have no zero points.
 template <int BITS>
-inline void load_strip(const uint8_t* from, Codes (&w)[VECTORS]) {
-  constexpr int LOADED = BITS == 4 ? VECTORS / 2 : VECTORS;
-#pragma GCC unroll 8
-  for (int g = 0; g < LOADED; g++) {
-    const Codes x = bytes(from + 4 * LANES * g);
-    if constexpr (BITS == 4) {
-      w[g] = low(x);
-      w[g + LOADED] = high(x);
-    } else {
-      w[g] = moved(x);
-    }
-  }
-}
+constexpr int HALF = (1 << (BITS - 1)) - (BITS == 8 ? MOVED : 0);
 
-template <int BITS, int ROWS>
+// Outputs of ROWS rows in COUNT tiles.
+template <int BITS, int ROWS, int COUNT>
 void multiply_rows(const Product& product, int64_t tile, int64_t first) {
+  constexpr int LOADED = BITS == 4 ? VECTORS / 2 : VECTORS;  // vectors of a strip in memory
   const Weights& weights = product.weights;
   const int64_t blocks = weights.blocks(), block = weights.block, width = blocks * block;
-  const int64_t bytes_of_block = weights.of_block(), strips = block / STRIP;
-  const uint8_t* codes = weights.codes.data() + tile * blocks * bytes_of_block;
+  const int64_t of_block = weights.of_block(), of_tile = blocks * of_block;
+  const uint8_t* codes = weights.codes.data() + tile * of_tile;
   const float* scales = weights.scales.data() + tile * blocks * LANES;
   const uint8_t* zeros = weights.zeros.empty() ? nullptr : weights.zeros.data() + tile * blocks * LANES;
-  constexpr int32_t HALF = (1 << (BITS - 1)) - (BITS == 8 ? MOVED : 0);
   const Rounded& x = product.rounded;
-  Floats totals[ROWS] = {};
+  Floats totals[COUNT][ROWS] = {};
   for (int64_t b = 0; b < blocks; b++) {
-    Sums sums[ROWS] = {};
-    for (int64_t s = 0; s < strips; s++) {
-      Codes w[VECTORS];
-      load_strip<BITS>(codes + b * bytes_of_block + s * STRIP * LANES * BITS / 8, w);
+    const int64_t of_row = first * blocks + b;  // scale, start and sum of the first row
+    Sums sums[COUNT][ROWS];
+    for (int t = 0; t < COUNT; t++)
+      for (int r = 0; r < ROWS; r++) sums[t][r] = Sums{} + x.starts[of_row + r * blocks];
+    for (int64_t s = 0; s < block / STRIP; s++) {
+      const uint8_t* from = codes + b * of_block + s * STRIP * LANES * BITS / 8;
+      const int8_t* activations = x.codes + first * width + b * block + s * STRIP;
+      Chain<BITS> chains[COUNT][ROWS];
+      for (int t = 0; t < COUNT; t++)
+        for (int r = 0; r < ROWS; r++) chains[t][r].begin(sums[t][r]);
 #pragma GCC unroll 8
-      for (int r = 0; r < ROWS; r++)
-        sums[r] = add_products<BITS>(sums[r], w,
-                                     x.codes + (first + r) * width + b * block + s * STRIP);
+      for (int v = 0; v < LOADED; v++) {
+        Codes one[COUNT], other[COUNT];
+        for (int t = 0; t < COUNT; t++) {
+          const Codes w = bytes(from + t * of_tile + 4 * LANES * v);
+          one[t] = BITS == 4 ? low(w) : moved(w);
+          if constexpr (BITS == 4) other[t] = high(w);
+        }
+#pragma GCC unroll 8
+        for (int r = 0; r < ROWS; r++) {
+          const int8_t* row = activations + r * width + 4 * v;
+          for (int t = 0; t < COUNT; t++) chains[t][r].add(one[t], row);
+          if constexpr (BITS == 4)
+            for (int t = 0; t < COUNT; t++) chains[t][r].add(other[t], row + STRIP / 2);
+        }
+      }
+      for (int t = 0; t < COUNT; t++)
+        for (int r = 0; r < ROWS; r++) sums[t][r] = chains[t][r].sums();
     }
-    Floats scale;
-    std::memcpy(&scale, scales + b * LANES, sizeof scale);
-    // Of zero points, what they differ from HALF by. Its product is subtracted from the integers.
-    Floats zero = {};
-    if (zeros) zero = points(zeros + b * LANES) - static_cast<float>(1 << (BITS - 1));
+    for (int t = 0; t < COUNT; t++) {
+      const int64_t at = (t * blocks + b) * LANES;
+      Floats scale, zero = {};
+      std::memcpy(&scale, scales + at, sizeof scale);
+      if (zeros) zero = points(zeros + at) - static_cast<float>(BITS == 8 ? MOVED : 0);
 #pragma GCC unroll 8
-    for (int r = 0; r < ROWS; r++) {
-      const int64_t at = (first + r) * blocks + b;
-      const Sums whole = sums[r] - HALF * static_cast<int32_t>(x.sums[at]);
-      Floats exact = __builtin_convertvector(whole, Floats);
-      if (zeros) exact -= zero * x.sums[at];
-      totals[r] += scale * x.scales[at] * exact;
+      for (int r = 0; r < ROWS; r++) {
+        Floats exact = __builtin_convertvector(sums[t][r], Floats);
+        if (zeros) exact -= zero * x.sums[of_row + r * blocks];
+        totals[t][r] += scale * x.scales[of_row + r * blocks] * exact;
+      }
     }
   }
-  const int64_t begin = tile * LANES, count = std::min<int64_t>(LANES, weights.outputs - begin);
-  for (int r = 0; r < ROWS; r++)
-    std::memcpy(product.y + (first + r) * weights.outputs + begin, &totals[r], 4 * count);
+  for (int t = 0; t < COUNT; t++) {
+    const int64_t begin = (tile + t) * LANES;
+    const int64_t count = std::min<int64_t>(LANES, weights.outputs - begin);
+    for (int r = 0; r < ROWS; r++)
+      std::memcpy(product.y + (first + r) * weights.outputs + begin, &totals[t][r], 4 * count);
+  }
 }
 
 template <int BITS, int ROWS>
 void multiply_up_to(const Product& product, int64_t tile, int64_t first, int64_t last) {
-  for (; last - first >= ROWS; first += ROWS) multiply_rows<BITS, ROWS>(product, tile, first);
-  if constexpr (ROWS > 1) multiply_up_to<BITS, ROWS / 2>(product, tile, first, last);
+  // One row reads each tile to its end, so that memory is read in order.
+  constexpr int COUNT = ROWS == 1 ? 1 : TILES;
+  const int64_t end = std::min(tile + TILES, product.weights.tiles());
+  for (; last - first >= ROWS; first += ROWS) {
+    int64_t t = tile;
+    for (; t + COUNT <= end; t += COUNT) multiply_rows<BITS, ROWS, COUNT>(product, t, first);
+    for (; t < end; t++) multiply_rows<BITS, ROWS, 1>(product, t, first);
+  }
+  if constexpr (ROWS > 1)
+    multiply_up_to<BITS, (ROWS > 4 ? 4 : ROWS / 2)>(product, tile, first, last);
 }
 
 void multiply(const Product& product, int64_t tile, int64_t first, int64_t last) {
   if (product.weights.bits == 4)
-    multiply_up_to<4, TOGETHER>(product, tile, first, last);
+    multiply_up_to<4, ROWS_TOGETHER>(product, tile, first, last);
   else
-    multiply_up_to<8, TOGETHER>(product, tile, first, last);
+    multiply_up_to<8, ROWS_TOGETHER>(product, tile, first, last);
 }
 
 // Store the codes of a strip, whole numbers from -127 to 127.
@@ -294,15 +338,17 @@ void round(const Product& product, int64_t row) {
     }
     float total = 0;
     for (int lane = 0; lane < LANES; lane++) total += sum[lane];
+    const int32_t half = weights.bits == 4 ? HALF<4> : HALF<8>;
     product.rounded.scales[at] = largest / 127 + end;
     product.rounded.sums[at] = total;
+    product.rounded.starts[at] = weights.zeros.empty() ? -half * static_cast<int32_t>(total) : 0;
   }
 }
 
 }  // namespace
 
 extern const ProductKernels product_kernels;
-const ProductKernels product_kernels = {LANES, round, multiply};
+const ProductKernels product_kernels = {LANES, TILES, round, multiply};
 
 }  // namespace POSENC_SET
 }  // namespace posenc
