@@ -1,10 +1,9 @@
-"""Export a GGUF file in each format of weights; measure its loss on text, the first words of its
-answers, and its speed.
+"""Export a GGUF file in each format of weights; measure its loss on text, and how often its answers
+to questions begin as those in float32, beside llama.cpp on the file.
 
     python -m bench.bits model.gguf [--json bench/results/bits.json] [--write]
 
-Needs llama-cpp-python. Run nothing else meanwhile. --write puts the table into
-docs/fewer-bits.md.
+Needs llama-cpp-python. --write puts the table into docs/fewer-bits.md.
 """
 
 import argparse
@@ -15,9 +14,7 @@ from typing import Any, Dict, List, Sequence
 import numpy as np
 
 from bench import marked
-from posenc_export import benchmark
 from posenc_export.benchmark.peers.llama_cpp import LlamaCppSession
-from posenc_export.benchmark.verdicts import ratio
 from posenc_export.commands.cli import main as posenc
 from posenc_export.runtime import load
 from posenc_export.shared import json_rows
@@ -25,11 +22,9 @@ from posenc_export.shared.tables import markdown
 
 PAGE, RESULTS = Path("docs/fewer-bits.md"), Path("bench/results/bits.json")
 FORMATS = ("float32", "int8", "int8-32", "int4", "int4-128", "keep")
-OURS, PEERS = "rope-ort", ("llama.cpp", "llama.cpp-q8_0", "llama.cpp-q4_0")
 LLAMA_CPP = "llama.cpp on the file"
 WORDS = 8  # tokens of an answer that are compared
 CONTEXT = 512  # positions of a session in which a question is answered
-TOKENS = (128, 1024)  # cached tokens of a step, and tokens of a prompt
 ABOUT = {
     """Argentina Australia Austria Belgium Brazil Canada Chile China Cuba Denmark Egypt Finland
     France Germany Greece Hungary India Iran Iraq Ireland Israel Italy Japan Kenya Mexico Nepal
@@ -44,10 +39,8 @@ ABOUT = {
 QUESTIONS = [
     text.format(word) for words, texts in ABOUT.items() for text in texts for word in words.split()
 ]
-HEADS = (
-    "weights", "MB", "relative perplexity", "same next token", "same first token of an answer",
-    f"same first {WORDS}", f"step, {TOKENS[0]} cached tokens", f"prompt of {TOKENS[1]}",
-)  # fmt: skip
+HEADS = """weights, MB, relative perplexity, same next token, same first token of an answer, same
+    first 8 tokens""".split(", ")
 
 
 def answers(session: Any, prompts: Sequence[Sequence[int]]) -> List[List[int]]:
@@ -64,7 +57,7 @@ def answers(session: Any, prompts: Sequence[Sequence[int]]) -> List[List[int]]:
 
 
 def measured(path: Path, place: Path) -> List[Dict[str, Any]]:
-    """Return a row for each format and other runtime, with ratios to the times of float32."""
+    """Return a row for each format, and one for llama.cpp."""
     rows: List[Dict[str, Any]] = []
     replies: Dict[str, List[List[int]]] = {}
     prompts: List[List[int]] = []
@@ -89,27 +82,11 @@ def measured(path: Path, place: Path) -> List[Dict[str, Any]]:
     for row in rows:
         same = np.array(replies[row["weights"]]) == np.array(replies["float32"])
         row["first"], row["all"] = float(same[:, 0].mean()), float(same.all(1).mean())
-    report = benchmark.run(
-        [*folders.values()], PEERS, TOKENS[:1], TOKENS[1:], baseline=OURS, progress=print
-    )
-    rows += [{"weights": name} for name in PEERS]
-    for row in rows:
-        name = row["weights"]
-        label = {"float32": OURS}.get(name, name if name in PEERS else f"{OURS}-{name}")
-        for one in report.rows:
-            if one.contestant == label:
-                own, base = (_samples(report, one.phase, of) for of in (label, OURS))
-                row[one.phase] = str(ratio(own, base) if label != OURS else "1.00")
     return rows
 
 
 def _asked(question: str) -> List[Dict[str, str]]:
     return [{"role": "user", "content": question}]
-
-
-def _samples(report: benchmark.Report, phase: str, contestant: str) -> List[float]:
-    rows = (row for row in report.rows if (row.phase, row.contestant) == (phase, contestant))
-    return next(rows).samples_seconds
 
 
 def table(rows: Sequence[Dict[str, Any]]) -> str:
@@ -118,8 +95,7 @@ def table(rows: Sequence[Dict[str, Any]]) -> str:
         shares = [f"{row[key]:.1%}" if key in row else "" for key in ("next", "first", "all")]
         size = f"{row['bytes'] / 1e6:.0f}" if "bytes" in row else ""
         loss = f"{row['perplexity']:.3f}" if "perplexity" in row else ""
-        times = [row.get(phase, "") for phase in ("decode", "prefill")]
-        lines.append([f"`{row['weights']}`", size, loss, *shares, *times])
+        lines.append([row["weights"], size, loss, *shares])
     return markdown(HEADS, lines)
 
 
@@ -131,7 +107,7 @@ def main() -> None:
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as place:
         rows = measured(options.model, Path(place))
-    json_rows.write(options.json, rows)
+    json_rows.write(options.json, {"model": options.model.name, "rows": rows})
     print(text := table(rows))
     if options.write:
         marked.replace(PAGE, "bits", text + "\n")

@@ -6,8 +6,8 @@ bench/results/speed.json, docs/speed.md and docs/speed-targets.md.
 
 Each part is measured in one run, in which its contestants take turns, and replaces that part of the
 JSON file. Artefacts are exported once to --artefacts and used again by later runs; remove that
-folder after a change to the export. onnxruntime-genai, openvino and transformers take part if they
-are installed.
+folder after a change to the export. onnxruntime-genai, openvino, llama-cpp-python and transformers
+take part if they are installed.
 """
 
 import argparse
@@ -77,6 +77,8 @@ LOADED = (
     Variant(target="onnx", signature="mask", only_for="openvino"),
 )
 QUANTIZED = tuple(Variant(weights=weights) for weights in ("int8", "int4", "int4-128"))
+NATIVE = tuple(Variant(target="ort-native", weights=weights) for weights in ("int8", "int4"))
+LLAMA_CPP = ("llama.cpp", "llama.cpp-q8_0", "llama.cpp-q4_0")
 GENAI_INT4 = Variant(signature="mask", weights="int4", only_for="genai")
 BLOCKS = ("hand-written", "hand-written-torchscript")
 DECODERS = ("hand-written", "transformers", *LOADERS)
@@ -86,10 +88,10 @@ PARTS: Dict[str, Part] = {
     "layers": Part((*on_targets(*ALL), *LOADED), SHORT, PROMPTS, DECODERS, 1.5, OPENVINO),
     "model": Part((*on_targets("ort"), *LOADED), SHORT, PROMPTS, DECODERS, 3.0),
     "bits": Part(
-        (Variant(), *QUANTIZED, GENAI_INT4),
+        (Variant(), *QUANTIZED, *NATIVE, GENAI_INT4),
         SHORT,
         PROMPTS,
-        ("hand-written", "genai", "genai-int4"),
+        ("hand-written", "transformers", *LLAMA_CPP, "genai", "genai-int4"),
         3.0,
     ),
     "cache": Part((Variant(), Variant(cache="int8")), LONG[1:], PROMPTS, ("hand-written",), 3.0),

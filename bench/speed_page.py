@@ -65,9 +65,14 @@ QUALITY = Path(__file__).parent / "results" / "bits.json"
 SUMMARY = (
     ("model", "hand-written rope", "hand-written graph of the same operators", "float32"),
     ("model", "openvino on rope-onnx-mask", "OpenVINO", "float32"),
-    ("model", "transformers rope", "transformers, eager PyTorch", "float32"),
+    ("bits", "transformers", "transformers, eager PyTorch", "float32"),
+    ("bits", "llama.cpp", "llama.cpp, float32", "float32"),
+    ("bits", "llama.cpp-q8_0", "llama.cpp, Q8_0", ""),
+    ("bits", "llama.cpp-q4_0", "llama.cpp, Q4_0", ""),
     ("bits", "rope-ort-int8", "target `ort`, `int8`", "int8"),
     ("bits", "rope-ort-int4", "target `ort`, `int4`", "int4"),
+    ("bits", "rope-ort-native-int8", "target `ort-native`, `int8`", "int8"),
+    ("bits", "rope-ort-native-int4", "target `ort-native`, `int4`", "int4"),
 )
 SUMMARIZED = {part for part, *_ in SUMMARY}
 Reports = Dict[str, Report]  # by part
@@ -87,7 +92,7 @@ def summary(reports: Reports) -> str:
     for part, contestant, description, weights in SUMMARY:
         targets = (Target(part, "decode", n, contestant, OURS) for n in CONTEXTS)
         spreads = [ratio(reports[part], target) for target in targets]
-        lines.append([description, *map(_interval, spreads), quality[weights]])
+        lines.append([description, *map(_interval, spreads), quality.get(weights, "")])
     return markdown(heads, lines)
 
 
@@ -105,7 +110,8 @@ def figure(reports: Reports) -> Any:
         _draw(axes, reports, tokens)
     labels = []
     for *_, description, weights in SUMMARY:
-        costs = "" if weights == "float32" else f", perplexity x {quality[weights]}"
+        rounds = weights in quality and weights != "float32"
+        costs = f", perplexity x {quality[weights]}" if rounds else ""
         labels.append(description.replace("`", "") + costs)
     drawn[0].set_yticks(range(len(SUMMARY)), labels, fontsize=8)
     drawn[0].invert_yaxis()

@@ -166,6 +166,10 @@ def _placed(encoding: Spec) -> Tuple[Tuple[Dict[str, Any], ...], Tuple[Dict[str,
     """Return the encodings on tokens and those in layers: the given one at its place."""
     if isinstance(encoding, str):
         encoding = parse(encoding)
+    known = isinstance(encoding, Mapping)
+    check(
+        known, "an encoding as a name or a dict", repr(encoding), "give several by layer_encodings"
+    )
     registry.parameters("encoding", KNOWN, encoding.get("name", ""))
     cls, spec = KNOWN[encoding["name"]], (dict(encoding),)
     hooks = ("embed", "embed_next")
