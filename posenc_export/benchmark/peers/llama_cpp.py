@@ -56,7 +56,7 @@ def _write(path: Path, model: Any, weights: gguf.GGMLQuantizationType) -> None:
             numbers = np.ascontiguousarray(halves.swapaxes(1, 2)).reshape(numbers.shape)
         used = weights if numbers.ndim == 2 else gguf.GGMLQuantizationType.F32
         blocks = gguf.quants.quantize(numbers, used)
-        file.add_tensor(names.get_name(name, (".weight",)), blocks, raw_dtype=used)
+        file.add_tensor(names[name.removesuffix(".weight")] + ".weight", blocks, raw_dtype=used)
     file.write_header_to_file()
     file.write_kv_data_to_file()
     file.write_tensors_to_file()

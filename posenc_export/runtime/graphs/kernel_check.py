@@ -2,7 +2,7 @@
 
 import functools
 from pathlib import Path
-from typing import Any, Callable
+from typing import Any, Callable, Dict
 
 import numpy as np
 import onnxruntime
@@ -82,7 +82,10 @@ def _session(cache: str = "float") -> Any:
 
 def _product() -> Any:
     """Open a product with weights of one block."""
-    numbers = {"codes": np.zeros((1, 1, 16), np.uint8), "scales": np.ones(1, np.float32)}
+    numbers: Dict[str, np.ndarray] = {
+        "codes": np.zeros((1, 1, 16), np.uint8),
+        "scales": np.ones(1, np.float32),
+    }
     constants = {name: constant(name, array) for name, array in numbers.items()}
     graph = onnx_nodes.Nodes(constants=constants, opsets={"": 21, DOMAIN: 1})
     sizes = {"K": 32, "N": 1, "bits": 4, "block_size": 32, "accuracy_level": 4}
