@@ -113,9 +113,6 @@ FILES = (
 )
 FORMATS = {ruin.name: ruin.formats for ruin in FILES}
 FAULTS = {
-    **{name: Fault(name, "calls", "graph", plant, "rope", "ort") for name, plant in GRAPHS.items()},
-    **{
-        ruin.name: Fault(ruin.name, "the file", "file", _of_model(ruin), ruin.model, "ort")
-        for ruin in FILES
-    },
+    **{name: Fault(name, "graph", plant, "rope", "ort") for name, plant in GRAPHS.items()},
+    **{ruin.name: Fault(ruin.name, "file", _of_model(ruin), ruin.model, "ort") for ruin in FILES},
 }

@@ -1,8 +1,7 @@
 """Faults of encodings, planted in the modules of decoders."""
 
-import math
 from functools import partial
-from typing import Any, Callable, Optional
+from typing import Any, Callable, Optional, Tuple
 
 import numpy as np
 import torch
@@ -43,14 +42,6 @@ class Late(Faulty):
         return super(Faulty, self).bias(q_positions, late)
 
 
-def _swapped_layout(e: Any) -> None:
-    e.interleaved = True
-
-
-def _reversed_rotation(e: Any) -> None:
-    e.sin = Table(-e.sin.exact)
-
-
 def _one_frequency_off(e: Any) -> None:
     positions, size = np.arange(len(e.cos.exact)), e.size
     angle = 1.01 * positions * e.theta ** (-2 * (size // 4) / size)
@@ -59,9 +50,8 @@ def _one_frequency_off(e: Any) -> None:
     e.cos, e.sin = Table(cos), Table(sin)
 
 
-def _slopes_of_a_power_of_two(e: Any) -> None:
-    heads = len(e.slopes.exact)
-    e.slopes = Table(np.array([math.exp2(-8 * (h + 1) / heads) for h in range(heads)]))
+def _slopes_of_a_power_of_two(slopes: np.ndarray) -> np.ndarray:
+    return np.exp2(-8 * (np.arange(len(slopes)) + 1) / len(slopes))
 
 
 def _moved_border(e: Any) -> None:
@@ -80,33 +70,47 @@ def _other_sign(e: Any) -> None:
 def _without(*names: str) -> Change:
     def change(e: Any) -> None:
         for name in names:
-            part = e.get_parameter(name)
-            part.data = torch.zeros_like(part.data)
+            e.get_parameter(name).data.zero_()
 
     return change
 
 
+def _put(name: str, change: Callable[[Any], Any]) -> Change:
+    """Change an attribute."""
+    return lambda e: setattr(e, name, change(getattr(e, name)))
+
+
 def _table(name: str, change: Callable[[np.ndarray], np.ndarray]) -> Change:
-    return lambda e: setattr(e, name, Table(change(getattr(e, name).exact)))
+    return _put(name, lambda table: Table(change(table.exact)))
+
+
+def _copied(name: str, change: Callable[[Tensor], Tensor]) -> Change:
+    """Change the numbers of a buffer or parameter."""
+    return lambda e: getattr(e, name).copy_(change(getattr(e, name)).clone())
+
+
+def _exchanged(one: str, other: str) -> Change:
+    def change(e: Any) -> None:
+        first, second = getattr(e, one), getattr(e, other)
+        setattr(e, one, second)
+        setattr(e, other, first)
+
+    return change
+
+
+def _late(rows: np.ndarray) -> np.ndarray:
+    return np.concatenate((rows[:1], rows[:-1]))
 
 
 def _table_one_row_late(e: Any) -> None:
-    late = Table(np.concatenate((e.table.exact[:1], e.table.exact[:-1])))
+    late = Table(_late(e.table.exact))
     e.prepare = lambda: setattr(e, "table", late)
 
 
-def _swapped_sections(e: Any) -> None:
-    e.of_axis = e.of_axis[[1, 0, 2]]
-
-
-def _exchanged_tables(e: Any) -> None:
-    e.of_row, e.of_column = e.of_column, e.of_row
-
-
 def _one_row_more(e: Any) -> None:
-    other = RoPENormalized(
-        Geometry(48, 6, 16, len(e.cos.exact)), rows=401, columns=70, numerics="transformers"
-    )
+    sizes = {"rows": 401, "columns": 70}
+    geometry = Geometry(48, 6, 16, len(e.cos.exact))
+    other = RoPENormalized(geometry, **sizes, numerics="transformers")
     e.cos, e.sin = other.cos, other.sin
 
 
@@ -115,32 +119,23 @@ def _scaled_once_more(model: Any) -> None:
         layer.attention.scale = layer.attention.scale / layer.attention.head_size**0.5
 
 
-def _forgets_gates(e: Any) -> None:
-    right = e.observe
-    e.observe = lambda x, k, positions, write_index, states: right(
-        x, k, positions, write_index, [torch.zeros_like(states[0])]
-    )
+def _forgets(hook: str) -> Change:
+    """Give a hook an empty state in place of that of the last call."""
 
+    def change(e: Any) -> None:
+        right = getattr(e, hook)
+        setattr(e, hook, lambda *given: right(*given[:-1], [torch.zeros_like(given[-1][0])]))
 
-def _forgets_tokens(e: Any) -> None:
-    right = e.embed_next
-    e.embed_next = lambda x, positions, states: right(x, positions, [torch.zeros_like(states[0])])
+    return change
 
 
 def _gates_through_a_sigmoid(e: Any) -> None:
     def observe(x: Tensor, k: Tensor, positions: Tensor, write_index: Tensor, states: Any) -> Any:
         logs = torch.sigmoid(e.gate(x)).log().unsqueeze(3)  # log of a float32 that underflowed to 0
-        return [
-            ops.append(
-                states[0], torch.where(positions.ge(0)[..., None, None], logs, 0.0), write_index
-            )
-        ]
+        logs = torch.where(positions.ge(0)[..., None, None], logs, 0.0)
+        return [ops.append(states[0], logs, write_index)]
 
     e.observe = observe
-
-
-def _keys_scaled_as_queries(e: Any) -> None:
-    e.k_cos, e.k_sin = e.q_cos, e.q_sin
 
 
 def _sines_negated(rows: np.ndarray) -> np.ndarray:
@@ -149,10 +144,6 @@ def _sines_negated(rows: np.ndarray) -> np.ndarray:
 
 def _columns_flipped(e: Any) -> None:
     e.table.weight.copy_(e.table.weight.view(2 * e.rows - 1, -1, 6).flip(1).flatten(0, 1))
-
-
-def _exchanged_boxes(e: Any) -> None:
-    e.of_x, e.of_y = e.of_y, e.of_x
 
 
 def _not_resized(e: Any) -> None:
@@ -169,247 +160,97 @@ def _narrow_grid(e: Any) -> None:
     e.columns, e.rows = e.columns - 1, e.rows + 2
 
 
+def _keys_scaled_as_queries(e: Any) -> None:
+    e.k_cos, e.k_sin = e.q_cos, e.q_sin
+
+
+def _flipped(x: Tensor) -> Tensor:
+    return x.flip(0)
+
+
 ON = ("sinusoidal", "learned", "rope", "alibi")  # one for each hook and kind of table
+# What is wrong, the decoder, and the change of each of its encodings.
+CHANGES: Tuple[Tuple[str, str, Change], ...] = (
+    ("swapped layout", "rope", _put("interleaved", lambda _: True)),
+    ("reversed rotation", "rope", _table("sin", np.negative)),
+    ("one frequency 1% off", "rope", _one_frequency_off),
+    ("wrong slopes for six heads", "alibi", _table("slopes", _slopes_of_a_power_of_two)),
+    ("wrong bucket border", "t5", _moved_border),
+    ("clip off by one", "shaw", _clipped_short),
+    ("sign of the relative distance, shaw", "shaw", _other_sign),
+    (
+        "sign of the relative distance, transformer_xl",
+        "transformer_xl",
+        _table("waves", _sines_negated),
+    ),
+    ("sign of the relative distance, deberta", "deberta", _copied("of_distance", _flipped)),
+    ("distances that are not clamped", "transformer_xl-clamped", _put("clamp", lambda _: 0)),
+    ("missing u", "transformer_xl", _without("u")),
+    ("missing v", "transformer_xl", _without("v")),
+    ("missing position to content", "deberta", _without("of_queries.weight", "of_queries.bias")),
+    ("bias scaled twice, alibi", "alibi", _table("slopes", lambda rows: 2 * rows)),
+    ("bias scaled twice, sandwich", "sandwich", _table("ratios", lambda rows: 2 * rows)),
+    ("swapped sections", "mrope", _put("of_axis", lambda axes: axes[[1, 0, 2]])),
+    ("swapped sections, xdrope", "xdrope", _copied("of_axis", lambda axes: axes.roll(1, 0))),
+    ("switch of factors ignored", "rope_longrope-short", _put("original", lambda _: 1 << 30)),
+    ("largest distance one token short", "dual_chunk-near", _put("limit", lambda n: n - 1)),
+    (
+        "temperature beyond the trained length ignored",
+        "dual_chunk-near",
+        _table("factors", np.ones_like),
+    ),
+    (
+        "length seen ignored",
+        "rope_dynamic-short",
+        _table("first", lambda rows: np.repeat(rows[:1], len(rows), 0)),
+    ),
+    ("decay of keys not inverse", "xpos", _keys_scaled_as_queries),
+    ("state not carried, fox", "fox", _forgets("observe")),
+    ("state not carried, fox_pair", "fox_pair", _forgets("observe")),
+    ("table one row late, dynamic_bias", "dynamic_bias", _table_one_row_late),
+    ("curves one distance late", "inkling-near", _copied("table", lambda x: x.roll(1, 1))),
+    ("gates that vanish, fox", "fox-forgetful", _gates_through_a_sigmoid),
+    ("state not carried, input_rnn", "input_rnn", _forgets("embed_next")),
+    ("state not carried, conditional_conv", "conditional_conv", _forgets("embed_next")),
+    ("offsets in columns exchanged", "swin", _columns_flipped),
+    ("coordinates exchanged, layout_bias", "layout_bias-near", _exchanged("of_x", "of_y")),
+    (
+        "offsets in columns exchanged, decomposed_2d",
+        "decomposed_2d",
+        _copied("of_columns", _flipped),
+    ),
+    ("table of another grid not resized", "decomposed_2d-resized", _not_resized),
+    ("gates of the next head", "wavlm", _gates_of_next_head),
+    ("sign of the relative distance, wavlm", "wavlm-near", _copied("of_distance", _flipped)),
+    ("count clamped one short", "cope-short", lambda e: e.table[:, -1].copy_(e.table[:, -2])),
+    ("bits the other way round", "binary", _copied("powers", _flipped)),
+    ("shares exchanged", "hierarchical", _put("share", lambda share: 1 - share)),
+    ("table one row late, recurrent", "recurrent", _table_one_row_late),
+    ("table one row late, floater", "floater", _table_one_row_late),
+    (
+        "rows and columns exchanged",
+        "conditional_conv_2d",
+        lambda e: e.convolution.weight.copy_(e.convolution.weight.mT.clone()),
+    ),
+    ("halves exchanged, sinusoidal_2d", "sinusoidal_2d", _put("first", lambda first: 1 - first)),
+    ("coordinates exchanged, learned_2d", "learned_2d", _exchanged("of_row", "of_column")),
+    ("coordinates exchanged, boxes", "boxes", _exchanged("of_x", "of_y")),
+    ("a grid of one row more, rope_normalized", "rope_normalized-grid", _one_row_more),
+    ("grid one column narrow", "conditional_conv_2d", _narrow_grid),
+    ("temperature one step late", "logn-steps", _table("factors", _late)),
+)
 FAULTS = {
     fault.name: fault
     for fault in (
         *(
-            Fault(
-                f"position off by one, {model}", "positions", "module", partial(plant, Late), model
-            )
+            Fault(f"position off by one, {model}", "module", partial(plant, Late), model)
             for model in ON
         ),
         *(
-            Fault(
-                f"offset ignored, {model}", "positions", "module", partial(plant, FromZero), model
-            )
+            Fault(f"offset ignored, {model}", "module", partial(plant, FromZero), model)
             for model in ON
         ),
-        Fault("swapped layout", "rotation", "module", each(_swapped_layout), "rope"),
-        Fault("reversed rotation", "rotation", "module", each(_reversed_rotation), "rope"),
-        Fault("one frequency 1% off", "rotation", "module", each(_one_frequency_off), "rope"),
-        Fault(
-            "wrong slopes for six heads", "bias", "module", each(_slopes_of_a_power_of_two), "alibi"
-        ),
-        Fault("wrong bucket border", "bias", "module", each(_moved_border), "t5"),
-        Fault("scores scaled that are not", "scores", "module", _scaled_once_more, "t5"),
-        Fault("clip off by one", "scores", "module", each(_clipped_short), "shaw"),
-        Fault("sign of the relative distance, shaw", "scores", "module", each(_other_sign), "shaw"),
-        Fault(
-            "sign of the relative distance, transformer_xl",
-            "scores",
-            "module",
-            each(_table("waves", _sines_negated)),
-            "transformer_xl",
-        ),
-        Fault(
-            "sign of the relative distance, deberta",
-            "scores",
-            "module",
-            each(lambda e: e.of_distance.copy_(e.of_distance.flip(0))),
-            "deberta",
-        ),
-        Fault(
-            "distances that are not clamped",
-            "scores",
-            "module",
-            each(lambda e: setattr(e, "clamp", 0)),
-            "transformer_xl-clamped",
-        ),
-        Fault("missing u", "scores", "module", each(_without("u")), "transformer_xl"),
-        Fault("missing v", "scores", "module", each(_without("v")), "transformer_xl"),
-        Fault(
-            "missing position to content",
-            "scores",
-            "module",
-            each(_without("of_queries.weight", "of_queries.bias")),
-            "deberta",
-        ),
-        Fault(
-            "bias scaled twice, alibi",
-            "bias",
-            "module",
-            each(_table("slopes", lambda rows: 2 * rows)),
-            "alibi",
-        ),
-        Fault(
-            "bias scaled twice, sandwich",
-            "bias",
-            "module",
-            each(_table("ratios", lambda rows: 2 * rows)),
-            "sandwich",
-        ),
-        Fault("swapped sections", "rotation", "module", each(_swapped_sections), "mrope"),
-        Fault(
-            "swapped sections, xdrope",
-            "rotation",
-            "module",
-            each(lambda e: e.of_axis.copy_(e.of_axis.roll(1, 0))),
-            "xdrope",
-        ),
-        Fault(
-            "switch of factors ignored",
-            "rotation",
-            "module",
-            each(lambda e: setattr(e, "original", 1 << 30)),
-            "rope_longrope-short",
-        ),
-        Fault(
-            "largest distance one token short",
-            "rotation",
-            "module",
-            each(lambda e: setattr(e, "limit", e.limit - 1)),
-            "dual_chunk-near",
-        ),
-        Fault(
-            "temperature beyond the trained length ignored",
-            "scores",
-            "module",
-            each(_table("factors", np.ones_like)),
-            "dual_chunk-near",
-        ),
-        Fault(
-            "length seen ignored",
-            "rotation",
-            "module",
-            each(_table("first", lambda rows: np.repeat(rows[:1], len(rows), 0))),
-            "rope_dynamic-short",
-        ),
-        Fault(
-            "decay of keys not inverse", "rotation", "module", each(_keys_scaled_as_queries), "xpos"
-        ),
-        Fault("state not carried, fox", "states", "module", each(_forgets_gates), "fox"),
-        Fault("state not carried, fox_pair", "states", "module", each(_forgets_gates), "fox_pair"),
-        Fault(
-            "table one row late, dynamic_bias",
-            "bias",
-            "module",
-            each(_table_one_row_late),
-            "dynamic_bias",
-        ),
-        Fault(
-            "curves one distance late",
-            "bias",
-            "module",
-            each(lambda e: e.table.copy_(e.table.roll(1, 1))),
-            "inkling-near",
-        ),
-        Fault(
-            "gates that vanish, fox",
-            "states",
-            "module",
-            each(_gates_through_a_sigmoid),
-            "fox-forgetful",
-        ),
-        Fault(
-            "state not carried, input_rnn", "states", "module", each(_forgets_tokens), "input_rnn"
-        ),
-        Fault(
-            "state not carried, conditional_conv",
-            "states",
-            "module",
-            each(_forgets_tokens),
-            "conditional_conv",
-        ),
-        Fault("offsets in columns exchanged", "bias", "module", each(_columns_flipped), "swin"),
-        Fault(
-            "coordinates exchanged, layout_bias",
-            "bias",
-            "module",
-            each(_exchanged_boxes),
-            "layout_bias-near",
-        ),
-        Fault(
-            "offsets in columns exchanged, decomposed_2d",
-            "scores",
-            "module",
-            each(lambda e: e.of_columns.copy_(e.of_columns.flip(0))),
-            "decomposed_2d",
-        ),
-        Fault(
-            "table of another grid not resized",
-            "scores",
-            "module",
-            each(_not_resized),
-            "decomposed_2d-resized",
-        ),
-        Fault("gates of the next head", "scores", "module", each(_gates_of_next_head), "wavlm"),
-        Fault(
-            "sign of the relative distance, wavlm",
-            "scores",
-            "module",
-            each(lambda e: e.of_distance.copy_(e.of_distance.flip(0))),
-            "wavlm-near",
-        ),
-        Fault(
-            "count clamped one short",
-            "scores",
-            "module",
-            each(lambda e: e.table[:, -1].copy_(e.table[:, -2])),
-            "cope-short",
-        ),
-        Fault(
-            "bits the other way round",
-            "tokens",
-            "module",
-            each(lambda e: e.powers.copy_(e.powers.flip(0))),
-            "binary",
-        ),
-        Fault(
-            "shares exchanged",
-            "tokens",
-            "module",
-            each(lambda e: setattr(e, "share", 1 - e.share)),
-            "hierarchical",
-        ),
-        Fault(
-            "table one row late, recurrent",
-            "tokens",
-            "module",
-            each(_table_one_row_late),
-            "recurrent",
-        ),
-        Fault(
-            "table one row late, floater", "tokens", "module", each(_table_one_row_late), "floater"
-        ),
-        Fault(
-            "rows and columns exchanged",
-            "tokens",
-            "module",
-            each(lambda e: e.convolution.weight.copy_(e.convolution.weight.mT.clone())),
-            "conditional_conv_2d",
-        ),
-        Fault(
-            "halves exchanged, sinusoidal_2d",
-            "tokens",
-            "module",
-            each(lambda e: setattr(e, "first", 1 - e.first)),
-            "sinusoidal_2d",
-        ),
-        Fault(
-            "coordinates exchanged, learned_2d",
-            "tokens",
-            "module",
-            each(_exchanged_tables),
-            "learned_2d",
-        ),
-        Fault("coordinates exchanged, boxes", "tokens", "module", each(_exchanged_boxes), "boxes"),
-        Fault(
-            "a grid of one row more, rope_normalized",
-            "rotation",
-            "module",
-            each(_one_row_more),
-            "rope_normalized-grid",
-        ),
-        Fault(
-            "grid one column narrow", "tokens", "module", each(_narrow_grid), "conditional_conv_2d"
-        ),
-        Fault(
-            "temperature one step late",
-            "rotation",
-            "module",
-            each(_table("factors", lambda rows: np.concatenate((rows[:1], rows[:-1])))),
-            "logn-steps",
-        ),
+        *(Fault(name, "module", each(change), model) for name, model, change in CHANGES),
+        Fault("scores scaled that are not", "module", _scaled_once_more, "t5"),
     )
 }

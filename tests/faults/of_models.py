@@ -66,115 +66,64 @@ def _without_decay(model: Any) -> None:
 DELTA = "gated_delta nope"
 RULE, FILTERS = (recurrence, "gated_delta"), (recurrence, "short_convolution")
 MASK, SELECTION = (ops, "attention_mask"), (ops, "select_tokens")
-# Of gated delta rules: what is wrong, what it breaks, the function, and its change.
+# Of gated delta rules: what is wrong, the model, the function, and the change of its inputs.
 DELTAS: Tuple[Tuple[str, str, Any, Any], ...] = (
+    ("decay ignored", DELTA, RULE, lambda q, k, v, decay, *rest: (q, k, v, 0 * decay, *rest)),
     (
-        "decay ignored",
-        "states",
+        "decay of another entry",
+        "gated_delta by entry nope",
         RULE,
-        lambda q, k, v, decay, rate, state: (q, k, v, 0 * decay, rate, state),
+        lambda q, k, v, decay, *rest: (q, k, v, decay.roll(1, 2), *rest),
     ),
     (
         "rate of the token before",
-        "states",
+        DELTA,
         RULE,
-        lambda q, k, v, decay, rate, state: (q, k, v, decay, rate.roll(1, 1), state),
+        lambda *given: (*given[:4], given[4].roll(1, 1), given[5]),
     ),
-    (
-        "state of a call lost",
-        "states",
-        RULE,
-        lambda q, k, v, decay, rate, state: (q, k, v, decay, rate, 0 * state),
-    ),
-    (
-        "state of another row",
-        "rows",
-        RULE,
-        lambda q, k, v, decay, rate, state: (q, k, v, decay, rate, state.flip(0)),
-    ),
+    ("state of a call lost", DELTA, RULE, lambda *given: (*given[:5], 0 * given[5])),
+    ("state of another row", DELTA, RULE, lambda *given: (*given[:5], given[5].flip(0))),
     (
         "inputs of filters one token late",
-        "states",
+        DELTA,
         FILTERS,
         lambda x, tail, weight: (x, tail.roll(1, 1), weight),
     ),
 )
+# Of masks: what is wrong, and the change of positions of queries and keys.
+MASKS: Tuple[Tuple[str, Any], ...] = (
+    ("mask one short", lambda q, k: (q - 1, k)),
+    ("mask one long", lambda q, k: (q + 1, k)),
+    ("mask of a shorter row shifted in its first call", _shifted_by_padding),
+    ("padding attended", lambda q, k: (q, k.clamp(min=0))),
+)
+# Of modules: what is wrong, the model, and its change.
+MODULES: Tuple[Tuple[str, str, Any], ...] = (
+    ("segments of an encoder are lost", "encoder learned", _without_segments),
+    ("norms before layers instead of after them", "encoder learned", _pre_norm),
+    (
+        "segments of an encoder with coordinates are lost",
+        "encoder learned_2d",
+        _without_segments,
+    ),
+    (
+        "segments in scores exchanged",
+        "encoder transformer_xl-segments",
+        each(lambda e: e.segment.copy_(e.segment.flip(0))),
+    ),
+    ("encodings of two layers exchanged", "two thetas", _layers_exchanged),
+)
+LAST = "logits of the last column instead of the last token"
 FAULTS = {
     fault.name: fault
     for fault in (
         *(
-            Fault(f"{name}, gated_delta", breaks, "function", _rule(change), DELTA, of=of)
-            for name, breaks, of, change in DELTAS
+            Fault(f"{name}, gated_delta", "function", _rule(change), model, of=of)
+            for name, model, of, change in DELTAS
         ),
-        Fault(
-            "decay of another entry, gated_delta",
-            "states",
-            "function",
-            _rule(lambda q, k, v, decay, *rest: (q, k, v, decay.roll(1, 2), *rest)),
-            "gated_delta by entry nope",
-            of=RULE,
-        ),
-        Fault(
-            "decay ignored, gated_delta-ort", "states", "file", _without_decay, DELTA, target="ort"
-        ),
-        Fault(
-            "segments of an encoder are lost",
-            "tokens",
-            "module",
-            _without_segments,
-            "encoder learned",
-        ),
-        Fault(
-            "norms before layers instead of after them",
-            "layers",
-            "module",
-            _pre_norm,
-            "encoder learned",
-        ),
-        Fault(
-            "segments of an encoder with coordinates are lost",
-            "tokens",
-            "module",
-            _without_segments,
-            "encoder learned_2d",
-        ),
-        Fault(
-            "segments in scores exchanged",
-            "scores",
-            "module",
-            each(lambda e: e.segment.copy_(e.segment.flip(0))),
-            "encoder transformer_xl-segments",
-        ),
-        Fault(
-            "encodings of two layers exchanged", "layers", "module", _layers_exchanged, "two thetas"
-        ),
-        Fault(
-            "logits of the last column instead of the last token",
-            "outputs",
-            "function",
-            _last_columns,
-            "rope",
-            of=SELECTION,
-        ),
-        Fault(
-            "mask one short", "mask", "function", _mask(lambda q, k: (q - 1, k)), "rope", of=MASK
-        ),
-        Fault("mask one long", "mask", "function", _mask(lambda q, k: (q + 1, k)), "rope", of=MASK),
-        Fault(
-            "mask of a shorter row shifted in its first call",
-            "mask",
-            "function",
-            _mask(_shifted_by_padding),
-            "rope",
-            of=MASK,
-        ),
-        Fault(
-            "padding attended",
-            "mask",
-            "function",
-            _mask(lambda q, k: (q, k.clamp(min=0))),
-            "rope",
-            of=MASK,
-        ),
+        Fault("decay ignored, gated_delta-ort", "file", _without_decay, DELTA, target="ort"),
+        *(Fault(name, "module", change, model) for name, model, change in MODULES),
+        Fault(LAST, "function", _last_columns, "rope", of=SELECTION),
+        *(Fault(name, "function", _mask(change), "rope", of=MASK) for name, change in MASKS),
     )
 }

@@ -110,20 +110,12 @@ FAULTS = {
     fault.name: fault
     for fault in (
         *(
-            Fault(
-                f"{session.__name__}, {model} {target or 'eager'}",
-                "caches",
-                "session",
-                session,
-                model,
-                target,
-            )
-            for model, target, session in STALE
+            Fault(f"{fault.__name__}, {model} {target or 'eager'}", "session", fault, model, target)
+            for model, target, fault in STALE
         ),
         *(
             Fault(
                 f"outputs past the width of row {row} are lost",
-                "outputs",
                 "function",
                 _narrow(row),
                 "block rope",

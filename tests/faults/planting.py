@@ -33,7 +33,6 @@ class Fault:
 
     Args:
         name: what is wrong.
-        breaks: what it breaks, such as "positions" or "caches".
         place: where it is planted, which decides what `plant` takes: "module", a model that it
             changes in place; "function", the correct function, for which it returns a wrong one;
             "session", a function that opens caches and a manifest, for which it returns a session;
@@ -46,7 +45,6 @@ class Fault:
     """
 
     name: str
-    breaks: str
     place: Place
     plant: Callable[..., Any]
     model: str = ""
