@@ -129,21 +129,6 @@ def test_a_computed_sinusoid_is_exact_beyond_the_range_of_any_table() -> None:
     assert entry_errors(actual, expected).max() <= BOUND
 
 
-def test_rope_scores_depend_on_the_difference_of_positions_only() -> None:
-    rope = encodings.build({"name": "rope"}, GEOMETRY)
-    q, k = torch.randn(1, 1, 1, 16), torch.randn(1, 1, 1, 16)
-
-    def score(query: int, key: int) -> float:
-        return float(
-            (
-                rope.rotate(q, k, torch.tensor([[query]]))[0]
-                * rope.rotate(q, k, torch.tensor([[key]]))[1]
-            ).sum()
-        )
-
-    assert abs(score(30000, 29990) - score(10, 0)) <= tolerance("float32", 1, 16) * 16
-
-
 def test_yarn_scales_scores_by_its_squared_temperature_also_where_entries_are_not_rotated() -> None:
     encoding, q = (
         encodings.build(VARIANTS["rope_yarn-scores"], GEOMETRY),
@@ -177,18 +162,6 @@ def test_complex_words_with_shared_frequencies_equal_words_with_the_same_frequen
     )
     places = torch.tensor([[1, 999, FAR - 1]])
     assert torch.equal(shared.embed(narrow, places), whole.embed(x, places))
-
-
-@pytest.mark.parametrize("heads", [1, 2, 3, 6, 8, 12, 20])
-def test_alibi_slopes_are_those_of_transformers(heads: int) -> None:
-    bloom = pytest.importorskip(
-        "transformers.models.bloom.modeling_bloom", reason="transformers is not installed"
-    )
-    expected = bloom.build_alibi_tensor(torch.ones(1, 2), heads, torch.float32)[:, 0, 1]
-    slopes = -encodings.build({"name": "alibi"}, encodings.Geometry(8, heads, 8, 16)).bias(
-        torch.tensor([[1]]), torch.tensor([[0]])
-    )[0, :, 0, 0]  # type: ignore[index]
-    assert torch.allclose(slopes, expected, rtol=1e-6, atol=0)
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,5 @@
 """Encodings compared with independent implementations."""
 
-import importlib
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -127,33 +125,7 @@ def test_swin_v2_bias_is_that_of_transformers(pretrained: Any) -> None:
     assert torch.allclose(ours.bias(places, places)[0], expected, atol=1e-5)
 
 
-@pytest.mark.parametrize(
-    ("name", "module", "rotation", "sections", "parameters"),
-    [
-        ("mrope", "qwen2_vl", "Qwen2VLRotaryEmbedding", [4, 6, 6], {"time": 4, "height": 6}),
-        (
-            "mrope_interleaved",
-            "qwen3_vl",
-            "Qwen3VLTextRotaryEmbedding",
-            [7, 4, 5],
-            {"height": 4, "width": 5},
-        ),
-    ],
-)
-def test_axes_of_pairs_are_those_of_the_published_model(
-    name: str, module: str, rotation: str, sections: Any, parameters: Any
-) -> None:
-    theirs = getattr(
-        importlib.import_module(f"transformers.models.{module}.modeling_{module}"), rotation
-    )
-    by_axis = torch.arange(3)[:, None, None, None].expand(3, 1, 1, 16).float()
-    assigned = theirs.recomposition_frequencies(
-        SimpleNamespace(mrope_section=sections), by_axis.clone()
-    )
-    assert _build(name, **parameters).axis_of_pair == assigned[0, 0, :16].int().tolist()
-
-
-@pytest.mark.parametrize("heads", [3, 8, 12])
+@pytest.mark.parametrize("heads", [1, 2, 3, 6, 8, 12, 20])
 def test_alibi_of_bloom_differs_by_a_constant_of_the_row_only(heads: int) -> None:
     from transformers.models.bloom.modeling_bloom import build_alibi_tensor
 
@@ -164,127 +136,6 @@ def test_alibi_of_bloom_differs_by_a_constant_of_the_row_only(heads: int) -> Non
     )
     difference = (ours[0] - theirs).numpy()
     assert np.abs(difference - difference[:, :, :1]).max() <= 1e-5
-
-
-def test_sinusoid_of_speech2text_is_fairseq_in_halves() -> None:
-    from transformers.models.speech_to_text.modeling_speech_to_text import (
-        Speech2TextSinusoidalPositionalEmbedding,
-    )
-
-    theirs = Speech2TextSinusoidalPositionalEmbedding.get_embedding(50, 64)
-    ours = _build("sinusoidal", layout="halves", divisor="fairseq").embed(
-        torch.zeros(1, 50, 64), torch.arange(50)[None]
-    )
-    assert torch.allclose(ours[0], theirs, atol=1e-5)
-
-
-@pytest.mark.parametrize("clamp", [0, 5])
-def test_transformer_xl_scores_are_those_of_xlnet(clamp: int) -> None:
-    from transformers.models.xlnet.configuration_xlnet import XLNetConfig
-    from transformers.models.xlnet.modeling_xlnet import XLNetModel, XLNetRelativeAttention
-
-    config = XLNetConfig(
-        vocab_size=8,
-        d_model=64,
-        n_head=4,
-        d_head=16,
-        d_inner=8,
-        n_layer=1,
-        dropout=0.0,
-        clamp_len=clamp or -1,
-    )
-    torch.manual_seed(1)
-    theirs = XLNetRelativeAttention(config).eval()
-    for part in theirs.parameters():
-        torch.nn.init.normal_(part, std=0.5)
-    q, k, v = torch.randn(3, 30, 1, 4, 16)
-    rows = XLNetModel(config).relative_positional_encoding(30, 30)
-    of_keys = torch.einsum("ibh,hnd->ibnd", rows, theirs.r)
-    ours: Any = encodings.build(
-        {"name": "transformer_xl", "clamp": clamp}, encodings.Geometry(64, 4, 16, 64, False, 4)
-    )
-    ours.u.data, ours.v.data, ours.weight.data = (
-        theirs.r_w_bias.data,
-        theirs.r_r_bias.data,
-        theirs.r.data.permute(1, 2, 0),
-    )
-    with torch.no_grad():
-        expected = theirs.rel_attn_core(q, k, v, of_keys)[:, 0].flatten(1)
-        places, mask = torch.arange(30)[None], torch.zeros(1, 1, 30, 30)
-        y = ours.rescore(
-            q.transpose(0, 1),
-            k.permute(1, 2, 0, 3),
-            v.permute(1, 2, 0, 3),
-            mask,
-            places,
-            places,
-            0.25,
-            [],
-        )
-    assert torch.allclose(y[0], expected, atol=1e-5)
-
-
-def test_shaw_scores_are_those_of_wav2vec2_bert() -> None:
-    from transformers.models.wav2vec2_bert.configuration_wav2vec2_bert import Wav2Vec2BertConfig
-    from transformers.models.wav2vec2_bert.modeling_wav2vec2_bert import Wav2Vec2BertSelfAttention
-
-    config = Wav2Vec2BertConfig(
-        hidden_size=64, num_attention_heads=4, position_embeddings_type="relative_key",
-        attention_dropout=0.0, left_max_position_embeddings=9, right_max_position_embeddings=3,
-    )  # fmt: skip
-    config._attn_implementation = "eager"
-    torch.manual_seed(1)
-    theirs = Wav2Vec2BertSelfAttention(config).eval()
-    ours: Any = encodings.build(
-        {"name": "shaw", "left": 9, "right": 3, "values": "plain"},
-        encodings.Geometry(64, 4, 16, 64, False, 4),
-    )
-    ours.keys.data = theirs.distance_embedding.weight.data
-    x = torch.randn(1, 30, 64)
-    with torch.no_grad():
-        expected = theirs(x)[0]
-        q, k, v = (
-            part(x).view(1, 30, 4, 16)
-            for part in (theirs.linear_q, theirs.linear_k, theirs.linear_v)
-        )
-        places, mask = torch.arange(30)[None], torch.zeros(1, 1, 30, 30)
-        y = theirs.linear_out(
-            ours.rescore(q, k.transpose(1, 2), v.transpose(1, 2), mask, places, places, 0.25, [])
-        )
-    assert torch.allclose(y, expected, atol=1e-5)
-
-
-def test_temperature_in_steps_is_that_of_llama_4() -> None:
-    from transformers.models.llama4.configuration_llama4 import Llama4TextConfig
-    from transformers.models.llama4.modeling_llama4 import Llama4TextAttention
-
-    config = Llama4TextConfig(
-        hidden_size=64, num_attention_heads=4, num_key_value_heads=4, head_dim=16,
-        num_hidden_layers=4, floor_scale=5, attn_scale=0.7, use_qk_norm=False
-    )  # fmt: skip
-    config._attn_implementation = "eager"
-    torch.manual_seed(1)
-    theirs = Llama4TextAttention(config, 3).eval()
-    for part in theirs.parameters():
-        torch.nn.init.normal_(part, std=0.2)
-    x, mask = torch.randn(1, 30, 64), torch.full((30, 30), -torch.inf).triu(1)[None, None]
-    ours: Any = encodings.build(
-        {"name": "logn", "form": "steps", "temperature": 0.7, "period": 5},
-        encodings.Geometry(64, 4, 16, 64, True, 4),
-    )
-    with torch.no_grad():
-        expected = theirs(
-            x, position_embeddings=(torch.zeros(1), torch.zeros(1)), attention_mask=mask
-        )[0]
-        q, k, v = (
-            part(x).view(1, 30, 4, 16) for part in (theirs.q_proj, theirs.k_proj, theirs.v_proj)
-        )
-        places = torch.arange(30)[None]
-        q, k = ours.rotate(q, k, places)
-        y = theirs.o_proj(
-            ours.rescore(q, k.transpose(1, 2), v.transpose(1, 2), mask, places, places, 0.25, [])
-        )
-    assert torch.allclose(y, expected, atol=1e-5)
 
 
 FACTORS = {
@@ -424,3 +275,36 @@ def test_lengths_per_call_are_refused_for_causal_attention(name: str) -> None:
                 head_size=32,
             )
         )
+
+
+def test_temperature_in_steps_is_that_of_llama_4() -> None:
+    from transformers.models.llama4.configuration_llama4 import Llama4TextConfig
+    from transformers.models.llama4.modeling_llama4 import Llama4TextAttention
+
+    config = Llama4TextConfig(
+        hidden_size=64, num_attention_heads=4, num_key_value_heads=4, head_dim=16,
+        num_hidden_layers=4, floor_scale=5, attn_scale=0.7, use_qk_norm=False
+    )  # fmt: skip
+    config._attn_implementation = "eager"
+    torch.manual_seed(1)
+    theirs = Llama4TextAttention(config, 3).eval()
+    for part in theirs.parameters():
+        torch.nn.init.normal_(part, std=0.2)
+    x, mask = torch.randn(1, 30, 64), torch.full((30, 30), -torch.inf).triu(1)[None, None]
+    ours: Any = encodings.build(
+        {"name": "logn", "form": "steps", "temperature": 0.7, "period": 5},
+        encodings.Geometry(64, 4, 16, 64, True, 4),
+    )
+    with torch.no_grad():
+        expected = theirs(
+            x, position_embeddings=(torch.zeros(1), torch.zeros(1)), attention_mask=mask
+        )[0]
+        q, k, v = (
+            part(x).view(1, 30, 4, 16) for part in (theirs.q_proj, theirs.k_proj, theirs.v_proj)
+        )
+        places = torch.arange(30)[None]
+        q, k = ours.rotate(q, k, places)
+        y = theirs.o_proj(
+            ours.rescore(q, k.transpose(1, 2), v.transpose(1, 2), mask, places, places, 0.25, [])
+        )
+    assert torch.allclose(y, expected, atol=1e-5)

@@ -123,25 +123,6 @@ def test_added_tables_are_those_of_pix2struct() -> None:
     )
 
 
-def test_concatenated_tables_of_boxes_are_those_of_layoutlmv3() -> None:
-    config = transformers.LayoutLMv3Config(
-        vocab_size=10,
-        hidden_size=32,
-        coordinate_size=5,
-        shape_size=6,
-        max_2d_position_embeddings=90,
-    )
-    theirs = _modeling("layoutlmv3").LayoutLMv3TextEmbeddings(config)
-    geometry = encodings.Geometry(32, 1, 32, 40, False)
-    ours: Any = encodings.build({"name": "boxes", "size": 90, "extent": 6}, geometry)
-    for table, name in {"of_x": "x", "of_y": "y", "of_height": "h", "of_width": "w"}.items():
-        rows = getattr(theirs, f"{name}_position_embeddings").state_dict()
-        getattr(ours, table).load_state_dict(rows)
-    boxes = torch.randint(90, (2, 12, 4))  # some with heights and widths below 0
-    expected = theirs.calculate_spatial_position_embeddings(boxes)
-    assert torch.equal(ours.embed(torch.zeros(2, 12, 32), boxes.permute(2, 0, 1)), expected)
-
-
 def test_learned_rows_with_offset_2_are_those_of_opt() -> None:
     theirs = _modeling("opt").OPTLearnedPositionalEmbedding(64, 32)
     ours: Any = encodings.build({"name": "learned", "offset": 2}, encodings.Geometry(32, 1, 32, 64))
@@ -150,22 +131,3 @@ def test_learned_rows_with_offset_2_are_those_of_opt() -> None:
         ours.embed(torch.zeros(1, 50, 32), torch.arange(50)[None]),
         theirs(torch.ones(1, 50, dtype=torch.int64)),
     )
-
-
-@pytest.mark.parametrize("kernel", [6, 5])
-def test_a_convolution_in_groups_is_that_of_wav2vec2(kernel: int) -> None:
-    config = transformers.Wav2Vec2Config(
-        hidden_size=32, num_conv_pos_embeddings=kernel, num_conv_pos_embedding_groups=4
-    )
-    theirs = _modeling("wav2vec2").Wav2Vec2PositionalConvEmbedding(config)
-    spec = {"name": "conditional_conv", "kernel": kernel, "groups": 4, "activation": "gelu"}
-    ours = encodings.build(spec, encodings.Geometry(32, 4, 8, 512, causal=False))
-    weights = {"weight": theirs.conv.weight, "bias": theirs.conv.bias}
-    ours.convolution.load_state_dict(weights)
-    x, positions = torch.randn(2, 9, 32), torch.arange(9).expand(2, 9).clone()
-    positions[1, :3] = -1
-    with torch.no_grad():
-        y, _ = ours.embed_next(x, positions, [])
-        wanted = [x[:1] + theirs(x[:1]), x[1:, 3:] + theirs(x[1:, 3:])]
-    for result, row in zip((y[:1], y[1:, 3:]), wanted, strict=True):
-        assert worst_error(result.numpy(), row.numpy()) <= tolerance("float32", 8 * kernel, 1)
