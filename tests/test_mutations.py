@@ -1,50 +1,45 @@
-"""Every place of tests/mutations.py stands in its file, and its tests exist."""
+"""Mutations change one place of a source, and are found by a test that sees the difference."""
 
-import re
-import shlex
+import ast
 from pathlib import Path
-from typing import Set
 
 import pytest
 
-from tests.mutations import MUTATIONS, TOP, Mutation, tried
+from tests.mutations import mutations, tried
+
+SOURCE = b"""
+LIMIT = 5
+
+def first(x: int, y: int = 2) -> bool:
+    \"\"\"A number, 3.\"\"\"
+    return not x + y < 7 and x != -1  # \xc3\xa9
+"""
 
 
-@pytest.mark.parametrize(
-    "mutation", MUTATIONS, ids=lambda mutation: f"{mutation.file} {mutation.text}"
-)
-def test_the_text_of_a_mutation_stands_exactly_once_in_its_file_and_its_tests_exist(
-    mutation: Mutation, request: pytest.FixtureRequest
-) -> None:
-    count = (TOP / "posenc_export" / mutation.file).read_text("utf-8").count(mutation.text)
-    assert count == 1, (
-        f"mutations: expected {mutation.text!r} exactly once in {mutation.file}, got "
-        f"{count}; correct tests/mutations.py"
-    )
-    assert mutation.mutated != mutation.text
-    collected = {item.nodeid.partition("@")[0] for item in request.session.items}
-    for named in re.findall(r"tests/\S+", " ".join(shlex.split(mutation.tests))):
-        path, _, test = named.partition("::")
-        assert f"def {test.partition('[')[0]}" in (TOP / path).read_text("utf-8")
-        assert "[" not in test or named in collected or not _whole(path, collected)
-
-
-def _whole(path: str, collected: Set[str]) -> bool:
-    """Return whether all tests of a file were collected, and not some of them."""
-    defined = re.findall(r"^def (test_\w+)", (TOP / path).read_text("utf-8"), re.MULTILINE)
-    tests = {test.partition("[")[0] for test in collected}
-    return {f"{path}::{test}" for test in defined} <= tests
-
-
-def test_a_mutation_that_changes_nothing_is_not_found_and_a_wrong_one_is(tmp_path: Path) -> None:
-    (tmp_path / "posenc_export").mkdir()
-    (tmp_path / "posenc_export/shared.py").write_text("ONE = 1\n")
-    (tmp_path / "test_one.py").write_text(
-        "from posenc_export.shared import ONE\n\n\ndef test_one() -> None:\n    assert ONE == 1\n"
-    )
-    rows = [
-        tried(Mutation("shared.py", "ONE = 1", mutated, "test_one.py"), tmp_path)
-        for mutated in ("ONE = 1.0", "ONE = 2")
+def test_every_operator_number_and_condition_of_a_function_is_mutated_alone() -> None:
+    results = [mutation.applied(SOURCE) for mutation in mutations(SOURCE)]
+    assert [result.splitlines()[5].decode()[11:-5] for result in results] == [
+        "(not x + y < 7 or x != -1)",
+        "(x + y < 7) and x != -1",
+        "not x + y < 7 and (x == -1)",
+        "not (x + y <= 7) and x != -1",
+        "not x + y < 7 and x != (1)",
+        "not (x - y) < 7 and x != -1",
+        "not x + y < (8) and x != -1",
+        "not x + y < 7 and x != -(2)",
     ]
-    assert [row["by"] for row in rows] == ["", "test_one.py::test_one"]
-    assert (tmp_path / "posenc_export/shared.py").read_text() == "ONE = 1\n"
+    for result in results:
+        ast.parse(result)
+
+
+@pytest.mark.parametrize(("line", "found"), [("assert one(3) == 4", True), ("one(3)", False)])
+def test_a_mutation_is_found_by_a_test_that_asserts_what_it_changes(
+    line: str, found: bool, tmp_path: Path
+) -> None:
+    source = b"def one(x):\n    return x + 1\n"
+    (tmp_path / "some.py").write_bytes(source)
+    (tmp_path / "test_one.py").write_text(f"from some import one\ndef test_one():\n    {line}\n")
+    first = next(mutations(source))
+    row = tried(tmp_path, "some.py", first, ["test_one.py"])
+    assert row["by"] == ("test_one.py::test_one" if found else "") and row["line"] == 2
+    assert (tmp_path / "some.py").read_bytes() == source
