@@ -9,10 +9,20 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 # The library of target ort-native; without g++, its tests are skipped.
 KERNELS := $(if $(shell command -v g++),build/kernels/posenc_export_kernels/libposenc_kernels.so)
 
-.PHONY: demo test test-all kernels fuzz soak lint bench bench-all cuda-dry-run docs wheels clients clean
+.PHONY: demo quick test test-all kernels fuzz soak lint bench bench-all cuda-dry-run docs wheels clients clean
 
 demo: $(VENV)/ready
 	$(BIN)/python -m posenc_export.commands.demo build/demo
+
+# What a first change needs, in two minutes: style, the formulas of all encodings, their pages, and
+# what may import what. NAME also compares the encoding of that name on every target.
+NAME ?=
+QUICK := tests/encodings tests/catalogue tests/shared tests/testing tests/test_rooms.py tests/test_generated_pages.py
+quick: $(VENV)/ready
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check --quiet .
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 --dist loadgroup -m "not exhaustive" $(QUICK)
+	$(if $(NAME),OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 tests/export/test_parity.py -k "decoder_matches_eager and $(NAME)")
 
 test: lint $(KERNELS)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 --dist loadgroup --durations=30 -m "not exhaustive"

@@ -1,6 +1,7 @@
 """Make exports in tests faster: less garbage collection, operators looked up once in a process, no
 waiting for the disk, one process for the tests of a file, and contracts of kernels tried once. Seed
-the random numbers of each test. Say in one line at the end what did not run here.
+the random numbers of each test. Say in one line before the tests which encoding is not registered,
+and at the end what did not run here.
 """
 
 import functools
@@ -9,19 +10,49 @@ import os
 import re
 import shutil
 import tempfile
+import tomllib
 from collections import Counter
-from typing import Any, Iterable, List
+from pathlib import Path
+from typing import Any, Iterable, List, Sequence
 
 import pytest
 import torch
 from torch._export import utils
 
+from posenc_export import encodings
 from posenc_export.runtime.artefact import files
 from posenc_export.runtime.graphs import kernel_library
+
+TOP = Path(__file__).parents[1]
+NOTES = "posenc_export/catalogue/encodings.toml"
+
+
+def unregistered(files: Iterable[str], registered: Sequence[str], noted: Iterable[str]) -> str:
+    """Return one line about the first encoding that lacks its file, its line or its notes; an
+    empty text if none does.
+    """
+    for name in sorted({*files, *registered, *noted}):
+        got = [
+            place
+            for place, names in (
+                (f"posenc_export/encodings/{name}.py", files),
+                ("CLASSES of posenc_export/encodings/__init__.py", registered),
+                (NOTES, noted),
+            )
+            if name not in names
+        ]
+        if got:
+            return f"encoding {name}: expected it in {', '.join(got)}, got none; add it there"
+    return ""
 
 
 def pytest_configure(config: pytest.Config) -> None:
     """Keep results of contracts for the tests of this run alone, in all its processes."""
+    written = {path.stem for path in (TOP / "posenc_export/encodings").glob("[!_]*.py")}
+    if line := unregistered(
+        written, list(encodings.CLASSES), tomllib.loads((TOP / NOTES).read_text("utf-8"))
+    ):
+        raise pytest.UsageError(line)
     if not hasattr(config, "workerinput"):  # the workers of xdist inherit the variable
         os.environ[files.CACHE] = folder = tempfile.mkdtemp(prefix="contracts")
         config.add_cleanup(lambda: shutil.rmtree(folder, ignore_errors=True))
