@@ -478,10 +478,7 @@ def test_the_summary_accepts_any_description(config: Any, tmp_path: Path) -> Non
         config=config
     )
     assert summary(manifest)["positions"] == "0 .. 1099" and set(summary(manifest)) == {
-        "model",
-        "encoding",
-        "sizes",
-        "positions",
+        *"model encoding sizes positions".split()
     }
 
 

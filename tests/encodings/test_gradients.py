@@ -19,15 +19,8 @@ VALID = len(PLACES) - 1
 SPECS: Dict[str, Dict[str, Any]] = {
     **{
         name: {"name": name}
-        for name in (
-            "learned",
-            "learned_2d",
-            "boxes",
-            "hierarchical",
-            "multiplicative",
-            "recurrent",
-            "floater",
-            "rope_2d",
+        for name in tuple(
+            "learned learned_2d boxes hierarchical multiplicative recurrent floater rope_2d".split()
         )
     },
     "rope_2d of three axes": {"name": "rope_2d", "axes": 3, "rotary": 4},

@@ -88,17 +88,9 @@ def test_biases_do_not_change_with_a_shift_of_positions(name: str) -> None:
 
 @pytest.mark.parametrize(
     "name",
-    [
-        "integer",
-        "normalized",
-        "binary",
-        "sinusoidal",
-        "learned",
-        "hierarchical",
-        "recurrent",
-        "floater",
-        "multiplicative",
-    ],
+    (
+        "integer normalized binary sinusoidal learned hierarchical recurrent floater multiplicative"
+    ).split(),
 )
 def test_different_positions_in_range_are_encoded_differently(name: str) -> None:
     encoding = _build(name)

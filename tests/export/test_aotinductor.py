@@ -29,18 +29,9 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore::DeprecationWarning"),
 ]
 KINDS = (
-    "alibi",
-    "deberta",
-    "shaw",
-    "cope",
-    "fox",
-    "recurrent",
-    "rope_dynamic",
-    "rope_longrope",
-    "transformer_xl",
-    "mrope",
-    "conditional_conv",
-)
+    "alibi deberta shaw cope fox recurrent rope_dynamic rope_longrope transformer_xl "
+    "mrope conditional_conv"
+).split()
 
 
 @pytest.fixture(scope="module")

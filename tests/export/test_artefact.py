@@ -224,9 +224,7 @@ def test_sizes_of_a_graph_have_names(config: Any, signature: str, tmp_path: Path
         if axis.dim_param
     }
     assert names <= {
-        "batch_size",
-        "sequence_length",
-        "past_sequence_length",
-        "total_sequence_length",
-        "logits_count",
+        *(
+            "batch_size sequence_length past_sequence_length total_sequence_length logits_count"
+        ).split()
     }

@@ -90,19 +90,9 @@ IN_TURN = {
 # The first encoding of every set that runs the same methods. The others differ from it in tables
 # alone, which tests/encodings/test_oracles.py compares.
 METHODS = (
-    "embed",
-    "embed_next",
-    "rotate",
-    "bias",
-    "rescore",
-    "observe",
-    "prepare",
-    "key_size",
-    "score_scale",
-    "embed_states",
-    "layer_states",
-    "axes",
-)
+    "embed embed_next rotate bias rescore observe prepare key_size score_scale "
+    "embed_states layer_states axes"
+).split()
 
 
 def methods(variant: str) -> Tuple[Any, ...]:
@@ -268,12 +258,8 @@ def test_encoder_with_mask_signature_matches_eager(
     _passes(encoder(variant), target, tmp_path, signature="mask")
 
 
-GRIDS = (
-    "learned_2d",
-    "mrope",
-    "swin",
-    "conditional_conv_2d",
-    "layout_bias",
+GRIDS = tuple(
+    "learned_2d mrope swin conditional_conv_2d layout_bias".split()
 )  # added to tokens, rotations, a bias, and a state
 
 

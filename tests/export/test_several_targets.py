@@ -9,23 +9,10 @@ import pytest
 from posenc_export.commands.cli import main
 from posenc_export.export import artefact
 
-GIVEN = [
-    "export",
-    "block",
-    "--encoding",
-    "nope",
-    "--width",
-    "16",
-    "--heads",
-    "2",
-    "--max-positions",
-    "64",
-    "--target",
-    "ort",
-    "--target",
-    "onnx",
-    "--no-verify",
-]
+GIVEN = (
+    "export block --encoding nope --width 16 --heads 2 --max-positions 64 --target ort "
+    "--target onnx --no-verify"
+).split()
 REASON = (
     "export: expected a block that this target can represent, got another; choose another target"
 )

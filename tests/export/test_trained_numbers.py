@@ -59,18 +59,8 @@ def _same(one: Any, other: Any) -> bool:
     )
 
 
-FURTHER = (
-    "learned",
-    "fire",
-    "shaw",
-    "recurrent",
-    "floater",
-    "transformer_xl",
-    "deberta",
-    "cope",
-    "fox",
-    "swin_v2",
-    "pope",
+FURTHER = tuple(
+    "learned fire shaw recurrent floater transformer_xl deberta cope fox swin_v2 pope".split()
 )
 CASES = [
     *(("t5", target) for target in ("ort", "torchscript", "pt2")),

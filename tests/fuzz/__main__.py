@@ -65,9 +65,7 @@ def mutations(number: int, end: float) -> Dict[str, Any]:
                 if time.time() >= end:
                     break
                 command = [
-                    "-m",
-                    "tests.fuzz.mutations",
-                    "--target",
+                    *"-m tests.fuzz.mutations --target".split(),
                     target,
                     "--count",
                     str(MUTATIONS),

@@ -8,38 +8,12 @@ from typing import Any, Dict, List, Mapping, Tuple
 
 from posenc_export.models.families.shared.keys import SPELLINGS
 
-ACTIVATIONS = [
-    "silu",
-    "gelu",
-    "gelu_new",
-    "gelu_pytorch_tanh",
-    "gelu_fast",
-    "relu",
-    "quick_gelu",
-    "gelu_python",
-    "tanh",
-    "swish",
-    "relu2",
-    "other",
-]
-LAYER_TYPES = [
-    "full_attention",
-    "sliding_attention",
-    "chunked_attention",
-    "linear_attention",
-    "other",
-]
-ROTATIONS = [
-    "default",
-    "linear",
-    "dynamic",
-    "yarn",
-    "llama3",
-    "longrope",
-    "proportional",
-    "ntk",
-    "other",
-]
+ACTIVATIONS = (
+    "silu gelu gelu_new gelu_pytorch_tanh gelu_fast relu quick_gelu gelu_python tanh "
+    "swish relu2 other"
+).split()
+LAYER_TYPES = "full_attention sliding_attention chunked_attention linear_attention other".split()
+ROTATIONS = "default linear dynamic yarn llama3 longrope proportional ntk other".split()
 # Values of keys, by a pattern of their names; the first pattern that matches is used.
 VALUES: List[Tuple[str, List[Any]]] = [
     (
@@ -116,12 +90,8 @@ SKIPPED = re.compile(
     r".*_dropout.*|dropout|.*_pdrop|layerdrop|.*initializer.*|text_config|is_encoder_decoder|transformers_weights|.*loss.*|mask_.*|apply_spec_augment)$"
 )
 # Lists with an entry for each layer, and keys from which they follow where they are missing.
-BY_LAYER = (
-    "layer_types",
-    "mlp_layer_types",
-    "no_rope_layers",
-    "mlp_only_layers",
-    "layers_block_type",
+BY_LAYER = tuple(
+    "layer_types mlp_layer_types no_rope_layers mlp_only_layers layers_block_type".split()
 )
 DERIVING = re.compile(r"layers?$|pattern|every_n|interval|layer_step|use_sliding_window")
 DELETED, HUGE_SHARE, WRONG_SHARE, FOREIGN_SHARE = object(), 0.03, 0.12, 0.06

@@ -21,15 +21,9 @@ VALUES: Tuple[Any, ...] = (
     "model.pt", "a\nb", "\x00", "é" * 200, "x" * 100_000, [], {}, [[]], {"a": {}}, [0] * 1000,
 )  # fmt: skip
 EXTRA = (
-    "extra/a",
-    "data/weights/model.pt",
-    "data/constants/custom_obj_0",
-    "models/b.json",
-    "data/aotinductor/a/b.so",
-    "../../a",
-    "data.pkl",
-    "constants.pkl",
-)
+    "extra/a data/weights/model.pt data/constants/custom_obj_0 models/b.json "
+    "data/aotinductor/a/b.so ../../a data.pkl constants.pkl"
+).split()
 
 
 def _graph(folder: Path) -> Path:

@@ -35,16 +35,7 @@ DELTA = ("nope", "learned", "input_rnn")
 WINDOWS = ("rope", "nope", "xpos", "alibi", "input_rnn", "conditional_conv", "rope-partial")
 READING = ("rope", "t5", "learned", "input_rnn")
 BYTES = ("rope", "alibi", "learned", "rope-partial")
-EXPERTS = (
-    "rope",
-    "alibi",
-    "t5",
-    "shaw",
-    "fox",
-    "learned",
-    "rope_longrope-short",
-    "conditional_conv",
-)
+EXPERTS = "rope alibi t5 shaw fox learned rope_longrope-short conditional_conv".split()
 LONG = 600  # number of positions with which caches grow past a bucket
 SHORT = 40  # number of positions otherwise
 SEQUENCES, CALLS = 12, 30  # sequences of a unit, and calls of a sequence

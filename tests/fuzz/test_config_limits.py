@@ -18,12 +18,8 @@ from tests.models.checkpoints import saved  # noqa: E402
 HOSTILE: Dict[str, Any] = {
     **{
         f"{key}={value:.0e}": (key, value)
-        for key in (
-            "num_hidden_layers",
-            "head_dim",
-            "hidden_size",
-            "vocab_size",
-            "num_attention_heads",
+        for key in tuple(
+            "num_hidden_layers head_dim hidden_size vocab_size num_attention_heads".split()
         )
         for value in (1e9, 2.0**63)
     },

@@ -21,22 +21,9 @@ from posenc_export.testing import check_encoding
 pytest.importorskip("setuptools", reason="setuptools builds the distribution")
 pytestmark = pytest.mark.xdist_group("distribution")  # one worker builds it
 TOP, HERE = Path(__file__).parents[2], Path(__file__).parent
-BLOCK = [
-    "export",
-    "block",
-    "--width",
-    "48",
-    "--heads",
-    "6",
-    "--kv-heads",
-    "3",
-    "--head-size",
-    "16",
-    "--max-positions",
-    "64",
-    "--target",
-    "ort",
-]
+BLOCK = (
+    "export block --width 48 --heads 6 --kv-heads 3 --head-size 16 --max-positions 64 --target ort"
+).split()
 HIDDEN = (
     "import sys; sys.modules['torch'] = None; from posenc_export.commands.cli import main; "
     "sys.exit(main(['verify', sys.argv[1], '--json']))"
@@ -49,13 +36,7 @@ def distribution(tmp_path_factory: pytest.TempPathFactory) -> Path:
     source = tmp_path_factory.mktemp("source") / "dist"
     target = tmp_path_factory.mktemp("installed")
     shutil.copytree(HERE / "dist", source)
-    offline = [
-        "--no-deps",
-        "--no-build-isolation",
-        "--no-index",
-        "--disable-pip-version-check",
-        "-q",
-    ]
+    offline = "--no-deps --no-build-isolation --no-index --disable-pip-version-check -q".split()
     subprocess.run(
         [sys.executable, "-m", "pip", "install", *offline, "--target", str(target), str(source)],
         check=True,

@@ -12,20 +12,9 @@ from posenc_export import encodings
 from posenc_export.commands.cli import main
 from posenc_export.encodings import Geometry, Oracle, PositionEncoding
 
-BLOCK = [
-    "export",
-    "block",
-    "--width",
-    "16",
-    "--heads",
-    "2",
-    "--max-positions",
-    "32",
-    "--target",
-    "torchscript",
-    "--verify",
-    "quick",
-]
+BLOCK = (
+    "export block --width 16 --heads 2 --max-positions 32 --target torchscript --verify quick"
+).split()
 
 
 class OffByOne(PositionEncoding):

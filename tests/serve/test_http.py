@@ -379,17 +379,9 @@ def test_sigterm_lets_running_requests_finish_and_refuses_new_ones(
 ) -> None:
     command = [
         sys.executable,
-        "-m",
-        "posenc_export.commands.cli",
-        "serve",
+        *"-m posenc_export.commands.cli serve".split(),
         str(folder),
-        "--port",
-        "0",
-        "--context",
-        "1100",
-        "--threads",
-        "1",
-        "--json",
+        *"--port 0 --context 1100 --threads 1 --json".split(),
     ]
     process = subprocess.Popen(
         command,

@@ -192,17 +192,9 @@ def server(folder: Path, files: int) -> Iterator[Tuple[int, "subprocess.Popen[st
     """
     command = [
         sys.executable,
-        "-m",
-        "posenc_export.commands.cli",
-        "serve",
+        *"-m posenc_export.commands.cli serve".split(),
         str(folder),
-        "--port",
-        "0",
-        "--context",
-        "256",
-        "--threads",
-        "1",
-        "--json",
+        *"--port 0 --context 256 --threads 1 --json".split(),
     ]
     command += ["--prefix-memory", str(PREFIX_MEMORY)]
     with (

@@ -149,11 +149,7 @@ def test_keep_is_refused_on_other_targets(tmp_path: Path, capsys: pytest.Capture
             [
                 "export",
                 str(tmp_path / "model.gguf"),
-                "--target",
-                "onnx",
-                "--weights",
-                "keep",
-                "-o",
+                *"--target onnx --weights keep -o".split(),
                 str(tmp_path / "artefact"),
             ]
         )
@@ -178,10 +174,7 @@ def test_the_command_exports_a_gguf_file(tmp_path: Path) -> None:
             [
                 "export",
                 str(path),
-                "--target",
-                "ort",
-                "--no-verify",
-                "-o",
+                *"--target ort --no-verify -o".split(),
                 str(tmp_path / "artefact"),
             ]
         )

@@ -177,12 +177,8 @@ def test_a_viewer_sees_encoding_positions_and_tolerance(made: Any) -> None:
 def test_matrices_are_named_after_their_parameters(target: str, made: Any) -> None:
     graph = onnx.load(made("rope", target) / "model.onnx", load_external_data=False).graph
     matrices = {each.name for each in graph.initializer if len(each.dims) == 2}
-    parts = (
-        "attention.projection.qkv",
-        "attention.projection.output",
-        "mlp.gate",
-        "mlp.up",
-        "mlp.down",
+    parts = tuple(
+        "attention.projection.qkv attention.projection.output mlp.gate mlp.up mlp.down".split()
     )
     assert {
         f"model.layers.{layer}.{part}.weight.T" for layer in range(2) for part in parts

@@ -101,22 +101,7 @@ def _node(window: int, cap: float) -> onnx.ModelProto:
         for name in ("present_k", "present_v")
     ]
     outputs.insert(0, helper.make_tensor_value_info("y", TensorProto.FLOAT, floats["q"]))
-    read = [
-        "q",
-        "k",
-        "v",
-        "past_k",
-        "past_v",
-        "seqlens",
-        "total",
-        "",
-        "",
-        "",
-        "",
-        "",
-        "k_scale",
-        "v_scale",
-    ]
+    read = [*"q k v past_k past_v seqlens total".split(), "", "", "", "", "", "k_scale", "v_scale"]
     given = {
         "num_heads": HEADS,
         "kv_num_heads": KV_HEADS,

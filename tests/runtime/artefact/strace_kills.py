@@ -85,9 +85,7 @@ def main() -> int:
                 shutil.rmtree(parent / "out", ignore_errors=True)
                 publish(old, place)
                 command = [
-                    "strace",
-                    "-f",
-                    "-o",
+                    *"strace -f -o".split(),
                     os.devnull,
                     "-e",
                     f"trace={call}",

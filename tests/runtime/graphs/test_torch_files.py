@@ -380,9 +380,7 @@ def test_the_peak_of_a_load_is_little_more_than_the_file(
     listed = export(seeded(config), target, tmp_path / "large", verify=False).files
     program = [
         sys.executable,
-        "-W",
-        "ignore",
-        "-c",
+        *"-W ignore -c".split(),
         PROGRAM_OF_PEAK,
         str(made[target]),
         str(tmp_path / "large"),

@@ -36,12 +36,8 @@ MOVED = {
 }
 # Variants of other encodings whose cached keys are rotated by the position times a frequency
 ALSO = {
-    *(
-        "dual_chunk",
-        "rope_dynamic",
-        "rope_dynamic-short",
-        "rope_dynamic-single",
-        "rope_longrope-long",
+    *tuple(
+        "dual_chunk rope_dynamic rope_dynamic-short rope_dynamic-single rope_longrope-long".split()
     ),
     "deberta-c2p",
 }

@@ -19,15 +19,8 @@ from tests.traces import sources
 KINDS: Dict[str, Tuple[str, Dict[str, object]]] = {
     **{
         name: (name, {})
-        for name in (
-            "rope",
-            "fox",
-            "cope",
-            "shaw",
-            "deberta",
-            "rope_longrope-short",
-            "rope_dynamic-short",
-            "input_rnn",
+        for name in tuple(
+            "rope fox cope shaw deberta rope_longrope-short rope_dynamic-short input_rnn".split()
         )
     },
     "linear": ("rope", {"mechanism": "linear", "kv_heads": 6}),
