@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, List, NamedTuple, Optional, Tuple
 
 from tests.attacks import grammar, harness
+from tests.attacks.threats import THREATS
 from tests.auditing.graphs import model_of
 from tests.fuzz.edits import flip_bytes, splice, truncate
 
@@ -55,10 +56,10 @@ def jobs(mutations: int, seed: int) -> List[Tuple[str, Job]]:
         if attack.format in ("onnx", "pt2"):
             whole = attack.write_artefact
             result += [(attack.format, Job(str(attack), whole, name)) for name in AS_ARTEFACTS]
-    for name, threat in harness.threats().items():
-        how = (getattr(threat, "REFUSED", True), getattr(threat, "ENDS", False))
-        for command in getattr(threat, "COMMANDS", harness.COMMANDS):
-            result.append(("threats", Job(name, threat.write, command, *how)))
+    for name, threat in THREATS.items():
+        for command in threat.commands or harness.COMMANDS:
+            job = Job(name, threat.write, command, threat.refused, threat.ends)
+            result.append(("threats", job))
     for format in ("onnx", "pt2", "pt", "pte", "xml"):
         for number in range(mutations):
             mutated = Mutated(format, f"{format} {seed} {number}")

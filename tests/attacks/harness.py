@@ -1,28 +1,16 @@
 """Run a command on an attack, and say what it did that no command may do with a stranger's file.
 
-A threat is a module of tests/attacks/threats. Its docstring says what it would do. It has
-
-    write(folder: Path, trace: Path) -> Path
-        writes the attack below `folder` and returns the path to give to a command; `trace` is a
-        file that exists afterwards only if the attack succeeded.
-    COMMANDS  names of COMMANDS below that it is given to; all, if it is missing.
-    REFUSED   False if a command may succeed, having ignored the attack; True, if it is missing.
-    ENDS      True if it uses memory or time or ends a process, so that only the child process of
-              the audit may read it; False, if it is missing.
-
 A command must leave no trace, start no process, connect to nothing, write nothing outside its own
 output and the current folder, import no module of the attack's folder, and refuse with one line.
 """
 
 import contextlib
-import importlib
 import io
 import os
 import sys
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import ModuleType
 from typing import Any, Callable, Dict, Iterator, List, Sequence
 from unittest import mock
 
@@ -31,7 +19,6 @@ from posenc_export.auditing.reading import graph_of
 from posenc_export.commands.cli import main
 from posenc_export.runtime.artefact import files
 
-THREATS = Path(__file__).parent / "threats"
 Arguments = Callable[[Path, Path, Path], Sequence[str]]
 # By name, the arguments of a command on an attack, with a right checkpoint and a folder of its own.
 COMMANDS: Dict[str, Arguments] = {
@@ -179,9 +166,3 @@ def _here(path: Path, seconds: float) -> Any:
 
 def _files(path: Path) -> List[str]:
     return sorted(map(str, (path if path.is_dir() else path.parent).rglob("*")))
-
-
-def threats() -> Dict[str, ModuleType]:
-    """Return the modules of all threats by name."""
-    names = sorted(file.stem for file in THREATS.glob("[a-z]*.py"))
-    return {name: importlib.import_module(f"tests.attacks.threats.{name}") for name in names}

@@ -9,9 +9,8 @@ import pytest
 from posenc_export.auditing import confined
 from posenc_export.commands.cli import main  # noqa: F401  imported before the hook listens
 from tests.attacks import grammar, harness
+from tests.attacks.threats import THREATS
 from tests.auditing.graphs import model_of
-
-THREATS = harness.threats()
 
 
 @pytest.fixture(scope="session")
@@ -24,12 +23,10 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize("name", THREATS)
 def test_a_threat_is_refused_by_every_command(name: str, checkpoint: Path, tmp_path: Path) -> None:
     threat, wrong = THREATS[name], []
-    ends = getattr(threat, "ENDS", False)
-    refused = getattr(threat, "REFUSED", True)
-    for command in getattr(threat, "COMMANDS", harness.COMMANDS):
-        folder = tmp_path / command
-        wrong += harness.tried(threat.write, command, checkpoint, folder, refused, ends)
-    assert not wrong, f"{threat.__doc__}\n" + "\n".join(wrong)
+    for command in threat.commands or harness.COMMANDS:
+        how = threat.refused, threat.ends
+        wrong += harness.tried(threat.write, command, checkpoint, tmp_path / command, *how)
+    assert not wrong, "\n".join(wrong)
 
 
 def test_the_process_of_a_graph_computes_and_its_end_is_one_line(tmp_path: Path) -> None:

@@ -1,5 +1,0 @@
-"""Take 64 GiB of memory while pytorch_model.bin of a checkpoint is unpickled."""
-
-from tests.attacks.folders import attacks
-
-write = attacks()["pytorch_model.bin with a pickle: memory"]
