@@ -2,7 +2,7 @@
 
 import importlib
 from types import SimpleNamespace
-from typing import Any, Tuple
+from typing import Any, Dict, List, Tuple
 
 import pytest
 import torch
@@ -19,23 +19,20 @@ def _modeling(family: str) -> Any:
     return importlib.import_module(f"transformers.models.{family}.modeling_{family}")
 
 
-def _build(name: str, head_size: int, **parameters: Any) -> encodings.PositionEncoding:
-    return encodings.build(
-        {"name": name, "numerics": "transformers", **parameters},
-        encodings.Geometry(4 * head_size, 4, head_size, 4096, kv_heads=4),
-    )
+def _build(spec: str, head_size: int = 32) -> Any:
+    named = {"numerics": "transformers", **encodings.parse(spec)}
+    return encodings.build(named, encodings.Geometry(4 * head_size, 4, head_size, 4096, kv_heads=4))
 
 
 def _differ(ours: encodings.PositionEncoding, x: Tensor, places: Tensor, theirs: Tensor) -> float:
     """Error of queries x [B,S,H,D] rotated at coordinates [axes,B,S] against theirs [B,S,H,D],
     divided by the tolerance.
     """
-    return worst_error(ours.rotate(x, x, places)[0].numpy(), theirs.numpy()) / tolerance(
-        "float32", 1, 1
-    )
+    turned = ours.rotate(x, x, places)[0].detach()
+    return worst_error(turned.numpy(), theirs.numpy()) / tolerance("float32", 1, 1)
 
 
-def _vectors(tokens: int, head_size: int) -> Tensor:
+def _vectors(tokens: int, head_size: int = 32) -> Tensor:
     return torch.randn(1, tokens, 4, head_size, generator=torch.Generator().manual_seed(1))
 
 
@@ -44,224 +41,127 @@ def _grid(*sizes: int) -> Tensor:
     return torch.cartesian_prod(*(torch.arange(size) for size in sizes)).t()[:, None]
 
 
-TEXTS = {
+def _turned(modeling: Any, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Queries x [B,S,H,D] rotated by the function of a model with heads before tokens."""
+    heads_first = x.transpose(1, 2)
+    return modeling.apply_rotary_pos_emb(heads_first, heads_first, cos, sin)[0].transpose(1, 2)
+
+
+HALF = {"partial_rotary_factor": 0.5}
+YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 512}
+OURS_YARN = "factor=4.0,original_max_positions=512"
+# Of each family: its class, the sections of its axes, further rope_parameters, and our encoding.
+MULTIMODAL: Dict[str, Tuple[str, List[int], Dict[str, Any], str]] = {
     "glm4v": (
         "Glm4vTextRotaryEmbedding",
         [2, 3, 3],
-        0.5,
-        "mrope",
-        {"time": 2, "height": 3, "rotary": 16, "layout": "interleaved"},
+        HALF,
+        "mrope:time=2,height=3,rotary=16,layout=interleaved",
     ),
     "ernie4_5_vl_moe": (
         "Ernie4_5_VLMoeTextRotaryEmbedding",
         [5, 5, 6],
-        1.0,
-        "mrope",
-        {"time": 6, "order": "alternating", "layout": "interleaved"},
+        {},
+        "mrope:time=6,order=alternating,layout=interleaved",
     ),
     "qwen3_5": (
         "Qwen3_5TextRotaryEmbedding",
         [3, 3, 2],
-        0.5,
-        "mrope_interleaved",
-        {"height": 3, "width": 2, "rotary": 16},
+        HALF,
+        "mrope_interleaved:height=3,width=2,rotary=16",
     ),
-    "qwen2_vl": ("Qwen2VLRotaryEmbedding", [4, 6, 6], 1.0, "mrope", {"time": 4, "height": 6}),
-}
-
-
-@pytest.mark.parametrize("family", TEXTS)
-def test_multimodal_rotations_match_their_published_models(family: str) -> None:
-    rotation, sections, share, name, parameters = TEXTS[family]
-    given = {
-        "rope_type": "default",
-        "rope_theta": 10000.0,
-        "mrope_section": sections,
-        "partial_rotary_factor": share,
-    }
-    config = SimpleNamespace(
-        rope_parameters=given,
-        max_position_embeddings=4096,
-        hidden_size=128,
-        num_attention_heads=4,
-        head_dim=32,
-    )
-    modeling, x = _modeling(family), _vectors(40, 32)
-    places = torch.randint(4096, (3, 1, 40), generator=torch.Generator().manual_seed(2))
-    cos, sin = getattr(modeling, rotation)(config)(x, places)
-    if cos.dim() == 4:  # Qwen2-VL selects the axes in apply_rotary_pos_emb
-        cos, sin = (part[0] for part in (cos, sin))
-    theirs = modeling.apply_rotary_pos_emb(x.transpose(1, 2), x.transpose(1, 2), cos, sin)[
-        0
-    ].transpose(1, 2)
-    assert _differ(_build(name, 32, theta=10000.0, **parameters), x, places, theirs) <= 1
-
-
-def test_xdrope_is_that_of_hunyuan_vl() -> None:
-    given = {
-        "rope_type": "ntk_alpha",
-        "rope_theta": 10000.0,
-        "mrope_section": [5, 4, 4, 3],
-        "alpha": 1000.0,
-    }
-    config = SimpleNamespace(rope_parameters=given, max_position_embeddings=4096, head_dim=32)
-    modeling, x = _modeling("hunyuan_vl"), _vectors(40, 32)
-    places = torch.randint(4096, (4, 1, 40), generator=torch.Generator().manual_seed(2))
-    cos, sin = modeling.HunYuanVLRotaryEmbedding(config)(x, places)
-    turned = modeling.apply_rotary_pos_emb(x.transpose(1, 2), x.transpose(1, 2), cos, sin)
-    ours = _build("xdrope", 32, text=5, width=4, height=4, alpha=1000.0)
-    assert _differ(ours, x, places, turned[0].transpose(1, 2)) <= 1
-
-
-SCALED = {
-    "qwen2_5_vl": ("Qwen2_5_VLRotaryEmbedding", [4, 6, 6], {}, "mrope", {"time": 4, "height": 6}),
+    "qwen2_vl": ("Qwen2VLRotaryEmbedding", [4, 6, 6], {}, "mrope:time=4,height=6"),
+    "qwen2_5_vl": (
+        "Qwen2_5_VLRotaryEmbedding",
+        [4, 6, 6],
+        YARN,
+        f"mrope:time=4,height=6,{OURS_YARN}",
+    ),
     "qwen3_vl": (
         "Qwen3VLTextRotaryEmbedding",
         [6, 5, 5],
-        {"beta_fast": 16.0, "attention_factor": 1.2},
-        "mrope_interleaved",
-        {"height": 5, "width": 5},
+        {**YARN, "beta_fast": 16.0, "attention_factor": 1.2},
+        f"mrope_interleaved:height=5,width=5,{OURS_YARN},beta_fast=16.0,attention_factor=1.2",
+    ),
+    "hunyuan_vl": (
+        "HunYuanVLRotaryEmbedding",
+        [5, 4, 4, 3],
+        {"rope_type": "ntk_alpha", "alpha": 1000.0},
+        "xdrope:text=5,width=4,height=4,alpha=1000.0",
     ),
 }
 
 
-@pytest.mark.parametrize("family", SCALED)
-def test_multimodal_rotations_scaled_by_yarn_match_transformers(family: str) -> None:
-    rotation, sections, changes, name, parameters = SCALED[family]
-    modeling, x = _modeling(family), _vectors(40, 32)
-    yarn = {
-        "rope_type": "yarn",
-        "rope_theta": 10000.0,
-        "factor": 4.0,
-        "original_max_position_embeddings": 512,
-        "mrope_section": sections,
-        **changes,
-    }
-    config = transformers.Qwen2Config(
-        hidden_size=128,
-        num_attention_heads=4,
-        head_dim=32,
-        max_position_embeddings=2048,
-        rope_parameters=yarn,
-    )
-    places = torch.randint(2048, (3, 1, 40), generator=torch.Generator().manual_seed(2))
-    cos, sin = getattr(modeling, rotation)(config)(x, places)
-    theirs = modeling.apply_rotary_pos_emb(x.transpose(1, 2), x.transpose(1, 2), cos, sin)[
-        0
-    ].transpose(1, 2)
-    assert (
-        _differ(
-            _build(
-                name,
-                32,
-                theta=10000.0,
-                factor=4.0,
-                original_max_positions=512,
-                **changes,
-                **parameters,
-            ),
-            x,
-            places,
-            theirs,
+@pytest.mark.parametrize("family", MULTIMODAL)
+def test_multimodal_rotations_match_their_published_models(family: str) -> None:
+    rotation, sections, more, spec = MULTIMODAL[family]
+    given = {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": sections, **more}
+    sizes = {"hidden_size": 128, "num_attention_heads": 4, "head_dim": 32}
+    config: Any = SimpleNamespace(rope_parameters=given, max_position_embeddings=4096, **sizes)
+    if more.get("rope_type") == "yarn":  # which reads more of a config
+        config = transformers.Qwen2Config(
+            max_position_embeddings=2048, rope_parameters=given, **sizes
         )
-        <= 1
-    )
+    modeling, x = _modeling(family), _vectors(40)
+    random = torch.Generator().manual_seed(2)
+    places = torch.randint(config.max_position_embeddings, (len(sections), 1, 40), generator=random)
+    places = places if family == "hunyuan_vl" else places[:3]
+    cos, sin = getattr(modeling, rotation)(config)(x, places)
+    if cos.dim() == 4:  # Qwen2-VL selects the axes in apply_rotary_pos_emb
+        cos, sin = (part[0] for part in (cos, sin))
+    ours = _build(f"{spec},theta=10000.0")
+    assert _differ(ours, x, places, _turned(modeling, x, cos, sin)) <= 1
 
 
 def test_patches_are_rotated_as_in_pixtral() -> None:
     modeling = _modeling("pixtral")
-    config = SimpleNamespace(
-        rope_parameters={"rope_type": "axial", "rope_theta": 10000.0}, head_dim=32
-    )
-    places, x = _grid(ROWS, COLUMNS), _vectors(ROWS * COLUMNS, 32)
+    given = {"rope_type": "axial", "rope_theta": 10000.0}
+    config = SimpleNamespace(rope_parameters=given, head_dim=32)
+    places, x = _grid(ROWS, COLUMNS), _vectors(ROWS * COLUMNS)
     cos, sin = modeling.PixtralVisionRotaryEmbedding(config)(x, places[:, 0].t())
     theirs = modeling.apply_rotary_pos_emb(x, x, cos, sin)[0]
-    assert (
-        _differ(_build("rope_axial", 32, theta=10000.0, spectrum="alternating"), x, places, theirs)
-        <= 1
-    )
+    ours = _build("rope_axial:theta=10000.0,spectrum=alternating")
+    assert _differ(ours, x, places, theirs) <= 1
 
 
 def test_patches_and_class_token_are_rotated_as_in_llama_4() -> None:
     modeling = _modeling("llama4")
-    config = SimpleNamespace(
-        image_size=40,
-        patch_size=8,
-        hidden_size=128,
-        num_attention_heads=4,
-        rope_parameters={"rope_theta": 10000.0},
-    )
-    x = _vectors(26, 32)
-    theirs = modeling.vision_apply_rotary_emb(
-        x, x, modeling.Llama4VisionRotaryEmbedding(config)(x)
-    )[0]
-    columns_and_rows = torch.cat(
-        (_grid(5, 5).flip(0) + 1, torch.zeros(2, 1, 1, dtype=torch.int64)), dim=2
-    )
-    assert (
-        _differ(
-            _build("rope_axial", 32, theta=10000.0, layout="interleaved"),
-            x,
-            columns_and_rows,
-            theirs,
-        )
-        <= 1
-    )
+    sizes = {"image_size": 40, "patch_size": 8, "hidden_size": 128, "num_attention_heads": 4}
+    config, x = SimpleNamespace(rope_parameters={"rope_theta": 10000.0}, **sizes), _vectors(26)
+    angles = modeling.Llama4VisionRotaryEmbedding(config)(x)
+    theirs = modeling.vision_apply_rotary_emb(x, x, angles)[0]
+    class_token = torch.zeros(2, 1, 1, dtype=torch.int64)
+    columns_and_rows = torch.cat((_grid(5, 5).flip(0) + 1, class_token), dim=2)
+    ours = _build("rope_axial:theta=10000.0,layout=interleaved")
+    assert _differ(ours, x, columns_and_rows, theirs) <= 1
 
 
 def test_patches_and_tokens_outside_the_grid_are_rotated_as_in_dinov3() -> None:
-    modeling = _modeling("dinov3_vit")
-    config = SimpleNamespace(
-        rope_theta=100.0, hidden_size=128, num_attention_heads=4, image_size=32, patch_size=8
-    )
-    x = _vectors(5 + ROWS * COLUMNS, 32)
-    cos, sin = modeling.DINOv3ViTRopePositionEmbedding(config).eval()(
-        torch.zeros(1, 3, 8 * ROWS, 8 * COLUMNS)
-    )
-    theirs = modeling.apply_rotary_pos_emb(x.transpose(1, 2), x.transpose(1, 2), cos, sin)[
-        0
-    ].transpose(1, 2)
+    modeling, x = _modeling("dinov3_vit"), _vectors(5 + ROWS * COLUMNS)
+    sizes = {"hidden_size": 128, "num_attention_heads": 4, "image_size": 32, "patch_size": 8}
+    rotation = modeling.DINOv3ViTRopePositionEmbedding(SimpleNamespace(rope_theta=100.0, **sizes))
+    cos, sin = rotation.eval()(torch.zeros(1, 3, 8 * ROWS, 8 * COLUMNS))
+    theirs = _turned(modeling, x, cos, sin)
     nowhere = torch.tensor([ROWS, COLUMNS])[:, None, None].expand(2, 1, 5)
-    assert (
-        _differ(
-            _build("rope_normalized", 32, rows=ROWS, columns=COLUMNS),
-            x,
-            torch.cat((nowhere, _grid(ROWS, COLUMNS)), dim=2),
-            theirs,
-        )
-        <= 1
-    )
+    ours = _build(f"rope_normalized:rows={ROWS},columns={COLUMNS}")
+    assert _differ(ours, x, torch.cat((nowhere, _grid(ROWS, COLUMNS)), dim=2), theirs) <= 1
 
 
-PIXELS = {"points": "ends", "spectrum": "linear"}
-AXIAL = {
-    "pixels of an image": (
-        "pixel",
-        8,
-        (ROWS, COLUMNS),
-        "rope_normalized",
-        {**PIXELS, "rows": ROWS, "columns": COLUMNS, "rotary": 16},
-    ),
+PIXELS = f"rope_normalized:points=ends,spectrum=linear,rows={ROWS},columns={COLUMNS}"
+AXIAL: Dict[str, Tuple[str, int, Tuple[int, ...], str]] = {
+    "pixels of an image": ("pixel", 8, (ROWS, COLUMNS), f"{PIXELS},rotary=16"),
     "pixels of a video": (
         "pixel",
         10,
         (FRAMES, ROWS, COLUMNS),
-        "rope_normalized",
-        {**PIXELS, "frames": FRAMES, "rows": ROWS, "columns": COLUMNS, "rotary": 30},
+        f"{PIXELS},frames={FRAMES},rotary=30",
     ),
-    "coordinates of an image": (
-        "lang",
-        8,
-        (ROWS, COLUMNS),
-        "rope_axial",
-        {"theta": 10000.0, "rotary": 16},
-    ),
+    "coordinates of an image": ("lang", 8, (ROWS, COLUMNS), "rope_axial:theta=10000.0,rotary=16"),
     "coordinates of a video": (
         "lang",
         10,
         (FRAMES, ROWS, COLUMNS),
-        "rope_axial",
-        {"theta": 10000.0, "rotary": 30, "axes": 3},
+        "rope_axial:theta=10000.0,rotary=30,axes=3",
     ),
 }
 
@@ -271,17 +171,15 @@ def test_axes_of_images_and_videos_are_rotated_as_in_rotary_embedding_torch(case
     peer = pytest.importorskip(
         "rotary_embedding_torch", reason="rotary-embedding-torch is not installed"
     )
-    kind, each, sizes, name, parameters = AXIAL[case]
-    x = _vectors(_grid(*sizes).size(2), 32)
+    kind, each, sizes, spec = AXIAL[case]
+    x = _vectors(_grid(*sizes).size(2))
     angles = peer.RotaryEmbedding(dim=each, freqs_for=kind).get_axial_freqs(*sizes).flatten(0, -2)
     theirs = peer.apply_rotary_emb(angles, x.transpose(1, 2)).transpose(1, 2).detach()
-    assert (
-        _differ(_build(name, 32, layout="interleaved", **parameters), x, _grid(*sizes), theirs) <= 1
-    )
+    assert _differ(_build(f"{spec},layout=interleaved"), x, _grid(*sizes), theirs) <= 1
 
 
 def test_tokens_outside_the_grid_are_not_rotated() -> None:
-    ours: Any = _build("rope_normalized", 16, rows=ROWS, columns=COLUMNS)
+    ours = _build(f"rope_normalized:rows={ROWS},columns={COLUMNS}", 16)
     x = _vectors(3, 16)
     outside: Tuple[Any, ...] = (
         torch.tensor([[ROWS, ROWS + 1, 4095]]),
@@ -309,8 +207,8 @@ def test_a_ramp_in_turns_is_that_of_llama_3() -> None:
     theirs, _ = utils.ROPE_INIT_FUNCTIONS["llama3"](
         transformers.LlamaConfig(**shape, rope_parameters=given), torch.device("cpu")
     )
-    ours: Any = _build(
-        "rope_yarn", 64, original_max_positions=512, beta_slow=2.0, beta_fast=24.0, ramp="turns"
+    ours = _build(
+        "rope_yarn:original_max_positions=512,beta_slow=2.0,beta_fast=24.0,ramp=turns", 64
     )
     assert worst_error(
         torch.tensor([ours.frequency(k) for k in range(32)]).numpy(), theirs.numpy()
@@ -346,20 +244,13 @@ def test_scores_with_temperature_scores_are_those_of_deepseek(mscale: float, sti
     turned = []
     for x, place in zip((q, k), places, strict=True):
         cos, sin = modeling.DeepseekV3RotaryEmbedding(config)(x, place[None])
-        rotated = modeling.apply_rotary_pos_emb(
-            x[..., :16].transpose(1, 2), x[..., :16].transpose(1, 2), cos, sin
-        )[0].transpose(1, 2)
+        rotated = _turned(modeling, x[..., :16], cos, sin)
         turned.append(torch.cat((rotated, x[..., 16:]), dim=-1))
     theirs = modeling.DeepseekV3Attention(config, 0).scaling * (turned[0] * turned[1]).sum(-1)
     ours = _build(
-        "rope_yarn",
+        f"rope_yarn:factor=8.0,original_max_positions=512,rotary=16,mscale={mscale},"
+        "mscale_all_dim=1.2,temperature=scores",
         size,
-        factor=8.0,
-        original_max_positions=512,
-        rotary=16,
-        mscale=mscale,
-        mscale_all_dim=1.2,
-        temperature="scores",
     )
     of_q, of_k = ours.rotate(q, q, places[:1])[0], ours.rotate(k, k, places[1:])[1]
     assert worst_error(
@@ -384,24 +275,18 @@ def test_a_temperature_with_first_0_and_a_rotation_match_ministral_3() -> None:
         rope_parameters=given,
     )
     x, places = _vectors(200, 32), torch.arange(200)[None]
-    turned = modeling.apply_rotary_pos_emb(
-        x.transpose(1, 2), x.transpose(1, 2), *modeling.Ministral3RotaryEmbedding(config)(x, places)
-    )[0]
-    theirs = (turned * modeling.get_llama_4_attn_scale(places, 0.3, 16)).transpose(1, 2)
-    temperature = {"name": "logn", "form": "steps", "temperature": 0.3, "period": 16, "first": 0}
-    rotation = {
-        "name": "rope_yarn",
-        "factor": 8.0,
-        "original_max_positions": 16,
-        "numerics": "transformers",
-    }
-    ours = encodings.build_all(
-        [temperature, rotation], encodings.Geometry(128, 4, 32, 4096, kv_heads=4)
+    turned = _turned(modeling, x, *modeling.Ministral3RotaryEmbedding(config)(x, places))
+    theirs = turned * modeling.get_llama_4_attn_scale(places, 0.3, 16).transpose(1, 2)
+    temperature = encodings.parse("logn:form=steps,temperature=0.3,period=16,first=0")
+    rotation = encodings.parse(
+        "rope_yarn:factor=8.0,original_max_positions=16,numerics=transformers"
     )
+    geometry = encodings.Geometry(128, 4, 32, 4096, kv_heads=4)
+    ours = encodings.build_all([temperature, rotation], geometry)
     assert _differ(ours, x, places, theirs) <= 1
     assert torch.equal(
         ours.rotate(x, x, places)[1],
-        encodings.build(rotation, encodings.Geometry(128, 4, 32, 4096)).rotate(x, x, places)[1],
+        encodings.build(rotation, geometry).rotate(x, x, places)[1],
     )
 
 
@@ -413,8 +298,8 @@ def test_trained_frequencies_have_outputs_and_gradients_of_rotary_embedding_torc
     x = _vectors(40, 32)
     places = torch.arange(40)[None]
     theirs.freqs.data += 0.1 * torch.randn(8, generator=torch.Generator().manual_seed(3))
-    ours: Any = encodings.build(
-        {"name": "rope_trained", "rotary": 16, "layout": "interleaved"},
+    ours = encodings.build(
+        encodings.parse("rope_trained:rotary=16,layout=interleaved"),
         encodings.Geometry(128, 4, 32, 64),
     )
     ours.load_state_dict({"weight.value": theirs.freqs.data})
