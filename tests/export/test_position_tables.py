@@ -12,7 +12,7 @@ from posenc_export.export import export, position_tables
 from posenc_export.export.verify import VerificationError
 from posenc_export.models.presets import seeded
 from posenc_export.runtime.artefact import manifest as manifests
-from tests.tiny import VARIANTS, decoder, works
+from tests.tiny import VARIANTS, block, works
 
 RANGE = 3000
 # Tables of positions without a formula of rows: trained, or results of a recursion or a network.
@@ -100,7 +100,7 @@ def test_a_number_that_is_off_by_four_units_in_the_last_place_is_found(
 def test_export_refuses_a_table_with_a_hole_in_every_format(
     target: str, weights: str, tmp_path: Path
 ) -> None:
-    model = seeded(decoder("rope", max_positions=440))
+    model = seeded(block("rope", max_positions=440))
     for name, buffer in model.named_buffers():
         if name.endswith("cos.rows"):
             buffer[400:432] = 0
@@ -109,6 +109,6 @@ def test_export_refuses_a_table_with_a_hole_in_every_format(
 
 
 def test_the_certificate_says_how_many_rows_were_compared(tmp_path: Path) -> None:
-    export(seeded(decoder("rope", max_positions=440)), "ort", tmp_path / "made", verify="quick")
+    export(seeded(block("rope", max_positions=440)), "ort", tmp_path / "made", verify="quick")
     certificate = manifests.read(tmp_path / "made").certificate
     assert certificate is not None and certificate["checks"]["tables"]["compared"] >= 880

@@ -79,7 +79,7 @@ def test_the_trained_numbers_of_an_artefact_are_those_of_its_module(
 
 
 def test_a_model_with_rounded_weights_keeps_the_numbers_of_its_encodings(tmp_path: Path) -> None:
-    sources = _sources(decoder, "rope_2d")
+    sources = _sources(block, "rope_2d")
     export(sources, "ort", tmp_path / "a", verify=False, weights="int8")
     assert _same(with_trained_encodings(tmp_path / "a"), sources.model)
 
