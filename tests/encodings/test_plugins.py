@@ -201,35 +201,23 @@ def test_parameters_of_a_registered_encoding_are_checked(text: str, message: str
         encodings.build(encodings.parse(text), GEOMETRY)
 
 
-@pytest.mark.parametrize(
-    ("name", "cls", "message"),
-    [
-        ("rope", Gentle, "expected an unused name, got the name of RoPE"),
-        ("Gentle", Gentle, "expected a name of lower-case letters, digits and _, got 'Gentle'"),
-        ("gentle:", Gentle, "expected a name of lower-case letters"),
-        ("taken", Gentle, "expected an unused name, got the name of Inherited2"),
-        ("mine", int, "expected a subclass of posenc_export.encodings.PositionEncoding, got int"),
-        ("mine", "Gentle", "got an object of str"),
-        ("mine", PositionEncoding, "got PositionEncoding"),
-        ("mine", Open, r"expected parameters with names and types, got '\*\*rest: float'"),
-        ("mine", Untyped, "expected parameters with names and types, got 'period=3'"),
-        (
-            "mine",
-            Unnamed,
-            "expected annotations that can be evaluated, got name 'Nowhere' is not defined",
-        ),
-        (
-            "mine",
-            Inherited,
-            "expected a constructor that takes a Geometry first, got Inherited without it",
-        ),
-        (
-            "mine",
-            NoGeometry,
-            "expected a constructor that takes a Geometry first, got NoGeometry without it",
-        ),
-    ],
-)
+@pytest.mark.parametrize(("name", "cls", "message"), [
+    ("rope", Gentle, "expected an unused name, got the name of RoPE"),
+    ("Gentle", Gentle, "expected a name of lower-case letters, digits and _, got 'Gentle'"),
+    ("gentle:", Gentle, "expected a name of lower-case letters"),
+    ("taken", Gentle, "expected an unused name, got the name of Inherited2"),
+    ("mine", int, "expected a subclass of posenc_export.encodings.PositionEncoding, got int"),
+    ("mine", "Gentle", "got an object of str"),
+    ("mine", PositionEncoding, "got PositionEncoding"),
+    ("mine", Open, r"expected parameters with names and types, got '\*\*rest: float'"),
+    ("mine", Untyped, "expected parameters with names and types, got 'period=3'"),
+    ("mine", Unnamed,
+        "expected annotations that can be evaluated, got name 'Nowhere' is not defined"),
+    ("mine", Inherited,
+        "expected a constructor that takes a Geometry first, got Inherited without it"),
+    ("mine", NoGeometry,
+        "expected a constructor that takes a Geometry first, got NoGeometry without it"),
+])  # fmt: skip
 def test_a_wrong_name_or_class_is_refused_by_rule_and_value(
     name: str, cls: Any, message: str
 ) -> None:

@@ -52,44 +52,21 @@ YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 
 OURS_YARN = "factor=4.0,original_max_positions=512"
 # Of each family: its class, the sections of its axes, further rope_parameters, and our encoding.
 MULTIMODAL: Dict[str, Tuple[str, List[int], Dict[str, Any], str]] = {
-    "glm4v": (
-        "Glm4vTextRotaryEmbedding",
-        [2, 3, 3],
-        HALF,
-        "mrope:time=2,height=3,rotary=16,layout=interleaved",
-    ),
-    "ernie4_5_vl_moe": (
-        "Ernie4_5_VLMoeTextRotaryEmbedding",
-        [5, 5, 6],
-        {},
-        "mrope:time=6,order=alternating,layout=interleaved",
-    ),
-    "qwen3_5": (
-        "Qwen3_5TextRotaryEmbedding",
-        [3, 3, 2],
-        HALF,
-        "mrope_interleaved:height=3,width=2,rotary=16",
-    ),
+    "glm4v": ("Glm4vTextRotaryEmbedding", [2, 3, 3], HALF,
+        "mrope:time=2,height=3,rotary=16,layout=interleaved"),
+    "ernie4_5_vl_moe": ("Ernie4_5_VLMoeTextRotaryEmbedding", [5, 5, 6], {},
+        "mrope:time=6,order=alternating,layout=interleaved"),
+    "qwen3_5": ("Qwen3_5TextRotaryEmbedding", [3, 3, 2], HALF,
+        "mrope_interleaved:height=3,width=2,rotary=16"),
     "qwen2_vl": ("Qwen2VLRotaryEmbedding", [4, 6, 6], {}, "mrope:time=4,height=6"),
-    "qwen2_5_vl": (
-        "Qwen2_5_VLRotaryEmbedding",
-        [4, 6, 6],
-        YARN,
-        f"mrope:time=4,height=6,{OURS_YARN}",
-    ),
-    "qwen3_vl": (
-        "Qwen3VLTextRotaryEmbedding",
-        [6, 5, 5],
+    "qwen2_5_vl": ("Qwen2_5_VLRotaryEmbedding", [4, 6, 6], YARN,
+        f"mrope:time=4,height=6,{OURS_YARN}"),
+    "qwen3_vl": ("Qwen3VLTextRotaryEmbedding", [6, 5, 5],
         {**YARN, "beta_fast": 16.0, "attention_factor": 1.2},
-        f"mrope_interleaved:height=5,width=5,{OURS_YARN},beta_fast=16.0,attention_factor=1.2",
-    ),
-    "hunyuan_vl": (
-        "HunYuanVLRotaryEmbedding",
-        [5, 4, 4, 3],
-        {"rope_type": "ntk_alpha", "alpha": 1000.0},
-        "xdrope:text=5,width=4,height=4,alpha=1000.0",
-    ),
-}
+        f"mrope_interleaved:height=5,width=5,{OURS_YARN},beta_fast=16.0,attention_factor=1.2"),
+    "hunyuan_vl": ("HunYuanVLRotaryEmbedding", [5, 4, 4, 3],
+        {"rope_type": "ntk_alpha", "alpha": 1000.0}, "xdrope:text=5,width=4,height=4,alpha=1000.0"),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("family", MULTIMODAL)

@@ -117,36 +117,19 @@ def _place(cls: Any) -> str:
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
-@pytest.mark.parametrize(
-    ("cls", "message"),
-    [
-        (
-            Forgotten,
-            "expected rotate at {place} to return {dtype} in a model of {dtype}, got float32; "
-            "convert tables",
-        ),
-        (
-            Product,
-            "expected rotate at {place} to run in {dtype}, got expected m1 and m2 to have the same "
-            "dtype, but got: .*; convert tables",
-        ),
-        (
-            Plain,
-            r"expected rotate at {place} within .* of float32 in {dtype}, got .*, with positions "
-            r"rounded to {dtype}; keep trained numbers",
-        ),
-        (
-            Slopes,
-            "expected bias at {place} to return float32 in a model of {dtype}, got {dtype}; "
-            "keep trained numbers",
-        ),
-        (
-            Buffered,
-            "expected fixed numbers that keep their values in a model of {dtype}, got buffer "
-            "slopes, which the cast rounds; keep them in a Table",
-        ),
-    ],
-)
+@pytest.mark.parametrize(("cls", "message"), [
+    (Forgotten, "expected rotate at {place} to return {dtype} in a model of {dtype}, got float32; "
+        "convert tables"),
+    (Product,
+        "expected rotate at {place} to run in {dtype}, got expected m1 and m2 to have the same "
+        "dtype, but got: .*; convert tables"),
+    (Plain, r"expected rotate at {place} within .* of float32 in {dtype}, got .*, with positions "
+        r"rounded to {dtype}; keep trained numbers"),
+    (Slopes, "expected bias at {place} to return float32 in a model of {dtype}, got {dtype}; "
+        "keep trained numbers"),
+    (Buffered, "expected fixed numbers that keep their values in a model of {dtype}, got buffer "
+        "slopes, which the cast rounds; keep them in a Table"),
+])  # fmt: skip
 def test_a_fault_in_half_precision_is_named_with_file_and_line(
     cls: Any, message: str, dtype: str
 ) -> None:

@@ -178,11 +178,8 @@ CHANGES: Tuple[Tuple[str, str, Change], ...] = (
     ("wrong bucket border", "t5", _moved_border),
     ("clip off by one", "shaw", _clipped_short),
     ("sign of the relative distance, shaw", "shaw", _other_sign),
-    (
-        "sign of the relative distance, transformer_xl",
-        "transformer_xl",
-        _table("waves", _sines_negated),
-    ),
+    ("sign of the relative distance, transformer_xl", "transformer_xl",
+        _table("waves", _sines_negated)),
     ("sign of the relative distance, deberta", "deberta", _copied("of_distance", _flipped)),
     ("distances that are not clamped", "transformer_xl-clamped", _put("clamp", lambda _: 0)),
     ("missing u", "transformer_xl", _without("u")),
@@ -194,16 +191,10 @@ CHANGES: Tuple[Tuple[str, str, Change], ...] = (
     ("swapped sections, xdrope", "xdrope", _copied("of_axis", lambda axes: axes.roll(1, 0))),
     ("switch of factors ignored", "rope_longrope-short", _put("original", lambda _: 1 << 30)),
     ("largest distance one token short", "dual_chunk-near", _put("limit", lambda n: n - 1)),
-    (
-        "temperature beyond the trained length ignored",
-        "dual_chunk-near",
-        _table("factors", np.ones_like),
-    ),
-    (
-        "length seen ignored",
-        "rope_dynamic-short",
-        _table("first", lambda rows: np.repeat(rows[:1], len(rows), 0)),
-    ),
+    ("temperature beyond the trained length ignored", "dual_chunk-near",
+        _table("factors", np.ones_like)),
+    ("length seen ignored", "rope_dynamic-short",
+        _table("first", lambda rows: np.repeat(rows[:1], len(rows), 0))),
     ("decay of keys not inverse", "xpos", _keys_scaled_as_queries),
     ("state not carried, fox", "fox", _forgets("observe")),
     ("state not carried, fox_pair", "fox_pair", _forgets("observe")),
@@ -214,11 +205,8 @@ CHANGES: Tuple[Tuple[str, str, Change], ...] = (
     ("state not carried, conditional_conv", "conditional_conv", _forgets("embed_next")),
     ("offsets in columns exchanged", "swin", _columns_flipped),
     ("coordinates exchanged, layout_bias", "layout_bias-near", _exchanged("of_x", "of_y")),
-    (
-        "offsets in columns exchanged, decomposed_2d",
-        "decomposed_2d",
-        _copied("of_columns", _flipped),
-    ),
+    ("offsets in columns exchanged, decomposed_2d", "decomposed_2d",
+        _copied("of_columns", _flipped)),
     ("table of another grid not resized", "decomposed_2d-resized", _not_resized),
     ("gates of the next head", "wavlm", _gates_of_next_head),
     ("sign of the relative distance, wavlm", "wavlm-near", _copied("of_distance", _flipped)),
@@ -227,18 +215,15 @@ CHANGES: Tuple[Tuple[str, str, Change], ...] = (
     ("shares exchanged", "hierarchical", _put("share", lambda share: 1 - share)),
     ("table one row late, recurrent", "recurrent", _table_one_row_late),
     ("table one row late, floater", "floater", _table_one_row_late),
-    (
-        "rows and columns exchanged",
-        "conditional_conv_2d",
-        lambda e: e.convolution.weight.copy_(e.convolution.weight.mT.clone()),
-    ),
+    ("rows and columns exchanged", "conditional_conv_2d",
+        lambda e: e.convolution.weight.copy_(e.convolution.weight.mT.clone())),
     ("halves exchanged, sinusoidal_2d", "sinusoidal_2d", _put("first", lambda first: 1 - first)),
     ("coordinates exchanged, learned_2d", "learned_2d", _exchanged("of_row", "of_column")),
     ("coordinates exchanged, boxes", "boxes", _exchanged("of_x", "of_y")),
     ("a grid of one row more, rope_normalized", "rope_normalized-grid", _one_row_more),
     ("grid one column narrow", "conditional_conv_2d", _narrow_grid),
     ("temperature one step late", "logn-steps", _table("factors", _late)),
-)
+)  # fmt: skip
 FAULTS = {
     fault.name: fault
     for fault in (

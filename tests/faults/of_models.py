@@ -69,27 +69,15 @@ MASK, SELECTION = (ops, "attention_mask"), (ops, "select_tokens")
 # Of gated delta rules: what is wrong, the model, the function, and the change of its inputs.
 DELTAS: Tuple[Tuple[str, str, Any, Any], ...] = (
     ("decay ignored", DELTA, RULE, lambda q, k, v, decay, *rest: (q, k, v, 0 * decay, *rest)),
-    (
-        "decay of another entry",
-        "gated_delta by entry nope",
-        RULE,
-        lambda q, k, v, decay, *rest: (q, k, v, decay.roll(1, 2), *rest),
-    ),
-    (
-        "rate of the token before",
-        DELTA,
-        RULE,
-        lambda *given: (*given[:4], given[4].roll(1, 1), given[5]),
-    ),
+    ("decay of another entry", "gated_delta by entry nope", RULE, lambda q, k, v, decay,
+        *rest: (q, k, v, decay.roll(1, 2), *rest)),
+    ("rate of the token before", DELTA, RULE,
+        lambda *given: (*given[:4], given[4].roll(1, 1), given[5])),
     ("state of a call lost", DELTA, RULE, lambda *given: (*given[:5], 0 * given[5])),
     ("state of another row", DELTA, RULE, lambda *given: (*given[:5], given[5].flip(0))),
-    (
-        "inputs of filters one token late",
-        DELTA,
-        FILTERS,
-        lambda x, tail, weight: (x, tail.roll(1, 1), weight),
-    ),
-)
+    ("inputs of filters one token late", DELTA, FILTERS, lambda x, tail,
+        weight: (x, tail.roll(1, 1), weight)),
+)  # fmt: skip
 # Of masks: what is wrong, and the change of positions of queries and keys.
 MASKS: Tuple[Tuple[str, Any], ...] = (
     ("mask one short", lambda q, k: (q - 1, k)),

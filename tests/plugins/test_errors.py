@@ -59,28 +59,14 @@ def registered() -> Iterator[None]:
         del encodings.KNOWN.registered[name]
 
 
-@pytest.mark.parametrize(
-    ("name", "status", "message"),
-    [
-        (
-            "off_by_one",
-            1,
-            "encoding off_by_one disagrees with its oracle; run "
-            "posenc_export.testing.check_encoding on OffByOne",
-        ),
-        (
-            "raising",
-            2,
-            "test_errors.py:53 to run, got KeyError: 'slope'; correct the code there, and "
-            "run posenc_export.testing.check_encoding",
-        ),
-        (
-            "refusing",
-            2,
-            "posenc: encoding refusing: expected a head size that is a multiple of 5, got 8",
-        ),
-    ],
-)
+@pytest.mark.parametrize(("name", "status", "message"), [
+    ("off_by_one", 1, "encoding off_by_one disagrees with its oracle; run "
+        "posenc_export.testing.check_encoding on OffByOne"),
+    ("raising", 2, "test_errors.py:53 to run, got KeyError: 'slope'; correct the code there, and "
+        "run posenc_export.testing.check_encoding"),
+    ("refusing", 2,
+        "posenc: encoding refusing: expected a head size that is a multiple of 5, got 8"),
+])  # fmt: skip
 def test_an_error_of_an_own_encoding_is_one_line_that_says_where(
     name: str, status: int, message: str, tmp_path: Path, capsys: Any
 ) -> None:

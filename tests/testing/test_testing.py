@@ -228,39 +228,21 @@ def test_a_lost_state_is_detected() -> None:
     ) == {"states forgotten"}
 
 
-@pytest.mark.parametrize(
-    ("cls", "message"),
-    [
-        (
-            AnotherOracle,
-            r"AnotherOracle: expected bias within .* of its oracle, got 1\.0e-03, worst at "
-            r"query \d+, key \d+, head \d: expected -\d\.\d+, got -\d\.\d+: your module",
-        ),
-        (
-            NotAhead,
-            "expected finite numbers at query 0, key 1, head 0, got nan from bias and .*, or "
-            'set works_in = ..causal",. in the class',
-        ),
-        (
-            Rounded,
-            "worst at query .*; slope is float16: keep fixed numbers in a Table and trained "
-            "ones in an Exact, which are float32",
-        ),
-        (
-            of_function,
-            "expected finite numbers at query 0, key 1, head 0, got nan from your function; "
-            "compute with the absolute distance, or select with",
-        ),
-        (Waving, "Waving: expected bias within .* got 4.5e-04, worst at query 2, key 0, head"),
-        (NoOracle, "check_encoding NoOracle: expected bias within"),
-        (ByHead, "ByHead: expected rotate within .* override `rotate_heads` .* `rotate_key` or"),
-        (QueriesOnly, "QueriesOnly: expected rotate .* `rotate_heads` .* `rotate_key` or"),
-        (
-            Nothing,
-            "expected the grid to detect the planted fault 'offset ignored', got no difference",
-        ),
-    ],
-)
+@pytest.mark.parametrize(("cls", "message"), [
+    (AnotherOracle, r"AnotherOracle: expected bias within .* of its oracle, got 1\.0e-03, worst at "
+        r"query \d+, key \d+, head \d: expected -\d\.\d+, got -\d\.\d+: your module"),
+    (NotAhead, "expected finite numbers at query 0, key 1, head 0, got nan from bias and .*, or "
+        'set works_in = ..causal",. in the class'),
+    (Rounded, "worst at query .*; slope is float16: keep fixed numbers in a Table and trained "
+        "ones in an Exact, which are float32"),
+    (of_function, "expected finite numbers at query 0, key 1, head 0, got nan from your function; "
+        "compute with the absolute distance, or select with"),
+    (Waving, "Waving: expected bias within .* got 4.5e-04, worst at query 2, key 0, head"),
+    (NoOracle, "check_encoding NoOracle: expected bias within"),
+    (ByHead, "ByHead: expected rotate within .* override `rotate_heads` .* `rotate_key` or"),
+    (QueriesOnly, "QueriesOnly: expected rotate .* `rotate_heads` .* `rotate_key` or"),
+    (Nothing, "expected the grid to detect the planted fault 'offset ignored', got no difference"),
+])  # fmt: skip
 def test_an_incorrect_encoding_raises_an_assertion_error(cls: Any, message: str) -> None:
     with pytest.raises(AssertionError, match=message):
         check_encoding(cls, targets=[])

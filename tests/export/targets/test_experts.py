@@ -26,31 +26,16 @@ pytestmark = pytest.mark.xdist_group("experts")
 GROUPS = {"name": "groups", "groups": 3, "kept": 2}
 MIXTURES: Dict[str, Dict[str, Any]] = {
     "plain": {"experts": 5, "chosen": 2},
-    "clamped with biases": {
-        "experts": 3,
-        "chosen": 2,
-        "bias": True,
-        "unit": {"name": "clamped", "limit": 0.4},
-    },
-    "weights on the input": {
-        "experts": 4,
-        "chosen": 1,
-        "on": "input",
-        "weights": "sigmoid",
-        "shared": 12,
-    },
+    "clamped with biases": {"experts": 3, "chosen": 2, "bias": True,
+        "unit": {"name": "clamped", "limit": 0.4}},
+    "weights on the input": {"experts": 4, "chosen": 1, "on": "input", "weights": "sigmoid",
+        "shared": 12},
     "two weights on the input": {"experts": 4, "chosen": 2, "on": "input", "weights": "all"},
-    "groups": {
-        "experts": 6,
-        "chosen": 3,
-        "factor": 1.5,
-        "shared": 12,
-        "choice": GROUPS,
-        "weights": "sigmoid_of_chosen",
-    },
+    "groups": {"experts": 6, "chosen": 3, "factor": 1.5, "shared": 12, "choice": GROUPS,
+        "weights": "sigmoid_of_chosen"},
     "all": {"experts": 3, "chosen": 3},
     "relu": {"experts": 3, "chosen": 2, "unit": {"name": "gated", "activation": "relu"}},
-}
+}  # fmt: skip
 SPARSE = (
     "plain",
     "all",

@@ -55,36 +55,15 @@ def _parallel() -> StackConfig:
 LAST = {"Unsqueeze": 1, "GatherND": 1}  # select the tokens with logits
 # For each model: nodes of a layer, and nodes before and after its two layers.
 LAYERS: Dict[str, Any] = {
-    "gated": (
-        GATED,
-        {
-            "RMSNormalization": 2,
-            "MatMul": 5,
-            "GroupQueryAttention": 1,
-            "Add": 2,
-            "QuickGelu": 1,
-            "Mul": 1,
-        },
-        {"Gather": 1, "RMSNormalization": 1, "FusedMatMul": 1, **LAST},
-    ),
-    "parallel": (
-        _parallel(),
-        {
-            "RMSNormalization": 1,
-            "MatMul": 5,
-            "GroupQueryAttention": 1,
-            "Add": 2,
-            "QuickGelu": 1,
-            "Mul": 1,
-        },
-        {"Gather": 1, "RMSNormalization": 1, "FusedMatMul": 1, **LAST},
-    ),
-    "plain": (
-        PLAIN,
+    "gated": (GATED, {"RMSNormalization": 2, "MatMul": 5, "GroupQueryAttention": 1, "Add": 2,
+        "QuickGelu": 1, "Mul": 1}, {"Gather": 1, "RMSNormalization": 1, "FusedMatMul": 1, **LAST}),
+    "parallel": (_parallel(), {"RMSNormalization": 1, "MatMul": 5, "GroupQueryAttention": 1,
+        "Add": 2, "QuickGelu": 1, "Mul": 1}, {"Gather": 1, "RMSNormalization": 1, "FusedMatMul": 1,
+        **LAST}),
+    "plain": (PLAIN,
         {"LayerNormalization": 2, "MatMul": 4, "GroupQueryAttention": 1, "Add": 6, "Gelu": 1},
-        {"Gather": 1, "LayerNormalization": 1, "MatMul": 1, **LAST},
-    ),
-}
+        {"Gather": 1, "LayerNormalization": 1, "MatMul": 1, **LAST}),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -137,65 +116,40 @@ def _loaded(folder: Path, disabled: List[str]) -> List[str]:
 
 
 PATTERNS: Dict[str, Any] = {
-    "gate and up": (
-        "a = MatMul(x, w1) u = Sigmoid(a) v = Mul(a, u) c = MatMul(x, w2) y = Mul(v, c)",
-        {"MatMul": 2, "QuickGelu": 1, "Mul": 1},
-    ),
+    "gate and up":
+        ("a = MatMul(x, w1) u = Sigmoid(a) v = Mul(a, u) c = MatMul(x, w2) y = Mul(v, c)",
+        {"MatMul": 2, "QuickGelu": 1, "Mul": 1}),
     "alpha": ("a = Mul(x, alpha) u = Sigmoid(a) y = Mul(u, x)", {"QuickGelu": 1}),
     "alpha in front": ("a = Mul(alpha, x) u = Sigmoid(a) y = Mul(x, u)", {"QuickGelu": 1}),
-    "a sigmoid of something else": (
-        "a = Add(x, alpha) u = Sigmoid(a) y = Mul(u, x)",
-        {"Add": 1, "Sigmoid": 1, "Mul": 1},
-    ),
-    "factors for each entry": (
-        "a = Mul(x, four) u = Sigmoid(a) y = Mul(u, x)",
-        {"Mul": 2, "Sigmoid": 1},
-    ),
-    "a sigmoid that is read twice": (
-        "u = Sigmoid(x) v = Mul(x, u) y = Add(v, u)",
-        {"Sigmoid": 1, "Mul": 1, "Add": 1},
-    ),
-    "a transposed constant": (
-        "t = Transpose<perm=[1,0]>(turned) y = MatMul(x, t)",
-        {"FusedMatMul": 1},
-    ),
-    "a transposed constant without perm": (
-        "t = Transpose(turned) y = MatMul(x, t)",
-        {"FusedMatMul": 1},
-    ),
-    "a constant that is not turned": (
-        "t = Transpose<perm=[0,1]>(w1) y = MatMul(x, t)",
-        {"Transpose": 1, "MatMul": 1},
-    ),
-    "a sum and its norm": (
-        "a = Add(x, x) y = RMSNormalization<epsilon=0.01>(a, four)",
-        {"SkipSimplifiedLayerNormalization": 1},
-    ),
-    "a sum that is read again": (
-        "a = Add(x, x) b = Mul(a, four) n = RMSNormalization(a, four) y = Sub(b, n)",
-        {"SkipSimplifiedLayerNormalization": 1, "Mul": 1, "Sub": 1},
-    ),
-    "a sum with one row": (
-        "a = Add(x, four) y = RMSNormalization(a, four)",
-        {"Add": 1, "RMSNormalization": 1},
-    ),
-    "a norm over several axes": (
-        "a = Add(x, x) y = RMSNormalization<axis=-2>(a, four)",
-        {"Add": 1, "RMSNormalization": 1},
-    ),
-    "softplus of torch": (
-        "s = Softplus(x) g = Greater(x, twenty) y = Where(g, x, s)",
-        {"Softplus": 1},
-    ),
-    "another value beside softplus": (
-        "a = Mul(x, alpha) s = Softplus(x) g = Greater(x, twenty) y = Where(g, a, s)",
-        {"Mul": 1, "Softplus": 1, "Greater": 1, "Where": 1},
-    ),
-    "a transposed value": (
-        "t = Transpose<perm=[0,2,1]>(x) y = MatMul(x, t)",
-        {"Transpose": 1, "MatMul": 1},
-    ),
-}
+    "a sigmoid of something else": ("a = Add(x, alpha) u = Sigmoid(a) y = Mul(u, x)",
+        {"Add": 1, "Sigmoid": 1, "Mul": 1}),
+    "factors for each entry": ("a = Mul(x, four) u = Sigmoid(a) y = Mul(u, x)",
+        {"Mul": 2, "Sigmoid": 1}),
+    "a sigmoid that is read twice": ("u = Sigmoid(x) v = Mul(x, u) y = Add(v, u)",
+        {"Sigmoid": 1, "Mul": 1, "Add": 1}),
+    "a transposed constant": ("t = Transpose<perm=[1,0]>(turned) y = MatMul(x, t)",
+        {"FusedMatMul": 1}),
+    "a transposed constant without perm": ("t = Transpose(turned) y = MatMul(x, t)",
+        {"FusedMatMul": 1}),
+    "a constant that is not turned": ("t = Transpose<perm=[0,1]>(w1) y = MatMul(x, t)",
+        {"Transpose": 1, "MatMul": 1}),
+    "a sum and its norm": ("a = Add(x, x) y = RMSNormalization<epsilon=0.01>(a, four)",
+        {"SkipSimplifiedLayerNormalization": 1}),
+    "a sum that is read again":
+        ("a = Add(x, x) b = Mul(a, four) n = RMSNormalization(a, four) y = Sub(b, n)",
+        {"SkipSimplifiedLayerNormalization": 1, "Mul": 1, "Sub": 1}),
+    "a sum with one row": ("a = Add(x, four) y = RMSNormalization(a, four)",
+        {"Add": 1, "RMSNormalization": 1}),
+    "a norm over several axes": ("a = Add(x, x) y = RMSNormalization<axis=-2>(a, four)",
+        {"Add": 1, "RMSNormalization": 1}),
+    "softplus of torch": ("s = Softplus(x) g = Greater(x, twenty) y = Where(g, x, s)",
+        {"Softplus": 1}),
+    "another value beside softplus":
+        ("a = Mul(x, alpha) s = Softplus(x) g = Greater(x, twenty) y = Where(g, a, s)",
+        {"Mul": 1, "Softplus": 1, "Greater": 1, "Where": 1}),
+    "a transposed value": ("t = Transpose<perm=[0,2,1]>(x) y = MatMul(x, t)",
+        {"Transpose": 1, "MatMul": 1}),
+}  # fmt: skip
 RANDOM = np.random.default_rng(0)
 CONSTANTS = {
     **{

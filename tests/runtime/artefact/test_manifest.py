@@ -100,98 +100,56 @@ def test_no_file_is_hashed_before_all_sizes_agree(
 
 # By artefact: the path of an item of the manifest, its new value, and what the refusal says.
 CHANGES: Dict[str, List[Tuple[str, Any, str]]] = {
-    "ort": [
-        ("extra", 1, "unknown field `extra`"),
-        ("states/0/extra", 1, r"unknown field `extra` - at `\$.states\[0\]`"),
-        ("kind", "blocks", r"\$.kind"),
-        ("kind", "block\n", r"\$.kind"),
-        ("target", "eager", r"\$.target"),
-        ("dtype", "float64", r"\$.dtype"),
-        ("states/1/dtype", "object", r"\$.states\[1\].dtype"),
-        ("chunk", "512", r"Expected `int`, got `str` - at `\$.chunk`"),
-        ("contiguous", 1, r"Expected `bool`, got `int` - at `\$.contiguous`"),
-        ("states", 0, r"Expected `array`, got `int` - at `\$.states`"),
-        ("files", None, r"\$.files"),
-        ("chunk", 0, r">= 1 - at `\$.chunk`"),
-        ("states/0/axes/1", -3, r"\$.states\[0\].axes\[1\]"),
-        ("states/0/axes/1", 2**40, r"\$.states\[0\].axes\[1\]"),
-        ("states/0/axes", ["batch_size"] * 9, r"\$.states\[0\].axes"),
-        ("states/0/past", "x" * 1000, r"\$.states\[0\].past"),
-        ("files/model.onnx/sha256", "0", r"\$.files\[...\].sha256"),
-        (
-            "states/0/update",
-            "append",
-            "states.0..update to be in_place or replace for target ort, got append",
-        ),
-        (
-            "states/0/axis",
-            1,
-            "states.0..axes to start with batch_size and to have capacity only at axis",
-        ),
-        ("states/0/axis", 7, "states.0..axes to start with batch_size"),
-        ("states/0/axes/1", "capacity", "states.0..axes to start with batch_size"),
-        ("states/0/axes/0", 4, "states.0..axes to start with batch_size"),
-        ("states/0/present", "present.1.key", "states.0. to have matching names past"),
-        ("states/0/fill", -1, "fill to be 0 except for past_positions"),
-        ("weights", {"format": "int2"}, r"\$.weights.format"),
-        (
-            "cache",
-            "int8",
-            "int8 states exactly with cache int8, for target ort or ort-native in float32, got 0",
-        ),
-        (
-            "cache",
-            "float16",
-            "float16 states exactly with cache float16, for target ort-native in float32, got 0",
-        ),
-        ("inputs/1/name", "weights", "inputs.1. to be one of .*, got weights"),
-        ("inputs/1/dtype", "int64", r"inputs.1. to be seqlens_k int32 .*, got seqlens_k int64"),
-        ("inputs/2/axes", ["batch_size"], r"inputs.2. to be total_sequence_length int32 \[\]"),
-        ("inputs/0/axes/2", 47, "inputs.0. of kind block to be hidden_states float32"),
-        ("outputs/0/name", "logits", "outputs.0. of kind block to be output float32"),
-        ("inputs/1/name", "logits_index", "inputs.1. to be one of .*, got logits_index"),
-        ("max_positions", 4096, "config.max_positions to be 4096 as max_positions, got 1100"),
-        ("files", {}, "files to hold one graph, model.onnx for target ort, got none"),
-        ("target", "torchscript", "for target torchscript, got"),
-        ("certificate", {"passed": "yes"}, r"\$.passed"),
-        (
-            "certificate",
-            {"passed": True, "tolerance": 1.0, "provider": "cpu", "cells": {}},
-            r"\$.cells",
-        ),
-        ("schema", 2, "expected schema 4, got 2; export again"),
-    ],
-    "onnx": [
-        ("signature", "mask", "inputs.1. to be one of .*, got position_ids"),
+    "ort": [("extra", 1, "unknown field `extra`"), ("states/0/extra", 1,
+        r"unknown field `extra` - at `\$.states\[0\]`"), ("kind", "blocks", r"\$.kind"), ("kind",
+        "block\n", r"\$.kind"), ("target", "eager", r"\$.target"), ("dtype", "float64",
+        r"\$.dtype"), ("states/1/dtype", "object", r"\$.states\[1\].dtype"), ("chunk", "512",
+        r"Expected `int`, got `str` - at `\$.chunk`"), ("contiguous", 1,
+        r"Expected `bool`, got `int` - at `\$.contiguous`"), ("states", 0,
+        r"Expected `array`, got `int` - at `\$.states`"), ("files", None, r"\$.files"), ("chunk", 0,
+        r">= 1 - at `\$.chunk`"), ("states/0/axes/1", -3, r"\$.states\[0\].axes\[1\]"),
+        ("states/0/axes/1", 2**40, r"\$.states\[0\].axes\[1\]"), ("states/0/axes",
+        ["batch_size"] * 9, r"\$.states\[0\].axes"), ("states/0/past", "x" * 1000,
+        r"\$.states\[0\].past"), ("files/model.onnx/sha256", "0", r"\$.files\[...\].sha256"),
+        ("states/0/update", "append",
+        "states.0..update to be in_place or replace for target ort, got append"), ("states/0/axis",
+        1, "states.0..axes to start with batch_size and to have capacity only at axis"),
+        ("states/0/axis", 7, "states.0..axes to start with batch_size"), ("states/0/axes/1",
+        "capacity", "states.0..axes to start with batch_size"), ("states/0/axes/0", 4,
+        "states.0..axes to start with batch_size"), ("states/0/present", "present.1.key",
+        "states.0. to have matching names past"), ("states/0/fill", -1,
+        "fill to be 0 except for past_positions"), ("weights", {"format": "int2"},
+        r"\$.weights.format"), ("cache", "int8",
+        "int8 states exactly with cache int8, for target ort or ort-native in float32, got 0"),
+        ("cache", "float16",
+        "float16 states exactly with cache float16, for target ort-native in float32, got 0"),
+        ("inputs/1/name", "weights", "inputs.1. to be one of .*, got weights"), ("inputs/1/dtype",
+        "int64", r"inputs.1. to be seqlens_k int32 .*, got seqlens_k int64"), ("inputs/2/axes",
+        ["batch_size"], r"inputs.2. to be total_sequence_length int32 \[\]"), ("inputs/0/axes/2",
+        47, "inputs.0. of kind block to be hidden_states float32"), ("outputs/0/name", "logits",
+        "outputs.0. of kind block to be output float32"), ("inputs/1/name", "logits_index",
+        "inputs.1. to be one of .*, got logits_index"), ("max_positions", 4096,
+        "config.max_positions to be 4096 as max_positions, got 1100"), ("files", {},
+        "files to hold one graph, model.onnx for target ort, got none"), ("target", "torchscript",
+        "for target torchscript, got"), ("certificate", {"passed": "yes"}, r"\$.passed"),
+        ("certificate", {"passed": True, "tolerance": 1.0, "provider": "cpu", "cells": {}},
+        r"\$.cells"), ("schema", 2, "expected schema 4, got 2; export again")],
+    "onnx": [("signature", "mask", "inputs.1. to be one of .*, got position_ids"),
         ("layout", "rows", "layout to be columns for target onnx, got rows"),
         ("states/0/reads_hidden", False, "reads_hidden to be false only for in-place states"),
         ("capacity_bucket", 256, "capacity_bucket to be 0 for target onnx, got 256"),
-        ("axes", 2, "inputs.1. to be position_ids int64 .3, "),
-    ],
-    "torchscript": [
-        ("weights", {"format": "int4"}, "expected model.onnx in float32 for weights of few bits"),
-    ],
-    "decoder": [
-        (
-            "inputs/1/axes/1",
-            "sequence_length",
-            r"inputs.1. to be logits_index int64 .*'logits_count'",
-        ),
-        (
-            "outputs/0/axes/1",
-            "sequence_length",
-            "outputs.0. of kind decoder to be logits float32 .*'logits_count'",
-        ),
+        ("axes", 2, "inputs.1. to be position_ids int64 .3, ")],
+    "torchscript":
+        [("weights", {"format": "int4"}, "expected model.onnx in float32 for weights of few bits")],
+    "decoder": [("inputs/1/axes/1", "sequence_length",
+        r"inputs.1. to be logits_index int64 .*'logits_count'"), ("outputs/0/axes/1",
+        "sequence_length", "outputs.0. of kind decoder to be logits float32 .*'logits_count'"),
         ("config/tokens/vocabulary", 60, "outputs.0. of kind decoder to be logits float32"),
-        (
-            "config/tokens/vocabulary",
-            "61",
-            "whole numbers for the sizes of the model in config, got '61'",
-        ),
-        ("config", {}, "config.kind to be decoder as kind, got None"),
-        ("config/tokens", [], "config.tokens to be an object"),
-    ],
-}
+        ("config/tokens/vocabulary", "61",
+        "whole numbers for the sizes of the model in config, got '61'"), ("config", {},
+        "config.kind to be decoder as kind, got None"), ("config/tokens", [],
+        "config.tokens to be an object")],
+}  # fmt: skip
 
 
 def _add(name: str) -> Callable[[Content], None]:
@@ -201,37 +159,23 @@ def _add(name: str) -> Callable[[Content], None]:
 
 MORE = {"name": "cache_position", "dtype": "int64", "axes": ["batch_size", "sequence_length"]}
 CASES: Dict[str, Tuple[str, Callable[[Content], Any], str]] = {
-    **{
-        f"{target}: {path} {value!r:.20}": (target, _set(*path.split("/"), value), said)
-        for target, rows in CHANGES.items()
-        for path, value, said in rows
-    },
+    **{f"{target}: {path} {value!r:.20}": (target, _set(*path.split("/"), value), said) for target,
+        rows in CHANGES.items() for path, value, said in rows},
     "missing field": ("ort", lambda content: content.pop("states"), "required field `states`"),
-    "name twice": (
-        "ort",
-        lambda content: content["states"].append(content["states"][0]),
-        "expected unique names of inputs",
-    ),
-    "three outputs": (
-        "ort",
-        lambda content: content["outputs"].extend(content["outputs"] * 2),
-        r"\$.outputs",
-    ),
-    "two outputs": (
-        "ort",
+    "name twice": ("ort", lambda content: content["states"].append(content["states"][0]),
+        "expected unique names of inputs"),
+    "three outputs": ("ort", lambda content: content["outputs"].extend(content["outputs"] * 2),
+        r"\$.outputs"),
+    "two outputs": ("ort",
         lambda content: content["outputs"].append({**content["outputs"][0], "name": "more"}),
-        "a second output exactly for a model without caches",
-    ),
+        "a second output exactly for a model without caches"),
     "two graphs": ("ort", _add("model.pt"), "files to hold one graph"),
     "file elsewhere": ("ort", _add("../model.onnx"), r"at `key` in `\$.files`"),
     "file of a line break": ("ort", _add("a\nb"), r"at `key` in `\$.files`"),
     "manifest in itself": ("ort", _add("posenc.json"), "files other than posenc.json"),
-    "inputs by position": (
-        "torchscript",
-        lambda content: content["inputs"].append(MORE),
-        "position_ids for",
-    ),
-}
+    "inputs by position": ("torchscript", lambda content: content["inputs"].append(MORE),
+        "position_ids for"),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", CASES)

@@ -191,23 +191,12 @@ def _saved(tokenizer: Any, folder: Path) -> TokenizerCodec:
     return TokenizerCodec(folder)
 
 
-@pytest.mark.parametrize(
-    "keys",
-    [
-        {"truncation": {"max_length": 3, "strategy": "LongestFirst", "stride": 0}},
-        {"truncation": {"max_length": 3, "strategy": "LongestFirst", "stride": 100_000_000}},
-        {
-            "padding": {
-                "strategy": {"Fixed": 100_000},
-                "pad_to_multiple_of": None,
-                "pad_id": 0,
-                "pad_type_id": 0,
-                "pad_token": "a",
-            }
-        },
-    ],
-    ids=["truncation", "stride", "padding"],
-)
+@pytest.mark.parametrize("keys", [
+    {"truncation": {"max_length": 3, "strategy": "LongestFirst", "stride": 0}},
+    {"truncation": {"max_length": 3, "strategy": "LongestFirst", "stride": 100_000_000}},
+    {"padding": {"strategy": {"Fixed": 100_000}, "pad_to_multiple_of": None, "pad_id": 0,
+        "pad_type_id": 0, "pad_token": "a"}},
+], ids=["truncation", "stride", "padding"])  # fmt: skip
 def test_settings_of_a_training_script_neither_cut_nor_pad_a_text(
     keys: Dict[str, Any], tmp_path: Path
 ) -> None:
@@ -290,33 +279,17 @@ def test_an_id_that_no_tokenizer_has_is_refused_in_one_line(tmp_path: Path) -> N
 
 WORD = {"type": "WordLevel", "vocab": {"a": 0}, "unk_token": "a"}
 PANICS: Dict[str, Dict[str, Any]] = {
-    "while the file is read": {
-        "normalizer": {"type": "Precompiled", "precompiled_charsmap": "AAAA"}
-    },
-    "while a text is normalized": {
-        "normalizer": {"type": "Precompiled", "precompiled_charsmap": "BAAAAAEAAAAA"}
-    },
+    "while the file is read":
+        {"normalizer": {"type": "Precompiled", "precompiled_charsmap": "AAAA"}},
+    "while a text is normalized":
+        {"normalizer": {"type": "Precompiled", "precompiled_charsmap": "BAAAAAEAAAAA"}},
     "while a text is split": {"pre_tokenizer": {"type": "FixedLength", "length": 0}},
-    "while special tokens are added": {
-        "post_processor": {
-            "type": "TemplateProcessing",
-            "single": [{"SpecialToken": {"id": "b", "type_id": 0}}],
-            "pair": [],
-            "special_tokens": {},
-        }
-    },
-    "while ids are decoded": {
-        "decoder": {"type": "Strip", "content": "a", "start": 3, "stop": 5},
-    },
-    "that ends the process": {
-        "model": {
-            "type": "BPE",
-            "vocab": {"a": 0, "é": 1},
-            "merges": [["a", "é"]],
-            "continuing_subword_prefix": "#",
-        }
-    },
-}
+    "while special tokens are added": {"post_processor": {"type": "TemplateProcessing",
+        "single": [{"SpecialToken": {"id": "b", "type_id": 0}}], "pair": [], "special_tokens": {}}},
+    "while ids are decoded": {"decoder": {"type": "Strip", "content": "a", "start": 3, "stop": 5}},
+    "that ends the process": {"model": {"type": "BPE", "vocab": {"a": 0, "é": 1},
+        "merges": [["a", "é"]], "continuing_subword_prefix": "#"}},
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("panic", PANICS)

@@ -74,35 +74,21 @@ class Declared:
 
 
 GRAPHS: Dict[str, Tuple[Callable[[Dict[str, Declared]], Any], str]] = {
-    "dtype": (
-        lambda values: setattr(values["seqlens_k"], "type", "tensor(int64)"),
-        "input seqlens_k to be int32 as in the manifest, got int64",
-    ),
-    "text": (
-        lambda values: setattr(values["seqlens_k"], "type", "tensor(string)"),
-        "input seqlens_k to be int32 as in the manifest, got tensor.string.",
-    ),
-    "rank": (
-        lambda values: setattr(values["seqlens_k"], "shape", ["batch_size", 1]),
-        "input seqlens_k to be .'batch_size'. as in",
-    ),
-    "size": (
-        lambda values: setattr(values["present.0.key"], "shape", ["b", 4, "c", 16]),
-        "output present.0.key to be",
-    ),
-    "free size": (
-        lambda values: setattr(values["output"], "shape", ["b", "s", None]),
-        "output output to be",
-    ),
-    "missing": (
-        lambda values: values.pop("past_key_values.0.value"),
-        "every input of the manifest in the graph, got no past_key_values.0.value",
-    ),
-    "more": (
-        lambda values: values.update(zpresent=Declared("zpresent", "tensor(float)", [])),
-        "every output of the graph in the manifest, got no zpresent",
-    ),
-}
+    "dtype": (lambda values: setattr(values["seqlens_k"], "type", "tensor(int64)"),
+        "input seqlens_k to be int32 as in the manifest, got int64"),
+    "text": (lambda values: setattr(values["seqlens_k"], "type", "tensor(string)"),
+        "input seqlens_k to be int32 as in the manifest, got tensor.string."),
+    "rank": (lambda values: setattr(values["seqlens_k"], "shape", ["batch_size", 1]),
+        "input seqlens_k to be .'batch_size'. as in"),
+    "size": (lambda values: setattr(values["present.0.key"], "shape", ["b", 4, "c", 16]),
+        "output present.0.key to be"),
+    "free size": (lambda values: setattr(values["output"], "shape", ["b", "s", None]),
+        "output output to be"),
+    "missing": (lambda values: values.pop("past_key_values.0.value"),
+        "every input of the manifest in the graph, got no past_key_values.0.value"),
+    "more": (lambda values: values.update(zpresent=Declared("zpresent", "tensor(float)", [])),
+        "every output of the graph in the manifest, got no zpresent"),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", GRAPHS)

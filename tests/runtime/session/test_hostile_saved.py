@@ -47,47 +47,28 @@ def _sealed(header: Any, content: bytes) -> bytes:
 LENGTHS, STARTS = slice(0, 8), slice(8, 16)
 # What is changed in the arrays of a header, and what the message says. The bytes stay the same.
 FORMS = {
-    "another dtype of the same size": (
-        lambda arrays: arrays["state.past_key_values.0.key"].__setitem__(1, "<i4"),
-        r"expected state.past_key_values.0.key float32 .*, got int32",
-    ),
-    "a shape of the same size": (
-        lambda arrays: arrays["state.past_key_values.0.key"][2].reverse(),
-        r"expected state.past_key_values.0.key float32 \[1, .*\], got float32 ",
-    ),
-    "rows in place of a number": (
-        lambda arrays: arrays["length"].__setitem__(2, []),
-        r"expected length int64 \[0\], got int64 \[\]",
-    ),
-    "starts of another shape": (
-        lambda arrays: arrays["start"].__setitem__(2, [1, 1]),
-        r"expected start int64 \[1\], got int64 \[1, 1\]",
-    ),
-    "an unknown array": (
-        lambda arrays: arrays["tokens"].__setitem__(0, "words"),
-        "expected the arrays .*, got words",
-    ),
-    "no state": (
-        lambda arrays: arrays["state.past_key_values.0.key"].__setitem__(0, "encoder.x"),
-        "expected the arrays .*, got encoder.x",
-    ),
-    "a fourth entry": (
-        lambda arrays: arrays["start"].append(0),
-        "expected a file of Session.save of version 1",
-    ),
-    "a dtype that no session has": (
-        lambda arrays: arrays["start"].__setitem__(1, "<f8"),
-        "expected a file of Session.save of version 1",
-    ),
-    "a size below 0": (
-        lambda arrays: arrays["start"].__setitem__(2, [-1]),
-        "expected a file of Session.save of version 1",
-    ),
-    "a name twice": (
-        lambda arrays: arrays["start"].__setitem__(0, "length"),
-        "expected unique names of arrays, got a name twice",
-    ),
-}
+    "another dtype of the same size":
+        (lambda arrays: arrays["state.past_key_values.0.key"].__setitem__(1, "<i4"),
+        r"expected state.past_key_values.0.key float32 .*, got int32"),
+    "a shape of the same size": (lambda arrays: arrays["state.past_key_values.0.key"][2].reverse(),
+        r"expected state.past_key_values.0.key float32 \[1, .*\], got float32 "),
+    "rows in place of a number": (lambda arrays: arrays["length"].__setitem__(2, []),
+        r"expected length int64 \[0\], got int64 \[\]"),
+    "starts of another shape": (lambda arrays: arrays["start"].__setitem__(2, [1, 1]),
+        r"expected start int64 \[1\], got int64 \[1, 1\]"),
+    "an unknown array": (lambda arrays: arrays["tokens"].__setitem__(0, "words"),
+        "expected the arrays .*, got words"),
+    "no state": (lambda arrays: arrays["state.past_key_values.0.key"].__setitem__(0, "encoder.x"),
+        "expected the arrays .*, got encoder.x"),
+    "a fourth entry": (lambda arrays: arrays["start"].append(0),
+        "expected a file of Session.save of version 1"),
+    "a dtype that no session has": (lambda arrays: arrays["start"].__setitem__(1, "<f8"),
+        "expected a file of Session.save of version 1"),
+    "a size below 0": (lambda arrays: arrays["start"].__setitem__(2, [-1]),
+        "expected a file of Session.save of version 1"),
+    "a name twice": (lambda arrays: arrays["start"].__setitem__(0, "length"),
+        "expected unique names of arrays, got a name twice"),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("case", FORMS)

@@ -67,65 +67,36 @@ def test_positions_past_the_range_are_refused_and_the_cache_stays_as_it_was(
     session.step(TOKENS[:, 0])
 
 
-@pytest.mark.parametrize(
-    ("call", "message"),
-    [
-        (lambda s: s.step(TOKENS[:, 0]), "expected a prefill before"),
-        (lambda s: s.prefill(TOKENS + 60), "expected token ids 0 .. 60"),
-        (lambda s: s.prefill(TOKENS, start=-1), "got -1"),
-        (
-            lambda s: s.prefill(TOKENS.astype(np.float32)),
-            "expected input_ids of dtype int64, got float32; pass token ids",
-        ),
-        (lambda s: s.prefill(TOKENS[0]), r"got \[12\]; add an axis of rows, as in inputs\[None\]"),
-        (
-            lambda s: s.prefill(np.zeros((1, 1101), np.int64)),
-            "expected positions 0 .. 1099, got 1100; give shorter rows, or export with larger",
-        ),
-        (
-            lambda s: (s.prefill(TOKENS), s.prefill(np.zeros((1, 1090), np.int64))),
-            "got 1101; rewind, or export with larger max_positions",
-        ),
-        (
-            lambda s: s.prefill([TOKENS[0, :0], TOKENS[0, :0]]),
-            "at least one token in at least one row",
-        ),
-        (
-            lambda s: s.prefill(TOKENS, logits_to_keep=-1),
-            "expected logits_to_keep to be a whole number of at least 0, got -1",
-        ),
-        (
-            lambda s: s.prefill(TOKENS, logits_to_keep=[1]),
-            "expected logits_to_keep to be a whole number of at least 0, got .1.",
-        ),
-        (
-            lambda s: s.prefill(TOKENS, attention_mask=np.ones((1, 3))),
-            "expected attention_mask of shape",
-        ),
-        (lambda s: (s.prefill(TOKENS), s.rewind(13)), "expected n of rewind to be at least 0"),
-        (
-            lambda s: (s.prefill(TOKENS), s.prefill(TOKENS, start=3)),
-            "expected start .12., where rows of .12. cached tokens continue, got 3; leave",
-        ),
-        (
-            lambda s: (s.prefill(TOKENS, start=7), s.prefill(TOKENS, start=0)),
-            "expected start .19., where rows of .12. cached tokens continue, got 0",
-        ),
-        (
-            lambda s: (s.prefill(TOKENS), s.prefill(np.repeat(TOKENS, 2, 0))),
-            "expected 1 rows as in the cache",
-        ),
-        (lambda s: (s.prefill(TOKENS), s.step(np.array([61]))), "expected token ids"),
-        (
-            lambda s: (s.prefill(TOKENS), s.step(np.array([1, 2]))),
-            "expected one token per row in a step",
-        ),
-        (
-            lambda s: list(s.generate(TOKENS, 1, stop=[1.5])),
-            "expected stop to be token ids, got .1.5.",
-        ),
-    ],
-)
+@pytest.mark.parametrize(("call", "message"), [
+    (lambda s: s.step(TOKENS[:, 0]), "expected a prefill before"),
+    (lambda s: s.prefill(TOKENS + 60), "expected token ids 0 .. 60"),
+    (lambda s: s.prefill(TOKENS, start=-1), "got -1"),
+    (lambda s: s.prefill(TOKENS.astype(np.float32)),
+        "expected input_ids of dtype int64, got float32; pass token ids"),
+    (lambda s: s.prefill(TOKENS[0]), r"got \[12\]; add an axis of rows, as in inputs\[None\]"),
+    (lambda s: s.prefill(np.zeros((1, 1101), np.int64)),
+        "expected positions 0 .. 1099, got 1100; give shorter rows, or export with larger"),
+    (lambda s: (s.prefill(TOKENS), s.prefill(np.zeros((1, 1090), np.int64))),
+        "got 1101; rewind, or export with larger max_positions"),
+    (lambda s: s.prefill([TOKENS[0, :0], TOKENS[0, :0]]), "at least one token in at least one row"),
+    (lambda s: s.prefill(TOKENS, logits_to_keep=-1),
+        "expected logits_to_keep to be a whole number of at least 0, got -1"),
+    (lambda s: s.prefill(TOKENS, logits_to_keep=[1]),
+        "expected logits_to_keep to be a whole number of at least 0, got .1."),
+    (lambda s: s.prefill(TOKENS, attention_mask=np.ones((1, 3))),
+        "expected attention_mask of shape"),
+    (lambda s: (s.prefill(TOKENS), s.rewind(13)), "expected n of rewind to be at least 0"),
+    (lambda s: (s.prefill(TOKENS), s.prefill(TOKENS, start=3)),
+        "expected start .12., where rows of .12. cached tokens continue, got 3; leave"),
+    (lambda s: (s.prefill(TOKENS, start=7), s.prefill(TOKENS, start=0)),
+        "expected start .19., where rows of .12. cached tokens continue, got 0"),
+    (lambda s: (s.prefill(TOKENS), s.prefill(np.repeat(TOKENS, 2, 0))),
+        "expected 1 rows as in the cache"),
+    (lambda s: (s.prefill(TOKENS), s.step(np.array([61]))), "expected token ids"),
+    (lambda s: (s.prefill(TOKENS), s.step(np.array([1, 2]))),
+        "expected one token per row in a step"),
+    (lambda s: list(s.generate(TOKENS, 1, stop=[1.5])), "expected stop to be token ids, got .1.5."),
+])  # fmt: skip
 def test_wrong_use_is_refused_by_rule_and_value(session: Session, call: Any, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         call(session)
