@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from posenc_export.benchmark.verdicts import headlines, ratio, rounded, verdicts
+from posenc_export.benchmark.verdicts import headlines, ratio, verdicts
 from tests.benchmark.rows import row
 
 
@@ -12,21 +12,6 @@ def noisy(median, seed, rounds=10):
     slower.
     """
     return list(median * np.random.default_rng(seed).lognormal(sigma=1.5, size=rounds))
-
-
-def test_a_verdict_names_the_faster_contestant_with_ratio_and_interval():
-    (verdict,) = verdicts([row("onnx", [2.0, 2.0, 2.2, 2.0, 1.8]), row("ort", [1.0] * 5)])
-    assert (
-        verdict == "decode at 1024 cached tokens: ort is 2.00 (1.80 .. 2.20) times as fast as onnx"
-    )
-
-
-@pytest.mark.parametrize("seed", range(5))
-def test_a_contestant_that_is_a_hundred_times_faster_is_found_under_heavy_noise(seed):
-    (verdict,) = verdicts(
-        [row("onnx", noisy(100.0, 2 * seed)), row("ort", noisy(1.0, 2 * seed + 1))]
-    )
-    assert "ort is " in verdict and "times as fast as onnx" in verdict
 
 
 def test_equal_contestants_rarely_have_a_difference():
@@ -52,24 +37,6 @@ def test_the_interval_has_the_true_ratio_in_19_of_20_runs():
     assert 0.90 <= np.mean([each.low <= 2.0 <= each.high for each in runs]) <= 0.99
 
 
-def test_the_interval_of_symmetric_ratios_is_symmetric():
-    spread = ratio([0.8 + 0.004 * index for index in range(101)], [1.0] * 101)
-    assert spread.low + spread.high == pytest.approx(2 * spread.median, abs=0.004)
-
-
-def test_drift_of_both_contestants_does_not_hide_a_difference():
-    (verdict,) = verdicts(
-        [row("ort", [1.0, 2.0, 3.0, 4.0, 5.0]), row("onnx", [1.1, 2.2, 3.3, 4.4, 5.5])]
-    )
-    assert "ort is 1.10 (1.10 .. 1.10) times as fast as onnx" in verdict
-
-
-def test_the_faster_contestant_is_the_one_that_is_faster_round_by_round():
-    pair = [row("ort", [*[1.0] * 5, 3.0, *[9.0] * 5]), row("onnx", [*[1.1] * 5, 2.9, *[9.9] * 5])]
-    assert pair[0].median_seconds > pair[1].median_seconds
-    assert verdicts(pair)[0].endswith("ort is 1.10 (1.10 .. 1.10) times as fast as onnx")
-
-
 def test_a_verdict_compares_the_fastest_with_every_other_contestant():
     others = [
         row("eager", [30.0, 20.0, 28.0, 9.0, 28.0]),
@@ -87,28 +54,6 @@ def test_a_verdict_compares_the_fastest_with_every_other_contestant():
         "no difference larger than 5 % between ort and genai; ort is 1.10 (1.10 .. 1.20) "
         "times as fast as onnx"
     )
-
-
-@pytest.mark.parametrize(
-    ("value", "digits", "text"),
-    [
-        (411.68, 2, "410"),
-        (1.1, 3, "1.10"),
-        (0.984, 2, "0.98"),
-        (12.34, 3, "12.3"),
-        (3000.0, 2, "3000"),
-    ],
-)
-def test_a_number_keeps_its_significant_digits(value, digits, text):
-    assert rounded(value, digits) == text
-
-
-def test_four_rounds_are_too_few_for_a_verdict():
-    assert verdicts([row("ort", [1.0] * 4), row("onnx", [2.0] * 4)]) == []
-
-
-def test_a_contestant_alone_has_no_verdict():
-    assert verdicts([row("ort", [1.0] * 5)]) == []
 
 
 def test_each_phase_and_number_of_tokens_has_its_verdict():
