@@ -8,6 +8,7 @@ import torch
 
 from posenc_export import encodings
 from posenc_export.shared.numerics import tolerance, worst_error
+from tests.encodings.test_peers_of_scores import attend
 
 transformers = pytest.importorskip("transformers", reason="transformers is not installed")
 
@@ -84,16 +85,7 @@ def test_deberta_scores_are_those_of_transformers(terms: Any) -> None:
         )
         places = torch.arange(30)[None]
         carried = ours.observe(x, k, places, torch.zeros(1).long(), [])
-        y = ours.rescore(
-            q,
-            k.transpose(1, 2),
-            v.transpose(1, 2),
-            torch.zeros(1, 1, 30, 30),
-            places,
-            places,
-            ours.score_scale(16),
-            carried,
-        )
+        y = attend(ours, q, k, v, carried)
     assert torch.allclose(y, expected, atol=1e-5)
 
 
@@ -302,9 +294,6 @@ def test_temperature_in_steps_is_that_of_llama_4() -> None:
         q, k, v = (
             part(x).view(1, 30, 4, 16) for part in (theirs.q_proj, theirs.k_proj, theirs.v_proj)
         )
-        places = torch.arange(30)[None]
-        q, k = ours.rotate(q, k, places)
-        y = theirs.o_proj(
-            ours.rescore(q, k.transpose(1, 2), v.transpose(1, 2), mask, places, places, 0.25, [])
-        )
+        q, k = ours.rotate(q, k, torch.arange(30)[None])
+        y = theirs.o_proj(attend(ours, q, k, v, causal=True))
     assert torch.allclose(y, expected, atol=1e-5)

@@ -25,14 +25,16 @@ def test_swin_bias_is_that_of_transformers() -> None:
     assert torch.equal(ours.bias(places, places), theirs())
 
 
-def _attend(ours: Any, q: Any, k: Any, v: Any, states: Any = ()) -> Any:
-    """Queries, keys and values [B,S,H,D] without a mask to [B,S,H*D]."""
-    places = torch.arange(q.size(1)).expand(q.size(0), -1)
-    mask = torch.zeros(q.size(0), 1, q.size(1), q.size(1))
-    scale = ours.score_scale(q.size(3))
+def attend(ours: Any, q: Any, k: Any, v: Any, states: Any = (), causal: bool = False) -> Any:
+    """Queries, keys and values [B,S,H,D] to [B,S,H*D]."""
+    tokens = q.size(1)
+    places = torch.arange(tokens).expand(q.size(0), -1)
+    mask = torch.zeros(q.size(0), 1, tokens, tokens)
+    mask = mask - torch.inf if causal else mask
     return ours.rescore(
-        q, k.transpose(1, 2), v.transpose(1, 2), mask, places, places, scale, list(states)
-    )
+        q, k.transpose(1, 2), v.transpose(1, 2), mask.triu(1) if causal else mask,
+        places, places, ours.score_scale(q.size(3)), list(states)
+    )  # fmt: skip
 
 
 @pytest.mark.parametrize("trained", [(5, 7), (3, 9)], ids=["own grid", "resized"])
@@ -53,7 +55,7 @@ def test_decomposed_2d_is_the_attention_of_sam(trained: Any) -> None:
     with torch.no_grad():
         expected = theirs(x)[0]
         q, k, v = theirs.qkv(x).view(2, 35, 3, 4, 16).unbind(2)
-        y = theirs.proj(_attend(ours, q, k, v)).view(2, 5, 7, 64)
+        y = theirs.proj(attend(ours, q, k, v)).view(2, 5, 7, 64)
     assert worst_error(y.numpy(), expected.numpy()) <= tolerance("float32", 1, 64)
 
 
@@ -97,7 +99,7 @@ def test_attention_of_conformers_is_transformer_xl_or_shaw(kind: str) -> None:
             part(x).view(2, 40, 4, 16)
             for part in (theirs.linear_q, theirs.linear_k, theirs.linear_v)
         )
-        y = theirs.linear_out(_attend(ours, q, k, v))
+        y = theirs.linear_out(attend(ours, q, k, v))
     assert worst_error(y.numpy(), expected.numpy()) <= tolerance("float32", 1, 64)
 
 
@@ -118,8 +120,7 @@ def test_shaw_of_sinusoids_is_nezha() -> None:
     with torch.no_grad():
         expected = theirs(x)[0]
         q, k, v = (part(x).view(1, 30, 4, 16) for part in (theirs.query, theirs.key, theirs.value))
-        places, mask = torch.arange(30)[None], torch.zeros(1, 1, 30, 30)
-        y = ours.rescore(q, k.transpose(1, 2), v.transpose(1, 2), mask, places, places, 0.25, [])
+        y = attend(ours, q, k, v)
     assert worst_error(y.numpy(), expected.numpy()) <= tolerance("float32", 1, 64)
 
 
@@ -141,16 +142,7 @@ def test_infused_attention_matches_attention_over_tokens_with_added_positions(ta
             weight.copy_(torch.eye(16))
         expected = theirs(x + rows[:30], x + rows[:30], x, need_weights=False)[0]
         q, k = ours.rotate(x.unsqueeze(2), x.unsqueeze(2), places)
-        y = ours.rescore(
-            q,
-            k.transpose(1, 2),
-            x.unsqueeze(1),
-            torch.zeros(1, 1, 30, 30),
-            places,
-            places,
-            ours.score_scale(16),
-            [],
-        )
+        y = attend(ours, q, k, x.unsqueeze(2))
     assert worst_error(y.numpy(), expected.numpy()) <= tolerance("float32", 1, 64)
 
 
@@ -174,16 +166,7 @@ def test_curves_of_inkling_are_those_of_transformers() -> None:
             + mask,
             dim=-1,
         )
-        y = ours.rescore(
-            q,
-            k.transpose(1, 2),
-            v.transpose(1, 2),
-            mask,
-            places,
-            places,
-            ours.score_scale(16),
-            [relative.transpose(1, 2)],
-        )
+        y = attend(ours, q, k, v, [relative.transpose(1, 2)], causal=True)
     assert worst_error(
         y.view(1, 30, 4, 16).numpy(), (shares @ v.transpose(1, 2)).transpose(1, 2).numpy()
     ) <= tolerance("float32", 1, 64)
@@ -210,7 +193,7 @@ def test_dual_chunk_has_the_published_distances_and_the_temperature_of_vllm(
     q, k, v = torch.randn(3, 1, 40, 4, 16, generator=torch.Generator().manual_seed(1))
     places, mask = torch.arange(40)[None], torch.full((1, 1, 40, 40), -torch.inf).triu(1)
     of_q, of_k = ours.rotate(q, k, places)
-    y = ours.rescore(of_q, of_k.transpose(1, 2), v.transpose(1, 2), mask, places, places, 0.25, [])
+    y = attend(ours, of_q, of_k, v, causal=True)
     chunks, within = np.divmod(np.arange(40), 6)
     apart = np.clip(chunks[:, None] - chunks, 0, 2)
     distances = np.array(DUAL_CHUNK[definition])[apart, within[:, None]] - within
@@ -228,12 +211,10 @@ def test_dual_chunk_has_the_published_distances_and_the_temperature_of_vllm(
 def test_dual_chunk_is_rope_within_the_first_chunk() -> None:
     geometry, places = encodings.Geometry(64, 4, 16, 96), torch.arange(96)[None]
     q, k, v = torch.randn(3, 1, 96, 4, 16)
-    mask, outputs = torch.full((1, 1, 96, 96), -torch.inf).triu(1), []
+    outputs = []
     for name in ("dual_chunk", "rope"):
         ours: Any = encodings.build({"name": name}, geometry)
-        of_q, of_k = ours.rotate(q, k, places)
-        keys, values = of_k.transpose(1, 2), v.transpose(1, 2)
-        outputs.append(ours.rescore(of_q, keys, values, mask, places, places, 0.25, []))
+        outputs.append(attend(ours, *ours.rotate(q, k, places), v, causal=True))
     assert worst_error(outputs[0].numpy(), outputs[1].numpy()) <= tolerance("float32", 1, 64)
 
 

@@ -76,26 +76,19 @@ def test_inkling_matches_their_projected_distances() -> None:
     assert worst_error(actual.numpy(), expected.numpy()) <= tolerance("float32", 1, 64)
 
 
-@pytest.mark.parametrize("causal", [True, False])
-def test_fox_matches_their_data_dependent_alibi(causal: bool) -> None:
+@pytest.mark.parametrize("case", ["fox", "fox in both directions", "fox_pair"])
+def test_fox_and_fox_pair_match_their_data_dependent_alibi(case: str) -> None:
     torch.manual_seed(1)
-    theirs = peers.DataDependentAlibi(64, 6, causal, 2.0, 0.5)
-    ours = _build("fox", causal, scale=0.5)
+    causal, pair = case != "fox in both directions", case == "fox_pair"
+    theirs = (
+        peers.PerRowDataDependentAlibi(64, 6, dim_head=5, post_log_scale=0.5)
+        if pair
+        else peers.DataDependentAlibi(64, 6, causal, 2.0, 0.5)
+    )
+    ours = _build("fox_pair", size=5, scale=0.5) if pair else _build("fox", causal, scale=0.5)
     x = torch.randn(1, 30, 64)
     ours.gate.load_state_dict(theirs.to_forget_gates[0].state_dict())
+    states = [torch.zeros(1, 6, 0, 5 if pair else 1)] if causal else []
     with torch.no_grad():
-        actual, expected = _attended(
-            ours, x, [torch.zeros(1, 6, 0, 1)] if causal else [], theirs(x), causal
-        )
-    assert worst_error(actual.numpy(), expected.numpy()) <= tolerance("float32", 1, 64)
-
-
-def test_fox_pair_matches_their_per_row_data_dependent_alibi() -> None:
-    torch.manual_seed(1)
-    theirs = peers.PerRowDataDependentAlibi(64, 6, dim_head=5, post_log_scale=0.5)
-    ours = _build("fox_pair", size=5, scale=0.5)
-    x = torch.randn(1, 30, 64)
-    ours.gate.load_state_dict(theirs.to_forget_gates[0].state_dict())
-    with torch.no_grad():
-        actual, expected = _attended(ours, x, [torch.zeros(1, 6, 0, 5)], theirs(x), True)
+        actual, expected = _attended(ours, x, states, theirs(x), causal)
     assert worst_error(actual.numpy(), expected.numpy()) <= tolerance("float32", 1, 64)

@@ -2,7 +2,7 @@
 
 import math
 from pathlib import Path
-from typing import Any, Dict, List
+from typing import Any, Dict, List, Tuple
 
 import numpy as np
 import onnx
@@ -54,58 +54,28 @@ def _operators(graph: onnx.GraphProto) -> List[str]:
     return sorted(node.op_type for node in graph.node)
 
 
-@pytest.mark.parametrize("variant", BY_DISTANCE)
-def test_a_bias_by_distance_is_a_table_and_costs_no_node(variant: str, tmp_path: Path) -> None:
-    graph = _exported(block(variant), tmp_path / "artefact")
-    (inputs,) = _inputs(graph)
-    assert "distance_bias" in inputs and "attention_bias" not in inputs
-    assert _operators(graph) == _operators(_exported(block("nope"), tmp_path / "nope"))
+# Of an encoding: the inputs of the operator that take the place of scores, and operators that it
+# makes superfluous.
+FUSED: Dict[str, Tuple[str, str]] = {
+    **dict.fromkeys(PICKED, ("query_rows row_of_distance", "GatherElements Range Slice")),
+    "fox": ("key_decays", "CumSum Range Slice"),
+    "cope": ("count_rows", "CumSum Range Slice Sigmoid"),
+    "transformer_xl": ("distance_queries distance_keys", "Gather Range"),
+    "fire": ("number_of_distance query_factors pieces", "Relu Gemm"),
+}
 
 
 @built
-@pytest.mark.parametrize("variant", PICKED)
-def test_rows_that_the_distance_picks_need_no_tensor_of_scores(
-    variant: str, tmp_path: Path
-) -> None:
+@pytest.mark.parametrize("variant", FUSED)
+def test_scores_of_an_encoding_need_no_tensor(variant: str, tmp_path: Path) -> None:
     graph = _exported(block(variant), tmp_path / "artefact", verify="quick")
     (inputs,) = _inputs(graph)
-    assert {"query_rows", "row_of_distance"} <= inputs.keys() and "attention_bias" not in inputs
+    wanted, superfluous = FUSED[variant]
+    assert {*wanted.split()} <= inputs.keys() and "attention_bias" not in inputs
     assert ("key_rows" in inputs) == (variant == "deberta")
-    assert not {"GatherElements", "Range", "Slice"} & {*_operators(graph)}
+    assert not {*superfluous.split()} & {*_operators(graph)}
     (node,) = [node for node in graph.node if node.op_type == OPERATOR]
-    assert len(node.output) == PICKED[variant]
-
-
-@built
-def test_sums_of_gates_need_no_tensor_of_scores(tmp_path: Path) -> None:
-    graph = _exported(block("fox"), tmp_path / "artefact", verify="quick")
-    (inputs,) = _inputs(graph)
-    assert "key_decays" in inputs and "attention_bias" not in inputs
-    assert not {"CumSum", "Range", "Slice"} & {*_operators(graph)}
-
-
-@built
-def test_counts_of_keys_need_no_tensor_of_scores(tmp_path: Path) -> None:
-    graph = _exported(block("cope"), tmp_path / "artefact", verify="quick")
-    (inputs,) = _inputs(graph)
-    assert "count_rows" in inputs and "attention_bias" not in inputs
-    assert not {"CumSum", "Range", "Slice", "Sigmoid"} & {*_operators(graph)}
-
-
-@built
-def test_products_with_sinusoids_of_distances_need_no_tensor_of_scores(tmp_path: Path) -> None:
-    graph = _exported(block("transformer_xl"), tmp_path / "artefact", verify="quick")
-    (inputs,) = _inputs(graph)
-    assert {"distance_queries", "distance_keys"} <= inputs.keys()
-    assert "attention_bias" not in inputs and not {"Gather", "Range"} & {*_operators(graph)}
-
-
-@built
-def test_a_bias_of_layers_is_pieces_of_a_line(tmp_path: Path) -> None:
-    graph = _exported(block("fire"), tmp_path / "artefact", verify="quick")
-    (inputs,) = _inputs(graph)
-    assert {"number_of_distance", "query_factors", "pieces"} <= inputs.keys()
-    assert "attention_bias" not in inputs and not {"Relu", "Gemm"} & {*_operators(graph)}
+    assert variant not in PICKED or len(node.output) == PICKED[variant]
 
 
 @built
@@ -141,11 +111,19 @@ def test_one_wrong_row_of_a_distance_is_a_failure(tmp_path: Path) -> None:
     assert failure.startswith("row of distance 3: got ")
 
 
-@pytest.mark.parametrize("variant", ROTATIONS)
-def test_a_rotation_is_computed_by_the_operator_alone(variant: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("variant", "given"),
+    [
+        *((variant, "distance_bias") for variant in BY_DISTANCE),
+        *((variant, "cos_cache") for variant in ROTATIONS),
+    ],
+)
+def test_a_bias_by_distance_and_a_rotation_cost_no_node(
+    variant: str, given: str, tmp_path: Path
+) -> None:
     graph = _exported(block(variant), tmp_path / "artefact")
     (inputs,) = _inputs(graph)
-    assert "cos_cache" in inputs
+    assert given in inputs and "attention_bias" not in inputs
     assert _operators(graph) == _operators(_exported(block("nope"), tmp_path / "nope"))
 
 
