@@ -1,96 +1,91 @@
-"""Keys that are turned further for queries beyond a length, by standard operators and inside an
-operator: calls within it, beyond it, and both.
+"""Rotations that change at a length. rope_dynamic turns cached keys further for queries beyond it,
+by standard operators and inside an operator; rope_longrope caches keys in two rotations. Calls
+within the length, beyond it, and both.
 """
 
 from pathlib import Path
-from typing import Any, Dict
+from typing import Any, Dict, List
 
-import msgspec
 import pytest
+from msgspec.structs import replace
 
 from posenc_export import block_config, load
 from posenc_export.export import export
 from posenc_export.export.bounds import accuracy_of
 from posenc_export.models.presets import seeded
-from posenc_export.runtime import Session
 from tests.export.batches import check_rewind, worst_of_batch
 from tests.kernels.calls import built
 
-TRAINED, STEPS, MOST = 20, 4, 138
-CALLS = {
-    "within": (5, 12),
-    "rows that cross during decode": (TRAINED - 3, TRAINED - 1),
-    "a row on each side": (TRAINED + 2, 3),
-    "up to the end of a cache": (MOST - STEPS, 3),
-}
+TRAINED, STEPS = 20, 4
+MOST = {"rope_dynamic": 138, "rope_longrope": 64}  # positions; 138 slots are no whole blocks
 HEADS: Dict[str, Dict[str, Any]] = {
     "whole heads": {"width": 64},
-    "pairs that are side by side": {"width": 64, "layout": "interleaved"},
     "a part of each head": {"width": 48, "rotary": 8},
-    "rounded as in transformers": {"width": 64, "numerics": "transformers"},
     "with a window": {"width": 64, "sees": {"name": "window", "size": 12}},
+    "pairs that are side by side": {"width": 64, "layout": "interleaved"},
+    "rounded as in transformers": {"width": 64, "numerics": "transformers"},
     "of biased projections": {"width": 64, "projection": {"name": "grouped", "bias": True}},
 }
+QUICK = (("rope_dynamic", "a part of each head"), ("rope_longrope", "whole heads"))
 
 
-def _block(width: int, sees: Any = None, projection: Any = None, **options: Any) -> Any:
-    config = block_config(
-        width,
-        4,
-        MOST,
-        encoding={
-            "name": "rope_dynamic",
-            "original_max_positions": TRAINED,
-            "factor": 4.0,
-            **options,
-        },
-        kv_heads=2,
-    )
-    given = {
-        name: value
-        for name, value in {"sees": sees, "projection": projection}.items()
-        if value is not None
-    }
-    return seeded(
-        msgspec.structs.replace(
-            config, attention=msgspec.structs.replace(config.attention, **given)
+def _block(name: str, width: int, rotary: int = 0, **options: Any) -> Any:
+    spec: Dict[str, Any] = {"name": name, "original_max_positions": TRAINED}
+    if name == "rope_dynamic":
+        spec["factor"] = 4.0
+    else:
+        spec["long_factor"] = [1.0 + pair for pair in range((rotary or width // 4) // 2)]
+    spec |= {"rotary": rotary} if rotary else {}
+    spec |= {key: options.pop(key) for key in ("layout", "numerics") if key in options}
+    config = block_config(width, 4, MOST[name], encoding=spec, kv_heads=2)
+    return seeded(replace(config, attention=replace(config.attention, **options)))
+
+
+def _cases() -> List[Any]:
+    cases = [("rope_dynamic", heads, target) for heads in HEADS for target in ("ort", "ort-native")]
+    cases += [("rope_longrope", heads, "ort") for heads in list(HEADS)[:3]]
+    return [
+        pytest.param(
+            *case,
+            marks=[
+                *([] if case[:2] in QUICK else [pytest.mark.exhaustive]),
+                *([built] if case[2] == "ort-native" else []),
+            ],
         )
-    )
+        for case in cases
+    ]
 
 
-@pytest.mark.parametrize("target", ["ort", pytest.param("ort-native", marks=built)])
-@pytest.mark.parametrize(
-    "heads",
-    [
-        name if name == "a part of each head" else pytest.param(name, marks=pytest.mark.exhaustive)
-        for name in HEADS
-    ],
-)
-def test_outputs_agree_with_float64(heads: str, target: str, tmp_path: Path) -> None:
-    block = _block(**HEADS[heads])
+@pytest.mark.parametrize(("name", "heads", "target"), _cases())
+def test_outputs_agree_with_float64(name: str, heads: str, target: str, tmp_path: Path) -> None:
+    block = _block(name, **HEADS[heads])
     manifest = export(block, target, tmp_path / "artefact", verify=False)
     model = load(tmp_path / "artefact", provider="cpu", threads=1)
-    for calls, lengths in CALLS.items():
-        assert (
-            worst_of_batch(block, model.session(), lengths, STEPS)
-            <= accuracy_of(block, manifest).tolerance
-        ), calls
-
-
-@pytest.fixture(scope="module")
-def exported(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """An artefact of one block."""
-    folder = tmp_path_factory.mktemp("turned") / "ort"
-    export(_block(64), "ort", folder, verify=False)
-    return folder
-
-
-def _session(folder: Path) -> Session:
-    return load(folder, provider="cpu", threads=1).session()
+    calls = {
+        "within": (5, 12),
+        "beyond": (40, 33),
+        "both in one row": (30, 30),
+        "rows that cross during decode": (TRAINED - 3, TRAINED - 1),
+        "a row on each side": (TRAINED + 2, 3),
+        "up to the end of a cache": (MOST[name] - STEPS, 3),
+    }
+    for call, lengths in calls.items():
+        for chunk in (None, 16):
+            worst = worst_of_batch(block, model.session(), lengths, STEPS, chunk=chunk)
+            assert worst <= accuracy_of(block, manifest).tolerance, call
 
 
 @pytest.mark.xdist_group("turned")
-def test_a_row_that_is_rewound_into_the_trained_length_continues_as_if_it_had_never_left_it(
-    exported: Path,
+@pytest.mark.parametrize("name", MOST)
+def test_a_row_that_is_rewound_into_the_length_continues_as_if_it_had_never_left_it(
+    name: str, tmp_path: Path
 ) -> None:
-    check_rewind(_session(exported), 64, TRAINED)
+    export(_block(name, 64), "ort", tmp_path / "artefact", verify=False)
+    model = load(tmp_path / "artefact", provider="cpu", threads=1)
+    check_rewind(model.session(), 64, TRAINED)
+    if name == "rope_longrope":
+        # GroupQueryAttention, which reads no slot after a row, has one head size for both caches.
+        sizes = {
+            state.past: (state.axes[-1], state.reads_hidden) for state in model.manifest.states
+        }
+        assert sizes == {f"past_key_values.0.{name}": (32, False) for name in ("key", "value")}

@@ -16,6 +16,7 @@ from posenc_export.runtime.artefact.tokenizer import ByteCodec, TokenizerCodec
 
 tokenizers = pytest.importorskip("tokenizers")
 pytest.importorskip("jinja2")
+from tests.runtime.artefact.test_tokenizer import byte_level  # noqa: E402
 
 SPECIAL = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>", "pad_token": "<pad>"}
 # Ways to write templates that published models use.
@@ -83,20 +84,11 @@ TURNS = [
 
 def _words() -> Any:
     """A tokenizer of single bytes, with special tokens."""
-    from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+    from tokenizers import AddedToken
 
-    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    tokenizer = Tokenizer(models.BPE({letter: index for index, letter in enumerate(alphabet)}, []))
-    tokenizer.pre_tokenizer, tokenizer.decoder = (
-        pre_tokenizers.ByteLevel(add_prefix_space=False),
-        decoders.ByteLevel(),
-    )
-    tokenizer.add_special_tokens(
-        [
-            AddedToken(text, normalized=False)
-            for text in (*SPECIAL.values(), "<|im_start|>", "<|im_end|>", "<start_of_turn>")
-        ]
-    )
+    tokenizer = byte_level()
+    texts = (*SPECIAL.values(), "<|im_start|>", "<|im_end|>", "<start_of_turn>")
+    tokenizer.add_special_tokens([AddedToken(text, normalized=False) for text in texts])
     return tokenizer
 
 

@@ -14,12 +14,12 @@ import pytest
 from posenc_export.runtime.artefact.tokenizer import REPLACEMENT, ByteCodec, Codec, TokenizerCodec
 
 tokenizers = pytest.importorskip("tokenizers")
+from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers  # noqa: E402
+
 TEXT = "Zoë 🎉👩‍👩‍👧 café — naïve 東京 \n"
 
 
-def _byte_level() -> Any:
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-
+def byte_level() -> Any:
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     tokenizer = Tokenizer(models.BPE({letter: index for index, letter in enumerate(alphabet)}, []))
     tokenizer.pre_tokenizer, tokenizer.decoder = (
@@ -33,8 +33,6 @@ def _byte_fallback() -> Any:
     """A tokenizer of few letters, with a token for each byte of others, as sentencepiece makes
     them.
     """
-    from tokenizers import Tokenizer, decoders, models, normalizers
-
     letters = {letter: 256 + index for index, letter in enumerate("▁Zoabcfé")}
     tokenizer = Tokenizer(
         models.BPE(
@@ -58,8 +56,6 @@ def _byte_fallback() -> Any:
 
 def _merged_bytes() -> Any:
     """A tokenizer of bytes with tokens that hold parts of two characters."""
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     # The last byte of a letter of two bytes with the first byte of the next, and "a" with one.
     pairs = [(last, "Ã") for last in ("©", "¶")] + [("a", "Ã"), ("a", "b"), ("ab", "ab")]
@@ -74,8 +70,6 @@ def _merged_bytes() -> Any:
 
 def _metaspace() -> Any:
     """A tokenizer whose decoder drops the space before the first word."""
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-
     letters = ["?", *"▁abcö🎉", "\u200d", "ab", "▁a"]
     tokenizer = Tokenizer(
         models.BPE(
@@ -90,8 +84,6 @@ def _metaspace() -> Any:
 
 def _word_pieces() -> Any:
     """A tokenizer whose decoder puts a space between words."""
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-
     words = ["?", "a", "ö", "##b", "##c", "🎉"]
     tokenizer = Tokenizer(
         models.WordPiece({word: index for index, word in enumerate(words)}, unk_token="?")
@@ -107,7 +99,7 @@ DECODED = {
     "parts of words": _word_pieces,
 }
 MADE = {
-    "bytes of GPT-2": _byte_level,
+    "bytes of GPT-2": byte_level,
     "bytes for unknown letters": _byte_fallback,
     "no tokenizer": None,
 }
@@ -139,7 +131,7 @@ def test_pieces_are_whole_characters_and_together_the_text(cut: int, codec: Code
 
 
 def test_a_long_text_is_encoded_without_keeping_other_threads_waiting(tmp_path: Path) -> None:
-    (tmp_path / "tokenizer.json").write_text(_byte_level().to_str())
+    (tmp_path / "tokenizer.json").write_text(byte_level().to_str())
     codec, ended, turns = TokenizerCodec(tmp_path), threading.Event(), []
     codec.encode(TEXT)
     other = threading.Thread(
@@ -200,7 +192,7 @@ def _saved(tokenizer: Any, folder: Path) -> TokenizerCodec:
 def test_settings_of_a_training_script_neither_cut_nor_pad_a_text(
     keys: Dict[str, Any], tmp_path: Path
 ) -> None:
-    tokenizer = _byte_level()
+    tokenizer = byte_level()
     expected = tokenizer.encode(TEXT).ids
     content = json.loads(tokenizer.to_str())
     for settings in keys.values():
@@ -211,7 +203,7 @@ def test_settings_of_a_training_script_neither_cut_nor_pad_a_text(
 
 @pytest.mark.parametrize("direction", ["Left", "Right"])
 def test_a_text_is_cut_at_the_end_that_the_settings_name(direction: str, tmp_path: Path) -> None:
-    content, ids = json.loads(_byte_level().to_str()), _byte_level().encode(TEXT).ids
+    content, ids = json.loads(byte_level().to_str()), byte_level().encode(TEXT).ids
     cut = {"max_length": 3, "strategy": "LongestFirst", "stride": 0, "direction": direction}
     (tmp_path / "tokenizer.json").write_text(json.dumps({**content, "truncation": cut}))
     kept = ids[-5:] if direction == "Left" else ids[:5]
@@ -264,8 +256,6 @@ def test_an_invalid_byte_does_not_change_what_was_shown_of_its_run(tmp_path: Pat
 
 
 def test_a_text_that_the_tokenizer_cannot_encode_is_refused_in_one_line(tmp_path: Path) -> None:
-    from tokenizers import Tokenizer, models
-
     codec = _saved(Tokenizer(models.WordLevel({"a": 0}, unk_token="?")), tmp_path)
     with pytest.raises(ValueError, match=r"^text: expected a text .* can encode, got [^\n]*$"):
         codec.encode("b")
@@ -352,8 +342,6 @@ def test_nothing_is_said_of_a_tokenizer_that_drops_white_space(tmp_path: Path) -
 
 
 def test_letters_that_a_normalizer_composes_count_as_the_bytes_before_it(tmp_path: Path) -> None:
-    from tokenizers import normalizers
-
     result = _merged_bytes()
     result.normalizer = normalizers.NFC()
     codec = _saved(result, tmp_path)
