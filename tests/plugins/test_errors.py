@@ -2,6 +2,7 @@
 line prints them in one line.
 """
 
+import inspect
 from pathlib import Path
 from typing import Any, Iterator, Optional
 
@@ -42,6 +43,9 @@ class RaisingOracle(Oracle, of=Raising):
         return {}["slope"]  # type: ignore[no-any-return]
 
 
+RAISES = inspect.getsourcelines(RaisingOracle.bias)[1] + 1  # the line
+
+
 class Refusing(OffByOne):
     """An encoding that refuses a size."""
 
@@ -62,8 +66,8 @@ def registered() -> Iterator[None]:
 @pytest.mark.parametrize(("name", "status", "message"), [
     ("off_by_one", 1, "encoding off_by_one disagrees with its oracle; run "
         "posenc_export.testing.check_encoding on OffByOne"),
-    ("raising", 2, "test_errors.py:53 to run, got KeyError: 'slope'; correct the code there, and "
-        "run posenc_export.testing.check_encoding"),
+    ("raising", 2, f"test_errors.py:{RAISES} to run, got KeyError: 'slope'; correct the code "
+        "there, and run posenc_export.testing.check_encoding"),
     ("refusing", 2,
         "posenc: encoding refusing: expected a head size that is a multiple of 5, got 8"),
 ])  # fmt: skip
