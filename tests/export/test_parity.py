@@ -41,13 +41,14 @@ ALL = [
 
 
 def _passes(config: Any, target: str, folder: Path, **how: str) -> None:
+    causal = getattr(config, "kinds", [config])[0].attention.causal
     # As TorchScript, the module itself runs: the other targets show where its calls are divided.
-    how = {"verify": "quick", **how} if target == "torchscript" else how
+    if target == "torchscript" and causal and "signature" not in how:
+        how = {"verify": "quick", **how}
     export(sources(config), target, folder / "artefact", **how)  # type: ignore[arg-type]
     certificate = manifests.read(folder / "artefact").certificate
     assert certificate is not None
     assert certificate["passed"]
-    causal = getattr(config, "kinds", [config])[0].attention.causal
     assert len(certificate["cells"]) > (30 if causal and how.get("verify") != "quick" else 8)
 
 
