@@ -21,6 +21,8 @@ from collections import defaultdict
 from pathlib import Path
 from typing import Any, Dict, Iterator, List, NamedTuple, Sequence, Set, Type
 
+from posenc_export.shared import json_rows
+
 TOP = Path(__file__).parents[1]
 RESULTS = TOP / "bench/results/mutations.json"
 COPIED = ("posenc_export", "tests", "bench")
@@ -164,8 +166,7 @@ def main(arguments: Sequence[str]) -> int:
             print(json.dumps(rows[-1]), flush=True)
     lost = [row for row in rows if not row["by"]]
     print(f"{len(rows) - len(lost)} of {len(rows)} found, of {len(places)} places")
-    path = vars(given).pop("json")
-    path.write_text(json.dumps({**vars(given), "rows": rows}, indent=1) + "\n")
+    json_rows.write(given.json, rows)
     return 1 if lost else 0
 
 
