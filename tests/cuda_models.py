@@ -20,8 +20,8 @@ ENCODINGS = (
     "rope", "alibi", "t5", "nope", "learned", "sinusoidal", "kerple", "fire", "rope_yarn", "shaw"
 )  # fmt: skip
 FAMILIES = (
-    "llama", "qwen2", "phi3", "gpt2", "gpt_neox", "falcon new", "bloom", "qwen3", "gemma2",
-    "gpt_oss",
+    "llama", "qwen2", "phi3", "gpt2", "gpt_neox", "falcon new", "bloom", "qwen3",
+    "gemma3_text", "gpt_oss",
 )  # fmt: skip
 FILES = ("Q4_0", "Q4_K", "Q8_0")  # types of weights in GGUF files
 Models = Dict[str, Callable[[], Sources]]  # functions that make the sources of an export

@@ -95,7 +95,8 @@ def _check_size(folder: str, chosen: Dict[str, Any], size: float) -> None:
     from posenc_export.models.pretrained import outline
 
     options = chosen.get("max_positions"), chosen.get("lengths"), "head" not in chosen
-    check_size(outline(folder, *options), size)
+    if (model := outline(folder, *options)) is not None:  # before its weights are read
+        check_size(model, size)
 
 
 def checkpoint_name(path: Path) -> str:

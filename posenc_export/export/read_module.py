@@ -21,6 +21,7 @@ from posenc_export.models.by_transformers import Published
 from posenc_export.models.config import CacheConfig, ModuleConfig
 from posenc_export.models.parameters import fill, slots
 from posenc_export.models.stack import Stack, Text
+from posenc_export.models.weight_blocks import Stored
 from posenc_export.models.whole_pass import check_dtype
 from posenc_export.reading.exact import in_float64
 from posenc_export.reading.halves import in_half, rounded_weights
@@ -35,7 +36,7 @@ SEED = 0
 OF_MODULE = "calls."  # begins the names of the weights of the module that was read
 MATRICES = 4  # fewest weights with two axes that a value passes in one layer
 # Attributes without code of TorchScript.
-OF_EXPORT = ("config", "source", "text", "sizes", "layers", "dtype", "output_name", "products")
+OF_EXPORT = tuple("config source text stored sizes layers dtype output_name products".split())
 SUCCESSOR = (
     "write forward(x) and call self.block(x), as docs/own-model.md shows: a module is read as it is"
 )
@@ -101,6 +102,7 @@ class ReadModule(Reading):
         self.with_position = False
         self.source: dict = {}
         self.text = Text()
+        self.stored: Dict[str, Stored] = {}  # weights of a quantized checkpoint
         self.sizes: Dict[str, int] = {}  # what a configuration of transformers has of a model
         ids, width, most = self.vocabulary, self.width, self.max_positions
         geometry = Geometry(max(width, 1), 1, max(width, 1), most, causal=how.causal)
@@ -309,6 +311,7 @@ def _complete(made: ReadModule, model: Published) -> None:
     """Add what only a checkpoint has: tokenizer, token types, names of outputs, a readout."""
     made.text, made.source, made.segments = model.text, model.source, model.segments
     made.sizes = model.sizes
+    made.stored = {OF_MODULE + name: weight for name, weight in model.stored.items()}
     if not model.head:
         made.output_name = "last_hidden_state"
     if model.segments:

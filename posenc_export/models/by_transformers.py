@@ -7,7 +7,7 @@ transformers alone, by model_type and architectures. Files are read by models/ch
 import contextlib
 import inspect
 import re
-from typing import Any, Dict, Iterable, Iterator, Mapping, NamedTuple, Optional, Tuple
+from typing import Any, Dict, Iterable, Iterator, Mapping, NamedTuple, Optional, Tuple, Union
 
 import torch
 from torch import Tensor
@@ -16,7 +16,9 @@ from posenc_export.models.checkpoint import BELONGS, WHERE, Checkpoint
 from posenc_export.models.config import ReadoutConfig
 from posenc_export.models.embedding_and_head import Text
 from posenc_export.models.families.shared.limits import TABLE, check_values
+from posenc_export.models.gguf.checkpoint import GGUFCheckpoint
 from posenc_export.models.parts.readout import Readout
+from posenc_export.models.weight_blocks import Stored
 from posenc_export.ops import experts
 from posenc_export.shared.allocation import enough_memory
 from posenc_export.shared.foreign import explained
@@ -40,6 +42,7 @@ EACH = (*LANGUAGE, MASKED, "TokenClassification")  # tasks with logits for each 
 NO_NUMBERS = ("Infinity", "-Infinity", "NaN")
 SIZES = ("hidden_size", "num_hidden_layers", "num_attention_heads")
 TRIED = 6  # tokens of the run that says whether a model is causal
+AnyCheckpoint = Union[Checkpoint, GGUFCheckpoint]
 
 
 class Published(torch.nn.Module):
@@ -57,7 +60,7 @@ class Published(torch.nn.Module):
         first: row of the first position in a table whose rows before belong to padding.
         readout: a second output, computed from hidden states.
         causal: whether outputs do not depend on later tokens, tried with numbers.
-        text, source: as those of a Stack.
+        text, source, stored: as those of a Stack.
     """
 
     def __init__(self, model: Any, vocabulary: int, max_positions: Optional[int]) -> None:
@@ -65,6 +68,7 @@ class Published(torch.nn.Module):
         self.model, self.vocabulary, self.max_positions = model, vocabulary, max_positions
         self.text = Text()
         self.source: Dict[str, Any] = {}
+        self.stored: Dict[str, Stored] = {}
         takes = inspect.signature(model.forward).parameters
         self.options = {"use_cache": False} if "use_cache" in takes else {}
         self.segments, self.first = 0, 0
@@ -187,7 +191,7 @@ def kind_of(values: Mapping[str, Any], head: bool = True) -> Kind:
         return Kind(config, *_class(values, config, head))
 
 
-def load(kind: Kind, checkpoint: Checkpoint) -> Published:
+def load(kind: Kind, checkpoint: AnyCheckpoint) -> Published:
     """Return the model with the tensors of a checkpoint, which stay mapped if they are float32; of
     a model with encoder and decoder the encoder.
 
@@ -195,10 +199,14 @@ def load(kind: Kind, checkpoint: Checkpoint) -> Published:
         ValueError: tensors are missing, unknown or have another shape or dtype; too few for the
             sizes in config.json; the input is not token ids.
     """
-    base, names = f"{kind.model.base_model_prefix}.", checkpoint.names()
-    if not kind.head and any(name.startswith(base) for name in names):
+    base, names, empty = f"{kind.model.base_model_prefix}.", checkpoint.names(), kind.empty()
+    named = isinstance(checkpoint, GGUFCheckpoint) or any(name.startswith(base) for name in names)
+    if not kind.head and named:
         checkpoint.forget([name for name in names if not name.startswith(base)])
-    _check(kind.empty(), checkpoint)
+    _check(empty, checkpoint)
+    if isinstance(checkpoint, GGUFCheckpoint):  # which has no names of transformers
+        checkpoint.base((base, ""))
+        checkpoint.check({name: tuple(one.shape) for name, one in empty.named_parameters()})
     tensors = {name: _Named(checkpoint, name) for name in checkpoint.names()}
     with _calls("weights that transformers reads"), enough_memory(WHERE):
         model, found = kind.model.from_pretrained(
@@ -213,12 +221,13 @@ def load(kind: Kind, checkpoint: Checkpoint) -> Published:
         if model._can_set_experts_implementation():
             model.set_experts_implementation("batched_mm")
             _replace_experts(model)
-    count, missing = len(model.state_dict()), found["missing_keys"]
+    count, missing = len(model.state_dict()), {*found["missing_keys"]}
     if not kind.head and missing and _is_unread(model, missing, kind.vocabulary):
-        missing = []  # as those of a pooler beside hidden states
+        missing = set()  # as those of a pooler beside hidden states
     # Early versions of transformers saved buffers, which are computed now.
     extra = {*found["unexpected_keys"]} - {name for name, _ in model.named_buffers()}
-    checkpoint.check_names(missing, extra, count)
+    if isinstance(checkpoint, Checkpoint):
+        checkpoint.check_names(missing, extra, count)
     for name, stored, wanted in sorted(found["mismatched_keys"]):
         rule = f"{name} with shape {list(wanted)} by config.json"
         raise refusal(WHERE, rule, list(stored), BELONGS)
@@ -229,7 +238,24 @@ def load(kind: Kind, checkpoint: Checkpoint) -> Published:
     own: Any = type(kind.model.__name__, (Published,), place)
     with _calls("a model that reads token ids"):
         published: Published = own(model.eval(), kind.vocabulary, kind.max_positions).eval()
+    published.stored = _stored(published, base, checkpoint)
     return published
+
+
+def _stored(model: Published, base: str, checkpoint: AnyCheckpoint) -> Dict[str, Stored]:
+    """Return the weights of a model that are matrices of a quantized checkpoint, by their names,
+    all of a tied one. base: what names in the checkpoint may have or lack.
+    """
+    weights, names = {}, {*checkpoint.names()}
+    for name, weight in model.named_parameters(remove_duplicate=False):
+        plain = name.removeprefix("model.")
+        spelled = (plain, plain.removeprefix(base), base + plain)
+        theirs = next((one for one in spelled if one in names), None)
+        numbered = None if theirs is None else checkpoint.matrix(theirs)
+        if numbered is not None and numbered[1].shape == (len(weight), 1):
+            weights[id(weight)] = Stored([numbered[0]], numbered[1][:, 0])
+    of_each = model.named_parameters(remove_duplicate=False)
+    return {name: weights[id(one)] for name, one in of_each if id(one) in weights}
 
 
 class Chosen(torch.nn.Module):
@@ -287,7 +313,7 @@ def _first_row(model: Any, length: Optional[int]) -> int:
 class _Named:
     """A tensor of a checkpoint, which transformers reads by [...]."""
 
-    def __init__(self, checkpoint: Checkpoint, name: str) -> None:
+    def __init__(self, checkpoint: AnyCheckpoint, name: str) -> None:
         self.checkpoint, self.name = checkpoint, name
 
     def __getitem__(self, _: Any) -> Tensor:
@@ -403,7 +429,7 @@ def _serves(kind: Any, config: Any) -> bool:
     return any(names.get(config.model_type) == kind.__name__ for names in mappings)
 
 
-def _check(empty: Any, checkpoint: Checkpoint) -> None:
+def _check(empty: Any, checkpoint: AnyCheckpoint) -> None:
     """Check a model on the meta device before its memory is allocated."""
     stored = sum(checkpoint.sizes())
     for what, tensors, most in (

@@ -15,6 +15,7 @@ from posenc_export.models import (
     tokenizer_settings,
 )
 from posenc_export.models.block import AttentionBlock
+from posenc_export.models.by_transformers import AnyCheckpoint
 from posenc_export.models.checkpoint import HEADS, TOKENIZER, Checkpoint, read_config, read_ids
 from posenc_export.models.config import AttentionConfig, BlockConfig, StackConfig
 from posenc_export.models.families.shared.limits import check_sizes
@@ -32,7 +33,6 @@ LAYER = re.compile(r"^layers\.(\d+)\.")
 OLD_BUFFER = r"\.rotary_emb\.inv_freq$"  # saved by transformers before 4.32, not used since
 # For a parameter: its rule, the attention of its layer, its tensors in the checkpoint.
 Source = Tuple[Rule, AttentionConfig, Dict[str, Shape]]
-AnyCheckpoint = Union[Checkpoint, GGUFCheckpoint]
 
 
 def from_pretrained(
@@ -78,7 +78,7 @@ def from_pretrained(
     folder, sentences = sentence_transformers.opened(Path(path), whole)
     with opened(folder) as checkpoint, enough_memory("checkpoint"), torch.no_grad():
         values = checkpoint.config
-        if isinstance(checkpoint, Checkpoint) and families.lacks(values):
+        if families.lacks(values):
             chosen = {"layer": layer, "part": part, "lengths": lengths}
             return _published(folder, checkpoint, max_positions, head, chosen, sentences)
         described, family = families.read(values, max_positions, part, lengths)
@@ -120,7 +120,7 @@ def from_pretrained(
 
 def _published(
     folder: Path,
-    checkpoint: Checkpoint,
+    checkpoint: AnyCheckpoint,
     max_positions: Optional[int],
     head: bool,
     chosen: Mapping[str, Any],
@@ -165,19 +165,18 @@ def outline(
     max_positions: Optional[int] = None,
     lengths: Optional[str] = None,
     head: bool = True,
-) -> Stack:
+) -> Optional[Stack]:
     """The model of a checkpoint on the meta device, with shapes of parameters and no data, and
-    without a readout. Arguments as of from_pretrained.
+    without a readout; None for a type without a family. Arguments as of from_pretrained.
 
     Raises:
-        ValueError: as from_pretrained, for config.json; a model_type without a family.
+        ValueError: as from_pretrained, for config.json.
     """
     folder, sentences = sentence_transformers.opened(Path(path), head)
     with opened(folder) as checkpoint, torch.device("meta"):
         values = checkpoint.config
         if families.lacks(values):
-            rule, got = "a model_type with a family of ours for a size", repr(values["model_type"])
-            raise refusal("checkpoint", rule, got, "give a number of bits")
+            return None
         config, _ = families.read(values, max_positions, None, lengths)
         return Stack(task_heads.of_decoder(config, values, head, sentences is not None))
 

@@ -109,6 +109,4 @@ PUBLISHED: Dict[str, Dict[str, Any]] = {
         "skip_bias_add": True, "skip_bias_add_qkv": False, "unk_token_id": 0, "hidden_size": None,
         "num_attention_heads": 4, "n_head": None,
     },
-    "phi": {"rope_parameters": None, "rope_theta": 10000.0, "rope_scaling": None,
-        "partial_rotary_factor": 0.5, "num_key_value_heads": None},
 }  # fmt: skip

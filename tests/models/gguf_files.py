@@ -80,6 +80,7 @@ MODELS: Dict[str, Dict[str, Any]] = {
     "gemma2": GEMMA,
     "gemma3": {**GEMMA, "rope_parameters": BY_TYPE, "num_hidden_layers": 7},
     "phi2": {"num_key_value_heads": 4},
+    "phi2 wide": {"hidden_size": 256, "intermediate_size": 256, "num_hidden_layers": 1},
     "phi3": {
         "rope_parameters": LONGROPE,
         "original_max_position_embeddings": 64,

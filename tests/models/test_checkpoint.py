@@ -418,11 +418,6 @@ REFUSED: Dict[str, Any] = {
         {"rope_interleaved": True},
         "rope_interleaved to be False, got True",
     ),
-    "layers to turn that are too few": (
-        "smollm3",
-        {"no_rope_layers": [1]},
-        "each of 5 layers, got 1",
-    ),
 }
 
 
@@ -446,21 +441,8 @@ def test_max_positions_is_any_integer(tmp_path: Path) -> None:
     assert "max_positions to be an integer" in _refusal(folder, max_positions=1.5)
 
 
-def test_layers_and_defaults_of_smollm3_are_those_of_transformers(tmp_path: Path) -> None:
-    folder = saved("smollm3", tmp_path)[1]
-    written = from_pretrained(folder).config
-    _config(
-        folder, no_rope_layers=..., rope_parameters=..., tie_word_embeddings=..., layer_types=...
-    )
-    assert from_pretrained(folder).config == written
-    assert [len(kind.attention.encodings) for kind in written.kinds] == [1, 1, 1, 0, 1]
-    assert "layer to be 0 .. 4, got 5" in _refusal(folder, layer=5) and "got -1" in _refusal(
-        folder, layer=-1
-    )
-
-
 def test_layers_with_equal_rotations_share_a_table(tmp_path: Path) -> None:
-    layers = from_pretrained(saved("smollm3", tmp_path)[1]).layers
+    layers = from_pretrained(saved("gemma3_text plain", tmp_path)[1]).layers
     assert len({id(layer.attention.encoding) for layer in layers}) == 2
 
 

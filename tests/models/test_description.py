@@ -150,12 +150,12 @@ def test_values_of_an_unexpected_form_raise_no_error() -> None:
 def test_describe_prints_a_checkpoint_a_preset_and_a_block(
     tmp_path: Path, capsys: pytest.CaptureFixture
 ) -> None:
-    base = bases()["gemma2"][0]
+    base = bases()["gemma3_text"][1]
     (tmp_path / "config.json").write_text(json.dumps(as_saved(config_of(base))))  # no weights
     for arguments, expected in (
         (
             [str(tmp_path)],
-            {"tokens": "scale 8.0", "  attention": "window (size 8)", "head": "softcap 5.0"},
+            {"tokens": "scale 8.0", "  attention": "window (size 8)", "head": "softcap 4.0"},
         ),
         (["tiny-alibi"], {"  encoding": "alibi", "  mlp": "gated"}),
         (

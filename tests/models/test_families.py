@@ -57,7 +57,7 @@ QUICK = {
     "eager": tuple(dict.fromkeys(name.split()[0] for name in MODELS)),
     "torchscript": (
         *("gemma3_text", "gpt_neox", "falcon", "gpt_oss", "llama4_text"),
-        *("stablelm", "olmo2", "mpt"),
+        "mpt",
     ),
 }
 CASES = [
@@ -122,9 +122,9 @@ def test_an_export_of_a_checkpoint_is_certified_against_the_oracle(
     assert any(cell.startswith("oracle") for cell in manifest.certificate["cells"])
 
 
-@pytest.mark.parametrize("layer", [0, 3])
+@pytest.mark.parametrize("layer", [0, 1])
 def test_a_single_layer_matches_the_attention_of_transformers(layer: int, folders: Path) -> None:
-    peer, _ = _checkpoint("smollm3", folders)
+    peer, _ = _checkpoint("llama", folders)
     x = torch.randn(1, 20, 64)
     positions = torch.arange(20)[None]
     mask = torch.full((20, 20), -torch.inf).triu(1)[None, None]
@@ -136,10 +136,7 @@ def test_a_single_layer_matches_the_attention_of_transformers(layer: int, folder
             )[0]
             .numpy()
         )
-    block = from_pretrained(folders / "smollm3", layer=layer)
-    assert [spec["name"] for spec in block.config.attention.encodings] == (
-        [] if layer == 3 else ["rope"]
-    )
+    block = from_pretrained(folders / "llama", layer=layer)
     assert share([(eager_session(block).prefill(x.numpy()), wanted)]) <= 1
 
 
@@ -169,7 +166,6 @@ FAULTS: Dict[str, Any] = {
         {"rope_parameters": {"rope_type": "default", "rope_theta": 10000.0}},
         _nothing,
     ),
-    "a layer that turns": ("smollm3", {"no_rope_layers": [1, 1, 1, 1, 1]}, _nothing),
     "other factors": ("phi3", {"original_max_position_embeddings": 512}, _nothing),
     "keys for values": ("qwen2", {}, _swapped("k_proj", "v_proj")),
     "gate for up": ("llama", {}, _swapped("gate_proj", "up_proj")),

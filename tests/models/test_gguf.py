@@ -13,6 +13,7 @@ pytest.importorskip("gguf", reason="gguf is not installed")
 pytest.importorskip("transformers", reason="transformers is not installed")
 from gguf import GGMLQuantizationType as Types  # noqa: E402
 
+from posenc_export.models.by_transformers import Published  # noqa: E402
 from posenc_export.models.gguf.blocks import TYPES, GGUFMatrix  # noqa: E402
 from posenc_export.models.gguf.checkpoint import (
     GGUFCheckpoint,  # noqa: E402
@@ -45,8 +46,27 @@ def test_a_gguf_file_gives_the_model_it_was_written_from(name: str, tmp_path: Pa
     peer.save_pretrained(tmp_path / "folder")
     gguf_files.write(name, peer, tmp_path / "model.gguf")
     wanted, result = (from_pretrained(tmp_path / place) for place in ("folder", "model.gguf"))
-    assert result.config == wanted.config
     _same(result, wanted, NORMS_MOVED if name.startswith("gemma") else 0.0)
+    if not isinstance(result, Published):
+        assert result.config == wanted.config
+        return
+    ids = torch.randint(3, 64, (2, 40), generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        logits = peer(ids, use_cache=False).logits
+    assert result.max_positions == 256
+    torch.testing.assert_close(result(ids), logits, rtol=0, atol=1e-5)
+
+
+def test_a_file_of_a_type_without_a_family_gives_hidden_states_without_its_head(
+    tmp_path: Path,
+) -> None:
+    peer = gguf_files.made("stablelm")
+    gguf_files.write("stablelm", peer, tmp_path / "model.gguf")
+    result, ids = from_pretrained(tmp_path / "model.gguf", head=False), torch.arange(3, 40)[None]
+    with torch.no_grad():
+        states = peer.base_model(ids, use_cache=False).last_hidden_state
+    assert isinstance(result, Published)
+    torch.testing.assert_close(result(ids), states, rtol=0, atol=1e-5)
 
 
 def _same(found: Any, wanted: Any, error: float) -> None:

@@ -12,6 +12,7 @@ from safetensors.torch import load_file, save_file
 pytest.importorskip("transformers", reason="transformers is not installed")
 from posenc_export import export_model  # noqa: E402
 from posenc_export.export.quantization.kept import kept  # noqa: E402
+from posenc_export.export.read_module import as_model  # noqa: E402
 from posenc_export.models.pretrained import from_pretrained  # noqa: E402
 from tests.models.checkpoints import saved  # noqa: E402
 
@@ -156,11 +157,11 @@ CASES: Dict[str, Tuple[Dict[str, Any], Callable[[int], Made]]] = {
 }
 
 
-def _quantized(case: str, folder: Path) -> Tuple[Path, Path]:
+def _quantized(case: str, folder: Path, name: str = "llama with biases") -> Tuple[Path, Path]:
     """Return the folder of a quantized model, and that of the same model in float32."""
     config, make = CASES[case]
     for place in ("quantized", "plain"):
-        saved("llama with biases", folder / place)
+        saved(name, folder / place)
     few, plain = (
         load_file(folder / place / "model.safetensors") for place in ("quantized", "plain")
     )
@@ -207,6 +208,17 @@ def test_codes_of_others_are_kept(case: str, tmp_path: Path) -> None:
     assert rounded["layers.0.attention.projection.qkv.weight"][0].bits == (8 if "8" in case else 4)
     for name, (_, codes) in rounded.items():
         weight = parameters[name].detach().numpy()
+        assert np.abs(codes.weight - weight).max() <= 2.0**-21 * np.abs(weight).max()
+
+
+def test_codes_of_a_type_without_a_family_are_kept(tmp_path: Path) -> None:
+    quantized, plain = map(from_pretrained, _quantized("AWQ", tmp_path, "olmo2"))
+    model = as_model(quantized)
+    weights, parameters = kept(model).weights, dict(plain.named_parameters())
+    assert len(weights) == 2 * len("q k v o gate up".split())
+    for name, (grid, codes) in weights.items():
+        weight = parameters[name.removeprefix("calls.")].detach().numpy()
+        assert grid.bits == 4 and name.endswith("_proj.weight")
         assert np.abs(codes.weight - weight).max() <= 2.0**-21 * np.abs(weight).max()
 
 

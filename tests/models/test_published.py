@@ -21,15 +21,6 @@ SMOLLM2 = {
     "tie_word_embeddings": True, "vocab_size": 49152,
     "transformers.js_config": {"kv_cache_dtype": {"fp16": "float16"}},
 }  # fmt: skip
-SMOLLM3 = {
-    **USUAL, "model_type": "smollm3", "attention_bias": False, "hidden_size": 2048,
-    "intermediate_size": 11008, "max_position_embeddings": 65536, "max_window_layers": 28,
-    "mlp_bias": False, "no_rope_layer_interval": 4, "no_rope_layers": [1, 1, 1, 0] * 9,
-    "layer_types": ["full_attention"] * 36, "num_attention_heads": 16, "num_hidden_layers": 36,
-    "num_key_value_heads": 4, "pad_token_id": 128004, "pretraining_tp": 2, "rope_scaling": None,
-    "rope_theta": 5000000.0, "sliding_window": None, "use_sliding_window": False,
-    "vocab_size": 128256,
-}  # fmt: skip
 QWEN2 = {
     **USUAL, "model_type": "qwen2", "hidden_size": 3584, "intermediate_size": 18944,
     "max_position_embeddings": 32768, "max_window_layers": 28, "num_attention_heads": 28,
@@ -101,21 +92,6 @@ def test_a_published_configuration_is_described(name: str) -> None:
         "bias": config["model_type"] == "qwen2",
         "output_bias": False,
     }
-
-
-def test_smollm3_rotates_three_of_four_layers_and_is_tied_without_saying_so() -> None:
-    result, _ = families.read(SMOLLM3)
-    assert [[spec["name"] for spec in kind.attention.encodings] for kind in result.kinds] == [
-        ["rope"],
-        ["rope"],
-        ["rope"],
-        [],
-    ] * 9
-    assert (
-        result.head is not None
-        and result.head.tied
-        and result.kinds[0].attention.encodings[0]["theta"] == 5000000.0
-    )
 
 
 def test_dual_chunks_of_qwen2_are_left_out_of_a_range_with_one_chunk() -> None:

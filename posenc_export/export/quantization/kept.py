@@ -6,12 +6,11 @@ import torch
 
 from posenc_export.export.quantization.formats import FORMATS
 from posenc_export.export.quantization.grid import Codes, Grid, OnGrid
-from posenc_export.export.quantization.rounding import Rounded
+from posenc_export.export.quantization.rounding import Rounded, activations_of
 from posenc_export.export.quantization.uses import uses
-from posenc_export.export.signatures import Model
+from posenc_export.export.read_module import Model, ReadModule
 from posenc_export.export.weight_file import Keep, in_memory
 from posenc_export.models.parameters import fill, sharing_weights, slots
-from posenc_export.models.parts.experts import Experts
 from posenc_export.models.weight_blocks import Blocks, Matrix, Stored
 from posenc_export.shared.refusal import refusal
 
@@ -34,7 +33,7 @@ def kept(model: Model, keep: Keep = in_memory) -> Rounded:
         ValueError: a model without quantized weights of a file, or with experts.
     """
     stored = getattr(model, "stored", {})
-    if any(isinstance(part, Experts) for part in model.modules()):
+    if activations_of(model) != "int8":
         rule = "a model without experts for weights keep"
         raise refusal("export", rule, "one with experts", "choose weights int8, or omit weights")
     names = {id(parameter): name for name, parameter in model.named_parameters()}
@@ -53,6 +52,8 @@ def kept(model: Model, keep: Keep = in_memory) -> Rounded:
         weight = copied.get_parameter(name)
         numbers = torch.from_numpy(keep(codes.weight))
         fill(places[id(weight)], torch.nn.Parameter(numbers, weight.requires_grad))
+    if isinstance(copied, ReadModule):
+        copied.changed |= {*changed}
     return Rounded(copied, {name: codes for name, (codes, _) in on_grid.items()})
 
 

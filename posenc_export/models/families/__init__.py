@@ -16,9 +16,9 @@ from posenc_export.shared.suggestion import check_name, suggestion
 # Name of the part before the layers, in every family that can be read as a whole model.
 EMBEDDINGS = "embeddings"
 # Model types whose family has their name: decoders, those with experts, older ones, encoders.
-OWN_NAME = """llama mistral smollm3 qwen2 qwen3 phi3 gemma gemma2 gemma3_text olmo2
-    stablelm cohere cohere2 mixtral qwen3_moe gpt_oss llama4_text qwen3_next olmo_hybrid kimi_linear
-    gpt2 gpt_neox phi bloom mpt falcon
+OWN_NAME = """llama mistral qwen2 qwen3 phi3 gemma3_text
+    gpt_oss llama4_text qwen3_next olmo_hybrid kimi_linear
+    gpt2 gpt_neox bloom mpt falcon
     deberta xlnet layoutlm layoutlmv3""".split()
 # Module of the family for each model_type.
 FILES = {

@@ -1,17 +1,24 @@
-"""The text model of Gemma 3 (Gemma Team 2025): norms of queries and keys, two rotations."""
+"""The text model of Gemma 3 (Gemma Team 2025): sandwich norms, windows, two rotations."""
 
 import math
 
-from posenc_export.models.families import gemma2
 from posenc_export.models.families.shared import gated
 from posenc_export.models.families.shared.family import Family, Settings, StackConfig
 from posenc_export.models.families.shared.rules import OURS, Table, one_plus
 from posenc_export.models.hugging_face import Spec, rope_spec
 
+NORMS = {
+    "residual.attention_norm": "input_layernorm",
+    "residual.attention_output_norm": "post_attention_layernorm",
+    "residual.mlp_norm": "pre_feedforward_layernorm",
+    "residual.mlp_output_norm": "post_feedforward_layernorm",
+    "attention.q_norm.norm": "self_attn.q_norm",
+    "attention.k_norm.norm": "self_attn.k_norm",
+}
 WEIGHTS: Table = {
-    **gemma2.WEIGHTS,
-    OURS + "attention.q_norm.norm": one_plus(gated.LAYER + "self_attn.q_norm"),
-    OURS + "attention.k_norm.norm": one_plus(gated.LAYER + "self_attn.k_norm"),
+    **gated.WEIGHTS,
+    **{OURS + name: one_plus(gated.LAYER + theirs) for name, theirs in NORMS.items()},
+    "norm": one_plus("model.norm"),
 }
 
 
@@ -39,13 +46,18 @@ def _rotations(config: Settings) -> Spec:
 
 
 def describe(config: Settings) -> StackConfig:
-    """Describe the decoder. By default every sixth layer sees all keys, the others a window."""
+    """Describe the decoder. By default every sixth layer sees all keys, the others a window. Scores
+    are q k / sqrt(query_pre_attn_scalar).
+    """
+    config.needs("num_key_value_heads", "head_dim", "sliding_window")
     config.off("use_bidirectional_attention")
     config.off("attn_logit_softcapping")  # transformers has the key but ignores it
     # Transformers reads hidden_activation.
     config.fixed({"hidden_act": "gelu_pytorch_tanh"})
     encodings = {name: [spec] for name, spec in _rotations(config).items()}
-    attention = gemma2.scaled_attention(config)
+    bias = config.flag("attention_bias", False)
+    scale = 1 / math.sqrt(config.number("query_pre_attn_scalar"))
+    attention = gated.attention(config, bias, bias, scale=scale)
     kind = gated.layer(config, attention, "hidden_activation", residual="sandwich")
     kind, window = gated.head_norm(kind), config.window("sliding_window")
     layers = config.by_type(kind, encodings, window, config.pattern(6))

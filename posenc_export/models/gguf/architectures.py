@@ -71,6 +71,7 @@ def _common(metadata: Metadata) -> Config:
         "intermediate_size": metadata.whole("feed_forward_length"),
         "max_position_embeddings": metadata.whole("context_length"),
         "tie_word_embeddings": not metadata.holds("output.weight"),
+        "pad_token_id": None,  # the default of a type may be beyond the vocabulary
     }
 
 

@@ -30,8 +30,11 @@ OF_ROTATION = re.compile(r"^rope_(freqs|factors_short|factors_long)\.weight$")
 # it, and what replaces it.
 STACKED = ((re.compile(r"\.experts\.(\d+)\."), ".experts."), (re.compile(r"\.norms\.(\d+)\."), "."))
 HEAD = "lm_head"
-# Name of a tensor of the file, and the entry of its first axis that is meant.
-Place = Tuple[str, Optional[int]]
+# Experts that transformers holds in one tensor [experts,2H,E], and GGUF in two.
+GATES_AND_UPS = re.compile(r"\.experts\.gate_up_proj$")
+# Names of the tensors of the file that are joined along their second axis, most often one, and the
+# entry of their first axis that is meant.
+Place = Tuple[Tuple[str, ...], Optional[int]]
 
 
 def is_gguf(path: Path) -> bool:
@@ -81,7 +84,9 @@ class GGUFCheckpoint:
         self._tensors = {}
 
     def names(self) -> List[str]:
-        """Return those of a head. A file has no others of transformers before `check` asks."""
+        """Return those that `check` asked for; before, those of a head."""
+        if self._places:
+            return list(self._places)
         kinds = ("weight", "bias")
         return [f"{HEAD}.{kind}" for kind in kinds if f"output.{kind}" in self._tensors]
 
@@ -103,17 +108,18 @@ class GGUFCheckpoint:
         """Check that the tensors are exactly these, with these sizes; ValueError otherwise."""
         self._places = self._placed(list(shapes))
         self._shapes = shapes
-        used = {name for name, _ in self._places.values()}
-        places = ((name, place) for name, (place, _) in self._places.items())
-        missing = [f"no {place} ({name})" for name, place in places if place not in self._tensors]
-        extra = sorted(name for name in set(self._tensors) - used if not OF_ROTATION.match(name))
+        used = {name: theirs for theirs, (names, _) in self._places.items() for name in names}
+        missing = [f"no {name} ({used[name]})" for name in used if name not in self._tensors]
+        extra = sorted(name for name in {*self._tensors} - {*used} if not OF_ROTATION.match(name))
         if missing or extra:
             rule = f"the {len(used)} tensors of {self._architecture} that the metadata describe"
             got = missing[0] if missing else f"also {extra[0]}"
             raise refusal("gguf", rule, got, f"{AGAIN}, or to safetensors")
         for name, shape in shapes.items():
-            place, row = self._places[name]
-            stored = self._tensors[place].shape
+            places, row = self._places[name]
+            stored = list(self._tensors[places[0]].shape)
+            if len(places) > 1:
+                stored[1] *= len(places)
             if sorted(stored if row is None else stored[1:]) != sorted(shape):
                 raise self._other_shape(name)
 
@@ -121,22 +127,23 @@ class GGUFCheckpoint:
         """Return one tensor as float32, as it was before its conversion to GGUF. ValueError: the
         library gguf cannot read its type, or its axes have another order.
         """
-        place, row = self._places[name]
-        tensor = self._tensors[place]
-        numbers = dequantized(tensor, None if row is None else slice(row, row + 1))
-        numbers = undone(place, numbers, self._undo, self.config) if row is None else numbers[0]
+        places, row = self._places[name]
+        which = None if row is None else slice(row, row + 1)
+        parts = [dequantized(self._tensors[place], which) for place in places]
+        numbers = parts[0] if len(parts) == 1 else np.concatenate(parts, 1)
+        numbers = undone(places[0], numbers, self._undo, self.config) if row is None else numbers[0]
         if numbers.shape != self._shapes[name]:
             raise self._other_shape(name)
         return torch.from_numpy(np.array(numbers, np.float32))
 
     def _other_shape(self, name: str) -> ValueError:
-        place, _ = self._places[name]
+        place = self._places[name][0][0]
         rule = f"{place} with sizes {list(self._shapes[name])} by the metadata"
         return refusal("gguf", rule, list(self._tensors[place].shape), AGAIN)
 
     def matrix(self, name: str) -> Optional[Numbered]:
         """Return a matrix and the index [N,1] of each row in it; None for other tensors."""
-        place, row = self._places[name]
+        (place, *_), row = self._places[name]
         tensor = self._tensors[place]
         if row is not None or len(tensor.shape) != 2:
             return None
@@ -158,10 +165,21 @@ class GGUFCheckpoint:
             for pattern, plainly in STACKED:
                 if (index := pattern.search(name)) is not None:
                     row, plain = int(index[1]), pattern.sub(plainly, name)
-            module, _, kind = plain.rpartition(".")
-            theirs = table.get_name(module) or table.get_name(module.removeprefix(self._base))
-            places[name] = (f"{theirs}.{kind}" if theirs else name, row)
+            kinds = ("gate", "up") if GATES_AND_UPS.search(plain) else ("",)
+            own = [GATES_AND_UPS.sub(f".experts.{kind}_proj", plain) for kind in kinds]
+            places[name] = (tuple(self._place(one, table) for one in own), row)
         return places
+
+    def _place(self, name: str, table: Any) -> str:
+        """Return the name in the file of a tensor of transformers, whose models without a head, or
+        the library gguf, may leave out the base.
+        """
+        module, _, kind = name.rpartition(".")
+        if module.endswith(".experts"):  # a parameter of a module with several
+            module, kind = name, "weight"
+        spelled = (module, module.removeprefix(self._base), f"{self._base}{module}")
+        theirs = next(filter(None, map(table.get_name, spelled)), None)
+        return f"{theirs}.{kind}" if theirs else name
 
 
 def read_parts(path: Path) -> List[GGUFFile]:

@@ -15,6 +15,7 @@ from posenc_export import export_model, load  # noqa: E402
 from posenc_export.commands.cli import main  # noqa: E402
 from posenc_export.export import sources, verify  # noqa: E402
 from posenc_export.export.quantization.kept import kept  # noqa: E402
+from posenc_export.export.read_module import as_model  # noqa: E402
 from posenc_export.models.config_json import to_json  # noqa: E402
 from posenc_export.models.pretrained import from_pretrained  # noqa: E402
 from posenc_export.runtime.artefact.summary import summary  # noqa: E402
@@ -23,6 +24,8 @@ from tests.models import gguf_files  # noqa: E402
 DOWN = "layers.0.mlp.down.weight"
 QKV = "layers.0.attention.projection.qkv.weight"
 TABLE = "tokens.embedding.weight"
+OF_PHI = [f"self_attn.{name}" for name in ("q_proj", "k_proj", "v_proj", "dense")]
+OF_PHI += ["mlp.fc1", "mlp.fc2"]
 ONE_SUM = 2.0**-22  # of two numbers in float32, relative to the largest weight
 BITS = {"Q4_0": 4, "Q4_1": 4, "Q4_K": 4, "Q5_0": 8, "Q5_1": 8, "Q5_K": 8, "Q8_0": 8, "Q6_K": 8}
 
@@ -77,6 +80,7 @@ CASES = [
     ("phi3 plain", "Q5_1"),
     ("gemma3", "Q8_0"),
     ("falcon new", "Q4_0"),
+    ("stablelm", "Q4_1"),
 ]
 
 
@@ -121,6 +125,25 @@ def test_blocks_with_offsets_are_exact_if_activations_are_not_rounded(
     )  # gate and up share the sums of their input
 
 
+def test_blocks_of_a_type_without_a_family_are_kept_by_the_names_of_its_weights(
+    tmp_path: Path,
+) -> None:
+    model = as_model(_read(tmp_path / "model.gguf", "Q6_K", "phi2 wide"))
+    rounded, wanted = kept(model), dict(model.named_parameters())
+    assert {name.removeprefix("calls.model.") for name in rounded.weights} == {
+        "model.embed_tokens.weight",
+        "lm_head.weight",
+        *(f"model.layers.0.{name}.weight" for name in OF_PHI),
+    }
+    for name, (_, codes) in rounded.weights.items():
+        held = dict(rounded.model.named_parameters())[name]
+        assert np.array_equal(held.detach().numpy(), codes.weight)
+        assert np.abs(codes.weight - wanted[name].detach().numpy()).max() > 0
+    x = np.arange(3, 9)
+    before, after = (one.exact(x, range(6), range(6)) for one in (model, rounded.model))
+    assert 0 < np.abs(after - before).max() < 0.1
+
+
 REFUSED: Dict[str, Any] = {
     "a model without blocks": (
         "F32",
@@ -139,7 +162,7 @@ REFUSED: Dict[str, Any] = {
 def test_what_cannot_be_kept_is_refused(case: str, tmp_path: Path) -> None:
     kind, name, message = REFUSED[case]
     with pytest.raises(ValueError, match=message):
-        kept(_read(tmp_path / "model.gguf", kind, name))
+        kept(as_model(_read(tmp_path / "model.gguf", kind, name)))
 
 
 def test_keep_is_refused_on_other_targets(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
@@ -212,7 +235,12 @@ def test_an_artefact_with_kept_blocks_is_verified_again_with_its_file(tmp_path: 
 def test_the_description_of_a_gguf_file_is_printed(
     tmp_path: Path, capsys: pytest.CaptureFixture
 ) -> None:
-    model = _read(tmp_path / "model.gguf", "Q8_0", "gemma2")
+    model = _read(tmp_path / "model.gguf", "Q8_0", "gemma3")
     assert main(["describe", str(tmp_path / "model.gguf"), "--json"]) == 0
-    described = {**to_json(model.config), "read": "by the family of gemma2"}
+    described = {**to_json(model.config), "read": "by the family of gemma3_text"}
     assert json.loads(capsys.readouterr().out) == json.loads(json.dumps(described))
+    _read(tmp_path / "model.gguf", "Q8_0", "gemma2")
+    assert main(["describe", str(tmp_path / "model.gguf"), "--json"]) == 0
+    described = json.loads(capsys.readouterr().out)
+    assert described["name"] == "Gemma2ForCausalLM"
+    assert described["read"].startswith("by transformers ")

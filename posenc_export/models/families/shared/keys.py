@@ -77,7 +77,7 @@ SPELLINGS: Dict[str, Dict[str, Tuple[str, ...]]] = {
         "d_inner": ("xlnet",),
     },
     "num_local_experts": {
-        "num_experts": ("mixtral", "qwen3_moe", "qwen3_next", "gpt_oss", *KIMI),
+        "num_experts": ("qwen3_next", "gpt_oss", *KIMI),
     },
     "num_experts_per_tok": {"num_experts_per_token": KIMI},
     "n_shared_experts": {"num_shared_experts": KIMI},
