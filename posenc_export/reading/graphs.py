@@ -23,6 +23,7 @@ CHOOSES = (
     " experts in a dense form"
 )
 WITHOUT_TOKENS = "leaves no axis of tokens, and not the last token"
+TURNS = {aten.permute.default, aten.transpose.int, aten.t.default, aten.numpy_T.default}
 _SAME = {
     aten.alias.default,
     aten.contiguous.default,
@@ -332,7 +333,9 @@ def _reshaped(graph: Graph) -> None:
 
 
 def _simplified(graph: Graph) -> None:
-    """Remove what changes no value, and name a maximum without indices amax."""
+    """Remove what changes no value, name a maximum without indices amax, and the product with a
+    transposed weight linear.
+    """
     graph.eliminate_dead_code()
     for node in list(graph.nodes):
         packet = getattr(node.target, "overloadpacket", None)
@@ -341,6 +344,8 @@ def _simplified(graph: Graph) -> None:
             node.args = (node.args[0], node.args[1].meta["val"].dtype)
         if packet is not None and packet.__name__ in _NO_VALUE:
             graph.erase_node(node)
+        elif node.target is aten.matmul.default and _is_turned(node.args[1]):
+            node.target, node.args = aten.linear.default, (node.args[0], _first(node.args[1]))
         elif node.target in _SAME or _whole_slice(node) or keeps_dtype(node):
             node.replace_all_uses_with(_first(node))
             graph.erase_node(node)
@@ -414,6 +419,14 @@ def _first(node: Node) -> Node:
     source = node.args[0]
     assert isinstance(source, Node)
     return source
+
+
+def _is_turned(node: Any) -> bool:
+    """Whether a value is the transpose of a constant matrix."""
+    if node.target not in TURNS or node.args[0].op != "placeholder" or node.meta["val"].dim() != 2:
+        return False
+    turned: Tensor = node.target(torch.empty(1, 2, device="meta"), *node.args[1:])
+    return turned.shape == (2, 1)
 
 
 def _whole_slice(node: Node) -> bool:

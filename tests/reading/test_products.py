@@ -49,7 +49,7 @@ class Gated(nn.Module):
         x = x + self.attention(y) + (y if self.peek else 0)
         gate, up = self.gates(self.second(x)).chunk(2, -1)
         x = x + self.down(F.silu(gate) * up)
-        return self.head(x + self.high(self.low(x)))
+        return self.head(x + self.low(x) @ self.high.weight.T + self.high.bias)
 
 
 def _gated(peek: bool = False, tied: bool = False) -> Gated:
