@@ -60,6 +60,25 @@ def softplus(op: Builder, node: ir.Node) -> Replaced:
     return [(choice.outputs[0], op.Softplus(x))]
 
 
+def centred_norm(op: Builder, node: ir.Node) -> Replaced:
+    """Fuse the RMSNormalization of x less its mean, as Cohere writes LayerNorm, to
+    LayerNormalization.
+    """
+    centred = node.inputs[0].producer() if node.inputs[0] is not None else None
+    if centred is None or centred.op_type != "Sub" or centred.inputs[1] is None:
+        return []
+    x, mean = centred.inputs[0], centred.inputs[1].producer()
+    if mean is None or mean.op_type != "ReduceMean" or mean.inputs[0] is not x:
+        return []
+    axes = mean.inputs[1].const_value if len(mean.inputs) > 1 and mean.inputs[1] else None
+    epsilon, axis = (node.attributes.get(name) for name in ("epsilon", "axis"))
+    last = axes is not None and axes.numpy().tolist() == [-1]
+    if not last or epsilon is None or (axis is not None and axis.as_int() != -1):
+        return []
+    norm = op.LayerNormalization(x, node.inputs[1], epsilon=epsilon.as_float())
+    return [(node.outputs[0], norm)]
+
+
 def _factor(x: Optional[ir.Value], read: Optional[ir.Value]) -> Optional[float]:
     """Return alpha if `read` is alpha x with a constant alpha, otherwise None."""
     if x is None or read is None:
@@ -79,4 +98,9 @@ def _is_matrix(value: Optional[ir.Value]) -> TypeGuard[ir.Value]:
     return value is not None and value.const_value is not None and len(value.const_value.shape) == 2
 
 
-FUSIONS = {"MatMul": transposed_product, "Sigmoid": sigmoid_unit, "Softplus": softplus}
+FUSIONS = {
+    "MatMul": transposed_product,
+    "Sigmoid": sigmoid_unit,
+    "Softplus": softplus,
+    "RMSNormalization": centred_norm,
+}

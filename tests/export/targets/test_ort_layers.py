@@ -11,6 +11,7 @@ import onnx
 import onnx_ir as ir
 import onnxruntime
 import pytest
+import torch
 from msgspec.structs import replace
 from onnx import numpy_helper, parser
 from onnx.reference import ReferenceEvaluator
@@ -191,3 +192,25 @@ def test_a_matching_pattern_is_replaced_and_agrees_with_the_reference_evaluator(
     assert worst_error(
         fused.run(None, {"x": x})[0], ReferenceEvaluator(plain).run(None, {"x": x})[0]
     ) <= tolerance("float32", 1, 4)
+
+
+class Centred(torch.nn.Module):
+    """Token ids to logits, with LayerNorm without bias as Cohere writes it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table, self.head = torch.nn.Embedding(20, 16), torch.nn.Linear(16, 20)
+        self.scale = torch.nn.Parameter(torch.rand(16))
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        x = self.table(ids)
+        mean = x.mean(-1, keepdim=True)
+        variance = (x - mean).pow(2).mean(-1, keepdim=True)
+        return self.head(self.scale * ((x - mean) * torch.rsqrt(variance + 1e-5)))
+
+
+def test_a_norm_that_subtracts_the_mean_is_one_node(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    manifest = export(Centred().eval(), "ort", tmp_path / "a", max_positions=16)
+    assert manifest.certificate is not None and manifest.certificate["passed"]
+    assert manifest.operators["LayerNormalization"] == 1 and "ReduceMean" not in manifest.operators
