@@ -7,19 +7,18 @@ import numpy as np
 import onnx
 import onnx_ir as ir
 import pytest
+from msgspec.structs import replace
 
 from posenc_export.export import TARGETS, export, numbers
 from posenc_export.export.describe import FewBits, describe
 from posenc_export.export.manifest_writer import with_graph
 from posenc_export.export.quantization.grid import Codes
 from posenc_export.export.quantization.rounding import rounded
-from posenc_export.export.sources import Sources
 from posenc_export.export.targets.builder import Builder
 from posenc_export.export.trace import Source
 from posenc_export.export.verify import VerificationError
 from posenc_export.models.config_json import from_json
 from posenc_export.models.presets import seeded
-from posenc_export.models.pretrained import from_pretrained
 from posenc_export.runtime import verify
 from posenc_export.runtime.artefact import files
 from posenc_export.runtime.artefact import manifest as manifests
@@ -28,7 +27,6 @@ from posenc_export.runtime.artefact.manifest import Manifest
 from posenc_export.runtime.artefact.records import Weights
 from posenc_export.runtime.graphs.onnx_nodes import read
 from posenc_export.runtime.verification.constants import Constants, digests_of
-from tests.models import checkpoints
 from tests.tiny import decoder
 from tests.traces import sources
 
@@ -285,8 +283,14 @@ def test_a_constant_of_no_parameter_is_a_failure(tmp_path: Path) -> None:
 
 
 def test_a_norm_without_weights_gets_ones_that_belong_to_no_parameter(tmp_path: Path) -> None:
-    read_model = from_pretrained(checkpoints.saved("cohere with norms", tmp_path / "saved")[1])
-    check = _check(Sources(read_model).of("float32"), "onnx", tmp_path / "made")
+    norm = {"name": "layer", "weight": False, "bias": False}
+    made = decoder("rope")
+    layers = {
+        name: kind.with_attention(head_norm={"name": "head", "norm": norm})
+        for name, kind in made.layers.items()
+    }
+    source = sources(replace(made, layers=layers)).of("float32")
+    check = _check(source, "onnx", tmp_path / "made")
     assert check.failures == {} and "float32 [16], no number of the module" in [
         *check.skipped.values()
     ]

@@ -44,13 +44,6 @@ MODELS: Dict[str, Dict[str, Any]] = {
         "tie_word_embeddings": True,
     },
     "phi": {},
-    "phi normed": {
-        "num_attention_heads": 4, "num_key_value_heads": 2, "qk_layernorm": True,
-        "rope_parameters": {**LINEAR, "partial_rotary_factor": 1.0}, "hidden_act": "gelu",
-        "layer_norm_eps": 1e-3, "tie_word_embeddings": True,
-    },
-    "phi wide heads": {"num_key_value_heads": 1, "head_dim": 40,
-        "rope_parameters": {**LINEAR, "partial_rotary_factor": 0.4}},
     "mpt": {},
     "mpt clipped": {
         "n_heads": 6, "d_model": 96, "layer_norm_epsilon": 1e-3, "tie_word_embeddings": False,

@@ -51,10 +51,11 @@ def _prepared(name: str, target: str, folders: Path) -> Tuple[Any, Session]:
     return peer, series.opened(SESSIONS[name, target].session())
 
 
-# Every family in eager mode, and as TorchScript those that together have every part of a layer.
+# Every family and a type without one in eager mode, and as TorchScript those that together have
+# every part of a layer.
 QUICK = {
-    "ort": ("phi3", "gemma2", "falcon with alibi"),
-    "eager": tuple(dict.fromkeys(name.split()[0] for name in MODELS)),
+    "ort": ("phi3", "gemma3_text", "falcon with alibi"),
+    "eager": ("olmo2", *dict.fromkeys(name.split()[0] for name in OURS)),
     "torchscript": (
         *("gemma3_text", "gpt_neox", "falcon", "gpt_oss", "llama4_text"),
         "mpt",

@@ -31,8 +31,8 @@ MASKS = {
 DELTA = decoder("nope", mechanism="gated_delta")
 CALLS = {"whole": (20,), "cached": (11, *(1,) * 9)}
 # Windows, chunks, biases by column and by token, and none of these.
-QUICK = ("gemma2", "llama4_text", "mpt", "bloom")
-SLOW = ("llama", "mistral", "gpt_oss", "falcon with alibi", "cohere2", "gpt2")
+QUICK = ("gpt_oss", "llama4_text", "mpt", "bloom")
+SLOW = ("llama", "mistral", "gemma3_text", "falcon with alibi", "gpt2")
 FAMILIES = [*QUICK, *(pytest.param(name, marks=pytest.mark.exhaustive) for name in SLOW)]
 
 

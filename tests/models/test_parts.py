@@ -217,7 +217,7 @@ def _of_encoder(**changes: Any) -> StackConfig:
 
 EXPERTS = {"name": "experts", "experts": 6, "chosen": 3, "hidden": 20, "factor": 1.5, "shared": 12}
 ROPE, ALIBI = VARIANTS["rope"], VARIANTS["alibi"]
-HEADS = {name: {"name": name, "norm": RMS} for name in ("head", "each", "projection")}
+HEADS = {name: {"name": name, "norm": RMS} for name in ("head", "projection")}
 # Models for every target, with the number of GroupQueryAttention nodes on `ort`.
 MODELS: Dict[str, Any] = {
     "window": (_kinds(sees={"name": "window", "size": 5}), 3),
@@ -230,7 +230,7 @@ MODELS: Dict[str, Any] = {
     "temperature beside a rotation": (_kinds(encodings=(ROPE, VARIANTS["logn-steps"])), 3),
     "content beside a bias": (_kinds(encodings=(VARIANTS["shaw"], ALIBI)), 3),
     "another theta": (_kinds(encodings=({"name": "rope", "theta": 100.0},)), 3),
-    "norm of each head": (_kinds(head_norm=HEADS["each"]), 3),
+    "norm of each head": (_kinds(head_norm=HEADS["head"]), 3),
     "norm of the projection": (_kinds(head_norm=HEADS["projection"]), 3),
     "latent": (_latent(12), 3),
     "latent, values as wide as keys": (_latent(16), 3),

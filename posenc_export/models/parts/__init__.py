@@ -30,7 +30,6 @@ PARTS: Dict[str, Dict[str, Type[Any]]] = {
     "head_norm": {
         "none": Identity,
         "head": norms.SharedHeadNorm,
-        "each": norms.SeparateHeadNorms,
         "projection": norms.ProjectionNorm,
     },
     "projection": {

@@ -73,23 +73,6 @@ class SharedHeadNorm(torch.nn.Module):
         return np.stack([self.norm.exact(x[:, head]) for head in range(self.heads)], axis=1)
 
 
-class SeparateHeadNorms(SharedHeadNorm):
-    """Norm over each head, with a weight [N,D] in place of that of the norm (StableLM 2)."""
-
-    def __init__(self, heads: int, size: int, norm: Mapping[str, Any]) -> None:
-        no_bias = {"bias": False} if norm.get("name") == "layer" else {}
-        super().__init__(heads, size, {**norm, "weight": False, **no_bias})
-        self.weight = torch.nn.Parameter(torch.ones(heads, size))
-
-    def forward(self, x: Tensor) -> Tensor:
-        """x [B,S,N*D] to the same shape."""
-        return (self.norm(x.unflatten(2, [self.heads, -1])) * self.weight).flatten(2)
-
-    def exact(self, x: np.ndarray) -> np.ndarray:
-        """x [n,N,D], float64."""
-        return super().exact(x) * numbers(self.weight)
-
-
 class ProjectionNorm(torch.nn.Module):
     """Norm over all heads together (OLMo 2)."""
 

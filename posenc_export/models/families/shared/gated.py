@@ -58,12 +58,11 @@ def layer(
     activation: str = "hidden_act",
     mlp_bias: bool = False,
     residual: str = "pre",
-    norm: Optional[Dict[str, Any]] = None,
 ) -> LayerConfig:
-    """Describe a layer with a gated MLP. activation: key in the config; residual: key of
-    parts.PARTS["residual"]; norm: specification of all norms, None for RMSNorm.
+    """Describe a layer with a gated MLP and RMSNorm. activation: key in the config; residual: key
+    of parts.PARTS["residual"].
     """
-    norm = norm or {"name": "rms", "epsilon": config.number("rms_norm_eps")}
+    norm = {"name": "rms", "epsilon": config.number("rms_norm_eps")}
     mlp = {"name": "gated", "hidden": config.whole("intermediate_size")}
     mlp |= {"activation": config.activation(activation), "bias": mlp_bias}
     return layer_of(attention, mlp, norm, residual)
@@ -115,20 +114,18 @@ def decoder(
     config: Settings,
     layers: Tuple[Dict[str, LayerConfig], Sequence[str]],
     tied: bool = False,
-    norm: Optional[Named] = None,
     head: Mapping[str, Any] = MappingProxyType({}),
     **tokens: Any,
 ) -> StackConfig:
-    """Describe the whole decoder.
+    """Describe the whole decoder, with the norm of its first layer after the last one.
 
     Args:
         layers: kinds of layers by name, and the kind of each layer.
         tied: the family's default of tie_word_embeddings.
-        norm: norm after the last layer; None for the first norm of the layers.
         head, tokens: further fields of HeadConfig and TokensConfig.
     """
     kinds, order = layers
-    norm = norm or next(iter(kinds.values())).norms[0]
+    norm = next(iter(kinds.values())).norms[0]
     embedding = TokensConfig(vocabulary=config.whole("vocab_size"), **tokens)
     described = HeadConfig(tied=config.flag("tie_word_embeddings", tied), **head)
     return stack(config, kinds, order, embedding, norm=norm, head=described)
@@ -143,7 +140,7 @@ def uniform(
 
 
 def of_kinds(
-    config: Settings, kinds: Mapping[str, LayerConfig], order: Sequence[str], **options: Any
+    config: Settings, kinds: Mapping[str, LayerConfig], order: Sequence[str]
 ) -> StackConfig:
     """Describe a decoder with those of the kinds that `order` names, in order of appearance."""
-    return decoder(config, ({name: kinds[name] for name in dict.fromkeys(order)}, order), **options)
+    return decoder(config, ({name: kinds[name] for name in dict.fromkeys(order)}, order))

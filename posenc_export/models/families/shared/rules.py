@@ -168,14 +168,6 @@ def _names(name: str, rows: int) -> List[str]:
     return [name.replace("{row}", str(row)) for row in range(rows)]
 
 
-def stacked(name: str) -> Rule:
-    """A stack of tensors along a new first axis; `{row}` in the name is the index."""
-    return Rule(
-        lambda kind, shape, attention: dict.fromkeys(_names(name, shape[0]), shape[1:]),
-        lambda tensors, attention: torch.stack(tensors),
-    )
-
-
 def experts(router: str, gate: str, up: str, down: str) -> Table:
     """Rules for experts; weights [outputs,inputs] of expert `{row}` become [N,inputs,outputs]."""
 

@@ -84,11 +84,11 @@ class Settings(Keys):
         names = ("full_attention", "sliding_attention")
         return [names[(index + 1) % period > 0] for index in range(self.layers)]
 
-    def pattern(self, period: int, *spellings: str) -> List[str]:
-        """Take sliding_window_pattern, `period` if it is missing, or further names of that key, and
-        return layer types as `full_every`.
+    def pattern(self, period: int) -> List[str]:
+        """Take sliding_window_pattern, `period` if it is missing, and return layer types as
+        `full_every`.
         """
-        keys = ("sliding_window_pattern", "_sliding_window_pattern", *spellings)
+        keys = ("sliding_window_pattern", "_sliding_window_pattern")
         periods = {key: self.whole(key) for key in keys if key in self._remaining}
         if len(set(periods.values())) > 1:
             got = " and ".join(map(str, periods.values()))
