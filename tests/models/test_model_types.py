@@ -29,7 +29,6 @@ POSITION = re.compile(
 )
 # Keys without effect in the models that are read, with the reason.
 SILENT = {
-    ("smollm3", "sliding_window"): "layers with windows are refused by use_sliding_window",
     ("timesfm2_5", "max_position_embeddings"): "the default rotation does not depend on it",
     ("wav2vec2-bert", "max_source_positions"): "transformers extends its table of sinusoids",
     ("wav2vec2-bert", "rotary_embedding_base"): "a rotation is refused by position_embeddings_type",
