@@ -116,6 +116,8 @@ class ReadModule(Reading):
                     else StateSpec(
                         cache.name, (cache.heads, cache.size, cache.values), dtype="float32"
                     )
+                    if cache.heads
+                    else StateSpec(cache.name, (cache.size, cache.values))
                     for cache in caches
                     if cache.layer == layer
                 ),

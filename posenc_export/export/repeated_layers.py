@@ -224,6 +224,8 @@ class _Completion:
             tags |= {self.graph.initializers[name]: place for name in weights}
         parts: List[List[ir.Node]] = [[] for _ in range(len(self.traced) + 1)]  # last: behind all
         for node in self.graph:
+            if _counts_rows(node):  # of the state of any layer
+                node.replace_input_with(0, self.graph.inputs[0])
             tag = max((tags.get(value, 0) for value in node.inputs if value), default=0)
             parts[tag].append(node)
             tags |= dict.fromkeys(node.outputs, tag + _is_mark(node))
@@ -294,6 +296,14 @@ class _Completion:
             )
             self.graph.register_initializer(initializer)
         return self.graph.initializers[name]
+
+
+def _counts_rows(node: ir.Node) -> bool:
+    """Return whether a node is the size of the first axis of an input."""
+    if node.op_type != "Shape" or not node.inputs[0] or not node.inputs[0].is_graph_input():
+        return False
+    start, end = (node.attributes.get(name) for name in ("start", "end"))
+    return end is not None and end.as_int() == 1 and (start is None or start.as_int() == 0)
 
 
 def _with_layers(model: Stack, chosen: Sequence[int]) -> Stack:

@@ -173,7 +173,7 @@ def check_half(model: Model, target: str, dtype: str) -> None:
         return
     choosing, what, got = _choosing(model), "", dtype
     routed = isinstance(model, ReadModule) and model.products.routers
-    if isinstance(model, ReadModule) and any(cache.values for cache in model.caches):
+    if isinstance(model, ReadModule) and any(c.values and c.heads for c in model.caches):
         what = "a module with a recurrence"
     elif target != "ort-cuda" and (choosing or routed):
         first = choosing[0] if choosing else None

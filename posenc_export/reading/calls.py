@@ -1,6 +1,7 @@
 """The forward pass of a module on new tokens, with positions and caches."""
 
-from typing import Any, Collection, Dict, List, NamedTuple, Optional, Set, Tuple
+import math
+from typing import Any, Collection, Dict, List, NamedTuple, Optional, Set, Tuple, Union
 
 import torch
 from torch import Tensor
@@ -11,7 +12,6 @@ from posenc_export.reading.axes import (
     Factor,
     Roles,
     axis_of,
-    constants,
     factors,
     filled,
     in_axes,
@@ -24,6 +24,7 @@ from posenc_export.reading.axes import (
     tokens,
     with_rows,
 )
+from posenc_export.reading.filters import Filter, by_token, filter_of
 from posenc_export.reading.lengths import Call, Fill, Lengths, triangle
 from posenc_export.reading.operators import rows_first, rows_in_place
 from posenc_export.reading.properties import MIXES, Properties
@@ -50,12 +51,14 @@ TO_SLOTS = "tokens"  # name of a cache that is neither keys nor values
 
 
 class Cache(NamedTuple):
-    """A cache [B, heads, T, size], or the state [B, heads, size, values] of a recurrence.
+    """A cache [B, heads, T, size], the state [B, heads, size, values] of a recurrence, or the last
+    tokens [B, size, values] that a window reads again.
 
     Attributes:
         layer: index of the attention that reads it, or of the last one before it.
-        name: "key", "value", or "tokens" or "state" with a number.
-        values: of a state, 0 for a cache.
+        name: "key", "value", or "tokens", "state" or "tail" with a number.
+        heads: 0 for the last tokens.
+        values: 0 for a cache.
     """
 
     layer: int
@@ -67,7 +70,13 @@ class Cache(NamedTuple):
     def empty(self, rows: int, slots: int) -> Tensor:
         """Return zeros for no tokens, in a cache for `slots` of them."""
         by_token = (slots, self.size) if not self.values else (self.size, self.values)
-        return torch.zeros(rows, self.heads, *by_token)
+        return torch.zeros(rows, *([self.heads] if self.heads else []), *by_token)
+
+
+class Tail(NamedTuple):
+    """The last tokens of a value that windows read again."""
+
+    root: Node
 
 
 class Calls(torch.nn.Module):
@@ -92,7 +101,18 @@ class Calls(torch.nn.Module):
         self.plans: Dict[Any, Any] = {}
         self.in_full: Set[Node] = set()  # whose inputs of one row do not stand for all rows
         self.order = self._needed()
-        self.recurrent = [n for n in self.order if isinstance(self.steps[n], Recurrent)]
+        self.reach: Dict[Node, int] = {}  # of values that windows read
+        self.filters: Dict[Node, Optional[Filter]] = {}
+        held: Dict[Union[Node, Tail], None] = {}
+        for node in self.order:
+            step = self.steps[node]
+            if isinstance(step, Window):
+                self.reach[step.root] = max(step.reach, self.reach.get(step.root, 0))
+                self.filters[node] = filter_of(properties, node, step)
+                held.setdefault(Tail(step.root))
+            elif isinstance(step, Recurrent):
+                held.setdefault(node)
+        self.states = list(held)  # in the order of the nodes that read them
         # What a query without keys gives may be NaN, whose products with weights of 0 are NaN.
         reduces = (OverKeys, RunningSum, Cut)
         self.clears_padding = any(isinstance(self.steps[node], reduces) for node in self.order)
@@ -119,7 +139,7 @@ class Calls(torch.nn.Module):
             elif isinstance(step, Cut):
                 left.append(inputs_of(node)[0])
             elif isinstance(step, Window):
-                caches.append(Cached(step.root))
+                left.append(step.root)
             elif isinstance(step, RunningSum):
                 caches.append(Cached(step.source))
             elif isinstance(step, Item):
@@ -218,9 +238,16 @@ class Calls(torch.nn.Module):
             layer, name = names.get(cached, (layer, f"{TO_SLOTS}{index}"))
             heads, size = self._new(cached, self.values.of, self.values.counts).shape[2:]
             found.append(Cache(layer, name, int(heads), int(size)))
-        steps: List[Any] = [self.steps[node] for node in self.recurrent]
-        of_state = [step.state for step in steps]
-        return found + [Cache(layer, f"state{n}", *sizes) for n, sizes in enumerate(of_state)]
+        for number, held in enumerate(self.states):
+            if isinstance(held, Tail):
+                width = math.prod(
+                    n for n in kinds(self.steps[held.root].roles) if isinstance(n, int)
+                )
+                found.append(Cache(layer, f"tail{number}", 0, self.reach[held.root], width))
+            else:
+                of: Any = self.steps[held]
+                found.append(Cache(layer, f"state{number}", *of.state))
+        return found
 
     def _last_mixed(self) -> Optional[Node]:
         """Return the smallest value [B,Q,E] that the output depends on through operators on each
@@ -258,13 +285,13 @@ class Calls(torch.nn.Module):
                 call.values[node] = call.ops.select_tokens(call.values[node], index)
                 call.counts = {**call.counts, "Q": index.shape[1]}
         present = [] if self.after else [self._cached(cached, call) for cached in self.kept]
-        present += [call.cached[node] for node in self.recurrent]
+        present += [call.cached[held] for held in self.states]
         return call.values[self.values.out], present
 
     def _new(self, cached: Cached, values: Dict[Node, Any], counts: Any) -> Tensor:
         """Return the new tokens of a cached value as [B,S,N,D], without entries beside them."""
         node, roles = cached.node, self.steps[cached.node].roles
-        order = list(cached.order or self._own_order(node))
+        order = list(cached.order or by_token(roles))
         new = split(values[node], roles, counts).permute(order)
         if not is_plain(roles):
             new = new.narrow(1, factors(roles)[order[1]].left, counts["Q"])
@@ -275,11 +302,6 @@ class Calls(torch.nn.Module):
         elif new.dim() > 4:
             new = new.flatten(2, -2)
         return new[:, :, :: cached.copies] if cached.copies > 1 else new
-
-    def _own_order(self, node: Node) -> List[int]:
-        """Return the factors of a cached value: rows, tokens, then constant ones."""
-        roles = self.steps[node].roles
-        return [kinds(roles).index("B"), kinds(roles).index("Q"), *constants(roles)]
 
     def _cached(self, cached: Cached, call: Call) -> Tensor:
         """Append the new tokens of a value to its cache: [B,N,T,D]."""
@@ -321,9 +343,13 @@ class Calls(torch.nn.Module):
         return y
 
     def _laid_out(self, y: Tensor, node: Node, roles: Roles, counts: Counts) -> Tensor:
-        """Return y [B,T,N,D], or [B,S,N,D], with the axes of a cached value."""
-        order, flat = self._own_order(node), factors(roles)
-        if len(order) > 4:
+        """Return y [B,T,N,D] or [B,T,N*D], or of S tokens, with the axes of a cached value."""
+        order, flat = by_token(self.steps[node].roles), factors(roles)
+        if y.dim() == 3 and len(order) > 2:
+            y = y.unflatten(2, [int(flat[i].kind) for i in order[2:]]) if len(order) > 3 else y
+        elif y.dim() == 3:
+            y = y.squeeze(2)
+        elif len(order) > 4:
             y = y.squeeze(2).unflatten(2, [int(flat[i].kind) for i in order[2:]])
         elif len(order) < 4:
             y = y.squeeze(2) if len(order) == 3 else y.squeeze(3).squeeze(2)
@@ -349,7 +375,7 @@ class Calls(torch.nn.Module):
         if isinstance(step, Cut):
             return triangle(values[inputs_of(node)[0]], step, call)
         if isinstance(step, Window):
-            return self._window(step, call)
+            return self._window(node, step, call)
         if isinstance(step, RunningSum):
             return self._running_sum(step, call)
         if isinstance(step, Recurrent):
@@ -447,31 +473,53 @@ class Calls(torch.nn.Module):
         """Continue a recurrence. A token of padding writes nothing, and nothing is forgotten."""
         given = operands(*(None if n is None else call.values[n] for n in step.given))
         valid, zero = call.positions.ge(0)[:, :, None], torch.zeros(())
+        cleared = {3, 1 if given[4] is None else 4} | ({1, 2} if self.clears_padding else set())
         q, k, v, decay, rate = (
-            None if x is None else torch.where(valid if x.dim() == 3 else valid[..., None], x, zero)
-            for x in given
+            x
+            if x is None or place not in cleared
+            else torch.where(valid if x.dim() == 3 else valid[..., None], x, zero)
+            for place, x in enumerate(given)
         )
-        state = call.states[len(self.kept) + self.recurrent.index(node)]
-        y, call.cached[node] = call.ops.gated_delta(q, k, v, decay, rate, state)
+        y, call.cached[node] = call.ops.gated_delta(q, k, v, decay, rate, self._past(node, call))
         return y
 
-    def _window(self, step: Window, call: Call) -> Tensor:
-        """Run a region on the last tokens before each token, which are gathered from the cache."""
-        root, reach, counts = step.root, step.reach, call.counts
-        x = self._cached(Cached(root), call)  # [B,N,T,D]
-        wanted = call.positions.unsqueeze(2) + torch.arange(-reach, 1)  # [B,S,r+1]
-        found = call.key_places[:, None, None].eq(wanted.unsqueeze(3)) & call.seen.unsqueeze(2)
-        # No reshape, which would write the number of keys into the graph: [B,N,S,r+1,D].
-        pieces = found.to(torch.float32).unsqueeze(1) @ x.unsqueeze(2)
-        # Each token and those before it become a row of their own.
-        pieces = pieces.permute(0, 2, 3, 1, 4).flatten(0, 1)
-        alone = {**counts, "B": counts["B"] * counts["Q"], "Q": reach + 1}
-        pieces = self._laid_out(pieces, root, self.steps[root].roles, alone)
-        y = self.properties.run_region(step.region, root, pieces, self.given)
-        to_rows, to = (kinds(step.roles).index(kind) for kind in "BQ")
-        y = split(y, step.roles, alone).select(to, reach).movedim(to_rows - (to < to_rows), 0)
-        y = y.reshape([counts["B"], counts["Q"], *y.shape[1:]]).movedim((0, 1), (to_rows, to))
-        return y if y.dim() == len(step.roles) else y.reshape(shape_of(step.roles, counts))
+    def _past(self, held: Union[Node, Tail], call: Call) -> Tensor:
+        """Return the state of a recurrence or a window before a call."""
+        return call.states[len(self.kept) + self.states.index(held)]
+
+    def _window(self, node: Node, step: Window, call: Call) -> Tensor:
+        """Run a region on the tokens of a call and the last ones before them."""
+        x, reach, filtered = self._with_tail(step.root, call), step.reach, self.filters[node]
+        if filtered is not None:
+            weight = self.given(filtered.weight).reshape(x.shape[2], -1)
+            first = self.reach[step.root] - reach
+            y = x[:, first:-reach] * weight[:, 0]
+            for tap in range(1, reach + 1):
+                y = y + x[:, first + tap : tap - reach or None] * weight[:, tap]
+            y = y if filtered.bias is None else y + self.given(filtered.bias)
+            return self._laid_out(y, step.root, step.roles, call.counts)
+        counts = {**call.counts, "Q": call.counts["Q"] + self.reach[step.root]}
+        x = self._laid_out(x, step.root, self.steps[step.root].roles, counts)
+        y = self.properties.run_region(step.region, step.root, x, self.given)
+        return y[(*[slice(None)] * axis_of(step.roles, "Q"), slice(self.reach[step.root], None))]
+
+    def _with_tail(self, root: Node, call: Call) -> Tensor:
+        """Return the tokens of a call behind the last r ones before them [B,r+S,C], which follow
+        what padding there is in front of the tokens. Keeps the last tokens for the next call.
+        """
+        held, reach = Tail(root), self.reach[root]
+        if held not in call.tails:
+            roles = self.steps[root].roles
+            new = split(call.values[root], roles, call.counts).permute(by_token(roles))
+            new = new.flatten(2) if new.dim() > 2 else new.unsqueeze(2)
+            new = new if new.is_floating_point() else new.to(torch.float32)
+            both, (behind, last) = (
+                torch.cat((self._past(held, call), new), 1),
+                call.around_padding(reach),
+            )
+            call.tails[held] = call.ops.select_tokens(both, behind)
+            call.cached[held] = call.ops.select_tokens(call.tails[held], last)
+        return call.tails[held]
 
 
 def _read(node: Node, other: Node, step: Each) -> Any:

@@ -142,6 +142,8 @@ class Call:
         self.values: Dict[Node, Any] = {}
         self.keys: Dict[Node, Tensor] = {}
         self.cached: Dict[Any, Tensor] = {}
+        self.tails: Dict[Any, Tensor] = {}
+        self._around: Dict[int, Tuple[Tensor, Tensor]] = {}
         self.lengths: Dict[int, Tuple[Tensor, bool]] = {}
 
     @functools.cached_property
@@ -169,6 +171,20 @@ class Call:
     def earlier(self) -> Tensor:
         """Which keys are the query's own or those of earlier tokens [B,S,T] bool."""
         return self._up_to(0) if self.after else self.seen
+
+    def around_padding(self, count: int) -> Tuple[Tensor, Tensor]:
+        """Return two indices: [B,n+S] into n earlier tokens and those of the call, for padding in
+        front of the tokens, the earlier ones, then all others; [B,n] into these, for the last n
+        that are no padding. There is no padding between tokens.
+        """
+        if count not in self._around:
+            columns, valid = torch.arange(self.counts["Q"] + count), self.positions.ge(0)
+            first = valid.cumsum(1).eq(0).sum(1, keepdim=True)
+            others = torch.where(columns < first + count, columns - first, columns)
+            behind = torch.where(columns < first, columns + count, others)
+            last = first + valid.sum(1, keepdim=True) + torch.arange(count)
+            self._around[count] = behind, last
+        return self._around[count]
 
     def _up_to(self, after: int) -> Tensor:
         places = self.positions, self.key_positions

@@ -8,6 +8,7 @@ from torch.fx import Graph, Node
 
 from posenc_export import ops
 from posenc_export.reading.graphs import keeps_dtype
+from posenc_export.reading.values import packet
 
 aten = torch.ops.aten
 COPIES = {
@@ -22,6 +23,12 @@ ORDERS = {
     aten.permute.default, aten.transpose.int, aten.t.default, aten.movedim.int,
     aten.movedim.intlist,
 }  # fmt: skip
+ENTRY_BY_ENTRY = {
+    aten.silu, aten.sigmoid, aten.relu, aten.gelu, aten.tanh, aten.softplus, aten.exp, aten.neg,
+    aten.sqrt, aten.rsqrt, aten.reciprocal, aten.pow, aten.add, aten.sub, aten.mul, aten.div,
+}  # fmt: skip
+REDUCTIONS = {aten.sum.dim_IntList, aten.mean.dim}
+WHOLE = {aten.expand.default, aten.slice.Tensor}  # which change nothing if they keep the sizes
 CHECKS = {aten._assert_tensor_metadata.default, aten._assert_scalar.default}
 
 
@@ -39,13 +46,15 @@ def simplify(graph: Graph) -> None:
             _replace(node, node.args[0])
         elif node.target in ORDERS:
             _permute(node)
+        elif packet(node) in ENTRY_BY_ENTRY or _keeps_axes(node):
+            _permute_after(node)
         elif node.target in RESHAPES:
             _reshape(node)
         elif node.target is aten.copy.default and _is_like(node, node.args[1]):
             _replace(node, node.args[1])
         elif node.target is aten.slice_scatter.default:
             _join_slices(node)
-        elif node.target is aten.expand.default and _shape(node) == _shape(node.args[0]):
+        elif node.target in WHOLE and _shape(node) == _shape(node.args[0]):
             _replace(node, node.args[0])
     _join_equal(graph)
     graph.eliminate_dead_code()
@@ -84,6 +93,7 @@ def _join_equal(graph: Graph) -> None:
 
 def _replace(node: Node, other: Any) -> None:
     node.replace_all_uses_with(other)
+    node.graph.erase_node(node)
 
 
 def _shape(node: Any) -> Optional[List[str]]:
@@ -110,6 +120,36 @@ def _permute(node: Node) -> None:
         _replace(node, source)
     else:
         node.target, node.args, node.kwargs = aten.permute.default, (source, order), {}
+
+
+def _keeps_axes(node: Node) -> bool:
+    """Return whether a node is a sum or mean over axes that stay."""
+    return node.target in REDUCTIONS and len(node.args) == 3 and bool(node.args[2])
+
+
+def _permute_after(node: Node) -> None:
+    """Let a node read values before the one permutation that they all have, and permute its result,
+    if no other kind of node reads these permutations.
+    """
+    read = [one for one in node.all_input_nodes if one.meta["val"].dim()]
+    orders = [one.args[1] for one in read if one.target is aten.permute.default]
+    order: Any = orders[0] if orders else None
+    if order is None or len(orders) < len(read) or any(other != order for other in orders):
+        return
+    users = {user for one in read for user in one.users}
+    if not all(packet(u) in ENTRY_BY_ENTRY or _keeps_axes(u) or u.target in ORDERS for u in users):
+        return
+    graph, back = node.graph, [order.index(axis) for axis in range(len(order))]
+    for one in read:
+        node.replace_input_with(one, one.args[0])  # type: ignore[arg-type]
+    if node.target in REDUCTIONS:
+        axes: Any = node.args[1]
+        node.update_arg(1, [order[axis] for axis in axes])
+    with graph.inserting_after(node):
+        permuted = graph.call_function(aten.permute.default, (node, order))
+    permuted.meta = dict(node.meta)
+    node.meta = {"val": node.meta["val"].permute(back)}
+    node.replace_all_uses_with(permuted, lambda user: user is not permuted)
 
 
 def _reshape(node: Node) -> None:

@@ -10,6 +10,7 @@ takes 0.96 to 1.03 of their time (decoders of 1 to 134 M parameters).
 
 from typing import Optional, TypeGuard
 
+import numpy as np
 import onnx_ir as ir
 
 from posenc_export.export.targets.builder import MICROSOFT, Builder
@@ -48,31 +49,74 @@ def sigmoid_unit(op: Builder, node: ir.Node) -> Replaced:
 
 def softplus(op: Builder, node: ir.Node) -> Replaced:
     """Replace where(x > 20, x, softplus(x)), as torch computes softplus, by Softplus, whose kernel
-    is x for large x.
+    is x for large x, and which may be spelled log(exp(x) + 1).
     """
     x, users = node.inputs[0], list(node.outputs[0].uses())
+    if node.op_type == "Log":
+        exponential = _other(_made_by(x, "Add"), 1.0)
+        power = _made_by(exponential, "Exp")
+        if power is None:
+            return []
+        x = power.inputs[0]
     choice = users[0].node if len(users) == 1 else node
     if choice.op_type != "Where" or choice.inputs[1] is not x:
         return []
-    large = None if choice.inputs[0] is None else choice.inputs[0].producer()
-    if large is None or large.op_type != "Greater" or large.inputs[0] is not x:
+    large = _made_by(choice.inputs[0], "Greater")
+    return [(choice.outputs[0], op.Softplus(x))] if large and large.inputs[0] is x else []
+
+
+def unit_length(op: Builder, node: ir.Node) -> Replaced:
+    """Replace x / sqrt(sum(x x) + epsilon) over the last axis by a norm with a constant scale."""
+    users = [use.node for use in node.outputs[0].uses()]
+    inverse = users[0] if len(users) == 1 and users[0].op_type == "Reciprocal" else None
+    if inverse is not None:
+        users = [use.node for use in inverse.outputs[0].uses()]
+    added = _made_by(node.inputs[0], "Add")
+    total = None if added is None else _made_by(added.inputs[0], "ReduceSum")
+    square = None if total is None else _made_by(total.inputs[0], "Mul")
+    if added is None or total is None or square is None or len(users) != 1:
         return []
-    return [(choice.outputs[0], op.Softplus(x))]
+    x, squares, epsilon = square.inputs[0], square.outputs[0], _number(added.inputs[1])
+    if x is not square.inputs[1] or squares.dtype != ir.DataType.FLOAT or epsilon is None:
+        return []
+    kind = "Div" if inverse is None else "Mul"
+    if squares.shape is None or users[0].op_type != kind or x not in users[0].inputs:
+        return []
+    size, axis = squares.shape[-1], _number(total.inputs[1])
+    if axis not in (-1, len(squares.shape) - 1) or not isinstance(size, int):
+        return []
+    scale = op.constant(np.full(size, size**-0.5), "float32")
+    norm = op.RMSNormalization(x, scale, axis=-1, epsilon=epsilon / size, stash_type=1)
+    return [(users[0].outputs[0], norm)]
+
+
+def _made_by(value: Optional[ir.Value], kind: str) -> Optional[ir.Node]:
+    """Return the node that makes a value, if it is of a kind."""
+    node = None if value is None else value.producer()
+    return node if node is not None and node.op_type == kind else None
+
+
+def _other(node: Optional[ir.Node], number: float) -> Optional[ir.Value]:
+    """Return the first input of a node whose second one is a number."""
+    return node.inputs[0] if node is not None and _number(node.inputs[1]) == number else None
+
+
+def _number(value: Optional[ir.Value]) -> Optional[float]:
+    """Return the number that a constant holds, if it is one."""
+    constant = None if value is None else value.const_value
+    return None if constant is None or constant.size != 1 else float(constant.numpy().item())
 
 
 def centred_norm(op: Builder, node: ir.Node) -> Replaced:
     """Fuse the RMSNormalization of x less its mean, as Cohere writes LayerNorm, to
     LayerNormalization.
     """
-    centred = node.inputs[0].producer() if node.inputs[0] is not None else None
-    if centred is None or centred.op_type != "Sub" or centred.inputs[1] is None:
+    centred = _made_by(node.inputs[0], "Sub")
+    mean = None if centred is None else _made_by(centred.inputs[1], "ReduceMean")
+    if centred is None or mean is None or mean.inputs[0] is not centred.inputs[0]:
         return []
-    x, mean = centred.inputs[0], centred.inputs[1].producer()
-    if mean is None or mean.op_type != "ReduceMean" or mean.inputs[0] is not x:
-        return []
-    axes = mean.inputs[1].const_value if len(mean.inputs) > 1 and mean.inputs[1] else None
-    epsilon, axis = (node.attributes.get(name) for name in ("epsilon", "axis"))
-    last = axes is not None and axes.numpy().tolist() == [-1]
+    x, epsilon, axis = centred.inputs[0], *(node.attributes.get(n) for n in ("epsilon", "axis"))
+    last = len(mean.inputs) > 1 and _number(mean.inputs[1]) == -1
     if not last or epsilon is None or (axis is not None and axis.as_int() != -1):
         return []
     norm = op.LayerNormalization(x, node.inputs[1], epsilon=epsilon.as_float())
@@ -85,12 +129,11 @@ def _factor(x: Optional[ir.Value], read: Optional[ir.Value]) -> Optional[float]:
         return None
     if read is x:
         return 1.0
-    scaling = read.producer()
-    if scaling is None or scaling.op_type != "Mul" or x not in scaling.inputs:
+    scaling = _made_by(read, "Mul")
+    if scaling is None or x not in scaling.inputs:
         return None
-    others = (value for value in scaling.inputs if value is not None and value is not x)
-    factor = next((value.const_value for value in others), None)
-    return None if factor is None or len(factor.shape) else float(factor.numpy())
+    others = (value for value in scaling.inputs if value is not x)
+    return next((_number(value) for value in others), None)
 
 
 def _is_matrix(value: Optional[ir.Value]) -> TypeGuard[ir.Value]:
@@ -103,4 +146,6 @@ FUSIONS = {
     "Sigmoid": sigmoid_unit,
     "Softplus": softplus,
     "RMSNormalization": centred_norm,
+    "Log": softplus,
+    "Sqrt": unit_length,
 }

@@ -1,0 +1,60 @@
+"""Causal filters: windows that sum up the last tokens of each channel with constant weights."""
+
+from typing import List, NamedTuple, Optional
+
+import torch
+from torch import Tensor
+from torch.fx import Node
+
+from posenc_export.reading.axes import Roles, axis_of, constants, kinds, same, split
+from posenc_export.reading.properties import Properties
+from posenc_export.reading.steps import Window
+from posenc_export.reading.values import inputs_of
+
+
+class Filter(NamedTuple):
+    """y_t = b + sum_m w_m x_(t-r+m) of each of C channels, m = 0 .. r.
+
+    Attributes:
+        weight: constant whose C(r+1) entries are the w of each channel in turn.
+        bias: constant whose C entries are b; None for 0.
+    """
+
+    weight: Node
+    bias: Optional[Node]
+
+
+def by_token(roles: Roles) -> List[int]:
+    """Return the factors of a value in the order rows, tokens, then constant ones."""
+    return [kinds(roles).index("B"), kinds(roles).index("Q"), *constants(roles)]
+
+
+def filter_of(properties: Properties, end: Node, step: Window) -> Optional[Filter]:
+    """Return the filter whose numbers a window has; None if it has others."""
+    values, root, reach, roles = properties.values, step.root, step.reach, step.roles
+    inside, counts = values.of[root], values.counts
+    if roles != properties.steps[root].roles or not inside.is_floating_point():
+        return None
+
+    def columns(x: Tensor) -> Tensor:  # [B,S,C]
+        x = split(x, roles, counts).permute(by_token(roles))
+        return x.unsqueeze(2) if x.dim() == 2 else x.flatten(2)
+
+    impulse = torch.zeros_like(inside)
+    still = columns(properties.run_region(step.region, root, impulse))[0, 0]
+    impulse.narrow(axis_of(roles, "Q"), 0, 1).fill_(1)
+    answer = columns(properties.run_region(step.region, root, impulse))[0, : reach + 1] - still
+    weights = answer.flip(0).T  # [C,r+1]
+    held = dict.fromkeys(a for n in step.region for a in inputs_of(n) if values.kind[a] == "const")
+
+    def constant(numbers: Tensor) -> Optional[Node]:
+        of = {node: values.of[node] for node in held if isinstance(values.of[node], Tensor)}
+        alike = (node for node, value in of.items() if value.numel() == numbers.numel())
+        return next((n for n in alike if same(of[n].reshape(numbers.shape), numbers)), None)
+
+    weight, bias = constant(weights), constant(still) if bool(still.any()) else None
+    if weight is None or (bias is None and bool(still.any())):
+        return None
+    x = torch.nn.functional.pad(columns(inside), (0, 0, reach, 0))
+    y = still + sum(x[:, m : m + counts["Q"]] * weights[:, m] for m in range(reach + 1))
+    return Filter(weight, bias) if same(y, columns(values.of[end])) else None
