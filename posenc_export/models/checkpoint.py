@@ -13,7 +13,7 @@ from torch import Tensor
 from posenc_export.models import adapters
 from posenc_export.models.folder_files import AGAIN, WHERE, content, inside
 from posenc_export.models.packed import PackedTensor, Source, unpacked
-from posenc_export.models.tensor_files import ANY, OPENERS, Shape
+from posenc_export.models.tensor_files import OPENERS, Shape
 from posenc_export.models.weight_blocks import Numbered
 from posenc_export.shared.foreign import json_of
 from posenc_export.shared.refusal import refusal
@@ -151,8 +151,7 @@ class Checkpoint:
         for name, shape in shapes.items():
             file, written = self._sources[name]
             stored = file.shape(written)
-            wanted = tuple(map(lambda size, own: own if size == ANY else size, shape, stored))
-            if stored != wanted:
+            if stored != shape:
                 rule = f"{name} with shape {list(shape)} by config.json"
                 raise refusal(WHERE, rule, list(stored), BELONGS)
 

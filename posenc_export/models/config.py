@@ -286,12 +286,13 @@ class StackConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
 
 
 class CacheConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A cache [B,heads,T,size] of a layer of a module that was read, or a state
-    [B,heads,size,values].
+    """A cache [B,heads,T,size] of a layer of a module that was read, a state [B,heads,size,values],
+    or the last tokens [B,size,values].
 
     Args:
         layer: number of the layer, in the order of computation.
         name: "key" and "value" of an attention, or what a layer keeps.
+        heads: 0 for the last tokens.
         values: 0 for a cache.
     """
 

@@ -29,7 +29,6 @@ PICKLED = re.compile(
     r"torch\.storage \w+Storage|torch (Size|Tensor|device|b?float\d+|int\d+)"
 )
 Shape = Tuple[int, ...]
-ANY = -1  # in place of a size that is not checked
 
 
 class SafetensorsFile:

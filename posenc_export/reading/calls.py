@@ -513,11 +513,8 @@ class Calls(torch.nn.Module):
             new = split(call.values[root], roles, call.counts).permute(by_token(roles))
             new = new.flatten(2) if new.dim() > 2 else new.unsqueeze(2)
             new = new if new.is_floating_point() else new.to(torch.float32)
-            both, (behind, last) = (
-                torch.cat((self._past(held, call), new), 1),
-                call.around_padding(reach),
-            )
-            call.tails[held] = call.ops.select_tokens(both, behind)
+            (behind, last), past = call.around_padding(reach), self._past(held, call)
+            call.tails[held] = call.ops.select_tokens(torch.cat((past, new), 1), behind)
             call.cached[held] = call.ops.select_tokens(call.tails[held], last)
         return call.tails[held]
 

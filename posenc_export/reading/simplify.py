@@ -20,7 +20,7 @@ RESHAPES = {
     aten.unflatten.int,
 }  # fmt: skip
 ORDERS = {
-    aten.permute.default, aten.transpose.int, aten.t.default, aten.movedim.int,
+    aten.permute.default, aten.transpose.int, aten.t.default, aten.mT.default, aten.movedim.int,
     aten.movedim.intlist,
 }  # fmt: skip
 ENTRY_BY_ENTRY = {

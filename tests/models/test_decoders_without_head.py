@@ -146,7 +146,7 @@ def test_a_decoder_with_another_head_is_refused_by_name(name: str, tmp_path: Pat
 
 
 def test_scores_behind_a_recurrent_layer_are_refused(tmp_path: Path) -> None:
-    _saved("qwen3_next", "AutoModelForSequenceClassification", tmp_path)
+    _saved("qwen3_5_text", "AutoModelForSequenceClassification", tmp_path)
     with pytest.raises(ValueError, match="expected softmax attention .*, got gated_delta"):
         from_pretrained(tmp_path)
 

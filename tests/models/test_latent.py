@@ -1,8 +1,5 @@
-"""Latent attention and experts chosen from groups: oracles, refusals, and the effect of each
-setting.
-"""
+"""Latent attention and experts chosen from groups: oracles and refusals."""
 
-import json
 import re
 from pathlib import Path
 from typing import Any, Dict, Tuple
@@ -13,15 +10,12 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from posenc_export.export import Sources, export
-from posenc_export.models import families
 from posenc_export.models.parts import build
 from posenc_export.models.pretrained import from_pretrained
 
 pytest.importorskip("transformers", reason="transformers is not installed")
-from posenc_export.export.expected import eager_session  # noqa: E402
 from tests.models.checkpoints import saved  # noqa: E402
 from tests.models.patterns import share, theirs, tokens_of  # noqa: E402
-from tests.models.test_recent_families import config_of  # noqa: E402
 
 
 def test_layers_for_multi_token_prediction_are_ignored(tmp_path: Path) -> None:
@@ -38,65 +32,6 @@ def test_layers_for_multi_token_prediction_are_ignored(tmp_path: Path) -> None:
 def test_experts_and_norms_behind_products_are_exported(target: str, tmp_path: Path) -> None:
     _, folder = saved("deepseek_v3", tmp_path)
     export(Sources(from_pretrained(folder)), target, tmp_path / "artefact", verify="quick")
-
-
-# A family, a change of its config.json that is not supported, and a part of the message.
-REFUSED: Dict[str, Tuple[str, Dict[str, Any], str]] = {
-    "an unknown key": ("kimi_linear", {"attention_sigmoid": True}, "got attention_sigmoid=True"),
-    "fewer key heads": (
-        "kimi_linear",
-        {"num_key_value_heads": 2},
-        "num_key_value_heads to be 4, got 2",
-    ),
-    "no groups": (
-        "kimi_linear",
-        {"num_expert_group": None},
-        "n_group to be an integer above 0, got None",
-    ),
-    "a negative layer": (
-        "kimi_linear",
-        {"first_k_dense_replace": -1},
-        "first_k_dense_replace to be an integer of 0 or more, got -1",
-    ),
-}
-
-
-@pytest.mark.parametrize("case", REFUSED)
-def test_unsupported_configs_are_refused_by_name(case: str, tmp_path: Path) -> None:
-    name, changes, named = REFUSED[case]
-    with pytest.raises(ValueError) as refusal:
-        families.read(config_of(name, tmp_path, changes))
-    assert str(refusal.value).startswith(f"{name}: ") and named in str(refusal.value)
-
-
-# Faults: a model, and wrong values in its config.
-FELT: Dict[str, Tuple[str, Dict[str, Any]]] = {
-    "one group": ("kimi_linear", {"num_expert_group": 1, "topk_group": 1}),
-    "one group more": ("kimi_linear", {"topk_group": 3}),
-    "one expert less": ("kimi_linear", {"num_experts_per_token": 2}),
-    "weights that are not shares": ("kimi_linear", {"moe_renormalize": False}),
-    "another factor": ("kimi_linear", {"routed_scaling_factor": 2.0}),
-    "another epsilon": ("kimi_linear", {"rms_norm_eps": 1e-6}),
-}
-
-
-@pytest.mark.parametrize("case", FELT)
-def test_a_wrongly_read_config_is_detected(case: str, tmp_path: Path) -> None:
-    name, changes = FELT[case]
-    peer, folder = saved(name, tmp_path)
-    config = {**json.loads((folder / "config.json").read_text()), **changes}
-    (folder / "config.json").write_text(json.dumps(config))
-    assert (
-        share(
-            [
-                (
-                    eager_session(from_pretrained(folder)).prefill(tokens_of()),
-                    theirs(peer, tokens_of()),
-                )
-            ]
-        )
-        > 1
-    )
 
 
 @pytest.mark.parametrize(

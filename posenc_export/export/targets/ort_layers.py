@@ -76,14 +76,18 @@ def unit_length(op: Builder, node: ir.Node) -> Replaced:
     square = None if total is None else _made_by(total.inputs[0], "Mul")
     if added is None or total is None or square is None or len(users) != 1:
         return []
-    x, squares, epsilon = square.inputs[0], square.outputs[0], _number(added.inputs[1])
-    if x is not square.inputs[1] or squares.dtype != ir.DataType.FLOAT or epsilon is None:
+    x, epsilon = square.inputs[0], _number(added.inputs[1])
+    typed = next((value for value in (*square.outputs, x) if value and value.shape), None)
+    if x is not square.inputs[1] or typed is None or typed.dtype != ir.DataType.FLOAT:
         return []
-    kind = "Div" if inverse is None else "Mul"
-    if squares.shape is None or users[0].op_type != kind or x not in users[0].inputs:
+    kind, keeps = "Div" if inverse is None else "Mul", total.attributes.get("keepdims")
+    if epsilon is None or users[0].op_type != kind or x not in users[0].inputs:
         return []
-    size, axis = squares.shape[-1], _number(total.inputs[1])
-    if axis not in (-1, len(squares.shape) - 1) or not isinstance(size, int):
+    sizes = list(typed.shape or ())
+    if _number(total.inputs[1]) not in (-1, len(sizes) - 1) or (keeps and not keeps.as_int()):
+        return []
+    size = sizes[-1]
+    if not isinstance(size, int):
         return []
     scale = op.constant(np.full(size, size**-0.5), "float32")
     norm = op.RMSNormalization(x, scale, axis=-1, epsilon=epsilon / size, stash_type=1)

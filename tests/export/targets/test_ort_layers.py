@@ -116,6 +116,7 @@ def _loaded(folder: Path, disabled: List[str]) -> List[str]:
     return [node.op_type for node in onnx.load(folder / "optimised.onnx").graph.node]
 
 
+SQUARES = "s = Mul(x, x) t = ReduceSum(s, last) a = Add(t, alpha)"
 PATTERNS: Dict[str, Any] = {
     "gate and up":
         ("a = MatMul(x, w1) u = Sigmoid(a) v = Mul(a, u) c = MatMul(x, w2) y = Mul(v, c)",
@@ -150,6 +151,17 @@ PATTERNS: Dict[str, Any] = {
         {"Mul": 1, "Softplus": 1, "Greater": 1, "Where": 1}),
     "a transposed value": ("t = Transpose<perm=[0,2,1]>(x) y = MatMul(x, t)",
         {"Transpose": 1, "MatMul": 1}),
+    "softplus by its formula":
+        ("e = Exp(x) a = Add(e, one) s = Log(a) g = Greater(x, twenty) y = Where(g, x, s)",
+        {"Softplus": 1}),
+    "another logarithm":
+        ("e = Exp(x) a = Add(e, alpha) s = Log(a) g = Greater(x, twenty) y = Where(g, x, s)",
+        {"Exp": 1, "Add": 1, "Log": 1, "Greater": 1, "Where": 1}),
+    "vectors of length 1": (f"{SQUARES} r = Sqrt(a) y = Div(x, r)", {"RMSNormalization": 1}),
+    "vectors of length 1 by an inverse":
+        (f"{SQUARES} r = Sqrt(a) i = Reciprocal(r) y = Mul(x, i)", {"RMSNormalization": 1}),
+    "another value over a length": (f"{SQUARES} r = Sqrt(a) b = Mul(x, four) y = Div(b, r)",
+        {"Mul": 2, "ReduceSum": 1, "Add": 1, "Sqrt": 1, "Div": 1}),
 }  # fmt: skip
 RANDOM = np.random.default_rng(0)
 CONSTANTS = {
@@ -160,6 +172,8 @@ CONSTANTS = {
     "alpha": np.array(1.702, np.float32),
     "twenty": np.array(20, np.float32),
     "four": np.ones(4, np.float32),
+    "one": np.array(1, np.float32),
+    "last": np.array([-1]),
 }
 
 

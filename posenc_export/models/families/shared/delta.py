@@ -1,6 +1,6 @@
 """Decoders of gated delta rules and attention with a gate (Yang et al. 2024, Gated DeltaNet)."""
 
-from typing import Any, Dict, List, Mapping, Sequence
+from typing import Any, Dict, List, Mapping
 
 import torch
 from torch import Tensor
@@ -24,8 +24,6 @@ from posenc_export.models.families.shared.rules import (
     same,
 )
 from posenc_export.models.families.shared.rules import whole as whole_tensor
-from posenc_export.models.tensor_files import ANY
-from posenc_export.shared.refusal import refusal
 
 DELTA, FULL = "linear_attention", "full_attention"
 RULE, ATTENTION = LAYER + "linear_attn.", LAYER + "self_attn."
@@ -48,7 +46,7 @@ def attention(config: Settings, **projection: Any) -> AttentionConfig:
 
 
 def with_gates(config: Settings, rotation: Named) -> Dict[str, LayerConfig]:
-    """Describe both layers of Qwen3-Next and Qwen3.5, by layer type, with a dense MLP."""
+    """Describe both layers of Qwen3.5, by layer type."""
     config.needs("num_key_value_heads", "head_dim", *(f"linear_{name}" for name in SIZES))
     bias = config.flag("attention_bias", False)
     kind = gated.head_norm(gated.layer(config, gated.attention(config, bias, bias)))
@@ -76,12 +74,7 @@ def types(config: Settings) -> List[str]:
     """Take layer_types, or full_attention_interval, and return the type of each layer."""
     period = config.whole("full_attention_interval", 4)
     every = [FULL if (index + 1) % period == 0 else DELTA for index in range(config.layers)]
-    return types_or(config, every)
-
-
-def types_or(config: Settings, default: Sequence[str]) -> List[str]:
-    """Take layer_types, with a default for each layer, and return the type of each layer."""
-    names = config.per_layer("layer_types", default)
+    names = config.per_layer("layer_types", every)
     other = next((name for name in names if name not in (DELTA, FULL)), None)
     if other is not None:
         raise config.refusal(f"layer_types to be {DELTA} or {FULL}", other, UNSUPPORTED)
@@ -104,38 +97,16 @@ def _rows(layer: AttentionConfig) -> Dict[str, int]:
     """Return the number of rows of each part of the joined input projection."""
     keys, heads = layer.kv_heads * layer.head_size, layer.heads
     values = heads * layer.projection["value_size"]
-    rank = layer.projection.get("rank", 0)
-    parts = {"q": keys, "k": keys, "v": values, "z": rank or values, "b": heads, "a": rank or heads}
-    return {**parts, "qkv": 2 * keys + values}
+    return {"qkv": 2 * keys + values, "z": values, "b": heads, "a": heads}
 
 
 def inputs(modules: Mapping[str, str]) -> Rule:
-    """Concatenation of separate projections, by part: q, k, v or qkv, z, b and a, in this order."""
+    """Concatenation of separate projections, by part: qkv, z, b and a, in this order."""
     return Rule(
         lambda kind, shape, layer: {
             f"{module}.{kind}": (_rows(layer)[part], *shape[1:]) for part, module in modules.items()
         },
         lambda tensors, layer: torch.cat(tensors),
-    )
-
-
-def inputs_by_key_head(qkvz: str, ba: str) -> Rule:
-    """Parts of each key head in turn, with those of its heads of values (Qwen3-Next)."""
-
-    def form(tensors: List[Tensor], layer: AttentionConfig) -> Tensor:
-        rows, parts = _rows(layer), dict[str, Tensor]()
-        for names, tensor in zip(("qkvz", "ba"), tensors, strict=True):
-            sizes = [rows[name] // layer.kv_heads for name in names]
-            split = tensor.unflatten(0, (layer.kv_heads, -1)).split(sizes, 1)
-            parts.update(zip(names, split, strict=True))
-        return torch.cat([parts[name].flatten(0, 1) for name in "qkvzba"])
-
-    return Rule(
-        lambda kind, shape, layer: {
-            f"{name}.{kind}": (sum(_rows(layer)[part] for part in parts), *shape[1:])
-            for name, parts in ((qkvz, "qkvz"), (ba, "ba"))
-        },
-        form,
     )
 
 
@@ -165,45 +136,19 @@ def _joined_with_gates(q: str, k: str, v: str) -> Rule:
     )
 
 
-def filters(names: Sequence[str]) -> Rule:
-    """Concatenation of separate filters of q, k and v. transformers saves their rows as three equal
-    parts and concatenates them again.
-    """
-
-    def form(tensors: List[Tensor], layer: AttentionConfig) -> Tensor:
-        joined, rows = torch.cat(tensors), _rows(layer)["qkv"]
-        if len(joined) != rows:
-            rule = f"{', '.join(names)} with {rows} rows together by config.json"
-            raise refusal("checkpoint", rule, len(joined), "correct config.json")
-        return joined
-
-    return Rule(lambda kind, shape, _: {name: (ANY, *shape[1:]) for name in names}, form)
-
-
-JOINED = whole_tensor(RULE + "conv1d.weight")
-
-
-def weights(
-    inputs: Rule,
-    filters: Rule = JOINED,
-    norm: str = "norm",
-    output: str = "out_proj",
-    module: str = RULE,
-) -> Table:
-    """Rules for a gated delta rule beside attention. norm, output, module: names in the
-    checkpoint.
-    """
+def weights(inputs: Rule) -> Table:
+    """Rules for a gated delta rule beside attention."""
     decay = Rule(
-        lambda kind, shape, layer: {module + "A_log": shape},
+        lambda kind, shape, layer: {RULE + "A_log": shape},
         lambda tensors, layer: tensors[0].exp(),
     )
     return {
         PROJECTION + "inputs": inputs,
-        PROJECTION + "filters.value": filters,
+        PROJECTION + "filters.value": whole_tensor(RULE + "conv1d.weight"),
         PROJECTION + "decay.value": decay,
-        PROJECTION + "step.value": whole_tensor(module + "dt_bias"),
-        PROJECTION + "norm.value": whole_tensor(f"{module}{norm}.weight"),
-        PROJECTION + "output": by_mechanism(same(module + output), same(ATTENTION + "o_proj")),
+        PROJECTION + "step.value": whole_tensor(RULE + "dt_bias"),
+        PROJECTION + "norm.value": whole_tensor(RULE + "norm.weight"),
+        PROJECTION + "output": by_mechanism(same(RULE + "out_proj"), same(ATTENTION + "o_proj")),
     }
 
 

@@ -46,8 +46,7 @@ DEFAULTS: Dict[str, Any] = {
 }
 # Other names of keys, by our name: each with the model types in which transformers reads it. Bloom
 # and T5 need no range, so that their names of it have no effect.
-T5, KIMI = ("t5", "mt5"), ("kimi_linear",)
-ELSEWHERE = {"model_max_length"}  # have another meaning for other families (Cohere)
+T5 = ("t5", "mt5")
 SPELLINGS: Dict[str, Dict[str, Tuple[str, ...]]] = {
     "num_hidden_layers": {
         "n_layer": ("gpt2", "bloom", "xlnet"),
@@ -69,7 +68,6 @@ SPELLINGS: Dict[str, Dict[str, Tuple[str, ...]]] = {
         "max_seq_len": ("mpt",),
         "n_ctx": (),
         "seq_length": ("bloom",),
-        "model_max_length": KIMI,
     },
     "intermediate_size": {
         "n_inner": ("gpt2", "bloom"),
@@ -77,10 +75,6 @@ SPELLINGS: Dict[str, Dict[str, Tuple[str, ...]]] = {
         "d_inner": ("xlnet",),
     },
     "num_local_experts": {
-        "num_experts": ("qwen3_next", "gpt_oss", *KIMI),
+        "num_experts": ("gpt_oss",),
     },
-    "num_experts_per_tok": {"num_experts_per_token": KIMI},
-    "n_shared_experts": {"num_shared_experts": KIMI},
-    "n_group": {"num_expert_group": KIMI},
-    "norm_topk_prob": {"moe_renormalize": KIMI},
 }

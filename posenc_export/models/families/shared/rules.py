@@ -26,8 +26,7 @@ class Rule:
     """An entry of the weight table of a family."""
 
     # Names and shapes of the tensors that the checkpoint must hold, from the last component of our
-    # parameter's name, the parameter's shape and the attention of its layer. A size of ANY is
-    # checked when the parameter is formed.
+    # parameter's name, the parameter's shape and the attention of its layer.
     shapes: Shapes
     # Our parameter, from tensors in the order of `shapes` and the attention of the layer.
     form: Callable[[List[Tensor], AttentionConfig], Tensor] = lambda tensors, attention: tensors[0]
@@ -110,27 +109,6 @@ def grouped(module: str) -> Rule:
         groups = tensors[0].unflatten(0, (attention.kv_heads, -1, attention.head_size))
         parts = (groups[:, :-2], groups[:, -2:-1], groups[:, -1:])
         return torch.cat([part.flatten(0, 2) for part in parts])
-
-    return Rule(_of_module(module), form)
-
-
-def rotated_first(module: str) -> Rule:
-    """Queries with the rotated end of each head moved to its beginning (DeepSeek)."""
-
-    def form(tensors: List[Tensor], attention: AttentionConfig) -> Tensor:
-        heads = tensors[0].unflatten(0, (attention.heads, attention.head_size))
-        return heads.roll(attention.projection["rotary"], 1).flatten(0, 1)
-
-    return Rule(_of_module(module), form)
-
-
-def keys_then_values(module: str) -> Rule:
-    """Keys of all heads, then values, from key and value of each head in turn (DeepSeek)."""
-
-    def form(tensors: List[Tensor], attention: AttentionConfig) -> Tensor:
-        heads = tensors[0].unflatten(0, (attention.heads, -1))
-        own = attention.head_size - attention.projection["rotary"]
-        return torch.cat((heads[:, :own].flatten(0, 1), heads[:, own:].flatten(0, 1)))
 
     return Rule(_of_module(module), form)
 

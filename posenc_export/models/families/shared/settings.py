@@ -3,7 +3,7 @@
 from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple, Union
 
 from posenc_export.models.config import LayerConfig, Named
-from posenc_export.models.families.shared.keys import ELSEWHERE, SPELLINGS
+from posenc_export.models.families.shared.keys import SPELLINGS
 from posenc_export.models.families.shared.typed_keys import UNSUPPORTED, Keys
 from posenc_export.models.hugging_face import Spec, rope_spec
 
@@ -24,9 +24,8 @@ class Settings(Keys):
         super().__init__(values)
         for key, others in SPELLINGS.items():
             for other, readers in others.items():
-                read = self.family in readers
-                if other in self._remaining and (read or other not in ELSEWHERE):
-                    self._spell(other, key, read)
+                if other in self._remaining:
+                    self._spell(other, key, self.family in readers)
         self.layers, self.width, self.heads = (
             self.whole(key) for key in ("num_hidden_layers", "hidden_size", "num_attention_heads")
         )
