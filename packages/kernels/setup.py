@@ -25,7 +25,8 @@ if platform.machine().lower() in ("x86_64", "amd64"):
     SETS |= {"product_avx2": AVX2, "product_avx512": [*AVX512, "-mavx512vnni"]}
 elif platform.machine().lower() in ("aarch64", "arm64"):
     SETS |= {"product_dotprod": ["-march=armv8.2-a+dotprod"]}
-FILES = {"operator": [], "node": [], "product": [], "product_weights": [], "work": [], "dispatch": [], **SETS}
+PLAIN = ("operator", "node", "work", "product", "product_weights", "dispatch")
+FILES = {**dict.fromkeys(PLAIN, []), **SETS}
 
 
 class BuildLibrary(build_ext):
