@@ -18,7 +18,7 @@ from typing import Any, Dict, Iterator, List, Optional, Set, Tuple, Union
 import torch
 
 from posenc_export.export.input_writes import refuse_mutation
-from posenc_export.export.tracing import short_traces
+from posenc_export.reading.tracing import short_traces
 from posenc_export.runtime.graphs.quiet import quiet
 
 EXPORTER = "torch.onnx._internal.exporter"

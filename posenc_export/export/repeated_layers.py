@@ -18,10 +18,10 @@ from torch.fx import GraphModule
 
 from posenc_export.export.describe import Model
 from posenc_export.export.graph_values import input_names, output_names
-from posenc_export.export.layer_contents import kinds_of, tensors_of
 from posenc_export.export.read_module import OF_MODULE, ReadModule
 from posenc_export.models.stack import Stack
 from posenc_export.ops.graph import DOMAIN, Passed
+from posenc_export.reading.layer_contents import contents_of, tensors_of
 from posenc_export.reading.parts import templates_of
 from posenc_export.reading.script import with_source
 from posenc_export.runtime.artefact.manifest import Manifest
@@ -54,7 +54,8 @@ class RepeatedLayers:
             return None if model.repeated is None else _of_module(model)
         if not isinstance(model, Stack):
             return None
-        templates = templates_of(kinds_of(model))
+        parts = contents_of([*model.layers])
+        templates = templates_of([*zip(model.config.kinds, model.mask_of, parts, strict=True)])
         few = len(templates) - len(set(templates)) < FEWEST
         return None if few else _Layers(model, templates)
 

@@ -13,19 +13,19 @@ from torch.fx import Node
 
 from posenc_export.reading import tracing
 from posenc_export.reading.causality import affordable, difference, same
+from posenc_export.reading.full_length import called_at_full_length, own_error
 from posenc_export.reading.graphs import clean, every_token, length_numbers, table_too_short
+from posenc_export.reading.layers_once import LayersOnce
 from posenc_export.reading.recurrences import recurrences
-from posenc_export.reading.refused import Refused, joined, naming, place_of_error
+from posenc_export.reading.refused import Refused, naming
 from posenc_export.reading.whole import (
     Capture,
     OneTensor,
     Path,
-    count_numbers,
     of_length,
     private_copy,
 )
 
-WARMED_AT_MOST = 2048  # tokens of a call of full length before the trace
 ROWS = 3
 CHECKED = 20  # tokens of a row of the checks
 OFTEN = 0.2  # of the tokens of a row are ids that the module compares its own with
@@ -39,11 +39,13 @@ def capture(
     positions: Optional[str] = None,
     causal: bool = True,
     output: Union[None, int, str] = None,
+    once: bool = True,
 ) -> Capture:
     """Trace a module with x [B,S] of ids or [B,S,E], for up to max_positions tokens.
 
     The module stays as it is. example: x, or a tuple with it. positions: name of the argument of
-    forward that takes positions. output: key, attribute or index of the output to read.
+    forward that takes positions. output: key, attribute or index of the output to read. once:
+    whether layers that are alike are traced once.
     Raises Refused if the module cannot be traced, or is none on whole sequences by its numbers.
     """
     with naming(f"module {type(module).__name__}"):
@@ -56,9 +58,10 @@ def capture(
             remedies.append(f"computed in float32, with the same weights as in {half}")
         plain = _one_tensor(own, positions, output, x)
         untouched = plain.copied()
-        _called_at_full_length(plain, x, max_positions, remedies)
+        plain = called_at_full_length(plain, x, max_positions, remedies)
         found = recurrences(plain, x, max_positions)
-        program, used = tracing.exported(plain, x, max_positions, found)
+        layers = LayersOnce(plain) if once else None
+        program, used = tracing.exported(plain, x, max_positions, found, layers)
         gives_last_token = every_token(program)
         cleaned = clean(program, gives_last_token)
         result = Capture(
@@ -85,7 +88,13 @@ def capture(
         )
         _check_output(result)
         table_too_short(cleaned, max_positions)
-        _check_trace(result)
+        try:
+            _check_trace(result)
+        except Refused:
+            if layers is None or not layers.templates:
+                raise
+            how: Dict[str, Any] = {"positions": positions, "causal": causal, "output": output}
+            return capture(module, example, max_positions, once=False, **how)
         return result
 
 
@@ -151,17 +160,11 @@ def _one_tensor(
                 value = plain(*plain.inputs(x))
         except Exception as error:
             if positions is None or axes == 1:
-                raise _own_error(error, plain, x) from error
+                raise own_error(error, plain, x) from error
             continue
         plain.path = _path(value, x, output)
         return plain
     raise AssertionError("a call returns or raises")
-
-
-def _own_error(error: Exception, plain: OneTensor, x: Tensor) -> Refused:
-    layer, line = place_of_error(error, plain.layers())
-    said = f"raises {type(error).__name__} for an input {list(x.shape)}: {error}"
-    return Refused(joined(layer, said, line))
 
 
 def _path(value: Any, x: Tensor, output: Union[None, int, str]) -> Path:
@@ -204,54 +207,6 @@ def _tensors(value: Any, path: Path = ()) -> Iterator[Tuple[Path, Tensor]]:
     for key, inner in items:
         if isinstance(inner, (Tensor, Mapping, list, tuple)) or dataclasses.is_dataclass(inner):
             yield from _tensors(inner, path + (key,))
-
-
-def _called_at_full_length(plain: OneTensor, x: Tensor, most: int, remedies: List[str]) -> None:
-    """Call the module with as many tokens as it may get: its tables grow, and must hold them."""
-    if most > affordable(count_numbers(plain.parameters()), WARMED_AT_MOST):
-        return
-    x, before = x[:1], _held(plain)
-    try:
-        plain.of(of_length(x, most))
-    except Exception as error:
-        raise _too_long(error, plain, x, most) from error
-    probe = plain.copied()
-    probe.of(x)
-    after, short = _held(plain), _held(probe)
-    if grown := sorted(n for n in after if after[n] == short[n] != before.get(n)):
-        remedies.append(f"tables grown by a call with {most} tokens before the trace: {grown[0]}")
-
-
-def _held(plain: nn.Module) -> Dict[str, Any]:
-    """Shapes of the tensors that layers hold, as buffers or attributes."""
-    return {
-        f"{name}.{key}".removeprefix("module").removeprefix("."): tuple(held.shape)
-        for name, layer in plain.named_modules()
-        for key, held in [*vars(layer).items(), *layer.named_buffers(recurse=False)]
-        if isinstance(held, Tensor)
-    }
-
-
-def _too_long(error: Exception, plain: OneTensor, x: Tensor, most: int) -> Refused:
-    """What to say of a module that raises at `most` tokens, though it took those of the example."""
-    taken, failed = x.shape[1], most
-
-    def takes(length: int) -> bool:
-        try:
-            plain.copied().of(of_length(x, length))
-        except Exception:  # whatever forward raises
-            return False
-        return True
-
-    own = _own_error(error, plain, of_length(x, most))
-    if not takes(taken):
-        return own
-    while failed - taken > 1:
-        middle = (taken + failed) // 2
-        taken, failed = (middle, failed) if takes(middle) else (taken, middle)
-    if taken == x.shape[1] and not takes(taken - 1):
-        return Refused(f"takes sequences of {taken} tokens only; {own}")
-    return Refused(f"takes at most {taken} tokens, and max_positions is {most}; {own}")
 
 
 def _examples(x: Tensor, cleaned: Any, length: int) -> Tensor:
@@ -314,8 +269,9 @@ def _check_trace(result: Capture) -> None:
     of a module that gives others in each call are `findings`.
     """
     most = affordable(3 * result.weights, min(result.max_positions, 300))
-    for length in sorted({most, max(result.least, min(CHECKED - 3, most - 1))}):
-        x = of_length(result.example, length)
+    short = max(result.least, min(CHECKED - 3, most - 1))
+    for length in sorted({most, short}):  # rows are compared in calls of few tokens
+        x = of_length(result.example[: ROWS if length == short else 1], length)
         want = result.own(x)
         try:
             got = result.traced(x)[:, -want.shape[1] :]

@@ -1,6 +1,6 @@
 """Whether a module is a function of each token and those before, by numbers on the module."""
 
-from typing import List
+from typing import List, Sequence, Set, Tuple
 
 import torch
 from torch import Tensor
@@ -43,9 +43,12 @@ def findings(capture: Capture) -> List[str]:
         by = f"random numbers by {drawn[0]}" if drawn else "random numbers, or a state of its own"
         return [f"gives other numbers in a second call with the same input: {by}"]
     found = _rows(capture, x, y)
-    if capture.causal and not found:
+    every = [*range(1, x.shape[1])] if capture.causal else []
+    of_lengths, tried = _lengths(capture, every)
+    # An output that is the same without the later tokens depends on none of them.
+    if capture.causal and not found and (of_lengths or not tried.issuperset(every)):
         found += _later_tokens(capture, x)
-    return found + _lengths(capture)
+    return found + of_lengths
 
 
 def _random(node: Node) -> bool:
@@ -136,32 +139,35 @@ def same_at_every_length(capture: Capture) -> bool:
     return all(same(capture.own(x[:, :n])[:, -1], whole[:, n - 1]) for n in shorter)
 
 
-def _lengths(capture: Capture) -> List[str]:
-    """Compare each beginning alone with the whole."""
-    lengths = probes(capture)
+def _lengths(capture: Capture, more: Sequence[int]) -> Tuple[List[str], Set[int]]:
+    """Compare each beginning alone with the whole, also those of `more` tokens; return the lengths
+    that the module takes, too.
+    """
+    lengths = sorted({*probes(capture), *more})
     x = of_length(capture.example[:1], lengths[-1])
     whole = capture.whole(x)
-    worst, at, tried = 0.0, 0, 0
-    for length in lengths:
+    worst, at, tried = 0.0, 0, set[int]()
+    for length in lengths if capture.gives_last_token else lengths[:-1]:
         try:
             y = capture.own(x[:, :length])
         except Exception as error:  # whatever forward raises; such a length is no promise
             if length > capture.least:
-                return [f"raises {type(error).__name__} at {length} tokens: {error}"]
+                return [f"raises {type(error).__name__} at {length} tokens: {error}"], tried
             continue
-        tried += 1
+        tried.add(length)
         want = whole[:, length - y.shape[1] : length] if capture.causal else y
         if not y.isfinite().all():
-            return [f"its output is not finite at {length} tokens"]
+            return [f"its output is not finite at {length} tokens"], tried
         off = difference(y, want)
         if off > worst:
             worst, at = off, length
     if worst > 2e-5 * max(1e-3, float(whole.abs().max())):
         branch = f" (it has a branch at {capture.least} tokens)" if capture.least > 3 else ""
-        return [
+        said = (
             f"depends on the length: its output for {at} tokens differs from the beginning of that"
             f" for {lengths[-1]} by {worst:.1e}{branch}"
-        ]
-    if tried < 3:
-        return [f"could be called at {tried} of {len(lengths)} lengths only"]
-    return []
+        )
+        return [said], tried
+    if len(tried) < 3:
+        return [f"could be called at {len(tried)} of {len(lengths)} lengths only"], tried
+    return [], tried

@@ -13,6 +13,7 @@ from posenc_export.reading.calls import Calls
 from posenc_export.reading.lengths import Call
 from posenc_export.reading.refused import Refused
 from posenc_export.reading.simplify import simplify
+from posenc_export.reading.tracing import short_traces
 
 # Sizes of the trace: no 0 or 1, which torch.export would fix.
 ROWS, NEW, SLOTS, LOGITS = 2, 3, 7, 4
@@ -174,13 +175,14 @@ def _exported(
     """
     for unproved in (False, True):
         try:
-            return torch.export.export(
-                traced,
-                arguments,
-                dynamic_shapes=shapes,
-                strict=False,
-                prefer_deferred_runtime_asserts_over_guards=unproved,
-            )
+            with short_traces():
+                return torch.export.export(
+                    traced,
+                    arguments,
+                    dynamic_shapes=shapes,
+                    strict=False,
+                    prefer_deferred_runtime_asserts_over_guards=unproved,
+                )
         except RuntimeError as error:  # of a size that an operator fixes
             said = error
     text = " ".join(str(said).split())[:LONGEST]

@@ -30,6 +30,10 @@ _SAME = {
     aten.detach.default,
     aten.lift_fresh_copy.default,
 }
+SHAPE_ALONE = {  # operators that read no numbers of a tensor
+    aten.sym_size.int, aten.sym_numel.default, aten.ones_like.default, aten.zeros_like.default,
+    aten.full_like.default, aten.new_zeros.default, aten.new_ones.default, aten.new_full.default,
+}  # fmt: skip
 _NO_VALUE = {"_assert_tensor_metadata", "_assert_scalar", "sym_constrain_range_for_size"}
 _BOUNDING = set("lt le gt ge eq ne floordiv mod min max clamp div floor_divide remainder".split())
 _BOUNDING |= set("sym_max sym_min minimum maximum fmod".split())
@@ -438,14 +442,11 @@ def _whole_slice(node: Node) -> bool:
 
 def of_length_alone(graph: Graph, x: Node) -> Set[Node]:
     """Nodes that depend on the number of rows or tokens, and not on the input."""
-    shapes = {aten.sym_size.int, aten.ones_like.default, aten.zeros_like.default}
-    shapes |= {aten.full_like.default, aten.new_zeros.default, aten.new_ones.default}
-    shapes |= {aten.new_full.default, aten.sym_numel.default}
     data, found = {x}, set()
     for node in graph.nodes:
         if node.op != "call_function":
             continue
-        if node.target in shapes or not any(a in data for a in node.all_input_nodes):
+        if node.target in SHAPE_ALONE or not any(a in data for a in node.all_input_nodes):
             found.add(node)
         else:
             data.add(node)

@@ -1,5 +1,6 @@
 """torch.export with what a module as published needs, one remedy after the other."""
 
+import gc
 import io
 import logging
 import math
@@ -23,11 +24,13 @@ from unittest import mock
 
 import sympy
 import torch
+import torch._dynamo.config
 from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from posenc_export.reading.joined import Joined, numbers_of_lengths, trace_of
+from posenc_export.reading.layers_once import LayersOnce
 from posenc_export.reading.recurrences import Recurrences
 from posenc_export.reading.refused import Refused, joined, place, place_of_error
 from posenc_export.reading.whole import OneTensor, of_length
@@ -126,6 +129,23 @@ def _flex(
 
 
 @contextmanager
+def short_traces() -> Iterator[None]:
+    """Trace within the context without garbage collection and without torch's cache of shapes.
+
+    A trace allocates millions of objects. The cache holds the shape and dtype of the output of each
+    operator for its inputs; with dynamic sizes, its entries cost more time than they save.
+    """
+    collects = gc.isenabled()
+    gc.disable()
+    try:
+        with torch._dynamo.config.patch(fake_tensor_cache_enabled=False):
+            yield
+    finally:
+        if collects:
+            gc.enable()
+
+
+@contextmanager
 def quiet() -> Iterator[None]:
     """Settings of torch in which a trace is as general as it can be, and silent."""
     with ExitStack() as stack:
@@ -145,15 +165,21 @@ def quiet() -> Iterator[None]:
             }
             stack.enter_context(mock.patch.multiple(flex, **named))
         stack.enter_context(torch.no_grad())
+        stack.enter_context(short_traces())
         yield
 
 
 def exported(
-    plain: OneTensor, x: Tensor, most: int, known: Recurrences
+    plain: OneTensor,
+    x: Tensor,
+    most: int,
+    known: Recurrences,
+    layers: Optional[LayersOnce] = None,
 ) -> Tuple[ExportedProgram, List[str]]:
     """Trace a module with free rows and tokens; also the phrases of the remedies that it took.
 
-    The example is as long as it can be, so that no branch for short lengths is taken.
+    The example is as long as it can be, so that no branch for short lengths is taken. layers:
+    which are traced once, unless the trace needs remedies.
     """
     active: List[Remedy] = []
     first: Optional[Refused] = None
@@ -161,8 +187,11 @@ def exported(
     while True:
         try:
             with known.traced():
-                program = _attempt(plain, x, most, active)
+                program = _attempt(plain, x, most, active, layers)
         except Exception as error:  # torch.export's, or the module's own on values of a trace
+            if layers is not None and layers.templates:
+                layers = None
+                continue
             first = first or error if isinstance(error, Refused) else first
             text = f"{type(error.__cause__).__name__}: {error.__cause__}"
         else:
@@ -178,8 +207,16 @@ def exported(
         active = [r for r in active if not (helps[0].strict or helps[0].granule > 1)] + [helps[0]]
 
 
-def _attempt(plain: OneTensor, x: Tensor, most: int, active: List[Remedy]) -> ExportedProgram:
+def _attempt(
+    plain: OneTensor,
+    x: Tensor,
+    most: int,
+    active: List[Remedy],
+    layers: Optional[LayersOnce] = None,
+) -> ExportedProgram:
     copied = plain.copied()  # a trace may leave its values on it
+    if layers is not None:
+        layers.leave_out(copied)
     granule = max([r.granule for r in active] or [1])
     rows, length = _example_sizes(copied, most - 1, granule)
     x = of_length(x[torch.arange(rows) % x.shape[0]], length).clone()
@@ -202,6 +239,8 @@ def _attempt(plain: OneTensor, x: Tensor, most: int, active: List[Remedy]) -> Ex
             )
         except Exception as error:
             raise _in_our_words(error, copied, fixed) from error
+    if layers is not None:
+        layers.completed(program, copied)
     return program
 
 

@@ -12,7 +12,7 @@ from posenc_export.export.manifest_writer import Graph
 from posenc_export.export.signatures import wrap
 from posenc_export.export.targets.weight_layout import laid_out
 from posenc_export.export.trace import Source
-from posenc_export.export.tracing import short_traces
+from posenc_export.reading.tracing import short_traces
 from posenc_export.runtime.artefact import files, pt2_archive
 from posenc_export.runtime.artefact.archive import packed, read_entries
 from posenc_export.runtime.artefact.graph_inputs import M, R, S

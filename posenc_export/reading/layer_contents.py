@@ -4,33 +4,25 @@ import functools
 import itertools
 import types
 from collections import Counter
-from typing import Any, Collection, Dict, Iterator, List, Tuple
+from typing import Any, Collection, Dict, Iterator, List, Sequence, Tuple
 
 import msgspec
 import numpy as np
 import torch
-
-from posenc_export.models.stack import Stack
 
 Content = Tuple[Any, ...]
 PLAIN = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device, torch.Size)
 TENSORS = ("_parameters", "_buffers")
 
 
-def kinds_of(model: Stack) -> List[int]:
-    """Return the kind of each layer, as the index of its first layer.
-
-    Layers of a kind have the same description, mask and content (content_of), so that they
-    differ only in their weights and states.
+def contents_of(layers: Sequence[torch.nn.Module]) -> List[Content]:
+    """Return the content of each layer (content_of). Tensors of several layers are compared by
+    identity.
     """
-    of_layers = [{id(tensor) for _, tensor in tensors_of(layer)} for layer in model.layers]
+    of_layers = [{id(tensor) for _, tensor in tensors_of(layer)} for layer in layers]
     owners = Counter(itertools.chain.from_iterable(of_layers))
     shared = {tensor for tensor, count in owners.items() if count > 1}
-    contents = [
-        (kind, mask, content_of(layer, shared))
-        for kind, mask, layer in zip(model.config.kinds, model.mask_of, model.layers, strict=True)
-    ]
-    return [contents.index(content) for content in contents]
+    return [content_of(layer, shared) for layer in layers]
 
 
 def tensors_of(layer: torch.nn.Module) -> Iterator[Tuple[str, torch.Tensor]]:

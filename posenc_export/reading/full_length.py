@@ -1,0 +1,161 @@
+"""A call with as many tokens as a module may get, of which tables grow and which they must hold."""
+
+import gc
+from typing import Any, Dict, List, Optional, Tuple
+from weakref import WeakSet
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves, tree_map
+
+from posenc_export.reading.causality import affordable
+from posenc_export.reading.graphs import SHAPE_ALONE
+from posenc_export.reading.refused import Refused, joined, place_of_error
+from posenc_export.reading.values import aten
+from posenc_export.reading.whole import OneTensor, count_numbers, of_length
+
+WARMED_AT_MOST = 2048  # tokens of the call
+CHOOSE = {  # operators that raise for an index behind the last row
+    aten.embedding, aten.index, aten.index_select, aten.gather, aten.take, aten.scatter,
+    aten.index_put, aten.select_scatter,
+}  # fmt: skip
+
+
+class Unknown(Tensor):
+    """A tensor that depends on the tokens: `numbers` on the meta device, which has shapes alone, or
+    those of ids, and of masks and counts that depend on ids alone.
+    """
+
+    numbers: Tensor
+    alive: "WeakSet[Unknown]" = WeakSet()
+
+    @staticmethod
+    def __new__(cls, numbers: Tensor) -> "Unknown":
+        """numbers: of any shape; those of a floating dtype are forgotten."""
+        kept = numbers.to("meta") if numbers.is_floating_point() else numbers
+        made: Unknown = Tensor._make_wrapper_subclass(
+            cls, kept.shape, strides=kept.stride(), dtype=kept.dtype, device=torch.device("cpu")
+        )
+        made.numbers = kept
+        cls.alive.add(made)
+        return made
+
+    @classmethod
+    def __torch_dispatch__(  # type: ignore[override]
+        cls,
+        function: Any,
+        types: Any,
+        arguments: Tuple[Any, ...] = (),
+        named: Optional[Dict[str, Any]] = None,
+    ) -> Any:
+        """Compute the shapes of an operator of aten, and its numbers if it reads ids alone."""
+        given = arguments, dict(named or {})
+        inner = [value for value in tree_leaves(given) if isinstance(value, Unknown)]
+        known = not any(value.numbers.is_meta for value in inner)
+        of = _numbers if known else _shape
+        if function in SHAPE_ALONE or function.overloadpacket in CHOOSE and not known:
+            of = _zeros
+        writes = function._schema.is_mutable
+        if writes and of is not (_shape if _is_shape(arguments[0]) else _numbers):
+            raise RuntimeError("numbers that are not computed are written")
+        if of is _shape and "device" in given[1]:
+            given[1]["device"] = torch.device("meta")
+        given = tree_map(of, given)
+        result = function(*given[0], **given[1])
+        if writes or function in SHAPE_ALONE:
+            return arguments[0] if writes else result
+        return tree_map(lambda value: cls(value) if isinstance(value, Tensor) else value, result)
+
+
+def _is_shape(value: Any) -> bool:
+    return isinstance(value, Unknown) and value.numbers.is_meta
+
+
+def _numbers(value: Any) -> Any:
+    return value.numbers if isinstance(value, Unknown) else value
+
+
+def _shape(value: Any) -> Any:
+    return _numbers(value).to("meta") if isinstance(value, Tensor) else value
+
+
+def _zeros(value: Any) -> Any:
+    shape_alone = _is_shape(value)
+    return torch.zeros(value.shape, dtype=value.dtype) if shape_alone else _numbers(value)
+
+
+def _without_numbers(plain: OneTensor, x: Tensor) -> Optional[OneTensor]:
+    """Return a copy that was called with x, of which lengths and ids alone were computed; None if
+    it raises, as where it reads other numbers, or if it keeps what depends on the tokens.
+    """
+    copied = plain.copied()
+    try:
+        copied.of(Unknown(x))
+    except Exception:  # whatever forward raises; the module itself is called then
+        return None
+    if Unknown.alive:
+        gc.collect()
+    return None if Unknown.alive else copied
+
+
+def called_at_full_length(plain: OneTensor, x: Tensor, most: int, remedies: List[str]) -> OneTensor:
+    """Call a module with as many tokens as it may get: its tables grow, and must hold them. Return
+    the module with these tables.
+    """
+    if most > WARMED_AT_MOST:
+        return plain
+    x, before = x[:1], _held(plain)
+    longest = of_length(x, most)
+    if called := _without_numbers(plain, longest):
+        plain = called
+    elif most > affordable(count_numbers(plain.parameters()), WARMED_AT_MOST):
+        return plain
+    else:
+        try:
+            plain.of(longest)
+        except Exception as error:
+            raise _too_long(error, plain, x, most) from error
+    probe = plain.copied()
+    probe.of(x)
+    after, short = _held(plain), _held(probe)
+    if grown := sorted(n for n in after if after[n] == short[n] != before.get(n)):
+        remedies.append(f"tables grown by a call with {most} tokens before the trace: {grown[0]}")
+    return plain
+
+
+def own_error(error: Exception, plain: OneTensor, x: Tensor) -> Refused:
+    layer, line = place_of_error(error, plain.layers())
+    said = f"raises {type(error).__name__} for an input {list(x.shape)}: {error}"
+    return Refused(joined(layer, said, line))
+
+
+def _held(plain: nn.Module) -> Dict[str, Any]:
+    """Shapes of the tensors that layers hold, as buffers or attributes."""
+    return {
+        f"{name}.{key}".removeprefix("module").removeprefix("."): tuple(held.shape)
+        for name, layer in plain.named_modules()
+        for key, held in [*vars(layer).items(), *layer.named_buffers(recurse=False)]
+        if isinstance(held, Tensor)
+    }
+
+
+def _too_long(error: Exception, plain: OneTensor, x: Tensor, most: int) -> Refused:
+    """What to say of a module that raises at `most` tokens, though it took those of the example."""
+    taken, failed = x.shape[1], most
+
+    def takes(length: int) -> bool:
+        try:
+            plain.copied().of(of_length(x, length))
+        except Exception:  # whatever forward raises
+            return False
+        return True
+
+    own = own_error(error, plain, of_length(x, most))
+    if not takes(taken):
+        return own
+    while failed - taken > 1:
+        middle = (taken + failed) // 2
+        taken, failed = (middle, failed) if takes(middle) else (taken, middle)
+    if taken == x.shape[1] and not takes(taken - 1):
+        return Refused(f"takes sequences of {taken} tokens only; {own}")
+    return Refused(f"takes at most {taken} tokens, and max_positions is {most}; {own}")
