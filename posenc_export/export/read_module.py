@@ -29,6 +29,7 @@ from posenc_export.reading.products import Products
 from posenc_export.reading.read import Reading, read
 from posenc_export.reading.script import with_source
 from posenc_export.reading.whole import Capture
+from posenc_export.shared.allocation import memory_kept
 from posenc_export.shared.places import seen
 from posenc_export.shared.refusal import refusal
 
@@ -258,7 +259,8 @@ class ReadModule(Reading):
     @torch.jit.unused
     def whole(self, x: np.ndarray) -> np.ndarray:
         """One row x [n] or [n,E] to [n,N]: the module itself on the whole sequence, in float32."""
-        return np.asarray(self._module().whole(torch.from_numpy(np.array(x))[None])[0].numpy())
+        with memory_kept():
+            return np.asarray(self._module().whole(torch.from_numpy(np.array(x))[None])[0].numpy())
 
     @torch.jit.unused
     def _module(self) -> Capture:

@@ -9,7 +9,7 @@ from torch.fx import Node
 from posenc_export.reading.refused import joined, line_of, operator_of
 from posenc_export.reading.whole import Capture, of_length
 
-LONGEST = 600  # tokens of a probe
+LONGEST = 256  # tokens of a probe
 LONGEST_EDGE = 4096  # of one at a number that a length is compared with
 WORK = 1e11  # weights times tokens of such a probe; others together take about as much
 
