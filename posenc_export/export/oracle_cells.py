@@ -19,7 +19,7 @@ from posenc_export.shared.progress import Progress, Steps, silent
 def against(model: Model) -> str:
     """Return a description of the reference that the eager module is compared with."""
     if isinstance(model, ReadModule):
-        return "the module itself in float64 on whole sequences"
+        return "the module itself on whole sequences, in float64 and on the longest one in float32"
     return "its formula in float64"
 
 

@@ -73,11 +73,12 @@ class LayersOnce:
         """Put copies of the nodes of layers in the place of the nodes that stand for others."""
         graph, signature = program.graph, program.graph_signature
         left_out = [node for node in graph.nodes if node.target is STAND_IN]
-        inside = {name: _inside(program, name) for name in set(self.templates.values())}
-        for node in left_out:
+        inside: Dict[str, Dict[Node, None]] = {}
+        for node in left_out:  # layers within a template come before its copies
             name = str(node.args[3])
-            of = _weights(program, module, self.templates[name], name)
-            nodes = inside[self.templates[name]]
+            template = self.templates[name]
+            of = _weights(program, module, template, name)
+            nodes = inside[template] = inside.get(template) or _inside(program, template)
             read, given, own, _ = node.args
             of |= zip((_named(one, nodes, False) for one in read), own, strict=True)
             given = [_named(one, nodes, True) for one in given]

@@ -1,0 +1,101 @@
+"""Layers that are alike are traced once, and the trace is that of all layers."""
+
+from typing import Any, Dict, List
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from posenc_export.reading.capture import capture
+from posenc_export.reading.causality import same
+from posenc_export.reading.full_length import _without_numbers
+from posenc_export.reading.layers_once import LayersOnce
+from posenc_export.reading.whole import OneTensor
+from tests.reading.own_modules import (
+    POSITIONS,
+    VOCABULARY,
+    WIDTH,
+    Attends,
+    Decoder,
+    Rotated,
+    Sloped,
+)
+
+LAYERS = 4
+IDS = torch.randint(VOCABULARY, (2, 9), generator=torch.Generator().manual_seed(0))
+
+
+class Numbered(Attends):
+    """A layer whose output depends on its index."""
+
+    def __init__(self, index: int) -> None:
+        super().__init__()
+        self.index = index
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) / (1 + self.index)
+
+
+class Nested(Attends):
+    """A layer with a list of layers that are alike."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.o = nn.Sequential(*(nn.Linear(WIDTH, WIDTH) for _ in range(3)))
+
+
+def _seeded(*layers: Any) -> Decoder:
+    torch.manual_seed(0)
+    return Decoder(tuple(layer() for layer in layers)).eval()
+
+
+def _templates(module: nn.Module) -> Dict[str, str]:
+    return LayersOnce(module).templates
+
+
+@pytest.mark.parametrize(
+    "layers", [[Rotated] * LAYERS, [Rotated, Sloped] * 2, [Nested] * 3], ids=["1", "2", "nested"]
+)
+def test_a_trace_of_one_layer_of_each_kind_is_that_of_all(layers: List[Any]) -> None:
+    module = _seeded(*layers)
+    once, each = (capture(module, IDS, POSITIONS, once=once) for once in (True, False))
+    assert _templates(module).keys() >= {f"layers.{len(layers) - 1}", f"norms.{len(layers) - 1}"}
+    assert [n.target for n in once.graph.nodes if n.op == "call_function"] == [
+        n.target for n in each.graph.nodes if n.op == "call_function"
+    ]
+    assert set(once.names.values()) == set(each.names.values())
+    assert torch.equal(once.traced(IDS), each.traced(IDS))
+
+
+def test_layers_that_depend_on_their_index_are_traced_each() -> None:
+    torch.manual_seed(0)
+    module = Decoder(tuple(Numbered(index) for index in range(LAYERS))).eval()
+    assert {"layers.2": "layers.0"}.items() <= _templates(module).items()
+    captured = capture(module, IDS, POSITIONS)
+    assert same(captured.traced(IDS), captured.own(IDS))
+
+
+class Kept(nn.Module):
+    """A table that grows with the length, beside what `step` does with the tokens."""
+
+    def __init__(self, step: str) -> None:
+        super().__init__()
+        self.step, self.table, self.last = step, torch.zeros(0), torch.zeros(0)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if len(self.table) < x.shape[1]:
+            self.table = torch.arange(x.shape[1]).cos()
+        if self.step == "reads numbers" and float(x.sum()) > 0:
+            return x
+        if self.step == "keeps its input":
+            self.last = x
+        return x * self.table[: x.shape[1], None]
+
+
+@pytest.mark.parametrize("step", ["", "reads numbers", "keeps its input"])
+def test_a_call_without_numbers_fills_tables_or_is_not_used(step: str) -> None:
+    module = Kept(step)
+    called = _without_numbers(OneTensor(module, None, 2, ()), torch.ones(1, 12, 3))
+    assert (called is None) == bool(step) and not len(module.table)
+    if called is not None:
+        assert torch.equal(called.module.table, torch.arange(12).cos())
