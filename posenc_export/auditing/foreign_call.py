@@ -3,32 +3,29 @@
 Shapes: B rows, S new tokens, P slots of caches, T = P + S keys.
 """
 
-from typing import Any, Callable, Dict, Mapping, Sequence
+from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence
 
 import z3
 
 from posenc_export.auditing.claim import Question
 from posenc_export.auditing.inputs import NotPossible, Value
-from posenc_export.runtime.verification.any_call import AnyCall, values_of
-from posenc_export.runtime.verification.entries import (
-    SOLVER,
-    Score,
-    Tensor,
-    Untranslated,
-    both,
-    choose,
-)
+from posenc_export.runtime.verification.any_call import values_of
+from posenc_export.runtime.verification.entries import SOLVER, Score, Tensor, both, choose
+from posenc_export.runtime.verification.solver import Solver
 from posenc_export.shared.places import evaluate
 
 Entry = Callable[[Sequence[Any]], Any]
 
 
-class ForeignCall(AnyCall):
+class ForeignCall:
     """The inputs of a graph as functions of any row, column and slot, as `feeds_of` makes them. The
     tokens of a row fill the slots from `pad` to `end`; the others are padding.
 
     Args:
         question: how many positions there are, and where sequences begin.
+
+    Attributes:
+        solver, tensors, sums: as of AnyCall.
 
     Raises:
         NotPossible: the inputs are others than those of a growing cache and a mask of tokens.
@@ -38,24 +35,23 @@ class ForeignCall(AnyCall):
         interface, most, starts = question.interface, question.most, question.starts
         if interface.capacity or any(cache.slots < 0 for cache in interface.caches):
             raise NotPossible("caches of a fixed size")
-        self.interface, self.most = interface, most
+        self.interface, self.solver = interface, Solver()
         self.rows, self.columns, self.slots = z3.Ints("B S P")
         self.row, self.column, self.slot = z3.Ints("row column slot")
         self.total = z3.simplify(self.slots + self.columns)
-        self.sizes = [self.rows, self.columns, self.slots]
-        self.assumed = [self.rows >= 1, self.columns >= 1, self.slots >= 0, self.total <= most]
+        self.solver.assumed += [self.rows >= 1, self.columns >= 1, self.slots >= 0]
+        self.solver.assumed.append(self.total <= most)
         if not interface.caches:
             self.slots, self.total = z3.IntVal(0), self.columns
         for size, fixed in ((self.rows, interface.batch), (self.columns, interface.length)):
-            self.assumed += [size == fixed] if fixed else []
-        self._bounded: Dict[int, Any] = {}
+            self.solver.assumed += [size == fixed] if fixed else []
         P, T, padding = self.slots, self.total, interface.padding
         before = padding == "left" and question.padded
-        self.pad = self._function(
+        self.pad = self.solver.function(
             "pad",
             lambda n, b: z3.And(n >= 0, n < T, z3.Or(P == 0, n < P)) if before else n == 0,
         )
-        self.end = self._function(
+        self.end = self.solver.function(
             "end",
             lambda n, b: (
                 n == T
@@ -64,7 +60,7 @@ class ForeignCall(AnyCall):
             ),
         )
         moves = starts and "position_ids" in interface.inputs
-        self.first = self._function(
+        self.first = self.solver.function(
             "first",
             lambda p, b: z3.And(p >= 0, moves or p == 0, p + self.end(b) - self.pad(b) <= most),
         )
@@ -130,46 +126,23 @@ class ForeignCall(AnyCall):
             of_last if whole else lambda i: Score(z3.ToReal(of_last(i) + z3.IntVal(0))),
         )
 
-    def excludes(self, *facts: Any) -> bool:
-        """As AnyCall.excludes, but raise Untranslated if the solver does not decide it."""
-        try:
-            return super().excludes(*facts)
-        except TimeoutError as error:
-            raise Untranslated(f"not decided by the solver: {error}") from None
-
-    def rule(self, text: str, in_windows: bool = False, of_keys: bool = False) -> Any:
-        """As AnyCall.rule, of positions alone."""
+    def rule(self, text: str) -> Any:
+        """Return the value of a rule of positions for any row, column and slot."""
         b, i, t = self.row, self.column, self.slot
-        names = {"q": self.query(b, i), "k": self.position(b, t)}
-        return evaluate(text, names, SOLVER)
+        return evaluate(text, {"q": self.query(b, i), "k": self.position(b, t)}, SOLVER)
 
-    def within(self) -> Sequence[Any]:
+    def within(self) -> List[Any]:
         """Return that row, column and slot are those of a token and a key."""
         pairs = ((self.row, self.rows), (self.column, self.columns), (self.slot, self.total))
         return [z3.And(index >= 0, index < size) for index, size in pairs]
 
-    def least(self, *facts: Any) -> Any:
-        """Return a call with the fewest keys, then the fewest new tokens, in which facts hold; None
-        if there is none. Raise TimeoutError if the solver does not decide it.
-        """
-        solver, result = self._checked(facts)
-        if result != z3.sat:
-            return None
-        model = solver.model()
+    def smallest(self, *facts: Any) -> Optional[z3.ModelRef]:
+        """Return a call with the fewest keys, then the fewest new tokens, as Solver.smallest."""
         first = self.first(self.row)
-        for size in (self.total, self.columns, first, self.rows, self.row, self.column):
-            low, high = 0, model.eval(size, True).as_long()
-            while low < high:
-                middle = (low + high) // 2
-                if solver.check(size <= middle) == z3.sat:
-                    model = solver.model()
-                    high = model.eval(size, True).as_long()
-                else:
-                    low = middle + 1
-            solver.add(size <= high)
-        return model
+        sizes = (self.total, self.columns, first, self.rows, self.row, self.column)
+        return self.solver.smallest(sizes, *facts)
 
-    def described(self, model: Any) -> Dict[str, int]:
+    def described(self, model: z3.ModelRef) -> Dict[str, int]:
         """Return the call of a counterexample."""
         b, i, t = self.row, self.column, self.slot
         numbers = {

@@ -4,7 +4,6 @@ which keys each query sees, and the position of each token. The solver z3 proves
 Shapes: B rows, S new tokens, T keys of a call.
 """
 
-import math
 from fractions import Fraction
 from functools import partial
 from pathlib import Path
@@ -19,7 +18,6 @@ from posenc_export.auditing.claim import Claim, Question
 from posenc_export.auditing.foreign_call import ForeignCall
 from posenc_export.auditing.inputs import NotPossible
 from posenc_export.runtime.graphs.onnx_nodes import TYPES, Constant, Node, Nodes
-from posenc_export.runtime.verification.any_call import EFFORT
 from posenc_export.runtime.verification.entries import (
     MALFORMED,
     Score,
@@ -27,15 +25,14 @@ from posenc_export.runtime.verification.entries import (
     Untranslated,
     alike,
     both,
-    choose,
     negated,
     real,
     reason_of,
-    simplified,
     truth,
 )
 from posenc_export.runtime.verification.integer_graph import without_bodies
-from posenc_export.runtime.verification.symbolic import OPERATORS, Translation, broadcast, whole
+from posenc_export.runtime.verification.operators import OPERATORS, broadcast, undefined_sum
+from posenc_export.runtime.verification.symbolic import Translation
 
 STORED = 1 << 20  # numbers of a constant that the solver may need
 HIDES = -9000.0  # masks of exporters are at most so large, and scores are larger
@@ -123,7 +120,7 @@ class _Proof:
         self.graph, self.call, self.question = graph, call, question
         stored = {**graph.constants, **_constants_in(graph.nodes)}
         self.values = _Foreign(
-            dict(call.tensors), stored, Path(), call.sums, call.same, operators=ALL
+            dict(call.tensors), stored, Path(), call.sums, call.solver, operators=ALL
         )
         self.values.call = call
         self.values.run(graph.nodes)
@@ -151,7 +148,7 @@ class _Proof:
     def _tried(self, name: str, claim: Any) -> Claim:
         try:
             text, model = claim()
-        except (TimeoutError, *MALFORMED) as error:
+        except MALFORMED as error:
             return Claim(name, "not proved", reason_of(error))
         if model is None:
             return Claim(name, "proved", text)
@@ -176,7 +173,7 @@ class _Proof:
             return False
         sizes = zip(tensor.shape[-2:], (self.call.columns, self.call.total), strict=True)
         try:
-            return all(alike(x, y) or self.call.excludes(x != y) for x, y in sizes)
+            return all(self.call.solver.equal(x, y) for x, y in sizes)
         except MALFORMED:
             return True  # which is then not proved
 
@@ -222,7 +219,7 @@ class _Proof:
         q, k = call.rule("q"), call.rule("k")
         expected = both(k >= 0, call.rule(rule))
         differs = z3.Xor(z3.Or(hidden()), z3.Not(expected))
-        model = call.least(*call.within(), q >= 0, differs)
+        model = call.smallest(*call.within(), q >= 0, differs)
         if model is None:
             return f"each token sees the keys k where {rule}", None
         sees = "sees" if z3.is_false(model.eval(expected, True)) else "does not see"
@@ -273,30 +270,25 @@ class _Proof:
         for size in tensor.shape[: len(tensor.shape) - len(last)]:
             if isinstance(size, int) and size == 1:
                 axes.append(0)
-            elif call.column not in axes and self._is(size, call.columns):
+            elif call.column not in axes and call.solver.equal(size, call.columns):
                 axes.append(call.column)
-            elif call.row not in axes and self._is(size, call.rows):
+            elif call.row not in axes and call.solver.equal(size, call.rows):
                 axes.append(call.row)
             else:
                 raise Untranslated("an axis that is not of rows or tokens")
         return tensor.at([*axes, *last])
 
-    def _is(self, size: Any, known: Any) -> bool:
-        if isinstance(size, int):
-            return False
-        return alike(size, known) or self.call.excludes(size != known)
-
     def _rows(self, node: Node, stored: Constant) -> Tuple[str, Any]:
         call, q, rows = self.call, self.call.rule("q"), stored.shape[0]
         index, inside = self._token(self.values.get(node.inputs[1])), [*call.within(), q >= 0]
-        start = call.least(*inside)
+        start = call.smallest(*inside)
         shift = start.eval(index - q, True).as_long() if start is not None else 0
-        model = call.least(*inside, index != q + shift)
+        model = call.smallest(*inside, index != q + shift)
         if model is not None:
             got = model.eval(index, True)
             wanted = model.eval(q + shift, True)
             return f"the token at position {wanted} reads the row of position {got}", model
-        model = call.least(*inside, z3.Or(index < 0, index >= rows))
+        model = call.smallest(*inside, z3.Or(index < 0, index >= rows))
         if model is not None:
             return f"a row beyond the {rows} of {stored.name} is read", model
         return "each token reads the row of its position", None
@@ -308,7 +300,7 @@ class _Proof:
         call = self.call
         from_zero = call.first(call.row) == 0
         for more in ([from_zero, call.slots >= 1], [from_zero], []):
-            if (model := call.least(*facts, *more)) is not None:
+            if (model := call.smallest(*facts, *more)) is not None:
                 return model
         return None
 
@@ -322,10 +314,10 @@ class _Proof:
         for number in chosen:
             angle = real(self._token(tensor, number)).value
             alone = [*inside, call.slots == 0, call.pad(call.row) == 0, call.first(call.row) == 0]
-            at = [call.least(*alone, q == position) for position in (0, 1)]
-            if None in at:
+            at = [call.solver.model(*alone, q == position) for position in (0, 1)]
+            if len(ends := [_fraction(m.eval(angle, True)) for m in at if m is not None]) < 2:
                 raise Untranslated("a graph of one position")
-            first, second = (_fraction(model.eval(angle, True)) for model in at)
+            first, second = ends
             expected = _real(first) + _real(second - first) * z3.ToReal(q)
             model = self._visible(*inside, angle != expected)
             if model is not None:
@@ -387,138 +379,12 @@ def _entry_of(entry: Any) -> Tensor:
     return Tensor([], lambda index: entry)
 
 
-def _numbers_of(context: Translation, node: Node, x: Tensor, *_: Any) -> Tensor:
-    """Translate an operator that changes numbers and no shape, without a definition."""
-    return Tensor(x.shape, lambda index: context.undefined(node.outputs[0], index))
-
-
-def _mean(context: Translation, node: Node, x: Tensor, axes: Any = None) -> Tensor:
-    given = node.attributes.get("axes") or (range(len(x.shape)) if axes is None else whole(axes))
-    over = {axis % len(x.shape) for axis in given}
-    if not node.attributes.get("keepdims", 1):
-        raise Untranslated("a mean without its axis")
-    shape = [1 if axis in over else size for axis, size in enumerate(x.shape)]
-    return Tensor(shape, lambda index: context.undefined(node.outputs[0], index))
-
-
-def _gather_nd(context: Translation, node: Node, x: Tensor, at: Tensor) -> Tensor:
-    depth = at.shape[-1]
-    if node.attributes.get("batch_dims") or not isinstance(depth, int):
-        raise Untranslated("GatherND with batches")
-
-    def entry(index: Sequence[Any]) -> Any:
-        outer = list(index[: len(at.shape) - 1])
-        places = [at.at([*outer, axis]) for axis in range(depth)]
-        places = [choose(p < 0, p + n, p) for p, n in zip(places, x.shape, strict=False)]
-        return x.at([*places, *index[len(at.shape) - 1 :]])
-
-    return Tensor([*at.shape[:-1], *x.shape[depth:]], entry)
-
-
 def _sum(context: Translation, node: Node, x: Tensor, axes: Any = None) -> Tensor:
     """Translate a sum; of numbers whose sum is not known, without a definition."""
     try:
         return OPERATORS[node.operator](context, node, x, axes)
     except Untranslated:
-        return _mean(context, node, x, axes)
-
-
-def _trilu(context: Translation, node: Node, x: Tensor, k: Any = None) -> Tensor:
-    shift = whole(k)[0] if k is not None else 0
-    upper = node.attributes.get("upper", 1)
-
-    def entry(index: Sequence[Any]) -> Any:
-        behind = index[-1] - index[-2]
-        return choose(behind >= shift if upper else behind <= shift, x.at(index), 0)
-
-    return Tensor(x.shape, entry)
-
-
-def _tile(context: Translation, node: Node, x: Tensor, repeats: Tensor) -> Tensor:
-    counts = whole(repeats)
-    shape = [size * count for size, count in zip(x.shape, counts, strict=True)]
-    single = [isinstance(count, int) and count == 1 for count in counts]
-
-    def entry(index: Sequence[Any]) -> Any:
-        triples = zip(index, x.shape, single, strict=True)
-        return x.at([i if one else i % size for i, size, one in triples])
-
-    return Tensor(shape, entry)
-
-
-class _Reshaped(Tensor):
-    """Entries of another tensor in their order, with other sizes."""
-
-    source: Tensor
-
-
-def _reshape(context: Any, node: Node, x: Tensor, shape: Tensor) -> Tensor:
-    """Translate a reshape; of a reshape, as one of what that reads."""
-    sizes = whole(shape)
-    if not node.attributes.get("allowzero"):
-        sizes = [x.shape[k] if isinstance(n, int) and n == 0 else n for k, n in enumerate(sizes)]
-    return _with_sizes(context, node, x, sizes)
-
-
-def _flatten(context: Any, node: Node, x: Tensor) -> Tensor:
-    axis = node.attributes.get("axis", 1)
-    axis = axis + len(x.shape) if axis < 0 else axis
-    parts = (x.shape[:axis], x.shape[axis:])
-    return _with_sizes(context, node, x, [simplified(math.prod(part)) for part in parts])
-
-
-def _with_sizes(context: Any, node: Node, x: Tensor, sizes: Sequence[Any]) -> Tensor:
-    source = x.source if isinstance(x, _Reshaped) else x
-    if any(_open(n) for n in sizes):
-        sizes, known = ([_plain(context.call, n) for n in of] for of in (sizes, x.shape))
-        sizes = [_rest(known, sizes) if _open(n) else n for n in sizes]
-    given = Tensor([len(sizes)], lambda index: sizes[index[0]])
-    plain = OPERATORS["Reshape"](context, node, source, given)
-    result = _Reshaped(plain.shape, plain.at)
-    result.source = source
-    return result
-
-
-def _plain(call: ForeignCall, size: Any) -> Any:
-    """Return a size as that of rows, tokens or keys if it is one."""
-    if isinstance(size, int):
-        return size
-    plain = (call.rows, call.columns, call.total, call.slots)
-    equal = (n for n in plain if alike(n, size) or call.excludes(n != size))
-    return next(equal, size)
-
-
-def _rest(shape: Sequence[Any], sizes: Sequence[Any]) -> Any:
-    """Return the size -1: sizes that are written alike are left out of the quotient."""
-    left, by = list(shape), 1
-    for size in sizes:
-        if isinstance(size, int):
-            by *= abs(size)
-            continue
-        match = next((k for k, n in enumerate(left) if alike(n, size)), None)
-        if match is None:
-            return _quotient(math.prod(shape), math.prod(n for n in sizes if not _open(n)), shape)
-        left.pop(match)
-    known = math.prod(n for n in left if isinstance(n, int))
-    if known % by:
-        raise Untranslated("a shape with a size that is not known")
-    return simplified(math.prod(n for n in left if not isinstance(n, int)) * (known // by))
-
-
-def _open(size: Any) -> bool:
-    return isinstance(size, int) and size == -1
-
-
-def _quotient(total: Any, by: Any, shape: Sequence[Any]) -> Any:
-    """Return the quotient of two products, if it is a size of a shape or a product of two."""
-    pairs = [x * y for k, x in enumerate(shape) for y in shape[k + 1 :]]
-    for candidate in (*shape, *pairs):
-        solver = z3.Solver()
-        solver.set("rlimit", EFFORT)
-        solver.add(total != candidate * by)
-        if solver.check() == z3.unsat:
-            return simplified(candidate)
-    raise Untranslated("a shape with a size that is not known")
+        return undefined_sum(context, node, x, axes)
 
 
 def _gather(context: Any, node: Node, x: Tensor, at: Tensor) -> Tensor:
@@ -533,50 +399,17 @@ def _gather(context: Any, node: Node, x: Tensor, at: Tensor) -> Tensor:
     def entry(index: Sequence[Any]) -> Any:
         place, columns = at.at(index[: len(at.shape)]), source.shape[1]
         column = z3.simplify(place - call.row * columns, som=True)
-        if call.excludes(*call.within(), z3.Or(column < 0, column >= columns)):
+        if call.solver.excludes(*call.within(), z3.Or(column < 0, column >= columns)):
             return source.at([call.row, column])
         raise Untranslated("a row and a column in one index")
 
     return Tensor([*at.shape, 1], entry)
 
 
-def _split(context: Translation, node: Node, x: Tensor, sizes: Any = None) -> Tensor:
-    axis, count = node.attributes.get("axis", 0) % len(x.shape), len(node.outputs)
-    given = whole(sizes) if sizes is not None else node.attributes.get("split")
-    given = given or [x.shape[axis] // count] * count
-    begins = np.cumsum([0, *given]).tolist()
-    parts = []
-    for first, size in zip(begins, given, strict=False):
-        shape = [*x.shape[:axis], size, *x.shape[axis + 1 :]]
-        parts.append(Tensor(shape, _moved(x, axis, first)))
-    context.tensors.update(zip(node.outputs, parts, strict=True))
-    return parts[0]
-
-
-def _moved(x: Tensor, axis: int, first: int) -> Any:
-    return lambda index: x.at([*index[:axis], index[axis] + first, *index[axis + 1 :]])
-
-
-def _is_nan(context: Translation, node: Node, x: Tensor) -> Tensor:
-    return Tensor(x.shape, lambda index: False)
-
-
-SAME_SHAPE: Tuple[str, ...] = ("Softmax", "Gelu", "Silu", "Swish", "HardSwish", "LeakyRelu", "Erf")
-SAME_SHAPE += ("LayerNormalization", "SimplifiedLayerNormalization", "RMSNormalization")
-SAME_SHAPE += ("RotaryEmbedding",)
 ALL: Mapping[str, Any] = {
     **OPERATORS,
     "MatMul": _product,
     "Mul": _scaled,
-    "ReduceMean": _mean,
-    "Reshape": _reshape,
-    "Flatten": _flatten,
     "Gather": _gather,
-    "Split": _split,
     "ReduceSum": _sum,
-    "GatherND": _gather_nd,
-    "Trilu": _trilu,
-    "Tile": _tile,
-    "IsNaN": _is_nan,
-    **dict.fromkeys(SAME_SHAPE, _numbers_of),
 }

@@ -13,11 +13,10 @@ import z3
 from posenc_export.runtime.artefact.schema import Manifest
 from posenc_export.runtime.verification import described
 from posenc_export.runtime.verification.entries import SOLVER, Tensor, Untranslated, both, choose
+from posenc_export.runtime.verification.solver import Solver
 from posenc_export.shared.places import evaluate
 from posenc_export.shared.refusal import refusal
 
-UNANSWERED = "(set-info :status unknown)"  # of a question as z3 writes it
-EFFORT = 6_000_000  # of the solver for a claim, some 5 s, in its own unit
 Sum = Tuple[str, Tensor, Tensor]  # operator, what it adds up, and the result
 
 
@@ -38,31 +37,26 @@ class AnyCall:
 
     Args:
         manifest: of the artefact.
-        log: a folder that gets each question to the solver, with its answer, in SMT-LIB 2.
+        log: as of Solver.
 
     Attributes:
+        solver: answers questions on these calls.
         tensors: inputs and states by name.
+        sums: known results of sums, as of Translation.
         keys, windows: of caches of all tokens, and of caches of windows.
-        assumed: what holds for sizes, and for each entry of an input that was asked for.
     """
-
-    log: Optional[Path] = None
-    asked = 0  # questions in the log
 
     def __init__(self, manifest: Manifest, log: Optional[Path] = None) -> None:
         self.manifest, self.most = manifest, manifest.max_positions
-        self.log = log
+        self.solver = Solver(log)
         self.by_mask, self.caches = manifest.signature == "mask", described.has_cache(manifest)
         self.rows, self.columns, self.slots, self.capacity, self.of_window = z3.Ints("B S P C W")
         self.row, self.column, self.slot, self.token = z3.Ints("row column slot token")
         self.plane, self.requested_count = z3.Int("plane"), z3.Int("R")
-        self.sizes = [self.rows, self.columns, self.slots, self.capacity, self.of_window]
-        self.sizes.append(self.requested_count)
-        self.total = z3.Int("longest")
+        self.total, self.fewest = z3.Int("longest"), z3.Int("fewest cached")
         room = self.most + manifest.capacity_bucket
-        self.assumed: List[Any] = [self.rows >= 1, self.columns >= 1, self.slots >= 0]
-        self.assumed += [size <= room for size in (self.columns, self.slots, self.capacity)]
-        self._bounded: Dict[int, Any] = {}
+        assumed = self.solver.assumed = [self.rows >= 1, self.columns >= 1, self.slots >= 0]
+        assumed += [size <= room for size in (self.columns, self.slots, self.capacity)]
         self.sums: List[Sum] = []
         self.tensors: Dict[str, Tensor] = {}
         self.keys = self._keys()
@@ -70,21 +64,10 @@ class AnyCall:
         kept = Tensor(
             (self.rows, self.columns), lambda i: choose(self.query(i[0], i[1]) >= 0, 1, 0)
         )
+        cached = Tensor((self.rows,), lambda i: self.cached(i[0]))
         self.sums.append(("ReduceSum", kept, Tensor((self.rows,), lambda i: self.new(i[0]))))
+        self.sums.append(("ReduceMin", cached, Tensor((), lambda i: self.fewest)))
         self._feed()
-
-    def _function(self, name: str, promise: Callable[..., Any]) -> Any:
-        """Return a function of integers, of which `promise` holds wherever it is asked for."""
-        of = z3.Function(name, *[z3.IntSort()] * (promise.__code__.co_argcount - 1), z3.IntSort())
-
-        def at(*index: Any) -> Any:
-            value = of(*index)
-            if value.get_id() not in self._bounded:
-                self._bounded[value.get_id()] = value
-                self.assumed.append(promise(value, *index))
-            return value
-
-        return at
 
     def _in_range(self, value: Any) -> Any:
         return z3.And(value >= -1, value < self.most)
@@ -95,8 +78,10 @@ class AnyCall:
         in_place = self.caches and manifest.in_place
         consecutive = in_place and manifest.contiguous and not self.by_mask
         room = self.most if not in_place or manifest.contiguous else self.capacity - S
-        self.cached = self._function("cached", lambda n, b: z3.And(n >= 0, n <= room))
-        self.new = self._function(
+        self.cached = self.solver.function(
+            "cached", lambda n, b: z3.And(n >= 0, n >= self.fewest, n <= room)
+        )
+        self.new = self.solver.function(
             "new",
             lambda n, b: z3.And(
                 n >= 0, n <= S, not consecutive or self.cached(b) + n <= self.total
@@ -108,18 +93,18 @@ class AnyCall:
             return self._by_mask(in_place)
         if consecutive:
             return self._consecutive()
-        self.query = self._function("position", lambda q, b, i: self._in_range(q))
+        self.query = self.solver.function("position", lambda q, b, i: self._in_range(q))
         if not self.caches:
             return Keys(S, self.query, lambda b: 0, S)
         if not in_place:
-            self.past = self._function("past_position", lambda k, b, s: self._in_range(k))
+            self.past = self.solver.function("past_position", lambda k, b, s: self._in_range(k))
             joined = lambda b, t: choose(t < P, self.past(b, t), self.query(b, t - P))  # noqa: E731
             return Keys(P + S, joined, lambda b: 0, P + S)
-        self.past = self._function(
+        self.past = self.solver.function(
             "past_position",
             lambda k, b, s: z3.And(self._in_range(k), (k >= 0) == both(s >= 0, s < self.cached(b))),
         )
-        self.assumed.append(self.capacity >= 1)
+        self.solver.assumed.append(self.capacity >= 1)
 
         def written(b: Any, t: Any) -> Any:
             place = t - self.cached(b)
@@ -139,7 +124,7 @@ class AnyCall:
         """Positions are counted from a mask of past and new columns [B,T]."""
         S, P, manifest = self.columns, self.slots, self.manifest
         total = z3.simplify(P + S) if self.caches else S
-        self.mask = self._function("mask", lambda m, b, t: z3.Or(m == -1, m == 1))
+        self.mask = self.solver.function("mask", lambda m, b, t: z3.Or(m == -1, m == 1))
         points: List[Tuple[Any, Any, Any]] = []  # rows and columns up to which tokens were counted
 
         def promise(count: Any, b: Any, t: Any) -> Any:
@@ -152,7 +137,7 @@ class AnyCall:
             points.append((b, t, count))
             return z3.And(facts)
 
-        counted = self.counted = self._function("tokens_up_to", promise)
+        counted = self.counted = self.solver.function("tokens_up_to", promise)
         kept = Tensor((self.rows, total), lambda i: self._kept(*i))
         self.sums.append(("CumSum", kept, Tensor(kept.shape, lambda i: counted(*i))))
 
@@ -161,9 +146,10 @@ class AnyCall:
 
         self.total = total
         self.query = lambda b, i: position(b, total - S + i)
-        self.cached, self.last = lambda b: P if self.caches else 0, lambda b: total - 1
+        self.cached, self.last = lambda b: self.fewest, lambda b: total - 1
+        self.fewest = P if self.caches else z3.IntVal(0)
         if in_place and not manifest.contiguous:
-            self.assumed.append(self.capacity >= total)
+            self.solver.assumed.append(self.capacity >= total)
             inside = lambda b, t: choose(t < total, position(b, t), -1)  # noqa: E731
             return Keys(self.capacity, inside, lambda b: 0, total)
         return Keys(total, position, lambda b: 0, total)
@@ -174,11 +160,11 @@ class AnyCall:
 
     def _consecutive(self) -> Keys:
         """Each row has consecutive positions from its first slot on."""
-        self.first = self._function(
+        self.first = self.solver.function(
             "first_position",
             lambda p, b: z3.And(p >= 0, p + self.cached(b) + self.new(b) <= self.most),
         )
-        self.assumed += [self.total >= 1, self.total <= self.capacity]
+        self.solver.assumed += [self.total >= 1, self.total <= self.capacity]
 
         def query(b: Any, i: Any) -> Any:
             inside = both(i >= 0, i < self.new(b))
@@ -199,8 +185,8 @@ class AnyCall:
             used = self.last(b) - w < count if contiguous else self.cached(b) - w <= count - S
             return z3.And(w >= 0, w <= self.cached(b), w <= self.last(b), used)
 
-        start, S = self._function("window_start", promise), self.columns
-        self.assumed.append(count >= 1)
+        start, S = self.solver.function("window_start", promise), self.columns
+        self.solver.assumed.append(count >= 1)
         if contiguous:
             gone = Tensor((self.rows,), lambda i: self.last(i[0]) - start(i[0]))
             self.sums.append(("ReduceMax", gone, Tensor((), lambda i: count - 1)))
@@ -230,7 +216,7 @@ class AnyCall:
             sizes["window_capacity"] = self.of_window
         most = manifest.coordinate_range or self.most
         planes = [
-            self._function(f"x{axis}", lambda x, b, i: z3.And(x >= 0, x < most))
+            self.solver.function(f"x{axis}", lambda x, b, i: z3.And(x >= 0, x < most))
             for axis in range(manifest.axes)
         ]
         self.coordinates = planes
@@ -238,7 +224,7 @@ class AnyCall:
         def ids(index: Sequence[Any]) -> Any:
             return _of_plane([self.query, *planes], *index) if planes else self.query(*index)
 
-        self.requested = self._function("requested", lambda c, b, r: z3.And(c >= 0, c < S))
+        self.requested = self.solver.function("requested", lambda c, b, r: z3.And(c >= 0, c < S))
         entries: Dict[str, Callable[[Sequence[Any]], Any]] = {
             "position_ids": ids,
             "attention_mask": lambda i: self.mask(*i),
@@ -299,37 +285,15 @@ class AnyCall:
         chosen = [bounds[axis] for axis in axes if axis in bounds]
         return [z3.And(index >= 0, index < size) for index, size in chosen]
 
-    def excludes(self, *facts: Any) -> bool:
-        """Return whether facts hold in no call. Raise TimeoutError if the solver does not decide
-        it.
-        """
-        return self._checked(facts)[1] == z3.unsat
-
-    def _checked(self, facts: Sequence[Any]) -> Tuple[z3.Solver, z3.CheckSatResult]:
-        solver = z3.Solver()
-        solver.set("rlimit", EFFORT)
-        solver.add(*self.assumed, *facts)
-        result = solver.check()
-        if self.log is not None:
-            self.asked += 1
-            answer = f"(set-logic ALL)\n(set-info :status {result})"
-            text = solver.to_smt2().replace(UNANSWERED, answer)
-            (self.log / f"{self.asked:04}.smt2").write_text(text)
-        if result == z3.unknown:
-            raise TimeoutError(solver.reason_unknown())
-        return solver, result
-
     def smallest(self, *facts: Any) -> Optional[z3.ModelRef]:
-        """Return one of the smallest calls in which facts hold, or None if there is none. Raise
-        TimeoutError if the solver does not decide it.
-        """
-        solver, result = self._checked(facts)
-        model, bound = solver.model() if result == z3.sat else None, 1
-        while model is not None and bound < self.most:
-            if solver.check(*(size <= bound for size in (*self.sizes, self.total))) == z3.sat:
-                return solver.model()
-            bound *= 2
-        return model
+        """Return one of the smallest calls in which facts hold, as Solver.smallest."""
+        return self.solver.smallest(self.sizes, *facts)
+
+    @property
+    def sizes(self) -> List[Any]:
+        """The sizes of a call, and its number of keys first of all."""
+        of_caches = (self.slots, self.capacity, self.of_window)
+        return [self.total, self.columns, *of_caches, self.requested_count, self.rows, self.row]
 
     def inputs(self, *facts: Any) -> Tuple[z3.ModelRef, Dict[str, np.ndarray]]:
         """Return one of the smallest calls in which facts hold, and the inputs of the graph by
@@ -338,7 +302,7 @@ class AnyCall:
         model = self.smallest(*facts)
         if model is None:
             raise refusal("claims", "facts that hold in a call", "none")
-        chosen = [n == model.eval(n, True) for n in (*self.sizes, self.total)]
+        chosen = [n == model.eval(n, True) for n in self.sizes]
         shapes = {
             name: [model.eval(z3.IntVal(0) + n, True).as_long() for n in tensor.shape]
             for name, tensor in self.tensors.items()
@@ -351,12 +315,13 @@ class AnyCall:
         for b in range(count):  # sums are of these entries
             tokens = [choose(self.query(b, i) >= 0, 1, 0) for i in range(columns)]
             chosen += [self.new(b) == z3.Sum(tokens), *self._counts(b, model)]
+        chosen.append(z3.Or([self.fewest == self.cached(b) for b in range(count)]))
         if self.manifest.contiguous and not self.by_mask:
             chosen.append(z3.Or([self.total == self.last(b) + 1 for b in range(count)]))
         if self.manifest.contiguous and "window_start" in self.tensors:
             used = [self.last(b) + 1 - self.windows.start(b) for b in range(count)]
             chosen.append(z3.Or([self.of_window == n for n in used]))
-        whole = self.smallest(*facts, *chosen)
+        whole = self.solver.model(*facts, *chosen)
         if whole is None:
             raise refusal("claims", "facts that hold in a call", "none that a session makes")
         arrays = {name: np.zeros(shape, np.float32) for name, shape in shapes.items()}
@@ -374,17 +339,6 @@ class AnyCall:
         before = [z3.IntVal(0), *counts]
         pairs = enumerate(zip(before, counts, strict=False))
         return [n == m + self._kept(b, t) for t, (m, n) in pairs]
-
-    def same(self, x: Tensor, y: Tensor) -> bool:
-        """Return whether two values are equal at all indices within their shape."""
-        index = [z3.Int(f"index {axis}") for axis in range(len(x.shape))]
-        bounds = [z3.And(i >= 0, i < size) for i, size in zip(index, x.shape, strict=True)]
-        differ = [a != b for a, b in zip(x.shape, y.shape, strict=True)]
-        try:
-            unequal = z3.Or(*differ, x.at(index) != y.at(index))
-            return self.excludes(*bounds, unequal)
-        except TimeoutError:
-            return False
 
     def rule(self, text: str, in_windows: bool = False, of_keys: bool = False) -> Any:
         """Return the value of a rule for any row, column and slot; of_keys: with the token and the

@@ -25,7 +25,6 @@ from posenc_export.runtime.verification.entries import (
     Score,
     Tensor,
     Untranslated,
-    alike,
     both,
     either,
     negated,
@@ -35,6 +34,7 @@ from posenc_export.runtime.verification.entries import (
 )
 from posenc_export.runtime.verification.findings import Findings
 from posenc_export.runtime.verification.integer_graph import IntegerPart, Use, evaluated
+from posenc_export.runtime.verification.operators import OPERATORS
 from posenc_export.runtime.verification.symbolic import Translation
 from posenc_export.shared.numerics import FINE, LEVELS
 
@@ -134,7 +134,10 @@ class Claims:
         self.places = manifest.places or Places()
         self.call, self.causal = AnyCall(manifest, log), described.causal(manifest)
         call, stored = self.call, part.graph.constants
-        self.values = Translation(dict(call.tensors), stored, folder, call.sums, call.same)
+        self.solver = call.solver
+        self.values = Translation(
+            dict(call.tensors), stored, folder, call.sums, self.solver, OPERATORS
+        )
         for name, embedded in part.free.items():
             self.values.reasons[name] = "depends on the shape of a computed value"
             if embedded:
@@ -154,7 +157,7 @@ class Claims:
                 for table in self.part.tables.get(name, []):
                     self._of_table(value, table)
                 self._of_value(value, uses)
-            except (TimeoutError, *MALFORMED) as reason:
+            except MALFORMED as reason:
                 keys = {(use.operator, use.input) for use in uses}
                 claimed = keys & (STRICT.keys() | {*MASKS}) or name in self.part.tables
                 self.findings.skipped[place] = f"{OPEN if claimed else ''}{reason_of(reason)}"
@@ -162,7 +165,7 @@ class Claims:
         q, k, call = self.call.rule("q"), self.call.rule("k"), self.call
         indices = ((call.row, call.rows), (call.column, call.columns), (call.slot, call.keys.count))
         inside = [z3.And(index >= 0, index < size) for index, size in indices]
-        if call.excludes(*inside, q >= 0, k >= 0, k <= q):  # then all claims hold
+        if self.solver.excludes(*inside, q >= 0, k >= 0, k <= q):  # then all claims hold
             self.findings.failures["calls"] = "expected a call with a key to see, got none"
 
     def _place(self, name: str) -> str:
@@ -197,7 +200,7 @@ class Claims:
         sizes |= {"t+": call.keys.count + 1, "w+": call.windows.count + 1}
         for letter, known in sizes.items():
             if letter not in before:
-                if alike(size, known) or call.excludes(size != known):
+                if self.solver.equal(size, known):
                     return letter
         raise Untranslated("an axis of a size that no rule knows")
 
@@ -210,7 +213,16 @@ class Claims:
             if uses:
                 self.findings.skipped[value.place] = "numbers computed from positions"
         elif strict := [key for key in keys if key in STRICT and self._strict(value, keys[key])]:
-            windowed = strict[0] in IN_CACHES and self._windowed(keys[strict[0]].layer)
+            use = keys[strict[0]]
+            if use.starts:  # it counts from the first slot of a slice
+                before = [*value.inside, value.entry < 0]
+                if (model := self.call.smallest(*before)) is not None:
+                    text = f"expected a slot of a slice, got {model.eval(value.entry, True)}"
+                    text += f"; {self._described(model, value)}"
+                    return self._refuted(value, value.entry, text, before)
+                first = self.values.get(use.starts).at((0,))
+                value = replace(value, entry=value.entry + first)
+            windowed = strict[0] in IN_CACHES and self._windowed(use.layer)
             self._follows(value, [(rule, windowed) for rule in STRICT[strict[0]]])
         elif uses:
             declared = self._declared(self.part.layers_after(value.name), value.of_pairs)
@@ -282,7 +294,7 @@ class Claims:
         for rule, windowed in rules:
             for expected in self._expected(value, rule, windowed):
                 facts = (*self._where(value), differ(value.entry, expected))
-                if self.call.excludes(*facts):
+                if self.solver.excludes(*facts):
                     self.findings.compared += 1
                     return
                 if not refuted and (model := self.call.smallest(*facts)) is not None:
@@ -295,7 +307,7 @@ class Claims:
         for expected in self._expected(value, rule, value.in_windows):
             if is_truth(expected) == is_truth(value.entry):
                 facts = (*self._where(value), differ(value.entry, expected))
-                if self.call.excludes(*facts):
+                if self.solver.excludes(*facts):
                     self.findings.compared += 1
                     return True
         return False
@@ -415,7 +427,7 @@ class Claims:
         for numbers in itertools.product(*heads.values()):
             at_head = [i == number for i, number in zip(heads, numbers, strict=True)]
             facts = [*self._where(value), *at_head, negated(score.hidden)]
-            if (near := self.call.smallest(*facts, z3.Or(unit == 1, unit == -1))) is None:
+            if (near := self.solver.model(*facts, z3.Or(unit == 1, unit == -1))) is None:
                 continue
             slope = near.eval(score.value / unit, True)
             facts.append(score.value != z3.If(slope < 0, -slope, slope) * unit)
@@ -443,7 +455,7 @@ class Claims:
                 if not z3.is_int(entry):
                     continue
                 large = self.call.smallest(*inside, z3.Or(entry > most, entry < -most))
-            except (TimeoutError, *MALFORMED) as reason:
+            except MALFORMED as reason:
                 self.findings.skipped[place] = reason_of(reason)
                 continue
             if large is None:

@@ -46,7 +46,7 @@ class Tensor:
 
 
 class Untranslated(Exception):
-    """A value that is not translated, with the reason."""
+    """A value that is not translated, or a question that is not decided, with the reason."""
 
 
 # What a graph raises here that no runtime would take, too.
@@ -61,9 +61,7 @@ MALFORMED += (TypeError, ValueError, z3.Z3Exception)
 
 
 def reason_of(error: Exception) -> str:
-    """Return why a value is not translated."""
-    if isinstance(error, TimeoutError):
-        return f"not decided by the solver: {error}"
+    """Return why a value is not translated, or a question not decided."""
     if isinstance(error, Untranslated):
         return str(error)
     return f"not translated, as an operator has inputs that it cannot have: {type(error).__name__}"

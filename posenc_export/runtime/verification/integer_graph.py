@@ -29,7 +29,9 @@ class Use:
     operator: str  # operator of the node; "output" for an output of the graph
     input: int  # index of the input; -1 for an output of the graph
     layer: int = -1  # layer of the attention that the node belongs to; -1 for none
-    on_state: bool = False  # whether its first input is an input of the graph, such as a cache
+    # Whether its first input is an input of the graph, such as a cache, or a slice of one
+    on_state: bool = False
+    starts: str = ""  # of such a slice, the first along the axis that the node changes
 
 
 @dataclass
@@ -104,12 +106,13 @@ def integer_part(whole: Nodes) -> IntegerPart:
     integers = {n for n, e in graph.inputs.items() if e not in FLOATS and n not in TOKENS}
     embedded = {name for node in graph.nodes if "input_ids" in node.inputs for name in node.outputs}
     varying, known, layers = set(integers), {"", *integers, *graph.constants}, _layers(graph)
+    slices = {node.outputs[0]: node for node in graph.nodes if node.operator == "Slice"}
     for node in graph.nodes:
         # A node whose subgraphs were taken out has results that the part does not compute.
         computed = known.issuperset(node.inputs) and node.operator not in WITH_BODIES
         takes = node.operator in SIZES or computed
         if not takes:
-            _leave(part, node, varying, layers)
+            _leave(part, node, varying, layers, slices)
             continue
         part.nodes.append(node)
         if node.operator == "Cast" and node.attributes.get("to") in HALF:
@@ -130,15 +133,27 @@ def integer_part(whole: Nodes) -> IntegerPart:
     return part
 
 
-def _leave(part: IntegerPart, node: Node, varying: Set[str], layers: Mapping[str, int]) -> None:
+def _leave(
+    part: IntegerPart,
+    node: Node,
+    varying: Set[str],
+    layers: Mapping[str, int],
+    slices: Mapping[str, Node],
+) -> None:
     layer = layers.get(node.outputs[0], -1)
     if node.operator in ATTENTIONS:
         part.attention.append((node, layer))
-    on_state = node.inputs[:1] != [] and node.inputs[0] in part.graph.inputs
+    changed, starts = (node.inputs or [""])[0], ""
+    if changed in slices and len(slices[changed].inputs) == 4:  # without steps
+        source, starts, _, axes = slices[changed].inputs
+        stored = part.graph.constants.get(axes)
+        along = stored.array(Path())[:1].tolist() if stored and not stored.file else []
+        changed = source if along == [node.attributes.get("axis")] else ""
+    on_state = changed in part.graph.inputs
     for index, name in enumerate(node.inputs):
         if name in varying:
-            read = part.casts.get(name, name)
-            part.uses.setdefault(read, []).append(Use(node.operator, index, layer, on_state))
+            use = Use(node.operator, index, layer, on_state, starts if on_state else "")
+            part.uses.setdefault(part.casts.get(name, name), []).append(use)
 
 
 def _layers(graph: Nodes) -> Dict[str, int]:
