@@ -2,6 +2,7 @@
 
 import contextlib
 from dataclasses import replace
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple, Union, cast
@@ -28,7 +29,7 @@ from posenc_export.auditing.reference import open_reference
 from posenc_export.auditing.result import Audit, AuditedCell
 from posenc_export.auditing.rounding import Loss, Rounding, accuracy_of, loss, rounding_of
 from posenc_export.auditing.session import TAGS, ForeignSession
-from posenc_export.export.conditioning import TRIES
+from posenc_export.export.conditioning import TRIES, disturbed
 from posenc_export.runtime.session.errors import GraphError
 from posenc_export.runtime.verification.case import Cell
 from posenc_export.runtime.verification.indices import SOLVER
@@ -163,14 +164,20 @@ class Auditor:
         interface = self.interface.of(form.inputs, form.outputs)
         return ForeignSession(form.run, interface, window, keep)
 
+    def _observed(
+        self, cells: Sequence[Cell], accuracy: Accuracy, own: bool = False
+    ) -> Tuple[Observed, np.ndarray]:
+        """Measure cells; return the errors of tokens, and limits [N]. own: as of `session`."""
+        width = self.reference.facts.width
+        observed = observe(self.session(own=own), cells, accuracy, width)
+        return observed, self.limits(observed, accuracy)
+
     def run(self, quick: bool) -> Audit:
         """Measure all cells."""
         self.say("audit: computing the outputs of the reference")
         planned = plan(self.interface, self.reference, quick)
         self.say(f"audit: running {len(planned.cells)} cells")
-        width = self.reference.facts.width
-        observed = observe(self.session(), planned.cells, self.accuracy, width)
-        limit = self.limits(observed, self.accuracy)
+        observed, limit = self._observed(planned.cells, self.accuracy)
         reply = answer(observed, limit, self.reference.facts.edges)
         errors = observed.columns["error"]
         fixed = self.accuracy.fixed
@@ -243,8 +250,7 @@ class Auditor:
         cell = of_call(self.interface, self.reference, claim.call)
         if cell is None:
             return "the call is too long to run here", [], ""
-        observed = observe(self.session(), [cell], self.accuracy, self.reference.facts.width)
-        limit = self.limits(observed, self.accuracy)
+        observed, limit = self._observed([cell], self.accuracy)
         if (shorter := self._error_before(claim.call)) > 0:  # as a shorter call is right
             exact = max(self.accuracy.tolerance, numerics.SAFETY * shorter)
             limit = np.minimum(limit, exact)
@@ -265,7 +271,7 @@ class Auditor:
         before = {**call, "S": count, "P": 0, "end": min(call["end"], count)}
         cell = of_call(self.interface, self.reference, before)
         assert cell is not None  # shorter than one that is run
-        observed = observe(self.session(), [cell], self.accuracy, self.reference.facts.width)
+        observed, _ = self._observed([cell], self.accuracy)
         return float(observed.columns["error"].max(initial=0.0))
 
     def _with_claims(
@@ -302,9 +308,7 @@ class Auditor:
         if self.tolerance is not None:
             planned = plan(self.interface, rounding.original, quick)
             accuracy = Accuracy(self.tolerance, fixed=True)
-        width = self.reference.facts.width
-        observed = observe(self.session(own=True), planned.cells, accuracy, width)
-        limit = self.limits(observed, accuracy)
+        observed, limit = self._observed(planned.cells, accuracy, own=True)
         reply = answer(observed, limit, self.reference.facts.edges)
         own = self._cells(planned.cells, observed, limit)
         named = [replace(cell, name=f"in {rounding.format}, {cell.name}") for cell in own]
@@ -348,10 +352,10 @@ class Auditor:
         length = min(LENGTH, facts.positions, self.interface.length or LENGTH)
         case = case_of(self.reference, 1, length, 0)
         factors = [1.0]
-        for other in (self.reference.disturbed(seed) for seed in range(TRIES)):
-            if other is not None:
-                change = numerics.worst_error(other.outputs(case.tokens), case.full)
-                factors.append(numerics.SAFETY * change / facts.tolerance)
+        for seed in range(TRIES) if self.reference.model is not None else ():
+            other = self.reference.changed(partial(disturbed, seed=seed))
+            change = numerics.worst_error(other.outputs(case.tokens), case.full)
+            factors.append(numerics.SAFETY * change / facts.tolerance)
         return max(factors)
 
     def _named(self, reply: Answer) -> Answer:

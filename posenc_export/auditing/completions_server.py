@@ -14,7 +14,7 @@ import threading
 import urllib.error
 import urllib.parse
 import urllib.request
-from typing import Any, Dict, List, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
 
 import msgspec
 import numpy as np
@@ -268,7 +268,7 @@ class LogProbabilities:
     """A reference whose outputs are log probabilities."""
 
     def __init__(self, reference: Reference) -> None:
-        self.reference, self.facts = reference, reference.facts
+        self.reference, self.facts, self.model = reference, reference.facts, reference.model
         self.known: Dict[bytes, np.ndarray] = {}  # outputs [1,V] behind prompts
 
     def outputs(self, tokens: np.ndarray, start: int = 0) -> np.ndarray:
@@ -286,13 +286,9 @@ class LogProbabilities:
                 self.known[prompt[: end + 1].tobytes()] = outputs[end : end + 1].copy()
         return self.known[prompt.tobytes()]
 
-    def carrying(self, find: Any) -> None:
-        """As Reference.carrying: a server shows no weights."""
-
-    def disturbed(self, seed: int) -> Optional[Reference]:
-        """As Reference.disturbed."""
-        other = self.reference.disturbed(seed)
-        return other and LogProbabilities(other)
+    def changed(self, change: Callable[[Any], Any]) -> "LogProbabilities":
+        """As Reference.changed."""
+        return LogProbabilities(self.reference.changed(change))
 
 
 class ServerSession:

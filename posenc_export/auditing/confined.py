@@ -13,7 +13,7 @@ import tempfile
 import threading
 import time
 from pathlib import Path
-from typing import IO, Any, Dict, List, Mapping, Tuple, Type
+from typing import IO, Any, Dict, List, Mapping, Set, Tuple, Type, cast
 
 import msgspec
 import numpy as np
@@ -39,24 +39,21 @@ class Opened(msgspec.Struct):
 
     inputs: List[Value]
     outputs: List[Value]
-    operators: List[str]
-    unread: List[str]
+    operators: Set[str]
+    unread: Set[str]
     precision: str
     code: str
     needs: str
-    rounded: str = ""
+    rounded: str
 
 
-class OpenedUnrounded(msgspec.Struct):
-    """What is known of the float32 form of a graph: the attributes of Unrounded; or why there is
-    none.
-    """
+class OpenedForm(msgspec.Struct):
+    """What is known of the float32 form of a graph: the attributes of Unrounded."""
 
-    inputs: List[Value] = []
-    outputs: List[Value] = []
-    weights: Dict[str, Tuple[str, str, str]] = {}
-    numbers: Packed = {}
-    reason: str = ""
+    inputs: List[Value]
+    outputs: List[Value]
+    weights: Dict[str, Tuple[str, str, str]]
+    numbers: Packed
 
 
 class Failure(msgspec.Struct):
@@ -75,10 +72,16 @@ class Failed(GraphError):
 
 ERRORS: Dict[str, Type[Exception]] = {
     "refused": ValueError, "missing": ModuleNotFoundError, "impossible": NotPossible,
-    "failed": Failed,
+    "failed": Failed, "rounded": NotUnrounded,
 }  # fmt: skip
 # What reading and running a graph raises. Others are bugs, and end the process.
-HANDLED: Tuple[Type[Exception], ...] = (ModuleNotFoundError, NotPossible, OSError, *FOREIGN)
+HANDLED: Tuple[Type[Exception], ...] = (
+    ModuleNotFoundError,
+    NotPossible,
+    NotUnrounded,
+    OSError,
+    *FOREIGN,
+)
 
 
 class Confined:
@@ -100,26 +103,26 @@ class Confined:
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
         )
         try:
-            opened = self._answer(Opened)
+            vars(self).update(msgspec.structs.asdict(self._answer(Opened)))
         except BaseException:
             self.close()
             raise
-        self.inputs, self.outputs = opened.inputs, opened.outputs
-        self.operators, self.unread = set(opened.operators), set(opened.unread)
-        self.precision, self.code, self.needs = opened.precision, opened.code, opened.needs
-        self.rounded = opened.rounded
 
     def run(self, feeds: Mapping[str, np.ndarray]) -> Arrays:
         """Run the graph as Graph.run does. Raise ValueError if the process ends."""
         return _unpacked(self._answer(Packed, "run", _packed(feeds)))
 
-    def unrounded(self) -> "ConfinedUnrounded":
+    def unrounded(self) -> "ConfinedForm":
         """Return the float32 form. Raise NotUnrounded if it is not known, and as `run`."""
-        return ConfinedUnrounded(self, self._answer(OpenedUnrounded, "unrounded"))
+        return ConfinedForm(self)
 
     def run_unrounded(self, feeds: Mapping[str, np.ndarray]) -> Arrays:
         """Run the float32 form."""
         return _unpacked(self._answer(Packed, "run unrounded", _packed(feeds)))
+
+    def opened_form(self) -> OpenedForm:
+        """Open the float32 form."""
+        return cast(OpenedForm, self._answer(OpenedForm, "unrounded"))
 
     def prove(self, question: Question, form: Any = None) -> List[Claim]:
         """As Graph.prove, of the float32 form if it was opened."""
@@ -169,17 +172,12 @@ class Confined:
         return refusal("audit", "a graph that can be read and run", got, "give another graph")
 
 
-class ConfinedUnrounded:
-    """The float32 form of a graph in a process of its own, as Unrounded. It keeps its graph open.
+class ConfinedForm:
+    """The float32 form of a graph in a process of its own, which it keeps open, as Unrounded."""
 
-    Raises NotUnrounded.
-    """
-
-    def __init__(self, graph: Confined, opened: OpenedUnrounded) -> None:
-        if opened.reason:
-            raise NotUnrounded(opened.reason)
-        self.run, self.weights = graph.run_unrounded, opened.weights
-        self.inputs, self.outputs = opened.inputs, opened.outputs
+    def __init__(self, graph: Confined) -> None:
+        opened, self.run = graph.opened_form(), graph.run_unrounded
+        self.inputs, self.outputs, self.weights = opened.inputs, opened.outputs, opened.weights
         self.numbers = _unpacked(opened.numbers)
 
 
@@ -217,18 +215,6 @@ def _unpacked(packed: Packed) -> Arrays:
     }
 
 
-def _opened_unrounded(graph: Any) -> Tuple[Any, OpenedUnrounded]:
-    try:
-        form = graph.unrounded()
-    except NotUnrounded as error:
-        return None, OpenedUnrounded(reason=str(error))
-    except HANDLED as error:
-        return None, OpenedUnrounded(reason=brief(error))
-    return form, OpenedUnrounded(
-        form.inputs, form.outputs, dict(form.weights), _packed(form.numbers)
-    )
-
-
 def serve() -> None:
     """Open the graph of the command line, and run it for each message until stdin ends."""
     path, seconds = Path(sys.argv[1]), float(sys.argv[2])
@@ -240,38 +226,41 @@ def serve() -> None:
     from posenc_export.auditing.reading import graph_of
 
     graph: Any = None
-    unrounded: Any = None
+    form: Any = None
+    what = "open"
     while True:
         try:
             if graph is None:
                 graph = graph_of(path)
-                values = (graph.inputs, graph.outputs, [*graph.operators], [*graph.unread])
-                told = (graph.precision, graph.code, graph.needs, getattr(graph, "rounded", ""))
-                answer: Any = Opened(*values, *told)
+                answer: Any = msgspec.convert(graph, Opened, from_attributes=True)
             else:
-                what, content = msgspec.msgpack.decode(
-                    _receive(requests), type=Tuple[str, msgspec.Raw]
-                )
+                request = msgspec.msgpack.decode(_receive(requests), type=Tuple[str, msgspec.Raw])
+                what, content = request
                 if what == "unrounded":
-                    unrounded, answer = _opened_unrounded(graph)
+                    form = graph.unrounded()
+                    ends = form.inputs, form.outputs
+                    answer = OpenedForm(*ends, dict(form.weights), _packed(form.numbers))
                 elif what == "prove":
                     question = msgspec.msgpack.decode(content, type=Question)
-                    answer = graph.prove(question, unrounded) if hasattr(graph, "prove") else []
+                    answer = graph.prove(question, form) if hasattr(graph, "prove") else []
                 else:
-                    run = graph.run if what == "run" else unrounded.run
+                    run = graph.run if what == "run" else form.run
                     answer = _packed(run(_unpacked(msgspec.msgpack.decode(content, type=Packed))))
             _send(answers, ("value", answer))
         except EOFError:
             return
         except HANDLED as error:
-            kind = {ModuleNotFoundError: "missing", NotPossible: "impossible"}.get(type(error))
-            own = isinstance(error, (ValueError, GraphError)) or kind is not None
-            text = (
-                str(error)
-                if own
-                else f"audit: expected a graph that can be run, got {brief(error)}"
-            )
-            kind = kind or ("failed" if isinstance(error, GraphError) else "refused")
-            _send(answers, ("error", Failure(kind, text)))
+            _send(answers, ("error", _failure(error, what)))
             if graph is None:
                 return
+
+
+def _failure(error: Exception, what: str) -> Failure:
+    """Return the error of a request."""
+    if what == "unrounded":
+        return Failure("rounded", str(error) if isinstance(error, NotUnrounded) else brief(error))
+    named = {ModuleNotFoundError: "missing", NotPossible: "impossible"}.get(type(error))
+    if named or isinstance(error, (ValueError, GraphError)):
+        kind = "failed" if isinstance(error, GraphError) else "refused"
+        return Failure(named or kind, str(error))
+    return Failure("refused", f"audit: expected a graph that can be run, got {brief(error)}")

@@ -12,10 +12,8 @@ import msgspec
 import numpy as np
 import torch
 
-from posenc_export.auditing.carrying import Carried
 from posenc_export.auditing.facts import Facts
 from posenc_export.export import bounds, expected
-from posenc_export.export.conditioning import disturbed
 from posenc_export.export.edges import edges_of
 from posenc_export.models import stack
 from posenc_export.runtime import load
@@ -69,18 +67,15 @@ class Exact:
             self._sessions[key] = expected.eager_session(model, min(capacity, self.facts.positions))
         return expected.full_pass(self._sessions[key], tokens, start, None)
 
-    def carrying(self, find: Callable[[Any], Carried]) -> Tuple["Exact", Carried]:
-        """As Reference.carrying."""
-        known = find(self.model)
-        return Exact(lambda *how: known.into(copy.deepcopy(self.build(*how))), self.hidden), known
-
-    def disturbed(self, seed: int) -> "Exact":
-        """As Reference.disturbed."""
-        return Exact(lambda *how: disturbed(self.build(*how), seed), self.hidden)
+    def changed(self, change: Callable[[Any], Any]) -> "Exact":
+        """As Reference.changed."""
+        return Exact(lambda *how: change(self.build(*how)), self.hidden)
 
 
 class OfArtefact:
     """An artefact of this package."""
+
+    model = None
 
     def __init__(self, folder: Path) -> None:
         model = load(folder, provider="cpu", threads=1)
@@ -96,11 +91,9 @@ class OfArtefact:
         self.session.reset()
         return self.session.prefill(tokens, start=start, chunk=tokens.shape[1])
 
-    def carrying(self, find: Callable[[Any], Carried]) -> None:
-        """As Reference.carrying: an artefact has codes of its own."""
-
-    def disturbed(self, seed: int) -> None:
-        """As Reference.disturbed."""
+    def changed(self, change: Callable[[Any], Any]) -> "OfArtefact":
+        """As Reference.changed: an artefact has codes of its own, and stays as it is."""
+        return self
 
 
 def _stated(manifest: Manifest, edges: Mapping[str, int], allowed: float, depth: int) -> Facts:

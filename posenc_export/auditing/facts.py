@@ -4,7 +4,7 @@ Shapes: B batch, L tokens, V numbers of an output.
 """
 
 from dataclasses import dataclass
-from typing import Any, Callable, FrozenSet, Mapping, Optional, Protocol, Tuple
+from typing import Any, Callable, FrozenSet, Mapping, Protocol, Tuple
 
 import numpy as np
 
@@ -47,14 +47,10 @@ class Reference(Protocol):
     """Computes whole sequences."""
 
     facts: Facts
+    model: Any  # a torch.nn.Module, or None if its weights cannot be changed
 
     def outputs(self, tokens: np.ndarray, start: int = 0) -> np.ndarray:
         """Return the outputs [B,L,V] of rows of equal length, float32."""
 
-    def carrying(self, find: Callable[[Any], Any]) -> Optional[Tuple["Reference", Any]]:
-        """Return the reference with other numbers in its weights, and which; or None if they
-        cannot be exchanged. find: returns carrying.Carried for a model.
-        """
-
-    def disturbed(self, seed: int) -> Optional["Reference"]:
-        """Return the reference with a last digit of each weight changed at random, or None."""
+    def changed(self, change: Callable[[Any], Any]) -> "Reference":
+        """Return the reference with another model. change: returns a copy with other weights."""

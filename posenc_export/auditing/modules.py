@@ -3,19 +3,16 @@
 Shapes: as in facts.py.
 """
 
-import copy
 import importlib
 import inspect
 from pathlib import Path
-from typing import Any, Callable, Dict, Mapping, Optional, Tuple
+from typing import Any, Callable, Dict, Mapping, Tuple
 
 import numpy as np
 import torch
 
-from posenc_export.auditing.carrying import Carried
 from posenc_export.auditing.facts import UNSTATED, Facts
 from posenc_export.export.comparison import first_output
-from posenc_export.export.conditioning import disturbed
 from posenc_export.models.adapters import CONFIG
 from posenc_export.models.by_transformers import without_code
 from posenc_export.models.checkpoint import read_config
@@ -44,8 +41,7 @@ class Called:
 
     def __init__(self, module: Callable[..., Any], vocabulary: int, features: int) -> None:
         self.module = module
-        if isinstance(module, torch.nn.Module):
-            module.eval()
+        self.model = module.eval() if isinstance(module, torch.nn.Module) else None
         self.names = [*inspect.signature(getattr(module, "forward", module)).parameters]
         config = getattr(module, "config", None)
         self.vocabulary = vocabulary and (_size(config, "vocab_size") or vocabulary)
@@ -98,19 +94,9 @@ class Called:
             raise refusal("audit", rule, list(outputs.shape), MODEL)
         return outputs
 
-    def carrying(self, find: Callable[[Any], Carried]) -> Optional[Tuple["Called", Carried]]:
-        """As Reference.carrying."""
-        if not isinstance(self.module, torch.nn.Module):
-            return None
-        known = find(self.module)
-        module = known.into(copy.deepcopy(self.module))
-        return Called(module, self.vocabulary, self.facts.features), known
-
-    def disturbed(self, seed: int) -> Optional["Called"]:
-        """As Reference.disturbed."""
-        if not isinstance(self.module, torch.nn.Module):
-            return None
-        return Called(disturbed(self.module, seed), self.vocabulary, self.facts.features)
+    def changed(self, change: Callable[[Any], Any]) -> "Called":
+        """As Reference.changed."""
+        return Called(change(self.module), self.vocabulary, self.facts.features)
 
 
 def _heads(config: Any) -> Tuple[int, int]:

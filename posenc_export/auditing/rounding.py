@@ -4,6 +4,7 @@ and what the rounding costs.
 Shapes: B rows, L tokens, V numbers of an output.
 """
 
+import copy
 from dataclasses import dataclass, field
 from typing import Any, Optional
 
@@ -65,12 +66,12 @@ def rounding_of(graph: Any, reference: Reference) -> Rounding:
     except NotUnrounded as reason:
         result.reason = str(reason)
         return result
-    found = reference.carrying(lambda model: carried(form.weights, form.numbers, model))
-    if found is None:
+    if reference.model is None:
         result.reason = "the weights of the reference cannot be exchanged"
         return result
-    result.form = form
-    result.reference, result.carried = found
+    known = carried(form.weights, form.numbers, reference.model)
+    result.form, result.carried = form, known
+    result.reference = reference.changed(lambda model: known.into(copy.deepcopy(model)))
     return result
 
 

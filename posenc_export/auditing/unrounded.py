@@ -5,7 +5,7 @@ Sources: the definitions of the operators in onnx/docs/Operators.md and in ONNX 
 docs/ContribOperators.md.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional, Sequence, Set, Tuple
 
@@ -39,12 +39,14 @@ class Weight(NamedTuple):
 
 @dataclass
 class Form:
-    """A float32 form: the model, serialised, and the constants whose numbers were rounded."""
+    """A float32 form: the model, of onnx_ir and serialised, and the constants whose numbers were
+    rounded.
+    """
 
-    content: bytes = b""
-    model: Any = None  # the same, of onnx_ir
-    weights: Dict[str, Weight] = field(default_factory=dict)
-    numbers: Dict[str, np.ndarray] = field(default_factory=dict)
+    model: Any
+    content: bytes
+    weights: Dict[str, Weight]
+    numbers: Dict[str, np.ndarray]
 
 
 def rounds(model: Any) -> str:
@@ -85,19 +87,18 @@ def unrounded(path: Path) -> Form:
             _rewrite(node, origins)
     _fold(model, origins)
     _scale_products(model.graph, origins)
-    form = Form(model=model)
+    weights, numbers = dict[str, Weight](), dict[str, np.ndarray]()
     initializers: Dict[str, Any] = {**model.graph.initializers}
     for name, value in initializers.items():
         if not value.uses() and not value.is_graph_output():
             del model.graph.initializers[name]
         elif name in origins and value.dtype == FLOAT:
-            form.weights[name] = Weight(*origins[name], _role(value))
-            form.numbers[name] = value.const_value.numpy()
+            weights[name] = Weight(*origins[name], _role(value))
+            numbers[name] = value.const_value.numpy()
     size = sum(initializers[name].const_value.nbytes for name in model.graph.initializers)
     if size > LARGEST:
         raise NotUnrounded(f"in float32 it takes {size / 1e9:.1f} GB, more than one model holds")
-    form.content = ir.to_proto(model).SerializeToString()
-    return form
+    return Form(model, ir.to_proto(model).SerializeToString(), weights, numbers)
 
 
 def _graphs(model: Any) -> List[Any]:

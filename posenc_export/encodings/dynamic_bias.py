@@ -67,6 +67,9 @@ class DynamicBias(PositionEncoding):
         rows = torch.nn.functional.embedding(index.to(torch.int64), self.table.rows)
         return rows.permute(0, 3, 1, 2)
 
+    def row_rules(self) -> List[str]:
+        return [f"min(max(q - k, {-self.ahead}), {self.furthest}) + {self.ahead}"]
+
     def __init__(
         self,
         geometry: Geometry,

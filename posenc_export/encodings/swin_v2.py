@@ -1,14 +1,14 @@
 """Log-spaced continuous position bias of a window (Liu et al. 2022, Swin Transformer V2, 3.3)."""
 
 import math
-from typing import Optional
+from typing import List, Optional
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from posenc_export.encodings.shared.base import Geometry, Oracle, PositionEncoding, Table
-from posenc_export.encodings.shared.window import offset_index, window_of
+from posenc_export.encodings.shared.window import offset_index, offset_rule, window_of
 from posenc_export.shared.refusal import refusal
 
 
@@ -54,6 +54,9 @@ class SwinV2(PositionEncoding):
         table = 16 * torch.sigmoid(scores)
         index = offset_index(q_positions, k_positions, self.rows, self.columns)
         return torch.nn.functional.embedding(index, table).permute(0, 3, 1, 2)
+
+    def row_rules(self) -> List[str]:
+        return [offset_rule(self.rows, self.columns)]
 
     def __init__(
         self,

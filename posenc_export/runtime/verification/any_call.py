@@ -65,6 +65,13 @@ class AnyCall:
             (self.rows, self.columns), lambda i: choose(self.query(i[0], i[1]) >= 0, 1, 0)
         )
         cached = Tensor((self.rows,), lambda i: self.cached(i[0]))
+        positions = Tensor((self.rows, self.columns), lambda i: self.query(*i))
+        self.largest = self.solver.function(
+            "largest_position",
+            lambda p, b: z3.And(self._in_range(p), not self.by_mask or p < self.total),
+        )
+        largest = Tensor((self.rows,), lambda i: self.largest(i[0]))
+        self.sums.append(("ReduceMax", positions, largest))
         self.sums.append(("ReduceSum", kept, Tensor((self.rows,), lambda i: self.new(i[0]))))
         self.sums.append(("ReduceMin", cached, Tensor((), lambda i: self.fewest)))
         self._feed()
@@ -270,6 +277,7 @@ class AnyCall:
             "first": self.cached(b) - start,
             "last": self.last(b) - start,
             "new": self.new(b),
+            "largest": self.largest(b),
             "longest": keys.longest,
             "requested": self.requested(b, self.token),
         }
@@ -313,8 +321,11 @@ class AnyCall:
         }
         count, columns = (model.eval(n, True).as_long() for n in (self.rows, self.columns))
         for b in range(count):  # sums are of these entries
-            tokens = [choose(self.query(b, i) >= 0, 1, 0) for i in range(columns)]
+            positions = [self.query(b, i) for i in range(columns)]
+            tokens = [choose(position >= 0, 1, 0) for position in positions]
             chosen += [self.new(b) == z3.Sum(tokens), *self._counts(b, model)]
+            chosen += [self.largest(b) >= position for position in positions]
+            chosen.append(z3.Or([self.largest(b) == position for position in positions]))
         chosen.append(z3.Or([self.fewest == self.cached(b) for b in range(count)]))
         if self.manifest.contiguous and not self.by_mask:
             chosen.append(z3.Or([self.total == self.last(b) + 1 for b in range(count)]))

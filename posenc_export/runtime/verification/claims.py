@@ -72,7 +72,7 @@ OTHERS: Tuple[str, ...] = (
 OTHERS += ("column", "row", "first", "last", "new", "longest")
 # Axes of the values that rules name; of others, those of q
 AXES = {"k": "bt", "x": "abs", "place": "t", "requested": "br", "column": "s", "longest": ""}
-AXES |= dict.fromkeys(("row", "first", "last", "new"), "b")
+AXES |= dict.fromkeys(("row", "first", "last", "new", "largest"), "b")
 NAME = re.compile(r"[a-z]\w*")
 MASKS = (("Attention", 3), ("GroupQueryAttention", 10), (OPERATOR, 10))
 SIZES = ("Reshape", "Expand", "Slice", "ConstantOfShape", "Pad", "Range", "Tile")
@@ -268,14 +268,18 @@ class Claims:
         rules = self._declared(readers, value.of_pairs)
         long = rows >= self.manifest.max_positions and not self.manifest.packages
         if long and not value.of_pairs and not rules:
-            rules = self._positions()
+            rules = self._positions(value.axes)
         if (level := table.name.rpartition(".")[2]) in LEVELS:
             of = "//" if level == LEVELS[0] else "%"
-            rules = [f"({rule}) {of} {FINE}" for rule in rules or self._positions()]
+            rules = [f"({rule}) {of} {FINE}" for rule in rules or self._positions(value.axes)]
         self._identified(of_table, rules, OTHERS)
 
-    def _positions(self) -> List[str]:
-        """Return the rows of a table with a row for each position or value of a coordinate."""
+    def _positions(self, axes: Sequence[str]) -> List[str]:
+        """Return the rows of a table with a row for each position or value of a coordinate, by the
+        axes of the index.
+        """
+        if {"s", "t"}.isdisjoint(axes):
+            return ["max(largest, 0)"]
         coordinates = [f"x{axis}" for axis in range(self.manifest.axes)]
         return [*POSITIONS, *coordinates, *(["x"] if coordinates else [])]
 

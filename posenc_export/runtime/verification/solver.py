@@ -59,7 +59,9 @@ class Solver:
         return solver.model() if result == z3.sat else None
 
     def smallest(self, sizes: Sequence[Any], *facts: Any) -> Optional[z3.ModelRef]:
-        """As `model`, with the smallest of each of the sizes, the first ones before the others."""
+        """As `model`, with the smallest of each of the sizes, the first ones before the others, as
+        far as the solver decides it.
+        """
         solver, result = self._checked(facts)
         if result != z3.sat:
             return None
@@ -68,7 +70,10 @@ class Solver:
             low, high = 0, model.eval(z3.IntVal(0) + size, True).as_long()
             while low < high:
                 middle = (low + high) // 2
-                if solver.check(size <= middle) == z3.sat:
+                found = solver.check(size <= middle)
+                if found == z3.unknown:  # a larger call is a counterexample, too
+                    return model
+                if found == z3.sat:
                     model = solver.model()
                     high = model.eval(size, True).as_long()
                 else:
