@@ -12,8 +12,10 @@ import sys
 import tempfile
 import threading
 import time
+from functools import partial
 from pathlib import Path
-from typing import IO, Any, Dict, List, Mapping, Set, Tuple, Type, cast
+from types import SimpleNamespace
+from typing import IO, Any, Dict, List, Mapping, Set, Tuple, Type
 
 import msgspec
 import numpy as np
@@ -110,19 +112,18 @@ class Confined:
 
     def run(self, feeds: Mapping[str, np.ndarray]) -> Arrays:
         """Run the graph as Graph.run does. Raise ValueError if the process ends."""
-        return _unpacked(self._answer(Packed, "run", _packed(feeds)))
+        return self._run("run", feeds)
 
-    def unrounded(self) -> "ConfinedForm":
-        """Return the float32 form. Raise NotUnrounded if it is not known, and as `run`."""
-        return ConfinedForm(self)
+    def _run(self, what: str, feeds: Mapping[str, np.ndarray]) -> Arrays:
+        return _unpacked(self._answer(Packed, what, _packed(feeds)))
 
-    def run_unrounded(self, feeds: Mapping[str, np.ndarray]) -> Arrays:
-        """Run the float32 form."""
-        return _unpacked(self._answer(Packed, "run unrounded", _packed(feeds)))
-
-    def opened_form(self) -> OpenedForm:
-        """Open the float32 form."""
-        return cast(OpenedForm, self._answer(OpenedForm, "unrounded"))
+    def unrounded(self) -> SimpleNamespace:
+        """Return the float32 form, which has the attributes of Unrounded and keeps this graph open.
+        Raise NotUnrounded if it is not known, and as `run`.
+        """
+        opened = msgspec.structs.asdict(self._answer(OpenedForm, "unrounded"))
+        opened["numbers"] = _unpacked(opened["numbers"])
+        return SimpleNamespace(run=partial(self._run, "run unrounded"), **opened)
 
     def prove(self, question: Question, form: Any = None) -> List[Claim]:
         """As Graph.prove, of the float32 form if it was opened."""
@@ -170,15 +171,6 @@ class Confined:
         if not self._left:
             got = f"{self.path}: it took more than {self.seconds:g} s"
         return refusal("audit", "a graph that can be read and run", got, "give another graph")
-
-
-class ConfinedForm:
-    """The float32 form of a graph in a process of its own, which it keeps open, as Unrounded."""
-
-    def __init__(self, graph: Confined) -> None:
-        opened, self.run = graph.opened_form(), graph.run_unrounded
-        self.inputs, self.outputs, self.weights = opened.inputs, opened.outputs, opened.weights
-        self.numbers = _unpacked(opened.numbers)
 
 
 def _name(status: int) -> str:

@@ -135,12 +135,12 @@ class Graph:
 
     def prove(self, question: Question, form: Optional["Unrounded"] = None) -> List[Claim]:
         """Prove what the graph does at every length, or its float32 form."""
-        from posenc_export.auditing import proving
+        from posenc_export.auditing import proving, unrounded
 
         if self.path.is_dir():
             return [Claim("calls", "not proved", "there are two graphs")]
         try:
-            return proving.prove(form.model if form else proving.read(self.path), question)
+            return proving.prove(form.model if form else unrounded.read(self.path), question)
         except FOREIGN as error:
             return [Claim("calls", "not proved", brief(error))]
 

@@ -12,7 +12,6 @@ from typing import Any, Callable, Dict, Iterator, List, Mapping, Sequence, Tuple
 import numpy as np
 import onnx_ir as ir
 import z3
-from onnx_ir.passes.common import InlinePass
 
 from posenc_export.auditing.claim import Claim, Question
 from posenc_export.auditing.foreign_call import ForeignCall
@@ -40,11 +39,6 @@ NUMBERS = ("int64", "int32", "int16", "int8", "uint8", "bool")
 FEW = 8  # angles of a rotation that are proved one by one
 TABLES = 8  # rows of a constant from which on it may be a table of positions
 GROUPED = "GroupQueryAttention"
-
-
-def read(path: Path) -> Any:
-    """Return the model of a file."""
-    return InlinePass()(ir.load(path)).model
 
 
 def prove(model: Any, question: Question) -> List[Claim]:
@@ -118,10 +112,8 @@ class _Foreign(Translation):
 class _Proof:
     def __init__(self, graph: Nodes, call: ForeignCall, question: Question) -> None:
         self.graph, self.call, self.question = graph, call, question
-        stored = {**graph.constants, **_constants_in(graph.nodes)}
-        self.values = _Foreign(
-            dict(call.tensors), stored, Path(), call.sums, call.solver, operators=ALL
-        )
+        known = (dict(call.tensors), graph.constants, Path(), call.sums)
+        self.values = _Foreign(*known, call.solver, ALL)
         self.values.call = call
         self.values.run(graph.nodes)
 
@@ -340,16 +332,6 @@ def _real(number: Fraction) -> Any:
     return z3.RealVal(str(number))
 
 
-def _constants_in(nodes: Sequence[Node]) -> Mapping[str, Constant]:
-    """Return the values of nodes Constant."""
-    found = {}
-    for node in nodes:
-        value = node.attributes.get("value")
-        if node.operator == "Constant" and isinstance(value, Constant):
-            found[node.outputs[0]] = value
-    return found
-
-
 def _product(context: Translation, node: Node, x: Tensor, y: Tensor, *_: Tensor) -> Tensor:
     """Translate a product of matrices: of one column and one row entry by entry, as of angles."""
     if len(y.shape) < 2 or not (isinstance(x.shape[-1], int) and x.shape[-1] == 1):
@@ -391,7 +373,7 @@ def _gather(context: Any, node: Node, x: Tensor, at: Tensor) -> Tensor:
     """Translate a gather; of rows and columns that a reshape has joined, if the index is that of
     the row times their number and a column.
     """
-    source, call = getattr(x, "source", x), context.call
+    source, call = x.source or x, context.call
     joined = len(source.shape) == 2 and len(x.shape) == 2 and alike(x.shape[1], 1)
     if not joined or isinstance(source.shape[1], int) or node.attributes.get("axis", 0):
         return OPERATORS["Gather"](context, node, x, at)

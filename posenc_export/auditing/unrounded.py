@@ -70,10 +70,15 @@ def _bits(value: Any, size: int) -> str:
     return f"{max(stated, default=BITS[value.dtype])} bits"
 
 
+def read(path: Path) -> Any:
+    """Return the model of a file, without functions, and whose constants are initializers."""
+    model = InlinePass()(ir.load(path)).model
+    return LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0)(model).model
+
+
 def unrounded(path: Path) -> Form:
     """Return the float32 form of a graph. Raise NotUnrounded if it is not known."""
-    model = InlinePass()(ir.load(path)).model
-    model = LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0)(model).model
+    model = read(path)
     for value in model.graph.initializers.values():
         if isinstance(value.const_value, ir.ExternalTensor):
             value.const_value = ir.tensor(value.const_value.numpy().copy(), name=value.name)

@@ -255,22 +255,18 @@ class AnyCall:
             shape = [z3.Int(str(n)) if s is None else s for n, s in zip(axes, shape, strict=True)]
             self.tensors[name] = Tensor(shape, entries.get(name, values_of(name)))
 
-    @property
-    def tokens(self) -> Dict[str, Any]:
-        """What rules call the token in any column of any row."""
-        b, i = self.row, self.column
+    def named(self, in_windows: bool) -> Dict[str, Any]:
+        """Return what rules call the key in any slot, the row, and its token in any column."""
+        keys, b, i, t = self.windows if in_windows else self.keys, self.row, self.column, self.slot
+        start = keys.start(b)
         planes = {f"x{axis}": plane(b, i) for axis, plane in enumerate(self.coordinates)}
         if planes:
             planes["x"] = _of_plane(self.coordinates, self.plane, b, i)
-        return {"q": self.query(b, i), "column": i, **planes}
-
-    def named(self, in_windows: bool) -> Dict[str, Any]:
-        """Return what rules call the key in any slot, the row, and its token in any column."""
-        keys, b, t = self.windows if in_windows else self.keys, self.row, self.slot
-        start = keys.start(b)
         return {
-            **self.tokens,
-            "slot": self.cached(b) + self.column - start,
+            **planes,
+            "q": self.query(b, i),
+            "column": i,
+            "slot": self.cached(b) + i - start,
             "k": keys.at(b, t),
             "place": t,
             "row": b,
@@ -281,17 +277,6 @@ class AnyCall:
             "longest": keys.longest,
             "requested": self.requested(b, self.token),
         }
-
-    def inside(self, axes: str, in_windows: bool = False) -> List[Any]:
-        """Return that row, column and slot are within a call, as far as `axes` has them."""
-        keys = self.windows if in_windows else self.keys
-        bounds = {
-            "b": (self.row, self.rows),
-            "s": (self.column, self.columns),
-            "t": (self.slot, keys.count),
-        }
-        chosen = [bounds[axis] for axis in axes if axis in bounds]
-        return [z3.And(index >= 0, index < size) for index, size in chosen]
 
     def smallest(self, *facts: Any) -> Optional[z3.ModelRef]:
         """Return one of the smallest calls in which facts hold, as Solver.smallest."""

@@ -339,7 +339,7 @@ class Claims:
         before = [k <= q] if self.causal else []
         return [*value.inside, self.call.slot >= 0, q >= 0, k >= 0, *before]
 
-    def _refuted(self, value: Value, claimed: Any, text: str, facts: Sequence[Any] = ()) -> None:
+    def _refuted(self, value: Value, claimed: Any, text: str, facts: Sequence[Any]) -> None:
         """Record a counterexample that ONNX Runtime confirms, unless it rests on numbers that the
         solver may choose. facts: that hold in it; none if a run has nothing to confirm.
         """

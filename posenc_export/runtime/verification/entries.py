@@ -4,7 +4,7 @@ The last are real numbers beside whether they are -inf.
 """
 
 from fractions import Fraction
-from typing import Any, Callable, NamedTuple, Sequence, Tuple
+from typing import Any, Callable, NamedTuple, Optional, Sequence, Tuple
 
 import numpy as np
 import z3
@@ -29,7 +29,12 @@ class Tensor:
         shape: sizes, int or integers of z3.
         at: returns the entry at an index within the shape: an integer or truth value of z3, a
             number of Python, or a Score.
+
+    Attributes:
+        source: whose entries it has, in their order, with other sizes; None for no such tensor.
     """
+
+    source: Optional["Tensor"] = None
 
     def __init__(self, shape: Sequence[Any], at: Callable[[Index], Any]) -> None:
         self.shape = tuple(simplified(size) for size in shape)

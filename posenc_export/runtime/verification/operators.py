@@ -188,12 +188,15 @@ def _like_first(context: Translation, node: Node, x: Tensor, *_: Any) -> Tensor:
     return Tensor(x.shape, lambda index: context.undefined(node.outputs[0], index))
 
 
+def _over_axes(node: Node, rank: int, axes: Optional[Tensor]) -> List[int]:
+    return [_axis(axis, rank) for axis in _known(axes, node.attributes.get("axes", range(rank)))]
+
+
 def undefined_sum(
     context: Translation, node: Node, x: Tensor, axes: Optional[Tensor] = None
 ) -> Tensor:
     """Translate a sum or mean over axes, without a definition."""
-    rank = len(x.shape)
-    over = {_axis(axis, rank) for axis in _known(axes, node.attributes.get("axes", range(rank)))}
+    over = _over_axes(node, len(x.shape), axes)
     shape = [1 if axis in over else size for axis, size in enumerate(x.shape)]
     if not node.attributes.get("keepdims", 1):
         raise Untranslated(f"{node.operator} without its axis")
@@ -227,12 +230,6 @@ def _product(sizes: Sequence[Any]) -> Any:
     return simplified(math.prod(sizes))
 
 
-class _Reshaped(Tensor):
-    """Entries of another tensor in their order, with other sizes."""
-
-    source: Tensor
-
-
 def _reshape(context: Translation, node: Node, x: Tensor, shape: Tensor) -> Tensor:
     sizes = whole(shape)
     if not node.attributes.get("allowzero"):
@@ -248,7 +245,7 @@ def _flatten(context: Translation, node: Node, x: Tensor) -> Tensor:
 def _with_sizes(context: Translation, x: Tensor, sizes: Sequence[Any]) -> Tensor:
     if any(isinstance(n, int) and n == -1 for n in sizes):
         sizes = _with_rest(context, x.shape, sizes)
-    x = x.source if isinstance(x, _Reshaped) else x
+    x = x.source or x
     # Axes of one entry are left out; equal axes before and after the others stay as they are.
     old = [k for k, n in enumerate(x.shape) if not (isinstance(n, int) and n == 1)]
     new = [k for k, n in enumerate(sizes) if not (isinstance(n, int) and n == 1)]
@@ -271,7 +268,7 @@ def _with_sizes(context: Translation, x: Tensor, sizes: Sequence[Any]) -> Tensor
             places[axis] = count
         return x.at(places)
 
-    result = _Reshaped(sizes, at)
+    result = Tensor(sizes, at)
     result.source = x
     return result
 
@@ -412,8 +409,7 @@ def _bounded(place: Any, size: Any) -> Any:
         return size
     if isinstance(place, int) and place == 0:
         return 0
-    place = choose(place < 0, place + size, place)
-    return simplified(_smaller(_larger(place, 0), size))
+    return simplified(_smaller(_larger(_wrapped(place, size), 0), size))
 
 
 def _wrapped(place: Any, size: Any) -> Any:
@@ -527,15 +523,14 @@ def _scatter(context: Translation, node: Node, x: Tensor, new: Tensor, first: Te
     return Tensor(x.shape, at)
 
 
-def _with_one(x: Tensor) -> Tensor:
-    return Tensor([*x.shape, 1], lambda index: x.at(index[:-1]))
+def _reduced(x: Tensor, keepdims: Any) -> Tensor:
+    return Tensor([*x.shape, 1], lambda index: x.at(index[:-1])) if keepdims else x
 
 
 def _sum(context: Translation, node: Node, x: Tensor, axes: Optional[Tensor] = None) -> Tensor:
     """CumSum, ReduceSum, ReduceMax or ReduceMin whose result is known for what it adds up."""
     cumulative, rank = node.operator == "CumSum", len(x.shape)
-    given = _known(axes, node.attributes.get("axes", range(rank)))
-    over = [_axis(axis, rank) for axis in given]
+    over = _over_axes(node, rank, axes)
     if cumulative and (node.attributes.get("exclusive") or node.attributes.get("reverse")):
         raise Untranslated("a sum in another order")
     entries, one = broadcast(whole_number, x), not cumulative and node.attributes.get("keepdims", 1)
@@ -548,7 +543,7 @@ def _sum(context: Translation, node: Node, x: Tensor, axes: Optional[Tensor] = N
         last = over == [len(summed.shape) - 1]
         if operator == node.operator and last and len(summed.shape) == rank:
             if context.solver.same(entries, summed):
-                return _with_one(result) if one else result
+                return _reduced(result, one)
     raise Untranslated(f"{node.operator} of values without a known sum")
 
 

@@ -108,10 +108,13 @@ def test_a_decoder_that_refuses_gaps_in_masks_is_not_refused(tmp_path: Path) -> 
     assert checked(written(tmp_path, "dual_chunk", "onnx", "window", "mask")).failures == {}
 
 
-def of_layers(config: Any, *encodings: Dict[str, Any], **changes: Any) -> Any:
-    """Return a description with a layer for each encoding, and other parts of layers."""
+def of_layers(config: Any, *encodings: Any, **changes: Any) -> Any:
+    """Return a description with a layer for each encoding, or each tuple of several, and other
+    parts of layers.
+    """
     kind = replace(config.kinds[0], **changes)
-    attentions = [replace(kind.attention, encodings=(encoding,)) for encoding in encodings]
+    several = [each if isinstance(each, tuple) else (each,) for each in encodings]
+    attentions = [replace(kind.attention, encodings=each) for each in several]
     layers = {str(n): replace(kind, attention=of) for n, of in enumerate(attentions)}
     return replace(config, layers=layers, order=tuple(layers))
 
@@ -125,6 +128,10 @@ HONEST = {
     "two t5 of one head": of_layers(decoder("t5", max_positions=150, **ONE_HEAD), NEAR, FAR),
     "rows of keys": of_layers(encoder("shaw"), {"name": "shaw", "score": "query_key"}),
     "coordinates": of_layers(encoder("learned_2d"), {"name": "alibi"}, {"name": "alibi"}),
+    "rows beside others": of_layers(
+        decoder("swin", max_positions=80), (VARIANTS["swin"], VARIANTS["dynamic_bias"])
+    ),
+    "lengths of calls": encoder("rope_dynamic-per_call"),
     "boxes": of_layers(encoder("boxes"), {"name": "alibi"}, {"name": "alibi"}),
 }
 
@@ -351,6 +358,8 @@ FAULTS: Dict[str, Any] = {
         through("RotaryEmbedding", 3, TensorProto.FLOAT16), 4000),
     "slots in float16": ("rope", "onnx-static", "causal",
         through("TensorScatter", 2, TensorProto.FLOAT16), 4000),
+    "slots of counted keys shift": ("cope", "ort", "causal", late("TensorScatter", 2, 20)),
+    "offsets in windows shift": ("swin", "onnx", "causal", late("Gather", 1, 300)),
     "rows in bfloat16": ("learned", "onnx", "causal", through("Gather", 1, TensorProto.BFLOAT16)),
     # Slots are floats there, which have gaps behind 2^24.
     "distances in float32": ("shaw", "ort", "causal", lambda graph: None, (1 << 24) + 2),
