@@ -58,6 +58,7 @@ class AnyCall:
         assumed = self.solver.assumed = [self.rows >= 1, self.columns >= 1, self.slots >= 0]
         assumed += [size <= room for size in (self.columns, self.slots, self.capacity)]
         self.sums: List[Sum] = []
+        self.listed = False  # whether all columns are asked for
         self.tensors: Dict[str, Tensor] = {}
         self.keys = self._keys()
         self.windows = self._windows()
@@ -136,6 +137,8 @@ class AnyCall:
 
         def promise(count: Any, b: Any, t: Any) -> Any:
             facts = [count >= self._kept(b, t), count <= self.most, z3.Or(t < 0, count <= t + 1)]
+            if self.listed:  # `_counts` says how they differ
+                return z3.And(facts)
             for row, other, fewer in points:
                 up = z3.And(fewer + self._kept(b, t) <= count, count - fewer <= t - other)
                 down = z3.And(count + self._kept(row, other) <= fewer, fewer - count <= other - t)
@@ -292,6 +295,14 @@ class AnyCall:
         """Return one of the smallest calls in which facts hold, and the inputs of the graph by
         name, as a session promises them. Raise ValueError if there is no such call.
         """
+        with self.solver.apart():
+            self.listed = True
+            try:
+                return self._inputs(*facts)
+            finally:
+                self.listed = False
+
+    def _inputs(self, *facts: Any) -> Tuple[z3.ModelRef, Dict[str, np.ndarray]]:
         model = self.smallest(*facts)
         if model is None:
             raise refusal("claims", "facts that hold in a call", "none")
@@ -301,7 +312,7 @@ class AnyCall:
             for name, tensor in self.tensors.items()
         }
         entries = {
-            name: [self.tensors[name].at(index) for index in np.ndindex(*shapes[name])]
+            name: [self.tensors[name].made(index) for index in np.ndindex(*shapes[name])]
             for name in self.integers
         }
         count, columns = (model.eval(n, True).as_long() for n in (self.rows, self.columns))

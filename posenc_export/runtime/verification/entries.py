@@ -31,6 +31,7 @@ class Tensor:
             number of Python, or a Score.
 
     Attributes:
+        made: as `at`, whose results are kept.
         source: whose entries it has, in their order, with other sizes; None for no such tensor.
     """
 
@@ -38,7 +39,7 @@ class Tensor:
 
     def __init__(self, shape: Sequence[Any], at: Callable[[Index], Any]) -> None:
         self.shape = tuple(simplified(size) for size in shape)
-        self._at, self._known = at, dict[Tuple[int, ...], Tuple[Any, Index]]()
+        self.made, self._known = at, dict[Tuple[int, ...], Tuple[Any, Index]]()
 
     def at(self, index: Index) -> Any:
         """Return the entry at an index."""
@@ -46,7 +47,7 @@ class Tensor:
         index = [0 if isinstance(size, int) and size == 1 else i for size, i in pairs]
         key = tuple(i if isinstance(i, int) else ~i.get_id() for i in index)
         if key not in self._known:  # the index is kept, so that its id is not given to another
-            self._known[key] = self._at(index), index
+            self._known[key] = self.made(index), index
         return self._known[key][0]
 
 

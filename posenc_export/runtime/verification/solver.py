@@ -1,7 +1,8 @@
 """Questions to the solver z3: whether facts hold in a call, and in which one of the smallest."""
 
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, Iterator, List, Optional, Sequence, Tuple
 
 import z3
 
@@ -38,6 +39,15 @@ class Solver:
             return value
 
         return at
+
+    @contextmanager
+    def apart(self) -> Iterator[None]:
+        """Forget what is assumed within it."""
+        assumed, bounded = list(self.assumed), dict(self._bounded)
+        try:
+            yield
+        finally:
+            self.assumed[:], self._bounded = assumed, bounded
 
     def excludes(self, *facts: Any) -> bool:
         """Return whether facts hold in no call. Raise Untranslated if the solver does not decide
