@@ -30,8 +30,10 @@ OWN_NAMES = {
 Model = Any
 
 
-def model_of(name: str, seed: int = 1, **more: Any) -> Model:
-    """Return a random model of transformers whose attention is far from uniform."""
+def model_of(name: str, folder: Optional[Path] = None, seed: int = 1, **more: Any) -> Model:
+    """Return a random model of transformers whose attention is far from uniform, and write it to
+    `checkpoint` of a folder.
+    """
     kind, changes = MODELS[name]
     torch.manual_seed(seed)
     sizes = {key: size for key, size in SIZES.items() if key not in OWN_NAMES.get(name, ())}
@@ -41,6 +43,8 @@ def model_of(name: str, seed: int = 1, **more: Any) -> Model:
         for parameter in model.parameters():
             if parameter.dim() > 1:
                 parameter.normal_(0, 1.2 / parameter.shape[-1] ** 0.5)
+    if folder is not None:
+        model.save_pretrained(folder / "checkpoint")
     return model.eval()
 
 

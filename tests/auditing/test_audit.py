@@ -18,8 +18,7 @@ from tests.auditing.graphs import MODELS, exported, model_of
 @pytest.mark.parametrize("cached", [False, True])
 @pytest.mark.parametrize("name", MODELS)
 def test_a_right_graph_is_right(name: str, cached: bool, tmp_path: Path) -> None:
-    model = model_of(name)
-    model.save_pretrained(tmp_path / "checkpoint")
+    model = model_of(name, tmp_path)
     result = audit(exported(model, tmp_path / "model.onnx", cached), tmp_path / "checkpoint")
     assert result.right and not result.cause, result.sentence
     ran = {cell.status for cell in result.cells}
@@ -29,8 +28,7 @@ def test_a_right_graph_is_right(name: str, cached: bool, tmp_path: Path) -> None
 @pytest.mark.parametrize("name", FAULTS)
 def test_a_fault_is_found_and_named(name: str, tmp_path: Path) -> None:
     fault = FAULTS[name]
-    model = model_of(fault.model)
-    model.save_pretrained(tmp_path / "checkpoint")
+    model = model_of(fault.model, tmp_path)
     graph = exported(model, tmp_path / "model.onnx", wrapped=Faulty(model, fault).eval())
     result = audit(graph, tmp_path / "checkpoint")
     assert not result.right and result.cause in fault.causes, result.sentence
@@ -40,8 +38,7 @@ def test_a_graph_that_fails_for_other_numbers_of_rows_is_refused(tmp_path: Path)
     def two_rows(ids, mask, positions, past):  # type: ignore[no-untyped-def]
         return ids + torch.zeros(2, 1, dtype=torch.int64), mask, positions, past
 
-    model = model_of("llama")
-    model.save_pretrained(tmp_path / "checkpoint")
+    model = model_of("llama", tmp_path)
     wrapped = Faulty(model, Fault("llama", (), wrap=two_rows)).eval()
     graph = exported(model, tmp_path / "model.onnx", wrapped=wrapped)
     result = audit(graph, tmp_path / "checkpoint", quick=True)
@@ -54,8 +51,7 @@ def wrong(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a checkpoint and model.onnx, whose caches are shifted by a slot."""
     folder = tmp_path_factory.mktemp("wrong")
     fault = FAULTS["cache shifted"]
-    model = model_of(fault.model)
-    model.save_pretrained(folder / "checkpoint")
+    model = model_of(fault.model, folder)
     exported(model, folder / "model.onnx", wrapped=Faulty(model, fault).eval())
     return folder
 
@@ -65,8 +61,7 @@ def wrong(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_a_program_repeats_the_first_wrong_token_and_passes_on_a_right_graph(
     fault: str, tmp_path: Path
 ) -> None:
-    model = model_of("llama")
-    model.save_pretrained(tmp_path / "checkpoint")
+    model = model_of("llama", tmp_path)
     right = exported(model, tmp_path / "right.onnx")
     wrapped = Faulty(model, FAULTS[fault]).eval()
     wrong = exported(model, tmp_path / "model.onnx", wrapped=wrapped)

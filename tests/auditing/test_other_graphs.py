@@ -19,8 +19,7 @@ from tests.auditing.graphs import SIZES, model_of
 
 
 def test_a_program_of_torch_export_is_audited(tmp_path: Path) -> None:
-    model = model_of("llama")
-    model.save_pretrained(tmp_path / "checkpoint")
+    model = model_of("llama", tmp_path)
     model.config.rope_parameters["rope_theta"] = 1000.0
     model.save_pretrained(tmp_path / "another")
     ids, positions = torch.randint(3, 61, (2, 9)), torch.arange(9).expand(2, 9).clone()
@@ -124,8 +123,7 @@ class Stacked(torch.nn.Module):
 def test_a_stacked_static_cache_and_a_mask_of_four_dimensions_are_understood(
     tmp_path: Path,
 ) -> None:
-    model = model_of("llama")
-    model.save_pretrained(tmp_path / "checkpoint")
+    model = model_of("llama", tmp_path)
     axes = {
         "input_ids": {0: "batch", 1: "sequence"},
         "attention_mask": {0: "batch", 2: "sequence"},

@@ -53,8 +53,7 @@ def status(result: Audit) -> Dict[str, str]:
 def test_masks_and_positions_of_a_right_graph_are_proved(
     name: str, cached: bool, tmp_path: Path
 ) -> None:
-    model = model_of(name)
-    model.save_pretrained(tmp_path / "checkpoint")
+    model = model_of(name, tmp_path)
     graph = exported(model, tmp_path / "model.onnx", cached)
     result = audit(graph, tmp_path / "checkpoint", quick=True)
     assert {*status(result).values()} == {"proved"}, result.claims
@@ -66,8 +65,7 @@ def test_masks_and_positions_of_a_right_graph_are_proved(
 def test_a_fault_that_begins_late_is_found_by_the_smallest_call(
     value: str, late: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    model = model_of("llama", max_position_embeddings=late + 1000)
-    model.save_pretrained(tmp_path / "checkpoint")
+    model = model_of("llama", tmp_path, max_position_embeddings=late + 1000)
     right = exported(model, tmp_path / "right.onnx")
     plant(right, value, LATE[value], tmp_path / "model.onnx", late)
     result = audit(tmp_path / "model.onnx", tmp_path / "checkpoint", quick=True)
@@ -109,8 +107,7 @@ def test_a_fault_in_masks_or_positions_is_refuted_by_the_smallest_call(
     name: str, tmp_path: Path
 ) -> None:
     fault = FAULTS[name]
-    model = model_of(fault.model)
-    model.save_pretrained(tmp_path / "checkpoint")
+    model = model_of(fault.model, tmp_path)
     graph = exported(model, tmp_path / "model.onnx", wrapped=Faulty(model, fault).eval())
     result = audit(graph, tmp_path / "checkpoint", quick=True)
     refuted = [claim.call for claim in result.claims if claim.status == "refuted"]
@@ -119,8 +116,7 @@ def test_a_fault_in_masks_or_positions_is_refuted_by_the_smallest_call(
 
 
 def test_a_rounded_graph_is_proved_in_its_float32_form(tmp_path: Path) -> None:
-    model = model_of("mistral")
-    model.save_pretrained(tmp_path / "checkpoint")
+    model = model_of("mistral", tmp_path)
     for kind in ("float16", "dynamic 8 bits"):
         FORMATS[kind](exported(model, tmp_path / "right.onnx"), tmp_path / "model.onnx")
         result = audit(tmp_path / "model.onnx", tmp_path / "checkpoint", quick=True)
@@ -128,8 +124,7 @@ def test_a_rounded_graph_is_proved_in_its_float32_form(tmp_path: Path) -> None:
 
 
 def test_what_is_not_translated_is_named(tmp_path: Path) -> None:
-    model = model_of("llama")
-    model.save_pretrained(tmp_path / "checkpoint")
+    model = model_of("llama", tmp_path)
     right = exported(model, tmp_path / "right.onnx")
     plant(right, "attention_mask", "Y = Sign (X)", tmp_path / "model.onnx")
     result = audit(tmp_path / "model.onnx", tmp_path / "checkpoint", quick=True)

@@ -32,8 +32,7 @@ PLANTED = (
 def test_a_rounded_graph_is_right_and_its_loss_is_told(
     name: str, kind: str, tmp_path: Path
 ) -> None:
-    model = model_of(name)
-    model.save_pretrained(tmp_path / "checkpoint")
+    model = model_of(name, tmp_path)
     FORMATS[kind](exported(model, tmp_path / "right.onnx"), tmp_path / "model.onnx")
     result = audit(tmp_path / "model.onnx", tmp_path / "checkpoint", quick=True)
     assert result.right and result.sentence.startswith("structure right"), result.sentence
@@ -55,8 +54,7 @@ def test_a_fault_in_a_rounded_graph_is_found_and_named(
     name: str, kind: str, tmp_path: Path
 ) -> None:
     fault = FAULTS[name]
-    model = model_of(fault.model)
-    model.save_pretrained(tmp_path / "checkpoint")
+    model = model_of(fault.model, tmp_path)
     graph = exported(model, tmp_path / "wrong.onnx", wrapped=Faulty(model, fault).eval())
     FORMATS[kind](graph, tmp_path / "model.onnx")
     result = audit(tmp_path / "model.onnx", tmp_path / "checkpoint")
@@ -67,8 +65,7 @@ def test_a_fault_in_a_rounded_graph_is_found_and_named(
 def rounded(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a checkpoint and model.onnx, which rounds to 8 bits."""
     folder = tmp_path_factory.mktemp("rounded")
-    model = model_of("llama")
-    model.save_pretrained(folder / "checkpoint")
+    model = model_of("llama", folder)
     FORMATS["dynamic 8 bits"](exported(model, folder / "right.onnx"), folder / "model.onnx")
     return folder
 

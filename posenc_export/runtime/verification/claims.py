@@ -8,7 +8,7 @@ import itertools
 import re
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Dict, Iterator, List, Mapping, Optional, Sequence, Set, Tuple
+from typing import Any, Dict, List, Mapping, Optional, Sequence, Set, Tuple
 
 import z3
 
@@ -292,45 +292,45 @@ class Claims:
         """
         if rules:
             self._follows(value, [(rule, value.in_windows) for rule in rules])
-        elif not any(self._holds(value, rule) for rule in others):
+        elif not self._holds(value, [(rule, value.in_windows) for rule in others]):
             self.findings.skipped[value.place] = "follows no rule that is known"
 
     def _follows(self, value: Value, rules: Sequence[Rule]) -> None:
         """Prove that a value follows one of some rules; record a counterexample if not."""
+        if self._holds(value, rules):
+            return
         text, refuted = f"expected {' or '.join(rule for rule, _ in rules)}, got other axes", ()
-        for rule, windowed in rules:
-            for expected in self._expected(value, rule, windowed):
-                facts = (*self._where(value), differ(value.entry, expected))
-                if self.solver.excludes(*facts):
-                    self.findings.compared += 1
-                    return
-                if not refuted and (model := self.call.smallest(*facts)) is not None:
-                    wanted, got = model.eval(expected, True), model.eval(value.entry, True)
-                    at, refuted = self._described(model, value), facts
-                    text = f"expected {rule} = {wanted}, got {got}; {at}"
+        for rule, expected in self._expected(value, rules)[:1]:
+            refuted = (*self._where(value), differ(value.entry, expected))
+            if (model := self.call.smallest(*refuted)) is not None:
+                wanted, got = model.eval(expected, True), model.eval(value.entry, True)
+                text = f"expected {rule} = {wanted}, got {got}; {self._described(model, value)}"
         self._refuted(value, value.entry, text, refuted)
 
-    def _holds(self, value: Value, rule: str) -> bool:
-        for expected in self._expected(value, rule, value.in_windows):
-            if is_truth(expected) == is_truth(value.entry):
-                facts = (*self._where(value), differ(value.entry, expected))
-                if self.solver.excludes(*facts):
-                    self.findings.compared += 1
-                    return True
+    def _holds(self, value: Value, rules: Sequence[Rule]) -> bool:
+        """Return whether a value follows one of some rules, which is then proved."""
+        where = self._where(value)
+        for _, expected in self._expected(value, rules):
+            if self.solver.excludes(*where, differ(value.entry, expected)):
+                self.findings.compared += 1
+                return True
         return False
 
-    def _expected(self, value: Value, rule: str, windowed: bool) -> Iterator[Any]:
-        """Yield what a rule gives for tokens; if it is of tokens, also for keys; of pairs without a
-        cache, whose axes have one size, also with queries and keys exchanged.
+    def _expected(self, value: Value, rules: Sequence[Rule]) -> List[Tuple[str, Any]]:
+        """Return rules with what they give for tokens, as far as a value has their axes; of tokens,
+        also for keys; of pairs without a cache, whose axes have one size, also with queries and
+        keys exchanged.
         """
-        names, axes = words(rule), set(value.axes)
-        needed = {axis for name in names for axis in AXES.get(name, "bs")}
-        if needed - {"b"} <= axes:
-            yield self.call.rule(rule, windowed)
-        if value.of_pairs and not self.call.caches:
-            yield self.call.rule(rule, windowed, of_keys=True)
-        if "q" in names and "k" not in names and "t" in axes and "s" not in axes:
-            yield self.call.rule(rule, windowed, of_keys=True)
+        found, axes = [], set(value.axes)
+        for rule, windowed in rules:
+            names = words(rule)
+            needed = {axis for name in names for axis in AXES.get(name, "bs")}
+            of_tokens = "q" in names and "k" not in names and "t" in axes and "s" not in axes
+            if needed - {"b"} <= axes:
+                found.append((rule, self.call.rule(rule, windowed)))
+            if of_tokens or value.of_pairs and not self.call.caches:
+                found.append((rule, self.call.rule(rule, windowed, of_keys=True)))
+        return [(rule, of) for rule, of in found if is_truth(of) == is_truth(value.entry)]
 
     def _where(self, value: Value) -> List[Any]:
         """Return that an index is within a value, and if it is of pairs, that the query may see the
