@@ -98,7 +98,7 @@ class ExpectedNumbers:
 
     def row_of_distance(self, rows: np.ndarray) -> bool:
         """Return whether rows [range] stand together in a table of integers of an encoding, and the
-        last is that of all larger distances.
+        last is that of all larger distances within the positions.
         """
         for name, tensor in self.tensors.items():
             if tensor.dtype != torch.int64 or tensor.dim() != 1:
@@ -106,7 +106,7 @@ class ExpectedNumbers:
             table, count = tensor.numpy(), len(rows)
             for first in range(len(table) - count + 1):
                 same = np.array_equal(table[first : first + count], rows)
-                if same and (table[first + count :] == rows[-1]).all():
+                if same and (table[first + count : first + self._most] == rows[-1]).all():
                     self.seen.add(name)
                     return True
         return False

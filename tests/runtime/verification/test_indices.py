@@ -104,6 +104,11 @@ def test_no_honest_encoder_is_refused(sees: Dict[str, Any], target: str, tmp_pat
     assert checked(tmp_path / "a").failures == {}
 
 
+def test_a_table_of_rows_by_distance_may_reach_beyond_the_positions(tmp_path: Path) -> None:
+    config = decoder("wavlm", max_positions=40)
+    export(sources(config), "ort-native", tmp_path / "a", verify="quick")
+
+
 def test_a_decoder_that_refuses_gaps_in_masks_is_not_refused(tmp_path: Path) -> None:
     assert checked(written(tmp_path, "dual_chunk", "onnx", "window", "mask")).failures == {}
 
