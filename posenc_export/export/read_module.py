@@ -28,7 +28,6 @@ from posenc_export.reading.halves import in_half, rounded_weights
 from posenc_export.reading.products import Products
 from posenc_export.reading.read import Reading, read
 from posenc_export.reading.script import with_source
-from posenc_export.reading.whole import Capture
 from posenc_export.shared.allocation import memory_kept
 from posenc_export.shared.places import seen
 from posenc_export.shared.refusal import refusal
@@ -251,22 +250,14 @@ class ReadModule(Reading):
         sequence, with what depends on tokens in float64.
         """
         assert positions.start == 0, "a module counts positions from 0"
-        row = torch.from_numpy(np.array(x))[None]
+        row, captured = torch.from_numpy(np.array(x))[None], self.captured
         if segments is not None:
             row = row + self.vocabulary * torch.from_numpy(np.array(segments))[None]
-        return np.asarray(in_float64(self._module().whole, row)[0].numpy())
-
-    @torch.jit.unused
-    def whole(self, x: np.ndarray) -> np.ndarray:
-        """One row x [n] or [n,E] to [n,N]: the module itself on the whole sequence, in float32."""
+        if self.changed:
+            changed = {n.removeprefix(OF_MODULE): self.get_parameter(n) for n in self.changed}
+            captured = captured.with_weights(changed)
         with memory_kept():
-            return np.asarray(self._module().whole(torch.from_numpy(np.array(x))[None])[0].numpy())
-
-    @torch.jit.unused
-    def _module(self) -> Capture:
-        """Return the module that was read, with the weights as they are now."""
-        changed = {n.removeprefix(OF_MODULE): self.get_parameter(n) for n in self.changed}
-        return self.captured.with_weights(changed) if changed else self.captured
+            return np.asarray(in_float64(captured.whole, row)[0].numpy())
 
 
 Model = Union[Stack, AttentionBlock, ReadModule]
