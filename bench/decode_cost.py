@@ -24,7 +24,7 @@ import numpy as np
 
 from bench.timing import in_turn, seconds
 from posenc_export import block_config
-from posenc_export.benchmark.verdicts import ratio as ratio_of
+from posenc_export.benchmark.ratios import ratio as ratio_of
 from posenc_export.encodings import REGISTRY
 from posenc_export.export import export
 from posenc_export.models.presets import seeded

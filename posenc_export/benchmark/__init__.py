@@ -1,7 +1,7 @@
 """Compare prefill and decode times of artefact folders with each other and with other runtimes of
 the same model.
 
-`run(folders, runtimes, contexts)` returns a `Report` with to_json(), table() and verdicts;
+`run(folders, runtimes, contexts)` returns a `Report` with to_json(), table() and headlines;
 `page.write(report, path)` draws it. The calling process imports neither torch nor onnxruntime: each
 contestant runs in its own worker process.
 """

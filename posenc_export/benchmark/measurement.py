@@ -10,9 +10,9 @@ import numpy as np
 
 from posenc_export.benchmark import machine
 from posenc_export.benchmark.contestants import Contestant, gather, usable
+from posenc_export.benchmark.ratios import FEWEST, ratio, spread
 from posenc_export.benchmark.report import Report
 from posenc_export.benchmark.results import Loaded, Row
-from posenc_export.benchmark.verdicts import FEWEST, ratio, spread
 from posenc_export.benchmark.workers import Worker, started
 from posenc_export.runtime.graphs.providers import check_threads
 from posenc_export.shared.progress import Steps

@@ -8,6 +8,7 @@ import math
 from pathlib import Path
 from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple
 
+from posenc_export.benchmark.ratios import Spread, ratios
 from posenc_export.benchmark.report import (
     HTML,
     LOAD_HEADS,
@@ -18,7 +19,6 @@ from posenc_export.benchmark.report import (
     median,
 )
 from posenc_export.benchmark.results import Row
-from posenc_export.benchmark.verdicts import Spread, ratios
 from posenc_export.runtime.artefact.places import write_file
 from posenc_export.shared.refusal import refusal
 
@@ -87,7 +87,6 @@ def render(report: Report) -> str:
         _medians(report, styles),
         drawn and f'<div class="plots">{drawn}</div>',
         f'<p class="note">{html.escape(notes)}</p>',
-        _folded("Each number of tokens", _list(report.verdicts)),
         _folded("All rows", _table(*filled(ROW_HEADS, report.row_cells())) + limit),
         _folded("Loading", _table(*filled(LOAD_HEADS, report.load_cells()))),
         _folded("Machine", _list(report.conditions())),

@@ -6,8 +6,8 @@ from typing import Any, Dict, List, Optional, Sequence, Tuple
 import msgspec
 from msgspec import Struct
 
+from posenc_export.benchmark.ratios import FEWEST, headlines, ratios
 from posenc_export.benchmark.results import BUSY, Limits, Loaded, Machine, Row
-from posenc_export.benchmark.verdicts import FEWEST, headlines, ratios, verdicts
 from posenc_export.runtime.artefact.places import Form
 from posenc_export.shared.refusal import refusal
 from posenc_export.shared.tables import aligned
@@ -55,18 +55,13 @@ class Report(Struct, frozen=True, forbid_unknown_fields=True):
     command: str = ""  # command line
 
     @property
-    def verdicts(self) -> List[str]:
-        """The fastest contestant compared with the others, for each phase and number of tokens."""
-        return verdicts(self.rows)
-
-    @property
     def headlines(self) -> List[str]:
         """The result of each phase in one sentence."""
         return headlines(self.rows, self.baseline)
 
     def to_json(self) -> Dict[str, Any]:
         """Return the report as dicts, lists, strings and numbers, which `from_json` reads."""
-        return {**msgspec.to_builtins(self), "verdicts": self.verdicts}
+        return {**msgspec.to_builtins(self), "headlines": self.headlines}
 
     @staticmethod
     def from_json(content: Dict[str, Any]) -> "Report":
@@ -74,7 +69,8 @@ class Report(Struct, frozen=True, forbid_unknown_fields=True):
         if content.get("schema") != SCHEMA:
             got = repr(content.get("schema"))
             raise refusal("report", f"schema {SCHEMA}", got, "measure again with this version")
-        fields = {name: value for name, value in content.items() if name != "verdicts"}
+        said = ("headlines", "verdicts")  # of this version, and of earlier ones
+        fields = {name: value for name, value in content.items() if name not in said}
         try:
             return msgspec.convert(fields, Report)
         except msgspec.ValidationError as error:
@@ -82,13 +78,13 @@ class Report(Struct, frozen=True, forbid_unknown_fields=True):
             raise refusal("report", rule, f"'{error}'", "measure again") from None
 
     def table(self) -> str:
-        """Return the report as plain text: aligned tables, verdicts, and remarks on them."""
+        """Return the report as plain text: aligned tables, headlines, and remarks."""
         loading = aligned(*filled(LOAD_HEADS, self.load_cells()))
         times = aligned(*filled(ROW_HEADS, self.row_cells()))
         how, *others = self.conditions()
         how = f"{how} {self.busy}" if self.busy else how
         remarks = [how, *others, *self.limit, *self.unsteady]
-        return "\n".join([*loading, "", *times, "", *self.verdicts, *remarks]) + "\n"
+        return "\n".join([*loading, "", *times, "", *self.headlines, *remarks]) + "\n"
 
     def row_cells(self) -> Cells:
         cells: Cells = []

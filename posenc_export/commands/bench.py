@@ -52,7 +52,7 @@ OPTIONS: Table = {
     "--batch": option("rows of every call", 1, metavar="ROWS"),
     "--threads": option("threads of each contestant; one contestant runs at a time", 2),
     "--rounds": option(
-        "samples of each contestant and number of tokens, in turns; a verdict needs 5", 10
+        "samples of each contestant and number of tokens, in turns; a ratio needs 5", 10
     ),
     "--seconds": option("measuring time in seconds for each contestant and number of tokens", 1.5),
     "--quick": option(

@@ -2,9 +2,9 @@
 
 from typing import Any, Sequence
 
+from posenc_export.benchmark.ratios import spread
 from posenc_export.benchmark.report import Report
 from posenc_export.benchmark.results import Limits, Loaded, Machine, Row, WorkingSet
-from posenc_export.benchmark.verdicts import spread
 
 
 def row(

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from posenc_export.benchmark.contestants import Contestant
 from posenc_export.benchmark.machine import step_bytes, watched
-from posenc_export.benchmark.verdicts import spread
+from posenc_export.benchmark.ratios import spread
 from posenc_export.export.describe import eager
 from posenc_export.models.presets import seeded
 from posenc_export.models.short_forms import block_config, decoder_config

@@ -1,9 +1,9 @@
-"""Verdicts: spread and ratios of timings, and the fastest contestant compared with the others."""
+"""Spread and ratios of timings, and the sentences that state them."""
 
 import math
 from dataclasses import dataclass
 from itertools import groupby
-from typing import Dict, List, NamedTuple, Optional, Sequence, Tuple
+from typing import Dict, List, Optional, Sequence, Tuple
 
 import numpy as np
 
@@ -56,54 +56,6 @@ def ratio(times: Sequence[float], reference: Sequence[float]) -> Optional[Spread
     medians = np.median(ratios[np.random.default_rng(0).integers(0, count, (DRAWS, count))], axis=1)
     low, high = np.quantile(medians, ((1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2))
     return Spread(float(np.median(ratios)), float(low), float(high))
-
-
-class Comparison(NamedTuple):
-    """The fastest contestant at one number of tokens, and the others from the nearest on: their
-    names, and how many times as fast it is. An interval that includes 1 decides nothing.
-    """
-
-    fastest: Row
-    others: Tuple[Tuple[str, Spread], ...]
-
-    def __str__(self) -> str:
-        first = self.fastest.contestant
-        slower = [(name, times) for name, times in self.others if times.low > 1.0]
-        parts = []
-        if self.equal:
-            names = f"{first} and {_listed(self.equal)}"
-            pair = f"no difference larger than {self.most} % between {names}"
-            parts = [f"undecided, the times of {names} vary too much" if self.undecided else pair]
-        if slower:
-            times = [f"{times} times as fast as {name}" for name, times in slower]
-            parts.append(f"{first} is {_listed(times)}")
-        return "; ".join(parts)
-
-    @property
-    def equal(self) -> List[str]:
-        """Names of the contestants that may be as fast."""
-        return [name for name, times in self.others if times.low <= 1.0]
-
-    @property
-    def most(self) -> int:
-        """Largest possible difference to these in percent; 0 if there are none."""
-        possible = [max(times.high, 1 / times.low) for _, times in self.others if times.low <= 1.0]
-        return math.ceil(100 * (max(possible, default=1.0) - 1))
-
-    @property
-    def undecided(self) -> bool:
-        """Whether larger differences than UNDECIDED are possible."""
-        return self.most > UNDECIDED
-
-    @property
-    def place(self) -> str:
-        """Where it was measured."""
-        return f"{self.fastest.phase} at {self.fastest.tokens} {WHAT[self.fastest.phase]}"
-
-
-def verdicts(rows: Sequence[Row]) -> List[str]:
-    """Return a sentence for each phase and number of tokens that has a ratio."""
-    return [f"{comparison.place}: {comparison}" for comparison in _comparisons(rows)]
 
 
 def ratios(rows: Sequence[Row], baseline: str = "") -> List[Optional[Spread]]:
@@ -160,25 +112,6 @@ def _range(spreads: Sequence[Spread]) -> str:
         str(spreads[0]) if len(spreads) == 1 else least if least == most else f"{least} to {most}"
     )
     return f"{text} (no clear difference)" if equal and len(spreads) > 1 else text
-
-
-def _comparisons(rows: Sequence[Row]) -> List[Comparison]:
-    comparisons = []
-    for _, group in groupby(rows, key=lambda row: (row.phase, row.tokens)):
-        best, *slower = by_median = sorted(group, key=lambda row: row.median_seconds)
-        for row in slower:
-            times = ratio(row.samples_seconds, best.samples_seconds)
-            if times is not None and times.high < 1.0:
-                best = row  # faster round by round, in spite of the larger median
-        others = [
-            (row.contestant, times)
-            for row in by_median
-            if row is not best and (times := ratio(row.samples_seconds, best.samples_seconds))
-        ]
-        if others:
-            others.sort(key=lambda other: other[1].median)
-            comparisons.append(Comparison(best, tuple(others)))
-    return comparisons
 
 
 def _listed(words: Sequence[str]) -> str:
