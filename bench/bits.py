@@ -39,8 +39,10 @@ ABOUT = {
 QUESTIONS = [
     text.format(word) for words, texts in ABOUT.items() for text in texts for word in words.split()
 ]
-HEADS = """weights, MB, relative perplexity, same next token, same first token of an answer, same
-    first 8 tokens""".split(", ")
+HEADS = (
+    "weights", "MB", "relative perplexity", "same next token", "same first token of an answer",
+    f"same first {WORDS} tokens",
+)  # fmt: skip
 
 
 def answers(session: Any, prompts: Sequence[Sequence[int]]) -> List[List[int]]:
