@@ -70,7 +70,7 @@ def measured(size: Tuple[int, int], bits: int, block: int, threads: int) -> List
 
 def table(rows: Sequence[Dict[str, Any]]) -> str:
     """Return ratios of times, and those of several rows to one row."""
-    lines, heads = [], [f"{count} rows" for count in ROWS]
+    lines, heads = [], ["1 row", *(f"{n} rows" for n in ROWS[1:])]
     for at in range(0, len(rows), len(ROWS)):
         part = rows[at : at + len(ROWS)]
         shipped, own = ([row["microseconds"][name] for row in part] for name in DOMAINS)
