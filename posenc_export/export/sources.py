@@ -162,7 +162,7 @@ def in_dtype(model: Model, dtype: str) -> Model:
 def _choosing(model: Model) -> List[Experts]:
     """Return the mixtures that choose some of their experts."""
     parts = [part for part in model.modules() if isinstance(part, Experts)]
-    return [part for part in parts if part.choose.chosen < part.router.out_features]
+    return [part for part in parts if part.chosen < part.router.out_features]
 
 
 def check_half(model: Model, target: str, dtype: str) -> None:
@@ -177,7 +177,7 @@ def check_half(model: Model, target: str, dtype: str) -> None:
         what = "a module with a recurrence"
     elif target != "ort-cuda" and (choosing or routed):
         first = choosing[0] if choosing else None
-        which = f"{first.choose.chosen} of {first.router.out_features} " if first else ""
+        which = f"{first.chosen} of {first.router.out_features} " if first else ""
         what = f"a model that chooses {which}experts"
         got += ", in which a token near a tie gets other experts, and other ones in a step than in"
         got += " a prompt, with activations in half precision"

@@ -112,7 +112,6 @@ ARRANGEMENTS: Dict[str, Callable[..., Any]] = {
     "pre": lambda x, a, m, n, o: (between := x + a(n(x))) + m(o(between)),
     "alone": lambda x, a, m, n: m(x + a(n(x))),
     "post": lambda x, a, m, n, o: o((between := n(x + a(x))) + m(between)),
-    "after": lambda x, a, m, n, o: (between := x + n(a(x))) + o(m(between)),
     "sandwich": lambda x, a, m, n, after, o, last: (
         (between := x + after(a(n(x)))) + last(m(o(between)))
     ),
@@ -194,19 +193,6 @@ def _layers(residual: str, norms: int, **changes: Any) -> StackConfig:
     )
 
 
-def _latent(value_size: int) -> StackConfig:
-    """Describe three layers, two of them with latent attention and rotation of half of each key."""
-    heads, projection = (
-        decoder("rope").layers["layer"].attention.heads,
-        {"name": "latent", "rotary": 8, "value_size": value_size, "rank": 20, "query_rank": 28},
-    )
-    return _kinds(
-        kv_heads=heads,
-        encodings=({"name": "rope", "rotary": 8, "layout": "interleaved"},),
-        projection=projection,
-    )
-
-
 def _of_encoder(**changes: Any) -> StackConfig:
     plain = encoder("rope")
     kind = plain.layers["layer"]
@@ -215,9 +201,9 @@ def _of_encoder(**changes: Any) -> StackConfig:
     )
 
 
-EXPERTS = {"name": "experts", "experts": 6, "chosen": 3, "hidden": 20, "factor": 1.5, "shared": 12}
+EXPERTS = {"name": "experts", "experts": 6, "chosen": 3, "hidden": 20, "shared": 12}
 ROPE, ALIBI = VARIANTS["rope"], VARIANTS["alibi"]
-HEADS = {name: {"name": name, "norm": RMS} for name in ("head", "projection")}
+HEAD_NORM = {"name": "head", "norm": RMS}
 # Models for every target, with the number of GroupQueryAttention nodes on `ort`.
 MODELS: Dict[str, Any] = {
     "window": (_kinds(sees={"name": "window", "size": 5}), 3),
@@ -226,18 +212,12 @@ MODELS: Dict[str, Any] = {
     "softcap": (_kinds(softcap=0.3), 3),
     "sinks": (_kinds(sinks=True), 3),
     "all of them": (_kinds(sinks=True, softcap=0.3, sees={"name": "window", "size": 5},
-        encodings=(ROPE, ALIBI), scale=0.5, head_norm=HEADS["head"]), 3),
+        encodings=(ROPE, ALIBI), scale=0.5, head_norm=HEAD_NORM), 3),
     "temperature beside a rotation": (_kinds(encodings=(ROPE, VARIANTS["logn-steps"])), 3),
     "content beside a bias": (_kinds(encodings=(VARIANTS["shaw"], ALIBI)), 3),
     "another theta": (_kinds(encodings=({"name": "rope", "theta": 100.0},)), 3),
-    "norm of each head": (_kinds(head_norm=HEADS["head"]), 3),
-    "norm of the projection": (_kinds(head_norm=HEADS["projection"]), 3),
-    "latent": (_latent(12), 3),
-    "latent, values as wide as keys": (_latent(16), 3),
-    "experts of groups": (_layers("pre", 2,
-        mlp={**EXPERTS, "choice": {"name": "groups", "groups": 3, "kept": 2},
-        "weights": "sigmoid_of_chosen"}), 2),
-    "after": (_layers("after", 2), 2),
+    "norm of each head": (_kinds(head_norm=HEAD_NORM), 3),
+    "experts and a shared one": (_layers("pre", 2, mlp=EXPERTS), 2),
     "sandwich": (_layers("sandwich", 4), 2),
     "parallel": (_layers("parallel", 1, mlp={"name": "plain", "hidden": 40, "activation": "relu"}),
         2),
@@ -324,7 +304,6 @@ def test_layers_of_several_kinds_share_one_table_of_angles(tmp_path: Path) -> No
     [
         "window and bias",
         "chunk",
-        pytest.param("latent", marks=pytest.mark.exhaustive),
         pytest.param("all of them", marks=pytest.mark.xdist_group("all of them")),
     ],
 )
@@ -342,7 +321,7 @@ def test_windows_count_positions_in_an_attention_mask_with_gaps(
     assert manifest.certificate is not None and manifest.certificate["passed"]
 
 
-@pytest.mark.parametrize("name", ["all of them", "chunk", "window and bias", "latent"])
+@pytest.mark.parametrize("name", ["all of them", "chunk", "window and bias"])
 @pytest.mark.parametrize(
     "target", [pytest.param(t, marks=pytest.mark.exhaustive) for t in ("ort", "onnx")]
 )
@@ -405,7 +384,7 @@ def test_a_block_supports_the_parts_of_a_decoder(tmp_path: Path) -> None:
             sees={"name": "window", "size": 5},
             softcap=0.5,
             sinks=True,
-            head_norm=HEADS["head"],
+            head_norm=HEAD_NORM,
         ),
     )
     manifest = export(_spread(seeded(config)), "ort", tmp_path / "a")

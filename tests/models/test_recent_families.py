@@ -10,6 +10,7 @@ from typing import Any, Dict, Tuple
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from posenc_export import export_model, load
 from posenc_export.models import families
@@ -225,7 +226,23 @@ def test_temperatures_of_llama4_count_positions_where_transformers_counts_column
     assert share([(session.prefill(padded, attention_mask=mask)[:, 6:], wanted)]) <= 1
 
 
-@pytest.mark.parametrize("weights", ["all", "chosen", "sigmoid"])
+def test_layers_for_multi_token_prediction_are_ignored(tmp_path: Path) -> None:
+    peer, folder = saved("deepseek_v3", tmp_path)
+    weights = load_file(folder / "model.safetensors")
+    behind = {"model.layers.61.eh_proj.weight": torch.zeros(64, 128)}  # of the published model
+    save_file({**weights, **behind}, folder / "model.safetensors", {"format": "pt"})
+    with torch.no_grad():
+        logits = from_pretrained(folder)(torch.from_numpy(tokens_of())).numpy()
+    assert share([(logits, theirs(peer, tokens_of()))]) <= 1
+
+
+@pytest.mark.parametrize("target", ["pt2", "ort-cuda"])
+def test_experts_and_norms_behind_products_are_exported(target: str, tmp_path: Path) -> None:
+    _, folder = saved("deepseek_v3", tmp_path)
+    export_model(from_pretrained(folder), target, tmp_path / "artefact", verify="quick")
+
+
+@pytest.mark.parametrize("weights", ["chosen", "sigmoid"])
 @pytest.mark.parametrize(
     "parts",
     [
@@ -257,7 +274,7 @@ def test_experts_match_their_oracle(weights: str, parts: Dict[str, Any]) -> None
     ("parts", "named"),
     [
         ({"chosen": 6}, "chosen to be 1 .. experts"),
-        ({"weights": "best"}, "weights to be one of all, chosen, sigmoid"),
+        ({"weights": "best"}, "weights to be one of chosen, sigmoid"),
         ({"on": "both"}, "on one of output, input"),
         ({"unit": {"name": "clamped", "limit": -1.0}}, "limit to be above 0, got -1.0"),
         ({"unit": {"name": "glu"}}, "expected name to be one of gated, clamped, got 'glu'"),

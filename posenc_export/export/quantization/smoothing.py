@@ -105,9 +105,8 @@ def _groups(model: Model) -> Iterator[Group]:
         if (
             isinstance(layer, Layer)
             and isinstance(residual, Residual)
-            and residual.of_input
             and residual.adds_mlp
-            and not residual.parallel
+            and not (residual.of_sum or residual.parallel)
         ):
             attention, mlp = layer.attention, layer.mlp
             if (

@@ -12,7 +12,7 @@ from posenc_export.models.parts.features import Convolutions, HiddenStates, Proj
 from posenc_export.models.parts.forecasts import Forecast, Patches
 from posenc_export.models.parts.mlps import Gated, Plain
 from posenc_export.models.parts.norms import NORMS, Identity
-from posenc_export.models.parts.projections import Grouped, Latent, Queries
+from posenc_export.models.parts.projections import Grouped, Queries
 from posenc_export.models.parts.readout import Dense, Normalize
 from posenc_export.models.parts.waveform import Waveform
 from posenc_export.shared import registry
@@ -27,14 +27,9 @@ PARTS: Dict[str, Dict[str, Type[Any]]] = {
         "hidden_states": HiddenStates,
     },
     "norm": NORMS,
-    "head_norm": {
-        "none": Identity,
-        "head": norms.SharedHeadNorm,
-        "projection": norms.ProjectionNorm,
-    },
+    "head_norm": {"none": Identity, "head": norms.SharedHeadNorm},
     "projection": {
         "grouped": Grouped,
-        "latent": Latent,
         "queries": Queries,
         "gated_delta": Delta,
         "convolution": Convolved,
@@ -54,7 +49,6 @@ PARTS: Dict[str, Dict[str, Type[Any]]] = {
         "pre": residuals.PreNorm,
         "alone": residuals.AttentionOnly,
         "post": residuals.PostNorm,
-        "after": residuals.OutputNorm,
         "sandwich": residuals.SandwichNorm,
         "mlp_first": residuals.MlpFirst,
         "parallel": residuals.ParallelOneNorm,

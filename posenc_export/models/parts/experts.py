@@ -11,7 +11,6 @@ from posenc_export import ops
 from posenc_export.models.parts import float64
 from posenc_export.models.parts.activations import activation as activation_of
 from posenc_export.models.parts.mlps import Gated
-from posenc_export.models.parts.routing import CHOICES, WEIGHTS
 from posenc_export.ops.experts import linear_of_all
 from posenc_export.ops.graph import emitting
 from posenc_export.shared import registry
@@ -63,6 +62,29 @@ class ClampedUnit(torch.nn.Module):
         return (1 + u) * g * (1 + np.tanh(self.alpha * g / 2)) / 2
 
 
+class SoftmaxOverChosen(torch.nn.Module):
+    """Softmax over the logits of the chosen experts (Mixtral, gpt-oss)."""
+
+    def forward(self, top: Tensor) -> Tensor:
+        """Logits of the chosen experts [B,S,k] to weights [B,S,k]."""
+        return torch.softmax(top, -1)
+
+    def exact(self, top: np.ndarray) -> np.ndarray:
+        """Logits [k] to weights [k], float64."""
+        return np.array([1 / np.exp(top - logit).sum() for logit in top])
+
+
+class Sigmoid(torch.nn.Module):
+    """Sigmoid of each logit (Llama 4)."""
+
+    def forward(self, top: Tensor) -> Tensor:
+        return torch.sigmoid(top)
+
+    def exact(self, top: np.ndarray) -> np.ndarray:
+        return (1 + np.tanh(top / 2)) / 2
+
+
+WEIGHTS = {"chosen": SoftmaxOverChosen, "sigmoid": Sigmoid}
 UNITS = {"gated": GatedUnit, "clamped": ClampedUnit}
 ON = ("output", "input")
 
@@ -79,18 +101,13 @@ class Experts(torch.nn.Module):
     Args:
         width, hidden: model width E, and hidden width of each expert.
         experts, chosen: number of experts N, and of those for each token k.
-        weights: how weights follow from router logits: "all", "chosen", "sigmoid" or
-            "sigmoid_of_chosen".
+        weights: how weights follow from the logits of the chosen experts: "chosen" or "sigmoid".
         on: whether the weight multiplies the "output" or the "input" of an expert.
         unit: {"name": "gated" or "clamped", ...}, the function of gate and up; None for "gated"
             with silu.
         bias: whether router and experts have biases.
         shared: hidden width of a gated MLP that is added for every token, with the activation of
             the unit; 0 for none.
-        shared_gate: multiply the shared expert by the sigmoid of a number for each token.
-        choice: {"name": "highest" or "groups", ...}, the rule that chooses experts; None for the
-            highest logits.
-        factor: factor on weights.
     """
 
     gates: Tensor
@@ -111,9 +128,6 @@ class Experts(torch.nn.Module):
         unit: Optional[Mapping[str, Any]] = None,
         bias: bool = False,
         shared: int = 0,
-        choice: Optional[Mapping[str, Any]] = None,
-        factor: float = 1.0,
-        shared_gate: bool = False,
     ) -> None:
         super().__init__()
         if not 1 <= chosen <= experts or hidden < 1 or shared < 0:
@@ -122,20 +136,14 @@ class Experts(torch.nn.Module):
         if weights not in WEIGHTS or on not in ON:
             rule = f"weights to be one of {', '.join(WEIGHTS)}, on one of {', '.join(ON)}"
             raise refusal("mlp experts", rule, f"{weights!r} and {on!r}")
-        if shared_gate and not shared:
-            raise refusal("mlp experts", "a shared expert for shared_gate", "none")
-        if not 0 < factor < float("inf"):
-            raise refusal("mlp experts", "factor to be a finite number above 0", factor)
-        unit, choice = unit or {"name": "gated"}, choice or {"name": "highest"}
-        self.factor, self.on_input = float(factor), on == "input"
-        self.choose = registry.build("choice", CHOICES, choice, experts, chosen)
+        unit = unit or {"name": "gated"}
+        self.chosen, self.on_input = chosen, on == "input"
         self.router = torch.nn.Linear(width, experts, bias=bias)
         self.weigh, self.unit = WEIGHTS[weights](), registry.build("unit", UNITS, unit)
         self._add("gates", (experts, width, hidden), bias)
         self._add("ups", (experts, width, hidden), bias)
         self._add("downs", (experts, hidden, width), bias)
         self.shared = Gated(width, shared, unit.get("activation", "silu")) if shared else None
-        self.shared_gate = torch.nn.Linear(width, 1, bias=False) if shared_gate else None
         on_output = not self.on_input or chosen == 1 and not bias
         self.sparse = self.unit.swiglu is not None and on_output
 
@@ -150,21 +158,13 @@ class Experts(torch.nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """x [B,S,E] to [B,S,E]."""
         y = self.weighted_sum(x, self.route(x))
-        if self.shared is None:
-            return y
-        shared = self.shared(x)
-        if self.shared_gate is not None:
-            shared = shared * torch.sigmoid(self.shared_gate(x))
-        return y + shared
+        return y if self.shared is None else y + self.shared(x)
 
     def route(self, x: Tensor) -> Tensor:
         """x [B,S,E] to weights [B,S,N], which are 0 for experts that are not chosen."""
         logits = self.router(x)
-        top, chosen = self.choose(logits)
-        weights = self.weigh(logits, top, chosen)
-        if self.factor != 1.0:
-            weights = weights * self.factor
-        return torch.zeros_like(logits).scatter(-1, chosen, weights)
+        top, chosen = torch.topk(logits, self.chosen, dim=-1)
+        return torch.zeros_like(logits).scatter(-1, chosen, self.weigh(top))
 
     def weighted_sum(self, x: Tensor, weights: Tensor) -> Tensor:
         """Sum over experts for x [B,S,E], weights [B,S,N], 0 if not chosen, to [B,S,E]."""
@@ -191,23 +191,18 @@ class Experts(torch.nn.Module):
         matrices = (self.gates, self.ups, self.downs)
         biases = (self.gates_bias, self.ups_bias, self.downs_bias)
         unit: Any = self.unit.swiglu
-        return ops.weighted_experts(x, weights, *matrices, self.choose.chosen, *biases, **unit)
+        return ops.weighted_experts(x, weights, *matrices, self.chosen, *biases, **unit)
 
     def exact(self, x: np.ndarray) -> np.ndarray:
         """Compute x [n,E] to [n,E], float64, one token and one expert at a time."""
         logits, y = float64.linear(self.router, x), np.zeros_like(x)
         for token, row in enumerate(x):
-            chosen = self.choose.exact(logits[token])
-            weights = self.weigh.exact(logits[token], chosen)  # type: ignore[operator]
-            for expert, weight in zip(chosen, self.factor * weights, strict=True):
+            chosen = np.argsort(-logits[token], kind="stable")[: self.chosen]
+            weights = self.weigh.exact(logits[token][chosen])  # type: ignore[operator]
+            for expert, weight in zip(chosen, weights, strict=True):
                 before, after = (weight, 1.0) if self.on_input else (1.0, weight)
                 y[token] += after * self._exact_expert(int(expert), row * before)
-        if self.shared is None:
-            return y
-        shared = self.shared.exact(x)
-        if self.shared_gate is not None:
-            shared = shared / (1 + np.exp(-float64.linear(self.shared_gate, x)))
-        return y + shared
+        return y if self.shared is None else y + self.shared.exact(x)
 
     def _exact_expert(self, expert: int, row: np.ndarray) -> np.ndarray:
 

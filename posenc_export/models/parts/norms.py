@@ -71,19 +71,3 @@ class SharedHeadNorm(torch.nn.Module):
     def exact(self, x: np.ndarray) -> np.ndarray:
         """x [n,N,D], float64."""
         return np.stack([self.norm.exact(x[:, head]) for head in range(self.heads)], axis=1)
-
-
-class ProjectionNorm(torch.nn.Module):
-    """Norm over all heads together (OLMo 2)."""
-
-    def __init__(self, heads: int, size: int, norm: Mapping[str, Any]) -> None:
-        super().__init__()
-        self.norm = registry.build("norm", NORMS, norm, heads * size)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """x [B,S,N*D] to the same shape."""
-        return self.norm(x)
-
-    def exact(self, x: np.ndarray) -> np.ndarray:
-        """x [n,N,D], float64."""
-        return self.norm.exact(x.reshape(len(x), -1)).reshape(x.shape)

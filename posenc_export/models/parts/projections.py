@@ -1,13 +1,12 @@
 """Projections of hidden states to queries, keys and values, and of outputs to hidden states."""
 
-from typing import Any, Optional, Tuple
+from typing import Optional, Tuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from posenc_export.models.parts import float64
-from posenc_export.models.parts.norms import RMSNorm
 from posenc_export.shared.refusal import refusal
 
 
@@ -124,85 +123,3 @@ class Queries(torch.nn.Module):
     def exact(self, x: np.ndarray) -> np.ndarray:
         """x [n,E] to [n,H*D], float64."""
         return float64.linear(self.query, x)
-
-
-class Latent(Projection):
-    """Multi-head Latent Attention: low-rank keys and values, and optionally low-rank queries
-    (DeepSeek-AI 2024, DeepSeek-V2, 2.1.2).
-
-    Keys and values of all heads come from a latent vector of size `rank`. The first `rotary`
-    entries of each key are rotated and shared by all heads; the others belong to the head. The
-    cache holds full keys and values, not latent vectors.
-
-    Args:
-        width, heads, kv_heads, head_size: E, H, K = H, and head size D of queries and keys.
-        rotary: number of rotated entries r of a head, below D; they are the first.
-        value_size: head size of values.
-        rank, query_rank: size of the latent vector of keys and values, and of that of queries; 0
-            projects queries directly from hidden states.
-        bias: whether the projections to latent vectors and the output projection have biases.
-        epsilon: epsilon of both norms.
-    """
-
-    def __init__(
-        self,
-        width: int,
-        heads: int,
-        kv_heads: int,
-        head_size: int,
-        rotary: int,
-        value_size: int,
-        rank: int,
-        query_rank: int = 0,
-        bias: bool = False,
-        epsilon: float = 1e-6,
-    ) -> None:
-        super().__init__()
-        if kv_heads != heads:
-            got = f"{kv_heads} and {heads}"
-            rule = "kv_heads to equal heads"
-            raise refusal("projection latent", rule, got, f"set kv_heads={heads}")
-        if not 1 <= rotary < head_size or min(value_size, rank) < 1 or query_rank < 0:
-            rule = f"rotary to be 1 .. {head_size - 1}, value_size and rank at least 1, query_rank "
-            got = f"{rotary}, {value_size}, {rank} and {query_rank}"
-            raise refusal("projection latent", f"{rule}at least 0", got)
-        self.heads, self.rotary, self.rank, self.value_size = heads, rotary, rank, value_size
-        self.parts = [heads * (head_size - rotary), heads * value_size]
-        self.query_down: torch.nn.Module = torch.nn.Identity()
-        self.query_norm: torch.nn.Module = torch.nn.Identity()
-        if query_rank:
-            self.query_down = torch.nn.Linear(width, query_rank, bias=bias)
-            self.query_norm = RMSNorm(query_rank, epsilon)
-        self.query_up = torch.nn.Linear(query_rank or width, heads * head_size, bias=False)
-        self.down = torch.nn.Linear(width, rank + rotary, bias=bias)
-        self.norm = RMSNorm(rank, epsilon)
-        self.up = torch.nn.Linear(rank, sum(self.parts), bias=False)
-        self.output = torch.nn.Linear(heads * value_size, width, bias=bias)
-
-    def forward(self, x: Tensor) -> Tuple[Tensor, Tensor, Tensor]:
-        """x [B,S,E] to q and k [B,S,H*D], v [B,S,H*value_size]."""
-        q = self.query_up(self.query_norm(self.query_down(x)))
-        latent, rotated = self.down(x).split([self.rank, self.rotary], dim=-1)
-        own, v = self.up(self.norm(latent)).split(self.parts, dim=-1)
-        shared = rotated.unsqueeze(2).expand(-1, -1, self.heads, -1)  # [B,S,H,r]
-        k = torch.cat((shared, own.unflatten(2, [self.heads, -1])), dim=3)  # [B,S,H,D]
-        return q, k.flatten(2), v
-
-    def exact(self, x: np.ndarray) -> Tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Compute x [n,E] to q and k [n,H,D], v [n,H,value_size], float64, one head at a time."""
-        inputs = x
-        if isinstance(self.query_down, torch.nn.Linear):
-            norm: Any = self.query_norm
-            inputs = norm.exact(float64.linear(self.query_down, x))
-        q = float64.linear(self.query_up, inputs).reshape(len(x), self.heads, -1)
-        compressed = float64.linear(self.down, x)
-        rotated, latent = compressed[:, self.rank :], compressed[:, : self.rank]
-        own_and_values = float64.linear(self.up, self.norm.exact(latent))
-        own, size = self.parts[0] // self.heads, self.value_size
-        keys, values = [], []
-        for head in range(self.heads):
-            of_head = own_and_values[:, head * own : (head + 1) * own]
-            keys.append(np.concatenate((rotated, of_head), axis=1))
-            begin = self.parts[0] + head * size
-            values.append(own_and_values[:, begin : begin + size])
-        return q, np.stack(keys, 1), np.stack(values, 1)

@@ -19,17 +19,16 @@ class Residual(torch.nn.Module):
     """The computation of all arrangements. A subclass gives the values of one of them.
 
     `NORMS`: names of the norms in the order of computation; a norm that is not named leaves its
-    tensor unchanged. `of_input`, `of_output`, `of_sum`: attention_norm and mlp_norm act on the
-    input of their sublayer, on its output, or on the residual sum behind it. `parallel`: the MLP
-    reads the input of the layer, as attention does, with mlp_norm or else with attention_norm.
+    tensor unchanged. `of_sum`: attention_norm and mlp_norm act on the residual sum behind their
+    sublayer, else on its input. `parallel`: the MLP reads the input of the layer, as attention
+    does, with mlp_norm or else with attention_norm.
     `adds_mlp`: the output of the MLP is added to its input. `mlp_first`: the MLP is computed before
     attention, after input_norm.
     """
 
-    __constants__ = ["of_input", "of_output", "of_sum", "parallel", "adds_mlp", "mlp_first"]
-    __constants__ += ["one_norm"]
+    __constants__ = ["of_sum", "parallel", "adds_mlp", "mlp_first", "one_norm"]
     NORMS: Sequence[str] = ("attention_norm", "mlp_norm")
-    of_input = of_output = of_sum = parallel = mlp_first = False
+    of_sum = parallel = mlp_first = False
     adds_mlp = True
 
     def __init__(self, norms: Sequence[torch.nn.Module]) -> None:
@@ -42,34 +41,34 @@ class Residual(torch.nn.Module):
         self.mlp_output_norm = named.get("mlp_output_norm", Identity())
 
     def attention_input(self, x: Tensor) -> Tensor:
-        return self.attention_norm(x) if self.of_input else x
+        return x if self.of_sum else self.attention_norm(x)
 
     def after_attention(self, x: Tensor, y: Tensor) -> Tensor:
         if self.of_sum:
             return self.attention_norm(x + y)
-        return x + (self.attention_norm(y) if self.of_output else self.attention_output_norm(y))
+        return x + self.attention_output_norm(y)
 
     def mlp_input(self, x: Tensor, between: Tensor) -> Tensor:
         if self.parallel:
             return self.attention_norm(x) if self.one_norm else self.mlp_norm(x)
-        return self.mlp_norm(between) if self.of_input else between
+        return between if self.of_sum else self.mlp_norm(between)
 
     def after_mlp(self, between: Tensor, y: Tensor) -> Tensor:
         if not self.adds_mlp:
             return y
         if self.of_sum:
             return self.mlp_norm(between + y)
-        return between + (self.mlp_norm(y) if self.of_output else self.mlp_output_norm(y))
+        return between + self.mlp_output_norm(y)
 
     def exact(self, x: np.ndarray, attention: Exact, mlp: Exact) -> np.ndarray:
         """x [n,E], float64."""
         attention_norm: Any = self.attention_norm
         mlp_norm: Any = self.mlp_norm
-        read = attention_norm.exact(x) if self.of_input else x
+        read = x if self.of_sum else attention_norm.exact(x)
         if self.parallel:
             return x + (attention(read) + mlp(read if self.one_norm else mlp_norm.exact(x)))
         between = self._added(x, attention(read), attention_norm, self.attention_output_norm)
-        read = mlp_norm.exact(between) if self.of_input else between
+        read = between if self.of_sum else mlp_norm.exact(between)
         if not self.adds_mlp:
             return mlp(read)
         return self._added(between, mlp(read), mlp_norm, self.mlp_output_norm)
@@ -77,20 +76,18 @@ class Residual(torch.nn.Module):
     def _added(self, x: np.ndarray, y: np.ndarray, norm: Any, output_norm: Any) -> np.ndarray:
         if self.of_sum:
             return np.asarray(norm.exact(x + y))
-        return x + np.asarray((norm if self.of_output else output_norm).exact(y))
+        return x + np.asarray(output_norm.exact(y))
 
 
 class PreNorm(Residual):
     """x + attention(norm x), then x + mlp(norm x) (Xiong et al. 2020; GPT-2, Llama)."""
-
-    of_input = True
 
 
 class AttentionOnly(Residual):
     """mlp(x + attention(norm x)): self-attention in a decoder that reads an encoder."""
 
     NORMS = ("attention_norm",)
-    of_input, adds_mlp = True, False
+    adds_mlp = False
 
 
 class PostNorm(Residual):
@@ -99,17 +96,10 @@ class PostNorm(Residual):
     of_sum = True
 
 
-class OutputNorm(Residual):
-    """x + norm(attention x), then x + norm(mlp x) (Liu et al. 2022, Swin v2; OLMo 2)."""
-
-    of_output = True
-
-
 class SandwichNorm(Residual):
     """x + norm(attention(norm x)), then x + norm(mlp(norm x)) (Ding et al. 2021; Gemma 2)."""
 
     NORMS = ("attention_norm", "attention_output_norm", "mlp_norm", "mlp_output_norm")
-    of_input = True
 
 
 class MlpFirst(Residual):
@@ -118,7 +108,7 @@ class MlpFirst(Residual):
     """
 
     NORMS = ("input_norm", "mlp_norm", "attention_norm")
-    of_input = mlp_first = True
+    mlp_first = True
 
     def exact(self, x: np.ndarray, attention: Exact, mlp: Exact) -> np.ndarray:
         """x [n,E], float64."""
@@ -132,10 +122,10 @@ class ParallelOneNorm(Residual):
     """x + attention(norm x) + mlp(norm x), with one norm for both (Wang and Komatsuzaki 2021)."""
 
     NORMS = ("attention_norm",)
-    of_input = parallel = True
+    parallel = True
 
 
 class ParallelTwoNorms(Residual):
     """x + attention(norm x) + mlp(norm x), with a norm for each (Black et al. 2022, GPT-NeoX)."""
 
-    of_input = parallel = True
+    parallel = True

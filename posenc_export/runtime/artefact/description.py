@@ -13,10 +13,6 @@ RESIDUALS = {
     "pre": ("x + attention(norm x), then x + mlp(norm x)", "norm:input attention norm:sum mlp"),
     "alone": ("mlp(x + attention(norm x))", "norm:input attention mlp"),
     "post": ("norm(x + attention x), then norm(x + mlp x)", "attention norm:sum mlp norm:sum"),
-    "after": (
-        "x + norm(attention x), then x + norm(mlp x)",
-        "attention norm:output mlp norm:output",
-    ),
     "sandwich": (
         "x + norm(attention(norm x)), then x + norm(mlp(norm x))",
         "norm:input attention norm:output norm:sum mlp norm:output",

@@ -23,16 +23,14 @@ from posenc_export.shared.numerics import tolerance
 from tests.traces import sources
 
 pytestmark = pytest.mark.xdist_group("experts")
-GROUPS = {"name": "groups", "groups": 3, "kept": 2}
 MIXTURES: Dict[str, Dict[str, Any]] = {
     "plain": {"experts": 5, "chosen": 2},
     "clamped with biases": {"experts": 3, "chosen": 2, "bias": True,
         "unit": {"name": "clamped", "limit": 0.4}},
     "weights on the input": {"experts": 4, "chosen": 1, "on": "input", "weights": "sigmoid",
         "shared": 12},
-    "two weights on the input": {"experts": 4, "chosen": 2, "on": "input", "weights": "all"},
-    "groups": {"experts": 6, "chosen": 3, "factor": 1.5, "shared": 12, "choice": GROUPS,
-        "weights": "sigmoid_of_chosen"},
+    "two weights on the input": {"experts": 4, "chosen": 2, "on": "input", "weights": "sigmoid"},
+    "shared": {"experts": 6, "chosen": 3, "shared": 12},
     "all": {"experts": 3, "chosen": 3},
     "relu": {"experts": 3, "chosen": 2, "unit": {"name": "gated", "activation": "relu"}},
 }  # fmt: skip
@@ -41,7 +39,7 @@ SPARSE = (
     "all",
     "clamped with biases",
     "weights on the input",
-    "groups",
+    "shared",
 )  # those that MoE can represent
 TARGETS = ("ort", "onnx", "onnx-static")
 
@@ -76,7 +74,7 @@ def _cases(*quick: tuple) -> list:
 @pytest.mark.parametrize(
     ("mixture", "target", "weights"),
     _cases(
-        ("plain", "ort", None), ("clamped with biases", "ort", "int4"), ("groups", "ort", "int8-32")
+        ("plain", "ort", None), ("clamped with biases", "ort", "int4"), ("shared", "ort", "int8-32")
     ),
 )
 def test_experts_are_verified_with_the_tolerance_of_float32(
@@ -118,7 +116,7 @@ def test_experts_that_are_all_chosen_are_verified_in_float16(target: str, tmp_pa
     assert "MoE" not in manifest.operators
 
 
-@pytest.mark.parametrize("mixture", ["plain", "clamped with biases", "groups", "all"])
+@pytest.mark.parametrize("mixture", ["plain", "clamped with biases", "shared", "all"])
 def test_experts_on_cuda_are_products_of_two_dimensions_and_verified(
     mixture: str, tmp_path: Path
 ) -> None:
