@@ -334,10 +334,11 @@ class Claims:
 
     def _where(self, value: Value) -> List[Any]:
         """Return that an index is within a value, and if it is of pairs, that the query may see the
-        key.
+        key; if it is of keys, that its row has a query.
         """
         if not value.of_pairs:
-            return value.inside
+            read = self.call.caches and not self.call.by_mask and "t" in value.axes
+            return [*value.inside, self.call.new(self.call.row) > 0] if read else value.inside
         q, k = (self.call.rule(name, value.in_windows) for name in "qk")
         before = [k <= q] if self.causal else []
         return [*value.inside, self.call.slot >= 0, q >= 0, k >= 0, *before]
