@@ -1,7 +1,7 @@
 """Semantic operations for terms of scores: by distance, by position, and by counted keys."""
 
 import torch
-from torch import Tensor
+from torch import Tensor, library
 
 from posenc_export.ops import graph
 from posenc_export.ops.attention import products
@@ -86,6 +86,16 @@ def suffix_sum(x: Tensor, own: bool = True) -> Tensor:
         return graph.SuffixSum.emit(x, x.shape, x, own)
     sums = x.flip(-1).cumsum(-1).flip(-1)
     return sums if own else sums - x
+
+
+library.define("posenc_scores::suffix_sum", "(Tensor x, bool own=True) -> Tensor")
+library.impl("posenc_scores::suffix_sum", "CompositeExplicitAutograd", suffix_sum)
+SUFFIX_SUM = torch.ops.posenc_scores.suffix_sum.default  # as one operator of a trace
+
+
+@library.register_fake("posenc_scores::suffix_sum")
+def _(x: Tensor, own: bool = True) -> Tensor:
+    return torch.empty_like(x)
 
 
 def rows_at_counts(q: Tensor, keys: Tensor, mask: Tensor, rows: Tensor) -> Tensor:

@@ -8,7 +8,7 @@ from torch import Tensor, library
 from torch.fx import Graph, GraphModule, Node
 
 from posenc_export import ops
-from posenc_export.ops import experts
+from posenc_export.ops import experts, scores
 from posenc_export.reading.calls import Calls
 from posenc_export.reading.lengths import Call
 from posenc_export.reading.refused import Refused
@@ -40,7 +40,7 @@ for _name, _schema in SCHEMAS.items():
     library.define(f"{LIBRARY}::{_name}", f"{_schema} -> {_results}")
 _OF = getattr(torch.ops, LIBRARY)
 OPERATIONS: Dict[Any, Any] = {getattr(_OF, name).default: getattr(ops, name) for name in SCHEMAS}
-OPERATIONS[experts.RUN] = ops.weighted_experts
+OPERATIONS |= {experts.RUN: ops.weighted_experts, scores.SUFFIX_SUM: ops.suffix_sum}
 
 
 @library.register_fake(f"{LIBRARY}::append")

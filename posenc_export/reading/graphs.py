@@ -12,6 +12,7 @@ from torch.fx import Graph, Node
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 
+from posenc_export.ops.scores import SUFFIX_SUM
 from posenc_export.reading.complex_numbers import is_complex, real_numbers
 from posenc_export.reading.refused import Refused, refuse, without_wrapper
 from posenc_export.reading.tracing import quiet
@@ -337,8 +338,8 @@ def _reshaped(graph: Graph) -> None:
 
 
 def _simplified(graph: Graph) -> None:
-    """Remove what changes no value, name a maximum without indices amax, and the product with a
-    transposed weight linear.
+    """Remove what changes no value, name a maximum without indices amax, the product with a
+    transposed weight linear, and running sums from the end suffix_sum.
     """
     graph.eliminate_dead_code()
     for node in list(graph.nodes):
@@ -350,6 +351,8 @@ def _simplified(graph: Graph) -> None:
             graph.erase_node(node)
         elif node.target is aten.matmul.default and _is_turned(node.args[1]):
             node.target, node.args = aten.linear.default, (node.args[0], _first(node.args[1]))
+        elif (summed := _summed_from_the_end(node)) is not None:
+            node.target, node.args = SUFFIX_SUM, (summed,)
         elif node.target in _SAME or _whole_slice(node) or keeps_dtype(node):
             node.replace_all_uses_with(_first(node))
             graph.erase_node(node)
@@ -431,6 +434,20 @@ def _is_turned(node: Any) -> bool:
         return False
     turned: Tensor = node.target(torch.empty(1, 2, device="meta"), *node.args[1:])
     return turned.shape == (2, 1)
+
+
+def _summed_from_the_end(node: Node) -> Optional[Node]:
+    """Return x if a node is x.flip(-1).cumsum(-1).flip(-1)."""
+    nodes = [node]
+    for target in (aten.flip.default, aten.cumsum.default, aten.flip.default):
+        if nodes[-1].target is not target or nodes[-1].kwargs:
+            return None
+        axes: Any = nodes[-1].args[1]
+        axis = axes if isinstance(axes, int) else axes[0] if len(axes) == 1 else None
+        if axis not in (-1, nodes[-1].meta["val"].dim() - 1):
+            return None
+        nodes.append(_first(nodes[-1]))
+    return nodes[-1]
 
 
 def _whole_slice(node: Node) -> bool:

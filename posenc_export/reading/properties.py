@@ -2,7 +2,8 @@
 
 Three properties are tried on the values of one run. An operator acts on each token:
 op(inputs[rows, I, J]) = op(inputs)[rows, I, J] for lists of rows, queries I and keys J. Or it
-reduces keys: op(inputs[J]) is op(inputs with 0 or -inf at all other keys). Or a region of operators
+reduces keys: op(inputs[J]) is op(inputs with 0 or -inf at all other keys), for any J or for those
+in the order of the keys, which is that of slots. Or a region of operators
 reads a window: its output at a token needs the last tokens before it only.
 """
 
@@ -307,8 +308,12 @@ class Properties:
         """Return whether keys that hold `fill` in operands of pairs are as if they were absent."""
         if not any(read and set(tokens(read)) == {"Q", "K"} for read in reads):
             return False
+        in_order = [{**index, "K": sorted(index["K"])} for index in self.indices]  # running sums
         try:
-            return all(self._ignores(node, reads, roles, fill, index) for index in self.indices)
+            return any(
+                all(self._ignores(node, reads, roles, fill, index) for index in indices)
+                for indices in (self.indices, in_order)
+            )
         except FAILED:
             return False
 

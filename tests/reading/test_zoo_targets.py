@@ -35,6 +35,14 @@ def test_sessions_of_all_targets_give_what_the_module_gives(name: str, tmp_path:
         assert error <= TOLERANCE, target
 
 
+@pytest.mark.parametrize("name", by_name(["window-beside-first", "contextual-positions"]))
+def test_a_module_of_the_zoo_is_certified(name: str, tmp_path: Path) -> None:
+    module, example, positions = ZOO[name]()
+    how = ReadAs(example, positions, **OPTIONS[name])
+    (made,) = export_all(module, ["ort"], tmp_path / "made", ExportOptions(), read=how)
+    assert made.certificate is not None and made.certificate["passed"]
+
+
 def session_error(folder: Path, x: np.ndarray, wanted: np.ndarray) -> float:
     """Largest error, relative to the largest output, of a prompt, steps and a chunk of one row, and
     of a prompt and steps of two rows of different lengths.

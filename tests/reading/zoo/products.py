@@ -192,6 +192,16 @@ class WindowBand(Attention):
         return F.scaled_dot_product_attention(q, k, v, attn_mask=band)
 
 
+@layer("window-beside-first")
+class WindowBesideFirst(Attention):
+    """The first two tokens are seen from everywhere."""
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        n = torch.arange(q.size(2))
+        seen = (n[:, None] >= n) & ((n[:, None] - n < 5) | (n < 2))
+        return F.scaled_dot_product_attention(q, k, v, attn_mask=seen)
+
+
 @layer("window-branch", 5)
 @layer("window-holds-all", POSITIONS)
 class WindowBranch(Attention):

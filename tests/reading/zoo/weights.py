@@ -85,3 +85,41 @@ class ScaleByPosition(Attention):
 
     def weights(self, scores: Tensor) -> Tensor:
         return super().weights(scores * torch.arange(2, scores.size(-1) + 2).log()[:, None])
+
+
+@layer("stick-breaking")
+class StickBreaking(Attention):
+    """Each key takes its share of what later keys leave, summed from the end."""
+
+    def weights(self, scores: Tensor) -> Tensor:
+        seen = torch.ones(scores.shape[-2:], dtype=torch.bool).tril()
+        left = F.logsigmoid(-scores).masked_fill(~seen, 0)
+        behind = left.flip(-1).cumsum(-1).flip(-1) - left
+        return (F.logsigmoid(scores) + behind).exp().masked_fill(~seen, 0)
+
+
+@layer("contextual-positions")
+class ContextualPositions(Attention):
+    """A table at the sum of gates of a key and all later ones."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Parameter(torch.randn(SIZE, 12) * 0.5)
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        scores = (q @ k.mT).masked_fill(~torch.ones(q.size(2), q.size(2)).tril().bool(), -torch.inf)
+        counts = scores.sigmoid().flip(-1).cumsum(dim=-1).flip(-1).clamp(max=11)
+        below, above, rows = counts.floor(), counts.ceil(), q @ self.table
+        between = rows.gather(-1, above.long()) - rows.gather(-1, below.long())
+        bias = rows.gather(-1, below.long()) + (counts - below) * between
+        return (scores + bias).softmax(dim=-1) @ v
+
+
+@layer("sums-of-earlier-keys")
+class SumsOfEarlierKeys(Attention):
+    """Scores minus the mean of those of earlier keys."""
+
+    def weights(self, scores: Tensor) -> Tensor:
+        seen = torch.ones(scores.shape[-2:]).tril()
+        count = torch.arange(1, scores.size(-1) + 1)
+        return super().weights(scores - (scores * seen).cumsum(-1) / count)
