@@ -166,6 +166,7 @@ class Properties:
         with keys last and with few values read at keys come first.
         """
         inputs = inputs_of(node)
+        added = {"Q"} if node.target is aten.expand.default else set()  # values of keys, repeated
 
         def cost(option: Tuple[Reads, Roles]) -> Tuple[bool, int]:
             changed = sum(
@@ -178,7 +179,7 @@ class Properties:
         options = [
             (reads, roles)
             for reads in itertools.product(*(self._ways(other) for other in inputs))
-            for roles in self.readings(node.meta["val"], _tokens_of(reads))
+            for roles in self.readings(node.meta["val"], _tokens_of(reads) | added)
         ]
         return sorted(options, key=cost)
 

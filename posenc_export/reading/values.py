@@ -133,6 +133,8 @@ class Values:
         numbers = {self.capture.rows: counts["B"], self.capture.tokens: count}
         number = sympy_interp(PythonReferenceAnalysis, numbers, expression)
         whole = isinstance(value, torch.SymInt) and isinstance(number, (int, float, sympy.Integer))
+        if isinstance(number, sympy.Number):
+            return int(number) if whole else float(number)
         return int(number) if whole else number
 
     def call(

@@ -99,7 +99,7 @@ class ScaledByLength(Words):
 
     def forward(self, ids: Tensor) -> Tensor:
         length = ids.shape[1]
-        angle = torch.arange(length) / (1 + length / 10)
+        angle = torch.arange(length) * (1 + length / 10) ** torch.tensor(-1.0)
         return self.head(self.attend(self.embed(ids) * angle.cos()[:, None]))
 
 

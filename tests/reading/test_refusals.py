@@ -5,6 +5,7 @@ import torch
 
 from posenc_export.reading.capture import capture
 from posenc_export.reading.causality import findings, probes
+from posenc_export.reading.read import read
 from posenc_export.reading.refused import Refused
 from tests.reading.refused_modules import (
     BY_NUMBERS,
@@ -17,6 +18,7 @@ from tests.reading.refused_modules import (
     OtherTableWhenLong,
     Placed,
     RowsCentred,
+    ScaledByLength,
     Unmasked,
     Words,
 )
@@ -39,6 +41,11 @@ def test_a_module_that_no_trace_follows_is_refused_with_its_line(case: Case) -> 
 def test_a_module_that_is_no_function_of_earlier_tokens_is_found_by_numbers(case: Case) -> None:
     found = findings(capture(case.module(), ids(), MOST))
     assert [words for words in case.words if words not in " ".join(found)] == []
+
+
+def test_angles_of_a_base_that_grows_with_the_length_are_refused_with_their_line() -> None:
+    with pytest.raises(Refused, match=r"depends on the length.*angle.cos\(\)"):
+        read(ScaledByLength(), ids(), MOST)
 
 
 def test_nothing_is_found_in_a_causal_module() -> None:

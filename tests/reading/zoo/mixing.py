@@ -89,6 +89,17 @@ class ForgetGates(Attention):
         return super().weights(scores + self.sums[..., :, None] - self.sums[..., None, :])
 
 
+@layer("forget-gates-of-keys")
+class ForgetGatesOfKeys(ForgetGates):
+    """The same sums from the end, of a row of gates for each query."""
+
+    def weights(self, scores: Tensor) -> Tensor:
+        seen = torch.ones(scores.shape[-2:], dtype=torch.bool).tril()
+        gates = self.sums.diff(dim=-1, prepend=torch.zeros_like(self.sums[..., :1]))
+        gates = gates[..., None, :].expand(-1, -1, scores.size(2), -1).masked_fill(~seen, 0)
+        return Attention.weights(self, scores + gates.flip(-1).cumsum(-1).flip(-1) - gates)
+
+
 @layer("gated-recurrence")
 class GatedRecurrence(nn.Module):
     """A gated sum of earlier values, computed for all tokens in logarithms."""
