@@ -2,10 +2,12 @@
 
 from pathlib import Path
 
+TEXTS = Path(__file__).parent / "texts"
+
 
 def text(page: str) -> str:
     """Return the text of a generated page, with places for what is measured."""
-    return (Path(__file__).parent / "texts" / f"{page}.md").read_text(encoding="utf-8")
+    return (TEXTS / f"{page}.md").read_text(encoding="utf-8")
 
 
 def replace(page: Path, name: str, content: str) -> None:

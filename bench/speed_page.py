@@ -5,11 +5,11 @@ from pathlib import Path
 from typing import Any, Dict, NamedTuple, Optional
 
 from bench import marked
+from bench.compact_svg import save
 from posenc_export.benchmark.ratios import Spread
 from posenc_export.benchmark.ratios import ratio as ratio_of
 from posenc_export.benchmark.report import Report, duration
 from posenc_export.benchmark.results import BUSY, Row
-from posenc_export.catalogue.compact_svg import save
 from posenc_export.catalogue.waves import COLOURS
 from posenc_export.shared import json_rows
 from posenc_export.shared.tables import markdown

@@ -24,7 +24,7 @@ from posenc_export.runtime.artefact import files
 from posenc_export.runtime.graphs import kernel_library
 
 TOP = Path(__file__).parents[1]
-NOTES = "posenc_export/catalogue/encodings.toml"
+NOTES = "bench/texts/encodings.toml"
 
 
 def unregistered(files: Iterable[str], registered: Sequence[str], noted: Iterable[str]) -> str:

@@ -6,8 +6,7 @@ from typing import Any, Callable, Dict
 
 import pytest
 
-from bench import clients, cuda_dry_run, families
-from posenc_export.catalogue import decode, pages, parity
+from bench import clients, cuda_dry_run, decode_page, encoding_pages, families, parity
 from posenc_export.encodings import REGISTRY
 
 TOP = Path(__file__).parents[1]
@@ -23,7 +22,7 @@ FROM_JSON: Dict[str, Callable[[], str]] = {
     "families.md": lambda: families.table(_read(DOCS / "families.json")),
     "runtimes/table.md": lambda: clients.table(_read(RESULTS / "clients.json")),
     "runtimes/cuda-dry-run.md": lambda: cuda_dry_run.page(_read(RESULTS / "cuda_dry_run.json")),
-    "decode.md": lambda: decode.page(_read(RESULTS / "decode_cost.json")),
+    "decode.md": lambda: decode_page.page(_read(RESULTS / "decode_cost.json")),
 }
 
 
@@ -36,13 +35,14 @@ def test_the_page_of_every_encoding_agrees_with_its_class() -> None:
     assert [
         name
         for name in REGISTRY
-        if (DOCS / "encodings" / f"{name}.md").read_text(encoding="utf-8") != pages.page(name)
+        if (DOCS / "encodings" / f"{name}.md").read_text(encoding="utf-8")
+        != encoding_pages.page(name)
     ] == []
 
 
 @pytest.mark.exhaustive
 def test_the_catalogue_writes_the_committed_files_and_no_others(tmp_path: Path) -> None:
-    pages.main(["--docs", str(tmp_path), "--results", str(RESULTS)])
+    encoding_pages.main(["--docs", str(tmp_path), "--results", str(RESULTS)])
     written = {
         path.relative_to(tmp_path): path.read_bytes()
         for path in tmp_path.rglob("*")

@@ -1,4 +1,4 @@
-"""docs/properties.md: properties of position encodings, measured on their hooks."""
+"""Properties of position encodings, measured on their hooks."""
 
 import dataclasses
 from typing import Any, Dict, List, Mapping
@@ -7,7 +7,6 @@ import torch
 from torch import Tensor
 
 from posenc_export import encodings
-from posenc_export.catalogue import text
 from posenc_export.catalogue.listing import needs_parameters
 from posenc_export.encodings.shared.base import Geometry, PositionEncoding
 from posenc_export.encodings.shared.combined import overrides
@@ -15,7 +14,6 @@ from posenc_export.models.layer import Mask
 from posenc_export.models.parts import build as build_part
 from posenc_export.models.randomness import drawn_from
 from posenc_export.shared.numerics import tolerance
-from posenc_export.shared.tables import markdown
 
 TOKENS, SIDE = 64, 91
 # Encodings that derive rows and columns from positions use a square of SIDE x SIDE; both STARTS are
@@ -219,11 +217,3 @@ def row_of(name: str) -> Row:
         return {"name": name, **measure(name)}
     except ValueError as error:
         return {"name": name, **dict.fromkeys(COLUMNS, "-"), COLUMNS[-1]: f"refused: {error}"}
-
-
-def page() -> str:
-    """The page docs/properties.md, as Markdown."""
-    lines = [[f"[{n}](encodings/{n}.md)", *measure(n).values()] for n in encodings.REGISTRY]
-    table = markdown(["encoding", *COLUMNS], lines)
-    named = {"tokens": TOKENS, "bound": f"{BOUND:.1e}", **dataclasses.asdict(GEOMETRY)}
-    return text("properties").format(near=STARTS[0], far=STARTS[1], table=table, **named)

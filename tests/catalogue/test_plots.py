@@ -7,7 +7,7 @@ from typing import Any, List
 
 import pytest
 
-from posenc_export.catalogue.pages import gallery, notes, page
+from bench.encoding_pages import gallery, notes, page
 from posenc_export.commands import cli
 from posenc_export.encodings import REGISTRY
 from posenc_export.encodings.shared.base import Geometry

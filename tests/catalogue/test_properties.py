@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 
+from bench.encoding_pages import properties_page
 from posenc_export import encodings
 from posenc_export.catalogue.properties import (
     BOUND,
@@ -19,7 +20,6 @@ from posenc_export.catalogue.properties import (
     TOKENS,
     built,
     measure,
-    page,
     respond,
 )
 from posenc_export.encodings import REGISTRY
@@ -197,7 +197,7 @@ def test_an_encoding_that_needs_a_parameter_is_not_measured(
 
 
 def test_the_page_is_up_to_date() -> None:
-    assert (Path(__file__).parents[2] / "docs/properties.md").read_text() == page()
+    assert (Path(__file__).parents[2] / "docs/properties.md").read_text() == properties_page()
 
 
 def test_a_row_has_a_cell_for_every_column() -> None:

@@ -6,7 +6,7 @@ from typing import Any, List
 
 import pytest
 
-from posenc_export.catalogue.compact_svg import compact
+from bench.compact_svg import compact
 
 matplotlib = pytest.importorskip("matplotlib", reason="matplotlib is not installed")
 

@@ -1,7 +1,7 @@
 """The parity table: worst errors of every encoding on every target, by group of cells of the parity
 grid.
 
-python -m posenc_export.catalogue.parity [--json docs/parity.json] [--markdown docs/parity.md]
+python -m bench.parity [--json docs/parity.json] [--markdown docs/parity.md]
 [--jobs N]
 """
 
@@ -13,7 +13,7 @@ import tempfile
 from pathlib import Path
 from typing import Any, Dict, List, Sequence, Tuple
 
-from posenc_export.catalogue import text
+from bench.marked import text
 from posenc_export.encodings import REGISTRY
 from posenc_export.export import TARGETS, Sources, VerificationError, export
 from posenc_export.models.config import AnyConfig

@@ -2,7 +2,7 @@
 
 from typing import Any, Dict, List, Mapping
 
-from posenc_export.catalogue import text
+from bench.marked import text
 from posenc_export.catalogue.waves import COLOURS
 
 
