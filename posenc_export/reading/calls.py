@@ -9,7 +9,6 @@ from torch.fx import Node
 
 from posenc_export.reading.axes import (
     Counts,
-    Factor,
     Roles,
     axis_of,
     factors,
@@ -26,7 +25,7 @@ from posenc_export.reading.axes import (
 )
 from posenc_export.reading.filters import Filter, by_token, filter_of
 from posenc_export.reading.lengths import Call, Fill, Lengths, triangle
-from posenc_export.reading.operators import rows_first, rows_in_place
+from posenc_export.reading.operators import of_all_rows, rows_first, rows_in_place
 from posenc_export.reading.properties import MIXES, Properties
 from posenc_export.reading.recurrent_groups import operands
 from posenc_export.reading.refused import refuse
@@ -423,10 +422,8 @@ class Calls(torch.nn.Module):
                 except RuntimeError:  # raised by torch where one row does not stand for all
                     self.in_full.add(node)
             for place, (other, read) in enumerate(zip(inputs_of(node), step.reads, strict=True)):
-                if self.kind[other] == "length" and read and (Factor("B"),) in read:
-                    sizes = [-1] * len(read)
-                    sizes[read.index((Factor("B"),))] = counts["B"]
-                    inputs[place] = inputs[place].expand(sizes)
+                if self.kind[other] == "length" and read and "B" in kinds(read):
+                    inputs[place] = of_all_rows(inputs[place], read, counts)
             return self.values.call(node, inputs, counts, step.sizes, step.roles)
         moved = [
             x if roles is None or roles == "first" else rows_first(x, roles, counts)

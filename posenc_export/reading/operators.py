@@ -133,3 +133,11 @@ def rows_in_place(x: Tensor, roles: Roles, counts: Counts) -> Tensor:
         return x.squeeze(rows + 1).movedim(0, rows)
     sizes: List[Any] = [factor.size(counts) for i, factor in enumerate(flat) if i != rows]
     return x.reshape([counts["B"], *sizes]).movedim(0, rows).reshape(shape_of(roles, counts))
+
+
+def of_all_rows(x: Tensor, roles: Roles, counts: Counts) -> Tensor:
+    """Return x, a value of one row, as that of as many rows as a call has."""
+    parts = split(x, roles, {**counts, "B": 1})
+    sizes = [-1] * parts.dim()
+    sizes[kinds(roles).index("B")] = counts["B"]
+    return parts.expand(sizes).reshape(shape_of(roles, counts))

@@ -101,7 +101,7 @@ class Properties:
             return self._known[signature]
         step = self._each_or_keys(node)
         if step is None:
-            return self._running_sum(node) or self._window(node)
+            return self._of_turned(node) or self._running_sum(node) or self._window(node)
         self._known[signature] = step
         return step
 
@@ -160,6 +160,41 @@ class Properties:
                 if self._reduces_keys(node, reads, roles, fill):
                     return OverKeys(roles, reads, fill)
         return None
+
+    def _of_turned(self, node: Node) -> Optional[Step]:
+        """Return the step of a node for which one of its inputs runs over keys and queries in the
+        other order. Pairs that are computed of one token each, such as rows of a table for a key
+        at the distance of each query, may be read either way.
+        """
+        before = dict(self.steps)
+        for other in self.values.data_of(node):
+            pairs = self._pairs_of(other, node)
+            self.turned.reverse()
+            turned = [self._read_again(one) for one in pairs]
+            self.turned.reverse()
+            if pairs and all(turned) and (step := self._each_or_keys(node)):
+                return step
+            self.steps.update(before)
+        return None
+
+    def _read_again(self, node: Node) -> bool:
+        step = self._each_or_keys(node)
+        self.steps[node] = step or self.steps[node]
+        return step is not None
+
+    def _pairs_of(self, node: Node, user: Node) -> List[Node]:
+        """Return the nodes of pairs of tokens that a value is computed by, in order; none if other
+        nodes than `user` read one of them.
+        """
+        own = self.steps[node]
+        if not isinstance(own, Each) or not self._is_of_pairs(own) or set(node.users) != {user}:
+            return []
+        of_pairs = [n for n in self.values.data_of(node) if self._is_of_pairs(self.steps[n])]
+        before = [self._pairs_of(other, node) for other in of_pairs]
+        return [*itertools.chain.from_iterable(before), node] if all(before) else []
+
+    def _is_of_pairs(self, step: Step) -> bool:
+        return not isinstance(step.roles, list) and set(tokens(step.roles)) == {"Q", "K"}
 
     def _options(self, node: Node) -> List[Tuple[Reads, Roles]]:
         """Return the roles in which a node may read its inputs, and those of its output; those

@@ -237,6 +237,25 @@ class RelativeVectors(Attention):
         return chances @ v + torch.einsum("bhij,ijd->bhid", chances, self.of_values(away))
 
 
+@layer("disentangled")
+class Disentangled(Attention):
+    """Vectors by clipped distance beside queries and beside keys, with heads in rows (DeBERTa)."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.vectors = nn.Parameter(torch.randn(2, HEADS, 8, SIZE) * 0.5)
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        rows, n = q.size(0), torch.arange(q.size(2))
+        away = (n[:, None] - n[None, :] + 4).clamp(0, 7).expand(rows * HEADS, -1, -1)
+        q, k, of_keys, of_queries = (
+            t.flatten(0, 1) for t in (q, k, *self.vectors[:, None].expand(-1, rows, -1, -1, -1))
+        )
+        scores = q @ k.mT + torch.bmm(q, of_keys.mT).gather(-1, away)
+        scores = scores + torch.bmm(k, of_queries.mT).gather(-1, away.mT).transpose(-1, -2)
+        return self.weights(scores.unflatten(0, (rows, HEADS)) / (3 * SIZE) ** 0.5) @ v
+
+
 @layer("skewed")
 class Skewed(Attention):
     """Scores by distance, shifted into place by a column of padding and a reshape."""
