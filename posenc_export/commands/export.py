@@ -65,6 +65,11 @@ OF_MODULE: Table = {
     "--positions": option(
         "argument of forward that takes positions [B,S] (default: it counts them)", metavar="NAME"
     ),
+    "--axes": option(
+        "number of coordinates of each token, if this argument takes them [axes,B,S]",
+        type=int,
+        metavar="N",
+    ),
     "--output-name": option(
         "output of a forward that returns several (default: the first with a row for each token)",
         metavar="NAME",

@@ -19,7 +19,7 @@ from posenc_export.shared.suggestion import suggestion
 NO_HEADS = "export: expected the number of heads with --weights, got none; give --heads H"
 OF_WEIGHTS = "weights prefix encoding heads kv_heads max_positions attention layout".split()
 OF_CHECKPOINT = ("layer", "max_positions", "part", "longer", "lengths", "head")
-OF_MODULE = ("max_positions", "attention", "example", "positions", "output_name")
+OF_MODULE = ("max_positions", "attention", "example", "positions", "output_name", "axes")
 NAMED = (*BLOCK, "weights", "prefix", "layout", *OF_CHECKPOINT, *OF_MODULE[2:])
 CALLABLE = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*\Z")  # package.module:function
 LONGEST_NAME = 128
@@ -172,6 +172,7 @@ def _read(text: str, chosen: Dict[str, Any]) -> Any:
         chosen.get("positions"),
         chosen.get("attention", "causal") == "causal",
         chosen.get("output_name"),
+        chosen.get("axes", 0),
     )
     return as_model(model, how)
 

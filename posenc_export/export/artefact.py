@@ -63,6 +63,7 @@ def export(
     positions: Optional[str] = None,
     causal: bool = True,
     output: Optional[str] = None,
+    axes: int = 0,
 ) -> Manifest:
     """Export `model` for `target`, verify the artefact (export/verify.py) and publish it as
     `folder`.
@@ -74,7 +75,7 @@ def export(
         folder: created, or replaced if it already holds an artefact.
         signature, dtype, verify, progress, weights, calibrate, cache: fields of ExportOptions.
         tolerance, text, max_loss, size: fields of ExportOptions.
-        example, max_positions, positions, causal, output: how to read another module (ReadAs).
+        example, max_positions, positions, causal, output, axes: how to read a module (ReadAs).
 
     Raises:
         ValueError: unknown target, signature, dtype, weight or cache format; a folder that holds
@@ -88,7 +89,7 @@ def export(
     """
     how = (signature, dtype, verify, progress, weights, calibrate, cache, tolerance, text)
     options = ExportOptions(*how, max_loss, size)
-    read = ReadAs(example, max_positions, positions, causal, output)
+    read = ReadAs(example, max_positions, positions, causal, output, axes)
     return export_all(model, [target], folder, options, read=read)[0]
 
 

@@ -53,6 +53,8 @@ class ReadAs:
         max_positions: number of positions; the range is 0 .. max_positions - 1.
         positions: name of the argument of forward that takes positions [B,S]; None if the module
             counts them from 0.
+        axes: number of coordinates A of each token, if this argument takes them [A,B,S]; 0 for
+            positions.
         causal: whether no token sees a later one.
         output: name of the output of a forward that returns several; None for the first that has
             a row for each token.
@@ -63,6 +65,7 @@ class ReadAs:
     positions: Optional[str] = None
     causal: bool = True
     output: Optional[str] = None
+    axes: int = 0
 
     @property
     def given(self) -> bool:
@@ -99,8 +102,8 @@ class ReadModule(Reading):
 
     def __init__(self, name: str, how: ReadAs, *read: Any) -> None:
         super().__init__(*read)
-        self.axes, self.coordinate_range, self.embed_states, self.segments = 0, 0, 0, 0
-        self.with_position = False
+        self.axes, self.with_position = self.captured.axes, False
+        self.coordinate_range, self.embed_states, self.segments = 0, 0, 0
         self.source: dict = {}
         self.text = Text()
         self.stored: Dict[str, Stored] = {}  # weights of a quantized checkpoint
@@ -139,6 +142,7 @@ class ReadModule(Reading):
             positions=how.positions,
             causal=how.causal,
             output=how.output,
+            axes=how.axes,
         )
         self.products = Products(self.captured)
         self.changed: Set[str] = set()  # names of parameters with other numbers than the module
@@ -247,7 +251,8 @@ class ReadModule(Reading):
         segments: Optional[np.ndarray] = None,
     ) -> np.ndarray:
         """One row x [n] or [n,E] at positions from 0 on to [n,N]: the module itself on the whole
-        sequence, with what depends on tokens in float64.
+        sequence, with what depends on tokens in float64. places: coordinates, for a module with
+        axes.
         """
         assert positions.start == 0, "a module counts positions from 0"
         row, captured = torch.from_numpy(np.array(x))[None], self.captured
@@ -256,8 +261,10 @@ class ReadModule(Reading):
         if self.changed:
             changed = {n.removeprefix(OF_MODULE): self.get_parameter(n) for n in self.changed}
             captured = captured.with_weights(changed)
+        at = torch.tensor(places).t()[:, None] if self.axes else None
         with memory_kept():
-            return np.asarray(in_float64(captured.whole, row)[0].numpy())
+            exact = in_float64(functools.partial(captured.whole, places=at), row)
+            return np.asarray(exact[0].numpy())
 
 
 Model = Union[Stack, AttentionBlock, ReadModule]
@@ -273,7 +280,7 @@ def as_model(model: Any, how: ReadAs = ReadAs()) -> Model:
     """
     if isinstance(model, KNOWN):
         if how.given:
-            rule = "example, max_positions, positions, causal and output for a module of your own"
+            rule = "example, max_positions, positions, axes, causal and output for your own module"
             got = f"them for a {type(model).__name__}"
             raise refusal("export", rule, got, "leave them out")
         if not isinstance(model, ReadModule):
@@ -287,7 +294,9 @@ def as_model(model: Any, how: ReadAs = ReadAs()) -> Model:
     _check(model, where)
     if isinstance(model, Published):
         most = how.max_positions or model.max_positions
-        how = replace(how, max_positions=most, causal=model.causal)
+        positions = "coordinates" if model.axes else None
+        how = replace(how, max_positions=most, positions=positions, axes=model.axes)
+        how = replace(how, causal=model.causal)
     if how.max_positions is None:
         remedy = "give max_positions=N for positions 0 .. N-1"
         raise refusal(where, "the number of positions", "none", remedy)
@@ -302,6 +311,7 @@ def as_model(model: Any, how: ReadAs = ReadAs()) -> Model:
         example,
         how.max_positions,
         positions=how.positions,
+        axes=how.axes,
         causal=how.causal,
         output=how.output,
         make=functools.partial(ReadModule, name, how),
@@ -340,8 +350,8 @@ def read_again(model: Any, described: Mapping[str, Any]) -> Model:
     ids = model.ids if isinstance(model, Published) else described["tokens"].get("vocabulary", 0)
     example = _random(ids, most, described["width"])
     positions, output = described.get("positions"), described.get("output")
-    causal = bool(described.get("causal", True))
-    return as_model(model, ReadAs(example, most, positions, causal, output))
+    causal, axes = bool(described.get("causal", True)), described.get("axes", 0)
+    return as_model(model, ReadAs(example, most, positions, causal, output, axes))
 
 
 def _check(module: torch.nn.Module, where: str) -> None:

@@ -41,6 +41,7 @@ LANGUAGE, MASKED = ("CausalLM", "ConditionalGeneration"), "MaskedLM"
 EACH = (*LANGUAGE, MASKED, "TokenClassification")  # tasks with logits for each token
 NO_NUMBERS = ("Infinity", "-Infinity", "NaN")
 SIZES = ("hidden_size", "num_hidden_layers", "num_attention_heads")
+AXES, SECTIONS = 3, "mrope_section"  # time, row and column; what a rotation by them has
 TRIED = 6  # tokens of the run that says whether a model is causal
 AnyCheckpoint = Union[Checkpoint, GGUFCheckpoint]
 
@@ -57,6 +58,7 @@ class Published(torch.nn.Module):
         head: whether outputs are logits, not hidden states.
         width: number of outputs for each token.
         segments: number of token types, 0 for one or none.
+        axes: number of coordinates that rotate heads, 0 for positions.
         first: row of the first position in a table whose rows before belong to padding.
         readout: a second output, computed from hidden states.
         causal: whether outputs do not depend on later tokens, tried with numbers.
@@ -86,6 +88,7 @@ class Published(torch.nn.Module):
             change = (self(ids)[:, :-1] - before).abs().max()
         self.causal = bool(change <= 1e-5 * before.abs().max())
         self.width = int(before.size(2))
+        self.axes = AXES if any(hasattr(part, SECTIONS) for part in model.modules()) else 0
         types = getattr(_text(model.config), "type_vocab_size", 0) or 0
         if types > 1 and "token_type_ids" in takes and not self.causal:
             self.segments = types
@@ -101,11 +104,14 @@ class Published(torch.nn.Module):
         config = _text(self.model.config)
         return {name: getattr(config, name) for name in SIZES if hasattr(config, name)}
 
-    def forward(self, ids: Tensor) -> Tensor:
+    def forward(self, ids: Tensor, coordinates: Optional[Tensor] = None) -> Tensor:
         """ids [B,S] int64 -> logits [B,S,V] float32, or hidden states [B,S,E] without a head. Of a
-        model with segments, the vocabulary times the segment is added to an id.
+        model with segments, the vocabulary times the segment is added to an id. coordinates:
+        [axes,B,S] int64 of a model with axes; None for the positions.
         """
         options: Dict[str, Any] = dict(self.options)
+        if coordinates is not None:
+            options["position_ids"] = coordinates
         if self.segments:
             options["token_type_ids"] = torch.div(ids, self.vocabulary, rounding_mode="floor")
             ids = ids % self.vocabulary

@@ -317,6 +317,7 @@ class ModuleConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
         edges: constants that the module compares positions, lengths or distances with, by name.
         remedies: what was done so that torch.export takes the module.
         positions: name of the argument of forward that takes positions, or None.
+        axes: number of coordinates of each token, if this argument takes them.
         causal: whether no token sees a later one.
         output: name of the output, if forward returns several.
         readout: second output, computed from the outputs of a module without caches.
@@ -331,6 +332,7 @@ class ModuleConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
     edges: Dict[str, int] = {}
     remedies: Tuple[str, ...] = ()
     positions: Optional[str] = None
+    axes: int = 0
     causal: bool = True
     output: Optional[str] = None
     readout: Optional[ReadoutConfig] = None

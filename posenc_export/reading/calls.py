@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 from torch.fx import Node
 
+from posenc_export.ops import apply_rotation
 from posenc_export.reading.axes import (
     Counts,
     Roles,
@@ -452,12 +453,16 @@ class Calls(torch.nn.Module):
         return in_axes(y, step.roles, step.y_order, counts)
 
     def _rotated(self, step: Rotated, call: Call) -> Tensor:
-        """Turn heads by the positions of a call."""
+        """Turn heads by the positions or coordinates of a call."""
         roles = self.steps[step.root].roles
         x = in_heads(call.values[step.root], roles, step.root_order, call.counts)
-        tables = (self.lengths.get_buffer(name) for name in (step.cos, step.sin))
-        x, form = step.form.before(x), step.form
-        y = call.ops.rotate_pairs(x, call.positions, *tables, form.after.interleaved, step.linear)
+        names, x, pairs = (step.cos, step.sin), step.form.before(x), step.form.after.interleaved
+        if step.of_axis:
+            cos, sin = (self.lengths.of_coordinates(name, step.of_axis, call) for name in names)
+            y = apply_rotation(x, cos, sin, pairs)
+        else:
+            tables = (self.lengths.get_buffer(name) for name in names)
+            y = call.ops.rotate_pairs(x, call.positions, *tables, pairs, step.linear)
         return in_axes(y, step.roles, step.order, call.counts)
 
     def _running_sum(self, step: RunningSum, call: Call) -> Tensor:

@@ -27,6 +27,7 @@ from posenc_export.reading.whole import (
 )
 
 ROWS = 3
+MOST_AXES = 8  # coordinates of a token
 CHECKED = 20  # tokens of a row of the checks
 OFTEN = 0.2  # of the tokens of a row are ids that the module compares its own with
 
@@ -37,6 +38,7 @@ def capture(
     max_positions: int,
     *,
     positions: Optional[str] = None,
+    axes: int = 0,
     causal: bool = True,
     output: Union[None, int, str] = None,
     once: bool = True,
@@ -44,19 +46,19 @@ def capture(
     """Trace a module with x [B,S] of ids or [B,S,E], for up to max_positions tokens.
 
     The module stays as it is. example: x, or a tuple with it. positions: name of the argument of
-    forward that takes positions. output: key, attribute or index of the output to read. once:
-    whether layers that are alike are traced once.
+    forward that takes positions, or with `axes` above 0 coordinates [axes,B,S]. output: key,
+    attribute or index of the output to read. once: whether layers that are alike are traced once.
     Raises Refused if the module cannot be traced, or is none on whole sequences by its numbers.
     """
     with naming(f"module {type(module).__name__}"):
         x = _input(example, max_positions)
-        _check_arguments(module, positions)
+        _check_arguments(module, positions, axes)
         own, remedies = private_copy(module), []
         if half := _half_precision(module):
             own = copy.deepcopy(own).float()
             x = x.float() if x.is_floating_point() else x
             remedies.append(f"computed in float32, with the same weights as in {half}")
-        plain = _one_tensor(own, positions, output, x)
+        plain = _one_tensor(own, positions, ((axes, 0),) if axes else ((0,), ()), output, x)
         untouched = plain.copied()
         plain = called_at_full_length(plain, x, max_positions, remedies)
         found = recurrences(plain, x, max_positions)
@@ -94,7 +96,7 @@ def capture(
             if layers is None or not layers.templates:
                 raise
             how: Dict[str, Any] = {"positions": positions, "causal": causal, "output": output}
-            return capture(module, example, max_positions, once=False, **how)
+            return capture(module, example, max_positions, axes=axes, once=False, **how)
         return result
 
 
@@ -122,8 +124,12 @@ def _input(example: Any, max_positions: int) -> Tensor:
     return x.detach().clone()
 
 
-def _check_arguments(module: nn.Module, positions: Optional[str]) -> None:
+def _check_arguments(module: nn.Module, positions: Optional[str], axes: int) -> None:
     known = inspect.signature(module.forward).parameters
+    if not 0 <= axes <= MOST_AXES:
+        raise Refused(f"expected axes of 0 to {MOST_AXES}, got {axes}")
+    if axes and positions is None:
+        raise Refused(f"expected positions to name an argument for {axes} axes, got none")
     free = any(p.kind is p.VAR_KEYWORD for p in known.values())
     if positions is not None and positions not in known and not free:
         raise Refused(
@@ -148,18 +154,24 @@ def _half_precision(module: nn.Module) -> str:
 
 
 def _one_tensor(
-    module: nn.Module, positions: Optional[str], output: Union[None, int, str], x: Tensor
+    module: nn.Module,
+    positions: Optional[str],
+    forms: Sequence[Tuple[int, ...]],
+    output: Union[None, int, str],
+    x: Tensor,
 ) -> OneTensor:
-    """The module with the place of its output, from a call with other rows than tokens."""
+    """The module with the place of its output, from a call with other rows than tokens. forms: what
+    OneTensor.before may be.
+    """
     rows = ROWS + (x.shape[1] == ROWS)
     x = x[torch.arange(rows) % x.shape[0]]
-    for axes in (2, 1):
-        plain = OneTensor(module, positions, axes, ())
+    for before in forms:
+        plain = OneTensor(module, positions, before, ())
         try:
             with torch.no_grad():
                 value = plain(*plain.inputs(x))
         except Exception as error:
-            if positions is None or axes == 1:
+            if positions is None or before == forms[-1]:
                 raise own_error(error, plain, x) from error
             continue
         plain.path = _path(value, x, output)
@@ -272,12 +284,13 @@ def _check_trace(result: Capture) -> None:
     short = max(result.least, min(CHECKED - 3, most - 1))
     for length in sorted({most, short}):  # rows are compared in calls of few tokens
         x = of_length(result.example[: ROWS if length == short else 1], length)
-        want = result.own(x)
+        places = result.drawn(len(x), length)
+        want = result.own(x, places=places)
         try:
-            got = result.traced(x)[:, -want.shape[1] :]
+            got = result.traced(x, places)[:, -want.shape[1] :]
         except (RuntimeError, IndexError) as error:
             said = str(error).partition("\n")[0]
             raise Refused(f"its trace holds for some lengths only; at {length}: {said}") from error
-        if not same(got, want) and torch.equal(want, result.own(x, fresh=True)):
+        if not same(got, want) and torch.equal(want, result.own(x, True, places)):
             off = difference(got, want)
             raise Refused(f"its trace differs from it by {off:.1e} at {length} tokens")

@@ -116,49 +116,59 @@ class _Traced(torch.nn.Module):
         write_index: Tensor,
         states: List[Tensor],
         index: Optional[Tensor] = None,
+        coordinates: Optional[Tensor] = None,
     ) -> Tuple[Tensor, List[Tensor]]:
         operations: Any = StandIns(key_positions) if torch.compiler.is_exporting() else ops
         places, after = (positions, key_positions, self.last), self.calls.after
-        call = Call(operations, *places, after, x, write_index, states)
+        call = Call(operations, *places, after, x, write_index, states, coordinates)
         result: Tuple[Tensor, List[Tensor]] = self.calls(call, index)
         return result
 
 
 def flat_graph(calls: Calls, names: Mapping[Node, str], with_index: bool) -> GraphModule:
-    """Return a module forward(x, positions, key_positions, write_index, *states[, index]) that
-    returns (output, *new states), whose graph has operators of torch and of posenc_export.ops.
+    """Return a module forward(x, positions, key_positions, write_index, *states[, index]
+    [, coordinates]) that returns (output, *new states), whose graph has operators of torch and of
+    posenc_export.ops.
 
     Args:
         names: names of weights in the module that was read, by node.
         with_index: whether only the tokens of `index` [B,R] are returned.
     """
-    x = calls.values.capture.example[:ROWS, :NEW].clone()
+    capture = calls.values.capture
+    x = capture.example[:ROWS, :NEW].clone()
     # Rows at positions of their own, so that operators that mix them are seen.
     positions = torch.arange(NEW) + torch.arange(ROWS)[:, None]
     count = SLOTS if calls.properties.causal else NEW  # otherwise keys are those of the call
     key_positions = torch.arange(count) + torch.arange(ROWS)[:, None]
     states = [cache.empty(ROWS, SLOTS) for cache in calls.caches]
-    index = torch.zeros(ROWS, LOGITS, dtype=torch.int64) if with_index else None
     rows, new = (torch.export.Dim(name, min=1, max=1 << 20) for name in ("rows", "new"))
     slots, past, logits = (
         torch.export.Dim(name, max=1 << 30) for name in ("slots", "past", "logits")
     )
     per_token = {0: rows, 1: new}
-    shapes: Tuple[Any, ...] = (
-        per_token,
-        per_token,
-        {0: rows, 1: slots if calls.properties.causal else new},
-        per_token,
-        [{0: rows} if cache.values else {0: rows, 2: past} for cache in calls.caches],
-        {0: rows, 1: logits} if with_index else None,
-    )
     write_index = torch.arange(NEW).expand(ROWS, -1).clone()
-    arguments: Tuple[Any, ...] = (x, positions, key_positions, write_index, states, index)
+    given: Dict[str, Tuple[Any, Any]] = {  # with the axes that are free
+        "x": (x, per_token),
+        "positions": (positions, per_token),
+        "key_positions": (
+            key_positions,
+            {0: rows, 1: slots if calls.properties.causal else new},
+        ),
+        "write_index": (write_index, per_token),
+        "states": (
+            states,
+            [{0: rows} if cache.values else {0: rows, 2: past} for cache in calls.caches],
+        ),
+    }
+    if with_index:
+        index = torch.zeros(ROWS, LOGITS, dtype=torch.int64)
+        given["index"] = index, {0: rows, 1: logits}
+    if capture.axes:
+        given["coordinates"] = capture.drawn(ROWS, NEW), {1: rows, 2: new}
+    arguments, shapes = ({name: both[i] for name, both in given.items()} for i in (0, 1))
     traced = _Traced(calls, calls.values.max_positions - 1)
     with torch.no_grad():
-        traced(*arguments)  # once eagerly, so that no property is left to be found in the trace
-        if not with_index:
-            arguments, shapes = arguments[:-1], shapes[:-1]
+        traced(**arguments)  # once eagerly, so that no property is left to be found in the trace
         program = _exported(traced, arguments, shapes)
         if any(node.target in VMAP for node in program.graph.nodes):
             with warnings.catch_warnings():
@@ -168,7 +178,7 @@ def flat_graph(calls: Calls, names: Mapping[Node, str], with_index: bool) -> Gra
 
 
 def _exported(
-    traced: _Traced, arguments: Tuple[Any, ...], shapes: Tuple[Any, ...]
+    traced: _Traced, arguments: Dict[str, Any], shapes: Dict[str, Any]
 ) -> torch.export.ExportedProgram:
     """Trace calls; guards that torch cannot prove, of strides as a rule, are left to _check_calls
     of read.py.
@@ -178,6 +188,7 @@ def _exported(
             with short_traces():
                 return torch.export.export(
                     traced,
+                    (),
                     arguments,
                     dynamic_shapes=shapes,
                     strict=False,

@@ -119,7 +119,7 @@ class Call:
         key_positions: [B,T].
         last: the largest position.
         after: as in ops.attention_mask: 0 for causal models, otherwise -1.
-        x, write_index, states: as in reading.read.Reading.
+        x, write_index, states, coordinates: as in reading.read.Reading.
     """
 
     def __init__(
@@ -132,8 +132,10 @@ class Call:
         x: Optional[Tensor] = None,
         write_index: Optional[Tensor] = None,
         states: Sequence[Tensor] = (),
+        coordinates: Optional[Tensor] = None,
     ) -> None:
         self.ops, self.positions, self.key_positions = ops, positions, key_positions
+        self.coordinates = coordinates
         self.last, self.after, self.x = last, after, x
         self.write_index, self.states = write_index, states
         rows, new = positions.shape
@@ -145,6 +147,7 @@ class Call:
         self.tails: Dict[Any, Tensor] = {}
         self._around: Dict[int, Tuple[Tensor, Tensor]] = {}
         self.lengths: Dict[int, Tuple[Tensor, bool]] = {}
+        self.waves: Dict[Tuple[str, str], Tensor] = {}
 
     @functools.cached_property
     def places(self) -> Tensor:
@@ -247,6 +250,8 @@ class Lengths(torch.nn.Module):
         """As `plan`, for a value that meets data: pairs of positions are a table by distance where
         they are a function of distance.
         """
+        if self.graph.reads_coordinates(node):
+            refuse(node, "reads coordinates of tokens, and turns no heads by one for each pair")
         if len(tokens(roles)) < 2 or not is_plain(roles):
             return self.plan(node, roles)
         if (node, roles, "pairs") not in self._plans:
@@ -410,6 +415,18 @@ class Lengths(torch.nn.Module):
 
     def _given(self, node: Node) -> Any:
         return None if self.graph.kind[node] == "size" else self.operators.given(node)
+
+    def of_coordinates(self, table: str, of_axis: str, call: Call) -> Tensor:
+        """Return for each pair the row of a table [N,r/2] at its coordinate [B,S,1,r/2]."""
+        if (table, of_axis) not in call.waves:
+            assert call.coordinates is not None
+            rows = call.coordinates.clamp(min=0)
+            each = torch.nn.functional.embedding(rows, self.get_buffer(table))
+            chosen, axes = each[0], self.get_buffer(of_axis)
+            for axis in range(1, len(axes)):
+                chosen = torch.where(axes[axis], each[axis], chosen)
+            call.waves[table, of_axis] = chosen.unsqueeze(2)
+        return call.waves[table, of_axis]
 
     def scores(self, plan: Any, roles: Roles, call: Call) -> Tensor:
         """Return a value of pairs as [B, heads, Q, K]."""

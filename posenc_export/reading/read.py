@@ -76,7 +76,7 @@ class Reading(torch.nn.Module):
         Args:
             x: token ids [B,S] int64 or hidden states [B,S,E].
             positions: [B,S] int64; -1 for padding.
-            coordinates: not read.
+            coordinates: [A,B,S] int64 of a module that takes them; others do not read them.
             key_positions: of all tokens in the caches, those of the call among them [B,T] int64.
             write_index: slots of the new tokens, as in ops.append.
             states: caches [B,heads,P or T,size].
@@ -91,7 +91,8 @@ class Reading(torch.nn.Module):
         index = logits_index
         if index is None or not self.takes_index:
             index = torch.arange(x.size(1), device=x.device).expand(x.size(0), -1)
-        y, present = self.calls(x, positions, key_positions, write_index, states, index)
+        places = (positions, key_positions, write_index)
+        y, present = self.calls(x, *places, states, index, coordinates)
         if logits_index is not None and not self.takes_index:
             y = ops.select_tokens(y, logits_index)
         if self.readout is not None:
@@ -108,6 +109,7 @@ def read(
     max_positions: int,
     *,
     positions: Optional[str] = None,
+    axes: int = 0,
     causal: bool = True,
     output: Any = None,
     make: Callable[[Capture, Calls, Flat], Read] = Reading,  # type: ignore[assignment]
@@ -119,6 +121,7 @@ def read(
         example: an input, token ids [B,S] int64 or hidden states [B,S,E] float32.
         max_positions: number of positions; the range is 0 .. max_positions - 1.
         positions: name of the argument of forward that takes positions, None if it has none.
+        axes: number of coordinates of each token, if this argument takes them [axes,B,S].
         causal: whether outputs depend on no later tokens. A module that is not causal is read
             without caches.
         output: name or index of the output, None for the first with an axis of tokens.
@@ -128,9 +131,8 @@ def read(
         Refused: the module cannot be continued token by token; the message names the layer, the
             operator and the line.
     """
-    captured = capture(
-        module, example, max_positions, positions=positions, causal=causal, output=output
-    )
+    how = {"positions": positions, "axes": axes, "causal": causal, "output": output}
+    captured = capture(module, example, max_positions, **how)  # type: ignore[arg-type]
     with naming(captured.where):
         found = findings(captured)
         reading = _reading(captured, Shortened.of(captured), found, make)
@@ -211,11 +213,13 @@ def _check_calls(reading: Reading) -> None:
     """Compare calls with whole sequences: what the properties missed is found here."""
     x = reading.captured.example[:2]
     rows, length = x.shape[:2]
-    expected = reading.captured.traced(x)
+    drawn = reading.captured.drawn(rows, length)
+    expected = reading.captured.traced(x, drawn)
     places = torch.arange(length).expand(rows, -1)
+    coordinates = places if drawn is None else drawn
     with torch.no_grad():
         states = [cache.empty(rows, 0) for cache in reading.caches]
-        y, present = reading(x, places, places, places, places, states)
+        y, present = reading(x, places, coordinates, places, places, states)
         if not same(y, expected):
             raise _differs(y, expected, "one call")
         if not reading.caches:
@@ -225,7 +229,8 @@ def _check_calls(reading: Reading) -> None:
         for end in (*PIECES, length):
             own = places[:, start:end]
             cached[:, start:end] = own
-            y, states = reading(x[:, start:end], own, own, cached.clone(), own, states)
+            of_own = coordinates[..., start:end]
+            y, states = reading(x[:, start:end], own, of_own, cached.clone(), own, states)
             pieces.append(y)
             start = end
     y = torch.cat(pieces, 1)

@@ -31,6 +31,7 @@ from posenc_export.reading.values import LAYOUT, aten, inputs_of, packet
 
 LARGEST = 40  # operators of a rotation
 CHUNK = 4096  # positions at a time
+DRAWN = 64  # tokens whose coordinates say which of them turns a pair
 JOINS = LAYOUT | {aten.cat, aten.slice_scatter, aten.copy}
 PAIRS = ((False, False), (True, False), (True, True))  # interleaved, and apart after it
 LINEAR = 1e-6  # of an entry, from one whose angles are proportional to the position
@@ -76,11 +77,14 @@ class Form(NamedTuple):
 
 
 class Waves(NamedTuple):
-    """Names of tables [N,r/2], and whether their angles are proportional to the position."""
+    """Names of tables [N,r/2], whether their angles are proportional to the position, and the name
+    of the table of the pairs that each coordinate turns, or an empty one.
+    """
 
     cos: str
     sin: str
     linear: bool
+    of_axis: str
 
 
 class Rotations:
@@ -115,7 +119,7 @@ class Rotations:
                     form = self._form(region)
                     waves = form and self._waves_of(region, form)
                     if form and waves:
-                        how = (waves.cos, waves.sin, form, waves.linear)
+                        how = (waves.cos, waves.sin, form, waves.linear, waves.of_axis)
                         roles = self.properties.steps[end].roles
                         step = Rotated(roles, root, root_order, order, *how)
                         self.properties.steps[end] = step
@@ -207,9 +211,12 @@ class Rotations:
         key = str(torch.fx.node.map_arg((form, parts), lambda node: names.get(node, node.name)))
         if key not in self.known:
             self.known[key] = None
-            if tables := self._tables(region, form):
+            tables = self._tables(region, form)
+            axes = self._axes(region, form, *tables) if tables else None
+            if tables and axes is not None:
                 cos, sin = (self.lengths.table(table) for table in tables)
-                self.known[key] = Waves(cos, sin, _is_linear(*tables))
+                of_axis = self.lengths.table(axes) if len(axes) else ""
+                self.known[key] = Waves(cos, sin, _is_linear(*tables), of_axis)
         return self.known[key]
 
     def _tables(self, region: Region, form: Form) -> Optional[Tuple[Tensor, Tensor]]:
@@ -234,6 +241,22 @@ class Rotations:
             parts.append(self._waves(region, form, like, lengths))
         cos, sin = (torch.cat(part, 1)[0] for part in zip(*parts, strict=True))
         return cos, sin
+
+    def _axes(self, region: Region, form: Form, cos: Tensor, sin: Tensor) -> Optional[Tensor]:
+        """Return the pairs that each coordinate turns [A,r/2], without axes if the position turns
+        them; None if a pair is turned by anything else.
+        """
+        read, drawn = self._of_length(region), self.values.capture.drawn(1, DRAWN)
+        if drawn is None or not any(map(self.values.reads_coordinates, read)):
+            return torch.empty(0)
+        known: Dict[Node, Any] = {self.values.capture.positions: drawn}  # type: ignore[dict-item]
+        lengths = {other: self.values.at(other, DRAWN, known) for other in read}
+        like = torch.zeros(1, DRAWN, *self._heads(region))
+        waves = zip((cos, sin), self._waves(region, form, like, lengths), strict=True)
+        errors = sum((table[drawn[:, 0]] - wave).abs().amax(1) for table, wave in waves)
+        least, axis = errors.min(0)  # type: ignore[union-attr]
+        turned = axis == torch.arange(len(drawn))[:, None]
+        return turned if bool((least <= FINE * cos.abs().max()).all()) else None
 
     def _of_length(self, region: Region) -> Dict[Node, Any]:
         """Return the roles of what a region reads that depends on the length alone."""

@@ -16,7 +16,7 @@ HEADER = """
 class Calls(torch.nn.Module):
     def forward(
         self, x: Tensor, positions: Tensor, key_positions: Tensor, write_index: Tensor,
-        states: List[Tensor], index: Tensor
+        states: List[Tensor], index: Tensor, coordinates: Tensor
     ) -> Tuple[Tensor, List[Tensor]]:
 """
 INFIX = {operator.add: "+", operator.mul: "*", operator.sub: "-", operator.floordiv: "//"}
@@ -32,8 +32,8 @@ _numbers = itertools.count()
 
 
 def with_source(graph: GraphModule) -> torch.nn.Module:
-    """Return a module forward(x, positions, key_positions, write_index, states, index), with the
-    weights of a flat graph (flat.flat_graph), whose code TorchScript compiles.
+    """Return a module forward(x, positions, key_positions, write_index, states, index, coordinates)
+    with the weights of a flat graph (flat.flat_graph), whose code TorchScript compiles.
     """
     module_name, text = f"{__name__}_{next(_numbers)}", _Source(graph).text()
     name = f"<{module_name}>"

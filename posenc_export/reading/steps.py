@@ -99,6 +99,8 @@ class Rotated(Step):
         cos, sin: names of tables [N,r/2] of lengths.Lengths.
         form: which pairs are turned.
         linear: as in ops.rotate_pairs.
+        of_axis: name of the table [A,r/2] of the pairs that each coordinate turns; empty if the
+            position turns all of them.
     """
 
     root: Node
@@ -108,6 +110,7 @@ class Rotated(Step):
     sin: str
     form: Any
     linear: bool
+    of_axis: str
 
 
 @dataclass(frozen=True)

@@ -224,7 +224,8 @@ def _attempt(
     tokens = granule * Dim("blocks", min=1, max=most // granule) if granule > 1 else free
     sizes: List[Dict[int, Any]] = [{0: free, 1: tokens}]
     if copied.argument is not None:
-        sizes.append({0: free, 1: tokens} if copied.axes == 2 else {0: tokens})
+        of_rows = {axis: free for axis, size in enumerate(copied.before) if not size}
+        sizes.append({**of_rows, len(copied.before): tokens})
     traced: nn.Module = copied
     strict, is_joined = (any(getattr(r, kind) for r in active) for kind in ("strict", "joined"))
     with quiet(), ExitStack() as stack, _fixed_sizes(copied) as fixed:

@@ -84,6 +84,8 @@ class Values:
         self.counts: Counts = {"B": rows, "Q": length, "K": length, "D": length}
         self.of = self.evaluate(capture.example)
         self._at_length: Dict[int, Dict[Node, Any]] = {}
+        placed = {capture.positions: capture.axes > 0} if capture.positions else {}
+        self._of_coordinates: Dict[Node, bool] = {**placed}
 
     def _kind(self, node: Node) -> str:
         if node in self.constants:
@@ -189,14 +191,23 @@ class Values:
         """Give the input of positions its value, if there is one."""
         node = self.capture.positions
         if node is not None:
-            positions = torch.arange(length, dtype=node.meta["val"].dtype)
-            values[node] = positions if node.meta["val"].dim() == 1 else positions.expand(rows, -1)
+            values[node] = self.capture.module.counted(rows, length)
 
-    def at(self, node: Node, length: int) -> Any:
-        """Return a value that depends on the length alone, of one row of a length."""
+    def reads_coordinates(self, node: Node) -> bool:
+        """Return whether a value that depends on no token depends on coordinates."""
+        if node not in self._of_coordinates:
+            reads = self.kind[node] == "length" and packet(node) not in LIKE
+            inner = inputs_of(node) if reads else ()
+            self._of_coordinates[node] = any(map(self.reads_coordinates, inner))
+        return self._of_coordinates[node]
+
+    def at(self, node: Node, length: int, known: Optional[Dict[Node, Any]] = None) -> Any:
+        """Return a value that depends on the length alone, of one row of a length. known: values of
+        other nodes, by default of positions from 0 on; values that are computed are added.
+        """
         if self.kind[node] == "const" and node in self.constants:
             return self.constants[node]
-        known = self._at_length.setdefault(length, {})
+        known = self._at_length.setdefault(length, {}) if known is None else known
         if node in known:
             return known[node]
         counts: Counts = {"B": 1, "Q": length, "K": length}
@@ -207,7 +218,7 @@ class Values:
             if self.kind[other] == "data":  # only its shape is read
                 shape = [self.size(size, counts) for size in other.meta["val"].shape]
                 return torch.zeros(shape, dtype=other.meta["val"].dtype)
-            return self.at(other, length)
+            return self.at(other, length, known)
 
         if node is self.capture.positions:
             self._place(known, 1, length)

@@ -21,7 +21,7 @@ class Capture:
     """A module traced on whole sequences, and the module itself.
 
     graph: aten operators; its placeholders are `constants`, `input` x [B,S] or [B,S,E] and
-    `positions` [B,S] or [S], its output is `output` [B,S,*] of all tokens.
+    `positions` [B,S] or [S] or coordinates [A,B,S], its output is `output` [B,S,*] of all tokens.
     rows, tokens: the symbols B and S of its shapes.
     constants, names: weights, buffers and tables of the trace, and how the module calls them.
     least: the smallest S for which the trace is valid.
@@ -69,18 +69,29 @@ class Capture:
         }
         return dataclasses.replace(self, constants=constants, module=module)
 
-    def own(self, x: Tensor, fresh: bool = False) -> Tensor:
+    @property
+    def axes(self) -> int:
+        """Number of coordinates A of each token, 0 if the module takes none."""
+        return self.module.before[0] if len(self.module.before) > 1 else 0
+
+    def drawn(self, rows: int, length: int) -> Optional[Tensor]:
+        """Coordinates [A,B,S] from the whole range, None if the module takes none."""
+        generator, shape = torch.Generator().manual_seed(7), (self.axes, rows, length)
+        return torch.randint(self.max_positions, shape, generator=generator) if self.axes else None
+
+    def own(self, x: Tensor, fresh: bool = False, places: Optional[Tensor] = None) -> Tensor:
         """The module's own output [B,S,*] for whole sequences x; [B,1,*] if it gives that of the
-        last token alone. fresh: as the first call of a module.
+        last token alone. fresh: as the first call of a module. places: coordinates [A,B,S], None
+        for the positions.
         """
-        y = (self.module.copied() if fresh else self.module).of(x)
+        y = (self.module.copied() if fresh else self.module).of(x, places)
         return y.unsqueeze(1) if self.gives_last_token and y.dim() == 2 else y
 
-    def whole(self, x: Tensor) -> Tensor:
+    def whole(self, x: Tensor, places: Optional[Tensor] = None) -> Tensor:
         """Output [B,S,*] of all tokens of whole sequences x, by the module itself; by its trace
         if the module gives that of the last token alone.
         """
-        return self.traced(x) if self.gives_last_token else self.own(x)
+        return (self.traced if self.gives_last_token else self.own)(x, places=places)
 
     @property
     def parameters(self) -> List[str]:
@@ -92,11 +103,11 @@ class Capture:
         """How many numbers the constants hold."""
         return count_numbers(self.constants.values())
 
-    def traced(self, x: Tensor) -> Tensor:
+    def traced(self, x: Tensor, places: Optional[Tensor] = None) -> Tensor:
         """Output [B,S,*] of the graph for whole sequences x."""
         given = {self.input: x, **self.constants}
         if self.positions is not None:
-            given[self.positions] = counted(x, len(self.positions.meta["val"].shape))
+            given[self.positions] = self.module.inputs(x, places)[1]
         values = [given[n] for n in self.graph.nodes if n.op == "placeholder"]
         with torch.no_grad():
             result: Tensor = Interpreter(GraphModule(nn.Module(), self.graph)).run(*values)[0]
@@ -106,14 +117,17 @@ class Capture:
 class OneTensor(nn.Module):
     """A module from x and positions to one tensor of its output.
 
-    module: in eval mode. positions: name of its argument. path: where the tensor stands.
+    module: in eval mode. positions: name of its argument. before: sizes of the axes of positions
+    before that of tokens, 0 for that of rows. path: where the tensor stands.
     """
 
-    def __init__(self, module: nn.Module, positions: Optional[str], axes: int, path: Path) -> None:
+    def __init__(
+        self, module: nn.Module, positions: Optional[str], before: Tuple[int, ...], path: Path
+    ) -> None:
         super().__init__()
         self.module = module
         self.argument = positions
-        self.axes = axes  # of positions
+        self.before = before
         self.path = path
 
     def forward(self, x: Tensor, positions: Optional[Tensor] = None) -> Tensor:
@@ -126,18 +140,25 @@ class OneTensor(nn.Module):
                 value = getattr(value, key)
         return value
 
-    def inputs(self, x: Tensor) -> Tuple[Tensor, ...]:
-        """x, and its positions if the module takes them."""
-        return (x,) if self.argument is None else (x, counted(x, self.axes))
+    def inputs(self, x: Tensor, places: Optional[Tensor] = None) -> Tuple[Tensor, ...]:
+        """x, and if the module takes them its positions, or the coordinates `places`."""
+        if self.argument is None:
+            return (x,)
+        return x, self.counted(*x.shape[:2]) if places is None else places
 
-    def of(self, x: Tensor) -> Tensor:
+    def counted(self, rows: int, length: int) -> Tensor:
+        """Positions 0, 1, ... of tokens, also as each of their coordinates."""
+        sizes = [size or rows for size in self.before]
+        return torch.arange(length).expand(*sizes, -1).contiguous()
+
+    def of(self, x: Tensor, places: Optional[Tensor] = None) -> Tensor:
         """The output for x, without a gradient."""
         with torch.no_grad():
-            result: Tensor = self(*self.inputs(x))
+            result: Tensor = self(*self.inputs(x, places))
         return result
 
     def copied(self) -> "OneTensor":
-        return OneTensor(private_copy(self.module), self.argument, self.axes, self.path)
+        return OneTensor(private_copy(self.module), self.argument, self.before, self.path)
 
     def layers(self) -> Dict[int, str]:
         """Names of the layers by id."""
@@ -147,12 +168,6 @@ class OneTensor(nn.Module):
 def count_numbers(tensors: Iterable[Tensor]) -> int:
     """Return how many numbers tensors hold."""
     return sum(tensor.numel() for tensor in tensors)
-
-
-def counted(x: Tensor, axes: int) -> Tensor:
-    """Positions 0, 1, ... of the tokens of x, [B,S] or [S]."""
-    counts = torch.arange(x.shape[1])
-    return counts if axes == 1 else counts.expand(x.shape[0], -1).contiguous()
 
 
 def private_copy(module: nn.Module) -> nn.Module:

@@ -495,8 +495,8 @@ REFUSED = {
     "arguments for a block": (
         lambda: built(block_config(64, 4, 40)),
         {"max_positions": 40},
-        "^export: expected example, max_positions, positions, causal and output for a module of "
-        "your own, got them for a AttentionBlock; leave them out$",
+        "^export: expected example, max_positions, positions, axes, causal and output for your own "
+        "module, got them for a AttentionBlock; leave them out$",
     ),
     "the call of earlier versions": (
         lambda: Around(True),
