@@ -133,6 +133,8 @@ def _error(read: Any, ids: Any, whole: Any, causal: bool) -> float:
     """Return the largest error of calls. ids [2,TOKENS], whole [2,TOKENS,N]."""
     import torch
 
+    from posenc_export.models.whole_pass import coordinates_at
+
     every = torch.arange(TOKENS).expand(2, -1)
     lengths = (7, 4) if causal else (TOKENS, 11)
     errors = []
@@ -141,7 +143,7 @@ def _error(read: Any, ids: Any, whole: Any, causal: bool) -> float:
         return [cache.empty(2, slots) for cache in read.caches]
 
     def call(x: Any, positions: Any, keys: Any, slots: Any, past: List[Any]) -> Tuple[Any, Any]:
-        output, present = read(x, positions, positions, keys, slots, past)
+        output, present = read(x, positions, coordinates_at(read, positions), keys, slots, past)
         return output, present
 
     errors.append(call(ids, every, every, every, states(0))[0] - whole)

@@ -194,8 +194,8 @@ def counts_slots(model: Model) -> bool:
 
 
 def refuses_gaps(model: Model) -> bool:
-    """Return whether zeros between ones of a mask have no exact meaning: filters and delta rules,
-    which transformers runs over padding in some calls, and rotations of cached keys with windows.
+    """Return whether zeros between ones of a mask have no exact meaning: filters over tokens, which
+    transformers runs over padding in some calls, and rotations of cached keys with windows.
     """
     if isinstance(model, ReadModule):  # whether it counts them is not known
         return True

@@ -13,7 +13,6 @@ from posenc_export.encodings.shared.base import PositionEncoding, StateSpec
 from posenc_export.encodings.shared.combined import overrides
 from posenc_export.models.config import AttentionConfig
 from posenc_export.models.convolution import Convolution
-from posenc_export.models.gated_delta import GatedDelta
 from posenc_export.models.linear_attention import LinearAttention
 from posenc_export.models.parts import build, float64
 from posenc_export.shared.places import evaluate
@@ -115,7 +114,6 @@ class Attention(torch.nn.Module):
             )
         else:
             y = ops.attend(q, keys, values, mask, None, self.scale, self.softcap, self.sinks)
-        y = self.projection.gated(x, y)  # [B,S,H*D]
         return self.projection.output(y), present  # [B,S,E]
 
     def exact(
@@ -149,8 +147,7 @@ class Attention(torch.nn.Module):
                 scores = self._exact_scores(oracle, head, vector, keys, points[i], at)
                 of_keys = oracle.values(head, v[seen, group], points[i], at)
                 weighted_values[i, head] = float64.attend(scores, of_keys, sinks[head])
-        gated = self.projection.exact_gated(x, weighted_values.reshape(len(x), -1))
-        return float64.linear(self.projection.output, gated)
+        return float64.linear(self.projection.output, weighted_values.reshape(len(x), -1))
 
     def _exact_scores(
         self, oracle: Any, head: int, q: np.ndarray, keys: np.ndarray, query: Any, at: List[Any]
@@ -254,6 +251,5 @@ def attention(width: int, config: AttentionConfig, encoding: PositionEncoding) -
     check_direction(encoding, config.causal)
     if config.reads_encoder:
         return CrossAttention(width, config, encoding)
-    kinds = {"softmax": Attention, "linear": LinearAttention}
-    kinds |= {"gated_delta": GatedDelta, "convolution": Convolution}
+    kinds = {"softmax": Attention, "linear": LinearAttention, "convolution": Convolution}
     return kinds[config.mechanism](width, config, encoding)

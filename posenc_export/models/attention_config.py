@@ -10,8 +10,8 @@ from posenc_export.shared.refusal import refusal
 
 LARGEST = 1 << 62  # keeps sums of sizes within int64
 Named = Dict[str, Any]  # {"name": name of a part or encoding, parameter: value}
-OWN_PROJECTION = ("gated_delta", "convolution")  # mechanisms with a projection of their name
-MECHANISMS = ("softmax", "linear", *OWN_PROJECTION)
+CONVOLUTION = "convolution"  # a mechanism with a projection of its name
+MECHANISMS = ("softmax", "linear", CONVOLUTION)
 
 
 def check(holds: bool, rule: str, got: object, remedy: str) -> None:
@@ -56,9 +56,7 @@ class AttentionConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
         softcap: scores become softcap tanh(s / softcap), before biases and masks.
         sinks: each head has a trained logit that takes part in the softmax and has no value.
         mechanism: "softmax"; "linear" (models/linear_attention.py) with sees "causal" or "both";
-            "gated_delta" (models/gated_delta.py) with sees "causal" and projection "gated_delta",
-            whose values have `heads` heads, queries and keys kv_heads; "convolution"
-            (models/convolution.py) with sees "both" and projection "convolution".
+            "convolution" (models/convolution.py) with sees "both" and projection "convolution".
 
     Raises:
         ValueError: a size below 1, heads not divisible by kv_heads, an unknown mechanism, a
@@ -90,10 +88,9 @@ class AttentionConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
         paired = self.reads_encoder == (projection == "queries")
         rule = "projection queries if and only if sees is encoder"
         check(paired, rule, f"{projection} and {sees}", "change one of them")
-        for name in OWN_PROJECTION:
-            paired = (self.mechanism == name) == (projection == name)
-            rule = f"projection {name} if and only if mechanism is {name}"
-            check(paired, rule, f"{projection} and {self.mechanism}", "change one of them")
+        paired = (self.mechanism == CONVOLUTION) == (projection == CONVOLUTION)
+        rule = f"projection {CONVOLUTION} if and only if mechanism is {CONVOLUTION}"
+        check(paired, rule, f"{projection} and {self.mechanism}", "change one of them")
         whole = self.cached or not self.causal or self.mechanism == "softmax"
         rule = "mechanism to be softmax without a cache"
         check(whole, rule, self.mechanism, "leave cache out of sees")

@@ -41,7 +41,7 @@ LANGUAGE, MASKED = ("CausalLM", "ConditionalGeneration"), "MaskedLM"
 EACH = (*LANGUAGE, MASKED, "TokenClassification")  # tasks with logits for each token
 NO_NUMBERS = ("Infinity", "-Infinity", "NaN")
 SIZES = ("hidden_size", "num_hidden_layers", "num_attention_heads")
-AXES, SECTIONS = 3, "mrope_section"  # time, row and column; what a rotation by them has
+SECTIONS = "mrope_section"  # of a rotation: numbers of pairs by coordinate
 TRIED = 6  # tokens of the run that says whether a model is causal
 AnyCheckpoint = Union[Checkpoint, GGUFCheckpoint]
 
@@ -88,10 +88,26 @@ class Published(torch.nn.Module):
             change = (self(ids)[:, :-1] - before).abs().max()
         self.causal = bool(change <= 1e-5 * before.abs().max())
         self.width = int(before.size(2))
-        self.axes = AXES if any(hasattr(part, SECTIONS) for part in model.modules()) else 0
+        self.axes = self._axes(ids)
         types = getattr(_text(model.config), "type_vocab_size", 0) or 0
         if types > 1 and "token_type_ids" in takes and not self.causal:
             self.segments = types
+
+    def _axes(self, ids: Tensor) -> int:
+        """Return how many coordinates turn heads, in text all the position; 0 for none, or another
+        meaning of position_ids. ids: [1,S] int64.
+        """
+        named = (getattr(part, SECTIONS, None) for part in self.model.modules())
+        sections = next((each for each in named if each), ())
+        axes = len(next(iter(sections.values())) if isinstance(sections, dict) else sections)
+        if not axes:
+            return 0
+        try:
+            with torch.no_grad():
+                y = self(ids, torch.arange(ids.size(1)).expand(axes, 1, -1))
+                return axes if torch.allclose(y, self(ids), rtol=1e-5, atol=1e-5) else 0
+        except (IndexError, RuntimeError):  # raised by torch for another number of axes
+            return 0
 
     @property
     def ids(self) -> int:

@@ -35,9 +35,9 @@ class LinearAttention(torch.nn.Module):
             got = f"{config.kv_heads} and {config.heads}"
             raise refusal("linear attention", "kv_heads equal to heads", got, "change the config")
         check_plain("linear attention", config, encoding, ("causal", "both"))
-        unusable = any(config.projection.get(name) for name in ("gate", "query_factors"))
-        if config.projection["name"] != "grouped" or unusable:
-            rule, got = "projection grouped, no gate or query_factors", f"{config.projection}"
+        factors = config.projection.get("query_factors")
+        if config.projection["name"] != "grouped" or factors:
+            rule, got = "projection grouped, no query_factors", f"{config.projection}"
             raise refusal("linear attention", rule, got, "change it")
         self.heads, self.head_size = config.heads, config.head_size
         self.encoding, self.cached = encoding, config.causal

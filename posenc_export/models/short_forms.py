@@ -50,18 +50,13 @@ def block_config(
     divisible = bool(head_size) or heads <= 0 or width % heads == 0
     check(divisible, "width to be divisible by heads", f"{width} and {heads}", "give head_size")
     on_tokens, in_layers = _placed(encoding)
-    projection: Dict[str, Any] = {"name": "gated_delta"}
-    if mechanism != "gated_delta":
-        projection = {"name": "grouped", "bias": qkv_bias, "output_bias": output_bias}
-    elif qkv_bias or output_bias:
-        check(False, "no biases with mechanism gated_delta", "biases", "leave them out")
     attention = config.AttentionConfig(
         heads=heads,
         kv_heads=kv_heads or heads,
         head_size=head_size or width // max(heads, 1),
         encodings=in_layers,
         sees={"name": "causal" if causal else "both"},
-        projection=projection,
+        projection={"name": "grouped", "bias": qkv_bias, "output_bias": output_bias},
         mechanism=mechanism,
     )
     return config.BlockConfig(

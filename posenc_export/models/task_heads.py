@@ -78,7 +78,7 @@ def of_decoder(
         pooled: whether hidden states are pooled (sentence-transformers).
 
     Raises:
-        ValueError: `architectures` names another head, or a readout follows a recurrent mechanism.
+        ValueError: `architectures` names another head.
     """
     if config.head is None or any(attention.reads_encoder for attention in config.attentions):
         return config
@@ -95,9 +95,6 @@ def of_decoder(
         return without
     layers = {}
     for kind, layer in config.layers.items():
-        if layer.attention.mechanism != "softmax":
-            rule = "softmax attention for an output of whole rows"
-            raise refusal("checkpoint", rule, layer.attention.mechanism, WITHOUT)
         sees = {**layer.attention.sees, "cache": False}
         layers[kind] = layer.with_attention(sees=sees)
     return msgspec.structs.replace(without, layers=layers)

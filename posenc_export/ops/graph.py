@@ -258,10 +258,6 @@ class Recur(Node):
     width = Attribute(int)
 
 
-class ShortConvolution(Node):
-    x, tail, weight = Input(), Input(), Input()
-
-
 class GatedDelta(Node):
     q, k, v, decay, rate = Input(), Input(), Input(), Input(), OptionalInput()
     state = Input()

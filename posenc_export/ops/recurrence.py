@@ -46,18 +46,6 @@ def recur(
     return torch.stack(outputs, dim=1), hidden
 
 
-def short_convolution(x: Tensor, tail: Tensor, weight: Tensor) -> Tensor:
-    """silu(sum_m w_m x_(t-m)) of each channel, m = 0 .. n - 1, after the last inputs of earlier
-    calls: x [B,S,C], tail [B,n-1,C], weight [C,1,n], w_m at n - 1 - m, float32, to [B,S,C].
-    """
-    if not torch.jit.is_scripting() and emitting():
-        return graph.ShortConvolution.emit(x, x.shape, x, tail, weight)
-    tokens, y = torch.cat((tail, x), dim=1), torch.zeros_like(x)
-    for tap in range(weight.size(2)):
-        y = y + tokens.narrow(1, tap, x.size(1)) * weight[:, 0, tap]
-    return torch.nn.functional.silu(y)
-
-
 def gated_delta(
     q: Tensor, k: Tensor, v: Tensor, decay: Tensor, rate: Optional[Tensor], state: Tensor
 ) -> Tuple[Tensor, Tensor]:

@@ -44,12 +44,6 @@ def described(model: str) -> Any:
         )
     if kind == "linear":
         return tiny.block(variant, mechanism="linear", kv_heads=6)
-    if kind == "gated_delta":
-        return tiny.block(variant, mechanism="gated_delta")
-    if kind == "gated_delta by entry":
-        block = tiny.block(variant, mechanism="gated_delta")
-        projection = {"name": "gated_delta", "rank": 8}
-        return replace(block, attention=replace(block.attention, projection=projection))
     return {"": tiny.decoder, "block": tiny.block, "encoder": tiny.encoder}[kind](variant)
 
 

@@ -9,7 +9,6 @@ from torch import Tensor
 
 from posenc_export import ops
 from posenc_export.models.parts.residuals import PostNorm, PreNorm
-from posenc_export.ops import recurrence
 from tests.faults.of_encodings import each
 from tests.faults.planting import Fault
 
@@ -50,34 +49,7 @@ def _last_columns(right: Any) -> Any:
     return lambda x, index: x[:, x.size(1) - index.size(1) :]
 
 
-def _rule(change: Callable[..., Tuple[Tensor, ...]]) -> Callable[[Any], Any]:
-    """Return a function that gives the gated delta rule other inputs."""
-    return lambda right: lambda *inputs: right(*change(*inputs))
-
-
-def _without_decay(model: Any) -> None:
-    """Let LinearAttention forget nothing."""
-    node = next(node for node in model.graph.node if node.op_type == "LinearAttention")
-    rule = next(attribute for attribute in node.attribute if attribute.name == "update_rule")
-    rule.s = b"delta"
-    node.input[4] = ""
-
-
-DELTA = "gated_delta nope"
-RULE, FILTERS = (recurrence, "gated_delta"), (recurrence, "short_convolution")
 MASK, SELECTION = (ops, "attention_mask"), (ops, "select_tokens")
-# Of gated delta rules: what is wrong, the model, the function, and the change of its inputs.
-DELTAS: Tuple[Tuple[str, str, Any, Any], ...] = (
-    ("decay ignored", DELTA, RULE, lambda q, k, v, decay, *rest: (q, k, v, 0 * decay, *rest)),
-    ("decay of another entry", "gated_delta by entry nope", RULE, lambda q, k, v, decay,
-        *rest: (q, k, v, decay.roll(1, 2), *rest)),
-    ("rate of the token before", DELTA, RULE,
-        lambda *given: (*given[:4], given[4].roll(1, 1), given[5])),
-    ("state of a call lost", DELTA, RULE, lambda *given: (*given[:5], 0 * given[5])),
-    ("state of another row", DELTA, RULE, lambda *given: (*given[:5], given[5].flip(0))),
-    ("inputs of filters one token late", DELTA, FILTERS, lambda x, tail,
-        weight: (x, tail.roll(1, 1), weight)),
-)  # fmt: skip
 # Of masks: what is wrong, and the change of positions of queries and keys.
 MASKS: Tuple[Tuple[str, Any], ...] = (
     ("mask one short", lambda q, k: (q - 1, k)),
@@ -105,11 +77,6 @@ LAST = "logits of the last column instead of the last token"
 FAULTS = {
     fault.name: fault
     for fault in (
-        *(
-            Fault(f"{name}, gated_delta", "function", _rule(change), model, of=of)
-            for name, model, of, change in DELTAS
-        ),
-        Fault("decay ignored, gated_delta-ort", "file", _without_decay, DELTA, target="ort"),
         *(Fault(name, "module", change, model) for name, model, change in MODULES),
         Fault(LAST, "function", _last_columns, "rope", of=SELECTION),
         *(Fault(name, "function", _mask(change), "rope", of=MASK) for name, change in MASKS),

@@ -104,7 +104,6 @@ STALE = (
     ("linear mrope", "onnx", ForgetsCoordinates),
     ("input_rnn", "", ForgetsStates),
     ("conditional_conv", "", ForgetsStates),
-    ("gated_delta nope", "", ForgetsStates),
 )
 FAULTS = {
     fault.name: fault

@@ -8,7 +8,7 @@ import torch
 
 from posenc_export.runtime import Session
 from tests.fuzz.config_peers import Base
-from tests.models import pairs, vision_models
+from tests.models import pairs
 from tests.models.pages import grid_of
 from tests.models.patterns import Pairs, theirs
 from tests.models.speech import inputs_of
@@ -125,15 +125,3 @@ def divisions(base: Base, session: Any, expected: Expected) -> Dict[str, Pairs]:
 def _begin(session: Any) -> None:
     held: Session = getattr(session, "session", session)
     held.reset()
-
-
-def grids(session: Session, peer: Theirs, tokens: np.ndarray) -> Pairs:
-    """Return pairs of outputs for tokens of images, with time, height and width as coordinates."""
-    grid = vision_models.places()[:, :, : tokens.shape[1]]
-    session.reset()
-    return [
-        (
-            session.prefill(tokens, grid=grid, chunk=CHUNK),
-            theirs(peer.peer, tokens, position_ids=grid),
-        )
-    ]

@@ -19,7 +19,7 @@ from posenc_export.models.masked_heads import HEADS
 from posenc_export.models.pretrained import from_pretrained
 from posenc_export.models.task_heads import MASKED, TASKS
 from posenc_export.runtime import load
-from tests.models import checkpoints, encoders, pairs, series, speech, vision_models
+from tests.models import checkpoints, encoders, pairs, series, speech
 
 # Size of a part above which transformers is not asked; keys that are left out have the defaults of
 # real models.
@@ -38,8 +38,7 @@ class Base:
 
     Args:
         model_type: the model type.
-        kind: "decoder", "encoder", "pair" (encoder and decoder) or "vision" (text model of a
-            vision-language model).
+        kind: "decoder", "encoder" or "pair" (encoder and decoder).
         name: name of the model in the tests of its kind.
         task: task of the head of an encoder, as in the names of transformers' classes; empty for
             hidden states.
@@ -50,11 +49,6 @@ class Base:
     name: str
     task: str = ""
 
-    @property
-    def text_alone(self) -> bool:
-        """Whether config.json is that of the text model alone."""
-        return self.model_type.endswith("_text") and self.kind == "vision"
-
 
 def bases() -> Dict[str, List[Base]]:
     """Return the small configurations of every model type that we read."""
@@ -64,11 +58,6 @@ def bases() -> Dict[str, List[Base]]:
             result[name.split()[0]].append(Base(name.split()[0], kind, name))
     for name, (class_name, _) in pairs.MODELS.items():
         result[class_name.lower()].append(Base(class_name.lower(), "pair", name))
-    for name in vision_models.MODELS:
-        family = name.replace(",", "").split()[0]
-        for model_type in (family, f"{family}_text", *(["glm46v"] if family == "glm4v" else [])):
-            if model_type in result:
-                result[model_type].append(Base(model_type, "vision", name))
     for name in encoders.OURS:
         model_type = name.split()[0]
         for task, types in {**TASKS, MASKED: HEADS}.items():
@@ -83,10 +72,8 @@ def config_of(base: Base) -> Any:
         return checkpoints.described(base.name)
     if base.kind == "encoder":
         return _with_head(encoders.described(base.name), base.task)
-    if base.kind == "pair":
-        kind, keys = pairs.MODELS[base.name]
-        return getattr(transformers, f"{kind}Config")(**keys)
-    return vision_models.described(base.name, "Glm46V" if base.model_type == "glm46v" else "")
+    kind, keys = pairs.MODELS[base.name]
+    return getattr(transformers, f"{kind}Config")(**keys)
 
 
 def _with_head(config: Any, task: str) -> Any:
@@ -117,9 +104,7 @@ def built(base: Base, config: Mapping[str, Any]) -> Any:
         model = encoders.randomised(encoders.built(result, head))
         return speech.Peer(model) if base.model_type in speech.SPEECH else model
     name = type(result).__name__.removesuffix("Config") + "ForConditionalGeneration"
-    return (pairs.randomised if base.kind == "pair" else checkpoints.randomised)(
-        getattr(transformers, name)(result)
-    )
+    return pairs.randomised(getattr(transformers, name)(result))
 
 
 def _numbers(values: Mapping[str, Any]) -> Iterator[Tuple[str, int]]:
@@ -134,9 +119,8 @@ def tokens_for(base: Base, config: Any, length: int) -> np.ndarray:
     """Return two rows of token ids [2,length] without special tokens and without the id of
     padding.
     """
-    text = config.get_text_config() if base.kind == "vision" else config
-    most = min(58, getattr(text, "vocab_size", 58))  # ids stand for values of series
-    padding = getattr(text, "pad_token_id", None)
+    most = min(58, getattr(config, "vocab_size", 58))  # ids stand for values of series
+    padding = getattr(config, "pad_token_id", None)
     ids = [index for index in range(5, most) if index != padding]
     return np.random.default_rng(0).choice(ids, (2, length))
 

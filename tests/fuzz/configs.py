@@ -52,10 +52,7 @@ def case(seed: int, number: int) -> Case:
     base = choice.choice(known[choice.choice(sorted(known))])
     result = config_of(base)
     config, full = as_saved(result), json.loads(result.to_json_string(use_diff=False))
-    if base.kind == "vision" and choice.random() < 0.95:
-        changes = {"text_config": changed(config["text_config"], full["text_config"], choice)}
-    else:
-        changes = changed(config, full, choice)
+    changes = changed(config, full, choice)
     target = "ort" if number % EXPORTED == EXPORTED - 1 else "eager"
     return reduced(base, changes, compared(base, changes, number, target))
 
@@ -83,48 +80,27 @@ def compared(base: Any, changes: Mapping[str, Any], number: int = 0, target: str
     kind = base.task or base.kind
     result = Case(number, f"{kind} {base.model_type}: {base.name}", shown(changes), target)
     config = merged(as_saved(config_of(base)), changes)
-    if base.text_alone:
-        config = {
-            **merged(config["text_config"], {}),
-            "model_type": base.model_type,
-            "tie_word_embeddings": config.get("tie_word_embeddings", False),
-        }
     with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        _compare(base, config, merged(as_saved(config_of(base)), changes), Path(folder), result)
+        _compare(base, config, Path(folder), result)
     return result
 
 
 def merged(config: Mapping[str, Any], changes: Mapping[str, Any]) -> Dict[str, Any]:
-    """Return a config.json with changed keys. Changes of text_config are merged into it."""
-    new = {
-        **config,
-        **{
-            key: merged(config[key], value)
-            if key == "text_config" and isinstance(value, dict)
-            else value
-            for key, value in changes.items()
-        },
-    }
+    """Return a config.json with changed keys."""
+    new = {**config, **changes}
     return {key: value for key, value in new.items() if value is not DELETED}
 
 
-def _compare(
-    base: Any, config: Dict[str, Any], whole: Dict[str, Any], folder: Path, found: Case
-) -> None:
-    """Set the outcome of a case.
-
-    Args:
-        config: contents of config.json as we read it.
-        whole: contents of config.json as transformers reads it.
-    """
+def _compare(base: Any, config: Dict[str, Any], folder: Path, found: Case) -> None:
+    """Set the outcome of a case. config: contents of config.json."""
     from tests.fuzz import config_calls as calls
     from tests.fuzz import config_peers as peers
 
     try:
         if largest(found.changes) >= HUGE[0]:
             raise ValueError("not asked for sizes that do not fit in memory")
-        peer = calls.Theirs(base, peers.built(base, whole))
+        peer = calls.Theirs(base, peers.built(base, config))
         length = calls.BEYOND if found.number % 8 == 7 else calls.LENGTH
         wanted = calls.expected(peer, peers.tokens_for(base, peer.config, length))
     except (
@@ -142,7 +118,8 @@ def _compare(
         refused = "refused"  # such as positions beyond the range
         if calls.SHORT <= peers.trained(models[-1]) < length:
             wanted.alone = None  # transformers has LongRoPE's other factors for a short row
-        found.shares = _shares(base, session, peer, wanted)
+        both = calls.divisions(base, session, wanted)
+        found.shares = {name: share(pairs) for name, pairs in both.items()}
     except ValueError as error:
         return set_outcome(found, refused if is_proper(error) else "wrong error", error)
     except Exception as error:  # every other error is a finding
@@ -150,15 +127,6 @@ def _compare(
     defect = peers.decode_defect(models) if noise > 1 else ""
     found.outcome = outcome_of(max(found.shares.values()), noise, defect)
     found.said.append(f"transformers' own decode: {noise:.3g} {defect}".strip())
-
-
-def _shares(base: Any, session: Any, peer: Any, wanted: Any) -> Dict[str, float]:
-    from tests.fuzz.config_calls import LENGTH, divisions, grids
-
-    shares = {name: share(both) for name, both in divisions(base, session, wanted).items()}
-    if base.kind == "vision" and wanted.tokens.shape[1] == LENGTH:
-        shares["images"] = share(grids(session, peer, wanted.tokens))
-    return shares
 
 
 def _refused_alone(config: Dict[str, Any], found: Case) -> None:

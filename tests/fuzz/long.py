@@ -31,7 +31,6 @@ from tests.tiny import VARIANTS, works
 # removes the digits of the other (tests/export/test_parity.py).
 NO_ENCODER = ("complex_order", "integer")
 LINEAR = ("rope", "learned", "nope", "input_rnn", "sinusoidal")
-DELTA = ("nope", "learned", "input_rnn")
 WINDOWS = ("rope", "nope", "xpos", "alibi", "input_rnn", "conditional_conv", "rope-partial")
 READING = ("rope", "t5", "learned", "input_rnn")
 BYTES = ("rope", "alibi", "learned", "rope-partial")
@@ -101,7 +100,6 @@ def groups(chosen: random.Random, only: Sequence[str] = ()) -> Iterator[List[Spe
         modules += [
             (name, "bidirectional") for name in REGISTRY if works(name, "bidirectional")
         ] + [(variant, "linear") for variant in LINEAR]
-        modules += [(variant, "gated_delta") for variant in DELTA]
         modules += [(variant, "reading") for variant in READING] + [
             (variant, "bytes") for variant in BYTES
         ]

@@ -101,16 +101,6 @@ def windows(variant: str, size: int, name: str = "window") -> Any:
     return replace(whole, layers=layers)
 
 
-def deltas(variant: str, size: int) -> Any:
-    """Describe two gated delta rules, with a decay of each head and of each entry of a key."""
-    whole = decoder(variant, max_positions=size, mechanism="gated_delta")
-    layer = whole.layers["layer"]
-    by_entry = layer.with_attention(projection={"name": "gated_delta", "rank": 8})
-    return replace(
-        whole, layers={"layer": layer, "by entry": by_entry}, order=("layer", "by entry")
-    )
-
-
 KINDS: Dict[str, Callable[[str, int], Any]] = {
     "decoder": lambda variant, size: decoder(variant, max_positions=size),
     "block": lambda variant, size: block(variant, max_positions=size),
@@ -118,7 +108,6 @@ KINDS: Dict[str, Callable[[str, int], Any]] = {
     "linear": lambda variant, size: decoder(
         variant, max_positions=size, mechanism="linear", kv_heads=6
     ),
-    "gated_delta": deltas,
     "bidirectional": lambda variant, size: block(variant, max_positions=size, causal=False),
     "encoder": lambda variant, size: replace(encoder(variant), max_positions=size),
     "experts": experts,

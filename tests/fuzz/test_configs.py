@@ -50,9 +50,6 @@ FIXED: Dict[str, Any] = {
         "equal"),
     "long factors beyond the trained length": ("phi3", 0, {"original_max_position_embeddings": 16},
         "transformers differs from its own decode"),
-    "a rotation that grows": ("qwen2_vl", 0,
-        {"text_config": {"rope_parameters": {"rope_type": "dynamic", "factor": 2.0}}},
-        "expected rope_type default, or yarn"),
     "an unknown activation": ("gpt2", 0, {"activation_function": "quick_gelu"},
         "expected activation_function to be one of"),
 }  # fmt: skip

@@ -37,7 +37,6 @@ SPECS = [  # blocks if one layer is enough for the test, since tracing takes mos
     *(Spec("rope", "decoder", target) for target in EVERYWHERE),
     *(Spec("rope", "decoder", target, "mask") for target in (*EVERYWHERE, "pt2")),
     *(Spec("rope", "linear", target) for target in EVERYWHERE),
-    *(Spec("nope", "gated_delta", target) for target in ("onnx", "ort")),
     *(Spec("input_rnn", "decoder", target) for target in EVERYWHERE),
     *(Spec("fox", "block", target) for target in ("onnx-static", "ort")),
     *(Spec("mrope", "block", target) for target in ("onnx", "ort", "torchscript")),

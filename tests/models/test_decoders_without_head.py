@@ -145,12 +145,6 @@ def test_a_decoder_with_another_head_is_refused_by_name(name: str, tmp_path: Pat
     assert from_pretrained(tmp_path, head=False).config.head is None
 
 
-def test_scores_behind_a_recurrent_layer_are_refused(tmp_path: Path) -> None:
-    _saved("qwen3_5_text", "AutoModelForSequenceClassification", tmp_path)
-    with pytest.raises(ValueError, match="expected softmax attention .*, got gated_delta"):
-        from_pretrained(tmp_path)
-
-
 def test_attention_without_a_cache_keeps_no_state() -> None:
     whole = {"name": "causal", "cache": False}
     sizes: Any = {"heads": 2, "kv_heads": 2, "head_size": 8}

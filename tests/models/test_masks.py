@@ -3,6 +3,7 @@ between the tokens of a row: with whole rows, and with a cache.
 """
 
 import functools
+import re
 from pathlib import Path
 from typing import Any, Dict, Iterator, List, Tuple
 
@@ -28,7 +29,7 @@ MASKS = {
     "behind": "11111111111111000000",
     "between": "00111110000111011111",
 }
-DELTA = decoder("nope", mechanism="gated_delta")
+FILTERS = decoder("input_rnn")
 CALLS = {"whole": (20,), "cached": (11, *(1,) * 9)}
 # Windows, chunks, biases by column and by token, and none of these.
 QUICK = ("gpt_oss", "llama4_text", "mpt", "bloom")
@@ -84,7 +85,7 @@ def _ours(graph: Any, mask: np.ndarray, counts: Tuple[int, ...]) -> np.ndarray:
         results = graph.run(None, {"input_ids": tokens, "attention_mask": seen, **states})
         outputs.append(results[0])
         named = {value.name: x for value, x in zip(graph.get_outputs(), results, strict=True)}
-        states = {past: named[past.replace("past_key_values", "present")] for past in states}
+        states = {past: named[re.sub("^past(_key_values)?", "present", past)] for past in states}
     return np.concatenate(outputs, 1)
 
 
@@ -106,8 +107,8 @@ def test_a_mask_gives_the_logits_of_transformers(
     assert (np.abs(ours - wanted) <= ABSOLUTE + RELATIVE * np.abs(wanted)).all()
 
 
-def test_a_graph_of_a_delta_rule_refuses_zeros_between_ones() -> None:
-    folder = artefact(DELTA, "onnx", signature="mask")
+def test_a_graph_of_what_reads_tokens_in_order_refuses_zeros_between_ones() -> None:
+    folder = artefact(FILTERS, "onnx", signature="mask")
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 4
     graph = onnxruntime.InferenceSession(folder / "model.onnx", options)
@@ -116,8 +117,8 @@ def test_a_graph_of_a_delta_rule_refuses_zeros_between_ones() -> None:
         _ours(graph, _mask("between"), (20,))
 
 
-def test_a_delta_rule_in_torch_refuses_zeros_between_ones() -> None:
-    model = sources(DELTA).model
+def test_in_torch_what_reads_tokens_in_order_refuses_zeros_between_ones() -> None:
+    model = sources(FILTERS).model
     tokens = torch.from_numpy(tokens_of(2, 20))
     states = empty_states(model, tokens)
     with pytest.raises((IndexError, RuntimeError), match="out of range|out of bounds"):

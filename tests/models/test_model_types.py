@@ -79,14 +79,6 @@ OFF_DEFAULT: Dict[str, Dict[str, Any]] = {
         "share_att_key": True,
         "norm_rel_ebd": "layer_norm",
     },
-    "glm4v_text": {
-        "rope_parameters": {
-            "rope_type": "default",
-            "rope_theta": 1e4,
-            "mrope_section": [8, 12, 12],
-            "partial_rotary_factor": 0.5,
-        }
-    },
     "phi3": {
         "rope_parameters": {
             "rope_type": "longrope",
@@ -166,7 +158,7 @@ class _Zeros:
     """A reading of a model whose outputs are all 0."""
 
     def __init__(self, published: Any) -> None:
-        self.caches, self.outputs = (), published.vocabulary
+        self.caches, self.outputs, self.axes = (), published.vocabulary, 0
 
     def __call__(self, x: torch.Tensor, *_: Any) -> Any:
         return torch.zeros(*x.shape, self.outputs), []

@@ -2,11 +2,15 @@
 and videos with time, height and width as coordinates.
 """
 
+import json
+import re
 from pathlib import Path
 from typing import Any, Dict, Tuple
 
 import numpy as np
 import pytest
+import torch
+from safetensors.torch import load_file, save_file
 
 from posenc_export import export_model, load
 from posenc_export.export import Sources
@@ -45,7 +49,7 @@ def _prepared(name: str, target: str, folders: Path) -> Tuple[Any, Session]:
     return peer, SESSIONS[name, target].session()
 
 
-QUICK = {"eager": tuple(MODELS), "ort": ("qwen3_vl",), "torchscript": ("qwen2_vl with windows",)}
+QUICK = {"ort": ("qwen3_vl",), "torchscript": ("qwen2_vl with windows",), "eager": ("glm4v",)}
 each = pytest.mark.parametrize(
     ("name", "target"),
     [
@@ -108,3 +112,43 @@ def test_logits_of_padded_images_match_transformers(name: str, target: str, fold
     wanted = theirs(peer, padded, attention_mask=mask, position_ids=behind)
     logits = session.prefill(padded, attention_mask=mask, grid=behind)
     assert share([(logits[mask == 1], wanted[mask == 1])]) <= 1
+
+
+def _flat(config: Dict[str, Any]) -> Dict[str, Any]:
+    """Convert a config to the older form without text_config: keys of the text model are at the
+    top, the rotation is in rope_scaling.
+    """
+    text = config.pop("text_config")
+    for key in ("model_type", "rope_parameters", "layer_types"):
+        text.pop(key, None)
+    scaling = {"rope_scaling": {"type": "mrope", "mrope_section": [2, 3, 3]}}
+    return {**config, **text, **scaling, "rope_theta": 10000.0, "vision_token_id": 57}
+
+
+# Forms in which the same model is saved: a change of its config, and of its tensors' names.
+SAVED: Dict[str, Tuple[str, Any, Dict[str, str]]] = {
+    "a flat config": ("qwen2_vl", _flat, {}),
+    "a flat config, heads tied": ("qwen2_5_vl", _flat, {}),
+    "names of the modules": (
+        "qwen2_vl",
+        dict,
+        {r"^model\.": "model.language_model.", r"^visual\.": "model.visual."},
+    ),
+}
+
+
+@pytest.mark.parametrize("case", SAVED)
+def test_all_saved_forms_of_a_model_load_alike(case: str, tmp_path: Path) -> None:
+    name, change, renamed = SAVED[case]
+    peer = saved(name, tmp_path)
+    config = change(json.loads((tmp_path / "config.json").read_text()))
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    weights = load_file(tmp_path / "model.safetensors")
+    for pattern, begin in renamed.items():
+        assert any(re.search(pattern, key) for key in weights)
+        weights = {re.sub(pattern, begin, key): value.clone() for key, value in weights.items()}
+    save_file(weights, tmp_path / "model.safetensors")
+    tokens, grid = tokens_of(), places()
+    with torch.no_grad():
+        ours = from_pretrained(tmp_path)(torch.from_numpy(tokens), torch.from_numpy(grid))
+    assert share([(ours.numpy(), theirs(peer, tokens, position_ids=grid))]) <= 1

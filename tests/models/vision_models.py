@@ -35,12 +35,14 @@ TOWERS = {
     "glm_ocr": {"depth": 1, "hidden_size": 32, "out_hidden_size": 64, "num_heads": 2,
         "patch_size": 4, "image_size": 16, "intermediate_size": 40},
 }  # fmt: skip
+TOWERS["glm46v"] = TOWERS["glm4v"]
 CLASSES = {
     "qwen2_vl": "Qwen2VL",
     "qwen2_5_vl": "Qwen2_5_VL",
     "qwen3_vl": "Qwen3VL",
     "qwen3_5": "Qwen3_5",
     "glm4v": "Glm4v",
+    "glm46v": "Glm46V",
     "glm_ocr": "GlmOcr",
 }
 
@@ -58,7 +60,7 @@ def _axes(*sections: int, **more: Any) -> Dict[str, Any]:
 
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32}
 # Settings of each text model that differ from TEXT, and whether the head is tied. The first word of
-# a name is the family.
+# a name is the model type.
 MODELS: Dict[str, Tuple[Dict[str, Any], bool]] = {
     "qwen2_vl": (_axes(2, 3, 3), False),
     "qwen2_vl with windows": (
@@ -81,6 +83,7 @@ MODELS: Dict[str, Tuple[Dict[str, Any], bool]] = {
         "head_dim": 24}, False),
     "glm4v": (_axes(1, 1, 2, partial_rotary_factor=0.5), False),
     "glm4v, whole heads": ({**_axes(2, 3, 3, rope_theta=500.0), "num_key_value_heads": 4}, True),
+    "glm46v": (_axes(2, 1, 1, partial_rotary_factor=0.5), False),
     "glm_ocr": ({**_axes(2, 2, 2, partial_rotary_factor=0.5), "head_dim": 24}, False),
 }  # fmt: skip
 IMAGE, VIDEO, MARK = 60, 59, 58  # token ids
@@ -91,10 +94,8 @@ ROWS: List[List[Tuple[int, int, Tuple[int, ...]]]] = [
 ]
 
 
-def described(name: str, class_name: str = "") -> Any:
-    """Return transformers' configuration of a model, or with a name of a class that of another
-    family with the same keys.
-    """
+def described(name: str) -> Any:
+    """Return transformers' configuration of a model."""
     own, (text, tied) = re.split("[ ,]", name)[0], MODELS[name]
     ids = {
         "image_token_id": IMAGE,
@@ -102,7 +103,7 @@ def described(name: str, class_name: str = "") -> Any:
         "vision_start_token_id": MARK,
         "vision_end_token_id": MARK,
     }
-    result = getattr(transformers, (class_name or CLASSES[own]) + "Config")
+    result = getattr(transformers, CLASSES[own] + "Config")
     return result(
         text_config={**TEXT, **text}, vision_config=TOWERS[own], tie_word_embeddings=tied, **ids
     )

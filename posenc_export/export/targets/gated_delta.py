@@ -14,21 +14,6 @@ WIDTHS = [1 << level for level in range(CHUNK.bit_length() - 1)]  # 1, 2, .. CHU
 LAST_SWAPPED = [0, 1, 2, 4, 3]
 
 
-def convolution(op: Builder, node: graph.ShortConvolution) -> ir.Value:
-    """Add up shifted products. CausalConvWithState of ONNX Runtime 1.31 takes 2.4 times as long on
-    a CPU for 256 tokens of 1,536 channels, and as long for one.
-    """
-    tokens, taps = op.Concat(node.tail, node.x, axis=1), size(node.weight, 2)
-    by_tap = op.Transpose(op.Squeeze(node.weight, [1]), perm=[1, 0])  # [n,C]
-    y = None
-    for tap in range(taps):
-        end = tap + 1 - taps  # from the end of the tokens; 0 is their end
-        part = op.Slice(tokens, [tap], [end or 1 << 60], [1])
-        product = op.Mul(part, op.Gather(by_tap, tap, axis=0))
-        y = product if y is None else op.Add(y, product)
-    return op.Mul(y, op.Sigmoid(y))
-
-
 def fused(op: Builder, node: graph.GatedDelta) -> ir.Value:
     """Emit LinearAttention, which takes fewer heads of queries and keys than of values."""
     heads = [op.merge_heads(part) for part in (node.q, node.k, node.v)]

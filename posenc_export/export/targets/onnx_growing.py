@@ -70,7 +70,6 @@ LOWERING: Tuple[Table, ...] = (
         graph.Scale: standard.scale,
         graph.SelectTokens: standard.select_tokens,
         graph.Recur: standard.recur,
-        graph.ShortConvolution: gated_delta.convolution,
         graph.GatedDelta: gated_delta.standard,
         graph.Experts: experts.dense,
     },

@@ -27,11 +27,6 @@ FILES = {
     "whisper": "whisper",
     **{name: "wav2vec2" for name in ("wav2vec2", "hubert", "wavlm")},
     "wav2vec2-bert": "wav2vec2_bert",
-    **{name + part: "qwen2_vl" for name in ("qwen2_vl", "qwen2_5_vl") for part in ("", "_text")},
-    **{"qwen3_5" + part: "qwen3_5" for part in ("", "_text")},
-    **{"qwen3_vl" + part: "qwen3_vl" for part in ("", "_text")},
-    **{name: "glm4v" for name in ("glm4v", "glm4v_text", "glm46v")},
-    **{"glm_ocr" + part: "glm_ocr" for part in ("", "_text")},
     "timesfm2_5": "timesfm2_5",
 }
 LONGROPE = "rope_longrope"  # with one set of factors for all positions, or by each position

@@ -6,7 +6,6 @@ from typing import Any, Dict, Type
 
 from posenc_export.models.parts import norms, residuals, visibility
 from posenc_export.models.parts.convolved import Convolved
-from posenc_export.models.parts.delta import Delta
 from posenc_export.models.parts.experts import Experts
 from posenc_export.models.parts.features import Convolutions, HiddenStates, Projected
 from posenc_export.models.parts.forecasts import Forecast, Patches
@@ -31,7 +30,6 @@ PARTS: Dict[str, Dict[str, Type[Any]]] = {
     "projection": {
         "grouped": Grouped,
         "queries": Queries,
-        "gated_delta": Delta,
         "convolution": Convolved,
     },
     "sees": {

@@ -11,15 +11,7 @@ from posenc_export.shared.refusal import refusal
 
 
 class Projection(torch.nn.Module):
-    """What most projections do not have: a gate of the outputs, and factors of rotated queries."""
-
-    def gated(self, x: Tensor, y: Tensor) -> Tensor:
-        """x [B,S,E] and attention outputs y [B,S,H*D] to [B,S,H*D]."""
-        return y
-
-    def exact_gated(self, x: np.ndarray, y: np.ndarray) -> np.ndarray:
-        """x [n,E] and y [n,H*D] to [n,H*D], float64."""
-        return y
+    """What most projections do not have: factors of rotated queries."""
 
     def scaled(self, q: Tensor) -> Tensor:
         """Rotated queries [B,S,H,D] to the same shape."""
@@ -38,7 +30,6 @@ class Grouped(Projection):
         width, heads, kv_heads, head_size: E, H, K, D.
         bias, output_bias: whether queries, keys and values, and the output have biases.
         clip: clamp queries, keys and values to -clip .. clip, above 0 (MPT); None for no bound.
-        gate: multiply attention outputs by the sigmoid of another projection of x (Qwen3-Next).
         query_factors: multiply rotated queries by a trained factor for each entry of a head, which
             the heads share (TimesFM 2.5).
     """
@@ -54,7 +45,6 @@ class Grouped(Projection):
         bias: bool = False,
         output_bias: bool = False,
         clip: Optional[float] = None,
-        gate: bool = False,
         query_factors: bool = False,
     ) -> None:
         super().__init__()
@@ -64,16 +54,9 @@ class Grouped(Projection):
         self.sizes = [heads * head_size, kv_heads * head_size, kv_heads * head_size]
         self.head_size = self.value_size = head_size
         self.qkv = torch.nn.Linear(width, sum(self.sizes), bias=bias)
-        self.gate = torch.nn.Linear(width, self.sizes[0], bias=bias) if gate else None
         self.output = torch.nn.Linear(self.sizes[0], width, bias=output_bias)
         factors = torch.nn.Parameter(torch.ones(head_size)) if query_factors else None
         self.register_parameter("factors", factors)
-
-    def gated(self, x: Tensor, y: Tensor) -> Tensor:
-        return y if self.gate is None else y * torch.sigmoid(self.gate(x))
-
-    def exact_gated(self, x: np.ndarray, y: np.ndarray) -> np.ndarray:
-        return y if self.gate is None else y / (1 + np.exp(-float64.linear(self.gate, x)))
 
     def scaled(self, q: Tensor) -> Tensor:
         factors = self.factors  # TorchScript narrows types of variables only

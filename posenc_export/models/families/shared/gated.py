@@ -137,10 +137,3 @@ def uniform(
     """Describe a decoder with one kind of layers and these encodings; options of `decoder`."""
     kind = kind.with_attention(encodings=tuple(in_layers))
     return decoder(config, ({"layer": kind}, ["layer"] * config.layers), **options)
-
-
-def of_kinds(
-    config: Settings, kinds: Mapping[str, LayerConfig], order: Sequence[str]
-) -> StackConfig:
-    """Describe a decoder with those of the kinds that `order` names, in order of appearance."""
-    return decoder(config, ({name: kinds[name] for name in dict.fromkeys(order)}, order))

@@ -133,7 +133,9 @@ class Settings(Keys):
         if "name" not in spec:
             got = f"rope_parameters for {', '.join(spec)}"
             raise self.error("one rotation for all layers", got, UNSUPPORTED)
-        self.whole_heads(spec, partial)
+        if "rotary" in spec and not partial:
+            got = f"partial_rotary_factor for {spec['rotary']} entries"
+            raise self.error("rotation of whole heads", got)
         return spec if layout == "half" else {**spec, "layout": layout}
 
     def rotation_in_chunks(self) -> Spec:
@@ -154,9 +156,3 @@ class Settings(Keys):
             return rotation
         sizes = {"chunk_size": chunk, "local_size": local, "original_max_positions": trained}
         return {**rotation, "name": "dual_chunk", **sizes}
-
-    def whole_heads(self, spec: Named, partial: bool) -> None:
-        """Refuse a rotation of a part of each head, unless the family supports it."""
-        if "rotary" in spec and not partial:
-            got = f"partial_rotary_factor for {spec['rotary']} entries"
-            raise self.error("rotation of whole heads", got)
