@@ -15,10 +15,12 @@ from safetensors.torch import load_file, save_file
 from posenc_export import export_model, load
 from posenc_export.export import Sources
 from posenc_export.export.expected import eager_session
+from posenc_export.models.by_transformers import Published
 from posenc_export.models.pretrained import from_pretrained
 from posenc_export.runtime import Session
 
 pytest.importorskip("transformers", reason="transformers is not installed")
+from tests.models.checkpoints import made  # noqa: E402
 from tests.models.patterns import LENGTH, share, theirs, tokens_of  # noqa: E402
 from tests.models.vision_models import MODELS, places, saved  # noqa: E402
 
@@ -112,6 +114,12 @@ def test_logits_of_padded_images_match_transformers(name: str, target: str, fold
     wanted = theirs(peer, padded, attention_mask=mask, position_ids=behind)
     logits = session.prefill(padded, attention_mask=mask, grid=behind)
     assert share([(logits[mask == 1], wanted[mask == 1])]) <= 1
+
+
+def test_a_rotation_that_takes_no_coordinates_has_none() -> None:
+    peer = made("llama")
+    peer.model.rotary_emb.mrope_section = [2, 3, 3]
+    assert Published(peer, 61, 64).axes == 0
 
 
 def _flat(config: Dict[str, Any]) -> Dict[str, Any]:
