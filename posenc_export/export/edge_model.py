@@ -10,18 +10,19 @@ model.
 
 import copy
 from contextlib import ExitStack
-from typing import Any, Dict, List, Optional, Tuple
+from typing import Any, Dict, List, Sequence, Tuple
 
 import torch
 from msgspec.structs import replace
 from torch import Tensor
 
 from posenc_export.export.describe import Model, eager
-from posenc_export.export.repeated_layers import RepeatedLayers
 from posenc_export.export.sources import in_dtype
 from posenc_export.models.attention import Attention
 from posenc_export.models.embedding_and_head import Text
 from posenc_export.models.stack import Stack
+from posenc_export.reading.layer_contents import contents_of
+from posenc_export.reading.parts import templates_of
 from posenc_export.runtime.graphs.torch_graph import TorchGraph
 from posenc_export.runtime.session.model import Model as Loaded
 from posenc_export.runtime.verification.long_cells import outputs_by
@@ -36,16 +37,35 @@ SEED = 20
 
 def edge_model(model: Model, spread: float = SPREAD) -> Model:
     """Return the reduced model in float32, in eval mode; it shares weights that are not drawn."""
-    part = RepeatedLayers.of(model)
-    reduced: Model = model if part is None else part.model
+    chosen = _chosen(model) if isinstance(model, Stack) else []
+    reduced = _with_layers(model, chosen) if isinstance(model, Stack) else model
     kept = {id(value): value for value in (*reduced.parameters(), *reduced.buffers())}
     edge = copy.deepcopy(reduced, {**kept, **_drawn(reduced), **_fewer_rows(reduced)})
     edge.source = {}
     if isinstance(edge, Stack):
-        _complete(edge, part)
+        _complete(edge, chosen)
     edge = in_dtype(edge.eval(), "float32")
     _spread(edge, spread)
     return edge
+
+
+def _chosen(model: Stack) -> List[int]:
+    """Return the indices of two layers of each kind."""
+    parts = contents_of([*model.layers])
+    templates = templates_of([*zip(model.config.kinds, model.mask_of, parts, strict=True)])
+    return sorted(set(templates))
+
+
+def _with_layers(model: Stack, chosen: Sequence[int]) -> Stack:
+    """Return a model with some layers of another one, which keep their weights."""
+    shallow = copy.copy(model)
+    layers = torch.nn.ModuleList(model.layers[index] for index in chosen)
+    shallow._modules = {**model._modules, "layers": layers}
+    shallow.mask_of = [model.mask_of[index] for index in chosen]
+    shallow.layer_states = [model.layer_states[index] for index in chosen]
+    shallow.reads_encoder = [model.reads_encoder[index] for index in chosen]
+    shallow.kept_states = shallow.embed_states + sum(shallow.layer_states)
+    return shallow
 
 
 def _drawn(model: Model) -> Dict[int, Any]:
@@ -77,10 +97,10 @@ def _parameter(numbers: Tensor) -> torch.nn.Parameter:
     return torch.nn.Parameter(numbers, requires_grad=False)
 
 
-def _complete(model: Stack, part: Optional[RepeatedLayers]) -> None:
+def _complete(model: Stack, chosen: Sequence[int]) -> None:
     """Let the description and the sizes of modules agree with the weights."""
     config, model.text, model.stored = model.config, Text(), {}
-    order = config.order if part is None else tuple(config.order[index] for index in part.traced)
+    order = tuple(config.order[index] for index in chosen)
     tokens = config.tokens
     if tokens.vocabulary:
         count = min(tokens.vocabulary, VOCABULARY)

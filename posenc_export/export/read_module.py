@@ -206,6 +206,24 @@ class ReadModule(Reading):
         return graph if is_plain else in_half(graph, self.dtype, self._trained())
 
     @torch.jit.unused
+    def traced_once(self) -> "ReadModule":
+        """Return the model for a trace, which computes one of the layers that are alike and marks
+        the others (reading/layers_once.py).
+        """
+        repeated, held = self.repeated, self.calls.state_dict()
+        if repeated is None:
+            return self
+        for template, names in zip(repeated.templates, repeated.weights, strict=True):
+            pairs = zip(repeated.weights[template].values(), names.values(), strict=True)
+            if any(
+                (held[a].dtype, held[a].shape) != (held[b].dtype, held[b].shape) for a, b in pairs
+            ):
+                return self  # since they were rounded
+        other, graph = copy.copy(self), repeated.marked(self.in_own_dtype(repeated.graph))
+        other._modules = {**self._modules, "calls": with_source(GraphModule(self.calls, graph))}
+        return other
+
+    @torch.jit.unused
     def _trained(self) -> Set[str]:
         """Return the names of the weights that may be rounded."""
         routers = self.products.routers

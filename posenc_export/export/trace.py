@@ -1,7 +1,6 @@
 """A model in one dtype, traced once per calling convention."""
 
-import contextlib
-from typing import Any, Callable, Dict, Mapping, Optional, Tuple, TypeVar
+from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple, TypeVar
 
 import numpy as np
 import onnx_ir as ir
@@ -11,12 +10,14 @@ from posenc_export.export.describe import FewBits, Model
 from posenc_export.export.example_inputs import trace_inputs
 from posenc_export.export.onnx_program import onnx_program
 from posenc_export.export.quantization.grid import OnGrid
-from posenc_export.export.repeated_layers import RepeatedLayers
+from posenc_export.export.read_module import ReadModule
 from posenc_export.export.signatures import wrap
 from posenc_export.export.traced_constants import TracedConstants
 from posenc_export.export.weight_file import page_out
 from posenc_export.ops import graph as semantic
 from posenc_export.ops.graph import semantic_graph
+from posenc_export.ops.layers import BEGIN, END, NAME
+from posenc_export.reading.layers_once import LayersOnce
 from posenc_export.runtime.artefact.manifest import Manifest
 from posenc_export.shared.progress import Progress, Step, silent
 
@@ -91,24 +92,81 @@ def _traced(
     model: Model, manifest: Manifest, on_grid: Mapping[str, OnGrid]
 ) -> Tuple[ir.Model, TracedConstants]:
     """Return the optimized graph, and what was computed from constants before."""
-    part, whole = RepeatedLayers.of(model), wrap(model, manifest.signature)
-    module, marking = whole, contextlib.ExitStack()
-    if part is not None:
-        module, marking = wrap(part.model, manifest.signature), part.marking()
-    arguments, shapes = trace_inputs(manifest if part is None else part.manifest(manifest))
-    with marking, semantic_graph():
+    traced = model.traced_once() if isinstance(model, ReadModule) else model
+    module = wrap(traced, manifest.signature)
+    arguments, shapes = trace_inputs(manifest)
+    with semantic_graph(), LayersOnce(module).marked(module):
         program = onnx_program(module, arguments, shapes, OPSET)
     graph = program.model.graph
-    if part is not None:
-        part.complete(graph, manifest)
+    _complete(graph)
     constants = TracedConstants(graph)
-    _read_through_nodes(graph, _initializers(whole, model, on_grid))
+    _read_through_nodes(graph, _initializers(module, model, on_grid))
     turned = _transposed_weights(graph)
     program.optimize()
     for value, name in turned.items():
         if value in graph.initializers:  # the optimizer folded the transpose
             graph.initializers[value].name = name
     return program.model, constants
+
+
+def _complete(graph: ir.Graph) -> None:
+    """Replace marks of layers, as reading.layers_once.complete does in a graph of torch.fx. Nodes
+    that depend on nothing that differs are not copied, nor are sizes, which are equal.
+    """
+    begun: Dict[str, ir.Node] = {}
+    inside: Dict[str, List[ir.Node]] = {}
+    ended: Dict[str, ir.Node] = {}
+    for mark in _marks(graph):
+        part, name = (mark.attributes[key].as_string() for key in ("part", "name"))
+        if part == BEGIN:
+            begun[name] = mark
+        elif part == END:  # layers within it are complete
+            nodes = list(graph)
+            inside[name] = nodes[nodes.index(begun[name]) + 1 : nodes.index(mark)]
+            ended[name] = mark
+        else:
+            of = _exchanged(begun[name], mark)
+            for node in inside[name]:
+                if node.op_type != "Shape" and any(value in of for value in node.inputs):
+                    graph.insert_before(mark, _copied(node, of, f"{node.name}.{mark.name}"))
+            _replace(mark, [of.get(value, value) for value in ended[name].inputs])
+    for mark in _marks(graph):
+        _replace(mark, mark.inputs)
+
+
+def _marks(graph: ir.Graph) -> List[ir.Node]:
+    return [node for node in graph if node.domain == semantic.DOMAIN and node.op_type == NAME]
+
+
+def _exchanged(first: ir.Node, mark: ir.Node) -> Dict[Any, Any]:
+    """Return what a layer reads by what the first of its kind reads in its place."""
+    pairs = enumerate(zip(first.inputs, mark.inputs, strict=True))
+    arguments = dict(enumerate(first.outputs))
+    return {arguments.get(i, read): own for i, (read, own) in pairs if read is not own}
+
+
+def _copied(node: ir.Node, of: Dict[Any, Any], name: str) -> ir.Node:
+    """Return a copy of a node that reads other values, and add its outputs to them."""
+    copied = ir.node(
+        node.op_type,
+        [of.get(value, value) for value in node.inputs],
+        node.attributes,
+        domain=node.domain,
+        num_outputs=len(node.outputs),
+        name=name,
+    )
+    for old, new in zip(node.outputs, copied.outputs, strict=True):
+        new.name, new.type = f"{old.name}.{name}", old.type
+        new.shape = old.shape and old.shape.copy()
+        of[old] = new
+    return copied
+
+
+def _replace(mark: ir.Node, values: Sequence[Any]) -> None:
+    """Replace the outputs of a mark by other values, of which weights are the last."""
+    for output, value in zip(mark.outputs, values, strict=False):
+        output.replace_all_uses_with(value, replace_graph_outputs=True)
+    mark.graph.remove(mark, safe=True)  # type: ignore[union-attr]
 
 
 def _transposed_weights(graph: ir.Graph) -> Dict[str, str]:

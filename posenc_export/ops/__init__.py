@@ -28,6 +28,7 @@ from posenc_export.ops.caches import (  # noqa: F401
     write_index,
 )
 from posenc_export.ops.experts import weighted_experts  # noqa: F401
+from posenc_export.ops.layers import layer  # noqa: F401
 from posenc_export.ops.recurrence import gated_delta  # noqa: F401
 from posenc_export.ops.rotations import (  # noqa: F401
     apply_rotation,

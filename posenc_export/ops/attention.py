@@ -29,9 +29,7 @@ def scale(x: Tensor, factor: float) -> Tensor:
 
 
 def passed(x: Tensor) -> Tensor:
-    """Return x, and mark it in a graph as the last value of a part of a model."""
-    if not torch.jit.is_scripting() and emitting():
-        return graph.Passed.emit(x, x.shape, x)
+    """Return x, which a flat graph (reading/flat.py) marks as the last value of a part."""
     return x
 
 

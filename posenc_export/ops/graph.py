@@ -127,12 +127,6 @@ class Node:
         return [kind(user) for user, _ in self.output.uses() if user.op_type == kind.__name__]
 
 
-class Passed(Node):
-    """The hidden states that a traced layer or part returns (export/repeated_layers.py)."""
-
-    x = Input()
-
-
 class OnGrid(Node):
     """A rounded weight in a traced graph, with the name of its parameter (export/trace.py)."""
 

@@ -62,7 +62,7 @@ def capture(
         untouched = plain.copied()
         plain = called_at_full_length(plain, x, max_positions, remedies)
         found = recurrences(plain, x, max_positions)
-        layers = LayersOnce(plain) if once else None
+        layers = LayersOnce(plain, numbered=True) if once else None
         program, used = tracing.exported(plain, x, max_positions, found, layers)
         gives_last_token = every_token(program)
         cleaned = clean(program, gives_last_token)

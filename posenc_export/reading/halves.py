@@ -44,11 +44,13 @@ def in_half(graph: Graph, dtype: torch.dtype, trained: Collection[str]) -> Graph
     half: Set[Node] = set()
     casts: Dict[Any, Node] = {}
 
-    def cast(node: Node, to_half: bool) -> Node:
+    def cast(node: Node, to_half: bool, reader: Node) -> Node:
         if not _floats(node) or (node in half) == to_half:
             return node
         if (node, to_half) not in casts:
-            with graph.inserting_after(node):
+            # That of a weight is computed in the layer that reads it.
+            insert = graph.inserting_after if node.op != "get_attr" else graph.inserting_before
+            with insert(node if node.op != "get_attr" else reader):
                 kind = dtype if to_half else torch.float32
                 casts[node, to_half] = graph.call_function(aten.to.dtype, (node, kind))
         return casts[node, to_half]
@@ -61,7 +63,8 @@ def in_half(graph: Graph, dtype: torch.dtype, trained: Collection[str]) -> Graph
             half.add(node)
         if not kept and packet(node) is not aten.sym_size:
             for one in inputs:
-                node.replace_input_with(one, cast(one, one in operands or node.op == "output"))
+                to_half = one in operands or node.op == "output"
+                node.replace_input_with(one, cast(one, to_half, node))
     return graph
 
 

@@ -9,6 +9,7 @@ import dataclasses
 import functools
 import hashlib
 import itertools
+import operator
 import string
 from collections import Counter
 from dataclasses import dataclass
@@ -19,8 +20,10 @@ from torch import Tensor
 from torch.fx import Graph, GraphModule, Node
 
 from posenc_export import ops
+from posenc_export.ops.layers import AGAIN, BEGIN, END
 from posenc_export.reading.calls import Cache, Calls
 from posenc_export.reading.graphs import of_length_alone, results_of
+from posenc_export.reading.layers_once import complete
 from posenc_export.reading.steps import Attend
 from posenc_export.reading.values import LAYOUT, inputs_of, packet
 from posenc_export.reading.whole import Capture
@@ -66,6 +69,12 @@ class Repeated:
 
     def __deepcopy__(self, memo: Any) -> "Repeated":
         return self
+
+    def marked(self, short: Graph) -> Graph:
+        """Return the graph of the whole module, in which each copy of a part is one mark
+        (reading/layers_once.py). short: `graph`, perhaps in half precision.
+        """
+        return _Marked(self, short).graph
 
 
 class Flat(NamedTuple):
@@ -163,7 +172,9 @@ class Shortened:
         held = dict(zip(placeholders, calls.caches, strict=True))
         caches, states = self._caches(calls, [[held[s] for s in states] for states in own])
         repeated = Repeated(short.graph, self.templates, weights, states)
-        return Flat(GraphModule(root, _completed(repeated, bodies, own)), caches, repeated)
+        graph = repeated.marked(short.graph)
+        complete(graph)
+        return Flat(GraphModule(root, graph), caches, repeated)
 
     def _weights(self, index: int, calls: Calls, root: Dict[str, Any]) -> Dict[str, str]:
         """Return the names of the weights of a part by those of its template. Weights that the
@@ -355,45 +366,84 @@ def _bodies(graph: Graph) -> List[List[Node]]:
     return found
 
 
-def _completed(repeated: Repeated, bodies: List[List[Node]], own: List[List[Node]]) -> Graph:
-    """Return the graph of all parts. bodies, own: nodes and states of those in the graph."""
-    short, graph, known = repeated.graph, Graph(), dict[Node, Node]()
-    inputs, past = [n for n in short.nodes if n.op == "placeholder"], _states(short)
-    for node in [n for n in inputs if n not in past and n.name != "index"]:
-        known[node] = graph.node_copy(node)
-    states = [graph.placeholder(f"states_{i}") for i in range(sum(map(len, repeated.states)))]
-    for state in states:
-        state.meta = dict(past[0].meta)
-    known |= {node: graph.node_copy(node) for node in inputs if node.name == "index"}
-    y, *results = results_of(short)
-    present_of = dict(zip(past, results, strict=True))
-    kept, held = sorted(set(repeated.templates)), dict[str, Node]()
-    present: Dict[int, Node] = {}
-    entry: Optional[Node] = None
-    for index, template in enumerate(repeated.templates):
-        place, weights = kept.index(template), repeated.weights[index]
-        of = dict(known)  # values of a copy are known while it is added
-        of |= {n: states[i] for n, i in zip(own[place], repeated.states[index], strict=True)}
-        if entry is not None:
-            of[bodies[place - 1][-1]] = entry
+class _Marked:
+    """The graph of all parts, in which each copy of a part is one mark, while it is made.
 
-        def value(node: Node, of: Dict[Node, Node] = of, weights: Dict[str, str] = weights) -> Node:
-            if node.op != "get_attr":
-                return of[node]
-            name = weights.get(str(node.target), str(node.target))
-            if name not in held:
-                held[name] = graph.get_attr(name)
-                held[name].meta = dict(node.meta)
-            return held[name]
+    Attributes:
+        known: its nodes by those of the short graph.
+        results: of each kept part that has copies, what it returns.
+    """
 
-        for node in bodies[place]:
-            if node.target is ops.passed:
-                entry = of[node] = value(node.args[0])  # type: ignore[arg-type]
+    def __init__(self, repeated: Repeated, short: Graph) -> None:
+        self.repeated, self.graph, self.known = repeated, Graph(), dict[Node, Node]()
+        self.results: Dict[int, List[Node]] = {}
+        self.held: Dict[str, Node] = {}
+        inputs, past = [n for n in short.nodes if n.op == "placeholder"], _states(short)
+        for node in [n for n in inputs if n not in past and n.name != "index"]:
+            self.known[node] = self.graph.node_copy(node)
+        count = sum(map(len, repeated.states))
+        self.states = [self.graph.placeholder(f"states_{i}") for i in range(count)]
+        for state in self.states:
+            state.meta = dict(past[0].meta)
+        self.known |= {n: self.graph.node_copy(n) for n in inputs if n.name == "index"}
+        for node in [n for n in short.nodes if n.op == "get_attr"]:
+            self.known[node] = self._weight(str(node.target), node)
+        y, *results = results_of(short)
+        present_of, present = dict(zip(past, results, strict=True)), dict[int, Node]()
+        kept, bodies = sorted(set(repeated.templates)), _bodies(short)
+        own = [[s for s in past if present_of[s] in body] for body in bodies]
+        entry: List[Node] = []  # of the next part; none of the first
+        for index, template in enumerate(repeated.templates):
+            place = kept.index(template)
+            body = bodies[place]
+            ends = body[-1:] if body[-1].target is ops.passed else []
+            read = [bodies[place - 1][-1]][: len(entry)] + own[place]
+            values = entry + [self.states[i] for i in repeated.states[index]]
+            given = [end.args[0] for end in ends] + [present_of[state] for state in own[place]]
+            if template == index:
+                made = self._first(template, body[: -1 if ends else None], read, values, given)
             else:
-                of[node] = graph.node_copy(node, value)
-        new = (of[present_of[state]] for state in own[place])
-        present |= zip(repeated.states[index], new, strict=True)
-        if index == template:
-            known = of
-    graph.output((known[y], *map(present.__getitem__, range(len(states)))))
-    return graph
+                made = self._again(index, values)
+            entry, new = made[: len(ends)], made[len(ends) :]
+            present |= zip(repeated.states[index], new, strict=True)
+        self.graph.output((self.known[y], *map(present.__getitem__, range(count))))
+
+    def _first(
+        self, part: int, body: List[Node], read: List[Node], values: List[Node], given: Any
+    ) -> List[Node]:
+        """Copy a part that is kept, between marks if it has copies; return its results."""
+        is_marked = self.repeated.templates.count(part) > 1
+        if is_marked:
+            values = self._mark(BEGIN, part, values, self._weights(part), values)
+        self.known |= zip(read, values, strict=True)
+        for node in body:
+            self.known[node] = self.graph.node_copy(node, self.known.__getitem__)
+        results = [self.known[node] for node in given]
+        if is_marked:
+            results = self.results[part] = self._mark(END, part, results, [], results)
+        return results
+
+    def _again(self, part: int, values: List[Node]) -> List[Node]:
+        template = self.repeated.templates[part]
+        return self._mark(AGAIN, template, values, self._weights(part), self.results[template])
+
+    def _mark(
+        self, what: str, part: int, values: List[Node], weights: List[Node], like: List[Node]
+    ) -> List[Node]:
+        mark = self.graph.call_function(ops.layer, (what, str(part), values + weights, like))
+        items = [self.graph.call_function(operator.getitem, (mark, i)) for i in range(len(like))]
+        for item, value in zip(items, like, strict=True):
+            item.meta = dict(value.meta)
+        return items
+
+    def _weights(self, part: int) -> List[Node]:
+        """Return the weights of a part alone, in the order of those of its template."""
+        of = self.repeated.weights
+        named = of[self.repeated.templates[part]]
+        return [self._weight(of[part][name], self.held[own]) for name, own in named.items()]
+
+    def _weight(self, name: str, like: Node) -> Node:
+        if name not in self.held:
+            self.held[name] = self.graph.get_attr(name)
+            self.held[name].meta = dict(like.meta)
+        return self.held[name]

@@ -30,7 +30,7 @@ from torch.export import Dim, ExportedProgram
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from posenc_export.reading.joined import Joined, numbers_of_lengths, trace_of
-from posenc_export.reading.layers_once import LayersOnce
+from posenc_export.reading.layers_once import LayersOnce, complete
 from posenc_export.reading.recurrences import Recurrences
 from posenc_export.reading.refused import Refused, joined, place, place_of_error
 from posenc_export.reading.whole import OneTensor, of_length
@@ -215,8 +215,6 @@ def _attempt(
     layers: Optional[LayersOnce] = None,
 ) -> ExportedProgram:
     copied = plain.copied()  # a trace may leave its values on it
-    if layers is not None:
-        layers.leave_out(copied)
     granule = max([r.granule for r in active] or [1])
     rows, length = _example_sizes(copied, most - 1, granule)
     x = of_length(x[torch.arange(rows) % x.shape[0]], length).clone()
@@ -232,6 +230,8 @@ def _attempt(
         for remedy in active:
             if remedy.patch is not None:
                 stack.enter_context(remedy.patch())
+        if layers is not None:
+            stack.enter_context(layers.marked(copied))
         try:
             if is_joined:
                 traced = _joined(copied, x)
@@ -241,7 +241,10 @@ def _attempt(
         except Exception as error:
             raise _in_our_words(error, copied, fixed) from error
     if layers is not None:
-        layers.completed(program, copied)
+        (output,) = program.graph_signature.output_specs
+        complete(program.graph)
+        output.arg.name = program.graph.output_node().args[0][0].name
+        program.graph_module.recompile()
     return program
 
 

@@ -1,5 +1,5 @@
-"""A graph of which few layers were traced has the nodes, weights and states of one of which all
-were.
+"""A graph of which one layer of each kind was traced has the nodes, weights and states of one of
+which all were.
 """
 
 from pathlib import Path
@@ -8,7 +8,6 @@ import onnx_ir as ir
 import pytest
 import torch
 
-from posenc_export.export import repeated_layers
 from posenc_export.export.describe import describe
 from posenc_export.export.read_module import ReadAs, as_model
 from posenc_export.export.sources import in_dtype
@@ -18,6 +17,7 @@ from posenc_export.models.presets import seeded
 from posenc_export.models.short_forms import block_config, decoder_config, encoder_config
 from posenc_export.models.stack import Stack
 from posenc_export.reading import parts
+from posenc_export.reading.layers_once import LayersOnce
 from tests.export.graph_digests import outputs_of
 from tests.reading.own_modules import Decoder, Rotated, Windowed
 
@@ -41,6 +41,16 @@ def decoder(encoding: str, further=()) -> Stack:
     ).eval()
 
 
+def traced(model: Stack) -> list:
+    """Return the indices of the layers that are no copies."""
+    templates = LayersOnce(model).templates
+    return [index for index in range(len(model.layers)) if f"layers.{index}" not in templates]
+
+
+def trace_all(*_: object) -> None:
+    """Replace LayersOnce._add."""
+
+
 def digests(model: Stack, signature: str, target: str, folder: Path) -> dict:
     """Write a graph and return a digest of each output."""
     kind = TARGETS[target]
@@ -55,7 +65,7 @@ def test_hidden_states_of_the_last_layer_can_be_an_output(tmp_path, monkeypatch)
     )
     model = seeded(encoder_config(vocabulary=32, layers=LAYERS, hidden=16, block=block), 0).eval()
     few = digests(model, "positions", "onnx", tmp_path / "few")
-    monkeypatch.setattr(repeated_layers, "FEWEST", LAYERS)
+    monkeypatch.setattr(LayersOnce, "_add", trace_all)
     assert few == digests(model, "positions", "onnx", tmp_path / "whole")
 
 
@@ -76,9 +86,9 @@ def test_copied_layers_are_those_of_a_whole_trace(
     tmp_path, monkeypatch, encoding, further, signature, target
 ):
     model = decoder(encoding, further)
-    assert repeated_layers.RepeatedLayers.of(model) is not None
+    assert len(traced(model)) < len(model.layers)
     few = digests(model, signature, target, tmp_path / "few")
-    monkeypatch.setattr(repeated_layers, "FEWEST", LAYERS + len(further))
+    monkeypatch.setattr(LayersOnce, "_add", trace_all)
     assert few == digests(model, signature, target, tmp_path / "whole")
 
 
@@ -90,18 +100,14 @@ def test_copied_parts_of_a_module_that_is_read_are_those_of_a_whole_trace(
     layers = tuple(kind() for kind in (Windowed, Rotated) * 3)
     read = as_model(Decoder(layers).eval(), ReadAs(max_positions=40))
     model, target = in_dtype(read, dtype), "ort" if dtype == "float32" else "ort-cuda"
-    assert repeated_layers.RepeatedLayers.of(model).traced == [0, 1, 2, 3, 4, 7]
+    assert model.repeated.templates == [0, 1, 2, 3, 4, 3, 4, 7, 8]
     few = digests(model, "positions", target, tmp_path / "few")
     model.repeated = None
     assert few == digests(model, "positions", target, tmp_path / "whole")
 
 
-def test_two_layers_of_each_kind_are_traced():
-    assert repeated_layers.RepeatedLayers.of(decoder("rope", MIXED)).traced == [0, 1, 2, 4]
-
-
-def test_models_with_few_layers_are_traced_whole():
-    assert repeated_layers.RepeatedLayers.of(decoder("rope", MIXED[:3])) is None
+def test_one_layer_of_each_kind_is_traced():
+    assert traced(decoder("rope", MIXED)) == [0, 1]
 
 
 class Wrapped(torch.nn.Module):
@@ -171,7 +177,7 @@ CHANGES = {
 def test_a_layer_that_was_changed_is_a_kind_of_its_own(change):
     model = decoder("nope")
     CHANGES[change](model.layers)
-    assert repeated_layers.RepeatedLayers.of(model).traced == [0, 1, 3]
+    assert traced(model) == [0, 3]
 
 
 QUICK = ("a wrapper that renames weights",)
@@ -188,7 +194,7 @@ def test_a_layer_that_was_changed_is_that_of_a_whole_trace(tmp_path, monkeypatch
     model = decoder("nope")
     CHANGES[change](model.layers)
     few = digests(model, "positions", "onnx", tmp_path / "few")
-    monkeypatch.setattr(repeated_layers, "FEWEST", LAYERS)
+    monkeypatch.setattr(LayersOnce, "_add", trace_all)
     assert few == digests(model, "positions", "onnx", tmp_path / "whole")
 
 
@@ -197,14 +203,14 @@ def test_functions_that_capture_other_values_make_layers_of_other_kinds():
     for index, layer in enumerate(model.layers):
         factor = 1.0 + (index > 3)
         layer.mlp.register_forward_hook(lambda module, inputs, output, by=factor: by * output)
-    assert repeated_layers.RepeatedLayers.of(model).traced == [0, 1, 4, 5]
+    assert traced(model) == [0, 4]
 
 
 def test_weights_that_some_layers_share_are_read_by_these_layers_only(tmp_path, monkeypatch):
     model = decoder("nope", [{"name": "nope"}] * 8)
     for first, second in ((0, 1), (2, 3)):
         model.layers[second].mlp.down.weight = model.layers[first].mlp.down.weight
-    assert repeated_layers.RepeatedLayers.of(model).traced == [0, 1, 2, 3, 4, 5]
+    assert traced(model) == [0, 2, 4]
     few = digests(model, "positions", "onnx", tmp_path / "few")
-    monkeypatch.setattr(repeated_layers, "FEWEST", 9)
+    monkeypatch.setattr(LayersOnce, "_add", trace_all)
     assert few == digests(model, "positions", "onnx", tmp_path / "whole")

@@ -50,7 +50,7 @@ def _seeded(*layers: Any) -> Decoder:
 
 
 def _templates(module: nn.Module) -> Dict[str, str]:
-    return LayersOnce(module).templates
+    return LayersOnce(module, numbered=True).templates
 
 
 @pytest.mark.parametrize(

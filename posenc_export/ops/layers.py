@@ -1,0 +1,47 @@
+"""Marks of layers in a trace, by which further layers of a kind need one node each."""
+
+from typing import List
+
+import torch
+from torch import Tensor, library
+
+from posenc_export.ops.graph import DOMAIN, emitting
+
+BEGIN, END = "begin", "end"  # of the first layer of a kind
+AGAIN = "again"  # stands for a further one
+NAME = "Layer"  # of a mark in an ONNX graph
+library.define(
+    "posenc_layers::mark", "(str part, str name, Tensor[] values, Tensor[] like) -> Tensor[]"
+)
+MARK = torch.ops.posenc_layers.mark.default
+
+
+@library.register_fake("posenc_layers::mark")
+def _(part: str, name: str, values: List[Tensor], like: List[Tensor]) -> List[Tensor]:
+    return [value.new_empty(value.shape) for value in like]
+
+
+def layer(part: str, name: str, values: List[Tensor], like: List[Tensor]) -> List[Tensor]:
+    """Mark a layer in a trace, which is to be completed (reading/layers_once.py).
+
+    Args:
+        part: BEGIN, END or AGAIN.
+        name: of the first layer of its kind.
+        values: what the layer reads, with its weights behind its arguments; at its end, its
+            results.
+        like: tensors with the shapes and dtypes of those that are returned.
+    """
+    if not emitting():
+        result: List[Tensor] = MARK(part, name, values, like)
+        return result
+    kinds = [(value.dtype, list(value.shape)) for value in like]
+    return list(
+        torch.onnx.ops.symbolic_multi_out(
+            f"{DOMAIN}::{NAME}",
+            values,
+            {"part": part, "name": name},
+            dtypes=[dtype for dtype, _ in kinds],
+            shapes=[shape for _, shape in kinds],
+            version=1,
+        )
+    )
