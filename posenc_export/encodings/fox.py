@@ -38,6 +38,7 @@ class FoX(PositionEncoding):
         ValueError: a scale not above 0.
     """
 
+    any_size = True
     shared = False
     above = {"scale": 0}
 

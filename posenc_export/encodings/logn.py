@@ -42,6 +42,7 @@ class LogN(PositionEncoding):
             below 1, first other than 0 or 1, first=0 with form "log".
     """
 
+    any_size = True
     least = {"trained": 2, "temperature": 0, "period": 1}
 
     def rotate(self, q: Tensor, k: Tensor, positions: Tensor) -> Tuple[Tensor, Tensor]:

@@ -48,6 +48,7 @@ class WavLM(PositionEncoding):
             exact buckets.
     """
 
+    any_size = True
     shared = False
     most = {"buckets": 1 << 20, "max_distance": 1 << 20}
 

@@ -188,6 +188,14 @@ BAD_ATTENTION = {
         {"encodings": ({"name": "shaw"}, {"name": "cope"})},
         "at most one encoding that overrides rescore, got Shaw and CoPE",
     ),
+    "rows beside longer keys": (
+        {"encodings": ({"name": "deberta"}, {"name": "rope_longrope"})},
+        "no encoding with RoPELongRoPE that needs its size of keys, got DeBERTa",
+    ),
+    "rotation of longer keys": (
+        {"encodings": ({"name": "rope_longrope"}, {"name": "rope"})},
+        "no encoding with RoPELongRoPE that needs its size of keys, got RoPE",
+    ),
     "backward only": (
         {"encodings": ({"name": "cope"},), "sees": {"name": "both"}},
         "expected causal attention for CoPE, got bidirectional",

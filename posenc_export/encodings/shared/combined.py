@@ -52,6 +52,17 @@ def coordinates_of(parts: Sequence[PositionEncoding]) -> Coordinates:
     return most
 
 
+def _check_sizes(parts: Sequence[PositionEncoding]) -> None:
+    """Raise ValueError if a part reads queries and keys whose size another one has changed."""
+    for index, part in enumerate(parts):
+        others = [p for p in parts if overrides(p, "rescore", "observe", "score_scale")]
+        others += [p for p in parts[index + 1 :] if overrides(p, "rotate")]
+        names = [type(p).__name__ for p in others if not (p is part or p.any_size)]
+        if part.key_size(1) != 1 and names:
+            rule = f"no encoding with {type(part).__name__} that needs its size of keys"
+            raise refusal("encodings", rule, names[0], "leave one out")
+
+
 def _of_scores(part: PositionEncoding) -> bool:
     return overrides(part, "bias", "rescore", "observe")
 
@@ -82,6 +93,7 @@ class Combined(PositionEncoding):
             if len(both) > 1:
                 rule = f"at most one encoding that overrides {hooks[0]}"
                 raise refusal("encodings", rule, " and ".join(both), "leave one out")
+        _check_sizes(parts)
         self.grid_bias = any(part.grid_bias for part in parts)
         if self.grid_bias and not all(part.grid_bias for part in parts if _of_scores(part)):
             names = " and ".join(type(part).__name__ for part in parts if _of_scores(part))
