@@ -44,14 +44,15 @@ class LayersOnce:
         self.templates: Dict[str, str] = {}
         for name, part in module.named_modules():
             if isinstance(part, (nn.ModuleList, nn.Sequential)):
-                self._add(name, contents_of([*part]), numbered)
+                layers = {f"{name}.{key}": one for key, one in part.named_children()}
+                self._add([*layers], contents_of([*layers.values()]), numbered)
 
-    def _add(self, name: str, contents: List[Content], numbered: bool) -> None:
+    def _add(self, names: List[str], contents: List[Content], numbered: bool) -> None:
         for index, content in enumerate(contents):
             for i in range(index):
                 own = (i, index) if numbered else (-1, -1)
-                if f"{name}.{i}" not in self.templates and _alike(contents[i], content, *own):
-                    self.templates[f"{name}.{index}"] = f"{name}.{i}"
+                if names[i] not in self.templates and _alike(contents[i], content, *own):
+                    self.templates[names[index]] = names[i]
                     break
 
     @contextmanager

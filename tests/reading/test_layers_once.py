@@ -1,5 +1,6 @@
 """Layers that are alike are traced once, and the trace is that of all layers."""
 
+from collections import OrderedDict
 from typing import Any, Dict, List
 
 import pytest
@@ -37,11 +38,12 @@ class Numbered(Attends):
 
 
 class Nested(Attends):
-    """A layer with a list of layers that are alike."""
+    """A layer with layers that are alike and have names, and a list of none."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.o = nn.Sequential(*(nn.Linear(WIDTH, WIDTH) for _ in range(3)))
+        self.o = nn.Sequential(OrderedDict((name, nn.Linear(WIDTH, WIDTH)) for name in "abc"))
+        self.gates = nn.ModuleList([None, None])  # type: ignore[list-item]
 
 
 def _seeded(*layers: Any) -> Decoder:
