@@ -119,7 +119,8 @@ def _values(manifest: Manifest, language: str) -> Dict[str, Any]:
     return {
         "language": language,
         "heading": [f"{title}: {text}" for title, text in lines.items()],
-        "kind": manifest.kind,
+        "decodes": manifest.decodes,
+        "prompt": [token % (manifest.vocabulary or 1) for token in (100, 101, 102)],
         "dtype": manifest.dtype,
         "axes": manifest.axes,
         "width": manifest.inputs[0].axes[-1],

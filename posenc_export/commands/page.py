@@ -8,7 +8,7 @@ from posenc_export.commands.options import Table, folder_of, option
 from posenc_export.page import write
 
 OPTIONS: Table = {
-    **folder_of("the artefact of a decoder with a tokenizer or byte by byte, target ort or onnx"),
+    **folder_of("the artefact of a decoder, target ort or onnx"),
     "-o --output": option(
         "folder of the page: new, empty, or a page that is replaced", type=Path, required=True
     ),

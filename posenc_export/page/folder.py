@@ -14,13 +14,13 @@ from posenc_export.runtime.artefact import chat_template, files, places, publish
 from posenc_export.runtime.artefact import manifest as manifests
 from posenc_export.runtime.artefact.manifest import Manifest
 from posenc_export.runtime.artefact.summary import summary
-from posenc_export.shared.refusal import refusal
 
 # Assets by their names in a page.
 SHARED = {name: name for name in ("model.js", "certificate.js", "style.css")}
 BYTE_PAGE = {**SHARED, "index.html": "index.html", "page.js": "page.js"}
 SCRIPTS = {name: name for name in ("chat.js", "text.js", "pieces.js")}
 TEXT_PAGE = {**SHARED, "index.html": "chat.html", **SCRIPTS}
+IDS_PAGE = {**TEXT_PAGE, "text.js": "ids.js"}  # a page that shows token ids in place of text
 TOKENIZER = "tokenizer.json"
 # The build for WebAssembly alone: 14 MB.
 WEB = ("ort.wasm.min.mjs", "ort-wasm-simd-threaded.mjs", "ort-wasm-simd-threaded.wasm")
@@ -35,10 +35,11 @@ NO_PAGE = {
     "encoder": "posenc embed and posenc serve run encoders with sentence embeddings",
     "decoder": "posenc generate runs it with its encoder",
     "block": PRINTED,
-    "module": PRINTED,
+    "module": f"its outputs are no logits of token ids; {PRINTED}",
 }
 DISTANCES = 48  # distances in tokens, from 0 on, for which attention is drawn
 CONTEXT = 1024  # most bytes or tokens that the page feeds to the model
+IDS = 60  # token ids that a page without text compares in calls of different lengths
 # Files of npm packages, by their names in the page.
 LIBRARIES = {
     "tokenizers.min.mjs": "@huggingface/tokenizers/dist/tokenizers.min.mjs",
@@ -66,8 +67,9 @@ def write(folder: Path, output: Path, onnxruntime_web: Optional[Path] = None) ->
     """Write the page for an artefact. Return the artefact's manifest.
 
     Args:
-        folder: artefact of a byte-level decoder or one with a tokenizer, target ort or onnx,
-            float32 or with weights in few bits; or the name of a preset.
+        folder: artefact of a decoder or of a module with logits for each token id, target ort or
+            onnx, float32 or with weights in few bits; or the name of a preset. The page of one
+            without a tokenizer reads bytes if the vocabulary is 256, otherwise token ids.
         output: folder of the page; created, or replaced if it already holds a page.
         onnxruntime_web: folder of the npm package onnxruntime-web. None searches node_modules in
             the working folder, in build and in the parent folders.
@@ -93,7 +95,8 @@ def _fill(page: Path, folder: Path, manifest: Manifest, web: Path) -> None:
     (page / "onnxruntime-web").mkdir(parents=True)
     has_tokenizer = TOKENIZER in manifest.files
     built = all((web / "dist" / name).is_file() for name in WEBGPU)
-    gpu = manifest.target == WEBGPU_TARGET and not has_tokenizer and built
+    reads_bytes = manifest.vocabulary == tokenizer.BYTES and not has_tokenizer
+    gpu = manifest.target == WEBGPU_TARGET and reads_bytes and built
     for name in (*WEB, *(WEBGPU if gpu else ())):
         shutil.copyfile(web / "dist" / name, page / "onnxruntime-web" / name)
     shutil.copyfile(folder / "model.onnx.data", page / "model.onnx.data")
@@ -102,11 +105,13 @@ def _fill(page: Path, folder: Path, manifest: Manifest, web: Path) -> None:
     data = _page_data(name, manifest)
     data["onnxruntime_web"] = json.loads((web / "package.json").read_bytes())["version"]
     data["webgpu"] = gpu
-    if has_tokenizer:
-        data |= _text_part(page, folder, manifest, web)
+    if reads_bytes:
+        data, assets = data | _byte_part(page, folder, manifest), BYTE_PAGE
     else:
-        data |= _byte_part(page, folder, manifest)
-    for name, asset in (TEXT_PAGE if has_tokenizer else BYTE_PAGE).items():
+        texts = _texts(page, folder, manifest, web) if has_tokenizer else _ids(manifest)
+        assets = TEXT_PAGE if has_tokenizer else IDS_PAGE
+        data |= _whole_part(page, folder, manifest, texts)
+    for name, asset in assets.items():
         (page / name).write_bytes(_asset(asset))
     written = [path.relative_to(page).as_posix() for path in page.rglob("*") if path.is_file()]
     listing = json.dumps({**data, "files": sorted(written)}, indent=1) + "\n"
@@ -119,30 +124,42 @@ def _byte_part(page: Path, folder: Path, manifest: Manifest) -> Dict[str, Any]:
     ids = list(graph.PROMPT[: manifest.max_positions])
     graph.check_calls(folder, page / "model.onnx", manifest, states, ids)
     distances = min(DISTANCES, manifest.max_positions)
-    patterns: List[Any] = [None] * len(manifest.config["order"])
-    if find_spec("torch") is not None:
+    patterns: List[Any] = [None] * len(manifest.states)
+    if manifest.kind == "decoder" and find_spec("torch") is not None:
         from posenc_export.page.patterns import patterns_by_layer
 
         patterns = patterns_by_layer(manifest, distances)
     return {"states": states, "attention": layers, "patterns": patterns, "distances": distances}
 
 
-def _text_part(page: Path, folder: Path, manifest: Manifest, web: Path) -> Dict[str, Any]:
-    for name in ("model.onnx", TOKENIZER):
-        shutil.copyfile(folder / name, page / name)
+def _texts(page: Path, folder: Path, manifest: Manifest, web: Path) -> Dict[str, Any]:
+    shutil.copyfile(folder / TOKENIZER, page / TOKENIZER)
     copy_libraries(web.parent, page)
-    data = text_data(folder, manifest)
+    return text_data(folder, manifest)
+
+
+def _ids(manifest: Manifest) -> Dict[str, Any]:
+    ids = [n % manifest.vocabulary for n in range(min(IDS, manifest.max_positions))]
+    samples = [{"ids": ids}]
+    return {"vocabulary": manifest.vocabulary, "ends": manifest.stop_ids, "samples": samples}
+
+
+def _whole_part(
+    page: Path, folder: Path, manifest: Manifest, texts: Dict[str, Any]
+) -> Dict[str, Any]:
+    """Copy the graph as it is. Return its part of page.json, with that about text or ids."""
+    shutil.copyfile(folder / "model.onnx", page / "model.onnx")
     # GroupQueryAttention takes caches without free slots; a page copies less of them then.
     fused = graph.fuses_all_caches(folder / "model.onnx", manifest)
     states = graph.states_of(manifest, 0 if fused else min(manifest.max_positions, CONTEXT))
-    ids = data["samples"][0]["ids"]
+    ids = texts["samples"][0]["ids"]
     graph.check_calls(folder, page / "model.onnx", manifest, states, ids)
-    return {"states": states, "attention": [], **data}
+    return {"states": states, "attention": [], **texts}
 
 
 def check(manifest: Manifest) -> None:
     """Raise ValueError unless a page can run an artefact."""
-    if manifest.kind != "decoder" or manifest.encoder:
+    if not manifest.decodes or manifest.encoder:
         kind = "decoder that reads an encoder" if manifest.encoder else manifest.kind
         rule = f"page: expected a decoder, got a model of kind {kind}"
         raise ValueError(f"{rule}; {NO_PAGE[manifest.kind]}")
@@ -151,10 +168,6 @@ def check(manifest: Manifest) -> None:
         rule = f"page: expected target {' or '.join(TARGETS)} in float32"
         remedy = "export it with --target ort --dtype float32"
         raise ValueError(f"{rule}, got target {target} in {dtype}; {remedy}")
-    if manifest.vocabulary != tokenizer.BYTES and TOKENIZER not in manifest.files:
-        rule = f"a decoder with a tokenizer, or a byte-level one (vocabulary {tokenizer.BYTES})"
-        got = f"{manifest.vocabulary} token ids and no {TOKENIZER}"
-        raise refusal("page", rule, got, "put it into the checkpoint and export it again")
     known = inputs_of_pages()
     unknown = [value.name for value in manifest.inputs if value.name not in known]
     if unknown:

@@ -1,5 +1,5 @@
 """The printed programs run the artefacts of users' own modules: token ids of a small vocabulary,
-or hidden states of another width than the outputs.
+hidden states of another width than the outputs, and those of README.md and docs/own-model.md.
 """
 
 import functools
@@ -23,6 +23,8 @@ from posenc_export.commands.cli import main
 from posenc_export.export import ReadAs, Sources, export
 from posenc_export.models.presets import seeded
 from posenc_export.runtime.artefact import manifest as manifests
+from tests import pages_of_modules
+from tests.pages_of_modules import COUNT, PAGES, PROMPT
 from tests.tiny import block
 
 pytestmark = pytest.mark.xdist_group("plain runtimes")
@@ -55,16 +57,23 @@ def _sources(reads: str) -> Sources:
     return Sources(Own(first).eval(), how=ReadAs(example, 300))
 
 
+ALL = ["ids", "states", *PAGES, *(f"{page} int8" for page in PAGES)]  # a page, or page and format
+
+
 def _made(reads: str, target: str, folder: Path) -> Path:
-    export(_sources(reads), target, folder, verify=False)
+    page, _, weights = reads.partition(" ")
+    source = pages_of_modules.sources(page) if page in PAGES else _sources(reads)
+    export(source, target, folder, verify=False, weights=weights or None)
     return folder
 
 
 def _wanted(folder: Path, reads: str) -> np.ndarray:
-    """Return what a program prints: after each call the number of tokens and the outputs of the
-    last of them.
+    """Return what a program prints: the tokens that follow a prompt; of a module without logits,
+    after each call the number of tokens and the outputs of the last of them.
     """
     session, rows, held = load(folder, provider="cpu").session(), [], 0
+    if session.manifest.decodes:
+        return np.array(list(session.generate([PROMPT], COUNT)))
     for new in (8, 1, 1, 1):
         tokens = np.arange(held, held + new)
         x = (
@@ -77,9 +86,13 @@ def _wanted(folder: Path, reads: str) -> np.ndarray:
     return np.array(rows)
 
 
-def _compare(printed: str, folder: Path, reads: str) -> None:
-    result = np.array([float(number) for number in NUMBER.findall(printed)]).reshape(4, 1 + OUTPUTS)
-    assert np.allclose(result, _wanted(folder, reads), atol=1e-4)
+def _compare(folder: Path, reads: str, *command: str) -> None:
+    """Run a program in the folder that holds the artefact "a", and compare what it prints."""
+    wanted = _wanted(folder, reads)
+    decodes = wanted.shape == (COUNT, 1)
+    arguments = ["a", *map(str, [COUNT, *PROMPT] if decodes else [])]
+    printed = NUMBER.findall(_run(*command, *arguments, folder=folder.parent))
+    assert np.allclose(np.array(printed, float).reshape(wanted.shape), wanted, atol=1e-4)
 
 
 def _run(*command: object, folder: Path) -> str:
@@ -112,15 +125,11 @@ def test_inspect_describes_an_own_module(
     ) in said
 
 
-@pytest.mark.parametrize("reads", ["ids", "states"])
+@pytest.mark.parametrize("reads", ALL)
 @pytest.mark.parametrize("target", ["onnx", "ort"])
 def test_the_python_program_runs_an_own_module(reads: str, target: str, tmp_path: Path) -> None:
     folder = _made(reads, target, tmp_path / "a")
-    _compare(
-        _run(sys.executable, _written(tmp_path, "python", "run.py"), "a", folder=tmp_path),
-        folder,
-        reads,
-    )
+    _compare(folder, reads, sys.executable, _written(tmp_path, "python", "run.py"))
 
 
 @pytest.mark.parametrize("reads", ["ids", "states"])
@@ -128,11 +137,7 @@ def test_the_program_for_the_reference_evaluator_runs_an_own_module(
     reads: str, tmp_path: Path
 ) -> None:
     folder = _made(reads, "onnx", tmp_path / "a")
-    _compare(
-        _run(sys.executable, _written(tmp_path, "reference", "run.py"), "a", folder=tmp_path),
-        folder,
-        reads,
-    )
+    _compare(folder, reads, sys.executable, _written(tmp_path, "reference", "run.py"))
 
 
 @pytest.mark.parametrize("reads", ["ids", "states"])
@@ -142,24 +147,18 @@ def test_the_program_for_a_library_runs_an_own_module(
 ) -> None:
     pytest.importorskip(language, reason=f"{language} is not installed")
     folder = _made(reads, "onnx", tmp_path / "a")
-    _compare(
-        _run(sys.executable, _written(tmp_path, language, "run.py"), "a", folder=tmp_path),
-        folder,
-        reads,
-    )
+    _compare(folder, reads, sys.executable, _written(tmp_path, language, "run.py"))
 
 
 @pytest.mark.exhaustive
 @pytest.mark.skipif(
     not NODE or shutil.which("node") is None, reason="node or onnxruntime-node is not installed"
 )
-@pytest.mark.parametrize("reads", ["ids", "states"])
+@pytest.mark.parametrize("reads", ALL)
 def test_the_node_program_runs_an_own_module(reads: str, tmp_path: Path) -> None:
     folder = _made(reads, "ort", tmp_path / "a")
     (tmp_path / "node_modules").symlink_to(NODE)
-    _compare(
-        _run("node", _written(tmp_path, "node", "run.mjs"), "a", folder=tmp_path), folder, reads
-    )
+    _compare(folder, reads, "node", _written(tmp_path, "node", "run.mjs"))
 
 
 @pytest.mark.exhaustive
@@ -167,19 +166,19 @@ def test_the_node_program_runs_an_own_module(reads: str, tmp_path: Path) -> None
     "POSENC_ORT_INCLUDE" not in os.environ,
     reason="POSENC_ORT_INCLUDE names no headers of ONNX Runtime",
 )
-@pytest.mark.parametrize("reads", ["ids", "states"])
+@pytest.mark.parametrize("reads", ALL)
 def test_the_program_in_c_runs_an_own_module(reads: str, tmp_path: Path) -> None:
     folder = _made(reads, "ort", tmp_path / "a")
     compiler, *flags = client_runs.with_onnxruntime(tmp_path)
     _run(compiler, _written(tmp_path, "c", "run.c"), "-o", "run", *flags, folder=tmp_path)
-    _compare(_run("./run", "a", folder=tmp_path), folder, reads)
+    _compare(folder, reads, "./run")
 
 
 @pytest.mark.exhaustive
 @pytest.mark.skipif(shutil.which("g++") is None, reason="g++ is not installed")
-@pytest.mark.parametrize("reads", ["ids", "states"])
+@pytest.mark.parametrize("reads", ["ids", "states", *PAGES])
 def test_the_program_for_libtorch_runs_an_own_module(reads: str, tmp_path: Path) -> None:
     folder = _made(reads, "torchscript", tmp_path / "a")
     compiler, *flags = client_runs.with_libtorch(tmp_path)
     _run(compiler, _written(tmp_path, "libtorch", "run.cpp"), "-o", "run", *flags, folder=tmp_path)
-    _compare(_run("./run", "a", folder=tmp_path), folder, reads)
+    _compare(folder, reads, "./run")

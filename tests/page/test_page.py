@@ -34,9 +34,11 @@ from posenc_export.runtime.artefact import manifest as manifests
 from posenc_export.runtime.artefact.manifest import Manifest
 from posenc_export.runtime.artefact.places import check_folder
 from posenc_export.shared.numerics import worst_error
+from tests.pages_of_modules import COUNT, PAGES, PROMPT, sources
 from tests.serve.models import artefact
 
 pytestmark = pytest.mark.xdist_group("serve")  # the worker that exports the same models
+NODE_MODULES = Path(os.environ.get("POSENC_NODE_MODULES", "none"))
 BROWSER = shutil.which("chromium") or shutil.which("google-chrome")
 TEXT = "class Reader:\n    def __init__(self, path):\n        self."
 
@@ -198,8 +200,10 @@ REFUSED: Dict[str, Dict[str, Any]] = {
     },
     "a decoder, got a model of kind encoder; posenc embed and": {"kind": "encoder"},
     "a decoder, got a model of kind block; posenc inspect --runtime web prints": {"kind": "block"},
-    r"a decoder with a tokenizer, or a byte-level one \(vocabulary 256\), got 61 token ids and no "
-    "tokenizer.json": {"config": {"tokens": {"vocabulary": 61}}},
+    "a decoder, got a model of kind module; its outputs are no logits of token ids; posenc": {
+        "kind": "module",
+        "config": {"kind": "module", "causal": True},
+    },
 }
 
 
@@ -325,7 +329,7 @@ def test_a_browser_continues_a_text_as_a_session_does(
     write(
         tmp_path / "a",
         tmp_path / "page",
-        Path(os.environ["POSENC_NODE_MODULES"]) / "onnxruntime-web",
+        NODE_MODULES / "onnxruntime-web",
     )
     result, document = opened(tmp_path, f"temperature=0&text={quote(TEXT)}", "--disable-gpu")
     tokens: List[int] = [
@@ -349,7 +353,7 @@ def test_the_program_that_inspect_prints_for_a_page_decodes_as_a_session_does(
     folder = artefact(target)
     (tmp_path / "page").mkdir()
     (tmp_path / "page" / "FOLDER").symlink_to(folder)
-    (tmp_path / "page" / "node_modules").symlink_to(os.environ["POSENC_NODE_MODULES"])
+    (tmp_path / "page" / "node_modules").symlink_to(NODE_MODULES)
     (tmp_path / "page" / "index.html").write_text(program(manifests.read(folder), "web"))
     _, document = opened(tmp_path, "count=12&prompt=5,7,9", "--disable-gpu")
     tokens = [
@@ -359,8 +363,24 @@ def test_the_program_that_inspect_prints_for_a_page_decodes_as_a_session_does(
 
 
 @with_chromium
+@pytest.mark.parametrize("target", ["onnx", "ort"])
+@pytest.mark.parametrize("weights", [None, "int8"])
+@pytest.mark.parametrize("page", PAGES)
+def test_a_browser_gives_the_tokens_of_a_module_as_it_is(
+    page: str, weights: Any, target: str, tmp_path: Path
+) -> None:
+    export(sources(page), target, tmp_path / "a", verify=False, weights=weights)
+    write(tmp_path / "a", tmp_path / "page", NODE_MODULES / "onnxruntime-web")
+    message = quote(" ".join(map(str, PROMPT)))
+    result, _ = opened(tmp_path, f"temperature=0&tokens={COUNT}&message={message}", "--disable-gpu")
+    session = load(tmp_path / "a", provider="cpu").session()
+    assert result["reply"].split() == [str(ids[0]) for ids in session.generate([PROMPT], COUNT)]
+    assert result["checked"] == "true"
+
+
+@with_chromium
 def test_webgpu_gives_the_text_of_webassembly(folder: Path, tmp_path: Path) -> None:
-    write(folder, tmp_path / "page", Path(os.environ["POSENC_NODE_MODULES"]) / "onnxruntime-web")
+    write(folder, tmp_path / "page", NODE_MODULES / "onnxruntime-web")
     query = f"temperature=0&text={quote(TEXT)}"
     wanted, _ = opened(tmp_path, query)
     result, document = opened(tmp_path, f"{query}&provider=webgpu", *SOFTWARE_ADAPTER)
@@ -374,7 +394,7 @@ def test_webgpu_gives_the_text_of_webassembly(folder: Path, tmp_path: Path) -> N
 def test_webgpu_is_not_used_when_its_logits_differ_from_those_of_webassembly(
     folder: Path, tmp_path: Path
 ) -> None:
-    write(folder, tmp_path / "page", Path(os.environ["POSENC_NODE_MODULES"]) / "onnxruntime-web")
+    write(folder, tmp_path / "page", NODE_MODULES / "onnxruntime-web")
     described = json.loads((tmp_path / "page" / "page.json").read_bytes())
     certificate = {
         "passed": True,
@@ -398,7 +418,7 @@ def test_a_page_of_target_ort_does_not_show_the_choice_of_webgpu(tmp_path: Path)
     write(
         artefact("ort"),
         tmp_path / "page",
-        Path(os.environ["POSENC_NODE_MODULES"]) / "onnxruntime-web",
+        NODE_MODULES / "onnxruntime-web",
     )
     shown = (
         "setInterval(() => document.body.dataset.choice = "
@@ -412,7 +432,7 @@ def test_a_page_of_target_ort_does_not_show_the_choice_of_webgpu(tmp_path: Path)
 
 @with_chromium
 def test_a_browser_without_an_adapter_stays_with_webassembly(folder: Path, tmp_path: Path) -> None:
-    write(folder, tmp_path / "page", Path(os.environ["POSENC_NODE_MODULES"]) / "onnxruntime-web")
+    write(folder, tmp_path / "page", NODE_MODULES / "onnxruntime-web")
     result, document = opened(tmp_path, "provider=webgpu", "--disable-gpu")
     assert (
         result["provider"] == "wasm"

@@ -3,7 +3,6 @@ the tokens of a conversation on a session.
 """
 
 import json
-import os
 import shutil
 from pathlib import Path
 from urllib.parse import quote
@@ -19,7 +18,7 @@ from posenc_export.page.folder import LIBRARIES, TALKS, TEXT_PAGE, TEXTS, WEB
 from posenc_export.runtime import load
 from posenc_export.runtime.artefact import manifest as manifests
 from posenc_export.runtime.artefact.chat_template import needed_chat_codec
-from tests.page.test_page import opened, with_chromium
+from tests.page.test_page import NODE_MODULES, opened, with_chromium
 from tests.tiny import block
 
 tokenizers = pytest.importorskip("tokenizers")
@@ -139,7 +138,7 @@ def test_a_browser_gives_the_tokens_of_a_conversation_on_a_session(
     target: str, tmp_path: Path
 ) -> None:
     source = _artefact(tmp_path / "a", target, **{"chat_template.jinja": TEMPLATE})
-    write(source, tmp_path / "page", Path(os.environ["POSENC_NODE_MODULES"]) / "onnxruntime-web")
+    write(source, tmp_path / "page", NODE_MODULES / "onnxruntime-web")
     message = "Hello, na\u00efve \U0001f642 world"
     result, document = opened(
         tmp_path, f"temperature=0&tokens=40&message={quote(message)}", "--disable-gpu"

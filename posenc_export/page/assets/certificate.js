@@ -59,6 +59,10 @@ export async function check(checked, wasm, tokens, unit, name) {
 export function describe() {
   document.title = `${page.name} · posenc`;
   document.getElementById("name").textContent = page.name;
+  const { encoding } = page.summary;
+  document.getElementById("lead").textContent =
+    `A decoder with ${encoding.startsWith("in ") ? "an encoding " : ""}${encoding}, ` +
+    `${page.weights.toLocaleString("en")} weights, exported by posenc.`;
   const made = page.certificate;
   if (made) {
     const exported =

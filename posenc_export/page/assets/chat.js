@@ -1,9 +1,9 @@
 // The page of a model with a tokenizer: holds a conversation, or continues a text, and repeats
 // the check of the certificate.
 
-import { check, describe, line } from "./certificate.js";
+import { check, describe } from "./certificate.js";
 import { choose, empty, last, numbers, open, page, read } from "./model.js";
-import { different, following, prompt } from "./text.js";
+import { compareSamples, following, prompt } from "./text.js";
 
 // The URL may set temperature, system, message and tokens:
 // index.html?temperature=0&message=Hello&tokens=64 sends a message and limits replies.
@@ -105,9 +105,6 @@ async function send() {
   }
 }
 
-$("lead").textContent =
-  `A decoder with ${page.summary.encoding}, ${page.weights.toLocaleString("en")} weights, ` +
-  "exported by posenc.";
 $("temperature").value = asked.get("temperature") ?? "0.5";
 const choice = () => ($("chosen").textContent = Number($("temperature").value).toFixed(1));
 $("temperature").addEventListener("input", choice);
@@ -121,17 +118,7 @@ $("stop").onclick = () => turn++;
 choice();
 describe();
 try {
-  const other = different();
-  if (other)
-    throw new Error(
-      `its tokenizer gives other tokens here for ${JSON.stringify(other.text ?? other.messages)}`,
-    );
-  line(
-    "certificate",
-    "tokens",
-    `${page.samples.length} texts have the tokens that they had where the page was written`,
-    "good",
-  );
+  compareSamples();
   runtime = await open("wasm");
   cache = empty(runtime);
   $("status").textContent = "Ready.";

@@ -262,9 +262,6 @@ async function use(provider) {
 }
 
 function describeEncoding() {
-  $("lead").textContent =
-    `A decoder with ${page.summary.encoding}, ${page.weights.toLocaleString("en")} weights, ` +
-    "exported by posenc.";
   $("far").textContent = String(page.distances - 1);
   const said = page.patterns.find((pattern) => pattern)?.says;
   $("legend").hidden = !said;

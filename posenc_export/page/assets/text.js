@@ -2,6 +2,7 @@
 
 import { Template } from "./text/jinja.js";
 import { Tokenizer } from "./text/tokenizers.min.mjs";
+import { line } from "./certificate.js";
 import { page } from "./model.js";
 import { Pieces, endOf } from "./pieces.js";
 
@@ -40,12 +41,22 @@ export const following = (prompt) =>
     endOf(prompt, silent, (token) => tokenizer.id_to_token(token)),
   );
 
-// Returns the first sample of the page whose token ids are others here than where the page was
-// written, or undefined.
-export function different() {
+// Writes that the samples of the page have the token ids that they had where the page was
+// written. Throws an error if one has others.
+export function compareSamples() {
   const same = (ids, others) =>
     ids.length === others.length && ids.every((id, index) => id === others[index]);
-  return page.samples.find(
+  const other = page.samples.find(
     ({ text, messages, ids }) => !same(messages ? prompt(messages) : encode(text), ids),
+  );
+  if (other)
+    throw new Error(
+      `its tokenizer gives other tokens here for ${JSON.stringify(other.text ?? other.messages)}`,
+    );
+  line(
+    "certificate",
+    "tokens",
+    `${page.samples.length} texts have the tokens that they had where the page was written`,
+    "good",
   );
 }
