@@ -70,7 +70,7 @@ def measured(path: Path, place: Path) -> List[Dict[str, Any]]:
         if posenc(["export", *command, "-o", str(folder)]):
             raise SystemExit(f"bench.bits: expected an export of {name} to succeed")
         model = load(folder, provider="cpu")
-        prompts = prompts or [model._chat_codec.encode(_asked(text)) for text in QUESTIONS]
+        prompts = prompts or [model.chat_ids(text) for text in QUESTIONS]
         replies[name] = answers(model.session(capacity=CONTEXT), prompts)
         quality = model.manifest.quality
         rows.append({
@@ -85,10 +85,6 @@ def measured(path: Path, place: Path) -> List[Dict[str, Any]]:
         same = np.array(replies[row["weights"]]) == np.array(replies["float32"])
         row["first"], row["all"] = float(same[:, 0].mean()), float(same.all(1).mean())
     return rows
-
-
-def _asked(question: str) -> List[Dict[str, str]]:
-    return [{"role": "user", "content": question}]
 
 
 def table(rows: Sequence[Dict[str, Any]]) -> str:

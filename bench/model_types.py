@@ -263,7 +263,6 @@ def page(rows: Sequence[Row], version: str) -> str:
     values["tried"], values["all"] = len(rows), len(all_types())
     by_version = sorted(collections.Counter(row.version or "5.23.0" for row in rows).items())
     values["versions"] = ", ".join(f"{number} with {name}" for name, number in by_version)
-    values["families"] = ", ".join(f"`{name}`" for name in sorted(families.FILES))
     return text.format(**values, counts="\n".join(counts), table="\n".join(table))
 
 

@@ -9,7 +9,7 @@ from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple, Union, c
 
 import numpy as np
 
-from posenc_export.auditing import exact, finding, hypotheses, opening, repeat
+from posenc_export.auditing import exact, finding, opening, repeat
 from posenc_export.auditing.answer import CAUSES, Answer, answer
 from posenc_export.auditing.claim import Claim, Question
 from posenc_export.auditing.completions_server import (
@@ -29,6 +29,7 @@ from posenc_export.auditing.reference import open_reference
 from posenc_export.auditing.result import Audit, AuditedCell
 from posenc_export.auditing.rounding import Loss, Rounding, accuracy_of, loss, rounding_of
 from posenc_export.auditing.session import TAGS, ForeignSession
+from posenc_export.export import hypotheses
 from posenc_export.export.conditioning import TRIES, disturbed
 from posenc_export.runtime.session.errors import GraphError
 from posenc_export.runtime.verification.case import Cell
@@ -386,8 +387,9 @@ class Auditor:
         if model is not reference:  # others are as in the reference, or -1
             known = (outputs != reference.outputs(tokens)) & (outputs != -1)
             read = log_probabilities
-        allowed = self.accuracy.tolerance
-        fault = hypotheses.explained(model, tokens, outputs, allowed, read, known)
+        models, expected = model.faulty(tokens.shape[1]), model.outputs(tokens)
+        how = (self.accuracy.tolerance, read, known)
+        fault = hypotheses.explained(models, expected, tokens, outputs, *how)
         return reply if fault is None else reply.named(fault.cause, fault.words)
 
     def _shift(self) -> int:

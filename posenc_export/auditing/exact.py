@@ -6,7 +6,7 @@ Shapes: as in facts.py.
 import copy
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Callable, Dict, Mapping, Optional, Tuple
+from typing import Any, Callable, Dict, Iterator, Mapping, Optional, Tuple
 
 import msgspec
 import numpy as np
@@ -15,6 +15,7 @@ import torch
 from posenc_export.auditing.facts import Facts
 from posenc_export.export import bounds, expected
 from posenc_export.export.edges import edges_of
+from posenc_export.export.hypotheses import Hypothesis, hypotheses, with_faults
 from posenc_export.models import stack
 from posenc_export.runtime import load
 from posenc_export.runtime.artefact.schema import Manifest
@@ -66,6 +67,17 @@ class Exact:
             model = self.model if lengths is None else self.made(lengths)
             self._sessions[key] = expected.eager_session(model, min(capacity, self.facts.positions))
         return expected.full_pass(self._sessions[key], tokens, start, None)
+
+    def faulty(self, length: int) -> Iterator[Tuple[Hypothesis, Any]]:
+        """As hypotheses.with_faults, for sequences of `length` tokens."""
+        base, whole = self.model, self.facts.whole
+        if whole:
+            base = self.made("long" if length > whole else "short")
+        yield from with_faults(base, hypotheses(base))
+        names = {spec["name"] for a in base.config.attentions for spec in a.encodings}
+        for lengths in ("long", "short") if "rope_longrope" in names else ():
+            words = f"the rotation has the {lengths} factors at every length"
+            yield Hypothesis(f"{lengths} factors always", words), self.made(lengths)
 
     def changed(self, change: Callable[[Any], Any]) -> "Exact":
         """As Reference.changed."""

@@ -108,9 +108,8 @@ def _fill(page: Path, folder: Path, manifest: Manifest, web: Path) -> None:
     if reads_bytes:
         data, assets = data | _byte_part(page, folder, manifest), BYTE_PAGE
     else:
-        texts = _texts(page, folder, manifest, web) if has_tokenizer else _ids(manifest)
         assets = TEXT_PAGE if has_tokenizer else IDS_PAGE
-        data |= _whole_part(page, folder, manifest, texts)
+        data |= _whole_part(page, folder, manifest, _texts(page, folder, manifest, web))
     for name, asset in assets.items():
         (page / name).write_bytes(_asset(asset))
     written = [path.relative_to(page).as_posix() for path in page.rglob("*") if path.is_file()]
@@ -133,21 +132,20 @@ def _byte_part(page: Path, folder: Path, manifest: Manifest) -> Dict[str, Any]:
 
 
 def _texts(page: Path, folder: Path, manifest: Manifest, web: Path) -> Dict[str, Any]:
+    """Return the part of page.json about text; without a tokenizer, about token ids."""
+    if TOKENIZER not in manifest.files:
+        size = manifest.vocabulary
+        ids = [n % size for n in range(min(IDS, manifest.max_positions))]
+        return {"vocabulary": size, "ends": manifest.stop_ids, "samples": [{"ids": ids}]}
     shutil.copyfile(folder / TOKENIZER, page / TOKENIZER)
     copy_libraries(web.parent, page)
     return text_data(folder, manifest)
 
 
-def _ids(manifest: Manifest) -> Dict[str, Any]:
-    ids = [n % manifest.vocabulary for n in range(min(IDS, manifest.max_positions))]
-    samples = [{"ids": ids}]
-    return {"vocabulary": manifest.vocabulary, "ends": manifest.stop_ids, "samples": samples}
-
-
 def _whole_part(
     page: Path, folder: Path, manifest: Manifest, texts: Dict[str, Any]
 ) -> Dict[str, Any]:
-    """Copy the graph as it is. Return its part of page.json, with that about text or ids."""
+    """Copy the graph as it is. Return its part of page.json, with that about text."""
     shutil.copyfile(folder / "model.onnx", page / "model.onnx")
     # GroupQueryAttention takes caches without free slots; a page copies less of them then.
     fused = graph.fuses_all_caches(folder / "model.onnx", manifest)

@@ -208,21 +208,36 @@ def test_the_command_reads_a_file_of_torch_and_prints_which_tensor_is_which(
     ) in printed.err
 
 
-def test_a_wrong_theta_is_reported_as_a_difference_after_the_first_token() -> None:
-    weights = {
-        name: torch.randn(WIDTH, WIDTH, generator=torch.Generator().manual_seed(n)) / 4
-        for n, name in enumerate(("wq", "wk", "wv", "wo"))
-    }
-    ours, other = (
-        AttentionBlock.from_state_dict(weights, HEADS, 100, encoding=spec)
-        for spec in ("rope", "rope:theta=500")
-    )
-    with pytest.raises(
-        ValueError,
-        match="only after the first token: check heads, encoding, theta, layout.*; "
-        "docs/from-your-weights.md lists what often differs",
-    ):
-        compare(ours, other, X)
+OTHER: Dict[str, Dict[str, Any]] = {
+    "the encoding is rope:theta=500000.0": {"encoding": "rope:theta=500000"},
+    "the encoding is rope:rotary=6": {"encoding": "rope:rotary=6"},
+    "the encoding is rope:rotary=4,layout=interleaved": {
+        "encoding": "rope:rotary=4",
+        "layout": "interleaved",
+    },
+    "the encoding is alibi": {"encoding": "alibi"},
+    "the encoding is nope": {"encoding": "nope"},
+    "the number of heads is 6": {"heads": 2 * HEADS},
+    "scores are scaled by 2 times the factor of the reference": {"twice": "wq"},
+    None: {"encoding": "rope:theta=500"},
+}
+
+
+@pytest.mark.parametrize("cause", OTHER)
+def test_what_differs_from_the_original_is_named(cause: Any) -> None:
+    def made(twice: str = "", **given: Any) -> AttentionBlock:
+        weights = {
+            name: torch.randn(WIDTH, WIDTH, generator=torch.Generator().manual_seed(n))
+            / (2 if name == twice else 4)
+            for n, name in enumerate(("wq", "wk", "wv", "wo"))
+        }
+        return AttentionBlock.from_state_dict(
+            weights, **{"heads": HEADS, "max_positions": 100, **given}
+        )
+
+    named = f"they agree if {cause}" if cause else "check heads, encoding, theta, layout, scale"
+    with pytest.raises(ValueError, match=f"only after the first token: {named}; docs/from-your"):
+        compare(made(), made(**OTHER[cause]), X)
 
 
 def test_wrong_weights_are_reported_as_a_difference_from_the_first_token_on() -> None:
@@ -239,12 +254,6 @@ def test_an_original_that_attends_to_later_tokens_is_found() -> None:
         ValueError, match="and the original is not causal, as ours is: .*; give it a causal mask"
     ):
         compare(ours, lambda x: _mha()(x, x, x), X)
-
-
-def test_a_wrong_number_of_heads_is_reported() -> None:
-    ours = AttentionBlock.from_state_dict(_mha().state_dict(), HEADS // 2, 100, encoding="nope")
-    with pytest.raises(ValueError, match="only after the first token: check heads, encoding"):
-        compare(ours, _causal(_mha()), X)
 
 
 @pytest.mark.exhaustive

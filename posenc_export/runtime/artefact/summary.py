@@ -75,18 +75,18 @@ def _encodings(config: Dict[str, Any]) -> List[str]:
         return _encodings(inside) if inside.get("kind") != "module" else []
     if config.get("kind") == "block":
         inner = mapping(config.get("attention")).get("encodings")
-        return [_spec(spec) for spec in (*sequence(config.get("encodings")), *sequence(inner))]
+        return [spec_text(spec) for spec in (*sequence(config.get("encodings")), *sequence(inner))]
     on_tokens = sequence(mapping(config.get("tokens")).get("encodings"))
     layers, order = mapping(config.get("layers")), sequence(config.get("order"))
     attentions = [mapping(mapping(layers.get(str(name))).get("attention")) for name in order]
     specs = (spec for attention in attentions for spec in sequence(attention.get("encodings")))
-    counts = Counter(map(_spec, specs))
-    return [f"{_spec(spec)} on tokens" for spec in on_tokens] + [
+    counts = Counter(map(spec_text, specs))
+    return [f"{spec_text(spec)} on tokens" for spec in on_tokens] + [
         f"{spec} in {count} of {len(order)} layers" for spec, count in counts.items()
     ]
 
 
-def _spec(spec: Any) -> str:
+def spec_text(spec: Any) -> str:
     """Format a specification: {"name": "rope", "theta": 5e5} becomes "rope:theta=500000.0"."""
     values = mapping(spec)
     parameters = ",".join(f"{key}={value}" for key, value in values.items() if key != "name")

@@ -2,7 +2,7 @@
 
 import functools
 from pathlib import Path
-from typing import Any, Generator, Mapping, Optional, Sequence, Union
+from typing import Any, Generator, List, Mapping, Optional, Sequence, Union
 
 import numpy as np
 
@@ -166,6 +166,12 @@ class Model:
         """
         sampling = (temperature, top_k, top_p, seed)
         return "".join(self.conversation().reply(messages, max_tokens, *sampling))
+
+    def chat_ids(self, messages: Union[str, Sequence[chat_template.Message]]) -> List[int]:
+        """Return the token ids that `chat` reads for a conversation, up to the beginning of the
+        reply, for calls of a session. Arguments and errors as for `chat`.
+        """
+        return self._chat_codec.encode(text.messages_of(messages))
 
     def conversation(
         self,

@@ -134,7 +134,7 @@ class Conversation:
             ValueError: the template refuses the conversation, or no token is left in the context.
                 The conversation is unchanged. Otherwise as Session.generate.
         """
-        messages = [*self.messages, *_messages(content)]
+        messages = [*self.messages, *messages_of(content)]
         prompt = self.codec.encode(messages)
         room = self.context - len(prompt)
         if room < 1:
@@ -153,7 +153,7 @@ class Conversation:
                 self.messages = [*messages, {"role": "assistant", "content": "".join(parts)}]
 
 
-def _messages(content: Union[str, Sequence[Message]]) -> Sequence[Message]:
+def messages_of(content: Union[str, Sequence[Message]]) -> Sequence[Message]:
     """Return the messages to add. Raise ValueError for others than `reply` takes."""
     if isinstance(content, str):
         return [{"role": "user", "content": content}]

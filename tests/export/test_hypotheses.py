@@ -8,9 +8,8 @@ import torch
 from msgspec.structs import replace
 
 from posenc_export import block_config
-from posenc_export.auditing.exact import Exact
-from posenc_export.auditing.hypotheses import changed, explained, hypotheses
 from posenc_export.export.expected import eager_session, full_pass
+from posenc_export.export.hypotheses import changed, explained, hypotheses, with_faults
 from posenc_export.models.presets import seeded
 from posenc_export.runtime.verification.grid_inputs import uniform
 
@@ -42,18 +41,15 @@ def faults() -> List[Any]:
 FAULTS = {fault.words[:48]: fault for fault in faults()}
 
 
-@pytest.mark.parametrize("words", FAULTS)
-def test_a_fault_is_named_by_its_own_name(words: str) -> None:
-    block, fault = model(), FAULTS[words]
-    reference = Exact(lambda lengths, positions: block)
-    tokens = uniform((1, LENGTH, 64), "tokens").astype(np.float32)
-    session = eager_session(changed(block, fault.change), LENGTH)
-    found = explained(reference, tokens, full_pass(session, tokens, 0, None), 1e-5)
-    assert found is not None and found.words == fault.words
+def outputs(block: Any, tokens: np.ndarray) -> np.ndarray:
+    return full_pass(eager_session(block, LENGTH), tokens, 0, None)
 
 
-def test_the_reference_itself_has_no_fault() -> None:
+@pytest.mark.parametrize("words", [*FAULTS, None])
+def test_a_fault_is_named_by_its_own_name_and_a_right_model_has_none(words: Any) -> None:
     block = model()
     tokens = uniform((1, LENGTH, 64), "tokens").astype(np.float32)
-    actual = full_pass(eager_session(block, LENGTH), tokens, 0, None)
-    assert explained(Exact(lambda lengths, positions: block), tokens, actual, 1e-5) is None
+    actual = outputs(changed(block, FAULTS[words].change) if words else block, tokens)
+    models = with_faults(block, hypotheses(block))
+    found = explained(models, outputs(block, tokens), tokens, actual, 1e-5)
+    assert (found and found.words) == (FAULTS[words].words if words else None)

@@ -1,24 +1,26 @@
-"""Faults by trial: models that differ from the reference in one number or rule, as exporters get
-them wrong. A fault is named if such a model gives the outputs of the graph.
+"""Faults by trial: models that differ from one in a number or rule, as exporters and descriptions
+get them wrong. A fault is named if such a model gives the outputs that were found.
 """
 
+import contextlib
 import itertools
-from typing import Any, Callable, Dict, Iterator, NamedTuple, Optional
+from typing import Any, Callable, Dict, Iterable, Iterator, NamedTuple, Optional, Tuple
 
 import numpy as np
 import torch
 from msgspec.structs import replace
 
-from posenc_export.auditing.exact import Exact
 from posenc_export.export.expected import eager_session, full_pass
 from posenc_export.models import block, parameters, stack
 from posenc_export.models.attention_config import AttentionConfig
 from posenc_export.models.whole_pass import encodings_in
+from posenc_export.runtime.artefact.summary import spec_text
 
 THETAS = (100.0, 1000.0, 10000.0, 100000.0, 500000.0, 1000000.0, 5000000.0)
 # A model is the graph's if their outputs differ by at most this many tolerances, and by this many
 # times less than those of a reference that differs.
 NEAR = 4.0
+LAYOUTS = (None, "interleaved")  # None: half
 # Rotations that scale angles, whose parameters a plain rotation lacks.
 SCALED = ("rope_linear", "rope_ntk", "rope_yarn", "rope_llama3", "rope_longrope", "rope_dynamic")
 FACTORS = ("rope_yarn", "rope_longrope")  # with a factor of scores
@@ -37,7 +39,8 @@ class Hypothesis(NamedTuple):
 
 
 def explained(
-    reference: Exact,
+    models: Iterable[Tuple[Hypothesis, Any]],
+    expected: np.ndarray,
     tokens: np.ndarray,
     actual: np.ndarray,
     tolerance: float,
@@ -48,6 +51,8 @@ def explained(
     [B,L] or hidden states [B,L,E], or None.
 
     Args:
+        models: faults with models that have them; None for what a model cannot have.
+        expected: outputs without a fault, of the shape that models return.
         tolerance: largest error of a right graph.
         read: makes of the outputs of a model what is compared.
         known: which numbers of it are compared [B,L,V], or True for all.
@@ -57,27 +62,49 @@ def explained(
     def error(outputs: np.ndarray) -> float:
         return float(np.abs(read(outputs) - actual).max(initial=0, where=known))
 
-    most, own = NEAR * tolerance * scale, error(reference.outputs(tokens))
+    most, own = NEAR * tolerance * scale, error(expected)
     if own > tolerance * scale:  # else only shorter sequences are wrong, as with long factors
         most = min(most, own / NEAR)
-    for hypothesis, model in _models(reference, tokens.shape[1]):
+    for hypothesis, model in models:
         if model is not None and tokens.shape[1] <= model.config.max_positions:
             if error(full_pass(eager_session(model, tokens.shape[1]), tokens, 0, None)) <= most:
                 return hypothesis
     return None
 
 
-def _models(reference: Exact, length: int) -> Iterator[Any]:
+def with_faults(model: Any, faults: Iterable[Hypothesis]) -> Iterator[Tuple[Hypothesis, Any]]:
     """Yield faults with models that have them; None for what the model cannot have."""
-    base, whole = reference.model, reference.facts.whole
-    if whole:
-        base = reference.made("long" if length > whole else "short")
-    for fault in hypotheses(base):
-        yield fault, changed(base, fault.change)
-    specs = [spec for a in base.config.attentions for spec in a.encodings]
-    for lengths in ("long", "short") if any(s["name"] == "rope_longrope" for s in specs) else ():
-        words = f"the rotation has the {lengths} factors at every length"
-        yield Hypothesis(f"{lengths} factors always", words), reference.made(lengths)
+    for fault in faults:
+        with contextlib.suppress(ValueError):  # of a description that no model can have
+            yield fault, changed(model, fault.change)
+
+
+def descriptions(model: Any) -> Iterator[Hypothesis]:
+    """Yield what a description of weights may have wrong: encodings and numbers of heads that fit
+    them, then the other faults.
+    """
+    own: AttentionConfig = model.config.attentions[0]
+    rotations: Dict[str, Spec] = {"rope": {"name": "rope"}}
+    rotations |= {spec["name"]: spec for spec in own.encodings if spec["name"].startswith("rope")}
+    thetas = [*(spec.get("theta") for spec in rotations.values()), *THETAS]
+    values = itertools.chain(
+        itertools.product([None, own.head_size // 2, own.head_size // 4], thetas, LAYOUTS),
+        itertools.product(range(2, own.head_size, 2), thetas[: len(rotations)], LAYOUTS),
+    )
+    specs: list[Spec] = [{"name": "nope"}, {"name": "alibi"}]
+    for (rotary, theta, layout), spec in itertools.product(values, rotations.values()):
+        spec = {**spec, "rotary": rotary, "theta": theta, "layout": layout}
+        specs.append({key: value for key, value in spec.items() if value is not None})
+    for spec in specs:
+        words = f"the encoding is {spec_text(spec)}"
+        yield Hypothesis("encoding", words, _with(encodings=(spec,)))
+    for size in range(1, own.heads * own.head_size + 1):
+        heads, rest = divmod(own.heads * own.head_size, size)
+        if not rest:
+            kv_heads = own.kv_heads * own.head_size // size
+            sizes = _with(heads=heads, kv_heads=kv_heads, head_size=size)
+            yield Hypothesis("heads", f"the number of heads is {heads}", sizes)
+    yield from hypotheses(model)
 
 
 def hypotheses(model: Any) -> Iterator[Hypothesis]:
@@ -182,8 +209,8 @@ def _scaled(factor: float) -> Change:
     return change
 
 
-def _with(field: str, value: Any) -> Change:
-    return lambda attention: replace(attention, **{field: value})
+def _with(**fields: Any) -> Change:
+    return lambda attention: replace(attention, **fields)
 
 
 FAULTS = (
@@ -200,8 +227,8 @@ FAULTS = (
         _in_encodings(_other_band),
     ),
     ("attention factor", "the attention factor of scaled angles is 1", _in_encodings(_no_factor)),
-    ("encoding dropped", "no position encoding is applied", _with("encodings", ())),
-    ("sinks dropped", "sinks are not in the softmax", _with("sinks", False)),
-    ("softcap dropped", "scores are not capped", _with("softcap", None)),
-    ("head norm dropped", "queries and keys are not normalized", _with("head_norm", None)),
+    ("encoding dropped", "no position encoding is applied", _with(encodings=())),
+    ("sinks dropped", "sinks are not in the softmax", _with(sinks=False)),
+    ("softcap dropped", "scores are not capped", _with(softcap=None)),
+    ("head norm dropped", "queries and keys are not normalized", _with(head_norm=None)),
 )
