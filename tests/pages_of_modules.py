@@ -11,7 +11,7 @@ from posenc_export.export import ReadAs, Sources
 
 TOP = Path(__file__).parents[1]
 PAGES = {"README": "README.md", "docs": "docs/own-model.md"}  # by the name of a case
-CODE = r"^import torch\n(?:from .*\n)*\n\nclass GPT.*?(?=^\S+ = |^def |^```)"
+CODE = r"^import torch\n+(?:from [^\n]*\n)*\n*class GPT.*?(?=^\S+ = |^def )"
 PROMPT, COUNT = [5, 7, 9], 12
 
 

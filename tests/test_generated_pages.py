@@ -1,6 +1,7 @@
 """Every generated page is up to date; measurements are read from the committed JSON."""
 
 import json
+import re
 from pathlib import Path
 from typing import Any, Callable, Dict
 
@@ -8,6 +9,7 @@ import pytest
 
 from bench import clients, cuda_dry_run, decode_page, encoding_pages, families, parity
 from posenc_export.encodings import REGISTRY
+from posenc_export.models.families import FILES
 
 TOP = Path(__file__).parents[1]
 DOCS, RESULTS = TOP / "docs", TOP / "bench" / "results"
@@ -29,6 +31,12 @@ FROM_JSON: Dict[str, Callable[[], str]] = {
 @pytest.mark.parametrize("page", FROM_JSON)
 def test_a_page_of_measurements_agrees_with_its_json(page: str) -> None:
     assert (DOCS / page).read_text(encoding="utf-8") == FROM_JSON[page]()
+
+
+def test_the_page_of_families_lists_each_type() -> None:
+    text = (DOCS / "families.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| (`[^|]*) \|", text, re.MULTILINE)
+    assert sorted(re.findall(r"`([^`]+)`", " ".join(rows))) == sorted(FILES)
 
 
 def test_the_page_of_every_encoding_agrees_with_its_class() -> None:

@@ -324,17 +324,6 @@ def test_a_program_takes_a_start_only_where_the_graph_does(
     )
 
 
-def test_a_program_without_jinja2_names_the_extra(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
-) -> None:
-    folder = _made("rope", "onnx", "positions", tmp_path / "a")
-    monkeypatch.setitem(sys.modules, "jinja2", None)
-    assert main(["inspect", str(folder), "--runtime", "python"]) == 2
-    assert capsys.readouterr().err == (
-        "posenc: jinja2: expected it to be installed, got none; pip install 'posenc-export[text]'\n"
-    )
-
-
 def test_a_program_in_another_language_is_refused(
     tmp_path: Path, capsys: pytest.CaptureFixture
 ) -> None:

@@ -1,4 +1,4 @@
-"""The user's own models, exported by the command and by the programs of docs/own-model.md."""
+"""The user's own models, exported by the command and by the programs of the pages about them."""
 
 import json
 import re
@@ -25,7 +25,7 @@ pytest.importorskip("transformers", reason="transformers is not installed")
 from tests.models.checkpoints import saved  # noqa: E402
 from tests.models.pairs import Peer, made  # noqa: E402
 
-PAGE = Path(__file__).parents[2] / "docs/own-model.md"
+DOCS = Path(__file__).parents[2] / "docs"
 
 
 @pytest.fixture(scope="module")
@@ -116,7 +116,6 @@ def test_a_layer_and_a_file_with_its_weights_give_the_same_block(
 
 
 WRONG = {
-    "a folder that is no checkpoint": (["{tmp}"], "expected a file config.json"),
     "a path that is none": (
         ["./checkpont"],
         "expected model to be block, a folder with a checkpoint",
@@ -196,21 +195,21 @@ def _give_text(checkpoint: Path) -> None:
 
 
 @pytest.mark.exhaustive
-def test_the_programs_of_the_page_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_programs_of_the_pages_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     _give_text(saved("llama", tmp_path / "checkpoint")[1])
     Peer(made("mt5 both parts")).save_pretrained(tmp_path / "translator")
     monkeypatch.chdir(tmp_path)
     names: dict = {}
-    for program in re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL):
-        exec(program, names)
+    for page in ("own-model.md", "checkpoints.md", "checkpoint-parts.md"):
+        for program in re.findall(r"```python\n(.*?)```", (DOCS / page).read_text(), re.DOTALL):
+            exec(program, names)
     assert names["translated"].shape[0] == 2 and names["output"].shape == (1, 40, 64)
-    assert (tmp_path / "build/block/posenc.json").is_file()
     assert [names[name].config.max_positions for name in ("longer", "stretched", "built")] == [
         512,
         512,
         4096,
     ]
-    assert names["logits"].shape == (1, 100) and len(names["tokens"]) == 4
+    assert names["following"].shape[0] == 1 and names["seen"].shape == (1, 1, 100)
 
 
 def test_the_program_of_the_page_of_sessions_runs(
@@ -225,7 +224,7 @@ def test_the_program_of_the_page_of_sessions_runs(
     monkeypatch.chdir(tmp_path)
     names: dict = {}
     for program in re.findall(
-        r"```python\n(.*?)```", (PAGE.parent / "sessions.md").read_text(), re.DOTALL
+        r"```python\n(.*?)```", (DOCS / "sessions.md").read_text(), re.DOTALL
     ):
         exec(program, names)
     assert names["output"].shape == (1, 512) and names["session"].length.tolist() == [8]
@@ -234,8 +233,6 @@ def test_the_program_of_the_page_of_sessions_runs(
 
 def test_the_description_in_the_page_of_models_builds_a_model() -> None:
     names: dict = {}
-    for program in re.findall(
-        r"```python\n(.*?)```", (PAGE.parent / "models.md").read_text(), re.DOTALL
-    ):
+    for program in re.findall(r"```python\n(.*?)```", (DOCS / "models.md").read_text(), re.DOTALL):
         exec(program, names)
     assert names["model"].config == names["config"] and len(names["model"].layers) == 4

@@ -1,5 +1,8 @@
 """Modules that cannot be read are refused in one line, which names the reason and the place."""
 
+import functools
+import re
+
 import pytest
 import torch
 
@@ -8,12 +11,11 @@ from posenc_export.reading.causality import findings, probes
 from posenc_export.reading.read import read
 from posenc_export.reading.refused import Refused
 from tests.reading.refused_modules import (
-    BY_NUMBERS,
+    ALL,
     BY_TRACE,
     MOST,
     WIDTH,
     WORDS,
-    Case,
     LateLeak,
     OtherTableWhenLong,
     Placed,
@@ -22,25 +24,38 @@ from tests.reading.refused_modules import (
     Unmasked,
     Words,
 )
+from tests.test_refusals_page import BEHIND, PAGE, rows
+
+pytestmark = pytest.mark.xdist_group("refusals")
 
 
 def ids(length: int = 11) -> torch.Tensor:
     return torch.randint(0, WORDS, (3, length))
 
 
-@pytest.mark.parametrize("case", BY_TRACE, ids=lambda case: case.module.__name__)
-def test_a_module_that_no_trace_follows_is_refused_with_its_line(case: Case) -> None:
-    with pytest.raises(Refused) as refused:
-        capture(case.module(), ids(case.length), MOST)
-    said = str(refused.value)
-    assert said.startswith(f"module {case.module.__name__}: ") and "\n" not in said
+@functools.cache
+def message(name: str) -> str:
+    """Return why a module is refused, or what is found in it."""
+    case = ALL[name]
+    try:
+        return " ".join(findings(capture(case.module(), ids(case.length), MOST)))
+    except Refused as refused:
+        return str(refused)
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_a_module_that_cannot_be_read_is_refused_with_its_line(name: str) -> None:
+    case, said = ALL[name], message(name)
+    refused = said.startswith(f"module {name}: ")  # before anything is compared
+    assert refused == (case in BY_TRACE) and "\n" not in said
     assert [words for words in case.words if words not in said] == []
 
 
-@pytest.mark.parametrize("case", BY_NUMBERS, ids=lambda case: case.module.__name__)
-def test_a_module_that_is_no_function_of_earlier_tokens_is_found_by_numbers(case: Case) -> None:
-    found = findings(capture(case.module(), ids(), MOST))
-    assert [words for words in case.words if words not in " ".join(found)] == []
+def test_the_page_of_refusals_has_these_messages_and_no_others() -> None:
+    known = [row for row in rows(PAGE[:BEHIND]) if "mixes" not in row]  # tests/test_refusals_page
+    found = {name: [row for row in known if re.search(row, message(name))] for name in ALL}
+    assert [name for name, of_page in found.items() if not of_page] == []
+    assert {row for of_page in found.values() for row in of_page} == set(known)
 
 
 def test_angles_of_a_base_that_grows_with_the_length_are_refused_with_their_line() -> None:
