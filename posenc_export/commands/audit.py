@@ -58,8 +58,8 @@ OPTIONS: Table = {
         metavar="S",
     ),
     "--tolerance": option(
-        "error of the graph in its own precision, relative to the largest output, that is accepted "
-        "(default: what the rounding of its activations explains)",
+        "largest error of the graph in its own precision that passes, as a share of the largest "
+        "output (default: what the rounding of its activations explains)",
         type=float,
         metavar="X",
     ),

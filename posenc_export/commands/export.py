@@ -115,8 +115,8 @@ OPTIONS: Table = {
         metavar="FILE",
     ),
     "--tolerance": option(
-        "largest error, of the float32 form if activations are rounded, against the module with "
-        "the same weights, above 0 and below 1 (default: that of float32)",
+        "largest error that passes, as a share of the largest output (default: by the depth of "
+        "the model); of a file that rounds activations, in its float32 form",
         type=float,
         metavar="E",
     ),

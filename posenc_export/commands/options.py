@@ -82,7 +82,7 @@ THREADS: Table = {
 }
 SAMPLING: Table = {
     "--temperature": option(
-        "divisor of the logits before the softmax; 0 for the likeliest token", 0.0
+        "randomness: 0 takes the likeliest token, 1 samples by the probabilities of the model", 0.0
     ),
     "--top-k": option("sample from this many of the likeliest tokens; 0 for all", 0),
     "--top-p": option("sample from the likeliest tokens with this total probability", 1.0),

@@ -149,7 +149,7 @@ def refusal(error: BaseException) -> Optional[str]:
         for extra, modules in EXTRAS.items():
             if module in modules.split():
                 install = f"pip install 'posenc-export[{extra}]'"
-                return f"{module}: expected it to be installed, got none; {install}"
+                return f"packages: expected {module} to be installed, got none; {install}"
         return None
     if isinstance(error, OSError):
         got = f"{error.strerror or error} for {error.filename or 'the output'}"

@@ -26,8 +26,8 @@ OPTIONS: Table = {
         action="store_true",
     ),
     "--tolerance": option(
-        "largest error that passes, above 0 and below 1; of the float32 form of an artefact that "
-        "rounds activations and runs on the CPU (default: the tolerance of the export)",
+        "largest error that passes, as a share of the largest output (default: that of the "
+        "export); of a file that rounds activations, on the CPU in its float32 form",
         type=float,
         metavar="E",
     ),

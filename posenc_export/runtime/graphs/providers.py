@@ -118,4 +118,4 @@ def threads_text(manifest: Manifest) -> str:
     """Return what AUTO chooses on this machine, for `posenc inspect`."""
     count = threads_for(AUTO, manifest)
     chosen = cores() if count is None else count
-    return f"{chosen} of {cores()} cores, by the size of its products (threads=auto)"
+    return f"{chosen} of {cores()} cores, by the size of its matrices (threads=auto)"

@@ -72,7 +72,7 @@ def test_load_uses_the_number_that_inspect_prints(
     options = load(folder, provider="cpu").graph.ort_session.get_session_options()
     assert options.intra_op_num_threads == 2
     assert main(["inspect", str(folder)]) == 0
-    assert "2 of 64 cores, by the size of its products" in capsys.readouterr().out
+    assert "2 of 64 cores, by the size of its matrices" in capsys.readouterr().out
 
 
 def test_another_word_than_auto_is_refused(folder: Path) -> None:
