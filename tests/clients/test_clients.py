@@ -2,20 +2,18 @@
 give the outputs of a session.
 """
 
-import os
 import re
 import shutil
 import subprocess
 import sys
 from importlib import resources
 from pathlib import Path
-from typing import Any, Dict, Sequence
+from typing import Any, Dict
 
 import msgspec
 import numpy as np
 import pytest
 
-from bench import client_runs
 from posenc_export.clients import LANGUAGES, program
 from posenc_export.commands.cli import main
 from posenc_export.page.folder import inputs_of_pages
@@ -24,6 +22,7 @@ from posenc_export.runtime.artefact import manifest as manifests
 from posenc_export.runtime.artefact.graph_inputs import AFTER_TOKENS, INPUTS, meanings_of
 from posenc_export.runtime.artefact.summary import summary
 from posenc_export.shared.numerics import worst_error
+from tests.clients.running import printed
 from tests.models.readouts import labels, sentences
 from tests.tiny import block, decoder, encoder
 from tests.traces import exported
@@ -219,84 +218,34 @@ def test_the_program_for_a_library_gives_the_outputs_of_a_session(
     assert error <= model.manifest.reference.tolerance
 
 
-def _compiled(
-    folder: Path, compiler: Sequence[object], source: str, language: str = "libtorch"
-) -> Path:
-    (folder / source).write_text(program(manifests.read(folder / "a"), language))
-    subprocess.run(
-        [*map(str, (compiler[0], source, "-o", "decode", *compiler[1:]))], cwd=folder, check=True
-    )
-    return folder / "decode"
-
-
-def _same_text(decode: Path, folder: Path) -> bool:
-    done = subprocess.run(
-        [str(decode), str(folder), "12", "5", "7", "9"], capture_output=True, text=True, check=True
-    )
-    return [int(token) for token in done.stdout.split()] == [
-        int(token[0]) for token in load(folder, provider="cpu").session().generate([[5, 7, 9]], 12)
-    ]
+RUN = [
+    *(("libtorch", name, "torchscript", {}) for name in ("cope", "mrope", "encoder")),
+    ("libtorch", "rope", "torchscript", {}),
+    ("libtorch", "fox", "torchscript", {"signature": "mask"}),
+    *((language, "cope", "ort", {}) for language in ("c", "node")),
+    *((language, "encoder", "onnx", {}) for language in ("c", "node")),
+    *((language, "mrope", "onnx", {"dtype": "float16"}) for language in ("c", "node")),
+    ("node", "conv", "onnx", {"dtype": "float16"}),
+    *(
+        (language, "rope", target, {"signature": signature})
+        for language in ("c", "node")
+        for target, signature in [case[1:] for case in QUICK[:4]]
+    ),
+]
 
 
 @pytest.mark.exhaustive
-@pytest.mark.skipif(shutil.which("g++") is None, reason="g++ is not installed")
-@pytest.mark.parametrize(("name", "signature"), [("rope", "positions"), ("fox", "mask")])
-def test_the_program_for_libtorch_decodes_the_same_text(
-    name: str, signature: str, tmp_path: Path
+@pytest.mark.parametrize(("language", "name", "target", "options"), RUN)
+def test_a_compiled_or_node_program_gives_the_tokens_or_outputs_of_a_session(
+    language: str, name: str, target: str, options: Dict[str, str], tmp_path: Path
 ) -> None:
-    folder = _made(name, "torchscript", signature, tmp_path / "a")
-    assert _same_text(
-        _compiled(tmp_path, client_runs.with_libtorch(tmp_path), "decode.cpp"), folder
-    )
-
-
-@pytest.mark.exhaustive
-@pytest.mark.skipif(shutil.which("g++") is None, reason="g++ is not installed")
-@pytest.mark.parametrize("name", ["cope", "mrope", "encoder"])
-def test_the_program_for_libtorch_runs_blocks_and_encoders(name: str, tmp_path: Path) -> None:
-    folder = _made(name, "torchscript", "positions", tmp_path / "a")
-    run = _compiled(tmp_path, client_runs.with_libtorch(tmp_path), "run.cpp")
-    assert _agrees(
-        subprocess.run([str(run), str(folder)], capture_output=True, text=True, check=True).stdout,
-        folder,
-    )
-
-
-def with_headers(test: Any) -> Any:
-    """Mark a test that compiles a program for the C API of ONNX Runtime."""
-    reason = "POSENC_ORT_INCLUDE names no headers of ONNX Runtime"
-    return pytest.mark.exhaustive(
-        pytest.mark.skipif("POSENC_ORT_INCLUDE" not in os.environ, reason=reason)(test)
-    )
-
-
-@with_headers
-@pytest.mark.parametrize(
-    ("target", "signature"),
-    [("onnx", "positions"), ("onnx-static", "positions"), ("ort", "positions"), ("ort", "mask")],
-)
-def test_the_program_in_c_decodes_the_same_text(
-    target: str, signature: str, tmp_path: Path
-) -> None:
-    folder = _made("rope", target, signature, tmp_path / "a")
-    compiler = client_runs.with_onnxruntime(tmp_path)
-    assert _same_text(_compiled(tmp_path, compiler, "decode.c", "c"), folder)
-
-
-@with_headers
-@pytest.mark.parametrize(
-    ("name", "target", "dtype"),
-    [("cope", "ort", "float32"), ("mrope", "onnx", "float16"), ("encoder", "onnx", "float32")],
-)
-def test_the_program_in_c_runs_blocks_and_encoders(
-    name: str, target: str, dtype: str, tmp_path: Path
-) -> None:
-    folder = exported(tmp_path / "a", MODELS[name], target, dtype=dtype)
-    run = _compiled(tmp_path, client_runs.with_onnxruntime(tmp_path), "run.c", "c")
-    assert _agrees(
-        subprocess.run([str(run), str(folder)], capture_output=True, text=True, check=True).stdout,
-        folder,
-    )
+    folder = exported(tmp_path / "a", MODELS[name], target, **options)
+    model = load(folder, provider="cpu")
+    if not model.manifest.decodes:
+        assert _agrees(printed(tmp_path, language), folder)
+        return
+    tokens = [int(token[0]) for token in model.session().generate([[5, 7, 9]], 12)]
+    assert printed(tmp_path, language, 12, 5, 7, 9).split() == [*map(str, tokens)]
 
 
 STARTS = {
@@ -333,53 +282,6 @@ def test_a_program_in_another_language_is_refused(
     assert f"expected runtime to be one of {names}, got 'cobol'" in capsys.readouterr().err
     assert main(["inspect", folder, "--runtime", "C"]) == 2
     assert capsys.readouterr().err.endswith("got 'C'; did you mean c?\n")
-
-
-NODE = os.environ.get("POSENC_NODE_MODULES", "")  # a node_modules folder with onnxruntime-node
-
-
-@pytest.mark.exhaustive
-@pytest.mark.skipif(
-    not NODE or shutil.which("node") is None, reason="node or onnxruntime-node is not installed"
-)
-@pytest.mark.parametrize(
-    ("target", "signature"),
-    [("onnx", "positions"), ("onnx-static", "positions"), ("ort", "positions"), ("ort", "mask")],
-)
-def test_the_node_program_decodes_the_same_text(
-    target: str, signature: str, tmp_path: Path
-) -> None:
-    folder = _made("rope", target, signature, tmp_path / "a")
-    (tmp_path / "node_modules").symlink_to(NODE)
-    (tmp_path / "decode.mjs").write_text(program(manifests.read(folder), "node"))
-    done = subprocess.run(
-        ["node", "decode.mjs", str(folder), "12", "5", "7", "9"],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    assert [int(token) for token in done.stdout.split()] == [
-        int(token[0]) for token in load(folder, provider="cpu").session().generate([[5, 7, 9]], 12)
-    ]
-
-
-@pytest.mark.exhaustive
-@pytest.mark.skipif(
-    not NODE or shutil.which("node") is None, reason="node or onnxruntime-node is not installed"
-)
-@pytest.mark.parametrize(
-    ("name", "dtype"),
-    [("cope", "float32"), ("mrope", "float16"), ("conv", "float16"), ("encoder", "float32")],
-)
-def test_the_node_program_runs_blocks_and_encoders(name: str, dtype: str, tmp_path: Path) -> None:
-    folder = exported(tmp_path / "a", MODELS[name], "onnx", dtype=dtype)
-    (tmp_path / "node_modules").symlink_to(NODE)
-    (tmp_path / "run.mjs").write_text(program(manifests.read(folder), "node"))
-    done = subprocess.run(
-        ["node", "run.mjs", str(folder)], cwd=tmp_path, capture_output=True, text=True, check=True
-    )
-    assert _agrees(done.stdout, folder)
 
 
 CALLS = {"decode": ("rope", "FOLDER COUNT TOKEN..."), "run": ("cope", "FOLDER")}

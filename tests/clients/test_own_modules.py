@@ -3,11 +3,7 @@ hidden states of another width than the outputs, and those of README.md and docs
 """
 
 import functools
-import os
 import re
-import shutil
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -16,20 +12,17 @@ import pytest
 import torch
 from torch import Tensor
 
-from bench import client_runs
 from posenc_export import load
-from posenc_export.clients import program
 from posenc_export.commands.cli import main
 from posenc_export.export import ReadAs, Sources, export
 from posenc_export.models.presets import seeded
-from posenc_export.runtime.artefact import manifest as manifests
 from tests import pages_of_modules
+from tests.clients.running import printed
 from tests.pages_of_modules import COUNT, PAGES, PROMPT
 from tests.tiny import block
 
 pytestmark = pytest.mark.xdist_group("plain runtimes")
 VOCABULARY, OUTPUTS, WIDTH = 5, 3, 12
-NODE = os.environ.get("POSENC_NODE_MODULES", "")  # a node_modules folder with onnxruntime-node
 NUMBER = re.compile(r"-?\d+\.?\d*(?:e-?\d+)?")
 
 
@@ -57,7 +50,8 @@ def _sources(reads: str) -> Sources:
     return Sources(Own(first).eval(), how=ReadAs(example, 300))
 
 
-ALL = ["ids", "states", *PAGES, *(f"{page} int8" for page in PAGES)]  # a page, or page and format
+STATED = ["ids", "states"]
+ALL = [*STATED, *PAGES, *(f"{page} int8" for page in PAGES)]  # a page, or a page and a format
 
 
 def _made(reads: str, target: str, folder: Path) -> Path:
@@ -86,26 +80,6 @@ def _wanted(folder: Path, reads: str) -> np.ndarray:
     return np.array(rows)
 
 
-def _compare(folder: Path, reads: str, *command: str) -> None:
-    """Run a program in the folder that holds the artefact "a", and compare what it prints."""
-    wanted = _wanted(folder, reads)
-    decodes = wanted.shape == (COUNT, 1)
-    arguments = ["a", *map(str, [COUNT, *PROMPT] if decodes else [])]
-    printed = NUMBER.findall(_run(*command, *arguments, folder=folder.parent))
-    assert np.allclose(np.array(printed, float).reshape(wanted.shape), wanted, atol=1e-4)
-
-
-def _run(*command: object, folder: Path) -> str:
-    return subprocess.run(
-        [*map(str, command)], cwd=folder, capture_output=True, text=True, check=True
-    ).stdout
-
-
-def _written(folder: Path, language: str, name: str) -> str:
-    (folder / name).write_text(program(manifests.read(folder / "a"), language))
-    return name
-
-
 @pytest.mark.parametrize(
     ("reads", "read"), [("ids", "5 token ids"), ("states", "hidden states of width 12")]
 )
@@ -125,60 +99,25 @@ def test_inspect_describes_an_own_module(
     ) in said
 
 
-@pytest.mark.parametrize("reads", ALL)
-@pytest.mark.parametrize("target", ["onnx", "ort"])
-def test_the_python_program_runs_an_own_module(reads: str, target: str, tmp_path: Path) -> None:
-    folder = _made(reads, target, tmp_path / "a")
-    _compare(folder, reads, sys.executable, _written(tmp_path, "python", "run.py"))
+CASES = [
+    *(("python", target, reads) for target in ("onnx", "ort") for reads in ALL),
+    *(("reference", "onnx", reads) for reads in STATED),
+    *(("openvino", "onnx", reads) for reads in STATED),
+    *(("tract", "onnx", reads) for reads in STATED),
+    *(pytest.param("node", "ort", reads, marks=pytest.mark.exhaustive) for reads in ALL),
+    *(pytest.param("c", "ort", reads, marks=pytest.mark.exhaustive) for reads in ALL),
+    *(
+        pytest.param("libtorch", "torchscript", reads, marks=pytest.mark.exhaustive)
+        for reads in (*STATED, *PAGES)
+    ),
+]
 
 
-@pytest.mark.parametrize("reads", ["ids", "states"])
-def test_the_program_for_the_reference_evaluator_runs_an_own_module(
-    reads: str, tmp_path: Path
+@pytest.mark.parametrize(("language", "target", "reads"), CASES)
+def test_a_printed_program_runs_an_own_module(
+    language: str, target: str, reads: str, tmp_path: Path
 ) -> None:
-    folder = _made(reads, "onnx", tmp_path / "a")
-    _compare(folder, reads, sys.executable, _written(tmp_path, "reference", "run.py"))
-
-
-@pytest.mark.parametrize("reads", ["ids", "states"])
-@pytest.mark.parametrize("language", ["openvino", "tract"])
-def test_the_program_for_a_library_runs_an_own_module(
-    reads: str, language: str, tmp_path: Path
-) -> None:
-    pytest.importorskip(language, reason=f"{language} is not installed")
-    folder = _made(reads, "onnx", tmp_path / "a")
-    _compare(folder, reads, sys.executable, _written(tmp_path, language, "run.py"))
-
-
-@pytest.mark.exhaustive
-@pytest.mark.skipif(
-    not NODE or shutil.which("node") is None, reason="node or onnxruntime-node is not installed"
-)
-@pytest.mark.parametrize("reads", ALL)
-def test_the_node_program_runs_an_own_module(reads: str, tmp_path: Path) -> None:
-    folder = _made(reads, "ort", tmp_path / "a")
-    (tmp_path / "node_modules").symlink_to(NODE)
-    _compare(folder, reads, "node", _written(tmp_path, "node", "run.mjs"))
-
-
-@pytest.mark.exhaustive
-@pytest.mark.skipif(
-    "POSENC_ORT_INCLUDE" not in os.environ,
-    reason="POSENC_ORT_INCLUDE names no headers of ONNX Runtime",
-)
-@pytest.mark.parametrize("reads", ALL)
-def test_the_program_in_c_runs_an_own_module(reads: str, tmp_path: Path) -> None:
-    folder = _made(reads, "ort", tmp_path / "a")
-    compiler, *flags = client_runs.with_onnxruntime(tmp_path)
-    _run(compiler, _written(tmp_path, "c", "run.c"), "-o", "run", *flags, folder=tmp_path)
-    _compare(folder, reads, "./run")
-
-
-@pytest.mark.exhaustive
-@pytest.mark.skipif(shutil.which("g++") is None, reason="g++ is not installed")
-@pytest.mark.parametrize("reads", ["ids", "states", *PAGES])
-def test_the_program_for_libtorch_runs_an_own_module(reads: str, tmp_path: Path) -> None:
-    folder = _made(reads, "torchscript", tmp_path / "a")
-    compiler, *flags = client_runs.with_libtorch(tmp_path)
-    _run(compiler, _written(tmp_path, "libtorch", "run.cpp"), "-o", "run", *flags, folder=tmp_path)
-    _compare(folder, reads, "./run")
+    wanted = _wanted(_made(reads, target, tmp_path / "a"), reads)
+    arguments = [COUNT, *PROMPT] if wanted.shape == (COUNT, 1) else []
+    result = NUMBER.findall(printed(tmp_path, language, *arguments))
+    assert np.allclose(np.array(result, float).reshape(wanted.shape), wanted, atol=1e-4)
