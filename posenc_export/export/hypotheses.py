@@ -87,9 +87,10 @@ def descriptions(model: Any) -> Iterator[Hypothesis]:
     rotations: Dict[str, Spec] = {"rope": {"name": "rope"}}
     rotations |= {spec["name"]: spec for spec in own.encodings if spec["name"].startswith("rope")}
     thetas = [*(spec.get("theta") for spec in rotations.values()), *THETAS]
+    step = 2 * max(1, own.head_size // 32)  # sizes of rotations are even
     values = itertools.chain(
         itertools.product([None, own.head_size // 2, own.head_size // 4], thetas, LAYOUTS),
-        itertools.product(range(2, own.head_size, 2), thetas[: len(rotations)], LAYOUTS),
+        itertools.product(range(step, own.head_size, step), thetas[: len(rotations)], LAYOUTS),
     )
     specs: list[Spec] = [{"name": "nope"}, {"name": "alibi"}]
     for (rotary, theta, layout), spec in itertools.product(values, rotations.values()):

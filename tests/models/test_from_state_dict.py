@@ -356,6 +356,7 @@ def test_the_programs_of_the_page_run(
         exec(compile(kept, "page", "exec"), names)
     assert names["losses"][-1] < names["losses"][0] / 2
     assert not exported or sorted(path.name for path in Path("build").iterdir()) == [
+        "block",
         "layer",
         "learner",
         "mha",
