@@ -145,7 +145,7 @@ class Builder:
         key = (data.dtype.str, data.shape, data.tobytes())
         if key not in self.constants:
             name = f"lowered.constant_{next(self._names)}"
-            self.constants[key] = self._initialiser(ir.tensor(data, name=name))
+            self.constants[key] = self.initialiser(ir.tensor(data, name=name))
         return self.constants[key]
 
     def weight(
@@ -157,10 +157,11 @@ class Builder:
         """
         if name not in self.graph.initializers:
             array = made() if dtype is None else made().astype(dtype.numpy())
-            self._initialiser(ir.tensor(array, dtype=dtype, name=name))
+            self.initialiser(ir.tensor(array, dtype=dtype, name=name))
         return self.graph.initializers[name]
 
-    def _initialiser(self, tensor: ir.TensorProtocol) -> ir.Value:
+    def initialiser(self, tensor: ir.TensorProtocol) -> ir.Value:
+        """Return a new initialiser."""
         value = ir.Value(
             name=tensor.name,
             shape=ir.Shape(tensor.shape.numpy()),
