@@ -15,6 +15,7 @@ import pytest
 import torch
 
 from posenc_export.runtime import Session, load
+from posenc_export.runtime.graphs.ort_graph import OrtGraph
 from posenc_export.shared.numerics import tolerance, worst_error
 from tests.tiny import decoder
 from tests.traces import artefact
@@ -34,9 +35,9 @@ ATTENTION = "aten::scaled_dot_product_attention"
 OPERATORS = {"torchscript": (41, 35, 21), "pt2": (43, 33, 21)}
 # Python functions that a step calls. In torch, three of them and two built-in ones make a context
 # of inference mode: sessions in several threads cannot share one.
-PYTHON_CALLS = {"ort": 4, "onnx-static": 4, "onnx": 182, "torchscript": 11, "pt2": 105}
+PYTHON_CALLS = {"ort": 2, "onnx-static": 2, "onnx": 182, "torchscript": 11, "pt2": 105}
 # Built-in functions that a step calls.
-BUILT_IN_CALLS = {"ort": 7, "onnx-static": 7, "onnx": 100, "torchscript": 11, "pt2": 104}
+BUILT_IN_CALLS = {"ort": 6, "onnx-static": 6, "onnx": 100, "torchscript": 11, "pt2": 104}
 COLD_CALLS = 80  # functions of the package that the first prefill of a session enters on ort
 PASS_CALLS = 20  # Python functions that a pass of a few tokens calls on caches in place
 SMALL = 1024  # most bytes of Python objects that a step allocates besides its output
@@ -159,7 +160,6 @@ def test_the_functions_that_a_step_enters_do_not_grow_with_the_context(
 
 def test_the_first_prefill_of_a_session_enters_few_functions(folders: Callable[..., Path]) -> None:
     model, count = load(folders("ort"), provider="cpu", threads=1), 0
-    model.session().prefill(np.zeros((1, 12), np.int64))  # imports what the first call needs
     session = model.session()
 
     def note(frame: Any, event: str, argument: Any) -> None:
@@ -186,6 +186,20 @@ def test_steps_after_any_prefill_bind_nothing_again(
     monkeypatch.setattr(onnxruntime.IOBinding, "bind_input", None)
     monkeypatch.setattr(onnxruntime.IOBinding, "bind_output", None)
     assert np.array_equal(session.step(token[0]), expected)
+
+
+def test_a_graph_that_is_loaded_plans_the_memory_of_a_step_first(
+    folders: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sizes, bind = [], OrtGraph._bind
+
+    def note(graph: OrtGraph, feeds: Any, *rest: Any) -> Any:
+        sizes.extend(array.shape for name, array in feeds.items() if name == "input_ids")
+        return bind(graph, feeds, *rest)
+
+    monkeypatch.setattr(OrtGraph, "_bind", note)
+    load(folders("ort"), provider="cpu", threads=1)
+    assert sizes == [(1, 1)]
 
 
 @pytest.mark.parametrize("target", PYTHON_CALLS)
