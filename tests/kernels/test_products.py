@@ -150,14 +150,8 @@ BLOCK = "block_size to be a multiple of 32 up to 256, or K up to 65536, got"
 FAULTS: Dict[str, Tuple[Dict[str, Any], str]] = {
     "codes that are fed": ({"fed": "codes"}, "B that is a constant of the graph"),
     "2 bits": ({"bits": 2}, "bits 4 or 8, got 2"),
-    "blocks of 16": (
-        {"block_size": 16},
-        f"{BLOCK} 16",
-    ),
-    "large blocks": (
-        {"block_size": 512},
-        f"{BLOCK} 512",
-    ),
+    "blocks of 16": ({"block_size": 16}, f"{BLOCK} 16"),
+    "large blocks": ({"block_size": 512}, f"{BLOCK} 512"),
     "no inputs": ({"K": 0}, "K and N from 1 to 2^31"),
     "negative outputs": ({"N": -1}, "K and N from 1 to 2^31"),
     "more outputs": ({"N": 2**31}, "B [N,blocks,bytes of a block]"),
@@ -171,6 +165,11 @@ def test_a_graph_that_breaks_a_rule_is_refused_when_it_is_loaded(fault: str) -> 
     content = model(weights(64, 16, 4, 32, True), 64, changed.pop("bits", 4), 32, **changed)
     with pytest.raises(onnx_files.load_errors(), match=re.escape(f"MatMulNBits: expected {said}")):
         session(content)
+
+
+def test_zero_points_of_large_blocks_are_refused() -> None:
+    with pytest.raises(onnx_files.load_errors(), match="no zero_points of blocks above 256"):
+        session(model(weights(288, 16, 8, 288, True), 288, 8, 288))
 
 
 def test_activations_of_another_width_are_refused_when_the_graph_runs() -> None:

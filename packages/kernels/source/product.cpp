@@ -4,6 +4,7 @@
 
 #include "operators.h"
 #include "tensors.h"
+#include "thread_memory.h"
 
 namespace posenc {
 namespace {
@@ -36,10 +37,9 @@ int64_t count(const Tensor& tensor) {
   return product;
 }
 
-// Memory of the calling thread for the activations of a call, kept from call to call.
-thread_local std::vector<int8_t> codes_of_thread;
-thread_local std::vector<float> numbers_of_thread;
-thread_local std::vector<int32_t> starts_of_thread;
+thread_local std::vector<int8_t> of_codes;
+thread_local std::vector<float> of_numbers;
+thread_local std::vector<int32_t> of_starts;
 
 class ProductNode {
  public:
@@ -67,6 +67,9 @@ class ProductNode {
     if (inputs > ZEROS) zeros = constant(info, ZEROS, ORT_UINT8, "zero_points");
     check(!zeros.data || count(zeros) == w_.outputs * w_.zero_bytes(),
           "zero_points [N,bytes of blocks]");
+    check(!zeros.data || w_.block <= LARGEST_BLOCK,
+          "no zero_points of blocks above " + text(LARGEST_BLOCK) + " inputs, got " +
+              text(w_.block));
     w_.fill(codes.numbers<uint8_t>(), scales.numbers<float>(), zeros.numbers<uint8_t>());
   }
 
@@ -83,14 +86,11 @@ class ProductNode {
     ok(api->GetTensorMutableData(result, &y));
     const int64_t rows = count(x) / w_.inputs, blocks = w_.blocks();
     if (!rows) return;
-    const size_t of_codes = rows * blocks * w_.block, of_blocks = rows * blocks;
-    if (codes_of_thread.size() < of_codes) codes_of_thread.resize(of_codes);
-    if (numbers_of_thread.size() < 2 * of_blocks) numbers_of_thread.resize(2 * of_blocks);
-    float* numbers = numbers_of_thread.data();
-    if (starts_of_thread.size() < of_blocks) starts_of_thread.resize(of_blocks);
+    const size_t total = rows * blocks;
+    float* numbers = memory(of_numbers, 2 * total);
     const Product product{w_, x.numbers<float>(), static_cast<float*>(y), rows,
-                          {codes_of_thread.data(), numbers, numbers + of_blocks,
-                           starts_of_thread.data()}};
+                          {memory(of_codes, total * w_.block), numbers, numbers + total,
+                           memory(of_starts, total)}};
     if (rows * w_.inputs < ALONE)
       for (int64_t row = 0; row < rows; row++) kernels_.round(product, row);
     else

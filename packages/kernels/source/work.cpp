@@ -3,7 +3,8 @@
 #include <algorithm>
 #include <initializer_list>
 #include <new>
-#include <vector>
+
+#include "thread_memory.h"
 
 namespace posenc {
 namespace {
@@ -12,19 +13,6 @@ constexpr size_t ENOUGH = 32;     // tiles with which threads need no division b
 constexpr int64_t SMALL = 1 << 20;  // products of numbers below which one thread is faster
 
 constexpr int64_t TOGETHER = 4;   // heads whose decays add up in turn, since each waits for the last
-
-constexpr size_t SPARE = 1 << 18;  // numbers that a thread may keep beyond TIMES those of a call
-constexpr size_t TIMES = 4;
-
-// Memory of a thread, kept from call to call while calls need about as much.
-template <class Number>
-Number* memory(std::vector<Number>& kept, size_t size) {
-  if (kept.size() < size || kept.size() > SPARE + TIMES * size) {
-    std::vector<Number>().swap(kept);
-    kept.resize(size);
-  }
-  return kept.data();
-}
 
 // Product of sizes. Raises std::bad_alloc if it overflows.
 size_t product(std::initializer_list<int64_t> sizes) {
