@@ -9,7 +9,10 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 # The library of target ort-native; without g++, its tests are skipped.
 KERNELS := $(if $(shell command -v g++),build/kernels/posenc_export_kernels/libposenc_kernels.so)
 
-.PHONY: quick test test-all kernels fuzz soak lint bench bench-all cuda-dry-run docs wheels clients clean
+.PHONY: demo quick test test-all kernels fuzz soak lint bench bench-all cuda-dry-run docs wheels clients clean
+
+demo: $(VENV)/ready
+	$(BIN)/python -m posenc_export.commands.demo build/demo
 
 # What a first change needs, in two minutes: style, the formulas of all encodings, their pages, and
 # what may import what. NAME also compares the encoding of that name on every target.
