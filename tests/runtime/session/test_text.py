@@ -133,6 +133,8 @@ def test_the_programs_of_the_page_of_text_run(
     alone = model.chat([*talk.messages[:-1]], max_tokens=64)
     assert names["answer"] == alone and talk.messages[-1]["content"] == alone
     assert model.chat("What is the capital of France?", 20) == names["reply"][:20]
+    ids = model.session().generate([model.chat_ids(talk.messages[:-1])], 64)
+    assert model.tokenizer.decode([int(token[0]) for token in ids]) == alone
 
 
 REFUSED: List[Any] = [
