@@ -20,7 +20,7 @@ ENCODINGS = (
     "rope", "alibi", "t5", "nope", "learned", "sinusoidal", "kerple", "fire", "rope_yarn", "shaw"
 )  # fmt: skip
 FAMILIES = (
-    "llama", "qwen2", "phi3", "gpt2", "gpt_neox", "falcon new", "bloom", "qwen3",
+    "llama", "qwen2", "phi3", "gpt2", "mistral", "falcon new", "bloom", "qwen3",
     "gemma3_text", "gpt_oss",
 )  # fmt: skip
 FILES = ("Q4_0", "Q4_K", "Q8_0")  # types of weights in GGUF files

@@ -72,21 +72,12 @@ BARE: Dict[str, Tuple[str, Tuple[str, ...]]] = {
     "bloom": ("transformer.", ()),
     "falcon": ("transformer.", ()),
 }
-WITH_BUFFERS = {
-    "gpt_neox": (
-        "gpt_neox.layers.0.attention.bias",
-        "gpt_neox.layers.1.attention.masked_bias",
-        "gpt_neox.layers.0.attention.rotary_emb.inv_freq",
-    ),
-}
 # Keys of config.json in published models that transformers 5 does not write; None for keys that
 # published models lack.
 PUBLISHED: Dict[str, Dict[str, Any]] = {
     "gpt2": {"n_ctx": 512,
         "task_specific_params": {"text-generation": {"do_sample": True, "max_length": 50}},
     "output_past": True, "_num_labels": 1},
-    "gpt_neox": {"rope_parameters": None, "rotary_emb_base": 10000, "rotary_pct": 0.25,
-        "attention_probs_dropout_prob": 0, "hidden_dropout_prob": 0},
     "mpt": {
         "attn_config": {"alibi": True, "alibi_bias_max": 8, "attn_impl": "torch", "attn_pdrop": 0,
             "attn_type": "multihead_attention", "prefix_lm": False},

@@ -65,10 +65,10 @@ def _rewritten(folder: Path, base: str, buffers: Sequence[str]) -> None:
     )
 
 
-@pytest.mark.parametrize("name", [*earlier.BARE, *earlier.WITH_BUFFERS])
+@pytest.mark.parametrize("name", earlier.BARE)
 def test_names_and_buffers_of_published_checkpoints_load(name: str, tmp_path: Path) -> None:
     peer, folder = saved(name, tmp_path)
-    _rewritten(folder, *earlier.BARE.get(name, ("", earlier.WITH_BUFFERS.get(name, ()))))
+    _rewritten(folder, *earlier.BARE[name])
     tokens, wanted = _logits(peer)
     assert (
         np.abs(from_pretrained(folder).exact(tokens, range(LENGTH), range(LENGTH)) - wanted).max()
@@ -79,7 +79,6 @@ def test_names_and_buffers_of_published_checkpoints_load(name: str, tmp_path: Pa
 # A model, a regular expression for its description as JSON, and a wrong replacement.
 FAULTS = {
     "one norm for both halves of a layer": ("falcon new", "parallel_norms", "parallel"),
-    "halves of a layer in turn": ("gpt_neox", "parallel_norms", "pre"),
     "slopes that are not divided": ("falcon with alibi", r'"added":"before"', '"added":"after"'),
     "no bound": ("mpt clipped", '"clip":0.7', '"clip":70.0'),
     "no factor on scores": ("mpt clipped", '"scale":0.4', '"scale":0.25'),
@@ -133,7 +132,7 @@ def _without(path: Path, part: str) -> bytes:
     return save({key: value for key, value in load_file(path).items() if part not in key})
 
 
-@pytest.mark.parametrize("name", ["gpt2", "gpt_neox", "bloom", "mpt", "falcon new"])
+@pytest.mark.parametrize("name", ["gpt2", "bloom", "mpt", "falcon new"])
 def test_a_single_layer_is_loaded_with_its_weights(name: str, tmp_path: Path) -> None:
     _, folder = saved(name, tmp_path)
     whole = dict(from_pretrained(folder).layers[1].attention.named_parameters())  # type: ignore[index]
@@ -147,17 +146,6 @@ REFUSED: Dict[str, Tuple[str, Dict[str, Any], str]] = {
     "gpt2 rotation": ("gpt2", {"rope_theta": 10000.0}, "rope_theta"),
     "gpt2 activation": ("gpt2", {"activation_function": "quick_gelu"}, "activation_function"),
     "gpt2 epsilon": ("gpt2", {"layer_norm_epsilon": None}, "layer_norm_epsilon"),
-    "gpt_neox theta": (
-        "gpt_neox",
-        {"rope_parameters": None, "rope_theta": 20000.0},
-        "expected rotary_emb_base in place of rope_theta",
-    ),
-    "gpt_neox share": (
-        "gpt_neox",
-        {"rope_parameters": None, "rotary_pct": 0.5, "partial_rotary_factor": 0.25},
-        "expected rotary_pct in place of",
-    ),
-    "gpt_neox unknown": ("gpt_neox", {"num_key_value_heads": 2}, "num_key_value_heads=2"),
     "bloom sums": (
         "bloom",
         {"apply_residual_connection_post_layernorm": True},
@@ -234,14 +222,6 @@ def test_a_range_unlike_the_position_table_is_refused(name: str) -> None:
         ValueError, match="max_positions to be 512, the rows of the position table, got 64"
     ):
         families.read(_config(name), 64)
-
-
-def test_partial_rotary_factor_defaults_to_the_value_of_the_family() -> None:
-    assert (
-        _described("gpt_neox", rope_parameters=None)
-        == _described("gpt_neox")
-        == _described("gpt_neox", rope_parameters={"rope_type": "default", "rope_theta": 1e4})
-    )
 
 
 def test_a_bloom_config_without_seq_length_takes_max_positions() -> None:

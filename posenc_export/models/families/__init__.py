@@ -17,7 +17,7 @@ from posenc_export.shared.suggestion import check_name, suggestion
 EMBEDDINGS = "embeddings"
 # Model types whose family has their name: decoders, those with experts, older ones, encoders.
 OWN_NAME = """llama mistral qwen2 qwen3 phi3 gemma3_text gpt_oss llama4_text
-    gpt2 gpt_neox bloom mpt falcon
+    gpt2 bloom mpt falcon
     deberta xlnet layoutlm layoutlmv3""".split()
 # Module of the family for each model_type.
 FILES = {

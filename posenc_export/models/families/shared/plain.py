@@ -66,12 +66,12 @@ def table_rows(config: Settings, unused: int = 0) -> int:
     return rows
 
 
-def megatron_layer(theirs: str, attention: str = "self_attention.") -> Dict[str, Rule]:
-    """Return the rules of a layer of Megatron (BLOOM, Falcon, GPT-NeoX), from prefixes of names."""
+def megatron_layer(theirs: str) -> Dict[str, Rule]:
+    """Return the rules of a layer of Megatron (BLOOM, Falcon), from a prefix of names."""
     return {
         OURS + "residual.attention_norm": same(theirs + "input_layernorm"),
-        QKV: grouped(theirs + attention + "query_key_value"),
-        OURS + "attention.projection.output": same(theirs + attention + "dense"),
+        QKV: grouped(theirs + "self_attention.query_key_value"),
+        OURS + "attention.projection.output": same(theirs + "self_attention.dense"),
         OURS + "residual.mlp_norm": same(theirs + "post_attention_layernorm"),
         OURS + "mlp.up": same(theirs + "mlp.dense_h_to_4h"),
         OURS + "mlp.down": same(theirs + "mlp.dense_4h_to_h"),

@@ -119,17 +119,11 @@ class Settings(Keys):
             **{"max_position_embeddings": self.trained_positions, "model_type": self.family},
         }
 
-    def rotation(
-        self,
-        partial: bool = False,
-        theta: float = 10000.0,
-        layout: str = "half",
-        share: float = 1.0,
-    ) -> Spec:
+    def rotation(self, partial: bool = False, theta: float = 10000.0, layout: str = "half") -> Spec:
         """Return the rotation of all layers; call this before head_dim is taken. partial: whether
-        the family rotates parts of heads; theta, share: its defaults of both keys.
+        the family rotates parts of heads; theta: its default of rope_theta.
         """
-        spec = rope_spec(self.rotation_keys(theta, share))
+        spec = rope_spec(self.rotation_keys(theta))
         if "name" not in spec:
             got = f"rope_parameters for {', '.join(spec)}"
             raise self.error("one rotation for all layers", got, UNSUPPORTED)

@@ -87,14 +87,6 @@ class Keys:
         for key in keys:
             self._remaining.pop(key, None)
 
-    def rename(self, key: str, usual: str) -> None:
-        """Rename a key to the usual name, which may only repeat its value in this family."""
-        if usual in self._remaining and self._remaining[usual] != self._remaining.get(key):
-            got = f"{usual}={self._remaining[usual]!r} and {key}={self._remaining.get(key)!r}"
-            raise self.error(f"{key} in place of {usual}", got, f"remove {usual}")
-        if key in self._remaining:
-            self._remaining[usual] = self._remaining.pop(key)
-
     def flatten(self, key: str) -> None:
         """Replace a nested mapping by its entries, as keys `key.name`."""
         nested = self.take(key, None)
