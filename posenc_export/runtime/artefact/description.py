@@ -56,7 +56,7 @@ def _module(values: Dict[str, Any], width: Any, positions: Any) -> List[Line]:
     tokens, reads = mapping(tokens), f"hidden states of width {width}"
     if tokens:
         reads = f"{tokens.pop('vocabulary', None)} token ids"
-    rest = _rest({**values, **tokens}, segments=0)
+    rest = _rest({**values, **tokens}, segments=0, axes=0)
     said = f"{name}, reads {reads}, {positions} positions{rest}"
     steps = [("module", said)]
     for cache in map(mapping, sequence(caches)):
