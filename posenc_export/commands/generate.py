@@ -20,9 +20,8 @@ from posenc_export.commands.options import (
 )
 from posenc_export.commands.terminal import print_text
 from posenc_export.runtime.artefact.chat_template import needed_chat_codec
-from posenc_export.runtime.session import first_tokens, saved
-from posenc_export.runtime.session.first_tokens import First
-from posenc_export.runtime.session.generation import Sampling, check_generates
+from posenc_export.runtime.session import saved
+from posenc_export.runtime.session.generation import First, Sampling, check_generates, start_token
 from posenc_export.runtime.session.text import MAX_TOKENS, Conversation, Writer, prompt_ids
 from posenc_export.shared.refusal import refusal
 
@@ -114,7 +113,7 @@ def _continue(options: argparse.Namespace, model: Any, session: Any, held: List[
     if options.encoder is None:
         shown = begin.encode("utf-8", "surrogateescape").decode(errors="replace")
     else:
-        first_tokens.check(session.manifest)
+        start_token(session.manifest)
         output = _encoder_output(options, prompt)
         source = First(None, output, options.language, options.task)
     writer = Writer(session, model.tokenizer, held)

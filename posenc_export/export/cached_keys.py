@@ -10,7 +10,7 @@ from posenc_export.export import graph_values
 from posenc_export.export.read_module import ReadModule
 from posenc_export.export.signatures import Model
 from posenc_export.runtime.artefact.records import CachedKeys, KeyRotation
-from posenc_export.runtime.session.discarding import turned
+from posenc_export.runtime.session.rows import rotated
 
 LARGEST = 1e-9  # largest difference from a rotation by p w_k, by rounding in float64
 IN_FLOAT32 = 1e-4  # of rotated standard normal keys; others differ by about 1
@@ -71,7 +71,7 @@ def _rotation(attention: Any, last: int) -> Optional[KeyRotation]:
     for single in (False, True):
         rotation = KeyRotation(tuple(zip(i.tolist(), j.tolist(), strict=True)), angles, single)
         errors = [
-            np.abs(turned(rotation, scale * keys, 0, p)[:, 0] - _by_oracle(oracle, keys[:, 0], p))
+            np.abs(rotated(rotation, scale * keys, 0, p)[:, 0] - _by_oracle(oracle, keys[:, 0], p))
             for p in positions
         ]
         if np.max(errors, initial=0.0) <= LARGEST:
@@ -88,7 +88,7 @@ def _is_cached(attention: Any, rotation: KeyRotation, scale: np.ndarray, last: i
         tokens = torch.from_numpy(keys).float().transpose(0, 1).repeat(len(positions), 1, 1)
         rows = tokens.unsqueeze(0), torch.from_numpy(positions).unsqueeze(0)
         _, cached = attention.encoding.rotate(rows[0], rows[0], rows[1])
-        expected = turned(rotation, scale * keys.repeat(len(positions), 1), 0, positions)
+        expected = rotated(rotation, scale * keys.repeat(len(positions), 1), 0, positions)
         if np.abs(cached[0].transpose(0, 1).double().numpy() - expected).max() > IN_FLOAT32:
             return False
     return True

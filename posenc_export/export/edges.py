@@ -9,8 +9,8 @@ from posenc_export.export.read_module import ReadModule
 from posenc_export.models.parts import build
 from posenc_export.models.whole_pass import encodings_in
 from posenc_export.runtime.artefact.manifest import Manifest
-from posenc_export.runtime.session.cached_rows import REWIND
-from posenc_export.runtime.session.caches import NEW
+from posenc_export.runtime.session.caches import WINDOW_ROOM
+from posenc_export.runtime.session.session import REWIND
 from posenc_export.runtime.verification.grid_inputs import fill_length
 
 # Numbers of cached tokens at which calls are compared in every model with a cache. Capacities of
@@ -34,7 +34,7 @@ def indices_of(edges: List[Edge], manifest: Manifest) -> Dict[str, int]:
     """Return the tokens at edges of a sequence from 0 on, by name, with the depths of a cache, and
     where a session gives tokens up because the cache of a window or of chunks is full.
     """
-    room, length = REWIND + NEW - 1, fill_length(manifest) if manifest.states else 0
+    room, length = REWIND + WINDOW_ROOM - 1, fill_length(manifest) if manifest.states else 0
     limited = [edge for edge in edges if edge.name.startswith(("window ", "chunk "))]
     full = {f"full cache of {edge.name}": edge.at + room for edge in limited}
     full = {name: at for name, at in full.items() if at < length}

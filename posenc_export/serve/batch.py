@@ -8,16 +8,16 @@ from typing import Deque, List, Optional, Sequence, Tuple
 import numpy as np
 
 from posenc_export.runtime.artefact.manifest import Manifest
-from posenc_export.runtime.session import first_tokens, generation
-from posenc_export.runtime.session.drafts import Drafts
+from posenc_export.runtime.session import generation
 from posenc_export.runtime.session.errors import GraphError
-from posenc_export.runtime.session.graph import is_lazy
+from posenc_export.runtime.session.graph import allocates_lazily
 from posenc_export.runtime.session.model import Model
 from posenc_export.runtime.session.prefixes import BLOCK, Prefixes, can_share
 from posenc_export.runtime.session.session import Session
 from posenc_export.runtime.session.speculation import (
     LEAST_REWIND,
     LOOKUP,
+    Drafts,
     Reader,
     Speculator,
     drafts_of,
@@ -36,7 +36,7 @@ class Row:
     def __init__(self, request: Request, manifest: Manifest, known: int = 0) -> None:
         self.request = request
         self.kept = known // BLOCK  # blocks of its tokens that were given to the prefixes
-        self.rules = first_tokens.TokenRules(manifest.generation, np.array([len(request.prompt)]))
+        self.rules = generation.TokenRules(manifest.generation, np.array([len(request.prompt)]))
         # Tokens that were not fed yet: of the prompt, later the last generated one
         self.unread: Deque[int] = deque(request.prompt[known:])
         self.generated: List[int] = []
@@ -124,7 +124,7 @@ class Batch:
         self.pace = Pace(limits.chunk, clock)
         rewind = LEAST_REWIND if limits.speculate else 1
         # Rows of lazy caches take no memory until they are used.
-        rows = limits.rows if is_lazy(model.graph) else 1
+        rows = limits.rows if allocates_lazily(model.graph) else 1
         self.session = Session(model.graph, rows, limits.context, rewind)
         self.speculator = Speculator(self.session) if limits.speculate else None
         blocks = 0

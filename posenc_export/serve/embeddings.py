@@ -11,7 +11,7 @@ from fastapi.responses import JSONResponse
 from pydantic import BaseModel, ConfigDict, Field
 from starlette.requests import ClientDisconnect
 
-from posenc_export.runtime.session import errors, sentences
+from posenc_export.runtime.session import errors, text
 from posenc_export.runtime.session.model import Model
 from posenc_export.serve import http
 from posenc_export.serve.access import Access, http_error
@@ -48,7 +48,7 @@ class Embedder:
     """
 
     def __init__(self, name: str, model: Model, limits: Limits) -> None:
-        sentences.check_model(model)
+        text.check_model(model)
         self.name, self.model, self.limits, self.created = name, model, limits, int(time.time())
         self.waiting = 0
         self._turn = asyncio.Lock()
@@ -99,10 +99,10 @@ class Embedder:
             rule = f"at most {MOST_INPUTS} texts"
             raise refusal("input", rule, len(inputs), "send several requests")
         if isinstance(inputs[0], str):
-            rows = sentences.rows_of(self.model, inputs, asked.prompt_name)
+            rows = text.rows_of(self.model, inputs, asked.prompt_name)
         else:
             rows = [np.array(ids, np.int64) for ids in inputs]
-        return rows, sentences.embed(self.model, rows)
+        return rows, text.embed(self.model, rows)
 
 
 def _written(row: np.ndarray, form: str) -> Union[str, List[float]]:
@@ -120,7 +120,7 @@ def application(name: str, model: Model, limits: Limits, access: Access = Access
     async def embeddings(request: Request) -> Response:
         return await embedder.embed(request)
 
-    http.add_models(routes, name, embedder.created, sentences.longest(model), model.manifest)
+    http.add_models(routes, name, embedder.created, text.longest(model), model.manifest)
     title = f"Embeddings of {name}, as in OpenAI's API."
     remedy = f"POST /v1/embeddings embeds texts, since {name} is an encoder"
     return http.application(title, access, routes, remedy)

@@ -6,18 +6,19 @@ import numpy as np
 
 from posenc_export.runtime import Session
 from posenc_export.runtime.session.arguments import RowTokens
+from posenc_export.runtime.session.caches import Replaced
 from posenc_export.runtime.session.reading import Reading
-from posenc_export.runtime.session.state import SessionState
+from posenc_export.runtime.session.rows import Rows
 from tests.faults.planting import Fault
 
 
 class LeavesHiddenSlots(Session):
     """Truncates its rows, but clears no slots after them."""
 
-    def _settled(self) -> SessionState:
+    def _settled(self) -> Rows:
         if self._state.stepper is not None:
             self._state.unbind()
-        self._state = self._state.moved()
+        self._state = self._state.settled()
         return self._state
 
 
@@ -31,10 +32,10 @@ class KeepsWhatIsRewound(LeavesHiddenSlots):
 class MovesNoRow(Session):
     """Changes the index of the last row, but does not move its tokens."""
 
-    def _settled(self) -> SessionState:
+    def _settled(self) -> Rows:
         if self._state.stepper is not None:
             self._state.unbind()
-        self._state = self._state.replace(moves=())
+        self._state = self._state.replace(pending=())
         return super()._settled()
 
 
@@ -63,10 +64,10 @@ class ForgetsStates(Session):
         return super().step(*arguments, **named)
 
     def _forget_states(self) -> None:
-        state = self._settled()
-        self._state = state.replace(
-            caches=state.caches.restored({row: () for row in range(state.rows)})
-        )
+        rows = self._settled()
+        for memory in rows.caches.of(Replaced):
+            for row in range(rows.count):
+                memory.clear(row, rows.turn)
 
 
 class ForksShareCaches(Session):

@@ -15,9 +15,8 @@ from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
 import numpy as np
 
 from posenc_export.runtime import Session
-from posenc_export.runtime.session.drafts import PassCosts
 from posenc_export.runtime.session.prefixes import Prefixes, can_share
-from posenc_export.runtime.session.speculation import LEAST_REWIND
+from posenc_export.runtime.session.speculation import LEAST_REWIND, PassCosts
 from tests.fuzz.rows_read import Reading
 from tests.fuzz.subjects import MANY, TEXTS, Subject, Token
 from tests.fuzz.wrong import wrong_calls

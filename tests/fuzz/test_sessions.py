@@ -14,8 +14,8 @@ from hypothesis.stateful import run_state_machine_as_test
 from posenc_export.runtime.graphs import kernel_library, providers
 from posenc_export.runtime.session.caches import Caches
 from posenc_export.runtime.session.prefixes import Prefix
+from posenc_export.runtime.session.rows import Rows
 from posenc_export.runtime.session.session import Session
-from posenc_export.runtime.session.state import SessionState
 from tests.fuzz.driver import replay
 from tests.fuzz.machine import machine_of
 from tests.fuzz.regressions import FOUND
@@ -159,16 +159,23 @@ def test_wrong_calls_are_refused_in_one_line_and_change_nothing(
         replay(made(spec), OPTIONS, [*calls, {"do": "wrong", "on": 0, "name": name}])
 
 
-def _forgets_starts(
-    self: SessionState, starts: np.ndarray, slots: int, right: Any = SessionState.opened
-) -> Any:
+COPY = Caches.copy
+
+
+def _forgets_starts(self: Rows, starts: np.ndarray, slots: int, right: Any = Rows.begin) -> Any:
     return right(self, np.where(starts > 5, starts - 1, starts), slots)
 
 
 def _moves_too_little(
-    self: Caches, to: Any, source: Any, at: Any, slots: int, right: Any = Caches.copy
+    self: Caches, to: Any, source: Any, at: Any, tokens: int, kept: Any = (0, 0)
 ) -> None:
-    right(self, to, source, at, max(slots - 1, 0))
+    COPY(self, to, source, at, max(tokens - 1, 0), kept)
+
+
+def _copies_nothing(self: Prefix, rows: Rows, row: int) -> Rows:
+    length = rows.length.copy()
+    length[row] = self.length
+    return rows.replace(length=length)
 
 
 def _swallows(self: Session, n: Any, right: Any = Session.rewind) -> None:
@@ -178,11 +185,11 @@ def _swallows(self: Session, n: Any, right: Any = Session.rewind) -> None:
 @pytest.mark.parametrize(
     ("owner", "name", "fault"),
     [
-        (SessionState, "opened", _forgets_starts),
+        (Rows, "begin", _forgets_starts),
         (Caches, "copy", _moves_too_little),
         (Session, "rewind", _swallows),
-        (SessionState, "without", lambda self, row: self),
-        (Prefix, "write", lambda self, caches, row: None),
+        (Rows, "without", lambda self, row: self),
+        (Prefix, "write", _copies_nothing),
     ],
     ids=[
         "a start off by one",

@@ -17,7 +17,7 @@ from posenc_export.models import families  # noqa: E402
 from posenc_export.models.pretrained import from_pretrained  # noqa: E402
 from posenc_export.runtime.artefact.chat_template import chat_codec  # noqa: E402
 from posenc_export.runtime.artefact.tokenizer import check_tokenizer  # noqa: E402
-from posenc_export.runtime.session import sentences as session_sentences  # noqa: E402
+from posenc_export.runtime.session import text as session_text  # noqa: E402
 from posenc_export.shared.foreign import explained  # noqa: E402
 from tests.models import checkpoints, sentence_folders  # noqa: E402
 
@@ -279,9 +279,9 @@ def test_any_value_in_a_config_of_a_family_is_read_or_refused_in_one_line(
     ids=str,
 )
 def test_prompts_of_another_form_are_refused_in_one_line(content: Any, tmp_path: Path) -> None:
-    _write(tmp_path, session_sentences.PROMPTS, content)
+    _write(tmp_path, session_text.PROMPTS, content)
     with pytest.raises(ValueError, match=r"^embed: expected [^\n]*; correct it in the checkpoint"):
-        session_sentences._prompt(tmp_path, None)
+        session_text._prompt(tmp_path, None)
 
 
 @pytest.mark.parametrize(
@@ -291,4 +291,4 @@ def test_a_cut_of_another_form_is_refused_in_one_line(cut: Any, tmp_path: Path) 
     _write(tmp_path, "tokenizer.json", {"truncation": cut})
     model = SimpleNamespace(folder=tmp_path, manifest=SimpleNamespace(max_positions=9))
     with pytest.raises(ValueError, match=r"^embed: expected [^\n]*; correct it in the checkpoint"):
-        session_sentences.longest(model)
+        session_text.longest(model)

@@ -17,7 +17,7 @@ from posenc_export.export.expected import eager_session
 from posenc_export.models.presets import seeded
 from posenc_export.models.short_forms import decoder_config
 from posenc_export.runtime import Session
-from posenc_export.runtime.session.encoder_outputs import MASK, EncoderOutputs
+from posenc_export.runtime.session.arguments import MASK, EncoderOutputs
 from tests.tiny import block
 
 pytest.importorskip("transformers", reason="transformers is not installed")

@@ -13,7 +13,7 @@ from starlette.testclient import TestClient
 from posenc_export.export import export
 from posenc_export.models.pretrained import from_pretrained
 from posenc_export.runtime import load
-from posenc_export.runtime.session import sentences
+from posenc_export.runtime.session import text as session_text
 from posenc_export.runtime.session.model import Model
 from posenc_export.serve.access import Access
 from posenc_export.serve.embeddings import application
@@ -95,7 +95,7 @@ def test_what_cannot_be_embedded_is_refused(
 
 
 def test_the_listed_length_is_that_at_which_texts_are_cut(client: TestClient, model: Model) -> None:
-    (row,) = sentences.rows_of(model, ["w5 " * 200])
+    (row,) = session_text.rows_of(model, ["w5 " * 200])
     assert (
         client.get("/v1/models").json()["data"][0]["max_model_len"]
         == len(row)

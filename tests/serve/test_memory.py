@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from posenc_export.runtime.session import reserved_memory
+from posenc_export.runtime.session import buffers
 from posenc_export.runtime.session.caches import FIRST
 from posenc_export.runtime.session.model import Model
 from posenc_export.serve.batch import Batch
@@ -66,12 +66,12 @@ def test_caches_that_are_not_lazy_have_memory_for_all_rows_and_the_longest_of_th
 def test_a_row_that_grows_is_not_moved_and_its_memory_can_be_given_back(model: Model) -> None:
     session, text = model.session(batch=2), [97] * 600
     session.admit([list(TEXT)])
-    places = [buffer.address for buffer in session._state.caches.past]
+    places = [buffer.address for buffer in session._state.caches.buffers]
     session.admit([text])
     session.step(np.array([97, 97]))
-    assert [buffer.address for buffer in session._state.caches.past] == places
+    assert [buffer.address for buffer in session._state.caches.buffers] == places
     session.retire(0)
-    content = session._state.caches.past[0].array
+    content = session._state.caches.buffers[0].array
     assert content[1, :, 300].any() and session.memory >= 2 * 600 * bytes_per_slot(model.manifest)
     session.trim()
     assert session.memory == 601 * bytes_per_slot(model.manifest)
@@ -88,7 +88,7 @@ def test_without_addresses_for_all_slots_caches_grow(
 
     text = [97 + index % 9 for index in range(400)]
     whole = model.session().prefill([text])
-    monkeypatch.setattr(reserved_memory, "reserved", refused)
+    monkeypatch.setattr(buffers, "reserved_memory", refused)
     session = model.session()
     parts = [session.prefill([text[:200]]), session.prefill([text[200:]])]
     assert np.allclose(np.concatenate(parts, axis=1), whole, atol=1e-4)

@@ -16,7 +16,7 @@ from posenc_export.ops.graph import (
     Mask,
     Rotate,
 )
-from posenc_export.runtime.session.caches import NEW
+from posenc_export.runtime.session.caches import WINDOW_ROOM
 
 AFTER_SOFTMAX = 2  # value of the attribute qk_output
 
@@ -111,7 +111,7 @@ def window_of(op: Builder, mask: Mask) -> int:
     if a session has no shorter cache for the range of positions.
     """
     window = mask.before + 1 or mask.chunk
-    short = window + 2 * NEW < op.max_positions
+    short = window + 2 * WINDOW_ROOM < op.max_positions
     return window if short and ort_slots.by_columns(op) is None else 0
 
 

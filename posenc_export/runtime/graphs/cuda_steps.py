@@ -13,7 +13,7 @@ import numpy as np
 import onnxruntime
 
 from posenc_export.runtime.graphs import cuda
-from posenc_export.runtime.session import device_memory, errors
+from posenc_export.runtime.session import buffers, errors
 from posenc_export.runtime.session.graph import Feeds, Shape
 
 ON_HOST = "total_sequence_length"  # GroupQueryAttention reads it in host memory
@@ -148,7 +148,7 @@ class DeviceSteps:
         # A replay takes the number of the run that was captured
         total = int(feeds[ON_HOST]) if ON_HOST in feeds else 0
         pointer = int(inputs.memory.output.data_ptr())
-        fetch = device_memory.to_host(result, pointer)
+        fetch = buffers.to_host(result, pointer)
 
         key = (shapes, total, tuple(states))
         number = self.ids.of(key) if result.shape[1] == 1 else UNCAPTURED
@@ -157,7 +157,7 @@ class DeviceSteps:
     def _launch(self, binding: Any, number: int, inputs: StepInputs, fetch: Launch) -> Launch:
         """Return a function that copies inputs, runs or replays a graph, and copies its output."""
         run, uncaptured = self.session.run_with_iobinding, self.uncaptured
-        update, turn = inputs.update, device_memory.TURN
+        update, turn = inputs.update, buffers.TURN
         options = uncaptured if number == UNCAPTURED else _options(number)
 
         def launch() -> None:

@@ -22,7 +22,7 @@ from posenc_export.runtime.artefact.manifest import Manifest
 from posenc_export.runtime.graphs import cuda_placement, cuda_steps, kernel_check, kernel_library
 from posenc_export.runtime.graphs.onnx_files import FOLDER, check_external, load_errors, refused
 from posenc_export.runtime.graphs.ort_options import PROVIDERS, SLOWER, session_options
-from posenc_export.runtime.session import device_memory, errors
+from posenc_export.runtime.session import buffers, errors
 from posenc_export.runtime.session.graph import BoundRun, Feeds, GraphRun, RunMemory, StateMemory
 
 
@@ -63,7 +63,7 @@ class OrtGraph:
         repeats = bool(manifest.states) and fixed and manifest.signature != "mask"
         captures = capture and repeats and placement is not None and placement.captured
         cuda = self.device == "cuda"
-        self._turn: ContextManager[Any] = device_memory.TURN if cuda else contextlib.nullcontext()
+        self._turn: ContextManager[Any] = buffers.TURN if cuda else contextlib.nullcontext()
         with self._turn, refused(path):
             if content:
                 options.add_session_config_entry(FOLDER, files.utf8(path.parent))

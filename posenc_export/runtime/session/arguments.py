@@ -1,15 +1,23 @@
-"""Arguments of session calls, checked. Shapes: B batch, S columns, E model width."""
+"""Arguments of session calls, checked and converted to arrays.
+
+Shapes: B batch, S columns, E model width, Q tokens of the longest encoder sequence, N numbers per
+token, K kv heads, D head size.
+"""
 
 from dataclasses import dataclass
-from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Sequence, Tuple, Union
 
 import numpy as np
 
 from posenc_export.runtime.artefact.manifest import Manifest, Value
-from posenc_export.runtime.session import argument_arrays as arrays
-from posenc_export.runtime.session.argument_arrays import Numbers, Rows, per_row, short_repr
 from posenc_export.runtime.session.caches import Caches
 from posenc_export.runtime.session.errors import expected
+
+Inputs = Union[np.ndarray, Sequence[Any]]  # an array, or a list of rows of different lengths
+Numbers = Union[None, int, Sequence[int], np.ndarray]  # one number, or one per row
+LARGEST = np.iinfo(np.int64).max
+SHOWN = 200  # most characters of an argument that an error message quotes
+MASK = "encoder_attention_mask"
 
 
 class RowTokens(NamedTuple):
@@ -25,30 +33,35 @@ class RowTokens(NamedTuple):
     def part(self, begin: int, end: int) -> "RowTokens":
         """Return the tokens of the rows `begin` .. `end` - 1 of these."""
         some, first = slice(begin, end), self.rows.start
-        planes = {name: plane[:, some] for name, plane in self.planes.items()}
-        of_rows = self.x[some], self.counts[some], self.requested[some], planes
-        return RowTokens(slice(first + begin, first + end), *of_rows, self.columns[some])
+        return RowTokens(
+            rows=slice(first + begin, first + end),
+            x=self.x[some],
+            counts=self.counts[some],
+            requested=self.requested[some],
+            planes={name: plane[:, some] for name, plane in self.planes.items()},
+            columns=self.columns[some],
+        )
 
 
-class Passed(NamedTuple):
+class PrefillArguments(NamedTuple):
     """Arguments of Session.prefill, which documents them, as they are passed."""
 
-    inputs: Rows
+    inputs: Inputs
     start: Numbers = None
     attention_mask: Optional[np.ndarray] = None
     chunk: Optional[int] = None
     grid: Optional[np.ndarray] = None
     token_types: Optional[np.ndarray] = None
-    encoder: Optional[Rows] = None
+    encoder: Optional[Inputs] = None
     encoder_attention_mask: Optional[np.ndarray] = None
     logits_to_keep: Optional[int] = None
 
 
 @dataclass(frozen=True)
-class PrefillArguments:
+class Prompt:
     """Checked arguments of a prefill, without padding."""
 
-    passed: Passed
+    passed: PrefillArguments
     tokens: RowTokens  # of all rows
     # Columns of these tokens in the caller's input, for each row [count]; None for the first ones
     columns: Optional[List[np.ndarray]]
@@ -71,7 +84,9 @@ class PrefillArguments:
             if keep:
                 requested = np.clip(keep - np.maximum(counts - end, 0), 0, inside)
                 columns = np.maximum(keep - counts + begin, 0)
-            planes = {name: plane[:, :, part] for name, plane in tokens.planes.items()}
+            planes = tokens.planes
+            if planes:
+                planes = {name: plane[:, :, part] for name, plane in planes.items()}
             yield RowTokens(rows, tokens.x[:, part], inside, requested, planes, columns)
 
     def outputs(self, value: Value) -> np.ndarray:
@@ -93,9 +108,9 @@ class PrefillArguments:
         return result
 
 
-def check_prefill(manifest: Manifest, passed: Passed) -> PrefillArguments:
+def check_prefill(manifest: Manifest, passed: PrefillArguments) -> Prompt:
     """Check arguments of Session.prefill but those that depend on its state. Raise ValueError."""
-    x, counts, columns = arrays.align(passed.inputs, passed.attention_mask, manifest.inputs[0])
+    x, counts, columns = align(passed.inputs, passed.attention_mask, manifest.inputs[0])
     for row, valid in enumerate(columns or ()):
         if len(valid) and valid[-1] - valid[0] >= len(valid):
             rule = "attention_mask without zeros between the ones of a row"
@@ -105,20 +120,20 @@ def check_prefill(manifest: Manifest, passed: Passed) -> PrefillArguments:
         raise expected("at least one row", "none", "give [B,S] tokens or a list of rows")
     chunk, keep, longest = manifest.chunk, 0, int(counts.max())
     if passed.chunk is not None:
-        chunk = arrays.at_least("chunk", passed.chunk, 1)
+        chunk = at_least("chunk", passed.chunk, 1)
     if passed.logits_to_keep is not None:
-        keep = min(arrays.at_least("logits_to_keep", passed.logits_to_keep, 0), longest)
+        keep = min(at_least("logits_to_keep", passed.logits_to_keep, 0), longest)
     vocabulary = manifest.vocabulary
     if vocabulary and x.size and (x.min() < 0 or x.max() >= vocabulary):
         rows = zip(x, counts.tolist(), strict=True)
-        arrays.check_tokens(vocabulary, [row[:count] for row, count in rows])
+        check_tokens(vocabulary, [row[:count] for row, count in rows])
     planes: Dict[str, np.ndarray] = {}
     if passed.grid is not None or passed.token_types is not None:
         planes = _planes(passed, manifest, columns or [np.arange(n) for n in counts], x.shape)
     if not manifest.states or chunk > longest:  # a model without caches reads whole rows
         chunk = max(longest, 1)
     tokens = RowTokens(slice(0, len(x)), x, counts, counts, planes, np.zeros_like(counts))
-    return PrefillArguments(passed, tokens, columns, chunk, keep)
+    return Prompt(passed, tokens, columns, chunk, keep)
 
 
 def check_every_row(counts: np.ndarray, rows: str) -> None:
@@ -129,7 +144,7 @@ def check_every_row(counts: np.ndarray, rows: str) -> None:
 
 
 def check_start(
-    manifest: Manifest, first_position: np.ndarray, length: np.ndarray, prompt: PrefillArguments
+    manifest: Manifest, first_position: np.ndarray, length: np.ndarray, prompt: Prompt
 ) -> np.ndarray:
     """Check `start` of a prefill after `length` tokens of each row from position `first_position`
     on. Return the position of each row's first token [B] int64. Raise ValueError for other rows, or
@@ -179,23 +194,22 @@ def check_room(
 
 def check_rewind(manifest: Manifest, length: List[int], n: Numbers) -> List[int]:
     """Return how many tokens `n` takes back from each row, at least from one row; or raise."""
-    check_has_cache(manifest, "rewind")
-    back = per_row("n of rewind", n, len(length) or 1).tolist()
-    if min(back) < 0 or any(a > b for a, b in zip(back, length or [0], strict=True)):
-        rule = f"n of rewind to be at least 0 and at most the lengths {length}"
-        raise expected(rule, back)
-    return back
+    return _removed(manifest, "rewind", n, length, f"the lengths {length}")
 
 
 def check_discard(manifest: Manifest, length: List[int], n: Numbers, after: Any) -> List[int]:
     """Return how many tokens `n` removes behind the first `after` of each row, or raise."""
     check_has_cache(manifest, "discard")
-    arrays.at_least("after", after, 0)
-    counts = per_row("n of discard", n, len(length) or 1).tolist()
-    behind = [max(count - int(after), 0) for count in length]
-    if min(counts) < 0 or any(a > b for a, b in zip(counts, behind or [0], strict=True)):
-        rule = f"n of discard to be at least 0 and at most {behind}, the tokens behind the first"
-        raise expected(f"{rule} {after}", counts)
+    at_least("after", after, 0)
+    most = [max(count - int(after), 0) for count in length]
+    return _removed(manifest, "discard", n, most, f"{most}, the tokens behind the first {after}")
+
+
+def _removed(manifest: Manifest, call: str, n: Numbers, most: List[int], limit: str) -> List[int]:
+    check_has_cache(manifest, call)
+    counts: List[int] = per_row(f"n of {call}", n, len(most) or 1).tolist()
+    if min(counts) < 0 or any(a > b for a, b in zip(counts, most or [0], strict=True)):
+        raise expected(f"n of {call} to be at least 0 and at most {limit}", counts)
     return counts
 
 
@@ -231,7 +245,10 @@ def check_rows_are_independent(manifest: Manifest, call: str) -> None:
 
 
 def _planes(
-    passed: Passed, manifest: Manifest, columns: Sequence[np.ndarray], shape: Tuple[int, ...]
+    passed: PrefillArguments,
+    manifest: Manifest,
+    columns: Sequence[np.ndarray],
+    shape: Tuple[int, ...],
 ) -> Dict[str, np.ndarray]:
     """Check grid [axes,B,S] and token types [B,S]; return their values at the tokens of each row,
     which are in `columns`, in the first columns.
@@ -245,7 +262,7 @@ def _planes(
         planes["grid"] = _numbers("grid", passed.grid, (axes, *shape[:2]), limit, columns)
     if passed.token_types is not None:
         segments = manifest.segments
-        types = arrays.array_of("token_types", passed.token_types)[None]
+        types = array_of("token_types", passed.token_types)[None]
         if not segments:
             got = f"kind {manifest.kind} without"
             raise expected("a model with segments for token_types", got, "leave token_types out")
@@ -258,7 +275,7 @@ def _numbers(
     name: str, value: Any, shape: Tuple[int, ...], limit: int, columns: Sequence[np.ndarray]
 ) -> np.ndarray:
     """Check an argument [n,B,S] and return its values in some columns of each row first."""
-    numbers = arrays.array_of(name, value)
+    numbers = array_of(name, value)
     if numbers.shape != shape or numbers.dtype.kind not in "iu":
         got = f"shape {list(numbers.shape)} {numbers.dtype}"
         raise expected(f"{name} of shape {list(shape)} with whole numbers", got)
@@ -270,3 +287,189 @@ def _numbers(
             raise expected(f"{name} in 0 .. {limit - 1}", f"{part.min()} .. {part.max()}", remedy)
         first[:, row, : len(valid)] = part
     return first
+
+
+@dataclass(frozen=True)
+class EncoderOutputs:
+    """The graph inputs listed in Manifest.encoder, for all rows."""
+
+    # encoder_attention_mask [B,Q] int64 first, then the keys and values [B,K,Q,D].
+    arrays: Dict[str, np.ndarray]
+
+    def select(self, window: slice) -> Dict[str, np.ndarray]:
+        """Return the graph inputs of a range of rows."""
+        return {name: array[window] for name, array in self.arrays.items()}
+
+    def append(self, other: "EncoderOutputs") -> "EncoderOutputs":
+        """Return these rows followed by those of `other`. Shorter sequences are padded."""
+        length = max(self.arrays[MASK].shape[1], other.arrays[MASK].shape[1])
+        arrays = {}
+        for name, array in self.arrays.items():
+            rows = (_padded(array, length), _padded(other.arrays[name], length))
+            arrays[name] = np.concatenate(rows)
+        return EncoderOutputs(arrays)
+
+    def ordered(self, order: np.ndarray) -> "EncoderOutputs":
+        """Return the rows with these indices."""
+        return EncoderOutputs({name: array[order] for name, array in self.arrays.items()})
+
+
+def encoder_outputs(
+    manifest: Manifest, passed: PrefillArguments, count: int
+) -> Optional[EncoderOutputs]:
+    """Check the encoder outputs that a caller passes for `count` rows. Return None for a model that
+    reads no encoder. Raise ValueError for missing or unneeded ones, other rows, shapes or dtypes,
+    and rows without tokens.
+    """
+    encoder, attention_mask = passed.encoder, passed.encoder_attention_mask
+    if not manifest.encoder:
+        if encoder is not None or attention_mask is not None:
+            raise expected("no encoder for a model that reads none", "one", "leave it out")
+        return None
+    if encoder is None:
+        rule = "encoder=, the outputs of the encoder for each row"
+        raise expected(rule, "none", "run the encoder's artefact on the source first")
+    key_values = manifest.encoder[1:]
+    sizes = [(int(value.axes[1]), int(value.axes[3])) for value in key_values]  # K and D of each
+    numbers = sum(heads * size for heads, size in sizes)
+    axes = ("batch_size", "encoder_sequence_length", numbers)
+    value = Value("encoder", manifest.passed_dtype, axes)
+    tokens, lengths, _ = align(encoder, attention_mask, value)
+    if len(tokens) != count or not lengths.all():
+        rule = f"encoder with {count} rows of at least one token"
+        got = f"rows of {lengths.tolist()} tokens"
+        raise expected(rule, got, "give one row per sequence")
+    tokens = tokens[:, : lengths.max()]
+    inside = np.arange(tokens.shape[1])[None] < lengths[:, None]
+    arrays, begin = {MASK: inside.astype(np.int64)}, 0
+    for value, (heads, size) in zip(key_values, sizes, strict=True):
+        part = tokens[:, :, begin : begin + heads * size].reshape(count, -1, heads, size)
+        arrays[value.name] = np.ascontiguousarray(part.transpose(0, 2, 1, 3))
+        begin += heads * size
+    return EncoderOutputs(arrays)
+
+
+def _padded(array: np.ndarray, length: int) -> np.ndarray:
+    """Pad [B,Q] or [B,K,Q,D] with zeros to Q = length."""
+    widths = [(0, 0)] * array.ndim
+    axis = min(2, array.ndim - 1)
+    widths[axis] = (0, length - array.shape[axis])
+    return np.pad(array, widths)
+
+
+def at_least(name: str, value: Any, least: int) -> int:
+    """Return a whole number of at least `least`, or raise ValueError."""
+    if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < least:
+        raise expected(f"{name} to be a whole number of at least {least}", short_repr(value))
+    return int(value)
+
+
+def short_repr(value: Any) -> str:
+    """Format a caller's value for an error message: one line of at most SHOWN characters."""
+    line = " ".join(repr(value).split())
+    return line if len(line) <= SHOWN else f"{line[: SHOWN - 3]}..."
+
+
+def array_of(name: str, value: Any) -> np.ndarray:
+    """Convert an argument to an array. Raise ValueError if its rows differ in length."""
+    try:
+        return np.asarray(value)
+    except ValueError:
+        got = f"rows of different shapes: {short_repr(value)}"
+        raise expected(f"{name} to be one array", got) from None
+
+
+def check_tokens(vocabulary: int, rows: Sequence[np.ndarray]) -> None:
+    """Raise ValueError, with the range of the ids of a row, unless all are 0 .. vocabulary - 1."""
+    for row in rows:
+        if row.size and (row.min() < 0 or row.max() >= vocabulary):
+            got = f"{int(row.min())} .. {int(row.max())}"
+            raise expected(f"token ids 0 .. {vocabulary - 1}", got, "use the model's own tokenizer")
+
+
+def per_row(name: str, numbers: Numbers, rows: int) -> np.ndarray:
+    """Convert one whole number below 2^63, or one per row, to [B] int64; None is 0."""
+    array = array_of(name, 0 if numbers is None else numbers)
+    whole = array.dtype.kind in "iu" and array.shape in ((), (rows,))
+    if not whole or (array.size and int(array.max()) > LARGEST):
+        rule = f"{name} to be a whole number below 2^63, or one for each of {rows} rows"
+        raise expected(rule, short_repr(numbers))
+    return np.full((rows,), array, np.int64)
+
+
+def align(
+    inputs: Inputs, attention_mask: Optional[np.ndarray], value: Value
+) -> Tuple[np.ndarray, np.ndarray, Optional[List[np.ndarray]]]:
+    """Return rows [B,S] or [B,S,E] of value's dtype, with their tokens in the first columns and
+    zeros behind, the number of tokens of each row [B], and their columns in the inputs; None if
+    these are the first ones. An array is returned as it is if it has this form. Raise ValueError
+    for another dtype or shape, or a wrong mask.
+    """
+    converted = _checked_array if isinstance(inputs, np.ndarray) else padded_rows
+    padded, counts = converted(inputs, value)
+    if attention_mask is None:
+        return padded, counts, None
+    mask, shape = array_of("attention_mask", attention_mask), padded.shape[:2]
+    if mask.shape != shape:
+        rule = f"attention_mask of shape {list(shape)} as the inputs"
+        raise expected(rule, list(mask.shape))
+    if not ((mask == 0) | (mask == 1)).all():
+        rule = "attention_mask to be 1 at tokens and 0 at padding"
+        raise expected(rule, f"{mask.min()} .. {mask.max()}")
+    inside = (np.arange(shape[1])[None] < counts[:, None]) & (mask == 1)
+    if inside.all():
+        return padded, counts, None
+    columns, first = [np.flatnonzero(row) for row in inside], np.zeros_like(padded)
+    for row, valid in enumerate(columns):
+        first[row, : len(valid)] = padded[row, valid]
+    return first, inside.sum(axis=1), columns
+
+
+def _checked_array(inputs: Any, value: Value) -> Tuple[np.ndarray, np.ndarray]:
+    """Return inputs [B,S,*] and the length of each row. Ids may have any integer dtype."""
+    inputs = np.asarray(inputs)
+    if inputs.dtype.kind in "iu" and np.dtype(value.dtype).kind == "i":
+        inputs = inputs.astype(value.dtype, copy=False)
+    if inputs.dtype != np.dtype(value.dtype):
+        remedy = _dtype_remedy(value, inputs.dtype)
+        raise expected(f"{value.name} of dtype {value.dtype}", inputs.dtype, remedy)
+    if inputs.ndim != len(value.axes) or inputs.shape[2:] != value.axes[2:]:
+        remedy = f"pass an array with {len(value.axes)} axes and the sizes of the model"
+        if inputs.ndim == len(value.axes) - 1:
+            remedy = "add an axis of rows, as in inputs[None]"
+        raise expected(f"{value.name} of shape {list(value.axes)}", list(inputs.shape), remedy)
+    # Graphs read contiguous memory, and torch warns of memory that it must not write.
+    plain = inputs if inputs.flags.carray else np.array(inputs, order="C", subok=False)
+    return plain, np.full(len(inputs), inputs.shape[1])
+
+
+def _dtype_remedy(value: Value, dtype: np.dtype) -> str:
+    if np.dtype(value.dtype).kind == "i" and dtype.kind == "f":
+        return "pass token ids"
+    if np.dtype(value.dtype).kind == "f" and dtype.kind in "iu":
+        return f"this model reads {value.name}, not token ids"
+    return "convert it with astype"
+
+
+def padded_rows(inputs: Any, value: Value) -> Tuple[np.ndarray, np.ndarray]:
+    """Return rows of different lengths as [B,S,*], padded on the right, and their lengths."""
+    rows = [_row(row, value) for row in inputs]
+    lengths = np.array([len(row) for row in rows], np.int64)
+    padded = np.zeros((len(rows), int(lengths.max(initial=0)), *value.token_shape), value.dtype)
+    for index, row in enumerate(rows):
+        padded[index, : len(row)] = row
+    return padded, lengths
+
+
+def _row(row: Any, value: Value) -> np.ndarray:
+    array = array_of(f"a row of {value.name}", row)
+    if not array.size and array.ndim:
+        return np.zeros((0, *value.token_shape), value.dtype)
+    ids = array.ndim == 1 and len(value.axes) == 3
+    if ids or not np.can_cast(array.dtype, value.dtype, "same_kind"):
+        got, remedy = f"a row of {array.dtype}", _dtype_remedy(value, array.dtype)
+        raise expected(f"{value.name} of dtype {value.dtype}", got, remedy)
+    if array.ndim != len(value.axes) - 1 or array.shape[1:] != value.axes[2:]:
+        rule = f"rows of {value.name} of shape {list(value.axes[1:])}"
+        raise expected(rule, list(array.shape))
+    return array.astype(value.dtype)

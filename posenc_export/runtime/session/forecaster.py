@@ -10,7 +10,7 @@ from typing import Annotated, List, Optional, Sequence, Tuple
 import numpy as np
 from msgspec import Meta, Struct
 
-from posenc_export.runtime.session.argument_arrays import Rows, array_of, short_repr
+from posenc_export.runtime.session.arguments import Inputs, array_of, short_repr
 from posenc_export.runtime.session.errors import expected
 from posenc_export.runtime.session.session import Session
 from posenc_export.shared.foreign import typed
@@ -98,7 +98,7 @@ class Forecaster:
         self.session.reset()
         self._past = []
 
-    def forecast(self, series: Rows, chunk: Optional[int] = None) -> np.ndarray:
+    def forecast(self, series: Inputs, chunk: Optional[int] = None) -> np.ndarray:
         """Read values, and return the forecasts after them.
 
         Args:
@@ -120,7 +120,7 @@ class Forecaster:
         last = [-(-len(row) // self.patch) - 1 for row in rows]
         return self._read(rows, chunk)[np.arange(len(rows)), last]
 
-    def forecasts(self, series: Rows, chunk: Optional[int] = None) -> np.ndarray:
+    def forecasts(self, series: Inputs, chunk: Optional[int] = None) -> np.ndarray:
         """Return the forecasts [B,S,horizon,1+N] after each new patch of a series, with zeros
         behind shorter ones. Arguments and errors as for `forecast`.
         """
@@ -149,7 +149,7 @@ class Forecaster:
                 np.maximum(output, 0, out=output)
         return outputs
 
-    def _checked(self, series: Rows) -> Sequence[np.ndarray]:
+    def _checked(self, series: Inputs) -> Sequence[np.ndarray]:
         """Return the values of each series in float64, after checking them and the session."""
         rows = []
         for row in (array_of("a series", values) for values in series):

@@ -9,11 +9,11 @@ import numpy as np
 from posenc_export.runtime.artefact import chat_template
 from posenc_export.runtime.artefact.manifest import Manifest
 from posenc_export.runtime.artefact.tokenizer import Codec, codec
-from posenc_export.runtime.session import cached_rows, generation, saved, sentences, text
-from posenc_export.runtime.session.argument_arrays import at_least
-from posenc_export.runtime.session.first_tokens import First
+from posenc_export.runtime.session import generation, saved, text
+from posenc_export.runtime.session.arguments import at_least
 from posenc_export.runtime.session.forecaster import Forecaster
-from posenc_export.runtime.session.session import Session
+from posenc_export.runtime.session.generation import First
+from posenc_export.runtime.session.session import REWIND, Session
 from posenc_export.runtime.session.speculation import Speculate
 from posenc_export.shared.refusal import refusal
 
@@ -41,7 +41,7 @@ class Model:
         return str(self.graph.provider)
 
     def session(
-        self, batch: int = 1, capacity: Optional[int] = None, rewind: int = cached_rows.REWIND
+        self, batch: int = 1, capacity: Optional[int] = None, rewind: int = REWIND
     ) -> Session:
         """Open a session with empty caches on this graph.
 
@@ -72,7 +72,7 @@ class Model:
         file: Union[str, Path],
         batch: int = 1,
         capacity: Optional[int] = None,
-        rewind: int = cached_rows.REWIND,
+        rewind: int = REWIND,
     ) -> Session:
         """Open a session with the rows and caches that Session.save wrote. States that each call
         replaces cannot be rewound to before they were saved.
@@ -86,7 +86,7 @@ class Model:
             OSError: the file cannot be read.
         """
         session = self.session(batch, capacity, rewind)
-        with saved.opened(Path(file), self.manifest) as arrays:
+        with saved.open_arrays(Path(file), self.manifest) as arrays:
             session._state = saved.restored(session._state, arrays)
         return session
 
@@ -199,7 +199,7 @@ class Model:
         return text.Conversation(session, of_chat, system, context, speculate)
 
     def embed(
-        self, texts: Sequence[str], prompt: Optional[str] = None, batch: int = sentences.BATCH
+        self, texts: Sequence[str], prompt: Optional[str] = None, batch: int = text.BATCH
     ) -> np.ndarray:
         """Return the sentence embeddings of texts [n,E] float32, in their order.
 
@@ -218,7 +218,7 @@ class Model:
             ModuleNotFoundError: tokenizers is not installed.
             GraphError: the graph failed.
         """
-        return sentences.embed(self, sentences.rows_of(self, texts, prompt), batch)
+        return text.embed(self, text.rows_of(self, texts, prompt), batch)
 
     @functools.cached_property
     def _chat_codec(self) -> chat_template.ChatCodec:

@@ -8,11 +8,12 @@ import numpy as np
 from posenc_export.runtime.artefact.manifest import Manifest
 from posenc_export.runtime.session.caches import Caches
 from posenc_export.runtime.session.graph import Graph
+from posenc_export.runtime.session.rows import Rows
 
 GROWTH = 16  # blocks that are allocated at a time
 BLOCK = 32  # default number of tokens that are kept and found together
 # Block of the tokens before these, or the key of the owner for the first ones; ids of the tokens.
-Place = Tuple[Union[int, str], bytes]
+Node = Tuple[Union[int, str], bytes]
 
 
 class Block(NamedTuple):
@@ -33,10 +34,16 @@ class Prefix(NamedTuple):
         """Number of tokens."""
         return self.size * len(self.blocks)
 
-    def write(self, caches: Caches, row: int) -> None:
-        """Copy the tokens to the first slots of a row of other caches."""
+    def write(self, rows: Rows, row: int) -> Rows:
+        """Return rows with the tokens in an empty row, for which there is room."""
+        length, first_kept = rows.length.copy(), rows.first_kept.copy()
+        length[row] = self.length
+        first_kept[row] = kept = rows.caches.window.first_kept(self.length)
+        rows.caches.mark_written(slice(row, row + 1), self.length)
         for index, block in enumerate(self.blocks):
-            caches.copy((row, self.size * index), block.caches, (block.row, 0), self.size)
+            to = (row, self.size * index)
+            rows.caches.copy(to, block.caches, (block.row, 0), self.size, (kept, 0))
+        return rows.replace(length=length, first_kept=first_kept)
 
 
 class Prefixes:
@@ -52,7 +59,7 @@ class Prefixes:
 
     def __init__(self, graph: Graph, count: int, size: int = BLOCK) -> None:
         self._graph, self._count, self._size = graph, count, size
-        self._blocks: "OrderedDict[Place, int]" = OrderedDict()  # least recently used first
+        self._blocks: "OrderedDict[Node, int]" = OrderedDict()  # least recently used first
         self._memory: List[Block] = []
         self._unused: List[int] = []
         self.hits = self.tokens = 0
@@ -69,12 +76,13 @@ class Prefixes:
         path = self._path(_parts(tokens[:-1], self._size), key)
         self._use(path)
         self.hits, self.tokens = self.hits + bool(path), self.tokens + self._size * len(path)
-        return Prefix([self._memory[self._blocks[place]] for place in path], self._size)
+        return Prefix([self._memory[self._blocks[node]] for node in path], self._size)
 
-    def save(self, caches: Caches, row: int, tokens: Sequence[int], key: str = "") -> None:
-        """Copy the blocks of a row of `caches` that are not known, whose ids are `tokens`, unless
-        caches of windows have given them up.
+    def save(self, rows: Rows, row: int, tokens: Sequence[int], key: str = "") -> None:
+        """Copy the blocks of a row that are not known, whose ids are `tokens`, unless caches of
+        windows have given them up.
         """
+        kept = int(rows.first_kept[row])
         parts = _parts(tokens, self._size)
         path = self._path(parts, key)
         try:
@@ -83,39 +91,40 @@ class Prefixes:
                     return
                 memory = self._memory[self._unused[-1]]
                 begin = self._size * len(path)
-                if begin < caches.notes.windows.first_kept[row]:
+                if begin < kept:
                     return
-                memory.caches.copy((memory.row, 0), caches, (row, begin), self._size)
-                place = (self._blocks[path[-1]] if path else key, part)
-                self._blocks[place] = self._unused.pop()
-                path.append(place)
+                at = (row, begin)
+                memory.caches.copy((memory.row, 0), rows.caches, at, self._size, (0, kept))
+                node = (self._blocks[path[-1]] if path else key, part)
+                self._blocks[node] = self._unused.pop()
+                path.append(node)
         finally:
             self._use(path)
 
-    def _path(self, parts: List[bytes], key: str) -> List[Place]:
-        path: List[Place] = []
+    def _path(self, parts: List[bytes], key: str) -> List[Node]:
+        path: List[Node] = []
         for part in parts:
-            place = (self._blocks[path[-1]] if path else key, part)
-            if place not in self._blocks:
+            node = (self._blocks[path[-1]] if path else key, part)
+            if node not in self._blocks:
                 break
-            path.append(place)
+            path.append(node)
         return path
 
-    def _use(self, path: List[Place]) -> None:
-        for place in reversed(path):
-            self._blocks.move_to_end(place)
+    def _use(self, path: List[Node]) -> None:
+        for node in reversed(path):
+            self._blocks.move_to_end(node)
 
     def _grown(self) -> bool:
         """Allocate memory for more blocks. Return False if there are as many as allowed."""
         known = len(self._memory)
         count = min(GROWTH, self._count - known)
         if count:
-            caches = Caches.of(self._graph, self._size).reserve(self._size, count)
+            caches = Caches(self._graph, self._size).reserve(self._size, count)
             self._memory += [Block(caches, row) for row in range(count)]
             self._unused += range(known + count - 1, known - 1, -1)
         return count > 0
 
-    def _freed(self, path: List[Place]) -> bool:
+    def _freed(self, path: List[Node]) -> bool:
         """Free the block used least recently. Return False if it belongs to `path`."""
         oldest = next(iter(self._blocks))
         if oldest in path:

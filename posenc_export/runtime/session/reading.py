@@ -1,116 +1,121 @@
-"""Read tokens: the rows of a call, the runs of the graph on them, and the state after it.
+"""Read tokens: the rows of a call, the runs of the graph on them, and the rows after it. A step is
+such a call of one token per row, whose graph inputs stay bound.
 
 Shapes: B batch, S new tokens, T columns in use, R tokens whose logits are requested.
 """
 
 import itertools
-from typing import List, Optional
+from typing import Any, Callable, Collection, Dict, List, Optional
 
 import numpy as np
 
 from posenc_export.runtime.artefact import graph_inputs
 from posenc_export.runtime.artefact.graph_inputs import INPUTS, PaddedTokens
-from posenc_export.runtime.artefact.manifest import Manifest
-from posenc_export.runtime.session import arguments, encoder_outputs, errors, prefixes
-from posenc_export.runtime.session.argument_arrays import per_row
-from posenc_export.runtime.session.arguments import PrefillArguments, RowTokens, check_room
-from posenc_export.runtime.session.caches import Caches
-from posenc_export.runtime.session.graph import Feeds, Graph, GraphRun
-from posenc_export.runtime.session.state import SessionState
-from posenc_export.runtime.session.stepper import Stepper, binding_of
+from posenc_export.runtime.session import arguments, prefixes
+from posenc_export.runtime.session.arguments import Prompt, RowTokens, check_tokens
+from posenc_export.runtime.session.caches import IN_PLACE, Growing, InPlace, Replaced
+from posenc_export.runtime.session.errors import RUN_ERRORS, GraphError, expected
+from posenc_export.runtime.session.graph import BoundRun, Feeds, Graph, GraphRun
+from posenc_export.runtime.session.rows import Rows
 
 STEP_SLOTS = 128  # least multiple of slots that steps count
+MOST_BINDINGS = 64  # of one memory
+WIDEST = 32  # most tokens per row of a pass whose binding is kept
+FEW = 64  # arrays of at most this many counters are incremented item by item
 
 
-def open_rows(state: SessionState, prompt: PrefillArguments) -> SessionState:
-    """Return `state` if its rows have tokens, or else empty rows with memory for the first ones."""
-    caches, counts, passed = state.reached[1], prompt.tokens.counts, prompt.passed
+def open_rows(rows: Rows, prompt: Prompt) -> Rows:
+    """Return `rows` if they have tokens, or else empty rows with memory for the first ones."""
+    caches, counts, passed = rows.caches, prompt.tokens.counts, prompt.passed
     manifest = caches.graph.manifest
     if not counts.any():
         got = f"rows of {counts.tolist()} tokens"
-        raise errors.expected("at least one token in at least one row", got)
+        raise expected("at least one token in at least one row", got)
     if not manifest.states:  # a model without caches reads whole rows
-        state = SessionState.empty(caches, state.rewind)
-    length = state.length
-    first_position = arguments.check_start(manifest, state.first_position, length, prompt)
+        rows = Rows(caches, np.zeros(0, np.int64))
+    length = rows.length
+    first_position = arguments.check_start(manifest, rows.first_position, length, prompt)
     has_tokens = bool(length.any())
     committed = length if has_tokens else np.zeros_like(first_position)
     arguments.check_room(caches, first_position, committed, counts)
-    outputs, encoded = state.encoder_outputs, passed.encoder is not None
+    outputs, encoded = rows.encoder, passed.encoder is not None
     other = encoded or passed.encoder_attention_mask is not None
     if other or outputs is None or len(length) != len(first_position):
         if has_tokens and encoded:
             rule, got = "encoder only with the first tokens of a row", f"it with {length.tolist()}"
-            raise errors.expected(rule, f"{got} tokens cached", "reset first")
-        outputs = encoder_outputs.new(manifest, passed, len(first_position))
+            raise expected(rule, f"{got} tokens cached", "reset first")
+        outputs = arguments.encoder_outputs(manifest, passed, len(first_position))
     if has_tokens:
-        return state
-    return state.opened(first_position, prompt.chunk).replace(encoder_outputs=outputs)
+        return rows
+    rows = rows.begin(first_position, prompt.chunk)
+    rows.encoder = outputs
+    return rows
 
 
-def before_admit(
-    state: SessionState, prompt: PrefillArguments, prefix: Optional[prefixes.Prefix]
-) -> SessionState:
-    """Return `state` with the new rows of an admit, before their tokens are read."""
-    manifest, passed = state.caches.graph.manifest, prompt.passed
+def admit_rows(rows: Rows, prompt: Prompt, prefix: Optional[prefixes.Prefix]) -> Rows:
+    """Return `rows` with the new ones of an admit, before their tokens are read."""
+    manifest, passed = rows.caches.graph.manifest, prompt.passed
     arguments.check_every_row(prompt.tokens.counts, "new row")
-    first_position = per_row("start", passed.start, len(prompt.tokens.counts))
+    first_position = arguments.per_row("start", passed.start, len(prompt.tokens.counts))
     if prefix is not None and first_position.tolist() != [0]:
         got = f"rows at {first_position.tolist()}"
-        raise errors.expected("one row at position 0 after a prefix", got, "admit rows one by one")
+        raise expected("one row at position 0 after a prefix", got, "admit rows one by one")
     known = 0 if prefix is None else prefix.length
     cached = np.full_like(first_position, known)
-    arguments.check_room(state.caches, first_position, cached, prompt.tokens.counts)
-    outputs = encoder_outputs.new(manifest, passed, len(first_position))
-    if state.encoder_outputs is not None and outputs is not None:
-        outputs = state.encoder_outputs.joined(outputs)
-    joined = state.joined(first_position, known + prompt.chunk).replace(encoder_outputs=outputs)
-    return joined if prefix is None else joined.begun(state.rows, prefix)
+    arguments.check_room(rows.caches, first_position, cached, prompt.tokens.counts)
+    outputs = arguments.encoder_outputs(manifest, passed, len(first_position))
+    if rows.encoder is not None and outputs is not None:
+        outputs = rows.encoder.append(outputs)
+    with_new = rows.append(first_position, known + prompt.chunk)
+    with_new.encoder = outputs
+    return with_new if prefix is None else prefix.write(with_new, rows.count)
 
 
-class Feeder:
-    """Builds the graph inputs of a session on a provider."""
+class Reading:
+    """Fills the inputs of a graph with tokens and runs it. Methods take rows and return those after
+    the call.
+    """
 
-    def __init__(self, manifest: Manifest, provider: str) -> None:
-        self.manifest = manifest
+    def __init__(self, graph: Graph) -> None:
+        self.graph, self.manifest = graph, graph.manifest
         # Fewest logits to request for a row: CUDA kernels cannot be launched on empty tensors.
-        self.fewest = 0 if provider == "cpu" else 1
+        self.fewest = 0 if graph.provider == "cpu" else 1
         # Whether first tokens are announced with their padding, and steps count slots in multiples.
-        self._whole_rows = provider == "cuda"
-        names = {value.name for value in manifest.inputs}
+        self._whole_rows = graph.provider == "cuda"
+        names = {value.name for value in self.manifest.inputs}
         self.selects = "logits_index" in names  # the graph computes only the requested outputs
         # Inputs that count slots in multiples, and inputs that grow by one with each token.
-        counts = "slots" in names or ("total_sequence_length" in names and self._whole_rows)
-        self.counted_inputs = names & {"slots", "total_sequence_length"} if counts else set()
-        self.counters = {name for name in names if INPUTS[name].counts} - self.counted_inputs
+        multiples = "slots" in names or ("total_sequence_length" in names and self._whole_rows)
+        self.slot_inputs = names & {"slots", "total_sequence_length"} if multiples else set()
+        self.counters = {name for name in names if INPUTS[name].counts} - self.slot_inputs
 
-    def located(self, state: SessionState, tokens: RowTokens) -> RowTokens:
+    def with_coordinates(self, rows: Rows, tokens: RowTokens) -> RowTokens:
         """Return tokens with coordinates, by default their positions, or 0 if coordinates have a
         range of their own.
         """
         axes = self.manifest.axes
         if not axes or "grid" in tokens.planes:
             return tokens
-        begins = (state.first_position + state.length)[tokens.rows, None]
+        begins = (rows.first_position + rows.length)[tokens.rows, None]
         columns = np.arange(tokens.x.shape[1])
         own = bool(self.manifest.coordinate_range)
         positions = np.where((columns < tokens.counts[:, None]) & (not own), begins + columns, 0)
         grid = np.repeat(positions[None], axes, 0)  # [axes,n,S]
         return tokens._replace(planes={**tokens.planes, "grid": grid})
 
-    def runs(self, state: SessionState, tokens: RowTokens) -> List[GraphRun]:
+    def runs(self, rows: Rows, tokens: RowTokens) -> List[GraphRun]:
         """Return one run for all rows; of a graph that continues a single row at a time, one for
         each row, and one for neighbours that read a token each.
         """
         counts, new = tokens.counts, int(tokens.counts.max())
-        committed = state.length[tokens.rows]
         # With S > 1, a row without new tokens cannot share the run: its padding would be written
         # over its last token.
-        together = len(counts) == 1 or not committed.any() or (new == 1 and counts.all())
+        together = len(counts) == 1 or (new == 1 and counts.all())
+        together = together or not rows.length[tokens.rows].any()
         if self.manifest.continuation_rows != 1 or together:
-            feeds = self.fill(state, tokens, new)
+            feeds = self.fill(rows, tokens, new)
             return [GraphRun(tokens.rows.start, len(counts), new, feeds)]
-        runs, by_columns = [], self.manifest.by_columns
+        runs, by_columns = [], rows.caches.by_columns
 
         def joint(row: int) -> int:
             return -1 if counts[row] == 1 and not by_columns else row
@@ -120,192 +125,395 @@ class Feeder:
             width = new if by_columns else int(counts[some[0]])
             if width:
                 part = tokens.part(some[0], some[-1] + 1)
-                feeds = self.fill(state, part, width)
+                feeds = self.fill(rows, part, width)
                 runs.append(GraphRun(part.rows.start, len(some), width, feeds))
         return runs
 
-    def repeated(self, state: SessionState, new: int) -> Feeds:
+    def fill(self, rows: Rows, tokens: RowTokens, new: int) -> Feeds:
+        """Fill the graph inputs that the manifest lists, by name, with `new` columns for tokens."""
+        part, counts, planes = tokens.rows, tokens.counts, tokens.planes
+        length = rows.length[part]
+        # With a bias, GroupQueryAttention on CUDA (ONNX Runtime 1.31) subtracts S from the length
+        # of each row to get its cached tokens. For a short row of a first call that is negative,
+        # and shifts its causal mask. There, rows have all S columns: tokens see no padding, which
+        # follows them, and the next tokens overwrite it.
+        whole = self._whole_rows and not length.any()
+        if planes:
+            planes = {n: np.ascontiguousarray(plane[:, :, :new]) for n, plane in planes.items()}
+        padded = PaddedTokens(
+            x=np.ascontiguousarray(tokens.x[:, :new]),
+            counts=counts,
+            length=length,
+            first_position=rows.first_position[part],
+            requested=np.maximum(tokens.requested, self.fewest),
+            occupied=rows.occupied[part],
+            valid=np.full_like(counts, new) if whole else counts,
+            window_start=rows.first_kept[part],
+            planes=planes,
+        )
+        feeds = graph_inputs.fill(self.manifest, padded)
+        return {**feeds, **rows.encoder.select(part)} if rows.encoder else feeds
+
+    def with_room(self, rows: Rows, part: slice, counts: np.ndarray) -> Rows:
+        """Return rows with memory for counts [n] more tokens of some of them."""
+        used, caches, new = rows.used, rows.caches, int(counts.max())
+        # Padding of shorter rows is written behind their tokens, unless each row is fed alone.
+        slots = used + new
+        if self.manifest.continuation_rows == 1 and not caches.by_columns:
+            slots = max(used, int((rows.length[part] + counts).max()))
+        caches = caches.reserve(slots, rows.count, rows.reached[1])
+        if caches is not rows.caches:
+            rows = rows.replace(caches=caches)
+        return rows.with_window_room(part, counts) if caches.window.size else rows
+
+    def run_chunk(self, rows: Rows, tokens: RowTokens, outputs: np.ndarray) -> Rows:
+        """Run the graph for some rows, for which there is room, once or once per row, write the
+        outputs of requested ones to `outputs` [n,C,*], and return the rows after the call.
+        """
+        length, caches = rows.length, rows.caches
+        by_columns = caches.by_columns
+        if self.manifest.axes:
+            tokens = self.with_coordinates(rows, tokens)
+        if not (by_columns or tokens.counts.all()):
+            filled = np.flatnonzero(tokens.counts)
+            begin, end = int(filled[0]), int(filled[-1]) + 1
+            tokens, outputs = tokens.part(begin, end), outputs[begin:end]
+        part, counts, new = tokens.rows, tokens.counts, int(tokens.counts.max())
+        turn = rows.reached[1]
+        if rows.histories:
+            record(rows, tokens)
+        caches.mark_written(part, new + (rows.used if by_columns else length[part]))
+        idle = set(range(rows.count)) if rows.histories else set()
+        for run in self.runs(rows, tokens):
+            begin, end = run.first - part.start, run.first - part.start + run.rows
+            some = tokens.part(begin, end) if len(counts) > run.rows else tokens
+            self._run(rows, run, some, outputs[begin:end])
+            idle.difference_update(range(run.first, run.first + run.rows))
+        for row in idle:
+            for memory in caches.of(Replaced):
+                memory.keep(row, turn)
+        length = length.copy()
+        length[part] += counts
+        if not by_columns:
+            return rows.replace(length=length, turn=1 - turn)
+        inside = np.arange(new)[None] < counts[:, None]
+        occupied = np.concatenate((rows.occupied, inside), axis=1)
+        return rows.replace(length=length, occupied=occupied, turn=1 - turn)
+
+    def _run(self, rows: Rows, run: GraphRun, tokens: RowTokens, outputs: np.ndarray) -> None:
+        """Run the graph on tokens and write the outputs of requested ones, directly if it writes
+        as many for each row.
+        """
+        requested, columns, caches = tokens.requested, tokens.columns, rows.caches
+        width = max(int(requested.max()), self.fewest) if self.selects else run.new
+        alone = run.new == 1 and not run.first and caches.kinds == IN_PLACE
+        if alone and requested.all():
+            output = self.bind(rows, run.feeds).run()
+        else:
+            place = outputs[:, int(columns[0]) : int(columns[0]) + width]
+            alike = len(requested) == 1 or (np.ptp(columns) == 0 and requested.min() == width)
+            alike = alike and 0 < width == int(requested[0]) and place.flags.c_contiguous
+            run = run._replace(result=place if alike else None)
+            memory = caches.state_memory(run.first, run.rows, run.new, rows.used, rows.reached[1])
+            output = self.graph.run(run, memory)
+            if output is place:
+                return
+        numbers = zip(columns.tolist(), requested.tolist(), tokens.counts.tolist(), strict=True)
+        for row, (column, last, count) in enumerate(numbers):
+            begin = 0 if self.selects else count - last
+            if last:
+                outputs[row, column : column + last] = output[row, begin : begin + last]
+
+    def read_out(self, rows: Rows, prompt: Prompt) -> np.ndarray:
+        """Feed whole rows, and return the second output [B,N], or [B,S,N] with zeros at padding."""
+        outputs: List[np.ndarray] = []
+        for run in self.runs(rows, self.with_coordinates(rows, prompt.tokens)):
+            memory = rows.caches.state_memory(run.first, run.rows, run.new, 0, 0)
+            outputs += list(self.graph.run(run._replace(output=1), memory))
+        if len(self.manifest.outputs[1].axes) == 2:
+            return np.stack(outputs)
+        result, counts = prompt.outputs(self.manifest.outputs[1]), prompt.tokens.counts.tolist()
+        for row, (output, count) in enumerate(zip(outputs, counts, strict=True)):
+            result[row, :count] = output[:count]
+        return prompt.in_columns(result)
+
+    def bind(self, rows: Rows, feeds: Feeds) -> "Binding":
+        """Return a binding whose graph inputs are `feeds`, for S tokens of each row. It is made
+        once for inputs of the same shapes if caches are written in place.
+        """
+        caches = rows.caches
+        if caches.kinds != IN_PLACE:
+            return self._new_binding(rows, feeds)
+        encoder = [value.name for value in self.manifest.encoder]
+        key: List[object] = [caches.graph_slots]
+        key += [array.shape for array in feeds.values()]
+        key += [feeds[name].ctypes.data for name in encoder]
+        total = "total_sequence_length"
+        if total in feeds and total not in self.counters:  # a CUDA graph does not read it again
+            key.append(int(feeds[total]))
+        binding = caches.bindings.get(tuple(key))
+        if binding is None:
+            if len(caches.bindings) >= MOST_BINDINGS:
+                caches.bindings.clear()
+            binding = caches.bindings[tuple(key)] = self._new_binding(rows, feeds)
+        binding.set({name: feeds[name] for name in feeds if name not in encoder})
+        return binding
+
+    def _new_binding(self, rows: Rows, feeds: Feeds) -> "Binding":
+        """Return a new binding; its run too, if caches are written in place."""
+        name, output = self.manifest.inputs[0].name, self.manifest.outputs[0]
+        tokens = feeds[name]  # perhaps in the memory of a caller
+        count, new = tokens.shape[:2]
+        result = np.zeros((count, new, *output.axes[2:]), output.dtype)  # [B,S,*]
+        binding = Binding({**feeds, name: tokens.copy()}, name, self.counters, result)
+        if rows.caches.kinds == IN_PLACE:
+            states = rows.caches.state_memory(0, count, new, 0, 0)
+            binding.runs[0] = self.graph.repeat(binding.feeds, states, result)
+        return binding
+
+    def step_feeds(self, rows: Rows, new: int) -> Feeds:
         """Return the graph inputs for `new` zero tokens of every row, with all outputs requested,
         and slots in multiples.
         """
-        source, counts = self.manifest.inputs[0], np.full(state.rows, new)
-        zeros = np.zeros((state.rows, new, *source.token_shape), source.dtype)
-        tokens = RowTokens(slice(0, state.rows), zeros, counts, counts, {}, counts)
-        tokens = self.located(state, tokens)
-        feeds = self.fill(state, tokens, new)
-        slots = self.counted(state, state.used + new)
-        if "slots" in self.counted_inputs:
+        source, counts = self.manifest.inputs[0], np.full(rows.count, new)
+        zeros = np.zeros((rows.count, new, *source.token_shape), source.dtype)
+        tokens = RowTokens(slice(0, rows.count), zeros, counts, counts, {}, counts)
+        feeds = self.fill(rows, self.with_coordinates(rows, tokens), new)
+        slots = self.step_slots(rows, rows.used + new)
+        if "slots" in self.slot_inputs:
             feeds["slots"] = np.arange(slots)
-        if "total_sequence_length" in self.counted_inputs:
+        if "total_sequence_length" in self.slot_inputs:
             feeds["total_sequence_length"][...] = slots
         return feeds
 
-    def counted(self, state: SessionState, needed: int) -> int:
+    def step_slots(self, rows: Rows, needed: int) -> int:
         """Return how many slots steps count: more than the `needed` ones of the longest row, at
         most a quarter more or STEP_SLOTS. 0 if the inputs change with each step.
 
         So the inputs of a step with slots, or of a CUDA graph, which does not read
         total_sequence_length again, change rarely. Slots without a token get scores too.
         """
-        if not self.counted_inputs:
+        if not self.slot_inputs:
             return 0
         part = max(STEP_SLOTS, 1 << max(needed.bit_length() - 3, 0))
-        return min(-(-needed // part) * part, state.caches.graph_slots)
+        return min(-(-needed // part) * part, rows.caches.graph_slots)
 
-    def fill(self, state: SessionState, tokens: RowTokens, new: int) -> Feeds:
-        """Fill the graph inputs that the manifest lists, by name, with `new` columns for tokens."""
-        rows, counts, planes = tokens.rows, tokens.counts, tokens.planes
-        length = state.length[rows]
-        x = np.ascontiguousarray(tokens.x[:, :new])
-        if planes:
-            planes = {n: np.ascontiguousarray(plane[:, :, :new]) for n, plane in planes.items()}
-        # With a bias, GroupQueryAttention on CUDA (ONNX Runtime 1.31) subtracts S from the length
-        # of each row to get its cached tokens. For a short row of a first call that is negative,
-        # and shifts its causal mask. There, rows have all S columns: tokens see no padding, which
-        # follows them, and the next tokens overwrite it.
-        whole = self._whole_rows and not length.any()
-        valid = np.full_like(counts, new) if whole else counts
-        first_position, occupied = state.first_position[rows], state.occupied[rows]
-        kept = state.reached[1].notes.windows.first_kept[rows]
-        requested = np.maximum(tokens.requested, self.fewest)
-        padded = PaddedTokens(
-            x, counts, length, first_position, requested, occupied, valid, kept, planes
-        )
-        feeds = graph_inputs.fill(self.manifest, padded)
-        return {**feeds, **state.encoder_outputs.select(rows)} if state.encoder_outputs else feeds
-
-
-class Reading:
-    """Runs a graph on tokens: methods take a session state and return the next one."""
-
-    def __init__(self, graph: Graph) -> None:
-        self.graph, self.manifest = graph, graph.manifest
-        self.feeder = Feeder(graph.manifest, graph.provider)
-
-    def run_chunk(
-        self, state: SessionState, tokens: RowTokens, outputs: np.ndarray
-    ) -> SessionState:
-        """Run the graph for some rows, once or once per row, write the outputs of requested tokens
-        to `outputs` [n,C,*], and return the state after the call.
-        """
-        by_columns, length = self.manifest.by_columns, state.length
-        if self.manifest.axes:
-            tokens = self.feeder.located(state, tokens)
-        if not (by_columns or tokens.counts.all()):
-            filled = np.flatnonzero(tokens.counts)
-            part = slice(int(filled[0]), int(filled[-1]) + 1)
-            tokens, outputs = tokens.part(part.start, part.stop), outputs[part]
-        rows, counts, new = tokens.rows, tokens.counts, int(tokens.counts.max())
-        used = state.used
-        # Padding of shorter rows is written behind their tokens, unless each row is fed alone.
-        slots = used + new
-        if self.manifest.continuation_rows == 1 and not by_columns:
-            slots = max(used, int((length[rows] + counts).max()))
-        caches = state.reached[1].reserve(slots, len(length))
-        if state.histories:
-            _record(state, caches, tokens)
-        caches.mark_written(rows, new + (used if by_columns else length[rows]))
+    def with_stepper(self, rows: Rows) -> Rows:
+        """Return rows, which have room for a token, with a stepper."""
+        manifest, used, length, caches = self.manifest, rows.used, rows.length, rows.caches
+        room = manifest.max_positions - int((rows.first_position + length).max())
+        if InPlace in caches.kinds:
+            room = min(room, caches.capacity - int(length.max()), caches.graph_slots - used)
         if caches.window.size:
-            caches.slide(rows.start, length[rows], counts)
-            state = state.replace(caches=caches)
-        idle = set(range(caches.rows) if state.histories else ())
-        for run in self.feeder.runs(state, tokens):
-            part = slice(run.first - rows.start, run.first - rows.start + run.rows)
-            of_run = tokens.part(part.start, part.stop) if len(counts) > run.rows else tokens
-            self._run(caches, run, of_run, outputs[part])
-            idle.difference_update(range(run.first, run.first + run.rows))
-        occupied, length = state.occupied, length.copy()
-        length[rows] += counts
-        if by_columns:
-            inside = np.arange(new)[None] < counts[:, None]
-            occupied = np.concatenate((occupied, inside), axis=1)
-        return state.replace(length=length, occupied=occupied, caches=caches.after(new, idle))
-
-    def _run(self, caches: Caches, run: GraphRun, tokens: RowTokens, outputs: np.ndarray) -> None:
-        """Run the graph on tokens and write the outputs of requested ones, directly if it writes
-        as many for each row.
-        """
-        requested, selects, columns = tokens.requested, self.feeder.selects, tokens.columns
-        width = max(int(requested.max()), self.feeder.fewest) if selects else run.new
-        if caches.rules.all_in_place and run.new == 1 and not run.first and requested.all():
-            output = binding_of(caches, run.feeds, self.feeder.counters).run()
-        else:
-            place = outputs[:, int(columns[0]) : int(columns[0]) + width]
-            alike = len(requested) == 1 or (np.ptp(columns) == 0 and requested.min() == width)
-            alike = alike and 0 < width == int(requested[0]) and place.flags.c_contiguous
-            memory = caches.state_memory(run.first, run.rows, run.new)
-            output = self.graph.run(run._replace(result=place if alike else None), memory)
-            if output is place:
-                return
-        each = zip(columns.tolist(), requested.tolist(), tokens.counts.tolist(), strict=True)
-        for row, (column, last, count) in enumerate(each):
-            begin = 0 if selects else count - last
-            if last:
-                outputs[row, column : column + last] = output[row, begin : begin + last]
-
-    def read_out(self, state: SessionState, prompt: PrefillArguments) -> np.ndarray:
-        """Feed whole rows, and return the second output [B,N], or [B,S,N] with zeros at padding."""
-        tokens = prompt.tokens
-        outputs: List[np.ndarray] = []
-        for run in self.feeder.runs(state, self.feeder.located(state, tokens)):
-            states = state.caches.state_memory(run.first, run.rows, run.new)
-            outputs += list(self.graph.run(run._replace(output=1), states))
-        if len(self.manifest.outputs[1].axes) == 2:
-            return np.stack(outputs)
-        result, counts = prompt.outputs(self.manifest.outputs[1]), tokens.counts.tolist()
-        for row, (output, count) in enumerate(zip(outputs, counts, strict=True)):
-            result[row, :count] = output[:count]
-        return prompt.in_columns(result)
-
-    def with_stepper(self, state: SessionState) -> SessionState:
-        """Return the state with a stepper. Raise ValueError if no position or slot is left."""
-        manifest, most, used = self.manifest, state.caches.capacity, state.used
-        length = state.length
-        check_room(state.caches, state.first_position, length, np.ones(state.rows, np.int64))
-        caches = state.caches.reserve(used + 1, state.rows)
-        if caches.window.size:
-            caches.slide(0, length, np.ones(state.rows, np.int64))
-        state = state.replace(caches=caches)
-        room = manifest.max_positions - int((state.first_position + length).max())
-        if caches.rules.in_place:
-            room = min(room, most - int(length.max()), caches.graph_slots - used)
-        if caches.window.size:
-            ends = caches.notes.windows.first_kept[: state.rows] + caches.window.slots
-            room = min(room, int((ends - length).min()))
-        counted = self.feeder.counted(state, used + 1)
-        if counted:
-            room = min(room, counted - used)
+            room = min(room, int((rows.first_kept + caches.window.slots - length).min()))
+        slots = self.step_slots(rows, used + 1)
+        if slots:
+            room = min(room, slots - used)
         # The attention mask grows by a column at every step, so a binding serves one step only.
         room = 1 if manifest.signature == "mask" else room
-        feeds = self.feeder.repeated(state, 1)
-        state.stepper = Stepper(caches, feeds, self.feeder.counters, room)
-        return state
+        rows = rows.replace()
+        rows.stepper = Stepper(self, rows, room)
+        return rows
 
-    def take_pass(self, state: SessionState, x: np.ndarray) -> np.ndarray:
-        """Feed a pass, [B,S] or [B,S,E], with the stepper of the state. Return outputs [B,S,*],
-        which the next pass of S tokens overwrites. Raise as Stepper.take_pass.
-        """
-        stepper, new = state.stepper, x.shape[1]
-        assert stepper is not None
-        if new not in stepper.passes:
-            feeds = self.feeder.repeated(state, new)
-            binding = binding_of(state.caches, feeds, self.feeder.counters)
-            binding.at, stepper.passes[new] = state.reached[0], binding
-        return stepper.take_pass(state, x)
-
-    def record_step(self, state: SessionState, x: np.ndarray) -> None:
+    def record_step(self, rows: Rows, x: np.ndarray) -> None:
         """Record in the histories the token of every row, x [B] or [B,E], of the next step."""
         ones = np.ones(len(x), np.int64)
         tokens = RowTokens(slice(0, len(x)), x[:, None], ones, ones, {}, ones)
-        _record(state, state.caches, self.feeder.located(state, tokens))
+        record(rows, self.with_coordinates(rows, tokens))
 
 
-def _record(state: SessionState, caches: Caches, tokens: RowTokens) -> None:
-    lengths = state.length.tolist()
+def record(rows: Rows, tokens: RowTokens) -> None:
+    """Record in the histories the tokens that are about to be read."""
+    lengths = rows.length.tolist()
     for index, count in enumerate(tokens.counts.tolist()):
         if count:
             row = tokens.rows.start + index
-            history = state.histories[row]
-            states = caches.snapshot(row) if history.needs_snapshot(lengths[row], count) else None
+            history, length = rows.histories[row], lengths[row]
+            needed = history.needs_snapshot(length, count)
+            states = rows.caches.snapshot(row, rows.turn) if needed else None
             planes = {name: plane[:, index, :count] for name, plane in tokens.planes.items()}
-            history.record(lengths[row], states, (tokens.x[index, :count], planes))
+            history.record(length, states, (tokens.x[index, :count], planes))
+
+
+class Binding:
+    """Memory of the graph inputs `feeds`, which it takes over, for S tokens per row, and of the
+    output `result` [B,S,*]. counters: names of the inputs that grow by one with each token.
+    """
+
+    def __init__(
+        self, feeds: Feeds, tokens: str, counters: Collection[str], result: np.ndarray
+    ) -> None:
+        # They grow by one per token; an array per dtype
+        self.counters = _in_one_array(feeds, counters)
+        self.feeds, self.tokens, self.result = feeds, feeds[tokens], result  # tokens [B,S,*]
+        # Number of tokens, since it was set, for which the counters stand
+        self.at = 0
+        # Functions that run the graph, by `turn` of the rows; 0 if all states are in place.
+        self.runs: Dict[int, BoundRun] = {}
+
+    def set(self, feeds: Feeds) -> None:
+        """Overwrite the graph inputs with others of the same shapes."""
+        self.at = 0
+        for name, array in feeds.items():
+            self.feeds[name][...] = array
+
+    def run(self) -> np.ndarray:
+        """Run the graph on states in place and return `result`. Raise GraphError if it failed."""
+        try:
+            self.runs[0]()
+        except RUN_ERRORS as error:
+            raise GraphError(error) from None
+        return self.result
+
+    def advance(self, count: int) -> None:
+        """Let the counters stand for `count` tokens."""
+        if count != self.at:
+            for counter in self.counters:
+                counter += count - self.at
+            self.at = count
+
+
+class Stepper:
+    """Feeds one token per row and step, from rows with room for it.
+
+    Attributes:
+        room: number of tokens per row before the session must check its limits again; -1 during a
+            step and after one that failed or was interrupted, so that the next is bound anew.
+        binding: graph inputs of a step.
+        passes: bindings for passes of several tokens per row, by their number S.
+        take: `take(rows, inputs)` feeds one token per row, [B] int64 or [B,E], of rows with this
+            stepper, and returns [B,*], which the next step overwrites.
+    """
+
+    def __init__(self, reading: Reading, rows: Rows, room: int) -> None:
+        manifest = self._manifest = reading.manifest
+        self.room, self._in_place = room, rows.caches.kinds == IN_PLACE
+        self.binding = reading.bind(rows, reading.step_feeds(rows, 1))
+        self._token = self.binding.tokens[:, 0]
+        alone = manifest.continuation_rows == 1 and len(self._token) > 1
+        self._widest = 1 if alone else min(manifest.chunk, WIDEST)
+        self.passes: Dict[int, Binding] = {}
+        self.take = self._taker()
+
+    def can_step(self, x: np.ndarray) -> bool:
+        """Whether these inputs [B,1] or [B,1,E] are one token of each row, as a step takes them."""
+        return x.dtype == self._token.dtype and x.shape == self.binding.tokens.shape
+
+    def can_pass(self, x: np.ndarray) -> bool:
+        """Whether `take_pass` takes these inputs, [B,S] ids or [B,S,E] activations."""
+        token = self._token
+        if not self._in_place or x.ndim != token.ndim + 1:
+            return False
+        fits = 1 < x.shape[1] <= min(self._widest, self.room)
+        return fits and x.dtype == token.dtype and (len(x), *x.shape[2:]) == token.shape
+
+    def take_pass(self, reading: Reading, rows: Rows, x: np.ndarray) -> np.ndarray:
+        """Feed S tokens per row of rows with this stepper, inputs for which `can_pass` is true.
+        Return outputs [B,S,*], which the next pass of S tokens overwrites. Raise ValueError for an
+        id outside the vocabulary, GraphError if the graph failed.
+        """
+        new, (taken, turn) = x.shape[1], rows.reached
+        if new not in self.passes:
+            self.passes[new] = reading.bind(rows, reading.step_feeds(rows, new))
+            self.passes[new].at = taken
+        if self._manifest.vocabulary:
+            check_tokens(self._manifest.vocabulary, list(x))
+        binding, room, self.room = self.passes[new], self.room, -1
+        binding.advance(taken)
+        binding.tokens[...] = x
+        result = binding.run()
+        self.binding.advance(taken + new)
+        rows.reached = (taken + new, turn)
+        self.room = room - new
+        return result
+
+    def checked(self, inputs: Any) -> np.ndarray:
+        """Return inputs as [B] int64 or [B,E]. Raise ValueError for another form or a wrong id."""
+        token, vocabulary = self._token, self._manifest.vocabulary
+        x = arguments.array_of("a step", inputs)
+        if x.shape != token.shape or x.dtype.kind not in ("iu" if vocabulary else "f"):
+            form = f"{list(token.shape)} {self._manifest.inputs[0].dtype}"
+            raise expected(f"one token per row in a step, {form}", f"{list(x.shape)} {x.dtype}")
+        if vocabulary:
+            check_tokens(vocabulary, [x])
+        return x.astype(token.dtype, copy=False)
+
+    def _taker(self) -> Callable[[Rows, Any], np.ndarray]:
+        """Return `take`, with all its objects as local variables: after each run of the graph,
+        Python's memory is not in the CPU cache, and look-ups are slow.
+
+        The stepper is not a local variable: a reference cycle would keep its caches until the next
+        garbage collection.
+        """
+        binding, token = self.binding, self._token
+        shape, dtype, vocabulary = token.shape, token.dtype, self._manifest.vocabulary
+        output, run = binding.result[:, 0], binding.runs.get(0)
+        # Incrementing an item of a memoryview takes 0.1 us. A numpy addition takes 8 us when its
+        # code is not in the CPU cache, but is faster for many items.
+        few: List[Any] = [counter.data for counter in binding.counters if counter.size <= FEW]
+        items = [(view, index) for view in few for index in range(len(view))]
+        many = [counter for counter in binding.counters if counter.size > FEW]
+        unsigned = token.view(np.uint64) if vocabulary else token
+        highest = np.maximum.reduce
+
+        def take(rows: Rows, inputs: Any) -> np.ndarray:
+            """Feed one token per row, which counts as fed once `reached` is assigned."""
+            stepper = rows.stepper
+            if type(inputs) is not np.ndarray or inputs.dtype is not dtype or inputs.shape != shape:
+                inputs = stepper.checked(inputs)
+            token[...] = inputs
+            # As an unsigned integer, a negative id exceeds the vocabulary.
+            if vocabulary and highest(unsigned) >= vocabulary:
+                stepper.checked(inputs)
+            (taken, turn), room = rows.reached, stepper.room
+            stepper.room = -1
+            try:
+                if run is None:
+                    turn = _run(binding, rows)
+                else:
+                    run()
+            except GraphError:
+                raise
+            except RUN_ERRORS as error:
+                raise GraphError(error) from None
+            for view, index in items:
+                view[index] += 1
+            for counter in many:
+                counter += 1
+            binding.at = taken + 1
+            rows.reached = (taken + 1, turn)
+            stepper.room = room - 1
+            return output
+
+        return take
+
+
+def _run(binding: Binding, rows: Rows) -> int:
+    """Run the graph on one token of each row and return `turn` of the rows after it."""
+    caches, turn, used = rows.caches, rows.turn, rows.used
+    graph, count = caches.graph, len(binding.tokens)
+    if Growing in caches.kinds:  # their shapes change at each call
+        caches = rows.caches = caches.reserve(used + 1, caches.rows, turn)
+        states = caches.state_memory(0, count, 1, used, turn)
+        run = graph.repeat(binding.feeds, states, binding.result)
+    else:
+        if turn not in binding.runs:
+            states = caches.state_memory(0, count, 1, used, turn)
+            binding.runs[turn] = graph.repeat(binding.feeds, states, binding.result)
+        run = binding.runs[turn]
+    run()
+    return 1 - turn
+
+
+def _in_one_array(feeds: Feeds, counters: Collection[str]) -> List[np.ndarray]:
+    """Store the counters among the feeds in one array per dtype, which one addition increments."""
+    arrays: List[np.ndarray] = []
+    for dtype in {feeds[name].dtype for name in feeds if name in counters}:
+        names = [name for name in feeds if name in counters and feeds[name].dtype == dtype]
+        arrays.append(np.concatenate([feeds[name].reshape(-1) for name in names]))
+        begin = 0
+        for name in names:
+            shape, size = feeds[name].shape, feeds[name].size
+            feeds[name] = arrays[-1][begin : begin + size].reshape(shape)
+            begin += size
+    return arrays

@@ -17,11 +17,10 @@ from msgspec import Meta, Struct
 from posenc_export.runtime.artefact.files import replacing
 from posenc_export.runtime.artefact.records import MOST, Size
 from posenc_export.runtime.artefact.schema import Manifest
-from posenc_export.runtime.session import errors, graph
-from posenc_export.runtime.session.argument_arrays import Rows, check_tokens
-from posenc_export.runtime.session.caches import Caches
-from posenc_export.runtime.session.encoder_outputs import MASK, EncoderOutputs
-from posenc_export.runtime.session.state import SessionState
+from posenc_export.runtime.session.arguments import MASK, EncoderOutputs, Inputs, check_tokens
+from posenc_export.runtime.session.buffers import ELEMENTS
+from posenc_export.runtime.session.errors import expected
+from posenc_export.runtime.session.rows import Rows
 from posenc_export.shared.refusal import refusal
 
 ENCODER, STATE = "encoder.", "state."  # begin the names of arrays
@@ -33,7 +32,7 @@ REMEDY = "delete the file and read the tokens again"
 Arrays = Dict[str, np.ndarray]
 
 
-def check(manifest: Manifest, arrays: Mapping[str, np.ndarray]) -> None:
+def check_arrays(manifest: Manifest, arrays: Mapping[str, np.ndarray]) -> None:
     """Raise ValueError, with the rule and the value, unless arrays are those of a saved session."""
     rows, columns = _size(arrays, "length", 0), _size(arrays, "slots", 1)
     by_columns = manifest.by_columns or not rows
@@ -56,7 +55,7 @@ def check(manifest: Manifest, arrays: Mapping[str, np.ndarray]) -> None:
         for state in manifest.states:
             slots = kept if state.window else used
             shape = (rows, *(axis if isinstance(axis, int) else slots for axis in state.axes[1:]))
-            dtype, _ = graph.ELEMENTS.get(state.dtype, (state.dtype, 0))
+            dtype, _ = ELEMENTS.get(state.dtype, (state.dtype, 0))
             forms[STATE + state.past] = dtype, (math.prod(shape),) if state.grows else shape
         forms |= {WINDOWS: ("int64", (rows,))} if windowed else {}
     _compare(arrays, forms)
@@ -143,28 +142,27 @@ class Header(Struct, frozen=True, forbid_unknown_fields=True):
     sha256: Annotated[str, Meta(max_length=64)] = ""
 
 
-def write(state: SessionState, file: Union[str, Path], tokens: Optional[Rows]) -> None:
+def save(rows: Rows, file: Union[str, Path], tokens: Optional[Inputs]) -> None:
     """Implement Session.save, which documents the arguments."""
-    manifest = state.caches.graph.manifest
-    arrays: Arrays = {"length": state.length, "start": state.first_position}
-    arrays |= {"slots": state.occupied}
-    arrays |= {INTACT: state.intact} if (state.intact < state.length).any() else {}
+    caches = rows.caches
+    manifest = caches.graph.manifest
+    arrays: Arrays = {"length": rows.length, "start": rows.first_position}
+    arrays |= {"slots": rows.occupied}
+    arrays |= {INTACT: rows.intact} if (rows.intact < rows.length).any() else {}
     if tokens is not None:
-        rows, length = [np.asarray(row) for row in tokens], state.length.tolist()
-        counts = [len(row) for row in rows]
-        if counts != length or any(row.dtype.kind not in "iu" for row in rows if row.size):
-            raise errors.expected(f"tokens to be {length} ids", counts, "give those in the cache")
-        check_tokens(manifest.vocabulary, rows)
-        arrays["tokens"] = np.concatenate([np.zeros(0, np.int64), *rows]).astype(np.int64)
-    if state.encoder_outputs is not None and state.rows:
-        arrays |= {ENCODER + name: array for name, array in state.encoder_outputs.arrays.items()}
-    if state.rows and state.caches.rules.windowed:
-        first_kept = state.caches.notes.windows.first_kept[: state.rows]
-        arrays[WINDOWS] = np.where(state.length, first_kept, 0)
-    if state.rows:
-        parts = _parts(state.caches, state.rows, state.used)
-        for stored, buffer, part in zip(manifest.states, state.caches.past, parts, strict=True):
-            arrays[STATE + stored.past] = buffer.read()[part]
+        ids, length = [np.asarray(row) for row in tokens], rows.length.tolist()
+        counts = [len(row) for row in ids]
+        if counts != length or any(row.dtype.kind not in "iu" for row in ids if row.size):
+            raise expected(f"tokens to be {length} ids", counts, "give those in the cache")
+        check_tokens(manifest.vocabulary, ids)
+        arrays["tokens"] = np.concatenate([np.zeros(0, np.int64), *ids]).astype(np.int64)
+    if rows.encoder is not None and rows.count:
+        arrays |= {ENCODER + name: array for name, array in rows.encoder.arrays.items()}
+    if rows.count and any(state.window for state in manifest.states):
+        arrays[WINDOWS] = rows.first_kept
+    for memory in caches.states if rows.count else ():
+        part = memory.part(rows.count, rows.used)
+        arrays[STATE + memory.state.past] = memory.buffers[rows.turn].read()[part]
     arrays = {name: np.ascontiguousarray(array) for name, array in arrays.items()}
     forms = [
         Stored(name, array.dtype.str, list(array.shape))  # type: ignore[arg-type]
@@ -179,7 +177,7 @@ def write(state: SessionState, file: Union[str, Path], tokens: Optional[Rows]) -
 
 
 @contextmanager
-def opened(file: Path, manifest: Manifest) -> Iterator[Arrays]:
+def open_arrays(file: Path, manifest: Manifest) -> Iterator[Arrays]:
     """Give the arrays of a file of this artefact by name, as views of the file, after a check of
     their forms. Raise ValueError for a file that is another one, truncated or changed, or OSError.
 
@@ -209,7 +207,7 @@ def opened(file: Path, manifest: Manifest) -> Iterator[Arrays]:
             for stored, size, end in zip(header.arrays, sizes, ends, strict=True):
                 array = np.frombuffer(content[end - size : end], stored.dtype)
                 arrays[stored.name] = array.reshape(stored.shape)
-            _check(where, header, manifest, arrays)
+            _check_named(where, header, manifest, arrays)
             yield arrays
         finally:
             if digest.result() != header.sha256:
@@ -217,74 +215,55 @@ def opened(file: Path, manifest: Manifest) -> Iterator[Arrays]:
                 raise refusal(where, rule, got, REMEDY)
 
 
-def restored(empty: SessionState, arrays: Arrays) -> SessionState:
-    """Return the state of a file of the same artefact, from the state of a session without rows."""
+def restored(empty: Rows, arrays: Arrays) -> Rows:
+    """Return the rows of a file of the same artefact, from those of a session without rows."""
     length, first_position = np.array(arrays["length"]), np.array(arrays["start"])
     if not len(length):
         return empty
-    most = empty.caches.capacity
-    if empty.caches.rules.in_place and int(length.max()) > most:
+    caches, slots = empty.caches, np.array(arrays["slots"])
+    manifest, most = caches.graph.manifest, caches.capacity
+    if manifest.in_place and int(length.max()) > most:
         rule, remedy = f"rows of at most {most} tokens", "open the session with a larger capacity"
         raise refusal("restore", rule, length.tolist(), remedy)
+    if WINDOWS in arrays:
+        if arrays[WINDOWS].any() and not caches.window.size:
+            got = f"provider {caches.graph.provider}"
+            rule = "provider cpu for a session with caches of windows, which begin at later tokens"
+            raise refusal("restore", rule, got, "load the artefact with provider cpu")
+        stored = next(state for state in manifest.states if state.window)
+        missing = arrays[STATE + stored.past].shape[stored.axis] - caches.window.slots
+        caches.window = caches.window._replace(new=caches.window.new + max(missing, 0))
+    used = slots.shape[1] or int(length.max())
+    rows = empty.begin(first_position, used)
+    for memory in rows.caches.states:
+        array = arrays[STATE + memory.state.past]
+        part = tuple(slice(size) for size in array.shape)
+        memory.buffers[rows.turn].write(part, array)
+    rows.caches.mark_written(slice(0, rows.count), used)
     named = {name: np.array(array) for name, array in arrays.items() if name.startswith(ENCODER)}
     encoder = {name.removeprefix(ENCODER): array for name, array in named.items()}
-    slots = np.array(arrays["slots"])
-    used = slots.shape[1] or int(length.max())
-    state = _with_windows(empty, arrays).opened(first_position, used)
-    caches = state.caches.replace(growing_slots=used)
-    parts = _parts(caches, state.rows, used)
-    for stored, buffer, part in zip(caches.states, caches.past, parts, strict=True):
-        content, array = buffer.read(), arrays[STATE + stored.past]
-        within: Tuple[slice, ...] = tuple([slice(size) for size in array.shape])
-        content[part][within] = array
-        buffer.write(content)
-    caches.mark_written(slice(0, state.rows), used)
-    caches.notes.windows.first_kept[: len(length)] = arrays.get(WINDOWS, 0)
-    outputs = EncoderOutputs(encoder) if encoder else None
-    state = state.replace(caches=caches, occupied=slots, encoder_outputs=outputs)
-    return state.replace(length=length, intact=np.array(arrays.get(INTACT, state.intact)))
-
-
-def _with_windows(empty: SessionState, arrays: Arrays) -> SessionState:
-    """Return the state of no rows whose caches of windows have room for those of a file."""
-    window, windowed = empty.caches.window, empty.caches.rules.windowed
-    if not windowed:
-        return empty
-    if arrays[WINDOWS].any() and not window.size:
-        got = f"provider {empty.caches.graph.provider}"
-        rule = "provider cpu for a session with caches of windows, which begin at later tokens"
-        raise refusal("restore", rule, got, "load the artefact with provider cpu")
-    stored = empty.caches.states[windowed[0]]
-    missing = arrays[STATE + stored.past].shape[stored.axis] - window.slots
-    window = window._replace(new=window.new + max(missing, 0))
-    return empty.replace(caches=empty.caches.replace(window=window))
-
-
-def _parts(caches: Caches, rows: int, slots: int) -> List[Tuple[slice, ...]]:
-    """Return the part of each buffer that holds the first slots of the first rows."""
-    parts: List[Tuple[slice, ...]] = []
-    for state in caches.states:
-        if state.grows:
-            parts.append((slice(math.prod(graph.shape_of(state, caches.rows, slots))),))
-        else:
-            within = (*[slice(None)] * (state.axis - 1), slice(slots)) if state.in_place else ()
-            parts.append((slice(rows), *within))
-    return parts
+    return rows.replace(
+        length=length,
+        occupied=slots,
+        first_kept=np.array(arrays.get(WINDOWS, rows.first_kept)),
+        intact=np.array(arrays.get(INTACT, rows.intact)),
+        encoder=EncoderOutputs(encoder) if encoder else None,
+    )
 
 
 def tokens(file: Union[str, Path], manifest: Manifest) -> Optional[List[np.ndarray]]:
-    """Return the ids that Session.save was given, of each row, or None. Raise as `opened`."""
-    with opened(Path(file), manifest) as arrays:
+    """Return the ids that Session.save was given, of each row, or None. Raise as `open_arrays`."""
+    with open_arrays(Path(file), manifest) as arrays:
         if "tokens" not in arrays:
             return None
         return np.split(arrays["tokens"], np.cumsum(arrays["length"])[:-1])
 
 
-def _check(where: str, header: Header, manifest: Manifest, arrays: Arrays) -> None:
+def _check_named(where: str, header: Header, manifest: Manifest, arrays: Arrays) -> None:
     try:
         if len(arrays) != len(header.arrays):
             raise ValueError("expected unique names of arrays, got a name twice")
-        check(manifest, arrays)
+        check_arrays(manifest, arrays)
     except ValueError as error:
         raise ValueError(f"{where}: {error}; {REMEDY}") from None
 

@@ -4,21 +4,52 @@ Shapes: B batch, S new tokens. Rows are compacted before they are fed: the graph
 tokens of each row first and padding (position -1) after them.
 """
 
-from typing import Generator, Optional, Sequence, Tuple
+import functools
+import math
+from pathlib import Path
+from typing import Any, Callable, Generator, List, NoReturn, Optional, Sequence, TypeVar, Union
 
 import numpy as np
 
-from posenc_export.runtime.session import arguments, first_tokens, generation, prefixes, reading
-from posenc_export.runtime.session.argument_arrays import Numbers, Rows
-from posenc_export.runtime.session.arguments import Passed
-from posenc_export.runtime.session.cached_rows import BUSY, CachedRows, exclusive
+from posenc_export.runtime.session import arguments, generation, reading, saved
+from posenc_export.runtime.session.arguments import Inputs, Numbers, PrefillArguments, RowTokens
+from posenc_export.runtime.session.buffers import Buffer
+from posenc_export.runtime.session.caches import FIRST, Caches, InPlace, Replaced
 from posenc_export.runtime.session.errors import expected
-from posenc_export.runtime.session.speculation import Speculate
-from posenc_export.runtime.session.state import SessionState
-from posenc_export.runtime.session.stepper import Stepper
+from posenc_export.runtime.session.graph import Graph
+from posenc_export.runtime.session.prefixes import Prefix, Prefixes
+from posenc_export.runtime.session.rows import Rows
+from posenc_export.runtime.session.speculation import PassCosts, Speculate
+
+REWIND = 256  # default number of tokens that can be taken back if states are replaced by each call
+Own = TypeVar("Own", bound="Session")
+Method = TypeVar("Method", bound=Callable[..., Any])
+BUSY = (
+    "session: expected one call at a time, got another while one runs; open a session for each "
+    "thread with model.session()"
+)
 
 
-class Session(CachedRows):
+def exclusive(method: Method) -> Method:
+    """Decorate a method of a session: raise RuntimeError while another call on it runs. Appending
+    to its `_guard` and removing are atomic in CPython, so that an interrupt cannot split them.
+    """
+
+    @functools.wraps(method)
+    def alone(self: Any, *arguments: Any, **named: Any) -> Any:
+        guard = self._guard
+        try:
+            guard.append(None)
+            if len(guard) > 1:
+                raise RuntimeError(BUSY)
+            return method(self, *arguments, **named)
+        finally:
+            guard.pop()
+
+    return alone  # type: ignore[return-value]
+
+
+class Session:
     """Caches of a batch of rows, with the calls that read and change them: prefill, step, rewind,
     fork, admit, retire. Created by Model.session.
 
@@ -26,19 +57,77 @@ class Session(CachedRows):
     raises RuntimeError. Returned arrays belong to the caller. After any exception, `length` gives
     the tokens that the session holds, and the next call continues from there.
 
-    Args, Attributes: as for CachedRows, which has the calls that read no tokens.
+    Args:
+        graph: the loaded graph.
+        batch, capacity, rewind: as for Model.session; capacity is at most the range of positions.
+
+    Attributes:
+        rewindable: number of tokens that can be taken back if states are replaced by each call.
+        pass_costs: times of passes of several tokens, measured by speculative decoding.
     """
+
+    def __init__(
+        self, graph: Graph, batch: int = 1, capacity: Optional[int] = None, rewind: int = REWIND
+    ) -> None:
+        self.manifest, self.provider, self.rewindable = graph.manifest, graph.provider, rewind
+        most = min(capacity or self.manifest.max_positions, self.manifest.max_positions)
+        self._reading = reading.Reading(graph)
+        self._guard: List[None] = []
+        self._state = _no_rows(Caches(graph, most, batch, rewind))
+        self._replaces = Replaced in self._state.caches.kinds
+        self.pass_costs = PassCosts(self.manifest.continuation_rows == 1)
+
+    def __reduce__(self) -> NoReturn:
+        """Refuse copies that would write into the same caches or lack them."""
+        rule = "expected fork() to copy a session, got copy or pickle"
+        remedy = "call session.fork(), or open another with model.session()"
+        raise TypeError(f"session: {rule}; {remedy}")
+
+    @property
+    def batch(self) -> int:
+        """Number of rows B; 0 before the first prefill."""
+        return self._state.count
+
+    @property
+    def length(self) -> np.ndarray:
+        """Number of tokens in the cache of each row [B] int64."""
+        return self._state.length.copy()
+
+    @property
+    def room(self) -> np.ndarray:
+        """Number of tokens that each row [B] int64 has room for, in positions and caches."""
+        length, manifest = self._state.length, self.manifest
+        room = manifest.max_positions - self._state.first_position - length
+        return np.minimum(room, self.capacity - length) if manifest.in_place else room
+
+    @property
+    def capacity(self) -> int:
+        """Largest number of tokens of a row."""
+        return self._state.caches.capacity
+
+    @property
+    def memory(self) -> int:
+        """Bytes of the caches. Where rows take memory as they are written, in place on the CPU,
+        these are the bytes of their tokens; otherwise those of as many rows of the longest length,
+        both in powers of two.
+        """
+        caches, total = self._state.caches, 0
+        for buffer in caches.buffers:
+            lazy = buffer.mapping is not None  # of these, only slots that may be written count
+            slots = int(caches.written.sum()) if lazy else 0
+            total += slots * buffer.row_bytes // caches.extent if lazy else buffer.bytes
+        return total
 
     @exclusive
     def prefill(
         self,
-        inputs: Rows,
+        inputs: Inputs,
         start: Numbers = None,
         attention_mask: Optional[np.ndarray] = None,
         chunk: Optional[int] = None,
         grid: Optional[np.ndarray] = None,
         token_types: Optional[np.ndarray] = None,
-        encoder: Optional[Rows] = None,
+        encoder: Optional[Inputs] = None,
         encoder_attention_mask: Optional[np.ndarray] = None,
         logits_to_keep: Optional[int] = None,
     ) -> np.ndarray:
@@ -72,11 +161,9 @@ class Session(CachedRows):
                 dtype or id is wrong. The session is unchanged.
             GraphError: the graph failed. Chunks that succeeded are kept; `length` gives the tokens.
         """
-        options = (start, attention_mask, chunk, grid, token_types)
-        others = (encoder, encoder_attention_mask, logits_to_keep)
-        alone = start is attention_mask is chunk is grid is token_types is None
-        alone = alone and encoder is encoder_attention_mask is logits_to_keep is None
-        if alone and isinstance(inputs, np.ndarray):
+        plain = start is attention_mask is chunk is grid is token_types is None
+        plain = plain and encoder is encoder_attention_mask is logits_to_keep is None
+        if plain and self._state.count and isinstance(inputs, np.ndarray):
             stepper = self._stepper_for(inputs)
             if stepper is not None:
                 if self._replaces:
@@ -84,18 +171,29 @@ class Session(CachedRows):
                 return stepper.take(self._state, inputs[:, 0])[:, None].copy()  # [B,1,*]
             stepper = self._state.stepper
             if stepper is not None and stepper.can_pass(inputs):
-                return self._reading.take_pass(self._state, inputs).copy()
-        prompt = arguments.check_prefill(self.manifest, Passed(inputs, *options, *others))
-        state = reading.open_rows(self._settled(), prompt)
-        outputs, most = prompt.outputs(self.manifest.outputs[0]), state.caches.window.new
-        for tokens in prompt.chunks(0, most):
-            state = self._state = self._reading.run_chunk(state, tokens, outputs)
+                return stepper.take_pass(self._reading, self._state, inputs).copy()
+        passed = PrefillArguments(
+            inputs=inputs,
+            start=start,
+            attention_mask=attention_mask,
+            chunk=chunk,
+            grid=grid,
+            token_types=token_types,
+            encoder=encoder,
+            encoder_attention_mask=encoder_attention_mask,
+            logits_to_keep=logits_to_keep,
+        )
+        prompt = arguments.check_prefill(self.manifest, passed)
+        rows = reading.open_rows(self._settled(), prompt)
+        outputs = prompt.outputs(self.manifest.outputs[0])
+        for tokens in prompt.chunks(0, rows.caches.window.new):
+            rows = self._read(rows, tokens, outputs)
         return prompt.in_columns(outputs)
 
     @exclusive
     def read_out(
         self,
-        inputs: Rows,
+        inputs: Inputs,
         start: Numbers = None,
         attention_mask: Optional[np.ndarray] = None,
         grid: Optional[np.ndarray] = None,
@@ -111,11 +209,10 @@ class Session(CachedRows):
             GraphError: the graph failed.
         """
         arguments.check_read_out(self.manifest)
-        passed = Passed(inputs, start, attention_mask, None, grid, token_types)
+        passed = PrefillArguments(inputs, start, attention_mask, None, grid, token_types)
         prompt = arguments.check_prefill(self.manifest, passed)
         arguments.check_every_row(prompt.tokens.counts, "row")
-        state = reading.open_rows(self._settled(), prompt)
-        return self._reading.read_out(state, prompt)
+        return self._reading.read_out(reading.open_rows(self._settled(), prompt), prompt)
 
     def step(self, inputs: np.ndarray, copy: bool = True) -> np.ndarray:
         """Feed one token per row and return the outputs [B,*].
@@ -137,13 +234,14 @@ class Session(CachedRows):
             guard.append(None)
             if len(guard) > 1:
                 raise RuntimeError(BUSY)
-            state = self._state
-            stepper = state.stepper
+            rows = self._state
+            stepper = rows.stepper
             if stepper is None or stepper.room <= 0:
-                state, stepper = self._prepare_step()
+                rows = self._prepare_step()
+                stepper = rows.stepper
             if self._replaces:
-                self._reading.record_step(state, stepper.checked(inputs))
-            output = stepper.take(state, inputs)
+                self._reading.record_step(rows, stepper.checked(inputs))
+            output = stepper.take(rows, inputs)
             return output.copy() if copy else output
         finally:
             guard.pop()
@@ -151,15 +249,15 @@ class Session(CachedRows):
     @exclusive
     def admit(
         self,
-        inputs: Rows,
+        inputs: Inputs,
         start: Numbers = None,
         attention_mask: Optional[np.ndarray] = None,
         chunk: Optional[int] = None,
         grid: Optional[np.ndarray] = None,
-        encoder: Optional[Rows] = None,
+        encoder: Optional[Inputs] = None,
         encoder_attention_mask: Optional[np.ndarray] = None,
         logits_to_keep: Optional[int] = None,
-        prefix: Optional[prefixes.Prefix] = None,
+        prefix: Optional[Prefix] = None,
     ) -> np.ndarray:
         """Append n new rows and prefill them. Return their outputs [n,S,*]. The existing rows are
         not changed.
@@ -177,29 +275,38 @@ class Session(CachedRows):
             GraphError: the graph failed; no row was added.
         """
         arguments.check_rows_are_independent(self.manifest, "admit")
-        options = (start, attention_mask, chunk, grid, None, encoder)
-        passed = Passed(inputs, *options, encoder_attention_mask, logits_to_keep)
+        passed = PrefillArguments(
+            inputs=inputs,
+            start=start,
+            attention_mask=attention_mask,
+            chunk=chunk,
+            grid=grid,
+            encoder=encoder,
+            encoder_attention_mask=encoder_attention_mask,
+            logits_to_keep=logits_to_keep,
+        )
         prompt = arguments.check_prefill(self.manifest, passed)
-        state = self._settled()
-        first, state = state.rows, reading.before_admit(state, prompt, prefix)
-        outputs, most = prompt.outputs(self.manifest.outputs[0]), state.caches.window.new
-        for tokens in prompt.chunks(first, most):
-            state = self._reading.run_chunk(state, tokens, outputs)
-        self._state = state
+        rows = self._settled()
+        first, rows = rows.count, reading.admit_rows(rows, prompt, prefix)
+        outputs = prompt.outputs(self.manifest.outputs[0])
+        for tokens in prompt.chunks(first, rows.caches.window.new):
+            rows = self._reading.with_room(rows, tokens.rows, tokens.counts).settled()
+            rows = self._reading.run_chunk(rows, tokens, outputs)
+        self._state = rows
         return prompt.in_columns(outputs)
 
     def generate(
         self,
-        prompt: Optional[Rows],
+        prompt: Optional[Inputs],
         max_tokens: int,
         temperature: float = 0.0,
         top_k: int = 0,
         top_p: float = 1.0,
         seed: int = 0,
         stop: Optional[Sequence[int]] = None,
-        encoder: Optional[Rows] = None,
+        encoder: Optional[Inputs] = None,
         speculate: Speculate = None,
-        before: Optional[Rows] = None,
+        before: Optional[Inputs] = None,
         language: Optional[str] = None,
         task: Optional[str] = None,
         endless: bool = False,
@@ -231,26 +338,203 @@ class Session(CachedRows):
                 draft model does not allow `speculate`, or the session cannot `discard` tokens and
                 `endless` is set. Raised with the first id.
         """
-        first = first_tokens.First(prompt, encoder, language, task, endless)
+        first = generation.First(prompt, encoder, language, task, endless)
         sampling = generation.Sampling(temperature, top_k, top_p, seed, max_tokens, stop)
         return generation.generate(self, first, sampling, speculate, before)
 
-    def _stepper_for(self, inputs: np.ndarray) -> Optional[Stepper]:
-        """Return a stepper if a prefill of these inputs, [B,1] or [B,1,E], is a step."""
+    @exclusive
+    def reset(self) -> None:
+        """Remove all rows and their tokens."""
+        self._state = _no_rows(self._settled().caches)
+
+    @exclusive
+    def trim(self) -> None:
+        """Return memory of tokens that have left the caches to the system, where rows take memory
+        as they are written. It takes as long as a few steps.
+        """
+        caches = self._state.caches
+        written, kept = caches.written, np.zeros_like(caches.written)
+        kept[: self.batch] = self._state.length
+        for row in np.flatnonzero(written > kept + FIRST).tolist() if caches.lazy else ():
+            for memory in caches.of(InPlace):
+                if memory.buffers[0].mapping is not None:
+                    memory.buffers[0].release(row, memory.axis, int(kept[row]))
+            written[row] = kept[row]
+
+    def memory_of(self, rows: int, tokens: int) -> int:
+        """Return the most bytes that the caches take while they grow to `rows` rows of `tokens`
+        tokens. If the caches must move to larger memory, both memories count.
+        """
+        caches, now = self._state.caches, self.memory
+        count, extent = 1 << (rows - 1).bit_length(), caches.fitting(tokens)
+        fits = rows <= caches.rows and extent <= caches.extent
+        if caches.lazy:  # `trim` leaves up to FIRST slots of a row
+            count, extent, fits = rows, tokens + FIRST, rows <= max(caches.rows, caches.fewest_rows)
+        elif fits:
+            return now
+        shapes = [
+            (caches.shape(state, count, extent), state.dtype) for state in self.manifest.states
+        ]
+        needed = sum(math.prod(shape) * Buffer.element_bytes(dtype) for shape, dtype in shapes)
+        return max(needed, now) if fits else needed + max(now, needed // 2)
+
+    @property
+    def position(self) -> np.ndarray:
+        """Position of the next token of each row [B] int64."""
         state = self._state
-        if inputs.shape[1:2] != (1,) or not self.manifest.states or not state.length.any():
+        return state.first_position + state.length
+
+    @exclusive
+    def rewind(self, n: Numbers) -> None:
+        """Take back the last n tokens of each row; n is one number for all rows, or one per row
+        [B].
+
+        Raises:
+            ValueError: n exceeds the length of a row, or the history kept for states that each call
+                replaces; or the model has no cache.
+        """
+        # Python's integers: numpy takes several us for each operation on few numbers.
+        length = self._state.length.tolist()
+        back = arguments.check_rewind(self.manifest, length, n)
+        if not any(back) or self._state.step_back(back):
+            return
+        target = np.array(length) - np.array(back)
+        self._state, replay = self._settled().rewound(target)
+        rows = self._settled()
+        if replay.counts.any():
+            unread = np.zeros((rows.count, 0))  # no output is requested
+            self._read(rows, replay, unread)
+
+    @exclusive
+    def discard(self, n: Numbers, after: int = 0) -> None:
+        """Remove n tokens of each row behind its first `after` tokens; n is one number or [B].
+        Later tokens take their positions, as if they had been read there; what they have read of
+        removed tokens stays in them, so that they are no prefix to `share`. `length` and `position`
+        fall by n.
+
+        Keys that are rotated are rotated to the new positions, with the rounding of one product.
+
+        Raises:
+            ValueError: a row has fewer than `after` + n tokens; the encoding acts on the inputs of
+                layers, or on keys in another way than a rotation by the position times a frequency;
+                the graph does not write caches of all tokens in place on the CPU.
+        """
+        state = self._settled()
+        counts = arguments.check_discard(self.manifest, state.length.tolist(), n, after)
+        if any(counts):
+            self._state = state.discarded(counts, int(after))
+            self._settled()
+
+    @exclusive
+    def fork(self: Own) -> Own:
+        """Return an independent session on the same graph with a copy of the current state."""
+        rows = self._settled()
+        caches = rows.caches
+        other = type(self)(caches.graph, caches.fewest_rows, caches.capacity, caches.rewind)
+        histories = tuple(history.copy() for history in rows.histories)
+        other._state = rows.replace(caches=caches.fork(rows.used, rows.turn), histories=histories)
+        return other
+
+    @exclusive
+    def save(self, file: Union[str, Path], tokens: Optional[Inputs] = None) -> None:
+        """Write the rows of the session with their caches to a file, which Model.restore of the
+        same artefact reads. An existing file is replaced at once or not at all.
+
+        Args:
+            tokens: the ids in the cache, one list per row, which are kept beside the caches for
+                session.saved.tokens; None keeps none.
+
+        Raises:
+            ValueError: the ids are not as many as the cache holds, or not in the vocabulary.
+            OSError: the file cannot be written.
+        """
+        saved.save(self._settled(), file, tokens)
+
+    @exclusive
+    def share(self, row: int, tokens: Sequence[int], prefixes: Prefixes, key: str = "") -> None:
+        """Copy the caches of the first tokens of a row, which began at position 0, to `prefixes`
+        (Prefixes.save).
+
+        Raises:
+            ValueError: there is no such row, it begins at another position, it has fewer tokens, or
+                some of them stood behind tokens that were discarded.
+        """
+        arguments.check_row(row, self.batch)
+        state = self._settled()
+        first, length = state.first_position[row], state.length[row]
+        if first or len(tokens) > length:
+            got = f"{len(tokens)} of {length} tokens from position {first} on"
+            rule = "tokens of a row that begins at position 0"
+            raise expected(rule, got, "give the tokens that were fed")
+        if len(tokens) > (most := state.intact[row]):
+            rule = f"at most {most} tokens, since tokens behind them were discarded"
+            remedy = "give fewer, or read the text in a row of its own"
+            raise expected(rule, len(tokens), remedy)
+        prefixes.save(state, int(row), tokens, key)
+
+    @exclusive
+    def retire(self, row: int) -> None:
+        """Remove a row. The last row takes its index, so that rows are 0 .. B - 2 afterwards.
+
+        Raises:
+            ValueError: there is no such row, or the target's rows share cache columns.
+        """
+        arguments.check_rows_are_independent(self.manifest, "retire")
+        state = self._settled()
+        arguments.check_row(row, state.count)
+        self._state = state.without(int(row))
+        self._settled()
+
+    def _settled(self) -> Rows:
+        """Return the rows for a call that is no step: nothing is bound, what was to be written is
+        written, also after an interrupt, and slots behind the tokens of rows are filled.
+        """
+        rows = self._state
+        if rows.stepper is not None:
+            rows.unbind()
+        if rows.pending:
+            rows = self._written(rows)
+        if rows.caches.reads_hidden:
+            rows.wipe()
+        return rows
+
+    def _read(self, rows: Rows, tokens: RowTokens, outputs: np.ndarray) -> Rows:
+        """Read tokens, and return the rows of the session after them."""
+        rows = self._reading.with_room(rows, tokens.rows, tokens.counts)
+        if rows.pending:
+            rows = self._written(rows)
+        rows = self._state = self._reading.run_chunk(rows, tokens, outputs)
+        return rows
+
+    def _written(self, rows: Rows) -> Rows:
+        """Assign rows, and write what they need."""
+        self._state = rows
+        rows = self._state = rows.settled()
+        return rows
+
+    def _stepper_for(self, inputs: np.ndarray) -> Optional[reading.Stepper]:
+        """Return a stepper if a prefill of these inputs, [B,1] or [B,1,E], is a step."""
+        rows = self._state
+        if inputs.shape[1:2] != (1,) or not self.manifest.states or not rows.length.any():
             return None
-        if state.stepper is None or state.stepper.room <= 0:
+        if rows.stepper is None or rows.stepper.room <= 0:
             if self.room.min() < 1:
                 return None
-            self._prepare_step()
-        stepper = self._state.stepper
-        return stepper if stepper is not None and stepper.can_step(inputs) else None
+            rows = self._prepare_step()
+        return rows.stepper if rows.stepper.can_step(inputs) else None
 
-    def _prepare_step(self) -> Tuple[SessionState, Stepper]:
-        if not self._state.rows:
+    def _prepare_step(self) -> Rows:
+        """Return the rows with a stepper. Raise ValueError if no position or slot is left."""
+        if not self._state.count:
             raise expected("a prefill before the first step", "an empty session", "call prefill")
         arguments.check_has_cache(self.manifest, "step")
-        state = self._state = self._reading.with_stepper(self._settled())
-        assert state.stepper is not None
-        return state, state.stepper
+        rows = self._settled()
+        ones = np.ones(rows.count, np.int64)
+        arguments.check_room(rows.caches, rows.first_position, rows.length, ones)
+        rows = self._written(self._reading.with_room(rows, slice(0, rows.count), ones))
+        rows = self._state = self._reading.with_stepper(rows)
+        return rows
+
+
+def _no_rows(caches: Caches) -> Rows:
+    return Rows(caches, np.zeros(0, np.int64))

@@ -19,7 +19,7 @@ from posenc_export.runtime.graphs.cuda_steps import (
     DeviceSteps,
     GraphIds,
 )
-from posenc_export.runtime.session import device_memory
+from posenc_export.runtime.session import buffers
 from posenc_export.runtime.verification.grid_inputs import encoder_rows
 from tests.tiny import decoder, reading
 from tests.traces import sources
@@ -140,7 +140,7 @@ def bindings(monkeypatch: pytest.MonkeyPatch) -> List[str]:
     monkeypatch.setattr(onnxruntime.OrtValue, "ortvalue_from_numpy", staticmethod(made))
     unset = staticmethod(lambda shape, dtype, device, index: held(np.full(shape, 7, dtype)))
     monkeypatch.setattr(onnxruntime.OrtValue, "ortvalue_from_shape_and_type", unset)
-    monkeypatch.setattr(device_memory, "_runtime", FakeRuntime)
+    monkeypatch.setattr(buffers, "_runtime", FakeRuntime)
     for name in ("bind_input", "bind_output"):
         monkeypatch.setattr(
             onnxruntime.IOBinding, name, on_host(getattr(onnxruntime.IOBinding, name))

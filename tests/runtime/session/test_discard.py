@@ -17,7 +17,7 @@ from posenc_export.models.config import StackConfig
 from posenc_export.models.presets import seeded
 from posenc_export.runtime import Session, load
 from posenc_export.runtime.artefact.cache_formats import CACHE_FORMATS
-from posenc_export.runtime.session import caches, state
+from posenc_export.runtime.session.caches import InPlace
 from posenc_export.runtime.session.prefixes import Prefixes
 from posenc_export.shared.numerics import cache_noise, rounding_tolerance, tolerance, worst_error
 from tests import traces
@@ -120,35 +120,28 @@ def test_keys_in_float16_are_rounded_again_and_stay_finite() -> None:
     bound = rounding_tolerance(cache_noise(CACHE_FORMATS["float16"].unit, 0))
     session = model.session(batch=3)
     check_removed(session, model.session(batch=3), bound)
-    for buffer in session._state.caches.past:
+    for buffer in session._state.caches.buffers:
         buffer.array[:] = np.finfo(np.float16).max  # also of numbers that rotate beyond it
     session.discard(1, AFTER)
-    assert all(np.isfinite(buffer.array).all() for buffer in session._state.caches.past)
+    assert all(np.isfinite(buffer.array).all() for buffer in session._state.caches.buffers)
 
 
 def test_an_interrupted_move_is_completed_by_the_next_call(monkeypatch: Any) -> None:
     model = traces.sources(block("rope", RANGE)).model
     session = eager_session(model)
-    write, part_of = caches.write_moves, caches.part_of
+    right, stops = InPlace.write, [True, False]
 
-    def interrupted(*place: Any) -> Any:
+    def interrupted(self: InPlace, *place: Any) -> None:
         """Let keys be written, and no values."""
-        if interrupted_at.pop() == 0:
+        if stops and stops.pop():
             raise KeyboardInterrupt
-        return part_of(*place)
+        right(self, *place)
 
-    def write_some(*arguments: Any) -> None:
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(caches, "part_of", interrupted)
-            write(*arguments)
-
-    interrupted_at = [0, 1]
     width = session.manifest.config["width"]
     session.prefill([row[:20] for row in rows(width)[:1]])
-    monkeypatch.setattr(state, "write_moves", write_some)
+    monkeypatch.setattr(InPlace, "write", interrupted)
     with pytest.raises(KeyboardInterrupt):
         session.discard(5, AFTER)
-    monkeypatch.setattr(state, "write_moves", write)
     other = eager_session(model)
     row = rows(width)[0]
     expected = other.prefill([np.concatenate((row[:AFTER], row[AFTER + 5 :]))])

@@ -205,7 +205,7 @@ def test_a_graph_that_stops_is_one_line_and_the_session_goes_on(
 ) -> None:
     session = begun("rope", target, "positions")
     monkeypatch.setattr(
-        "posenc_export.runtime.session.argument_arrays.check_tokens", lambda vocabulary, rows: None
+        "posenc_export.runtime.session.arguments.check_tokens", lambda vocabulary, rows: None
     )  # so that the graph reads an id outside its table
     with pytest.raises(GraphError, match="expected the graph to run, got .*") as stopped:
         session.prefill([[900]] * 3)

@@ -10,8 +10,7 @@ import pytest
 from posenc_export import load
 from posenc_export.export import export, graph_values, signatures
 from posenc_export.models.presets import seeded
-from posenc_export.runtime.session.reading import Reading
-from posenc_export.runtime.session.stepper import Binding
+from posenc_export.runtime.session.reading import Binding, Reading
 from posenc_export.runtime.verification import cells
 from posenc_export.runtime.verification.case import Case
 from posenc_export.shared.numerics import worst_error

@@ -12,7 +12,9 @@ import pytest
 
 from posenc_export import load
 from posenc_export.runtime.session import speculation
-from posenc_export.runtime.session.drafts import (
+from posenc_export.runtime.session.reading import WIDEST
+from posenc_export.runtime.session.session import Session
+from posenc_export.runtime.session.speculation import (
     COUNTS,
     DECAY,
     DRAFTED,
@@ -23,8 +25,6 @@ from posenc_export.runtime.session.drafts import (
     PassCosts,
     best_count,
 )
-from posenc_export.runtime.session.session import Session
-from posenc_export.runtime.session.stepper import WIDEST
 from tests.tiny import decoder
 from tests.traces import artefact
 

@@ -302,6 +302,6 @@ def test_the_bytes_of_the_cache_that_a_graph_is_given_stand_still(
     folders: Callable[..., Path],
 ) -> None:
     session = stepping(folders("ort"))
-    before = [buffer.address for buffer in session._state.caches.past]
+    before = [buffer.address for buffer in session._state.caches.buffers]
     session.step(np.zeros(1, np.int64))
-    assert [buffer.address for buffer in session._state.caches.present] == before
+    assert [buffer.address for buffer in session._state.caches.buffers] == before

@@ -16,7 +16,8 @@ from posenc_export.export.expected import eager_session
 from posenc_export.models.config import StackConfig
 from posenc_export.runtime import Model, Session, load
 from posenc_export.runtime.session import caches
-from posenc_export.runtime.session.caches import NEW, Window
+from posenc_export.runtime.session.caches import WINDOW_ROOM as NEW
+from posenc_export.runtime.session.caches import Window
 from posenc_export.runtime.session.prefixes import Prefixes
 from posenc_export.shared.numerics import tolerance, worst_error
 from tests import traces
@@ -99,7 +100,7 @@ def at(length: int, kind: str = "rope", rewind: int = REWIND) -> Session:
 
 def start(session: Session) -> List[int]:
     """Return the first token that caches of windows hold of each row."""
-    starts: List[int] = session._state.caches.notes.windows.first_kept[: session.batch].tolist()
+    starts: List[int] = session._state.first_kept.tolist()
     return starts
 
 
@@ -113,7 +114,7 @@ def goes_on(session: Session, length: int, kind: str = "rope") -> bool:
 @pytest.mark.parametrize("kind", ["rope", "alibi-native", "rope-chunk-native", "xpos-chunk-static"])
 def test_only_layers_with_a_window_have_shorter_caches(kind: str) -> None:
     caches = at(LENGTH, kind)._state.caches
-    states = list(zip(caches.states, caches.past, strict=True))
+    states = [(memory.state, memory.buffers[0]) for memory in caches.states]
     layers = {state.past.split(".")[1]: state.window for state, _ in states if state.axis == 2}
     assert layers == {"0": WINDOW, "1": 0}
     assert model(kind).manifest.input("window_start") is not None
@@ -283,7 +284,7 @@ def test_a_file_whose_caches_lack_tokens_of_a_window_is_refused(
     change: int, tmp_path: Path
 ) -> None:
     session = at(FULL[0] + 9)
-    session._state.caches.notes.windows.first_kept += change
+    session._state.first_kept += change
     session.save(tmp_path / "saved")
     with pytest.raises(ValueError, match="expected caches of windows with the last 23 tokens"):
         model("rope").restore(tmp_path / "saved")
@@ -357,7 +358,7 @@ def test_slots_behind_the_tokens_of_a_row_are_empty_when_the_next_call_reads_the
 def _check_empty(session: Session) -> None:
     caches = session._settled().caches
     for row, length in enumerate(session.length):
-        for state, buffer in zip(caches.states, caches.past, strict=True):
+        for state, buffer in ((memory.state, memory.buffers[0]) for memory in caches.states):
             first = start(session)[row] if state.window else 0
             behind = (row, *[slice(None)] * (state.axis - 1), slice(length - first, None))
             assert (buffer.array[behind] == state.fill).all(), (row, state.past)

@@ -11,7 +11,7 @@ import pytest
 from posenc_export.export import VerificationError, export
 from posenc_export.runtime import load, verify
 from posenc_export.runtime.session.errors import GraphError
-from posenc_export.runtime.session.reading import Feeder
+from posenc_export.runtime.session.reading import Reading
 from posenc_export.runtime.verification import grid_inputs, measuring, proof, reference
 from posenc_export.shared.numerics import worst_error
 from tests.tiny import block, decoder
@@ -151,9 +151,9 @@ def test_the_grid_of_a_large_model_is_thinner_and_still_sees_a_wrong_position(
         10 * (tmp_path / "thin/reference.bin").stat().st_size
         < 4 * (tmp_path / "whole/reference.bin").stat().st_size
     )
-    build = Feeder.fill
+    build = Reading.fill
 
-    def shifted(self: Feeder, *arguments: Any) -> Any:
+    def shifted(self: Reading, *arguments: Any) -> Any:
         feeds = build(self, *arguments)
         late = self.manifest.target == "ort"  # the eager module gets the right positions
         return {
@@ -161,7 +161,7 @@ def test_the_grid_of_a_large_model_is_thinner_and_still_sees_a_wrong_position(
             for name, array in feeds.items()
         }
 
-    monkeypatch.setattr(Feeder, "fill", shifted)
+    monkeypatch.setattr(Reading, "fill", shifted)
     with pytest.raises(VerificationError):
         export(sources(decoder("sinusoidal")), "ort", tmp_path / "fault")
 
@@ -187,13 +187,13 @@ def test_the_quick_grid_sees_positions_that_are_wrong_only_behind_a_late_start(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     export(sources(decoder("sinusoidal")), "ort", tmp_path / "artefact", verify=False)
-    build = Feeder.fill
+    build = Reading.fill
 
-    def shifted(self: Feeder, *arguments: Any) -> Any:
+    def shifted(self: Reading, *arguments: Any) -> Any:
         return {
             name: np.where(array > 500, array - 1, array) if name == "position_ids" else array
             for name, array in build(self, *arguments).items()
         }
 
-    monkeypatch.setattr(Feeder, "fill", shifted)
+    monkeypatch.setattr(Reading, "fill", shifted)
     assert not verify(tmp_path / "artefact", "cpu", quick=True)["passed"]

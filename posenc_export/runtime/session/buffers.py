@@ -1,0 +1,234 @@
+"""Memory of the states of a session: on the host, all of it or pages where they are written, or on
+the device with the CUDA runtime that ONNX Runtime has loaded.
+"""
+
+import ctypes
+import functools
+import math
+import mmap
+import sys
+import threading
+from typing import Any, Callable, Sequence, Tuple, Union
+
+import numpy as np
+
+Slots = Union[slice, np.ndarray]
+Place = Tuple[int, int]  # row and slot
+# Dtypes that numpy lacks: dtype of the same size that holds their bits, and TensorProto.DataType.
+ELEMENTS = {"bfloat16": ("uint16", 16)}
+DEVICE_TO_HOST, DEVICE_TO_DEVICE = 2, 3  # cudaMemcpyKind
+# Held by calls that use the device: while one thread captures a CUDA graph, others must not
+# allocate memory or wait.
+TURN = threading.RLock()
+CAN_RESERVE = sys.platform == "linux"
+# Flags of Linux. Python 3.11 has no name for the last one, with which the system does not compare
+# the size with its memory (linux/mman.h).
+SHARED_WITH_NONE = getattr(mmap, "MAP_PRIVATE", 0) | getattr(mmap, "MAP_ANONYMOUS", 0) | 0x4000
+
+
+class Buffer:
+    """Memory of one state, on the host (numpy) or on the device "cuda" (OrtValue), there filled
+    with 0. Raises MemoryError if there is none.
+
+    Args:
+        reserved: whether memory on the host, filled with 0, is taken only where it is written.
+
+    Attributes:
+        array: the memory on the host; empty for a buffer on the device.
+        mapping: the mapping of a reserved buffer, otherwise None.
+    """
+
+    def __init__(
+        self, shape: Sequence[int], dtype: str, fill: int, device: str, reserved: bool = False
+    ) -> None:
+        dtype, element = ELEMENTS.get(dtype, (dtype, 0))
+        self.shape, self.device, self.fill, self.dtype = tuple(shape), device, fill, np.dtype(dtype)
+        self.element: Any = element or self.dtype
+        self.row_bytes = math.prod(self.shape[1:]) * self.dtype.itemsize
+        self.array, self.mapping = np.zeros(0, dtype), None
+        if reserved:
+            self.array, self.mapping = reserved_memory(self.shape, self.dtype)
+        elif device == "cpu":
+            self.array = np.full(shape, fill, dtype) if fill else np.zeros(shape, dtype)
+        self.address = int(self.array.ctypes.data)
+        if device == "cuda":
+            import onnxruntime
+
+            # The graph is given the address of this memory, and the element type when it is bound.
+            allocate = onnxruntime.OrtValue.ortvalue_from_shape_and_type
+            with TURN:
+                self.value: Any = allocate(self.shape, self.dtype, "cuda", 0)
+            self.address = int(self.value.data_ptr())
+            if self.bytes:
+                clear(self.address, self.bytes, self.bytes, 1)
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of the content."""
+        return math.prod(self.shape) * self.dtype.itemsize
+
+    @staticmethod
+    def element_bytes(dtype: str) -> int:
+        """Return the bytes of a number of a dtype."""
+        return np.dtype(ELEMENTS.get(dtype, (dtype, 0))[0]).itemsize
+
+    def read(self) -> np.ndarray:
+        """Return the content: a view of host memory, or a copy of device memory."""
+        if self.device == "cpu":
+            return self.array
+        with TURN:
+            return self.value.numpy()
+
+    def write(self, part: Tuple[Any, ...], content: Any) -> None:
+        """Overwrite a part of the content, by its index, with an array or a number."""
+        if self.device == "cpu":
+            self.array[part] = content
+            return
+        with TURN:
+            whole = self.value.numpy()
+            whole[part] = content
+            self.value.update_inplace(np.ascontiguousarray(whole))
+
+    def copy_rows(self, row: int, source: "Buffer", first: int, rows: int) -> None:
+        """Copy `rows` rows of `source`, from row `first` on, to this buffer from row `row` on."""
+        if self.device == "cpu":
+            self.array[row : row + rows] = source.array[first : first + rows]
+        elif rows:
+            size, origin = rows * self.row_bytes, source.address + first * self.row_bytes
+            copy(self.address + row * self.row_bytes, size, origin, size, size, 1)
+
+    def copy_slots(self, to: Place, source: "Buffer", at: Place, axis: int, slots: int) -> None:
+        """Copy `slots` slots along an axis of a row of `source`, from row and slot `at` on, to row
+        and slot `to` of this buffer. Other sizes are equal.
+        """
+        (row, begin), (first, slot) = to, at
+        if self.device == "cpu":
+            origin = source.array[part_of(first, axis, slice(slot, slot + slots))]
+            self.array[part_of(row, axis, slice(begin, begin + slots))] = origin
+        elif slots:
+            address, pitch, width, height = self._pieces(row, axis, slots, begin)
+            source_address, source_pitch, *_ = source._pieces(first, axis, slots, slot)
+            copy(address, pitch, source_address, source_pitch, width, height)
+
+    def clear_slots(self, row: int, axis: int, slots: Slots) -> None:
+        """Write the initial value to some slots along an axis of one row."""
+        index = part_of(row, axis, slots)
+        if self.device == "cpu":
+            self.array[index] = self.fill
+        elif isinstance(slots, slice):
+            start, stop, _ = slots.indices(self.shape[axis])
+            address, pitch, width, height = self._pieces(row, axis, max(stop - start, 0), start)
+            if width:
+                clear(address, pitch, width, height)
+        else:
+            self.write(index, self.fill)
+
+    def release(self, row: int, axis: int, begin: int) -> None:
+        """Give the memory of slots of a row from `begin` on back to the system; in reserved buffers
+        only.
+        """
+        assert self.mapping is not None
+        address, pitch, width, height = self._pieces(row, axis, self.shape[axis] - begin, begin)
+        for piece in range(height):
+            first = address - self.address + piece * pitch
+            release(self.mapping, first, first + width)
+
+    def _pieces(self, row: int, axis: int, slots: int, begin: int) -> Tuple[int, ...]:
+        """Return address of the first piece of some slots of a row, bytes between pieces, bytes and
+        number of pieces.
+        """
+        slot = math.prod(self.shape[axis + 1 :]) * self.dtype.itemsize
+        return (
+            self.address + row * self.row_bytes + begin * slot,
+            self.shape[axis] * slot,
+            slots * slot,
+            math.prod(self.shape[1:axis]),
+        )
+
+
+def part_of(row: int, axis: int, slots: Slots) -> Tuple[Any, ...]:
+    """Return the index of some slots of a row along an axis."""
+    return (row, *[slice(None)] * (axis - 1), slots)
+
+
+def reserved_memory(shape: Sequence[int], dtype: np.dtype) -> Tuple[np.ndarray, mmap.mmap]:
+    """Return an array of zeros, and the mapping in which it lies. Raise MemoryError if the system
+    has no addresses for it.
+    """
+    try:
+        memory = mmap.mmap(-1, math.prod(shape) * dtype.itemsize, flags=SHARED_WITH_NONE)
+    except (OSError, OverflowError, ValueError) as error:
+        raise MemoryError(f"expected addresses for an array of {list(shape)}: {error}") from None
+    try:
+        # Large pages would take memory for slots that are never written.
+        memory.madvise(mmap.MADV_NOHUGEPAGE)
+    except OSError:  # a system without large pages
+        pass
+    return np.frombuffer(memory, dtype).reshape(shape), memory
+
+
+def release(memory: mmap.mmap, begin: int, end: int) -> None:
+    """Give the whole pages between two bytes back to the system: their content becomes zeros."""
+    first, last = -(-begin // mmap.PAGESIZE) * mmap.PAGESIZE, end // mmap.PAGESIZE * mmap.PAGESIZE
+    if first < last:
+        memory.madvise(mmap.MADV_DONTNEED, first, last - first)
+
+
+def copy(
+    target: int, target_pitch: int, source: int, source_pitch: int, width: int, height: int
+) -> None:
+    """Copy `height` pieces of `width` bytes between addresses; a piece begins `pitch` bytes after
+    the one before it. Raise RuntimeError for an error of CUDA.
+    """
+    size, pointer, runtime = ctypes.c_size_t, ctypes.c_void_p, _runtime()
+    to, origin, pitch = pointer(target), pointer(source), size(source_pitch)
+    with TURN:
+        _wait_for(
+            "cudaMemcpy2D",
+            runtime.cudaMemcpy2D(
+                to, size(target_pitch), origin, pitch, size(width), size(height), DEVICE_TO_DEVICE
+            ),
+        )
+
+
+def clear(address: int, pitch: int, width: int, height: int) -> None:
+    """Set `height` pieces of `width` bytes to 0. Raise RuntimeError for an error of CUDA."""
+    size, runtime = ctypes.c_size_t, _runtime()
+    to = ctypes.c_void_p(address)
+    with TURN:
+        error = runtime.cudaMemset2D(to, size(pitch), 0, size(width), size(height))
+        _wait_for("cudaMemset2D", error)
+
+
+def to_host(array: np.ndarray, source: int) -> Callable[[], None]:
+    """Return a function that copies the content of an array, which must live as long, from an
+    address on the device. It raises RuntimeError for an error of CUDA.
+    """
+    to, origin = ctypes.c_void_p(array.ctypes.data), ctypes.c_void_p(source)
+    size = ctypes.c_size_t(array.nbytes)
+    # To memory of the host that is not pinned, it returns when the copy is complete.
+    copy = _runtime().cudaMemcpy
+
+    def fetch() -> None:
+        _check("cudaMemcpy", copy(to, origin, size, DEVICE_TO_HOST))
+
+    return fetch
+
+
+def _wait_for(name: str, error: int) -> None:
+    """Wait after a call: ONNX Runtime runs on another stream, which would not."""
+    _check(name, error or _runtime().cudaStreamSynchronize(None))
+
+
+def _check(name: str, error: int) -> None:
+    if error:
+        raise RuntimeError(f"session: expected {name} to succeed, got CUDA error {error}")
+
+
+@functools.cache
+def _runtime() -> Any:
+    import onnxruntime
+
+    major = onnxruntime.cuda_version.partition(".")[0]
+    windows = sys.platform == "win32"
+    return ctypes.CDLL(f"cudart64_{major}.dll" if windows else f"libcudart.so.{major}")

@@ -1,0 +1,468 @@
+"""The rows of a session: how many tokens each holds, from which position on, in which memory.
+
+Calls compute the next `Rows` and assign them last, a step the number of its tokens (`reached`).
+What a call leaves that fails or is interrupted lies behind the length of its rows, and needs no
+repair. Writes before the length are assigned together with it, as `pending`, and can be repeated.
+
+Shapes: B rows, K key heads, T tokens, D head size.
+"""
+
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple, Union
+
+import numpy as np
+
+from posenc_export.runtime.artefact.cache_formats import SCALED
+from posenc_export.runtime.artefact.records import CachedKeys, KeyRotation
+from posenc_export.runtime.artefact.summary import summary
+from posenc_export.runtime.session import arguments
+from posenc_export.runtime.session.arguments import EncoderOutputs, RowTokens
+from posenc_export.runtime.session.caches import Caches, Growing, InPlace, Replaced, Write
+from posenc_export.runtime.session.errors import expected
+
+ALL = np.iinfo(np.int64).max
+SPACING = 16  # steps between two snapshots; a rewind replays fewer tokens than this
+Positions = Union[int, np.ndarray]
+# Tokens [count,*] of one call, and their coordinates by graph input, [A,count] int64 each.
+Part = Tuple[np.ndarray, Dict[str, np.ndarray]]
+
+
+@dataclass
+class Snapshot:
+    """The states of a row at one length, and the tokens fed after it."""
+
+    length: int  # number of tokens of the row
+    states: Sequence[np.ndarray]  # values of this row in the states that calls replace
+    parts: List[Part] = field(default_factory=list)  # tokens fed since, one entry per call
+
+    @property
+    def reached(self) -> int:
+        """Number of tokens of the row after the last part."""
+        return self.length + sum(len(tokens) for tokens, _ in self.parts)
+
+    def first(self, count: int) -> Part:
+        """Return the first `count` tokens fed after the snapshot, and their attributes."""
+        if not count:
+            return np.zeros(0, np.int64), {}
+        tokens = np.concatenate([tokens for tokens, _ in self.parts])
+        attributes = {}
+        for name in self.parts[0][1]:
+            numbers = [part[name] for _, part in self.parts]
+            attributes[name] = np.concatenate(numbers, axis=1)[:, :count]
+        return tokens[:count], attributes
+
+
+class RowHistory:
+    """Snapshots of one row, oldest first, with every token fed since the first one. Those before
+    the last `limit` tokens, which can be taken back, are dropped.
+    """
+
+    def __init__(self, limit: int) -> None:
+        self.limit = limit
+        self.snapshots: List[Snapshot] = []
+
+    def needs_snapshot(self, length: int, count: int) -> bool:
+        """Whether `record` of `count` tokens needs the states before them. What was recorded past
+        `length`, before a rewind or by a call that raised, is dropped.
+        """
+        while self.snapshots and self.snapshots[-1].length > length:
+            self.snapshots.pop()
+        if not self.snapshots:
+            return True
+        last = self.snapshots[-1]
+        kept = length - last.length
+        if last.reached > length:
+            last.parts = [last.first(kept)] if kept else []
+        return count > 1 or kept >= SPACING
+
+    def record(self, length: int, states: Optional[Sequence[np.ndarray]], part: Part) -> None:
+        """Record tokens that are about to be fed to a row; states are those before, if needed."""
+        part = part[0].copy(), {name: numbers.copy() for name, numbers in part[1].items()}
+        if states is None:
+            self.snapshots[-1].parts.append(part)
+            return
+        self.snapshots.append(Snapshot(length, states, [part]))
+        while len(self.snapshots) > 1 and length - self.snapshots[1].length >= self.limit:
+            self.snapshots.pop(0)
+
+    def reach(self, length: int) -> int:
+        """Return the smallest length that a row of `length` tokens can be rewound to."""
+        return self.snapshots[0].length if self.snapshots else length
+
+    def back_to(self, target: int) -> Tuple[Snapshot, Part]:
+        """Return the last snapshot at or before `target`, and the tokens to replay from there."""
+        snapshot = [snapshot for snapshot in self.snapshots if snapshot.length <= target][-1]
+        return snapshot, snapshot.first(target - snapshot.length)
+
+    def copy(self) -> "RowHistory":
+        """Return an independent copy, for a fork."""
+        other = RowHistory(self.limit)
+        other.snapshots = [replace(kept, parts=list(kept.parts)) for kept in self.snapshots]
+        return other
+
+
+class Rows:
+    """B rows without tokens, whose first ones will have these positions. Other rows are made by
+    `replace`, and methods return the next ones; none runs a graph. Only steps change rows, by an
+    assignment to `reached`.
+
+    Args:
+        caches: the memory of the rows.
+        first_position: position of the first token of each row [B] int64.
+
+    Attributes:
+        count: number of rows B.
+        length: number of tokens of each row [B] int64.
+        first_kept: first token of each row [B] int64 that caches of windows hold.
+        intact: number of first tokens of each row [B] int64 that were read before all discarded
+            ones; ALL without any.
+        occupied: whether a column holds a token of the row [B,columns]; [B,0] for layout "rows".
+        histories: one per row if states are replaced by each call; otherwise none.
+        pending: writes to the memory that these rows need before a graph runs.
+        encoder: encoder outputs of each row, if the model reads an encoder.
+        reached: number of tokens of every row that steps have read since, and which of two buffers
+            holds the states that each run writes anew.
+        stepper: what is bound for the next step, or None.
+    """
+
+    __slots__ = (
+        "caches", "count", "first_position", "first_kept", "intact", "histories", "pending",
+        "encoder", "reached", "stepper", "_length", "_occupied",
+    )  # fmt: skip
+
+    def __init__(self, caches: Caches, first_position: np.ndarray) -> None:
+        none = np.zeros_like(first_position)
+        self.caches, self.count, self.first_position = caches, len(none), first_position.copy()
+        self.first_kept, self.intact = none, np.full_like(none, ALL)
+        self.histories: Tuple[RowHistory, ...] = ()
+        if Replaced in caches.kinds:
+            self.histories = tuple([RowHistory(caches.rewind) for _ in none])
+        self.pending: Tuple[Write, ...] = ()
+        self.encoder: Optional[EncoderOutputs] = None
+        self.reached: Tuple[int, int] = (0, 0)
+        self.stepper: Any = None
+        # without the tokens of steps
+        self._length, self._occupied = none, np.zeros((len(none), 0), bool)
+
+    @property
+    def length(self) -> np.ndarray:
+        """Number of tokens of each row [B] int64."""
+        steps = self.reached[0]
+        return self._length + steps if steps else self._length
+
+    @property
+    def occupied(self) -> np.ndarray:
+        """Whether a column holds a token of the row [B,columns] bool; [B,0] for layout "rows"."""
+        steps = self.reached[0]
+        if not (steps and self.caches.by_columns):
+            return self._occupied
+        return np.concatenate((self._occupied, np.ones((self.count, steps), bool)), axis=1)
+
+    @property
+    def used(self) -> int:
+        """Number of slots in use, of the longest row or of all columns."""
+        return max(self._occupied.shape[1], int(self._length.max(initial=0))) + self.reached[0]
+
+    @property
+    def turn(self) -> int:
+        """Which of two buffers holds the states that each run writes anew."""
+        return self.reached[1]
+
+    def replace(self, **changes: Any) -> "Rows":
+        """Return rows with other attributes (`turn` for the second of `reached`), on which no step
+        is bound.
+        """
+        rows, (steps, turn) = object.__new__(Rows), self.reached
+        for name in Rows.__slots__:
+            setattr(rows, name, changes.get(name, getattr(self, name)))
+        rows.reached, rows.stepper = (0, changes.get("turn", turn)), None
+        rows._length = changes.get("length", self.length if steps else self._length)
+        rows.count = len(rows._length)
+        rows._occupied = changes.get("occupied", self.occupied if steps else self._occupied)
+        return rows
+
+    def unbind(self) -> None:
+        """Let the next step be bound anew, and count the slots that steps may have written."""
+        columns = max(self.stepper.passes, default=1) if self.stepper.room < 0 else 0
+        used = self.used if self.caches.by_columns else self.length
+        self.caches.mark_written(slice(0, self.count), used + columns)
+        self.stepper = None
+
+    def step_back(self, counts: List[int]) -> bool:
+        """Take back tokens of each row within the stepper, if possible: its binding stays valid,
+        since the next step is one that it has done before. Return whether it was.
+        """
+        stepper, caches, count = self.stepper, self.caches, counts[0]
+        if stepper is None or stepper.room <= 0 or self.histories or caches.by_columns:
+            return False
+        reach = self._kept_from() if caches.window.size else 0
+        if min(counts) < max(counts) or (self.length - count < reach).any():
+            return False
+        steps, turn = self.reached
+        self.unbind()
+        stepper.binding.advance(steps - count)
+        self.reached = (steps - count, turn)
+        if caches.reads_hidden:
+            self.wipe()
+        stepper.room += count
+        self.stepper = stepper
+        return True
+
+    def begin(self, first_position: np.ndarray, slots: int) -> "Rows":
+        """Return empty rows, one for each first position [B], with `slots` slots of room each, in
+        the memory of the caches if it is that of as many rows.
+        """
+        count, caches, alike = len(first_position), self.caches.emptied(), self.caches.by_columns
+        if caches.rows and (caches.rows != count if alike else caches.rows < count):
+            caches = caches.empty()
+        count = count if alike else max(count, caches.rows, caches.fewest_rows)
+        rows = Rows(caches.reserve(slots, count), first_position)
+        rows.reached = (0, self.reached[1])  # a run does not write what these rows read
+        if rows.histories:
+            rows._reset(0)
+        if caches.reads_hidden:
+            rows.wipe()
+        return rows
+
+    def append(self, first_position: np.ndarray, slots: int) -> "Rows":
+        """Return the rows with an empty row for each first position [n] after them."""
+        if not self.count:
+            return self.begin(first_position, slots)
+        new = Rows(self.caches, first_position)
+        slots = max(self.used, slots)
+        caches = self.caches.reserve(slots, self.count + new.count, self.turn)
+        arrays: Dict[str, Any] = {
+            name: np.concatenate((getattr(self, name), getattr(new, name)))
+            for name in ("length", "first_position", "first_kept", "intact", "occupied")
+        }
+        rows = self.replace(caches=caches, histories=self.histories + new.histories, **arrays)
+        rows._reset(self.count)
+        return rows
+
+    def _reset(self, first: int) -> None:
+        """Write the initial values of the states that each call replaces, from row `first` on."""
+        for memory in self.caches.of(Replaced):
+            for row in range(first, self.count):
+                memory.clear(row, self.turn)
+
+    def without(self, row: int) -> "Rows":
+        """Return the rows without one, whose index the last row takes."""
+        caches, last, turn = self.caches, self.count - 1, self.turn
+        order = np.arange(last)
+        order[row:] = np.where(order[row:] == row, last, order[row:])
+        tokens, kept = int(self.length[last]), int(self.first_kept[last])
+
+        def move() -> None:
+            caches.mark_written(slice(row, row + 1), tokens)
+            caches.copy((row, 0), caches, (last, 0), tokens, (kept, kept))
+            for memory in caches.of(Replaced):
+                memory.buffers[turn].copy_rows(row, memory.buffers[turn], last, 1)
+
+        left: Dict[str, Any] = {
+            name: getattr(self, name)[order]
+            for name in ("length", "first_position", "first_kept", "intact", "occupied")
+        }
+        return self.replace(
+            caches=caches if last else caches.empty(),
+            histories=tuple(self.histories[index] for index in order if self.histories),
+            pending=(move,) if row < last else (),
+            encoder=self.encoder.ordered(order) if self.encoder else None,
+            **left,
+        )
+
+    def rewound(self, target: np.ndarray) -> Tuple["Rows", RowTokens]:
+        """Return rows at or before `target` tokens [B] of each, and the tokens to replay from
+        there. Raise ValueError if no snapshot is left there, or caches of windows no longer hold
+        keys that the next token reads.
+        """
+        replay: Dict[int, Part] = {}
+        writes: List[Write] = []
+        length = target
+        if self.histories:
+            length = self.length.copy()
+            pairs = zip(self.histories, length.tolist(), strict=True)
+            reach = np.array([history.reach(most) for history, most in pairs])
+            self._check_reach(reach, target, "recurrent states")
+            for row in np.flatnonzero(target < length).tolist():
+                snapshot, replay[row] = self.histories[row].back_to(int(target[row]))
+                length[row] = snapshot.length
+                for memory, value in zip(self.caches.of(Replaced), snapshot.states, strict=True):
+                    writes.append(partial(memory.write, row, self.turn, value))
+        if self.caches.window.size:
+            reach = np.where(length > 0, self._kept_from(), 0)
+            self._check_reach(reach, length, "keys of windows")
+        rows = self.cut(length)
+        return rows.replace(pending=(*rows.pending, *writes)), self._tokens_of(replay)
+
+    def _tokens_of(self, parts: Mapping[int, Part]) -> RowTokens:
+        """Return tokens of some rows, by their index, as those of all rows."""
+        manifest = self.caches.graph.manifest
+        planes: Dict[str, np.ndarray] = {}
+        rows = [parts[row][0] if row in parts else () for row in range(self.count)]
+        x, counts = arguments.padded_rows(rows, manifest.inputs[0])
+        if manifest.axes:
+            planes["grid"] = np.zeros((manifest.axes, x.shape[0], x.shape[1]), np.int64)
+        for row, (tokens, of_row) in parts.items():
+            for name, plane in of_row.items():
+                planes[name][:, row, : len(tokens)] = plane
+        none = np.zeros_like(counts)
+        return RowTokens(slice(0, self.count), x, counts, none, planes, none)
+
+    def _kept_from(self) -> np.ndarray:
+        """Return the least length [B] above 0 that caches of windows can be rewound to."""
+        return np.where(self.first_kept > 0, self.first_kept + self.caches.window.size - 1, 0)
+
+    def _check_reach(self, reach: np.ndarray, target: np.ndarray, kept: str) -> None:
+        if (target < reach).any():
+            rule = f"a rewind to lengths of at least {reach.tolist()}, since {kept} are kept for "
+            rule += f"the last {self.caches.rewind} tokens"
+            raise expected(rule, target.tolist(), "open the session with rewind=N")
+
+    def cut(self, target: np.ndarray) -> "Rows":
+        """Return the first `target` tokens [B] of each row. `wipe` fills slots."""
+        first_kept = np.where(target, self.first_kept, 0)
+        if not self.caches.by_columns:
+            intact = np.where(target > self.intact, self.intact, ALL)
+            return self.replace(length=target, intact=intact, first_kept=first_kept)
+        # Columns of tokens that are gone may stay, and count as written until they are filled.
+        self.caches.mark_written(slice(0, self.count), self.used + 1)
+        slots = self.occupied & (np.cumsum(self.occupied, axis=1) <= target[:, None])  # [B,columns]
+        columns = int(np.flatnonzero(slots.any(0)).max(initial=-1)) + 1
+        writes = tuple(memory.cut(self.turn, slots, columns) for memory in self.caches.of(Growing))
+        occupied = slots[:, :columns].copy()
+        return self.replace(length=target, occupied=occupied, pending=writes)
+
+    def discarded(self, counts: List[int], after: int) -> "Rows":
+        """Return the rows without `counts` [B] tokens behind the first `after` of each; later
+        tokens take their slots. Raise ValueError if tokens cannot be moved.
+        """
+        keys, writes, first_kept = check_discards(self.caches), [], self.first_kept.copy()
+        for row, count in enumerate(counts):
+            kept = int(first_kept[row])
+            if count:
+                first_kept[row] = max(kept - count, min(kept, after))
+                self._check_kept(int(first_kept[row]), int(self.length[row]) - count)
+                writes += self._shifts(keys, row, after, count, int(first_kept[row]))
+        intact = np.where(counts, np.minimum(self.intact, after), self.intact)
+        rows = self.replace(intact=intact, first_kept=first_kept)
+        return rows.cut(self.length - counts).replace(pending=tuple(writes))
+
+    def _check_kept(self, first: int, length: int) -> None:
+        """Raise ValueError unless caches of windows from token `first` on hold the last tokens of a
+        row of some length that the next one would read.
+        """
+        least = first + self.caches.window.size - 1
+        if first and length < least:
+            rule = f"for discard, at least {least} tokens that stay, since keys of windows"
+            remedy = "discard fewer tokens"
+            raise expected(f"{rule} are kept for the last tokens only", length, remedy)
+
+    def _shifts(
+        self, keys: CachedKeys, row: int, after: int, count: int, next_kept: int
+    ) -> List[Write]:
+        """Return the writes of the tokens of a row that move if `count` tokens behind its first
+        `after` are removed. next_kept: first token that caches of windows then hold.
+        """
+        writes: List[Write] = []
+        first, length = int(self.first_position[row]), int(self.length[row])
+        for memory in self.caches.of(InPlace):
+            kept = int(self.first_kept[row])
+            begin, next_begin = (kept, next_kept) if memory.state.window else (0, 0)
+            moving = max(after + count, begin)  # first token that moves
+            content = memory.read(row, slice(moving - begin, length - begin))
+            old = first + np.arange(moving, length)
+            rotation = keys.rotation_of.get(memory.state.past)
+            if memory.state.holds_positions:
+                content -= count
+            elif rotation is not None:
+                turns, most = keys.rotations[rotation], np.finfo(content.dtype).max
+                turned = rotated(turns, content, old, old - count)
+                content = turned.clip(-most, most).astype(content.dtype)
+            writes.append(partial(memory.write, row, moving - count - next_begin, content))
+        return writes
+
+    def with_window_room(self, part: slice, counts: np.ndarray) -> "Rows":
+        """Return rows whose caches of windows have room for counts [n] more tokens of some rows,
+        and for the padding that graphs write that read hidden slots: if there is none, the tokens
+        that the next ones read move to the first slots, and earlier ones are lost.
+        """
+        caches, first_kept, writes = self.caches, self.first_kept.copy(), []
+        states = caches.graph.manifest.states
+        if any(state.window and state.reads_hidden for state in states):
+            counts = np.full_like(counts, counts.max())
+        pairs = zip(self.length[part].tolist(), counts.tolist(), strict=True)
+        for row, (length, count) in enumerate(pairs, part.start):
+            old = int(first_kept[row])
+            if length and length + count - old > caches.window.slots:
+                new = first_kept[row] = caches.window.first_kept(length)
+                writes += caches.moves(row, slice(int(new) - old, length - old))
+        return self.replace(first_kept=first_kept, pending=tuple(writes)) if writes else self
+
+    def settled(self) -> "Rows":
+        """Write what is pending; an interrupted call can be repeated."""
+        for write in self.pending:
+            write()
+        return self.replace(pending=()) if self.pending else self
+
+    def wipe(self) -> None:
+        """Write the fill value to every written slot that holds no token, for a graph that reads
+        them.
+        """
+        caches, lengths, slots = self.caches, self.length, self.occupied
+        written, used = caches.written, slots.shape[1]
+        kept = np.zeros_like(written)
+        kept[: self.count] = lengths
+        if (written <= (used if self.caches.by_columns else kept)).all():
+            return
+        pairs = zip(kept.tolist(), np.maximum(written, kept).tolist(), strict=True)
+        hidden: List[Any] = [slice(begin, end) for begin, end in pairs]
+        for row in range(self.count if self.caches.by_columns else 0):
+            visible = np.zeros(max(int(written[row]), used), bool)
+            visible[:used] = slots[row]
+            hidden[row] = np.flatnonzero(~visible)
+        caches.wipe(hidden, self.first_kept.tolist())
+        written[...] = used if self.caches.by_columns else kept
+
+
+def rotated(rotation: KeyRotation, keys: np.ndarray, old: Positions, new: Positions) -> np.ndarray:
+    """Return float64 keys [K,T,D] that are rotated at positions `old` as if they were rotated at
+    positions `new`, each one number or [T].
+    """
+    angles = _angles(rotation, new) - _angles(rotation, old)  # [T,pairs]
+    cos, sin = np.cos(angles), np.sin(angles)
+    i, j = np.array(rotation.pairs, int).reshape(-1, 2).T
+    result = keys.astype(np.float64)
+    x, y = result[..., i], result[..., j]
+    result[..., i], result[..., j] = x * cos - y * sin, x * sin + y * cos
+    return result
+
+
+def _angles(rotation: KeyRotation, positions: Positions) -> np.ndarray:
+    dtype = np.float32 if rotation.single else np.float64
+    places = np.asarray(positions, dtype).reshape(-1, 1)
+    return (places * np.array(rotation.frequencies, dtype)).astype(np.float64)
+
+
+def check_discards(caches: Caches) -> CachedKeys:
+    """Return how cached keys depend on positions. Raise ValueError unless tokens can be removed
+    from the middle of a row, and later ones moved to their positions, so that a text can go on
+    without end in a range of positions (StreamingLLM, Xiao et al. 2309.17453).
+    """
+    manifest, provider = caches.graph.manifest, caches.graph.provider
+    keys = manifest.cached_keys
+    if keys is None:
+        rule = "for discard, cached keys that positions only rotate, as the manifest then states"
+        got = f"encoding {summary(manifest)['encoding']} without that statement"
+        remedy = "export again, or read the tokens that are to stay in a new session"
+        raise expected(rule, got, remedy)
+    if provider != "cpu":
+        raise expected("for discard, provider cpu", provider, "load with provider='cpu'")
+    if manifest.by_columns or not all(state.in_place for state in manifest.states):
+        got = f"target {manifest.target} with signature {manifest.signature}"
+        remedy = "export target ort or onnx-static with signature positions"
+        raise expected("for discard, caches that are written in place", got, remedy)
+    if keys.rotation_of and manifest.cache in SCALED:
+        rule = "for discard of rotated keys, caches of numbers without scales"
+        raise expected(rule, f"cache {manifest.cache}", "export without cache")
+    return keys
