@@ -17,7 +17,9 @@ from posenc_export.export.expected import eager_session
 from posenc_export.models.presets import seeded
 from posenc_export.models.short_forms import decoder_config
 from posenc_export.runtime import Session
-from posenc_export.runtime.session.arguments import MASK, EncoderOutputs
+from posenc_export.runtime.session import reading
+from posenc_export.runtime.session.arguments import MASK
+from posenc_export.runtime.session.rows import Rows
 from tests.tiny import block
 
 pytest.importorskip("transformers", reason="transformers is not installed")
@@ -107,11 +109,15 @@ def test_a_decoder_in_half_precision_is_certified(folders: Path) -> None:
 def test_verification_detects_a_row_with_the_encoder_outputs_of_another(
     folders: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(
-        EncoderOutputs,
-        "ordered",
-        lambda self, order: EncoderOutputs(self.select(slice(len(order)))),
-    )  # rows are reordered, encoder outputs are not
+    right = Rows.without
+
+    def without(self: Rows, row: int) -> Rows:
+        """Reorder rows, but not encoder outputs."""
+        rows = right(self, row)
+        rows.encoder = {name: array[: rows.count] for name, array in self.encoder.items()}
+        return rows
+
+    monkeypatch.setattr(Rows, "without", without)
     with pytest.raises(VerificationError, match="rows come and go|beside guests"):
         export_model(_pair("t5 both parts", folders)[1], "ort", folders / "fault")
 
@@ -119,15 +125,13 @@ def test_verification_detects_a_row_with_the_encoder_outputs_of_another(
 def test_verification_detects_attention_to_padding_of_the_encoder(
     folders: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    masked = EncoderOutputs.select
-    monkeypatch.setattr(
-        EncoderOutputs,
-        "select",
-        lambda self, window: {
-            **masked(self, window),
-            MASK: np.ones_like(self.arrays[MASK][window]),
-        },
-    )
+    right = reading.Reading.fill
+
+    def fill(self: reading.Reading, *arguments: Any) -> Any:
+        feeds = right(self, *arguments)
+        return {**feeds, MASK: np.ones_like(feeds[MASK])} if MASK in feeds else feeds
+
+    monkeypatch.setattr(reading.Reading, "fill", fill)
     with pytest.raises(VerificationError, match="do not deploy"):
         export_model(_pair("t5 both parts", folders)[1], "ort", folders / "mask fault")
 

@@ -10,7 +10,6 @@ from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Sequence, Tu
 import numpy as np
 
 from posenc_export.runtime.artefact.manifest import Manifest, Value
-from posenc_export.runtime.session.caches import Caches
 from posenc_export.runtime.session.errors import expected
 
 Inputs = Union[np.ndarray, Sequence[Any]]  # an array, or a list of rows of different lengths
@@ -143,55 +142,6 @@ def check_every_row(counts: np.ndarray, rows: str) -> None:
         raise expected(f"at least one token in every {rows}", got, "leave empty rows out")
 
 
-def check_start(
-    manifest: Manifest, first_position: np.ndarray, length: np.ndarray, prompt: Prompt
-) -> np.ndarray:
-    """Check `start` of a prefill after `length` tokens of each row from position `first_position`
-    on. Return the position of each row's first token [B] int64. Raise ValueError for other rows, or
-    positions where a row with tokens does not continue.
-    """
-    counts, start = prompt.tokens.counts, prompt.passed.start
-    count = len(counts)
-    asked = np.zeros(count, np.int64) if start is None else per_row("start", start, count)
-    if length.any():
-        if count != len(length):
-            raise expected(f"{len(length)} rows as in the cache", count, "reset first")
-        following = first_position + length
-        if start is not None and (asked != following)[counts > 0].any():
-            cached = short_repr(length.tolist())
-            where = f"where rows of {cached} cached tokens continue"
-            rule = f"start {short_repr(following.tolist())}, {where}"
-            raise expected(rule, short_repr(start), "leave start out, or reset first")
-        return first_position
-    if manifest.signature == "mask" and asked.any():
-        remedy = "export with signature positions"
-        raise expected("start 0 for signature mask", short_repr(start), remedy)
-    return first_position if start is None and count == len(length) else asked
-
-
-def check_room(
-    caches: Caches, first_position: np.ndarray, length: np.ndarray, counts: np.ndarray
-) -> None:
-    """Raise ValueError unless `counts` [B] more tokens fit into positions and caches."""
-    manifest, capacity = caches.graph.manifest, caches.capacity
-    rows = zip(first_position.tolist(), length.tolist(), counts.tolist(), strict=True)
-    ends = list(map(sum, rows))  # Python integers do not overflow
-    for position in (max(ends) - 1, int(first_position.max()), int(first_position.min())):
-        if not 0 <= position < manifest.max_positions:
-            # Rewinding helps if the rows fit without the tokens in the cache.
-            fits = int((first_position + counts).max()) <= manifest.max_positions
-            shorter = f"give shorter rows{' or an earlier start' if first_position.any() else ''}"
-            remedy = f"{'rewind' if manifest.states and fits else shorter}, or export"
-            counted = manifest.axes and not manifest.coordinate_range
-            grid = ", which bounds the tokens of a row and their coordinates"
-            remedy += f" with larger max_positions{grid if counted else ''}"
-            raise expected(f"positions 0 .. {manifest.max_positions - 1}", position, remedy)
-    longest = int((length + counts).max())
-    if longest > capacity and manifest.in_place:
-        rule = f"at most {capacity} tokens of a row in the cache"
-        raise expected(rule, longest, "open the session with a larger capacity")
-
-
 def check_rewind(manifest: Manifest, length: List[int], n: Numbers) -> List[int]:
     """Return how many tokens `n` takes back from each row, at least from one row; or raise."""
     return _removed(manifest, "rewind", n, length, f"the lengths {length}")
@@ -289,43 +239,18 @@ def _numbers(
     return first
 
 
-@dataclass(frozen=True)
-class EncoderOutputs:
-    """The graph inputs listed in Manifest.encoder, for all rows."""
-
-    # encoder_attention_mask [B,Q] int64 first, then the keys and values [B,K,Q,D].
-    arrays: Dict[str, np.ndarray]
-
-    def select(self, window: slice) -> Dict[str, np.ndarray]:
-        """Return the graph inputs of a range of rows."""
-        return {name: array[window] for name, array in self.arrays.items()}
-
-    def append(self, other: "EncoderOutputs") -> "EncoderOutputs":
-        """Return these rows followed by those of `other`. Shorter sequences are padded."""
-        length = max(self.arrays[MASK].shape[1], other.arrays[MASK].shape[1])
-        arrays = {}
-        for name, array in self.arrays.items():
-            rows = (_padded(array, length), _padded(other.arrays[name], length))
-            arrays[name] = np.concatenate(rows)
-        return EncoderOutputs(arrays)
-
-    def ordered(self, order: np.ndarray) -> "EncoderOutputs":
-        """Return the rows with these indices."""
-        return EncoderOutputs({name: array[order] for name, array in self.arrays.items()})
-
-
 def encoder_outputs(
     manifest: Manifest, passed: PrefillArguments, count: int
-) -> Optional[EncoderOutputs]:
-    """Check the encoder outputs that a caller passes for `count` rows. Return None for a model that
-    reads no encoder. Raise ValueError for missing or unneeded ones, other rows, shapes or dtypes,
-    and rows without tokens.
+) -> Dict[str, np.ndarray]:
+    """Check the encoder outputs that a caller passes for `count` rows, and return the graph inputs
+    listed in Manifest.encoder: MASK [B,Q] int64 first, then the keys and values [B,K,Q,D]. Raise
+    ValueError for missing or unneeded ones, other rows, shapes or dtypes, and rows without tokens.
     """
     encoder, attention_mask = passed.encoder, passed.encoder_attention_mask
     if not manifest.encoder:
         if encoder is not None or attention_mask is not None:
             raise expected("no encoder for a model that reads none", "one", "leave it out")
-        return None
+        return {}
     if encoder is None:
         rule = "encoder=, the outputs of the encoder for each row"
         raise expected(rule, "none", "run the encoder's artefact on the source first")
@@ -346,7 +271,18 @@ def encoder_outputs(
         part = tokens[:, :, begin : begin + heads * size].reshape(count, -1, heads, size)
         arrays[value.name] = np.ascontiguousarray(part.transpose(0, 2, 1, 3))
         begin += heads * size
-    return EncoderOutputs(arrays)
+    return arrays
+
+
+def append_encoder_outputs(
+    outputs: Dict[str, np.ndarray], new: Dict[str, np.ndarray]
+) -> Dict[str, np.ndarray]:
+    """Return encoder outputs followed by those of new rows. Shorter sequences are padded."""
+    length = max(outputs[MASK].shape[1], new[MASK].shape[1])
+    return {
+        name: np.concatenate((_padded(array, length), _padded(new[name], length)))
+        for name, array in outputs.items()
+    }
 
 
 def _padded(array: np.ndarray, length: int) -> np.ndarray:

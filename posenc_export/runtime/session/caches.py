@@ -201,7 +201,7 @@ class Caches:
         rows: number of rows R. Of graphs with growing states, all of them are in use.
         extent: slots that are allocated of states in place and of growing ones.
         graph_slots: slots M of states in place that the graph is given.
-        written: number of first slots of each row [R] that may have been written. `wipe` lowers it.
+        written: number of first slots of each row [R] that may have been written.
         lazy: whether rows have as many slots as the capacity from the start, of which those that
             are written take memory, so that rows grow without a move. The cost of the graph must
             not follow the slots.
@@ -287,16 +287,13 @@ class Caches:
         written = self.written[rows]
         np.maximum(written, slots, out=written)
 
-    def wipe(self, hidden: Sequence[Slots], first_kept: Sequence[int]) -> None:
-        """Write the fill value to the hidden slots of each row, where the graph reads them."""
+    def clear(self, row: int, hidden: Slots, in_windows: Slots) -> None:
+        """Write the fill value to hidden slots of a row where the graph reads them. in_windows:
+        those of caches of windows.
+        """
         for memory in self.of(InPlace):
-            for row, slots in enumerate(hidden) if memory.state.reads_hidden else ():
-                # An interrupted run counts as more slots than a full cache has. Slices end there.
-                within = slots if isinstance(slots, slice) else slots[slots < self.extent]
-                if memory.state.window and isinstance(within, slice):
-                    first = first_kept[row] if row < len(first_kept) else 0
-                    within = slice(max(within.start - first, 0), max(within.stop - first, 0))
-                memory.clear(row, within)
+            if memory.state.reads_hidden:
+                memory.clear(row, in_windows if memory.state.window else hidden)
 
     def copy(
         self, to: Place, source: "Caches", at: Place, tokens: int, kept: Tuple[int, int] = (0, 0)
@@ -383,10 +380,13 @@ class Caches:
         caches._allocate(rows, extent)
         caches.written[: self.rows] = np.minimum(self.written[:rows], slots)
         filled = self.written[:rows].clip(max=slots).tolist()
+        shapes: Dict[Any, Shape] = {}
         for index, state in enumerate(self.graph.manifest.states):
             kind = self._kinds[index]
-            shape = (self.shape if state.window else shape_of)(state, rows, extent)
-            shape = (math.prod(shape),) if kind is Growing else shape
+            key = (state.axes, state.axis, state.window)  # layers have states of few shapes
+            if key not in shapes:
+                shapes[key] = self.shape(state, rows, extent)
+            shape = (math.prod(shapes[key]),) if kind is Growing else shapes[key]
             old: Any = self.states[index] if self.states else None
             if reuse and old is not None and old.buffers[0].shape == shape:
                 caches.states.append(old)

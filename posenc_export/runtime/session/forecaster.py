@@ -136,7 +136,7 @@ class Forecaster:
         alike = len({len(part) for part in features}) == 1
         patches = np.stack(features).astype(self._dtype) if alike else features
         outputs = self.session.prefill(patches, chunk=chunk)
-        outputs = outputs.reshape(*outputs.shape[:2], self.horizon, -1).astype(np.float64)
+        outputs = outputs.reshape((*outputs.shape[:2], self.horizon, -1)).astype(np.float64)
         if self._symmetric:
             outputs, negated = np.split(outputs, 2)
             negated[..., 1:] = negated[..., :0:-1]

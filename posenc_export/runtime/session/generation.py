@@ -49,10 +49,8 @@ def feed(session: Any, first: First) -> np.ndarray:
         if first.language or first.task:
             rule = "no prompt with language or task, which determine the first tokens"
             raise expected(rule, f"both: {first.language or first.task}", "give one")
-        counts = [len(row) for row in prompt]
-        if not all(counts):
-            rule, got = "a prompt with a token in every row", f"rows of {counts} tokens"
-            raise expected(rule, got, "leave empty rows out")
+        counts = np.array([len(row) for row in prompt])
+        arguments.check_every_row(counts, "row of the prompt")
         if first.endless:
             return _in_pieces(session, prompt, first.encoder)
         return session.prefill(prompt, encoder=first.encoder, logits_to_keep=1)[:, -1]
@@ -72,7 +70,7 @@ def _in_pieces(session: Any, prompt: Inputs, encoder: Optional[Inputs]) -> np.nd
     """
     checked = arguments.check_prefill(session.manifest, arguments.PrefillArguments(prompt))
     if session.batch:
-        arguments.check_start(session.manifest, session.position, session.length, checked)
+        session._state.check_start(checked)
     begin, logits = 0, np.zeros((len(prompt), 1))
     while begin < max(map(len, prompt)):
         room = make_room(session) if session.batch else session.capacity

@@ -124,8 +124,8 @@ class Model:
             ModuleNotFoundError: tokenizers is not installed.
             GraphError: the graph failed.
         """
-        sampling = (temperature, top_k, top_p, seed)
-        return "".join(self.stream(prompt, max_tokens, *sampling, speculate))
+        pieces = self.stream(prompt, max_tokens, temperature, top_k, top_p, seed, speculate)
+        return "".join(pieces)
 
     def stream(
         self,
@@ -164,8 +164,9 @@ class Model:
         Raises:
             ValueError, ModuleNotFoundError, GraphError: as `conversation` and Conversation.reply.
         """
-        sampling = (temperature, top_k, top_p, seed)
-        return "".join(self.conversation().reply(messages, max_tokens, *sampling))
+        conversation = self.conversation()
+        pieces = conversation.reply(messages, max_tokens, temperature, top_k, top_p, seed)
+        return "".join(pieces)
 
     def chat_ids(self, messages: Union[str, Sequence[chat_template.Message]]) -> List[int]:
         """Return the token ids that `chat` reads for a conversation, up to the beginning of the

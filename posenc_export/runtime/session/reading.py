@@ -26,49 +26,45 @@ FEW = 64  # arrays of at most this many counters are incremented item by item
 
 def open_rows(rows: Rows, prompt: Prompt) -> Rows:
     """Return `rows` if they have tokens, or else empty rows with memory for the first ones."""
-    caches, counts, passed = rows.caches, prompt.tokens.counts, prompt.passed
-    manifest = caches.graph.manifest
+    counts, passed, manifest = prompt.tokens.counts, prompt.passed, rows.caches.graph.manifest
     if not counts.any():
         got = f"rows of {counts.tolist()} tokens"
         raise expected("at least one token in at least one row", got)
     if not manifest.states:  # a model without caches reads whole rows
-        rows = Rows(caches, np.zeros(0, np.int64))
-    length = rows.length
-    first_position = arguments.check_start(manifest, rows.first_position, length, prompt)
-    has_tokens = bool(length.any())
-    committed = length if has_tokens else np.zeros_like(first_position)
-    arguments.check_room(caches, first_position, committed, counts)
+        rows = Rows(rows.caches)
+    first_position, has_tokens = rows.check_start(prompt), bool(rows.length.any())
+    new = rows if has_tokens else Rows(rows.caches, first_position, rows.reached[1])
+    new.check_room(counts)
     outputs, encoded = rows.encoder, passed.encoder is not None
     other = encoded or passed.encoder_attention_mask is not None
-    if other or outputs is None or len(length) != len(first_position):
+    if other or not outputs or rows.count != len(counts):
         if has_tokens and encoded:
-            rule, got = "encoder only with the first tokens of a row", f"it with {length.tolist()}"
-            raise expected(rule, f"{got} tokens cached", "reset first")
-        outputs = arguments.encoder_outputs(manifest, passed, len(first_position))
+            got = f"it with {rows.length.tolist()} tokens cached"
+            raise expected("encoder only with the first tokens of a row", got, "reset first")
+        outputs = arguments.encoder_outputs(manifest, passed, len(counts))
     if has_tokens:
         return rows
-    rows = rows.begin(first_position, prompt.chunk)
-    rows.encoder = outputs
-    return rows
+    new.encoder = outputs
+    return new.begin(prompt.chunk)
 
 
 def admit_rows(rows: Rows, prompt: Prompt, prefix: Optional[prefixes.Prefix]) -> Rows:
     """Return `rows` with the new ones of an admit, before their tokens are read."""
-    manifest, passed = rows.caches.graph.manifest, prompt.passed
-    arguments.check_every_row(prompt.tokens.counts, "new row")
-    first_position = arguments.per_row("start", passed.start, len(prompt.tokens.counts))
+    counts, passed, manifest = prompt.tokens.counts, prompt.passed, rows.caches.graph.manifest
+    arguments.check_every_row(counts, "new row")
+    first_position = arguments.per_row("start", passed.start, len(counts))
     if prefix is not None and first_position.tolist() != [0]:
         got = f"rows at {first_position.tolist()}"
         raise expected("one row at position 0 after a prefix", got, "admit rows one by one")
     known = 0 if prefix is None else prefix.length
-    cached = np.full_like(first_position, known)
-    arguments.check_room(rows.caches, first_position, cached, prompt.tokens.counts)
-    outputs = arguments.encoder_outputs(manifest, passed, len(first_position))
-    if rows.encoder is not None and outputs is not None:
-        outputs = rows.encoder.append(outputs)
-    with_new = rows.append(first_position, known + prompt.chunk)
-    with_new.encoder = outputs
-    return with_new if prefix is None else prefix.write(with_new, rows.count)
+    new = Rows(rows.caches, first_position, rows.turn)
+    new.check_room(known + counts)
+    outputs = arguments.encoder_outputs(manifest, passed, len(counts))
+    if rows.encoder and outputs:
+        outputs = arguments.append_encoder_outputs(rows.encoder, outputs)
+    joint = rows.append(new, known + prompt.chunk)
+    joint.encoder = outputs
+    return joint if prefix is None else prefix.write(joint, rows.count)
 
 
 class Reading:
@@ -152,7 +148,9 @@ class Reading:
             planes=planes,
         )
         feeds = graph_inputs.fill(self.manifest, padded)
-        return {**feeds, **rows.encoder.select(part)} if rows.encoder else feeds
+        for name, array in rows.encoder.items():
+            feeds[name] = array[part]
+        return feeds
 
     def with_room(self, rows: Rows, part: slice, counts: np.ndarray) -> Rows:
         """Return rows with memory for counts [n] more tokens of some of them."""
@@ -300,17 +298,16 @@ class Reading:
 
     def with_stepper(self, rows: Rows) -> Rows:
         """Return rows, which have room for a token, with a stepper."""
-        manifest, used, length, caches = self.manifest, rows.used, rows.length, rows.caches
-        room = manifest.max_positions - int((rows.first_position + length).max())
+        used, caches, room = rows.used, rows.caches, int(rows.room.min())
         if InPlace in caches.kinds:
-            room = min(room, caches.capacity - int(length.max()), caches.graph_slots - used)
+            room = min(room, caches.graph_slots - used)
         if caches.window.size:
-            room = min(room, int((rows.first_kept + caches.window.slots - length).min()))
+            room = min(room, int((rows.first_kept + caches.window.slots - rows.length).min()))
         slots = self.step_slots(rows, used + 1)
         if slots:
             room = min(room, slots - used)
         # The attention mask grows by a column at every step, so a binding serves one step only.
-        room = 1 if manifest.signature == "mask" else room
+        room = 1 if self.manifest.signature == "mask" else room
         rows = rows.replace()
         rows.stepper = Stepper(self, rows, room)
         return rows
@@ -387,35 +384,30 @@ class Stepper:
 
     def __init__(self, reading: Reading, rows: Rows, room: int) -> None:
         manifest = self._manifest = reading.manifest
-        self.room, self._in_place = room, rows.caches.kinds == IN_PLACE
+        self.room = room
         self.binding = reading.bind(rows, reading.step_feeds(rows, 1))
         self._token = self.binding.tokens[:, 0]
         alone = manifest.continuation_rows == 1 and len(self._token) > 1
-        self._widest = 1 if alone else min(manifest.chunk, WIDEST)
+        passes = rows.caches.kinds == IN_PLACE and not alone
+        self._widest = min(manifest.chunk, WIDEST) if passes else 1
         self.passes: Dict[int, Binding] = {}
         self.take = self._taker()
 
-    def can_step(self, x: np.ndarray) -> bool:
-        """Whether these inputs [B,1] or [B,1,E] are one token of each row, as a step takes them."""
-        return x.dtype == self._token.dtype and x.shape == self.binding.tokens.shape
-
-    def can_pass(self, x: np.ndarray) -> bool:
-        """Whether `take_pass` takes these inputs, [B,S] ids or [B,S,E] activations."""
+    def fits(self, x: np.ndarray) -> bool:
+        """Whether these inputs, [B,S] ids or [B,S,E] activations, are those of a step or a pass."""
         token = self._token
-        if not self._in_place or x.ndim != token.ndim + 1:
-            return False
-        fits = 1 < x.shape[1] <= min(self._widest, self.room)
-        return fits and x.dtype == token.dtype and (len(x), *x.shape[2:]) == token.shape
+        alike = x.ndim == token.ndim + 1 and (len(x), *x.shape[2:]) == token.shape
+        return alike and x.dtype == token.dtype and 1 <= x.shape[1] <= min(self._widest, self.room)
 
     def take_pass(self, reading: Reading, rows: Rows, x: np.ndarray) -> np.ndarray:
-        """Feed S tokens per row of rows with this stepper, inputs for which `can_pass` is true.
+        """Feed S tokens per row of rows with this stepper, inputs for which `fits` is true.
         Return outputs [B,S,*], which the next pass of S tokens overwrites. Raise ValueError for an
         id outside the vocabulary, GraphError if the graph failed.
         """
         new, (taken, turn) = x.shape[1], rows.reached
         if new not in self.passes:
-            self.passes[new] = reading.bind(rows, reading.step_feeds(rows, new))
-            self.passes[new].at = taken
+            binding = reading.bind(rows, reading.step_feeds(rows, new))
+            binding.at, self.passes[new] = taken, binding
         if self._manifest.vocabulary:
             check_tokens(self._manifest.vocabulary, list(x))
         binding, room, self.room = self.passes[new], self.room, -1

@@ -16,12 +16,21 @@ import numpy as np
 from posenc_export.runtime.artefact.cache_formats import SCALED
 from posenc_export.runtime.artefact.records import CachedKeys, KeyRotation
 from posenc_export.runtime.artefact.summary import summary
-from posenc_export.runtime.session import arguments
-from posenc_export.runtime.session.arguments import EncoderOutputs, RowTokens
+from posenc_export.runtime.session.arguments import (
+    Prompt,
+    RowTokens,
+    padded_rows,
+    per_row,
+    short_repr,
+)
+from posenc_export.runtime.session.buffers import Slots
 from posenc_export.runtime.session.caches import Caches, Growing, InPlace, Replaced, Write
 from posenc_export.runtime.session.errors import expected
 
 ALL = np.iinfo(np.int64).max
+NO_ROWS = np.zeros(0, np.int64)
+# Attributes of Rows that are arrays [B,*].
+OF_EACH_ROW = ("length", "first_position", "first_kept", "intact", "occupied")
 SPACING = 16  # steps between two snapshots; a rewind replays fewer tokens than this
 Positions = Union[int, np.ndarray]
 # Tokens [count,*] of one call, and their coordinates by graph input, [A,count] int64 each.
@@ -110,6 +119,8 @@ class Rows:
     Args:
         caches: the memory of the rows.
         first_position: position of the first token of each row [B] int64.
+        turn: which of two buffers holds the states that each run writes anew. If it is that of
+            other rows in this memory, the first run of these does not write what the others read.
 
     Attributes:
         count: number of rows B.
@@ -120,9 +131,8 @@ class Rows:
         occupied: whether a column holds a token of the row [B,columns]; [B,0] for layout "rows".
         histories: one per row if states are replaced by each call; otherwise none.
         pending: writes to the memory that these rows need before a graph runs.
-        encoder: encoder outputs of each row, if the model reads an encoder.
-        reached: number of tokens of every row that steps have read since, and which of two buffers
-            holds the states that each run writes anew.
+        encoder: encoder outputs of each row by graph input, if the model reads an encoder.
+        reached: number of tokens of every row that steps have read since, and `turn`.
         stepper: what is bound for the next step, or None.
     """
 
@@ -131,7 +141,7 @@ class Rows:
         "encoder", "reached", "stepper", "_length", "_occupied",
     )  # fmt: skip
 
-    def __init__(self, caches: Caches, first_position: np.ndarray) -> None:
+    def __init__(self, caches: Caches, first_position: np.ndarray = NO_ROWS, turn: int = 0) -> None:
         none = np.zeros_like(first_position)
         self.caches, self.count, self.first_position = caches, len(none), first_position.copy()
         self.first_kept, self.intact = none, np.full_like(none, ALL)
@@ -139,8 +149,8 @@ class Rows:
         if Replaced in caches.kinds:
             self.histories = tuple([RowHistory(caches.rewind) for _ in none])
         self.pending: Tuple[Write, ...] = ()
-        self.encoder: Optional[EncoderOutputs] = None
-        self.reached: Tuple[int, int] = (0, 0)
+        self.encoder: Dict[str, np.ndarray] = {}
+        self.reached: Tuple[int, int] = (0, turn)
         self.stepper: Any = None
         # without the tokens of steps
         self._length, self._occupied = none, np.zeros((len(none), 0), bool)
@@ -168,6 +178,56 @@ class Rows:
     def turn(self) -> int:
         """Which of two buffers holds the states that each run writes anew."""
         return self.reached[1]
+
+    @property
+    def room(self) -> np.ndarray:
+        """Number of tokens that each row [B] int64 has room for, in positions and caches."""
+        manifest, length = self.caches.graph.manifest, self.length
+        room = manifest.max_positions - self.first_position - length
+        return np.minimum(room, self.caches.capacity - length) if manifest.in_place else room
+
+    def check_room(self, counts: np.ndarray) -> None:
+        """Raise ValueError unless `counts` [B] more tokens fit into positions and caches."""
+        manifest, first_position = self.caches.graph.manifest, self.first_position
+        length = self.length
+        rows = zip(first_position.tolist(), length.tolist(), counts.tolist(), strict=True)
+        ends = list(map(sum, rows))  # Python integers do not overflow
+        for position in (max(ends) - 1, int(first_position.max()), int(first_position.min())):
+            if not 0 <= position < manifest.max_positions:
+                # Rewinding helps if the rows fit without the tokens in the cache.
+                fits = int((first_position + counts).max()) <= manifest.max_positions
+                earlier = " or an earlier start" if first_position.any() else ""
+                shorter = "rewind" if manifest.states and fits else f"give shorter rows{earlier}"
+                counted = manifest.axes and not manifest.coordinate_range
+                grid = ", which bounds the tokens of a row and their coordinates" if counted else ""
+                remedy = f"{shorter}, or export with larger max_positions{grid}"
+                raise expected(f"positions 0 .. {manifest.max_positions - 1}", position, remedy)
+        longest, capacity = int((length + counts).max()), self.caches.capacity
+        if longest > capacity and manifest.in_place:
+            rule = f"at most {capacity} tokens of a row in the cache"
+            raise expected(rule, longest, "open the session with a larger capacity")
+
+    def check_start(self, prompt: Prompt) -> np.ndarray:
+        """Check `start` of a prefill of these rows. Return the position of each row's first token
+        [B] int64. Raise ValueError for other rows, or positions where a row with tokens does not
+        continue.
+        """
+        counts, start, length = prompt.tokens.counts, prompt.passed.start, self.length
+        count = len(counts)
+        asked = np.zeros(count, np.int64) if start is None else per_row("start", start, count)
+        if length.any():
+            if count != self.count:
+                raise expected(f"{self.count} rows as in the cache", count, "reset first")
+            following = self.first_position + length
+            if start is not None and (asked != following)[counts > 0].any():
+                rule = f"start {short_repr(following.tolist())}, where rows of "
+                rule += f"{short_repr(length.tolist())} cached tokens continue"
+                raise expected(rule, short_repr(start), "leave start out, or reset first")
+            return self.first_position
+        if self.caches.graph.manifest.signature == "mask" and asked.any():
+            remedy = "export with signature positions"
+            raise expected("start 0 for signature mask", short_repr(start), remedy)
+        return self.first_position if start is None and count == self.count else asked
 
     def replace(self, **changes: Any) -> "Rows":
         """Return rows with other attributes (`turn` for the second of `reached`), on which no step
@@ -209,32 +269,29 @@ class Rows:
         self.stepper = stepper
         return True
 
-    def begin(self, first_position: np.ndarray, slots: int) -> "Rows":
-        """Return empty rows, one for each first position [B], with `slots` slots of room each, in
-        the memory of the caches if it is that of as many rows.
+    def begin(self, slots: int) -> "Rows":
+        """Return these rows, new ones, with `slots` slots of room each, in the memory of the caches
+        if it is that of as many rows. No other rows may have tokens there.
         """
-        count, caches, alike = len(first_position), self.caches.emptied(), self.caches.by_columns
+        count, caches, alike = self.count, self.caches.emptied(), self.caches.by_columns
         if caches.rows and (caches.rows != count if alike else caches.rows < count):
             caches = caches.empty()
         count = count if alike else max(count, caches.rows, caches.fewest_rows)
-        rows = Rows(caches.reserve(slots, count), first_position)
-        rows.reached = (0, self.reached[1])  # a run does not write what these rows read
-        if rows.histories:
-            rows._reset(0)
+        self.caches = caches.reserve(slots, count)
+        if self.histories:
+            self._reset(0)
         if caches.reads_hidden:
-            rows.wipe()
-        return rows
+            self.wipe()
+        return self
 
-    def append(self, first_position: np.ndarray, slots: int) -> "Rows":
-        """Return the rows with an empty row for each first position [n] after them."""
+    def append(self, new: "Rows", slots: int) -> "Rows":
+        """Return the rows followed by new ones, with `slots` slots of room for each of these."""
         if not self.count:
-            return self.begin(first_position, slots)
-        new = Rows(self.caches, first_position)
+            return new.begin(slots)
         slots = max(self.used, slots)
         caches = self.caches.reserve(slots, self.count + new.count, self.turn)
         arrays: Dict[str, Any] = {
-            name: np.concatenate((getattr(self, name), getattr(new, name)))
-            for name in ("length", "first_position", "first_kept", "intact", "occupied")
+            name: np.concatenate((getattr(self, name), getattr(new, name))) for name in OF_EACH_ROW
         }
         rows = self.replace(caches=caches, histories=self.histories + new.histories, **arrays)
         rows._reset(self.count)
@@ -259,15 +316,12 @@ class Rows:
             for memory in caches.of(Replaced):
                 memory.buffers[turn].copy_rows(row, memory.buffers[turn], last, 1)
 
-        left: Dict[str, Any] = {
-            name: getattr(self, name)[order]
-            for name in ("length", "first_position", "first_kept", "intact", "occupied")
-        }
+        left: Dict[str, Any] = {name: getattr(self, name)[order] for name in OF_EACH_ROW}
         return self.replace(
             caches=caches if last else caches.empty(),
             histories=tuple(self.histories[index] for index in order if self.histories),
             pending=(move,) if row < last else (),
-            encoder=self.encoder.ordered(order) if self.encoder else None,
+            encoder={name: array[order] for name, array in self.encoder.items()},
             **left,
         )
 
@@ -300,7 +354,7 @@ class Rows:
         manifest = self.caches.graph.manifest
         planes: Dict[str, np.ndarray] = {}
         rows = [parts[row][0] if row in parts else () for row in range(self.count)]
-        x, counts = arguments.padded_rows(rows, manifest.inputs[0])
+        x, counts = padded_rows(rows, manifest.inputs[0])
         if manifest.axes:
             planes["grid"] = np.zeros((manifest.axes, x.shape[0], x.shape[1]), np.int64)
         for row, (tokens, of_row) in parts.items():
@@ -409,20 +463,19 @@ class Rows:
         """Write the fill value to every written slot that holds no token, for a graph that reads
         them.
         """
-        caches, lengths, slots = self.caches, self.length, self.occupied
-        written, used = caches.written, slots.shape[1]
+        caches, slots = self.caches, self.occupied
+        written, used, by_columns = caches.written, slots.shape[1], caches.by_columns
         kept = np.zeros_like(written)
-        kept[: self.count] = lengths
-        if (written <= (used if self.caches.by_columns else kept)).all():
-            return
-        pairs = zip(kept.tolist(), np.maximum(written, kept).tolist(), strict=True)
-        hidden: List[Any] = [slice(begin, end) for begin, end in pairs]
-        for row in range(self.count if self.caches.by_columns else 0):
-            visible = np.zeros(max(int(written[row]), used), bool)
-            visible[:used] = slots[row]
-            hidden[row] = np.flatnonzero(~visible)
-        caches.wipe(hidden, self.first_kept.tolist())
-        written[...] = used if self.caches.by_columns else kept
+        kept[: self.count] = used if by_columns else self.length
+        for row in np.flatnonzero(written > kept).tolist():
+            # An interrupted run counts as more slots than a full cache has.
+            begin, end = int(kept[row]), min(int(written[row]), caches.extent)
+            hidden: Slots = slice(begin, end)
+            if by_columns and row < self.count:
+                hidden = np.flatnonzero(~np.pad(slots[row], (0, end - begin)))
+            first = self.first_kept[row] if row < self.count else 0
+            caches.clear(row, hidden, slice(max(begin - first, 0), max(end - first, 0)))
+        written[...] = kept
 
 
 def rotated(rotation: KeyRotation, keys: np.ndarray, old: Positions, new: Positions) -> np.ndarray:

@@ -17,9 +17,10 @@ from msgspec import Meta, Struct
 from posenc_export.runtime.artefact.files import replacing
 from posenc_export.runtime.artefact.records import MOST, Size
 from posenc_export.runtime.artefact.schema import Manifest
-from posenc_export.runtime.session.arguments import MASK, EncoderOutputs, Inputs, check_tokens
+from posenc_export.runtime.session.arguments import MASK, Inputs, check_tokens
 from posenc_export.runtime.session.buffers import ELEMENTS
 from posenc_export.runtime.session.errors import expected
+from posenc_export.runtime.session.graph import shape_of
 from posenc_export.runtime.session.rows import Rows
 from posenc_export.shared.refusal import refusal
 
@@ -54,7 +55,7 @@ def check_arrays(manifest: Manifest, arrays: Mapping[str, np.ndarray]) -> None:
         kept = _size(arrays, STATE + windowed.past, windowed.axis) if windowed else 0
         for state in manifest.states:
             slots = kept if state.window else used
-            shape = (rows, *(axis if isinstance(axis, int) else slots for axis in state.axes[1:]))
+            shape = shape_of(state, rows, slots)
             dtype, _ = ELEMENTS.get(state.dtype, (state.dtype, 0))
             forms[STATE + state.past] = dtype, (math.prod(shape),) if state.grows else shape
         forms |= {WINDOWS: ("int64", (rows,))} if windowed else {}
@@ -156,8 +157,8 @@ def save(rows: Rows, file: Union[str, Path], tokens: Optional[Inputs]) -> None:
             raise expected(f"tokens to be {length} ids", counts, "give those in the cache")
         check_tokens(manifest.vocabulary, ids)
         arrays["tokens"] = np.concatenate([np.zeros(0, np.int64), *ids]).astype(np.int64)
-    if rows.encoder is not None and rows.count:
-        arrays |= {ENCODER + name: array for name, array in rows.encoder.arrays.items()}
+    if rows.count:
+        arrays |= {ENCODER + name: array for name, array in rows.encoder.items()}
     if rows.count and any(state.window for state in manifest.states):
         arrays[WINDOWS] = rows.first_kept
     for memory in caches.states if rows.count else ():
@@ -234,20 +235,19 @@ def restored(empty: Rows, arrays: Arrays) -> Rows:
         missing = arrays[STATE + stored.past].shape[stored.axis] - caches.window.slots
         caches.window = caches.window._replace(new=caches.window.new + max(missing, 0))
     used = slots.shape[1] or int(length.max())
-    rows = empty.begin(first_position, used)
+    rows = Rows(caches, first_position).begin(used)
     for memory in rows.caches.states:
         array = arrays[STATE + memory.state.past]
         part = tuple(slice(size) for size in array.shape)
         memory.buffers[rows.turn].write(part, array)
     rows.caches.mark_written(slice(0, rows.count), used)
-    named = {name: np.array(array) for name, array in arrays.items() if name.startswith(ENCODER)}
-    encoder = {name.removeprefix(ENCODER): array for name, array in named.items()}
+    encoder = [value.name for value in manifest.encoder]
     return rows.replace(
         length=length,
         occupied=slots,
         first_kept=np.array(arrays.get(WINDOWS, rows.first_kept)),
         intact=np.array(arrays.get(INTACT, rows.intact)),
-        encoder=EncoderOutputs(encoder) if encoder else None,
+        encoder={name: np.array(arrays[ENCODER + name]) for name in encoder},
     )
 
 

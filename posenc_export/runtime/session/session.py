@@ -73,7 +73,7 @@ class Session:
         most = min(capacity or self.manifest.max_positions, self.manifest.max_positions)
         self._reading = reading.Reading(graph)
         self._guard: List[None] = []
-        self._state = _no_rows(Caches(graph, most, batch, rewind))
+        self._state = Rows(Caches(graph, most, batch, rewind))
         self._replaces = Replaced in self._state.caches.kinds
         self.pass_costs = PassCosts(self.manifest.continuation_rows == 1)
 
@@ -96,9 +96,7 @@ class Session:
     @property
     def room(self) -> np.ndarray:
         """Number of tokens that each row [B] int64 has room for, in positions and caches."""
-        length, manifest = self._state.length, self.manifest
-        room = manifest.max_positions - self._state.first_position - length
-        return np.minimum(room, self.capacity - length) if manifest.in_place else room
+        return self._state.room
 
     @property
     def capacity(self) -> int:
@@ -164,14 +162,9 @@ class Session:
         plain = start is attention_mask is chunk is grid is token_types is None
         plain = plain and encoder is encoder_attention_mask is logits_to_keep is None
         if plain and self._state.count and isinstance(inputs, np.ndarray):
-            stepper = self._stepper_for(inputs)
-            if stepper is not None:
-                if self._replaces:
-                    self._reading.record_step(self._state, stepper.checked(inputs[:, 0]))
-                return stepper.take(self._state, inputs[:, 0])[:, None].copy()  # [B,1,*]
-            stepper = self._state.stepper
-            if stepper is not None and stepper.can_pass(inputs):
-                return stepper.take_pass(self._reading, self._state, inputs).copy()
+            few = self._read_few(inputs)
+            if few is not None:
+                return few
         passed = PrefillArguments(
             inputs=inputs,
             start=start,
@@ -345,7 +338,7 @@ class Session:
     @exclusive
     def reset(self) -> None:
         """Remove all rows and their tokens."""
-        self._state = _no_rows(self._settled().caches)
+        self._state = Rows(self._settled().caches)
 
     @exclusive
     def trim(self) -> None:
@@ -512,16 +505,25 @@ class Session:
         rows = self._state = rows.settled()
         return rows
 
-    def _stepper_for(self, inputs: np.ndarray) -> Optional[reading.Stepper]:
-        """Return a stepper if a prefill of these inputs, [B,1] or [B,1,E], is a step."""
-        rows = self._state
-        if inputs.shape[1:2] != (1,) or not self.manifest.states or not rows.length.any():
+    def _read_few(self, inputs: np.ndarray) -> Optional[np.ndarray]:
+        """Return the outputs [B,S,*] of S tokens per row, [B,S] or [B,S,E], if they are few enough
+        to be read as a step or a pass.
+        """
+        rows, single = self._state, inputs.shape[1:2] == (1,)
+        if single and (not self.manifest.states or not rows.length.any()):
             return None
-        if rows.stepper is None or rows.stepper.room <= 0:
-            if self.room.min() < 1:
+        if single and (rows.stepper is None or rows.stepper.room <= 0):
+            if rows.room.min() < 1:
                 return None
             rows = self._prepare_step()
-        return rows.stepper if rows.stepper.can_step(inputs) else None
+        stepper = rows.stepper
+        if stepper is None or not stepper.fits(inputs):
+            return None
+        if not single:
+            return stepper.take_pass(self._reading, rows, inputs).copy()
+        if self._replaces:
+            self._reading.record_step(rows, stepper.checked(inputs[:, 0]))
+        return stepper.take(rows, inputs[:, 0])[:, None].copy()
 
     def _prepare_step(self) -> Rows:
         """Return the rows with a stepper. Raise ValueError if no position or slot is left."""
@@ -530,11 +532,7 @@ class Session:
         arguments.check_has_cache(self.manifest, "step")
         rows = self._settled()
         ones = np.ones(rows.count, np.int64)
-        arguments.check_room(rows.caches, rows.first_position, rows.length, ones)
+        rows.check_room(ones)
         rows = self._written(self._reading.with_room(rows, slice(0, rows.count), ones))
         rows = self._state = self._reading.with_stepper(rows)
         return rows
-
-
-def _no_rows(caches: Caches) -> Rows:
-    return Rows(caches, np.zeros(0, np.int64))

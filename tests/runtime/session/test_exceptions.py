@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from posenc_export.runtime import GraphError, Session
+from posenc_export.runtime.graphs.ort_graph import OrtGraph
 from tests.runtime.sequences import CAPACITY, KINDS, excess, full, model, texts, worst_ahead
 
 TARGETS = ["onnx", "onnx-static", "ort", "torchscript"]
@@ -211,3 +212,22 @@ def test_a_graph_that_stops_is_one_line_and_the_session_goes_on(
         session.prefill([[900]] * 3)
     assert "\n" not in str(stopped.value)
     assert worst_ahead(session, "rope", range(3)) <= 1
+
+
+@pytest.mark.xdist_group("rope")
+def test_the_states_of_emptied_rows_survive_a_prefill_that_fails(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    session, run = model("linear", "ort").session(), OrtGraph.run
+    session.prefill(texts()[:2, :5])
+    session.rewind(5)
+
+    def fails(self: OrtGraph, call: Any, states: Any) -> None:
+        run(self, call, states)
+        raise GraphError(RuntimeError("stopped"))
+
+    monkeypatch.setattr(OrtGraph, "run", fails)
+    with pytest.raises(GraphError):
+        session.prefill(texts()[2:4, :6])
+    monkeypatch.undo()
+    assert excess(session.step(texts()[:2, 0]), full("linear")[:2, 0]) <= 1
