@@ -1,9 +1,9 @@
-"""Prove the claims on positions of every encoding, on each target of ONNX, in both signatures and
-with every visibility.
+"""Prove the claims on positions of every encoding, on each target that runs on CPUs, in both
+signatures and with every visibility.
 
-    python -m bench.claims [--only NAME ...] [--json bench/results/claims.json] [--write]
+    python -m bench.claims [--only NAME ...] [--target NAME ...] [--json FILE] [--write]
 
---only keeps the rows of other encodings. --write puts the table into docs/reliability.md.
+--only and --target keep the rows of other encodings and targets. --write puts the table into docs/reliability.md.
 """
 
 import argparse
@@ -18,6 +18,7 @@ from msgspec.structs import replace
 from bench import marked
 from posenc_export.encodings import REGISTRY
 from posenc_export.export import Sources, export
+from posenc_export.export.targets import TARGETS as OF_EXPORT
 from posenc_export.models.presets import seeded
 from posenc_export.runtime import load
 from posenc_export.runtime.verification import indices
@@ -26,7 +27,7 @@ from posenc_export.shared import json_rows
 from posenc_export.shared.tables import markdown
 
 PAGE, RESULTS = Path("docs/reliability.md"), Path("bench/results/claims.json")
-TARGETS = ("onnx", "onnx-static", "ort", "ort-native")
+TARGETS = ("onnx", "onnx-static", "ort", "ort-native", "torchscript", "pt2")
 SEEN = {
     "causal": {"name": "causal"},
     "window": {"name": "window", "size": 9},
@@ -36,7 +37,6 @@ SEEN = {
     "sinks": {"name": "window", "size": 9},  # and a column of sinks
 }
 LONG = 540  # positions for which caches of windows are shorter than others
-MASKED = ("onnx", "onnx-static", "ort")  # targets of signature mask
 
 
 def models(name: str) -> Iterator[Tuple[str, Any]]:
@@ -56,7 +56,7 @@ def models(name: str) -> Iterator[Tuple[str, Any]]:
         yield sees, replace(config, layers=layers)
 
 
-def measured(name: str) -> Iterator[Dict[str, Any]]:
+def measured(name: str, targets: Sequence[str] = TARGETS) -> Iterator[Dict[str, Any]]:
     """Yield one row for each artefact of an encoding."""
     for sees, config in models(name):
         try:
@@ -64,8 +64,8 @@ def measured(name: str) -> Iterator[Dict[str, Any]]:
         except ValueError as error:  # encodings that compute scores themselves take no sinks
             yield {"encoding": name, "sees": sees, "refused": str(error)}
             continue
-        for target in TARGETS:
-            for signature in ("positions", "mask") if target in MASKED else ("positions",):
+        for target in targets:
+            for signature in OF_EXPORT[target].layout:
                 yield {
                     "encoding": name,
                     "sees": sees,
@@ -114,14 +114,15 @@ def _cell(rows: List[Dict[str, Any]]) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--only", action="append", choices=sorted(REGISTRY), metavar="NAME")
+    parser.add_argument("--target", action="append", choices=TARGETS, metavar="NAME")
     parser.add_argument("--json", type=Path, default=RESULTS)
     parser.add_argument("--write", action="store_true")
     options = parser.parse_args()
-    chosen = options.only or sorted(REGISTRY)
-    known = json_rows.read(options.json, []) if options.only else []
-    rows = [row for row in known if row["encoding"] not in chosen]
+    chosen, targets = options.only or sorted(REGISTRY), options.target or TARGETS
+    known = json_rows.read(options.json, [])
+    rows = [r for r in known if r["encoding"] not in chosen or r.get("target") not in targets]
     for name in chosen:
-        rows += measured(name)
+        rows += measured(name, targets)
         print(table([row for row in rows if row["encoding"] == name]).splitlines()[-1], flush=True)
     rows.sort(key=lambda row: str(row["encoding"]))
     json_rows.write(options.json, rows)

@@ -9,7 +9,7 @@ from typing import Any, Dict, Mapping, Optional, Tuple, Union
 
 import torch
 
-from posenc_export.export import index_functions, position_tables
+from posenc_export.export import position_tables
 from posenc_export.export.bounds import extent
 from posenc_export.export.conditioning import condition_factor
 from posenc_export.export.describe import Model
@@ -138,7 +138,7 @@ def verify(
         edges = edge_errors(source, manifest, Path(scratch) / "edges", say)
     expected = expected_outputs(source.exact, manifest, say=say)
     measured = _joined(forms.measured(loaded, folder, expected, accuracy, say), edges)
-    measured.checks |= checks.of_artefact(folder, loaded, say, _known(source, manifest))
+    measured.checks |= checks.of_artefact(folder, loaded, say, _known(source))
     exact = oracle_cells(source.exact, manifest, expected)
     certificate = _certificate(loaded, source.exact, accuracy, measured, exact)
     manifests.write(manifest.replace(certificate=certificate), folder)
@@ -206,7 +206,7 @@ def check(
     key = ("oracle", *grid_of(manifest))
     exact = source.once(key, lambda: oracle_cells(model, manifest, expected, say))
     source.release()
-    known = {"numbers": compared, **_known(source, manifest)}
+    known = {"numbers": compared, **_known(source)}
     runs = manifest.dtype != "bfloat16"
     loaded = single_threaded(folder, "cpu") if runs else load_form(folder, manifest, 1)
     if runs:
@@ -227,10 +227,10 @@ def check(
     return Verified(certificate if runs else None, accuracy)
 
 
-def _known(source: Source, manifest: Manifest) -> Dict[str, Check]:
+def _known(source: Source) -> Dict[str, Check]:
     """Return the checks that need the module, besides that of its numbers."""
     of_tables = source.once(("tables",), lambda: position_tables.compare(source.model))
-    return {"tables": of_tables, **index_functions.of_module(source.model, manifest)}
+    return {"tables": of_tables}
 
 
 def _joined(whole: proof.Measured, edges: proof.Measured) -> proof.Measured:

@@ -13,12 +13,14 @@ from posenc_export.runtime.graphs import kernel_library, onnx_files
 from posenc_export.runtime.graphs.onnx_nodes import TYPES, Constant, Node, Nodes
 
 IR_VERSION = 10
-FLOAT, INT, STRING, TENSOR, GRAPH = 1, 2, 3, 4, 5  # AttributeProto.AttributeType
+FLOAT, INT, STRING, TENSOR, GRAPH, INTS = 1, 2, 3, 4, 5, 7  # AttributeProto.AttributeType
 NONE: Mapping[str, Any] = MappingProxyType({})
 ELEMENTS = {"float32": "float", "float64": "double"}  # names that differ from those of numpy
 
 
-def with_attribute(node: Node, name: str, value: Union[int, float, str, Constant, Nodes]) -> Node:
+def with_attribute(
+    node: Node, name: str, value: Union[int, float, str, Constant, Nodes, List[int]]
+) -> Node:
     """Return a copy of a node with another value of an attribute."""
     if isinstance(value, Nodes):
         kind, stored = GRAPH, _bytes(6, _body(value))
@@ -28,6 +30,8 @@ def with_attribute(node: Node, name: str, value: Union[int, float, str, Constant
         kind, stored = STRING, _bytes(4, value.encode())
     elif isinstance(value, float):
         kind, stored = FLOAT, _varint(2 << 3 | 5) + struct.pack("<f", value)
+    elif isinstance(value, list):
+        kind, stored = INTS, b"".join(_integer(8, number) for number in value)
     else:
         kind, stored = INT, _integer(3, value)
     serialised = _bytes(1, name.encode()) + stored + _integer(20, kind)
@@ -59,10 +63,10 @@ def new_node(
     operator: str,
     inputs: Sequence[str],
     outputs: Sequence[str],
-    attributes: Mapping[str, Union[int, float, str]] = NONE,
+    attributes: Mapping[str, Union[int, float, str, List[int]]] = NONE,
     domain: str = "",
 ) -> Node:
-    """Return a node with attributes that are numbers or strings."""
+    """Return a node with attributes that are numbers, strings or lists of whole numbers."""
     node = Node(domain, operator, outputs[0], list(inputs), list(outputs))
     for name, value in attributes.items():
         node = with_attribute(node, name, value)

@@ -8,12 +8,11 @@ import itertools
 import re
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Dict, List, Mapping, Optional, Sequence, Set, Tuple
+from typing import Any, Dict, List, Mapping, Sequence, Set, Tuple
 
 import z3
 
 from posenc_export.runtime.artefact.records import Places
-from posenc_export.runtime.artefact.schema import Manifest
 from posenc_export.runtime.graphs.kernel_library import OPERATOR
 from posenc_export.runtime.graphs.onnx_files import load_errors
 from posenc_export.runtime.graphs.onnx_nodes import Constant, Node
@@ -52,6 +51,11 @@ STRICT: Mapping[Tuple[str, int], Tuple[str, ...]] = {
     (OPERATOR, 15): ("slot",),
     ("output present_positions", -1): ("k",),
     ("GatherND", 1): ("requested",),
+    # Of torch (aten_nodes.py): rows and slots that are written, and whether a branch is taken
+    ("index_put_", 1): ("row",),
+    ("index_put_", 2): ("slot",),
+    ("index_copy_", 2): ("slot",),
+    ("branch", 1): ("0 <= 0",),
 }
 # Inputs that count from the first token of a cache
 IN_CACHES = {("GroupQueryAttention", 5), ("GroupQueryAttention", 6), ("TensorScatter", 2)}
@@ -112,10 +116,9 @@ class Claims:
 
     Args:
         part: of a graph.
-        manifest: of its artefact, which declares `places`.
+        call: of its artefact, whose manifest declares `places`.
         folder: of the external data of the graph.
         findings: gets what is proved, what is not so, and what is not decided.
-        log: as of AnyCall.
 
     Raises:
         OSError: constants cannot be read.
@@ -124,17 +127,14 @@ class Claims:
     def __init__(
         self,
         part: IntegerPart,
-        manifest: Manifest,
+        call: AnyCall,
         folder: Path,
         findings: Findings,
-        log: Optional[Path] = None,
     ) -> None:
-        self.part, self.manifest, self.folder = part, manifest, folder
-        self.findings = findings
-        self.places = manifest.places or Places()
-        self.call, self.causal = AnyCall(manifest, log), described.causal(manifest)
-        call, stored = self.call, part.graph.constants
-        self.solver = call.solver
+        self.part, self.call, self.manifest, self.folder = part, call, call.manifest, folder
+        self.findings, self.solver = findings, call.solver
+        self.places, self.causal = self.manifest.places or Places(), described.causal(self.manifest)
+        stored = part.graph.constants
         self.values = Translation(
             dict(call.tensors), stored, folder, call.sums, self.solver, OPERATORS
         )
@@ -227,6 +227,8 @@ class Claims:
                 value = replace(value, entry=value.entry + first)
             windowed = strict[0] in IN_CACHES and self._windowed(use.layer)
             self._follows(value, [(rule, windowed) for rule in STRICT[strict[0]]])
+        elif "r" in value.axes:
+            self._follows(value, [("requested", False)])
         elif uses:
             declared = self._declared(self.part.layers_after(value.name), value.of_pairs)
             picks = value.of_pairs and any(use.operator == PICKS for use in uses)

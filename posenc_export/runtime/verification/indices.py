@@ -2,6 +2,7 @@
 its encodings declare, for all sizes, lengths and positions. The solver z3 proves it.
 """
 
+import itertools
 import math
 from importlib.util import find_spec
 from pathlib import Path
@@ -13,10 +14,12 @@ from posenc_export.runtime.artefact.certificate import Check
 from posenc_export.runtime.artefact.schema import Manifest
 from posenc_export.runtime.graphs import onnx_nodes
 from posenc_export.runtime.graphs.kernel_library import OPERATOR
+from posenc_export.runtime.graphs.providers import AOTINDUCTOR
 from posenc_export.runtime.session.model import Model
 from posenc_export.runtime.verification import described
 from posenc_export.runtime.verification.findings import Findings
 from posenc_export.runtime.verification.integer_graph import IntegerPart, integer_part
+from posenc_export.shared.foreign import brief
 from posenc_export.shared.places import evaluate
 
 UNIT = "claims"
@@ -29,32 +32,67 @@ def check(folder: Path, model: Model, log: Optional[Path] = None) -> Check:
 
     log: an empty folder that gets each question to the solver, with its answer, in SMT-LIB 2.
     """
-    manifest = model.manifest
-    if not (folder / "model.onnx").exists():
-        return Check(0, UNIT, skipped={manifest.target: "the file is no graph of ONNX nodes"})
-    part = integer_part(onnx_nodes.read(folder / "model.onnx"))
-    is_read = described.is_read(manifest)
-    findings = Findings()
-    if "encoder_attention_mask" in part.uses:
-        findings.skipped["encoder_attention_mask"] = "the mask of an encoder's tokens, an input"
-    if is_read:
-        findings.skipped["module"] = described.UNDECLARED
-    else:
-        _compare_attributes(part, manifest, findings)
-        _compare_rows(part, manifest, folder, findings)
+    manifest, findings = model.manifest, Findings()
     if manifest.places is None:
         findings.skipped["positions"] = "declared by artefacts of later versions; export again"
     elif find_spec(SOLVER) is None:
         how = "pip install 'posenc-export[prove]'"
         findings.skipped["positions"] = f"not proved here, as {SOLVER} is not installed; {how}"
+    proves = not findings.skipped
+    if described.is_read(manifest):
+        findings.skipped["module"] = described.UNDECLARED
+    if manifest.target == AOTINDUCTOR:
+        findings.skipped = {manifest.target: "the file is native code"}
+    elif manifest.in_torch:
+        if proves:
+            _of_torch(folder, manifest, findings, log)
     else:
-        from posenc_export.runtime.verification import claims  # needs the solver
+        part = integer_part(onnx_nodes.read(folder / "model.onnx"))
+        if "encoder_attention_mask" in part.uses:
+            findings.skipped["encoder_attention_mask"] = "the mask of an encoder's tokens, an input"
+        _compare_attributes(part, manifest, findings)
+        _compare_rows(part, manifest, folder, findings)
+        if proves:
+            from posenc_export.runtime.verification import any_call, claims  # need the solver
 
-        claims.Claims(part, manifest, folder, findings, log).prove()
+            claims.Claims(part, any_call.AnyCall(manifest, log), folder, findings).prove()
     return Check(findings.compared, UNIT, 0.0, findings.failures, findings.skipped)
 
 
+def _of_torch(
+    folder: Path, manifest: Manifest, findings: Findings, log: Optional[Path] = None
+) -> None:
+    """Prove the integer part of a file of torch: of TorchScript for calls with one row or several,
+    and one token or several, in which it takes different branches.
+    """
+    from posenc_export.runtime.verification import any_call, claims, torch_graph
+    from posenc_export.runtime.verification.entries import MALFORMED, reason_of
+
+    script = manifest.target == "torchscript"
+    graph = torch_graph.TorchGraph(folder, manifest)
+    for rows, columns in itertools.product((2, 1), (3, 1)) if script else [(2, 3)]:
+        call = any_call.AnyCall(manifest, log)
+        pairs = ((call.rows, rows), (call.columns, columns)) if script else ()
+        call.solver.assumed += [n == 1 if one == 1 else n >= 2 for n, one in pairs]
+        try:
+            part, assumed = graph.part(rows, columns)
+        except IndexError as error:
+            rule = f"expected a call with {rows} rows and {columns} tokens to stay within its slots"
+            findings.failures["calls"] = f"{rule}, got {brief(error)}"
+            return
+        except (*MALFORMED, RuntimeError) as reason:
+            findings.skipped["positions"] = f"{claims.OPEN}{reason_of(reason)}"
+            return
+        _compare_attributes(part, manifest, findings)
+        claims.Claims(part, call, folder, findings).prove()
+        if assumed:
+            why = f"{assumed} that sizes of computed numbers choose are taken as in one call"
+            findings.skipped["branches"] = why
+
+
 def _compare_attributes(part: IntegerPart, manifest: Manifest, findings: Findings) -> None:
+    if described.is_read(manifest):
+        return
     parts = described.attentions(manifest)
     for number, (node, layer) in enumerate(part.attention):
         place = f"{node.operator} {number}"
@@ -79,6 +117,8 @@ def _compare_rows(part: IntegerPart, manifest: Manifest, folder: Path, findings:
     """Compare the constants of rows by distance, which CachedAttention reads, with what encodings
     declare.
     """
+    if described.is_read(manifest):
+        return
     own = [(node, layer) for node, layer in reversed(part.attention) if node.operator == OPERATOR]
     layers = {name: layer for node, layer in own for name in node.inputs[ROWS : ROWS + 1] if name}
     declared = manifest.places.rows if manifest.places else []

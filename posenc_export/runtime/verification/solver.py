@@ -24,7 +24,7 @@ class Solver:
 
     def __init__(self, log: Optional[Path] = None) -> None:
         self.assumed: List[Any] = []
-        self._log, self._asked = log, 0
+        self._log = log
         self._bounded: Dict[int, Any] = {}
 
     def function(self, name: str, promise: Callable[..., Any]) -> Any:
@@ -108,10 +108,10 @@ class Solver:
         solver.add(*self.assumed, *facts)
         result = solver.check()
         if self._log is not None:
-            self._asked += 1
+            asked = len(list(self._log.iterdir())) + 1
             answer = f"(set-logic ALL)\n(set-info :status {result})"
             text = solver.to_smt2().replace(UNANSWERED, answer)
-            (self._log / f"{self._asked:04}.smt2").write_text(text)
+            (self._log / f"{asked:04}.smt2").write_text(text)
         if result == z3.unknown:
             raise Untranslated(f"not decided by the solver: {solver.reason_unknown()}")
         return solver, result

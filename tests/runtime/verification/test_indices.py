@@ -429,11 +429,6 @@ def test_an_artefact_that_declares_nothing_is_not_called_proved(tmp_path: Path) 
     assert "export again" in result.skipped["positions"] and not result.failures
 
 
-def test_a_graph_that_is_no_onnx_is_named_as_skipped(tmp_path: Path) -> None:
-    path = written(tmp_path, "rope", "torchscript")
-    assert list(checked(path).skipped) == ["torchscript"]
-
-
 @pytest.mark.parametrize("variant", ["alibi", "t5"])
 def test_masks_in_bfloat16_are_compared_before_the_cast(variant: str, tmp_path: Path) -> None:
     config = seeing(decoder(variant, max_positions=80), CHUNK)
