@@ -3,7 +3,8 @@ signatures and with every visibility.
 
     python -m bench.claims [--only NAME ...] [--target NAME ...] [--json FILE] [--write]
 
---only and --target keep the rows of other encodings and targets. --write puts the table into docs/reliability.md.
+--only and --target keep the rows of other encodings and targets. --write puts the table into
+docs/reliability.md.
 """
 
 import argparse
@@ -120,7 +121,11 @@ def main() -> None:
     options = parser.parse_args()
     chosen, targets = options.only or sorted(REGISTRY), options.target or TARGETS
     known = json_rows.read(options.json, [])
-    rows = [r for r in known if r["encoding"] not in chosen or r.get("target") not in targets]
+    rows = [
+        r
+        for r in known
+        if r["encoding"] not in chosen or r.get("target", targets[0]) not in targets
+    ]
     for name in chosen:
         rows += measured(name, targets)
         print(table([row for row in rows if row["encoding"] == name]).splitlines()[-1], flush=True)

@@ -59,6 +59,7 @@ class AnyCall:
         assumed += [size <= room for size in (self.columns, self.slots, self.capacity)]
         self.sums: List[Sum] = []
         self.listed = False  # whether all columns are asked for
+        self._names: Dict[bool, Dict[str, Any]] = {}  # of rules
         self.tensors: Dict[str, Tensor] = {}
         self.keys = self._keys()
         self.windows = self._windows()
@@ -351,7 +352,9 @@ class AnyCall:
         """Return the value of a rule for any row, column and slot; of_keys: with the token and the
         key exchanged.
         """
-        names = self.named(in_windows)
+        if in_windows not in self._names:
+            self._names[in_windows] = self.named(in_windows)
+        names = self._names[in_windows]
         exchanged = {"q": names["k"], "k": names["q"]} if of_keys else {}
         return evaluate(text, {**names, **exchanged}, SOLVER)
 

@@ -75,7 +75,7 @@ class Record:
         self._names: Dict[int, str] = {}  # by id of a tensor, which is kept
         self._constants: Dict[int, str] = {}  # the same, of tensors that no call changes
         self._kept: List[Any] = []
-        self._sizes: Dict[Tuple[str, int], str] = {}
+        self._known: Dict[str, List[str]] = {}  # outputs of nodes that compute the same
         self._whole: Set[str] = set()  # values that positions and sizes determine
         self._muted = False  # whether nothing is written down
         self._place, self._count = "", 0  # of the operator that is written down, and of its nodes
@@ -121,7 +121,9 @@ class Record:
             return self._names[id(x)]
         name = f"constant {len(self.graph.constants)}"
         if isinstance(x, (bool, int, float, list, np.ndarray)):
-            self.graph.constants[name] = onnx_parts.constant(name, _array(x))
+            numbers = _array(x)
+            name = f"{numbers.tolist()} {numbers.dtype}"
+            self.graph.constants[name] = onnx_parts.constant(name, numbers)
         elif id(x) in self._constants:
             return self._constants[id(x)]
         else:
@@ -135,10 +137,7 @@ class Record:
         operator, *operands = x.made
         if operator != "Shape":
             return self.node(operator, *map(self.name, operands))
-        key = self.name(operands[0]), operands[1]
-        if key not in self._sizes:
-            self._sizes[key] = self.node("Shape", key[0], start=key[1], end=key[1] + 1)
-        return self._sizes[key]
+        return self.node("Shape", operands[0], start=operands[1], end=operands[1] + 1)
 
     def sizes(self, numbers: Sequence[Any]) -> str:
         """Return the name of whole numbers as a tensor of one axis."""
@@ -157,9 +156,13 @@ class Record:
         read = [self.name(x) for x in inputs]
         while read and not read[-1]:
             read.pop()
+        key = repr((operator, read, attributes))
+        if key in self._known and MEMORY not in read:
+            return self._known[key]
         self._count += 1
         made = [f"{self._place} {operator} {self._count}.{n}" for n in range(outputs)]
         self.graph.nodes.append(onnx_parts.new_node(operator, read, made, attributes))
+        self._known[key] = made
         return made
 
     def cast(self, x: Any, dtype: Any) -> str:
@@ -271,8 +274,7 @@ class Record:
 
     def output(self, name: str, tensor: Any) -> None:
         """Give a tensor the name of an output."""
-        self.nodes("Identity", 1, tensor)
-        self.graph.nodes[-1].outputs[0] = name
+        self.graph.nodes.append(onnx_parts.new_node("Identity", [self.name(tensor)], [name]))
         self.graph.outputs.append(name)
 
 
