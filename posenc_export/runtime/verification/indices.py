@@ -81,7 +81,8 @@ def _of_torch(
             findings.failures["calls"] = f"{rule}, got {brief(error)}"
             return
         except (*MALFORMED, RuntimeError) as reason:
-            findings.skipped["positions"] = f"{claims.OPEN}{reason_of(reason)}"
+            why = brief(reason) if isinstance(reason, RuntimeError) else reason_of(reason)
+            findings.skipped["positions"] = f"{claims.OPEN}{why}"
             return
         _compare_attributes(part, manifest, findings)
         claims.Claims(part, call, folder, findings).prove()

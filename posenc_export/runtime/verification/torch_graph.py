@@ -22,8 +22,11 @@ LISTS: Mapping[str, Callable[..., Any]] = {
     "aten::add.t": operator.add,
     "aten::append.t": lambda x, item: x.append(item) or x,
     "aten::slice.t": lambda x, start, end, step: x[start:end:step],
+    "aten::__is__": operator.is_,
+    "aten::__isnot__": operator.is_not,
     "prim::ListConstruct": lambda *parts: list(parts),
     "prim::TupleConstruct": lambda *parts: parts,
+    "prim::unchecked_cast": lambda x: x,
     "prim::dtype": lambda x: x.dtype,
     "prim::device": lambda x: x.device,
 }
