@@ -92,15 +92,15 @@ def _proved(sources: Sources, target: str, signature: str) -> Dict[str, Any]:
 
 
 def table(rows: Sequence[Dict[str, Any]]) -> str:
-    """Return the rows as a table with a line for each encoding."""
-    lines = []
+    """Return the rows as a table with a line for each encoding, and a column for each target."""
+    targets, lines = [t for t in TARGETS if any(row.get("target") == t for row in rows)], []
     for name in dict.fromkeys(row["encoding"] for row in rows):
         own = [row for row in rows if row["encoding"] == name and "proved" in row]
-        by_target = [[row for row in own if row["target"] == target] for target in TARGETS]
+        by_target = [[row for row in own if row["target"] == target] for target in targets]
         reasons = {why for row in own for why in row["open"].values()}
         texts = sorted(why.removeprefix(OPEN) for why in reasons)
         lines.append([name, *map(_cell, by_target), "; ".join(texts)])
-    return markdown(["encoding", *TARGETS, "why not"], lines)
+    return markdown(["encoding", *targets, "why not"], lines)
 
 
 def _cell(rows: List[Dict[str, Any]]) -> str:

@@ -20,15 +20,13 @@ from typing import (
 import numpy as np
 
 from posenc_export.runtime.graphs import onnx_parts
-from posenc_export.runtime.graphs.onnx_nodes import Constant, Nodes
+from posenc_export.runtime.graphs.onnx_nodes import TYPES, Constant, Nodes
 from posenc_export.runtime.verification.entries import Untranslated
 from posenc_export.runtime.verification.integer_graph import TOKENS, IntegerPart, integer_part
 
 OPSET = 24  # has TensorScatter
 LAST = (1 << 63) - 1  # the end of a slice without an end
-ELEMENTS = {"float32": "float", "float64": "double"}  # names of dtypes that differ in ONNX
-CODES = {"float32": 1, "int32": 6, "int64": 7, "bool": 9, "float16": 10, "float64": 11}
-CODES["bfloat16"] = 16  # TensorProto.DataType
+CODES = {name: code for code, name in TYPES.items()}  # TensorProto.DataType
 # Names that ONNX has for operators on computed numbers, which are no part of what is proved
 NAMES = {"embedding": "Gather", "gather": "GatherElements", "linear": "Gemm", "matmul": "MatMul"}
 NAMES |= {"scaled_dot_product_attention": "Attention", "softmax": "Softmax"}
@@ -82,7 +80,7 @@ class Record:
         self._inputs = set(inputs)
         for name, tensor in inputs.items():
             self._call(tensor, name)
-            self.graph.inputs[name] = element(tensor)
+            self.graph.inputs[name] = element(tensor.dtype)
             if not tensor.is_floating_point() and name not in TOKENS:
                 self._whole.add(name)
         tokens = next(iter(inputs.values()))  # [B,S] or [B,S,E]
@@ -129,7 +127,7 @@ class Record:
         else:
             self._constants[id(x)] = name
             self._kept.append(x)
-            self.graph.constants[name] = Constant(name, element(x), tuple(x.shape))
+            self.graph.constants[name] = Constant(name, element(x.dtype), tuple(x.shape))
             self.stored[name] = x
         return name
 
@@ -167,11 +165,10 @@ class Record:
 
     def cast(self, x: Any, dtype: Any) -> str:
         """Return the name of a value in a dtype."""
-        name = str(dtype).rpartition(".")[2]
         if not self.varies(x) and isinstance(x, (bool, int, float)):
-            return self.name(np.array(x, name))
-        of = "int64" if isinstance(x, Number) else str(x.dtype).rpartition(".")[2]
-        return self.name(x) if of == name else self.node("Cast", x, to=CODES[name])
+            return self.name(np.array(x, str(dtype).rpartition(".")[2]))
+        of, to = "int64" if isinstance(x, Number) else element(x.dtype), element(dtype)
+        return self.name(x) if of == to else self.node("Cast", x, to=CODES[to])
 
     def branches(self, condition: Any) -> List[int]:
         """Return which of two branches calls take: first that of this one, which they are claimed
@@ -268,7 +265,7 @@ class Record:
         read = {name for node in part.nodes for name in node.inputs}
         for name in read & self.stored.keys():
             numbers = self.stored[name].detach()
-            numbers = numbers.float() if element(numbers) == "bfloat16" else numbers
+            numbers = numbers.float() if element(numbers.dtype) == "bfloat16" else numbers
             part.graph.constants[name] = onnx_parts.constant(name, numbers.contiguous().numpy())
         return part
 
@@ -290,10 +287,10 @@ def tensors_in(values: Sequence[Any]) -> List[Any]:
     return [x for x in flat if hasattr(x, "dim")]
 
 
-def element(tensor: Any) -> str:
-    """Return the element type of a tensor as ONNX has it."""
-    name = str(tensor.dtype).rpartition(".")[2]
-    return ELEMENTS.get(name, name)
+def element(dtype: Any) -> str:
+    """Return the element type of a dtype of torch as ONNX has it."""
+    name = str(dtype).rpartition(".")[2]
+    return onnx_parts.ELEMENTS.get(name, name)
 
 
 def _array(x: Any) -> np.ndarray:
@@ -330,7 +327,7 @@ def _unary(operator: str) -> Writer:
 
 def _logical(operator: str) -> Writer:
     def write(r: Record, a: Arguments, y: Any) -> Optional[str]:
-        return r.node(operator, a["self"], a["other"]) if element(y) == "bool" else None
+        return r.node(operator, a["self"], a["other"]) if element(y.dtype) == "bool" else None
 
     return write
 
@@ -356,7 +353,7 @@ def _filled(r: Record, shape: Any, value: Any, y: Any) -> str:
 
 
 def _range(r: Record, a: Arguments, y: Any) -> Optional[str]:
-    if a.get("step", 1) != 1 or element(y) != "int64":
+    if a.get("step", 1) != 1 or element(y.dtype) != "int64":
         return None
     ends = [a.get("start", 0), a["end"]]
     scalars = [r.node("Squeeze", x) if isinstance(x, Number) else np.array(x) for x in ends]
@@ -377,19 +374,18 @@ def _extremum(operator: str) -> Writer:
     return write
 
 
-def _flattened(r: Record, a: Arguments, y: Any) -> str:
-    x, rank = a["self"], a["self"].dim()
-    first, last = a.get("start_dim", 0) % rank, a.get("end_dim", -1) % rank
-    size = lambda axis: number(x.shape[axis], "Shape", x, axis)  # noqa: E731
-    before, after = map(size, range(first)), map(size, range(last + 1, rank))
-    return r.node("Reshape", x, r.sizes([*before, -1, *after]))
+def _regrouped(first: str, last: str, sizes: str) -> Writer:
+    """Return a writer of an operator that gives some axes other sizes. The names are of arguments:
+    the first and the last of these axes, and their new sizes, by default one for all of them.
+    """
 
+    def write(r: Record, a: Arguments, y: Any) -> str:
+        x, rank = a["self"], a["self"].dim()
+        before, after = range(a.get(first, 0) % rank), range(a.get(last, -1) % rank + 1, rank)
+        kept = ([number(x.shape[k], "Shape", x, k) for k in axes] for axes in (before, after))
+        return r.node("Reshape", x, r.sizes([*next(kept), *a.get(sizes, [-1]), *next(kept)]))
 
-def _unflattened(r: Record, a: Arguments, y: Any) -> str:
-    x, rank = a["self"], a["self"].dim()
-    axis, size = a["dim"] % rank, lambda axis: number(x.shape[axis], "Shape", x, axis)
-    before, after = map(size, range(axis)), map(size, range(axis + 1, rank))
-    return r.node("Reshape", x, r.sizes([*before, *a["sizes"], *after]))
+    return write
 
 
 def _expanded(r: Record, a: Arguments, y: Any) -> str:
@@ -398,16 +394,10 @@ def _expanded(r: Record, a: Arguments, y: Any) -> str:
 
 
 def _transposed(r: Record, a: Arguments, y: Any) -> str:
-    rank = a["self"].dim()
-    order = list(range(rank))
+    order, rank = [*range(a["self"].dim())], a["self"].dim()
     first, second = a.get("dim0", 0) % rank, a.get("dim1", 1) % rank
-    order[first], order[second] = order[second], order[first]
-    return r.node("Transpose", a["self"], perm=order)
-
-
-def _permuted(r: Record, a: Arguments, y: Any) -> str:
-    rank = a["self"].dim()
-    return r.node("Transpose", a["self"], perm=[axis % rank for axis in a["dims"]])
+    order[first], order[second] = second, first
+    return r.node("Transpose", a["self"], perm=[k % rank for k in a.get("dims", order)])
 
 
 def _sliced(r: Record, a: Arguments, y: Any) -> Optional[str]:
@@ -427,10 +417,9 @@ def _selected(r: Record, a: Arguments, y: Any) -> str:
 
 
 def _split(r: Record, a: Arguments, y: Any) -> Optional[List[str]]:
-    axis, parts = a.get("dim", 0), a.get("split_sizes", a.get("split_size"))
-    if not isinstance(parts, list) or r.varies(parts):
-        return None
-    return r.nodes("Split", len(y), a["self"], parts, axis=axis)
+    parts = a.get("split_sizes", a.get("split_size"))
+    known = isinstance(parts, list) and not r.varies(parts)
+    return r.nodes("Split", len(y), a["self"], parts, axis=a.get("dim", 0)) if known else None
 
 
 def _joined(r: Record, a: Arguments, y: Any) -> str:
@@ -458,7 +447,6 @@ def _masked(r: Record, a: Arguments, y: Any) -> str:
 COMPARED = {"ge": "GreaterOrEqual", "gt": "Greater", "le": "LessOrEqual", "lt": "Less"}
 OPERATORS: Dict[str, Writer] = {
     **{name: _binary(operator, True) for name, operator in {**COMPARED, "eq": "Equal"}.items()},
-    "ne": lambda r, a, y: r.node("Not", _binary("Equal", True)(r, a, y)),
     "add": _binary("Add"),
     "sub": _binary("Sub"),
     "mul": _binary("Mul"),
@@ -492,12 +480,12 @@ OPERATORS: Dict[str, Writer] = {
     "unsqueeze": lambda r, a, y: r.node("Unsqueeze", a["self"], [a["dim"]]),
     "squeeze": lambda r, a, y: r.node("Squeeze", a["self"], [a["dim"]]),
     "view": lambda r, a, y: r.node("Reshape", a["self"], r.sizes(a["size"])),
-    "flatten": _flattened,
-    "unflatten": _unflattened,
+    "flatten": _regrouped("start_dim", "end_dim", "sizes"),
+    "unflatten": _regrouped("dim", "dim", "sizes"),
     "expand": _expanded,
     "transpose": _transposed,
     "t": _transposed,
-    "permute": _permuted,
+    "permute": _transposed,
     "slice": _sliced,
     "select": _selected,
     "split": _split,
@@ -508,14 +496,5 @@ OPERATORS: Dict[str, Writer] = {
     "index_select": lambda r, a, y: r.node("Gather", a["self"], a["index"], axis=a["dim"]),
     "gather": lambda r, a, y: r.node("GatherElements", a["self"], a["index"], axis=a["dim"]),
 }
-# Operators on whole numbers and truth values that TorchScript and torch.export have
-NUMBERS: Mapping[str, Tuple[str, Callable[[Any, Any], Any]]] = {
-    "add": ("Add", lambda x, y: x + y),
-    "sub": ("Sub", lambda x, y: x - y),
-    "mul": ("Mul", lambda x, y: x * y),
-    "eq": ("Equal", lambda x, y: x == y),
-    "lt": ("Less", lambda x, y: x < y),
-    "le": ("LessOrEqual", lambda x, y: x <= y),
-    "gt": ("Greater", lambda x, y: x > y),
-    "ge": ("GreaterOrEqual", lambda x, y: x >= y),
-}
+# Operators of ONNX for those of the same names on whole numbers, which the module operator has
+NUMBERS = {"add": "Add", "sub": "Sub", "mul": "Mul", "eq": "Equal", **COMPARED}

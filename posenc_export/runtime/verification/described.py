@@ -16,7 +16,6 @@ from typing import (
 import msgspec
 from msgspec import Meta
 
-from posenc_export.runtime.artefact.certificate import Check
 from posenc_export.runtime.artefact.records import Places
 from posenc_export.runtime.artefact.schema import Manifest
 from posenc_export.runtime.graphs import kernel_library, onnx_nodes
@@ -60,11 +59,6 @@ class _Attention(TypedDict):
 def is_read(manifest: Manifest) -> bool:
     """Return whether an artefact is of a module that was read as it is, which describes nothing."""
     return manifest.kind == "module" and "inside" not in manifest.config
-
-
-def unproved(unit: str) -> Check:
-    """Return the check of what a module that was read would have to declare."""
-    return Check(0, unit, skipped={"module": UNDECLARED})
 
 
 def attentions(manifest: Manifest) -> List[Described]:

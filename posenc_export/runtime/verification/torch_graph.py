@@ -116,9 +116,8 @@ def _of_numbers(record: Record, name: str, values: Sequence[Any]) -> Any:
     """Compute with sizes."""
     if name not in NUMBERS:
         raise Untranslated(f"operator {name} on sizes")
-    written, compute = NUMBERS[name]
-    result = compute(*values)
-    return number(result, written, *values) if record.varies(values) else result
+    result = getattr(operator, name)(*values)
+    return number(result, NUMBERS[name], *values) if record.varies(values) else result
 
 
 class _Script:
