@@ -3,8 +3,7 @@ signatures and with every visibility.
 
     python -m bench.claims [--only NAME ...] [--target NAME ...] [--json FILE] [--write]
 
---only and --target keep the rows of other encodings and targets. --write puts the table into
-docs/reliability.md.
+--only and --target keep the rows of others. --write puts the table into docs/reliability.md.
 """
 
 import argparse
