@@ -172,7 +172,9 @@ class Rows:
     @property
     def used(self) -> int:
         """Number of slots in use, of the longest row or of all columns."""
-        return max(self._occupied.shape[1], int(self._length.max(initial=0))) + self.reached[0]
+        if self.caches.by_columns:
+            return self._occupied.shape[1] + self.reached[0]
+        return int(self._length.max(initial=0)) + self.reached[0]
 
     @property
     def turn(self) -> int:
