@@ -52,7 +52,8 @@ def edge_model(model: Model, spread: float = SPREAD) -> Model:
 def _chosen(model: Stack) -> List[int]:
     """Return the indices of two layers of each kind."""
     parts = contents_of([*model.layers])
-    templates = templates_of([*zip(model.config.kinds, model.mask_of, parts, strict=True)])
+    kinds = [*zip(model.config.kinds, model.mask_of, parts, strict=True)]
+    templates = templates_of(kinds, kept=2)
     return sorted(set(templates))
 
 

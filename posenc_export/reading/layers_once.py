@@ -157,11 +157,16 @@ def complete(graph: Graph) -> None:
 
             with graph.inserting_before(mark):
                 for node in inside[name]:
-                    if node not in of:
+                    # A trace may hold writes to a tensor that depends on nothing.
+                    if node not in of and (mark.target is MARK or _reads(node, of)):
                         of[node] = graph.node_copy(node, own)
             _replace(mark, [own(value) for value in ended[name]])
     for mark in [node for node in graph.nodes if node.target in (MARK, layer)]:
         _replace(mark, _values(mark))
+
+
+def _reads(node: Node, values: Dict[Any, Node]) -> bool:
+    return any(read in values for read in node.all_input_nodes)
 
 
 def _values(mark: Node) -> List[Any]:

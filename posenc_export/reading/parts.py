@@ -1,5 +1,5 @@
-"""Layers that are alike are worked on once: two parts of each kind stay in a graph, and the others
-are added to the result as copies of the second.
+"""Layers that are alike are worked on once: one part of each kind stays in a graph, and the others
+are added to the result as copies.
 
 A part is what a captured graph computes between two values that alone carry the tokens on, such as
 the hidden states before and after an attention.
@@ -28,7 +28,6 @@ from posenc_export.reading.steps import Attend
 from posenc_export.reading.values import LAYOUT, inputs_of, packet
 from posenc_export.reading.whole import Capture
 
-KEPT = 2  # parts of each kind
 FEWEST = 60  # a graph is not shortened by fewer nodes
 LONG = 0.5  # a value that is needed over a larger share of the nodes is read by all layers
 Key = Tuple[Any, ...]
@@ -85,19 +84,19 @@ class Flat(NamedTuple):
     repeated: Optional[Repeated] = None
 
 
-def templates_of(kinds: Sequence[Any]) -> List[int]:
-    """Return the index of each item of a list of kinds, or for the third and further ones of a
-    kind that of the second.
+def templates_of(kinds: Sequence[Any], kept: int = 1) -> List[int]:
+    """Return the index of each of the first `kept` items of a kind, and for further ones that of
+    the last of these.
     """
     found: List[int] = []
     for index, kind in enumerate(kinds):
-        alike = [other for other in range(index) if kinds[other] == kind][:KEPT]
-        found.append(index if len(alike) < KEPT else alike[-1])
+        alike = [other for other in range(index) if kinds[other] == kind][:kept]
+        found.append(index if len(alike) < kept else alike[-1])
     return found
 
 
 class Shortened:
-    """A copy of a captured graph, with two parts of each kind.
+    """A copy of a captured graph, with one part of each kind.
 
     Args:
         whole: the graph, which stays as it is.
