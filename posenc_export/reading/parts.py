@@ -395,8 +395,8 @@ class _Marked:
         for index, template in enumerate(repeated.templates):
             place = kept.index(template)
             body = bodies[place]
-            ends = body[-1:] if body[-1].target is ops.passed else []
-            read = [bodies[place - 1][-1]][: len(entry)] + own[place]
+            ends = [node for node in body[-1:] if node.target is ops.passed]
+            read = [bodies[place - 1][-1] for _ in entry] + own[place]
             values = entry + [self.states[i] for i in repeated.states[index]]
             given = [end.args[0] for end in ends] + [present_of[state] for state in own[place]]
             if template == index:

@@ -308,6 +308,6 @@ def test_the_command_reads_only_what_its_cache_does_not_hold(
         assert answers[-1] == answers[-2]
     # "a test" and the first id of its continuation, which differs from " ", are kept; then the "a"
     # of "another".
-    assert read == [6, 6, 16, 10, 7, 6]
+    assert [count for count in read if count > 1] == [6, 6, 16, 10, 7, 6]  # load reads 1 token
     assert main(["generate", str(folders[1]), "--prompt", "a test", *cache]) == 2
     assert "expected a session of the artefact" in capsys.readouterr().err
