@@ -75,7 +75,7 @@ class Attention(torch.nn.Module):
         if not self.cached:
             return []
         key = (self.kv_heads, self.encoding.key_size(self.head_size))
-        value = (self.kv_heads, self.projection.value_size)
+        value = (self.kv_heads, self.head_size)
         caches = [StateSpec("key", key, grows=True), StateSpec("value", value, grows=True)]
         return [*caches, *self.encoding.layer_states()]
 

@@ -10,19 +10,7 @@ from posenc_export.models.parts import float64
 from posenc_export.shared.refusal import refusal
 
 
-class Projection(torch.nn.Module):
-    """What most projections do not have: factors of rotated queries."""
-
-    def scaled(self, q: Tensor) -> Tensor:
-        """Rotated queries [B,S,H,D] to the same shape."""
-        return q
-
-    def exact_scaled(self, q: np.ndarray) -> np.ndarray:
-        """Rotated queries [n,H,D] to the same shape, float64."""
-        return q
-
-
-class Grouped(Projection):
+class Grouped(torch.nn.Module):
     """One linear layer for queries, keys and values. Keys and values may have fewer heads than
     queries (Ainslie et al. 2023, GQA).
 
@@ -52,17 +40,19 @@ class Grouped(Projection):
             raise refusal("projection grouped", "clip to be above 0", clip)
         self.clip = clip or 0.0
         self.sizes = [heads * head_size, kv_heads * head_size, kv_heads * head_size]
-        self.head_size = self.value_size = head_size
+        self.head_size = head_size
         self.qkv = torch.nn.Linear(width, sum(self.sizes), bias=bias)
         self.output = torch.nn.Linear(self.sizes[0], width, bias=output_bias)
         factors = torch.nn.Parameter(torch.ones(head_size)) if query_factors else None
         self.register_parameter("factors", factors)
 
     def scaled(self, q: Tensor) -> Tensor:
+        """Rotated queries [B,S,H,D] to the same shape."""
         factors = self.factors  # TorchScript narrows types of variables only
         return q if factors is None else q * factors
 
     def exact_scaled(self, q: np.ndarray) -> np.ndarray:
+        """Rotated queries [n,H,D] to the same shape, float64."""
         return q if self.factors is None else q * float64.numbers(self.factors)
 
     def forward(self, x: Tensor) -> Tuple[Tensor, Tensor, Tensor]:

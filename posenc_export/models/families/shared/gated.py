@@ -68,11 +68,9 @@ def layer(
     return layer_of(attention, mlp, norm, residual)
 
 
-def head_norm(kind: LayerConfig, name: str = "head") -> LayerConfig:
-    """Return the layer with norms of queries and keys, specified like its first norm; `name` is
-    "head" for norms over each head, "projection" for norms over all heads.
-    """
-    return kind.with_attention(head_norm={"name": name, "norm": kind.norms[0]})
+def head_norm(kind: LayerConfig) -> LayerConfig:
+    """Return the layer with norms of queries and keys, specified like its first norm."""
+    return kind.with_attention(head_norm={"name": "head", "norm": kind.norms[0]})
 
 
 def with_experts(
