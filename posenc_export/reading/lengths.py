@@ -163,7 +163,7 @@ class Call:
     @functools.cached_property
     def key_places(self) -> Tensor:
         """Positions of keys [B,T] int64, within the range."""
-        return (self.away[:, 0] + self.positions[:, :1]).clamp(0, self.last)
+        return (self.away[:, 0] + self.positions[:, 0].unsqueeze(1)).clamp(0, self.last)
 
     @functools.cached_property
     def seen(self) -> Tensor:

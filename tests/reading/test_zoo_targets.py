@@ -35,11 +35,15 @@ def test_sessions_of_all_targets_give_what_the_module_gives(name: str, tmp_path:
         assert error <= TOLERANCE, target
 
 
-@pytest.mark.parametrize("name", by_name(["window-beside-first", "contextual-positions"]))
-def test_a_module_of_the_zoo_is_certified(name: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("name", "signature"),
+    [("window-beside-first", "positions"), ("window-beside-first", "mask")]
+    + [("contextual-positions", "positions")],
+)
+def test_a_module_of_the_zoo_is_certified(name: str, signature: str, tmp_path: Path) -> None:
     module, example, positions = ZOO[name]()
-    how = ReadAs(example, positions, **OPTIONS[name])
-    (made,) = export_all(module, ["ort"], tmp_path / "made", ExportOptions(), read=how)
+    options, how = ExportOptions(signature), ReadAs(example, positions, **OPTIONS[name])
+    (made,) = export_all(module, ["ort"], tmp_path / "made", options, read=how)
     assert made.certificate is not None and made.certificate["passed"]
 
 
