@@ -57,6 +57,7 @@ STRICT: Mapping[Tuple[str, int], Tuple[str, ...]] = {
     ("index_copy_", 2): ("slot",),
     ("branch", 1): ("0 <= 0",),
 }
+TORCH = ("torchscript", "pt2")
 # Inputs that count from the first token of a cache
 IN_CACHES = {("GroupQueryAttention", 5), ("GroupQueryAttention", 6), ("TensorScatter", 2)}
 IN_CACHES |= {(OPERATOR, 5), (OPERATOR, 15)}
@@ -274,6 +275,9 @@ class Claims:
         long = rows >= self.manifest.max_positions and not self.manifest.packages
         if long and not value.of_pairs and not rules:
             rules = self._positions(value.axes)
+        elif long and not value.of_pairs and set(rules) <= {*self.places.tokens}:
+            if self.manifest.target in TORCH:  # whose tables have no names
+                rules = [*rules, *(r for r in self._positions(value.axes) if r != "slot")]
         if (level := table.name.rpartition(".")[2]) in LEVELS:
             of = "//" if level == LEVELS[0] else "%"
             rules = [f"({rule}) {of} {FINE}" for rule in rules or self._positions(value.axes)]
