@@ -1,5 +1,5 @@
-"""Layers that are alike are traced once: in a trace, further layers of a kind are one node each, in
-whose place stand copies of the nodes of the first one afterwards.
+"""Layers that are alike are traced once. In a trace, each further layer of a kind is one node, in
+place of which copies of the nodes of the first layer are inserted afterwards.
 
 Layers are alike if they hold the same besides the numbers of their weights, and are called with the
 same values besides tensors of the same shapes. This is what the code of a layer usually reads.

@@ -79,6 +79,8 @@ class Properties:
         self._known: Dict[Any, Step] = {}
         self._axes: Dict[Any, List[Axis]] = {}
         self.indices = list(self._indices())
+        # For running sums, keys keep their order.
+        self.in_order = [{**index, "K": sorted(index["K"])} for index in self.indices]
 
     def find(self, node: Node) -> Step:
         """Return the step of a node whose inputs have steps. Refused: it has no property."""
@@ -344,11 +346,10 @@ class Properties:
         """Return whether keys that hold `fill` in operands of pairs are as if they were absent."""
         if not any(read and set(tokens(read)) == {"Q", "K"} for read in reads):
             return False
-        in_order = [{**index, "K": sorted(index["K"])} for index in self.indices]  # running sums
         try:
             return any(
                 all(self._ignores(node, reads, roles, fill, index) for index in indices)
-                for indices in (self.indices, in_order)
+                for indices in (self.indices, self.in_order)
             )
         except FAILED:
             return False

@@ -1,5 +1,5 @@
-"""Queries, keys and values of one input become one product, whose outputs are split: a step of a
-decoder in int4 takes 0.94 to 0.97 of its time with three products.
+"""Queries, keys and values of one input become one product, whose outputs are split. At width 256
+and in int4, a step of a decoder takes 0.94 to 0.97 of its time with three products.
 """
 
 import collections

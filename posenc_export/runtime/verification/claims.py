@@ -273,11 +273,12 @@ class Claims:
         readers = self.part.layers_after(value.name)
         rules = self._declared(readers, value.of_pairs)
         long = rows >= self.manifest.max_positions and not self.manifest.packages
-        if long and not value.of_pairs and not rules:
+        of_one = long and not value.of_pairs
+        if of_one and not rules:
             rules = self._positions(value.axes)
-        elif long and not value.of_pairs and set(rules) <= {*self.places.tokens}:
-            if self.manifest.target in TORCH:  # whose tables have no names
-                rules = [*rules, *(r for r in self._positions(value.axes) if r != "slot")]
+        elif of_one and self.manifest.target in TORCH and set(rules) <= {*self.places.tokens}:
+            # It may belong to a layer that declares no rows: tables of torch have no names.
+            rules = [*rules, *(rule for rule in self._positions(value.axes) if rule != "slot")]
         if (level := table.name.rpartition(".")[2]) in LEVELS:
             of = "//" if level == LEVELS[0] else "%"
             rules = [f"({rule}) {of} {FINE}" for rule in rules or self._positions(value.axes)]
