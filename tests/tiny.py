@@ -30,24 +30,12 @@ CHOICES = {
     "rope_proportional-factor": "share=0.3,factor=4.0",
     "rope_linear-spread": "factor=0.4",
     "rope_dynamic-short": "factor=4.0,original_max_positions=20,layout=interleaved,rotary=8",
-    "rope_dynamic-rotated": "original_max_positions=20,keys=rotated",
     "rope_longrope-short": (
         "original_max_positions=20,rotary=8,short_factor=1;1.5;2;3,long_factor=1;3;7;16"
     ),
-    "rope_longrope-rotated": "original_max_positions=20,long_factor=1;2;3;4;5;6;7;8,keys=rotated",
     "rope_dynamic-single": "original_max_positions=20,numerics=transformers",
-    "rope_dynamic-single-rotated": "original_max_positions=20,numerics=transformers,keys=rotated",
     "rope_longrope-single": (
         "original_max_positions=20,long_factor=1;2;3;4;5;6;7;8,numerics=transformers"
-    ),
-    "rope_dynamic-per_call": (
-        "original_max_positions=20,layout=interleaved,rotary=8,lengths=per_call"
-    ),
-    "rope_dynamic-single-per_call": (
-        "original_max_positions=20,numerics=transformers,lengths=per_call"
-    ),
-    "rope_longrope-per_call": (
-        "original_max_positions=20,long_factor=1;2;3;4;5;6;7;8,lengths=per_call"
     ),
     "rope_longrope-long": "original_max_positions=20,rotary=8,long_factor=1;3;7;16,lengths=long",
     "dual_chunk-near": (
@@ -128,8 +116,6 @@ VARIANTS = {
 
 def works(variant: str, attention: str) -> bool:
     """Return whether an encoding supports "causal" or "bidirectional" attention."""
-    if VARIANTS[variant].get("lengths") == "per_call":
-        return attention == "bidirectional"
     return attention in REGISTRY[VARIANTS[variant]["name"]].works_in
 
 

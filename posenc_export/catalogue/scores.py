@@ -77,7 +77,6 @@ def _scores(scene: Scene, heads: Sequence[int]) -> np.ndarray:
     """Scores [n,distance+1] by distance of equal random vectors, for n heads."""
     geometry, query = scene.geometry, scene.distance
     random, oracle = np.random.default_rng(0), scene.encoding.oracle()
-    oracle.begin(range(query + 1))
     oracle.observe(random.standard_normal((query + 1, geometry.width)))
     rows, alike = [], grids.heads_alike(oracle)
     for head in heads:

@@ -3,7 +3,7 @@ transformers as rope_type "dynamic").
 """
 
 import math
-from typing import List, Literal, Mapping, Optional, Sequence, Tuple
+from typing import List, Mapping, Optional, Sequence, Tuple
 
 import numpy as np
 import torch
@@ -28,10 +28,6 @@ from posenc_export.encodings.shared.rotary import (
 )
 from posenc_export.encodings.shared.tables import wave_tables
 from posenc_export.ops import by_query
-from posenc_export.shared.refusal import refusal
-
-Keys = Literal["raw", "rotated"]
-Lengths = Literal["by_position", "per_call"]
 
 
 class RoPEDynamic(PositionEncoding):
@@ -42,14 +38,7 @@ class RoPEDynamic(PositionEncoding):
     depend on how a sequence is cut into calls. Memory besides the scores: the keys rotated for each
     query, [B,S,K,T,D], so prompts are read in small chunks.
 
-    With keys="rotated", keys stay as they were rotated when they arrived, as in transformers at
-    decode: scores between queries beyond L and keys before L then mix frequencies. With
-    lengths="per_call", all tokens of a row are rotated for the row's largest position in the call +
-    1. Results then depend on the call, so only bidirectional attention, whose calls are whole
-    sequences, can use it.
-
-    Hook: rotate, rescore (only rotate with keys="rotated" or lengths="per_call"). State: none.
-    Range: 0 .. max_positions - 1.
+    Hook: rotate, rescore. State: none. Range: 0 .. max_positions - 1.
 
     Args:
         geometry: head size D, heads.
@@ -57,34 +46,22 @@ class RoPEDynamic(PositionEncoding):
         factor: factor by which the range may be extended.
         original_max_positions: L, tokens the model was trained on.
         layout, rotary: see RoPE.
-        keys: "raw" or "rotated".
-        numerics: see RoPE. In float32, rotated keys give the scores of transformers decoding one
-            token at a time; raw keys give the scores of its last query when it reads all n tokens
-            in one call.
-        lengths: "by_position" or "per_call". transformers takes the longest row of a batch; results
-            are equal if all rows have the same length.
+        numerics: see RoPE. In float32, scores are those of transformers for the last query, when
+            it reads all n tokens in one call.
 
     Raises:
         ValueError: odd or too large rotary size (or 2, where the exponent is undefined), unknown
-            layout, keys, numerics or lengths, factor below 1, L below 1, keys="rotated" with
-            lengths="per_call".
+            layout or numerics, factor below 1, L below 1.
     """
 
     chunk = 8
-    __jit_ignored_attributes__ = ["works_in"]  # TorchScript does not support its type
     above = {"theta": 0}
     least = {"factor": 1, "original_max_positions": 1}
 
     def rotate(self, q: Tensor, k: Tensor, positions: Tensor) -> Tuple[Tensor, Tensor]:
-        """Rotate with the frequencies up to L if keys="raw"; shapes as in PositionEncoding."""
-        if self.lengths == "per_call":
-            longest = positions.amax(dim=1, keepdim=True)
-            cos, sin = self.waves(positions, longest)
-            turned_q = ops.apply_rotation(q, cos, sin, self.interleaved)
-            return turned_q, ops.apply_rotation(k, cos, sin, self.interleaved)
-        linear = self.keys == "raw" and not self.single
+        """Rotate with the frequencies up to L; shapes as in PositionEncoding."""
         cos, sin = self.cos.rows, self.sin.rows
-        return ops.rotate_both(q, k, positions, cos, sin, self.interleaved, linear)
+        return ops.rotate_both(q, k, positions, cos, sin, self.interleaved, not self.single)
 
     def rescore(
         self,
@@ -97,9 +74,7 @@ class RoPEDynamic(PositionEncoding):
         scale: float,
         states: List[Tensor],
     ) -> Tensor:
-        """As in PositionEncoding; raw keys are turned further for queries beyond L."""
-        if self.keys == "rotated" or self.lengths == "per_call":
-            return ops.attend(q, keys, values, mask, None, scale)
+        """As in PositionEncoding; keys are turned further for queries beyond L."""
         second = None if self.single else self.second.rows
         return by_query.attend_turned_keys(
             q,
@@ -126,33 +101,20 @@ class RoPEDynamic(PositionEncoding):
         original_max_positions: int = 2048,
         layout: Layout = "half",
         rotary: Optional[int] = None,
-        keys: Keys = "raw",
         numerics: Numerics = "exact",
-        lengths: Lengths = "by_position",
     ) -> None:
         super().__init__()
         size, dtype = rotary_size("rope_dynamic", geometry, rotary, least=4), dtype_of(numerics)
-        check_lengths("rope_dynamic", lengths, keys)
         self.theta, self.factor, self.original = float(theta), float(factor), original_max_positions
         self.interleaved, self.size = layout == "interleaved", size
-        self.keys, self.lengths = keys, lengths
-        if lengths == "per_call":
-            self.works_in = ("bidirectional",)
         self.single = dtype == torch.float32
         frequencies = self.frequencies(geometry.max_positions, dtype)
         # For the oracle, which does not repeat the roundings of float32.
         self.rounded = frequencies.numpy() if self.single else None
-        count = geometry.max_positions if lengths == "by_position" else 1
-        if keys == "rotated":
-            angles = torch.arange(count, dtype=dtype)[:, None] * frequencies
-            self.cos, self.sin = Table(angles.cos().numpy()), Table(angles.sin().numpy())
-        else:
-            self.cos, self.sin = wave_tables(frequencies[0], count)
-        # Keys that are cached rotated are not rotated further.
-        read = frequencies if keys == "raw" else frequencies[:1]
-        leading = read.to(torch.float32)
+        self.cos, self.sin = wave_tables(frequencies[0], geometry.max_positions)
+        leading = frequencies.to(torch.float32)
         # Two float32 parts have together 48 significant bits.
-        self.first, self.second = Table(leading.numpy()), Table((read - leading).numpy())
+        self.first, self.second = Table(leading.numpy()), Table((frequencies - leading).numpy())
 
     def frequencies(self, count: int, dtype: torch.dtype) -> Tensor:
         """w_k(n) [count,r/2], n = 1 .. count; float32 rounds as transformers does."""
@@ -164,23 +126,6 @@ class RoPEDynamic(PositionEncoding):
         bases = self.theta * (grown.to(torch.float64) ** exponent).to(dtype)
         kept = (1.0 / self.theta**shares).expand(min(count, self.original), -1)
         return torch.cat((kept, 1.0 / bases[:, None] ** shares))
-
-    def waves(self, positions: Tensor, longest: Tensor) -> Tuple[Tensor, Tensor]:
-        """cos, sin [B,S,1,r/2] at positions [B,S], for largest positions longest [B,1]."""
-        places, first = positions.clamp(min=0).unsqueeze(2), self.first(longest)
-        if self.single:
-            angles = (places.to(torch.float32) * first).to(torch.float64)
-        else:
-            wide, leading = places.to(torch.float64), first.to(torch.float64)
-            angles = wide * (leading + self.second(longest).to(torch.float64))
-        reduced = ops.reduced_angle(angles).unsqueeze(2)
-        return reduced.cos(), reduced.sin()
-
-
-def check_lengths(name: str, lengths: str, keys: Keys) -> None:
-    """Raise ValueError for keys="rotated" with other lengths than "by_position"."""
-    if lengths != "by_position" and keys == "rotated":
-        raise refusal(name, f"keys=raw with lengths={lengths}", "keys=rotated", "leave it out")
 
 
 class RoPEDynamicOracle(Oracle, of=RoPEDynamic):
@@ -207,7 +152,7 @@ class RoPEDynamicOracle(Oracle, of=RoPEDynamic):
             return bases**-shares
 
         def angles(positions: np.ndarray) -> np.ndarray:
-            steps = frequencies(positions if e.keys == "rotated" else np.zeros_like(positions))
+            steps = frequencies(np.zeros_like(positions))
             return (positions.astype(steps.dtype) * steps).astype(np.float64)
 
         return {
@@ -229,15 +174,12 @@ class RoPEDynamicOracle(Oracle, of=RoPEDynamic):
         return multiply_pairs(x, np.exp(1j * angles), self.encoding.interleaved)
 
     def rotate(self, x: np.ndarray, position: int) -> np.ndarray:
-        if self.encoding.lengths == "per_call":
-            return self.rotated(x, position, self.longest + 1)
-        return self.rotated(x, position, 1 if self.encoding.keys == "raw" else position + 1)
+        return self.rotated(x, position, 1)
 
     def scores(
         self, head: int, q: np.ndarray, keys: np.ndarray, query: int, positions: Sequence[int]
     ) -> np.ndarray:
-        if self.encoding.keys == "raw" and self.encoding.lengths == "by_position":
-            q = self.rotated(q, query, query + 1, rotated_for=1)
-            pairs = zip(keys, positions, strict=True)
-            keys = np.stack([self.rotated(key, p, query + 1, rotated_for=1) for key, p in pairs])
+        q = self.rotated(q, query, query + 1, rotated_for=1)
+        pairs = zip(keys, positions, strict=True)
+        keys = np.stack([self.rotated(key, p, query + 1, rotated_for=1) for key, p in pairs])
         return keys @ q / math.sqrt(len(q))

@@ -10,14 +10,12 @@ import torch
 from torch import Tensor
 
 from posenc_export import ops
-from posenc_export.encodings.rope_dynamic import Keys, check_lengths
 from posenc_export.encodings.shared.base import (
     Edge,
     Geometry,
     Oracle,
     PositionEncoding,
     Rows,
-    Table,
 )
 from posenc_export.encodings.shared.rotary import (
     Layout,
@@ -33,8 +31,7 @@ from posenc_export.ops import by_query
 from posenc_export.shared.refusal import refusal
 
 Factors = Union[str, Sequence[float]]
-Lengths = Literal["by_position", "long", "short", "per_call"]
-FIXED = ("long", "short")  # one set of factors for all positions
+Lengths = Literal["by_position", "long", "short"]
 
 
 class RoPELongRoPE(PositionEncoding):
@@ -46,15 +43,12 @@ class RoPELongRoPE(PositionEncoding):
     a query has zeros for the set that it does not use. Results do not depend on how a sequence is
     cut into calls.
 
-    With keys="rotated", keys stay as they were rotated when they arrived, as in transformers at
-    decode: scores between queries beyond L and keys before L then mix factors. lengths="long" or
-    "short" uses the same factors at all positions and caches each key once; vLLM and llama.cpp do
-    this, and choose long if the longest allowed length is above L. lengths="per_call" uses the
-    factors for the largest position of a row in the call, for bidirectional attention only, see
-    rope_dynamic. transformers uses the long factors for all tokens of a prompt longer than L.
+    lengths="long" or "short" uses the same factors at all positions and caches each key once; vLLM
+    and llama.cpp do this, and choose long if the longest allowed length is above L. transformers
+    uses the long factors for all tokens of a prompt longer than L.
 
-    Hook: rotate. State: none; cached keys have D + r entries, or D with keys="rotated" or other
-    lengths than "by_position". Range: 0 .. max_positions - 1.
+    Hook: rotate. State: none; cached keys have D + r entries, or D with other lengths than
+    "by_position". Range: 0 .. max_positions - 1.
 
     Args:
         geometry: head size D.
@@ -64,17 +58,14 @@ class RoPELongRoPE(PositionEncoding):
         original_max_positions: L, tokens the model was trained on.
         attention_factor: factor on cos and sin; if not given, sqrt(1 + ln(max_positions / L) / ln
             L), or 1 if the range is not above L.
-        keys: "raw" or "rotated".
         numerics: see RoPE; in float32 as for rope_dynamic.
-        lengths: "by_position", "long", "short" or "per_call".
+        lengths: "by_position", "long" or "short".
 
     Raises:
-        ValueError: odd or too large rotary size, unknown layout, keys, numerics or lengths, factors
-            that are not r/2 positive numbers, L below 2, keys="rotated" with other lengths than
-            "by_position".
+        ValueError: odd or too large rotary size, unknown layout, numerics or lengths, factors that
+            are not r/2 positive numbers, L below 2.
     """
 
-    __jit_ignored_attributes__ = ["works_in"]  # TorchScript does not support its type
     above = {"theta": 0}
     least = {"original_max_positions": 2}
 
@@ -83,14 +74,6 @@ class RoPELongRoPE(PositionEncoding):
         if self.fixed:
             cos, sin = self.cos.rows, self.sin.rows
             return ops.rotate_both(q, k, positions, cos, sin, self.interleaved, self.linear)
-        if self.lengths == "per_call":
-            beyond = positions.amax(dim=1).ge(self.original)[:, None, None, None]
-            far, near = self.rotate_long(q, positions), self.rotate_short(q, positions)
-            of_q = torch.where(beyond, far, near)
-            far, near = self.rotate_long(k, positions), self.rotate_short(k, positions)
-            return of_q, torch.where(beyond, far, near)
-        if self.keys == "rotated":
-            return self.rotate_short(q, positions), self.rotate_short(k, positions)
         near, far = self.rotate_short(q, positions), self.rotate_long(q, positions)
         of_q = by_query.choose_rotation(near, far, positions, self.size, self.original)
         near, far = self.rotate_short(k, positions), self.rotate_long(k, positions)
@@ -111,19 +94,14 @@ class RoPELongRoPE(PositionEncoding):
         attention_factor: Optional[float] = None,
         layout: Layout = "half",
         rotary: Optional[int] = None,
-        keys: Keys = "raw",
         numerics: Numerics = "exact",
         lengths: Lengths = "by_position",
     ) -> None:
         super().__init__()
         size, dtype = rotary_size("rope_longrope", geometry, rotary), dtype_of(numerics)
-        check_lengths("rope_longrope", lengths, keys)
         self.theta, self.original, self.size = float(theta), original_max_positions, size
-        self.interleaved, self.keys = layout == "interleaved", keys
-        self.lengths, self.fixed = lengths, lengths in FIXED
-        self.cached_twice = keys == "raw" and lengths == "by_position"
-        if lengths == "per_call":
-            self.works_in = ("bidirectional",)
+        self.interleaved, self.fixed = layout == "interleaved", lengths != "by_position"
+        self.lengths = lengths
         stretch = max(geometry.max_positions / original_max_positions, 1.0)
         magnitude = math.sqrt(1 + math.log(stretch) / math.log(original_max_positions))
         self.magnitude = magnitude if attention_factor is None else float(attention_factor)
@@ -133,27 +111,18 @@ class RoPELongRoPE(PositionEncoding):
         sets = [torch.tensor(set_of, dtype=dtype) for set_of in self.factors]
         frequencies = [1.0 / (factors * powers) for factors in sets]
         self.single = [set_of.tolist() for set_of in frequencies] if dtype == torch.float32 else []
-        self.linear = keys == "raw" and not self.single
+        self.linear = not self.single
         near, far, count = *frequencies, geometry.max_positions
         near = far if lengths == "long" else near
         self.cos, self.sin = wave_tables(near, count, self.magnitude)
         # With fixed factors only the first tables are read.
         self.long_cos, self.long_sin = wave_tables(far, 1 if self.fixed else count, self.magnitude)
-        if keys == "rotated":
-            self._join_tables()
-
-    def _join_tables(self) -> None:
-        """Give the first tables the long factors from the trained length on."""
-        for name in ("cos", "sin"):
-            first, last = getattr(self, name).rows, getattr(self, f"long_{name}").rows
-            rows = torch.cat((first[: self.original], last[self.original :]))
-            setattr(self, name, Table(rows.numpy()))
 
     def key_size(self, head_size: int) -> int:
-        return head_size + self.size if self.cached_twice else head_size
+        return head_size if self.fixed else head_size + self.size
 
     def rotate_short(self, x: Tensor, positions: Tensor) -> Tensor:
-        """Rotate x [B,S,N,D] by short factors; by each position's if "rotated"."""
+        """Rotate x [B,S,N,D] with the short factors, or the fixed ones."""
         cos, sin = self.cos.rows, self.sin.rows
         return ops.rotate_pairs(x, positions, cos, sin, self.interleaved, self.linear)
 
@@ -195,13 +164,7 @@ class RoPELongRoPEOracle(Oracle, of=RoPELongRoPE):
             near = far = near if e.lengths != "long" else far
         short = waves_of(near, e.magnitude, bool(e.single))
         long = waves_of(far, e.magnitude, bool(e.single), ("long_cos", "long_sin"))
-        if e.keys != "rotated":
-            return {**short, **long}
-
-        def chosen(name: str) -> Rows:
-            return lambda p: np.where(p < e.original, short[name](p), long[f"long_{name}"](p))
-
-        return {**{name: chosen(name) for name in short}, **long}
+        return {**short, **long}
 
     def rotated(self, x: np.ndarray, position: int, seen: int) -> np.ndarray:
         """Rotate x [D] for a query that has seen `seen` tokens."""
@@ -213,10 +176,6 @@ class RoPELongRoPEOracle(Oracle, of=RoPELongRoPE):
         e = self.encoding
         if e.fixed:
             return self.rotated(x, position, e.original + (e.lengths == "long"))
-        if e.lengths == "per_call":
-            return self.rotated(x, position, self.longest + 1)
-        if e.keys == "rotated":
-            return self.rotated(x, position, position + 1)
         whole = self.rotated(x, position, position + 1)
         own, none = whole[: e.size], np.zeros(e.size)
         first, last = (none, own) if position + 1 > e.original else (own, none)
@@ -224,12 +183,12 @@ class RoPELongRoPEOracle(Oracle, of=RoPELongRoPE):
 
     def rotate_key(self, x: np.ndarray, position: int) -> np.ndarray:
         e = self.encoding
-        if not e.cached_twice:
+        if e.fixed:
             return self.rotate(x, position)
         near, far = self.rotated(x, position, 0), self.rotated(x, position, e.original + 1)
         return np.concatenate((near, far[: e.size]))
 
     def score_scale(self, head_size: int) -> float:
         """1 / sqrt(D), where head_size is the size of rotated keys."""
-        added = self.encoding.size if self.encoding.cached_twice else 0
+        added = 0 if self.encoding.fixed else self.encoding.size
         return 1 / math.sqrt(head_size - added)

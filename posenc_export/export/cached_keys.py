@@ -71,7 +71,10 @@ def _rotation(attention: Any, last: int) -> Optional[KeyRotation]:
     for single in (False, True):
         rotation = KeyRotation(tuple(zip(i.tolist(), j.tolist(), strict=True)), angles, single)
         errors = [
-            np.abs(rotated(rotation, scale * keys, 0, p)[:, 0] - _by_oracle(oracle, keys[:, 0], p))
+            np.abs(
+                rotated(rotation, scale * keys, 0, p)[:, 0]
+                - oracle.rotate_key_heads(keys[:, 0].copy(), p)
+            )
             for p in positions
         ]
         if np.max(errors, initial=0.0) <= LARGEST:
@@ -100,10 +103,6 @@ def _matrix(oracle: Any, heads: int, size: int, position: int) -> np.ndarray:
     """
     rows = np.zeros((-(-size // heads) * heads, size))
     rows[:size] = np.eye(size)
-    columns = [_by_oracle(oracle, part, position) for part in rows.reshape(-1, heads, size)]
+    parts = rows.reshape(-1, heads, size)
+    columns = [np.asarray(oracle.rotate_key_heads(part.copy(), position)) for part in parts]
     return np.concatenate(columns)[:size].T
-
-
-def _by_oracle(oracle: Any, keys: np.ndarray, position: int) -> np.ndarray:
-    oracle.begin([position])
-    return np.asarray(oracle.rotate_key_heads(keys.copy(), position))

@@ -125,7 +125,6 @@ class Attention(torch.nn.Module):
     ) -> np.ndarray:
         """One row x [n,E], positions, coordinates, token types [n] to [n,E], float64, by query."""
         oracle = self.encoding.oracle()
-        oracle.begin(positions)
         q, k, v = self.projection.exact(x)
         q, k = self.q_norm.exact(q), self.k_norm.exact(k)
         q = np.stack([oracle.rotate_heads(*pair) for pair in zip(q, places, strict=True)])

@@ -57,7 +57,6 @@ def _similarity(
     encoding: PositionEncoding, geometry: Geometry, distances: int
 ) -> List[List[float]]:
     oracle, query, random = encoding.oracle(), distances - 1, np.random.default_rng(0)
-    oracle.begin(range(distances))
     total = np.zeros((geometry.heads, distances))
     for _ in range(VECTORS):
         vectors = np.repeat(random.standard_normal((1, geometry.head_size)), geometry.heads, 0)

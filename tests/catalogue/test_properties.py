@@ -56,7 +56,6 @@ def _exact(
     each query the scores of the keys that it sees [H,seen].
     """
     oracle, (token, query, key) = encoding.oracle(), _vectors(encoding)
-    oracle.begin(places)
     rows = oracle.embed_rows(np.repeat(token[None], len(places), 0), places)
     changes = rows - token if len(token) == GEOMETRY.width else rows
     q, k = (

@@ -64,7 +64,6 @@ def test_rotate_matches_the_oracle_for_queries_and_keys(
 ) -> None:
     q, k = torch.randn(1, len(POSITIONS), 6, 16), torch.randn(1, len(POSITIONS), 2, 16)
     oracle = encoding.oracle()
-    oracle.begin(POSITIONS)
     for x, turn, actual in zip(
         (q, k),
         (oracle.rotate_heads, oracle.rotate_key_heads),
@@ -208,12 +207,9 @@ def test_complex_words_with_shared_frequencies_equal_words_with_the_same_frequen
     ("rope_yarn:temperature=scores", "expected mscale_all_dim above 0 with temperature=scores"),
     ("rope_llama3:high_freq_factor=1", "expected high_freq_factor above low_freq_factor"),
     ("rope_proportional:share=0.01", "expected at least one rotated pair"),
-    ("rope_dynamic:keys=cold", "expected keys to be one of raw, rotated"),
-    ("rope_dynamic:lengths=row", "expected lengths to be one of by_position, per_call"),
-    ("rope_dynamic:lengths=per_call,keys=rotated", "expected keys=raw with lengths=per_call"),
     ("dual_chunk:chunk_size=8,local_size=4", "chunk_size above 2 local_size, got 8 and 4"),
     ("dual_chunk:definition=book", "expected definition to be one of code, paper"),
-    ("rope_longrope:lengths=per_call,keys=rotated", "expected keys=raw with lengths=per_call"),
+    ("rope_longrope:lengths=row", "expected lengths to be one of by_position, long, short"),
     ("rope_longrope:long_factor=1;2", "expected long_factor to be 8 finite numbers above 0"),
     ("rope_longrope:short_factor=a;b", "expected short_factor to be numbers with ; between"),
     ("xpos:scale_base=100", "expected factors of at most"),

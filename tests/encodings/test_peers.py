@@ -7,7 +7,6 @@ import pytest
 import torch
 
 from posenc_export import encodings
-from posenc_export.shared.numerics import tolerance, worst_error
 from tests.encodings.test_peers_of_scores import attend
 
 transformers = pytest.importorskip("transformers", reason="transformers is not installed")
@@ -166,30 +165,19 @@ def _rotation_of_llama(name: str) -> Any:
     )
 
 
-def _grown(name: str, keys: str) -> Any:
+def _grown(name: str) -> Any:
     return encodings.build(
-        {"name": name, "keys": keys, "numerics": "transformers", **GROWN[name][2]},
+        {"name": name, "numerics": "transformers", **GROWN[name][2]},
         encodings.Geometry(128, 4, 32, 40000, True, 4),
     )
 
 
-@pytest.mark.parametrize("name", GROWN)
-def test_rotated_keys_with_numerics_of_transformers_match_its_decoding(name: str) -> None:
-    theirs, ours, x = _rotation_of_llama(name), _grown(name, "rotated"), torch.ones(1, 1, 1, 32)
-    for position in (0, 1, 150, 198, 199, 200, 201, 250, 1000, 8191, 39999):
-        cos, sin = theirs(torch.zeros(1), torch.tensor([[position]]))
-        turned = ours.rotate(x, x, torch.tensor([[position]]))[1][0, 0, 0]
-        assert torch.allclose(
-            turned, torch.cat((cos - sin, sin + cos), dim=-1)[0, 0, 16:48], rtol=0, atol=4e-7
-        )
-
-
 @pytest.mark.parametrize("length", [150, 200, 201, 1000])
 @pytest.mark.parametrize("name", GROWN)
-def test_raw_keys_with_numerics_of_transformers_match_its_full_pass(name: str, length: int) -> None:
+def test_keys_with_numerics_of_transformers_match_its_full_pass(name: str, length: int) -> None:
     from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
 
-    theirs, ours = _rotation_of_llama(name), _grown(name, "raw")
+    theirs, ours = _rotation_of_llama(name), _grown(name)
     places = torch.arange(length)[None] + 30000 * (length == 1000)
     torch.manual_seed(1)
     q, k, v = torch.randn(3, 1, 4, length, 32)
@@ -208,65 +196,6 @@ def test_raw_keys_with_numerics_of_transformers_match_its_full_pass(name: str, l
         [],
     )
     assert torch.allclose(y.view(4, 32), expected[0, :, 0], rtol=0, atol=2e-6)
-
-
-@pytest.mark.parametrize("length", [150, 200, 201, 1000])
-@pytest.mark.parametrize("name", GROWN)
-def test_lengths_per_call_match_transformers(name: str, length: int) -> None:
-    from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
-
-    spec = {"name": name, "lengths": "per_call", "numerics": "transformers", **GROWN[name][2]}
-    theirs, ours = (
-        _rotation_of_llama(name),
-        encodings.build(spec, encodings.Geometry(128, 4, 32, 40000, False, 4)),
-    )
-    places = torch.arange(length)[None].repeat(2, 1)
-    torch.manual_seed(1)
-    q, k = torch.randn(2, 2, 4, length, 32)
-    expected = apply_rotary_pos_emb(q, k, *theirs(torch.zeros(1), places))
-    for result, wanted in zip(
-        ours.rotate(q.transpose(1, 2), k.transpose(1, 2), places), expected, strict=True
-    ):
-        assert worst_error(result.transpose(1, 2).numpy(), wanted.numpy()) <= tolerance(
-            "float32", 1, 1
-        )
-
-
-@pytest.mark.parametrize("name", GROWN)
-def test_lengths_per_call_are_lengths_of_each_row(name: str) -> None:
-    ours = encodings.build(
-        {"name": name, "lengths": "per_call", **GROWN[name][2]},
-        encodings.Geometry(128, 4, 32, 40000, False, 4),
-    )
-    x, places = (
-        torch.randn(2, 300, 4, 32),
-        torch.stack((torch.arange(300), torch.arange(300).where(torch.arange(300) < 100, -1))),
-    )
-    together = ours.rotate(x, x, places)[0]
-    assert torch.equal(
-        together[1:, :100], ours.rotate(x[1:, :100], x[1:, :100], places[1:, :100])[0]
-    )
-    assert not torch.equal(
-        together[:1, :100], ours.rotate(x[:1, :100], x[:1, :100], places[:1, :100])[0]
-    )
-
-
-@pytest.mark.parametrize("name", GROWN)
-def test_lengths_per_call_are_refused_for_causal_attention(name: str) -> None:
-    from posenc_export.models.block import AttentionBlock
-    from posenc_export.models.short_forms import block_config
-
-    with pytest.raises(ValueError, match="expected bidirectional attention for RoPE.*, got causal"):
-        AttentionBlock(
-            block_config(
-                width=64,
-                heads=4,
-                max_positions=64,
-                encoding={"name": name, "lengths": "per_call", **GROWN[name][2]},
-                kv_heads=4,
-                head_size=32,
-            )
-        )
 
 
 def test_temperature_in_steps_is_that_of_llama_4() -> None:

@@ -219,10 +219,6 @@ class CombinedOracle(Oracle, of=Combined):
                 return part
         return self.parts[0]
 
-    def begin(self, positions: Sequence[int]) -> None:
-        for part in self.parts:
-            part.begin(positions)
-
     def embed_rows(self, x: np.ndarray, positions: Sequence[Any]) -> np.ndarray:
         for part, on_grid in zip(self.parts, self.encoding.on_grid, strict=True):
             places = positions

@@ -66,10 +66,6 @@ class Oracle:
         """
         return {}
 
-    def begin(self, positions: Sequence[int]) -> None:
-        """Keep the largest position of a row, before it is rotated, for lengths of a call."""
-        self.longest = max(positions)
-
     def embed(self, x: np.ndarray, position: int) -> np.ndarray:
         """Encode one token x [E], float64."""
         return x

@@ -136,7 +136,6 @@ HONEST = {
     "rows beside others": of_layers(
         decoder("swin", max_positions=80), (VARIANTS["swin"], VARIANTS["dynamic_bias"])
     ),
-    "lengths of calls": encoder("rope_dynamic-per_call"),
     "boxes": of_layers(encoder("boxes"), {"name": "alibi"}, {"name": "alibi"}),
 }
 
