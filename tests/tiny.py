@@ -33,10 +33,6 @@ CHOICES = {
     "rope_longrope-short": (
         "original_max_positions=20,rotary=8,short_factor=1;1.5;2;3,long_factor=1;3;7;16"
     ),
-    "rope_dynamic-single": "original_max_positions=20,numerics=transformers",
-    "rope_longrope-single": (
-        "original_max_positions=20,long_factor=1;2;3;4;5;6;7;8,numerics=transformers"
-    ),
     "rope_longrope-long": "original_max_positions=20,rotary=8,long_factor=1;3;7;16,lengths=long",
     "dual_chunk-near": (
         "chunk_size=10,local_size=4,original_max_positions=20,layout=interleaved,definition=paper"
@@ -74,7 +70,6 @@ CHOICES = {
     "multiplicative-sinusoidal": "table=sinusoidal",
     "floater-fine": "substeps=2,step=0.05",
     "rope_trained-theta": "trains=theta,rotary=8,layout=interleaved",
-    "rope-single": "numerics=transformers",
     "rope_yarn-untruncated": (
         "truncate=no,original_max_positions=64,mscale=1.0,mscale_all_dim=0.5,layout=interleaved"
     ),
@@ -90,19 +85,17 @@ CHOICES = {
     "fox-forgetful": "remember=-200.0",
     "fox-scaled": "scale=0.25",
     "fox_pair-wide": "size=20,scale=0.5",
-    "rope_axial-partial": "rotary=8,spectrum=alternating,layout=interleaved,numerics=transformers",
+    "rope_axial-partial": "rotary=8,spectrum=alternating,layout=interleaved",
     "rope_axial-video": "rotary=12,axes=3",
     "rope_2d-video": "rotary=8,axes=3,layout=interleaved",
-    "rope_normalized-grid": "rows=400,columns=70,numerics=transformers",
+    "rope_normalized-grid": "rows=400,columns=70",
     "rope_normalized-video": "frames=50,rotary=12,points=ends,spectrum=linear,layout=interleaved",
-    "mrope-partial": "rotary=12,layout=interleaved,numerics=transformers",
+    "mrope-partial": "rotary=12,layout=interleaved",
     "mrope-yarn": "factor=4.0,original_max_positions=64",
-    "mrope_interleaved-yarn": (
-        "factor=8.0,original_max_positions=64,truncate=no,numerics=transformers"
-    ),
+    "mrope_interleaved-yarn": ("factor=8.0,original_max_positions=64,truncate=no"),
     "mrope-alternating": "order=alternating,layout=interleaved",
-    "mrope_interleaved-partial": "rotary=12,numerics=transformers",
-    "xdrope-sections": "text=3,width=2,height=1,alpha=4.0,numerics=transformers",
+    "mrope_interleaved-partial": "rotary=12",
+    "xdrope-sections": "text=3,width=2,height=1,alpha=4.0",
     "alibi-mpt": "max_bias=16.0",
     "alibi-scaled": "scale=0.25",
     "alibi-rounded": "added=before,numerics=bfloat16",

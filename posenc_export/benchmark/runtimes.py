@@ -19,9 +19,7 @@ HEAD = {"bias": False, "scale": 1.0, "softcap": None}
 MLP = {"name": "gated", "activation": "silu", "bias": False}
 ROTATED = ("rope", "nope")
 # Parameters that a description may spell out.
-DEFAULTS: Dict[str, Dict[str, Any]] = {
-    "rope": {"theta": 10000.0, "layout": "half", "rotary": None, "numerics": "exact"}
-}
+DEFAULTS: Dict[str, Dict[str, Any]] = {"rope": {"theta": 10000.0, "layout": "half", "rotary": None}}
 ARTEFACT = "artefact"  # the runtime of this package
 PEERS, EXPORT = "posenc_export.benchmark.peers", "posenc-export[export]"
 TORCH, WITH_MASK = ("torch", "safetensors"), "a decoder exported with --signature mask"

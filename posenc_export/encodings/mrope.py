@@ -5,7 +5,7 @@
 from typing import List, Literal, Optional
 
 from posenc_export.encodings.shared.base import Geometry
-from posenc_export.encodings.shared.rotary import Layout, Numerics, rotary_size
+from posenc_export.encodings.shared.rotary import Layout, rotary_size
 from posenc_export.encodings.shared.yarn import Truncate, YaRN, YaRNGrid
 from posenc_export.shared.refusal import refusal
 
@@ -28,14 +28,13 @@ class MRoPE(YaRNGrid):
         theta, layout: see RoPE.
         rotary: rotary size r; D if not given, D/2 in GLM-4V.
         order: "sections", as Qwen2-VL and GLM-4V, or "alternating", as Ernie 4.5 VL.
-        numerics: see RoPE.
         factor: factor of YaRN by which the range is extended; 1 for no scaling.
         original_max_positions, beta_fast, beta_slow, attention_factor, truncate: parameters of
             YaRN, see rope_yarn; only with factor above 1.
 
     Raises:
         ValueError: odd or too large rotary size, sections that leave no pair for an axis, different
-            numbers of alternating pairs for height and width, unknown layout, order or numerics,
+            numbers of alternating pairs for height and width, unknown layout or order,
             theta not above 0, parameters of YaRN that rope_yarn refuses or that are set with a
             factor of 1.
     """
@@ -49,7 +48,6 @@ class MRoPE(YaRNGrid):
         layout: Layout = "half",
         rotary: Optional[int] = None,
         order: Literal["sections", "alternating"] = "sections",
-        numerics: Numerics = "exact",
         factor: float = 1.0,
         original_max_positions: int = 32768,
         beta_fast: float = 32.0,
@@ -62,7 +60,7 @@ class MRoPE(YaRNGrid):
         axis_of_pair = axes(size, time, height)
         length = original_max_positions
         yarn = YaRN(factor, length, beta_fast, beta_slow, attention_factor, truncate)
-        super().__init__("mrope", geometry, axis_of_pair, layout, theta, numerics, yarn)
+        super().__init__("mrope", geometry, axis_of_pair, layout, theta, yarn)
 
 
 def _sections(size: int, time: int, height: int) -> List[int]:

@@ -5,7 +5,7 @@ spectrum (Qwen3-VL 2025).
 from typing import Optional
 
 from posenc_export.encodings.shared.base import Geometry
-from posenc_export.encodings.shared.rotary import Layout, Numerics, rotary_size
+from posenc_export.encodings.shared.rotary import Layout, rotary_size
 from posenc_export.encodings.shared.yarn import Truncate, YaRN, YaRNGrid
 from posenc_export.shared.refusal import refusal
 
@@ -24,14 +24,13 @@ class MRoPEInterleaved(YaRNGrid):
         height, width: numbers of pairs; 0 for a third of all pairs; 20 of 64 in Qwen3-VL.
         theta, layout: see RoPE; layout pairs entries, not axes.
         rotary: rotary size r; D if not given, D/4 in Qwen3.5.
-        numerics: see RoPE.
         factor: factor of YaRN by which the range is extended; 1 for no scaling.
         original_max_positions, beta_fast, beta_slow, attention_factor, truncate: parameters of
             YaRN, see rope_yarn; only with factor above 1.
 
     Raises:
-        ValueError: odd or too large rotary size, numbers of pairs that do not fit, unknown layout
-            or numerics, theta not above 0, parameters of YaRN that rope_yarn refuses or that are
+        ValueError: odd or too large rotary size, numbers of pairs that do not fit, unknown layout,
+            theta not above 0, parameters of YaRN that rope_yarn refuses or that are
             set with a factor of 1.
     """
 
@@ -43,7 +42,6 @@ class MRoPEInterleaved(YaRNGrid):
         theta: float = 5000000.0,
         layout: Layout = "half",
         rotary: Optional[int] = None,
-        numerics: Numerics = "exact",
         factor: float = 1.0,
         original_max_positions: int = 32768,
         beta_fast: float = 32.0,
@@ -59,4 +57,4 @@ class MRoPEInterleaved(YaRNGrid):
         axis_of_pair = [k % 3 if k < 3 * (0, second, third)[k % 3] else 0 for k in range(pairs)]
         length = original_max_positions
         yarn = YaRN(factor, length, beta_fast, beta_slow, attention_factor, truncate)
-        super().__init__("mrope_interleaved", geometry, axis_of_pair, layout, theta, numerics, yarn)
+        super().__init__("mrope_interleaved", geometry, axis_of_pair, layout, theta, yarn)

@@ -74,7 +74,7 @@ class PoPEOracle(Oracle, of=PoPE):
 
     def tables(self) -> Mapping[str, Rows]:
         e, size = self.encoding, self.encoding.cos.rows.size(1)
-        return waves_of([math.pow(e.theta, -c / size) for c in range(size)], 1.0, False)
+        return waves_of([math.pow(e.theta, -c / size) for c in range(size)])
 
     def rotated(self, x: np.ndarray, position: int, phase: np.ndarray) -> np.ndarray:
         """Rotate x [D] to [2D]."""

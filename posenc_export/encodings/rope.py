@@ -3,7 +3,7 @@
 from typing import Optional
 
 from posenc_export.encodings.shared.base import Geometry
-from posenc_export.encodings.shared.rotary import Layout, Numerics, Rotary, powers_of, rotary_size
+from posenc_export.encodings.shared.rotary import Layout, Rotary, powers_of, rotary_size
 
 
 class RoPE(Rotary):
@@ -19,11 +19,9 @@ class RoPE(Rotary):
         layout: "half" for pairs (k, k + r/2), as LLaMA in transformers; "interleaved" for pairs
             (2k, 2k + 1), as in the paper.
         rotary: rotary size r, even, at most D; D if not given.
-        numerics: "exact" for angles in float64; "transformers" for angles in float32, with errors
-            of 6e-8 of the position, for parity with checkpoints.
 
     Raises:
-        ValueError: odd or too large rotary size, unknown layout or numerics, theta not above 0.
+        ValueError: odd or too large rotary size, unknown layout, theta not above 0.
     """
 
     def frequency(self, k: int) -> float:
@@ -35,8 +33,7 @@ class RoPE(Rotary):
         theta: float = 10000.0,
         layout: Layout = "half",
         rotary: Optional[int] = None,
-        numerics: Numerics = "exact",
     ) -> None:
         size = rotary_size("rope", geometry, rotary)
-        super().__init__(geometry, powers_of(theta, size, numerics), layout)
+        super().__init__(geometry, powers_of(theta, size), layout)
         self.theta = float(theta)

@@ -7,7 +7,7 @@ from typing import Literal, Optional
 import torch
 
 from posenc_export.encodings.shared.base import Geometry
-from posenc_export.encodings.shared.rotary import Layout, Numerics, powers_of, rotary_size
+from posenc_export.encodings.shared.rotary import Layout, powers_of, rotary_size
 from posenc_export.encodings.shared.rotary_grid import RotaryGrid
 from posenc_export.shared.refusal import refusal
 
@@ -33,11 +33,10 @@ class RoPEAxial(RotaryGrid):
         rotary: rotary size r; D if not given.
         axes: A: 2 for row and column, 3 for time, row and column.
         spectrum: "each", as in the paper, or "alternating", as in Pixtral.
-        numerics: see RoPE.
 
     Raises:
         ValueError: a rotary size that is too large or not a multiple of 2A, fewer than 2 axes or
-            more than 8, unknown layout, spectrum or numerics, theta not above 0.
+            more than 8, unknown layout or spectrum, theta not above 0.
     """
 
     least = {"axes": 2}
@@ -56,7 +55,6 @@ class RoPEAxial(RotaryGrid):
         rotary: Optional[int] = None,
         axes: int = 2,
         spectrum: Literal["each", "alternating"] = "each",
-        numerics: Numerics = "exact",
     ) -> None:
         size = rotary_size("rope_axial", geometry, rotary, least=2 * axes)
         if size % (2 * axes):
@@ -65,9 +63,9 @@ class RoPEAxial(RotaryGrid):
             raise refusal("rope_axial", rule, size, f"choose another {what}")
         pairs = size // (2 * axes)
         if spectrum == "each":
-            frequencies = powers_of(theta, 2 * pairs, numerics).repeat(axes)
+            frequencies = powers_of(theta, 2 * pairs).repeat(axes)
         else:
-            whole = powers_of(theta, size, numerics)
+            whole = powers_of(theta, size)
             frequencies = torch.cat([whole[axis::axes] for axis in range(axes)])
         axis_of_pair = [axis for axis in range(axes) for _ in range(pairs)]
         super().__init__(geometry, frequencies, axis_of_pair, layout)

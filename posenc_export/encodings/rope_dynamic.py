@@ -20,9 +20,6 @@ from posenc_export.encodings.shared.base import (
 )
 from posenc_export.encodings.shared.rotary import (
     Layout,
-    Numerics,
-    angles_of,
-    dtype_of,
     multiply_pairs,
     rotary_size,
 )
@@ -46,12 +43,10 @@ class RoPEDynamic(PositionEncoding):
         factor: factor by which the range may be extended.
         original_max_positions: L, tokens the model was trained on.
         layout, rotary: see RoPE.
-        numerics: see RoPE. In float32, scores are those of transformers for the last query, when
-            it reads all n tokens in one call.
 
     Raises:
         ValueError: odd or too large rotary size (or 2, where the exponent is undefined), unknown
-            layout or numerics, factor below 1, L below 1.
+            layout, factor below 1, L below 1.
     """
 
     chunk = 8
@@ -61,7 +56,7 @@ class RoPEDynamic(PositionEncoding):
     def rotate(self, q: Tensor, k: Tensor, positions: Tensor) -> Tuple[Tensor, Tensor]:
         """Rotate with the frequencies up to L; shapes as in PositionEncoding."""
         cos, sin = self.cos.rows, self.sin.rows
-        return ops.rotate_both(q, k, positions, cos, sin, self.interleaved, not self.single)
+        return ops.rotate_both(q, k, positions, cos, sin, self.interleaved)
 
     def rescore(
         self,
@@ -75,7 +70,6 @@ class RoPEDynamic(PositionEncoding):
         states: List[Tensor],
     ) -> Tensor:
         """As in PositionEncoding; keys are turned further for queries beyond L."""
-        second = None if self.single else self.second.rows
         return by_query.attend_turned_keys(
             q,
             keys,
@@ -84,7 +78,7 @@ class RoPEDynamic(PositionEncoding):
             positions,
             key_positions,
             self.first.rows,
-            second,
+            self.second.rows,
             self.interleaved,
             self.original,
             scale,
@@ -101,37 +95,30 @@ class RoPEDynamic(PositionEncoding):
         original_max_positions: int = 2048,
         layout: Layout = "half",
         rotary: Optional[int] = None,
-        numerics: Numerics = "exact",
     ) -> None:
         super().__init__()
-        size, dtype = rotary_size("rope_dynamic", geometry, rotary, least=4), dtype_of(numerics)
+        size = rotary_size("rope_dynamic", geometry, rotary, least=4)
         self.theta, self.factor, self.original = float(theta), float(factor), original_max_positions
         self.interleaved, self.size = layout == "interleaved", size
-        self.single = dtype == torch.float32
-        frequencies = self.frequencies(geometry.max_positions, dtype)
-        # For the oracle, which does not repeat the roundings of float32.
-        self.rounded = frequencies.numpy() if self.single else None
+        frequencies = self.frequencies(geometry.max_positions)
         self.cos, self.sin = wave_tables(frequencies[0], geometry.max_positions)
         leading = frequencies.to(torch.float32)
         # Two float32 parts have together 48 significant bits.
         self.first, self.second = Table(leading.numpy()), Table((frequencies - leading).numpy())
 
-    def frequencies(self, count: int, dtype: torch.dtype) -> Tensor:
-        """w_k(n) [count,r/2], n = 1 .. count; float32 rounds as transformers does."""
-        shares = torch.arange(0, self.size, 2, dtype=dtype) / self.size
+    def frequencies(self, count: int) -> Tensor:
+        """w_k(n) [count,r/2] float64, n = 1 .. count."""
+        shares = torch.arange(0, self.size, 2, dtype=torch.float64) / self.size
         exponent = self.size / (self.size - 2)
-        seen = torch.arange(self.original + 1, max(count, self.original) + 1).to(dtype)
+        seen = torch.arange(self.original + 1, max(count, self.original) + 1).double()
         grown = self.factor * seen / self.original - (self.factor - 1)
-        # torch rounds the power of a single number only once.
-        bases = self.theta * (grown.to(torch.float64) ** exponent).to(dtype)
+        bases = self.theta * grown**exponent
         kept = (1.0 / self.theta**shares).expand(min(count, self.original), -1)
         return torch.cat((kept, 1.0 / bases[:, None] ** shares))
 
 
 class RoPEDynamicOracle(Oracle, of=RoPEDynamic):
     def frequency(self, k: int, seen: int) -> float:
-        if self.encoding.rounded is not None:
-            return float(self.encoding.rounded[seen - 1, k])
         e, base = self.encoding, self.encoding.theta
         if seen > e.original:
             base *= math.pow(e.factor * seen / e.original - e.factor + 1, e.size / (e.size - 2))
@@ -140,12 +127,8 @@ class RoPEDynamicOracle(Oracle, of=RoPEDynamic):
     def tables(self) -> Mapping[str, Rows]:
         e = self.encoding
         shares = np.array([2 * k / e.size for k in range(e.size // 2)])
-        self.table_ulps = 1.0 if e.single else 0.5
 
         def frequencies(positions: np.ndarray) -> np.ndarray:
-            if e.rounded is not None:
-                rounded: np.ndarray = e.rounded[positions[:, 0].astype(int)]
-                return rounded
             grown = np.maximum(e.factor * (positions + 1) / e.original - e.factor + 1, 1.0)
             bases = e.theta * grown ** (e.size / (e.size - 2))
             bases = np.where(positions + 1 > e.original, bases, e.theta)
@@ -164,7 +147,7 @@ class RoPEDynamicOracle(Oracle, of=RoPEDynamic):
     def angles(self, position: int, seen: int) -> np.ndarray:
         e = self.encoding
         frequencies = [self.frequency(k, seen) for k in range(e.size // 2)]
-        return angles_of(position, frequencies, e.single)
+        return position * np.array(frequencies)
 
     def rotated(self, x: np.ndarray, position: int, seen: int, rotated_for: int = 0) -> np.ndarray:
         """Rotate x [D] for a length; by the difference, if already rotated."""

@@ -5,7 +5,7 @@ via Positional Interpolation, 2.3).
 from typing import Optional
 
 from posenc_export.encodings.shared.base import Geometry
-from posenc_export.encodings.shared.rotary import Layout, Numerics, Rotary, powers_of, rotary_size
+from posenc_export.encodings.shared.rotary import Layout, Rotary, powers_of, rotary_size
 
 
 class RoPELinear(Rotary):
@@ -18,7 +18,7 @@ class RoPELinear(Rotary):
         geometry: head size D.
         factor: factor by which the range is extended; a factor below 1 spreads positions apart, by
             alpha = 1 / factor.
-        theta, layout, rotary, numerics: see RoPE.
+        theta, layout, rotary: see RoPE.
 
     Raises:
         ValueError: see RoPE; a factor not above 0.
@@ -36,8 +36,7 @@ class RoPELinear(Rotary):
         theta: float = 10000.0,
         layout: Layout = "half",
         rotary: Optional[int] = None,
-        numerics: Numerics = "exact",
     ) -> None:
         size = rotary_size("rope_linear", geometry, rotary)
-        super().__init__(geometry, powers_of(theta, size, numerics) / factor, layout)
+        super().__init__(geometry, powers_of(theta, size) / factor, layout)
         self.theta, self.factor = float(theta), float(factor)

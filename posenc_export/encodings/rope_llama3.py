@@ -8,7 +8,7 @@ from typing import Optional
 import torch
 
 from posenc_export.encodings.shared.base import Geometry
-from posenc_export.encodings.shared.rotary import Layout, Numerics, Rotary, powers_of, rotary_size
+from posenc_export.encodings.shared.rotary import Layout, Rotary, powers_of, rotary_size
 from posenc_export.shared.refusal import refusal
 
 
@@ -27,7 +27,7 @@ class RoPELlama3(Rotary):
         factor: factor by which long wavelengths are extended.
         low_freq_factor, high_freq_factor: limits of the blended range, in turns within L.
         original_max_positions: L, tokens the model was trained on.
-        theta, layout, rotary, numerics: see RoPE.
+        theta, layout, rotary: see RoPE.
 
     Raises:
         ValueError: see RoPE; factor or L below 1, high_freq_factor not above low_freq_factor.
@@ -55,13 +55,12 @@ class RoPELlama3(Rotary):
         theta: float = 500000.0,
         layout: Layout = "half",
         rotary: Optional[int] = None,
-        numerics: Numerics = "exact",
     ) -> None:
         size = rotary_size("rope_llama3", geometry, rotary)
         if not high_freq_factor > low_freq_factor > 0:
             rule = "high_freq_factor above low_freq_factor above 0"
             raise refusal("rope_llama3", rule, f"{high_freq_factor} and {low_freq_factor}")
-        kept = powers_of(theta, size, numerics)
+        kept = powers_of(theta, size)
         turns = original_max_positions / (2 * math.pi / kept)
         share = ((turns - low_freq_factor) / (high_freq_factor - low_freq_factor)).clamp(0, 1)
         blended = (1 - share) * kept / factor + share * kept

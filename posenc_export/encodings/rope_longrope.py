@@ -19,9 +19,6 @@ from posenc_export.encodings.shared.base import (
 )
 from posenc_export.encodings.shared.rotary import (
     Layout,
-    Numerics,
-    angles_of,
-    dtype_of,
     multiply_pairs,
     rotary_size,
     waves_of,
@@ -58,11 +55,10 @@ class RoPELongRoPE(PositionEncoding):
         original_max_positions: L, tokens the model was trained on.
         attention_factor: factor on cos and sin; if not given, sqrt(1 + ln(max_positions / L) / ln
             L), or 1 if the range is not above L.
-        numerics: see RoPE; in float32 as for rope_dynamic.
         lengths: "by_position", "long" or "short".
 
     Raises:
-        ValueError: odd or too large rotary size, unknown layout, numerics or lengths, factors that
+        ValueError: odd or too large rotary size, unknown layout or lengths, factors that
             are not r/2 positive numbers, L below 2.
     """
 
@@ -73,7 +69,7 @@ class RoPELongRoPE(PositionEncoding):
         """Shapes as in PositionEncoding, with `key_size` in place of D."""
         if self.fixed:
             cos, sin = self.cos.rows, self.sin.rows
-            return ops.rotate_both(q, k, positions, cos, sin, self.interleaved, self.linear)
+            return ops.rotate_both(q, k, positions, cos, sin, self.interleaved)
         near, far = self.rotate_short(q, positions), self.rotate_long(q, positions)
         of_q = by_query.choose_rotation(near, far, positions, self.size, self.original)
         near, far = self.rotate_short(k, positions), self.rotate_long(k, positions)
@@ -94,11 +90,10 @@ class RoPELongRoPE(PositionEncoding):
         attention_factor: Optional[float] = None,
         layout: Layout = "half",
         rotary: Optional[int] = None,
-        numerics: Numerics = "exact",
         lengths: Lengths = "by_position",
     ) -> None:
         super().__init__()
-        size, dtype = rotary_size("rope_longrope", geometry, rotary), dtype_of(numerics)
+        size = rotary_size("rope_longrope", geometry, rotary)
         self.theta, self.original, self.size = float(theta), original_max_positions, size
         self.interleaved, self.fixed = layout == "interleaved", lengths != "by_position"
         self.lengths = lengths
@@ -107,11 +102,9 @@ class RoPELongRoPE(PositionEncoding):
         self.magnitude = magnitude if attention_factor is None else float(attention_factor)
         texts = {"short_factor": short_factor, "long_factor": long_factor}
         self.factors = [_factors(name, text, size // 2) for name, text in texts.items()]
-        powers = self.theta ** (torch.arange(0, size, 2, dtype=dtype) / size)
-        sets = [torch.tensor(set_of, dtype=dtype) for set_of in self.factors]
+        powers = self.theta ** (torch.arange(0, size, 2, dtype=torch.float64) / size)
+        sets = [torch.tensor(set_of, dtype=torch.float64) for set_of in self.factors]
         frequencies = [1.0 / (factors * powers) for factors in sets]
-        self.single = [set_of.tolist() for set_of in frequencies] if dtype == torch.float32 else []
-        self.linear = not self.single
         near, far, count = *frequencies, geometry.max_positions
         near = far if lengths == "long" else near
         self.cos, self.sin = wave_tables(near, count, self.magnitude)
@@ -124,12 +117,12 @@ class RoPELongRoPE(PositionEncoding):
     def rotate_short(self, x: Tensor, positions: Tensor) -> Tensor:
         """Rotate x [B,S,N,D] with the short factors, or the fixed ones."""
         cos, sin = self.cos.rows, self.sin.rows
-        return ops.rotate_pairs(x, positions, cos, sin, self.interleaved, self.linear)
+        return ops.rotate_pairs(x, positions, cos, sin, self.interleaved)
 
     def rotate_long(self, x: Tensor, positions: Tensor) -> Tensor:
         """Rotate x [B,S,N,D] with the long factors."""
         cos, sin = self.long_cos.rows, self.long_sin.rows
-        return ops.rotate_pairs(x, positions, cos, sin, self.interleaved, self.linear)
+        return ops.rotate_pairs(x, positions, cos, sin, self.interleaved)
 
 
 def _factors(name: str, text: Factors, count: int) -> List[float]:
@@ -148,8 +141,6 @@ def _factors(name: str, text: Factors, count: int) -> List[float]:
 class RoPELongRoPEOracle(Oracle, of=RoPELongRoPE):
     def frequency(self, k: int, far: bool) -> float:
         e = self.encoding
-        if e.single:
-            return float(e.single[far][k])
         return float(1 / (e.factors[far][k] * math.pow(e.theta, 2 * k / e.size)))
 
     def frequencies(self, far: bool) -> List[float]:
@@ -157,19 +148,17 @@ class RoPELongRoPEOracle(Oracle, of=RoPELongRoPE):
 
     def tables(self) -> Mapping[str, Rows]:
         e = self.encoding
-        if e.single:
-            self.table_ulps = 2.0
         near, far = self.frequencies(False), self.frequencies(True)
         if e.fixed:  # the second pair of tables has one row and is not read
             near = far = near if e.lengths != "long" else far
-        short = waves_of(near, e.magnitude, bool(e.single))
-        long = waves_of(far, e.magnitude, bool(e.single), ("long_cos", "long_sin"))
+        short = waves_of(near, e.magnitude)
+        long = waves_of(far, e.magnitude, ("long_cos", "long_sin"))
         return {**short, **long}
 
     def rotated(self, x: np.ndarray, position: int, seen: int) -> np.ndarray:
         """Rotate x [D] for a query that has seen `seen` tokens."""
         e = self.encoding
-        angles = angles_of(position, self.frequencies(seen > e.original), bool(e.single))
+        angles = position * np.array(self.frequencies(seen > e.original))
         return multiply_pairs(x, e.magnitude * np.exp(1j * angles), e.interleaved)
 
     def rotate(self, x: np.ndarray, position: int) -> np.ndarray:

@@ -3,18 +3,16 @@ lucidrains' rotary-embedding-torch).
 """
 
 import math
-from typing import Literal, Mapping, Optional
+from typing import Literal, Optional
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from posenc_export.encodings.shared.base import Geometry, Rows
+from posenc_export.encodings.shared.base import Geometry
 from posenc_export.encodings.shared.rotary import (
     Layout,
-    Numerics,
     RotationOracle,
-    dtype_of,
     powers_of,
     rotary_size,
 )
@@ -47,11 +45,11 @@ class RoPENormalized(RotaryGrid):
         spectrum: "powers", as DINOv3, or "linear", as rotary-embedding-torch for pixels.
         theta: base of spectrum "powers".
         highest: half turns of the fastest pair from -1 to 1, for spectrum "linear".
-        layout, rotary, numerics: see RoPE.
+        layout, rotary: see RoPE.
 
     Raises:
         ValueError: a rotary size that is too large or not a multiple of 2A, negative sizes of the
-            grid, unknown points, spectrum, layout or numerics, theta or highest not above 0.
+            grid, unknown points, spectrum or layout, theta or highest not above 0.
     """
 
     above = {"theta": 0, "highest": 0}
@@ -75,7 +73,6 @@ class RoPENormalized(RotaryGrid):
         highest: float = 10.0,
         layout: Layout = "half",
         rotary: Optional[int] = None,
-        numerics: Numerics = "exact",
     ) -> None:
         axes = 3 if frames else 2
         size = rotary_size("rope_normalized", geometry, rotary, least=2 * axes)
@@ -84,12 +81,12 @@ class RoPENormalized(RotaryGrid):
             raise refusal("rope_normalized", rule, size, "set rotary=R")
         pairs, turns = size // (2 * axes), 2 * math.pi if spectrum == "powers" else 1
         if spectrum == "powers":
-            of_axis = powers_of(theta, 2 * pairs, numerics)
+            of_axis = powers_of(theta, 2 * pairs)
         else:
-            of_axis = math.pi * torch.linspace(1.0, highest / 2, pairs, dtype=dtype_of(numerics))
+            of_axis = math.pi * torch.linspace(1.0, highest / 2, pairs, dtype=torch.float64)
         longest = geometry.max_positions
         counts = [frames] * (axes - 2) + [rows or longest, columns or longest]
-        numbers = torch.stack([_points(n, longest, points, dtype_of(numerics)) for n in counts])
+        numbers = torch.stack([_points(n, longest, points) for n in counts])
         axis_of_pair = [axis for axis in range(axes) for _ in range(pairs)]
         super().__init__(geometry, of_axis.repeat(axes), axis_of_pair, layout, turns * numbers)
         self.axes, self.pairs, self.counts, self.points = axes, pairs, counts, points
@@ -107,19 +104,15 @@ class RoPENormalized(RotaryGrid):
         return (2 * math.pi if self.powers else 1) * (2 * along - 1)
 
 
-def _points(count: int, longest: int, points: Points, dtype: torch.dtype) -> Tensor:
+def _points(count: int, longest: int, points: Points) -> Tensor:
     """Numbers c [longest] of coordinates 0 .. longest - 1 on an axis of `count` places."""
-    places = torch.arange(longest, dtype=dtype)
+    places = torch.arange(longest, dtype=torch.float64)
     shares = (places + 0.5) / count if points == "centres" else places / max(count - 1, 1)
     inside = 2 * shares - 1
     return torch.where(places < count, inside, 0.0)
 
 
 class RoPENormalizedOracle(RotationOracle, of=RoPENormalized):
-    def tables(self) -> Mapping[str, Rows]:
-        # Points that are computed in float32 depend on the order of operations.
-        return {} if self.encoding.single else super().tables()
-
     def numbers(self, positions: np.ndarray) -> np.ndarray:
         e, places = self.encoding, [int(place) for place in positions[:, 0]]
         of_axis = {axis: [e.point(axis, place) for place in places] for axis in set(e.axis_of_pair)}

@@ -5,7 +5,7 @@
 from typing import Optional
 
 from posenc_export.encodings.shared.base import Geometry
-from posenc_export.encodings.shared.rotary import Layout, Numerics, Rotary, powers_of, rotary_size
+from posenc_export.encodings.shared.rotary import Layout, Rotary, powers_of, rotary_size
 
 
 class RoPENTK(Rotary):
@@ -18,7 +18,7 @@ class RoPENTK(Rotary):
     Args:
         geometry: head size D.
         factor: factor by which the range is extended.
-        theta, layout, rotary, numerics: see RoPE; rotary is at least 4, because the exponent is
+        theta, layout, rotary: see RoPE; rotary is at least 4, because the exponent is
             undefined at 2.
 
     Raises:
@@ -37,9 +37,8 @@ class RoPENTK(Rotary):
         theta: float = 10000.0,
         layout: Layout = "half",
         rotary: Optional[int] = None,
-        numerics: Numerics = "exact",
     ) -> None:
         size = rotary_size("rope_ntk", geometry, rotary, least=4)
         stretched = float(theta) * factor ** (size / (size - 2))
-        super().__init__(geometry, powers_of(stretched, size, numerics), layout)
+        super().__init__(geometry, powers_of(stretched, size), layout)
         self.theta, self.factor = float(theta), float(factor)

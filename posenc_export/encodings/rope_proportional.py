@@ -5,7 +5,7 @@ p-RoPE; as in Gemma).
 import torch
 
 from posenc_export.encodings.shared.base import Geometry
-from posenc_export.encodings.shared.rotary import Layout, Numerics, Rotary, powers_of, rotary_size
+from posenc_export.encodings.shared.rotary import Layout, Rotary, powers_of, rotary_size
 
 
 class RoPEProportional(Rotary):
@@ -19,7 +19,7 @@ class RoPEProportional(Rotary):
         geometry: head size D, even.
         share: share of the pairs that is rotated, above 0 and at most 1.
         factor: factor by which the range is extended.
-        theta, layout, numerics: see RoPE.
+        theta, layout: see RoPE.
 
     Raises:
         ValueError: see RoPE; share outside 0 .. 1, factor below 1.
@@ -39,7 +39,6 @@ class RoPEProportional(Rotary):
         factor: float = 1.0,
         theta: float = 10000.0,
         layout: Layout = "half",
-        numerics: Numerics = "exact",
     ) -> None:
         size = rotary_size("rope_proportional", geometry, None)
         rotated = int(share * size // 2)
@@ -48,7 +47,7 @@ class RoPEProportional(Rotary):
                 f"rope_proportional: expected at least one rotated pair, got share={share} "
                 f"of {size // 2} pairs; choose a larger share"
             )
-        frequencies = powers_of(theta, size, numerics) / factor
+        frequencies = powers_of(theta, size) / factor
         frequencies = torch.where(torch.arange(size // 2) < rotated, frequencies, 0.0)
         super().__init__(geometry, frequencies, layout)
         self.theta, self.factor, self.rotated = float(theta), float(factor), rotated

@@ -40,7 +40,7 @@ class RoPETrained(Prepared, Rotary):
             if self.training:
                 return self.trained(q, k, positions)
         cos, sin = self.cos.rows, self.sin.rows
-        return ops.rotate_both(q, k, positions, cos, sin, self.interleaved, self.linear)
+        return ops.rotate_both(q, k, positions, cos, sin, self.interleaved)
 
     def frequency(self, k: int) -> float:
         weight = self.weight.value.detach().double()

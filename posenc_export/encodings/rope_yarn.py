@@ -12,7 +12,6 @@ from posenc_export import ops
 from posenc_export.encodings.shared.base import Geometry
 from posenc_export.encodings.shared.rotary import (
     Layout,
-    Numerics,
     Place,
     Rotary,
     RotationOracle,
@@ -52,7 +51,7 @@ class RoPEYaRN(Rotary):
         mscale, mscale_all_dim: as in DeepSeek; 0 if not given.
         truncate: "yes" rounds the ends of a ramp in pairs to whole pairs, as the authors do; "no",
             as gpt-oss.
-        theta, layout, rotary, numerics: see RoPE.
+        theta, layout, rotary: see RoPE.
         ramp: "pairs", as the authors' code, or "turns", as the text of the paper (3.2).
         temperature: "rotation" applies attention_factor to cos and sin only. "scores" also scales
             all scores by m(mscale_all_dim)^2, including the part of entries that are not rotated,
@@ -71,7 +70,7 @@ class RoPEYaRN(Rotary):
         if self.on_scores != 1.0:
             q = q * self.on_scores
         cos, sin = self.cos.rows, self.sin.rows
-        return ops.rotate_both(q, k, positions, cos, sin, self.interleaved, self.linear)
+        return ops.rotate_both(q, k, positions, cos, sin, self.interleaved)
 
     def frequency(self, k: int) -> float:
         return self.scaling.frequency(1 / math.pow(self.theta, 2 * k / self.size), k)
@@ -90,7 +89,6 @@ class RoPEYaRN(Rotary):
         theta: float = 10000.0,
         layout: Layout = "half",
         rotary: Optional[int] = None,
-        numerics: Numerics = "exact",
         ramp: RampBy = "pairs",
         temperature: Temperature = "rotation",
     ) -> None:
@@ -108,7 +106,7 @@ class RoPEYaRN(Rotary):
         # reads.
         if size == geometry.head_size:
             magnitude, on_scores = magnitude * math.sqrt(on_scores), 1.0
-        frequencies = scaled_powers(theta, size, numerics, scaling)
+        frequencies = scaled_powers(theta, size, scaling)
         super().__init__(geometry, frequencies, layout, magnitude)
         self.theta, self.factor = float(theta), float(factor)
         self.scaling, self.on_scores = scaling, on_scores

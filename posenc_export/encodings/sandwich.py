@@ -60,7 +60,7 @@ class Sandwich(PositionEncoding):
 class SandwichOracle(Oracle, of=Sandwich):
     def tables(self) -> Mapping[str, Rows]:
         e = self.encoding
-        cosines = waves_of([math.pow(e.base, -n / e.dims) for n in range(0, e.dims, 2)], 1.0, False)
+        cosines = waves_of([math.pow(e.base, -n / e.dims) for n in range(0, e.dims, 2)])
         return {"sums": lambda p: cosines["cos"](p).sum(1, keepdims=True) - e.dims / 2}
 
     def bias(self, head: int, query: int, key: int) -> float:

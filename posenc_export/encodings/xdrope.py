@@ -10,11 +10,9 @@ from torch import Tensor
 
 from posenc_export.encodings.shared.base import Geometry
 from posenc_export.encodings.shared.rotary import (
-    Numerics,
     Place,
     Rotation,
     RotationOracle,
-    angles_of,
     powers_of,
     rotary_size,
 )
@@ -39,7 +37,6 @@ class XDRoPE(Rotation):
             0 means a quarter of all pairs, as in HunyuanOCR (16 of 64).
         theta: base of the frequencies.
         alpha: factor of NTK by which the base is stretched.
-        numerics: see RoPE.
 
     Raises:
         ValueError: odd head size or one below 8, sections that leave no pair for an axis, theta or
@@ -80,7 +77,6 @@ class XDRoPE(Rotation):
         height: int = 0,
         theta: float = 10000.0,
         alpha: float = 1.0,
-        numerics: Numerics = "exact",
     ) -> None:
         size = rotary_size("xdrope", geometry, None, least=8)
         sections = [count or size // 8 for count in (text, width, height)]
@@ -91,7 +87,7 @@ class XDRoPE(Rotation):
                 f"{sections[0]}, width={sections[1]}, height={sections[2]}; choose fewer"
             )
         base = float(theta) * float(alpha) ** (size / (size - 2))
-        super().__init__(geometry, powers_of(base, size, numerics), "half")
+        super().__init__(geometry, powers_of(base, size), "half")
         self.base, self.sections = base, sections
         of_entry = torch.repeat_interleave(torch.arange(4), 2 * torch.tensor(sections))
         self.of_axis: Tensor
@@ -106,7 +102,7 @@ class XDRoPEOracle(RotationOracle, of=XDRoPE):
         for n in range(len(x)):
             axis = int(np.searchsorted(ends, n, side="right"))
             place = position if isinstance(position, int) else position[axis]
-            angle = angles_of(place, [self.frequencies[n % half]], bool(e.single))[0]
+            angle = place * self.frequencies[n % half]
             partner = -x[n + half] if n < half else x[n - half]
             out[n] = x[n] * np.cos(angle) + partner * np.sin(angle)
         return out

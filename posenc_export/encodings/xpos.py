@@ -81,7 +81,7 @@ class XPosOracle(Oracle, of=XPos):
         e = self.encoding
         shares = [2 * k / e.size for k in range(e.size // 2)]
         bases = np.array([(share + e.gamma) / (1 + e.gamma) for share in shares])
-        waves = waves_of([math.pow(e.theta, -share) for share in shares], 1.0, False)
+        waves = waves_of([math.pow(e.theta, -share) for share in shares])
 
         def grown(name: str, sign: int) -> Rows:
             return lambda p: waves[name](p) * bases ** (sign * (p - e.centre) / e.base)

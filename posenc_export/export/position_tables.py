@@ -22,13 +22,13 @@ def compare(model: Model) -> Check:
     if isinstance(model, ReadModule):
         skipped["tables"] = "numbers of a module that was read as it is, which states no formula"
     compared, worst = 0, 0.0
-    for name, table, rows, ulps in _tables(model):
+    for name, table, rows in _tables(model):
         numbers = table.rows.numpy()
         if rows is None:
             if len(numbers) > 1:
                 skipped[name] = "its encoding states no formula of rows; its outputs are sampled"
             continue
-        error, at = _worst(numbers, rows, ulps)
+        error, at = _worst(numbers, rows)
         compared += len(numbers)
         worst = max(worst, min(error, 1.0))
         if not error <= 1:
@@ -37,18 +37,17 @@ def compare(model: Model) -> Check:
     return Check(compared, "rows", worst, failures, skipped)
 
 
-def _tables(model: Any) -> Iterator[Tuple[str, Table, Optional[Rows], float]]:
-    """Yield the tables of encodings by name, with the function of their rows and its rounding."""
+def _tables(model: Any) -> Iterator[Tuple[str, Table, Optional[Rows]]]:
+    """Yield the tables of encodings by name, with the function of their rows."""
     for name, encoding in model.named_modules():
         if isinstance(encoding, PositionEncoding):
-            oracle = encoding.oracle()
-            stated = oracle.tables()
+            stated = encoding.oracle().tables()
             for part, table in encoding.named_children():
                 if isinstance(table, Table):
-                    yield f"{name}.{part}", table, stated.get(part), oracle.table_ulps
+                    yield f"{name}.{part}", table, stated.get(part)
 
 
-def _worst(numbers: np.ndarray, rows: Rows, ulps: float) -> Tuple[float, int]:
+def _worst(numbers: np.ndarray, rows: Rows) -> Tuple[float, int]:
     """Return the largest error of a row relative to its bound, and the row."""
     worst, at = 0.0, 0
     for first in range(0, len(numbers), CHUNK):
@@ -61,7 +60,7 @@ def _worst(numbers: np.ndarray, rows: Rows, ulps: float) -> Tuple[float, int]:
         unit = np.spacing(size.astype(np.float32)).astype(np.float64)
         largest = np.maximum.reduceat(size.max(1), np.arange(0, len(part), NEAR))
         scale = np.repeat(largest, NEAR)[: len(part), None]
-        bound = np.maximum(ulps * unit + OF_ANGLE * (positions + 8) * scale, SMALLEST)
+        bound = np.maximum(unit / 2 + OF_ANGLE * (positions + 8) * scale, SMALLEST)
         errors = (np.abs(part - wanted) / bound).max(1)
         row = int(np.argmax(errors))
         if not errors[row] <= worst:

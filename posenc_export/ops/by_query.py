@@ -5,8 +5,6 @@ of both, and a query has zeros for those of the rotation that it does not use, s
 is the score. Or keys are turned further for each query.
 """
 
-from typing import Optional
-
 import torch
 from torch import Tensor
 
@@ -46,7 +44,7 @@ def attend_turned_keys(
     positions: Tensor,
     key_positions: Tensor,
     first: Tensor,
-    second: Optional[Tensor],
+    second: Tensor,
     interleaved: bool,
     first_turned: int,
     scale: float,
@@ -59,7 +57,6 @@ def attend_turned_keys(
 
     Shapes: q [B,S,H,D], keys and values [B,K,T,D], mask [B,1 or H,S,T], positions [B,S] and
     key_positions [B,T] int64. first, second: frequencies [M,r/2] float32, as the sum of two parts.
-    If second is None, each product of a position and a frequency is rounded to float32.
     interleaved: see ops.rotate_pairs.
     """
     if not torch.jit.is_scripting():
@@ -80,17 +77,10 @@ def attend_turned_keys(
     return ops.weighted_values(ops.attention_weights(scale * scores, mask), values)
 
 
-def _angles(
-    positions: Tensor, key_positions: Tensor, first: Tensor, second: Optional[Tensor]
-) -> Tensor:
+def _angles(positions: Tensor, key_positions: Tensor, first: Tensor, second: Tensor) -> Tensor:
     """Return the angles [B,1,S,T,r/2] float64 of keys for each query."""
     rows = positions.clamp(min=0)
     own, kept = torch.nn.functional.embedding(rows, first)[:, None, :, None], first[0]
-    if second is None:
-        places = positions.to(torch.float32)[:, None, :, None, None]  # [B,1,S,1,1]
-        key_places = key_positions.to(torch.float32)[:, None, None, :, None]  # [B,1,1,T,1]
-        of_key = (key_places * own).to(torch.float64) - (key_places * kept).to(torch.float64)
-        return of_key - ((places * own).to(torch.float64) - (places * kept).to(torch.float64))
     leading = own.to(torch.float64) - kept.to(torch.float64)
     rest = torch.nn.functional.embedding(rows, second)[:, None, :, None].to(torch.float64)
     drift = leading + (rest - second[0].to(torch.float64))  # [B,1,S,1,r/2]

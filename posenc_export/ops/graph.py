@@ -232,7 +232,7 @@ class RowsAtCounts(Node):
 class AttendTurnedKeys(Attend):
     """Attend with keys that are rotated further for each query."""
 
-    positions, key_positions, first, second = Input(), Input(), Input(), OptionalInput()
+    positions, key_positions, first, second = Input(), Input(), Input(), Input()
     interleaved, first_turned = Attribute(bool), Attribute(int)
 
 

@@ -187,7 +187,6 @@ def test_complex_words_with_shared_frequencies_equal_words_with_the_same_frequen
     ("boxes:size=-1", "expected size of at least 0"),
     ("boxes:extent=24", "E - 2 extent above 0 and divisible by 4, got 24"),
     ("rope:theta", "name=value"),
-    ("rope:numerics=double", "expected numerics to be one of"),
     ("rope_linear:factor=0", "expected factor above 0"),
     ("rope_linear:factor=inf", "expected factor to be a finite number"),
     ("rope_linear:theta=inf", "expected theta to be a finite number"),

@@ -8,7 +8,6 @@ from typing import Any, List, Sequence
 import numpy as np
 import pytest
 
-from posenc_export import encodings
 from posenc_export.encodings import REGISTRY
 from posenc_export.export import Sources, export
 from posenc_export.export.describe import eager
@@ -113,35 +112,6 @@ def test_a_row_that_sees_no_key_is_finite_and_other_rows_are_correct(
             )
             assert worst_error(stepped[row], expected[-1]) <= bound
         assert all(np.isfinite(output).all() for output in outputs)
-
-
-NUMERICS = {name: encodings.parameters(name).get("numerics") for name in REGISTRY}
-SINGLE = [name for name, kind in NUMERICS.items() if kind and "transformers" in str(kind)]
-
-
-@pytest.mark.parametrize(
-    "name",
-    [
-        pytest.param(name, marks=[] if name in ("rope", "rope_yarn") else [pytest.mark.exhaustive])
-        for name in SINGLE
-    ],
-)
-def test_float32_angles_agree_at_large_positions_on_the_fused_target(
-    name: str, tmp_path: Path
-) -> None:
-    model = seeded(block("rope", 100500, encoding={"name": name, "numerics": "transformers"}))
-    session, expected = _session(Sources(model), "ort", tmp_path), _eager(model)
-    x = _numbers(2, 24, 48)
-    for start in (0, 8000, 100000):
-        session.reset()
-        expected.reset()
-        assert worst_error(
-            session.prefill(x[:, :23], start=start, chunk=16),
-            expected.prefill(x[:, :23], start=start),
-        ) <= tolerance("float32", 1, 48)
-        assert worst_error(session.step(x[:, 23]), expected.step(x[:, 23])) <= tolerance(
-            "float32", 1, 48
-        )
 
 
 WITH_CACHE = [name for name in NUMBERS if "causal" in REGISTRY[name].works_in]

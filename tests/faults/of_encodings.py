@@ -110,7 +110,7 @@ def _table_one_row_late(e: Any) -> None:
 def _one_row_more(e: Any) -> None:
     sizes = {"rows": 401, "columns": 70}
     geometry = Geometry(48, 6, 16, len(e.cos.exact))
-    other = RoPENormalized(geometry, **sizes, numerics="transformers")
+    other = RoPENormalized(geometry, **sizes)
     e.cos, e.sin = other.cos, other.sin
 
 

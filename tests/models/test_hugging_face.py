@@ -110,17 +110,6 @@ def test_longrope_matches_transformers_below_and_above_the_original_length(lengt
     assert encoding.magnitude == pytest.approx(magnitude, rel=1e-6)
 
 
-@pytest.mark.parametrize("case", CASES)
-def test_tables_with_numerics_transformers_are_bit_identical(case: str) -> None:
-    spec = rope_spec({**SHAPE, "rope_parameters": CASES[case]})
-    encoding: Any = _ours({**spec, "numerics": "transformers"}, 5000)
-    frequencies, magnitude = _theirs(CASES[case])
-    angles = torch.arange(5000, dtype=torch.float32)[:, None] * frequencies
-    assert torch.equal(encoding.cos.rows, angles.cos() * magnitude) and torch.equal(
-        encoding.sin.rows, angles.sin() * magnitude
-    )
-
-
 @pytest.mark.parametrize(
     "name", ["rope", "rope_linear", "rope_ntk", "rope_yarn", "rope_llama3", "rope_proportional"]
 )

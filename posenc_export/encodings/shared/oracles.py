@@ -48,8 +48,6 @@ class Oracle:
             trained numbers from `weights`, by name, in float64.
     """
 
-    table_ulps = 0.5  # largest rounding of a table's numbers to float32, in units of the last place
-
     def __init_subclass__(cls, of: Any = None) -> None:
         super().__init_subclass__()
         if of is not None:

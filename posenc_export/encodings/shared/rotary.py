@@ -12,7 +12,6 @@ from posenc_export.encodings.shared.base import Geometry, Oracle, PositionEncodi
 from posenc_export.encodings.shared.tables import wave_tables
 
 Layout = Literal["half", "interleaved"]
-Numerics = Literal["exact", "transformers"]
 COS_SIN = ("cos", "sin")
 Place = Union[int, Sequence[int]]  # the position of a token, or its coordinates
 
@@ -26,16 +25,11 @@ def rotary_size(name: str, geometry: Geometry, rotary: Optional[int], least: int
     return size
 
 
-def dtype_of(numerics: Numerics) -> torch.dtype:
-    """The dtype in which frequencies are computed: float64, or float32, as in transformers."""
-    return torch.float64 if numerics == "exact" else torch.float32
-
-
-def powers_of(theta: float, size: int, numerics: Numerics = "exact") -> Tensor:
-    """Frequencies theta^(-2k/r) [r/2], k = 0 .. r/2 - 1. ValueError: a theta that is not finite."""
+def powers_of(theta: float, size: int) -> Tensor:
+    """Frequencies theta^(-2k/r) [r/2] float64. ValueError: a theta that is not finite."""
     if not math.isfinite(theta):
         raise ValueError(f"rope: expected a finite theta, got {theta}")
-    return 1.0 / (float(theta) ** (torch.arange(0, size, 2, dtype=dtype_of(numerics)) / size))
+    return 1.0 / (float(theta) ** (torch.arange(0, size, 2, dtype=torch.float64) / size))
 
 
 class Rotation(PositionEncoding):
@@ -47,10 +41,10 @@ class Rotation(PositionEncoding):
 
     Args:
         geometry: max_positions.
-        frequencies: w_k [r/2] float64; float32 to compute angles in float32, as transformers does.
+        frequencies: w_k [r/2] float64.
         layout: "half" for pairs (k, k + r/2), "interleaved" for pairs (2k, 2k + 1).
         magnitude: factor on cos and sin.
-        numbers: n_k [max_positions,r/2] in the dtype of frequencies; None for positions.
+        numbers: n_k [max_positions,r/2] float64; None for positions.
 
     Raises:
         ValueError: a magnitude that is not above 0 and finite.
@@ -71,7 +65,6 @@ class Rotation(PositionEncoding):
             raise ValueError(f"rope: expected attention_factor above 0 and finite, got {magnitude}")
         self.interleaved, self.magnitude = layout == "interleaved", magnitude
         self.size = 2 * len(frequencies)
-        self.single = frequencies.tolist() if frequencies.dtype == torch.float32 else []
         if numbers is None:
             self.cos, self.sin = wave_tables(frequencies, geometry.max_positions, magnitude)
             return
@@ -91,30 +84,20 @@ class Rotation(PositionEncoding):
 class Rotary(Rotation):
     """Pairs rotated by p w_k and scaled by a magnitude; arguments as for Rotation."""
 
-    def __init__(
-        self, geometry: Geometry, frequencies: Tensor, layout: Layout, magnitude: float = 1.0
-    ) -> None:
-        super().__init__(geometry, frequencies, layout, magnitude)
-        # Angles rounded to float32 are not proportional to the position.
-        self.linear = not self.single
-
     def rotate(self, q: Tensor, k: Tensor, positions: Tensor) -> Tuple[Tensor, Tensor]:
         """q [B,S,H,D], k [B,S,K,D], positions [B,S] int64 to the same shapes and dtypes."""
         cos, sin = self.cos.rows, self.sin.rows
-        return ops.rotate_both(q, k, positions, cos, sin, self.interleaved, self.linear)
+        return ops.rotate_both(q, k, positions, cos, sin, self.interleaved)
 
 
 class RotationOracle(Oracle, of=Rotation):
     def __init__(self, encoding: Rotation) -> None:
         super().__init__(encoding)
-        pairs = range(encoding.size // 2)
-        self.frequencies = encoding.single or [encoding.frequency(k) for k in pairs]
-        if encoding.single:  # a cosine in float32, and then the product with the magnitude
-            self.table_ulps = 1.0 if encoding.magnitude == 1 else 2.0
+        self.frequencies = [encoding.frequency(k) for k in range(encoding.size // 2)]
 
     def tables(self) -> Mapping[str, Rows]:
         e = self.encoding
-        return waves_of(self.frequencies, e.magnitude, bool(e.single), numbers=self.numbers)
+        return waves_of(self.frequencies, e.magnitude, numbers=self.numbers)
 
     def numbers(self, positions: np.ndarray) -> np.ndarray:
         """The numbers n_k of positions [n,1], [n,1 or r/2]."""
@@ -123,35 +106,28 @@ class RotationOracle(Oracle, of=Rotation):
     def rotate(self, x: np.ndarray, position: Place) -> np.ndarray:
         e = self.encoding
         numbers = [e.number(k, position) for k in range(e.size // 2)]
-        angles = angles_of(numbers, self.frequencies, bool(e.single))
+        angles = np.array(numbers) * self.frequencies
         return multiply_pairs(x, e.magnitude * np.exp(1j * angles), e.interleaved)
 
 
 def waves_of(
     frequencies: Sequence[float],
     magnitude: float = 1.0,
-    single: bool = False,
     names: Sequence[str] = COS_SIN,
     numbers: Rows = np.asarray,
 ) -> Dict[str, Rows]:
-    """State tables of cosines and sines; with angles rounded to float32 if single. numbers: the
-    numbers n_k of positions; the positions themselves by default.
+    """State tables of cosines and sines. numbers: the numbers n_k of positions;
+    the positions themselves by default.
     """
 
     def angles(positions: np.ndarray) -> np.ndarray:
-        return angles_of(numbers(positions), frequencies, single)
+        return numbers(positions) * np.array(frequencies)
 
     cos, sin = names
     return {
         cos: lambda positions: magnitude * np.cos(angles(positions)),
         sin: lambda positions: magnitude * np.sin(angles(positions)),
     }
-
-
-def angles_of(numbers: Any, frequencies: Sequence[float], single: bool) -> np.ndarray:
-    """Numbers times frequencies, float64; rounded to float32 if single, as in transformers."""
-    steps = np.array(frequencies, np.float32 if single else np.float64)
-    return (np.asarray(numbers).astype(steps.dtype) * steps).astype(np.float64)
 
 
 def multiply_pairs(x: np.ndarray, factors: Any, interleaved: bool) -> np.ndarray:

@@ -21,8 +21,8 @@ class RotaryGrid(Rotation):
         geometry: max_positions, for every coordinate.
         frequencies, layout, magnitude: see Rotation.
         axis_of_pair: axis of each pair, r/2 of them.
-        points: numbers [axes,max_positions] in place of the coordinates, in the dtype of
-            frequencies; None for the coordinates themselves.
+        points: numbers [axes,max_positions] float64 in place of the coordinates; None for
+            the coordinates themselves.
 
     Raises:
         ValueError: a magnitude that is not above 0 and finite.

@@ -75,13 +75,13 @@ def wave_tables(frequencies: Tensor, count: int, magnitude: float = 1.0) -> Tupl
     """Tables of cosines and sines of p w_k times a magnitude, at positions p = 0 .. count - 1.
 
     Args:
-        frequencies: w_k [n] float64; float32 to compute angles in float32.
+        frequencies: w_k [n] float64.
 
     Raises:
         ValueError: numbers that are not finite.
     """
-    if frequencies.dtype != torch.float64 or count * len(frequencies) < LARGE:
-        angles = torch.arange(count, dtype=frequencies.dtype)[:, None] * frequencies
+    if count * len(frequencies) < LARGE:
+        angles = torch.arange(count, dtype=torch.float64)[:, None] * frequencies
         parts = (angles.cos() * magnitude, angles.sin() * magnitude)
         cos, sin = (Table(part.numpy()) for part in parts)
         return cos, sin

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from posenc_export.encodings.shared.base import Geometry
-from posenc_export.encodings.shared.rotary import Layout, Numerics, dtype_of, powers_of
+from posenc_export.encodings.shared.rotary import Layout, powers_of
 from posenc_export.encodings.shared.rotary_grid import RotaryGrid
 from posenc_export.shared.refusal import refusal
 
@@ -82,11 +82,11 @@ def ramp_of(name: str, yarn: YaRN, theta: float, size: int, ramp: RampBy = "pair
     return Ramp(float(yarn.factor), length, max(first, 0), min(last, size - 1), False)
 
 
-def scaled_powers(theta: float, size: int, numerics: Numerics, scaling: Optional[Ramp]) -> Tensor:
+def scaled_powers(theta: float, size: int, scaling: Optional[Ramp]) -> Tensor:
     """theta^(-2k/r) [r/2], scaled along a ramp or as they are. ValueError: theta is not finite."""
     if scaling is None:
-        return powers_of(theta, size, numerics)
-    shares = torch.arange(0, size, 2, dtype=dtype_of(numerics)) / size
+        return powers_of(theta, size)
+    shares = torch.arange(0, size, 2, dtype=torch.float64) / size
     return scaling.frequencies(float(theta) ** shares)
 
 
@@ -116,7 +116,7 @@ class YaRNGrid(RotaryGrid):
     Args:
         name: registry key, for messages.
         geometry, axis_of_pair, layout: see RotaryGrid.
-        theta, numerics: see RoPE.
+        theta: see RoPE.
         yarn: parameters of YaRN.
 
     Raises:
@@ -133,7 +133,6 @@ class YaRNGrid(RotaryGrid):
         axis_of_pair: List[int],
         layout: Layout,
         theta: float,
-        numerics: Numerics,
         yarn: YaRN,
     ) -> None:
         if yarn.factor == 1 and yarn != YaRN():
@@ -142,7 +141,7 @@ class YaRNGrid(RotaryGrid):
             raise refusal(name, rule, yarn.factor, "set factor or leave them out")
         size = 2 * len(axis_of_pair)
         scaling = None if yarn.factor == 1 else ramp_of(name, yarn, theta, size)
-        frequencies = scaled_powers(theta, size, numerics, scaling)
+        frequencies = scaled_powers(theta, size, scaling)
         super().__init__(geometry, frequencies, axis_of_pair, layout, magnitude=magnitude_of(yarn))
         self.theta, self.scaling = float(theta), scaling
 

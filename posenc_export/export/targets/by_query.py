@@ -1,6 +1,6 @@
 """Lowerings of ops/by_query.py to standard operators."""
 
-from typing import List, Optional, Sequence
+from typing import List
 
 import numpy as np
 import onnx_ir as ir
@@ -51,37 +51,33 @@ def _attend_turned(op: Builder, node: AttendTurnedKeys) -> ir.Value:
     return standard.weighted_sum(op, node, weights, node.values)
 
 
-def digits(op: Builder, node: AttendTurnedKeys) -> Optional[List[ir.Value]]:
+def digits(op: Builder, node: AttendTurnedKeys) -> List[ir.Value]:
     """Return the cosines and sines of the angles by which keys turn further for each query, at the
-    distances d 16^l in row d + 16 l [B,S,16*digits,r/2], or None if these angles are rounded.
+    distances d 16^l in row d + 16 l [B,S,16*digits,r/2].
     """
-    if node.second is None:
-        return None
     count = 1
     while DIGITS**count < op.max_positions:
         count += 1
     distances = np.outer(DIGITS ** np.arange(count), np.arange(DIGITS)).reshape(-1, 1)
-    drift = op.Unsqueeze(_drift(op, node, node.second), [2])
+    drift = op.Unsqueeze(_drift(op, node), [2])
     angles = _in_radians(op, op.Mul(op.Cast(op.constant(distances), to=DOUBLE), drift))
     return [op.Cos(angles), op.Sin(angles)]
 
 
 def _angles(op: Builder, node: AttendTurnedKeys) -> ir.Value:
     """Return the angles of all keys for all queries [B,1,S,T,r/2] float32."""
-    if node.second is None:
-        return _rounded_angles(op, node)
     queries = op.Unsqueeze(node.positions, [1, 3, 4])
     keys = op.Unsqueeze(node.key_positions, [1, 2, 4])
     distances = op.Cast(op.Sub(keys, queries), to=DOUBLE)
-    drift = op.Unsqueeze(_drift(op, node, node.second), [1, 3])
+    drift = op.Unsqueeze(_drift(op, node), [1, 3])
     return _in_radians(op, op.Mul(distances, drift))
 
 
-def _drift(op: Builder, node: AttendTurnedKeys, second: ir.Value) -> ir.Value:
+def _drift(op: Builder, node: AttendTurnedKeys) -> ir.Value:
     """Return by how many turns per position each pair of a key turns further for each query:
     [B,S,r/2] float64.
     """
-    leading, rest = numbers_of(node.first), numbers_of(second)
+    leading, rest = numbers_of(node.first), numbers_of(node.second)
     kept = min(node.first_turned, len(leading)) - 1  # the last row without a turn
 
     def turns() -> np.ndarray:
@@ -90,21 +86,6 @@ def _drift(op: Builder, node: AttendTurnedKeys, second: ir.Value) -> ir.Value:
 
     table = op.weight(f"{node.first.name}.turns", turns)
     return op.Gather(table, op.Max(op.Sub(node.positions, kept), 0))
-
-
-def _rounded_angles(op: Builder, node: AttendTurnedKeys) -> ir.Value:
-    """As `_angles`, from products of positions and frequencies that are rounded to float32."""
-    rows = op.Max(node.positions, 0)
-    own = op.Unsqueeze(op.Gather(node.first, rows), [1, 3])
-    kept = op.weight(f"{node.first.name}.kept", lambda: numbers_of(node.first)[0])
-
-    def further(positions: ir.Value, axes: Sequence[int]) -> ir.Value:
-        places = op.Cast(op.Unsqueeze(positions, axes), to=FLOAT)
-        products = (op.Mul(places, frequencies) for frequencies in (own, kept))
-        return op.Sub(*(op.Cast(product, to=DOUBLE) for product in products))
-
-    radians = op.Sub(further(node.key_positions, [1, 2, 4]), further(node.positions, [1, 3, 4]))
-    return _in_radians(op, op.Mul(radians, op.constant(0.5 / np.pi, "float64")))
 
 
 def _in_radians(op: Builder, turns: ir.Value) -> ir.Value:

@@ -38,9 +38,8 @@ def attend(op: Builder, node: Attend) -> ir.Value:
 
 
 def attend_turned_keys(op: Builder, node: AttendTurnedKeys) -> ir.Value:
-    """As `attend`, if the angles are not rounded."""
-    turns = by_query.digits(op, node)
-    inside = None if turns is None else _inside(op, node, turns)
+    """As `attend`."""
+    inside = _inside(op, node, by_query.digits(op, node))
     return by_query.attend_turned_keys(op, node) if inside is None else inside
 
 

@@ -23,7 +23,6 @@ HEADS: Dict[str, Dict[str, Any]] = {
     "a part of each head": {"width": 48, "rotary": 8},
     "with a window": {"width": 64, "sees": {"name": "window", "size": 12}},
     "pairs that are side by side": {"width": 64, "layout": "interleaved"},
-    "rounded as in transformers": {"width": 64, "numerics": "transformers"},
     "of biased projections": {"width": 64, "projection": {"name": "grouped", "bias": True}},
 }
 QUICK = (("rope_dynamic", "a part of each head"), ("rope_longrope", "whole heads"))
@@ -36,7 +35,7 @@ def _block(name: str, width: int, rotary: int = 0, **options: Any) -> Any:
     else:
         spec["long_factor"] = [1.0 + pair for pair in range((rotary or width // 4) // 2)]
     spec |= {"rotary": rotary} if rotary else {}
-    spec |= {key: options.pop(key) for key in ("layout", "numerics") if key in options}
+    spec |= {key: options.pop(key) for key in ("layout",) if key in options}
     config = block_config(width, 4, MOST[name], encoding=spec, kv_heads=2)
     return seeded(replace(config, attention=replace(config.attention, **options)))
 
