@@ -7,7 +7,6 @@ Exits with status 1 on a finding.
 """
 
 import argparse
-import importlib.util
 import json
 import multiprocessing
 import os
@@ -114,15 +113,13 @@ def main(arguments: Optional[List[str]] = None) -> int:
     print(f"seed {number}, {options.minutes:g} minutes, {options.jobs} jobs", flush=True)
     result: Dict[str, Any] = {"seed": number, "minutes": options.minutes, "jobs": options.jobs}
     if options.configs:
-        result["configs"] = importlib.import_module("tests.fuzz.configs").run(
-            number, options.configs, options.jobs
-        )
+        from tests.fuzz import configs
+
+        result["configs"] = configs.run(number, options.configs, options.jobs)
         print({name: value for name, value in result["configs"].items() if name != "findings"})
     begun = time.time()
     end = begun + 60 * options.minutes
-    mutating = (
-        options.only != "sessions" and importlib.util.find_spec("tests.fuzz.mutations") is not None
-    )
+    mutating = options.only != "sessions"
     share = 1.0 if not mutating else 0.0 if options.only == "mutations" else SHARE
     if share:
         result["sessions"] = sessions(

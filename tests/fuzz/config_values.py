@@ -16,84 +16,44 @@ LAYER_TYPES = "full_attention sliding_attention chunked_attention linear_attenti
 ROTATIONS = "default linear dynamic yarn llama3 longrope proportional ntk other".split()
 # Values of keys, by a pattern of their names; the first pattern that matches is used.
 VALUES: List[Tuple[str, List[Any]]] = [
-    (
-        r"activation|hidden_act$|ff_activation|feed_forward_proj",
-        [*ACTIVATIONS, "gated-gelu", "gated-silu"],
-    ),
-    (
-        r"^(num_)?(encoder_|decoder_|hidden_)?layers$|^n_layers?$|^num_decoder_layers$|max_window_layers|first_k_dense|sparse_step|moe_layer_step",
-        [0, 1, 2, 3, 4],
-    ),
-    (r"head_dim|^d_kv$|d_head|rotary_dim", [0, 2, 4, 6, 8, 10, 12, 16, 24, 32]),
-    (r"lora_rank", [None, 1, 4, 20]),
+    (r"activation|hidden_act$", [*ACTIVATIONS, "gated-gelu", "gated-silu"]),
+    (r"^(num_)?(hidden_)?layers$|^n_layers?$|max_window_layers", [0, 1, 2, 3, 4]),
+    (r"head_dim|rotary_dim", [0, 2, 4, 6, 8, 10, 12, 16, 24, 32]),
     (r"kv_heads|key_value_heads", [None, 0, 1, 2, 3, 4, 8]),
     (r"heads$|n_head", [1, 2, 3, 4, 6, 8, 12, 16, 32]),
-    (r"experts|^n_group$|topk", [0, 1, 2, 3, 4, 8]),
+    (r"experts", [0, 1, 2, 3, 4, 8]),
     (r"vocab", [1, 2, 61, 64, 100]),
     (
-        r"hidden_size|n_embd|d_model|^dim$|intermediate|d_inner|ffn_dim|d_ff|n_inner|ffn_hidden|embedding_size|proj_dim",
+        r"hidden_size|n_embd|d_model|intermediate|ffn_dim|n_inner|ffn_hidden",
         [None, 16, 32, 40, 48, 64, 96, 128],
     ),
-    (
-        r"window|local_attention|attention_chunk_size|clamp_len",
-        [None, 0, 1, 2, 5, 6, 8, 23, 24, 25, 512],
-    ),
-    (r"_token_id|_token_index", [None, -1, 0, 1, 2, 5, 60, 61]),
-    (r"position_buckets|num_buckets", [-1, 0, 2, 4, 7, 8, 16, 32]),
-    (r"max_distance|max_relative", [-1, 0, 1, 8, 9, 20, 128]),
-    (r"position|seq_length|max_seq|n_ctx|max_source|max_target", [0, 1, 10, 24, 25, 64, 300, 512]),
+    (r"window|attention_chunk_size", [None, 0, 1, 2, 5, 6, 8, 23, 24, 25, 512]),
+    (r"_token_id", [None, -1, 0, 1, 2, 5, 60, 61]),
+    (r"position|seq_length|n_ctx", [0, 1, 10, 24, 25, 64, 300, 512]),
     (r"pattern|every_n", [1, 2, 3, 6]),
-    (r"context_length", [512, 600, 1000]),
-    (r"^quantiles$", [[0.5], [0.1, 0.9], [0.1, 0.3, 0.5, 0.7, 0.9]]),
     (r"theta|base_freq|emb_base", [1.0, 2.0, 20.0, 1000.0, 10000, 1e6]),
     (r"eps", [0.0, 1e-12, 1e-5, 1e-3, 0.1]),
     (r"partial_rotary|rotary_pct", [0.0, 0.1, 0.25, 0.5, 0.75, 1.0, 1.5]),
-    (r"type_vocab", [0, 1, 2, 3]),
-    (r"pretraining_tp|ep_size", [0, 1, 2, 4]),
-    (
-        r"att_type",
-        [["c2p"], ["p2c"], ["c2p", "p2c"], "c2p|p2c", "p2c", [], None, ["p2p"], ["c2p", "p2p"]],
-    ),
-    (r"attn_type", ["bi", "uni", "other"]),
-    (r"norm_rel_ebd", ["none", "layer_norm", "other"]),
-    (r"position_embedding_type", ["absolute", "relative_key", "relative_key_query"]),
-    (r"scoring_func|topk_method", ["softmax", "sigmoid", "noaux_tc", "greedy", "other"]),
+    (r"pretraining_tp", [0, 1, 2, 4]),
     (
         r"scale|softcap|multiplier|scalar|factor|limit|alpha|beta|clip|temperature",
         [None, 0, 0.0, 0.1, 0.5, 1, 1.0, 2.5, 8, 50.0],
     ),
 ]
 OTHER_TYPES: List[Any] = [
-    None,
-    True,
-    False,
-    0,
-    1,
-    -1,
-    3,
-    0.5,
-    -0.5,
-    "other",
-    "",
-    [],
-    [1],
-    ["silu"],
-    {},
-    {"rope_type": "other"},
-    1e30,
-]
+    None, True, False, 0, 1, -1, 3, 0.5, -0.5, "other", "", [], [1], ["silu"], {},
+    {"rope_type": "other"}, 1e30,
+]  # fmt: skip
 HUGE: List[int] = [10**9, 2**31, 2**53, 2**63, -(2**63), 10**30]
 # Keys of the run, not of the model: dtype, form of outputs, labels of other tasks.
 SKIPPED = re.compile(
-    r"^(_name_or_path|architectures|attn_implementation|_attn_implementation.*|dtype|torch_dtype|experts_implementation|_experts_implementation.*|id2label|label2id|"
-    r"model_type|num_labels|output_.*|problem_type|quantization_config|return_dict.*|torchscript|transformers_version|tokenizer_class|use_cache|vision_config|"
-    r".*_dropout.*|dropout|.*_pdrop|layerdrop|.*initializer.*|text_config|is_encoder_decoder|transformers_weights|.*loss.*|mask_.*|apply_spec_augment)$"
+    r"^(_name_or_path|architectures|_?attn_implementation.*|(torch_)?dtype|model_type|output_.*|"
+    r"_?experts_implementation.*|id2label|label2id|num_labels|problem_type|quantization_config|"
+    r"return_dict.*|torchscript|transformers_version|tokenizer_class|use_cache|.*dropout.*|"
+    r".*_pdrop|.*initializer.*|is_encoder_decoder|transformers_weights|.*loss.*)$"
 )
-# Lists with an entry for each layer, and keys from which they follow where they are missing.
-BY_LAYER = tuple(
-    "layer_types mlp_layer_types no_rope_layers mlp_only_layers layers_block_type".split()
-)
-DERIVING = re.compile(r"layers?$|pattern|every_n|interval|layer_step|use_sliding_window")
+# Keys from which lists with an entry for each layer follow where they are missing.
+DERIVING = re.compile(r"layers?$|pattern|every_n|interval|use_sliding_window")
 DELETED, HUGE_SHARE, WRONG_SHARE, FOREIGN_SHARE = object(), 0.03, 0.12, 0.06
 
 
@@ -124,9 +84,8 @@ def changed(
             continue
         key = choice.choice(keys)
         changes[key] = _value(key, {**known, **config}, choice)
-        if DERIVING.search(key) and choice.random() < 0.5:
-            lists = [name for name in BY_LAYER if name in config]
-            changes.update({name: DELETED for name in lists if name not in changes})
+        if DERIVING.search(key) and "layer_types" in config and choice.random() < 0.5:
+            changes.setdefault("layer_types", DELETED)
     return changes
 
 
@@ -139,8 +98,9 @@ def _value(key: str, config: Mapping[str, Any], choice: random.Random) -> Any:
     current = config.get(key)
     if key in ("rope_parameters", "rope_scaling"):
         return _rotation(current, choice)
-    if key in BY_LAYER:
-        return _per_layer(key, config, choice)
+    if key == "layer_types":
+        count = config.get("num_hidden_layers", 2) + choice.choice((0, 0, 0, 0, 1, -1))
+        return [choice.choice(LAYER_TYPES[: choice.choice((2, 2, 5))]) for _ in range(count)]
     if isinstance(current, bool):
         return not current
     if isinstance(current, dict):
@@ -159,27 +119,6 @@ def _value(key: str, config: Mapping[str, Any], choice: random.Random) -> Any:
         if current is None or isinstance(current, (str, list))
         else [0, 1, 2, 0.5, current]
     )
-
-
-def _per_layer(key: str, config: Mapping[str, Any], choice: random.Random) -> Any:
-    count = next(
-        (
-            config[name]
-            for name in ("num_hidden_layers", "n_layer", "num_layers")
-            if isinstance(config.get(name), int)
-        ),
-        2,
-    )
-    if key == "mlp_only_layers":
-        return choice.choice([[], [0], [1], [0, 1], [7]])
-    pool: List[Any] = (
-        [0, 1]
-        if key == "no_rope_layers"
-        else ["dense", "sparse", "other"]
-        if key == "mlp_layer_types"
-        else LAYER_TYPES[: choice.choice((2, 2, 2, 5))]
-    )
-    return [choice.choice(pool) for _ in range(count + choice.choice((0, 0, 0, 0, 1, -1)))]
 
 
 def _rotation(current: Any, choice: random.Random) -> Any:
@@ -204,9 +143,6 @@ def _rotation(current: Any, choice: random.Random) -> Any:
         "short_factor": [1.0 + 0.1 * index for index in range(pairs)],
         "long_factor": [1.0 + 0.5 * index for index in range(pairs)],
         "partial_rotary_factor": choice.choice([0.25, 0.5, 0.75, 1.0]),
-        "mrope_section": choice.choice([[2, 3, 3], [4, 2, 2], [1, 1, 2]]),
-        "llama_4_scaling_beta": choice.choice([0.1, 0.5]),
-        "mrope_interleaved": choice.choice([True, False]),
     }  # fmt: skip
     if isinstance(current, dict) and choice.random() < 0.5:
         key = choice.choice(sorted(set(current) | {"rope_theta"}))
@@ -214,26 +150,15 @@ def _rotation(current: Any, choice: random.Random) -> Any:
             **current,
             key: _value(key, {**parts, **current}, choice) if key not in parts else parts[key],
         }
-    always = {
-        "linear": ["factor"],
-        "dynamic": ["factor"],
-        "ntk": ["factor"],
-        "yarn": ["factor"],
-        "longrope": ["short_factor", "long_factor"],
-    }
+    always = dict.fromkeys(("linear", "dynamic", "ntk", "yarn"), ["factor"])
+    always["longrope"] = ["short_factor", "long_factor"]
     llama3 = ["factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"]
     needed = ["rope_type", "rope_theta", *({**always, "llama3": llama3}.get(kind, []))]
     further = [] if choice.random() < 0.6 else choice.sample(sorted(set(parts) - set(needed)), 1)
-    keys = [
-        *needed,
-        *further,
-        *(
-            ["original_max_position_embeddings"]
-            if kind in ("yarn", "longrope") and choice.random() < 0.8
-            else []
-        ),
-    ]
-    if isinstance(current, dict) and "mrope_section" in current and choice.random() < 0.8:
-        parts["mrope_section"] = current["mrope_section"]
-        keys.append("mrope_section")
-    return {key: parts[key] for key in keys if not (key == "rope_theta" and choice.random() < 0.2)}
+    if kind in ("yarn", "longrope") and choice.random() < 0.8:
+        further.append("original_max_position_embeddings")
+    return {
+        key: parts[key]
+        for key in [*needed, *further]
+        if not (key == "rope_theta" and choice.random() < 0.2)
+    }

@@ -1,63 +1,126 @@
-"""Random configurations of every model type that we read, compared with transformers: `python -m
-tests.fuzz.configs --seed N --count 1000 --jobs 2`.
+"""Random configurations of the decoders that we read, compared with transformers: `python -m
+tests.fuzz --configs 1000 --minutes 0 --seed N`.
 
-A case starts from a small valid config.json, of encoders with or without a task head, and changes
-one to three keys. If transformers builds the model, our model must give the outputs of its full
-pass for every division of rows into calls, or refuse the configuration by name. Every third case is
-exported to `ort` and runs as an artefact, the others run the module. A finding is reduced to the
-keys that cause it. Case i of seed N is repeated with `--seed N --first i --count 1`.
+A case starts from a small valid config.json and changes one to three keys. If transformers builds
+the model, our model must give the outputs of its full pass for every division of rows into calls,
+or refuse the configuration by name. Every third case is exported to `ort` and runs as an artefact,
+the others run the module. A finding is reduced to the keys that cause it, and is repeated by
+`compared(base, changes, number, target)`.
 """
 
-import argparse
 import collections
 import json
 import multiprocessing
 import random
-import sys
+import re
 import tempfile
 import time
+import traceback
 import warnings
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import asdict
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, Dict, List, Mapping, Optional
+from typing import Any, Dict, Iterator, List, Mapping, Sequence, Tuple
 
+import numpy as np
 import torch
+import transformers
 
+from posenc_export.export import export
+from posenc_export.export.expected import eager_session
 from posenc_export.models import families
-from tests.fuzz.config_case import (
-    FINDINGS,
-    Case,
-    is_proper,
-    largest,
-    line,
-    outcome_of,
-    set_outcome,
-    share,
-    shown,
-)
+from posenc_export.models.pretrained import from_pretrained
+from posenc_export.runtime import Session, load
 from tests.fuzz.config_values import DELETED, HUGE, changed
+from tests.models import checkpoints, series
+from tests.models.patterns import Pairs, theirs
 
 TOGETHER = 20  # cases that a worker runs at a time
 EXPORTED = 3  # every third case is exported
 SECONDS = 5.0  # longest processor time of a refusal
+LENGTH, SHORT, CHUNK = 24, 9, 7  # tokens of the long and of the short row, and of a chunk
+# Tokens of the first call of a decode, which may lie in another range of a rotation, and the last
+# ones, which are read one at a time.
+FIRST, STEPS = 3, 21
+BEYOND = 280  # tokens of a long row in which bfloat16 no longer holds every position
+# Size of a part above which transformers is not asked; keys that are left out have the defaults of
+# real models.
+LARGEST = 1024
+UNBUILT = re.compile(
+    r"position|window|token|theta|chunk|seq|max_length|floor_scale|factor|_base$|context"
+)  # keys of which no size of a weight follows
+FINDINGS = ("silent difference", "wrong error", "unexplained decode of transformers")
+
+
+@dataclass
+class Case:
+    """One configuration and what became of it.
+
+    Args:
+        number: index of the case.
+        base: name of the base model (tests/models/checkpoints.py).
+        changes: new values of keys; "(deleted)" for a key that is left out.
+        target: target of our artefact; "eager" for the module itself.
+        outcome: "equal", "refused", "refused by the target", "refused by both", "transformers
+            cannot run it", "transformers differs from its own decode" for a reason of
+            `decode_defect`, or one of FINDINGS.
+        said: our refusal or error, and transformers' error or its reason to differ.
+        shares: for each division into calls, the largest difference relative to the tolerance.
+    """
+
+    number: int
+    base: str
+    changes: Dict[str, Any]
+    target: str = "eager"
+    outcome: str = ""
+    said: List[str] = field(default_factory=list)
+    shares: Dict[str, float] = field(default_factory=dict)
+
+    def fail(self, outcome: str, error: Exception) -> None:
+        """Set the outcome to that of an error of ours. One that has not the form of our messages
+        is a finding.
+        """
+        proper = isinstance(error, ValueError) and is_proper(str(error))
+        self.outcome = outcome if proper else "wrong error"
+        self.said.append(f"ours: {_line(error)}")
+        if not proper:
+            self.said.append("".join(traceback.format_tb(error.__traceback__)[-2:]))
+
+
+def is_proper(said: str) -> bool:
+    """Return whether an error has one line and the form `where: expected RULE, got VALUE`."""
+    return "\n" not in said and all(part in said for part in (": ", "expected ", "got "))
+
+
+def _line(error: Exception) -> str:
+    return f"{type(error).__name__}: {str(error).strip()[:400]}".replace("\n", " ")
+
+
+def bases() -> List[str]:
+    """Return the names of the small decoders that we read with a family of our own."""
+    return [name for name in checkpoints.OURS if name not in series.MODELS]
+
+
+def as_saved(base: str) -> Dict[str, Any]:
+    """Return the contents of config.json as transformers saves it."""
+    saved: Dict[str, Any] = json.loads(checkpoints.described(base).to_json_string())
+    return saved
 
 
 def case(seed: int, number: int) -> Case:
     """Run one case."""
-    from tests.fuzz.config_peers import as_saved, bases, config_of
-
     choice = random.Random(f"{seed} {number}")
-    known = bases()
-    base = choice.choice(known[choice.choice(sorted(known))])
-    result = config_of(base)
-    config, full = as_saved(result), json.loads(result.to_json_string(use_diff=False))
-    changes = changed(config, full, choice)
+    by_type = collections.defaultdict(list)
+    for name in bases():
+        by_type[name.split()[0]].append(name)
+    base = choice.choice(by_type[choice.choice(sorted(by_type))])
+    full = json.loads(checkpoints.described(base).to_json_string(use_diff=False))
+    changes = changed(as_saved(base), full, choice)
     target = "ort" if number % EXPORTED == EXPORTED - 1 else "eager"
     return reduced(base, changes, compared(base, changes, number, target))
 
 
-def reduced(base: Any, changes: Mapping[str, Any], found: Case) -> Case:
+def reduced(base: str, changes: Mapping[str, Any], found: Case) -> Case:
     """Return a finding without the target and changes that it does not need; other cases as is."""
     if found.outcome not in FINDINGS:
         return found
@@ -73,147 +136,230 @@ def reduced(base: Any, changes: Mapping[str, Any], found: Case) -> Case:
     return found
 
 
-def compared(base: Any, changes: Mapping[str, Any], number: int = 0, target: str = "eager") -> Case:
+def compared(base: str, changes: Mapping[str, Any], number: int = 0, target: str = "eager") -> Case:
     """Compare our model with transformers' for a base with changed keys."""
-    from tests.fuzz.config_peers import as_saved, config_of
-
-    kind = base.task or base.kind
-    result = Case(number, f"{kind} {base.model_type}: {base.name}", shown(changes), target)
-    config = merged(as_saved(config_of(base)), changes)
+    result = Case(number, base, _shown(changes), target)
+    new = {**as_saved(base), **changes}
+    config = {key: value for key, value in new.items() if value is not DELETED}
     with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings():
         warnings.simplefilter("ignore")
         _compare(base, config, Path(folder), result)
     return result
 
 
-def merged(config: Mapping[str, Any], changes: Mapping[str, Any]) -> Dict[str, Any]:
-    """Return a config.json with changed keys."""
-    new = {**config, **changes}
-    return {key: value for key, value in new.items() if value is not DELETED}
+def _shown(changes: Mapping[str, Any]) -> Dict[str, Any]:
+    return {
+        key: "(deleted)"
+        if value is DELETED
+        else _shown(value)
+        if isinstance(value, dict)
+        else value
+        for key, value in changes.items()
+    }
 
 
-def _compare(base: Any, config: Dict[str, Any], folder: Path, found: Case) -> None:
+def _compare(base: str, config: Dict[str, Any], folder: Path, found: Case) -> None:
     """Set the outcome of a case. config: contents of config.json."""
-    from tests.fuzz import config_calls as calls
-    from tests.fuzz import config_peers as peers
-
+    length = BEYOND if found.number % 8 == 7 else LENGTH
     try:
-        if largest(found.changes) >= HUGE[0]:
-            raise ValueError("not asked for sizes that do not fit in memory")
-        peer = calls.Theirs(base, peers.built(base, config))
-        length = calls.BEYOND if found.number % 8 == 7 else calls.LENGTH
-        wanted = calls.expected(peer, peers.tokens_for(base, peer.config, length))
-    except (
-        Exception
-    ) as error:  # whatever transformers raises means that it cannot run this configuration
-        found.said.append(f"transformers: {line(error)}")
+        peer = built(base, config)
+        tokens = tokens_for(peer.config, length)
+        full, alone = theirs(peer, tokens), theirs(peer, tokens[1:, -SHORT:])
+        decoded = _decoded(peer, tokens)
+        if not all(part.size and np.isfinite(part).all() for part in (full, alone, decoded)):
+            raise ValueError("outputs that are empty or not finite")
+    except Exception as error:  # transformers cannot run this configuration, whatever it raises
+        found.said.append(f"transformers: {_line(error)}")
         return _refused_alone(config, found)
-    (peer.peer.model if base.kind == "pair" else peer.peer).save_pretrained(folder)
+    peer.save_pretrained(folder)
     (folder / "config.json").write_text(json.dumps(config))
-    noise, refused = share([(wanted.decoded, wanted.full)]), "refused"
+    noise, stage = share([(decoded, full)]), "refused"
     try:
-        models = peers.loaded(base, folder, length)
-        refused = "refused by the target"
-        session = peers.opened(base, models, folder, found.target)
-        refused = "refused"  # such as positions beyond the range
-        if calls.SHORT <= peers.trained(models[-1]) < length:
-            wanted.alone = None  # transformers has LongRoPE's other factors for a short row
-        both = calls.divisions(base, session, wanted)
-        found.shares = {name: share(pairs) for name, pairs in both.items()}
-    except ValueError as error:
-        return set_outcome(found, refused if is_proper(error) else "wrong error", error)
-    except Exception as error:  # every other error is a finding
-        return set_outcome(found, "wrong error", error)
-    defect = peers.decode_defect(models) if noise > 1 else ""
-    found.outcome = outcome_of(max(found.shares.values()), noise, defect)
+        model = loaded(folder, length)
+        stage = "refused by the target"
+        session = _opened(model, folder / "artefact", found.target)
+        stage = "refused"  # such as positions beyond the range
+        # transformers has LongRoPE's other factors for a short row.
+        short = None if SHORT <= trained(model) < length else alone
+        found.shares = {
+            name: share(pairs) for name, pairs in divisions(session, tokens, full, short)
+        }
+    except Exception as error:
+        return found.fail(stage, error)
+    defect = decode_defect(model) if noise > 1 else ""
     found.said.append(f"transformers' own decode: {noise:.3g} {defect}".strip())
+    # We may exceed the rounding of its decode by 20 times.
+    if max(found.shares.values()) > (max(1.0, 20 * noise) if noise <= 1 else 1.0):
+        found.outcome = "silent difference"
+    elif noise <= 1:
+        found.outcome = "equal"
+    else:
+        found.outcome = "transformers differs from its own decode" if defect else FINDINGS[2]
 
 
 def _refused_alone(config: Dict[str, Any], found: Case) -> None:
     """Set the outcome of a configuration that transformers cannot run: we may refuse it or not,
     but without a wrong error and at once.
     """
-    from tests.models.encoders import WITHOUT_RANGE
-
-    name = config.get("model_type")
-    parts = families.parts_of(name) if isinstance(name, str) and name in families.FILES else ()
     found.outcome, begun = "transformers cannot run it", time.process_time()
-    for part in parts or (None,):
-        try:
-            families.read(config, 512 if name in WITHOUT_RANGE else None, part)
-        except ValueError as error:
-            set_outcome(found, "refused by both" if is_proper(error) else "wrong error", error)
-        except Exception as error:  # every other error is a finding
-            return set_outcome(found, "wrong error", error)
+    try:
+        families.read(config)
+    except Exception as error:
+        found.fail("refused by both", error)
     if time.process_time() - begun > SECONDS:
-        set_outcome(
-            found,
-            "wrong error",
-            ValueError(f"a refusal that takes {time.process_time() - begun:.1f} s"),
-        )
+        found.outcome = "wrong error"
+        found.said.append(f"a refusal that takes {time.process_time() - begun:.1f} s")
+
+
+def built(base: str, config: Mapping[str, Any]) -> Any:
+    """Return transformers' model of a config.json, with random parameters.
+
+    Raises:
+        ValueError: a size of a real model or beyond.
+    """
+    torch.manual_seed(0)
+    result = type(checkpoints.described(base)).from_dict(dict(config))
+    for key, value in _numbers({**config, **result.to_dict()}):
+        if value > LARGEST and not UNBUILT.search(key) or value >= HUGE[0]:
+            raise ValueError(f"not asked for a model of real size, by {key}")
+    return checkpoints.randomised(transformers.AutoModelForCausalLM.from_config(result))
+
+
+def _numbers(values: Mapping[str, Any]) -> Iterator[Tuple[str, float]]:
+    for key, value in values.items():
+        for each in value if isinstance(value, list) else [value]:
+            if isinstance(each, dict):
+                yield from _numbers(each)
+            elif isinstance(each, (int, float)):
+                yield str(key), abs(each)
+
+
+def tokens_for(config: Any, length: int) -> np.ndarray:
+    """Return two rows of token ids [2,length] without special tokens and the id of padding."""
+    padding = getattr(config, "pad_token_id", None)
+    most = min(58, getattr(config, "vocab_size", 58))
+    ids = [index for index in range(5, most) if index != padding]
+    return np.random.default_rng(0).choice(ids, (2, length))
+
+
+def _decoded(peer: Any, tokens: np.ndarray) -> np.ndarray:
+    """Return the outputs of transformers' model that reads FIRST tokens, then others, and the last
+    STEPS tokens one at a time, with its own cache.
+    """
+    parts, cache = [], None
+    ends = sorted({FIRST, *range(tokens.shape[1] - STEPS, tokens.shape[1] + 1)})
+    with torch.no_grad():
+        for begin, end in zip([0, *ends], ends, strict=False):
+            part = torch.from_numpy(tokens[:, begin:end])
+            result = peer(part, use_cache=True, past_key_values=cache)
+            parts.append(result.logits.numpy())
+            cache = result.past_key_values
+    return np.concatenate(parts, 1)
+
+
+def loaded(folder: Path, length: int) -> Any:
+    """Return our model of a checkpoint. transformers uses LongRoPE's short factors for rows up to
+    the trained length; ours chooses by the range of positions.
+
+    Raises:
+        ValueError: the configuration is refused.
+    """
+    model = from_pretrained(folder)
+    if length <= trained(model):
+        model = from_pretrained(folder, lengths="by_position")
+    return model
+
+
+def trained(model: Any) -> int:
+    """Return the trained length of a decoder with LongRoPE; 0 for other models."""
+    specs = [spec for kind in model.config.layers.values() for spec in kind.attention.encodings]
+    results = [
+        spec["original_max_positions"] for spec in specs if spec["name"] == families.LONGROPE
+    ]
+    return min(results, default=0)
+
+
+def decode_defect(model: Any) -> str:
+    """Return why transformers' decode differs from its full pass; empty if no reason is known."""
+    if any(kind.attention.sees.get("size") == 1 for kind in model.config.layers.values()):
+        return "its cache for a window of one token keeps all keys, keys[:, :, -1 + 1 :]"
+    if trained(model):
+        return "it chooses LongRoPE's factors once per call, and keys in the cache keep theirs"
+    return ""
+
+
+def _opened(model: Any, folder: Path, target: str) -> Session:
+    if target == "eager":
+        return eager_session(model)
+    export(model, target, folder, verify=False)
+    return load(folder, threads=1, provider="cpu").session()
+
+
+def divisions(
+    session: Session, tokens: np.ndarray, full: np.ndarray, alone: "np.ndarray | None"
+) -> Iterator[Tuple[str, Pairs]]:
+    """Yield pairs of outputs (ours, theirs) for every division of two rows [2,S] into calls.
+
+    Args:
+        full: transformers' outputs [2,S,V].
+        alone: those [1,SHORT,V] of the last SHORT tokens of the second row, as a row of its own;
+            None if transformers computes them in another way.
+    """
+    yield "full", [(session.prefill(tokens), full)]
+    session.reset()
+    rows, mask = tokens.copy(), np.ones_like(tokens)
+    rows[1, :-SHORT] = mask[1, :-SHORT] = 0
+    padded = session.prefill(rows, attention_mask=mask)
+    short = [] if alone is None else [(padded[1, -SHORT:], alone[0])]
+    yield "left padding", [(padded[0], full[0]), *short]
+    session.reset()
+    yield "chunks", [(session.prefill(tokens, chunk=CHUNK), full)]
+    session.reset()
+    first = session.prefill(tokens[:, :-STEPS])
+    steps = [session.step(tokens[:, index]) for index in range(-STEPS, 0)]
+    yield "steps", [(np.concatenate((first, np.stack(steps, 1)), axis=1), full)]
+
+
+def share(both: Sequence[Any]) -> float:
+    """Return the largest difference relative to 2e-4 of the largest output, or of 1; infinity
+    for outputs that are not finite.
+    """
+    if not all(np.isfinite(result).all() for result, _ in both):
+        return float("inf")
+    return max(
+        float(np.abs(result - wanted).max() / (2e-4 * max(1.0, np.abs(wanted).max())))
+        for result, wanted in both
+    )
 
 
 def chunk(seed: int, first: int, count: int) -> List[Case]:
     """Run some cases in a row; the work of one process."""
-    import transformers
-
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
     torch.set_num_threads(1)
     return [case(seed, number) for number in range(first, first + count)]
 
 
-def run(seed: int, count: int, jobs: int, first: int = 0) -> Dict[str, Any]:
+def run(seed: int, count: int, jobs: int) -> Dict[str, Any]:
     """Run `count` cases. Print findings, and return the totals."""
     result: List[Case] = []
     with ProcessPoolExecutor(
         jobs, mp_context=multiprocessing.get_context("spawn"), max_tasks_per_child=10
     ) as pool:
         begun = [
-            pool.submit(chunk, seed, at, min(TOGETHER, first + count - at))
-            for at in range(first, first + count, TOGETHER)
+            pool.submit(chunk, seed, at, min(TOGETHER, count - at))
+            for at in range(0, count, TOGETHER)
         ]
         for future in begun:
-            for each in future.result():
-                result.append(each)
-                if each.outcome in FINDINGS:
-                    print(json.dumps(asdict(each)), flush=True)
-    outcomes = collections.Counter(each.outcome for each in result)
-    by_type = collections.Counter(
-        each.base.split(": ")[0] for each in result if each.outcome == "equal"
-    )
+            result += future.result()
     findings = [asdict(each) for each in result if each.outcome in FINDINGS]
+    for each in findings:
+        print(json.dumps(each), flush=True)
+    equal = collections.Counter(each.base.split()[0] for each in result if each.outcome == "equal")
     return {
         "seed": seed,
-        "first": first,
         "count": len(result),
-        "outcomes": dict(outcomes),
-        "equal": dict(sorted(by_type.items())),
+        "outcomes": dict(collections.Counter(each.outcome for each in result)),
+        "equal": dict(sorted(equal.items())),
         "findings": findings,
     }
-
-
-def main(arguments: Optional[List[str]] = None) -> int:
-    """Run the search. Returns the exit status: 0, or 1 if there is a finding."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--first", type=int, default=0)
-    parser.add_argument("--count", type=int, default=1000)
-    parser.add_argument("--jobs", type=int, default=2)
-    parser.add_argument("--all", action="store_true", help="print every case")
-    options = parser.parse_args(arguments)
-    begun = time.time()
-    if options.all:
-        for number in range(options.first, options.first + options.count):
-            print(json.dumps(asdict(chunk(options.seed, number, 1)[0])), flush=True)
-        return 0
-    totals = run(options.seed, options.count, options.jobs, options.first)
-    print({name: value for name, value in totals.items() if name != "findings"})
-    print(f"{len(totals['findings'])} findings, {time.time() - begun:.0f} s")
-    return 1 if totals["findings"] else 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())
