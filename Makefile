@@ -9,7 +9,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 # The library of target ort-native; without g++, its tests are skipped.
 KERNELS := $(if $(shell command -v g++),build/kernels/posenc_export_kernels/libposenc_kernels.so)
 
-.PHONY: demo quick test test-all kernels fuzz soak lint bench bench-all cuda-dry-run docs wheels clients clean
+.PHONY: demo quick test test-all kernels fuzz soak lint bench bench-all mutants cuda-dry-run docs wheels clients clean
 
 demo: $(VENV)/ready
 	$(BIN)/python -m posenc_export.commands.demo build/demo
@@ -55,6 +55,33 @@ MINUTES ?= 30
 SEED ?=
 fuzz: $(VENV)/ready
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.fuzz --configs $(CONFIGS) --minutes $(MINUTES) $(if $(SEED),--seed $(SEED)) --json build/fuzz.json
+
+# Plant COUNT random faults in PART, one at a time in a clone of the last commit, and run the tests BY: cosmic-ray prints what they do not find. Needs a package index.
+PART ?= posenc_export/encodings
+BY ?= tests/encodings
+COUNT ?= 20
+define SETTINGS
+[cosmic-ray]
+module-path = "$(PART)"
+timeout = 300
+excluded-modules = []
+test-command = "$(CURDIR)/$(BIN)/python -m pytest -q -x -n 0 -m 'not exhaustive' $(BY)"
+[cosmic-ray.distributor]
+name = "local"
+endef
+mutants: export SETTINGS := $(SETTINGS)
+mutants: export PYTHONPATH := $(CURDIR)/build/mutants
+mutants: $(VENV)/ready
+	$(BIN)/python -m pip install -q cosmic-ray
+	rm -rf build/mutants
+	git clone -q . build/mutants
+	echo "$$SETTINGS" > build/mutants/settings.toml
+	cd build/mutants && $(CURDIR)/$(BIN)/cosmic-ray init settings.toml faults.sqlite
+	$(BIN)/python -c "import sqlite3; db = sqlite3.connect('build/mutants/faults.sqlite'); \
+	db.execute('delete from mutation_specs where job_id not in (select job_id from work_items order by random() limit $(COUNT))'); \
+	db.execute('delete from work_items where job_id not in (select job_id from mutation_specs)'); db.commit()"
+	cd build/mutants && OMP_NUM_THREADS=1 $(CURDIR)/$(BIN)/cosmic-ray exec settings.toml faults.sqlite
+	$(BIN)/cr-report --show-diff --surviving-only build/mutants/faults.sqlite
 
 # Check on every target that memory does not grow over STEPS steps, and the server under load.
 STEPS ?= 1000000
