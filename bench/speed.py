@@ -13,7 +13,7 @@ take part if they are installed.
 import argparse
 import tempfile
 import warnings
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Dict, List, NamedTuple, Sequence, Tuple
 
@@ -25,7 +25,6 @@ from posenc_export.benchmark.runtimes import RUNTIMES
 from posenc_export.commands.terminal import Progress
 from posenc_export.models.config import AnyConfig
 from posenc_export.models.short_forms import block_config, decoder_config
-from posenc_export.runtime.graphs.providers import AOTINDUCTOR, OPENVINO
 from posenc_export.shared import json_rows
 
 if TYPE_CHECKING:
@@ -39,7 +38,7 @@ class Variant:
     """An artefact of a part."""
 
     encoding: str = "rope"  # its position encoding
-    target: str = "ort"  # aotinductor is compiled from pt2, which is listed before it
+    target: str = "ort"
     signature: str = "positions"  # "positions" or "mask"
     weights: str = ""  # format of quantized weights, empty for float32
     cache: str = ""  # format of quantized caches, empty for float32
@@ -60,8 +59,6 @@ class Part(NamedTuple):
     prompts: Tuple[int, ...]  # tokens of a prompt at prefill
     runtimes: Tuple[str, ...]  # other runtimes, which take part if they are installed
     seconds: float  # time per contestant and number of tokens
-    # Further providers of the artefacts; those of OpenVINO take part if openvino is installed.
-    providers: Tuple[str, ...] = ()
 
 
 def on_targets(*targets: str) -> Tuple[Variant, ...]:
@@ -84,8 +81,8 @@ BLOCKS = ("hand-written", "hand-written-torchscript")
 DECODERS = ("hand-written", "transformers", *LOADERS)
 PROMPTS, SHORT, LONG = (1024,), (128, 1024), (128, 1024, 8192)
 PARTS: Dict[str, Part] = {
-    "block": Part(on_targets(*ALL, "pt2", AOTINDUCTOR), LONG, PROMPTS, BLOCKS, 1.5, (AOTINDUCTOR,)),
-    "layers": Part((*on_targets(*ALL), *LOADED), SHORT, PROMPTS, DECODERS, 1.5, OPENVINO),
+    "block": Part(on_targets(*ALL, "pt2"), LONG, PROMPTS, BLOCKS, 1.5),
+    "layers": Part((*on_targets(*ALL), *LOADED), SHORT, PROMPTS, DECODERS, 1.5),
     "model": Part((*on_targets("ort"), *LOADED), SHORT, PROMPTS, DECODERS, 3.0),
     "bits": Part(
         (Variant(), *QUANTIZED, *NATIVE, GENAI_INT4),
@@ -130,16 +127,13 @@ def exported(part: str, folder: Path, runtimes: Sequence[str], say: Progress) ->
 
 
 def write(model: "Sources", variant: Variant, path: Path) -> None:
-    """Export one artefact, verified only on target pt2, because `posenc compile` requires it.
+    """Export one artefact without verifying it.
 
     Caches of blocks are calibrated with random hidden states, which have the same scale in every
     channel.
     """
-    from posenc_export.export import compile_artefact, export
+    from posenc_export.export import export
 
-    if variant.target == AOTINDUCTOR:
-        compile_artefact(path.with_name(replace(variant, target="pt2").name), path)
-        return
     with tempfile.TemporaryDirectory() as place, warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch.onnx and torch.jit warn at every export
         how: Dict[str, Any] = {"weights": variant.weights or None, "cache": variant.cache or None}
@@ -147,8 +141,7 @@ def write(model: "Sources", variant: Variant, path: Path) -> None:
             how["calibrate"] = Path(place) / "sample.npy"
             shape = SAMPLE, model.model.config.width
             np.save(how["calibrate"], np.random.default_rng(0).standard_normal(shape, np.float32))
-        how["verify"] = variant.target == "pt2"
-        export(model, variant.target, path, variant.signature, **how)
+        export(model, variant.target, path, variant.signature, verify=False, **how)
 
 
 def measured(
@@ -158,9 +151,7 @@ def measured(
     part = PARTS[name]
     absent = [runtime for runtime in RUNTIMES if runtime in without or RUNTIMES[runtime].missing()]
     runtimes = [runtime for runtime in part.runtimes if runtime not in absent]
-    refused = OPENVINO if "openvino" in absent else ()
-    providers = [provider for provider in part.providers if provider not in refused]
-    how: Dict[str, Any] = {"threads": threads, "seconds": part.seconds, "providers": providers}
+    how: Dict[str, Any] = {"threads": threads, "seconds": part.seconds}
     paths = exported(name, folder, runtimes, say)
     works = (part.contexts, part.prompts)
     return run(paths, runtimes, *works, different_models=True, progress=say, **how)

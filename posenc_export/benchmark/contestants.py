@@ -10,14 +10,10 @@ from posenc_export.benchmark.runtimes import ARTEFACT, RUNTIMES
 from posenc_export.runtime.artefact import manifest as manifests
 from posenc_export.runtime.artefact.files import locate
 from posenc_export.runtime.artefact.manifest import Manifest
-from posenc_export.runtime.graphs import providers as known_providers
-from posenc_export.runtime.graphs.providers import AOTINDUCTOR, OPENVINO
 from posenc_export.shared.refusal import refusal
-from posenc_export.shared.suggestion import check_name as check_known
-from posenc_export.shared.suggestion import suggestion
+from posenc_export.shared.suggestion import check_name
 
 SHOWN = 3  # names of encodings in a label; further ones are shown as "..."
-ON_CPU = ("cpu", AOTINDUCTOR)  # every artefact has one of them, so that its name needs no provider
 
 
 def model_label(manifest: Manifest) -> str:
@@ -97,7 +93,7 @@ class Contestant:
     @property
     def reads_known_bytes(self) -> bool:
         """Whether a step reads weights and caches on the CPU in the formats of the manifest."""
-        if self.provider not in (*ON_CPU, OPENVINO[0]):
+        if self.provider != "cpu":
             return False
         of_few_bits = self.manifest.weights or self.manifest.cache
         return not self._built or not (RUNTIMES[self.runtime].quantizes or of_few_bits)
@@ -117,32 +113,26 @@ def gather(
     folders: Sequence[Union[str, Path]],
     runtimes: Sequence[str],
     different_models: bool = False,
-    providers: Sequence[str] = (),
 ) -> List[Contestant]:
     """Return the contestants: other runtimes (RUNTIMES) first, then the folders in their order.
-    Raise ValueError for folders, runtimes or providers that cannot be compared or are not
-    installed.
+    Raise ValueError for folders or runtimes that cannot be compared or are not installed.
 
     Args:
         different_models: allow folders of different models.
-        providers: providers to measure in addition to the CPU and CUDA: those of OpenVINO, and
-            "aotinductor", without which native code is not run.
     """
     if not folders:
         rule = "at least one artefact folder"
         raise refusal("benchmark", rule, "none", "give folders that `posenc export` wrote")
     for name in runtimes:
-        check_known("benchmark: expected runtime", name, RUNTIMES)
-    artefacts = _of_folders([locate(folder) for folder in folders], different_models, providers)
+        check_name("benchmark: expected runtime", name, RUNTIMES)
+    artefacts = _of_folders([locate(folder) for folder in folders], different_models)
     peers = [peer for name in dict.fromkeys(runtimes) for peer in _of_runtime(name, artefacts)]
     labels = numbered([contestant.label for contestant in peers + artefacts])
     pairs = zip(peers + artefacts, labels, strict=True)
     return [replace(contestant, label=label) for contestant, label in pairs]
 
 
-def _of_folders(
-    folders: Sequence[Path], different_models: bool, providers: Sequence[str]
-) -> List[Contestant]:
+def _of_folders(folders: Sequence[Path], different_models: bool) -> List[Contestant]:
     read, paths = [manifests.read(path) for path in folders], [path.resolve() for path in folders]
     models: List[Manifest] = []  # the first folder of each model
     for manifest in read:
@@ -155,19 +145,10 @@ def _of_folders(
     configs, contestants = [manifest.config for manifest in models], []
     for path, label, manifest in zip(paths, artefact_labels(read, paths), read, strict=True):
         name, folder = names[configs.index(manifest.config)], "/".join(path.parts[-2:])
-        chosen = (*_providers(manifest), *_added(providers, manifest)) or ("cpu",)
-        known_providers.check_name(chosen[0], manifest)
-        for provider in chosen:
-            on = label if provider in ON_CPU else f"{label} ({provider})"
+        for provider in _providers(manifest):
+            on = label if provider == "cpu" else f"{label} ({provider})"
             own = Contestant(on, name, ARTEFACT, path, folder, manifest, provider)
             contestants.append(own)
-    for provider in providers:
-        if all(contestant.provider != provider for contestant in contestants):
-            native = provider == AOTINDUCTOR
-            remedy = "that `posenc compile` wrote" if native else "of target onnx or ort"
-            rule = f"a folder that provider {provider} runs"
-            got = ", ".join(artefact_labels(read, paths))
-            raise refusal("benchmark", rule, got, f"add one {remedy}")
     return contestants
 
 
@@ -194,7 +175,7 @@ def _of_runtime(name: str, artefacts: Sequence[Contestant]) -> List[Contestant]:
         rule = f"{' and '.join(missing)} to be installed"
         remedy = f"pip install {shlex.join(runtime.install.split())}, or omit {name}"
         raise refusal(f"benchmark {name}", rule, "none", remedy)
-    supported = [artefact for artefact in artefacts if artefact.provider in ON_CPU]
+    supported = [artefact for artefact in artefacts if artefact.provider == "cpu"]
     supported = [own for own in supported if runtime.supports(own.folder, own.manifest)]
     if not supported:
         raise ValueError(_unsupported(name, artefacts))
@@ -211,16 +192,13 @@ def _of_runtime(name: str, artefacts: Sequence[Contestant]) -> List[Contestant]:
 def _unsupported(name: str, artefacts: Sequence[Contestant]) -> str:
     ends = ((own, own.manifest.target, own.manifest.signature) for own in artefacts)
     named = [f"{own.artefact} ({own.model}, target {t}, signature {s})" for own, t, s in ends]
-    provider = f", or give --provider {name}, which runs folders of target onnx and ort"
     got = f"{', '.join(dict.fromkeys(named))}; add such a folder or omit {name}"
     rule = f"benchmark {name}: expected {RUNTIMES[name].rule}"
-    return f"{rule}, got {got}{provider if name in OPENVINO else ''}"
+    return f"{rule}, got {got}"
 
 
 def _providers(manifest: Manifest) -> Tuple[str, ...]:
     """Providers that run an artefact. GroupQueryAttention has no float32 kernel on CUDA."""
-    if manifest.target == AOTINDUCTOR:
-        return ()
     if manifest.target.endswith("-cuda"):
         return ("cuda",)
     from posenc_export.runtime.graphs import cuda
@@ -228,15 +206,3 @@ def _providers(manifest: Manifest) -> Tuple[str, ...]:
     half = manifest.target == "ort" and manifest.dtype == "float16"
     capable = half or manifest.target.startswith("onnx")
     return ("cpu", "cuda") if capable and cuda.obstacle() is None else ("cpu",)
-
-
-def _added(providers: Sequence[str], manifest: Manifest) -> List[str]:
-    known = (*OPENVINO, AOTINDUCTOR)
-    for name in providers:
-        if name not in known:
-            remedy = suggestion(name, known)
-            rule, got = f"provider to be one of {', '.join(known)}", repr(name)
-            raise refusal("benchmark", rule, got, f"{remedy} cpu and cuda are always measured")
-    able = dict.fromkeys(OPENVINO, known_providers.not_for_openvino(manifest) is None)
-    able[AOTINDUCTOR] = manifest.target == AOTINDUCTOR
-    return [name for name in dict.fromkeys(providers) if able[name]]

@@ -191,7 +191,6 @@ def run(
     threads: int = 2,
     seconds: float = 1.5,
     different_models: bool = False,
-    providers: Sequence[str] = (),
     progress: Optional[Progress] = None,
     quick: bool = False,
     baseline: str = "",
@@ -200,7 +199,7 @@ def run(
     """Measure prefill and decode times of artefacts and other runtimes.
 
     Args:
-        folders, runtimes, different_models, providers: the contestants (`gather`).
+        folders, runtimes, different_models: the contestants (`gather`).
         contexts: tokens in the cache of a decode step; models without a cache have no decode.
         prompts: tokens of a prompt at prefill; None for the contexts. As of contexts, numbers
             beyond the range of a model are skipped.
@@ -215,7 +214,7 @@ def run(
             that is not installed or supports none of the folders, a contestant that fails.
     """
     _check(rounds, batch, threads, seconds)
-    contestants = gather(folders, runtimes, different_models, providers)
+    contestants = gather(folders, runtimes, different_models)
     if baseline:
         labels = [contestant.label for contestant in contestants]
         check_name("benchmark: expected baseline", baseline, labels)

@@ -29,13 +29,6 @@ OPTIONS: Table = {
         help="another runtime to time with the same model: "
         f"{', '.join(RUNTIMES)}; may be given several times",
     ),
-    "--provider": dict(
-        action="append",
-        default=[],
-        metavar="NAME",
-        help="measure the artefacts with this provider too: openvino, openvino-bf16 or "
-        "aotinductor; may be given several times",
-    ),
     "--different-models": option(
         "compare artefacts of different models in one table", action="store_true"
     ),
@@ -87,7 +80,6 @@ def run(options: argparse.Namespace) -> int:
         threads=options.threads,
         seconds=options.seconds,
         different_models=options.different_models,
-        providers=tuple(options.provider),
         progress=options.say,
         quick=options.quick,
         baseline=options.baseline,

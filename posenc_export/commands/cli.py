@@ -17,7 +17,6 @@ INTERRUPTED = 130
 GROUPS = {
     "make": {
         "export": "write an artefact and verify it",
-        "compile": "compile a pt2 artefact to native code for this machine (AOTInductor)",
         "page": "write a static page that runs a decoder in the browser",
     },
     "check": {

@@ -19,7 +19,6 @@ from posenc_export.shared.refusal import refusal
 from posenc_export.shared.suggestion import check_name
 
 FILES = (".safetensors", ".pt", ".pth", ".bin")
-TARGETS = tuple(name for name in GRAPHS if name != "aotinductor")  # which `posenc compile` writes
 # By graph, the runtime of a program that runs it, and the name of its file.
 PROGRAMS = {"model.onnx": ("python", "run.py"), "model.pt": ("libtorch", "run.cpp")}
 # Options that are fields of ExportOptions with the same meaning.
@@ -263,7 +262,7 @@ def _running(path: Path, manifest: Manifest) -> str:
 def _check_words(options: argparse.Namespace) -> None:
     """Check what needs no torch, whose import takes seconds. Raise ValueError."""
     for target in options.target:
-        check_name("export: expected target", target, TARGETS)
+        check_name("export: expected target", target, GRAPHS)
     if options.model == "block":
         files = [Path(value) for value in options.weights if value.endswith((*FILES, ".py"))]
         _check_files(files)

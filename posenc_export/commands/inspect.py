@@ -110,12 +110,6 @@ def _proof(manifest: Manifest) -> List[Line]:
         ("digest", manifest.digest),
         ("certificate", _errors(manifest.certificate)),
     ]
-    if manifest.compiled is not None:
-        compiled = manifest.compiled
-        origin = f"from the pt2 artefact {compiled.artefact}"
-        machine = f"for {compiled.processor} and torch {compiled.torch}"
-        proof = _errors(manifest.proofs[-1] if manifest.proofs else None)
-        lines[-1:] = [("compiled", f"{origin}, {machine}"), ("proof", proof)]
     if unproved := format_unproved(manifest.certificate or {}):
         lines.append(("not proved", unproved))
     unreached = format_unreached(manifest.certificate or {})

@@ -56,9 +56,7 @@ def _rows(what: Optional[str]) -> Dict[str, Rows]:
 def _targets() -> Rows:
     from posenc_export.export import TARGETS
 
-    native = "native code, by posenc compile from pt2"
     rows = [(name, target.graph, target.cache) for name, target in TARGETS.items()]
-    rows.append(("aotinductor", native, TARGETS["pt2"].cache))
     return [dict(zip(("name", "graph", "cache"), row, strict=True)) for row in rows]
 
 

@@ -123,8 +123,7 @@ def exported(options: argparse.Namespace, path: Path, check: Callable[[Manifest]
     sources = Sources(checkpoint(str(path), {}), owned=True)
     described = describe(sources.model, target, how.signature, ALL[target])
     providers.check_name(options.provider, described)
-    if options.provider not in providers.OPENVINO:
-        choose_provider(options.provider, described)  # a provider that this machine has
+    choose_provider(options.provider, described)  # a provider that this machine has
     check(described)
     options.say.close()
     note(

@@ -10,7 +10,6 @@ except ModuleNotFoundError as error:
         name=error.name,
     ) from None
 
-from posenc_export.export.aotinductor import compile_artefact
 from posenc_export.export.artefact import check_export, export, export_all, folders
 from posenc_export.export.options import ExportOptions
 from posenc_export.export.read_module import ReadAs
@@ -25,7 +24,6 @@ __all__ = [
     "Sources",
     "VerificationError",
     "check_export",
-    "compile_artefact",
     "export",
     "export_all",
     "folders",

@@ -31,9 +31,7 @@ def compare(folder: Path, manifest: Manifest, model: Model) -> Check:
     if manifest.target == "pt2":
         program = read_program(path, manifest)
         return _by_name({**program.constants, **program.state_dict}, wanted)
-    if manifest.target == "torchscript":
-        return _by_content(list(_constants(path)), wanted)
-    return Check(0, "numbers", skipped={path.name: "native code, compiled from model.pt2"})
+    return _by_content(list(_constants(path)), wanted)
 
 
 def _by_name(stored: Dict[str, torch.Tensor], wanted: Dict[str, torch.Tensor]) -> Check:

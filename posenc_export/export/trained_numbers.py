@@ -107,7 +107,7 @@ def with_trained_encodings(folder: Union[str, Path]) -> Described:
     """Return the block or stack of an artefact with the trained numbers of its encodings, and
     without its other weights, which are on the device "meta". ValueError: not an artefact; an
     encoding that is not installed; trained numbers that the artefact does not have, because an
-    earlier version wrote it or because it was compiled.
+    earlier version wrote it.
     """
     folder = files.locate(folder)
     manifest = manifests.read(folder)
@@ -131,8 +131,6 @@ def _read(folder: Path, manifest: Manifest, name: str, like: Tensor) -> Tensor:
         what = f"the trained numbers {name} of an encoding with shape {list(like.shape)}"
         rule = f"artefact {folder}: expected {what}"
         remedy = "export it again with this version"
-        if manifest.compiled is not None:
-            remedy = "give the pt2 artefact that it was compiled from"
         got = "none" if numbers is None else list(numbers.shape)
         raise ValueError(f"{rule}, got {got}; {remedy}")
     with (folder / numbers.file).open("rb") as stream:

@@ -1,10 +1,9 @@
 """Load and run artefacts. Needs numpy, msgspec and ONNX Runtime; torch only for the targets
-torchscript, pt2 and aotinductor, OpenVINO only for its providers.
+torchscript and pt2.
 """
 
 import contextlib
 import warnings
-from dataclasses import replace
 from pathlib import Path
 from typing import Callable, Optional, Union
 
@@ -42,14 +41,10 @@ def load(
 
     Args:
         folder: artefact folder, or the name of a preset if no such folder exists.
-        provider: "auto", "cpu", "cuda" or "webgpu" for ONNX Runtime; "openvino" for OpenVINO in
-            float32, "openvino-bf16" for OpenVINO in bfloat16. "auto" never chooses WebGPU or
-            OpenVINO. "aotinductor" runs the native code of an artefact that `posenc compile` wrote:
-            give it only for artefacts whose origin you trust.
+        provider: "auto", "cpu", "cuda" or "webgpu" for ONNX Runtime. "auto" never chooses WebGPU.
         threads: threads per operator, at most providers.MOST_THREADS; "auto" uses as many as the
-            size of the model's products occupies, at least 2, and None all cores. OpenVINO and
-            torch take all for "auto". torch has one number for all its users, so a graph of torch
-            sets it only while it runs.
+            size of the model's products occupies, at least 2, and None all cores. torch takes all
+            for "auto", and has one number for all its users, which a graph sets while it runs.
         digest: expected digest of the artefact (`posenc inspect` prints it), obtained from a source
             other than the folder itself. None skips the comparison.
         check: on a provider other than the CPU, compare a few outputs with the reference of the
@@ -61,17 +56,15 @@ def load(
 
     Raises:
         ValueError: the folder is not an artefact, a file is altered, the digest differs, threads is
-            no such number, the provider is not available, its outputs differ from the reference by
-            more than the tolerance of the artefact, or the artefact's native code was compiled for
-            another processor or version of torch.
+            no such number, the provider is not available, or its outputs differ from the reference
+            by more than the tolerance of the artefact.
         ModuleNotFoundError: the extra that the target needs is not installed.
     """
     folder = locate(folder)
     providers.check_threads(threads)
     manifest = manifests.read_alone(folder, digest)
     providers.check_name(provider, manifest)
-    own = provider in providers.OPENVINO and threads == AUTO
-    count = None if own else threads_for(threads, manifest)
+    count = threads_for(threads, manifest)
     model = _load(folder, manifest, provider, count, capture)
     if not check or model.provider == "cpu":
         return model
@@ -98,11 +91,6 @@ def _load(
 
         return Model(load_torch(folder, manifest, threads), folder)
     file = folder / graph_file(manifest)
-    if provider in providers.OPENVINO:
-        from posenc_export.runtime.graphs.openvino_graph import OpenVinoGraph
-
-        with checked(folder, manifest, meanwhile=WEIGHTS):
-            return Model(OpenVinoGraph(file, manifest, provider, threads), folder)
     from posenc_export.runtime.graphs.ort_graph import OrtGraph
     from posenc_export.runtime.graphs.ort_options import choose_provider
 
@@ -148,8 +136,7 @@ def verify(
 
     Returns:
         The certificate (artefact.certificate): "passed", "tolerance", "provider", "machine",
-        "cells" with the error of each, "bounds", "failures", "grid", "unreached" and "checks". For
-        provider "openvino-bf16" the tolerance also allows for rounding to bfloat16.
+        "cells" with the error of each, "bounds", "failures", "grid", "unreached" and "checks".
 
     Raises:
         ValueError: as for `load`; the artefact has no reference, or another one has replaced it
@@ -157,7 +144,7 @@ def verify(
         ModuleNotFoundError: as for `load`.
         OSError: the proof cannot be recorded in the folder.
     """
-    from posenc_export.runtime.verification import checks, forms, long_cells, proof, reference
+    from posenc_export.runtime.verification import checks, forms, proof, reference
 
     folder = locate(folder)
     proof.check_tolerance(tolerance)
@@ -167,11 +154,6 @@ def verify(
     expected = reference.read(manifest, folder)
     assert manifest.reference is not None  # checked by reference.read
     accuracy = proof.accuracy_on(model.provider, manifest.reference, tolerance)
-    if providers.noise(model.provider) and manifest.states and not quick:
-        # The reference holds the outputs of few tokens. A provider that computes in bfloat16 can be
-        # right there and wrong for others: it rounds distances above 256.
-        session, edges = load(folder, "cpu", threads).session(), manifest.reference.edges
-        expected = replace(expected, long=long_cells.outputs_by(session, manifest, edges))
     measured = forms.measured(model, folder, expected, accuracy, progress, threads, quick)
     measured.checks |= checks.of_artefact(folder, model, progress)
     certificate = proof.certificate(model, accuracy, measured, quick)

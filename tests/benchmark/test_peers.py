@@ -162,29 +162,3 @@ def test_a_runtime_that_supports_none_of_the_folders_is_refused(
     monkeypatch.setitem(RUNTIMES, runtime, dataclasses.replace(RUNTIMES[runtime], needs=()))
     with pytest.raises(ValueError, match=f"benchmark {runtime}: expected .*{rule}"):
         contestants.gather([folders(model)], (runtime,))
-
-
-def test_a_provider_runs_the_folders_that_it_takes_beside_the_others(
-    folders: Callable[..., Path],
-) -> None:
-    result = contestants.gather(
-        [folders("block-rope"), folders("block-rope", "onnx-static")], (), providers=("openvino",)
-    )
-    assert [
-        (each.manifest.target, each.provider) for each in result if each.provider != "cuda"
-    ] == [
-        ("ort", "cpu"),
-        ("ort", "openvino"),
-        ("onnx-static", "cpu"),
-    ]
-    with pytest.raises(
-        ValueError,
-        match="expected a folder that provider openvino-bf16 runs, got rope-onnx-static; "
-        "add one of target onnx or ort",
-    ):
-        contestants.gather([folders("block-rope", "onnx-static")], (), providers=("openvino-bf16",))
-    with pytest.raises(
-        ValueError,
-        match="expected provider to be one of openvino, openvino-bf16, aotinductor, got 'tpu'",
-    ):
-        contestants.gather([folders("block-rope")], (), providers=("tpu",))

@@ -4,7 +4,6 @@ a given time.
 
 import contextlib
 import dataclasses
-import importlib.util
 import io
 import json
 import random
@@ -21,7 +20,7 @@ from posenc_export.export import TARGETS
 from posenc_export.export.targets import runnable
 from posenc_export.runtime.artefact.cache_formats import CACHE_FORMATS, SCALED
 from posenc_export.runtime.artefact.schema import GRAPHS
-from posenc_export.runtime.graphs import cuda, providers
+from posenc_export.runtime.graphs import cuda
 from tests.fuzz.machine import COUNTED, machine_of
 from tests.fuzz.subjects import CALIBRATED, FORMS, OWN, Spec, subject
 from tests.reading.own_modules import MODULES
@@ -38,15 +37,6 @@ EXPERTS = "rope alibi t5 shaw fox learned rope_longrope-short conditional_conv".
 LONG = 600  # number of positions with which caches grow past a bucket
 SHORT = 40  # number of positions otherwise
 SEQUENCES, CALLS = 12, 30  # sequences of a unit, and calls of a sequence
-# Targets and formats whose graphs OpenVINO reads; the others are refused
-# (tests/runtime/graphs/test_openvino.py).
-OPENVINO_READS = [
-    ("onnx", "float32"),
-    ("onnx", "float16"),
-    ("ort", "float32"),
-    ("ort", "int4"),
-    ("ort", "int4-128"),
-]
 # Specs of other formats and providers of each module, and formats among them, each of which is
 # traced.
 DRAWN, FORMATS = (10, 2)
@@ -130,13 +120,8 @@ def groups(chosen: random.Random, only: Sequence[str] = ()) -> Iterator[List[Spe
 
 
 def available() -> List[str]:
-    """Return the installed providers of ONNX graphs besides cpu. A processor without bfloat16
-    refuses openvino-bf16 later.
-    """
-    return [
-        *(["cuda"] if cuda.obstacle() is None else []),
-        *(providers.OPENVINO if importlib.util.find_spec("openvino") else ()),
-    ]
+    """Return the providers of ONNX graphs besides cpu that this machine has."""
+    return ["cuda"] if cuda.obstacle() is None else []
 
 
 def _specs(
@@ -152,7 +137,6 @@ def _specs(
         for target, able in TARGETS.items()
         if target in runnable()
         for provider in ("cpu", *(present if GRAPHS[target].file == "model.onnx" else ()))
-        if provider not in providers.OPENVINO or (target, form) in OPENVINO_READS
         if (target != "ort-cuda" or provider == "cuda") and signature in able.layout
         if provider != "cuda"
         or not ("weights" in how or "cache" in how)  # which run on the CPU only

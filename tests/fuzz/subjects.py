@@ -21,7 +21,7 @@ from posenc_export.models.presets import seeded
 from posenc_export.models.short_forms import decoder_config
 from posenc_export.runtime import Session, load, verify
 from posenc_export.runtime.artefact.cache_formats import CACHE_FORMATS, SCALED
-from posenc_export.runtime.artefact.certificate import exported_error, format_cell, worst_cell
+from posenc_export.runtime.artefact.certificate import exported_error
 from posenc_export.runtime.graphs.torch_graph import TorchGraph
 from posenc_export.runtime.session.model import Model as Loaded
 from posenc_export.runtime.verification.proof import accuracy_on
@@ -136,8 +136,6 @@ class Subject:
         )  # type: ignore[arg-type]
         self.spec, self.model = spec, load(folder / "artefact", provider=spec.provider, threads=1)
         self.manifest = self.model.manifest
-        if spec.provider == "openvino-bf16":
-            _check_verified(folder / "artefact", spec)
         self.cached = bool(self.manifest.states)
         self.in_place = any(state.update == "in_place" for state in self.manifest.states)
         self.replaces = any(state.update == "replace" for state in self.manifest.states)
@@ -331,22 +329,6 @@ def sources(variant: str, kind: str, size: int) -> Sources:
         return Sources(seeded(KINDS[kind](variant, size)))
     own = own_modules.seeded(variant)
     return Sources(own, how=ReadAs(own_modules.inputs(own, 2, 12), size))
-
-
-def _check_verified(folder: Path, spec: Spec) -> None:
-    """Refuse an artefact that fails verification on its provider: some biases and rotations,
-    computed in bfloat16, are not those of the module.
-
-    Raises:
-        ValueError: a cell exceeds its tolerance.
-    """
-    proof = verify(folder, spec.provider, record=False)
-    if not proof["passed"]:
-        raise ValueError(
-            f"fuzz: expected {spec} to pass verification, got "
-            f"{format_cell(proof, worst_cell(proof))} at '{worst_cell(proof)}'; users are "
-            "told the same"
-        )
 
 
 def _sample(kind: str, folder: Path) -> Path:

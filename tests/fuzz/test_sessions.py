@@ -11,7 +11,7 @@ import torch
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis.stateful import run_state_machine_as_test
 
-from posenc_export.runtime.graphs import kernel_library, providers
+from posenc_export.runtime.graphs import kernel_library
 from posenc_export.runtime.session.caches import Caches
 from posenc_export.runtime.session.prefixes import Prefix
 from posenc_export.runtime.session.rows import Rows
@@ -54,7 +54,7 @@ SPECS = [  # blocks if one layer is enough for the test, since tracing takes mos
     Spec("rope", "bidirectional", "ort"),
     Spec("learned", "encoder", "torchscript"),
 ]
-# Every format, experts, cross-attention and own modules; and OpenVINO where it is installed.
+# Every format, experts, cross-attention and own modules.
 FORMATTED = [
     Spec("rope", "block", "ort", form="int8"),
     Spec("rope", "block", "ort", form="cache-int8"),
@@ -63,13 +63,10 @@ FORMATTED = [
     Spec("rope", "experts", "ort", form="int4"),
     Spec("a window", "own", "ort", "mask"),
     Spec("t5", "reading", "ort", form="int4-128"),
-    Spec("rope", "block", "ort", provider="openvino"),
 ]
 
 
 def made(spec: Spec) -> Subject:
-    if spec.provider in providers.OPENVINO:
-        pytest.importorskip("openvino")
     if spec.target == "ort-native" and kernel_library.path() is None:
         pytest.skip("the library of packages/kernels is not built")
     torch.set_num_threads(1)

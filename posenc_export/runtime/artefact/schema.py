@@ -7,7 +7,7 @@ from typing import Annotated, Any, Dict, List, NamedTuple, Optional, Tuple, Unio
 import msgspec
 from msgspec import Meta, Struct
 
-from posenc_export.runtime.artefact import machine, records
+from posenc_export.runtime.artefact import records
 from posenc_export.runtime.artefact.cache_formats import CACHE_FORMATS
 from posenc_export.runtime.artefact.records import MOST, Axes, Axis, DType, Name
 
@@ -39,11 +39,10 @@ GRAPHS = {  # by target
     "ort-cuda": TargetGraph(fused=True),
     "torchscript": TargetGraph("model.pt", torch=True),
     "pt2": TargetGraph("model.pt2", torch=True),
-    "aotinductor": TargetGraph("model.native.pt2", torch=True),
 }
 # Fields added to the schema later: omitted if empty, so that older digests stay valid
 OMITTED_IF_EMPTY = (
-    "cache", "cached_keys", "calibration", "compiled", "constants", "coordinate_range", "deviation",
+    "cache", "cached_keys", "calibration", "constants", "coordinate_range", "deviation",
     "encoder", "encodings", "formats", "generation", "interface", "packages", "places", "quality",
     "start_ids", "weights",
 )  # fmt: skip
@@ -155,7 +154,6 @@ class Manifest(Struct, frozen=True, forbid_unknown_fields=True):
         calibration: data used to round weights and to compute the scales of caches, or None.
         quality: loss against the float32 module; None if nothing is rounded or verified.
         deviation: figures of earlier versions in place of `quality`; not used.
-        compiled: what the native code of target aotinductor was compiled from and for.
         encodings: where the trained numbers of each encoding are, by name of the parameter in the
             block or stack (docs/commands.md). Needed for pictures, not to run the artefact.
         packages: origin of each encoding of another package, by name. Needed to build the model.
@@ -205,7 +203,6 @@ class Manifest(Struct, frozen=True, forbid_unknown_fields=True):
     calibration: Optional[records.Calibration] = None
     quality: Optional[records.Quality] = None
     deviation: Dict[str, float] = {}
-    compiled: Optional[machine.Compiled] = None
     encodings: Annotated[Dict[Name, records.Numbers], Meta(max_length=MOST)] = {}
     packages: Annotated[Dict[records.Text, records.Package], Meta(max_length=64)] = {}
     places: Optional[records.Places] = None

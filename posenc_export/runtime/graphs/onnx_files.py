@@ -110,7 +110,6 @@ def _varint(view: memoryview, at: int, end: int) -> Tuple[int, int]:
 
 def load_errors() -> Tuple[Type[Exception], ...]:
     """Return the exceptions that ONNX Runtime raises while it loads or runs a graph."""
-    # Imported here, because OpenVINO is used without it.
     from onnxruntime.capi import onnxruntime_pybind11_state as states
 
     kinds = [kind for kind in vars(states).values() if isinstance(kind, type)]

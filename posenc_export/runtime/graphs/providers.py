@@ -4,26 +4,17 @@ import os
 from typing import Any, NoReturn, Optional, Union
 
 from posenc_export.runtime.artefact.manifest import Manifest
-from posenc_export.shared import numerics, suggestion
+from posenc_export.shared import suggestion
 
 # The runtimes start every thread that they are asked for, and abort the process if the system
 # refuses one.
 MOST_THREADS = 1024
-OPENVINO = ("openvino", "openvino-bf16")
-AOTINDUCTOR = "aotinductor"  # the target and the provider of native code
 WEBGPU = "webgpu"
-NAMES = ("auto", "cpu", "cuda", WEBGPU, *OPENVINO, AOTINDUCTOR)
+NAMES = ("auto", "cpu", "cuda", WEBGPU)
 HELP = (
-    "auto, cpu, cuda or webgpu for ONNX Runtime, openvino for OpenVINO in float32, "
-    "openvino-bf16 in bfloat16, aotinductor to run the native code of an artefact that "
-    "`posenc compile` wrote (default: auto, which never chooses WebGPU, OpenVINO or native code)"
+    "auto, cpu, cuda or webgpu for ONNX Runtime; cpu for torch (default: auto, which never chooses "
+    "WebGPU)"
 )
-# TensorScatter does not exist in OpenVINO 2026.4. Its GRU gives wrong states for rows of different
-# lengths.
-NOT_IN_OPENVINO = ("TensorScatter", "GRU")
-# Operator of routers of experts; near ties between experts are decided differently in bfloat16,
-# which changes outputs abruptly.
-CHOICE = "TopK"
 AUTO = "auto"
 Threads = Union[None, int, str]  # None, a number, or AUTO
 PRODUCTS = (
@@ -49,51 +40,22 @@ def check_threads(threads: Any) -> None:
 
 def check_name(name: str, manifest: Manifest) -> None:
     """Raise ValueError if a provider does not exist or, by the manifest, lacks what it needs."""
-    target, missing = manifest.target, not_for_openvino(manifest) if name in OPENVINO else None
+    target = manifest.target
+    if name in ("openvino", "openvino-bf16"):
+        remedy = "`posenc inspect FOLDER --runtime openvino` prints a program that runs OpenVINO"
+        _refuse("a provider of this version", name, remedy)
     suggestion.check_name("runtime: expected provider", name, NAMES)
-    if target == AOTINDUCTOR and name != AOTINDUCTOR:
-        remedy = "give aotinductor only if you trust the origin: the artefact runs native code"
-        _refuse("provider aotinductor for target aotinductor", name, remedy)
-    if name == AOTINDUCTOR and target != AOTINDUCTOR:
-        remedy = "compile a pt2 artefact with `posenc compile`"
-        _refuse("target aotinductor for provider aotinductor", target, remedy)
-    if manifest.in_torch and name not in ("auto", "cpu", AOTINDUCTOR):
+    if manifest.in_torch and name not in ("auto", "cpu"):
         _refuse(f"provider cpu for target {target}", name, "export target onnx or ort")
     if target == "ort-native" and name not in ("auto", "cpu"):
         _refuse(f"provider cpu for target {target}", name, "export target ort or onnx-static")
     if name == WEBGPU and manifest.dtype != "float32":
         rule = f"an artefact in float32 for provider {name}"
         _refuse(rule, manifest.dtype, "export it without --dtype")
-    if missing is not None:
-        rule = f"target onnx or ort without {' and '.join(NOT_IN_OPENVINO)} for provider {name}"
-        _refuse(rule, missing, "give provider cpu")
-    if name == "openvino-bf16" and CHOICE in manifest.operators:
-        rule = f"a model that does not choose experts for provider {name}"
-        _refuse(rule, f"one with operator {CHOICE}", "give provider openvino")
 
 
 def _refuse(rule: str, got: str, remedy: str) -> NoReturn:
     raise ValueError(f"runtime: expected {rule}, got {got}; {remedy}")
-
-
-def not_for_openvino(manifest: Manifest) -> Optional[str]:
-    """Return the target or operator of an artefact that OpenVINO cannot run, or None."""
-    if manifest.target not in ("onnx", "ort"):
-        return f"target {manifest.target}"
-    missing = (f"operator {name}" for name in NOT_IN_OPENVINO if name in manifest.operators)
-    return next(missing, None)
-
-
-def distribution_of(name: str, manifest: Manifest) -> str:
-    """Return the distribution that runs the graph."""
-    if name in OPENVINO:
-        return "openvino"
-    return "torch" if manifest.in_torch else "onnxruntime"
-
-
-def noise(name: str) -> float:
-    """Return the rounding error of a product that a provider adds (numerics.rounding_tolerance)."""
-    return numerics.BFLOAT16_NOISE if name == "openvino-bf16" else 0.0
 
 
 def threads_for(threads: Threads, manifest: Manifest) -> Optional[int]:

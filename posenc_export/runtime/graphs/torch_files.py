@@ -1,4 +1,4 @@
-"""Load model.pt, model.pt2 and model.native.pt2, and float32 forms; torch is imported late."""
+"""Load model.pt and model.pt2, and their float32 forms; torch is imported late."""
 
 import logging
 from contextlib import contextmanager
@@ -10,7 +10,6 @@ from typing import Any, Callable, Dict, Iterator, List, Optional, Sequence, Tupl
 from posenc_export.runtime.artefact import archive, pt2_archive, rules
 from posenc_export.runtime.artefact.files import utf8
 from posenc_export.runtime.artefact.manifest import Manifest
-from posenc_export.runtime.graphs.providers import AOTINDUCTOR
 from posenc_export.runtime.graphs.quiet import quiet
 from posenc_export.runtime.graphs.torch_graph import TorchGraph, limited
 from posenc_export.shared.foreign import FOREIGN
@@ -21,10 +20,9 @@ HALF_CODE, FLOAT_CODE = 5, 6  # ScalarType of torch
 def load_torch(folder: Path, manifest: Manifest, threads: Optional[int]) -> TorchGraph:
     """Load the file of a torch target. Its digest must have been compared before (files.check).
 
-    A TorchScript file is a program, and model.native.pt2 is native code: both can run any code of
-    their own. model.pt2 is loaded only if nothing in it is unpickled or evaluated
-    (runtime/artefact/pt2_archive.py). Raises ValueError if the file is damaged or compiled for
-    another machine, ModuleNotFoundError without torch.
+    A TorchScript file is a program, which can run any code of its own. model.pt2 is loaded only if
+    nothing in it is unpickled or evaluated (runtime/artefact/pt2_archive.py). Raises ValueError if
+    the file is damaged, ModuleNotFoundError without torch.
     """
     try:
         import_module("torch")
@@ -32,12 +30,11 @@ def load_torch(folder: Path, manifest: Manifest, threads: Optional[int]) -> Torc
         rule = f"runtime: expected torch for target {manifest.target}"
         remedy = "pip install 'posenc-export[export]'"
         raise ModuleNotFoundError(f"{rule}, got none; {remedy}", name="torch") from error
-    load = {"torchscript": _script, "pt2": _program, AOTINDUCTOR: _native}[manifest.target]
+    load = {"torchscript": _script, "pt2": _program}[manifest.target]
     # torch.jit warns of its deprecation at every call.
     with quiet(DeprecationWarning, FutureWarning):
         run = load(folder / rules.graph_file(manifest), manifest)
-    provider = AOTINDUCTOR if manifest.target == AOTINDUCTOR else "cpu"
-    return TorchGraph(limited(run, threads) if threads else run, manifest, provider)
+    return TorchGraph(limited(run, threads) if threads else run, manifest)
 
 
 def _script(path: Path, manifest: Manifest) -> Any:
@@ -68,26 +65,6 @@ def weights_of(program: Any) -> List[Any]:
     values = {**program.constants, **program.state_dict}
     specs = program.graph_signature.input_specs
     return [values[spec.target] for spec in specs if spec.target is not None]
-
-
-def _native(path: Path, manifest: Manifest) -> Any:
-    import torch
-
-    assert manifest.compiled is not None  # rules.check
-    manifest.compiled.check()
-    _check_archive(path)
-    with _refusing_damage(path):
-        # As torch._inductor.aoti_load_package, but without importing the compiler, and without
-        # nested arguments, which it parses at every call.
-        run = torch._C._aoti.AOTIModelPackageLoader(utf8(path), "model", False, 1, -1).boxed_run
-    first, last = len(manifest.inputs), len(manifest.inputs) + len(manifest.states)
-
-    def contiguous(*arguments: Any) -> Any:
-        """The code checks no strides; all tensors but caches must be contiguous."""
-        pairs = enumerate(arguments)
-        return run([x if first <= index < last else x.contiguous() for index, x in pairs])
-
-    return nested(contiguous, manifest)
 
 
 def nested(run: Callable[..., Any], manifest: Manifest) -> Callable[..., Tuple[Any, Sequence[Any]]]:

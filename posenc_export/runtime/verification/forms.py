@@ -90,7 +90,7 @@ def few_cells(model: Model, folder: Path) -> Proof:
     """
     manifest, expected = model.manifest, reference.read(model.manifest, folder)
     assert manifest.reference is not None  # checked by reference.read
-    accuracy = replace(proof.default_accuracy(model.provider, manifest.reference), float32=0.0)
+    accuracy = replace(proof.default_accuracy(manifest.reference), float32=0.0)
     session = model.session(batch=max(BATCHES), capacity=min(manifest.max_positions, SHORT))
     measured = measuring.measure(
         session, expected, accuracy, lambda _: None, until_failure=True, level=Level.LOAD

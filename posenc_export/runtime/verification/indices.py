@@ -14,7 +14,6 @@ from posenc_export.runtime.artefact.certificate import Check
 from posenc_export.runtime.artefact.schema import Manifest
 from posenc_export.runtime.graphs import onnx_nodes
 from posenc_export.runtime.graphs.kernel_library import OPERATOR
-from posenc_export.runtime.graphs.providers import AOTINDUCTOR
 from posenc_export.runtime.session.model import Model
 from posenc_export.runtime.verification import described
 from posenc_export.runtime.verification.findings import Findings
@@ -41,9 +40,7 @@ def check(folder: Path, model: Model, log: Optional[Path] = None) -> Check:
     proves = not findings.skipped
     if described.is_read(manifest):
         findings.skipped["module"] = described.UNDECLARED
-    if manifest.target == AOTINDUCTOR:
-        findings.skipped = {manifest.target: "the file is native code"}
-    elif manifest.in_torch:
+    if manifest.in_torch:
         if proves:
             _of_torch(folder, manifest, findings, log)
     else:

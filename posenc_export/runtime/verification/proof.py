@@ -18,12 +18,11 @@ import numpy as np
 from posenc_export.runtime.artefact import machine
 from posenc_export.runtime.artefact.certificate import FAILED, Check, Proof, passes
 from posenc_export.runtime.artefact.records import Reference
-from posenc_export.runtime.graphs import providers
 from posenc_export.runtime.session.model import Model
 from posenc_export.runtime.session.session import Session
 from posenc_export.runtime.verification.case import AttributeCase, Case
 from posenc_export.runtime.verification.grid_inputs import LongSequence
-from posenc_export.shared.numerics import LIMIT, rounding_tolerance
+from posenc_export.shared.numerics import LIMIT
 from posenc_export.shared.refusal import refusal
 
 
@@ -62,7 +61,7 @@ def accuracy_on(provider: str, reference: Reference, tolerance: Optional[float] 
     outputs if that is not the CPU; None for that of the export. Raise ValueError if that is above
     numerics.LIMIT.
     """
-    accuracy = default_accuracy(provider, reference)
+    accuracy = default_accuracy(reference)
     if tolerance is not None:
         if provider == "cpu":
             return accuracy.with_stated(tolerance)
@@ -73,12 +72,9 @@ def accuracy_on(provider: str, reference: Reference, tolerance: Optional[float] 
     return accuracy
 
 
-def default_accuracy(provider: str, reference: Reference) -> Accuracy:
-    """Return the accuracy on a provider with the tolerance of the export, however large."""
-    added = providers.noise(provider)
-    noise = math.hypot(reference.noise, added)
-    least = rounding_tolerance(noise) if added else 0.0
-    return Accuracy(max(reference.tolerance, least), noise, reference.float32)
+def default_accuracy(reference: Reference) -> Accuracy:
+    """Return the accuracy with the tolerance of the export, however large."""
+    return Accuracy(reference.tolerance, reference.noise, reference.float32)
 
 
 def check_tolerance(tolerance: Optional[float]) -> None:
@@ -175,7 +171,7 @@ def certificate(
 
 def machine_of(ran: Union[Session, Model]) -> str:
     """Return the name of the processor or GPU, and the library of the graph with its version."""
-    distribution = providers.distribution_of(ran.provider, ran.manifest)
+    distribution = "torch" if ran.manifest.in_torch else "onnxruntime"
     device = machine.gpu() if ran.provider == "cuda" else machine.processor()
     described = f"{device}, {distribution}"
     for name in (distribution, f"{distribution}-gpu", f"{distribution}-webgpu"):

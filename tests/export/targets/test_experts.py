@@ -18,7 +18,6 @@ from posenc_export.models.parts.experts import ChosenInFloat32, Experts
 from posenc_export.models.presets import seeded
 from posenc_export.models.short_forms import block_config, decoder_config
 from posenc_export.runtime.graphs import cuda_placement
-from posenc_export.runtime.graphs.providers import check_name
 from posenc_export.shared.numerics import tolerance
 from tests.traces import sources
 
@@ -148,14 +147,6 @@ def test_logits_of_a_router_that_are_equal_in_float16_choose_as_in_float32() -> 
     chosen = part.route(x.float()).argmax(-1)
     assert len(chosen.unique()) > 1 and torch.equal(half.route(x).argmax(-1), chosen)
     assert half.route(x).dtype == torch.float16
-
-
-def test_a_choice_of_experts_in_bfloat16_is_refused(tmp_path: Path) -> None:
-    manifest = export(sources(_decoder("plain")), "ort", tmp_path / "made", verify=False)
-    with pytest.raises(
-        ValueError, match="expected a model that does not choose experts for provider openvino-bf16"
-    ):
-        check_name("openvino-bf16", manifest)
 
 
 @pytest.mark.parametrize("weights", FORMATS)

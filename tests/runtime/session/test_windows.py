@@ -381,7 +381,7 @@ def test_memory_follows_the_window_and_is_known_before() -> None:
 
 def test_another_provider_keeps_all_tokens() -> None:
     manifest = msgspec.structs.replace(model("rope").manifest)
-    assert Window.of(manifest, "openvino", REWIND) == Window()
+    assert Window.of(manifest, "webgpu", REWIND) == Window()
     assert Window.of(manifest, "cpu", REWIND).slots == SLOTS
 
 
@@ -403,6 +403,6 @@ def test_a_session_whose_caches_begin_later_is_restored_on_the_cpu_only(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     at(FULL[1]).save(tmp_path / "saved")
-    monkeypatch.setattr(model("rope").graph, "provider", "openvino")
+    monkeypatch.setattr(model("rope").graph, "provider", "webgpu")
     with pytest.raises(ValueError, match="expected provider cpu for a session with caches of wind"):
         model("rope").restore(tmp_path / "saved")
