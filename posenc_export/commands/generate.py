@@ -48,8 +48,8 @@ OPTIONS: Table = {
         "largest number of tokens to add; fewer if the text ends earlier", MAX_TOKENS
     ),
     "--endless": option(
-        "keep at most N tokens in the cache, and discard half of those behind the first 4 when it "
-        "is full, so that a text is not limited by the range of positions",
+        "keep at most N tokens in the cache, and read the last N / 2 again when it is full, so "
+        "that a text is not limited by the range of positions",
         type=int,
         metavar="N",
     ),

@@ -7,7 +7,6 @@ import torch
 
 from posenc_export import encodings
 from posenc_export.export import graph_values
-from posenc_export.export.cached_keys import cached_keys
 from posenc_export.export.read_module import ReadModule
 from posenc_export.export.signatures import Model, wrap
 from posenc_export.models.block import AttentionBlock
@@ -70,7 +69,6 @@ def describe(
         capacity_bucket=caches.capacity_bucket,
         continuation_rows=caches.continuation_rows,
         contiguous=caches.contiguous,
-        cached_keys=cached_keys(model),
         axes=model.axes,
         coordinate_range=model.coordinate_range,
         chunk=min(encoding.chunk for encoding in encodings_in(model)),

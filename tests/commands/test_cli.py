@@ -15,11 +15,11 @@ import pytest
 import posenc_export
 from posenc_export import __version__
 from posenc_export.commands.cli import main, parser_of
-from posenc_export.commands.export import TARGETS as NAMES_OF_TARGETS
 from posenc_export.commands.export import _weights as weights_of
 from posenc_export.commands.terminal import summary
 from posenc_export.encodings import KNOWN
 from posenc_export.export import TARGETS
+from posenc_export.runtime.artefact.schema import GRAPHS
 
 BLOCK = ["export", "block", "--width", "64", "--heads", "4", "--max-positions", "64"]
 # What follows BLOCK, and the rule of the refusal.
@@ -237,7 +237,7 @@ def test_an_export_is_refused_before_torch_is_imported_where_it_can_be(tmp_path:
 
 
 def test_the_targets_of_the_command_are_those_of_the_package() -> None:
-    assert set(TARGETS) == set(NAMES_OF_TARGETS)
+    assert set(TARGETS) == set(GRAPHS)
 
 
 @pytest.fixture(scope="module")

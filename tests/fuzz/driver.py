@@ -6,7 +6,6 @@ Driver document the other keys. Whether a call must be refused is decided from t
 fed, not by asking the session.
 """
 
-import operator
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
@@ -57,7 +56,7 @@ def can_rewind(session: Session, n: Any) -> bool:
 
 def identity(token: Token) -> int:
     """Return a number of a token, which tokens of the same content at the same place share."""
-    return (token.moved * TEXTS + token.text) * 1000 + token.beside
+    return token.text * 1000 + token.beside
 
 
 class Driver:
@@ -400,25 +399,6 @@ class Driver:
         for row, count in zip(rows, back, strict=False):
             row.back(count)
 
-    def _discard(self, twin: Twin, call: Call) -> None:
-        """Keys: n, one number or one per row; after. The outputs that follow are those of rows
-        without the removed tokens if cached keys and values read no other tokens: in a block. With
-        coordinates, tokens that move are not those of a row that never had the others.
-        """
-        n, after, rows = call["n"], call["after"], twin.rows
-        counts = [n] * max(len(rows), 1) if isinstance(n, int) else list(n)
-        behind = [max(row.length - after, 0) for row in rows] or [0]
-        fits = len(counts) == len(behind) and all(map(operator.le, counts, behind))
-        cached = bool(self.manifest.states)
-        if not (fits and cached) or (any(counts) and not self.subject.discards):
-            self._must_refuse(twin, lambda: twin.session.discard(n, after))
-            return
-        if any(counts) and (self.subject.spec.kind != "block" or self.manifest.axes):
-            return
-        twin.session.discard(n, after)
-        for row, count in zip(rows, counts, strict=False):
-            row.discard(count, after)
-
     def _fork(self, twin: Twin, call: Call) -> None:
         other = Twin(twin.session.fork(), [row.copy() for row in twin.rows])
         self.twins = [*self.twins[: SESSIONS - 1], other]
@@ -478,7 +458,7 @@ class Driver:
             return
         known = twin.rows[call["row"]]
         key, ids = str(known.source), list(map(identity, known.tokens))
-        if known.start or any(token.moved for token in known.tokens):
+        if known.start:
             self._must_refuse(
                 twin, lambda: twin.session.share(call["row"], ids, self.prefixes, key)
             )

@@ -193,18 +193,6 @@ class Machine(RuleBasedStateMachine):
         self.make({"do": "rewind", "on": on, "n": n if isinstance(n, int) else list(n)})
 
     @rule(data=st.data())
-    def discard(self, data: Any) -> None:
-        if self.instead(data, self.subject.discards and self.subject.spec.kind == "block"):
-            return
-        on, twin = self.choose(data.draw)
-        after = data.draw(st.sampled_from([0, 1, 0, 4]))
-        behind = [max(row.length - after, 0) for row in twin.rows] or [0]
-        some = st.tuples(*(st.integers(min(count, 1), count) for count in behind))
-        n = data.draw(st.one_of(some, some, st.integers(0, max(behind) + 1)))
-        n = n if isinstance(n, int) else list(n)
-        self.make({"do": "discard", "on": on, "n": n, "after": after})
-
-    @rule(data=st.data())
     def fork(self, data: Any) -> None:
         self.make({"do": "fork", "on": self.choose(data.draw)[0]})
 

@@ -65,12 +65,6 @@ class Reading:
         self.tokens = self.tokens[: self.length - n]
         self.marks = [mark for mark in self.marks if mark <= self.length]
 
-    def discard(self, n: int, after: int) -> None:
-        """Remove n tokens behind the first `after`."""
-        later = self.tokens[after + n :]
-        moved = [token._replace(moved=token.moved + n) for token in later]
-        self.tokens = self.tokens[:after] + moved if n else self.tokens
-
     def _keep(self) -> None:
         self.marks.append(self.length)
         while len(self.marks) > 1 and self.length - self.marks[1] >= self.limit:

@@ -73,12 +73,11 @@ class Spec(NamedTuple):
 
 class Token(NamedTuple):
     """A token of a row: index of its text, and of its sequence of coordinates or segments; -1
-    for the default ones. moved: number of places by which `discard` has moved it.
+    for the default ones.
     """
 
     text: int
     beside: int = -1
-    moved: int = 0
 
 
 def experts(variant: str, size: int) -> Any:
@@ -141,7 +140,6 @@ class Subject:
         self.replaces = any(state.update == "replace" for state in self.manifest.states)
         self.windows = any(state.window for state in self.manifest.states)
         self.columns = self.manifest.layout == "columns"
-        self.discards = self._discards()
         self.vocabulary = self.manifest.vocabulary
         self.width: Any = self.manifest.inputs[0].axes[-1]
         # Tokens have one kind of attributes here: with coordinates, all tokens are of segment 0.
@@ -167,24 +165,13 @@ class Subject:
         self._module = result.of(self.manifest.dtype, how.get("weights")).model
         self._against, self._passes = references(self._module, self), {}  # type: ignore[var-annotated]
 
-    def _discards(self) -> bool:
-        """Whether tokens can be removed from the middle of a row."""
-        keys = self.manifest.cached_keys
-        return (
-            keys is not None
-            and self.spec.provider == "cpu"
-            and all(state.update == "in_place" for state in self.manifest.states)
-            and not self.columns
-            and not (keys.rotation_of and self.manifest.cache in SCALED)
-        )
-
     def tokens(self, row: List[Token], first: int = 0) -> np.ndarray:
         """Return the tokens of a row from index `first` on, [n] or [n,E]."""
         empty = self.texts[0, :0]
         return (
             np.stack(
                 [
-                    self.texts[token.text, (place + token.moved) % self.spec.size]
+                    self.texts[token.text, place % self.spec.size]
                     for place, token in enumerate(row[first:], first)
                 ]
             )
@@ -199,7 +186,7 @@ class Subject:
         counted = self.manifest.axes and not self.manifest.coordinate_range
         none = [start, 1] if counted else [0, 0]
         columns = [
-            self.beside[token.beside, :, (place + token.moved) % self.spec.size]
+            self.beside[token.beside, :, place % self.spec.size]
             if token.beside >= 0
             else np.full(self.beside.shape[1], none[0] + none[1] * place)
             for place, token in enumerate(row[first:], first)

@@ -125,22 +125,6 @@ class Calibration(Struct, frozen=True, forbid_unknown_fields=True):
     tokens: AtLeastOne  # number of tokens read
 
 
-class KeyRotation(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """How the position of a token turns its cached key: pair k by the angle p w_k."""
-
-    pairs: Annotated[Tuple[Tuple[Size, Size], ...], Meta(max_length=MOST)]  # elements of a head
-    frequencies: Annotated[Tuple[float, ...], Meta(max_length=MOST)]  # w_k of each pair, in radians
-    single: bool = False  # whether w_k and angles are rounded to float32, as in transformers
-
-
-class CachedKeys(Struct, frozen=True, forbid_unknown_fields=True):
-    """How cached keys of a model depend on positions: only by rotations of pairs."""
-
-    rotations: Annotated[List[KeyRotation], Meta(max_length=MOST)] = []
-    # Index of the rotation of a state of keys, by its name; other states hold no positions.
-    rotation_of: Annotated[Dict[Name, Size], Meta(max_length=MOST)] = {}
-
-
 class Places(Struct, frozen=True, forbid_unknown_fields=True):
     """What visibilities and encodings declare of positions: rules (shared/places.py)."""
 

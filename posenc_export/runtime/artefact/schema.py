@@ -127,8 +127,6 @@ class Manifest(Struct, frozen=True, forbid_unknown_fields=True):
         continuation_rows: largest number of rows in a call with several new tokens on a filled
             cache; 0 for no limit.
         contiguous: whether the positions of a row must be consecutive.
-        cached_keys: how cached keys depend on positions, so that a session can move tokens to other
-            positions (Session.discard); None if that is not by rotations alone.
         axes: number of coordinates of a token besides its position; if above 0, position_ids is
             [1+axes,B,S] with the position first.
         coordinate_range: number of values of a coordinate that is no place in the sequence, such as
@@ -153,7 +151,7 @@ class Manifest(Struct, frozen=True, forbid_unknown_fields=True):
         cache: name of CACHE_FORMATS if keys and values are cached in it, otherwise empty.
         calibration: data used to round weights and to compute the scales of caches, or None.
         quality: loss against the float32 module; None if nothing is rounded or verified.
-        deviation: figures of earlier versions in place of `quality`; not used.
+        deviation, cached_keys: of earlier versions; not used.
         encodings: where the trained numbers of each encoding are, by name of the parameter in the
             block or stack (docs/commands.md). Needed for pictures, not to run the artefact.
         packages: origin of each encoding of another package, by name. Needed to build the model.
@@ -180,7 +178,7 @@ class Manifest(Struct, frozen=True, forbid_unknown_fields=True):
     capacity_bucket: records.Size
     continuation_rows: records.Size
     contiguous: bool
-    cached_keys: Optional[records.CachedKeys] = None
+    cached_keys: Dict[str, Any] = {}
     axes: Annotated[int, Meta(ge=0, le=8)] = 0
     coordinate_range: records.Size = 0
     chunk: records.AtLeastOne = 256

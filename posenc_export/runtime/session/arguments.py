@@ -144,22 +144,10 @@ def check_every_row(counts: np.ndarray, rows: str) -> None:
 
 def check_rewind(manifest: Manifest, length: List[int], n: Numbers) -> List[int]:
     """Return how many tokens `n` takes back from each row, at least from one row; or raise."""
-    return _removed(manifest, "rewind", n, length, f"the lengths {length}")
-
-
-def check_discard(manifest: Manifest, length: List[int], n: Numbers, after: Any) -> List[int]:
-    """Return how many tokens `n` removes behind the first `after` of each row, or raise."""
-    check_has_cache(manifest, "discard")
-    at_least("after", after, 0)
-    most = [max(count - int(after), 0) for count in length]
-    return _removed(manifest, "discard", n, most, f"{most}, the tokens behind the first {after}")
-
-
-def _removed(manifest: Manifest, call: str, n: Numbers, most: List[int], limit: str) -> List[int]:
-    check_has_cache(manifest, call)
-    counts: List[int] = per_row(f"n of {call}", n, len(most) or 1).tolist()
-    if min(counts) < 0 or any(a > b for a, b in zip(counts, most or [0], strict=True)):
-        raise expected(f"n of {call} to be at least 0 and at most {limit}", counts)
+    check_has_cache(manifest, "rewind")
+    counts: List[int] = per_row("n of rewind", n, len(length) or 1).tolist()
+    if min(counts) < 0 or any(a > b for a, b in zip(counts, length or [0], strict=True)):
+        raise expected(f"n of rewind to be at least 0 and at most the lengths {length}", counts)
     return counts
 
 

@@ -13,14 +13,11 @@ from posenc_export.runtime.artefact.records import Generation
 from posenc_export.runtime.session import arguments, speculation
 from posenc_export.runtime.session.arguments import Inputs, array_of, at_least, short_repr
 from posenc_export.runtime.session.errors import expected
-from posenc_export.runtime.session.rows import check_discards
 from posenc_export.runtime.session.speculation import Reader, Speculate, Speculator
 from posenc_export.shared.refusal import refusal
 from posenc_export.shared.suggestion import suggestion
 
 ENDED = -1  # id that is given for a row that has ended
-SINKS = 4  # first tokens that stay: they take the attention that goes nowhere else
-LEAST = SINKS + 4  # room that `generate` needs
 
 
 @dataclass(frozen=True)
@@ -51,8 +48,6 @@ def feed(session: Any, first: First) -> np.ndarray:
             raise expected(rule, f"both: {first.language or first.task}", "give one")
         counts = np.array([len(row) for row in prompt])
         arguments.check_every_row(counts, "row of the prompt")
-        if first.endless:
-            return _in_pieces(session, prompt, first.encoder)
         return session.prefill(prompt, encoder=first.encoder, logits_to_keep=1)[:, -1]
     before, after = _around_language(manifest, start_token(manifest), first.language, first.task)
     start = [before] * first.rows
@@ -64,21 +59,33 @@ def feed(session: Any, first: First) -> np.ndarray:
     return session.prefill([[language, *after] for language in languages], logits_to_keep=1)[:, -1]
 
 
-def _in_pieces(session: Any, prompt: Inputs, encoder: Optional[Inputs]) -> np.ndarray:
-    """Feed a prompt of any length, with room made for each piece. Return the logits after it. A
-    prompt that is refused changes nothing.
+def _feed_last(session: Any, first: First, earlier: Sequence[Sequence[int]]) -> np.ndarray:
+    """As `feed`, for a prompt of any length behind the ids that rows have read: if it has no room,
+    the last tokens are read alone.
     """
-    checked = arguments.check_prefill(session.manifest, arguments.PrefillArguments(prompt))
-    if session.batch:
+    assert first.prompt is not None  # _check_endless
+    if max(map(len, first.prompt), default=0) <= _room(session):
+        return feed(session, first)
+    checked = arguments.check_prefill(session.manifest, arguments.PrefillArguments(first.prompt))
+    if session.batch:  # so that a prompt that is refused changes nothing
         session._state.check_start(checked)
-    begin, logits = 0, np.zeros((len(prompt), 1))
-    while begin < max(map(len, prompt)):
-        room = make_room(session) if session.batch else session.capacity
-        pieces = [row[begin : begin + room] for row in prompt]
-        last = session.prefill(pieces, encoder=encoder, logits_to_keep=1)[:, -1]
-        logits = np.where([[len(piece) > 0] for piece in pieces], last, logits)
-        begin, encoder = begin + room, None
-    return logits
+    pairs = zip(earlier, first.prompt, strict=True)
+    return _read_last(session, [[*start, *row] for start, row in pairs])
+
+
+def _read_last(session: Any, texts: Sequence[Sequence[int]]) -> np.ndarray:
+    """Read the last tokens of texts again, half of the capacity, in place of all tokens. Return
+    the logits after them.
+    """
+    session.reset()
+    rows = [text[-(session.capacity // 2) :] for text in texts]
+    return session.prefill(rows, logits_to_keep=1)[:, -1]
+
+
+def _room(session: Any) -> int:
+    """Return for how many tokens every row has room, also where caches grow."""
+    room = np.minimum(session.room, session.capacity - session.length)
+    return int(room.min(initial=session.capacity))
 
 
 def start_token(manifest: Manifest) -> int:
@@ -221,16 +228,16 @@ def generate(
     if speculate is not None:
         speculation.check_speculate(session, speculate)
     if first.endless:
-        check_endless(session, speculate)
-    earlier = None if before is None else _earlier(before, first.rows)
-    logits = feed(session, first)
+        _check_endless(session, first, speculate)
+    none: List[List[int]] = [[]] * first.rows
+    earlier = none if before is None else _earlier(before, first.rows)
+    logits = feed(session, first) if not first.endless else _feed_last(session, first, earlier)
     rules = TokenRules(manifest.generation, session.length)
-    if speculate is None:
-        yield from _stepped(session, rules, logits, sampling, first.endless)
-        return
-    none: List[List[int]] = [[]] * len(logits)
     prompt = none if first.prompt is None else first.prompt
-    texts = [[*start, *row] for start, row in zip(earlier or none, prompt, strict=True)]
+    texts = [[*start, *row] for start, row in zip(earlier, prompt, strict=True)]
+    if speculate is None:
+        yield from _stepped(session, rules, logits, sampling, texts if first.endless else [])
+        return
     draws = Draws(np.random.default_rng(sampling.seed))
 
     def reader(row: int) -> Reader:
@@ -267,10 +274,16 @@ def _earlier(before: Inputs, rows: int) -> List[List[int]]:
 
 
 def _stepped(
-    session: Any, rules: TokenRules, logits: np.ndarray, sampling: Sampling, endless: bool
+    session: Any,
+    rules: TokenRules,
+    logits: np.ndarray,
+    sampling: Sampling,
+    texts: List[List[int]],
 ) -> Iterator[np.ndarray]:
-    """Yield the ids of `generate` without drafts, from the logits [B,V] after the prompt."""
-    running, room = np.ones(len(logits), bool), 0
+    """Yield the ids of `generate` without drafts, from the logits [B,V] after the prompt. texts:
+    the ids of each row, if it goes on without end.
+    """
+    running, room = np.ones(len(logits), bool), _room(session) if texts else -1
     random = np.random.default_rng(sampling.seed)
     for index in range(sampling.max_tokens):
         ids = [sampling.choose(row, random.random) for row in rules.applied(logits, index)]
@@ -279,8 +292,12 @@ def _stepped(
         running = running & ~np.isin(chosen, sampling.stop or ())
         if index + 1 == sampling.max_tokens or not running.any():
             return
-        if endless:
-            room = (room or make_room(session)) - 1
+        for text, token in zip(texts, chosen.tolist(), strict=False):
+            text += [token] if token != ENDED else []
+        if room == 0:
+            logits, room = _read_last(session, texts), _room(session)
+            continue
+        room -= 1
         if running.all():
             logits = session.step(chosen)
         else:  # rows that have ended read no more tokens
@@ -346,23 +363,11 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, (int, float, np.integer, np.floating)) and not isinstance(value, bool)
 
 
-def check_endless(session: Any, speculate: object) -> None:
-    """Raise ValueError unless `generate` can make room in the caches of a session."""
-    check_discards(session._state.caches)
-    if speculate is not None:
-        raise expected("endless or speculate", "both", "leave one out")
-    room = int((session.length + session.room).min(initial=session.capacity))
-    if room < LEAST:
-        remedy = "give a larger capacity, or begin at an earlier position"
-        raise expected(f"for endless, room for at least {LEAST} tokens of a row", room, remedy)
-
-
-def make_room(session: Any) -> int:
-    """Discard half of the tokens behind the first SINKS of each row that is full. Return how many
-    tokens there is room for in every row.
-    """
-    full = session.room < 1
-    if full.any():
-        counts = np.where(full, (session.length - SINKS) // 2, 0)
-        session.discard(np.maximum(counts, 0), SINKS)
-    return int(session.room.min())
+def _check_endless(session: Any, first: First, speculate: object) -> None:
+    """Raise ValueError unless `generate` can read the last tokens of a text again."""
+    if speculate is not None or first.prompt is None or first.encoder is not None:
+        got = "it with an encoder" if speculate is None else "both"
+        raise expected("endless without speculate and encoder", got, "leave one out")
+    arguments.check_has_cache(session.manifest, "endless")
+    if session.capacity < 2:
+        raise expected("for endless, room for at least 2 tokens of a row", session.capacity)

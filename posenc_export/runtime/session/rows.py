@@ -4,18 +4,15 @@ Calls compute the next `Rows` and assign them last, a step the number of its tok
 What a call leaves that fails or is interrupted lies behind the length of its rows, and needs no
 repair. Writes before the length are assigned together with it, as `pending`, and can be repeated.
 
-Shapes: B rows, K key heads, T tokens, D head size.
+Shapes: B rows.
 """
 
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple, Union
+from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
 
 import numpy as np
 
-from posenc_export.runtime.artefact.cache_formats import SCALED
-from posenc_export.runtime.artefact.records import CachedKeys, KeyRotation
-from posenc_export.runtime.artefact.summary import summary
 from posenc_export.runtime.session.arguments import (
     Prompt,
     RowTokens,
@@ -24,15 +21,13 @@ from posenc_export.runtime.session.arguments import (
     short_repr,
 )
 from posenc_export.runtime.session.buffers import Slots
-from posenc_export.runtime.session.caches import Caches, Growing, InPlace, Replaced, Write
+from posenc_export.runtime.session.caches import Caches, Growing, Replaced, Write
 from posenc_export.runtime.session.errors import expected
 
-ALL = np.iinfo(np.int64).max
 NO_ROWS = np.zeros(0, np.int64)
 # Attributes of Rows that are arrays [B,*].
-OF_EACH_ROW = ("length", "first_position", "first_kept", "intact", "occupied")
+OF_EACH_ROW = ("length", "first_position", "first_kept", "occupied")
 SPACING = 16  # steps between two snapshots; a rewind replays fewer tokens than this
-Positions = Union[int, np.ndarray]
 # Tokens [count,*] of one call, and their coordinates by graph input, [A,count] int64 each.
 Part = Tuple[np.ndarray, Dict[str, np.ndarray]]
 
@@ -126,8 +121,6 @@ class Rows:
         count: number of rows B.
         length: number of tokens of each row [B] int64.
         first_kept: first token of each row [B] int64 that caches of windows hold.
-        intact: number of first tokens of each row [B] int64 that were read before all discarded
-            ones; ALL without any.
         occupied: whether a column holds a token of the row [B,columns]; [B,0] for layout "rows".
         histories: one per row if states are replaced by each call; otherwise none.
         pending: writes to the memory that these rows need before a graph runs.
@@ -137,14 +130,14 @@ class Rows:
     """
 
     __slots__ = (
-        "caches", "count", "first_position", "first_kept", "intact", "histories", "pending",
+        "caches", "count", "first_position", "first_kept", "histories", "pending",
         "encoder", "reached", "stepper", "_length", "_occupied",
     )  # fmt: skip
 
     def __init__(self, caches: Caches, first_position: np.ndarray = NO_ROWS, turn: int = 0) -> None:
         none = np.zeros_like(first_position)
         self.caches, self.count, self.first_position = caches, len(none), first_position.copy()
-        self.first_kept, self.intact = none, np.full_like(none, ALL)
+        self.first_kept = none
         self.histories: Tuple[RowHistory, ...] = ()
         if Replaced in caches.kinds:
             self.histories = tuple([RowHistory(caches.rewind) for _ in none])
@@ -379,8 +372,7 @@ class Rows:
         """Return the first `target` tokens [B] of each row. `wipe` fills slots."""
         first_kept = np.where(target, self.first_kept, 0)
         if not self.caches.by_columns:
-            intact = np.where(target > self.intact, self.intact, ALL)
-            return self.replace(length=target, intact=intact, first_kept=first_kept)
+            return self.replace(length=target, first_kept=first_kept)
         # Columns of tokens that are gone may stay, and count as written until they are filled.
         self.caches.mark_written(slice(0, self.count), self.used + 1)
         slots = self.occupied & (np.cumsum(self.occupied, axis=1) <= target[:, None])  # [B,columns]
@@ -388,55 +380,6 @@ class Rows:
         writes = tuple(memory.cut(self.turn, slots, columns) for memory in self.caches.of(Growing))
         occupied = slots[:, :columns].copy()
         return self.replace(length=target, occupied=occupied, pending=writes)
-
-    def discarded(self, counts: List[int], after: int) -> "Rows":
-        """Return the rows without `counts` [B] tokens behind the first `after` of each; later
-        tokens take their slots. Raise ValueError if tokens cannot be moved.
-        """
-        keys, writes, first_kept = check_discards(self.caches), [], self.first_kept.copy()
-        for row, count in enumerate(counts):
-            kept = int(first_kept[row])
-            if count:
-                first_kept[row] = max(kept - count, min(kept, after))
-                self._check_kept(int(first_kept[row]), int(self.length[row]) - count)
-                writes += self._shifts(keys, row, after, count, int(first_kept[row]))
-        intact = np.where(counts, np.minimum(self.intact, after), self.intact)
-        rows = self.replace(intact=intact, first_kept=first_kept)
-        return rows.cut(self.length - counts).replace(pending=tuple(writes))
-
-    def _check_kept(self, first: int, length: int) -> None:
-        """Raise ValueError unless caches of windows from token `first` on hold the last tokens of a
-        row of some length that the next one would read.
-        """
-        least = first + self.caches.window.size - 1
-        if first and length < least:
-            rule = f"for discard, at least {least} tokens that stay, since keys of windows"
-            remedy = "discard fewer tokens"
-            raise expected(f"{rule} are kept for the last tokens only", length, remedy)
-
-    def _shifts(
-        self, keys: CachedKeys, row: int, after: int, count: int, next_kept: int
-    ) -> List[Write]:
-        """Return the writes of the tokens of a row that move if `count` tokens behind its first
-        `after` are removed. next_kept: first token that caches of windows then hold.
-        """
-        writes: List[Write] = []
-        first, length = int(self.first_position[row]), int(self.length[row])
-        for memory in self.caches.of(InPlace):
-            kept = int(self.first_kept[row])
-            begin, next_begin = (kept, next_kept) if memory.state.window else (0, 0)
-            moving = max(after + count, begin)  # first token that moves
-            content = memory.read(row, slice(moving - begin, length - begin))
-            old = first + np.arange(moving, length)
-            rotation = keys.rotation_of.get(memory.state.past)
-            if memory.state.holds_positions:
-                content -= count
-            elif rotation is not None:
-                turns, most = keys.rotations[rotation], np.finfo(content.dtype).max
-                turned = rotated(turns, content, old, old - count)
-                content = turned.clip(-most, most).astype(content.dtype)
-            writes.append(partial(memory.write, row, moving - count - next_begin, content))
-        return writes
 
     def with_window_room(self, part: slice, counts: np.ndarray) -> "Rows":
         """Return rows whose caches of windows have room for counts [n] more tokens of some rows,
@@ -478,46 +421,3 @@ class Rows:
             first = self.first_kept[row] if row < self.count else 0
             caches.clear(row, hidden, slice(max(begin - first, 0), max(end - first, 0)))
         written[...] = kept
-
-
-def rotated(rotation: KeyRotation, keys: np.ndarray, old: Positions, new: Positions) -> np.ndarray:
-    """Return float64 keys [K,T,D] that are rotated at positions `old` as if they were rotated at
-    positions `new`, each one number or [T].
-    """
-    angles = _angles(rotation, new) - _angles(rotation, old)  # [T,pairs]
-    cos, sin = np.cos(angles), np.sin(angles)
-    i, j = np.array(rotation.pairs, int).reshape(-1, 2).T
-    result = keys.astype(np.float64)
-    x, y = result[..., i], result[..., j]
-    result[..., i], result[..., j] = x * cos - y * sin, x * sin + y * cos
-    return result
-
-
-def _angles(rotation: KeyRotation, positions: Positions) -> np.ndarray:
-    dtype = np.float32 if rotation.single else np.float64
-    places = np.asarray(positions, dtype).reshape(-1, 1)
-    return (places * np.array(rotation.frequencies, dtype)).astype(np.float64)
-
-
-def check_discards(caches: Caches) -> CachedKeys:
-    """Return how cached keys depend on positions. Raise ValueError unless tokens can be removed
-    from the middle of a row, and later ones moved to their positions, so that a text can go on
-    without end in a range of positions (StreamingLLM, Xiao et al. 2309.17453).
-    """
-    manifest, provider = caches.graph.manifest, caches.graph.provider
-    keys = manifest.cached_keys
-    if keys is None:
-        rule = "for discard, cached keys that positions only rotate, as the manifest then states"
-        got = f"encoding {summary(manifest)['encoding']} without that statement"
-        remedy = "export again, or read the tokens that are to stay in a new session"
-        raise expected(rule, got, remedy)
-    if provider != "cpu":
-        raise expected("for discard, provider cpu", provider, "load with provider='cpu'")
-    if manifest.by_columns or not all(state.in_place for state in manifest.states):
-        got = f"target {manifest.target} with signature {manifest.signature}"
-        remedy = "export target ort or onnx-static with signature positions"
-        raise expected("for discard, caches that are written in place", got, remedy)
-    if keys.rotation_of and manifest.cache in SCALED:
-        rule = "for discard of rotated keys, caches of numbers without scales"
-        raise expected(rule, f"cache {manifest.cache}", "export without cache")
-    return keys

@@ -26,7 +26,6 @@ from posenc_export.shared.refusal import refusal
 
 ENCODER, STATE = "encoder.", "state."  # begin the names of arrays
 WINDOWS = "window_start"  # token of each row in slot 0 of its caches of windows
-INTACT = "intact"  # first tokens of each row that were read before all discarded ones
 Form = Tuple[str, Tuple[int, ...]]  # dtype and shape of an array
 LINE = 1 << 20  # longest header in bytes
 REMEDY = "delete the file and read the tokens again"
@@ -47,7 +46,6 @@ def check_arrays(manifest: Manifest, arrays: Mapping[str, np.ndarray]) -> None:
     _check_rows(manifest, length, arrays["start"].tolist(), arrays["slots"])
     if "tokens" in arrays:
         forms["tokens"] = ("int64", (sum(length),))
-    forms |= {INTACT: ("int64", (rows,))} if INTACT in arrays else {}
     if rows:
         used = columns if by_columns else max(length)
         forms |= _encoder_forms(manifest, rows, _size(arrays, ENCODER + MASK, 1))
@@ -149,7 +147,6 @@ def save(rows: Rows, file: Union[str, Path], tokens: Optional[Inputs]) -> None:
     manifest = caches.graph.manifest
     arrays: Arrays = {"length": rows.length, "start": rows.first_position}
     arrays |= {"slots": rows.occupied}
-    arrays |= {INTACT: rows.intact} if (rows.intact < rows.length).any() else {}
     if tokens is not None:
         ids, length = [np.asarray(row) for row in tokens], rows.length.tolist()
         counts = [len(row) for row in ids]
@@ -246,7 +243,6 @@ def restored(empty: Rows, arrays: Arrays) -> Rows:
         length=length,
         occupied=slots,
         first_kept=np.array(arrays.get(WINDOWS, rows.first_kept)),
-        intact=np.array(arrays.get(INTACT, rows.intact)),
         encoder={name: np.array(arrays[ENCODER + name]) for name in encoder},
     )
 

@@ -322,14 +322,14 @@ class Session:
             before: ids that each row has read before the prompt, among which drafts are looked up.
             language, task: of Whisper without a prompt, such as "en" and "translate". None for
                 those of the checkpoint, which detects the language of each row.
-            endless: before a row has no room, discard half of its tokens behind the first 4, also
-                within the prompt (`discard`).
+            endless: when a row has no room, also for the prompt, read the last tokens of all rows
+                again, half of the capacity, from position 0 on in place of what they have read.
 
         Raises:
             ValueError: as for `prefill` and `step`; the model has no vocabulary, a row has no
                 tokens, max_tokens is below 1, there is no such language or task, the session or the
-                draft model does not allow `speculate`, or the session cannot `discard` tokens and
-                `endless` is set. Raised with the first id.
+                draft model does not allow `speculate`, or `endless` has an encoder or `speculate`
+                beside it. Raised with the first id.
         """
         first = generation.First(prompt, encoder, language, task, endless)
         sampling = generation.Sampling(temperature, top_k, top_p, seed, max_tokens, stop)
@@ -399,26 +399,6 @@ class Session:
             self._read(rows, replay, unread)
 
     @exclusive
-    def discard(self, n: Numbers, after: int = 0) -> None:
-        """Remove n tokens of each row behind its first `after` tokens; n is one number or [B].
-        Later tokens take their positions, as if they had been read there; what they have read of
-        removed tokens stays in them, so that they are no prefix to `share`. `length` and `position`
-        fall by n.
-
-        Keys that are rotated are rotated to the new positions, with the rounding of one product.
-
-        Raises:
-            ValueError: a row has fewer than `after` + n tokens; the encoding acts on the inputs of
-                layers, or on keys in another way than a rotation by the position times a frequency;
-                the graph does not write caches of all tokens in place on the CPU.
-        """
-        state = self._settled()
-        counts = arguments.check_discard(self.manifest, state.length.tolist(), n, after)
-        if any(counts):
-            self._state = state.discarded(counts, int(after))
-            self._settled()
-
-    @exclusive
     def fork(self: Own) -> Own:
         """Return an independent session on the same graph with a copy of the current state."""
         rows = self._settled()
@@ -449,8 +429,8 @@ class Session:
         (Prefixes.save).
 
         Raises:
-            ValueError: there is no such row, it begins at another position, it has fewer tokens, or
-                some of them stood behind tokens that were discarded.
+            ValueError: there is no such row, it begins at another position, or it has fewer
+                tokens.
         """
         arguments.check_row(row, self.batch)
         state = self._settled()
@@ -459,10 +439,6 @@ class Session:
             got = f"{len(tokens)} of {length} tokens from position {first} on"
             rule = "tokens of a row that begins at position 0"
             raise expected(rule, got, "give the tokens that were fed")
-        if len(tokens) > (most := state.intact[row]):
-            rule = f"at most {most} tokens, since tokens behind them were discarded"
-            remedy = "give fewer, or read the text in a row of its own"
-            raise expected(rule, len(tokens), remedy)
         prefixes.save(state, int(row), tokens, key)
 
     @exclusive

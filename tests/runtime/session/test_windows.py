@@ -290,45 +290,6 @@ def test_a_fork_and_its_source_give_tokens_up_alone() -> None:
     assert goes_on(session, FULL[0] - 1) and goes_on(fork, FULL[0] + 3)
 
 
-def discarded(kind: str, session: Session, count: int, after: int) -> float:
-    """Discard tokens of a session with one row and of the eager module, and return the worst error
-    of a call and a step behind them.
-    """
-    length = int(session.length[0])
-    whole = eager_session(traces.sources(config(kind)).model)
-    whole.prefill(texts()[:1, :length], chunk=NEW)
-    worst, new = 0.0, texts()[:1, length : length + 4]
-    for session_of_row in (whole, session):
-        session_of_row.discard(count, after)
-    for part in (new[:, :3], new[:, 3:]):
-        outputs, expected = (row.prefill(part)[0] for row in (session, whole))
-        worst = max(worst, worst_error(outputs, expected) / tolerance("float32", 2, 48))
-    return worst
-
-
-@pytest.mark.parametrize("kind", ["rope", "rope-native", "rope-static"])
-@pytest.mark.parametrize(("count", "after"), [(5, 4), (200, 4), (20, 270), (30, 210), (290, 0)])
-def test_tokens_are_discarded_also_from_caches_of_windows(
-    kind: str, count: int, after: int
-) -> None:
-    session = at(FULL[0] + 3, kind)
-    first, fork = start(session)[0], session.fork()
-    assert first == NEW - (WINDOW - 1) - REWIND
-    fork.discard(count, after)
-    assert start(fork) == [max(first - count, min(first, after))]
-    assert discarded(kind, session, count, after) <= 1
-
-
-@pytest.mark.parametrize("kind", COPIED)
-def test_a_discard_that_leaves_keys_of_windows_out_is_refused_and_changes_nothing(
-    kind: str,
-) -> None:
-    session = at(FULL[0] + 3, kind)
-    with pytest.raises(ValueError, match="at least 27 tokens that stay, since keys of windows"):
-        session.discard(FULL[0] - 20, 4)
-    assert goes_on(session, FULL[0] + 3, kind)
-
-
 def test_slots_behind_the_tokens_of_a_row_are_empty_when_the_next_call_reads_them() -> None:
     session = opened("rope-static")
     session.admit([texts()[0, : FULL[0] - 7]])
@@ -337,8 +298,6 @@ def test_slots_behind_the_tokens_of_a_row_are_empty_when_the_next_call_reads_the
     _check_empty(session)
     session.admit([texts()[0, :250], texts()[2, :270]])
     session.rewind([7, 3, 2])
-    _check_empty(session)
-    session.discard([4, 9, 0], 2)
     _check_empty(session)
     for column in range(60):
         session.step(texts()[:, column])
