@@ -252,7 +252,7 @@ def _written(
         lambda: expected_outputs(source.exact, manifest, long, options.say),
     )
     stored = reference.write(manifest, expected, accuracy, folder)
-    trained = trained_numbers.store(source.model, manifest, folder)
+    trained_numbers.store(source.model, folder)
     _write_text(text_of(source.model), folder)
     if not isinstance(source.model, AttentionBlock):
         loader_configs.write(source.model, manifest, folder)
@@ -262,9 +262,7 @@ def _written(
     # The files of the graph were hashed as they were written.
     paths = sorted(folder.iterdir())
     listed = {path.name: manifest.files.get(path.name) or files.entry(path) for path in paths}
-    manifest = manifest.replace(
-        reference=stored, encodings=trained, files=listed, constants=compared.digests
-    )
+    manifest = manifest.replace(reference=stored, files=listed, constants=compared.digests)
     return Written(manifest, expected, compared.check)
 
 

@@ -1,6 +1,4 @@
-"""Artefacts have the trained numbers of their encodings: where the graph holds them, and in
-encodings.bin otherwise.
-"""
+"""Artefacts have the trained numbers of their encodings."""
 
 import copy
 import functools
@@ -10,6 +8,7 @@ from typing import Any, Dict
 import pytest
 import torch
 from msgspec.structs import replace
+from safetensors.torch import save
 from torch import Tensor
 
 from posenc_export import Stack
@@ -17,6 +16,7 @@ from posenc_export.export import Sources, export
 from posenc_export.export.trained_numbers import FILE_NAME, with_trained_encodings
 from posenc_export.models.placed import placed
 from posenc_export.models.presets import load_preset, seeded
+from posenc_export.runtime.artefact import files
 from posenc_export.runtime.artefact import manifest as manifests
 from posenc_export.shared.preset_folders import preset_folder
 from tests.tiny import VARIANTS, block, decoder
@@ -87,57 +87,14 @@ def test_a_model_with_rounded_weights_keeps_the_numbers_of_its_encodings(tmp_pat
 def test_numbers_of_float16_are_those_that_the_artefact_computes_with(tmp_path: Path) -> None:
     sources = _sources(block, "learned")
     export(sources, "onnx", tmp_path / "a", verify=False, dtype="float16")
-    (numbers,) = manifests.read(tmp_path / "a").encodings.values()
-    assert numbers.dtype == "float16" and _same(
+    assert _same(
         with_trained_encodings(tmp_path / "a"), copy.deepcopy(sources.model).half().float()
     )
 
 
-@pytest.mark.parametrize(
-    ("target", "file"),
-    [
-        ("ort", "model.onnx.data"),
-        ("onnx-static", "model.onnx.data"),
-        ("torchscript", "model.pt"),
-        ("pt2", "model.pt2"),
-    ],
-)
-def test_a_table_that_the_graph_holds_is_not_stored_twice(
-    target: str, file: str, tmp_path: Path
-) -> None:
-    export(_sources(block, "learned"), target, tmp_path / "a", verify=False)
-    (numbers,) = manifests.read(tmp_path / "a").encodings.values()
-    assert (numbers.file, numbers.shape, numbers.bytes) == (
-        file,
-        (1100, 48),
-        4 * 1100 * 48,
-    ) and not (tmp_path / "a" / FILE_NAME).exists()
-
-
-def test_a_matrix_that_the_graph_holds_transposed_is_not_stored_twice(tmp_path: Path) -> None:
-    sources = _sources(block, "fox_pair")
-    manifest = export(sources, "ort", tmp_path / "a", verify=False)
-    (numbers,) = (numbers for numbers in manifest.encodings.values() if len(numbers.shape) == 2)
-    assert (
-        numbers.transposed
-        and numbers.file == "model.onnx.data"
-        and _same(with_trained_encodings(tmp_path / "a"), sources.model)
-    )
-
-
-def test_numbers_of_which_the_graph_keeps_only_results_are_in_a_file_of_the_manifest(
-    tmp_path: Path,
-) -> None:
-    manifest = export(_sources(block, "kerple"), "ort", tmp_path / "a", verify=False)
-    (numbers,) = manifest.encodings.values()
-    assert (
-        numbers.file == FILE_NAME and manifest.files[FILE_NAME].bytes == numbers.bytes == 4 * 2 * 6
-    )
-
-
-def test_an_artefact_without_trained_numbers_has_no_entry_and_no_file(tmp_path: Path) -> None:
+def test_an_artefact_without_trained_numbers_has_no_file(tmp_path: Path) -> None:
     manifest = export(seeded(block("rope")), "ort", tmp_path / "a", verify=False)
-    assert "encodings" not in manifest.to_json() and FILE_NAME not in manifest.files
+    assert FILE_NAME not in manifest.files
 
 
 def test_layers_with_weights_of_their_own_have_each_their_numbers(tmp_path: Path) -> None:
@@ -167,35 +124,25 @@ def test_a_preset_has_the_numbers_that_were_trained(name: str) -> None:
     assert folder is not None and _same(with_trained_encodings(folder), load_preset(name))
 
 
-def test_an_artefact_of_an_earlier_version_is_refused_with_the_name_of_what_it_lacks(
-    tmp_path: Path,
-) -> None:
-    manifest = export(_sources(block, "kerple"), "ort", tmp_path / "a", verify=False)
-    manifests.write(manifest.replace(encodings={}), tmp_path / "a")
-    with pytest.raises(
-        ValueError,
-        match=r"expected the trained numbers attention\.encoding\.r\.value .* shape \[2, 6, 1, "
-        r"1\], got none; export it again",
-    ):
-        with_trained_encodings(tmp_path / "a")
+CHANGES = {
+    "got none; export it again": {},
+    r"got \[2, 6\]; export it again": {"attention.encoding.r.value": torch.zeros(2, 6)},
+    "got an error .*; export it again": None,
+}
 
 
-@pytest.mark.parametrize("change", [{"offset": 1}, {"file": "other.bin"}, {"shape": (2, 6, 1, 2)}])
-def test_numbers_outside_their_file_are_refused(change: Dict[str, Any], tmp_path: Path) -> None:
-    manifest = export(_sources(block, "kerple"), "ort", tmp_path / "a", verify=False)
-    manifests.write(
-        manifest.replace(
-            encodings={
-                name: replace(numbers, **change) for name, numbers in manifest.encodings.items()
-            }
-        ),
-        tmp_path / "a",
+@pytest.mark.parametrize("message", CHANGES)
+def test_numbers_that_are_missing_or_damaged_are_refused(message: str, tmp_path: Path) -> None:
+    manifest, path = (
+        export(_sources(block, "kerple"), "ort", tmp_path / "a", verify=False),
+        tmp_path / "a" / FILE_NAME,
     )
-    with pytest.raises(
-        ValueError,
-        match=r"posenc.json: expected encodings\..*r\.value within the \d+ bytes that files gives",
-    ):
-        manifests.read(tmp_path / "a")
+    numbers = CHANGES[message]
+    path.write_bytes(b"{" if numbers is None else save(numbers))
+    listed = {**manifest.files, FILE_NAME: files.entry(path)}
+    manifests.write(manifest.replace(files=listed), tmp_path / "a")
+    with pytest.raises(ValueError, match=message):
+        with_trained_encodings(tmp_path / "a")
 
 
 def test_no_weight_but_those_of_encodings_is_read(tmp_path: Path) -> None:

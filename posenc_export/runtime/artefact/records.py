@@ -1,6 +1,5 @@
 """The records inside a manifest, and the types of its fields."""
 
-import math
 from typing import Annotated, Dict, List, Optional, Tuple, Union
 
 from msgspec import Meta, Struct
@@ -88,24 +87,6 @@ class Quality(Struct, frozen=True, forbid_unknown_fields=True):
     def ratio(self) -> float:
         """Perplexity over that of the float32 module; 0 without text."""
         return self.perplexity / self.float32_perplexity if self.float32_perplexity else 0.0
-
-
-class Numbers(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """Where the trained numbers of an encoding are in a file: little-endian, in row-major order."""
-
-    file: FileName
-    offset: Bytes  # byte in the file
-    # Name of the torch dtype.
-    dtype: Annotated[str, Meta(pattern=r"^(bool|bfloat16|float(16|32|64)|u?int(8|16|32|64))\Z")]
-    shape: Annotated[Tuple[Size, ...], Meta(max_length=8)]
-    # Whether the file has the transpose, as graphs hold matrices of products.
-    transposed: bool = False
-
-    @property
-    def bytes(self) -> int:
-        """Number of bytes in the file."""
-        bits = int("".join(filter(str.isdigit, self.dtype)) or 8)  # of bool: 8
-        return math.prod(self.shape) * bits // 8
 
 
 class Weights(Struct, frozen=True, forbid_unknown_fields=True):

@@ -151,9 +151,7 @@ class Manifest(Struct, frozen=True, forbid_unknown_fields=True):
         cache: name of CACHE_FORMATS if keys and values are cached in it, otherwise empty.
         calibration: data used to round weights and to compute the scales of caches, or None.
         quality: loss against the float32 module; None if nothing is rounded or verified.
-        deviation, cached_keys: of earlier versions; not used.
-        encodings: where the trained numbers of each encoding are, by name of the parameter in the
-            block or stack (docs/commands.md). Needed for pictures, not to run the artefact.
+        deviation, cached_keys, encodings: of earlier versions; not used.
         packages: origin of each encoding of another package, by name. Needed to build the model.
         places: what layers and encodings declare of positions; None in artefacts of earlier
             versions, and of a module that was read, which declares nothing.
@@ -201,7 +199,7 @@ class Manifest(Struct, frozen=True, forbid_unknown_fields=True):
     calibration: Optional[records.Calibration] = None
     quality: Optional[records.Quality] = None
     deviation: Dict[str, float] = {}
-    encodings: Annotated[Dict[Name, records.Numbers], Meta(max_length=MOST)] = {}
+    encodings: Dict[str, Any] = {}
     packages: Annotated[Dict[records.Text, records.Package], Meta(max_length=64)] = {}
     places: Optional[records.Places] = None
     constants: Annotated[Dict[records.Text, records.Sha256], Meta(max_length=65536)] = {}
