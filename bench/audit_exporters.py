@@ -21,30 +21,22 @@ Export = Callable[[Path, Path], Path]  # writes a checkpoint to a folder, return
 AXES = {0: "batch_size", 1: "sequence_length"}
 
 
-def of_transformers(name: str, file: str, **how: Any) -> Export:
-    """Return an export with one of transformers' exporters: prompt and step in one graph with
-    dynamic axes. name: "Onnx", "OpenVINO" or "Executorch".
-    """
+def of_transformers(checkpoint: Path, output: Path) -> Path:
+    """Export with transformers' exporter: prompt and step in one graph with dynamic axes."""
+    from transformers import exporters
+    from transformers.exporters.utils import decompose_for_generation
 
-    def export(checkpoint: Path, output: Path) -> Path:
-        from transformers import exporters
-        from transformers.exporters.utils import decompose_for_generation
-
-        model = loaded(checkpoint)
-        inputs: Dict[str, Any] = {
-            "input_ids": torch.tensor([[5, 6, 7, 8], [9, 10, 11, 12]]),
-            "attention_mask": torch.tensor([[0, 1, 1, 1], [1, 1, 1, 1]]),  # ones would drop it
-        }
-        if generates(checkpoint):  # what export_for_generation does, without a graph for prompts
-            stages = decompose_for_generation(model, inputs, multi_token_decode=True)
-            model, inputs = stages["decode"]
-        config = getattr(exporters, f"{name}Config")(dynamic=True, **how)
-        getattr(exporters, f"{name}Exporter")().export(model, inputs, config).save_pretrained(
-            output
-        )
-        return output / file
-
-    return export
+    model = loaded(checkpoint)
+    inputs: Dict[str, Any] = {
+        "input_ids": torch.tensor([[5, 6, 7, 8], [9, 10, 11, 12]]),
+        "attention_mask": torch.tensor([[0, 1, 1, 1], [1, 1, 1, 1]]),  # ones would drop it
+    }
+    if generates(checkpoint):  # what export_for_generation does, without a graph for prompts
+        stages = decompose_for_generation(model, inputs, multi_token_decode=True)
+        model, inputs = stages["decode"]
+    config = exporters.OnnxConfig(dynamic=True)
+    exporters.OnnxExporter().export(model, inputs, config).save_pretrained(output)
+    return output / "model.onnx"
 
 
 def optimum(checkpoint: Path, output: Path) -> Path:
@@ -53,16 +45,6 @@ def optimum(checkpoint: Path, output: Path) -> Path:
 
     main_export(str(checkpoint), str(output), task=task_of(checkpoint), do_validation=False)
     return output / "model.onnx"
-
-
-def optimum_intel(checkpoint: Path, output: Path) -> Path:
-    """Export OpenVINO IR with optimum-intel, as `optimum-cli export openvino` does, in float32."""
-    from optimum.exporters.openvino import main_export
-    from optimum.intel import OVConfig
-
-    config = OVConfig(dtype="fp32")
-    main_export(str(checkpoint), str(output), task=task_of(checkpoint), ov_config=config)
-    return output / "openvino_model.xml"
 
 
 def task_of(checkpoint: Path) -> str:
@@ -212,16 +194,8 @@ def loaded(checkpoint: Path) -> Any:
 
 # Exports by name, with the packages that they need.
 EXPORTERS: Dict[str, Tuple[Export, Tuple[str, ...]]] = {
-    "transformers": (of_transformers("Onnx", "model.onnx"), ("transformers", "onnxscript")),
-    "transformers-openvino": (
-        of_transformers("OpenVINO", "openvino_model.xml"), ("transformers", "openvino"),
-    ),
-    "transformers-executorch": (
-        of_transformers("Executorch", "model.pte", backend="xnnpack"),
-        ("transformers", "executorch"),
-    ),
+    "transformers": (of_transformers, ("transformers", "onnxscript")),
     "optimum": (optimum, ("optimum-onnx", "transformers")),
-    "optimum-intel": (optimum_intel, ("optimum-intel", "transformers", "openvino")),
     "optimum-int8": (optimum_int8, ("optimum-onnx", "transformers")),
     "genai": (genai, ("onnxruntime-genai", "transformers")),
     "genai-int4": (partial(genai, precision="int4"), ("onnxruntime-genai", "transformers")),

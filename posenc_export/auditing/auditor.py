@@ -63,8 +63,8 @@ def audit(
 
     Args:
         graph: ONNX file of a decoder, an encoder or a block; a program of torch.export (.pt2) or
-            TorchScript (.pt); OpenVINO IR (.xml); a program of ExecuTorch (.pte); the folder that
-            an exporter wrote; or a server of completions, or its URL (completions_server.py).
+            TorchScript (.pt); the folder that an exporter wrote; or a server of completions, or
+            its URL (completions_server.py).
         reference: checkpoint folder, GGUF file or folder of an artefact; "transformers:FOLDER";
             "package.module:name" of a torch.nn.Module or of a function that returns one; or a
             module.

@@ -9,8 +9,7 @@ from posenc_export.auditing.confined import Confined
 from posenc_export.auditing.graph import FILES
 from posenc_export.shared.refusal import refusal
 
-OF_FOLDERS = ("model.onnx", "openvino_model.xml", "model.pt2", "model.pte")
-
+OF_FOLDERS = ("model.onnx", "model.pt2")
 LONGEST = 10**7  # seconds of an audit
 LARGEST = 1 << 31  # numbers of the inputs and outputs of one call
 

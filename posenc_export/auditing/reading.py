@@ -7,7 +7,7 @@ from posenc_export.auditing.graph import FILES, Graph
 from posenc_export.runtime.graphs.onnx_files import external_files
 from posenc_export.shared.refusal import refusal
 
-MARK = slice(4, 8), b"ET12"  # of a program of ExecuTorch (schema/program.fbs)
+EXECUTORCH = b"ET12"  # bytes 4 to 7 of its programs (schema/program.fbs)
 
 
 def graph_of(path: Path) -> Any:
@@ -22,15 +22,11 @@ def graph_of(path: Path) -> Any:
         from posenc_export.auditing.program import Program
 
         return Program(path)
-    if head[MARK[0]] == MARK[1]:
-        from posenc_export.auditing.executorch_program import ExecutorchProgram
-
-        return ExecutorchProgram(path)
-    if head.removeprefix(b"\xef\xbb\xbf").lstrip().startswith(b"<"):
-        from posenc_export.auditing.openvino_ir import IntermediateRepresentation
-
-        _check_beside(path, path.with_suffix(".bin").name)
-        return IntermediateRepresentation(path)
+    is_xml = head.removeprefix(b"\xef\xbb\xbf").lstrip().startswith(b"<")
+    if is_xml or head[4:8] == EXECUTORCH:
+        got = "XML, as in OpenVINO IR" if is_xml else "a program of ExecuTorch"
+        remedy = "export the model to ONNX, or audit the program before its conversion"
+        raise refusal("audit", "a graph in ONNX or of torch", f"{path}: {got}", remedy)
     _check_external(path)
     return Graph(path)
 

@@ -60,7 +60,7 @@ def jobs(mutations: int, seed: int) -> List[Tuple[str, Job]]:
         for command in threat.commands or harness.COMMANDS:
             job = Job(name, threat.write, command, threat.refused, threat.ends)
             result.append(("threats", job))
-    for format in ("onnx", "pt2", "pt", "pte", "xml"):
+    for format in ("onnx", "pt2", "pt"):
         for number in range(mutations):
             mutated = Mutated(format, f"{format} {seed} {number}")
             result += [(format, Job(mutated.seed, mutated.write, name)) for name in AS_FILES[:2]]

@@ -299,6 +299,8 @@ def _messages(message: Any, path: str = "model") -> Iterator[Tuple[str, Any, Any
 
 def of_onnx() -> Iterator[Attack]:
     """Yield the attacks on readers of ONNX."""
+    for name, make in PICKLES.items():
+        yield Attack("onnx", name, "the whole file", make)
     for path in PATHS:
 
         def external(_: Path, path: str = path) -> bytes:
@@ -335,42 +337,13 @@ def of_onnx() -> Iterator[Attack]:
             yield Attack("onnx", str(value), name, content)
 
 
-def of_others() -> Iterator[Attack]:
-    """Yield the attacks on readers of OpenVINO IR and of programs of ExecuTorch."""
-    layer = '<net name="n" version="11"><layers><layer id="0" name="x" type="{}" version="{}"/>'
-    rest = "</layers><edges/></net>"
-    for name in python(Path("x")):
-
-        def text(trace: Path, name: str = name) -> bytes:
-            return (layer.format(python(trace)[name], "extension") + rest).encode()
-
-        def entity(trace: Path, name: str = name) -> bytes:
-            kinds = '<!DOCTYPE n [<!ENTITY e SYSTEM "file:///etc/hostname">]>'
-            return (kinds + layer.format("&e;", python(trace)[name]) + rest).encode()
-
-        def program(trace: Path, name: str = name) -> bytes:
-            return b"\x20\0\0\0ET12" + python(trace)[name].encode()
-
-        yield Attack("xml", name, "type of a layer", text)
-        yield Attack("xml", name, "an entity", entity)
-        yield Attack("pte", name, "a program", program)
-    for (name, make), kind in itertools.product(PICKLES.items(), ("xml", "pte", "onnx")):
-        yield Attack(kind, name, "the whole file", make)
-    for path, size in itertools.product(PATHS, SIZES):
-        data = f'<data element_type="f32" shape="{size}" offset="0" size="{size}" path="{path}"/>'
-        content = (layer.format("Const", "opset1") + data + rest).encode()
-        yield Attack("xml", f"size {size}", path, lambda _, content=content: content)  # type: ignore[misc]
-
-
 def attacks() -> List[Attack]:
     """Return all attacks."""
-    return [*of_export(), *of_script(), *of_onnx(), *of_others()]
+    return [*of_export(), *of_script(), *of_onnx()]
 
 
 def right(format: str) -> bytes:
     """Return a file of a format without an attack."""
     if format == "onnx":
         return bytes(_onnx().SerializeToString())
-    if format in ("pt2", "pt"):
-        return pt2({}) if format == "pt2" else script({})
-    return next(a for a in of_others() if a.format == format).content(Path("x"))
+    return pt2({}) if format == "pt2" else script({})

@@ -93,7 +93,7 @@ def test_the_command_says_what_is_wrong_and_ends_with_1(
 
 
 def test_the_command_refuses_what_is_no_graph_or_no_reference(
-    wrong: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    wrong: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     graph, checkpoint = str(wrong / "model.onnx"), str(wrong / "checkpoint")
     assert main(["audit", f"{checkpoint}/config.json", "--reference", checkpoint]) == 2
@@ -109,7 +109,10 @@ def test_the_command_refuses_what_is_no_graph_or_no_reference(
     assert "expected --url with http://" in capsys.readouterr().err
     assert main(["audit", str(wrong / "checkpoint"), "--reference", checkpoint]) == 2
     assert "expected a folder with model.onnx" in capsys.readouterr().err
-    monkeypatch.setitem(sys.modules, "executorch.runtime", None)
-    (wrong / "model.pte").write_bytes(b"\0\0\0\0ET12")
-    assert main(["audit", str(wrong / "model.pte"), "--reference", checkpoint]) == 2
-    assert "expected the package executorch" in capsys.readouterr().err
+    others = {"model.pte": (b"\0\0\0\0ET12", "a program of ExecuTorch")}
+    others["model.xml"] = (b"<?xml version='1.0'?><net/>", "XML, as in OpenVINO IR")
+    for name, (content, kind) in others.items():
+        (wrong / name).write_bytes(content)
+        assert main(["audit", str(wrong / name), "--reference", checkpoint]) == 2
+        said = capsys.readouterr().err
+        assert f"expected a graph in ONNX or of torch, got {wrong / name}: {kind}; export" in said

@@ -1,8 +1,6 @@
 """Faults are named in what torch.onnx and transformers' exporter read and write."""
 
 import functools
-import subprocess
-import sys
 import warnings
 from pathlib import Path
 from typing import Any, Callable, Iterator
@@ -79,24 +77,6 @@ def test_transformers_exporter_keeps_the_window_of_mistral(checkpoint: Any, tmp_
     assert audit(graph, checkpoint("mistral")).right
     OF_GRAPHS["cache shifted"].plant(graph, tmp_path / "model.onnx")
     assert audit(tmp_path / "model.onnx", checkpoint("mistral")).cause == "cache"
-
-
-@pytest.mark.exhaustive
-@pytest.mark.parametrize("runtime", ["openvino", "executorch"])
-def test_transformers_exporter_for_another_runtime_is_audited(
-    runtime: str, checkpoint: Any, tmp_path: Path
-) -> None:
-    pytest.importorskip(runtime)
-    graph = exported(f"transformers-{runtime}", checkpoint("mistral"), tmp_path / "right")
-    result = audit(graph, checkpoint("mistral"))
-    assert result.right and any(cell.status == "right" for cell in result.cells), result.sentence
-    OF_CHECKPOINTS["window ignored"].plant(checkpoint("mistral"), tmp_path / "faulty")
-    graph = exported(f"transformers-{runtime}", tmp_path / "faulty", tmp_path / "wrong")
-    result = audit(graph, checkpoint("mistral"))
-    assert result.cause in OF_CHECKPOINTS["window ignored"].causes, result.sentence
-    (tmp_path / "repeat.py").write_text(result.program, "utf-8")
-    ran = subprocess.run([sys.executable, tmp_path / "repeat.py"], capture_output=True, text=True)
-    assert ran.returncode == 1 and "tolerance" in ran.stdout, ran.stderr
 
 
 def test_the_page_tells_a_refusal_from_a_wrong_graph(checkpoint: Any, traced: Any) -> None:

@@ -1,6 +1,5 @@
-"""TorchScript, OpenVINO IR, graphs in two files and servers are audited as graphs in ONNX are."""
+"""TorchScript, graphs in two files and servers are audited as graphs in ONNX are."""
 
-import importlib.util
 import json
 import subprocess
 import sys
@@ -23,9 +22,6 @@ from tests.auditing.faults import FAULTS, Faulty
 from tests.auditing.graphs import exported, model_of
 from tests.cases import combinations
 
-with_openvino = pytest.mark.skipif(
-    importlib.util.find_spec("openvino") is None, reason="openvino is not installed"
-)
 CONTEXT = 30  # tokens of a prompt that the server of a test reads
 FAULTY = [None, "cache shifted", "theta"]
 
@@ -80,27 +76,6 @@ def test_a_module_of_torchscript_is_audited(
         traced = torch.jit.trace(OfPairs(_wrapped(fault)).eval(), inputs, check_trace=False)
         traced.save(tmp_path / "model.pt")
     _check(tmp_path / "model.pt", checkpoint, fault)
-
-
-@with_openvino
-@pytest.mark.parametrize("stateful", [False, True])
-@pytest.mark.parametrize("fault", FAULTY)
-def test_openvino_ir_is_audited(
-    fault: Optional[str], stateful: bool, checkpoint: Path, tmp_path: Path
-) -> None:
-    import openvino
-
-    graph = exported(model_of("llama"), tmp_path / "model.onnx", wrapped=_wrapped(fault))
-    model = openvino.convert_model(graph)
-    if stateful:
-        from openvino._offline_transformations import apply_make_stateful_transformation
-
-        names = [name for port in model.inputs for name in port.names if "past_key" in name]
-        pairs = {name: name.replace("past_key_values", "present") for name in names}
-        apply_make_stateful_transformation(model, pairs)
-    openvino.save_model(model, tmp_path / "openvino_model.xml", compress_to_fp16=False)
-    graph.unlink()
-    _check(tmp_path / "openvino_model.xml", checkpoint, fault)
 
 
 @pytest.mark.parametrize("fault", FAULTY)
