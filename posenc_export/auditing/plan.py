@@ -12,7 +12,7 @@ import numpy as np
 
 from posenc_export.auditing.facts import Reference
 from posenc_export.auditing.inputs import Interface
-from posenc_export.runtime.verification.case import Calls, Case, Cell, Level, Pairs, Scenario
+from posenc_export.runtime.verification.case import Calls, Case, Cell, Pairs, Scenario
 from posenc_export.runtime.verification.cells import FULL_PASS
 from posenc_export.runtime.verification.grid_inputs import numbers, uniform
 from posenc_export.runtime.verification.scenarios import (
@@ -21,7 +21,6 @@ from posenc_export.runtime.verification.scenarios import (
     of_caches,
     padded_around,
     split,
-    stepped,
     stepped_from,
 )
 from posenc_export.shared.refusal import refusal
@@ -111,33 +110,58 @@ def _tokens(reference: Reference, shape: Tuple[int, int], name: str) -> np.ndarr
 
 def _cells(case: Case, interface: Interface, reference: Reference, quick: bool) -> Iterator[Cell]:
     rows, length = case.tokens.shape[:2]
-    scenarios = [Scenario(FULL_PASS, split(0, length), Level.LOAD)]
+    scenarios = [Scenario(FULL_PASS, split(0, length))]
     crosses = reference.facts.whole and case.start + length > reference.facts.whole
     if not reference.facts.causal or crosses:
         if rows == 1 or not crosses:  # rows on both sides of the edge share one set of angles
             alone = functools.partial(padded_behind, reference=reference)
-            scenarios += [Scenario("rows padded behind", alone, Level.LOAD)]
+            scenarios += [Scenario("rows padded behind", alone)]
         if "position_ids" in interface.inputs and not crosses:
-            scenarios += [Scenario("left padding", padded_around, Level.LOAD)]
+            scenarios += [Scenario("left padding", padded_around)]
     else:
         if interface.caches or interface.continues:
-            chosen = [s for s in of_caches(length) if s.level <= Level.QUICK or s.run is stepped]
-            scenarios += of_caches(length) if rows == (interface.batch or 1) else chosen
+            if rows == (interface.batch or 1) and not quick:
+                scenarios += _of_lengths(length)
+            scenarios += of_caches(length)
         else:
-            for new in (1, 2, length // 3, length - 1):
+            for new in () if quick else (1, 2, length // 3, length - 1):
                 scenarios.append(Scenario(f"prompt of {new}", split(0, new)))
-            scenarios.append(Scenario("left padding", padded_around, Level.LOAD))
+            scenarios.append(Scenario("left padding", padded_around))
         if interface.continues:
             for size in (1, length // 2, length):
-                scenarios.append(Scenario(f"continuation of {size}", _continued(size), Level.LOAD))
+                scenarios.append(Scenario(f"continuation of {size}", _continued(size)))
         else:
-            scenarios.append(Scenario("rows padded behind", padded_behind, Level.LOAD))
+            scenarios.append(Scenario("rows padded behind", padded_behind))
     name = f"batch {rows}, start {case.start}"
     if length == reference.facts.whole:
         name = f"batch {rows}, {length} tokens"
     for scenario in scenarios:
-        if not quick or scenario.level <= Level.QUICK or scenario.run is stepped:
-            yield _cell(f"{name}: {scenario.name}", scenario.run, case)
+        yield _cell(f"{name}: {scenario.name}", scenario.run, case)
+
+
+def _of_lengths(length: int) -> Iterator[Scenario]:
+    """Yield calls with several numbers of cached and new tokens: more than our own artefacts need,
+    whose integer parts are proved.
+    """
+    for name, past in (("0", 0), ("1", 1), ("middle", length // 2)):
+        for new in (1, 2, length // 3):
+            if 0 < new <= length - past and (name, new) != ("middle", 1):
+                yield Scenario(f"past {name}, new {new}", split(past, new))
+    if length > 1:
+        yield Scenario("past last, new 1", split(length - 1, 1))
+        yield Scenario("rewind", _rewound)
+    yield Scenario("chunks of 1", chunked(1))
+
+
+def _rewound(session: Calls, case: Case) -> Pairs:
+    """Feed tokens past the fork, rewind, and feed the other ending: stale content is not read."""
+    at, beyond = case.fork_at, min(4, case.tokens.shape[1] - case.fork_at - 1)
+    session.prefill(case.tokens[:, : at + beyond], **case.beginning())
+    session.step(case.tokens[:, at + beyond])
+    session.rewind(beyond + 1)
+    yield session.step(case.other[:, at]), case.other_full[:, at]
+    session.rewind(1)
+    yield session.prefill(case.other[:, at:]), case.other_full[:, at:]
 
 
 def _cell(name: str, run: Run, case: Case) -> Cell:

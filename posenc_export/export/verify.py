@@ -39,7 +39,7 @@ from posenc_export.runtime.artefact.certificate import (
 )
 from posenc_export.runtime.artefact.manifest import Calibration, Manifest
 from posenc_export.runtime.session.model import Model as Loaded
-from posenc_export.runtime.verification import checks, forms, proof
+from posenc_export.runtime.verification import checks, measuring, proof
 from posenc_export.runtime.verification.float32_form import load_form
 from posenc_export.runtime.verification.grid_inputs import grid_of
 from posenc_export.runtime.verification.proof import certificate as certificate_of
@@ -137,7 +137,7 @@ def verify(
     with tempfile.TemporaryDirectory() as scratch:
         edges = edge_errors(source, manifest, Path(scratch) / "edges", say)
     expected = expected_outputs(source.exact, manifest, say=say)
-    measured = _joined(forms.measured(loaded, folder, expected, accuracy, say), edges)
+    measured = _joined(measuring.measured(loaded, folder, expected, accuracy, say), edges)
     measured.checks |= checks.of_artefact(folder, loaded, say, _known(source))
     exact = oracle_cells(source.exact, manifest, expected)
     certificate = _certificate(loaded, source.exact, accuracy, measured, exact)
@@ -210,10 +210,10 @@ def check(
     runs = manifest.dtype != "bfloat16"
     loaded = single_threaded(folder, "cpu") if runs else load_form(folder, manifest, 1)
     if runs:
-        measured = forms.measured(loaded, folder, expected, accuracy, say, quick=options.quick)
+        measured = measuring.measured(loaded, folder, expected, accuracy, say, quick=options.quick)
         known = checks.of_artefact(folder, loaded, say, known)
     else:
-        measured = forms.of_form(loaded, expected, accuracy, say, quick=options.quick)
+        measured = measuring.of_form(loaded, expected, accuracy, say, quick=options.quick)
     measured.checks |= known
     measured = _joined(measured, edges)
     certificate = _certificate(loaded, model, accuracy, measured, exact, options.quick)

@@ -68,7 +68,7 @@ def load(
     model = _load(folder, manifest, provider, count, capture)
     if not check or model.provider == "cpu":
         return model
-    from posenc_export.runtime.verification.forms import check_outputs
+    from posenc_export.runtime.verification.measuring import check_outputs
 
     try:
         check_outputs(model, folder)
@@ -131,8 +131,7 @@ def verify(
         tolerance: largest error that passes, of the float32 form if the artefact has one, or of the
             provider's outputs if that is not the CPU; None for the tolerance of the export, which
             must be at most 0.1.
-        quick: run one scenario for each kind of call (verification.case.Level) instead of every
-            cell.
+        quick: run one cell for each kind of call (verification.case.Level) instead of every cell.
 
     Returns:
         The certificate (artefact.certificate): "passed", "tolerance", "provider", "machine",
@@ -144,7 +143,7 @@ def verify(
         ModuleNotFoundError: as for `load`.
         OSError: the proof cannot be recorded in the folder.
     """
-    from posenc_export.runtime.verification import checks, forms, proof, reference
+    from posenc_export.runtime.verification import checks, measuring, proof, reference
 
     folder = locate(folder)
     proof.check_tolerance(tolerance)
@@ -154,7 +153,7 @@ def verify(
     expected = reference.read(manifest, folder)
     assert manifest.reference is not None  # checked by reference.read
     accuracy = proof.accuracy_on(model.provider, manifest.reference, tolerance)
-    measured = forms.measured(model, folder, expected, accuracy, progress, threads, quick)
+    measured = measuring.measured(model, folder, expected, accuracy, progress, threads, quick)
     measured.checks |= checks.of_artefact(folder, model, progress)
     certificate = proof.certificate(model, accuracy, measured, quick)
     if record:

@@ -19,9 +19,9 @@ from posenc_export.runtime import load
 from posenc_export.runtime.graphs import cuda
 from posenc_export.runtime.graphs.onnx_files import load_errors
 from posenc_export.runtime.session.errors import GraphError
-from posenc_export.runtime.verification import grid_inputs, measuring, proof, reference
+from posenc_export.runtime.verification import grid_inputs, proof, reference
 from posenc_export.runtime.verification.case import Level
-from posenc_export.runtime.verification.cells import parts_of
+from posenc_export.runtime.verification.cells import cells_of
 from tests.cuda_dry_run.capture import captured
 from tests.cuda_dry_run.inputs import tokens
 from tests.cuda_dry_run.record import recording
@@ -113,24 +113,26 @@ def grid(model: Any, folder: Path) -> Dict[str, Any]:
     by text with their cells.
     """
     manifest, result, cells = model.manifest, collections.defaultdict(list), 0
-    session = measuring.sessions(model, 1)[0]
+    session = model.session(capacity=grid_inputs.fill_length(manifest))
     assert manifest.reference is not None
-    rounds = proof.accuracy_on("cuda", manifest.reference).rounds
+    rounds, expected = (
+        proof.accuracy_on("cuda", manifest.reference).rounds,
+        reference.read(manifest, folder),
+    )
     failed = set()
-    for part in parts_of(manifest, reference.read(manifest, folder), rounds, Level.WHOLE):
-        for cell in part.cells():
-            if cell.against in failed:
-                continue
-            cells += 1
-            session.reset()
-            try:
-                with recording() as record:
-                    collections.deque(cell.pairs(session), maxlen=0)  # the outputs are not compared
-            except GraphError as error:
-                result[_general(str(error))].append(cell.name)
-                failed.add(cell.name)
-            for fault in {_general(text) for text in record.faults}:
-                result[fault].append(cell.name)
+    for cell in cells_of(manifest, expected, rounds, Level.WHOLE):
+        if cell.against in failed:
+            continue
+        cells += 1
+        session.reset()
+        try:
+            with recording() as record:
+                collections.deque(cell.pairs(session), maxlen=0)  # the outputs are not compared
+        except GraphError as error:
+            result[_general(str(error))].append(cell.name)
+            failed.add(cell.name)
+        for fault in {_general(text) for text in record.faults}:
+            result[fault].append(cell.name)
     return {
         "cells": cells,
         "faults": {text: [len(names), names[0]] for text, names in result.items()},

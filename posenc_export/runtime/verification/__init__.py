@@ -8,8 +8,7 @@
    compares attributes with `described.py`, and rows of attention kernels. Of a file of torch,
    `torch_graph.py` reads the graph as nodes of ONNX, whose operators `aten_nodes.py` has.
 3. Graph: `measuring.py` runs the cells of `cells.py` and compares them with the outputs that
-   `reference.py` stores. Of an artefact that rounds, `forms.py` measures the form that
-   `float32_form.py` writes.
+   `reference.py` stores; of an artefact that rounds, first the form that `float32_form.py` writes.
 4. Kernels: `conformance/geometry.py` finds the operators of a graph that have a contract, and
    `conformance/suite.py` tries the kernels of this machine alone, unless `conformance/kept.py`
    knows that one is right.

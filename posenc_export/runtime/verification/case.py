@@ -27,12 +27,11 @@ class Calls(Protocol):
 
 
 class Level(enum.IntEnum):
-    """The grids; each has the scenarios of those before it."""
+    """The grids; each has the cells of those before it."""
 
-    LOAD = 0  # for `load`, on a provider other than the CPU
-    QUICK = 1  # one scenario of each kind of call
-    LARGE = 2  # of a model whose whole grid would take minutes
-    WHOLE = 3
+    LOAD = 0  # a few, for `load` on a provider other than the CPU
+    QUICK = 1  # one of each kind of call
+    WHOLE = 2  # those of one row, of all starts, and the long sequence, too
 
 
 @dataclass(frozen=True)
@@ -87,7 +86,7 @@ class Scenario:
     name: str  # in the certificate
     # Drives a session and yields pairs of actual and expected outputs
     run: Callable[[Any, Case], Pairs]
-    level: Level = Level.LARGE  # the smallest grid that has it
+    level: Level = Level.QUICK  # the smallest grid that has it
 
 
 @dataclass(frozen=True)

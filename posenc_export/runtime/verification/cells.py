@@ -9,15 +9,13 @@ Shapes: B batch, L tokens of a sequence, V numbers of an output.
 """
 
 import dataclasses
-import functools
-from dataclasses import dataclass
 from typing import Any, Callable, Dict, Iterator, List, Sequence, Tuple
 
 import numpy as np
 
 from posenc_export.runtime.artefact.manifest import Manifest
 from posenc_export.runtime.session.session import Session
-from posenc_export.runtime.verification import grid_inputs, row_scenarios
+from posenc_export.runtime.verification import grid_inputs
 from posenc_export.runtime.verification.case import (
     AttributeCase,
     Case,
@@ -37,54 +35,35 @@ from posenc_export.runtime.verification.scenarios import (
 )
 
 FULL_PASS = "full pass"
-GUEST_LENGTH = 8  # shortest sequence for which guest rows are tested: tokens that a guest may read
 Ending = Tuple[np.ndarray, np.ndarray]  # tokens, and expected outputs of the last of them
 
 
-@dataclass(frozen=True)
-class Part:
-    """Cells that one worker measures in sequence."""
-
-    title: str  # name for progress messages
-    # Returns the cells. They keep the outputs of the full pass that others are compared with.
-    cells: Callable[[], List[Cell]]
-    long: bool = False  # whether the cells need more than grid_inputs.SHORT tokens
-
-
-def parts_of(manifest: Manifest, expected: Expected, rounds: bool, level: Level) -> List[Part]:
-    """Return all cells of a grid, the largest parts first, so that the workers finish at about the
-    same time. rounds: whether the graph rounds activations.
+def cells_of(manifest: Manifest, expected: Expected, rounds: bool, level: Level) -> Iterator[Cell]:
+    """Yield all cells of a grid. Those of the full pass keep the outputs that others are compared
+    with. rounds: whether the graph rounds activations.
     """
-    parts = []
     if expected.long is not None and level is Level.WHOLE:
-        cells = functools.partial(long_cells, manifest, expected.long, rounds)
-        parts.append(Part("the long sequence", cells, long=True))
-    for case, of_case in _cases(manifest, expected, level):
+        yield from long_cells(manifest, expected.long, rounds)
+    for case in _cases(manifest, expected, level):
         starts = [case.start] if isinstance(case.start, int) else case.start
         plural = "s" if len(starts) > 1 else ""
         name = f"batch {len(case.tokens)}, start{plural} {', '.join(map(str, starts))}"
-        cells = functools.partial(_case_cells, manifest, name, case, rounds, of_case)
-        parts.append(Part(name, cells))
+        yield from _case_cells(manifest, name, case, rounds, level)
     for name, (attributes, full) in expected.attribute_cases.items():
         if level >= Level.QUICK:
-            cells = functools.partial(_attribute_cells, name, attributes, full, rounds)
-            parts.append(Part(name, cells))
-    return parts
+            yield from _attribute_cells(name, attributes, full, rounds)
 
 
-def _cases(manifest: Manifest, expected: Expected, level: Level) -> Iterator[Tuple[Case, Level]]:
-    """Yield cases with their levels. Rows of a large model's case have different starts."""
-    cases, cached = list(expected.cases.values()), bool(manifest.states)
+def _cases(manifest: Manifest, expected: Expected, level: Level) -> List[Case]:
+    """Return the cases of a grid: several rows, which with caches have different starts, and one
+    row.
+    """
+    cases = list(expected.cases.values())
+    if manifest.states and level >= Level.QUICK:
+        cases = [_beside_each_other(cases)]
     if level <= Level.QUICK:
-        mixed = cached and level is Level.QUICK
-        yield _beside_each_other(cases) if mixed else cases[0], level
-        return
-    large = grid_inputs.is_large(manifest)
-    level, together = Level.LARGE if large else level, large and cached
-    for case in [_beside_each_other(cases)] if together else cases:
-        yield case, level
-    for case in cases[:1] if large else cases:
-        yield case.rows(min(grid_inputs.BATCHES)), Level.QUICK if together else level
+        return cases[:1]
+    return [*cases, cases[0].rows(min(grid_inputs.BATCHES))]
 
 
 def _beside_each_other(cases: Sequence[Case]) -> Case:
@@ -137,22 +116,9 @@ def scenarios_of(manifest: Manifest, case: Case, level: Level = Level.WHOLE) -> 
     scenarios = of_caches(length) if manifest.states else of_whole_calls(length)
     if manifest.states and manifest.input("logits_index"):
         scenarios += OF_LAST_OUTPUTS
-    if manifest.states and manifest.layout != "columns" and length >= GUEST_LENGTH:
-        alone = list(scenarios)
+    if manifest.states and manifest.layout != "columns":
         scenarios.append(OF_ROWS)
-        if np.min(case.start) == 0 and len(case.tokens) > 1:
-            scenarios += map(_beside_guests, alone)
     return [scenario for scenario in scenarios if scenario.level <= level]
-
-
-def _beside_guests(scenario: Scenario) -> Scenario:
-    def run(session: Session, case: Case) -> Pairs:
-        guests, encoder = case.other[::-1].copy(), case.encoder and case.encoder[::-1]
-        beside = row_scenarios.WithTransientRows(session, guests, encoder)
-        return scenario.run(beside, case)
-
-    level = Level.LARGE if scenario.level <= Level.QUICK else Level.WHOLE
-    return Scenario(f"{scenario.name}, beside guests", run, level)
 
 
 def _attribute_cells(name: str, case: AttributeCase, full: np.ndarray, rounds: bool) -> List[Cell]:

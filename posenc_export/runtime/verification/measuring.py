@@ -1,113 +1,130 @@
-"""Measure the errors of an artefact: run every cell of the parity grid on sessions of its graph."""
+"""Measure the errors of an artefact: run the cells of the parity grid on a session of its graph, of
+its float32 form if it rounds, or a few when it is loaded.
+"""
 
-import os
-import queue
-from concurrent.futures import ThreadPoolExecutor, wait
-from contextlib import closing
-from typing import Callable, Dict, Generator, Iterable, List, Optional, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Callable, Dict, Iterable, Optional, Sequence
 
 import numpy as np
 
-from posenc_export.runtime.artefact.rules import graph_file
+from posenc_export.runtime.artefact.certificate import (
+    EXPORTED,
+    FINITE,
+    FORM,
+    Proof,
+    bound_of,
+    format_cell,
+    worst_cell,
+)
 from posenc_export.runtime.session.errors import GraphError
 from posenc_export.runtime.session.model import Model
 from posenc_export.runtime.session.session import Session
-from posenc_export.runtime.verification import grid_inputs, proof
+from posenc_export.runtime.verification import grid_inputs, proof, reference
 from posenc_export.runtime.verification.case import Calls, Cell, Level
-from posenc_export.runtime.verification.cells import Part, parts_of
+from posenc_export.runtime.verification.cells import cells_of
 from posenc_export.runtime.verification.proof import Accuracy, Expected, Measured
 from posenc_export.shared.numerics import Errors, cell_error, division_tolerance, readout_tolerance
-from posenc_export.shared.progress import EVERY, Steps
-
-# Bytes of weights above which threads are used: one core reads them in 5 ms, Python's thread switch
-# interval.
-THREADED = 64 << 20
-MOST_WORKERS = 4  # each worker needs its own caches and activations
+from posenc_export.shared.progress import Progress, Steps, silent
 
 
-def sessions(model: Model, threads: Optional[int]) -> List[Session]:
-    """Open the sessions for `measure`: one with room for the full cache and, for large weights on
-    one thread, smaller ones for worker threads.
+def measured(
+    model: Model,
+    folder: Path,
+    expected: Expected,
+    accuracy: Accuracy,
+    progress: Progress,
+    threads: Optional[int] = 1,
+    quick: bool = False,
+) -> Measured:
+    """Measure every cell of the float32 form, if the artefact has one, and of the artefact, from
+    which `model` was loaded with these threads per operator. quick: run one scenario for each kind
+    of call. Raise ValueError if the form cannot be loaded, ModuleNotFoundError without ONNX
+    Runtime.
     """
-    whole = model.session(capacity=grid_inputs.fill_length(model.manifest))
-    large = sum(file.bytes for file in model.manifest.files.values()) >= THREADED
-    native = model.provider == "cpu" and graph_file(model.manifest) == "model.onnx"
-    if not large or threads != 1 or not native:
-        return [whole]
-    workers = min(MOST_WORKERS, os.cpu_count() or 1)
-    short = min(model.manifest.max_positions, grid_inputs.SHORT)
-    return [whole, *(model.session(capacity=short) for _ in range(workers))]
+    level = Level.QUICK if quick else Level.WHOLE
+    if not accuracy.float32:
+        return measure(_filled(model), expected, accuracy, progress, level=level)
+    from posenc_export.runtime.verification.float32_form import load_form
+
+    form = load_form(folder, model.manifest, threads)
+    of_both = of_form(form, expected, accuracy, progress, quick)
+    del form  # and its memory
+    progress(f"{model.manifest.target}: verifying as exported")
+    limit = accuracy
+    if model.provider == "cpu":
+        limit, level = Accuracy(FINITE), Level.QUICK
+    exported = measure(_filled(model), expected, limit, progress, level=level)
+    exported.bounds = {name: limit.tolerance for name in exported.cells} | exported.bounds
+    return of_both.joined(exported.named(EXPORTED))
+
+
+def of_form(
+    form: Model, expected: Expected, accuracy: Accuracy, progress: Progress, quick: bool = False
+) -> Measured:
+    """Measure every cell of the float32 form of an artefact; see `measured`."""
+    progress(f"{form.manifest.target}: verifying the float32 form")
+    level, limit = Level.QUICK if quick else Level.WHOLE, Accuracy(accuracy.float32)
+    return measure(_filled(form), expected, limit, progress, level=level).named(FORM)
+
+
+def _filled(model: Model) -> Session:
+    """Open a session with room for the long sequence."""
+    return model.session(capacity=grid_inputs.fill_length(model.manifest))
+
+
+def check_outputs(model: Model, folder: Path) -> None:
+    """Raise ValueError unless a model that was loaded from `folder` gives, within the tolerance,
+    the outputs of its reference on its provider. An artefact without a reference is not checked.
+    """
+    if model.manifest.reference is None:
+        return
+    proven = few_cells(model, folder)
+    if not proven["passed"]:
+        cell = worst_cell(proven)
+        got = proven["failures"].get(cell) or f"an error of {format_cell(proven, cell)} in '{cell}'"
+        bound = f"within {bound_of(proven, cell):.1e} of the reference of the artefact"
+        rule = f"expected outputs of provider {model.provider} {bound}"
+        raise ValueError(f"runtime: {rule}, got {got}; give provider cpu")
+
+
+def few_cells(model: Model, folder: Path) -> Proof:
+    """Measure the cells of Level.LOAD up to the first that exceeds its tolerance, and return them
+    as a certificate does. Raise ValueError if the reference is missing or cannot be read.
+    """
+    manifest, expected = model.manifest, reference.read(model.manifest, folder)
+    assert manifest.reference is not None  # checked by reference.read
+    accuracy = replace(proof.default_accuracy(manifest.reference), float32=0.0)
+    capacity = min(manifest.max_positions, grid_inputs.SHORT)
+    session = model.session(batch=max(grid_inputs.BATCHES), capacity=capacity)
+    result = measure(session, expected, accuracy, silent, until_failure=True, level=Level.LOAD)
+    return proof.certificate(session, accuracy, result, quick=True)
 
 
 def measure(
     session: Session,
     expected: Expected,
     accuracy: Accuracy,
-    progress: Callable[[str], None],
-    workers: Sequence[Session] = (),
+    progress: Progress,
     until_failure: bool = False,
     level: Level = Level.WHOLE,
 ) -> Measured:
-    """Measure every cell of a grid.
-
-    Args:
-        session: runs the long sequence and, if there are no workers, all other cells.
-        progress: called with one line of text at each stage, in the calling thread.
-        workers: further sessions on the same graph, with a capacity of at least grid_inputs.SHORT
-            tokens; each is used by one thread at a time.
-        until_failure: stop at the first cell that exceeds its tolerance.
+    """Measure every cell of a grid. progress: called with one line of text at each stage.
+    until_failure: stop at the first cell that exceeds its tolerance.
     """
-    title, whole = f"{session.manifest.target}: verifying", level is Level.WHOLE
+    title, columns = (
+        f"{session.manifest.target}: verifying",
+        (expected.columns, expected.readout_columns),
+    )
     progress(title)
-    parts = parts_of(session.manifest, expected, accuracy.rounds, level)
-    steps = Steps(progress, title, sum(len(part.cells()) for part in parts), "cells")
-    ended: List[str] = []  # names of measured cells
-    idle: "queue.SimpleQueue[Session]" = queue.SimpleQueue()
-    for worker in workers or [session]:
-        idle.put(worker)
-
-    def end(cell: str) -> None:
-        ended.append(cell)
-        if not workers:
-            steps.advance()
-
-    def measured(part: Part) -> Measured:
-        worker, columns = idle.get(), (expected.columns, expected.readout_columns)
-        runs = session if part.long else worker
-        try:
-            return measure_cells(runs, part.cells(), accuracy, columns, until_failure, end)
-        finally:
-            idle.put(worker)
-
-    total = Measured(unreached=expected.long.unreached() if whole and expected.long else {})
-    results = _in_order(measured, parts, len(workers), lambda: steps.advance(len(ended)))
-    with closing(results):
-        for part, result in zip(parts, results, strict=True):
-            total = total.joined(result)
-            progress(f"{session.manifest.target}: verified {part.title}")
-            if until_failure and result.exceeds(accuracy.tolerance):
-                break
-    return total
-
-
-def _in_order(
-    measured: Callable[[Part], Measured],
-    parts: Sequence[Part],
-    threads: int,
-    meanwhile: Callable[[], None],
-) -> Generator[Measured, None, None]:
-    """Yield the result of each part in order. `meanwhile` is called while threads measure it."""
-    if not threads:
-        yield from map(measured, parts)
-        return
-    pool = ThreadPoolExecutor(threads)
-    try:
-        for running in [pool.submit(measured, part) for part in parts]:
-            while not wait([running], EVERY).done:
-                meanwhile()
-            yield running.result()
-    finally:
-        pool.shutdown(cancel_futures=True)
+    cells = list(cells_of(session.manifest, expected, accuracy.rounds, level))
+    steps = Steps(progress, title, len(cells), "cells")
+    result = measure_cells(
+        session, cells, accuracy, columns, until_failure, lambda _: steps.advance()
+    )
+    if level is Level.WHOLE and expected.long is not None:
+        result.unreached = expected.long.unreached()
+    return result
 
 
 def measure_cells(

@@ -1,11 +1,10 @@
 """Ways to divide a sequence into calls, all of which must give the outputs of one full pass."""
 
-from typing import Callable, List, Tuple
+from typing import Any, Callable, List, Sequence, Tuple
 
 import numpy as np
 
 from posenc_export.runtime.session.session import Session
-from posenc_export.runtime.verification import row_scenarios
 from posenc_export.runtime.verification.case import Calls, Case, Level, Pairs, Scenario
 
 Run = Callable[[Calls, Case], Pairs]
@@ -44,9 +43,6 @@ def stepped_from(past: int) -> Run:
     return run
 
 
-stepped = stepped_from(1)
-
-
 def left_padded(session: Calls, case: Case) -> Pairs:
     """Prefill with b + 1 columns of left padding in row b, then step."""
     rows, total = case.tokens.shape[:2]
@@ -79,17 +75,6 @@ def last_of_left_padded(session: Calls, case: Case) -> Pairs:
             padded, mask = _behind_padding(case.tokens[:, first:end])
             result = session.prefill(padded, attention_mask=mask, logits_to_keep=count, **how)
             yield result, case.full[:, max(first, end - count) : end]
-
-
-def rewound(session: Calls, case: Case) -> Pairs:
-    """Feed tokens past the fork, rewind, and feed the other ending: stale content is not read."""
-    at, beyond = case.fork_at, min(4, case.tokens.shape[1] - case.fork_at - 1)
-    session.prefill(case.tokens[:, : at + beyond], **case.beginning())
-    session.step(case.tokens[:, at + beyond])
-    session.rewind(beyond + 1)
-    yield session.step(case.other[:, at]), case.other_full[:, at]
-    session.rewind(1)
-    yield session.prefill(case.other[:, at:]), case.other_full[:, at:]
 
 
 def forked(session: Calls, case: Case) -> Pairs:
@@ -128,19 +113,147 @@ def read_out_of_padded(session: Session, case: Case) -> Pairs:
         yield result[row] if pooled else result[row, row + 1 : row + 1 + length], expected
 
 
+class RowCursors:
+    """Reading positions of the rows of a case, which may advance by different numbers of tokens."""
+
+    def __init__(self, session: Calls, case: Case) -> None:
+        self.session, self.total = session, case.tokens.shape[1]
+        self.tokens, self.full = list(case.tokens), list(case.full)
+        self.at = [0] * len(case.tokens)
+
+    def read(self, counts: Sequence[int], logits_to_keep: int = 0, **how: Any) -> Pairs:
+        """Feed up to counts[b] more tokens of row b; compares the last `logits_to_keep`, or all."""
+        ends = [min(at + count, self.total) for at, count in zip(self.at, counts, strict=True)]
+        if ends == self.at:
+            return
+        parts = [row[at:end] for row, at, end in zip(self.tokens, self.at, ends, strict=True)]
+        result = self.session.prefill(parts, logits_to_keep=logits_to_keep, **how)
+        for row, (at, end) in enumerate(zip(self.at, ends, strict=True)):
+            outputs = result[row, : end - at]
+            if logits_to_keep:  # outputs are aligned to the last column
+                outputs = result[row, result.shape[1] - min(logits_to_keep, end - at) :]
+            yield outputs, self.full[row][end - len(outputs) : end]
+        self.at = ends
+
+    def step(self, times: int) -> Pairs:
+        """Feed one token of every row, `times` times or until a row has no token left."""
+        for _ in range(min(times, self.total - max(self.at))):
+            tokens = [row[at] for row, at in zip(self.tokens, self.at, strict=True)]
+            result = self.session.step(np.stack(tokens))
+            for row, at in enumerate(self.at):
+                yield result[row], self.full[row][at]
+            self.at = [at + 1 for at in self.at]
+
+    def rewind(self, back: Sequence[int]) -> None:
+        """Take back back[b] tokens of row b, or all its tokens if it has fewer."""
+        fewer = [min(n, at) for n, at in zip(back, self.at, strict=True)]
+        self.session.rewind(np.array(fewer))
+        self.at = [at - n for at, n in zip(self.at, fewer, strict=True)]
+
+
+def ragged(session: Calls, case: Case) -> Pairs:
+    """Prefill rows of different lengths, then different numbers of further tokens, then step."""
+    rows, cursors = range(len(case.tokens)), RowCursors(session, case)
+    lengths = [max(1, cursors.total // 2 - 3 * row) for row in rows]
+    yield from cursors.read(lengths, **case.beginning())
+    for shortest in rows:
+        yield from cursors.read([1 + (row - shortest) % len(rows) for row in rows])
+    yield from cursors.step(3)
+
+
+def last_of_ragged(session: Calls, case: Case) -> Pairs:
+    """As `ragged`, with the outputs of the last tokens only, within one chunk or two."""
+    rows, cursors = range(len(case.tokens)), RowCursors(session, case)
+    lengths = [max(1, cursors.total // 2 - 3 * row) for row in rows]
+    yield from cursors.read(lengths, 1, chunk=5, **case.beginning())
+    yield from cursors.read([4 - row for row in rows], 3, chunk=2)
+    yield from cursors.step(1)
+    yield from cursors.read([1 + 2 * row for row in rows], 1)
+    yield from cursors.step(2)
+
+
+def ragged_at_once(session: Calls, case: Case) -> Pairs:
+    """Prefill rows of different lengths together, and compare with each row alone."""
+    rows = _shortened(case)
+    together = session.prefill(rows, start=case.start)
+    for row, tokens in enumerate(rows):
+        yield together[row, : len(tokens)], session.prefill(tokens[None], start=case.start)[0]
+
+
+def read_out_of_ragged(session: Session, case: Case) -> Pairs:
+    """As `ragged_at_once`, with the second output."""
+    rows = _shortened(case)
+    together = session.read_out(rows, case.start)
+    for row, tokens in enumerate(rows):
+        alone = session.read_out(tokens[None], case.start)[0]
+        yield together[row] if alone.ndim == 1 else together[row, : len(tokens)], alone
+
+
+def _shortened(case: Case) -> Sequence[np.ndarray]:
+    return [tokens[: max(1, len(tokens) - 3 * row)] for row, tokens in enumerate(case.tokens)]
+
+
+def rewound_by_row(session: Calls, case: Case) -> Pairs:
+    """Rewind each row by another count; rows rewound to the fork take the other ending."""
+    cursors, last = RowCursors(session, case), len(case.tokens) - 1
+    yield from cursors.read([case.fork_at + 4] * (last + 1), **case.beginning())
+    cursors.rewind([*(4 + row for row in range(last)), 0])
+    cursors.tokens[:last], cursors.full[:last] = case.other[:last], case.other_full[:last]
+    yield from cursors.read([3 + 2 * row for row in range(last + 1)])
+    yield from cursors.step(2)
+    cursors.rewind([1 + (row + 1) % 3 for row in range(last + 1)])
+    yield from cursors.step(3)
+    cursors.rewind([2] * (last + 1))
+    yield from cursors.read([5 - row for row in range(last + 1)])
+
+
+def admitted(session: Session, case: Case) -> Pairs:
+    """Admit rows one by one, retire them in another order, and admit one when all have gone."""
+    total = case.tokens.shape[1]
+    running, at = [0], [min(5, total)]
+    yield session.prefill(case.tokens[:1, : at[0]], **case.beginning(0, 1)), case.full[:1, : at[0]]
+
+    def step() -> Pairs:
+        if max(at) < total:
+            tokens = [case.tokens[row, index] for row, index in zip(running, at, strict=True)]
+            result = session.step(np.stack(tokens))
+            for place, row in enumerate(running):
+                yield result[place], case.full[row, at[place]]
+                at[place] += 1
+
+    for row in range(1, len(case.tokens)):
+        count, only = min(2 + row, total), slice(row, row + 1)
+        outputs = session.admit(case.tokens[only, :count], chunk=2, **case.beginning(row, row + 1))
+        yield outputs, case.full[only, :count]
+        running.append(row)
+        at.append(count)
+        yield from step()
+    while running:
+        gone = running[0]
+        session.retire(0)
+        for numbers in (running, at):
+            numbers[0] = numbers[-1]
+            numbers.pop()
+        if running:
+            yield from step()
+    only = slice(gone, gone + 1)
+    outputs = session.admit(case.other[only, :3], **case.beginning(gone, gone + 1))
+    yield outputs, case.other_full[only, :3]
+
+
 # For models with a second output.
 OF_READOUTS = (
-    Scenario("at once", read_out_at_once, Level.QUICK),
-    Scenario("padding", read_out_of_padded, Level.QUICK),
-    Scenario("ragged rows", row_scenarios.read_out_of_ragged, Level.QUICK),
+    Scenario("at once", read_out_at_once),
+    Scenario("padding", read_out_of_padded),
+    Scenario("ragged rows", read_out_of_ragged),
 )
 # For graphs that compute the outputs of selected tokens.
 OF_LAST_OUTPUTS = (
-    Scenario("last of ragged rows", row_scenarios.last_of_ragged, Level.QUICK),
-    Scenario("last of left padding", last_of_left_padded, Level.QUICK),
+    Scenario("last of ragged rows", last_of_ragged),
+    Scenario("last of left padding", last_of_left_padded),
 )
 # For sessions whose rows come and go.
-OF_ROWS = Scenario("rows come and go", row_scenarios.admitted, Level.QUICK)
+OF_ROWS = Scenario("rows come and go", admitted)
 
 
 def of_whole_calls(length: int) -> List[Scenario]:
@@ -148,33 +261,21 @@ def of_whole_calls(length: int) -> List[Scenario]:
     return [
         Scenario("at once", split(0, length), Level.LOAD),
         Scenario("padding", padded_around, Level.LOAD),
-        Scenario("ragged rows", row_scenarios.ragged_at_once, Level.LOAD),
+        Scenario("ragged rows", ragged_at_once, Level.LOAD),
     ]
 
 
 def of_caches(length: int) -> List[Scenario]:
-    """Return the scenarios for sequences of `length` tokens in a model with caches."""
-    levels = {"past middle, new 1": Level.LOAD}
-    splits = {
-        f"past {name}, new {new}": split(past, new)
-        for name, past in (("0", 0), ("1", 1), ("middle", length // 2))
-        for new in (1, 2, length // 3)
-        if 0 < new and past + new <= length
-    }
-    scenarios = [Scenario(name, run, levels.get(name, Level.LARGE)) for name, run in splits.items()]
-    if length > 1:
-        scenarios += [
-            Scenario("past last, new 1", split(length - 1, 1)),
-            Scenario("rewind", rewound),
-            Scenario("rewind by row", row_scenarios.rewound_by_row, Level.QUICK),
-            Scenario("fork", forked, Level.QUICK),
-        ]
+    """Return the scenarios for sequences of `length` tokens in a model with caches: one of each
+    kind of call. That all numbers of new and cached tokens are alike is proved (claims.py).
+    """
+    one = Scenario("past middle, new 1", split(length // 2, 1), Level.LOAD)
+    several = (Scenario("rewind by row", rewound_by_row), Scenario("fork", forked))
     return [
-        *scenarios,
-        # In a large model, calls with one token and steps repeat its calls.
-        Scenario("chunks of 1", chunked(1), Level.WHOLE),
-        Scenario("chunks of 5", chunked(5), Level.QUICK),
-        Scenario("steps", stepped),
+        one,
+        *(several if length > 1 else ()),
+        Scenario("chunks of 5", chunked(5)),
+        Scenario("steps", stepped_from(1)),
         Scenario("left padding", left_padded, Level.LOAD),
-        Scenario("ragged rows", row_scenarios.ragged, Level.LOAD),
+        Scenario("ragged rows", ragged, Level.LOAD),
     ]

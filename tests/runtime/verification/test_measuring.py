@@ -24,89 +24,28 @@ QUICK = {
     "ragged rows",
     "rewind by row",
     "fork",
+    "steps",
 }
 CHOSEN = {"last of ragged rows", "last of left padding", "rows come and go"}
 pytestmark = pytest.mark.xdist_group("rope")  # one worker, which traces the model once
 
 
-@pytest.mark.parametrize("signature", ["positions", "mask"])
-@pytest.mark.parametrize(
-    "target",
-    [
-        "ort",
-        *(pytest.param(name, marks=pytest.mark.exhaustive) for name in ("onnx", "onnx-static")),
-    ],
-)
-def test_threads_measure_what_one_session_measures(
-    target: str, signature: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(measuring, "THREADED", 0)
-    monkeypatch.setattr(measuring.os, "cpu_count", lambda: 2)
-    manifest = export(sources(decoder("rope")), target, tmp_path / "artefact", signature=signature)
-    model, lines = load(tmp_path / "artefact", provider="cpu", threads=1), []
-    expected = reference.read(manifest, tmp_path / "artefact")
-    session, *beside = measuring.sessions(model, 1)
-    assert len(beside) == 2
-    accuracy = _accuracy(manifest)
-    result = measuring.measure(session, expected, accuracy, lines.append, beside)
-    assert result == measuring.measure(
-        model.session(capacity=1100), expected, accuracy, lambda _: None
-    )
-    assert not result.exceeds(accuracy.tolerance)
-    assert lines[0] == f"{target}: verifying" and f"{target}: verified the long sequence" in lines
-
-
-def test_small_models_and_models_of_several_threads_are_measured_by_one_session(
+def test_a_graph_that_stops_is_a_failed_cell(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    export(sources(block("rope")), "ort", tmp_path / "artefact", verify=False)
-    assert len(measuring.sessions(load(tmp_path / "artefact", provider="cpu", threads=1), 1)) == 1
-    monkeypatch.setattr(measuring, "THREADED", 0)
-    assert len(measuring.sessions(load(tmp_path / "artefact", provider="cpu"), None)) == 1
-
-
-def test_an_error_in_a_thread_reaches_the_caller(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(measuring, "THREADED", 0)
     manifest = export(sources(block("rope")), "ort", tmp_path / "artefact", verify=False)
-    session, *beside = measuring.sessions(load(tmp_path / "artefact", provider="cpu", threads=1), 1)
+    session = load(tmp_path / "artefact", provider="cpu", threads=1).session()
     expected = reference.read(manifest, tmp_path / "artefact")
-
-    def broken(*_: Any) -> Any:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(measuring, "_error", broken)
-    with pytest.raises(KeyboardInterrupt):
-        measuring.measure(session, expected, _accuracy(manifest), lambda _: None, beside)
-
-
-def test_a_graph_that_stops_is_a_failed_cell_in_a_thread_as_well(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(measuring, "THREADED", 0)
-    manifest = export(sources(block("rope")), "ort", tmp_path / "artefact", verify=False)
-    session, *beside = measuring.sessions(load(tmp_path / "artefact", provider="cpu", threads=1), 1)
 
     def stopped(*_: Any, **__: Any) -> Any:
         raise GraphError(RuntimeError("stopped"))
 
     monkeypatch.setattr("posenc_export.runtime.session.session.Session.step", stopped)
-    result = measuring.measure(
-        session,
-        reference.read(manifest, tmp_path / "artefact"),
-        _accuracy(manifest),
-        lambda _: None,
-        beside,
-    )
-    assert (
-        result.cells["batch 1, start 0: steps"] > 1e299
-        and result.cells["batch 1, start 0: chunks of 5"] < 1e-3
-    )
-    assert (
-        result.failures["batch 1, start 0: steps"].endswith("RuntimeError: stopped")
-        and "batch 1, start 0: chunks of 5" not in result.failures
-    )
+    result = measuring.measure(session, expected, _accuracy(manifest), lambda _: None)
+    assert result.cells["batch 1, start 0: steps"] > 1e299
+    assert result.cells["batch 1, start 0: chunks of 5"] < 1e-3
+    assert result.failures["batch 1, start 0: steps"].endswith("RuntimeError: stopped")
+    assert "batch 1, start 0: chunks of 5" not in result.failures
 
 
 def _accuracy(manifest: Any) -> proof.Accuracy:
@@ -132,7 +71,7 @@ def test_an_output_that_is_no_number_is_an_infinite_error_wherever_it_stands() -
         assert worst_error(expected, actual) == np.inf
 
 
-def test_the_grid_of_a_large_model_is_thinner_and_still_sees_a_wrong_position(
+def test_the_grid_of_a_large_model_is_shorter_and_still_sees_a_wrong_position(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     whole = export(sources(decoder("rope")), "ort", tmp_path / "whole")
@@ -143,10 +82,6 @@ def test_the_grid_of_a_large_model_is_thinner_and_still_sees_a_wrong_position(
         and thin.certificate is not None
         and thin.certificate["passed"]
     )
-    assert {
-        cell.split(":")[0]
-        for cell in set(whole.certificate["cells"]) - set(thin.certificate["cells"])
-    } >= {"batch 1, start 1064", "batch 3, start 1000"}
     assert (
         10 * (tmp_path / "thin/reference.bin").stat().st_size
         < 4 * (tmp_path / "whole/reference.bin").stat().st_size
@@ -180,7 +115,7 @@ def test_the_quick_grid_has_a_cell_for_each_kind_of_call_and_is_named_in_the_cer
     )
     kinds = QUICK | CHOSEN if signature == "positions" else QUICK  # a mask describes whole columns
     assert {cell.split(": ")[1] for cell in quick["cells"]} == kinds
-    assert 5 * len(quick["cells"]) < len(whole.certificate["cells"])
+    assert set(quick["cells"]) < set(whole.certificate["cells"])
 
 
 def test_the_quick_grid_sees_positions_that_are_wrong_only_behind_a_late_start(
