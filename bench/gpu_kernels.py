@@ -17,8 +17,8 @@ from posenc_export.runtime.graphs.onnx_nodes import Node, Nodes
 from posenc_export.runtime.graphs.onnx_parts import constant, new_node, serialised
 from posenc_export.runtime.graphs.ort_options import MIXED_PRODUCTS, PROVIDERS
 from posenc_export.runtime.session.errors import RUN_ERRORS
-from posenc_export.runtime.verification.conformance.attention import Inputs, attended
-from posenc_export.runtime.verification.conformance.cached_attention import INPUTS as INPUT_NAMES
+from posenc_export.runtime.verification.conformance.attention import INPUTS as INPUT_NAMES
+from posenc_export.runtime.verification.conformance.attention import Inputs
 from posenc_export.shared.numerics import FLOAT16_NOISE, Errors, cell_error, rounding_tolerance
 
 MICROSOFT = "com.microsoft"
@@ -120,11 +120,11 @@ def _attention(
     node = new_node("GroupQueryAttention", names, outputs, attributes, MICROSOFT)
     exact = np.zeros((rows, new, heads * size))
     for row, total in enumerate(lengths):
-        inputs = Inputs(node, feeds.__getitem__, row)
+        inputs = Inputs(node, feeds, row)
         q, *appended = inputs.heads()
         pairs = zip((feeds["past_k"], feeds["past_v"]), appended, strict=True)
         read = [np.concatenate((old[row, :, : total - new], x), 1) for old, x in pairs]
-        exact[row] = attended(q, read, inputs.scores(q, total))[1]
+        exact[row] = inputs.attended(q, *read)[1]
     name = f"attention of {heads}/{kv} heads of {size}, rows {list(lengths)}, {new} new"
     name += f"{', sinks' if sinks else ''}{f', window {window}' if window else ''}"
     return name, functools.partial(run.call, node, feeds, ("sinks",)), exact

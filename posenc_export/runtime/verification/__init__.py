@@ -10,8 +10,7 @@
 3. Graph: `measuring.py` runs the cells of `cells.py` and compares them with the outputs that
    `reference.py` stores; of an artefact that rounds, first the form that `float32_form.py` writes.
 4. Kernels: `conformance/geometry.py` finds the operators of a graph that have a contract, and
-   `conformance/suite.py` tries the kernels of this machine alone, unless `conformance/kept.py`
-   knows that one is right.
+   `conformance/suite.py` tries the kernels of this machine alone, unless one is known to be right.
 
 `proof.py` has the tolerances and the certificate. What rounding costs on text is measured by the
 export.

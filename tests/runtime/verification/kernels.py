@@ -22,7 +22,7 @@ from posenc_export.models.short_forms import block_config, decoder_config
 from posenc_export.runtime.artefact import manifest as manifests
 from posenc_export.runtime.graphs.onnx_parts import constant
 from posenc_export.runtime.verification.conformance import geometry, suite
-from posenc_export.runtime.verification.conformance.cached_attention import INPUTS
+from posenc_export.runtime.verification.conformance.attention import INPUTS
 from posenc_export.runtime.verification.conformance.trial import (
     Feeds,
     Kernel,

@@ -21,7 +21,7 @@ from posenc_export.runtime.graphs import kernel_library, onnx_parts
 from posenc_export.runtime.graphs.onnx_nodes import Node, read
 from posenc_export.runtime.graphs.ort_options import session_options
 from posenc_export.runtime.verification import checks
-from posenc_export.runtime.verification.conformance import geometry, kept, suite, trial
+from posenc_export.runtime.verification.conformance import geometry, suite, trial
 from posenc_export.runtime.verification.conformance.trial import Kernel, Trial, worst
 from tests.runtime.verification.kernels import PRODUCTS, experts, faults
 from tests.runtime.verification.test_indices import MASKS, seeing
@@ -259,36 +259,36 @@ def test_a_key_has_the_geometry_the_code_the_runtime_and_the_processor(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     native = next(k for k in LISTED if k.operator == kernel_library.OPERATOR)
-    before = kept.key(KERNEL), kept.key(native)
+    before = suite.key_of(KERNEL), suite.key_of(native)
     assert repr(KERNEL) in before[0] and onnxruntime.__version__ in before[0]
     monkeypatch.setenv(kernel_library.INSTRUCTIONS, "plain")
-    assert (kept.key(KERNEL) == before[0]) and kept.key(native) != before[1]
+    assert (suite.key_of(KERNEL) == before[0]) and suite.key_of(native) != before[1]
     for name, value in (("processor", "another"), ("features", ["none"])):
         with monkeypatch.context() as context:
-            context.setattr(kept.machine, name, lambda value=value: value)
-            kept._here.cache_clear()
-            assert kept.key(KERNEL) != before[0]
-        kept._here.cache_clear()
+            context.setattr(suite.machine, name, lambda value=value: value)
+            suite._here.cache_clear()
+            assert suite.key_of(KERNEL) != before[0]
+        suite._here.cache_clear()
 
 
 def test_other_code_of_contracts_has_other_keys(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    before = kept.key(KERNEL)
+    before = suite.key_of(KERNEL)
     (tmp_path / "operators.py").write_text("# another contract\n")
-    monkeypatch.setattr(kept, "HERE", tmp_path)
-    kept._here.cache_clear()
-    assert kept.key(KERNEL) != before
-    kept._here.cache_clear()
+    monkeypatch.setattr(suite, "HERE", tmp_path)
+    suite._here.cache_clear()
+    assert suite.key_of(KERNEL) != before
+    suite._here.cache_clear()
 
 
 def test_results_are_in_the_folder_of_the_user(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(files.CACHE)
     monkeypatch.setenv("HOME", "/home/somebody")
     monkeypatch.setenv("XDG_CACHE_HOME", "relative")  # which the XDG specification ignores
-    assert kept.folder() == Path("/home/somebody/.cache/posenc_export/kernels")
+    assert suite.folder() == Path("/home/somebody/.cache/posenc_export/kernels")
     monkeypatch.setenv("XDG_CACHE_HOME", "/caches")
-    assert kept.folder() == Path("/caches/posenc_export/kernels")
+    assert suite.folder() == Path("/caches/posenc_export/kernels")
 
 
 def test_without_a_folder_contracts_are_tried_each_time(
@@ -348,5 +348,5 @@ def test_an_artefact_names_no_file_of_results(empty: Path, artefacts: Artefacts)
     checked(artefacts("int8-ort"))
     files = list(empty.parent.rglob("*"))
     assert all(re.fullmatch(r"[0-9a-f]{64}\.json|kernels", file.name) for file in files)
-    stored = [msgspec.json.decode(file.read_bytes(), type=kept.Kept) for file in empty.iterdir()]
+    stored = [msgspec.json.decode(file.read_bytes(), type=suite.Kept) for file in empty.iterdir()]
     assert all("layers.0" not in entry.contract for entry in stored)

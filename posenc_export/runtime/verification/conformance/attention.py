@@ -1,52 +1,259 @@
-"""Attention over a cache in float64 (packages/kernels/README.md).
+"""Contract of attention over a cache: GroupQueryAttention, and CachedAttention of packages/kernels
+(packages/kernels/README.md), in float64.
+
+Rows have different lengths, and slots after them hold large numbers.
 
 Shapes: H heads, S tokens of a call, T keys, R rows of a table.
 """
 
-from dataclasses import dataclass
-from typing import Callable, Iterator, List, NamedTuple, Optional, Sequence, Tuple, Union
+from typing import Iterator, List, Mapping, Sequence, Tuple, Union
 
 import numpy as np
 
+from posenc_export.runtime.artefact.cache_formats import SCALED
 from posenc_export.runtime.graphs.onnx_nodes import Node
+from posenc_export.runtime.verification.conformance.trial import (
+    UNIT,
+    Case,
+    Feeds,
+    Kernel,
+    Outputs,
+    Values,
+    uniform,
+)
 
-UNIT = 2.0**-24  # unit roundoff of float32
 ROTATED = 6 * UNIT  # bound of the error of a number of size 1 after its rotation
-QUERY, KEY, VALUE, LAST, COS, SIN, POSITIONS, BIAS, SINK = 0, 1, 2, 5, 7, 8, 9, 10, 11
-# Of CachedAttention (packages/kernels/README.md).
-BY_DISTANCE, KEY_COS, KEY_SIN, QUERY_ROWS, KEY_ROWS, ROW_OF_DISTANCE = 14, 16, 17, 18, 19, 20
-DECAYS, COUNT_ROWS, NUMBERS, FACTORS, PIECES = 21, 22, 23, 24, 25
-DISTANCE_QUERIES, DISTANCE_KEYS, TURN_COS, TURN_SIN = 26, 27, 28, 29
-SCALES = (12, 13)  # of keys and of values
-TABLES = (COS, SIN, SINK, *SCALES, BY_DISTANCE, KEY_COS, KEY_SIN, ROW_OF_DISTANCE, NUMBERS, PIECES,
-          DISTANCE_KEYS)  # fmt: skip
+TURNS = ("turn_cos", "turn_sin")
+# Names of inputs here, by index.
+INPUTS = ("q", "k", "v", "past_k", "past_v", "lengths", "longest", "cos", "sin", "positions",
+          "bias", "sinks", "k_scale", "v_scale", "distances", "slots", "key_cos", "key_sin",
+          "query_rows", "key_rows", "row_of_distance", "decays", "count_rows", "numbers", "factors",
+          "pieces", "distance_queries", "distance_keys", *TURNS)  # fmt: skip
+INTEGERS = {"lengths": "int32", "longest": "int32", "slots": "int64", "positions": "int64",
+            "row_of_distance": "int32"}  # fmt: skip
+# Inputs that all rows share.
+SHARED = ("longest", "cos", "sin", "sinks", "k_scale", "v_scale", "distances", "key_cos", "key_sin",
+          "row_of_distance", "numbers", "pieces", "distance_keys")  # fmt: skip
 NEIGHBOURS = 16  # of a distance between two keys of distances, on each side
 # Weights of products with them: a sinc under a Kaiser window.
 _AWAY = np.arange(NEIGHBOURS) + 0.5
 INTERPOLATION = np.sinc(_AWAY) * np.i0(18 * np.sqrt(1 - (_AWAY / NEIGHBOURS) ** 2)) / np.i0(18)
-DIGITS = 16  # numbers of a digit of a distance (packages/kernels/README.md)
+DIGITS = 16  # numbers of a digit of a distance
+LENGTHS = (8, 16, 64, 128, 256, 512)  # at which kernels may change
+LONGEST = 8192  # keys of the longest row
+TOGETHER = 72  # keys of the longest row that is evaluated together with many others
+SHORT = 3  # keys of the row beside a longer one
+PROMPTS = (2, 17, 65)  # tokens of calls with several new tokens
+BEYOND = 5  # slots of caches after the longest row, in calls of several tokens
+JUNK = 1e4  # in slots after a row
+STEP = 1 / 128  # largest scale of a channel of caches in 8 bits
+ROWS = 5  # of tables whose rows are picked by distance or read at counts, and pieces of lines
 
 
-def visible(count: int, total: int, window: int) -> np.ndarray:
-    """Return which tokens [S,T] the last S tokens attend to: up to themselves, within a window."""
-    at, ends = np.arange(total), np.arange(total - count, total)[:, None]
-    seen: np.ndarray = (at <= ends) & (at > ends - (window if window > 0 else total + 1))
-    return seen
-
-
-def softmax(scores: np.ndarray, sinks: float | np.ndarray = -np.inf) -> np.ndarray:
-    """Return the weights of scores [heads,S,T]; scores of sinks [heads,1,1] take a part."""
-    largest = np.maximum(scores.max(axis=2, keepdims=True), sinks)
-    weights = np.exp(scores - largest)
+def softmax(
+    scores: np.ndarray,
+    seen: np.ndarray,
+    biases: Sequence[np.ndarray] = (),
+    softcap: float = 0.0,
+    sinks: Union[float, np.ndarray] = -np.inf,
+) -> np.ndarray:
+    """Return the weights of scores [H,S,T], which are limited before biases are added. Scores of
+    sinks [H,1,1] take a part. seen: which keys queries see, [S,T].
+    """
+    capped = softcap * np.tanh(scores / softcap) if softcap else scores
+    numbers = np.where(seen, sum(biases, capped), -np.inf)
+    largest = np.maximum(numbers.max(axis=2, keepdims=True), sinks)
+    weights = np.exp(numbers - largest)
     return np.asarray(weights / (weights.sum(axis=2, keepdims=True) + np.exp(sinks - largest)))
 
 
-def sums_between(decays: np.ndarray, count: int, total: int) -> np.ndarray:
-    """Return the sums [H,S,T] of the decays of keys [H,T] after each key, up to each of the last S
-    tokens.
+def rotated(x: np.ndarray, cos: np.ndarray, sin: np.ndarray, interleaved: bool) -> np.ndarray:
+    """Rotate the first channels of heads [heads,S,D] by angles [S,n/2]."""
+    size = 2 * cos.shape[-1]
+    first = slice(0, size, 2) if interleaved else slice(0, size // 2)
+    second = slice(1, size, 2) if interleaved else slice(size // 2, size)
+    a, b, numbers = x[..., first], x[..., second], x.copy()
+    numbers[..., first], numbers[..., second] = a * cos - b * sin, a * sin + b * cos
+    return numbers
+
+
+def by_query_head(part: np.ndarray, heads: int) -> np.ndarray:
+    """Repeat keys or values [K,T,D] for each of the query heads that share them."""
+    return np.repeat(part, heads // len(part), axis=0)  # [heads,T,D]
+
+
+def by_token(part: np.ndarray) -> np.ndarray:
+    """Return numbers of heads [heads,S,D] as [S,heads*D]."""
+    return part.transpose(1, 0, 2).reshape(part.shape[1], -1)
+
+
+def tolerance(scale: float, size: int) -> float:
+    """Return the bound of the error of weighted sums of numbers of size 1 in float32, with scores
+    of size scale * sqrt(D). A key too many changes them by 1 / keys.
     """
-    sums = decays[:, :total].astype(np.float64).cumsum(1)
-    return np.asarray(sums[:, total - count :, None] - sums[:, None])
+    return 4e-6 * max(1.0, scale * size**0.5)
+
+
+class Inputs:
+    """The inputs of an attention node in a call by their names here: those of one row, without its
+    axis.
+
+    Args:
+        node: a GroupQueryAttention or CachedAttention.
+        feeds: arrays by name of an input.
+    """
+
+    def __init__(self, node: Node, feeds: Mapping[str, np.ndarray], row: int = 0) -> None:
+        self.node, self.known, self.row = node, node.attributes, row
+        pairs = zip(INPUTS, node.inputs, strict=False)
+        self.given = {role: feeds[name] for role, name in pairs if name}
+        self.heads_of_q = int(self.known["num_heads"])
+        self.interleaved = bool(self.known.get("rotary_interleaved", 0))
+
+    def __contains__(self, role: str) -> bool:
+        return role in self.given
+
+    def __getitem__(self, role: str) -> np.ndarray:
+        numbers = self.given[role]
+        return numbers if role in SHARED else np.asarray(numbers[self.row])
+
+    def wide(self, role: str) -> np.ndarray:
+        """Return numbers in float64."""
+        return self[role].astype(np.float64)
+
+    def heads(self) -> Tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Return queries, keys and values [heads,S,D] of the new tokens, rotated if the node
+        rotates.
+        """
+        kv_heads = int(self.known["kv_num_heads"])
+        counts = (self.heads_of_q, kv_heads, kv_heads)
+        read = [self[role] for role in "qkv" if role in self]
+        # [S,n] or [heads,S,D] as [S,n]
+        flat = [part if part.ndim == 2 else by_token(part) for part in read]
+        joined = np.concatenate(flat, axis=1).astype(np.float64)
+        size = flat[0].shape[1] // (sum(counts) if len(flat) == 1 else counts[0])
+        ends = np.cumsum([n * size for n in counts[:2]])
+        q, k, v = (
+            part.reshape(len(joined), n, -1).transpose(1, 0, 2)
+            for part, n in zip(np.split(joined, ends, axis=1), counts, strict=True)
+        )
+        if self.known.get("do_rotary", 0):
+            at = self._rotated_positions(len(joined))
+            of_keys = ("key_cos", "key_sin") if "key_cos" in self else ("cos", "sin")
+            q = rotated(q, *(self.wide(role)[at] for role in ("cos", "sin")), self.interleaved)
+            k = rotated(k, *(self.wide(role)[at] for role in of_keys), self.interleaved)
+        return q, k, v
+
+    def _rotated_positions(self, count: int) -> np.ndarray:
+        """Return the rows of rotation tables that the new tokens read [S]."""
+        slots = np.arange(count) + int(self["lengths"]) + 1 - count
+        if "positions" not in self:
+            return slots
+        # In its first call, GroupQueryAttention counts from the first position.
+        by_slot = self.node.operator == "GroupQueryAttention" and slots[0] == 0
+        return slots + self["positions"][0] if by_slot else self["positions"]
+
+    def attended(
+        self, q: np.ndarray, keys: np.ndarray, values: np.ndarray
+    ) -> Tuple[np.ndarray, np.ndarray]:
+        """Return the weights [H,S,T] and the output [S,H*D] of queries [H,S,D] that attend to keys
+        and values [K,T,D], of which the last are their own.
+        """
+        keys, values = (by_query_head(part, len(q)) for part in (keys, values))
+        count, total = q.shape[1], keys.shape[1]
+        behind = np.arange(total - count, total)[:, None] - np.arange(total)  # [S,T]
+        window = int(self.known.get("local_window_size", -1))
+        seen = (behind >= 0) & (behind < (window if window > 0 else total))
+        if chunk := self.known.get("chunk_size", 0):
+            seen = seen & (behind <= self["positions"][:, None] % chunk)
+        products = q @ keys.transpose(0, 2, 1)
+        if "turn_cos" in self:
+            products = self._turned(q, keys, behind.clip(0))
+        scores = self.scale(q.shape[2]) * products
+        biases = list(self._biases(scores, seen, behind))
+        sinks = self["sinks"][:, None, None] if "sinks" in self else -np.inf
+        weights = softmax(scores, seen, biases, self.known.get("softcap", 0.0), sinks)
+        return weights, by_token(weights @ values)
+
+    def scale(self, size: int) -> float:
+        """Return the factor of products of heads of a size."""
+        return float(self.known.get("scale", 0.0)) or size**-0.5
+
+    def _biases(
+        self, scores: np.ndarray, seen: np.ndarray, behind: np.ndarray
+    ) -> Iterator[np.ndarray]:
+        """Yield what is added to scores [H,S,T], of H heads or of one. behind: distances [S,T]."""
+        count, total = behind.shape
+        if "bias" in self:
+            yield self.wide("bias")[..., :total]
+        if "distances" in self:
+            table = self.wide("distances")
+            yield table[:, np.clip(behind, 0, table.shape[1] - 1)]
+        if "row_of_distance" in self:
+            yield from self._picked(self.picked_rows(count, total))
+        if "decays" in self:  # sums of those after a key, up to the query
+            sums = self.wide("decays")[:, :total, 0].cumsum(1)
+            yield sums[:, total - count :, None] - sums[:, None]
+        if "pieces" in self:
+            numbers = self.wide("numbers")
+            of_keys = numbers[np.clip(behind, 0, len(numbers) - 1)]
+            yield in_pieces(of_keys * self["factors"][:, None], self.wide("pieces"))
+        if "distance_keys" in self:
+            yield self._by_distance(behind)
+        if "count_rows" in self:
+            yield at_counts(self["count_rows"], np.where(seen, scores, -np.inf))
+
+    def _by_distance(self, behind: np.ndarray) -> np.ndarray:
+        """Return the products [H,S,T] of the other queries with the keys of distances [S,T]: of
+        every second distance and, in turn, of those between two keys, sums of 2 NEIGHBOURS products
+        with weights, from the nearest on.
+        """
+        keys = self["distance_keys"]
+        products = self.wide("distance_queries") @ keys.transpose(0, 2, 1)
+        count = products.shape[-1] - 2 * NEIGHBOURS + 1
+        parts = [products[..., n : n + count] for n in range(2 * NEIGHBOURS)]
+        pairs = zip(parts[NEIGHBOURS - 1 :: -1], parts[NEIGHBOURS:], INTERPOLATION, strict=True)
+        between = sum(weight * (before + after) for before, after, weight in pairs)
+        both = np.stack((parts[NEIGHBOURS - 1], between), -1).reshape(*products.shape[:-1], -1)
+        index = 2 * (keys.shape[1] - 2 * NEIGHBOURS) - behind.clip(0)
+        return np.asarray(both[:, np.arange(len(index))[:, None], index])
+
+    def picked_rows(self, count: int, total: int) -> np.ndarray:
+        """Return the row that the distance of each query and key picks [S,T]."""
+        behind = np.arange(total - count, total)[:, None] - np.arange(total)
+        rows = self["row_of_distance"]
+        return rows[np.clip(behind, 0, len(rows) - 1)]
+
+    def _picked(self, index: np.ndarray) -> Iterator[np.ndarray]:
+        """Yield the entries [H,S,T] of rows of queries and of keys at an index [S,T]."""
+        count, total = index.shape
+        if "query_rows" in self:  # [H,S,R]
+            yield self.wide("query_rows")[:, np.arange(count)[:, None], index]
+        if "key_rows" in self:  # [H*R,T,1] or [H,T,R]
+            rows, heads = self.wide("key_rows"), self.heads_of_q
+            by_slot = len(rows) == heads
+            by_row = rows.transpose(0, 2, 1) if by_slot else rows.reshape(heads, -1, rows.shape[1])
+            factor = float(self.known.get("key_row_scale", 1.0))
+            yield factor * by_row[:, index, np.arange(total)]
+
+    def _turned(self, q: np.ndarray, keys: np.ndarray, behind: np.ndarray) -> np.ndarray:
+        """Return the products [H,S,T] of queries and keys [H,.,D], which are rotated further by the
+        angles of each query for their distance [S,T], as products over the digits of the distance:
+        that of d 16^l is in row d + 16 l of its input.
+        """
+        rows = self["turn_cos"] + 1j * self.wide("turn_sin")  # [S,16*digits,r/2]
+        turns, half = np.ones(1), rows.shape[2]
+        for first in range(0, rows.shape[1], DIGITS):
+            digit = behind // DIGITS ** (first // DIGITS) % DIGITS
+            turns = turns * rows[np.arange(len(rows))[:, None], first + digit]  # [S,T,r/2]
+        second = slice(1, 2 * half, 2) if self.interleaved else slice(half, 2 * half)
+        first_ = slice(0, 2 * half, 2) if self.interleaved else slice(0, half)
+        of_q, of_keys = (x[..., first_] + 1j * x[..., second] for x in (q, keys))
+        y: np.ndarray = q[..., 2 * half :] @ keys[..., 2 * half :].transpose(0, 2, 1)
+        for query in range(len(rows)):
+            turned = of_q[:, query, None] * turns[query]
+            y[:, query] += (turned.conj() * of_keys).real.sum(2)
+        return y
 
 
 def at_counts(rows: np.ndarray, products: np.ndarray) -> np.ndarray:
@@ -71,239 +278,157 @@ def in_pieces(x: np.ndarray, pieces: np.ndarray) -> np.ndarray:
     return np.stack([p[i, 1] * x + p[i, 2] for p, i in zip(pieces, index, strict=True)])
 
 
-def with_between(products: np.ndarray, weights: np.ndarray) -> np.ndarray:
-    """Return products [...,n] with keys of every second distance and, in turn, those of distances
-    between two keys: sums of 2 NEIGHBOURS products with weights, from the nearest on. Without keys
-    that have fewer neighbours.
+def cached_attention(kernel: Kernel, node: Node, values: Values) -> Case:
+    """Return calls of GroupQueryAttention or CachedAttention at the edges of windows, chunks and
+    tables.
     """
-    count = products.shape[-1] - 2 * NEIGHBOURS + 1
-    parts = [products[..., n : n + count] for n in range(2 * NEIGHBOURS)]
-    pairs = zip(parts[NEIGHBOURS - 1 :: -1], parts[NEIGHBOURS:], weights, strict=True)
-    between = sum(weight * (before + after) for before, after, weight in pairs)
-    return np.stack((parts[NEIGHBOURS - 1], between), -1).reshape(*products.shape[:-1], -1)
+    return CachedAttention(node, **dict(kernel.sizes)).case()
 
 
-def of_digits(angles: np.ndarray, digits: int) -> Tuple[np.ndarray, np.ndarray]:
+class CachedAttention:
+    """A node of fused attention.
+
+    Args:
+        size, value_size: head sizes of keys and of values.
+        rotary: size r of the rotated part of a head; 0 for none.
+        range: columns of the table of biases by distance; 0 for none.
+        row_range: distances whose rows are picked; 0 for none.
+        cache: format of the caches (CACHE_FORMATS); empty for float32.
+    """
+
+    def __init__(
+        self,
+        node: Node,
+        size: int,
+        value_size: int,
+        rotary: int = 0,
+        range: int = 0,
+        row_range: int = 0,
+        cache: str = "",
+    ) -> None:
+        self.node, self.known = node, node.attributes
+        self.size, self.value_size, self.rotary = size, value_size, rotary
+        self.range, self.row_range, self.cache = range, row_range, cache
+        self.scaled = cache in SCALED
+
+    def case(self) -> Case:
+        random = np.random.default_rng(0)
+        drawn = [self._feeds(cached, new, random) for cached, new in self._calls()]
+        feeds = [{name: known[name] for name in self.node.inputs if name} for known in drawn]
+        shared = dict(zip(self.node.outputs[1:3], self.node.inputs[3:5], strict=True))
+        return Case(feeds, self._ratio, shared)
+
+    def _calls(self) -> Iterator[Tuple[List[int], int]]:
+        """Yield cached tokens of each row of a call, and its new tokens: steps, then prompts."""
+        edges = {int(self.known.get(name, 0)) for name in ("local_window_size", "chunk_size")}
+        edges |= {self.range, self.row_range, *LENGTHS}
+        near = {n + shift for n in edges if n > 0 for shift in (-1, 0, 1)}
+        lengths = sorted(n for n in {*range(1, 18), *near} if 0 < n <= LONGEST)
+        yield [n - 1 for n in lengths if n <= TOGETHER], 1
+        for length in lengths:
+            if length > TOGETHER:
+                yield [length - 1, SHORT], 1
+        for new in PROMPTS:
+            for length in lengths[:: 1 if new == PROMPTS[0] else 4]:
+                if new <= length <= LENGTHS[-1]:
+                    yield [length - new], new
+
+    def _feeds(self, cached: List[int], new: int, random: np.random.Generator) -> Feeds:
+        """Return inputs of a call by name, also those that the node lacks."""
+        rows, longest = len(cached), max(cached) + new
+        h, kv = self.known["num_heads"], self.known["kv_num_heads"]
+        d, e = self.size, self.value_size
+        shapes = ((h, d), (kv, d), (kv, e))
+        flat = [uniform(random, (rows, new, n * size)) for n, size in shapes]
+        packed = flat if self.node.inputs[1] else [np.concatenate(flat, 2)]
+        turned = (self.rotary or d) // 2  # half of the rotated part of a head
+        tables = [_waves(random, longest + rows, self.rotary // 2) for _ in range(2)]
+        slots = np.array(cached)[:, None] + np.arange(new)
+        capacity = longest + (BEYOND if new > 1 else 0)
+        inputs = dict(zip("qkv", packed, strict=False))
+        pairs = zip(("cos", "sin", "key_cos", "key_sin"), (*tables[0], *tables[1]), strict=True)
+        numbers = {
+            "sinks": (h,),
+            "distances": (h, self.range),
+            "query_rows": (rows, h, new, ROWS),
+            "key_rows": (rows, h * ROWS, longest, 1),
+            "count_rows": (rows, h, new, ROWS),
+            "distance_queries": (rows, h, new, d),
+            "bias": (rows, h, new, longest),
+        }
+        inputs |= {**dict(pairs), "slots": slots, "positions": slots + np.arange(rows)[:, None]}
+        inputs |= {n: random.standard_normal(shape, np.float32) for n, shape in numbers.items()}
+        angles = random.uniform(-3, 3, (rows, new, turned))
+        inputs |= {
+            "lengths": np.array(cached, np.int32) + new - 1,
+            "longest": np.array(longest, np.int32),
+            "row_of_distance": random.integers(0, ROWS, self.row_range).astype(np.int32),
+            "decays": -random.random((rows, h, longest, 1), np.float32),
+            "numbers": random.random(longest, np.float32),
+            "factors": random.random((rows, new), np.float32),
+            "pieces": _pieces(random, h),
+            "distance_keys": uniform(random, (h, longest // 2 + 34, d)) / 10,
+            **dict(zip(TURNS, _of_digits(angles, 4), strict=True)),
+            "k_scale": random.uniform(STEP / 2, STEP, kv * d).astype(np.float32),
+            "v_scale": random.uniform(STEP / 2, STEP, kv * e).astype(np.float32),
+            "past_k": self._past(random, cached, (rows, kv, capacity, d)),
+            "past_v": self._past(random, cached, (rows, kv, capacity, e)),
+        }
+        return {f"0.{INPUTS.index(name)}": array for name, array in inputs.items()}
+
+    def _past(
+        self, random: np.random.Generator, cached: List[int], shape: Tuple[int, ...]
+    ) -> np.ndarray:
+        past = random.integers(-128, 128, shape) if self.scaled else uniform(random, shape)
+        for row, count in enumerate(cached):
+            past[row, :, count:] = 127 if self.scaled else JUNK
+        return past.astype(self.cache or np.float32)
+
+    def _ratio(self, feeds: Feeds, found: Outputs) -> float:
+        return max(self._of_row(feeds, row, found) for row in range(len(found[0])))
+
+    def _of_row(self, feeds: Feeds, row: int, found: Outputs) -> float:
+        inputs = Inputs(self.node, feeds, row)
+        queries, *appended = inputs.heads()
+        total, new, read = int(inputs["lengths"]) + 1, queries.shape[1], []
+        away = np.array([-1, 1]) * ((ROTATED if self.rotary else 0) + 4 * UNIT * self.scaled)
+        for heads, name, cache in zip(appended, "kv", found[1:3], strict=True):
+            past, after = inputs[f"past_{name}"], cache[row]
+            own, scale = slice(total - new, total), np.ones((1, 1, 1))
+            least, most = (heads + e for e in away)
+            if self.scaled:
+                scale = inputs.wide(f"{name}_scale").reshape(len(past), 1, -1)
+                least, most = (np.rint(end / scale).clip(-128, 127) for end in (least, most))
+            stored, others = after[:, own], (np.delete(part, own, 1) for part in (after, past))
+            within = (least.astype(after.dtype) <= stored) & (stored <= most.astype(after.dtype))
+            if not (within.all() and np.array_equal(*others)):
+                return np.inf
+            read.append(after[:, :total] * scale)
+        weights, exact = inputs.attended(queries, *read)
+        error = np.abs(found[0][row].reshape(exact.shape) - exact).max()
+        if len(found) > 3:
+            picked = np.eye(ROWS)[inputs.picked_rows(new, total)]
+            sums = np.einsum("hst,str->hsr", weights, picked)
+            error = np.maximum(error, np.abs(found[3][row] - sums).max())
+        return float(error / tolerance(inputs.scale(self.size), self.size))
+
+
+def _pieces(random: np.random.Generator, heads: int) -> np.ndarray:
+    """Return pieces [H,ROWS,3] of continuous functions: rounding may choose either at an end."""
+    starts = np.sort(random.random((heads, ROWS)), 1)
+    slopes = random.standard_normal((heads, ROWS))
+    steps = (slopes[:, :-1] - slopes[:, 1:]) * starts[:, 1:]
+    values = np.concatenate((np.zeros((heads, 1)), steps.cumsum(1)), 1)
+    return np.stack((starts, slopes, values), 2).astype(np.float32)
+
+
+def _waves(random: np.random.Generator, rows: int, width: int) -> Tuple[np.ndarray, np.ndarray]:
+    angles = random.uniform(0, 6, (rows, width))
+    return np.cos(angles).astype(np.float32), np.sin(angles).astype(np.float32)
+
+
+def _of_digits(angles: np.ndarray, digits: int) -> Tuple[np.ndarray, np.ndarray]:
     """Return the inputs turn_cos and turn_sin [B,S,16*digits,r/2] for angles per slot [B,S,r/2]."""
     distances = np.outer(DIGITS ** np.arange(digits), np.arange(DIGITS)).reshape(-1, 1)
     turns = angles[:, :, None] * distances
     return np.cos(turns).astype(np.float32), np.sin(turns).astype(np.float32)
-
-
-@dataclass(frozen=True)
-class Turns:
-    """Angles of each query: those of the distances d 16^l in row d + 16 l.
-
-    Args:
-        cos, sin: [S,16*digits,r/2].
-        interleaved: see ops.rotate_pairs.
-    """
-
-    cos: np.ndarray
-    sin: np.ndarray
-    interleaved: bool
-
-    def at(self, distances: np.ndarray) -> np.ndarray:
-        """Return the rotations [S,T,r/2] complex at distances [S,T], as products over digits."""
-        rows = self.cos + 1j * self.sin.astype(np.float64)
-        queries, result = np.arange(len(rows))[:, None], np.ones(1)
-        for first in range(0, rows.shape[1], DIGITS):
-            digit = distances // DIGITS ** (first // DIGITS) % DIGITS
-            result = result * rows[queries, first + digit]
-        return result
-
-    def products(self, q: np.ndarray, keys: np.ndarray) -> np.ndarray:
-        """Return the products [H,S,T] of queries [H,S,D] with keys [H,T,D], of which the last are
-        their own.
-        """
-        count, total = q.shape[1], keys.shape[1]
-        ends = np.arange(total - count, total)[:, None]
-        rotations = self.at(np.maximum(ends - np.arange(total), 0))
-        of_q, of_keys = self._pairs(q), self._pairs(keys)
-        plain = 2 * rotations.shape[2]
-        y: np.ndarray = q[..., plain:] @ keys[..., plain:].transpose(0, 2, 1)
-        for query in range(count):
-            turned = of_q[:, query, None] * rotations[query]
-            y[:, query] += (turned.conj() * of_keys).real.sum(2)
-        return y
-
-    def _pairs(self, x: np.ndarray) -> np.ndarray:
-        """Return the rotated pairs of heads [..,D] as complex numbers [..,r/2]."""
-        half = self.cos.shape[2]
-        if self.interleaved:
-            return np.asarray(x[..., : 2 * half : 2] + 1j * x[..., 1 : 2 * half : 2])
-        return np.asarray(x[..., :half] + 1j * x[..., half : 2 * half])
-
-
-def rotated(x: np.ndarray, cos: np.ndarray, sin: np.ndarray, interleaved: bool) -> np.ndarray:
-    """Rotate the first channels of heads [heads,S,D] by angles [S,n/2]."""
-    size = 2 * cos.shape[-1]
-    first = slice(0, size, 2) if interleaved else slice(0, size // 2)
-    second = slice(1, size, 2) if interleaved else slice(size // 2, size)
-    a, b, numbers = x[..., first], x[..., second], x.copy()
-    numbers[..., first], numbers[..., second] = a * cos - b * sin, a * sin + b * cos
-    return numbers
-
-
-def by_query_head(part: np.ndarray, heads: int) -> np.ndarray:
-    """Repeat keys or values [K,T,D] for each of the query heads that share them."""
-    return np.repeat(part, heads // len(part), axis=0)  # [heads,T,D]
-
-
-def by_token(part: np.ndarray) -> np.ndarray:
-    """Return numbers of heads [heads,S,D] as [S,heads*D]."""
-    return part.transpose(1, 0, 2).reshape(part.shape[1], -1)
-
-
-class Scores(NamedTuple):
-    """How the scores of a row follow from products of queries and keys, [H,S,T]."""
-
-    scale: float
-    softcap: float  # 0 for none
-    biases: List[np.ndarray]  # are added, of H heads or of one
-    count_rows: Optional[np.ndarray]  # rows of queries that are read at counts of keys [H,S,R]
-    seen: np.ndarray  # which keys queries see [S,T]
-    sinks: Union[float, np.ndarray]  # scores of sinks [H,1,1]; -inf for none
-    turns: Optional[Turns] = None  # by which keys are rotated further for each query
-
-
-@dataclass(frozen=True)
-class Inputs:
-    """The inputs of an attention node in a call, by index: those of one row, without its axis.
-
-    Args:
-        node: a GroupQueryAttention or CachedAttention (packages/kernels/README.md).
-        value: returns the numbers of an input by its name.
-        row: the row of the call.
-    """
-
-    node: Node
-    value: Callable[[str], np.ndarray]
-    row: int = 0
-
-    def has(self, index: int) -> bool:
-        """Return whether the node has an input."""
-        return index < len(self.node.inputs) and self.node.inputs[index] != ""
-
-    def __getitem__(self, index: int) -> np.ndarray:
-        numbers = self.value(self.node.inputs[index])
-        return numbers if index in TABLES else np.asarray(numbers[self.row])
-
-    def heads(self) -> Tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Return queries, keys and values [heads,S,D] of the new tokens, rotated if the node
-        rotates.
-        """
-        node, kv_heads = self.node, int(self.node.attributes["kv_num_heads"])
-        counts = (int(node.attributes["num_heads"]), kv_heads, kv_heads)
-        read = [self[index] for index in (QUERY, KEY, VALUE) if self.has(index)]
-        # [S,n] or [heads,S,D] as [S,n]
-        flat = [part if part.ndim == 2 else by_token(part) for part in read]
-        joined = np.concatenate(flat, axis=1).astype(np.float64)
-        size = flat[0].shape[1] // (sum(counts) if len(flat) == 1 else counts[0])
-        ends = np.cumsum([n * size for n in counts[:2]])
-        q, k, v = (
-            part.reshape(len(joined), n, -1).transpose(1, 0, 2)
-            for part, n in zip(np.split(joined, ends, axis=1), counts, strict=True)
-        )
-        if node.attributes.get("do_rotary", 0):
-            at = self._rotated_positions(len(joined))
-            interleaved = bool(node.attributes.get("rotary_interleaved", 0))
-            of_keys = (KEY_COS, KEY_SIN) if self.has(KEY_COS) else (COS, SIN)
-            (q_cos, q_sin), (k_cos, k_sin) = (
-                [self[index][at].astype(np.float64) for index in tables]
-                for tables in ((COS, SIN), of_keys)
-            )
-            q, k = rotated(q, q_cos, q_sin, interleaved), rotated(k, k_cos, k_sin, interleaved)
-        return q, k, v
-
-    def _rotated_positions(self, count: int) -> np.ndarray:
-        """Return the rows of rotation tables that the new tokens read [S]."""
-        slots = np.arange(count) + int(self[LAST]) + 1 - count
-        if not self.has(POSITIONS):
-            return slots
-        # In its first call, GroupQueryAttention counts from the first position.
-        by_slot = self.node.operator == "GroupQueryAttention" and slots[0] == 0
-        return slots + self[POSITIONS][0] if by_slot else self[POSITIONS]
-
-    def scores(self, q: np.ndarray, total: int) -> Scores:
-        """Return the scores of queries and all keys, `total`."""
-        known, (_, count, size) = self.node.attributes, q.shape
-        biases = [self[BIAS][..., :total].astype(np.float64)] if self.has(BIAS) else []
-        behind = np.arange(total - count, total)[:, None] - np.arange(total)
-        if self.has(BY_DISTANCE):
-            table = self[BY_DISTANCE].astype(np.float64)
-            biases.append(table[:, np.clip(behind, 0, table.shape[1] - 1)])
-        if self.has(ROW_OF_DISTANCE):
-            biases += self._picked(self.picked_rows(count, total))
-        if self.has(DECAYS):
-            biases.append(sums_between(self[DECAYS][:, :, 0], count, total))
-        if self.has(PIECES):
-            numbers = self[NUMBERS].astype(np.float64)
-            of_keys = numbers[np.clip(behind, 0, len(numbers) - 1)]
-            biases.append(
-                in_pieces(of_keys * self[FACTORS][:, None], self[PIECES].astype(np.float64))
-            )
-        if self.has(DISTANCE_KEYS):
-            biases.append(self._by_distance(behind))
-        seen = visible(count, total, int(known.get("local_window_size", -1)))
-        if known.get("chunk_size", 0):
-            seen = seen & (behind <= self[POSITIONS][:, None] % known["chunk_size"])
-        scale = float(known.get("scale", 0.0)) or size**-0.5
-        sinks = self[SINK][:, None, None] if self.has(SINK) else -np.inf
-        rows = self[COUNT_ROWS] if self.has(COUNT_ROWS) else None
-        turns = None
-        if self.has(TURN_COS):
-            turns = Turns(self[TURN_COS], self[TURN_SIN], bool(known.get("rotary_interleaved", 0)))
-        return Scores(scale, known.get("softcap", 0.0), biases, rows, seen, sinks, turns)
-
-    def _by_distance(self, behind: np.ndarray) -> np.ndarray:
-        """Return the products [H,S,T] of the other queries with the keys of distances [S,T]."""
-        queries, keys = self[DISTANCE_QUERIES].astype(np.float64), self[DISTANCE_KEYS]
-        index = 2 * (keys.shape[1] - 2 * NEIGHBOURS) - behind.clip(0)
-        products = with_between(queries @ keys.transpose(0, 2, 1), INTERPOLATION)
-        return np.asarray(products[:, np.arange(len(index))[:, None], index])
-
-    def picked_rows(self, count: int, total: int) -> np.ndarray:
-        """Return the row that the distance of each query and key picks [S,T]."""
-        behind = np.arange(total - count, total)[:, None] - np.arange(total)
-        rows = self[ROW_OF_DISTANCE]
-        return rows[np.clip(behind, 0, len(rows) - 1)]
-
-    def _picked(self, index: np.ndarray) -> Iterator[np.ndarray]:
-        """Yield the entries [H,S,T] of rows of queries and of keys at an index [S,T]."""
-        count, total = index.shape
-        if self.has(QUERY_ROWS):
-            rows = self[QUERY_ROWS].astype(np.float64)  # [H,S,R]
-            yield rows[:, np.arange(count)[:, None], index]
-        if self.has(KEY_ROWS):
-            rows = self[KEY_ROWS].astype(np.float64)  # [H*R,T,1] or [H,T,R]
-            heads = int(self.node.attributes["num_heads"])
-            by_slot = len(rows) == heads
-            by_row = rows.transpose(0, 2, 1) if by_slot else rows.reshape(heads, -1, rows.shape[1])
-            factor = float(self.node.attributes.get("key_row_scale", 1.0))
-            yield factor * by_row[:, index, np.arange(total)]
-
-
-def attended(
-    q: np.ndarray, read: Sequence[np.ndarray], scores: Scores
-) -> Tuple[np.ndarray, np.ndarray]:
-    """Return the softmax [H,S,T] and the output [S,H*D] for keys and values [K,T,D]."""
-    keys, values = (by_query_head(part, len(q)) for part in read)
-    turns = scores.turns
-    products = turns.products(q, keys) if turns else q @ keys.transpose(0, 2, 1)
-    numbers, biases = scores.scale * products, scores.biases
-    if scores.count_rows is not None:
-        biases = [*biases, at_counts(scores.count_rows, np.where(scores.seen, numbers, -np.inf))]
-    if scores.softcap:
-        numbers = scores.softcap * np.tanh(numbers / scores.softcap)
-    for bias in biases:
-        numbers = numbers + bias
-    weights = softmax(np.where(scores.seen, numbers, -np.inf), scores.sinks)
-    return weights, by_token(weights @ values)
-
-
-def tolerance(scale: float, size: int) -> float:
-    """Return the bound of the error of weighted sums of numbers of size 1 in float32, with scores
-    of size scale * sqrt(D). A key too many changes them by 1 / keys.
-    """
-    return 4e-6 * max(1.0, scale * size**0.5)

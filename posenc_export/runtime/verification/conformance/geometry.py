@@ -6,16 +6,15 @@ from pathlib import Path
 from typing import Any, Dict, List, Mapping, Set, Tuple
 
 from posenc_export.runtime.artefact.manifest import Manifest
-from posenc_export.runtime.graphs import kernel_library, onnx_nodes, onnx_parts
+from posenc_export.runtime.graphs import onnx_nodes, onnx_parts
 from posenc_export.runtime.graphs.onnx_nodes import TYPES, Node
 from posenc_export.runtime.graphs.ort_options import in_float32
 from posenc_export.runtime.verification import decoding, described
-from posenc_export.runtime.verification.conformance.cached_attention import INPUTS, INTEGERS
-from posenc_export.runtime.verification.conformance.operators import LEAST
+from posenc_export.runtime.verification.conformance.attention import INPUTS, INTEGERS
+from posenc_export.runtime.verification.conformance.operators import CACHED, LEAST
 from posenc_export.runtime.verification.conformance.trial import Attributes, Kernel, Step, Stored
 from posenc_export.runtime.verification.integer_graph import integer_part
 
-CACHED = ("GroupQueryAttention", kernel_library.OPERATOR)
 # Attributes that contracts know, and numbers of inputs, by operator.
 KNOWN: Mapping[str, Tuple[str, int]] = {
     "MatMulNBits": ("K N bits block_size accuracy_level", 4),

@@ -5,26 +5,35 @@ Accuracy and Stability of Numerical Algorithms, section 3.1: a sum of products i
 passes through more than m roundings is off by at most m u / (1 - m u) times the sum of the
 magnitudes of the products, in whatever order it is computed.
 
-Shapes: M tokens, K inputs, N outputs, B rows, P cached and S new tokens.
+Shapes: M tokens, K inputs, N outputs, B rows, P cached and S new tokens,
+H hidden channels of an expert.
 """
 
 import platform
-from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Callable, List, Mapping, Optional, Sequence, Tuple
 
 import numpy as np
 
+from posenc_export.runtime.graphs import kernel_library
 from posenc_export.runtime.graphs.onnx_nodes import Node
 from posenc_export.runtime.verification import decoding
 from posenc_export.runtime.verification.conformance.attention import (
     ROTATED,
-    UNIT,
-    Scores,
-    attended,
-    by_token,
+    by_query_head,
+    cached_attention,
     rotated,
+    softmax,
     tolerance,
 )
-from posenc_export.runtime.verification.conformance.trial import Feeds, Kernel, Outputs
+from posenc_export.runtime.verification.conformance.trial import (
+    UNIT,
+    Case,
+    Feeds,
+    Kernel,
+    Outputs,
+    Values,
+    uniform,
+)
 
 HALF_UNIT = 2.0**-11  # unit roundoff of float16
 # Processors of ARM may add products of float16 in float16.
@@ -42,20 +51,17 @@ LEAST = 4  # accuracy_level of products that may round activations to 8 bits
 # Block of activations of a product whose weight has one scale per output
 # (session.qdq_matmulnbits_block_size).
 BLOCK = 32
+# Absolute error of a sigmoid, which kernels approximate and limit near 0 and 1; and the largest
+# slope of z sigmoid(z).
+SIGMOID, SLOPE = 2.0**-21, 1.1
+OF_SHARE = 24  # roundings of the weight of an expert, and of the sum of few experts
 TOKENS = (1, 1, 1, 1, 1, 2, 5, 17)  # of calls: kernels compute several at a time, then the rest
 # B, P and S of calls.
 SIZES = ((1, 0, 1), (2, 0, 5), (1, 1, 1), (3, 7, 1), (2, 30, 2), (1, 62, 3), (1, 0, 65),
          (2, 255, 1), (1, 512, 17))  # fmt: skip
 HIDDEN = float(np.finfo(np.float32).min)
-Values = Dict[str, np.ndarray]
-
-
-class Case(NamedTuple):
-    """Calls of a kernel: inputs, and the largest error over its bound of outputs."""
-
-    feeds: Sequence[Feeds]
-    ratio: Callable[[Feeds, Outputs], float]
-    shared: Mapping[str, str] = {}
+CACHED = ("GroupQueryAttention", kernel_library.OPERATOR)
+Bounded = Tuple[np.ndarray, np.ndarray]  # numbers in float64, and bounds of their errors
 
 
 def over(
@@ -69,11 +75,6 @@ def over(
         bound = bound + (np.abs(value) + bound) * HALF_UNIT + 2.0**-25
     with np.errstate(invalid="ignore"):
         return float(np.nan_to_num(np.abs(y - value) / bound, nan=np.inf, posinf=np.inf).max())
-
-
-def uniform(random: np.random.Generator, shape: Sequence[int]) -> np.ndarray:
-    """Return numbers of size 1 in float32."""
-    return random.uniform(-1, 1, shape).astype(np.float32)
 
 
 def activations(random: np.random.Generator, inputs: int, block: int, dtype: Any) -> np.ndarray:
@@ -258,11 +259,11 @@ def _attention(kernel: Kernel, node: Node, values: Values) -> Case:
         errors = []
         for row, y in enumerate(by_head(found[0], heads)):
             mask = given["mask"][row] if "mask" in given else np.ones((1, 1), bool)
-            boolean = mask.dtype == bool
-            biases, seen = ([], mask) if boolean else ([mask], np.ones((1, 1), bool))
-            scores = Scores(scale, softcap, biases, None, seen, -np.inf)
-            exact = attended(q[row], (k[row], v[row]), scores)[1]
-            errors.append(np.abs(by_token(y) - exact).max())
+            biases, seen = ([], mask) if mask.dtype == bool else ([mask], np.ones((1, 1), bool))
+            keys, numbers = (by_query_head(part[row], heads) for part in (k, v))
+            scores = scale * (q[row] @ keys.transpose(0, 2, 1))
+            exact = softmax(scores, seen, biases, softcap) @ numbers
+            errors.append(np.abs(y - exact).max())
         return float(np.max(errors) / tolerance(scale, sizes["size"]))
 
     return Case([feeds(*size) for size in SIZES], ratio)
@@ -337,6 +338,58 @@ def _summed(kernel: Kernel, node: Node, values: Values) -> Case:
     return Case([{x: random.integers(-2, 1 << 40, size[::2])} for size in SIZES], ratio)
 
 
+def _chosen_experts(kernel: Kernel, node: Node, values: Values) -> Case:
+    """QMoE with activations in float32: the chosen experts, gated and summed."""
+    random, known = np.random.default_rng(1), node.attributes
+    stored = [values[name] if name else np.zeros(()) for name in (*node.inputs[2:], "", "")][:6]
+    count, inputs = stored[3].shape[:2]
+    x = activations(random, inputs, inputs, np.float16).astype(np.float32)
+    scores = random.standard_normal((len(x), count), np.float32)
+
+    def ratio(feeds: Feeds, found: Outputs) -> float:
+        x, scores = (feeds[name].astype(np.float64) for name in node.inputs[:2])
+        chosen = scores >= np.sort(scores, axis=1)[:, -known["k"], None]
+        shares = np.where(chosen, np.exp(scores), 0)
+        shares /= shares.sum(axis=1, keepdims=True)
+        value, error = np.zeros(x.shape), np.zeros(x.shape)
+        for expert in range(count):
+            parts = [part[expert] if part.ndim else part for part in stored]
+            numbers, away = _expert(known, parts, x)
+            value += shares[:, expert, None] * numbers
+            error += shares[:, expert, None] * (away + OF_SHARE * UNIT * (np.abs(numbers) + away))
+        return over(found[0], value, error / UNIT, 1)
+
+    calls = [dict(zip(node.inputs[:2], parts, strict=True)) for parts in by_call(x, scores)]
+    return Case(calls, ratio)
+
+
+def _expert(known: Mapping[str, Any], parts: List[np.ndarray], x: np.ndarray) -> Bounded:
+    """Return the output of an expert: g sigmoid(alpha g) (u + beta) between two products."""
+    numbers, error = _linear(known, parts[:3], (x, np.zeros_like(x)))
+    gate, up = numbers[:, 0::2], numbers[:, 1::2]
+    of_gate, of_up = error[:, 0::2], error[:, 1::2]
+    limit = float(known.get("swiglu_limit", np.inf))
+    gate, up = np.minimum(gate, limit), np.clip(up, -limit, limit)
+    up = up + float(known["activation_beta"])
+    with np.errstate(over="ignore"):
+        unit = gate / (1 + np.exp(-float(known["activation_alpha"]) * gate))
+    of_unit = SLOPE * of_gate + (SIGMOID + 4 * UNIT) * np.abs(gate)
+    hidden = unit * up
+    away = of_unit * (np.abs(up) + of_up) + np.abs(unit) * (of_up + 4 * UNIT * np.abs(up))
+    return _linear(known, parts[3:], (hidden, away))
+
+
+def _linear(known: Mapping[str, Any], parts: List[np.ndarray], x: Bounded) -> Bounded:
+    """Return x [M,K] times the weight of an expert, plus its bias."""
+    codes, scales, bias = parts
+    blocks, inputs = scales.reshape(len(codes), -1), x[0].shape[1]
+    w, sizes = in_blocks(codes, blocks, None, known["expert_weight_bits"], inputs)
+    count = inputs + blocks.shape[1] + BESIDE
+    error = x[1] @ np.abs(w).T
+    error += count * UNIT * (1 + count * UNIT) * (np.abs(x[0]) @ sizes.T + np.abs(bias))
+    return x[0] @ w.T + bias, error
+
+
 CASES: Mapping[str, Callable[[Kernel, Node, Values], Case]] = {
     "MatMulNBits": _by_block,
     "MatMul": _multiplied,
@@ -348,4 +401,6 @@ CASES: Mapping[str, Callable[[Kernel, Node, Values], Case]] = {
     "TensorScatter": _scattered,
     "CumSum": _summed,
     "ReduceSum": _summed,
+    "QMoE": _chosen_experts,
+    **dict.fromkeys(CACHED, cached_attention),
 }

@@ -1,29 +1,39 @@
 """The conformance suite: which kernels of this machine keep their contracts.
 
 ONNX Runtime and the library of packages/kernels are tried once for each geometry, version and
-processor; kept.py keeps what was found right.
+processor. What was found right is kept on this machine, in a folder of the user.
 """
 
+import functools
+import hashlib
+import os
 import time
+from contextlib import suppress
 from pathlib import Path
-from typing import Iterable, Iterator, List, NamedTuple
+from typing import Annotated, Iterable, Iterator, List, NamedTuple, Optional, Tuple
 
 import msgspec
 import numpy as np
+import onnxruntime
+from msgspec import Meta, Struct
 
+from posenc_export.runtime.artefact import files, machine
+from posenc_export.runtime.graphs import kernel_library
 from posenc_export.runtime.graphs.onnx_files import load_errors
 from posenc_export.runtime.graphs.onnx_nodes import Node
 from posenc_export.runtime.graphs.onnx_parts import constant
 from posenc_export.runtime.verification import decoding
-from posenc_export.runtime.verification.conformance import kept
-from posenc_export.runtime.verification.conformance.cached_attention import cached_attention
-from posenc_export.runtime.verification.conformance.experts import chosen_experts
-from posenc_export.runtime.verification.conformance.geometry import CACHED
-from posenc_export.runtime.verification.conformance.operators import CASES, Values
-from posenc_export.runtime.verification.conformance.trial import Kernel, Stored, Trial, worst
+from posenc_export.runtime.verification.conformance.operators import CASES
+from posenc_export.runtime.verification.conformance.trial import (
+    Kernel,
+    Stored,
+    Trial,
+    Values,
+    worst,
+)
 
 LISTED = Path(__file__).with_name("listed.json")
-ALL = {**CASES, "QMoE": chosen_experts, **dict.fromkeys(CACHED, cached_attention)}
+HERE = Path(__file__).parent
 
 
 class Result(NamedTuple):
@@ -48,8 +58,8 @@ class Result(NamedTuple):
 def results(kernels: Iterable[Kernel], again: bool = False) -> Iterator[Result]:
     """Yield the result of each kernel, kept or found now. again: try those that are kept."""
     for kernel in kernels:
-        key, start = kept.key(kernel), time.perf_counter()
-        before = None if again else kept.known(key)
+        key, start = key_of(kernel), time.perf_counter()
+        before = None if again else known(key)
         if before is not None:
             yield Result(kernel, before, known=True)
             continue
@@ -61,7 +71,7 @@ def results(kernels: Iterable[Kernel], again: bool = False) -> Iterator[Result]:
         except load_errors() as error:
             ratio, failure = float("inf"), f"refused: {' '.join(str(error).split())[:300]}"
         if not failure:
-            kept.keep(key, ratio)
+            keep(key, ratio)
         yield Result(kernel, ratio, failure, seconds=time.perf_counter() - start)
 
 
@@ -87,7 +97,7 @@ def trial(kernel: Kernel) -> Trial:
     for node in nodes[:-1]:
         if values.keys() >= {*node.inputs}:
             values[node.outputs[0]] = _folded(node, [values[name] for name in node.inputs])
-    case = ALL[kernel.operator](kernel, nodes[-1], values)
+    case = CASES[kernel.operator](kernel, nodes[-1], values)
     named = {f"call {n} of {_shapes(feeds)}": feeds for n, feeds in enumerate(case.feeds)}
     free = dict(kernel.free)
     ends = free, named, case.ratio, case.shared
@@ -119,3 +129,62 @@ def _drawn(random: np.random.Generator, value: Stored) -> np.ndarray:
     bits = int(value.element.lstrip("uint"))
     least = -(1 << (bits - 1)) if value.element.startswith("int") else 0
     return random.integers(least, least + (1 << bits), value.shape).astype(dtype)
+
+
+class Kept(Struct, frozen=True, forbid_unknown_fields=True):
+    """A contract that was kept."""
+
+    contract: str  # `key_of`
+    worst: Annotated[float, Meta(ge=0, le=1)]  # largest error over its bound
+
+
+def folder() -> Path:
+    """Return the folder of results. Raise OSError without a home."""
+    return files.cache_folder() / "kernels"
+
+
+def key_of(kernel: Kernel) -> str:
+    """Return what a result depends on: the geometry, the code of contracts, the runtime, and the
+    processor. Nothing of it comes from an artefact but the geometry.
+    """
+    native = kernel.nodes[-1].domain == kernel_library.DOMAIN
+    return "\n".join((repr(kernel), *_here(), *(_library() if native else ())))
+
+
+@functools.cache
+def _here() -> Tuple[str, ...]:
+    code = hashlib.sha256()
+    graphs = Path(kernel_library.__file__).parent
+    for path in sorted((*HERE.glob("*.py"), *graphs.glob("*.py"), Path(decoding.__file__))):
+        code.update(path.read_bytes())
+    build = f"onnxruntime {onnxruntime.__version__}, {onnxruntime.get_build_info()}"
+    processor = f"{machine.processor()}, {os.cpu_count()} cores: {' '.join(machine.features())}"
+    return f"contracts {code.hexdigest()}", build, "CPUExecutionProvider", processor
+
+
+def _library() -> Tuple[str, ...]:
+    path, widest = kernel_library.path(), os.environ.get(kernel_library.INSTRUCTIONS, "")
+    digest = hashlib.sha256(path.read_bytes()).hexdigest() if path else "none"
+    return f"library {digest}", f"instructions {widest}"
+
+
+def known(key: str) -> Optional[float]:
+    """Return the largest error over its bound of a contract that was kept; None if that is not
+    known.
+    """
+    try:
+        kept = msgspec.json.decode(_path(key).read_bytes(), type=Kept)
+    except (OSError, msgspec.DecodeError):
+        return None
+    return kept.worst if kept.contract == key else None
+
+
+def keep(key: str, worst: float) -> None:
+    """Write the result of a contract that was kept, if the folder can be written."""
+    with suppress(OSError):
+        folder().mkdir(0o700, parents=True, exist_ok=True)
+        files.replace(_path(key), msgspec.json.encode(Kept(key, worst)))
+
+
+def _path(key: str) -> Path:
+    return folder() / f"{hashlib.sha256(key.encode()).hexdigest()}.json"

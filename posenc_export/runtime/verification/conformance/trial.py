@@ -17,6 +17,8 @@ Attributes = Tuple[Tuple[str, Any], ...]  # of a node, sorted by name
 Feeds = Dict[str, np.ndarray]
 Outputs = List[np.ndarray]
 Run = Callable[[Feeds], Outputs]
+Values = Dict[str, np.ndarray]
+UNIT = 2.0**-24  # unit roundoff of float32
 
 
 class Step(NamedTuple):
@@ -67,6 +69,19 @@ class Kernel:
     def operator(self) -> str:
         """The operator of the last node."""
         return self.nodes[-1].operator
+
+
+class Case(NamedTuple):
+    """Calls of a kernel: inputs, and the largest error over its bound of outputs."""
+
+    feeds: Sequence[Feeds]
+    ratio: Callable[[Feeds, Outputs], float]
+    shared: Mapping[str, str] = {}  # outputs in the memory of inputs
+
+
+def uniform(random: np.random.Generator, shape: Sequence[int]) -> np.ndarray:
+    """Return numbers of size 1 in float32."""
+    return random.uniform(-1, 1, shape).astype(np.float32)
 
 
 @dataclass(frozen=True)
