@@ -31,10 +31,11 @@ def measured(name: str) -> List[Dict[str, Any]]:
     """Return one row per target: {"model", "kind", "target", "certified", "layers", "fused",
     "differences": {pattern: worst}, "share": worst difference / allowed}.
     """
-    from tests.models import checkpoints, encoders, patterns
+    from tests.models import checkpoints, encoders, pairs, patterns
 
     ways = patterns.ENCODER if name in encoders.MODELS else patterns.DECODER
-    used = {key: way for key, way in ways.items() if key not in checkpoints.WITHOUT.get(name, ())}
+    without = ("shifted",) if name in pairs.COUNTING else checkpoints.WITHOUT.get(name, ())
+    used = {key: way for key, way in ways.items() if key not in without}
     rows = []
     with tempfile.TemporaryDirectory() as temporary, warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch.onnx and torch.jit warn at every export

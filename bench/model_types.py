@@ -43,6 +43,7 @@ TASKS: Dict[str, Tuple[str, str]] = {
 }
 EXACT, REFUSED, NONE, WRONG = "exact", "refused", "no small configuration", "wrong"
 ROUNDING = 3e-5  # of the largest output, or of 1
+SHORT = 11  # tokens of the second row of a source
 CALLS = (5, 4, 1, 1, 1, 6, 2)  # tokens of calls that fill TOKENS
 LONGEST = 160  # characters of a reason
 
@@ -109,7 +110,47 @@ def tried(task: str, name: str, targets: Sequence[str]) -> Row:
                 export(read, target, path / target)
         except (ValueError, ModuleNotFoundError) as refusal:
             return Row(task, name, REFUSED, why=_line(refusal))
-    return Row(task, name, EXACT, error, size, targets=tuple(targets))
+        row = Row(task, name, EXACT, error, size, targets=tuple(targets))
+        return _with_decoder(row, theirs, ids, path) if theirs.config.is_encoder_decoder else row
+
+
+def _with_decoder(row: Row, theirs: Any, ids: Any, path: Path) -> Row:
+    """Try the decoder of a model, too, whose encoder gave a row. ids: of both, [2,TOKENS]."""
+    import torch
+
+    from posenc_export.export import export
+    from posenc_export.export.read_module import as_model
+    from posenc_export.models.pretrained import from_pretrained
+    from posenc_export.reading.read import parts_of_memory
+
+    sources = [ids[:1], ids[1:, :SHORT]]
+    try:
+        encoder, decoder = (
+            from_pretrained(path / "model", part=part) for part in ("encoder", "decoder")
+        )
+        read = as_model(decoder)
+        memory = torch.zeros(2, TOKENS, decoder.memory)
+        mask = torch.zeros(2, TOKENS, dtype=torch.int64)
+        whole = []
+        for index, source in enumerate(sources):
+            memory[index, : source.shape[1]] = encoder(source)[0]
+            mask[index, : source.shape[1]] = 1
+            tokens = ids[index : index + 1].flip(1)
+            whole.append(theirs(input_ids=source, decoder_input_ids=tokens, use_cache=False).logits)
+        expected = torch.cat(whole)
+        beside = parts_of_memory(read.memory, memory, mask)
+        error = _error(read, ids.flip(1), expected, True, beside)
+        size = float(expected.abs().max())
+        if not error <= ROUNDING * max(size, 1.0):
+            return row._replace(verdict=WRONG, error=error, size=size, why="the decoder")
+        for target in row.targets:
+            export(as_model(encoder), target, path / f"encoder {target}")
+            export(read, target, path / f"decoder {target}")
+    except ValueError as refusal:
+        return row._replace(why=f"without decoder: {_line(refusal)}"[:LONGEST])
+    if error / max(size, 1.0) > row.error / max(row.size, 1.0):
+        row = row._replace(error=error, size=size)
+    return row._replace(why="encoder and decoder")
 
 
 def _ids(vocabulary: int) -> Any:
@@ -129,8 +170,10 @@ def _first(model: Any, ids: Any) -> Any:
     return outputs["logits" if "logits" in outputs else "last_hidden_state"]
 
 
-def _error(read: Any, ids: Any, whole: Any, causal: bool) -> float:
-    """Return the largest error of calls. ids [2,TOKENS], whole [2,TOKENS,N]."""
+def _error(read: Any, ids: Any, whole: Any, causal: bool, memory: Sequence[Any] = ()) -> float:
+    """Return the largest error of calls. ids [2,TOKENS], whole [2,TOKENS,N]. memory: what calls of
+    a decoder take from an encoder.
+    """
     import torch
 
     from posenc_export.models.whole_pass import coordinates_at
@@ -143,7 +186,8 @@ def _error(read: Any, ids: Any, whole: Any, causal: bool) -> float:
         return [cache.empty(2, slots) for cache in read.caches]
 
     def call(x: Any, positions: Any, keys: Any, slots: Any, past: List[Any]) -> Tuple[Any, Any]:
-        output, present = read(x, positions, coordinates_at(read, positions), keys, slots, past)
+        places = (positions, coordinates_at(read, positions), keys, slots)
+        output, present = read(x, *places, [*past, *memory])
         return output, present
 
     errors.append(call(ids, every, every, every, states(0))[0] - whole)

@@ -85,8 +85,10 @@ def _checkpoint(model: str, chosen: Dict[str, Any], names: List[str]) -> Dict[st
     config = GGUFCheckpoint(folder).config if is_gguf(folder) else read_config(folder)
     kind = config.get("model_type")
     if families.lacks(config):
-        _check_only(("max_positions",), chosen, f"a type without a family ({kind})")
-        read = by_transformers.kind_of(config, sentences is None).described() | chosen
+        known = by_transformers.kind_of(config, sentences is None)
+        parts = ("part",) if known.config.is_encoder_decoder else ()
+        _check_only(("max_positions", *parts), chosen, f"a type without a family ({kind})")
+        read = known.described() | chosen
         return read | ({} if sentences is None else {"readout": to_builtins(sentences.readout)})
     described = families.read(config, chosen.get("max_positions"), chosen.get("part"))[0]
     if sentences is not None:

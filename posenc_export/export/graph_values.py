@@ -80,6 +80,9 @@ def encoder_of(model: Model) -> List[Value]:
             axes = (B, kind.attention.kv_heads, Q, kind.attention.head_size)
             names = (f"past_key_values.{layer}.encoder.{name}" for name in ("key", "value"))
             values += [Value(name, dtype, axes) for name in names]
+    for index, (heads, size) in enumerate(model.memory if isinstance(model, ReadModule) else ()):
+        name = f"past_key_values.{index // 2}.encoder.{('key', 'value')[index % 2]}"
+        values.append(Value(name, dtype, (B, heads, Q, size)))
     return [Value(ENCODER_MASK, "int64", (B, Q)), *values] if values else []
 
 

@@ -9,6 +9,7 @@ from posenc_export.export.read_module import ReadModule
 from posenc_export.models.config import StackConfig
 from posenc_export.models.stack import Stack
 from posenc_export.runtime.artefact import files
+from posenc_export.runtime.artefact.ends import KEYS_AND_VALUES
 from posenc_export.runtime.artefact.manifest import Axis, Manifest
 from posenc_export.runtime.artefact.rules import graph_file
 from posenc_export.runtime.artefact.schema import GRAPHS
@@ -44,7 +45,7 @@ def write(model: Union[Stack, ReadModule], manifest: Manifest, folder: Path) -> 
     if manifest.signature != "mask" or graph_file(manifest) != "model.onnx":
         return
     if isinstance(model, ReadModule):
-        if model.sizes and manifest.encodes:
+        if model.sizes and manifest.encodes and model.output_name != KEYS_AND_VALUES:
             sizes = {**model.sizes, "type_vocab_size": max(model.segments, 1)}
             _put(folder / CONFIG, {**_kind(manifest, ENCODER), **sizes})
         return

@@ -10,6 +10,7 @@ from posenc_export.export.sources import in_dtype
 from posenc_export.models import oracle
 from posenc_export.models.block import AttentionBlock
 from posenc_export.runtime.artefact.manifest import Manifest
+from posenc_export.runtime.verification import grid_inputs
 from posenc_export.runtime.verification.case import Case
 from posenc_export.runtime.verification.proof import Expected, rounded_up
 from posenc_export.shared.numerics import worst_error
@@ -39,7 +40,8 @@ def oracle_cells(
     read = isinstance(model, ReadModule)  # whose own code begins at position 0
     if read and expected.long is not None:
         tokens, compared = expected.long.tokens[0], expected.long.compared
-        exact = oracle.full_pass(model, tokens, 0)[compared]
+        (encoded,) = grid_inputs.encoder_rows(manifest, 1) or (None,)
+        exact = oracle.full_pass(model, tokens, 0, encoder=encoded)[compared]
         cells["oracle, the long sequence"] = worst_error(expected.long.outputs[0], exact)
     for start, case in expected.cases.items():
         if read and start:

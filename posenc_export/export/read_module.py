@@ -28,6 +28,7 @@ from posenc_export.reading.halves import in_half, rounded_weights
 from posenc_export.reading.products import Products
 from posenc_export.reading.read import Reading, read
 from posenc_export.reading.script import with_source
+from posenc_export.runtime.artefact.ends import HIDDEN, KEYS_AND_VALUES
 from posenc_export.shared.allocation import memory_kept
 from posenc_export.shared.places import seen
 from posenc_export.shared.refusal import refusal
@@ -58,6 +59,7 @@ class ReadAs:
         causal: whether no token sees a later one.
         output: name of the output of a forward that returns several; None for the first that has
             a row for each token.
+        memory: as of reading.read.read.
     """
 
     example: Optional[Tensor] = None
@@ -66,6 +68,7 @@ class ReadAs:
     causal: bool = True
     output: Optional[str] = None
     axes: int = 0
+    memory: int = 0
 
     @property
     def given(self) -> bool:
@@ -267,10 +270,11 @@ class ReadModule(Reading):
         positions: range,
         places: Sequence[Any],
         segments: Optional[np.ndarray] = None,
+        encoded: Optional[np.ndarray] = None,
     ) -> np.ndarray:
         """One row x [n] or [n,E] at positions from 0 on to [n,N]: the module itself on the whole
         sequence, with what depends on tokens in float64. places: coordinates, for a module with
-        axes.
+        axes. encoded: outputs of an encoder [Q,N], for one that reads them.
         """
         assert positions.start == 0, "a module counts positions from 0"
         row, captured = torch.from_numpy(np.array(x))[None], self.captured
@@ -279,9 +283,12 @@ class ReadModule(Reading):
         if self.changed:
             changed = {n.removeprefix(OF_MODULE): self.get_parameter(n) for n in self.changed}
             captured = captured.with_weights(changed)
-        at = torch.tensor(places).t()[:, None] if self.axes else None
+        beside: Tuple[Tensor, ...] = (torch.tensor(places).t()[:, None],) if self.axes else ()
+        if encoded is not None:
+            memory = torch.from_numpy(encoded.astype(np.float32))[None]
+            beside = memory, torch.ones(memory.shape[:2], dtype=torch.int64)
         with memory_kept():
-            exact = in_float64(functools.partial(captured.whole, places=at), row)
+            exact = in_float64(functools.partial(captured.whole, beside=beside), row)
             return np.asarray(exact[0].numpy())
 
 
@@ -314,7 +321,7 @@ def as_model(model: Any, how: ReadAs = ReadAs()) -> Model:
         most = how.max_positions or model.max_positions
         positions = "coordinates" if model.axes else None
         how = replace(how, max_positions=most, positions=positions, axes=model.axes)
-        how = replace(how, causal=model.causal)
+        how = replace(how, causal=model.causal, memory=model.memory)
     if how.max_positions is None:
         remedy = "give max_positions=N for positions 0 .. N-1"
         raise refusal(where, "the number of positions", "none", remedy)
@@ -332,6 +339,7 @@ def as_model(model: Any, how: ReadAs = ReadAs()) -> Model:
         axes=how.axes,
         causal=how.causal,
         output=how.output,
+        memory=how.memory,
         make=functools.partial(ReadModule, name, how),
     )
     if isinstance(model, Published):
@@ -345,7 +353,7 @@ def _complete(made: ReadModule, model: Published) -> None:
     made.sizes = model.sizes
     made.stored = {OF_MODULE + name: weight for name, weight in model.stored.items()}
     if not model.head:
-        made.output_name = "last_hidden_state"
+        made.output_name = KEYS_AND_VALUES if model.keys_and_values else HIDDEN
     if model.segments:
         tokens = {"vocabulary": model.vocabulary, "segments": model.segments}
         made.vocabulary = model.vocabulary

@@ -5,9 +5,22 @@ transformers alone, by model_type and architectures. Files are read by models/ch
 """
 
 import contextlib
+import functools
 import inspect
+import itertools
 import re
-from typing import Any, Dict, Iterable, Iterator, Mapping, NamedTuple, Optional, Tuple, Union
+from typing import (
+    Any,
+    Dict,
+    Iterable,
+    Iterator,
+    Mapping,
+    NamedTuple,
+    Optional,
+    Sequence,
+    Tuple,
+    Union,
+)
 
 import torch
 from torch import Tensor
@@ -46,13 +59,29 @@ TRIED = 6  # tokens of the run that says whether a model is causal
 AnyCheckpoint = Union[Checkpoint, GGUFCheckpoint]
 
 
+class Numbers(torch.nn.Module):
+    """A part of the numbers of each token, in place of a linear layer that gives them."""
+
+    def __init__(self, begin: int, end: int) -> None:
+        super().__init__()
+        self.begin, self.end = begin, end
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x [B,M,N] -> [B,M,end-begin]."""
+        return x[..., self.begin : self.end]
+
+
 class Published(torch.nn.Module):
-    """A model of transformers as a function of token ids alone.
+    """A model of transformers as a function of token ids alone, or of token ids and what an encoder
+    gives.
 
     Args:
-        model: a model in eval mode that takes input_ids.
+        model: a model in eval mode that takes input_ids, or of a decoder decoder_input_ids.
         vocabulary: number of token ids.
         max_positions: number of positions, or None if its configuration names none.
+        keys_and_values: of an encoder, the layers of a decoder that read its hidden states. Their
+            results, one after the other, are its output in place of hidden states.
+        memory: of a decoder, the size of this output; its layers are `Numbers` of it. 0 for others.
 
     Attributes:
         head: whether outputs are logits, not hidden states.
@@ -65,9 +94,17 @@ class Published(torch.nn.Module):
         text, source, stored: as those of a Stack.
     """
 
-    def __init__(self, model: Any, vocabulary: int, max_positions: Optional[int]) -> None:
+    def __init__(
+        self,
+        model: Any,
+        vocabulary: int,
+        max_positions: Optional[int],
+        keys_and_values: Sequence[torch.nn.Module] = (),
+        memory: int = 0,
+    ) -> None:
         super().__init__()
         self.model, self.vocabulary, self.max_positions = model, vocabulary, max_positions
+        self.keys_and_values, self.memory = torch.nn.ModuleList(keys_and_values), memory
         self.text = Text()
         self.source: Dict[str, Any] = {}
         self.stored: Dict[str, Stored] = {}
@@ -77,7 +114,7 @@ class Published(torch.nn.Module):
         self.readout: Optional[Tuple[ReadoutConfig, Readout]] = None
         ids = (vocabulary // 2 + torch.arange(TRIED)[None]) % vocabulary
         with torch.no_grad():
-            self.head = "logits" in self.model(input_ids=ids, **self.options)
+            self.head = "logits" in self._outputs(ids)
             before = self(ids)[:, :-1]
             if (row := _first_row(model, max_positions)) and max_positions is not None:
                 self.max_positions = max_positions - row
@@ -121,22 +158,42 @@ class Published(torch.nn.Module):
         config = _text(self.model.config)
         return {name: getattr(config, name) for name in SIZES if hasattr(config, name)}
 
-    def forward(self, ids: Tensor, coordinates: Optional[Tensor] = None) -> Tensor:
+    def forward(
+        self, ids: Tensor, beside: Optional[Tensor] = None, mask: Optional[Tensor] = None
+    ) -> Tensor:
         """ids [B,S] int64 -> logits [B,S,V] float32, or hidden states [B,S,E] without a head. Of a
-        model with segments, the vocabulary times the segment is added to an id. coordinates:
-        [axes,B,S] int64 of a model with axes; None for the positions.
+        model with segments, the vocabulary times the segment is added to an id. beside: coordinates
+        [axes,B,S] int64 of a model with axes, None for the positions; or the output of an encoder
+        [B,M,memory], with a mask [B,M] of 1 at tokens and 0 at padding.
         """
-        options: Dict[str, Any] = dict(self.options)
-        if coordinates is not None:
-            options["position_ids"] = coordinates
+        options: Dict[str, Any] = {}
+        if beside is not None and not self.memory:
+            options["position_ids"] = beside
         if self.segments:
             options["token_type_ids"] = torch.div(ids, self.vocabulary, rounding_mode="floor")
             ids = ids % self.vocabulary
         if self.first:  # which counts all tokens, where transformers counts those of other ids
             options["position_ids"] = (torch.arange(ids.size(1)) + self.first).expand(ids.shape)
-        outputs = self.model(input_ids=ids, **options)
+        outputs = self._outputs(ids, *([beside, mask] if self.memory else []), **options)
         result: Tensor = outputs.logits if self.head else outputs.last_hidden_state
+        if self.keys_and_values:
+            return torch.cat([layer(result) for layer in self.keys_and_values], -1)
         return result
+
+    def _outputs(
+        self,
+        ids: Tensor,
+        memory: Optional[Tensor] = None,
+        mask: Optional[Tensor] = None,
+        **options: Any,
+    ) -> Any:
+        """Return the outputs of the model; of a decoder, without memory those for one token."""
+        options |= self.options
+        if not self.memory:
+            return self.model(input_ids=ids, **options)
+        if memory is None:
+            memory = torch.zeros(len(ids), 1, self.memory)
+        return _decoded(self.model, ids, memory, mask, **options)
 
 
 class Kind(NamedTuple):
@@ -214,13 +271,16 @@ def kind_of(values: Mapping[str, Any], head: bool = True) -> Kind:
         return Kind(config, *_class(values, config, head))
 
 
-def load(kind: Kind, checkpoint: AnyCheckpoint) -> Published:
-    """Return the model with the tensors of a checkpoint, which stay mapped if they are float32; of
-    a model with encoder and decoder the encoder.
+def load(kind: Kind, checkpoint: AnyCheckpoint, part: Optional[str] = None) -> Published:
+    """Return the model with the tensors of a checkpoint, which stay mapped if they are float32.
+
+    Args:
+        part: "encoder" or "decoder" of a model with both, as for from_pretrained; None for the
+            whole of others, and for the encoder with hidden states as output.
 
     Raises:
         ValueError: tensors are missing, unknown or have another shape or dtype; too few for the
-            sizes in config.json; the input is not token ids.
+            sizes in config.json; the input is not token ids; a part that the model lacks.
     """
     base, names, empty = f"{kind.model.base_model_prefix}.", checkpoint.names(), kind.empty()
     named = isinstance(checkpoint, GGUFCheckpoint) or any(name.startswith(base) for name in names)
@@ -244,7 +304,11 @@ def load(kind: Kind, checkpoint: AnyCheckpoint) -> Published:
         if model._can_set_experts_implementation():
             model.set_experts_implementation("batched_mm")
             _replace_experts(model)
-    count, missing = len(model.state_dict()), {*found["missing_keys"]}
+    with _calls("a model that reads token ids"):
+        published = _published(kind, model.eval(), part)
+    held = {id(tensor) for tensor in published.parameters()}
+    unread = {name for name, tensor in model.named_parameters() if id(tensor) not in held}
+    count, missing = len(model.state_dict()), {*found["missing_keys"]} - unread
     if not kind.head and missing and _is_unread(model, missing, kind.vocabulary):
         missing = set()  # as those of a pooler beside hidden states
     # Early versions of transformers saved buffers, which are computed now.
@@ -254,15 +318,73 @@ def load(kind: Kind, checkpoint: AnyCheckpoint) -> Published:
     for name, stored, wanted in sorted(found["mismatched_keys"]):
         rule = f"{name} with shape {list(wanted)} by config.json"
         raise refusal(WHERE, rule, list(stored), BELONGS)
-    if model.config.is_encoder_decoder:
+    published.stored = _stored(published, base, checkpoint)
+    return published
+
+
+def _published(kind: Kind, model: Any, part: Optional[str]) -> Published:
+    """Return a model, or a part of one with encoder and decoder."""
+    both, further = model.config.is_encoder_decoder, {}
+    if part is not None and not both:
+        rule = f"a model with encoder and decoder for part {part}"
+        raise refusal(WHERE, rule, kind.model.__name__, "leave part out")
+    if part is not None:
+        layers = _read_encoder(model)
+        sizes = [layer.out_features for layer in layers.values()]
+        if part == "encoder":
+            further = {"keys_and_values": [*layers.values()]}
+        else:
+            further = {"memory": sum(sizes)}
+            for end, size, name in zip(itertools.accumulate(sizes), sizes, layers, strict=True):
+                model.set_submodule(name, Numbers(end - size, end))
+    if both and part != "decoder":
         model = model.get_encoder()
     # Messages and descriptions name the class of transformers.
     place: Any = {"__module__": kind.model.__module__}
     own: Any = type(kind.model.__name__, (Published,), place)
-    with _calls("a model that reads token ids"):
-        published: Published = own(model.eval(), kind.vocabulary, kind.max_positions).eval()
-    published.stored = _stored(published, base, checkpoint)
-    return published
+    published: Published = own(model, kind.vocabulary, kind.max_positions, **further)
+    return published.eval()
+
+
+def _read_encoder(model: Any) -> Dict[str, torch.nn.Linear]:
+    """Return the linear layers of a decoder that read the hidden states of the encoder, keys before
+    values of each layer, by name. ValueError: other layers read them, too.
+    """
+    ids, memory = torch.ones(1, 1, dtype=torch.int64), torch.ones(1, 2, model.config.hidden_size)
+    found: Dict[str, Any] = {}
+
+    def note(name: str, part: torch.nn.Module, inputs: Tuple[Any, ...]) -> None:
+        if any(one is memory for one in inputs) and not [*part.children()]:
+            found[name] = part
+
+    hooks = [
+        part.register_forward_pre_hook(functools.partial(note, name))
+        for name, part in model.named_modules()
+    ]
+    with torch.no_grad():
+        _decoded(model, ids, memory, use_cache=False)
+    for hook in hooks:
+        hook.remove()
+    if not found or len(found) % 2 or {type(part) for part in found.values()} != {torch.nn.Linear}:
+        rule = "a decoder whose layers read an encoder by a projection to keys and one to values"
+        raise refusal(WHERE, rule, f"{', '.join(found) or 'none'}"[:80], OWN)
+    return found
+
+
+def _decoded(
+    model: Any, ids: Tensor, memory: Tensor, mask: Optional[Tensor] = None, **options: Any
+) -> Any:
+    """Return the outputs of the decoder of a model. memory: [B,M,*] in place of the encoder's
+    hidden states; mask [B,M], None for all tokens.
+    """
+    from transformers.modeling_outputs import BaseModelOutput
+
+    if mask is not None:
+        least = torch.finfo(torch.float32).min
+        hidden = torch.zeros(mask.shape).masked_fill(mask.eq(0), least)
+        options["attention_mask"] = hidden[:, None, None]
+    encoded = BaseModelOutput(last_hidden_state=memory)
+    return model(encoder_outputs=encoded, decoder_input_ids=ids, **options)
 
 
 def _stored(model: Published, base: str, checkpoint: AnyCheckpoint) -> Dict[str, Stored]:

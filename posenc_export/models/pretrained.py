@@ -59,8 +59,8 @@ def from_pretrained(
             for the whole model.
         max_positions: number of positions, for the range 0 .. max_positions - 1; None for
             max_position_embeddings of the config.
-        part: for a model with encoder and decoder (T5, Whisper), "encoder" for the encoder with the
-            projection to the decoder's keys and values, or "decoder". None gives T5's encoder with
+        part: for a model with encoder and decoder (T5, BART), "encoder" for the encoder with the
+            projection to the decoder's keys and values, or "decoder". None gives the encoder with
             hidden states as output. "embeddings" gives the part before the layers (tokens,
             positions, segments and norm) of any model but Whisper.
         lengths: factors of LongRoPE in a decoder: "long" or "short" for all positions, or
@@ -79,8 +79,10 @@ def from_pretrained(
     with opened(folder) as checkpoint, enough_memory("checkpoint"), torch.no_grad():
         values = checkpoint.config
         if families.lacks(values):
-            chosen = {"layer": layer, "part": part, "lengths": lengths}
-            return _published(folder, checkpoint, max_positions, head, chosen, sentences)
+            chosen = {"layer": layer, "lengths": lengths}
+            if part == families.EMBEDDINGS:
+                chosen["part"] = part
+            return _published(folder, checkpoint, max_positions, head, chosen, sentences, part)
         described, family = families.read(values, max_positions, part, lengths)
         config = described
         if part in (None, families.EMBEDDINGS):
@@ -125,19 +127,23 @@ def _published(
     head: bool,
     chosen: Mapping[str, Any],
     sentences: Optional[sentence_transformers.Sentences],
+    part: Optional[str],
 ) -> by_transformers.Published:
     """Return the model of a type without a family. chosen: options that only families have."""
     values = checkpoint.config
     reads_out = head and (sentences is not None or task_heads.reads_head(values))
     kind = by_transformers.kind_of(values, head and not reads_out)
+    if part not in (None, "encoder", "decoder", families.EMBEDDINGS):
+        raise refusal("checkpoint", "part encoder or decoder", repr(part), "change part")
     if given := next((name for name, value in chosen.items() if value is not None), None):
         rule = f"a model_type with a family of ours for {given}"
         raise refusal("checkpoint", rule, repr(values["model_type"]), "leave it out")
-    model = by_transformers.load(kind, checkpoint)
+    model = by_transformers.load(kind, checkpoint, part)
     model.max_positions = max_positions or model.max_positions
     if model.max_positions is None:
         raise refusal("checkpoint", "a number of positions", "none", "give max_positions")
-    model.text = _text(checkpoint.files, values, model.vocabulary, model.head and model.causal)
+    decodes = model.head and model.causal
+    model.text = _text(checkpoint.files, values, model.vocabulary, decodes, part)
     if model.causal and head and not kind.head:  # encoders give hidden states, as left_out says
         rule = f"a base model, or one for {', '.join(by_transformers.EACH)}"
         got = f"architectures {values.get('architectures')!r:.80}"

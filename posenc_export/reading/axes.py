@@ -18,7 +18,7 @@ class Factor(NamedTuple):
 
     Attributes:
         kind: "B" rows, "Q" tokens as queries, "K" tokens as keys, "D" distances from the last
-            token, or a constant size.
+            token, "M" tokens of an encoder, or a constant size.
         left, right: number of entries before and after those of the tokens (padding, sinks).
     """
 
@@ -36,7 +36,7 @@ class Factor(NamedTuple):
 
 Axis = Tuple[Factor, ...]
 Roles = Tuple[Axis, ...]  # of the axes of one value
-Counts = Dict[str, Any]  # numbers of rows "B", queries "Q", keys "K" and distances "D"
+Counts = Dict[str, Any]  # numbers of rows "B", queries "Q", keys "K", and others by their kinds
 OF_TOKENS = ("Q", "K", "D")
 
 

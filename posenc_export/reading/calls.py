@@ -1,7 +1,7 @@
 """The forward pass of a module on new tokens, with positions and caches."""
 
 import math
-from typing import Any, Collection, Dict, List, NamedTuple, Optional, Set, Tuple, Union
+from typing import Any, Collection, Dict, List, NamedTuple, Optional, Sequence, Set, Tuple, Union
 
 import torch
 from torch import Tensor
@@ -37,6 +37,7 @@ from posenc_export.reading.steps import (
     Each,
     Given,
     Item,
+    OfMemory,
     Open,
     OverKeys,
     Recurrent,
@@ -71,6 +72,14 @@ class Cache(NamedTuple):
         """Return zeros for no tokens, in a cache for `slots` of them."""
         by_token = (slots, self.size) if not self.values else (self.size, self.values)
         return torch.zeros(rows, *([self.heads] if self.heads else []), *by_token)
+
+
+def empty_memory(parts: Sequence[Tuple[int, int]], rows: int, count: int) -> List[Tensor]:
+    """Return what calls take from an encoder for `count` tokens: a mask [B,M] int64, and zeros
+    [B,heads,M,size] for each part (heads, size); nothing without parts.
+    """
+    mask = torch.ones(rows, count, dtype=torch.int64)
+    return [mask, *(torch.zeros(rows, n, count, size) for n, size in parts)] if parts else []
 
 
 class Tail(NamedTuple):
@@ -117,6 +126,10 @@ class Calls(torch.nn.Module):
         reduces = (OverKeys, RunningSum, Cut)
         self.clears_padding = any(isinstance(self.steps[node], reduces) for node in self.order)
         self._hold_weights()
+        parts = (self.steps[node] for node in self.order)
+        found = {(s.begin, s.heads, s.size) for s in parts if isinstance(s, OfMemory)}
+        self.memory = [(heads, size) for _, heads, size in sorted(found)]
+        self.memory_at = {begin: index for index, (begin, _, _) in enumerate(sorted(found))}
         self.caches = self._described() if properties.causal else []
         self.selected = self._last_mixed() if properties.causal else None
 
@@ -365,7 +378,10 @@ class Calls(torch.nn.Module):
     def _compute(self, node: Node, call: Call) -> Any:
         step, values = self.steps[node], call.values
         if isinstance(step, Given):
-            return call.x
+            return call.x if node is self.values.input else call.memory[0]
+        if isinstance(step, OfMemory):
+            part = call.memory[1 + self.memory_at[step.begin]].transpose(1, 2)
+            return in_axes(part, step.roles, step.order, call.counts)
         if isinstance(step, Item):
             return values[inputs_of(node)[0]][node.args[1]]  # type: ignore[index]
         if isinstance(step, Attend):

@@ -14,7 +14,13 @@ from torch.fx import Node
 from posenc_export.reading import tracing
 from posenc_export.reading.causality import affordable, difference, same
 from posenc_export.reading.full_length import called_at_full_length, own_error
-from posenc_export.reading.graphs import clean, every_token, length_numbers, table_too_short
+from posenc_export.reading.graphs import (
+    clean,
+    every_token,
+    length_numbers,
+    symbol_of,
+    table_too_short,
+)
 from posenc_export.reading.layers_once import LayersOnce
 from posenc_export.reading.recurrences import recurrences
 from posenc_export.reading.refused import Refused, naming
@@ -27,6 +33,7 @@ from posenc_export.reading.whole import (
 )
 
 ROWS = 3
+SOURCES = 13  # tokens of an encoder in examples
 MOST_AXES = 8  # coordinates of a token
 CHECKED = 20  # tokens of a row of the checks
 OFTEN = 0.2  # of the tokens of a row are ids that the module compares its own with
@@ -41,28 +48,33 @@ def capture(
     axes: int = 0,
     causal: bool = True,
     output: Union[None, int, str] = None,
+    memory: int = 0,
     once: bool = True,
 ) -> Capture:
     """Trace a module with x [B,S] of ids or [B,S,E], for up to max_positions tokens.
 
     The module stays as it is. example: x, or a tuple with it. positions: name of the argument of
     forward that takes positions, or with `axes` above 0 coordinates [axes,B,S]. output: key,
-    attribute or index of the output to read. once: whether layers that are alike are traced once.
+    attribute or index of the output to read. memory: as of reading.read.read. once: whether layers
+    that are alike are traced once.
     Raises Refused if the module cannot be traced, or is none on whole sequences by its numbers.
     """
     with naming(f"module {type(module).__name__}"):
         x = _input(example, max_positions)
-        _check_arguments(module, positions, axes)
+        _check_arguments(module, positions, axes, 2 if memory else 0)
+        source = torch.randn(1, SOURCES, memory, generator=torch.Generator().manual_seed(2))
         own, remedies = private_copy(module), []
         if half := _half_precision(module):
             own = copy.deepcopy(own).float()
             x = x.float() if x.is_floating_point() else x
             remedies.append(f"computed in float32, with the same weights as in {half}")
-        plain = _one_tensor(own, positions, ((axes, 0),) if axes else ((0,), ()), output, x)
+        forms = ((axes, 0),) if axes else ((0,), ())
+        plain = OneTensor(own, positions, forms[0], (), source if memory else None)
+        plain = _one_tensor(plain, forms, output, x)
         untouched = plain.copied()
         plain = called_at_full_length(plain, x, max_positions, remedies)
         found = recurrences(plain, x, max_positions)
-        layers = LayersOnce(plain, numbered=True) if once else None
+        layers = LayersOnce(plain, numbered=True) if once and not memory else None
         program, used = tracing.exported(plain, x, max_positions, found, layers)
         gives_last_token = every_token(program)
         cleaned = clean(program, gives_last_token)
@@ -73,6 +85,8 @@ def capture(
             names=cleaned.names,
             input=cleaned.inputs[0],
             positions=cleaned.inputs[1] if positions else None,
+            memory=tuple(cleaned.inputs[1:]) if memory else (),
+            sources=symbol_of(cleaned.inputs[1].meta["val"].shape[1]) if memory else None,
             output=cleaned.output,
             rows=cleaned.rows,
             tokens=cleaned.tokens,
@@ -124,7 +138,7 @@ def _input(example: Any, max_positions: int) -> Tensor:
     return x.detach().clone()
 
 
-def _check_arguments(module: nn.Module, positions: Optional[str], axes: int) -> None:
+def _check_arguments(module: nn.Module, positions: Optional[str], axes: int, more: int) -> None:
     known = inspect.signature(module.forward).parameters
     if not 0 <= axes <= MOST_AXES:
         raise Refused(f"expected axes of 0 to {MOST_AXES}, got {axes}")
@@ -140,10 +154,10 @@ def _check_arguments(module: nn.Module, positions: Optional[str], axes: int) -> 
         for name, p in known.items()
         if p.default is p.empty and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)
     ]
-    more = [name for name in needed[1:] if name != positions]
-    if more:
+    missing = [name for name in needed[1 + more :] if name != positions]
+    if missing:
         raise Refused(
-            f"needs {', '.join(more)} beside its input; write a module whose forward takes the"
+            f"needs {', '.join(missing)} beside its input; write a module whose forward takes the"
             " input alone and gives it the rest"
         )
 
@@ -154,8 +168,7 @@ def _half_precision(module: nn.Module) -> str:
 
 
 def _one_tensor(
-    module: nn.Module,
-    positions: Optional[str],
+    plain: OneTensor,
     forms: Sequence[Tuple[int, ...]],
     output: Union[None, int, str],
     x: Tensor,
@@ -166,12 +179,12 @@ def _one_tensor(
     rows = ROWS + (x.shape[1] == ROWS)
     x = x[torch.arange(rows) % x.shape[0]]
     for before in forms:
-        plain = OneTensor(module, positions, before, ())
+        plain.before = before
         try:
             with torch.no_grad():
                 value = plain(*plain.inputs(x))
         except Exception as error:
-            if positions is None or before == forms[-1]:
+            if plain.argument is None or before == forms[-1]:
                 raise own_error(error, plain, x) from error
             continue
         plain.path = _path(value, x, output)
@@ -284,13 +297,13 @@ def _check_trace(result: Capture) -> None:
     short = max(result.least, min(CHECKED - 3, most - 1))
     for length in sorted({most, short}):  # rows are compared in calls of few tokens
         x = of_length(result.example[: ROWS if length == short else 1], length)
-        places = result.drawn(len(x), length)
-        want = result.own(x, places=places)
+        drawn = result.drawn(len(x), length)
+        want = result.own(x, beside=drawn)
         try:
-            got = result.traced(x, places)[:, -want.shape[1] :]
+            got = result.traced(x, drawn)[:, -want.shape[1] :]
         except (RuntimeError, IndexError) as error:
             said = str(error).partition("\n")[0]
             raise Refused(f"its trace holds for some lengths only; at {length}: {said}") from error
-        if not same(got, want) and torch.equal(want, result.own(x, True, places)):
+        if not same(got, want) and torch.equal(want, result.own(x, True, drawn)):
             off = difference(got, want)
             raise Refused(f"its trace differs from it by {off:.1e} at {length} tokens")

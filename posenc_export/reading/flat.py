@@ -9,14 +9,14 @@ from torch.fx import Graph, GraphModule, Node
 
 from posenc_export import ops
 from posenc_export.ops import experts, scores
-from posenc_export.reading.calls import Calls
+from posenc_export.reading.calls import Calls, empty_memory
 from posenc_export.reading.lengths import Call
 from posenc_export.reading.refused import Refused
 from posenc_export.reading.simplify import simplify
 from posenc_export.reading.tracing import short_traces
 
 # Sizes of the trace: no 0 or 1, which torch.export would fix.
-ROWS, NEW, SLOTS, LOGITS = 2, 3, 7, 4
+ROWS, NEW, SLOTS, LOGITS, SOURCES = 2, 3, 7, 4, 11
 LONGEST = 200  # characters of an error of torch
 LIBRARY = "posenc_reading"
 VMAP = {torch._C._functorch._add_batch_dim, torch._functorch.predispatch._add_batch_dim}
@@ -120,7 +120,9 @@ class _Traced(torch.nn.Module):
     ) -> Tuple[Tensor, List[Tensor]]:
         operations: Any = StandIns(key_positions) if torch.compiler.is_exporting() else ops
         places, after = (positions, key_positions, self.last), self.calls.after
-        call = Call(operations, *places, after, x, write_index, states, coordinates)
+        kept = len(self.calls.caches)
+        given = (x, write_index, states[:kept], coordinates, states[kept:])
+        call = Call(operations, *places, after, *given)
         result: Tuple[Tensor, List[Tensor]] = self.calls(call, index)
         return result
 
@@ -141,6 +143,8 @@ def flat_graph(calls: Calls, names: Mapping[Node, str], with_index: bool) -> Gra
     count = SLOTS if calls.properties.causal else NEW  # otherwise keys are those of the call
     key_positions = torch.arange(count) + torch.arange(ROWS)[:, None]
     states = [cache.empty(ROWS, SLOTS) for cache in calls.caches]
+    memory = empty_memory(calls.memory, ROWS, SOURCES)
+    sources = torch.export.Dim("sources", max=1 << 20)
     rows, new = (torch.export.Dim(name, min=1, max=1 << 20) for name in ("rows", "new"))
     slots, past, logits = (
         torch.export.Dim(name, max=1 << 30) for name in ("slots", "past", "logits")
@@ -156,15 +160,18 @@ def flat_graph(calls: Calls, names: Mapping[Node, str], with_index: bool) -> Gra
         ),
         "write_index": (write_index, per_token),
         "states": (
-            states,
-            [{0: rows} if cache.values else {0: rows, 2: past} for cache in calls.caches],
+            [*states, *memory],
+            [
+                *({0: rows} if cache.values else {0: rows, 2: past} for cache in calls.caches),
+                *({0: rows, 1 if part.dim() == 2 else 2: sources} for part in memory),
+            ],
         ),
     }
     if with_index:
         index = torch.zeros(ROWS, LOGITS, dtype=torch.int64)
         given["index"] = index, {0: rows, 1: logits}
     if capture.axes:
-        given["coordinates"] = capture.drawn(ROWS, NEW), {1: rows, 2: new}
+        given["coordinates"] = capture.drawn(ROWS, NEW)[0], {1: rows, 2: new}
     arguments, shapes = ({name: both[i] for name, both in given.items()} for i in (0, 1))
     traced = _Traced(calls, calls.values.max_positions - 1)
     with torch.no_grad():

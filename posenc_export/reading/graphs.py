@@ -41,7 +41,7 @@ _BOUNDING |= set("sym_max sym_min minimum maximum fmod".split())
 
 
 class Cleaned(NamedTuple):
-    """A graph and what its placeholders are; inputs: x, then positions if the module takes them."""
+    """A graph and what its placeholders are; inputs: x, then what the module takes beside it."""
 
     graph: Graph
     constants: Dict[Node, Tensor]
@@ -225,7 +225,7 @@ def clean(program: ExportedProgram, tokens_moved: bool) -> Cleaned:
             del constants[node]
             names.pop(node, None)
     graph.lint()
-    rows, tokens = (_symbol(size) for size in inputs[0].meta["val"].shape[:2])
+    rows, tokens = (symbol_of(size) for size in inputs[0].meta["val"].shape[:2])
     if tokens_moved:
         _tokens_second(graph, rows, tokens)
     least = int(program.range_constraints[tokens].lower)
@@ -316,7 +316,7 @@ def results_of(graph: Graph) -> List[Node]:
     return list(output.args[0])  # type: ignore[arg-type]
 
 
-def _symbol(size: Any) -> sympy.Symbol:
+def symbol_of(size: Any) -> sympy.Symbol:
     expr = size.node.expr if isinstance(size, torch.SymInt) else size
     if not isinstance(expr, sympy.Symbol):
         blocks = getattr(expr, "free_symbols", None)

@@ -119,7 +119,7 @@ class Call:
         key_positions: [B,T].
         last: the largest position.
         after: as in ops.attention_mask: 0 for causal models, otherwise -1.
-        x, write_index, states, coordinates: as in reading.read.Reading.
+        x, write_index, states, coordinates, memory: as in reading.read.Reading.
     """
 
     def __init__(
@@ -133,6 +133,7 @@ class Call:
         write_index: Optional[Tensor] = None,
         states: Sequence[Tensor] = (),
         coordinates: Optional[Tensor] = None,
+        memory: Sequence[Tensor] = (),
     ) -> None:
         self.ops, self.positions, self.key_positions = ops, positions, key_positions
         self.coordinates = coordinates
@@ -141,6 +142,9 @@ class Call:
         rows, new = positions.shape
         self.counts: Counts = {"B": rows, "Q": new, "K": -1, "D": last + 1}
         self.counts["keys"] = key_positions.shape[1]
+        self.memory = memory
+        if memory:
+            self.counts["M"] = memory[0].shape[1]
         self.values: Dict[Node, Any] = {}
         self.keys: Dict[Node, Tensor] = {}
         self.cached: Dict[Any, Tensor] = {}
@@ -234,6 +238,10 @@ class Lengths(torch.nn.Module):
         if not is_plain(roles):
             found = self._replayed(node, roles, of_tokens)
             return found or refuse(node, "has extra entries beside an axis of positions")
+        if "M" in kinds(roles):
+            return self._replayed(node, roles, of_tokens) or refuse(
+                node, "counts tokens of an encoder"
+            )
         if tokens(roles, ("D",)):
             return Number(self.table(self.graph.at(node, count)))
         if len(of_tokens) == 2:

@@ -136,6 +136,7 @@ class Shortened:
             input=self.known[whole.input],
             positions=whole.positions and self.known[whole.positions],
             output=self.known[whole.output],
+            memory=tuple(self.known[node] for node in whole.memory),
         )
 
     @classmethod

@@ -26,8 +26,10 @@ from posenc_export.reading.axes import (
     axis_of,
     factors,
     filled,
+    in_heads,
     is_plain,
     kinds,
+    orders,
     renamed,
     same,
     select,
@@ -40,6 +42,7 @@ from posenc_export.reading.steps import (
     Each,
     Given,
     Item,
+    OfMemory,
     Open,
     OverKeys,
     Reads,
@@ -85,9 +88,13 @@ class Properties:
     def find(self, node: Node) -> Step:
         """Return the step of a node whose inputs have steps. Refused: it has no property."""
         values, inputs, value = self.values, inputs_of(node), node.meta["val"]
-        if node is values.input:
+        if node is values.input or node in values.capture.memory:
             further = [(Factor(size),) for size in value.shape[2:]]
-            return Given(((Factor("B"),), (Factor("Q"),), *further))
+            return Given(
+                ((Factor("B"),), (Factor("Q" if node is values.input else "M"),), *further)
+            )
+        if node in values.memory and (part := self._part_of_memory(node)):
+            return part
         if node.target is operator.getitem:
             return Item(self.steps[inputs[0]].roles[node.args[1]])
         if node.target is RUN:
@@ -106,6 +113,20 @@ class Properties:
             return self._of_turned(node) or self._running_sum(node) or self._window(node)
         self._known[signature] = step
         return step
+
+    def _part_of_memory(self, node: Node) -> Optional[Step]:
+        """Return the step of a value that is a part of the outputs of an encoder, in heads; None if
+        it is computed from them.
+        """
+        memory, value = self.values.of[self.values.capture.memory[0]], self.values.of[node]
+        for roles in self.readings(node.meta["val"], ()):
+            for order in orders(roles, "M"):
+                x = in_heads(value, roles, order, self.counts)
+                flat = x.flatten(2)
+                for begin in range(memory.shape[2] - flat.shape[2] + 1):
+                    if torch.equal(memory[..., begin : begin + flat.shape[2]], flat):
+                        return OfMemory(roles, order, begin, *x.shape[2:])
+        return None
 
     def _recurrent(self, node: Node) -> Step:
         """Return the step of a recurrence whose values have plain axes of rows and tokens."""
@@ -275,6 +296,8 @@ class Properties:
         if not isinstance(size, torch.SymInt):
             return [(Factor(int(size)),)]
         expression = size.node.expr
+        if expression == self.values.capture.sources:
+            return [(Factor("M"),)]
         if expression not in self._axes:
             self._axes[expression] = self._products(size)
         return self._axes[expression]

@@ -40,17 +40,18 @@ class Reading(torch.nn.Module):
         width: of hidden states, 0 for token ids.
         outputs: numbers N for each token.
         max_positions: number of positions.
+        memory: heads and size of each part of the outputs of an encoder that calls take.
         where: names the module in messages.
         repeated: layers that are alike; None if there are few.
     """
 
-    __jit_ignored_attributes__ = ["captured", "caches", "flat", "repeated"]
+    __jit_ignored_attributes__ = ["captured", "caches", "flat", "repeated", "memory"]
 
     def __init__(self, captured: Capture, calls: Calls, flat: Flat) -> None:
         super().__init__()
         self.captured, self.calls = captured, with_source(flat.graph)
         self.flat = copy.deepcopy(flat.graph.graph)  # which holds no weights
-        self.caches, self.repeated = flat.caches, flat.repeated
+        self.caches, self.repeated, self.memory = flat.caches, flat.repeated, calls.memory
         x, y = captured.example, calls.values.of[calls.values.out]
         self.width = 0 if x.dim() == 2 else x.shape[2]
         self.vocabulary = 0 if x.dim() == 3 else _vocabulary(captured)
@@ -79,7 +80,8 @@ class Reading(torch.nn.Module):
             coordinates: [A,B,S] int64 of a module that takes them; others do not read them.
             key_positions: of all tokens in the caches, those of the call among them [B,T] int64.
             write_index: slots of the new tokens, as in ops.append.
-            states: caches [B,heads,P or T,size].
+            states: caches [B,heads,P or T,size]. Of a module that reads an encoder, these follow:
+                the mask [B,M] int64, and keys and values [B,heads,M,size] of each layer.
             segments: token types [B,S] of a module whose ids are type * vocabulary + token.
             logits_index: columns [B,R] int64 of the tokens whose output is returned; None for all.
 
@@ -112,6 +114,7 @@ def read(
     axes: int = 0,
     causal: bool = True,
     output: Any = None,
+    memory: int = 0,
     make: Callable[[Capture, Calls, Flat], Read] = Reading,  # type: ignore[assignment]
 ) -> Read:
     """Read a module as it is. It is not modified.
@@ -124,6 +127,8 @@ def read(
         axes: number of coordinates of each token, if this argument takes them [axes,B,S].
         causal: whether outputs depend on no later tokens. A module that is not causal is read
             without caches.
+        memory: numbers of each token of an encoder, for a module forward(x, memory [B,M,memory],
+            mask [B,M]) whose mask is 1 at tokens and 0 at padding; 0 for one that reads none.
         output: name or index of the output, None for the first with an axis of tokens.
         make: Reading, or a function that returns one of a subclass.
 
@@ -132,10 +137,12 @@ def read(
             operator and the line.
     """
     how = {"positions": positions, "axes": axes, "causal": causal, "output": output}
+    how["memory"] = memory
     captured = capture(module, example, max_positions, **how)  # type: ignore[arg-type]
     with naming(captured.where):
         found = findings(captured)
-        reading = _reading(captured, Shortened.of(captured), found, make)
+        short = Shortened(captured) if memory else Shortened.of(captured)
+        reading = _reading(captured, short, found, make)
         if reading is None:  # layers are not alike by their numbers
             reading = _reading(captured, Shortened(captured), found, make)
         assert reading is not None
@@ -216,9 +223,10 @@ def _check_calls(reading: Reading) -> None:
     drawn = reading.captured.drawn(rows, length)
     expected = reading.captured.traced(x, drawn)
     places = torch.arange(length).expand(rows, -1)
-    coordinates = places if drawn is None else drawn
+    coordinates = drawn[0] if reading.captured.axes else places
+    memory = parts_of_memory(reading.memory, *drawn) if reading.memory else []
     with torch.no_grad():
-        states = [cache.empty(rows, 0) for cache in reading.caches]
+        states = [cache.empty(rows, 0) for cache in reading.caches] + memory
         y, present = reading(x, places, coordinates, places, places, states)
         if not same(y, expected):
             raise _differs(y, expected, "one call")
@@ -230,12 +238,23 @@ def _check_calls(reading: Reading) -> None:
             own = places[:, start:end]
             cached[:, start:end] = own
             of_own = coordinates[..., start:end]
-            y, states = reading(x[:, start:end], own, of_own, cached.clone(), own, states)
+            given = (x[:, start:end], own, of_own, cached.clone(), own, states + memory)
+            y, states = reading(*given)
             pieces.append(y)
             start = end
     y = torch.cat(pieces, 1)
     if not same(y, expected):
         raise _differs(y, expected, "several calls")
+
+
+def parts_of_memory(parts: Sequence[Tuple[int, int]], memory: Tensor, mask: Tensor) -> List[Tensor]:
+    """Return what calls take from outputs of an encoder [B,M,N] with a mask [B,M]."""
+    found, begin = [mask], 0
+    for heads, size in parts:
+        part = memory[..., begin : begin + heads * size].unflatten(2, (heads, size))
+        found.append(part.transpose(1, 2).contiguous())
+        begin += heads * size
+    return found
 
 
 def _differs(y: Tensor, expected: Tensor, what: str) -> Refused:

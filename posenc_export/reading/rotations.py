@@ -246,10 +246,11 @@ class Rotations:
         """Return the pairs that each coordinate turns [A,r/2], without axes if the position turns
         them; None if a pair is turned by anything else.
         """
-        read, drawn = self._of_length(region), self.values.capture.drawn(1, DRAWN)
-        if drawn is None or not any(map(self.values.reads_coordinates, read)):
+        read, capture = self._of_length(region), self.values.capture
+        if not capture.axes or not any(map(self.values.reads_coordinates, read)):
             return torch.empty(0)
-        known: Dict[Node, Any] = {self.values.capture.positions: drawn}  # type: ignore[dict-item]
+        (drawn,) = capture.drawn(1, DRAWN)
+        known: Dict[Node, Any] = {capture.positions: drawn}  # type: ignore[dict-item]
         lengths = {other: self.values.at(other, DRAWN, known) for other in read}
         like = torch.zeros(1, DRAWN, *self._heads(region))
         waves = zip((cos, sin), self._waves(region, form, like, lengths), strict=True)

@@ -35,7 +35,22 @@ class Step:
 
 @dataclass(frozen=True)
 class Given(Step):
-    """The input."""
+    """An input."""
+
+
+@dataclass(frozen=True)
+class OfMemory(Step):
+    """A part of the outputs of an encoder, as keys or values of a layer.
+
+    Attributes:
+        order: the factors as [B,M,heads,size].
+        begin: of the part, among the numbers of each token.
+    """
+
+    order: Tuple[int, ...]
+    begin: int
+    heads: int
+    size: int
 
 
 @dataclass(frozen=True)

@@ -224,6 +224,8 @@ def _attempt(
     if copied.argument is not None:
         of_rows = {axis: free for axis, size in enumerate(copied.before) if not size}
         sizes.append({**of_rows, len(copied.before): tokens})
+    elif copied.memory is not None:
+        sizes += [{0: free, 1: free}] * 2
     traced: nn.Module = copied
     strict, is_joined = (any(getattr(r, kind) for r in active) for kind in ("strict", "joined"))
     with quiet(), ExitStack() as stack, _fixed_sizes(copied) as fixed:

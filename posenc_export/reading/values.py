@@ -11,7 +11,7 @@ from torch.utils._sympy.reference import PythonReferenceAnalysis
 
 from posenc_export.reading.axes import Counts, Roles, shape_of
 from posenc_export.reading.refused import refuse
-from posenc_export.reading.whole import Capture
+from posenc_export.reading.whole import Beside, Capture
 
 aten = torch.ops.aten
 # Operators that rearrange or repeat entries.
@@ -82,7 +82,12 @@ class Values:
         self.read = self._read()
         rows, length = capture.example.shape[:2]
         self.counts: Counts = {"B": rows, "Q": length, "K": length, "D": length}
-        self.of = self.evaluate(capture.example)
+        self.memory: Set[Node] = set()  # nodes that depend on outputs of an encoder alone
+        beside = capture.drawn(rows, length) if capture.memory else ()
+        if beside:
+            self.counts["M"] = beside[0].shape[1]
+            self.memory |= self._of_memory_alone()
+        self.of = self.evaluate(capture.example, beside)
         self._at_length: Dict[int, Dict[Node, Any]] = {}
         placed = {capture.positions: capture.axes > 0} if capture.positions else {}
         self._of_coordinates: Dict[Node, bool] = {**placed}
@@ -90,7 +95,7 @@ class Values:
     def _kind(self, node: Node) -> str:
         if node in self.constants:
             return "const"
-        if node is self.input:
+        if node is self.input or node in self.capture.memory:
             return "data"
         if node is self.capture.positions or packet(node) in LIKE:
             return "length"
@@ -114,6 +119,18 @@ class Values:
                 left += () if packet(node) in LIKE else inputs_of(node)
         return found
 
+    def _of_memory_alone(self) -> Set[Node]:
+        """Return the nodes of data that depend on outputs of an encoder, and no other data."""
+        found = {self.capture.memory[0]}
+        for node in self.nodes:
+            if (
+                self.kind[node] == "data"
+                and found.issuperset(above := self.data_of(node))
+                and above
+            ):
+                found.add(node)
+        return found
+
     def data_of(self, node: Node) -> List[Node]:
         """Return the inputs of a node that depend on the tokens."""
         return [other for other in inputs_of(node) if self.kind[other] == "data"]
@@ -130,6 +147,8 @@ class Values:
             return count
         if expression == self.capture.rows:
             return counts["B"]
+        if expression == self.capture.sources:
+            return counts.get("M", self.counts["M"])
         if not isinstance(expression, sympy.Basic):
             return expression
         numbers = {self.capture.rows: counts["B"], self.capture.tokens: count}
@@ -175,9 +194,12 @@ class Values:
             arguments = [*arguments[:place], sizes, *arguments[place + 1 :]]
         return operator(*arguments, **named)
 
-    def evaluate(self, x: Tensor) -> Dict[Node, Any]:
-        """Return the values of all nodes for whole sequences x [B,S] or [B,S,E]."""
+    def evaluate(self, x: Tensor, beside: Beside = ()) -> Dict[Node, Any]:
+        """Return the values of all nodes for whole sequences x [B,S] or [B,S,E]. beside: outputs of
+        an encoder and their mask, for a module that takes them.
+        """
         values: Dict[Node, Any] = {**self.constants, self.input: x}
+        values |= zip(self.capture.memory, beside, strict=True)
         counts: Counts = {"B": x.shape[0], "Q": x.shape[1], "K": x.shape[1]}
         self._place(values, x.shape[0], x.shape[1])
         with torch.no_grad():

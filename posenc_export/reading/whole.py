@@ -13,6 +13,7 @@ from torch.fx import Graph, GraphModule, Interpreter, Node
 
 from posenc_export.reading.refused import Refused
 
+Beside = Tuple[Tensor, ...]  # what a module takes beside its tokens
 Path = Tuple[Union[int, str], ...]  # where a tensor stands in what forward returns
 
 
@@ -20,9 +21,10 @@ Path = Tuple[Union[int, str], ...]  # where a tensor stands in what forward retu
 class Capture:
     """A module traced on whole sequences, and the module itself.
 
-    graph: aten operators; its placeholders are `constants`, `input` x [B,S] or [B,S,E] and
-    `positions` [B,S] or [S] or coordinates [A,B,S], its output is `output` [B,S,*] of all tokens.
-    rows, tokens: the symbols B and S of its shapes.
+    graph: aten operators; its placeholders are `constants`, `input` x [B,S] or [B,S,E],
+    `positions` [B,S] or [S] or coordinates [A,B,S], and `memory` [B,M,N] with its mask [B,M] of a
+    decoder that reads an encoder; its output is `output` [B,S,*] of all tokens.
+    rows, tokens, sources: the symbols B, S and M of its shapes.
     constants, names: weights, buffers and tables of the trace, and how the module calls them.
     least: the smallest S for which the trace is valid.
     lengths: numbers that the module compares, divides or bounds a length with.
@@ -48,6 +50,8 @@ class Capture:
     example: Tensor
     causal: bool
     module: "OneTensor" = field(repr=False)
+    memory: Tuple[Node, ...] = ()
+    sources: Optional[sympy.Symbol] = None
 
     def __deepcopy__(self, memo: Any) -> "Capture":
         """Return itself: copies of a reading share the module that was read."""
@@ -74,24 +78,31 @@ class Capture:
         """Number of coordinates A of each token, 0 if the module takes none."""
         return self.module.before[0] if len(self.module.before) > 1 else 0
 
-    def drawn(self, rows: int, length: int) -> Optional[Tensor]:
-        """Coordinates [A,B,S] from the whole range, None if the module takes none."""
-        generator, shape = torch.Generator().manual_seed(7), (self.axes, rows, length)
-        return torch.randint(self.max_positions, shape, generator=generator) if self.axes else None
-
-    def own(self, x: Tensor, fresh: bool = False, places: Optional[Tensor] = None) -> Tensor:
-        """The module's own output [B,S,*] for whole sequences x; [B,1,*] if it gives that of the
-        last token alone. fresh: as the first call of a module. places: coordinates [A,B,S], None
-        for the positions.
+    def drawn(self, rows: int, length: int) -> Beside:
+        """Coordinates [A,B,S] from the whole range, or outputs of an encoder [B,M,N] with a mask
+        of 1 to M tokens in each row; none if the module takes neither.
         """
-        y = (self.module.copied() if fresh else self.module).of(x, places)
+        generator, shape = torch.Generator().manual_seed(7), (self.axes, rows, length)
+        if (memory := self.module.memory) is not None:
+            some = torch.randn(rows, *memory.shape[1:], generator=generator)
+            counts = memory.shape[1] - torch.arange(rows) % memory.shape[1]
+            return some, torch.arange(memory.shape[1]).lt(counts[:, None]).long()
+        if not self.axes:
+            return ()
+        return (torch.randint(self.max_positions, shape, generator=generator),)
+
+    def own(self, x: Tensor, fresh: bool = False, beside: Beside = ()) -> Tensor:
+        """The module's own output [B,S,*] for whole sequences x; [B,1,*] if it gives that of the
+        last token alone. fresh: as the first call of a module. beside: as of OneTensor.inputs.
+        """
+        y = (self.module.copied() if fresh else self.module).of(x, beside)
         return y.unsqueeze(1) if self.gives_last_token and y.dim() == 2 else y
 
-    def whole(self, x: Tensor, places: Optional[Tensor] = None) -> Tensor:
+    def whole(self, x: Tensor, beside: Beside = ()) -> Tensor:
         """Output [B,S,*] of all tokens of whole sequences x, by the module itself; by its trace
         if the module gives that of the last token alone.
         """
-        return (self.traced if self.gives_last_token else self.own)(x, places=places)
+        return (self.traced if self.gives_last_token else self.own)(x, beside=beside)
 
     @property
     def parameters(self) -> List[str]:
@@ -103,11 +114,11 @@ class Capture:
         """How many numbers the constants hold."""
         return count_numbers(self.constants.values())
 
-    def traced(self, x: Tensor, places: Optional[Tensor] = None) -> Tensor:
+    def traced(self, x: Tensor, beside: Beside = ()) -> Tensor:
         """Output [B,S,*] of the graph for whole sequences x."""
-        given = {self.input: x, **self.constants}
-        if self.positions is not None:
-            given[self.positions] = self.module.inputs(x, places)[1]
+        further = (*([] if self.positions is None else [self.positions]), *self.memory)
+        given = dict(zip((self.input, *further), self.module.inputs(x, beside), strict=True))
+        given |= self.constants
         values = [given[n] for n in self.graph.nodes if n.op == "placeholder"]
         with torch.no_grad():
             result: Tensor = Interpreter(GraphModule(nn.Module(), self.graph)).run(*values)[0]
@@ -118,21 +129,30 @@ class OneTensor(nn.Module):
     """A module from x and positions to one tensor of its output.
 
     module: in eval mode. positions: name of its argument. before: sizes of the axes of positions
-    before that of tokens, 0 for that of rows. path: where the tensor stands.
+    before that of tokens, 0 for that of rows. path: where the tensor stands. memory: outputs of an
+    encoder [1,M,N] as an example, for a module that takes them with a mask; None for others.
     """
 
     def __init__(
-        self, module: nn.Module, positions: Optional[str], before: Tuple[int, ...], path: Path
+        self,
+        module: nn.Module,
+        positions: Optional[str],
+        before: Tuple[int, ...],
+        path: Path,
+        memory: Optional[Tensor] = None,
     ) -> None:
         super().__init__()
+        self.memory = memory
         self.module = module
         self.argument = positions
         self.before = before
         self.path = path
 
-    def forward(self, x: Tensor, positions: Optional[Tensor] = None) -> Tensor:
-        named = {} if self.argument is None else {self.argument: positions}
-        value = self.module(x, **named)
+    def forward(
+        self, x: Tensor, beside: Optional[Tensor] = None, mask: Optional[Tensor] = None
+    ) -> Tensor:
+        named = {} if self.argument is None else {self.argument: beside}
+        value = self.module(x, *([] if mask is None else [beside, mask]), **named)
         for key in self.path:
             if isinstance(key, int) or isinstance(value, Mapping):
                 value = value[key]
@@ -140,25 +160,31 @@ class OneTensor(nn.Module):
                 value = getattr(value, key)
         return value
 
-    def inputs(self, x: Tensor, places: Optional[Tensor] = None) -> Tuple[Tensor, ...]:
-        """x, and if the module takes them its positions, or the coordinates `places`."""
-        if self.argument is None:
-            return (x,)
-        return x, self.counted(*x.shape[:2]) if places is None else places
+    def inputs(self, x: Tensor, beside: Beside = ()) -> Tuple[Tensor, ...]:
+        """x, and what the module takes beside it: coordinates, by default positions, or outputs of
+        an encoder and their mask, by default those of the example in all rows.
+        """
+        if self.memory is not None and not beside:
+            memory = self.memory.expand(x.shape[0], -1, -1).contiguous()
+            beside = memory, torch.ones(memory.shape[:2], dtype=torch.int64)
+        elif self.argument is not None and not beside:
+            beside = (self.counted(*x.shape[:2]),)
+        return (x, *beside)
 
     def counted(self, rows: int, length: int) -> Tensor:
         """Positions 0, 1, ... of tokens, also as each of their coordinates."""
         sizes = [size or rows for size in self.before]
         return torch.arange(length).expand(*sizes, -1).contiguous()
 
-    def of(self, x: Tensor, places: Optional[Tensor] = None) -> Tensor:
+    def of(self, x: Tensor, beside: Beside = ()) -> Tensor:
         """The output for x, without a gradient."""
         with torch.no_grad():
-            result: Tensor = self(*self.inputs(x, places))
+            result: Tensor = self(*self.inputs(x, beside))
         return result
 
     def copied(self) -> "OneTensor":
-        return OneTensor(private_copy(self.module), self.argument, self.before, self.path)
+        inside = private_copy(self.module)
+        return OneTensor(inside, self.argument, self.before, self.path, self.memory)
 
     def layers(self) -> Dict[int, str]:
         """Names of the layers by id."""

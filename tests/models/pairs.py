@@ -4,6 +4,7 @@ decoder like a decoder without encoder.
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, Dict, List, Tuple
 
 import numpy as np
@@ -22,6 +23,12 @@ T5 = {
     "num_decoder_layers": 3, "num_heads": 4, "n_positions": POSITIONS,
     "relative_attention_num_buckets": 8, "relative_attention_max_distance": 20,
 }  # fmt: skip
+BART = {
+    "vocab_size": 61, "d_model": 48, "encoder_layers": 2, "decoder_layers": 2,
+    "encoder_attention_heads": 4, "decoder_attention_heads": 3, "encoder_ffn_dim": 40,
+    "decoder_ffn_dim": 56, "max_position_embeddings": POSITIONS, "pad_token_id": 0,
+    "bos_token_id": 1, "eos_token_id": 2, "decoder_start_token_id": 1,
+}  # fmt: skip
 WHISPER = {
     "vocab_size": 61, "d_model": 48, "encoder_layers": 2, "decoder_layers": 3,
     "encoder_attention_heads": 6, "decoder_attention_heads": 3, "encoder_ffn_dim": 40,
@@ -29,6 +36,8 @@ WHISPER = {
     "max_target_positions": POSITIONS, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2,
     "decoder_start_token_id": 1,
 }  # fmt: skip
+OTHERS = ("Bart", "M2M100", "Pegasus", "MBart", "Blenderbot")
+COUNTING = ("marian", *map(str.lower, OTHERS))  # whose decoder takes no positions
 MODELS: Dict[str, Tuple[str, Dict[str, Any]]] = {
     "t5 both parts": ("T5", T5),
     "t5 both parts, untied": (
@@ -36,6 +45,8 @@ MODELS: Dict[str, Tuple[str, Dict[str, Any]]] = {
         {**T5, "feed_forward_proj": "gated-gelu", "tie_word_embeddings": False},
     ),
     "mt5 both parts": ("MT5", {**T5, "num_decoder_layers": 2, "d_kv": 8}),
+    **{kind.lower(): (kind, BART) for kind in OTHERS},
+    "marian": ("Marian", {**BART, "decoder_vocab_size": 61}),
     "whisper": ("Whisper", WHISPER),
     "whisper relu": ("Whisper", {**WHISPER, "activation_function": "relu", "decoder_layers": 1}),
 }
@@ -45,9 +56,9 @@ def made(name: str) -> Any:
     """Return transformers' model with random parameters, float32, in eval mode."""
     torch.manual_seed(0)
     kind, keys = MODELS[name]
-    model = getattr(transformers, f"{kind}ForConditionalGeneration")(
-        getattr(transformers, f"{kind}Config")(**keys)
-    )
+    head = "MarianMTModel" if kind == "Marian" else f"{kind}ForConditionalGeneration"
+    config = getattr(transformers, f"{kind}Config")(**keys)
+    model = getattr(transformers, head)(config)
     if (
         name == "t5 both parts, untied"
     ):  # transformers 5 ties all new T5 models; published checkpoints may have a separate head
@@ -62,7 +73,7 @@ def randomised(model: Any) -> Any:
             parameter.copy_(torch.randn(parameter.shape) * (0.2 if parameter.dim() > 1 else 0.1))
             if "norm" in key and key.endswith("weight"):
                 parameter += 1.0
-            if model.config.model_type != "whisper" and key.endswith(
+            if key.endswith(
                 ".q.weight"
             ):  # T5 does not divide scores by sqrt(D), so its queries are smaller
                 parameter *= model.config.d_kv**-0.5
@@ -126,6 +137,8 @@ class Peer:
         **cache: Any,
     ) -> Any:
         given = {key: value[: len(tokens)] for key, value in self.given.items()}
+        if attention_mask is not None and self.config.model_type in COUNTING + ("m2m_100",):
+            return self._alone(given, tokens, attention_mask.bool(), **cache)
         places = (
             {"decoder_position_ids": position_ids} if self.whisper else {}
         )  # T5 uses distances only
@@ -136,6 +149,15 @@ class Peer:
             **places,
             **cache,
         )
+
+    def _alone(self, given: Any, tokens: Any, seen: Any, **cache: Any) -> Any:
+        """Call the model with each row alone, without padding, which it would count."""
+        logits = torch.zeros(*tokens.shape, self.config.vocab_size)
+        for row, mask in enumerate(seen):
+            own = {key: value[row : row + 1] for key, value in given.items()}
+            outputs = self.model(**own, decoder_input_ids=tokens[row : row + 1, mask], **cache)
+            logits[row, mask] = outputs.logits[0]
+        return SimpleNamespace(logits=logits)
 
     def save_pretrained(self, folder: Path) -> None:
         """Save the model like a published one. transformers 5 writes tie_word_embeddings=true

@@ -104,16 +104,6 @@ REFUSED = {
         {"talking_head": True},
         "talking_head to be False, got True",
     ),
-    "an activation of t5": (
-        "t5",
-        {"feed_forward_proj": "gated-mish"},
-        "feed_forward_proj to be one of silu, .*, got gated-mish",
-    ),
-    "no buckets": (
-        "t5",
-        {"relative_attention_num_buckets": ...},
-        "expected relative_attention_num_buckets in config.json, got none",
-    ),
     "a convolution": (
         "deberta-v2",
         {"conv_kernel_size": 3, "conv_act": "gelu"},

@@ -166,7 +166,7 @@ def test_the_encoder_of_t5_is_loaded_without_its_decoder(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("layer", [0, 1])
-@pytest.mark.parametrize("name", ["deberta", "xlnet", "t5"])
+@pytest.mark.parametrize("name", ["deberta", "xlnet"])
 def test_a_single_layer_gives_the_outputs_of_that_layer(
     name: str, layer: int, folders: Path
 ) -> None:

@@ -23,7 +23,6 @@ OWN_NAME = """llama mistral qwen2 qwen3 phi3 gemma3_text gpt_oss llama4_text
 FILES = {
     **{name: name for name in OWN_NAME},
     "deberta-v2": "deberta_v2",  # and v3
-    **{name: "t5" for name in ("t5", "mt5")},
     "whisper": "whisper",
     **{name: "wav2vec2" for name in ("wav2vec2", "hubert", "wavlm")},
     "wav2vec2-bert": "wav2vec2_bert",

@@ -5,7 +5,7 @@ from typing import Any, Dict, Tuple, cast
 from posenc_export.runtime.artefact.graph_inputs import B, R, S
 from posenc_export.runtime.artefact.schema import Axis, Manifest, Value
 
-HIDDEN = "last_hidden_state"
+HIDDEN, KEYS_AND_VALUES = "last_hidden_state", "encoder_key_values"
 
 
 def expect(holds: bool, rule: str, got: Any) -> None:
@@ -54,10 +54,10 @@ def _output(manifest: Manifest, tokens: Dict[str, Any]) -> Value:
     }[manifest.kind]
     if manifest.decodes and manifest.outputs[0].name == "logits":
         name = "logits"  # earlier modules give logits as output
-    if manifest.kind == "module" and manifest.outputs[0].name == HIDDEN:
-        name = HIDDEN  # of a checkpoint
+    if manifest.kind == "module" and manifest.outputs[0].name in (HIDDEN, KEYS_AND_VALUES):
+        name = manifest.outputs[0].name  # of a checkpoint
     if manifest.kind == "encoder" and isinstance(key_values, dict):
-        name, size = "encoder_key_values", key_values.get("size")
+        name, size = KEYS_AND_VALUES, key_values.get("size")
     forecast: Any = config.get("forecast")
     if manifest.kind == "encoder" and isinstance(forecast, dict):
         horizon: Any = forecast.get("horizon")

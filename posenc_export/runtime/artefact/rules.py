@@ -90,10 +90,10 @@ def _check_encoder(manifest: Manifest) -> None:
     """Check that encoder inputs are a mask, then pairs of a key and a value."""
     if not manifest.encoder:
         return
-    name, kind, dtype = graph_inputs.ENCODER_MASK, manifest.kind, manifest.passed_dtype
+    name, dtype = graph_inputs.ENCODER_MASK, manifest.passed_dtype
     rule = "encoder to belong to a decoder and to be a mask, then pairs of a key and a value"
-    holds = kind == "decoder" and len(manifest.encoder) % 2 == 1
-    expect(holds, rule, f"kind {kind} with {len(manifest.encoder)} inputs")
+    holds = manifest.decodes and len(manifest.encoder) % 2 == 1
+    expect(holds, rule, f"kind {manifest.kind} with {len(manifest.encoder)} inputs")
     mask, *pairs = manifest.encoder
     (wanted,) = graph_inputs.OF_ENCODER[name].values(name, manifest)
     expect(mask == wanted, f"encoder[0] to be {line(wanted)}", line(mask))

@@ -45,33 +45,29 @@ DEFAULTS: Dict[str, Any] = {
     "tie_encoder_decoder": False,
 }
 # Other names of keys, by our name: each with the model types in which transformers reads it. Bloom
-# and T5 need no range, so that their names of it have no effect.
-T5 = ("t5", "mt5")
+# needs no range, so that its name of it has no effect.
 SPELLINGS: Dict[str, Dict[str, Tuple[str, ...]]] = {
     "num_hidden_layers": {
         "n_layer": ("gpt2", "bloom", "xlnet"),
         "n_layers": ("mpt",),
-        "num_layers": T5,
     },
     "hidden_size": {
         "n_embd": ("gpt2",),
         "n_embed": ("bloom", "falcon"),
-        "d_model": ("mpt", *T5, "whisper", "xlnet"),
+        "d_model": ("mpt", "whisper", "xlnet"),
     },
     "num_attention_heads": {
         "n_head": ("gpt2", "bloom", "xlnet"),
         "n_heads": ("mpt",),
-        "num_heads": T5,
     },
     "max_position_embeddings": {
-        "n_positions": ("gpt2", *T5),
+        "n_positions": ("gpt2",),
         "max_seq_len": ("mpt",),
         "n_ctx": (),
         "seq_length": ("bloom",),
     },
     "intermediate_size": {
         "n_inner": ("gpt2", "bloom"),
-        "d_ff": T5,
         "d_inner": ("xlnet",),
     },
     "num_local_experts": {
