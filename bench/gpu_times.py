@@ -150,12 +150,12 @@ def _genai(folder: Path, weights: str, rows: int, capacity: int) -> Opened:
     """
     import onnxruntime_genai
 
-    from posenc_export.benchmark.peers import genai_int4
+    from posenc_export.benchmark.peers import genai
 
     built = folder / f"genai-{weights}"
     if not (built / "genai_config.json").exists():
         precision = {"float16": "fp16"}.get(weights, weights)
-        genai_int4.build(folder / "float32", built, precision, "cuda", "enable_cuda_graph=true")
+        genai.build(folder / "float32", built, precision, "cuda", "enable_cuda_graph=true")
     model, kept = onnxruntime_genai.Model(str(built)), {}
 
     def opened() -> Calls:

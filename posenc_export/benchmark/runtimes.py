@@ -115,7 +115,7 @@ def _openvino(folder: Path, manifest: Manifest) -> bool:
 
 RUNTIMES: Dict[str, Runtime] = {
     "eager": Runtime(
-        f"{PEERS}.torch_module",
+        f"{PEERS}.eager",
         TORCH,
         EXPORT,
         lambda folder, manifest: manifest.kind != "module",
@@ -147,12 +147,13 @@ RUNTIMES: Dict[str, Runtime] = {
         builds=False,
     ),
     "genai-int4": Runtime(
-        f"{PEERS}.genai_int4",
+        f"{PEERS}.genai",
         (*TORCH, "transformers", "onnxruntime", "onnxruntime_genai"),
         "posenc-export[export,cpu] transformers onnxruntime-genai",
         _llama,
         LLAMA,
         quantizes=True,
+        options={"built": True},
     ),
     **{
         name: Runtime(

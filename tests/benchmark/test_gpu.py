@@ -6,7 +6,7 @@ from typing import Any, Dict, List, Tuple
 
 import pytest
 
-from bench import gpu, gpu_kernels, gpu_page, gpu_proofs, gpu_times
+from bench import gpu, gpu_kernels, gpu_page, gpu_proofs
 
 HERE = {"device": "a device", "commit": "abc"}
 Parts = Dict[str, gpu.Part]
@@ -48,15 +48,6 @@ def test_parts_run_in_order_and_an_interrupted_run_continues_with_what_is_missin
     assert list(dict.fromkeys(part for part, _ in ran)) == list(parts)
 
 
-def test_another_commit_or_device_measures_everything_again(tmp_path: Path, parts: Parts) -> None:
-    for commit in ("abc", "def"):
-        ran: List[Tuple[str, str]] = []
-        results = gpu.Results(tmp_path / "gpu.json", {**HERE, "commit": commit})
-        gpu.measure(results, 25, False, run_until(99, ran))
-        assert len(ran) == 2 * len(parts)
-    assert len(results.values["machines"]) == 2
-
-
 def test_a_part_ends_with_its_share_of_the_time_and_gets_what_is_left(
     tmp_path: Path, parts: Parts, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -70,15 +61,6 @@ def test_a_part_ends_with_its_share_of_the_time_and_gets_what_is_left(
 
     assert gpu.measure(gpu.Results(tmp_path / "gpu.json", HERE), 25, False, run)
     assert ran[0][0] == "kernels" and ran[1][0] == "repaired" and ran[-1][0] == "kernels"
-
-
-def test_a_run_is_incomplete_if_a_piece_of_any_part_is_missing(
-    tmp_path: Path, parts: Parts
-) -> None:
-    def run(part: str, key: str, seconds: float) -> List[Dict[str, Any]]:
-        return [] if part == "steps" else [{}]
-
-    assert not gpu.measure(gpu.Results(tmp_path / "gpu.json", HERE), 25, False, run)
 
 
 def test_a_piece_that_fails_is_a_row_with_the_last_line_of_its_error(tmp_path: Path) -> None:
@@ -107,12 +89,6 @@ def test_prompts_and_steps_are_rehearsed(tmp_path: Path) -> None:
 def test_a_proof_is_rehearsed(tmp_path: Path) -> None:
     (row,) = gpu.piece("repaired", gpu_proofs.REPAIRED[-1], tmp_path, True)
     assert row["passed"] and row["cells"] > 10
-
-
-def test_all_models_of_the_parts_exist() -> None:
-    assert set(gpu_proofs.REPAIRED) < gpu_proofs.models().keys()
-    assert not set(gpu_proofs.REPAIRED) & set(gpu.PARTS["parity"].keys())
-    assert {name for name, *_ in gpu_times.STEPPING} <= {*gpu_times.CONTESTANTS, gpu_times.COMPILED}
 
 
 def test_the_page_agrees_with_the_committed_results(tmp_path: Path) -> None:

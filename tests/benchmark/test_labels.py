@@ -7,10 +7,10 @@ from msgspec import structs
 
 from posenc_export import encodings
 from posenc_export.benchmark.contestants import artefact_labels, model_label, numbered, parameters
-from posenc_export.benchmark.runtimes import DEFAULTS, RUNTIMES, is_llama, is_plain_block
+from posenc_export.benchmark.runtimes import DEFAULTS, is_llama, is_plain_block
 from posenc_export.export.describe import eager
 from posenc_export.models.config_json import to_json
-from posenc_export.models.presets import PRESETS, load_preset, seeded
+from posenc_export.models.presets import load_preset, seeded
 from posenc_export.models.short_forms import block_config, decoder_config
 from posenc_export.runtime.artefact.records import Weights
 
@@ -70,13 +70,6 @@ def test_artefacts_that_are_alike_are_named_by_their_folders(paths, labels):
     assert numbered(artefact_labels([rope] * 2, [Path(path) for path in paths])) == labels
 
 
-def test_the_presets_with_rope_have_llamas_architecture():
-    assert [name for name, config in PRESETS.items() if is_llama(to_json(config))] == [
-        "tiny-rope",
-        "small-rope",
-    ]
-
-
 @pytest.mark.parametrize("name", OTHERS)
 def test_a_decoder_does_not_have_llamas_architecture_with(name):
     assert not is_llama(to_json(OTHERS[name]))
@@ -88,13 +81,6 @@ def test_a_plain_block_has_at_most_one_of_the_encodings():
         for name in ("rope", "nope", "alibi", "sinusoidal")
     }
     assert [name for name, config in blocks.items() if is_plain_block(config)] == ["rope", "nope"]
-
-
-def test_every_runtime_names_a_peer_and_its_requirement():
-    assert all(
-        Path(f"{runtime.peer.replace('.', '/')}.py").is_file() and runtime.install
-        for runtime in RUNTIMES.values()
-    )
 
 
 @pytest.mark.parametrize(

@@ -111,7 +111,7 @@ def test_the_model_builder_of_genai_differs_from_the_artefact_no_more_than_4_bit
         pytest.skip("onnxruntime_genai is not installed")
     folder, tokens = folders("decoder-rope"), np.random.default_rng(0).integers(1, 61, (1, 24))
     opened = importlib.import_module(RUNTIMES["genai-int4"].peer).open_session(
-        folder, manifests.read(folder), 1, 1
+        folder, manifests.read(folder), 1, 1, built=True
     )
     wanted, result = (
         answers(load(folder, provider="cpu", threads=1).session(), tokens),

@@ -269,11 +269,6 @@ def test_options_are_refused(folder, options, rule):
         run([folder("a")], **options)
 
 
-def test_no_folder_is_refused():
-    with pytest.raises(ValueError, match="at least one artefact folder, got none"):
-        run([])
-
-
 def test_folders_of_two_models_are_refused_without_the_option(folder):
     pair = [folder("a"), folder("b", width=64)]
     with pytest.raises(

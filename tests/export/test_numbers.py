@@ -42,6 +42,15 @@ FORMATS = [
     ("onnx-static", "int8-32"),
     ("onnx-static", "int4"),
 ]
+# Each layout of codes once; `make test-all` takes the others, too.
+LAYOUTS = (("ort", "int8"), ("ort", "int4"), ("ort", "keep"), ("onnx-static", "int4"))
+EACH = pytest.mark.parametrize(
+    ("target", "weights"),
+    [
+        pytest.param(*case, marks=[] if case in LAYOUTS else [pytest.mark.exhaustive])
+        for case in FORMATS
+    ],
+)
 _made: Dict[str, Source] = {}
 
 
@@ -126,7 +135,7 @@ def _plant(
     monkeypatch.setattr(Builder, "weight", planted)
 
 
-@pytest.mark.parametrize(("target", "weights"), FORMATS)
+@EACH
 def test_rounded_weights_of_a_right_artefact_are_those_of_the_module(
     target: str, weights: str, tmp_path: Path
 ) -> None:
@@ -134,18 +143,8 @@ def test_rounded_weights_of_a_right_artefact_are_those_of_the_module(
     assert check.failures == {} and check.compared > 40000
 
 
-# Each layout of codes once; `make test-all` takes the others, too.
-LAYOUTS = (("ort", "int8"), ("ort", "int4"), ("ort", "keep"), ("onnx-static", "int4"))
-
-
 @pytest.mark.parametrize("fault", PACKING)
-@pytest.mark.parametrize(
-    ("target", "weights"),
-    [
-        pytest.param(*case, marks=[] if case in LAYOUTS else [pytest.mark.exhaustive])
-        for case in FORMATS
-    ],
-)
+@EACH
 def test_a_wrong_packer_is_found(
     target: str, weights: str, fault: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -9,10 +9,11 @@ import torch
 from torch import Tensor
 
 from posenc_export.benchmark.opened import CallSession, Opened
-from posenc_export.benchmark.peers.hand_graph import BASE
-from posenc_export.benchmark.peers.rebuilt import rebuilt
+from posenc_export.benchmark.peers.eager import rebuilt
 from posenc_export.models.block import AttentionBlock
 from posenc_export.runtime.artefact.manifest import Manifest
+
+BASE = 10000.0  # of the angles of RoPE
 
 
 def open_session(folder: Path, manifest: Manifest, threads: int, batch: int) -> Opened:

@@ -8,7 +8,7 @@ import torch
 from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM
 
 from posenc_export.benchmark.opened import CallSession, Opened
-from posenc_export.benchmark.peers.rebuilt import Weights, rebuilt
+from posenc_export.benchmark.peers.eager import Weights, rebuilt
 from posenc_export.runtime.artefact.manifest import Manifest
 
 
