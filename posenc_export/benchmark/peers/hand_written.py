@@ -1,5 +1,6 @@
-"""Hand-written graphs of fused operators of ONNX Runtime, with the fewest nodes; caches are updated in
-place.
+"""Hand-written graphs of fused operators of ONNX Runtime, with the fewest nodes.
+
+They are bound, and their caches are updated in place.
 """
 
 from pathlib import Path
