@@ -49,7 +49,7 @@ PART ?=
 bench-all: $(VENV)/ready
 	$(BIN)/python -m bench.speed $(addprefix --only ,$(PART))
 
-# CONFIGS random configurations beside transformers, then random calls on sessions and mutations of artefacts for MINUTES; SEED repeats a run.
+# CONFIGS random configurations beside transformers, then random calls on sessions for MINUTES; SEED repeats a run.
 CONFIGS ?= 1000
 MINUTES ?= 30
 SEED ?=

@@ -20,7 +20,7 @@ import torch
 from posenc_export.export import export
 from posenc_export.models.presets import seeded
 from posenc_export.runtime.artefact.archive import packed, read_entries
-from tests.fuzz.mutations import reseal
+from tests.fuzz.edits import reseal
 from tests.tiny import block
 
 PATHS = (

@@ -1,5 +1,4 @@
-"""Compare random configurations with transformers, make random calls on sessions, then load mutated
-artefacts.
+"""Compare random configurations with transformers, then make random calls on sessions.
 
     python -m tests.fuzz --configs 1000 --minutes 30 --seed N --jobs 2 --json FILE
 
@@ -12,16 +11,11 @@ import multiprocessing
 import os
 import random
 import signal
-import subprocess
 import sys
 import time
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from pathlib import Path
 from typing import Any, Dict, Iterator, List, Optional, Sequence, Set
-
-MUTATED = ("onnx", "onnx-static", "ort", "torchscript", "pt2")
-SHARE = 0.8  # fraction of the time for sessions, if artefacts are mutated as well
-MUTATIONS = 200  # number of mutations in one run of tests.fuzz.mutations
 
 
 def sessions(number: int, jobs: int, end: float, providers: Sequence[str]) -> Dict[str, Any]:
@@ -53,37 +47,6 @@ def sessions(number: int, jobs: int, end: float, providers: Sequence[str]) -> Di
     return long.summary(units)
 
 
-def mutations(number: int, end: float) -> Dict[str, Any]:
-    """Run tests.fuzz.mutations for each target in turn until `end` (time.time). Return the
-    totals.
-    """
-    runs, failed, turn = 0, [], 0
-    while time.time() < end:
-        for target in MUTATED:
-            for resealed in ([], ["--resealed"]):
-                if time.time() >= end:
-                    break
-                command = [
-                    *"-m tests.fuzz.mutations --target".split(),
-                    target,
-                    "--count",
-                    str(MUTATIONS),
-                    "--seed",
-                    str(number + turn),
-                    *resealed,
-                ]
-                said = subprocess.run(
-                    [sys.executable, *command], capture_output=True, text=True, check=False
-                )
-                print(f"{' '.join(command[2:])}: exit {said.returncode}", flush=True)
-                runs += MUTATIONS
-                if said.returncode:
-                    print(said.stdout[-3000:], said.stderr[-3000:], flush=True)
-                    failed.append(" ".join(command))
-        turn += 1
-    return {"mutations": runs, "failed": failed}
-
-
 def main(arguments: Optional[List[str]] = None) -> int:
     """Run the fuzzers. Returns the exit status: 0, or 1 if there is a finding."""
     parser = argparse.ArgumentParser(
@@ -93,7 +56,6 @@ def main(arguments: Optional[List[str]] = None) -> int:
     parser.add_argument("--seed", type=int, help="random if not given")
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--json", type=Path, help="write the totals to FILE")
-    parser.add_argument("--only", choices=["sessions", "mutations"])
     parser.add_argument(
         "--providers",
         nargs="+",
@@ -119,28 +81,13 @@ def main(arguments: Optional[List[str]] = None) -> int:
         print({name: value for name, value in result["configs"].items() if name != "findings"})
     begun = time.time()
     end = begun + 60 * options.minutes
-    mutating = options.only != "sessions"
-    share = 1.0 if not mutating else 0.0 if options.only == "mutations" else SHARE
-    if share:
-        result["sessions"] = sessions(
-            number, options.jobs, begun + share * (end - begun), options.providers
-        )
-        print(
-            {
-                name: value
-                for name, value in result["sessions"].items()
-                if name not in ("findings", "cannot_be_exported")
-            }
-        )
-    if mutating:
-        result["mutations"] = mutations(number, end)
-        print(result["mutations"])
+    result["sessions"] = sessions(number, options.jobs, end, options.providers)
+    hidden = ("findings", "cannot_be_exported")
+    print({name: value for name, value in result["sessions"].items() if name not in hidden})
     if options.json:
         options.json.parent.mkdir(parents=True, exist_ok=True)
         options.json.write_text(json.dumps(result, indent=1) + "\n")
-    wrong = sum(
-        len(result.get(part, {}).get("findings", [])) for part in ("configs", "sessions")
-    ) + len(result.get("mutations", {}).get("failed", []))
+    wrong = sum(len(result.get(part, {}).get("findings", [])) for part in ("configs", "sessions"))
     print(f"{wrong} findings, {time.time() - begun:.0f} s, seed {number}")
     return 1 if wrong else 0
 
