@@ -1,5 +1,4 @@
-"""The imports between the rooms of posenc_export, from its source: `python -m tests.rooms
-[runtime]` prints their numbers.
+"""The imports between the rooms of posenc_export, from its source.
 
 A room is what stands at the top of the package or, with an argument, of one subpackage: a folder or
 a single file. Imports within functions count.
@@ -7,7 +6,6 @@ a single file. Imports within functions count.
 
 import ast
 import functools
-import sys
 from pathlib import Path
 from typing import Dict, Iterator, List, Set
 
@@ -113,52 +111,3 @@ def circles(graph: Graph) -> List[Set[str]]:
         for node in graph
     }
     return [set(each) for each in results if len(each) > 1]
-
-
-def floors(graph: Graph) -> int:
-    """Return the number of rooms on the longest chain of imports; rooms on a circle count as
-    one.
-    """
-    merged = {node: node for node in graph}
-    for circle in circles(graph):
-        merged.update(dict.fromkeys(circle, min(circle)))
-    below: Graph = {}
-    for node, targets in graph.items():
-        below.setdefault(merged[node], set()).update(
-            {merged[target] for target in targets} - {merged[node]}
-        )
-
-    def height(node: str) -> int:
-        return 1 + max(map(height, below[node]), default=0)
-
-    return max(map(height, below))
-
-
-def main(inside: str) -> None:
-    graph = own(imports(modules()))
-    between = rooms(graph, inside)
-    on_circles = sum(
-        room_of(target, inside) in circle
-        for circle in circles(between)
-        for room in circle
-        for target in between[room]
-    )
-    print(
-        f"{len(between)} rooms, {floors(between)} floors, {len(circles(between))} circles of "
-        f"rooms with {on_circles} arrows, {len(circles(graph))} circles of files"
-    )
-    for room in sorted(between):
-        files = [
-            path
-            for name, path in modules().items()
-            if (name == inside or name.startswith(f"{inside}.")) and room_of(name, inside) == room
-        ]
-        print(
-            f"{room:24} {len(files):4} files "
-            f"{sum(len(path.read_text('utf-8').splitlines()) for path in files):6} lines, "
-            f"imports {' '.join(sorted(between[room]))}"
-        )
-
-
-if __name__ == "__main__":
-    main(".".join([PACKAGE, *sys.argv[1:]]))

@@ -129,13 +129,3 @@ def test_tokens_on_a_grid_are_drawn_by_their_likeness_to_the_token_in_the_middle
     assert (
         seen.shape == (33, 33) and abs(seen[16, 16] - 1) <= BOUND and seen[0, 0] < seen[15, 15] < 1
     )
-
-
-@pytest.mark.parametrize(
-    "name", [name for name, cls in encodings.REGISTRY.items() if cls.axes == 2]
-)
-def test_every_built_in_encoding_of_rows_and_columns_has_a_map(name: str) -> None:
-    assert any(
-        "by place" in axes.get_title() and axes.images
-        for axes in draw({"name": name}, View(distance=15)).axes
-    )

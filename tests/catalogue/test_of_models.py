@@ -158,15 +158,6 @@ def test_a_dollar_in_the_name_of_a_folder_is_drawn_as_it_is(folder: Path, tmp_pa
     assert "shaw (5$ {$, layer 1 of layers 1, 3)" in picture.read_text()
 
 
-def test_plot_takes_a_preset_and_names_the_picture_after_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    assert (
-        main(["plot", "small-t5", "--distance", "9"]) == 0 and (tmp_path / "small-t5.png").exists()
-    )
-
-
 REFUSED = {
     "a layer that it lacks": (
         ["FOLDER", "--layer", "4"],

@@ -7,7 +7,6 @@ from typing import Any, List
 
 import pytest
 
-from bench.encoding_pages import gallery, notes, page
 from posenc_export.commands import cli
 from posenc_export.encodings import REGISTRY
 from posenc_export.encodings.shared.base import Geometry
@@ -23,45 +22,6 @@ def test_an_encoding_has_a_picture_with_content_in_every_panel(name: str) -> Non
     figure = draw({"name": name}, View(distance=31, head_size=16, positions=32))
     panels = [axes for axes in figure.axes if axes.get_title()]
     assert panels and all(axes.lines or axes.images or axes.collections for axes in panels)
-
-
-@pytest.mark.parametrize("name", REGISTRY)
-def test_a_page_states_source_formula_use_and_hook(name: str) -> None:
-    title, source, formula, use, *rest = page(name).split("\n\n")
-    assert title == f"# {name}" and source.endswith(".")
-    assert formula.startswith("$$\n") and formula.endswith("\n$$")
-    assert use.startswith("Good for ") and "Hook:" in "".join(rest)
-
-
-def test_the_notes_of_a_page_are_formula_use_and_models() -> None:
-    assert {tuple(note) for note in notes().values()} == {("formula", "use", "models")}
-
-
-def test_a_page_lists_parameters_with_their_defaults() -> None:
-    text = page("alibi")
-    assert "- **max_bias** (default `8.0`): exponent of the smallest slope;" in text
-    assert "geometry" not in text and "ValueError" not in text
-
-
-def test_the_gallery_has_a_linked_picture_of_every_encoding_under_one_heading() -> None:
-    text = gallery()
-    assert [
-        name for name in REGISTRY if text.count(f"[![{name}](small/{name}.svg)]({name}.md)") != 1
-    ] == []
-
-
-@pytest.mark.parametrize("name", ["sinusoidal", "rope", "swin"])
-def test_a_small_picture_has_one_panel_with_its_name(name: str) -> None:
-    from posenc_export.catalogue.plots import draw_small
-
-    (axes,) = draw_small(name).axes
-    assert axes.get_title() == name and (axes.lines or axes.images)
-
-
-def test_plot_writes_the_file_it_names(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    path = tmp_path / "rope.svg"
-    assert cli.main(["plot", "rope:theta=500000", "-o", str(path)]) == 0
-    assert capsys.readouterr().out.strip() == str(path) and path.read_text().startswith("<?xml")
 
 
 @pytest.mark.parametrize("suffix", [".svg", ".png"])

@@ -14,7 +14,6 @@ from bench.encoding_pages import properties_page
 from posenc_export import encodings
 from posenc_export.catalogue.properties import (
     BOUND,
-    COLUMNS,
     GEOMETRY,
     STARTS,
     TOKENS,
@@ -25,7 +24,6 @@ from posenc_export.catalogue.properties import (
 from posenc_export.encodings import REGISTRY
 
 FEW = 7
-ROW_MAJOR = {"conditional_conv_2d", "decomposed_2d", "swin", "swin_v2"}
 
 
 @functools.lru_cache(maxsize=None)
@@ -156,12 +154,6 @@ def test_other_weights_change_the_outputs_exactly_for_trained_encodings(name: st
     assert same == (_cell(name, "trained numbers") == "none")
 
 
-@pytest.mark.parametrize("name", [name for name in REGISTRY if name not in ("nope", "logn")])
-def test_the_number_of_axes_is_the_declared_one(name: str) -> None:
-    expected = "2, row-major" if name in ROW_MAJOR else str(REGISTRY[name].axes or 1)
-    assert _cell(name, "axes") == expected
-
-
 def _falling(head: torch.Tensor, query: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
     return -(head + 1) * (query - key).abs()
 
@@ -197,7 +189,3 @@ def test_an_encoding_that_needs_a_parameter_is_not_measured(
 
 def test_the_page_is_up_to_date() -> None:
     assert (Path(__file__).parents[2] / "docs/properties.md").read_text() == properties_page()
-
-
-def test_a_row_has_a_cell_for_every_column() -> None:
-    assert set(measure("rope")) == set(COLUMNS)
