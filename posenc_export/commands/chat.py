@@ -9,7 +9,7 @@ import sys
 import time
 from typing import Any, Iterator, List
 
-from posenc_export.commands.loading import drafting, loaded, model_of
+from posenc_export.commands.loading import loaded, model_of
 from posenc_export.commands.options import (
     PROVIDER,
     SAMPLING,
@@ -56,7 +56,7 @@ def run(options: argparse.Namespace) -> int:
             rule, remedy = f"{name} of at least 1", "give a larger number"
             raise refusal("chat", rule, number, remedy)
     model = loaded(options, options.folder, check_generates)
-    given = (options.context, drafting(options), template_values(options))
+    given = (options.context, options.speculate, template_values(options))
     chat = model.conversation(options.system, *given)
     talking = sys.stdin.isatty()
     if talking:

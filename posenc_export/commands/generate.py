@@ -7,7 +7,7 @@ from typing import Any, List, Tuple
 
 import numpy as np
 
-from posenc_export.commands.loading import drafting, loaded, model_of
+from posenc_export.commands.loading import loaded, model_of
 from posenc_export.commands.options import (
     PROVIDER,
     SAMPLING,
@@ -119,7 +119,7 @@ def _continue(options: argparse.Namespace, model: Any, session: Any, held: List[
     writer = Writer(session, model.tokenizer, held)
     parts: List[str] = []
     sampling = Sampling(*sampling_of(options), options.max_tokens)
-    for piece in writer.write(source, sampling, drafting(options)):
+    for piece in writer.write(source, sampling, options.speculate):
         if not options.json:
             # The prompt is printed with the first piece, so that a refusal prints nothing.
             print_text(("" if parts else shown) + piece)
@@ -151,7 +151,7 @@ def _opened(options: argparse.Namespace, model: Any) -> Tuple[Any, List[int]]:
 
 def _converse(options: argparse.Namespace, model: Any, session: Any, held: List[int]) -> int:
     codec = needed_chat_codec(model.folder, model.manifest, template_values(options))
-    chat = Conversation(session, codec, options.system, None, drafting(options), held)
+    chat = Conversation(session, codec, options.system, None, options.speculate, held)
     for prompt in options.prompt:
         for piece in chat.reply(prompt, options.max_tokens, *sampling_of(options)):
             if not options.json:

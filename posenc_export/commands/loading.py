@@ -22,7 +22,6 @@ from posenc_export.runtime.artefact import files, manifest
 from posenc_export.runtime.artefact.manifest import Manifest
 from posenc_export.runtime.graphs import providers
 from posenc_export.runtime.graphs.providers import AUTO
-from posenc_export.runtime.session.speculation import LOOKUP
 from posenc_export.shared.preset_folders import NAMES
 from posenc_export.shared.refusal import refusal
 from posenc_export.shared.version import VERSION
@@ -69,16 +68,6 @@ def loaded(
     model = load(folder, options.provider, threads)
     note_unverified(options.say, folder, model.manifest)
     return model
-
-
-def drafting(options: argparse.Namespace) -> Any:
-    """Session.generate's argument `speculate`. Raise ValueError for a folder without artefact."""
-    if options.speculate in (None, LOOKUP):
-        return options.speculate
-    if not files.locate(options.speculate).is_dir():
-        rule = f"{LOOKUP} or the folder of a decoder's artefact"
-        raise refusal("speculate", rule, options.speculate, f"./{LOOKUP} is a folder of that name")
-    return load(options.speculate, options.provider)
 
 
 def is_checkpoint(path: Path) -> bool:

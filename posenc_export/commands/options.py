@@ -91,9 +91,8 @@ SAMPLING: Table = {
 SPECULATE: Table = {
     "--speculate": option(
         "read several drafted tokens in one pass where that is faster, with the same result: "
-        "lookup drafts from the text itself, a FOLDER with a smaller decoder (default: one token "
-        "per pass)",
-        metavar="lookup|FOLDER",
+        "lookup drafts from the text itself (default: one token per pass)",
+        choices=["lookup"],
     )
 }
 PART = (

@@ -14,14 +14,7 @@ from posenc_export.runtime.session.graph import allocates_lazily
 from posenc_export.runtime.session.model import Model
 from posenc_export.runtime.session.prefixes import BLOCK, Prefixes, can_share
 from posenc_export.runtime.session.session import Session
-from posenc_export.runtime.session.speculation import (
-    LEAST_REWIND,
-    LOOKUP,
-    Drafts,
-    Reader,
-    Speculator,
-    drafts_of,
-)
+from posenc_export.runtime.session.speculation import LEAST_REWIND, Lookup, Reader, Speculator
 from posenc_export.serve.memory import bytes_per_slot, longest_row, most_needed
 from posenc_export.serve.pace import Pace
 from posenc_export.serve.requests import FAILED, LENGTH, STOP, Limits, Request, Token, most_tokens
@@ -42,7 +35,7 @@ class Row:
         self.generated: List[int] = []
         self.random = np.random.default_rng(request.seed)
         self.echoed = [Token(request, request.prompt[0], "", read=True)] if request.echo else []
-        self.drafts: Optional[Drafts] = None  # from its first step with drafts on
+        self.drafts: Optional[Lookup] = None  # from its first step with drafts on
 
     def take(self, count: int) -> List[int]:
         """Remove and return the next `count` tokens to feed."""
@@ -213,7 +206,7 @@ class Batch:
 
             request = row.request
             if row.drafts is None:
-                row.drafts = drafts_of(LOOKUP, [*request.prompt, *row.generated])
+                row.drafts = Lookup([*request.prompt, *row.generated])
             ends, unread = request.stop_ids, [row.generated[-1]]
             count = len(row.generated)
             return Reader(chosen, ends, request.max_tokens, row.drafts, unread, count)

@@ -79,7 +79,7 @@ def test_requests_whose_tokens_are_drafted_get_the_tokens_that_they_get_alone(
     monkeypatch.setattr(
         speculation,
         "best_count",
-        lambda costs, acceptance, found, most, per_token: min(3, max(most)),
+        lambda costs, acceptance, found, most: min(3, max(most)),
     )
     lengths = np.random.default_rng(1).integers(1, 40, 16).tolist()
     texts = [prompt * 3 for prompt in prompts(16, 12)]
@@ -104,7 +104,7 @@ def test_drafted_and_accepted_tokens_are_counted_under_the_names_that_are_usual(
     monkeypatch.setattr(
         speculation,
         "best_count",
-        lambda costs, acceptance, found, most, per_token: min(3, max(most)),
+        lambda costs, acceptance, found, most: min(3, max(most)),
     )
     found: List[Dict[str, float]] = []
     for speculate in (True, False):

@@ -247,7 +247,7 @@ def generate(
             allowed = rules.applied(logits[None], index, [row])[0]
             return sampling.choose(allowed, lambda: draws.random(index * len(texts) + row))
 
-        drafts = speculation.drafts_of(speculate, texts[row])
+        drafts = speculation.Lookup(texts[row])
         return Reader(chosen, sampling.stop or (), sampling.max_tokens, drafts)
 
     yield from _drafted(session, logits, [reader(row) for row in range(len(texts))])

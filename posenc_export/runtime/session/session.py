@@ -315,9 +315,8 @@ class Session:
                 this seed.
             stop: ids that end a row; ended rows yield -1. None uses Manifest.stop_ids.
             encoder: as for `prefill`.
-            speculate: draft tokens and read several in one pass where that gains time; the ids are
-                the same. "lookup" drafts what followed the latest tokens earlier in the text of the
-                row, a loaded decoder of the same vocabulary drafts what it would generate. None
+            speculate: "lookup" drafts what followed the latest tokens earlier in the text of the
+                row, and reads several in one pass where that gains time; the ids are the same. None
                 reads one token per pass.
             before: ids that each row has read before the prompt, among which drafts are looked up.
             language, task: of Whisper without a prompt, such as "en" and "translate". None for
@@ -327,9 +326,9 @@ class Session:
 
         Raises:
             ValueError: as for `prefill` and `step`; the model has no vocabulary, a row has no
-                tokens, max_tokens is below 1, there is no such language or task, the session or the
-                draft model does not allow `speculate`, or `endless` has an encoder or `speculate`
-                beside it. Raised with the first id.
+                tokens, max_tokens is below 1, there is no such language or task, the session
+                does not allow `speculate`, or `endless` has an encoder or `speculate` beside it.
+                Raised with the first id.
         """
         first = generation.First(prompt, encoder, language, task, endless)
         sampling = generation.Sampling(temperature, top_k, top_p, seed, max_tokens, stop)

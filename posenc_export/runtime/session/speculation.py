@@ -1,14 +1,13 @@
 """Speculative decoding (Leviathan et al. 2023; Chen et al. 2023): read drafted tokens together with
-the last one, and keep those that the model chooses itself.
+the last one, and keep those that the model chooses itself. They are looked up in the text.
 
 Every token is chosen from the logits of the model with the random number of its place, as without
 drafts, and a drafted token is kept if it is the chosen one. Tokens are therefore those of plain
 decoding with the same seed, whatever is drafted, up to rounding: the logits of a pass of several
 tokens differ from those of steps by rounding errors, within the bound of the certificate, so that
 two tokens which are that close may be exchanged. In formats that round activations these errors are
-large. For a draft that is not random, which a look-up is, this accepts as many tokens as rejection
-sampling: each with the probability that the model gives it. A draft model chooses with the same
-random numbers as the model (Daliri et al. 2024, Coupling without communication).
+large. As a look-up is not random, this accepts as many tokens as rejection sampling: each with the
+probability that the model gives it.
 """
 
 import math
@@ -23,11 +22,9 @@ from typing import (
     Deque,
     Dict,
     List,
-    NamedTuple,
     Optional,
     Sequence,
     Tuple,
-    Union,
 )
 
 import numpy as np
@@ -35,14 +32,10 @@ import numpy as np
 from posenc_export.runtime.artefact.manifest import Manifest
 from posenc_export.runtime.session.arguments import short_repr
 from posenc_export.runtime.session.errors import expected
-from posenc_export.runtime.session.reading import WIDEST
 
 SIZES = (8, 4, 2)  # tokens of an n-gram that a look-up searches, the most reliable first
-DRAFTED = 0  # stands for a draft of another model, where others are the size of an n-gram
-# Probability that a drafted token is right, assumed before any is seen.
-LIKELY = {8: 0.85, 4: 0.6, 2: 0.25, DRAFTED: 0.7}
-# The token that would be chosen from logits [V] as the n-th next token of the row, from 0.
-Guess = Callable[[int, np.ndarray], int]
+# By size, the probability that a drafted token is right, assumed before any is seen.
+LIKELY = {8: 0.85, 4: 0.6, 2: 0.25}
 # Numbers of drafted tokens that are tried: with the token before them, passes of 2, 4, 8 and 16.
 COUNTS = (1, 3, 7, 15)
 GROWTH = 0.06  # cost of a further token, relative to a pass of one, until it is measured
@@ -50,12 +43,13 @@ SAMPLES = 5  # latest times of a pass whose median is its cost
 FORGET = 256  # passes after which the costs of larger passes are measured again
 WEIGHT = 4.0  # number of drafted tokens that the assumed probability counts for
 DECAY = 0.97  # weight of earlier drafted tokens, per token
-SKIPPED = 128  # passes without a draft after which the probability of a model is estimated anew
 GAIN = 1.03  # least expected number of tokens per time, relative to steps without drafts
 LOOKUP = "lookup"
 MOST = COUNTS[-1]  # largest number of drafted tokens
 LEAST_REWIND = 4 * MOST  # a row may be that many tokens ahead of what is returned
-Speculate = Any  # None, LOOKUP, or the Model that drafts
+Speculate = Optional[str]  # None or LOOKUP
+# Tokens that may follow in a row, and the size of the n-gram that they follow; None without one.
+Proposal = Tuple[List[int], Optional[int]]
 
 
 def common(text: Sequence[int], other: Sequence[int]) -> int:
@@ -84,8 +78,6 @@ class Lookup:
     Lookup Decoding), of the longest n-gram of SIZES that occurs in the text of the row.
     """
 
-    free = True  # whether a draft costs no time that is worth counting
-
     def __init__(self, text: Sequence[int]) -> None:
         self._text: List[int] = []
         # By n-gram: index of the token after its last occurrence.
@@ -101,54 +93,15 @@ class Lookup:
                     self._following[tuple(text[-size:])] = len(text)
             text.append(int(token))
 
-    def propose(self, count: int, guess: Guess) -> Tuple[List[int], int]:
-        """Return at most `count` tokens that may follow, and their source, a key of LIKELY."""
+    def propose(self, count: int) -> Proposal:
+        """Return at most `count` tokens that may follow."""
         text = self._text
         for size in SIZES:
             begin = self._following.get(tuple(text[-size:])) if len(text) >= size else None
             if begin is not None:
                 period = len(text) - begin  # past its end, the text is taken to repeat
                 return [text[begin + index % period] for index in range(count)], size
-        return [], SIZES[-1]
-
-
-class DraftModel:
-    """The tokens that another decoder of the same vocabulary generates in a session of its own."""
-
-    free = False
-
-    def __init__(self, session: Any, text: Sequence[int]) -> None:
-        self._session = session
-        self._text = [int(token) for token in text]
-        self._read: List[int] = []  # tokens in the cache of the session
-
-    def extend(self, tokens: Sequence[int]) -> None:
-        self._text += [int(token) for token in tokens]
-
-    def propose(self, count: int, guess: Guess) -> Tuple[List[int], int]:
-        text, session = self._text, self._session
-        count = min(count, session.manifest.max_positions - len(text))
-        if count < 1:
-            return [], DRAFTED
-        same = keep(session, self._read, text)
-        self._read = text[:same]
-        unread = text[same:]
-        drafted: List[int] = []
-        while True:
-            if len(unread) == 1 and same:
-                logits = session.step(np.array(unread), copy=False)[0]
-            else:  # a pass of few tokens has a binding that gives all logits
-                last = 1 if len(unread) > WIDEST else None
-                logits = session.prefill(np.array([unread]), logits_to_keep=last)[0, -1]
-            self._read += unread
-            same = len(self._read)
-            drafted.append(guess(len(drafted), logits))
-            if len(drafted) == count:
-                return drafted, DRAFTED
-            unread = drafted[-1:]
-
-
-Drafts = Union[Lookup, DraftModel]  # of the tokens of one row
+        return [], None
 
 
 class PassCosts:
@@ -184,25 +137,17 @@ class PassCosts:
 
 
 class Acceptance:
-    """Estimated probability that a drafted token is right, by its source, a key of LIKELY."""
+    """Estimated probability that a drafted token is right, by the size of the n-gram before it."""
 
     def __init__(self) -> None:
         self._right = {source: WEIGHT * likely for source, likely in LIKELY.items()}
         self._tried = dict.fromkeys(LIKELY, WEIGHT)
-        self._skipped = 0
 
     def record(self, source: int, right: int, tried: int) -> None:
         """Record that of `tried` drafted tokens, the first `right` were right."""
         decay = DECAY**tried
         self._right[source] = decay * self._right[source] + right
         self._tried[source] = decay * self._tried[source] + tried
-
-    def skip(self, source: int) -> None:
-        """Record that nothing was drafted, so that no token could be compared."""
-        self._skipped += 1
-        if self._skipped >= SKIPPED:
-            self._right[source], self._tried[source] = WEIGHT * LIKELY[source], WEIGHT
-            self._skipped = 0
 
     def tokens(self, source: Optional[int], count: int) -> float:
         """Return the expected number of tokens of a pass with `count` drafted ones (Leviathan et
@@ -219,12 +164,10 @@ def best_count(
     acceptance: Acceptance,
     sources: Sequence[Optional[int]],
     most: Sequence[int],
-    per_token: float,
 ) -> int:
     """Return the number of tokens to draft for each row that can draft, with the most expected
     tokens per time; 0 if no draft gains. sources, most: of each row, None without a draft, and its
-    most tokens. per_token: time of drafting a token for all rows, relative to a pass of one token
-    of each.
+    most tokens.
     """
     best, rate = 0, GAIN
     for count in COUNTS:
@@ -233,7 +176,7 @@ def best_count(
         if count > max(counts, default=0):
             break
         tokens = sum(map(acceptance.tokens, sources, counts)) / len(counts)
-        gained = tokens / (costs.relative([drafted + 1 for drafted in counts]) + per_token * count)
+        gained = tokens / costs.relative([drafted + 1 for drafted in counts])
         if gained > rate:
             best, rate = count, gained
     return best
@@ -247,14 +190,10 @@ class Reader:
     choose: Callable[[int, np.ndarray], int]
     stops: Collection[int]  # ids that end the row
     most: int  # largest number of tokens to generate
-    drafts: Optional[Drafts]  # drafts of the row, or None
+    drafts: Optional[Lookup]  # drafts of the row, or None
     unread: List[int] = field(default_factory=list)  # tokens to read before a token can be chosen
     count: int = 0  # number of tokens generated
     done: bool = False  # whether the row has ended
-
-    def guess(self, ahead: int, logits: np.ndarray) -> int:
-        """Return the token that would be chosen from these logits as the next token but `ahead`."""
-        return self.choose(self.count + ahead, logits)
 
     def take(self, logits: np.ndarray) -> int:
         """Choose the next token, which is read by the next pass unless the row has ended."""
@@ -263,13 +202,6 @@ class Reader:
         self.unread = [token]
         self.done = token in self.stops or self.count >= self.most
         return token
-
-
-class Proposal(NamedTuple):
-    """What could be drafted for a row."""
-
-    tokens: List[int]  # of a draft that costs nothing
-    source: Optional[int]  # a key of drafts.LIKELY; None without a draft
 
 
 class Speculator:
@@ -282,8 +214,6 @@ class Speculator:
 
     def __init__(self, session: Any) -> None:
         self._session, self._acceptance = session, Acceptance()
-        # Latest seconds of drafting a token for all rows.
-        self._drafting: Deque[float] = deque(maxlen=SAMPLES)
         self.passes = self.drafts = self.drafted = self.kept = 0
 
     def read(self, readers: Sequence[Optional[Reader]]) -> List[List[int]]:
@@ -291,7 +221,10 @@ class Speculator:
         the tokens that are chosen after them: at least one for each row that reads. Raise as
         Session.step.
         """
-        proposals = [_proposal(reader) for reader in readers]
+        proposals: List[Proposal] = [
+            reader.drafts.propose(MOST) if reader and reader.drafts else ([], None)
+            for reader in readers
+        ]
         drafts = self._drafts(readers, proposals)
         begin = time.perf_counter()
         pairs = list(zip(readers, drafts, strict=True))
@@ -313,7 +246,7 @@ class Speculator:
         self._session.pass_costs.record([len(row) for row in rows if row], seconds)
         for (reader, draft), proposal, tokens in zip(pairs, proposals, chosen, strict=True):
             if reader and reader.drafts:
-                self._learn(proposal, draft, tokens)
+                self._learn(*proposal, draft, tokens)
                 reader.drafts.extend(tokens)
         self.passes += 1
         return chosen
@@ -322,7 +255,7 @@ class Speculator:
         self, readers: Sequence[Optional[Reader]], proposals: Sequence[Proposal]
     ) -> List[List[int]]:
         drafts: List[List[int]] = [[] for _ in readers]
-        if all(proposal.source is None for proposal in proposals):
+        if all(source is None for _, source in proposals):
             return drafts
         room, costs = self._session.room.tolist(), self._session.pass_costs
         limits = [
@@ -330,46 +263,32 @@ class Speculator:
             for reader, free in zip(readers, room, strict=True)
         ]
         reading = [row for row, reader in enumerate(readers) if reader]
-        sources, most = [proposals[row].source for row in reading], [limits[row] for row in reading]
-        per_token = statistics.median(self._drafting) if self._drafting else 0.0
-        per_token /= costs.step(len(reading))
-        count = best_count(costs, self._acceptance, sources, most, per_token)
-        if not count:
-            return drafts
-        begin = time.perf_counter()
+        sources, most = [proposals[row][1] for row in reading], [limits[row] for row in reading]
+        count = best_count(costs, self._acceptance, sources, most)
         for row in reading:
-            reader, proposal, width = readers[row], proposals[row], min(count, limits[row])
-            if reader and reader.drafts and proposal.source is not None and width > 0:
-                drafts[row] = proposal.tokens[:width]
-                if not reader.drafts.free:
-                    drafts[row] = reader.drafts.propose(width, reader.guess)[0]
-        if self.drafts:  # a draft model reads the whole text before its first draft
-            self._drafting.append((time.perf_counter() - begin) / count)
+            drafts[row] = proposals[row][0][: max(min(count, limits[row]), 0)]
         return drafts
 
-    def _learn(self, proposal: Proposal, draft: List[int], chosen: List[int]) -> None:
+    def _learn(
+        self, tokens: List[int], source: Optional[int], draft: List[int], chosen: List[int]
+    ) -> None:
         """Compare the drafted or proposed tokens with those that were chosen."""
-        compared = draft or proposal.tokens[:1]
-        if proposal.source is None:
+        if source is None:
             return
-        if not compared:
-            self._acceptance.skip(proposal.source)
-            return
+        compared = draft or tokens[:1]
         right = common(compared, chosen)
-        self._acceptance.record(proposal.source, right, min(right + 1, len(compared), len(chosen)))
+        self._acceptance.record(source, right, min(right + 1, len(compared), len(chosen)))
         self.drafts += bool(draft)
         self.drafted += len(draft)
         self.kept += len(chosen) - 1
 
 
-def drafts_of(speculate: Speculate, text: Sequence[int]) -> Drafts:
-    """Return the drafts of a row with this text."""
-    return Lookup(text) if speculate == LOOKUP else DraftModel(speculate.session(), text)
-
-
 def check_speculate(session: Any, speculate: Speculate) -> None:
-    """Raise ValueError if the session cannot take back drafted tokens or the draft does not fit."""
+    """Raise ValueError for another draft, or if the session cannot take back drafted tokens."""
     manifest: Manifest = session.manifest
+    if speculate != LOOKUP:
+        rule = f'speculate to be "{LOOKUP}"'
+        raise expected(rule, short_repr(speculate), "leave it out for plain decoding")
     replaces = any(state.replaced for state in manifest.states)
     limited = replaces or any(state.window for state in manifest.states)
     if limited and session.rewindable < LEAST_REWIND:
@@ -377,27 +296,6 @@ def check_speculate(session: Any, speculate: Speculate) -> None:
         rule = f"rewind of at least {LEAST_REWIND} for speculate with {kept}"
         remedy = f"open the session with rewind={LEAST_REWIND}"
         raise expected(rule, session.rewindable, remedy)
-    if speculate == LOOKUP:
-        return
-    if not hasattr(speculate, "manifest"):
-        rule = f'speculate to be "{LOOKUP}" or a loaded decoder'
-        raise expected(rule, short_repr(speculate), "leave it out for plain decoding")
-    draft: Manifest = speculate.manifest
-    decodes = draft.decodes and draft.states and not draft.encoder
-    if not decodes or draft.vocabulary != manifest.vocabulary:
-        reads = " that reads an encoder" if draft.encoder else ""
-        rule = f"a draft model that is a decoder of {manifest.vocabulary} ids"
-        got = f"kind {draft.kind} of {draft.vocabulary} ids{reads}"
-        raise expected(rule, got, "use a smaller model of the same family")
-
-
-def _proposal(reader: Optional[Reader]) -> Proposal:
-    if reader is None or reader.drafts is None:
-        return Proposal([], None)
-    if not reader.drafts.free:
-        return Proposal([], DRAFTED)
-    tokens, source = reader.drafts.propose(MOST, reader.guess)
-    return Proposal(tokens, source if tokens else None)
 
 
 def _kept(reader: Reader, draft: List[int], logits: np.ndarray) -> List[int]:

@@ -4,7 +4,6 @@ drafts only where they gain time.
 
 import functools
 import re
-import time
 from typing import Any, Dict, List
 
 import numpy as np
@@ -12,15 +11,12 @@ import pytest
 
 from posenc_export import load
 from posenc_export.runtime.session import speculation
-from posenc_export.runtime.session.reading import WIDEST
 from posenc_export.runtime.session.session import Session
 from posenc_export.runtime.session.speculation import (
     COUNTS,
     DECAY,
-    DRAFTED,
     SIZES,
     Acceptance,
-    DraftModel,
     Lookup,
     PassCosts,
     best_count,
@@ -48,7 +44,7 @@ def drafting(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
         speculation,
         "best_count",
-        lambda costs, acceptance, found, most, per_token: min(3, max(most)),
+        lambda costs, acceptance, found, most: min(3, max(most)),
     )
 
 
@@ -74,57 +70,13 @@ def test_speculation_gives_the_ids_and_the_caches_of_plain_decoding(
     for prompt in (REPEATING[:1], REPEATING):
         plain = model.session()
         wanted = _ids(plain, prompt, 24, **given)
-        for speculate in ("lookup", models("alibi", "onnx"), model):
-            session = model.session()
-            assert _ids(session, prompt, 24, speculate=speculate, **given) == wanted
-            assert session.length.tolist() == plain.length.tolist()
-            following = np.zeros(len(prompt), np.int64)
-            np.testing.assert_allclose(
-                session.step(following), plain.fork().step(following), rtol=0, atol=1e-4
-            )
-
-
-@pytest.mark.usefixtures("drafting")
-def test_a_draft_model_reads_a_long_text_for_the_logits_of_its_last_token(
-    models: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    session, kept, prefill = models("alibi", "ort").session(), [], Session.prefill
-
-    def prefilled(self: Session, inputs: Any, **named: Any) -> np.ndarray:
-        kept.append((np.shape(inputs), prefill(self, inputs, **named)))
-        return kept[-1][1]
-
-    monkeypatch.setattr(Session, "prefill", prefilled)
-    text = np.random.default_rng(0).integers(0, 61, WIDEST + 2).tolist()
-    assert (
-        len(DraftModel(session, text).propose(3, lambda ahead, logits: int(logits.argmax()))[0])
-        == 3
-    )
-    assert [(given, outputs.shape[1]) for given, outputs in kept] == [((1, WIDEST + 2), 1)]
-
-
-def test_the_text_that_a_draft_model_reads_first_does_not_count_as_drafting(
-    models: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    passes, propose = [], DraftModel.propose
-
-    def slow_at_first(self: DraftModel, count: int, guess: Any) -> Any:
-        passes.append(time.sleep(0 if passes else 1.5))
-        return propose(self, count, guess)
-
-    costs: List[float] = []
-
-    def count(
-        known: PassCosts, acceptance: Acceptance, found: Any, most: List[int], per_token: float
-    ) -> int:
-        costs.append(per_token * known.step(1) if len(costs) > 1 else 0.0)
-        return min(3, max(most)) if len(costs) > 2 else 0  # after steps whose time is known
-
-    monkeypatch.setattr(DraftModel, "propose", slow_at_first)
-    monkeypatch.setattr(speculation, "best_count", count)
-    model = models("alibi", "ort")
-    _ids(model.session(), REPEATING[:1], 24, speculate=model)
-    assert len(costs) > 5 and 0 < max(costs) < 0.4
+        session = model.session()
+        assert _ids(session, prompt, 24, speculate="lookup", **given) == wanted
+        assert session.length.tolist() == plain.length.tolist()
+        following = np.zeros(len(prompt), np.int64)
+        np.testing.assert_allclose(
+            session.step(following), plain.step(following), rtol=0, atol=1e-4
+        )
 
 
 def test_a_stop_id_in_a_draft_ends_the_row_there(models: Any) -> None:
@@ -132,7 +84,7 @@ def test_a_stop_id_in_a_draft_ends_the_row_there(models: Any) -> None:
     whole = _ids(model.session(), REPEATING, 24)
     stop = [whole[0][9], whole[2][4]]
     plain, session = model.session(), model.session()
-    assert _ids(session, REPEATING, 24, stop=stop, speculate=model) == _ids(
+    assert _ids(session, REPEATING, 24, stop=stop, speculate="lookup") == _ids(
         plain, REPEATING, 24, stop=stop
     )
     assert session.length.tolist() == plain.length.tolist()
@@ -143,7 +95,7 @@ def test_a_caller_who_stops_early_finds_the_cache_of_plain_decoding(models: Any)
     model = models("alibi", "ort")
     for taken in range(1, 9):
         session = model.session()
-        ids = session.generate(REPEATING[:1], 24, speculate=model)
+        ids = session.generate(REPEATING[:1], 24, speculate="lookup")
         for _ in range(taken):
             next(ids)
         ids.close()
@@ -159,7 +111,7 @@ def test_drafts_end_where_positions_and_caches_end(models: Any) -> None:
     ):
         session.prefill(np.array(REPEATING[:1]), start=start)  # leaves room for 8 tokens
         assert session.room.tolist() == [8]
-        ids = _ids(session, [REPEATING[0][:2]], 7, speculate=model)[0]  # the last id is not read
+        ids = _ids(session, [REPEATING[0][:2]], 7, speculate="lookup")[0]  # the last id is not read
         assert len(ids) == 7 and session.room.tolist() == [0]
 
 
@@ -241,8 +193,7 @@ def test_ids_differ_only_where_two_logits_are_closer_than_the_rounding_of_a_pass
         (
             "alibi",
             "look",
-            "expected speculate to be \"lookup\" or a loaded decoder, got 'look'; leave it "
-            "out for plain decoding",
+            "expected speculate to be \"lookup\", got 'look'; leave it out for plain decoding",
         ),
         (
             "input_rnn",
@@ -277,10 +228,10 @@ def test_earlier_ids_of_other_rows_than_the_prompt_are_refused_before_it_is_read
 
 def test_a_lookup_continues_the_longest_match_and_repeats_what_has_a_period() -> None:
     text = [9, 8, 1, 2, 3, 4, 5, 7, 7, 3, 4, 6, 1, 2, 3, 4]
-    tokens, size = Lookup(text).propose(3, lambda ahead, logits: 0)
+    tokens, size = Lookup(text).propose(3)
     assert (tokens, size) == ([5, 7, 7], 4)  # after 1 2 3 4, and not 6, which follows the later 3 4
-    assert Lookup([5, 6] * 5).propose(5, lambda ahead, logits: 0) == ([5, 6, 5, 6, 5], 8)
-    assert Lookup(range(20)).propose(5, lambda ahead, logits: 0)[0] == []
+    assert Lookup([5, 6] * 5).propose(5) == ([5, 6, 5, 6, 5], 8)
+    assert Lookup(range(20)).propose(5)[0] == []
 
 
 def _measured(ratios: Dict[int, float]) -> PassCosts:
@@ -291,29 +242,23 @@ def _measured(ratios: Dict[int, float]) -> PassCosts:
     return costs
 
 
-@pytest.mark.parametrize("found", [*SIZES, DRAFTED])
+@pytest.mark.parametrize("found", SIZES)
 def test_drafts_become_long_where_they_are_right_and_stop_where_they_are_wrong(found: int) -> None:
     costs = _measured({1: 1.0, 2: 1.2, 4: 1.4, 8: 1.8, 16: 2.6})
     right, wrong = Acceptance(), Acceptance()
     for _ in range(int(3 / (1 - DECAY))):
         right.record(found, 1, 1)
         wrong.record(found, 0, 1)
-    assert best_count(costs, right, [found], [99], 0.0) == COUNTS[-1]
-    assert best_count(costs, wrong, [found], [99], 0.0) == 0
+    assert best_count(costs, right, [found], [99]) == COUNTS[-1]
+    assert best_count(costs, wrong, [found], [99]) == 0
 
 
 def test_drafts_are_shorter_where_passes_of_several_tokens_cost_more() -> None:
     acceptance = Acceptance()
-    cheap = best_count(
-        _measured({1: 1.0, 2: 1.05, 4: 1.1, 8: 1.2, 16: 1.4}), acceptance, [8], [99], 0.0
-    )
-    dear = best_count(
-        _measured({1: 1.0, 2: 1.3, 4: 2.0, 8: 3.6, 16: 7.0}), acceptance, [8], [99], 0.0
-    )
+    cheap = best_count(_measured({1: 1.0, 2: 1.05, 4: 1.1, 8: 1.2, 16: 1.4}), acceptance, [8], [99])
+    dear = best_count(_measured({1: 1.0, 2: 1.3, 4: 2.0, 8: 3.6, 16: 7.0}), acceptance, [8], [99])
     assert (
-        best_count(
-            _measured({1: 1.0, 2: 2.0, 4: 4.0, 8: 8.0, 16: 16.0}), acceptance, [8], [99], 0.0
-        )
+        best_count(_measured({1: 1.0, 2: 2.0, 4: 4.0, 8: 8.0, 16: 16.0}), acceptance, [8], [99])
         == 0
         < dear
         < cheap
