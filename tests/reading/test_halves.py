@@ -63,11 +63,8 @@ def _all(name: str, target: str, dtype: str, weights: Optional[str] = None) -> o
     [
         _quick("extremes", "ort", "float16"),
         _quick("rope-cut", "ort-cuda", "float16"),
-        _quick("nanogpt-flash", "torchscript", "float16"),
         _all("extremes", "onnx", "float16"),
-        _all("extremes", "torchscript", "float16"),
         _all("nanogpt-flash", "onnx-static", "float16"),
-        _all("nanogpt-flash", "pt2", "float16"),
         _all("nanogpt-flash", "ort-cuda", "bfloat16"),
         _all("nanogpt-flash", "ort-cuda", "float16", "int4"),
         _all("nanochat", "ort-cuda", "float16"),

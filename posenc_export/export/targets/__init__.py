@@ -56,7 +56,7 @@ def _onnx(lowerings: Lowerings) -> Write:
 
 def _of_torch(graph: str, write: Write) -> Target:
     cache = "tensors written in place, cost of the valid length"
-    return Target(graph=graph, cache=cache, write=write, **vars(TORCH))
+    return Target(graph=graph, cache=cache, write=write, dtypes=("float32",), **vars(TORCH))
 
 
 def runnable() -> Tuple[str, ...]:

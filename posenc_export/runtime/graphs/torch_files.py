@@ -1,11 +1,11 @@
-"""Load model.pt and model.pt2, and their float32 forms; torch is imported late."""
+"""Load model.pt and model.pt2; torch is imported late."""
 
 import logging
 from contextlib import contextmanager
 from functools import partial
 from importlib import import_module
 from pathlib import Path
-from typing import Any, Callable, Dict, Iterator, List, Optional, Sequence, Tuple, Type
+from typing import Any, Dict, Iterator, List, Optional, Sequence, Tuple, Type
 
 from posenc_export.runtime.artefact import archive, pt2_archive, rules
 from posenc_export.runtime.artefact.files import utf8
@@ -13,8 +13,6 @@ from posenc_export.runtime.artefact.manifest import Manifest
 from posenc_export.runtime.graphs.quiet import quiet
 from posenc_export.runtime.graphs.torch_graph import TorchGraph, limited
 from posenc_export.shared.foreign import FOREIGN
-
-HALF_CODE, FLOAT_CODE = 5, 6  # ScalarType of torch
 
 
 def load_torch(folder: Path, manifest: Manifest, threads: Optional[int]) -> TorchGraph:
@@ -52,24 +50,13 @@ def read_script(path: Path) -> Any:
 
 
 def _program(path: Path, manifest: Manifest) -> Any:
-    program = read_program(path, manifest)
+    """Return a function that calls the graph with single tensors, and nests them as TorchGraph."""
+    program, first_state = read_program(path, manifest), 2 if manifest.stores_positions else 1
     with _refusing_damage(path):
         # The graph itself, whose first arguments are the weights. `program.module()` looks up each
         # weight in its submodules, flattens nested arguments, and compares every size with its
         # range: most of the time of a small model's step.
-        return nested(partial(program.graph_module.forward, *weights_of(program)), manifest)
-
-
-def weights_of(program: Any) -> List[Any]:
-    """Return the tensors that are the first arguments of the graph of an ExportedProgram."""
-    values = {**program.constants, **program.state_dict}
-    specs = program.graph_signature.input_specs
-    return [values[spec.target] for spec in specs if spec.target is not None]
-
-
-def nested(run: Callable[..., Any], manifest: Manifest) -> Callable[..., Tuple[Any, Sequence[Any]]]:
-    """Return a function that calls `run` with single tensors, and nests them as TorchGraph does."""
-    first_state = 2 if manifest.stores_positions else 1
+        run = partial(program.graph_module.forward, *weights_of(program))
 
     def call(*arguments: Any) -> Tuple[Any, Sequence[Any]]:
         *single, states = arguments
@@ -77,6 +64,13 @@ def nested(run: Callable[..., Any], manifest: Manifest) -> Callable[..., Tuple[A
         return outputs[0], outputs[first_state:]
 
     return call
+
+
+def weights_of(program: Any) -> List[Any]:
+    """Return the tensors that are the first arguments of the graph of an ExportedProgram."""
+    values = {**program.constants, **program.state_dict}
+    specs = program.graph_signature.input_specs
+    return [values[spec.target] for spec in specs if spec.target is not None]
 
 
 def read_program(path: Path, manifest: Manifest) -> Any:
@@ -149,71 +143,3 @@ def _refusing_damage(path: Path) -> Iterator[None]:
             reason = (lines or [type(error).__name__])[0][:200]
             rule = f"runtime: {path.name}: expected a file that torch loads"
             raise ValueError(f"{rule}, got {reason}; export again") from None
-
-
-def load_float32(
-    folder: Path, manifest: Manifest, described: Manifest, threads: Optional[int]
-) -> TorchGraph:
-    """Load the float32 form, which `described` describes, of an artefact of target torchscript or
-    pt2. Raise ValueError if the file is damaged.
-    """
-    load = {"torchscript": _float32_script, "pt2": _float32_program}[manifest.target]
-    run = load(folder / rules.graph_file(manifest), manifest)
-
-    def call(*arguments: Any) -> Any:
-        *single, states = arguments
-        return run(*map(_wide, single), [_wide(value) for value in states])
-
-    return TorchGraph(limited(call, threads) if threads else call, described)
-
-
-def _float32_script(path: Path, _: Manifest) -> Any:
-    module = read_script(path)
-    graph = module.graph
-    for node in graph.findAllNodes("prim::Constant"):
-        value = node.output().toIValue()
-        if _is_half(value):
-            node.t_("value", value.float())
-            node.output().inferTypeFrom(value.float())
-        elif type(value) is int and value == HALF_CODE:
-            _replace_dtypes(graph, node)
-    return module.forward
-
-
-def _replace_dtypes(graph: Any, constant: Any) -> None:
-    """Make nodes that read a constant as a dtype read float32 instead of float16."""
-    import torch
-
-    for use in list(constant.output().uses()):
-        if use.user.schema() == "(no schema)":
-            continue
-        taken = torch._C.parse_schema(use.user.schema()).arguments
-        if use.offset < len(taken) and taken[use.offset].name == "dtype":
-            with graph.insert_point_guard(use.user):
-                use.user.replaceInput(use.offset, graph.insertConstant(FLOAT_CODE))
-
-
-def _float32_program(path: Path, manifest: Manifest) -> Any:
-    program = read_program(path, manifest)
-    module = program.graph_module
-    for node in module.graph.nodes:
-        node.args = tuple(map(_wide_dtype, node.args))
-        node.kwargs = {name: _wide_dtype(value) for name, value in node.kwargs.items()}
-    module.recompile()
-    return nested(partial(module.forward, *map(_wide, weights_of(program))), manifest)
-
-
-def _wide(value: Any) -> Any:
-    return value.float() if _is_half(value) else value
-
-
-def _wide_dtype(value: Any) -> Any:
-    import torch
-
-    return torch.float32 if value is torch.float16 else value
-
-
-def _is_half(value: Any) -> bool:
-    import torch
-
-    return isinstance(value, torch.Tensor) and value.dtype is torch.float16

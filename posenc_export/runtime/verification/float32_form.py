@@ -21,6 +21,7 @@ from posenc_export.runtime.graphs.onnx_parts import (
     without_attributes,
 )
 from posenc_export.runtime.session.model import Model
+from posenc_export.shared.refusal import refusal
 
 MICROSOFT = "com.microsoft"
 ROUNDED, FLOATS = 4, 1  # accuracy_level of MatMulNBits with activations in 8 bits, and in float32
@@ -38,10 +39,9 @@ def load_form(folder: Path, manifest: Manifest, threads: Optional[int]) -> Model
     operator; None uses all cores. Raise ValueError for a graph that cannot be loaded, or OSError.
     """
     described = _described(manifest)
-    if manifest.in_torch:
-        from posenc_export.runtime.graphs.torch_files import load_float32
-
-        return Model(load_float32(folder, manifest, described, threads), folder)
+    if manifest.in_torch:  # of an earlier version
+        rule, got = f"float32 for target {manifest.target}", manifest.dtype
+        raise refusal("verify", rule, got, "export it again")
     from posenc_export.runtime.graphs.ort_graph import OrtGraph
 
     path = folder / graph_file(manifest)

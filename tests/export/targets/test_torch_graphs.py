@@ -52,11 +52,6 @@ def test_a_laid_out_weight_keeps_its_values(shape: Tuple[int, int]) -> None:
     assert torch.equal(laid_out(weight), weight)
 
 
-def test_a_weight_of_half_precision_keeps_its_layout() -> None:
-    weight = torch.zeros(7, 3, dtype=torch.float16)
-    assert laid_out(weight) is weight
-
-
 class Repeats(torch.nn.Module):
     """Repeats operations on an input, on a cache that it writes between them, and on tensors
     that it fills differently.
