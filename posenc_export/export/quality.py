@@ -2,7 +2,7 @@
 
 import math
 from pathlib import Path
-from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Dict, List, NamedTuple, Optional
 
 import numpy as np
 
@@ -12,7 +12,6 @@ from posenc_export.export.manifest_writer import Verified
 from posenc_export.export.quantization.formats import MIXED, format_of
 from posenc_export.export.quantization.samples import Sample
 from posenc_export.export.quantization.text import MeasuredText, is_default
-from posenc_export.export.sources import in_few_bits
 from posenc_export.runtime import load
 from posenc_export.runtime.artefact.certificate import FAILED, FORM
 from posenc_export.runtime.artefact.manifest import Manifest
@@ -159,7 +158,7 @@ def _short(number: float) -> float:
 
 
 def _check_loss(loss: Loss, manifest: Manifest, inputs: Inputs, text: MeasuredText) -> None:
-    """Raise ValueError for a loss above the limit, with what other formats of weights lose."""
+    """Raise ValueError for a loss above the limit."""
     if loss.ratio <= inputs.most:
         return
     figures = loss.figures(manifest)
@@ -172,13 +171,13 @@ def _check_loss(loss: Loss, manifest: Manifest, inputs: Inputs, text: MeasuredTe
         f"{loss.tokens} tokens, {text.name}"
     )
     enough = math.ceil(100 * loss.ratio) / 100
-    choices = [*_better(manifest, inputs, text), f"accept it with max_loss {enough:.2f}"]
+    choices = [*_better(manifest, inputs), f"accept it with max_loss {enough:.2f}"]
     rule = f"{what} to raise the perplexity at most {inputs.most:g} times"
     raise refusal("export", rule, f"{loss.ratio:.2f} times ({measured})", " or ".join(choices))
 
 
-def _better(manifest: Manifest, inputs: Inputs, text: MeasuredText) -> List[str]:
-    """Return what else a user can do, with the loss of larger formats of weights."""
+def _better(manifest: Manifest, inputs: Inputs) -> List[str]:
+    """Return what else a user can do."""
     if manifest.weights is None or manifest.weights.format not in LARGER:
         return ["choose float32"]
     chosen = manifest.weights.format
@@ -187,19 +186,5 @@ def _better(manifest: Manifest, inputs: Inputs, text: MeasuredText) -> List[str]
     return [
         *(["give a larger size"] if manifest.formats else []),
         *(["give calibration data"] if calibrate else []),
-        *(
-            f"choose weights {name} ({ratio:.2f} times)"
-            for name, ratio in _ratios(LARGER[chosen], inputs, text)
-        ),
+        *(f"choose weights {name}" for name in LARGER[chosen]),
     ]
-
-
-def _ratios(
-    formats: Sequence[str], inputs: Inputs, text: MeasuredText
-) -> Iterator[Tuple[str, float]]:
-    """Yield formats with the rise of the perplexity by rounded weights alone."""
-    length = text.sample.windows.shape[1]
-    plain = eager_session(inputs.model, length)
-    for name in formats:
-        rounded = eager_session(in_few_bits(inputs.model, name, inputs.sample).model, length)
-        yield name, _of_text(rounded, plain, text.sample).ratio

@@ -38,6 +38,7 @@ class Builder:
         max_positions: the range of positions is 0 .. max_positions - 1.
         on_grid: grids and codes of rounded weights by the name that their nodes OnGrid have.
         levels: encodings.shared.tables.levels_of; empty for a graph that stores whole tables.
+        on_device: as in Lowerings.
 
     Attributes:
         nodes: the new nodes, which are not in the graph yet.
@@ -52,9 +53,10 @@ class Builder:
         max_positions: int,
         on_grid: Mapping[str, Rounding] = MappingProxyType({}),
         levels: Mapping[str, Any] = MappingProxyType({}),
+        on_device: bool = False,
     ) -> None:
         self.model, self.graph, self.dtype = model, model.graph, dtype
-        self.max_positions = max_positions
+        self.max_positions, self.on_device = max_positions, on_device
         known = {"float16": ir.DataType.FLOAT16, "bfloat16": ir.DataType.BFLOAT16}
         self.onnx_dtype = known.get(dtype, ir.DataType.FLOAT)
         self.levels, self.nodes = levels, list[ir.Node]()

@@ -47,7 +47,10 @@ class Lowerings(NamedTuple):
     few_bits: Callable[[str], Any]
     # Fusions of standard nodes, applied to the lowered graph.
     fusions: Mapping[str, Fusion] = MappingProxyType({})
-    two_levels: bool = True  # whether large tables of rotations are stored in two levels
+    # Whether kernels of a device run the graph, for which the caller counts slots: Range and Slice
+    # read sizes on the host, to which one that is computed on the device would be copied. Large
+    # tables of rotations are then stored whole.
+    on_device: bool = False
 
 
 def write_onnx(source: Source, manifest: Manifest, folder: Path, lowerings: Lowerings) -> Graph:
@@ -61,8 +64,8 @@ def write_onnx(source: Source, manifest: Manifest, folder: Path, lowerings: Lowe
     if manifest.passed_dtype != manifest.dtype:
         graph_ends.cast(model.graph, manifest)
     module = wrap(source.model, manifest.signature)
-    levels = levels_of(module) if lowerings.two_levels else {}
-    op = Builder(model, manifest.dtype, manifest.max_positions, source.on_grid, levels)
+    levels, sizes = {} if lowerings.on_device else levels_of(module), manifest.max_positions
+    op = Builder(model, manifest.dtype, sizes, source.on_grid, levels, lowerings.on_device)
     joined_products.join(op)
     spelled = {"Where": standard.choice_of_booleans, "RMSNormalization": standard.norm_of_one_type}
     replace_nodes(op, {**two_levels.GATHERS, **spelled})

@@ -27,10 +27,6 @@ from posenc_export.ops import graph
 from posenc_export.runtime.graphs.kernel_library import OPERATOR
 
 
-def attend(op: Builder, node: graph.Attend) -> ir.Value:
-    return ort_attention.attend(op, node, slides=True)
-
-
 def append_positions(op: Builder, node: graph.AppendPositions) -> ir.Value:
     return ort_slots.key_positions(op)
 
@@ -56,11 +52,9 @@ def distances(op: Builder, node: graph.Distances) -> ir.Value:
     """Subtract slots, exact in float32 below 2^24 and with fewer nodes than int64 positions."""
     if ort_slots.of_call(op, node.k_positions):
         return standard.distances(op, node)
-    _, total = ort_slots.lengths(op)
-    count = op.Cast(total, to=FLOAT)
-    slots = op.Range(op.constant(0, "float32"), count, op.constant(1, "float32"))
-    queries = op.Cast(ort_slots.cache_position(op), to=FLOAT)
-    return op.Sub(slots, op.Unsqueeze(queries, [1, 3]))
+    slots, queries = ort_slots.slots(op), ort_slots.cache_position(op)
+    keys, queries = (op.Cast(value, to=FLOAT) for value in (slots, queries))
+    return op.Sub(keys, op.Unsqueeze(queries, [1, 3]))
 
 
 def collect_by_distance(op: Builder, node: graph.CollectByDistance) -> ir.Value:
@@ -72,11 +66,7 @@ def collect_by_distance(op: Builder, node: graph.CollectByDistance) -> ir.Value:
 
 def append(op: Builder, node: graph.Append) -> ir.Value:
     """Write into the buffer in place; nodes that read all slots get a slice of the valid ones."""
-    return append_at(op, node, *ort_slots.written(op, node))
-
-
-def append_at(op: Builder, node: graph.Append, first: ir.Value, total: ir.Value) -> ir.Value:
-    """`append` from slots first [B] on; other nodes read slots 0 .. total - 1, [1]."""
+    first, total = ort_slots.written(op, node)
     buffer = op.TensorScatter(node.past, op.Transpose(node.new, perm=[0, 2, 1, 3]), first, axis=2)
     valid = op.Slice(buffer, [0], total, [2])
     for reader, index in list(node.output.uses()):
@@ -93,7 +83,7 @@ LOWERING: Tuple[Table, ...] = (
         **{kind: emit for kind, emit in onnx_growing.LOWERING[0].items() if kind not in LATER},
         graph.AppendPositions: append_positions,
         graph.Distances: distances,
-        graph.Attend: attend,
+        graph.Attend: ort_attention.attend,
         graph.WaveProducts: wave_products,
         graph.RowsAtCounts: rows_at_counts,
         graph.CollectByDistance: collect_by_distance,

@@ -21,21 +21,17 @@ from posenc_export.runtime.session.caches import WINDOW_ROOM
 AFTER_SOFTMAX = 2  # value of the attribute qk_output
 
 
-def attend(op: Builder, node: Attend, slides: bool = False) -> ir.Value:
+def attend(op: Builder, node: Attend) -> ir.Value:
     """Emit GroupQueryAttention if no other node reads the appended keys and values, otherwise
     standard attention over the valid slots.
 
     In float16, content scores may exceed the range of its bias.
-
-    Args:
-        slides: whether a cache may begin at a later token than the first, if queries read the last
-            tokens only.
     """
     appended = standard.appended_here(node)
     if appended is None or (node.content is not None and op.dtype != "float32"):
         return standard.attend(op, node)
     wide, compact = widened(*appended), ort_slots.by_columns(op) is None
-    window = _window(op, node) if slides else 0
+    window = _window(op, node)
     op.windows |= {str(append.past.name): window for append in appended if window}
     outputs = _group_query(op, node, appended, wide, bool(window))
     for reader in node.readers(AttentionWeights):
@@ -97,7 +93,8 @@ def _window(op: Builder, node: Attend) -> int:
     """Return `window_of` the mask of a node; 0 if it is given scores of all tokens."""
     mask = Mask.of(node.mask)
     assert mask is not None
-    return 0 if op.dtype != "float32" or with_scores(node, mask) else window_of(op, mask)
+    whole = op.dtype != "float32" or op.on_device or with_scores(node, mask)
+    return 0 if whole else window_of(op, mask)
 
 
 def with_scores(node: Attend, mask: Mask) -> bool:

@@ -1,6 +1,5 @@
 """Target `ort-cuda`: as `ort`, for kernels of the CUDA provider. The slots of the cache are counted
-by the caller: Range and Slice read their sizes on the host, and a size that is computed on the
-device would be copied there in every step. A sum and the norm after it are one kernel.
+by the caller. A sum and the norm after it are one kernel.
 """
 
 from dataclasses import replace
@@ -16,10 +15,9 @@ from posenc_export.export.targets import (
     ort,
     ort_attention,
     ort_layers,
-    ort_slots,
     standard,
 )
-from posenc_export.export.targets.builder import FLOAT, MICROSOFT, Builder
+from posenc_export.export.targets.builder import MICROSOFT, Builder
 from posenc_export.export.targets.cuda_weights import InHalf
 from posenc_export.export.targets.onnx_file import FILE_NAME, Lowerings, write_onnx
 from posenc_export.export.targets.rewriter import Replaced, Table
@@ -34,34 +32,6 @@ FUSED = (64, 128, 256)
 # Tokens of a prompt in one run of a model without scores in memory: few launches of large kernels.
 # A bias takes [H,chunk,T].
 CHUNK = 1024
-
-
-def slots(op: Builder) -> ir.Value:
-    """Return the input with the numbers of the slots that a call may read, [T] int64: 0, 1, ...
-    T-1, at least to the last valid slot of the longest row.
-    """
-    return op.input("slots")
-
-
-def append_positions(op: Builder, node: graph.AppendPositions) -> ir.Value:
-    return ort_slots.positions_of(op, slots(op))
-
-
-def distances(op: Builder, node: graph.Distances) -> ir.Value:
-    """Subtract slots of queries from slots of keys, as `ort.distances`."""
-    if ort_slots.of_call(op, node.k_positions):
-        return standard.distances(op, node)
-    keys = op.Cast(slots(op), to=FLOAT)
-    queries = op.Cast(ort_slots.cache_position(op), to=FLOAT)
-    return op.Sub(keys, op.Unsqueeze(queries, [1, 3]))
-
-
-def append(op: Builder, node: graph.Append) -> ir.Value:
-    """Write new keys or values into the buffer in place. Nodes that read all slots get a slice
-    of those that are counted, whose number is known on the host.
-    """
-    first = op.Gather(ort_slots.cache_position(op), 0, axis=1)
-    return ort.append_at(op, node, first, op.Shape(slots(op)))
 
 
 def attend(op: Builder, node: graph.Attend) -> ir.Value:
@@ -144,15 +114,13 @@ def _of_one_shape(first: Optional[ir.Value], second: Optional[ir.Value]) -> bool
 LOWERING: Tuple[Table, ...] = (
     {
         **ort.LOWERING[0],
-        graph.AppendPositions: append_positions,
-        graph.Distances: distances,
         graph.Attend: attend,
         graph.Experts: experts.flat,
     },
-    {**ort.LOWERING[1], graph.Append: append},
+    ort.LOWERING[1],
 )
 FUSIONS = {**ort_layers.FUSIONS, "RMSNormalization": norm, "LayerNormalization": norm_of_heads}
-LOWERINGS = Lowerings(LOWERING, InHalf, FUSIONS, two_levels=False)
+LOWERINGS = Lowerings(LOWERING, InHalf, FUSIONS, on_device=True)
 
 
 def write(source: Source, manifest: Manifest, folder: Path) -> Graph:

@@ -61,9 +61,14 @@ def first_position(op: Builder) -> ir.Value:
     return op.input("first_position")
 
 
+def slots(op: Builder) -> ir.Value:
+    """Return the slots of compact rows [T] int64, at least to the last one of the longest row."""
+    return op.input("slots") if op.on_device else op.Range(op.constant(0), total(op), 1)
+
+
 def key_positions(op: Builder) -> ir.Value:
     """Return the positions of the slots of compact rows [B,T]."""
-    return positions_of(op, op.Range(op.constant(0), total(op), 1))
+    return positions_of(op, slots(op))
 
 
 def key_positions_in_windows(op: Builder) -> ir.Value:
@@ -91,8 +96,8 @@ def in_slots(op: Builder, key_positions: ir.Value) -> bool:
 
 
 def written(op: Builder, append: Append) -> Tuple[ir.Value, ir.Value]:
-    """Return the first new slot of each row [B], and the valid slots of the longest row [1]."""
+    """Return the first new slot of each row [B], and the slots to read of the longest row [1]."""
     first = append.write_index
     if by_columns(op) is None:
         first = op.Gather(cache_position(op), 0, axis=1)
-    return first, op.Unsqueeze(total(op), [0])
+    return first, op.Shape(slots(op)) if op.on_device else op.Unsqueeze(total(op), [0])
