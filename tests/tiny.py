@@ -53,7 +53,6 @@ CHOICES = {
     "dynamic_bias-norm": "hidden=8,norm=layer",
     "inkling-near": "basis=3,extent=9,scores=by_size",
     "wavlm-near": "buckets=8,max_distance=20",
-    "transformer_xl-segments": "segments=pairs",
     "transformer_xl-clamped": "clamp=7",
     "shaw-plain": "left=9,right=0,values=plain",
     "infused-trained": "table=trained",
@@ -98,8 +97,7 @@ CHOICES = {
     "xdrope-sections": "text=3,width=2,height=1,alpha=4.0",
     "alibi-mpt": "max_bias=16.0",
     "alibi-scaled": "scale=0.25",
-    "alibi-rounded": "added=before,numerics=bfloat16",
-    "alibi-some-heads": "heads=3,added=before",
+    "alibi-some-heads": "heads=3",
 }
 VARIANTS = {
     **{name: {"name": name} for name in REGISTRY},

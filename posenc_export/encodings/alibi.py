@@ -3,10 +3,9 @@ slopes).
 """
 
 import math
-from typing import Literal, Optional
+from typing import Optional
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from posenc_export import ops
@@ -30,33 +29,21 @@ class ALiBi(PositionEncoding):
         max_bias: exponent of the smallest slope; 8 in the paper, alibi_bias_max of MPT.
         scale: factor on all slopes; 1 in the paper.
         heads: number n of heads with a slope, counted from the first head; 0 for all heads.
-        added: "after" adds the bias to q k / sqrt(D), as in the paper; "before" adds it to q k, so
-            that it is divided by sqrt(D) too, as in Falcon.
-        numerics: "exact"; "bfloat16" for m_h |i - j| as the difference of m_h i and m_h j, both
-            rounded to bfloat16, as in Falcon. The bias of a pair then depends on both positions,
-            and the rounded numbers are a table [max_positions,H].
-        distances: what |i - j| counts in an attention_mask with zeros between ones: "columns", as
-            in MPT, or "tokens", as in BLOOM and Falcon. Otherwise both are equal.
 
     Raises:
-        ValueError: max_bias or scale not above 0, more heads than H, an unknown value of added,
-            numerics or distances.
+        ValueError: max_bias or scale not above 0, more heads than H.
     """
 
     above = {"max_bias": 0, "scale": 0}
 
     def bias(self, q_positions: Tensor, k_positions: Tensor) -> Optional[Tensor]:
         """Positions [B,S], [B,T] to [B,H,S,T] float32; if causal, arbitrary after the query."""
-        if self.rounded:
-            of_keys, of_queries = self.products(k_positions), self.products(q_positions)
-            bias = of_keys.permute(0, 2, 1).unsqueeze(2) - of_queries.permute(0, 2, 1).unsqueeze(3)
-        else:
-            bias = ops.distances(q_positions, k_positions) * self.slopes.rows.view(-1, 1, 1)
+        bias = ops.distances(q_positions, k_positions) * self.slopes.rows.view(-1, 1, 1)
         # Distances are j - i: below 0 for earlier keys, and a causal mask hides later ones.
         return bias if self.causal else -bias.abs()
 
     def bias_rule(self) -> str:
-        return "" if self.rounded else "-abs(q - k)"
+        return "-abs(q - k)"
 
     def __init__(
         self,
@@ -64,24 +51,16 @@ class ALiBi(PositionEncoding):
         max_bias: float = 8.0,
         scale: float = 1.0,
         heads: int = 0,
-        added: Literal["after", "before"] = "after",
-        numerics: Literal["exact", "bfloat16"] = "exact",
-        distances: Literal["columns", "tokens"] = "columns",
     ) -> None:
         super().__init__()
         if not 0 <= heads <= geometry.heads:
             rule = f"heads within 0 .. {geometry.heads}, the heads of the attention"
             raise refusal("alibi", rule, heads, "set heads=0 for all")
         self.max_bias, self.heads = float(max_bias), heads or geometry.heads
-        self.causal, self.rounded = geometry.causal, numerics == "bfloat16"
-        self.counts_tokens = distances == "tokens"
-        self.scale = float(scale) / (math.sqrt(geometry.head_size) if added == "before" else 1.0)
+        self.causal, self.scale = geometry.causal, float(scale)
         slopes = np.zeros(geometry.heads)
         slopes[: self.heads] = _slopes(self.heads, self.max_bias)
         self.slopes = Table(self.scale * slopes)
-        positions = torch.arange(geometry.max_positions if self.rounded else 1)[:, None].bfloat16()
-        products = positions * torch.from_numpy(slopes).float().bfloat16()
-        self.products = Table(products.double().numpy() * self.scale)
 
 
 def _slopes(count: int, max_bias: float) -> np.ndarray:
@@ -92,22 +71,12 @@ def _slopes(count: int, max_bias: float) -> np.ndarray:
     return 2.0 ** (-max_bias * exponents[:count])
 
 
-def _rounded(value: float) -> float:
-    """Round to the 8 significant bits of bfloat16, halves to even."""
-    mantissa, exponent = math.frexp(value)
-    return math.ldexp(round(mantissa * 256), exponent - 8)
-
-
 class ALiBiOracle(Oracle, of=ALiBi):
     def bias(self, head: int, query: int, key: int) -> float:
         e = self.encoding
         if head >= e.heads:
             return 0.0
-        if e.rounded:
-            slope = _rounded(self.slope(head))
-            of_key, of_query = (_rounded(slope * _rounded(p)) for p in (key, query))
-            return -abs(of_key - of_query) * float(e.scale)
-        return -self.slope(head) * float(e.scale) * abs(query - key)
+        return -self.slope(head) * e.scale * abs(query - key)
 
     def slope(self, head: int) -> float:
         below, max_bias = 1, self.encoding.max_bias

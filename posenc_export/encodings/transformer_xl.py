@@ -3,7 +3,7 @@ XLNet the same).
 """
 
 import math
-from typing import List, Literal, Mapping, Optional
+from typing import List, Mapping
 
 import numpy as np
 import torch
@@ -30,35 +30,24 @@ class TransformerXL(PositionEncoding):
     besides the scores: rotated queries [B,H,S,E] and sinusoids of keys [B,T,E]. With a clamp,
     distances d are clipped to -clamp .. clamp.
 
-    With segments, ((q_i + s_h) . e_h[t_i != t_j]) / sqrt(D) is added, with token types t and
-    trained s, e (Yang et al. 2019, XLNet, Relative Segment Encodings). Without token types the term
-    is the same for all keys and is left out.
-
     Hook: rescore. State: none. Range: 0 .. max_positions - 1.
 
     Args:
         geometry: width E (even) of R, heads, head size D.
         clamp: largest distance in tokens, clamp_len of Transformer-XL and XLNet; 0 for no limit.
-        segments: "pairs" adds the term of segments, as XLNet; "none", as Transformer-XL.
 
     Weights:
         u, v: added to queries in the first and the second term, [H,D] each; r_w_bias and r_r_bias
             of checkpoints.
         weight: W, [H,D,E]: columns of sines, then of cosines, which alternate in Conformers
             (linear_pos of Wav2Vec2-Conformer, relative_k_proj of Parakeet).
-        s: added to queries in the term of segments, [H,D], r_s_bias of XLNet; if segments is
-            "pairs".
-        segment: e for tokens of the same segment, then for tokens of different segments, [2,H,D],
-            seg_embed of XLNet; if segments is "pairs".
 
     Raises:
-        ValueError: odd width, a negative clamp, unknown segments.
+        ValueError: odd width, a negative clamp.
     """
 
     shared = False
     least = {"clamp": 0}
-    s: Optional[Tensor]
-    segment: Optional[Tensor]
 
     def rescore(
         self,
@@ -71,7 +60,7 @@ class TransformerXL(PositionEncoding):
         scale: float,
         states: List[Tensor],
     ) -> Tensor:
-        """As in PositionEncoding; states [token types [B,S]] or []."""
+        """As in PositionEncoding, without states."""
         by_head = (q.to(torch.float32) + self.v.to(torch.float32)).transpose(1, 2)
         projected = by_head @ self.weight.to(torch.float32)
         relative = ops.wave_products(projected, positions, key_positions, self.waves.rows)
@@ -83,21 +72,12 @@ class TransformerXL(PositionEncoding):
                 behind,
                 torch.where(distances.gt(self.clamp), ahead, relative),
             )
-        added, segment = self.s, self.segment
-        if added is not None and segment is not None and len(states) > 0:
-            by_head = (q.to(torch.float32) + added.to(torch.float32)).transpose(1, 2)
-            of_pairs = by_head @ segment.to(torch.float32).permute(1, 2, 0)  # [B,H,S,2]
-            same, other = of_pairs.split(1, dim=-1)
-            is_same = ops.distances(states[0], states[0]).eq(0)
-            relative = relative + torch.where(is_same, same, other)
         return ops.attend((q + self.u.to(q.dtype)), keys, values, mask, scale * relative, scale)
 
     def edges(self) -> List[Edge]:
         return [Edge(f"clamp {self.clamp}", self.clamp + 1)] if self.clamp else []
 
-    def __init__(
-        self, geometry: Geometry, clamp: int = 0, segments: Literal["none", "pairs"] = "none"
-    ) -> None:
+    def __init__(self, geometry: Geometry, clamp: int = 0) -> None:
         super().__init__()
         if geometry.width % 2:
             raise refusal("transformer_xl", "an even width", geometry.width, "choose another width")
@@ -108,13 +88,11 @@ class TransformerXL(PositionEncoding):
         self.waves = Table(np.concatenate((np.cos(angles), np.sin(angles)), axis=1))
         ends = np.outer(frequencies, (clamp, -clamp))  # before and after the query
         self.ends = Table(np.concatenate((np.sin(ends), np.cos(ends))))
-        pairs, size = segments == "pairs", (geometry.heads, geometry.head_size)
+        size = (geometry.heads, geometry.head_size)
         self.u = torch.nn.Parameter(0.5 * torch.randn(size))
         self.v = torch.nn.Parameter(0.5 * torch.randn(size))
         width = geometry.width
         self.weight = torch.nn.Parameter(torch.randn(*size, width) / math.sqrt(width))
-        self.s = torch.nn.Parameter(0.5 * torch.randn(size)) if pairs else None
-        self.segment = torch.nn.Parameter(torch.randn(2, *size)) if pairs else None
 
 
 class TransformerXLOracle(Oracle, of=TransformerXL):
@@ -132,11 +110,4 @@ class TransformerXLOracle(Oracle, of=TransformerXL):
         clamp, d = self.encoding.clamp, query - key
         waves = sinusoids.row(min(max(d, -clamp), clamp) if clamp else d, weight.shape[1])
         r = np.concatenate((waves[::2], waves[1::2]))
-        score = u @ k + (q + v) @ (weight @ r) + self.segment_term(head, q, query, key)
-        return float(score) / math.sqrt(len(q))
-
-    def segment_term(self, head: int, q: np.ndarray, query: int, key: int) -> float:
-        if self.types is None or "segment" not in self.weights:
-            return 0.0
-        other = int(self.types[query - self.first] != self.types[key - self.first])
-        return float((q + self.weights["s"][head]) @ self.weights["segment"][other, head])
+        return float(u @ k + (q + v) @ (weight @ r)) / math.sqrt(len(q))

@@ -190,7 +190,7 @@ def counts_slots(model: Model) -> bool:
     if any(rule and (rule.before >= 0 or rule.after > 0 or rule.chunk) for rule in rules):
         return True
     parts = [part for encoding in encodings_in(model) for part in parts_of(encoding)]
-    return any(overrides(part, "bias") and not part.counts_tokens for part in parts)
+    return any(overrides(part, "bias") for part in parts)
 
 
 def refuses_gaps(model: Model) -> bool:

@@ -173,7 +173,6 @@ def test_complex_words_with_shared_frequencies_equal_words_with_the_same_frequen
     ("alibi:max_bias=0", "expected max_bias above 0"),
     ("alibi:scale=0", "expected scale above 0"),
     ("alibi:heads=7", "expected heads within 0 .. 6"),
-    ("alibi:added=between", "expected added to be one of after, before"),
     ("rope:theta", "name=value"),
     ("rope_linear:factor=inf", "expected factor to be a finite number"),
     ("rope_linear:theta=inf", "expected theta to be a finite number"),

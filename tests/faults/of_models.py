@@ -9,7 +9,6 @@ from torch import Tensor
 
 from posenc_export import ops
 from posenc_export.models.parts.residuals import PostNorm, PreNorm
-from tests.faults.of_encodings import each
 from tests.faults.planting import Fault
 
 
@@ -65,11 +64,6 @@ MODULES: Tuple[Tuple[str, str, Any], ...] = (
         "segments of an encoder with coordinates are lost",
         "encoder learned_2d",
         _without_segments,
-    ),
-    (
-        "segments in scores exchanged",
-        "encoder transformer_xl-segments",
-        each(lambda e: e.segment.copy_(e.segment.flip(0))),
     ),
     ("encodings of two layers exchanged", "two thetas", _layers_exchanged),
 )

@@ -48,12 +48,6 @@ FOUND: Dict[str, Dict[str, Any]] = {
         ("integer", "block", "torchscript", "positions", 600),
         _read(25, chunk=1, keep=None),
     ),
-    # The free slots of the shorter row had positions past the range, with which the encoding read
-    # its table.
-    "a row at the end of the range beside a longer one": _case(
-        ("alibi-rounded", "decoder", "ort", "positions", 40),
-        _read(2, 1, do="admit", start=[0, 39], keep=None),
-    ),
     # The slot of a step that might have broken off was filled although a full cache does not have
     # it: IndexError.
     "a fork of a cache that steps have filled to its end": _case(

@@ -94,8 +94,6 @@ class PositionEncoding(torch.nn.Module):
             `bias` or `rescore`, for pictures; (0, 0) for positions of a sequence.
         least, above, most: smallest, exceeded and largest values of parameters, by name; others are
             refused before anything is built.
-        counts_tokens: whether `bias` counts the tokens, not the columns, of an attention_mask with
-            zeros between ones.
         any_size: whether `rotate` and `rescore` take queries and keys of any size, and so may stand
             beside an encoding with another `key_size`.
         chunk: tokens of a row that a session feeds at a time, which bounds tensors of size [S,T].
@@ -108,7 +106,6 @@ class PositionEncoding(torch.nn.Module):
     grid_bias = False
     coordinate_range = 0
     with_position = False
-    counts_tokens = False
     any_size = False
     window = (0, 0)  # without a type annotation, which TorchScript would read
     least: Mapping[str, float] = {}
