@@ -63,16 +63,16 @@ def measured(name: str) -> List[Dict[str, Any]]:
 
 def _read(name: str, folder: Path) -> Tuple[Any, Any, Callable[[Any], Any]]:
     """Return the model of transformers, ours, and a function that opens a loaded artefact."""
-    from tests.models import checkpoints, encoders, pairs, series
+    from tests.models import checkpoints, encoders, pairs
 
     if name in pairs.MODELS:
         peer, decoder, encoded = pairs.saved(name, folder)
         return peer, decoder, lambda model: pairs.Reading(model.session(), encoded)
     if name in encoders.MODELS:
         peer, folder = encoders.saved(name, folder)
-        return peer, encoders.read(name, folder), lambda model: model.session()
-    peer, folder = checkpoints.saved(name, folder)
-    return peer, from_pretrained(folder), lambda model: series.opened(model.session())
+    else:
+        peer, folder = checkpoints.saved(name, folder)
+    return peer, from_pretrained(folder), lambda model: model.session()
 
 
 def passes(row: Dict[str, Any]) -> bool:

@@ -1,4 +1,4 @@
-"""`posenc generate`: continue a text with a decoder, or transcribe what an encoder reads."""
+"""`posenc generate`: continue a text with a decoder."""
 
 import argparse
 import json
@@ -33,17 +33,6 @@ OPTIONS: Table = {
     "--encoder": option(
         "folder of the encoder's artefact, for a decoder that reads one", type=Path
     ),
-    "--features": option(
-        "in place of --prompt, features for the encoder, such as the spectrogram of Whisper: "
-        ".npy with float32 [channels,frames] or [1,channels,frames]",
-        type=Path,
-        metavar="FILE",
-    ),
-    "--language": option(
-        "language of the speech for Whisper, such as en (default: that of the checkpoint, or the "
-        "one that the model detects)"
-    ),
-    "--task": option("transcribe or translate, for Whisper (default: that of the checkpoint)"),
     "--max-tokens": option(
         "largest number of tokens to add; fewer if the text ends earlier", MAX_TOKENS
     ),
@@ -81,16 +70,13 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _check(options: argparse.Namespace) -> None:
-    encoder, sources = options.encoder is not None, bool(options.prompt) + bool(options.features)
-    of_encoder = bool(options.features or options.language or options.task)
+    encoder = options.encoder is not None
     several = options.system is not None or len(options.prompt) > 1
     got = "--system" if options.system is not None else f"{len(options.prompt)} prompts"
     most = options.max_tokens
     rules = {
         f"max-tokens of at least 1, got {most}; give --max-tokens N": most >= 1,
-        f"--prompt or --features, got {'both' if sources else 'neither'}; give one": sources == 1,
-        "--encoder with --features, --language or --task, got none; give the folder of the "
-        "encoder's artefact": encoder or not of_encoder,
+        "--prompt, got none; give a text": bool(options.prompt),
         "--cache or --encoder, got both; leave one out": not encoder or options.cache is None,
         "--chat or --encoder, got both; leave one out": not encoder or not options.chat,
         "--chat with --chat-template-kwargs, got none; give it": options.chat
@@ -106,16 +92,16 @@ def _check(options: argparse.Namespace) -> None:
 
 
 def _continue(options: argparse.Namespace, model: Any, session: Any, held: List[int]) -> int:
-    """Print the continuation of a prompt, or the text of features. held: ids in the session."""
-    begin = "" if options.features else options.prompt[0]
-    prompt = [] if options.features else prompt_ids(model.tokenizer, begin)
+    """Print the continuation of a prompt. held: ids in the session."""
+    begin = options.prompt[0]
+    prompt = prompt_ids(model.tokenizer, begin)
     shown, source = "", First([prompt], endless=options.endless is not None)
     if options.encoder is None:
         shown = begin.encode("utf-8", "surrogateescape").decode(errors="replace")
     else:
         start_token(session.manifest)
-        output = _encoder_output(options, prompt)
-        source = First(None, output, options.language, options.task)
+        encoder = loaded(options, options.encoder).session()
+        source = First(None, encoder.prefill(np.array([prompt])))
     writer = Writer(session, model.tokenizer, held)
     parts: List[str] = []
     sampling = Sampling(*sampling_of(options), options.max_tokens)
@@ -164,35 +150,3 @@ def _converse(options: argparse.Namespace, model: Any, session: Any, held: List[
         reply = chat.messages[-1]["content"]
         print(json.dumps({"messages": chat.messages, "text": reply, "tokens": chat.tokens}))
     return 0
-
-
-def _encoder_output(options: argparse.Namespace, prompt: List[int]) -> np.ndarray:
-    """Output of the encoder, [1,Q,N]. Raise ValueError for a source that it does not read."""
-    encoder = loaded(options, options.encoder).session()
-    source = encoder.manifest.inputs[0]
-    if bool(encoder.manifest.vocabulary) == bool(options.features):
-        got, remedy = ("--features", "--prompt") if options.features else ("--prompt", "--features")
-        rule = f"the source that the encoder takes, {source.name}"
-        raise refusal("generate", rule, got, f"give {remedy}")
-    if options.features:
-        return encoder.prefill(_read_features(options.features, int(source.axes[-1])))
-    return encoder.prefill(np.array([prompt]))
-
-
-def _read_features(path: Path, size: int) -> np.ndarray:
-    """Return two frames of features for each token, [1,frames / 2,size]. size: 2 * channels."""
-    try:
-        features = np.load(path, allow_pickle=False)
-    except (OSError, ValueError) as error:
-        rule = f"{path.name} to be an array in .npy"
-        raise refusal("generate", rule, f"an error ({error})", "write it with numpy.save") from None
-    if features.ndim == 3 and len(features) == 1:
-        features = features[0]
-    fits = features.ndim == 2 and features.shape[0] * 2 == size and features.shape[1] % 2 == 0
-    if features.dtype != np.float32 or not fits:
-        raise ValueError(
-            f"generate: expected features float32 [{size // 2},frames] with an even number of "
-            f"frames, got {features.dtype} {list(features.shape)}; use the feature extractor of "
-            "the checkpoint"
-        )
-    return np.ascontiguousarray(features.T).reshape(1, -1, size)

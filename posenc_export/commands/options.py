@@ -97,7 +97,7 @@ SPECULATE: Table = {
 }
 PART = (
     "encoder or decoder of a model that has both (T5, BART); embeddings: tokens, positions, "
-    "segments and norm before the layers, of any model but Whisper"
+    "segments and norm before the layers"
 )
 # Options of a block with their defaults, and their help texts.
 BLOCK = {

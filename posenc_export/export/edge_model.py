@@ -85,7 +85,7 @@ def _drawn(model: Model) -> Dict[int, Any]:
 
 def _fewer_rows(model: Model) -> Dict[int, Any]:
     """Return the token table and the head with fewer rows, by the identities of the old ones."""
-    if not isinstance(model, Stack) or not model.config.tokens.vocabulary:
+    if not isinstance(model, Stack):
         return {}
     tables: List[Tensor] = [model.tokens.embedding.weight]
     if model.config.head is not None:
@@ -102,12 +102,10 @@ def _complete(model: Stack, chosen: Sequence[int]) -> None:
     """Let the description and the sizes of modules agree with the weights."""
     config, model.text, model.stored = model.config, Text(), {}
     order = tuple(config.order[index] for index in chosen)
-    tokens = config.tokens
-    if tokens.vocabulary:
-        count = min(tokens.vocabulary, VOCABULARY)
-        tokens, model.tokens.embedding.num_embeddings = replace(tokens, vocabulary=count), count
-        if config.head is not None:
-            model.head.linear.out_features = count  # type: ignore[union-attr]
+    model.tokens.embedding.num_embeddings = count = min(config.tokens.vocabulary, VOCABULARY)
+    if config.head is not None:
+        model.head.linear.out_features = count  # type: ignore[union-attr]
+    tokens = replace(config.tokens, vocabulary=count)
     model.config = replace(config, order=order, tokens=tokens, readout=None)
     model.readout = None
 

@@ -1,6 +1,6 @@
 """Inputs, outputs and states of the graph of a model, by name, dtype and axes."""
 
-from typing import Any, List, Tuple, Union, cast
+from typing import List, Tuple, Union
 
 from posenc_export.encodings.shared.base import StateSpec
 from posenc_export.export.read_module import ReadModule
@@ -29,8 +29,6 @@ def _read(model: Model) -> List[Value]:
     ids = Value("input_ids", "int64", (B, S))
     if isinstance(model, AttentionBlock) or not model.config.tokens:
         return [Value("hidden_states", dtype, (B, S, width))]
-    if isinstance(model, Stack) and model.config.tokens.features is not None:
-        return [Value("input_features", dtype, (B, S, model.tokens.size))]
     return [ids, *([Value("token_type_ids", "int64", (B, S))] if has_segments(model) else [])]
 
 
@@ -50,14 +48,12 @@ def outputs_of(model: Model, signature: str) -> List[Value]:
         return [Value(name, of_dtype, (B, tokens, width)), *_readout(model, width)]
     if not isinstance(model, Stack):
         return [Value("output", of_dtype, (B, S, width))]
-    config, head = model.config, cast(Any, model.head)
+    config = model.config
     if config.head is not None:
         tokens = R if takes_logits_index(model, signature) else S
         output = Value("logits", of_dtype, (B, tokens, config.tokens.vocabulary))
     elif config.key_values is not None:
         output = Value("encoder_key_values", of_dtype, (B, S, config.key_values.size))
-    elif config.forecast is not None:
-        output = Value("forecast", of_dtype, (B, S, head.size))
     else:
         output = Value("last_hidden_state", of_dtype, (B, S, width))
     return [output, *_readout(model, width)]
@@ -121,7 +117,7 @@ def step_weights(model: Model) -> int:
         for name, parameter in model.named_parameters()
         if ".encoding." not in name and not name.startswith("token_encoding.")
     )
-    if not isinstance(model, Stack) or not model.config.tokens.vocabulary:
+    if not isinstance(model, Stack):
         return total
     table, head = model.tokens.embedding.weight, model.config.head
     is_tied = head is not None and head.tied

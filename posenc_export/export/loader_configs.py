@@ -50,7 +50,7 @@ def write(model: Union[Stack, ReadModule], manifest: Manifest, folder: Path) -> 
             _put(folder / CONFIG, {**_kind(manifest, ENCODER), **sizes})
         return
     # Part of an encoder-decoder model, whose inputs have other names there.
-    if model.config.tokens.features is not None or model.config.key_values is not None:
+    if model.config.key_values is not None:
         return
     if not model.config.order:  # an embedding part without layers
         return

@@ -194,15 +194,14 @@ def counts_slots(model: Model) -> bool:
 
 
 def refuses_gaps(model: Model) -> bool:
-    """Return whether zeros between ones of a mask have no exact meaning: filters over tokens, which
-    transformers runs over padding in some calls, and rotations of cached keys with windows.
+    """Return whether zeros between ones of a mask have no exact meaning: encodings with a state
+    of tokens, and rotations of cached keys with windows.
     """
     if isinstance(model, ReadModule):  # whether it counts them is not known
         return True
-    orders = any(getattr(attention, "filters", False) for attention in model.attentions())
     encodings = encodings_in(model)
     turns = counts_slots(model) and any(overrides(e, "rescore") for e in encodings)
-    return orders or turns or any(overrides(e, "embed_next") for e in encodings)
+    return turns or any(overrides(e, "embed_next") for e in encodings)
 
 
 def has_cache(model: Model) -> bool:

@@ -12,7 +12,6 @@ from posenc_export import ops
 from posenc_export.encodings.shared.base import PositionEncoding, StateSpec
 from posenc_export.encodings.shared.combined import overrides
 from posenc_export.models.config import AttentionConfig
-from posenc_export.models.convolution import Convolution
 from posenc_export.models.linear_attention import LinearAttention
 from posenc_export.models.parts import build, float64
 from posenc_export.shared.places import evaluate
@@ -99,7 +98,6 @@ class Attention(torch.nn.Module):
         k = ops.split_heads(self.k_norm(k), self.kv_heads)  # [B,S,K,D]
         v = ops.split_heads(v, self.kv_heads)  # [B,S,K,D]
         q, k = self.encoding.rotate(q, k, coordinates)
-        q = self.projection.scaled(q)
         if self.cached:
             keys = ops.append(states[0], k, write_index)  # [B,K,T,D]
             values = ops.append(states[1], v, write_index)
@@ -128,7 +126,6 @@ class Attention(torch.nn.Module):
         q, k, v = self.projection.exact(x)
         q, k = self.q_norm.exact(q), self.k_norm.exact(k)
         q = np.stack([oracle.rotate_heads(*pair) for pair in zip(q, places, strict=True)])
-        q = self.projection.exact_scaled(q)
         k = np.stack([oracle.rotate_key_heads(*pair) for pair in zip(k, places, strict=True)])
         oracle.observe(x, positions[0], types)
         sinks = np.full(self.heads, -np.inf) if self.sinks is None else float64.numbers(self.sinks)
@@ -250,5 +247,5 @@ def attention(width: int, config: AttentionConfig, encoding: PositionEncoding) -
     check_direction(encoding, config.causal)
     if config.reads_encoder:
         return CrossAttention(width, config, encoding)
-    kinds = {"softmax": Attention, "linear": LinearAttention, "convolution": Convolution}
+    kinds = {"softmax": Attention, "linear": LinearAttention}
     return kinds[config.mechanism](width, config, encoding)

@@ -10,8 +10,7 @@ from posenc_export.shared.refusal import refusal
 
 LARGEST = 1 << 62  # keeps sums of sizes within int64
 Named = Dict[str, Any]  # {"name": name of a part or encoding, parameter: value}
-CONVOLUTION = "convolution"  # a mechanism with a projection of its name
-MECHANISMS = ("softmax", "linear", CONVOLUTION)
+MECHANISMS = ("softmax", "linear")
 
 
 def check(holds: bool, rule: str, got: object, remedy: str) -> None:
@@ -55,13 +54,12 @@ class AttentionConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
             encodings that compute scores themselves.
         softcap: scores become softcap tanh(s / softcap), before biases and masks.
         sinks: each head has a trained logit that takes part in the softmax and has no value.
-        mechanism: "softmax"; "linear" (models/linear_attention.py) with sees "causal" or "both";
-            "convolution" (models/convolution.py) with sees "both" and projection "convolution".
+        mechanism: "softmax"; "linear" (models/linear_attention.py) with sees "causal" or "both".
 
     Raises:
         ValueError: a size below 1, heads not divisible by kv_heads, an unknown mechanism, a
-            projection of another mechanism, a scale or softcap that is not a finite number above 0,
-            parts that cross-attention does not support, no cache with a recurrent mechanism.
+            scale or softcap that is not a finite number above 0, parts that cross-attention does
+            not support, no cache with a recurrent mechanism.
     """
 
     heads: int
@@ -88,9 +86,6 @@ class AttentionConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
         paired = self.reads_encoder == (projection == "queries")
         rule = "projection queries if and only if sees is encoder"
         check(paired, rule, f"{projection} and {sees}", "change one of them")
-        paired = (self.mechanism == CONVOLUTION) == (projection == CONVOLUTION)
-        rule = f"projection {CONVOLUTION} if and only if mechanism is {CONVOLUTION}"
-        check(paired, rule, f"{projection} and {self.mechanism}", "change one of them")
         whole = self.cached or not self.causal or self.mechanism == "softmax"
         rule = "mechanism to be softmax without a cache"
         check(whole, rule, self.mechanism, "leave cache out of sees")

@@ -41,6 +41,7 @@ from posenc_export.shared.suggestion import suggestion
 OLDEST = (5, 20)  # version of transformers
 INSTALL = "pip install 'posenc-export[transformers]'"
 OWN = "build the model in Python and give it to export_model"
+OF_TOKENS = "sound, images and series are not read; export a layer of it by export_model"
 # Keys of config.json, at any depth, that name code, kernels, files or devices, and the form of
 # outputs. Checkpoint reads quantization_config.
 LEFT_OUT = re.compile(
@@ -558,7 +559,7 @@ def _class(values: Mapping[str, Any], config: Any, head: bool) -> Tuple[Any, boo
         raise refusal(WHERE, rule, f"{name!r:.80}", OWN)
     inputs = [*inspect.signature(kind.forward).parameters][1:]
     if "input_ids" not in inputs:
-        raise refusal(WHERE, f"{kind.__name__} to read input_ids", ", ".join(inputs[:3]), OWN)
+        raise refusal(WHERE, f"{kind.__name__} to read input_ids", ", ".join(inputs[:3]), OF_TOKENS)
     if head and name and not (name.endswith("Model") or "LMHead" in name or kind is causal):
         head = base is None or task_of(values) in EACH
     return (kind if head or not name else base), head

@@ -26,16 +26,13 @@ SHARDED = ("model.safetensors.index.json", "pytorch_model.bin.index.json")
 OLD_ENDINGS = {"LayerNorm.gamma": "LayerNorm.weight", "LayerNorm.beta": "LayerNorm.bias"}
 TOKENIZER = "tokenizer.json"  # the file name of the tokenizers library
 GENERATION = "generation_config.json"
-# Settings of processors of features, such as the spectrogram of speech.
-PROCESSORS = ("preprocessor_config.json", "processor_config.json")
-# Files that accompany tokenizer.json: special tokens, chat template, generation, processors.
+# Files that accompany tokenizer.json: special tokens, chat template, generation.
 TOKENIZER_FILES = (
     "tokenizer_config.json",
     "special_tokens_map.json",
     "added_tokens.json",
     "chat_template.jinja",
     GENERATION,
-    *PROCESSORS,
 )
 BELONGS = "use the config.json that belongs to the weights"
 # transformers' names of output heads; tied heads may be saved as copies of the token table.

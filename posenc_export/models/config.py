@@ -52,40 +52,32 @@ class BlockConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
         return (self.attention,)
 
 
-HIDDEN_STATES = "hidden_states"
-OF_TOKENS = (HIDDEN_STATES, "patches")  # the features that a model with a cache may read
-
-
 class TokensConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """The embedding part: token ids or features to hidden states, by table or features, factor,
-    encodings, segments and norm, in this order.
+    """The embedding part: token ids to hidden states, by table, factor, encodings, segments and
+    norm, in this order.
 
     Args:
-        vocabulary: number of token ids V; 0 with features.
-        features: part that computes hidden states from features, in place of a token table.
-        scale: factor on embedded tokens or features.
+        vocabulary: number of token ids V.
+        features: None, as in descriptions of earlier versions, which could read sound.
+        scale: factor on embedded tokens.
         encodings: encodings of embedded tokens.
         segments: number of token types; 0 for none.
         norm: norm of the result.
 
     Raises:
-        ValueError: neither a vocabulary nor features, or both; segments with features, or below 0;
-            a scale that is not a finite number above 0.
+        ValueError: a vocabulary below 1, segments below 0, a scale that is not a finite number
+            above 0.
     """
 
-    vocabulary: int = 0
-    features: Optional[Named] = None
+    vocabulary: int
+    features: None = None
     scale: float = 1.0
     encodings: Tuple[Named, ...] = ()
     segments: int = 0
     norm: Optional[Named] = None
 
     def __post_init__(self) -> None:
-        if self.features is None:
-            at_least(1, self, "vocabulary")
-        elif self.vocabulary or self.segments:
-            got = f"{self.vocabulary} and {self.segments}"
-            check(False, "no vocabulary and no segments with features", got, "leave them out")
+        at_least(1, self, "vocabulary")
         at_least(0, self, "segments")
         finite_above_zero(self, "scale")
 
@@ -202,15 +194,13 @@ class StackConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
         norm: norm after the last layer; None for none.
         head: output head; None returns hidden states.
         key_values: for an encoder, return keys and values for a decoder in place of hidden states.
-        forecast: part that computes a forecast of a series after each token in their place.
         readout: a second output beside the hidden states, without a head and without caches.
 
     Raises:
         ValueError: a size below 1, names in `order` that differ from those in `layers`, causal and
             bidirectional layers in one model, cross-attention layers without causal layers,
-            key_values or features in a decoder, layers with a cache and without in one model, a
-            readout in a model with caches or another output, several of head, key_values and
-            forecast, or one without layers.
+            key_values in a decoder, layers with a cache and without in one model, a readout in a
+            model with caches or another output, head and key_values, or one without layers.
     """
 
     width: int
@@ -221,7 +211,6 @@ class StackConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     norm: Optional[Named] = None
     head: Optional[HeadConfig] = None
     key_values: Optional[KeyValuesConfig] = None
-    forecast: Optional[Named] = None
     readout: Optional[ReadoutConfig] = None
 
     def __post_init__(self) -> None:
@@ -245,21 +234,17 @@ class StackConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
         check(not whole, "all layers to have a cache or none", "both", remedy)
         rule = "causal layers in a decoder that reads an encoder"
         check(True in self._directions or not reads, rule, "none", "add them")
-        ends = [end for end in (self.head, self.key_values, self.forecast) if end is not None]
+        ends = [end for end in (self.head, self.key_values) if end is not None]
         rule, remedy = "layers before a head or key_values", "add layers, or leave them out"
         check(bool(self.order) or not ends, rule, "none", remedy)
-        check(len(ends) < 2, "one of head, key_values and forecast", len(ends), "leave others out")
+        check(len(ends) < 2, "a head or key_values", "both", "leave one out")
 
     def _check_outputs(self) -> None:
         encoder = self.head is None and True not in self._directions
-        name = (self.tokens.features or {}).get("name")
-        allowed = name is None or encoder or name in OF_TOKENS and self.head is None
-        remedy = f"give a vocabulary, or {' or '.join(OF_TOKENS)} without a head"
-        check(allowed, "features only in an encoder without a head", "a decoder", remedy)
         allowed = self.key_values is None or encoder
         check(allowed, "key_values only in an encoder", "a decoder", "leave them out")
         rule = "readout only in a model without caches, with hidden states as output"
-        whole = self.order and not (self.head or self.key_values or self.forecast or self.cached)
+        whole = self.order and not (self.head or self.key_values or self.cached)
         check(self.readout is None or bool(whole), rule, "another model", "leave it out")
 
     @property

@@ -9,7 +9,7 @@ from posenc_export.shared.refusal import refusal
 
 KINDS: Dict[str, Type[Any]] = {"block": BlockConfig, "decoder": StackConfig, "encoder": StackConfig}
 # Added to descriptions later: omitted, so that older descriptions stay equal.
-OMITTED_IF_NONE = ("forecast", "readout")
+OMITTED_IF_NONE = ("readout",)
 
 
 def kind_of(config: Union[AnyConfig, ModuleConfig]) -> str:
@@ -57,5 +57,5 @@ def widest(config: AnyConfig) -> int:
     """Return the longest reduction over activations: the width, or the largest hidden width."""
     if isinstance(config, BlockConfig):
         return config.width
-    parts = [config.forecast or {}, *(kind.mlp for kind in config.layers.values())]
+    parts = (kind.mlp for kind in config.layers.values())
     return max([config.width, *(int(part.get("hidden", 0)) for part in parts)])

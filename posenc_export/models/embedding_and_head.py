@@ -11,7 +11,6 @@ from posenc_export import ops
 from posenc_export.encodings.shared.base import PositionEncoding
 from posenc_export.models.config import HeadConfig, TokensConfig
 from posenc_export.models.parts import build, float64
-from posenc_export.shared.refusal import refusal
 
 
 @dataclass(frozen=True)
@@ -50,10 +49,6 @@ class Tokens(torch.nn.Module):
             x = x + self.segments(segments)
         return self.norm(x), present
 
-    def weight(self) -> Tensor:
-        """Return a weight whose dtype is that of activations."""
-        return self.embedding.weight
-
     def exact(
         self, ids: np.ndarray, segments: Optional[np.ndarray], places: Sequence[Any]
     ) -> np.ndarray:
@@ -64,39 +59,6 @@ class Tokens(torch.nn.Module):
             types = np.zeros(len(x), np.int64) if segments is None else segments
             x = x + float64.numbers(self.segments.weight)[types]
         return np.asarray(self.norm.exact(x))
-
-
-class Features(torch.nn.Module):
-    """norm(embed(scale * stem(features))) of width E, for an encoding of one coordinate."""
-
-    def __init__(self, width: int, config: TokensConfig, encoding: PositionEncoding) -> None:
-        super().__init__()
-        if encoding.axes or encoding.token_width(width) != width:
-            rule = "an encoding of one coordinate and of the model's width for features"
-            raise refusal("config", rule, type(encoding).__name__, "choose another")
-        self.scale, self.encoding = float(config.scale), encoding
-        self.stem = build("features", config.features or {}, width)
-        self.size = int(self.stem.size)
-        self.norm = build("norm", config.norm or {"name": "none"}, width)
-
-    def forward(
-        self, x: Tensor, segments: Optional[Tensor], coordinates: Tensor, states: List[Tensor]
-    ) -> Tuple[Tensor, List[Tensor]]:
-        """x [B,S,F], segments None, coordinates [B,S] (positions), states to [B,S,E], states."""
-        hidden = ops.scale(self.stem(x, coordinates), self.scale)
-        hidden, present = self.encoding.embed_next(hidden, coordinates, states)
-        return self.norm(hidden), present
-
-    def weight(self) -> Tensor:
-        """Return a weight whose dtype is that of activations."""
-        return next(self.stem.parameters(), torch.empty(0))
-
-    def exact(
-        self, x: np.ndarray, segments: Optional[np.ndarray], places: Sequence[Any]
-    ) -> np.ndarray:
-        """Compute one row of features [n,F] at positions to [n,E], float64."""
-        rows = self.encoding.oracle().embed_rows(self.stem.exact(x) * self.scale, places)
-        return np.asarray(self.norm.exact(rows))
 
 
 class Head(torch.nn.Module):

@@ -64,16 +64,11 @@ class Layer(torch.nn.Module):
         states: List[Tensor],
     ) -> Tuple[Tensor, List[Tensor]]:
         """Shapes as Attention.forward."""
-        if self.residual.mlp_first:
-            x = self.residual.input_norm(x)  # [B,S,E], as all tensors here
-            x = x + self.mlp(self.residual.mlp_norm(x))
         normed = self.residual.attention_input(x)
         y, present = self.attention(
             normed, positions, coordinates, key_positions, mask, write_index, states
         )
         between = self.residual.after_attention(x, y)
-        if self.residual.mlp_first:
-            return between, present
         y = self.mlp(self.residual.mlp_input(x, between))
         return self.residual.after_mlp(between, y), present
 

@@ -34,11 +34,10 @@ class LinearAttention(torch.nn.Module):
         if config.heads != config.kv_heads:
             got = f"{config.kv_heads} and {config.heads}"
             raise refusal("linear attention", "kv_heads equal to heads", got, "change the config")
-        check_plain("linear attention", config, encoding, ("causal", "both"))
-        factors = config.projection.get("query_factors")
-        if config.projection["name"] != "grouped" or factors:
-            rule, got = "projection grouped, no query_factors", f"{config.projection}"
-            raise refusal("linear attention", rule, got, "change it")
+        _check_plain(config, encoding)
+        if config.projection["name"] != "grouped":
+            got = f"{config.projection}"
+            raise refusal("linear attention", "projection grouped", got, "change it")
         self.heads, self.head_size = config.heads, config.head_size
         self.encoding, self.cached = encoding, config.causal
         self.projection = build(
@@ -117,26 +116,14 @@ class LinearAttention(torch.nn.Module):
         return float64.linear(self.projection.output, weighted_values.reshape(len(x), -1))
 
 
-def check_plain(
-    where: str,
-    config: AttentionConfig,
-    encoding: PositionEncoding,
-    sees: Tuple[str, ...],
-    hooks: Tuple[str, ...] = (),
-) -> None:
-    """Raise ValueError for settings of scores, which linear attention does not compute.
-
-    Args:
-        where: what the message is about.
-        sees: the visibilities that it supports.
-        hooks: further hooks of encodings that it does not call.
-    """
-    if config.sees["name"] not in sees:
-        raise refusal(where, f"sees {' or '.join(sees)}", config.sees["name"], "change the config")
-    if overrides(encoding, "bias", "rescore", "observe", *hooks):
+def _check_plain(config: AttentionConfig, encoding: PositionEncoding) -> None:
+    """Raise ValueError for settings of scores, which linear attention does not compute."""
+    where, sees = "linear attention", config.sees["name"]
+    if sees not in ("causal", "both"):
+        raise refusal(where, "sees causal or both", sees, "change the config")
+    if overrides(encoding, "bias", "rescore", "observe"):
         names = ", ".join(spec["name"] for spec in config.encodings)
-        usable = "hook embed" if hooks else "hook embed or rotate"
-        rule = f"encodings with {usable}, since there are no scores"
+        rule = "encodings with hook embed or rotate, since there are no scores"
         raise refusal(where, rule, names, "choose another encoding")
     settings = ("head_norm", "scale", "softcap", "sinks")
     unusable = [name for name in settings if getattr(config, name)]

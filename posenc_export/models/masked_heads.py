@@ -44,7 +44,7 @@ LIKE_BERT = MaskedHead(
 LIKE_ROBERTA = MaskedHead("lm_head.dense", "lm_head.layer_norm", "lm_head.decoder", "lm_head.bias")
 NEW_DEBERTA = MaskedHead(f"{NEW}dense", f"{NEW}LayerNorm", "", f"{NEW}bias", "hidden_act")
 HEADS: Dict[str, MaskedHead] = {
-    **dict.fromkeys(("bert", "layoutlm", "roformer", "deberta", "deberta-v2"), LIKE_BERT),
+    **dict.fromkeys(("bert", "roformer", "deberta-v2"), LIKE_BERT),
     **dict.fromkeys(("roberta", "xlm-roberta", "camembert", "mpnet"), LIKE_ROBERTA),
     "electra": MaskedHead(
         "generator_predictions.dense", "generator_predictions.LayerNorm", "generator_lm_head"
@@ -74,7 +74,7 @@ def read(
     head are missing or contradict config.json.
     """
     head = HEADS[config["model_type"]]
-    if config["model_type"].startswith("deberta") and config.get("legacy") is False:
+    if config["model_type"] == "deberta-v2" and config.get("legacy") is False:
         head = NEW_DEBERTA
     weight = _weight(checkpoint, config, head)
     optional = {

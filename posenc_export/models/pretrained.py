@@ -59,10 +59,10 @@ def from_pretrained(
             for the whole model.
         max_positions: number of positions, for the range 0 .. max_positions - 1; None for
             max_position_embeddings of the config.
-        part: for a model with encoder and decoder (T5, BART), "encoder" for the encoder with the
-            projection to the decoder's keys and values, or "decoder". None gives the encoder with
+        part: for a model with encoder and decoder (T5, BART), "encoder" for the encoder
+            with the projection to the decoder's keys and values, or "decoder". None gives it with
             hidden states as output. "embeddings" gives the part before the layers (tokens,
-            positions, segments and norm) of any model but Whisper.
+            positions, segments and norm).
         lengths: factors of LongRoPE in a decoder: "long" or "short" for all positions, or
             "by_position" of each query. None gives "long" if the range of positions is longer than
             the trained length, otherwise "short".
@@ -83,7 +83,10 @@ def from_pretrained(
             if part == families.EMBEDDINGS:
                 chosen["part"] = part
             return _published(folder, checkpoint, max_positions, head, chosen, sentences, part)
-        described, family = families.read(values, max_positions, part, lengths)
+        if part not in (None, families.EMBEDDINGS):
+            rule = f"a model with encoder and decoder for part {part}"
+            raise refusal("checkpoint", rule, repr(values["model_type"]), "leave part out")
+        described, family = families.read(values, max_positions, lengths)
         config = described
         if part in (None, families.EMBEDDINGS):
             config = task_heads.of_decoder(config, values, whole, sentences is not None)
@@ -183,7 +186,7 @@ def outline(
         values = checkpoint.config
         if families.lacks(values):
             return None
-        config, _ = families.read(values, max_positions, None, lengths)
+        config, _ = families.read(values, max_positions, lengths)
         return Stack(task_heads.of_decoder(config, values, head, sentences is not None))
 
 

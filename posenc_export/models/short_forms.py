@@ -79,15 +79,14 @@ def decoder_config(
     """Describe a decoder with pre-norm layers, which differ at most in their encodings.
 
     Args:
-        vocabulary: number of token ids V; 0 for layers that read and return hidden states, without
-            token table and head.
+        vocabulary: number of token ids V.
         layers: number of layers.
         hidden: hidden width of the MLP.
         block: the attention of each layer, and encodings on tokens.
         norm, epsilon: "rms" or "layer", and the epsilon of the norms.
         mlp: "swiglu" or "gelu".
         mlp_bias: whether the MLP has biases.
-        tied: whether the head uses the token table; without a head it has no effect.
+        tied: whether the head uses the token table.
         layer_encodings: encodings to use in place of the block's; layer i gets entry i modulo their
             number.
 
@@ -103,17 +102,14 @@ def decoder_config(
     units = {**MLPS[mlp], "hidden": hidden, "bias": mlp_bias}
     parts: Dict[str, Any] = {"residual": {"name": "pre"}, "norms": (norms, norms), "mlp": units}
     kinds = {name: config.LayerConfig(attention=own, **parts) for name, own in attentions.items()}
-    features = None if vocabulary else {"name": config.HIDDEN_STATES}
     return config.StackConfig(
         width=block.width,
         max_positions=block.max_positions,
-        tokens=config.TokensConfig(
-            vocabulary=vocabulary, features=features, encodings=block.encodings
-        ),
+        tokens=config.TokensConfig(vocabulary=vocabulary, encodings=block.encodings),
         layers=kinds,
         order=tuple(itertools.islice(itertools.cycle(kinds), layers)),
         norm=norms,
-        head=config.HeadConfig(tied=tied) if vocabulary else None,
+        head=config.HeadConfig(tied=tied),
     )
 
 

@@ -12,7 +12,7 @@ from posenc_export.encodings.shared.base import Geometry, PositionEncoding
 from posenc_export.encodings.shared.combined import coordinates_of
 from posenc_export.models.attention import check_direction, check_places
 from posenc_export.models.config import HeadConfig, LayerConfig, ReadoutConfig, StackConfig
-from posenc_export.models.embedding_and_head import Features, Head, Text, Tokens
+from posenc_export.models.embedding_and_head import Head, Text, Tokens
 from posenc_export.models.layer import Layer, shared_masks
 from posenc_export.models.parts import build
 from posenc_export.models.parts.readout import Readout, pooling
@@ -21,8 +21,8 @@ from posenc_export.shared.refusal import refusal
 
 
 class Stack(torch.nn.Module):
-    """A model that maps token ids to logits; without a head to hidden states, to keys and values
-    for a decoder or to forecasts; without layers to embedded tokens.
+    """A model that maps token ids to logits; without a head to hidden states, or to keys and
+    values for a decoder; without layers to embedded tokens.
 
     Args:
         config: description of the model.
@@ -48,14 +48,12 @@ class Stack(torch.nn.Module):
         read = coordinates_of([self.token_encoding, *built])
         self.axes, self.coordinate_range, self.with_position = read
         self.segments = config.tokens.segments
-        kind: Any = Tokens if config.tokens.features is None else Features
-        self.tokens: Any = kind(config.width, config.tokens, self.token_encoding)
+        self.tokens: Any = Tokens(config.width, config.tokens, self.token_encoding)
         pairs = zip(kinds, built, strict=True)
         self.layers = torch.nn.ModuleList(Layer(config.width, *pair) for pair in pairs)
         self.norm = build("norm", config.norm or {"name": "none"}, width)
         self.head = self._build_head()
-        table = getattr(getattr(self.tokens, "embedding", None), "weight", None)
-        self.readout = readout(config.readout, width, table)
+        self.readout = readout(config.readout, width, self.tokens.embedding.weight)
         self.masks, self.mask_of = shared_masks(kinds, built)
         self.reads_encoder = [kind.attention.reads_encoder for kind in kinds]
         first = [self.mask_of.index(index) for index in range(len(self.masks))]
@@ -71,8 +69,6 @@ class Stack(torch.nn.Module):
         config, key_values = self.config.head, self.config.key_values
         if key_values is not None:
             return Head(self.config.width, key_values.size, HeadConfig(bias=key_values.bias), None)
-        if self.config.forecast is not None:
-            return build("forecast", self.config.forecast, self.config.width)
         if config is None:
             return torch.nn.Identity()
         table = self.tokens.embedding.weight
@@ -102,7 +98,7 @@ class Stack(torch.nn.Module):
         logits_index: Optional[Tensor] = None,
     ) -> Tuple[Tensor, List[Tensor]]:
         """x and segments [B,S] int64, other inputs as for AttentionBlock.forward, to logits
-        [B,S,V], hidden states [B,S,E], keys and values or forecasts [B,S,N], new states. A model
+        [B,S,V], hidden states [B,S,E], keys and values [B,S,N], new states. A model
         with a readout, which has no states, returns [readout] in their place.
 
         Args:
@@ -155,9 +151,7 @@ class Stack(torch.nn.Module):
     @torch.jit.unused
     def weight_dtype(self) -> torch.dtype:
         """Return the dtype of weights and activations."""
-        attentions = self.attentions()
-        reader = attentions[0].projection.output.weight if attentions else self.tokens.weight()
-        dtype: torch.dtype = reader.dtype
+        dtype: torch.dtype = self.tokens.embedding.weight.dtype
         return dtype
 
     @torch.jit.unused

@@ -30,29 +30,19 @@ Layers = Tuple[Tuple[Named, ...], Dict[str, Tensor]]
 OUTPUT, SCORES = "logits", "SequenceClassification"
 LIKE_ROBERTA: Linears = [("classifier.dense", "tanh"), ("classifier.out_proj", None)]
 LIKE_DEBERTA: Linears = [("pooler.dense", "pooler_hidden_act"), ("classifier", None)]
-SPEECH = ("wav2vec2", "hubert", "wavlm", "wav2vec2-bert")
 # By model_type, the linear layers after the first token of a sequence, or after the mean of all.
 SEQUENCE: Dict[str, Linears] = {
     "bert": [("bert.pooler.dense", "tanh"), ("classifier", None)],
-    "layoutlm": [("layoutlm.pooler.dense", "tanh"), ("classifier", None)],
-    **dict.fromkeys(("roberta", "xlm-roberta", "camembert", "mpnet", "layoutlmv3"), LIKE_ROBERTA),
+    **dict.fromkeys(("roberta", "xlm-roberta", "camembert", "mpnet"), LIKE_ROBERTA),
     "electra": [("classifier.dense", "gelu"), ("classifier.out_proj", None)],
     "distilbert": [("pre_classifier", "relu"), ("classifier", None)],
-    **dict.fromkeys(("deberta", "deberta-v2"), LIKE_DEBERTA),
+    "deberta-v2": LIKE_DEBERTA,
 }
 EACH_TOKEN = (*SEQUENCE, "roformer")  # model types with one linear layer for each token
-OF_MEAN: Linears = [("projector", None), ("classifier", None)]
 TASKS: Dict[str, Dict[str, Linears]] = {
-    SCORES: {**SEQUENCE, **dict.fromkeys(SPEECH, OF_MEAN)},
-    "CTC": dict.fromkeys(SPEECH, [("lm_head", None)]),
-    "AudioFrameClassification": {
-        name: [("classifier", None)] for name in SPEECH if name != "hubert"
-    },
+    SCORES: SEQUENCE,
     "TokenClassification": {name: [("classifier", None)] for name in EACH_TOKEN},
-    "QuestionAnswering": {
-        **{name: [("qa_outputs", None)] for name in EACH_TOKEN},
-        "layoutlmv3": [("qa_outputs.dense", "tanh"), ("qa_outputs.out_proj", None)],
-    },
+    "QuestionAnswering": {name: [("qa_outputs", None)] for name in EACH_TOKEN},
 }
 
 # Tasks of decoders, and the names that their linear layer has. Only scores of a sequence, of its
@@ -120,9 +110,9 @@ def attach(model: Model, folder: Path, config: Mapping[str, Any]) -> None:
             layers, tensors = _linears(checkpoint, config, [(own[0], None)], task != SCORES)
         else:
             layers, tensors = _linears(checkpoint, config, TASKS[task][kind])
-    pooled = "last" if causal else "mean" if kind in SPEECH else "cls"
+    pooled = "last" if causal else "cls"
     pooling = (pooled,) if task == SCORES else ()
-    labels = () if task in (MASKED, "CTC") else _labels(task, config, layers[-1]["size"])
+    labels = () if task == MASKED else _labels(task, config, layers[-1]["size"])
     put(model, ReadoutConfig(output=OUTPUT, pooling=pooling, layers=layers, labels=labels), tensors)
 
 
@@ -130,8 +120,6 @@ def _linears(
     checkpoint: Checkpoint, config: Mapping[str, Any], linears: Linears, bias: bool = True
 ) -> Layers:
     stored, kinds = set(checkpoint.names()), ("weight", "bias") if bias else ("weight",)
-    if linears[0][0] == "classifier" and "classifier.dense.weight" in stored:
-        linears = LIKE_ROBERTA  # LayoutLMv3 with 10 labels or more for each token
     wanted = [f"{name}.{kind}" for name, _ in linears for kind in kinds]
     if missing := [name for name in wanted if name not in stored]:
         rule = f"the tensors of the head that architectures names, {', '.join(wanted)}"
@@ -182,7 +170,7 @@ def _table(model: Model) -> Optional[Tensor]:
     if isinstance(model, Published):
         table: Optional[Tensor] = model.model.get_input_embeddings().weight
         return table
-    return getattr(getattr(model.tokens, "embedding", None), "weight", None)
+    return model.tokens.embedding.weight
 
 
 def left_out(model: Any, config: Mapping[str, Any]) -> Optional[str]:

@@ -53,7 +53,7 @@ def whole_pass(model: Any, x: Tensor, segments: Optional[Tensor] = None) -> Tens
 
     Args:
         model: an AttentionBlock or a Stack.
-        x: token ids [B,S] int64, hidden states [B,S,E] or features [B,S,F].
+        x: token ids [B,S] int64 or hidden states [B,S,E].
         segments: token types [B,S] int64 of a model with segments; None for 0.
 
     Raises:

@@ -1,9 +1,7 @@
-"""Coordinates of tokens in sequences with images and videos (Wang et al. 2024, Qwen2-VL, 2.1), and
-windows of sound.
-"""
+"""Coordinates of tokens in sequences with images and videos (Wang et al. 2024, Qwen2-VL, 2.1)."""
 
 from itertools import groupby
-from typing import Any, Dict, Iterator, List, Mapping, Sequence, Tuple
+from typing import Dict, Iterator, List, Sequence, Tuple
 
 import numpy as np
 
@@ -137,30 +135,3 @@ def _run(
     # float32, truncated, as in transformers.
     axes[0] = (axes[0].astype(np.float32) * np.float32(interval)).astype(np.int64)
     return axes, max(height, width)
-
-
-def windows(samples: np.ndarray, features: Mapping[str, Any]) -> np.ndarray:
-    """Return the samples [B,S,size] that each token of an encoder of sound reads, from [B,L].
-
-    Args:
-        features: `config["tokens"]["features"]` of the manifest.
-
-    Raises:
-        ValueError: another kind of features, less than one window, or samples after the last one
-            that a norm over time (feat_extract_norm "group") counts.
-    """
-    if features.get("name") != "waveform":
-        rule, remedy = "features of an encoder of sound", "pass those of its manifest"
-        raise refusal("windows", rule, f"{features!r:.80}", remedy)
-    size, step = 1, 1
-    for _, kernel, stride in reversed(features["convolutions"]):
-        size, step = (size - 1) * stride + kernel, step * stride
-    length = samples.shape[-1]
-    rest = (length - size) % step
-    counted = features["norm"] == "group" and rest >= features["convolutions"][0][2]
-    if length < size or counted:
-        remedy = f"cut them to {length - rest}" if length >= size else "pass a longer sound"
-        rule = f"{size} + {step} n samples" if counted else f"at least {size} samples"
-        raise refusal("windows", rule, length, remedy)
-    views = np.lib.stride_tricks.sliding_window_view(samples, size, axis=-1)
-    return views[..., ::step, :]

@@ -410,7 +410,7 @@ def test_programs_and_pages_fill_inputs_of_the_table() -> None:
         text = resources.files("posenc_export.clients").joinpath("templates", f"{file}.jinja")
         table = text.read_text(encoding="utf-8").partition("} %}")[0]
         names = set(re.findall(r'^    "(\w+)": ', table, re.MULTILINE))
-        others = INPUTS.keys() - names - {"input_features"}
+        others = INPUTS.keys() - names
         assert names <= INPUTS.keys() and not (others and file != "libtorch.cpp")
     assert set(inputs_of_pages()) == {*AFTER_TOKENS, "input_ids"} - {"slots", "token_type_ids"}
 

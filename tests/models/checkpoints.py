@@ -8,7 +8,7 @@ import torch
 import transformers
 
 from posenc_export.models import families
-from tests.models import earlier, hybrids, latent, series
+from tests.models import earlier, hybrids, latent
 from tests.models.patterns import BY_POSITION
 
 SIZES = {
@@ -167,18 +167,17 @@ CONFIGS |= {
     "gpt_oss": "GptOssConfig", "llama4_text": "Llama4TextConfig",
 }  # fmt: skip
 
-MODELS |= {**latent.MODELS, **hybrids.MODELS, **series.MODELS}
-CONFIGS |= {**latent.CONFIGS, **hybrids.CONFIGS, **series.CONFIGS}
+MODELS |= {**latent.MODELS, **hybrids.MODELS}
+CONFIGS |= {**latent.CONFIGS, **hybrids.CONFIGS}
 
 # Those that a family of ours reads; transformers' code computes the others.
 OURS = [name for name in MODELS if not families.lacks({"model_type": name.split()[0]})]
 
 # Patterns that transformers cannot compute: its temperatures use the column of a token as its
-# position, and its rounded ALiBi and its series always count from 0.
+# position, and its rounded ALiBi always counts from 0.
 WITHOUT: Dict[str, Tuple[str, ...]] = {
     "llama4_text with temperatures": BY_POSITION,
     "falcon with alibi": ("shifted",),
-    **dict.fromkeys(series.MODELS, ("shifted",)),
 }
 
 
@@ -186,7 +185,7 @@ def described(name: str) -> Any:
     """Return transformers' configuration of a model. It has its own copy of nested entries, in
     which transformers writes.
     """
-    own = {**earlier.SIZES, **latent.SIZES, **hybrids.SIZES, **series.SIZES}
+    own = {**earlier.SIZES, **latent.SIZES, **hybrids.SIZES}
     sizes = own.get(name.split()[0], SIZES)
     return getattr(transformers, CONFIGS[name.split()[0]])(
         **copy.deepcopy({**sizes, **MODELS[name]})
@@ -196,7 +195,7 @@ def described(name: str) -> Any:
 def made(name: str) -> Any:
     """Return transformers' model with random parameters, float32, in eval mode."""
     torch.manual_seed(0)
-    return randomised(series.built(described(name)))
+    return randomised(transformers.AutoModelForCausalLM.from_config(described(name)))
 
 
 def randomised(model: Any) -> Any:

@@ -29,15 +29,8 @@ BART = {
     "decoder_ffn_dim": 56, "max_position_embeddings": POSITIONS, "pad_token_id": 0,
     "bos_token_id": 1, "eos_token_id": 2, "decoder_start_token_id": 1,
 }  # fmt: skip
-WHISPER = {
-    "vocab_size": 61, "d_model": 48, "encoder_layers": 2, "decoder_layers": 3,
-    "encoder_attention_heads": 6, "decoder_attention_heads": 3, "encoder_ffn_dim": 40,
-    "decoder_ffn_dim": 56, "num_mel_bins": 10, "max_source_positions": SOURCES,
-    "max_target_positions": POSITIONS, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2,
-    "decoder_start_token_id": 1,
-}  # fmt: skip
 OTHERS = ("Bart", "M2M100", "Pegasus", "MBart", "Blenderbot")
-COUNTING = ("marian", *map(str.lower, OTHERS))  # whose decoder takes no positions
+COUNTING = ("marian", *map(str.lower, OTHERS))  # whose decoder counts positions from 0
 MODELS: Dict[str, Tuple[str, Dict[str, Any]]] = {
     "t5 both parts": ("T5", T5),
     "t5 both parts, untied": (
@@ -47,8 +40,6 @@ MODELS: Dict[str, Tuple[str, Dict[str, Any]]] = {
     "mt5 both parts": ("MT5", {**T5, "num_decoder_layers": 2, "d_kv": 8}),
     **{kind.lower(): (kind, BART) for kind in OTHERS},
     "marian": ("Marian", {**BART, "decoder_vocab_size": 61}),
-    "whisper": ("Whisper", WHISPER),
-    "whisper relu": ("Whisper", {**WHISPER, "activation_function": "relu", "decoder_layers": 1}),
 }
 
 
@@ -80,54 +71,19 @@ def randomised(model: Any) -> Any:
     return model.eval()
 
 
-def source(name: str) -> Tuple[np.ndarray, np.ndarray]:
-    """Return the encoder's inputs of `inputs` for the kind of a model."""
-    return inputs(MODELS[name][0] == "Whisper")
-
-
-def inputs(whisper: bool) -> Tuple[np.ndarray, np.ndarray]:
-    """Return the encoder's inputs for three rows and their mask [3,Q]. For Whisper the mask is
-    all ones.
-    """
-    random = np.random.default_rng(5)
-    if whisper:
-        return random.standard_normal((3, WHISPER["num_mel_bins"], 2 * SOURCES)).astype(
-            np.float32
-        ), np.ones((3, SOURCES), np.int64)
-    return random.integers(3, 61, (3, SOURCES)), (
-        np.arange(SOURCES)[None] < np.array(LENGTHS)[:, None]
-    ).astype(np.int64)
-
-
-def ours_of(features: np.ndarray) -> np.ndarray:
-    """Convert frames [B,C,2Q] of a spectrogram to inputs of our encoder, two frames for each
-    token [B,Q,2C]. Token ids are returned unchanged.
-    """
-    return (
-        np.ascontiguousarray(features.transpose(0, 2, 1)).reshape(
-            len(features), features.shape[2] // 2, -1
-        )
-        if features.ndim == 3
-        else features
-    )
+def inputs() -> Tuple[np.ndarray, np.ndarray]:
+    """Return the encoder's inputs for three rows and their mask [3,Q]."""
+    ids = np.random.default_rng(5).integers(3, 61, (3, SOURCES))
+    return ids, (np.arange(SOURCES)[None] < np.array(LENGTHS)[:, None]).astype(np.int64)
 
 
 class Peer:
     """Transformers' model with fixed encoder inputs, called like a decoder with token ids."""
 
     def __init__(self, model: Any, untied: bool = False) -> None:
-        self.model, self.config, self.untied, self.whisper = (
-            model,
-            model.config,
-            untied,
-            model.config.model_type == "whisper",
-        )
-        read, mask = inputs(self.whisper)
-        self.given = (
-            {"input_features": torch.from_numpy(read)}
-            if self.whisper
-            else {"input_ids": torch.from_numpy(read), "attention_mask": torch.from_numpy(mask)}
-        )
+        self.model, self.config, self.untied = model, model.config, untied
+        read, mask = map(torch.from_numpy, inputs())
+        self.given = {"input_ids": read, "attention_mask": mask}
 
     def __call__(
         self,
@@ -137,21 +93,14 @@ class Peer:
         **cache: Any,
     ) -> Any:
         given = {key: value[: len(tokens)] for key, value in self.given.items()}
-        if attention_mask is not None and self.config.model_type in COUNTING + ("m2m_100",):
+        if attention_mask is not None and "5" not in self.config.model_type:
             return self._alone(given, tokens, attention_mask.bool(), **cache)
-        places = (
-            {"decoder_position_ids": position_ids} if self.whisper else {}
-        )  # T5 uses distances only
-        return self.model(
-            **given,
-            decoder_input_ids=tokens,
-            decoder_attention_mask=attention_mask,
-            **places,
-            **cache,
+        return self.model(  # T5 uses distances only, no positions
+            **given, decoder_input_ids=tokens, decoder_attention_mask=attention_mask, **cache
         )
 
     def _alone(self, given: Any, tokens: Any, seen: Any, **cache: Any) -> Any:
-        """Call the model with each row alone, without padding, which it would count."""
+        """Call the model with each row alone, since it counts the positions of padding."""
         logits = torch.zeros(*tokens.shape, self.config.vocab_size)
         for row, mask in enumerate(seen):
             own = {key: value[row : row + 1] for key, value in given.items()}
@@ -198,7 +147,7 @@ def saved(name: str, folder: Path) -> Tuple[Peer, Any, List[np.ndarray]]:
     """
     peer = Peer(made(name), untied=name == "t5 both parts, untied")
     peer.save_pretrained(folder)
-    (read, mask), encoder = source(name), eager_session(from_pretrained(folder, part="encoder"))
-    encoded = encoder.prefill(ours_of(read), attention_mask=mask)
+    (read, mask), encoder = inputs(), eager_session(from_pretrained(folder, part="encoder"))
+    encoded = encoder.prefill(read, attention_mask=mask)
     rows = [row[seen == 1] for row, seen in zip(encoded, mask, strict=True)]
     return peer, from_pretrained(folder, part="decoder"), rows

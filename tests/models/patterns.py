@@ -10,8 +10,6 @@ import torch
 from posenc_export.runtime import Session
 from posenc_export.runtime.artefact.manifest import Manifest
 from tests.models.encoders import PADDING
-from tests.models.pages import grid_of
-from tests.models.speech import inputs_of
 
 Pairs = List[Tuple[np.ndarray, np.ndarray]]
 Pattern = Callable[[Any, Session], Pairs]
@@ -159,7 +157,7 @@ def whole(peer: Any, session: Session) -> Pairs:
     tokens = tokens_of(3, low=5)
     return [
         (
-            session.prefill(inputs_of(session, part), **grid_of(session, part)),
+            session.prefill(part),
             theirs(peer, part, "last_hidden_state"),
         )
         for part in (tokens, tokens[:, :9])
@@ -193,9 +191,8 @@ def _encoded(peer: Any, session: Session, seen: np.ndarray) -> Pairs:
         **_positions(peer, mask),
         **({"token_type_ids": types} if segments else {}),
     )
-    inputs, named = inputs_of(session, tokens, mask), grid_of(session, tokens)
-    named |= {"token_types": types} if segments else {}
-    return [(session.prefill(inputs, attention_mask=mask, **named)[seen], wanted[seen])]
+    named = {"token_types": types} if segments else {}
+    return [(session.prefill(tokens, attention_mask=mask, **named)[seen], wanted[seen])]
 
 
 def _positions(peer: Any, mask: np.ndarray) -> Dict[str, np.ndarray]:

@@ -253,10 +253,56 @@ def test_a_class_of_another_type_is_refused(granite: Path) -> None:
     assert "class of transformers for granite, got 'LlamaForCausalLM'" in _refusal(granite)
 
 
-def test_a_model_that_reads_sound_is_refused(granite: Path) -> None:
-    sizes = {"model_type": "sew", "architectures": ["SEWForCTC"]}
-    (granite / "config.json").write_text(json.dumps(sizes))
-    assert "expected SEWForCTC to read input_ids, got input_values, " in _refusal(granite)
+@pytest.mark.parametrize(
+    ("name", "kind", "read"),
+    [
+        ("wav2vec2", "Wav2Vec2ForCTC", "input_values"),
+        ("hubert", "HubertModel", "input_values"),
+        ("wavlm", "WavLMForSequenceClassification", "input_values"),
+        ("wav2vec2-bert", "Wav2Vec2BertModel", "input_features"),
+        ("whisper", "WhisperForConditionalGeneration", "input_features"),
+        ("timesfm2_5", "TimesFm2_5ModelForPrediction", "past_values"),
+    ],
+)
+def test_models_of_sound_and_series_are_refused(
+    name: str, kind: str, read: str, granite: Path
+) -> None:
+    values = {"model_type": name, "architectures": [kind]}
+    (granite / "config.json").write_text(json.dumps(values))
+    refused = _refusal(granite)
+    assert f"expected {kind} to read input_ids, got {read}, " in refused
+    assert refused.endswith(
+        "; sound, images and series are not read; export a layer of it by export_model"
+    )
+
+
+RELATIVE = {"relative_attention": True, "pos_att_type": ["c2p", "p2c"]}
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "refused"),
+    [
+        ("deberta", {**RELATIVE, "position_biased_input": False}, "item chooses as many tokens"),
+        pytest.param(
+            "xlnet",
+            {"max_position_embeddings": ...},
+            "slice mixes tokens",
+            marks=pytest.mark.exhaustive,
+        ),
+    ],
+)
+def test_a_type_whose_code_cannot_be_read_is_refused_in_one_line(
+    name: str, changes: Dict[str, Any], refused: str, tmp_path: Path
+) -> None:
+    torch.manual_seed(0)
+    keys = {**SIZES, **changes}
+    keys = {key: value for key, value in keys.items() if value is not ...}
+    config = transformers.CONFIG_MAPPING[name](**keys)
+    transformers.AutoModel.from_config(config).save_pretrained(tmp_path / "model")
+    model = from_pretrained(tmp_path / "model", max_positions=40)
+    with pytest.raises(ValueError, match=refused) as error:
+        export_model(model, "onnx", tmp_path / "artefact")
+    assert "\n" not in str(error.value)
 
 
 def test_a_head_with_one_output_for_a_sequence_is_refused(tmp_path: Path) -> None:

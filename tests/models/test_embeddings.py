@@ -18,7 +18,7 @@ from posenc_export.models.presets import seeded
 from posenc_export.shared.numerics import tolerance, worst_error
 
 pytest.importorskip("transformers", reason="transformers is not installed")
-from tests.models import checkpoints, pairs  # noqa: E402
+from tests.models import checkpoints  # noqa: E402
 
 SEGMENTED = StackConfig(
     width=48,
@@ -174,14 +174,6 @@ def test_part_and_layer_together_are_refused(tmp_path: Path) -> None:
         ValueError, match="expected layer or part embeddings, got both, with layer 1; leave one out"
     ):
         from_pretrained(folder, layer=1, part="embeddings")
-
-
-def test_a_model_that_is_loaded_in_two_parts_has_no_embedding_part(tmp_path: Path) -> None:
-    pairs.saved("whisper", tmp_path / "checkpoint")
-    with pytest.raises(
-        ValueError, match="whisper: expected part encoder or decoder, got 'embeddings'"
-    ):
-        from_pretrained(tmp_path / "checkpoint", part="embeddings")
 
 
 def test_a_head_without_layers_is_refused() -> None:

@@ -16,7 +16,6 @@ from posenc_export.models.pretrained import from_pretrained
 from posenc_export.runtime import Session
 
 pytest.importorskip("transformers", reason="transformers is not installed")
-from tests.models import series  # noqa: E402
 from tests.models.checkpoints import MODELS, OURS, WITHOUT, saved  # noqa: E402
 from tests.models.patterns import DECODER, fused_layers, share, theirs, tokens_of  # noqa: E402
 
@@ -44,11 +43,11 @@ def _prepared(name: str, target: str, folders: Path) -> Tuple[Any, Session]:
     """
     peer, sources = _checkpoint(name, folders)
     if target == "eager":
-        return peer, series.opened(eager_session(sources.model))
+        return peer, eager_session(sources.model)
     if (name, target) not in SESSIONS:
         export_model(sources, target, folders / f"{name} {target}", verify=False)
         SESSIONS[name, target] = load(folders / f"{name} {target}", threads=1, provider="cpu")
-    return peer, series.opened(SESSIONS[name, target].session())
+    return peer, SESSIONS[name, target].session()
 
 
 # Every family and a type without one in eager mode, and as TorchScript those that together have
@@ -175,27 +174,6 @@ FAULTS: Dict[str, Any] = {
         {},
         _swapped("input_layernorm", "post_attention_layernorm"),
     ),
-    "the theta of series": (
-        "timesfm2_5",
-        {"rope_parameters": {"rope_type": "default", "rope_theta": 20.0}},
-        _nothing,
-    ),
-    "one forecast for the other": (
-        "timesfm2_5",
-        {},
-        _swapped("projection_point.input_layer", "projection_quantiles.input_layer"),
-    ),
-    "another middle": ("timesfm2_5 one-sided", {"decode_index": 1}, _nothing),
-    "a middle without distances": (
-        "timesfm2_5",
-        {"use_continuous_quantile_head": False},
-        _nothing,
-    ),
-    "the forecast of the negated series": (
-        "timesfm2_5",
-        {"force_flip_invariance": False},
-        _nothing,
-    ),
     "layers in another order": ("llama", {}, _swapped("layers.0", "layers.1")),
 }
 
@@ -209,5 +187,5 @@ def test_a_wrongly_read_checkpoint_is_detected(fault: str, tmp_path: Path) -> No
     weights = load_file(folder / "model.safetensors")
     change(weights)
     save_file({key: value.clone() for key, value in weights.items()}, folder / "model.safetensors")
-    logits = series.opened(eager_session(from_pretrained(folder))).prefill(tokens_of())
+    logits = eager_session(from_pretrained(folder)).prefill(tokens_of())
     assert share([(logits, theirs(peer, tokens_of()))]) > 1

@@ -5,7 +5,7 @@ every model type of transformers says what it found.
 import json
 import re
 from pathlib import Path
-from typing import Any, Dict, List, Optional
+from typing import Any, Dict, List
 
 import pytest
 import torch
@@ -28,11 +28,7 @@ POSITION = re.compile(
     r"spatial_shapes|coordinates"
 )
 # Keys without effect in the models that are read, with the reason.
-SILENT = {
-    ("timesfm2_5", "max_position_embeddings"): "the default rotation does not depend on it",
-    ("wav2vec2-bert", "max_source_positions"): "transformers extends its table of sinusoids",
-    ("wav2vec2-bert", "rotary_embedding_base"): "a rotation is refused by position_embeddings_type",
-}
+SILENT = {}
 
 
 def _default(name: str) -> Dict[str, Any]:
@@ -41,16 +37,16 @@ def _default(name: str) -> Dict[str, Any]:
     return {**values, "model_type": name}
 
 
-def _described(config: Dict[str, Any], part: Optional[str]) -> StackConfig:
+def _described(config: Dict[str, Any]) -> StackConfig:
     """Return the description of a configuration, with max_positions RANGE if it has no such key.
     ValueError: families.read refuses the configuration.
     """
     try:
-        return families.read(config, None, part)[0]
+        return families.read(config)[0]
     except ValueError as refusal:
         if not str(refusal).endswith("give max_positions"):
             raise
-        return families.read(config, RANGE, part)[0]
+        return families.read(config, RANGE)[0]
 
 
 def _known(name: str) -> Dict[str, Any]:
@@ -67,18 +63,6 @@ def _whole(name: str) -> Dict[str, Any]:
 
 # Types whose defaults are refused or leave keys unused, with settings of a published model.
 OFF_DEFAULT: Dict[str, Dict[str, Any]] = {
-    "deberta": {
-        "relative_attention": True,
-        "pos_att_type": ["c2p", "p2c"],
-        "position_biased_input": False,
-    },
-    "deberta-v2": {
-        "relative_attention": True,
-        "pos_att_type": ["c2p", "p2c"],
-        "position_biased_input": False,
-        "share_att_key": True,
-        "norm_rel_ebd": "layer_norm",
-    },
     "phi3": {
         "rope_parameters": {
             "rope_type": "longrope",
@@ -95,15 +79,12 @@ def _effect(name: str, key: str, value: Any) -> str:
     """Return the effect of another value of a key: "refused", "felt" (the description changes)
     or "nothing".
     """
-    config, parts = _whole(name), families.parts_of(name) or (None,)
-    result = set()
-    for part in parts:
-        before = _described(config, part)
-        try:
-            result.add("felt" if _described({**config, key: value}, part) != before else "nothing")
-        except ValueError as refusal:
-            result.add("refused" if str(refusal) else "nothing")
-    return "felt" if "felt" in result else "refused" if "refused" in result else "nothing"
+    config = _whole(name)
+    before = _described(config)
+    try:
+        return "felt" if _described({**config, key: value}) != before else "nothing"
+    except ValueError as refusal:
+        return "refused" if str(refusal) else "nothing"
 
 
 CASES = [

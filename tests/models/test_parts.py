@@ -14,7 +14,7 @@ from msgspec.structs import replace
 
 from posenc_export.export import Sources, export
 from posenc_export.export.describe import eager
-from posenc_export.models.config import StackConfig, TokensConfig
+from posenc_export.models.config import StackConfig
 from posenc_export.models.parts import PARTS, build
 from posenc_export.models.parts.activations import ACTIVATIONS
 from posenc_export.models.presets import seeded
@@ -44,7 +44,6 @@ NORMS = (
     {**RMS, "weight": False},
     {"name": "none"},
 )
-FORECAST = {"horizon": 3, "quantiles": [0.1, 0.9], "hidden": 40}
 TOKENWISE = {
     **{f"norm {spec}": ("norm", spec, (24,)) for spec in NORMS},
     **{
@@ -56,7 +55,6 @@ TOKENWISE = {
         for name in ("plain", "gated")
         for act in ACTIVATIONS
     },
-    "forecast": ("forecast", {**FORECAST, "name": "residual"}, (24,)),
 }
 
 
@@ -90,23 +88,6 @@ def test_a_head_norm_matches_its_formula(name: str, norm: Dict[str, Any]) -> Non
     ) <= tolerance("float32", 1, 24)
 
 
-@pytest.mark.parametrize("norm", ["group", "layer"])
-def test_convolutions_over_samples_match_their_formula_beside_padding(norm: str) -> None:
-    spec = {"name": "waveform", "convolutions": [[6, 7, 2], [5, 3, 3]], "norm": norm, "bias": True}
-    part: Any = _random(build("features", spec, 24))
-    x, positions = torch.randn(2, 5, part.size), torch.arange(5).repeat(2, 1)
-    positions[1, :2] = -1
-    y, rows = part(x, positions).detach().numpy(), x.double().numpy()
-    for result, row in ((y[0], rows[0]), (y[1, 2:], rows[1, 2:])):
-        assert worst_error(result, part.exact(row)) <= tolerance("float32", 1, 40)
-
-
-@pytest.mark.parametrize("sizes", [[[6, 1, 2]], [[6, 4]], [[0, 4, 2]], [], [[6, 1 << 20, 1]]])
-def test_sizes_of_convolutions_over_samples_are_refused(sizes: Any) -> None:
-    with pytest.raises(ValueError, match="features waveform: expected (convolutions|windows)"):
-        build("features", {"name": "waveform", "convolutions": sizes}, 24)
-
-
 # x: input of the layer, a: attention, m: MLP, then the norms in the order of computation.
 ARRANGEMENTS: Dict[str, Callable[..., Any]] = {
     "pre": lambda x, a, m, n, o: (between := x + a(n(x))) + m(o(between)),
@@ -115,7 +96,6 @@ ARRANGEMENTS: Dict[str, Callable[..., Any]] = {
     "sandwich": lambda x, a, m, n, after, o, last: (
         (between := x + after(a(n(x)))) + last(m(o(between)))
     ),
-    "mlp_first": lambda x, a, m, n, o, last: (between := (y := n(x)) + m(o(y))) + a(last(between)),
     "parallel": lambda x, a, m, n: x + a(n(x)) + m(n(x)),
     "parallel_norms": lambda x, a, m, n, o: x + a(n(x)) + m(o(x)),
 }
@@ -133,12 +113,8 @@ def test_an_arrangement_of_norms_and_sums_matches_its_formula(name: str) -> None
         lambda x: x * x,
     )
     exact = x.double().numpy()
-    if part.mlp_first:  # as Layer.forward
-        x = part.input_norm(x)
-        x = x + m(part.mlp_norm(x))
-    y = between = part.after_attention(x, a(part.attention_input(x)))
-    if not part.mlp_first:
-        y = part.after_mlp(between, m(part.mlp_input(x, between)))
+    between = part.after_attention(x, a(part.attention_input(x)))  # as Layer.forward
+    y = part.after_mlp(between, m(part.mlp_input(x, between)))
     expected = ARRANGEMENTS[name](exact, a, m, *(norm.exact for norm in norms))
     assert worst_error(y.detach().numpy(), expected) <= tolerance("float32", 1, 24) and np.allclose(
         part.exact(exact, a, m), expected, 1e-12
@@ -226,16 +202,11 @@ MODELS: Dict[str, Any] = {
         replace(decoder("learned"),
             head=replace(decoder("rope").head, tied=False, bias=True, scale=0.7, softcap=2.0),
                 tokens=replace(decoder("learned").tokens, scale=3.0, norm=LAYER)), 2),
-    "factors of queries": (_kinds(projection={"name": "grouped", "query_factors": True}), 3),
-    "series": (
-        replace(decoder("rope"), tokens=TokensConfig(features={"name": "patches", "patch": 3,
-            "hidden": 40}), head=None, forecast={**FORECAST, "name": "residual"}), 2),
     "near": (_of_encoder(sees=SIGHTS["near"]), 0),
     "no segments": (replace(encoder("learned"),
         tokens=replace(encoder("learned").tokens, segments=0)), 0),
 }  # fmt: skip
 QUICK = {
-    "series": ("ort",),
     "all of them": ("ort", "torchscript"),
     "chunk": ("torchscript",),
     "near": ("torchscript",),
@@ -254,7 +225,7 @@ def _spread(model: Any) -> Any:
     torch.manual_seed(1)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
-            if name.endswith(("sinks", "factors")):
+            if name.endswith("sinks"):
                 torch.nn.init.normal_(parameter)
             elif "qkv.weight" in name:
                 parameter.mul_(3.0)

@@ -20,9 +20,7 @@ from posenc_export.models.masked_heads import HEADS
 from posenc_export.models.pretrained import from_pretrained
 from posenc_export.models.task_heads import MASKED, TASKS
 from posenc_export.shared.numerics import tolerance, worst_error
-from tests.models import speech
-from tests.models.encoders import WITHOUT_RANGE, built, described, randomised
-from tests.models.pages import grid_of
+from tests.models.encoders import built, described, randomised
 
 IDS = torch.arange(3, 3 + 12)[None].repeat(2, 1)
 IDS[1] += 20
@@ -33,9 +31,7 @@ PAIRS = [
 QUICK = [
     *((task, name) for task in TASKS for name in ("bert", "roberta")),
     *((MASKED, name) for name in HEADS),
-    ("CTC", "wav2vec2"),
-    *((task, "layoutlm") for task in ("SequenceClassification", "QuestionAnswering")),
-    ("SequenceClassification", "hubert"),
+    ("SequenceClassification", "deberta-v2"),
 ]
 
 
@@ -47,7 +43,7 @@ def _saved(task: str, name: str, folder: Path) -> object:
     torch.manual_seed(0)
     model = randomised(built(config, f"AutoModelFor{task}"))
     model.save_pretrained(folder)
-    return speech.Peer(model) if name in speech.SPEECH else model
+    return model
 
 
 @pytest.mark.parametrize(
@@ -63,26 +59,11 @@ def test_logits_of_a_head_equal_those_of_transformers(task: str, name: str, tmp_
         if task == "QuestionAnswering"
         else outputs.logits
     )
-    model = as_model(from_pretrained(tmp_path, max_positions=64 if name in WITHOUT_RANGE else None))
-    session = eager_session(model)
-    ids = IDS.numpy()
-    logits = session.read_out(speech.inputs_of(session, ids), **grid_of(session, ids))
+    model = as_model(from_pretrained(tmp_path))
+    logits = eager_session(model).read_out(IDS.numpy())
     assert worst_error(logits, expected.numpy()) < tolerance("float32", 2, 48)
-    others = {"QuestionAnswering": ("start", "end"), MASKED: (), "CTC": ()}
+    others = {"QuestionAnswering": ("start", "end"), MASKED: ()}
     assert model.config.readout.labels == others.get(task, ("good", "bad", "neither"))
-
-
-def test_ten_labels_of_layoutlmv3_for_each_token_have_two_layers(tmp_path: Path) -> None:
-    config, ids = described("layoutlmv3"), IDS.numpy()
-    config.id2label = {index: f"label {index}" for index in range(10)}
-    torch.manual_seed(0)
-    model = randomised(built(config, "AutoModelForTokenClassification"))
-    model.save_pretrained(tmp_path)
-    session = eager_session(from_pretrained(tmp_path))
-    with torch.no_grad():
-        expected = model(IDS).logits.numpy()
-    logits = session.read_out(ids, **grid_of(session, ids))
-    assert worst_error(logits, expected) < tolerance("float32", 2, 48)
 
 
 def test_a_head_is_proved_in_the_artefact_with_its_labels(tmp_path: Path) -> None:
@@ -259,23 +240,18 @@ def test_tensors_of_a_head_that_contradict_config_json_are_refused(
 
 
 @pytest.mark.parametrize("activation", ["tanh", "relu", "gelu_new"])
-@pytest.mark.parametrize("name", ["deberta", "deberta-v2"])
 def test_the_pooler_of_deberta_has_the_activation_of_config_json(
-    name: str, activation: str, tmp_path: Path
+    activation: str, tmp_path: Path
 ) -> None:
     task = "SequenceClassification"
-    _saved(task, name, tmp_path)
+    _saved(task, "deberta-v2", tmp_path)
     _rewritten(tmp_path, {}, pooler_hidden_act=activation)
     assert _error(task, tmp_path) < tolerance("float32", 2, 48)
 
 
-@pytest.mark.parametrize("activation", ["quick_gelu", ["gelu"], None])
-@pytest.mark.parametrize("name", ["deberta", "deberta-v2"])
-def test_an_unknown_activation_of_a_pooler_is_refused(
-    name: str, activation: Any, tmp_path: Path
-) -> None:
-    _saved("SequenceClassification", name, tmp_path)
-    _rewritten(tmp_path, {}, pooler_hidden_act=activation)
-    message = f"expected pooler_hidden_act to be one of .*, got {activation!r}; "
-    with pytest.raises(ValueError, match=message.replace("[", r"\[")):
+def test_an_unknown_activation_of_a_pooler_is_refused(tmp_path: Path) -> None:
+    _saved("SequenceClassification", "deberta-v2", tmp_path)
+    _rewritten(tmp_path, {}, pooler_hidden_act="quick_gelu")
+    message = "expected pooler_hidden_act to be one of .*, got 'quick_gelu'; "
+    with pytest.raises(ValueError, match=message):
         from_pretrained(tmp_path)

@@ -43,7 +43,7 @@ def read(path: Union[str, Path], model: Model, what: str = "calibration data") -
 
     Args:
         path: UTF-8 text for models that read tokens, which is tokenized or read as bytes; .npy with
-            float32 [tokens,E] for models that read hidden states or features.
+            float32 [tokens,E] for models that read hidden states.
         what: what the sample is, for messages.
 
     Raises:

@@ -13,21 +13,13 @@ from posenc_export.models.families.shared.settings import Settings
 from posenc_export.shared.refusal import refusal
 from posenc_export.shared.suggestion import check_name, suggestion
 
-# Name of the part before the layers, in every family that can be read as a whole model.
+# Name of the part before the layers, in every family.
 EMBEDDINGS = "embeddings"
-# Model types whose family has their name: decoders, those with experts, older ones, encoders.
+# Model types whose family has their name: decoders, those with experts, older ones.
 OWN_NAME = """llama mistral qwen2 qwen3 phi3 gemma3_text gpt_oss llama4_text
-    gpt2 bloom mpt falcon
-    deberta xlnet layoutlm layoutlmv3""".split()
+    gpt2 bloom mpt falcon""".split()
 # Module of the family for each model_type.
-FILES = {
-    **{name: name for name in OWN_NAME},
-    "deberta-v2": "deberta_v2",  # and v3
-    "whisper": "whisper",
-    **{name: "wav2vec2" for name in ("wav2vec2", "hubert", "wavlm")},
-    "wav2vec2-bert": "wav2vec2_bert",
-    "timesfm2_5": "timesfm2_5",
-}
+FILES = {name: name for name in OWN_NAME}
 LONGROPE = "rope_longrope"  # with one set of factors for all positions, or by each position
 LENGTHS = ("long", "short", "by_position")
 
@@ -38,12 +30,6 @@ def lacks(config: Mapping[str, Any]) -> bool:
     return isinstance(name, str) and name not in FILES
 
 
-def parts_of(name: str) -> Tuple[str, ...]:
-    """Return the parts in which a model_type must be read; empty if it is read as a whole."""
-    family = _family(name)
-    return () if family.weights else tuple(family.parts)
-
-
 def _family(name: str) -> Family:
     family: Family = importlib.import_module(f"{__name__}.{FILES[name]}").FAMILY
     return family
@@ -52,7 +38,6 @@ def _family(name: str) -> Family:
 def read(
     config: Mapping[str, Any],
     max_positions: Optional[int] = None,
-    part: Optional[str] = None,
     lengths: Optional[str] = None,
 ) -> Tuple[StackConfig, Family]:
     """Convert a config.json to a description.
@@ -60,35 +45,26 @@ def read(
     Args:
         config: contents of config.json, as transformers writes it.
         max_positions: number of positions; None for max_position_embeddings.
-        part: "encoder" or "decoder" for a model that has both. "embeddings" and None give the
-            description of the whole model.
         lengths: as for `with_lengths`.
 
     Returns:
         The description, and the family with all rules for this config.
 
     Raises:
-        ValueError: an unknown model_type; a part that the model does not have; a key that is
-            missing, unknown or has a value that cannot be exported.
+        ValueError: an unknown model_type; a key that is missing, unknown or has a value that cannot
+            be exported.
     """
     name = config.get("model_type")
     if not isinstance(name, str) or name not in FILES:
         rule = f"model_type to be one of {', '.join(FILES)}"
         raise refusal("checkpoint", rule, f"{name!r:.80}", suggestion(name, FILES))
     family = _family(name)
-    if part is not None and not (part == EMBEDDINGS and family.weights):
-        if part not in family.parts:
-            known = " or ".join([*family.parts, *([EMBEDDINGS] if family.weights else [])])
-            remedy = "change part, or leave part out for the whole model"
-            raise refusal(name, f"part {known}", repr(part), remedy)
-        family = family.parts[part]
     check_values(name, config)
     settings = Settings(family.keys(config), max_positions)
     description = with_lengths(family.describe(settings), lengths)
     settings.finish()
     weights = {**family.weights, **family.further_weights(description, config)}
-    unused = (*family.unused, *family.further_unused(description, config))
-    return description, replace(family, weights=weights, unused=unused)
+    return description, replace(family, weights=weights)
 
 
 def with_lengths(config: StackConfig, lengths: Optional[str]) -> StackConfig:

@@ -5,33 +5,18 @@ independent implementation in float64 numpy. The oracle of a model is composed o
 from typing import Any, Dict, Type
 
 from posenc_export.models.parts import norms, residuals, visibility
-from posenc_export.models.parts.convolved import Convolved
 from posenc_export.models.parts.experts import Experts
-from posenc_export.models.parts.features import Convolutions, HiddenStates, Projected
-from posenc_export.models.parts.forecasts import Forecast, Patches
 from posenc_export.models.parts.mlps import Gated, Plain
 from posenc_export.models.parts.norms import NORMS, Identity
 from posenc_export.models.parts.projections import Grouped, Queries
 from posenc_export.models.parts.readout import Dense, Normalize
-from posenc_export.models.parts.waveform import Waveform
 from posenc_export.shared import registry
 from posenc_export.shared.registry import Spec
 
 PARTS: Dict[str, Dict[str, Type[Any]]] = {
-    "features": {
-        "convolutions": Convolutions,
-        "waveform": Waveform,
-        "projected": Projected,
-        "patches": Patches,
-        "hidden_states": HiddenStates,
-    },
     "norm": NORMS,
     "head_norm": {"none": Identity, "head": norms.SharedHeadNorm},
-    "projection": {
-        "grouped": Grouped,
-        "queries": Queries,
-        "convolution": Convolved,
-    },
+    "projection": {"grouped": Grouped, "queries": Queries},
     "sees": {
         "causal": visibility.Causal,
         "window": visibility.Window,
@@ -41,14 +26,12 @@ PARTS: Dict[str, Dict[str, Type[Any]]] = {
         "encoder": visibility.EncoderTokens,
     },
     "mlp": {"plain": Plain, "gated": Gated, "experts": Experts, "none": Identity},
-    "forecast": {"residual": Forecast},
     "readout": {"dense": Dense, "normalize": Normalize, "norm": NORMS["layer"]},
     "residual": {
         "pre": residuals.PreNorm,
         "alone": residuals.AttentionOnly,
         "post": residuals.PostNorm,
         "sandwich": residuals.SandwichNorm,
-        "mlp_first": residuals.MlpFirst,
         "parallel": residuals.ParallelOneNorm,
         "parallel_norms": residuals.ParallelTwoNorms,
     },

@@ -18,11 +18,7 @@ class Grouped(torch.nn.Module):
         width, heads, kv_heads, head_size: E, H, K, D.
         bias, output_bias: whether queries, keys and values, and the output have biases.
         clip: clamp queries, keys and values to -clip .. clip, above 0 (MPT); None for no bound.
-        query_factors: multiply rotated queries by a trained factor for each entry of a head, which
-            the heads share (TimesFM 2.5).
     """
-
-    factors: Optional[Tensor]
 
     def __init__(
         self,
@@ -33,7 +29,6 @@ class Grouped(torch.nn.Module):
         bias: bool = False,
         output_bias: bool = False,
         clip: Optional[float] = None,
-        query_factors: bool = False,
     ) -> None:
         super().__init__()
         if clip is not None and not clip > 0:
@@ -43,17 +38,6 @@ class Grouped(torch.nn.Module):
         self.head_size = head_size
         self.qkv = torch.nn.Linear(width, sum(self.sizes), bias=bias)
         self.output = torch.nn.Linear(self.sizes[0], width, bias=output_bias)
-        factors = torch.nn.Parameter(torch.ones(head_size)) if query_factors else None
-        self.register_parameter("factors", factors)
-
-    def scaled(self, q: Tensor) -> Tensor:
-        """Rotated queries [B,S,H,D] to the same shape."""
-        factors = self.factors  # TorchScript narrows types of variables only
-        return q if factors is None else q * factors
-
-    def exact_scaled(self, q: np.ndarray) -> np.ndarray:
-        """Rotated queries [n,H,D] to the same shape, float64."""
-        return q if self.factors is None else q * float64.numbers(self.factors)
 
     def forward(self, x: Tensor) -> Tuple[Tensor, Tensor, Tensor]:
         """x [B,S,E] to q [B,S,H*D], k and v [B,S,K*D]."""

@@ -22,19 +22,17 @@ class Residual(torch.nn.Module):
     tensor unchanged. `of_sum`: attention_norm and mlp_norm act on the residual sum behind their
     sublayer, else on its input. `parallel`: the MLP reads the input of the layer, as attention
     does, with mlp_norm or else with attention_norm.
-    `adds_mlp`: the output of the MLP is added to its input. `mlp_first`: the MLP is computed before
-    attention, after input_norm.
+    `adds_mlp`: the output of the MLP is added to its input.
     """
 
-    __constants__ = ["of_sum", "parallel", "adds_mlp", "mlp_first", "one_norm"]
+    __constants__ = ["of_sum", "parallel", "adds_mlp", "one_norm"]
     NORMS: Sequence[str] = ("attention_norm", "mlp_norm")
-    of_sum = parallel = mlp_first = False
+    of_sum = parallel = False
     adds_mlp = True
 
     def __init__(self, norms: Sequence[torch.nn.Module]) -> None:
         super().__init__()
         named, self.one_norm = dict(zip(self.NORMS, norms, strict=True)), len(norms) == 1
-        self.input_norm = named.get("input_norm", Identity())
         self.attention_norm = named["attention_norm"]
         self.attention_output_norm = named.get("attention_output_norm", Identity())
         self.mlp_norm = named.get("mlp_norm", Identity())
@@ -100,22 +98,6 @@ class SandwichNorm(Residual):
     """x + norm(attention(norm x)), then x + norm(mlp(norm x)) (Ding et al. 2021; Gemma 2)."""
 
     NORMS = ("attention_norm", "attention_output_norm", "mlp_norm", "mlp_output_norm")
-
-
-class MlpFirst(Residual):
-    """y = norm x, then y + mlp(norm y), then y + attention(norm y): the first half of a Conformer's
-    layer, after the norm of the layer before it (Gulati et al. 2020, 2.4).
-    """
-
-    NORMS = ("input_norm", "mlp_norm", "attention_norm")
-    mlp_first = True
-
-    def exact(self, x: np.ndarray, attention: Exact, mlp: Exact) -> np.ndarray:
-        """x [n,E], float64."""
-        norms: Any = self
-        y = norms.input_norm.exact(x)
-        y = y + mlp(norms.mlp_norm.exact(y))
-        return y + attention(norms.attention_norm.exact(y))
 
 
 class ParallelOneNorm(Residual):

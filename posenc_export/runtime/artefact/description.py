@@ -17,10 +17,6 @@ RESIDUALS = {
         "x + norm(attention(norm x)), then x + norm(mlp(norm x))",
         "norm:input attention norm:output norm:sum mlp norm:output",
     ),
-    "mlp_first": (
-        "y = norm x, then y + mlp(norm y), then y + attention(norm y)",
-        "norm:input norm:sum mlp norm:sum attention",
-    ),
     "parallel": (
         "x + attention(norm x) + mlp(norm x), with one norm for both",
         "norm:input attention mlp",
@@ -71,7 +67,6 @@ def _module(values: Dict[str, Any], width: Any, positions: Any) -> List[Line]:
 def _stack(values: Dict[str, Any]) -> List[Line]:
     tokens, kinds, order = _popped(values, "tokens", "layers", "order")
     norm, head, key_values, readout = _popped(values, "norm", "head", "key_values", "readout")
-    forecast = values.pop("forecast", None)
     indices: Dict[str, List[int]] = {}
     for index, name in enumerate(map(str, sequence(order))):
         indices.setdefault(name, []).append(index)
@@ -87,8 +82,6 @@ def _stack(values: Dict[str, Any]) -> List[Line]:
     if key_values is not None:
         rest = _rest(mapping(key_values))
         steps.append(("output", f"keys and values of a decoder's cross-attention{rest}"))
-    elif forecast is not None:
-        steps.append(("output", f"forecast, {_spec(forecast)}"))
     elif head is None:
         steps.append(("output", "hidden states"))
     return steps + ([] if readout is None else _readout(mapping(readout))) + _other(values)
@@ -105,12 +98,10 @@ def _readout(readout: Dict[str, Any]) -> List[Line]:
 
 
 def _tokens(tokens: Dict[str, Any]) -> List[Line]:
-    names = ("features", "segments", "norm", "encodings")
-    features, segments, norm, encodings = _popped(tokens, *names)
-    source = f"features by {_named(features)}"
-    if features is None:
-        source = f"table of {tokens.pop('vocabulary', None)} token ids"
-    steps = [("tokens", source + _rest(tokens, scale=1.0, vocabulary=0)), *_encodings(encodings)]
+    names = ("vocabulary", "segments", "norm", "encodings")
+    vocabulary, segments, norm, encodings = _popped(tokens, *names)
+    source = f"table of {vocabulary} token ids{_rest(tokens, scale=1.0)}"
+    steps = [("tokens", source), *_encodings(encodings)]
     steps += [("segments", f"table of {segments} token types")] if segments else []
     return steps + ([("norm", _spec(norm))] if norm is not None else [])
 

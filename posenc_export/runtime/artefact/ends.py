@@ -36,7 +36,7 @@ def check_ends(manifest: Manifest) -> None:
     for name, (value, wanted) in ends.items():
         expect(value == wanted, f"{name} of kind {kind} to be {line(wanted)}", line(value))
     _check_readout(manifest)
-    least = {"vocabulary": 0 if _reads_features(manifest) else 1, "segments": 0}
+    least = {"vocabulary": 1, "segments": 0}
     for key in least if tokens else ():
         number = tokens.get(key)
         rule = f"config.tokens.{key} to be a whole number of at least {least[key]}"
@@ -58,12 +58,6 @@ def _output(manifest: Manifest, tokens: Dict[str, Any]) -> Value:
         name = manifest.outputs[0].name  # of a checkpoint
     if manifest.kind == "encoder" and isinstance(key_values, dict):
         name, size = KEYS_AND_VALUES, key_values.get("size")
-    forecast: Any = config.get("forecast")
-    if manifest.kind == "encoder" and isinstance(forecast, dict):
-        horizon: Any = forecast.get("horizon")
-        quantiles: Any = forecast.get("quantiles")
-        whole = type(horizon) is int and isinstance(quantiles, list)
-        name, size = "forecast", horizon * (1 + len(quantiles)) if whole else None
     rule = "whole numbers for the sizes of the model in config"
     for number in (size, width):
         expect(type(number) is int, rule, short(number))
@@ -72,14 +66,9 @@ def _output(manifest: Manifest, tokens: Dict[str, Any]) -> Value:
 
 
 def _source(manifest: Manifest, tokens: Dict[str, Any]) -> Value:
-    first, dtype = manifest.inputs[0], manifest.passed_dtype
-    if _reads_features(manifest):  # the configuration does not give the number of features
-        known = len(first.axes) == 3 and isinstance(first.axes[2], int)
-        expect(known, f"inputs[0] to be input_features {dtype} [{B},{S},features]", line(first))
-        return Value("input_features", dtype, (B, S, first.axes[2]))
     if manifest.kind in ("decoder", "encoder") or (manifest.kind == "module" and tokens):
         return Value("input_ids", "int64", (B, S))
-    return Value("hidden_states", dtype, (B, S, manifest.config["width"]))
+    return Value("hidden_states", manifest.passed_dtype, (B, S, manifest.config["width"]))
 
 
 def _check_readout(manifest: Manifest) -> None:
@@ -95,9 +84,3 @@ def _check_readout(manifest: Manifest) -> None:
         facts = (value.name, value.dtype, value.axes[:-1], type(value.axes[-1]))
         rule = f"outputs[1] to be {short(name)} {dtype} {[B, *tokens, 'size']} as in config.readout"
         expect(facts == (name, dtype, (B, *tokens), int), rule, line(value))
-
-
-def _reads_features(manifest: Manifest) -> bool:
-    tokens = manifest.config.get("tokens")
-    features = tokens.get("features") if isinstance(tokens, dict) else None
-    return manifest.kind == "encoder" and isinstance(features, dict)

@@ -13,7 +13,7 @@ from posenc_export.runtime.artefact.schema import Manifest, Value
 B, S, P, M = "batch_size", "sequence_length", "past_sequence_length", "capacity"
 W = "window_capacity"  # slots of caches of windows, if other states have M slots in a graph
 T, Q, R = "total_sequence_length", "encoder_sequence_length", "logits_count"
-LETTERS = {B: "B", S: "S", T: "T", Q: "Q", R: "R", "width": "E", "features": "F"}
+LETTERS = {B: "B", S: "S", T: "T", Q: "Q", R: "R", "width": "E"}
 # Inputs of a decoder that reads an encoder: outputs of the encoder, the same in every call.
 ENCODER_MASK, ENCODER_AXES = "encoder_attention_mask", (B, "heads", Q, "head size")
 SAME = "decoders that read an encoder", "the same in every call"
@@ -30,10 +30,6 @@ OUTPUTS: Dict[str, str] = {
     ),
     "encoder_key_values": (
         "Keys and values of each token, for the decoder layers that read this encoder."
-    ),
-    "forecast": (
-        "The forecast after each patch: mean and quantiles of each next value, normalised like the "
-        "patch."
     ),
     "output": "Hidden states after the block.",
     "sentence_embedding": "An embedding of each row, pooled from hidden states without padding.",
@@ -141,15 +137,6 @@ TOKENS: Dict[str, GraphInput] = {
         "Ids of the new tokens.",
         "decoders, encoders, and modules of your own that read ids",
         "the prompt",
-    ),
-    "input_features": GraphInput(
-        "float",
-        ((B, S, "features"),),
-        "Features of each token. For a spectrogram, a token is two consecutive frames, "
-        "concatenated. For a series, a token is a patch: normalised values, then for each 1 if it "
-        "is padding and 0 if not.",
-        "encoders of features",
-        "the features of the whole input",
     ),
     "hidden_states": GraphInput(
         "float",

@@ -119,15 +119,8 @@ class Places(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Generation(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """Tokens that generation_config.json forbids or forces, and the first tokens of Whisper."""
+    """Tokens that generation_config.json forbids or forces."""
 
     suppressed: Ids = ()  # ids that are never chosen
     suppressed_first: Ids = ()  # ids that are not chosen as the first token that is free
     forced_first: Optional[Size] = None  # id that is chosen after a prompt of one token
-    # Ids after the start token; None in place of the language of the speech.
-    forced: Annotated[Tuple[Optional[Size], ...], Meta(max_length=64)] = ()
-    languages: Annotated[Dict[Text, Size], Meta(max_length=1024)] = {}  # ids by token
-    tasks: Annotated[Dict[Text, Size], Meta(max_length=64)] = {}  # id of each task
-    no_timestamps: Optional[Size] = None  # id after which no times are generated
-    language: Text = ""  # default language; empty to detect it
-    task: Text = ""  # default task

@@ -105,11 +105,10 @@ class Manifest(Struct, frozen=True, forbid_unknown_fields=True):
     """Description of an artefact.
 
     Args:
-        kind: "decoder" (input_ids to logits), "encoder" (input_ids or input_features to
-            last_hidden_state, with caches if it is a decoder without its head; to
-            encoder_key_values if a decoder reads it, or to forecast; with segments also
-            token_type_ids), "block" (hidden_states to output) or "module" (a module that was read
-            as it is, input_ids or hidden_states to logits or output).
+        kind: "decoder" (input_ids to logits), "encoder" (input_ids to last_hidden_state, with
+            caches if it is a decoder without its head; to encoder_key_values if a decoder reads it;
+            with segments also token_type_ids), "block" (hidden_states to output) or "module" (a
+            module that was read as it is, input_ids or hidden_states to logits or output).
         target: one of GRAPHS; "eager" for a live module, which has no file.
         signature: "positions" (position_ids, -1 for padding) or "mask" (attention_mask, from which
             the graph counts positions).

@@ -4,7 +4,7 @@ forces, choose a token from the logits, feed it, and so on.
 
 import math
 from dataclasses import dataclass, replace
-from typing import Any, Callable, Dict, Generator, Iterator, List, Optional, Sequence, Tuple, Union
+from typing import Any, Callable, Generator, Iterator, List, Optional, Sequence, Union
 
 import numpy as np
 
@@ -15,7 +15,6 @@ from posenc_export.runtime.session.arguments import Inputs, array_of, at_least, 
 from posenc_export.runtime.session.errors import expected
 from posenc_export.runtime.session.speculation import Reader, Speculate, Speculator
 from posenc_export.shared.refusal import refusal
-from posenc_export.shared.suggestion import suggestion
 
 ENDED = -1  # id that is given for a row that has ended
 
@@ -26,8 +25,6 @@ class First:
 
     prompt: Optional[Inputs]
     encoder: Optional[Inputs] = None
-    language: Optional[str] = None
-    task: Optional[str] = None
     endless: bool = False
 
     @property
@@ -43,20 +40,11 @@ def feed(session: Any, first: First) -> np.ndarray:
     """
     prompt, manifest = first.prompt, session.manifest
     if prompt is not None:
-        if first.language or first.task:
-            rule = "no prompt with language or task, which determine the first tokens"
-            raise expected(rule, f"both: {first.language or first.task}", "give one")
         counts = np.array([len(row) for row in prompt])
         arguments.check_every_row(counts, "row of the prompt")
         return session.prefill(prompt, encoder=first.encoder, logits_to_keep=1)[:, -1]
-    before, after = _around_language(manifest, start_token(manifest), first.language, first.task)
-    start = [before] * first.rows
-    logits = session.prefill(start, encoder=first.encoder, logits_to_keep=1)[:, -1]
-    if after is None:
-        return logits
-    ids = np.array(sorted((manifest.generation or Generation()).languages.values()))
-    languages = ids[logits[:, ids].argmax(-1)].tolist()
-    return session.prefill([[language, *after] for language in languages], logits_to_keep=1)[:, -1]
+    start = [[start_token(manifest)]] * first.rows
+    return session.prefill(start, encoder=first.encoder, logits_to_keep=1)[:, -1]
 
 
 def _feed_last(session: Any, first: First, earlier: Sequence[Sequence[int]]) -> np.ndarray:
@@ -95,44 +83,6 @@ def start_token(manifest: Manifest) -> int:
         rule = "a decoder that reads an encoder and has start_ids"
         raise refusal("generate", rule, got, "give a prompt, and no encoder")
     return manifest.start_ids[0]
-
-
-def _around_language(
-    manifest: Manifest, start: int, language: Optional[str], task: Optional[str]
-) -> Tuple[List[int], Optional[List[int]]]:
-    """Return all first tokens and None, or those before and after a language to be detected."""
-    known = manifest.generation or Generation()
-    language, task = language or known.language, task or known.task
-    ids: List[Optional[int]] = [start, *(() if language or task else known.forced)]
-    detected = not language and bool(known.languages) and (len(ids) == 1 or ids[1] is None)
-    if language or detected:
-        named = None
-        if language:  # its code or its token, such as en or <|en|>
-            codes = {_code(name): token for name, token in known.languages.items()}
-            named = _named("language", _code(language.lower()), codes)
-        ids[1:2] = [named]
-    if task:
-        ids.append(_named("task", task, known.tasks))
-    elif language and "transcribe" in known.tasks:
-        ids.append(known.tasks["transcribe"])
-    if known.no_timestamps is not None and ids[-1] != known.no_timestamps:
-        ids.append(known.no_timestamps)
-    known_ids = [token for token in ids if token is not None]
-    return ([start], known_ids[1:]) if detected else (known_ids, None)
-
-
-def _code(name: str) -> str:
-    return name.removeprefix("<|").removesuffix("|>")
-
-
-def _named(what: str, name: str, ids: Dict[str, int]) -> int:
-    if not ids:
-        rule = f"no {what} for a model whose generation_config.json lists none"
-        raise refusal("generate", rule, repr(name), "leave it out")
-    if name not in ids:
-        rule, remedy = f"{what} to be one of {', '.join(ids)}", suggestion(name, list(ids))
-        raise refusal("generate", rule, repr(name), remedy)
-    return int(ids[name])
 
 
 class TokenRules:

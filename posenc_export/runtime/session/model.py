@@ -11,7 +11,6 @@ from posenc_export.runtime.artefact.manifest import Manifest
 from posenc_export.runtime.artefact.tokenizer import Codec, codec
 from posenc_export.runtime.session import generation, saved, text
 from posenc_export.runtime.session.arguments import at_least
-from posenc_export.runtime.session.forecaster import Forecaster
 from posenc_export.runtime.session.generation import First
 from posenc_export.runtime.session.session import REWIND, Session
 from posenc_export.runtime.session.speculation import Speculate
@@ -62,10 +61,6 @@ class Model:
         for name, value in (("batch", batch), ("capacity", most), ("rewind", rewind)):
             at_least(name, value, 1)
         return Session(self.graph, batch, capacity, rewind)
-
-    def forecaster(self) -> Forecaster:
-        """Open a session that forecasts series. ValueError: the model does not forecast."""
-        return Forecaster(self.session())
 
     def restore(
         self,

@@ -300,8 +300,6 @@ class Session:
         encoder: Optional[Inputs] = None,
         speculate: Speculate = None,
         before: Optional[Inputs] = None,
-        language: Optional[str] = None,
-        task: Optional[str] = None,
         endless: bool = False,
     ) -> Generator[np.ndarray, None, None]:
         """Generate tokens after a prompt. Yields the next ids [B] int64 until every row has ended;
@@ -319,18 +317,15 @@ class Session:
                 row, and reads several in one pass where that gains time; the ids are the same. None
                 reads one token per pass.
             before: ids that each row has read before the prompt, among which drafts are looked up.
-            language, task: of Whisper without a prompt, such as "en" and "translate". None for
-                those of the checkpoint, which detects the language of each row.
             endless: when a row has no room, also for the prompt, read the last tokens of all rows
                 again, half of the capacity, from position 0 on in place of what they have read.
 
         Raises:
             ValueError: as for `prefill` and `step`; the model has no vocabulary, a row has no
-                tokens, max_tokens is below 1, there is no such language or task, the session
-                does not allow `speculate`, or `endless` has an encoder or `speculate` beside it.
-                Raised with the first id.
+                tokens, max_tokens is below 1, the session does not allow `speculate`, or `endless`
+                has an encoder or `speculate` beside it. Raised with the first id.
         """
-        first = generation.First(prompt, encoder, language, task, endless)
+        first = generation.First(prompt, encoder, endless)
         sampling = generation.Sampling(temperature, top_k, top_p, seed, max_tokens, stop)
         return generation.generate(self, first, sampling, speculate, before)
 

@@ -48,8 +48,7 @@ class Family:
 
     # Converts the keys of config.json to the description of the model.
     describe: Callable[[Settings], StackConfig]
-    # Rules that form our parameters, by name of the parameter or of its module. Empty if the family
-    # is read only in parts.
+    # Rules that form our parameters, by name of the parameter or of its module.
     weights: Table
     # Prefix of tensor names that transformers' models with a head have and its base models do not
     # have.
@@ -59,10 +58,8 @@ class Family:
     # Regular expressions for names of tensors to ignore, such as buffers of older versions and
     # heads of other tasks.
     unused: Tuple[str, ...] = ()
-    # further_weights, further_unused: return further rules, which take precedence, and further
-    # entries of `unused`, for a description and its config.json
+    # Returns further rules, which take precedence, for a description and its config.json.
     further_weights: Callable[[StackConfig, Mapping[str, Any]], Table] = lambda *_: {}
-    further_unused: Callable[[StackConfig, Mapping[str, Any]], Tuple[str, ...]] = lambda *_: ()
     # Selects and renames the keys of config.json that `describe` reads.
     keys: Callable[[Mapping[str, Any]], Mapping[str, Any]] = dict
     # Families of the encoder and decoder of a model with both, by name of the part.

@@ -48,16 +48,16 @@ DEFAULTS: Dict[str, Any] = {
 # needs no range, so that its name of it has no effect.
 SPELLINGS: Dict[str, Dict[str, Tuple[str, ...]]] = {
     "num_hidden_layers": {
-        "n_layer": ("gpt2", "bloom", "xlnet"),
+        "n_layer": ("gpt2", "bloom"),
         "n_layers": ("mpt",),
     },
     "hidden_size": {
         "n_embd": ("gpt2",),
         "n_embed": ("bloom", "falcon"),
-        "d_model": ("mpt", "whisper", "xlnet"),
+        "d_model": ("mpt",),
     },
     "num_attention_heads": {
-        "n_head": ("gpt2", "bloom", "xlnet"),
+        "n_head": ("gpt2", "bloom"),
         "n_heads": ("mpt",),
     },
     "max_position_embeddings": {
@@ -68,7 +68,6 @@ SPELLINGS: Dict[str, Dict[str, Tuple[str, ...]]] = {
     },
     "intermediate_size": {
         "n_inner": ("gpt2", "bloom"),
-        "d_inner": ("xlnet",),
     },
     "num_local_experts": {
         "num_experts": ("gpt_oss",),

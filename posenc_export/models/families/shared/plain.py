@@ -3,7 +3,7 @@
 from typing import Any, Dict, Optional
 
 from posenc_export.models.config import AttentionConfig, Named
-from posenc_export.models.families.shared.rules import OURS, QKV, Rule, grouped, joined, same
+from posenc_export.models.families.shared.rules import OURS, QKV, Rule, grouped, same
 from posenc_export.models.families.shared.settings import Settings
 from posenc_export.models.families.shared.typed_keys import REQUIRED
 
@@ -46,24 +46,15 @@ def layer_norm(config: Settings, key: str = "layer_norm_eps") -> Dict[str, Any]:
 
 
 def learned(config: Settings) -> Dict[str, Any]:
-    """Describe learned positions, a row for each position. ValueError as `table_rows`."""
-    table_rows(config)
-    return {"name": "learned"}
-
-
-def table_rows(config: Settings, unused: int = 0) -> int:
-    """Return the number of positions of a model with a position table, whose first `unused` rows no
-    position uses. ValueError: another range was requested, or no rows are left.
+    """Describe learned positions, a row for each position. ValueError: another range was
+    requested.
     """
-    rows = config.trained_positions - unused
-    if rows < 1:
-        rule = f"max_position_embeddings to be above {unused}, the number of unused rows"
-        raise config.refusal(rule, config.trained_positions)
-    if config.max_positions not in (rows, config.trained_positions):
+    rows = config.trained_positions
+    if config.max_positions != rows:
         rule = f"max_positions to be {rows}, the rows of the position table"
         remedy = "leave it out and call extend_positions(model, N)"
         raise config.refusal(rule, config.max_positions, remedy)
-    return rows
+    return {"name": "learned"}
 
 
 def megatron_layer(theirs: str) -> Dict[str, Rule]:
@@ -75,18 +66,4 @@ def megatron_layer(theirs: str) -> Dict[str, Rule]:
         OURS + "residual.mlp_norm": same(theirs + "post_attention_layernorm"),
         OURS + "mlp.up": same(theirs + "mlp.dense_h_to_4h"),
         OURS + "mlp.down": same(theirs + "mlp.dense_4h_to_h"),
-    }
-
-
-def fairseq_layer(ours: str, theirs: str) -> Dict[str, Rule]:
-    """Return the rules of a layer of fairseq (OPT, XGLM, Whisper), from prefixes of names."""
-    attention = theirs + "self_attn."
-    qkv = joined(attention + "q_proj", attention + "k_proj", attention + "v_proj")
-    return {
-        ours + "residual.attention_norm": same(theirs + "self_attn_layer_norm"),
-        ours + "attention.projection.qkv": qkv,
-        ours + "attention.projection.output": same(attention + "out_proj"),
-        ours + "residual.mlp_norm": same(theirs + "final_layer_norm"),
-        ours + "mlp.up": same(theirs + "fc1"),
-        ours + "mlp.down": same(theirs + "fc2"),
     }

@@ -6,7 +6,7 @@ index of the layer, `{row}` by that of a head, an expert or a layer of the decod
 """
 
 from dataclasses import dataclass
-from typing import Callable, Dict, List, Mapping, Tuple
+from typing import Callable, Dict, List, Mapping
 
 import torch
 from torch import Tensor
@@ -62,17 +62,6 @@ def transposed(module: str) -> Rule:
     )
 
 
-def permuted(name: str, axes: Tuple[int, ...]) -> Rule:
-    """A tensor with other axes; `axes` are those of the checkpoint, as for torch.permute."""
-
-    return Rule(
-        lambda kind, shape, attention: {
-            name: tuple(shape[axes.index(i)] for i in range(len(axes)))
-        },
-        lambda tensors, attention: tensors[0].permute(axes).contiguous(),
-    )
-
-
 def joined(q: str, k: str, v: str) -> Rule:
     """Concatenation of separate projections of queries, keys and values."""
 
@@ -82,24 +71,6 @@ def joined(q: str, k: str, v: str) -> Rule:
         return {f"{q}.{kind}": of_queries, f"{k}.{kind}": of_keys, f"{v}.{kind}": of_keys}
 
     return Rule(shapes, lambda tensors, attention: torch.cat(tensors))
-
-
-def joined_heads(q: str, k: str, v: str) -> Rule:
-    """Concatenation of projections of queries, keys and values from tensors [E,heads,D] (XLNet)."""
-
-    def shapes(kind: str, shape: Shape, attention: AttentionConfig) -> Dict[str, Shape]:
-        heads = {q: attention.heads, k: attention.kv_heads, v: attention.kv_heads}
-        return {name: (shape[1], count, attention.head_size) for name, count in heads.items()}
-
-    return Rule(shapes, lambda parts, _: torch.cat([part.flatten(1).t() for part in parts]))
-
-
-def flat_heads(name: str) -> Rule:
-    """An output projection from a tensor [E,heads,D] (XLNet)."""
-    return Rule(
-        lambda kind, shape, attention: {name: (shape[0], attention.heads, attention.head_size)},
-        lambda tensors, attention: tensors[0].flatten(1),
-    )
 
 
 def grouped(module: str) -> Rule:
@@ -163,69 +134,19 @@ def experts(router: str, gate: str, up: str, down: str) -> Table:
     }
 
 
-def plus_row(module: str, row: str) -> Rule:
-    """A table plus the only row of another, for models with one token type (RoBERTa)."""
-    return Rule(
-        lambda kind, shape, attention: {
-            f"{module}.{kind}": shape,
-            f"{row}.{kind}": (1, *shape[1:]),
-        },
-        lambda tensors, attention: tensors[0] + tensors[1],
-    )
-
-
-def normalised_rows(table: str, norm: str, epsilon: float) -> Rule:
-    """A table whose rows LayerNorm has normalised (DeBERTa-v2). table, norm: names of modules."""
-    return Rule(
-        lambda kind, shape, attention: {
-            f"{table}.weight": shape,
-            f"{norm}.weight": shape[1:],
-            f"{norm}.bias": shape[1:],
-        },
-        lambda tensors, attention: torch.nn.functional.layer_norm(
-            tensors[0], tensors[0].shape[1:], tensors[1], tensors[2], epsilon
-        ),
-    )
-
-
-def biases_without_keys(q: str, v: str) -> Rule:
-    """Packed bias from full names of those of queries and values; keys get 0 (DeBERTa, Whisper)."""
-
-    def shapes(kind: str, shape: Shape, attention: AttentionConfig) -> Dict[str, Shape]:
-        size = attention.head_size
-        return {q: (attention.heads * size,), v: (attention.kv_heads * size,)}
-
-    def form(tensors: List[Tensor], attention: AttentionConfig) -> Tensor:
-        return torch.cat((tensors[0], torch.zeros_like(tensors[1]), tensors[1]))
-
-    return Rule(shapes, form)
-
-
 def no_bias() -> Rule:
     """A bias of zeros over all query heads, for models without that bias."""
     return Rule(lambda *_: {}, lambda _, of: torch.zeros(of.heads * of.head_size))
 
 
-def no_table(rows: int, columns: int) -> Rule:
-    """A table of zeros, for models without that table."""
-    return Rule(lambda *_: {}, lambda *_: torch.zeros(rows, columns))
-
-
-def keys_and_values(k: str, v: str, layers: int, k_bias: bool = True) -> Rule:
+def keys_and_values(k: str, v: str, layers: int) -> Rule:
     """Concatenation of the cross-attention projections of all layers of a decoder, keys and values
-    of each. k, v: names of the modules, in which `{row}` is the layer; k_bias: else biases of
-    keys are 0.
+    of each. k, v: names of the modules, in which `{row}` is the layer.
     """
 
     def shapes(kind: str, shape: Shape, attention: AttentionConfig) -> Dict[str, Shape]:
-        modules = [k, v] if kind == "weight" or k_bias else [v]
-        names = zip(*(_names(f"{module}.{kind}", layers) for module in modules), strict=True)
+        names = zip(*(_names(f"{module}.{kind}", layers) for module in (k, v)), strict=True)
         part = (shape[0] // (2 * layers), *shape[1:])
         return {name: part for of_layer in names for name in of_layer}
 
-    def form(tensors: List[Tensor], attention: AttentionConfig) -> Tensor:
-        if len(tensors) == layers:
-            tensors = [part for tensor in tensors for part in (torch.zeros_like(tensor), tensor)]
-        return torch.cat(tensors)
-
-    return Rule(shapes, form)
+    return Rule(shapes, lambda tensors, attention: torch.cat(tensors))

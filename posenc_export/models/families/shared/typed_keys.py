@@ -133,11 +133,6 @@ class Keys:
             raise self.refusal(f"{key} to be one of {', '.join(ACTIVATIONS)}", value, UNSUPPORTED)
         return ACTIVATIONS[value]
 
-    def padding(self) -> int:
-        """Return the padding id, 1 by default, of families whose first position follows it."""
-        self._remaining["pad_token_id"] = self.values.get("pad_token_id", 1)
-        return self.integer("pad_token_id", least=0)
-
     def per_layer(self, key: str, default: Sequence[Any], or_empty: bool = False) -> List[Any]:
         """Take a list with an entry for each layer; `default` if missing, null, or_empty: []."""
         entries = self.take(key, None)
