@@ -111,10 +111,12 @@ def tried(task: str, name: str, targets: Sequence[str]) -> Row:
         except (ValueError, ModuleNotFoundError) as refusal:
             return Row(task, name, REFUSED, why=_line(refusal))
         row = Row(task, name, EXACT, error, size, targets=tuple(targets))
-        return _with_decoder(row, theirs, ids, path) if theirs.config.is_encoder_decoder else row
+        if not theirs.config.is_encoder_decoder:
+            return row
+        return _with_decoder(row, theirs, ids, path, made.positions)
 
 
-def _with_decoder(row: Row, theirs: Any, ids: Any, path: Path) -> Row:
+def _with_decoder(row: Row, theirs: Any, ids: Any, path: Path, positions: int) -> Row:
     """Try the decoder of a model, too, whose encoder gave a row. ids: of both, [2,TOKENS]."""
     import torch
 
@@ -126,7 +128,8 @@ def _with_decoder(row: Row, theirs: Any, ids: Any, path: Path) -> Row:
     sources = [ids[:1], ids[1:, :SHORT]]
     try:
         encoder, decoder = (
-            from_pretrained(path / "model", part=part) for part in ("encoder", "decoder")
+            from_pretrained(path / "model", max_positions=positions, part=part)
+            for part in ("encoder", "decoder")
         )
         read = as_model(decoder)
         memory = torch.zeros(2, TOKENS, decoder.memory)

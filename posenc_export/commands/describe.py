@@ -85,12 +85,13 @@ def _checkpoint(model: str, chosen: Dict[str, Any], names: List[str]) -> Dict[st
     config = GGUFCheckpoint(folder).config if is_gguf(folder) else read_config(folder)
     kind = config.get("model_type")
     if families.lacks(config):
-        known = by_transformers.kind_of(config, sentences is None)
-        parts = ("part",) if known.config.is_encoder_decoder else ()
+        theirs = by_transformers.kind_of(config, sentences is None)
+        parts = ("part",) if theirs.config.is_encoder_decoder else ()
         _check_only(("max_positions", *parts), chosen, f"a type without a family ({kind})")
-        read = known.described() | chosen
+        read = theirs.described() | chosen
         return read | ({} if sentences is None else {"readout": to_builtins(sentences.readout)})
-    described = families.read(config, chosen.get("max_positions"), chosen.get("part"))[0]
+    _check_only(("max_positions",), chosen, f"a decoder ({kind})")
+    described = families.read(config, chosen.get("max_positions"))[0]
     if sentences is not None:
         described = replace(described, readout=sentences.readout)
     return {**to_json(described), "read": f"by the family of {kind}"}

@@ -325,7 +325,7 @@ def load(kind: Kind, checkpoint: AnyCheckpoint, part: Optional[str] = None) -> P
 
 def _published(kind: Kind, model: Any, part: Optional[str]) -> Published:
     """Return a model, or a part of one with encoder and decoder."""
-    both, further = model.config.is_encoder_decoder, {}
+    both, further = model.config.is_encoder_decoder, dict[str, Any]()
     if part is not None and not both:
         rule = f"a model with encoder and decoder for part {part}"
         raise refusal(WHERE, rule, kind.model.__name__, "leave part out")

@@ -121,8 +121,8 @@ class _Traced(torch.nn.Module):
         operations: Any = StandIns(key_positions) if torch.compiler.is_exporting() else ops
         places, after = (positions, key_positions, self.last), self.calls.after
         kept = len(self.calls.caches)
-        given = (x, write_index, states[:kept], coordinates, states[kept:])
-        call = Call(operations, *places, after, *given)
+        given = (states[:kept], coordinates, states[kept:])
+        call = Call(operations, *places, after, x, write_index, *given)
         result: Tuple[Tensor, List[Tensor]] = self.calls(call, index)
         return result
 

@@ -62,7 +62,5 @@ class Family:
     further_weights: Callable[[StackConfig, Mapping[str, Any]], Table] = lambda *_: {}
     # Selects and renames the keys of config.json that `describe` reads.
     keys: Callable[[Mapping[str, Any]], Mapping[str, Any]] = dict
-    # Families of the encoder and decoder of a model with both, by name of the part.
-    parts: Mapping[str, "Family"] = field(default_factory=dict)
     # Parts of names of tensors that checkpoints have in place of those in `weights`.
     renamed: Mapping[str, str] = field(default_factory=dict)
