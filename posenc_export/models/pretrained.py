@@ -94,8 +94,6 @@ def from_pretrained(
         check_sizes(values["model_type"], config, checkpoint.sizes())
         unused = re.compile("|".join(f"(?:{end})" for end in (OLD_BUFFER, *family.unused)))
         checkpoint.forget([name for name in checkpoint.names() if unused.search(name)])
-        if family.renamed and isinstance(checkpoint, Checkpoint):
-            checkpoint.rename(family.renamed)
         # On the meta device, parameters have shapes but no data; tables of encodings are computed.
         with torch.device("meta"):
             stack = Stack(config)

@@ -60,7 +60,7 @@ def read(
         raise refusal("checkpoint", rule, f"{name!r:.80}", suggestion(name, FILES))
     family = _family(name)
     check_values(name, config)
-    settings = Settings(family.keys(config), max_positions)
+    settings = Settings(config, max_positions)
     description = with_lengths(family.describe(settings), lengths)
     settings.finish()
     weights = {**family.weights, **family.further_weights(description, config)}

@@ -60,7 +60,3 @@ class Family:
     unused: Tuple[str, ...] = ()
     # Returns further rules, which take precedence, for a description and its config.json.
     further_weights: Callable[[StackConfig, Mapping[str, Any]], Table] = lambda *_: {}
-    # Selects and renames the keys of config.json that `describe` reads.
-    keys: Callable[[Mapping[str, Any]], Mapping[str, Any]] = dict
-    # Parts of names of tensors that checkpoints have in place of those in `weights`.
-    renamed: Mapping[str, str] = field(default_factory=dict)
