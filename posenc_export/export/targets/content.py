@@ -2,7 +2,6 @@
 
 from typing import Tuple
 
-import numpy as np
 import onnx_ir as ir
 
 from posenc_export.export.targets import standard
@@ -108,18 +107,3 @@ def collect_by_distance(op: Builder, node: graph.CollectByDistance) -> ir.Value:
     zeros = op.Expand(op.constant(0, "float32"), shape)
     index = _for_every_head(op, index, weights)
     return op.ScatterElements(zeros, index, weights, axis=-1, reduction="add")
-
-
-def collect_from_slots(op: Builder, node: graph.CollectByDistance, slots: ir.Value) -> ir.Value:
-    """Read the weights at distances -left + 1 .. 0. Earlier keys share distance -left, whose sum is
-    1 minus these weights; later keys are not seen and have weight 0. slots: slot of each query
-    [B,S]. A key at distance d is d slots further. `left` is at least 1.
-    """
-    weights, left, zero = node.weights, node.left, op.constant(0, "float32")
-    near = op.Add(op.Unsqueeze(slots, [1, 3]), np.arange(1 - left, 1))
-    index = _for_every_head(op, op.Max(near, 0), weights)
-    at_slots = op.GatherElements(weights, index, axis=-1)
-    of_near = op.Where(op.GreaterOrEqual(near, 0), at_slots, zero)
-    rest = op.Sub(op.constant(1, "float32"), op.ReduceSum(of_near, [-1]))
-    behind = op.Concat(rest, of_near, axis=-1)
-    return op.Pad(behind, [0, node.right], zero, [3])

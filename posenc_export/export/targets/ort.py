@@ -57,13 +57,6 @@ def distances(op: Builder, node: graph.Distances) -> ir.Value:
     return op.Sub(keys, op.Unsqueeze(queries, [1, 3]))
 
 
-def collect_by_distance(op: Builder, node: graph.CollectByDistance) -> ir.Value:
-    """Use that differences of slots of compact rows are distances."""
-    if ort_slots.in_slots(op, node.key_positions) and node.left:
-        return content.collect_from_slots(op, node, ort_slots.cache_position(op))
-    return content.collect_by_distance(op, node)
-
-
 def append(op: Builder, node: graph.Append) -> ir.Value:
     """Write into the buffer in place; nodes that read all slots get a slice of the valid ones."""
     first, total = ort_slots.written(op, node)
@@ -86,7 +79,6 @@ LOWERING: Tuple[Table, ...] = (
         graph.Attend: ort_attention.attend,
         graph.WaveProducts: wave_products,
         graph.RowsAtCounts: rows_at_counts,
-        graph.CollectByDistance: collect_by_distance,
         graph.GatedDelta: gated_delta.fused,
         graph.Experts: experts.sparse,
     },

@@ -12,7 +12,6 @@ from posenc_export.ops.graph import (
     Append,
     Attend,
     AttentionWeights,
-    CollectByDistance,
     Mask,
     Rotate,
 )
@@ -35,9 +34,7 @@ def attend(op: Builder, node: Attend) -> ir.Value:
     op.windows |= {str(append.past.name): window for append in appended if window}
     outputs = _group_query(op, node, appended, wide, bool(window))
     for reader in node.readers(AttentionWeights):
-        written = compact and _sees_all(node) and _reads_slots(op, reader)
-        weights = outputs[3] if written else _where_seen(op, outputs[3], node.mask)
-        reader.output.replace_all_uses_with(weights)
+        reader.output.replace_all_uses_with(_where_seen(op, outputs[3], node.mask))
     y = finished(op, node, appended, outputs[:3], wide)
     return y if compact else _at_tokens(op, y, node.mask)
 
@@ -195,20 +192,6 @@ def finished(
         by_head = op.Reshape(y, [0, 0, node.heads, -1])
         y = op.merge_heads(op.Slice(by_head, [0], [values], [3]))
     return y
-
-
-def _sees_all(node: Attend) -> bool:
-    """Return whether a query sees every slot up to its own."""
-    mask = Mask.of(node.mask)
-    return mask is not None and mask.before < 0 and not mask.chunk
-
-
-def _reads_slots(op: Builder, weights: AttentionWeights) -> bool:
-    """Return whether only weights up to the query are read, which the node always writes."""
-    readers = weights.readers(CollectByDistance)
-    return len(readers) == len(weights.output.uses()) and all(
-        reader.left and ort_slots.in_slots(op, reader.key_positions) for reader in readers
-    )
 
 
 def _where_seen(op: Builder, weights: ir.Value, mask: ir.Value) -> ir.Value:

@@ -16,12 +16,10 @@ from posenc_export.encodings.shared.base import PositionEncoding
 from posenc_export.export.manifest_writer import Graph
 from posenc_export.export.quantization.grid import Codes, Grid
 from posenc_export.export.targets import (
-    content,
     counts,
     native_attention,
     ort,
     ort_layers,
-    ort_slots,
     picked_rows,
 )
 from posenc_export.export.targets.builder import Builder
@@ -36,16 +34,6 @@ from posenc_export.runtime.graphs.kernel_library import OPERATOR
 
 # Inputs of a block in products of the library: a multiple, the most, and of a block for each row.
 STRIP, LARGEST_BLOCK, LARGEST_ROW = 32, 256, 1 << 16  # product.h
-
-
-def collect_by_distance(op: Builder, node: graph.CollectByDistance) -> ir.Value:
-    """As `ort`, for rows of different numbers of new tokens: the slot of a column of padding can be
-    one that no row has, and with it weights that do not exist.
-    """
-    if not (ort_slots.in_slots(op, node.key_positions) and node.left):
-        return content.collect_by_distance(op, node)
-    last = op.Sub(ort_slots.total(op), 1)
-    return content.collect_from_slots(op, node, op.Min(ort_slots.cache_position(op), last))
 
 
 def rows_at_counts(op: Builder, node: graph.RowsAtCounts) -> ir.Value:
@@ -88,7 +76,6 @@ LOWERING: Tuple[Table, ...] = (
         **{kind: lower for kind, lower in ort.LOWERING[0].items() if kind not in LATER},
         graph.Attend: native_attention.attend,
         graph.AttendTurnedKeys: native_attention.attend_turned_keys,
-        graph.CollectByDistance: collect_by_distance,
         graph.RowsAtCounts: rows_at_counts,
     },
     {kind: ort.LOWERING[0][kind] for kind in LATER},
