@@ -76,11 +76,6 @@ class PaddedTokens(NamedTuple):
         """Index of each column in its row, counted from the row's first token [B,S]."""
         return self.length[:, None] + np.arange(self.x.shape[1])
 
-    @property
-    def longest(self) -> int:
-        """Largest number of tokens of a row after the call."""
-        return int((self.length + self.counts).max())
-
 
 @dataclass(frozen=True)
 class GraphInput:
@@ -223,7 +218,7 @@ AFTER_TOKENS: Dict[str, GraphInput] = {
         "Largest number of valid tokens of any row after the call.",
         "targets ort, ort-native and ort-cuda with signature positions",
         "S",
-        lambda tokens: np.array(tokens.longest, np.int32),
+        lambda tokens: np.array((tokens.length + tokens.counts).max(), np.int32),
         counts=True,
     ),
     "window_start": GraphInput(
@@ -242,7 +237,7 @@ AFTER_TOKENS: Dict[str, GraphInput] = {
         "larger, up to the capacity, so that it changes rarely.",
         "target ort-cuda, if the graph computes with slots",
         "0, 1, ... S-1",
-        lambda tokens: np.arange(tokens.longest),
+        lambda tokens: np.arange((tokens.length + tokens.counts).max()),
         lambda manifest: manifest.target == "ort-cuda",
     ),
 }

@@ -37,7 +37,7 @@ def open_rows(rows: Rows, prompt: Prompt) -> Rows:
     new.check_room(counts)
     outputs, encoded = rows.encoder, passed.encoder is not None
     other = encoded or passed.encoder_attention_mask is not None
-    if other or not outputs or rows.count != len(counts):
+    if other or (manifest.encoder and (not outputs or rows.count != len(counts))):
         if has_tokens and encoded:
             got = f"it with {rows.length.tolist()} tokens cached"
             raise expected("encoder only with the first tokens of a row", got, "reset first")

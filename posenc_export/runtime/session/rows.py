@@ -184,7 +184,7 @@ class Rows:
     def check_room(self, counts: np.ndarray) -> None:
         """Raise ValueError unless `counts` [B] more tokens fit into positions and caches."""
         manifest, first_position = self.caches.graph.manifest, self.first_position
-        length = self.length
+        length = self._length + self.reached[0]
         rows = zip(first_position.tolist(), length.tolist(), counts.tolist(), strict=True)
         ends = list(map(sum, rows))  # Python integers do not overflow
         for position in (max(ends) - 1, int(first_position.max()), int(first_position.min())):
@@ -207,10 +207,11 @@ class Rows:
         [B] int64. Raise ValueError for other rows, or positions where a row with tokens does not
         continue.
         """
-        counts, start, length = prompt.tokens.counts, prompt.passed.start, self.length
+        counts, start = prompt.tokens.counts, prompt.passed.start
         count = len(counts)
         asked = np.zeros(count, np.int64) if start is None else per_row("start", start, count)
-        if length.any():
+        if self.reached[0] or self._length.any():
+            length = self.length
             if count != self.count:
                 raise expected(f"{self.count} rows as in the cache", count, "reset first")
             following = self.first_position + length

@@ -38,7 +38,7 @@ OPERATORS = {"torchscript": (41, 35, 21), "pt2": (43, 33, 21)}
 PYTHON_CALLS = {"ort": 2, "onnx-static": 2, "onnx": 182, "torchscript": 11, "pt2": 105}
 # Built-in functions that a step calls.
 BUILT_IN_CALLS = {"ort": 6, "onnx-static": 6, "onnx": 100, "torchscript": 11, "pt2": 104}
-COLD_CALLS = 66  # functions of the package that the first prefill of a session enters on ort
+COLD_CALLS = 60  # functions of the package that the first prefill of a session enters on ort
 PASS_CALLS = 20  # Python functions that a pass of a few tokens calls on caches in place
 SMALL = 1024  # most bytes of Python objects that a step allocates besides its output
 IN_PLACE = ("ort", "onnx-static")
