@@ -1,6 +1,6 @@
 """What a family of checkpoints is, and the classes that its file describes a model with."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Callable, Dict, Mapping, Sequence, Tuple
 
 from posenc_export.models.config import (
