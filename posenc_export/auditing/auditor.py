@@ -9,9 +9,8 @@ from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple, Union, c
 
 import numpy as np
 
-from posenc_export.auditing import exact, finding, opening, repeat
-from posenc_export.auditing.answer import CAUSES, Answer, answer
-from posenc_export.auditing.claim import Claim, Question
+from posenc_export.auditing import confined, finding, repeat
+from posenc_export.auditing.answer import CAUSES, Answer, Observed, answer, observe
 from posenc_export.auditing.completions_server import (
     LogProbabilities,
     Server,
@@ -20,21 +19,26 @@ from posenc_export.auditing.completions_server import (
     request,
 )
 from posenc_export.auditing.confined import SECONDS
-from posenc_export.auditing.facts import Reference
+from posenc_export.auditing.facts import Claim, Question, Reference
 from posenc_export.auditing.graph import COUNTS_ROWS
 from posenc_export.auditing.inputs import Interface, NotPossible, given
-from posenc_export.auditing.observing import Observed, observe
 from posenc_export.auditing.plan import LENGTH, ROWS, Plan, case_of, of_call, plan
-from posenc_export.auditing.reference import open_reference
+from posenc_export.auditing.reference import Exact, open_reference
 from posenc_export.auditing.result import Audit, AuditedCell
-from posenc_export.auditing.rounding import Loss, Rounding, accuracy_of, loss, rounding_of
+from posenc_export.auditing.rounding import (
+    Loss,
+    Rounding,
+    accuracy_of,
+    loss,
+    rounding_of,
+)
 from posenc_export.auditing.session import TAGS, ForeignSession
 from posenc_export.export import hypotheses
 from posenc_export.export.conditioning import TRIES, disturbed
 from posenc_export.runtime.session.errors import GraphError
-from posenc_export.runtime.verification.case import Cell
 from posenc_export.runtime.verification.indices import SOLVER
 from posenc_export.runtime.verification.proof import Accuracy, check_tolerance, rounded_up
+from posenc_export.runtime.verification.scenarios import Cell
 from posenc_export.shared import numerics
 from posenc_export.shared.numerics import LIMIT
 from posenc_export.shared.progress import Progress, silent
@@ -97,7 +101,7 @@ class Auditor:
         tolerance: Optional[float] = None,
     ) -> None:
         self.say, self.tolerance = progress, tolerance
-        self.path, self.graph = opening.opened(graph, seconds)
+        self.path, self.graph = confined.opened(graph, seconds)
         self.interface: Interface
         self.reference: Reference
         self.rounding: Optional[Rounding] = None
@@ -235,10 +239,7 @@ class Auditor:
             how = f"{SOLVER} is not installed here; pip install 'posenc-export[prove]'"
             return [Claim("calls", "not proved", how)]
         self.say("audit: proving positions and masks at every length")
-        facts = self.reference.facts
-        padded = facts.causal or "position_ids" in self.interface.inputs
-        calls = (self.interface, facts.positions, facts.starts, padded)
-        question = Question(*calls, list(facts.rules), bool(facts.whole))
+        question = Question(self.interface, self.reference.facts)
         try:
             return self.graph.prove(question, self.rounding and self.rounding.form)
         except ValueError as error:  # the graph's process ended
@@ -375,7 +376,7 @@ class Auditor:
         """Return the answer with a fault by trial, if one explains the outputs of a full pass."""
         reference, read, known = self.reference, cast(Any, np.asarray), np.True_
         model = reference.reference if isinstance(reference, LogProbabilities) else reference
-        if not isinstance(model, exact.Exact):
+        if not isinstance(model, Exact):
             return reply
         for most in (NAMING, NAMING // 2):  # a server may have a shorter context
             with contextlib.suppress(NotPossible):

@@ -24,7 +24,7 @@ from posenc_export.auditing.facts import Reference
 from posenc_export.auditing.inputs import Interface, Value
 from posenc_export.auditing.session import TAGS, Call
 from posenc_export.runtime.session.errors import GraphError
-from posenc_export.runtime.verification.case import Cell, Pairs
+from posenc_export.runtime.verification.scenarios import Cell, Pairs
 from posenc_export.shared.numerics import (
     FLOAT16_NOISE,
     LIMIT,
@@ -259,9 +259,9 @@ def _checked(url: str) -> str:
 
 
 def log_probabilities(logits: np.ndarray) -> np.ndarray:
-    """Return the log probabilities of logits [..,V]."""
+    """Return the log probabilities of logits [..,V] in float64."""
     shifted = logits.astype(np.float64) - logits.max(-1, keepdims=True)
-    return (shifted - np.log(np.exp(shifted).sum(-1, keepdims=True))).astype(np.float32)
+    return np.asarray(shifted - np.log(np.exp(shifted).sum(-1, keepdims=True)))
 
 
 class LogProbabilities:
@@ -273,7 +273,7 @@ class LogProbabilities:
 
     def outputs(self, tokens: np.ndarray, start: int = 0) -> np.ndarray:
         """As Reference.outputs."""
-        return log_probabilities(self.reference.outputs(tokens, start))
+        return log_probabilities(self.reference.outputs(tokens, start)).astype(np.float32)
 
     def behind(self, prompt: np.ndarray) -> np.ndarray:
         """Return the outputs [1,V] behind a prompt [L]. Those of its last ASKED beginnings are

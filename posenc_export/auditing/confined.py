@@ -5,6 +5,7 @@ Both processes exchange data alone: messages of msgpack behind their length of 8
 """
 
 import contextlib
+import math
 import os
 import signal
 import subprocess
@@ -20,9 +21,11 @@ from typing import IO, Any, Dict, List, Mapping, Set, Tuple, Type
 import msgspec
 import numpy as np
 
-from posenc_export.auditing.claim import Claim, Question
-from posenc_export.auditing.graph import Arrays
+from posenc_export.auditing import completions_server
+from posenc_export.auditing.facts import Claim, Question
+from posenc_export.auditing.graph import FILES, Arrays, Graph
 from posenc_export.auditing.inputs import NotPossible, NotUnrounded, Value
+from posenc_export.runtime.graphs.onnx_files import external_files
 from posenc_export.runtime.session.errors import GraphError
 from posenc_export.shared.confinement import confine
 from posenc_export.shared.foreign import FOREIGN, brief
@@ -33,7 +36,11 @@ LONGEST = 8 << 30  # bytes of a message
 START = (
     "import sys; sys.path[:] = {}; from posenc_export.auditing import confined; confined.serve()"
 )
+EXECUTORCH = b"ET12"  # bytes 4 to 7 of its programs (schema/program.fbs)
 Packed = Dict[str, Tuple[str, List[int], bytes]]  # name of the dtype, shape and content, by name
+OF_FOLDERS = ("model.onnx", "model.pt2")
+MOST_SECONDS = 10**7  # seconds of an audit
+LARGEST = 1 << 31  # numbers of the inputs and outputs of one call
 
 
 class Opened(msgspec.Struct):
@@ -215,8 +222,6 @@ def serve() -> None:
     # torch looks for a folder of its cache when it is imported, and makes it if there is none.
     os.environ["TORCHINDUCTOR_CACHE_DIR"] = tempfile.gettempdir()
     confine(seconds)
-    from posenc_export.auditing.reading import graph_of
-
     graph: Any = None
     form: Any = None
     what = "open"
@@ -256,3 +261,84 @@ def _failure(error: Exception, what: str) -> Failure:
         kind = "failed" if isinstance(error, GraphError) else "refused"
         return Failure(named or kind, str(error))
     return Failure("refused", f"audit: expected a graph that can be run, got {brief(error)}")
+
+
+def opened(graph: Any, seconds: float) -> Tuple[Path, Any]:
+    """Open a server, a file in a process of its own, which may take some seconds, or what
+    an exporter writes into a folder.
+    """
+    if isinstance(graph, completions_server.Server):
+        return Path(graph.url), graph
+    path = Path(graph)
+    if not 0 < seconds <= MOST_SECONDS:
+        raise refusal(
+            "audit", f"seconds above 0, at most {MOST_SECONDS}", seconds, "give another limit"
+        )
+    if str(graph).startswith(("http://", "https://")):
+        return path, completions_server.Server(str(graph))
+    if path.is_dir() and not all((path / name).is_file() for name in FILES):
+        files = [path / name for name in OF_FOLDERS if (path / name).is_file()]
+        if not files:
+            rule = f"a folder with {', '.join(OF_FOLDERS)}, or {' and '.join(FILES)}"
+            raise refusal("audit", rule, f"{path} without these", "give the file of the graph")
+        path = files[0]
+    if not path.exists():
+        raise refusal("audit", "the file of a graph", f"{path}, which does not exist", "correct it")
+    if not path.is_file() and not path.is_dir():
+        raise refusal("audit", "the file of a graph", f"{path}, which is no file", "give one")
+    return path, _bounded(Confined(path, seconds))
+
+
+def _bounded(graph: Any) -> Any:
+    """Return a graph. Raise ValueError if its fixed axes ask for more memory than a call gets."""
+    values = (*graph.inputs, *graph.outputs)
+    fixed = [[axis for axis in value.axes if isinstance(axis, int)] for value in values]
+    size = sum(math.prod(axes) for axes in fixed)
+    if size > LARGEST or any(axis < 0 for axes in fixed for axis in axes):
+        rule = f"inputs and outputs whose fixed axes ask for at most {LARGEST:,} numbers"
+        got = f"{size:,} in {len(values)} values"
+        raise refusal("audit", rule, got, "export it with smaller axes, or open ones")
+    return graph
+
+
+def graph_of(path: Path) -> Any:
+    """Open a graph in this process by its content, whatever its suffix says. Raise ValueError for
+    other content.
+    """
+    if path.is_dir():
+        for name in FILES:
+            _check_external(path / name)
+        return Graph(path)
+    with path.open("rb") as stream:
+        head = stream.read(64)
+    if head.startswith(b"PK"):
+        from posenc_export.auditing.program import Program
+
+        return Program(path)
+    is_xml = head.removeprefix(b"\xef\xbb\xbf").lstrip().startswith(b"<")
+    if is_xml or head[4:8] == EXECUTORCH:
+        got = "XML, as in OpenVINO IR" if is_xml else "a program of ExecuTorch"
+        remedy = "export the model to ONNX, or audit the program before its conversion"
+        raise refusal("audit", "a graph in ONNX or of torch", f"{path}: {got}", remedy)
+    _check_external(path)
+    return Graph(path)
+
+
+def _check_external(path: Path) -> None:
+    """Raise ValueError for an ONNX file that reads others than files of its folder."""
+    try:
+        names = external_files(path)
+    except ValueError as error:
+        rule, got = "a graph that ONNX Runtime loads on the CPU", f"{path}: {error}"
+        raise refusal("audit", rule, got, "give another file") from None
+    for name in names:
+        _check_beside(path, name)
+
+
+def _check_beside(path: Path, name: str) -> None:
+    """Raise ValueError for a file of weights that is not in the folder of its graph or no file."""
+    place = path.parent / name
+    inside = not Path(name).is_absolute() and ".." not in Path(name).parts
+    if not inside or place.exists() and not place.is_file():
+        rule = "a graph that reads files of its folder alone"
+        raise refusal("audit", rule, f"{path} that reads {name[:200]!r}", "give another file")

@@ -1,12 +1,15 @@
-"""What a reference is and says about itself.
+"""What a reference is and says about itself, what is asked of a proof of a graph of others, and
+what the proof answers.
 
 Shapes: B batch, L tokens, V numbers of an output.
 """
 
-from dataclasses import dataclass
-from typing import Any, Callable, FrozenSet, Mapping, Protocol, Tuple
+from dataclasses import dataclass, field
+from typing import Any, Callable, Dict, FrozenSet, Mapping, Protocol, Tuple
 
 import numpy as np
+
+from posenc_export.auditing.inputs import Interface
 
 UNSTATED = 4096  # positions of a model that does not state a number
 
@@ -54,3 +57,28 @@ class Reference(Protocol):
 
     def changed(self, change: Callable[[Any], Any]) -> "Reference":
         """Return the reference with another model. change: returns a copy with other weights."""
+
+
+@dataclass(frozen=True)
+class Question:
+    """What a proof needs to know."""
+
+    interface: Interface
+    facts: Facts
+
+    @property
+    def padded(self) -> bool:
+        """Whether padding stands before tokens."""
+        return self.facts.causal or "position_ids" in self.interface.inputs
+
+
+@dataclass(frozen=True)
+class Claim:
+    """What a graph does at every length."""
+
+    name: str
+    status: str  # "proved", "refuted" or "not proved"
+    text: str  # what is proved, or what a call shows, or why it is not proved
+    # Of a counterexample: S and P, the slots "padding" to "end" of the tokens of the row, the
+    # position "start" of its first token, "column", "slot", "position", "position of the key"
+    call: Dict[str, int] = field(default_factory=dict)

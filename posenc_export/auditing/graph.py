@@ -1,13 +1,12 @@
 """Graphs of others, opened to be called with arrays by name."""
 
 import inspect
-from functools import partial
 from pathlib import Path
 from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Set, Tuple
 
 import numpy as np
 
-from posenc_export.auditing.claim import Claim, Question
+from posenc_export.auditing.facts import Claim, Question
 from posenc_export.auditing.inputs import NotPossible, NotUnrounded, Value
 from posenc_export.runtime.session.errors import RUN_ERRORS, GraphError
 from posenc_export.shared.foreign import FOREIGN, brief
@@ -39,8 +38,9 @@ def source_of(function: Callable[..., Any], opened: str, *arguments: Any) -> str
     return f"{inspect.getsource(function)}\n\n_, run = {call}"
 
 
-def onnx_runtime(path: str, names: Sequence[str]) -> Tuple[List[Any], Run]:
-    """Open a graph, or graphs of a folder: the last is for calls of which no input is empty.
+def onnx_runtime(path: Any, names: Sequence[str]) -> Tuple[List[Any], Run]:
+    """Open the graph of a file or its content, or graphs of a folder: the last is for calls of
+    which no input is empty.
     bfloat16, which numpy lacks, is the upper half of float32.
     """
     import ctypes
@@ -149,29 +149,20 @@ class Unrounded:
     """The float32 form of a graph, as `Graph`. form: of unrounded.py."""
 
     def __init__(self, form: Any) -> None:
-        import onnxruntime
-
         self.weights, self.numbers, self.model = form.weights, form.numbers, form.model
-        options = onnxruntime.SessionOptions()
-        options.intra_op_num_threads, options.log_severity_level = 1, 4
-        cpu = ["CPUExecutionProvider"]
         try:
-            self._session = onnxruntime.InferenceSession(form.content, options, providers=cpu)
+            (session,), self._run = onnx_runtime(form.content, ())
         except Exception as error:  # as in Graph
             raise NotUnrounded(f"its float32 form is not loaded: {brief(error)}") from None
-        self.inputs = [_value(value, {}) for value in self._session.get_inputs()]
-        self.outputs = [_value(value, {}) for value in self._session.get_outputs()]
+        self.inputs = [_value(value, {}) for value in session.get_inputs()]
+        self.outputs = [_value(value, {}) for value in session.get_outputs()]
 
     def run(self, feeds: Mapping[str, np.ndarray]) -> Arrays:
         """As Graph.run."""
-        names = [value.name for value in self.outputs]
-        arrays = ran(
-            partial(self._session.run, names), {v.name: feeds[v.name] for v in self.inputs}
-        )
-        return dict(zip(names, arrays, strict=True))
+        return ran(self._run, feeds)
 
 
-def ran(run: Callable[[Any], Any], feeds: Mapping[str, np.ndarray]) -> Any:
+def ran(run: Run, feeds: Mapping[str, np.ndarray]) -> Arrays:
     """Run a session of ONNX Runtime. Raise NotPossible beyond the limits of an operator, or
     GraphError.
     """

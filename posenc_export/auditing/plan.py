@@ -12,11 +12,15 @@ import numpy as np
 
 from posenc_export.auditing.facts import Reference
 from posenc_export.auditing.inputs import Interface
-from posenc_export.runtime.verification.case import Calls, Case, Cell, Pairs, Scenario
 from posenc_export.runtime.verification.cells import FULL_PASS
 from posenc_export.runtime.verification.grid_inputs import numbers, uniform
 from posenc_export.runtime.verification.scenarios import (
+    Calls,
+    Case,
+    Cell,
+    Pairs,
     Run,
+    Scenario,
     chunked,
     of_caches,
     padded_around,
@@ -77,7 +81,7 @@ def case_of(reference: Reference, rows: int, length: int, start: int) -> Case:
 
 
 def of_call(interface: Interface, reference: Reference, call: Mapping[str, int]) -> Optional[Cell]:
-    """Return the cell of a counterexample (claim.Claim); None if it is too long to run."""
+    """Return the cell of a counterexample (facts.Claim); None if it is too long to run."""
     count, past, length = call["S"], call["P"], call["end"] - call["padding"]
     facts, rows = reference.facts, interface.batch or 1
     if length > facts.positions or length**2 * facts.width > WORK:

@@ -1,18 +1,153 @@
-"""Opening what a graph is compared with."""
+"""Opening what a graph is compared with: exact models, artefacts, and references of others
+(modules.py).
 
+Shapes: as in facts.py.
+"""
+
+import copy
 import functools
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, Optional
+from typing import Any, Callable, Dict, Iterator, Mapping, Optional, Tuple
 
+import msgspec
+import numpy as np
 import torch
 
-from posenc_export.auditing import exact, facts, modules
+from posenc_export.auditing import facts, modules
+from posenc_export.auditing.facts import Facts
+from posenc_export.export import bounds, expected
+from posenc_export.export.edges import edges_of
+from posenc_export.export.hypotheses import Hypothesis, hypotheses, with_faults
 from posenc_export.export.read_module import as_model
+from posenc_export.models import stack
 from posenc_export.models.pretrained import from_pretrained
+from posenc_export.runtime import load
 from posenc_export.runtime.artefact.manifest import FILE_NAME
+from posenc_export.runtime.artefact.schema import Manifest
+from posenc_export.runtime.session.session import Session
+from posenc_export.runtime.verification import described
+from posenc_export.shared.numerics import tolerance
 from posenc_export.shared.refusal import refusal
 
+BY_LENGTH = ("rope_dynamic", "rope_longrope")  # angles depend on the length of the sequence
 TRANSFORMERS = "transformers:"
+
+
+class Exact:
+    """A model of this package. build: returns it, given `lengths` and `max_positions` of
+    from_pretrained. hidden: whether the output is the hidden states, for a model with a head.
+    """
+
+    def __init__(
+        self, build: Callable[[Optional[str], Optional[int]], Any], hidden: bool = False
+    ) -> None:
+        self.build, self.hidden = build, hidden
+        self.model = self.made(None)
+        self.facts = self._facts()
+        self._sessions: Dict[Tuple[Optional[str], int], Session] = {}
+
+    def made(self, lengths: Optional[str]) -> Any:
+        """Return the model with these factors of LongRoPE; None for those of its range."""
+        model = self.build(lengths, self.facts.whole if lengths == "short" else None)
+        return without_head(model) if self.hidden and isinstance(model, stack.Stack) else model
+
+    def _facts(self) -> Facts:
+        manifest = expected.eager_session(self.model, 8).manifest
+        specs = [spec for spec in described.encodings(manifest) if spec["name"] in BY_LENGTH]
+        originals = [
+            {**described.DEFAULTS[s["name"]], **s}["original_max_positions"] for s in specs
+        ]
+        edges = {edge.name: edge.at for edge in edges_of(self.model)}
+        depth, reduction = bounds.extent(self.model)
+        allowed = tolerance("float32", depth, reduction)
+        return replace(_stated(manifest, edges, allowed, depth), whole=min(originals, default=0))
+
+    def outputs(self, tokens: np.ndarray, start: int = 0) -> np.ndarray:
+        """As Reference.outputs. Beyond the original length, LongRoPE has its long factors."""
+        lengths = None
+        if self.facts.whole:
+            lengths = "long" if start + tokens.shape[1] > self.facts.whole else "short"
+        capacity = 1 << (tokens.shape[1] - 1).bit_length()
+        key = (lengths, capacity)
+        if key not in self._sessions:
+            model = self.model if lengths is None else self.made(lengths)
+            self._sessions[key] = expected.eager_session(model, min(capacity, self.facts.positions))
+        return expected.full_pass(self._sessions[key], tokens, start, None)
+
+    def faulty(self, length: int) -> Iterator[Tuple[Hypothesis, Any]]:
+        """As hypotheses.with_faults, for sequences of `length` tokens."""
+        base, whole = self.model, self.facts.whole
+        if whole:
+            base = self.made("long" if length > whole else "short")
+        yield from with_faults(base, hypotheses(base))
+        names = {spec["name"] for a in base.config.attentions for spec in a.encodings}
+        for lengths in ("long", "short") if "rope_longrope" in names else ():
+            words = f"the rotation has the {lengths} factors at every length"
+            yield Hypothesis(f"{lengths} factors always", words), self.made(lengths)
+
+    def changed(self, change: Callable[[Any], Any]) -> "Exact":
+        """As Reference.changed."""
+        return Exact(lambda *how: change(self.build(*how)), self.hidden)
+
+
+class OfArtefact:
+    """An artefact of this package."""
+
+    model = None
+
+    def __init__(self, folder: Path) -> None:
+        model = load(folder, provider="cpu", threads=1)
+        manifest, self.session = model.manifest, model.session()
+        if manifest.reference is None:
+            remedy = "export it again, or give the checkpoint"
+            raise refusal("audit", "a verified artefact as reference", folder, remedy)
+        edges, depth = manifest.reference.edges, len(described.attentions(manifest))
+        self.facts = _stated(manifest, edges, 2 * manifest.reference.tolerance, depth)
+
+    def outputs(self, tokens: np.ndarray, start: int = 0) -> np.ndarray:
+        """As Reference.outputs."""
+        self.session.reset()
+        return self.session.prefill(tokens, start=start, chunk=tokens.shape[1])
+
+    def changed(self, change: Callable[[Any], Any]) -> "OfArtefact":
+        """As Reference.changed: an artefact has codes of its own, and stays as it is."""
+        return self
+
+
+def _stated(manifest: Manifest, edges: Mapping[str, int], allowed: float, depth: int) -> Facts:
+    """Return what a manifest says about a model. allowed: its tolerance."""
+    attentions, encodings = described.attentions(manifest), described.encodings(manifest)
+    sizes = {part["sees"].get("size", 0) for part in attentions}
+    heads = [(part["kv_heads"], part["head_size"]) for part in attentions]
+    heads += [(s.axes[1], s.axes[3]) for s in manifest.states if len(s.axes) == 4]
+    # Whose positions transformers counts in the mask, not in position_ids.
+    counted = any(part["sees"]["name"] == "chunk" for part in attentions)
+    counted |= any(spec.get("numerics") == "bfloat16" for spec in encodings)
+    return Facts(
+        width=int(manifest.outputs[0].axes[-1]),
+        vocabulary=manifest.vocabulary,
+        features=0 if manifest.vocabulary else int(manifest.inputs[0].axes[-1]),
+        positions=manifest.max_positions,
+        causal=bool(manifest.states),
+        edges=edges,
+        tolerance=allowed,
+        depth=depth,
+        window=sizes.pop() if len(sizes) == 1 else 0,
+        heads=heads[0] if heads else (0, 0),
+        starts=not counted,
+        encodings=frozenset(spec["name"] for spec in encodings),
+        sees=tuple(manifest.places.sees) if manifest.places else (),
+    )
+
+
+def without_head(model: stack.Stack) -> stack.Stack:
+    """Return the model without its head, sharing all weights."""
+    bare = copy.copy(model)
+    bare._modules = dict(model._modules)
+    bare.config = msgspec.structs.replace(model.config, head=None)
+    bare.head = torch.nn.Identity()
+    return bare
 
 
 def open_reference(text: Any, hidden: bool, vocabulary: int, features: int) -> facts.Reference:
@@ -28,7 +163,7 @@ def open_reference(text: Any, hidden: bool, vocabulary: int, features: int) -> f
         ValueError: nothing of this kind.
     """
     if isinstance(text, torch.nn.Module) and hasattr(text, "attentions"):
-        return exact.Exact(lambda lengths, positions: text, hidden)
+        return Exact(lambda lengths, positions: text, hidden)
     if callable(text):
         return modules.Called(text, vocabulary, features)
     text = str(text)
@@ -39,11 +174,11 @@ def open_reference(text: Any, hidden: bool, vocabulary: int, features: int) -> f
     if not path.exists() and ":" in text:
         return open_reference(modules.named(text), hidden, vocabulary, features)
     if (path / FILE_NAME).exists():
-        return exact.OfArtefact(path)
+        return OfArtefact(path)
     if not text or not path.exists():
         remedy = "give a checkpoint folder, a GGUF file, an artefact, or package.module:name"
         raise refusal("audit", "a reference that exists", repr(text), remedy)
-    return exact.Exact(functools.partial(_checkpoint, path, not hidden), hidden)
+    return Exact(functools.partial(_checkpoint, path, not hidden), hidden)
 
 
 def _checkpoint(path: Path, head: bool, lengths: Optional[str], positions: Optional[int]) -> Any:

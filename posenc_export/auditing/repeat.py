@@ -12,7 +12,7 @@ import numpy as np
 
 from posenc_export.auditing.graph import Arrays
 from posenc_export.auditing.session import NONE, TAGS, ForeignSession, taken
-from posenc_export.runtime.verification.case import Cell
+from posenc_export.runtime.verification.scenarios import Cell
 
 INLINE = 400  # finite numbers of an array that are written as numbers
 NUMBERS = 16  # compared numbers of an output: those that differ most

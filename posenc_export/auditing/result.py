@@ -3,8 +3,8 @@
 from dataclasses import asdict, dataclass
 from typing import Any, Dict, Mapping, Optional, Tuple
 
-from posenc_export.auditing.claim import Claim
-from posenc_export.auditing.observing import Observed
+from posenc_export.auditing.answer import Observed
+from posenc_export.auditing.facts import Claim
 from posenc_export.auditing.rounding import Loss
 
 

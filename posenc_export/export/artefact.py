@@ -31,7 +31,7 @@ from posenc_export.runtime.artefact.manifest import Manifest
 from posenc_export.runtime.artefact.places import check_folder
 from posenc_export.runtime.artefact.publish import StagingFolder, sweep
 from posenc_export.runtime.artefact.tokenizer import check_tokenizer
-from posenc_export.runtime.verification import reference
+from posenc_export.runtime.verification import proof
 from posenc_export.runtime.verification.grid_inputs import grid_of
 from posenc_export.runtime.verification.proof import Accuracy, Expected
 from posenc_export.shared.progress import Progress
@@ -251,7 +251,7 @@ def _written(
         ("expected", long, *grid_of(manifest)),
         lambda: expected_outputs(source.exact, manifest, long, options.say),
     )
-    stored = reference.write(manifest, expected, accuracy, folder)
+    stored = proof.write(manifest, expected, accuracy, folder)
     trained_numbers.store(source.model, folder)
     _write_text(text_of(source.model), folder)
     if not isinstance(source.model, AttentionBlock):

@@ -16,9 +16,9 @@ from posenc_export.models.stack import Stack
 from posenc_export.runtime.session.model import Model as Loaded
 from posenc_export.runtime.session.session import Session
 from posenc_export.runtime.verification import measuring
-from posenc_export.runtime.verification.case import Case
 from posenc_export.runtime.verification.grid_inputs import BATCHES
 from posenc_export.runtime.verification.proof import Accuracy, Expected, accuracy_on, rounded_up
+from posenc_export.runtime.verification.scenarios import Case
 from posenc_export.shared.numerics import worst_error
 from posenc_export.shared.refusal import refusal
 

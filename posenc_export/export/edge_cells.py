@@ -25,7 +25,7 @@ from posenc_export.runtime import load
 from posenc_export.runtime.artefact import manifest as manifests
 from posenc_export.runtime.artefact.manifest import Manifest
 from posenc_export.runtime.session.session import Session
-from posenc_export.runtime.verification.case import Cell, Pairs
+from posenc_export.runtime.verification.cells import long_cells, outputs_by
 from posenc_export.runtime.verification.grid_inputs import (
     BEHIND,
     BESIDE,
@@ -33,9 +33,9 @@ from posenc_export.runtime.verification.grid_inputs import (
     inputs,
     length_for,
 )
-from posenc_export.runtime.verification.long_cells import long_cells, outputs_by
 from posenc_export.runtime.verification.measuring import measure_cells
 from posenc_export.runtime.verification.proof import Measured
+from posenc_export.runtime.verification.scenarios import Cell, Pairs
 from posenc_export.shared.progress import Progress
 
 TITLE = "reduced model, "  # begins the names of cells

@@ -25,7 +25,7 @@ from posenc_export.reading.layer_contents import contents_of
 from posenc_export.reading.parts import templates_of
 from posenc_export.runtime.graphs.torch_graph import TorchGraph
 from posenc_export.runtime.session.model import Model as Loaded
-from posenc_export.runtime.verification.long_cells import outputs_by
+from posenc_export.runtime.verification.cells import outputs_by
 
 SPREAD_IN_HALF = 1.0  # of scores in float16, whose rounding a larger one would amplify
 SPREAD = 3.0  # of scores; with it, one of 4096 keys has a tenth of the weight of a typical query

@@ -15,9 +15,9 @@ from posenc_export.runtime.graphs.torch_graph import TorchGraph
 from posenc_export.runtime.session.model import Model as Loaded
 from posenc_export.runtime.session.session import Session
 from posenc_export.runtime.verification import grid_inputs
-from posenc_export.runtime.verification.case import AttributeCase, Case
-from posenc_export.runtime.verification.long_cells import outputs_by
+from posenc_export.runtime.verification.cells import outputs_by
 from posenc_export.runtime.verification.proof import Expected
+from posenc_export.runtime.verification.scenarios import AttributeCase, Case
 from posenc_export.shared.progress import Progress, Steps, silent
 from posenc_export.shared.refusal import refusal
 

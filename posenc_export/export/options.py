@@ -32,7 +32,7 @@ class ExportOptions:
         dtype: "float32", "float16" or "bfloat16" (target ort-cuda), of weights, activations and
             caches; None selects the target's first dtype.
         verify: run the parity grid and write its certificate; "quick" for one scenario of each kind
-            of call (runtime.verification.case.Level).
+            of call (runtime.verification.scenarios.Level).
         progress: called with one line of text at each stage.
         weights: name of formats.FORMATS to quantize the linear layers and the token table; "keep"
             for the blocks of a GGUF file, on target ort (quantization/kept.py); None keeps weights

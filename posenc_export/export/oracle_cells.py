@@ -11,9 +11,9 @@ from posenc_export.export.sources import in_dtype
 from posenc_export.models import oracle
 from posenc_export.models.block import AttentionBlock
 from posenc_export.runtime.artefact.manifest import Manifest
-from posenc_export.runtime.verification.case import Case
 from posenc_export.runtime.verification.grid_inputs import BESIDE, LongSequence, encoder_rows
 from posenc_export.runtime.verification.proof import Expected, rounded_up
+from posenc_export.runtime.verification.scenarios import Case
 from posenc_export.shared.numerics import worst_error
 from posenc_export.shared.progress import Progress, Steps, silent
 

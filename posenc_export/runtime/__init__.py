@@ -131,7 +131,7 @@ def verify(
         tolerance: largest error that passes, of the float32 form if the artefact has one, or of the
             provider's outputs if that is not the CPU; None for the tolerance of the export, which
             must be at most 0.1.
-        quick: run one cell for each kind of call (verification.case.Level) instead of every cell.
+        quick: run one cell for each kind of call (verification.scenarios.Level) instead of all.
 
     Returns:
         The certificate (artefact.certificate): "passed", "tolerance", "provider", "machine",
@@ -143,15 +143,15 @@ def verify(
         ModuleNotFoundError: as for `load`.
         OSError: the proof cannot be recorded in the folder.
     """
-    from posenc_export.runtime.verification import checks, measuring, proof, reference
+    from posenc_export.runtime.verification import checks, measuring, proof
 
     folder = locate(folder)
     proof.check_tolerance(tolerance)
     progress = progress or (lambda _: None)
     model = load(folder, provider, threads, digest, check=False)
     manifest = model.manifest
-    expected = reference.read(manifest, folder)
-    assert manifest.reference is not None  # checked by reference.read
+    expected = proof.read(manifest, folder)
+    assert manifest.reference is not None  # checked by proof.read
     accuracy = proof.accuracy_on(model.provider, manifest.reference, tolerance)
     measured = measuring.measured(model, folder, expected, accuracy, progress, threads, quick)
     measured.checks |= checks.of_artefact(folder, model, progress)

@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any, Callable, Dict, Iterator, List, Sequence
 from unittest import mock
 
-from posenc_export.auditing import opening
-from posenc_export.auditing.reading import graph_of
+from posenc_export.auditing import confined as processes
+from posenc_export.auditing.confined import graph_of
 from posenc_export.commands.cli import main
 from posenc_export.runtime.artefact import files
 
@@ -125,7 +125,9 @@ def findings(
     """
     words, before = [*COMMANDS[name](path, right, own)], _files(path)
     out, err, began = io.StringIO(), io.StringIO(), time.monotonic()
-    inner = contextlib.nullcontext() if confined else mock.patch.object(opening, "Confined", _here)
+    inner = (
+        contextlib.nullcontext() if confined else mock.patch.object(processes, "Confined", _here)
+    )
     status: Any = None
     wrong: List[str] = []
     with (

@@ -2,10 +2,10 @@
 
 import pytest
 
-from posenc_export.auditing import opening
-from posenc_export.auditing.reading import graph_of
+from posenc_export.auditing import confined
+from posenc_export.auditing.confined import graph_of
 
 
 @pytest.fixture(autouse=True)
 def in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(opening, "Confined", lambda path, seconds: graph_of(path))
+    monkeypatch.setattr(confined, "Confined", lambda path, seconds: graph_of(path))

@@ -6,8 +6,7 @@ from typing import Any, Dict, Tuple
 import numpy as np
 import pytest
 
-from posenc_export.auditing.answer import answer
-from posenc_export.auditing.observing import COLUMNS, Observed
+from posenc_export.auditing.answer import COLUMNS, Observed, answer
 
 
 @pytest.mark.parametrize("fixed", [False, True])

@@ -8,12 +8,11 @@ import onnx
 import pytest
 
 from posenc_export.auditing.facts import Facts
-from posenc_export.auditing.feeds import feeds_of
 from posenc_export.auditing.finding import interface
 from posenc_export.auditing.graph import SLOTS, Graph
 from posenc_export.auditing.inputs import Value
 from posenc_export.auditing.plan import plan
-from posenc_export.auditing.session import ForeignSession, NotPossible
+from posenc_export.auditing.session import ForeignSession, NotPossible, feeds_of
 
 # As onnxruntime-genai's builder writes a decoder: the head size of caches is symbolic.
 BUILDER = """

@@ -10,7 +10,7 @@ import pytest
 from onnx import numpy_helper
 
 from posenc_export import audit
-from posenc_export.auditing import opening
+from posenc_export.auditing import confined
 from posenc_export.auditing.confined import Confined
 from posenc_export.auditing.unrounded import unrounded
 from posenc_export.commands.cli import main
@@ -97,7 +97,7 @@ def test_the_command_accepts_a_tolerance_and_tells_the_loss(
     assert content["loss"]["format"] == "8 bits" and content["loss"]["divergence"] > 0
     assert main([*arguments, "--tolerance", "2"]) == 2
     assert "expected tolerance to be above 0 and below 1" in capsys.readouterr().err
-    monkeypatch.setattr(opening, "Confined", Confined)
+    monkeypatch.setattr(confined, "Confined", Confined)
     assert main([*arguments]) == 0
 
 

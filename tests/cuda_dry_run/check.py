@@ -19,9 +19,9 @@ from posenc_export.runtime import load
 from posenc_export.runtime.graphs import cuda
 from posenc_export.runtime.graphs.onnx_files import load_errors
 from posenc_export.runtime.session.errors import GraphError
-from posenc_export.runtime.verification import grid_inputs, proof, reference
-from posenc_export.runtime.verification.case import Level
+from posenc_export.runtime.verification import grid_inputs, proof
 from posenc_export.runtime.verification.cells import cells_of
+from posenc_export.runtime.verification.scenarios import Level
 from tests.cuda_dry_run.capture import captured
 from tests.cuda_dry_run.inputs import tokens
 from tests.cuda_dry_run.record import recording
@@ -117,7 +117,7 @@ def grid(model: Any, folder: Path) -> Dict[str, Any]:
     assert manifest.reference is not None
     rounds, expected = (
         proof.accuracy_on("cuda", manifest.reference).rounds,
-        reference.read(manifest, folder),
+        proof.read(manifest, folder),
     )
     failed = set()
     for cell in cells_of(manifest, expected, rounds, Level.WHOLE):

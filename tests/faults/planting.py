@@ -19,7 +19,7 @@ from posenc_export.runtime.graphs.ort_graph import OrtGraph
 from posenc_export.runtime.graphs.torch_graph import TorchGraph
 from posenc_export.runtime.session.model import Model as Loaded
 from posenc_export.runtime.session.session import Session
-from posenc_export.runtime.verification import reference
+from posenc_export.runtime.verification import proof
 from posenc_export.runtime.verification.float32_form import load_form
 from posenc_export.runtime.verification.measuring import measure
 from posenc_export.runtime.verification.proof import Accuracy, Expected, Measured, accuracy_on
@@ -118,7 +118,7 @@ class CorrectArtefact:
         self.graph = on_cpu(folder / "model.onnx", manifest)
         accuracy = accuracy_on(self.graph.provider, manifest.reference)
         self.accuracy = Accuracy(accuracy.float32) if accuracy.float32 else accuracy
-        self.expected = reference.read(manifest, folder)
+        self.expected = proof.read(manifest, folder)
 
     def measured(self, fault: Optional[Fault] = None) -> Measured:
         """Measure the artefact with a fault until a cell fails."""

@@ -16,7 +16,7 @@ from posenc_export.runtime import load, verify
 from posenc_export.runtime.artefact import manifest as manifests
 from posenc_export.runtime.artefact.manifest import Calibration
 from posenc_export.runtime.artefact.records import Reference, Weights
-from posenc_export.runtime.verification import measuring, proof, reference
+from posenc_export.runtime.verification import measuring, proof
 from posenc_export.shared.numerics import (
     LIMIT,
     Errors,
@@ -87,12 +87,12 @@ def test_errors_are_pooled_over_all_pairs() -> None:
 
 def test_expected_outputs_that_are_not_finite_are_an_error_of_the_reference(tmp_path: Path) -> None:
     manifest = export(sources(block("rope")), "ort", tmp_path / "kept", verify=False)
-    path = tmp_path / "kept" / reference.FILE_NAME
+    path = tmp_path / "kept" / proof.FILE_NAME
     path.write_bytes(b"\xff" * path.stat().st_size)
     with pytest.raises(
         ValueError, match="expected finite outputs of the module, got NaN or infinity"
     ):
-        reference.read(manifest, tmp_path / "kept")
+        proof.read(manifest, tmp_path / "kept")
 
 
 @pytest.mark.parametrize("given", [0.0, 1.0, -0.5, float("nan"), float("inf")])
@@ -144,7 +144,7 @@ def test_divisions_may_differ_by_twice_the_noise_or_twice_the_error_of_the_full_
 def test_a_provider_that_rounds_is_compared_with_its_own_full_pass(tmp_path: Path) -> None:
     manifest = export(sources(block("rope")), "ort", tmp_path / "made", dtype="float16")
     loaded = load(tmp_path / "made", provider="cpu")
-    expected = reference.read(manifest, tmp_path / "made")
+    expected = proof.read(manifest, tmp_path / "made")
     accuracy = proof.accuracy_on("cuda", manifest.reference)  # type: ignore[arg-type]
     result = measuring.measure(loaded.session(), expected, accuracy, lambda _: None)
     full, steps = (result.cells[f"batch 1, start 0: {cell}"] for cell in ("full pass", "steps"))

@@ -52,7 +52,7 @@ class Certificate(Struct, frozen=True, forbid_unknown_fields=True):
     bounds: Annotated[Dict[str, Finite], Meta(max_length=65536)] = {}
     # By name of a cell, the message of the graph that failed in it.
     failures: Annotated[Dict[str, str], Meta(max_length=65536)] = {}
-    # "quick" has one scenario of each kind of call (verification.case.Level).
+    # "quick" has one scenario of each kind of call (verification.scenarios.Level).
     grid: Literal["whole", "quick"] = "whole"
     # Edges of the model that no cell reached, with the reason.
     unreached: Annotated[Dict[Printable, Printable], Meta(max_length=256)] = {}

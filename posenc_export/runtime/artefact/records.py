@@ -40,7 +40,7 @@ class File(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Reference(Struct, frozen=True, forbid_unknown_fields=True):
-    """Expected outputs stored in the artefact (runtime/verification/reference.py)."""
+    """Expected outputs stored in the artefact (runtime/verification/proof.py)."""
 
     columns: AtLeastOne  # number of stored numbers of each output
     # Bound of the errors of cells that are compared with these outputs (numerics.cell_error).

@@ -12,8 +12,14 @@ import z3
 
 from posenc_export.runtime.artefact.schema import Manifest
 from posenc_export.runtime.verification import described
-from posenc_export.runtime.verification.entries import SOLVER, Tensor, Untranslated, both, choose
-from posenc_export.runtime.verification.solver import Solver
+from posenc_export.runtime.verification.solver import (
+    SOLVER,
+    Solver,
+    Tensor,
+    Untranslated,
+    both,
+    choose,
+)
 from posenc_export.shared.places import evaluate
 from posenc_export.shared.refusal import refusal
 

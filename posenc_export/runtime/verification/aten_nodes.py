@@ -21,8 +21,8 @@ import numpy as np
 
 from posenc_export.runtime.graphs import onnx_parts
 from posenc_export.runtime.graphs.onnx_nodes import TYPES, Constant, Nodes
-from posenc_export.runtime.verification.entries import Untranslated
 from posenc_export.runtime.verification.integer_graph import TOKENS, IntegerPart, integer_part
+from posenc_export.runtime.verification.solver import Untranslated
 
 OPSET = 24  # has TensorScatter
 LAST = (1 << 63) - 1  # the end of a slice without an end
@@ -304,30 +304,22 @@ Writer = Callable[[Record, Arguments, Any], Any]
 WRITES = ("index_put_", "index_copy_")
 
 
-def _binary(operator: str, by_first: bool = False) -> Writer:
-    """Return a writer of an operator on two values of one type: that of the result, or by_first,
-    that of both.
+def _direct(text: str) -> Writer:
+    """Return a writer of one node: an operator of ONNX and names of arguments, with ~ in the type
+    of the result, and with = in the type that both have in common.
     """
+    operator, *names = text.split()
 
     def write(r: Record, a: Arguments, y: Any) -> Optional[str]:
         import torch
 
-        x, other = a["self"], a["other"]
-        if a.get("alpha", 1) != 1:
+        of_bits = operator in ("And", "Or") and element(y.dtype) != "bool"
+        if a.get("alpha", 1) != 1 or of_bits:
             return None
-        dtype = torch.result_type(x, other) if by_first else y.dtype
-        return r.node(operator, r.cast(x, dtype), r.cast(other, dtype))
-
-    return write
-
-
-def _unary(operator: str) -> Writer:
-    return lambda r, a, y: r.node(operator, r.cast(a["self"], y.dtype))
-
-
-def _logical(operator: str) -> Writer:
-    def write(r: Record, a: Arguments, y: Any) -> Optional[str]:
-        return r.node(operator, a["self"], a["other"]) if element(y.dtype) == "bool" else None
+        dtype = torch.result_type(a["self"], a["other"]) if "=" in text else y.dtype
+        read = [(name.lstrip("~="), name[0] in "~=") for name in names]
+        values = [r.cast(a[name], dtype) if as_result else a[name] for name, as_result in read]
+        return r.node(operator, *values)
 
     return write
 
@@ -436,39 +428,30 @@ def _padded(r: Record, a: Arguments, y: Any) -> Optional[str]:
     return r.node("Pad", a["self"], r.sizes(pads), fill, axes)
 
 
-def _chosen(r: Record, a: Arguments, y: Any) -> str:
-    return r.node("Where", a["condition"], r.cast(a["self"], y.dtype), r.cast(a["other"], y.dtype))
-
-
-def _masked(r: Record, a: Arguments, y: Any) -> str:
-    return r.node("Where", a["mask"], r.cast(a["value"], y.dtype), r.cast(a["self"], y.dtype))
-
-
+# Operators of ONNX by the names that torch and, of whole numbers, the module operator have
 COMPARED = {"ge": "GreaterOrEqual", "gt": "Greater", "le": "LessOrEqual", "lt": "Less"}
+COMPARED["eq"] = "Equal"
+ARITHMETIC = {"add": "Add", "sub": "Sub", "mul": "Mul"}
+NUMBERS = {**ARITHMETIC, **COMPARED}
+UNARY = "abs neg floor exp log sin cos relu sigmoid tanh sqrt gelu silu"
+ARITHMETIC |= {"remainder": "Mod", "maximum": "Max", "minimum": "Min"}
 OPERATORS: Dict[str, Writer] = {
-    **{name: _binary(operator, True) for name, operator in {**COMPARED, "eq": "Equal"}.items()},
-    "add": _binary("Add"),
-    "sub": _binary("Sub"),
-    "mul": _binary("Mul"),
-    "rsub": lambda r, a, y: _binary("Sub")(r, {**a, "self": a["other"], "other": a["self"]}, y),
-    "remainder": _binary("Mod"),
-    "maximum": _binary("Max"),
-    "minimum": _binary("Min"),
+    **{n: _direct(f"{operator} =self =other") for n, operator in COMPARED.items()},
+    **{n: _direct(f"{operator} ~self ~other") for n, operator in ARITHMETIC.items()},
+    **{n: _direct(f"{n.capitalize()} ~self") for n in UNARY.split()},
+    **{n: _direct("And self other") for n in ("__and__", "logical_and")},
+    **{n: _direct("Or self other") for n in ("__or__", "logical_or")},
+    "rsub": _direct("Sub ~other ~self"),
+    "logical_not": _direct("Not self"),
+    "to": lambda r, a, y: r.cast(a["self"], y.dtype),
+    "clone": _direct("Identity self"),
+    "where": _direct("Where condition ~self ~other"),
+    "masked_fill": _direct("Where mask ~value ~self"),
+    "embedding": _direct("Gather weight indices"),
     "div": _divided,
     "clamp": _clamped,
-    "__and__": _logical("And"),
-    "logical_and": _logical("And"),
-    "__or__": _logical("Or"),
-    "logical_or": _logical("Or"),
-    "logical_not": lambda r, a, y: r.node("Not", a["self"]),
-    **{n: _unary(n.capitalize()) for n in ("abs", "neg", "floor", "exp", "log", "sin", "cos")},
-    **{n: _unary(n.capitalize()) for n in ("relu", "sigmoid", "tanh", "sqrt", "gelu", "silu")},
     "log1p": lambda r, a, y: r.node("Log", r.node("Add", a["self"], r.cast(1.0, y.dtype))),
     "linear": lambda r, a, y: r.node("Gemm", a["input"], a["weight"], a.get("bias"), transB=1),
-    "to": lambda r, a, y: r.cast(a["self"], y.dtype),
-    "clone": lambda r, a, y: r.node("Identity", a["self"]),
-    "where": _chosen,
-    "masked_fill": _masked,
     "zeros": lambda r, a, y: _filled(r, r.sizes(a["size"]), 0, y),
     "zeros_like": lambda r, a, y: _filled(r, r.node("Shape", a["self"]), 0, y),
     "full_like": lambda r, a, y: _filled(r, r.node("Shape", a["self"]), a["fill_value"], y),
@@ -492,9 +475,6 @@ OPERATORS: Dict[str, Writer] = {
     "split_with_sizes": _split,
     "cat": _joined,
     "pad": _padded,
-    "embedding": lambda r, a, y: r.node("Gather", a["weight"], a["indices"]),
     "index_select": lambda r, a, y: r.node("Gather", a["self"], a["index"], axis=a["dim"]),
     "gather": lambda r, a, y: r.node("GatherElements", a["self"], a["index"], axis=a["dim"]),
 }
-# Operators of ONNX for those of the same names on whole numbers, which the module operator has
-NUMBERS = {"add": "Add", "sub": "Sub", "mul": "Mul", "eq": "Equal", **COMPARED}

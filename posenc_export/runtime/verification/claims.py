@@ -18,7 +18,9 @@ from posenc_export.runtime.graphs.onnx_files import load_errors
 from posenc_export.runtime.graphs.onnx_nodes import Constant, Node
 from posenc_export.runtime.verification import described
 from posenc_export.runtime.verification.any_call import AnyCall
-from posenc_export.runtime.verification.entries import (
+from posenc_export.runtime.verification.integer_graph import Findings, IntegerPart, Use, evaluated
+from posenc_export.runtime.verification.operators import OPERATORS
+from posenc_export.runtime.verification.solver import (
     HIDDEN,
     MALFORMED,
     Score,
@@ -31,9 +33,6 @@ from posenc_export.runtime.verification.entries import (
     reason_of,
     truth,
 )
-from posenc_export.runtime.verification.findings import Findings
-from posenc_export.runtime.verification.integer_graph import IntegerPart, Use, evaluated
-from posenc_export.runtime.verification.operators import OPERATORS
 from posenc_export.runtime.verification.symbolic import Translation
 from posenc_export.shared.numerics import FINE, LEVELS
 

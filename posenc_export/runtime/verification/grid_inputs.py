@@ -8,7 +8,7 @@ from typing import Any, Dict, Iterator, List, Mapping, Optional, Tuple
 import numpy as np
 
 from posenc_export.runtime.artefact.manifest import Manifest
-from posenc_export.runtime.verification.case import AttributeCase
+from posenc_export.runtime.verification.scenarios import AttributeCase
 
 ENCODED = 11  # tokens of the longest encoder sequence
 # Most tokens of a row, padding included, in all other cells; caches are allocated in pages of 2

@@ -16,8 +16,7 @@ from posenc_export.runtime.graphs import onnx_nodes
 from posenc_export.runtime.graphs.kernel_library import OPERATOR
 from posenc_export.runtime.session.model import Model
 from posenc_export.runtime.verification import described
-from posenc_export.runtime.verification.findings import Findings
-from posenc_export.runtime.verification.integer_graph import IntegerPart, integer_part
+from posenc_export.runtime.verification.integer_graph import Findings, IntegerPart, integer_part
 from posenc_export.shared.foreign import brief
 from posenc_export.shared.places import evaluate
 
@@ -63,7 +62,7 @@ def _of_torch(
     and one token or several, in which it takes different branches.
     """
     from posenc_export.runtime.verification import any_call, claims, torch_graph
-    from posenc_export.runtime.verification.entries import MALFORMED, reason_of
+    from posenc_export.runtime.verification.solver import MALFORMED, reason_of
 
     script = manifest.target == "torchscript"
     graph = torch_graph.TorchGraph(folder, manifest)

@@ -1,4 +1,6 @@
-"""Cut the integer part out of an ONNX graph: what positions, lengths and sizes determine."""
+"""Cut the integer part out of an ONNX graph: what positions, lengths and sizes determine, of which
+a check finds something.
+"""
 
 import re
 from dataclasses import dataclass, field, replace
@@ -20,6 +22,15 @@ WITH_BODIES = ("If", "Loop", "Scan")
 LAYER = re.compile(r"past_key_values\.(\d+)\.")
 # Begins the names that `_inlined` gives to values of a branch.
 BRANCH = re.compile(r"(\d+)\.(?:then|else)_branch\.")
+
+
+@dataclass
+class Findings:
+    """Count of comparisons and proved claims; failures and values without a rule, by place."""
+
+    compared: int = 0
+    failures: Dict[str, str] = field(default_factory=dict)
+    skipped: Dict[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

@@ -20,10 +20,10 @@ from posenc_export.runtime.artefact.certificate import (
 from posenc_export.runtime.session.errors import GraphError
 from posenc_export.runtime.session.model import Model
 from posenc_export.runtime.session.session import Session
-from posenc_export.runtime.verification import grid_inputs, proof, reference
-from posenc_export.runtime.verification.case import Calls, Cell, Level
+from posenc_export.runtime.verification import grid_inputs, proof
 from posenc_export.runtime.verification.cells import cells_of
 from posenc_export.runtime.verification.proof import Accuracy, Expected, Measured
+from posenc_export.runtime.verification.scenarios import Calls, Cell, Level
 from posenc_export.shared.numerics import Errors, cell_error, division_tolerance, readout_tolerance
 from posenc_export.shared.progress import Progress, Steps, silent
 
@@ -92,8 +92,8 @@ def few_cells(model: Model, folder: Path) -> Proof:
     """Measure the cells of Level.LOAD up to the first that exceeds its tolerance, and return them
     as a certificate does. Raise ValueError if the reference is missing or cannot be read.
     """
-    manifest, expected = model.manifest, reference.read(model.manifest, folder)
-    assert manifest.reference is not None  # checked by reference.read
+    manifest, expected = model.manifest, proof.read(model.manifest, folder)
+    assert manifest.reference is not None  # checked by proof.read
     accuracy = replace(proof.default_accuracy(manifest.reference), float32=0.0)
     capacity = min(manifest.max_positions, grid_inputs.SHORT)
     session = model.session(batch=max(grid_inputs.BATCHES), capacity=capacity)

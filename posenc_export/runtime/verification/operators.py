@@ -5,12 +5,13 @@ An operator whose result is known only as equal for equal inputs is a function w
 
 import math
 from contextlib import suppress
-from typing import Any, Callable, Dict, List, Optional, Sequence
+from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence
 
 import z3
 
 from posenc_export.runtime.graphs.onnx_nodes import Node
-from posenc_export.runtime.verification.entries import (
+from posenc_export.runtime.verification.integer_graph import FLOATS
+from posenc_export.runtime.verification.solver import (
     HIDDEN,
     Index,
     Score,
@@ -26,7 +27,6 @@ from posenc_export.runtime.verification.entries import (
     truth,
     whole_number,
 )
-from posenc_export.runtime.verification.integer_graph import FLOATS
 from posenc_export.runtime.verification.symbolic import FEW, TYPES, Operator, Translation
 
 
@@ -209,21 +209,14 @@ def _axis(axis: int, rank: int) -> int:
 
 def _unsqueeze(context: Translation, node: Node, x: Tensor, axes: Tensor) -> Tensor:
     rank = len(x.shape) + len(_known(axes))
-    added = {_axis(axis, rank) for axis in _known(axes)}
-    sizes = iter(x.shape)
-    shape = [1 if axis in added else next(sizes) for axis in range(rank)]
-    return Tensor(shape, lambda i: x.at([e for axis, e in enumerate(i) if axis not in added]))
+    added, sizes = {_axis(axis, rank) for axis in _known(axes)}, iter(x.shape)
+    return _with_sizes(context, x, [1 if axis in added else next(sizes) for axis in range(rank)])
 
 
 def _squeeze(context: Translation, node: Node, x: Tensor, axes: Optional[Tensor] = None) -> Tensor:
     ones = [axis for axis, size in enumerate(x.shape) if isinstance(size, int) and size == 1]
     gone = {_axis(axis, len(x.shape)) for axis in _known(axes, ones)}
-
-    def at(index: Index) -> Any:
-        given = iter(index)
-        return x.at([0 if axis in gone else next(given) for axis in range(len(x.shape))])
-
-    return Tensor([size for axis, size in enumerate(x.shape) if axis not in gone], at)
+    return _with_sizes(context, x, [n for axis, n in enumerate(x.shape) if axis not in gone])
 
 
 def _product(sizes: Sequence[Any]) -> Any:
@@ -351,13 +344,14 @@ def _split(context: Translation, node: Node, x: Tensor, sizes: Optional[Tensor] 
     first: Any = 0
     for name, size in zip(node.outputs, given, strict=True):
         shape = [*x.shape[:axis], size, *x.shape[axis + 1 :]]
-        context.tensors[name] = Tensor(shape, _moved(x, axis, first))
+        context.tensors[name] = _shifted(x, shape, {axis: first})
         first = first + size
     return context.tensors[node.outputs[0]]
 
 
-def _moved(x: Tensor, axis: int, first: Any) -> Callable[[Index], Any]:
-    return lambda index: x.at([*index[:axis], index[axis] + first, *index[axis + 1 :]])
+def _shifted(x: Tensor, shape: Sequence[Any], first: Mapping[int, Any]) -> Tensor:
+    """Return entries from an index of each axis on; first: by axis."""
+    return Tensor(shape, lambda index: x.at([i + first.get(n, 0) for n, i in enumerate(index)]))
 
 
 def _trilu(context: Translation, node: Node, x: Tensor, k: Optional[Tensor] = None) -> Tensor:
@@ -394,13 +388,12 @@ def _slice(
     places = _known(axes, range(len(first)))
     if any(step != 1 for step in _known(steps, [1] * len(first))):
         raise Untranslated("a slice with steps")
-    shape, offset = list(x.shape), [0] * len(x.shape)
-    for begin, end, axis in zip(first, last, places, strict=True):
-        axis, size = _axis(axis, len(x.shape)), x.shape[_axis(axis, len(x.shape))]
-        begin, end = _bounded(begin, size), _bounded(end, size)
-        shape[axis], offset[axis] = _larger(end - begin, 0), begin
-
-    return Tensor(shape, lambda index: x.at([i + o for i, o in zip(index, offset, strict=True)]))
+    shape, offsets = list(x.shape), dict[int, Any]()
+    for begin, end, place in zip(first, last, places, strict=True):
+        axis = _axis(place, len(shape))
+        begin, end = (_bounded(at, x.shape[axis]) for at in (begin, end))
+        shape[axis], offsets[axis] = _larger(end - begin, 0), begin
+    return _shifted(x, shape, offsets)
 
 
 def _bounded(place: Any, size: Any) -> Any:

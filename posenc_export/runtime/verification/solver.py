@@ -1,15 +1,161 @@
-"""Questions to the solver z3: whether facts hold in a call, and in which one of the smallest."""
+"""Entries of values as the solver z3 knows them, and questions to it: whether facts hold in a call,
+and in which one of the smallest.
+
+Entries are integers, truth values and floating-point numbers: real numbers beside whether they are
+-inf.
+"""
 
 from contextlib import contextmanager
+from fractions import Fraction
 from pathlib import Path
-from typing import Any, Callable, Dict, Iterator, List, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Sequence, Tuple
 
+import numpy as np
 import z3
 
-from posenc_export.runtime.verification.entries import Tensor, Untranslated, alike
+from posenc_export.shared.places import Operations
 
+HIDDEN = -1e29  # scores of hidden keys are -inf, or -1e30 where a softmax over -inf would be NaN
+Index = Sequence[Any]  # of an entry: an int or an integer of z3 for each axis
 UNANSWERED = "(set-info :status unknown)"  # of a question as z3 writes it
 EFFORT = 6_000_000  # of the solver for a claim, some 5 s, in its own unit
+
+
+class Score(NamedTuple):
+    """A floating-point number."""
+
+    value: Any  # a real number of z3; of no meaning if it is hidden
+    hidden: Any = False  # whether it is below HIDDEN, a bool or a truth value of z3
+
+
+class Tensor:
+    """Entries of a value of a graph.
+
+    Args:
+        shape: sizes, int or integers of z3.
+        at: returns the entry at an index within the shape: an integer or truth value of z3, a
+            number of Python, or a Score.
+
+    Attributes:
+        made: as `at`, whose results are kept.
+        source: whose entries it has, in their order, with other sizes; None for no such tensor.
+    """
+
+    source: Optional["Tensor"] = None
+
+    def __init__(self, shape: Sequence[Any], at: Callable[[Index], Any]) -> None:
+        self.shape = tuple(simplified(size) for size in shape)
+        self.made, self._known = at, dict[Tuple[int, ...], Tuple[Any, Index]]()
+
+    def at(self, index: Index) -> Any:
+        """Return the entry at an index."""
+        pairs = zip(self.shape, index, strict=True)
+        index = [0 if isinstance(size, int) and size == 1 else i for size, i in pairs]
+        key = tuple(i if isinstance(i, int) else ~i.get_id() for i in index)
+        if key not in self._known:  # the index is kept, so that its id is not given to another
+            self._known[key] = self.made(index), index
+        return self._known[key][0]
+
+
+class Untranslated(Exception):
+    """A value that is not translated, or a question that is not decided, with the reason."""
+
+
+# What a graph raises here that no runtime would take, too.
+MALFORMED: Tuple[Any, ...] = (
+    Untranslated,
+    ArithmeticError,
+    AttributeError,
+    LookupError,
+    RecursionError,
+)
+MALFORMED += (TypeError, ValueError, z3.Z3Exception)
+
+
+def reason_of(error: Exception) -> str:
+    """Return why a value is not translated, or a question not decided."""
+    if isinstance(error, Untranslated):
+        return str(error)
+    return f"not translated, as an operator has inputs that it cannot have: {type(error).__name__}"
+
+
+def simplified(number: Any) -> Any:
+    """Return an integer as an int if it is a numeral."""
+    if isinstance(number, (int, np.integer)):
+        return int(number)
+    number = z3.simplify(number)
+    return number.as_long() if z3.is_int_value(number) else number
+
+
+def choose(condition: Any, x: Any, y: Any) -> Any:
+    """Return x if a condition holds, and y otherwise."""
+    if isinstance(condition, (bool, np.bool_)):
+        return x if condition else y
+    if isinstance(x, (Score, float)) or isinstance(y, (Score, float)):
+        x, y = real(x), real(y)
+        return Score(z3.If(condition, x.value, y.value), choose(condition, x.hidden, y.hidden))
+    if isinstance(x, bool) and isinstance(y, bool):
+        return x if x == y else condition if x else z3.Not(condition)
+    return z3.If(condition, x, y)
+
+
+def both(x: Any, y: Any) -> Any:
+    """Return whether both conditions hold."""
+    if isinstance(x, (bool, np.bool_)) or isinstance(y, (bool, np.bool_)):
+        return (y if x else False) if isinstance(x, (bool, np.bool_)) else (x if y else False)
+    return z3.And(x, y)
+
+
+def negated(x: Any) -> Any:
+    """Return whether a condition does not hold."""
+    return not x if isinstance(x, (bool, np.bool_)) else z3.Not(x)
+
+
+def either(x: Any, y: Any) -> Any:
+    """Return whether one of two conditions holds."""
+    return negated(both(negated(x), negated(y)))
+
+
+def _divided(x: Any, y: int) -> Any:
+    return x // y if isinstance(x, int) else x / y
+
+
+SOLVER = Operations(both, either, negated, choose, _divided, lambda x, y: x % y)
+
+
+def real(x: Any) -> Score:
+    """Return a number as a Score."""
+    if isinstance(x, Score):
+        return x
+    if isinstance(x, float):
+        return Score(z3.RealVal(0), True) if x < HIDDEN else Score(z3.RealVal(str(Fraction(x))))
+    return Score(z3.ToReal(whole_number(x)) if z3.is_expr(x) else z3.RealVal(int(x)))
+
+
+def whole_number(x: Any) -> Any:
+    """Return a truth value, or a number without its fraction, as an integer."""
+    if isinstance(x, Score):
+        if x.hidden is not False:
+            raise Untranslated("a whole number of a score that may be -inf")
+        down = z3.ToInt(x.value)
+        return z3.If(x.value >= 0, down, -z3.ToInt(-x.value))
+    if isinstance(x, (bool, np.bool_, float)):
+        return int(x)
+    return z3.If(x, 1, 0) if z3.is_bool(x) else x
+
+
+def truth(x: Any) -> Any:
+    """Return a value as true or false."""
+    if isinstance(x, Score):
+        return either(x.hidden, x.value != 0)
+    return x if isinstance(x, (bool, np.bool_)) or z3.is_bool(x) else x != 0
+
+
+def alike(x: Any, y: Any) -> bool:
+    """Return whether two sizes are written alike."""
+    if isinstance(x, int) or isinstance(y, int):
+        return isinstance(x, int) and isinstance(y, int) and x == y
+    return bool(x.eq(y))
 
 
 class Solver:

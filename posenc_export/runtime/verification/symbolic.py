@@ -13,17 +13,17 @@ import numpy as np
 import z3
 
 from posenc_export.runtime.graphs.onnx_nodes import Constant, Node
-from posenc_export.runtime.verification.entries import (
+from posenc_export.runtime.verification.integer_graph import FLOATS
+from posenc_export.runtime.verification.solver import (
     MALFORMED,
     Index,
     Score,
+    Solver,
     Tensor,
     Untranslated,
     choose,
     reason_of,
 )
-from posenc_export.runtime.verification.integer_graph import FLOATS
-from posenc_export.runtime.verification.solver import Solver
 
 Operator = Callable[..., Tensor]  # of a translation, a node, and its inputs
 FEW = 64  # entries of a constant that are written out

@@ -14,8 +14,8 @@ from posenc_export.runtime.artefact.rules import graph_file
 from posenc_export.runtime.artefact.schema import Manifest
 from posenc_export.runtime.graphs import torch_files
 from posenc_export.runtime.verification.aten_nodes import NUMBERS, Record, number
-from posenc_export.runtime.verification.entries import Untranslated
 from posenc_export.runtime.verification.integer_graph import IntegerPart
+from posenc_export.runtime.verification.solver import Untranslated
 
 LISTS: Mapping[str, Callable[..., Any]] = {
     "aten::__getitem__.t": operator.getitem,

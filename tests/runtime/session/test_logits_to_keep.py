@@ -12,7 +12,7 @@ from posenc_export.export import export, graph_values, signatures
 from posenc_export.models.presets import seeded
 from posenc_export.runtime.session.reading import Binding, Reading
 from posenc_export.runtime.verification import cells
-from posenc_export.runtime.verification.case import Case
+from posenc_export.runtime.verification.scenarios import Case
 from posenc_export.shared.numerics import worst_error
 from tests.tiny import block, decoder
 from tests.traces import artefact, sources

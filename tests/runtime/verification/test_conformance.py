@@ -24,8 +24,7 @@ from posenc_export.runtime.verification import checks
 from posenc_export.runtime.verification.conformance import geometry, suite, trial
 from posenc_export.runtime.verification.conformance.trial import Kernel, Trial, worst
 from tests.runtime.verification.kernels import PRODUCTS, experts, faults
-from tests.runtime.verification.test_indices import MASKS, seeing
-from tests.tiny import block, decoder
+from tests.tiny import block
 from tests.traces import sources
 
 FAULTS, LISTED = faults(), suite.listed()
@@ -90,15 +89,6 @@ def test_a_message_names_the_call() -> None:
     _, failure = worst(suite.trial(fault.kernel), fault.opened)
     sizes = r"\d+x\d+x\d+.*"
     assert re.fullmatch(rf"an error of \S+ times its bound for call \d+ of {sizes}", failure)
-
-
-@pytest.mark.parametrize("target", ["onnx", "onnx-static", "ort", "ort-native"])
-@pytest.mark.parametrize("mask", MASKS)
-def test_kernels_of_a_decoder_keep_their_contract(mask: str, target: str, tmp_path: Path) -> None:
-    config = seeing(decoder("rope", max_positions=64), MASKS[mask])
-    export(sources(config), target, tmp_path / "made", verify=False)
-    check = checked(tmp_path / "made")
-    assert check.failures == {} and check.compared > 0 and check.worst > 0
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -25,10 +25,10 @@ from posenc_export.runtime.artefact.certificate import (
     exported_error,
     passes,
 )
-from posenc_export.runtime.verification import proof, reference
-from posenc_export.runtime.verification.case import Level
+from posenc_export.runtime.verification import proof
 from posenc_export.runtime.verification.float32_form import load_form
 from posenc_export.runtime.verification.measuring import measure
+from posenc_export.runtime.verification.scenarios import Level
 from posenc_export.shared.numerics import tolerance
 from tests.faults.artefacts import described
 from tests.tiny import block, decoder
@@ -164,7 +164,7 @@ def test_a_file_of_half_precision_has_a_form_within_the_tolerance_of_float32(
 ) -> None:
     model = sources(_described(variant))
     manifest = export(model, target, tmp_path / "made", dtype=dtype, verify=False)
-    expected = reference.read(manifest, tmp_path / "made")
+    expected = proof.read(manifest, tmp_path / "made")
     session = load_form(tmp_path / "made", manifest, 1).session()
     accuracy = proof.Accuracy(tolerance("float32", *extent(model.model)))
     result = measure(session, expected, accuracy, lambda _: None, level=Level.QUICK)

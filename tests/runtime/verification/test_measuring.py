@@ -12,7 +12,7 @@ from posenc_export.export import VerificationError, export
 from posenc_export.runtime import load, verify
 from posenc_export.runtime.session.errors import GraphError
 from posenc_export.runtime.session.reading import Reading
-from posenc_export.runtime.verification import grid_inputs, measuring, proof, reference
+from posenc_export.runtime.verification import grid_inputs, measuring, proof
 from posenc_export.shared.numerics import worst_error
 from tests.tiny import block, decoder
 from tests.traces import sources
@@ -35,7 +35,7 @@ def test_a_graph_that_stops_is_a_failed_cell(
 ) -> None:
     manifest = export(sources(block("rope")), "ort", tmp_path / "artefact", verify=False)
     session = load(tmp_path / "artefact", provider="cpu", threads=1).session()
-    expected = reference.read(manifest, tmp_path / "artefact")
+    expected = proof.read(manifest, tmp_path / "artefact")
 
     def stopped(*_: Any, **__: Any) -> Any:
         raise GraphError(RuntimeError("stopped"))
@@ -83,8 +83,8 @@ def test_the_grid_of_a_large_model_is_shorter_and_still_sees_a_wrong_position(
         and thin.certificate["passed"]
     )
     assert (
-        10 * (tmp_path / "thin/reference.bin").stat().st_size
-        < 4 * (tmp_path / "whole/reference.bin").stat().st_size
+        10 * (tmp_path / "thin/proof.bin").stat().st_size
+        < 4 * (tmp_path / "whole/proof.bin").stat().st_size
     )
     build = Reading.fill
 

@@ -16,7 +16,7 @@ from posenc_export.export import Sources, export
 from posenc_export.runtime import load, verify
 from posenc_export.runtime.artefact import files
 from posenc_export.runtime.artefact import manifest as manifests
-from posenc_export.runtime.verification import grid_inputs, reference
+from posenc_export.runtime.verification import grid_inputs, proof
 from tests.cases import combinations
 from tests.tiny import block, decoder, encoder
 from tests.traces import sources
@@ -91,7 +91,7 @@ def test_a_reference_stays_small_for_a_wide_model_and_sees_every_drawn_column(
     config = block("rope", width=3000, heads=2, kv_heads=1, head_size=16, max_positions=200)
     manifest = export(_own(config), "ort", tmp_path / "artefact")
     assert manifest.reference is not None and manifest.reference.columns < 3000
-    assert manifest.files[reference.FILE_NAME].bytes <= reference.LARGEST
+    assert manifest.files[proof.FILE_NAME].bytes <= proof.LARGEST
     assert verify(tmp_path / "artefact")["passed"]
 
 

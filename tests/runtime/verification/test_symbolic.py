@@ -13,9 +13,8 @@ from onnx.backend.test.loader import load_model_tests
 from onnx.reference import ReferenceEvaluator
 
 from posenc_export.runtime.graphs import onnx_nodes
-from posenc_export.runtime.verification.entries import Score, Tensor, Untranslated
 from posenc_export.runtime.verification.operators import OPERATORS, UNDEFINED
-from posenc_export.runtime.verification.solver import Solver
+from posenc_export.runtime.verification.solver import Score, Solver, Tensor, Untranslated
 from posenc_export.runtime.verification.symbolic import Translation
 
 DEFINED = OPERATORS.keys() - UNDEFINED.keys()

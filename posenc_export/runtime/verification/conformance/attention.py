@@ -140,8 +140,9 @@ class Inputs:
         if self.known.get("do_rotary", 0):
             at = self._rotated_positions(len(joined))
             of_keys = ("key_cos", "key_sin") if "key_cos" in self else ("cos", "sin")
-            q = rotated(q, *(self.wide(role)[at] for role in ("cos", "sin")), self.interleaved)
-            k = rotated(k, *(self.wide(role)[at] for role in of_keys), self.interleaved)
+            q_cos, q_sin, k_cos, k_sin = (self.wide(n)[at] for n in ("cos", "sin", *of_keys))
+            q = rotated(q, q_cos, q_sin, self.interleaved)
+            k = rotated(k, k_cos, k_sin, self.interleaved)
         return q, k, v
 
     def _rotated_positions(self, count: int) -> np.ndarray:
@@ -399,9 +400,9 @@ class CachedAttention:
             if self.scaled:
                 scale = inputs.wide(f"{name}_scale").reshape(len(past), 1, -1)
                 least, most = (np.rint(end / scale).clip(-128, 127) for end in (least, most))
-            stored, others = after[:, own], (np.delete(part, own, 1) for part in (after, past))
+            stored, same = after[:, own], np.delete(after, own, 1) == np.delete(past, own, 1)
             within = (least.astype(after.dtype) <= stored) & (stored <= most.astype(after.dtype))
-            if not (within.all() and np.array_equal(*others)):
+            if not (within.all() and same.all()):
                 return np.inf
             read.append(after[:, :total] * scale)
         weights, exact = inputs.attended(queries, *read)

@@ -9,7 +9,7 @@ from posenc_export.runtime.artefact.manifest import Manifest
 from posenc_export.runtime.graphs import onnx_nodes, onnx_parts
 from posenc_export.runtime.graphs.onnx_nodes import TYPES, Node
 from posenc_export.runtime.graphs.ort_options import in_float32
-from posenc_export.runtime.verification import decoding, described
+from posenc_export.runtime.verification import constants, described
 from posenc_export.runtime.verification.conformance.attention import INPUTS, INTEGERS
 from posenc_export.runtime.verification.conformance.operators import CACHED, LEAST
 from posenc_export.runtime.verification.conformance.trial import Attributes, Kernel, Step, Stored
@@ -33,7 +33,7 @@ KNOWN: Mapping[str, Tuple[str, int]] = {
     "CumSum": ("exclusive reverse", 2),
     "ReduceSum": ("keepdims noop_with_empty_axes", 2),
 }  # fmt: skip
-FOLDED = {*decoding.FOLDED, "Reshape", "DequantizeLinear"}
+FOLDED = {*constants.FOLDED, "Reshape", "DequantizeLinear"}
 SUMS, BLOCKED = ("CumSum", "ReduceSum"), ("MatMulNBits", "QMoE")
 PRODUCTS = (*BLOCKED, "MatMul", "MatMulIntegerToFloat", "GatherBlockQuantized")
 # Of products and rows, the number of inputs that are no constants.

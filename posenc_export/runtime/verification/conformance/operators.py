@@ -16,7 +16,7 @@ import numpy as np
 
 from posenc_export.runtime.graphs import kernel_library
 from posenc_export.runtime.graphs.onnx_nodes import Node
-from posenc_export.runtime.verification import decoding
+from posenc_export.runtime.verification import constants
 from posenc_export.runtime.verification.conformance.attention import (
     ROTATED,
     by_query_head,
@@ -140,7 +140,7 @@ def in_blocks(
     """Return weights (code - zero) * scale [N,K], and bounds of the numbers that kernels sum: codes
     and zero points, which may be summed apart, may both be moved by up to half the number of codes.
     """
-    w = decoding.of_blocks(codes, scales, zeros, bits, inputs, "float64")
+    w = constants.of_blocks(codes, scales, zeros, bits, inputs, "float64")
     each = np.abs(scales.astype(np.float64)) * (2 << bits)
     return w, np.repeat(each, codes.shape[-1] * 8 // bits, -1)[..., :inputs]
 
@@ -163,7 +163,7 @@ def _multiplied(kernel: Kernel, node: Node, values: Values) -> Case:
     bits, scales = int(stored[maker.inputs[0]].element[3:]), np.abs(values[maker.inputs[1]])
     whole = np.full(w.T.shape, 2 << bits, np.int16)
     known = maker.attributes
-    sizes = decoding.dequantized(whole, scales, None, known["axis"], known.get("block_size", 0))
+    sizes = constants.dequantized(whole, scales, None, known["axis"], known.get("block_size", 0))
     level = dict(kernel.sizes)["accuracy_level"]
     return _product(kernel, w, sizes.T, known.get("block_size", 0) or BLOCK, level, np.float32)
 
@@ -214,7 +214,7 @@ def _dequantized_rows(kernel: Kernel, node: Node, values: Values) -> Case:
     """DequantizeLinear of codes, scales and zero points that Gather reads from tables."""
     codes, scales, *zeros = (values[step.inputs[0]] for step in kernel.nodes[:-1])
     parts = (codes, scales, zeros[0] if zeros else None)
-    rows = decoding.dequantized(*parts, 1, node.attributes["block_size"], "float64")
+    rows = constants.dequantized(*parts, 1, node.attributes["block_size"], "float64")
     return _rows(len(codes), kernel.nodes[0].inputs[1], lambda at: rows[at])
 
 

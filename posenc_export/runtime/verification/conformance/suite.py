@@ -22,7 +22,7 @@ from posenc_export.runtime.graphs import kernel_library
 from posenc_export.runtime.graphs.onnx_files import load_errors
 from posenc_export.runtime.graphs.onnx_nodes import Node
 from posenc_export.runtime.graphs.onnx_parts import constant
-from posenc_export.runtime.verification import decoding
+from posenc_export.runtime.verification import constants
 from posenc_export.runtime.verification.conformance.operators import CASES
 from posenc_export.runtime.verification.conformance.trial import (
     Kernel,
@@ -115,8 +115,8 @@ def _folded(node: Node, values: List[np.ndarray]) -> np.ndarray:
     if node.operator == "DequantizeLinear":
         codes, scales, *zeros = values
         how = node.attributes["axis"], node.attributes.get("block_size", 0), "float64"
-        return decoding.dequantized(codes, scales, zeros[0] if zeros else None, *how)
-    return decoding.FOLDED[node.operator](node, *values)
+        return constants.dequantized(codes, scales, zeros[0] if zeros else None, *how)
+    return constants.FOLDED[node.operator](node, *values)
 
 
 def _drawn(random: np.random.Generator, value: Stored) -> np.ndarray:
@@ -155,7 +155,7 @@ def key_of(kernel: Kernel) -> str:
 def _here() -> Tuple[str, ...]:
     code = hashlib.sha256()
     graphs = Path(kernel_library.__file__).parent
-    for path in sorted((*HERE.glob("*.py"), *graphs.glob("*.py"), Path(decoding.__file__))):
+    for path in sorted((*HERE.glob("*.py"), *graphs.glob("*.py"), Path(constants.__file__))):
         code.update(path.read_bytes())
     build = f"onnxruntime {onnxruntime.__version__}, {onnxruntime.get_build_info()}"
     processor = f"{machine.processor()}, {os.cpu_count()} cores: {' '.join(machine.features())}"
