@@ -200,7 +200,7 @@ class StackConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
         ValueError: a size below 1, names in `order` that differ from those in `layers`, causal and
             bidirectional layers in one model, cross-attention layers without causal layers,
             key_values in a decoder, layers with a cache and without in one model, a readout in a
-            model with caches or another output, head and key_values, or one without layers.
+            model with caches or another output, a head or key_values without layers.
     """
 
     width: int
@@ -234,10 +234,8 @@ class StackConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
         check(not whole, "all layers to have a cache or none", "both", remedy)
         rule = "causal layers in a decoder that reads an encoder"
         check(True in self._directions or not reads, rule, "none", "add them")
-        ends = [end for end in (self.head, self.key_values) if end is not None]
         rule, remedy = "layers before a head or key_values", "add layers, or leave them out"
-        check(bool(self.order) or not ends, rule, "none", remedy)
-        check(len(ends) < 2, "a head or key_values", "both", "leave one out")
+        check(bool(self.order or not (self.head or self.key_values)), rule, "none", remedy)
 
     def _check_outputs(self) -> None:
         encoder = self.head is None and True not in self._directions

@@ -29,14 +29,13 @@ Linears = List[Tuple[str, Optional[str]]]
 Layers = Tuple[Tuple[Named, ...], Dict[str, Tensor]]
 OUTPUT, SCORES = "logits", "SequenceClassification"
 LIKE_ROBERTA: Linears = [("classifier.dense", "tanh"), ("classifier.out_proj", None)]
-LIKE_DEBERTA: Linears = [("pooler.dense", "pooler_hidden_act"), ("classifier", None)]
-# By model_type, the linear layers after the first token of a sequence, or after the mean of all.
+# By model_type, the linear layers after the first token of a sequence.
 SEQUENCE: Dict[str, Linears] = {
     "bert": [("bert.pooler.dense", "tanh"), ("classifier", None)],
     **dict.fromkeys(("roberta", "xlm-roberta", "camembert", "mpnet"), LIKE_ROBERTA),
     "electra": [("classifier.dense", "gelu"), ("classifier.out_proj", None)],
     "distilbert": [("pre_classifier", "relu"), ("classifier", None)],
-    "deberta-v2": LIKE_DEBERTA,
+    "deberta-v2": [("pooler.dense", "pooler_hidden_act"), ("classifier", None)],
 }
 EACH_TOKEN = (*SEQUENCE, "roformer")  # model types with one linear layer for each token
 TASKS: Dict[str, Dict[str, Linears]] = {
