@@ -15,7 +15,7 @@ import warnings
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 from pathlib import Path
-from typing import Any, Callable, Dict, List, Sequence, Tuple
+from typing import Any, Dict, List, Sequence
 
 from bench import marked
 from posenc_export import export_model, from_pretrained, load
@@ -31,48 +31,31 @@ def measured(name: str) -> List[Dict[str, Any]]:
     """Return one row per target: {"model", "kind", "target", "certified", "layers", "fused",
     "differences": {pattern: worst}, "share": worst difference / allowed}.
     """
-    from tests.models import checkpoints, encoders, pairs, patterns
+    from tests.models import checkpoints, encoders, patterns
 
     ways = patterns.ENCODER if name in encoders.MODELS else patterns.DECODER
-    without = ("shifted",) if name in pairs.COUNTING else checkpoints.WITHOUT.get(name, ())
-    used = {key: way for key, way in ways.items() if key not in without}
+    used = {key: way for key, way in ways.items() if key not in checkpoints.WITHOUT.get(name, ())}
     rows = []
     with tempfile.TemporaryDirectory() as temporary, warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch.onnx and torch.jit warn at every export
-        peer, model_of_ours, opened = _read(name, Path(temporary) / "theirs")
-        sources = Sources(model_of_ours)
+        tests: Any = encoders if name in encoders.MODELS else checkpoints
+        peer, folder = tests.saved(name, Path(temporary) / "theirs")
+        sources = Sources(from_pretrained(folder))
         for target in DECODER_TARGETS:
             try:
                 manifest = export_model(sources, target, Path(temporary) / target)
             except VerificationError:  # the row shows it in "certified"
                 manifest = export_model(sources, target, Path(temporary) / target, verify=False)
             model = load(Path(temporary) / target, provider="cpu", threads=1)
-            pairs = {pattern: way(peer, opened(model)) for pattern, way in used.items()}
-            order = manifest.config.get("order", ())  # a module that is read declares no layers
-            kinds = [manifest.config["layers"][kind] for kind in order]
-            sees = [kind["attention"]["sees"]["name"] for kind in kinds]
+            pairs = {pattern: way(peer, model.session()) for pattern, way in used.items()}
             row = {"model": name, "kind": manifest.kind, "target": target}
-            row["layers"] = sum(kind != "encoder" for kind in sees)
+            row["layers"] = len(manifest.config.get("order", ()))  # a module declares none
             row["fused"] = patterns.fused_layers(manifest)
             row["certified"] = bool(manifest.certificate and manifest.certificate["passed"])
             row["differences"] = {pattern: patterns.worst(pair) for pattern, pair in pairs.items()}
             row["share"] = max(map(patterns.share, pairs.values()))
             rows.append(row)
     return rows
-
-
-def _read(name: str, folder: Path) -> Tuple[Any, Any, Callable[[Any], Any]]:
-    """Return the model of transformers, ours, and a function that opens a loaded artefact."""
-    from tests.models import checkpoints, encoders, pairs
-
-    if name in pairs.MODELS:
-        peer, decoder, encoded = pairs.saved(name, folder)
-        return peer, decoder, lambda model: pairs.Reading(model.session(), encoded)
-    if name in encoders.MODELS:
-        peer, folder = encoders.saved(name, folder)
-    else:
-        peer, folder = checkpoints.saved(name, folder)
-    return peer, from_pretrained(folder), lambda model: model.session()
 
 
 def passes(row: Dict[str, Any]) -> bool:
@@ -100,9 +83,9 @@ def table(rows: Sequence[Dict[str, Any]]) -> str:
 
 def main() -> int:
     """Measure the models and write the results; return exit status 0, or 1 if a row fails."""
-    from tests.models import checkpoints, encoders, pairs
+    from tests.models import checkpoints, encoders
 
-    names = [*checkpoints.MODELS, *encoders.MODELS, *pairs.MODELS]
+    names = [*checkpoints.MODELS, *encoders.MODELS]
     parser = argparse.ArgumentParser(description=__doc__)
     what = "measure only this model and print its rows; may be given several times"
     parser.add_argument("--only", action="append", choices=names, help=what)

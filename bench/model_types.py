@@ -45,6 +45,7 @@ EXACT, REFUSED, NONE, WRONG = "exact", "refused", "no small configuration", "wro
 ROUNDING = 3e-5  # of the largest output, or of 1
 SHORT = 11  # tokens of the second row of a source
 CALLS = (5, 4, 1, 1, 1, 6, 2)  # tokens of calls that fill TOKENS
+PARTS = ("encoder", "decoder")
 LONGEST = 160  # characters of a reason
 
 
@@ -95,25 +96,24 @@ def tried(task: str, name: str, targets: Sequence[str]) -> Row:
             )
             whole = _first(theirs.eval(), ids)
             if not torch.equal(_first(theirs, ids), whole):
-                return Row(
-                    task, name, REFUSED, why="other numbers in each call of the model itself"
-                )
-            limit = ROUNDING * max(float(whole.abs().max()), 1.0)
+                why = "other numbers in each call of the model itself"
+                return Row(task, name, REFUSED, why=why)
+            size = float(whole.abs().max())
+            limit = ROUNDING * max(size, 1.0)
             if not torch.allclose(published(ids), whole, rtol=0, atol=limit):
                 return Row(task, name, WRONG, why="weights read from the folder")
             read = as_model(published)
             error = _error(read, ids, whole, published.causal)
-            size = float(whole.abs().max())
-            if not error <= ROUNDING * max(size, 1.0):
+            if not error <= limit:
                 return Row(task, name, WRONG, error, size)
             for target in targets:
                 export(read, target, path / target)
         except (ValueError, ModuleNotFoundError) as refusal:
             return Row(task, name, REFUSED, why=_line(refusal))
         row = Row(task, name, EXACT, error, size, targets=tuple(targets))
-        if not theirs.config.is_encoder_decoder:
-            return row
-        return _with_decoder(row, theirs, ids, path, made.positions)
+        if theirs.config.is_encoder_decoder:
+            row = _with_decoder(row, theirs, ids, path / "model", made.positions)
+        return row
 
 
 def _with_decoder(row: Row, theirs: Any, ids: Any, path: Path, positions: int) -> Row:
@@ -123,27 +123,16 @@ def _with_decoder(row: Row, theirs: Any, ids: Any, path: Path, positions: int) -
     from posenc_export.export import export
     from posenc_export.export.read_module import as_model
     from posenc_export.models.pretrained import from_pretrained
-    from posenc_export.reading.read import parts_of_memory
 
-    sources = [ids[:1], ids[1:, :SHORT]]
+    sources, tokens, calls = [ids[:1], ids[1:, :SHORT]], ids.flip(1), {"use_cache": False}
     try:
-        encoder, decoder = (
-            from_pretrained(path / "model", max_positions=positions, part=part)
-            for part in ("encoder", "decoder")
-        )
+        encoder, decoder = (from_pretrained(path, None, positions, part) for part in PARTS)
         read = as_model(decoder)
-        memory = torch.zeros(2, TOKENS, decoder.memory)
-        mask = torch.zeros(2, TOKENS, dtype=torch.int64)
-        whole = []
-        for index, source in enumerate(sources):
-            memory[index, : source.shape[1]] = encoder(source)[0]
-            mask[index, : source.shape[1]] = 1
-            tokens = ids[index : index + 1].flip(1)
-            whole.append(theirs(input_ids=source, decoder_input_ids=tokens, use_cache=False).logits)
-        expected = torch.cat(whole)
-        beside = parts_of_memory(read.memory, memory, mask)
-        error = _error(read, ids.flip(1), expected, True, beside)
-        size = float(expected.abs().max())
+        rows = zip(sources, tokens[:, None], strict=True)
+        whole = [theirs(input_ids=x, decoder_input_ids=y, **calls).logits for x, y in rows]
+        encoded = [encoder(source)[0].numpy() for source in sources]
+        error = _error(read, tokens, torch.cat(whole), True, encoded)
+        size = float(torch.cat(whole).abs().max())
         if not error <= ROUNDING * max(size, 1.0):
             return row._replace(verdict=WRONG, error=error, size=size, why="the decoder")
         for target in row.targets:
@@ -151,9 +140,9 @@ def _with_decoder(row: Row, theirs: Any, ids: Any, path: Path, positions: int) -
             export(read, target, path / f"decoder {target}")
     except ValueError as refusal:
         return row._replace(why=f"without decoder: {_line(refusal)}"[:LONGEST])
-    if error / max(size, 1.0) > row.error / max(row.size, 1.0):
-        row = row._replace(error=error, size=size)
-    return row._replace(why="encoder and decoder")
+    of_both = ((row.error, row.size), (error, size))
+    error, size = max(of_both, key=lambda of: of[0] / max(of[1], 1.0))
+    return row._replace(error=error, size=size, why="encoder and decoder")
 
 
 def _ids(vocabulary: int) -> Any:
@@ -173,60 +162,39 @@ def _first(model: Any, ids: Any) -> Any:
     return outputs["logits" if "logits" in outputs else "last_hidden_state"]
 
 
-def _error(read: Any, ids: Any, whole: Any, causal: bool, memory: Sequence[Any] = ()) -> float:
-    """Return the largest error of calls. ids [2,TOKENS], whole [2,TOKENS,N]. memory: what calls of
-    a decoder take from an encoder.
+def _error(read: Any, ids: Any, whole: Any, causal: bool, encoded: Sequence[Any] = ()) -> float:
+    """Return the largest error of calls of a session. ids [2,TOKENS], whole [2,TOKENS,N]. encoded:
+    what a decoder reads of an encoder, [q,M] for each row.
     """
-    import torch
+    import numpy as np
 
-    from posenc_export.models.whole_pass import coordinates_at
+    from posenc_export.export.expected import eager_session
 
-    every = torch.arange(TOKENS).expand(2, -1)
-    lengths = (7, 4) if causal else (TOKENS, 11)
-    errors = []
-
-    def states(slots: int) -> List[Any]:
-        return [cache.empty(2, slots) for cache in read.caches]
-
-    def call(x: Any, positions: Any, keys: Any, slots: Any, past: List[Any]) -> Tuple[Any, Any]:
-        places = (positions, coordinates_at(read, positions), keys, slots)
-        output, present = read(x, *places, [*past, *memory])
-        return output, present
-
-    errors.append(call(ids, every, every, every, states(0))[0] - whole)
-    if causal:
-        past, keys, end = states(TOKENS + 4), torch.full((2, TOKENS + 4), -1), 0
-        for count in CALLS:
-            at = every[:, end : end + count]
-            keys = keys.clone()
-            keys[:, end : end + count] = at
-            output, past = call(ids[:, end : end + count], at, keys, at, past)
-            errors.append(output - whole[:, end : end + count])
-            end += count
+    session, x, whole = eager_session(read), ids.numpy(), whole.numpy()
+    first = {"encoder": encoded} if encoded else {}  # with the first tokens of a row
+    errors, end = [session.prefill(x, **first) - whole], 0
+    session.reset()
+    for count in CALLS if causal else ():
+        y = session.prefill(x[:, end : end + count], **({} if end else first))
+        errors.append(y - whole[:, end : end + count])
+        end += count
     # Rows of other lengths, with padding first, then a token each.
-    width = max(lengths)
-    positions = torch.full((2, width), -1)
-    x = ids[:, :1].repeat(1, width)
+    session.reset()
+    lengths = (7, 4) if causal else (TOKENS, SHORT)
+    mask = np.stack([np.arange(max(lengths)) >= max(lengths) - length for length in lengths])
+    rows = np.repeat(x[:, :1], max(lengths), 1)
     for row, length in enumerate(lengths):
-        positions[row, width - length :] = every[row, :length]
-        x[row, width - length :] = ids[row, :length]
-    slots = every[:, :width]
-    keys = torch.full((2, width + 3 if causal else width), -1)
-    keys[:, :width] = positions
-    output, past = call(x, positions, keys, slots, states(keys.shape[1] if causal else 0))
+        rows[row, mask[row]] = x[row, :length]
+    y = session.prefill(rows, attention_mask=mask.astype(np.int64), **first)
     for row, length in enumerate(lengths):
-        expected = whole[row, :length]
-        if not causal:
-            expected = read.captured.whole(ids[row : row + 1, :length])[0]
-        errors.append(output[row, width - length :] - expected)
+        alone = (
+            whole[row] if causal else read.captured.whole(ids[row : row + 1, :length])[0].numpy()
+        )
+        errors.append(y[row, mask[row]] - alone[:length])
     for step in range(3 if causal else 0):
-        at = torch.tensor([[length + step] for length in lengths])
-        slot = torch.full((2, 1), width + step)
-        keys = keys.clone()
-        keys[:, width + step] = at[:, 0]
-        output, past = call(ids.gather(1, at), at, keys, slot, past)
-        errors.append(output[:, 0] - torch.stack([whole[r, at[r, 0]] for r in range(2)]))
-    return max(float(error.abs().nan_to_num(float("inf")).max()) for error in errors)
+        at = [length + step for length in lengths]
+        errors.append(session.step(x[[0, 1], at]) - whole[[0, 1], at])
+    return max(float(np.nan_to_num(np.abs(error), nan=np.inf).max()) for error in errors)
 
 
 def _line(error: BaseException) -> str:

@@ -2,10 +2,8 @@
 number of heads that is not a power of two, and partial blocks.
 """
 
-from msgspec.structs import replace
-
 from posenc_export.encodings import REGISTRY, parse
-from posenc_export.models.config import AttentionConfig, BlockConfig, LayerConfig, StackConfig
+from posenc_export.models.config import BlockConfig, StackConfig
 from posenc_export.models.short_forms import block_config, decoder_config, encoder_config
 
 # Other choices of the parameters of an encoding: its name, a word for the choice, and what follows
@@ -142,26 +140,3 @@ def encoder(variant: str) -> StackConfig:
         block=block(variant, causal=False, qkv_bias=True, output_bias=True),
         segments=3,
     )
-
-
-def reading(variant: str, **overrides: object) -> StackConfig:
-    """Return a decoder of two layers, each with self-attention and cross-attention."""
-    whole = decoder(variant, **overrides)
-    layer = whole.kinds[0]
-    own, norm = layer.attention, layer.norms[0]
-    given = AttentionConfig(
-        heads=own.heads,
-        kv_heads=own.kv_heads,
-        head_size=own.head_size,
-        sees={"name": "encoder"},
-        projection={"name": "queries"},
-    )
-    kinds = {
-        "own": LayerConfig(
-            residual={"name": "alone"}, norms=(norm,), attention=own, mlp={"name": "none"}
-        ),
-        "encoder": LayerConfig(
-            residual={"name": "pre"}, norms=(norm, norm), attention=given, mlp=layer.mlp
-        ),
-    }
-    return replace(whole, layers=kinds, order=("own", "encoder") * 2)

@@ -48,7 +48,6 @@ def is_llama(config: Dict[str, Any], encodings: Sequence[str] = ROTATED) -> bool
         and norm is not None
         and norm["name"] == "rms"
         and layer["norms"] == [norm, norm]
-        and config["key_values"] is None
         and _without(config["tokens"], "vocabulary") == TOKENS
         and config["head"] is not None
         and _without(config["head"], "tied") == HEAD

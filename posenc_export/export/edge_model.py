@@ -64,8 +64,6 @@ def _with_layers(model: Stack, chosen: Sequence[int]) -> Stack:
     shallow._modules = {**model._modules, "layers": layers}
     shallow.mask_of = [model.mask_of[index] for index in chosen]
     shallow.layer_states = [model.layer_states[index] for index in chosen]
-    shallow.reads_encoder = [model.reads_encoder[index] for index in chosen]
-    shallow.kept_states = shallow.embed_states + sum(shallow.layer_states)
     return shallow
 
 

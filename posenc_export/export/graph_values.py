@@ -52,8 +52,6 @@ def outputs_of(model: Model, signature: str) -> List[Value]:
     if config.head is not None:
         tokens = R if takes_logits_index(model, signature) else S
         output = Value("logits", of_dtype, (B, tokens, config.tokens.vocabulary))
-    elif config.key_values is not None:
-        output = Value("encoder_key_values", of_dtype, (B, S, config.key_values.size))
     else:
         output = Value("last_hidden_state", of_dtype, (B, S, width))
     return [output, *_readout(model, width)]
@@ -71,11 +69,6 @@ def _readout(model: Union[Stack, ReadModule], width: int) -> List[Value]:
 def encoder_of(model: Model) -> List[Value]:
     """Return the inputs that a decoder with cross-attention takes from an encoder."""
     dtype, values = passed(dtype_of(model)), []
-    for layer, kind in enumerate(model.config.kinds if isinstance(model, Stack) else ()):
-        if kind.attention.reads_encoder:
-            axes = (B, kind.attention.kv_heads, Q, kind.attention.head_size)
-            names = (f"past_key_values.{layer}.encoder.{name}" for name in ("key", "value"))
-            values += [Value(name, dtype, axes) for name in names]
     for index, (heads, size) in enumerate(model.memory if isinstance(model, ReadModule) else ()):
         name = f"past_key_values.{index // 2}.encoder.{('key', 'value')[index % 2]}"
         values.append(Value(name, dtype, (B, heads, Q, size)))

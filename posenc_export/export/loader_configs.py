@@ -49,9 +49,6 @@ def write(model: Union[Stack, ReadModule], manifest: Manifest, folder: Path) -> 
             sizes = {**model.sizes, "type_vocab_size": max(model.segments, 1)}
             _put(folder / CONFIG, {**_kind(manifest, ENCODER), **sizes})
         return
-    # Part of an encoder-decoder model, whose inputs have other names there.
-    if model.config.key_values is not None:
-        return
     if not model.config.order:  # an embedding part without layers
         return
     if manifest.kind == "encoder" and not manifest.states:

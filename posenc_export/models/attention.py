@@ -1,6 +1,4 @@
-"""Attention of one layer to its own keys, in one implementation for all encodings and targets, and
-of a decoder to the outputs of an encoder.
-"""
+"""Attention of one layer, in one implementation for all encodings and targets."""
 
 from typing import Any, List, Optional, Sequence, Tuple
 
@@ -156,67 +154,6 @@ class Attention(torch.nn.Module):
         return capped + np.array([oracle.bias(head, query, p) for p in at])
 
 
-class CrossAttention(torch.nn.Module):
-    """softmax(scale q k) v over the keys and values of an encoder (Vaswani et al. 2017,
-    3.2.3). These are inputs of every call, so there is no cache.
-
-    Args:
-        width: model width E.
-        config: sizes, projection, scale, softcap; no sinks.
-        encoding: the empty combination of encodings, which gives the default scale.
-    """
-
-    def __init__(self, width: int, config: AttentionConfig, encoding: PositionEncoding) -> None:
-        super().__init__()
-        if config.sinks:
-            raise refusal("cross attention", "no sinks", "sinks=True", "leave them out")
-        self.heads, self.kv_heads, self.head_size = config.heads, config.kv_heads, config.head_size
-        self.scale = scale_of(config, encoding)
-        self.softcap, self.encoding = config.softcap or 0.0, encoding
-        self.projection = build(
-            "projection", config.projection, width, config.heads, config.kv_heads, config.head_size
-        )
-
-    @torch.jit.unused
-    def states(self) -> List[StateSpec]:
-        """Return no states: nothing is kept between calls."""
-        return []
-
-    def forward(
-        self,
-        x: Tensor,
-        positions: Tensor,
-        coordinates: Tensor,
-        key_positions: Tensor,
-        mask: Tensor,
-        write_index: Tensor,
-        states: List[Tensor],
-    ) -> Tuple[Tensor, List[Tensor]]:
-        """x [B,S,E], mask [B,1,S,Q], keys and values [B,K,Q,D] to [B,S,E] and no states."""
-        q = ops.split_heads(self.projection(x), self.heads)  # [B,S,H,D]
-        y = ops.attend(q, states[0], states[1], mask, None, self.scale, self.softcap, None)
-        return self.projection.output(y), states[:0]
-
-    def exact(
-        self,
-        x: np.ndarray,
-        positions: range,
-        places: Sequence[Any],
-        keys: np.ndarray,
-        values: np.ndarray,
-    ) -> np.ndarray:
-        """One row x [n,E], keys and values [K,Q,D] to [n,E], float64, one query at a time."""
-        q = self.projection.exact(x).reshape(len(x), self.heads, -1)
-        weighted_values = np.zeros((len(x), self.heads, values.shape[-1]))
-        for head in range(self.heads):
-            group = head // (self.heads // self.kv_heads)
-            for i in range(len(x)):
-                scores = keys[group] @ q[i, head] * self.scale
-                scores = self.softcap * np.tanh(scores / self.softcap) if self.softcap else scores
-                weighted_values[i, head] = float64.attend(scores, values[group])
-        return float64.linear(self.projection.output, weighted_values.reshape(len(x), -1))
-
-
 def check_direction(encoding: PositionEncoding, causal: bool) -> None:
     """Raise ValueError if an encoding does not support causal or bidirectional attention."""
     kind = "causal" if causal else "bidirectional"
@@ -245,7 +182,5 @@ def check_places(
 def attention(width: int, config: AttentionConfig, encoding: PositionEncoding) -> torch.nn.Module:
     """Build the attention that a config describes. ValueError: as check_direction."""
     check_direction(encoding, config.causal)
-    if config.reads_encoder:
-        return CrossAttention(width, config, encoding)
     kinds = {"softmax": Attention, "linear": LinearAttention}
     return kinds[config.mechanism](width, config, encoding)

@@ -45,8 +45,7 @@ class AttentionConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
         encodings: encodings of queries, keys and scores, in the order in which they are applied.
         sees: which keys a query attends to. "causal", "window" and "chunk" use a cache, unless
             they have "cache": false. Without one, as with "both" and "near", every call is a whole
-            sequence. "encoder" is cross-attention to keys and values of another sequence; it needs
-            projection "queries" and takes no encodings.
+            sequence.
         projection: from hidden states to queries, keys and values, and from attention outputs to
             hidden states.
         head_norm: norm of projected queries and keys.
@@ -58,8 +57,8 @@ class AttentionConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
 
     Raises:
         ValueError: a size below 1, heads not divisible by kv_heads, an unknown mechanism, a
-            scale or softcap that is not a finite number above 0, parts that cross-attention does
-            not support, no cache with a recurrent mechanism.
+            scale or softcap that is not a finite number above 0, no cache with a recurrent
+            mechanism.
     """
 
     heads: int
@@ -82,23 +81,9 @@ class AttentionConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
         check(divisible, "heads to be divisible by kv_heads", got, "change one of them")
         choices = f"mechanism to be one of {', '.join(MECHANISMS)}"
         check(self.mechanism in MECHANISMS, choices, repr(self.mechanism), "choose one of these")
-        projection, sees = self.projection.get("name"), self.sees.get("name")
-        paired = self.reads_encoder == (projection == "queries")
-        rule = "projection queries if and only if sees is encoder"
-        check(paired, rule, f"{projection} and {sees}", "change one of them")
         whole = self.cached or not self.causal or self.mechanism == "softmax"
         rule = "mechanism to be softmax without a cache"
         check(whole, rule, self.mechanism, "leave cache out of sees")
-        plain = not self.encodings and not self.head_norm and self.mechanism == "softmax"
-        rule = "attention to an encoder to be softmax without encodings and head_norm"
-        got = f"mechanism {self.mechanism}, {len(self.encodings)} encodings, head_norm "
-        remedy = "remove what is not allowed"
-        check(plain or not self.reads_encoder, rule, f"{got}{self.head_norm}", remedy)
-
-    @property
-    def reads_encoder(self) -> bool:
-        """Whether keys and values come from an encoder (cross-attention)."""
-        return self.sees.get("name") == "encoder"
 
     @property
     def causal(self) -> bool:

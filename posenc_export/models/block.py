@@ -26,7 +26,7 @@ class AttentionBlock(torch.nn.Module):
 
     Raises:
         ValueError: an encoding that needs token ids, encodings at a place where they have no
-            effect, cross-attention.
+            effect.
     """
 
     def __init__(self, config: BlockConfig) -> None:
@@ -34,9 +34,6 @@ class AttentionBlock(torch.nn.Module):
         # How to rebuild the same weights, empty if that is not possible (models.presets).
         self.source: Dict[str, Any] = {}
         self.config = config
-        if config.attention.reads_encoder:
-            got = "attention to an encoder, which is part of a decoder"
-            raise refusal("block", "self-attention", got, "export the decoder")
         geometry = config.attention.geometry(config.width, config.max_positions)
         self.token_encoding, encoding = (
             encodings.build_all(specs, geometry)

@@ -9,7 +9,7 @@ named as in parts/__init__.py, encodings as in encodings/__init__.py.
  "order": ["layer", "layer"], "norm": {"name": "rms"}, "head": {"tied": true}}
 """
 
-from typing import Any, Dict, Optional, Set, Tuple, Union
+from typing import Any, Dict, Optional, Tuple, Union
 
 import msgspec
 
@@ -128,25 +128,6 @@ class HeadConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
         finite_above_zero(self, "scale", "softcap")
 
 
-class KeyValuesConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """Projection of an encoder's hidden states to the keys and values of a decoder's
-    cross-attention layers.
-
-    Args:
-        size: output size N, of K*D for the key, then K*D for the value of each layer that reads it.
-        bias: add a bias.
-
-    Raises:
-        ValueError: a size below 1.
-    """
-
-    size: int
-    bias: bool = False
-
-    def __post_init__(self) -> None:
-        at_least(1, self, "size")
-
-
 class ReadoutConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """A second output of a model without a cache, computed from its hidden states, such as a
     sentence embedding.
@@ -193,14 +174,14 @@ class StackConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
         order: kind of each layer, by name. Empty, like `layers`, for the embedding part alone.
         norm: norm after the last layer; None for none.
         head: output head; None returns hidden states.
-        key_values: for an encoder, return keys and values for a decoder in place of hidden states.
+        key_values: None, as in descriptions of earlier versions, whose decoders could read an
+            encoder.
         readout: a second output beside the hidden states, without a head and without caches.
 
     Raises:
         ValueError: a size below 1, names in `order` that differ from those in `layers`, causal and
-            bidirectional layers in one model, cross-attention layers without causal layers,
-            key_values in a decoder, layers with a cache and without in one model, a readout in a
-            model with caches or another output, a head or key_values without layers.
+            bidirectional layers in one model, layers with a cache and without in one model, a
+            readout in a model with caches or a head, a head without layers.
     """
 
     width: int
@@ -210,7 +191,7 @@ class StackConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     order: Tuple[str, ...] = ()
     norm: Optional[Named] = None
     head: Optional[HeadConfig] = None
-    key_values: Optional[KeyValuesConfig] = None
+    key_values: None = None
     readout: Optional[ReadoutConfig] = None
 
     def __post_init__(self) -> None:
@@ -221,28 +202,18 @@ class StackConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
         self._check_layers()
         self._check_outputs()
 
-    @property
-    def _directions(self) -> Set[bool]:
-        """Whether layers are causal; those that read an encoder do not count."""
-        return {attention.causal for attention in self.attentions if not attention.reads_encoder}
-
     def _check_layers(self) -> None:
-        reads = any(attention.reads_encoder for attention in self.attentions)
         remedy = "describe them as two models"
-        check(len(self._directions) < 2, "all layers to be causal or none", "both", remedy)
-        whole = self.cached and not all(a.cached or a.reads_encoder for a in self.attentions)
+        directions = {attention.causal for attention in self.attentions}
+        check(len(directions) < 2, "all layers to be causal or none", "both", remedy)
+        whole = self.cached and not all(attention.cached for attention in self.attentions)
         check(not whole, "all layers to have a cache or none", "both", remedy)
-        rule = "causal layers in a decoder that reads an encoder"
-        check(True in self._directions or not reads, rule, "none", "add them")
-        rule, remedy = "layers before a head or key_values", "add layers, or leave them out"
-        check(bool(self.order or not (self.head or self.key_values)), rule, "none", remedy)
+        remedy = "add layers, or leave it out"
+        check(bool(self.order) or self.head is None, "layers before a head", "none", remedy)
 
     def _check_outputs(self) -> None:
-        encoder = self.head is None and True not in self._directions
-        allowed = self.key_values is None or encoder
-        check(allowed, "key_values only in an encoder", "a decoder", "leave them out")
         rule = "readout only in a model without caches, with hidden states as output"
-        whole = self.order and not (self.head or self.key_values or self.cached)
+        whole = self.order and not (self.head or self.cached)
         check(self.readout is None or bool(whole), rule, "another model", "leave it out")
 
     @property
@@ -258,7 +229,7 @@ class StackConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     @property
     def cached(self) -> bool:
         """Whether layers keep keys between calls."""
-        return any(a.cached for a in self.attentions if not a.reads_encoder)
+        return any(attention.cached for attention in self.attentions)
 
     @property
     def token_geometry(self) -> Geometry:

@@ -62,8 +62,8 @@ class Tokens(torch.nn.Module):
 
 
 class Head(torch.nn.Module):
-    """softcap tanh(scale (W x + b) / softcap), or scale (W x + b) without a softcap: logits, or
-    keys and values for the cross-attention of a decoder. W [V,E] is a table or created.
+    """softcap tanh(scale (W x + b) / softcap), or scale (W x + b) without a softcap: logits.
+    W [V,E] is a table or created.
     """
 
     def __init__(self, width: int, size: int, config: HeadConfig, table: Optional[Tensor]) -> None:

@@ -78,14 +78,12 @@ class Layer(torch.nn.Module):
         positions: range,
         places: Sequence[Any],
         types: Optional[np.ndarray] = None,
-        encoded: Sequence[np.ndarray] = (),
     ) -> np.ndarray:
-        """One row x [n,E], token types [n], an encoder's keys and values [K,Q,D] to [n,E]."""
+        """One row x [n,E] and token types [n] to [n,E]."""
         attention: Any = self.attention
-        further = encoded or (types,)
 
         def attend(normed: np.ndarray) -> np.ndarray:
-            return np.asarray(attention.exact(normed, positions, places, *further))
+            return np.asarray(attention.exact(normed, positions, places, types))
 
         return np.asarray(self.residual.exact(x, attend, self.mlp.exact))
 

@@ -11,7 +11,7 @@ from posenc_export import encodings, ops
 from posenc_export.encodings.shared.base import Geometry, PositionEncoding
 from posenc_export.encodings.shared.combined import coordinates_of
 from posenc_export.models.attention import check_direction, check_places
-from posenc_export.models.config import HeadConfig, LayerConfig, ReadoutConfig, StackConfig
+from posenc_export.models.config import ReadoutConfig, StackConfig
 from posenc_export.models.embedding_and_head import Head, Text, Tokens
 from posenc_export.models.layer import Layer, shared_masks
 from posenc_export.models.parts import build
@@ -55,20 +55,14 @@ class Stack(torch.nn.Module):
         self.head = self._build_head()
         self.readout = readout(config.readout, width, self.tokens.embedding.weight)
         self.masks, self.mask_of = shared_masks(kinds, built)
-        self.reads_encoder = [kind.attention.reads_encoder for kind in kinds]
-        first = [self.mask_of.index(index) for index in range(len(self.masks))]
-        self.mask_of_encoder = [self.reads_encoder[layer] for layer in first]
         self.embed_states = len(self.token_encoding.embed_states())
         self.layer_states = [len(attention.states()) for attention in self.attentions()]
-        self.kept_states = self.embed_states + sum(self.layer_states)
         if self.segments and any(self.layer_states):
             rule = "segments only in models without a cache"
             raise refusal("config", rule, "causal layers", "leave segments out")
 
     def _build_head(self) -> torch.nn.Module:
-        config, key_values = self.config.head, self.config.key_values
-        if key_values is not None:
-            return Head(self.config.width, key_values.size, HeadConfig(bias=key_values.bias), None)
+        config = self.config.head
         if config is None:
             return torch.nn.Identity()
         table = self.tokens.embedding.weight
@@ -98,32 +92,27 @@ class Stack(torch.nn.Module):
         logits_index: Optional[Tensor] = None,
     ) -> Tuple[Tensor, List[Tensor]]:
         """x and segments [B,S] int64, other inputs as for AttentionBlock.forward, to logits
-        [B,S,V], hidden states [B,S,E], keys and values [B,S,N], new states. A model
-        with a readout, which has no states, returns [readout] in their place.
+        [B,S,V] or hidden states [B,S,E], and new states. A model with a readout, which has no
+        states, returns [readout] in their place.
 
         Args:
-            states: states of the token encoding, then of each layer. For a decoder that reads an
-                encoder, these follow: the attention mask [B,Q] int64 of the encoder, and a key and
-                a value [B,K,Q,D] for each cross-attention layer. They are not among the new states.
+            states: states of the token encoding, then of each layer.
             logits_index: columns [B,R] int64 of the tokens whose logits [B,R,V] are returned; None
                 for all tokens.
         """
         x, present = self.tokens(x, segments, coordinates, states[: self.embed_states])  # [B,S,E]
-        of_encoder = states[self.kept_states :]
-        masks = self._masks_of(
-            x, positions, coordinates, key_positions, of_encoder
-        )  # [B,1 or H,S,T]
-        first, pair = self.embed_states, 1
+        masks: List[Tensor] = []  # that layers share [B,1 or H,S,T]
+        for mask in self.masks:
+            masks.append(mask(positions, coordinates, key_positions, x))
+        first = self.embed_states
         # Some encodings of scores use token types. Models with segments have no states.
         types = states[:0] if segments is None else [segments]
         for index, layer in enumerate(self.layers):
             end = first + self.layer_states[index]
             layer_states = states[first:end] + types
-            if self.reads_encoder[index]:
-                layer_states, pair = of_encoder[pair : pair + 2], pair + 2
-            mask = masks[self.mask_of[index]]
+            seen = masks[self.mask_of[index]]
             x, new_states = layer(
-                x, positions, coordinates, key_positions, mask, write_index, layer_states
+                x, positions, coordinates, key_positions, seen, write_index, layer_states
             )  # [B,S,E]
             present, first = present + new_states, end
         if logits_index is not None:
@@ -132,21 +121,6 @@ class Stack(torch.nn.Module):
         if self.readout is not None:
             present = present + [self.readout(x, positions)]
         return self.head(x), present  # [B,R,V]
-
-    def _masks_of(
-        self,
-        x: Tensor,
-        positions: Tensor,
-        coordinates: Tensor,
-        key_positions: Tensor,
-        of_encoder: List[Tensor],
-    ) -> List[Tensor]:
-        """Return the masks that layers share, [B,1 or H,S,T] or, of an encoder, [B,1,S,Q]."""
-        masks: List[Tensor] = []
-        for index, mask in enumerate(self.masks):
-            keys = of_encoder[0] - 1 if self.mask_of_encoder[index] else key_positions
-            masks.append(mask(positions, coordinates, keys, x))
-        return masks
 
     @torch.jit.unused
     def weight_dtype(self) -> torch.dtype:
@@ -165,13 +139,11 @@ class Stack(torch.nn.Module):
         positions: range,
         places: Sequence[Any],
         segments: Optional[np.ndarray] = None,
-        encoded: Optional[np.ndarray] = None,
     ) -> np.ndarray:
-        """One row of ids [n], an encoder's outputs [Q,N] to [n,V], [n,E] or [n,N], float64."""
+        """One row of ids [n] to [n,V] or [n,E], float64."""
         rows = self.tokens.exact(x, segments, places)
-        pairs = _keys_and_values(self.config.kinds, encoded)
-        for layer, pair in zip(self.layers, pairs, strict=True):
-            rows = layer.exact(rows, positions, places, segments, pair)  # type: ignore[operator]
+        for layer in self.layers:
+            rows = layer.exact(rows, positions, places, segments)  # type: ignore[operator]
         rows = self.norm.exact(rows)
         if isinstance(self.head, torch.nn.Identity):
             return rows
@@ -214,19 +186,3 @@ def _encodings(config: StackConfig) -> List[PositionEncoding]:
         if built[-1].shared:
             shared[key] = built[-1]
     return built
-
-
-def _keys_and_values(
-    kinds: Sequence[LayerConfig], encoded: Optional[np.ndarray]
-) -> List[List[np.ndarray]]:
-    """Split outputs [Q,N] of an encoder into [key, value] [K,Q,D] of each layer that reads them."""
-    pairs: List[List[np.ndarray]] = [[] for _ in kinds]
-    end = 0
-    for pair, kind in zip(pairs, kinds, strict=True):
-        if encoded is not None and kind.attention.reads_encoder:
-            heads, size = kind.attention.kv_heads, kind.attention.head_size
-            for _ in ("key", "value"):
-                begin, end = end, end + heads * size
-                part = encoded[:, begin:end].astype(np.float64)
-                pair.append(part.reshape(-1, heads, size).swapaxes(0, 1))
-    return pairs

@@ -69,7 +69,7 @@ def of_decoder(
     Raises:
         ValueError: `architectures` names another head.
     """
-    if config.head is None or any(attention.reads_encoder for attention in config.attentions):
+    if config.head is None:
         return config
     task, name = task_of(values), architecture(values)
     known = pooled or task in OF_DECODERS
@@ -178,7 +178,7 @@ def left_out(model: Any, config: Mapping[str, Any]) -> Optional[str]:
         return None if model.head or model.readout else task_of(config) or None
     if not isinstance(model, Stack) or not model.config.order or model.readout is not None:
         return None
-    if model.config.head is not None or model.config.key_values is not None:
+    if model.config.head is not None:
         return None
     return task_of(config) or None
 

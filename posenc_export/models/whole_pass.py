@@ -57,11 +57,8 @@ def whole_pass(model: Any, x: Tensor, segments: Optional[Tensor] = None) -> Tens
         segments: token types [B,S] int64 of a model with segments; None for 0.
 
     Raises:
-        ValueError: x of another form or too long, a decoder that reads an encoder.
+        ValueError: x of another form or too long.
     """
-    if any(getattr(model, "reads_encoder", ())):
-        rule, remedy = "a decoder that reads no encoder", "give all arguments of forward"
-        raise refusal("model", f"{rule} for a call with x only", "one that reads one", remedy)
     if not 2 <= x.dim() <= 3:
         rule = "x with axes [B,S] or [B,S,E]"
         raise refusal("model", rule, list(x.shape), "add the axis of rows")

@@ -23,7 +23,7 @@ from posenc_export.runtime.artefact.schema import GRAPHS
 from posenc_export.runtime.graphs import cuda
 from tests.fuzz.machine import COUNTED, machine_of
 from tests.fuzz.subjects import CALIBRATED, FORMS, OWN, Spec, subject
-from tests.reading.own_modules import MODULES
+from tests.reading.own_modules import MODULES, READING
 from tests.tiny import VARIANTS, works
 
 # Encodings without bidirectional models: one needs a token table of another width, LayerNorm
@@ -31,7 +31,6 @@ from tests.tiny import VARIANTS, works
 NO_ENCODER = ("complex_order", "integer")
 LINEAR = ("rope", "learned", "nope", "input_rnn", "sinusoidal")
 WINDOWS = ("rope", "nope", "xpos", "alibi", "input_rnn", "conditional_conv", "rope-partial")
-READING = ("rope", "t5", "learned", "input_rnn")
 BYTES = ("rope", "alibi", "learned", "rope-partial")
 EXPERTS = "rope alibi t5 shaw fox learned rope_longrope-short conditional_conv".split()
 LONG = 600  # number of positions with which caches grow past a bucket
@@ -90,12 +89,10 @@ def groups(chosen: random.Random, only: Sequence[str] = ()) -> Iterator[List[Spe
         modules += [
             (name, "bidirectional") for name in REGISTRY if works(name, "bidirectional")
         ] + [(variant, "linear") for variant in LINEAR]
-        modules += [(variant, "reading") for variant in READING] + [
-            (variant, "bytes") for variant in BYTES
-        ]
+        modules += [(variant, "bytes") for variant in BYTES]
         modules += [(variant, kind) for variant in WINDOWS for kind in ("windows", "chunks")]
         modules += [(variant, "experts") for variant in EXPERTS] + [
-            (variant, kind) for variant in MODULES for kind in OWN
+            (variant, kind) for variant in (*MODULES, READING) for kind in OWN
         ]
         chosen.shuffle(modules)
         for variant, kind in modules:

@@ -27,7 +27,7 @@ from posenc_export.runtime.session.model import Model as Loaded
 from posenc_export.runtime.verification.proof import accuracy_on
 from posenc_export.shared.numerics import LIMIT, SAFETY, Errors, cell_error
 from tests.reading import own_modules
-from tests.tiny import block, decoder, encoder, reading
+from tests.tiny import block, decoder, encoder
 
 TEXTS = 5  # number of token sequences, and of sequences of coordinates or segments
 # Lengths of full passes are rounded up to a multiple of this, so that later calls can reuse them.
@@ -103,7 +103,6 @@ def windows(variant: str, size: int, name: str = "window") -> Any:
 KINDS: Dict[str, Callable[[str, int], Any]] = {
     "decoder": lambda variant, size: decoder(variant, max_positions=size),
     "block": lambda variant, size: block(variant, max_positions=size),
-    "reading": lambda variant, size: reading(variant, max_positions=size),
     "linear": lambda variant, size: decoder(
         variant, max_positions=size, mechanism="linear", kv_heads=6
     ),
@@ -315,7 +314,8 @@ def sources(variant: str, kind: str, size: int) -> Sources:
     if kind not in OWN:
         return Sources(seeded(KINDS[kind](variant, size)))
     own = own_modules.seeded(variant)
-    return Sources(own, how=ReadAs(own_modules.inputs(own, 2, 12), size))
+    memory = own_modules.ReadsEncoder.memory if variant == own_modules.READING else 0
+    return Sources(own, how=ReadAs(own_modules.inputs(own, 2, 12), size, memory=memory))
 
 
 def _sample(kind: str, folder: Path) -> Path:

@@ -21,6 +21,7 @@ from tests.fuzz.machine import machine_of
 from tests.fuzz.regressions import FOUND
 from tests.fuzz.subjects import Spec, Subject, subject
 from tests.fuzz.wrong import WRONG, WRONG_ACTIVATIONS, WRONG_IDS
+from tests.reading.own_modules import READING
 
 PHASES = (Phase.generate, Phase.shrink)
 FAST = settings(
@@ -50,7 +51,7 @@ SPECS = [  # blocks if one layer is enough for the test, since tracing takes mos
     Spec("rope_dynamic-short", "block", "ort-native"),
     *(Spec("conditional_conv", "block", target) for target in ("onnx", "ort")),
     *(Spec("cope", "block", target) for target in ("onnx-static", "torchscript")),
-    *(Spec("t5", "reading", target) for target in ("onnx-static", "ort", "torchscript")),
+    *(Spec(READING, "own", target) for target in ("onnx-static", "ort", "torchscript")),
     Spec("rope", "bidirectional", "ort"),
     Spec("learned", "encoder", "torchscript"),
 ]
@@ -62,7 +63,7 @@ FORMATTED = [
     Spec("rope", "block", "onnx-static", form="float16"),
     Spec("rope", "experts", "ort", form="int4"),
     Spec("a window", "own", "ort", "mask"),
-    Spec("t5", "reading", "ort", form="int4-128"),
+    Spec(READING, "own", "ort", form="int4-128"),
 ]
 
 
@@ -86,7 +87,7 @@ THOROUGH = (
     *(Spec("mrope", "block", target) for target in ("onnx", "torchscript")),
     Spec("conditional_conv", "block", "onnx"),
     Spec("cope", "block", "onnx-static"),
-    Spec("t5", "reading", "onnx-static"),
+    Spec(READING, "own", "onnx-static"),
     *(Spec("alibi", "block", target, "positions", 600) for target in ("onnx", "onnx-static")),
     Spec("rope", "windows", "ort", "positions", 600),
     *(spec for spec in FORMATTED if spec.form not in ("int8", "float32") or spec.kind != "block"),

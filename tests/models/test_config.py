@@ -140,7 +140,7 @@ BAD_PARTS = {
     "one norm too few": ({"norms": ({"name": "rms"},)}, "expected 2 norms for residual pre, got 1"),
     "residual": (
         {"residual": {"name": "highway"}},
-        "residual: expected name to be one of pre, alone, post",
+        "residual: expected name to be one of pre, post",
     ),
     "activation": (
         {"mlp": {"name": "gated", "hidden": 8, "activation": "step"}},

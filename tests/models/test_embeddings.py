@@ -177,7 +177,7 @@ def test_part_and_layer_together_are_refused(tmp_path: Path) -> None:
 
 
 def test_a_head_without_layers_is_refused() -> None:
-    with pytest.raises(ValueError, match="expected layers before a head or key_values"):
+    with pytest.raises(ValueError, match="expected layers before a head"):
         StackConfig(
             width=48, max_positions=64, tokens=TokensConfig(vocabulary=61), head=HeadConfig()
         )

@@ -91,7 +91,6 @@ def test_a_head_norm_matches_its_formula(name: str, norm: Dict[str, Any]) -> Non
 # x: input of the layer, a: attention, m: MLP, then the norms in the order of computation.
 ARRANGEMENTS: Dict[str, Callable[..., Any]] = {
     "pre": lambda x, a, m, n, o: (between := x + a(n(x))) + m(o(between)),
-    "alone": lambda x, a, m, n: m(x + a(n(x))),
     "post": lambda x, a, m, n, o: o((between := n(x + a(x))) + m(between)),
     "sandwich": lambda x, a, m, n, after, o, last: (
         (between := x + after(a(n(x)))) + last(m(o(between)))

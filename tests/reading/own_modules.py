@@ -119,6 +119,30 @@ class Decoder(nn.Module):
         return self.head(x + self.down(F.gelu(self.up(x))))
 
 
+class ReadsEncoder(nn.Module):
+    """A decoder whose two layers read keys and values of an encoder [B,M,4*WIDTH]."""
+
+    memory = 4 * WIDTH
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tokens = nn.Embedding(VOCABULARY, WIDTH)
+        self.layers = nn.ModuleList([Rotated(), Bucketed()])
+        self.queries = nn.ModuleList(nn.Linear(WIDTH, WIDTH) for _ in self.layers)
+        self.norm, self.head = nn.LayerNorm(WIDTH), nn.Linear(WIDTH, VOCABULARY)
+
+    def forward(self, ids: Tensor, memory: Tensor, mask: Tensor) -> Tensor:
+        x, seen = self.tokens(ids), mask[:, None, None].bool()
+        parts = memory.unflatten(2, (-1, HEADS, SIZE)).permute(2, 0, 3, 1, 4)  # [4,B,H,M,D]
+        for index, (layer, queries) in enumerate(zip(self.layers, self.queries, strict=True)):
+            x = x + layer(self.norm(x))
+            q = queries(self.norm(x)).unflatten(2, (HEADS, SIZE)).transpose(1, 2)
+            k, v = parts[2 * index], parts[2 * index + 1]
+            read = F.scaled_dot_product_attention(q, k, v, attn_mask=seen)
+            x = x + read.transpose(1, 2).flatten(2)
+        return self.head(x)
+
+
 class Tagger(nn.Module):
     """Hidden states to five numbers for each token."""
 
@@ -138,18 +162,19 @@ MODULES: Dict[str, Callable[[], nn.Module]] = {
     "a window": lambda: Decoder((Windowed(),)),
     "retention": lambda: Tagger(Retained()),
 }
+READING = "an encoder"
 
 
 def seeded(name: str) -> nn.Module:
-    """Return a module of MODULES in eval mode."""
+    """Return a module of MODULES, or one that reads an encoder, in eval mode."""
     with torch.random.fork_rng():
         torch.manual_seed(1)
-        return MODULES[name]().eval()
+        return (ReadsEncoder if name == READING else MODULES[name])().eval()
 
 
 def inputs(module: nn.Module, rows: int, length: int, seed: int = 2) -> Tensor:
-    """Return token ids [B,S] of a Decoder, or hidden states [B,S,E]."""
+    """Return token ids [B,S] of a decoder, or hidden states [B,S,E]."""
     generator = torch.Generator().manual_seed(seed)
-    if isinstance(module, Decoder):
+    if isinstance(module, (Decoder, ReadsEncoder)):
         return torch.randint(VOCABULARY, (rows, length), generator=generator)
     return torch.randn(rows, length, WIDTH, generator=generator)

@@ -105,7 +105,6 @@ def _groups(model: Model) -> Iterator[Group]:
         if (
             isinstance(layer, Layer)
             and isinstance(residual, Residual)
-            and residual.adds_mlp
             and not (residual.of_sum or residual.parallel)
         ):
             attention, mlp = layer.attention, layer.mlp

@@ -8,7 +8,7 @@ from posenc_export.models.parts import norms, residuals, visibility
 from posenc_export.models.parts.experts import Experts
 from posenc_export.models.parts.mlps import Gated, Plain
 from posenc_export.models.parts.norms import NORMS, Identity
-from posenc_export.models.parts.projections import Grouped, Queries
+from posenc_export.models.parts.projections import Grouped
 from posenc_export.models.parts.readout import Dense, Normalize
 from posenc_export.shared import registry
 from posenc_export.shared.registry import Spec
@@ -16,20 +16,18 @@ from posenc_export.shared.registry import Spec
 PARTS: Dict[str, Dict[str, Type[Any]]] = {
     "norm": NORMS,
     "head_norm": {"none": Identity, "head": norms.SharedHeadNorm},
-    "projection": {"grouped": Grouped, "queries": Queries},
+    "projection": {"grouped": Grouped},
     "sees": {
         "causal": visibility.Causal,
         "window": visibility.Window,
         "chunk": visibility.Chunk,
         "both": visibility.Bidirectional,
         "near": visibility.BidirectionalWindow,
-        "encoder": visibility.EncoderTokens,
     },
-    "mlp": {"plain": Plain, "gated": Gated, "experts": Experts, "none": Identity},
+    "mlp": {"plain": Plain, "gated": Gated, "experts": Experts},
     "readout": {"dense": Dense, "normalize": Normalize, "norm": NORMS["layer"]},
     "residual": {
         "pre": residuals.PreNorm,
-        "alone": residuals.AttentionOnly,
         "post": residuals.PostNorm,
         "sandwich": residuals.SandwichNorm,
         "parallel": residuals.ParallelOneNorm,

@@ -55,28 +55,3 @@ class Grouped(torch.nn.Module):
         queries, keys = self.sizes[0] // self.head_size, self.sizes[1] // self.head_size
         q, k, v = np.split(projected, [queries, queries + keys], axis=1)
         return q, k, v
-
-
-class Queries(torch.nn.Module):
-    """Queries only, to read an encoder (Vaswani et al. 2017, 3.2.3). Args as Grouped."""
-
-    def __init__(
-        self,
-        width: int,
-        heads: int,
-        kv_heads: int,
-        head_size: int,
-        bias: bool = False,
-        output_bias: bool = False,
-    ) -> None:
-        super().__init__()
-        self.query = torch.nn.Linear(width, heads * head_size, bias=bias)
-        self.output = torch.nn.Linear(heads * head_size, width, bias=output_bias)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """x [B,S,E] to q [B,S,H*D]."""
-        return self.query(x)
-
-    def exact(self, x: np.ndarray) -> np.ndarray:
-        """x [n,E] to [n,H*D], float64."""
-        return float64.linear(self.query, x)

@@ -22,13 +22,11 @@ class Residual(torch.nn.Module):
     tensor unchanged. `of_sum`: attention_norm and mlp_norm act on the residual sum behind their
     sublayer, else on its input. `parallel`: the MLP reads the input of the layer, as attention
     does, with mlp_norm or else with attention_norm.
-    `adds_mlp`: the output of the MLP is added to its input.
     """
 
-    __constants__ = ["of_sum", "parallel", "adds_mlp", "one_norm"]
+    __constants__ = ["of_sum", "parallel", "one_norm"]
     NORMS: Sequence[str] = ("attention_norm", "mlp_norm")
     of_sum = parallel = False
-    adds_mlp = True
 
     def __init__(self, norms: Sequence[torch.nn.Module]) -> None:
         super().__init__()
@@ -52,8 +50,6 @@ class Residual(torch.nn.Module):
         return between if self.of_sum else self.mlp_norm(between)
 
     def after_mlp(self, between: Tensor, y: Tensor) -> Tensor:
-        if not self.adds_mlp:
-            return y
         if self.of_sum:
             return self.mlp_norm(between + y)
         return between + self.mlp_output_norm(y)
@@ -67,8 +63,6 @@ class Residual(torch.nn.Module):
             return x + (attention(read) + mlp(read if self.one_norm else mlp_norm.exact(x)))
         between = self._added(x, attention(read), attention_norm, self.attention_output_norm)
         read = between if self.of_sum else mlp_norm.exact(between)
-        if not self.adds_mlp:
-            return mlp(read)
         return self._added(between, mlp(read), mlp_norm, self.mlp_output_norm)
 
     def _added(self, x: np.ndarray, y: np.ndarray, norm: Any, output_norm: Any) -> np.ndarray:
@@ -79,13 +73,6 @@ class Residual(torch.nn.Module):
 
 class PreNorm(Residual):
     """x + attention(norm x), then x + mlp(norm x) (Xiong et al. 2020; GPT-2, Llama)."""
-
-
-class AttentionOnly(Residual):
-    """mlp(x + attention(norm x)): self-attention in a decoder that reads an encoder."""
-
-    NORMS = ("attention_norm",)
-    adds_mlp = False
 
 
 class PostNorm(Residual):

@@ -72,10 +72,6 @@ class Bidirectional(Visibility):
     after = -1
 
 
-class EncoderTokens(Bidirectional):
-    """All tokens of the encoder's sequence (Vaswani et al. 2017, 3.2.3)."""
-
-
 class BidirectionalWindow(Visibility):
     """Keys at most `reach` positions away on either side (Beltagy et al. 2020, Longformer;
     ModernBERT).

@@ -10,7 +10,8 @@ import numpy as np
 import onnxruntime
 import pytest
 
-from posenc_export.export import export
+from posenc_export.export import Sources, export
+from posenc_export.export.read_module import ReadAs
 from posenc_export.runtime import Model, load
 from posenc_export.runtime.graphs.cuda_steps import (
     ALIGNMENT,
@@ -21,7 +22,8 @@ from posenc_export.runtime.graphs.cuda_steps import (
 )
 from posenc_export.runtime.session import buffers
 from posenc_export.runtime.verification.grid_inputs import encoder_rows
-from tests.tiny import decoder, reading
+from tests.reading import own_modules
+from tests.tiny import decoder
 from tests.traces import sources
 
 
@@ -354,7 +356,10 @@ def test_states_that_each_call_replaces_are_copied_on_the_device(
 def test_keys_and_values_of_an_encoder_are_copied_to_the_device_once(
     tmp_path: Path, bindings: List[str]
 ) -> None:
-    export(sources(reading("rope")), "ort-cuda", tmp_path / "artefact", verify=False)
+    module = own_modules.seeded(own_modules.READING)
+    example, memory = own_modules.inputs(module, 2, 12), own_modules.ReadsEncoder.memory
+    how = ReadAs(example, own_modules.POSITIONS, memory=memory)
+    export(Sources(module, how=how), "ort-cuda", tmp_path / "artefact", verify=False)
     results = []
     for model in (
         load(tmp_path / "artefact", provider="cpu", threads=1),

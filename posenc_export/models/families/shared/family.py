@@ -6,7 +6,6 @@ from typing import Any, Callable, Dict, Mapping, Sequence, Tuple
 from posenc_export.models.config import (
     AttentionConfig,
     HeadConfig,
-    KeyValuesConfig,
     LayerConfig,
     Named,
     StackConfig,
@@ -18,7 +17,7 @@ from posenc_export.models.families.shared.typed_keys import ACTIVATIONS, UNSUPPO
 from posenc_export.models.parts import PARTS
 
 __all__ = ["ACTIVATIONS", "UNSUPPORTED", "Family", "Settings", "layer_of", "stack"]
-__all__ += ["AttentionConfig", "HeadConfig", "KeyValuesConfig", "LayerConfig", "Named"]
+__all__ += ["AttentionConfig", "HeadConfig", "LayerConfig", "Named"]
 __all__ += ["StackConfig", "TokensConfig"]
 
 

@@ -137,16 +137,3 @@ def experts(router: str, gate: str, up: str, down: str) -> Table:
 def no_bias() -> Rule:
     """A bias of zeros over all query heads, for models without that bias."""
     return Rule(lambda *_: {}, lambda _, of: torch.zeros(of.heads * of.head_size))
-
-
-def keys_and_values(k: str, v: str, layers: int) -> Rule:
-    """Concatenation of the cross-attention projections of all layers of a decoder, keys and values
-    of each. k, v: names of the modules, in which `{row}` is the layer.
-    """
-
-    def shapes(kind: str, shape: Shape, attention: AttentionConfig) -> Dict[str, Shape]:
-        names = zip(*(_names(f"{module}.{kind}", layers) for module in (k, v)), strict=True)
-        part = (shape[0] // (2 * layers), *shape[1:])
-        return {name: part for of_layer in names for name in of_layer}
-
-    return Rule(shapes, lambda tensors, attention: torch.cat(tensors))
