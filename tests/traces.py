@@ -26,19 +26,25 @@ def sources(config: Any, seed: int = 0) -> Sources:
     return _made[key]
 
 
-_folders: "Dict[Tuple[Any, ...], tempfile.TemporaryDirectory[str]]" = {}
+_folders: Dict[Tuple[Any, ...], Any] = {}  # temporary folders, and what was exported
 
 
 def artefact(config: Any, target: str, **options: Any) -> Path:
     """Return the folder of an artefact without a proof, exported once per process; tests must not
-    modify it. options: as for export.
+    modify it.
+
+    Args:
+        config: description of a seeded model, or the Sources of any model.
+        target, options: as for export.
     """
-    key = (repr(config), target, *sorted(options.items()))
+    given = isinstance(config, Sources)
+    key = (id(config) if given else repr(config), target, *sorted(options.items()))
     if key not in _folders:
         folder = tempfile.TemporaryDirectory()
-        export(sources(config), target, Path(folder.name) / "a", verify=False, **options)
-        _folders[key] = folder
-    return Path(_folders[key].name) / "a"
+        model = config if given else sources(config)
+        export(model, target, Path(folder.name) / "a", verify=False, **options)
+        _folders[key] = folder, config
+    return Path(_folders[key][0].name) / "a"
 
 
 def exported(folder: Path, config: Any, target: str, **options: Any) -> Path:

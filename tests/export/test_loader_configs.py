@@ -16,7 +16,7 @@ from posenc_export.runtime import load
 from posenc_export.runtime.artefact import files
 from posenc_export.runtime.artefact import manifest as manifests
 from tests.tiny import decoder, encoder
-from tests.traces import sources
+from tests.traces import artefact
 
 pytestmark = pytest.mark.xdist_group(
     "plain runtimes"
@@ -26,12 +26,12 @@ PROMPT = list(range(3, 20))
 
 
 @pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> Dict[str, Path]:
+def made() -> Dict[str, Path]:
     """Decoders of signature mask by target; tests must not modify them."""
-    folder = tmp_path_factory.mktemp("made")
-    for target in ("onnx", "onnx-static", "ort"):
-        export(sources(decoder("rope")), target, folder / target, signature="mask", verify=False)
-    return {path.name: path for path in folder.iterdir()}
+    return {
+        target: artefact(decoder("rope"), target, signature="mask")
+        for target in ("onnx", "onnx-static", "ort")
+    }
 
 
 def _present(folder: Path) -> List[str]:
@@ -78,20 +78,15 @@ def test_onnxruntime_genai_shares_buffers_for_in_place_caches(
     [("rope", "positions"), pytest.param("fox", "mask", marks=pytest.mark.exhaustive)],
 )
 def test_a_graph_that_these_formats_cannot_describe_has_no_configuration_file(
-    variant: str, signature: str, tmp_path: Path
+    variant: str, signature: str
 ) -> None:
-    export(
-        sources(decoder(variant)), "ort", tmp_path / "artefact", signature=signature, verify=False
-    )
-    assert _present(tmp_path / "artefact") == []
+    assert _present(artefact(decoder(variant), "ort", signature=signature)) == []
 
 
-def test_an_encoder_has_the_configuration_of_a_bert_model(tmp_path: Path) -> None:
-    export(
-        sources(encoder("learned")), "onnx", tmp_path / "artefact", signature="mask", verify=False
-    )
-    config = _json(tmp_path / "artefact", "config.json")
-    assert _present(tmp_path / "artefact") == ["config.json"]
+def test_an_encoder_has_the_configuration_of_a_bert_model() -> None:
+    folder = artefact(encoder("learned"), "onnx", signature="mask")
+    config = _json(folder, "config.json")
+    assert _present(folder) == ["config.json"]
     assert (config["hidden_size"], config["num_hidden_layers"], config["type_vocab_size"]) == (
         48,
         2,

@@ -19,6 +19,7 @@ from posenc_export.runtime.artefact import manifest as manifests
 from posenc_export.runtime.graphs.cuda_placement import placed
 from posenc_export.runtime.session.graph import Buffer
 from posenc_export.shared.numerics import BFLOAT16_NOISE, rounding_tolerance
+from tests import traces
 from tests.tiny import block
 from tests.traces import sources
 
@@ -26,10 +27,8 @@ pytestmark = pytest.mark.xdist_group("rope")
 
 
 @pytest.fixture(scope="module")
-def artefact(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("bfloat16") / "artefact"
-    export(sources(block("rope")), "ort-cuda", folder, dtype="bfloat16", verify=False)
-    return folder
+def artefact() -> Path:
+    return traces.artefact(block("rope"), "ort-cuda", dtype="bfloat16")
 
 
 def test_caches_have_bfloat16_and_hidden_states_float32(artefact: Path) -> None:

@@ -16,7 +16,7 @@ from posenc_export.runtime import load
 from posenc_export.runtime.artefact import files
 from posenc_export.runtime.artefact import manifest as manifests
 from tests.tiny import block, decoder
-from tests.traces import sources
+from tests.traces import artefact, exported
 
 ONNX_TARGETS = [name for name in TARGETS if name not in ("torchscript", "pt2")]
 DATA = external_data.WEIGHTS
@@ -26,12 +26,9 @@ pytestmark = pytest.mark.xdist_group(
 
 
 @pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> Dict[str, Path]:
+def made() -> Dict[str, Path]:
     """An artefact for each target; tests must not modify it."""
-    folder = tmp_path_factory.mktemp("made")
-    for target in ONNX_TARGETS:
-        export(sources(decoder("rope")), target, folder / target, verify=False)
-    return {path.name: path for path in folder.iterdir()}
+    return {target: artefact(decoder("rope"), target) for target in ONNX_TARGETS}
 
 
 def _initialisers(folder: Path) -> List[Any]:
@@ -49,13 +46,6 @@ def _places(folder: Path) -> Dict[str, Dict[str, str]]:
         tensor.name: {entry.key: entry.value for entry in tensor.external_data}
         for tensor in outside
     }
-
-
-def _copied(source: Path, folder: Path) -> Path:
-    folder.mkdir()
-    for path in source.iterdir():
-        (folder / path.name).write_bytes(path.read_bytes())
-    return folder
 
 
 @pytest.mark.parametrize("target", ONNX_TARGETS)
@@ -134,7 +124,7 @@ CHANGES: Dict[str, Callable[[bytes], bytes]] = {
 def test_a_changed_graph_or_size_is_refused_before_onnx_runtime_reads_it(
     name: str, change: str, made: Dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    folder = _copied(made["ort"], tmp_path / "artefact")
+    folder = exported(tmp_path / "artefact", decoder("rope"), "ort")
     (folder / name).write_bytes(CHANGES[change]((folder / name).read_bytes()))
     monkeypatch.setattr(
         onnxruntime, "InferenceSession", lambda *_, **__: pytest.fail("it was read")
@@ -146,7 +136,7 @@ def test_a_changed_graph_or_size_is_refused_before_onnx_runtime_reads_it(
 def test_changed_weights_are_refused_also_where_onnx_runtime_fails_on_them(
     made: Dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    folder = _copied(made["ort"], tmp_path / "artefact")
+    folder = exported(tmp_path / "artefact", decoder("rope"), "ort")
     (folder / DATA).write_bytes(_flipped((folder / DATA).read_bytes()))
 
     def refuse(*_: Any, **__: Any) -> None:
@@ -161,7 +151,7 @@ def test_changed_weights_are_refused_also_where_onnx_runtime_fails_on_them(
 def test_weights_that_are_not_those_of_the_manifest_are_refused(
     change: str, made: Dict[str, Path], tmp_path: Path
 ) -> None:
-    path = _copied(made["ort"], tmp_path / "artefact") / DATA
+    path = exported(tmp_path / "artefact", decoder("rope"), "ort") / DATA
     path.write_bytes(CHANGES[change](path.read_bytes()))
     with pytest.raises(
         ValueError, match=rf"{re.escape(DATA)} with \d+ bytes and sha256 .*, got .*; export again"
@@ -170,7 +160,7 @@ def test_weights_that_are_not_those_of_the_manifest_are_refused(
 
 
 def test_missing_weights_are_refused(made: Dict[str, Path], tmp_path: Path) -> None:
-    path = _copied(made["ort"], tmp_path / "artefact") / DATA
+    path = exported(tmp_path / "artefact", decoder("rope"), "ort") / DATA
     path.unlink()
     with pytest.raises(
         ValueError, match=f"expected the file {re.escape(DATA)}, got none; export again"
@@ -181,7 +171,7 @@ def test_missing_weights_are_refused(made: Dict[str, Path], tmp_path: Path) -> N
 def test_a_listed_weights_file_that_is_too_short_for_the_graph_is_refused(
     made: Dict[str, Path], tmp_path: Path
 ) -> None:
-    folder = _copied(made["ort"], tmp_path / "artefact")
+    folder = exported(tmp_path / "artefact", decoder("rope"), "ort")
     (folder / DATA).write_bytes((folder / DATA).read_bytes()[:-1])
     _resealed(folder, made["ort"])
     with pytest.raises(
@@ -193,7 +183,7 @@ def test_a_listed_weights_file_that_is_too_short_for_the_graph_is_refused(
 def test_weights_that_the_manifest_does_not_list_are_refused(
     made: Dict[str, Path], tmp_path: Path
 ) -> None:
-    folder = _copied(made["ort"], tmp_path / "artefact")
+    folder = exported(tmp_path / "artefact", decoder("rope"), "ort")
     _resealed(folder, made["ort"], without=DATA)
     with pytest.raises(
         ValueError,
@@ -206,7 +196,7 @@ def test_weights_that_the_manifest_does_not_list_are_refused(
 def test_a_graph_that_refers_to_weights_outside_the_folder_is_refused(
     location: str, made: Dict[str, Path], tmp_path: Path
 ) -> None:
-    folder = _copied(made["ort"], tmp_path / "artefact")
+    folder = exported(tmp_path / "artefact", decoder("rope"), "ort")
     model = onnx.load(folder / "model.onnx", load_external_data=False)
     for tensor in model.graph.initializer:
         for entry in tensor.external_data:

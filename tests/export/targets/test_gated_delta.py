@@ -3,7 +3,6 @@ functions.
 """
 
 import functools
-from pathlib import Path
 from typing import Dict, Tuple
 
 import numpy as np
@@ -11,10 +10,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from posenc_export.export import ReadAs, Sources, export
+from posenc_export.export import ReadAs, Sources
 from posenc_export.ops import recurrence
 from posenc_export.runtime import load
 from posenc_export.shared.numerics import tolerance, worst_error
+from tests.traces import artefact
 
 HEADS, SIZE, TOKENS = 4, 8, 150  # several chunks of the lowering, of 32 tokens, and a part of one
 pytestmark = pytest.mark.xdist_group("gated delta")
@@ -89,15 +89,15 @@ def _inputs(kind: str) -> np.ndarray:
     "target",
     ["onnx", "ort", pytest.param("torchscript", marks=pytest.mark.exhaustive)],
 )
-def test_outputs_match_the_recurrence_in_float64(kind: str, target: str, tmp_path: Path) -> None:
+def test_outputs_match_the_recurrence_in_float64(kind: str, target: str) -> None:
     sources, x = _sources(entries_of(kind)), _inputs(kind)
-    fused = export(sources, target, tmp_path / "a", verify=False).operators.get("LinearAttention")
-    assert fused == (1 if target == "ort" else None)
+    model = load(artefact(sources, target), provider="cpu")
+    assert model.manifest.operators.get("LinearAttention") == (1 if target == "ort" else None)
     with torch.no_grad():
         expected = Rule(entries_of(kind)).double()(torch.from_numpy(x)[None].double())[0].numpy()
     # Errors of all tokens add up in a state that forgets nothing.
     bound = tolerance("float32", 1, 48 if "2" not in kind else TOKENS * TOKENS)
-    session = load(tmp_path / "a", provider="cpu").session()
+    session = model.session()
     assert worst_error(session.prefill(x[None], chunk=TOKENS)[0], expected) <= bound
     session.reset()
     parts = [session.prefill(x[None, :70], chunk=33)[0]]

@@ -1,7 +1,6 @@
 """model.onnx in other programs: checkers, optimisers and viewers."""
 
 from pathlib import Path
-from typing import Any, Dict, Tuple
 
 import numpy as np
 import onnx
@@ -9,12 +8,12 @@ import onnxruntime
 import pytest
 
 from posenc_export import __version__
-from posenc_export.export import TARGETS, export
+from posenc_export.export import TARGETS
 from posenc_export.runtime import load
 from posenc_export.runtime.graphs import kernel_library
 from posenc_export.shared.numerics import worst_error
 from tests.tiny import block, decoder, encoder
-from tests.traces import sources
+from tests.traces import artefact
 
 pytestmark = pytest.mark.xdist_group(
     "plain runtimes"
@@ -31,22 +30,10 @@ SLOW = [
     pytest.param(name, marks=pytest.mark.exhaustive)
     for name in ("alibi", "recurrent", "cope", "encoder")
 ]
-Made = Dict[Tuple[str, str, str], Path]
 
 
-@pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """Return the folder of an artefact, exported at the first request; tests must not modify it."""
-    folder, known = tmp_path_factory.mktemp("made"), set()
-
-    def of(kind: str, target: str, signature: str = "positions") -> Path:
-        place = folder / kind / target / signature
-        if place not in known:
-            export(sources(KINDS[kind]), target, place, signature=signature, verify=False)
-            known.add(place)
-        return place
-
-    return of
+def made(kind: str, target: str) -> Path:
+    return artefact(KINDS[kind], target)
 
 
 def _options(target: str) -> onnxruntime.SessionOptions:
@@ -79,7 +66,7 @@ def _run(folder: Path, graph: Path) -> np.ndarray:
 
 @pytest.mark.parametrize("kind", ["rope", *SLOW])
 @pytest.mark.parametrize("target", ONNX_TARGETS)
-def test_every_graph_passes_strict_shape_inference(target: str, kind: str, made: Any) -> None:
+def test_every_graph_passes_strict_shape_inference(target: str, kind: str) -> None:
     model = onnx.load(made(kind, target) / "model.onnx")
     onnx.checker.check_model(model, full_check=True)
     inferred = onnx.shape_inference.infer_shapes(
@@ -91,7 +78,7 @@ def test_every_graph_passes_strict_shape_inference(target: str, kind: str, made:
 @pytest.mark.parametrize("kind", ["rope", *SLOW])
 @pytest.mark.parametrize("target", ONNX_TARGETS)
 def test_a_graph_that_onnx_runtime_optimised_and_saved_gives_the_same_answers(
-    target: str, kind: str, made: Any, tmp_path: Path
+    target: str, kind: str, tmp_path: Path
 ) -> None:
     folder, options = made(kind, target), _options(target)
     options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_ALL
@@ -112,7 +99,7 @@ def test_a_graph_that_onnx_runtime_optimised_and_saved_gives_the_same_answers(
 @pytest.mark.parametrize("kind", ["rope", *SLOW])
 @pytest.mark.parametrize("target", ONNX_TARGETS)
 def test_a_graph_that_onnxslim_simplified_gives_the_same_answers(
-    target: str, kind: str, made: Any, tmp_path: Path
+    target: str, kind: str, tmp_path: Path
 ) -> None:
     onnxslim, folder = pytest.importorskip("onnxslim"), made(kind, target)
     onnx.save(onnxslim.slim(str(folder / "model.onnx")), tmp_path / "slim.onnx")
@@ -123,7 +110,7 @@ def test_a_graph_that_onnxslim_simplified_gives_the_same_answers(
     )
 
 
-def test_a_bias_is_made_once_and_read_by_the_attention_of_every_layer(made: Any) -> None:
+def test_a_bias_is_made_once_and_read_by_the_attention_of_every_layer() -> None:
     graph = onnx.load(made("alibi", "ort") / "model.onnx", load_external_data=False).graph
     biases = {node.input[10] for node in graph.node if node.op_type == "GroupQueryAttention"}
     assert [node.op_type for node in graph.node if set(node.output) & biases] == [
@@ -131,7 +118,7 @@ def test_a_bias_is_made_once_and_read_by_the_attention_of_every_layer(made: Any)
     ]  # slopes times distances, without mask or copy
 
 
-def test_the_tokens_with_logits_are_selected_before_the_last_norm(made: Any) -> None:
+def test_the_tokens_with_logits_are_selected_before_the_last_norm() -> None:
     graph = onnx.load(made("rope", "onnx") / "model.onnx", load_external_data=False).graph
     (chosen,) = [node for node in graph.node if node.op_type == "GatherND"]
     assert [node.op_type for node in graph.node if chosen.output[0] in node.input] == [
@@ -149,21 +136,19 @@ OPSETS = [
 
 
 @pytest.mark.parametrize(("kind", "target", "opset"), OPSETS)
-def test_the_opset_is_24_only_with_tensorscatter(
-    kind: str, target: str, opset: int, made: Any
-) -> None:
+def test_the_opset_is_24_only_with_tensorscatter(kind: str, target: str, opset: int) -> None:
     graph = onnx.load(made(kind, target) / "model.onnx", load_external_data=False)
     assert [one.version for one in graph.opset_import if not one.domain] == [opset]
     assert (opset == 24) == any(node.op_type == "TensorScatter" for node in graph.graph.node)
 
 
 @pytest.mark.parametrize("target", ONNX_TARGETS)
-def test_every_input_and_output_has_a_doc_string(target: str, made: Any) -> None:
+def test_every_input_and_output_has_a_doc_string(target: str) -> None:
     graph = onnx.load(made("rope", target) / "model.onnx", load_external_data=False).graph
     assert [value.name for value in (*graph.input, *graph.output) if not value.doc_string] == []
 
 
-def test_a_viewer_sees_encoding_positions_and_tolerance(made: Any) -> None:
+def test_a_viewer_sees_encoding_positions_and_tolerance() -> None:
     folder = made("rope", "ort")
     model = onnx.load(folder / "model.onnx", load_external_data=False)
     properties = {entry.key: entry.value for entry in model.metadata_props}
@@ -174,7 +159,7 @@ def test_a_viewer_sees_encoding_positions_and_tolerance(made: Any) -> None:
 
 
 @pytest.mark.parametrize("target", ONNX_TARGETS)
-def test_matrices_are_named_after_their_parameters(target: str, made: Any) -> None:
+def test_matrices_are_named_after_their_parameters(target: str) -> None:
     graph = onnx.load(made("rope", target) / "model.onnx", load_external_data=False).graph
     matrices = {each.name for each in graph.initializer if len(each.dims) == 2}
     parts = tuple(

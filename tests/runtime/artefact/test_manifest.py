@@ -18,20 +18,17 @@ from posenc_export.runtime.artefact import files
 from posenc_export.runtime.artefact import manifest as manifests
 from posenc_export.runtime.artefact.schema import INTERFACE
 from tests.tiny import block, decoder
-from tests.traces import sources
+from tests.traces import artefact, sources
 
 pytestmark = pytest.mark.xdist_group("manifest")  # one worker, which exports for them once
 Content = Dict[str, Any]
 
 
 @pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> Dict[str, Path]:
-    """Export a few artefacts. Tests must not change them."""
-    folder = tmp_path_factory.mktemp("made")
-    for target in ("onnx", "ort", "torchscript"):
-        export(sources(block("rope")), target, folder / target, verify=False)
-    export(sources(decoder("alibi")), "ort", folder / "decoder", verify=False)
-    return {path.name: path for path in folder.iterdir()}
+def made() -> Dict[str, Path]:
+    """A few artefacts. Tests must not change them."""
+    folders = {name: artefact(block("rope"), name) for name in ("onnx", "ort", "torchscript")}
+    return {**folders, "decoder": artefact(decoder("alibi"), "ort")}
 
 
 def _changed(source: Path, folder: Path, change: Callable[[Content], Any]) -> Path:
@@ -260,16 +257,13 @@ def test_the_digest_covers_file_hashes_and_not_the_certificate(
 
 
 def test_a_manifest_comes_back_as_it_was_written(made: Dict[str, Path], tmp_path: Path) -> None:
-    for path in made.values():
-        manifest = manifests.read(path)
-        (tmp_path / path.name).mkdir()
-        for name in manifest.files:
-            (tmp_path / path.name / name).write_bytes((path / name).read_bytes())
-        manifests.write(manifest, tmp_path / path.name)
-        assert (tmp_path / path.name / manifests.FILE_NAME).read_bytes() == (
-            path / manifests.FILE_NAME
-        ).read_bytes()
-        assert manifests.read(tmp_path / path.name) == manifest
+    for name, path in made.items():
+        shutil.copytree(path, tmp_path / name)
+        manifest, written = manifests.read(path), tmp_path / name / manifests.FILE_NAME
+        written.unlink()
+        manifests.write(manifest, tmp_path / name)
+        assert written.read_bytes() == (path / manifests.FILE_NAME).read_bytes()
+        assert manifests.read(tmp_path / name) == manifest
 
 
 def test_slots_behind_a_row_are_hidden_only_where_nothing_reads_them(

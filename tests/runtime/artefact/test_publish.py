@@ -18,7 +18,7 @@ from posenc_export.runtime.artefact import files, publish
 from posenc_export.runtime.artefact import manifest as manifests
 from posenc_export.runtime.artefact.publish import StagingFolder
 from tests.tiny import block
-from tests.traces import sources
+from tests.traces import artefact, sources
 
 KILLED = 9
 WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT
@@ -34,12 +34,9 @@ pytestmark = pytest.mark.xdist_group("publish")
 
 
 @pytest.fixture(scope="module")
-def artefacts(tmp_path_factory: pytest.TempPathFactory) -> Tuple[Path, Path]:
+def artefacts() -> Tuple[Path, Path]:
     """Two complete, different artefacts."""
-    folder = tmp_path_factory.mktemp("artefacts")
-    for name, encoding in (("old", "nope"), ("new", "rope")):
-        export(sources(block(encoding)), "torchscript", folder / name, verify=False)
-    return folder / "old", folder / "new"
+    return artefact(block("nope"), "torchscript"), artefact(block("rope"), "torchscript")
 
 
 def _publish(source: Path, place: Path) -> None:

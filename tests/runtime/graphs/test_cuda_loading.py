@@ -14,6 +14,7 @@ import pytest
 from posenc_export.export import export
 from posenc_export.runtime import load
 from posenc_export.runtime.graphs import cuda, ort_options
+from tests import traces
 from tests.tiny import block
 from tests.traces import sources
 
@@ -34,9 +35,8 @@ def asked_anew() -> Iterator[None]:
 
 
 @pytest.fixture
-def artefact(tmp_path: Path) -> Path:
-    export(sources(block("rope")), "ort-cuda", tmp_path / "artefact", verify=False)
-    return tmp_path / "artefact"
+def artefact() -> Path:
+    return traces.artefact(block("rope"), "ort-cuda")
 
 
 @pytest.fixture

@@ -7,23 +7,20 @@ import pytest
 from msgspec.structs import replace
 
 from posenc_export.commands.cli import main
-from posenc_export.export import export
 from posenc_export.runtime import load
 from posenc_export.runtime.artefact import manifest as manifests
 from posenc_export.runtime.artefact.manifest import File
 from posenc_export.runtime.artefact.records import Weights
 from posenc_export.runtime.graphs import providers
 from tests.tiny import decoder
-from tests.traces import sources
+from tests.traces import artefact
 
 pytestmark = pytest.mark.xdist_group("alibi")  # one worker, which traces the model once
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("threads") / "a"
-    export(sources(decoder("alibi")), "ort", folder, verify=False)
-    return folder
+def folder() -> Path:
+    return artefact(decoder("alibi"), "ort")
 
 
 @pytest.mark.parametrize(

@@ -29,7 +29,7 @@ from posenc_export.runtime.artefact import manifest as manifests
 from posenc_export.runtime.artefact.archive import packed, read_entries
 from posenc_export.shared.foreign import FOREIGN
 from tests.tiny import block
-from tests.traces import sources
+from tests.traces import artefact
 
 pytestmark = pytest.mark.xdist_group("torch files")  # one worker, which exports for them once
 Entries = Dict[str, bytes]
@@ -37,11 +37,8 @@ PROGRAM, WEIGHTS, CONSTANTS = pt2_archive.PROGRAM, *pt2_archive.CONFIGS
 
 
 @pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> Dict[str, Path]:
-    folder = tmp_path_factory.mktemp("made")
-    for target in ("pt2", "torchscript"):
-        export(sources(block("rope")), target, folder / target, verify=False)
-    return {path.name: path for path in folder.iterdir()}
+def made() -> Dict[str, Path]:
+    return {target: artefact(block("rope"), target) for target in ("pt2", "torchscript")}
 
 
 def _resealed(source: Path, folder: Path, content: bytes) -> Path:

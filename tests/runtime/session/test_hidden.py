@@ -1,19 +1,16 @@
 """Cache content that a rewind or a reset has hidden must not reach an output."""
 
 import functools
-import tempfile
-from pathlib import Path
-from typing import Dict, List, Tuple
+from typing import Any, Dict, Tuple
 
 import numpy as np
 import pytest
 
-from posenc_export.export import Sources, export
 from posenc_export.export.expected import eager_session
 from posenc_export.runtime import Model, load
 from posenc_export.shared.numerics import tolerance, worst_error
+from tests import traces
 from tests.tiny import block
-from tests.traces import sources
 
 # One encoding for each way in which graphs read keys, values and states.
 KINDS: Dict[str, Tuple[str, Dict[str, object]]] = {
@@ -59,28 +56,24 @@ EACH = [
     for where in TARGETS
 ]
 X = np.random.default_rng(0).standard_normal((3, 24, 48)).astype(np.float32)
-_folders: List["tempfile.TemporaryDirectory[str]"] = []
 
 
 @functools.lru_cache(maxsize=None)
 def model(kind: str, target: str, signature: str) -> Model:
     """Export and load the block of a kind."""
-    _folders.append(tempfile.TemporaryDirectory())
-    folder = Path(_folders[-1].name) / "artefact"
-    export(source(kind), target, folder, signature=signature, verify=False)
+    folder = traces.artefact(config(kind), target, signature=signature)
     return load(folder, provider="cpu", threads=1)
 
 
-def source(kind: str) -> Sources:
-    """Return the block of a kind."""
+def config(kind: str) -> Any:
     variant, overrides = KINDS[kind]
-    return sources(block(variant, max_positions=64, **overrides))
+    return block(variant, max_positions=64, **overrides)
 
 
 @functools.lru_cache(maxsize=None)
 def whole(kind: str) -> np.ndarray:
     """Return the outputs of one pass over X."""
-    return eager_session(source(kind).model).prefill(X, chunk=24)
+    return eager_session(traces.sources(config(kind)).model).prefill(X, chunk=24)
 
 
 @pytest.mark.parametrize("poison", [np.nan, pytest.param(np.inf, marks=pytest.mark.exhaustive)])
