@@ -9,16 +9,40 @@ from posenc_export.runtime import Session
 from posenc_export.runtime.graphs.ort_graph import OrtGraph
 from posenc_export.runtime.session.reading import Reading
 from posenc_export.runtime.session.rows import RowHistory
-from tests.runtime.sequences import excess, full, model, texts, worst_ahead
+from tests.runtime.sequences import CAPACITY, KINDS, LENGTH, excess, full, model, texts, worst_ahead
 
 pytestmark = pytest.mark.xdist_group("rope")  # one worker, which exports for them once
-TARGETS = ["onnx-static", "ort", "torchscript"]
 
 
 def read(session: Session, kind: str, order: List[int]) -> None:
     """Step every row and check the outputs."""
     at = session.length
     assert excess(session.step(texts()[order, at]), full(kind)[order, at]) <= 1
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_rows_come_and_go_in_any_order(kind: str) -> None:
+    random = np.random.default_rng(1)
+    session, order = model(kind, "ort").session(batch=2, capacity=CAPACITY), []
+    for _ in range(60):
+        if not order or (len(order) < 5 and random.random() < 0.5):
+            more = random.integers(4, size=int(random.integers(1, 3))).tolist()
+            parts = [texts()[row, : random.integers(1, 6)] for row in more]
+            result = session.admit(parts)
+            order += more
+            assert all(
+                excess(result[index, : len(part)], full(kind)[row, : len(part)]) <= 1
+                for index, (row, part) in enumerate(zip(more, parts, strict=True))
+            )
+        elif random.random() < 0.5 or session.length.max() > LENGTH - 4:
+            gone = int(random.integers(len(order)))
+            session.retire(gone)
+            order[gone] = order[-1]
+            order.pop()
+        assert session.batch == len(order)
+        if order:
+            session.rewind(np.minimum(random.integers(3, size=len(order)), session.length - 1))
+            read(session, kind, order)
 
 
 @pytest.mark.parametrize("kind", ["rope", "linear"])
@@ -88,6 +112,26 @@ def test_the_binding_for_a_token_of_the_first_rows_is_kept(
         session.prefill([[], [], texts()[2, 2 * step - 3 : 2 * step - 1]])
         assert excess(outputs[:2, 0], full("rope")[:2, step]) <= 1
     assert len(bound) == 1 and worst_ahead(session, "rope", [0, 1, 2]) <= 1
+
+
+def test_an_admitted_row_starts_where_it_is_told() -> None:
+    session = model("rope", "ort").session()
+    session.prefill(texts()[:1, :5])
+    session.admit(texts()[1:3, :4], start=[7, 3])
+    assert session.position.tolist() == [5, 11, 7] and session.length.tolist() == [5, 4, 4]
+    alone = model("rope", "ort").session()
+    alone.prefill(texts()[1:2, :4], start=7)
+    assert excess(session.step(texts()[:3, 6])[1:2], alone.step(texts()[1:2, 6])) <= 1
+
+
+def test_a_fork_and_its_origin_go_on_when_the_others_rows_change() -> None:
+    session = model("rope", "ort").session()
+    session.prefill(texts()[:3, :6])
+    other = session.fork()
+    session.retire(0)
+    other.admit(texts()[3:, :4])
+    assert worst_ahead(session, "rope", [2, 1]) <= 1
+    assert worst_ahead(other, "rope", [0, 1, 2, 3]) <= 1
 
 
 def test_admit_and_retire_refuse_what_makes_no_sense() -> None:

@@ -103,6 +103,30 @@ def test_wrong_use_is_refused_by_rule_and_value(session: Session, call: Any, mes
 
 
 @pytest.mark.parametrize("call", [copy.copy, copy.deepcopy, pickle.dumps])
+def test_a_start_at_the_next_position_of_every_row_that_reads_tokens_continues(
+    folders: Dict[str, Path],
+) -> None:
+    session = load(folders["ort"], threads=1, provider="cpu").session()
+    session.prefill([TOKENS[0, :4], TOKENS[0, :2]], start=[5, 100])
+    twin = session.fork()
+    outputs = session.prefill(
+        [TOKENS[0, 4:6], []], start=9
+    )  # the number of a row without tokens has no meaning
+    assert np.array_equal(outputs, twin.prefill([TOKENS[0, 4:6], []]))
+    assert np.array_equal(
+        session.prefill([[4], [5]], start=session.position), twin.prefill([[4], [5]])
+    )
+    with pytest.raises(ValueError, match=r"expected start \[12, 103\]"):
+        session.prefill([[4], [5]], start=[12, 12])
+    session.rewind([0, 3])  # a row that a rewind empties keeps its start beside rows with tokens
+    with pytest.raises(
+        ValueError,
+        match=r"expected start \[12, 100\], where rows of \[7, 0\] cached tokens continue, got "
+        r"\[12, 0\]",
+    ):
+        session.prefill([[4], [5]], start=[12, 0])
+
+
 def test_a_copy_of_a_session_is_refused_and_fork_is_named(
     call: Any, folders: Dict[str, Path]
 ) -> None:
