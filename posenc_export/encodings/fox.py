@@ -3,7 +3,7 @@
 """
 
 import math
-from typing import List, Optional
+from typing import List
 
 import numpy as np
 import torch
@@ -93,7 +93,7 @@ def log_sigmoid(gates: Tensor) -> Tensor:
 
 
 class FoXOracle(Oracle, of=FoX):
-    def observe(self, x: np.ndarray, first: int = 0, types: Optional[np.ndarray] = None) -> None:
+    def observe(self, x: np.ndarray, first: int = 0) -> None:
         gates = x @ self.weights["gate.weight"].T + self.weights["gate.bias"]
         self.first, self.logs = first, -np.logaddexp(0, -gates) * self.encoding.scale
 

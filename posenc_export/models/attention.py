@@ -88,8 +88,6 @@ class Attention(torch.nn.Module):
     ) -> Tuple[Tensor, List[Tensor]]:
         """x [B,S,E], positions [B,S], coordinates as for `rotate`, key_positions [B,T], mask [B,1
         or H,S,T], write_index as in `ops.append`, states to [B,S,E], new states.
-
-        Without a cache, `states` is empty or holds the token types [B,S].
         """
         q, k, v = self.projection(x)  # [B,S,H*D], [B,S,K*D], [B,S,K*D]
         q = ops.split_heads(self.q_norm(q), self.heads)  # [B,S,H,D]
@@ -112,20 +110,14 @@ class Attention(torch.nn.Module):
             y = ops.attend(q, keys, values, mask, None, self.scale, self.softcap, self.sinks)
         return self.projection.output(y), present  # [B,S,E]
 
-    def exact(
-        self,
-        x: np.ndarray,
-        positions: range,
-        places: Sequence[Any],
-        types: Optional[np.ndarray] = None,
-    ) -> np.ndarray:
-        """One row x [n,E], positions, coordinates, token types [n] to [n,E], float64, by query."""
+    def exact(self, x: np.ndarray, positions: range, places: Sequence[Any]) -> np.ndarray:
+        """One row x [n,E], positions, coordinates to [n,E], float64, by query."""
         oracle = self.encoding.oracle()
         q, k, v = self.projection.exact(x)
         q, k = self.q_norm.exact(q), self.k_norm.exact(k)
         q = np.stack([oracle.rotate_heads(*pair) for pair in zip(q, places, strict=True)])
         k = np.stack([oracle.rotate_key_heads(*pair) for pair in zip(k, places, strict=True)])
-        oracle.observe(x, positions[0], types)
+        oracle.observe(x, positions[0])
         sinks = np.full(self.heads, -np.inf) if self.sinks is None else float64.numbers(self.sinks)
         points = places if self.encoding.grid_bias else positions
         keys_at = np.array(positions)

@@ -1,7 +1,7 @@
 """One layer of a model, and the masks that layers share."""
 
 import json
-from typing import Any, Dict, List, Optional, Sequence, Tuple
+from typing import Any, Dict, List, Sequence, Tuple
 
 import numpy as np
 import torch
@@ -72,18 +72,12 @@ class Layer(torch.nn.Module):
         y = self.mlp(self.residual.mlp_input(x, between))
         return self.residual.after_mlp(between, y), present
 
-    def exact(
-        self,
-        x: np.ndarray,
-        positions: range,
-        places: Sequence[Any],
-        types: Optional[np.ndarray] = None,
-    ) -> np.ndarray:
-        """One row x [n,E] and token types [n] to [n,E]."""
+    def exact(self, x: np.ndarray, positions: range, places: Sequence[Any]) -> np.ndarray:
+        """One row x [n,E] to [n,E], float64."""
         attention: Any = self.attention
 
         def attend(normed: np.ndarray) -> np.ndarray:
-            return np.asarray(attention.exact(normed, positions, places, types))
+            return np.asarray(attention.exact(normed, positions, places))
 
         return np.asarray(self.residual.exact(x, attend, self.mlp.exact))
 

@@ -1,6 +1,6 @@
 """Linear attention with rotation (Katharopoulos et al. 2020; Su et al. 2021, RoFormer, eq. 19)."""
 
-from typing import Any, List, Optional, Sequence, Tuple
+from typing import Any, List, Sequence, Tuple
 
 import numpy as np
 import torch
@@ -93,13 +93,7 @@ class LinearAttention(torch.nn.Module):
         y = total / divisor.clamp(min=least)  # phi is positive: 0 only in a row of padding
         return self.projection.output(y.transpose(1, 2).flatten(2).to(x.dtype)), present
 
-    def exact(
-        self,
-        x: np.ndarray,
-        positions: range,
-        places: Sequence[Any],
-        types: Optional[np.ndarray] = None,
-    ) -> np.ndarray:
+    def exact(self, x: np.ndarray, positions: range, places: Sequence[Any]) -> np.ndarray:
         """One row x [n,E], positions and coordinates to [n,E], float64, in quadratic form."""
         oracle = self.encoding.oracle()
         q, k, v = self.projection.exact(x)

@@ -105,14 +105,11 @@ class Stack(torch.nn.Module):
         for mask in self.masks:
             masks.append(mask(positions, coordinates, key_positions, x))
         first = self.embed_states
-        # Some encodings of scores use token types. Models with segments have no states.
-        types = states[:0] if segments is None else [segments]
         for index, layer in enumerate(self.layers):
             end = first + self.layer_states[index]
-            layer_states = states[first:end] + types
             seen = masks[self.mask_of[index]]
             x, new_states = layer(
-                x, positions, coordinates, key_positions, seen, write_index, layer_states
+                x, positions, coordinates, key_positions, seen, write_index, states[first:end]
             )  # [B,S,E]
             present, first = present + new_states, end
         if logits_index is not None:
@@ -143,7 +140,7 @@ class Stack(torch.nn.Module):
         """One row of ids [n] to [n,V] or [n,E], float64."""
         rows = self.tokens.exact(x, segments, places)
         for layer in self.layers:
-            rows = layer.exact(rows, positions, places, segments)  # type: ignore[operator]
+            rows = layer.exact(rows, positions, places)  # type: ignore[operator]
         rows = self.norm.exact(rows)
         if isinstance(self.head, torch.nn.Identity):
             return rows

@@ -141,7 +141,7 @@ class PositionEncoding(torch.nn.Module):
 
         x [B,S,E] is the input of the attention and k [B,S,K,D] its rotated keys. Tensors returned
         after the states reach the `rescore` of this call only. Attention without a cache has no
-        states; if its model has segments, `states` is the token types [B,S] int64.
+        states.
         """
         return states
 

@@ -237,9 +237,9 @@ class CombinedOracle(Oracle, of=Combined):
             x = part.rotate_key_heads(x, position)
         return x
 
-    def observe(self, x: np.ndarray, first: int = 0, types: Optional[np.ndarray] = None) -> None:
+    def observe(self, x: np.ndarray, first: int = 0) -> None:
         for part in self.parts:
-            part.observe(x, first, types)
+            part.observe(x, first)
 
     def score_scale(self, head_size: int) -> float:
         return self._overriding("score_scale").score_scale(head_size)

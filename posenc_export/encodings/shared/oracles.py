@@ -1,7 +1,7 @@
 """Oracles: what encodings are compared with, in float64, one entry at a time."""
 
 import math
-from typing import Any, Callable, Dict, Mapping, Optional, Sequence
+from typing import Any, Callable, Dict, Mapping, Sequence
 
 import numpy as np
 
@@ -88,9 +88,9 @@ class Oracle:
         """Rotate all key heads of a token, x [K,D]."""
         return np.stack([self.rotate_key(head, position) for head in x])
 
-    def observe(self, x: np.ndarray, first: int = 0, types: Optional[np.ndarray] = None) -> None:
-        """Keep x [n,E], the attention's input from position first on, and token types [n]."""
-        self.x, self.first, self.types = x, first, types
+    def observe(self, x: np.ndarray, first: int = 0) -> None:
+        """Keep x [n,E], the attention's input from position first on."""
+        self.x, self.first = x, first
 
     def score_scale(self, head_size: int) -> float:
         """Factor on the products q k."""
