@@ -2,10 +2,8 @@
 tests/export.
 """
 
-import copy
 import gc
 import math
-import pickle
 import weakref
 from pathlib import Path
 from typing import Any, Dict
@@ -102,7 +100,6 @@ def test_wrong_use_is_refused_by_rule_and_value(session: Session, call: Any, mes
         call(session)
 
 
-@pytest.mark.parametrize("call", [copy.copy, copy.deepcopy, pickle.dumps])
 def test_a_start_at_the_next_position_of_every_row_that_reads_tokens_continues(
     folders: Dict[str, Path],
 ) -> None:
