@@ -85,7 +85,7 @@ def main() -> int:
     """Measure the models and write the results; return exit status 0, or 1 if a row fails."""
     from tests.models import checkpoints, encoders
 
-    names = [*checkpoints.MODELS, *encoders.MODELS]
+    names = [*checkpoints.OURS, *encoders.MODELS]
     parser = argparse.ArgumentParser(description=__doc__)
     what = "measure only this model and print its rows; may be given several times"
     parser.add_argument("--only", action="append", choices=names, help=what)

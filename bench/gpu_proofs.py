@@ -28,7 +28,6 @@ ARTEFACTS = {
 # sinks, products of addressed matrices, weights of few bits.
 REPAIRED = (
     *(f"decoders: {name}" for name in ("binary", "pope", "rope_longrope", "cope")),
-    *(f"families: family-{name}" for name in ("gpt_oss", "gpt_oss without biases")),
     *("parts: part-sinks", "decoders: transformer_xl", "decoders: deberta"),
     *(f"few bits: rope{FEW_BITS}{weights}" for weights in FORMATS),
     *(f"few bits: {kind}{FEW_BITS}{KEEP}" for kind in FILES),

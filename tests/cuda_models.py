@@ -19,10 +19,7 @@ FEW_BITS = " as "  # before the format of weights in a name
 ENCODINGS = (
     "rope", "alibi", "t5", "nope", "learned", "sinusoidal", "kerple", "fire", "rope_yarn", "shaw"
 )  # fmt: skip
-FAMILIES = (
-    "llama", "qwen2", "phi3", "gpt2", "mistral", "falcon new", "bloom", "qwen3",
-    "gemma3_text", "gpt_oss",
-)  # fmt: skip
+FAMILIES = ("llama", "mistral")
 FILES = ("Q4_0", "Q4_K", "Q8_0")  # types of weights in GGUF files
 Models = Dict[str, Callable[[], Sources]]  # functions that make the sources of an export
 

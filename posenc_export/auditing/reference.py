@@ -61,6 +61,8 @@ class Exact:
         edges = {edge.name: edge.at for edge in edges_of(self.model)}
         depth, reduction = bounds.extent(self.model)
         allowed = tolerance("float32", depth, reduction)
+        if trained := getattr(self.model, "trained", 0):  # of LongRoPE
+            originals = [trained]
         return replace(_stated(manifest, edges, allowed, depth), whole=min(originals, default=0))
 
     def outputs(self, tokens: np.ndarray, start: int = 0) -> np.ndarray:
@@ -81,8 +83,7 @@ class Exact:
         if whole:
             base = self.made("long" if length > whole else "short")
         yield from with_faults(base, hypotheses(base))
-        names = {spec["name"] for a in base.config.attentions for spec in a.encodings}
-        for lengths in ("long", "short") if "rope_longrope" in names else ():
+        for lengths in ("long", "short") if getattr(base, "trained", 0) else ():
             words = f"the rotation has the {lengths} factors at every length"
             yield Hypothesis(f"{lengths} factors always", words), self.made(lengths)
 
@@ -123,7 +124,6 @@ def _stated(manifest: Manifest, edges: Mapping[str, int], allowed: float, depth:
     heads += [(s.axes[1], s.axes[3]) for s in manifest.states if len(s.axes) == 4]
     # Whose positions transformers counts in the mask, not in position_ids.
     counted = any(part["sees"]["name"] == "chunk" for part in attentions)
-    counted |= any(spec.get("numerics") == "bfloat16" for spec in encodings)
     return Facts(
         width=int(manifest.outputs[0].axes[-1]),
         vocabulary=manifest.vocabulary,

@@ -37,15 +37,10 @@ OF_BLOCK: Table = {
 OF_CHECKPOINT: Table = {
     "--layer": option("export only the attention of this layer, as a block", type=int),
     "--part": option(PART, choices=("encoder", "decoder", "embeddings")),
-    "--longer": option(
-        "how to extend trained positions to --max-positions N: copy rows, interpolate rows, or "
-        "use them as rows of the encoding hierarchical",
-        choices=("copied", "interpolated", "hierarchical"),
-    ),
     "--lengths": option(
-        "factors of LongRoPE in a decoder (default: long for all positions if the range is longer "
-        "than the trained length, otherwise short)",
-        choices=("long", "short", "by_position"),
+        "factors of LongRoPE for all positions (default: long if the range is longer than the "
+        "trained length, otherwise short)",
+        choices=("long", "short"),
     ),
     "--no-head": dict(
         action="store_false",

@@ -18,7 +18,7 @@ from posenc_export.shared.suggestion import suggestion
 
 NO_HEADS = "export: expected the number of heads with --weights, got none; give --heads H"
 OF_WEIGHTS = "weights prefix encoding heads kv_heads max_positions attention layout".split()
-OF_CHECKPOINT = ("layer", "max_positions", "part", "longer", "lengths", "head")
+OF_CHECKPOINT = ("layer", "max_positions", "part", "lengths", "head")
 OF_MODULE = ("max_positions", "attention", "example", "positions", "output_name", "axes")
 NAMED = (*BLOCK, "weights", "prefix", "layout", *OF_CHECKPOINT, *OF_MODULE[2:])
 CALLABLE = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*\Z")  # package.module:function
@@ -85,7 +85,7 @@ def model_of(options: argparse.Namespace) -> Any:
         check_only("export", OF_MODULE, chosen, "options of a module of your own")
         return _read(options.model, chosen)
     check_only("export", OF_CHECKPOINT, chosen, "options of a checkpoint")
-    if getattr(options, "size", None) is not None and not {"layer", "part", "longer"} & set(chosen):
+    if getattr(options, "size", None) is not None and not {"layer", "part"} & set(chosen):
         _check_size(options.model, chosen, options.size)
     return checkpoint(options.model, chosen)
 
@@ -94,8 +94,8 @@ def _check_size(folder: str, chosen: Dict[str, Any], size: float) -> None:
     from posenc_export.export.quantization.mixed import check_size
     from posenc_export.models.pretrained import outline
 
-    options = chosen.get("max_positions"), chosen.get("lengths"), "head" not in chosen
-    if (model := outline(folder, *options)) is not None:  # before its weights are read
+    model = outline(folder, chosen.get("max_positions"), "head" not in chosen)
+    if model is not None:  # before its weights are read
         check_size(model, size)
 
 
@@ -111,31 +111,15 @@ def checkpoint_name(path: Path) -> str:
 
 def checkpoint(folder: str, chosen: Dict[str, Any]) -> Any:
     """Load the model of a folder or GGUF file with the options of a checkpoint."""
-    model = _extended(folder, chosen)
-    model.source = {"checkpoint": checkpoint_name(Path(folder))}
-    return model
-
-
-def _extended(folder: str, chosen: Dict[str, Any]) -> Any:
-    """Load a model, and extend its range with --longer."""
-    from posenc_export.models.context_extension import extend_positions, to_hierarchical
     from posenc_export.models.pretrained import from_pretrained
 
-    way, positions = chosen.get("longer"), chosen.get("max_positions")
-    layer, part, lengths = (chosen.get(name) for name in ("layer", "part", "lengths"))
-    with_head = "head" not in chosen
-    if way is None:
-        model: Any = from_pretrained(folder, layer, positions, part, lengths, with_head)
-        if Path(folder).is_dir() and with_head:
-            _note_unexported(folder, model)
-        return model
-    if positions is None:
-        rule = f"--max-positions with --longer {way}"
-        raise refusal("export", rule, "none", "give the new number of positions")
-    model = from_pretrained(folder, layer, None, part, lengths, with_head)
-    if way == "hierarchical":
-        return to_hierarchical(model, positions)
-    return extend_positions(model, positions, way)
+    names, with_head = ("layer", "max_positions", "part", "lengths"), "head" not in chosen
+    options = {name: chosen[name] for name in names if name in chosen}
+    model: Any = from_pretrained(folder, head=with_head, **options)
+    if Path(folder).is_dir() and with_head:
+        _note_unexported(folder, model)
+    model.source = {"checkpoint": checkpoint_name(Path(folder))}
+    return model
 
 
 def _note_unexported(folder: str, model: Any) -> None:

@@ -38,7 +38,9 @@ SEED = 0
 OF_MODULE = "calls."  # begins the names of the weights of the module that was read
 MATRICES = 4  # fewest weights with two axes that a value passes in one layer
 # Attributes without code of TorchScript.
-OF_EXPORT = tuple("config source text stored sizes layers dtype output_name products".split())
+OF_EXPORT = tuple(
+    "config source text stored sizes trained layers dtype output_name products".split()
+)
 SUCCESSOR = (
     "write forward(x) and call self.block(x), as docs/own-model.md shows: a module is read as it is"
 )
@@ -111,6 +113,7 @@ class ReadModule(Reading):
         self.text = Text()
         self.stored: Dict[str, Stored] = {}  # weights of a quantized checkpoint
         self.sizes: Dict[str, int] = {}  # what a configuration of transformers has of a model
+        self.trained = 0  # length of LongRoPE, if it has one
         ids, width, most = self.vocabulary, self.width, self.max_positions
         geometry = Geometry(max(width, 1), 1, max(width, 1), most, causal=how.causal)
         none = encodings.build_all((), geometry)
@@ -350,7 +353,7 @@ def as_model(model: Any, how: ReadAs = ReadAs()) -> Model:
 def _complete(made: ReadModule, model: Published) -> None:
     """Add what only a checkpoint has: tokenizer, token types, names of outputs, a readout."""
     made.text, made.source, made.segments = model.text, model.source, model.segments
-    made.sizes = model.sizes
+    made.sizes, made.trained = model.sizes, model.trained
     made.stored = {OF_MODULE + name: weight for name, weight in model.stored.items()}
     if not model.head:
         made.output_name = KEYS_AND_VALUES if model.keys_and_values else HIDDEN

@@ -8,6 +8,7 @@ import contextlib
 import functools
 import inspect
 import itertools
+import math
 import re
 from typing import (
     Any,
@@ -36,7 +37,7 @@ from posenc_export.ops import experts
 from posenc_export.shared.allocation import enough_memory
 from posenc_export.shared.foreign import explained
 from posenc_export.shared.refusal import refusal
-from posenc_export.shared.suggestion import suggestion
+from posenc_export.shared.suggestion import check_name, suggestion
 
 OLDEST = (5, 20)  # version of transformers
 INSTALL = "pip install 'posenc-export[transformers]'"
@@ -56,6 +57,9 @@ EACH = (*LANGUAGE, MASKED, "TokenClassification")  # tasks with logits for each 
 NO_NUMBERS = ("Infinity", "-Infinity", "NaN")
 SIZES = ("hidden_size", "num_hidden_layers", "num_attention_heads")
 SECTIONS = "mrope_section"  # of a rotation: numbers of pairs by coordinate
+LONGROPE, FACTORS = "longrope", ("long", "short")
+TWICE = ("falcon",)  # types whose eager attention adds ALiBi twice, as that of transformers 5.24
+OLD_BUFFER = re.compile(r"\.(attn\.masked_bias|rotary_emb\.inv_freq)$")
 TRIED = 6  # tokens of the run that says whether a model is causal
 AnyCheckpoint = Union[Checkpoint, GGUFCheckpoint]
 
@@ -91,6 +95,7 @@ class Published(torch.nn.Module):
         axes: number of coordinates that rotate heads, 0 for positions.
         first: row of the first position in a table whose rows before belong to padding.
         readout: a second output, computed from hidden states.
+        trained: the trained length of LongRoPE, 0 for other rotations.
         causal: whether outputs do not depend on later tokens, tried with numbers.
         text, source, stored: as those of a Stack.
     """
@@ -111,7 +116,7 @@ class Published(torch.nn.Module):
         self.stored: Dict[str, Stored] = {}
         takes = inspect.signature(model.forward).parameters
         self.options = {"use_cache": False} if "use_cache" in takes else {}
-        self.segments, self.first = 0, 0
+        self.segments, self.first, self.trained = 0, 0, 0
         self.readout: Optional[Tuple[ReadoutConfig, Readout]] = None
         ids = (vocabulary // 2 + torch.arange(TRIED)[None]) % vocabulary
         with torch.no_grad():
@@ -147,6 +152,39 @@ class Published(torch.nn.Module):
             return axes if same else 0
         except (IndexError, RuntimeError):  # raised by torch for another number of axes
             return 0
+
+    def choose_factors(self, lengths: Optional[str]) -> None:
+        """Give rotations of LongRoPE one of their two sets of factors for all positions, where
+        transformers chooses in each call.
+
+        Args:
+            lengths: "long" or "short"; None for long if max_positions is above the trained length.
+
+        Raises:
+            ValueError: other lengths; lengths for a model without LongRoPE; short factors for
+                positions beyond the trained length.
+        """
+        from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+        if lengths is not None:
+            check_name("checkpoint: expected lengths", lengths, FACTORS)
+        modules: Iterator[Any] = self.modules()
+        parts = [part for part in modules if getattr(part, "rope_type", "") == LONGROPE]
+        if lengths is not None and not parts:
+            rule, got = "lengths only for a model with LongRoPE", f"{lengths!r} for another"
+            raise refusal(WHERE, rule, got, "leave it out")
+        for part in parts:
+            config = part.config
+            self.trained = config.rope_parameters["original_max_position_embeddings"]
+            beyond = (self.max_positions or 0) > self.trained
+            if lengths == "short" and beyond:
+                rule = f"max_positions of at most {self.trained}, the trained length, with lengths"
+                remedy = f"give max_positions {self.trained}"
+                raise refusal(WHERE, f"{rule} short", self.max_positions, remedy)
+            long = (lengths == "long") if lengths else beyond
+            asked = self.trained + 1 if long else self.trained
+            part.inv_freq, _ = ROPE_INIT_FUNCTIONS[LONGROPE](config, seq_len=asked)
+            part.rope_type = "default"  # which transformers leaves as it is
 
     @property
     def ids(self) -> int:
@@ -298,13 +336,14 @@ def load(kind: Kind, checkpoint: AnyCheckpoint, part: Optional[str] = None) -> P
             config=kind.config,
             state_dict=tensors,
             dtype=torch.float32,
-            attn_implementation="eager",
+            attn_implementation="sdpa" if kind.config.model_type in TWICE else "eager",
             ignore_mismatched_sizes=True,  # reported below
             output_loading_info=True,
         )
         if model._can_set_experts_implementation():
             model.set_experts_implementation("batched_mm")
             _replace_experts(model)
+        _replace_transposed(model)
     with _calls("a model that reads token ids"):
         published = _published(kind, model.eval(), part)
     held = {id(tensor) for tensor in published.parameters()}
@@ -313,7 +352,8 @@ def load(kind: Kind, checkpoint: AnyCheckpoint, part: Optional[str] = None) -> P
     if not kind.head and missing and _is_unread(model, missing, kind.vocabulary):
         missing = set()  # as those of a pooler beside hidden states
     # Early versions of transformers saved buffers, which are computed now.
-    extra = {*found["unexpected_keys"]} - {name for name, _ in model.named_buffers()}
+    buffers = {name for name, _ in model.named_buffers()}
+    extra = {name for name in found["unexpected_keys"] if not OLD_BUFFER.search(name)} - buffers
     if isinstance(checkpoint, Checkpoint):
         checkpoint.check_names(missing, extra, count)
     for name, stored, wanted in sorted(found["mismatched_keys"]):
@@ -398,43 +438,85 @@ def _stored(model: Published, base: str, checkpoint: AnyCheckpoint) -> Dict[str,
         spelled = (plain, plain.removeprefix(base), base + plain)
         theirs = next((one for one in spelled if one in names), None)
         numbered = None if theirs is None else checkpoint.matrix(theirs)
-        if numbered is not None and numbered[1].shape == (len(weight), 1):
-            weights[id(weight)] = Stored([numbered[0]], numbered[1][:, 0])
+        if numbered is not None and numbered[1].size == len(weight):
+            weights[id(weight)] = Stored([numbered[0]], numbered[1].flatten())
     of_each = model.named_parameters(remove_duplicate=False)
     return {name: weights[id(one)] for name, one in of_each if id(one) in weights}
 
 
-class Chosen(torch.nn.Module):
-    """Experts with the unit silu(gate) up, as one operation. of: experts of transformers, whose
-    weights are copied.
+class Unit(NamedTuple):
+    """Experts' function of gate and up: g sigmoid(alpha g) (u + beta), g at most limit, u within
+    -limit .. limit.
     """
 
-    def __init__(self, of: Any) -> None:
+    alpha: float = 1.0
+    beta: float = 0.0
+    limit: float = math.inf
+
+    def of(self, gate: Tensor, up: Tensor) -> Tensor:
+        """gate and up of one shape -> that shape."""
+        g, u = gate.clamp(max=self.limit), up.clamp(-self.limit, self.limit)
+        return g * torch.sigmoid(self.alpha * g) * (u + self.beta)
+
+
+class Chosen(torch.nn.Module):
+    """Experts as one operation. of: experts of transformers, whose weights are copied. step: 1 for
+    all gates before all ups in their outputs, 2 for gates and ups in turn.
+    """
+
+    def __init__(self, of: Any, unit: Unit, step: int) -> None:
         super().__init__()
-        both = (of.gate_up_proj, of.down_proj)
-        first, downs = (w if of.is_transposed else w.transpose(1, 2) for w in both)
-        parts = {"downs": downs, **dict(zip(("gates", "ups"), first.chunk(2, -1), strict=True))}
-        for name, part in parts.items():
-            weight = part.detach().clone(memory_format=torch.contiguous_format)
-            self.register_parameter(name, torch.nn.Parameter(weight, requires_grad=False))
+        self.unit = unit
+        for end in ("", "_bias") if of.has_bias else ("",):
+            both, down = (getattr(of, f"{name}_proj{end}") for name in ("gate_up", "down"))
+            if not of.is_transposed and not end:
+                both, down = both.transpose(1, 2), down.transpose(1, 2)
+            parts = dict(zip(("gates", "ups"), halves(both, step), strict=True))
+            for name, part in {**parts, "downs": down}.items():
+                weight = part.detach().clone(memory_format=torch.contiguous_format)
+                self.register_parameter(name + end, torch.nn.Parameter(weight, requires_grad=False))
+        self.biases = [f"{name}_bias" for name in ("gates", "ups", "downs")]
 
     def forward(self, x: Tensor, chosen: Tensor, weights: Tensor) -> Tensor:
         """x [S,E], chosen experts [S,k] int64 and their weights [S,k] -> [S,E]."""
         gates: Any = self.gates
         each = x.new_zeros(x.shape[0], gates.shape[0]).scatter(1, chosen, weights.to(x.dtype))
-        return experts.RUN(x, each, gates, self.ups, self.downs, chosen.shape[1])
+        biases = (getattr(self, name, None) for name in self.biases)
+        k = chosen.shape[1]
+        return experts.RUN(x, each, gates, self.ups, self.downs, k, *biases, *self.unit)
+
+
+def halves(both: Tensor, step: int) -> Sequence[Tensor]:
+    """Return gates and ups in the last axis: the two halves, or with step 2 in turn."""
+    return both.chunk(2, -1) if step == 1 else (both[..., ::2], both[..., 1::2])
 
 
 def _replace_experts(model: Any) -> None:
-    """Replace experts whose unit, tried with numbers, is that of Chosen."""
+    """Replace experts whose unit, tried with numbers, is one of Chosen."""
     for name, part in [*model.named_modules()]:
-        if not getattr(part, "has_gate", False) or part.has_bias or part.has_post_expert_norm:
+        if not getattr(part, "has_gate", False) or part.has_post_expert_norm:
             continue
         width = part.down_proj.shape[1 if part.is_transposed else 2]
-        gate, up = 8 * torch.randn(2, 64, width, generator=torch.Generator().manual_seed(0))
-        got = part._apply_gate(torch.cat((gate, up), -1))
-        if got.shape == gate.shape and torch.allclose(got, torch.nn.functional.silu(gate) * up):
-            model.set_submodule(name, Chosen(part))
+        both = 8 * torch.randn(64, 2 * width, generator=torch.Generator().manual_seed(0))
+        got = part._apply_gate(both)
+        clamped = Unit(getattr(part, "alpha", 1.0), 1.0, getattr(part, "limit", math.inf))
+        for unit, step in ((Unit(), 1), (clamped, 2)):
+            expected = unit.of(*halves(both, step))
+            if got.shape == expected.shape and torch.allclose(got, expected):
+                model.set_submodule(name, Chosen(part, unit, step))
+                break
+
+
+def _replace_transposed(model: Any) -> None:
+    """Replace linear layers whose weights are [inputs,outputs] (GPT-2) by those of torch."""
+    from transformers.pytorch_utils import Conv1D
+
+    for name, part in [*model.named_modules()]:
+        if isinstance(part, Conv1D):
+            linear = torch.nn.Linear(part.nx, part.nf, device="meta")
+            linear.weight = torch.nn.Parameter(part.weight.t().contiguous(), requires_grad=False)
+            linear.bias = part.bias
+            model.set_submodule(name, linear)
 
 
 def _is_unread(model: Any, names: Iterable[str], vocabulary: int) -> bool:

@@ -30,7 +30,6 @@ from posenc_export.shared.allocation import enough_memory
 from posenc_export.shared.refusal import refusal
 
 LAYER = re.compile(r"^layers\.(\d+)\.")
-OLD_BUFFER = r"\.rotary_emb\.inv_freq$"  # saved by transformers before 4.32, not used since
 # For a parameter: its rule, the attention of its layer, its tensors in the checkpoint.
 Source = Tuple[Rule, AttentionConfig, Dict[str, Shape]]
 
@@ -63,9 +62,8 @@ def from_pretrained(
             with the projection to the decoder's keys and values, or "decoder". None gives it with
             hidden states as output. "embeddings" gives the part before the layers (tokens,
             positions, segments and norm).
-        lengths: factors of LongRoPE in a decoder: "long" or "short" for all positions, or
-            "by_position" of each query. None gives "long" if the range of positions is longer than
-            the trained length, otherwise "short".
+        lengths: factors of LongRoPE for all positions: "long" or "short". None gives "long" if the
+            range of positions is longer than the trained length, otherwise "short".
         head: whether the model gets its head or pooling; False for hidden states only.
 
     Raises:
@@ -79,20 +77,27 @@ def from_pretrained(
     with opened(folder) as checkpoint, enough_memory("checkpoint"), torch.no_grad():
         values = checkpoint.config
         if families.lacks(values):
-            chosen = {"layer": layer, "lengths": lengths}
+            chosen = {"layer": layer}
             if part == families.EMBEDDINGS:
                 chosen["part"] = part
-            return _published(folder, checkpoint, max_positions, head, chosen, sentences, part)
+            read = _published(folder, checkpoint, max_positions, head, chosen, sentences, part)
+            read.choose_factors(lengths)
+            return read
+        if lengths is not None:
+            rule = "lengths only for a model with LongRoPE"
+            raise refusal("checkpoint", rule, f"{lengths!r} for another", "leave it out")
         if part not in (None, families.EMBEDDINGS):
             rule = f"a model with encoder and decoder for part {part}"
             raise refusal("checkpoint", rule, repr(values["model_type"]), "leave part out")
-        described, family = families.read(values, max_positions, lengths)
+        described, family = families.read(values, max_positions)
         config = described
         if part in (None, families.EMBEDDINGS):
             config = task_heads.of_decoder(config, values, whole, sentences is not None)
         _check_layer(config, layer, part)
         check_sizes(values["model_type"], config, checkpoint.sizes())
-        unused = re.compile("|".join(f"(?:{end})" for end in (OLD_BUFFER, *family.unused)))
+        unused = re.compile(
+            "|".join(f"(?:{end})" for end in (by_transformers.OLD_BUFFER.pattern, *family.unused))
+        )
         checkpoint.forget([name for name in checkpoint.names() if unused.search(name)])
         # On the meta device, parameters have shapes but no data; tables of encodings are computed.
         with torch.device("meta"):
@@ -170,7 +175,6 @@ def _part(model: Stack, layer: Optional[int], part: Optional[str]) -> Union[Stac
 def outline(
     path: Union[str, Path],
     max_positions: Optional[int] = None,
-    lengths: Optional[str] = None,
     head: bool = True,
 ) -> Optional[Stack]:
     """The model of a checkpoint on the meta device, with shapes of parameters and no data, and
@@ -184,7 +188,7 @@ def outline(
         values = checkpoint.config
         if families.lacks(values):
             return None
-        config, _ = families.read(values, max_positions, lengths)
+        config, _ = families.read(values, max_positions)
         return Stack(task_heads.of_decoder(config, values, head, sentences is not None))
 
 

@@ -54,19 +54,45 @@ def linear_of_all(x: Tensor, weights: Tensor, bias: Optional[Tensor]) -> Tensor:
 LIBRARY = "posenc_experts"
 library.define(
     f"{LIBRARY}::run",
-    "(Tensor x, Tensor weights, Tensor gates, Tensor ups, Tensor downs, int chosen) -> Tensor",
+    "(Tensor x, Tensor weights, Tensor gates, Tensor ups, Tensor downs, int chosen,"
+    " Tensor? gates_bias, Tensor? ups_bias, Tensor? downs_bias, float alpha, float beta,"
+    " float limit) -> Tensor",
 )
-# weighted_experts without biases, with alpha 1 and beta 0, of x [S,E], as one operator of a trace.
+# weighted_experts of x [S,E], as one operator of a trace.
 RUN = torch.ops.posenc_experts.run.default
 
 
-def _run(x: Tensor, weights: Tensor, gates: Tensor, ups: Tensor, downs: Tensor, _: int) -> Tensor:
+def _run(
+    x: Tensor,
+    weights: Tensor,
+    gates: Tensor,
+    ups: Tensor,
+    downs: Tensor,
+    chosen: int,
+    gates_bias: Optional[Tensor],
+    ups_bias: Optional[Tensor],
+    downs_bias: Optional[Tensor],
+    alpha: float,
+    beta: float,
+    limit: float,
+) -> Tensor:
     y = torch.zeros_like(x)
     for expert in range(gates.shape[0]):
-        rows = weights[:, expert].nonzero()[:, 0]
-        inside = x[rows]
-        hidden = torch.nn.functional.silu(inside @ gates[expert]) * (inside @ ups[expert])
-        y[rows] += weights[rows, expert, None] * (hidden @ downs[expert])
+        rows, own = weights[:, expert].nonzero()[:, 0], slice(expert, expert + 1)
+        y[rows] += weighted_experts(
+            x[rows],
+            weights[rows, own],
+            gates[own],
+            ups[own],
+            downs[own],
+            chosen,
+            None if gates_bias is None else gates_bias[own],
+            None if ups_bias is None else ups_bias[own],
+            None if downs_bias is None else downs_bias[own],
+            alpha,
+            beta,
+            limit,
+        )
     return y
 
 

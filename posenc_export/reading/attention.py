@@ -130,20 +130,25 @@ class Attentions:
             own = torch.softmax(scores, -1)
             if same(own, weights):
                 return p, None
-            total = weights.sum(-1)
-            is_part = bool((total > SUMS[0]).all() and (total < SUMS[1]).all())
-            if is_part and same(own * total[..., None], weights):
-                sinks = self._sinks(torch.logsumexp(scores, -1) + torch.log(1 / total - 1))
-                if sinks is not None:
-                    return p, sinks
+            sinks = self._sinks(scores, weights)
+            if sinks is not None:
+                return p, sinks
         return None
 
-    def _sinks(self, found: Tensor) -> Sinks:
-        """Return sinks [H] from those of each query [B,H,Q], as a weight of the module states them
-        if one does.
+    def _sinks(self, scores: Tensor, weights: Tensor) -> Sinks:
+        """Return sinks [H] beside scores, found at the query of a head whose keys have nearest to
+        half of the weight, as a weight of the module states them if one does.
         """
-        sinks = found.mean((0, 2))
-        if not same(found, sinks[None, :, None].expand_as(found)):
+        shares, logarithms = (
+            x.transpose(0, 1).flatten(1) for x in (weights.sum(-1), torch.logsumexp(scores, -1))
+        )
+        best = (shares - 0.5).abs().argmin(1, keepdim=True)
+        share = shares.gather(1, best)
+        if (share < SUMS[0]).any() or (share > SUMS[1]).any():
+            return None
+        sinks = (logarithms.gather(1, best) + torch.log(1 / share - 1))[:, 0]
+        beside = sinks[None, :, None, None].expand(*scores.shape[:3], 1)
+        if not same(torch.softmax(torch.cat((scores, beside), -1), -1)[..., :-1], weights):
             return None
         for node, constant in self.values.constants.items():
             if constant.numel() == sinks.numel() and constant.is_floating_point():
@@ -273,8 +278,9 @@ class Attentions:
         x = self.values.of[chain[0]]
         some = torch.randn(x.shape, generator=torch.Generator().manual_seed(4)).to(x.dtype)
         at_zero, at_some = self._run(chain, torch.zeros_like(x)), self._run(chain, some)
-        if at_zero.shape != some.shape:
+        if at_zero.numel() != some.numel():
             return None
+        some = some.reshape(at_zero.shape)  # if batch and heads were one axis
         seen = (at_zero > HIDDEN) & (some.abs() > 0.5)
         if not seen.any():
             return None

@@ -80,6 +80,11 @@ def attention(
     return torch.matmul(torch.softmax(scores, -1), value)
 
 
+def _added_products(x: Tensor, a: Tensor, b: Tensor, *, beta: Any = 1, alpha: Any = 1) -> Tensor:
+    """baddbmm as a product and a sum, of which attention reads the product."""
+    return torch.bmm(a, b) * alpha + x * beta
+
+
 def _without_layout(options: Dict[str, Any]) -> Dict[str, Any]:
     return {k: v for k, v in options.items() if k not in ("layout", "memory_format")}
 
@@ -87,6 +92,7 @@ def _without_layout(options: Dict[str, Any]) -> Dict[str, Any]:
 # Memory that a module fills later is zeros, so that every run gives the same numbers.
 DECOMPOSED: Dict[Any, Callable[..., Any]] = {
     aten.scaled_dot_product_attention.default: attention,
+    aten.baddbmm.default: _added_products,
     aten.empty.memory_format: lambda size, **o: torch.zeros(size, **_without_layout(o)),
     aten.empty_like.default: lambda x, **o: torch.zeros_like(x, **_without_layout(o)),
     aten.new_empty.default: lambda x, size, **o: x.new_zeros(size, **_without_layout(o)),

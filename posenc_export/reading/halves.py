@@ -22,7 +22,7 @@ OPERANDS: Dict[Any, List[int]] = {
     ops.attend: [0, 1, 2, 3, 7],
     ops.attention_mask: [3],
     ops.rotate_pairs: [0],
-    ops.weighted_experts: [0, 1, 2, 3, 4],
+    ops.weighted_experts: [0, 1, 2, 3, 4, 6, 7, 8],
 }
 KEEPING = LAYOUT | {
     aten.chunk, aten.split, aten.split_with_sizes, aten.slice, aten.select, aten.t, aten.cat,

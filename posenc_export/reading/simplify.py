@@ -129,12 +129,16 @@ def _keeps_axes(node: Node) -> bool:
 
 def _permute_after(node: Node) -> None:
     """Let a node read values before the one permutation that they all have, and permute its result,
-    if no other kind of node reads these permutations.
+    if no other kind of node reads these permutations. Vectors along a last axis that stays have
+    none.
     """
-    read = [one for one in node.all_input_nodes if one.meta["val"].dim()]
-    orders = [one.args[1] for one in read if one.target is aten.permute.default]
-    order: Any = orders[0] if orders else None
-    if order is None or len(orders) < len(read) or any(other != order for other in orders):
+    wide = [one for one in node.all_input_nodes if one.meta["val"].dim()]
+    read = [one for one in wide if one.target is aten.permute.default]
+    order: Any = read[0].args[1] if read else None
+    if order is None or any(one.args[1] != order for one in read):
+        return
+    vectors = [one for one in wide if one not in read]  # such as the weight of a norm
+    if any(one.meta["val"].dim() > 1 for one in vectors) or vectors and order[-1] + 1 < len(order):
         return
     users = {user for one in read for user in one.users}
     if not all(packet(u) in ENTRY_BY_ENTRY or _keeps_axes(u) or u.target in ORDERS for u in users):

@@ -95,9 +95,9 @@ def save(family: str, folder: Path) -> Any:
         config = getattr(transformers, encoders.CONFIGS[family])(**keys)
         model = encoders.randomised(transformers.AutoModel.from_config(config))
     else:
-        sizes = {**checkpoints.earlier.SIZES}.get(family, checkpoints.SIZES)
+        sizes = checkpoints.OWN_SIZES.get(family, checkpoints.SIZES)
         keys = copy.deepcopy({**sizes, **EDGES[family]})
-        config = getattr(transformers, checkpoints.CONFIGS[family])(**keys)
+        config = transformers.CONFIG_MAPPING[family](**keys)
         model = checkpoints.randomised(transformers.AutoModelForCausalLM.from_config(config))
     model.save_pretrained(folder)
     path = folder / "config.json"

@@ -1,4 +1,4 @@
-"""Small random checkpoints of every family, as transformers saves them."""
+"""Small random checkpoints, as transformers saves them."""
 
 import copy
 from pathlib import Path
@@ -8,13 +8,16 @@ import torch
 import transformers
 
 from posenc_export.models import families
-from tests.models import earlier, hybrids, latent
 from tests.models.patterns import BY_POSITION
 
 SIZES = {
     "vocab_size": 61, "hidden_size": 64, "num_attention_heads": 4, "num_key_value_heads": 2,
     "num_hidden_layers": 2, "intermediate_size": 48, "max_position_embeddings": 512,
     "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2,
+}  # fmt: skip
+DELTA = {
+    "num_hidden_layers": 4, "linear_num_key_heads": 2, "linear_num_value_heads": 4,
+    "linear_key_head_dim": 16, "linear_value_head_dim": 24, "linear_conv_kernel_dim": 4,
 }  # fmt: skip
 LLAMA3 = {
     "rope_type": "llama3", "rope_theta": 500000.0, "factor": 8.0, "low_freq_factor": 1.0,
@@ -30,145 +33,72 @@ LONGROPE = {
     "rope_type": "longrope", "rope_theta": 10000.0, "partial_rotary_factor": 0.75,
     "short_factor": [1.0, 1.1, 1.2, 1.3, 1.4, 1.5], "long_factor": [2.0, 3.0, 4.0, 5.0, 6.0, 7.0],
 }  # fmt: skip
-# Settings of each model that differ from SIZES. The first word of a name is the family.
-MODELS: Dict[str, Dict[str, Any]] = {
-    "llama": {"rope_parameters": LLAMA3, "tie_word_embeddings": True},
-    "llama with biases": {
-        "attention_bias": True,
-        "mlp_bias": True,
-        "head_dim": 24,
-        "num_key_value_heads": 4,
-    },
-    "mistral": {"sliding_window": 512, "head_dim": 32, "num_key_value_heads": 1},
-    "qwen2": {"rope_parameters": YARN},
-    "smollm3": {"num_hidden_layers": 5, "attention_bias": True},
-    "phi3": {"rope_parameters": LONGROPE, "original_max_position_embeddings": 8},
-    "phi3 short": {"rope_parameters": LONGROPE, "original_max_position_embeddings": 512},
-    "phi3 plain": {"tie_word_embeddings": True, "sliding_window": 512},
-    **earlier.MODELS,
-}
-CONFIGS = {
-    "llama": "LlamaConfig",
-    "mistral": "MistralConfig",
-    "qwen2": "Qwen2Config",
-    "smollm3": "SmolLM3Config",
-    "phi3": "Phi3Config",
-    **earlier.CONFIGS,
-}
-
-# Recent families.
 BY_TYPE = {
     "sliding_attention": {"rope_type": "default", "rope_theta": 1000.0},
     "full_attention": {"rope_type": "linear", "factor": 4.0, "rope_theta": 100000.0},
 }
-MODELS |= {
-    "qwen3": {"head_dim": 32, "rope_parameters": YARN},
-    "qwen3 with windows": {
-        "head_dim": 24,
-        "num_key_value_heads": 1,
-        "use_sliding_window": True,
-        "sliding_window": 8,
-        "max_window_layers": 1,
-        "attention_bias": True,
-        "tie_word_embeddings": True,
+SPECIAL = {key: SIZES[key] for key in SIZES if key.endswith("_id") or key == "vocab_size"}
+PLAIN = {key: SIZES[key] for key in SIZES if key != "num_key_value_heads"}
+# Sizes of types whose keys have other names, or that have more of them.
+OWN_SIZES: Dict[str, Dict[str, Any]] = {
+    "gpt2": {**SPECIAL, "n_embd": 64, "n_head": 4, "n_layer": 2, "n_positions": 512},
+    "gpt_neox": PLAIN,
+    "mpt": {**SPECIAL, "d_model": 64, "n_heads": 4, "n_layers": 2, "max_seq_len": 512},
+    "falcon": {key: PLAIN[key] for key in PLAIN if key != "intermediate_size"},
+    "bloom": {**SPECIAL, "hidden_size": 64, "n_head": 4, "n_layer": 2, "seq_length": 512},
+    "deepseek_v3": {
+        **SIZES, "num_key_value_heads": 4, "num_hidden_layers": 3, "moe_intermediate_size": 24,
+        "n_routed_experts": 8, "n_group": 4, "topk_group": 2, "num_experts_per_tok": 3,
+        "first_k_dense_replace": 1, "kv_lora_rank": 20, "q_lora_rank": 28, "qk_nope_head_dim": 16,
+        "qk_rope_head_dim": 8, "v_head_dim": 12,
     },
-    "olmo2": {"rope_parameters": LLAMA3},
-    "gemma": {"head_dim": 32, "hidden_act": "gelu"},
-    "gemma2": {
-        "head_dim": 16,
-        "query_pre_attn_scalar": 24,
-        "sliding_window": 8,
-        "attn_logit_softcapping": 2.0,
-        "final_logit_softcapping": 5.0,
+    "qwen3_next": {
+        **SIZES, **DELTA, "head_dim": 32, "num_experts": 6, "num_experts_per_tok": 3,
+        "moe_intermediate_size": 24, "shared_expert_intermediate_size": 20,
     },
+}  # fmt: skip
+# Of families, and of types that the code of transformers computes, one for each mechanism: settings
+# that differ from the sizes. The first word of a name is the model type.
+MODELS: Dict[str, Dict[str, Any]] = {
+    "llama": {"rope_parameters": LLAMA3, "tie_word_embeddings": True},
+    "llama with biases": {
+        "attention_bias": True, "mlp_bias": True, "head_dim": 24, "num_key_value_heads": 4,
+    },
+    "mistral": {"sliding_window": 512, "head_dim": 32, "num_key_value_heads": 1},
+    "mistral with a window": {"sliding_window": 8, "rope_parameters": YARN},
+    "gpt2": {},
+    "bloom": {},
+    "mpt": {
+        "n_heads": 6, "d_model": 96, "attn_config": {"clip_qkv": 0.7, "softmax_scale": 0.4},
+    },
+    "falcon": {"alibi": True, "bias": True, "multi_query": False, "parallel_attn": False,
+        "num_attention_heads": 16, "activation": "gelu_new"},
+    "falcon new": {"new_decoder_architecture": True, "num_kv_heads": 2, "ffn_hidden_size": 40},
+    "qwen3": {
+        "head_dim": 24, "num_key_value_heads": 1, "use_sliding_window": True, "sliding_window": 8,
+        "max_window_layers": 1, "attention_bias": True, "tie_word_embeddings": True,
+    },
+    "phi3": {"rope_parameters": LONGROPE, "original_max_position_embeddings": 8},
+    "phi3 short": {"rope_parameters": LONGROPE, "original_max_position_embeddings": 512},
     "gemma3_text": {
-        "head_dim": 32,
-        "query_pre_attn_scalar": 40,
-        "sliding_window": 8,
-        "sliding_window_pattern": 2,
-        "rope_parameters": BY_TYPE,
-    },
-    "gemma3_text plain": {
-        "head_dim": 16,
-        "num_hidden_layers": 7,
-        "sliding_window": 8,
-        "final_logit_softcapping": 4.0,
-        "tie_word_embeddings": False,
-    },
-    "cohere": {"logit_scale": 0.25},
-    "cohere2": {"num_hidden_layers": 5, "sliding_window": 8, "logit_scale": 0.5},
-    "glm": {"head_dim": 32},
-    "stablelm": {},
-    "ministral3": {
-        "head_dim": 32,
-        "rope_parameters": {
-            **YARN,
-            "llama_4_scaling_beta": 0.5,
-            "original_max_position_embeddings": 9,
-        },
-    },
-    "mixtral": {"num_local_experts": 5},
-    "qwen3_moe": {
-        "head_dim": 32,
-        "num_experts": 6,
-        "num_experts_per_tok": 3,
-        "moe_intermediate_size": 24,
+        "head_dim": 32, "query_pre_attn_scalar": 40, "sliding_window": 8,
+        "rope_parameters": BY_TYPE, "final_logit_softcapping": 4.0,
+        "layer_types": ["sliding_attention", "full_attention"],
     },
     "gpt_oss": {
-        "head_dim": 32,
-        "num_local_experts": 5,
-        "num_experts_per_tok": 2,
-        "sliding_window": 8,
-        "swiglu_limit": 0.5,
-        "rope_parameters": {**YARN, "truncate": False, "rope_theta": 150000.0},
-    },
-    "gpt_oss without biases": {
-        "head_dim": 16,
-        "num_local_experts": 4,
-        "num_experts_per_tok": 4,
-        "sliding_window": 5,
-        "attention_bias": False,
-        "num_hidden_layers": 3,
-        "layer_types": ["full_attention", "sliding_attention", "full_attention"],
-        "rope_parameters": YARN,
-        "swiglu_alpha": 1.0,
-        "tie_word_embeddings": True,
+        "head_dim": 32, "num_local_experts": 5, "num_experts_per_tok": 2, "sliding_window": 8,
+        "swiglu_limit": 0.5, "rope_parameters": {**YARN, "truncate": False},
     },
     "llama4_text": {
-        "head_dim": 32,
-        "num_hidden_layers": 4,
-        "attention_chunk_size": 10,
-        "num_local_experts": 4,
-        "intermediate_size_mlp": 40,
-        "interleave_moe_layer_step": 2,
-        "attn_temperature_tuning": False,
-        "rope_parameters": LLAMA3,
+        "head_dim": 16, "num_hidden_layers": 3, "attention_chunk_size": 7, "num_local_experts": 3,
+        "num_experts_per_tok": 2, "intermediate_size_mlp": 40, "no_rope_layers": [0, 1, 0],
+        "interleave_moe_layer_step": 2, "floor_scale": 5, "attn_scale": 0.5,
     },
-    "llama4_text with temperatures": {
-        "head_dim": 16,
-        "num_hidden_layers": 3,
-        "attention_chunk_size": 7,
-        "num_local_experts": 3,
-        "num_experts_per_tok": 2,
-        "intermediate_size_mlp": 40,
-        "no_rope_layers": [0, 1, 0],
-        "floor_scale": 5,
-        "attn_scale": 0.5,
-        "attention_bias": True,
-        "use_qk_norm": False,
-        "tie_word_embeddings": True,
+    "deepseek_v3": {
+        "rope_parameters": {**YARN, "mscale": 1.0, "mscale_all_dim": 0.7}, "rms_norm_eps": 1e-3,
     },
-}
-CONFIGS |= {
-    "qwen3": "Qwen3Config", "olmo2": "Olmo2Config", "gemma": "GemmaConfig",
-    "gemma2": "Gemma2Config", "gemma3_text": "Gemma3TextConfig", "cohere": "CohereConfig",
-    "cohere2": "Cohere2Config", "glm": "GlmConfig", "stablelm": "StableLmConfig",
-    "ministral3": "Ministral3Config", "mixtral": "MixtralConfig", "qwen3_moe": "Qwen3MoeConfig",
-    "gpt_oss": "GptOssConfig", "llama4_text": "Llama4TextConfig",
+    "qwen3_next": {"rms_norm_eps": 1e-3},
 }  # fmt: skip
-
-MODELS |= {**latent.MODELS, **hybrids.MODELS}
-CONFIGS |= {**latent.CONFIGS, **hybrids.CONFIGS}
 
 # Those that a family of ours reads; transformers' code computes the others.
 OURS = [name for name in MODELS if not families.lacks({"model_type": name.split()[0]})]
@@ -176,8 +106,8 @@ OURS = [name for name in MODELS if not families.lacks({"model_type": name.split(
 # Patterns that transformers cannot compute: its temperatures use the column of a token as its
 # position, and its rounded ALiBi always counts from 0.
 WITHOUT: Dict[str, Tuple[str, ...]] = {
-    "llama4_text with temperatures": BY_POSITION,
-    "falcon with alibi": ("shifted",),
+    "llama4_text": BY_POSITION,
+    "falcon": ("shifted",),
 }
 
 
@@ -185,11 +115,9 @@ def described(name: str) -> Any:
     """Return transformers' configuration of a model. It has its own copy of nested entries, in
     which transformers writes.
     """
-    own = {**earlier.SIZES, **latent.SIZES, **hybrids.SIZES}
-    sizes = own.get(name.split()[0], SIZES)
-    return getattr(transformers, CONFIGS[name.split()[0]])(
-        **copy.deepcopy({**sizes, **MODELS[name]})
-    )
+    model_type = name.split()[0]
+    keys = {**OWN_SIZES.get(model_type, SIZES), **MODELS[name]}
+    return transformers.CONFIG_MAPPING[model_type](**copy.deepcopy(keys))
 
 
 def made(name: str) -> Any:

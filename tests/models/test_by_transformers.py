@@ -17,8 +17,8 @@ from safetensors.torch import load_file, save_file
 from posenc_export import export_model, ops
 from posenc_export.commands.cli import main
 from posenc_export.models import families
-from posenc_export.models.by_transformers import Chosen, Published, kind_of, load, without_code
-from posenc_export.models.checkpoint import Checkpoint, read_config
+from posenc_export.models.by_transformers import Chosen, Published, without_code
+from posenc_export.models.checkpoint import Checkpoint
 from posenc_export.models.pretrained import from_pretrained
 from posenc_export.models.tensor_files import SafetensorsFile
 from posenc_export.ops import experts
@@ -112,20 +112,27 @@ def test_experts_are_one_operation(weights: Optional[str], tmp_path: Path) -> No
     assert manifest.operators["QMoE" if weights else "MoE"] == 2
 
 
-def test_experts_with_another_unit_stay_as_they_are(tmp_path: Path) -> None:
-    _saved("gpt_oss", tmp_path)
-    with Checkpoint(tmp_path, read_config(tmp_path)) as checkpoint:
-        published = load(kind_of(checkpoint.config), checkpoint)
-    assert not any(isinstance(part, Chosen) for part in published.modules())
+def test_experts_with_another_unit_stay_as_they_are(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(TYPES, "flex_olmo", {**TYPES["flex_olmo"], "hidden_act": "relu"})
+    _saved("flex_olmo", tmp_path)
+    model: Any = from_pretrained(tmp_path)
+    assert not any(isinstance(part, Chosen) for part in model.modules())
 
 
 @pytest.mark.parametrize("rows", [0, 1, 7])
-def test_the_operator_of_experts_computes_the_operation(rows: int) -> None:
+@pytest.mark.parametrize("biased", [False, True])
+def test_the_operator_of_experts_computes_the_operation(rows: int, biased: bool) -> None:
     torch.manual_seed(0)
     x, (gates, ups), downs = torch.randn(rows, 6), torch.randn(2, 4, 6, 5), torch.randn(4, 5, 6)
     weights = torch.rand(rows, 4) * torch.randint(0, 2, (rows, 4))
+    biases = [torch.randn(4, 5), torch.randn(4, 5), torch.randn(4, 6)]
     given = [part.double() for part in (x, weights, gates, ups, downs)]
-    torch.testing.assert_close(experts.RUN(*given, 4), ops.weighted_experts(*given, 4))
+    further = [part.double() if biased else None for part in biases]
+    unit = (1.7, 1.0, 0.6)
+    expected = ops.weighted_experts(*given, 4, *further, *unit)
+    torch.testing.assert_close(experts.RUN(*given, 4, *further, *unit), expected)
 
 
 def test_weights_in_several_files_are_read(tmp_path: Path) -> None:
@@ -350,7 +357,7 @@ def test_a_config_that_transformers_does_not_take_is_refused(
         from_pretrained(granite)
 
 
-@pytest.mark.parametrize("arguments", [{"layer": 0}, {"part": "encoder"}, {"lengths": "long"}])
+@pytest.mark.parametrize("arguments", [{"layer": 0}, {"part": "encoder"}])
 def test_options_of_families_are_refused(arguments: Dict[str, Any], granite: Path) -> None:
     assert f"a family of ours for {[*arguments][0]}, got 'granite'" in _refusal(
         granite, **arguments

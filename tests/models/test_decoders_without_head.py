@@ -25,7 +25,7 @@ from tests.models.checkpoints import described, randomised, saved
 from tests.tiny import decoder
 
 IDS = torch.randint(3, 61, (3, 14), generator=torch.Generator().manual_seed(0))
-NAMES = ("llama", "llama with biases", "mistral", "qwen3 with windows", "gpt2")
+NAMES = ("llama", "llama with biases", "mistral", "mistral with a window", "gpt2")
 PAIRS = [
     *((name, task) for name in NAMES for task in ("SequenceClassification", "TokenClassification")),
     *(("llama", "QuestionAnswering"), ("mistral", "QuestionAnswering")),
@@ -100,7 +100,7 @@ def test_scores_of_a_decoder_equal_those_of_transformers(
 
 @pytest.mark.parametrize("kind", ["AutoModel", "AutoModelForSequenceClassification"])
 def test_a_decoder_without_head_is_proved_in_its_artefact(kind: str, tmp_path: Path) -> None:
-    _saved("qwen3 with windows", kind, tmp_path)
+    _saved("mistral with a window", kind, tmp_path)
     manifest = export(from_pretrained(tmp_path), "ort", tmp_path / "artefact")
     assert manifest.certificate is not None and manifest.certificate["passed"]
     names, cached = [value.name for value in manifest.outputs], kind == "AutoModel"
@@ -116,7 +116,7 @@ def test_hidden_states_with_caches_get_no_configuration_of_an_encoder(tmp_path: 
 
 
 def test_no_head_exports_hidden_states_of_a_tied_decoder(tmp_path: Path) -> None:
-    saved("qwen3 with windows", tmp_path)
+    saved("mistral with a window", tmp_path)
     folder = tmp_path / "artefact"
     command = ["export", str(tmp_path), "--target", "torchscript", "-o", str(folder)]
     assert main([*command, "--no-head", "--no-verify"]) == 0

@@ -1,15 +1,15 @@
-"""Decoders with LongRoPE: which factors are chosen, and which choice of transformers each equals;
-and with dual chunks, which transformers ignores.
-"""
+"""Decoders with LongRoPE: which factors are chosen, as transformers chooses for which prompts."""
 
 from pathlib import Path
-from typing import Any, Dict, Optional
+from typing import Any, Dict
 
 import numpy as np
 import pytest
 import torch
 
 from posenc_export.export.expected import eager_session
+from posenc_export.export.read_module import as_model
+from posenc_export.models.by_transformers import Published
 from posenc_export.models.pretrained import from_pretrained
 
 transformers = pytest.importorskip("transformers", reason="transformers is not installed")
@@ -42,7 +42,7 @@ def _differs(folder: Path, peer: Any, tokens: np.ndarray, **given: Any) -> bool:
         share(
             [
                 (
-                    eager_session(from_pretrained(folder, **given)).prefill(tokens),
+                    eager_session(as_model(from_pretrained(folder, **given))).prefill(tokens),
                     theirs(peer, tokens),
                 )
             ]
@@ -67,10 +67,8 @@ def test_greedy_tokens_after_a_prompt_beyond_the_trained_length_equal_those_of_t
         ]
         .tolist()
     )
-    results = [
-        int(token[0])
-        for token in eager_session(from_pretrained(folder)).generate(LONG[:1], 12, stop=())
-    ]
+    session = eager_session(as_model(from_pretrained(folder)))
+    results = [int(token[0]) for token in session.generate(LONG[:1], 12, stop=())]
     assert results[: len(wanted)] == wanted
 
 
@@ -87,7 +85,6 @@ def test_long_factors_of_short_prompts_are_those_of_a_model_with_a_shorter_train
     [
         {"max_positions": TRAINED},
         {"max_positions": TRAINED, "lengths": "short"},
-        {"lengths": "by_position"},
     ],
 )
 def test_prompts_up_to_the_trained_length_equal_those_of_transformers_with_short_factors(
@@ -96,31 +93,14 @@ def test_prompts_up_to_the_trained_length_equal_those_of_transformers_with_short
     assert not _differs(folder, _peer(), SHORT, **given)
 
 
-def test_by_position_no_division_into_calls_changes_a_result(folder: Path) -> None:
-    model = from_pretrained(folder, lengths="by_position")
-    whole, session = eager_session(model).prefill(LONG), eager_session(model)
-    session.prefill(LONG[:, : TRAINED - 4])
-    assert share([(session.prefill(LONG[:, TRAINED - 4 :]), whole[:, TRAINED - 4 :])]) <= 1
-
-
-@pytest.mark.parametrize(("lengths", "entries"), [(None, 16), ("by_position", 16 + 12)])
-def test_fixed_factors_need_one_copy_of_each_key(
-    lengths: Optional[str], entries: int, folder: Path
-) -> None:
-    assert {
-        attention.encoding.key_size(16)
-        for attention in from_pretrained(folder, lengths=lengths).attentions()
-    } == {entries}
-
-
 REFUSED = {
     "unknown": (
         {"lengths": "longest"},
-        "expected lengths to be one of long, short, by_position, got 'longest'",
+        "expected lengths to be one of long, short, got 'longest'",
     ),
     "short beyond": (
         {"lengths": "short"},
-        f"expected max_positions of at most the trained length {TRAINED} with lengths short, "
+        f"expected max_positions of at most {TRAINED}, the trained length, with lengths short, "
         "got 512",
     ),
 }
@@ -133,18 +113,21 @@ def test_lengths_that_do_not_fit_are_refused(case: str, folder: Path) -> None:
         from_pretrained(folder, **given)
 
 
-def test_lengths_are_refused_for_a_model_without_longrope(tmp_path: Path) -> None:
-    transformers.LlamaForCausalLM(transformers.LlamaConfig(**SIZES)).save_pretrained(tmp_path)
-    with pytest.raises(ValueError, match="expected lengths only for a decoder with LongRoPE"):
+@pytest.mark.parametrize("kind", ["Llama", "Gemma"])
+def test_lengths_are_refused_for_a_model_without_longrope(kind: str, tmp_path: Path) -> None:
+    config = getattr(transformers, f"{kind}Config")(**SIZES)
+    getattr(transformers, f"{kind}ForCausalLM")(config).save_pretrained(tmp_path)
+    with pytest.raises(ValueError, match="expected lengths only for a model with LongRoPE"):
         from_pretrained(tmp_path, lengths="long")
 
 
-def test_dual_chunks_equal_transformers_which_ignores_them_in_the_first_chunk_alone(
-    tmp_path: Path,
-) -> None:
+def test_a_type_with_a_family_has_longrope_by_the_code_of_transformers(tmp_path: Path) -> None:
     torch.manual_seed(0)
-    chunks = {"chunk_size": TRAINED + 8, "local_size": 8}
-    config = transformers.Qwen2Config(**SIZES, dual_chunk_attention_config=chunks)
-    peer = transformers.Qwen2ForCausalLM(config).eval()
+    rotation = {**LONGROPE, "factor": 4.0, "original_max_position_embeddings": TRAINED}
+    del rotation["partial_rotary_factor"]
+    rotation |= {f"{name}_factor": [float(n) for n in range(1, 9)] for name in ("short", "long")}
+    config = transformers.LlamaConfig(**{**SIZES, "rope_parameters": rotation})
+    peer = transformers.LlamaForCausalLM(config).eval()
     peer.save_pretrained(tmp_path)
-    assert not _differs(tmp_path, peer, SHORT) and _differs(tmp_path, peer, LONG)
+    assert isinstance(from_pretrained(tmp_path), Published)
+    assert not _differs(tmp_path, peer, LONG)

@@ -357,7 +357,7 @@ def test_a_decoder_is_pooled_at_its_last_token(tmp_path: Path) -> None:
     folder(tmp_path / "encoder", {"pooling_mode": "lasttoken"})
     for name in ("config.json", "model.safetensors"):
         (tmp_path / "encoder" / name).unlink()
-    peer, _ = checkpoints.saved("qwen3 with windows", tmp_path / "encoder")
+    peer, _ = checkpoints.saved("mistral with a window", tmp_path / "encoder")
     embeddings = ours(tmp_path / "encoder")
     assert close(embeddings, theirs(peer.base_model, POOLINGS["lasttoken"]))
     assert from_pretrained(tmp_path / "encoder", head=False).config.cached

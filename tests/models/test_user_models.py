@@ -133,14 +133,6 @@ WRONG = {
         ["tiny-rope", "--layer", "1"],
         "expected no options of a block or checkpoint for tiny-rope, got --layer",
     ),
-    "a longer range without a number": (
-        ["{checkpoint}", "--longer", "copied"],
-        "expected --max-positions with --longer copied, got none",
-    ),
-    "a longer range of a rotation": (
-        ["{checkpoint}", "--longer", "copied", "--max-positions", "900"],
-        "expected one learned token encoding, got NoPE",
-    ),
     "a layout without weights": (
         ["block", "--layout", "half"],
         "a block with random weights, got --layout",

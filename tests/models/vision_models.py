@@ -11,8 +11,7 @@ import torch
 import transformers
 
 from posenc_export.runtime.grids import coordinates
-from tests.models.checkpoints import randomised
-from tests.models.hybrids import DELTA
+from tests.models.checkpoints import DELTA, randomised
 
 TEXT = {
     "vocab_size": 61, "hidden_size": 64, "num_attention_heads": 4, "num_key_value_heads": 2,

@@ -9,8 +9,8 @@ def describe(config: Settings) -> StackConfig:
     # Key of SmolLM2; transformers always uses layout half.
     config.fixed({"rope_interleaved": False})
     rotation, bias = config.rotation(), config.flag("attention_bias", False)
-    attention, mlp_bias = gated.attention(config, bias, bias), config.flag("mlp_bias", False)
-    return gated.uniform(config, gated.layer(config, attention, mlp_bias=mlp_bias), [rotation])
+    attention = gated.attention(config, bias, bias, encodings=(rotation,))
+    return gated.decoder(config, gated.layer(config, attention, config.flag("mlp_bias", False)))
 
 
 FAMILY = Family(describe, gated.WEIGHTS)

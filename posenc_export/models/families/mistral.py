@@ -7,9 +7,13 @@ from posenc_export.models.families.shared.family import Family, Settings, StackC
 def describe(config: Settings) -> StackConfig:
     """Describe the decoder. sliding_window is required: transformers' default is 4096."""
     config.needs("num_key_value_heads")
-    rotation, window = config.rotation(), config.window("sliding_window")
-    kind = gated.layer(config, gated.attention(config))
-    return gated.uniform(config, gated.windowed(config, kind, window), [rotation])
+    kind = gated.layer(config, gated.attention(config, encodings=(config.rotation(),)))
+    if (window := config.window("sliding_window")) is None:
+        config.full_attention()
+        return gated.decoder(config, kind)
+    config.fixed({"layer_types": ["sliding_attention"] * config.layers})
+    kind = kind.with_attention(sees={"name": "window", "size": window})
+    return gated.decoder(config, kind)
 
 
 FAMILY = Family(describe, gated.WEIGHTS)

@@ -143,10 +143,11 @@ def _mpt(metadata: Metadata, config: Config) -> Config:
     if config["intermediate_size"] != 4 * config["hidden_size"]:
         rule = "feed_forward_length to be four times embedding_length in mpt"
         raise refusal("gguf", rule, "another", SAFETENSORS)
-    slopes = metadata.number("attention.max_alibi_bias", 8.0)
+    if (slopes := metadata.number("attention.max_alibi_bias", 8.0)) != 8:
+        raise refusal("gguf", "attention.max_alibi_bias to be 8", slopes, SAFETENSORS)
     clip = metadata.take("attention.clamp_kqv") or None
     _equal_heads(metadata, config)
-    return {"attn_config": {"alibi_bias_max": slopes, "clip_qkv": clip}}
+    return {"attn_config": {"clip_qkv": clip}}
 
 
 def _falcon(metadata: Metadata, config: Config) -> Config:

@@ -213,7 +213,7 @@ def test_blocks_and_encoders_are_verified(
 
 
 @pytest.mark.exhaustive
-@pytest.mark.parametrize("name", ["llama with biases", "gemma3_text", "phi3", "gpt2"])
+@pytest.mark.parametrize("name", ["llama with biases", "gemma3_text", "gpt2", "gpt_oss"])
 @pytest.mark.parametrize("target", ["ort", "onnx"])
 def test_checkpoints_are_verified_and_every_linear_layer_is_quantized(
     target: str, name: str, tmp_path: Path

@@ -1,22 +1,17 @@
 """Llama-like decoders: RMSNorm, grouped heads, a gated MLP (Touvron et al. 2023, LLaMA, 2.2)."""
 
-from types import MappingProxyType
-from typing import Any, Dict, Mapping, Optional, Sequence, Tuple
-
-import msgspec
+from typing import Any
 
 from posenc_export.models.config import (
     AttentionConfig,
     HeadConfig,
     LayerConfig,
-    Named,
     StackConfig,
     TokensConfig,
 )
 from posenc_export.models.families.shared.family import layer_of, stack
 from posenc_export.models.families.shared.rules import OURS, QKV, Table, joined, same
 from posenc_export.models.families.shared.settings import Settings
-from posenc_export.models.families.shared.typed_keys import REQUIRED
 
 LAYER = "model.layers.{layer}."
 WEIGHTS: Table = {
@@ -30,10 +25,6 @@ WEIGHTS: Table = {
     OURS + "mlp.down": same(LAYER + "mlp.down_proj"),
     "norm": same("model.norm"),
     "head.linear": same("lm_head"),
-}
-HEAD_NORMS: Table = {
-    OURS + "attention.q_norm.norm": same(LAYER + "self_attn.q_norm"),
-    OURS + "attention.k_norm.norm": same(LAYER + "self_attn.k_norm"),
 }
 
 
@@ -52,86 +43,17 @@ def attention(
     )
 
 
-def layer(
-    config: Settings,
-    attention: AttentionConfig,
-    activation: str = "hidden_act",
-    mlp_bias: bool = False,
-    residual: str = "pre",
-) -> LayerConfig:
-    """Describe a layer with a gated MLP and RMSNorm. activation: key in the config; residual: key
-    of parts.PARTS["residual"].
-    """
+def layer(config: Settings, attention: AttentionConfig, mlp_bias: bool = False) -> LayerConfig:
+    """Describe a layer with a gated MLP and RMSNorm."""
     norm = {"name": "rms", "epsilon": config.number("rms_norm_eps")}
     mlp = {"name": "gated", "hidden": config.whole("intermediate_size")}
-    mlp |= {"activation": config.activation(activation), "bias": mlp_bias}
-    return layer_of(attention, mlp, norm, residual)
+    mlp |= {"activation": config.activation("hidden_act"), "bias": mlp_bias}
+    return layer_of(attention, mlp, norm)
 
 
-def head_norm(kind: LayerConfig) -> LayerConfig:
-    """Return the layer with norms of queries and keys, specified like its first norm."""
-    return kind.with_attention(head_norm={"name": "head", "norm": kind.norms[0]})
-
-
-def with_experts(
-    kind: LayerConfig, experts: int, chosen: int, weights: str, **parts: Any
-) -> LayerConfig:
-    """Return the layer with experts in place of its MLP, with its hidden width and activation."""
-    sizes = {"experts": experts, "chosen": chosen, "hidden": kind.mlp["hidden"]}
-    unit = {"name": "gated", "activation": kind.mlp["activation"]}
-    mlp = {"name": "experts", **sizes, "weights": weights, "unit": unit, **parts}
-    return msgspec.structs.replace(kind, mlp=mlp)
-
-
-def windowed(config: Settings, kind: LayerConfig, window: Optional[int]) -> LayerConfig:
-    """Return the layer with an attention window, for families with one window for all layers."""
-    if window is None:
-        config.full_attention()
-        return kind
-    config.fixed({"layer_types": ["sliding_attention"] * config.layers})
-    return kind.with_attention(sees={"name": "window", "size": window})
-
-
-def late_windows(
-    config: Settings, kind: LayerConfig, rotation: Named, first: int, window: Any = REQUIRED
-) -> Tuple[Dict[str, LayerConfig], Sequence[str]]:
-    """Return kinds and order of layers, of which those from max_window_layers on have a window with
-    use_sliding_window (Qwen). first, window: defaults of max_window_layers and sliding_window;
-    without the latter, use_sliding_window needs the key.
-    """
-    used = config.flag("use_sliding_window", False)
-    first = config.integer("max_window_layers", first)  # 0 or less: all layers have a window
-    size = config.window("sliding_window", None if window is REQUIRED and not used else window)
-    names = ("full_attention", "sliding_attention")
-    windowed = used and size is not None
-    types = [names[windowed and index >= first] for index in range(config.layers)]
-    return config.by_type(kind, [rotation], size if used else None, types)
-
-
-def decoder(
-    config: Settings,
-    layers: Tuple[Dict[str, LayerConfig], Sequence[str]],
-    tied: bool = False,
-    head: Mapping[str, Any] = MappingProxyType({}),
-    **tokens: Any,
-) -> StackConfig:
-    """Describe the whole decoder, with the norm of its first layer after the last one.
-
-    Args:
-        layers: kinds of layers by name, and the kind of each layer.
-        tied: the family's default of tie_word_embeddings.
-        head, tokens: further fields of HeadConfig and TokensConfig.
-    """
-    kinds, order = layers
-    norm = next(iter(kinds.values())).norms[0]
-    embedding = TokensConfig(vocabulary=config.whole("vocab_size"), **tokens)
-    described = HeadConfig(tied=config.flag("tie_word_embeddings", tied), **head)
-    return stack(config, kinds, order, embedding, norm=norm, head=described)
-
-
-def uniform(
-    config: Settings, kind: LayerConfig, in_layers: Sequence[Named], **options: Any
-) -> StackConfig:
-    """Describe a decoder with one kind of layers and these encodings; options of `decoder`."""
-    kind = kind.with_attention(encodings=tuple(in_layers))
-    return decoder(config, ({"layer": kind}, ["layer"] * config.layers), **options)
+def decoder(config: Settings, kind: LayerConfig) -> StackConfig:
+    """Describe the whole decoder, with the norm of its layers after the last one."""
+    embedding = TokensConfig(vocabulary=config.whole("vocab_size"))
+    head = HeadConfig(tied=config.flag("tie_word_embeddings", False))
+    order = ["layer"] * config.layers
+    return stack(config, {"layer": kind}, order, embedding, norm=kind.norms[0], head=head)

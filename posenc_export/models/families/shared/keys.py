@@ -44,32 +44,5 @@ DEFAULTS: Dict[str, Any] = {
     "pruned_heads": {},
     "tie_encoder_decoder": False,
 }
-# Other names of keys, by our name: each with the model types in which transformers reads it. Bloom
-# needs no range, so that its name of it has no effect.
-SPELLINGS: Dict[str, Dict[str, Tuple[str, ...]]] = {
-    "num_hidden_layers": {
-        "n_layer": ("gpt2", "bloom"),
-        "n_layers": ("mpt",),
-    },
-    "hidden_size": {
-        "n_embd": ("gpt2",),
-        "n_embed": ("bloom", "falcon"),
-        "d_model": ("mpt",),
-    },
-    "num_attention_heads": {
-        "n_head": ("gpt2", "bloom"),
-        "n_heads": ("mpt",),
-    },
-    "max_position_embeddings": {
-        "n_positions": ("gpt2",),
-        "max_seq_len": ("mpt",),
-        "n_ctx": (),
-        "seq_length": ("bloom",),
-    },
-    "intermediate_size": {
-        "n_inner": ("gpt2", "bloom"),
-    },
-    "num_local_experts": {
-        "num_experts": ("gpt_oss",),
-    },
-}
+# Other names of keys, by our name: each with the model types in which transformers reads it.
+SPELLINGS: Dict[str, Dict[str, Tuple[str, ...]]] = {"max_position_embeddings": {"n_ctx": ()}}

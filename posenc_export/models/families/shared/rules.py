@@ -49,11 +49,6 @@ def whole(name: str) -> Rule:
     return Rule(lambda kind, shape, attention: {name: shape})
 
 
-def one_plus(module: str) -> Rule:
-    """The weight of a norm plus 1 (Gemma saves w - 1)."""
-    return Rule(_of_module(module), lambda tensors, attention: tensors[0] + 1.0)
-
-
 def transposed(module: str) -> Rule:
     """The transpose of a weight [inputs, outputs], as in GPT-2's Conv1D."""
     return Rule(
@@ -84,54 +79,8 @@ def grouped(module: str) -> Rule:
     return Rule(_of_module(module), form)
 
 
-def gate_and_up(module: str) -> Table:
-    """Rules for gate and up of a gated MLP, the two halves of one tensor."""
-
-    def half(index: int) -> Rule:
-        return Rule(
-            lambda kind, shape, attention: {f"{module}.{kind}": (2 * shape[0], *shape[1:])},
-            lambda tensors, attention: tensors[0].chunk(2)[index],
-        )
-
-    return {OURS + "mlp.gate": half(0), OURS + "mlp.up": half(1)}
-
-
-def _of_columns(name: str, half: Callable[[Tensor], Tensor]) -> Rule:
-    return Rule(
-        lambda kind, shape, attention: {name: (*shape[:-1], 2 * shape[-1])},
-        lambda tensors, attention: half(tensors[0]),
-    )
-
-
-def half_of_columns(name: str, index: int) -> Rule:
-    """One half (0 or 1) of the last axis, which holds all gate, then all up entries (Llama 4)."""
-    return _of_columns(name, lambda tensor: tensor.chunk(2, dim=-1)[index])
-
-
-def every_other_column(name: str, first: int) -> Rule:
-    """Every second entry, from 0 or 1, of the last axis, for gate and up in turn (gpt-oss)."""
-    return _of_columns(name, lambda tensor: tensor[..., first::2].contiguous())
-
-
 def _names(name: str, rows: int) -> List[str]:
     return [name.replace("{row}", str(row)) for row in range(rows)]
-
-
-def experts(router: str, gate: str, up: str, down: str) -> Table:
-    """Rules for experts; weights [outputs,inputs] of expert `{row}` become [N,inputs,outputs]."""
-
-    def linears(name: str) -> Rule:
-        return Rule(
-            lambda kind, shape, attention: dict.fromkeys(_names(name, shape[0]), shape[:0:-1]),
-            lambda tensors, attention: torch.stack([tensor.t() for tensor in tensors]),
-        )
-
-    return {
-        OURS + "mlp.router": same(router),
-        OURS + "mlp.gates": linears(gate),
-        OURS + "mlp.ups": linears(up),
-        OURS + "mlp.downs": linears(down),
-    }
 
 
 def no_bias() -> Rule:

@@ -87,15 +87,6 @@ class Keys:
         for key in keys:
             self._remaining.pop(key, None)
 
-    def flatten(self, key: str) -> None:
-        """Replace a nested mapping by its entries, as keys `key.name`."""
-        nested = self.take(key, None)
-        nested = {} if nested is None else nested
-        if not isinstance(nested, dict):
-            raise self.refusal(f"{key} to be a mapping", nested)
-        for name in nested.keys() - IGNORED:
-            self._remaining[f"{key}.{name}"] = nested[name]
-
     def only(self, key: str, allowed: Any, default: Any = REQUIRED) -> None:
         """Take a key, and refuse any value but the given one."""
         value = self.take(key, default)
@@ -114,18 +105,6 @@ class Keys:
             raise self.refusal(f"{key} to be {' or '.join(choices)}", value, UNSUPPORTED)
         return str(value)
 
-    def off(self, key: str) -> None:
-        """Take a key, and refuse any value but false and null."""
-        value = self.take(key, None)
-        if value not in (None, False):
-            raise self.refusal(f"{key} to be false or null", value, UNSUPPORTED)
-
-    def number_or_none(self, key: str, default: Optional[float] = None) -> Optional[float]:
-        """Take a finite number above 0; None if the key is null, `default` if it is missing."""
-        if self._remaining.get(key, default) is None:
-            return self.take(key, None)
-        return self.number(key) if key in self._remaining else default
-
     def activation(self, key: str, default: Any = REQUIRED) -> str:
         """Take the name of an activation, and return our name of it."""
         value = self.take(key, default)
@@ -133,28 +112,19 @@ class Keys:
             raise self.refusal(f"{key} to be one of {', '.join(ACTIVATIONS)}", value, UNSUPPORTED)
         return ACTIVATIONS[value]
 
-    def per_layer(self, key: str, default: Sequence[Any], or_empty: bool = False) -> List[Any]:
-        """Take a list with an entry for each layer; `default` if missing, null, or_empty: []."""
+    def per_layer(self, key: str) -> List[Any]:
+        """Take a list with an entry for each layer; an empty one if it is missing or null."""
         entries = self.take(key, None)
-        if entries is None or (or_empty and entries == []):
-            return list(default)
+        if entries is None:
+            return []
         if not isinstance(entries, list) or len(entries) != self.layers:
             got = len(entries) if isinstance(entries, list) else entries
             raise self.refusal(f"{key} with an entry for each of {self.layers} layers", got)
         return entries
 
-    def indices(self, key: str, default: Sequence[int]) -> Sequence[int]:
-        """Take a list of layers by index; `default` if it is missing or null."""
-        indices = self.take(key, None)
-        if indices is None:
-            return default
-        if not isinstance(indices, list) or not all(type(index) is int for index in indices):
-            raise self.refusal(f"{key} to be a list of layers", indices)
-        return indices
-
-    def window(self, key: str, default: Any = REQUIRED) -> Optional[int]:
+    def window(self, key: str) -> Optional[int]:
         """Take the size of a window, which includes the query's own key; None for no window."""
-        value = self.take(key, default)
+        value = self.take(key)
         if value is not None and (type(value) is not int or value < 1):
             raise self.refusal(f"{key} to be null or an integer above 0", value)
         return value
