@@ -77,7 +77,7 @@ def from_pretrained(
     with opened(folder) as checkpoint, enough_memory("checkpoint"), torch.no_grad():
         values = checkpoint.config
         if families.lacks(values):
-            chosen = {"layer": layer}
+            chosen: Dict[str, Any] = {"layer": layer}
             if part == families.EMBEDDINGS:
                 chosen["part"] = part
             read = _published(folder, checkpoint, max_positions, head, chosen, sentences, part)
