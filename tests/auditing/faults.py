@@ -54,34 +54,9 @@ def _theta(model: Any) -> None:
     rotary.inv_freq = 500000.0 ** (-torch.arange(0, 8, 2).float() / 8)
 
 
-def _interleaved(model: Any) -> None:
-    """Let a rotation of halves meet weights in the order of pairs."""
-    order = torch.arange(8).view(2, 4).T.reshape(-1)
-    inverse = torch.argsort(order)
-    for layer in model.model.layers:
-        for projection in (layer.self_attn.q_proj, layer.self_attn.k_proj):
-            heads = projection.weight.data.view(-1, 8, projection.weight.shape[1])
-            projection.weight.data = heads[:, inverse].reshape(projection.weight.shape)
-
-
 def _scale(model: Any) -> None:
     for layer in model.model.layers:
         layer.self_attn.scaling = 8**-1.0
-
-
-class _HalfAngles(torch.nn.Module):
-    def __init__(self, inner: torch.nn.Module) -> None:
-        super().__init__()
-        self.inner = inner
-
-    def forward(self, x: torch.Tensor, position_ids: torch.Tensor, **_: Any) -> Any:
-        angles = position_ids[..., None].half() * self.inner.inv_freq.half()
-        angles = torch.cat((angles, angles), dim=-1)
-        return angles.float().cos(), angles.float().sin()
-
-
-def _half_angles(model: Any) -> None:
-    model.model.rotary_emb = _HalfAngles(model.model.rotary_emb)
 
 
 def _slots(ids, mask, positions, past):  # type: ignore[no-untyped-def]
@@ -142,11 +117,9 @@ FAULTS: Dict[str, Fault] = {
     "cache shifted": Fault("llama", ("cache",), outputs=_shifted),
     "new tokens one position late": Fault("llama", ("cache",), wrap=_late),
     "theta": Fault("llama", ("theta",), _theta),
-    "interleaved for half": Fault("llama", ("layout",), _interleaved),
     "scale": Fault("llama", ("scale",), _scale),
     "mask one short": Fault("llama", ("mask",), wrap=_short_mask),
     "ALiBi counts padding": Fault("bloom", ("padding",), wrap=_scaled_by_padding),
-    "angles in float16": Fault("llama", ("angles",), _half_angles),
     "second row copied": Fault("llama", ("copied row",), wrap=_first_row),
     "cache capped": Fault("llama", ("capacity",), wrap=_capped),
 }

@@ -1,7 +1,6 @@
 """What the description of a model says about attention and its nodes (docs/models.md)."""
 
 import math
-import re
 from typing import (
     Annotated,
     Any,
@@ -16,14 +15,12 @@ from typing import (
 import msgspec
 from msgspec import Meta
 
-from posenc_export.runtime.artefact.records import Places
 from posenc_export.runtime.artefact.schema import Manifest
 from posenc_export.runtime.graphs import kernel_library, onnx_nodes
 
 Described = Mapping[str, Any]
 # Of a module that was read, the graph is proved, and the reading compared with calls of the module.
 UNDECLARED = "read as it is: which keys it sees was found in its calls, and it declares no rows"
-SIZES = (8, 16, 64, 128, 256, 512)  # lengths at which kernels may change
 # Attributes of attention nodes that follow from others, or from the shapes of inputs.
 FREE = {"do_rotary", "rotary_interleaved", "qk_output", "k_quant_type"}
 FREE |= {"v_quant_type", "kv_cache_bit_width"}
@@ -101,19 +98,6 @@ def _convert(value: Any, kind: Any) -> Any:
 def causal(manifest: Manifest) -> bool:
     """Return whether no query attends to later tokens."""
     return all(part["sees"]["name"] not in ("both", "near") for part in attentions(manifest))
-
-
-def edges(manifest: Manifest) -> List[int]:
-    """Return lengths at which an artefact may change, by the numbers that its layers and encodings
-    declare, and both neighbours of each.
-    """
-    most, places = manifest.max_positions, manifest.places or Places()
-    rules = [*places.sees, *places.tokens, *(rule for rules in places.rows for rule in rules)]
-    rules = [rule for rule in rules if "count(" not in rule]  # borders of buckets are no lengths
-    numbers = {int(number) for rule in rules for number in re.findall(r"\b\d+\b", rule)}
-    numbers |= {*SIZES, manifest.chunk, manifest.capacity_bucket, most}
-    near = {number + shift for number in numbers for shift in (-1, 0, 1)}
-    return sorted(number for number in near if 0 < number <= most)
 
 
 def has_cache(manifest: Manifest) -> bool:
