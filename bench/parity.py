@@ -26,14 +26,14 @@ from posenc_export.shared.tables import markdown
 # may belong to several columns.
 COLUMNS: Dict[str, Dict[str, Tuple[str, ...]]] = {
     "decoder": {
-        "full": ("past 0,",),
-        "chunked": ("chunks of", "past 1,", "past middle,", "cache filled"),
-        "decode": ("steps", "past last"),
-        "offset": ("start 1000", "start 1064"),
+        "full": ("at once",),
+        "chunked": ("chunks of", "past middle,", "cache filled"),
+        "decode": ("steps",),
+        "offset": ("starts 0, 1000, 1064",),
         "padding": ("left padding",),
         "ragged": ("ragged",),
         "rewind": ("rewind", "fork"),
-        "guests": ("guests", "come and go"),
+        "guests": ("come and go",),
         "oracle": ("oracle",),
     },
     "encoder": {

@@ -56,7 +56,7 @@ def test_multihead_attention_of_torch_is_found_by_its_names(bias: bool) -> None:
     assert result["passed"] and {
         "full pass",
         "batch 3, start 0: steps",
-        "batch 3, start 0: rewind",
+        "batch 3, start 0: rewind by row",
     } <= set(result["cells"])
 
 

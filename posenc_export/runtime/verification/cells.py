@@ -32,6 +32,7 @@ from posenc_export.runtime.verification.scenarios import (
     Scenario,
     of_caches,
     of_whole_calls,
+    split,
 )
 
 FILLED = "cache filled to its end"
@@ -245,7 +246,9 @@ def _case_cells(
 def scenarios_of(manifest: Manifest, case: Case, level: Level = Level.WHOLE) -> List[Scenario]:
     """Return the scenarios for an artefact; layout "rows" adds those that admit and retire rows."""
     length = case.tokens.shape[1]
-    scenarios = of_caches(length) if manifest.states else of_whole_calls(length)
+    scenarios = of_whole_calls(length)
+    if manifest.states:
+        scenarios = [Scenario("at once", split(0, length)), *of_caches(length)]
     if manifest.states and manifest.input("logits_index"):
         scenarios += OF_LAST_OUTPUTS
     if manifest.states and manifest.layout != "columns":
