@@ -220,7 +220,6 @@ def _make(
     verified = check(folder, manifest, source, written.expected, accuracy, written.numbers, options)
     lost = None
     if accuracy.rounds and ("float32" in kind.dtypes or (options.weights and verified.certificate)):
-        source.release()
         options.say(f"{target}: measuring the loss against float32")
         inputs = read._replace(model=sources.of("float32").model)
         lost = quality.measured(folder, manifest, verified, inputs, options.say)
@@ -240,11 +239,9 @@ def _written(
 ) -> Written:
     """Write the files of an artefact to a new folder, without the manifest."""
     folder.mkdir(parents=True)
-    source.release()
     with explain_errors(described.target, source.model, described.packages):
         graph = TARGETS[described.target].write(source, described, folder)
     manifest = with_graph(described, graph)
-    source.release()
     options.say(f"{described.target}: computing the outputs of the module")
     long = bool(options.verify)
     expected = source.once(
@@ -256,9 +253,7 @@ def _written(
     _write_text(text_of(source.model), folder)
     if not isinstance(source.model, AttentionBlock):
         loader_configs.write(source.model, manifest, folder)
-    source.release()
     compared = numbers.compare(folder, manifest, source) if options.verify else numbers.NOTHING
-    source.release()
     # The files of the graph were hashed as they were written.
     paths = sorted(folder.iterdir())
     listed = {path.name: manifest.files.get(path.name) or files.entry(path) for path in paths}

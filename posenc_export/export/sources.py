@@ -15,7 +15,7 @@ from posenc_export.export.quantization.samples import Sample
 from posenc_export.export.quantization.smoothing import smoothed
 from posenc_export.export.read_module import ReadAs, ReadModule, as_model
 from posenc_export.export.trace import Source
-from posenc_export.export.weight_file import Keep, WeightFile, in_memory, page_out
+from posenc_export.export.weight_file import Keep, WeightFile, in_memory
 from posenc_export.models.parameters import fill, slots
 from posenc_export.models.parts.experts import ChosenInFloat32, Experts
 from posenc_export.runtime.artefact.cache_formats import SCALED
@@ -52,7 +52,6 @@ class Sources:
         self._keep = file.keep
         if self._owned and dtype_of(self.model) == "float32":
             file.keep_weights(self.model)
-            page_out(self.model.parameters())
 
     def of(
         self,
@@ -92,7 +91,6 @@ class Sources:
             of_each = {} if size is None else mixed.formats_of(on_grid)
             described = None if sample is None else sample.described
             few_bits = FewBits(of_weights, of_each, cache, described)
-            page_out(self.model.parameters())
             self._made[key] = Source(rounded_model, scales, on_grid, few_bits, say, exact)
         return self._made[key]
 

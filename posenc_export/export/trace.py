@@ -13,7 +13,6 @@ from posenc_export.export.quantization.grid import OnGrid
 from posenc_export.export.read_module import ReadModule
 from posenc_export.export.signatures import wrap
 from posenc_export.export.traced_constants import TracedConstants
-from posenc_export.export.weight_file import page_out
 from posenc_export.ops import graph as semantic
 from posenc_export.ops.graph import semantic_graph
 from posenc_export.ops.layers import BEGIN, END, NAME
@@ -59,16 +58,6 @@ class Source:
         if key not in self._computed:
             self._computed[key] = compute()
         return self._computed[key]
-
-    def release(self) -> None:
-        """Release memory of weights and codes that are mapped from a file, until used again."""
-        codes = [
-            numbers
-            for _, one in self.on_grid.values()
-            for numbers in (one.codes, one.scales, one.offsets)
-            if numbers is not None
-        ]
-        page_out([*self.model.parameters(), *codes])
 
     def semantic(self, manifest: Manifest) -> ir.Model:
         """Return a copy of the graph with semantic nodes for the manifest's calling convention.

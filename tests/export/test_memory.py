@@ -6,11 +6,6 @@ import sys
 from pathlib import Path
 
 import pytest
-import torch
-from safetensors import safe_open
-from safetensors.torch import save_file
-
-from posenc_export.export.weight_file import page_out
 
 # Peak relative to the weights: 1 for the module, 1 for the weights packed by ONNX Runtime, and the
 # rest for calls.
@@ -59,27 +54,3 @@ def test_an_export_takes_no_more_than_two_and_a_half_times_the_weights(
     peak, weights = map(int, run.stdout.split())
     assert weights > 100 << 20
     assert peak <= MOST * weights + CALLS, f"{peak / weights:.2f} times the weights"
-
-
-@pytest.mark.skipif(
-    not Path("/proc/self/smaps_rollup").exists(), reason="resident memory is read from /proc"
-)
-def test_weights_mapped_from_a_file_are_paged_out_and_read_again_unchanged(tmp_path: Path) -> None:
-    written = torch.randn(1 << 22, generator=torch.Generator().manual_seed(0))
-    save_file({"weight": written}, tmp_path / "weights.safetensors")
-    with safe_open(tmp_path / "weights.safetensors", framework="pt") as file:
-        mapped = file.get_tensor("weight")
-    assert torch.equal(mapped, written)
-    before = _resident()
-    assert page_out([mapped]) > 15 << 20
-    assert before - _resident() > 12 << 20
-    assert torch.equal(mapped, written)
-
-
-def test_tensors_that_are_not_mapped_from_a_file_are_not_paged_out() -> None:
-    assert page_out([torch.ones(1 << 20)]) == 0
-
-
-def _resident() -> int:
-    """Return the resident memory of this process in bytes."""
-    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")

@@ -6,7 +6,6 @@ from typing import (
     Dict,
     Iterable,
     Iterator,
-    List,
     Mapping,
     NamedTuple,
     Optional,
@@ -20,12 +19,10 @@ from posenc_export.export.quantization.formats import FORMATS, Format, format_of
 from posenc_export.export.quantization.grid import Codes, Grid, OnGrid
 from posenc_export.export.quantization.uses import linear_layers, of_experts, of_units, tables
 from posenc_export.export.read_module import Model, ReadModule
-from posenc_export.export.weight_file import Keep, in_memory, page_out
+from posenc_export.export.weight_file import Keep, in_memory
 from posenc_export.models.parameters import fill, sharing_weights, slots
 from posenc_export.models.parts.experts import Experts
 from posenc_export.shared.progress import Progress, Steps, silent
-
-RELEASED = 16  # weights whose memory is released at a time, after they were rounded
 
 
 def activations_of(model: Model) -> str:
@@ -80,7 +77,6 @@ def rounded(
     read_by = {layer: names[id(weight)] for layer, weight in linear_layers(copied).items()}
     remaining = {names[id(weight)]: (weight, grid) for weight, grid in _grids(copied, kind)}
     order, on_grid = list(remaining), {}
-    done: List[torch.Tensor] = []
     steps: Optional[Steps] = None
     for group in itertools.chain(moments, [{}]):
         # Begun here, so that the time left does not count that of measuring the first moments.
@@ -94,10 +90,6 @@ def rounded(
             codes = _codes(weight, grid, known.get(name))
             on_grid[name] = grid, codes.kept(keep)
             fill(places[id(weight)], parameter_of(codes, keep, weight.requires_grad))
-            done.append(weight)
-            if len(done) == RELEASED:
-                page_out(done)
-                done.clear()
             steps.advance()
         del group, known  # before the next group is allocated
     if isinstance(copied, ReadModule):

@@ -18,7 +18,6 @@ from posenc_export.export.quantization.samples import Sample
 from posenc_export.export.quantization.uses import Use
 from posenc_export.export.quantization.watching import Watcher, Watching
 from posenc_export.export.read_module import ReadModule
-from posenc_export.export.weight_file import page_out
 from posenc_export.models.attention import Attention
 from posenc_export.models.layer import Layer
 from posenc_export.models.parameters import sharing_weights
@@ -42,7 +41,6 @@ class Group(NamedTuple):
 def smoothed(model: Model, sample: Sample, say: Progress = silent) -> Model:
     """Return a model with equal outputs and scaled norms; it shares other weights."""
     largest, changed = _largest(model, sample, say), _weights(model)
-    page_out(model.parameters())  # weights that are copied are not read again
     copied = sharing_weights(model, changed)
     _scale(copied, largest)
     if isinstance(copied, ReadModule):
