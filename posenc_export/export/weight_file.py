@@ -1,4 +1,4 @@
-"""A temporary file for large arrays of an export, whose pages the system drops when memory is short.
+"""A temporary file for large arrays of an export, whose pages the system drops if memory is short.
 
 Of a decoder in 8 bits, memory that it cannot drop is at most 2.1 times the bytes of the weights,
 without this 4.4 times (57 million weights, quick grid).
