@@ -2,8 +2,10 @@
 tests/export.
 """
 
+import copy
 import gc
 import math
+import pickle
 import weakref
 from pathlib import Path
 from typing import Any, Dict
@@ -124,6 +126,7 @@ def test_a_start_at_the_next_position_of_every_row_that_reads_tokens_continues(
         session.prefill([[4], [5]], start=[12, 0])
 
 
+@pytest.mark.parametrize("call", [copy.copy, copy.deepcopy, pickle.dumps])
 def test_a_copy_of_a_session_is_refused_and_fork_is_named(
     call: Any, folders: Dict[str, Path]
 ) -> None:
