@@ -163,6 +163,37 @@ def test_complex_words_with_shared_frequencies_equal_words_with_the_same_frequen
     assert torch.equal(shared.embed(narrow, places), whole.embed(x, places))
 
 
+# Values outside of the limits and the words that the parameters of an encoding declare.
+OUTSIDE = """
+    sinusoidal:offset=-1 learned:offset=-1 sinusoidal:base=1 sinusoidal:angles=guessed
+    sinusoidal:odd=one sinusoidal_2d:first=time sinusoidal_2d:layout=half sinusoidal_2d:rows=-1
+    learned_2d:join=product learned_2d:columns=-1 boxes:size=-1 rope:numerics=double
+    rope_linear:factor=0 rope_trained:trains=nothing rope_trained:theta=0 rope_yarn:mscale=-1
+    rope_yarn:truncate=true rope_yarn:ramp=turn rope_yarn:temperature=on rope_dynamic:keys=cold
+    rope_dynamic:lengths=row dual_chunk:definition=book pope:theta=0 logn:trained=1 logn:form=sqrt
+    mrope:factor=0.5 mrope:order=turns rope_axial:axes=1 rope_axial:spectrum=one
+    rope_normalized:rows=-1 rope_normalized:points=corners rope_normalized:highest=0
+    rope_axial:theta=0 rope_2d:theta=-1 t5:buckets=1 t5:max_distance=3 t5:scores=half
+    kerple:kernel=cubic fire:hidden=0 dynamic_bias:distance=squared dynamic_bias:norm=rms
+    dynamic_bias:depth=0 fox:scale=0 fox_pair:size=0 inkling:scores=free inkling:extent=0
+    xdrope:alpha=0 layout_bias:buckets=3 layout_bias:box_buckets=2 layout_bias:box_max_distance=9
+    layout_bias:added=twice decomposed_2d:trained_rows=-1 decomposed_2d:scores=half
+    wavlm:buckets=1 wavlm:max_distance=3 shaw:left=-1 infused:table=random infused:base=1
+    shaw:table=random complex_order:frequencies=shared complex_order:phases=none shaw:values=some
+    transformer_xl:segments=two transformer_xl:clamp=-1 deberta:version=v3 deberta:terms=p2p
+    deberta:span=7 cope:positions=1 multiplicative:table=hash floater:step=0 normalized:length=-1
+    conditional_conv:kernel=1 complex_order:base=1
+""".split()
+
+
+@pytest.mark.parametrize("spec", OUTSIDE)
+def test_a_value_outside_of_what_a_parameter_declares_is_refused(spec: str) -> None:
+    parameter = spec.partition(":")[2].partition("=")[0]
+    rule = f"expected {parameter} (above|of at least|to be one of) "
+    with pytest.raises(ValueError, match=rule):
+        encodings.build(encodings.parse(spec), GEOMETRY)
+
+
 @pytest.mark.parametrize(("spec", "message"), [
     ("ropes", "expected a known name, got .ropes.; did you mean rope"),
     ("rope:thata=1", "expected parameter to be one of"),
