@@ -1,11 +1,10 @@
 """Trace a module with torch.onnx.export, without those steps of the exporter that change nothing.
 
-In each call, torch.onnx.export builds its table of operators. To decompose operators that the table
-lacks, it runs the traced program twice more, and once more to insert casts where the dtypes of
-arguments differ. Here the table is built once per process. The usual operators that the table lacks
-are replaced in the program, which is run only if others are left: the graph has the same nodes
-under other names. Casts are inserted without computing nodes that need none. The functions of torch
-are private: with a version that has others, torch.onnx.export runs unchanged.
+In each call, torch.onnx.export builds its table of operators, and to decompose operators that the
+table lacks, it runs the traced program twice more. Here the table is built once per process. The
+usual operators that the table lacks are replaced in the program, which is run only if others are
+left: the graph has the same nodes under other names. The functions of torch are private: with a
+version that has others, torch.onnx.export runs unchanged.
 """
 
 import contextlib
@@ -22,18 +21,14 @@ from posenc_export.reading.tracing import short_traces
 from posenc_export.runtime.graphs.quiet import quiet
 
 EXPORTER = "torch.onnx._internal.exporter"
-PROMOTION = "torch.onnx._internal.fx.passes.type_promotion"
 PRIVATE = {  # functions that are replaced or called, and their parameters
     f"{EXPORTER}._fx_passes:decompose_with_registry": ["exported_program", "registry"],
     f"{EXPORTER}._registration:ONNXRegistry.from_torchlib": ["opset_version"],
     f"{EXPORTER}._decomp:get_onnx_implemented_overloads": ["registry"],
     f"{EXPORTER}._decomp:create_onnx_friendly_decomposition_table": ["onnx_registered_ops"],
     "torch._export.utils:_check_valid_to_preserve": ["op_overload"],
-    f"{PROMOTION}:_TypePromotionInterpreter.run_node": ["self", "n"],
-    f"{PROMOTION}:_TypePromotionInterpreter._maybe_promote_node": ["self", "node", "rule"],
-    f"{PROMOTION}:get_type_promotion_rule": ["node", "type_promotion_table"],
 }
-DECOMPOSE, FROM_TORCHLIB, IMPLEMENTED, DECOMPOSITIONS, MAY_STAY, RUN_NODE, _, RULE = PRIVATE
+DECOMPOSE, FROM_TORCHLIB, IMPLEMENTED, DECOMPOSITIONS, MAY_STAY = PRIVATE
 COMPUTED = {  # functions of Python on sizes, and items of tuples
     getattr(operator, name)
     for name in ("getitem", "add", "sub", "mul", "floordiv", "eq", "ne", "lt", "le", "gt", "ge")
@@ -82,7 +77,6 @@ def _shortened(opset: int) -> Iterator[None]:
             for path, replacement in (
                 (FROM_TORCHLIB, staticmethod(lambda opset_version: registry)),
                 (DECOMPOSE, functools.partial(decomposed, decompose)),
-                (RUN_NODE, functools.partialmethod(_promoted, _private(RUN_NODE))),
             ):
                 owner, name = _owner(path)
                 restored.callback(setattr, owner, name, vars(owner)[name])
@@ -111,7 +105,10 @@ def _is_known(path: str) -> bool:
 
 @functools.cache
 def _registry(opset: int) -> Any:
-    return _private(FROM_TORCHLIB)(opset_version=opset)
+    registry = _private(FROM_TORCHLIB)(opset_version=opset)
+    # As in a program that torch decomposed, where sizes of 0 are no copies of the input's.
+    registry.functions["aten::reshape"] = registry.functions["aten::view"]
+    return registry
 
 
 def decomposed(
@@ -134,7 +131,8 @@ def decomposed(
         elif node.target in RESHAPED:
             with program.graph.inserting_before(node):
                 shape = [_as_argument(size) for size in _shape(node, sizes)]
-            node.target, node.args = torch.ops.aten.view.default, (node.args[0], shape)
+            # No view: torch runs the program once more, with the strides of values that are cast.
+            node.target, node.args = torch.ops.aten.reshape.default, (node.args[0], shape)
     program.graph.eliminate_dead_code()
     return program
 
@@ -191,19 +189,6 @@ def _as_argument(size: Union[int, Tuple[torch.fx.Node, int]]) -> Union[int, torc
     node = value.graph.call_function(SIZE, size)
     node.meta["val"] = value.meta["val"].shape[axis]
     return node
-
-
-def _promoted(interpreter: Any, run_node: Any, node: torch.fx.Node) -> Any:
-    """Insert casts of a node's arguments, and return its value, which is that of the trace if no
-    argument is cast. `run_node` is torch's function, which computes the value again.
-    """
-    if node.op != "call_function" or "val" not in node.meta:
-        return run_node(interpreter, node)
-    rule = _private(RULE)(node, interpreter.type_promotion_table)
-    if rule is not None:
-        with interpreter._set_current_node(node):
-            interpreter._maybe_promote_node(node, rule)
-    return node.meta["val"]
 
 
 @functools.cache

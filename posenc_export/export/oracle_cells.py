@@ -17,9 +17,9 @@ from posenc_export.runtime.verification.scenarios import Case
 from posenc_export.shared.numerics import worst_error
 from posenc_export.shared.progress import Progress, Steps, silent
 
-# Tokens, besides those around the last one, of the sequence that a module reads in float64, with
-# all scores at once. They are among the numbers of cached tokens at which calls are compared.
-EXACT, QUICK = 1024, 512
+# Tokens of a sequence that a module reads in float64, with the scores of all pairs; more if its
+# computation changes behind them. Calls are compared at this number of cached tokens (edges.py).
+EXACT = 512
 
 
 def against(model: Model) -> str:
@@ -35,25 +35,17 @@ def _oracle_of(model: Model, case: Case, start: int) -> np.ndarray:
     return oracle.full_pass(model, case.tokens[0], start, encoder=encoder)[None]
 
 
-def _read_at_once(model: Model, sequence: LongSequence, quick: bool) -> int:
-    """Return how many tokens of a sequence a causal module reads in float64: to its last edge, but
-    no edges if `quick`.
-    """
+def _read_at_once(model: Model, sequence: LongSequence) -> int:
+    """Return how many tokens of a sequence a causal module reads in float64."""
     length = sequence.tokens.shape[1]
-    edges = [] if quick else [edge.at for edge in edges_of(model) if edge.at < length]
-    return min(max(QUICK if quick else EXACT, *edges, 0) + BESIDE + 1, length)
+    edges = [edge.at for edge in edges_of(model) if edge.at < length]
+    return min(max([EXACT, *edges]) + BESIDE + 1, length)
 
 
 def oracle_cells(
-    model: Model,
-    manifest: Manifest,
-    expected: Expected,
-    say: Progress = silent,
-    quick: bool = False,
+    model: Model, manifest: Manifest, expected: Expected, say: Progress = silent
 ) -> Dict[str, float]:
-    """Return the errors of the expected outputs of one row per case against the float64 oracle.
-    quick: read fewer tokens of the long sequence.
-    """
+    """Return the errors of the expected outputs of one row per case against the float64 oracle."""
     cells, model = {}, in_dtype(model, "float32")
     what = f"{manifest.target}: comparing the module with its formula"
     steps = Steps(say, what, len(expected.cases) + len(expected.attribute_cases), "rows")
@@ -62,7 +54,7 @@ def oracle_cells(
         sequence = expected.long
         length = sequence.tokens.shape[1]
         if manifest.states:  # otherwise each token may see all others
-            length = _read_at_once(model, sequence, quick)
+            length = _read_at_once(model, sequence)
         compared, outputs = sequence.within(0, length)
         (encoded,) = encoder_rows(manifest, 1) or (None,)
         exact = oracle.full_pass(model, sequence.tokens[0, :length], 0, encoder=encoded)[compared]

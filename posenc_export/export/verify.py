@@ -203,7 +203,7 @@ def check(
     # Before the graph is loaded, so that its weights and the float64 head are not in memory
     # together.
     key = ("oracle", *grid_of(manifest))
-    exact = source.once(key, lambda: oracle_cells(model, manifest, expected, say, options.quick))
+    exact = source.once(key, lambda: oracle_cells(model, manifest, expected, say))
     known = {"numbers": compared, **_known(source)}
     runs = manifest.dtype != "bfloat16"
     loaded = single_threaded(folder, "cpu") if runs else load_form(folder, manifest, 1)

@@ -147,17 +147,11 @@ class Calls(torch.nn.Module):
             elif isinstance(step, Attend):
                 left.append(step.q)
                 caches += [step.key, step.value]
-            elif isinstance(step, (Rotated, Skew)):
-                left.append(step.root)
-            elif isinstance(step, Cut):
-                left.append(inputs_of(node)[0])
-            elif isinstance(step, Window):
+            elif isinstance(step, (Rotated, Skew, Window)):
                 left.append(step.root)
             elif isinstance(step, RunningSum):
                 caches.append(Cached(step.source))
-            elif isinstance(step, Item):
-                left.append(inputs_of(node)[0])
-            elif isinstance(step, Recurrent):
+            elif isinstance(step, (Cut, Item, Recurrent)):
                 left += inputs_of(node)
             elif isinstance(step, (Each, OverKeys)):
                 for other, read in zip(inputs_of(node), step.reads, strict=True):

@@ -14,6 +14,7 @@ from posenc_export.reading.lengths import Call
 from posenc_export.reading.refused import Refused
 from posenc_export.reading.simplify import simplify
 from posenc_export.reading.tracing import short_traces
+from posenc_export.reading.whole import held_by
 
 # Sizes of the trace: no 0 or 1, which torch.export would fix.
 ROWS, NEW, SLOTS, LOGITS, SOURCES = 2, 3, 7, 4, 11
@@ -219,12 +220,7 @@ def _without_stand_ins(
     program: torch.export.ExportedProgram, names: Mapping[str, str]
 ) -> GraphModule:
     """Return the graph with weights as attributes and the operations of posenc_export.ops."""
-    signature, graph, root = program.graph_signature, Graph(), dict[str, Any]()
-    inside = {
-        **signature.inputs_to_parameters,
-        **signature.inputs_to_buffers,
-        **signature.inputs_to_lifted_tensor_constants,
-    }
+    inside, graph, root = held_by(program), Graph(), dict[str, Any]()
     known: Dict[Node, Node] = {}
     sizes: Dict[str, Tuple[Node, int]] = {}  # the first input that has a size, and its axis
     for node in program.graph.nodes:
@@ -234,12 +230,10 @@ def _without_stand_ins(
         elif node.target is torch.ops.aten.sym_size.int:
             node.args = sizes.get(str(node.meta["val"]), node.args)
         if node.op == "placeholder" and node.name in inside:
-            own = inside[node.name]
+            own, value = inside[node.name]
             if not node.users:
                 continue
             name = names.get(own, f"constants.{own}".replace("calls.", ""))
-            stored = program.state_dict.get(own)
-            value = program.constants[own] if stored is None else stored
             root[name] = (
                 torch.nn.Parameter(value, requires_grad=False)
                 if value.is_floating_point()

@@ -16,6 +16,7 @@ from posenc_export.ops.scores import SUFFIX_SUM
 from posenc_export.reading.complex_numbers import is_complex, real_numbers
 from posenc_export.reading.refused import Refused, refuse, without_wrapper
 from posenc_export.reading.tracing import quiet
+from posenc_export.reading.whole import held_by
 
 aten = torch.ops.aten
 END = 2**63 - 1  # of a slice
@@ -126,7 +127,6 @@ def every_token(program: ExportedProgram) -> bool:
         refuse(_without_tokens(result, tokens), WITHOUT_TOKENS)
     program.graph.eliminate_dead_code()
     _update_values(program.graph, sources)
-    program.graph_module.recompile()
     return True
 
 
@@ -201,8 +201,7 @@ def clean(program: ExportedProgram, tokens_moved: bool) -> Cleaned:
     constants: Dict[Node, Tensor] = {}
     names: Dict[Node, str] = {}
     inputs: List[Node] = []
-    held = {**signature.inputs_to_parameters, **signature.inputs_to_buffers}
-    lifted = signature.inputs_to_lifted_tensor_constants
+    held = held_by(program)
     for node in list(graph.nodes):
         if node.op == "get_attr":
             value = operator.attrgetter(str(node.target))(program.graph_module)
@@ -217,10 +216,9 @@ def clean(program: ExportedProgram, tokens_moved: bool) -> Cleaned:
         elif node.op == "placeholder" and node.name in signature.user_inputs:
             inputs.append(node)
         elif node.op == "placeholder":
-            name = held.get(node.name) or lifted.get(node.name, "")
-            table = program.state_dict if name in program.state_dict else program.constants
-            constants[node] = table[name].detach()
-            if node.name in held:
+            name, value = held[node.name]
+            constants[node] = value.detach()
+            if node.name not in signature.inputs_to_lifted_tensor_constants:
                 names[node] = without_wrapper(name)
     _simplified(graph)
     _chosen_by_masks(graph)

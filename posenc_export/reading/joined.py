@@ -14,6 +14,7 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from posenc_export.reading.values import LIKE
+from posenc_export.reading.whole import held_by
 
 aten = torch.ops.aten
 NUMBERS = (("item", lambda n: n), ("__int__", int), ("__float__", float), ("__bool__", bool))
@@ -181,19 +182,6 @@ def _equal(tables: Sequence[Tensor]) -> bool:
 
 def trace_of(program: ExportedProgram) -> Trace:
     """Return the trace of a program."""
-    return Trace(program.graph, _names(program), _held(program))
-
-
-def _names(program: ExportedProgram) -> Dict[str, str]:
-    """Names of weights and tables in the module, by those of their placeholders."""
-    of = program.graph_signature
-    state = {**of.inputs_to_parameters, **of.inputs_to_buffers}
-    tables = {name: name for name in of.inputs_to_lifted_tensor_constants}
-    return {name: own.removeprefix("module.") for name, own in {**state, **tables}.items()}
-
-
-def _held(program: ExportedProgram) -> Dict[str, Tensor]:
-    """Weights and tables of a trace, by the names of their placeholders."""
-    of, known = program.graph_signature, {**program.constants, **program.state_dict}
-    state = {**of.inputs_to_parameters, **of.inputs_to_buffers}
-    return {n: known[own] for n, own in {**state, **of.inputs_to_lifted_tensor_constants}.items()}
+    held = held_by(program)
+    names = {node: name.removeprefix("module.") for node, (name, _) in held.items()}
+    return Trace(program.graph, names, {node: value for node, (_, value) in held.items()})

@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.fx import Node
 
 from posenc_export.reading.axes import FINE, Counts, Roles, kinds, same, shape_of, split
-from posenc_export.reading.values import Values, inputs_of
+from posenc_export.reading.values import Values
 
 
 class Operators:
@@ -24,7 +24,6 @@ class Operators:
     def __init__(self, values: Values) -> None:
         self.values = values
         self.given: Callable[[Node], Any] = values.of.__getitem__
-        self._widened: Dict[Node, bool] = {}
         self._stacked: Dict[Node, bool] = {}
 
     def by_row(
@@ -46,12 +45,6 @@ class Operators:
         """
         if self._stacked.get(node):
             return self._stack(node, values, apart, counts, role, roles)
-        rank = len(roles)
-        if self._widens(node):  # otherwise vmap would write the number of keys into a shape
-            values = [
-                x[(slice(None), *[None] * (rank + 1 - x.dim()))] if own and x.dim() <= rank else x
-                for x, own in zip(values, apart, strict=True)
-            ]
 
         def row(*some: Tensor) -> Any:
             left = iter(some)
@@ -93,26 +86,6 @@ class Operators:
         except (RuntimeError, IndexError, ValueError, TypeError):  # raised by torch for other axes
             return False
         return isinstance(got, Tensor) and same(got, arguments[-1], FINE)
-
-    def _widens(self, node: Node) -> bool:
-        """Return whether inputs may have all axes of the output, those they lack with size 1."""
-        if node not in self._widened:
-            value = self.values.of[node]
-            inputs = [
-                x[(*[None] * (value.dim() - x.dim()), ...)] if isinstance(x, Tensor) else x
-                for x in (self.values.of.get(other) for other in inputs_of(node))
-            ]
-            result = attempt(self.values, node, inputs)
-            self._widened[node] = isinstance(result, Tensor) and same(result, value)
-        return self._widened[node]
-
-
-def attempt(values: Values, node: Node, inputs: Sequence[Any]) -> Any:
-    """Run an operator on the example; None if it does not take these inputs."""
-    try:
-        return values.call(node, inputs, values.counts)
-    except (RuntimeError, IndexError, ValueError, TypeError):  # raised by torch for other shapes
-        return None
 
 
 def rows_first(x: Tensor, roles: Roles, counts: Counts) -> Tensor:

@@ -350,14 +350,19 @@ class Properties:
         roles: Roles,
         sizes: str = "Q",
         indices: Optional[List[Dict[str, List[int]]]] = None,
+        part: Optional[int] = None,
     ) -> bool:
-        """Return whether an operator commutes with the choice of rows, queries and keys."""
+        """Return whether an operator commutes with the choice of rows, queries and keys. part: of
+        an operator with several outputs, the one that is compared.
+        """
+        whole = self.values.of[node] if part is None else self.values.of[node][part]
         try:
             for index in self.indices if indices is None else indices:
                 new = {**self.counts, **{kind: len(chosen) for kind, chosen in index.items()}}
                 inputs = self._chosen(inputs_of(node), reads, index)
                 got = self.values.call(node, inputs, new, sizes, roles)
-                if not same(got, select(self.values.of[node], roles, index, self.counts)):
+                got = got if part is None else got[part]
+                if not same(got, select(whole, roles, index, self.counts)):
                     return False
         except FAILED:
             return False
@@ -411,25 +416,14 @@ class Properties:
             found = []
             for part, value in enumerate(node.meta["val"]):
                 allowed = self.readings(value, _tokens_of(reads))
-                roles = next((r for r in allowed if self._gives(node, part, reads, r)), None)
+                acts = (r for r in allowed if self.acts_on_each(node, reads, r, part=part))
+                roles = next(acts, None)
                 if roles is None:
                     break
                 found.append(roles)
             if len(found) == len(node.meta["val"]):
                 return Each(found, reads)
         return refuse(node, MIXES)
-
-    def _gives(self, node: Node, part: int, reads: Reads, roles: Roles) -> bool:
-        try:
-            for index in self.indices:
-                new = {**self.counts, **{kind: len(chosen) for kind, chosen in index.items()}}
-                got = self.values.call(node, self._chosen(inputs_of(node), reads, index), new)
-                value = self.values.of[node][part]
-                if not same(got[part], select(value, roles, index, self.counts)):
-                    return False
-        except FAILED:
-            return False
-        return True
 
     # Sums over earlier tokens, and the third property
 

@@ -246,7 +246,6 @@ def _attempt(
         (output,) = program.graph_signature.output_specs
         complete(program.graph)
         output.arg.name = program.graph.output_node().args[0][0].name
-        program.graph_module.recompile()
     return program
 
 

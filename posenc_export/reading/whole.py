@@ -9,7 +9,8 @@ from typing import Any, Dict, Iterable, List, Optional, Tuple, Union
 import sympy
 import torch
 from torch import Tensor, nn
-from torch.fx import Graph, GraphModule, Interpreter, Node
+from torch.export import ExportedProgram
+from torch.fx import Graph, Interpreter, Node
 
 from posenc_export.reading.refused import Refused
 
@@ -121,7 +122,7 @@ class Capture:
         given |= self.constants
         values = [given[n] for n in self.graph.nodes if n.op == "placeholder"]
         with torch.no_grad():
-            result: Tensor = Interpreter(GraphModule(nn.Module(), self.graph)).run(*values)[0]
+            result: Tensor = Interpreter(nn.Module(), graph=self.graph).run(*values)[0]
         return result
 
 
@@ -189,6 +190,14 @@ class OneTensor(nn.Module):
     def layers(self) -> Dict[int, str]:
         """Names of the layers by id."""
         return {id(layer): name for name, layer in self.named_modules()}
+
+
+def held_by(program: ExportedProgram) -> Dict[str, Tuple[str, Tensor]]:
+    """The names and values of weights, buffers and constants of a trace, by their placeholders."""
+    of, known = program.graph_signature, {**program.constants, **program.state_dict}
+    inside = {**of.inputs_to_parameters, **of.inputs_to_buffers}
+    inside |= of.inputs_to_lifted_tensor_constants
+    return {node: (name, known[name]) for node, name in inside.items()}
 
 
 def count_numbers(tensors: Iterable[Tensor]) -> int:
