@@ -56,13 +56,13 @@ SEED ?=
 fuzz: $(VENV)/ready
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.fuzz --configs $(CONFIGS) --minutes $(MINUTES) $(if $(SEED),--seed $(SEED)) --json build/fuzz.json
 
-# Plant COUNT random faults in PART, one at a time in a clone of the last commit, and run the tests BY: cosmic-ray prints what they do not find. Needs a package index.
-PART ?= posenc_export/encodings
+# Plant COUNT random faults in ROOM, one at a time in a clone of the last commit, and run the tests BY: cosmic-ray prints what they do not find. Needs a package index.
+ROOM ?= posenc_export/encodings
 BY ?= tests/encodings
 COUNT ?= 20
 define SETTINGS
 [cosmic-ray]
-module-path = "$(PART)"
+module-path = "$(ROOM)"
 timeout = 300
 excluded-modules = []
 test-command = "$(CURDIR)/$(BIN)/python -m pytest -q -x -n 0 -m 'not exhaustive' $(BY)"
