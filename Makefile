@@ -80,6 +80,7 @@ mutants: $(VENV)/ready
 	$(BIN)/python -c "import sqlite3; db = sqlite3.connect('build/mutants/faults.sqlite'); \
 	db.execute('delete from mutation_specs where job_id not in (select job_id from work_items order by random() limit $(COUNT))'); \
 	db.execute('delete from work_items where job_id not in (select job_id from mutation_specs)'); db.commit()"
+	cd build/mutants && OMP_NUM_THREADS=1 $(CURDIR)/$(BIN)/cosmic-ray baseline settings.toml
 	cd build/mutants && OMP_NUM_THREADS=1 $(CURDIR)/$(BIN)/cosmic-ray exec settings.toml faults.sqlite
 	$(BIN)/cr-report --show-diff --surviving-only build/mutants/faults.sqlite
 
