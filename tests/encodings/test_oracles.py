@@ -167,10 +167,10 @@ def test_complex_words_with_shared_frequencies_equal_words_with_the_same_frequen
 OUTSIDE = """
     sinusoidal:offset=-1 learned:offset=-1 sinusoidal:base=1 sinusoidal:angles=guessed
     sinusoidal:odd=one sinusoidal_2d:first=time sinusoidal_2d:layout=half sinusoidal_2d:rows=-1
-    learned_2d:join=product learned_2d:columns=-1 boxes:size=-1 rope:numerics=double
+    learned_2d:join=product learned_2d:columns=-1 boxes:size=-1
     rope_linear:factor=0 rope_trained:trains=nothing rope_trained:theta=0 rope_yarn:mscale=-1
-    rope_yarn:truncate=true rope_yarn:ramp=turn rope_yarn:temperature=on rope_dynamic:keys=cold
-    rope_dynamic:lengths=row dual_chunk:definition=book pope:theta=0 logn:trained=1 logn:form=sqrt
+    rope_yarn:truncate=true rope_yarn:ramp=turn rope_yarn:temperature=on
+    dual_chunk:definition=book pope:theta=0 logn:trained=1 logn:form=sqrt
     mrope:factor=0.5 mrope:order=turns rope_axial:axes=1 rope_axial:spectrum=one
     rope_normalized:rows=-1 rope_normalized:points=corners rope_normalized:highest=0
     rope_axial:theta=0 rope_2d:theta=-1 t5:buckets=1 t5:max_distance=3 t5:scores=half
@@ -180,7 +180,7 @@ OUTSIDE = """
     layout_bias:added=twice decomposed_2d:trained_rows=-1 decomposed_2d:scores=half
     wavlm:buckets=1 wavlm:max_distance=3 shaw:left=-1 infused:table=random infused:base=1
     shaw:table=random complex_order:frequencies=shared complex_order:phases=none shaw:values=some
-    transformer_xl:segments=two transformer_xl:clamp=-1 deberta:version=v3 deberta:terms=p2p
+    transformer_xl:clamp=-1 deberta:version=v3 deberta:terms=p2p
     deberta:span=7 cope:positions=1 multiplicative:table=hash floater:step=0 normalized:length=-1
     conditional_conv:kernel=1 complex_order:base=1
 """.split()

@@ -86,9 +86,19 @@ def test_nan_in_one_row_does_not_affect_other_rows(
                 assert worst_error(actual[[0, 2]], expected[[0, 2]]) <= tolerance("float32", 1, 48)
 
 
-@pytest.mark.parametrize(("variant", "target"), _each(["rope", "alibi", "learned"]))
+IN_HALF = [name for name, target in TARGETS.items() if "float16" in target.dtypes]
+LEARNED = ["rope", "alibi", "learned"]
+
+
 @pytest.mark.parametrize(
-    "dtype", ["float32", pytest.param("float16", marks=pytest.mark.exhaustive)]
+    ("variant", "target", "dtype"),
+    [
+        *(pytest.param(*case.values, "float32", marks=case.marks) for case in _each(LEARNED)),
+        *(
+            pytest.param(*case.values, "float16", marks=[*case.marks, pytest.mark.exhaustive])
+            for case in _each(LEARNED, IN_HALF)
+        ),
+    ],
 )
 def test_a_row_that_sees_no_key_is_finite_and_other_rows_are_correct(
     variant: str, target: str, dtype: str, tmp_path: Path
@@ -142,7 +152,7 @@ CLEAR = (
 ).split()
 
 
-@pytest.mark.parametrize(("variant", "target"), _each(CLEAR))
+@pytest.mark.parametrize(("variant", "target"), _each(CLEAR, IN_HALF))
 def test_large_activations_in_half_precision_match_the_float32_module(
     variant: str, target: str, tmp_path: Path
 ) -> None:
