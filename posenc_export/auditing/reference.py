@@ -6,6 +6,7 @@ Shapes: as in facts.py.
 
 import copy
 import functools
+import inspect
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Callable, Dict, Iterator, Mapping, Optional, Tuple
@@ -21,6 +22,7 @@ from posenc_export.export.edges import edges_of
 from posenc_export.export.hypotheses import Hypothesis, hypotheses, with_faults
 from posenc_export.export.read_module import as_model
 from posenc_export.models import stack
+from posenc_export.models.by_transformers import Published
 from posenc_export.models.pretrained import from_pretrained
 from posenc_export.runtime import load
 from posenc_export.runtime.artefact.manifest import FILE_NAME
@@ -30,6 +32,7 @@ from posenc_export.runtime.verification import described
 from posenc_export.shared.numerics import tolerance
 from posenc_export.shared.refusal import refusal
 
+TRIED = 24  # tokens
 BY_LENGTH = ("rope_dynamic", "rope_longrope")  # angles depend on the length of the sequence
 TRANSFORMERS = "transformers:"
 
@@ -63,7 +66,30 @@ class Exact:
         allowed = tolerance("float32", depth, reduction)
         if trained := getattr(self.model, "trained", 0):  # of LongRoPE
             originals = [trained]
-        return replace(_stated(manifest, edges, allowed, depth), whole=min(originals, default=0))
+        stated = _stated(manifest, edges, allowed, depth)
+        starts = stated.starts and self._starts(manifest)
+        return replace(stated, whole=min(originals, default=0), starts=starts)
+
+    def _starts(self, manifest: Manifest) -> bool:
+        """Whether transformers computes a sequence that begins at another position as this model
+        does, tried with numbers.
+        """
+        captured = getattr(self.model, "captured", None)
+        read = None if captured is None else captured.module.module
+        if not isinstance(read, Published) or not read.causal:
+            return True
+        if "position_ids" not in inspect.signature(read.model.forward).parameters:
+            return True
+        count = min(TRIED, manifest.max_positions // 2)
+        tokens, start = (
+            np.arange(count)[None] % read.vocabulary,
+            (manifest.max_positions - count) // 2,
+        )
+        ours = expected.full_pass(expected.eager_session(self.model, count), tokens, start, None)
+        with torch.no_grad():
+            theirs = read(torch.from_numpy(tokens), torch.arange(start, start + count)[None])
+        error = np.abs(ours - theirs.numpy()).max()
+        return bool(error <= 1e-4 * np.abs(ours).max())
 
     def outputs(self, tokens: np.ndarray, start: int = 0) -> np.ndarray:
         """As Reference.outputs. Beyond the original length, LongRoPE has its long factors."""
@@ -123,7 +149,9 @@ def _stated(manifest: Manifest, edges: Mapping[str, int], allowed: float, depth:
     heads = [(part["kv_heads"], part["head_size"]) for part in attentions]
     heads += [(s.axes[1], s.axes[3]) for s in manifest.states if len(s.axes) == 4]
     # Whose positions transformers counts in the mask, not in position_ids.
+    sees = tuple(manifest.places.sees) if manifest.places else ()
     counted = any(part["sees"]["name"] == "chunk" for part in attentions)
+    counted |= any("//" in rule for rule in sees)  # chunks of a module that was read
     return Facts(
         width=int(manifest.outputs[0].axes[-1]),
         vocabulary=manifest.vocabulary,
@@ -137,7 +165,7 @@ def _stated(manifest: Manifest, edges: Mapping[str, int], allowed: float, depth:
         heads=heads[0] if heads else (0, 0),
         starts=not counted,
         encodings=frozenset(spec["name"] for spec in encodings),
-        sees=tuple(manifest.places.sees) if manifest.places else (),
+        sees=sees,
     )
 
 

@@ -54,12 +54,6 @@ def _scaled(weights: Weights) -> None:
             weights[name] = weights[name] * np.float32(2)
 
 
-def _without_sinks(weights: Weights) -> None:
-    for name in weights:
-        if "sinks" in name:
-            weights[name] = np.full_like(weights[name], -1e4)
-
-
 def _long(config: Dict[str, Any]) -> None:
     config["rope_scaling"]["short_factor"] = config["rope_scaling"]["long_factor"]
 
@@ -72,11 +66,10 @@ OF_CHECKPOINTS = {
         "mistral", ("window off by one",), lambda config: config.update(sliding_window=9)
     ),
     "theta": CheckpointFault(
-        "qwen3", ("theta",), lambda config: config.update(rope_theta=500000.0)
+        "mistral", ("theta",), lambda config: config.update(rope_theta=500000.0)
     ),
     "interleaved for half": CheckpointFault("llama", ("layout",), weights=_exchanged),
     "scale": CheckpointFault("llama", ("scale",), weights=_scaled),
-    "sinks dropped": CheckpointFault("gpt_oss", ("sinks dropped",), weights=_without_sinks),
     "long factors always": CheckpointFault("phi3", ("long factors always",), _long),
 }
 # Numbers of slots that faulty nodes read.
