@@ -13,7 +13,7 @@ ACTIVATIONS = (
     "swish relu2 other"
 ).split()
 LAYER_TYPES = "full_attention sliding_attention chunked_attention linear_attention other".split()
-ROTATIONS = "default linear dynamic yarn llama3 longrope proportional ntk other".split()
+ROTATIONS = "default linear dynamic yarn llama3 proportional ntk other".split()
 # Values of keys, by a pattern of their names; the first pattern that matches is used.
 VALUES: List[Tuple[str, List[Any]]] = [
     (r"activation|hidden_act$", [*ACTIVATIONS, "gated-gelu", "gated-silu"]),
@@ -131,7 +131,6 @@ def _rotation(current: Any, choice: random.Random) -> Any:
             },
         }
     kind = choice.choice(ROTATIONS)
-    pairs = choice.choice((6, 8))
     parts: Dict[str, Any] = {
         "rope_type": kind, "rope_theta": choice.choice([100.0, 10000.0, 500000.0]),
         "factor": choice.choice([0.5, 1.0, 2.0, 4, 8.0]),
@@ -140,8 +139,6 @@ def _rotation(current: Any, choice: random.Random) -> Any:
         "beta_slow": choice.choice([1, 2]), "attention_factor": choice.choice([None, 0.7, 1.2]),
         "mscale": choice.choice([0.5, 1.0]), "mscale_all_dim": choice.choice([0.0, 0.7, 1.0]),
         "truncate": choice.choice([True, False]),
-        "short_factor": [1.0 + 0.1 * index for index in range(pairs)],
-        "long_factor": [1.0 + 0.5 * index for index in range(pairs)],
         "partial_rotary_factor": choice.choice([0.25, 0.5, 0.75, 1.0]),
     }  # fmt: skip
     if isinstance(current, dict) and choice.random() < 0.5:
@@ -151,11 +148,10 @@ def _rotation(current: Any, choice: random.Random) -> Any:
             key: _value(key, {**parts, **current}, choice) if key not in parts else parts[key],
         }
     always = dict.fromkeys(("linear", "dynamic", "ntk", "yarn"), ["factor"])
-    always["longrope"] = ["short_factor", "long_factor"]
     llama3 = ["factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"]
     needed = ["rope_type", "rope_theta", *({**always, "llama3": llama3}.get(kind, []))]
     further = [] if choice.random() < 0.6 else choice.sample(sorted(set(parts) - set(needed)), 1)
-    if kind in ("yarn", "longrope") and choice.random() < 0.8:
+    if kind == "yarn" and choice.random() < 0.8:
         further.append("original_max_position_embeddings")
     return {
         key: parts[key]

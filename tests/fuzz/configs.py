@@ -175,14 +175,12 @@ def _compare(base: str, config: Dict[str, Any], folder: Path, found: Case) -> No
     (folder / "config.json").write_text(json.dumps(config))
     noise, stage = share([(decoded, full)]), "refused"
     try:
-        model = loaded(folder, length)
+        model = from_pretrained(folder)
         stage = "refused by the target"
         session = _opened(model, folder / "artefact", found.target)
         stage = "refused"  # such as positions beyond the range
-        # transformers has LongRoPE's other factors for a short row.
-        short = None if SHORT <= trained(model) < length else alone
         found.shares = {
-            name: share(pairs) for name, pairs in divisions(session, tokens, full, short)
+            name: share(pairs) for name, pairs in divisions(session, tokens, full, alone)
         }
     except Exception as error:
         return found.fail(stage, error)
@@ -257,34 +255,10 @@ def _decoded(peer: Any, tokens: np.ndarray) -> np.ndarray:
     return np.concatenate(parts, 1)
 
 
-def loaded(folder: Path, length: int) -> Any:
-    """Return our model of a checkpoint. transformers uses LongRoPE's short factors for rows up to
-    the trained length; ours chooses by the range of positions.
-
-    Raises:
-        ValueError: the configuration is refused.
-    """
-    model = from_pretrained(folder)
-    if length <= trained(model):
-        model = from_pretrained(folder, lengths="by_position")
-    return model
-
-
-def trained(model: Any) -> int:
-    """Return the trained length of a decoder with LongRoPE; 0 for other models."""
-    specs = [spec for kind in model.config.layers.values() for spec in kind.attention.encodings]
-    results = [
-        spec["original_max_positions"] for spec in specs if spec["name"] == families.LONGROPE
-    ]
-    return min(results, default=0)
-
-
 def decode_defect(model: Any) -> str:
     """Return why transformers' decode differs from its full pass; empty if no reason is known."""
     if any(kind.attention.sees.get("size") == 1 for kind in model.config.layers.values()):
         return "its cache for a window of one token keeps all keys, keys[:, :, -1 + 1 :]"
-    if trained(model):
-        return "it chooses LongRoPE's factors once per call, and keys in the cache keep theirs"
     return ""
 
 
@@ -296,22 +270,20 @@ def _opened(model: Any, folder: Path, target: str) -> Session:
 
 
 def divisions(
-    session: Session, tokens: np.ndarray, full: np.ndarray, alone: "np.ndarray | None"
+    session: Session, tokens: np.ndarray, full: np.ndarray, alone: np.ndarray
 ) -> Iterator[Tuple[str, Pairs]]:
     """Yield pairs of outputs (ours, theirs) for every division of two rows [2,S] into calls.
 
     Args:
         full: transformers' outputs [2,S,V].
-        alone: those [1,SHORT,V] of the last SHORT tokens of the second row, as a row of its own;
-            None if transformers computes them in another way.
+        alone: those [1,SHORT,V] of the last SHORT tokens of the second row, as a row of its own.
     """
     yield "full", [(session.prefill(tokens), full)]
     session.reset()
     rows, mask = tokens.copy(), np.ones_like(tokens)
     rows[1, :-SHORT] = mask[1, :-SHORT] = 0
     padded = session.prefill(rows, attention_mask=mask)
-    short = [] if alone is None else [(padded[1, -SHORT:], alone[0])]
-    yield "left padding", [(padded[0], full[0]), *short]
+    yield "left padding", [(padded[0], full[0]), (padded[1, -SHORT:], alone[0])]
     session.reset()
     yield "chunks", [(session.prefill(tokens, chunk=CHUNK), full)]
     session.reset()
