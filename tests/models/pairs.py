@@ -61,6 +61,8 @@ def randomised(model: Any) -> Any:
     """Set all parameters of a model to random numbers, and return the model in eval mode."""
     with torch.no_grad():
         for key, parameter in model.named_parameters():
+            if "embed_positions" in key:  # sines and cosines of Marian and Pegasus, never saved
+                continue
             parameter.copy_(torch.randn(parameter.shape) * (0.2 if parameter.dim() > 1 else 0.1))
             if "norm" in key and key.endswith("weight"):
                 parameter += 1.0
