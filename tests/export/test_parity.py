@@ -182,7 +182,7 @@ def test_each_set_of_methods_of_an_encoding_is_compared_as_torchscript() -> None
     )
     + _each(["sinusoidal-computed"], ["pt2"], lambda variant, target: False)
     + _each(
-        ["rope_dynamic-short", "rope_dynamic-single"],
+        ["rope_dynamic-short"],
         ["onnx", "onnx-static", "ort-cuda", "pt2"],
         lambda variant, target: False,
     ),
@@ -243,7 +243,7 @@ def test_block_in_half_precision_matches_eager(variant: str, target: str, tmp_pa
 @pytest.mark.parametrize(
     ("variant", "target"),
     _each(
-        ["rope", "alibi", "learned", "rope_dynamic-short", "rope_dynamic-single"],
+        ["rope", "alibi", "learned", "rope_dynamic-short"],
         MASKED,
         lambda variant, target: variant == "rope" and target not in APART,
     ),

@@ -54,7 +54,6 @@ def test_a_range_of_many_positions_is_compared_whole() -> None:
 
 STATED = [
     ("rope", "cos"),
-    ("rope-single", "sin"),
     ("rope_longrope", "long_cos"),
     ("rope_dynamic", "first"),
     ("xpos", "k_cos"),

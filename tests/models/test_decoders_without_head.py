@@ -25,7 +25,7 @@ from tests.models.checkpoints import described, randomised, saved
 from tests.tiny import decoder
 
 IDS = torch.randint(3, 61, (3, 14), generator=torch.Generator().manual_seed(0))
-NAMES = ("llama", "llama with biases", "mistral", "mistral with a window", "gpt2")
+NAMES = ("llama", "llama with biases", "mistral", "mistral with a window")
 PAIRS = [
     *((name, task) for name in NAMES for task in ("SequenceClassification", "TokenClassification")),
     *(("llama", "QuestionAnswering"), ("mistral", "QuestionAnswering")),

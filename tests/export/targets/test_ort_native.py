@@ -227,8 +227,8 @@ def test_caches_in_float16_take_half_the_memory(tmp_path: Path) -> None:
 
 def test_a_cache_in_float16_that_another_operator_reads_is_refused_by_name(tmp_path: Path) -> None:
     said = "read by CachedAttention alone for cache float16, got past_key_values.0.key read by"
-    with pytest.raises(ValueError, match=f"{said} .* with encoding rope_dynamic.*; omit cache$"):
-        _exported(block("rope_dynamic-single"), tmp_path / "artefact", cache="float16")
+    with pytest.raises(ValueError, match=f"{said} .* with encoding shaw.*; omit cache$"):
+        _exported(block("shaw-bert"), tmp_path / "artefact", cache="float16")
 
 
 @built
