@@ -36,7 +36,7 @@ def test_the_notebook_runs_from_top_to_bottom(
     pytest.importorskip("matplotlib", reason="matplotlib is not installed").use("agg")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(ExportOptions, "quick", True)  # tests/export runs the whole grid
-    names: Dict[str, Any] = {}
+    names: Dict[str, Any] = {"__name__": "__main__"}
     for cell in json.loads((TOP / "docs/tour.ipynb").read_text(encoding="utf-8"))["cells"]:
         if cell["cell_type"] == "code":
             exec("".join(cell["source"]), names)

@@ -344,6 +344,9 @@ def load(kind: Kind, checkpoint: AnyCheckpoint, part: Optional[str] = None) -> P
             model.set_experts_implementation("batched_mm")
             _replace_experts(model)
         _replace_transposed(model)
+    for name, stored, wanted in sorted(found["mismatched_keys"]):
+        rule = f"{name} with shape {list(wanted)} by config.json"
+        raise refusal(WHERE, rule, list(stored), BELONGS)
     with _calls("a model that reads token ids"):
         published = _published(kind, model.eval(), part)
     held = {id(tensor) for tensor in published.parameters()}
@@ -356,9 +359,6 @@ def load(kind: Kind, checkpoint: AnyCheckpoint, part: Optional[str] = None) -> P
     extra = {name for name in found["unexpected_keys"] if not OLD_BUFFER.search(name)} - buffers
     if isinstance(checkpoint, Checkpoint):
         checkpoint.check_names(missing, extra, count)
-    for name, stored, wanted in sorted(found["mismatched_keys"]):
-        rule = f"{name} with shape {list(wanted)} by config.json"
-        raise refusal(WHERE, rule, list(stored), BELONGS)
     published.stored = _stored(published, base, checkpoint)
     return published
 

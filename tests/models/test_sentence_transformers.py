@@ -202,14 +202,6 @@ def test_embeddings_do_not_depend_on_the_texts_that_are_read_together(tmp_path: 
     assert model.embed([]).shape == (0, 48)
 
 
-def test_the_encoder_alone_and_a_layer_are_read_from_the_folder(tmp_path: Path) -> None:
-    folder(tmp_path, {"pooling_mode": "mean"}, name="t5")
-    assert (
-        from_pretrained(tmp_path, part="embeddings").config.readout is None
-        and from_pretrained(tmp_path, layer=1).config.width == 48
-    )
-
-
 def _other_type(kind: str) -> Callable[[Any], Any]:
     return lambda modules: [*modules[:-1], {**modules[-1], "type": kind}]
 
