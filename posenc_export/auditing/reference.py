@@ -38,33 +38,38 @@ TRANSFORMERS = "transformers:"
 
 
 class Exact:
-    """A model of this package. build: returns it, given `lengths` and `max_positions` of
-    from_pretrained. hidden: whether the output is the hidden states, for a model with a head.
+    """A model of this package, or one that it reads. build: returns it, given `lengths` and
+    `max_positions` of from_pretrained. hidden: whether the output is the hidden states, for a model
+    with a head.
     """
 
     def __init__(
         self, build: Callable[[Optional[str], Optional[int]], Any], hidden: bool = False
     ) -> None:
         self.build, self.hidden = build, hidden
-        self.model = self.made(None)
+        self.model = build(None, None)
+        self.read = self._read(self.model)
         self.facts = self._facts()
         self._sessions: Dict[Tuple[Optional[str], int], Session] = {}
 
     def made(self, lengths: Optional[str]) -> Any:
         """Return the model with these factors of LongRoPE; None for those of its range."""
-        model = self.build(lengths, self.facts.whole if lengths == "short" else None)
-        return without_head(model) if self.hidden and isinstance(model, stack.Stack) else model
+        return self._read(self.build(lengths, self.facts.whole if lengths == "short" else None))
+
+    def _read(self, model: Any) -> Any:
+        bare = without_head(model) if self.hidden and isinstance(model, stack.Stack) else model
+        return as_model(bare)
 
     def _facts(self) -> Facts:
-        manifest = expected.eager_session(self.model, 8).manifest
+        manifest = expected.eager_session(self.read, 8).manifest
         specs = [spec for spec in described.encodings(manifest) if spec["name"] in BY_LENGTH]
         originals = [
             {**described.DEFAULTS[s["name"]], **s}["original_max_positions"] for s in specs
         ]
-        edges = {edge.name: edge.at for edge in edges_of(self.model)}
-        depth, reduction = bounds.extent(self.model)
+        edges = {edge.name: edge.at for edge in edges_of(self.read)}
+        depth, reduction = bounds.extent(self.read)
         allowed = tolerance("float32", depth, reduction)
-        if trained := getattr(self.model, "trained", 0):  # of LongRoPE
+        if trained := getattr(self.read, "trained", 0):  # of LongRoPE
             originals = [trained]
         stated = _stated(manifest, edges, allowed, depth)
         starts = stated.starts and self._starts(manifest)
@@ -74,7 +79,7 @@ class Exact:
         """Whether transformers computes a sequence that begins at another position as this model
         does, tried with numbers.
         """
-        captured = getattr(self.model, "captured", None)
+        captured = getattr(self.read, "captured", None)
         read = None if captured is None else captured.module.module
         if not isinstance(read, Published) or not read.causal:
             return True
@@ -85,7 +90,7 @@ class Exact:
             np.arange(count)[None] % read.vocabulary,
             (manifest.max_positions - count) // 2,
         )
-        ours = expected.full_pass(expected.eager_session(self.model, count), tokens, start, None)
+        ours = expected.full_pass(expected.eager_session(self.read, count), tokens, start, None)
         with torch.no_grad():
             theirs = read(torch.from_numpy(tokens), torch.arange(start, start + count)[None])
         error = np.abs(ours - theirs.numpy()).max()
@@ -99,13 +104,13 @@ class Exact:
         capacity = 1 << (tokens.shape[1] - 1).bit_length()
         key = (lengths, capacity)
         if key not in self._sessions:
-            model = self.model if lengths is None else self.made(lengths)
+            model = self.read if lengths is None else self.made(lengths)
             self._sessions[key] = expected.eager_session(model, min(capacity, self.facts.positions))
         return expected.full_pass(self._sessions[key], tokens, start, None)
 
     def faulty(self, length: int) -> Iterator[Tuple[Hypothesis, Any]]:
         """As hypotheses.with_faults, for sequences of `length` tokens."""
-        base, whole = self.model, self.facts.whole
+        base, whole = self.read, self.facts.whole
         if whole:
             base = self.made("long" if length > whole else "short")
         yield from with_faults(base, hypotheses(base))
@@ -212,8 +217,8 @@ def open_reference(text: Any, hidden: bool, vocabulary: int, features: int) -> f
 def _checkpoint(path: Path, head: bool, lengths: Optional[str], positions: Optional[int]) -> Any:
     """Load a checkpoint; one that states no number of positions gets UNSTATED."""
     try:
-        return as_model(from_pretrained(path, None, positions, lengths=lengths, head=head))
+        return from_pretrained(path, None, positions, lengths=lengths, head=head)
     except ValueError as error:
         if "give max_positions" not in str(error) or positions is not None:
             raise
-        return as_model(from_pretrained(path, None, facts.UNSTATED, lengths=lengths, head=head))
+        return from_pretrained(path, None, facts.UNSTATED, lengths=lengths, head=head)

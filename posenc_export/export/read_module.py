@@ -322,7 +322,7 @@ def as_model(model: Any, how: ReadAs = ReadAs()) -> Model:
     _check(model, where)
     if isinstance(model, Published):
         most = how.max_positions or model.max_positions
-        positions = "coordinates" if model.axes else None
+        positions = "beside" if model.axes else None
         how = replace(how, max_positions=most, positions=positions, axes=model.axes)
         how = replace(how, causal=model.causal, memory=model.memory)
     if how.max_positions is None:

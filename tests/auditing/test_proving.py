@@ -56,8 +56,11 @@ def test_masks_and_positions_of_a_right_graph_are_proved(
     model = model_of(name, tmp_path)
     graph = exported(model, tmp_path / "model.onnx", cached)
     result = audit(graph, tmp_path / "checkpoint", quick=True)
+    if name == "bloom":  # whose code adds its mask to the biases: what it sees has no rule
+        assert {*status(result).values()} == {"not proved"}, result.claims
+        return
     assert {*status(result).values()} == {"proved"}, result.claims
-    assert len(result.claims) == (2 if name == "bloom" else 3)  # of two layers, and positions
+    assert len(result.claims) == 3  # of two layers, and positions
     assert "claims on masks and positions proved for all calls of up to" in result.sentence
 
 

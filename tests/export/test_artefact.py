@@ -110,6 +110,7 @@ def test_export_takes_the_fields_of_its_options_with_their_defaults() -> None:
         (field.name, field.type, field.default)
         for options in (ExportOptions, ReadAs)
         for field in dataclasses.fields(options)
+        if field.name != "memory"  # which a part of a published model states
     ]
 
 

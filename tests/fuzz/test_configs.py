@@ -27,7 +27,7 @@ pytestmark = pytest.mark.filterwarnings(
 # Base, changed keys, and the outcome or a part of our refusal.
 FIXED: Dict[str, Any] = {
     "heads under a name that is not read": ("llama",
-        {"n_heads": 1, "num_attention_heads": DELETED}, "num_attention_heads in place of n_heads"),
+        {"n_heads": 1, "num_attention_heads": DELETED}, "num_attention_heads in config.json"),
     "a range under a name that is not read": ("llama",
         {"n_ctx": 10, "max_position_embeddings": DELETED},
         "max_position_embeddings in place of n_ctx"),

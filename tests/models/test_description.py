@@ -106,7 +106,7 @@ def test_the_steps_of_a_layer_are_those_of_its_residual(name: str) -> None:
         steps.count("norm") == len(arrangement.NORMS)
         and steps.count("mlp") == steps.count("attention") == 1
     )
-    expected = not (arrangement.of_sum or arrangement.mlp_first)
+    expected = not arrangement.of_sum
     assert steps.startswith("norm:input attention") == expected
 
 
