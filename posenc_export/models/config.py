@@ -101,10 +101,6 @@ class LayerConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
         changed = msgspec.structs.replace(self.attention, **changes)
         return msgspec.structs.replace(self, attention=changed)
 
-    def with_mlp(self, **changes: Any) -> "LayerConfig":
-        """Return the layer with changed parameters of its MLP."""
-        return msgspec.structs.replace(self, mlp={**self.mlp, **changes})
-
 
 class HeadConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """The output head: hidden states to logits.

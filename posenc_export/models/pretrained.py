@@ -95,19 +95,17 @@ def from_pretrained(
             config = task_heads.of_decoder(config, values, whole, sentences is not None)
         _check_layer(config, layer, part)
         check_sizes(values["model_type"], config, checkpoint.sizes())
-        unused = re.compile(
-            "|".join(f"(?:{end})" for end in (by_transformers.OLD_BUFFER.pattern, *family.unused))
-        )
-        checkpoint.forget([name for name in checkpoint.names() if unused.search(name)])
+        old_buffer = by_transformers.OLD_BUFFER.search
+        checkpoint.forget([name for name in checkpoint.names() if old_buffer(name)])
         # On the meta device, parameters have shapes but no data; tables of encodings are computed.
         with torch.device("meta"):
             stack = Stack(config)
         # Of decoders for question answering, whatever their base is.
         old = ("transformer.",) if "qa_outputs.weight" in checkpoint.names() else ()
-        base = checkpoint.base((*family.other_bases, family.base, *old, ""))
+        base = checkpoint.base((family.base, *old, ""))
         if described.head is not None and config.head is None:
             others = [name for name in checkpoint.names() if not name.startswith(base)]
-            checkpoint.forget(others)  # heads, as those of encoders by Family.unused
+            checkpoint.forget(others)  # heads
         sources = _sources(stack, config, family.weights, family.base, base)
         _check(checkpoint, config, sources)
         with torch.device("meta"):

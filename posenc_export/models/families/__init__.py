@@ -1,7 +1,6 @@
 """Registry of model families. The file of a family reads its config.json and maps its weights."""
 
 import importlib
-from dataclasses import replace
 from typing import Any, Mapping, Optional, Tuple
 
 from posenc_export.models.config import StackConfig
@@ -42,7 +41,7 @@ def read(
         max_positions: number of positions; None for max_position_embeddings.
 
     Returns:
-        The description, and the family with all rules for this config.
+        The description, and the family.
 
     Raises:
         ValueError: an unknown model_type; a key that is missing, unknown or has a value that cannot
@@ -57,5 +56,4 @@ def read(
     settings = Settings(config, max_positions)
     description = family.describe(settings)
     settings.finish()
-    weights = {**family.weights, **family.further_weights(description, config)}
-    return description, replace(family, weights=weights)
+    return description, family

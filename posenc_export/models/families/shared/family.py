@@ -1,7 +1,7 @@
 """What a family of checkpoints is, and the classes that its file describes a model with."""
 
 from dataclasses import dataclass
-from typing import Any, Callable, Dict, Mapping, Sequence, Tuple
+from typing import Any, Callable, Dict, Sequence
 
 from posenc_export.models.config import (
     AttentionConfig,
@@ -52,10 +52,3 @@ class Family:
     # Prefix of tensor names that transformers' models with a head have and its base models do not
     # have.
     base: str = "model."
-    # Prefixes used in place of `base` by other versions, the longest first.
-    other_bases: Tuple[str, ...] = ()
-    # Regular expressions for names of tensors to ignore, such as buffers of older versions and
-    # heads of other tasks.
-    unused: Tuple[str, ...] = ()
-    # Returns further rules, which take precedence, for a description and its config.json.
-    further_weights: Callable[[StackConfig, Mapping[str, Any]], Table] = lambda *_: {}

@@ -1,8 +1,7 @@
 """Rules that form parameters of our models from tensors of a checkpoint.
 
 A rule is given names of modules in the checkpoint, to which the last component of our parameter's
-name is added ("weight" or "bias"), or full names of tensors. `{layer}` in a name is replaced by the
-index of the layer, `{row}` by that of a head, an expert or a layer of the decoder.
+name is added ("weight" or "bias"). `{layer}` in a name is replaced by the index of the layer.
 """
 
 from dataclasses import dataclass
@@ -17,7 +16,6 @@ from posenc_export.models.tensor_files import Shape
 # Our names of the modules of a layer.
 OURS = "layers.{layer}."
 QKV = OURS + "attention.projection.qkv"
-ENCODING = OURS + "attention.encoding"
 Shapes = Callable[[str, Shape, AttentionConfig], Dict[str, Shape]]
 
 
@@ -44,19 +42,6 @@ def same(module: str) -> Rule:
     return Rule(_of_module(module))
 
 
-def whole(name: str) -> Rule:
-    """The same tensor, given by its full name."""
-    return Rule(lambda kind, shape, attention: {name: shape})
-
-
-def transposed(module: str) -> Rule:
-    """The transpose of a weight [inputs, outputs], as in GPT-2's Conv1D."""
-    return Rule(
-        lambda kind, shape, attention: {f"{module}.{kind}": shape[::-1]},
-        lambda tensors, attention: tensors[0].t(),
-    )
-
-
 def joined(q: str, k: str, v: str) -> Rule:
     """Concatenation of separate projections of queries, keys and values."""
 
@@ -66,23 +51,3 @@ def joined(q: str, k: str, v: str) -> Rule:
         return {f"{q}.{kind}": of_queries, f"{k}.{kind}": of_keys, f"{v}.{kind}": of_keys}
 
     return Rule(shapes, lambda tensors, attention: torch.cat(tensors))
-
-
-def grouped(module: str) -> Rule:
-    """Packed groups: query heads, key head, value head of each (GPT-NeoX, Bloom, Falcon)."""
-
-    def form(tensors: List[Tensor], attention: AttentionConfig) -> Tensor:
-        groups = tensors[0].unflatten(0, (attention.kv_heads, -1, attention.head_size))
-        parts = (groups[:, :-2], groups[:, -2:-1], groups[:, -1:])
-        return torch.cat([part.flatten(0, 2) for part in parts])
-
-    return Rule(_of_module(module), form)
-
-
-def _names(name: str, rows: int) -> List[str]:
-    return [name.replace("{row}", str(row)) for row in range(rows)]
-
-
-def no_bias() -> Rule:
-    """A bias of zeros over all query heads, for models without that bias."""
-    return Rule(lambda *_: {}, lambda _, of: torch.zeros(of.heads * of.head_size))

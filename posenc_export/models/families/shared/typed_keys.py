@@ -1,7 +1,7 @@
 """Typed access to config.json. Each key is taken once, and keys that are left are refused."""
 
 import math
-from typing import Any, Iterable, List, Mapping, Optional, Sequence
+from typing import Any, List, Mapping, Optional
 
 from posenc_export.models.families.shared.keys import DEFAULTS, IGNORED
 from posenc_export.shared.refusal import refusal
@@ -53,14 +53,6 @@ class Keys:
             raise self.refusal(f"{key} to be an integer above 0", value)
         return value
 
-    def integer(self, key: str, default: Any = REQUIRED, least: Optional[int] = None) -> int:
-        """Take an integer, of `least` or more."""
-        value = self.take(key, default)
-        if type(value) is not int or (least is not None and value < least):
-            limit = "" if least is None else f" of {least} or more"
-            raise self.refusal(f"{key} to be an integer{limit}", value)
-        return value
-
     def number(self, key: str, default: Any = REQUIRED) -> float:
         """Take a finite number above 0."""
         value = self.take(key, default)
@@ -82,11 +74,6 @@ class Keys:
                 remedy = "add the value with which the model was trained"
                 raise self.error(f"{key} in config.json", "none", remedy)
 
-    def ignore(self, keys: Iterable[str]) -> None:
-        """Take keys that do not affect the model's outputs."""
-        for key in keys:
-            self._remaining.pop(key, None)
-
     def only(self, key: str, allowed: Any, default: Any = REQUIRED) -> None:
         """Take a key, and refuse any value but the given one."""
         value = self.take(key, default)
@@ -97,13 +84,6 @@ class Keys:
         """Take keys, and refuse any value but the given one, which a missing key has, too."""
         for key, value in values.items():
             self.only(key, value, value)
-
-    def choice(self, key: str, choices: Sequence[str]) -> str:
-        """Take a name, the first of `choices` if the key is missing; refuse other names."""
-        value = self.take(key, choices[0])
-        if value not in choices:
-            raise self.refusal(f"{key} to be {' or '.join(choices)}", value, UNSUPPORTED)
-        return str(value)
 
     def activation(self, key: str, default: Any = REQUIRED) -> str:
         """Take the name of an activation, and return our name of it."""
