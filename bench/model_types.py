@@ -274,7 +274,8 @@ def page(rows: Sequence[Row], version: str) -> str:
     worst = max((row.error / max(row.size, 1.0) for row in exact), default=0.0)
     text = marked.text("model-types")
     values: Dict[str, Any] = {"version": version, "tokens": TOKENS, "worst": f"{worst:.0e}"}
-    values["targets"] = " and ".join(f"`{target}`" for target in targets) or "no target"
+    count = sum(bool(row.targets) for row in rows)
+    values["targets"] = f"{count} for {' and '.join(f'`{target}`' for target in targets) or 'none'}"
     values["tried"], values["all"] = len(rows), len(all_types())
     by_version = sorted(collections.Counter(row.version or "5.23.0" for row in rows).items())
     values["versions"] = ", ".join(f"{number} with {name}" for name, number in by_version)

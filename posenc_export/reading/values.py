@@ -123,11 +123,8 @@ class Values:
         """Return the nodes of data that depend on outputs of an encoder, and no other data."""
         found = {self.capture.memory[0]}
         for node in self.nodes:
-            if (
-                self.kind[node] == "data"
-                and found.issuperset(above := self.data_of(node))
-                and above
-            ):
+            above = self.data_of(node)
+            if self.kind[node] == "data" and above and found.issuperset(above):
                 found.add(node)
         return found
 
