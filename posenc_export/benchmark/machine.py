@@ -72,18 +72,8 @@ def step_bytes(manifest: Manifest, context: int, batch: int = 1) -> int:
     if manifest.weights is not None:  # each weight may have a format of its own
         names = manifest.formats.values() or (manifest.weights.format,)
         of_weight = min(FORMAT_BYTES[name] for name in names)
-    weights = round(of_weight * (manifest.step_weights - _idle_weights(manifest)))
+    weights = round(of_weight * manifest.step_weights)
     return weights + batch * cache_bytes(manifest, context)
-
-
-def _idle_weights(manifest: Manifest) -> int:
-    config = manifest.config
-    mlps = [config["layers"][name]["mlp"] for name in config.get("order", ())]
-    mixtures = [mlp for mlp in mlps if mlp["name"] == "experts"]
-    if len(mixtures) > manifest.operators.get("MoE", 0) + manifest.operators.get("QMoE", 0):
-        return 0
-    rests = ((mlp["hidden"], mlp["experts"] - mlp["chosen"]) for mlp in mixtures)
-    return sum(3 * hidden * config["width"] * experts for hidden, experts in rests)
 
 
 def described(threads: int) -> Machine:

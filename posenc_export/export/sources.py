@@ -1,7 +1,7 @@
 """The model behind several exports: cast once per dtype, and rounded once per format."""
 
 import copy
-from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Tuple, Union
+from typing import Any, Dict, Mapping, NamedTuple, Optional, Tuple, Union
 
 import torch
 
@@ -17,7 +17,6 @@ from posenc_export.export.read_module import ReadAs, ReadModule, as_model
 from posenc_export.export.trace import Source
 from posenc_export.export.weight_file import Keep, WeightFile, in_memory
 from posenc_export.models.parameters import fill, slots
-from posenc_export.models.parts.experts import ChosenInFloat32, Experts
 from posenc_export.runtime.artefact.cache_formats import SCALED
 from posenc_export.runtime.artefact.records import Weights
 from posenc_export.shared.progress import Progress, silent
@@ -143,40 +142,25 @@ def in_half(
 
 
 def in_dtype(model: Model, dtype: str) -> Model:
-    """Return the model itself if it has this dtype and is in eval mode, otherwise a converted copy.
-    Routers that choose some of the experts stay in float32.
-    """
+    """Return the model itself if it has this dtype and is in eval mode, else a converted copy."""
     if dtype_of(model) == dtype and not model.training:
         return model
     if isinstance(model, ReadModule):
         return model.in_dtype(getattr(torch, dtype))
-    other = copy.deepcopy(model).to(getattr(torch, dtype)).eval()
-    for part, plain in zip(_choosing(other), _choosing(model), strict=True):
-        if dtype != "float32":
-            ChosenInFloat32.of(part, copy.deepcopy(plain.router))
-    return other
-
-
-def _choosing(model: Model) -> List[Experts]:
-    """Return the mixtures that choose some of their experts."""
-    parts = [part for part in model.modules() if isinstance(part, Experts)]
-    return [part for part in parts if part.chosen < part.router.out_features]
+    return copy.deepcopy(model).to(getattr(torch, dtype)).eval()
 
 
 def check_half(model: Model, target: str, dtype: str) -> None:
     """Refuse half precision for what needs float32. ValueError: a module with a recurrence; a model
     that chooses experts, unless the target has no float32.
     """
-    if dtype == "float32":
+    if dtype == "float32" or not isinstance(model, ReadModule):
         return
-    choosing, what, got = _choosing(model), "", dtype
-    routed = isinstance(model, ReadModule) and model.products.routers
-    if isinstance(model, ReadModule) and any(c.values and c.heads for c in model.caches):
+    what, got = "", dtype
+    if any(cache.values and cache.heads for cache in model.caches):
         what = "a module with a recurrence"
-    elif target != "ort-cuda" and (choosing or routed):
-        first = choosing[0] if choosing else None
-        which = f"{first.chosen} of {first.router.out_features} " if first else ""
-        what = f"a model that chooses {which}experts"
+    elif target != "ort-cuda" and model.products.routers:
+        what = "a model that chooses experts"
         got += ", in which a token near a tie gets other experts, and other ones in a step than in"
         got += " a prompt, with activations in half precision"
     if what:

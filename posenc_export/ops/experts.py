@@ -1,7 +1,7 @@
 """Experts, of which each token has some with a weight above 0."""
 
 import math
-from typing import Optional
+from typing import Any, Optional
 
 import torch
 from torch import Tensor, library
@@ -69,30 +69,14 @@ def _run(
     ups: Tensor,
     downs: Tensor,
     chosen: int,
-    gates_bias: Optional[Tensor],
-    ups_bias: Optional[Tensor],
-    downs_bias: Optional[Tensor],
-    alpha: float,
-    beta: float,
-    limit: float,
+    *further: Any,
 ) -> Tensor:
-    y = torch.zeros_like(x)
+    y, biases, unit = torch.zeros_like(x), further[:3], further[3:]
     for expert in range(gates.shape[0]):
         rows, own = weights[:, expert].nonzero()[:, 0], slice(expert, expert + 1)
-        y[rows] += weighted_experts(
-            x[rows],
-            weights[rows, own],
-            gates[own],
-            ups[own],
-            downs[own],
-            chosen,
-            None if gates_bias is None else gates_bias[own],
-            None if ups_bias is None else ups_bias[own],
-            None if downs_bias is None else downs_bias[own],
-            alpha,
-            beta,
-            limit,
-        )
+        of_expert = [None if bias is None else bias[own] for bias in biases]
+        given: Any = (x[rows], weights[rows, own], gates[own], ups[own], downs[own], chosen)
+        y[rows] += weighted_experts(*given, *of_expert, *unit)
     return y
 
 

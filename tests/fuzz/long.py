@@ -32,7 +32,6 @@ NO_ENCODER = ("complex_order", "integer")
 LINEAR = ("rope", "learned", "nope", "input_rnn", "sinusoidal")
 WINDOWS = ("rope", "nope", "xpos", "alibi", "input_rnn", "conditional_conv", "rope-partial")
 BYTES = ("rope", "alibi", "learned", "rope-partial")
-EXPERTS = "rope alibi t5 shaw fox learned rope_longrope-short conditional_conv".split()
 LONG = 600  # number of positions with which caches grow past a bucket
 SHORT = 40  # number of positions otherwise
 SEQUENCES, CALLS = 12, 30  # sequences of a unit, and calls of a sequence
@@ -91,9 +90,7 @@ def groups(chosen: random.Random, only: Sequence[str] = ()) -> Iterator[List[Spe
         ] + [(variant, "linear") for variant in LINEAR]
         modules += [(variant, "bytes") for variant in BYTES]
         modules += [(variant, kind) for variant in WINDOWS for kind in ("windows", "chunks")]
-        modules += [(variant, "experts") for variant in EXPERTS] + [
-            (variant, kind) for variant in (*MODULES, READING) for kind in OWN
-        ]
+        modules += [(variant, kind) for variant in (*MODULES, READING) for kind in OWN]
         chosen.shuffle(modules)
         for variant, kind in modules:
             short = kind in ("encoder", "bidirectional", *OWN) or chosen.random() < 0.7

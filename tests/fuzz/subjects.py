@@ -80,15 +80,6 @@ class Token(NamedTuple):
     beside: int = -1
 
 
-def experts(variant: str, size: int) -> Any:
-    """Describe a decoder with a mixture of experts in every layer."""
-    whole = decoder(variant, max_positions=size)
-    mlp = {"name": "experts", "hidden": 24, "experts": 5, "chosen": 2}
-    return replace(
-        whole, layers={name: replace(kind, mlp=mlp) for name, kind in whole.layers.items()}
-    )
-
-
 def windows(variant: str, size: int, name: str = "window") -> Any:
     """Describe a decoder whose layers see a window, or chunks."""
     whole = decoder(variant, max_positions=size)
@@ -108,7 +99,6 @@ KINDS: Dict[str, Callable[[str, int], Any]] = {
     ),
     "bidirectional": lambda variant, size: block(variant, max_positions=size, causal=False),
     "encoder": lambda variant, size: replace(encoder(variant), max_positions=size),
-    "experts": experts,
     "windows": windows,
     "chunks": functools.partial(windows, name="chunk"),
     "bytes": lambda variant, size: decoder_config(BYTES, 2, 40, block(variant, max_positions=size)),

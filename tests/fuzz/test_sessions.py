@@ -61,7 +61,7 @@ FORMATTED = [
     Spec("rope", "block", "ort", form="cache-int8"),
     Spec("rope", "block", "ort-native", form="cache-float16"),
     Spec("rope", "block", "onnx-static", form="float16"),
-    Spec("rope", "experts", "ort", form="int4"),
+    Spec("experts", "own", "ort", form="int4"),
     Spec("a window", "own", "ort", "mask"),
     Spec(READING, "own", "ort", form="int4-128"),
 ]

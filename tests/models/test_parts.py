@@ -176,7 +176,6 @@ def _of_encoder(**changes: Any) -> StackConfig:
     )
 
 
-EXPERTS = {"name": "experts", "experts": 6, "chosen": 3, "hidden": 20, "shared": 12}
 ROPE, ALIBI = VARIANTS["rope"], VARIANTS["alibi"]
 HEAD_NORM = {"name": "head", "norm": RMS}
 # Models for every target, with the number of GroupQueryAttention nodes on `ort`.
@@ -192,7 +191,6 @@ MODELS: Dict[str, Any] = {
     "content beside a bias": (_kinds(encodings=(VARIANTS["shaw"], ALIBI)), 3),
     "another theta": (_kinds(encodings=({"name": "rope", "theta": 100.0},)), 3),
     "norm of each head": (_kinds(head_norm=HEAD_NORM), 3),
-    "experts and a shared one": (_layers("pre", 2, mlp=EXPERTS), 2),
     "sandwich": (_layers("sandwich", 4), 2),
     "parallel": (_layers("parallel", 1, mlp={"name": "plain", "hidden": 40, "activation": "relu"}),
         2),

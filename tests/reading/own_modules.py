@@ -7,6 +7,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from posenc_export.ops.experts import RUN
+
 VOCABULARY, WIDTH, HEADS, SIZE = 50, 32, 4, 8
 POSITIONS = 40
 
@@ -27,6 +29,39 @@ class Attends(nn.Module):
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         return F.scaled_dot_product_attention(q, k, v, is_causal=True)
+
+
+class Experts(nn.Module):
+    """A layer in which each token takes some of several experts, whose gates and ups have no
+    multiple of 32 inputs and outputs. unit: alpha, beta and limit of ops.weighted_experts.
+    """
+
+    def __init__(
+        self,
+        count: int = 5,
+        sizes: Tuple[int, int] = (40, 24),
+        biased: bool = False,
+        unit: Tuple[float, float, float] = (1.0, 0.0, math.inf),
+    ) -> None:
+        super().__init__()
+        width, hidden = sizes
+        self.inner, self.outer = nn.Linear(WIDTH, width), nn.Linear(width, WIDTH)
+        self.router, self.unit = nn.Linear(width, count), unit
+        shapes = {"gates": (width, hidden), "ups": (width, hidden), "downs": (hidden, width)}
+        for name, (inputs, outputs) in shapes.items():
+            weights = torch.randn(count, inputs, outputs) / math.sqrt(inputs)
+            self.register_parameter(name, nn.Parameter(weights))
+            bias = nn.Parameter(torch.randn(count, outputs)) if biased else None
+            self.register_parameter(f"{name}_bias", bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        flat = self.inner(x).flatten(0, 1)
+        chances, chosen = self.router(flat).topk(2)
+        weights = flat.new_zeros(flat.size(0), self.gates.size(0))
+        weights = weights.scatter(1, chosen, chances.softmax(-1))
+        biases = (self.gates_bias, self.ups_bias, self.downs_bias)
+        y = RUN(flat, weights, self.gates, self.ups, self.downs, 2, *biases, *self.unit)
+        return self.outer(y.view(x.size(0), x.size(1), -1))
 
 
 def _behind(length: int) -> Tensor:
@@ -100,7 +135,7 @@ class Windowed(Attends):
 class Decoder(nn.Module):
     """Token ids to logits, as nanoGPT is written: trained positions, and a tied head."""
 
-    def __init__(self, layers: Tuple[Attends, ...], trained: bool = False) -> None:
+    def __init__(self, layers: Tuple[nn.Module, ...], trained: bool = False) -> None:
         super().__init__()
         self.tokens = nn.Embedding(VOCABULARY, WIDTH)
         self.places = nn.Embedding(POSITIONS, WIDTH) if trained else None
@@ -160,6 +195,7 @@ MODULES: Dict[str, Callable[[], nn.Module]] = {
     "slopes": lambda: Decoder((Sloped(),)),
     "buckets": lambda: Decoder((Bucketed(),)),
     "a window": lambda: Decoder((Windowed(),)),
+    "experts": lambda: Decoder((Rotated(), Experts())),
     "retention": lambda: Tagger(Retained()),
 }
 READING = "an encoder"

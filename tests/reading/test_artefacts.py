@@ -50,6 +50,7 @@ TARGET = {
     "slopes": "onnx",
     "buckets": "ort",
     "a window": "ort-native",
+    "experts": "ort",
     "retention": "onnx-static",
 }
 ALL = ("onnx", "onnx-static", "ort", "ort-native", "torchscript", "pt2")

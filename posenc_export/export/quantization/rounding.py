@@ -21,7 +21,6 @@ from posenc_export.export.quantization.uses import linear_layers, of_experts, of
 from posenc_export.export.read_module import Model, ReadModule
 from posenc_export.export.weight_file import Keep, in_memory
 from posenc_export.models.parameters import fill, sharing_weights, slots
-from posenc_export.models.parts.experts import Experts
 from posenc_export.shared.progress import Progress, Steps, silent
 
 
@@ -32,9 +31,8 @@ def activations_of(model: Model) -> str:
     In models with experts, activations must not be rounded: a router that reads a slightly
     different input may choose another expert, which changes outputs abruptly.
     """
-    if isinstance(model, ReadModule):
-        return "float32" if model.products.routers else "int8"
-    return "float32" if any(isinstance(part, Experts) for part in model.modules()) else "int8"
+    choosing = isinstance(model, ReadModule) and model.products.routers
+    return "float32" if choosing else "int8"
 
 
 class Rounded(NamedTuple):

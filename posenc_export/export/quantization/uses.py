@@ -7,7 +7,6 @@ from torch import Tensor
 
 from posenc_export.encodings.shared.base import PositionEncoding
 from posenc_export.export.read_module import OF_MODULE, Model, ReadModule
-from posenc_export.models.parts.experts import Experts
 from posenc_export.models.parts.mlps import Gated, Plain
 
 Part = TypeVar("Part", torch.nn.Linear, torch.nn.Embedding)
@@ -39,8 +38,7 @@ def of_experts(model: Model) -> List[Tensor]:
     """Return the weights [N,K,M] of experts that are rounded."""
     if isinstance(model, ReadModule):
         return list(model.by_name(model.products.experts).values())
-    parts = [part for part in model.modules() if isinstance(part, Experts)]
-    return [weight for part in parts for weight in (part.gates, part.ups, part.downs)]
+    return []
 
 
 def uses(model: Model) -> List[Use]:
@@ -70,12 +68,11 @@ def with_same_input(model: Model) -> Dict[str, str]:
 
 
 def _parts(model: Model, kind: Type[Part]) -> List[tuple[str, Part]]:
-    """Return the modules of a class by name, without those that stay in float32: encodings,
-    tables of token types, and routers, since another expert would change an output abruptly.
+    """Return the modules of a class by name, without those that stay in float32: encodings, and
+    tables of token types.
     """
     encodings = [part for part in model.modules() if isinstance(part, PositionEncoding)]
     inside = {id(part) for encoding in encodings for part in encoding.modules()}
-    inside |= {id(part.router) for part in model.modules() if isinstance(part, Experts)}
     named = list(model.named_modules(remove_duplicate=False))
     kept = {name for name, part in named if id(part) in inside}
     kept |= {name for name, _ in named if name.rpartition(".")[2] == "segments"}

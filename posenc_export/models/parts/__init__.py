@@ -5,7 +5,6 @@ independent implementation in float64 numpy. The oracle of a model is composed o
 from typing import Any, Dict, Type
 
 from posenc_export.models.parts import norms, residuals, visibility
-from posenc_export.models.parts.experts import Experts
 from posenc_export.models.parts.mlps import Gated, Plain
 from posenc_export.models.parts.norms import NORMS, Identity
 from posenc_export.models.parts.projections import Grouped
@@ -24,7 +23,7 @@ PARTS: Dict[str, Dict[str, Type[Any]]] = {
         "both": visibility.Bidirectional,
         "near": visibility.BidirectionalWindow,
     },
-    "mlp": {"plain": Plain, "gated": Gated, "experts": Experts},
+    "mlp": {"plain": Plain, "gated": Gated},
     "readout": {"dense": Dense, "normalize": Normalize, "norm": NORMS["layer"]},
     "residual": {
         "pre": residuals.PreNorm,

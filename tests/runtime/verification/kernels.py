@@ -6,6 +6,7 @@ writes the kernels of tiny models, which `posenc conformance` tries without an a
 table of faults of docs/reliability.md.
 """
 
+import functools
 import tempfile
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -13,11 +14,12 @@ from typing import Any, Callable, Dict, Iterator, Mapping, Optional, Tuple
 
 import msgspec
 import numpy as np
+import torch
 from msgspec.structs import replace as changed
 
 from bench import marked
 from posenc_export.encodings import REGISTRY
-from posenc_export.export import export
+from posenc_export.export import ReadAs, Sources, export
 from posenc_export.models.short_forms import block_config, decoder_config
 from posenc_export.runtime.artefact import manifest as manifests
 from posenc_export.runtime.graphs.onnx_parts import constant
@@ -33,6 +35,7 @@ from posenc_export.runtime.verification.conformance.trial import (
     worst,
 )
 from posenc_export.shared.tables import markdown
+from tests.reading import own_modules
 from tests.runtime.verification.test_indices import MASKS
 from tests.tiny import block, encoder, works
 from tests.traces import sources
@@ -45,17 +48,17 @@ FORMATS = ("int8", "int8-32", "int4", "int4-128")
 Change = Callable[[np.ndarray], np.ndarray]
 
 
-def experts(**mlp: Any) -> Any:
-    """Return the description of a decoder with experts whose gates are limited."""
-    plain = decoder_config(64, 1, 40, block_config(40, 4, 24, kv_heads=2))
-    parts = {"name": "experts", "hidden": 24, "experts": 3, "chosen": 2, "bias": True}
-    parts |= {"unit": {"name": "clamped", "limit": 0.4}, **mlp}
-    layers = {name: changed(kind, mlp=parts) for name, kind in plain.layers.items()}
-    return changed(plain, layers=layers)
+@functools.lru_cache(maxsize=None)
+def experts() -> Sources:
+    """Return the sources of a decoder with experts whose gates are limited."""
+    torch.manual_seed(0)
+    layer = own_modules.Experts(3, biased=True, unit=(1.702, 1.0, 0.4))
+    module = own_modules.Decoder((own_modules.Rotated(), layer)).eval()
+    return Sources(module, how=ReadAs(own_modules.inputs(module, 2, 12), 24))
 
 
 def models(folder: Path) -> Iterator[Tuple[Any, str, Dict[str, Any]]]:
-    """Yield descriptions, targets and options of exports whose kernels are listed."""
+    """Yield descriptions or sources, targets and options of exports whose kernels are listed."""
     plain, targets = block("rope"), ("onnx", "onnx-static", "ort", "ort-native")
     np.save(folder / "x.npy", np.random.default_rng(0).standard_normal((2048, 48), np.float32))
     for target in targets:
@@ -89,8 +92,9 @@ def of_models() -> Dict[Kernel, None]:
     with tempfile.TemporaryDirectory() as temporary:
         for number, (config, target, options) in enumerate(models(Path(temporary))):
             folder = Path(temporary) / str(number)
+            model = config if isinstance(config, Sources) else sources(config)
             try:
-                export(sources(config), target, folder, verify=False, **options)
+                export(model, target, folder, verify=False, **options)
             except ValueError as refused:
                 print(refused)
                 continue

@@ -181,7 +181,7 @@ def test_a_node_that_no_contract_describes_is_skipped(
 
 @pytest.mark.parametrize("weights", ["int4", "int8"])
 def test_chosen_experts_keep_their_contract(weights: str, tmp_path: Path) -> None:
-    export(sources(experts()), "ort", tmp_path / "made", verify=False, weights=weights)
+    export(experts(), "ort", tmp_path / "made", verify=False, weights=weights)
     kernels = geometry.kernels(tmp_path / "made", load(tmp_path / "made").manifest)
     assert "QMoE" in [contract.operator for contract in kernels.contracts]
     assert checked(tmp_path / "made").failures == {} and not kernels.skipped

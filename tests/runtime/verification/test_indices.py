@@ -113,22 +113,18 @@ def test_a_decoder_that_refuses_gaps_in_masks_is_not_refused(tmp_path: Path) -> 
     assert checked(written(tmp_path, "dual_chunk", "onnx", "window", "mask")).failures == {}
 
 
-def of_layers(config: Any, *encodings: Any, **changes: Any) -> Any:
-    """Return a description with a layer for each encoding, or each tuple of several, and other
-    parts of layers.
-    """
-    kind = replace(config.kinds[0], **changes)
+def of_layers(config: Any, *encodings: Any) -> Any:
+    """Return a description with a layer for each encoding, or each tuple of several."""
+    kind = config.kinds[0]
     several = [each if isinstance(each, tuple) else (each,) for each in encodings]
     attentions = [replace(kind.attention, encodings=each) for each in several]
     layers = {str(n): replace(kind, attention=of) for n, of in enumerate(attentions)}
     return replace(config, layers=layers, order=tuple(layers))
 
 
-EXPERTS = {"name": "experts", "hidden": 24, "experts": 4, "chosen": 2}
 NEAR, FAR = VARIANTS["t5-near"], VARIANTS["t5"]
 ONE_HEAD: Dict[str, Any] = {"heads": 1, "kv_heads": 1, "head_size": 48}
 HONEST = {
-    "experts": of_layers(encoder("rope"), {"name": "rope"}, {"name": "rope"}, mlp=EXPERTS),
     "two t5": of_layers(decoder("t5", max_positions=150), NEAR, FAR),
     "two t5 of one head": of_layers(decoder("t5", max_positions=150, **ONE_HEAD), NEAR, FAR),
     "rows of keys": of_layers(encoder("shaw"), {"name": "shaw", "score": "query_key"}),
@@ -140,9 +136,7 @@ HONEST = {
 }
 
 
-@pytest.mark.parametrize(
-    ("name", "target"), combinations(list(HONEST), ["onnx", "ort"], besides=[("experts", "ort")])
-)
+@pytest.mark.parametrize(("name", "target"), combinations(list(HONEST), ["onnx", "ort"]))
 def test_no_honest_combination_is_refused(name: str, target: str, tmp_path: Path) -> None:
     export(sources(HONEST[name]), target, tmp_path / "a", verify=False)
     assert checked(tmp_path / "a").failures == {}

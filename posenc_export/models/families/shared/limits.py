@@ -80,8 +80,7 @@ def check_sizes(family: str, config: StackConfig, sizes: Sequence[int]) -> None:
     """
     layers, numbers = len(config.order), config.tokens.vocabulary * config.width
     for kind in config.kinds:
-        hidden, experts = kind.mlp.get("hidden", 0), kind.mlp.get("experts", 1)
-        numbers += config.width * int(hidden) * int(experts)
+        numbers += config.width * int(kind.mlp["hidden"])
     if layers > len(sizes) or numbers > sum(sizes):
         rule = f"files with at least {layers} tensors and {numbers} numbers for the sizes in config"
         remedy = "download all weights again, or use the config.json that belongs to them"
