@@ -69,7 +69,7 @@ class Layer(torch.nn.Module):
             normed, positions, coordinates, key_positions, mask, write_index, states
         )
         between = self.residual.after_attention(x, y)
-        y = self.mlp(self.residual.mlp_input(x, between))
+        y = self.mlp(self.residual.mlp_input(between))
         return self.residual.after_mlp(between, y), present
 
     def exact(self, x: np.ndarray, positions: range, places: Sequence[Any]) -> np.ndarray:

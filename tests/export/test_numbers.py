@@ -7,9 +7,9 @@ import numpy as np
 import onnx
 import onnx_ir as ir
 import pytest
-from msgspec.structs import replace
+import torch
 
-from posenc_export.export import TARGETS, export, numbers
+from posenc_export.export import TARGETS, ReadAs, Sources, export, numbers
 from posenc_export.export.describe import FewBits, describe
 from posenc_export.export.manifest_writer import with_graph
 from posenc_export.export.quantization.grid import Codes
@@ -27,6 +27,7 @@ from posenc_export.runtime.artefact.manifest import Manifest
 from posenc_export.runtime.artefact.records import Weights
 from posenc_export.runtime.graphs.onnx_nodes import read
 from posenc_export.runtime.verification.constants import Constants, digests_of
+from tests.reading import own_modules
 from tests.tiny import decoder
 from tests.traces import sources
 
@@ -282,15 +283,11 @@ def test_a_constant_of_no_parameter_is_a_failure(tmp_path: Path) -> None:
 
 
 def test_a_norm_without_weights_gets_ones_that_belong_to_no_parameter(tmp_path: Path) -> None:
-    norm = {"name": "layer", "weight": False, "bias": False}
-    made = decoder("rope")
-    layers = {
-        name: kind.with_attention(head_norm={"name": "head", "norm": norm})
-        for name, kind in made.layers.items()
-    }
-    source = sources(replace(made, layers=layers)).of("float32")
+    module: Any = own_modules.seeded("rotations")
+    module.norms[0] = torch.nn.LayerNorm(own_modules.WIDTH, elementwise_affine=False)
+    source = Sources(module, how=ReadAs(own_modules.inputs(module, 2, 12), 40)).of("float32")
     check = _check(source, "onnx", tmp_path / "made")
-    assert check.failures == {} and "float32 [16], no number of the module" in [
+    assert check.failures == {} and "float32 [32], no number of the module" in [
         *check.skipped.values()
     ]
 

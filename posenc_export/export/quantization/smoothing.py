@@ -24,7 +24,6 @@ from posenc_export.models.parameters import sharing_weights
 from posenc_export.models.parts.mlps import Gated, Plain
 from posenc_export.models.parts.norms import LayerNorm, RMSNorm
 from posenc_export.models.parts.projections import Grouped
-from posenc_export.models.parts.residuals import Residual
 from posenc_export.shared.progress import Progress, silent
 
 WINDOWS = 8  # of calibration data
@@ -99,13 +98,8 @@ def _groups(model: Model) -> Iterator[Group]:
                 yield Group(*named)
         return
     for layer in model.modules():
-        residual = getattr(layer, "residual", None)
-        if (
-            isinstance(layer, Layer)
-            and isinstance(residual, Residual)
-            and not (residual.of_sum or residual.parallel)
-        ):
-            attention, mlp = layer.attention, layer.mlp
+        if isinstance(layer, Layer) and not layer.residual.of_sum:
+            residual, attention, mlp = layer.residual, layer.attention, layer.mlp
             if (
                 isinstance(attention, Attention)
                 and isinstance(attention.projection, Grouped)
@@ -118,6 +112,6 @@ def _groups(model: Model) -> Iterator[Group]:
 
 
 def _group(norm: torch.nn.Module, linears: List[torch.nn.Linear]) -> Iterator[Group]:
-    if isinstance(norm, (RMSNorm, LayerNorm)) and norm.weight is not None:
+    if isinstance(norm, (RMSNorm, LayerNorm)):
         bias = getattr(norm, "bias", None)
         yield Group([norm.weight, *([] if bias is None else [bias])], [of.weight for of in linears])

@@ -29,8 +29,6 @@ PARTS: Dict[str, Dict[str, Type[Any]]] = {
         "pre": residuals.PreNorm,
         "post": residuals.PostNorm,
         "sandwich": residuals.SandwichNorm,
-        "parallel": residuals.ParallelOneNorm,
-        "parallel_norms": residuals.ParallelTwoNorms,
     },
 }
 

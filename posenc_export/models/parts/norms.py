@@ -13,31 +13,29 @@ from posenc_export.shared import registry
 
 
 class RMSNorm(torch.nn.RMSNorm):
-    """w x / sqrt(mean(x^2) + epsilon), over `size` entries; w = 1 without a weight."""
+    """w x / sqrt(mean(x^2) + epsilon), over `size` entries."""
 
-    def __init__(self, size: int, epsilon: float = 1e-5, weight: bool = True) -> None:
-        super().__init__(size, eps=epsilon, elementwise_affine=weight)
+    def __init__(self, size: int, epsilon: float = 1e-5) -> None:
+        super().__init__(size, eps=epsilon)
 
     def exact(self, x: np.ndarray) -> np.ndarray:
         """x [...,size], float64."""
         length = np.sqrt(np.einsum("...i,...i->...", x, x) / x.shape[-1] + self.eps)
-        return x / length[..., None] * (1.0 if self.weight is None else numbers(self.weight))
+        return x / length[..., None] * numbers(self.weight)
 
 
 class LayerNorm(torch.nn.LayerNorm):
-    """w (x - mean x) / sqrt(var x + epsilon) + b over `size` entries; else w = 1 and b = 0."""
+    """w (x - mean x) / sqrt(var x + epsilon) + b over `size` entries; b = 0 without a bias."""
 
-    def __init__(
-        self, size: int, epsilon: float = 1e-5, weight: bool = True, bias: bool = True
-    ) -> None:
-        super().__init__(size, eps=epsilon, elementwise_affine=weight, bias=bias)
+    def __init__(self, size: int, epsilon: float = 1e-5, bias: bool = True) -> None:
+        super().__init__(size, eps=epsilon, bias=bias)
 
     def exact(self, x: np.ndarray) -> np.ndarray:
         """x [...,size], float64."""
         centred = x - x.sum(-1, keepdims=True) / x.shape[-1]
         squares = np.einsum("...i,...i->...", centred, centred) / x.shape[-1]
         scaled = centred / np.sqrt(squares + self.eps)[..., None]
-        return scaled * (1.0 if self.weight is None else numbers(self.weight)) + numbers(self.bias)
+        return scaled * numbers(self.weight) + numbers(self.bias)
 
 
 class Identity(torch.nn.Module):

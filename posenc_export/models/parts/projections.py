@@ -1,13 +1,12 @@
 """Projections of hidden states to queries, keys and values, and of outputs to hidden states."""
 
-from typing import Optional, Tuple
+from typing import Tuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from posenc_export.models.parts import float64
-from posenc_export.shared.refusal import refusal
 
 
 class Grouped(torch.nn.Module):
@@ -17,7 +16,6 @@ class Grouped(torch.nn.Module):
     Args:
         width, heads, kv_heads, head_size: E, H, K, D.
         bias, output_bias: whether queries, keys and values, and the output have biases.
-        clip: clamp queries, keys and values to -clip .. clip, above 0 (MPT); None for no bound.
     """
 
     def __init__(
@@ -28,12 +26,8 @@ class Grouped(torch.nn.Module):
         head_size: int,
         bias: bool = False,
         output_bias: bool = False,
-        clip: Optional[float] = None,
     ) -> None:
         super().__init__()
-        if clip is not None and not clip > 0:
-            raise refusal("projection grouped", "clip to be above 0", clip)
-        self.clip = clip or 0.0
         self.sizes = [heads * head_size, kv_heads * head_size, kv_heads * head_size]
         self.head_size = head_size
         self.qkv = torch.nn.Linear(width, sum(self.sizes), bias=bias)
@@ -41,17 +35,12 @@ class Grouped(torch.nn.Module):
 
     def forward(self, x: Tensor) -> Tuple[Tensor, Tensor, Tensor]:
         """x [B,S,E] to q [B,S,H*D], k and v [B,S,K*D]."""
-        projected = self.qkv(x)
-        if self.clip > 0:
-            projected = projected.clamp(-self.clip, self.clip)
-        q, k, v = projected.split(self.sizes, dim=-1)
+        q, k, v = self.qkv(x).split(self.sizes, dim=-1)
         return q, k, v
 
     def exact(self, x: np.ndarray) -> Tuple[np.ndarray, np.ndarray, np.ndarray]:
         """x [n,E] to q [n,H,D], k and v [n,K,D], float64."""
         projected = float64.linear(self.qkv, x).reshape(len(x), -1, self.head_size)
-        if self.clip:
-            projected = np.maximum(np.minimum(projected, self.clip), -self.clip)
         queries, keys = self.sizes[0] // self.head_size, self.sizes[1] // self.head_size
         q, k, v = np.split(projected, [queries, queries + keys], axis=1)
         return q, k, v

@@ -20,20 +20,19 @@ class Residual(torch.nn.Module):
 
     `NORMS`: names of the norms in the order of computation; a norm that is not named leaves its
     tensor unchanged. `of_sum`: attention_norm and mlp_norm act on the residual sum behind their
-    sublayer, else on its input. `parallel`: the MLP reads the input of the layer, as attention
-    does, with mlp_norm or else with attention_norm.
+    sublayer, else on its input.
     """
 
-    __constants__ = ["of_sum", "parallel", "one_norm"]
+    __constants__ = ["of_sum"]
     NORMS: Sequence[str] = ("attention_norm", "mlp_norm")
-    of_sum = parallel = False
+    of_sum = False
 
     def __init__(self, norms: Sequence[torch.nn.Module]) -> None:
         super().__init__()
-        named, self.one_norm = dict(zip(self.NORMS, norms, strict=True)), len(norms) == 1
+        named = dict(zip(self.NORMS, norms, strict=True))
         self.attention_norm = named["attention_norm"]
         self.attention_output_norm = named.get("attention_output_norm", Identity())
-        self.mlp_norm = named.get("mlp_norm", Identity())
+        self.mlp_norm = named["mlp_norm"]
         self.mlp_output_norm = named.get("mlp_output_norm", Identity())
 
     def attention_input(self, x: Tensor) -> Tensor:
@@ -44,9 +43,7 @@ class Residual(torch.nn.Module):
             return self.attention_norm(x + y)
         return x + self.attention_output_norm(y)
 
-    def mlp_input(self, x: Tensor, between: Tensor) -> Tensor:
-        if self.parallel:
-            return self.attention_norm(x) if self.one_norm else self.mlp_norm(x)
+    def mlp_input(self, between: Tensor) -> Tensor:
         return between if self.of_sum else self.mlp_norm(between)
 
     def after_mlp(self, between: Tensor, y: Tensor) -> Tensor:
@@ -59,8 +56,6 @@ class Residual(torch.nn.Module):
         attention_norm: Any = self.attention_norm
         mlp_norm: Any = self.mlp_norm
         read = x if self.of_sum else attention_norm.exact(x)
-        if self.parallel:
-            return x + (attention(read) + mlp(read if self.one_norm else mlp_norm.exact(x)))
         between = self._added(x, attention(read), attention_norm, self.attention_output_norm)
         read = between if self.of_sum else mlp_norm.exact(between)
         return self._added(between, mlp(read), mlp_norm, self.mlp_output_norm)
@@ -85,16 +80,3 @@ class SandwichNorm(Residual):
     """x + norm(attention(norm x)), then x + norm(mlp(norm x)) (Ding et al. 2021; Gemma 2)."""
 
     NORMS = ("attention_norm", "attention_output_norm", "mlp_norm", "mlp_output_norm")
-
-
-class ParallelOneNorm(Residual):
-    """x + attention(norm x) + mlp(norm x), with one norm for both (Wang and Komatsuzaki 2021)."""
-
-    NORMS = ("attention_norm",)
-    parallel = True
-
-
-class ParallelTwoNorms(Residual):
-    """x + attention(norm x) + mlp(norm x), with a norm for each (Black et al. 2022, GPT-NeoX)."""
-
-    parallel = True

@@ -11,19 +11,10 @@ DEEPEST = 4  # levels of nested values that are printed
 # order, each norm with what it acts on.
 RESIDUALS = {
     "pre": ("x + attention(norm x), then x + mlp(norm x)", "norm:input attention norm:sum mlp"),
-    "alone": ("mlp(x + attention(norm x))", "norm:input attention mlp"),
     "post": ("norm(x + attention x), then norm(x + mlp x)", "attention norm:sum mlp norm:sum"),
     "sandwich": (
         "x + norm(attention(norm x)), then x + norm(mlp(norm x))",
         "norm:input attention norm:output norm:sum mlp norm:output",
-    ),
-    "parallel": (
-        "x + attention(norm x) + mlp(norm x), with one norm for both",
-        "norm:input attention mlp",
-    ),
-    "parallel_norms": (
-        "x + attention(norm x) + mlp(norm x), with a norm for each",
-        "norm:input attention norm:input mlp",
     ),
 }
 
