@@ -35,9 +35,6 @@ class LinearAttention(torch.nn.Module):
             got = f"{config.kv_heads} and {config.heads}"
             raise refusal("linear attention", "kv_heads equal to heads", got, "change the config")
         _check_plain(config, encoding)
-        if config.projection["name"] != "grouped":
-            got = f"{config.projection}"
-            raise refusal("linear attention", "projection grouped", got, "change it")
         self.heads, self.head_size = config.heads, config.head_size
         self.encoding, self.cached = encoding, config.causal
         self.projection = build(

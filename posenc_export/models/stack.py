@@ -21,8 +21,8 @@ from posenc_export.shared.refusal import refusal
 
 
 class Stack(torch.nn.Module):
-    """A model that maps token ids to logits; without a head to hidden states, or to keys and
-    values for a decoder; without layers to embedded tokens.
+    """A model that maps token ids to logits; without a head to hidden states; without layers to
+    embedded tokens.
 
     Args:
         config: description of the model.

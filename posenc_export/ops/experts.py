@@ -1,6 +1,5 @@
 """Experts, of which each token has some with a weight above 0."""
 
-import math
 from typing import Any, Optional
 
 import torch
@@ -17,12 +16,12 @@ def weighted_experts(
     ups: Tensor,
     downs: Tensor,
     chosen: int,
-    gates_bias: Optional[Tensor] = None,
-    ups_bias: Optional[Tensor] = None,
-    downs_bias: Optional[Tensor] = None,
-    alpha: float = 1.0,
-    beta: float = 0.0,
-    limit: float = math.inf,
+    gates_bias: Optional[Tensor],
+    ups_bias: Optional[Tensor],
+    downs_bias: Optional[Tensor],
+    alpha: float,
+    beta: float,
+    limit: float,
 ) -> Tensor:
     """Sum over experts n of weights_n downs_n(g sigmoid(alpha g) (u + beta)), g = gates_n x at most
     limit, u = ups_n x within -limit .. limit, of which at most `chosen` have another weight than 0

@@ -2,15 +2,7 @@
 
 import itertools
 from dataclasses import replace
-from typing import (
-    Dict,
-    Iterable,
-    Iterator,
-    Mapping,
-    NamedTuple,
-    Optional,
-    Tuple,
-)
+from typing import Dict, Iterable, Iterator, Mapping, NamedTuple, Optional, Tuple
 
 import numpy as np
 import torch

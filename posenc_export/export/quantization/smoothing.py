@@ -21,9 +21,8 @@ from posenc_export.export.read_module import ReadModule
 from posenc_export.models.attention import Attention
 from posenc_export.models.layer import Layer
 from posenc_export.models.parameters import sharing_weights
-from posenc_export.models.parts.mlps import Gated, Plain
+from posenc_export.models.parts.mlps import Gated
 from posenc_export.models.parts.norms import LayerNorm, RMSNorm
-from posenc_export.models.parts.projections import Grouped
 from posenc_export.shared.progress import Progress, silent
 
 WINDOWS = 8  # of calibration data
@@ -100,15 +99,10 @@ def _groups(model: Model) -> Iterator[Group]:
     for layer in model.modules():
         if isinstance(layer, Layer) and not layer.residual.of_sum:
             residual, attention, mlp = layer.residual, layer.attention, layer.mlp
-            if (
-                isinstance(attention, Attention)
-                and isinstance(attention.projection, Grouped)
-                and not attention.by_content
-            ):
+            if isinstance(attention, Attention) and not attention.by_content:
                 yield from _group(residual.attention_norm, [attention.projection.qkv])
-            if isinstance(mlp, (Gated, Plain)):
-                read = [mlp.gate, mlp.up] if isinstance(mlp, Gated) else [mlp.up]
-                yield from _group(residual.mlp_norm, read)
+            read = [mlp.gate, mlp.up] if isinstance(mlp, Gated) else [mlp.up]
+            yield from _group(residual.mlp_norm, read)
 
 
 def _group(norm: torch.nn.Module, linears: List[torch.nn.Linear]) -> Iterator[Group]:
