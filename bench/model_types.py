@@ -265,7 +265,7 @@ def page(rows: Sequence[Row], version: str) -> str:
         counts.append(f"| {task} | " + " | ".join(map(str, numbers)) + " |")
     table = ["| task | type | read by | result | largest error | why |", "|---" * 6 + "|"]
     for row in sorted(rows, key=lambda row: (tasks.index(row.task), row.name)):
-        by = "a family" if row.name in families.FILES else "transformers"
+        by = "a family" if row.name in families.DESCRIBED else "transformers"
         error = f"{row.error:.0e} of {row.size:.1f}" if row.verdict in (EXACT, WRONG) else ""
         why = row.why.replace("|", "\\|")
         table.append(f"| {row.task} | `{row.name}` | {by} | {row.verdict} | {error} | {why} |")

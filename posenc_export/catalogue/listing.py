@@ -1,14 +1,12 @@
 """Table rows of what is registered: encodings, families of checkpoints, presets."""
 
-import importlib
 import inspect
 import itertools
 from typing import Dict, List, Sequence
 
 from posenc_export import encodings as registry
 from posenc_export.encodings.shared.base import Geometry, PositionEncoding
-from posenc_export.models.families import FILES
-from posenc_export.models.families import __name__ as PLACE
+from posenc_export.models.families import DESCRIBED
 from posenc_export.models.presets import PRESETS
 
 HOOKS = ("embed", "embed_next", "rotate", "bias", "observe", "rescore")
@@ -71,9 +69,8 @@ def _parameter(parameter: inspect.Parameter) -> str:
 
 
 def families() -> List[Dict[str, str]]:
-    """One row per model_type that from_pretrained accepts: name and description."""
-    modules = {name: importlib.import_module(f"{PLACE}.{file}") for name, file in FILES.items()}
-    return [{"name": name, "what": _first_paragraph(of)} for name, of in modules.items()]
+    """One row per model_type with a family: name and description."""
+    return [{"name": name, "what": _first_paragraph(of)} for name, of in DESCRIBED.items()]
 
 
 def presets() -> List[Dict[str, str]]:

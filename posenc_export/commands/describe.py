@@ -91,7 +91,7 @@ def _checkpoint(model: str, chosen: Dict[str, Any], names: List[str]) -> Dict[st
         read = theirs.described() | chosen
         return read | ({} if sentences is None else {"readout": to_builtins(sentences.readout)})
     _check_only(("max_positions",), chosen, f"a decoder ({kind})")
-    described = families.read(config, chosen.get("max_positions"))[0]
+    described = families.read(config, chosen.get("max_positions"))
     if sentences is not None:
         described = replace(described, readout=sentences.readout)
     return {**to_json(described), "read": f"by the family of {kind}"}

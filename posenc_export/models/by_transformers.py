@@ -28,8 +28,8 @@ from torch import Tensor
 
 from posenc_export.models.checkpoint import BELONGS, WHERE, Checkpoint
 from posenc_export.models.config import ReadoutConfig
+from posenc_export.models.config_limits import TABLE, check_values
 from posenc_export.models.embedding_and_head import Text
-from posenc_export.models.families.shared.limits import TABLE, check_values
 from posenc_export.models.gguf.checkpoint import GGUFCheckpoint
 from posenc_export.models.parts.readout import Readout
 from posenc_export.models.weight_blocks import Stored

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from posenc_export.models.checkpoint import Checkpoint
 from posenc_export.models.config import Named
-from posenc_export.models.families.shared.typed_keys import ACTIVATIONS
+from posenc_export.models.family_settings import ACTIVATIONS
 from posenc_export.shared.refusal import refusal
 
 # Ends of names of the token table.

@@ -1,8 +1,7 @@
 """Loading of checkpoints of known families as models that can be exported."""
 
-import re
 from pathlib import Path
-from typing import Any, Dict, Mapping, Optional, Tuple, Union
+from typing import Any, Dict, Mapping, Optional, Union
 
 import torch
 
@@ -17,9 +16,7 @@ from posenc_export.models import (
 from posenc_export.models.block import AttentionBlock
 from posenc_export.models.by_transformers import AnyCheckpoint
 from posenc_export.models.checkpoint import HEADS, TOKENIZER, Checkpoint, read_config, read_ids
-from posenc_export.models.config import AttentionConfig, BlockConfig, StackConfig
-from posenc_export.models.families.shared.limits import check_sizes
-from posenc_export.models.families.shared.rules import Rule, Table
+from posenc_export.models.config import BlockConfig, StackConfig
 from posenc_export.models.gguf.checkpoint import GGUFCheckpoint, is_gguf
 from posenc_export.models.parameters import fill, slots
 from posenc_export.models.stack import Stack, Text
@@ -29,9 +26,8 @@ from posenc_export.models.whole_pass import encodings_in
 from posenc_export.shared.allocation import enough_memory
 from posenc_export.shared.refusal import refusal
 
-LAYER = re.compile(r"^layers\.(\d+)\.")
-# For a parameter: its rule, the attention of its layer, its tensors in the checkpoint.
-Source = Tuple[Rule, AttentionConfig, Dict[str, Shape]]
+# For each parameter, the tensors of the checkpoint that form it, one after the other.
+Sources = Dict[str, Dict[str, Shape]]
 
 
 def from_pretrained(
@@ -89,12 +85,12 @@ def from_pretrained(
         if part not in (None, families.EMBEDDINGS):
             rule = f"a model with encoder and decoder for part {part}"
             raise refusal("checkpoint", rule, repr(values["model_type"]), "leave part out")
-        described, family = families.read(values, max_positions)
+        described = families.read(values, max_positions)
         config = described
         if part in (None, families.EMBEDDINGS):
             config = task_heads.of_decoder(config, values, whole, sentences is not None)
         _check_layer(config, layer, part)
-        check_sizes(values["model_type"], config, checkpoint.sizes())
+        families.check_sizes(values["model_type"], config, checkpoint.sizes())
         old_buffer = by_transformers.OLD_BUFFER.search
         checkpoint.forget([name for name in checkpoint.names() if old_buffer(name)])
         # On the meta device, parameters have shapes but no data; tables of encodings are computed.
@@ -102,11 +98,15 @@ def from_pretrained(
             stack = Stack(config)
         # Of decoders for question answering, whatever their base is.
         old = ("transformer.",) if "qa_outputs.weight" in checkpoint.names() else ()
-        base = checkpoint.base((family.base, *old, ""))
+        base = checkpoint.base((families.BASE, *old, ""))
         if described.head is not None and config.head is None:
             others = [name for name in checkpoint.names() if not name.startswith(base)]
             checkpoint.forget(others)  # heads
-        sources = _sources(stack, config, family.weights, family.base, base)
+        attention = config.kinds[0].attention
+        sources = {
+            name: families.tensors_of(name, tuple(parameter.shape), attention, base)
+            for name, parameter in stack.named_parameters()
+        }
         _check(checkpoint, config, sources)
         with torch.device("meta"):
             model = _part(stack, layer, part)
@@ -186,7 +186,7 @@ def outline(
         values = checkpoint.config
         if families.lacks(values):
             return None
-        config, _ = families.read(values, max_positions)
+        config = families.read(values, max_positions)
         return Stack(task_heads.of_decoder(config, values, head, sentences is not None))
 
 
@@ -223,47 +223,14 @@ def _text(
     return Text(tokenizer, stop_ids, start_ids if part else (), others, generation)
 
 
-def _sources(
-    model: Any, config: StackConfig, table: Table, base: str, checkpoint_base: str
-) -> Dict[str, Source]:
-    """Return the source of each parameter of the model.
-
-    Args:
-        model: stack on the meta device.
-        table: weight table of the family.
-        base: prefix of names in the table.
-        checkpoint_base: prefix that this checkpoint has in place of `base`.
-    """
-    sources, once = {}, {name for name, _ in model.named_parameters()}
-    for name, parameter in model.named_parameters(remove_duplicate=False):
-        module, _, kind = name.rpartition(".")
-        layer = LAYER.match(name)
-        # Keep all names of parameters shared by layers, since a single layer may be loaded.
-        if name not in once and not layer:
-            continue
-        keys = [name, module, *(LAYER.sub("layers.{layer}.", key) for key in (name, module))]
-        rule = next((table[key] for key in keys if key in table), None)
-        if rule is None:
-            expected = "a rule for each parameter in the weight table of the family"
-            raise refusal("checkpoint", expected, f"none for {keys[-1]}", "add one")
-        attention = config.kinds[int(layer[1]) if layer else 0].attention
-        tensors = {}
-        for theirs, shape in rule.shapes(kind, tuple(parameter.shape), attention).items():
-            if theirs.startswith(base):
-                theirs = checkpoint_base + theirs.removeprefix(base)
-            tensors[theirs.format(layer=layer[1] if layer else "")] = shape
-        sources[name] = (rule, attention, tensors)
-    return sources
-
-
-def _check(checkpoint: AnyCheckpoint, config: StackConfig, sources: Dict[str, Source]) -> None:
+def _check(checkpoint: AnyCheckpoint, config: StackConfig, sources: Sources) -> None:
     """Check that the checkpoint holds exactly the tensors. A tied head may be saved, too."""
-    needed = {name: shape for _, _, shapes in sources.values() for name, shape in shapes.items()}
+    needed = {name: shape for shapes in sources.values() for name, shape in shapes.items()}
     tied = config.head is not None and config.head.tied
     head = next((name for name in HEADS if tied and name in checkpoint.names()), None)
     if head is None:
         return checkpoint.check(needed)
-    name, shape = next(iter(sources["tokens.embedding.weight"][2].items()))
+    name, shape = next(iter(sources["tokens.embedding.weight"].items()))
     if name not in checkpoint.names() and isinstance(checkpoint, Checkpoint):
         checkpoint.rename({head: name})  # transformers reads it as the token table, too
         return checkpoint.check(needed)
@@ -274,16 +241,15 @@ def _check(checkpoint: AnyCheckpoint, config: StackConfig, sources: Dict[str, So
         raise refusal("checkpoint", rule, "different tensors", remedy)
 
 
-def _fill(model: Any, checkpoint: AnyCheckpoint, sources: Dict[str, Source], within: str) -> None:
-    """Set all parameters of the model, one at a time. A shared parameter is created once and set in
-    every module that uses it. model: stack or block on the meta device; within: prefix that names
-    in `sources` have before names of the model.
+def _fill(model: Any, checkpoint: AnyCheckpoint, sources: Sources, within: str) -> None:
+    """Set all parameters of the model, one at a time, a tied one in both modules that use it.
+    model: stack or block on the meta device; within: prefix that names in `sources` have before
+    names of the model.
     """
     places = slots(model)
     for name, parameter in list(model.named_parameters()):
-        rule, attention, shapes = sources[within + name]
-        tensors = [checkpoint.tensor(theirs) for theirs in shapes]
-        formed = rule.form(tensors, attention).contiguous()
+        tensors = [checkpoint.tensor(theirs) for theirs in sources[within + name]]
+        formed = torch.cat(tensors) if len(tensors) > 1 else tensors[0].contiguous()
         # A view would keep all of its base tensor in memory.
         whole = formed.untyped_storage().nbytes() == formed.nbytes
         fill(places[id(parameter)], torch.nn.Parameter(formed if whole else formed.clone()))

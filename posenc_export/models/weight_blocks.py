@@ -1,10 +1,10 @@
 """Weights of few bits as checkpoints hold them: codes with a scale and an offset for each block."""
 
+import itertools
 from dataclasses import dataclass
-from typing import Any, Callable, Dict, Mapping, Optional, Protocol, Sequence, Tuple
+from typing import Any, Callable, Collection, Dict, Mapping, Optional, Protocol, Sequence, Tuple
 
 import numpy as np
-import torch
 
 
 @dataclass(frozen=True)
@@ -62,25 +62,20 @@ Numbered = Tuple[Matrix, np.ndarray]
 
 
 def stored(
-    sources: Mapping[str, Any], matrix: Callable[[str], Optional[Numbered]]
+    sources: Mapping[str, Collection[str]], matrix: Callable[[str], Optional[Numbered]]
 ) -> Dict[str, Stored]:
     """Return the weights of a model as rows of matrices of a checkpoint, by parameter.
 
     Args:
-        sources: for each parameter, its rule, the attention of its layer, and its tensors in the
-            checkpoint by name (models.pretrained).
+        sources: for each parameter, the names of the tensors that form it, one after the other.
         matrix: returns a tensor by name, None if it is no matrix or is not quantized.
     """
     weights = {}
-    for parameter, (rule, attention, wanted) in sources.items():
-        numbered = [part for part in map(matrix, wanted) if part is not None]
-        # A parameter of zeros is formed from no tensor.
-        if not numbered or len(numbered) < len(wanted):
+    for parameter, names in sources.items():
+        numbered = [part for part in map(matrix, names) if part is not None]
+        if not numbered or len(numbered) < len(names):
             continue
-        indices, first = [], 0
-        for part, rows in numbered:
-            indices.append(torch.from_numpy(rows + first))
-            first += part.rows
-        formed = rule.form(indices, attention).numpy()[:, 0]
-        weights[parameter] = Stored([part for part, _ in numbered], formed)
+        firsts = itertools.accumulate((part.rows for part, _ in numbered), initial=0)
+        rows = [first + own[:, 0] for first, (_, own) in zip(firsts, numbered, strict=False)]
+        weights[parameter] = Stored([part for part, _ in numbered], np.concatenate(rows))
     return weights

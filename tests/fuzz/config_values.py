@@ -6,8 +6,6 @@ import random
 import re
 from typing import Any, Dict, List, Mapping, Tuple
 
-from posenc_export.models.families.shared.keys import SPELLINGS
-
 ACTIVATIONS = (
     "silu gelu gelu_new gelu_pytorch_tanh gelu_fast relu quick_gelu gelu_python tanh "
     "swish relu2 other"
@@ -54,6 +52,8 @@ SKIPPED = re.compile(
 )
 # Keys from which lists with an entry for each layer follow where they are missing.
 DERIVING = re.compile(r"layers?$|pattern|every_n|interval|use_sliding_window")
+# Keys of other types.
+FOREIGN = ("n_ctx", "n_heads", "rotary_dim", "partial_rotary_factor", "attention_chunk_size")
 DELETED, HUGE_SHARE, WRONG_SHARE, FOREIGN_SHARE = object(), 0.03, 0.12, 0.06
 
 
@@ -70,17 +70,7 @@ def changed(
     changes: Dict[str, Any] = {}
     for _ in range(choice.choice((1, 1, 1, 2, 2, 3))):
         if choice.random() < FOREIGN_SHARE:
-            usual = choice.choice(sorted(SPELLINGS))
-            names = sorted(SPELLINGS[usual])
-            changes[choice.choice([usual, *names])] = choice.choice([1, 2, 4, 10, 48])
-            if choice.random() < 0.5:
-                changes.update(
-                    {
-                        name: DELETED
-                        for name in (usual, *names)
-                        if name in config and name not in changes
-                    }
-                )
+            changes[choice.choice(FOREIGN)] = choice.choice([1, 2, 4, 10, 48])
             continue
         key = choice.choice(keys)
         changes[key] = _value(key, {**known, **config}, choice)

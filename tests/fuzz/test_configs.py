@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from posenc_export.models import families
-from posenc_export.models.families.shared.settings import Settings
+from posenc_export.models.family_settings import Settings
 from posenc_export.models.pretrained import from_pretrained
 
 pytest.importorskip("transformers", reason="transformers is not installed")
@@ -30,7 +30,7 @@ FIXED: Dict[str, Any] = {
         {"n_heads": 1, "num_attention_heads": DELETED}, "num_attention_heads in config.json"),
     "a range under a name that is not read": ("llama",
         {"n_ctx": 10, "max_position_embeddings": DELETED},
-        "max_position_embeddings in place of n_ctx"),
+        "max_position_embeddings in config.json"),
     "an activation that is a list": ("llama", {"hidden_act": ["silu"]},
         "expected hidden_act to be a name, got ['silu']"),
     "an unknown activation": ("llama", {"hidden_act": "quick_gelu"},

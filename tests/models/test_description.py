@@ -30,7 +30,7 @@ SMALL = block_config(16, 2, 8, encoding={"name": "rope", "theta": 500.0})
 def _described() -> Iterator[Tuple[str, Dict[str, Any]]]:
     """Yield the descriptions of all test checkpoints, and of models of all parts."""
     for name in bases():
-        yield name, to_json(families.read(as_saved(name))[0])
+        yield name, to_json(families.read(as_saved(name)))
     yield from (
         (name, to_json(config)) for name, (config, _) in {**OF_PARTS, "block": (SMALL, 1)}.items()
     )

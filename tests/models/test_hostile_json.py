@@ -257,7 +257,7 @@ def test_a_tokenizer_without_a_sensible_limit_is_cut_at_the_positions_of_the_enc
 
 
 @pytest.mark.parametrize("count", [1, pytest.param(len(ODD), marks=pytest.mark.exhaustive)])
-@pytest.mark.parametrize("name", families.FILES)
+@pytest.mark.parametrize("name", families.DESCRIBED)
 def test_any_value_in_a_config_of_a_family_is_read_or_refused_in_one_line(
     name: str, count: int
 ) -> None:

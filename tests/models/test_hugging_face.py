@@ -22,7 +22,6 @@ SHAPE = {
     "head_dim": SIZE,
     "max_position_embeddings": LENGTH,
 }
-FACTORS = [1 + 0.05 * k for k in range(SIZE // 2)]
 
 CASES: Dict[str, Dict[str, Any]] = {
     "default": {"rope_type": "default", "rope_theta": 500000.0},
@@ -43,9 +42,6 @@ CASES: Dict[str, Dict[str, Any]] = {
     },
     "yarn with its factor given": {"rope_type": "yarn", "factor": 2.0,
         "original_max_position_embeddings": 4096, "attention_factor": 1.3, "rope_theta": 10000.0},
-    "proportional": {"rope_type": "proportional", "partial_rotary_factor": 0.25, "rope_theta": 1e6},
-    "partial yarn": {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 2048,
-        "partial_rotary_factor": 0.5, "rope_theta": 10000.0},
 }  # fmt: skip
 
 
@@ -63,10 +59,24 @@ def _ours(spec: Dict[str, Any], max_positions: int = 16) -> encodings.PositionEn
 LLAMA3 = {"rope_type": "llama3", "factor": 2.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
 
 
-@pytest.mark.parametrize("case", CASES)
+# Encodings that rotate a part of each head, and the keys of other model types for them.
+PARTS: Dict[str, Any] = {
+    "proportional": (
+        {"name": "rope_proportional", "theta": 1e6, "share": 0.25},
+        {"rope_type": "proportional", "partial_rotary_factor": 0.25, "rope_theta": 1e6},
+    ),
+    "partial yarn": (
+        {"name": "rope_yarn", "factor": 4.0, "original_max_positions": 2048, "rotary": SIZE // 2},
+        {**CASES["yarn"], "partial_rotary_factor": 0.5},
+    ),
+}
+
+
+@pytest.mark.parametrize("case", [*CASES, *PARTS])
 def test_frequencies_and_magnitude_match_transformers(case: str) -> None:
-    frequencies, magnitude = _theirs(CASES[case])
-    encoding = _ours(rope_spec({**SHAPE, "rope_parameters": CASES[case]}))  # type: ignore[arg-type]
+    spec, parameters = PARTS.get(case) or ({}, CASES[case])
+    frequencies, magnitude = _theirs(parameters)
+    encoding = _ours(spec or rope_spec({**SHAPE, "rope_parameters": parameters}))
     assert isinstance(encoding, Rotary)
     ours = [encoding.frequency(k) for k in range(encoding.size // 2)]
     assert np.allclose(ours, frequencies.numpy(), rtol=2e-6, atol=1e-12)
@@ -80,34 +90,9 @@ def test_dynamic_frequencies_match_transformers(length: int) -> None:
     frequencies, _ = utils.ROPE_INIT_FUNCTIONS["dynamic"](
         config, torch.device("cpu"), seq_len=length
     )
-    encoding = _ours(rope_spec({**SHAPE, "rope_parameters": parameters}), 32)  # type: ignore[arg-type]
+    encoding = _ours(rope_spec({**SHAPE, "rope_parameters": parameters}), 32)
     ours = [encoding.oracle().frequency(k, length) for k in range(SIZE // 2)]  # type: ignore[attr-defined]
     assert np.allclose(ours, frequencies.numpy(), rtol=2e-6, atol=0)
-
-
-@pytest.mark.parametrize("length", [4096, 4097])
-def test_longrope_matches_transformers_below_and_above_the_original_length(length: int) -> None:
-    parameters = {
-        "rope_type": "longrope",
-        "short_factor": FACTORS,
-        "long_factor": [3 * f for f in FACTORS],
-        "rope_theta": 10000.0,
-    }
-    shape = {**SHAPE, "original_max_position_embeddings": 4096, "max_position_embeddings": 131072}
-    config = transformers.Phi3Config(
-        **shape,
-        rope_parameters={**parameters, "original_max_position_embeddings": 4096},
-        pad_token_id=0,
-    )
-    frequencies, magnitude = utils.ROPE_INIT_FUNCTIONS["longrope"](
-        config, torch.device("cpu"), seq_len=length
-    )
-    encoding: Any = _ours(rope_spec({**shape, "rope_scaling": parameters, "rope_theta": 10000.0}))  # type: ignore[arg-type]
-    ours = [
-        10000.0 ** (-2 * k / SIZE) / encoding.factors[length > 4096][k] for k in range(SIZE // 2)
-    ]
-    assert np.allclose(ours, frequencies.numpy(), rtol=2e-6, atol=0)
-    assert encoding.magnitude == pytest.approx(magnitude, rel=1e-6)
 
 
 @pytest.mark.parametrize(
@@ -130,16 +115,6 @@ def test_older_key_names_give_the_same_specification() -> None:
     )
     old = rope_spec({**SHAPE, "rope_theta": 5e5, "rope_scaling": {"type": "linear", "factor": 2.0}})
     assert new == old == {"name": "rope_linear", "theta": 5e5, "factor": 2.0}
-    assert rope_spec({"rotary_emb_base": 1e5, "rotary_pct": 0.25, "head_dim": 64}) == {
-        "name": "rope",
-        "theta": 1e5,
-        "rotary": 16,
-    }
-    assert rope_spec({"rotary_dim": 64, "hidden_size": 4096, "num_attention_heads": 16}) == {
-        "name": "rope",
-        "theta": 1e4,
-        "rotary": 64,
-    }
     assert (
         rope_spec(
             {
@@ -153,86 +128,6 @@ def test_older_key_names_give_the_same_specification() -> None:
         "name": "rope",
         "theta": 10000.0,
     }
-
-
-MROPE = {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [16, 24, 24]}
-
-
-@pytest.mark.parametrize(
-    ("config", "expected"),
-    [
-        (
-            {"head_dim": 128, "model_type": "glm4v", "rope_parameters": MROPE},
-            {"name": "mrope", "theta": 1e4, "time": 16, "height": 24},
-        ),
-        (
-            {
-                "head_dim": 128,
-                "model_type": "qwen3_vl_text",
-                "rope_parameters": {**MROPE, "mrope_section": [24, 20, 20]},
-            },
-            {"name": "mrope_interleaved", "theta": 1e4, "height": 20, "width": 20},
-        ),
-        (
-            {
-                "head_dim": 128,
-                "model_type": "qwen2_vl",
-                "rope_theta": 1e4,
-                "rope_scaling": {"type": "mrope", "mrope_section": [16, 24, 24]},
-            },
-            {"name": "mrope", "theta": 1e4, "time": 16, "height": 24},
-        ),
-        (
-            {
-                "head_dim": 128,
-                "model_type": "qwen2_5_vl",
-                "max_position_embeddings": 128000,
-                "rope_theta": 1e6,
-                "rope_scaling": {
-                    "type": "yarn",
-                    "mrope_section": [16, 24, 24],
-                    "factor": 4,
-                    "original_max_position_embeddings": 32768,
-                },
-            },
-            {
-                "name": "mrope",
-                "theta": 1e6,
-                "time": 16,
-                "height": 24,
-                "factor": 4.0,
-                "original_max_positions": 32768,
-            },
-        ),
-        (
-            {
-                "head_dim": 256,
-                "rope_parameters": {
-                    **MROPE,
-                    "mrope_section": [11, 11, 10],
-                    "mrope_interleaved": True,
-                    "partial_rotary_factor": 0.25,
-                },
-            },
-            {"name": "mrope_interleaved", "theta": 1e4, "rotary": 64, "height": 11, "width": 10},
-        ),
-        (
-            {
-                "head_dim": 128,
-                "model_type": "ernie4_5_vl_moe_text",
-                "rope_parameters": {**MROPE, "mrope_section": [22, 22, 20]},
-            },
-            {"name": "mrope", "theta": 1e4, "time": 20, "height": 22, "order": "alternating"},
-        ),
-    ],
-)
-def test_mrope_sections_are_ordered_by_model_type(
-    config: Dict[str, Any], expected: Dict[str, Any]
-) -> None:
-    spec: Any = rope_spec(config)
-    assert spec == expected and encodings.build(
-        spec, encodings.Geometry(512, 4, config["head_dim"], 16)
-    )
 
 
 def test_the_original_length_outside_rope_parameters_takes_precedence() -> None:
@@ -253,7 +148,26 @@ def test_the_original_length_outside_rope_parameters_takes_precedence() -> None:
 @pytest.mark.parametrize(
     ("config", "message"),
     [
-        ({"rope_local_base_freq": 1e4}, "got rope_local_base_freq"),
+        (
+            {"rope_local_base_freq": 1e4},
+            "one rotation of whole heads for all layers, got rope_local_base_freq;",
+        ),
+        ({"rotary_pct": 0.25}, "one rotation of whole heads for all layers, got rotary_pct;"),
+        ({"rotary_dim": 64}, "one rotation of whole heads for all layers, got rotary_dim;"),
+        ({"partial_rotary_factor": 0.5}, "rotation of whole heads, got partial_rotary_factor 0.5"),
+        (
+            {"rope_parameters": {"rope_type": "default", "partial_rotary_factor": True}},
+            "partial_rotary_factor to be a finite number, got True",
+        ),
+        (
+            {"rope_parameters": {"rope_type": "default", "mrope_section": [16, 24, 24]}},
+            "no further keys for rope_type default, got mrope_section",
+        ),
+        (
+            {"rope_parameters": {"full_attention": {"rope_type": "default"}}},
+            "one rotation for all layers, got rope_parameters for full_attention",
+        ),
+        ({"rope_parameters": {"rope_type": "proportional"}}, "to be one of .*, got proportional"),
         (
             {"rope_theta": 1e4, "rope_parameters": {"rope_type": "default", "rope_theta": 1e5}},
             "expected one rope_theta",
@@ -264,32 +178,6 @@ def test_the_original_length_outside_rope_parameters_takes_precedence() -> None:
                 "rope_scaling": {"type": "linear", "factor": 2.0},
             },
             "expected rope_parameters or rope_scaling",
-        ),
-        (
-            {"head_dim": 128, "rope_parameters": MROPE},
-            "expected mrope_interleaved beside mrope_section, or a model_type of glm4v,",
-        ),
-        (
-            {
-                "head_dim": 128,
-                "model_type": "qwen2_vl",
-                "rope_parameters": {**MROPE, "mrope_interleaved": True},
-            },
-            "mrope_interleaved to be False for qwen2_vl",
-        ),
-        ({"head_dim": 64, "rope_parameters": MROPE}, "three integers above 0 with sum 32"),
-        (
-            {"head_dim": 128, "rope_parameters": {**MROPE, "rope_type": "linear", "factor": 2.0}},
-            "yarn without mscale, with mrope_section, got linear",
-        ),
-        (
-            {"head_dim": 128, "rope_parameters": {**MROPE, "mrope_interleaved": 1}},
-            "mrope_interleaved to be true or false",
-        ),
-        ({"head_dim": 128, "rope_scaling": {"type": "mrope"}}, "rope_type to be one of"),
-        (
-            {"rotary_pct": 0.5, "partial_rotary_factor": 0.25},
-            "expected rotary_pct or partial_rotary_factor",
         ),
         ({"rope_parameters": {"rope_type": ["yarn"]}}, "rope_type to be one of"),
         (
@@ -305,17 +193,6 @@ def test_the_original_length_outside_rope_parameters_takes_precedence() -> None:
 def test_unsupported_keys_of_rotations_are_refused(config: Dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         rope_spec(config)
-
-
-def test_parameters_nested_by_layer_type_give_one_specification_each() -> None:
-    nested = {
-        "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
-        "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 1e6},
-    }
-    assert rope_spec({"rope_parameters": nested}) == {
-        "sliding_attention": {"name": "rope", "theta": 1e4},
-        "full_attention": {"name": "rope_linear", "theta": 1e6, "factor": 8.0},
-    }
 
 
 @pytest.mark.parametrize(
@@ -349,10 +226,6 @@ def test_parameters_nested_by_layer_type_give_one_specification_each() -> None:
             },
             "truncate to be true or false",
         ),
-        (
-            {"full": {"rope_type": "default"}, "rope_theta": 1.0},
-            "nested for all layer types or for none",
-        ),
     ],
 )
 def test_unsupported_configs_are_refused_by_name(parameters: Dict[str, Any], message: str) -> None:
@@ -360,12 +233,11 @@ def test_unsupported_configs_are_refused_by_name(parameters: Dict[str, Any], mes
         rope_spec({"rope_parameters": parameters})
 
 
-def test_a_wrong_mrope_section_is_refused_with_key_value_and_model_type() -> None:
-    rotation = {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [8, 12, 12]}
-    config = {**SHAPE, "rope_parameters": {**rotation, "mrope_section": [9, 9, 9]}}
-    message = "^qwen2_vl: expected mrope_section to be .* sum 32, got \\[9, 9, 9\\]"
-    with pytest.raises(ValueError, match=message):
-        rope_spec({**config, "model_type": "qwen2_vl"})
-    message = "^llama: expected mrope_interleaved beside mrope_section, .* 'llama'; remove"
-    with pytest.raises(ValueError, match=message):
-        rope_spec({**SHAPE, "rope_parameters": rotation, "model_type": "llama"})
+def test_a_refusal_begins_with_the_model_type() -> None:
+    with pytest.raises(ValueError, match="^llama: expected rope_type to be one of .* by hand$"):
+        rope_spec({"rope_parameters": {"rope_type": "spiral"}, "model_type": "llama"})
+
+
+def test_a_share_of_one_is_a_rotation_of_whole_heads() -> None:
+    parameters = {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 1.0}
+    assert rope_spec({"rope_parameters": parameters}) == {"name": "rope", "theta": 1e4}

@@ -27,8 +27,6 @@ POSITION = re.compile(
     r"attn_type|clamp_len|attention_chunk|layer_types|floor_scale|attn_scale|temperature_tuning|"
     r"spatial_shapes|coordinates"
 )
-# Keys without effect in the models that are read, with the reason.
-SILENT = {}
 
 
 def _default(name: str) -> Dict[str, Any]:
@@ -42,11 +40,11 @@ def _described(config: Dict[str, Any]) -> StackConfig:
     ValueError: families.read refuses the configuration.
     """
     try:
-        return families.read(config)[0]
+        return families.read(config)
     except ValueError as refusal:
         if not str(refusal).endswith("give max_positions"):
             raise
-        return families.read(config, RANGE)[0]
+        return families.read(config, RANGE)
 
 
 def _known(name: str) -> Dict[str, Any]:
@@ -57,21 +55,9 @@ def _known(name: str) -> Dict[str, Any]:
 
 def _whole(name: str) -> Dict[str, Any]:
     """Return the default configuration, including defaults of all keys about positions."""
-    config = _default(name)
-    return {**_known(name), **config, **OFF_DEFAULT.get(name, {})}
+    return {**_known(name), **_default(name)}
 
 
-# Types whose defaults are refused or leave keys unused, with settings of a published model.
-OFF_DEFAULT: Dict[str, Dict[str, Any]] = {
-    "phi3": {
-        "rope_parameters": {
-            "rope_type": "longrope",
-            "rope_theta": 10000.0,
-            "short_factor": [1.0] * 48,
-            "long_factor": [2.0] * 48,
-        }
-    },
-}
 OTHERS: List[Any] = [None, True, False, 1, 3, 7, 96, 0.5, "other", [1], {"rope_type": "other"}]
 
 
@@ -87,9 +73,7 @@ def _effect(name: str, key: str, value: Any) -> str:
         return "refused" if str(refusal) else "nothing"
 
 
-CASES = [
-    (name, key) for name in families.FILES for key in _known(name) if (name, key) not in SILENT
-]
+CASES = [(name, key) for name in families.DESCRIBED for key in _known(name)]
 
 
 @pytest.mark.parametrize(("name", "key"), CASES)

@@ -25,7 +25,7 @@ MISTRAL = {
 
 
 def test_a_published_configuration_is_described() -> None:
-    result, _ = families.read(SMOLLM2)
+    result = families.read(SMOLLM2)
     kind, head = result.kinds[0], result.head
     a = kind.attention
     assert (a.heads, a.kv_heads, a.head_size, result.max_positions) == (9, 3, 64, 8192)
@@ -36,5 +36,5 @@ def test_a_published_configuration_is_described() -> None:
 
 
 def test_a_published_window_is_seen_by_every_layer() -> None:
-    sees = [kind.attention.sees for kind in families.read(MISTRAL)[0].kinds]
+    sees = [kind.attention.sees for kind in families.read(MISTRAL).kinds]
     assert sees == [{"name": "window", "size": 4096}] * 32

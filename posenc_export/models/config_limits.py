@@ -1,12 +1,33 @@
 """Limits on the values of config.json, checked before anything is built."""
 
 import re
-from typing import Any, Mapping, Sequence, Tuple
+from typing import Any, Mapping, Tuple
 
-from posenc_export.models.config import StackConfig
-from posenc_export.models.families.shared.keys import IGNORED
 from posenc_export.shared.refusal import refusal
 
+# Keys that do not affect the computation of logits from tokens, or are read with the tensors
+# (quantization_config, models/packed.py): of training and tasks, and settings of generation, which
+# earlier versions of transformers wrote for every model.
+IGNORED = frozenset(
+    """_attn_implementation _attn_implementation_autoset _attn_implementation_internal _commit_hash
+    _experts_implementation _flash_attn_2_enabled _model_name_or_path _name_or_path _num_labels
+    architectures attention_dropout attn_implementation auto_map bad_words_ids base_model
+    begin_suppress_tokens bos_token_id cache_implementation chunk_size_feed_forward
+    classifier_dropout compression_config custom_pipelines decoder_start_token_id
+    diversity_penalty do_sample dropout dtype early_stopping encoder_no_repeat_ngram_size
+    eos_token_id experts_implementation exponential_decay_length_penalty finetuning_task
+    forced_bos_token_id forced_eos_token_id gradient_checkpointing hidden_dropout id2label
+    init_config init_device init_std initializer_range is_llama_config
+    keys_to_ignore_at_inference label2id length_penalty library_name license max_length min_length
+    neftune_noise_alpha no_repeat_ngram_size num_beam_groups num_beams num_labels
+    num_return_sequences output_attentions output_hidden_states output_past output_scores
+    pad_token_id prefix pretraining_tp problem_type quantization_config remove_invalid_values
+    repetition_penalty resid_pdrop return_dict return_dict_in_generate sentence_transformers
+    sep_token_id suppress_tokens task_specific_params temperature tf_legacy_loss tokenizer_class
+    tokenizer_name top_k top_p torch_dtype torchscript transformers.js_config transformers_version
+    typical_p unk_token_id unsloth_fixed unsloth_version use_bfloat16 use_cache
+    use_flash_attention use_flash_attn verbose""".split()
+)
 # Kinds of keys: a pattern of the key, the kind, and the largest integer. The first pattern that
 # matches is used.
 MOST: Tuple[Tuple[str, str, int], ...] = (
@@ -25,17 +46,11 @@ MOST: Tuple[Tuple[str, str, int], ...] = (
     (r"", "other integers", 2**53),
 )
 # Keys whose values are names.
-NAMES = re.compile(
-    r"^(hidden_|ff_|feat_extract_)?activation(_function)?$|^hidden_act$|feed_forward_proj|^rope_type$|"
-    r"scoring_func$|topk_method$|^attn_type$|norm_type$|norm_rel_ebd$|layer_types\[\]$"
-)
+NAMES = re.compile(r"^(hidden_)?activation(_function)?$|^hidden_act$|^rope_type$|layer_types\[\]$")
 FLOAT32 = 3.4e38  # the largest number
 LONGEST = 2**14  # entries of a list; the longest are factors of rotary pairs
 DEEPEST = 8  # levels of nested values
-# Largest number of entries in a table of positions: 2 GiB in float64. Encodings with such tables,
-# with the width of a row.
-TABLE = 2**28
-ROWS = {"rope": "head_size", "mrope": "head_size", "alibi": "heads"}
+TABLE = 2**28  # entries of a table of positions: 2 GiB in float64
 CORRECT = "correct config.json"
 
 
@@ -72,25 +87,3 @@ def _check(family: str, key: str, value: Any, depth: int) -> None:
     elif isinstance(value, int):
         kind, most = next((kind, most) for pattern, kind, most in MOST if re.search(pattern, key))
         require(abs(value) <= most, f"{key} to be at most {most} ({kind})", value)
-
-
-def check_sizes(family: str, config: StackConfig, sizes: Sequence[int]) -> None:
-    """Check that files with tensors of these numbers of entries can hold a model: its token table,
-    and a tensor and an MLP for each layer; and that no table of positions exceeds TABLE.
-    """
-    layers, numbers = len(config.order), config.tokens.vocabulary * config.width
-    for kind in config.kinds:
-        numbers += config.width * int(kind.mlp["hidden"])
-    if layers > len(sizes) or numbers > sum(sizes):
-        rule = f"files with at least {layers} tensors and {numbers} numbers for the sizes in config"
-        remedy = "download all weights again, or use the config.json that belongs to them"
-        raise refusal(family, f"{rule}.json", f"{len(sizes)} and {sum(sizes)}", remedy)
-    widths = [config.width for spec in config.tokens.encodings if spec["name"] == "sinusoidal"]
-    for kind in config.layers.values():
-        names = [spec["name"] for spec in kind.attention.encodings]
-        begins = [begin for name in names for begin in ROWS if name.startswith(begin)]
-        widths += [getattr(kind.attention, ROWS[begin]) for begin in begins]
-    if widths and config.max_positions * max(widths) > TABLE:
-        rule = f"a table of positions with at most {TABLE} numbers"
-        got = f"{config.max_positions} positions x {max(widths)}"
-        raise refusal(family, rule, got, "give a smaller max_positions")

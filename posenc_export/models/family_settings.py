@@ -1,34 +1,67 @@
-"""Typed access to config.json. Each key is taken once, and keys that are left are refused."""
+"""Typed access to the config.json of a family. Each key is taken once, and keys that are left are
+refused.
+"""
 
 import math
-from typing import Any, List, Mapping, Optional
+from typing import Any, Dict, Mapping, Optional
 
-from posenc_export.models.families.shared.keys import DEFAULTS, IGNORED
+from posenc_export.models.config_limits import CORRECT, IGNORED
+from posenc_export.models.hugging_face import Spec, rope_spec
 from posenc_export.shared.refusal import refusal
 
 REQUIRED = object()  # marks a key without default
-# Ends of messages.
-CORRECT, UNSUPPORTED = "correct config.json", "other values cannot be exported yet"
+UNSUPPORTED = "other values cannot be exported yet"  # end of messages
 # Activations: transformers' name to ours.
 ACTIVATIONS = {
     **{"silu": "silu", "swish": "silu", "gelu": "gelu"},
     **dict.fromkeys(("gelu_new", "gelu_pytorch_tanh", "gelu_fast"), "gelu_tanh"),
     "relu": "relu",
 }
+ROTATION = (
+    "rope_parameters",
+    "rope_scaling",
+    "rope_theta",
+    "partial_rotary_factor",
+    "original_max_position_embeddings",
+)
+# Keys that earlier versions of transformers wrote for every model, with the values that change
+# nothing.
+DEFAULTS: Dict[str, Any] = {
+    "add_cross_attention": False,
+    "cross_attention_hidden_size": None,
+    "is_decoder": False,
+    "is_encoder_decoder": False,
+    "pruned_heads": {},
+    "tie_encoder_decoder": False,
+}
 
 
-class Keys:
+class Settings:
     """The keys of a config.json. A method that takes a key raises ValueError if the key is missing
     and has no default, and for values that it does not name.
+
+    Args:
+        values: contents of config.json.
+        max_positions: number of positions; None for max_position_embeddings.
     """
 
-    layers: int  # of the model
-
-    def __init__(self, values: Mapping[str, Any]) -> None:
+    def __init__(self, values: Mapping[str, Any], max_positions: Optional[int] = None) -> None:
         self.family = str(values.get("model_type"))
-        self.values = values  # all keys, among them those that families ignore
         unread = IGNORED | {"model_type"}
         self._remaining = {key: value for key, value in values.items() if key not in unread}
+        self.layers, self.width, self.heads = (
+            self.whole(key) for key in ("num_hidden_layers", "hidden_size", "num_attention_heads")
+        )
+        # A missing or null value becomes 0 here; an explicit 0 is refused.
+        trained = self.whole("max_position_embeddings", 0)
+        if not trained and max_positions is None:
+            rule = "max_position_embeddings in config.json"
+            raise self.error(rule, "none", "give max_positions")
+        self.max_positions = trained if max_positions is None else max_positions
+        if type(self.max_positions) is not int:
+            remedy = f"leave it out for {trained}"
+            raise self.refusal("max_positions to be an integer", max_positions, remedy)
+        self.trained_positions = trained or self.max_positions
 
     def error(self, rule: str, got: Any, remedy: str = CORRECT) -> ValueError:
         """Return the error for a config that does not follow a rule, with the text of `got`."""
@@ -36,7 +69,7 @@ class Keys:
 
     def refusal(self, rule: str, value: Any, remedy: str = CORRECT) -> ValueError:
         """Return the error for a value that does not follow a rule."""
-        return self.error(rule, repr(value), remedy)
+        return self.error(rule, f"{value!r:.80}", remedy)
 
     def take(self, key: str, default: Any = REQUIRED) -> Any:
         """Remove a key and return its value; refuse a config without it if there is no default."""
@@ -44,18 +77,18 @@ class Keys:
             self.needs(key)
         return self._remaining.pop(key, default)
 
-    def whole(self, key: str, default: Any = REQUIRED) -> int:
+    def whole(self, key: str, default: Optional[int] = None) -> int:
         """Take an integer above 0; `default` if the key is missing or null."""
-        value = self.take(key, default)
-        if value is None and default is not REQUIRED:
-            return int(default)
+        value = self.take(key) if default is None else self.take(key, None)
+        if value is None and default is not None:
+            return default
         if type(value) is not int or value < 1:
             raise self.refusal(f"{key} to be an integer above 0", value)
         return value
 
-    def number(self, key: str, default: Any = REQUIRED) -> float:
+    def number(self, key: str) -> float:
         """Take a finite number above 0."""
-        value = self.take(key, default)
+        value = self.take(key)
         if type(value) not in (int, float) or not 0 < value < math.inf:
             raise self.refusal(f"{key} to be a number above 0", value)
         return float(value)
@@ -74,33 +107,18 @@ class Keys:
                 remedy = "add the value with which the model was trained"
                 raise self.error(f"{key} in config.json", "none", remedy)
 
-    def only(self, key: str, allowed: Any, default: Any = REQUIRED) -> None:
-        """Take a key, and refuse any value but the given one."""
-        value = self.take(key, default)
+    def only(self, key: str, allowed: Any) -> None:
+        """Take a key, and refuse any value but the given one, which a missing key has, too."""
+        value = self.take(key, allowed)
         if value != allowed:
             raise self.refusal(f"{key} to be {allowed!r}", value, UNSUPPORTED)
 
-    def fixed(self, values: Mapping[str, Any]) -> None:
-        """Take keys, and refuse any value but the given one, which a missing key has, too."""
-        for key, value in values.items():
-            self.only(key, value, value)
-
-    def activation(self, key: str, default: Any = REQUIRED) -> str:
+    def activation(self, key: str) -> str:
         """Take the name of an activation, and return our name of it."""
-        value = self.take(key, default)
+        value = self.take(key)
         if value not in ACTIVATIONS:
             raise self.refusal(f"{key} to be one of {', '.join(ACTIVATIONS)}", value, UNSUPPORTED)
         return ACTIVATIONS[value]
-
-    def per_layer(self, key: str) -> List[Any]:
-        """Take a list with an entry for each layer; an empty one if it is missing or null."""
-        entries = self.take(key, None)
-        if entries is None:
-            return []
-        if not isinstance(entries, list) or len(entries) != self.layers:
-            got = len(entries) if isinstance(entries, list) else entries
-            raise self.refusal(f"{key} with an entry for each of {self.layers} layers", got)
-        return entries
 
     def window(self, key: str) -> Optional[int]:
         """Take the size of a window, which includes the query's own key; None for no window."""
@@ -109,9 +127,25 @@ class Keys:
             raise self.refusal(f"{key} to be null or an integer above 0", value)
         return value
 
+    def layer_types(self, name: str) -> None:
+        """Take layer_types, and refuse a list that does not name this type for each layer."""
+        types = self.take("layer_types", None)
+        if types is not None and types != [name] * self.layers:
+            rule = f"layer_types to be {name} for each of {self.layers} layers"
+            raise self.refusal(rule, types, UNSUPPORTED)
+
+    def rotation(self) -> Spec:
+        """Take the keys of the rotation, and return it."""
+        keys = {key: self._remaining.pop(key) for key in ROTATION if key in self._remaining}
+        for key in ROTATION[:2]:
+            if not isinstance(keys.get(key), (dict, type(None))):
+                raise self.refusal(f"{key} to be a mapping", keys[key])
+        given = {"max_position_embeddings": self.trained_positions, "model_type": self.family}
+        return rope_spec({**keys, **given})
+
     def finish(self) -> None:
         """Check that all keys were taken."""
-        usual = DEFAULTS.items()
+        usual = {**DEFAULTS, "n_ctx": self.trained_positions}.items()
         unread = {key: value for key, value in self._remaining.items() if (key, value) not in usual}
         if unread:
             got = ", ".join(f"{key}={unread[key]!r:.80}" for key in sorted(unread))

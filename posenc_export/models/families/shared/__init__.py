@@ -1,1 +1,0 @@
-"""What several families use: rules for weights, checked settings, common architectures."""
