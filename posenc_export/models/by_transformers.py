@@ -49,9 +49,8 @@ LEFT_OUT = re.compile(
     r"^auto_map$|^custom_|(kernel|fusion|distributed|quantization)_config$|_implementation(_|$)|"
     r"^transformers_weights$|^(use_)?return_dict$|^torchscript$"
 )
-# Keys for the number of positions, first those of a decoder.
-LENGTHS = """max_position_embeddings n_positions max_seq_len n_ctx seq_length
-    max_source_positions""".split()
+# Keys for the number of positions.
+LENGTHS = "max_position_embeddings n_positions max_seq_len n_ctx seq_length".split()
 LANGUAGE, MASKED = ("CausalLM", "ConditionalGeneration"), "MaskedLM"
 EACH = (*LANGUAGE, MASKED, "TokenClassification")  # tasks with logits for each token
 NO_NUMBERS = ("Infinity", "-Infinity", "NaN")

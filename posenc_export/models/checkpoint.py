@@ -35,8 +35,8 @@ TOKENIZER_FILES = (
     GENERATION,
 )
 BELONGS = "use the config.json that belongs to the weights"
-# transformers' names of output heads; tied heads may be saved as copies of the token table.
-HEADS = ("lm_head.weight", "proj_out.weight")
+# transformers' name of the output head; a tied one may be saved as a copy of the token table.
+HEAD = "lm_head.weight"
 # Parts of names that a wrapper of a model adds, with the wrapper and the module to save in place.
 WRAPPERS = {
     "_orig_mod": ("torch.compile", "model._orig_mod"),
@@ -130,16 +130,9 @@ class Checkpoint:
         for name in names:
             del self._sources[name]
 
-    def rename(self, parts: Mapping[str, str]) -> None:
-        """Replace parts of the names of tensors. ValueError: two tensors of one name."""
-        renamed: Dict[str, Source] = {}
-        for name, source in self._sources.items():
-            for old, new in parts.items():
-                name = name.replace(old, new)
-            if name in renamed:
-                raise refusal(WHERE, f"one tensor for {name}", "two", "remove one")
-            renamed[name] = source
-        self._sources = renamed
+    def rename(self, old: str, new: str) -> None:
+        """Give a tensor a name that no other has."""
+        self._sources[new] = self._sources.pop(old)
 
     def check(self, shapes: Dict[str, Shape]) -> None:
         """Check that the tensors are exactly these, with these shapes; ValueError otherwise."""
@@ -169,7 +162,7 @@ class Checkpoint:
             return f"{wrapper} adds {part!r} to names: save the state_dict of {inner}"
         if any("lora_" in name for name in extra):
             return f"lora_ are tensors of an adapter: {adapters.MERGE}"
-        if missing <= {*HEADS} and not extra:
+        if missing <= {HEAD} and not extra:
             remedy = "set tie_word_embeddings to true if the head is the token table"
             return f"{remedy}, or export hidden states without a head (--no-head)"
         if "For" in named and not missing:

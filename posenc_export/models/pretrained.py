@@ -1,4 +1,4 @@
-"""Loading of checkpoints of known families as models that can be exported."""
+"""Loading of checkpoints as models that can be exported."""
 
 from pathlib import Path
 from typing import Any, Dict, Mapping, Optional, Union
@@ -15,7 +15,7 @@ from posenc_export.models import (
 )
 from posenc_export.models.block import AttentionBlock
 from posenc_export.models.by_transformers import AnyCheckpoint
-from posenc_export.models.checkpoint import HEADS, TOKENIZER, Checkpoint, read_config, read_ids
+from posenc_export.models.checkpoint import HEAD, TOKENIZER, Checkpoint, read_config, read_ids
 from posenc_export.models.config import BlockConfig, StackConfig
 from posenc_export.models.gguf.checkpoint import GGUFCheckpoint, is_gguf
 from posenc_export.models.parameters import fill, slots
@@ -56,8 +56,7 @@ def from_pretrained(
             max_position_embeddings of the config.
         part: for a model with encoder and decoder (T5, BART), "encoder" for the encoder
             with the projection to the decoder's keys and values, or "decoder". None gives it with
-            hidden states as output. "embeddings" gives the part before the layers (tokens,
-            positions, segments and norm).
+            hidden states as output. "embeddings" gives the token table of a family alone.
         lengths: factors of LongRoPE for all positions: "long" or "short". None gives "long" if the
             range of positions is longer than the trained length, otherwise "short".
         head: whether the model gets its head or pooling; False for hidden states only.
@@ -73,10 +72,7 @@ def from_pretrained(
     with opened(folder) as checkpoint, enough_memory("checkpoint"), torch.no_grad():
         values = checkpoint.config
         if families.lacks(values):
-            chosen: Dict[str, Any] = {"layer": layer}
-            if part == families.EMBEDDINGS:
-                chosen["part"] = part
-            read = _published(folder, checkpoint, max_positions, head, chosen, sentences, part)
+            read = _published(folder, checkpoint, max_positions, head, layer, sentences, part)
             read.choose_factors(lengths)
             return read
         if lengths is not None:
@@ -86,9 +82,7 @@ def from_pretrained(
             rule = f"a model with encoder and decoder for part {part}"
             raise refusal("checkpoint", rule, repr(values["model_type"]), "leave part out")
         described = families.read(values, max_positions)
-        config = described
-        if part in (None, families.EMBEDDINGS):
-            config = task_heads.of_decoder(config, values, whole, sentences is not None)
+        config = task_heads.of_decoder(described, values, whole, sentences is not None)
         _check_layer(config, layer, part)
         families.check_sizes(values["model_type"], config, checkpoint.sizes())
         old_buffer = by_transformers.OLD_BUFFER.search
@@ -99,7 +93,7 @@ def from_pretrained(
         # Of decoders for question answering, whatever their base is.
         old = ("transformer.",) if "qa_outputs.weight" in checkpoint.names() else ()
         base = checkpoint.base((families.BASE, *old, ""))
-        if described.head is not None and config.head is None:
+        if config.head is None:
             others = [name for name in checkpoint.names() if not name.startswith(base)]
             checkpoint.forget(others)  # heads
         attention = config.kinds[0].attention
@@ -113,7 +107,7 @@ def from_pretrained(
         _fill(model, checkpoint, sources, "" if layer is None else f"layers.{layer}.")
         if isinstance(model, Stack):
             ids = model.config.tokens.vocabulary
-            model.text = _text(checkpoint.files, values, ids, bool(model.config.head), part)
+            model.text = _text(checkpoint.files, values, ids, bool(model.config.head))
             model.stored = stored(sources, checkpoint.matrix)
     for encoding in encodings_in(model):
         encoding.prepare()
@@ -129,18 +123,18 @@ def _published(
     checkpoint: AnyCheckpoint,
     max_positions: Optional[int],
     head: bool,
-    chosen: Mapping[str, Any],
+    layer: Optional[int],
     sentences: Optional[sentence_transformers.Sentences],
     part: Optional[str],
 ) -> by_transformers.Published:
-    """Return the model of a type without a family. chosen: options that only families have."""
+    """Return the model of a type without a family. Arguments as of from_pretrained."""
     values = checkpoint.config
     reads_out = head and (sentences is not None or task_heads.reads_head(values))
     kind = by_transformers.kind_of(values, head and not reads_out)
     if part not in (None, "encoder", "decoder", families.EMBEDDINGS):
         raise refusal("checkpoint", "part encoder or decoder", repr(part), "change part")
-    if given := next((name for name, value in chosen.items() if value is not None), None):
-        rule = f"a model_type with a family of ours for {given}"
+    if layer is not None or part == families.EMBEDDINGS:
+        rule = f"a model_type with a family of ours for {'part' if layer is None else 'layer'}"
         raise refusal("checkpoint", rule, repr(values["model_type"]), "leave it out")
     model = by_transformers.load(kind, checkpoint, part)
     model.max_positions = max_positions or model.max_positions
@@ -226,17 +220,15 @@ def _text(
 def _check(checkpoint: AnyCheckpoint, config: StackConfig, sources: Sources) -> None:
     """Check that the checkpoint holds exactly the tensors. A tied head may be saved, too."""
     needed = {name: shape for shapes in sources.values() for name, shape in shapes.items()}
-    tied = config.head is not None and config.head.tied
-    head = next((name for name in HEADS if tied and name in checkpoint.names()), None)
-    if head is None:
+    if config.head is None or not config.head.tied or HEAD not in checkpoint.names():
         return checkpoint.check(needed)
     name, shape = next(iter(sources["tokens.embedding.weight"].items()))
     if name not in checkpoint.names() and isinstance(checkpoint, Checkpoint):
-        checkpoint.rename({head: name})  # transformers reads it as the token table, too
+        checkpoint.rename(HEAD, name)  # transformers reads it as the token table, too
         return checkpoint.check(needed)
-    checkpoint.check({**needed, head: shape})
-    if not torch.equal(checkpoint.tensor(head), checkpoint.tensor(name)):
-        rule = f"{head} to equal {name} with tie_word_embeddings"
+    checkpoint.check({**needed, HEAD: shape})
+    if not torch.equal(checkpoint.tensor(HEAD), checkpoint.tensor(name)):
+        rule = f"{HEAD} to equal {name} with tie_word_embeddings"
         remedy = "set tie_word_embeddings to false"
         raise refusal("checkpoint", rule, "different tensors", remedy)
 

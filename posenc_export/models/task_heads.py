@@ -59,7 +59,7 @@ def of_decoder(
 ) -> StackConfig:
     """Return the description of a decoder with the head that its checkpoint has: unchanged with a
     head for language; without a head for its base model or head=False, with hidden states as
-    output; without head and caches if a readout follows. Other models are returned unchanged.
+    output; without head and caches if a readout follows.
 
     Args:
         values: contents of config.json.
@@ -69,8 +69,6 @@ def of_decoder(
     Raises:
         ValueError: `architectures` names another head.
     """
-    if config.head is None:
-        return config
     task, name = task_of(values), architecture(values)
     known = pooled or task in OF_DECODERS
     if head and not known and (not name or task in LANGUAGE or "LMHead" in name):
@@ -94,7 +92,7 @@ def attach(model: Model, folder: Path, config: Mapping[str, Any]) -> None:
     tensors are missing or do not fit each other, an unknown activation.
     """
     task, kind = task_of(config), str(config.get("model_type"))
-    causal = model.causal if isinstance(model, Published) else model.config.token_geometry.causal
+    causal = not isinstance(model, Published) or model.causal
     known = masked_heads.HEADS if task == MASKED else OF_DECODERS if causal else TASKS.get(task, {})
     if left_out(model, config) is None or (task if causal else kind) not in known:
         return

@@ -57,7 +57,7 @@ class Stored:
         return self  # tensors are mapped from files, and a copy would read them into memory
 
 
-# A matrix, and the index of each of its rows [N,1] in the order of the checkpoint's family.
+# A matrix, and the index of each of its rows [N,1] in the order of transformers' tensor.
 Numbered = Tuple[Matrix, np.ndarray]
 
 

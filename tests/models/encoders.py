@@ -1,12 +1,10 @@
-"""Small random checkpoints of encoder families, as transformers saves them."""
+"""Small random checkpoints of encoders, as transformers saves them."""
 
 from pathlib import Path
 from typing import Any, Dict, Tuple
 
 import torch
 import transformers
-
-from posenc_export.models import families
 
 PADDING = 1
 SIZES = {
@@ -26,7 +24,7 @@ RELATIVE = {
     "position_biased_input": False,
     "pos_att_type": ["c2p", "p2c"],
 }
-# Settings of each model that differ from SIZES. The first word of a name is the family.
+# Settings of each model that differ from SIZES. The first word of a name is the model type.
 MODELS: Dict[str, Dict[str, Any]] = {
     "bert": {"type_vocab_size": 3},
     "bert other": {"type_vocab_size": 1, "hidden_act": "gelu_new", "num_attention_heads": 6,
@@ -58,15 +56,13 @@ MODELS: Dict[str, Dict[str, Any]] = {
     "electra": {"type_vocab_size": 2, "embedding_size": 48},
     "distilbert": {"activation": "relu"},
 }  # fmt: skip
-# Those that a family of ours reads; transformers' code computes the others.
-OURS = [name for name in MODELS if not families.lacks({"model_type": name.split()[0]})]
 CONFIGS = {
     "bert": "BertConfig", "roberta": "RobertaConfig", "xlm-roberta": "XLMRobertaConfig",
     "camembert": "CamembertConfig", "mpnet": "MPNetConfig", "modernbert": "ModernBertConfig",
     "roformer": "RoFormerConfig", "electra": "ElectraConfig", "distilbert": "DistilBertConfig",
     "deberta-v2": "DebertaV2Config", "t5": "T5Config", "mt5": "MT5Config",
 }  # fmt: skip
-# For families with other key names, the key in the family's config; None if there is none.
+# For types with other key names, the key in the config of the type; None if there is none.
 KEYS: Dict[str, Dict[str, Any]] = {
     "modernbert": {"layer_norm_eps": None},
     **{
@@ -83,7 +79,7 @@ KEYS: Dict[str, Dict[str, Any]] = {
     },
 }  # fmt: skip
 
-# transformers' encoder class for families whose base model includes a decoder.
+# transformers' encoder class for types whose base model includes a decoder.
 ALONE = {"t5": "T5EncoderModel", "mt5": "MT5EncoderModel"}
 
 

@@ -1,4 +1,4 @@
-"""Hidden states of encoder families compared with transformers: whole rows, padding on either
+"""Hidden states of encoders compared with transformers: whole rows, padding on either
 side, token types, every target and signature.
 """
 
@@ -17,7 +17,7 @@ from posenc_export.export.expected import eager_session
 from posenc_export.runtime import Session
 
 pytest.importorskip("transformers", reason="transformers is not installed")
-from tests.models.encoders import MODELS, OURS, saved  # noqa: E402
+from tests.models.encoders import MODELS, saved  # noqa: E402
 from tests.models.patterns import ENCODER, share, theirs, tokens_of  # noqa: E402
 
 # One worker, so that each model is traced once.
@@ -85,14 +85,6 @@ def test_token_types_change_hidden_states(name: str, folders: Path) -> None:
     session, tokens = _session(name, "eager", "positions", folders), tokens_of(low=5)
     types = np.random.default_rng(1).integers(0, session.manifest.segments, tokens.shape)
     assert share([(session.prefill(tokens, token_types=types), session.prefill(tokens))]) > 1
-
-
-@pytest.mark.parametrize("name", OURS)
-def test_an_encoder_has_no_states_and_returns_hidden_states(name: str, folders: Path) -> None:
-    model = _peer(name, folders)[1].of("float32").model
-    assert model.config.head is None and not any(
-        attention.states() for attention in model.attentions()
-    )
 
 
 @pytest.mark.parametrize(
