@@ -68,7 +68,7 @@ def interface(
         _add_tokens(named, rest, inputs)
     output = _output(outputs, given.output)
     others = [value for value in outputs if value.name != output.name]
-    caches = _caches(rest, others, given.caches, named)
+    caches = _caches(rest, others, given.caches)
     for value in (*named.values(), *(cache.past for cache in caches)):
         fixed = [axis for axis in value.axes if isinstance(axis, int)]
         if not DTYPES.fullmatch(value.dtype) or math.prod(fixed) > MOST:
@@ -149,10 +149,7 @@ def _output(outputs: Sequence[Value], given: Optional[str]) -> Value:
 
 
 def _caches(
-    rest: Sequence[Value],
-    outputs: Sequence[Value],
-    given: Mapping[str, GivenCache],
-    named: Mapping[str, Value],
+    rest: Sequence[Value], outputs: Sequence[Value], given: Mapping[str, GivenCache]
 ) -> Tuple[Cache, ...]:
     """Pair the inputs without another meaning with the outputs of the next call's caches."""
     by_name = {value.name: value for value in outputs}
@@ -177,7 +174,7 @@ def _caches(
             raise refusal(WHERE, f"an output for the cache {missing}", got, remedy)
         pairs = {past.name: present.name for past, present in zip(rest, in_order, strict=True)}
     known = [(value, str(pairs[value.name]), given.get(value.name, GivenCache())) for value in rest]
-    return tuple(_cache(*parts, named) for parts in known)
+    return tuple(_cache(*parts) for parts in known)
 
 
 def _present(past: str, outputs: Mapping[str, Value]) -> Optional[str]:
@@ -188,7 +185,7 @@ def _present(past: str, outputs: Mapping[str, Value]) -> Optional[str]:
     return next((name for name in names if name in outputs and name != past), None)
 
 
-def _cache(past: Value, present: str, given: GivenCache, named: Mapping[str, Value]) -> Cache:
+def _cache(past: Value, present: str, given: GivenCache) -> Cache:
     """Return a cache with its axes, which are symbolic ones if possible."""
     rank = len(past.axes)
     # [B,H,P,D] or [B,P,H,D]; stacked [layers,B,H,P,D] or [layers,2,B,H,P,D].

@@ -112,6 +112,6 @@ def _packages(model: Model) -> Dict[str, Package]:
     return {name: Package(o.name, o.version) for name, o in origins.items() if o is not None}
 
 
-def eager(model: Model, signature: str = "positions") -> Tuple[torch.nn.Module, Manifest]:
-    """Return the eager module in a calling convention, and the manifest to run it in a session."""
-    return wrap(model, signature), describe(model, "eager", signature, TORCH)
+def eager(model: Model) -> Tuple[torch.nn.Module, Manifest]:
+    """Return the eager module that takes positions, and the manifest to run it in a session."""
+    return wrap(model, "positions"), describe(model, "eager", "positions", TORCH)

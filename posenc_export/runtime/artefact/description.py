@@ -57,7 +57,7 @@ def _module(values: Dict[str, Any], width: Any, positions: Any) -> List[Line]:
 
 def _stack(values: Dict[str, Any]) -> List[Line]:
     tokens, kinds, order = _popped(values, "tokens", "layers", "order")
-    norm, head, key_values, readout = _popped(values, "norm", "head", "key_values", "readout")
+    norm, head, readout = _popped(values, "norm", "head", "readout")
     indices: Dict[str, List[int]] = {}
     for index, name in enumerate(map(str, sequence(order))):
         indices.setdefault(name, []).append(index)
@@ -70,10 +70,7 @@ def _stack(values: Dict[str, Any]) -> List[Line]:
         head = mapping(head)
         weights = "weights of the token table" if head.pop("tied", False) is True else "own weights"
         steps.append(("head", weights + _rest(head, scale=1.0)))
-    if key_values is not None:
-        rest = _rest(mapping(key_values))
-        steps.append(("output", f"keys and values of a decoder's cross-attention{rest}"))
-    elif head is None:
+    elif values.get("key_values") is None:  # of encoders that earlier versions wrote
         steps.append(("output", "hidden states"))
     return steps + ([] if readout is None else _readout(mapping(readout))) + _other(values)
 

@@ -1,1 +1,1 @@
-"""What runs: graphs of ONNX Runtime, OpenVINO and torch, by provider."""
+"""What runs: graphs of ONNX Runtime and torch, by provider."""

@@ -20,10 +20,11 @@ class TorchGraph:
     list of states and encoder outputs.
     """
 
+    provider = device = "cpu"
     strided = True  # views of the first slots: the cost follows the slots in use
 
-    def __init__(self, module: Any, manifest: Manifest, provider: str = "cpu") -> None:
-        self.module, self.manifest, self.provider, self.device = module, manifest, provider, "cpu"
+    def __init__(self, module: Any, manifest: Manifest) -> None:
+        self.module, self.manifest = module, manifest
         self._positions_first = manifest.stores_positions
         self._replaced = [index for index, state in enumerate(manifest.states) if state.replaced]
 

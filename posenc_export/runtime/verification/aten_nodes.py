@@ -366,16 +366,16 @@ def _extremum(operator: str) -> Writer:
     return write
 
 
-def _regrouped(first: str, last: str, sizes: str) -> Writer:
-    """Return a writer of an operator that gives some axes other sizes. The names are of arguments:
-    the first and the last of these axes, and their new sizes, by default one for all of them.
+def _regrouped(first: str, last: str) -> Writer:
+    """Return a writer of an operator that gives some axes other sizes. The names are of
+    arguments: the first and the last of these axes.
     """
 
     def write(r: Record, a: Arguments, y: Any) -> str:
         x, rank = a["self"], a["self"].dim()
         before, after = range(a.get(first, 0) % rank), range(a.get(last, -1) % rank + 1, rank)
         kept = ([number(x.shape[k], "Shape", x, k) for k in axes] for axes in (before, after))
-        return r.node("Reshape", x, r.sizes([*next(kept), *a.get(sizes, [-1]), *next(kept)]))
+        return r.node("Reshape", x, r.sizes([*next(kept), *a.get("sizes", [-1]), *next(kept)]))
 
     return write
 
@@ -463,8 +463,8 @@ OPERATORS: Dict[str, Writer] = {
     "unsqueeze": lambda r, a, y: r.node("Unsqueeze", a["self"], [a["dim"]]),
     "squeeze": lambda r, a, y: r.node("Squeeze", a["self"], [a["dim"]]),
     "view": lambda r, a, y: r.node("Reshape", a["self"], r.sizes(a["size"])),
-    "flatten": _regrouped("start_dim", "end_dim", "sizes"),
-    "unflatten": _regrouped("dim", "dim", "sizes"),
+    "flatten": _regrouped("start_dim", "end_dim"),
+    "unflatten": _regrouped("dim", "dim"),
     "expand": _expanded,
     "transpose": _transposed,
     "t": _transposed,

@@ -476,20 +476,20 @@ class Claims:
                 self.findings.compared += 1
                 continue
             text = "larger whole numbers may be rounded"
-            again = self._made_of(node.outputs[0], "Cast")
+            again = self._casts_of(node.outputs[0])
             if any(cast.attributes.get("to") in INTEGERS for cast in (node, *again)):
                 number = large.eval(entry, True)
                 self.findings.failures[place] = f"expected at most {most}, got {number}: {text}"
             else:
                 self.findings.skipped[place] = f"above {most:,}, {text}"
 
-    def _made_of(self, name: str, operator: str) -> List[Node]:
-        """Return the nodes with an operator that read a value, or what is made of it."""
+    def _casts_of(self, name: str) -> List[Node]:
+        """Return the casts of a value, and of what is made of it."""
         values, found = {name}, []
         for node in self.part.nodes:
             if values.intersection(node.inputs):
                 values.update(node.outputs)
-                found += [node] if node.operator == operator else []
+                found += [node] if node.operator == "Cast" else []
         return found
 
     def _described(self, model: z3.ModelRef, value: Value) -> str:

@@ -369,7 +369,7 @@ class CachedAttention:
             "factors": random.random((rows, new), np.float32),
             "pieces": _pieces(random, h),
             "distance_keys": uniform(random, (h, longest // 2 + 34, d)) / 10,
-            **dict(zip(TURNS, _of_digits(angles, 4), strict=True)),
+            **dict(zip(TURNS, _of_digits(angles), strict=True)),
             "k_scale": random.uniform(STEP / 2, STEP, kv * d).astype(np.float32),
             "v_scale": random.uniform(STEP / 2, STEP, kv * e).astype(np.float32),
             "past_k": self._past(random, cached, (rows, kv, capacity, d)),
@@ -428,8 +428,10 @@ def _waves(random: np.random.Generator, rows: int, width: int) -> Tuple[np.ndarr
     return np.cos(angles).astype(np.float32), np.sin(angles).astype(np.float32)
 
 
-def _of_digits(angles: np.ndarray, digits: int) -> Tuple[np.ndarray, np.ndarray]:
-    """Return the inputs turn_cos and turn_sin [B,S,16*digits,r/2] for angles per slot [B,S,r/2]."""
-    distances = np.outer(DIGITS ** np.arange(digits), np.arange(DIGITS)).reshape(-1, 1)
+def _of_digits(angles: np.ndarray) -> Tuple[np.ndarray, np.ndarray]:
+    """Return the inputs turn_cos and turn_sin [B,S,64,r/2] of 4 digits for angles per slot
+    [B,S,r/2].
+    """
+    distances = np.outer(DIGITS ** np.arange(4), np.arange(DIGITS)).reshape(-1, 1)
     turns = angles[:, :, None] * distances
     return np.cos(turns).astype(np.float32), np.sin(turns).astype(np.float32)
