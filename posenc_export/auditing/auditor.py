@@ -409,16 +409,15 @@ class Auditor:
         return 0
 
     def _counts_slots(self) -> bool:
-        """Return whether position_ids change nothing, in a model whose positions are not those of
-        the mask, as exporters take them for ALiBi.
+        """Return whether position_ids change nothing, in a model in which they do more than round
+        biases otherwise.
         """
-        named = self.reference.facts.encodings  # none of a model that is read
-        if "position_ids" not in self.interface.inputs or named == {"alibi"}:
+        if "position_ids" not in self.interface.inputs:
             return False
         rows, starts = self.interface.batch or 1, (0, self.interface.length or SHORT)
         (tokens, first), (_, moved) = (self._full_pass(rows, SHORT, start) for start in starts)
         right, other = (self.reference.outputs(tokens, start) for start in starts)
-        least = 0.0 if named else self.accuracy.tolerance  # a read model may have ALiBi, too
+        least = self.accuracy.tolerance if self.reference.facts.biased else 0.0
         return np.array_equal(first, moved) and numerics.worst_error(right, other) > least
 
     def limits(self, observed: Observed, accuracy: Accuracy) -> np.ndarray:

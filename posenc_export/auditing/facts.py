@@ -5,7 +5,7 @@ Shapes: B batch, L tokens, V numbers of an output.
 """
 
 from dataclasses import dataclass, field
-from typing import Any, Callable, Dict, FrozenSet, Mapping, Protocol, Tuple
+from typing import Any, Callable, Dict, Mapping, Protocol, Tuple
 
 import numpy as np
 
@@ -32,7 +32,8 @@ class Facts:
     window: int = 0  # keys of every layer; 0 if there is no window or layers differ
     heads: Tuple[int, int] = (0, 0)  # number and size of the heads of a cache, zeros if unknown
     starts: bool = True  # whether sequences can begin at other positions than 0
-    encodings: FrozenSet[str] = frozenset()  # names of position encodings, if they are known
+    # Whether layers add biases by distance, whose rounding depends on where a sequence begins
+    biased: bool = False
     # By layer, the rule (shared/places.py) of the keys k that a query at q sees, or "" for none;
     # empty if the reference declares none.
     sees: Tuple[str, ...] = ()

@@ -26,10 +26,11 @@ from posenc_export.models.by_transformers import Published
 from posenc_export.models.pretrained import from_pretrained
 from posenc_export.runtime import load
 from posenc_export.runtime.artefact.manifest import FILE_NAME
+from posenc_export.runtime.artefact.records import Places
 from posenc_export.runtime.artefact.schema import Manifest
 from posenc_export.runtime.session.session import Session
 from posenc_export.runtime.verification import described
-from posenc_export.shared.numerics import tolerance
+from posenc_export.shared.numerics import tolerance, worst_error
 from posenc_export.shared.refusal import refusal
 
 TRIED = 24  # tokens
@@ -86,15 +87,12 @@ class Exact:
         if "position_ids" not in inspect.signature(read.model.forward).parameters:
             return True
         count = min(TRIED, manifest.max_positions // 2)
-        tokens, start = (
-            np.arange(count)[None] % read.vocabulary,
-            (manifest.max_positions - count) // 2,
-        )
+        start = (manifest.max_positions - count) // 2
+        tokens = np.arange(count)[None] % read.vocabulary
         ours = expected.full_pass(expected.eager_session(self.read, count), tokens, start, None)
         with torch.no_grad():
             theirs = read(torch.from_numpy(tokens), torch.arange(start, start + count)[None])
-        error = np.abs(ours - theirs.numpy()).max()
-        return bool(error <= 1e-4 * np.abs(ours).max())
+        return worst_error(ours, theirs.numpy()) <= 1e-4
 
     def outputs(self, tokens: np.ndarray, start: int = 0) -> np.ndarray:
         """As Reference.outputs. Beyond the original length, LongRoPE has its long factors."""
@@ -149,14 +147,13 @@ class OfArtefact:
 
 def _stated(manifest: Manifest, edges: Mapping[str, int], allowed: float, depth: int) -> Facts:
     """Return what a manifest says about a model. allowed: its tolerance."""
-    attentions, encodings = described.attentions(manifest), described.encodings(manifest)
+    attentions, places = described.attentions(manifest), manifest.places or Places()
     sizes = {part["sees"].get("size", 0) for part in attentions}
     heads = [(part["kv_heads"], part["head_size"]) for part in attentions]
     heads += [(s.axes[1], s.axes[3]) for s in manifest.states if len(s.axes) == 4]
     # Whose positions transformers counts in the mask, not in position_ids.
-    sees = tuple(manifest.places.sees) if manifest.places else ()
     counted = any(part["sees"]["name"] == "chunk" for part in attentions)
-    counted |= any("//" in rule for rule in sees)  # chunks of a module that was read
+    counted |= any("//" in rule for rule in places.sees)  # chunks of a module that was read
     return Facts(
         width=int(manifest.outputs[0].axes[-1]),
         vocabulary=manifest.vocabulary,
@@ -169,8 +166,8 @@ def _stated(manifest: Manifest, edges: Mapping[str, int], allowed: float, depth:
         window=sizes.pop() if len(sizes) == 1 else 0,
         heads=heads[0] if heads else (0, 0),
         starts=not counted,
-        encodings=frozenset(spec["name"] for spec in encodings),
-        sees=sees,
+        biased="" in places.sees or any(places.biases),
+        sees=tuple(places.sees),
     )
 
 

@@ -113,6 +113,7 @@ FAULTS: Dict[str, Fault] = {
     "window one too large": Fault("mistral", ("window off by one",), _windows(1)),
     "positions of padded rows are slots": Fault("gpt2", ("positions ignored",), wrap=_slots),
     "rotary positions are slots": Fault("llama", ("positions ignored",), wrap=_slots),
+    "rotary positions of a read model": Fault("qwen2", ("positions ignored",), wrap=_slots),
     "positions one too large": Fault("gpt2", ("positions shifted",), wrap=_moved),
     "cache shifted": Fault("llama", ("cache",), outputs=_shifted),
     "new tokens one position late": Fault("llama", ("cache",), wrap=_late),

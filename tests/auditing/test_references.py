@@ -82,7 +82,7 @@ def test_a_model_and_its_artefact_state_the_same_facts(tmp_path: Path) -> None:
     )
     for facts in (own, of_artefact):
         assert (facts.starts, facts.window, facts.heads) == (False, 8, (2, 8))
-        assert facts.encodings == {"alibi"}
+        assert facts.biased
     assert own.edges == of_artefact.edges
 
 
