@@ -26,7 +26,6 @@ EXTRAS = {
     "page": "onnx",
     "cpu": "onnxruntime",
     "native": "posenc_export_kernels",
-    "openvino": "openvino",
     "report": "matplotlib",
     "text": "tokenizers jinja2",
     "gguf": "gguf",

@@ -1,10 +1,11 @@
 """Names of providers, and threads of an operator."""
 
 import os
-from typing import Any, NoReturn, Optional, Union
+from typing import Any, Optional, Union
 
 from posenc_export.runtime.artefact.manifest import Manifest
 from posenc_export.shared import suggestion
+from posenc_export.shared.refusal import refusal
 
 # The runtimes start every thread that they are asked for, and abort the process if the system
 # refuses one.
@@ -35,7 +36,7 @@ def check_threads(threads: Any) -> None:
     whole = hasattr(threads, "__index__") and not isinstance(threads, bool)
     if threads not in (None, AUTO) and not (whole and 1 <= threads <= MOST_THREADS):
         rule = f"threads to be a whole number 1 .. {MOST_THREADS}"
-        _refuse(rule, repr(threads), "leave it out for the default")
+        raise refusal("runtime", rule, repr(threads), "leave it out for the default")
 
 
 def check_name(name: str, manifest: Manifest) -> None:
@@ -43,19 +44,14 @@ def check_name(name: str, manifest: Manifest) -> None:
     target = manifest.target
     if name in ("openvino", "openvino-bf16"):
         remedy = "`posenc inspect FOLDER --runtime openvino` prints a program that runs OpenVINO"
-        _refuse("a provider of this version", name, remedy)
+        raise refusal("runtime", "a provider of this version", name, remedy)
     suggestion.check_name("runtime: expected provider", name, NAMES)
-    if manifest.in_torch and name not in ("auto", "cpu"):
-        _refuse(f"provider cpu for target {target}", name, "export target onnx or ort")
-    if target == "ort-native" and name not in ("auto", "cpu"):
-        _refuse(f"provider cpu for target {target}", name, "export target ort or onnx-static")
+    if (manifest.in_torch or target == "ort-native") and name not in ("auto", "cpu"):
+        remedy = "export target ort or onnx-static"
+        raise refusal("runtime", f"provider cpu for target {target}", name, remedy)
     if name == WEBGPU and manifest.dtype != "float32":
         rule = f"an artefact in float32 for provider {name}"
-        _refuse(rule, manifest.dtype, "export it without --dtype")
-
-
-def _refuse(rule: str, got: str, remedy: str) -> NoReturn:
-    raise ValueError(f"runtime: expected {rule}, got {got}; {remedy}")
+        raise refusal("runtime", rule, manifest.dtype, "export it without --dtype")
 
 
 def threads_for(threads: Threads, manifest: Manifest) -> Optional[int]:

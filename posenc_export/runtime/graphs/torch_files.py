@@ -28,22 +28,20 @@ def load_torch(folder: Path, manifest: Manifest, threads: Optional[int]) -> Torc
         rule = f"runtime: expected torch for target {manifest.target}"
         remedy = "pip install 'posenc-export[export]'"
         raise ModuleNotFoundError(f"{rule}, got none; {remedy}", name="torch") from error
-    load = {"torchscript": _script, "pt2": _program}[manifest.target]
-    # torch.jit warns of its deprecation at every call.
-    with quiet(DeprecationWarning, FutureWarning):
-        run = load(folder / rules.graph_file(manifest), manifest)
+    path = folder / rules.graph_file(manifest)
+    if manifest.target == "pt2":
+        run = _program(path, manifest)
+    else:  # without the hooks of torch.nn.Module, which take several us
+        run = read_script(path).forward
     return TorchGraph(limited(run, threads) if threads else run, manifest)
-
-
-def _script(path: Path, manifest: Manifest) -> Any:
-    return read_script(path).forward  # without the hooks of torch.nn.Module, which take several us
 
 
 def read_script(path: Path) -> Any:
     """Read the torch.jit.ScriptModule of model.pt. Raise ValueError as `load_torch` does."""
     import torch
 
-    _check_archive(path)
+    with _refusing_archive(path), path.open("rb") as stream:
+        archive.check_archive(stream)
     # torch.jit warns at every call.
     with _refusing_damage(path), quiet(DeprecationWarning, FutureWarning):
         return torch.jit.load(utf8(path))
@@ -89,11 +87,6 @@ def read_program(path: Path, manifest: Manifest) -> Any:
             program = torch.export.load(repacked)  # type: ignore[arg-type]
     _check_arguments(path, program, manifest)
     return program
-
-
-def _check_archive(path: Path) -> None:
-    with _refusing_archive(path), path.open("rb") as stream:
-        archive.check_archive(stream)
 
 
 @contextmanager
