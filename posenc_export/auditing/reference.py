@@ -34,7 +34,9 @@ from posenc_export.shared.numerics import tolerance, worst_error
 from posenc_export.shared.refusal import refusal
 
 TRIED = 24  # tokens
-BY_LENGTH = ("rope_dynamic", "rope_longrope")  # angles depend on the length of the sequence
+# Encodings whose angles depend on the length of the sequence: the length that they were trained
+# with, unless it is stated
+ORIGINAL = {"rope_dynamic": 2048, "rope_longrope": 4096}
 TRANSFORMERS = "transformers:"
 
 
@@ -63,10 +65,8 @@ class Exact:
 
     def _facts(self) -> Facts:
         manifest = expected.eager_session(self.read, 8).manifest
-        specs = [spec for spec in described.encodings(manifest) if spec["name"] in BY_LENGTH]
-        originals = [
-            {**described.DEFAULTS[s["name"]], **s}["original_max_positions"] for s in specs
-        ]
+        specs = [spec for spec in described.encodings(manifest) if spec["name"] in ORIGINAL]
+        originals = [s.get("original_max_positions", ORIGINAL[s["name"]]) for s in specs]
         edges = {edge.name: edge.at for edge in edges_of(self.read)}
         depth, reduction = bounds.extent(self.read)
         allowed = tolerance("float32", depth, reduction)

@@ -166,14 +166,13 @@ def _cast(dtype: str) -> Form:
 
 # By the end of a name, which follows the name of a parameter or another such name: matrices of
 # linear layers [N,K] as [K,N], weights of experts [experts,K,N] as [K,experts*N], those
-# [experts,N,K] as [experts*N,K], numbers before zeros, and the frequencies of keys without a turn.
+# [experts,N,K] as [experts*N,K], and numbers before zeros.
 FORMS: Mapping[str, Form] = {
     **dict.fromkeys(("T", "transposed"), lambda numbers, _: numbers.T),
     "by_output": _by_output,
     "beside": lambda numbers, shape: numbers.swapaxes(0, 1).reshape(shape),
     "stacked": lambda numbers, shape: numbers.reshape(shape),
     "padded": with_zeros,
-    "kept": lambda numbers, _: numbers[0],
     **{dtype: _cast(dtype) for dtype in ("float16", "bfloat16")},
 }
 # Forms of two constants, with parts of their names.

@@ -11,8 +11,7 @@ from posenc_export.export.signatures import wrap
 from posenc_export.runtime.artefact.certificate import Check
 from posenc_export.runtime.artefact.manifest import Manifest
 from posenc_export.runtime.artefact.rules import graph_file
-from posenc_export.runtime.graphs.quiet import quiet
-from posenc_export.runtime.graphs.torch_files import read_program
+from posenc_export.runtime.graphs.torch_files import read_program, read_script
 
 FEWEST = 64  # numbers of a constant that is no tensor of the module
 
@@ -97,8 +96,7 @@ def _digest(tensor: torch.Tensor) -> bytes:
 
 def _constants(path: Path) -> Iterator[Tuple[str, torch.Tensor]]:
     """Yield the tensors of a TorchScript program with their places."""
-    with quiet(DeprecationWarning):  # every call of torch.jit warns that it is deprecated
-        module = torch.jit.load(str(path))
+    module = read_script(path)
     yield from module.named_parameters()
     yield from module.named_buffers()
     for index, node in enumerate(module.graph.findAllNodes("prim::Constant")):

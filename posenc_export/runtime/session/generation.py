@@ -263,7 +263,6 @@ def _drafted(session: Any, logits: np.ndarray, readers: List[Reader]) -> Iterato
     begin, speculator = session.length, Speculator(session)
     chosen = [[reader.take(row)] for reader, row in zip(readers, logits, strict=True)]
     for reader, tokens in zip(readers, chosen, strict=True):
-        assert reader.drafts is not None
         reader.drafts.extend(tokens)
     index, rows = 0, list(zip(readers, chosen, strict=True))
     try:

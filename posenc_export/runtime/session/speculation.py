@@ -15,17 +15,7 @@ import statistics
 import time
 from collections import deque
 from dataclasses import dataclass, field
-from typing import (
-    Any,
-    Callable,
-    Collection,
-    Deque,
-    Dict,
-    List,
-    Optional,
-    Sequence,
-    Tuple,
-)
+from typing import Any, Callable, Collection, Deque, Dict, List, Optional, Sequence, Tuple
 
 import numpy as np
 
@@ -190,7 +180,7 @@ class Reader:
     choose: Callable[[int, np.ndarray], int]
     stops: Collection[int]  # ids that end the row
     most: int  # largest number of tokens to generate
-    drafts: Optional[Lookup]  # drafts of the row, or None
+    drafts: Lookup  # drafts of the row
     unread: List[int] = field(default_factory=list)  # tokens to read before a token can be chosen
     count: int = 0  # number of tokens generated
     done: bool = False  # whether the row has ended
@@ -222,8 +212,7 @@ class Speculator:
         Session.step.
         """
         proposals: List[Proposal] = [
-            reader.drafts.propose(MOST) if reader and reader.drafts else ([], None)
-            for reader in readers
+            reader.drafts.propose(MOST) if reader else ([], None) for reader in readers
         ]
         drafts = self._drafts(readers, proposals)
         begin = time.perf_counter()
@@ -245,7 +234,7 @@ class Speculator:
         seconds = time.perf_counter() - begin
         self._session.pass_costs.record([len(row) for row in rows if row], seconds)
         for (reader, draft), proposal, tokens in zip(pairs, proposals, chosen, strict=True):
-            if reader and reader.drafts:
+            if reader:
                 self._learn(*proposal, draft, tokens)
                 reader.drafts.extend(tokens)
         self.passes += 1

@@ -1,16 +1,7 @@
 """What the description of a model says about attention and its nodes (docs/models.md)."""
 
 import math
-from typing import (
-    Annotated,
-    Any,
-    Dict,
-    List,
-    Mapping,
-    Optional,
-    Required,
-    TypedDict,
-)
+from typing import Annotated, Any, Dict, List, Mapping, Optional, Required, TypedDict
 
 import msgspec
 from msgspec import Meta
@@ -24,11 +15,6 @@ UNDECLARED = "read as it is: which keys it sees was found in its calls, and it d
 # Attributes of attention nodes that follow from others, or from the shapes of inputs.
 FREE = {"do_rotary", "rotary_interleaved", "qk_output", "k_quant_type"}
 FREE |= {"v_quant_type", "kv_cache_bit_width"}
-# Parameters that a description leaves out if they have these values (posenc_export/encodings).
-DEFAULTS: Mapping[str, Described] = {
-    "rope_dynamic": {"original_max_positions": 2048},
-    "rope_longrope": {"original_max_positions": 4096},
-}
 Count = Annotated[int, Meta(ge=1, le=1 << 24)]
 Extent = Annotated[int, Meta(ge=0, le=1 << 31)]
 
