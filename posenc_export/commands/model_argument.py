@@ -125,6 +125,7 @@ def checkpoint(folder: str, chosen: Dict[str, Any]) -> Any:
 def _note_unexported(folder: str, model: Any) -> None:
     """Note a task head that the model lacks, and settings of generation that are not applied."""
     from posenc_export.models import generation_settings
+    from posenc_export.models.by_transformers import Published
     from posenc_export.models.checkpoint import read_config
     from posenc_export.models.sentence_transformers import opened
     from posenc_export.models.stack import Stack
@@ -134,7 +135,8 @@ def _note_unexported(folder: str, model: Any) -> None:
     if task is not None:
         lost = "whose head is not exported: the artefact gives hidden states only"
         note(f"{folder} is a model for {task}, {lost}")
-    if isinstance(model, Stack) and model.config.head is not None:
+    is_stack = isinstance(model, Stack) and model.config.head is not None
+    if is_stack or isinstance(model, Published) and model.causal and model.head:
         unapplied = generation_settings.unapplied(model.text.files)
         if unapplied:
             note(f"generate does not apply {', '.join(unapplied)} of generation_config.json")

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 import torch
 
+from posenc_export.commands.model_argument import checkpoint
 from posenc_export.export.expected import eager_session
-from posenc_export.models import generation_settings
 from posenc_export.models.pretrained import from_pretrained
 from posenc_export.runtime.session.generation import choose
 
@@ -83,8 +83,11 @@ def test_what_does_not_fit_is_refused(case: str, folder: Path) -> None:
         next(session.generate(None, MOST, encoder=np.zeros((1, 5, 128), np.float32)))
 
 
-def test_settings_that_are_not_applied_are_named() -> None:
+def test_settings_that_are_not_applied_are_named(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     given = {
+        **T5,
         "num_beams": 4,
         "repetition_penalty": 1.0,
         "bad_words_ids": None,
@@ -92,9 +95,9 @@ def test_settings_that_are_not_applied_are_named() -> None:
         "temperature": 0.6,
         "return_timestamps": False,
     }
-    assert generation_settings.unapplied(
-        {"generation_config.json": json.dumps(given).encode()}
-    ) == ["num_beams=4", "min_length=3"]
+    (folder / "generation_config.json").write_text(json.dumps(given))
+    checkpoint(str(folder), {"part": "decoder"})
+    assert "does not apply num_beams=4, min_length=3 of" in capsys.readouterr().err
 
 
 def test_forbidden_tokens_are_never_sampled() -> None:
