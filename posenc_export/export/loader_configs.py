@@ -3,10 +3,9 @@
 import itertools
 import json
 from pathlib import Path
-from typing import Any, Dict, Optional, Tuple, Union
+from typing import Any, Dict, Mapping, Optional, Tuple, Union
 
 from posenc_export.export.read_module import ReadModule
-from posenc_export.models.config import StackConfig
 from posenc_export.models.stack import Stack
 from posenc_export.runtime.artefact import files
 from posenc_export.runtime.artefact.ends import KEYS_AND_VALUES
@@ -37,33 +36,28 @@ def write(model: Union[Stack, ReadModule], manifest: Manifest, folder: Path) -> 
     """Write config.json, and for decoders generation_config.json and genai_config.json, if these
     formats can describe the graph.
 
-    They cannot describe blocks, embedding parts, the parts of an encoder-decoder model, signature
-    positions, graphs that are not ONNX files, and decoders with states other than keys and values
-    of one shape in every layer. A decoder for onnx-static gets genai_config.json only: the other
-    programs grow their caches.
+    They cannot describe blocks, embedding parts, modules that are no checkpoint, the parts of an
+    encoder-decoder model, signature positions, graphs that are not ONNX files, and decoders with
+    states other than keys and values of one shape in every layer. A decoder for onnx-static gets
+    genai_config.json only: the other programs grow their caches.
     """
     if manifest.signature != "mask" or graph_file(manifest) != "model.onnx":
         return
-    if isinstance(model, ReadModule):
-        if model.sizes and manifest.encodes and model.output_name != KEYS_AND_VALUES:
-            sizes = {**model.sizes, "type_vocab_size": max(model.segments, 1)}
-            _put(folder / CONFIG, {**_kind(manifest, ENCODER), **sizes})
+    sizes = _sizes(model)
+    if not sizes or manifest.encoder or manifest.outputs[0].name == KEYS_AND_VALUES:
         return
-    if not model.config.order:  # an embedding part without layers
+    if manifest.encodes and not manifest.states:
+        types = {"type_vocab_size": max(manifest.segments, 1)}
+        _put(folder / CONFIG, {**_kind(manifest, ENCODER), **sizes, **types})
         return
-    if manifest.kind == "encoder" and not manifest.states:
-        types = max(model.config.tokens.segments, 1)
-        common = _common(model.config, manifest, ENCODER)
-        _put(folder / CONFIG, {**common, "type_vocab_size": types})
-        return
-    shape = _cache_shape(manifest, len(model.config.order))
-    if manifest.kind != "decoder" or shape is None:
+    shape = _cache_shape(manifest, sizes.get("num_hidden_layers", 0))
+    if not manifest.decodes or shape is None:
         return
     graph = GRAPHS[manifest.target]
     grows = graph.grows or graph.fused
-    _put(folder / GENAI, _genai(model.config, manifest, shape))
+    _put(folder / GENAI, _genai(sizes, manifest, shape))
     if grows:
-        _put(folder / CONFIG, _decoder(model.config, manifest, shape))
+        _put(folder / CONFIG, _decoder(sizes, manifest, shape))
     if grows and GENERATION not in model.text.files:
         _put(folder / GENERATION, _ids(manifest))
 
@@ -87,13 +81,16 @@ def _ids(manifest: Manifest) -> Dict[str, Any]:
     return {"bos_token_id": None, "eos_token_id": eos, "pad_token_id": None}
 
 
-def _common(config: StackConfig, manifest: Manifest, model_type: Tuple[str, str]) -> Dict[str, Any]:
-    return {
-        **_kind(manifest, model_type),
-        "hidden_size": config.width,
-        "num_hidden_layers": len(config.order),
-        "num_attention_heads": config.kinds[0].attention.heads,
-    }
+def _sizes(model: Union[Stack, ReadModule]) -> Dict[str, int]:
+    """Return the sizes that a configuration has; none for a model without layers or a module."""
+    if isinstance(model, ReadModule):
+        return model.sizes
+    config = model.config
+    if not config.order:
+        return {}
+    heads = config.kinds[0].attention.heads
+    sizes = {"hidden_size": config.width, "num_hidden_layers": len(config.order)}
+    return {**sizes, "num_attention_heads": heads}
 
 
 def _kind(manifest: Manifest, model_type: Tuple[str, str]) -> Dict[str, Any]:
@@ -108,22 +105,24 @@ def _kind(manifest: Manifest, model_type: Tuple[str, str]) -> Dict[str, Any]:
     }
 
 
-def _decoder(config: StackConfig, manifest: Manifest, shape: Tuple[Axis, Axis]) -> Dict[str, Any]:
+def _decoder(
+    sizes: Mapping[str, int], manifest: Manifest, shape: Tuple[Axis, Axis]
+) -> Dict[str, Any]:
     heads, size = shape
-    sizes = {"num_key_value_heads": heads, "head_dim": size}
     further = {"use_cache": True, "torch_dtype": manifest.dtype}
-    return {**_common(config, manifest, DECODER), **_ids(manifest), **sizes, **further}
+    further |= {"num_key_value_heads": heads, "head_dim": size}
+    return {**_kind(manifest, DECODER), **sizes, **_ids(manifest), **further}
 
 
-def _genai(config: StackConfig, manifest: Manifest, shape: Tuple[Axis, Axis]) -> Dict[str, Any]:
+def _genai(
+    sizes: Mapping[str, int], manifest: Manifest, shape: Tuple[Axis, Axis]
+) -> Dict[str, Any]:
     """Return the keys of onnxruntime-genai 0.18, whose type "llama" feeds the graph's inputs."""
     heads, size = shape
     decoder = {
         "filename": "model.onnx",
         "head_size": size,
-        "hidden_size": config.width,
-        "num_attention_heads": config.kinds[0].attention.heads,
-        "num_hidden_layers": len(config.order),
+        **sizes,
         "num_key_value_heads": heads,
         "session_options": {"log_id": "onnxruntime-genai", "provider_options": []},
         "inputs": GENAI_INPUTS,
@@ -131,10 +130,10 @@ def _genai(config: StackConfig, manifest: Manifest, shape: Tuple[Axis, Axis]) ->
     }
     # onnxruntime-genai returns the logits of the last token of a prompt that is not pad_token_id.
     # Without stop tokens, this is the id least likely to end a prompt.
-    last = config.tokens.vocabulary - 1
+    last = manifest.vocabulary - 1
     ids = {"eos_token_id": manifest.stop_ids, "pad_token_id": next(iter(manifest.stop_ids), last)}
-    sizes = {"vocab_size": config.tokens.vocabulary, "context_length": manifest.max_positions}
-    model = {"type": "llama", **sizes, **ids, "decoder": decoder}
+    most = {"vocab_size": manifest.vocabulary, "context_length": manifest.max_positions}
+    model = {"type": "llama", **most, **ids, "decoder": decoder}
     search = {"do_sample": False, "max_length": manifest.max_positions}
     return {"model": model, "search": {**search, "past_present_share_buffer": manifest.in_place}}
 

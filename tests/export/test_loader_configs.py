@@ -11,10 +11,12 @@ import pytest
 
 from posenc_export.export import export
 from posenc_export.models.presets import seeded
+from posenc_export.models.pretrained import from_pretrained
 from posenc_export.models.stack import Text
 from posenc_export.runtime import load
 from posenc_export.runtime.artefact import files
 from posenc_export.runtime.artefact import manifest as manifests
+from tests.auditing import families
 from tests.tiny import decoder, encoder
 from tests.traces import artefact
 
@@ -81,6 +83,18 @@ def test_a_graph_that_these_formats_cannot_describe_has_no_configuration_file(
     variant: str, signature: str
 ) -> None:
     assert _present(artefact(decoder(variant), "ort", signature=signature)) == []
+
+
+@pytest.mark.parametrize("family", ["qwen3", "bloom"])
+def test_a_decoder_that_is_read_has_the_sizes_of_its_caches(family: str, tmp_path: Path) -> None:
+    families.save(family, tmp_path / "checkpoint")
+    model, folder = from_pretrained(tmp_path / "checkpoint"), tmp_path / "artefact"
+    manifest = export(model, "onnx", folder, signature="mask", verify=False)
+    config, genai = _json(folder, "config.json"), _json(folder, "genai_config.json")
+    sizes = {key: config[key] for key in ("hidden_size", "num_key_value_heads")}
+    assert sizes == {key: genai["model"]["decoder"][key] for key in sizes}
+    assert 2 * config["num_hidden_layers"] == len(manifest.states)
+    assert manifest.states[0].axes[1::2] == (config["num_key_value_heads"], config["head_dim"])
 
 
 def test_an_encoder_has_the_configuration_of_a_bert_model() -> None:
