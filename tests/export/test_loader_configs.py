@@ -28,12 +28,14 @@ PROMPT = list(range(3, 20))
 
 
 @pytest.fixture(scope="module")
-def made() -> Dict[str, Path]:
-    """Decoders of signature mask by target; tests must not modify them."""
-    return {
-        target: artefact(decoder("rope"), target, signature="mask")
-        for target in ("onnx", "onnx-static", "ort")
-    }
+def made(tmp_path_factory: pytest.TempPathFactory) -> Dict[str, Path]:
+    """Decoders of signature mask by target, and one that is read; tests must not modify them."""
+    folder, targets = tmp_path_factory.mktemp("read"), ("onnx", "onnx-static", "ort")
+    families.save("qwen3", folder)
+    read = from_pretrained(folder)
+    export(read, "onnx", folder / "artefact", signature="mask", verify=False)
+    made = {target: artefact(decoder("rope"), target, signature="mask") for target in targets}
+    return {**made, "read": folder / "artefact"}
 
 
 def _present(folder: Path) -> List[str]:
@@ -57,7 +59,7 @@ def test_the_manifest_lists_the_configurations_of_a_decoder_with_a_mask(
     }
 
 
-@pytest.mark.parametrize("target", ["onnx", "ort"])
+@pytest.mark.parametrize("target", ["onnx", "ort", "read"])
 def test_the_configuration_has_the_sizes_of_the_caches(target: str, made: Dict[str, Path]) -> None:
     config, states = _json(made[target], "config.json"), manifests.read(made[target]).states
     assert 2 * config["num_hidden_layers"] == len(states)
@@ -67,7 +69,7 @@ def test_the_configuration_has_the_sizes_of_the_caches(target: str, made: Dict[s
 
 
 @pytest.mark.parametrize(
-    ("target", "shared"), [("onnx", False), ("ort", True), ("onnx-static", True)]
+    ("target", "shared"), [("onnx", False), ("read", False), ("ort", True), ("onnx-static", True)]
 )
 def test_onnxruntime_genai_shares_buffers_for_in_place_caches(
     target: str, shared: bool, made: Dict[str, Path]
@@ -85,27 +87,12 @@ def test_a_graph_that_these_formats_cannot_describe_has_no_configuration_file(
     assert _present(artefact(decoder(variant), "ort", signature=signature)) == []
 
 
-@pytest.mark.parametrize("family", ["qwen3", "bloom"])
-def test_a_decoder_that_is_read_has_the_sizes_of_its_caches(family: str, tmp_path: Path) -> None:
-    families.save(family, tmp_path / "checkpoint")
-    model, folder = from_pretrained(tmp_path / "checkpoint"), tmp_path / "artefact"
-    manifest = export(model, "onnx", folder, signature="mask", verify=False)
-    config, genai = _json(folder, "config.json"), _json(folder, "genai_config.json")
-    sizes = {key: config[key] for key in ("hidden_size", "num_key_value_heads")}
-    assert sizes == {key: genai["model"]["decoder"][key] for key in sizes}
-    assert 2 * config["num_hidden_layers"] == len(manifest.states)
-    assert manifest.states[0].axes[1::2] == (config["num_key_value_heads"], config["head_dim"])
-
-
 def test_an_encoder_has_the_configuration_of_a_bert_model() -> None:
     folder = artefact(encoder("learned"), "onnx", signature="mask")
     config = _json(folder, "config.json")
     assert _present(folder) == ["config.json"]
-    assert (config["hidden_size"], config["num_hidden_layers"], config["type_vocab_size"]) == (
-        48,
-        2,
-        3,
-    )
+    sizes = {"hidden_size": 48, "num_hidden_layers": 2, "type_vocab_size": 3}
+    assert config.items() >= sizes.items()
 
 
 def test_the_folder_contains_stop_ids_and_tokenizer_files_of_a_checkpoint(tmp_path: Path) -> None:

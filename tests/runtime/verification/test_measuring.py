@@ -42,15 +42,12 @@ def test_a_graph_that_stops_is_a_failed_cell(
         raise GraphError(RuntimeError("stopped"))
 
     monkeypatch.setattr("posenc_export.runtime.session.session.Session.step", stopped)
-    result = measuring.measure(session, expected, _accuracy(manifest), lambda _: None)
+    accuracy = proof.accuracy_on("cpu", manifest.reference)
+    result = measuring.measure(session, expected, accuracy, lambda _: None)
     assert result.cells["batch 1, start 0: steps"] > 1e299
     assert result.cells["batch 1, start 0: chunks of 5"] < 1e-3
     assert result.failures["batch 1, start 0: steps"].endswith("RuntimeError: stopped")
     assert "batch 1, start 0: chunks of 5" not in result.failures
-
-
-def _accuracy(manifest: Any) -> proof.Accuracy:
-    return proof.accuracy_on("cpu", manifest.reference)
 
 
 @pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
