@@ -196,6 +196,8 @@ class _Comparison:
                 self.compared += numbers.size
             elif not numbers.any():
                 self.skipped[name] = "zeros, which the optimizer does not add"
+            elif numbers.shape == () and numbers == 1:
+                self.skipped[name] = "1, by which the optimizer does not multiply"
             else:
                 self.failures[name] = "a parameter or table that the file does not hold"
 

@@ -19,7 +19,7 @@ SIZES = ("Shape", "Size")
 HALF = (10, 16)  # TensorProto.DataType of float16 and bfloat16
 ATTENTIONS = ("GroupQueryAttention", OPERATOR, "Attention")
 WITH_BODIES = ("If", "Loop", "Scan")
-LAYER = re.compile(r"past_key_values\.(\d+)\.")
+LAYER = re.compile(r"past_key_values\.(\d+)\.(?:key|value)\Z")
 # Begins the names that `_inlined` gives to values of a branch.
 BRANCH = re.compile(r"(\d+)\.(?:then|else)_branch\.")
 
