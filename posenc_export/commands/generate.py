@@ -3,7 +3,7 @@
 import argparse
 import json
 from pathlib import Path
-from typing import Any, List, Tuple
+from typing import Any, List
 
 import numpy as np
 
@@ -20,10 +20,8 @@ from posenc_export.commands.options import (
 )
 from posenc_export.commands.terminal import print_text
 from posenc_export.runtime.artefact.chat_template import needed_chat_codec
-from posenc_export.runtime.session import saved
 from posenc_export.runtime.session.generation import First, Sampling, check_generates, start_token
 from posenc_export.runtime.session.text import MAX_TOKENS, Conversation, Writer, prompt_ids
-from posenc_export.shared.refusal import refusal
 
 OPTIONS: Table = {
     **model_of("a decoder's artefact"),
@@ -36,12 +34,6 @@ OPTIONS: Table = {
     "--max-tokens": option(
         "largest number of tokens to add; fewer if the text ends earlier", MAX_TOKENS
     ),
-    "--endless": option(
-        "keep at most N tokens in the cache, and read the last N / 2 again when it is full, so "
-        "that a text is not limited by the range of positions",
-        type=int,
-        metavar="N",
-    ),
     "--chat": option(
         "answer the prompt as a message, by the chat template of the model; several --prompt are "
         "several turns",
@@ -49,11 +41,6 @@ OPTIONS: Table = {
     ),
     "--system": option("text of the system message, with --chat"),
     **TEMPLATE,
-    "--cache": option(
-        "keep what was read in FILE, so that a text that begins alike is not read again",
-        type=Path,
-        metavar="FILE",
-    ),
     **SAMPLING,
     **SPECULATE,
     **PROVIDER,
@@ -63,10 +50,7 @@ OPTIONS: Table = {
 def run(options: argparse.Namespace) -> int:
     _check(options)
     model = loaded(options, options.folder, check_generates)
-    session, held = _opened(options, model)
-    if options.chat:
-        return _converse(options, model, session, held)
-    return _continue(options, model, session, held)
+    return (_converse if options.chat else _continue)(options, model, model.session())
 
 
 def _check(options: argparse.Namespace) -> None:
@@ -77,12 +61,9 @@ def _check(options: argparse.Namespace) -> None:
     rules = {
         f"max-tokens of at least 1, got {most}; give --max-tokens N": most >= 1,
         "--prompt, got none; give a text": bool(options.prompt),
-        "--cache or --encoder, got both; leave one out": not encoder or options.cache is None,
         "--chat or --encoder, got both; leave one out": not encoder or not options.chat,
         "--chat with --chat-template-kwargs, got none; give it": options.chat
         or options.chat_template_kwargs is None,
-        "--endless without --chat and --cache, got both; leave one out": options.endless is None
-        or (options.cache is None and not options.chat),
         f"one prompt and no system message without --chat, got {got}; give --chat": options.chat
         or not several,
     }
@@ -91,18 +72,18 @@ def _check(options: argparse.Namespace) -> None:
             raise ValueError(f"generate: expected {rule}")
 
 
-def _continue(options: argparse.Namespace, model: Any, session: Any, held: List[int]) -> int:
-    """Print the continuation of a prompt. held: ids in the session."""
+def _continue(options: argparse.Namespace, model: Any, session: Any) -> int:
+    """Print the continuation of a prompt."""
     begin = options.prompt[0]
     prompt = prompt_ids(model.tokenizer, begin)
-    shown, source = "", First([prompt], endless=options.endless is not None)
+    shown, source = "", First([prompt])
     if options.encoder is None:
         shown = begin.encode("utf-8", "surrogateescape").decode(errors="replace")
     else:
         start_token(session.manifest)
         encoder = loaded(options, options.encoder).session()
         source = First(None, encoder.prefill(np.array([prompt])))
-    writer = Writer(session, model.tokenizer, held)
+    writer = Writer(session, model.tokenizer)
     parts: List[str] = []
     sampling = Sampling(*sampling_of(options), options.max_tokens)
     for piece in writer.write(source, sampling, options.speculate):
@@ -113,8 +94,6 @@ def _continue(options: argparse.Namespace, model: Any, session: Any, held: List[
             options.say(f"{len(writer.tokens)} of {options.max_tokens} tokens")
         parts.append(piece)
     options.say.close()
-    if options.cache is not None:
-        session.save(options.cache, [writer.held])
     if options.json:
         print(json.dumps({"prompt": shown, "text": "".join(parts), "tokens": writer.tokens}))
     else:
@@ -122,30 +101,15 @@ def _continue(options: argparse.Namespace, model: Any, session: Any, held: List[
     return 0
 
 
-def _opened(options: argparse.Namespace, model: Any) -> Tuple[Any, List[int]]:
-    """Return a session, and the ids in its cache. Raise ValueError as Model.restore does."""
-    cache = options.cache
-    if cache is None or not cache.exists():
-        return model.session(capacity=options.endless), []
-    rows = saved.tokens(cache, model.manifest)
-    if rows is None or len(rows) != 1:
-        got = "no ids" if rows is None else f"{len(rows)} rows"
-        rule = "a session of one row with its ids"
-        raise refusal(f"restore {cache}", rule, got, "give another file")
-    return model.restore(cache), rows[0].tolist()
-
-
-def _converse(options: argparse.Namespace, model: Any, session: Any, held: List[int]) -> int:
+def _converse(options: argparse.Namespace, model: Any, session: Any) -> int:
     codec = needed_chat_codec(model.folder, model.manifest, template_values(options))
-    chat = Conversation(session, codec, options.system, None, options.speculate, held)
+    chat = Conversation(session, codec, options.system, None, options.speculate)
     for prompt in options.prompt:
         for piece in chat.reply(prompt, options.max_tokens, *sampling_of(options)):
             if not options.json:
                 print_text(piece)
         if not options.json:
             print()
-    if options.cache is not None:
-        session.save(options.cache, [chat.held])
     if options.json:
         reply = chat.messages[-1]["content"]
         print(json.dumps({"messages": chat.messages, "text": reply, "tokens": chat.tokens}))

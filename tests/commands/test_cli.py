@@ -166,10 +166,6 @@ def test_a_preset_goes_from_export_to_text(tmp_path: Path, capsys: pytest.Captur
     begin = "import os\n\nclass Reader:\n    def __init__(self"
     generate = ["generate", folder, "--prompt", begin]
     text = _answer([*generate, "--max-tokens", "24"], capsys)
-    endless = _answer([*generate, "--max-tokens", "50", "--endless", "30"], capsys)
-    assert len(endless["tokens"]) == 50  # type: ignore[index,call-overload]
-    assert main([*generate, "--chat", "--endless", "30"]) == 2
-    assert "--endless without --chat" in capsys.readouterr().err
     assert bytes(text["tokens"]).decode() == text["text"] and len(text["tokens"]) == 24  # type: ignore[index]
     assert main(["generate", folder, "--prompt", "x" * 5000, "--max-tokens", "1"]) == 2
     assert "expected positions 0 .. 4095" in capsys.readouterr().err

@@ -6,9 +6,7 @@ Driver document the other keys. Whether a call must be refused is decided from t
 fed, not by asking the session.
 """
 
-import tempfile
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
 
 import numpy as np
@@ -402,21 +400,6 @@ class Driver:
     def _fork(self, twin: Twin, call: Call) -> None:
         other = Twin(twin.session.fork(), [row.copy() for row in twin.rows])
         self.twins = [*self.twins[: SESSIONS - 1], other]
-
-    def _save(self, twin: Twin, call: Call) -> None:
-        """Save the session, and go on with a restored one as with a fork. What a restored
-        session remembers of states that calls replace is not what `Reading` tells.
-        """
-        with tempfile.TemporaryDirectory() as folder:
-            twin.session.save(Path(folder) / "saved")
-            other = Twin(
-                self.subject.model.restore(Path(folder) / "saved", **self.options),
-                [row.copy() for row in twin.rows],
-            )
-        self._check_lengths(other)
-        self._look_ahead(other)
-        if not self.subject.replaces:
-            self.twins = [*self.twins[: SESSIONS - 1], other]
 
     def _admit(self, twin: Twin, call: Call) -> None:
         """Keys: rows, start, padding, chunk, keep, as for `_prefill`."""

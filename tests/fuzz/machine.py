@@ -197,12 +197,6 @@ class Machine(RuleBasedStateMachine):
         self.make({"do": "fork", "on": self.choose(data.draw)[0]})
 
     @rule(data=st.data())
-    def save(self, data: Any) -> None:
-        if self.instead(data, self.subject.cached):
-            return
-        self.make({"do": "save", "on": self.choose(data.draw)[0]})
-
-    @rule(data=st.data())
     def admit(self, data: Any) -> None:
         if self.instead(data, self.subject.cached and not self.subject.columns):
             return

@@ -28,7 +28,6 @@ from posenc_export.runtime.session.graph import (
 FIRST = 256  # slots of the first caches of a graph whose cost does not follow the capacity
 MOST_MEMORIES = 64  # ranges of rows whose memory is kept bound
 WINDOW_ROOM = 256  # tokens of a call that caches of windows have room for, at least
-Index = Tuple[slice, ...]
 Write = Callable[[], None]  # a write to memory that can be repeated after an interrupt
 
 
@@ -94,10 +93,6 @@ class InPlace(NamedTuple):
         for row, count in enumerate(slots):
             self.copy((row, 0), old, (row, 0), min(count, most))
 
-    def part(self, rows: int, slots: int) -> Index:
-        """Return the index of the content of the first rows, with their first slots."""
-        return (slice(rows), *[slice(None)] * (self.axis - 1), slice(slots))
-
     def copy(self, to: Place, source: "InPlace", at: Place, slots: int) -> None:
         """Copy slots of a row of `source`, from row and slot `at` on, to row and slot `to`."""
         self.buffers[0].copy_slots(to, source.buffers[0], at, self.axis, slots)
@@ -136,17 +131,15 @@ class Growing(NamedTuple):
         count = min(old.buffers[0].shape[0], self.buffers[0].shape[0])
         self.buffers[turn].copy_rows(0, old.buffers[turn], 0, count)
 
-    def part(self, rows: int, slots: int) -> Index:
-        return (slice(math.prod(shape_of(self.state, rows, slots))),)
-
     def cut(self, turn: int, keep: np.ndarray, columns: int) -> Write:
         """Return a write of the first columns, the fill value where `keep` [R,used] is False."""
         buffer, (rows, used) = self.buffers[turn], keep.shape
-        content = buffer.read()[self.part(rows, used)].reshape(shape_of(self.state, rows, used))
+        shape = shape_of(self.state, rows, used)
+        content = buffer.read()[: math.prod(shape)].reshape(shape)
         content = np.moveaxis(content, self.axis, 1)[:, :columns].copy()  # [R,columns,*]
         content[~keep[:, :columns]] = self.state.fill
         flat = np.moveaxis(content, 1, self.axis).reshape(-1)
-        return partial(buffer.write, self.part(rows, columns), flat)
+        return partial(buffer.write, (slice(flat.size),), flat)
 
 
 class Replaced(NamedTuple):
@@ -164,9 +157,6 @@ class Replaced(NamedTuple):
 
     def take(self, old: "Replaced", slots: Sequence[int], turn: int) -> None:
         self.buffers[turn].copy_rows(0, old.buffers[turn], 0, len(slots))
-
-    def part(self, rows: int, slots: int) -> Index:
-        return (slice(rows),)
 
     def keep(self, row: int, turn: int) -> None:
         """Copy a row that is not part of a run to the buffer that the run writes."""

@@ -25,7 +25,6 @@ class First:
 
     prompt: Optional[Inputs]
     encoder: Optional[Inputs] = None
-    endless: bool = False
 
     @property
     def rows(self) -> int:
@@ -45,35 +44,6 @@ def feed(session: Any, first: First) -> np.ndarray:
         return session.prefill(prompt, encoder=first.encoder, logits_to_keep=1)[:, -1]
     start = [[start_token(manifest)]] * first.rows
     return session.prefill(start, encoder=first.encoder, logits_to_keep=1)[:, -1]
-
-
-def _feed_last(session: Any, first: First, earlier: Sequence[Sequence[int]]) -> np.ndarray:
-    """As `feed`, for a prompt of any length behind the ids that rows have read: if it has no room,
-    the last tokens are read alone.
-    """
-    assert first.prompt is not None  # _check_endless
-    if max(map(len, first.prompt), default=0) <= _room(session):
-        return feed(session, first)
-    checked = arguments.check_prefill(session.manifest, arguments.PrefillArguments(first.prompt))
-    if session.batch:  # so that a prompt that is refused changes nothing
-        session._state.check_start(checked)
-    pairs = zip(earlier, first.prompt, strict=True)
-    return _read_last(session, [[*start, *row] for start, row in pairs])
-
-
-def _read_last(session: Any, texts: Sequence[Sequence[int]]) -> np.ndarray:
-    """Read the last tokens of texts again, half of the capacity, in place of all tokens. Return
-    the logits after them.
-    """
-    session.reset()
-    rows = [text[-(session.capacity // 2) :] for text in texts]
-    return session.prefill(rows, logits_to_keep=1)[:, -1]
-
-
-def _room(session: Any) -> int:
-    """Return for how many tokens every row has room, also where caches grow."""
-    room = np.minimum(session.room, session.capacity - session.length)
-    return int(room.min(initial=session.capacity))
 
 
 def start_token(manifest: Manifest) -> int:
@@ -177,17 +147,15 @@ def generate(
     sampling = sampling.checked(manifest.stop_ids)
     if speculate is not None:
         speculation.check_speculate(session, speculate)
-    if first.endless:
-        _check_endless(session, first, speculate)
     none: List[List[int]] = [[]] * first.rows
     earlier = none if before is None else _earlier(before, first.rows)
-    logits = feed(session, first) if not first.endless else _feed_last(session, first, earlier)
+    logits = feed(session, first)
     rules = TokenRules(manifest.generation, session.length)
+    if speculate is None:
+        yield from _stepped(session, rules, logits, sampling)
+        return
     prompt = none if first.prompt is None else first.prompt
     texts = [[*start, *row] for start, row in zip(earlier, prompt, strict=True)]
-    if speculate is None:
-        yield from _stepped(session, rules, logits, sampling, texts if first.endless else [])
-        return
     draws = Draws(np.random.default_rng(sampling.seed))
 
     def reader(row: int) -> Reader:
@@ -224,17 +192,10 @@ def _earlier(before: Inputs, rows: int) -> List[List[int]]:
 
 
 def _stepped(
-    session: Any,
-    rules: TokenRules,
-    logits: np.ndarray,
-    sampling: Sampling,
-    texts: List[List[int]],
+    session: Any, rules: TokenRules, logits: np.ndarray, sampling: Sampling
 ) -> Iterator[np.ndarray]:
-    """Yield the ids of `generate` without drafts, from the logits [B,V] after the prompt. texts:
-    the ids of each row, if it goes on without end.
-    """
-    running, room = np.ones(len(logits), bool), _room(session) if texts else -1
-    random = np.random.default_rng(sampling.seed)
+    """Yield the ids of `generate` without drafts, from the logits [B,V] after the prompt."""
+    running, random = np.ones(len(logits), bool), np.random.default_rng(sampling.seed)
     for index in range(sampling.max_tokens):
         ids = [sampling.choose(row, random.random) for row in rules.applied(logits, index)]
         chosen = np.where(running, ids, ENDED)
@@ -242,12 +203,6 @@ def _stepped(
         running = running & ~np.isin(chosen, sampling.stop or ())
         if index + 1 == sampling.max_tokens or not running.any():
             return
-        for text, token in zip(texts, chosen.tolist(), strict=False):
-            text += [token] if token != ENDED else []
-        if room == 0:
-            logits, room = _read_last(session, texts), _room(session)
-            continue
-        room -= 1
         if running.all():
             logits = session.step(chosen)
         else:  # rows that have ended read no more tokens
@@ -310,13 +265,3 @@ def check_sampling(temperature: Any, top_k: Any, top_p: Any) -> None:
 
 def _is_number(value: Any) -> bool:
     return isinstance(value, (int, float, np.integer, np.floating)) and not isinstance(value, bool)
-
-
-def _check_endless(session: Any, first: First, speculate: object) -> None:
-    """Raise ValueError unless `generate` can read the last tokens of a text again."""
-    if speculate is not None or first.prompt is None or first.encoder is not None:
-        got = "it with an encoder" if speculate is None else "both"
-        raise expected("endless without speculate and encoder", got, "leave one out")
-    arguments.check_has_cache(session.manifest, "endless")
-    if session.capacity < 2:
-        raise expected("for endless, room for at least 2 tokens of a row", session.capacity)

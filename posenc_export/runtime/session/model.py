@@ -9,7 +9,7 @@ import numpy as np
 from posenc_export.runtime.artefact import chat_template
 from posenc_export.runtime.artefact.manifest import Manifest
 from posenc_export.runtime.artefact.tokenizer import Codec, codec
-from posenc_export.runtime.session import generation, saved, text
+from posenc_export.runtime.session import generation, text
 from posenc_export.runtime.session.arguments import at_least
 from posenc_export.runtime.session.generation import First
 from posenc_export.runtime.session.session import REWIND, Session
@@ -61,29 +61,6 @@ class Model:
         for name, value in (("batch", batch), ("capacity", most), ("rewind", rewind)):
             at_least(name, value, 1)
         return Session(self.graph, batch, capacity, rewind)
-
-    def restore(
-        self,
-        file: Union[str, Path],
-        batch: int = 1,
-        capacity: Optional[int] = None,
-        rewind: int = REWIND,
-    ) -> Session:
-        """Open a session with the rows and caches that Session.save wrote. States that each call
-        replaces cannot be rewound to before they were saved.
-
-        Args:
-            batch, capacity, rewind: as for `session`.
-
-        Raises:
-            ValueError: the file is no saved session, was truncated or changed, or belongs to
-                another artefact; a row exceeds the capacity. Otherwise as `session`.
-            OSError: the file cannot be read.
-        """
-        session = self.session(batch, capacity, rewind)
-        with saved.open_arrays(Path(file), self.manifest) as arrays:
-            session._state = saved.restored(session._state, arrays)
-        return session
 
     @functools.cached_property
     def tokenizer(self) -> Codec:

@@ -6,12 +6,11 @@ tokens of each row first and padding (position -1) after them.
 
 import functools
 import math
-from pathlib import Path
-from typing import Any, Callable, Generator, List, NoReturn, Optional, Sequence, TypeVar, Union
+from typing import Any, Callable, Generator, List, NoReturn, Optional, Sequence, TypeVar
 
 import numpy as np
 
-from posenc_export.runtime.session import arguments, generation, reading, saved
+from posenc_export.runtime.session import arguments, generation, reading
 from posenc_export.runtime.session.arguments import Inputs, Numbers, PrefillArguments, RowTokens
 from posenc_export.runtime.session.buffers import Buffer
 from posenc_export.runtime.session.caches import FIRST, Caches, InPlace, Replaced
@@ -97,11 +96,6 @@ class Session:
     def room(self) -> np.ndarray:
         """Number of tokens that each row [B] int64 has room for, in positions and caches."""
         return self._state.room
-
-    @property
-    def capacity(self) -> int:
-        """Largest number of tokens of a row."""
-        return self._state.caches.capacity
 
     @property
     def memory(self) -> int:
@@ -300,7 +294,6 @@ class Session:
         encoder: Optional[Inputs] = None,
         speculate: Speculate = None,
         before: Optional[Inputs] = None,
-        endless: bool = False,
     ) -> Generator[np.ndarray, None, None]:
         """Generate tokens after a prompt. Yields the next ids [B] int64 until every row has ended;
         the last ids are not fed.
@@ -317,15 +310,13 @@ class Session:
                 row, and reads several in one pass where that gains time; the ids are the same. None
                 reads one token per pass.
             before: ids that each row has read before the prompt, among which drafts are looked up.
-            endless: when a row has no room, also for the prompt, read the last tokens of all rows
-                again, half of the capacity, from position 0 on in place of what they have read.
 
         Raises:
             ValueError: as for `prefill` and `step`; the model has no vocabulary, a row has no
-                tokens, max_tokens is below 1, the session does not allow `speculate`, or `endless`
-                has an encoder or `speculate` beside it. Raised with the first id.
+                tokens, max_tokens is below 1, or the session does not allow `speculate`. Raised
+                with the first id.
         """
-        first = generation.First(prompt, encoder, endless)
+        first = generation.First(prompt, encoder)
         sampling = generation.Sampling(temperature, top_k, top_p, seed, max_tokens, stop)
         return generation.generate(self, first, sampling, speculate, before)
 
@@ -401,21 +392,6 @@ class Session:
         histories = tuple(history.copy() for history in rows.histories)
         other._state = rows.replace(caches=caches.fork(rows.used, rows.turn), histories=histories)
         return other
-
-    @exclusive
-    def save(self, file: Union[str, Path], tokens: Optional[Inputs] = None) -> None:
-        """Write the rows of the session with their caches to a file, which Model.restore of the
-        same artefact reads. An existing file is replaced at once or not at all.
-
-        Args:
-            tokens: the ids in the cache, one list per row, which are kept beside the caches for
-                session.saved.tokens; None keeps none.
-
-        Raises:
-            ValueError: the ids are not as many as the cache holds, or not in the vocabulary.
-            OSError: the file cannot be written.
-        """
-        saved.save(self._settled(), file, tokens)
 
     @exclusive
     def share(self, row: int, tokens: Sequence[int], prefixes: Prefixes, key: str = "") -> None:

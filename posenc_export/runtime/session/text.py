@@ -32,17 +32,16 @@ class Writer:
     """Continues prompts of token ids as text, on a session with one row whose cache it keeps.
 
     Args:
-        session: a session of its own, with one row.
-        held: ids in its cache. A prompt that begins with them does not read them again.
+        session: a new session, of one row.
 
     Attributes:
         tokens: ids of the last continuation, the one that ended it included.
-        held: ids in the cache.
     """
 
-    def __init__(self, session: Session, tokenizer: Codec, held: Sequence[int] = ()) -> None:
-        self.session, self.tokenizer, self.held = session, tokenizer, list(held)
+    def __init__(self, session: Session, tokenizer: Codec) -> None:
+        self.session, self.tokenizer = session, tokenizer
         self.tokens: List[int] = []
+        self._held: List[int] = []  # ids in the cache
 
     def write(self, first: First, sampling: Sampling, speculate: Speculate = None) -> Pieces:
         """Yield the continuation in pieces, each of whole characters. Ids that end it give no text.
@@ -52,8 +51,8 @@ class Writer:
         self.tokens = []
         sampling = sampling.checked(self.session.manifest.stop_ids)
         prompt = [] if first.prompt is None else [int(token) for token in first.prompt[0]]
-        known = keep(self.session, self.held, prompt)
-        self.held = self.held[:known]
+        known = keep(self.session, self._held, prompt)
+        self._held = self._held[:known]
         if first.prompt is not None:
             first = replace(first, prompt=[prompt[known:]])
         pieces, before = self.tokenizer.pieces(prompt), [prompt[:known]]
@@ -66,7 +65,7 @@ class Writer:
             yield pieces.rest()
         finally:
             generated.close()  # takes back what was read and not yielded
-            self.held = [*prompt, *self.tokens][: int(self.session.length.sum())]
+            self._held = [*prompt, *self.tokens][: int(self.session.length.sum())]
 
 
 def prompt_ids(tokenizer: Codec, prompt: str) -> List[int]:
@@ -86,16 +85,14 @@ class Conversation:
     and gives the tokens that the whole conversation would give.
 
     Args:
-        session: a session of its own, with one row.
+        session: a new session, of one row.
         system: text of the system message; None for none.
         context: largest number of tokens of a conversation; None for the range of positions.
         speculate: as for Session.generate; drafts are looked up in the whole conversation.
-        held: ids in the cache of the session.
 
     Attributes:
         messages: the messages so far, each {"role", "content"}, with the system message.
         tokens: ids of the last reply, the one that ended it included.
-        held: ids in the cache, which a conversation that begins with them does not read again.
     """
 
     def __init__(
@@ -105,7 +102,6 @@ class Conversation:
         system: Optional[str] = None,
         context: Optional[int] = None,
         speculate: Speculate = None,
-        held: Sequence[int] = (),
     ) -> None:
         self.session, self.codec, self.speculate = session, codec, speculate
         most = session.manifest.max_positions
@@ -113,15 +109,11 @@ class Conversation:
         self.messages: List[Mapping[str, Any]] = []
         if system is not None:
             self.messages.append({"role": "system", "content": system})
-        self._writer = Writer(session, codec.codec, held)
+        self._writer = Writer(session, codec.codec)
 
     @property
     def tokens(self) -> List[int]:
         return self._writer.tokens
-
-    @property
-    def held(self) -> List[int]:
-        return self._writer.held
 
     def reply(
         self,

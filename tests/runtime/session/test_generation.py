@@ -43,34 +43,6 @@ def test_rows_that_end_before_others_give_what_each_gives_alone(model: Any) -> N
     assert [_alone(model, prompt, 12, stop=stop) for prompt in PROMPTS] == cut
 
 
-def test_texts_without_end_read_the_last_half_of_the_cache_again(model: Any) -> None:
-    """Each token is that of a pass over the tokens that the cache then holds."""
-    session, prompts = model.session(capacity=24), [list(range(50)), list(range(9, 16))]
-    ids = np.stack(list(session.generate(prompts, 70, endless=True, stop=[])), 1)
-    assert ids.shape == (2, 70) and session.length.max() <= 24
-    texts, held = [[*row] for row in prompts], [row[-12:] for row in prompts]
-    for index in range(70):
-        for row, text in enumerate(texts):
-            logits = model.session().prefill([held[row]])[0, -1]
-            assert logits.argmax() == ids[row, index]
-            text.append(int(ids[row, index]))
-        full = max(map(len, held)) == 24
-        held = [text[-12:] if full else [*held[row], text[-1]] for row, text in enumerate(texts)]
-
-
-def test_what_texts_without_end_need_is_said(model: Any) -> None:
-    with pytest.raises(ValueError, match="at least 2 tokens of a row, got 1"):
-        next(model.session(capacity=1).generate([[1]], 4, endless=True))
-    with pytest.raises(ValueError, match="endless without speculate and encoder, got both"):
-        next(model.session().generate([[1]], 4, speculate="lookup", endless=True))
-    session = model.session(capacity=16)
-    session.prefill([list(range(16))])
-    for prompt, rule in (([[1], [2]], "1 rows as in the cache"), ([[1] * 40 + [99]], "token ids")):
-        with pytest.raises(ValueError, match=rule):
-            next(session.generate(prompt, 4, endless=True))
-        assert session.length.tolist() == [16]
-
-
 def test_a_row_that_ended_takes_no_further_position(model: Any) -> None:
     session, whole = model.session(), _alone(model, PROMPTS[1], 1)
     result = list(session.generate(PROMPTS[:2], 6, stop=whole))

@@ -4,7 +4,6 @@ tokens is refused.
 """
 
 import functools
-from pathlib import Path
 from typing import Any, Dict, List
 
 import msgspec
@@ -251,36 +250,6 @@ def test_given_up_tokens_are_not_shared() -> None:
     assert not prefixes.used
 
 
-@pytest.mark.parametrize("length", [WINDOW, *FULL, FULL[1] + 1])
-@pytest.mark.parametrize(
-    ("rewind", "kind"), [(REWIND, "rope"), (1, "rope-static"), (400, "rope"), (400, "rope-static")]
-)
-def test_a_saved_session_goes_on_in_one_with_another_rewind(
-    length: int, rewind: int, kind: str, tmp_path: Path
-) -> None:
-    session = opened(kind)
-    session.prefill([texts()[0, :length], texts()[1, :5]])
-    session.save(tmp_path / "saved")
-    restored = model(kind).restore(tmp_path / "saved", rewind=rewind)
-    for count in range(3):
-        outputs = restored.step(texts()[[0, 1], [length + count, 5 + count]])
-        errors = excess(outputs[:1], 0, length + count), excess(outputs[1:], 1, 5 + count)
-        assert max(errors) <= 1
-    restored.rewind([1, 1])
-    assert excess(restored.step(texts()[[0, 1], [length + 2, 7]])[:1], 0, length + 2) <= 1
-
-
-@pytest.mark.parametrize("change", [60, -400, 10**6])
-def test_a_file_whose_caches_lack_tokens_of_a_window_is_refused(
-    change: int, tmp_path: Path
-) -> None:
-    session = at(FULL[0] + 9)
-    session._state.first_kept += change
-    session.save(tmp_path / "saved")
-    with pytest.raises(ValueError, match="expected caches of windows with the last 23 tokens"):
-        model("rope").restore(tmp_path / "saved")
-
-
 def test_a_fork_and_its_source_give_tokens_up_alone() -> None:
     session = at(FULL[0] - 1)
     fork = session.fork()
@@ -356,12 +325,3 @@ def test_a_move_by_a_slot_too_many_or_few_changes_outputs(
 
     monkeypatch.setattr(caches, "part_of", off)
     assert not goes_on(at(FULL[0] + 20), FULL[0] + 20)
-
-
-def test_a_session_whose_caches_begin_later_is_restored_on_the_cpu_only(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    at(FULL[1]).save(tmp_path / "saved")
-    monkeypatch.setattr(model("rope").graph, "provider", "webgpu")
-    with pytest.raises(ValueError, match="expected provider cpu for a session with caches of wind"):
-        model("rope").restore(tmp_path / "saved")
