@@ -8,12 +8,13 @@ fed, not by asking the session.
 
 from dataclasses import dataclass
 from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
+from unittest import mock
 
 import numpy as np
 
 from posenc_export.runtime import Session
+from posenc_export.runtime.session import speculation
 from posenc_export.runtime.session.prefixes import Prefixes, can_share
-from posenc_export.runtime.session.speculation import LEAST_REWIND, PassCosts
 from tests.fuzz.rows_read import Reading
 from tests.fuzz.subjects import MANY, TEXTS, Subject, Token
 from tests.fuzz.wrong import wrong_calls
@@ -25,13 +26,6 @@ BLOCKS, BLOCK = (
     4,
 )  # blocks of kept prefixes, and tokens of a block: few, so that some are replaced
 WATCHED = 6  # number of the latest outputs that are checked for later writes
-
-
-class Free(PassCosts):
-    """Costs with which everything that can be drafted is."""
-
-    def relative(self, widths: Sequence[int]) -> float:
-        return 0.1
 
 
 @dataclass
@@ -326,7 +320,7 @@ class Driver:
             for index in range(len(twin.rows))
         ]
         forgets = self.subject.replaces or self.subject.windows
-        short = forgets and self.limit < LEAST_REWIND
+        short = forgets and self.limit < speculation.LEAST_REWIND
         if (
             self.manifest.kind != "decoder"
             or not twin.rows
@@ -335,18 +329,16 @@ class Driver:
         ):
             return
         session, plain = twin.session.fork(), twin.session.fork()
-        session.pass_costs = Free(separate=False)
         prompt = [
             self.subject.tokens([*row.tokens, *tokens], row.length)
             for row, tokens in zip(twin.rows, more, strict=True)
         ]
         before = [self.subject.tokens(row.tokens, 0) for row in twin.rows]
-        ids = np.stack(
-            list(
+        with mock.patch.object(speculation, "next_count", lambda count, right: 3):
+            drafted = list(
                 session.generate(prompt, call["times"], stop=(), speculate="lookup", before=before)
-            ),
-            axis=1,
-        )
+            )
+        ids = np.stack(drafted, axis=1)
         assert session.length.tolist() == [row.length + call["times"] for row in twin.rows], (
             f"got lengths {session.length.tolist()}"
         )

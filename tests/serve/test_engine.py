@@ -76,11 +76,7 @@ def test_every_request_gets_the_tokens_that_it_gets_alone(
 def test_requests_whose_tokens_are_drafted_get_the_tokens_that_they_get_alone(
     target: str, models: Dict[str, Model], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(
-        speculation,
-        "best_count",
-        lambda costs, acceptance, found, most: min(3, max(most)),
-    )
+    monkeypatch.setattr(speculation, "next_count", lambda count, right: 3)
     lengths = np.random.default_rng(1).integers(1, 40, 16).tolist()
     texts = [prompt * 3 for prompt in prompts(16, 12)]
     stops = [(int(token),) for token in np.random.default_rng(2).integers(0, 256, 16)]
@@ -101,11 +97,7 @@ def test_requests_whose_tokens_are_drafted_get_the_tokens_that_they_get_alone(
 def test_drafted_and_accepted_tokens_are_counted_under_the_names_that_are_usual(
     models: Dict[str, Model], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(
-        speculation,
-        "best_count",
-        lambda costs, acceptance, found, most: min(3, max(most)),
-    )
+    monkeypatch.setattr(speculation, "next_count", lambda count, right: 3)
     found: List[Dict[str, float]] = []
     for speculate in (True, False):
         gathered = Gathered(models["ort"], dataclasses.replace(LIMITS, speculate=speculate))

@@ -18,7 +18,7 @@ from posenc_export.runtime.session.errors import expected
 from posenc_export.runtime.session.graph import Graph
 from posenc_export.runtime.session.prefixes import Prefix, Prefixes
 from posenc_export.runtime.session.rows import Rows
-from posenc_export.runtime.session.speculation import PassCosts, Speculate
+from posenc_export.runtime.session.speculation import Speculate
 
 REWIND = 256  # default number of tokens that can be taken back if states are replaced by each call
 Own = TypeVar("Own", bound="Session")
@@ -62,7 +62,6 @@ class Session:
 
     Attributes:
         rewindable: number of tokens that can be taken back if states are replaced by each call.
-        pass_costs: times of passes of several tokens, measured by speculative decoding.
     """
 
     def __init__(
@@ -74,7 +73,6 @@ class Session:
         self._guard: List[None] = []
         self._state = Rows(Caches(graph, most, batch, rewind))
         self._replaces = Replaced in self._state.caches.kinds
-        self.pass_costs = PassCosts(self.manifest.continuation_rows == 1)
 
     def __reduce__(self) -> NoReturn:
         """Refuse copies that would write into the same caches or lack them."""
@@ -307,8 +305,8 @@ class Session:
             stop: ids that end a row; ended rows yield -1. None uses Manifest.stop_ids.
             encoder: as for `prefill`.
             speculate: "lookup" drafts what followed the latest tokens earlier in the text of the
-                row, and reads several in one pass where that gains time; the ids are the same. None
-                reads one token per pass.
+                row, and reads several in one pass, more after drafts that were right; the ids are
+                the same. None reads one token per pass.
             before: ids that each row has read before the prompt, among which drafts are looked up.
 
         Raises:

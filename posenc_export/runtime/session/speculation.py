@@ -10,12 +10,8 @@ large. As a look-up is not random, this accepts as many tokens as rejection samp
 probability that the model gives it.
 """
 
-import math
-import statistics
-import time
-from collections import deque
 from dataclasses import dataclass, field
-from typing import Any, Callable, Collection, Deque, Dict, List, Optional, Sequence, Tuple
+from typing import Any, Callable, Collection, Dict, List, Optional, Sequence, Tuple
 
 import numpy as np
 
@@ -24,22 +20,10 @@ from posenc_export.runtime.session.arguments import short_repr
 from posenc_export.runtime.session.errors import expected
 
 SIZES = (8, 4, 2)  # tokens of an n-gram that a look-up searches, the most reliable first
-# By size, the probability that a drafted token is right, assumed before any is seen.
-LIKELY = {8: 0.85, 4: 0.6, 2: 0.25}
-# Numbers of drafted tokens that are tried: with the token before them, passes of 2, 4, 8 and 16.
-COUNTS = (1, 3, 7, 15)
-GROWTH = 0.06  # cost of a further token, relative to a pass of one, until it is measured
-SAMPLES = 5  # latest times of a pass whose median is its cost
-FORGET = 256  # passes after which the costs of larger passes are measured again
-WEIGHT = 4.0  # number of drafted tokens that the assumed probability counts for
-DECAY = 0.97  # weight of earlier drafted tokens, per token
-GAIN = 1.03  # least expected number of tokens per time, relative to steps without drafts
+MOST = 15  # largest number of drafted tokens
 LOOKUP = "lookup"
-MOST = COUNTS[-1]  # largest number of drafted tokens
 LEAST_REWIND = 4 * MOST  # a row may be that many tokens ahead of what is returned
 Speculate = Optional[str]  # None or LOOKUP
-# Tokens that may follow in a row, and the size of the n-gram that they follow; None without one.
-Proposal = Tuple[List[int], Optional[int]]
 
 
 def common(text: Sequence[int], other: Sequence[int]) -> int:
@@ -66,9 +50,13 @@ def keep(session: Any, cached: Sequence[int], prompt: Sequence[int]) -> int:
 class Lookup:
     """The continuation of the last earlier occurrence of the latest tokens (Saxena 2023, Prompt
     Lookup Decoding), of the longest n-gram of SIZES that occurs in the text of the row.
+
+    Attributes:
+        count: number of tokens to draft next.
     """
 
     def __init__(self, text: Sequence[int]) -> None:
+        self.count = 1
         self._text: List[int] = []
         # By n-gram: index of the token after its last occurrence.
         self._following: Dict[Tuple[int, ...], int] = {}
@@ -83,93 +71,22 @@ class Lookup:
                     self._following[tuple(text[-size:])] = len(text)
             text.append(int(token))
 
-    def propose(self, count: int) -> Proposal:
-        """Return at most `count` tokens that may follow."""
+    def propose(self) -> List[int]:
+        """Return `count` tokens that may follow, at least one; none without an occurrence."""
         text = self._text
         for size in SIZES:
             begin = self._following.get(tuple(text[-size:])) if len(text) >= size else None
             if begin is not None:
                 period = len(text) - begin  # past its end, the text is taken to repeat
-                return [text[begin + index % period] for index in range(count)], size
-        return [], None
+                return [text[begin + index % period] for index in range(max(self.count, 1))]
+        return []
 
 
-class PassCosts:
-    """Measured times of passes in seconds, by the number of tokens of each row. separate: whether
-    rows that read several tokens are read one after the other.
+def next_count(count: int, right: bool) -> int:
+    """Return the number of tokens to draft after `count` tokens that were all right or not: 0, 1,
+    3, 7 or 15, read in passes of 2, 4, 8 or 16. After 0, whether the first one would have been.
     """
-
-    def __init__(self, separate: bool) -> None:
-        self._separate = separate
-        self._times: Dict[Tuple[int, ...], Deque[float]] = {}
-        self._since = 0
-
-    def record(self, widths: Sequence[int], seconds: float) -> None:
-        """Record the time of a pass that read `widths` tokens of each row."""
-        self._since += 1
-        if self._since > FORGET:
-            self._times = {key: times for key, times in self._times.items() if max(key) == 1}
-            self._since = 0
-        self._times.setdefault(tuple(sorted(widths)), deque(maxlen=SAMPLES)).append(seconds)
-
-    def step(self, rows: int) -> float:
-        """Return the time of a pass of one token of each row; infinite before the first."""
-        times = self._times.get((1,) * rows)
-        return statistics.median(times) if times else math.inf
-
-    def relative(self, widths: Sequence[int]) -> float:
-        """Return the cost of a pass relative to one of a token of each row, or a guess."""
-        rows, times = len(widths), self._times.get(tuple(sorted(widths)))
-        if not times or (1,) * rows not in self._times:
-            return (rows if self._separate else 1) + GROWTH * (sum(widths) - rows)
-        # The first times may include the allocation of memory.
-        return (statistics.median(times) if len(times) >= 3 else min(times)) / self.step(rows)
-
-
-class Acceptance:
-    """Estimated probability that a drafted token is right, by the size of the n-gram before it."""
-
-    def __init__(self) -> None:
-        self._right = {source: WEIGHT * likely for source, likely in LIKELY.items()}
-        self._tried = dict.fromkeys(LIKELY, WEIGHT)
-
-    def record(self, source: int, right: int, tried: int) -> None:
-        """Record that of `tried` drafted tokens, the first `right` were right."""
-        decay = DECAY**tried
-        self._right[source] = decay * self._right[source] + right
-        self._tried[source] = decay * self._tried[source] + tried
-
-    def tokens(self, source: Optional[int], count: int) -> float:
-        """Return the expected number of tokens of a pass with `count` drafted ones (Leviathan et
-        al. 2023, equation 1); 1 without a source.
-        """
-        if source is None:
-            return 1.0
-        probability = min(self._right[source] / self._tried[source], 0.99)
-        return (1 - probability ** (count + 1)) / (1 - probability)
-
-
-def best_count(
-    costs: PassCosts,
-    acceptance: Acceptance,
-    sources: Sequence[Optional[int]],
-    most: Sequence[int],
-) -> int:
-    """Return the number of tokens to draft for each row that can draft, with the most expected
-    tokens per time; 0 if no draft gains. sources, most: of each row, None without a draft, and its
-    most tokens.
-    """
-    best, rate = 0, GAIN
-    for count in COUNTS:
-        limits = zip(sources, most, strict=True)
-        counts = [0 if source is None else min(count, limit) for source, limit in limits]
-        if count > max(counts, default=0):
-            break
-        tokens = sum(map(acceptance.tokens, sources, counts)) / len(counts)
-        gained = tokens / costs.relative([drafted + 1 for drafted in counts])
-        if gained > rate:
-            best, rate = count, gained
-    return best
+    return min(2 * count + 1, MOST) if right else count // 2
 
 
 @dataclass
@@ -203,7 +120,7 @@ class Speculator:
     """
 
     def __init__(self, session: Any) -> None:
-        self._session, self._acceptance = session, Acceptance()
+        self._session = session
         self.passes = self.drafts = self.drafted = self.kept = 0
 
     def read(self, readers: Sequence[Optional[Reader]]) -> List[List[int]]:
@@ -211,11 +128,8 @@ class Speculator:
         the tokens that are chosen after them: at least one for each row that reads. Raise as
         Session.step.
         """
-        proposals: List[Proposal] = [
-            reader.drafts.propose(MOST) if reader else ([], None) for reader in readers
-        ]
+        proposals = [reader.drafts.propose() if reader else [] for reader in readers]
         drafts = self._drafts(readers, proposals)
-        begin = time.perf_counter()
         pairs = list(zip(readers, drafts, strict=True))
         rows = [[*reader.unread, *draft] if reader else [] for reader, draft in pairs]
         lengths = {len(row) for row in rows}
@@ -231,45 +145,33 @@ class Speculator:
         back = [len(draft) + 1 - len(tokens) if draft else 0 for draft, tokens in both]
         if any(back):
             self._session.rewind(back)
-        seconds = time.perf_counter() - begin
-        self._session.pass_costs.record([len(row) for row in rows if row], seconds)
         for (reader, draft), proposal, tokens in zip(pairs, proposals, chosen, strict=True):
             if reader:
-                self._learn(*proposal, draft, tokens)
+                compared = draft or proposal[:1]
+                if compared:
+                    right = compared == tokens[: len(compared)]
+                    reader.drafts.count = next_count(reader.drafts.count, right)
                 reader.drafts.extend(tokens)
+                self.drafts += bool(draft)
+                self.drafted += len(draft)
+                self.kept += len(tokens) - 1
         self.passes += 1
         return chosen
 
     def _drafts(
-        self, readers: Sequence[Optional[Reader]], proposals: Sequence[Proposal]
+        self, readers: Sequence[Optional[Reader]], proposals: Sequence[List[int]]
     ) -> List[List[int]]:
-        drafts: List[List[int]] = [[] for _ in readers]
-        if all(source is None for _, source in proposals):
-            return drafts
-        room, costs = self._session.room.tolist(), self._session.pass_costs
-        limits = [
-            min(MOST, reader.most - reader.count - 1, free - len(reader.unread)) if reader else 0
-            for reader, free in zip(readers, room, strict=True)
-        ]
-        reading = [row for row, reader in enumerate(readers) if reader]
-        sources, most = [proposals[row][1] for row in reading], [limits[row] for row in reading]
-        count = best_count(costs, self._acceptance, sources, most)
-        for row in reading:
-            drafts[row] = proposals[row][0][: max(min(count, limits[row]), 0)]
+        """Return the proposed tokens to read, as far as a row may have more."""
+        drafts, room = [], self._session.room.tolist()
+        # Rows that are read one by one take as many runs of the graph as one step has rows.
+        separate = self._session.manifest.continuation_rows == 1
+        least = sum(map(bool, readers)) if separate else 1
+        for reader, proposal, free in zip(readers, proposals, room, strict=True):
+            most = 0
+            if reader and reader.drafts.count >= least:
+                most = max(min(reader.most - reader.count - 1, free - len(reader.unread)), 0)
+            drafts.append(proposal[:most])
         return drafts
-
-    def _learn(
-        self, tokens: List[int], source: Optional[int], draft: List[int], chosen: List[int]
-    ) -> None:
-        """Compare the drafted or proposed tokens with those that were chosen."""
-        if source is None:
-            return
-        compared = draft or tokens[:1]
-        right = common(compared, chosen)
-        self._acceptance.record(source, right, min(right + 1, len(compared), len(chosen)))
-        self.drafts += bool(draft)
-        self.drafted += len(draft)
-        self.kept += len(chosen) - 1
 
 
 def check_speculate(session: Any, speculate: Speculate) -> None:

@@ -1,6 +1,4 @@
-"""Speculative decoding: the ids and the caches of plain decoding, whatever is drafted, and
-drafts only where they gain time.
-"""
+"""Speculative decoding: the ids and the caches of plain decoding, whatever is drafted."""
 
 import functools
 import re
@@ -10,17 +8,10 @@ import numpy as np
 import pytest
 
 from posenc_export import load
+from posenc_export.runtime.artefact.records import Generation
 from posenc_export.runtime.session import speculation
 from posenc_export.runtime.session.session import Session
-from posenc_export.runtime.session.speculation import (
-    COUNTS,
-    DECAY,
-    SIZES,
-    Acceptance,
-    Lookup,
-    PassCosts,
-    best_count,
-)
+from posenc_export.runtime.session.speculation import MOST, Lookup, next_count
 from tests.tiny import decoder
 from tests.traces import artefact
 
@@ -40,12 +31,8 @@ def models() -> Any:
 
 @pytest.fixture
 def drafting(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Draft three tokens wherever possible, whatever it costs."""
-    monkeypatch.setattr(
-        speculation,
-        "best_count",
-        lambda costs, acceptance, found, most: min(3, max(most)),
-    )
+    """Draft three tokens wherever possible, whether the last ones were right or not."""
+    monkeypatch.setattr(speculation, "next_count", lambda count, right: 3)
 
 
 def _ids(session: Session, prompt: Any, count: int, **given: Any) -> List[List[int]]:
@@ -228,38 +215,37 @@ def test_earlier_ids_of_other_rows_than_the_prompt_are_refused_before_it_is_read
 
 def test_a_lookup_continues_the_longest_match_and_repeats_what_has_a_period() -> None:
     text = [9, 8, 1, 2, 3, 4, 5, 7, 7, 3, 4, 6, 1, 2, 3, 4]
-    tokens, size = Lookup(text).propose(3)
-    assert (tokens, size) == ([5, 7, 7], 4)  # after 1 2 3 4, and not 6, which follows the later 3 4
-    assert Lookup([5, 6] * 5).propose(5) == ([5, 6, 5, 6, 5], 8)
-    assert Lookup(range(20)).propose(5)[0] == []
+    for read, count, tokens in (
+        (text, 3, [5, 7, 7]),  # after 1 2 3 4, and not 6, which follows the later 3 4
+        ([5, 6] * 5, 5, [5, 6, 5, 6, 5]),
+        (range(20), 5, []),
+        ([5, 6] * 5, 0, [5]),
+    ):
+        drafts = Lookup(read)
+        drafts.count = count
+        assert drafts.propose() == tokens
 
 
-def _measured(ratios: Dict[int, float]) -> PassCosts:
-    costs = PassCosts(separate=False)
-    for width, ratio in ratios.items():
-        for _ in range(3):
-            costs.record([width], ratio)
-    return costs
+def test_drafts_become_long_where_they_are_right_and_stop_where_they_are_wrong() -> None:
+    counts = [1]
+    for right in (*[True] * 4, *[False] * 5, True):
+        counts.append(next_count(counts[-1], right))
+    assert counts == [1, 3, 7, MOST, MOST, 7, 3, 1, 0, 0, 1]
 
 
-@pytest.mark.parametrize("found", SIZES)
-def test_drafts_become_long_where_they_are_right_and_stop_where_they_are_wrong(found: int) -> None:
-    costs = _measured({1: 1.0, 2: 1.2, 4: 1.4, 8: 1.8, 16: 2.6})
-    right, wrong = Acceptance(), Acceptance()
-    for _ in range(int(3 / (1 - DECAY))):
-        right.record(found, 1, 1)
-        wrong.record(found, 0, 1)
-    assert best_count(costs, right, [found], [99]) == COUNTS[-1]
-    assert best_count(costs, wrong, [found], [99]) == 0
-
-
-def test_drafts_are_shorter_where_passes_of_several_tokens_cost_more() -> None:
-    acceptance = Acceptance()
-    cheap = best_count(_measured({1: 1.0, 2: 1.05, 4: 1.1, 8: 1.2, 16: 1.4}), acceptance, [8], [99])
-    dear = best_count(_measured({1: 1.0, 2: 1.3, 4: 2.0, 8: 3.6, 16: 7.0}), acceptance, [8], [99])
-    assert (
-        best_count(_measured({1: 1.0, 2: 2.0, 4: 4.0, 8: 8.0, 16: 16.0}), acceptance, [8], [99])
-        == 0
-        < dear
-        < cheap
+@pytest.mark.parametrize(("target", "rows"), [("ort", 1), ("ort", 2), ("onnx", 2)])
+def test_a_text_that_repeats_itself_takes_few_passes(
+    target: str, rows: int, models: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The rows are read together on onnx, and one by one on ort."""
+    model, counts = models("alibi", target), []
+    only = Generation(suppressed=tuple(token for token in range(61) if token != 5))
+    monkeypatch.setattr(model.graph, "manifest", model.manifest.replace(generation=only))
+    monkeypatch.setattr(
+        speculation,
+        "next_count",
+        lambda count, right: counts.append(count) or next_count(count, right),
     )
+    ids = _ids(model.session(), [[5, 5, 5]] * rows, 60, speculate="lookup")
+    assert ids == [[5] * 60] * rows
+    assert counts[::rows] == [1, 3, 7, 15, 15, 15, 15][: len(counts) // rows]
