@@ -44,11 +44,10 @@ class ForgetsCoordinates(Session):
 
     def rewind(self, n: Any) -> None:
         for history in self._state.histories:
-            for snapshot in history.snapshots:
-                snapshot.parts = [
-                    (tokens, {"grid": np.zeros_like(numbers["grid"])})
-                    for tokens, numbers in snapshot.parts
-                ]
+            for index, call in enumerate(history.calls):
+                tokens, planes = call.part
+                part = tokens, {"grid": np.zeros_like(planes["grid"])}
+                history.calls[index] = call._replace(part=part)
         super().rewind(n)
 
 

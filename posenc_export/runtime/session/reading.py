@@ -4,6 +4,7 @@ such a call of one token per row, whose graph inputs stay bound.
 Shapes: B batch, S new tokens, T columns in use, R tokens whose logits are requested.
 """
 
+import functools
 import itertools
 from typing import Any, Callable, Collection, Dict, List, Optional
 
@@ -325,11 +326,9 @@ def record(rows: Rows, tokens: RowTokens) -> None:
     for index, count in enumerate(tokens.counts.tolist()):
         if count:
             row = tokens.rows.start + index
-            history, length = rows.histories[row], lengths[row]
-            needed = history.needs_snapshot(length, count)
-            states = rows.caches.snapshot(row, rows.turn) if needed else None
             planes = {name: plane[:, index, :count] for name, plane in tokens.planes.items()}
-            history.record(length, states, (tokens.x[index, :count], planes))
+            states = functools.partial(rows.caches.snapshot, row, rows.turn)
+            rows.histories[row].record(lengths[row], (tokens.x[index, :count], planes), states)
 
 
 class Binding:

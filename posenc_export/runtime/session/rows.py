@@ -7,9 +7,8 @@ repair. Writes before the length are assigned together with it, as `pending`, an
 Shapes: B rows.
 """
 
-from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 import numpy as np
 
@@ -27,83 +26,61 @@ from posenc_export.runtime.session.errors import expected
 NO_ROWS = np.zeros(0, np.int64)
 # Attributes of Rows that are arrays [B,*].
 OF_EACH_ROW = ("length", "first_position", "first_kept", "occupied")
-SPACING = 16  # steps between two snapshots; a rewind replays fewer tokens than this
-# Tokens [count,*] of one call, and their coordinates by graph input, [A,count] int64 each.
+SPACING = 16  # most steps between two copies of states; a rewind replays fewer tokens than this
+# Tokens [count,*], and their coordinates by graph input, [A,count] int64 each.
 Part = Tuple[np.ndarray, Dict[str, np.ndarray]]
 
 
-@dataclass
-class Snapshot:
-    """The states of a row at one length, and the tokens fed after it."""
+class Fed(NamedTuple):
+    """Tokens that a call fed to a row of `length` tokens, and the states that calls replace before
+    them; None in steps soon after others.
+    """
 
-    length: int  # number of tokens of the row
-    states: Sequence[np.ndarray]  # values of this row in the states that calls replace
-    parts: List[Part] = field(default_factory=list)  # tokens fed since, one entry per call
-
-    @property
-    def reached(self) -> int:
-        """Number of tokens of the row after the last part."""
-        return self.length + sum(len(tokens) for tokens, _ in self.parts)
-
-    def first(self, count: int) -> Part:
-        """Return the first `count` tokens fed after the snapshot, and their attributes."""
-        if not count:
-            return np.zeros(0, np.int64), {}
-        tokens = np.concatenate([tokens for tokens, _ in self.parts])
-        attributes = {}
-        for name in self.parts[0][1]:
-            numbers = [part[name] for _, part in self.parts]
-            attributes[name] = np.concatenate(numbers, axis=1)[:, :count]
-        return tokens[:count], attributes
+    length: int
+    part: Part
+    states: Optional[Sequence[np.ndarray]]
 
 
 class RowHistory:
-    """Snapshots of one row, oldest first, with every token fed since the first one. Those before
-    the last `limit` tokens, which can be taken back, are dropped.
+    """The tokens that were fed to a row, from the last states on from which `limit` tokens can be
+    taken back.
     """
 
-    def __init__(self, limit: int) -> None:
-        self.limit = limit
-        self.snapshots: List[Snapshot] = []
+    def __init__(self, limit: int, calls: Sequence[Fed] = ()) -> None:
+        self.limit, self.calls = limit, list(calls)
 
-    def needs_snapshot(self, length: int, count: int) -> bool:
-        """Whether `record` of `count` tokens needs the states before them. What was recorded past
-        `length`, before a rewind or by a call that raised, is dropped.
+    def record(self, length: int, part: Part, states: Callable[[], Sequence[np.ndarray]]) -> None:
+        """Record tokens that are about to be fed to a row. What was recorded from `length` on,
+        before a rewind or by a call that raised, is dropped. states: gives those before the tokens.
         """
-        while self.snapshots and self.snapshots[-1].length > length:
-            self.snapshots.pop()
-        if not self.snapshots:
-            return True
-        last = self.snapshots[-1]
-        kept = length - last.length
-        if last.reached > length:
-            last.parts = [last.first(kept)] if kept else []
-        return count > 1 or kept >= SPACING
-
-    def record(self, length: int, states: Optional[Sequence[np.ndarray]], part: Part) -> None:
-        """Record tokens that are about to be fed to a row; states are those before, if needed."""
-        part = part[0].copy(), {name: numbers.copy() for name, numbers in part[1].items()}
-        if states is None:
-            self.snapshots[-1].parts.append(part)
-            return
-        self.snapshots.append(Snapshot(length, states, [part]))
-        while len(self.snapshots) > 1 and length - self.snapshots[1].length >= self.limit:
-            self.snapshots.pop(0)
+        calls, (tokens, planes) = self.calls, part
+        while calls and calls[-1].length >= length:
+            calls.pop()
+        known = next((call.length for call in reversed(calls) if call.states is not None), -SPACING)
+        near = len(tokens) == 1 and length - known < SPACING
+        part = tokens.copy(), {name: plane.copy() for name, plane in planes.items()}
+        calls.append(Fed(length, part, None if near else states()))
+        while second := next((i for i, call in enumerate(calls) if i and call.states), 0):
+            if length - calls[second].length < self.limit:
+                break
+            del calls[:second]
 
     def reach(self, length: int) -> int:
         """Return the smallest length that a row of `length` tokens can be rewound to."""
-        return self.snapshots[0].length if self.snapshots else length
+        return self.calls[0].length if self.calls else length
 
-    def back_to(self, target: int) -> Tuple[Snapshot, Part]:
-        """Return the last snapshot at or before `target`, and the tokens to replay from there."""
-        snapshot = [snapshot for snapshot in self.snapshots if snapshot.length <= target][-1]
-        return snapshot, snapshot.first(target - snapshot.length)
-
-    def copy(self) -> "RowHistory":
-        """Return an independent copy, for a fork."""
-        other = RowHistory(self.limit)
-        other.snapshots = [replace(kept, parts=list(kept.parts)) for kept in self.snapshots]
-        return other
+    def back_to(self, target: int) -> Tuple[Fed, Part]:
+        """Return the last call at or before `target` with states, and the tokens to replay from
+        there.
+        """
+        calls = [call for call in self.calls if call.length <= target]
+        first = max(i for i, call in enumerate(calls) if call.states is not None)
+        count, parts = target - calls[first].length, [call.part for call in calls[first:]]
+        tokens = np.concatenate([tokens for tokens, _ in parts])[:count]
+        planes = {}
+        for name in parts[0][1]:
+            planes[name] = np.concatenate([of[name] for _, of in parts], axis=1)[:, :count]
+        return calls[first], (tokens, planes)
 
 
 class Rows:
@@ -335,9 +312,9 @@ class Rows:
             reach = np.array([history.reach(most) for history, most in pairs])
             self._check_reach(reach, target, "recurrent states")
             for row in np.flatnonzero(target < length).tolist():
-                snapshot, replay[row] = self.histories[row].back_to(int(target[row]))
-                length[row] = snapshot.length
-                for memory, value in zip(self.caches.of(Replaced), snapshot.states, strict=True):
+                call, replay[row] = self.histories[row].back_to(int(target[row]))
+                length[row], states = call.length, call.states or ()
+                for memory, value in zip(self.caches.of(Replaced), states, strict=True):
                     writes.append(partial(memory.write, row, self.turn, value))
         if self.caches.window.size:
             reach = np.where(length > 0, self._kept_from(), 0)

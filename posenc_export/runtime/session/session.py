@@ -17,7 +17,7 @@ from posenc_export.runtime.session.caches import FIRST, Caches, InPlace, Replace
 from posenc_export.runtime.session.errors import expected
 from posenc_export.runtime.session.graph import Graph
 from posenc_export.runtime.session.prefixes import Prefix, Prefixes
-from posenc_export.runtime.session.rows import Rows
+from posenc_export.runtime.session.rows import RowHistory, Rows
 from posenc_export.runtime.session.speculation import Speculate
 
 REWIND = 256  # default number of tokens that can be taken back if states are replaced by each call
@@ -387,7 +387,7 @@ class Session:
         rows = self._settled()
         caches = rows.caches
         other = type(self)(caches.graph, caches.fewest_rows, caches.capacity, caches.rewind)
-        histories = tuple(history.copy() for history in rows.histories)
+        histories = tuple(RowHistory(each.limit, each.calls) for each in rows.histories)
         other._state = rows.replace(caches=caches.fork(rows.used, rows.turn), histories=histories)
         return other
 
