@@ -1,5 +1,6 @@
 """Programs of torch.export and TorchScript, called with arrays by name as graphs in ONNX are."""
 
+import io
 import logging
 import re
 from dataclasses import replace
@@ -132,12 +133,12 @@ def _checked(path: Path) -> Tuple[Any, bool]:
     silent = quiet(DeprecationWarning, FutureWarning, logger="torch.export", level=logging.CRITICAL)
     try:
         with path.open("rb") as stream, silent:
-            entries = archive.read_most(stream, script_archive.is_tensor, compressed=True)
+            entries = archive.read_checked(stream, script_archive.is_tensor, compressed=True)
             if exported := any(name.endswith(f"/{pt2_archive.PROGRAM}") for name in entries):
-                read = archive.Repacked(pt2_archive.of_others(entries), stream)
-                return torch.export.load(read), exported  # type: ignore[arg-type]
-            read = archive.Repacked(script_archive.checked(entries), stream)
-            loaded: Any = torch.jit.load(read)  # type: ignore[arg-type]
+                read = io.BytesIO(archive.packed(pt2_archive.of_others(entries)))
+                return torch.export.load(read), exported
+            read = io.BytesIO(archive.packed(script_archive.checked(entries)))
+            loaded: Any = torch.jit.load(read)
             script_archive.check_graph(loaded.inlined_graph)
             return loaded, exported
     except errors as error:

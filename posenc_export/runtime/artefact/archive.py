@@ -1,14 +1,11 @@
-"""Zip archives as torch writes them: checked reading, reproducible writing, streamed repacking."""
+"""Zip archives as torch writes them: checked reading, reproducible writing."""
 
 import io
 import os
-import struct
 import zipfile
 import zlib
-from bisect import bisect_right
 from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import Any, BinaryIO, Callable, Dict, Iterator, List, Mapping, Optional, Union
+from typing import BinaryIO, Callable, Dict, Iterator, List, Mapping, Optional
 
 from posenc_export.shared.foreign import brief
 
@@ -19,22 +16,8 @@ DIRECTORY = 16 << 20
 # Bytes of an entry that is parsed: JSON, which takes up to 20 times as much memory.
 LONGEST = 32 << 20
 UNPACKED = 256 << 20  # bytes of all entries of an archive that are compressed
-BLOCK = 1 << 20  # bytes read at once from entries that stay in their file
-HEADER = struct.Struct("<26x2H")  # before an entry: the lengths of its name and extra field
+HEADER = 30  # bytes before an entry, without its name
 
-
-@dataclass(frozen=True)
-class Stored:
-    """The content of an entry that stays in its file."""
-
-    offset: int  # first byte in the file
-    size: int  # number of bytes
-
-    def __len__(self) -> int:
-        return self.size
-
-
-Entry = Union[bytes, Stored]
 # What zipfile raises for an archive that is damaged or encrypted.
 DAMAGE = (
     zipfile.BadZipFile, NotImplementedError, RuntimeError, EOFError, OverflowError,
@@ -56,26 +39,21 @@ def read_entries(content: bytes) -> Dict[str, bytes]:
         return {info.filename: archive.read(info) for info in archive.infolist()}
 
 
-def read_most(
-    stream: BinaryIO, stays: Callable[[str], bool], compressed: bool = False
-) -> Dict[str, Entry]:
-    """Read the entries of a zip archive, except those whose content `stays` in the file, by name.
-    Raise ValueError as `check_archive`, and for one that is damaged or has more than LONGEST bytes.
+def read_checked(
+    stream: BinaryIO, is_tensor: Callable[[str], bool], compressed: bool = False
+) -> Dict[str, bytes]:
+    """Read the entries of a zip archive by name. Raise ValueError as `check_archive`, and for one
+    that is damaged, or that has more than LONGEST bytes and no name of a tensor.
 
     Args:
-        compressed: whether entries may be that are read, up to UNPACKED bytes in all.
+        compressed: whether other entries than tensors may be, up to UNPACKED bytes in all.
     """
-    with _opened(stream, stays if compressed else None) as archive:
-        entries: Dict[str, Entry] = {}
+    with _opened(stream, is_tensor if compressed else None) as archive:
         for info in archive.infolist():
-            if stays(info.filename):
-                entries[info.filename] = Stored(_start(archive, info, stream), info.file_size)
-                continue
-            if info.file_size > LONGEST:
+            if info.file_size > LONGEST and not is_tensor(info.filename):
                 rule = f"{info.filename[:80]!r} with at most {LONGEST} bytes"
                 raise ValueError(f"expected {rule}, got {info.file_size}")
-            entries[info.filename] = archive.read(info)
-        return entries
+        return {info.filename: archive.read(info) for info in archive.infolist()}
 
 
 @contextmanager
@@ -124,7 +102,7 @@ def _check(
         elif info.compress_type != zipfile.ZIP_STORED or info.compress_size != info.file_size:
             rule = "entries that are stored without compression"
             got = f"{name} with {info.compress_size} bytes for {info.file_size}"
-        elif not 0 <= info.header_offset <= size - HEADER.size - info.file_size:
+        elif not 0 <= info.header_offset <= size - HEADER - info.file_size:
             rule, got = "entries inside the file", f"{name} at byte {info.header_offset} of {size}"
         if rule:
             raise ValueError(f"expected {rule}, got {got}")
@@ -137,16 +115,6 @@ def _check(
         raise ValueError(f"expected {rule}, got {total} bytes")
 
 
-def _start(archive: zipfile.ZipFile, info: zipfile.ZipInfo, stream: BinaryIO) -> int:
-    archive.open(info).close()  # compares the header with the directory
-    stream.seek(info.header_offset)
-    start = info.header_offset + HEADER.size + sum(HEADER.unpack(stream.read(HEADER.size)))
-    if start + info.file_size > stream.seek(0, os.SEEK_END):
-        name = repr(info.filename[:80])
-        raise ValueError(f"expected entries inside the file, got {name} beyond its end")
-    return start
-
-
 def packed(entries: Mapping[str, bytes]) -> bytes:
     """Pack entries into a zip archive, uncompressed and with a constant time stamp."""
     buffer = io.BytesIO()
@@ -154,70 +122,3 @@ def packed(entries: Mapping[str, bytes]) -> bytes:
         for name, content in entries.items():
             archive.writestr(zipfile.ZipInfo(name, EPOCH), content)
     return buffer.getvalue()
-
-
-class Repacked(io.RawIOBase):
-    """A zip archive of entries, for reading. What stays in `stream` is read from there each time.
-    Raises ValueError if that file becomes shorter.
-    """
-
-    def __init__(self, entries: Mapping[str, Entry], stream: BinaryIO) -> None:
-        self._stream, self._at, self._size = stream, 0, 0
-        self._parts: Dict[int, Entry] = {}  # by first byte in this archive
-        # It calls only the methods below.
-        with zipfile.ZipFile(self, "w") as archive:
-            for name, content in entries.items():
-                info = zipfile.ZipInfo(name, EPOCH)
-                info.file_size = len(content)
-                with archive.open(info, "w") as to:
-                    self._copy(content, to)
-        self._starts = sorted(self._parts)
-        self.seek(0)
-
-    def _copy(self, content: Entry, to: Any) -> None:
-        if isinstance(content, bytes):
-            to.write(content)
-            return
-        # Read once here, for the checksum that the archive stores.
-        for done in range(0, content.size, BLOCK):
-            first, offset = self._at, content.offset + done
-            self._stream.seek(offset)
-            to.write(self._stream.read(min(BLOCK, content.size - done)))
-            self._parts[first] = Stored(offset, self._at - first)
-
-    def write(self, data: Any) -> int:
-        """Append a part, or replace one: zipfile writes a header again after its content."""
-        self._parts[self._at] = bytes(data)
-        self._at += len(data)
-        self._size = max(self._size, self._at)
-        return len(data)
-
-    def readable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
-        return True
-
-    def tell(self) -> int:
-        return self._at
-
-    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
-        self._at = offset + {os.SEEK_SET: 0, os.SEEK_CUR: self._at, os.SEEK_END: self._size}[whence]
-        return self._at
-
-    def readinto(self, buffer: Any) -> int:
-        """Read at the current byte until the buffer is full or the archive ends."""
-        view = memoryview(buffer).cast("B")
-        done, count = 0, min(len(view), max(self._size - self._at, 0))
-        while done < count:
-            first = self._starts[bisect_right(self._starts, self._at) - 1]
-            part, skipped = self._parts[first], self._at - first
-            size = min(len(part) - skipped, count - done)
-            if isinstance(part, bytes):
-                view[done : done + size] = part[skipped : skipped + size]
-            else:
-                self._stream.seek(part.offset + skipped)
-                if self._stream.readinto(view[done : done + size]) != size:  # type: ignore[attr-defined]
-                    raise ValueError("expected a file that is not changed meanwhile, got less")
-            done, self._at = done + size, self._at + size
-        return count

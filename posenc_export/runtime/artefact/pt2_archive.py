@@ -27,7 +27,6 @@ from typing import (
 
 import msgspec
 
-from posenc_export.runtime.artefact.archive import Entry
 from posenc_export.shared.foreign import FOREIGN, brief
 
 SAMPLES, PROGRAM = "data/sample_inputs/model.pt", "models/model.json"
@@ -98,7 +97,7 @@ def stripped(entries: Dict[str, bytes]) -> Dict[str, bytes]:
     return {**entries, root + SAMPLES: b"", root + PROGRAM: json.dumps(program).encode()}
 
 
-def of_others(entries: Mapping[str, Entry]) -> Dict[str, Entry]:
+def of_others(entries: Mapping[str, bytes]) -> Dict[str, bytes]:
     """Return an archive that another exporter wrote without what running it does not need: what
     `stripped` removes, places in source files, and files that were packed with it. Raise ValueError
     unless `check` accepts it by the grammar of foreign programs.
@@ -123,7 +122,7 @@ def is_tensor(name: str) -> bool:
     return ENTRY.fullmatch(name.partition("/")[2]) is not None
 
 
-def check(entries: Mapping[str, Entry], grammar: Grammar = OWN) -> None:
+def check(entries: Mapping[str, bytes], grammar: Grammar = OWN) -> None:
     """Raise ValueError unless an archive holds tensors and a graph of ATen operators alone."""
     root = _root(entries)
     inside = {name[len(root) :]: part for name, part in entries.items() if name.startswith(root)}
@@ -142,7 +141,7 @@ def check(entries: Mapping[str, Entry], grammar: Grammar = OWN) -> None:
     _check_program("program", "", _parsed(PROGRAM, inside[PROGRAM]), grammar)
 
 
-def _root(entries: Mapping[str, Entry]) -> str:
+def _root(entries: Mapping[str, bytes]) -> str:
     return next(iter(entries), "").split("/")[0] + "/"
 
 
@@ -150,15 +149,14 @@ def _refuse(rule: str, got: str) -> NoReturn:
     raise ValueError(f"expected {rule}, got {got}")
 
 
-def _parsed(name: str, content: Entry, hook: Any = None) -> Any:
+def _parsed(name: str, content: bytes, hook: Any = None) -> Any:
     try:
-        # Only tensors stay in the file.
-        return json.loads(content, object_hook=hook)  # type: ignore[arg-type]
+        return json.loads(content, object_hook=hook)
     except FOREIGN as error:
         raise ValueError(f"expected {name} to be JSON, got {brief(error)}") from None
 
 
-def _check_payloads(name: str, content: Any, entries: Mapping[str, Entry]) -> None:
+def _check_payloads(name: str, content: Any, entries: Mapping[str, bytes]) -> None:
     """Check that every tensor is stored as plain bytes in an entry of the archive."""
     payloads = content.get("config") if isinstance(content, dict) else None
     if not isinstance(payloads, dict):
@@ -172,7 +170,7 @@ def _check_payloads(name: str, content: Any, entries: Mapping[str, Entry]) -> No
         if payload.get("use_pickle") is not False or not isinstance(meta, dict):
             _refuse(f"tensors as plain bytes, described in {name}", f"a pickle for {key!r}"[:120])
         sizes = meta.get("sizes")
-        if not len(entries[stored]) and not (isinstance(sizes, list) and {"as_int": 0} in sizes):
+        if not entries[stored] and not (isinstance(sizes, list) and {"as_int": 0} in sizes):
             got = f"an empty entry for {key!r}, which torch would fill with zeros"
             _refuse(f"the bytes of each tensor in {name}", got[:120])
         _check_program(name, "", payload, OWN)

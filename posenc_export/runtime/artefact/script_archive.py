@@ -12,7 +12,6 @@ import re
 from typing import Any, Dict, Iterator, Mapping
 
 from posenc_export.runtime.artefact import pt2_archive
-from posenc_export.runtime.artefact.archive import Entry
 from posenc_export.shared.foreign import FOREIGN
 
 TENSOR = re.compile(r"[^/]+/(?:data|constants)/\d+")
@@ -40,7 +39,7 @@ def is_tensor(name: str) -> bool:
     return TENSOR.fullmatch(name) is not None or pt2_archive.is_tensor(name)
 
 
-def checked(entries: Mapping[str, Entry]) -> Dict[str, Entry]:
+def checked(entries: Mapping[str, bytes]) -> Dict[str, bytes]:
     """Return the entries that running it needs. Raise ValueError unless they hold a program."""
     root = next(iter(entries), "").split("/")[0] + "/"
     known = {root + name for name in OTHERS}
@@ -50,8 +49,8 @@ def checked(entries: Mapping[str, Entry]) -> Dict[str, Entry]:
         raise ValueError(f"expected a program of torch.export or TorchScript, got {got}")
     for name, content in kept.items():
         if name.endswith(".pkl"):
-            _check_pickle(name, bytes(content))  # type: ignore[arg-type]  # tensors stay in the file
-        elif CODE.fullmatch(name) and (runs := RUNS.search(content)):  # type: ignore[arg-type]
+            _check_pickle(name, content)
+        elif CODE.fullmatch(name) and (runs := RUNS.search(content)):
             got = f"{runs[0].decode()} in {name[:80]!r}"
             raise ValueError(f"expected code that computes, in calls alone, got {got}")
     return kept

@@ -1,5 +1,6 @@
 """Load model.pt and model.pt2; torch is imported late."""
 
+import io
 import logging
 from contextlib import contextmanager
 from functools import partial
@@ -75,16 +76,14 @@ def read_program(path: Path, manifest: Manifest) -> Any:
     """Read the ExportedProgram of model.pt2 without running code. Raises as `load_torch`."""
     import torch
 
-    with path.open("rb") as stream:
-        with _refusing_archive(path):
-            entries = archive.read_most(stream, pt2_archive.is_tensor)
-            pt2_archive.check(entries)
-            # So that torch reads the checked entries even if its zip reader would find others in
-            # the file. Tensors go from the file to their own memory.
-            repacked = archive.Repacked(entries, stream)
-        with _refusing_damage(path):
-            # Its annotation excludes io.RawIOBase.
-            program = torch.export.load(repacked)  # type: ignore[arg-type]
+    with _refusing_archive(path), path.open("rb") as stream:
+        entries = archive.read_checked(stream, pt2_archive.is_tensor)
+        pt2_archive.check(entries)
+    # torch reads the checked entries even if its zip reader would find others in the file.
+    content = io.BytesIO(archive.packed(entries))
+    del entries  # and their memory
+    with _refusing_damage(path):
+        program = torch.export.load(content)
     _check_arguments(path, program, manifest)
     return program
 
