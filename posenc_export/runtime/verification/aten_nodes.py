@@ -216,8 +216,7 @@ class Record:
             made = written if isinstance(written, list) else [written]
             self._whole.update(made)
         else:
-            scale = {"scale": arguments["scale"]} if arguments.get("scale") else {}
-            kept = {**scale, "transB": 1} if name == "linear" else scale
+            kept = {"transB": 1} if name == "linear" else {}
             made = self.nodes(NAMES.get(name, name), len(results), *tensors_in(given), **kept)
         for tensor, output in zip(results, made, strict=True):
             self._call(tensor, output)

@@ -60,25 +60,13 @@ TORCH = ("torchscript", "pt2")
 # Inputs that count from the first token of a cache
 IN_CACHES = {("GroupQueryAttention", 5), ("GroupQueryAttention", 6), ("TensorScatter", 2)}
 IN_CACHES |= {(OPERATOR, 5), (OPERATOR, 15)}
-# What a value may be that no rule is known for
-OTHERS: Tuple[str, ...] = (
-    "q",
-    "q >= 0",
-    "q < 0",
-    "k",
-    "k >= 0",
-    "k < 0",
-    "q - k",
-    "k - q",
-    "slot",
-    "place",
-)
-OTHERS += ("column", "row", "first", "last", "new", "longest")
 # Axes of the values that rules name; of others, those of q
-AXES = {"k": "bt", "x": "abs", "place": "t", "requested": "br", "column": "s", "longest": ""}
-AXES |= dict.fromkeys(("row", "first", "last", "new", "largest"), "b")
+AXES = {"k": "bt", "x": "abs", "requested": "br", "longest": ""}
+AXES |= dict.fromkeys(("row", "first", "last", "largest"), "b")
 NAME = re.compile(r"[a-z]\w*")
 MASKS = (("Attention", 3), ("GroupQueryAttention", 10), (OPERATOR, 10))
+BY_SLOT = ("GroupQueryAttention", OPERATOR)  # hide keys themselves
+UNWANTED = ("is_causal", "smooth_softmax")  # attributes that hide keys by another rule
 SIZES = ("Reshape", "Expand", "Slice", "ConstantOfShape", "Pad", "Range", "Tile")
 OPEN = "not proved: "  # begins the reason of what is claimed
 PICKS = "GatherElements"  # of scores by a row for each pair
@@ -161,15 +149,37 @@ class Claims:
                 keys = {(use.operator, use.input) for use in uses}
                 claimed = keys & (STRICT.keys() | {*MASKS}) or name in self.part.tables
                 self.findings.skipped[place] = f"{OPEN if claimed else ''}{reason_of(reason)}"
+        self._of_attention()
         self._of_casts()
-        q, k, call = self.call.rule("q"), self.call.rule("k"), self.call
-        indices = ((call.row, call.rows), (call.column, call.columns), (call.slot, call.keys.count))
-        inside = [z3.And(index >= 0, index < size) for index, size in indices]
-        try:
-            if self.solver.excludes(*inside, q >= 0, k >= 0, k <= q):  # then all claims hold
+        q, k = self.call.rule("q"), self.call.rule("k")
+        try:  # all claims hold if there is no call
+            if self.solver.excludes(*self._pair(False).inside, q >= 0, k >= 0, k <= q):
                 self.findings.failures["calls"] = "expected a call with a key to see, got none"
         except Untranslated as reason:
             self.findings.skipped["calls"] = f"{OPEN}{reason}"
+
+    def _pair(self, in_windows: bool) -> Value:
+        """Return that attention without a mask shows each key to each query."""
+        call, keys = self.call, self.call.windows if in_windows else self.call.keys
+        index, sizes = [call.row, call.column, call.slot], (call.rows, call.columns, keys.count)
+        inside = [z3.And(i >= 0, i < size) for i, size in zip(index, sizes, strict=True)]
+        place = "attention without a mask"
+        return Value("", place, ("b", "s", "t"), index, True, inside, in_windows)
+
+    def _of_attention(self) -> None:
+        """Prove which keys attention shows that is given no mask."""
+        layers: Dict[bool, List[int]] = {False: [], True: []}  # without and with caches of windows
+        for node, layer in self.part.attention:
+            for name in filter(node.attributes.get, UNWANTED):
+                self.findings.failures[f"{node.operator} of layer {layer}"] = f"expected no {name}"
+            if node.operator in BY_SLOT and not any(node.inputs[10:11]):
+                layers[self._windowed(layer)].append(layer)
+        for in_windows, own in layers.items():
+            value = self._pair(in_windows)
+            try:
+                self._of_mask(value, own)
+            except MALFORMED as reason:
+                self.findings.skipped[value.place] = f"{OPEN}{reason_of(reason)}"
 
     def _place(self, name: str) -> str:
         """Return the name of a value in the certificate, with the node that reads it."""
@@ -232,7 +242,7 @@ class Claims:
         elif uses:
             declared = self._declared(self.part.layers_after(value.name), value.of_pairs)
             picks = value.of_pairs and any(use.operator == PICKS for use in uses)
-            self._identified(value, declared if picks else [], [*declared, *OTHERS])
+            self._identified(value, declared if picks else [])
 
     def _strict(self, value: Value, use: Use) -> bool:
         """Return whether a use is of a cache, or of requested tokens: its operator has others."""
@@ -281,7 +291,7 @@ class Claims:
         if (level := table.name.rpartition(".")[2]) in LEVELS:
             of = "//" if level == LEVELS[0] else "%"
             rules = [f"({rule}) {of} {FINE}" for rule in rules or self._positions(value.axes)]
-        self._identified(of_table, rules, OTHERS)
+        self._identified(of_table, rules)
 
     def _positions(self, axes: Sequence[str]) -> List[str]:
         """Return the rows of a table with a row for each position or value of a coordinate, by the
@@ -292,14 +302,12 @@ class Claims:
         coordinates = [f"x{axis}" for axis in range(self.manifest.axes)]
         return [*POSITIONS, *coordinates, *(["x"] if coordinates else [])]
 
-    def _identified(self, value: Value, rules: Sequence[str], others: Sequence[str]) -> None:
-        """Prove that a value follows one of some rules; without any, look for others that it
-        follows.
-        """
+    def _identified(self, value: Value, rules: Sequence[str]) -> None:
+        """Prove that a value follows one of some rules, if there are any."""
         if rules:
             self._follows(value, [(rule, value.in_windows) for rule in rules])
-        elif not self._holds(value, [(rule, value.in_windows) for rule in others]):
-            self.findings.skipped[value.place] = "follows no rule that is known"
+        else:
+            self.findings.skipped[value.place] = "no rule is declared for it"
 
     def _follows(self, value: Value, rules: Sequence[Rule]) -> None:
         """Prove that a value follows one of some rules; record a counterexample if not."""
@@ -381,11 +389,12 @@ class Claims:
 
     def _of_mask(self, value: Value, layers: Sequence[int]) -> None:
         """Prove which keys a mask shows to each query, and its biases."""
-        call, windows, score = self.call, self._windows(value.name), value.entry
+        call, hidden, score = self.call, self._hidden_beside(value.name), value.entry
         shown = negated(score.hidden) if isinstance(score, Score) else truth(score)
         q, k = (call.rule(name, value.in_windows) for name in "qk")
+        proved: Set[Any] = set()  # rules of layers that are alike
         for layer in layers if self.manifest.places else ():
-            if layer >= len(self.places.sees):
+            if not 0 <= layer < len(self.places.sees):
                 count = len(self.places.sees)
                 text = f"expected a mask of {count} layers, got layer {layer} that reads it"
                 self.findings.failures[value.place] = text
@@ -394,33 +403,40 @@ class Claims:
             if not rule:
                 self.findings.skipped[value.place] = "a layer that declares no keys that it sees"
                 continue
-            if layer in windows:  # otherwise the mask alone decides
-                own = call.rule("first", value.in_windows) + call.column
-                seen = both(seen, call.slot <= own)
-                if windows[layer]:
-                    seen = both(seen, own - call.slot < windows[layer])
+            if layer in hidden:  # otherwise the mask alone decides
+                window, chunk = hidden[layer]
+                behind = call.rule("first", value.in_windows) + call.column - call.slot
+                seen = both(seen, behind >= 0)
+                seen = both(seen, behind < window) if window else seen
+                seen = both(seen, behind <= q % chunk) if chunk else seen
             expected = both(k >= 0, call.rule(rule, value.in_windows))
             if value.sinks:
                 expected = either(call.slot < 0, expected)
             facts = [*value.inside, q >= 0, differ(seen, expected)]
-            if (model := call.smallest(*facts)) is not None:
+            alike = rule, hidden.get(layer)
+            if alike not in proved and (model := call.smallest(*facts)) is not None:
                 wrong = "seen" if z3.is_false(model.eval(expected, True)) else "hidden"
                 at = f"layer {layer}, {self._described(model, value)}"
                 text = f"expected keys where {rule}, got one that is {wrong}; {at}"
-                self._refuted(value, seen, text, facts)
+                self._refuted(value, seen, text, facts if value.name else ())
                 return
+            proved.add(alike)
             self.findings.compared += 1
             if isinstance(score, Score) and not self._of_bias(value, score, layer):
                 return
 
-    def _windows(self, mask: str) -> Dict[int, int]:
-        """Return by layer the window of the nodes that hide keys besides a mask; 0 for none."""
-        return {
-            layer: max(int(node.attributes.get("local_window_size", 0)), 0)
-            for node, layer in self.part.attention
-            if node.operator in ("GroupQueryAttention", OPERATOR)
-            and mask in [self.part.casts.get(name, name) for name in node.inputs[10:11]]
-        }
+    def _hidden_beside(self, mask: str) -> Dict[int, Tuple[int, int]]:
+        """Return by layer the window and the chunk of the nodes that hide keys besides a mask, or
+        if it has no name, that have none; 0 for none.
+        """
+        found = {}
+        for node, layer in self.part.attention:
+            name = (node.inputs[10:11] or [""])[0]
+            if node.operator in BY_SLOT and self.part.casts.get(name, name) == mask:
+                numbers = (node.attributes.get(n, 0) for n in ("local_window_size", "chunk_size"))
+                window, chunk = (max(int(number), 0) for number in numbers)
+                found[layer] = window, chunk
+        return found
 
     def _of_bias(self, value: Value, score: Score, layer: int) -> bool:
         """Return whether the biases of a mask are not refuted: those of each head are a constant

@@ -1,20 +1,15 @@
-"""What the description of a model says about attention and its nodes (docs/models.md)."""
+"""What the description of a model says about attention (docs/models.md)."""
 
-import math
-from typing import Annotated, Any, Dict, List, Mapping, Optional, Required, TypedDict
+from typing import Annotated, Any, Dict, List, Mapping, Required, TypedDict
 
 import msgspec
 from msgspec import Meta
 
 from posenc_export.runtime.artefact.schema import Manifest
-from posenc_export.runtime.graphs import kernel_library, onnx_nodes
 
 Described = Mapping[str, Any]
 # Of a module that was read, the graph is proved, and the reading compared with calls of the module.
 UNDECLARED = "read as it is: which keys it sees was found in its calls, and it declares no rows"
-# Attributes of attention nodes that follow from others, or from the shapes of inputs.
-FREE = {"do_rotary", "rotary_interleaved", "qk_output", "k_quant_type"}
-FREE |= {"v_quant_type", "kv_cache_bit_width"}
 Count = Annotated[int, Meta(ge=1, le=1 << 24)]
 Extent = Annotated[int, Meta(ge=0, le=1 << 31)]
 
@@ -33,8 +28,6 @@ class _Attention(TypedDict):
     heads: Count
     kv_heads: Count
     head_size: Count
-    scale: Optional[float]
-    softcap: Optional[float]
     sees: _Sees
     encodings: List[_Encoding]
 
@@ -90,38 +83,3 @@ def has_cache(manifest: Manifest) -> bool:
     """Return whether keys of earlier calls are kept."""
     cached = (state for state in manifest.states if not state.holds_positions)
     return any(state.grows or state.in_place for state in cached)
-
-
-def scale(attention: Described) -> float:
-    """Return the factor on q k: the stated one, that of an encoding, or 1 / sqrt(D)."""
-    size = attention["head_size"]
-    if attention["scale"] is not None:
-        return float(attention["scale"])
-    for encoding in attention["encodings"]:
-        name, scores = encoding["name"], encoding.get("scores")
-        if name == "deberta":
-            terms = 1 if encoding.get("terms") in ("c2p", "p2c") else 2
-            return float(1 / math.sqrt((1 + terms) * size))
-        if name == "inkling" and scores == "by_size":
-            return float(1 / size)
-        if name == "t5" and scores in (None, "unscaled"):
-            return 1.0
-    return float(1 / math.sqrt(size))
-
-
-def attributes(attention: Described, node: onnx_nodes.Node, masked: bool) -> Dict[str, Any]:
-    """Return the attributes of an attention node that the description determines, by name; None for
-    those that it must not have. masked: whether the node is given a mask that hides keys.
-    """
-    expected = {"scale": scale(attention), "softcap": attention["softcap"]}
-    heads, kv_heads = attention["heads"], attention["kv_heads"]
-    if node.operator == "Attention":
-        packed = "q_num_heads" in node.attributes  # otherwise heads are an axis of the inputs
-        counts = {"q_num_heads": heads, "kv_num_heads": kv_heads} if packed else {}
-        return {**expected, **counts, "is_causal": None}
-    rule = attention["sees"]
-    window = rule["size"] if rule["name"] == "window" and not masked else None
-    counts = {"num_heads": heads, "kv_num_heads": kv_heads}
-    if node.operator == kernel_library.OPERATOR:
-        counts["chunk_size"] = rule["size"] if rule["name"] == "chunk" else None
-    return {**expected, **counts, "local_window_size": window, "smooth_softmax": None}

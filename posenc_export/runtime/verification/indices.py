@@ -3,7 +3,6 @@ its encodings declare, for all sizes, lengths and positions. The solver z3 prove
 """
 
 import itertools
-import math
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Optional
@@ -46,7 +45,6 @@ def check(folder: Path, model: Model, log: Optional[Path] = None) -> Check:
         part = integer_part(onnx_nodes.read(folder / "model.onnx"))
         if "encoder_attention_mask" in part.uses:
             findings.skipped["encoder_attention_mask"] = "the mask of an encoder's tokens, an input"
-        _compare_attributes(part, manifest, findings)
         _compare_rows(part, manifest, folder, findings)
         if proves:
             from posenc_export.runtime.verification import any_call, claims  # need the solver
@@ -80,34 +78,10 @@ def _of_torch(
             why = brief(reason) if isinstance(reason, RuntimeError) else reason_of(reason)
             findings.skipped["positions"] = f"{claims.OPEN}{why}"
             return
-        _compare_attributes(part, manifest, findings)
         claims.Claims(part, call, folder, findings).prove()
         if assumed:
             why = f"{assumed} that sizes of computed numbers choose are taken as in one call"
             findings.skipped["branches"] = why
-
-
-def _compare_attributes(part: IntegerPart, manifest: Manifest, findings: Findings) -> None:
-    if described.is_read(manifest):
-        return
-    parts = described.attentions(manifest)
-    for number, (node, layer) in enumerate(part.attention):
-        place = f"{node.operator} {number}"
-        if not 0 <= layer < len(parts):
-            findings.failures[place] = f"layer {layer}; the config describes {len(parts)} layers"
-            continue
-        by_mask = manifest.signature == "mask"
-        expected = described.attributes(parts[layer], node, by_mask)
-        for name, wanted in expected.items():
-            value = node.attributes.get(name)
-            findings.compared += 1
-            close = False
-            if isinstance(value, float) and isinstance(wanted, float):
-                close = math.isclose(value, wanted, rel_tol=1e-6)  # equal in float32
-            if value != wanted and not close:
-                findings.failures[f"{place} of layer {layer}"] = f"{name}: {value}, not {wanted}"
-        for name in node.attributes.keys() - expected.keys() - described.FREE:
-            findings.skipped[f"{place} of layer {layer}, {name}"] = "an attribute without a rule"
 
 
 def _compare_rows(part: IntegerPart, manifest: Manifest, folder: Path, findings: Findings) -> None:

@@ -119,7 +119,6 @@ FAULTS: Dict[str, Any] = {
     "chunk of pt2 one longer": ("pt2", "chunk", argument("div.Tensor_mode", 1, {"as_int": 13})),
     "rows of pt2 one on": ("pt2", "causal", argument("clamp.default", 1, {"as_int": 1})),
     "past of pt2 with padding": ("pt2", "causal", argument("ge.Scalar", 1, {"as_int": -1})),
-    "scale of pt2": ("pt2", "causal", argument("attention.default", 4, {"as_float": 0.2})),
 }  # fmt: skip
 
 
