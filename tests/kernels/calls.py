@@ -1,8 +1,8 @@
-"""Calls of the operator CachedAttention alone: a model with one node, and attention in float64."""
+"""Calls of the operator CachedAttention alone: a model with one node, and its contract."""
 
 import functools
 from dataclasses import dataclass, field
-from typing import Any, Dict, List, Optional, Tuple
+from typing import Any, Dict, List, Tuple
 
 import numpy as np
 import onnx
@@ -12,6 +12,8 @@ from onnx import TensorProto, helper
 
 from posenc_export.runtime.graphs import kernel_library
 from posenc_export.runtime.graphs.kernel_library import DOMAIN, OPERATOR
+from posenc_export.runtime.graphs.onnx_parts import new_node
+from posenc_export.runtime.verification.conformance.attention import NEIGHBOURS, Inputs
 
 NAMES = (
     "query", "key", "value", "past_key", "past_value", "seqlens_k", "total_sequence_length",
@@ -27,7 +29,10 @@ ELEMENTS = {
     np.dtype(np.int64): TensorProto.INT64,
     np.dtype(np.float16): TensorProto.FLOAT16,
 }
-NEIGHBOURS = 16  # of a distance between keys of distances, on each side (call.h)
+# Inputs with an axis of tokens after that of rows, and after that of heads
+BY_TOKEN = {"query", "key", "value", "cache_position", "position_ids", "query_factors"}
+BY_TOKEN |= {"turn_cos", "turn_sin"}
+BY_HEAD = {"attention_bias", "query_rows", "count_rows", "distance_queries"}
 built = pytest.mark.skipif(
     kernel_library.path() is None, reason="the library of packages/kernels is not built"
 )
@@ -197,25 +202,21 @@ class Case:
             self.feeds["query_factors"] = numbers(len(self.cached), tokens)
         if "distance keys" in self.kinds:
             self.feeds["distance_queries"] = numbers(*shape, tokens, self.size)
-            self._waves = numbers(2, self.heads, self.size, 3) / self.size**0.5
-            # Every second distance, from beyond the largest one to beyond 0.
+            # Every second distance, from beyond the largest one to beyond 0, as sums of waves.
             last = (self.reach or self.capacity) + 2 * NEIGHBOURS
-            self.feeds["distance_keys"] = self._distance_keys(
-                np.arange(last, -33, -1)[last % 2 :: 2]
-            )
+            distances = np.arange(last, -33, -1)[last % 2 :: 2]
+            angles = np.multiply.outer(distances, [1.0, 0.7, 0.001])
+            waves = numbers(2, self.heads, self.size, 3) / self.size**0.5
+            both = np.stack((np.cos(angles), np.sin(angles)))
+            keys = np.einsum("phdw,ptw->htd", waves, both)
+            self.feeds["distance_keys"] = keys.astype(np.float32)
         if "turns" in self.kinds:
             digits = 16.0 ** np.arange(4)[:, None] * np.arange(16)
-            self._turns = np.random.default_rng(2).uniform(-3, 3, (*shape[:1], tokens, half))
-            self._turns[:, 1::3] = 0  # for these tokens, keys are as they are
-            angles = self._turns[:, :, None] * digits.reshape(-1, 1)
+            turns = np.random.default_rng(2).uniform(-3, 3, (*shape[:1], tokens, half))
+            turns[:, 1::3] = 0  # for these tokens, keys are as they are
+            angles = turns[:, :, None] * digits.reshape(-1, 1)
             self.feeds["turn_cos"] = np.cos(angles).astype(np.float32)
             self.feeds["turn_sin"] = np.sin(angles).astype(np.float32)
-
-    def _distance_keys(self, distances: np.ndarray) -> np.ndarray:
-        """Return keys [H,distances,D] whose numbers are sums of waves by distance."""
-        angles = np.multiply.outer(distances, [1.0, 0.7, 0.001])
-        waves = np.stack((np.cos(angles), np.sin(angles)))
-        return np.einsum("phdw,ptw->htd", self._waves, waves).astype(np.float32)
 
     @property
     def node(self) -> Dict[str, Any]:
@@ -227,49 +228,28 @@ class Case:
         return run(self.feeds, self.node, threads)
 
     def expected(self) -> Tuple[np.ndarray, List[List[np.ndarray]]]:
-        """Return the output [B,S,H*D] in float64, and the keys and values of each row as read."""
-        f, rows, tokens = self.feeds, len(self.cached), max(self.counts)
-        y = np.zeros((rows, tokens, self.heads, self.value_size))
-        self.row_weights = np.zeros((rows, self.heads, tokens, self.table_rows))
-        read = []
+        """Return the output [B,S,H*D] that the contract states, in float64, and the keys and values
+        of each row as read.
+        """
+        y = np.zeros((len(self.cached), max(self.counts), self.heads * self.value_size))
+        self.row_weights = np.zeros((len(y), self.heads, y.shape[1], self.table_rows))
+        names = [name if name in self.feeds else "" for name in NAMES]
+        attributes = {**self.node, "do_rotary": int("rotation" in self.kinds)}
+        node, read = new_node(OPERATOR, names, ["y"], attributes), []
         for row, (n, count) in enumerate(zip(self.cached, self.counts, strict=True)):
-            at = (f["position_ids"][row] if "position_ids" in f else n + np.arange(tokens))[:count]
-            q, k, v = self._heads(row, count)
-            tables = [f.get(name) for name in ("cos_cache", "sin_cache")]
-            of_keys = [f.get(f"key_{name}", f.get(name)) for name in ("cos_cache", "sin_cache")]
-            q, k = self._rotated(q, at, tables), self._rotated(k, at, of_keys)
-            both = [self._appended(row, n, x, number) for number, x in enumerate((k, v))]
-            read.append(both)
-            for s in range(count):
-                y[row, s] = self._attended(row, s, q[:, s], both, at[s])
-        return y.reshape(rows, tokens, -1), read
-
-    def _heads(self, row: int, count: int) -> List[np.ndarray]:
-        """Return new queries, keys and values [heads,count,D] in float64."""
-        f = self.feeds
-        flat = f["query"] if self.packed else np.concatenate([f[n] for n in NAMES[:3]], axis=2)
-        counts = (self.heads, self.kv_heads, self.kv_heads)
-        ends = np.cumsum(counts[:2]) * self.size
-        parts = np.split(flat[row, :count].astype(np.float64), ends, axis=1)
-        return [
-            part.reshape(count, n, part.shape[1] // n).transpose(1, 0, 2)
-            for part, n in zip(parts, counts, strict=True)
-        ]
-
-    def _rotated(
-        self, x: np.ndarray, at: np.ndarray, tables: List[Optional[np.ndarray]]
-    ) -> np.ndarray:
-        if tables[0] is None or tables[1] is None:
-            return x
-        cos, sin = (table[at].astype(np.float64) for table in tables if table is not None)
-        half, y = cos.shape[1], x.copy()
-        if "interleaved" in self.kinds:
-            first, second = slice(0, 2 * half, 2), slice(1, 2 * half, 2)
-        else:
-            first, second = slice(0, half), slice(half, 2 * half)
-        y[..., first] = x[..., first] * cos - x[..., second] * sin
-        y[..., second] = x[..., second] * cos + x[..., first] * sin
-        return y
+            feeds = dict(self.feeds)  # with the new tokens of this row alone
+            feeds |= {name: feeds[name][:, :count] for name in feeds.keys() & BY_TOKEN}
+            feeds |= {name: feeds[name][:, :, :count] for name in feeds.keys() & BY_HEAD}
+            inputs = Inputs(node, feeds, row)
+            q, *new = inputs.heads()
+            read.append([self._appended(row, n, x, number) for number, x in enumerate(new)])
+            if not count:
+                continue
+            weights, y[row, :count] = inputs.attended(q, *read[-1])
+            if "row_of_distance" in feeds:
+                picked = np.eye(self.table_rows)[inputs.picked_rows(count, n + count)]
+                self.row_weights[row, :, :count] = np.einsum("hst,str->hsr", weights, picked)
+        return y, read
 
     def _appended(self, row: int, n: int, new: np.ndarray, number: int) -> np.ndarray:
         """Return a cache with new heads as attention reads it, [K,T,D]."""
@@ -279,61 +259,3 @@ class Case:
         scale = self._scales[number].reshape(self.kv_heads, 1, -1).astype(np.float64)
         codes = np.clip(np.rint(new / scale), -128, 127)
         return np.concatenate((past, codes), axis=1) * scale
-
-    def _attended(
-        self, row: int, s: int, q: np.ndarray, read: List[np.ndarray], position: int
-    ) -> np.ndarray:
-        """Return the output [H,D] of the queries of one token [H,D]."""
-        group, f, own = self.heads // self.kv_heads, self.feeds, self.cached[row] + s
-        keys, values = (np.repeat(part[:, : own + 1], group, axis=0) for part in read)
-        behind = own - np.arange(own + 1)
-        if "turn_cos" in f:
-            angles = -behind[:, None] * self._turns[row, s]
-            keys = self._rotated(keys, np.arange(own + 1), [np.cos(angles), np.sin(angles)])
-        scores = np.einsum("hd,htd->ht", q, keys) * self.attributes.get("scale", self.size**-0.5)
-        products, cap = scores, self.attributes.get("softcap", 0)
-        scores = cap * np.tanh(scores / cap) if cap else scores
-        if "distance_bias" in f:
-            table = f["distance_bias"].astype(np.float64)
-            scores = scores + table[:, np.minimum(behind, table.shape[1] - 1)]
-        if "attention_bias" in f:
-            scores = scores + f["attention_bias"][row, :, s, : own + 1]
-        picked = f.get("row_of_distance", np.zeros(1, np.int32))
-        picked = picked[np.minimum(behind, len(picked) - 1)]
-        if "query_rows" in f:
-            scores = scores + f["query_rows"][row, :, s, picked].T
-        if "key_rows" in f:
-            by_row = f["key_rows"][row].reshape(self.heads, self.table_rows, -1)
-            of_keys = by_row[:, picked, np.arange(own + 1)].astype(np.float64)
-            scores = scores + self.node["key_row_scale"] * of_keys
-        if "key_decays" in f:
-            sums = f["key_decays"][row, :, : own + 1, 0].astype(np.float64).cumsum(1)
-            scores = scores + sums[:, -1:] - sums
-        if "distance_keys" in f:
-            by_slot = self._distance_keys(behind).astype(np.float64)
-            scores = scores + np.einsum("hd,htd->ht", f["distance_queries"][row, :, s], by_slot)
-        window, chunk = (self.attributes.get(n, 0) for n in ("local_window_size", "chunk_size"))
-        hidden = np.zeros(own + 1, bool)
-        hidden |= behind >= window if window > 0 else False
-        hidden |= behind > position % chunk if chunk else False
-        if "count_rows" in f:
-            gates = np.where(hidden, 0, 1 / (1 + np.exp(-products)))
-            counts = np.minimum(gates[:, ::-1].cumsum(1)[:, ::-1], self.table_rows - 1)
-            pairs = zip(counts, f["count_rows"][row, :, s], strict=True)
-            whole = np.arange(self.table_rows)
-            scores = scores + np.stack([np.interp(x, whole, line) for x, line in pairs])
-        if "pieces" in f:
-            numbers = f["number_of_distance"][np.minimum(behind, len(f["number_of_distance"]) - 1)]
-            x = numbers.astype(np.float64) * f["query_factors"][row, s]
-            for head, pieces in enumerate(f["pieces"].astype(np.float64)):
-                index = (x[:, None] >= pieces[1:, 0]).sum(1)
-                scores[head] += pieces[index, 1] * x + pieces[index, 2]
-        scores[:, hidden] = -np.inf
-        most = scores.max(1, keepdims=True)
-        sinks = f["head_sink"][:, None].astype(np.float64) if "head_sink" in f else None
-        most = most if sinks is None else np.maximum(most, sinks)
-        weights = np.exp(scores - most)
-        total = weights.sum(1, keepdims=True) + (0 if sinks is None else np.exp(sinks - most))
-        for number in range(self.table_rows):
-            self.row_weights[row, :, s, number] = (weights / total)[:, picked == number].sum(1)
-        return np.einsum("ht,htd->hd", weights / total, values)

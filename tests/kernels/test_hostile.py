@@ -5,7 +5,6 @@ from typing import Any, Callable, Dict
 import numpy as np
 import pytest
 
-from posenc_export.runtime.graphs import kernel_check
 from tests.kernels.calls import Case, built, model, run, session
 
 pytestmark = built
@@ -190,9 +189,3 @@ def test_numbers_that_overflow_stay_in_their_row(number: float) -> None:
     expected = case.run()[0][1]
     case.feeds["query"][0] = number
     assert np.array_equal(case.run()[0][1], expected)
-
-
-def test_a_library_that_lacks_a_format_of_caches_is_said_to_be_old() -> None:
-    kernel_check.check("float16")
-    with pytest.raises(ValueError, match="kernels that reads caches in bfloat16, got an old"):
-        kernel_check.check("bfloat16")

@@ -15,6 +15,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from posenc_export.runtime.graphs import kernel_library, onnx_files
 from posenc_export.runtime.graphs.kernel_library import DOMAIN, PRODUCT
+from posenc_export.runtime.verification.constants import of_blocks
 from tests.kernels.calls import built, session
 from tests.kernels.test_instructions import SETS, skip_without
 
@@ -38,22 +39,6 @@ def weights(inputs: int, outputs: int, bits: int, block: int, zeros: bool) -> We
     scales = random.uniform(0.01, 0.1, (outputs, blocks)).astype(np.float32)
     points = random.integers(0, 256, (outputs, -(-blocks * bits // 8)), dtype=np.uint8)
     return codes, scales, points if zeros else None
-
-
-def decoded(parts: Weights, inputs: int, bits: int) -> np.ndarray:
-    """Return the weights [N,K] in float64."""
-
-    def split(packed: np.ndarray) -> np.ndarray:
-        flat = packed.reshape(len(packed), -1)
-        pairs = np.stack([flat & 15, flat >> 4], -1) if bits == 4 else flat
-        return pairs.reshape(len(packed), -1).astype(np.float64)
-
-    codes, scales, points = parts
-    outputs, blocks = scales.shape
-    zeros = np.full((outputs, blocks), 1 << (bits - 1)) if points is None else split(points)
-    whole = split(codes).reshape(outputs, blocks, -1) - zeros[:, :blocks, None]
-    numbers: np.ndarray = (whole * scales[..., None]).reshape(outputs, -1)[:, :inputs]
-    return numbers
 
 
 def model(parts: Weights, inputs: int, bits: int, block: int, fed: str = "", **changed: int) -> Any:
@@ -92,7 +77,7 @@ def codes_of(rows: int, inputs: int, block: int) -> np.ndarray:
 def check(inputs: int, outputs: int, bits: int, block: int, zeros: bool) -> None:
     """Compare products of several numbers of rows with float64."""
     parts = weights(inputs, outputs, bits, block, zeros)
-    exact = decoded(parts, inputs, bits)
+    exact = of_blocks(*parts, bits, inputs, "float64")
     for rows in ROWS:
         x = codes_of(rows, inputs, block)
         (y,) = session(model(parts, inputs, bits, block)).run(None, {"x": x})
@@ -130,7 +115,7 @@ def test_activations_are_rounded_to_127_steps_of_the_largest_of_a_block() -> Non
     (y,) = session(model(parts, 96, 4, 32)).run(None, {"x": x})
     steps = np.abs(x.reshape(5, 3, 32)).max(-1, keepdims=True).astype(np.float64) / 127
     rounded = (np.rint(x.reshape(5, 3, 32) / steps) * steps).reshape(5, 96)
-    exact = decoded(parts, 96, 4)
+    exact = of_blocks(*parts, 4, 96, "float64")
     np.testing.assert_allclose(y, rounded @ exact.T, atol=2e-5 * np.abs(exact).sum(1).max())
     assert not np.allclose(y, x @ exact.T, atol=1e-4)
 

@@ -6,9 +6,10 @@ from pathlib import Path
 from typing import Any, Collection, Optional
 
 from posenc_export.runtime.graphs import onnx_files
+from posenc_export.shared.foreign import brief
 from posenc_export.shared.refusal import refusal
 
-DOMAIN, OPERATOR = "posenc.kernels", "CachedAttention"
+DOMAIN, OPERATOR = onnx_files.KERNELS, "CachedAttention"
 PRODUCT = "MatMulNBits"  # as that of com.microsoft, with activations in 8 bits
 TARGET = "ort-native"
 DISTRIBUTION = "posenc-export-kernels"
@@ -49,7 +50,8 @@ def path() -> Optional[Path]:
 
 def register(options: Any) -> None:
     """Make the operators known to a session. Raise ModuleNotFoundError without them, ValueError if
-    POSENC_INSTRUCTIONS names an instruction set that this processor lacks.
+    ONNX Runtime refuses the library, or POSENC_INSTRUCTIONS names an instruction set that this
+    processor lacks.
     """
     library = path()
     if library is None:
@@ -58,6 +60,8 @@ def register(options: Any) -> None:
         options.register_custom_ops_library(str(library))
     except onnx_files.load_errors() as refused:
         _, named, rule = str(refused).partition(INSTRUCTIONS)
-        if not named:
-            raise
-        raise ValueError(f"runtime: expected {named}{rule}") from None
+        if named:
+            raise ValueError(f"runtime: expected {named}{rule}") from None
+        rule = f"a {DISTRIBUTION} that ONNX Runtime {onnx_files.version()} loads"
+        got, remedy = brief(refused), f"{INSTALL} --upgrade, or in a source tree make kernels"
+        raise refusal("runtime", rule, got, remedy) from None

@@ -27,6 +27,7 @@ FIELDS: Dict[str, Dict[int, str]] = {
 SIGNATURE = re.compile(r"/onnxruntime_src/\S+ .*?\) ")
 FOLDER = "session.model_external_initializers_file_folder_path"  # for models that are no file
 DEEPEST = 64  # levels of nested graphs
+KERNELS = "posenc.kernels"  # domain of the operators of packages/kernels
 OLDEST = "1.28"  # version of ONNX Runtime, as in pyproject.toml
 NEWER = "pip install -U 'posenc-export[cpu]'"
 LENGTHS = {1: 8, 5: 4}  # bytes of the fixed-length wire types
@@ -146,4 +147,6 @@ def refused(path: Path) -> Iterator[None]:
             rule, got, remedy = f"ONNX Runtime {OLDEST} or newer", version(), NEWER
         elif "opset" in reason.lower():
             remedy = f"it needs an ONNX Runtime newer than {version()}: {NEWER}"
+        elif KERNELS in reason:
+            remedy = "pip install -U 'posenc-export[native]', or in a source tree make kernels"
         raise refusal("runtime", rule, got, remedy) from None

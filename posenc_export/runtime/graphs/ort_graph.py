@@ -19,7 +19,7 @@ except ModuleNotFoundError as error:
 
 from posenc_export.runtime.artefact import files, rules
 from posenc_export.runtime.artefact.manifest import Manifest
-from posenc_export.runtime.graphs import cuda_placement, cuda_steps, kernel_check, kernel_library
+from posenc_export.runtime.graphs import cuda_placement, cuda_steps
 from posenc_export.runtime.graphs.onnx_files import FOLDER, check_external, load_errors, refused
 from posenc_export.runtime.graphs.ort_options import PROVIDERS, SLOWER, session_options
 from posenc_export.runtime.session import buffers, errors
@@ -47,8 +47,6 @@ class OrtGraph:
         capture: bool = True,
         content: bytes = b"",
     ) -> None:
-        if kernel_library.runs(manifest.target, manifest.operators):
-            kernel_check.check(manifest.cache, kernel_library.PRODUCT in manifest.operators)
         options = session_options(manifest, threads)
         self.manifest, self.provider = manifest, provider
         # The Python binding cannot allocate on a device of WebGPU: its caches stay on the host.

@@ -131,10 +131,9 @@ class Inputs:
         # [S,n] or [heads,S,D] as [S,n]
         flat = [part if part.ndim == 2 else by_token(part) for part in read]
         joined = np.concatenate(flat, axis=1).astype(np.float64)
-        size = flat[0].shape[1] // (sum(counts) if len(flat) == 1 else counts[0])
-        ends = np.cumsum([n * size for n in counts[:2]])
+        ends = np.cumsum([n * self["past_k"].shape[-1] for n in counts[:2]])
         q, k, v = (
-            part.reshape(len(joined), n, -1).transpose(1, 0, 2)
+            part.reshape(len(joined), n, part.shape[1] // n).transpose(1, 0, 2)
             for part, n in zip(np.split(joined, ends, axis=1), counts, strict=True)
         )
         if self.known.get("do_rotary", 0):
@@ -216,7 +215,8 @@ class Inputs:
         pairs = zip(parts[NEIGHBOURS - 1 :: -1], parts[NEIGHBOURS:], INTERPOLATION, strict=True)
         between = sum(weight * (before + after) for before, after, weight in pairs)
         both = np.stack((parts[NEIGHBOURS - 1], between), -1).reshape(*products.shape[:-1], -1)
-        index = 2 * (keys.shape[1] - 2 * NEIGHBOURS) - behind.clip(0)
+        # Keys at larger distances are not seen.
+        index = (2 * (keys.shape[1] - 2 * NEIGHBOURS) - behind.clip(0)).clip(0)
         return np.asarray(both[:, np.arange(len(index))[:, None], index])
 
     def picked_rows(self, count: int, total: int) -> np.ndarray:
