@@ -33,7 +33,7 @@ GROUPS = {
     },
     "look": {
         "list": "list encodings, targets, families of checkpoints and presets",
-        "describe": "print a model layer by layer, in the order of its forward pass",
+        "describe": "print the parts of a model, layer by layer",
         "inspect": "print what an artefact holds, or a program that runs it",
         "plot": "draw an encoding, as PNG or SVG",
         "completion": "print a script that completes commands and options in a shell",

@@ -1,6 +1,4 @@
-"""`posenc describe` and `posenc inspect` print every setting of a description, in the order of
-the forward pass.
-"""
+"""`posenc describe` and `posenc inspect` print every setting of a description."""
 
 import copy
 import json
@@ -15,10 +13,9 @@ from posenc_export import export_model
 from posenc_export.commands.cli import main
 from posenc_export.models import families
 from posenc_export.models.config_json import to_json
-from posenc_export.models.parts import PARTS
 from posenc_export.models.presets import PRESETS, seeded
 from posenc_export.models.short_forms import block_config
-from posenc_export.runtime.artefact.description import RESIDUALS, lines
+from posenc_export.runtime.artefact.description import lines
 from tests.models.test_parts import MODELS as OF_PARTS
 
 pytest.importorskip("transformers", reason="transformers is not installed")
@@ -97,19 +94,6 @@ def test_a_setting_that_is_new_to_the_printer_is_printed() -> None:
     )
 
 
-@pytest.mark.parametrize("name", PARTS["residual"])
-def test_the_steps_of_a_layer_are_those_of_its_residual(name: str) -> None:
-    arrangement = PARTS["residual"][name]
-    formula, steps = RESIDUALS[name]
-    assert str(arrangement.__doc__).startswith(formula)
-    assert (
-        steps.count("norm") == len(arrangement.NORMS)
-        and steps.count("mlp") == steps.count("attention") == 1
-    )
-    expected = not arrangement.of_sum
-    assert steps.startswith("norm:input attention") == expected
-
-
 def test_equal_layers_are_printed_once_with_their_indices() -> None:
     values = to_json(PRESETS["tiny-rope"])
     kind = values["layers"]["layer"]
@@ -147,19 +131,19 @@ def test_describe_prints_a_checkpoint_a_preset_and_a_block(
     for arguments, expected in (
         (
             [str(tmp_path)],
-            {"tokens": "table of 61", "  encoding": "rope_llama3", "head": "weights of the token"},
+            ["tokens vocabulary 61", "encodings [rope_llama3", "head tied"],
         ),
-        (["tiny-alibi"], {"  encoding": "alibi", "  mlp": "gated"}),
+        (["tiny-alibi"], ["encodings [alibi", "mlp gated"]),
         (
             ["block", "--heads", "4", "--kv-heads", "2", "--encoding", "rope:theta=5"],
-            {"projection": "4 query heads over 2", "encoding": "theta 5.0"},
+            ["attention heads 4, kv_heads 2", "theta 5.0"],
         ),
     ):
         assert main(["describe", *arguments]) == 0
         printed = capsys.readouterr().out.splitlines()
         assert max(map(len, printed)) <= 100
-        for title, text in expected.items():
-            assert any(line.startswith(f"{title} ") and text in line for line in printed)
+        whole = " ".join(" ".join(printed).split())
+        assert all(text in whole for text in expected)
 
 
 BAD = {
@@ -195,4 +179,4 @@ def test_inspect_and_describe_print_the_layers_of_an_artefact_without_torch(tmp_
         ).stdout
         for command in ("inspect", "describe")
     ]
-    assert outputs[0].endswith("\n\n" + outputs[1]) and "visible keys causal" in outputs[1]
+    assert outputs[0].endswith("\n\n" + outputs[1]) and "sees causal" in outputs[1]
