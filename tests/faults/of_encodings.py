@@ -11,7 +11,7 @@ from posenc_export import ops
 from posenc_export.encodings.nope import NoPE
 from posenc_export.encodings.rope_normalized import RoPENormalized
 from posenc_export.encodings.shared.base import Geometry, Table
-from posenc_export.testing.faults import Faulty, FromZero, plant
+from tests.faults.faulty import Faulty, FromZero, plant
 from tests.faults.planting import Fault
 
 Change = Callable[[Any], None]  # changes an encoding or a model in place

@@ -1,17 +1,15 @@
-"""Faults of an export, planted in a model; the parity grid has to detect them."""
+"""Encodings that get other positions than those of a call."""
 
-from typing import Any, Dict, List, Optional, Tuple, Type
+from typing import Any, List, Optional, Tuple, Type
 
 import torch
 from torch import Tensor
 
 from posenc_export.encodings.shared.base import PositionEncoding
-from posenc_export.encodings.shared.combined import overrides
-from posenc_export.models.whole_pass import encodings_in
 
 
 class Faulty(PositionEncoding):
-    """First base of a faulty encoding, before its correct class: changes positions or states."""
+    """First base of a faulty encoding, before its correct class: changes positions."""
 
     def changed_positions(self, positions: Tensor) -> Tensor:
         """Positions of queries and tokens that the encoding receives."""
@@ -21,16 +19,12 @@ class Faulty(PositionEncoding):
         """Positions of keys and tokens that the encoding receives."""
         return positions
 
-    def changed_states(self, states: List[Tensor]) -> List[Tensor]:
-        """States that the encoding receives."""
-        return states
-
     def embed_next(
         self, x: Tensor, positions: Tensor, states: List[Tensor]
     ) -> Tuple[Tensor, List[Tensor]]:
         changed = self.changed_positions(positions)
         of_keys = self.changed_key_positions(changed, changed)
-        return super().embed_next(x, of_keys, self.changed_states(states))
+        return super().embed_next(x, of_keys, states)
 
     def rotate(self, q: Tensor, k: Tensor, positions: Tensor) -> Tuple[Tensor, Tensor]:
         changed = self.changed_positions(positions)
@@ -40,11 +34,6 @@ class Faulty(PositionEncoding):
     def bias(self, q_positions: Tensor, k_positions: Tensor) -> Optional[Tensor]:
         of_keys = self.changed_key_positions(k_positions, q_positions)
         return super().bias(self.changed_positions(q_positions), of_keys)
-
-    def observe(
-        self, x: Tensor, k: Tensor, positions: Tensor, write_index: Tensor, states: List[Tensor]
-    ) -> List[Tensor]:
-        return super().observe(x, k, positions, write_index, self.changed_states(states))
 
     def rescore(
         self,
@@ -73,38 +62,8 @@ class FromZero(Faulty):
         return torch.where(positions >= first, positions - first, positions)
 
 
-class OddAsEven(Faulty):
-    """Rounds odd positions of keys and tokens down to even positions."""
-
-    def changed_key_positions(self, positions: Tensor, called: Tensor) -> Tensor:
-        return torch.where(positions > 0, positions - positions % 2, positions)
-
-
-class Forgetful(Faulty):
-    """Replaces the states of every call by zeros."""
-
-    def changed_states(self, states: List[Tensor]) -> List[Tensor]:
-        return [torch.zeros_like(state) for state in states]
-
-
 def plant(fault: Type[Faulty], model: Any) -> None:
     """Make each encoding of a model faulty, in place."""
     for module in list(model.modules()):
         if isinstance(module, PositionEncoding):
             module.__class__ = type(fault.__name__, (fault, type(module)), {})
-
-
-FAULTS: Dict[str, Type[Faulty]] = {
-    "offset ignored": FromZero,
-    "odd positions as even": OddAsEven,
-    "states forgotten": Forgetful,
-}
-
-
-def applicable(fault: Type[Faulty], model: Any) -> bool:
-    """Whether the encodings of a model have what the fault breaks."""
-    encodings = encodings_in(model)
-    if fault is Forgetful:
-        return any(encoding.embed_states() or encoding.layer_states() for encoding in encodings)
-    hooks = ("embed", "embed_next", "rotate", "bias", "rescore")
-    return any(overrides(encoding, *hooks) for encoding in encodings)
