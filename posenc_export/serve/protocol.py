@@ -30,6 +30,7 @@ from posenc_export.serve.requests import Limits, refused
 
 MOST_STOPS, LONGEST_STOP = 16, 256  # stop strings of a request, and characters of each
 MOST_LOGPROBS = 20  # most probable tokens that a request can ask for
+CHARACTERS = 64  # most of a prompt for each of its tokens
 LEAST = -9999.0  # OpenAI's number for the logarithm of a probability of 0
 Whole = Annotated[int, Field(ge=-(2**63), lt=2**63)]
 FAST = Field(fail_fast=True)  # otherwise each of 100,000 wrong items takes time
@@ -154,13 +155,13 @@ def stops(asked: SamplingRequest) -> List[str]:
 
 
 def encoded(text: str, codec: Codec, limits: Limits, special: bool = True) -> Tuple[int, ...]:
-    """Return the token ids of a text, as Codec.encode. Raise Refused, before it takes seconds, if
-    the length of the text shows that it has more tokens than the limit.
+    """Return the token ids of a text, as Codec.encode. Raise Refused, before it takes seconds, for
+    one of more than CHARACTERS for each token that a prompt may have.
     """
-    least = codec.least_tokens(text)
-    if least > limits.prompt:
-        got = f"a text of at least {least}"
-        raise refused("prompt", f"1 .. {limits.prompt} tokens", got, "shorten it")
+    most = CHARACTERS * limits.prompt
+    if len(text) > most:
+        rule = f"1 .. {limits.prompt} tokens in at most {most} characters"
+        raise refused("prompt", rule, len(text), "shorten it")
     return tuple(codec.encode(text, special))
 
 

@@ -17,6 +17,7 @@ import pytest
 from posenc_export.runtime.artefact.chat_template import ChatCodec
 from posenc_export.runtime.artefact.tokenizer import ByteCodec, TokenizerCodec
 from posenc_export.runtime.session.model import Model
+from posenc_export.serve import protocol
 from posenc_export.serve.batch import Batch
 from tests.serve.models import artefact, slow  # noqa: F401
 from tests.serve.test_http import JSON, LIMITS, LONG, Client, app, folder, model, port, running  # noqa: F401
@@ -121,14 +122,12 @@ def test_short_texts_are_answered_while_any_number_of_long_ones_is_tokenized(
     done = threading.Event()
 
     class Slow(ByteCodec):
-        def least_tokens(self, text: str) -> int:
-            return 0
-
         def encode(self, text: str, special: bool = True) -> List[int]:
             assert len(text) < 100 or done.wait(30)
             return super().encode(text)
 
     monkeypatch.setattr(app.state.service, "codec", Slow())
+    monkeypatch.setattr(protocol, "CHARACTERS", LONG_TEXT)
     answers: List[Any] = []
 
     def ask() -> None:
@@ -161,12 +160,12 @@ def test_a_text_that_cannot_fit_is_refused_before_it_is_tokenized(
     monkeypatch.setattr(app.state.service, "codec", Watched())
     template = "{{ messages[0].content }}"
     monkeypatch.setattr(app.state.service.chat, "codec", ChatCodec(Watched(), template, {}))
-    text = "a" * (LIMITS.prompt + 1)
+    text = "a" * (protocol.CHARACTERS * LIMITS.prompt + 1)
     asked = {"prompt": text} if path == "/v1/completions" else {"messages": [_user(text)]}
     status, answer = Client(port).ask(path, asked)
     assert (status, answer["error"]["message"]) == (
         400,
-        "prompt: expected 1 .. 200 tokens, got a text of at least 201; shorten it",
+        "prompt: expected 1 .. 200 tokens in at most 12800 characters, got 12801; shorten it",
     )
 
 

@@ -5,14 +5,13 @@ import contextlib
 import functools
 import importlib.util
 import itertools
-import json
 import re
 from pathlib import Path
 from typing import Any, Callable, Container, Dict, FrozenSet, List, Optional, Sequence, Union
 
 import msgspec
 
-from posenc_export.runtime.artefact import files, token_length
+from posenc_export.runtime.artefact import files
 from posenc_export.runtime.artefact.manifest import Manifest
 from posenc_export.shared.foreign import explained, json_of
 
@@ -172,10 +171,6 @@ class TokenizerCodec:
         """
         return _decoded(self.tokenizer, tokens)
 
-    def least_tokens(self, text: str) -> int:
-        """Return a number of tokens that a text has at least, without encoding it."""
-        return 0 if self._bytes_of_token is None else -(-len(_bytes(text)) // self._bytes_of_token)
-
     def pieces(self, prompt: Sequence[int]) -> TokenizerPieces:
         """Return a decoder for the tokens that follow a prompt, from its last WINDOW tokens that
         give text, or a few more up to the beginning of a character.
@@ -227,10 +222,6 @@ class TokenizerCodec:
         added = self.tokenizer.get_added_tokens_decoder()
         return frozenset(token for token, kind in added.items() if kind.special)
 
-    @functools.cached_property
-    def _bytes_of_token(self) -> Optional[int]:
-        return token_length.bytes_of_token(json.loads(self.tokenizer.to_str()))
-
 
 def _bytes(text: str) -> bytes:
     """Return a text in UTF-8. A text from argv may contain bytes that are not UTF-8."""
@@ -259,9 +250,6 @@ class ByteCodec:
     def decode(self, tokens: Sequence[int]) -> str:
         with explained("text: expected token ids 0 .. 255", "use the model's own ids"):
             return bytes(tokens).decode("utf-8", "replace")
-
-    def least_tokens(self, text: str) -> int:
-        return len(_bytes(text))
 
     def pieces(self, prompt: Sequence[int]) -> BytePieces:
         return BytePieces(prompt)

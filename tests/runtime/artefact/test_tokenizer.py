@@ -317,33 +317,3 @@ def test_no_call_decodes_more_than_a_few_tokens_while_tokens_give_no_text(
     tokens = [letter, *[SILENT[kind]] * 500, letter]
     assert "".join(_pieces(codec, [], tokens)) == tokenizer.decode(tokens)
     assert max(counts) < 20
-
-
-def test_a_text_has_at_least_the_tokens_that_the_longest_token_makes_of_it(
-    tmp_path: Path,
-) -> None:
-    codec = _saved(_merged_bytes(), tmp_path)
-    assert codec.least_tokens("ab" * 50) == 25 and len(codec.encode("ab" * 50)) == 25
-
-
-@pytest.mark.parametrize("name", [*MADE, *DECODED])
-def test_no_text_has_fewer_tokens_than_is_said_without_encoding_it(
-    name: str, tmp_path: Path
-) -> None:
-    result = {**MADE, **DECODED}[name]
-    codec = ByteCodec() if result is None else _saved(result(), tmp_path)
-    letters = ["a", "b", "é", "東", " ", "\n", "?", "👩‍👩‍👧"]
-    for text in [*letters, *(letter * 300 for letter in letters), TEXT * 9]:
-        assert codec.least_tokens(text) <= len(codec.encode(text))
-
-
-def test_nothing_is_said_of_a_tokenizer_that_drops_white_space(tmp_path: Path) -> None:
-    assert _saved(_word_pieces(), tmp_path).least_tokens(" " * 1000) == 0
-
-
-def test_letters_that_a_normalizer_composes_count_as_the_bytes_before_it(tmp_path: Path) -> None:
-    result = _merged_bytes()
-    result.normalizer = normalizers.NFC()
-    codec = _saved(result, tmp_path)
-    text = "\u1fbe\u0308\u0301" * 100
-    assert 0 < codec.least_tokens(text) <= len(codec.encode(text)) == 200
