@@ -117,16 +117,12 @@ def ruined(folder: Path, plant: Callable[[Graph], None]) -> Dict[str, Any]:
 
 
 @contextlib.contextmanager
-def exporting(
-    target: str, plant: Callable[[Graph], None], everywhere: bool = False
-) -> Iterator[None]:
-    """Context in which the exporter writes ruined graphs, of reduced models too if `everywhere`."""
+def exporting(target: str, plant: Callable[[Graph], None]) -> Iterator[None]:
+    """Context in which the exporter writes ruined graphs."""
     kind = TARGETS[target]
 
     def write(source: Any, manifest: Manifest, folder: Path) -> Any:
         written = kind.write(source, manifest, folder)
-        if folder.name.endswith(".edges") and not everywhere:
-            return written
         return dataclasses.replace(written, files={**written.files, **ruined(folder, plant)})
 
     with mock.patch.dict(TARGETS, {target: dataclasses.replace(kind, write=write)}):

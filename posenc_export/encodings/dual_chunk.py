@@ -98,7 +98,7 @@ class DualChunk(PositionEncoding):
     def edges(self) -> List[Edge]:
         starts = {"second chunk": self.period, "third chunk": 2 * self.period}
         places = {**starts, "end of the local window": self.limit + 1, "L": self.trained}
-        return [Edge(name, at, "position") for name, at in places.items()]
+        return [Edge(name, at) for name, at in places.items()]
 
     def row_rules(self) -> List[str]:
         place = f"q % {self.period}"

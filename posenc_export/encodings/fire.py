@@ -56,7 +56,7 @@ class FIRE(PositionEncoding):
 
     def edges(self) -> List[Edge]:
         threshold = int(self.threshold().abs().ceil().item())
-        return [Edge(f"threshold {threshold}", threshold, "position")]
+        return [Edge(f"threshold {threshold}", threshold)]
 
     def __init__(self, geometry: Geometry, hidden: int = 32, threshold: float = 512.0) -> None:
         super().__init__()

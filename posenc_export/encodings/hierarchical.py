@@ -42,7 +42,7 @@ class Hierarchical(PositionEncoding):
         return x + (self.share * upper + (1 - self.share) * lower).to(x.dtype)
 
     def edges(self) -> List[Edge]:
-        return [Edge(f"{self.rows} rows", self.rows, "position")]
+        return [Edge(f"{self.rows} rows", self.rows)]
 
     def row_rules(self) -> List[str]:
         return [f"max(q, 0) // {self.rows}", f"max(q, 0) % {self.rows}"]

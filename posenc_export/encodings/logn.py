@@ -51,7 +51,7 @@ class LogN(PositionEncoding):
 
     def edges(self) -> List[Edge]:
         last = self.period - self.first if self.form == "steps" else self.trained
-        return [Edge(f"temperature from {last}", last, "position")]
+        return [Edge(f"temperature from {last}", last)]
 
     def __init__(
         self,

@@ -85,7 +85,7 @@ class RoPEDynamic(PositionEncoding):
         )
 
     def edges(self) -> List[Edge]:
-        return [Edge(f"original length {self.original}", self.original, "position")]
+        return [Edge(f"original length {self.original}", self.original)]
 
     def __init__(
         self,

@@ -78,7 +78,7 @@ class RoPELongRoPE(PositionEncoding):
     def edges(self) -> List[Edge]:
         if self.fixed:
             return []
-        return [Edge(f"original length {self.original}", self.original, "position")]
+        return [Edge(f"original length {self.original}", self.original)]
 
     def __init__(
         self,

@@ -24,9 +24,9 @@ OTHER = re.compile(r"[^A-Za-z0-9_.,:()+^ -]")  # not allowed in names of cells
 def edges_of(model: Model) -> List[Edge]:
     """Return the edges within the range of positions, in order and without repetitions."""
     last = model.config.max_positions - 1
-    stated = (*_stated(model), Edge("2^24", SINGLE, "position"))
+    stated = (*_stated(model), Edge("2^24", SINGLE))
     within = [edge for edge in stated if 0 < edge.at <= last]
-    edges = {Edge(OTHER.sub("?", e.name)[:LONGEST_NAME], e.at, e.by) for e in within}
+    edges = {Edge(OTHER.sub("?", e.name)[:LONGEST_NAME], e.at) for e in within}
     return sorted(edges, key=lambda edge: (edge.at, edge.name))
 
 
@@ -37,18 +37,14 @@ def indices_of(edges: List[Edge], manifest: Manifest) -> Dict[str, int]:
     room, length = REWIND + WINDOW_ROOM - 1, fill_length(manifest) if manifest.states else 0
     limited = [edge for edge in edges if edge.name.startswith(("window ", "chunk "))]
     full = {f"full cache of {edge.name}": edge.at + room for edge in limited}
+    full |= {f"{depth:,} cached tokens": depth for depth in DEPTHS}
     full = {name: at for name, at in full.items() if at < length}
-    return {**full, **depths(length), **{edge.name: edge.at for edge in edges}}
-
-
-def depths(length: int) -> Dict[str, int]:
-    """Return the numbers of cached tokens below `length` at which calls are compared, by name."""
-    return {f"{depth:,} cached tokens": depth for depth in DEPTHS if depth < length}
+    return {**full, **{edge.name: edge.at for edge in edges}}
 
 
 def _stated(model: Any) -> Iterator[Edge]:
     if isinstance(model, ReadModule):  # what it compares positions, lengths and distances with
-        yield from (Edge(name, at, "distance") for name, at in model.config.edges.items())
+        yield from (Edge(name, at) for name, at in model.config.edges.items())
     for attention in model.config.attentions:
         yield from build("sees", attention.sees).edges()
     for encoding in encodings_in(model):

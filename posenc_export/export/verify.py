@@ -2,8 +2,6 @@
 module with the float64 oracle.
 """
 
-import dataclasses
-import tempfile
 from pathlib import Path
 from typing import Any, Dict, Mapping, Optional, Tuple, Union
 
@@ -13,7 +11,6 @@ from posenc_export.export import position_tables
 from posenc_export.export.bounds import extent
 from posenc_export.export.conditioning import condition_factor
 from posenc_export.export.describe import Model
-from posenc_export.export.edge_cells import edge_errors
 from posenc_export.export.expected import expected_outputs
 from posenc_export.export.manifest_writer import Verified
 from posenc_export.export.options import ExportOptions
@@ -134,10 +131,8 @@ def verify(
     source = _source(module, manifest, calibrate, progress or silent)
     say = progress or silent
     accuracy = proof.accuracy_on(loaded.provider, manifest.reference, tolerance)
-    with tempfile.TemporaryDirectory() as scratch:
-        edges = edge_errors(source, manifest, Path(scratch) / "edges", say)
     expected = expected_outputs(source.exact, manifest, say=say)
-    measured = _joined(measuring.measured(loaded, folder, expected, accuracy, say), edges)
+    measured = measuring.measured(loaded, folder, expected, accuracy, say)
     measured.checks |= checks.of_artefact(folder, loaded, say, _known(source))
     exact = oracle_cells(source.exact, manifest, expected)
     certificate = _certificate(loaded, source.exact, accuracy, measured, exact)
@@ -197,8 +192,7 @@ def check(
     Raises:
         VerificationError: a cell exceeds the tolerance.
     """
-    model, say, scratch = source.exact, options.say, folder.with_name(f"{folder.name}.edges")
-    edges = proof.Measured() if options.quick else edge_errors(source, manifest, scratch, say)
+    model, say = source.exact, options.say
     say(f"{manifest.target}: comparing the module with its formula")
     # Before the graph is loaded, so that its weights and the float64 head are not in memory
     # together.
@@ -213,12 +207,10 @@ def check(
     else:
         measured = measuring.of_form(loaded, expected, accuracy, say, quick=options.quick)
     measured.checks |= known
-    measured = _joined(measured, edges)
     certificate = _certificate(loaded, model, accuracy, measured, exact, options.quick)
     if not (certificate["passed"] or failed_checks(certificate) or accuracy.fixed):
         factor = condition_factor(model, expected, accuracy.stated)
         accuracy = accuracy.with_stated(factor * accuracy.stated)
-        measured.bounds |= {name: factor * bound for name, bound in edges.bounds.items()}
         certificate = _certificate(loaded, model, accuracy, measured, exact, options.quick)
     if not certificate["passed"]:
         raise VerificationError(certificate, from_outside(model))
@@ -229,11 +221,6 @@ def _known(source: Source) -> Dict[str, Check]:
     """Return the checks that need the module, besides that of its numbers."""
     of_tables = source.once(("tables",), lambda: position_tables.compare(source.model))
     return {"tables": of_tables}
-
-
-def _joined(whole: proof.Measured, edges: proof.Measured) -> proof.Measured:
-    """Return the errors of a model and of its reduced form, which reaches more edges."""
-    return dataclasses.replace(whole.joined(edges), unreached=edges.unreached)
 
 
 def single_threaded(folder: Path, provider: str) -> Loaded:

@@ -84,17 +84,6 @@ class Flat(NamedTuple):
     repeated: Optional[Repeated] = None
 
 
-def templates_of(kinds: Sequence[Any], kept: int = 1) -> List[int]:
-    """Return the index of each of the first `kept` items of a kind, and for further ones that of
-    the last of these.
-    """
-    found: List[int] = []
-    for index, kind in enumerate(kinds):
-        alike = [other for other in range(index) if kinds[other] == kind][:kept]
-        found.append(index if len(alike) < kept else alike[-1])
-    return found
-
-
 class Shortened:
     """A copy of a captured graph, with one part of each kind.
 
@@ -143,7 +132,7 @@ class Shortened:
     def of(cls, whole: Capture) -> "Shortened":
         """Return the graph with parts left out, or with one part if there are few of a kind."""
         parts, kinds = _Parts(whole).found()
-        templates = templates_of(kinds)
+        templates = [kinds.index(kind) for kind in kinds]
         left_out = [part for i, part in enumerate(parts) if templates[i] != i]
         if sum(len(part.nodes) for part in left_out) < FEWEST:
             return cls(whole)

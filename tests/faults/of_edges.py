@@ -91,7 +91,7 @@ def _border(by: int) -> Callable[[Graph], None]:
 
 
 def _exporting(plant: Callable[[Graph], None]) -> Callable[[], ContextManager[None]]:
-    return functools.partial(exporting, "ort", plant, True)
+    return functools.partial(exporting, "ort", plant)
 
 
 T5 = {"name": "t5", "max_distance": FURTHEST}

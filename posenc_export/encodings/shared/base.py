@@ -2,7 +2,7 @@
 
 import math
 from dataclasses import dataclass
-from typing import List, Literal, Mapping, Optional, Tuple
+from typing import List, Mapping, Optional, Tuple
 
 import torch
 from torch import Tensor
@@ -64,12 +64,10 @@ class Edge:
     Args:
         name: what changes there, such as "window 512".
         at: first position or distance behind the edge.
-        by: "distance" between a query and a key in tokens, or "position" of a query.
     """
 
     name: str
     at: int
-    by: Literal["distance", "position"] = "distance"
 
 
 class PositionEncoding(torch.nn.Module):

@@ -63,7 +63,7 @@ class Chunk(Visibility):
         self.chunk = _least("chunk", "size", 1, size, "position")
 
     def edges(self) -> List[Edge]:
-        return [Edge(f"chunk {self.chunk}", self.chunk, "position")]
+        return [Edge(f"chunk {self.chunk}", self.chunk)]
 
 
 class Bidirectional(Visibility):

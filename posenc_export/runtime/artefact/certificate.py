@@ -12,7 +12,8 @@ FINITE = 1e299  # stored as the tolerance of a cell whose outputs only have to b
 # Prefixes of the cells of an artefact that rounds activations: of its float32 form
 # (verification/float32_form.py), and of the artefact as exported.
 FORM, EXPORTED = "float32 form: ", "as exported: "
-# Prefixes of the cells that are measured at export only: of the formula, and of a reduced model.
+# Prefixes of the cells that are measured at export only: of the formula, and, by earlier versions,
+# of a reduced model.
 AT_EXPORT = ("oracle, ", "reduced model, ")
 Printable = Annotated[str, Meta(pattern=r"^[ -~]{1,256}\Z")]
 

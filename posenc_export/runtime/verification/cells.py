@@ -41,26 +41,23 @@ FULL_PASS = "full pass"
 Ending = Tuple[np.ndarray, np.ndarray]  # tokens, and expected outputs of the last of them
 
 
-def long_cells(
-    manifest: Manifest, sequence: LongSequence, rounds: bool, title: str = ""
-) -> List[Cell]:
+def long_cells(manifest: Manifest, sequence: LongSequence, rounds: bool) -> List[Cell]:
     """Return the cells of a sequence. They continue on one session, which reads the sequence once.
-    title: begins their names. If the graph rounds, one cell has all calls: the root mean square of
-    few errors varies.
+    If the graph rounds, one cell has all calls: the root mean square of few errors varies.
     """
     crossed = grid_inputs.runs(sequence.edges, sequence.tokens.shape[1])
     if not manifest.states:
         names = ", ".join(name for run in crossed for name in run.names)
         name = f"one call of {sequence.tokens.shape[1]:,} tokens, {names}"
-        return [Cell(title + name, functools.partial(_whole, sequence=sequence))]
+        return [Cell(name, functools.partial(_whole, sequence=sequence))]
     ways = {
-        f"{title}{run.title}: {name}": functools.partial(way, sequence=sequence, run=run)
+        f"{run.title}: {name}": functools.partial(way, sequence=sequence, run=run)
         for run in crossed
         for name, way in WAYS.items()
     }
-    ways[title + FILLED] = functools.partial(_to_its_end, sequence=sequence)
+    ways[FILLED] = functools.partial(_to_its_end, sequence=sequence)
     if rounds:
-        return [Cell(title + FILLED, lambda session: _one_after_another(session, ways.values()))]
+        return [Cell(FILLED, lambda session: _one_after_another(session, ways.values()))]
     return [Cell(name, way, continues=index > 0) for index, (name, way) in enumerate(ways.items())]
 
 
@@ -73,15 +70,13 @@ def outputs_by(
     session: Session,
     manifest: Manifest,
     edges: Mapping[str, int],
-    advance: Callable[[int], None] = lambda read: None,
-    length: int = 0,
+    advance: Callable[[int], None],
 ) -> Optional[LongSequence]:
     """Return the long sequence with the outputs of a session, which may compute in another dtype
     than the artefact; None for a bidirectional model without an edge that it reaches. edges:
-    indices of tokens, by name. advance: called with the number of tokens that are read. length: 0
-    for a whole model's.
+    indices of tokens, by name. advance: called with the number of tokens that are read.
     """
-    length = length or grid_inputs.length_for(manifest, edges)
+    length = grid_inputs.length_for(manifest, edges)
     if not length:
         return None
     tokens = grid_inputs.tokens_of(manifest, length)

@@ -14,9 +14,9 @@ ENCODED = 11  # tokens of the longest encoder sequence
 # Most tokens of a row, padding included, in all other cells; caches are allocated in pages of 2
 # MiB, so larger capacities cost memory.
 SHORT = 256
-# Most tokens that fill the cache of a whole model; edges are also run on a reduced one
+# Most tokens that fill the cache of a model
 LONGEST = 4096
-# Limit of weights times tokens for a whole model: 4096 tokens for 32 M weights, 1024 for 128 M
+# Limit of weights times tokens: 4096 tokens for 32 M weights, 1024 for 128 M
 WORK = 1 << 37
 CHUNK = 512  # most tokens fed at a time
 # Limit for the numbers in the outputs of one call (16 MiB); a large vocabulary reduces the chunk
