@@ -98,7 +98,6 @@ def _tokens(
     scale = float(np.abs(expected).max(initial=0)) or 1.0
     difference = np.abs(values.astype(np.float64) - expected[..., : values.shape[-1]])
     errors = np.nan_to_num(difference.max(-1).ravel() / scale, nan=np.inf, posinf=np.inf)
-    errors, tags = errors[tags[:, 2] >= 0], tags[tags[:, 2] >= 0]
     table = np.zeros((len(COLUMNS), len(tags)))
     for column, ((row, index, number), error) in enumerate(zip(tags, errors, strict=True)):
         call, at = session.calls[number], row if row < session.calls[number].rows else 0

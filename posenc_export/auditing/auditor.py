@@ -11,13 +11,6 @@ import numpy as np
 
 from posenc_export.auditing import confined, finding, repeat
 from posenc_export.auditing.answer import CAUSES, Answer, Observed, answer, observe
-from posenc_export.auditing.completions_server import (
-    LogProbabilities,
-    Server,
-    ServerSession,
-    log_probabilities,
-    request,
-)
 from posenc_export.auditing.confined import SECONDS
 from posenc_export.auditing.facts import Claim, Question, Reference
 from posenc_export.auditing.graph import COUNTS_ROWS
@@ -54,7 +47,7 @@ SHORT, NAMING = 8, 48  # tokens of sequences from which a fault is named
 
 
 def audit(
-    graph: Union[str, Path, Server],
+    graph: Union[str, Path],
     reference: Any,
     inputs: Union[str, Path, Mapping[str, Any], None] = None,
     quick: bool = False,
@@ -67,8 +60,7 @@ def audit(
 
     Args:
         graph: ONNX file of a decoder, an encoder or a block; a program of torch.export (.pt2) or
-            TorchScript (.pt); the folder that an exporter wrote; or a server of completions, or
-            its URL (completions_server.py).
+            TorchScript (.pt); or the folder that an exporter wrote.
         reference: checkpoint folder, GGUF file or folder of an artefact; "transformers:FOLDER";
             "package.module:name" of a torch.nn.Module or of a function that returns one; or a
             module.
@@ -105,20 +97,15 @@ class Auditor:
         self.interface: Interface
         self.reference: Reference
         self.rounding: Optional[Rounding] = None
-        if isinstance(self.graph, Server):
-            self.interface = self.graph.interface
-            self.reference = LogProbabilities(open_reference(reference, False, 32, 0))
-            self.accuracy = Accuracy(self.session().tolerance())
-        else:
-            self._read_graph(reference, inputs)
-            self.accuracy = accuracy_of(self.graph.precision, self.reference.facts.tolerance)
-            if self.graph.rounded:
-                self.say("audit: looking for the numbers of the graph in the reference")
-                self.rounding = rounding_of(self.graph, self.reference)
-                if self.rounding.form is not None:
-                    self.reference = self.rounding.reference
-                    exact = self.reference.facts.tolerance
-                    self.accuracy = accuracy_of(self.rounding.compared, exact)
+        self._read_graph(reference, inputs)
+        self.accuracy = accuracy_of(self.graph.precision, self.reference.facts.tolerance)
+        if self.graph.rounded:
+            self.say("audit: looking for the numbers of the graph in the reference")
+            self.rounding = rounding_of(self.graph, self.reference)
+            if self.rounding.form is not None:
+                self.reference = self.rounding.reference
+                exact = self.reference.facts.tolerance
+                self.accuracy = accuracy_of(self.rounding.compared, exact)
         if self.tolerance is not None and (self.rounding is None or self.rounding.form is None):
             self.accuracy = Accuracy(self.tolerance, fixed=True)
 
@@ -156,12 +143,8 @@ class Auditor:
         tokens = case_of(self.reference, rows, length, 0).tokens
         return tokens, self.session().prefill(tokens, start=start)[..., :-TAGS]
 
-    def session(self, keep: bool = False, own: bool = False) -> Any:
-        """Return an empty session on the server, or on the graph: its float32 form, if it has one,
-        unless `own`.
-        """
-        if isinstance(self.reference, LogProbabilities):
-            return ServerSession(self.graph, self.reference)
+    def session(self, keep: bool = False, own: bool = False) -> ForeignSession:
+        """Return an empty session on the graph: its float32 form, if it has one, unless `own`."""
         window = self.reference.facts.window
         form = None if own or self.rounding is None else self.rounding.form
         if form is None:
@@ -343,8 +326,6 @@ class Auditor:
         name = observed.names[int(columns["cell"][first])]
         wrong = next(cell for cell in cells if cell.name == name)
         token = [float(array[first]) for array in (columns["row"], columns["index"], limit)]
-        if isinstance(self.graph, Server):
-            return request(self.session(), wrong, token)
         again = self.session(keep=True, own=True)
         return repeat.program(again, wrong, token, self.path, self.graph)
 
@@ -374,23 +355,16 @@ class Auditor:
 
     def _tried(self, reply: Answer) -> Answer:
         """Return the answer with a fault by trial, if one explains the outputs of a full pass."""
-        reference, read, known = self.reference, cast(Any, np.asarray), np.True_
-        model = reference.reference if isinstance(reference, LogProbabilities) else reference
-        if not isinstance(model, Exact):
+        if not isinstance(self.reference, Exact):
             return reply
-        for most in (NAMING, NAMING // 2):  # a server may have a shorter context
-            with contextlib.suppress(NotPossible):
-                most = min(reference.facts.positions, most)
-                tokens, outputs = self._full_pass(self.interface.batch or 1, most)
-                break
-        else:
+        most = min(self.reference.facts.positions, NAMING)
+        try:
+            tokens, outputs = self._full_pass(self.interface.batch or 1, most)
+        except NotPossible:
             return reply
-        if model is not reference:  # others are as in the reference, or -1
-            known = (outputs != reference.outputs(tokens)) & (outputs != -1)
-            read = log_probabilities
-        models, expected = model.faulty(tokens.shape[1]), model.outputs(tokens)
-        how = (self.accuracy.tolerance, read, known)
-        fault = hypotheses.explained(models, expected, tokens, outputs, *how)
+        models, expected = self.reference.faulty(tokens.shape[1]), self.reference.outputs(tokens)
+        tolerance = self.accuracy.tolerance
+        fault = hypotheses.explained(models, expected, tokens, outputs, tolerance)
         return reply if fault is None else reply.named(fault.cause, fault.words)
 
     def _shift(self) -> int:
@@ -400,8 +374,7 @@ class Auditor:
         facts, most = self.reference.facts, hypotheses.NEAR * self.accuracy.tolerance
         with contextlib.suppress(GraphError, NotPossible):
             tokens, outputs = self._full_pass(self.interface.batch or 1, SHORT)
-            starts = facts.starts and not self.interface.continues
-            for shift in SHIFTS if starts and outputs.shape[1] == tokens.shape[1] else ():
+            for shift in SHIFTS if facts.starts and outputs.shape[1] == tokens.shape[1] else ():
                 if tokens.shape[1] + shift <= facts.positions:
                     right, other = (self.reference.outputs(tokens, at) for at in (0, shift))
                     if numerics.worst_error(outputs, other) <= most:

@@ -21,9 +21,8 @@ from typing import IO, Any, Dict, List, Mapping, Set, Tuple, Type
 import msgspec
 import numpy as np
 
-from posenc_export.auditing import completions_server
 from posenc_export.auditing.facts import Claim, Question
-from posenc_export.auditing.graph import FILES, Arrays, Graph
+from posenc_export.auditing.graph import Arrays, Graph
 from posenc_export.auditing.inputs import NotPossible, NotUnrounded, Value
 from posenc_export.runtime.graphs.onnx_files import external_files
 from posenc_export.runtime.session.errors import GraphError
@@ -97,7 +96,7 @@ class Confined:
     """A graph in a process of its own, which ends with this object.
 
     Args:
-        path: of the file or folder of the graph.
+        path: of the file of the graph.
         seconds: that the process may take for all of its answers.
 
     Attributes: as for Graph. Raises ValueError, also if the process ends or takes longer.
@@ -264,27 +263,23 @@ def _failure(error: Exception, what: str) -> Failure:
 
 
 def opened(graph: Any, seconds: float) -> Tuple[Path, Any]:
-    """Open a server, a file in a process of its own, which may take some seconds, or what
-    an exporter writes into a folder.
+    """Open a file in a process of its own, which may take some seconds, or what an exporter
+    writes into a folder.
     """
-    if isinstance(graph, completions_server.Server):
-        return Path(graph.url), graph
     path = Path(graph)
     if not 0 < seconds <= MOST_SECONDS:
         raise refusal(
             "audit", f"seconds above 0, at most {MOST_SECONDS}", seconds, "give another limit"
         )
-    if str(graph).startswith(("http://", "https://")):
-        return path, completions_server.Server(str(graph))
-    if path.is_dir() and not all((path / name).is_file() for name in FILES):
+    if path.is_dir():
         files = [path / name for name in OF_FOLDERS if (path / name).is_file()]
         if not files:
-            rule = f"a folder with {', '.join(OF_FOLDERS)}, or {' and '.join(FILES)}"
+            rule = f"a folder with {' or '.join(OF_FOLDERS)}"
             raise refusal("audit", rule, f"{path} without these", "give the file of the graph")
         path = files[0]
     if not path.exists():
         raise refusal("audit", "the file of a graph", f"{path}, which does not exist", "correct it")
-    if not path.is_file() and not path.is_dir():
+    if not path.is_file():
         raise refusal("audit", "the file of a graph", f"{path}, which is no file", "give one")
     return path, _bounded(Confined(path, seconds))
 
@@ -305,10 +300,6 @@ def graph_of(path: Path) -> Any:
     """Open a graph in this process by its content, whatever its suffix says. Raise ValueError for
     other content.
     """
-    if path.is_dir():
-        for name in FILES:
-            _check_external(path / name)
-        return Graph(path)
     with path.open("rb") as stream:
         head = stream.read(64)
     if head.startswith(b"PK"):

@@ -2,7 +2,7 @@
 
 import inspect
 from pathlib import Path
-from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Set, Tuple
+from typing import Any, Callable, Dict, List, Mapping, Optional, Set, Tuple
 
 import numpy as np
 
@@ -17,7 +17,6 @@ Run = Callable[[Mapping[str, np.ndarray]], Arrays]
 # Operators of weights or activations in few bits.
 FEW_BITS = {"DequantizeLinear", "DynamicQuantizeLinear", "GatherBlockQuantized"}
 FEW_BITS |= {"MatMulInteger", "MatMulNBits", "QLinearMatMul"}
-FILES = ("decoder_model.onnx", "decoder_with_past_model.onnx")  # as optimum wrote decoders
 SLOTS = 64  # of caches whose size the caller chooses
 COUNTS_ROWS = {"GroupQueryAttention", "SparseAttention"}
 # What an operator takes, by a part of ONNX Runtime's message for a call that it does not take.
@@ -38,10 +37,9 @@ def source_of(function: Callable[..., Any], opened: str, *arguments: Any) -> str
     return f"{inspect.getsource(function)}\n\n_, run = {call}"
 
 
-def onnx_runtime(path: Any, names: Sequence[str]) -> Tuple[List[Any], Run]:
-    """Open the graph of a file or its content, or graphs of a folder: the last is for calls of
-    which no input is empty.
-    bfloat16, which numpy lacks, is the upper half of float32.
+def onnx_runtime(graph: Any) -> Tuple[Any, Run]:
+    """Open the graph of a file or its content. bfloat16, which numpy lacks, is the upper half of
+    float32.
     """
     import ctypes
     import math
@@ -52,13 +50,10 @@ def onnx_runtime(path: Any, names: Sequence[str]) -> Tuple[List[Any], Run]:
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = options.inter_op_num_threads = 1
     options.log_severity_level = 4
-    files = [f"{path}/{name}" for name in names] or [path]
-    cpu = ["CPUExecutionProvider"]
-    sessions = [onnxruntime.InferenceSession(file, options, providers=cpu) for file in files]
+    session = onnxruntime.InferenceSession(graph, options, providers=["CPUExecutionProvider"])
+    names = [output.name for output in session.get_outputs()]
 
     def run(inputs: Mapping[str, np.ndarray]) -> Arrays:
-        session = sessions[-1 if all(array.size for array in inputs.values()) else 0]
-        names = [output.name for output in session.get_outputs()]
         taken = {v.name: given(inputs[v.name], v.type) for v in session.get_inputs()}
         outputs = session.run_with_ort_values(names, taken)
         return dict(zip(names, map(returned, outputs), strict=True))
@@ -75,12 +70,11 @@ def onnx_runtime(path: Any, names: Sequence[str]) -> Tuple[List[Any], Run]:
         bits = (ctypes.c_uint16 * math.prod(value.shape())).from_address(value.data_ptr())
         return (np.array(bits, np.uint32) << 16).view(np.float32).reshape(value.shape())
 
-    return sessions, run
+    return session, run
 
 
 class Graph:
-    """A graph in ONNX, run by ONNX Runtime on the CPU with one thread: one file, or a folder with
-    one for prompts and one for tokens behind a cache (FILES).
+    """A graph in ONNX, run by ONNX Runtime on the CPU with one thread.
 
     Attributes:
         inputs, outputs: as the graph declares them.
@@ -99,21 +93,17 @@ class Graph:
 
         from posenc_export.auditing.unrounded import rounds
 
-        self.path, names = path, FILES if path.is_dir() else ()
-        self.code = source_of(onnx_runtime, "path", names)
+        self.path, self.code = path, source_of(onnx_runtime, "path")
         try:
-            sessions, self._run = onnx_runtime(str(path), names)
+            session, self._run = onnx_runtime(str(path))
         except Exception as error:  # the types of ONNX Runtime have no common base but Exception
             line = brief(error)
             rule = "a graph that ONNX Runtime loads on the CPU"
             raise refusal("audit", rule, f"{path}: {line}", "give another graph") from None
-        first, last = sessions[0], sessions[-1]
-        self.steps = any(v.name == "input_ids" and v.shape[1:2] == [1] for v in last.get_inputs())
-        self.outputs: List[Value] = [_value(value, {}) for value in last.get_outputs()]
-        model = onnx_ir.load(path / names[-1] if names else path)
+        self.outputs: List[Value] = [_value(value, {}) for value in session.get_outputs()]
+        model = onnx_ir.load(path)
         sizes, self.unread = _cache_sizes(model), _unread(model)
-        values = {value.name: value for value in (*last.get_inputs(), *first.get_inputs())}
-        self.inputs: List[Value] = [_value(value, sizes) for value in values.values()]
+        self.inputs: List[Value] = [_value(value, sizes) for value in session.get_inputs()]
         self.operators, self.precision = _contents(model, self.outputs)
         self.rounded = rounds(model)
         if self.rounded.endswith("bits"):
@@ -121,14 +111,10 @@ class Graph:
 
     def run(self, feeds: Mapping[str, np.ndarray]) -> Arrays:
         """Run the graph. Raise NotPossible beyond the limits of an operator, or GraphError."""
-        if self.steps and feeds["input_ids"].shape[1] > 1 and all(a.size for a in feeds.values()):
-            raise NotPossible("the graph with caches takes one token in each call")
         return ran(self._run, feeds)
 
     def unrounded(self) -> "Unrounded":
         """Return the float32 form. Raise NotUnrounded if it is not known."""
-        if self.path.is_dir():
-            raise NotUnrounded("it has two graphs, which are not read in float32")
         from posenc_export.auditing.unrounded import unrounded
 
         return Unrounded(unrounded(self.path))
@@ -137,8 +123,6 @@ class Graph:
         """Prove what the graph does at every length, or its float32 form."""
         from posenc_export.auditing import proving, unrounded
 
-        if self.path.is_dir():
-            return [Claim("calls", "not proved", "there are two graphs")]
         try:
             return proving.prove(form.model if form else unrounded.read(self.path), question)
         except FOREIGN as error:
@@ -151,7 +135,7 @@ class Unrounded:
     def __init__(self, form: Any) -> None:
         self.weights, self.numbers, self.model = form.weights, form.numbers, form.model
         try:
-            (session,), self._run = onnx_runtime(form.content, ())
+            session, self._run = onnx_runtime(form.content)
         except Exception as error:  # as in Graph
             raise NotUnrounded(f"its float32 form is not loaded: {brief(error)}") from None
         self.inputs = [_value(value, {}) for value in session.get_inputs()]

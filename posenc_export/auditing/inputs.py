@@ -103,7 +103,6 @@ class Interface:
     # "left" if rows of different lengths are aligned at their ends, as transformers does; "right"
     # if the graph counts the tokens of a row (GroupQueryAttention); "none" without a mask.
     padding: str = "none"
-    continues: bool = False  # whether it is a server, which generates tokens
 
     @property
     def tokens(self) -> Value:

@@ -6,7 +6,7 @@ Shapes: B rows, L tokens of a sequence.
 import functools
 import itertools
 from dataclasses import dataclass
-from typing import Any, Dict, Iterator, List, Mapping, Optional, Tuple
+from typing import Dict, Iterator, List, Mapping, Optional, Tuple
 
 import numpy as np
 
@@ -123,7 +123,7 @@ def _cells(case: Case, interface: Interface, reference: Reference, quick: bool) 
         if "position_ids" in interface.inputs and not crosses:
             scenarios += [Scenario("left padding", padded_around)]
     else:
-        if interface.caches or interface.continues:
+        if interface.caches:
             if rows == (interface.batch or 1) and not quick:
                 scenarios += _of_lengths(length)
             scenarios += of_caches(length)
@@ -131,11 +131,7 @@ def _cells(case: Case, interface: Interface, reference: Reference, quick: bool) 
             for new in () if quick else (1, 2, length // 3, length - 1):
                 scenarios.append(Scenario(f"prompt of {new}", split(0, new)))
             scenarios.append(Scenario("left padding", padded_around))
-        if interface.continues:
-            for size in (1, length // 2, length):
-                scenarios.append(Scenario(f"continuation of {size}", _continued(size)))
-        else:
-            scenarios.append(Scenario("rows padded behind", padded_behind))
+        scenarios.append(Scenario("rows padded behind", padded_behind))
     name = f"batch {rows}, start {case.start}"
     if length == reference.facts.whole:
         name = f"batch {rows}, {length} tokens"
@@ -213,16 +209,5 @@ def _edges(
                 "a call across it": split(past, length - past),
                 "chunks of 64": chunked(64),
             }
-        if interface.continues and facts.causal:
-            runs = {FULL_PASS: split(0, length), "continuation across it": _continued(past)}
         cells += [_cell(f"{title}: {kind}", run, case) for kind, run in runs.items()]
     return cells, unreached
-
-
-def _continued(size: int) -> Run:
-    """Let a server generate tokens behind prompts."""
-
-    def run(session: Any, case: Case) -> Pairs:
-        yield from session.continued(case.tokens[:, :size])
-
-    return run

@@ -81,7 +81,7 @@ def program(
     """Return the program for the first wrong token of a cell. session: keeps its inputs. wrong:
     row, index of the token, its largest right error. graph: as Graph, read from the path.
     """
-    token = wrong_token(session, cell, wrong)
+    token = _wrong_token(session, cell, wrong)
     if token is None:
         return ""
     calls, caches = _chain(session, token)
@@ -114,7 +114,7 @@ def in_line(text: str) -> str:
     return text if text.isprintable() else ascii(text)
 
 
-def wrong_token(session: Any, cell: Cell, wrong: Sequence[float]) -> Optional[Token]:
+def _wrong_token(session: ForeignSession, cell: Cell, wrong: Sequence[float]) -> Optional[Token]:
     """Run a cell up to a token, and return it."""
     row, index, limit = wrong
     session.reset()

@@ -13,7 +13,6 @@ from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Tuple
 import numpy as np
 import torch
 
-from posenc_export.auditing.completions_server import log_probabilities
 from posenc_export.auditing.facts import Reference
 from posenc_export.auditing.inputs import NotUnrounded
 from posenc_export.models.whole_pass import encodings_in
@@ -293,10 +292,15 @@ def loss(
     error = numerics.worst_error(own, right)
     if not logits:
         return Loss(kind, error, activations, cosine, lowest)
-    p, q = log_probabilities(right), log_probabilities(own)
+    p, q = _log_softmax(right), _log_softmax(own)
     divergence = float((np.exp(p) * (p - q)).sum(-1).mean())
     same = float((own.argmax(-1) == right.argmax(-1)).mean())
     return Loss(kind, error, activations, cosine, lowest, divergence, same)
+
+
+def _log_softmax(logits: np.ndarray) -> np.ndarray:
+    shifted = logits - logits.max(-1, keepdims=True)
+    return np.asarray(shifted - np.log(np.exp(shifted).sum(-1, keepdims=True)))
 
 
 def _cosines(x: np.ndarray, y: np.ndarray) -> np.ndarray:

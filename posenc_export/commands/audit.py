@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 from posenc_export.commands.options import Table, option
 from posenc_export.commands.terminal import FAILED_CHECK, note, show
 from posenc_export.runtime.artefact.places import Form, check_file, write_file
-from posenc_export.shared.refusal import refusal
 
 if TYPE_CHECKING:
     from posenc_export.auditing import Audit
@@ -19,17 +18,7 @@ OPTIONS: Table = {
     "graph": option(
         "ONNX file of a decoder, an encoder or a block, of any exporter; a program of torch.export "
         "(.pt2) or TorchScript (.pt); or the folder that an exporter wrote",
-        nargs="?",
         type=Path,
-    ),
-    "--url": option(
-        "in place of a graph, a running server that speaks OpenAI's completions with the log "
-        "probabilities of ids, such as http://127.0.0.1:8000",
-    ),
-    "--api-key": option(
-        "with --url: the name of an environment variable whose value is the server's key, such as "
-        "OPENAI_API_KEY; without it, no key is sent",
-        metavar="VARIABLE",
     ),
     "--reference": option(
         "what the graph should compute: a checkpoint folder, a GGUF file, the folder of an "
@@ -46,7 +35,7 @@ OPTIONS: Table = {
     ),
     "--repeat": option(
         "where to write a program that repeats the first wrong token with numpy and the library "
-        "that runs the graph (default: GRAPH-repeat.py or server-repeat.py, if it is wrong)",
+        "that runs the graph (default: GRAPH-repeat.py, if it is wrong)",
         type=Path,
         metavar="FILE",
     ),
@@ -70,28 +59,18 @@ OPTIONS: Table = {
 def run(options: argparse.Namespace) -> int:
     """Run the command. Returns the exit status: 0, or 1 if the graph is wrong or refuses a call."""
     from posenc_export.auditing import audit, page, repeat
-    from posenc_export.auditing.completions_server import Server
 
-    if (options.graph is None) == (options.url is None):
-        got = "neither" if options.url is None else "both"
-        raise refusal("audit", "a graph or --url", got, "give one of them")
-    if options.url is None and options.api_key is not None:
-        raise refusal("audit", "--url with --api-key", "a graph", "leave --api-key out")
-    graph = options.graph if options.url is None else Server(options.url, options.api_key)
-    name = options.graph.name if options.graph else options.url
-    stem = options.graph.absolute().stem if options.graph else "server"
-    file = options.repeat or Path(f"{stem}-repeat.py")
+    file = options.repeat or Path(f"{options.graph.absolute().stem}-repeat.py")
     of_program, of_page = Form("audit", repeat.MARK.encode()), Form("audit", page.MARK)
     for path, form in ((options.repeat, of_program), (options.html, of_page)):
         if path is not None:
             check_file(path, form)
     given = (options.reference, options.inputs, options.quick, options.say, options.seconds)
-    result = audit(graph, *given, tolerance=options.tolerance)
+    result = audit(options.graph, *given, tolerance=options.tolerance)
     options.say.close()
     if options.html:
-        write_file(
-            options.html, page.render(result, name).encode("utf-8", "backslashreplace"), of_page
-        )
+        text = page.render(result, options.graph.name)
+        write_file(options.html, text.encode("utf-8", "backslashreplace"), of_page)
     if options.json:
         print(json.dumps(result.as_json(), indent=1, sort_keys=True))
     else:

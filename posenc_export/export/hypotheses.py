@@ -44,8 +44,6 @@ def explained(
     tokens: np.ndarray,
     actual: np.ndarray,
     tolerance: float,
-    read: Callable[[np.ndarray], np.ndarray] = np.asarray,
-    known: Any = True,
 ) -> Optional[Hypothesis]:
     """Return the fault that explains the outputs `actual` [B,L,V] of a full pass of tokens, ids
     [B,L] or hidden states [B,L,E], or None.
@@ -54,13 +52,11 @@ def explained(
         models: faults with models that have them; None for what a model cannot have.
         expected: outputs without a fault, of the shape that models return.
         tolerance: largest error of a right graph.
-        read: makes of the outputs of a model what is compared.
-        known: which numbers of it are compared [B,L,V], or True for all.
     """
     scale = float(np.abs(actual).max()) or 1.0
 
     def error(outputs: np.ndarray) -> float:
-        return float(np.abs(read(outputs) - actual).max(initial=0, where=known))
+        return float(np.abs(outputs - actual).max(initial=0))
 
     most, own = NEAR * tolerance * scale, error(expected)
     if own > tolerance * scale:  # else only shorter sequences are wrong, as with long factors

@@ -6,6 +6,7 @@ import itertools
 from typing import Any, Dict, Iterator, List, Tuple
 
 import onnx
+import torch
 from onnx import TensorProto, helper
 
 WIDTH = 32
@@ -35,6 +36,11 @@ AXES = {
         [3, "b", 2, "p", 8], [3, 2, "b", 2, "p", 8],
     ],
 }  # fmt: skip
+
+
+def flat(ids: torch.Tensor) -> torch.Tensor:
+    """A model whose tokens are all equally probable."""
+    return torch.zeros(*ids.shape, WIDTH)
 
 
 def odd() -> Iterator[Tuple[str, Ports, Ports]]:

@@ -105,8 +105,6 @@ def test_the_command_refuses_what_is_no_graph_or_no_reference(
     model_of("llama", vocab_size=50).save_pretrained(wrong / "smaller")
     assert main(["audit", graph, "--reference", str(wrong / "smaller")]) == 2
     assert "expected a graph with 50 numbers for a token" in capsys.readouterr().err
-    assert main(["audit", "--url", "127.0.0.1:1", "--reference", checkpoint]) == 2
-    assert "expected --url with http://" in capsys.readouterr().err
     assert main(["audit", str(wrong / "checkpoint"), "--reference", checkpoint]) == 2
     assert "expected a folder with model.onnx" in capsys.readouterr().err
     others = {"model.pte": (b"\0\0\0\0ET12", "a program of ExecuTorch")}

@@ -1,31 +1,23 @@
-"""What a server answers, and what users write, is refused in one line that says what is wrong."""
+"""What users write is refused in one line that says what is wrong."""
 
 import json
 import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Iterator, List
+from typing import Any, List
 
 import numpy as np
 import onnx
 import pytest
 
 from posenc_export import audit
-from posenc_export.auditing import completions_server, graph, page, repeat
+from posenc_export.auditing import graph, page, repeat
 from posenc_export.commands.cli import main
-from tests.auditing.garbage import ANSWERS, KEY, flat, serving
-from tests.auditing.odd_graphs import CASES
+from tests.auditing.odd_graphs import CASES, flat
 from tests.auditing.odd_graphs import graph as odd_graph
 
-REFERENCE = ["--reference", "tests.auditing.garbage:flat", "--quick"]
-RECEIVED: List[bytes] = []
-
-
-@pytest.fixture(scope="module")
-def url() -> Iterator[str]:
-    with serving(RECEIVED) as url:
-        yield url
+REFERENCE = ["--reference", "tests.auditing.odd_graphs:flat", "--quick"]
 
 
 def refusal(arguments: List[str], capsys: pytest.CaptureFixture[str]) -> str:
@@ -40,41 +32,9 @@ def line_of(capsys: pytest.CaptureFixture[str]) -> str:
     return lines[0]
 
 
-@pytest.mark.parametrize("name", ANSWERS)
-def test_an_answer_that_is_none_is_refused_in_one_line(
-    name: str, url: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(completions_server, "BYTES", 1 << 17)
-    monkeypatch.setattr(completions_server, "SECONDS", 0.4 if "slow" in name else 60.0)
-    monkeypatch.setenv("SERVERS_KEY", KEY)
-    place = f"{url}/{name.replace(' ', '%20')}"
-    line = refusal(["--url", place, "--api-key", "SERVERS_KEY", *REFERENCE], capsys)
-    assert ANSWERS[name][0] in line and place in line and len(line) < 700
-    assert KEY not in line and f"Authorization: Bearer {KEY}".encode() in RECEIVED[-1]
-
-
-def test_a_server_that_lists_no_token_could_not_be_compared(
-    url: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(["audit", "--url", f"{url}/ended", *REFERENCE]) == 1
-    assert capsys.readouterr().out.splitlines()[-1].startswith("could not be compared: ")
-    assert b"Authorization" not in RECEIVED[-1]
-
-
-URLS = ["", " ", "localhost:8000", "http://", "http:///x", "http://h:99999", "http://h:x", "//h",
-        "http://[::1", "http://[zz]:1", "http://m\u00fcnchen.de", "file:///etc/passwd", "ftp://h/x",
-        "http://a b/", "http://h/\n", "http://u:secret@h/", "http://h?key=1", "http://h/#f",
-        "http://a..b/", "http://[::1]:9", "http://127.0.0.1:9/v1/"]  # fmt: skip
 REFERENCES = ["", "  ", ":", ":x", "a:", "a:b:c", "..:x", ".a:b", "nosuch:x", "os:sep", "os:getcwd",
               "builtins:int", "torch.nn:Linear", "json:loads", "\u00e4:\u00df", "nowhere", "a\0b",
               "http://x/y", "file:///tmp"]  # fmt: skip
-
-
-@pytest.mark.parametrize("text", URLS)
-def test_a_text_that_is_no_url_of_a_server_is_refused_in_one_line(
-    text: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert "secret" not in refusal(["--url", text, *REFERENCE], capsys)
 
 
 @pytest.mark.parametrize("text", REFERENCES)
@@ -83,18 +43,6 @@ def test_a_text_that_is_no_reference_is_refused_in_one_line(
 ) -> None:
     onnx.save(odd_graph(*CASES["nothing"]), tmp_path / "model.onnx")
     refusal([str(tmp_path / "model.onnx"), "--reference", text], capsys)
-
-
-@pytest.mark.parametrize("key", ["", "a b", "a\nb", "\u00e9"])
-def test_a_key_that_is_none_is_refused_and_not_shown(
-    key: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("SERVERS_KEY", key)
-    for variable in ("SERVERS_KEY", "sk-itself"):
-        line = refusal(["--url", "http://h", "--api-key", variable, *REFERENCE], capsys)
-        assert line.startswith("posenc: audit: expected --api-key with the name of an environment")
-        assert not key or key not in line.partition("got ")[2]
-        assert "itself" not in line
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,69 @@
+"""Modules of TorchScript are audited as graphs in ONNX are."""
+
+import subprocess
+import sys
+import warnings
+from pathlib import Path
+from typing import Optional
+
+import pytest
+import torch
+
+from bench.audit_exporters import Wrapper
+from posenc_export import audit
+from tests.auditing.faults import FAULTS, Faulty
+from tests.auditing.graphs import model_of
+
+FAULTY = [None, "cache shifted", "theta"]
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("llama")
+    model_of("llama").save_pretrained(folder)
+    return folder
+
+
+def _wrapped(fault: Optional[str]) -> torch.nn.Module:
+    model = model_of("llama")
+    return (Faulty(model, FAULTS[fault]) if fault else Wrapper(model)).eval()
+
+
+class OfPairs(torch.nn.Module):
+    """A decoder whose caches are a tuple of keys and values for each layer."""
+
+    def __init__(self, inner: torch.nn.Module) -> None:
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, input_ids, attention_mask, position_ids, past_key_values):  # type: ignore[no-untyped-def]
+        past = [part for layer in past_key_values for part in layer]
+        logits, *caches = self.inner(input_ids, attention_mask, position_ids, *past)
+        return logits, tuple(zip(caches[::2], caches[1::2], strict=True))
+
+
+def _check(file: Path, checkpoint: Path, fault: Optional[str]) -> None:
+    """Audit a graph with a fault; a program repeats it."""
+    result = audit(file, checkpoint, quick=True)
+    if fault is None:
+        assert result.right and any(c.status == "right" for c in result.cells), result.sentence
+        return
+    assert result.cause in FAULTS[fault].causes, result.sentence
+    repeat = file.with_name("repeat.py")
+    repeat.write_text(result.program, "utf-8")
+    ran = subprocess.run([sys.executable, repeat], capture_output=True, text=True)
+    assert ran.returncode == 1 and "tolerance" in ran.stdout, ran.stderr
+
+
+@pytest.mark.parametrize("fault", FAULTY)
+def test_a_module_of_torchscript_is_audited(
+    fault: Optional[str], checkpoint: Path, tmp_path: Path
+) -> None:
+    past = tuple((torch.randn(2, 2, 5, 8), torch.randn(2, 2, 5, 8)) for _ in range(2))
+    ids, positions = torch.randint(3, 61, (2, 3)), torch.arange(5, 8).expand(2, 3).clone()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        inputs = (ids, torch.ones(2, 8, dtype=torch.int64), positions, past)
+        traced = torch.jit.trace(OfPairs(_wrapped(fault)).eval(), inputs, check_trace=False)
+        traced.save(tmp_path / "model.pt")
+    _check(tmp_path / "model.pt", checkpoint, fault)
