@@ -2,7 +2,7 @@
 
 import dataclasses
 import functools
-from typing import Any, List, Mapping, Sequence
+from typing import Any, List, Mapping, Tuple
 
 import numpy as np
 
@@ -11,7 +11,7 @@ from posenc_export.catalogue import grids, scores, waves
 from posenc_export.catalogue.grids import Panel
 from posenc_export.catalogue.picture_weights import build_for_picture
 from posenc_export.catalogue.waves import Scene
-from posenc_export.encodings.shared.base import Geometry, Oracle, PositionEncoding
+from posenc_export.encodings.shared.base import Geometry, Oracle
 from posenc_export.encodings.shared.combined import overrides
 from posenc_export.encodings.shared.rotary import Rotary
 from posenc_export.encodings.shared.rotary_grid import RotaryGrid
@@ -48,51 +48,22 @@ class View:
         return Geometry(WIDTH, HEADS, self.head_size, max(RANGE, self.distance + 1, self.positions))
 
 
-@dataclasses.dataclass(frozen=True)
-class Subject:
-    """An encoding to draw."""
-
-    spec: Mapping[str, Any]  # specification that it was built from
-    encoding: PositionEncoding  # the encoding with its weights
-    geometry: Geometry  # sizes that it was built for
-    said: str  # description of the weights for the title; "" if nothing is trained
-
-    @property
-    def title(self) -> str:
-        """Specification and description of the weights."""
-        parameters = {key: str(value)[:LETTERS] for key, value in self.spec.items()}
-        name, weights = parameters.pop("name"), f" ({self.said})" if self.said else ""
-        return ", ".join([name, *map("=".join, parameters.items())]) + weights
-
-
 def draw(spec: Mapping[str, Any], view: View = View()) -> Any:
     """Draw a matplotlib figure of the encoding that spec describes, with panels for each hook. The
     title says which weights are drawn. Raise ValueError as encodings.build does.
     """
-    return draw_all([Subject(spec, *build_for_picture(spec, view.geometry))], view)
-
-
-def draw_all(subjects: Sequence[Subject], view: View = View()) -> Any:
-    """Draw encodings below each other, each at most to the end of its range of positions."""
     from matplotlib.figure import Figure
 
-    scenes = [_scene(subject, view) for subject in subjects]
-    drawn = [panels(scene) for scene in scenes]
-    rows = [-(-len(of_subject) // ACROSS) for of_subject in drawn]
-    columns = min(max(map(len, drawn)), ACROSS)
-    figure = Figure(figsize=(4.4 * columns, 3.2 * sum(rows)), layout="constrained")
-    parts: Any = [figure]
-    if len(drawn) > 1:
-        parts = figure.subfigures(len(drawn), 1, height_ratios=rows)
-    together = zip(parts, subjects, scenes, rows, drawn, strict=True)
-    for part, subject, scene, count, of_subject in together:
-        # The title holds the name of a folder, where "$" begins no formula.
-        part.suptitle(subject.title, fontsize=10, parse_math=False)
-        for index, (title, paint) in enumerate(of_subject):
-            axes = part.add_subplot(count, columns, index + 1)
-            axes.set_title(title, fontsize=9)
-            axes.tick_params(labelsize=8)
-            paint(axes, scene)
+    scene, weights = _scene(spec, view)
+    drawn = panels(scene)
+    rows, columns = -(-len(drawn) // ACROSS), min(len(drawn), ACROSS)
+    figure = Figure(figsize=(4.4 * columns, 3.2 * rows), layout="constrained")
+    figure.suptitle(_title(spec, weights), fontsize=10)
+    for index, (title, paint) in enumerate(drawn):
+        axes = figure.add_subplot(rows, columns, index + 1)
+        axes.set_title(title, fontsize=9)
+        axes.tick_params(labelsize=8)
+        paint(axes, scene)
     return figure
 
 
@@ -100,12 +71,10 @@ def draw_small(name: str) -> Any:
     """Draw one panel of an encoding with its name, without a legend, for the gallery."""
     from matplotlib.figure import Figure
 
-    view = View(distance=127, positions=64)
-    subject = Subject({"name": name}, *build_for_picture({"name": name}, view.geometry))
+    scene, _ = _scene({"name": name}, View(distance=127, positions=64))
     figure = Figure(figsize=(2.3, 1.9), layout="constrained")
     axes = figure.add_subplot()
-    chosen = 0 if overrides(subject.encoding, "embed", "embed_next") else -1
-    scene = _scene(subject, view)
+    chosen = 0 if overrides(scene.encoding, "embed", "embed_next") else -1
     panels(scene)[chosen][1](axes, scene)
     for scale_of_colours in figure.axes[1:]:
         scale_of_colours.remove()
@@ -116,12 +85,16 @@ def draw_small(name: str) -> Any:
     return figure
 
 
-def _scene(subject: Subject, view: View) -> Scene:
-    """What is drawn of no more than the range of positions."""
-    longest = subject.geometry.max_positions
-    distance = max(1, min(view.distance, longest - 1))
-    positions = max(4, min(view.positions, longest))
-    return Scene(subject.encoding, subject.spec, subject.geometry, distance, positions)
+def _scene(spec: Mapping[str, Any], view: View) -> Tuple[Scene, str]:
+    """Return what is drawn, and a description of its weights; "" if nothing is trained."""
+    encoding, geometry, weights = build_for_picture(spec, view.geometry)
+    return Scene(encoding, spec, geometry, view.distance, view.positions), weights
+
+
+def _title(spec: Mapping[str, Any], weights: str) -> str:
+    parameters = {key: str(value)[:LETTERS] for key, value in spec.items()}
+    name, more = parameters.pop("name"), f" ({weights})" if weights else ""
+    return ", ".join([name, *map("=".join, parameters.items())]) + more
 
 
 def panels(scene: Scene) -> List[Panel]:

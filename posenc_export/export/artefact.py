@@ -8,7 +8,7 @@ from typing import Dict, Iterable, Iterator, List, NamedTuple, Optional, Sequenc
 
 import torch
 
-from posenc_export.export import half_precision, loader_configs, numbers, quality, trained_numbers
+from posenc_export.export import half_precision, loader_configs, numbers, quality
 from posenc_export.export.bounds import accuracy_of
 from posenc_export.export.describe import Model, describe, text_of
 from posenc_export.export.expected import expected_outputs
@@ -249,7 +249,6 @@ def _written(
         lambda: expected_outputs(source.exact, manifest, long, options.say),
     )
     stored = proof.write(manifest, expected, accuracy, folder)
-    trained_numbers.store(source.model, folder)
     _write_text(text_of(source.model), folder)
     if not isinstance(source.model, AttentionBlock):
         loader_configs.write(source.model, manifest, folder)

@@ -1,23 +1,19 @@
 """The encodings of a model with their places, specifications and sizes."""
 
 from dataclasses import dataclass
-from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple, Union
+from typing import Any, Dict, List, Mapping, Sequence, Tuple
 
 from posenc_export.encodings.shared.base import Geometry, PositionEncoding
 from posenc_export.encodings.shared.combined import parts_of
-from posenc_export.models.block import AttentionBlock
 from posenc_export.models.config import BlockConfig, ModuleConfig
-from posenc_export.models.stack import Stack
 
 PACKAGE = __name__.partition(".")[0]
-Described = Union[AttentionBlock, Stack]
 
 
 @dataclass(frozen=True)
 class Placed:
     """An encoding at its place in a model."""
 
-    layer: Optional[int]  # index of the layer; None for the encoding of tokens
     # Specifications that it was built from (encodings.build_all).
     specs: Sequence[Mapping[str, Any]]
     geometry: Geometry  # sizes that it was built for
@@ -42,13 +38,12 @@ def placed(model: Any) -> List[Placed]:
     if isinstance(config, ModuleConfig):
         return []
     width, length = config.width, config.max_positions
-    pairs = enumerate(zip(config.attentions, model.attentions(), strict=True))
     in_layers = [
-        Placed(index, of.encodings, of.geometry(width, length), built.encoding)
-        for index, (of, built) in pairs
+        Placed(of.encodings, of.geometry(width, length), built.encoding)
+        for of, built in zip(config.attentions, model.attentions(), strict=True)
     ]
     if isinstance(config, BlockConfig):
         specs, geometry = config.encodings, in_layers[0].geometry
     else:
         specs, geometry = config.tokens.encodings, config.token_geometry
-    return [Placed(None, specs, geometry, model.token_encoding), *in_layers]
+    return [Placed(specs, geometry, model.token_encoding), *in_layers]

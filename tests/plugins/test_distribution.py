@@ -132,14 +132,6 @@ def test_an_installed_encoding_is_plotted(spec: str, installed: Path, tmp_path: 
     assert (tmp_path / "picture.svg").read_text().startswith("<?xml")
 
 
-def test_an_artefact_of_an_installed_encoding_is_plotted(
-    artefact: Path, installed: Path, tmp_path: Path
-) -> None:
-    pytest.importorskip("matplotlib", reason="matplotlib is not installed")
-    assert main(["plot", str(artefact), "-o", str(tmp_path / "picture.svg")]) == 0
-    assert "cosine, period=20 (artefact, layer 0)" in (tmp_path / "picture.svg").read_text()
-
-
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("name", ["cosine", "slow"])
 def test_an_installed_encoding_passes_the_checks_for_authors_on_every_target(
