@@ -116,7 +116,7 @@ clients: $(VENV)/ready
 $(VENV)/ready: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install -q torch==$$(sed -n 's/^torch==//p' constraints.txt)
-	$(BIN)/python -m pip install -q -e '.[$(RUNTIME),export,report,serve,text,gguf,completion,test]'
+	$(BIN)/python -m pip install -q -e '.[$(RUNTIME),export,report,serve,text,gguf,test]'
 	touch $@
 
 clean:

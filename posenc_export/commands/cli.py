@@ -36,7 +36,6 @@ GROUPS = {
         "describe": "print the parts of a model, layer by layer",
         "inspect": "print what an artefact holds, or a program that runs it",
         "plot": "draw an encoding, as PNG or SVG",
-        "completion": "print a script that completes commands and options in a shell",
     },
 }
 COMMANDS = {name: summary for group in GROUPS.values() for name, summary in group.items()}

@@ -29,7 +29,6 @@ EXTRAS = {
     "report": "matplotlib",
     "text": "tokenizers jinja2",
     "gguf": "gguf",
-    "completion": "shtab",
     "serve": "fastapi uvicorn prometheus_client",
 }
 
