@@ -1,21 +1,17 @@
-"""References of others: modules of torch, functions, and checkpoints that transformers loads.
+"""References of others: modules of torch and functions.
 
 Shapes: as in facts.py.
 """
 
 import importlib
 import inspect
-from pathlib import Path
-from typing import Any, Callable, Dict, Mapping, Tuple
+from typing import Any, Callable, Mapping, Tuple
 
 import numpy as np
 import torch
 
 from posenc_export.auditing.facts import UNSTATED, Facts
 from posenc_export.export.comparison import first_output
-from posenc_export.models.adapters import CONFIG
-from posenc_export.models.by_transformers import without_code
-from posenc_export.models.checkpoint import read_config
 from posenc_export.shared.foreign import explained
 from posenc_export.shared.numerics import tolerance, worst_error
 from posenc_export.shared.refusal import refusal
@@ -24,7 +20,6 @@ from posenc_export.shared.refusal import refusal
 LENGTHS = ("max_position_embeddings", "n_positions", "max_seq_len", "n_ctx", "seq_length")
 ORIGINAL = "original_max_position_embeddings"
 EDGES = ("sliding_window", "attention_chunk_size", ORIGINAL)
-ERRORS = (OSError, ImportError)  # of transformers, beside those of its code
 MODEL = "give the model of this graph"
 BY_LENGTH = ("longrope", "dynamic")  # rotations whose angles depend on the length of a sequence
 
@@ -127,34 +122,3 @@ def named(text: str) -> Any:
     if isinstance(value, type) or not callable(value):
         raise refusal("audit", "a reference that is a module or a function", repr(text), remedy)
     return value
-
-
-def of_transformers(folder: str, hidden: bool) -> Any:
-    """Load a checkpoint with transformers, in float32 and with eager attention. Nothing is fetched,
-    and no code of the folder or of a hub is imported. ValueError: it cannot be loaded that way.
-    """
-    import transformers
-    from huggingface_hub import constants
-
-    path, itself = Path(folder), f"give the folder itself, --reference {folder}"
-    config, online = read_config(path), constants.HF_HUB_OFFLINE
-    named = config.get("architectures") or ["AutoModel"]
-    name = "AutoModel" if hidden or not isinstance(named, list) else str(named[0])
-    kind: Any = getattr(transformers, name, None)
-    known = isinstance(kind, type) and issubclass(kind, transformers.PreTrainedModel)
-    if name != "AutoModel" and not known:
-        raise refusal("audit", "architectures to be a model of transformers", repr(name), itself)
-    # transformers would load further packages, kernels of a hub, or the base that an adapter names.
-    if (path / CONFIG).exists() or config.get("quantization_config") is not None:
-        rule = f"a folder without quantization_config and {CONFIG} for transformers"
-        raise refusal("audit", rule, "one of them", itself)
-    options: Dict[str, Any] = {"attn_implementation": "eager", "dtype": torch.float32}
-    options |= {"trust_remote_code": False, "local_files_only": True}
-    constants.HF_HUB_OFFLINE = True
-    try:
-        with explained("audit: expected a folder that transformers loads", itself, *ERRORS):
-            model_type = transformers.AutoConfig.for_model(str(config.get("model_type")))
-            options["config"] = model_type.from_dict(without_code(config))
-            return kind.from_pretrained(path, **options)
-    finally:
-        constants.HF_HUB_OFFLINE = online

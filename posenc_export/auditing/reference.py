@@ -37,7 +37,6 @@ TRIED = 24  # tokens
 # Encodings whose angles depend on the length of the sequence: the length that they were trained
 # with, unless it is stated
 ORIGINAL = {"rope_dynamic": 2048, "rope_longrope": 4096}
-TRANSFORMERS = "transformers:"
 
 
 class Exact:
@@ -184,8 +183,8 @@ def open_reference(text: Any, hidden: bool, vocabulary: int, features: int) -> f
     """Return what a graph is compared with.
 
     Args:
-        text: a checkpoint folder, a GGUF file, the folder of an artefact, transformers:FOLDER,
-            package.module:name, which is imported and run, or a model, a module or a function.
+        text: a checkpoint folder, a GGUF file, the folder of an artefact, package.module:name,
+            which is imported and run, or a model, a module or a function.
         hidden: whether the graph returns hidden states and not logits.
         vocabulary, features: what the graph reads.
 
@@ -197,9 +196,6 @@ def open_reference(text: Any, hidden: bool, vocabulary: int, features: int) -> f
     if callable(text):
         return modules.Called(text, vocabulary, features)
     text = str(text)
-    if text.startswith(TRANSFORMERS):
-        model = modules.of_transformers(text.removeprefix(TRANSFORMERS), hidden)
-        return modules.Called(model, vocabulary, features)
     path = Path(text)
     if not path.exists() and ":" in text:
         return open_reference(modules.named(text), hidden, vocabulary, features)

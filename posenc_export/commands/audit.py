@@ -22,8 +22,8 @@ OPTIONS: Table = {
     ),
     "--reference": option(
         "what the graph should compute: a checkpoint folder, a GGUF file, the folder of an "
-        "artefact, transformers:FOLDER, or package.module:name of a torch.nn.Module or of a "
-        "function that returns one, for which the package, your own code, is imported and run",
+        "artefact, or package.module:name of a torch.nn.Module or of a function that returns one, "
+        "for which the package, your own code, is imported and run",
         required=True,
     ),
     "--inputs": option(

@@ -11,7 +11,7 @@ from typing import Any, List
 import pytest
 
 from posenc_export.models.pretrained import from_pretrained
-from tests.attacks.folders import attacks, checkpoint, code
+from tests.attacks.folders import attacks
 
 pytest.importorskip("gguf", reason="gguf is not installed")
 ATTACKS = attacks()
@@ -69,48 +69,3 @@ def test_no_attack_on_a_checkpoint_succeeds(kind: str, tmp_path: Path) -> None:
             findings += [f"{name}: {text}" for text in _wrong(write(folder, trace), trace)]
     assert not findings, "\n".join(findings)
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < MEMORY
-
-
-REACHING = ("_attn_implementation", "attn_implementation", "auto_map", "kernel_config")
-
-
-@pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("hidden", [False, True])
-def test_transformers_as_reference_imports_and_fetches_nothing(
-    hidden: bool, tmp_path: Path
-) -> None:
-    pytest.importorskip("transformers", reason="transformers is not installed")
-    from posenc_export.auditing.modules import of_transformers
-
-    folder, trace = tmp_path / "attack", tmp_path / "trace"
-    folder.mkdir()
-    names = {"AutoConfig": "evil.Model", "AutoModel": "org/evil--evil.Model"}
-    values = {**dict.fromkeys(REACHING, "org/evil"), "auto_map": names, "kernel_config": {}}
-    checkpoint(folder, **values)
-    code(folder, trace)
-    HEARD.clear()
-    WATCHED.append(folder)
-    try:
-        assert "Llama" in type(of_transformers(str(folder), hidden)).__name__
-    finally:
-        WATCHED.clear()
-    assert not trace.exists() and not [
-        text for text in HEARD if "opened" not in text or "evil" in text
-    ]
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"architectures": ["pipeline"]}, "architectures to be a model of transformers, got 'pipe"),
-        ({"quantization_config": {"quant_method": "gptq"}}, "without quantization_config and adap"),
-    ],
-)
-def test_a_reference_of_transformers_that_would_load_more_is_refused(
-    change: Any, message: str, tmp_path: Path
-) -> None:
-    pytest.importorskip("transformers", reason="transformers is not installed")
-    from posenc_export.auditing.modules import of_transformers
-
-    with pytest.raises(ValueError, match=message):
-        of_transformers(str(checkpoint(tmp_path, **change)), False)

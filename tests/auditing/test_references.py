@@ -1,5 +1,5 @@
-"""A graph is compared with a module, a function, transformers and an artefact as with a checkpoint;
-encoders and blocks as decoders.
+"""A graph is compared with a module, a function and an artefact as with a checkpoint; encoders and
+blocks as decoders.
 """
 
 import warnings
@@ -35,13 +35,12 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("kind", ["module", "function", "transformers", "name"])
+@pytest.mark.parametrize("kind", ["module", "function", "name"])
 def test_every_kind_of_reference_finds_the_graph_right(kind: str, folder: Path) -> None:
     model = llama()
     reference = {
         "module": model,
         "function": lambda ids: model(ids).logits,
-        "transformers": f"transformers:{folder / 'checkpoint'}",
         "name": "tests.auditing.test_references:llama",
     }[kind]
     result = audit(folder / "model.onnx", reference, quick=True)
