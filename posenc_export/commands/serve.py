@@ -19,10 +19,11 @@ from posenc_export.commands.options import (
 from posenc_export.commands.terminal import FAILED_CHECK
 from posenc_export.runtime.artefact.chat_template import chat_codec, needed_chat_codec
 from posenc_export.serve.memory import available_memory, longest_row, rows_memory
-from posenc_export.serve.requests import Limits
+from posenc_export.serve.requests import CHUNK, Limits
 from posenc_export.shared.refusal import refusal
 
 KEY = "POSENC_API_KEY"
+CONNECTIONS = 512  # at a time; uvicorn answers others with status 503
 OPTIONS: Table = {
     **model_of(
         "an artefact of a decoder, target ort or onnx-static with signature positions, or of an "
@@ -45,28 +46,14 @@ OPTIONS: Table = {
         "far as the memory allows)",
         type=int,
     ),
-    "--max-prompt": option("largest number of tokens of a prompt (default: context - 1)", type=int),
-    "--max-tokens": option(
-        "largest number of tokens of a continuation (default: context - 1)", type=int
-    ),
-    "--chunk": option("most tokens of prompts that are read between two decode steps", 256),
+    "--chunk": option("most tokens of prompts that are read between two decode steps", CHUNK),
     "--prefix-memory": option(
         "memory in MB for the caches of prompts, which requests that begin alike share; 0 for none",
         256,
         metavar="MB",
     ),
-    "--speculate": option(
-        "read tokens that are looked up in the text so far in one pass where that is faster, with "
-        "the same result (default: one token per pass)",
-        choices=["lookup"],
-    ),
     "--grace": option("seconds that running requests have to finish after SIGTERM", 30),
     "--timeout": option("seconds from the arrival of a request to the end of its response", 600),
-    "--connections": option(
-        "connections at a time; further ones get status 503 (default: as the limit of open files "
-        "allows, at most 512)",
-        type=int,
-    ),
     "--allow-origin": dict(
         action="append",
         default=[],
@@ -89,17 +76,15 @@ def run(options: argparse.Namespace) -> int:
     import uvicorn
 
     from posenc_export.serve.access import access
-    from posenc_export.serve.connections import OVER, Listener, most_connections, settings
 
     options.say(f"{options.folder}: loading")
     model = loaded(options, options.folder, threads=options.threads)
     limits, embeds = _limits(options, model), model.manifest.encodes
     source = model.manifest.source.get("checkpoint", options.folder.resolve().name)
     name = options.name or str(source)
-    connections = most_connections(options.connections)
-    listening = Listener(listen(options.host, options.port), connections + OVER)
+    listening = listen(options.host, options.port)
     address, port = listening.getsockname()[:2]
-    allowed = access(options.host, address, port, options.allow_origin, options.api_key)
+    allowed = access(options.host, address, options.allow_origin, options.api_key)
 
     def stop() -> None:
         server.should_exit = True
@@ -111,7 +96,8 @@ def run(options: argparse.Namespace) -> int:
         use_colors=False,  # control characters are escaped
         timeout_graceful_shutdown=options.grace,
         lifespan="on",
-        **settings(connections, limits.seconds),
+        ws="none",
+        limit_concurrency=CONNECTIONS,
     )
     server = uvicorn.Server(config)
     options.say.close()
@@ -146,12 +132,9 @@ def _limits(options: argparse.Namespace, model: Any) -> Limits:
         options.rows,
         options.queue,
         context,
-        context - 1 if options.max_prompt is None else options.max_prompt,
-        context - 1 if options.max_tokens is None else options.max_tokens,
         options.chunk,
         options.timeout,
         prefixes,
-        bool(options.speculate),
         memory,
     )
 
@@ -167,8 +150,8 @@ def listen(host: str, port: int) -> socket.socket:
 
 
 def _announce(options: argparse.Namespace, name: str, port: int, embeds: bool) -> None:
-    routes = "completions and /v1/chat/completions, with /docs, /health and /metrics"
-    routes = "embeddings, with /docs and /health" if embeds else routes
+    routes = "completions and /v1/chat/completions, with /openapi.json, /health and /metrics"
+    routes = "embeddings, with /openapi.json and /health" if embeds else routes
     url = f"http://{f'[{options.host}]' if ':' in options.host else options.host}:{port}"
     line = f"{name} at {url}/v1/{routes}; stop it with Ctrl-C"
     print(json.dumps({"model": name, "url": url}) if options.json else line, flush=True)

@@ -33,8 +33,8 @@ class Access:
         """Refuse requests of other web pages with status 403."""
         origin = request.headers.get("origin")
         if origin is not None and ANY not in self.origins and origin not in self.origins:
-            remedy = "start the server with --allow-origin"
-            raise http_error(403, "origin", "a page of this server", "one of another", remedy)
+            rule, remedy = "a page that may send requests", "start the server with --allow-origin"
+            raise http_error(403, "origin", rule, "another", remedy)
 
     def check_key(
         self, authorization: Annotated[Optional[HTTPAuthorizationCredentials], Depends(BEARER)]
@@ -60,11 +60,11 @@ class Access:
 
 
 def access(
-    host: str, address: str, port: int, origins: Sequence[str] = (), key: Optional[str] = None
+    host: str, address: str, origins: Sequence[str] = (), key: Optional[str] = None
 ) -> Access:
     """Return the rules of a server: any Host if it listens on all addresses, otherwise `host` and
-    the local names; pages of the server itself and of `origins`. Raise ValueError for an origin
-    that is none, and a key that is empty or that a header cannot carry.
+    the local names; pages of `origins`. Raise ValueError for an origin that is none, and a key that
+    is empty or that a header cannot carry.
     """
     for origin in origins:
         if origin != ANY and not re.fullmatch(r"[a-z][a-z0-9+.-]*://[^/?#\s]+", origin):
@@ -73,12 +73,10 @@ def access(
     if key is not None and not re.fullmatch(r"[!-~]+", key):
         rule = "a key of printable ASCII characters without spaces"
         raise refusal("serve", rule, "an empty one or other characters", "change --api-key")
-    if ipaddress.ip_address(address.partition("%")[0]).is_unspecified:
-        return Access((ANY,), tuple(origins), key or "")
     hosts = tuple(dict.fromkeys((f"[{host}]" if ":" in host else host, *LOCAL)))
-    ports = ("", ":80") if port == 80 else (f":{port}",)  # browsers leave the default port out
-    own = [f"http://{name}{end}" for name in hosts for end in ports]
-    return Access(hosts, (*own, *origins), key or "")
+    if ipaddress.ip_address(address.partition("%")[0]).is_unspecified:
+        hosts = (ANY,)
+    return Access(hosts, tuple(origins), key or "")
 
 
 def http_error(status: int, *said: str, headers: Optional[Dict[str, str]] = None) -> HTTPException:

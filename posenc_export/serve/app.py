@@ -4,7 +4,6 @@ import asyncio
 import contextlib
 import secrets
 import time
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any, AsyncIterator, Callable, Dict, List, Optional, Tuple, Type
 
 from fastapi import APIRouter, FastAPI, Request, Response
@@ -33,7 +32,6 @@ from posenc_export.serve.requests import (
 
 WANTED = "engine: expected every token to be computed and decoded, got an error"
 FAILURE = f"{WANTED}; the server's log has its message"
-LONG = 1 << 16  # bytes of a body whose text can take longer than 0.1 s to tokenize
 
 STATUS: Dict[Type[Exception], int] = {Refused: 400, Full: 429, Stopping: 503}
 
@@ -49,7 +47,6 @@ class Service:
 
     Attributes:
         loop: the event loop that serves it, set before the first request.
-        long_texts: a thread that tokenizes long texts, which leaves other threads to short ones.
     """
 
     loop: asyncio.AbstractEventLoop
@@ -67,7 +64,6 @@ class Service:
         self.created = int(time.time())
         self.completions, self.chat = Completions(codec, model.manifest.stop_ids), Chat(chat)
         self.open: Dict[Any, Completion] = {}  # running completions by request of the engine
-        self.long_texts = ThreadPoolExecutor(1, "posenc long texts")
 
         def deliver(tokens: List[Token]) -> None:
             self.loop.call_soon_threadsafe(self._dispatch, tokens)
@@ -81,8 +77,7 @@ class Service:
         try:
             async with asyncio.timeout_at(deadline):
                 body = await http.read_body(request)
-                pool = self.long_texts if len(body) > LONG else None
-                asked, completion = await self.loop.run_in_executor(pool, self._built, body, format)
+                asked, completion = await asyncio.to_thread(self._built, body, format)
                 # Tokens arrive on the event loop, so none before the next line.
                 self.engine.submit(list(completion.choices))
                 self.open.update(dict.fromkeys(completion.choices, completion))
@@ -217,7 +212,6 @@ def application(
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         service.loop = asyncio.get_running_loop()
         yield
-        service.long_texts.shutdown(wait=False, cancel_futures=True)
         await asyncio.to_thread(service.engine.close)
 
     title = f"Completions of {name}, as in OpenAI's API."

@@ -1,9 +1,8 @@
 """Continuous batching: requests join and leave the rows of one session between steps."""
 
 import logging
-import time
 from collections import deque
-from typing import Deque, List, Optional, Sequence, Tuple
+from typing import Deque, List, Sequence, Tuple
 
 import numpy as np
 
@@ -14,9 +13,7 @@ from posenc_export.runtime.session.graph import allocates_lazily
 from posenc_export.runtime.session.model import Model
 from posenc_export.runtime.session.prefixes import BLOCK, Prefixes, can_share
 from posenc_export.runtime.session.session import Session
-from posenc_export.runtime.session.speculation import LEAST_REWIND, Lookup, Reader, Speculator
 from posenc_export.serve.memory import bytes_per_slot, longest_row, most_needed
-from posenc_export.serve.pace import Pace
 from posenc_export.serve.requests import FAILED, LENGTH, STOP, Limits, Request, Token, most_tokens
 from posenc_export.shared.refusal import refusal
 
@@ -35,7 +32,6 @@ class Row:
         self.generated: List[int] = []
         self.random = np.random.default_rng(request.seed)
         self.echoed = [Token(request, request.prompt[0], "", read=True)] if request.echo else []
-        self.drafts: Optional[Lookup] = None  # from its first step with drafts on
 
     def take(self, count: int) -> List[int]:
         """Remove and return the next `count` tokens to feed."""
@@ -98,28 +94,21 @@ class Batch:
     Raises ValueError if the caches of a row do not fit the memory, GraphError if the graph cannot
     run.
 
-    A prompt longer than a chunk is fed over several turns, so that running rows wait for at most
-    one chunk, whose length follows the time of their steps. Its row takes no part in the steps in
-    between. The caches of all rows are kept block by block, as they are filled, for requests that
-    begin alike.
+    A turn feeds at most a chunk of the tokens of all prompts, so that running rows wait for one
+    chunk between two steps. The row of a longer prompt takes no part in the steps in between. The
+    caches of all rows are kept block by block, as they are filled, for requests that begin alike.
 
     Attributes:
-        speculator: reads rows with drafted tokens; None if none are drafted.
         prefixes: the kept caches; None without memory for them, or with states that calls replace.
     """
 
     def __init__(self, model: Model, limits: Limits) -> None:
         self.limits = limits
         self.rows: List[Row] = []
-        # Times of the processor are not those of other programs. A graph of another provider runs
-        # elsewhere.
-        clock = time.thread_time if model.provider == "cpu" else time.perf_counter
-        self.pace = Pace(limits.chunk, clock)
-        rewind = LEAST_REWIND if limits.speculate else 1
+        self._left = 0  # tokens of prompts that the turn may still feed
         # Rows of lazy caches take no memory until they are used.
         rows = limits.rows if allocates_lazily(model.graph) else 1
-        self.session = Session(model.graph, rows, limits.context, rewind)
-        self.speculator = Speculator(self.session) if limits.speculate else None
+        self.session = Session(model.graph, rows, limits.context, 1)
         blocks = 0
         if can_share(model.manifest):
             blocks = limits.prefix_memory // (bytes_per_slot(model.manifest) * BLOCK)
@@ -138,17 +127,16 @@ class Batch:
         self.session.reset()
 
     def read(self, waiting: Deque[Request]) -> List[Token]:
-        """Feed one chunk of prompt tokens. Free rows are given to the first requests in `waiting`.
-        Return the first generated token of each request whose prompt is complete. After a
-        GraphError, call `fail`.
+        """Feed at most a chunk of prompt tokens. Free rows are given to the first requests in
+        `waiting`. Return the first generated token of each request whose prompt is complete. After
+        a GraphError, call `fail`.
         """
-        self.pace.begin(any(row.generated for row in self.rows))
-        tokens: List[Token] = []
+        self._left, tokens = self.limits.chunk, list[Token]()
         for index, row in enumerate(self.rows):
             if not row.generated:
                 tokens += self._continue_prompt(index, row)
         self._leave_ended(tokens)
-        while waiting and self._has_room_for(waiting[0]) and self.pace.count(0):
+        while waiting and self._left and self._has_room_for(waiting[0]):
             tokens += self._enter(waiting[0])
             # Last, so that the request is in the queue or has a row whatever is raised.
             waiting.popleft()
@@ -164,24 +152,19 @@ class Batch:
         return rows <= self.limits.rows and needed <= self.limits.memory
 
     def step(self) -> List[Token]:
-        """Feed one token of every row whose prompt was read, or drafted ones too. Return the
-        generated tokens. After a GraphError, call `fail`.
+        """Feed one token of every row whose prompt was read. Return the generated tokens. After a
+        GraphError, call `fail`.
         """
         running = [index for index, row in enumerate(self.rows) if row.generated]
-        since = self.pace.clock()
         if not running:
             return []
-        if self.speculator is not None:
-            tokens = self._read_drafts(self.speculator)
-        else:
-            logits = self._stepped(len(running) == len(self.rows))
-            likeliest = logits.argmax(-1).tolist()
-            rows = [(i, self.rows[i]) for i in running]
-            tokens = [row.next_token(likeliest[i], logits[i : i + 1]) for i, row in rows]
+        logits = self._stepped(len(running) == len(self.rows))
+        likeliest = logits.argmax(-1).tolist()
+        rows = [(i, self.rows[i]) for i in running]
+        tokens = [row.next_token(likeliest[i], logits[i : i + 1]) for i, row in rows]
         for index in running:
             self._share(index)
         self._leave_ended(tokens)
-        self.pace.stepped(self.pace.clock() - since)
         return tokens
 
     def _stepped(self, all_run: bool) -> np.ndarray:
@@ -191,30 +174,6 @@ class Batch:
             return self.session.step(ids, copy=False)
         rows = [row.take(1) if row.generated else [] for row in self.rows]
         return self.session.prefill(rows, logits_to_keep=1)[:, 0]
-
-    def _read_drafts(self, speculator: Speculator) -> List[Token]:
-        """Feed as `_stepped`, with drafted tokens where that is faster. Return the new tokens."""
-        tokens: List[Token] = []
-
-        def reader(row: Row) -> Optional[Reader]:
-            if not row.generated:
-                return None
-
-            def chosen(index: int, logits: np.ndarray) -> int:
-                tokens.append(row.next_token(int(logits.argmax()), logits[None]))
-                return tokens[-1].id
-
-            request = row.request
-            if row.drafts is None:
-                row.drafts = Lookup([*request.prompt, *row.generated])
-            ends, unread = request.stop_ids, [row.generated[-1]]
-            count = len(row.generated)
-            return Reader(chosen, ends, request.max_tokens, row.drafts, unread, count)
-
-        chosen_tokens = speculator.read([reader(row) for row in self.rows])
-        for row, more in zip(self.rows, chosen_tokens, strict=True):
-            row.unread = deque(more[-1:]) if more else row.unread
-        return tokens
 
     def leave(self, requests: Sequence[Request]) -> None:
         """Retire the rows of these requests. The last row takes the index of a retired one."""
@@ -239,14 +198,12 @@ class Batch:
 
     def _enter(self, request: Request) -> List[Token]:
         """Admit a row with the known tokens of its prompt and as many more as the turn allows."""
-        since = self.pace.clock()
-        row, prefix, known = Row(request, self.session.manifest), None, 0
+        row, prefix = Row(request, self.session.manifest), None
         if self.prefixes and not row.scores:
             prefix = self.prefixes.find(request.prompt, request.sharing)
         if prefix:
-            known = prefix.length
-            row = Row(request, self.session.manifest, known)
-        part = row.take(self.pace.count(known))
+            row = Row(request, self.session.manifest, prefix.length)
+        part = row.take(self._left)
         keep = None if row.scores else 1
         try:
             logits = self.session.admit([part], logits_to_keep=keep, prefix=prefix)[0]
@@ -254,32 +211,29 @@ class Batch:
             LOG.error("%s; a prompt of %d tokens was not read", error, len(request.prompt))
             return [Token(request, -1, FAILED)]
         self.rows.append(row)
-        tokens = self._read_part(len(self.rows) - 1, row, known, len(part), logits, since)
+        tokens = self._read_part(len(self.rows) - 1, row, len(part), logits)
         self._leave_ended(tokens)
         return tokens
 
     def _continue_prompt(self, index: int, row: Row) -> List[Token]:
         """Feed as many more tokens of a row's prompt as the turn allows."""
-        offset, since = len(row.request.prompt) - len(row.unread), self.pace.clock()
-        part = row.take(self.pace.count(offset))
+        part = row.take(self._left)
         if not part:
             return []
         parts: List[List[int]] = [[] for _ in self.rows]
         parts[index] = part
         keep = None if row.scores else 1
         logits = self.session.prefill(parts, logits_to_keep=keep)[index]
-        return self._read_part(index, row, offset, len(part), logits, since)
+        return self._read_part(index, row, len(part), logits)
 
-    def _read_part(
-        self, index: int, row: Row, offset: int, count: int, logits: np.ndarray, since: float
-    ) -> List[Token]:
+    def _read_part(self, index: int, row: Row, count: int, logits: np.ndarray) -> List[Token]:
         """Count tokens that were read. Return the first tokens for the client, from logits [n,V],
         after the last.
         """
+        self._left -= count
         self._share(index)
         if row.scores:
             row.echo(logits)
-        self.pace.read(count, offset, self.pace.clock() - since)
         return [] if row.unread else row.begun(logits[-1:])
 
     def _share(self, index: int) -> None:

@@ -43,9 +43,6 @@ class CompletionRequest(SamplingRequest):
         le=MOST_LOGPROBS,
         description="Number of most probable tokens, with their log probabilities, for each token.",
     )
-    return_tokens_as_token_ids: bool = Field(
-        False, description="Whether logprobs name a token token_id:N and not by its text."
-    )
     suffix: Literal[None, ""] = None
     best_of: Literal[None, 1] = None
 
@@ -69,8 +66,7 @@ class Completions:
 
     def answer(self, part: Part, asked: Any) -> Dict[str, Any]:
         ids = {"token_ids": part.ids} if asked.return_token_ids else {}
-        as_ids = asked.return_tokens_as_token_ids
-        logprobs = None if asked.logprobs is None else self._logprobs(part, as_ids)
+        logprobs = None if asked.logprobs is None else self._logprobs(part)
         choice = {"index": part.choice, "text": part.text, "logprobs": logprobs}
         return {**choice, "finish_reason": part.ended or None, **ids}
 
@@ -78,11 +74,11 @@ class Completions:
         sent = part.text or part.ended or asked.return_token_ids or asked.logprobs is not None
         return self.answer(part, asked) if sent else None
 
-    def _logprobs(self, part: Part, as_ids: bool) -> Dict[str, Any]:
+    def _logprobs(self, part: Part) -> Dict[str, Any]:
         """Format the probabilities, null for the first token of a prompt. Of tokens with equal
         texts, the likelier is listed.
         """
-        spelling = "token_id:{}".format if as_ids else self.codec.spelled
+        spelling = self.codec.spelled
         pairs = [[(spelling(i), max(n, LEAST)) for i, n in t.logprobs] for t in part.tokens]
         tops = [dict(sorted(top, key=lambda pair: pair[1])) for _, *top in filter(None, pairs)]
         first = [None] * (len(pairs) - len(tops))
@@ -194,7 +190,7 @@ class Chat:
         most = asked.max_completion_tokens
         most = asked.max_tokens if most is None else most
         if most is None:
-            most = max(1, min(limits.tokens, limits.context - len(ids)))
+            most = max(1, limits.context - len(ids))
         return [Prompt(ids, most, self.codec.ends, asked.top_logprobs if asked.logprobs else None)]
 
     def answer(self, part: Part, asked: Any) -> Dict[str, Any]:

@@ -14,7 +14,6 @@ from pydantic_core import from_json
 from starlette.exceptions import HTTPException
 
 from posenc_export.runtime.artefact.manifest import Manifest
-from posenc_export.serve import pages
 from posenc_export.serve.access import Access, http_error
 from posenc_export.serve.requests import Refused
 from posenc_export.shared.version import VERSION
@@ -58,15 +57,10 @@ def application(
     """
     checks = [Depends(access.check_origin)]
     about: Dict[str, Any] = {"title": "posenc", "version": VERSION, "summary": title}
-    # The pages of FastAPI load scripts from another server.
+    # The pages of FastAPI load scripts from another server: /openapi.json is the description.
     app = FastAPI(**about, dependencies=checks, docs_url=None, redoc_url=None, **settings)
     app.include_router(routes, dependencies=[Depends(access.check_key)] if access.key else [])
     access.protect(app)
-
-    @app.get("/", include_in_schema=False)
-    @app.get("/docs", include_in_schema=False)
-    async def page(request: Request) -> Response:
-        return pages.page(app.openapi(), str(request.base_url).rstrip("/"))
 
     @app.get("/health", summary="200 if the server accepts requests, otherwise 503")
     async def health() -> Response:
@@ -78,7 +72,8 @@ def application(
         # Messages of the router name no path.
         if message in (HTTPStatus.NOT_FOUND.phrase, HTTPStatus.METHOD_NOT_ALLOWED.phrase):
             got = cut(f"{request.method} {request.url.path}")
-            message = f"request: expected a method and path that /docs lists, got {got}; {remedy}"
+            rule = "expected a method and path that /openapi.json lists"
+            message = f"request: {rule}, got {got}; {remedy}"
         return answer(error.status_code, message, error.headers)
 
     return app
@@ -130,7 +125,7 @@ def parsed(body: Union[bytes, bytearray], kind: Type[Asked]) -> Asked:
         rule = "expected no such field" if first["type"] == "extra_forbidden" else rule
         path = "".join(f"[{at}]" if isinstance(at, int) else f".{cut(at)}" for at in where)
         said = f"{path[1:] or 'body'}: {rule[0].lower()}{rule[1:]}, got {got}"
-        raise Refused(f"{said}; /docs lists the fields") from None
+        raise Refused(f"{said}; /openapi.json lists the fields") from None
 
 
 def _where(content: Any, error: Any) -> List[Union[str, int]]:

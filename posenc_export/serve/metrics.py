@@ -7,7 +7,6 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 
 from posenc_export.runtime.artefact.manifest import Manifest
 from posenc_export.runtime.session.prefixes import BLOCK, Prefixes
-from posenc_export.runtime.session.speculation import Speculator
 from posenc_export.serve.engine import Engine
 
 FIRST = (0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30)  # seconds
@@ -47,8 +46,6 @@ class Metrics:
         """Yield metrics that are read from counts when prometheus_client asks for them."""
         if self._batch.prefixes is not None:
             yield from _of_prefixes(self._batch.prefixes)
-        if self._batch.speculator is not None:
-            yield from _of_drafts(self._batch.speculator)
 
 
 def _of_prefixes(prefixes: Prefixes) -> Iterator[Metric]:
@@ -58,14 +55,3 @@ def _of_prefixes(prefixes: Prefixes) -> Iterator[Metric]:
     yield CounterMetricFamily("posenc_prefix_tokens", said, prefixes.tokens)
     said = "Tokens whose caches are kept."
     yield GaugeMetricFamily("posenc_prefix_kept_tokens", said, BLOCK * prefixes.used)
-
-
-def _of_drafts(counts: Speculator) -> Iterator[Metric]:
-    """Yield the counts of drafted tokens, with the names that vLLM gives them."""
-    said = "Passes of the graph that read generated or drafted tokens."
-    yield CounterMetricFamily("posenc_decode_passes", said, counts.passes)
-    drafts, said = "posenc_spec_decode_num_", "Rows that a pass read with drafted tokens."
-    yield CounterMetricFamily(f"{drafts}drafts", said, counts.drafts)
-    yield CounterMetricFamily(f"{drafts}draft_tokens", "Drafted tokens.", counts.drafted)
-    said = "Drafted tokens that the model chose itself."
-    yield CounterMetricFamily(f"{drafts}accepted_tokens", said, counts.kept)

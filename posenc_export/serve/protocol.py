@@ -158,9 +158,9 @@ def encoded(text: str, codec: Codec, limits: Limits, special: bool = True) -> Tu
     """Return the token ids of a text, as Codec.encode. Raise Refused, before it takes seconds, for
     one of more than CHARACTERS for each token that a prompt may have.
     """
-    most = CHARACTERS * limits.prompt
+    most = CHARACTERS * (limits.context - 1)
     if len(text) > most:
-        rule = f"1 .. {limits.prompt} tokens in at most {most} characters"
+        rule = f"1 .. {limits.context - 1} tokens in at most {most} characters"
         raise refused("prompt", rule, len(text), "shorten it")
     return tuple(codec.encode(text, special))
 

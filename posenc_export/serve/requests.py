@@ -8,8 +8,7 @@ from posenc_export.runtime.artefact.manifest import Manifest
 from posenc_export.shared.refusal import refusal
 
 STOP, LENGTH, FAILED = "stop", "length", "error"  # why a row ended
-CONTEXT = 4096  # default number of tokens of a row
-CHUNK = 256  # default of the largest number of prompt tokens fed between two steps
+CHUNK = 64  # default of the largest number of prompt tokens fed between two steps
 
 
 @dataclass(frozen=True)
@@ -18,19 +17,15 @@ class Limits:
 
     rows: int = 16  # largest number of requests decoded together
     queue: int = 64  # number of requests waiting for a row
-    context: int = CONTEXT  # tokens of a prompt and its continuation together
-    prompt: int = CONTEXT - 1  # tokens of a prompt
-    tokens: int = 4095  # tokens of a continuation
+    context: int = 4096  # tokens of a prompt and its continuation together
     chunk: int = CHUNK  # largest number of prompt tokens fed between two steps
     seconds: int = 600  # time from the arrival of a request to the end of its response
     prefix_memory: int = 0  # bytes for the caches of prompts, kept for requests that begin alike
-    # Read tokens that are looked up in the text of a row in one pass, where that is faster.
-    speculate: bool = False
     memory: int = sys.maxsize  # bytes for the caches of rows, while they grow too
 
     def __post_init__(self) -> None:
         for name, value in vars(self).items():
-            least = 0 if name in ("prefix_memory", "speculate") else 1
+            least = 0 if name == "prefix_memory" else 1
             if value < least:
                 rule = f"{name} of at least {least}"
                 raise refusal("serve", rule, value, "give a larger number")
@@ -112,16 +107,15 @@ def check_model(manifest: Manifest, limits: Limits) -> None:
 def check_request(request: Request, manifest: Manifest, limits: Limits) -> None:
     """Raise Refused if a prompt is empty or exceeds a limit, or an id is no id of the model."""
     count, most = len(request.prompt), request.max_tokens
-    if not 1 <= count <= limits.prompt:
-        raise refused("prompt", f"1 .. {limits.prompt} tokens", count, "change its length")
+    if not 1 <= count < limits.context:
+        raise refused("prompt", f"1 .. {limits.context - 1} tokens", count, "change its length")
     least, largest = min(request.prompt), max(request.prompt)
     if not 0 <= least <= largest < manifest.vocabulary:
         rule, got = f"token ids 0 .. {manifest.vocabulary - 1}", f"{least} .. {largest}"
         raise refused("prompt", rule, got, "use the model's own tokenizer")
     least = 0 if request.echo else 1
-    if not least <= most <= limits.tokens:
-        rule = f"{least} .. {limits.tokens}"
-        raise refused("max_tokens", rule, most, "give a number in this range")
+    if most < least:
+        raise refused("max_tokens", f"at least {least}", most, "give a larger number")
     if count + most > limits.context:
         rule = f"prompt and max_tokens within {limits.context} tokens together"
         raise refused("max_tokens", rule, f"{count} + {most}", "reduce max_tokens")

@@ -19,7 +19,7 @@ pytest.importorskip("fastapi")
 pytest.importorskip("prometheus_client")
 pytest.importorskip("jinja2")
 pytestmark = pytest.mark.xdist_group("serve")
-LIMITS = Limits(rows=4, queue=8, context=120, prompt=100, tokens=100, chunk=32)
+LIMITS = Limits(rows=4, queue=8, context=120, chunk=32)
 TEMPLATE = """{% for message in messages %}{% if message.role == 'system' and not loop.first %}\
 {{ raise_exception('The system message comes first') }}{% endif %}
 {{- message.role[0] }}:{{ message.content }}
@@ -222,7 +222,7 @@ BAD: Dict[str, Any] = {
     "alternatives without probabilities": {"messages": [MESSAGE], "top_logprobs": 2},
     "too many alternatives": {"messages": [MESSAGE], "logprobs": True, "top_logprobs": 21},
     "what the template refuses": {"messages": [MESSAGE, {"role": "system", "content": "a"}]},
-    "a conversation that is too long": {"messages": [{"role": "user", "content": "a" * 100}]},
+    "a conversation that is too long": {"messages": [{"role": "user", "content": "a" * 120}]},
     "a prompt": {"messages": [MESSAGE], "prompt": "a"},
 }
 
@@ -246,7 +246,7 @@ def test_fields_of_unsupported_features_are_named(port: int) -> None:
         "messages[0].tool_calls: expected no tool_calls, which this server does not support, got"
     )
     assert number == (
-        "frequency_penalty: expected 0, which is the only supported value, got 0.5; /docs "
+        "frequency_penalty: expected 0, which is the only supported value, got 0.5; /openapi.json "
         "lists the fields"
     )
 

@@ -113,7 +113,7 @@ def test_another_path_or_method_is_answered_with_those_of_this_server(
     response = client.request(method, path)
     assert response.status_code == status
     said = (
-        f"request: expected a method and path that /docs lists, got {method} {path}; POST "
+        f"request: expected a method and path that /openapi.json lists, got {method} {path}; POST "
         "/v1/embeddings embeds texts, since tiny is an encoder"
     )
     assert response.json()["error"]["message"] == said

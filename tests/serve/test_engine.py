@@ -2,7 +2,6 @@
 run.
 """
 
-import dataclasses
 import itertools
 import threading
 from collections import defaultdict
@@ -12,12 +11,10 @@ import numpy as np
 import pytest
 
 from posenc_export.runtime.artefact.records import Generation
-from posenc_export.runtime.session import speculation
 from posenc_export.runtime.session.errors import GraphError
 from posenc_export.runtime.session.model import Model
 from posenc_export.serve.completion import Stops
 from posenc_export.serve.engine import Engine
-from posenc_export.serve.metrics import Metrics
 from posenc_export.serve.requests import (
     Full,
     Limits,
@@ -30,7 +27,7 @@ from posenc_export.serve.requests import (
 from tests.serve.models import alone, artefact, opened, prompts, slow  # noqa: F401
 
 pytestmark = pytest.mark.xdist_group("serve")
-LIMITS = Limits(rows=5, queue=64, context=300, prompt=200, tokens=200, chunk=16)
+LIMITS = Limits(rows=5, queue=64, context=300, chunk=16)
 
 
 class Gathered:
@@ -72,64 +69,8 @@ def test_every_request_gets_the_tokens_that_it_gets_alone(
     assert set(gathered.ended.values()) == {"length"}
 
 
-@pytest.mark.parametrize("target", ["ort", "onnx-static"])
-def test_requests_whose_tokens_are_drafted_get_the_tokens_that_they_get_alone(
-    target: str, models: Dict[str, Model], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(speculation, "next_count", lambda count, right: 3)
-    lengths = np.random.default_rng(1).integers(1, 40, 16).tolist()
-    texts = [prompt * 3 for prompt in prompts(16, 12)]
-    stops = [(int(token),) for token in np.random.default_rng(2).integers(0, 256, 16)]
-    requests = [
-        Request(tuple(text), length, 0.9 * (seed % 2), seed=seed, stop_ids=stops[seed])
-        for seed, (text, length) in enumerate(zip(texts, lengths, strict=True))
-    ]
-    gathered = Gathered(
-        models[target], dataclasses.replace(LIMITS, speculate=True, rows=3, prefix_memory=1 << 20)
-    )
-    gathered.engine.submit(requests)
-    gathered.engine.close()
-    assert gathered.made == alone(models[target], requests)
-    assert gathered.engine.batch.speculator is not None
-    assert gathered.engine.batch.speculator.drafted > 0
-
-
-def test_drafted_and_accepted_tokens_are_counted_under_the_names_that_are_usual(
-    models: Dict[str, Model], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(speculation, "next_count", lambda count, right: 3)
-    found: List[Dict[str, float]] = []
-    for speculate in (True, False):
-        gathered = Gathered(models["ort"], dataclasses.replace(LIMITS, speculate=speculate))
-        gathered.engine.submit([Request((97, 98, 99) * 4, 80)])
-        gathered.engine.close()
-        lines = (
-            Metrics("tiny", models["ort"].manifest, gathered.engine).text().decode().splitlines()
-        )
-        found.append(
-            {
-                name: float(value)
-                for name, value in (
-                    line.split()
-                    for line in lines
-                    if not line.startswith("#") and ("spec_decode" in line or "passes" in line)
-                )
-            }
-        )
-    drafts, drafted, accepted = (
-        found[0][f"posenc_spec_decode_num_{name}_total"]
-        for name in ("drafts", "draft_tokens", "accepted_tokens")
-    )
-    assert 0 < drafts < drafted <= 3 * drafts and 0 < accepted < drafted
-    assert (
-        1 + found[0]["posenc_decode_passes_total"] + accepted == 80
-    )  # the first token follows the prompt
-    assert not found[1]
-
-
-@pytest.mark.parametrize("speculate", [False, True])
 def test_what_the_checkpoint_forbids_or_forces_is_not_generated_as_in_a_session(
-    speculate: bool, monkeypatch: pytest.MonkeyPatch
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     model = opened(artefact("ort"))
     requests = [
@@ -141,7 +82,7 @@ def test_what_the_checkpoint_forbids_or_forces_is_not_generated_as_in_a_session(
     first = tuple(range(100))
     known = Generation(suppressed=tuple(sorted(suppressed)), suppressed_first=first, forced_first=5)
     monkeypatch.setattr(model.graph, "manifest", model.manifest.replace(generation=known))
-    gathered = Gathered(model, dataclasses.replace(LIMITS, speculate=speculate))
+    gathered = Gathered(model)
     gathered.engine.submit(requests)
     gathered.engine.close()
     expected = alone(model, requests)
@@ -192,11 +133,11 @@ def test_what_the_limits_or_the_vocabulary_do_not_allow_is_refused(
     engine = Gathered(models["ort"]).engine
     for request in (
         Request((), 1),
-        Request((5,) * 201, 1),
+        Request((5,) * 300, 1),
         Request((256,), 1),
         Request((-1,), 1),
         Request((5,), 0),
-        Request((5,), 201),
+        Request((5,), 300),
         Request((5,) * 150, 151),
     ):
         with pytest.raises(Refused, match="expected .* got"):
@@ -210,7 +151,7 @@ def test_what_the_limits_or_the_vocabulary_do_not_allow_is_refused(
 
 @pytest.mark.usefixtures("slow")
 def test_a_full_queue_takes_no_more_and_keeps_what_it_has(models: Dict[str, Model]) -> None:
-    gathered = Gathered(models["ort"], Limits(rows=1, queue=3, context=300, prompt=200, tokens=200))
+    gathered = Gathered(models["ort"], Limits(rows=1, queue=3, context=300))
     running, waiting = Request((97,), 60), [Request((98,), 2) for _ in range(3)]
     gathered.engine.submit([running])
     assert gathered.some.wait(30)

@@ -223,14 +223,6 @@ def test_a_model_is_described_by_its_name_and_others_are_not_found(port: int) ->
     assert status == 404 and answer["error"]["message"].startswith("model: expected tiny <b>, got")
 
 
-@pytest.mark.parametrize("path", ["/", "/docs"])
-def test_pages_need_no_other_server_and_escape_the_name(path: str, port: int) -> None:
-    status, page = Client(port).ask(path)
-    assert status == 200 and "tiny &lt;b&gt;" in page and "<b>" not in page
-    assert not re.search(r"(src|href)\s*=|url\(|@import|<script", page)
-    assert all(text in page for text in ("curl http://", CHAT, "enable_thinking", "StreamOptions"))
-
-
 def test_a_panic_of_the_tokenizers_library_is_status_400(
     port: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Any
 ) -> None:

@@ -26,7 +26,7 @@ uvicorn = pytest.importorskip("uvicorn")
 pytest.importorskip("fastapi")
 pytest.importorskip("prometheus_client")
 pytestmark = pytest.mark.xdist_group("serve")
-LIMITS = Limits(rows=6, queue=40, context=300, prompt=200, tokens=250, chunk=32)
+LIMITS = Limits(rows=6, queue=40, context=300, chunk=32)
 LONG = {"prompt": [97], "max_tokens": 250, "temperature": 0}
 
 
@@ -85,7 +85,7 @@ def running(app: Any, **settings: Any) -> Iterator[Tuple[int, Any]]:
     """
     from posenc_export.commands.serve import listen
 
-    listening = settings.pop("listening", None) or listen("127.0.0.1", 0)
+    listening = listen("127.0.0.1", 0)
     server = uvicorn.Server(uvicorn.Config(app, log_level="warning", **settings))
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]})
     thread.start()
@@ -248,7 +248,7 @@ BAD: Dict[str, Any] = {
     "a field of no API": {"prompt": "a", "max_token": 5},
     "a field that is not honoured": {"prompt": "a", "suffix": "b"},
     "no tokens without an echo": {"prompt": "a", "max_tokens": 0},
-    "a prompt that is too long": {"prompt": "a" * 201},
+    "a prompt that is too long": {"prompt": "a" * 300},
     "too many tokens": {"prompt": "a" * 200, "max_tokens": 101},
     "an id outside of the vocabulary": {"prompt": [256]},
     "a negative temperature": {"prompt": "a", "temperature": -1},
@@ -317,7 +317,7 @@ def test_another_path_or_method_is_refused_by_name(
     path: str, status: int, got: str, port: int
 ) -> None:
     said = Client(port).ask(path, {"prompt": "a"})
-    rule = "request: expected a method and path that /docs lists"
+    rule = "request: expected a method and path that /openapi.json lists"
     assert said[0] == status
     assert (
         said[1]["error"]["message"] == f"{rule}, got {got}; POST /v1/completions completes a text"

@@ -35,7 +35,7 @@ def model() -> Model:
 def limits(model: Model, rows: int, tokens: int) -> Limits:
     """Return limits with just the memory for that many rows."""
     memory = most_needed(model.session(batch=8), rows, tokens, 16)
-    return Limits(rows=8, context=300, prompt=200, tokens=200, chunk=16, memory=memory)
+    return Limits(rows=8, context=300, chunk=16, memory=memory)
 
 
 def test_the_memory_of_a_session_is_that_of_its_tokens(model: Model) -> None:
@@ -131,7 +131,7 @@ def test_a_context_of_which_no_row_fits_is_refused_with_the_one_that_fits(model:
     memory = most_needed(model.session(), 1, 256, 16)
     assert longest_row(model.session(capacity=300), memory, 300, 16) == 256
     with pytest.raises(ValueError, match="caches of a row of 300 tokens, .* at most 256"):
-        Batch(model, Limits(context=300, prompt=200, tokens=200, chunk=16, memory=memory))
+        Batch(model, Limits(context=300, chunk=16, memory=memory))
 
 
 @pytest.mark.parametrize(

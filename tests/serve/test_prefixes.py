@@ -2,7 +2,6 @@
 cancelled; and how much of a prompt is read between steps.
 """
 
-import time
 from pathlib import Path
 from typing import Any, Dict, List
 
@@ -14,7 +13,6 @@ from posenc_export.models.short_forms import decoder_config
 from posenc_export.runtime.session.model import Model
 from posenc_export.runtime.session.prefixes import BLOCK
 from posenc_export.serve.memory import bytes_per_slot
-from posenc_export.serve.pace import DEPTH, FIRST, LEAST, STALL, Pace
 from posenc_export.serve.requests import Limits, Request
 from tests.serve.models import alone, artefact, opened, prompts, slow  # noqa: F401
 from tests.serve.test_engine import Gathered
@@ -35,8 +33,6 @@ def _limits(model: Model, blocks: int) -> Limits:
         rows=5,
         queue=64,
         context=300,
-        prompt=200,
-        tokens=200,
         chunk=48,
         prefix_memory=blocks * BLOCK * bytes_per_slot(model.manifest),
     )
@@ -115,69 +111,27 @@ def test_a_model_whose_states_are_replaced_is_served_without_sharing(tmp_path: P
     )
     export(sources(config), "ort", tmp_path / "a", verify=False)
     model, requests = opened(tmp_path / "a"), _requests(6)
-    gathered = Gathered(
-        model, Limits(rows=3, context=300, prompt=200, tokens=200, chunk=16, prefix_memory=10**7)
-    )
+    gathered = Gathered(model, Limits(rows=3, context=300, chunk=16, prefix_memory=10**7))
     gathered.engine.submit(requests)
     gathered.engine.close()
     assert gathered.engine.batch.prefixes is None and gathered.made == alone(model, requests)
-
-
-def _turn(pace: Pace, seconds: float, offset: int = 0, waits: bool = True) -> int:
-    """Take a turn that reads what it may at `seconds` per token. Return the number of tokens."""
-    pace.begin(waits)
-    count = pace.count(offset)
-    pace.read(count, offset, seconds * count)
-    return count
-
-
-def test_chunks_follow_the_time_of_a_step() -> None:
-    pace = Pace(256, time.perf_counter)
-    assert _turn(pace, 1e-3, waits=False) == 256 and _turn(pace, 1e-3) == FIRST
-    pace.stepped(0.02)
-    for _ in range(10):
-        _turn(pace, 1e-3)
-    size = pace.size
-    assert abs(size - STALL * 20) <= 1
-    pace.begin(True)
-    pace.read(4, 0, 0.01)  # a prompt of 4 tokens says nothing about longer ones
-    assert pace.size == size
-    assert _turn(pace, 1e-3, DEPTH) == size // 2
-    assert [_turn(pace, 1.0) for _ in range(10)][-1] == LEAST
-    assert [_turn(pace, 1e-6) for _ in range(10)][-1] == 256
-
-
-def test_a_turn_ends_when_another_chunk_would_take_longer_than_its_time() -> None:
-    pace = Pace(256, time.perf_counter)
-    pace.stepped(0.02)
-    pace.begin(True)
-    pace.read(2, 0, 0.01)
-    assert pace.count(0)
-    pace.read(2, 0, 0.015)
-    assert not pace.count(0)
-    pace.begin(False)
-    pace.read(2, 0, 10.0)
-    assert pace.count(0) == 254
 
 
 @pytest.mark.usefixtures("slow")
 def test_running_rows_wait_for_one_chunk_at_most(
     models: Dict[str, Model], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    model, fed = models["ort"], []
-    gathered = Gathered(model, Limits(rows=3, context=300, prompt=200, tokens=200, chunk=200))
-    pace = gathered.engine.batch.pace
-    monkeypatch.setattr(
-        pace, "stepped", lambda seconds: setattr(pace, "step", 1e-9)
-    )  # reading takes longer than that
-    monkeypatch.setattr(
-        pace,
-        "read",
-        lambda tokens, offset, seconds, read=pace.read: (
-            fed.append(tokens),
-            read(tokens, offset, 1.0),
-        ),
-    )
+    model, fed = models["ort"], [0]
+    gathered = Gathered(model, Limits(rows=3, context=300, chunk=16))
+    batch = gathered.engine.batch
+    step, read = batch.step, batch._read_part
+
+    def counted(index: int, row: Any, count: int, logits: np.ndarray) -> Any:
+        fed[-1] += count
+        return read(index, row, count, logits)
+
+    monkeypatch.setattr(batch, "step", lambda: fed.append(0) or step())
+    monkeypatch.setattr(batch, "_read_part", counted)
     running: Any = Request((97,), 60)
     gathered.engine.submit([running])
     while not gathered.made[running]:
@@ -186,7 +140,7 @@ def test_running_rows_wait_for_one_chunk_at_most(
     gathered.engine.submit([long])
     gathered.engine.close()
     assert len(gathered.made[running]) == 60 and gathered.made == alone(model, [running, long])
-    assert fed[-1] <= LEAST and sum(fed) == len(COMMON) + 1
+    assert max(fed) == 16 and sum(fed) == len(COMMON) + 1
 
 
 @pytest.mark.usefixtures("slow")

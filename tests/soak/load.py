@@ -1,7 +1,7 @@
 """Check the server under load: `python -m tests.soak.load [--requests 2000] [--slow 200] [--leaving
-200] [--files 100] [--json FILE]`.
+200] [--json FILE]`.
 
-`posenc serve` runs in a process that may open few files. Slow clients hold connections without
+Slow clients hold connections without
 sending or reading to the end, leaving clients close theirs at any moment, and other clients send
 requests, again if they are refused, and compare the tokens with those of a session. Most requests
 begin with one of fifteen common prefixes, and the memory of prefixes is so small that kept ones are
@@ -54,14 +54,11 @@ class Case(NamedTuple):
 
 
 class Load(NamedTuple):
-    """Size of a load: numbers of requests, slow and leaving clients, and open files that the
-    server may have.
-    """
+    """Size of a load: numbers of requests, slow and leaving clients."""
 
     requests: int = 2000
     slow: int = 200
     leaving: int = 200
-    files: int = 100
 
 
 def message(body: bytes, length: Optional[int] = None) -> bytes:
@@ -186,7 +183,7 @@ def _body(request: Request, stream: bool) -> bytes:
 
 
 @contextlib.contextmanager
-def server(folder: Path, files: int) -> Iterator[Tuple[int, "subprocess.Popen[str]", Path]]:
+def server(folder: Path) -> Iterator[Tuple[int, "subprocess.Popen[str]", Path]]:
     """Context manager that runs a server; gives its port, the process and the file of its
     errors.
     """
@@ -201,9 +198,8 @@ def server(folder: Path, files: int) -> Iterator[Tuple[int, "subprocess.Popen[st
         tempfile.TemporaryDirectory() as temporary,
         open(Path(temporary) / "errors", "w") as errors,
     ):
-        limited = ["sh", "-c", f'ulimit -n {files} && exec "$@"', "sh", *command]
         process = subprocess.Popen(
-            limited,
+            command,
             stdout=subprocess.PIPE,
             stderr=errors,
             text=True,
@@ -268,9 +264,9 @@ async def loaded(port: int, load: Load, given: List[Case]) -> Tuple["Counter[str
 def measured(folder: Path, load: Load) -> Dict[str, Any]:
     """Run a server and its load. Return the figures, with a list of failures under "wrong"."""
     given = cases(folder)
-    with server(folder, load.files) as (port, process, errors):
+    with server(folder) as (port, process, errors):
         asyncio.run(
-            loaded(port, Load(max(load.requests // 4, 100), load.slow, load.leaving), given)
+            loaded(port, load._replace(requests=max(load.requests // 4, 100)), given)
         )  # memory that stays in use from the first load on
         before, since = resident(process), time.perf_counter()
         found, recovered = asyncio.run(loaded(port, load, given))
@@ -309,9 +305,7 @@ def main(arguments: Optional[List[str]] = None) -> int:
     options = parser.parse_args(arguments)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # warnings of torch and other libraries during export
-        figures = measured(
-            artefact("ort"), Load(options.requests, options.slow, options.leaving, options.files)
-        )
+        figures = measured(artefact("ort"), Load(options.requests, options.slow, options.leaving))
     print(json.dumps(figures), flush=True)
     if options.json:
         options.json.parent.mkdir(parents=True, exist_ok=True)

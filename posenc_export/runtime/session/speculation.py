@@ -112,16 +112,12 @@ class Reader:
 
 
 class Speculator:
-    """Reads the rows of a session that passes `check_speculate`, with drafts where they gain time.
-
-    Attributes:
-        passes, drafts, drafted, kept: number of passes, of rows that read drafted tokens in them,
-            of these tokens, and of those that were kept.
+    """Reads the rows of a session that passes `check_speculate`, with drafts where they gain
+    time.
     """
 
     def __init__(self, session: Any) -> None:
         self._session = session
-        self.passes = self.drafts = self.drafted = self.kept = 0
 
     def read(self, readers: Sequence[Optional[Reader]]) -> List[List[int]]:
         """Read the unread tokens of each row, None for one that does not read, in one pass. Return
@@ -152,10 +148,6 @@ class Speculator:
                     right = compared == tokens[: len(compared)]
                     reader.drafts.count = next_count(reader.drafts.count, right)
                 reader.drafts.extend(tokens)
-                self.drafts += bool(draft)
-                self.drafted += len(draft)
-                self.kept += len(tokens) - 1
-        self.passes += 1
         return chosen
 
     def _drafts(
