@@ -1,4 +1,7 @@
-"""Who may send requests to the server: names in Host, origins of web pages, and a key."""
+"""Who may send requests to the server: names in Host, origins of web pages, and a key.
+
+Browsers ask before a page of another origin sends JSON (CORS), and other bodies are refused.
+"""
 
 import ipaddress
 import re
@@ -6,7 +9,7 @@ import secrets
 from dataclasses import dataclass
 from typing import Annotated, Dict, Optional, Sequence, Tuple
 
-from fastapi import Depends, FastAPI, HTTPException, Request
+from fastapi import Depends, FastAPI, HTTPException
 from fastapi.middleware.cors import CORSMiddleware
 from fastapi.middleware.trustedhost import TrustedHostMiddleware
 from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
@@ -23,18 +26,9 @@ class Access:
     """Rules for requests."""
 
     hosts: Tuple[str, ...] = (ANY,)  # accepted names in the header Host, without port; "*" for all
-    # Accepted values of the header Origin, which browsers send for the page that makes a request;
-    # "*" for all. Requests without it are accepted.
-    origins: Tuple[str, ...] = ()
+    origins: Tuple[str, ...] = ()  # other origins whose pages may send requests; "*" for all
     # Requests of /v1 and /metrics need it as `Authorization: Bearer KEY`; empty for none
     key: str = ""
-
-    def check_origin(self, request: Request) -> None:
-        """Refuse requests of other web pages with status 403."""
-        origin = request.headers.get("origin")
-        if origin is not None and ANY not in self.origins and origin not in self.origins:
-            rule, remedy = "a page that may send requests", "start the server with --allow-origin"
-            raise http_error(403, "origin", rule, "another", remedy)
 
     def check_key(
         self, authorization: Annotated[Optional[HTTPAuthorizationCredentials], Depends(BEARER)]

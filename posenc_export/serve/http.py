@@ -55,10 +55,9 @@ def application(
         answer: returns the response for status, message and headers of an error.
         settings: further arguments of FastAPI.
     """
-    checks = [Depends(access.check_origin)]
     about: Dict[str, Any] = {"title": "posenc", "version": VERSION, "summary": title}
     # The pages of FastAPI load scripts from another server: /openapi.json is the description.
-    app = FastAPI(**about, dependencies=checks, docs_url=None, redoc_url=None, **settings)
+    app = FastAPI(**about, docs_url=None, redoc_url=None, **settings)
     app.include_router(routes, dependencies=[Depends(access.check_key)] if access.key else [])
     access.protect(app)
 

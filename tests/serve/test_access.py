@@ -55,14 +55,6 @@ def test_an_allowed_page_may_send_requests(port: int) -> None:
     assert _status(port, {**JSON, **KEY, "Origin": "https://page.example"}) == 200
 
 
-@pytest.mark.parametrize(
-    "origin", ["https://evil.example", "http://localhost:1", "null", "https://page.example.evil"]
-)
-@pytest.mark.parametrize("path", ["/v1/completions", "/health"])
-def test_other_pages_may_not(origin: str, path: str, port: int) -> None:
-    assert _status(port, {**JSON, **KEY, "Origin": origin}, path) == 403
-
-
 def test_a_browser_that_asks_ahead_is_told_which_pages_may_send_requests(port: int) -> None:
     ahead = {
         "Access-Control-Request-Method": "POST",
@@ -102,7 +94,7 @@ def test_health_needs_no_key(port: int) -> None:
     assert Client(port).ask("/health")[0] == 200
 
 
-def test_a_server_on_all_addresses_accepts_every_name_but_no_other_page() -> None:
+def test_a_server_on_all_addresses_accepts_every_name_and_allows_no_other_page() -> None:
     from posenc_export.serve.access import access
 
     assert access("0.0.0.0", "0.0.0.0").hosts == access("::", "::").hosts == ("*",)
