@@ -77,11 +77,10 @@ QUANTIZED = tuple(Variant(weights=weights) for weights in ("int8", "int4", "int4
 NATIVE = tuple(Variant(target="ort-native", weights=weights) for weights in ("int8", "int4"))
 LLAMA_CPP = ("llama.cpp", "llama.cpp-q8_0", "llama.cpp-q4_0")
 GENAI_INT4 = Variant(signature="mask", weights="int4", only_for="genai")
-BLOCKS = ("hand-written", "hand-written-torchscript")
 DECODERS = ("hand-written", "transformers", *LOADERS)
 PROMPTS, SHORT, LONG = (1024,), (128, 1024), (128, 1024, 8192)
 PARTS: Dict[str, Part] = {
-    "block": Part(on_targets(*ALL, "pt2"), LONG, PROMPTS, BLOCKS, 1.5),
+    "block": Part(on_targets(*ALL, "pt2"), LONG, PROMPTS, ("hand-written",), 1.5),
     "layers": Part((*on_targets(*ALL), *LOADED), SHORT, PROMPTS, DECODERS, 1.5),
     "model": Part((*on_targets("ort"), *LOADED), SHORT, PROMPTS, DECODERS, 3.0),
     "bits": Part(

@@ -40,10 +40,6 @@ class Target(NamedTuple):
 BLOCK_CONTEXTS, CONTEXTS = (128, 1024, 8192), (128, 1024)
 TARGETS = (
     *(Target("block", "decode", n, "rope-ort", "hand-written rope", 1.0) for n in BLOCK_CONTEXTS),
-    *(
-        Target("block", "decode", n, "rope-torchscript", "hand-written-torchscript rope", 1.1)
-        for n in BLOCK_CONTEXTS
-    ),
     Target("model", "prefill", 1024, "rope-ort", "hand-written rope", 1.02),
     Target("model", "prefill", 1024, "alibi-ort", "rope-ort", 1.05),
     Target("bits", "prefill", 1024, "rope-ort-int8", "rope-ort", 0.5),

@@ -96,13 +96,9 @@ def _llama(folder: Path, manifest: Manifest) -> bool:
     return manifest.dtype == "float32" and is_llama(manifest.config, ("rope",))
 
 
-def _plain_block(folder: Path, manifest: Manifest) -> bool:
-    return manifest.dtype == "float32" and is_plain_block(manifest.config)
-
-
 def _hand_written(folder: Path, manifest: Manifest) -> bool:
-    llama = manifest.dtype == "float32" and is_llama(manifest.config)
-    return llama or _plain_block(folder, manifest)
+    known = is_llama(manifest.config) or is_plain_block(manifest.config)
+    return manifest.dtype == "float32" and known
 
 
 def _openvino(folder: Path, manifest: Manifest) -> bool:
@@ -128,13 +124,6 @@ RUNTIMES: Dict[str, Runtime] = {
         "posenc-export[export,cpu]",
         _hand_written,
         f"a float32 block, or {LLAMA}; rope or nope alone",
-    ),
-    "hand-written-torchscript": Runtime(
-        f"{PEERS}.hand_torchscript",
-        TORCH,
-        EXPORT,
-        _plain_block,
-        "a float32 block; rope or nope alone",
     ),
     "genai": Runtime(
         f"{PEERS}.genai",

@@ -36,8 +36,6 @@ OTHERS = [
     ("hand-written", "block-rope", 1),
     ("hand-written", "block-nope", 2),
     ("hand-written", "decoder-nope", 1),
-    ("hand-written-torchscript", "block-rope", 1),
-    ("hand-written-torchscript", "block-nope", 2),
     ("hand-written", "decoder-untied", 1),
     ("transformers", "decoder-untied", 2),
     ("eager", "decoder-rope", 2),
