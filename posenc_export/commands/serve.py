@@ -23,6 +23,7 @@ from posenc_export.serve.requests import CHUNK, Limits
 from posenc_export.shared.refusal import refusal
 
 KEY = "POSENC_API_KEY"
+MB = 1_000_000
 CONNECTIONS = 512  # at a time; uvicorn answers others with status 503
 OPTIONS: Table = {
     **model_of(
@@ -36,9 +37,10 @@ OPTIONS: Table = {
     ),
     "--rows": option("most requests that are decoded together", 16),
     "--memory": option(
-        "memory for the caches of rows, such as 2GB; a request whose row does not fit waits "
-        "(default: half of the available memory, less that of prefixes)",
-        metavar="BYTES",
+        "memory in MB for the caches of rows; a request whose row does not fit waits (default: "
+        "half of the available memory, less that of prefixes)",
+        type=int,
+        metavar="MB",
     ),
     "--queue": option("requests that wait for a row; further requests are answered with 429", 64),
     "--context": option(
@@ -123,8 +125,9 @@ def _application(
 
 def _limits(options: argparse.Namespace, model: Any) -> Limits:
     available = None if model.provider == "cuda" else available_memory()
-    prefixes = options.prefix_memory * 1_000_000
-    memory = rows_memory(options.memory, prefixes, available)
+    asked = None if options.memory is None else options.memory * MB
+    prefixes = options.prefix_memory * MB
+    memory = rows_memory(asked, prefixes, available)
     if (context := options.context) is None:
         context = longest_row(model.session(), memory, model.manifest.max_positions, options.chunk)
         context = max(context, 2)

@@ -2,7 +2,6 @@
 
 import bisect
 import math
-import re
 import sys
 from pathlib import Path
 from typing import Optional
@@ -15,29 +14,19 @@ from posenc_export.shared.refusal import refusal
 
 MEMINFO = Path("/proc/meminfo")
 SHARE = 0.5  # of the available memory that caches of rows may take by default
-UNITS = {"": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
 
 
-def number_of_bytes(text: str) -> int:
-    """Read a number of bytes such as 2GB. Raise ValueError for other text."""
-    match = re.fullmatch(r"(\d+(?:\.\d+)?) ?([A-Z]*)", text.upper())
-    if not match or match[2] not in UNITS or int(float(match[1]) * UNITS[match[2]]) < 1:
-        raise refusal("serve", "a number of bytes, such as 2GB", text)
-    return int(float(match[1]) * UNITS[match[2]])
-
-
-def rows_memory(asked: Optional[str], prefixes: int, available: Optional[int]) -> int:
+def rows_memory(asked: Optional[int], prefixes: int, available: Optional[int]) -> int:
     """Return the bytes that caches of rows may take: those asked for, or a share of the available
     ones. Raise ValueError if fewer are available.
     """
     if asked is None:
         return sys.maxsize if available is None else max(int(available * SHARE) - prefixes, 1)
-    memory = number_of_bytes(asked)
-    if available is not None and memory + prefixes > available:
-        rule = f"memory for caches of {(memory + prefixes) / 1e9:.1f} GB, with those of prefixes"
+    if available is not None and asked + prefixes > available:
+        rule = f"memory for caches of {(asked + prefixes) / 1e9:.1f} GB, with those of prefixes"
         remedy = "give a smaller --memory or --prefix-memory"
         raise refusal("serve", rule, f"{available / 1e9:.1f} GB", remedy)
-    return memory
+    return asked
 
 
 def most_needed(session: Session, rows: int, tokens: int, chunk: int) -> int:

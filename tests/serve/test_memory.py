@@ -16,7 +16,6 @@ from posenc_export.serve.memory import (
     bytes_per_slot,
     longest_row,
     most_needed,
-    number_of_bytes,
     rows_memory,
 )
 from posenc_export.serve.requests import Limits, Request
@@ -134,23 +133,10 @@ def test_a_context_of_which_no_row_fits_is_refused_with_the_one_that_fits(model:
         Batch(model, Limits(context=300, chunk=16, memory=memory))
 
 
-@pytest.mark.parametrize(
-    ("text", "number"), [("2GB", 2 * 10**9), ("1.5 MiB", 3 << 19), ("300", 300), ("7kb", 7000)]
-)
-def test_numbers_of_bytes_have_units(text: str, number: int) -> None:
-    assert number_of_bytes(text) == number
-
-
-@pytest.mark.parametrize("text", ["", "GB", "0", "-1", "2 apples", "1e9"])
-def test_other_texts_are_no_numbers_of_bytes(text: str) -> None:
-    with pytest.raises(ValueError, match="expected a number of bytes, such as 2GB, got"):
-        number_of_bytes(text)
-
-
 def test_more_memory_than_is_available_is_refused() -> None:
-    assert rows_memory("3GB", 10**9, 4 * 10**9) == 3 * 10**9
+    assert rows_memory(3 * 10**9, 10**9, 4 * 10**9) == 3 * 10**9
     with pytest.raises(ValueError, match="memory for caches of 4.0 GB, .* got 3.9 GB; give a"):
-        rows_memory("3GB", 10**9, 39 * 10**8)
+        rows_memory(3 * 10**9, 10**9, 39 * 10**8)
     assert rows_memory(None, 10**9, 6 * 10**9) == 2 * 10**9
 
 
