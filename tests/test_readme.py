@@ -14,7 +14,7 @@ import pytest
 import tokenizers
 
 from posenc_export import encodings
-from posenc_export.benchmark import workers
+from posenc_export.benchmark import machine, workers
 from posenc_export.commands.cli import main
 from posenc_export.export import ExportOptions
 from posenc_export.runtime.artefact import files
@@ -117,6 +117,13 @@ def test_every_block_runs_from_the_top_and_prints_what_is_shown(
     monkeypatch.setenv(files.CACHE, str(tmp_path / "cache"))
     monkeypatch.setenv("OMP_WAIT_POLICY", "passive")  # which an export sets in its process
     monkeypatch.setattr(sys, "stdin", io.StringIO())
+    for name, value in (
+        ("WORKING_SETS", (1 << 16,)),
+        ("SQUARE", 16),
+        ("DURATION", 0.001),
+        ("TIMES", 1),
+    ):
+        monkeypatch.setattr(machine, name, value)
     monkeypatch.setattr(
         workers, "COMMAND", [sys.executable, str(TOP / "tests/benchmark/fake_worker.py")]
     )  # no measurement in a test

@@ -91,6 +91,14 @@ class Contestant:
     provider: str = "cpu"  # as `load` takes it, never "auto"
 
     @property
+    def reads_known_bytes(self) -> bool:
+        """Whether a step reads weights and caches on the CPU in the formats of the manifest."""
+        if self.provider != "cpu":
+            return False
+        of_few_bits = self.manifest.weights or self.manifest.cache
+        return not self._built or not (RUNTIMES[self.runtime].quantizes or of_few_bits)
+
+    @property
     def perplexity(self) -> Optional[float]:
         """Perplexity over that of float32; None if not measured on this folder."""
         quality = None if self._built else self.manifest.quality

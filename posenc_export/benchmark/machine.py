@@ -1,4 +1,4 @@
-"""The machine of a benchmark: processor, libraries, other processes."""
+"""The machine of a benchmark: processor, limits of memory and arithmetic, other processes."""
 
 import contextlib
 import os
@@ -6,16 +6,27 @@ import platform
 import time
 from importlib import metadata
 from pathlib import Path
-from typing import Callable, Dict
+from typing import Any, Callable, Dict
 
 import numpy as np
 
-from posenc_export.benchmark.results import BUSY, Machine
+from posenc_export.benchmark.results import BUSY, Limits, Machine, WorkingSet
+from posenc_export.benchmark.workers import Worker
 from posenc_export.runtime.artefact.machine import processor
+from posenc_export.runtime.artefact.manifest import Manifest
 
 LOOK = 0.5  # seconds in which other processes are watched
+ITEM_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2, "int8": 1}
+# Bytes per weight, with its share of a float32 scale
+FORMAT_BYTES = {"int8": 1.0, "int8-32": 1 + 4 / 32, "int4": 0.5 + 4 / 32, "int4-128": 0.5 + 4 / 128}
+FORMAT_BYTES["keep"] = FORMAT_BYTES["int4"]
 LIBRARIES = """posenc-export numpy onnxruntime onnxruntime-gpu torch transformers onnxruntime-genai
     llama-cpp-python openvino""".split()
+# Bytes, from the smallest cache of current processors to main memory.
+WORKING_SETS = tuple(1 << power for power in range(18, 30, 2))
+SQUARE = 1024  # rows and columns of the multiplied matrices
+DURATION = 0.06  # seconds per measurement
+TIMES = 3  # measurements, of which the shortest time counts
 
 
 def watched(measure: Callable[[], float]) -> Dict[str, float]:
@@ -48,6 +59,23 @@ def busy_machine() -> bool:
     return watched(wait)["other_cores"] > BUSY
 
 
+def cache_bytes(manifest: Manifest, context: int) -> int:
+    """Return the size in bytes of the valid part of all key and value caches of one row."""
+    caches = [state for state in manifest.states if not state.replaced and len(state.axes) == 4]
+    sizes = [int(s.axes[1]) * int(s.axes[3]) * ITEM_BYTES[s.dtype] for s in caches]
+    return context * sum(sizes)
+
+
+def step_bytes(manifest: Manifest, context: int, batch: int = 1) -> int:
+    """Return the bytes a decode step must read: weights once, the valid cache of each row."""
+    of_weight: float = ITEM_BYTES[manifest.dtype]
+    if manifest.weights is not None:  # each weight may have a format of its own
+        names = manifest.formats.values() or (manifest.weights.format,)
+        of_weight = min(FORMAT_BYTES[name] for name in names)
+    weights = round(of_weight * manifest.step_weights)
+    return weights + batch * cache_bytes(manifest, context)
+
+
 def described(threads: int) -> Machine:
     """Return the machine, and versions of libraries. threads: those of one contestant."""
     versions = {"python": platform.python_version()}
@@ -56,3 +84,15 @@ def described(threads: int) -> Machine:
             versions[name] = metadata.version(name)
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     return Machine(processor(), os.cpu_count() or 1, threads, versions, memory)
+
+
+def limits(worker: Worker, threads: int) -> Limits:
+    """Measure the limits of the machine in a worker without contestant, by the shortest times."""
+
+    def quickest(do: str, **request: Any) -> Any:
+        return min(worker.ask(do, duration=DURATION, **request)["seconds"] for _ in range(TIMES))
+
+    read = [WorkingSet(size, size / quickest("bandwidth", bytes=size)) for size in WORKING_SETS]
+    flops = 2 * SQUARE**3 / quickest("gemm", width=SQUARE)
+    empty = worker.ask("empty_run", duration=DURATION, threads=threads)["seconds"]
+    return Limits(read, flops, empty)

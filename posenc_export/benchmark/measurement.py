@@ -33,6 +33,7 @@ class Measurement:
 
     contestants: List[Contestant]
     workers: List[Worker]  # that of each contestant
+    limits_worker: Worker  # the worker that measures the limits of the machine
     threads: int  # of a contestant
     batch: int  # rows of every call
     rounds: int  # samples per contestant, number of tokens and phase; long prompts get fewer
@@ -51,6 +52,8 @@ class Measurement:
         """Load the contestants, and measure decode, then prefill, at each number of tokens."""
         pairs = zip(self.contestants, self.workers, strict=True)
         replies = [self._load(contestant, worker) for contestant, worker in pairs]
+        self.progress("limits of the machine")
+        limits = machine.limits(self.limits_worker, self.threads)
         calls = [("decode", tokens, self.decode) for tokens in contexts]
         calls += [("prefill", tokens, self.prefill) for tokens in prompts]
         self.steps = Steps(self.progress, "measuring", self.rounds * len(calls), "rounds")
@@ -64,6 +67,7 @@ class Measurement:
         loaded = list(map(_loaded, self.contestants, replies, memory))
         return Report(
             machine.described(self.threads),
+            limits,
             loaded,
             rows,
             batch_rows=self.batch,
@@ -75,15 +79,20 @@ class Measurement:
         )
 
     def decode(self, tokens: int) -> List[Row]:
-        """Time steps of all contestants."""
+        """Time steps of all contestants, and reads of the bytes that a step must read."""
         duration = self.seconds * DECODE_SHARE / self.rounds
         times: List[List[float]] = [[] for _ in self.workers]
+        reads: Dict[int, List[float]] = {self._bytes(own, tokens): [] for own in self.contestants}
         for turn in range(self.rounds):
             how = {"context": tokens, "duration": duration, "fresh": turn == 0}
             for worker, samples in zip(self.workers, times, strict=True):
                 samples.append(self._sample(worker, "decode", **how))
+            for size, samples in reads.items():
+                how = {"bytes": size, "duration": duration}
+                samples.append(self._sample(self.limits_worker, "bandwidth", **how))
             self._advance((turn + 1) / self.rounds)
-        return self._rows("decode", tokens, times)
+        bandwidths = {size: size / spread(samples).median for size, samples in reads.items()}
+        return self._rows("decode", tokens, times, bandwidths)
 
     def prefill(self, tokens: int) -> List[Row]:
         """Time prompts of all contestants. Long prompts get fewer turns."""
@@ -94,7 +103,7 @@ class Measurement:
                 if turn < count:
                     samples.append(self._sample(worker, "prefill", context=tokens))
             self._advance((turn + 1) / max(counts))
-        return self._rows("prefill", tokens, times)
+        return self._rows("prefill", tokens, times, {})
 
     def _advance(self, share: float) -> None:
         if self.steps is not None:
@@ -117,8 +126,13 @@ class Measurement:
         how = {"provider": contestant.provider, "threads": self.threads, "batch": self.batch}
         return worker.ask("load", **where, **how)
 
-    def _rows(self, phase: str, tokens: int, times: List[List[float]]) -> List[Row]:
-        """Return the rows of a phase, fastest first."""
+    def _bytes(self, contestant: Contestant, tokens: int) -> int:
+        return machine.step_bytes(contestant.manifest, tokens, self.batch)
+
+    def _rows(
+        self, phase: str, tokens: int, times: List[List[float]], bandwidths: Dict[int, float]
+    ) -> List[Row]:
+        """Return the rows of a phase, fastest first. bandwidths: bytes per second by bytes read."""
         pairs = list(zip(self.contestants, times, strict=True))
         pairs.sort(key=lambda pair: spread(pair[1]).median)
         rows, together = [], self.batch * (tokens if phase == "prefill" else 1)
@@ -126,6 +140,8 @@ class Measurement:
         resident = dict(zip((own.label for own in self.contestants), asked, strict=True))
         for contestant, samples in pairs:
             of_step, over = spread(samples), ratio(samples, pairs[0][1])
+            size = self._bytes(contestant, tokens)
+            bandwidth = bandwidths.get(size) if contestant.reads_known_bytes else None
             row = Row(
                 phase=phase,
                 tokens=tokens,
@@ -137,6 +153,9 @@ class Measurement:
                 samples_seconds=samples,
                 tokens_per_second=together / of_step.median,
                 ratio_to_fastest=None if over is None else over.median,
+                least_bytes=size if bandwidth else None,
+                read_bytes_per_second=bandwidth,
+                share_of_limit=size / of_step.median / bandwidth if bandwidth else None,
                 resident_bytes=resident[contestant.label] or None,
             )
             rows.append(row)
@@ -201,13 +220,13 @@ def run(
         check_name("benchmark: expected baseline", baseline, labels)
     if quick:
         contexts = prompts = (min(QUICK_TOKENS, *(c.manifest.max_positions for c in contestants)),)
-        rounds, seconds = QUICK_ROUNDS, QUICK_SECONDS / len(contestants)
+        rounds, seconds = QUICK_ROUNDS, QUICK_SECONDS / (len(contestants) + 1)
     cached, prefilled = _tokens(contexts, prompts, contestants)
     sleeping = threads > 1 and machine.busy_machine()
-    names = [contestant.label for contestant in contestants]
-    with started(names, threads, sleeping) as workers:
+    names = [*(contestant.label for contestant in contestants), "limits"]
+    with started(names, threads, sleeping) as (*workers, limits_worker):
         how = (threads, batch, rounds, seconds, progress or (lambda line: None), sleeping)
-        measured = Measurement(contestants, workers, *how, baseline, command)
+        measured = Measurement(contestants, workers, limits_worker, *how, baseline, command)
         return measured.report(cached, prefilled)
 
 

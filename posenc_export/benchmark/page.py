@@ -75,6 +75,7 @@ def render(report: Report) -> str:
         ]
     )
     busy = f'<p><span class="mark">{html.escape(report.busy)}</span></p>' if report.busy else ""
+    limit = "".join(f'<p class="note">{line}</p>' for line in report.limit)
     parts = [
         "<!DOCTYPE html>",
         '<html lang="en"><head><meta charset="utf-8"><meta name="viewport" '
@@ -86,7 +87,7 @@ def render(report: Report) -> str:
         _medians(report, styles),
         drawn and f'<div class="plots">{drawn}</div>',
         f'<p class="note">{html.escape(notes)}</p>',
-        _folded("All rows", _table(*filled(ROW_HEADS, report.row_cells()))),
+        _folded("All rows", _table(*filled(ROW_HEADS, report.row_cells())) + limit),
         _folded("Loading", _table(*filled(LOAD_HEADS, report.load_cells()))),
         _folded("Machine", _list(report.conditions())),
         "</body></html>",
@@ -97,11 +98,13 @@ def render(report: Report) -> str:
 def _plots(report: Report, styles: Styles) -> str:
     decode = [row for row in report.rows if row.phase == "decode"]
     prefill = [row for row in report.rows if row.phase == "prefill"]
+    shares = [row for row in report.rows if row.share_of_limit is not None]
     held = [row for row in decode if row.resident_bytes is not None]
     cached, prompt = "cached tokens", "tokens of the prompt"
     plots = (
         _figure("Decode: tokens per second", decode, cached, "tokens per second", _rates, styles),
         _figure("Time to the first token", prefill, prompt, "milliseconds", _times, styles),
+        _figure("Decode: share of the read bandwidth", shares, cached, "percent", _shares, styles),
         _figure("Memory while decoding", held, cached, "megabytes", _memory, styles),
     )
     return "".join(f"<section>{plot}</section>" for plot in plots if plot)
@@ -165,6 +168,12 @@ def _memory(axes: Any, rows: List[Row], style: Dict[str, Any]) -> None:
     megabytes = [(row.resident_bytes or 0) / 1e6 for row in rows]
     axes.plot([row.tokens for row in rows], megabytes, marker="o", **style)
     axes.set_ylim(bottom=0, auto=True)
+
+
+def _shares(axes: Any, rows: List[Row], style: Dict[str, Any]) -> None:
+    percent = [100 * (row.share_of_limit or 0.0) for row in rows]
+    axes.plot([row.tokens for row in rows], percent, marker="o", **style)
+    axes.set_ylim(bottom=0, auto=True)  # the top adapts to further contestants
 
 
 def _figure(title: str, rows: List[Row], places: str, unit: str, mark: Mark, styles: Styles) -> str:

@@ -7,7 +7,7 @@ import msgspec
 from msgspec import Struct
 
 from posenc_export.benchmark.ratios import FEWEST, headlines, ratios
-from posenc_export.benchmark.results import BUSY, Loaded, Machine, Row
+from posenc_export.benchmark.results import BUSY, Limits, Loaded, Machine, Row
 from posenc_export.runtime.artefact.places import Form
 from posenc_export.shared.refusal import refusal
 from posenc_export.shared.tables import aligned
@@ -20,7 +20,11 @@ UNSTEADY = 3.0  # p90 / p10, above which a time is marked
 UNITS = ((1.0, "s"), (1e-3, "ms"), (1e-6, "us"))
 ROW_HEADS = (
     *("phase", "tokens", "contestant", "model", "median", "p10", "p90", "tokens/s", "ratio"),
-    "samples",
+    *("of limit", "samples"),
+)
+OF_LIMIT = (
+    "Column of limit: the bytes that a step must read (weights and valid cache), as a share of "
+    "those that the machine reads in the same time."
 )
 LOAD_HEADS = (
     *("contestant", "model", "target", "provider", "perplexity", "load", "first call"),
@@ -29,10 +33,11 @@ LOAD_HEADS = (
 Cells = List[Tuple[str, ...]]
 
 
-class Report(Struct, frozen=True):
+class Report(Struct, frozen=True, forbid_unknown_fields=True):
     """One run: decode, then prefill, each with ascending tokens, the fastest contestant first."""
 
     machine: Machine
+    limits: Limits
     contestants: List[Loaded]
     rows: List[Row]
     batch_rows: int  # rows of the batch
@@ -60,14 +65,14 @@ class Report(Struct, frozen=True):
 
     @staticmethod
     def from_json(content: Dict[str, Any]) -> "Report":
-        """Return the report that `to_json` wrote, with further fields in earlier versions. Raise
-        ValueError for other schemas, or without a field.
-        """
+        """Return the report that `to_json` wrote. Raise ValueError for other schemas or fields."""
         if content.get("schema") != SCHEMA:
             got = repr(content.get("schema"))
             raise refusal("report", f"schema {SCHEMA}", got, "measure again with this version")
+        said = ("headlines", "verdicts")  # of this version, and of earlier ones
+        fields = {name: value for name, value in content.items() if name not in said}
         try:
-            return msgspec.convert(content, Report)
+            return msgspec.convert(fields, Report)
         except msgspec.ValidationError as error:
             rule = f"the fields of schema {SCHEMA}"
             raise refusal("report", rule, f"'{error}'", "measure again") from None
@@ -78,7 +83,7 @@ class Report(Struct, frozen=True):
         times = aligned(*filled(ROW_HEADS, self.row_cells()))
         how, *others = self.conditions()
         how = f"{how} {self.busy}" if self.busy else how
-        remarks = [how, *others, *self.unsteady]
+        remarks = [how, *others, *self.limit, *self.unsteady]
         return "\n".join([*loading, "", *times, "", *self.headlines, *remarks]) + "\n"
 
     def row_cells(self) -> Cells:
@@ -87,8 +92,9 @@ class Report(Struct, frozen=True):
             work = (row.phase, str(row.tokens), row.contestant, row.model)
             times = (median(row), duration(row.p10_seconds), duration(row.p90_seconds))
             over = "" if slower is None else str(slower)
+            share = "-" if row.share_of_limit is None else f"{row.share_of_limit:.0%}"
             count = str(len(row.samples_seconds))
-            cells.append((*work, *times, rate(row.tokens_per_second), over, count))
+            cells.append((*work, *times, rate(row.tokens_per_second), over, share, count))
         return cells
 
     def load_cells(self) -> Cells:
@@ -98,6 +104,11 @@ class Report(Struct, frozen=True):
             times = duration(own.load_seconds), duration(own.first_calls_seconds)
             cells.append((*names, *times, size(own.peak_memory_bytes)))
         return cells
+
+    @property
+    def limit(self) -> List[str]:
+        """A sentence on the column `of limit`, if it is filled."""
+        return [OF_LIMIT] if any(row.share_of_limit is not None for row in self.rows) else []
 
     @property
     def unsteady(self) -> List[str]:
@@ -115,8 +126,8 @@ class Report(Struct, frozen=True):
         return text if cores > BUSY else ""
 
     def conditions(self) -> List[str]:
-        """Return sentences on machine and contestants, versions, and the command line."""
-        machine = self.machine
+        """Return sentences on machine and contestants, limits, versions, and the command line."""
+        machine, limits = self.machine, self.limits
         batch = "1 row" if self.batch_rows == 1 else f"{self.batch_rows} rows"
         cores = f"{machine.threads} threads on {machine.cores} cores ({machine.processor})"
         memory = f", {machine.memory_bytes / 2**30:.0f} GiB" if machine.memory_bytes else ""
@@ -124,9 +135,14 @@ class Report(Struct, frozen=True):
         if self.sleeping_threads:
             busy = "because the machine was busy at the start."
             how += f" Threads of OpenMP (torch) sleep while they wait for each other, {busy}"
+        rates = ((work.bytes, work.read_bytes_per_second / 1e9) for work in limits.read)
+        read = ", ".join(f"{size(count)} at {rate:.1f} GB/s" for count, rate in rates)
+        empty = limits.empty_run_seconds
+        fixed = "" if empty is None else f"; an empty run takes {duration(empty)}"
+        flops = f"{limits.gemm_flops_per_second / 1e9:.0f} GFLOP/s"
         versions = ", ".join(f"{name} {version}" for name, version in machine.versions.items())
         run = [f"{self.date}: {self.command}"] if self.command else []
-        return [how, f"{versions}.", *run]
+        return [how, f"Reads {read}; multiplies at {flops}{fixed}.", f"{versions}.", *run]
 
 
 def duration(seconds: float) -> str:

@@ -7,7 +7,7 @@ from msgspec import Struct
 BUSY = 0.2  # cores used by other processes, above which the machine counts as busy
 
 
-class Machine(Struct, frozen=True):
+class Machine(Struct, frozen=True, forbid_unknown_fields=True):
     """The machine of a benchmark. threads: those of one contestant, which runs alone. Results of
     earlier versions have no memory.
     """
@@ -19,7 +19,23 @@ class Machine(Struct, frozen=True):
     memory_bytes: int = 0
 
 
-class Loaded(Struct, frozen=True):
+class WorkingSet(Struct, frozen=True, forbid_unknown_fields=True):
+    """Read bandwidth for a buffer of `bytes` bytes that is read repeatedly."""
+
+    bytes: int
+    read_bytes_per_second: float
+
+
+class Limits(Struct, frozen=True, forbid_unknown_fields=True):
+    """Limits of the machine, measured in the same run."""
+
+    read: List[WorkingSet]  # read bandwidth by working set, ascending
+    gemm_flops_per_second: float  # rate of numpy's float32 product of square matrices
+    # Time of a run of ONNX Runtime on one bound Identity node; None without onnx and onnxruntime
+    empty_run_seconds: Optional[float]
+
+
+class Loaded(Struct, frozen=True, forbid_unknown_fields=True):
     """One loaded contestant."""
 
     contestant: str
@@ -39,7 +55,7 @@ class Loaded(Struct, frozen=True):
     perplexity: Optional[float] = None
 
 
-class Row(Struct, frozen=True):
+class Row(Struct, frozen=True, forbid_unknown_fields=True):
     """Times of one contestant at one number of tokens."""
 
     phase: str  # "decode" (seconds per step) or "prefill" (seconds per prompt from an empty cache)
@@ -53,5 +69,8 @@ class Row(Struct, frozen=True):
     tokens_per_second: float  # rate of all rows of the batch together
     # Median of the ratios of all rounds; None with fewer than 5 rounds
     ratio_to_fastest: Optional[float]
+    least_bytes: Optional[int]  # bytes of weights and valid cache; None at prefill and on CUDA
+    read_bytes_per_second: Optional[float]  # bandwidth of reading as many bytes, in the same rounds
+    share_of_limit: Optional[float]  # least_bytes / median / read_bytes_per_second
     # Resident memory after the last sample; None without /proc, or in results of earlier versions
     resident_bytes: Optional[int] = None

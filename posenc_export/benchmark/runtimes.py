@@ -85,6 +85,7 @@ class Runtime:
     # True if the runtime rebuilds the model from its description, once per model; False if it loads
     # each supported folder
     builds: bool = True
+    quantizes: bool = False  # whether a runtime that rebuilds the model quantizes its weights
     options: Mapping[str, Any] = field(default_factory=dict)  # further arguments of open_session
 
     def missing(self) -> Tuple[str, ...]:
@@ -139,6 +140,7 @@ RUNTIMES: Dict[str, Runtime] = {
         "posenc-export[export,cpu] transformers onnxruntime-genai",
         _llama,
         LLAMA,
+        quantizes=True,
         options={"built": True},
     ),
     **{
@@ -148,6 +150,7 @@ RUNTIMES: Dict[str, Runtime] = {
             "posenc-export[export,gguf] transformers llama-cpp-python",
             _llama,
             LLAMA,
+            quantizes=weights != "F32",
             options={"weights": weights},
         )
         for name, weights in LLAMA_CPP.items()

@@ -10,6 +10,7 @@ import os
 import signal
 import sys
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any, Callable, Dict, List, TextIO, Tuple
 
@@ -23,9 +24,13 @@ from posenc_export.runtime.artefact import manifest as manifests
 from posenc_export.runtime.artefact.manifest import Manifest
 
 BURST = 16  # steps between two rewinds
+READ_WIDTH = 512  # columns of the buffer for measuring bandwidth
 # Untimed steps after a pause, because other contestants used the processor's caches meanwhile.
 WARM = 5
 SET_PARENT_DEATH_SIGNAL = 1  # prctl(2)
+EMPTY = (
+    '<ir_version: 10, opset_import: ["": 23]> empty (float[1] x) => (float[1] y) {y = Identity(x)}'
+)
 Request = Dict[str, Any]
 
 
@@ -66,6 +71,7 @@ class Bench:
 
     def __init__(self, open_session: Callable[[Request], Tuple[Opened, Manifest]]) -> None:
         self.open_session = open_session
+        self.buffer = np.zeros((0, READ_WIDTH), np.float32)
 
     def load(self, request: Request) -> Dict[str, Any]:
         """Load the contestant; a short prompt and a step compile and allocate."""
@@ -98,6 +104,43 @@ class Bench:
 
     def memory(self, request: Request) -> Dict[str, Any]:
         return {"peak": _status_bytes("VmHWM"), "resident": _status_bytes("VmRSS")}
+
+    def bandwidth(self, request: Request) -> Dict[str, Any]:
+        """Time reading `bytes` bytes once: the fastest of three numpy operations, a sum, a dot
+        product, and a matrix-vector product on all threads.
+        """
+        rows = max(1, -(-request["bytes"] // (4 * READ_WIDTH)))
+        if self.buffer.shape[0] != rows:
+            self.buffer = np.ones((rows, READ_WIDTH), np.float32)
+        matrix, vector, flat = self.buffer, self.buffer[0], self.buffer.reshape(-1)
+        reads = (flat.sum, partial(flat.dot, flat), partial(matrix.dot, vector))
+        share = request["duration"] / len(reads)
+        return watched(lambda: min(_median_of(read, share) for read in reads))
+
+    def gemm(self, request: Request) -> Dict[str, Any]:
+        """Time numpy's float32 product of square matrices with `width` rows."""
+        matrix = np.ones((request["width"], request["width"]), np.float32)
+        return {"seconds": _median_of(lambda: matrix @ matrix, request["duration"])}
+
+    def empty_run(self, request: Request) -> Dict[str, Any]:
+        """Time a run of one Identity node, the fixed cost of ONNX Runtime, with bound input and
+        output; None without onnx and onnxruntime.
+        """
+        try:
+            import onnxruntime
+            from onnx import parser
+        except ModuleNotFoundError:
+            return {"seconds": None}
+        options = onnxruntime.SessionOptions()
+        options.intra_op_num_threads = request["threads"]
+        graph = parser.parse_model(EMPTY).SerializeToString()
+        session = onnxruntime.InferenceSession(graph, options, providers=["CPUExecutionProvider"])
+        x, y = np.zeros(1, np.float32), np.zeros(1, np.float32)  # an OrtValue does not own them
+        binding = session.io_binding()
+        binding.bind_ortvalue_input("x", onnxruntime.OrtValue.ortvalue_from_numpy(x))
+        binding.bind_ortvalue_output("y", onnxruntime.OrtValue.ortvalue_from_numpy(y))
+        run = partial(session.run_with_iobinding, binding)
+        return {"seconds": _median_of(run, request["duration"])}
 
     def _prompt(self, tokens: int) -> Any:
         """Return equal ids [B,S] int64 or hidden states [B,S,E]; values do not matter."""
@@ -164,6 +207,12 @@ def _timed(call: Callable[[], Any]) -> float:
     start = time.perf_counter()
     call()
     return time.perf_counter() - start
+
+
+def _median_of(call: Callable[[], Any], duration: float) -> float:
+    """Call once untimed, then for `duration` seconds; return the median time of a call."""
+    call()
+    return _median(lambda: [_timed(call)], duration)
 
 
 def _median(turn: Callable[[], List[float]], duration: float) -> float:

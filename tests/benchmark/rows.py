@@ -4,7 +4,7 @@ from typing import Any, Sequence
 
 from posenc_export.benchmark.ratios import spread
 from posenc_export.benchmark.report import Report
-from posenc_export.benchmark.results import Loaded, Machine, Row
+from posenc_export.benchmark.results import Limits, Loaded, Machine, Row, WorkingSet
 
 
 def row(
@@ -19,6 +19,9 @@ def row(
         "model": "rope 2x64 0.06M",
         "tokens_per_second": 1 / result.median,
         "ratio_to_fastest": None,
+        "least_bytes": None,
+        "read_bytes_per_second": None,
+        "share_of_limit": None,
     }
     times = {
         "median_seconds": result.median,
@@ -48,8 +51,10 @@ def loaded(contestant: str, runtime: str = "artefact") -> Loaded:
 
 def report(rows: Sequence[Row], other_cores: float = 0.0) -> Report:
     machine = Machine("a processor", 2, 2, {"python": "3.11.0", "numpy": "2.0.0"})
+    limits = Limits([WorkingSet(1 << 20, 8e10), WorkingSet(1 << 29, 1e10)], 2e11, 2e-6)
     return Report(
         machine,
+        limits,
         [loaded(name) for name in dict.fromkeys(each.contestant for each in rows)],
         list(rows),
         1,

@@ -1,4 +1,4 @@
-"""Statistics."""
+"""Statistics and limits."""
 
 import subprocess
 import sys
@@ -7,14 +7,15 @@ from pathlib import Path
 
 import msgspec
 import pytest
+import torch
 
 from posenc_export.benchmark.contestants import Contestant
-from posenc_export.benchmark.machine import watched
+from posenc_export.benchmark.machine import step_bytes, watched
 from posenc_export.benchmark.ratios import spread
 from posenc_export.export.describe import eager
 from posenc_export.models.presets import seeded
 from posenc_export.models.short_forms import block_config, decoder_config
-from posenc_export.runtime.artefact.records import Quality
+from posenc_export.runtime.artefact.records import Quality, Weights
 from tests.benchmark import rows
 
 BLOCK = block_config(32, 4, 64, kv_heads=2, qkv_bias=True, output_bias=True)
@@ -36,6 +37,46 @@ def test_weights_read_per_step_are_the_models_parameters(name):
     model = seeded(config)
     parameters = sum(p.numel() for p in model.parameters())
     assert eager(model)[1].step_weights == parameters + (0 if name == "block" else config.width)
+
+
+def test_cache_bytes_are_proportional_to_context_and_item_size():
+    model = seeded(MODELS["swiglu"])
+    token = 2 * 3 * 2 * 8  # keys and values, layers, kv heads, head size
+    for size, dtype in ((4, torch.float32), (2, torch.float16)):
+        manifest = eager(model.to(dtype))[1]
+        assert step_bytes(manifest, 11) - step_bytes(manifest, 10) == size * token
+
+
+def test_weights_are_read_once_for_all_rows_of_a_batch():
+    manifest = eager(seeded(MODELS["swiglu"]))[1]
+    assert (
+        step_bytes(manifest, 10, batch=3) - step_bytes(manifest, 10) == 2 * 10 * 4 * 2 * 3 * 2 * 8
+    )
+
+
+def test_weights_of_several_formats_take_at_least_the_bytes_of_the_smallest():
+    plain = eager(seeded(MODELS["swiglu"]))[1]
+    of_one, of_several = (
+        plain.replace(weights=Weights("int4")),
+        plain.replace(weights=Weights("mixed", 2), formats={"a": "int8-32", "b": "int4"}),
+    )
+    assert step_bytes(of_several, 0) == step_bytes(of_one, 0) == round(0.625 * plain.step_weights)
+
+
+@pytest.mark.parametrize(
+    ("runtime", "cache", "known"),
+    [
+        ("hand-written", "", True),
+        ("hand-written", "int8", False),
+        ("artefact", "int8", True),
+        ("genai-int4", "", False),
+    ],
+)
+def test_the_bytes_of_a_step_are_known_if_the_runtime_keeps_the_formats_of_the_manifest(
+    runtime, cache, known
+):
+    manifest = eager(seeded(BLOCK))[1].replace(cache=cache)
+    assert Contestant("a", "b", runtime, Path(), "c", manifest).reads_known_bytes is known
 
 
 def test_a_report_shows_the_perplexity_of_an_artefact_of_few_bits_beside_its_times() -> None:

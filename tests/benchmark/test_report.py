@@ -11,6 +11,8 @@ from posenc_export.benchmark import page
 from posenc_export.benchmark.report import Report, duration
 from tests.benchmark import rows
 
+LIMIT = {"least_bytes": 4_000_000, "read_bytes_per_second": 1e10, "share_of_limit": 0.4}
+
 
 @pytest.fixture
 def report():
@@ -22,8 +24,9 @@ def report():
             phase,
             tokens,
             ratio_to_fastest=float(step),
+            **limit,
         )
-        for phase in ("decode", "prefill")
+        for phase, limit in (("decode", LIMIT), ("prefill", {}))
         for tokens in (128, 1024)
         for step, name in enumerate(("fast", "slow <&>"), 1)
     ]
@@ -39,6 +42,7 @@ def test_json_reads_back_as_the_same_report(report):
     [
         ({"schema": 1}, "expected schema 4, got 1"),
         ({"rows": [{"moved": 1}]}, "expected the fields of schema 4"),
+        ({"threads": 2}, "unknown field"),
     ],
 )
 def test_a_report_with_another_schema_is_refused(change, rule, report):
@@ -51,7 +55,7 @@ def test_the_table_is_plain_text(report):
     assert text.isascii() and "busy" not in text
     assert re.search(
         r"^decode +1024 +slow <&> +rope 2x64 0.06M +200 us +188 us +224 us +5000 +2.00 "
-        r"\(2.00 .. 2.00\) +5$",
+        r"\(2.00 .. 2.00\) +40% +5$",
         text,
         re.MULTILINE,
     )
@@ -91,7 +95,7 @@ def test_the_page_loads_nothing_and_names_no_path(report, tmp_path):
     page.write(report, tmp_path / "page.html")
     text = (tmp_path / "page.html").read_text(encoding="utf-8")
     sources = re.findall(r'\bsrc="([^"]*)"', text)
-    assert len(sources) == 2 and all(
+    assert len(sources) == 3 and all(
         source.startswith("data:image/svg+xml;base64,") for source in sources
     )
     drawn = [base64.b64decode(source.split(",")[1]).decode() for source in sources]
@@ -190,6 +194,7 @@ def test_the_table_of_the_page_is_in_the_order_of_speed_with_intervals_and_witho
         '<span class="mark">Measured on a busy machine: other processes used 1.2 cores.</span>'
         in text
     )
+    assert "Column of limit: the bytes" not in text and "Column of limit: the bytes" in others
 
 
 def test_times_that_vary_by_more_than_3_are_marked_and_one_thread_is_named():

@@ -20,6 +20,13 @@ FAKE = [sys.executable, str(Path(__file__).parent / "fake_worker.py")]
 def folder(tmp_path, monkeypatch):
     """Function that writes an artefact folder with a manifest and a graph that is never opened."""
     monkeypatch.setattr(workers, "COMMAND", FAKE)
+    for name, value in (
+        ("WORKING_SETS", (1 << 16,)),
+        ("SQUARE", 16),
+        ("DURATION", 0.001),
+        ("TIMES", 1),
+    ):
+        monkeypatch.setattr(machine, name, value)
 
     def make(name, target="ort", width=32, cached=True):
         (tmp_path / name).mkdir()
@@ -180,6 +187,12 @@ def test_a_report_names_model_artefact_digest_and_weights(folder):
     assert (
         each.artefact_digest == manifests.read(folder("again")).digest
     )  # a folder with the same content
+
+
+def test_the_limits_of_the_machine_are_measured_in_the_same_run(folder):
+    limits = run([folder("a")], contexts=(16,), prompts=(), rounds=1, seconds=0.05).limits
+    assert [each.bytes for each in limits.read] == list(machine.WORKING_SETS)
+    assert limits.read[0].read_bytes_per_second > 0 and limits.gemm_flops_per_second > 0
 
 
 def test_workers_are_stopped_between_their_turns(folder):

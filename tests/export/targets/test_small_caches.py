@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from posenc_export.benchmark.machine import cache_bytes
 from posenc_export.export import export
 from posenc_export.export.expected import eager_session
 from posenc_export.export.quantization import calibration, samples
@@ -200,6 +201,11 @@ def test_a_manifest_with_8_bit_states_must_name_the_cache_format(made: Path) -> 
         ValueError, match="int8 states exactly with cache int8, for target ort or ort-native"
     ):
         rules.check(load(made, provider="cpu").manifest.replace(cache=""))
+
+
+def test_the_benchmark_counts_one_byte_per_number_of_an_8_bit_cache(made: Path) -> None:
+    manifest = load(made, provider="cpu").manifest
+    assert cache_bytes(manifest, 10) == 10 * 2 * 2 * 16  # keys and values of two heads
 
 
 @pytest.mark.parametrize("encoding", ["rope", "alibi"])
