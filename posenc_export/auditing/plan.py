@@ -12,7 +12,6 @@ import numpy as np
 
 from posenc_export.auditing.facts import Reference
 from posenc_export.auditing.inputs import Interface
-from posenc_export.runtime.verification.cells import FULL_PASS
 from posenc_export.runtime.verification.grid_inputs import numbers, uniform
 from posenc_export.runtime.verification.scenarios import (
     Calls,
@@ -30,6 +29,7 @@ from posenc_export.runtime.verification.scenarios import (
 from posenc_export.shared.refusal import refusal
 
 LENGTH, ROWS = 36, 3
+FULL_PASS = "full pass"
 FAR = 1000  # start of sequences that do not begin at position 0
 BEYOND = 5  # tokens behind an edge
 LONGEST = 4096  # tokens of a sequence that reaches an edge

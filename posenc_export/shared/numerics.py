@@ -72,30 +72,6 @@ def rounding_tolerance(noise: float) -> float:
     return min(LIMIT, ROOM * noise)
 
 
-def division_tolerance(noise: float, error: float, tolerance: float) -> float:
-    """Bound of the error (cell_error) of a graph that rounds activations, read in several calls,
-    against the same graph in one call, whose measured error against float32 is `error`, bounded by
-    `tolerance`.
-
-    Both differ from exact arithmetic by rounding errors of the same size, which may be independent:
-    a sum in another order changes a last digit, and then a later number may be rounded to the next
-    code.
-    """
-    return min(tolerance, 2 * max(noise, error))
-
-
-def readout_tolerance(noise: float, error: float) -> float:
-    """Bound of the error (cell_error) of a readout in a graph that rounds activations, against a
-    float32 graph of the same weights. error: measured error of the hidden states, which has its own
-    bound.
-
-    Pooling keeps what the tokens of a row share, errors included, and the rest cancels, so that
-    errors grow relative to the result. Measured: 0.7 to 1.4 times the error of the hidden states
-    (all-MiniLM-L6-v2, int8, mean and normalization, random tokens).
-    """
-    return 2 * max(noise, error)
-
-
 def cell_error(errors: "Errors", rounds: bool) -> float:
     """Error of a cell, which its tolerance bounds: the largest error, or, if activations are
     rounded, the larger of root mean square error and largest error / PEAK.

@@ -114,15 +114,7 @@ def grid(model: Any, folder: Path) -> Dict[str, Any]:
     """
     manifest, result, cells = model.manifest, collections.defaultdict(list), 0
     session = model.session(capacity=grid_inputs.fill_length(manifest))
-    assert manifest.reference is not None
-    rounds, expected = (
-        proof.accuracy_on("cuda", manifest.reference).rounds,
-        proof.read(manifest, folder),
-    )
-    failed = set()
-    for cell in cells_of(manifest, expected, rounds, Level.WHOLE):
-        if cell.against in failed:
-            continue
+    for cell in cells_of(manifest, proof.read(manifest, folder), Level.WHOLE):
         cells += 1
         session.reset()
         try:
@@ -130,7 +122,6 @@ def grid(model: Any, folder: Path) -> Dict[str, Any]:
                 collections.deque(cell.pairs(session), maxlen=0)  # the outputs are not compared
         except GraphError as error:
             result[_general(str(error))].append(cell.name)
-            failed.add(cell.name)
         for fault in {_general(text) for text in record.faults}:
             result[fault].append(cell.name)
     return {

@@ -1,17 +1,12 @@
 """The cells of the parity grid: which scenarios are compared with which expected outputs, and those
 of the long sequence, with calls of each kind on both sides of every edge, and a full cache.
 
-A graph that computes in float32 is compared with the expected outputs in every cell. If a graph
-rounds activations, the call that reads all tokens (the full pass) is compared with the expected
-outputs, and every other division of the tokens into calls with the full pass of the same graph,
-which is closer.
-
 Shapes: B batch, L tokens of a sequence, V numbers of an output.
 """
 
 import dataclasses
 import functools
-from typing import Any, Callable, Dict, Iterable, Iterator, List, Mapping, Optional, Sequence, Tuple
+from typing import Callable, Dict, Iterator, List, Mapping, Optional, Sequence
 
 import numpy as np
 
@@ -37,13 +32,10 @@ from posenc_export.runtime.verification.scenarios import (
 
 FILLED = "cache filled to its end"
 RUN_UP = 8  # tokens before a run that the call across it also reads
-FULL_PASS = "full pass"
-Ending = Tuple[np.ndarray, np.ndarray]  # tokens, and expected outputs of the last of them
 
 
-def long_cells(manifest: Manifest, sequence: LongSequence, rounds: bool) -> List[Cell]:
+def long_cells(manifest: Manifest, sequence: LongSequence) -> List[Cell]:
     """Return the cells of a sequence. They continue on one session, which reads the sequence once.
-    If the graph rounds, one cell has all calls: the root mean square of few errors varies.
     """
     crossed = grid_inputs.runs(sequence.edges, sequence.tokens.shape[1])
     if not manifest.states:
@@ -56,14 +48,7 @@ def long_cells(manifest: Manifest, sequence: LongSequence, rounds: bool) -> List
         for name, way in WAYS.items()
     }
     ways[FILLED] = functools.partial(_to_its_end, sequence=sequence)
-    if rounds:
-        return [Cell(FILLED, lambda session: _one_after_another(session, ways.values()))]
     return [Cell(name, way, continues=index > 0) for index, (name, way) in enumerate(ways.items())]
-
-
-def _one_after_another(session: Session, ways: Iterable[Callable[[Session], Pairs]]) -> Pairs:
-    for way in ways:
-        yield from way(session)
 
 
 def outputs_by(
@@ -166,20 +151,19 @@ WAYS: Dict[str, Callable[..., Pairs]] = {
 }
 
 
-def cells_of(manifest: Manifest, expected: Expected, rounds: bool, level: Level) -> Iterator[Cell]:
-    """Yield all cells of a grid. Those of the full pass keep the outputs that others are compared
-    with. rounds: whether the graph rounds activations.
-    """
+def cells_of(manifest: Manifest, expected: Expected, level: Level) -> Iterator[Cell]:
+    """Yield all cells of a grid."""
     if expected.long is not None and level is Level.WHOLE:
-        yield from long_cells(manifest, expected.long, rounds)
+        yield from long_cells(manifest, expected.long)
     for case in _cases(manifest, expected, level):
         starts = [case.start] if isinstance(case.start, int) else case.start
         plural = "s" if len(starts) > 1 else ""
         name = f"batch {len(case.tokens)}, start{plural} {', '.join(map(str, starts))}"
-        yield from _case_cells(manifest, name, case, rounds, level)
+        yield from _case_cells(manifest, name, case, level)
     for name, (attributes, full) in expected.attribute_cases.items():
         if level >= Level.QUICK:
-            yield from _attribute_cells(name, attributes, full, rounds)
+            run = _coordinates if name == "coordinates" else _segments
+            yield Cell(name, functools.partial(run, case=attributes, full=full))
 
 
 def _cases(manifest: Manifest, expected: Expected, level: Level) -> List[Case]:
@@ -207,35 +191,14 @@ def _beside_each_other(cases: Sequence[Case]) -> Case:
     )
 
 
-def _case_cells(
-    manifest: Manifest, name: str, case: Case, rounds: bool, level: Level
-) -> List[Cell]:
-    """Return the cells of a case, compared with the reference, or the full pass if it rounds."""
-    cells, against, outputs = [], "", [case.full, case.other_full]
-    if rounds:
-        # A reference holds the outputs of the second ending only; before it they differ where
-        # tokens attend to later ones, in a model without a cache.
-        other = case.other_full if manifest.states else case.other_full[:, case.fork_at :]
-        endings = ((case.tokens, case.full), (case.other, other))
-        cell, outputs = _full_pass(name, endings, case.beginning())
-        cells, against = [cell], cell.name
-
-    def run_by(scenario: Scenario) -> Callable[[Session], Pairs]:
-        def pairs(session: Session) -> Pairs:
-            full, other_full = outputs
-            known = dataclasses.replace(case, full=full, other_full=other_full)
-            return scenario.run(session, known)
-
-        return pairs
-
+def _case_cells(manifest: Manifest, name: str, case: Case, level: Level) -> Iterator[Cell]:
     for scenario in scenarios_of(manifest, case, level):
-        cells.append(Cell(f"{name}: {scenario.name}", run_by(scenario), against=against))
+        yield Cell(f"{name}: {scenario.name}", functools.partial(scenario.run, case=case))
     for value in manifest.outputs[1:]:
         for scenario in OF_READOUTS:
+            title, run = f"{name}: {value.name}, {scenario.name}", scenario.run
             if scenario.level <= level:
-                title = f"{name}: {value.name}, {scenario.name}"
-                cells.append(Cell(title, run_by(scenario), 1, against))
-    return cells
+                yield Cell(title, functools.partial(run, case=case), 1)
 
 
 def scenarios_of(manifest: Manifest, case: Case, level: Level = Level.WHOLE) -> List[Scenario]:
@@ -249,32 +212,6 @@ def scenarios_of(manifest: Manifest, case: Case, level: Level = Level.WHOLE) -> 
     if manifest.states and manifest.layout != "columns":
         scenarios.append(OF_ROWS)
     return [scenario for scenario in scenarios if scenario.level <= level]
-
-
-def _attribute_cells(name: str, case: AttributeCase, full: np.ndarray, rounds: bool) -> List[Cell]:
-    """Return the cell of tokens with attributes, compared as in _case_cells."""
-    cells, against, outputs = [], "", [full]
-    if rounds and name == "coordinates":
-        cell, outputs = _full_pass(name, [(case.tokens, full)], case.attributes)
-        cells, against = [cell], cell.name
-    run = _coordinates if name == "coordinates" else _segments
-    return [*cells, Cell(name, lambda session: run(session, case, outputs[0]), against=against)]
-
-
-def _full_pass(
-    name: str, endings: Sequence[Ending], arguments: Dict[str, Any]
-) -> Tuple[Cell, List[np.ndarray]]:
-    """Return the cell of one call for each ending, and the list that its outputs will fill."""
-    outputs: List[np.ndarray] = []
-
-    def pairs(session: Session) -> Pairs:
-        outputs.clear()
-        for tokens, expected in endings:
-            session.reset()
-            outputs.append(session.prefill(tokens, chunk=tokens.shape[1], **arguments))
-            yield outputs[-1][:, -expected.shape[1] :], expected
-
-    return Cell(f"{name}: {FULL_PASS}", pairs), outputs
 
 
 def _coordinates(session: Session, case: AttributeCase, full: np.ndarray) -> Pairs:

@@ -24,7 +24,7 @@ from posenc_export.runtime.verification import grid_inputs, proof
 from posenc_export.runtime.verification.cells import cells_of
 from posenc_export.runtime.verification.proof import Accuracy, Expected, Measured
 from posenc_export.runtime.verification.scenarios import Calls, Cell, Level
-from posenc_export.shared.numerics import Errors, cell_error, division_tolerance, readout_tolerance
+from posenc_export.shared.numerics import Errors, cell_error
 from posenc_export.shared.progress import Progress, Steps, silent
 
 
@@ -117,7 +117,7 @@ def measure(
         (expected.columns, expected.readout_columns),
     )
     progress(title)
-    cells = list(cells_of(session.manifest, expected, accuracy.rounds, level))
+    cells = list(cells_of(session.manifest, expected, level))
     steps = Steps(progress, title, len(cells), "cells")
     result = measure_cells(
         session, cells, accuracy, columns, until_failure, lambda _: steps.advance()
@@ -141,17 +141,10 @@ def measure_cells(
     """
     result = Measured()
     for cell in cells:
-        if cell.against in result.failures:  # there is nothing to compare it with
-            continue
         of_output = columns[cell.of] if columns else None
         error = _error(session, cell, of_output, result.failures, accuracy.rounds)
         result.cells[cell.name] = proof.rounded_up(error)
         end(cell.name)
-        if cell.of and accuracy.rounds:
-            result.bounds[cell.name] = readout_tolerance(accuracy.noise, result.cells[cell.against])
-        elif cell.against:
-            error, most = result.cells[cell.against], accuracy.tolerance
-            result.bounds[cell.name] = division_tolerance(accuracy.noise, error, most)
         if until_failure and result.exceeds(accuracy.tolerance):
             break
     return result

@@ -101,9 +101,6 @@ class Cell:
     # Drives a session and yields pairs of actual and expected outputs
     pairs: Callable[[Any], Pairs]
     of: int = 0  # index of the compared output, in Manifest.outputs
-    # Name of the cell whose actual outputs are the expected outputs of this one, or whose error
-    # bounds that of a readout; empty for none
-    against: str = ""
     # Whether the session keeps the tokens of the cell before; else it is empty
     continues: bool = False
 
