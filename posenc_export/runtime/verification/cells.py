@@ -35,8 +35,7 @@ RUN_UP = 8  # tokens before a run that the call across it also reads
 
 
 def long_cells(manifest: Manifest, sequence: LongSequence) -> List[Cell]:
-    """Return the cells of a sequence. They continue on one session, which reads the sequence once.
-    """
+    """Return the cells of a sequence, which continue on one session that reads it once."""
     crossed = grid_inputs.runs(sequence.edges, sequence.tokens.shape[1])
     if not manifest.states:
         names = ", ".join(name for run in crossed for name in run.names)
