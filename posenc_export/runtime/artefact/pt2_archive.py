@@ -4,26 +4,14 @@ graph.
 torch.export.load unpickles sample inputs, constants, and weights with use_pickle. It evaluates
 sizes with sympy, executes guards, and looks up operators as attributes of torch. An archive is
 accepted if its tensors are plain bytes, and if every string of its program is a name, a size built
-from symbols and whole numbers, a difference of sizes, or an ATen operator. Archives that others
-wrote may have more operators and names of modes (Grammar). Sources: torch 2.13,
-torch/export/pt2_archive/_package.py, torch/_export/serde/serialize.py, torch/export/_unlift.py.
+from symbols and whole numbers, a function of sizes, an ATen operator, or the name of a mode.
+Sources: torch 2.13, torch/export/pt2_archive/_package.py, torch/_export/serde/serialize.py,
+torch/export/_unlift.py.
 """
 
 import json
 import re
-from typing import (
-    Annotated,
-    Any,
-    Dict,
-    List,
-    Literal,
-    Mapping,
-    NamedTuple,
-    NoReturn,
-    Optional,
-    Pattern,
-    Tuple,
-)  # fmt: skip
+from typing import Annotated, Any, Dict, List, Literal, Mapping, NoReturn, Optional, Tuple
 
 import msgspec
 
@@ -38,18 +26,16 @@ OTHERS = (
 PAYLOAD = re.compile(r"(weight|tensor)_\d+")
 WORD = re.compile(r"[A-Za-z0-9_.]*")
 VERSION = re.compile(r"[A-Za-z0-9_.+-]*")
-# from_file maps a file that it may create, save writes one.
-OPERATOR = (
+OPERATOR = re.compile(
+    # from_file maps a file that it may create, save writes one.
     r"torch\.ops\.aten\.(?!(?:from_file|save)\b)(?:_?[a-z]\w*|__(?:and|or|xor)__)\.[A-Za-z]\w*"
-    r"|_operator\.(?:add|mul|sub)"  # of sizes
+    # The modes in which a part runs, and arithmetic of sizes.
+    r"|torch\.ops\.higher_order\.wrap_with_(?:set_grad_enabled|autocast)|torch\.sym_[a-z]+"
+    r"|_operator\.(?:add|mul|sub|neg|floordiv|mod|eq|ne|lt|le|gt|ge|and_|or_)"
+    r"|math\.(?:ceil|floor|trunc)",
+    re.ASCII,
 )
-# What others write besides: the modes in which a part runs, and arithmetic of sizes.
-OF_OTHERS = (
-    r"torch\.ops\.higher_order\.wrap_with_(?:set_grad_enabled|autocast)|torch\.sym_[a-z]+"
-    r"|_operator\.(?:neg|floordiv|mod|eq|ne|lt|le|gt|ge|and_|or_)|math\.(?:ceil|floor|trunc)"
-)
-# Modes of operators, and floats that JSON cannot represent.
-CHOICE = "floor|trunc|none|tanh|constant|-?Infinity|NaN"
+TEXT = re.compile(r"[\w .,>:-]{0,200}")  # of arguments, such as modes of operators
 EMPTY = (
     "guards_code", "metadata", "custom_obj_values", "as_custom_obj", "as_operator",
     "treespec_namedtuple_fields",
@@ -75,20 +61,6 @@ class Nesting(msgspec.Struct, forbid_unknown_fields=True):
     children_spec: List["Nesting"]
 
 
-class Grammar(NamedTuple):
-    """What the strings and values of a program may be, beside names, sizes and nestings."""
-
-    operators: Pattern[str]
-    texts: Pattern[str]  # arguments of operators
-    empty: Tuple[str, ...]  # keys that have no content
-
-
-OWN = Grammar(re.compile(OPERATOR, re.ASCII), re.compile(CHOICE), (*EMPTY, "as_graph"))
-FOREIGN_PROGRAM = Grammar(
-    re.compile(f"{OPERATOR}|{OF_OTHERS}", re.ASCII), re.compile(r"[\w .,>:-]{0,200}"), EMPTY
-)
-
-
 def stripped(entries: Dict[str, bytes]) -> Dict[str, bytes]:
     """Remove sample inputs and guards, which loading would unpickle and execute."""
     root = _root(entries)
@@ -100,7 +72,7 @@ def stripped(entries: Dict[str, bytes]) -> Dict[str, bytes]:
 def of_others(entries: Mapping[str, bytes]) -> Dict[str, bytes]:
     """Return an archive that another exporter wrote without what running it does not need: what
     `stripped` removes, places in source files, and files that were packed with it. Raise ValueError
-    unless `check` accepts it by the grammar of foreign programs.
+    unless `check` accepts it.
     """
     root = _root(entries)
     program = _parsed(PROGRAM, entries.get(root + PROGRAM, b""), _without_places)
@@ -108,7 +80,7 @@ def of_others(entries: Mapping[str, bytes]) -> Dict[str, bytes]:
         program["guards_code"] = []
     kept = {n: part for n, part in entries.items() if not n.startswith(f"{root}extra/")}
     kept |= {root + SAMPLES: b"", root + PROGRAM: json.dumps(program).encode()}
-    check(kept, FOREIGN_PROGRAM)
+    check(kept)
     return kept
 
 
@@ -122,7 +94,7 @@ def is_tensor(name: str) -> bool:
     return ENTRY.fullmatch(name.partition("/")[2]) is not None
 
 
-def check(entries: Mapping[str, bytes], grammar: Grammar = OWN) -> None:
+def check(entries: Mapping[str, bytes]) -> None:
     """Raise ValueError unless an archive holds tensors and a graph of ATen operators alone."""
     root = _root(entries)
     inside = {name[len(root) :]: part for name, part in entries.items() if name.startswith(root)}
@@ -138,7 +110,7 @@ def check(entries: Mapping[str, bytes], grammar: Grammar = OWN) -> None:
         _refuse(f"{SAMPLES} to be empty", got)
     for name in CONFIGS:
         _check_payloads(name, _parsed(name, inside[name]), inside)
-    _check_program("program", "", _parsed(PROGRAM, inside[PROGRAM]), grammar)
+    _check_program("program", "", _parsed(PROGRAM, inside[PROGRAM]))
 
 
 def _root(entries: Mapping[str, bytes]) -> str:
@@ -173,37 +145,37 @@ def _check_payloads(name: str, content: Any, entries: Mapping[str, bytes]) -> No
         if not entries[stored] and not (isinstance(sizes, list) and {"as_int": 0} in sizes):
             got = f"an empty entry for {key!r}, which torch would fill with zeros"
             _refuse(f"the bytes of each tensor in {name}", got[:120])
-        _check_program(name, "", payload, OWN)
+        _check_program(name, "", payload)
 
 
-def _check_program(where: str, key: str, node: Any, grammar: Grammar, depth: int = 0) -> None:
+def _check_program(where: str, key: str, node: Any, depth: int = 0) -> None:
     """Check every string of a JSON value, by the rule for the key of the object that holds it."""
     if depth > DEEPEST:
         _refuse(f"at most {DEEPEST} nested levels in {where}", "more")
-    if node and key in grammar.empty:
+    if node and key in EMPTY:
         _refuse(f"{key} of {where} to be empty", repr(node)[:80])
     if isinstance(node, dict):
         for name, value in node.items():
-            _check_text(where, "name", name, grammar)
-            _check_program(where, name, value, grammar, depth + 1)
+            _check_text(where, "name", name)
+            _check_program(where, name, value, depth + 1)
     elif isinstance(node, list):
         for value in node:
-            _check_program(where, key, value, grammar, depth + 1)
+            _check_program(where, key, value, depth + 1)
     elif isinstance(node, str):
-        _check_text(where, key, node, grammar)
+        _check_text(where, key, node)
 
 
-def _check_text(where: str, key: str, text: str, grammar: Grammar) -> None:
+def _check_text(where: str, key: str, text: str) -> None:
     if key == "expr_str":
         passes = _is_size(text)
     elif key in ("in_spec", "out_spec"):
         passes = _is_nesting(text)
     elif key == "target":
-        passes = grammar.operators.fullmatch(text) is not None
+        passes = OPERATOR.fullmatch(text) is not None
     elif key == "forward_arg_names":  # which torch writes into the source of a function
         passes = text.isidentifier() and text.isascii()
     elif key in ("as_string", "as_strings", "as_float", "as_floats"):
-        passes = grammar.texts.fullmatch(text) is not None
+        passes = TEXT.fullmatch(text) is not None
     else:
         passes = (VERSION if key == "torch_version" else WORD).fullmatch(text) is not None
     if not passes:
