@@ -13,7 +13,7 @@ import torch
 from posenc_export.commands.model_argument import checkpoint
 from posenc_export.export.expected import eager_session
 from posenc_export.models.pretrained import from_pretrained
-from posenc_export.runtime.session.generation import choose
+from posenc_export.runtime.session.generation import Sampling
 
 transformers = pytest.importorskip("transformers", reason="transformers is not installed")
 from tests.models.pairs import inputs, made  # noqa: E402
@@ -101,10 +101,9 @@ def test_settings_that_are_not_applied_are_named(
 
 
 def test_forbidden_tokens_are_never_sampled() -> None:
-    logits = np.array([[3.0, -np.inf, 2.0, -np.inf]], np.float32)
-    assert {
-        int(choose(logits, 50.0, 0, 1.0, np.random.default_rng(seed))[0]) for seed in range(60)
-    } == {0, 2}
+    logits, sampling = np.array([3.0, -np.inf, 2.0, -np.inf], np.float32), Sampling(50.0, 0, 1.0)
+    randoms = [np.random.default_rng(seed).random for seed in range(60)]
+    assert {sampling.choose(logits, random) for random in randoms} == {0, 2}
 
 
 def test_drafts_follow_the_same_rules(folder: Path) -> None:

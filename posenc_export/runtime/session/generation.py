@@ -82,7 +82,15 @@ class TokenRules:
 
 @dataclass(frozen=True)
 class Sampling:
-    """How tokens are chosen, and when a row ends; arguments of Session.generate."""
+    """How tokens are chosen, and when a row ends.
+
+    Args:
+        temperature: divides the logits; 0 chooses the largest logit.
+        top_k: keep the k most probable tokens; 0 keeps all.
+        top_p: keep the smallest set of most probable tokens whose probabilities sum to at least p
+            (nucleus sampling, Holtzman et al. 2019); 1 keeps all.
+        seed, max_tokens, stop: as for Session.generate.
+    """
 
     temperature: float
     top_k: int
@@ -96,7 +104,13 @@ class Sampling:
         if an argument is outside its range.
         """
         at_least("max_tokens", self.max_tokens, 1)
-        check_sampling(self.temperature, self.top_k, self.top_p)
+        if not (_is_number(self.temperature) and 0 <= self.temperature < math.inf):
+            rule, remedy = "a finite number of at least 0", "0 chooses the most probable token"
+            raise expected(f"temperature to be {rule}", short_repr(self.temperature), remedy)
+        at_least("top_k", self.top_k, 0)
+        if not (_is_number(self.top_p) and 0 < self.top_p <= 1):
+            rule = "top_p to be a number above 0 and at most 1"
+            raise expected(rule, short_repr(self.top_p), "1 keeps all tokens")
         at_least("seed", self.seed, 0)
         stops = array_of("stop", list(stop_ids if self.stop is None else self.stop))
         if stops.size and stops.dtype.kind not in "iu":
@@ -105,7 +119,9 @@ class Sampling:
         return replace(self, stop=stops.tolist())
 
     def choose(self, logits: np.ndarray, draw: Callable[[], float]) -> int:
-        """Choose a token id from logits [V], as `choose`. draw: gives a random number."""
+        """Choose a token id from logits [V], in float64; ties go to the lower id. draw: gives a
+        random number.
+        """
         if self.temperature == 0:
             return int(logits.argmax())
         scores = logits.astype(np.float64)
@@ -151,24 +167,20 @@ def generate(
     earlier = none if before is None else _earlier(before, first.rows)
     logits = feed(session, first)
     rules = TokenRules(manifest.generation, session.length)
-    if speculate is None:
-        yield from _stepped(session, rules, logits, sampling)
-        return
     prompt = none if first.prompt is None else first.prompt
-    texts = [[*start, *row] for start, row in zip(earlier, prompt, strict=True)]
     draws = Draws(np.random.default_rng(sampling.seed))
 
     def reader(row: int) -> Reader:
-        """Return a reader that uses the random numbers of its row, as `_stepped` does."""
+        """Return a reader that uses the random numbers of its row, whatever is drafted."""
 
         def chosen(index: int, logits: np.ndarray) -> int:
             allowed = rules.applied(logits[None], index, [row])[0]
-            return sampling.choose(allowed, lambda: draws.random(index * len(texts) + row))
+            return sampling.choose(allowed, lambda: draws.random(index * first.rows + row))
 
-        drafts = speculation.Lookup(texts[row])
+        drafts = speculation.Lookup([*earlier[row], *prompt[row]]) if speculate else None
         return Reader(chosen, sampling.stop or (), sampling.max_tokens, drafts)
 
-    yield from _drafted(session, logits, [reader(row) for row in range(len(texts))])
+    yield from _read(session, logits, [reader(row) for row in range(first.rows)])
 
 
 def check_generates(manifest: Manifest) -> None:
@@ -191,34 +203,12 @@ def _earlier(before: Inputs, rows: int) -> List[List[int]]:
     return [row.tolist() for row in ids]
 
 
-def _stepped(
-    session: Any, rules: TokenRules, logits: np.ndarray, sampling: Sampling
-) -> Iterator[np.ndarray]:
-    """Yield the ids of `generate` without drafts, from the logits [B,V] after the prompt."""
-    running, random = np.ones(len(logits), bool), np.random.default_rng(sampling.seed)
-    for index in range(sampling.max_tokens):
-        ids = [sampling.choose(row, random.random) for row in rules.applied(logits, index)]
-        chosen = np.where(running, ids, ENDED)
-        yield chosen
-        running = running & ~np.isin(chosen, sampling.stop or ())
-        if index + 1 == sampling.max_tokens or not running.any():
-            return
-        if running.all():
-            logits = session.step(chosen)
-        else:  # rows that have ended read no more tokens
-            tokens = zip(chosen.tolist(), running.tolist(), strict=True)
-            output = session.prefill([[token] if more else [] for token, more in tokens])
-            logits = np.where(running[:, None], output[:, 0], logits)
-
-
-def _drafted(session: Any, logits: np.ndarray, readers: List[Reader]) -> Iterator[np.ndarray]:
-    """Yield the ids of `generate` with drafts. In between, the session may hold tokens that were
+def _read(session: Any, logits: np.ndarray, readers: List[Reader]) -> Iterator[np.ndarray]:
+    """Yield the ids of `generate`. With drafts, the session may hold tokens in between that were
     not yielded; in the end it holds those of plain decoding.
     """
     begin, speculator = session.length, Speculator(session)
     chosen = [[reader.take(row)] for reader, row in zip(readers, logits, strict=True)]
-    for reader, tokens in zip(readers, chosen, strict=True):
-        reader.drafts.extend(tokens)
     index, rows = 0, list(zip(readers, chosen, strict=True))
     try:
         while not all(reader.done for reader in readers) or index < max(map(len, chosen)):
@@ -232,35 +222,9 @@ def _drafted(session: Any, logits: np.ndarray, readers: List[Reader]) -> Iterato
             yield np.array(ids, np.int64)
     finally:
         yielded = np.array([min(index, len(tokens)) for tokens in chosen])
-        session.rewind(np.maximum(session.length - (begin + np.maximum(yielded - 1, 0)), 0))
-
-
-def choose(
-    logits: np.ndarray, temperature: float, top_k: int, top_p: float, random: "np.random.Generator"
-) -> np.ndarray:
-    """Choose token ids [B] int64 from logits [B,V]: the largest logit at temperature 0, otherwise a
-    float64 sample. Ties go to the lower id. Raise ValueError for an argument outside its range.
-
-    Args:
-        temperature: divides the logits; 0 is greedy.
-        top_k: keep the k most probable tokens; 0 keeps all.
-        top_p: keep the smallest set of most probable tokens whose probabilities sum to at least p
-            (nucleus sampling, Holtzman et al. 2019); 1 keeps all.
-    """
-    check_sampling(temperature, top_k, top_p)
-    sampling = Sampling(temperature, top_k, top_p)
-    return np.array([sampling.choose(row, random.random) for row in logits], np.int64)
-
-
-def check_sampling(temperature: Any, top_k: Any, top_p: Any) -> None:
-    """Raise ValueError if an argument of `choose` is outside its range."""
-    if not (_is_number(temperature) and 0 <= temperature < math.inf):
-        rule, remedy = "a finite number of at least 0", "0 chooses the most probable token"
-        raise expected(f"temperature to be {rule}", short_repr(temperature), remedy)
-    at_least("top_k", top_k, 0)
-    if not (_is_number(top_p) and 0 < top_p <= 1):
-        rule = "top_p to be a number above 0 and at most 1"
-        raise expected(rule, short_repr(top_p), "1 keeps all tokens")
+        ahead = session.length - begin - np.maximum(yielded - 1, 0)
+        if (ahead > 0).any():
+            session.rewind(np.maximum(ahead, 0))
 
 
 def _is_number(value: Any) -> bool:

@@ -300,7 +300,7 @@ class Session:
             prompt: ids of each row, [B,S] or a list of rows. None for the first tokens of a decoder
                 that reads an encoder.
             max_tokens: largest number of ids to generate per row.
-            temperature, top_k, top_p, seed: as for generation.choose, with a random generator of
+            temperature, top_k, top_p, seed: as for generation.Sampling, with a random generator of
                 this seed.
             stop: ids that end a row; ended rows yield -1. None uses Manifest.stop_ids.
             encoder: as for `prefill`.

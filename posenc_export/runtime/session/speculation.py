@@ -97,7 +97,7 @@ class Reader:
     choose: Callable[[int, np.ndarray], int]
     stops: Collection[int]  # ids that end the row
     most: int  # largest number of tokens to generate
-    drafts: Lookup  # drafts of the row
+    drafts: Optional[Lookup]  # drafts of the row; None for plain decoding
     unread: List[int] = field(default_factory=list)  # tokens to read before a token can be chosen
     count: int = 0  # number of tokens generated
     done: bool = False  # whether the row has ended
@@ -106,14 +106,15 @@ class Reader:
         """Choose the next token, which is read by the next pass unless the row has ended."""
         token = self.choose(self.count, logits)
         self.count += 1
+        if self.drafts:
+            self.drafts.extend([token])
         self.unread = [token]
         self.done = token in self.stops or self.count >= self.most
         return token
 
 
 class Speculator:
-    """Reads the rows of a session that passes `check_speculate`, with drafts where they gain
-    time.
+    """Reads the rows of a session, with drafts if it passes `check_speculate`.
     """
 
     def __init__(self, session: Any) -> None:
@@ -124,7 +125,7 @@ class Speculator:
         the tokens that are chosen after them: at least one for each row that reads. Raise as
         Session.step.
         """
-        proposals = [reader.drafts.propose() if reader else [] for reader in readers]
+        proposals = [r.drafts.propose() if r and r.drafts else [] for r in readers]
         drafts = self._drafts(readers, proposals)
         pairs = list(zip(readers, drafts, strict=True))
         rows = [[*reader.unread, *draft] if reader else [] for reader, draft in pairs]
@@ -142,12 +143,10 @@ class Speculator:
         if any(back):
             self._session.rewind(back)
         for (reader, draft), proposal, tokens in zip(pairs, proposals, chosen, strict=True):
-            if reader:
+            if reader and reader.drafts and proposal:
                 compared = draft or proposal[:1]
-                if compared:
-                    right = compared == tokens[: len(compared)]
-                    reader.drafts.count = next_count(reader.drafts.count, right)
-                reader.drafts.extend(tokens)
+                right = compared == tokens[: len(compared)]
+                reader.drafts.count = next_count(reader.drafts.count, right)
         return chosen
 
     def _drafts(
@@ -160,7 +159,7 @@ class Speculator:
         least = sum(map(bool, readers)) if separate else 1
         for reader, proposal, free in zip(readers, proposals, room, strict=True):
             most = 0
-            if reader and reader.drafts.count >= least:
+            if reader and reader.drafts and reader.drafts.count >= least:
                 most = max(min(reader.most - reader.count - 1, free - len(reader.unread)), 0)
             drafts.append(proposal[:most])
         return drafts

@@ -17,7 +17,7 @@ from posenc_export.export.expected import eager_session
 from posenc_export.models.presets import seeded
 from posenc_export.models.short_forms import block_config
 from posenc_export.runtime import Model, Session, load
-from posenc_export.runtime.session.generation import Sampling, choose
+from posenc_export.runtime.session.generation import Sampling
 from tests.tiny import block, decoder
 from tests.traces import artefact
 
@@ -164,9 +164,8 @@ def test_a_number_that_means_nothing_to_sampling_is_refused_before_tokens_are_re
 
 
 def test_a_temperature_near_0_chooses_the_most_probable_token() -> None:
-    assert choose(
-        np.array([[10.0, 300.0, -50.0]]), 5e-324, 0, 1.0, np.random.default_rng(0)
-    ).tolist() == [1]
+    logits = np.array([10.0, 300.0, -50.0])
+    assert Sampling(5e-324, 0, 1.0).choose(logits, np.random.default_rng(0).random) == 1
 
 
 @pytest.mark.parametrize("threads", [0, -1, 10**9, 1.5, math.nan, True])
@@ -233,28 +232,21 @@ def test_generate_is_the_same_for_the_same_seed_and_another_for_another(session:
 
 
 def test_greedy_ties_go_to_the_lower_id_and_top_k_1_is_greedy() -> None:
-    logits = np.array([[1.0, 3.0, 3.0], [2.0, 0.0, 1.0]])
-    assert choose(logits, 0, 0, 1.0, np.random.default_rng(0)).tolist() == [1, 0]
-    assert choose(logits, 1.0, 1, 1.0, np.random.default_rng(0)).tolist() == [1, 0]
+    for logits, token in (([1.0, 3.0, 3.0], 1), ([2.0, 0.0, 1.0], 0)):
+        for sampling in (Sampling(0, 0, 1.0), Sampling(1.0, 1, 1.0)):
+            assert sampling.choose(np.array(logits), np.random.default_rng(0).random) == token
 
 
 def test_top_p_keeps_the_smallest_set_that_reaches_p() -> None:
-    logits = np.log(np.array([[0.5, 0.3, 0.2]]))
-    drawn = {
-        int(choose(logits, 1.0, 0, 0.6, np.random.default_rng(seed))[0]) for seed in range(200)
-    }
+    logits, sampling = np.log(np.array([0.5, 0.3, 0.2])), Sampling(1.0, 0, 0.6)
+    drawn = {sampling.choose(logits, np.random.default_rng(seed).random) for seed in range(200)}
     assert drawn == {0, 1}
 
 
 def test_draws_follow_the_shares() -> None:
-    random = np.random.default_rng(0)
-    drawn = (
-        np.bincount(
-            [int(choose(np.log([[0.7, 0.2, 0.1]]), 1.0, 0, 1.0, random)[0]) for _ in range(4000)],
-            minlength=3,
-        )
-        / 4000
-    )
+    random, sampling = np.random.default_rng(0).random, Sampling(1.0, 0, 1.0)
+    drawn = [sampling.choose(np.log([0.7, 0.2, 0.1]), random) for _ in range(4000)]
+    drawn = np.bincount(drawn, minlength=3) / 4000
     assert np.abs(drawn - [0.7, 0.2, 0.1]).max() < 4 * np.sqrt(0.25 / 4000)
 
 
