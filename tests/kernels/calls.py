@@ -38,15 +38,14 @@ built = pytest.mark.skipif(
 )
 
 
-def model(feeds: Dict[str, np.ndarray], attributes: Dict[str, Any], domain: str = DOMAIN) -> bytes:
+def model(feeds: Dict[str, np.ndarray], attributes: Dict[str, Any]) -> bytes:
     """Return a model of one node that reads these inputs."""
     names = [name if name in feeds else "" for name in NAMES]
     while not names[-1]:
         names.pop()
-    operator = OPERATOR if domain == DOMAIN else "GroupQueryAttention"
     outputs = ["y", "present_key", "present_value"]
     outputs += ["row_weights"] if "row_of_distance" in feeds else []
-    node = helper.make_node(operator, names, outputs, domain=domain, **attributes)
+    node = helper.make_node(OPERATOR, names, outputs, domain=DOMAIN, **attributes)
     cache = ELEMENTS[feeds["past_key"].dtype]
     elements = (TensorProto.FLOAT, cache, cache, TensorProto.FLOAT)
     types = dict(zip(outputs, elements, strict=False))
@@ -60,7 +59,7 @@ def model(feeds: Dict[str, np.ndarray], attributes: Dict[str, Any], domain: str 
         ],
         [helper.make_tensor_value_info(name, kind, None) for name, kind in types.items()],
     )
-    opsets = [helper.make_opsetid("", 21), helper.make_opsetid(domain, 1)]
+    opsets = [helper.make_opsetid("", 21), helper.make_opsetid(DOMAIN, 1)]
     return onnx.ModelProto(ir_version=10, graph=graph, opset_import=opsets).SerializeToString(
         deterministic=True
     )

@@ -26,12 +26,8 @@ CAPTURED = (0, 0, "captured", "")
 # For blocks that are not CAPTURED: nodes on the CPU, copies of a step, whether a step can be
 # captured, and the first operator that needs cuDNN.
 PINNED: Dict[str, Tuple[int, int, str, str]] = {
-    "rope_dynamic": (
-        4,
-        1,
-        "not captured",
-        "ReduceMax",
-    ),  # the condition of If, whether a query is beyond the trained range
+    # the condition of If, whether a query is beyond the trained range
+    "rope_dynamic": (4, 1, "not captured", "ReduceMax"),
     "input_rnn": (0, 1, "not captured", "GRU"),  # lengths of rows
     "conditional_conv": (0, 0, "captured", "Conv"),
     "conditional_conv_2d": (2, 0, "captured", "Conv"),
@@ -40,12 +36,8 @@ PINNED: Dict[str, Tuple[int, int, str, str]] = {
     "cope": (1, 0, "captured", ""),
     "inkling": (1, 0, "captured", ""),
     "fox_pair": (1, 0, "captured", ""),
-    "deberta": (
-        0,
-        0,
-        "not captured",
-        "",
-    ),  # a matrix for each head, which MatMul addresses from the host
+    # a matrix for each head, which MatMul addresses from the host
+    "deberta": (0, 0, "not captured", ""),
     "transformer_xl": (0, 0, "not captured", ""),
 }
 
@@ -165,20 +157,8 @@ def test_a_choice_of_branches_cannot_be_captured(tmp_path: Path) -> None:
 
 @pytest.mark.xdist_group("rope")
 def test_what_a_kernel_refuses_at_each_run_is_found(tmp_path: Path) -> None:
-    names = [
-        "output",
-        "",
-        "",
-        "",
-        "",
-        "seqlens_k",
-        "total_sequence_length",
-        "",
-        "",
-        "",
-        "output",
-        "output",
-    ]
+    bias_and_sinks = ["seqlens_k", "total_sequence_length", "", "", "", "output", "output"]
+    names = ["output", "", "", "", "", *bias_and_sinks]
     node = helper.make_node("GroupQueryAttention", names, ["planted"], domain="com.microsoft")
     assert (
         planted(tmp_path, node).said()
