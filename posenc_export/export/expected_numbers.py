@@ -12,7 +12,6 @@ from posenc_export.models.whole_pass import encodings_in
 from posenc_export.runtime.artefact.manifest import Manifest
 from posenc_export.shared.numerics import LEVELS
 
-AND = "+"  # between the names of linear layers of one input (targets/joined_products.py)
 OF_SCALES = ".scale"  # ends the name of the scales of a cache in 8 bits
 # End names of tables by distance (targets/distance_tables.py): of biases, and of rows of a table.
 BY_DISTANCE, ROW_OF_DISTANCE = ".by_distance", ".row_of_distance"
@@ -64,9 +63,7 @@ class ExpectedNumbers:
             level: np.ndarray = getattr(next(iter(tables.values())).tables, form)
             return level
         if not (form in FORMS or form in PAIRS or form.isdecimal()):
-            parts = [self.of(part, shape) for part in name.split(AND)] if AND in name else [None]
-            known = [part for part in parts if part is not None]
-            return np.concatenate(known) if len(known) == len(parts) else None
+            return None
         numbers = self.of(base, shape)
         if numbers is None:
             return None

@@ -12,7 +12,6 @@ from posenc_export.export.targets import (
     onnx_static,
     ort,
     ort_cuda,
-    ort_layers,
     ort_native,
 )
 from posenc_export.export.targets.fused_weights import Fused
@@ -83,7 +82,7 @@ TARGETS = {
     "ort": Target(
         graph="com.microsoft fused operators where exact",
         cache="fixed capacity, in place, cost of the valid length",
-        write=_onnx(Lowerings(ort.LOWERING, Fused, ort_layers.FUSIONS)),
+        write=_onnx(Lowerings(ort.LOWERING, Fused, ort.FUSIONS)),
         layout=ROWS,
         continuation_rows=1,
         contiguous=True,

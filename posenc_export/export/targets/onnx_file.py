@@ -11,13 +11,11 @@ import onnx_ir as ir
 from onnx_ir.passes import common
 
 from posenc_export.encodings.shared.tables import levels_of
-from posenc_export.export.expected_numbers import AND
 from posenc_export.export.manifest_writer import Graph, with_graph
 from posenc_export.export.signatures import wrap
 from posenc_export.export.targets import (
     external_data,
     graph_ends,
-    joined_products,
     small_caches,
     standard,
     two_levels,
@@ -66,7 +64,6 @@ def write_onnx(source: Source, manifest: Manifest, folder: Path, lowerings: Lowe
     module = wrap(source.model, manifest.signature)
     levels, sizes = {} if lowerings.on_device else levels_of(module), manifest.max_positions
     op = Builder(model, manifest.dtype, sizes, source.on_grid, levels, lowerings.on_device)
-    joined_products.join(op)
     spelled = {"Where": standard.choice_of_booleans, "RMSNormalization": standard.norm_of_one_type}
     replace_nodes(op, {**two_levels.GATHERS, **spelled})
     for table in lowerings.tables:
@@ -108,7 +105,7 @@ def _in_few_bits(op: Builder, manifest: Manifest, few_bits: Callable[[str], Any]
     if not nodes.stored:
         rule = f"a model with linear layers or a token table for weights {manifest.weights.format}"
         raise refusal("export", rule, "one without", "omit weights")
-    return sum(name.count(AND) + 1 for name in nodes.stored)
+    return len(nodes.stored)
 
 
 def _strip(model: ir.Model) -> None:

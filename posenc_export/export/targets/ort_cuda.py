@@ -14,7 +14,6 @@ from posenc_export.export.targets import (
     experts,
     ort,
     ort_attention,
-    ort_layers,
     standard,
 )
 from posenc_export.export.targets.builder import MICROSOFT, Builder
@@ -119,7 +118,7 @@ LOWERING: Tuple[Table, ...] = (
     },
     ort.LOWERING[1],
 )
-FUSIONS = {**ort_layers.FUSIONS, "RMSNormalization": norm, "LayerNormalization": norm_of_heads}
+FUSIONS = {**ort.FUSIONS, "RMSNormalization": norm, "LayerNormalization": norm_of_heads}
 LOWERINGS = Lowerings(LOWERING, InHalf, FUSIONS, on_device=True)
 
 

@@ -19,7 +19,6 @@ from posenc_export.export.targets import (
     counts,
     native_attention,
     ort,
-    ort_layers,
     picked_rows,
 )
 from posenc_export.export.targets.builder import Builder
@@ -81,7 +80,7 @@ LOWERING: Tuple[Table, ...] = (
     {kind: ort.LOWERING[0][kind] for kind in LATER},
     ort.LOWERING[1],
 )
-LOWERINGS = Lowerings(LOWERING, Native, ort_layers.FUSIONS)
+LOWERINGS = Lowerings(LOWERING, Native, ort.FUSIONS)
 
 
 def write(source: Source, manifest: Manifest, folder: Path) -> Graph:

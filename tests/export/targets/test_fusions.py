@@ -11,7 +11,6 @@ import onnx
 import onnx_ir as ir
 import onnxruntime
 import pytest
-import torch
 from msgspec.structs import replace
 from onnx import numpy_helper, parser
 from onnx.reference import ReferenceEvaluator
@@ -57,9 +56,9 @@ LAST = {"Unsqueeze": 1, "GatherND": 1}  # select the tokens with logits
 # For each model: nodes of a layer, and nodes before and after its two layers.
 LAYERS: Dict[str, Any] = {
     "gated": (GATED, {"RMSNormalization": 2, "MatMul": 5, "GroupQueryAttention": 1, "Add": 2,
-        "QuickGelu": 1, "Mul": 1}, {"Gather": 1, "RMSNormalization": 1, "FusedMatMul": 1, **LAST}),
+        "Sigmoid": 1, "Mul": 2}, {"Gather": 1, "RMSNormalization": 1, "FusedMatMul": 1, **LAST}),
     "parallel": (_parallel(), {"RMSNormalization": 1, "MatMul": 5, "GroupQueryAttention": 1,
-        "Add": 2, "QuickGelu": 1, "Mul": 1}, {"Gather": 1, "RMSNormalization": 1, "FusedMatMul": 1,
+        "Add": 2, "Sigmoid": 1, "Mul": 2}, {"Gather": 1, "RMSNormalization": 1, "FusedMatMul": 1,
         **LAST}),
     "plain": (PLAIN,
         {"LayerNormalization": 2, "MatMul": 4, "GroupQueryAttention": 1, "Add": 6, "Gelu": 1},
@@ -116,19 +115,7 @@ def _loaded(folder: Path, disabled: List[str]) -> List[str]:
     return [node.op_type for node in onnx.load(folder / "optimised.onnx").graph.node]
 
 
-SQUARES = "s = Mul(x, x) t = ReduceSum(s, last) a = Add(t, alpha)"
 PATTERNS: Dict[str, Any] = {
-    "gate and up":
-        ("a = MatMul(x, w1) u = Sigmoid(a) v = Mul(a, u) c = MatMul(x, w2) y = Mul(v, c)",
-        {"MatMul": 2, "QuickGelu": 1, "Mul": 1}),
-    "alpha": ("a = Mul(x, alpha) u = Sigmoid(a) y = Mul(u, x)", {"QuickGelu": 1}),
-    "alpha in front": ("a = Mul(alpha, x) u = Sigmoid(a) y = Mul(x, u)", {"QuickGelu": 1}),
-    "a sigmoid of something else": ("a = Add(x, alpha) u = Sigmoid(a) y = Mul(u, x)",
-        {"Add": 1, "Sigmoid": 1, "Mul": 1}),
-    "factors for each entry": ("a = Mul(x, four) u = Sigmoid(a) y = Mul(u, x)",
-        {"Mul": 2, "Sigmoid": 1}),
-    "a sigmoid that is read twice": ("u = Sigmoid(x) v = Mul(x, u) y = Add(v, u)",
-        {"Sigmoid": 1, "Mul": 1, "Add": 1}),
     "a transposed constant": ("t = Transpose<perm=[1,0]>(turned) y = MatMul(x, t)",
         {"FusedMatMul": 1}),
     "a transposed constant without perm": ("t = Transpose(turned) y = MatMul(x, t)",
@@ -144,24 +131,8 @@ PATTERNS: Dict[str, Any] = {
         {"Add": 1, "RMSNormalization": 1}),
     "a norm over several axes": ("a = Add(x, x) y = RMSNormalization<axis=-2>(a, four)",
         {"Add": 1, "RMSNormalization": 1}),
-    "softplus of torch": ("s = Softplus(x) g = Greater(x, twenty) y = Where(g, x, s)",
-        {"Softplus": 1}),
-    "another value beside softplus":
-        ("a = Mul(x, alpha) s = Softplus(x) g = Greater(x, twenty) y = Where(g, a, s)",
-        {"Mul": 1, "Softplus": 1, "Greater": 1, "Where": 1}),
     "a transposed value": ("t = Transpose<perm=[0,2,1]>(x) y = MatMul(x, t)",
         {"Transpose": 1, "MatMul": 1}),
-    "softplus by its formula":
-        ("e = Exp(x) a = Add(e, one) s = Log(a) g = Greater(x, twenty) y = Where(g, x, s)",
-        {"Softplus": 1}),
-    "another logarithm":
-        ("e = Exp(x) a = Add(e, alpha) s = Log(a) g = Greater(x, twenty) y = Where(g, x, s)",
-        {"Exp": 1, "Add": 1, "Log": 1, "Greater": 1, "Where": 1}),
-    "vectors of length 1": (f"{SQUARES} r = Sqrt(a) y = Div(x, r)", {"RMSNormalization": 1}),
-    "vectors of length 1 by an inverse":
-        (f"{SQUARES} r = Sqrt(a) i = Reciprocal(r) y = Mul(x, i)", {"RMSNormalization": 1}),
-    "another value over a length": (f"{SQUARES} r = Sqrt(a) b = Mul(x, four) y = Div(b, r)",
-        {"Mul": 2, "ReduceSum": 1, "Add": 1, "Sqrt": 1, "Div": 1}),
 }  # fmt: skip
 RANDOM = np.random.default_rng(0)
 CONSTANTS = {
@@ -169,11 +140,7 @@ CONSTANTS = {
         name: RANDOM.standard_normal(shape).astype(np.float32)
         for name, shape in {"w1": (4, 6), "w2": (4, 6), "turned": (7, 4)}.items()
     },
-    "alpha": np.array(1.702, np.float32),
-    "twenty": np.array(20, np.float32),
     "four": np.ones(4, np.float32),
-    "one": np.array(1, np.float32),
-    "last": np.array([-1]),
 }
 
 
@@ -206,25 +173,3 @@ def test_a_matching_pattern_is_replaced_and_agrees_with_the_reference_evaluator(
     assert worst_error(
         fused.run(None, {"x": x})[0], ReferenceEvaluator(plain).run(None, {"x": x})[0]
     ) <= tolerance("float32", 1, 4)
-
-
-class Centred(torch.nn.Module):
-    """Token ids to logits, with LayerNorm without bias as Cohere writes it."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.table, self.head = torch.nn.Embedding(20, 16), torch.nn.Linear(16, 20)
-        self.scale = torch.nn.Parameter(torch.rand(16))
-
-    def forward(self, ids: torch.Tensor) -> torch.Tensor:
-        x = self.table(ids)
-        mean = x.mean(-1, keepdim=True)
-        variance = (x - mean).pow(2).mean(-1, keepdim=True)
-        return self.head(self.scale * ((x - mean) * torch.rsqrt(variance + 1e-5)))
-
-
-def test_a_norm_that_subtracts_the_mean_is_one_node(tmp_path: Path) -> None:
-    torch.manual_seed(0)
-    manifest = export(Centred().eval(), "ort", tmp_path / "a", max_positions=16)
-    assert manifest.certificate is not None and manifest.certificate["passed"]
-    assert manifest.operators["LayerNormalization"] == 1 and "ReduceMean" not in manifest.operators
