@@ -46,12 +46,6 @@ def folder_of(artefact: str = "an artefact") -> Table:
     return {"folder": option(f"folder of {artefact}, or a preset, such as {NAMES[0]}", type=Path)}
 
 
-def digest_of(artefact: str = "the artefact") -> Table:
-    """The digest that is compared before an artefact is read."""
-    meaning = f"digest that {artefact} must have, from a source other than the folder itself"
-    return {"--digest": option(meaning)}
-
-
 TEMPLATE: Table = {
     "--chat-template-kwargs": option(
         "values for the chat template by names that it reads, in JSON, such as "

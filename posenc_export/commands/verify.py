@@ -4,7 +4,7 @@ import argparse
 import json
 from pathlib import Path
 
-from posenc_export.commands.options import PROVIDER, Table, digest_of, folder_of, option
+from posenc_export.commands.options import PROVIDER, Table, folder_of, option
 from posenc_export.commands.terminal import FAILED_CHECK, note, show
 from posenc_export.runtime import load, verify
 from posenc_export.runtime.artefact import certificate as certificates
@@ -37,7 +37,9 @@ OPTIONS: Table = {
         type=Path,
         metavar="FOLDER",
     ),
-    **digest_of(),
+    "--digest": option(
+        "digest that the artefact must have, from a source other than the folder itself"
+    ),
 }
 
 

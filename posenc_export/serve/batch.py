@@ -56,16 +56,13 @@ class Row:
             echoed = [Token(self.request, id, "", read=True) for id in self.request.prompt]
         if not self.request.max_tokens:
             return [*echoed[:-1], echoed[-1]._replace(ended=LENGTH)]
-        return [*echoed, self.next_token(int(logits[0].argmax()), logits)]
+        return [*echoed, self.next_token(logits)]
 
-    def next_token(self, likeliest: int, logits: np.ndarray) -> Token:
+    def next_token(self, logits: np.ndarray) -> Token:
         """Choose the next token from its logits [1,V]. The next step feeds it."""
         request, allowed = self.request, self.rules.applied(logits, len(self.generated))
-        if request.temperature == 0:
-            token = likeliest if allowed is logits else int(allowed[0].argmax())
-        else:
-            how = (request.temperature, request.top_k, request.top_p, self.random)
-            token = int(generation.choose(allowed, *how)[0])
+        sampling = generation.Sampling(request.temperature, request.top_k, request.top_p)
+        token = sampling.choose(allowed[0], self.random.random)
         self.generated.append(token)
         self.unread.append(token)
         ended = LENGTH if len(self.generated) == request.max_tokens else ""
@@ -159,9 +156,7 @@ class Batch:
         if not running:
             return []
         logits = self._stepped(len(running) == len(self.rows))
-        likeliest = logits.argmax(-1).tolist()
-        rows = [(i, self.rows[i]) for i in running]
-        tokens = [row.next_token(likeliest[i], logits[i : i + 1]) for i, row in rows]
+        tokens = [self.rows[i].next_token(logits[i : i + 1]) for i in running]
         for index in running:
             self._share(index)
         self._leave_ended(tokens)

@@ -37,7 +37,7 @@ class Request:
 
     prompt: Tuple[int, ...]  # token ids
     max_tokens: int  # largest number of tokens to generate
-    temperature: float = 0.0  # as for runtime.session.generation.choose
+    temperature: float = 0.0  # as for runtime.session.generation.Sampling
     top_k: int = 0
     top_p: float = 1.0
     seed: int = 0  # seed of sampling; gives the same tokens as Session.generate with this seed

@@ -289,7 +289,7 @@ def test_a_listing_of_one_encoding_has_its_measured_properties(
 MISSPELLED = {
     "list rope_yarm": "got 'rope_yarm'; did you mean rope_yarn?",
     "plot ropee": "got 'ropee'; did you mean rope?",
-    "plot cosin": "got 'cosin'; posenc list shows the names",
+    "plot cosin": "got 'cosin'; choose one of these",
     "export block --encoding ropee --target ort -o x": (
         "got 'ropee'; did you mean rope? posenc list shows all names"
     ),
