@@ -19,7 +19,7 @@ EVERY = [*(("ort-cuda", dtype) for dtype in HALF), *(("onnx", dtype) for dtype i
 EVERY += [("onnx-static", "float32")]
 ARTEFACTS = {
     **dict.fromkeys(("decoders", "presets", "depths"), EVERY),
-    **{"families": EVERY[:3], "parts": EVERY},
+    **{"checkpoints": EVERY[:3], "parts": EVERY},
     **dict.fromkeys(("blocks", "variants", "few bits"), EVERY[:1]),
 }
 

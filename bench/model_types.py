@@ -27,7 +27,6 @@ from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 from bench import marked
 from bench.small_models import TOKENS, small
-from posenc_export.models import families
 
 RESULTS, PAGE = Path("bench/results/model-types.jsonl"), Path("docs/model-types.md")
 # Of each task, its mapping in transformers and its auto class.
@@ -263,12 +262,11 @@ def page(rows: Sequence[Row], version: str) -> str:
         own = [row.verdict for row in rows if row.task == task]
         numbers = [len(own), *(own.count(verdict) for verdict in verdicts)]
         counts.append(f"| {task} | " + " | ".join(map(str, numbers)) + " |")
-    table = ["| task | type | read by | result | largest error | why |", "|---" * 6 + "|"]
+    table = ["| task | type | result | largest error | why |", "|---" * 5 + "|"]
     for row in sorted(rows, key=lambda row: (tasks.index(row.task), row.name)):
-        by = "a family" if row.name in families.DESCRIBED else "transformers"
         error = f"{row.error:.0e} of {row.size:.1f}" if row.verdict in (EXACT, WRONG) else ""
         why = row.why.replace("|", "\\|")
-        table.append(f"| {row.task} | `{row.name}` | {by} | {row.verdict} | {error} | {why} |")
+        table.append(f"| {row.task} | `{row.name}` | {row.verdict} | {error} | {why} |")
     targets = sorted({target for row in rows for target in row.targets})
     exact = [row for row in rows if row.verdict == EXACT]
     worst = max((row.error / max(row.size, 1.0) for row in exact), default=0.0)

@@ -86,7 +86,7 @@ def source_of(name: str, layers: int, format_: str) -> Sources:
         parameter.data.copy_(parameter.new_tensor(numbers))
         # A matrix of a checkpoint of few bits (models.weight_blocks.Matrix)
         matrix: Any = SimpleNamespace(quantized=True, rows=len(numbers), blocks=lambda b=blocks: b)
-        model.stored[weight] = Stored([matrix], np.arange(len(numbers)))
+        model.stored[weight] = Stored(matrix, np.arange(len(numbers)))
     return Sources(model)
 
 

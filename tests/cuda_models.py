@@ -1,5 +1,5 @@
 """Models for the CUDA provider, by name: every encoding in a decoder and in a block, models with
-other parts, families of checkpoints, trained presets, and some of them in few bits.
+other parts, checkpoints, trained presets, and some of them in few bits.
 """
 
 import tempfile
@@ -19,7 +19,7 @@ FEW_BITS = " as "  # before the format of weights in a name
 ENCODINGS = (
     "rope", "alibi", "t5", "nope", "learned", "sinusoidal", "kerple", "fire", "rope_yarn", "shaw"
 )  # fmt: skip
-FAMILIES = ("llama", "mistral")
+CHECKPOINTS = ("llama", "llama with biases", "mistral", "mistral with a window")
 FILES = ("Q4_0", "Q4_K", "Q8_0")  # types of weights in GGUF files
 Models = Dict[str, Callable[[], Sources]]  # functions that make the sources of an export
 
@@ -52,15 +52,15 @@ def parts() -> Models:
     }  # type: ignore[misc]
 
 
-def families() -> Models:
-    from tests.models.checkpoints import OURS, saved
+def checkpoints() -> Models:
+    from tests.models.checkpoints import saved
 
     def sources(name: str) -> Sources:
         folder = Path(tempfile.mkdtemp())
         saved(name, folder)
         return Sources(from_pretrained(folder))
 
-    return {f"family-{name}": lambda name=name: sources(name) for name in OURS}  # type: ignore[misc]
+    return {f"checkpoint-{name}": lambda name=name: sources(name) for name in CHECKPOINTS}  # type: ignore[misc]
 
 
 def presets() -> Models:
@@ -89,11 +89,11 @@ def depths() -> Models:
 
 
 def few_bits() -> Models:
-    """Ten encodings, ten families, a model of width 768 and GGUF files, in every format."""
-    of_families, of_depths = families(), depths()
+    """Ten encodings, checkpoints, a model of width 768 and GGUF files, in every format."""
+    of_depths = depths()
     plain = {
         **{name: make for name, make in decoders().items() if name in ENCODINGS},
-        **{f"family-{name}": of_families[f"family-{name}"] for name in FAMILIES},
+        **checkpoints(),
         "rope, 2 layers": of_depths["rope, 2 layers"],
     }
     return {
@@ -123,5 +123,5 @@ def weights_of(name: str) -> Optional[str]:
 
 KINDS: Dict[str, Callable[[], Models]] = {
     "decoders": decoders, "presets": presets, "depths": depths, "variants": variants,
-    "blocks": blocks, "parts": parts, "families": families, "few bits": few_bits,
+    "blocks": blocks, "parts": parts, "checkpoints": checkpoints, "few bits": few_bits,
 }  # fmt: skip

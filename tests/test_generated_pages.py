@@ -1,15 +1,13 @@
 """Every generated page is up to date; measurements are read from the committed JSON."""
 
 import json
-import re
 from pathlib import Path
 from typing import Any, Callable, Dict
 
 import pytest
 
-from bench import clients, cuda_dry_run, decode_page, encoding_pages, families, parity
+from bench import clients, cuda_dry_run, decode_page, encoding_pages, parity
 from posenc_export.encodings import REGISTRY
-from posenc_export.models.families import DESCRIBED
 
 TOP = Path(__file__).parents[1]
 DOCS, RESULTS = TOP / "docs", TOP / "bench" / "results"
@@ -21,7 +19,6 @@ def _read(path: Path) -> Any:
 
 FROM_JSON: Dict[str, Callable[[], str]] = {
     "parity.md": lambda: parity.table(_read(DOCS / "parity.json")),
-    "families.md": lambda: families.table(_read(DOCS / "families.json")),
     "runtimes/table.md": lambda: clients.table(_read(RESULTS / "clients.json")),
     "runtimes/cuda-dry-run.md": lambda: cuda_dry_run.page(_read(RESULTS / "cuda_dry_run.json")),
     "decode.md": lambda: decode_page.page(_read(RESULTS / "decode_cost.json")),
@@ -31,12 +28,6 @@ FROM_JSON: Dict[str, Callable[[], str]] = {
 @pytest.mark.parametrize("page", FROM_JSON)
 def test_a_page_of_measurements_agrees_with_its_json(page: str) -> None:
     assert (DOCS / page).read_text(encoding="utf-8") == FROM_JSON[page]()
-
-
-def test_the_page_of_families_lists_each_type() -> None:
-    text = (DOCS / "families.md").read_text(encoding="utf-8")
-    rows = re.findall(r"^\| (`[^|]*) \|", text, re.MULTILINE)
-    assert sorted(re.findall(r"`([^`]+)`", " ".join(rows))) == sorted(DESCRIBED)
 
 
 def test_the_page_of_every_encoding_agrees_with_its_class() -> None:

@@ -210,8 +210,8 @@ def open_reference(text: Any, hidden: bool, vocabulary: int, features: int) -> f
 def _checkpoint(path: Path, head: bool, lengths: Optional[str], positions: Optional[int]) -> Any:
     """Load a checkpoint; one that states no number of positions gets UNSTATED."""
     try:
-        return from_pretrained(path, None, positions, lengths=lengths, head=head)
+        return from_pretrained(path, positions, lengths=lengths, head=head)
     except ValueError as error:
         if "give max_positions" not in str(error) or positions is not None:
             raise
-        return from_pretrained(path, None, facts.UNSTATED, lengths=lengths, head=head)
+        return from_pretrained(path, facts.UNSTATED, lengths=lengths, head=head)

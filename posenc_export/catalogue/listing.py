@@ -1,4 +1,4 @@
-"""Table rows of what is registered: encodings, families of checkpoints, presets."""
+"""Table rows of what is registered: encodings, presets."""
 
 import inspect
 import itertools
@@ -6,7 +6,6 @@ from typing import Dict, List, Sequence
 
 from posenc_export import encodings as registry
 from posenc_export.encodings.shared.base import Geometry, PositionEncoding
-from posenc_export.models.families import DESCRIBED
 from posenc_export.models.presets import PRESETS
 
 HOOKS = ("embed", "embed_next", "rotate", "bias", "observe", "rescore")
@@ -66,11 +65,6 @@ def _cells(name: str) -> Sequence[str]:
 def _parameter(parameter: inspect.Parameter) -> str:
     required = parameter.default is inspect.Parameter.empty
     return parameter.name if required else f"{parameter.name}={parameter.default}"
-
-
-def families() -> List[Dict[str, str]]:
-    """One row per model_type with a family: name and description."""
-    return [{"name": name, "what": _first_paragraph(of)} for name, of in DESCRIBED.items()]
 
 
 def presets() -> List[Dict[str, str]]:

@@ -32,7 +32,7 @@ GROUPS = {
         "serve": "answer completions, conversations or embeddings over HTTP, as OpenAI's API",
     },
     "look": {
-        "list": "list encodings, targets, families of checkpoints and presets",
+        "list": "list encodings, targets and presets",
         "describe": "print the parts of a model, layer by layer",
         "inspect": "print what an artefact holds, or a program that runs it",
         "plot": "draw an encoding, as PNG or SVG",

@@ -27,7 +27,7 @@ OPTIONS: Table = {
         "preset, or the word block"
     ),
     **block_options(SIZES),
-    "--part": option(PART.partition(";")[0], choices=("encoder", "decoder")),
+    "--part": option(PART, choices=("encoder", "decoder")),
 }
 
 
@@ -64,15 +64,13 @@ def _block(chosen: Dict[str, Any]) -> Any:
 
 
 def _checkpoint(model: str, chosen: Dict[str, Any], names: List[str]) -> Dict[str, Any]:
-    """The description of a folder or a GGUF file, and whose code reads its type. names: those of
+    """The class of transformers that reads a folder or a GGUF file, and its sizes. names: those of
     other models.
     """
     from msgspec import to_builtins
-    from msgspec.structs import replace
 
-    from posenc_export.models import by_transformers, families
+    from posenc_export.models import by_transformers
     from posenc_export.models.checkpoint import read_config
-    from posenc_export.models.config_json import to_json
     from posenc_export.models.gguf.checkpoint import GGUFCheckpoint, is_gguf
     from posenc_export.models.sentence_transformers import opened
 
@@ -83,18 +81,11 @@ def _checkpoint(model: str, chosen: Dict[str, Any], names: List[str]) -> Dict[st
     _check_only(("max_positions", "part"), chosen, "a checkpoint")
     folder, sentences = opened(Path(model), "part" not in chosen)
     config = GGUFCheckpoint(folder).config if is_gguf(folder) else read_config(folder)
-    kind = config.get("model_type")
-    if families.lacks(config):
-        theirs = by_transformers.kind_of(config, sentences is None)
-        parts = ("part",) if theirs.config.is_encoder_decoder else ()
-        _check_only(("max_positions", *parts), chosen, f"a type without a family ({kind})")
-        read = theirs.described() | chosen
-        return read | ({} if sentences is None else {"readout": to_builtins(sentences.readout)})
-    _check_only(("max_positions",), chosen, f"a decoder ({kind})")
-    described = families.read(config, chosen.get("max_positions"))
-    if sentences is not None:
-        described = replace(described, readout=sentences.readout)
-    return {**to_json(described), "read": f"by the family of {kind}"}
+    kind = by_transformers.kind_of(config, sentences is None)
+    parts = ("part",) if kind.config.is_encoder_decoder else ()
+    _check_only(("max_positions", *parts), chosen, f"model_type {config['model_type']}")
+    read = kind.described() | chosen
+    return read | ({} if sentences is None else {"readout": to_builtins(sentences.readout)})
 
 
 def _check_only(names: Collection[str], chosen: Dict[str, Any], what: str) -> None:

@@ -35,8 +35,7 @@ OF_BLOCK: Table = {
     ),
 }
 OF_CHECKPOINT: Table = {
-    "--layer": option("export only the attention of this layer, as a block", type=int),
-    "--part": option(PART, choices=("encoder", "decoder", "embeddings")),
+    "--part": option(PART, choices=("encoder", "decoder")),
     "--lengths": option(
         "factors of LongRoPE for all positions (default: long if the range is longer than the "
         "trained length, otherwise short)",

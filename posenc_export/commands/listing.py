@@ -13,7 +13,7 @@ from posenc_export.shared.suggestion import suggestion
 from posenc_export.shared.tables import WIDTH, aligned
 
 Rows = List[Dict[str, str]]
-GROUPS = ("encodings", "targets", "families", "presets")
+GROUPS = ("encodings", "targets", "presets")
 # A group that is printed on request only, because it calls the hooks of every encoding.
 MEASURED = "properties"
 OPTIONS: Table = {
@@ -47,9 +47,9 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _rows(what: Optional[str]) -> Dict[str, Rows]:
-    from posenc_export.catalogue.listing import encodings, families, presets
+    from posenc_export.catalogue.listing import encodings, presets
 
-    groups = (encodings, _targets, families, presets)
+    groups = (encodings, _targets, presets)
     return {name: rows() for name, rows in zip(GROUPS, groups, strict=True) if what in (None, name)}
 
 
@@ -61,15 +61,10 @@ def _targets() -> Rows:
 
 
 def _text(name: str, rows: Rows, shorten: bool) -> str:
-    """A heading and a table. Families with the same description share a row. shorten: to a line."""
+    """A heading and a table. shorten: to a line."""
     if name == "encodings":
         outside = ["package"] if any(row["package"] != "-" for row in rows) else []
         rows = [{key: row[key] for key in ("name", "hook", *outside, "source")} for row in rows]
-    if name == "families":
-        names: Dict[str, List[str]] = {}
-        for row in rows:
-            names.setdefault(row["what"], []).append(row["name"])
-        rows = [{"name": ", ".join(alike), "what": what} for what, alike in names.items()]
     return "\n".join(
         [name, *aligned(list(rows[0]), [list(row.values()) for row in rows], WIDTH, shorten)]
     )

@@ -18,7 +18,7 @@ from posenc_export.shared.suggestion import suggestion
 
 NO_HEADS = "export: expected the number of heads with --weights, got none; give --heads H"
 OF_WEIGHTS = "weights prefix encoding heads kv_heads max_positions attention layout".split()
-OF_CHECKPOINT = ("layer", "max_positions", "part", "lengths", "head")
+OF_CHECKPOINT = ("max_positions", "part", "lengths", "head")
 OF_MODULE = ("max_positions", "attention", "example", "positions", "output_name", "axes")
 NAMED = (*BLOCK, "weights", "prefix", "layout", *OF_CHECKPOINT, *OF_MODULE[2:])
 CALLABLE = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*\Z")  # package.module:function
@@ -85,18 +85,7 @@ def model_of(options: argparse.Namespace) -> Any:
         check_only("export", OF_MODULE, chosen, "options of a module of your own")
         return _read(options.model, chosen)
     check_only("export", OF_CHECKPOINT, chosen, "options of a checkpoint")
-    if getattr(options, "size", None) is not None and not {"layer", "part"} & set(chosen):
-        _check_size(options.model, chosen, options.size)
     return checkpoint(options.model, chosen)
-
-
-def _check_size(folder: str, chosen: Dict[str, Any], size: float) -> None:
-    from posenc_export.export.quantization.mixed import check_size
-    from posenc_export.models.pretrained import outline
-
-    model = outline(folder, chosen.get("max_positions"), "head" not in chosen)
-    if model is not None:  # before its weights are read
-        check_size(model, size)
 
 
 def checkpoint_name(path: Path) -> str:
@@ -113,7 +102,7 @@ def checkpoint(folder: str, chosen: Dict[str, Any]) -> Any:
     """Load the model of a folder or GGUF file with the options of a checkpoint."""
     from posenc_export.models.pretrained import from_pretrained
 
-    names, with_head = ("layer", "max_positions", "part", "lengths"), "head" not in chosen
+    names, with_head = ("max_positions", "part", "lengths"), "head" not in chosen
     options = {name: chosen[name] for name in names if name in chosen}
     model: Any = from_pretrained(folder, head=with_head, **options)
     if Path(folder).is_dir() and with_head:
@@ -125,18 +114,15 @@ def checkpoint(folder: str, chosen: Dict[str, Any]) -> Any:
 def _note_unexported(folder: str, model: Any) -> None:
     """Note a task head that the model lacks, and settings of generation that are not applied."""
     from posenc_export.models import generation_settings
-    from posenc_export.models.by_transformers import Published
     from posenc_export.models.checkpoint import read_config
     from posenc_export.models.sentence_transformers import opened
-    from posenc_export.models.stack import Stack
     from posenc_export.models.task_heads import left_out
 
     task = left_out(model, read_config(opened(Path(folder), False)[0]))
     if task is not None:
         lost = "whose head is not exported: the artefact gives hidden states only"
         note(f"{folder} is a model for {task}, {lost}")
-    is_stack = isinstance(model, Stack) and model.config.head is not None
-    if is_stack or isinstance(model, Published) and model.causal and model.head:
+    if model.causal and model.head:
         unapplied = generation_settings.unapplied(model.text.files)
         if unapplied:
             note(f"generate does not apply {', '.join(unapplied)} of generation_config.json")

@@ -89,10 +89,7 @@ SPECULATE: Table = {
         choices=["lookup"],
     )
 }
-PART = (
-    "encoder or decoder of a model that has both (T5, BART); embeddings: tokens, positions, "
-    "segments and norm before the layers"
-)
+PART = "encoder or decoder of a model that has both (T5, BART)"
 # Options of a block with their defaults, and their help texts.
 BLOCK = {
     "encoding": "rope",

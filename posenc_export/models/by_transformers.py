@@ -1,4 +1,4 @@
-"""Checkpoints of types without a family of ours, as modules that transformers' own code computes.
+"""Checkpoints as modules that transformers' own code computes.
 
 Nothing is downloaded, and no code of a folder or a hub runs: classes come from the installed
 transformers alone, by model_type and architectures. Files are read by models/checkpoint.py.
@@ -59,6 +59,7 @@ SECTIONS = "mrope_section"  # of a rotation: numbers of pairs by coordinate
 LONGROPE, FACTORS = "longrope", ("long", "short")
 TWICE = ("falcon",)  # types whose eager attention adds ALiBi twice, as that of transformers 5.24
 OLD_BUFFER = re.compile(r"\.(attn\.masked_bias|rotary_emb\.inv_freq)$")
+UNTIE = "set tie_word_embeddings to false"
 TRIED = 6  # tokens of the run that says whether a model is causal
 AnyCheckpoint = Union[Checkpoint, GGUFCheckpoint]
 
@@ -236,12 +237,13 @@ class Published(torch.nn.Module):
 
 class Kind(NamedTuple):
     """What a config.json means to transformers: a configuration, and the class of its model, with
-    its head or without.
+    its head or without, and the keys that it does not read.
     """
 
     config: Any
     model: Any
     head: bool
+    unread: Sequence[str]
 
     @property
     def vocabulary(self) -> int:
@@ -261,7 +263,7 @@ class Kind(NamedTuple):
     def described(self) -> Dict[str, Any]:
         """Return what `posenc describe` prints."""
         parameters = sum(parameter.numel() for parameter in self.empty().parameters())
-        return {
+        described = {
             "kind": "module",
             "name": self.model.__name__,
             "tokens": {"vocabulary": self.vocabulary},
@@ -269,6 +271,7 @@ class Kind(NamedTuple):
             "parameters": parameters,
             "read": f"by transformers {version()}",
         }
+        return {**described, "not read": [*self.unread]} if self.unread else described
 
 
 def task_of(config: Mapping[str, Any]) -> str:
@@ -297,16 +300,18 @@ def kind_of(values: Mapping[str, Any], head: bool = True) -> Kind:
             ids, or whose output is not one row for each token; values that its class refuses.
         ModuleNotFoundError: there is no transformers, or one older than OLDEST.
     """
-    name: str = values["model_type"]
+    name = values.get("model_type")
     version(f" to read model_type {name!r:.80}")
+    check_values(WHERE, values)
     with _calls(f"a config.json that transformers reads as {name!r:.80}"):
         from transformers import CONFIG_MAPPING
 
-        if name not in CONFIG_MAPPING:
+        if not isinstance(name, str) or name not in CONFIG_MAPPING:
             raise _unknown(values, CONFIG_MAPPING)
-        check_values(name, values)
         config = CONFIG_MAPPING[name].from_dict(without_code(dict(values)))
-        return Kind(config, *_class(values, config, head))
+        given = inspect.signature(type(config)).parameters
+        unread = {*vars(config)} & {*values} - {*given, "model_type"}
+        return Kind(config, *_class(values, config, head), sorted(unread))
 
 
 def load(kind: Kind, checkpoint: AnyCheckpoint, part: Optional[str] = None) -> Published:
@@ -320,7 +325,12 @@ def load(kind: Kind, checkpoint: AnyCheckpoint, part: Optional[str] = None) -> P
         ValueError: tensors are missing, unknown or have another shape or dtype; too few for the
             sizes in config.json; the input is not token ids; a part that the model lacks.
     """
-    base, names, empty = f"{kind.model.base_model_prefix}.", checkpoint.names(), kind.empty()
+    base, names = f"{kind.model.base_model_prefix}.", checkpoint.names()
+    layers = getattr(_text(kind.config), "num_hidden_layers", 0)
+    if isinstance(layers, int) and layers > (count := len(checkpoint.sizes())):
+        rule = f"files with at least {layers} tensors for the layers in config.json"
+        raise refusal(WHERE, rule, count, BELONGS)
+    empty = kind.empty()
     named = isinstance(checkpoint, GGUFCheckpoint) or any(name.startswith(base) for name in names)
     if not kind.head and named:
         checkpoint.forget([name for name in names if not name.startswith(base)])
@@ -343,6 +353,9 @@ def load(kind: Kind, checkpoint: AnyCheckpoint, part: Optional[str] = None) -> P
             model.set_experts_implementation("batched_mm")
             _replace_experts(model)
         _replace_transposed(model)
+    if apart := sorted({*empty.all_tied_weights_keys} - {*model.all_tied_weights_keys}):
+        rule, remedy = f"{apart[0]} to equal the weight that it is tied to", UNTIE
+        raise refusal(WHERE, rule, "different tensors", remedy)
     for name, stored, wanted in sorted(found["mismatched_keys"]):
         rule = f"{name} with shape {list(wanted)} by config.json"
         raise refusal(WHERE, rule, list(stored), BELONGS)
@@ -438,7 +451,7 @@ def _stored(model: Published, base: str, checkpoint: AnyCheckpoint) -> Dict[str,
         theirs = next((one for one in spelled if one in names), None)
         numbered = None if theirs is None else checkpoint.matrix(theirs)
         if numbered is not None and numbered[1].size == len(weight):
-            weights[id(weight)] = Stored([numbered[0]], numbered[1].flatten())
+            weights[id(weight)] = Stored(numbered[0], numbered[1].flatten())
     of_each = model.named_parameters(remove_duplicate=False)
     return {name: weights[id(one)] for name, one in of_each if id(one) in weights}
 
@@ -614,12 +627,12 @@ def _text(config: Any) -> Any:
 
 
 def _unknown(values: Mapping[str, Any], known: Iterable[str]) -> ValueError:
-    """Return the error for a model_type that neither we nor transformers know."""
+    """Return the error for a model_type that transformers does not know."""
     name, rule = values.get("model_type"), f"model_type to be a type of transformers {version()}"
     if values.get("auto_map"):
         got = f"{name!r:.80}, whose code is a file of its own (auto_map) and never runs"
         return refusal(WHERE, rule, got, OWN)
-    return refusal(WHERE, f"{rule} or of ours", f"{name!r:.80}", suggestion(name, known))
+    return refusal(WHERE, rule, f"{name!r:.80}", suggestion(name, known))
 
 
 def _class(values: Mapping[str, Any], config: Any, head: bool) -> Tuple[Any, bool]:

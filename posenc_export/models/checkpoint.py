@@ -5,7 +5,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from threading import Lock
 from types import MappingProxyType
-from typing import Any, Dict, List, Mapping, Optional, Sequence, Set, Tuple
+from typing import Any, Dict, List, Mapping, Optional, Set, Tuple
 
 import numpy as np
 from torch import Tensor
@@ -13,7 +13,7 @@ from torch import Tensor
 from posenc_export.models import adapters
 from posenc_export.models.folder_files import AGAIN, WHERE, content, inside
 from posenc_export.models.packed import PackedTensor, Source, unpacked
-from posenc_export.models.tensor_files import OPENERS, Shape
+from posenc_export.models.tensor_files import OPENERS
 from posenc_export.models.weight_blocks import Numbered
 from posenc_export.shared.foreign import json_of
 from posenc_export.shared.refusal import refusal
@@ -109,11 +109,6 @@ class Checkpoint:
         """Return the names of all tensors."""
         return list(self._sources)
 
-    def base(self, bases: Sequence[str]) -> str:
-        """Return the first prefix with which names begin."""
-        names = self._sources
-        return next(b for b in bases if not b or any(name.startswith(b) for name in names))
-
     def matrix(self, name: str) -> Optional[Numbered]:
         """Return a quantized matrix, with the indices of its rows [N,1]; None for other tensors."""
         file, written = self._sources[name]
@@ -129,21 +124,6 @@ class Checkpoint:
         """Ignore these tensors from now on."""
         for name in names:
             del self._sources[name]
-
-    def rename(self, old: str, new: str) -> None:
-        """Give a tensor a name that no other has."""
-        self._sources[new] = self._sources.pop(old)
-
-    def check(self, shapes: Dict[str, Shape]) -> None:
-        """Check that the tensors are exactly these, with these shapes; ValueError otherwise."""
-        names = set(self._sources)
-        self.check_names(set(shapes) - names, names - set(shapes), len(shapes))
-        for name, shape in shapes.items():
-            file, written = self._sources[name]
-            stored = file.shape(written)
-            if stored != shape:
-                rule = f"{name} with shape {list(shape)} by config.json"
-                raise refusal(WHERE, rule, list(stored), BELONGS)
 
     def check_names(self, missing: Set[str], extra: Set[str], count: int) -> None:
         """Raise ValueError if one of a model's `count` tensors is missing or there are others."""

@@ -8,7 +8,6 @@ from torch import Tensor
 
 from posenc_export.models.checkpoint import Checkpoint
 from posenc_export.models.config import Named
-from posenc_export.models.family_settings import ACTIVATIONS
 from posenc_export.shared.refusal import refusal
 
 # Ends of names of the token table.
@@ -62,7 +61,11 @@ HEADS: Dict[str, MaskedHead] = {
     ),
 }
 # Activations of heads: transformers' name to ours. Defaults of their keys.
-ACTIVATIONS_OF_HEADS = {**ACTIVATIONS, "tanh": "tanh"}
+# Activations: transformers' name to ours.
+ACTIVATIONS = {
+    **{"silu": "silu", "swish": "silu", "gelu": "gelu", "relu": "relu", "tanh": "tanh"},
+    **dict.fromkeys(("gelu_new", "gelu_pytorch_tanh", "gelu_fast"), "gelu_tanh"),
+}
 DEFAULTS = {"classifier_activation": "gelu", "pooler_hidden_act": "gelu"}
 
 
@@ -99,10 +102,10 @@ def read(
 def activation_of(config: Mapping[str, Any], key: str) -> str:
     """Return our name of the activation under a key of config.json. ValueError: an unknown one."""
     name = config.get(key, DEFAULTS.get(key, key))
-    if not isinstance(name, str) or name not in ACTIVATIONS_OF_HEADS:
-        rule = f"{key} to be one of {', '.join(ACTIVATIONS_OF_HEADS)}"
+    if not isinstance(name, str) or name not in ACTIVATIONS:
+        rule = f"{key} to be one of {', '.join(ACTIVATIONS)}"
         raise refusal("checkpoint", rule, repr(name), WITHOUT)
-    return ACTIVATIONS_OF_HEADS[name]
+    return ACTIVATIONS[name]
 
 
 def _tied(config: Mapping[str, Any]) -> bool:

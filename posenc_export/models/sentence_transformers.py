@@ -30,7 +30,7 @@ from posenc_export.models.checkpoint import Checkpoint
 from posenc_export.models.config import Named, ReadoutConfig
 from posenc_export.models.folder_files import content
 from posenc_export.models.stack import Text
-from posenc_export.models.task_heads import Model, put
+from posenc_export.models.task_heads import put
 from posenc_export.shared.foreign import json_of, typed
 from posenc_export.shared.refusal import refusal
 from posenc_export.shared.suggestion import suggestion
@@ -206,13 +206,13 @@ def read(folder: Path) -> Sentences:
     return Sentences(config, weights, text, files)
 
 
-def attach(model: Model, sentences: Sentences) -> None:
+def attach(model: Published, sentences: Sentences) -> None:
     """Add the readout to its model, and let the tokenizer cut text to the maximal length.
     ValueError: dense layers do not fit the width.
     """
     put(model, sentences.readout, sentences.weights)
     text = model.text
-    positions = model.max_positions if isinstance(model, Published) else model.config.max_positions
+    positions = model.max_positions
     assert positions is not None  # given for a whole model
     name, settings = "tokenizer_config.json", sentences.text
     values = json_of(WHERE, name, text.files.get(name, b"{}"), AGAIN)

@@ -1,7 +1,7 @@
-"""Decoders and encoders of all families: tokens, layers and a head, built from a description."""
+"""Decoders and encoders: tokens, layers and a head, built from a description."""
 
 import json
-from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
+from typing import Any, Dict, List, Optional, Sequence, Tuple
 
 import numpy as np
 import torch
@@ -32,14 +32,13 @@ class Stack(torch.nn.Module):
             have no effect, segments in a model with a cache.
     """
 
-    __jit_ignored_attributes__ = ["text", "stored"]
+    __jit_ignored_attributes__ = ["text"]
 
     def __init__(self, config: StackConfig) -> None:
         super().__init__()
         # How to rebuild the same weights, empty if that is not possible (models.presets).
         self.source: Dict[str, Any] = {}
         self.text = Text()
-        self.stored: Mapping[str, Any] = {}
         self.config = config
         width, kinds = config.width, config.kinds
         self.token_encoding, *built = _encodings(config)

@@ -1,27 +1,18 @@
 """Task heads as the readout `logits`, by `architectures` of config.json."""
 
-import re
 from pathlib import Path
-from typing import Any, Dict, List, Mapping, Optional, Tuple, Union
+from typing import Any, Dict, List, Mapping, Optional, Tuple
 
-import msgspec
 import torch
 from torch import Tensor
 
 from posenc_export.models import masked_heads
-from posenc_export.models.by_transformers import (
-    LANGUAGE,
-    MASKED,
-    Published,
-    architecture,
-    task_of,
-)
+from posenc_export.models.by_transformers import MASKED, Published, task_of
 from posenc_export.models.checkpoint import Checkpoint
-from posenc_export.models.config import Named, ReadoutConfig, StackConfig
-from posenc_export.models.stack import Stack, readout
+from posenc_export.models.config import Named, ReadoutConfig
+from posenc_export.models.stack import readout
 from posenc_export.shared.refusal import refusal
 
-Model = Union[Stack, Published]
 # For each linear layer, its tensor name without .weight and .bias, and the key of its activation or
 # an activation.
 Linears = List[Tuple[str, Optional[str]]]
@@ -43,80 +34,30 @@ TASKS: Dict[str, Dict[str, Linears]] = {
     "TokenClassification": {name: [("classifier", None)] for name in EACH_TOKEN},
     "QuestionAnswering": {name: [("qa_outputs", None)] for name in EACH_TOKEN},
 }
-
-# Tasks of decoders, and the names that their linear layer has. Only scores of a sequence, of its
-# last token, have no bias.
-OF_DECODERS: Dict[str, Tuple[str, ...]] = {
-    SCORES: ("score",),
-    "TokenClassification": ("score", "classifier"),
-    "QuestionAnswering": ("qa_outputs",),
-}
 WITHOUT = "give --no-head, or head=False, for hidden states"
 
 
-def of_decoder(
-    config: StackConfig, values: Mapping[str, Any], head: bool, pooled: bool
-) -> StackConfig:
-    """Return the description of a decoder with the head that its checkpoint has: unchanged with a
-    head for language; without a head for its base model or head=False, with hidden states as
-    output; without head and caches if a readout follows.
-
-    Args:
-        values: contents of config.json.
-        head: whether the head is wanted.
-        pooled: whether hidden states are pooled (sentence-transformers).
-
-    Raises:
-        ValueError: `architectures` names another head.
-    """
-    task, name = task_of(values), architecture(values)
-    known = pooled or task in OF_DECODERS
-    if head and not known and (not name or task in LANGUAGE or "LMHead" in name):
-        return config
-    base = re.sub(r"[\W_]", "", f"{values['model_type']}Model").lower()
-    if head and not known and name.replace("_", "").lower() != base:
-        rule = f"a decoder's base model, or one for {', '.join((*LANGUAGE, *OF_DECODERS))}"
-        raise refusal("checkpoint", rule, f"architectures {name!r}", WITHOUT)
-    without = msgspec.structs.replace(config, head=None)
-    if not head or not known:
-        return without
-    layers = {}
-    for kind, layer in config.layers.items():
-        sees = {**layer.attention.sees, "cache": False}
-        layers[kind] = layer.with_attention(sees=sees)
-    return msgspec.structs.replace(without, layers=layers)
-
-
-def attach(model: Model, folder: Path, config: Mapping[str, Any]) -> None:
+def attach(model: Published, folder: Path, config: Mapping[str, Any]) -> None:
     """Add the head that config.json names to its model; `left_out` names others. ValueError: its
     tensors are missing or do not fit each other, an unknown activation.
     """
     task, kind = task_of(config), str(config.get("model_type"))
-    causal = not isinstance(model, Published) or model.causal
-    known = masked_heads.HEADS if task == MASKED else OF_DECODERS if causal else TASKS.get(task, {})
-    if left_out(model, config) is None or (task if causal else kind) not in known:
+    if left_out(model, config) is None or not reads_head(config):
         return
     with Checkpoint(folder, config) as checkpoint:
         if task == MASKED:
             table = _table(model)
             assert table is not None
             layers, tensors = masked_heads.read(checkpoint, config, table)
-        elif causal:
-            stored = [name.removesuffix(".weight") for name in checkpoint.names()]
-            own = [name for name in OF_DECODERS[task] if name in stored] or OF_DECODERS[task]
-            layers, tensors = _linears(checkpoint, config, [(own[0], None)], task != SCORES)
         else:
             layers, tensors = _linears(checkpoint, config, TASKS[task][kind])
-    pooled = "last" if causal else "cls"
-    pooling = (pooled,) if task == SCORES else ()
+    pooling = ("cls",) if task == SCORES else ()
     labels = () if task == MASKED else _labels(task, config, layers[-1]["size"])
     put(model, ReadoutConfig(output=OUTPUT, pooling=pooling, layers=layers, labels=labels), tensors)
 
 
-def _linears(
-    checkpoint: Checkpoint, config: Mapping[str, Any], linears: Linears, bias: bool = True
-) -> Layers:
-    stored, kinds = set(checkpoint.names()), ("weight", "bias") if bias else ("weight",)
+def _linears(checkpoint: Checkpoint, config: Mapping[str, Any], linears: Linears) -> Layers:
+    stored, kinds = set(checkpoint.names()), ("weight", "bias")
     wanted = [f"{name}.{kind}" for name, _ in linears for kind in kinds]
     if missing := [name for name in wanted if name not in stored]:
         rule = f"the tensors of the head that architectures names, {', '.join(wanted)}"
@@ -129,56 +70,42 @@ def _linears(
             tensors[f"layers.{index}.linear.{kind}"] = tensor
         ours = None if activation is None else masked_heads.activation_of(config, activation)
         layers.append({"name": "dense", "size": tensor.size(0), "activation": ours})
-        layers[-1] |= {} if bias else {"bias": False}
     return tuple(layers), tensors
 
 
 def reads_head(config: Mapping[str, Any]) -> bool:
     """Return whether `attach` reads the head that an encoder's config.json names."""
     of_type = masked_heads.HEADS if task_of(config) == MASKED else TASKS.get(task_of(config), {})
-    return config.get("model_type") in of_type
+    return str(config.get("model_type")) in of_type
 
 
-def put(model: Model, description: ReadoutConfig, tensors: Mapping[str, Tensor]) -> None:
+def put(model: Published, description: ReadoutConfig, tensors: Mapping[str, Tensor]) -> None:
     """Give a model a readout with these tensors, by name of its parameters. ValueError: tensors
     are missing, unknown or have another shape.
     """
-    width = model.width if isinstance(model, Published) else model.config.width
-    built = readout(description, width, _table(model))
+    built = readout(description, model.width, _table(model))
     assert built is not None
     wanted = {name: tuple(parameter.shape) for name, parameter in built.named_parameters()}
     named = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
     if wanted != named:
-        rule = f"layers after width {width} with the tensors {wanted}"
+        rule = f"layers after width {model.width} with the tensors {wanted}"
         raise refusal("checkpoint", rule, named, "download the checkpoint again")
     with torch.no_grad():
         for name, parameter in built.named_parameters():
             if not torch.equal(parameter, tensors[name]):  # a tied one may be mapped from a file
                 parameter.copy_(tensors[name])
-    if isinstance(model, Published):
-        model.readout = description, built.eval()
-        return
-    model.config = msgspec.structs.replace(model.config, readout=description)
-    model.readout = built.eval()
+    model.readout = description, built.eval()
 
 
-def _table(model: Model) -> Optional[Tensor]:
+def _table(model: Published) -> Optional[Tensor]:
     """Return the token table of a model."""
-    if isinstance(model, Published):
-        table: Optional[Tensor] = model.model.get_input_embeddings().weight
-        return table
-    return model.tokens.embedding.weight
+    table: Optional[Tensor] = model.model.get_input_embeddings().weight
+    return table
 
 
-def left_out(model: Any, config: Mapping[str, Any]) -> Optional[str]:
+def left_out(model: Published, config: Mapping[str, Any]) -> Optional[str]:
     """Return the task whose head a model with hidden states as only output lacks, or None."""
-    if isinstance(model, Published):
-        return None if model.head or model.readout else task_of(config) or None
-    if not isinstance(model, Stack) or not model.config.order or model.readout is not None:
-        return None
-    if model.config.head is not None:
-        return None
-    return task_of(config) or None
+    return None if model.head or model.readout else task_of(config) or None
 
 
 def _labels(task: str, config: Mapping[str, Any], size: int) -> Tuple[str, ...]:

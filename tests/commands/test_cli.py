@@ -137,7 +137,7 @@ def test_the_help_has_four_groups_and_examples_that_the_parser_takes(
 def test_a_listing_of_all_has_one_line_each(capsys: pytest.CaptureFixture) -> None:
     assert main(["list"]) == 0
     lines = capsys.readouterr().out.splitlines()
-    begins = [lines.index(name) for name in ("encodings", "targets", "families", "presets")]
+    begins = [lines.index(name) for name in ("encodings", "targets", "presets")]
     assert begins[1] - begins[0] == len(KNOWN) + 3 and begins[2] - begins[1] == len(TARGETS) + 3
     assert "NAME of an encoding" in lines[-1]
 
@@ -272,7 +272,7 @@ def test_a_format_of_weights_is_no_folder_of_its_name(
 
 @pytest.mark.parametrize(
     "what",
-    [[], ["encodings"], ["targets"], ["families"], ["presets"], ["properties"], ["rope_yarn"]],
+    [[], ["encodings"], ["targets"], ["presets"], ["properties"], ["rope_yarn"]],
 )
 def test_a_listing_fits_100_columns(what: List[str], capsys: pytest.CaptureFixture) -> None:
     assert main(["list", *what]) == 0

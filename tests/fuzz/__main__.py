@@ -1,6 +1,6 @@
-"""Compare random configurations with transformers, then make random calls on sessions.
+"""Make random calls on sessions.
 
-    python -m tests.fuzz --configs 1000 --minutes 30 --seed N --jobs 2 --json FILE
+    python -m tests.fuzz --minutes 30 --seed N --jobs 2 --json FILE
 
 Exits with status 1 on a finding.
 """
@@ -48,7 +48,7 @@ def sessions(number: int, jobs: int, end: float, providers: Sequence[str]) -> Di
 
 
 def main(arguments: Optional[List[str]] = None) -> int:
-    """Run the fuzzers. Returns the exit status: 0, or 1 if there is a finding."""
+    """Run the fuzzer. Returns the exit status: 0, or 1 if there is a finding."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -63,22 +63,11 @@ def main(arguments: Optional[List[str]] = None) -> int:
         metavar="PROVIDER",
         help="of sessions, such as cuda (default: all that run here)",
     )
-    parser.add_argument(
-        "--configs",
-        type=int,
-        default=0,
-        help="compare so many random configurations with transformers first",
-    )
     options = parser.parse_args(arguments)
     number = random.SystemRandom().randrange(2**31) if options.seed is None else options.seed
     os.environ["OMP_NUM_THREADS"] = "1"
     print(f"seed {number}, {options.minutes:g} minutes, {options.jobs} jobs", flush=True)
     result: Dict[str, Any] = {"seed": number, "minutes": options.minutes, "jobs": options.jobs}
-    if options.configs:
-        from tests.fuzz import configs
-
-        result["configs"] = configs.run(number, options.configs, options.jobs)
-        print({name: value for name, value in result["configs"].items() if name != "findings"})
     begun = time.time()
     end = begun + 60 * options.minutes
     result["sessions"] = sessions(number, options.jobs, end, options.providers)
@@ -87,7 +76,7 @@ def main(arguments: Optional[List[str]] = None) -> int:
     if options.json:
         options.json.parent.mkdir(parents=True, exist_ok=True)
         options.json.write_text(json.dumps(result, indent=1) + "\n")
-    wrong = sum(len(result.get(part, {}).get("findings", [])) for part in ("configs", "sessions"))
+    wrong = len(result["sessions"].get("findings", []))
     print(f"{wrong} findings, {time.time() - begun:.0f} s, seed {number}")
     return 1 if wrong else 0
 

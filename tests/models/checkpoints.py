@@ -7,7 +7,6 @@ from typing import Any, Dict, Optional, Tuple
 import torch
 import transformers
 
-from posenc_export.models import families
 from tests.models.patterns import BY_POSITION
 
 SIZES = {
@@ -57,8 +56,8 @@ OWN_SIZES: Dict[str, Dict[str, Any]] = {
         "moe_intermediate_size": 24, "shared_expert_intermediate_size": 20,
     },
 }  # fmt: skip
-# Of families, and of types that the code of transformers computes, one for each mechanism: settings
-# that differ from the sizes. The first word of a name is the model type.
+# One type for each mechanism: settings that differ from the sizes. The first word of a name is the
+# model type.
 MODELS: Dict[str, Dict[str, Any]] = {
     "llama": {"rope_parameters": LLAMA3, "tie_word_embeddings": True},
     "llama with biases": {
@@ -99,9 +98,6 @@ MODELS: Dict[str, Dict[str, Any]] = {
     },
     "qwen3_next": {"rms_norm_eps": 1e-3},
 }  # fmt: skip
-
-# Those that a family of ours reads; transformers' code computes the others.
-OURS = [name for name in MODELS if not families.lacks({"model_type": name.split()[0]})]
 
 # Patterns that transformers cannot compute: its temperatures use the column of a token as its
 # position, and its rounded ALiBi always counts from 0.

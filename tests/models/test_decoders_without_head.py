@@ -1,5 +1,5 @@
-"""Decoders without a head for language: hidden states, scores and labels equal those of
-transformers, other heads are refused.
+"""Decoders without a head for language: hidden states equal those of transformers, other heads are
+refused.
 """
 
 import json
@@ -15,9 +15,10 @@ from msgspec.structs import replace
 from posenc_export.commands.cli import main
 from posenc_export.export import export
 from posenc_export.export.expected import eager_session
+from posenc_export.export.read_module import as_model
 from posenc_export.models.block import AttentionBlock
 from posenc_export.models.config import AttentionConfig, BlockConfig
-from posenc_export.models.pretrained import from_pretrained, outline
+from posenc_export.models.pretrained import from_pretrained
 from posenc_export.runtime.artefact import manifest as manifests
 from posenc_export.shared.numerics import tolerance, worst_error
 from tests.models import gguf_files
@@ -26,19 +27,12 @@ from tests.tiny import decoder
 
 IDS = torch.randint(3, 61, (3, 14), generator=torch.Generator().manual_seed(0))
 NAMES = ("llama", "llama with biases", "mistral", "mistral with a window")
-PAIRS = [
-    *((name, task) for name in NAMES for task in ("SequenceClassification", "TokenClassification")),
-    *(("llama", "QuestionAnswering"), ("mistral", "QuestionAnswering")),
-]
 
 
 def _saved(name: str, kind: str, folder: Path) -> Any:
     """Save a model of AutoModel or AutoModelFor..., and return it."""
-    config = described(name)
-    if kind.endswith("Classification"):
-        config.id2label = {0: "good", 1: "bad", 2: "neither"}
     torch.manual_seed(0)
-    model = randomised(getattr(transformers, kind).from_config(config))
+    model = randomised(getattr(transformers, kind).from_config(described(name)))
     model.save_pretrained(folder)
     return model
 
@@ -66,7 +60,7 @@ def test_hidden_states_of_a_decoder_equal_those_of_transformers(
     name: str, kind: str, tmp_path: Path
 ) -> None:
     peer = _saved(name, kind, tmp_path)
-    session = eager_session(from_pretrained(tmp_path, head=kind == "AutoModel"))
+    session = eager_session(as_model(from_pretrained(tmp_path, head=kind == "AutoModel")))
     for ids, mask, positions in _padded():
         states = _called(peer.base_model, ids, mask, positions).last_hidden_state.numpy()
         session.reset()
@@ -79,33 +73,11 @@ def test_hidden_states_of_a_decoder_equal_those_of_transformers(
         assert _close(session.step(IDS[:, place].numpy()), states[:, place])
 
 
-@pytest.mark.parametrize(("name", "task"), PAIRS)
-def test_scores_of_a_decoder_equal_those_of_transformers(
-    name: str, task: str, tmp_path: Path
-) -> None:
-    peer = _saved(name, f"AutoModelFor{task}", tmp_path)
-    session = eager_session(from_pretrained(tmp_path))
-    answers = task == "QuestionAnswering"
-    assert session.manifest.config["readout"]["labels"] == (
-        ["start", "end"] if answers else ["good", "bad", "neither"]
-    )
-    for ids, mask, positions in _padded():
-        outputs = _called(peer, ids, mask, positions)
-        logits = outputs.start_logits if answers else outputs.logits
-        expected = torch.stack((logits, outputs.end_logits), 2) if answers else logits
-        read = session.read_out(ids.numpy(), attention_mask=mask)
-        seen = slice(None) if read.ndim == 2 else mask == 1
-        assert _close(read[seen], expected.numpy()[seen])
-
-
-@pytest.mark.parametrize("kind", ["AutoModel", "AutoModelForSequenceClassification"])
-def test_a_decoder_without_head_is_proved_in_its_artefact(kind: str, tmp_path: Path) -> None:
-    _saved("mistral with a window", kind, tmp_path)
+def test_a_decoder_without_head_is_proved_in_its_artefact(tmp_path: Path) -> None:
+    _saved("mistral with a window", "AutoModel", tmp_path)
     manifest = export(from_pretrained(tmp_path), "ort", tmp_path / "artefact")
     assert manifest.certificate is not None and manifest.certificate["passed"]
-    names, cached = [value.name for value in manifest.outputs], kind == "AutoModel"
-    assert names == ["last_hidden_state"] + ([] if cached else ["logits"])
-    assert bool(manifest.states) == cached
+    assert [value.name for value in manifest.outputs] == ["last_hidden_state"] and manifest.states
 
 
 def test_hidden_states_with_caches_get_no_configuration_of_an_encoder(tmp_path: Path) -> None:
@@ -123,26 +95,24 @@ def test_no_head_exports_hidden_states_of_a_tied_decoder(tmp_path: Path) -> None
     manifest = manifests.read(folder)
     assert [value.name for value in manifest.outputs] == ["last_hidden_state"]
     assert not manifest.stop_ids and manifest.states
-    model = outline(tmp_path, head=False)
-    assert model is not None and model.config.head is None
 
 
 def test_a_gguf_file_without_its_head_gives_hidden_states(tmp_path: Path) -> None:
     peer, file = gguf_files.made("llama with biases"), tmp_path / "model.gguf"
     gguf_files.write("llama with biases", peer, file)
-    session = eager_session(from_pretrained(file, head=False))
+    session = eager_session(as_model(from_pretrained(file, head=False)))
     states = _called(peer.base_model, *next(_padded())).last_hidden_state.numpy()
     assert _close(session.prefill(IDS.numpy()), states)
 
 
-@pytest.mark.parametrize("name", ["LlamaForRewardModel", "LlamaBidirectionalModel", "QwenModel"])
+@pytest.mark.parametrize("name", ["LlamaForSequenceClassification", "LlamaForQuestionAnswering"])
 def test_a_decoder_with_another_head_is_refused_by_name(name: str, tmp_path: Path) -> None:
     saved("llama", tmp_path)
     path = tmp_path / "config.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), "architectures": [name]}))
-    with pytest.raises(ValueError, match=f"base model, or one for .*, got architectures '{name}'"):
+    with pytest.raises(ValueError, match=f"base model, or one for .*, got architectures .*{name}"):
         from_pretrained(tmp_path)
-    assert from_pretrained(tmp_path, head=False).config.head is None
+    assert not from_pretrained(tmp_path, head=False).head
 
 
 def test_attention_without_a_cache_keeps_no_state() -> None:

@@ -13,7 +13,6 @@ pytest.importorskip("gguf", reason="gguf is not installed")
 pytest.importorskip("transformers", reason="transformers is not installed")
 from gguf import GGMLQuantizationType as Types  # noqa: E402
 
-from posenc_export.models.by_transformers import Published  # noqa: E402
 from posenc_export.models.gguf.blocks import TYPES, GGUFMatrix  # noqa: E402
 from posenc_export.models.gguf.checkpoint import (
     GGUFCheckpoint,  # noqa: E402
@@ -37,7 +36,10 @@ KINDS = (
     "Q5_K",
     "Q6_K",
 )
-DOWN, TABLE = "layers.0.mlp.down.weight", "tokens.embedding.weight"
+DOWN, TABLE, QUERIES = (
+    f"model.model.{name}.weight"
+    for name in ("layers.0.mlp.down_proj", "embed_tokens", "layers.0.self_attn.q_proj")
+)
 
 
 @pytest.mark.parametrize("name", gguf_files.MODELS)
@@ -47,9 +49,6 @@ def test_a_gguf_file_gives_the_model_it_was_written_from(name: str, tmp_path: Pa
     gguf_files.write(name, peer, tmp_path / "model.gguf")
     wanted, result = (from_pretrained(tmp_path / place) for place in ("folder", "model.gguf"))
     _same(result, wanted, NORMS_MOVED if name.startswith("gemma") else 0.0)
-    if not isinstance(result, Published):
-        assert result.config == wanted.config
-        return
     # Beyond the trained length of LongRoPE, from which on transformers has the long factors, too.
     ids = torch.randint(3, 64, (2, 80), generator=torch.Generator().manual_seed(0))
     with torch.no_grad():
@@ -58,7 +57,7 @@ def test_a_gguf_file_gives_the_model_it_was_written_from(name: str, tmp_path: Pa
     torch.testing.assert_close(result(ids), logits, rtol=0, atol=1e-5)
 
 
-def test_a_file_of_a_type_without_a_family_gives_hidden_states_without_its_head(
+def test_a_file_gives_hidden_states_without_its_head(
     tmp_path: Path,
 ) -> None:
     peer = gguf_files.made("stablelm")
@@ -66,7 +65,6 @@ def test_a_file_of_a_type_without_a_family_gives_hidden_states_without_its_head(
     result, ids = from_pretrained(tmp_path / "model.gguf", head=False), torch.arange(3, 40)[None]
     with torch.no_grad():
         states = peer.base_model(ids, use_cache=False).last_hidden_state
-    assert isinstance(result, Published)
     torch.testing.assert_close(result(ids), states, rtol=0, atol=1e-5)
 
 
@@ -89,7 +87,7 @@ def test_every_type_is_read_as_the_library_gguf_reads_it(kind: str, tmp_path: Pa
         results[DOWN], wanted["blk.0.ffn_down.weight"]
     )
     turned = wanted["blk.0.attn_q.weight"].reshape(4, 32, 2, 256).swapaxes(1, 2).reshape(256, 256)
-    assert np.array_equal(results["layers.0.attention.projection.qkv.weight"][:256], turned)
+    assert np.array_equal(results[QUERIES], turned)
 
 
 @pytest.mark.parametrize("kind", TYPES)
@@ -227,8 +225,4 @@ def test_a_tensor_of_another_size_is_refused(tmp_path: Path) -> None:
 
 def test_factors_of_1_scale_nothing(llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(GGUFCheckpoint, "_read", lambda self, name: np.ones(8, np.float32))
-    assert [
-        spec["name"]
-        for kind in from_pretrained(llama).config.kinds
-        for spec in kind.attention.encodings
-    ] == ["rope", "rope"]
+    assert GGUFCheckpoint(llama).config.keys().isdisjoint({"rope_scaling", "rope_parameters"})

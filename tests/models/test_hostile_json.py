@@ -13,7 +13,6 @@ pytest.importorskip("transformers", reason="transformers is not installed")
 pytest.importorskip("tokenizers", reason="tokenizers is not installed")
 pytest.importorskip("jinja2", reason="jinja2 is not installed")
 
-from posenc_export.models import families  # noqa: E402
 from posenc_export.models.pretrained import from_pretrained  # noqa: E402
 from posenc_export.runtime.artefact.chat_template import chat_codec  # noqa: E402
 from posenc_export.runtime.artefact.tokenizer import check_tokenizer  # noqa: E402
@@ -254,22 +253,6 @@ def test_a_tokenizer_without_a_sensible_limit_is_cut_at_the_positions_of_the_enc
     finally:
         for name, content in contents.items():
             (sentences / name).write_bytes(content)
-
-
-@pytest.mark.parametrize("count", [1, pytest.param(len(ODD), marks=pytest.mark.exhaustive)])
-@pytest.mark.parametrize("name", families.DESCRIBED)
-def test_any_value_in_a_config_of_a_family_is_read_or_refused_in_one_line(
-    name: str, count: int
-) -> None:
-    import transformers
-
-    values = json.loads(json.dumps(transformers.AutoConfig.for_model(name).to_dict()))
-
-    def read(changed: Any) -> None:
-        if isinstance(changed, dict):  # read_config refuses others
-            families.read(changed)
-
-    _check(values, count, read)
 
 
 @pytest.mark.parametrize(

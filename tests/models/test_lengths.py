@@ -9,7 +9,6 @@ import torch
 
 from posenc_export.export.expected import eager_session
 from posenc_export.export.read_module import as_model
-from posenc_export.models.by_transformers import Published
 from posenc_export.models.pretrained import from_pretrained
 
 transformers = pytest.importorskip("transformers", reason="transformers is not installed")
@@ -113,21 +112,8 @@ def test_lengths_that_do_not_fit_are_refused(case: str, folder: Path) -> None:
         from_pretrained(folder, **given)
 
 
-@pytest.mark.parametrize("kind", ["Llama", "Gemma"])
-def test_lengths_are_refused_for_a_model_without_longrope(kind: str, tmp_path: Path) -> None:
-    config = getattr(transformers, f"{kind}Config")(**SIZES)
-    getattr(transformers, f"{kind}ForCausalLM")(config).save_pretrained(tmp_path)
+def test_lengths_are_refused_for_a_model_without_longrope(tmp_path: Path) -> None:
+    config = transformers.LlamaConfig(**SIZES)
+    transformers.LlamaForCausalLM(config).save_pretrained(tmp_path)
     with pytest.raises(ValueError, match="expected lengths only for a model with LongRoPE"):
         from_pretrained(tmp_path, lengths="long")
-
-
-def test_a_type_with_a_family_has_longrope_by_the_code_of_transformers(tmp_path: Path) -> None:
-    torch.manual_seed(0)
-    rotation = {**LONGROPE, "factor": 4.0, "original_max_position_embeddings": TRAINED}
-    del rotation["partial_rotary_factor"]
-    rotation |= {f"{name}_factor": [float(n) for n in range(1, 9)] for name in ("short", "long")}
-    config = transformers.LlamaConfig(**{**SIZES, "rope_parameters": rotation})
-    peer = transformers.LlamaForCausalLM(config).eval()
-    peer.save_pretrained(tmp_path)
-    assert isinstance(from_pretrained(tmp_path), Published)
-    assert not _differs(tmp_path, peer, LONG)

@@ -188,7 +188,6 @@ def _quantized(case: str, folder: Path, name: str = "llama with biases") -> Tupl
 def test_weights_are_those_that_the_codes_stand_for(case: str, tmp_path: Path) -> None:
     result, wanted = map(from_pretrained, _quantized(case, tmp_path))
     parameters = dict(wanted.named_parameters())
-    assert result.config == wanted.config
     assert {
         name: torch.equal(one, parameters[name]) for name, one in result.named_parameters()
     } == dict.fromkeys(parameters, True)
@@ -203,22 +202,11 @@ def test_weights_are_those_that_the_codes_stand_for(case: str, tmp_path: Path) -
     ],
 )
 def test_codes_of_others_are_kept(case: str, tmp_path: Path) -> None:
-    model = from_pretrained(_quantized(case, tmp_path)[0])
+    model = as_model(from_pretrained(_quantized(case, tmp_path)[0]))
     rounded, parameters = kept(model).weights, dict(model.named_parameters())
-    assert rounded["layers.0.attention.projection.qkv.weight"][0].bits == (8 if "8" in case else 4)
+    assert rounded[f"calls.model.{Q}.weight"][0].bits == (8 if "8" in case else 4)
     for name, (_, codes) in rounded.items():
         weight = parameters[name].detach().numpy()
-        assert np.abs(codes.weight - weight).max() <= 2.0**-21 * np.abs(weight).max()
-
-
-def test_codes_of_a_type_without_a_family_are_kept(tmp_path: Path) -> None:
-    quantized, plain = map(from_pretrained, _quantized("AWQ", tmp_path, "gemma3_text"))
-    model = as_model(quantized)
-    weights, parameters = kept(model).weights, dict(plain.named_parameters())
-    assert len(weights) == 2 * len("q k v gate up".split())  # those with 64 inputs
-    for name, (grid, codes) in weights.items():
-        weight = parameters[name.removeprefix("calls.")].detach().numpy()
-        assert grid.bits == 4 and name.endswith("_proj.weight")
         assert np.abs(codes.weight - weight).max() <= 2.0**-21 * np.abs(weight).max()
 
 

@@ -40,7 +40,7 @@ def kept(model: Model, keep: Keep = in_memory) -> Rounded:
     # A tied weight once.
     read = dict.fromkeys(names[id(use.weight)] for use in uses(model))
     wanted = [name for name in read if name in stored]
-    whole = [name for name in wanted if all(part.quantized for part in stored[name].parts)]
+    whole = [name for name in wanted if stored[name].matrix.quantized]
     on_grid = {name: _on_grid(stored[name], keep) for name in whole}
     if not on_grid:
         rule = "a model from a checkpoint with quantized weights for weights keep"
@@ -59,15 +59,12 @@ def kept(model: Model, keep: Keep = in_memory) -> Rounded:
 
 def _on_grid(stored: Stored, keep: Keep) -> Tuple[OnGrid, bool]:
     """Return the grid and the codes of a weight, and whether they are those of the file."""
-    blocks = [part.blocks() for part in stored.parts]
-    parts = [codes or _rounded(part) for codes, part in zip(blocks, stored.parts, strict=True)]
-    block = min(part.codes.shape[2] for part in parts)
-    parts, rows = [part.cut(block) for part in parts], stored.rows
-    inputs = parts[0].codes.shape[1] * block
-    whole = Codes.joined([Codes(part.codes, part.scales, inputs, part.offsets) for part in parts])
-    offsets = None if whole.offsets is None else whole.offsets[rows]
-    codes = Codes(whole.codes[rows], whole.scales[rows], inputs, offsets).kept(keep)
-    return (Grid(max(part.bits for part in parts), block), codes), None not in blocks
+    held, rows = stored.matrix.blocks(), stored.rows
+    blocks = held or _rounded(stored.matrix)
+    _, count, block = blocks.codes.shape
+    offsets = None if blocks.offsets is None else blocks.offsets[rows]
+    codes = Codes(blocks.codes[rows], blocks.scales[rows], count * block, offsets).kept(keep)
+    return (Grid(blocks.bits, block), codes), held is not None
 
 
 def _rounded(part: Matrix) -> Blocks:

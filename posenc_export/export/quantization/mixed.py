@@ -111,18 +111,16 @@ def formats_within(
     megabytes (10^6 bytes) of graph and weights. ValueError: no choice of formats is that small; the
     message has the smallest size.
     """
-    rest, readers = check_size(model, size), _readers(model)
+    readers = _readers(model)
+    rest = _unrounded(model, readers, size)
     measured = _measured(model, sample, readers, say)
     choices = {name: _choices(parts) for name, parts in measured.items()}
     chosen = _within(list(choices.values()), int(size * MB) - rest)
     return {name: choice.format for name, choice in zip(choices, chosen, strict=True)}
 
 
-def check_size(model: Model, size: float) -> int:
-    """Return the bytes of what is not rounded, also of a model on the meta device. ValueError: as
-    formats_within.
-    """
-    readers = _readers(model)
+def _unrounded(model: Model, readers: Mapping[str, List[Use]], size: float) -> int:
+    """Return the bytes of what is not rounded. ValueError: as formats_within."""
     rounded_weights = {id(parts[0].weight) for parts in readers.values()}
     tables_of = levels_of(model)
     smaller = {id(model.get_buffer(name)) for name in tables_of}

@@ -7,13 +7,11 @@ import numpy as np
 import pytest
 import torch
 
-from posenc_export.commands.cli import main
 from posenc_export.export import export, verify
 from posenc_export.export.quantization import mixed, samples
 from posenc_export.export.quantization.mixed import Choice
 from posenc_export.export.quantization.samples import Sample
 from posenc_export.export.quantization.uses import Use
-from posenc_export.models import pretrained
 from posenc_export.models.presets import seeded
 from posenc_export.models.short_forms import block_config, decoder_config
 from posenc_export.runtime.artefact import rules
@@ -102,21 +100,6 @@ def test_a_size_that_is_too_small_is_refused_with_the_smallest_one(sample: Sampl
     assert len(mixed.formats_within(MODEL, sample, smallest)) == 11
     with pytest.raises(ValueError, match=f"at least {smallest} MB"):
         mixed.formats_within(MODEL, sample, smallest - 0.01)
-
-
-def test_a_size_that_is_too_small_is_refused_before_weights_are_read(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
-) -> None:
-    pytest.importorskip("transformers", reason="transformers is not installed")
-    from tests.models.checkpoints import saved
-
-    folder = saved("llama", tmp_path / "llama")[1]
-    monkeypatch.setattr(pretrained, "_fill", None)
-    arguments = ["export", str(folder), "--target", "ort", "-o", str(tmp_path / "a")]
-    assert main([*arguments, "--size", "0.01"]) == 2
-    smallest = capsys.readouterr().err.split("a size of at least ")[1].split(" MB")[0]
-    with pytest.raises(TypeError, match="'NoneType' object is not callable"):
-        main([*arguments, "--size", smallest])
 
 
 @pytest.mark.parametrize(

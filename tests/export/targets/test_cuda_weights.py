@@ -127,7 +127,7 @@ def test_the_blocks_of_a_file_are_kept_with_scales_in_half_precision(
     assert cuda_placement.placed(folder / "model.onnx").captured
     parts, node = rows_of(folder)
     on_cuda = rows_on_cuda(**parts, bits=node.attributes["bits"], block=32)
-    codes = of_model.of("float16", "keep").on_grid["tokens.embedding.weight"][1]
+    codes = of_model.of("float16", "keep").on_grid["calls.model.model.embed_tokens.weight"][1]
     assert np.array_equal(on_cuda.reshape(codes.codes.shape), codes.codes * codes.scales[..., None])
 
 

@@ -19,14 +19,14 @@ pytest.importorskip("transformers", reason="transformers is not installed")
 from tests.models.checkpoints import MODELS, WITHOUT, saved  # noqa: E402
 from tests.models.patterns import DECODER, fused_layers, share, theirs, tokens_of  # noqa: E402
 
-pytestmark = pytest.mark.xdist_group("families")  # one worker, so that each model is traced once
+pytestmark = pytest.mark.xdist_group("decoders")  # one worker, so that each model is traced once
 PEERS: Dict[str, Any] = {}
 SESSIONS: Dict[Tuple[str, str], Any] = {}
 
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("families")
+    return tmp_path_factory.mktemp("decoders")
 
 
 def _checkpoint(name: str, folders: Path) -> Tuple[Any, Sources]:
@@ -50,7 +50,7 @@ def _prepared(name: str, target: str, folders: Path) -> Tuple[Any, Session]:
     return peer, SESSIONS[name, target].session()
 
 
-# Families and mechanisms of other types in eager mode, and on targets those that together have
+# Mechanisms in eager mode, and on targets those that together have
 # every part of attention.
 QUICK = {
     "ort": ("phi3", "gemma3_text", "falcon", "gpt_oss", "bloom"),
@@ -95,24 +95,6 @@ def test_an_export_of_a_checkpoint_is_certified_against_the_oracle(
         manifest.certificate is not None and manifest.certificate["passed"] and not manifest.source
     )
     assert any(cell.startswith("oracle") for cell in manifest.certificate["cells"])
-
-
-@pytest.mark.parametrize("layer", [0, 1])
-def test_a_single_layer_matches_the_attention_of_transformers(layer: int, folders: Path) -> None:
-    peer, _ = _checkpoint("llama", folders)
-    x = torch.randn(1, 20, 64)
-    positions = torch.arange(20)[None]
-    mask = torch.full((20, 20), -torch.inf).triu(1)[None, None]
-    with torch.no_grad():
-        wanted = (
-            peer.model.layers[layer]
-            .self_attn(
-                x, position_embeddings=peer.model.rotary_emb(x, positions), attention_mask=mask
-            )[0]
-            .numpy()
-        )
-    block = from_pretrained(folders / "llama", layer=layer)
-    assert share([(eager_session(block).prefill(x.numpy()), wanted)]) <= 1
 
 
 def _swapped(first: str, second: str) -> Callable[[Dict[str, torch.Tensor]], None]:
