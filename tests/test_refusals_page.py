@@ -54,7 +54,7 @@ def test_every_message_about_files_targets_and_calls_is_a_real_one(
     checkpoint = saved("llama", tmp_path / "llama")[1]
     export(tmp_path, *to)
     config = json.loads((checkpoint / "config.json").read_text())
-    for key, value in (("multiplier", 2), ("model_type", "other"), ("num_hidden_layers", 3)):
+    for key, value in (("model_type", "other"), ("num_hidden_layers", 3)):
         (checkpoint / "config.json").write_text(json.dumps({**config, key: value}))
         export(checkpoint, *to)
     (tmp_path / "cut.gguf").write_bytes(b"GGUF")

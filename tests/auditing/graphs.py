@@ -17,7 +17,6 @@ SIZES = {
 MODELS = {
     "llama": ("LlamaConfig", {}),
     "mistral": ("MistralConfig", {"sliding_window": 8}),
-    "qwen2": ("Qwen2Config", {}),
     "gpt2": ("GPT2Config", {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 256}),
     "bloom": ("BloomConfig", {"n_layer": 2, "n_head": 4}),
 }

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from posenc_export import audit
+from posenc_export import audit, block_config, decoder_config, export_model, seeded
 from posenc_export.commands.cli import main
 from tests.auditing.faults import FAULTS, Fault, Faulty
 from tests.auditing.graphs import MODELS, exported, model_of
@@ -32,6 +32,17 @@ def test_a_fault_is_found_and_named(name: str, tmp_path: Path) -> None:
     graph = exported(model, tmp_path / "model.onnx", wrapped=Faulty(model, fault).eval())
     result = audit(graph, tmp_path / "checkpoint")
     assert not result.right and result.cause in fault.causes, result.sentence
+
+
+def test_a_fault_inside_a_described_reference_is_named(tmp_path: Path) -> None:
+    rope = {"name": "rope"}
+    wrong, right = (
+        decoder_config(61, 2, 48, block_config(32, 4, 64, encoding=rope | {"theta": theta}))
+        for theta in (500000.0, 10000.0)
+    )
+    export_model(seeded(wrong), "onnx", tmp_path, verify=False)
+    result = audit(tmp_path / "model.onnx", seeded(right), quick=True)
+    assert result.cause == "theta", result.sentence
 
 
 def test_a_graph_that_fails_for_other_numbers_of_rows_is_refused(tmp_path: Path) -> None:
