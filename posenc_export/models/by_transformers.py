@@ -331,13 +331,13 @@ def load(kind: Kind, checkpoint: AnyCheckpoint, part: Optional[str] = None) -> P
         rule = f"files with at least {layers} tensors for the layers in config.json"
         raise refusal(WHERE, rule, count, BELONGS)
     empty = kind.empty()
-    named = isinstance(checkpoint, GGUFCheckpoint) or any(name.startswith(base) for name in names)
-    if not kind.head and named:
+    named = any(name.startswith(base) for name in names)
+    if not kind.head and named and isinstance(checkpoint, Checkpoint):
         checkpoint.forget([name for name in names if not name.startswith(base)])
     _check(empty, checkpoint)
     if isinstance(checkpoint, GGUFCheckpoint):  # which has no names of transformers
-        checkpoint.base((base, ""))
-        checkpoint.check({name: tuple(one.shape) for name, one in empty.named_parameters()})
+        shapes = {name: tuple(one.shape) for name, one in empty.named_parameters()}
+        checkpoint.place(shapes, base)
     tensors = {name: _Named(checkpoint, name) for name in checkpoint.names()}
     with _calls("weights that transformers reads"), enough_memory(WHERE):
         model, found = kind.model.from_pretrained(

@@ -1,10 +1,10 @@
 """Blocks of GGUF's types as codes of at most 8 bits with scale and offset for 32 weights."""
 
-from typing import Any, Optional, Tuple
+from typing import Optional, Tuple
 
 import numpy as np
 
-from posenc_export.models.gguf.file import dequantized
+from posenc_export.models.gguf.file import GGUFTensor
 from posenc_export.models.weight_blocks import Blocks
 
 BLOCK = 32
@@ -20,12 +20,9 @@ UNQUANTIZED = ("F64", "F32", "F16", "BF16")
 class GGUFMatrix:
     """A matrix of a GGUF file (models.weight_blocks.Matrix)."""
 
-    def __init__(self, tensor: Any) -> None:
-        self._tensor, self._kind = tensor, tensor.tensor_type.name
-        self.rows, self.quantized = len(tensor.data), self._kind not in UNQUANTIZED
-
-    def weight(self) -> np.ndarray:
-        return dequantized(self._tensor)
+    def __init__(self, tensor: GGUFTensor) -> None:
+        self._tensor, self._kind, self.rows = tensor, tensor.kind.name, tensor.shape[0]
+        self.quantized, self.weight = self._kind not in UNQUANTIZED, tensor.numbers
 
     def blocks(self) -> Optional[Blocks]:
         """Return the blocks of a tensor whose type is one of TYPES, with centred codes, for which

@@ -70,10 +70,9 @@ CASES = [
     ("llama", "Q4_1"),
     ("llama", "Q4_0"),
     ("llama", "Q8_0"),
-    ("gpt2", "Q4_1"),
+    ("qwen2", "Q4_1"),
     ("phi3 plain", "Q5_1"),
     ("gemma3", "Q8_0"),
-    ("falcon new", "Q4_0"),
     ("stablelm", "Q4_1"),
 ]
 
