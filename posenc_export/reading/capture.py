@@ -74,8 +74,9 @@ def capture(
         untouched = plain.copied()
         plain = called_at_full_length(plain, x, max_positions, remedies)
         found = recurrences(plain, x, max_positions)
-        layers = LayersOnce(plain, numbered=True) if once and not memory else None
-        program, used = tracing.exported(plain, x, max_positions, found, layers)
+        alike = LayersOnce(plain, numbered=True) if once and not memory else None
+        alike = alike if alike and alike.templates else None
+        program, used, layers = tracing.exported(plain, x, max_positions, found, alike)
         gives_last_token = every_token(program)
         cleaned = clean(program, gives_last_token)
         result = Capture(
@@ -101,13 +102,14 @@ def capture(
             ),
             causal=causal,
             module=untouched,
+            layers=layers,
         )
         _check_output(result)
         table_too_short(cleaned, max_positions)
         try:
             _check_trace(result)
         except Refused:
-            if layers is None or not layers.templates:
+            if layers is None:
                 raise
             how: Dict[str, Any] = {"positions": positions, "causal": causal, "output": output}
             return capture(module, example, max_positions, axes=axes, once=False, **how)

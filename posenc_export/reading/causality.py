@@ -42,7 +42,8 @@ def findings(capture: Capture) -> List[str]:
         drawn = [joined("", operator_of(n), line_of(n)) for n in capture.graph.nodes if _random(n)]
         by = f"random numbers by {drawn[0]}" if drawn else "random numbers, or a state of its own"
         return [f"gives other numbers in a second call with the same input: {by}"]
-    found = _rows(capture, x, y)
+    capture = capture.with_one_layer()
+    found = _rows(capture, x)
     every = [*range(1, x.shape[1])] if capture.causal else []
     of_lengths, tried = _lengths(capture, every)
     # An output that is the same without the later tokens depends on none of them.
@@ -58,7 +59,8 @@ def _random(node: Node) -> bool:
     )  # dropout in eval
 
 
-def _rows(capture: Capture, x: Tensor, y: Tensor) -> List[str]:
+def _rows(capture: Capture, x: Tensor) -> List[str]:
+    y = capture.own(x)
     alone = [capture.own(x[i : i + 1]) for i in range(len(x))]
     apart = torch.cat(alone)
     other = capture.own(x[[0, 0, 2]])[2:]

@@ -69,6 +69,31 @@ class LayersOnce:
                 stack.enter_context(mock.patch.object(held, "forward", traced))
             yield
 
+    def pass_on(self, module: nn.Module) -> None:
+        """Let each layer that is like another one return what it reads, in a copy of the module, if
+        that is one tensor like its result.
+        """
+        given: Dict[str, List[Any]] = {name: [] for name in self.templates.values()}
+        for name in (*given, *self.templates):
+            held = module.get_submodule(name)
+            by = _noted if name in given else _passed_on
+            results = given[self.templates.get(name, name)]
+            held.forward = functools.partial(by, results, held.forward)
+
+
+def _noted(results: List[Any], own: Callable[..., Any], *args: Any, **kw: Any) -> Any:
+    """Call a layer, and note its results and their structure."""
+    results[:] = pytree.tree_flatten(own(*args, **kw))
+    return pytree.tree_unflatten(*results)
+
+
+def _passed_on(results: List[Any], own: Callable[..., Any], *args: Any, **kw: Any) -> Any:
+    """Return the first tensor that a layer reads in the place of its result."""
+    read, like = _tensors(pytree.tree_leaves((args, kw))), _tensors(results[0] if results else [])
+    if not read or len(like) != 1 or not _exchangeable(read[0], like[0]):
+        return own(*args, **kw)
+    return pytree.tree_unflatten(_exchanged(results[0], read[:1]), results[1])
+
 
 def _first(
     held: nn.Module, calls: List[_Call], name: str, own: Callable[..., Any], *args: Any, **kw: Any

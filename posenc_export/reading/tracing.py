@@ -27,6 +27,7 @@ import torch
 import torch._dynamo.config
 from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram
+from torch.fx.experimental import proxy_tensor
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from posenc_export.reading.joined import Joined, numbers_of_lengths, trace_of
@@ -129,16 +130,23 @@ def _flex(
 
 
 @contextmanager
-def short_traces() -> Iterator[None]:
+def short_traces(lines: bool = False) -> Iterator[None]:
     """Trace within the context without garbage collection and without torch's cache of shapes.
 
     A trace allocates millions of objects. The cache holds the shape and dtype of the output of each
-    operator for its inputs; with dynamic sizes, its entries cost more time than they save.
+    operator for its inputs; with dynamic sizes, its entries cost more time than they save. Nodes
+    have no strides, and their lines of code only if they are asked for.
     """
     collects = gc.isenabled()
     gc.disable()
     try:
-        with torch._dynamo.config.patch(fake_tensor_cache_enabled=False):
+        with ExitStack() as stack:
+            stack.enter_context(torch._dynamo.config.patch(fake_tensor_cache_enabled=False))
+            for owner, name, value in (
+                (proxy_tensor, "_extract_tensor_metadata", lambda _: None),
+                (torch.fx.config, "do_not_emit_stack_traces", not lines),
+            ):
+                stack.enter_context(mock.patch.object(owner, name, value))
             yield
     finally:
         if collects:
@@ -165,7 +173,7 @@ def quiet() -> Iterator[None]:
             }
             stack.enter_context(mock.patch.multiple(flex, **named))
         stack.enter_context(torch.no_grad())
-        stack.enter_context(short_traces())
+        stack.enter_context(short_traces(lines=True))
         yield
 
 
@@ -175,8 +183,9 @@ def exported(
     most: int,
     known: Recurrences,
     layers: Optional[LayersOnce] = None,
-) -> Tuple[ExportedProgram, List[str]]:
-    """Trace a module with free rows and tokens; also the phrases of the remedies that it took.
+) -> Tuple[ExportedProgram, List[str], Optional[LayersOnce]]:
+    """Trace a module with free rows and tokens; also the phrases of the remedies that it took, and
+    the layers that it holds once.
 
     The example is as long as it can be, so that no branch for short lengths is taken. layers:
     which are traced once, unless the trace needs remedies.
@@ -189,13 +198,13 @@ def exported(
             with known.traced():
                 program = _attempt(plain, x, most, active, layers)
         except Exception as error:  # torch.export's, or the module's own on values of a trace
-            if layers is not None and layers.templates:
+            if layers is not None:
                 layers = None
                 continue
             first = first or error if isinstance(error, Refused) else first
             text = f"{type(error.__cause__).__name__}: {error.__cause__}"
         else:
-            return program, [*known.phrases, *(remedy.phrase for remedy in active)]
+            return program, [*known.phrases, *(remedy.phrase for remedy in active)], layers
         if active and text == said:
             active.pop()  # it changed nothing
         said = text

@@ -1,5 +1,6 @@
 """Layers that are alike are traced once, and the trace is that of all layers."""
 
+import math
 from collections import OrderedDict
 from typing import Any, Dict, List
 
@@ -69,12 +70,21 @@ def test_a_trace_of_one_layer_of_each_kind_is_that_of_all(layers: List[Any]) -> 
     assert torch.equal(once.traced(IDS), each.traced(IDS))
 
 
+def test_the_properties_of_a_module_are_those_of_one_layer_of_each_kind() -> None:
+    module = _seeded(Rotated, Sloped, Rotated, Sloped)
+    captured = capture(module, IDS, POSITIONS)
+    for weight in module.layers[2:].parameters():  # which copies share
+        nn.init.constant_(weight, math.nan)
+    assert captured.with_one_layer().own(IDS).isfinite().all()
+    assert captured.own(IDS).isnan().all()
+
+
 def test_layers_that_depend_on_their_index_are_traced_each() -> None:
     torch.manual_seed(0)
     module = Decoder(tuple(Numbered(index) for index in range(LAYERS))).eval()
     assert {"layers.2": "layers.0"}.items() <= _templates(module).items()
     captured = capture(module, IDS, POSITIONS)
-    assert same(captured.traced(IDS), captured.own(IDS))
+    assert same(captured.traced(IDS), captured.own(IDS)) and captured.with_one_layer() is captured
 
 
 class Kept(nn.Module):
