@@ -79,6 +79,10 @@ def capture(
         program, used, layers = tracing.exported(plain, x, max_positions, found, alike)
         gives_last_token = every_token(program)
         cleaned = clean(program, gives_last_token)
+        short = untouched
+        if layers is not None:
+            short = untouched.copied()
+            layers.pass_on(short)
         result = Capture(
             where=f"module {type(module).__name__}",
             graph=cleaned.graph,
@@ -98,11 +102,11 @@ def capture(
             gives_last_token=gives_last_token,
             example=_begun(
                 _examples(x, cleaned, min(max(CHECKED, cleaned.least), max_positions - 2)),
-                untouched,
+                short,
             ),
             causal=causal,
             module=untouched,
-            layers=layers,
+            short=short,
         )
         _check_output(result)
         table_too_short(cleaned, max_positions)

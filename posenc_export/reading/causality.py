@@ -1,5 +1,6 @@
 """Whether a module is a function of each token and those before, by numbers on the module."""
 
+import dataclasses
 from typing import List, Sequence, Set, Tuple
 
 import torch
@@ -35,15 +36,16 @@ def findings(capture: Capture) -> List[str]:
     whose rows are apart, and whose output depends on tokens and their positions alone.
     """
     x = capture.example
-    y = capture.own(x)
-    if not y.isfinite().all():
+    if not capture.own(x).isfinite().all():
         return ["its output for random tokens is not finite, so that nothing can be checked"]
+    if not capture.gives_last_token:  # otherwise the graph is compared
+        capture = dataclasses.replace(capture, module=capture.short)
+    y = capture.own(x)
     if not torch.equal(y, capture.own(x)) or not same(y, capture.own(x, fresh=True)):
         drawn = [joined("", operator_of(n), line_of(n)) for n in capture.graph.nodes if _random(n)]
         by = f"random numbers by {drawn[0]}" if drawn else "random numbers, or a state of its own"
         return [f"gives other numbers in a second call with the same input: {by}"]
-    capture = capture.with_one_layer()
-    found = _rows(capture, x)
+    found = _rows(capture, x, y)
     every = [*range(1, x.shape[1])] if capture.causal else []
     of_lengths, tried = _lengths(capture, every)
     # An output that is the same without the later tokens depends on none of them.
@@ -59,8 +61,7 @@ def _random(node: Node) -> bool:
     )  # dropout in eval
 
 
-def _rows(capture: Capture, x: Tensor) -> List[str]:
-    y = capture.own(x)
+def _rows(capture: Capture, x: Tensor, y: Tensor) -> List[str]:
     alone = [capture.own(x[i : i + 1]) for i in range(len(x))]
     apart = torch.cat(alone)
     other = capture.own(x[[0, 0, 2]])[2:]

@@ -82,17 +82,18 @@ class LayersOnce:
 
 
 def _noted(results: List[Any], own: Callable[..., Any], *args: Any, **kw: Any) -> Any:
-    """Call a layer, and note its results and their structure."""
-    results[:] = pytree.tree_flatten(own(*args, **kw))
-    return pytree.tree_unflatten(*results)
+    """Call a layer, and note its result."""
+    results[:] = [own(*args, **kw)]
+    return results[0]
 
 
 def _passed_on(results: List[Any], own: Callable[..., Any], *args: Any, **kw: Any) -> Any:
     """Return the first tensor that a layer reads in the place of its result."""
-    read, like = _tensors(pytree.tree_leaves((args, kw))), _tensors(results[0] if results else [])
+    read, (given, form) = _tensors(pytree.tree_leaves((args, kw))), pytree.tree_flatten(results)
+    like = _tensors(given)
     if not read or len(like) != 1 or not _exchangeable(read[0], like[0]):
         return own(*args, **kw)
-    return pytree.tree_unflatten(_exchanged(results[0], read[:1]), results[1])
+    return pytree.tree_unflatten(_exchanged(given, read[:1]), form)[0]
 
 
 def _first(

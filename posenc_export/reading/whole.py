@@ -12,7 +12,6 @@ from torch import Tensor, nn
 from torch.export import ExportedProgram
 from torch.fx import Graph, Interpreter, Node
 
-from posenc_export.reading.layers_once import LayersOnce
 from posenc_export.reading.refused import Refused
 
 Beside = Tuple[Tensor, ...]  # what a module takes beside its tokens
@@ -33,7 +32,8 @@ class Capture:
     remedies: what the trace needed beside torch.export, a phrase each.
     gives_last_token: the module returns the output of the last token alone.
     example: x [3,S] or [3,S,E] of tokens that differ, for checks by numbers.
-    layers: those that are alike in the module; None if each was traced.
+    short: the module with one layer of each kind, which has the same properties; the module itself
+    if layers were not traced as alike.
     """
 
     where: str
@@ -53,23 +53,13 @@ class Capture:
     example: Tensor
     causal: bool
     module: "OneTensor" = field(repr=False)
-    layers: Optional[LayersOnce] = None
+    short: "OneTensor" = field(repr=False)
     memory: Tuple[Node, ...] = ()
     sources: Optional[sympy.Symbol] = None
 
     def __deepcopy__(self, memo: Any) -> "Capture":
         """Return itself: copies of a reading share the module that was read."""
         return self
-
-    def with_one_layer(self) -> "Capture":
-        """Return the same module with one layer of each kind, which has the same properties; with
-        all if they were not traced as alike.
-        """
-        if self.layers is None or self.gives_last_token:  # then the graph is called
-            return self
-        module = self.module.copied()
-        self.layers.pass_on(module)
-        return dataclasses.replace(self, module=module)
 
     def with_weights(self, weights: Mapping[str, Tensor]) -> "Capture":
         """Return the same module with other numbers in some of its weights, by name."""

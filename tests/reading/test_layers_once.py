@@ -75,7 +75,7 @@ def test_the_properties_of_a_module_are_those_of_one_layer_of_each_kind() -> Non
     captured = capture(module, IDS, POSITIONS)
     for weight in module.layers[2:].parameters():  # which copies share
         nn.init.constant_(weight, math.nan)
-    assert captured.with_one_layer().own(IDS).isfinite().all()
+    assert captured.short.of(IDS).isfinite().all()
     assert captured.own(IDS).isnan().all()
 
 
@@ -84,7 +84,7 @@ def test_layers_that_depend_on_their_index_are_traced_each() -> None:
     module = Decoder(tuple(Numbered(index) for index in range(LAYERS))).eval()
     assert {"layers.2": "layers.0"}.items() <= _templates(module).items()
     captured = capture(module, IDS, POSITIONS)
-    assert same(captured.traced(IDS), captured.own(IDS)) and captured.with_one_layer() is captured
+    assert same(captured.traced(IDS), captured.own(IDS)) and captured.short is captured.module
 
 
 class Kept(nn.Module):
