@@ -67,8 +67,6 @@ def _checkpoint(model: str, chosen: Dict[str, Any], names: List[str]) -> Dict[st
     """The class of transformers that reads a folder or a GGUF file, and its sizes. names: those of
     other models.
     """
-    from msgspec import to_builtins
-
     from posenc_export.models import by_transformers
     from posenc_export.models.checkpoint import read_config
     from posenc_export.models.gguf.checkpoint import GGUFCheckpoint, is_gguf
@@ -85,7 +83,7 @@ def _checkpoint(model: str, chosen: Dict[str, Any], names: List[str]) -> Dict[st
     parts = ("part",) if kind.config.is_encoder_decoder else ()
     _check_only(("max_positions", *parts), chosen, f"model_type {config['model_type']}")
     read = kind.described() | chosen
-    return read | ({} if sentences is None else {"readout": to_builtins(sentences.readout)})
+    return read | ({} if sentences is None else {"readout": sentences.described()})
 
 
 def _check_only(names: Collection[str], chosen: Dict[str, Any], what: str) -> None:

@@ -122,7 +122,7 @@ def _note_unexported(folder: str, model: Any) -> None:
     if task is not None:
         lost = "whose head is not exported: the artefact gives hidden states only"
         note(f"{folder} is a model for {task}, {lost}")
-    if model.causal and model.head:
+    if model.decodes:
         unapplied = generation_settings.unapplied(model.text.files)
         if unapplied:
             note(f"generate does not apply {', '.join(unapplied)} of generation_config.json")

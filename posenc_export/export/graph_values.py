@@ -59,10 +59,10 @@ def outputs_of(model: Model, signature: str) -> List[Value]:
 
 def _readout(model: Union[Stack, ReadModule], width: int) -> List[Value]:
     """Return the second output of a model with outputs of a width; none without a readout."""
-    readout = model.config.readout
+    readout = model.config.readout if isinstance(model, ReadModule) else None
     if readout is None:
         return []
-    axes = (B, *(() if readout.pooling else (S,)), readout.size(width))
+    axes = (B, *(() if readout.pooling else (S,)), readout.size)
     return [Value(readout.output, dtype_of(model), axes)]
 
 

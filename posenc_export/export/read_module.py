@@ -18,8 +18,9 @@ from posenc_export import encodings, ops
 from posenc_export.encodings.shared.base import Geometry, PositionEncoding, StateSpec
 from posenc_export.models.block import AttentionBlock
 from posenc_export.models.by_transformers import Published
-from posenc_export.models.config import CacheConfig, ModuleConfig
+from posenc_export.models.config import CacheConfig, ModuleConfig, ReadoutConfig
 from posenc_export.models.parameters import fill, slots
+from posenc_export.models.parts.readout import POOLINGS, Readout
 from posenc_export.models.stack import Stack, Text
 from posenc_export.models.weight_blocks import Stored
 from posenc_export.models.whole_pass import check_dtype
@@ -195,14 +196,12 @@ class ReadModule(Reading):
         if dtype != torch.float32:
             other.changed |= {OF_MODULE + name for name in rounded}
         other.calls = with_source(GraphModule(self.calls, other.in_own_dtype(self.flat)))
-        places, known = slots(other.calls), dict[int, Any]()
+        places = slots(other.calls)
         for name in rounded:
             weight = other.calls.get_parameter(name)
-            known[id(weight)] = torch.nn.Parameter(weight.to(dtype), weight.requires_grad)
-            fill(places[id(weight)], known[id(weight)])
-        other.readout = copy.deepcopy(self.readout, known)  # which may share the token table
-        if other.readout is not None:
-            other.readout.to(dtype)
+            own = torch.nn.Parameter(weight.to(dtype), weight.requires_grad)
+            fill(places[id(weight)], own)
+        other.readout = None if self.readout is None else self.readout.in_dtype(dtype)
         return other.eval()
 
     @torch.jit.unused
@@ -324,7 +323,7 @@ def as_model(model: Any, how: ReadAs = ReadAs()) -> Model:
         most = how.max_positions or model.max_positions
         positions = "beside" if model.axes else None
         how = replace(how, max_positions=most, positions=positions, axes=model.axes)
-        how = replace(how, causal=model.causal, memory=model.memory)
+        how = replace(how, causal=model.causal and not model.readout, memory=model.memory)
     if how.max_positions is None:
         remedy = "give max_positions=N for positions 0 .. N-1"
         raise refusal(where, "the number of positions", "none", remedy)
@@ -351,23 +350,34 @@ def as_model(model: Any, how: ReadAs = ReadAs()) -> Model:
 
 
 def _complete(made: ReadModule, model: Published) -> None:
-    """Add what only a checkpoint has: tokenizer, token types, names of outputs, a readout."""
+    """Add what only a checkpoint has: tokenizer, token types, names of outputs and labels, a
+    readout.
+    """
     made.text, made.source, made.segments = model.text, model.source, model.segments
     made.sizes, made.trained = model.sizes, model.trained
     made.stored = {OF_MODULE + name: weight for name, weight in model.stored.items()}
-    if not model.head:
-        made.output_name = KEYS_AND_VALUES if model.keys_and_values else HIDDEN
+    hidden = KEYS_AND_VALUES if model.keys_and_values else HIDDEN
+    made.output_name = "logits" if model.head else hidden
+    made.config = msgspec.structs.replace(made.config, labels=model.labels)
     if model.segments:
         tokens = {"vocabulary": model.vocabulary, "segments": model.segments}
         made.vocabulary = model.vocabulary
         made.config = msgspec.structs.replace(made.config, tokens=tokens)
     if model.readout is not None:
-        described, readout = model.readout
-        own = dict(model.named_parameters())
-        held = made.by_name(own).items()
-        known = {id(own[name.removeprefix(OF_MODULE)]): weight for name, weight in held}
-        made.readout = copy.deepcopy(readout, known)  # type: ignore[arg-type]
-        made.config = msgspec.structs.replace(made.config, readout=described)
+        read_out(made, model.readout, model.after)
+
+
+def read_out(made: ReadModule, config: ReadoutConfig, after: Optional[torch.nn.Module]) -> None:
+    """Give a model without caches a second output.
+
+    Args:
+        after: what follows the pooling, a module of [B,S,E] that acts on each token, or None.
+    """
+    if after is not None:
+        example = _random(0, LENGTH, made.outputs * max(len(config.pooling), 1))
+        after = as_model(after, ReadAs(example, LENGTH, causal=False))
+    made.readout = Readout([POOLINGS[name]() for name in config.pooling], after)
+    made.config = msgspec.structs.replace(made.config, readout=config)
 
 
 def read_again(model: Any, described: Mapping[str, Any]) -> Model:

@@ -31,7 +31,15 @@ from posenc_export.models.config import ReadoutConfig
 from posenc_export.models.config_limits import TABLE, check_values
 from posenc_export.models.embedding_and_head import Text
 from posenc_export.models.gguf.checkpoint import GGUFCheckpoint
-from posenc_export.models.parts.readout import Readout
+from posenc_export.models.task_heads import (
+    HEADS,
+    LANGUAGE,
+    SCORES,
+    architecture,
+    labels_of,
+    scores_of,
+    task_of,
+)
 from posenc_export.models.weight_blocks import Stored
 from posenc_export.ops import experts
 from posenc_export.shared.allocation import enough_memory
@@ -51,8 +59,6 @@ LEFT_OUT = re.compile(
 )
 # Keys for the number of positions.
 LENGTHS = "max_position_embeddings n_positions max_seq_len n_ctx seq_length".split()
-LANGUAGE, MASKED = ("CausalLM", "ConditionalGeneration"), "MaskedLM"
-EACH = (*LANGUAGE, MASKED, "TokenClassification")  # tasks with logits for each token
 NO_NUMBERS = ("Infinity", "-Infinity", "NaN")
 SIZES = ("hidden_size", "num_hidden_layers", "num_attention_heads")
 SECTIONS = "mrope_section"  # of a rotation: numbers of pairs by coordinate
@@ -94,7 +100,9 @@ class Published(torch.nn.Module):
         segments: number of token types, 0 for one or none.
         axes: number of coordinates that rotate heads, 0 for positions.
         first: row of the first position in a table whose rows before belong to padding.
-        readout: a second output, computed from hidden states.
+        labels: names of the logits, or none.
+        readout: a second output, computed from hidden states without caches.
+        after: what follows its pooling, a module of [B,S,E] that acts on each token.
         trained: the trained length of LongRoPE, 0 for other rotations.
         causal: whether outputs do not depend on later tokens, tried with numbers.
         text, source, stored: as those of a Stack.
@@ -117,10 +125,14 @@ class Published(torch.nn.Module):
         takes = inspect.signature(model.forward).parameters
         self.options = {"use_cache": False} if "use_cache" in takes else {}
         self.segments, self.first, self.trained = 0, 0, 0
-        self.readout: Optional[Tuple[ReadoutConfig, Readout]] = None
+        self.labels: Tuple[str, ...] = ()
+        self.readout: Optional[ReadoutConfig] = None
+        self.after: Optional[torch.nn.Module] = None
         ids = (vocabulary // 2 + torch.arange(TRIED)[None]) % vocabulary
         with torch.no_grad():
-            self.head = "logits" in self._outputs(ids)
+            outputs = self._outputs(ids)
+            self.spans = "start_logits" in outputs
+            self.head = self.spans or "logits" in outputs
             before = self(ids)[:, :-1]
             if (row := _first_row(model, max_positions)) and max_positions is not None:
                 self.max_positions = max_positions - row
@@ -187,6 +199,11 @@ class Published(torch.nn.Module):
             part.rope_type = "default"  # which transformers leaves as it is
 
     @property
+    def decodes(self) -> bool:
+        """Whether outputs are logits of the next token."""
+        return self.head and self.causal and self.width == self.vocabulary
+
+    @property
     def ids(self) -> int:
         """Number of the ids that forward takes."""
         return self.vocabulary * max(self.segments, 1)
@@ -214,6 +231,8 @@ class Published(torch.nn.Module):
         if self.first:  # which counts all tokens, where transformers counts those of other ids
             options["position_ids"] = (torch.arange(ids.size(1)) + self.first).expand(ids.shape)
         outputs = self._outputs(ids, *([beside, mask] if self.memory else []), **options)
+        if self.spans:
+            return torch.stack((outputs.start_logits, outputs.end_logits), 2)
         result: Tensor = outputs.logits if self.head else outputs.last_hidden_state
         if self.keys_and_values:
             return torch.cat([layer(result) for layer in self.keys_and_values], -1)
@@ -236,14 +255,18 @@ class Published(torch.nn.Module):
 
 
 class Kind(NamedTuple):
-    """What a config.json means to transformers: a configuration, and the class of its model, with
-    its head or without, and the keys that it does not read.
+    """What a config.json means to transformers: a configuration, the class of its model, with its
+    head or without, and the keys that it does not read.
     """
 
     config: Any
     model: Any
     head: bool
     unread: Sequence[str]
+
+    @property
+    def task(self) -> str:
+        return task_of(self.model.__name__) if self.head else ""
 
     @property
     def vocabulary(self) -> int:
@@ -272,20 +295,6 @@ class Kind(NamedTuple):
             "read": f"by transformers {version()}",
         }
         return {**described, "not read": [*self.unread]} if self.unread else described
-
-
-def task_of(config: Mapping[str, Any]) -> str:
-    """Return the task in `architectures`, such as SequenceClassification, or an empty text."""
-    # RoFormer also contains For.
-    task = re.search(r"For([A-Z]\w*)$", architecture(config))
-    return task[1] if task else ""
-
-
-def architecture(config: Mapping[str, Any]) -> str:
-    """Return the first of `architectures`, or an empty text."""
-    named = config.get("architectures")
-    first = named[0] if isinstance(named, list) and named else ""
-    return first if isinstance(first, str) else ""
 
 
 def kind_of(values: Mapping[str, Any], head: bool = True) -> Kind:
@@ -359,16 +368,18 @@ def load(kind: Kind, checkpoint: AnyCheckpoint, part: Optional[str] = None) -> P
     for name, stored, wanted in sorted(found["mismatched_keys"]):
         rule = f"{name} with shape {list(wanted)} by config.json"
         raise refusal(WHERE, rule, list(stored), BELONGS)
+    # Early versions of transformers saved buffers, which are computed now.
+    buffers, count = {name for name, _ in model.named_buffers()}, len(model.state_dict())
     with _calls("a model that reads token ids"):
         published = _published(kind, model.eval(), part)
     held = {id(tensor) for tensor in published.parameters()}
     unread = {name for name, tensor in model.named_parameters() if id(tensor) not in held}
-    count, missing = len(model.state_dict()), {*found["missing_keys"]} - unread
+    missing = {*found["missing_keys"]} - unread
     if not kind.head and missing and _is_unread(model, missing, kind.vocabulary):
         missing = set()  # as those of a pooler beside hidden states
-    # Early versions of transformers saved buffers, which are computed now.
-    buffers = {name for name, _ in model.named_buffers()}
     extra = {name for name in found["unexpected_keys"] if not OLD_BUFFER.search(name)} - buffers
+    if kind.head and named and kind.task not in LANGUAGE:
+        extra = {name for name in extra if not _of_another_head(name, base, model)}
     if isinstance(checkpoint, Checkpoint):
         checkpoint.check_names(missing, extra, count)
     published.stored = _stored(published, base, checkpoint)
@@ -378,6 +389,9 @@ def load(kind: Kind, checkpoint: AnyCheckpoint, part: Optional[str] = None) -> P
 def _published(kind: Kind, model: Any, part: Optional[str]) -> Published:
     """Return a model, or a part of one with encoder and decoder."""
     both, further = model.config.is_encoder_decoder, dict[str, Any]()
+    scores = None
+    if kind.task == SCORES:
+        model, scores = model.base_model, scores_of(model, kind.vocabulary)
     if part is not None and not both:
         rule = f"a model with encoder and decoder for part {part}"
         raise refusal(WHERE, rule, kind.model.__name__, "leave part out")
@@ -396,7 +410,21 @@ def _published(kind: Kind, model: Any, part: Optional[str]) -> Published:
     place: Any = {"__module__": kind.model.__module__}
     own: Any = type(kind.model.__name__, (Published,), place)
     published: Published = own(model, kind.vocabulary, kind.max_positions, **further)
+    labels = labels_of(kind.config, kind.task)
+    if scores is not None:
+        published.after, pooling = scores
+        published.readout = ReadoutConfig(output="logits", pooling=(pooling,), size=len(labels))
+    published.labels = labels if published.head or scores else ()
     return published.eval()
+
+
+def _of_another_head(name: str, base: str, model: Any) -> bool:
+    """Return whether a tensor that a model lacks is of a pooler or beside its base model, named
+    `base`, and its heads.
+    """
+    owners = {owner for owner, _ in model.named_modules()}
+    beside = not name.startswith(base) and name.rpartition(".")[0] not in owners
+    return beside or name.startswith(f"{base}pooler.")
 
 
 def _read_encoder(model: Any) -> Dict[str, torch.nn.Linear]:
@@ -655,7 +683,7 @@ def _class(values: Mapping[str, Any], config: Any, head: bool) -> Tuple[Any, boo
     if "input_ids" not in inputs:
         raise refusal(WHERE, f"{kind.__name__} to read input_ids", ", ".join(inputs[:3]), OF_TOKENS)
     if head and name and not (name.endswith("Model") or "LMHead" in name or kind is causal):
-        head = base is None or task_of(values) in EACH
+        head = base is None or task_of(name) in (LANGUAGE if config.is_encoder_decoder else HEADS)
     return (kind if head or not name else base), head
 
 

@@ -130,32 +130,15 @@ class ReadoutConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
 
     Args:
         output: name of the output.
+        size: number N of its entries.
         pooling: poolings of parts/readout.py, concatenated; empty for an output for each token.
-        layers: layers after the pooling, in the order of computation.
-        labels: names of the numbers of the output, or none.
-
-    Raises:
-        ValueError: no pooling and no layers; labels of another number than the outputs of the last
-            dense layer.
+        layers: what follows the pooling, by the names of sentence-transformers.
     """
 
     output: str
+    size: int
     pooling: Tuple[str, ...] = ()
-    layers: Tuple[Named, ...] = ()
-    labels: Tuple[str, ...] = ()
-
-    def __post_init__(self) -> None:
-        rule = f"pooling or layers in readout {self.output}"
-        check(bool(self.pooling or self.layers), rule, "neither", "add one")
-        if self.labels:
-            size, labels = self.size(0), len(self.labels)
-            rule = f"a label for each of the {size} outputs of readout {self.output}"
-            check(labels == size, rule, labels, "correct labels")
-
-    def size(self, width: int) -> int:
-        """Return the size N of the output, for hidden states of a width."""
-        sizes = [spec["size"] for spec in self.layers if "size" in spec]
-        return int(sizes[-1]) if sizes else width * max(len(self.pooling), 1)
+    layers: Tuple[str, ...] = ()
 
 
 class StackConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -172,12 +155,11 @@ class StackConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
         head: output head; None returns hidden states.
         key_values: None, as in descriptions of earlier versions, whose decoders could read an
             encoder.
-        readout: a second output beside the hidden states, without a head and without caches.
 
     Raises:
         ValueError: a size below 1, names in `order` that differ from those in `layers`, causal and
-            bidirectional layers in one model, layers with a cache and without in one model, a
-            readout in a model with caches or a head, a head without layers.
+            bidirectional layers in one model, layers with a cache and without in one model, a head
+            without layers.
     """
 
     width: int
@@ -188,17 +170,12 @@ class StackConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     norm: Optional[Named] = None
     head: Optional[HeadConfig] = None
     key_values: None = None
-    readout: Optional[ReadoutConfig] = None
 
     def __post_init__(self) -> None:
         at_least(1, self, "width", "max_positions")
         names, order = sorted(self.layers), sorted(set(self.order))
         rule = f"order to name each kind in layers ({', '.join(names) or 'none'}) and no other"
         check(names == order, rule, ", ".join(order) or "none", "correct order")
-        self._check_layers()
-        self._check_outputs()
-
-    def _check_layers(self) -> None:
         remedy = "describe them as two models"
         directions = {attention.causal for attention in self.attentions}
         check(len(directions) < 2, "all layers to be causal or none", "both", remedy)
@@ -206,11 +183,6 @@ class StackConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
         check(not whole, "all layers to have a cache or none", "both", remedy)
         remedy = "add layers, or leave it out"
         check(bool(self.order) or self.head is None, "layers before a head", "none", remedy)
-
-    def _check_outputs(self) -> None:
-        rule = "readout only in a model without caches, with hidden states as output"
-        whole = self.order and not (self.head or self.cached)
-        check(self.readout is None or bool(whole), rule, "another model", "leave it out")
 
     @property
     def kinds(self) -> Tuple[LayerConfig, ...]:
@@ -271,6 +243,7 @@ class ModuleConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
         causal: whether no token sees a later one.
         output: name of the output, if forward returns several.
         readout: second output, computed from the outputs of a module without caches.
+        labels: names of the logits of a task head, or none.
     """
 
     name: str
@@ -286,6 +259,7 @@ class ModuleConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
     causal: bool = True
     output: Optional[str] = None
     readout: Optional[ReadoutConfig] = None
+    labels: Tuple[str, ...] = ()
 
     @property
     def attentions(self) -> Tuple[AttentionConfig, ...]:

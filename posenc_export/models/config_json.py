@@ -8,8 +8,8 @@ from posenc_export.models.config import AnyConfig, BlockConfig, ModuleConfig, St
 from posenc_export.shared.refusal import refusal
 
 KINDS: Dict[str, Type[Any]] = {"block": BlockConfig, "decoder": StackConfig, "encoder": StackConfig}
-# Added to descriptions later: omitted, so that older descriptions stay equal.
-OMITTED_IF_NONE = ("readout",)
+# Added to descriptions later: omitted if empty, so that older descriptions stay equal.
+OMITTED = ("readout", "labels")
 
 
 def kind_of(config: Union[AnyConfig, ModuleConfig]) -> str:
@@ -20,12 +20,10 @@ def kind_of(config: Union[AnyConfig, ModuleConfig]) -> str:
 
 
 def to_json(config: Union[AnyConfig, ModuleConfig]) -> Dict[str, Any]:
-    """Return a description as JSON values, "kind" first, with defaults except OMITTED_IF_NONE."""
+    """Return a description as JSON values, "kind" first, with defaults except OMITTED."""
     values = msgspec.json.decode(msgspec.json.encode(config))
-    for key in OMITTED_IF_NONE:
-        if values.get(key, ...) is None:
-            del values[key]
-    return {"kind": kind_of(config), **values}
+    kept = {key: value for key, value in values.items() if value or key not in OMITTED}
+    return {"kind": kind_of(config), **kept}
 
 
 def from_json(values: Mapping[str, Any]) -> AnyConfig:

@@ -36,9 +36,9 @@ def from_pretrained(
             tokenizer.json and the files in models.checkpoint.TOKENIZER_FILES are copied into
             artefacts if they exist. Or a GGUF file, whose name ends in .gguf, which holds all of
             these. A folder of sentence-transformers (models/sentence_transformers.py) gives a
-            model with the second output sentence_embedding; one with a task head that
-            models/task_heads.py knows, the second output logits. Decoders with a second output
-            have no cache.
+            model with the second output sentence_embedding; one for scores of a sequence, the
+            second output logits. Decoders with a second output have no cache. One with another
+            head of models/task_heads.py gives logits alone.
         max_positions: number of positions, for the range 0 .. max_positions - 1; None for
             max_position_embeddings of the config.
         part: for a model with encoder and decoder (T5, BART), "encoder" for the encoder
@@ -56,8 +56,7 @@ def from_pretrained(
     folder, sentences = sentence_transformers.opened(Path(path), head and part is None)
     with opened(folder) as checkpoint, enough_memory("checkpoint"), torch.no_grad():
         values = checkpoint.config
-        reads_out = head and (sentences is not None or task_heads.reads_head(values))
-        kind = by_transformers.kind_of(values, head and not reads_out)
+        kind = by_transformers.kind_of(values, head and sentences is None)
         if part not in (None, "encoder", "decoder"):
             raise refusal("checkpoint", "part encoder or decoder", repr(part), "change part")
         model = by_transformers.load(kind, checkpoint, part)
@@ -69,16 +68,13 @@ def from_pretrained(
             rule = "max_positions to be an integer above 0"
             raise refusal("checkpoint", rule, repr(max_positions), "correct it")
         model.choose_factors(lengths)
-        decodes = model.head and model.causal
-        model.text = _text(checkpoint.files, values, model.vocabulary, decodes, part)
-        if model.causal and head and not kind.head:  # encoders give hidden states, as left_out says
-            rule = f"a base model, or one for {', '.join(by_transformers.EACH)}"
+        model.text = _text(checkpoint.files, values, model.vocabulary, model.decodes, part)
+        if sentences is not None:
+            sentence_transformers.attach(model, sentences)
+        elif model.causal and head and task_heads.left_out(model, values):
+            rule = f"a base model, or one for {', '.join(task_heads.HEADS)}"
             got = f"architectures {values.get('architectures')!r:.80}"
             raise refusal("checkpoint", rule, got, task_heads.WITHOUT)
-        if sentences is not None and head:
-            sentence_transformers.attach(model, sentences)
-        elif reads_out:
-            task_heads.attach(model, folder, values)
     return model.eval()
 
 

@@ -22,15 +22,15 @@ from typing import (
     Union,
 )
 
+import torch
 from msgspec import Meta, Struct
 from torch import Tensor
 
 from posenc_export.models.by_transformers import Published
 from posenc_export.models.checkpoint import Checkpoint
-from posenc_export.models.config import Named, ReadoutConfig
+from posenc_export.models.config import ReadoutConfig
+from posenc_export.models.embedding_and_head import Text
 from posenc_export.models.folder_files import content
-from posenc_export.models.stack import Text
-from posenc_export.models.task_heads import put
 from posenc_export.shared.foreign import json_of, typed
 from posenc_export.shared.refusal import refusal
 from posenc_export.shared.suggestion import suggestion
@@ -58,7 +58,7 @@ OLDER = {
 }
 SIZES = {"word_embedding_dimension", "embedding_dimension"}
 POOLING_KEYS = {*OLDER, *SIZES, "pooling_mode", "include_prompt"}
-ACTIVATIONS = {"Tanh": "tanh", "ReLU": "relu", "GELU": "gelu", "SiLU": "silu", "Identity": None}
+ACTIVATIONS = ("Tanh", "ReLU", "GELU", "SiLU", "Identity")
 EMBEDDING = "sentence_embedding"
 WHERE, AGAIN, ANOTHER = "sentence-transformers", "download the folder again", "export another model"
 LONGEST = 2**31 - 1  # tokens of a text
@@ -123,11 +123,11 @@ class TokenizerConfig(Struct):
     truncation_side: Optional[Literal["left", "right"]] = None
 
 
-class Dense(Struct):
+class DenseConfig(Struct):
     """The config of Dense."""
 
+    in_features: Length
     out_features: Length
-    in_features: Any = None
     bias: bool = True
     activation_function: str = "torch.nn.modules.activation.Tanh"
     module_input_name: Optional[str] = None
@@ -156,14 +156,41 @@ class TokenizerFile(Struct):
     normalizer: Optional[Normalizer] = None
 
 
+class Dense(torch.nn.Module):
+    """activation(W x + b)."""
+
+    def __init__(self, config: DenseConfig, activation: str) -> None:
+        super().__init__()
+        self.linear = torch.nn.Linear(config.in_features, config.out_features, config.bias)
+        self.activation: torch.nn.Module = getattr(torch.nn, activation)()
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x [B,S,inputs] to [B,S,N]."""
+        y: Tensor = self.activation(self.linear(x))
+        return y
+
+
+class Normalize(torch.nn.Module):
+    """x / max(|x|, 1e-12)."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x [B,S,N] to the same shape."""
+        return torch.nn.functional.normalize(x, dim=-1)
+
+
 @dataclass(frozen=True)
 class Sentences:
     """What a sentence-transformers folder adds to its encoder."""
 
-    readout: ReadoutConfig  # pooling and the layers after it
-    weights: Mapping[str, Tensor]  # tensors of the dense layers, by name in the module Readout
+    pooling: Tuple[str, ...]
+    layers: List[torch.nn.Module]  # after the pooling
     text: TextSettings
     files: Mapping[str, bytes]  # files to copy, by name
+
+    def described(self) -> Dict[str, Any]:
+        """Return the description of the readout without its size."""
+        layers = tuple(type(layer).__name__ for layer in self.layers)
+        return {"output": EMBEDDING, "pooling": self.pooling, "layers": layers}
 
 
 def opened(folder: Path, whole: bool) -> Tuple[Path, Optional[Sentences]]:
@@ -183,17 +210,14 @@ def read(folder: Path) -> Sentences:
     if kind != "Pooling":
         raise refusal(WHERE, f"Pooling after Transformer in {MODULES}", kind, ANOTHER)
     names = _pooling(place)
-    layers: List[Named] = []
-    weights: Dict[str, Tensor] = {}
+    layers: List[torch.nn.Module] = []
     for kind, place in others:
         if kind == "Dense":
-            layer, tensors = _dense(place)
-            weights |= {f"layers.{len(layers)}.{name}": part for name, part in tensors.items()}
-            layers.append(layer)
+            layers.append(_dense(place))
         elif kind == "Normalize":
             if (place / "config.json").is_file():
                 _check_keys("Normalize", _json(place / "config.json"), ())
-            layers.append({"name": "normalize"})
+            layers.append(Normalize())
         elif kind != "Dropout":  # which does nothing in inference
             rule = "modules Pooling, Dense and Normalize after the encoder"
             raise refusal(WHERE, rule, kind, f"remove it, or {ANOTHER}")
@@ -202,17 +226,22 @@ def read(folder: Path) -> Sentences:
     prompts = folder / PROMPTS
     files = {PROMPTS: content(prompts)} if prompts.exists() else {}
     _check_keys(PROMPTS, _json(prompts) if files else {}, PROMPT_KEYS)
-    config = ReadoutConfig(output=EMBEDDING, pooling=names, layers=tuple(layers))
-    return Sentences(config, weights, text, files)
+    return Sentences(names, layers, text, files)
 
 
 def attach(model: Published, sentences: Sentences) -> None:
     """Add the readout to its model, and let the tokenizer cut text to the maximal length.
     ValueError: dense layers do not fit the width.
     """
-    put(model, sentences.readout, sentences.weights)
-    text = model.text
-    positions = model.max_positions
+    size, layers = model.width * len(sentences.pooling), sentences.layers
+    for layer in layers:
+        if isinstance(layer, Dense) and layer.linear.in_features != size:
+            got = f"one for {layer.linear.in_features}"
+            raise refusal(WHERE, f"a Dense layer for {size} numbers", got, AGAIN)
+        size = layer.linear.out_features if isinstance(layer, Dense) else size
+    model.after = torch.nn.Sequential(*layers) if layers else None
+    model.readout = ReadoutConfig(size=size, **sentences.described())
+    text, positions = model.text, model.max_positions
     assert positions is not None  # given for a whole model
     name, settings = "tokenizer_config.json", sentences.text
     values = json_of(WHERE, name, text.files.get(name, b"{}"), AGAIN)
@@ -323,8 +352,8 @@ def _pooling(place: Path) -> Tuple[str, ...]:
     return tuple(POOLINGS[name] for name in names)
 
 
-def _dense(place: Path) -> Tuple[Named, Dict[str, Tensor]]:
-    config = _typed(place / "config.json", Dense)
+def _dense(place: Path) -> Dense:
+    config = _typed(place / "config.json", DenseConfig)
     ends = {config.module_input_name or EMBEDDING, config.module_output_name or EMBEDDING}
     path = config.activation_function
     package, _, name = path.rpartition(".")
@@ -334,10 +363,12 @@ def _dense(place: Path) -> Tuple[Named, Dict[str, Tensor]]:
     if ends != {EMBEDDING} or config.use_residual:
         rule = f"Dense from and to {EMBEDDING} without use_residual"
         raise refusal(WHERE, rule, sorted(ends), ANOTHER)
-    with Checkpoint(place) as checkpoint:
+    with Checkpoint(place) as checkpoint, torch.device("meta"):
+        layer = Dense(config, name)
+        checkpoint.check({name: tuple(one.shape) for name, one in layer.named_parameters()})
         tensors = {name: checkpoint.tensor(name).clone() for name in checkpoint.names()}
-    layer = {"name": "dense", "size": config.out_features, "bias": config.bias}
-    return {**layer, "activation": ACTIVATIONS[name]}, tensors
+    layer.load_state_dict(tensors, assign=True)
+    return layer
 
 
 def _limit(most: Any) -> Optional[int]:

@@ -11,11 +11,10 @@ from posenc_export import encodings, ops
 from posenc_export.encodings.shared.base import Geometry, PositionEncoding
 from posenc_export.encodings.shared.combined import coordinates_of
 from posenc_export.models.attention import check_direction, check_places
-from posenc_export.models.config import ReadoutConfig, StackConfig
+from posenc_export.models.config import StackConfig
 from posenc_export.models.embedding_and_head import Head, Text, Tokens
 from posenc_export.models.layer import Layer, shared_masks
 from posenc_export.models.parts import build
-from posenc_export.models.parts.readout import Readout, pooling
 from posenc_export.models.whole_pass import check_dtype, whole_pass
 from posenc_export.shared.refusal import refusal
 
@@ -52,7 +51,6 @@ class Stack(torch.nn.Module):
         self.layers = torch.nn.ModuleList(Layer(config.width, *pair) for pair in pairs)
         self.norm = build("norm", config.norm or {"name": "none"}, width)
         self.head = self._build_head()
-        self.readout = readout(config.readout, width, self.tokens.embedding.weight)
         self.masks, self.mask_of = shared_masks(kinds, built)
         self.embed_states = len(self.token_encoding.embed_states())
         self.layer_states = [len(attention.states()) for attention in self.attentions()]
@@ -91,8 +89,7 @@ class Stack(torch.nn.Module):
         logits_index: Optional[Tensor] = None,
     ) -> Tuple[Tensor, List[Tensor]]:
         """x and segments [B,S] int64, other inputs as for AttentionBlock.forward, to logits
-        [B,S,V] or hidden states [B,S,E], and new states. A model with a readout, which has no
-        states, returns [readout] in their place.
+        [B,S,V] or hidden states [B,S,E], and new states.
 
         Args:
             states: states of the token encoding, then of each layer.
@@ -114,8 +111,6 @@ class Stack(torch.nn.Module):
         if logits_index is not None:
             x = ops.select_tokens(x, logits_index)  # [B,R,E]
         x = self.norm(x)
-        if self.readout is not None:
-            present = present + [self.readout(x, positions)]
         return self.head(x), present  # [B,R,V]
 
     @torch.jit.unused
@@ -144,28 +139,6 @@ class Stack(torch.nn.Module):
         if isinstance(self.head, torch.nn.Identity):
             return rows
         return np.asarray(self.head.exact(rows))  # type: ignore[operator]
-
-
-def readout(
-    config: Optional[ReadoutConfig], width: int, table: Optional[Tensor]
-) -> Optional[Readout]:
-    """Build the readout of a model of a width, or return None if it has none. table: of tokens,
-    which a tied layer shares. ValueError: an unknown part, or a tied layer of another shape.
-    """
-    if config is None:
-        return None
-    size, layers = width * max(len(config.pooling), 1), []
-    for spec in config.layers:
-        layers.append(build("readout", spec, size))
-        size = spec.get("size", size)
-        if spec.get("tied"):
-            linear = layers[-1].linear
-            if table is None or table.shape != linear.weight.shape:
-                got = "no table" if table is None else f"a table {list(table.shape)}"
-                rule = f"a token table {list(linear.weight.shape)} for a tied layer of readout"
-                raise refusal("config", rule, got, "set tied to false")
-            linear.weight = table
-    return Readout([pooling(name) for name in config.pooling], layers)
 
 
 def _encodings(config: StackConfig) -> List[PositionEncoding]:

@@ -1,119 +1,105 @@
-"""Task heads as the readout `logits`, by `architectures` of config.json."""
+"""Heads of transformers' classes, by `architectures` of config.json.
 
-from pathlib import Path
-from typing import Any, Dict, List, Mapping, Optional, Tuple
+A head for language, masked tokens, labels of tokens or answers acts on each token, and the class is
+read as a whole. One for scores of a sequence acts on one vector, a token or the mean of all: the
+base model is read, and the head after a pooling.
+"""
+
+import re
+from typing import Any, Mapping, Optional, Tuple
 
 import torch
 from torch import Tensor
 
-from posenc_export.models import masked_heads
-from posenc_export.models.by_transformers import MASKED, Published, task_of
-from posenc_export.models.checkpoint import Checkpoint
-from posenc_export.models.config import Named, ReadoutConfig
-from posenc_export.models.stack import readout
+from posenc_export.models.config import StackConfig
+from posenc_export.models.parts.readout import POOLINGS
 from posenc_export.shared.refusal import refusal
 
-# For each linear layer, its tensor name without .weight and .bias, and the key of its activation or
-# an activation.
-Linears = List[Tuple[str, Optional[str]]]
-# The layers of a readout, and their tensors by name.
-Layers = Tuple[Tuple[Named, ...], Dict[str, Tensor]]
-OUTPUT, SCORES = "logits", "SequenceClassification"
-LIKE_ROBERTA: Linears = [("classifier.dense", "tanh"), ("classifier.out_proj", None)]
-# By model_type, the linear layers after the first token of a sequence.
-SEQUENCE: Dict[str, Linears] = {
-    "bert": [("bert.pooler.dense", "tanh"), ("classifier", None)],
-    **dict.fromkeys(("roberta", "xlm-roberta", "camembert", "mpnet"), LIKE_ROBERTA),
-    "electra": [("classifier.dense", "gelu"), ("classifier.out_proj", None)],
-    "distilbert": [("pre_classifier", "relu"), ("classifier", None)],
-    "deberta-v2": [("pooler.dense", "pooler_hidden_act"), ("classifier", None)],
-}
-EACH_TOKEN = (*SEQUENCE, "roformer")  # model types with one linear layer for each token
-TASKS: Dict[str, Dict[str, Linears]] = {
-    SCORES: SEQUENCE,
-    "TokenClassification": {name: [("classifier", None)] for name in EACH_TOKEN},
-    "QuestionAnswering": {name: [("qa_outputs", None)] for name in EACH_TOKEN},
-}
+LANGUAGE = ("CausalLM", "ConditionalGeneration")
+SCORES, ANSWERS, LABELS = "SequenceClassification", "QuestionAnswering", "TokenClassification"
+EACH = (*LANGUAGE, "MaskedLM", LABELS, ANSWERS)  # tasks with logits for each token
+HEADS = (*EACH, SCORES)
 WITHOUT = "give --no-head, or head=False, for hidden states"
+TRIED = 6  # tokens that show how hidden states are pooled
 
 
-def attach(model: Published, folder: Path, config: Mapping[str, Any]) -> None:
-    """Add the head that config.json names to its model; `left_out` names others. ValueError: its
-    tensors are missing or do not fit each other, an unknown activation.
+def architecture(config: Mapping[str, Any]) -> str:
+    """Return the first of `architectures`, or an empty text."""
+    named = config.get("architectures")
+    first = named[0] if isinstance(named, list) and named else ""
+    return first if isinstance(first, str) else ""
+
+
+def task_of(name: str) -> str:
+    """Return the task in the name of a class, such as SequenceClassification, or an empty text."""
+    task = re.search(r"For([A-Z]\w*)$", name)  # RoFormer also contains For
+    return task[1] if task else ""
+
+
+def labels_of(config: Any, task: str) -> Tuple[str, ...]:
+    """Return the names of the logits by a configuration of transformers; none for token ids."""
+    if task == ANSWERS:
+        return ("start", "end")
+    return tuple(config.id2label.values()) if task in (SCORES, LABELS) else ()
+
+
+class Hidden(tuple):
+    """Outputs of a base model: hidden states, and what its pooler makes of them; all else None."""
+
+    def __getattr__(self, name: str) -> Any:
+        return dict(zip(("last_hidden_state", "pooler_output"), self, strict=True)).get(name)
+
+
+class Given(torch.nn.Module):
+    """In place of a base model: its input embeddings are its hidden states."""
+
+    def __init__(self, pooler: Optional[torch.nn.Module]) -> None:
+        super().__init__()
+        self.pooler = pooler
+
+    def forward(self, *arguments: Any, **named: Any) -> Hidden:
+        """Return the argument [B,S,E], and what the pooler makes of it."""
+        given = (*arguments, *named.values())
+        x = next(value for value in given if isinstance(value, Tensor) and value.dim() == 3)
+        return Hidden((x, None if self.pooler is None else self.pooler(x)))
+
+
+class Scores(torch.nn.Module):
+    """What a class of transformers does after its base model, which it loses."""
+
+    def __init__(self, model: Any) -> None:
+        super().__init__()
+        setattr(model, model.base_model_prefix, Given(getattr(model.base_model, "pooler", None)))
+        self.model = model
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Each hidden state [B,S,E] as a sequence of its own, to [B,S,N]."""
+        logits: Tensor = self.model(inputs_embeds=x.reshape(-1, 1, x.size(2))).logits
+        return logits.reshape(x.size(0), x.size(1), -1)
+
+
+def scores_of(model: Any, vocabulary: int) -> Optional[Tuple[torch.nn.Module, str]]:
+    """Take the head, [B,S,E] to [B,S,N], from a class of transformers for scores of a sequence, and
+    say which pooling of hidden states it reads. Return None if it reads more. vocabulary: number of
+    token ids.
     """
-    task, kind = task_of(config), str(config.get("model_type"))
-    if left_out(model, config) is None or not reads_head(config):
-        return
-    with Checkpoint(folder, config) as checkpoint:
-        if task == MASKED:
-            table = _table(model)
-            assert table is not None
-            layers, tensors = masked_heads.read(checkpoint, config, table)
-        else:
-            layers, tensors = _linears(checkpoint, config, TASKS[task][kind])
-    pooling = ("cls",) if task == SCORES else ()
-    labels = () if task == MASKED else _labels(task, config, layers[-1]["size"])
-    put(model, ReadoutConfig(output=OUTPUT, pooling=pooling, layers=layers, labels=labels), tensors)
-
-
-def _linears(checkpoint: Checkpoint, config: Mapping[str, Any], linears: Linears) -> Layers:
-    stored, kinds = set(checkpoint.names()), ("weight", "bias")
-    wanted = [f"{name}.{kind}" for name, _ in linears for kind in kinds]
-    if missing := [name for name in wanted if name not in stored]:
-        rule = f"the tensors of the head that architectures names, {', '.join(wanted)}"
-        raise refusal("checkpoint", rule, f"no {missing[0]}", masked_heads.WITHOUT)
-    layers: List[Named] = []
-    tensors: Dict[str, Tensor] = {}
-    for index, (name, activation) in enumerate(linears):
-        for kind in kinds:
-            tensor = checkpoint.tensor(f"{name}.{kind}").clone()
-            tensors[f"layers.{index}.linear.{kind}"] = tensor
-        ours = None if activation is None else masked_heads.activation_of(config, activation)
-        layers.append({"name": "dense", "size": tensor.size(0), "activation": ours})
-    return tuple(layers), tensors
-
-
-def reads_head(config: Mapping[str, Any]) -> bool:
-    """Return whether `attach` reads the head that an encoder's config.json names."""
-    of_type = masked_heads.HEADS if task_of(config) == MASKED else TASKS.get(task_of(config), {})
-    return str(config.get("model_type")) in of_type
-
-
-def put(model: Published, description: ReadoutConfig, tensors: Mapping[str, Tensor]) -> None:
-    """Give a model a readout with these tensors, by name of its parameters. ValueError: tensors
-    are missing, unknown or have another shape.
-    """
-    built = readout(description, model.width, _table(model))
-    assert built is not None
-    wanted = {name: tuple(parameter.shape) for name, parameter in built.named_parameters()}
-    named = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
-    if wanted != named:
-        rule = f"layers after width {model.width} with the tensors {wanted}"
-        raise refusal("checkpoint", rule, named, "download the checkpoint again")
+    padding, base = model.config.get_text_config().pad_token_id, model.base_model
+    ids = torch.tensor([[id for id in range(vocabulary) if id != padding][:TRIED]])
     with torch.no_grad():
-        for name, parameter in built.named_parameters():
-            if not torch.equal(parameter, tensors[name]):  # a tied one may be mapped from a file
-                parameter.copy_(tensors[name])
-    model.readout = description, built.eval()
+        expected, x = model(input_ids=ids).logits, base(input_ids=ids).last_hidden_state
+        shape, places = (x.size(2), expected.size(1)), torch.arange(1, x.size(1) + 1)[None]
+        linear = [part for part in model.children() if isinstance(part, torch.nn.Linear)]
+        heads = [one for one in linear if (one.in_features, one.out_features) == shape]
+        for head in (*heads, Scores(model)):  # decoders have such a layer alone
+            for pooling in ("cls", "last", "mean"):
+                scores = head(POOLINGS[pooling]()(x, places)[:, None])[:, 0]
+                if torch.allclose(scores, expected, rtol=1e-4, atol=1e-5):
+                    return head, pooling
+    return None
 
 
-def _table(model: Published) -> Optional[Tensor]:
-    """Return the token table of a model."""
-    table: Optional[Tensor] = model.model.get_input_embeddings().weight
-    return table
-
-
-def left_out(model: Published, config: Mapping[str, Any]) -> Optional[str]:
-    """Return the task whose head a model with hidden states as only output lacks, or None."""
-    return None if model.head or model.readout else task_of(config) or None
-
-
-def _labels(task: str, config: Mapping[str, Any], size: int) -> Tuple[str, ...]:
-    """Return id2label in the order of ids, if complete; start and end for question answering."""
-    if task == "QuestionAnswering":
-        return ("start", "end") if size == 2 else ()
-    by_id = config.get("id2label")
-    names = {str(key): value for key, value in by_id.items()} if isinstance(by_id, dict) else {}
-    named = [names.get(str(index)) for index in range(size)]
-    labels = tuple(name for name in named if isinstance(name, str))
-    return labels if len(labels) == size else ()
+def left_out(model: Any, values: Mapping[str, Any]) -> Optional[str]:
+    """Return the task by config.json whose head a model with hidden states as only output lacks,
+    or None. model: as by_transformers.Published.
+    """
+    return None if model.head or model.readout else task_of(architecture(values)) or None

@@ -23,7 +23,7 @@ from posenc_export.runtime.artefact.graph_inputs import AFTER_TOKENS, INPUTS, me
 from posenc_export.runtime.artefact.summary import summary
 from posenc_export.shared.numerics import worst_error
 from tests.clients.running import printed
-from tests.models.readouts import labels, sentences
+from tests.models.readouts import sources
 from tests.tiny import block, decoder, encoder
 from tests.traces import exported
 
@@ -153,14 +153,17 @@ def test_a_program_for_products_of_bytes_sets_what_they_need(tmp_path: Path) -> 
 def test_the_program_for_a_sentence_encoder_prints_the_embedding_of_ids(
     tmp_path: Path, capsys: pytest.CaptureFixture
 ) -> None:
-    folder = exported(tmp_path / "a", sentences("learned", "mean"), "onnx", signature="mask")
+    folder = exported(tmp_path / "a", sources("mean"), "onnx", signature="mask")
     wanted = load(folder, provider="cpu").session().read_out(np.array([[5, 6, 7]]))
     _python(folder)["main"](folder, "5", "6", "7")
     assert np.allclose(np.array(capsys.readouterr().out.split(), float), [3, *wanted[0]], atol=1e-5)
 
 
 def test_the_program_for_labels_of_tokens_gives_the_second_output(tmp_path: Path) -> None:
-    folder, tokens = exported(tmp_path / "a", labels("learned"), "onnx"), np.array([[5, 6, 7]])
+    folder, tokens = (
+        exported(tmp_path / "a", sources(after="labels"), "onnx"),
+        np.array([[5, 6, 7]]),
+    )
     client = _python(folder)
     output, _ = client["call"](client["load"](folder), {}, tokens, 0)
     wanted = load(folder, provider="cpu").session().read_out(tokens)

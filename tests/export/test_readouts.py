@@ -8,13 +8,10 @@ import torch
 from torch import Tensor
 
 from posenc_export.export import TARGETS, VerificationError, export
-from posenc_export.models.parts.readout import POOLINGS, Mean
-from posenc_export.models.presets import seeded
+from posenc_export.models.parts.readout import POOLINGS, Mean, Readout
 from posenc_export.runtime import load, verify
 from posenc_export.runtime.artefact import manifest as manifests
-from tests.models.readouts import labels, sentences
-from tests.tiny import encoder
-from tests.traces import sources
+from tests.models.readouts import encoder, sources
 
 QUICK = ("onnx", "ort", "torchscript")  # others have a graph of these or a separate trace
 EACH = [
@@ -32,7 +29,7 @@ READ_OUTS = ("at once", "padding", "ragged rows")
 
 @pytest.mark.parametrize("target", EACH)
 def test_the_grid_proves_a_pooled_output_on_every_target(target: str, tmp_path: Path) -> None:
-    model = sources(sentences("learned", *POOLINGS))
+    model = sources(*POOLINGS, after="tanh")
     manifest = export(model, target, tmp_path / "artefact", verify="quick")
     assert [(value.name, value.axes) for value in manifest.outputs[1:]] == [
         ("sentence_embedding", ("batch_size", 7))
@@ -47,7 +44,7 @@ def test_the_grid_proves_a_pooled_output_on_every_target(target: str, tmp_path: 
 def test_an_artefact_proves_its_second_output_without_its_module(
     target: str, tmp_path: Path
 ) -> None:
-    export(sources(labels("learned")), target, tmp_path / "artefact", "mask", verify="quick")
+    export(sources(after="labels"), target, tmp_path / "artefact", "mask", verify="quick")
     proof = verify(tmp_path / "artefact")
     assert proof["passed"] and "batch 1, start 0: logits, padding" in proof["cells"]
 
@@ -64,19 +61,19 @@ def test_a_pooling_that_reads_padding_is_caught(
 ) -> None:
     monkeypatch.setitem(POOLINGS, "mean", MeanWithPadding)
     with pytest.raises(VerificationError, match="sentence_embedding, (padding|ragged rows)"):
-        export(seeded(sentences("learned", "mean")), "torchscript", tmp_path / "artefact")
+        export(encoder("mean"), "torchscript", tmp_path / "artefact", verify="quick")
 
 
 def test_outputs_for_each_token_are_zero_at_padding(tmp_path: Path) -> None:
-    export(sources(labels("learned")), "ort", tmp_path / "artefact", verify=False)
+    export(sources(after="labels"), "ort", tmp_path / "artefact", verify=False)
     session, ids = load(tmp_path / "artefact").session(), np.arange(6)
     read = session.read_out([ids, ids[:4]])
     assert read.shape == (2, 6, 3) and not read[1, 4:].any() and np.abs(read[1, :4]).min() > 0
 
 
 def test_read_out_needs_a_second_output_and_a_token_in_every_row(tmp_path: Path) -> None:
-    export(sources(encoder("learned")), "torchscript", tmp_path / "plain", verify=False)
-    export(sources(sentences("learned", "mean")), "torchscript", tmp_path / "pooled", verify=False)
+    export(sources(), "torchscript", tmp_path / "plain", verify=False)
+    export(sources("mean"), "torchscript", tmp_path / "pooled", verify=False)
     with pytest.raises(ValueError, match="expected a model with a second output"):
         load(tmp_path / "plain").session().read_out(np.arange(3)[None])
     with pytest.raises(ValueError, match="expected at least one token in every row"):
@@ -84,7 +81,7 @@ def test_read_out_needs_a_second_output_and_a_token_in_every_row(tmp_path: Path)
 
 
 def test_a_second_output_without_a_description_is_refused(tmp_path: Path) -> None:
-    manifest = export(sources(labels("learned")), "ort", tmp_path / "artefact", verify=False)
+    manifest = export(sources(after="labels"), "ort", tmp_path / "artefact", verify=False)
     config = {key: value for key, value in manifest.config.items() if key != "readout"}
     manifests.write(manifest.replace(config=config), tmp_path / "artefact")
     with pytest.raises(
@@ -96,12 +93,11 @@ def test_a_second_output_without_a_description_is_refused(tmp_path: Path) -> Non
 
 def test_half_precision_pools_in_float32() -> None:
     x = torch.full((1, 4096, 1), 100.0, dtype=torch.float16)
-    model = seeded(sentences("learned", "mean", layers=()))
-    assert model.readout(x, torch.arange(4096)[None]).item() == 100.0
+    assert Readout([Mean()])(x, torch.arange(4096)[None]).item() == 100.0
 
 
 def test_a_readout_is_compared_in_float32_if_activations_are_rounded(tmp_path: Path) -> None:
-    model = sources(sentences("learned", "mean"))
+    model = sources("mean", after="tanh")
     manifest = export(model, "ort", tmp_path / "artefact", weights="int8", verify="quick")
     result = manifest.certificate
     assert result is not None and result["passed"] and result["tolerance"] < 1e-4
@@ -113,6 +109,5 @@ def test_a_readout_is_compared_in_float32_if_activations_are_rounded(tmp_path: P
 def test_an_encoder_in_half_precision_proves_its_hidden_states_without_its_module(
     tmp_path: Path,
 ) -> None:
-    model = sources(encoder("learned"))
-    export(model, "onnx", tmp_path / "artefact", dtype="float16", verify="quick")
+    export(sources(), "onnx", tmp_path / "artefact", dtype="float16", verify="quick")
     assert verify(tmp_path / "artefact")["passed"]

@@ -27,6 +27,10 @@ from tests.tiny import decoder
 
 IDS = torch.randint(3, 61, (3, 14), generator=torch.Generator().manual_seed(0))
 NAMES = ("llama", "llama with biases", "mistral", "mistral with a window")
+PAIRS = [
+    *((name, "SequenceClassification") for name in ("llama", "mistral with a window")),
+    *(("mistral", "TokenClassification"), ("llama", "QuestionAnswering")),
+]
 
 
 def _saved(name: str, kind: str, folder: Path) -> Any:
@@ -73,8 +77,30 @@ def test_hidden_states_of_a_decoder_equal_those_of_transformers(
         assert _close(session.step(IDS[:, place].numpy()), states[:, place])
 
 
-def test_a_decoder_without_head_is_proved_in_its_artefact(tmp_path: Path) -> None:
-    _saved("mistral with a window", "AutoModel", tmp_path)
+@pytest.mark.parametrize(("name", "task"), PAIRS)
+def test_scores_of_a_decoder_equal_those_of_transformers(
+    name: str, task: str, tmp_path: Path
+) -> None:
+    peer = _saved(name, f"AutoModelFor{task}", tmp_path)
+    session = eager_session(from_pretrained(tmp_path))
+    answers, scores = task == "QuestionAnswering", task == "SequenceClassification"
+    assert session.manifest.config["labels"] == (
+        ["start", "end"] if answers else ["good", "bad", "neither"]
+    )
+    assert bool(session.manifest.states) != scores
+    for ids, mask, positions in _padded():
+        outputs = _called(peer, ids, mask, positions)
+        logits = outputs.start_logits if answers else outputs.logits
+        expected = torch.stack((logits, outputs.end_logits), 2) if answers else logits
+        session.reset()
+        read = (session.read_out if scores else session.prefill)(ids.numpy(), attention_mask=mask)
+        seen = slice(None) if scores else mask == 1
+        assert _close(read[seen], expected.numpy()[seen])
+
+
+@pytest.mark.parametrize("kind", ["AutoModel", "AutoModelForSequenceClassification"])
+def test_a_decoder_without_head_is_proved_in_its_artefact(kind: str, tmp_path: Path) -> None:
+    _saved("mistral with a window", kind, tmp_path)
     manifest = export(from_pretrained(tmp_path), "ort", tmp_path / "artefact")
     assert manifest.certificate is not None and manifest.certificate["passed"]
     assert [value.name for value in manifest.outputs] == ["last_hidden_state"] and manifest.states

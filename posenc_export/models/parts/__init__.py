@@ -8,7 +8,6 @@ from posenc_export.models.parts import norms, residuals, visibility
 from posenc_export.models.parts.mlps import Gated, Plain
 from posenc_export.models.parts.norms import NORMS, Identity
 from posenc_export.models.parts.projections import Grouped
-from posenc_export.models.parts.readout import Dense, Normalize
 from posenc_export.shared import registry
 from posenc_export.shared.registry import Spec
 
@@ -24,7 +23,6 @@ PARTS: Dict[str, Dict[str, Type[Any]]] = {
         "near": visibility.BidirectionalWindow,
     },
     "mlp": {"plain": Plain, "gated": Gated},
-    "readout": {"dense": Dense, "normalize": Normalize, "norm": NORMS["layer"]},
     "residual": {
         "pre": residuals.PreNorm,
         "post": residuals.PostNorm,

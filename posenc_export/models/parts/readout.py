@@ -1,19 +1,14 @@
-"""Parts of a readout: pooling of the hidden states of a sequence (Reimers and Gurevych 2019,
-Sentence-BERT, 3), and the layers after it.
+"""Readouts: pooling of the hidden states of a sequence (Reimers and Gurevych 2019, Sentence-BERT,
+3), and what follows it.
 
 Poolings see the tokens of a row wherever its padding is. They compute in float32.
 """
 
-from typing import Any, List, Optional, Sequence
+from typing import Any, List, Sequence
 
 import numpy as np
 import torch
 from torch import Tensor
-
-from posenc_export.models.parts.activations import activation as activation_of
-from posenc_export.models.parts.float64 import linear
-from posenc_export.models.parts.norms import Identity
-from posenc_export.shared.suggestion import check_name
 
 
 class Mean(torch.nn.Module):
@@ -83,57 +78,19 @@ class Last(torch.nn.Module):
         return x[-1]
 
 
-class Dense(torch.nn.Module):
-    """activation(W x + b), of `width` entries to `size`. `stack.readout` sets W, if it is tied."""
-
-    def __init__(
-        self,
-        width: int,
-        size: int,
-        bias: bool = True,
-        activation: Optional[str] = None,
-        tied: bool = False,
-    ) -> None:
-        super().__init__()
-        self.linear = torch.nn.Linear(width, size, bias=bias)
-        self.activation: Any = Identity(size) if activation is None else activation_of(activation)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """x [B,S,width] to [B,S,size]."""
-        return self.activation(self.linear(x))
-
-    def exact(self, x: np.ndarray) -> np.ndarray:
-        """x [n,width] to [n,size], float64."""
-        return np.asarray(self.activation.exact(linear(self.linear, x)))
-
-
-class Normalize(torch.nn.Module):
-    """x / max(|x|, 1e-12)."""
-
-    def __init__(self, width: int) -> None:
-        super().__init__()
-
-    def forward(self, x: Tensor) -> Tensor:
-        """x [B,S,width] to the same shape."""
-        wide = x.float()
-        return (wide / wide.square().sum(-1, keepdim=True).sqrt().clamp(min=1e-12)).to(x.dtype)
-
-    def exact(self, x: np.ndarray) -> np.ndarray:
-        """x [n,width] to the same shape, float64."""
-        return x / np.maximum(np.linalg.norm(x, axis=-1, keepdims=True), 1e-12)
-
-
 class Readout(torch.nn.Module):
     """A second output, computed from hidden states: poolings, whose results are concatenated, then
-    layers. Without a pooling there is an output for each token.
+    what follows them. Without a pooling there is an output for each token.
+
+    Args:
+        pooling: poolings, or none.
+        after: a model without caches that was read, [B,S,E] to [B,S,N]; None for pooling alone.
     """
 
-    def __init__(
-        self, pooling: Sequence[torch.nn.Module], layers: Sequence[torch.nn.Module]
-    ) -> None:
+    def __init__(self, pooling: Sequence[torch.nn.Module], after: Any = None) -> None:
         super().__init__()
-        self.pooled = len(pooling) > 0
-        self.pooling, self.layers = torch.nn.ModuleList(pooling), torch.nn.ModuleList(layers)
+        self.pooled, self.pooling = len(pooling) > 0, torch.nn.ModuleList(pooling)
+        self.after = after
 
     def forward(self, x: Tensor, positions: Tensor) -> Tensor:
         """x [B,S,E], positions [B,S] with -1 at padding, to [B,N], or [B,S,N] without pooling."""
@@ -144,19 +101,25 @@ class Readout(torch.nn.Module):
             reduced: List[Tensor] = []
             for pool in self.pooling:
                 reduced.append(pool(wide, counted))
-            # [B,1,E]: layers and their quantized forms read tokens.
-            x = torch.cat(reduced, 1).to(x.dtype).unsqueeze(1)
-        for layer in self.layers:
-            x = layer(x)
+            x, positions = torch.cat(reduced, 1).to(x.dtype).unsqueeze(1), positions[:, :1]
+        if self.after is not None:
+            x, _ = self.after(x, positions, positions, positions, positions[:, 0], [])
         return x.squeeze(1) if self.pooled else x
 
+    @torch.jit.unused
+    def in_dtype(self, dtype: torch.dtype) -> "Readout":
+        """Return the readout for hidden states in a dtype."""
+        after = None if self.after is None else self.after.in_dtype(dtype)
+        return Readout([*self.pooling], after)
+
+    @torch.jit.unused
     def exact(self, x: np.ndarray) -> np.ndarray:
         """Compute the hidden states of a row [n,E] to [N], or [n,N] without pooling, float64."""
         if self.pooled:
             pooled: List[Any] = list(self.pooling)
             x = np.concatenate([pool.exact(x) for pool in pooled])[None]
-        for layer in self.layers:
-            x = layer.exact(x)  # type: ignore[operator]
+        if self.after is not None:
+            x = self.after.exact(x, range(len(x)), ())
         return x[0] if self.pooled else x
 
 
@@ -168,9 +131,3 @@ POOLINGS = {
     "cls": First,
     "last": Last,
 }
-
-
-def pooling(name: str) -> torch.nn.Module:
-    """Build a pooling by name. ValueError: an unknown one."""
-    check_name("readout: expected pooling", name, POOLINGS)
-    return POOLINGS[name]()

@@ -52,10 +52,12 @@ def _output(manifest: Manifest, tokens: Dict[str, Any]) -> Value:
         "block": ("output", width),
         "module": ("output", config.get("outputs")),
     }[manifest.kind]
-    if manifest.decodes and manifest.outputs[0].name == "logits":
-        name = "logits"  # earlier modules give logits as output
-    if manifest.kind == "module" and manifest.outputs[0].name in (HIDDEN, KEYS_AND_VALUES):
-        name = manifest.outputs[0].name  # of a checkpoint
+    if manifest.kind == "module" and manifest.outputs[0].name in (
+        "logits",
+        HIDDEN,
+        KEYS_AND_VALUES,
+    ):
+        name = manifest.outputs[0].name
     if manifest.kind == "encoder" and isinstance(key_values, dict):
         name, size = KEYS_AND_VALUES, key_values.get("size")
     rule = "whole numbers for the sizes of the model in config"
