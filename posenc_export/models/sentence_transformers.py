@@ -365,8 +365,13 @@ def _dense(place: Path) -> Dense:
         raise refusal(WHERE, rule, sorted(ends), ANOTHER)
     with Checkpoint(place) as checkpoint, torch.device("meta"):
         layer = Dense(config, name)
-        checkpoint.check({name: tuple(one.shape) for name, one in layer.named_parameters()})
-        tensors = {name: checkpoint.tensor(name).clone() for name in checkpoint.names()}
+        wanted, names = dict(layer.named_parameters()), set(checkpoint.names())
+        checkpoint.check_names(wanted.keys() - names, names - wanted.keys(), len(wanted))
+        tensors = {name: checkpoint.tensor(name).clone() for name in names}
+    for name, tensor in tensors.items():
+        if tensor.shape != wanted[name].shape:
+            rule = f"{name} of Dense with shape {list(wanted[name].shape)}"
+            raise refusal(WHERE, rule, list(tensor.shape), AGAIN)
     layer.load_state_dict(tensors, assign=True)
     return layer
 

@@ -11,9 +11,7 @@ from typing import Any, Mapping, Optional, Tuple
 import torch
 from torch import Tensor
 
-from posenc_export.models.config import StackConfig
 from posenc_export.models.parts.readout import POOLINGS
-from posenc_export.shared.refusal import refusal
 
 LANGUAGE = ("CausalLM", "ConditionalGeneration")
 SCORES, ANSWERS, LABELS = "SequenceClassification", "QuestionAnswering", "TokenClassification"

@@ -114,8 +114,7 @@ class Reader:
 
 
 class Speculator:
-    """Reads the rows of a session, with drafts if it passes `check_speculate`.
-    """
+    """Reads the rows of a session, with drafts if it passes `check_speculate`."""
 
     def __init__(self, session: Any) -> None:
         self._session = session
