@@ -87,7 +87,6 @@ MEANINGS = {
     "token_type_ids": ("segments, 0 everywhere", "token_type_ids|segment_ids|token_types"),
     "logits_to_keep": ("0 for the outputs of all tokens", "(num_)?logits_to_keep"),
     "logits_index": ("columns of the tokens whose outputs are returned: all", "logits_index"),
-    "row_order": ("rows whose caches the rows of the call continue: the same", "beam_idx"),
     UNREAD: ("anything: an output repeats it, and nothing else reads it", "$."),
 }
 

@@ -138,7 +138,6 @@ class ForeignCall:
             "total_length": ((), lambda i: T),
             "use_cache_branch": ((), lambda i: P > 0),
             "logits_to_keep": ((), lambda i: 0),
-            "row_order": ((B,), lambda i: i[0]),
         }
         if meaning not in known or meaning == "attention_mask" and rank != 2:
             open_axes = [B, S, *(z3.Int(str(axis)) for axis in value.axes[2:])]

@@ -288,7 +288,6 @@ def feeds_of(
         "token_type_ids": np.zeros(valid.shape, np.int64),
         "logits_to_keep": np.array(0),
         "logits_index": np.broadcast_to(np.arange(new), valid.shape),
-        "row_order": np.arange(len(valid)),
         UNREAD: np.array(0),
         "position_ids": positions,
         "input_ids": tokens,

@@ -1,7 +1,6 @@
 """Pictures of encodings, drawn from their float64 oracles."""
 
 import dataclasses
-import functools
 from typing import Any, List, Mapping, Tuple
 
 import numpy as np
@@ -15,13 +14,11 @@ from posenc_export.encodings.shared.base import Geometry, Oracle
 from posenc_export.encodings.shared.combined import overrides
 from posenc_export.encodings.shared.rotary import Rotary
 from posenc_export.encodings.shared.rotary_grid import RotaryGrid
-from posenc_export.encodings.sinusoidal import Sinusoidal
 from posenc_export.shared.refusal import refusal
 
 WIDTH, HEADS, RANGE, LONGEST = 64, 8, 1024, 1 << 16
 LETTERS = 40  # of a parameter in a title
 ACROSS = 2  # panels beside each other
-SHARES = (0, 1 / 8, 1 / 4, 1 / 2)  # entries of a sinusoid with a line, as shares of the width
 SAME = 8  # times as many tokens are drawn as get something else than the token before
 
 
@@ -133,10 +130,4 @@ def _of_tokens(scene: Scene) -> List[Panel]:
     if type(encoding.oracle()).embed_rows is Oracle.embed_rows:  # tokens depend on no other token
         title = "inner products of positions, normalised"
         drawn.append((title, lambda axes, _: waves.inner_products(axes, rows)))
-    if isinstance(encoding, Sinusoidal):
-        entries = [int(share * scene.geometry.width) for share in SHARES]
-        title = "single entries, by position"
-        drawn.append((title, lambda axes, _: waves.components(axes, rows, entries)))
-        paint = functools.partial(waves.by_base, entry=entries[2])
-        drawn.append((f"entry {entries[2]}, by position and base", paint))
     return drawn

@@ -1,6 +1,6 @@
 """Panels of rotations and sinusoids: wavelengths, bounds, fast and slow pairs."""
 
-from typing import Any, Dict, List, Mapping, NamedTuple, Sequence
+from typing import Any, Dict, Mapping, NamedTuple, Sequence
 
 import numpy as np
 
@@ -10,7 +10,6 @@ from posenc_export.encodings.shared.base import Geometry, PositionEncoding
 # Palette for colour-blind readers (Okabe and Ito 2008).
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00", "#444444", "#8c510a")
 THETAS = (10000.0, 500000.0)  # Su et al. 2021; Llama 3
-BASES = (100.0, 10000.0, 1000000.0)
 AXES: Dict[int, Sequence[str]] = {2: ("row", "column"), 3: ("time", "height", "width")}
 MARKERS = "os^Dv<>P"
 
@@ -136,23 +135,3 @@ def inner_products(axes: Any, rows: np.ndarray) -> None:
         axes.plot(distances, cosines, color=color, linewidth=width, label=str(position))
     labels(axes, "distance", "cosine")
     legend(axes, "position")
-
-
-def components(axes: Any, rows: np.ndarray, entries: List[int]) -> None:
-    """Draw some entries of the rows [n,E] by position."""
-    for color, entry in zip(COLOURS, entries, strict=False):
-        axes.plot(rows[:, entry], color=color, linewidth=1, label=str(entry))
-    labels(axes, "position")
-    legend(axes, "entry")
-
-
-def by_base(axes: Any, scene: Scene, entry: int) -> None:
-    """Draw one entry of a sinusoid for several bases."""
-    asked = float(scene.spec.get("base", BASES[1]))
-    for color, base in zip(COLOURS, sorted({asked, *BASES}), strict=False):
-        oracle = encodings.build({**scene.spec, "base": base}, scene.geometry).oracle()
-        token = np.zeros(scene.geometry.width)
-        values = [oracle.embed(token, position)[entry] for position in range(scene.positions)]
-        axes.plot(values, color=color, linewidth=1, label=f"{base:g}")
-    labels(axes, "position")
-    legend(axes, "base")

@@ -23,7 +23,7 @@ OUTPUTS: Ports = {
 }
 # Further inputs that have a meaning.
 FURTHER = ("inputs_embeds", "past_length", "seqlens_k", "total_sequence_length", "use_cache_branch",
-           "cache_position", "token_type_ids", "logits_to_keep", "beam_idx", "unknown")  # fmt: skip
+           "cache_position", "token_type_ids", "logits_to_keep", "unknown")  # fmt: skip
 DTYPES = ("FLOAT", "FLOAT16", "BFLOAT16", "DOUBLE", "INT64", "INT32", "UINT8", "BOOL", "STRING",
           "COMPLEX64", "FLOAT8E4M3FN", "INT4")  # fmt: skip
 AXES = {

@@ -82,17 +82,6 @@ def test_inner_products_of_a_sinusoid_are_the_same_curve_at_every_position() -> 
     )
 
 
-def test_an_entry_of_a_sinusoid_is_drawn_at_every_base() -> None:
-    from posenc_export.catalogue.plots import View, draw
-
-    axes = _panel(draw({"name": "sinusoidal", "base": 300.0}, View(positions=8)), "base")
-    expected = {base: math.sin(5 * base ** (-16 / 64)) for base in (100.0, 300.0, 1e4, 1e6)}
-    results = {float(line.get_label()): line.get_ydata()[5] for line in axes.lines}
-    assert results.keys() == expected.keys() and all(
-        abs(results[base] - expected[base]) <= tolerance("float32", 1, 1) for base in expected
-    )
-
-
 @pytest.mark.parametrize(("name", "count"), [("mrope", [8, 12, 12]), ("rope_axial", [16, 16])])
 def test_rotations_of_grids_show_the_pairs_of_each_axis(name: str, count: List[int]) -> None:
     from posenc_export.catalogue.plots import View, draw
