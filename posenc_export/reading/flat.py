@@ -1,14 +1,17 @@
 """One graph of torch.fx for the calls of a module, which every target reads."""
 
+import re
 import warnings
 from typing import Any, Dict, List, Mapping, Optional, Tuple
 
 import torch
 from torch import Tensor, library
 from torch.fx import Graph, GraphModule, Node
+from torch.utils._pytree import tree_map
 
 from posenc_export import ops
 from posenc_export.ops import experts, scores
+from posenc_export.ops.graph import semantic_graph
 from posenc_export.reading.calls import Calls, empty_memory
 from posenc_export.reading.lengths import Call
 from posenc_export.reading.refused import Refused
@@ -23,62 +26,36 @@ LIBRARY = "posenc_reading"
 VMAP = {torch._C._functorch._add_batch_dim, torch._functorch.predispatch._add_batch_dim}
 
 
-SCHEMAS = {  # of stand-ins of operations, which are only traced
-    "append": "(Tensor past, Tensor new, Tensor write_index, Tensor key_positions)",
-    "attention_mask": "(Tensor positions, Tensor key_positions, Tensor? bias, Tensor like,"
-    " int before, int after, int chunk)",
-    "attend": "(Tensor q, Tensor keys, Tensor values, Tensor mask, Tensor? content, float scale,"
-    " float softcap, Tensor? sinks)",
-    "rotate_pairs": "(Tensor x, Tensor positions, Tensor cos, Tensor sin, bool interleaved,"
-    " bool linear)",
-    "distances": "(Tensor q_positions, Tensor k_positions)",
-    "select_tokens": "(Tensor x, Tensor index)",
-    "passed": "(Tensor x)",
-    "gated_delta": "(Tensor q, Tensor k, Tensor v, Tensor decay, Tensor? rate, Tensor state)",
-}
-for _name, _schema in SCHEMAS.items():
-    _results = "(Tensor, Tensor)" if _name == "gated_delta" else "Tensor"
-    library.define(f"{LIBRARY}::{_name}", f"{_schema} -> {_results}")
+# Each has a stand-in, an operator of a trace.
+STANDING = (
+    "append", "attention_mask", "attend", "rotate_pairs", "distances", "select_tokens", "passed",
+    "gated_delta",
+)  # fmt: skip
+DEFAULT = r"=[^,)]*"  # a trace leaves out arguments that are equal to a default
 _OF = getattr(torch.ops, LIBRARY)
-OPERATIONS: Dict[Any, Any] = {getattr(_OF, name).default: getattr(ops, name) for name in SCHEMAS}
+
+
+def _stand_in(name: str) -> Any:
+    """Define the operator that stands for an operation, with the shapes of its semantic node."""
+    operation = getattr(ops, name)
+    schema = re.sub(DEFAULT, "", library.infer_schema(operation, mutates_args=()))
+    if name == "append":
+        schema = schema.replace(")", ", Tensor key_positions)", 1)
+
+    def fake(*given: Any) -> Any:
+        if name == "append":  # all slots, of which a semantic node has those that are full
+            past, *_, key_positions = given
+            return past.new_empty(*past.shape[:2], key_positions.shape[1], past.shape[3])
+        with semantic_graph():
+            return tree_map(lambda y: y.new_empty(y.shape), operation(*given))
+
+    library.define(f"{LIBRARY}::{name}", schema)
+    library.register_fake(f"{LIBRARY}::{name}", fake)
+    return getattr(_OF, name).default
+
+
+OPERATIONS: Dict[Any, Any] = {_stand_in(name): getattr(ops, name) for name in STANDING}
 OPERATIONS |= {experts.RUN: ops.weighted_experts, scores.SUFFIX_SUM: ops.suffix_sum}
-
-
-@library.register_fake(f"{LIBRARY}::append")
-def _(past: Tensor, new: Tensor, write_index: Tensor, key_positions: Tensor) -> Tensor:
-    return past.new_empty(past.shape[0], past.shape[1], key_positions.shape[1], past.shape[3])
-
-
-@library.register_fake(f"{LIBRARY}::attention_mask")
-def _(q: Tensor, k: Tensor, bias: Optional[Tensor], like: Tensor, *limits: int) -> Tensor:
-    heads = 1 if bias is None else bias.shape[1]
-    return like.new_empty(q.shape[0], heads, q.shape[1], k.shape[1])
-
-
-@library.register_fake(f"{LIBRARY}::attend")
-def _(q: Tensor, keys: Tensor, values: Tensor, mask: Tensor, *more: Any) -> Tensor:
-    return q.new_empty(q.shape[0], q.shape[1], q.shape[2] * values.shape[3])
-
-
-@library.register_fake(f"{LIBRARY}::passed")
-@library.register_fake(f"{LIBRARY}::rotate_pairs")
-def _(x: Tensor, *more: Any) -> Tensor:
-    return x.new_empty(x.shape)
-
-
-@library.register_fake(f"{LIBRARY}::distances")
-def _(q_positions: Tensor, k_positions: Tensor) -> Tensor:
-    return torch.empty(q_positions.shape[0], 1, q_positions.shape[1], k_positions.shape[1])
-
-
-@library.register_fake(f"{LIBRARY}::select_tokens")
-def _(x: Tensor, index: Tensor) -> Tensor:
-    return x.new_empty(x.shape[0], index.shape[1], x.shape[2])
-
-
-@library.register_fake(f"{LIBRARY}::gated_delta")
-def _(q: Tensor, k: Tensor, v: Tensor, *more: Any) -> Tuple[Tensor, Tensor]:
-    return v.new_empty(v.shape), more[-1].new_empty(more[-1].shape)
 
 
 class StandIns:
@@ -88,17 +65,15 @@ class StandIns:
         key_positions: [B,T]; a cache has as many slots.
     """
 
-    attention_mask, distances = staticmethod(_OF.attention_mask), staticmethod(_OF.distances)
-    attend, select_tokens = staticmethod(_OF.attend), staticmethod(_OF.select_tokens)
-    rotate_pairs, gated_delta = staticmethod(_OF.rotate_pairs), staticmethod(_OF.gated_delta)
-    passed = staticmethod(_OF.passed)
-
     def __init__(self, key_positions: Tensor) -> None:
         self.key_positions = key_positions
 
-    def append(self, past: Tensor, new: Tensor, write_index: Tensor) -> Tensor:
+    def __getattr__(self, name: str) -> Any:
+        return getattr(_OF, name)
+
+    def append(self, *given: Tensor) -> Tensor:
         """Stand for ops.append."""
-        result: Tensor = _OF.append(past, new, write_index, self.key_positions)
+        result: Tensor = _OF.append(*given, self.key_positions)
         return result
 
 
