@@ -23,7 +23,7 @@ def scale_of(config: AttentionConfig, encoding: PositionEncoding) -> float:
 
 class Attention(torch.nn.Module):
     """Grouped-query attention: project, rotate, append to the cache, attend, project. Bidirectional
-    attention has no cache, nor has causal attention whose `sees` says so.
+    attention has no cache.
 
     Args:
         width: model width E.
@@ -32,7 +32,7 @@ class Attention(torch.nn.Module):
 
     Raises:
         ValueError: the encoding computes scores itself, and the config has a scale, softcap or
-            sinks; it keeps a state, and there is no cache.
+            sinks.
     """
 
     sinks: Optional[Tensor]
@@ -48,12 +48,8 @@ class Attention(torch.nn.Module):
         self.heads, self.kv_heads, self.head_size = config.heads, config.kv_heads, config.head_size
         self.given_scale = config.scale
         self.scale = scale_of(config, encoding)
-        self.softcap, self.cached, self.encoding = config.softcap or 0.0, config.cached, encoding
+        self.softcap, self.cached, self.encoding = config.softcap or 0.0, config.causal, encoding
         self.kept = len(encoding.layer_states())
-        if self.kept and config.causal and not config.cached:
-            names = ", ".join(spec["name"] for spec in config.encodings)
-            rule = f"a cache for {names}, which keeps a state between calls"
-            raise refusal("attention", rule, "none", "leave cache out of sees")
         self.visibility = build("sees", config.sees)
         self.projection = build(
             "projection", config.projection, width, config.heads, config.kv_heads, config.head_size

@@ -43,9 +43,8 @@ class AttentionConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
         kv_heads: number of key and value heads K, a divisor of H.
         head_size: head size D.
         encodings: encodings of queries, keys and scores, in the order in which they are applied.
-        sees: which keys a query attends to. "causal", "window" and "chunk" use a cache, unless
-            they have "cache": false. Without one, as with "both" and "near", every call is a whole
-            sequence.
+        sees: which keys a query attends to. "causal", "window" and "chunk" use a cache. With
+            "both" and "near", every call is a whole sequence.
         projection: from hidden states to queries, keys and values, and from attention outputs to
             hidden states.
         head_norm: norm of projected queries and keys.
@@ -57,8 +56,7 @@ class AttentionConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
 
     Raises:
         ValueError: a size below 1, heads not divisible by kv_heads, an unknown mechanism, a
-            scale or softcap that is not a finite number above 0, no cache with a recurrent
-            mechanism.
+            scale or softcap that is not a finite number above 0.
     """
 
     heads: int
@@ -81,19 +79,11 @@ class AttentionConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
         check(divisible, "heads to be divisible by kv_heads", got, "change one of them")
         choices = f"mechanism to be one of {', '.join(MECHANISMS)}"
         check(self.mechanism in MECHANISMS, choices, repr(self.mechanism), "choose one of these")
-        whole = self.cached or not self.causal or self.mechanism == "softmax"
-        rule = "mechanism to be softmax without a cache"
-        check(whole, rule, self.mechanism, "leave cache out of sees")
 
     @property
     def causal(self) -> bool:
         """Whether no query attends to later tokens, so that keys can be cached between calls."""
         return self.sees.get("name") not in ("both", "near")
-
-    @property
-    def cached(self) -> bool:
-        """Whether keys are kept between calls."""
-        return self.causal and bool(self.sees.get("cache", True))
 
     def geometry(self, width: int, max_positions: int) -> Geometry:
         """Return the sizes that encodings are built from, for a model of this width and range."""

@@ -9,7 +9,7 @@ named as in parts/__init__.py, encodings as in encodings/__init__.py.
  "order": ["layer", "layer"], "norm": {"name": "rms"}, "head": {"tied": true}}
 """
 
-from typing import Any, Dict, Optional, Tuple, Union
+from typing import Dict, Optional, Tuple, Union
 
 import msgspec
 
@@ -96,11 +96,6 @@ class LayerConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     attention: AttentionConfig
     mlp: Named
 
-    def with_attention(self, **changes: Any) -> "LayerConfig":
-        """Return the layer with changed fields of its attention."""
-        changed = msgspec.structs.replace(self.attention, **changes)
-        return msgspec.structs.replace(self, attention=changed)
-
 
 class HeadConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """The output head: hidden states to logits.
@@ -158,8 +153,7 @@ class StackConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
 
     Raises:
         ValueError: a size below 1, names in `order` that differ from those in `layers`, causal and
-            bidirectional layers in one model, layers with a cache and without in one model, a head
-            without layers.
+            bidirectional layers in one model, a head without layers.
     """
 
     width: int
@@ -179,8 +173,6 @@ class StackConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
         remedy = "describe them as two models"
         directions = {attention.causal for attention in self.attentions}
         check(len(directions) < 2, "all layers to be causal or none", "both", remedy)
-        whole = self.cached and not all(attention.cached for attention in self.attentions)
-        check(not whole, "all layers to have a cache or none", "both", remedy)
         remedy = "add layers, or leave it out"
         check(bool(self.order) or self.head is None, "layers before a head", "none", remedy)
 
@@ -197,7 +189,7 @@ class StackConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     @property
     def cached(self) -> bool:
         """Whether layers keep keys between calls."""
-        return any(attention.cached for attention in self.attentions)
+        return any(attention.causal for attention in self.attentions)
 
     @property
     def token_geometry(self) -> Geometry:

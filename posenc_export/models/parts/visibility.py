@@ -16,9 +16,6 @@ def _least(name: str, key: str, least: int, value: int, unit: str) -> int:
 class Visibility:
     """A rule for the keys of a query.
 
-    Args:
-        cache: whether keys are kept between calls (AttentionConfig.cached); the rule is the same.
-
     Attributes:
         before, after: number of positions before and after that of the query; -1 for all.
         chunk: number of positions in a chunk, outside of which no key is visible; 0 for no chunks.
@@ -26,8 +23,8 @@ class Visibility:
 
     before, after, chunk = -1, 0, 0
 
-    def __init__(self, cache: bool = True) -> None:
-        pass
+    def __init__(self) -> None:
+        """A rule without parameters."""
 
     @property
     def rule(self) -> str:
@@ -48,7 +45,7 @@ class Window(Visibility):
     Mistral, Gemma 2).
     """
 
-    def __init__(self, size: int, cache: bool = True) -> None:
+    def __init__(self, size: int) -> None:
         self.size = _least("window", "size", 1, size, "key")
         self.before = size - 1
 
@@ -59,7 +56,7 @@ class Window(Visibility):
 class Chunk(Visibility):
     """The keys up to that of the query in its chunk of `size` positions (Llama 4)."""
 
-    def __init__(self, size: int, cache: bool = True) -> None:
+    def __init__(self, size: int) -> None:
         self.chunk = _least("chunk", "size", 1, size, "position")
 
     def edges(self) -> List[Edge]:
