@@ -42,9 +42,6 @@ def check_threads(threads: Any) -> None:
 def check_name(name: str, manifest: Manifest) -> None:
     """Raise ValueError if a provider does not exist or, by the manifest, lacks what it needs."""
     target = manifest.target
-    if name in ("openvino", "openvino-bf16"):
-        remedy = "`posenc inspect FOLDER --runtime openvino` prints a program that runs OpenVINO"
-        raise refusal("runtime", "a provider of this version", name, remedy)
     suggestion.check_name("runtime: expected provider", name, NAMES)
     if (manifest.in_torch or target == "ort-native") and name not in ("auto", "cpu"):
         remedy = "export target ort or onnx-static"

@@ -88,7 +88,7 @@ class Scenario:
     """A way to divide a case into calls, which must give the outputs of one full pass."""
 
     name: str  # in the certificate
-    # Of a session and `case`: drives it and yields pairs of actual and expected outputs
+    # Given a session and a Case, drives the session and yields pairs of actual and expected outputs
     run: Callable[..., Pairs]
     level: Level = Level.QUICK  # the smallest grid that has it
 

@@ -71,15 +71,6 @@ def test_a_graph_with_a_later_interface_is_refused(made: Dict[str, Path], tmp_pa
         load(later)
 
 
-def test_what_earlier_versions_ran_is_refused(made: Dict[str, Path], tmp_path: Path) -> None:
-    native = _changed(made["ort"], tmp_path / "native", _set("target", "aotinductor"))
-    with pytest.raises(ValueError, match="got aotinductor; give the pt2 artefact that it was"):
-        load(native)
-    for name in ("openvino", "openvino-bf16"):
-        with pytest.raises(ValueError, match=f"got {name}; `posenc inspect FOLDER --runtime"):
-            load(made["ort"], provider=name)
-
-
 def test_an_artefact_that_states_no_interface_is_read(
     made: Dict[str, Path], tmp_path: Path
 ) -> None:
