@@ -10,8 +10,6 @@ import os
 import pickle
 import shutil
 import struct
-import subprocess
-import sys
 import zipfile
 from pathlib import Path
 from typing import Any, Callable, Dict
@@ -19,9 +17,6 @@ from typing import Any, Callable, Dict
 import pytest
 import torch
 
-from posenc_export.export import export
-from posenc_export.models.presets import seeded
-from posenc_export.models.short_forms import block_config, decoder_config
 from posenc_export.runtime import load
 from posenc_export.runtime.artefact import archive, files, pt2_archive
 from posenc_export.runtime.artefact import manifest as manifests
@@ -329,55 +324,6 @@ def test_json_that_is_too_long_to_be_parsed_is_refused(
     monkeypatch.setattr(archive, "LONGEST", 1000)
     with pytest.raises(ValueError, match="expected 'archive/.*json' with at most 1000 bytes, got"):
         load(made["pt2"], provider="cpu")
-
-
-# Of a load relative to the file; torch reads checked entries of a program from memory.
-PEAKS = {"pt2": 2.3, "torchscript": 1.2}
-# A tiny artefact is loaded first, so that memory of libraries is not counted.
-PROGRAM_OF_PEAK = """
-import sys
-from pathlib import Path
-from posenc_export.runtime import load
-def memory(name):
-    return 1024 * int(Path("/proc/self/status").read_text().split(name + ":")[1].split()[0])
-tiny = load(sys.argv[1], provider="cpu")
-before = memory("VmRSS")
-Path("/proc/self/clear_refs").write_text("5")
-model = load(sys.argv[2], provider="cpu")
-print(memory("VmHWM") - before)
-"""
-
-
-@pytest.mark.skipif(
-    not Path("/proc/self/clear_refs").exists(), reason="the peak of a process is read from /proc"
-)
-@pytest.mark.exhaustive
-@pytest.mark.parametrize("target", PEAKS)
-def test_the_peak_of_a_load_is_that_of_the_file(
-    target: str, made: Dict[str, Path], tmp_path: Path
-) -> None:
-    config = decoder_config(
-        8192, 2, 3072, block_config(1024, 8, 64, kv_heads=4, encoding={"name": "rope"})
-    )
-    listed = export(seeded(config), target, tmp_path / "large", verify=False).files
-    program = [
-        sys.executable,
-        *"-W ignore -c".split(),
-        PROGRAM_OF_PEAK,
-        str(made[target]),
-        str(tmp_path / "large"),
-    ]
-    run = subprocess.run(
-        program,
-        check=True,
-        env={**os.environ, "PYTHONPATH": str(Path.cwd())},
-        capture_output=True,
-        text=True,
-    )
-    size = sum(file.bytes for file in listed.values())
-    assert size > 100 << 20 and int(run.stdout) <= PEAKS[target] * size, (
-        f"{int(run.stdout) / size:.2f} times the file of {size >> 20} MB"
-    )
 
 
 def test_a_written_archive_holds_no_pickle(made: Dict[str, Path]) -> None:
