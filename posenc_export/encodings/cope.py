@@ -47,9 +47,8 @@ class CoPE(PositionEncoding):
         states: List[Tensor],
     ) -> Tensor:
         """q [B,S,H,D], keys and values [B,K,T,D], mask [B,1 or H,S,T] to [B,S,H*D]."""
-        by_query = q.to(torch.float32)
-        rows = by_query.transpose(1, 2) @ self.table.to(torch.float32)
-        content = ops.rows_at_counts(scale * by_query, keys, mask, rows)
+        rows = q.to(torch.float32).transpose(1, 2) @ self.table.to(torch.float32)
+        content = ops.rows_at_counts(q, keys, mask, rows, scale)
         return ops.attend(q, keys, values, mask, content, scale)
 
     def edges(self) -> List[Edge]:

@@ -72,15 +72,14 @@ class DeBERTa(PositionEncoding):
         behind = (-ops.distances(positions, key_positions)).clamp(-self.reach, self.reach)
         place = (behind + self.reach).to(torch.int64)
         index = torch.nn.functional.embedding(place, self.of_distance.unsqueeze(1)).squeeze(4)
-        content: Optional[Tensor] = None
+        rows: Optional[Tensor] = None
         if self.of_keys is not None:
-            by_query = q.to(torch.float32).transpose(1, 2)  # [B,H,S,D]
+            by_query = (scale * q.to(torch.float32)).transpose(1, 2)  # [B,H,S,D]
             rows = by_query @ self.projected(self.of_keys.weight, self.of_keys.bias)
-            content = ops.pick(rows, index)
+        key_rows: Optional[Tensor] = None
         if self.of_queries is not None:
-            of_keys = ops.pick(states[0], index.transpose(2, 3)).transpose(2, 3)
-            content = of_keys if content is None else content + of_keys
-        content = None if content is None else scale * content
+            key_rows = states[0]
+        content = ops.pick(rows, index, key_rows, scale)
         return ops.attend(q, keys, values, mask, content, scale)
 
     def edges(self) -> List[Edge]:

@@ -54,15 +54,12 @@ class FoX(PositionEncoding):
         states: List[Tensor],
     ) -> Tensor:
         """As in PositionEncoding; states [log gates [B,H or 2H,T,1]]."""
-        logs = states[0].to(torch.float64).squeeze(3)  # [B,H or 2H,T]
         distances = ops.distances(positions, key_positions)
-        after = distances.gt(0).to(torch.float64).squeeze(1).transpose(1, 2)
-        # Sum after the key minus sum after the query.
-        between = ops.suffix_sum(logs.unsqueeze(2), False) - (logs @ after).unsqueeze(3)
+        between = ops.sums_between(states[0], distances)
         if not self.causal:
             is_later = distances.gt(0)
             between = torch.where(is_later, -between[:, self.heads :], between[:, : self.heads])
-        return ops.attend(q, keys, values, mask, between.to(torch.float32), scale)
+        return ops.attend(q, keys, values, mask, between, scale)
 
     def __init__(self, geometry: Geometry, remember: float = 3.0, scale: float = 1.0) -> None:
         super().__init__()

@@ -68,11 +68,11 @@ class Shaw(PositionEncoding):
         index = (clipped + self.left).to(torch.int64)  # [B,1,S,T]
         trained, of_values = self.keys, self.values
         table = self.waves.rows if trained is None else trained.to(torch.float32)
-        content = ops.pick((scale * q.to(torch.float32)).transpose(1, 2) @ table.t(), index)
+        rows = (scale * q.to(torch.float32)).transpose(1, 2) @ table.t()
+        key_rows: Optional[Tensor] = None
         if self.score == "query_key":
-            of_keys = (keys.to(torch.float32) @ table.t()).index_select(1, self.of_head)
-            picked = ops.pick(of_keys, index.transpose(2, 3)).transpose(2, 3)  # [B,H,S,T]
-            content = content + scale * picked
+            key_rows = (keys.to(torch.float32) @ table.t()).index_select(1, self.of_head)
+        content = ops.pick(rows, index, key_rows, scale)
         if not self.relative_values:
             return ops.attend(q, keys, values, mask, content, scale)
         y, weights = ops.attend_with_weights(q, keys, values, mask, content, scale)

@@ -61,8 +61,9 @@ class TransformerXL(PositionEncoding):
         states: List[Tensor],
     ) -> Tensor:
         """As in PositionEncoding, without states."""
-        by_head = (q.to(torch.float32) + self.v.to(torch.float32)).transpose(1, 2)
-        projected = by_head @ self.weight.to(torch.float32)
+        # Scaled here, since ONNX Runtime's product of a scaled operand packs no weight.
+        queries = scale * (q.to(torch.float32) + self.v.to(torch.float32))
+        projected = queries.transpose(1, 2) @ self.weight.to(torch.float32)
         relative = ops.wave_products(projected, positions, key_positions, self.waves.rows)
         if self.clamp > 0:
             behind, ahead = (projected @ self.ends.rows).split(1, dim=-1)
@@ -72,7 +73,7 @@ class TransformerXL(PositionEncoding):
                 behind,
                 torch.where(distances.gt(self.clamp), ahead, relative),
             )
-        return ops.attend((q + self.u.to(q.dtype)), keys, values, mask, scale * relative, scale)
+        return ops.attend((q + self.u.to(q.dtype)), keys, values, mask, relative, scale)
 
     def edges(self) -> List[Edge]:
         return [Edge(f"clamp {self.clamp}", self.clamp + 1)] if self.clamp else []

@@ -43,5 +43,6 @@ from posenc_export.ops.scores import (  # noqa: F401
     pick,
     rows_at_counts,
     suffix_sum,
+    sums_between,
     wave_products,
 )

@@ -211,7 +211,8 @@ class LayersOfRatio(Node):
 
 
 class Pick(Node):
-    rows, index = Input(), Input()
+    rows, index, key_rows = OptionalInput(), Input(), OptionalInput()
+    factor = Attribute(float)
 
 
 class CollectByDistance(Node):
@@ -224,9 +225,13 @@ class SuffixSum(Node):
     own = Attribute(bool)
 
 
+class SumsBetween(Node):
+    numbers, distances = Input(), Input()
+
+
 class RowsAtCounts(Node):
     q, keys, mask, rows = Input(), Input(), Input(), Input()
-    heads, kv_heads = Attribute(int), Attribute(int)
+    heads, kv_heads, scale = Attribute(int), Attribute(int), Attribute(float)
 
 
 class AttendTurnedKeys(Attend):

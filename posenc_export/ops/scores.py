@@ -1,5 +1,7 @@
 """Semantic operations for terms of scores: by distance, by position, and by counted keys."""
 
+from typing import Optional
+
 import torch
 from torch import Tensor, library
 
@@ -57,11 +59,25 @@ def layers_of_ratio(
     return torch.nn.functional.linear(inner, second, second_bias).permute(0, 3, 1, 2)
 
 
-def pick(rows: Tensor, index: Tensor) -> Tensor:
-    """Gather entries index [B,1 or H,S,T] int64 of the last axis of rows [B,H,S,R]: [B,H,S,T]."""
+def pick(
+    rows: Optional[Tensor],
+    index: Tensor,
+    key_rows: Optional[Tensor] = None,
+    factor: float = 1.0,
+) -> Tensor:
+    """Gather entries index [B,1 or H,S,T] int64 of the last axis of rows [B,H,S,R] of queries, and
+    add `factor` times those of key_rows [B,H,T,R] of keys: [B,H,S,T]. Either rows may be absent.
+    """
+    like = rows if rows is not None else key_rows
+    assert like is not None
     if not torch.jit.is_scripting() and emitting():
-        return graph.Pick.emit(rows, [*rows.shape[:3], index.size(3)], rows, index)
-    return rows.gather(-1, index.expand(-1, rows.size(1), -1, -1))
+        shape = [like.size(0), like.size(1), index.size(2), index.size(3)]
+        return graph.Pick.emit(like, shape, rows, index, key_rows, factor)
+    index = index.expand(-1, like.size(1), -1, -1)
+    if key_rows is None:
+        return like.gather(-1, index)
+    of_keys = factor * key_rows.gather(-1, index.transpose(2, 3)).transpose(2, 3)
+    return of_keys if rows is None else rows.gather(-1, index) + of_keys
 
 
 def collect_by_distance(
@@ -98,15 +114,32 @@ def _(x: Tensor, own: bool = True) -> Tensor:
     return torch.empty_like(x)
 
 
-def rows_at_counts(q: Tensor, keys: Tensor, mask: Tensor, rows: Tensor) -> Tensor:
-    """Interpolate rows [B,H,S,R] at the count of each key, which is the sum of sigmoid(q k) over
-    this and all later visible keys, at most R - 1: [B,H,S,T] float32. q [B,S,H,D], keys [B,K,T,D],
-    mask [B,1 or H,S,T].
+def sums_between(numbers: Tensor, distances: Tensor) -> Tensor:
+    """Sum numbers [B,N,T,1] of the keys after each key up to the query, by their distances
+    [B,1,S,T]: [B,N,S,T] float32. Computed in float64, so that the difference of two long sums is
+    exact in float32.
+    """
+    if not torch.jit.is_scripting() and emitting():
+        shape = [numbers.size(0), numbers.size(1), distances.size(2), distances.size(3)]
+        return graph.SumsBetween.emit(distances, shape, numbers, distances)
+    wide = numbers.to(torch.float64).squeeze(3)
+    after = distances.gt(0).to(torch.float64).squeeze(1).transpose(1, 2)  # [B,T,S]
+    # The sum after the key less the sum after the query.
+    between = suffix_sum(wide.unsqueeze(2), False) - (wide @ after).unsqueeze(3)
+    return between.to(torch.float32)
+
+
+def rows_at_counts(q: Tensor, keys: Tensor, mask: Tensor, rows: Tensor, scale: float) -> Tensor:
+    """Interpolate rows [B,H,S,R] at the count of each key, which is the sum of sigmoid(scale q k)
+    over this and all later visible keys, at most R - 1: [B,H,S,T] float32. q [B,S,H,D], keys
+    [B,K,T,D], mask [B,1 or H,S,T].
     """
     if not torch.jit.is_scripting() and emitting():
         shape, sizes = [*rows.shape[:3], keys.size(2)], (q.size(2), keys.size(1))
-        return graph.RowsAtCounts.emit(rows, shape, q, keys, mask, rows, *sizes)
-    gates = torch.sigmoid(products(q, keys)) * mask.gt(-1e30).to(torch.float32)
+        return graph.RowsAtCounts.emit(rows, shape, q, keys, mask, rows, *sizes, scale)
+    gates = torch.sigmoid(products(scale * q.to(torch.float32), keys)) * mask.gt(-1e30).to(
+        torch.float32
+    )
     # Kernels add float32 numbers in different orders; in float64 they agree on the row below a
     # count and on the fraction above it.
     counts = suffix_sum(gates.to(torch.float64)).clamp(0.0, rows.size(3) - 1.0)

@@ -1,11 +1,12 @@
 """Lowerings of content scores: products, gathering, sums from each key on, by distance."""
 
+import functools
 from typing import Tuple
 
 import onnx_ir as ir
 
 from posenc_export.export.targets import standard
-from posenc_export.export.targets.builder import Builder, size
+from posenc_export.export.targets.builder import DOUBLE, FLOAT, Builder, size
 from posenc_export.ops import graph
 
 # Keys of a block, for each query of a call: larger blocks rotate queries less often and copy more
@@ -81,8 +82,18 @@ def layers_of_ratio(op: Builder, node: graph.LayersOfRatio) -> ir.Value:
 
 
 def pick(op: Builder, node: graph.Pick) -> ir.Value:
-    """rows [B,H,S,R] at index [B,1 or H,S,T]: [B,H,S,T], as ops.pick."""
-    return op.GatherElements(node.rows, _for_every_head(op, node.index, node.rows), axis=-1)
+    """Entries of rows of queries, and of keys times a factor: [B,H,S,T], as ops.pick."""
+    terms = []
+    if node.rows is not None:
+        index = _for_every_head(op, node.index, node.rows)
+        terms.append(op.GatherElements(node.rows, index, axis=-1))
+    if node.key_rows is not None:
+        by_key = op.Transpose(node.index, perm=[0, 1, 3, 2])
+        index = _for_every_head(op, by_key, node.key_rows)
+        of_keys = op.GatherElements(node.key_rows, index, axis=-1)
+        by_query = op.Transpose(of_keys, perm=[0, 1, 3, 2])
+        terms.append(op.Mul(by_query, op.constant(node.factor, "float32")))
+    return functools.reduce(op.Add, terms)
 
 
 def _for_every_head(op: Builder, index: ir.Value, like: ir.Value) -> ir.Value:
@@ -90,6 +101,15 @@ def _for_every_head(op: Builder, index: ir.Value, like: ir.Value) -> ir.Value:
     known = like.shape is not None and isinstance(like.shape[1], int)
     heads = op.constant([size(like, 1)]) if known else op.Shape(like, start=1, end=2)
     return op.Expand(index, op.Concat(op.constant([1]), heads, [1, 1], axis=0))
+
+
+def sums_between(op: Builder, node: graph.SumsBetween) -> ir.Value:
+    """The sum after each key less the sum after the query, in float64, as ops.sums_between."""
+    numbers = op.Squeeze(op.Cast(node.numbers, to=DOUBLE), [3])
+    is_after = op.Cast(op.Greater(node.distances, op.constant(0, "float32")), to=DOUBLE)
+    after = op.MatMul(numbers, op.Transpose(op.Squeeze(is_after, [1]), perm=[0, 2, 1]))
+    sums = op.CumSum(op.Unsqueeze(numbers, [2]), -1, reverse=1, exclusive=1)
+    return op.Cast(op.Sub(sums, op.Unsqueeze(after, [3])), to=FLOAT)
 
 
 def suffix_sum(op: Builder, node: graph.SuffixSum) -> ir.Value:

@@ -66,11 +66,12 @@ def _columns(op: Builder, x: ir.Value, start: ir.Value, end: ir.Value) -> ir.Val
 
 
 def _gates(op: Builder, node: RowsAtCounts, keys: ir.Value, mask: ir.Value) -> ir.Value:
-    """Gates sigmoid(q k) [B,H,S,T] float32 of visible keys, 0 for others."""
+    """Gates sigmoid(scale q k) [B,H,S,T] float32 of visible keys, 0 for others."""
     # CUDA compares no bfloat16
     visible = op.Greater(standard.in_float(op, mask), op.constant(standard.LEAST, "float32"))
     queries = op.Shape(node.q, start=1, end=2)
-    gates = op.Sigmoid(standard.products_of(op, node, node.q, keys, queries))
+    q = op.Mul(standard.in_float(op, node.q), op.constant(node.scale, "float32"))
+    gates = op.Sigmoid(standard.products_of(op, node, q, keys, queries))
     return op.Mul(gates, op.Cast(visible, to=FLOAT))
 
 

@@ -2,12 +2,12 @@
 CachedAttention computes (packages/kernels).
 """
 
-from typing import List, Optional, Sequence, Tuple
+from typing import List, Optional, Sequence
 
 import onnx_ir as ir
 
 from posenc_export.export.targets import distance_tables, ort_slots
-from posenc_export.export.targets.builder import Builder, numbers_of, size
+from posenc_export.export.targets.builder import Builder, size
 from posenc_export.ops.graph import Attend, Mask, WaveProducts
 
 INPUTS = 2  # of the operator, for such products
@@ -18,14 +18,14 @@ BEYOND = 32
 
 def keys_of(op: Builder, node: Attend, mask: Mask, wide: int) -> Optional[List[Optional[ir.Value]]]:
     """Return the inputs distance_queries [B,H,S,wide] and distance_keys [H,n,wide] for the
-    content of a node; None if that is not a number times the products of projected queries with
-    sinusoids of the distances of the mask. wide: head size of cached keys.
+    content of a node; None if that is not the products of projected queries with sinusoids of the
+    distances of the mask. wide: head size of cached keys.
 
     The projection is a constant W_h [D,E] of each head. A query times W_h times the sinusoids R_d
     is the query times the key W_h R_d: D multiplications in place of E. Keys of every second
     distance are enough, because sinusoids with at most 1 radian per position can be interpolated.
     """
-    factor, waves = _factor(node.content)
+    waves = WaveProducts.of(node.content)
     product = None if waves is None else waves.q.producer()
     if waves is None or product is None or product.op_type != "MatMul":
         return None
@@ -38,8 +38,7 @@ def keys_of(op: Builder, node: Attend, mask: Mask, wide: int) -> Optional[List[O
     if not fits or not ort_slots.in_slots(op, waves.k_positions):
         return None
     of_head = op.Transpose(weight, perm=[0, 2, 1])
-    scaled = op.Mul(of_head, op.constant(factor, "float32"))
-    keys = op.MatMul(_sinusoids(op, waves.waves, count), scaled)
+    keys = op.MatMul(_sinusoids(op, waves.waves, count), of_head)
     missing, zero = wide - size(weight, 1), op.constant(0, "float32")
     if missing:
         q, keys = (op.Pad(value, [0, missing], zero, [-1]) for value in (q, keys))
@@ -66,14 +65,3 @@ def _sinusoids(op: Builder, waves: ir.Value, count: int) -> ir.Value:
     whole = op.Concat(sines, cosines, axis=1)  # distances -BEYOND .. count - 1 + BEYOND
     last = count - 1 + 2 * BEYOND
     return op.Slice(whole, [last - last % 2], [-last - 2], [0], [-2])
-
-
-def _factor(content: Optional[ir.Value]) -> Tuple[float, Optional[WaveProducts]]:
-    """Return the WaveProducts that a content is, times a constant number."""
-    product = None if content is None else content.producer()
-    if product is None or product.domain or product.op_type != "Mul":
-        return 1.0, WaveProducts.of(content)
-    for value, number in (product.inputs, product.inputs[::-1]):
-        if number is not None and number.const_value is not None and number.const_value.size == 1:
-            return float(numbers_of(number).reshape(())), WaveProducts.of(value)
-    return 1.0, None

@@ -61,7 +61,7 @@ def _inside(op: Builder, node: Attend, turns: List[ir.Value]) -> Optional[ir.Val
         return None
     pieces = None if by_distance else bias_pieces.pieces_of(op, mask)
     others = None if by_distance or pieces else mask.bias
-    content = None if keys else picked.rest if picked else node.content
+    content = None if keys or picked else node.content
     bias = ort_attention.sum_of(op, others, content)
     # GroupQueryAttention reads chunks from a bias, which such scores need anyway.
     if mask.chunk and bias is not None:

@@ -64,6 +64,7 @@ LOWERING: Tuple[Table, ...] = (
         graph.LayersOfRatio: content.layers_of_ratio,
         graph.Pick: content.pick,
         graph.SuffixSum: content.suffix_sum,
+        graph.SumsBetween: content.sums_between,
         graph.RowsAtCounts: counts.rows_at_counts,
         graph.CollectByDistance: content.collect_by_distance,
         graph.WeightedValues: standard.weighted_values,

@@ -68,7 +68,7 @@ class Native(Fused):
 # Nodes whose place an input of the operator may take.
 LATER = (
     *(graph.Distances, graph.LayersOfRatio, graph.Pick, graph.SuffixSum),
-    graph.WaveProducts,
+    *(graph.SumsBetween, graph.WaveProducts),
 )
 LOWERING: Tuple[Table, ...] = (
     {
