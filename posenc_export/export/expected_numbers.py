@@ -13,8 +13,7 @@ from posenc_export.runtime.artefact.manifest import Manifest
 from posenc_export.shared.numerics import LEVELS
 
 OF_SCALES = ".scale"  # ends the name of the scales of a cache in 8 bits
-# End names of tables by distance (targets/distance_tables.py): of biases, and of rows of a table.
-BY_DISTANCE, ROW_OF_DISTANCE = ".by_distance", ".row_of_distance"
+BY_DISTANCE = ".by_distance"  # ends the name of a table of biases (targets/distance_tables.py)
 Shape = Tuple[int, ...]
 Form = Callable[[np.ndarray, Shape], Optional[np.ndarray]]
 
@@ -94,21 +93,6 @@ class ExpectedNumbers:
                 own = {id(t) for t in (*encoding.parameters(), *encoding.buffers())}
                 self.seen |= {name for name, t in self.tensors.items() if id(t) in own}
                 return True
-        return False
-
-    def row_of_distance(self, rows: np.ndarray) -> bool:
-        """Return whether rows [range] stand together in a table of integers of an encoding, and the
-        last is that of all larger distances within the positions.
-        """
-        for name, tensor in self.tensors.items():
-            if tensor.dtype != torch.int64 or tensor.dim() != 1:
-                continue
-            table, count = tensor.numpy(), len(rows)
-            for first in range(len(table) - count + 1):
-                same = np.array_equal(table[first : first + count], rows)
-                if same and (table[first + count : first + self._most] == rows[-1]).all():
-                    self.seen.add(name)
-                    return True
         return False
 
 

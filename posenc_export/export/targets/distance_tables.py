@@ -11,7 +11,7 @@ from typing import Any, Dict, Optional, Sequence, Set
 import numpy as np
 import onnx_ir as ir
 
-from posenc_export.export.expected_numbers import BY_DISTANCE, ROW_OF_DISTANCE
+from posenc_export.export.expected_numbers import BY_DISTANCE
 from posenc_export.export.targets.builder import Builder
 from posenc_export.ops.graph import DOMAIN, Distances, Mask
 from posenc_export.runtime.graphs.onnx_parts import opened
@@ -54,7 +54,7 @@ def rows_of(op: Builder, mask: Mask, index: ir.Value) -> Optional[ir.Value]:
     rows = _table(op, index, 1, distances.sources)
     if rows is None:
         return None
-    return op.weight(f"{index.name}{ROW_OF_DISTANCE}", lambda: rows[0].astype(np.int32))
+    return op.weight(f"{index.name}.row_of_distance", lambda: rows[0].astype(np.int32))
 
 
 def at_distances(op: Builder, mask: Mask, value: ir.Value) -> Optional[ir.Value]:

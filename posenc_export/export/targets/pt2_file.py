@@ -10,7 +10,7 @@ from posenc_export.export.example_inputs import trace_inputs
 from posenc_export.export.input_writes import refuse_mutation, written_by
 from posenc_export.export.manifest_writer import Graph
 from posenc_export.export.signatures import wrap
-from posenc_export.export.targets.weight_layout import laid_out
+from posenc_export.export.targets.torchscript_file import laid_out
 from posenc_export.export.trace import Source
 from posenc_export.reading.tracing import short_traces
 from posenc_export.runtime.artefact import files, pt2_archive

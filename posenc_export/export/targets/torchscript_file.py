@@ -8,7 +8,6 @@ import torch
 
 from posenc_export.export.manifest_writer import Graph
 from posenc_export.export.signatures import wrap
-from posenc_export.export.targets.weight_layout import laid_out
 from posenc_export.export.trace import Source
 from posenc_export.runtime.artefact import files
 from posenc_export.runtime.artefact.archive import packed, read_entries
@@ -43,6 +42,18 @@ def _lay_out_weights(module: torch.jit.ScriptModule) -> None:
             use.user.kind() == "aten::linear" for use in weight.uses()
         ):
             weight.node().t_("value", laid_out(weight.toIValue()))
+
+
+def laid_out(weight: torch.Tensor) -> torch.Tensor:
+    """Return a weight [N,E] with the same values, contiguous along its longer axis.
+
+    A step multiplies each weight by one vector. Once the weights exceed the cache of a core, MKL
+    does this up to twice as fast if it reads long contiguous parts of memory (measured for N and E
+    of 256 to 4096); products of many tokens take the same time in both layouts.
+    """
+    if weight.size(0) < weight.size(1):
+        return weight
+    return weight.t().contiguous().t()
 
 
 def _normalised(archive: bytes) -> bytes:
