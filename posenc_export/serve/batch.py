@@ -26,7 +26,7 @@ class Row:
     def __init__(self, request: Request, manifest: Manifest, known: int = 0) -> None:
         self.request = request
         self.kept = known // BLOCK  # blocks of its tokens that were given to the prefixes
-        self.rules = generation.TokenRules(manifest.generation, np.array([len(request.prompt)]))
+        self.rules = generation.TokenRules(manifest.generation, len(request.prompt))
         # Tokens that were not fed yet: of the prompt, later the last generated one
         self.unread: Deque[int] = deque(request.prompt[known:])
         self.generated: List[int] = []
@@ -59,16 +59,16 @@ class Row:
         return [*echoed, self.next_token(logits)]
 
     def next_token(self, logits: np.ndarray) -> Token:
-        """Choose the next token from its logits [1,V]. The next step feeds it."""
+        """Choose the next token from its logits [V]. The next step feeds it."""
         request, allowed = self.request, self.rules.applied(logits, len(self.generated))
         sampling = generation.Sampling(request.temperature, request.top_k, request.top_p)
-        token = sampling.choose(allowed[0], self.random.random)
+        token = sampling.choose(allowed, self.random.random)
         self.generated.append(token)
         self.unread.append(token)
         ended = LENGTH if len(self.generated) == request.max_tokens else ""
         ended = STOP if token in request.stop_ids else ended
         count = request.logprobs
-        logprobs = () if count is None else log_probabilities(logits[0], token, count)
+        logprobs = () if count is None else log_probabilities(logits, token, count)
         return Token(request, token, ended, logprobs)
 
 
@@ -156,7 +156,7 @@ class Batch:
         if not running:
             return []
         logits = self._stepped(len(running) == len(self.rows))
-        tokens = [self.rows[i].next_token(logits[i : i + 1]) for i in running]
+        tokens = [self.rows[i].next_token(logits[i]) for i in running]
         for index in running:
             self._share(index)
         self._leave_ended(tokens)
@@ -229,7 +229,7 @@ class Batch:
         self._share(index)
         if row.scores:
             row.echo(logits)
-        return [] if row.unread else row.begun(logits[-1:])
+        return [] if row.unread else row.begun(logits[-1])
 
     def _share(self, index: int) -> None:
         """Keep the caches of what a row has read, if a block was filled."""

@@ -51,8 +51,8 @@ class PrefillArguments(NamedTuple):
     chunk: Optional[int] = None
     grid: Optional[np.ndarray] = None
     token_types: Optional[np.ndarray] = None
-    encoder: Optional[Inputs] = None
-    encoder_attention_mask: Optional[np.ndarray] = None
+    # encoder and encoder_attention_mask
+    encoded: Tuple[Optional[Inputs], Optional[np.ndarray]] = (None, None)
     logits_to_keep: Optional[int] = None
 
 
@@ -234,7 +234,7 @@ def encoder_outputs(
     listed in Manifest.encoder: MASK [B,Q] int64 first, then the keys and values [B,K,Q,D]. Raise
     ValueError for missing or unneeded ones, other rows, shapes or dtypes, and rows without tokens.
     """
-    encoder, attention_mask = passed.encoder, passed.encoder_attention_mask
+    encoder, attention_mask = passed.encoded
     if not manifest.encoder:
         if encoder is not None or attention_mask is not None:
             raise expected("no encoder for a model that reads none", "one", "leave it out")

@@ -4,7 +4,7 @@ forces, choose a token from the logits, feed it, and so on.
 
 import math
 from dataclasses import dataclass, replace
-from typing import Any, Callable, Generator, Iterator, List, Optional, Sequence, Union
+from typing import Any, Callable, Generator, Iterator, List, Optional, Sequence
 
 import numpy as np
 
@@ -56,27 +56,25 @@ def start_token(manifest: Manifest) -> int:
 
 
 class TokenRules:
-    """The rules for tokens after prompts of `lengths` tokens [B], from those of the artefact."""
+    """The rules for tokens after a prompt of `length` tokens, from those of the artefact."""
 
-    def __init__(self, known: Optional[Generation], lengths: np.ndarray) -> None:
+    def __init__(self, known: Optional[Generation], length: int) -> None:
         self._known = known
-        forces = known is not None and known.forced_first is not None
-        self._forced = (lengths == 1) & forces  # rows whose first token is forced
+        # Whether the first token is forced
+        self._forces = length == 1 and known is not None and known.forced_first is not None
 
-    def applied(
-        self, logits: np.ndarray, index: int, rows: Union[slice, Sequence[int]] = slice(None)
-    ) -> np.ndarray:
-        """Return logits [n,V] of some rows, after `index` tokens, with -inf for forbidden ones."""
+    def applied(self, logits: np.ndarray, index: int) -> np.ndarray:
+        """Return logits [V] after `index` tokens, with -inf for forbidden ones."""
         known = self._known
         if known is None:
             return logits
-        logits, forced = logits.copy(), self._forced[rows]
-        if index == 0 and forced.any():
-            logits[forced] = -math.inf
-            logits[forced, known.forced_first] = 0.0
-        logits[:, list(known.suppressed)] = -math.inf
-        if index < 2:  # rows whose first token that is not forced is this one
-            logits[np.ix_(forced == index, known.suppressed_first)] = -math.inf
+        logits = logits.copy()
+        if index == 0 and self._forces:
+            logits[:] = -math.inf
+            logits[known.forced_first] = 0.0
+        logits[list(known.suppressed)] = -math.inf
+        if index == int(self._forces):  # the first token that is not forced
+            logits[list(known.suppressed_first)] = -math.inf
         return logits
 
 
@@ -166,15 +164,16 @@ def generate(
     none: List[List[int]] = [[]] * first.rows
     earlier = none if before is None else _earlier(before, first.rows)
     logits = feed(session, first)
-    rules = TokenRules(manifest.generation, session.length)
+    lengths = session.length.tolist()
     prompt = none if first.prompt is None else first.prompt
     draws = Draws(np.random.default_rng(sampling.seed))
 
     def reader(row: int) -> Reader:
         """Return a reader that uses the random numbers of its row, whatever is drafted."""
+        rules = TokenRules(manifest.generation, lengths[row])
 
         def chosen(index: int, logits: np.ndarray) -> int:
-            allowed = rules.applied(logits[None], index, [row])[0]
+            allowed = rules.applied(logits, index)
             return sampling.choose(allowed, lambda: draws.random(index * first.rows + row))
 
         drafts = speculation.Lookup([*earlier[row], *prompt[row]]) if speculate else None

@@ -36,10 +36,10 @@ def open_rows(rows: Rows, prompt: Prompt) -> Rows:
     first_position, has_tokens = rows.check_start(prompt), bool(rows.length.any())
     new = rows if has_tokens else Rows(rows.caches, first_position, rows.reached[1])
     new.check_room(counts)
-    outputs, encoded = rows.encoder, passed.encoder is not None
-    other = encoded or passed.encoder_attention_mask is not None
-    if other or (manifest.encoder and (not outputs or rows.count != len(counts))):
-        if has_tokens and encoded:
+    outputs, (encoder, mask) = rows.encoder, passed.encoded
+    lacking = manifest.encoder and (not outputs or rows.count != len(counts))
+    if encoder is not None or mask is not None or lacking:
+        if has_tokens and encoder is not None:
             got = f"it with {rows.length.tolist()} tokens cached"
             raise expected("encoder only with the first tokens of a row", got, "reset first")
         outputs = arguments.encoder_outputs(manifest, passed, len(counts))

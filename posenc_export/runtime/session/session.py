@@ -157,16 +157,9 @@ class Session:
             few = self._read_few(inputs)
             if few is not None:
                 return few
+        encoded = encoder, encoder_attention_mask
         passed = PrefillArguments(
-            inputs=inputs,
-            start=start,
-            attention_mask=attention_mask,
-            chunk=chunk,
-            grid=grid,
-            token_types=token_types,
-            encoder=encoder,
-            encoder_attention_mask=encoder_attention_mask,
-            logits_to_keep=logits_to_keep,
+            inputs, start, attention_mask, chunk, grid, token_types, encoded, logits_to_keep
         )
         prompt = arguments.check_prefill(self.manifest, passed)
         rows = reading.open_rows(self._settled(), prompt)
@@ -260,15 +253,9 @@ class Session:
             GraphError: the graph failed; no row was added.
         """
         arguments.check_rows_are_independent(self.manifest, "admit")
+        encoded = encoder, encoder_attention_mask
         passed = PrefillArguments(
-            inputs=inputs,
-            start=start,
-            attention_mask=attention_mask,
-            chunk=chunk,
-            grid=grid,
-            encoder=encoder,
-            encoder_attention_mask=encoder_attention_mask,
-            logits_to_keep=logits_to_keep,
+            inputs, start, attention_mask, chunk, grid, None, encoded, logits_to_keep
         )
         prompt = arguments.check_prefill(self.manifest, passed)
         rows = self._settled()

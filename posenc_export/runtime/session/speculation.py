@@ -26,27 +26,6 @@ LEAST_REWIND = 4 * MOST  # a row may be that many tokens ahead of what is return
 Speculate = Optional[str]  # None or LOOKUP
 
 
-def common(text: Sequence[int], other: Sequence[int]) -> int:
-    """Return the number of tokens with which both texts begin."""
-    for index, (token, other_token) in enumerate(zip(text, other, strict=False)):
-        if token != other_token:
-            return index
-    return min(len(text), len(other))
-
-
-def keep(session: Any, cached: Sequence[int], prompt: Sequence[int]) -> int:
-    """Take back what the cache of the only row, with the ids `cached`, holds beyond the beginning
-    of a prompt, and at least its last token. Return the number of tokens that are left.
-    """
-    equal = common(cached, prompt[:-1])
-    try:
-        session.rewind(len(cached) - equal)
-    except ValueError:  # a state that each call replaces keeps a limited history
-        session.reset()
-        equal = 0
-    return equal
-
-
 class Lookup:
     """The continuation of the last earlier occurrence of the latest tokens (Saxena 2023, Prompt
     Lookup Decoding), of the longest n-gram of SIZES that occurs in the text of the row.

@@ -2,6 +2,7 @@
 texts, of which those of similar length are read together.
 """
 
+import os
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, Dict, Generator, List, Mapping, Optional, Sequence, Union
@@ -16,7 +17,7 @@ from posenc_export.runtime.session import generation
 from posenc_export.runtime.session.arguments import at_least, short_repr
 from posenc_export.runtime.session.generation import First, Sampling
 from posenc_export.runtime.session.session import Session
-from posenc_export.runtime.session.speculation import Speculate, keep
+from posenc_export.runtime.session.speculation import Speculate
 from posenc_export.shared.foreign import json_of, typed
 from posenc_export.shared.refusal import refusal
 
@@ -51,7 +52,12 @@ class Writer:
         self.tokens = []
         sampling = sampling.checked(self.session.manifest.stop_ids)
         prompt = [] if first.prompt is None else [int(token) for token in first.prompt[0]]
-        known = keep(self.session, self._held, prompt)
+        known = len(os.path.commonprefix([self._held, prompt[:-1]]))
+        try:
+            self.session.rewind(len(self._held) - known)
+        except ValueError:  # a state that each call replaces keeps a limited history
+            self.session.reset()
+            known = 0
         self._held = self._held[:known]
         if first.prompt is not None:
             first = replace(first, prompt=[prompt[known:]])
