@@ -159,7 +159,8 @@ def _keys(config: Any) -> Dict[str, Any]:
     """Return the metadata of an architecture, without its name."""
     size, given = _size(config), config.rope_parameters
     given, turned = given.get("full_attention", given), given.get("partial_rotary_factor", 1.0)
-    result: Dict[str, Any] = {"attention.key_length": size, "attention.value_length": size}
+    result: Dict[str, Any] = {"attention.value_length": size}
+    result |= {"attention.key_length": size} if getattr(config, "head_dim", None) else {}
     result |= {"rope.freq_base": float(given["rope_theta"])}
     result |= {"rope.dimension_count": int(size * turned)}
     for own, key in KEYS.items():

@@ -41,11 +41,7 @@ KEYS = {
     "expert_feed_forward_length": "moe_intermediate_size",
 }
 # Keys of config.json that say whether layers have a tensor.
-FLAGS = {
-    "attention_bias": "blk.0.attn_q.bias",
-    "mlp_bias": "blk.0.ffn_gate.bias",
-    "use_qk_norm": "blk.0.attn_q_norm.weight",
-}
+FLAGS = {"attention_bias": "blk.0.attn_output.bias", "mlp_bias": "blk.0.ffn_gate.bias"}
 
 
 class Metadata:
@@ -105,17 +101,18 @@ def _config(metadata: Metadata, tensors: Tensors) -> Config:
         **{own: metadata.take(key) for key, own in SIZES.items()},
     }
     heads, positions = config["num_attention_heads"], config["max_position_embeddings"]
-    size = metadata.take("attention.key_length", config["hidden_size"] // heads)
+    size = metadata.take("attention.key_length", None)
+    config |= _given(head_dim=size)
+    size = size or config["hidden_size"] // heads
     metadata.only("attention.value_length", size)
     metadata.only("attention.causal", True)
-    config["head_dim"] = size
     config["num_key_value_heads"] = metadata.take("attention.head_count_kv", heads)
     config |= {own: value for key, own in KEYS.items() if (value := metadata.take(key, 0))}
     if not {"rms_norm_eps", "layer_norm_eps"} & {*config}:
         raise ValueError("no attention.layer_norm_rms_epsilon")
     config |= {key: True for key, tensor in FLAGS.items() if tensor in tensors}
-    rope = config["rope_parameters"] = _rotation(metadata, size, positions, tensors)
-    return config | ({ORIGINAL: rope[ORIGINAL]} if rope["rope_type"] == "longrope" else {})
+    config["rope_parameters"] = _rotation(metadata, size, positions, tensors)
+    return config
 
 
 def _rotation(metadata: Metadata, size: int, positions: int, tensors: Tensors) -> Config:
@@ -177,20 +174,20 @@ def _gemma(metadata: Metadata, config: Config, tensors: Tensors) -> Config:
 def _gemma3(metadata: Metadata, config: Config, tensors: Tensors) -> Config:
     pattern = metadata.take("attention.sliding_window_pattern", 6)
     metadata.take("rope.dimension_count_swa", None)
-    types: Config = {"sliding_window_pattern": pattern}
-    if isinstance(pattern, list):  # whether each layer has a window
-        names = ["sliding_attention" if window else "full_attention" for window in pattern]
-        types = {"layer_types": names}
+    layers = range(1, min(config["num_hidden_layers"], len(tensors)) + 1)
+    windows = pattern if isinstance(pattern, list) else [layer % pattern for layer in layers]
+    types = ["sliding_attention" if window else "full_attention" for window in windows]
     theta = metadata.take("rope.freq_base_swa", 10000.0)
     local = {"rope_type": "default", "rope_theta": theta}
     turned = {"full_attention": config["rope_parameters"], "sliding_attention": local}
-    return {**_gemma(metadata, config, tensors), **types, "rope_parameters": turned}
+    scaled = _gemma(metadata, config, tensors)
+    return {**scaled, "layer_types": types, "rope_parameters": turned}
 
 
 def _stablelm(metadata: Metadata, config: Config, tensors: Tensors) -> Config:
     metadata.take("use_parallel_residual", None)  # the tensors tell
-    parallel = "blk.0.ffn_norm.weight" not in tensors
-    return {"use_parallel_residual": parallel, "use_qkv_bias": FLAGS["attention_bias"] in tensors}
+    bias = "blk.0.attn_q.bias" in tensors
+    return {"use_parallel_residual": "blk.0.ffn_norm.weight" not in tensors, "use_qkv_bias": bias}
 
 
 def undone(name: str, rows: np.ndarray, undo: Mapping[str, Change], config: Config) -> np.ndarray:
@@ -240,5 +237,7 @@ MORE: Dict[str, Callable[[Metadata, Config, Tensors], Config]] = {
     "qwen3moe": lambda *_: {"norm_topk_prob": True},
     "gemma2": _gemma,
     "gemma3": _gemma3,
+    "phi3": lambda _, config, __: _given(**{ORIGINAL: config["rope_parameters"].get(ORIGINAL)}),
+    "command-r": lambda _, __, held: {"use_qk_norm": "blk.0.attn_q_norm.weight" in held},
     "stablelm": _stablelm,
 }
