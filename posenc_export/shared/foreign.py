@@ -29,8 +29,11 @@ SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")  # an escape in JSON that may be h
 
 
 def brief(error: BaseException) -> str:
-    """Return the text of an error in one line, or the name of its class if it has none."""
-    return " ".join(str(error).split())[:LONGEST] or type(error).__name__
+    """Return the text of an error in one line of printable characters, or the name of its class if
+    it has none.
+    """
+    text = " ".join(str(error).split())
+    return "".join(filter(str.isprintable, text))[:LONGEST] or type(error).__name__
 
 
 @contextlib.contextmanager
