@@ -36,7 +36,7 @@ from posenc_export.export.targets import TARGETS, external_data
 from posenc_export.models.config import StackConfig
 from posenc_export.models.presets import seeded
 from posenc_export.models.short_forms import block_config, decoder_config
-from posenc_export.models.weight_blocks import Blocks, Stored
+from posenc_export.models.weight_blocks import Blocks
 from posenc_export.runtime import verify
 from posenc_export.runtime.artefact import files
 from posenc_export.runtime.artefact import manifest as manifests
@@ -84,9 +84,8 @@ def source_of(name: str, layers: int, format_: str) -> Sources:
         numbers = dataclasses.replace(codes, offsets=blocks.offsets).weight
         parameter = model.get_parameter(weight)
         parameter.data.copy_(parameter.new_tensor(numbers))
-        # A matrix of a checkpoint of few bits (models.weight_blocks.Matrix)
-        matrix: Any = SimpleNamespace(quantized=True, rows=len(numbers), blocks=lambda b=blocks: b)
-        model.stored[weight] = Stored(matrix, np.arange(len(numbers)))
+        # In place of a matrix of a checkpoint (models.weight_blocks.Matrix)
+        model.stored[weight] = SimpleNamespace(blocks=lambda b=blocks: b)
     return Sources(model)
 
 

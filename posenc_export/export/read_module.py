@@ -22,7 +22,7 @@ from posenc_export.models.config import CacheConfig, ModuleConfig, ReadoutConfig
 from posenc_export.models.parameters import fill, slots
 from posenc_export.models.parts.readout import POOLINGS, Readout
 from posenc_export.models.stack import Stack, Text
-from posenc_export.models.weight_blocks import Stored
+from posenc_export.models.weight_blocks import Matrix
 from posenc_export.models.whole_pass import check_dtype
 from posenc_export.reading.exact import in_float64
 from posenc_export.reading.halves import in_half, rounded_weights
@@ -112,7 +112,7 @@ class ReadModule(Reading):
         self.coordinate_range, self.embed_states, self.segments = 0, 0, 0
         self.source: dict = {}
         self.text = Text()
-        self.stored: Dict[str, Stored] = {}  # weights of a quantized checkpoint
+        self.stored: Dict[str, Matrix] = {}  # weights of a quantized checkpoint
         self.sizes: Dict[str, int] = {}  # what a configuration of transformers has of a model
         self.trained = 0  # length of LongRoPE, if it has one
         ids, width, most = self.vocabulary, self.width, self.max_positions

@@ -40,7 +40,7 @@ from posenc_export.models.task_heads import (
     scores_of,
     task_of,
 )
-from posenc_export.models.weight_blocks import Stored
+from posenc_export.models.weight_blocks import Matrix
 from posenc_export.ops import experts
 from posenc_export.shared.allocation import enough_memory
 from posenc_export.shared.foreign import explained
@@ -121,7 +121,7 @@ class Published(torch.nn.Module):
         self.keys_and_values, self.memory = torch.nn.ModuleList(keys_and_values), memory
         self.text = Text()
         self.source: Dict[str, Any] = {}
-        self.stored: Dict[str, Stored] = {}
+        self.stored: Dict[str, Matrix] = {}
         takes = inspect.signature(model.forward).parameters
         self.options = {"use_cache": False} if "use_cache" in takes else {}
         self.segments, self.first, self.trained = 0, 0, 0
@@ -468,7 +468,7 @@ def _decoded(
     return model(encoder_outputs=encoded, decoder_input_ids=ids, **options)
 
 
-def _stored(model: Published, base: str, checkpoint: AnyCheckpoint) -> Dict[str, Stored]:
+def _stored(model: Published, base: str, checkpoint: AnyCheckpoint) -> Dict[str, Matrix]:
     """Return the weights of a model that are matrices of a quantized checkpoint, by their names,
     all of a tied one. base: what names in the checkpoint may have or lack.
     """
@@ -477,9 +477,9 @@ def _stored(model: Published, base: str, checkpoint: AnyCheckpoint) -> Dict[str,
         plain = name.removeprefix("model.")
         spelled = (plain, plain.removeprefix(base), base + plain)
         theirs = next((one for one in spelled if one in names), None)
-        numbered = None if theirs is None else checkpoint.matrix(theirs)
-        if numbered is not None and numbered[1].size == len(weight):
-            weights[id(weight)] = Stored(numbered[0], numbered[1].flatten())
+        matrix = None if theirs is None else checkpoint.matrix(theirs)
+        if matrix is not None and matrix.rows == len(weight):
+            weights[id(weight)] = matrix
     of_each = model.named_parameters(remove_duplicate=False)
     return {name: weights[id(one)] for name, one in of_each if id(one) in weights}
 

@@ -7,14 +7,13 @@ from threading import Lock
 from types import MappingProxyType
 from typing import Any, Dict, List, Mapping, Optional, Set, Tuple
 
-import numpy as np
 from torch import Tensor
 
 from posenc_export.models import adapters
 from posenc_export.models.folder_files import AGAIN, WHERE, content, inside
 from posenc_export.models.packed import PackedTensor, Source, unpacked
 from posenc_export.models.tensor_files import OPENERS
-from posenc_export.models.weight_blocks import Numbered
+from posenc_export.models.weight_blocks import Matrix
 from posenc_export.shared.foreign import json_of
 from posenc_export.shared.refusal import refusal
 from posenc_export.shared.suggestion import download
@@ -109,12 +108,11 @@ class Checkpoint:
         """Return the names of all tensors."""
         return list(self._sources)
 
-    def matrix(self, name: str) -> Optional[Numbered]:
-        """Return a quantized matrix, with the indices of its rows [N,1]; None for other tensors."""
+    def matrix(self, name: str) -> Optional[Matrix]:
+        """Return a quantized matrix; None for other tensors."""
         file, written = self._sources[name]
-        if not isinstance(file, PackedTensor) or len(file.shape(written)) != 2:
-            return None
-        return file, np.arange(file.rows)[:, None]
+        packed = isinstance(file, PackedTensor) and len(file.shape(written)) == 2
+        return file if packed else None
 
     def sizes(self) -> List[int]:
         """Return the number of entries of each tensor."""

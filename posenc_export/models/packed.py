@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from posenc_export.models import packed_layouts
-from posenc_export.models.weight_blocks import Blocks
+from posenc_export.models.weight_blocks import Blocks, Matrix
 from posenc_export.shared.refusal import refusal
 
 Source = Tuple[Any, str]  # a file of tensors, and the name of one of its tensors
@@ -53,20 +53,15 @@ def _is_packed(sources: Mapping[str, Source], name: str, layout: packed_layouts.
     return marked and (layout.mark != ".weight" or first in sources)
 
 
-class PackedTensor:
-    """A file of one tensor, and a matrix (models.weight_blocks.Matrix)."""
-
-    quantized = True
+class PackedTensor(Matrix):
+    """A file of one tensor, and a matrix."""
 
     def __init__(
         self, name: str, layout: packed_layouts.Layout, sources: Mapping[str, Source]
     ) -> None:
         self.path = Path(sources[layout.mark][0].path)
         self._name, self._layout, self._sources = name, layout, sources
-
-    @property
-    def rows(self) -> int:
-        return self.shape(self._name)[0]
+        self.rows = next(iter(self.shape(name)), 0)
 
     def names(self) -> List[str]:
         return [self._name]

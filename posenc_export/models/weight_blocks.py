@@ -1,7 +1,8 @@
 """Weights of few bits as checkpoints hold them: codes with a scale and an offset for each block."""
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import Any, Dict, Optional, Protocol, Tuple
+from typing import Any, Dict, Optional
 
 import numpy as np
 
@@ -16,36 +17,20 @@ class Blocks:
     bits: int  # 4 or 8
 
 
-class Matrix(Protocol):
-    """A tensor [rows,K] of a checkpoint."""
+class Matrix(ABC):
+    """A tensor [rows,K] of a checkpoint that has few bits."""
 
-    @property
-    def rows(self) -> int:
-        """The number of rows."""
+    rows: int
 
-    @property
-    def quantized(self) -> bool:
-        """Whether it has few bits."""
-
+    @abstractmethod
     def weight(self) -> np.ndarray:
         """Return the tensor as float32."""
 
+    @abstractmethod
     def blocks(self) -> Optional[Blocks]:
         """Return its blocks, or None if its type has others than codes with a scale and an offset
         for 16 or more inputs.
         """
 
-
-@dataclass(frozen=True)
-class Stored:
-    """A weight as rows [N] int64 of a tensor of a checkpoint."""
-
-    matrix: Matrix
-    rows: np.ndarray
-
-    def __deepcopy__(self, memo: Dict[int, Any]) -> "Stored":
+    def __deepcopy__(self, memo: Dict[int, Any]) -> "Matrix":
         return self  # tensors are mapped from files, and a copy would read them into memory
-
-
-# A matrix, and the index of each of its rows [N,1] in the order of transformers' tensor.
-Numbered = Tuple[Matrix, np.ndarray]

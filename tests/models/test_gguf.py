@@ -67,7 +67,7 @@ def test_every_type_is_read_as_the_library_gguf_reads_it(kind: str, tmp_path: Pa
 def test_blocks_are_codes_scales_and_offsets_of_the_same_weights(kind: str, tmp_path: Path) -> None:
     path = tmp_path / "model.gguf"
     wanted = gguf_files.write("llama wide", gguf_files.made("llama wide"), path, Types[kind])
-    blocks = GGUFMatrix(read(path).tensors[DOWN]).blocks()
+    blocks = GGUFMatrix(read(path).tensors[DOWN], np.arange(256)).blocks()
     weights, half = wanted[DOWN].reshape(256, 8, 32), 1 << (TYPES[kind][0] - 1)
     assert blocks is not None and blocks.bits == TYPES[kind][0]
     offsets = np.zeros_like(blocks.scales) if blocks.offsets is None else blocks.offsets

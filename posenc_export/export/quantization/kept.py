@@ -11,7 +11,7 @@ from posenc_export.export.quantization.uses import uses
 from posenc_export.export.read_module import Model, ReadModule
 from posenc_export.export.weight_file import Keep, in_memory
 from posenc_export.models.parameters import fill, sharing_weights, slots
-from posenc_export.models.weight_blocks import Blocks, Matrix, Stored
+from posenc_export.models.weight_blocks import Blocks, Matrix
 from posenc_export.shared.refusal import refusal
 
 OTHERS = FORMATS["int8-32"].projections  # of weights whose codes do not fit
@@ -40,8 +40,7 @@ def kept(model: Model, keep: Keep = in_memory) -> Rounded:
     # A tied weight once.
     read = dict.fromkeys(names[id(use.weight)] for use in uses(model))
     wanted = [name for name in read if name in stored]
-    whole = [name for name in wanted if stored[name].matrix.quantized]
-    on_grid = {name: _on_grid(stored[name], keep) for name in whole}
+    on_grid = {name: _on_grid(stored[name], keep) for name in wanted}
     if not on_grid:
         rule = "a model from a checkpoint with quantized weights for weights keep"
         raise refusal("export", rule, "another", "choose another format or omit weights")
@@ -57,13 +56,12 @@ def kept(model: Model, keep: Keep = in_memory) -> Rounded:
     return Rounded(copied, {name: codes for name, (codes, _) in on_grid.items()})
 
 
-def _on_grid(stored: Stored, keep: Keep) -> Tuple[OnGrid, bool]:
+def _on_grid(matrix: Matrix, keep: Keep) -> Tuple[OnGrid, bool]:
     """Return the grid and the codes of a weight, and whether they are those of the file."""
-    held, rows = stored.matrix.blocks(), stored.rows
-    blocks = held or _rounded(stored.matrix)
+    held = matrix.blocks()
+    blocks = held or _rounded(matrix)
     _, count, block = blocks.codes.shape
-    offsets = None if blocks.offsets is None else blocks.offsets[rows]
-    codes = Codes(blocks.codes[rows], blocks.scales[rows], count * block, offsets).kept(keep)
+    codes = Codes(blocks.codes, blocks.scales, count * block, blocks.offsets).kept(keep)
     return (Grid(blocks.bits, block), codes), held is not None
 
 

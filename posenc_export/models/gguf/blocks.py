@@ -5,7 +5,7 @@ from typing import Optional, Tuple
 import numpy as np
 
 from posenc_export.models.gguf.file import GGUFTensor
-from posenc_export.models.weight_blocks import Blocks
+from posenc_export.models.weight_blocks import Blocks, Matrix
 
 BLOCK = 32
 # Types with blocks of 32 weights scale * (code - zero) or scale * code + minimum: bits of codes,
@@ -17,12 +17,18 @@ TYPES = {
 UNQUANTIZED = ("F64", "F32", "F16", "BF16")
 
 
-class GGUFMatrix:
-    """A matrix of a GGUF file (models.weight_blocks.Matrix)."""
+class GGUFMatrix(Matrix):
+    """A matrix of a GGUF file. rows: those of the tensor in the order of the matrix, [N] int64."""
 
-    def __init__(self, tensor: GGUFTensor) -> None:
-        self._tensor, self._kind, self.rows = tensor, tensor.kind.name, tensor.shape[0]
-        self.quantized, self.weight = self._kind not in UNQUANTIZED, tensor.numbers
+    def __init__(self, tensor: GGUFTensor, rows: np.ndarray) -> None:
+        self._tensor, self._kind = tensor, tensor.kind.name
+        self._order, self.rows = rows, len(rows)
+
+    def _ordered(self) -> GGUFTensor:
+        return self._tensor._replace(data=self._tensor.data[self._order])
+
+    def weight(self) -> np.ndarray:
+        return self._ordered().numbers()
 
     def blocks(self) -> Optional[Blocks]:
         """Return the blocks of a tensor whose type is one of TYPES, with centred codes, for which
@@ -31,7 +37,7 @@ class GGUFMatrix:
         if self._kind not in TYPES:
             return None
         bits, zero = TYPES[self._kind]
-        scales, minima = _scales(self._tensor.data, self._kind)
+        scales, minima = _scales(self._ordered().data, self._kind)
         weights = self.weight().reshape(*scales.shape, BLOCK)
         above = weights if minima is None else weights - minima[..., None]
         codes = np.rint(above / np.where(scales == 0, np.float32(1), scales)[..., None])

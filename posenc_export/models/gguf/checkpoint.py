@@ -11,10 +11,10 @@ from torch import Tensor
 
 from posenc_export.models.folder_files import content
 from posenc_export.models.gguf import text
-from posenc_export.models.gguf.blocks import GGUFMatrix
+from posenc_export.models.gguf.blocks import UNQUANTIZED, GGUFMatrix
 from posenc_export.models.gguf.config import AGAIN, config_of, undone
 from posenc_export.models.gguf.file import read
-from posenc_export.models.weight_blocks import Numbered
+from posenc_export.models.weight_blocks import Matrix
 from posenc_export.shared.refusal import refusal
 
 # Experts that transformers holds in one tensor [experts,2H,E], and GGUF in two.
@@ -112,14 +112,14 @@ class GGUFCheckpoint:
         whole = parts[0] if len(parts) == 1 else np.concatenate(parts, 1)
         return torch.from_numpy(np.array(undone(places[0], whole, self._undo, self.config)))
 
-    def matrix(self, name: str) -> Optional[Numbered]:
-        """Return a matrix and the index [N,1] of each row in it; None for other tensors."""
+    def matrix(self, name: str) -> Optional[Matrix]:
+        """Return a quantized matrix; None for other tensors."""
         place = self._places[name][0]
         tensor = self._tensors[place]
-        if len(tensor.shape) != 2:
+        if len(tensor.shape) != 2 or tensor.kind.name in UNQUANTIZED:
             return None
-        rows = np.arange(tensor.shape[0])[:, None]
-        return GGUFMatrix(tensor), undone(place, rows, self._undo, self.config)
+        rows = undone(place, np.arange(tensor.shape[0])[:, None], self._undo, self.config)
+        return GGUFMatrix(tensor, rows.flatten())
 
 
 def _place(name: str, table: Any, base: str) -> str:
