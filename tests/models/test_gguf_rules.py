@@ -89,6 +89,17 @@ def test_tensors_are_where_the_file_says(tmp_path: Path) -> None:
     assert np.array_equal(held["a"].numbers(), np.arange(16.0))
 
 
+def test_a_matrix_with_exchanged_axes_is_refused(tmp_path: Path) -> None:
+    gguf_files.write("llama", gguf_files.made("llama"), tmp_path / "m.gguf")
+    content, name = (tmp_path / "m.gguf").read_bytes(), b"blk.0.ffn_down.weight"
+    at = content.index(name) + len(name) + 4
+    exchanged = content[:at] + struct.pack("<2Q", 64, 96) + content[at + 16 :]
+    (tmp_path / "m.gguf").write_bytes(exchanged)
+    said = r"blk.0.ffn_down.weight with sizes \[64, 96\] by the metadata, got \[96, 64\]"
+    with pytest.raises(ValueError, match=said):
+        from_pretrained(tmp_path / "m.gguf")
+
+
 def test_an_array_of_numbers_costs_no_memory(tmp_path: Path) -> None:
     values = {"general.name": struct.pack("<IIQ", ARRAY, U8, 100_000) + bytes(100_000)}
     (tmp_path / "m.gguf").write_bytes(gguf_bytes.llama(values))

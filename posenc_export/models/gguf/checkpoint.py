@@ -98,8 +98,8 @@ class GGUFCheckpoint:
             raise refusal("gguf", rule, [*missing, *extra][0], AGAIN)
         for name, shape in shapes.items():
             first, *rest = (self._tensors[place].shape for place in self._places[name])
-            stored = (first[0], 2 * first[1], *first[2:]) if rest else first
-            if sorted(stored) != sorted(shape):
+            stored = (*first[:1], *(size * (1 + len(rest)) for size in first[1:2]), *first[2:])
+            if stored != shape:
                 rule = f"{self._places[name][0]} with sizes {list(shape)} by the metadata"
                 raise refusal("gguf", rule, list(first), AGAIN)
 
