@@ -5,10 +5,8 @@ transformers alone, by model_type and architectures. Files are read by models/ch
 """
 
 import contextlib
-import functools
 import inspect
 import itertools
-import math
 import re
 from typing import (
     Any,
@@ -30,7 +28,9 @@ from posenc_export.models.checkpoint import BELONGS, WHERE, Checkpoint
 from posenc_export.models.config import ReadoutConfig
 from posenc_export.models.config_limits import TABLE, check_values
 from posenc_export.models.embedding_and_head import Text
+from posenc_export.models.encoder_decoder import Numbers, decoded, read_encoder
 from posenc_export.models.gguf.checkpoint import GGUFCheckpoint
+from posenc_export.models.replaced_layers import replace_experts, replace_transposed
 from posenc_export.models.task_heads import (
     HEADS,
     LANGUAGE,
@@ -41,7 +41,6 @@ from posenc_export.models.task_heads import (
     task_of,
 )
 from posenc_export.models.weight_blocks import Matrix
-from posenc_export.ops import experts
 from posenc_export.shared.allocation import enough_memory
 from posenc_export.shared.foreign import explained
 from posenc_export.shared.refusal import refusal
@@ -68,18 +67,6 @@ OLD_BUFFER = re.compile(r"\.(attn\.masked_bias|rotary_emb\.inv_freq)$")
 UNTIE = "set tie_word_embeddings to false"
 TRIED = 6  # tokens of the run that says whether a model is causal
 AnyCheckpoint = Union[Checkpoint, GGUFCheckpoint]
-
-
-class Numbers(torch.nn.Module):
-    """A part of the numbers of each token, in place of a linear layer that gives them."""
-
-    def __init__(self, begin: int, end: int) -> None:
-        super().__init__()
-        self.begin, self.end = begin, end
-
-    def forward(self, x: Tensor) -> Tensor:
-        """x [B,M,N] -> [B,M,end-begin]."""
-        return x[..., self.begin : self.end]
 
 
 class Published(torch.nn.Module):
@@ -251,7 +238,7 @@ class Published(torch.nn.Module):
             return self.model(input_ids=ids, **options)
         if memory is None:
             memory = torch.zeros(len(ids), 1, self.memory)
-        return _decoded(self.model, ids, memory, mask, **options)
+        return decoded(self.model, ids, memory, mask, **options)
 
 
 class Kind(NamedTuple):
@@ -360,8 +347,8 @@ def load(kind: Kind, checkpoint: AnyCheckpoint, part: Optional[str] = None) -> P
         )
         if model._can_set_experts_implementation():
             model.set_experts_implementation("batched_mm")
-            _replace_experts(model)
-        _replace_transposed(model)
+            replace_experts(model)
+        replace_transposed(model)
     if apart := sorted({*empty.all_tied_weights_keys} - {*model.all_tied_weights_keys}):
         rule, remedy = f"{apart[0]} to equal the weight that it is tied to", UNTIE
         raise refusal(WHERE, rule, "different tensors", remedy)
@@ -369,19 +356,17 @@ def load(kind: Kind, checkpoint: AnyCheckpoint, part: Optional[str] = None) -> P
         rule = f"{name} with shape {list(wanted)} by config.json"
         raise refusal(WHERE, rule, list(stored), BELONGS)
     # Early versions of transformers saved buffers, which are computed now.
-    buffers, count = {name for name, _ in model.named_buffers()}, len(model.state_dict())
+    buffers, held = {name for name, _ in model.named_buffers()}, model.state_dict()
     with _calls("a model that reads token ids"):
         published = _published(kind, model.eval(), part)
-    held = {id(tensor) for tensor in published.parameters()}
-    unread = {name for name, tensor in model.named_parameters() if id(tensor) not in held}
-    missing = {*found["missing_keys"]} - unread
-    if not kind.head and missing and _is_unread(model, missing, kind.vocabulary):
+    missing = {*found["missing_keys"]}
+    if missing and _is_unread(published, [held[name] for name in missing]):
         missing = set()  # as those of a pooler beside hidden states
     extra = {name for name in found["unexpected_keys"] if not OLD_BUFFER.search(name)} - buffers
     if kind.head and named and kind.task not in LANGUAGE:
         extra = {name for name in extra if not _of_another_head(name, base, model)}
     if isinstance(checkpoint, Checkpoint):
-        checkpoint.check_names(missing, extra, count)
+        checkpoint.check_names(missing, extra, len(held))
     published.stored = _stored(published, base, checkpoint)
     return published
 
@@ -396,7 +381,7 @@ def _published(kind: Kind, model: Any, part: Optional[str]) -> Published:
         rule = f"a model with encoder and decoder for part {part}"
         raise refusal(WHERE, rule, kind.model.__name__, "leave part out")
     if part is not None:
-        layers = _read_encoder(model)
+        layers = read_encoder(model)
         sizes = [layer.out_features for layer in layers.values()]
         if part == "encoder":
             further = {"keys_and_values": [*layers.values()]}
@@ -427,47 +412,6 @@ def _of_another_head(name: str, base: str, model: Any) -> bool:
     return beside or name.startswith(f"{base}pooler.")
 
 
-def _read_encoder(model: Any) -> Dict[str, torch.nn.Linear]:
-    """Return the linear layers of a decoder that read the hidden states of the encoder, keys before
-    values of each layer, by name. ValueError: other layers read them, too.
-    """
-    ids, memory = torch.ones(1, 1, dtype=torch.int64), torch.ones(1, 2, model.config.hidden_size)
-    found: Dict[str, Any] = {}
-
-    def note(name: str, part: torch.nn.Module, inputs: Tuple[Any, ...]) -> None:
-        if any(one is memory for one in inputs) and not [*part.children()]:
-            found[name] = part
-
-    hooks = [
-        part.register_forward_pre_hook(functools.partial(note, name))
-        for name, part in model.named_modules()
-    ]
-    with torch.no_grad():
-        _decoded(model, ids, memory, use_cache=False)
-    for hook in hooks:
-        hook.remove()
-    if not found or len(found) % 2 or {type(part) for part in found.values()} != {torch.nn.Linear}:
-        rule = "a decoder whose layers read an encoder by a projection to keys and one to values"
-        raise refusal(WHERE, rule, f"{', '.join(found) or 'none'}"[:80], OWN)
-    return found
-
-
-def _decoded(
-    model: Any, ids: Tensor, memory: Tensor, mask: Optional[Tensor] = None, **options: Any
-) -> Any:
-    """Return the outputs of the decoder of a model. memory: [B,M,*] in place of the encoder's
-    hidden states; mask [B,M], None for all tokens.
-    """
-    from transformers.modeling_outputs import BaseModelOutput
-
-    if mask is not None:
-        least = torch.finfo(torch.float32).min
-        hidden = torch.zeros(mask.shape).masked_fill(mask.eq(0), least)
-        options["attention_mask"] = hidden[:, None, None]
-    encoded = BaseModelOutput(last_hidden_state=memory)
-    return model(encoder_outputs=encoded, decoder_input_ids=ids, **options)
-
-
 def _stored(model: Published, base: str, checkpoint: AnyCheckpoint) -> Dict[str, Matrix]:
     """Return the weights of a model that are matrices of a quantized checkpoint, by their names,
     all of a tied one. base: what names in the checkpoint may have or lack.
@@ -484,89 +428,14 @@ def _stored(model: Published, base: str, checkpoint: AnyCheckpoint) -> Dict[str,
     return {name: weights[id(one)] for name, one in of_each if id(one) in weights}
 
 
-class Unit(NamedTuple):
-    """Experts' function of gate and up: g sigmoid(alpha g) (u + beta), g at most limit, u within
-    -limit .. limit.
-    """
-
-    alpha: float = 1.0
-    beta: float = 0.0
-    limit: float = math.inf
-
-    def of(self, gate: Tensor, up: Tensor) -> Tensor:
-        """gate and up of one shape -> that shape."""
-        g, u = gate.clamp(max=self.limit), up.clamp(-self.limit, self.limit)
-        return g * torch.sigmoid(self.alpha * g) * (u + self.beta)
-
-
-class Chosen(torch.nn.Module):
-    """Experts as one operation. of: experts of transformers, whose weights are copied. step: 1 for
-    all gates before all ups in their outputs, 2 for gates and ups in turn.
-    """
-
-    def __init__(self, of: Any, unit: Unit, step: int) -> None:
-        super().__init__()
-        self.unit = unit
-        for end in ("", "_bias") if of.has_bias else ("",):
-            both, down = (getattr(of, f"{name}_proj{end}") for name in ("gate_up", "down"))
-            if not of.is_transposed and not end:
-                both, down = both.transpose(1, 2), down.transpose(1, 2)
-            parts = dict(zip(("gates", "ups"), halves(both, step), strict=True))
-            for name, part in {**parts, "downs": down}.items():
-                weight = part.detach().clone(memory_format=torch.contiguous_format)
-                self.register_parameter(name + end, torch.nn.Parameter(weight, requires_grad=False))
-        self.biases = [f"{name}_bias" for name in ("gates", "ups", "downs")]
-
-    def forward(self, x: Tensor, chosen: Tensor, weights: Tensor) -> Tensor:
-        """x [S,E], chosen experts [S,k] int64 and their weights [S,k] -> [S,E]."""
-        gates: Any = self.gates
-        each = x.new_zeros(x.shape[0], gates.shape[0]).scatter(1, chosen, weights.to(x.dtype))
-        biases = (getattr(self, name, None) for name in self.biases)
-        k = chosen.shape[1]
-        return experts.RUN(x, each, gates, self.ups, self.downs, k, *biases, *self.unit)
-
-
-def halves(both: Tensor, step: int) -> Sequence[Tensor]:
-    """Return gates and ups in the last axis: the two halves, or with step 2 in turn."""
-    return both.chunk(2, -1) if step == 1 else (both[..., ::2], both[..., 1::2])
-
-
-def _replace_experts(model: Any) -> None:
-    """Replace experts whose unit, tried with numbers, is one of Chosen."""
-    for name, part in [*model.named_modules()]:
-        if not getattr(part, "has_gate", False) or part.has_post_expert_norm:
-            continue
-        width = part.down_proj.shape[1 if part.is_transposed else 2]
-        both = 8 * torch.randn(64, 2 * width, generator=torch.Generator().manual_seed(0))
-        got = part._apply_gate(both)
-        clamped = Unit(getattr(part, "alpha", 1.0), 1.0, getattr(part, "limit", math.inf))
-        for unit, step in ((Unit(), 1), (clamped, 2)):
-            expected = unit.of(*halves(both, step))
-            if got.shape == expected.shape and torch.allclose(got, expected):
-                model.set_submodule(name, Chosen(part, unit, step))
-                break
-
-
-def _replace_transposed(model: Any) -> None:
-    """Replace linear layers whose weights are [inputs,outputs] (GPT-2) by those of torch."""
-    from transformers.pytorch_utils import Conv1D
-
-    for name, part in [*model.named_modules()]:
-        if isinstance(part, Conv1D):
-            linear = torch.nn.Linear(part.nx, part.nf, device="meta")
-            linear.weight = torch.nn.Parameter(part.weight.t().contiguous(), requires_grad=False)
-            linear.bias = part.bias
-            model.set_submodule(name, linear)
-
-
-def _is_unread(model: Any, names: Iterable[str], vocabulary: int) -> bool:
-    """Return whether hidden states read none of some weights, which become NaN."""
-    held = model.state_dict()
+def _is_unread(model: Published, weights: Iterable[Tensor]) -> bool:
+    """Return whether outputs read none of some weights, which become NaN."""
     with torch.no_grad():
-        for name in names:
-            held[name].fill_(torch.nan)
-        hidden = model.eval()(input_ids=torch.arange(TRIED)[None] % vocabulary).last_hidden_state
-    return bool(hidden.isfinite().all())
+        for weight in weights:
+            weight.fill_(torch.nan)
+        y = model(torch.arange(TRIED)[None] % model.vocabulary)
+        y = y if model.after is None else model.after(y)
+    return bool(y.isfinite().all())
 
 
 def _first_row(model: Any, length: Optional[int]) -> int:
