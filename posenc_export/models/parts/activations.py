@@ -40,14 +40,7 @@ class ReLU(torch.nn.ReLU):
         return np.where(x > 0, x, 0.0)
 
 
-class Tanh(torch.nn.Tanh):
-    """tanh(x)."""
-
-    def exact(self, x: np.ndarray) -> np.ndarray:
-        return np.tanh(x)
-
-
-ACTIVATIONS = {"silu": SiLU, "gelu": GELU, "gelu_tanh": GELUTanh, "relu": ReLU, "tanh": Tanh}
+ACTIVATIONS = {"silu": SiLU, "gelu": GELU, "gelu_tanh": GELUTanh, "relu": ReLU}
 
 
 def activation(name: str) -> torch.nn.Module:
