@@ -333,11 +333,14 @@ class Attentions:
         return Visibility(False, after=after)
 
     def _blocks(self, every: Tensor) -> List[Tuple[Tensor, Tensor]]:
-        """Return the queries and keys at which rules of visibility are compared: all, or of longer
-        sequences those near some that are drawn.
+        """Return the queries and keys at which rules of visibility are compared: all, in causal
+        models without those after every query, or of longer sequences those near some that are
+        drawn.
         """
         if len(every) <= COMPARED:
-            return [(part, every) for part in every.split(BLOCK)]
+            ends = range(BLOCK, len(every) + BLOCK, BLOCK)
+            last = [end if self.properties.causal else len(every) for end in ends]
+            return [(q, every[:end]) for q, end in zip(every.split(BLOCK), last, strict=True)]
         drawn = torch.randint(len(every), (DRAWN, 1), generator=torch.Generator().manual_seed(5))
         near = (drawn + torch.arange(-NEAR, NEAR + 1)).clamp(0, len(every) - 1).flatten()
         return [(near, near)]
