@@ -3,7 +3,7 @@
 import os
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Collection, Optional
+from typing import Any, Optional
 
 from posenc_export.runtime.graphs import onnx_files
 from posenc_export.shared.foreign import brief
@@ -18,11 +18,6 @@ VARIABLE = "POSENC_KERNELS"  # path of a library to use instead of the installed
 INSTRUCTIONS = "POSENC_INSTRUCTIONS"  # widest instruction set that the library uses (dispatch.h)
 FILE = Path("posenc_export_kernels", "libposenc_kernels.so")
 SOURCE_TREE = Path(__file__).parents[3]
-
-
-def runs(target: str, operators: Collection[str]) -> bool:
-    """Whether a graph of a target has operators of the library."""
-    return target == TARGET and (OPERATOR in operators or PRODUCT in operators)
 
 
 def missing() -> ModuleNotFoundError:

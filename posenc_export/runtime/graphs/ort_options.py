@@ -86,7 +86,8 @@ def session_options(manifest: Manifest, threads: Optional[int]) -> Any:
         entries.append(MIXED_PRODUCTS)
     elif manifest.weights is not None and manifest.weights.activations == "float32":
         entries.append(in_float32(4 if manifest.weights.format.startswith("int4") else 8))
-    native = kernel_library.runs(manifest.target, manifest.operators)
+    own = {kernel_library.OPERATOR, kernel_library.PRODUCT}
+    native = manifest.target == kernel_library.TARGET and not own.isdisjoint(manifest.operators)
     return options_of(manifest.operators, entries, threads, native)
 
 
