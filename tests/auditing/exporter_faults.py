@@ -60,10 +60,10 @@ def _long(config: Dict[str, Any]) -> None:
 
 OF_CHECKPOINTS = {
     "window ignored": CheckpointFault(
-        "mistral", ("window",), lambda config: config.update(sliding_window=None)
+        "mistral", ("position",), lambda config: config.update(sliding_window=None)
     ),
     "window off by one": CheckpointFault(
-        "mistral", ("window",), lambda config: config.update(sliding_window=9)
+        "mistral", ("position",), lambda config: config.update(sliding_window=9)
     ),
     "theta": CheckpointFault(
         "mistral", ("attention",), lambda config: config.update(rope_theta=500000.0)

@@ -109,8 +109,8 @@ def _unlimited(model: Any) -> None:
 
 
 FAULTS: Dict[str, Fault] = {
-    "window ignored": Fault("mistral", ("window",), _unlimited),
-    "window one too large": Fault("mistral", ("window",), _windows(1)),
+    "window ignored": Fault("mistral", ("position",), _unlimited),
+    "window one too large": Fault("mistral", ("position",), _windows(1)),
     "positions of padded rows are slots": Fault("gpt2", ("positions ignored",), wrap=_slots),
     "rotary positions are slots": Fault("llama", ("positions ignored",), wrap=_slots),
     "positions one too large": Fault("gpt2", ("positions shifted",), wrap=_moved),
