@@ -358,7 +358,8 @@ def _complete(made: ReadModule, model: Published) -> None:
     made.stored = {OF_MODULE + name: weight for name, weight in model.stored.items()}
     hidden = KEYS_AND_VALUES if model.keys_and_values else HIDDEN
     made.output_name = "logits" if model.head else hidden
-    made.config = msgspec.structs.replace(made.config, labels=model.labels)
+    edges = {**made.config.edges, **model.edges}
+    made.config = msgspec.structs.replace(made.config, labels=model.labels, edges=edges)
     if model.segments:
         tokens = {"vocabulary": model.vocabulary, "segments": model.segments}
         made.vocabulary = model.vocabulary

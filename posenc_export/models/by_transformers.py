@@ -60,6 +60,12 @@ LEFT_OUT = re.compile(
 LENGTHS = "max_position_embeddings n_positions max_seq_len n_ctx seq_length".split()
 NO_NUMBERS = ("Infinity", "-Infinity", "NaN")
 SIZES = ("hidden_size", "num_hidden_layers", "num_attention_heads")
+# Keys of limits at which the computation changes, of a configuration or its rotation.
+LIMITS = {
+    "sliding_window": "window",
+    "attention_chunk_size": "chunk",
+    "original_max_position_embeddings": "original length",
+}
 SECTIONS = "mrope_section"  # of a rotation: numbers of pairs by coordinate
 LONGROPE, FACTORS = "longrope", ("long", "short")
 TWICE = ("falcon",)  # types whose eager attention adds ALiBi twice, as that of transformers 5.24
@@ -200,6 +206,14 @@ class Published(torch.nn.Module):
         """The sizes of the model in its configuration."""
         config = _text(self.model.config)
         return {name: getattr(config, name) for name in SIZES if hasattr(config, name)}
+
+    @property
+    def edges(self) -> Dict[str, int]:
+        """The limits in its configuration, by name."""
+        config = _text(self.model.config)
+        rotation = getattr(config, "rope_parameters", None) or {}
+        found = {name: getattr(config, key, rotation.get(key)) for key, name in LIMITS.items()}
+        return {f"{name} {at}": at for name, at in found.items() if type(at) is int}
 
     def forward(
         self, ids: Tensor, beside: Optional[Tensor] = None, mask: Optional[Tensor] = None
@@ -349,7 +363,9 @@ def load(kind: Kind, checkpoint: AnyCheckpoint, part: Optional[str] = None) -> P
             model.set_experts_implementation("batched_mm")
             replace_experts(model)
         replace_transposed(model)
-    if apart := sorted({*empty.all_tied_weights_keys} - {*model.all_tied_weights_keys}):
+    apart = sorted({*empty.all_tied_weights_keys} - {*model.all_tied_weights_keys})
+    # T5 is tied whatever its configuration says, unless the tensors differ.
+    if apart and checkpoint.config.get("tie_word_embeddings") is not False:
         rule, remedy = f"{apart[0]} to equal the weight that it is tied to", UNTIE
         raise refusal(WHERE, rule, "different tensors", remedy)
     for name, stored, wanted in sorted(found["mismatched_keys"]):

@@ -228,7 +228,8 @@ class ModuleConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
         outputs: number of outputs N for each token.
         max_positions: number of positions; the range is 0 .. max_positions - 1.
         caches: what is kept between calls, in the order of the states.
-        edges: constants that the module compares positions, lengths or distances with, by name.
+        edges: constants that the module compares lengths with, and limits in the configuration of
+            a model of transformers, by name.
         remedies: what was done so that torch.export takes the module.
         positions: name of the argument of forward that takes positions, or None.
         axes: number of coordinates of each token, if this argument takes them.

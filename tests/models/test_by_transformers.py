@@ -384,7 +384,7 @@ def test_describe_says_whose_code_reads_a_type(
 ) -> None:
     assert main(["describe", str(granite)]) == 0
     printed = " ".join(capsys.readouterr().out.split())
-    assert "GraniteForCausalLM, reads 61 token ids, 64 positions" in printed
+    assert "name GraniteForCausalLM max_positions 64 tokens vocabulary 61" in printed
     assert f"by transformers {transformers.__version__}" in printed
 
 

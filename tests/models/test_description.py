@@ -124,7 +124,7 @@ def test_describe_prints_a_checkpoint_a_preset_and_a_block(
     values = {"model_type": "llama", "vocab_size": 61, "num_hidden_layers": 2}
     (tmp_path / "config.json").write_text(json.dumps(values))  # no weights
     for arguments, expected in (
-        ([str(tmp_path)], ["LlamaForCausalLM, reads 61 token ids"]),
+        ([str(tmp_path)], ["name LlamaForCausalLM", "tokens vocabulary 61"]),
         (["tiny-alibi"], ["encodings [alibi", "mlp gated"]),
         (
             ["block", "--heads", "4", "--kv-heads", "2", "--encoding", "rope:theta=5"],

@@ -280,7 +280,7 @@ REFUSED: Dict[str, Tuple[str, Callable[[Any], Any], str]] = {
     "another size": (
         "2_Dense/config.json",
         lambda config: {**config, "out_features": 8},
-        r"expected linear.\w+ with shape \[8.* by config.json, got \[7",
+        r"expected linear.\w+ of Dense with shape \[8.*, got \[7",
     ),
     "another width": (
         "1_Pooling/config.json",
@@ -382,4 +382,4 @@ def test_the_description_names_pooling_and_layers(
     folder(tmp_path, {"pooling_mode": "mean"}, [DENSE, "Normalize"])
     assert main(["describe", str(tmp_path)]) == 0
     result = " ".join(capsys.readouterr().out.split())
-    assert "sentence_embedding: pooling mean, then Dense, then Normalize" in result
+    assert "output sentence_embedding, pooling [mean], layers [Dense, Normalize]" in result
