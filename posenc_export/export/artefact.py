@@ -16,7 +16,7 @@ from posenc_export.export.manifest_writer import with_graph, write_manifest
 from posenc_export.export.options import MAX_LOSS, ExportOptions
 from posenc_export.export.quantization import mixed, samples
 from posenc_export.export.quantization.formats import format_of
-from posenc_export.export.quantization.text import default_sample, with_text
+from posenc_export.export.quantization.text import FEW, TOKENS, default_sample, with_text
 from posenc_export.export.read_module import ReadAs, ReadModule
 from posenc_export.export.sources import Sources, check_half
 from posenc_export.export.targets import TARGETS
@@ -171,7 +171,8 @@ def _read_data(sources: Sources, options: ExportOptions) -> quality.Inputs:
     sample = None if options.calibrate is None else samples.read(options.calibrate, sources.model)
     kept, measured = sample, None
     if options.rounds:
-        kept, measured = with_text(sample, options.text, sources.model)
+        tokens = FEW if options.verify == "quick" else TOKENS
+        kept, measured = with_text(sample, options.text, sources.model, tokens)
     if kept is None and options.format and format_of(options.format).calibrated:
         kept = default_sample(sources.model)
     if options.size is not None:

@@ -16,7 +16,8 @@ TEXT = Path(__file__).with_name("text.txt")
 # For models with a tokenizer, if there is no other calibration data.
 CALIBRATION = Path(__file__).with_name("calibration.txt")
 WINDOWS = 8  # of calibration data that are held out, or of the text of the package
-TOKENS = 2048  # of the text of the package that are measured
+# Tokens of the text of the package that are measured, and those in an export with the quick check.
+TOKENS, FEW = 2048, 512
 MOST = 64  # windows that are measured of a file given for this purpose
 SHARE = 8  # of calibration data, at most one window of SHARE is held out
 HELD_OUT, PACKAGE, FILE = "held-out calibration text", "text of the package", "text"
@@ -31,15 +32,16 @@ class MeasuredText:
 
 
 def with_text(
-    sample: Optional[Sample], given: Union[str, Path, None], model: Model
+    sample: Optional[Sample], given: Union[str, Path, None], model: Model, tokens: int = TOKENS
 ) -> Tuple[Optional[Sample], Optional[MeasuredText]]:
     """Return the calibration data that weights are rounded with, and the text that the loss is
     measured on.
 
     The text is the file `given`; otherwise windows that are held out of the calibration data, if
-    there are at least SHARE; otherwise the text of the package. It is None for a model that reads
-    no text: one without token ids, without a tokenizer and with other token ids than bytes, or one
-    that reads an encoder. ValueError: a text is given for a model that reads none, or is too short.
+    there are at least SHARE; otherwise `tokens` of the text of the package. It is None for a model
+    that reads no text: one without token ids, without a tokenizer and with other token ids than
+    bytes, or one that reads an encoder. ValueError: a text is given for a model that reads none, or
+    is too short.
     """
     if given is not None:
         if not reads_text(model):
@@ -59,7 +61,7 @@ def with_text(
     text = samples.of_text(TEXT.read_bytes(), model)
     if not len(text.windows):
         return sample, None  # its tokenizer reads the text as too few tokens
-    return sample, MeasuredText(PACKAGE, _spread(text, -(-TOKENS // text.windows.shape[1])))
+    return sample, MeasuredText(PACKAGE, _spread(text, -(-tokens // text.windows.shape[1])))
 
 
 def default_sample(model: Model) -> Optional[Sample]:
