@@ -15,7 +15,7 @@ import msgspec
 import numpy as np
 import torch
 
-from posenc_export.auditing import facts, modules
+from posenc_export.auditing import configurations, facts, modules
 from posenc_export.auditing.facts import Facts
 from posenc_export.export import bounds, expected
 from posenc_export.export.edges import edges_of
@@ -110,7 +110,10 @@ class Exact:
         base, whole = self.read, self.facts.whole
         if whole:
             base = self.made("long" if length > whole else "short")
-        yield from with_faults(base, hypotheses(base))
+        if isinstance(self.model, Published):
+            yield from configurations.with_faults(self.model)
+        else:
+            yield from with_faults(base, hypotheses(base))
         for lengths in ("long", "short") if getattr(base, "trained", 0) else ():
             words = f"the rotation has the {lengths} factors at every length"
             yield Hypothesis(f"{lengths} factors always", words), self.made(lengths)

@@ -13,6 +13,7 @@ from msgspec.structs import replace
 from posenc_export.export.expected import eager_session, full_pass
 from posenc_export.models import block, parameters, stack
 from posenc_export.models.attention_config import AttentionConfig
+from posenc_export.models.by_transformers import Published
 from posenc_export.models.whole_pass import encodings_in
 from posenc_export.runtime.artefact.summary import spec_text
 
@@ -62,10 +63,17 @@ def explained(
     if own > tolerance * scale:  # else only shorter sequences are wrong, as with long factors
         most = min(most, own / NEAR)
     for hypothesis, model in models:
-        if model is not None and tokens.shape[1] <= model.config.max_positions:
-            if error(full_pass(eager_session(model, tokens.shape[1]), tokens, 0, None)) <= most:
+        if model is not None and tokens.shape[1] <= getattr(model, "config", model).max_positions:
+            if error(_outputs(model, tokens)) <= most:
                 return hypothesis
     return None
+
+
+def _outputs(model: Any, tokens: np.ndarray) -> np.ndarray:
+    if isinstance(model, Published):
+        with torch.no_grad():
+            return np.asarray(model(torch.from_numpy(tokens)))
+    return full_pass(eager_session(model, tokens.shape[1]), tokens, 0, None)
 
 
 def with_faults(model: Any, faults: Iterable[Hypothesis]) -> Iterator[Tuple[Hypothesis, Any]]:
@@ -118,12 +126,17 @@ def hypotheses(model: Any) -> Iterator[Hypothesis]:
         words = f"theta of the rotation is {theta:g} and not {' and '.join(f'{t:g}' for t in own)}"
         yield Hypothesis("theta", words, _in_encodings(_given("theta", theta)))
     yield from itertools.starmap(Hypothesis, FAULTS)
-    factors = [2.0, 0.5, 2**0.5, 0.5**0.5, 4.0, 0.25]
-    for size in {a.head_size for a in attentions}:  # 1, 1/D, and those of other head sizes
-        factors += [size**0.5, size**-0.5, (size / 64) ** 0.5, (size / 128) ** 0.5]
-    for factor in dict.fromkeys(factors):
+    for factor in factors_of(*{a.head_size for a in attentions}):
         words = f"scores are scaled by {factor:.6g} times the factor of the reference"
         yield Hypothesis("scale", words, _scaled(factor))
+
+
+def factors_of(*sizes: int) -> Iterator[float]:
+    """Yield factors by which scores of heads of these sizes may be scaled in error."""
+    factors = [2.0, 0.5, 2**0.5, 0.5**0.5, 4.0, 0.25]
+    for size in sizes:  # 1, 1/D, and those of other head sizes
+        factors += [size**0.5, size**-0.5, (size / 64) ** 0.5, (size / 128) ** 0.5]
+    yield from dict.fromkeys(factors)
 
 
 def changed(model: Any, change: Change) -> Any:

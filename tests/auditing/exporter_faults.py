@@ -60,16 +60,16 @@ def _long(config: Dict[str, Any]) -> None:
 
 OF_CHECKPOINTS = {
     "window ignored": CheckpointFault(
-        "mistral", ("position",), lambda config: config.update(sliding_window=None)
+        "mistral", ("window ignored",), lambda config: config.update(sliding_window=None)
     ),
     "window off by one": CheckpointFault(
-        "mistral", ("position",), lambda config: config.update(sliding_window=9)
+        "mistral", ("window off by one",), lambda config: config.update(sliding_window=9)
     ),
     "theta": CheckpointFault(
-        "mistral", ("attention",), lambda config: config.update(rope_theta=500000.0)
+        "mistral", ("theta",), lambda config: config.update(rope_theta=500000.0)
     ),
     "interleaved for half": CheckpointFault("llama", ("attention",), weights=_exchanged),
-    "scale": CheckpointFault("llama", ("attention",), weights=_scaled),
+    "scale": CheckpointFault("llama", ("scale",), weights=_scaled),
     "long factors always": CheckpointFault("phi3", ("long factors always",), _long),
 }
 # Numbers of slots that faulty nodes read.

@@ -109,15 +109,15 @@ def _unlimited(model: Any) -> None:
 
 
 FAULTS: Dict[str, Fault] = {
-    "window ignored": Fault("mistral", ("position",), _unlimited),
-    "window one too large": Fault("mistral", ("position",), _windows(1)),
+    "window ignored": Fault("mistral", ("window ignored",), _unlimited),
+    "window one too large": Fault("mistral", ("window off by one",), _windows(1)),
     "positions of padded rows are slots": Fault("gpt2", ("positions ignored",), wrap=_slots),
     "rotary positions are slots": Fault("llama", ("positions ignored",), wrap=_slots),
     "positions one too large": Fault("gpt2", ("positions shifted",), wrap=_moved),
     "cache shifted": Fault("llama", ("cache",), outputs=_shifted),
     "new tokens one position late": Fault("llama", ("cache",), wrap=_late),
-    "theta": Fault("llama", ("attention",), _theta),
-    "scale": Fault("llama", ("attention",), _scale),
+    "theta": Fault("llama", ("theta",), _theta),
+    "scale": Fault("llama", ("scale",), _scale),
     "mask one short": Fault("llama", ("mask",), wrap=_short_mask),
     "ALiBi counts padding": Fault("bloom", ("padding",), wrap=_scaled_by_padding),
     "second row copied": Fault("llama", ("copied row",), wrap=_first_row),
