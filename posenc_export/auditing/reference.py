@@ -56,7 +56,10 @@ class Exact:
 
     def made(self, lengths: Optional[str]) -> Any:
         """Return the model with these factors of LongRoPE; None for those of its range."""
-        return self._read(self.build(lengths, self.facts.whole if lengths == "short" else None))
+        return self._read(self._built(lengths))
+
+    def _built(self, lengths: Optional[str]) -> Any:
+        return self.build(lengths, self.facts.whole if lengths == "short" else None)
 
     def _read(self, model: Any) -> Any:
         bare = without_head(model) if self.hidden and isinstance(model, stack.Stack) else model
@@ -107,14 +110,14 @@ class Exact:
 
     def faulty(self, length: int) -> Iterator[Tuple[Hypothesis, Any]]:
         """As hypotheses.with_faults, for sequences of `length` tokens."""
-        base, whole = self.read, self.facts.whole
-        if whole:
-            base = self.made("long" if length > whole else "short")
+        whole = self.facts.whole
+        lengths = ("long" if length > whole else "short") if whole else None
         if isinstance(self.model, Published):
-            yield from configurations.with_faults(self.model)
+            yield from configurations.with_faults(self._built(lengths) if whole else self.model)
         else:
+            base = self.made(lengths) if whole else self.read
             yield from with_faults(base, hypotheses(base))
-        for lengths in ("long", "short") if getattr(base, "trained", 0) else ():
+        for lengths in ("long", "short") if getattr(self.read, "trained", 0) else ():
             words = f"the rotation has the {lengths} factors at every length"
             yield Hypothesis(f"{lengths} factors always", words), self.made(lengths)
 

@@ -136,7 +136,7 @@ def factors_of(*sizes: int) -> Iterator[float]:
     factors = [2.0, 0.5, 2**0.5, 0.5**0.5, 4.0, 0.25]
     for size in sizes:  # 1, 1/D, and those of other head sizes
         factors += [size**0.5, size**-0.5, (size / 64) ** 0.5, (size / 128) ** 0.5]
-    yield from dict.fromkeys(factors)
+    yield from (factor for factor in dict.fromkeys(factors) if factor != 1)
 
 
 def changed(model: Any, change: Change) -> Any:
