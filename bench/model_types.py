@@ -125,7 +125,7 @@ def _with_decoder(row: Row, theirs: Any, ids: Any, path: Path, positions: int) -
 
     sources, tokens, calls = [ids[:1], ids[1:, :SHORT]], ids.flip(1), {"use_cache": False}
     try:
-        encoder, decoder = (from_pretrained(path, None, positions, part) for part in PARTS)
+        encoder, decoder = (from_pretrained(path, positions, part) for part in PARTS)
         read = as_model(decoder)
         rows = zip(sources, tokens[:, None], strict=True)
         whole = [theirs(input_ids=x, decoder_input_ids=y, **calls).logits for x, y in rows]

@@ -8,7 +8,7 @@ from typing import Any, Callable, Dict, Iterator, Tuple
 import torch
 
 from posenc_export.export.hypotheses import THETAS, Hypothesis, factors_of
-from posenc_export.models.by_transformers import Published
+from posenc_export.models.by_transformers import Published, limit
 
 Change = Callable[[Any, Any], None]  # of a layer, and of the configuration
 EVERYTHING = 1 << 30  # keys of a window that hides none
@@ -19,7 +19,7 @@ def with_faults(model: Published) -> Iterator[Tuple[Hypothesis, Published]]:
     share its weights.
     """
     config = model.model.config.get_text_config()
-    window = getattr(config, "sliding_window", None)
+    window = limit(config, "sliding_window")
     if type(window) is int:
         name = f"the window of {window} keys"
         for size, cause, words in (

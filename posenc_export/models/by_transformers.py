@@ -212,7 +212,7 @@ class Published(torch.nn.Module):
         """The limits in its configuration, by name."""
         config = _text(self.model.config)
         rotation = getattr(config, "rope_parameters", None) or {}
-        found = {name: getattr(config, key, rotation.get(key)) for key, name in LIMITS.items()}
+        found = {name: limit(config, key) or rotation.get(key) for key, name in LIMITS.items()}
         return {f"{name} {at}": at for name, at in found.items() if type(at) is int}
 
     def forward(
@@ -253,6 +253,14 @@ class Published(torch.nn.Module):
         if memory is None:
             memory = torch.zeros(len(ids), 1, self.memory)
         return decoded(self.model, ids, memory, mask, **options)
+
+
+def limit(config: Any, key: str) -> Any:
+    """Return an attribute of a configuration; None if it has none, or if layers differ in it."""
+    try:
+        return getattr(config, key, None)
+    except RuntimeError:  # AmbiguousGlobalPerLayerAttributeError of transformers
+        return None
 
 
 class Kind(NamedTuple):
