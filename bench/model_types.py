@@ -16,6 +16,7 @@ import collections
 import inspect
 import json
 import multiprocessing
+import re
 import resource
 import signal
 import sys
@@ -199,6 +200,7 @@ def _error(read: Any, ids: Any, whole: Any, causal: bool, encoded: Sequence[Any]
 def _line(error: BaseException) -> str:
     """Return an error in one line without paths of this machine."""
     text = " ".join(str(error).split()) or type(error).__name__
+    text = re.sub(r"<?(/[\w.+-]+){2,}>?", "FILE", text)
     own = isinstance(error, ValueError) and ": expected " in text
     return (text if own else f"{type(error).__name__}: {text}")[:LONGEST]
 
