@@ -8,6 +8,7 @@ from typing import Dict, List, Mapping, Optional, Sequence, Tuple
 
 import numpy as np
 
+from posenc_export.auditing.facts import LIMITED
 from posenc_export.auditing.inputs import NotPossible
 from posenc_export.auditing.session import TAGS, ForeignSession
 from posenc_export.runtime.verification import measuring, proof
@@ -236,5 +237,4 @@ def _at_edge(first: int, edges: Mapping[str, int]) -> Optional[str]:
     names = [name for name, at in edges.items() if abs(at - first) <= 1 and first > 1]
     if not names:
         return None
-    limits = ("window", "sliding", "chunk", "reach", "attention")
-    return "window" if names[0].startswith(limits) else "length"
+    return "window" if names[0].startswith(LIMITED) else "length"

@@ -12,6 +12,7 @@ import numpy as np
 from posenc_export.auditing.inputs import Interface
 
 UNSTATED = 4096  # positions of a model that does not state a number
+LIMITED = ("window", "chunk", "reach")  # beginnings of names of edges where keys become invisible
 
 
 @dataclass(frozen=True)
@@ -41,8 +42,7 @@ class Facts:
     @property
     def rules(self) -> Tuple[str, ...]:
         """The rules, or that of all layers as it was measured, if nothing limits it."""
-        limits = ("window", "sliding", "chunk", "reach", "attention")
-        if self.sees or self.window or any(name.startswith(limits) for name in self.edges):
+        if self.sees or self.window or any(name.startswith(LIMITED) for name in self.edges):
             return self.sees or ("",)
         return ("k <= q" if self.causal else "k >= 0",)
 

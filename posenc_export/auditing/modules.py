@@ -12,14 +12,12 @@ import torch
 
 from posenc_export.auditing.facts import UNSTATED, Facts
 from posenc_export.export.comparison import first_output
+from posenc_export.models.by_transformers import LENGTHS, limits_of
 from posenc_export.shared.foreign import explained
 from posenc_export.shared.numerics import tolerance, worst_error
 from posenc_export.shared.refusal import refusal
 
-# Names of a config's sizes, by what they mean here.
-LENGTHS = ("max_position_embeddings", "n_positions", "max_seq_len", "n_ctx", "seq_length")
 ORIGINAL = "original_max_position_embeddings"
-EDGES = ("sliding_window", "attention_chunk_size", ORIGINAL)
 MODEL = "give the model of this graph"
 BY_LENGTH = ("longrope", "dynamic")  # rotations whose angles depend on the length of a sequence
 
@@ -44,7 +42,6 @@ class Called:
 
     def _facts(self, config: Any, features: int) -> Facts:
         positions = _size(config, *LENGTHS) or UNSTATED
-        sizes = {name: _size(config, name) for name in EDGES}
         depth = _size(config, "num_hidden_layers") or 2
         weights = list(getattr(self.module, "parameters", list)())
         longest = max((p.shape[-1] for p in weights if p.dim() > 1), default=64)
@@ -61,10 +58,10 @@ class Called:
             features=features,
             positions=positions,
             causal=bool(change <= rounding),
-            edges={f"{n.replace('_', ' ')} {s}": s for n, s in sizes.items() if 0 < s < positions},
+            edges={name: at for name, at in limits_of(config).items() if 0 < at < positions},
             tolerance=rounding,
             depth=depth,
-            whole=sizes[ORIGINAL] if _rotation(config).get("rope_type") in BY_LENGTH else 0,
+            whole=_size(config, ORIGINAL) if _rotation(config).get("rope_type") in BY_LENGTH else 0,
             heads=_heads(config),
             starts="position_ids" in self.names[1:],
         )

@@ -28,7 +28,7 @@ from posenc_export.models.checkpoint import BELONGS, WHERE, Checkpoint
 from posenc_export.models.config import ReadoutConfig
 from posenc_export.models.config_limits import TABLE, check_values
 from posenc_export.models.embedding_and_head import Text
-from posenc_export.models.encoder_decoder import Numbers, decoded, read_encoder
+from posenc_export.models.encoder_decoder import OWN, Numbers, decoded, read_encoder
 from posenc_export.models.gguf.checkpoint import GGUFCheckpoint
 from posenc_export.models.replaced_layers import replace_experts, replace_transposed
 from posenc_export.models.task_heads import (
@@ -48,7 +48,6 @@ from posenc_export.shared.suggestion import check_name, suggestion
 
 OLDEST = (5, 20)  # version of transformers
 INSTALL = "pip install 'posenc-export[transformers]'"
-OWN = "build the model in Python and give it to export_model"
 OF_TOKENS = "sound, images and series are not read; export a layer of it by export_model"
 # Keys of config.json, at any depth, that name code, kernels, files or devices, and the form of
 # outputs. Checkpoint reads quantization_config.
@@ -98,7 +97,8 @@ class Published(torch.nn.Module):
         after: what follows its pooling, a module of [B,S,E] that acts on each token.
         trained: the trained length of LongRoPE, 0 for other rotations.
         causal: whether outputs do not depend on later tokens, tried with numbers.
-        text, source, stored: as those of a Stack.
+        text, source: as those of a Stack.
+        stored: weights of few bits as the checkpoint has them, by name.
     """
 
     def __init__(
@@ -210,10 +210,7 @@ class Published(torch.nn.Module):
     @property
     def edges(self) -> Dict[str, int]:
         """The limits in its configuration, by name."""
-        config = _text(self.model.config)
-        rotation = getattr(config, "rope_parameters", None) or {}
-        found = {name: limit(config, key) or rotation.get(key) for key, name in LIMITS.items()}
-        return {f"{name} {at}": at for name, at in found.items() if type(at) is int}
+        return limits_of(_text(self.model.config))
 
     def forward(
         self, ids: Tensor, beside: Optional[Tensor] = None, mask: Optional[Tensor] = None
@@ -253,6 +250,13 @@ class Published(torch.nn.Module):
         if memory is None:
             memory = torch.zeros(len(ids), 1, self.memory)
         return decoded(self.model, ids, memory, mask, **options)
+
+
+def limits_of(config: Any) -> Dict[str, int]:
+    """Return the limits in a configuration of transformers, by name."""
+    rotation = getattr(config, "rope_parameters", None) or {}
+    found = {name: limit(config, key) or rotation.get(key) for key, name in LIMITS.items()}
+    return {f"{name} {at}": at for name, at in found.items() if type(at) is int}
 
 
 def limit(config: Any, key: str) -> Any:

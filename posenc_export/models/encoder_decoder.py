@@ -11,7 +11,7 @@ from torch import Tensor
 from posenc_export.models.checkpoint import WHERE
 from posenc_export.shared.refusal import refusal
 
-REMEDY = "build the model in Python and give it to export_model"
+OWN = "build the model in Python and give it to export_model"
 
 
 class Numbers(torch.nn.Module):
@@ -47,7 +47,7 @@ def read_encoder(model: Any) -> Dict[str, torch.nn.Linear]:
         hook.remove()
     if not found or len(found) % 2 or {type(part) for part in found.values()} != {torch.nn.Linear}:
         rule = "a decoder whose layers read an encoder by a projection to keys and one to values"
-        raise refusal(WHERE, rule, f"{', '.join(found) or 'none'}"[:80], REMEDY)
+        raise refusal(WHERE, rule, f"{', '.join(found) or 'none'}"[:80], OWN)
     return found
 
 

@@ -15,8 +15,7 @@ from posenc_export.models.parts.readout import POOLINGS
 
 LANGUAGE = ("CausalLM", "ConditionalGeneration")
 SCORES, ANSWERS, LABELS = "SequenceClassification", "QuestionAnswering", "TokenClassification"
-EACH = (*LANGUAGE, "MaskedLM", LABELS, ANSWERS)  # tasks with logits for each token
-HEADS = (*EACH, SCORES)
+HEADS = (*LANGUAGE, "MaskedLM", LABELS, ANSWERS, SCORES)
 WITHOUT = "give --no-head, or head=False, for hidden states"
 TRIED = 6  # tokens that show how hidden states are pooled
 
