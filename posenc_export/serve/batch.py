@@ -30,6 +30,7 @@ class Row:
         # Tokens that were not fed yet: of the prompt, later the last generated one
         self.unread: Deque[int] = deque(request.prompt[known:])
         self.generated: List[int] = []
+        self.sampling = generation.Sampling(request.temperature, request.top_k, request.top_p)
         self.random = np.random.default_rng(request.seed)
         self.echoed = [Token(request, request.prompt[0], "", read=True)] if request.echo else []
 
@@ -61,8 +62,7 @@ class Row:
     def next_token(self, logits: np.ndarray) -> Token:
         """Choose the next token from its logits [V]. The next step feeds it."""
         request, allowed = self.request, self.rules.applied(logits, len(self.generated))
-        sampling = generation.Sampling(request.temperature, request.top_k, request.top_p)
-        token = sampling.choose(allowed, self.random.random)
+        token = self.sampling.choose(allowed, self.random.random)
         self.generated.append(token)
         self.unread.append(token)
         ended = LENGTH if len(self.generated) == request.max_tokens else ""
