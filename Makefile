@@ -115,7 +115,7 @@ clients: $(VENV)/ready
 $(VENV)/ready: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install -q torch==$$(sed -n 's/^torch==//p' constraints.txt)
-	$(BIN)/python -m pip install -q -e '.[$(RUNTIME),export,report,serve,text,gguf,test]'
+	$(BIN)/python -m pip install -q -e '.[$(RUNTIME),export,report,serve,text,gguf,test,peers]'
 	touch $@
 
 clean:

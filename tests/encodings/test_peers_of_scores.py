@@ -103,27 +103,6 @@ def test_attention_of_conformers_is_transformer_xl_or_shaw(kind: str) -> None:
     assert worst_error(y.numpy(), expected.numpy()) <= tolerance("float32", 1, 64)
 
 
-def test_shaw_of_sinusoids_is_nezha() -> None:
-    nezha = pytest.importorskip(
-        "transformers.models.deprecated.nezha.modeling_nezha", reason="NEZHA was in transformers 4"
-    )
-    config = nezha.NezhaConfig(
-        hidden_size=64, num_attention_heads=4, max_position_embeddings=64, max_relative_position=7,
-        attention_probs_dropout_prob=0.0
-    )  # fmt: skip
-    torch.manual_seed(1)
-    theirs, x = nezha.NezhaSelfAttention(config).eval(), torch.randn(1, 30, 64)
-    ours: Any = encodings.build(
-        {"name": "shaw", "left": 7, "right": 7, "table": "sinusoidal"},
-        encodings.Geometry(64, 4, 16, 64, False, 4),
-    )
-    with torch.no_grad():
-        expected = theirs(x)[0]
-        q, k, v = (part(x).view(1, 30, 4, 16) for part in (theirs.query, theirs.key, theirs.value))
-        y = attend(ours, q, k, v)
-    assert worst_error(y.numpy(), expected.numpy()) <= tolerance("float32", 1, 64)
-
-
 @pytest.mark.parametrize("table", ["sinusoidal", "trained"])
 def test_infused_attention_matches_attention_over_tokens_with_added_positions(table: str) -> None:
     from transformers.models.distilbert.modeling_distilbert import create_sinusoidal_embeddings
