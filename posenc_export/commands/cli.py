@@ -36,6 +36,7 @@ GROUPS = {
         "describe": "print the parts of a model, layer by layer",
         "inspect": "print what an artefact holds, or a program that runs it",
         "plot": "draw an encoding, as PNG or SVG",
+        "study": "train small decoders and compare them on texts longer than in training",
     },
 }
 COMMANDS = {name: summary for group in GROUPS.values() for name, summary in group.items()}

@@ -4,13 +4,13 @@ import argparse
 import io
 import json
 from pathlib import Path
+from typing import Any
 
 from posenc_export.commands.options import Table, option
 from posenc_export.runtime.artefact.places import Form, check_file, write_file
 from posenc_export.shared.refusal import refusal
 
 SUFFIXES = (".png", ".svg")
-MADE_BY = "posenc plot"  # in the metadata of every picture, by which an earlier one is recognized
 OPTIONS: Table = {
     "encoding": option("NAME or NAME:PARAMETER=VALUE,... of an encoding"),
     "-o --output": option("file ending in .png or .svg (default: NAME.png)", type=Path),
@@ -20,21 +20,38 @@ OPTIONS: Table = {
 }
 
 
+class Picture:
+    """A file for a figure of a command, whose metadata name the command, so that it may be written
+    again.
+
+    Raises:
+        ValueError: a path with another ending, or of a file that the command did not write.
+    """
+
+    def __init__(self, command: str, path: Path) -> None:
+        self.path, self._made_by = path, f"posenc {command}"
+        self._form = Form(command, self._made_by.encode())
+        if path.suffix not in SUFFIXES:
+            rule = f"a file ending in {' or '.join(SUFFIXES)}"
+            raise refusal(command, rule, repr(path.name), "give -o FILE.svg")
+        check_file(path, self._form)
+
+    def write(self, figure: Any) -> None:
+        """Write a figure of matplotlib."""
+        drawn, kind = io.BytesIO(), self.path.suffix[1:]
+        named = {"Creator" if kind == "svg" else "Software": self._made_by}
+        figure.savefig(drawn, format=kind, dpi=150, metadata=named)
+        write_file(self.path, drawn.getvalue(), self._form)
+
+
 def run(options: argparse.Namespace) -> int:
     from posenc_export import encodings
     from posenc_export.catalogue.plots import View, draw
 
     name = options.encoding.partition(":")[0]
-    form, path = Form("plot", MADE_BY.encode()), options.output or Path(f"{name}.png")
-    if path.suffix not in SUFFIXES:
-        rule = f"a file ending in {' or '.join(SUFFIXES)}"
-        raise refusal("plot", rule, repr(path.name), "give -o FILE.svg")
-    check_file(path, form)
+    picture = Picture("plot", options.output or Path(f"{name}.png"))
     spec = encodings.parse(options.encoding)
-    figure = draw(spec, View(options.distance, options.head_size, options.positions))
-    drawn = io.BytesIO()
-    named = {"Creator" if path.suffix == ".svg" else "Software": MADE_BY}
-    figure.savefig(drawn, format=path.suffix[1:], dpi=150, metadata=named)
-    write_file(path, drawn.getvalue(), form)
-    print(json.dumps({"encoding": spec, "file": str(path)}) if options.json else path)
+    picture.write(draw(spec, View(options.distance, options.head_size, options.positions)))
+    written = {"encoding": spec, "file": str(picture.path)}
+    print(json.dumps(written) if options.json else picture.path)
     return 0

@@ -26,9 +26,10 @@ FOLDED = "folded.safetensors"
 TRAINED_LENGTH = 256  # tokens (bytes) of context in training
 
 
-def small(encoding: Mapping[str, Any]) -> StackConfig:
-    """Return a decoder with 0.33 million parameters, as the study of lengths trained it."""
-    return decoder_config(256, 4, 216, block_config(80, 5, 2048, head_size=16, encoding=encoding))
+def small(encoding: Mapping[str, Any], positions: int = 2048) -> StackConfig:
+    """Return a decoder of bytes with 0.33 million parameters."""
+    block = block_config(80, 5, positions, head_size=16, encoding=encoding)
+    return decoder_config(256, 4, 216, block)
 
 
 ROPE, ALIBI = {"name": "rope"}, {"name": "alibi"}

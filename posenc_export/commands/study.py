@@ -1,0 +1,122 @@
+"""`posenc study`: train a small decoder with each encoding, and compare how well they predict texts
+that are longer than those in training.
+"""
+
+import argparse
+import json
+from pathlib import Path
+from typing import Any, Dict, List, Sequence, Tuple
+
+from posenc_export.commands.options import Table, option
+from posenc_export.commands.plot import Picture
+from posenc_export.commands.terminal import show
+from posenc_export.shared.refusal import refusal
+
+BESIDE = ("rope", "alibi")
+TIMES = (1, 2, 4, 8)  # contexts that are tried, by the length in training
+PLACES, RATE = 48, 3e-3
+OPTIONS: Table = {
+    "encodings": option(
+        f"NAME or NAME:PARAMETER=VALUE,... of encodings; {' and '.join(BESIDE)} are trained, too",
+        nargs="+",
+        metavar="encoding",
+    ),
+    "-o --output": option("file ending in .png or .svg (default: study.png)", type=Path),
+    "--steps": option("of training, with 16 texts each", 600),
+    "--length": option("bytes of a text in training", 128),
+    "--text": option(
+        "file to train on, whose last twentieth is held out (default: the source code of Python's "
+        "standard library)",
+        type=Path,
+    ),
+    "--seed": option("of weights and of the order of texts", 0),
+}
+
+
+def run(options: argparse.Namespace) -> int:
+    from posenc_export import encodings
+
+    for name, least in (("steps", 1), ("length", 8), ("seed", 0)):
+        if getattr(options, name) < least:
+            rule, got = f"--{name} to be at least {least}", getattr(options, name)
+            raise refusal("study", rule, got)
+    picture = Picture("study", options.output or Path("study.png"))
+    specs = {text: encodings.parse(text) for text in dict.fromkeys((*options.encodings, *BESIDE))}
+    lengths = [times * options.length for times in TIMES]
+    texts = _texts(options.text, lengths[-1] + PLACES)
+    bits = {}
+    for text, spec in specs.items():
+        options.say(f"{text}: training")
+        bits[text] = _trained(spec, texts, lengths, options)
+    options.say.close()
+    picture.write(_drawn(bits, lengths))
+    if options.json:
+        rows = [
+            {"encoding": name, "bits": dict(zip(lengths, of, strict=True))}
+            for name, of in bits.items()
+        ]
+        print(json.dumps({"file": str(picture.path), "rows": rows}))
+        return 0
+    columns = [f"{length} bytes" for length in lengths]
+    show(
+        [
+            {
+                "bits per byte": name,
+                **{key: f"{value:.2f}" for key, value in zip(columns, of, strict=True)},
+            }
+            for name, of in bits.items()
+        ]
+    )
+    print(picture.path)
+    return 0
+
+
+def _texts(path: Any, least: int) -> Tuple[Any, Any]:
+    """Return bytes for training and those that are held out, uint8. least: number of each."""
+    import torch
+
+    from posenc_export.models.training import HELD_OUT, python_source
+
+    if path is None:
+        return python_source()
+    text = torch.frombuffer(bytearray(path.read_bytes() or b"\0"), dtype=torch.uint8)
+    end = len(text) - len(text) // HELD_OUT
+    if len(text) - end < least:
+        rule = f"a text of at least {least * HELD_OUT} bytes"
+        raise refusal(f"study: {path}", rule, len(text), "give a longer one, or a smaller --length")
+    return text[:end], text[end:]
+
+
+def _trained(
+    spec: Dict[str, Any], texts: Tuple[Any, Any], lengths: Sequence[int], options: Any
+) -> List[float]:
+    """Train a decoder, and return its bits per byte at each length of context."""
+    from posenc_export.models.presets import small
+    from posenc_export.models.randomness import drawn_from
+    from posenc_export.models.stack import Stack
+    from posenc_export.models.training import bits_per_byte, fit, initialise
+
+    with drawn_from(options.seed):
+        model = Stack(small(spec, lengths[-1]))
+        initialise(model)
+        fit(model, texts[0], options.steps, options.length, RATE, options.say)
+    model.eval()
+    last, room = options.length // 2, lengths[-1]
+    return [bits_per_byte(model, texts[1], length, PLACES, last, room) for length in lengths]
+
+
+def _drawn(bits: Dict[str, List[float]], lengths: Sequence[int]) -> Any:
+    """Draw the bits per byte of each encoding by bytes of context."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(6.4, 4.0), layout="constrained")
+    axes = figure.add_subplot()
+    for name, of in bits.items():
+        axes.plot(lengths, of, marker="o", label=name)
+    axes.set_xscale("log", base=2)
+    axes.set_xticks(lengths, [str(length) for length in lengths])
+    axes.axvline(lengths[0], color="0.7", linestyle=":", label="length in training")
+    axes.set_xlabel("bytes of context (logarithmic)")
+    axes.set_ylabel("bits per byte; less is better")
+    axes.legend(fontsize=8)
+    return figure
