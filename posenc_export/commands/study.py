@@ -35,19 +35,23 @@ OPTIONS: Table = {
 
 def run(options: argparse.Namespace) -> int:
     from posenc_export import encodings
+    from posenc_export.models.presets import seeded, small
 
     for name, least in (("steps", 1), ("length", 8), ("seed", 0)):
         if getattr(options, name) < least:
             rule, got = f"--{name} to be at least {least}", getattr(options, name)
             raise refusal("study", rule, got)
     picture = Picture("study", options.output or Path("study.png"))
-    specs = {text: encodings.parse(text) for text in dict.fromkeys((*options.encodings, *BESIDE))}
     lengths = [times * options.length for times in TIMES]
     texts = _texts(options.text, lengths[-1] + PLACES)
+    models = {
+        name: seeded(small(encodings.parse(name), lengths[-1]), options.seed)
+        for name in dict.fromkeys((*options.encodings, *BESIDE))
+    }
     bits = {}
-    for text, spec in specs.items():
-        options.say(f"{text}: training")
-        bits[text] = _trained(spec, texts, lengths, options)
+    for name, model in models.items():
+        options.say(f"{name}: training")
+        bits[name] = _bits(model, texts, lengths, options)
     options.say.close()
     picture.write(_drawn(bits, lengths))
     if options.json:
@@ -87,19 +91,14 @@ def _texts(path: Any, least: int) -> Tuple[Any, Any]:
     return text[:end], text[end:]
 
 
-def _trained(
-    spec: Dict[str, Any], texts: Tuple[Any, Any], lengths: Sequence[int], options: Any
-) -> List[float]:
+def _bits(model: Any, texts: Tuple[Any, Any], lengths: Sequence[int], options: Any) -> List[float]:
     """Train a decoder, and return its bits per byte at each length of context."""
-    from posenc_export.models.presets import small
     from posenc_export.models.randomness import drawn_from
-    from posenc_export.models.stack import Stack
     from posenc_export.models.training import bits_per_byte, fit, initialise
 
     with drawn_from(options.seed):
-        model = Stack(small(spec, lengths[-1]))
         initialise(model)
-        fit(model, texts[0], options.steps, options.length, RATE, options.say)
+        fit(model.train(), texts[0], options.steps, options.length, RATE, options.say)
     model.eval()
     last, room = options.length // 2, lengths[-1]
     return [bits_per_byte(model, texts[1], length, PLACES, last, room) for length in lengths]
