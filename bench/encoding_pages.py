@@ -19,7 +19,7 @@ from bench.compact_svg import save
 from bench.marked import TEXTS, text
 from posenc_export import encodings
 from posenc_export.catalogue import properties
-from posenc_export.catalogue.listing import SMALL, hooks_of, source_of
+from posenc_export.catalogue.listing import SMALL, hooks_of, place_of, source_of
 from posenc_export.catalogue.plots import draw, draw_small
 from posenc_export.shared.tables import markdown
 
@@ -85,7 +85,7 @@ Good for {note["use"]}. {models}
 
 ![{name}]({name}.svg)
 
-Attention: {" or ".join(cls.works_in)}.
+{place_of(name)}
 
 {_prose(rest, encodings.parameters(name))}
 

@@ -28,7 +28,7 @@ NOTES = "bench/texts/encodings.toml"
 
 
 def unregistered(files: Iterable[str], registered: Sequence[str], noted: Iterable[str]) -> str:
-    """Return one line about the first encoding that lacks its file, its line or its notes; an
+    """Return one line about the first encoding that lacks its file, its word or its notes; an
     empty text if none does.
     """
     for name in sorted({*files, *registered, *noted}):
@@ -36,7 +36,7 @@ def unregistered(files: Iterable[str], registered: Sequence[str], noted: Iterabl
             place
             for place, names in (
                 (f"posenc_export/encodings/{name}.py", files),
-                ("CLASSES of posenc_export/encodings/__init__.py", registered),
+                ("NAMES of posenc_export/encodings/__init__.py", registered),
                 (NOTES, noted),
             )
             if name not in names
@@ -50,7 +50,7 @@ def pytest_configure(config: pytest.Config) -> None:
     """Keep results of contracts for the tests of this run alone, in all its processes."""
     written = {path.stem for path in (TOP / "posenc_export/encodings").glob("[!_]*.py")}
     if line := unregistered(
-        written, list(encodings.CLASSES), tomllib.loads((TOP / NOTES).read_text("utf-8"))
+        written, encodings.NAMES, tomllib.loads((TOP / NOTES).read_text("utf-8"))
     ):
         raise pytest.UsageError(line)
     if not hasattr(config, "workerinput"):  # the workers of xdist inherit the variable

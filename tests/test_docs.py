@@ -7,19 +7,9 @@ from typing import Any, Dict
 import pytest
 
 from posenc_export.clients.page import PROGRAMS, inputs_page, programs
-from posenc_export.encodings import REGISTRY
 from posenc_export.export import ExportOptions
 
 TOP = Path(__file__).parents[1]
-
-
-def test_an_encoding_is_one_file_and_one_line() -> None:
-    folder = TOP / "posenc_export/encodings"
-    lines = (folder / "__init__.py").read_text().splitlines()
-    for name, cls in REGISTRY.items():
-        assert (folder / f"{name}.py").is_file() and [
-            line for line in lines if line.startswith(f'    "{name}":')
-        ] == [f'    "{name}": "{cls.__name__}",']
 
 
 def test_the_table_of_inputs_is_up_to_date() -> None:

@@ -25,7 +25,7 @@ def test_skipped_tests_are_counted_by_reason_in_one_line() -> None:
 @pytest.mark.parametrize(
     ("registered", "noted", "missing"),
     [
-        (["rope"], ["rope", "slow"], "CLASSES of posenc_export/encodings/__init__.py"),
+        (["rope"], ["rope", "slow"], "NAMES of posenc_export/encodings/__init__.py"),
         (["rope", "slow"], ["rope"], "bench/texts/encodings.toml"),
         (["rope", "slow"], ["rope", "slow"], ""),
     ],

@@ -69,7 +69,7 @@ class Exact:
         manifest = expected.eager_session(self.read, 8).manifest
         specs = [spec for spec in described.encodings(manifest) if spec["name"] in ORIGINAL]
         originals = [s.get("original_max_positions", ORIGINAL[s["name"]]) for s in specs]
-        edges = {edge.name: edge.at for edge in edges_of(self.read)}
+        edges = edges_of(self.read)
         depth, reduction = bounds.extent(self.read)
         allowed = tolerance("float32", depth, reduction)
         if trained := getattr(self.read, "trained", 0):  # of LongRoPE

@@ -36,6 +36,12 @@ def states_of(name: str) -> str:
     return "; ".join(states) or "none"
 
 
+def place_of(name: str) -> str:
+    """Sentences about kinds of attention, hooks and states."""
+    kinds = " or ".join(registry.KNOWN[name].works_in)
+    return f"Attention: {kinds}. Hook: {hooks_of(name)}. State: {states_of(name)}."
+
+
 def source_of(name: str) -> str:
     """Title and source: the first paragraph of the module's docstring."""
     return _first_paragraph(inspect.getmodule(registry.KNOWN[name])) or "-"

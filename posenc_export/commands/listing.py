@@ -71,7 +71,7 @@ def _text(name: str, rows: Rows, shorten: bool) -> str:
 
 
 def _print_encoding(options: argparse.Namespace) -> int:
-    from posenc_export.catalogue.listing import encodings
+    from posenc_export.catalogue.listing import encodings, place_of
     from posenc_export.catalogue.properties import row_of
     from posenc_export.encodings import KNOWN, parameters
 
@@ -82,6 +82,7 @@ def _print_encoding(options: argparse.Namespace) -> int:
         return 0
     described: Any = inspect.getdoc(KNOWN[options.what])
     print(textwrap.fill(row["source"], WIDTH), "", described, sep="\n")
+    print("", place_of(options.what), sep="\n")
     known = {name: str(p.default) for name, p in parameters(options.what).items()}
     defaults = [{"parameter": name, "default": default} for name, default in known.items()]
     if defaults:

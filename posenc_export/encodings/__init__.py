@@ -1,4 +1,4 @@
-"""The registry of encodings; a line adds one to every target, test, benchmark and page."""
+"""The registry of encodings; a word adds one to every target, test, benchmark and page."""
 
 import importlib
 import inspect
@@ -21,68 +21,30 @@ from posenc_export.encodings.shared.plugins import Package
 from posenc_export.shared import registry
 from posenc_export.shared.refusal import refusal
 
-# Module and class name of each encoding.
-CLASSES = {
-    "nope": "NoPE",
-    "integer": "Integer",
-    "normalized": "Normalized",
-    "binary": "Binary",
-    "sinusoidal": "Sinusoidal",
-    "sinusoidal_2d": "Sinusoidal2D",
-    "learned": "Learned",
-    "learned_2d": "Learned2D",
-    "boxes": "Boxes",
-    "hierarchical": "Hierarchical",
-    "recurrent": "Recurrent",
-    "floater": "FLOATER",
-    "multiplicative": "Multiplicative",
-    "input_rnn": "InputRNN",
-    "conditional_conv": "ConditionalConv",
-    "conditional_conv_2d": "ConditionalConv2D",
-    "complex_order": "ComplexOrder",
-    "rope": "RoPE",
-    "rope_linear": "RoPELinear",
-    "rope_ntk": "RoPENTK",
-    "rope_yarn": "RoPEYaRN",
-    "rope_llama3": "RoPELlama3",
-    "rope_proportional": "RoPEProportional",
-    "rope_trained": "RoPETrained",
-    "rope_dynamic": "RoPEDynamic",
-    "rope_longrope": "RoPELongRoPE",
-    "dual_chunk": "DualChunk",
-    "rope_2d": "RoPE2D",
-    "rope_axial": "RoPEAxial",
-    "rope_normalized": "RoPENormalized",
-    "mrope": "MRoPE",
-    "mrope_interleaved": "MRoPEInterleaved",
-    "xdrope": "XDRoPE",
-    "xpos": "XPos",
-    "pope": "PoPE",
-    "logn": "LogN",
-    "infused": "Infused",
-    "alibi": "ALiBi",
-    "t5": "T5",
-    "kerple": "KERPLE",
-    "fire": "FIRE",
-    "sandwich": "Sandwich",
-    "dynamic_bias": "DynamicBias",
-    "swin": "Swin",
-    "swin_v2": "SwinV2",
-    "layout_bias": "LayoutBias",
-    "decomposed_2d": "Decomposed2D",
-    "shaw": "Shaw",
-    "transformer_xl": "TransformerXL",
-    "wavlm": "WavLM",
-    "inkling": "Inkling",
-    "deberta": "DeBERTa",
-    "cope": "CoPE",
-    "fox": "FoX",
-    "fox_pair": "FoXPair",
-}
-REGISTRY: Dict[str, Type[PositionEncoding]] = {
-    name: getattr(importlib.import_module(f"{__name__}.{name}"), cls)
-    for name, cls in CLASSES.items()
-}
+# Modules of this folder, each with the class of one encoding.
+NAMES = """
+    nope integer normalized binary sinusoidal sinusoidal_2d learned learned_2d boxes hierarchical
+    recurrent floater multiplicative input_rnn conditional_conv conditional_conv_2d complex_order
+    rope rope_linear rope_ntk rope_yarn rope_llama3 rope_proportional rope_trained rope_dynamic
+    rope_longrope dual_chunk rope_2d rope_axial rope_normalized mrope mrope_interleaved xdrope xpos
+    pope logn infused alibi t5 kerple fire sandwich dynamic_bias swin swin_v2 layout_bias
+    decomposed_2d shaw transformer_xl wavlm inkling deberta cope fox fox_pair
+""".split()
+
+
+def _class_in(name: str) -> Type[PositionEncoding]:
+    """Return the encoding that a module of this folder defines."""
+    place = f"{__name__}.{name}"
+    return next(
+        value
+        for value in vars(importlib.import_module(place)).values()
+        if inspect.isclass(value)
+        and issubclass(value, PositionEncoding)
+        and value.__module__ == place
+    )
+
+
+REGISTRY: Dict[str, Type[PositionEncoding]] = {name: _class_in(name) for name in NAMES}
 # Built-in encodings, encodings added by `register`, and entry points of installed packages.
 KNOWN = plugins.Known(REGISTRY)
 

@@ -21,17 +21,14 @@ class ALiBi(PositionEncoding):
     other slope of twice that power (the authors' code). MPT computes the same list in another way.
     Causal and bidirectional attention differ only in the block's mask.
 
-    Hook: bias. State: none. Range: 0 .. max_positions - 1. The paper counts positions from 1, which
-    changes no score.
+    The paper counts positions from 1, which changes no score.
 
     Args:
         geometry: heads H, any count; head size D.
         max_bias: exponent of the smallest slope; 8 in the paper, alibi_bias_max of MPT.
         scale: factor on all slopes; 1 in the paper.
-        heads: number n of heads with a slope, counted from the first head; 0 for all heads.
-
-    Raises:
-        ValueError: max_bias or scale not above 0, more heads than H.
+        heads: number n of heads with a slope, counted from the first head, at most H; 0 for
+            all heads.
     """
 
     above = {"max_bias": 0, "scale": 0}

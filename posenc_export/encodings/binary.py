@@ -11,13 +11,10 @@ from posenc_export.shared.refusal import refusal
 class Binary(PositionEncoding):
     """x + the E bits of p, the most significant bit first.
 
-    Hook: embed. State: none. Range: 0 .. max_positions - 1, at most 2^E.
+    Range: 0 .. max_positions - 1, at most 2^E.
 
     Args:
         geometry: width E, max_positions.
-
-    Raises:
-        ValueError: more positions than E bits can represent.
     """
 
     def embed(self, x: Tensor, positions: Tensor) -> Tensor:

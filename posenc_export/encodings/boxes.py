@@ -19,21 +19,17 @@ class Boxes(PositionEncoding):
 
     A height or width below 0 counts as 0.
 
-    Hook: embed. State: none. Range: coordinates [4,B,S], the left, upper, right and lower edge of a
-    box, each 0 .. size - 1; with a size, 0 if they are not given.
+    Range: coordinates [4,B,S], the left, upper, right and lower edge of a box, each 0 .. size - 1;
+    with a size, 0 if they are not given.
 
     Args:
         geometry: width E.
         size: rows of each table; max_2d_position_embeddings. 0 for max_positions.
-        extent: width of H and W in concatenated rows, where X and Y have (E - 2 extent) / 4;
-            shape_size. 0 to add rows.
+        extent: width of H and W in concatenated rows, where X and Y have (E - 2 extent) / 4, an
+            integer above 0; shape_size. 0 to add rows.
 
     Weights:
         of_x.weight, of_y.weight, of_height.weight, of_width.weight: X, Y, H, W, [size,width].
-
-    Raises:
-        ValueError: a negative size or extent; no width is left for concatenated X and Y, or it is
-            not an integer.
     """
 
     axes = 4

@@ -24,8 +24,6 @@ class ComplexOrder(PositionEncoding):
     float64, and far positions are as exact as near ones. In float16 the table, with the
     frequencies, has 11 significant bits, which changes the output at far positions.
 
-    Hook: embed. State: none. Range: 0 .. max_positions - 1.
-
     Args:
         geometry: width E, even.
         base: initial frequencies are base^(-2k/E), as in the sinusoid.
@@ -36,9 +34,6 @@ class ComplexOrder(PositionEncoding):
     Weights:
         frequency.value: w_k, [E/2] float32, if frequencies is "words"; all other weights are in the
             token table.
-
-    Raises:
-        ValueError: odd width, base not above 1, unknown frequencies or phases.
     """
 
     above = {"base": 1}

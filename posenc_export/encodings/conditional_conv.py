@@ -3,13 +3,13 @@
 """
 
 import math
-from typing import List, Literal, Sequence, Tuple
+from typing import Dict, List, Literal, Sequence, Tuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from posenc_export.encodings.shared.base import Edge, Geometry, Oracle, PositionEncoding, StateSpec
+from posenc_export.encodings.shared.base import Geometry, Oracle, PositionEncoding, StateSpec
 from posenc_export.ops import recurrence
 from posenc_export.shared.refusal import refusal
 
@@ -19,22 +19,19 @@ class ConditionalConv(PositionEncoding):
     causal form of the paper's convolution. In bidirectional attention m = -floor((kernel-1)/2) ..
     floor(kernel/2), zeros after the last token, too.
 
-    Hook: embed. State: the last kernel - 1 inputs [B,kernel-1,E] of a causal model. Range: 0 ..
-    max_positions - 1; only the order of tokens matters, not their positions.
+    State: the last kernel - 1 inputs [B,kernel-1,E] of a causal model. Only the order of tokens
+    matters, not their positions.
 
     Args:
         geometry: width E.
         kernel: length of a filter in tokens.
         groups: number of groups of entries; an output reads only the entries of its group. 0 for E
-            groups, as in the paper; wav2vec 2.0 has 16.
+            groups, as in the paper; wav2vec 2.0 has 16. It divides E.
         activation: act: "none", as in the paper, or "gelu", as in wav2vec 2.0.
 
     Weights:
         convolution.weight: w, [E,E/groups,kernel], the oldest token first; without weight
             normalization, which wav2vec 2.0 applies.
-
-    Raises:
-        ValueError: kernel below 2, groups that do not divide the width, an unknown activation.
     """
 
     # A filter of one token sees no neighbour.
@@ -58,9 +55,9 @@ class ConditionalConv(PositionEncoding):
         last = count + torch.arange(self.kernel - 1, device=x.device)  # [B,kernel-1]
         return out, [tokens.gather(1, last.unsqueeze(2).expand(-1, -1, self.width))]
 
-    def edges(self) -> List[Edge]:
+    def edges(self) -> Dict[str, int]:
         reach = self.kernel if self.causal else self.kernel // 2 + 1
-        return [Edge(f"filter of {self.kernel} tokens", reach)]
+        return {f"filter of {self.kernel} tokens": reach}
 
     def __init__(
         self,

@@ -22,16 +22,12 @@ class ConditionalConv2D(PositionEncoding):
     padding, and leave cells of the grid empty. Memory: the whole grid [B,rows*columns,E], for any
     number of tokens.
 
-    Hook: embed. State: none. Range: 0 .. max_positions - 1, all inside the grid. Bidirectional
-    attention only: a token depends on later tokens.
+    Bidirectional attention only: a token depends on later tokens.
 
     Args:
         geometry: width E, one filter per entry.
         rows, columns: size of the grid; 0 for the smallest square that holds max_positions.
         kernel: side of a filter in tokens, odd.
-
-    Raises:
-        ValueError: a grid that does not hold max_positions, an even kernel, a kernel below 3.
     """
 
     works_in = ("bidirectional",)

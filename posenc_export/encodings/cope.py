@@ -1,23 +1,22 @@
 """Contextual position encoding: positions counted by gates (Golovneva et al. 2024, CoPE, 4)."""
 
 import math
-from typing import List, Sequence
+from typing import Dict, List, Sequence
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from posenc_export import ops
-from posenc_export.encodings.shared.base import Edge, Geometry, Oracle, PositionEncoding
+from posenc_export.encodings.shared.base import Geometry, Oracle, PositionEncoding
 
 
 class CoPE(PositionEncoding):
     """scores + q_i . e[p_ij], p_ij = sum of sigmoid(q_i . k_l / sqrt(D)) over keys l = j .. i, at
     most positions - 1, e interpolated between its rows.
 
-    Hook: rescore. State: none, because gates depend on the query. Range: 0 .. max_positions - 1.
-    Causal attention only. Memory besides the scores: products with e [B,H,S,positions], two
-    gathered tensors [B,H,S,T].
+    There is no state, because gates depend on the query. Memory besides the scores: products with e
+    [B,H,S,positions], two gathered tensors [B,H,S,T].
 
     Args:
         geometry: head size D.
@@ -25,9 +24,6 @@ class CoPE(PositionEncoding):
 
     Weights:
         table: e, [D,positions].
-
-    Raises:
-        ValueError: fewer than 2 rows.
     """
 
     shared = False
@@ -51,8 +47,8 @@ class CoPE(PositionEncoding):
         content = ops.rows_at_counts(q, keys, mask, rows, scale)
         return ops.attend(q, keys, values, mask, content, scale)
 
-    def edges(self) -> List[Edge]:
-        return [Edge(f"{self.table.size(1)} counts", self.table.size(1))]
+    def edges(self) -> Dict[str, int]:
+        return {f"{self.table.size(1)} counts": self.table.size(1)}
 
     def __init__(self, geometry: Geometry, positions: int = 64) -> None:
         super().__init__()

@@ -1,14 +1,14 @@
 """Disentangled attention (He et al. 2021, DeBERTa, 3.1; log buckets as in DeBERTa-v2 and v3)."""
 
 import math
-from typing import List, Literal, Optional
+from typing import Dict, List, Literal, Optional
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from posenc_export import ops
-from posenc_export.encodings.shared.base import Edge, Geometry, Oracle, PositionEncoding, StateSpec
+from posenc_export.encodings.shared.base import Geometry, Oracle, PositionEncoding, StateSpec
 from posenc_export.encodings.shared.buckets import counted
 from posenc_export.shared.refusal import refusal
 
@@ -29,15 +29,14 @@ class DeBERTa(PositionEncoding):
     shares projections with the content (share_att_key), their weights are copied. Memory: [B,H,S,2
     span], and the cached [B,H,T,2 span].
 
-    Hook: rescore. State: products of keys with Qr, float32, if attention is causal. Range: 0 ..
-    max_positions - 1.
+    State: products of keys with Qr, float32, if attention is causal.
 
     Args:
         geometry: width E, heads, head size D.
         version: "v1" (linear) or "v2" (log buckets, also for v3).
         span: rows of distances on each side: max_relative_positions of v1, position_buckets of v2,
             which is even.
-        max_relative: distance of the last bucket of v2, in tokens.
+        max_relative: distance of the last bucket of v2, in tokens, above span.
         terms: "both", or one alone: "c2p" with Kr (content to position), "p2c" with Qr (position to
             content); pos_att_type of a checkpoint.
 
@@ -48,10 +47,6 @@ class DeBERTa(PositionEncoding):
             absent if terms is "p2c".
         of_queries.weight, of_queries.bias: projection of rows to Qr, of the same shapes; absent if
             terms is "c2p".
-
-    Raises:
-        ValueError: unknown version or terms, a span below 2 or odd in v2, max_relative not above
-            span.
     """
 
     shared = False
@@ -82,10 +77,10 @@ class DeBERTa(PositionEncoding):
         content = ops.pick(rows, index, key_rows, scale)
         return ops.attend(q, keys, values, mask, content, scale)
 
-    def edges(self) -> List[Edge]:
+    def edges(self) -> Dict[str, int]:
         one_side = self.of_distance[self.reach :]
         border = int(one_side.ne(one_side[-1]).sum())
-        return [Edge("last bucket", border), Edge("largest distance", self.reach)]
+        return {"last bucket": border, "largest distance": self.reach}
 
     def row_rules(self) -> List[str]:
         behind = f"max(q - k, -{self.reach})"

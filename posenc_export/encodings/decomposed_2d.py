@@ -25,8 +25,6 @@ class Decomposed2D(PositionEncoding):
     Products with a and b are computed once per query and row, then gathered by offset. Memory
     besides the scores: [B,H,S,2 rows - 1 + 2 columns - 1], and two indices [B,S,T] int64.
 
-    Hook: rescore. State: none. Range: 0 .. max_positions - 1, all inside the grid.
-
     Args:
         geometry: head size D.
         rows, columns: size of the grid; 0 for the smallest square that holds max_positions.
@@ -38,9 +36,6 @@ class Decomposed2D(PositionEncoding):
     Weights:
         of_rows, of_columns: a [2 trained_rows - 1,D] and b [2 trained_columns - 1,D], offsets query
             less key ascending; rel_pos_h and rel_pos_w of checkpoints.
-
-    Raises:
-        ValueError: a grid that does not hold max_positions, unknown scores.
     """
 
     shared = False

@@ -3,21 +3,14 @@ Long-Context Scaling of Large Language Models, 3.2; as in Qwen2.5-1M).
 """
 
 import math
-from typing import List, Literal, Mapping, Sequence, Tuple
+from typing import Dict, List, Literal, Mapping, Sequence, Tuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from posenc_export import ops
-from posenc_export.encodings.shared.base import (
-    Edge,
-    Geometry,
-    Oracle,
-    PositionEncoding,
-    Rows,
-    Table,
-)
+from posenc_export.encodings.shared.base import Geometry, Oracle, PositionEncoding, Rows, Table
 from posenc_export.encodings.shared.rotary import (
     Layout,
     multiply_pairs,
@@ -41,20 +34,14 @@ class DualChunk(PositionEncoding):
     (Qwen2.5-1M Technical Report, 2025). In a prompt, vLLM takes its length for i + 1,
     which is the same for the last query.
 
-    Hook: rotate, rescore. State: none. Range: 0 .. max_positions - 1.
-
     Args:
         geometry: head size D; max_positions.
         theta, layout: see RoPE.
-        chunk_size: largest distance in tokens, c in the paper.
+        chunk_size: largest distance in tokens, above 2 local_size, c in the paper.
         local_size: nearest tokens, whose distances are always exact, w in the paper.
         original_max_positions: L; 0 for scores that are not multiplied.
         definition: "code" for m = chunk_size, as in the authors' code and vLLM; "paper" for
             chunk_size - 1.
-
-    Raises:
-        ValueError: odd head size, unknown layout or definition, theta not above 0, a chunk_size of
-            at most twice local_size, a negative size.
     """
 
     works_in = ("causal",)
@@ -95,10 +82,9 @@ class DualChunk(PositionEncoding):
         added = torch.where(keys_at.lt(start), added, torch.zeros_like(added))
         return ops.attend(q, keys, values, mask, scale * added, scale)
 
-    def edges(self) -> List[Edge]:
+    def edges(self) -> Dict[str, int]:
         starts = {"second chunk": self.period, "third chunk": 2 * self.period}
-        places = {**starts, "end of the local window": self.limit + 1, "L": self.trained}
-        return [Edge(name, at) for name, at in places.items()]
+        return {**starts, "end of the local window": self.limit + 1, "L": self.trained}
 
     def row_rules(self) -> List[str]:
         place = f"q % {self.period}"

@@ -35,8 +35,6 @@ class DynamicBias(PositionEncoding):
     computes it again. In float16 large biases at linear distances are the same for neighbouring
     distances.
 
-    Hook: bias. State: none. Range: 0 .. max_positions - 1.
-
     Args:
         geometry: heads H, max_positions.
         distance: "linear" or "log".
@@ -52,9 +50,6 @@ class DynamicBias(PositionEncoding):
         norms.N.weight, norms.N.bias: factor and offset of LayerNorm N, [hidden] each, depth of them
             if norm is "layer".
         second.weight, second.bias: from the last hidden layer to heads, [H,hidden] and [H].
-
-    Raises:
-        ValueError: unknown distance or norm, a width or depth below 1.
     """
 
     least = {"hidden": 1, "depth": 1}

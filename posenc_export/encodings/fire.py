@@ -1,14 +1,14 @@
 """Functional interpolation for relative positions (Li et al. 2023, FIRE, 3.2)."""
 
 import math
-from typing import List, Optional
+from typing import Dict, Optional
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from posenc_export import ops
-from posenc_export.encodings.shared.base import Edge, Exact, Geometry, Oracle, PositionEncoding
+from posenc_export.encodings.shared.base import Exact, Geometry, Oracle, PositionEncoding
 
 
 class FIRE(PositionEncoding):
@@ -19,8 +19,6 @@ class FIRE(PositionEncoding):
     added and positions from 0, as in the authors' code; the paper has neither. Memory: the hidden
     layer [B,S,T,hidden]; prompts are read in chunks, which limit S.
 
-    Hook: bias. State: none. Range: 0 .. max_positions - 1. Causal attention only.
-
     Args:
         geometry: heads H.
         hidden: width of the MLP's hidden layer.
@@ -30,9 +28,6 @@ class FIRE(PositionEncoding):
         slope.value, threshold.value: c and L, [1] each; their absolute values are used.
         first.weight, first.bias: first layer of f, [hidden,1] and [hidden].
         second.weight, second.bias: second layer of f, [H,hidden] and [H].
-
-    Raises:
-        ValueError: a width below 1, a threshold not above 0.
     """
 
     works_in = ("causal",)
@@ -54,9 +49,9 @@ class FIRE(PositionEncoding):
             self.second.bias.to(torch.float32),
         )
 
-    def edges(self) -> List[Edge]:
+    def edges(self) -> Dict[str, int]:
         threshold = int(self.threshold().abs().ceil().item())
-        return [Edge(f"threshold {threshold}", threshold)]
+        return {f"threshold {threshold}": threshold}
 
     def __init__(self, geometry: Geometry, hidden: int = 32, threshold: float = 512.0) -> None:
         super().__init__()

@@ -24,8 +24,6 @@ class FLOATER(Trajectory):
     through the steps of the method, up to the last position of the call. If dp/dt = A p and A
     rotates pairs of entries, p is the sinusoid; tanh near 0 approximates that field.
 
-    Hook: embed. State: none. Range: 0 .. max_positions - 1.
-
     Args:
         geometry: width E, max_positions.
         hidden: width of the field's hidden layer.
@@ -33,8 +31,7 @@ class FLOATER(Trajectory):
         substeps: Runge-Kutta steps between two positions.
 
     Raises:
-        ValueError: hidden, step or substeps not above 0, more than trajectory.MOST_STEPS steps in
-            total.
+        ValueError: more than trajectory.MOST_STEPS steps in total.
     """
 
     above = {"step": 0}

@@ -23,8 +23,6 @@ class FoX(PositionEncoding):
     the cached terms again, in float64, so that the difference of two long sums is exact in float32.
     A running sum in the cache would lose digits of recent terms as it grows.
 
-    Hook: observe, rescore. Range: 0 .. max_positions - 1.
-
     Args:
         geometry: width E of x, heads H.
         remember: initial bias b of the gates; a larger bias forgets less.
@@ -33,9 +31,6 @@ class FoX(PositionEncoding):
     Weights:
         gate.weight, gate.bias: w and b, [H,E] and [H]; if bidirectional [2H,E] and [2H], gates of
             earlier keys before gates of later keys.
-
-    Raises:
-        ValueError: a scale not above 0.
     """
 
     any_size = True

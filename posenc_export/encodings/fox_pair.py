@@ -21,8 +21,7 @@ class FoXPair(PositionEncoding):
     The gates depend on the query, so that sums are computed for every query, in float64.
     Memory besides the scores: three tensors [B,H,S,T] in float64.
 
-    State: b of every key [B,H,T,size], float32. Hook: observe, rescore. Range: 0 .. max_positions -
-    1. Causal attention only.
+    State: b of every key [B,H,T,size], float32.
 
     Args:
         geometry: width E of x, heads H.
@@ -31,9 +30,6 @@ class FoXPair(PositionEncoding):
 
     Weights:
         gate.weight: A, then B, [2*H*size,E], heads outermost in each.
-
-    Raises:
-        ValueError: size below 1, scale not above 0.
     """
 
     shared = False

@@ -1,13 +1,13 @@
 """Hierarchical decomposition of a position table: n rows serve n^2 positions (Su 2020)."""
 
 import math
-from typing import List
+from typing import Dict, List
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from posenc_export.encodings.shared.base import Edge, Geometry, Oracle, PositionEncoding
+from posenc_export.encodings.shared.base import Geometry, Oracle, PositionEncoding
 from posenc_export.shared.refusal import refusal
 
 
@@ -18,15 +18,12 @@ class Hierarchical(PositionEncoding):
     Positions below n get exactly their trained rows. Positions, i and j count from 0; the source
     counts them from 1.
 
-    Hook: embed. State: none. Range: 0 .. max_positions - 1, at most n^2.
+    Range: 0 .. max_positions - 1, at most n^2.
 
     Args:
         geometry: width E, max_positions.
         rows: n; 0 for the smallest n with n^2 of at least max_positions.
         share: a, between 0 and 1, not 0.5: at 0.5 positions (i, j) and (j, i) would be the same.
-
-    Raises:
-        ValueError: too few rows, a share of 0.5 or outside 0 .. 1.
     """
 
     least = {"rows": 0}
@@ -41,8 +38,8 @@ class Hierarchical(PositionEncoding):
         lower = torch.nn.functional.embedding(torch.remainder(p, self.rows), rows)
         return x + (self.share * upper + (1 - self.share) * lower).to(x.dtype)
 
-    def edges(self) -> List[Edge]:
-        return [Edge(f"{self.rows} rows", self.rows)]
+    def edges(self) -> Dict[str, int]:
+        return {f"{self.rows} rows": self.rows}
 
     def row_rules(self) -> List[str]:
         return [f"max(q, 0) // {self.rows}", f"max(q, 0) % {self.rows}"]

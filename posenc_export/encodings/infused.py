@@ -21,8 +21,6 @@ class Infused(PositionEncoding):
     sinusoids of the model's width before the projections, which amounts to W p instead of p, with
     different W for the queries and the keys of each head.
 
-    Hook: rotate. State: none. Range: 0 .. max_positions - 1.
-
     Args:
         geometry: head size D, even for sinusoids.
         table: "sinusoidal" or "trained".
@@ -30,9 +28,6 @@ class Infused(PositionEncoding):
 
     Weights:
         table.weight: p, [max_positions,D], if table is "trained".
-
-    Raises:
-        ValueError: unknown table, base not above 1, sinusoids with an odd head size.
     """
 
     above = {"base": 1}

@@ -3,14 +3,14 @@ Inkling, Thinking Machines 2026; no paper, as in transformers).
 """
 
 import math
-from typing import List, Literal
+from typing import Dict, List, Literal
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from posenc_export import ops
-from posenc_export.encodings.shared.base import Edge, Geometry, Oracle, PositionEncoding
+from posenc_export.encodings.shared.base import Geometry, Oracle, PositionEncoding
 
 
 class Inkling(PositionEncoding):
@@ -21,8 +21,6 @@ class Inkling(PositionEncoding):
     is no state. Inkling scales the scores of long texts by a temperature, which multiplies this
     term too; `logn` combined with this encoding multiplies queries only. Memory besides the scores:
     [B,H,S,extent+1].
-
-    Hook: observe, rescore. State: none. Range: 0 .. max_positions - 1.
 
     Args:
         geometry: width E, heads H.
@@ -35,9 +33,6 @@ class Inkling(PositionEncoding):
         query.weight, query.bias: W and b, [H*basis,E] and [H*basis], heads outermost; b is 0 in
             Inkling.
         table: the curves c, [basis,extent].
-
-    Raises:
-        ValueError: basis or extent below 1, unknown scores.
     """
 
     shared = False
@@ -63,8 +58,8 @@ class Inkling(PositionEncoding):
         index = torch.where(inside, behind, float(self.extent)).to(torch.int64)
         return ops.attend(q, keys, values, mask, ops.pick(rows, index), scale)
 
-    def edges(self) -> List[Edge]:
-        return [Edge(f"extent {self.extent}", self.extent)]
+    def edges(self) -> Dict[str, int]:
+        return {f"extent {self.extent}": self.extent}
 
     def row_rules(self) -> List[str]:
         return [f"q - k if 0 <= q - k < {self.extent} else {self.extent}"]

@@ -16,8 +16,7 @@ from posenc_export.ops import recurrence
 class InputRNN(PositionEncoding):
     """x_t is replaced by h_t = GRU(x_t, h_(t-1)), with h = 0 before the first token.
 
-    Hook: embed. State: the hidden vector [B,E]. Range: 0 .. max_positions - 1; only the order of
-    tokens matters, not their positions.
+    State: the hidden vector [B,E]. Only the order of tokens matters, not their positions.
 
     Args:
         geometry: width E of input and hidden vector.

@@ -13,14 +13,11 @@ EXACT = 1 << 24  # whole numbers up to here are exact in float32
 class Integer(PositionEncoding):
     """x + p, the same number on every entry.
 
-    Hook: embed. State: none. Range: 0 .. max_positions - 1, at most 2^24. In float16 sums are
-    rounded to 11 significant bits and overflow above 65504.
+    Range: 0 .. max_positions - 1, at most 2^24. In float16 sums are rounded to 11 significant bits
+    and overflow above 65504.
 
     Args:
         geometry: max_positions.
-
-    Raises:
-        ValueError: a range beyond 2^24.
     """
 
     def embed(self, x: Tensor, positions: Tensor) -> Tensor:

@@ -14,8 +14,7 @@ class KERPLE(PositionEncoding):
     """scores - r1_h log(1 + r2_h |i - j|), or scores - r1_h |i - j|^r2_h with r2_h in (0, 2]; r1,
     r2 above 0, trained as logarithms.
 
-    Hook: bias. State: none. Range: 0 .. max_positions - 1. The paper counts positions from 1, which
-    changes no score.
+    The paper counts positions from 1, which changes no score.
 
     Args:
         geometry: heads H, with one r1 and one r2 each.
@@ -23,9 +22,6 @@ class KERPLE(PositionEncoding):
 
     Weights:
         r.value: logarithms of r1 and of r2, [2,H,1,1].
-
-    Raises:
-        ValueError: an unknown kernel.
     """
 
     def bias(self, q_positions: Tensor, k_positions: Tensor) -> Optional[Tensor]:

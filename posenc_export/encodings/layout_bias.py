@@ -3,12 +3,12 @@ LayoutLMv2, 2.2; Huang et al. 2022, LayoutLMv3, 3.2, its code).
 """
 
 import math
-from typing import List, Literal, Optional
+from typing import Dict, Literal, Optional
 
 import torch
 from torch import Tensor
 
-from posenc_export.encodings.shared.base import Edge, Geometry, Oracle, PositionEncoding
+from posenc_export.encodings.shared.base import Geometry, Oracle, PositionEncoding
 from posenc_export.encodings.shared.buckets import bucket_edges, clipped, exact_bucket, of_distances
 from posenc_export.encodings.shared.rotary import Place
 
@@ -21,14 +21,14 @@ class LayoutBias(PositionEncoding):
     size, the place in the text is a coordinate too, because patches of the image count from 0
     again. All layers share the tables. Memory: the biases [B,H,S,S], once for all layers.
 
-    Hook: bias. State: none. Range: coordinates [3,B,S], each 0 .. max_positions - 1; with a size,
-    the coordinates [4,B,S] of `boxes`, each 0 .. size - 1, and positions. Scores depend on the
-    differences of both only.
+    Range: coordinates [3,B,S], each 0 .. max_positions - 1; with a size, the coordinates [4,B,S] of
+    `boxes`, each 0 .. size - 1, and positions. Scores depend on the differences of both only.
 
     Args:
         geometry: heads H, head size D.
         buckets: rows of a, even; rel_pos_bins.
-        max_distance: distance in tokens from which the last bucket is used; max_rel_pos.
+        max_distance: distance in tokens from which the last bucket is used, above the single
+            distances; max_rel_pos.
         box_buckets, box_max_distance: the same for b and c; rel_2d_pos_bins and max_rel_2d_pos.
         added: "scaled", as LayoutLMv3; "unscaled" without the division by sqrt(D), as LayoutLMv2.
         size: values of an edge of a box, to read boxes; 0 to read n, x and y.
@@ -36,9 +36,6 @@ class LayoutBias(PositionEncoding):
     Weights:
         of_text.weight, of_x.weight, of_y.weight: a, b, c, [buckets,H], the second half for later
             keys or larger coordinates; rel_pos_bias, rel_pos_x_bias and rel_pos_y_bias, transposed.
-
-    Raises:
-        ValueError: too few buckets, max_distance not above the exact buckets, unknown added.
     """
 
     axes = 3
@@ -77,10 +74,10 @@ class LayoutBias(PositionEncoding):
         scaled = weight.to(torch.float32) * self.factor
         return torch.nn.functional.embedding(of_distance, scaled)
 
-    def edges(self) -> List[Edge]:
+    def edges(self) -> Dict[str, int]:
         text = bucket_edges(self.of_distance, self.max_distance)
         boxes = bucket_edges(self.of_box_distance, self.box_max_distance)
-        return [*text, *(Edge(f"{edge.name} of boxes", edge.at) for edge in boxes)]
+        return {**text, **{f"{name} of boxes": at for name, at in boxes.items()}}
 
     def __init__(
         self,

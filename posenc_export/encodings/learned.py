@@ -34,8 +34,7 @@ WAYS = {"copied": copied, "interpolated": interpolated}
 class Learned(PositionEncoding):
     """x + P[p + offset], P trained.
 
-    Hook: embed. State: none. Range: 0 .. max_positions - 1; a session refuses later positions,
-    which have no row.
+    A session refuses later positions, which have no row.
 
     `posenc_export.extend_positions` (rows copied or interpolated) and
     `posenc_export.to_hierarchical` extend a trained table to a longer range.
@@ -43,9 +42,6 @@ class Learned(PositionEncoding):
     Args:
         geometry: max_positions rows of width E.
         offset: number of unused rows at the front; 2 in OPT, padding_idx + 1 in RoBERTa.
-
-    Raises:
-        ValueError: a negative offset.
     """
 
     least = {"offset": 0}

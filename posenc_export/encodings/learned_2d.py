@@ -20,16 +20,10 @@ class Learned2D(PositionEncoding):
     A coordinate of at least `rows` or `columns` marks a token outside the grid: its table adds
     nothing.
 
-    Hook: embed. State: none. Range: coordinates [2,B,S], each 0 .. max_positions - 1.
-
     Args:
         geometry: width E, even if tables are concatenated.
         rows, columns: sizes of R and C; 0 for max_positions.
         join: "sum", as Pix2Struct, or concatenated as "row_column" or as "column_row", as DETR.
-
-    Raises:
-        ValueError: an unknown join, an odd width with concatenated tables, negative rows or
-            columns.
     """
 
     axes = 2

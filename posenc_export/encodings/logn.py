@@ -3,19 +3,12 @@ of Self-Attention, 5.3; Su 2021; Llama 4; Ministral 3).
 """
 
 import math
-from typing import List, Literal, Mapping, Tuple
+from typing import Dict, Literal, Mapping, Tuple
 
 import numpy as np
 from torch import Tensor
 
-from posenc_export.encodings.shared.base import (
-    Edge,
-    Geometry,
-    Oracle,
-    PositionEncoding,
-    Rows,
-    Table,
-)
+from posenc_export.encodings.shared.base import Geometry, Oracle, PositionEncoding, Rows, Table
 
 
 class LogN(PositionEncoding):
@@ -27,8 +20,6 @@ class LogN(PositionEncoding):
 
     Positions i count from 0: i + 1 is the number of keys up to the query, the n of the paper.
 
-    Hook: rotate (queries only). State: none. Range: 0 .. max_positions - 1.
-
     Args:
         geometry: max_positions.
         trained: length in tokens that the model was trained on; for form "log".
@@ -36,10 +27,6 @@ class LogN(PositionEncoding):
         temperature, period: growth per logarithm, and number of tokens that share a value; for form
             "steps".
         first: number added to positions, 1 in Llama 4, 0 in Ministral 3; for form "steps".
-
-    Raises:
-        ValueError: trained below 2, an unknown form, temperature below 0 or not finite, period
-            below 1, first other than 0 or 1, first=0 with form "log".
     """
 
     any_size = True
@@ -49,9 +36,9 @@ class LogN(PositionEncoding):
         """q [B,S,H,D], k [B,S,K,D], positions [B,S] int64 to the same shapes and dtypes."""
         return (q * self.factors(positions).unsqueeze(3)).to(q.dtype), k
 
-    def edges(self) -> List[Edge]:
+    def edges(self) -> Dict[str, int]:
         last = self.period - self.first if self.form == "steps" else self.trained
-        return [Edge(f"temperature from {last}", last)]
+        return {f"temperature from {last}": last}
 
     def __init__(
         self,

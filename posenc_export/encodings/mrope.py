@@ -17,8 +17,7 @@ class MRoPE(YaRNGrid):
     With order "alternating", the first pairs alternate between height and width, and the last
     `time` pairs use time. The last D - r entries are unchanged.
 
-    Hook: rotate. State: none. Range: coordinates [3,B,S], each 0 .. max_positions - 1. Scores
-    depend on the differences of coordinates only.
+    Scores depend on the differences of coordinates only.
 
     Args:
         geometry: head size D.
@@ -31,12 +30,6 @@ class MRoPE(YaRNGrid):
         factor: factor of YaRN by which the range is extended; 1 for no scaling.
         original_max_positions, beta_fast, beta_slow, attention_factor, truncate: parameters of
             YaRN, see rope_yarn; only with factor above 1.
-
-    Raises:
-        ValueError: odd or too large rotary size, sections that leave no pair for an axis, different
-            numbers of alternating pairs for height and width, unknown layout or order,
-            theta not above 0, parameters of YaRN that rope_yarn refuses or that are set with a
-            factor of 1.
     """
 
     def __init__(

@@ -16,22 +16,17 @@ class MRoPEInterleaved(YaRNGrid):
 
     The last D - r entries are unchanged.
 
-    Hook: rotate. State: none. Range: coordinates [3,B,S], each 0 .. max_positions - 1. Scores
-    depend on the differences of coordinates only.
+    Scores depend on the differences of coordinates only.
 
     Args:
         geometry: head size D.
-        height, width: numbers of pairs; 0 for a third of all pairs; 20 of 64 in Qwen3-VL.
+        height, width: numbers of pairs, at most a third of all, and 0 for a third; 20 of 64 in
+            Qwen3-VL.
         theta, layout: see RoPE; layout pairs entries, not axes.
         rotary: rotary size r; D if not given, D/4 in Qwen3.5.
         factor: factor of YaRN by which the range is extended; 1 for no scaling.
         original_max_positions, beta_fast, beta_slow, attention_factor, truncate: parameters of
             YaRN, see rope_yarn; only with factor above 1.
-
-    Raises:
-        ValueError: odd or too large rotary size, numbers of pairs that do not fit, unknown layout,
-            theta not above 0, parameters of YaRN that rope_yarn refuses or that are
-            set with a factor of 1.
     """
 
     def __init__(

@@ -13,14 +13,9 @@ from posenc_export.encodings.shared.base import Geometry, Oracle, PositionEncodi
 class Multiplicative(PositionEncoding):
     """x * P[p], P trained, or the interleaved sinusoid sin(p w_k), cos(p w_k), w_k = 10000^(-2k/E).
 
-    Hook: embed. State: none. Range: 0 .. max_positions - 1.
-
     Args:
         geometry: width E, max_positions.
-        table: "learned" (initialised around 1) or "sinusoidal".
-
-    Raises:
-        ValueError: unknown table, an odd width with table "sinusoidal".
+        table: "learned" (initialised around 1) or, for an even width, "sinusoidal".
     """
 
     def embed(self, x: Tensor, positions: Tensor) -> Tensor:

@@ -6,10 +6,7 @@ from posenc_export.encodings.shared.base import Geometry, PositionEncoding
 
 
 class NoPE(PositionEncoding):
-    """scores = q k.
-
-    Hook: none. State: none. Range: 0 .. max_positions - 1.
-    """
+    """scores = q k."""
 
     def __init__(self, geometry: Geometry) -> None:
         super().__init__()

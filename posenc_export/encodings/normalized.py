@@ -12,16 +12,12 @@ from posenc_export.encodings.shared.base import Geometry, Oracle, PositionEncodi
 class Normalized(PositionEncoding):
     """x + p / length, the same number on every entry.
 
-    Hook: embed. State: none. Range: 0 .. max_positions - 1; positions of at least length give
-    numbers of at least 1.
+    Positions of at least length give numbers of at least 1.
 
     Args:
         geometry: max_positions.
         length: length in tokens; 0 for max_positions. It is fixed, because the length of the
             sequence so far would change past tokens at decode.
-
-    Raises:
-        ValueError: a negative length.
     """
 
     least = {"length": 0}

@@ -29,14 +29,11 @@ class PoPE(PositionEncoding):
     Every entry of a head becomes a vector in the plane with its own frequency. Queries rotated by i
     w_c - d_c and keys rotated by j w_c have 2D entries.
 
-    Hook: rotate. State: none; cached keys have 2D entries. Range: 0 .. max_positions - 1.
+    Cached keys have 2D entries.
 
     Args:
         geometry: head size D, heads.
         theta: ratio of the longest wavelength to 2 pi.
-
-    Raises:
-        ValueError: theta not above 0.
     """
 
     shared = False

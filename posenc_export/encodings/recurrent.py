@@ -22,8 +22,6 @@ class Recurrent(Trajectory):
     initial cell rotates pairs of entries as a sinusoid, so that all positions differ; random
     weights would converge to a fixed point.
 
-    Hook: embed. State: none. Range: 0 .. max_positions - 1.
-
     Args:
         geometry: width E, max_positions.
 

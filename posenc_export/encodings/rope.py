@@ -10,8 +10,8 @@ class RoPE(Rotary):
     """Pair k of every query and key head is rotated by p w_k, w_k = theta^(-2k/r); the last D - r
     entries are unchanged.
 
-    Hook: rotate. State: none. Range: 0 .. max_positions - 1. Scores depend on the difference of
-    positions only; the paper counts positions from 1, which changes no score.
+    Scores depend on the difference of positions only; the paper counts positions from 1, which
+    changes no score.
 
     Args:
         geometry: head size D.
@@ -19,9 +19,6 @@ class RoPE(Rotary):
         layout: "half" for pairs (k, k + r/2), as LLaMA in transformers; "interleaved" for pairs
             (2k, 2k + 1), as in the paper.
         rotary: rotary size r, even, at most D; D if not given.
-
-    Raises:
-        ValueError: odd or too large rotary size, unknown layout, theta not above 0.
     """
 
     def frequency(self, k: int) -> float:

@@ -25,18 +25,13 @@ class RoPE2D(PositionEncoding):
 
     Grouped heads share the frequencies of their key head.
 
-    Hook: rotate. State: none. Range: coordinates [axes,B,S], each 0 .. max_positions - 1. Scores
-    depend on the differences of coordinates only.
+    Scores depend on the differences of coordinates only.
 
     Args:
         geometry: head size D, even; kv heads K.
         theta: base of the initial lengths theta^(-2k/r).
         layout, rotary: see RoPE.
         axes: 2 for row and column, 3 for time, row and column.
-
-    Raises:
-        ValueError: odd or too large rotary size, unknown layout, theta not above 0, another number
-            of axes.
     """
 
     axes = 2

@@ -20,8 +20,7 @@ class RoPEAxial(RotaryGrid):
     share the frequencies of one spectrum in turn, w_ak = theta^(-(A k + a)/(A n)). The last D - r
     entries are unchanged.
 
-    Hook: rotate. State: none. Range: coordinates [A,B,S], each 0 .. max_positions - 1. Scores
-    depend on the differences of coordinates only.
+    Scores depend on the differences of coordinates only.
 
     Llama 4 counts rows and columns of patches from 1; its class token has coordinates 0 and is not
     rotated.
@@ -33,10 +32,6 @@ class RoPEAxial(RotaryGrid):
         rotary: rotary size r; D if not given.
         axes: A: 2 for row and column, 3 for time, row and column.
         spectrum: "each", as in the paper, or "alternating", as in Pixtral.
-
-    Raises:
-        ValueError: a rotary size that is too large or not a multiple of 2A, fewer than 2 axes or
-            more than 8, unknown layout or spectrum, theta not above 0.
     """
 
     least = {"axes": 2}

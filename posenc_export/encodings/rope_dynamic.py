@@ -3,26 +3,15 @@ transformers as rope_type "dynamic").
 """
 
 import math
-from typing import List, Mapping, Optional, Sequence, Tuple
+from typing import Dict, List, Mapping, Optional, Sequence, Tuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from posenc_export import ops
-from posenc_export.encodings.shared.base import (
-    Edge,
-    Geometry,
-    Oracle,
-    PositionEncoding,
-    Rows,
-    Table,
-)
-from posenc_export.encodings.shared.rotary import (
-    Layout,
-    multiply_pairs,
-    rotary_size,
-)
+from posenc_export.encodings.shared.base import Geometry, Oracle, PositionEncoding, Rows, Table
+from posenc_export.encodings.shared.rotary import Layout, multiply_pairs, rotary_size
 from posenc_export.encodings.shared.tables import wave_tables
 from posenc_export.ops import by_query
 
@@ -35,18 +24,12 @@ class RoPEDynamic(PositionEncoding):
     depend on how a sequence is cut into calls. Memory besides the scores: the keys rotated for each
     query, [B,S,K,T,D], so prompts are read in small chunks.
 
-    Hook: rotate, rescore. State: none. Range: 0 .. max_positions - 1.
-
     Args:
         geometry: head size D, heads.
         theta: base up to the original length.
         factor: factor by which the range may be extended.
         original_max_positions: L, tokens the model was trained on.
-        layout, rotary: see RoPE.
-
-    Raises:
-        ValueError: odd or too large rotary size (or 2, where the exponent is undefined), unknown
-            layout, factor below 1, L below 1.
+        layout, rotary: see RoPE; rotary is at least 4, because the exponent is undefined at 2.
     """
 
     chunk = 8
@@ -84,8 +67,8 @@ class RoPEDynamic(PositionEncoding):
             scale,
         )
 
-    def edges(self) -> List[Edge]:
-        return [Edge(f"original length {self.original}", self.original)]
+    def edges(self) -> Dict[str, int]:
+        return {f"original length {self.original}": self.original}
 
     def __init__(
         self,

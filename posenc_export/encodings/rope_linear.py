@@ -11,17 +11,13 @@ from posenc_export.encodings.shared.rotary import Layout, Rotary, powers_of, rot
 class RoPELinear(Rotary):
     """RoPE at position p / factor: w_k = theta^(-2k/r) / factor.
 
-    Hook: rotate. State: none. Range: 0 .. max_positions - 1. Scores depend on the difference of
-    positions only.
+    Scores depend on the difference of positions only.
 
     Args:
         geometry: head size D.
         factor: factor by which the range is extended; a factor below 1 spreads positions apart, by
             alpha = 1 / factor.
         theta, layout, rotary: see RoPE.
-
-    Raises:
-        ValueError: see RoPE; a factor not above 0.
     """
 
     above = {"theta": 0, "factor": 0}

@@ -19,18 +19,15 @@ class RoPELlama3(Rotary):
     In between, w_k is the mean of the two, with weight (L / wavelength - low_freq_factor) /
     (high_freq_factor - low_freq_factor) for the first.
 
-    Hook: rotate. State: none. Range: 0 .. max_positions - 1. Scores depend on the difference of
-    positions only.
+    Scores depend on the difference of positions only.
 
     Args:
         geometry: head size D.
         factor: factor by which long wavelengths are extended.
-        low_freq_factor, high_freq_factor: limits of the blended range, in turns within L.
+        low_freq_factor, high_freq_factor: limits of the blended range, in turns within L, the
+            second above the first.
         original_max_positions: L, tokens the model was trained on.
         theta, layout, rotary: see RoPE.
-
-    Raises:
-        ValueError: see RoPE; factor or L below 1, high_freq_factor not above low_freq_factor.
     """
 
     least = {"factor": 1, "original_max_positions": 1}

@@ -3,26 +3,15 @@ al. 2024, LongRoPE, 3.3; as in Phi-3).
 """
 
 import math
-from typing import List, Literal, Mapping, Optional, Sequence, Tuple, Union
+from typing import Dict, List, Literal, Mapping, Optional, Sequence, Tuple, Union
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from posenc_export import ops
-from posenc_export.encodings.shared.base import (
-    Edge,
-    Geometry,
-    Oracle,
-    PositionEncoding,
-    Rows,
-)
-from posenc_export.encodings.shared.rotary import (
-    Layout,
-    multiply_pairs,
-    rotary_size,
-    waves_of,
-)
+from posenc_export.encodings.shared.base import Geometry, Oracle, PositionEncoding, Rows
+from posenc_export.encodings.shared.rotary import Layout, multiply_pairs, rotary_size, waves_of
 from posenc_export.encodings.shared.tables import wave_tables
 from posenc_export.ops import by_query
 from posenc_export.shared.refusal import refusal
@@ -44,8 +33,7 @@ class RoPELongRoPE(PositionEncoding):
     and llama.cpp do this, and choose long if the longest allowed length is above L. transformers
     uses the long factors for all tokens of a prompt longer than L.
 
-    Hook: rotate. State: none; cached keys have D + r entries, or D with other lengths than
-    "by_position". Range: 0 .. max_positions - 1.
+    Cached keys have D + r entries, or D with other lengths than "by_position".
 
     Args:
         geometry: head size D.
@@ -56,10 +44,6 @@ class RoPELongRoPE(PositionEncoding):
         attention_factor: factor on cos and sin; if not given, sqrt(1 + ln(max_positions / L) / ln
             L), or 1 if the range is not above L.
         lengths: "by_position", "long" or "short".
-
-    Raises:
-        ValueError: odd or too large rotary size, unknown layout or lengths, factors that
-            are not r/2 positive numbers, L below 2.
     """
 
     above = {"theta": 0}
@@ -75,10 +59,8 @@ class RoPELongRoPE(PositionEncoding):
         near, far = self.rotate_short(k, positions), self.rotate_long(k, positions)
         return of_q, by_query.join_rotations(near, far, self.size)
 
-    def edges(self) -> List[Edge]:
-        if self.fixed:
-            return []
-        return [Edge(f"original length {self.original}", self.original)]
+    def edges(self) -> Dict[str, int]:
+        return {} if self.fixed else {f"original length {self.original}": self.original}
 
     def __init__(
         self,

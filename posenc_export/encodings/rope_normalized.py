@@ -10,12 +10,7 @@ import torch
 from torch import Tensor
 
 from posenc_export.encodings.shared.base import Geometry
-from posenc_export.encodings.shared.rotary import (
-    Layout,
-    RotationOracle,
-    powers_of,
-    rotary_size,
-)
+from posenc_export.encodings.shared.rotary import Layout, RotationOracle, powers_of, rotary_size
 from posenc_export.encodings.shared.rotary_grid import RotaryGrid
 from posenc_export.shared.refusal import refusal
 
@@ -34,8 +29,7 @@ class RoPENormalized(RotaryGrid):
     A coordinate of at least N_a marks a token outside the grid, and c_a is 0. Class and register
     tokens, with coordinates (rows, columns), are therefore not rotated, as in DINOv3.
 
-    Hook: rotate. State: none. Range: coordinates [A,B,S], each 0 .. max_positions - 1. Scores of
-    two tokens in the grid depend on the differences of coordinates only.
+    Scores of two tokens in the grid depend on the differences of coordinates only.
 
     Args:
         geometry: head size D; r is a multiple of 2A.
@@ -46,10 +40,6 @@ class RoPENormalized(RotaryGrid):
         theta: base of spectrum "powers".
         highest: half turns of the fastest pair from -1 to 1, for spectrum "linear".
         layout, rotary: see RoPE.
-
-    Raises:
-        ValueError: a rotary size that is too large or not a multiple of 2A, negative sizes of the
-            grid, unknown points, spectrum or layout, theta or highest not above 0.
     """
 
     above = {"theta": 0, "highest": 0}

@@ -12,17 +12,13 @@ class RoPENTK(Rotary):
     """RoPE with base theta factor^(r/(r-2)): the fastest pair is unchanged, the slowest is
     interpolated by factor.
 
-    Hook: rotate. State: none. Range: 0 .. max_positions - 1. Scores depend on the difference of
-    positions only.
+    Scores depend on the difference of positions only.
 
     Args:
         geometry: head size D.
         factor: factor by which the range is extended.
         theta, layout, rotary: see RoPE; rotary is at least 4, because the exponent is
             undefined at 2.
-
-    Raises:
-        ValueError: see RoPE; factor below 1.
     """
 
     least = {"factor": 1}

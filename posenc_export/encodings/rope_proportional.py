@@ -12,17 +12,13 @@ class RoPEProportional(Rotary):
     """w_k = theta^(-2k/D) / factor for the first share D / 2 pairs, 0 for the others; unlike in
     partial RoPE, exponents refer to the whole head.
 
-    Hook: rotate. State: none. Range: 0 .. max_positions - 1. Scores depend on the difference of
-    positions only.
+    Scores depend on the difference of positions only.
 
     Args:
         geometry: head size D, even.
         share: share of the pairs that is rotated, above 0 and at most 1.
         factor: factor by which the range is extended.
         theta, layout: see RoPE.
-
-    Raises:
-        ValueError: see RoPE; share outside 0 .. 1, factor below 1.
     """
 
     above = {"theta": 0, "share": 0}

@@ -22,16 +22,12 @@ class RoPETrained(Prepared, Rotary):
     All layers share the weights. In eval mode cos and sin are read from a table, which `prepare`
     and the return from training mode compute again after weights have changed.
 
-    Hook: rotate. State: none. Range: 0 .. max_positions - 1. Scores depend on the difference of
-    positions only.
+    Scores depend on the difference of positions only.
 
     Args:
         geometry: head size D.
         trains: "frequencies" or "theta".
         theta, layout, rotary: see RoPE; theta is the initial base.
-
-    Raises:
-        ValueError: see RoPE; unknown trains.
     """
 
     def rotate(self, q: Tensor, k: Tensor, positions: Tensor) -> Tuple[Tensor, Tensor]:

@@ -10,13 +10,7 @@ from torch import Tensor
 
 from posenc_export import ops
 from posenc_export.encodings.shared.base import Geometry
-from posenc_export.encodings.shared.rotary import (
-    Layout,
-    Place,
-    Rotary,
-    RotationOracle,
-    rotary_size,
-)
+from posenc_export.encodings.shared.rotary import Layout, Place, Rotary, RotationOracle, rotary_size
 from posenc_export.encodings.shared.yarn import (
     RampBy,
     Truncate,
@@ -38,14 +32,13 @@ class RoPEYaRN(Rotary):
     The ramp g_k grows from 0 at the pair that turns beta_fast times within the trained length L to
     1 at the pair that turns beta_slow times. It is linear in the pair k or in the number of turns.
 
-    Hook: rotate. State: none. Range: 0 .. max_positions - 1. Scores depend on the difference of
-    positions only.
+    Scores depend on the difference of positions only.
 
     Args:
         geometry: head size D.
         factor: factor by which the range is extended.
         original_max_positions: L, tokens the model was trained on.
-        beta_fast, beta_slow: ends of the ramp, in turns within L.
+        beta_fast, beta_slow: ends of the ramp, in turns within L, the first above the second.
         attention_factor: if not given, m(mscale) / m(mscale_all_dim) if both are above 0, else
             m(1); m(s) = 0.1 s ln(factor) + 1.
         mscale, mscale_all_dim: as in DeepSeek; 0 if not given.
@@ -58,9 +51,8 @@ class RoPEYaRN(Rotary):
             as DeepSeek. "off" applies neither.
 
     Raises:
-        ValueError: see RoPE; factor or L below 1, beta_fast not above beta_slow, unknown truncate,
-            ramp or temperature, truncate "no" with ramp "turns", temperature "scores" without
-            mscale_all_dim, temperature "off" with attention_factor, mscale or mscale_all_dim.
+        ValueError: truncate "no" with ramp "turns", temperature "scores" without mscale_all_dim,
+            temperature "off" with attention_factor, mscale or mscale_all_dim.
     """
 
     least = {"factor": 1, "original_max_positions": 1, "mscale": 0, "mscale_all_dim": 0}

@@ -23,15 +23,12 @@ class Sandwich(PositionEncoding):
     head's compression ratio r_h. The constant dims / 2 has no effect on softmax and keeps scores
     small. The sum over k is a table over distances, computed in float64.
 
-    Hook: bias. State: none. Range: 0 .. max_positions - 1. Scores depend on distances only.
+    Scores depend on distances only.
 
     Args:
         geometry: heads H.
         dims: entries of the sinusoid, even.
         base: ratio of the longest wavelength to 2 pi.
-
-    Raises:
-        ValueError: odd dims, base not above 1.
     """
 
     above = {"base": 1}

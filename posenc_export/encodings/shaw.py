@@ -3,7 +3,7 @@ Representations, 3.2; BERT's relative keys; NEZHA).
 """
 
 import math
-from typing import List, Literal, Optional, Sequence
+from typing import Dict, List, Literal, Optional, Sequence
 
 import numpy as np
 import torch
@@ -11,7 +11,7 @@ from torch import Tensor
 
 from posenc_export import ops
 from posenc_export.encodings.shared import sinusoids
-from posenc_export.encodings.shared.base import Edge, Geometry, Oracle, PositionEncoding, Table
+from posenc_export.encodings.shared.base import Geometry, Oracle, PositionEncoding, Table
 from posenc_export.shared.refusal import refusal
 
 
@@ -26,11 +26,10 @@ class Shaw(PositionEncoding):
     weights are summed by distance before they are multiplied with b. No tensor [S,T,D] is needed.
     Memory besides the scores: [B,H,S,left+right+1], and the index [B,H,S,T] int64.
 
-    Hook: rescore. State: none. Range: 0 .. max_positions - 1. The paper counts positions from 1,
-    which changes no distance.
+    The paper counts positions from 1, which changes no distance.
 
     Args:
-        geometry: head size D, heads.
+        geometry: head size D, even for sinusoids; heads.
         left, right: clipping distances in tokens, before and after the query.
         score: "query", as in the paper; "query_key" adds k_j . a[c] (BERT's relative_key_query).
         values: "relative", as in the paper; "plain" for b = 0, as Wav2Vec2-BERT (its left is 64,
@@ -40,10 +39,6 @@ class Shaw(PositionEncoding):
     Weights:
         keys, values: a and b, [left+right+1,D], from c = -left on; absent if table is "sinusoidal".
             If parameter values is "plain", b has no rows.
-
-    Raises:
-        ValueError: negative distances, unknown score, values or table, sinusoids with an odd head
-            size.
     """
 
     shared = False
@@ -82,9 +77,8 @@ class Shaw(PositionEncoding):
         relative = by_distance @ (table if of_values is None else of_values.to(torch.float32))
         return y + relative.transpose(1, 2).flatten(2).to(values.dtype)
 
-    def edges(self) -> List[Edge]:
-        sides = (("left", self.left), ("right", self.right))
-        return [Edge(f"{side} {reach}", reach + 1) for side, reach in sides]
+    def edges(self) -> Dict[str, int]:
+        return {f"left {self.left}": self.left + 1, f"right {self.right}": self.right + 1}
 
     def row_rules(self) -> List[str]:
         return [f"min(max(k - q, -{self.left}), {self.right}) + {self.left}"]

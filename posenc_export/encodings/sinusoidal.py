@@ -16,8 +16,6 @@ from posenc_export.shared.refusal import refusal
 class Sinusoidal(PositionEncoding):
     """x * scale + factor [sin((p + offset) w_k), cos((p + offset) w_k)], w_k = base^(-2k/d).
 
-    Hook: embed. State: none. Range: 0 .. max_positions - 1.
-
     Args:
         geometry: width d, even unless odd="zero".
         base: ratio of the longest wavelength to 2 pi.
@@ -33,10 +31,6 @@ class Sinusoidal(PositionEncoding):
         factor: factor on the sinusoids; alpha in SpeechT5.
         odd: for odd widths; "zero" encodes d - 1 entries and leaves the last entry unchanged, as
             M2M100; "refuse" raises an error.
-
-    Raises:
-        ValueError: odd width where odd="refuse", unknown layout, divisor, angles or odd, base not
-            above 1, negative offset.
     """
 
     above = {"base": 1}

@@ -23,8 +23,6 @@ class Sinusoidal2D(PositionEncoding):
     A coordinate of at least `rows` or `columns` marks a token outside the grid and adds zeros, as
     for the class token of MAE.
 
-    Hook: embed. State: none. Range: coordinates [2,B,S], each 0 .. max_positions - 1.
-
     Args:
         geometry: width d, a multiple of 4.
         base: ratio of the longest wavelength to 2 pi.
@@ -34,10 +32,6 @@ class Sinusoidal2D(PositionEncoding):
         rows, columns: size of the grid; 0 for max_positions.
         scale: factor on the token embedding.
         factor: factor on the sinusoids.
-
-    Raises:
-        ValueError: a width that is not a multiple of 4, unknown first or layout, base not above 1,
-            negative rows or columns.
     """
 
     axes = 2

@@ -14,8 +14,6 @@ from posenc_export.encodings.shared.window import offset_index, offset_rule, win
 class Swin(PositionEncoding):
     """scores + b_h[r_i - r_j, c_i - c_j], r_p = p // columns, c_p = p % columns, b trained.
 
-    Hook: bias. State: none. Range: 0 .. max_positions - 1, all inside the window.
-
     Args:
         geometry: heads H.
         rows, columns: size of the window; 0 for the smallest square that holds max_positions.
@@ -23,9 +21,6 @@ class Swin(PositionEncoding):
     Weights:
         table.weight: b, [(2 rows - 1)(2 columns - 1),H], both offsets ascending, column offsets
             fastest; relative_position_bias_table of Swin.
-
-    Raises:
-        ValueError: a window that does not hold max_positions.
     """
 
     least = {"rows": 0, "columns": 0}

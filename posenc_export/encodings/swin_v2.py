@@ -19,23 +19,17 @@ class SwinV2(PositionEncoding):
     Position p is at row p // columns and column p % columns of a window. n is the size of the
     window that the model was trained with, which may be smaller than the window it is used with.
 
-    Hook: bias. State: none. Range: 0 .. max_positions - 1, all inside the window.
-
     Args:
         geometry: heads H.
         rows, columns: size of the window; 0 for the smallest square that holds max_positions.
         hidden: width of the MLP's hidden layer, 512 in the paper.
-        pretrained_rows, pretrained_columns: n of each axis, pretrained_window_size of a checkpoint;
-            0 for the size of the window.
+        pretrained_rows, pretrained_columns: n of each axis, pretrained_window_size of a checkpoint,
+            at least 2; 0 for the size of the window.
 
     Weights:
         first.weight, first.bias: from offsets in rows and columns to the hidden layer, [hidden,2]
             and [hidden].
         second.weight: from the hidden layer to heads, [H,hidden].
-
-    Raises:
-        ValueError: a window that does not hold max_positions, hidden below 1, pretrained_rows or
-            pretrained_columns of 1 or below 0.
     """
 
     least = {"rows": 0, "columns": 0, "hidden": 1}

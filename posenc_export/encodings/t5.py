@@ -3,13 +3,13 @@
 """
 
 import math
-from typing import List, Literal, Optional
+from typing import Dict, List, Literal, Optional
 
 import torch
 from torch import Tensor
 
 from posenc_export import ops
-from posenc_export.encodings.shared.base import Edge, Geometry, Oracle, PositionEncoding
+from posenc_export.encodings.shared.base import Geometry, Oracle, PositionEncoding
 from posenc_export.encodings.shared.buckets import (
     bucket_edges,
     clipped,
@@ -27,19 +27,15 @@ class T5(PositionEncoding):
     max_distance share the last bucket of their side. Bucket borders are computed from float32
     logarithms, as for all trained checkpoints. All layers share one table.
 
-    Hook: bias. State: none. Range: 0 .. max_positions - 1.
-
     Args:
         geometry: heads H; causal or not.
         buckets: rows of b; even if bidirectional.
-        max_distance: distance in tokens from which the last bucket is used.
+        max_distance: distance in tokens from which the last bucket is used, above the single
+            distances.
         scores: "unscaled", as T5; "scaled" for q k / sqrt(D).
 
     Weights:
         table.weight: b, [buckets,H]; if bidirectional, the second half is for later keys.
-
-    Raises:
-        ValueError: too few buckets, max_distance not above the exact buckets, unknown scores.
     """
 
     most = {"buckets": 1 << 20, "max_distance": 1 << 20}
@@ -51,7 +47,7 @@ class T5(PositionEncoding):
         rows = torch.nn.functional.embedding(self.of_distance, self.table.weight.to(torch.float32))
         return torch.nn.functional.embedding(index.to(torch.int64), rows).permute(0, 3, 1, 2)
 
-    def edges(self) -> List[Edge]:
+    def edges(self) -> Dict[str, int]:
         return bucket_edges(self.of_distance, self.max_distance)
 
     def row_rules(self) -> List[str]:

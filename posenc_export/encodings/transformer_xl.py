@@ -3,7 +3,7 @@ XLNet the same).
 """
 
 import math
-from typing import List, Mapping
+from typing import Dict, List, Mapping
 
 import numpy as np
 import torch
@@ -11,14 +11,7 @@ from torch import Tensor
 
 from posenc_export import ops
 from posenc_export.encodings.shared import sinusoids
-from posenc_export.encodings.shared.base import (
-    Edge,
-    Geometry,
-    Oracle,
-    PositionEncoding,
-    Rows,
-    Table,
-)
+from posenc_export.encodings.shared.base import Geometry, Oracle, PositionEncoding, Rows, Table
 from posenc_export.shared.refusal import refusal
 
 
@@ -30,8 +23,6 @@ class TransformerXL(PositionEncoding):
     besides the scores: rotated queries [B,H,S,E] and sinusoids of keys [B,T,E]. With a clamp,
     distances d are clipped to -clamp .. clamp.
 
-    Hook: rescore. State: none. Range: 0 .. max_positions - 1.
-
     Args:
         geometry: width E (even) of R, heads, head size D.
         clamp: largest distance in tokens, clamp_len of Transformer-XL and XLNet; 0 for no limit.
@@ -41,9 +32,6 @@ class TransformerXL(PositionEncoding):
             of checkpoints.
         weight: W, [H,D,E]: columns of sines, then of cosines, which alternate in Conformers
             (linear_pos of Wav2Vec2-Conformer, relative_k_proj of Parakeet).
-
-    Raises:
-        ValueError: odd width, a negative clamp.
     """
 
     shared = False
@@ -75,8 +63,8 @@ class TransformerXL(PositionEncoding):
             )
         return ops.attend((q + self.u.to(q.dtype)), keys, values, mask, relative, scale)
 
-    def edges(self) -> List[Edge]:
-        return [Edge(f"clamp {self.clamp}", self.clamp + 1)] if self.clamp else []
+    def edges(self) -> Dict[str, int]:
+        return {f"clamp {self.clamp}": self.clamp + 1} if self.clamp else {}
 
     def __init__(self, geometry: Geometry, clamp: int = 0) -> None:
         super().__init__()

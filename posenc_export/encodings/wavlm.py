@@ -2,14 +2,14 @@
 et al. 2022, XLM-E, the same).
 """
 
-from typing import List
+from typing import Dict, List
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from posenc_export import ops
-from posenc_export.encodings.shared.base import Edge, Geometry, Oracle, PositionEncoding
+from posenc_export.encodings.shared.base import Geometry, Oracle, PositionEncoding
 from posenc_export.encodings.shared.buckets import (
     bucket_edges,
     clipped,
@@ -29,12 +29,11 @@ class WavLM(PositionEncoding):
     the first layer, which is copied to every layer. Memory besides the scores: [B,H,S,buckets], and
     an index [B,S,T] int64.
 
-    Hook: observe, rescore. State: none. Range: 0 .. max_positions - 1.
-
     Args:
         geometry: width E, heads H that divide it; causal or not.
         buckets: rows of b; even if bidirectional.
-        max_distance: distance in tokens from which the last bucket is used.
+        max_distance: distance in tokens from which the last bucket is used, above the single
+            distances.
 
     Weights:
         table.weight: b, [buckets,H]; if bidirectional, the second half is for later keys.
@@ -42,10 +41,6 @@ class WavLM(PositionEncoding):
         gates.weight, gates.bias: W and c, [2,E/H] and [2]: the sums of the first and of the last
             four rows of gru_rel_pos_linear.
         factor: s, [H]; gru_rel_pos_const.
-
-    Raises:
-        ValueError: heads that do not divide the width, too few buckets, max_distance not above the
-            exact buckets.
     """
 
     any_size = True
@@ -80,7 +75,7 @@ class WavLM(PositionEncoding):
         factor = self.factor.to(torch.float32).view(1, -1, 1, 1)
         return [2.0 + of_sum * (of_factor * factor - 1.0)]
 
-    def edges(self) -> List[Edge]:
+    def edges(self) -> Dict[str, int]:
         return bucket_edges(self.of_distance, self.max_distance)
 
     def row_rules(self) -> List[str]:

@@ -29,18 +29,12 @@ class XDRoPE(Rotation):
     same coordinate, as `mrope` does with three axes. Both are RoPE if all coordinates are equal, as
     in text.
 
-    Hook: rotate. State: none. Range: coordinates [4,B,S], each 0 .. max_positions - 1.
-
     Args:
-        geometry: head size D, even.
+        geometry: head size D, even and at least 8.
         text, width, height: numbers of pairs; the image coordinate gets the rest of all D/2 pairs.
             0 means a quarter of all pairs, as in HunyuanOCR (16 of 64).
         theta: base of the frequencies.
         alpha: factor of NTK by which the base is stretched.
-
-    Raises:
-        ValueError: odd head size or one below 8, sections that leave no pair for an axis, theta or
-            alpha not above 0.
     """
 
     axes = 4

@@ -27,8 +27,6 @@ class XPos(PositionEncoding):
     would change cached keys. Scores depend on i - j only, but factors grow with the distance from
     the centre, which limits the range; float16 caches allow ranges up to about 8192.
 
-    Hook: rotate. State: none. Range: 0 .. max_positions - 1.
-
     Args:
         geometry: head size D, even; max_positions.
         theta, layout: see RoPE.
@@ -36,8 +34,7 @@ class XPos(PositionEncoding):
         scale_base: unit of the decay in tokens, 512 in the paper.
 
     Raises:
-        ValueError: odd head size, unknown layout, theta, gamma or scale_base not above 0, a range
-            whose factors overflow float32.
+        ValueError: a range whose factors overflow float32.
     """
 
     above = {"theta": 0, "gamma": 0, "scale_base": 0}

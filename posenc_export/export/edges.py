@@ -1,9 +1,9 @@
 """Edges of a model, where its computation changes: those of its encodings and what layers see."""
 
 import re
-from typing import Any, Dict, Iterator, List
+from typing import Any, Dict, Iterator, Mapping, Tuple
 
-from posenc_export.encodings.shared.base import Edge
+from posenc_export.encodings.shared.combined import parts_of
 from posenc_export.export.describe import Model
 from posenc_export.export.read_module import ReadModule
 from posenc_export.models.parts import build
@@ -21,31 +21,30 @@ SINGLE = 1 << 24  # first whole number behind which float32 has gaps
 OTHER = re.compile(r"[^A-Za-z0-9_.,:()+^ -]")  # not allowed in names of cells
 
 
-def edges_of(model: Model) -> List[Edge]:
-    """Return the edges within the range of positions, in order and without repetitions."""
+def edges_of(model: Model) -> Dict[str, int]:
+    """Return the edges within the range of positions by name, in order."""
     last = model.config.max_positions - 1
-    stated = (*_stated(model), Edge("2^24", SINGLE))
-    within = [edge for edge in stated if 0 < edge.at <= last]
-    edges = {Edge(OTHER.sub("?", e.name)[:LONGEST_NAME], e.at) for e in within}
-    return sorted(edges, key=lambda edge: (edge.at, edge.name))
+    within = [(at, name) for name, at in (*_stated(model), ("2^24", SINGLE)) if 0 < at <= last]
+    return {OTHER.sub("?", name)[:LONGEST_NAME]: at for at, name in sorted(within)}
 
 
-def indices_of(edges: List[Edge], manifest: Manifest) -> Dict[str, int]:
+def indices_of(edges: Mapping[str, int], manifest: Manifest) -> Dict[str, int]:
     """Return the tokens at edges of a sequence from 0 on, by name, with the depths of a cache, and
     where a session gives tokens up because the cache of a window or of chunks is full.
     """
     room, length = REWIND + WINDOW_ROOM - 1, fill_length(manifest) if manifest.states else 0
-    limited = [edge for edge in edges if edge.name.startswith(("window ", "chunk "))]
-    full = {f"full cache of {edge.name}": edge.at + room for edge in limited}
+    limited = [name for name in edges if name.startswith(("window ", "chunk "))]
+    full = {f"full cache of {name}": edges[name] + room for name in limited}
     full |= {f"{depth:,} cached tokens": depth for depth in DEPTHS}
     full = {name: at for name, at in full.items() if at < length}
-    return {**full, **{edge.name: edge.at for edge in edges}}
+    return {**full, **edges}
 
 
-def _stated(model: Any) -> Iterator[Edge]:
+def _stated(model: Any) -> Iterator[Tuple[str, int]]:
     if isinstance(model, ReadModule):  # what it compares positions, lengths and distances with
-        yield from (Edge(name, at) for name, at in model.config.edges.items())
+        yield from model.config.edges.items()
     for attention in model.config.attentions:
-        yield from build("sees", attention.sees).edges()
+        yield from build("sees", attention.sees).edges().items()
     for encoding in encodings_in(model):
-        yield from encoding.edges()
+        for part in parts_of(encoding):
+            yield from part.edges().items()

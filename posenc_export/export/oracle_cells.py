@@ -37,7 +37,7 @@ def _oracle_of(model: Model, case: Case, start: int) -> np.ndarray:
 def _read_at_once(model: Model, sequence: LongSequence) -> int:
     """Return how many tokens of a sequence a causal module reads in float64."""
     length = sequence.tokens.shape[1]
-    edges = [edge.at for edge in edges_of(model) if edge.at < length]
+    edges = [at for at in edges_of(model).values() if at < length]
     return min(max([EXACT, *edges]) + BESIDE + 1, length)
 
 

@@ -11,7 +11,7 @@ from posenc_export import ops
 from posenc_export.encodings.shared.oracles import Oracle, Rows
 from posenc_export.encodings.shared.tables import Exact, Table
 
-__all__ = ["Edge", "Exact", "Geometry", "Oracle", "PositionEncoding", "Rows", "StateSpec", "Table"]
+__all__ = ["Exact", "Geometry", "Oracle", "PositionEncoding", "Rows", "StateSpec", "Table"]
 
 
 @dataclass(frozen=True)
@@ -57,25 +57,14 @@ class StateSpec:
     dtype: str = ""
 
 
-@dataclass(frozen=True)
-class Edge:
-    """A place at which a computation changes, so that both sides of it are compared.
-
-    Args:
-        name: what changes there, such as "window 512".
-        at: first position or distance behind the edge.
-    """
-
-    name: str
-    at: int
-
-
 class PositionEncoding(torch.nn.Module):
     """Base class of encodings. Every hook is the identity; an encoding overrides the hooks where it
     acts, and `oracle`.
 
     The model calls `embed` and `bias` of one instance; each layer calls `rotate`, `observe` and
-    `rescore`.
+    `rescore`. Positions and coordinates are 0 .. max_positions - 1, if the documentation of an
+    encoding has no other range. Constructors raise ValueError for sizes and parameters that types,
+    `least`, `above`, `most` or the documentation exclude.
 
     Attributes:
         shared: whether all layers use one instance; if False, each has its own trained weights.
@@ -161,9 +150,11 @@ class PositionEncoding(torch.nn.Module):
         """
         return ops.attend(q, keys, values, mask, None, scale)
 
-    def edges(self) -> List[Edge]:
-        """Positions and distances at which the formula changes, for every proof."""
-        return []
+    def edges(self) -> Mapping[str, int]:
+        """First positions or distances from which the formula is another, by a name such as
+        "window 512". Every proof compares both sides.
+        """
+        return {}
 
     def row_rules(self) -> List[str]:
         """Rules (shared/places.py) of the rows of tables that are read: by a token at position q

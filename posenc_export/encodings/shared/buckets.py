@@ -3,13 +3,12 @@ T5, 2.1; borders as in its published code).
 """
 
 import math
-from typing import List
+from typing import Dict, List
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from posenc_export.encodings.shared.base import Edge
 from posenc_export.shared.refusal import refusal
 
 
@@ -60,11 +59,11 @@ def counted(distance: str, buckets: Tensor, begin: int = 0) -> str:
     return f"count({', '.join((distance, *borders))})"
 
 
-def bucket_edges(of_distance: Tensor, max_distance: int) -> List[Edge]:
+def bucket_edges(of_distance: Tensor, max_distance: int) -> Dict[str, int]:
     """The distances at which the last bucket begins and distances are clipped."""
     one_side = of_distance[-max_distance - 1 :]
     border = int(one_side.ne(one_side[-1]).sum())
-    return [Edge("last bucket", border), Edge("max distance", max_distance)]
+    return {"last bucket": border, "max distance": max_distance}
 
 
 def exact_bucket(ahead: int, buckets: int, max_distance: int, causal: bool) -> int:

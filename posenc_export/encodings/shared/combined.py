@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from posenc_export import ops
-from posenc_export.encodings.shared.base import Edge, Oracle, PositionEncoding, StateSpec
+from posenc_export.encodings.shared.base import Oracle, PositionEncoding, StateSpec
 from posenc_export.shared.refusal import refusal
 
 
@@ -185,10 +185,6 @@ class Combined(PositionEncoding):
 
     def embed_states(self) -> List[StateSpec]:
         return [state for part in self.parts for state in part.embed_states()]
-
-    def edges(self) -> List[Edge]:
-        """The edges of the parts."""
-        return [edge for part in self.parts for edge in part.edges()]
 
     def row_rules(self) -> List[str]:
         return [rule for part in self.parts for rule in part.row_rules()]

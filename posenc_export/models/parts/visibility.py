@@ -1,8 +1,7 @@
 """Visibility of keys: which keys a query attends to."""
 
-from typing import List
+from typing import Dict
 
-from posenc_export.encodings.shared.base import Edge
 from posenc_export.shared.places import seen
 from posenc_export.shared.refusal import refusal
 
@@ -31,9 +30,9 @@ class Visibility:
         """Whether a query at position q sees a key at k, as a rule of shared/places.py."""
         return seen(self.before, self.after, self.chunk)
 
-    def edges(self) -> List[Edge]:
+    def edges(self) -> Dict[str, int]:
         """Distances and positions where keys become invisible; exports compare both sides."""
-        return []
+        return {}
 
 
 class Causal(Visibility):
@@ -49,8 +48,8 @@ class Window(Visibility):
         self.size = _least("window", "size", 1, size, "key")
         self.before = size - 1
 
-    def edges(self) -> List[Edge]:
-        return [Edge(f"window {self.size}", self.size)]
+    def edges(self) -> Dict[str, int]:
+        return {f"window {self.size}": self.size}
 
 
 class Chunk(Visibility):
@@ -59,8 +58,8 @@ class Chunk(Visibility):
     def __init__(self, size: int) -> None:
         self.chunk = _least("chunk", "size", 1, size, "position")
 
-    def edges(self) -> List[Edge]:
-        return [Edge(f"chunk {self.chunk}", self.chunk)]
+    def edges(self) -> Dict[str, int]:
+        return {f"chunk {self.chunk}": self.chunk}
 
 
 class Bidirectional(Visibility):
@@ -77,5 +76,5 @@ class BidirectionalWindow(Visibility):
     def __init__(self, reach: int) -> None:
         self.before = self.after = _least("near", "reach", 0, reach, "positions")
 
-    def edges(self) -> List[Edge]:
-        return [Edge(f"reach {self.before}", self.before + 1)]
+    def edges(self) -> Dict[str, int]:
+        return {f"reach {self.before}": self.before + 1}
