@@ -8,7 +8,7 @@ from torch import Tensor
 
 from posenc_export import encodings
 from posenc_export.catalogue.listing import needs_parameters
-from posenc_export.encodings.shared.base import Geometry, PositionEncoding
+from posenc_export.encodings.shared.base import Geometry, PositionEncoding, Seen
 from posenc_export.encodings.shared.combined import overrides
 from posenc_export.models.layer import Mask
 from posenc_export.models.parts import build as build_part
@@ -80,7 +80,9 @@ def _by_content(
     rows = torch.eye(count, size).expand(1, heads, -1, -1)
     scale = encoding.score_scale(size)
     mixed, none = (
-        encoding.rescore(q, k.transpose(1, 2), values, mask, positions, positions, scale, states)
+        encoding.rescore(
+            q, Seen(k.transpose(1, 2), values, mask, positions, positions), scale, states
+        )
         for values in (rows, torch.zeros_like(rows))
     )
     weights = (mixed - none).unflatten(2, [heads, size])[..., :count].transpose(1, 2)  # [1,H,S,S]

@@ -12,6 +12,7 @@ from posenc_export.encodings.shared.base import (
     Geometry,
     Oracle,
     PositionEncoding,
+    Seen,
     StateSpec,
     Table,
 )
@@ -57,6 +58,7 @@ __all__ = [
     "Oracle",
     "Package",
     "PositionEncoding",
+    "Seen",
     "Table",
     "bias",
     "build",

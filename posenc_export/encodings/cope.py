@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from posenc_export import ops
-from posenc_export.encodings.shared.base import Geometry, Oracle, PositionEncoding
+from posenc_export.encodings.shared.base import Geometry, Oracle, PositionEncoding, Seen
 
 
 class CoPE(PositionEncoding):
@@ -31,21 +31,11 @@ class CoPE(PositionEncoding):
     least = {"positions": 2}
     most = {"positions": 1 << 16}
 
-    def rescore(
-        self,
-        q: Tensor,
-        keys: Tensor,
-        values: Tensor,
-        mask: Tensor,
-        positions: Tensor,
-        key_positions: Tensor,
-        scale: float,
-        states: List[Tensor],
-    ) -> Tensor:
+    def rescore(self, q: Tensor, seen: Seen, scale: float, states: List[Tensor]) -> Tensor:
         """q [B,S,H,D], keys and values [B,K,T,D], mask [B,1 or H,S,T] to [B,S,H*D]."""
         rows = q.to(torch.float32).transpose(1, 2) @ self.table.to(torch.float32)
-        content = ops.rows_at_counts(q, keys, mask, rows, scale)
-        return ops.attend(q, keys, values, mask, content, scale)
+        content = ops.rows_at_counts(q, seen.keys, seen.mask, rows, scale)
+        return ops.attend(q, seen.keys, seen.values, seen.mask, content, scale)
 
     def edges(self) -> Dict[str, int]:
         return {f"{self.table.size(1)} counts": self.table.size(1)}

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from posenc_export import ops
-from posenc_export.encodings.shared.base import Geometry, Oracle, PositionEncoding, StateSpec
+from posenc_export.encodings.shared.base import Geometry, Oracle, PositionEncoding, Seen, StateSpec
 from posenc_export.encodings.shared.buckets import counted
 from posenc_export.shared.refusal import refusal
 
@@ -52,19 +52,9 @@ class DeBERTa(PositionEncoding):
     shared = False
     most = {"span": 1 << 20, "max_relative": 1 << 20}
 
-    def rescore(
-        self,
-        q: Tensor,
-        keys: Tensor,
-        values: Tensor,
-        mask: Tensor,
-        positions: Tensor,
-        key_positions: Tensor,
-        scale: float,
-        states: List[Tensor],
-    ) -> Tensor:
+    def rescore(self, q: Tensor, seen: Seen, scale: float, states: List[Tensor]) -> Tensor:
         """As in PositionEncoding; states [products with Qr [B,H,T,2 span]] or []."""
-        behind = (-ops.distances(positions, key_positions)).clamp(-self.reach, self.reach)
+        behind = (-ops.distances(seen.positions, seen.key_positions)).clamp(-self.reach, self.reach)
         place = (behind + self.reach).to(torch.int64)
         index = torch.nn.functional.embedding(place, self.of_distance.unsqueeze(1)).squeeze(4)
         rows: Optional[Tensor] = None
@@ -75,7 +65,7 @@ class DeBERTa(PositionEncoding):
         if self.of_queries is not None:
             key_rows = states[0]
         content = ops.pick(rows, index, key_rows, scale)
-        return ops.attend(q, keys, values, mask, content, scale)
+        return ops.attend(q, seen.keys, seen.values, seen.mask, content, scale)
 
     def edges(self) -> Dict[str, int]:
         one_side = self.of_distance[self.reach :]

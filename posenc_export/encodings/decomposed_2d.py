@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from posenc_export import ops
-from posenc_export.encodings.shared.base import Geometry, Oracle, PositionEncoding, Table
+from posenc_export.encodings.shared.base import Geometry, Oracle, PositionEncoding, Seen, Table
 from posenc_export.encodings.shared.window import offsets, window_of
 
 
@@ -42,25 +42,15 @@ class Decomposed2D(PositionEncoding):
     least = {"rows": 0, "columns": 0, "trained_rows": 0, "trained_columns": 0}
     most = {"rows": 4096, "columns": 4096, "trained_rows": 4096, "trained_columns": 4096}
 
-    def rescore(
-        self,
-        q: Tensor,
-        keys: Tensor,
-        values: Tensor,
-        mask: Tensor,
-        positions: Tensor,
-        key_positions: Tensor,
-        scale: float,
-        states: List[Tensor],
-    ) -> Tensor:
+    def rescore(self, q: Tensor, seen: Seen, scale: float, states: List[Tensor]) -> Tensor:
         """As in PositionEncoding, without states."""
         queries = (q.to(torch.float32) * (scale if self.scaled else 1.0)).transpose(1, 2)
-        down, right = offsets(positions, key_positions, self.rows, self.columns)
+        down, right = offsets(seen.positions, seen.key_positions, self.rows, self.columns)
         along_rows = queries @ self.resize_rows(self.of_rows).t()  # [B,H,S,2 rows - 1]
         along_columns = queries @ self.resize_columns(self.of_columns).t()
         content = ops.pick(along_rows, down.unsqueeze(1))
         content = content + ops.pick(along_columns, right.unsqueeze(1))
-        return ops.attend(q, keys, values, mask, content, scale)
+        return ops.attend(q, seen.keys, seen.values, seen.mask, content, scale)
 
     def __init__(
         self,

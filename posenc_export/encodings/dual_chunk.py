@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from posenc_export import ops
-from posenc_export.encodings.shared.base import Geometry, Oracle, PositionEncoding, Rows, Table
+from posenc_export.encodings.shared.base import Geometry, Oracle, PositionEncoding, Seen, Table
+from posenc_export.encodings.shared.oracles import Rows
 from posenc_export.encodings.shared.rotary import (
     Layout,
     multiply_pairs,
@@ -58,29 +59,22 @@ class DualChunk(PositionEncoding):
             q, k, places, self.cos.rows, self.sin.rows, self.interleaved, linear=False
         )
 
-    def rescore(
-        self,
-        q: Tensor,
-        keys: Tensor,
-        values: Tensor,
-        mask: Tensor,
-        positions: Tensor,
-        key_positions: Tensor,
-        scale: float,
-        states: List[Tensor],
-    ) -> Tensor:
+    def rescore(self, q: Tensor, seen: Seen, scale: float, states: List[Tensor]) -> Tensor:
         """As in PositionEncoding; queries are turned further for keys of other chunks."""
-        places = torch.remainder(positions, self.period)
+        places = torch.remainder(seen.positions, self.period)
         single, rest = q.to(torch.float32), self.limit - places
         near = self.turned(single, rest.clamp(max=self.period)) - single
         far = self.turned(single, rest) - single
-        start = (positions - places).unsqueeze(1).unsqueeze(3)  # [B,1,S,1], of the query's chunk
-        keys_at = key_positions.unsqueeze(1).unsqueeze(2)
+        # The start of the query's chunk, [B,1,S,1].
+        start = (seen.positions - places).unsqueeze(1).unsqueeze(3)
+        keys_at = seen.key_positions.unsqueeze(1).unsqueeze(2)
         added = torch.where(
-            keys_at.lt(start - self.period), ops.products(far, keys), ops.products(near, keys)
+            keys_at.lt(start - self.period),
+            ops.products(far, seen.keys),
+            ops.products(near, seen.keys),
         )
         added = torch.where(keys_at.lt(start), added, torch.zeros_like(added))
-        return ops.attend(q, keys, values, mask, scale * added, scale)
+        return ops.attend(q, seen.keys, seen.values, seen.mask, scale * added, scale)
 
     def edges(self) -> Dict[str, int]:
         starts = {"second chunk": self.period, "third chunk": 2 * self.period}

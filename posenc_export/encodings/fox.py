@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from posenc_export import ops
-from posenc_export.encodings.shared.base import Geometry, Oracle, PositionEncoding, StateSpec
+from posenc_export.encodings.shared.base import Geometry, Oracle, PositionEncoding, Seen, StateSpec
 
 
 class FoX(PositionEncoding):
@@ -37,24 +37,14 @@ class FoX(PositionEncoding):
     shared = False
     above = {"scale": 0}
 
-    def rescore(
-        self,
-        q: Tensor,
-        keys: Tensor,
-        values: Tensor,
-        mask: Tensor,
-        positions: Tensor,
-        key_positions: Tensor,
-        scale: float,
-        states: List[Tensor],
-    ) -> Tensor:
+    def rescore(self, q: Tensor, seen: Seen, scale: float, states: List[Tensor]) -> Tensor:
         """As in PositionEncoding; states [log gates [B,H or 2H,T,1]]."""
-        distances = ops.distances(positions, key_positions)
+        distances = ops.distances(seen.positions, seen.key_positions)
         between = ops.sums_between(states[0], distances)
         if not self.causal:
             is_later = distances.gt(0)
             between = torch.where(is_later, -between[:, self.heads :], between[:, : self.heads])
-        return ops.attend(q, keys, values, mask, between, scale)
+        return ops.attend(q, seen.keys, seen.values, seen.mask, between, scale)
 
     def __init__(self, geometry: Geometry, remember: float = 3.0, scale: float = 1.0) -> None:
         super().__init__()

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from posenc_export import ops
 from posenc_export.encodings.fox import log_sigmoid
-from posenc_export.encodings.shared.base import Geometry, Oracle, PositionEncoding, StateSpec
+from posenc_export.encodings.shared.base import Geometry, Oracle, PositionEncoding, Seen, StateSpec
 
 
 class FoXPair(PositionEncoding):
@@ -38,23 +38,14 @@ class FoXPair(PositionEncoding):
     least = {"size": 1}
     most = {"size": 4096}
 
-    def rescore(
-        self,
-        q: Tensor,
-        keys: Tensor,
-        values: Tensor,
-        mask: Tensor,
-        positions: Tensor,
-        key_positions: Tensor,
-        scale: float,
-        states: List[Tensor],
-    ) -> Tensor:
+    def rescore(self, q: Tensor, seen: Seen, scale: float, states: List[Tensor]) -> Tensor:
         """As in PositionEncoding; states [b, a / sqrt(size)]."""
         logs = log_sigmoid(ops.products(states[1], states[0]))
-        behind = ops.distances(positions, key_positions).lt(0)
-        behind = behind.logical_and(key_positions.ge(0).unsqueeze(1).unsqueeze(2))  # [B,1,S,T]
+        behind = ops.distances(seen.positions, seen.key_positions).lt(0)
+        behind = behind.logical_and(seen.key_positions.ge(0).unsqueeze(1).unsqueeze(2))  # [B,1,S,T]
         sums = ops.suffix_sum(torch.where(behind, logs, torch.zeros_like(logs)))
-        return ops.attend(q, keys, values, mask, (self.scale * sums).to(torch.float32), scale)
+        content = (self.scale * sums).to(torch.float32)
+        return ops.attend(q, seen.keys, seen.values, seen.mask, content, scale)
 
     def __init__(self, geometry: Geometry, size: int = 8, scale: float = 1.0) -> None:
         super().__init__()

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from posenc_export import ops
-from posenc_export.encodings.shared.base import Geometry, Oracle, PositionEncoding
+from posenc_export.encodings.shared.base import Geometry, Oracle, PositionEncoding, Seen
 
 
 class Inkling(PositionEncoding):
@@ -39,24 +39,14 @@ class Inkling(PositionEncoding):
     least = {"basis": 1, "extent": 1}
     most = {"basis": 4096, "extent": 1 << 20}
 
-    def rescore(
-        self,
-        q: Tensor,
-        keys: Tensor,
-        values: Tensor,
-        mask: Tensor,
-        positions: Tensor,
-        key_positions: Tensor,
-        scale: float,
-        states: List[Tensor],
-    ) -> Tensor:
+    def rescore(self, q: Tensor, seen: Seen, scale: float, states: List[Tensor]) -> Tensor:
         """As in PositionEncoding; states [weights [B,H,S,basis]]."""
         # A column of zeros for all other distances.
         rows = torch.nn.functional.pad(states[0] @ self.table.to(torch.float32), [0, 1])
-        behind = -ops.distances(positions, key_positions)
+        behind = -ops.distances(seen.positions, seen.key_positions)
         inside = behind.ge(0).logical_and(behind.lt(self.extent))
         index = torch.where(inside, behind, float(self.extent)).to(torch.int64)
-        return ops.attend(q, keys, values, mask, ops.pick(rows, index), scale)
+        return ops.attend(q, seen.keys, seen.values, seen.mask, ops.pick(rows, index), scale)
 
     def edges(self) -> Dict[str, int]:
         return {f"extent {self.extent}": self.extent}

@@ -11,14 +11,8 @@ import torch
 from torch import Tensor
 
 from posenc_export import ops
-from posenc_export.encodings.shared.base import (
-    Exact,
-    Geometry,
-    Oracle,
-    PositionEncoding,
-    Rows,
-    Table,
-)
+from posenc_export.encodings.shared.base import Exact, Geometry, Oracle, PositionEncoding, Table
+from posenc_export.encodings.shared.oracles import Rows
 from posenc_export.encodings.shared.rotary import waves_of
 
 

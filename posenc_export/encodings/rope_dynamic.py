@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from posenc_export import ops
-from posenc_export.encodings.shared.base import Geometry, Oracle, PositionEncoding, Rows, Table
+from posenc_export.encodings.shared.base import Geometry, Oracle, PositionEncoding, Seen, Table
+from posenc_export.encodings.shared.oracles import Rows
 from posenc_export.encodings.shared.rotary import Layout, multiply_pairs, rotary_size
 from posenc_export.encodings.shared.tables import wave_tables
 from posenc_export.ops import by_query
@@ -41,25 +42,15 @@ class RoPEDynamic(PositionEncoding):
         cos, sin = self.cos.rows, self.sin.rows
         return ops.rotate_both(q, k, positions, cos, sin, self.interleaved)
 
-    def rescore(
-        self,
-        q: Tensor,
-        keys: Tensor,
-        values: Tensor,
-        mask: Tensor,
-        positions: Tensor,
-        key_positions: Tensor,
-        scale: float,
-        states: List[Tensor],
-    ) -> Tensor:
+    def rescore(self, q: Tensor, seen: Seen, scale: float, states: List[Tensor]) -> Tensor:
         """As in PositionEncoding; keys are turned further for queries beyond L."""
         return by_query.attend_turned_keys(
             q,
-            keys,
-            values,
-            mask,
-            positions,
-            key_positions,
+            seen.keys,
+            seen.values,
+            seen.mask,
+            seen.positions,
+            seen.key_positions,
             self.first.rows,
             self.second.rows,
             self.interleaved,

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from posenc_export import ops
 from posenc_export.encodings.shared import sinusoids
-from posenc_export.encodings.shared.base import Geometry, Oracle, PositionEncoding, Table
+from posenc_export.encodings.shared.base import Geometry, Oracle, PositionEncoding, Seen, Table
 from posenc_export.shared.refusal import refusal
 
 
@@ -47,35 +47,25 @@ class Shaw(PositionEncoding):
     least = {"left": 0, "right": 0}
     most = {"left": 1 << 20, "right": 1 << 20}
 
-    def rescore(
-        self,
-        q: Tensor,
-        keys: Tensor,
-        values: Tensor,
-        mask: Tensor,
-        positions: Tensor,
-        key_positions: Tensor,
-        scale: float,
-        states: List[Tensor],
-    ) -> Tensor:
+    def rescore(self, q: Tensor, seen: Seen, scale: float, states: List[Tensor]) -> Tensor:
         """As in PositionEncoding, without states."""
-        clipped = ops.distances(positions, key_positions).clamp(-self.left, self.right)
+        clipped = ops.distances(seen.positions, seen.key_positions).clamp(-self.left, self.right)
         index = (clipped + self.left).to(torch.int64)  # [B,1,S,T]
         trained, of_values = self.keys, self.values
         table = self.waves.rows if trained is None else trained.to(torch.float32)
         rows = (scale * q.to(torch.float32)).transpose(1, 2) @ table.t()
         key_rows: Optional[Tensor] = None
         if self.score == "query_key":
-            key_rows = (keys.to(torch.float32) @ table.t()).index_select(1, self.of_head)
+            key_rows = (seen.keys.to(torch.float32) @ table.t()).index_select(1, self.of_head)
         content = ops.pick(rows, index, key_rows, scale)
         if not self.relative_values:
-            return ops.attend(q, keys, values, mask, content, scale)
-        y, weights = ops.attend_with_weights(q, keys, values, mask, content, scale)
+            return ops.attend(q, seen.keys, seen.values, seen.mask, content, scale)
+        y, weights = ops.attend_with_weights(q, seen.keys, seen.values, seen.mask, content, scale)
         by_distance = ops.collect_by_distance(
-            weights, positions, key_positions, self.left, self.right
+            weights, seen.positions, seen.key_positions, self.left, self.right
         )
         relative = by_distance @ (table if of_values is None else of_values.to(torch.float32))
-        return y + relative.transpose(1, 2).flatten(2).to(values.dtype)
+        return y + relative.transpose(1, 2).flatten(2).to(seen.values.dtype)
 
     def edges(self) -> Dict[str, int]:
         return {f"left {self.left}": self.left + 1, f"right {self.right}": self.right + 1}

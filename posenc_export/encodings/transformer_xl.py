@@ -11,7 +11,8 @@ from torch import Tensor
 
 from posenc_export import ops
 from posenc_export.encodings.shared import sinusoids
-from posenc_export.encodings.shared.base import Geometry, Oracle, PositionEncoding, Rows, Table
+from posenc_export.encodings.shared.base import Geometry, Oracle, PositionEncoding, Seen, Table
+from posenc_export.encodings.shared.oracles import Rows
 from posenc_export.shared.refusal import refusal
 
 
@@ -37,31 +38,22 @@ class TransformerXL(PositionEncoding):
     shared = False
     least = {"clamp": 0}
 
-    def rescore(
-        self,
-        q: Tensor,
-        keys: Tensor,
-        values: Tensor,
-        mask: Tensor,
-        positions: Tensor,
-        key_positions: Tensor,
-        scale: float,
-        states: List[Tensor],
-    ) -> Tensor:
+    def rescore(self, q: Tensor, seen: Seen, scale: float, states: List[Tensor]) -> Tensor:
         """As in PositionEncoding, without states."""
         # Scaled here, since ONNX Runtime's product of a scaled operand packs no weight.
         queries = scale * (q.to(torch.float32) + self.v.to(torch.float32))
         projected = queries.transpose(1, 2) @ self.weight.to(torch.float32)
-        relative = ops.wave_products(projected, positions, key_positions, self.waves.rows)
+        relative = ops.wave_products(projected, seen.positions, seen.key_positions, self.waves.rows)
         if self.clamp > 0:
             behind, ahead = (projected @ self.ends.rows).split(1, dim=-1)
-            distances = ops.distances(positions, key_positions)
+            distances = ops.distances(seen.positions, seen.key_positions)
             relative = torch.where(
                 distances.lt(-self.clamp),
                 behind,
                 torch.where(distances.gt(self.clamp), ahead, relative),
             )
-        return ops.attend((q + self.u.to(q.dtype)), keys, values, mask, relative, scale)
+        moved = q + self.u.to(q.dtype)
+        return ops.attend(moved, seen.keys, seen.values, seen.mask, relative, scale)
 
     def edges(self) -> Dict[str, int]:
         return {f"clamp {self.clamp}": self.clamp + 1} if self.clamp else {}

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from posenc_export import ops
-from posenc_export.encodings.shared.base import Geometry, Oracle, PositionEncoding
+from posenc_export.encodings.shared.base import Geometry, Oracle, PositionEncoding, Seen
 from posenc_export.encodings.shared.buckets import (
     bucket_edges,
     clipped,
@@ -47,23 +47,13 @@ class WavLM(PositionEncoding):
     shared = False
     most = {"buckets": 1 << 20, "max_distance": 1 << 20}
 
-    def rescore(
-        self,
-        q: Tensor,
-        keys: Tensor,
-        values: Tensor,
-        mask: Tensor,
-        positions: Tensor,
-        key_positions: Tensor,
-        scale: float,
-        states: List[Tensor],
-    ) -> Tensor:
+    def rescore(self, q: Tensor, seen: Seen, scale: float, states: List[Tensor]) -> Tensor:
         """As in PositionEncoding; states [gates [B,H,S,1]]."""
-        ahead = ops.distances(positions, key_positions)
+        ahead = ops.distances(seen.positions, seen.key_positions)
         place = clipped(ahead, self.max_distance, self.causal).to(torch.int64)
         index = torch.nn.functional.embedding(place, self.of_distance.unsqueeze(1)).squeeze(4)
         rows = states[0] * self.table.weight.to(torch.float32).t().unsqueeze(1)  # [B,H,S,buckets]
-        return ops.attend(q, keys, values, mask, ops.pick(rows, index), scale)
+        return ops.attend(q, seen.keys, seen.values, seen.mask, ops.pick(rows, index), scale)
 
     def observe(
         self, x: Tensor, k: Tensor, positions: Tensor, write_index: Tensor, states: List[Tensor]

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from posenc_export import ops
-from posenc_export.encodings.shared.base import PositionEncoding, StateSpec
+from posenc_export.encodings.shared.base import PositionEncoding, Seen, StateSpec
 from posenc_export.encodings.shared.combined import overrides
 from posenc_export.models.config import AttentionConfig
 from posenc_export.models.linear_attention import LinearAttention
@@ -99,9 +99,8 @@ class Attention(torch.nn.Module):
             keys, values, present = k.transpose(1, 2), v.transpose(1, 2), states[:0]  # [B,K,S,D]
             carried = self.encoding.observe(x, k, positions, write_index, states)
         if self.by_content:
-            y = self.encoding.rescore(
-                q, keys, values, mask, positions, key_positions, self.scale, carried
-            )
+            seen = Seen(keys, values, mask, positions, key_positions)
+            y = self.encoding.rescore(q, seen, self.scale, carried)
         else:
             y = ops.attend(q, keys, values, mask, None, self.scale, self.softcap, self.sinks)
         return self.projection.output(y), present  # [B,S,E]

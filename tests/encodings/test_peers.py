@@ -185,16 +185,9 @@ def test_keys_turned_for_a_query_match_transformers(name: str, length: int) -> N
     of_q, of_k = apply_rotary_pos_emb(q, k, cos, sin)
     expected = torch.softmax(of_q[:, :, -1:] @ of_k.transpose(2, 3) / 32**0.5, dim=-1) @ v
     queries, keys = ours.rotate(q.transpose(1, 2), k.transpose(1, 2), places)
-    y = ours.rescore(
-        queries[:, -1:],
-        keys.transpose(1, 2),
-        v,
-        torch.zeros(1, 1, 1, length),
-        places[:, -1:],
-        places,
-        ours.score_scale(32),
-        [],
-    )
+    mask = torch.zeros(1, 1, 1, length)
+    seen = encodings.Seen(keys.transpose(1, 2), v, mask, places[:, -1:], places)
+    y = ours.rescore(queries[:, -1:], seen, ours.score_scale(32), [])
     # transformers rounds angles to float32.
     most = 2e-6 + length * 2.0**-23
     assert torch.allclose(y.view(4, 32), expected[0, :, 0], rtol=0, atol=most)

@@ -29,12 +29,9 @@ def attend(ours: Any, q: Any, k: Any, v: Any, states: Any = (), causal: bool = F
     """Queries, keys and values [B,S,H,D] to [B,S,H*D]."""
     tokens = q.size(1)
     places = torch.arange(tokens).expand(q.size(0), -1)
-    mask = torch.zeros(q.size(0), 1, tokens, tokens)
-    mask = mask - torch.inf if causal else mask
-    return ours.rescore(
-        q, k.transpose(1, 2), v.transpose(1, 2), mask.triu(1) if causal else mask,
-        places, places, ours.score_scale(q.size(3)), list(states)
-    )  # fmt: skip
+    mask = torch.full((1, 1, tokens, tokens), -torch.inf if causal else 0.0).triu(1)
+    seen = encodings.Seen(k.transpose(1, 2), v.transpose(1, 2), mask, places, places)
+    return ours.rescore(q, seen, ours.score_scale(q.size(3)), list(states))
 
 
 @pytest.mark.parametrize("trained", [(5, 7), (3, 9)], ids=["own grid", "resized"])

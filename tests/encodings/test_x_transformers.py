@@ -33,7 +33,8 @@ def _attended(ours: Any, x: torch.Tensor, states: Any, bias: torch.Tensor, causa
         else torch.zeros(1, 1, 30, 30)
     )
     carried = ours.observe(x, k, PLACES, torch.zeros(1).long(), states)
-    y = ours.rescore(q, k.transpose(1, 2), v.transpose(1, 2), mask, PLACES, PLACES, 0.25, carried)
+    seen = encodings.Seen(k.transpose(1, 2), v.transpose(1, 2), mask, PLACES, PLACES)
+    y = ours.rescore(q, seen, 0.25, carried)
     shares = torch.softmax(q.transpose(1, 2) @ k.permute(0, 2, 3, 1) / 4 + bias + mask, dim=-1)
     return y, (shares @ v.transpose(1, 2)).transpose(1, 2).flatten(2)
 

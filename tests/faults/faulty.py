@@ -5,7 +5,7 @@ from typing import Any, List, Optional, Tuple, Type
 import torch
 from torch import Tensor
 
-from posenc_export.encodings.shared.base import PositionEncoding
+from posenc_export.encodings.shared.base import PositionEncoding, Seen
 
 
 class Faulty(PositionEncoding):
@@ -35,20 +35,11 @@ class Faulty(PositionEncoding):
         of_keys = self.changed_key_positions(k_positions, q_positions)
         return super().bias(self.changed_positions(q_positions), of_keys)
 
-    def rescore(
-        self,
-        q: Tensor,
-        keys: Tensor,
-        values: Tensor,
-        mask: Tensor,
-        positions: Tensor,
-        key_positions: Tensor,
-        scale: float,
-        states: List[Tensor],
-    ) -> Tensor:
-        of_keys = self.changed_key_positions(key_positions, positions)
-        called = self.changed_positions(positions)
-        return super().rescore(q, keys, values, mask, called, of_keys, scale, states)
+    def rescore(self, q: Tensor, seen: Seen, scale: float, states: List[Tensor]) -> Tensor:
+        of_keys = self.changed_key_positions(seen.key_positions, seen.positions)
+        called = self.changed_positions(seen.positions)
+        shifted = Seen(seen.keys, seen.values, seen.mask, called, of_keys)
+        return super().rescore(q, shifted, scale, states)
 
 
 class FromZero(Faulty):

@@ -2,7 +2,7 @@
 
 import math
 from dataclasses import dataclass
-from typing import List, Mapping, Optional, Tuple
+from typing import List, Mapping, NamedTuple, Optional, Tuple
 
 import torch
 from torch import Tensor
@@ -11,7 +11,7 @@ from posenc_export import ops
 from posenc_export.encodings.shared.oracles import Oracle, Rows
 from posenc_export.encodings.shared.tables import Exact, Table
 
-__all__ = ["Exact", "Geometry", "Oracle", "PositionEncoding", "Rows", "StateSpec", "Table"]
+__all__ = ["Exact", "Geometry", "Oracle", "PositionEncoding", "Rows", "Seen", "StateSpec", "Table"]
 
 
 @dataclass(frozen=True)
@@ -55,6 +55,20 @@ class StateSpec:
     sizes: Tuple[int, ...]
     grows: bool = False
     dtype: str = ""
+
+
+class Seen(NamedTuple):
+    """What the queries of a call attend to: keys and values [B,K,T,D], mask [B,1 or H,S,T],
+    positions [B,S] of the queries and key_positions [B,T].
+
+    T depends on the cache of the target, so that only `ops` may refer to it.
+    """
+
+    keys: Tensor
+    values: Tensor
+    mask: Tensor
+    positions: Tensor
+    key_positions: Tensor
 
 
 class PositionEncoding(torch.nn.Module):
@@ -132,23 +146,11 @@ class PositionEncoding(torch.nn.Module):
         """
         return states
 
-    def rescore(
-        self,
-        q: Tensor,
-        keys: Tensor,
-        values: Tensor,
-        mask: Tensor,
-        positions: Tensor,
-        key_positions: Tensor,
-        scale: float,
-        states: List[Tensor],
-    ) -> Tensor:
-        """Compute the attention, for encodings whose scores depend on content: q [B,S,H,D]
-        (rotated), keys and values [B,K,T,D], mask [B,1 or H,S,T], positions [B,S], key_positions
-        [B,T] to [B,S,H*D]. T depends on the cache of the target, so that only `ops` may refer to
-        it.
+    def rescore(self, q: Tensor, seen: Seen, scale: float, states: List[Tensor]) -> Tensor:
+        """Compute the attention of rotated queries q [B,S,H,D], for encodings whose scores depend
+        on content: [B,S,H*D].
         """
-        return ops.attend(q, keys, values, mask, None, scale)
+        return ops.attend(q, seen.keys, seen.values, seen.mask, None, scale)
 
     def edges(self) -> Mapping[str, int]:
         """First positions or distances from which the formula is another, by a name such as

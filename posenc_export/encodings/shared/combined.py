@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from posenc_export import ops
-from posenc_export.encodings.shared.base import Oracle, PositionEncoding, StateSpec
+from posenc_export.encodings.shared.base import Oracle, PositionEncoding, Seen, StateSpec
 from posenc_export.shared.refusal import refusal
 
 
@@ -148,23 +148,13 @@ class Combined(PositionEncoding):
                 states = part.observe(x, k, positions, write_index, states)
         return states
 
-    def rescore(
-        self,
-        q: Tensor,
-        keys: Tensor,
-        values: Tensor,
-        mask: Tensor,
-        positions: Tensor,
-        key_positions: Tensor,
-        scale: float,
-        states: List[Tensor],
-    ) -> Tensor:
+    def rescore(self, q: Tensor, seen: Seen, scale: float, states: List[Tensor]) -> Tensor:
         """`rescore` of the part that computes scores from content, or plain attention."""
         y: Optional[Tensor] = None
         for index, part in enumerate(self.parts):
             if self.by_content[index]:
-                y = part.rescore(q, keys, values, mask, positions, key_positions, scale, states)
-        return ops.attend(q, keys, values, mask, None, scale) if y is None else y
+                y = part.rescore(q, seen, scale, states)
+        return ops.attend(q, seen.keys, seen.values, seen.mask, None, scale) if y is None else y
 
     def prepare(self) -> None:
         """Prepare all parts."""
