@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from posenc_export.models.block import AttentionBlock
     from posenc_export.models.config_json import from_json as config_from_json
     from posenc_export.models.config_json import to_json as config_to_json
-    from posenc_export.models.context_extension import extend_positions, to_hierarchical
     from posenc_export.models.presets import load_preset, seeded
     from posenc_export.models.pretrained import from_pretrained
     from posenc_export.models.short_forms import block_config, decoder_config, encoder_config
@@ -36,8 +35,6 @@ _HOME = {
     "draw": "posenc_export.catalogue.plots",
     "compare": "posenc_export.export.comparison",
     "from_pretrained": "posenc_export.models.pretrained",
-    "extend_positions": "posenc_export.models.context_extension",
-    "to_hierarchical": "posenc_export.models.context_extension",
     "Model": "posenc_export.runtime",
     "Session": "posenc_export.runtime",
     "Conversation": "posenc_export.runtime",
@@ -71,13 +68,11 @@ __all__ = [
     "draw",
     "encoder_config",
     "export_model",
-    "extend_positions",
     "from_pretrained",
     "grids",
     "load",
     "load_preset",
     "seeded",
-    "to_hierarchical",
     "verify",
 ]
 
