@@ -41,7 +41,6 @@ COLUMNS: Dict[str, Dict[str, Tuple[str, ...]]] = {
         "offset": ("start 1000", "start 1064"),
         "padding": ("padding",),
         "ragged": ("ragged",),
-        "segments": ("segments",),
         "oracle": ("oracle",),
     },
 }
@@ -65,7 +64,7 @@ def config_of(name: str, form: str) -> AnyConfig:
     how: Dict[str, Any] = {"encoding": {"name": name}, "causal": form == "decoder"}
     block = block_config(48, 6, MAX_POSITIONS, kv_heads=3, head_size=16, **how)
     if form == "encoder":
-        return encoder_config(61, 2, 40, block, segments=3)
+        return encoder_config(61, 2, 40, block)
     return decoder_config(61, 2, 40, block, tied=name != "complex_order")
 
 

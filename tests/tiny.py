@@ -138,5 +138,4 @@ def encoder(variant: str) -> StackConfig:
         layers=2,
         hidden=40,
         block=block(variant, causal=False, qkv_bias=True, output_bias=True),
-        segments=3,
     )

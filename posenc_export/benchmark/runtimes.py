@@ -10,12 +10,10 @@ from posenc_export.runtime.artefact.manifest import Manifest
 ATTENTION: Dict[str, Any] = {
     "sees": {"name": "causal"},
     "projection": {"name": "grouped", "bias": False, "output_bias": False},
-    **{"head_norm": None, "scale": None, "softcap": None, "sinks": False, "mechanism": "softmax"},
+    **{"scale": None, "softcap": None, "sinks": False, "mechanism": "softmax"},
 }
 SIZES = ("heads", "kv_heads", "head_size")
-TOKENS: Dict[str, Any] = {"features": None, "scale": 1.0, "encodings": [], "segments": 0}
-TOKENS["norm"] = None
-HEAD = {"bias": False, "scale": 1.0, "softcap": None}
+TOKENS: Dict[str, Any] = {"encodings": [], "norm": None}
 MLP = {"name": "gated", "activation": "silu", "bias": False}
 ROTATED = ("rope", "nope")
 # Parameters that a description may spell out.
@@ -50,7 +48,6 @@ def is_llama(config: Dict[str, Any], encodings: Sequence[str] = ROTATED) -> bool
         and layer["norms"] == [norm, norm]
         and _without(config["tokens"], "vocabulary") == TOKENS
         and config["head"] is not None
-        and _without(config["head"], "tied") == HEAD
         and _without(layer["mlp"], "hidden") == MLP
         and _plain(layer["attention"], encodings)
     )

@@ -240,5 +240,4 @@ FAULTS = (
     ("encoding dropped", "no position encoding is applied", _with(encodings=())),
     ("sinks dropped", "sinks are not in the softmax", _with(sinks=False)),
     ("softcap dropped", "scores are not capped", _with(softcap=None)),
-    ("head norm dropped", "queries and keys are not normalized", _with(head_norm=None)),
 )

@@ -36,8 +36,8 @@ def write(model: Union[Stack, ReadModule], manifest: Manifest, folder: Path) -> 
     """Write config.json, and for decoders generation_config.json and genai_config.json, if these
     formats can describe the graph.
 
-    They cannot describe blocks, embedding parts, modules that are no checkpoint, the parts of an
-    encoder-decoder model, signature positions, graphs that are not ONNX files, and decoders with
+    They cannot describe blocks, modules that are no checkpoint, the parts of an encoder-decoder
+    model, signature positions, graphs that are not ONNX files, and decoders with
     states other than keys and values of one shape in every layer. A decoder for onnx-static gets
     genai_config.json only: the other programs grow their caches.
     """
@@ -82,12 +82,10 @@ def _ids(manifest: Manifest) -> Dict[str, Any]:
 
 
 def _sizes(model: Union[Stack, ReadModule]) -> Dict[str, int]:
-    """Return the sizes that a configuration has; none for a model without layers or a module."""
+    """Return the sizes that a configuration has; none for a module."""
     if isinstance(model, ReadModule):
         return model.sizes
     config = model.config
-    if not config.order:
-        return {}
     heads = config.kinds[0].attention.heads
     sizes = {"hidden_size": config.width, "num_hidden_layers": len(config.order)}
     return {**sizes, "num_attention_heads": heads}

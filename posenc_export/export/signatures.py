@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 
 from posenc_export import ops
-from posenc_export.encodings.shared.combined import overrides, parts_of
 from posenc_export.export.read_module import Model, ReadModule
 from posenc_export.models.block import AttentionBlock
 from posenc_export.models.whole_pass import encodings_in
@@ -63,7 +62,7 @@ class LogitsSignature(Signature):
         write_index = ops.write_index(past_positions.ge(0).sum(1), places)
         key_positions = ops.append_positions(past_positions, places, write_index)
         output, present = self.model(
-            x, places, coordinates, key_positions, write_index, states, None, logits_index
+            x, places, coordinates, key_positions, write_index, states, logits_index
         )
         return output, key_positions, present
 
@@ -90,36 +89,26 @@ class CallLogitsSignature(Signature):
         """logits_index [B,R] int64; return logits [B,R,V], states."""
         places, coordinates = places_of(position_ids, self.axes, self.with_position)
         first = torch.zeros_like(places[:, 0])
-        output, present = self.model(
-            x, places, coordinates, places, first, states, None, logits_index
-        )
+        output, present = self.model(x, places, coordinates, places, first, states, logits_index)
         return output, present
 
 
 class MaskSignature(Signature):
     """Signature "mask": attention_mask [B,T] is 1 for tokens, and 0 or -1 for others. Positions
-    count the tokens of a row; windows, chunks and biases count the zeros between them too, as
-    transformers does, or the graph refuses such zeros.
+    count the tokens of a row. The graph refuses zeros between them.
     """
-
-    def __init__(self, model: Model) -> None:
-        super().__init__(model)
-        self.by_slot, self.refuses = counts_slots(model), refuses_gaps(model)
 
     def forward(
         self, x: Tensor, attention_mask: Tensor, states: List[Tensor]
     ) -> Tuple[Tensor, List[Tensor]]:
         """x [B,S] or [B,S,E], attention_mask [B,T] int64, states; return output, states."""
-        counted = counted_from(attention_mask)
-        places = places_from(attention_mask, counted, self.by_slot, self.refuses)
+        places = places_from(attention_mask)
         past = attention_mask.size(1) - x.size(1)
         queries = places[:, past:]
-        # Bidirectional models of transformers count columns wherever they count distances.
-        positions = counted[:, past:] if self.by_slot and self.cached else queries
         write_index = ops.write_index(torch.full_like(places[:, 0], past), queries)
         if self.cached:
             places = ops.fit_positions(places, states[self.first_cache], queries)
-        output, present = self.model(x, queries, positions, places, write_index, states)
+        output, present = self.model(x, queries, queries, places, write_index, states)
         return output, present
 
 
@@ -132,24 +121,19 @@ class SegmentSignature(Signature):
         """x, token_type_ids [B,S], position_ids [B,S] or [1+A,B,S] int64."""
         places, coordinates = places_of(position_ids, self.axes, self.with_position)
         first = torch.zeros_like(places[:, 0])
-        return self.model(x, places, coordinates, places, first, states, token_type_ids)
+        return self.model(x, places, coordinates, places, first, states, None, token_type_ids)
 
 
 class SegmentMaskSignature(Signature):
     """MaskSignature for models with token types, without states."""
 
-    def __init__(self, model: Model) -> None:
-        super().__init__(model)
-        self.by_slot, self.refuses = counts_slots(model), refuses_gaps(model)
-
     def forward(
         self, x: Tensor, token_type_ids: Tensor, attention_mask: Tensor, states: List[Tensor]
     ) -> Tuple[Tensor, List[Tensor]]:
         """x, token_type_ids, attention_mask [B,S] int64; return output, []."""
-        counted = counted_from(attention_mask)
-        positions = places_from(attention_mask, counted, self.by_slot, self.refuses)
-        first = torch.zeros_like(positions[:, 0])
-        return self.model(x, positions, positions, positions, first, states, token_type_ids)
+        places = places_from(attention_mask)
+        first = torch.zeros_like(places[:, 0])
+        return self.model(x, places, places, places, first, states, None, token_type_ids)
 
 
 NAMES = ("positions", "mask")
@@ -168,40 +152,14 @@ def places_of(position_ids: Tensor, axes: int, with_position: bool) -> Tuple[Ten
     return position_ids, position_ids
 
 
-def counted_from(attention_mask: Tensor) -> Tensor:
-    """Return positions [B,T] int64 that count the ones of a mask from 0, -1 at others."""
-    return (attention_mask.clamp(min=0).cumsum(1) - 1).masked_fill(attention_mask.le(0), -1)
-
-
-def places_from(attention_mask: Tensor, counted: Tensor, by_slot: bool, refuses: bool) -> Tensor:
-    """Return the places [B,T] int64 that distances are taken of: `counted` or, by_slot, the columns
-    from the first token on that are not -1. refuses: fail if the two differ.
+def places_from(attention_mask: Tensor) -> Tensor:
+    """Return positions [B,T] int64 that count the ones of a mask from 0, -1 at others. A zero
+    between ones fails: as models count distances, it may count or not.
     """
-    if not by_slot and not refuses:
-        return counted
+    counted = (attention_mask.clamp(min=0).cumsum(1) - 1).masked_fill(attention_mask.le(0), -1)
     begun = attention_mask.clamp(min=0).cumsum(1).gt(0) & attention_mask.ge(0)
-    places = (begun.to(torch.int64).cumsum(1) - 1).masked_fill(attention_mask.le(0), -1)
-    return places + ops.refuse_gaps((places - counted).sum()) if refuses else places
-
-
-def counts_slots(model: Model) -> bool:
-    """Return whether a layer counts distances between tokens: windows, chunks, biases of scores."""
-    rules = [getattr(attention, "visibility", None) for attention in model.attentions()]
-    if any(rule and (rule.before >= 0 or rule.after > 0 or rule.chunk) for rule in rules):
-        return True
-    parts = [part for encoding in encodings_in(model) for part in parts_of(encoding)]
-    return any(overrides(part, "bias") for part in parts)
-
-
-def refuses_gaps(model: Model) -> bool:
-    """Return whether zeros between ones of a mask have no exact meaning: encodings with a state
-    of tokens, and rotations of cached keys with windows.
-    """
-    if isinstance(model, ReadModule):  # whether it counts them is not known
-        return True
-    encodings = encodings_in(model)
-    turns = counts_slots(model) and any(overrides(e, "rescore") for e in encodings)
-    return turns or any(overrides(e, "embed_next") for e in encodings)
+    columns = (begun.to(torch.int64).cumsum(1) - 1).masked_fill(attention_mask.le(0), -1)
+    return counted + ops.refuse_gaps((columns - counted).sum())
 
 
 def has_cache(model: Model) -> bool:
@@ -211,7 +169,7 @@ def has_cache(model: Model) -> bool:
 
 def has_segments(model: Model) -> bool:
     """Return whether the model reads token types."""
-    return not isinstance(model, AttentionBlock) and model.segments > 0
+    return isinstance(model, ReadModule) and model.segments > 0
 
 
 def takes_logits_index(model: Model, signature: str) -> bool:

@@ -54,11 +54,6 @@ class Attention(torch.nn.Module):
         self.projection = build(
             "projection", config.projection, width, config.heads, config.kv_heads, config.head_size
         )
-        norm = config.head_norm or {"name": "none"}
-        self.q_norm, self.k_norm = (
-            build("head_norm", norm, heads, config.head_size)
-            for heads in (config.heads, config.kv_heads)
-        )
         sinks = torch.nn.Parameter(torch.zeros(config.heads)) if config.sinks else None
         self.register_parameter("sinks", sinks)
 
@@ -86,8 +81,8 @@ class Attention(torch.nn.Module):
         or H,S,T], write_index as in `ops.append`, states to [B,S,E], new states.
         """
         q, k, v = self.projection(x)  # [B,S,H*D], [B,S,K*D], [B,S,K*D]
-        q = ops.split_heads(self.q_norm(q), self.heads)  # [B,S,H,D]
-        k = ops.split_heads(self.k_norm(k), self.kv_heads)  # [B,S,K,D]
+        q = ops.split_heads(q, self.heads)  # [B,S,H,D]
+        k = ops.split_heads(k, self.kv_heads)  # [B,S,K,D]
         v = ops.split_heads(v, self.kv_heads)  # [B,S,K,D]
         q, k = self.encoding.rotate(q, k, coordinates)
         if self.cached:
@@ -109,7 +104,6 @@ class Attention(torch.nn.Module):
         """One row x [n,E], positions, coordinates to [n,E], float64, by query."""
         oracle = self.encoding.oracle()
         q, k, v = self.projection.exact(x)
-        q, k = self.q_norm.exact(q), self.k_norm.exact(k)
         q = np.stack([oracle.rotate_heads(*pair) for pair in zip(q, places, strict=True)])
         k = np.stack([oracle.rotate_key_heads(*pair) for pair in zip(k, places, strict=True)])
         oracle.observe(x, positions[0])

@@ -47,7 +47,6 @@ class AttentionConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
             "both" and "near", every call is a whole sequence.
         projection: from hidden states to queries, keys and values, and from attention outputs to
             hidden states.
-        head_norm: norm of projected queries and keys.
         scale: factor on q k. None: the encodings' scale, 1/sqrt(D) for most. Must be None for
             encodings that compute scores themselves.
         softcap: scores become softcap tanh(s / softcap), before biases and masks.
@@ -65,7 +64,6 @@ class AttentionConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
     encodings: Tuple[Named, ...] = ()
     sees: Named = msgspec.field(default_factory=lambda: {"name": "causal"})
     projection: Named = msgspec.field(default_factory=lambda: {"name": "grouped"})
-    head_norm: Optional[Named] = None
     scale: Optional[float] = None
     softcap: Optional[float] = None
     sinks: bool = False

@@ -181,13 +181,7 @@ class AttentionBlock(torch.nn.Module):
         """Return a list with the attention of the block."""
         return [self.attention]
 
-    def exact(
-        self,
-        x: np.ndarray,
-        positions: range,
-        places: Sequence[Any],
-        segments: Optional[np.ndarray] = None,
-    ) -> np.ndarray:
+    def exact(self, x: np.ndarray, positions: range, places: Sequence[Any]) -> np.ndarray:
         """Compute one row x [n,E] at positions and coordinates to [n,E], float64."""
         rows = self.token_encoding.oracle().embed_rows(x.astype(np.float64), places)
         return np.asarray(self.attention.exact(rows, positions, places))  # type: ignore[operator]

@@ -19,7 +19,6 @@ from posenc_export.models.attention_config import (
     Named,
     at_least,
     check,
-    finite_above_zero,
 )
 
 __all__ = ["AttentionConfig", "Named"]
@@ -53,41 +52,31 @@ class BlockConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
 
 
 class TokensConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """The embedding part: token ids to hidden states, by table, factor, encodings, segments and
-    norm, in this order.
+    """The embedding part: token ids to hidden states, by table, encodings and norm, in this order.
 
     Args:
         vocabulary: number of token ids V.
-        features: None, as in descriptions of earlier versions, which could read sound.
-        scale: factor on embedded tokens.
         encodings: encodings of embedded tokens.
-        segments: number of token types; 0 for none.
         norm: norm of the result.
 
     Raises:
-        ValueError: a vocabulary below 1, segments below 0, a scale that is not a finite number
-            above 0.
+        ValueError: a vocabulary below 1.
     """
 
     vocabulary: int
-    features: None = None
-    scale: float = 1.0
     encodings: Tuple[Named, ...] = ()
-    segments: int = 0
     norm: Optional[Named] = None
 
     def __post_init__(self) -> None:
         at_least(1, self, "vocabulary")
-        at_least(0, self, "segments")
-        finite_above_zero(self, "scale")
 
 
 class LayerConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """One kind of layer.
 
     Args:
-        residual: arrangement of norms and residual sums, which determines the number of norms.
-        norms: norms of the layer in the order of computation.
+        residual: arrangement of norms and residual sums.
+        norms: that of the attention, then that of the MLP.
         attention, mlp: the two sublayers.
     """
 
@@ -98,25 +87,9 @@ class LayerConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
 
 
 class HeadConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """The output head: hidden states to logits.
-
-    Args:
-        tied: use the token table as weights.
-        bias: add a trained number for each token id.
-        scale: factor on logits.
-        softcap: logits become softcap tanh(l / softcap), after the factor.
-
-    Raises:
-        ValueError: a scale or softcap that is not a finite number above 0.
-    """
+    """The output head: hidden states to logits. tied: use the token table as weights."""
 
     tied: bool = True
-    bias: bool = False
-    scale: float = 1.0
-    softcap: Optional[float] = None
-
-    def __post_init__(self) -> None:
-        finite_above_zero(self, "scale", "softcap")
 
 
 class ReadoutConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -137,44 +110,39 @@ class ReadoutConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
 
 
 class StackConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """A model of tokens, layers and head: a decoder; without a head, an encoder; without layers,
-    the embedding part alone.
+    """A model of tokens, layers and head: a decoder; without a head, an encoder.
 
     Args:
         width: model width E.
         max_positions: number of positions; the range is 0 .. max_positions - 1.
         tokens: the embedding part.
         layers: kinds of layers by name.
-        order: kind of each layer, by name. Empty, like `layers`, for the embedding part alone.
+        order: kind of each layer, by name.
         norm: norm after the last layer; None for none.
         head: output head; None returns hidden states.
-        key_values: None, as in descriptions of earlier versions, whose decoders could read an
-            encoder.
 
     Raises:
-        ValueError: a size below 1, names in `order` that differ from those in `layers`, causal and
-            bidirectional layers in one model, a head without layers.
+        ValueError: a size below 1, no layer, names in `order` that differ from those in `layers`,
+            causal and bidirectional layers in one model.
     """
 
     width: int
     max_positions: int
     tokens: TokensConfig
-    layers: Dict[str, LayerConfig] = msgspec.field(default_factory=dict)
-    order: Tuple[str, ...] = ()
+    layers: Dict[str, LayerConfig]
+    order: Tuple[str, ...]
     norm: Optional[Named] = None
     head: Optional[HeadConfig] = None
-    key_values: None = None
 
     def __post_init__(self) -> None:
         at_least(1, self, "width", "max_positions")
         names, order = sorted(self.layers), sorted(set(self.order))
         rule = f"order to name each kind in layers ({', '.join(names) or 'none'}) and no other"
         check(names == order, rule, ", ".join(order) or "none", "correct order")
+        check(bool(order), "at least one layer", "none", "describe one")
         remedy = "describe them as two models"
         directions = {attention.causal for attention in self.attentions}
         check(len(directions) < 2, "all layers to be causal or none", "both", remedy)
-        remedy = "add layers, or leave it out"
-        check(bool(self.order) or self.head is None, "layers before a head", "none", remedy)
 
     @property
     def kinds(self) -> Tuple[LayerConfig, ...]:
@@ -187,16 +155,9 @@ class StackConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
         return tuple(kind.attention for kind in self.kinds)
 
     @property
-    def cached(self) -> bool:
-        """Whether layers keep keys between calls."""
-        return any(attention.causal for attention in self.attentions)
-
-    @property
     def token_geometry(self) -> Geometry:
-        """Sizes of token encodings: those of the first layer, or of a bidirectional head."""
-        if self.order:
-            return self.attentions[0].geometry(self.width, self.max_positions)
-        return Geometry(self.width, 1, self.width, self.max_positions, causal=False)
+        """Sizes of token encodings: those of the first layer."""
+        return self.attentions[0].geometry(self.width, self.max_positions)
 
 
 class CacheConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

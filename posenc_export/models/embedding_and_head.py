@@ -7,9 +7,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from posenc_export import ops
 from posenc_export.encodings.shared.base import PositionEncoding
-from posenc_export.models.config import HeadConfig, TokensConfig
+from posenc_export.models.config import TokensConfig
 from posenc_export.models.parts import build, float64
 
 
@@ -27,60 +26,41 @@ class Text:
 
 
 class Tokens(torch.nn.Module):
-    """norm(embed(scale * table[ids]) + segments[types]) of width E; `embed` of an encoding."""
+    """norm(embed(table[ids])) of width E; `embed` of an encoding."""
 
     def __init__(self, width: int, config: TokensConfig, encoding: PositionEncoding) -> None:
         super().__init__()
-        self.scale, self.encoding = float(config.scale), encoding
+        self.encoding = encoding
         self.embedding = torch.nn.Embedding(config.vocabulary, encoding.token_width(width))
         encoding.initialise_tokens(self.embedding.weight)
-        self.segments = torch.nn.Embedding(config.segments, width) if config.segments else None
-        if self.segments is not None:
-            torch.nn.init.normal_(self.segments.weight, std=0.02)  # the standard deviation of BERT
         self.norm = build("norm", config.norm or {"name": "none"}, width)
 
     def forward(
-        self, ids: Tensor, segments: Optional[Tensor], coordinates: Tensor, states: List[Tensor]
+        self, ids: Tensor, coordinates: Tensor, states: List[Tensor]
     ) -> Tuple[Tensor, List[Tensor]]:
-        """ids, segments [B,S], coordinates [B,S] or [axes,B,S], states to [B,S,E], new states."""
-        x = ops.scale(self.embedding(ids), self.scale)
-        x, present = self.encoding.embed_next(x, coordinates, states)
-        if self.segments is not None and segments is not None:
-            x = x + self.segments(segments)
+        """ids [B,S], coordinates [B,S] or [axes,B,S], states to [B,S,E], new states."""
+        x, present = self.encoding.embed_next(self.embedding(ids), coordinates, states)
         return self.norm(x), present
 
-    def exact(
-        self, ids: np.ndarray, segments: Optional[np.ndarray], places: Sequence[Any]
-    ) -> np.ndarray:
+    def exact(self, ids: np.ndarray, places: Sequence[Any]) -> np.ndarray:
         """Compute one row of ids [n] at positions or coordinates to [n,E], float64."""
-        rows = self.embedding.weight[torch.from_numpy(ids)].detach().double().numpy() * self.scale
-        x = self.encoding.oracle().embed_rows(rows, places)
-        if self.segments is not None:
-            types = np.zeros(len(x), np.int64) if segments is None else segments
-            x = x + float64.numbers(self.segments.weight)[types]
-        return np.asarray(self.norm.exact(x))
+        rows = self.embedding.weight[torch.from_numpy(ids)].detach().double().numpy()
+        return np.asarray(self.norm.exact(self.encoding.oracle().embed_rows(rows, places)))
 
 
 class Head(torch.nn.Module):
-    """softcap tanh(scale (W x + b) / softcap), or scale (W x + b) without a softcap: logits.
-    W [V,E] is a table or created.
-    """
+    """W x: logits. W [V,E] is a table or created."""
 
-    def __init__(self, width: int, size: int, config: HeadConfig, table: Optional[Tensor]) -> None:
+    def __init__(self, width: int, size: int, table: Optional[Tensor]) -> None:
         super().__init__()
-        self.scale, self.softcap = float(config.scale), config.softcap or 0.0
-        self.linear = torch.nn.Linear(width, size, bias=config.bias)
+        self.linear = torch.nn.Linear(width, size, bias=False)
         if table is not None:
             self.linear.weight = table
 
     def forward(self, x: Tensor) -> Tensor:
         """x [B,S,E] to logits [B,S,V]."""
-        logits = ops.scale(self.linear(x), self.scale)
-        if self.softcap > 0:
-            logits = self.softcap * torch.tanh(logits / self.softcap)
-        return logits
+        return self.linear(x)
 
     def exact(self, x: np.ndarray) -> np.ndarray:
         """Compute x [n,E] to [n,V], float64."""
-        logits = float64.linear(self.linear, x) * self.scale
-        return self.softcap * np.tanh(logits / self.softcap) if self.softcap else logits
+        return float64.linear(self.linear, x)

@@ -12,7 +12,7 @@ from posenc_export.encodings.shared.base import PositionEncoding
 from posenc_export.encodings.shared.combined import overrides
 from posenc_export.models.attention import attention
 from posenc_export.models.config import LayerConfig
-from posenc_export.models.parts import PARTS, build
+from posenc_export.models.parts import build
 from posenc_export.models.parts.visibility import Visibility
 from posenc_export.shared.refusal import refusal
 
@@ -38,18 +38,14 @@ class Mask(torch.nn.Module):
 
 
 class Layer(torch.nn.Module):
-    """One layer of width E: attention with an encoding, and MLP, with norms and residual sums, as
-    many as the residual needs.
-    """
+    """One layer of width E: attention with an encoding, and MLP, with norms and residual sums."""
 
     def __init__(self, width: int, kind: LayerConfig, encoding: PositionEncoding) -> None:
         super().__init__()
+        if len(kind.norms) != 2:
+            raise refusal("config", "2 norms of a layer", len(kind.norms), "correct norms")
         norms = [build("norm", norm, width) for norm in kind.norms]
-        needed = len(getattr(PARTS["residual"].get(kind.residual.get("name", "")), "NORMS", norms))
-        if len(norms) != needed:
-            rule = f"{needed} norms for residual {kind.residual['name']}"
-            raise refusal("config", rule, len(norms), "change norms or residual")
-        self.residual = build("residual", kind.residual, norms)
+        self.residual = build("residual", kind.residual, *norms)
         self.attention = attention(width, kind.attention, encoding)
         self.mlp = build("mlp", kind.mlp, width)
 

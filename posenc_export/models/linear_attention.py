@@ -116,10 +116,10 @@ def _check_plain(config: AttentionConfig, encoding: PositionEncoding) -> None:
         names = ", ".join(spec["name"] for spec in config.encodings)
         rule = "encodings with hook embed or rotate, since there are no scores"
         raise refusal(where, rule, names, "choose another encoding")
-    settings = ("head_norm", "scale", "softcap", "sinks")
+    settings = ("scale", "softcap", "sinks")
     unusable = [name for name in settings if getattr(config, name)]
     if unusable:
-        rule = "no head_norm, scale, softcap or sinks"
+        rule = "no scale, softcap or sinks"
         raise refusal(where, rule, ", ".join(unusable), "leave it out")
 
 

@@ -131,7 +131,7 @@ def _check_unused(name: str, shape: Tuple[int, ...]) -> None:
     """Check that the attention is the same without a tensor; ValueError otherwise."""
     if HEAD_NORM.search(name):
         got = f"{name}, a norm of queries or keys"
-        remedy = "describe the block with head_norm, and use load_state_dict"
+        remedy = "export the module that holds them, as it is (export_model)"
         raise refusal("weights", "projections only", got, remedy)
     # The mask of GPT-2.
     causal = name.endswith("bias") and len(shape) == 4 and shape[-1] == shape[-2]

@@ -20,7 +20,7 @@ def full_pass(
         inputs: token ids [S] int64, or hidden states [S,E].
         start: position of the first token.
         grid: coordinates [axes,S]; None as for a session.
-        token_types: segments [S]; None for all 0.
+        token_types: those [S] of a module that was read; None for all 0.
         encoder: keys and values of an encoder [Q,N], for a decoder that reads one.
     """
     positions = range(start, start + len(inputs))
@@ -30,5 +30,6 @@ def full_pass(
         planes: List[Sequence[int]] = [positions] if model.with_position else []
         planes += [default] * model.axes if grid is None else list(grid)
         places = [tuple(int(number) for number in place) for place in zip(*planes, strict=True)]
-    optional = (token_types,) if encoder is None else (token_types, encoder)
-    return np.asarray(model.exact(inputs, positions, places, *optional))
+    further = {"segments": token_types, "encoded": encoder}
+    further = {name: value for name, value in further.items() if value is not None}
+    return np.asarray(model.exact(inputs, positions, places, **further))

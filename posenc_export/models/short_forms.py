@@ -118,16 +118,14 @@ def encoder_config(
     layers: int,
     hidden: int,
     block: config.BlockConfig,
-    segments: int = 2,
     epsilon: float = 1e-12,
 ) -> config.StackConfig:
-    """Describe an encoder like BERT: post-norm layers with GELU and biases over tokens and segments
+    """Describe an encoder like BERT without token types: post-norm layers with GELU and biases
     (Devlin et al. 2018).
 
     Args:
         vocabulary, layers, hidden: as in `decoder_config`.
         block: bidirectional attention of each layer, and encodings on tokens.
-        segments: number of token types.
         epsilon: epsilon of the norms.
 
     Raises:
@@ -135,15 +133,12 @@ def encoder_config(
     """
     rule = "bidirectional attention in an encoder"
     check(not block.attention.causal, rule, "causal attention", "give causal=False")
-    counts, rule = f"{layers} and {segments}", "layers and segments to be at least 1"
-    check(min(layers, segments) >= 1, rule, counts, "give numbers above 0")
+    check(layers >= 1, "layers to be at least 1", layers, "give a number of layers")
     norm: Dict[str, Any] = {"name": "layer", "epsilon": epsilon}
     mlp = {**MLPS["gelu"], "hidden": hidden, "bias": True}
     post: Dict[str, Any] = {"residual": {"name": "post"}, "norms": (norm, norm), "mlp": mlp}
     layer = config.LayerConfig(attention=block.attention, **post)
-    tokens = config.TokensConfig(
-        vocabulary=vocabulary, encodings=block.encodings, segments=segments, norm=norm
-    )
+    tokens = config.TokensConfig(vocabulary=vocabulary, encodings=block.encodings, norm=norm)
     return config.StackConfig(
         width=block.width,
         max_positions=block.max_positions,

@@ -20,15 +20,14 @@ from posenc_export.shared.refusal import refusal
 
 
 class Stack(torch.nn.Module):
-    """A model that maps token ids to logits; without a head to hidden states; without layers to
-    embedded tokens.
+    """A model that maps token ids to logits, or without a head to hidden states.
 
     Args:
         config: description of the model.
 
     Raises:
         ValueError: a tied head with a token table of another width, encodings at a place where they
-            have no effect, segments in a model with a cache.
+            have no effect.
     """
 
     __jit_ignored_attributes__ = ["text"]
@@ -45,7 +44,6 @@ class Stack(torch.nn.Module):
         check_direction(self.token_encoding, config.token_geometry.causal)
         read = coordinates_of([self.token_encoding, *built])
         self.axes, self.coordinate_range, self.with_position = read
-        self.segments = config.tokens.segments
         self.tokens: Any = Tokens(config.width, config.tokens, self.token_encoding)
         pairs = zip(kinds, built, strict=True)
         self.layers = torch.nn.ModuleList(Layer(config.width, *pair) for pair in pairs)
@@ -54,9 +52,6 @@ class Stack(torch.nn.Module):
         self.masks, self.mask_of = shared_masks(kinds, built)
         self.embed_states = len(self.token_encoding.embed_states())
         self.layer_states = [len(attention.states()) for attention in self.attentions()]
-        if self.segments and any(self.layer_states):
-            rule = "segments only in models without a cache"
-            raise refusal("config", rule, "causal layers", "leave segments out")
 
     def _build_head(self) -> torch.nn.Module:
         config = self.config.head
@@ -66,15 +61,15 @@ class Stack(torch.nn.Module):
         if config.tied and table.size(1) != self.config.width:
             rule = f"a token table of the model's width {self.config.width} for a tied head"
             raise refusal("decoder", rule, table.size(1), "set tied=False")
-        return Head(self.config.width, table.size(0), config, table if config.tied else None)
+        return Head(self.config.width, table.size(0), table if config.tied else None)
 
     def __call__(self, *arguments: Any, **named: Any) -> Any:
-        """Call `forward`; with x and, for a model with token types, segments alone compute whole
-        sequences at positions 0 .. S-1, as for training. ValueError: as whole_pass and check_dtype.
+        """Call `forward`; with x alone compute whole sequences at positions 0 .. S-1, as for
+        training. ValueError: as whole_pass and check_dtype.
         """
         check_dtype(self)
-        if len(arguments) == 1 and named.keys() <= {"segments"}:
-            return whole_pass(self, *arguments, **named)
+        if len(arguments) == 1 and not named:
+            return whole_pass(self, *arguments)
         return super().__call__(*arguments, **named)
 
     def forward(
@@ -85,18 +80,17 @@ class Stack(torch.nn.Module):
         key_positions: Tensor,
         write_index: Tensor,
         states: List[Tensor],
-        segments: Optional[Tensor] = None,
         logits_index: Optional[Tensor] = None,
     ) -> Tuple[Tensor, List[Tensor]]:
-        """x and segments [B,S] int64, other inputs as for AttentionBlock.forward, to logits
-        [B,S,V] or hidden states [B,S,E], and new states.
+        """x [B,S] int64, other inputs as for AttentionBlock.forward, to logits [B,S,V] or hidden
+        states [B,S,E], and new states.
 
         Args:
             states: states of the token encoding, then of each layer.
             logits_index: columns [B,R] int64 of the tokens whose logits [B,R,V] are returned; None
                 for all tokens.
         """
-        x, present = self.tokens(x, segments, coordinates, states[: self.embed_states])  # [B,S,E]
+        x, present = self.tokens(x, coordinates, states[: self.embed_states])  # [B,S,E]
         masks: List[Tensor] = []  # that layers share [B,1 or H,S,T]
         for mask in self.masks:
             masks.append(mask(positions, coordinates, key_positions, x))
@@ -124,15 +118,9 @@ class Stack(torch.nn.Module):
         """Return the attention of each layer."""
         return [layer.attention for layer in self.layers]
 
-    def exact(
-        self,
-        x: np.ndarray,
-        positions: range,
-        places: Sequence[Any],
-        segments: Optional[np.ndarray] = None,
-    ) -> np.ndarray:
+    def exact(self, x: np.ndarray, positions: range, places: Sequence[Any]) -> np.ndarray:
         """One row of ids [n] to [n,V] or [n,E], float64."""
-        rows = self.tokens.exact(x, segments, places)
+        rows = self.tokens.exact(x, places)
         for layer in self.layers:
             rows = layer.exact(rows, positions, places)  # type: ignore[operator]
         rows = self.norm.exact(rows)

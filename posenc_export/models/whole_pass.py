@@ -1,6 +1,6 @@
 """The call of a model without a cache, as in training, with its input only, and what it reads."""
 
-from typing import Any, List, Optional
+from typing import Any, List
 
 import torch
 from torch import Tensor
@@ -48,13 +48,12 @@ def coordinates_at(model: Any, positions: Tensor) -> Tensor:
     return torch.cat((positions[None], planes)) if model.with_position else planes
 
 
-def whole_pass(model: Any, x: Tensor, segments: Optional[Tensor] = None) -> Tensor:
+def whole_pass(model: Any, x: Tensor) -> Tensor:
     """Compute the outputs [B,S,*] of whole sequences at positions 0 .. S-1, without a grid.
 
     Args:
         model: an AttentionBlock or a Stack.
         x: token ids [B,S] int64 or hidden states [B,S,E].
-        segments: token types [B,S] int64 of a model with segments; None for 0.
 
     Raises:
         ValueError: x of another form or too long.
@@ -69,8 +68,5 @@ def whole_pass(model: Any, x: Tensor, segments: Optional[Tensor] = None) -> Tens
     positions = torch.arange(x.size(1), device=x.device).expand(x.size(0), -1)  # [B,S]
     write_index, states = torch.zeros_like(positions[:, 0]), empty_states(model, x)
     coordinates = coordinates_at(model, positions)
-    arguments = [x, positions, coordinates, positions, write_index, states]
-    if getattr(model, "segments", 0):
-        arguments.append(torch.zeros_like(x) if segments is None else segments)
-    output: Tensor = model(*arguments)[0]
+    output: Tensor = model(x, positions, coordinates, positions, write_index, states)[0]
     return output

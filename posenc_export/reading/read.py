@@ -69,8 +69,8 @@ class Reading(torch.nn.Module):
         key_positions: Tensor,
         write_index: Tensor,
         states: List[Tensor],
-        segments: Optional[Tensor] = None,
         logits_index: Optional[Tensor] = None,
+        segments: Optional[Tensor] = None,
     ) -> Tuple[Tensor, List[Tensor]]:
         """Compute new tokens.
 
@@ -82,8 +82,8 @@ class Reading(torch.nn.Module):
             write_index: slots of the new tokens, as in ops.append.
             states: caches [B,heads,P or T,size]. Of a module that reads an encoder, these follow:
                 the mask [B,M] int64, and keys and values [B,heads,M,size] of each layer.
-            segments: token types [B,S] of a module whose ids are type * vocabulary + token.
             logits_index: columns [B,R] int64 of the tokens whose output is returned; None for all.
+            segments: token types [B,S] of a module whose ids are type * vocabulary + token.
 
         Returns:
             the output [B,S,N] or [B,R,N], and the new states or, with a readout, its output.

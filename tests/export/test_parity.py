@@ -206,20 +206,15 @@ def test_decoder_matches_eager_for_every_division_into_calls(
         lambda variant, target: False,
     ),
 )
-def test_encoder_with_segments_matches_eager_full_padded_and_ragged(
+def test_encoder_matches_eager_full_padded_and_ragged(
     variant: str, target: str, tmp_path: Path
 ) -> None:
     _passes(encoder(variant), target, tmp_path)
     manifest = manifests.read(tmp_path / "artefact")
-    proved = {
-        "segments",
-        "segments: oracle",
-        *(("coordinates", "coordinates: oracle") if manifest.axes else ()),
-    }
     assert not manifest.states
     assert manifest.certificate is not None
     cells = {name.removeprefix("float32 form: ") for name in manifest.certificate["cells"]}
-    assert proved <= cells
+    assert not manifest.axes or {"coordinates", "coordinates: oracle"} <= cells
 
 
 @pytest.mark.parametrize("target", UNCACHED)
@@ -377,7 +372,7 @@ def test_linear_attention_over_all_tokens_matches_eager_and_its_quadratic_form(
 )
 def test_encoder_with_linear_attention_matches_eager(target: str, tmp_path: Path) -> None:
     attention = block("rope", mechanism="linear", kv_heads=6, causal=False)
-    _passes(encoder_config(61, 2, 40, attention, segments=3), target, tmp_path)
+    _passes(encoder_config(61, 2, 40, attention), target, tmp_path)
 
 
 @pytest.mark.parametrize(

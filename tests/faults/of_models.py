@@ -1,4 +1,4 @@
-"""Faults of layers, token types and norms, planted in modules; faults of masks and of the
+"""Faults of layers and norms, planted in modules; faults of masks and of the
 selection of logits, planted in functions that all models call.
 """
 
@@ -12,16 +12,10 @@ from posenc_export.models.parts.residuals import PostNorm, PreNorm
 from tests.faults.planting import Fault
 
 
-def _without_segments(model: Any) -> None:
-    model.tokens.segments.weight.zero_()
-
-
 def _pre_norm(model: Any) -> None:
     for layer in model.layers:
-        layer.residual = PreNorm([layer.residual.attention_norm, layer.residual.mlp_norm])
-        layer.residual.exact = PostNorm(
-            [layer.residual.attention_norm, layer.residual.mlp_norm]
-        ).exact
+        norms = layer.residual.attention_norm, layer.residual.mlp_norm
+        layer.residual, layer.residual.exact = PreNorm(*norms), PostNorm(*norms).exact
 
 
 def _layers_exchanged(model: Any) -> None:
@@ -58,13 +52,7 @@ MASKS: Tuple[Tuple[str, Any], ...] = (
 )
 # Of modules: what is wrong, the model, and its change.
 MODULES: Tuple[Tuple[str, str, Any], ...] = (
-    ("segments of an encoder are lost", "encoder learned", _without_segments),
     ("norms before layers instead of after them", "encoder learned", _pre_norm),
-    (
-        "segments of an encoder with coordinates are lost",
-        "encoder learned_2d",
-        _without_segments,
-    ),
     ("encodings of two layers exchanged", "two thetas", _layers_exchanged),
 )
 LAST = "logits of the last column instead of the last token"

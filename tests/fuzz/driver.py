@@ -222,13 +222,7 @@ class Driver:
             "logits_to_keep": call.get("keep"),
         }
         if any(token.beside >= 0 for row in more for token in row):
-            arguments |= (
-                {"grid": beside}
-                if self.manifest.axes
-                else {"token_types": beside[0]}
-                if self.subject.segments
-                else {}
-            )
+            arguments |= {"grid": beside} if self.manifest.axes else {}
         return arguments, columns
 
     def _contents(
@@ -410,7 +404,6 @@ class Driver:
             for start, source in zip(starts, self._sources(len(starts)), strict=True)
         ]
         arguments, columns = self._given(call, more, rows)
-        arguments.pop("token_types", None)
         if self.subject.encoded:
             arguments["encoder"] = [self.subject.encoded[row.source] for row in rows]
         if (
@@ -445,7 +438,6 @@ class Driver:
         row = Reading(0, self.limit, whole[: prefix.length], source=known.source)
         more = [whole[prefix.length :]]
         arguments, columns = self._given({**call, "start": None}, more, [row])
-        arguments.pop("token_types", None)
         arguments |= {"encoder": [self.subject.encoded[row.source]]} if self.subject.encoded else {}
         if self._beyond([row], more) or not all(more):
             self._must_refuse(twin, lambda: twin.session.admit(**arguments, prefix=prefix))
@@ -473,7 +465,7 @@ class Driver:
         )
 
     def _beside(self, which: int) -> int:
-        return which if self.manifest.axes or self.subject.segments else -1
+        return which if self.manifest.axes else -1
 
     def _must_refuse(self, twin: Twin, make: Callable[[], Any]) -> None:
         """Check that a call is refused with a message of one line, and that the session is

@@ -74,11 +74,7 @@ class Machine(RuleBasedStateMachine):
         tokens = st.one_of(
             few, few, few, st.integers(min(least, room), room), st.integers(0, room + 2)
         )
-        beside = (
-            st.integers(-1, TEXTS - 1)
-            if self.driver.manifest.axes or self.subject.segments
-            else st.just(-1)
-        )
+        beside = st.integers(-1, TEXTS - 1) if self.driver.manifest.axes else st.just(-1)
         return [[draw(st.integers(0, TEXTS - 1)), draw(beside), draw(tokens)] for _ in range(count)]
 
     def drawn_start(self, draw: Callable[[Any], Any], count: int) -> Any:

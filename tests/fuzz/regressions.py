@@ -97,10 +97,6 @@ FOUND: Dict[str, Dict[str, Any]] = {
     "a row without tokens beside shorter ones, weights read by slot": _case(
         ("shaw-bert", "block", "ort-native"), _read(2, 1, 1), _read(0, 0, 1)
     ),
-    # Types of tokens were a part of an array with more columns, which a graph read without gaps.
-    "two rows of token types in fewer columns than the mask has": _case(
-        ("logn-steps", "encoder", "onnx"), _read(0, 2, padding=1, keep=None)
-    ),
     # Memory for the first row alone was reserved, and rows without new tokens lost theirs.
     "a row that reads alone beside one that fills its memory": _case(
         ("fox", "block", "onnx-static"),

@@ -29,7 +29,7 @@ from posenc_export.shared.numerics import LIMIT, SAFETY, Errors, cell_error
 from tests.reading import own_modules
 from tests.tiny import block, decoder, encoder
 
-TEXTS = 5  # number of token sequences, and of sequences of coordinates or segments
+TEXTS = 5  # number of token sequences, and of sequences of coordinates
 # Lengths of full passes are rounded up to a multiple of this, so that later calls can reuse them.
 ROUND = 48
 ENCODED = (7, 2, 5, 1, 9)  # lengths of the encoder sequences in tokens
@@ -72,8 +72,8 @@ class Spec(NamedTuple):
 
 
 class Token(NamedTuple):
-    """A token of a row: index of its text, and of its sequence of coordinates or segments; -1
-    for the default ones.
+    """A token of a row: index of its text, and of its sequence of coordinates; -1 for the
+    default ones.
     """
 
     text: int
@@ -131,8 +131,6 @@ class Subject:
         self.columns = self.manifest.layout == "columns"
         self.vocabulary = self.manifest.vocabulary
         self.width: Any = self.manifest.inputs[0].axes[-1]
-        # Tokens have one kind of attributes here: with coordinates, all tokens are of segment 0.
-        self.segments = 0 if self.manifest.axes else self.manifest.segments
         random = np.random.default_rng(0)
         dtype = self.manifest.dtype
         self.texts = (
@@ -140,9 +138,8 @@ class Subject:
             if self.vocabulary
             else random.standard_normal((TEXTS, spec.size, self.width)).astype(dtype)
         )
-        self.beside = random.integers(
-            self.segments or spec.size, size=(TEXTS, self.manifest.axes or 1, spec.size)
-        )
+        shape = (TEXTS, self.manifest.axes or 1, spec.size)
+        self.beside = random.integers(spec.size, size=shape)
         numbers = sum(
             int(value.axes[1]) * int(value.axes[3]) for value in self.manifest.encoder[1:]
         )
@@ -169,8 +166,8 @@ class Subject:
         )
 
     def numbers(self, row: List[Token], start: int, first: int = 0) -> np.ndarray:
-        """Return the coordinates [axes,n] or segments [1,n] of a row from index `first` on. Those
-        that are not given count the positions, and are 0 if they are no places in the sequence.
+        """Return the coordinates [axes,n] of a row from index `first` on. Those that are not given
+        count the positions, and are 0 if they are no places in the sequence.
         """
         counted = self.manifest.axes and not self.manifest.coordinate_range
         none = [start, 1] if counted else [0, 0]
@@ -239,13 +236,11 @@ class Subject:
         )
         grid: Optional[np.ndarray] = numbers if self.manifest.axes else None
         session.reset()
-        types = numbers[0] if self.segments else None
         return session.prefill(
             tokens[None],
             start=start,
             chunk=len(row),
             grid=grid,
-            token_types=types,
             encoder=given or None,
         )[0]
 

@@ -45,14 +45,6 @@ def _grid(make: Callable[[np.ndarray, int], Any]) -> Wrong:
     return call
 
 
-def _types(make: Callable[[np.ndarray], Any]) -> Wrong:
-    def call(subject: Subject, session: Session) -> Any:
-        tokens = _whole(subject, session)
-        return session.prefill(tokens, token_types=make(np.zeros((len(tokens), 2), np.int64)))
-
-    return call
-
-
 def _changed(array: np.ndarray, value: Any, dtype: Any = None) -> np.ndarray:
     array = array.astype(dtype) if dtype else array
     array.flat[-1] = value
@@ -143,11 +135,6 @@ WRONG: Dict[str, Wrong] = {
     "grid below zero": _grid(lambda grid, size: _changed(grid, -1)),
     "grid beyond 64 bits": _grid(lambda grid, size: _changed(grid, 2**64 - 1, np.uint64)),
     "grid of ragged lists": _grid(lambda grid, size: [[1], [1, 2]]),
-    "segments of another shape": _types(lambda types: types[:, :1]),
-    "segments of fractions": _types(lambda types: types.astype(np.float32)),
-    "segments past the last": _types(lambda types: _changed(types, 9)),
-    "segments beyond 64 bits": _types(lambda types: _changed(types, 2**64 - 1, np.uint64)),
-    "segments of ragged lists": _types(lambda types: [[1], [1, 2]]),
     **{
         f"chunk {chunk!r}": _prefill(chunk=chunk)
         for chunk in (0, -1, -(2**63), 1.5, True, "2", [2])

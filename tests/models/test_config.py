@@ -137,7 +137,7 @@ BAD_PARTS = {
         {"norms": ({"name": "batch"}, {"name": "rms"})},
         "norm: expected name to be one of rms, layer, none, got 'batch'",
     ),
-    "one norm too few": ({"norms": ({"name": "rms"},)}, "expected 2 norms for residual pre, got 1"),
+    "one norm too few": ({"norms": ({"name": "rms"},)}, "expected 2 norms of a layer, got 1"),
     "residual": (
         {"residual": {"name": "highway"}},
         "residual: expected name to be one of pre, post",
@@ -200,14 +200,6 @@ BAD_ATTENTION = {
     "linear window": (
         {"mechanism": "linear", "kv_heads": 6, "sees": {"name": "window", "size": 4}},
         "linear attention: expected sees causal or both",
-    ),
-    "linear norm": (
-        {
-            "mechanism": "linear",
-            "kv_heads": 6,
-            "head_norm": {"name": "head", "norm": {"name": "rms"}},
-        },
-        "got head_norm",
     ),
     "linear scores": (
         {"mechanism": "linear", "kv_heads": 6, "encodings": ({"name": "alibi"},)},

@@ -1,4 +1,4 @@
-"""Encoders: segments and refusals."""
+"""Refusals of encoders."""
 
 import numpy as np
 import pytest
@@ -9,32 +9,7 @@ from posenc_export.models.short_forms import block_config, encoder_config
 from posenc_export.models.stack import Stack
 from posenc_export.runtime import Model
 from posenc_export.runtime.graphs.torch_graph import TorchGraph
-from posenc_export.shared.numerics import worst_error
 from tests.tiny import encoder
-
-
-def test_segments_change_outputs_and_default_to_zero() -> None:
-    module, manifest = eager(seeded(encoder("alibi")))
-    session, ids = Model(TorchGraph(module, manifest)).session(), np.arange(12)[None]
-    plain = session.prefill(ids)
-    assert np.array_equal(plain, session.prefill(ids, token_types=np.zeros((1, 12), np.int64)))
-    assert worst_error(session.prefill(ids, token_types=np.full((1, 12), 2)), plain) > 1e-3
-
-
-@pytest.mark.parametrize(
-    ("types", "message"),
-    [
-        (np.full((1, 12), 3), "expected token_types in 0 .. 2, got 3"),
-        (np.zeros((1, 11), np.int64), "expected token_types of shape"),
-        (np.zeros((1, 12)), "with whole numbers, got .* float64"),
-    ],
-)
-def test_invalid_segments_are_refused(types: np.ndarray, message: str) -> None:
-    module, manifest = eager(seeded(encoder("alibi")))
-    with pytest.raises(ValueError, match=message):
-        Model(TorchGraph(module, manifest)).session().prefill(
-            np.arange(12)[None], token_types=types
-        )
 
 
 def test_methods_that_need_a_cache_or_a_vocabulary_are_refused() -> None:

@@ -84,7 +84,16 @@ def test_hidden_states_match_transformers(
 def test_token_types_change_hidden_states(name: str, folders: Path) -> None:
     session, tokens = _session(name, "eager", "positions", folders), tokens_of(low=5)
     types = np.random.default_rng(1).integers(0, session.manifest.segments, tokens.shape)
-    assert share([(session.prefill(tokens, token_types=types), session.prefill(tokens))]) > 1
+    plain = session.prefill(tokens)
+    assert share([(session.prefill(tokens, token_types=types), plain)]) > 1
+    assert np.array_equal(session.prefill(tokens, token_types=np.zeros_like(tokens)), plain)
+    for wrong, message in (
+        (np.full_like(tokens, 9), "expected token_types in 0 .. "),
+        (types[:, :1], "expected token_types of shape"),
+        (types.astype(np.float32), "with whole numbers, got .* float32"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            session.prefill(tokens, token_types=wrong)
 
 
 @pytest.mark.parametrize(

@@ -277,7 +277,7 @@ MODELS: Dict[str, Any] = {
     "block with coordinates": block("mrope"),
     "block with a state": block("fox"),
     "decoder": decoder_config(61, 2, 40, block("t5")),
-    "encoder with segments": encoder_config(61, 2, 40, block("learned", causal=False), segments=2),
+    "encoder": encoder_config(61, 2, 40, block("learned", causal=False)),
 }
 
 

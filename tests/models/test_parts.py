@@ -36,12 +36,7 @@ def _random(module: torch.nn.Module) -> torch.nn.Module:
     return module.eval()
 
 
-NORMS = (
-    RMS,
-    LAYER,
-    {**LAYER, "bias": False},
-    {"name": "none"},
-)
+NORMS = (RMS, LAYER, {"name": "none"})
 TOKENWISE = {
     **{f"norm {spec}": ("norm", spec, (24,)) for spec in NORMS},
     **{
@@ -73,36 +68,20 @@ def test_the_formula_of_an_activation_does_not_overflow(name: str) -> None:
     assert worst_error(part(torch.tensor(x)).numpy(), part.exact(x)) <= 1e-12
 
 
-@pytest.mark.parametrize("name", PARTS["head_norm"])
-@pytest.mark.parametrize("norm", [RMS, LAYER], ids=lambda norm: norm["name"])
-def test_a_head_norm_matches_its_formula(name: str, norm: Dict[str, Any]) -> None:
-    part: Any = _random(
-        build("head_norm", {"name": name, **({} if name == "none" else {"norm": norm})}, 3, 8)
-    )
-    x = torch.randn(1, 5, 24) * 2
-    assert worst_error(
-        part(x)[0].detach().numpy(),
-        part.exact(x[0].double().numpy().reshape(5, 3, 8)).reshape(5, 24),
-    ) <= tolerance("float32", 1, 24)
-
-
 # x: input of the layer, a: attention, m: MLP, then the norms in the order of computation.
 ARRANGEMENTS: Dict[str, Callable[..., Any]] = {
     "pre": lambda x, a, m, n, o: (between := x + a(n(x))) + m(o(between)),
     "post": lambda x, a, m, n, o: o((between := n(x + a(x))) + m(between)),
-    "sandwich": lambda x, a, m, n, after, o, last: (
-        (between := x + after(a(n(x)))) + last(m(o(between)))
-    ),
 }
 
 
 @pytest.mark.parametrize("name", PARTS["residual"])
 def test_an_arrangement_of_norms_and_sums_matches_its_formula(name: str) -> None:
-    norms: List[Any] = [_random(build("norm", RMS, 24)) for _ in PARTS["residual"][name].NORMS]
+    norms: List[Any] = [_random(build("norm", RMS, 24)) for _ in range(2)]
     for index, norm in enumerate(norms):
         norm.weight.data += index  # so that no norm can stand for another
     part, x, a, m = (
-        build("residual", {"name": name}, norms),
+        build("residual", {"name": name}, *norms),
         torch.randn(5, 24),
         lambda x: 3 * x - 1,
         lambda x: x * x,
@@ -152,12 +131,6 @@ def _kinds(**changes: Any) -> StackConfig:
     )
 
 
-def _sandwich() -> StackConfig:
-    plain = decoder("rope")
-    kind = replace(plain.layers["layer"], residual={"name": "sandwich"}, norms=(RMS,) * 4)
-    return replace(plain, layers={"layer": kind})
-
-
 def _of_encoder(**changes: Any) -> StackConfig:
     plain = encoder("rope")
     kind = plain.layers["layer"]
@@ -167,7 +140,6 @@ def _of_encoder(**changes: Any) -> StackConfig:
 
 
 ROPE, ALIBI = VARIANTS["rope"], VARIANTS["alibi"]
-HEAD_NORM = {"name": "head", "norm": RMS}
 # Models for every target, with the number of GroupQueryAttention nodes on `ort`.
 MODELS: Dict[str, Any] = {
     "window": (_kinds(sees={"name": "window", "size": 5}), 3),
@@ -176,25 +148,16 @@ MODELS: Dict[str, Any] = {
     "softcap": (_kinds(softcap=0.3), 3),
     "sinks": (_kinds(sinks=True), 3),
     "all of them": (_kinds(sinks=True, softcap=0.3, sees={"name": "window", "size": 5},
-        encodings=(ROPE, ALIBI), scale=0.5, head_norm=HEAD_NORM), 3),
+        encodings=(ROPE, ALIBI), scale=0.5), 3),
     "temperature beside a rotation": (_kinds(encodings=(ROPE, VARIANTS["logn-steps"])), 3),
     "content beside a bias": (_kinds(encodings=(VARIANTS["shaw"], ALIBI)), 3),
     "another theta": (_kinds(encodings=({"name": "rope", "theta": 100.0},)), 3),
-    "norm of each head": (_kinds(head_norm=HEAD_NORM), 3),
-    "sandwich": (_sandwich(), 2),
-    "head and tokens": (
-        replace(decoder("learned"),
-            head=replace(decoder("rope").head, tied=False, bias=True, scale=0.7, softcap=2.0),
-                tokens=replace(decoder("learned").tokens, scale=3.0, norm=LAYER)), 2),
     "near": (_of_encoder(sees=SIGHTS["near"]), 0),
-    "no segments": (replace(encoder("learned"),
-        tokens=replace(encoder("learned").tokens, segments=0)), 0),
 }  # fmt: skip
 QUICK = {
     "all of them": ("ort", "torchscript"),
     "chunk": ("torchscript",),
     "near": ("torchscript",),
-    "no segments": ("torchscript",),
 }
 
 
@@ -252,28 +215,6 @@ def test_layers_of_several_kinds_share_one_table_of_angles(tmp_path: Path) -> No
         ).graph.initializer
     ]
     assert shapes.count((1100, 8)) == 2  # cosines and sines
-
-
-@pytest.mark.parametrize(
-    "name",
-    [
-        "window and bias",
-        "chunk",
-        pytest.param("all of them", marks=pytest.mark.xdist_group("all of them")),
-    ],
-)
-@pytest.mark.parametrize(
-    "target",
-    [
-        "torchscript",
-        *(pytest.param(t, marks=pytest.mark.exhaustive) for t in ("ort", "onnx", "onnx-static")),
-    ],
-)
-def test_windows_count_positions_in_an_attention_mask_with_gaps(
-    name: str, target: str, tmp_path: Path
-) -> None:
-    manifest = export(_sources(name), target, tmp_path / "a", signature="mask")
-    assert manifest.certificate is not None and manifest.certificate["passed"]
 
 
 @pytest.mark.parametrize("name", ["all of them", "chunk", "window and bias"])
@@ -339,7 +280,6 @@ def test_a_block_supports_the_parts_of_a_decoder(tmp_path: Path) -> None:
             sees={"name": "window", "size": 5},
             softcap=0.5,
             sinks=True,
-            head_norm=HEAD_NORM,
         ),
     )
     manifest = export(_spread(seeded(config)), "ort", tmp_path / "a")

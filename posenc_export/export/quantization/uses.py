@@ -68,13 +68,10 @@ def with_same_input(model: Model) -> Dict[str, str]:
 
 
 def _parts(model: Model, kind: Type[Part]) -> List[tuple[str, Part]]:
-    """Return the modules of a class by name, without those that stay in float32: encodings, and
-    tables of token types.
-    """
+    """Return the modules of a class by name, without encodings, which stay in float32."""
     encodings = [part for part in model.modules() if isinstance(part, PositionEncoding)]
     inside = {id(part) for encoding in encodings for part in encoding.modules()}
     named = list(model.named_modules(remove_duplicate=False))
     kept = {name for name, part in named if id(part) in inside}
-    kept |= {name for name, _ in named if name.rpartition(".")[2] == "segments"}
     of_kind = ((name, part) for name, part in model.named_modules() if isinstance(part, kind))
     return [(name, part) for name, part in of_kind if name not in kept]

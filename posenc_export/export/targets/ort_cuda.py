@@ -26,8 +26,6 @@ from posenc_export.runtime.artefact.manifest import Manifest
 from posenc_export.runtime.graphs import cuda_placement
 from posenc_export.shared.refusal import refusal
 
-# Head sizes of the kernel of steps that reads queries and keys after norm and rotation (XQA).
-FUSED = (64, 128, 256)
 # Tokens of a prompt in one run of a model without scores in memory: few launches of large kernels.
 # A bias takes [H,chunk,T].
 CHUNK = 1024
@@ -72,38 +70,6 @@ def sum_and_norm(op: Builder, node: ir.Node) -> Replaced:
     return [(node.outputs[0], output), (total, added)]
 
 
-def norm_of_heads(op: Builder, node: ir.Node) -> Replaced:
-    """Write the Reshape nodes around a norm of queries or keys with constant sizes, which need no
-    nodes on the host. With the older name of RMSNormalization, ONNX Runtime moves the norm into
-    GroupQueryAttention when it loads the graph on CUDA; the CPU's kernel does not take it. For
-    other heads than FUSED that saves no launch.
-    """
-    x, *weights = node.inputs
-    split = None if x is None else x.producer()
-    readers = list(node.outputs[0].uses())
-    if x is None or split is None or split.op_type != "Reshape" or len(readers) != 1:
-        return []
-    joined, (heads, size) = readers[0].node, (*_sizes(x), 0, 0)[:2]
-    if joined.op_type != "Reshape" or not heads or node.attributes.get_int("axis", -1) != -1:
-        return []
-    by_head = op.Reshape(split.inputs[0], [0, 0, heads, size])
-    epsilon, name = node.attributes.get_float("epsilon", 1e-5), node.op_type
-    if name == "RMSNormalization" and size in FUSED:
-        name = "SimplifiedLayerNormalization"
-    y = op.node(name, by_head, *weights, axis=-1, epsilon=epsilon, stash_type=1)
-    return [(joined.outputs[0], op.Reshape(y, [0, 0, heads * size]))]
-
-
-def _sizes(value: ir.Value) -> Tuple[int, ...]:
-    """Return the last two sizes of [B,S,N,D] if both are known; none for other values."""
-    axes = () if value.shape is None or len(value.shape) != 4 else tuple(value.shape)[2:]
-    return tuple(axis for axis in axes if isinstance(axis, int)) if len(axes) == 2 else ()
-
-
-def norm(op: Builder, node: ir.Node) -> Replaced:
-    return sum_and_norm(op, node) or norm_of_heads(op, node)
-
-
 def _of_one_shape(first: Optional[ir.Value], second: Optional[ir.Value]) -> bool:
     if first is None or second is None or first.shape is None:
         return False
@@ -118,7 +84,7 @@ LOWERING: Tuple[Table, ...] = (
     },
     ort.LOWERING[1],
 )
-FUSIONS = {**ort.FUSIONS, "RMSNormalization": norm, "LayerNormalization": norm_of_heads}
+FUSIONS = {**ort.FUSIONS, "RMSNormalization": sum_and_norm}
 LOWERINGS = Lowerings(LOWERING, InHalf, FUSIONS, on_device=True)
 
 

@@ -4,16 +4,15 @@ independent implementation in float64 numpy. The oracle of a model is composed o
 
 from typing import Any, Dict, Type
 
-from posenc_export.models.parts import norms, residuals, visibility
+from posenc_export.models.parts import residuals, visibility
 from posenc_export.models.parts.mlps import Gated, Plain
-from posenc_export.models.parts.norms import NORMS, Identity
+from posenc_export.models.parts.norms import NORMS
 from posenc_export.models.parts.projections import Grouped
 from posenc_export.shared import registry
 from posenc_export.shared.registry import Spec
 
 PARTS: Dict[str, Dict[str, Type[Any]]] = {
     "norm": NORMS,
-    "head_norm": {"none": Identity, "head": norms.SharedHeadNorm},
     "projection": {"grouped": Grouped},
     "sees": {
         "causal": visibility.Causal,
@@ -26,7 +25,6 @@ PARTS: Dict[str, Dict[str, Type[Any]]] = {
     "residual": {
         "pre": residuals.PreNorm,
         "post": residuals.PostNorm,
-        "sandwich": residuals.SandwichNorm,
     },
 }
 

@@ -22,25 +22,7 @@ class GELU(torch.nn.GELU):
         return x * 0.5 * np.vectorize(math.erfc, otypes=[np.float64])(-x / math.sqrt(2))
 
 
-class GELUTanh(torch.nn.GELU):
-    """The tanh approximation of GELU, used by GPT-2."""
-
-    def __init__(self) -> None:
-        super().__init__(approximate="tanh")
-
-    def exact(self, x: np.ndarray) -> np.ndarray:
-        # Not by exp, which overflows.
-        return x * (1 + np.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x * x * x))) / 2
-
-
-class ReLU(torch.nn.ReLU):
-    """max(x, 0)."""
-
-    def exact(self, x: np.ndarray) -> np.ndarray:
-        return np.where(x > 0, x, 0.0)
-
-
-ACTIVATIONS = {"silu": SiLU, "gelu": GELU, "gelu_tanh": GELUTanh, "relu": ReLU}
+ACTIVATIONS = {"silu": SiLU, "gelu": GELU}
 
 
 def activation(name: str) -> torch.nn.Module:

@@ -1,15 +1,10 @@
-"""Norms over the last axis: RMSNorm (Zhang and Sennrich 2019), LayerNorm (Ba et al. 2016), none;
-and norms of queries and keys before rotation (Henry et al. 2020; Dehghani et al. 2023).
-"""
-
-from typing import Any, Mapping
+"""Norms over the last axis: RMSNorm (Zhang and Sennrich 2019), LayerNorm (Ba et al. 2016), none."""
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from posenc_export.models.parts.float64 import numbers
-from posenc_export.shared import registry
 
 
 class RMSNorm(torch.nn.RMSNorm):
@@ -25,10 +20,10 @@ class RMSNorm(torch.nn.RMSNorm):
 
 
 class LayerNorm(torch.nn.LayerNorm):
-    """w (x - mean x) / sqrt(var x + epsilon) + b over `size` entries; b = 0 without a bias."""
+    """w (x - mean x) / sqrt(var x + epsilon) + b over `size` entries."""
 
-    def __init__(self, size: int, epsilon: float = 1e-5, bias: bool = True) -> None:
-        super().__init__(size, eps=epsilon, bias=bias)
+    def __init__(self, size: int, epsilon: float = 1e-5) -> None:
+        super().__init__(size, eps=epsilon)
 
     def exact(self, x: np.ndarray) -> np.ndarray:
         """x [...,size], float64."""
@@ -39,9 +34,9 @@ class LayerNorm(torch.nn.LayerNorm):
 
 
 class Identity(torch.nn.Module):
-    """x unchanged, of any shape: no norm, or no MLP. `sizes` are those of other parts."""
+    """x unchanged."""
 
-    def __init__(self, *sizes: int) -> None:
+    def __init__(self, size: int) -> None:
         super().__init__()
 
     def forward(self, x: Tensor) -> Tensor:
@@ -52,20 +47,3 @@ class Identity(torch.nn.Module):
 
 
 NORMS = {"rms": RMSNorm, "layer": LayerNorm, "none": Identity}
-
-
-# Norms of heads take their number N, their size D, and the norm {"name": "rms" or "layer", ...}.
-class SharedHeadNorm(torch.nn.Module):
-    """Norm over each head, with weights shared by all heads (Qwen 3, Gemma 3)."""
-
-    def __init__(self, heads: int, size: int, norm: Mapping[str, Any]) -> None:
-        super().__init__()
-        self.heads, self.norm = heads, registry.build("norm", NORMS, norm, size)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """x [B,S,N*D] to the same shape."""
-        return self.norm(x.unflatten(2, [self.heads, -1])).flatten(2)
-
-    def exact(self, x: np.ndarray) -> np.ndarray:
-        """x [n,N,D], float64."""
-        return np.stack([self.norm.exact(x[:, head]) for head in range(self.heads)], axis=1)

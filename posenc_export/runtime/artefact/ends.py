@@ -27,7 +27,7 @@ def check_ends(manifest: Manifest) -> None:
     config, kind, most = manifest.config, manifest.kind, manifest.max_positions
     own = config.get("kind")
     expect(own == kind, f"config.kind to be {kind} as kind", short(own))
-    tokens: Any = config.get("tokens") if kind != "block" else {"vocabulary": 1, "segments": 0}
+    tokens: Any = config.get("tokens") if kind != "block" else {"vocabulary": 1}
     expect(isinstance(tokens, dict), "config.tokens to be an object", short(tokens))
     rule = f"config.max_positions to be {most} as max_positions"
     expect(config.get("max_positions") == most, rule, short(config.get("max_positions")))
@@ -38,14 +38,14 @@ def check_ends(manifest: Manifest) -> None:
     _check_readout(manifest)
     least = {"vocabulary": 1, "segments": 0}
     for key in least if tokens else ():
-        number = tokens.get(key)
+        number = tokens.get(key, 0)
         rule = f"config.tokens.{key} to be a whole number of at least {least[key]}"
         expect(type(number) is int and least[key] <= number < 2**31, rule, short(number))
 
 
 def _output(manifest: Manifest, tokens: Dict[str, Any]) -> Value:
     config = manifest.config
-    key_values, width = config.get("key_values"), config.get("width")
+    width = config.get("width")
     name, size = {
         "decoder": ("logits", tokens.get("vocabulary")),
         "encoder": (HIDDEN, width),
@@ -58,8 +58,6 @@ def _output(manifest: Manifest, tokens: Dict[str, Any]) -> Value:
         KEYS_AND_VALUES,
     ):
         name = manifest.outputs[0].name
-    if manifest.kind == "encoder" and isinstance(key_values, dict):
-        name, size = KEYS_AND_VALUES, key_values.get("size")
     rule = "whole numbers for the sizes of the model in config"
     for number in (size, width):
         expect(type(number) is int, rule, short(number))

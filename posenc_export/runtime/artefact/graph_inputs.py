@@ -25,9 +25,7 @@ OUTPUTS: Dict[str, str] = {
         "Logits for the token after each new token; with input logits_index, after the tokens at "
         "these columns only. Of an encoder, the logits of its labels."
     ),
-    "last_hidden_state": (
-        "Hidden states after the last layer; for a model without layers, the embedded tokens."
-    ),
+    "last_hidden_state": "Hidden states after the last layer.",
     "encoder_key_values": (
         "Keys and values of each token, for the decoder layers that read this encoder."
     ),
@@ -146,7 +144,7 @@ AFTER_TOKENS: Dict[str, GraphInput] = {
         "int64",
         ((B, S),),
         "Segment of each token.",
-        "encoders with segments",
+        "encoders of checkpoints with token types",
         "0 everywhere if there is one segment",
         lambda tokens: tokens.planes.get("token_type_ids", np.zeros_like(tokens.x)[None])[0],
         lambda manifest: manifest.segments > 0,
@@ -167,8 +165,7 @@ AFTER_TOKENS: Dict[str, GraphInput] = {
         "int64",
         ((B, T), (B, S)),
         "1 for a token and 0 for padding, for the cached columns and the new ones. A 0 between "
-        "ones counts in windows, chunks and biases, as in transformers; -1 is padding that does "
-        "not count.",
+        "ones is an error; -1 is padding that may stand there.",
         "signature mask; [B,S] without a cache",
         "1 for each token of the prompt [B,S]",
         lambda tokens: np.where(np.concatenate((tokens.occupied, tokens.inside), axis=1), 1, -1),

@@ -10,9 +10,7 @@ from msgspec.structs import replace
 
 from posenc_export.export import export
 from posenc_export.export.targets import ort, ort_cuda
-from posenc_export.models.short_forms import block_config
 from posenc_export.runtime import load
-from posenc_export.runtime.graphs import cuda_placement
 from posenc_export.runtime.session import reading
 from tests.tiny import block, decoder
 from tests.traces import sources
@@ -93,24 +91,3 @@ def test_steps_count_slots_in_multiples_and_give_the_outputs_of_one_call(
         np.abs(np.stack(result, axis=1).astype(np.float32) - whole[:, slots - 3 :]).max()
         < 0.01 * np.abs(whole).max()
     )
-
-
-@pytest.mark.parametrize(
-    ("norm", "size", "operator"),
-    [
-        ("rms", 64, "SimplifiedLayerNormalization"),
-        ("rms", 16, "RMSNormalization"),
-        ("layer", 64, "LayerNormalization"),
-    ],
-)
-def test_norms_of_heads_need_no_node_on_the_host_and_are_certified(
-    norm: str, size: int, operator: str, tmp_path: Path
-) -> None:
-    plain = block_config(48, 2, 64, head_size=size, encoding={"name": "rope"})
-    head_norm = {"name": "head", "norm": {"name": norm}}
-    config = replace(plain, attention=replace(plain.attention, head_norm=head_norm))
-    manifest = export(sources(config), "ort-cuda", tmp_path / "made", verify="quick")
-    assert manifest.certificate is not None and manifest.certificate["passed"]
-    assert manifest.operators[operator] == 2
-    placed = cuda_placement.placed(tmp_path / "made" / "model.onnx")
-    assert placed.captured and not placed.on_cpu
