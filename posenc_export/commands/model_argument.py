@@ -42,27 +42,26 @@ def model_of_block(chosen: Dict[str, Any]) -> Any:
 
 def _block_of_weights(chosen: Dict[str, Any]) -> Any:
     from posenc_export.models.block import AttentionBlock
-    from posenc_export.models.from_weights import complete, read_file
+    from posenc_export.models.from_weights import read_file
 
     rule = "options of a block with --weights, which determine the sizes"
     check_only("export", OF_WEIGHTS, chosen, rule)
     if "heads" not in chosen:
         raise ValueError(NO_HEADS)
-    projections = read_file(chosen["weights"], chosen.get("prefix", ""))
+    weights, lines = read_file(chosen["weights"], chosen.get("prefix", ""))
     values = {**BLOCK, **chosen}
-    block = AttentionBlock.from_weights(
-        heads=values["heads"],
-        max_positions=values["max_positions"],
+    block = AttentionBlock.from_state_dict(
+        weights,
+        values["heads"],
+        values["max_positions"],
         kv_heads=chosen.get("kv_heads"),
         encoding=values["encoding"],
         layout=chosen.get("layout"),
-        encoding_weights=projections.trained,
         causal=values["attention"] == "causal",
-        **complete(projections.weights),
     )
     own, default = block.attention, "" if "encoding" in chosen else " (the default)"
     sizes = f"heads {own.heads}, kv heads {own.kv_heads}, head size {own.head_size}"
-    for line in projections.lines:
+    for line in lines:
         note(f"weights: {line}")
     note(f"block: encoding {values['encoding']}{default}, {sizes}, {values['attention']}")
     other = "posenc_export.compare compares it with the module that the weights come from"

@@ -51,57 +51,6 @@ class AttentionBlock(torch.nn.Module):
         self.embed_states = len(self.token_encoding.embed_states())
 
     @classmethod
-    def from_weights(
-        cls,
-        heads: int,
-        max_positions: int,
-        o: Array,
-        q: Optional[Array] = None,
-        k: Optional[Array] = None,
-        v: Optional[Array] = None,
-        qkv: Optional[Array] = None,
-        kv_heads: Optional[int] = None,
-        encoding: Union[str, Mapping[str, Any]] = "rope",
-        layout: Optional[str] = None,
-        q_bias: Optional[Array] = None,
-        k_bias: Optional[Array] = None,
-        v_bias: Optional[Array] = None,
-        qkv_bias: Optional[Array] = None,
-        o_bias: Optional[Array] = None,
-        encoding_weights: Optional[Mapping[str, Array]] = None,
-        causal: bool = True,
-    ) -> "AttentionBlock":
-        """Build a block from existing weights, float32, in eval mode. Sizes follow from the shapes
-        of the weights.
-
-        Args:
-            heads, max_positions, causal: as in short_forms.block_config.
-            kv_heads: key and value heads; None infers them from the weights.
-            o: output projection [E,H*D] as in torch.nn.Linear.weight; a numpy array or torch
-                tensor, float32, float16 or bfloat16, like all weights.
-            q, k, v: projections [H*D,E], [K*D,E], [K*D,E]; or qkv, their concatenation
-                [(H+2K)*D,E].
-            encoding: {"name": registry key, parameter: value}, or text as on the command line.
-            layout: layout of rotary pairs in the weights, "half" or "interleaved". Rows are
-                reordered to the layout of the encoding. None: the layouts agree.
-            q_bias, k_bias, v_bias or qkv_bias, o_bias: one number for each row. If only some of q,
-                k and v have a bias, the others get 0.
-            encoding_weights: trained parameters of the encoding, by name.
-
-        Raises:
-            ValueError: weights that are missing or have another shape or dtype, missing
-                encoding_weights, a layout for an encoding without rotary pairs.
-        """
-        weights = {"q": q, "k": k, "v": v, "qkv": qkv, "o": o}
-        weights |= {"q_bias": q_bias, "k_bias": k_bias, "v_bias": v_bias}
-        weights |= {"qkv_bias": qkv_bias, "o_bias": o_bias}
-        sizes = (heads, max_positions, kv_heads)
-        config, parameters = from_weights.pack(weights, *sizes, encoding, causal)
-        block = cls(config)
-        from_weights.fill(block, parameters, layout, encoding_weights or {})
-        return block.eval()
-
-    @classmethod
     def from_state_dict(
         cls,
         state_dict: Mapping[str, Array],
@@ -114,32 +63,36 @@ class AttentionBlock(torch.nn.Module):
         causal: bool = True,
     ) -> "AttentionBlock":
         """Build a block from the state_dict of an attention, such as torch.nn.MultiheadAttention,
-        by the names of its tensors.
+        by the names of its tensors, in float32 and eval mode. Sizes follow from their shapes.
 
         Args:
-            state_dict: tensors by name; those without the prefix are ignored.
+            state_dict: tensors or numpy arrays by name, float32, float16 or bfloat16; those without
+                the prefix are ignored. q [H*D,E], k and v [K*D,E] or qkv, their concatenation, and
+                o [E,H*D] as in torch.nn.Linear.weight; q_bias, ...; trained parameters of the
+                encoding as encoding.NAME (docs/from-your-weights.md has all names). If only some
+                of q, k and v have a bias, the others get 0.
+            heads, max_positions, causal: as in short_forms.block_config.
             prefix: beginning of the names of one attention, such as "model.layers.0.self_attn.".
-            heads, max_positions, kv_heads, encoding, layout, causal: as for from_weights.
+            kv_heads: key and value heads; None infers them from the weights.
+            encoding: {"name": registry key, parameter: value}, or text as on the command line.
+            layout: layout of rotary pairs in the weights, "half" or "interleaved". Rows are
+                reordered to the layout of the encoding. None: the layouts agree.
 
         Raises:
-            ValueError: as for from_weights; a module instead of its state_dict; names that are
-                ambiguous or have no place in the block (models.named_projections).
+            ValueError: weights that are missing or have another shape or dtype; a module instead of
+                its state_dict; names that are ambiguous or have no place in the block
+                (models.named_projections); a layout for an encoding without rotary pairs.
         """
         if isinstance(state_dict, torch.nn.Module):
             got = f"module {type(state_dict).__qualname__}"
             raise refusal("weights", "tensors by name", got, "give its state_dict()")
-        shapes = {name: tuple(value.shape) for name, value in state_dict.items()}
-        tensors = from_weights.projections(shapes, state_dict.__getitem__, prefix)
-        return cls.from_weights(
-            heads,
-            max_positions,
-            encoding=encoding,
-            kv_heads=kv_heads,
-            layout=layout,
-            causal=causal,
-            encoding_weights=tensors.trained,
-            **from_weights.complete(tensors.weights),
-        )
+        shapes = {name: np.shape(value) for name, value in state_dict.items()}
+        weights, _ = from_weights.projections(shapes, state_dict.__getitem__, prefix)
+        sizes = (heads, max_positions, kv_heads)
+        config, parameters = from_weights.pack(weights, *sizes, encoding, causal)
+        block = cls(config)
+        from_weights.fill(block, parameters, layout, weights)
+        return block.eval()
 
     def __call__(self, *arguments: Any, **named: Any) -> Any:
         """Call `forward`; with x alone compute the output of whole sequences at positions 0 .. S-1,

@@ -2,7 +2,7 @@
 
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional, Tuple, Union
+from typing import Any, Callable, Dict, List, Mapping, Optional, Tuple, Union
 
 import numpy as np
 import torch
@@ -21,16 +21,8 @@ DTYPES = ("float32", "float16", "bfloat16")
 LAYOUTS = ("half", "interleaved")
 
 
-class Projections(NamedTuple):
-    """The weights of one attention from a file or a state_dict."""
-
-    weights: Dict[str, Array]  # by argument name of AttentionBlock.from_weights
-    trained: Dict[str, Array]  # parameters of the encoding by name
-    lines: List[str]  # which tensor is which
-
-
 def pack(
-    weights: Mapping[str, Optional[Array]],
+    weights: Mapping[str, Array],
     heads: int,
     max_positions: int,
     kv_heads: Optional[int],
@@ -40,16 +32,17 @@ def pack(
     """Derive the description of a block from its weights, and pack them.
 
     Args:
-        weights: arrays by argument name of AttentionBlock.from_weights, or None.
+        weights: arrays by role, from `projections`.
 
     Returns:
         The description, and the parameters of the projection: "qkv.weight", "output.weight" and, if
         given, "qkv.bias" and "output.bias".
 
     Raises:
-        ValueError: as AttentionBlock.from_weights.
+        ValueError: as AttentionBlock.from_state_dict.
     """
-    tensors = {name: _tensor(name, value) for name, value in weights.items() if value is not None}
+    names = [name for name in weights if not name.startswith(ENCODING)]
+    tensors = {name: _tensor(name, weights[name]) for name in names}
     separate = _is_separate(tensors)
     output = tensors["o"]
     if type(heads) is not int or heads < 1 or output.dim() != 2 or not output.size(1):
@@ -100,39 +93,41 @@ def _biases(tensors: Dict[str, Tensor], sizes: Dict[str, int]) -> Dict[str, Tens
 
 
 def fill(
-    block: Any, parameters: Dict[str, Tensor], layout: Optional[str], trained: Mapping[str, Array]
+    block: Any, parameters: Dict[str, Tensor], layout: Optional[str], weights: Mapping[str, Array]
 ) -> None:
-    """Copy weights into a block. ValueError: as AttentionBlock.from_weights.
+    """Copy weights into a block. ValueError: as AttentionBlock.from_state_dict.
 
     Args:
         block, parameters: from `pack`.
         layout: layout of rotary pairs in the parameters; None if it is that of the encoding.
-        trained: parameters of the encoding, by name.
+        weights: arrays by role, parameters of the encoding among them.
     """
     attention, in_layer = block.attention, bool(block.config.attention.encodings)
     encoding = attention.encoding if in_layer else block.token_encoding
-    wanted = dict(encoding.named_parameters())
-    if set(wanted) != set(trained):
+    wanted = {f"{ENCODING}{name}": one for name, one in encoding.named_parameters()}
+    trained = {name for name in weights if name.startswith(ENCODING)}
+    if {*wanted} != trained:
         names, got = (", ".join(sorted(group)) or "none" for group in (wanted, trained))
         rule = f"trained parameters {names} for {type(encoding).__name__}"
-        raise refusal("weights", rule, got, "give them as encoding_weights")
+        raise refusal("weights", rule, got, "give them under these names")
     if layout is not None:
         _convert_layout(attention, encoding, parameters, layout)
     with torch.no_grad():
         for name, parameter in attention.projection.named_parameters():
             parameter.copy_(parameters[name])
         for name, parameter in wanted.items():
-            value = _tensor(name, trained[name])
+            value = _tensor(name, weights[name])
             if value.shape != parameter.shape:
-                rule = f"{ENCODING}{name} with shape {list(parameter.shape)}"
+                rule = f"{name} with shape {list(parameter.shape)}"
                 raise refusal("weights", rule, list(value.shape), "give it in that shape")
             parameter.copy_(value)
     encoding.prepare()
 
 
-def read_file(path: Path, prefix: str = "") -> Projections:
+def read_file(path: Path, prefix: str = "") -> Tuple[Dict[str, Array], List[str]]:
     """Read attention weights from a .safetensors file or a dictionary of tensors that torch.save
-    wrote. prefix: beginning of the names of one attention. ValueError: as for `find`, or no file.
+    wrote. prefix: beginning of the names of one attention. Returns: as `projections`. ValueError:
+    as for `find`, or no file.
     """
     with ExitStack() as opened:
         file = OPENERS.get(path.suffix, TorchFile)(path, opened)
@@ -141,24 +136,17 @@ def read_file(path: Path, prefix: str = "") -> Projections:
 
 def projections(
     shapes: Mapping[str, Tuple[int, ...]], tensor: Callable[[str], Array], prefix: str
-) -> Projections:
-    """Return the projections among tensors that have these shapes by name, and which `tensor`
+) -> Tuple[Dict[str, Array], List[str]]:
+    """Return the weights of one attention by role, parameters of its encoding as encoding.NAME, and
+    lines that say which tensor is which. shapes: those of all tensors by name, which `tensor`
     returns. ValueError: as named_projections.find.
     """
-    names = find(shapes, prefix)
-    weights = {role: tensor(name) for role, name in names.names.items()}
-    if names.transposed:
-        weights |= {role: value.T for role, value in weights.items() if role[-5:] != "_bias"}
-    trained = {role: tensor(name) for role, name in names.trained.items()}
-    return Projections(weights, trained, names.lines(shapes))
-
-
-def complete(weights: Mapping[str, Array]) -> Mapping[str, Array]:
-    """Return weights with an output projection, which a block needs. ValueError: it is missing."""
-    if "o" not in weights:
-        got, remedy = ", ".join(weights) or "none", "name it o, o.weight or o_proj.weight"
-        raise refusal("weights", "an output projection", got, remedy)
-    return weights
+    found = find(shapes, prefix)
+    weights = {role: tensor(name) for role, name in found.names.items()}
+    if found.transposed:
+        turned = [role for role in weights if role[:9] != ENCODING and role[-5:] != "_bias"]
+        weights |= {role: weights[role].T for role in turned}
+    return weights, found.lines(shapes)
 
 
 def _tensor(name: str, value: Array) -> Tensor:

@@ -7,8 +7,7 @@ from typing import Any, Dict, List, Mapping, Tuple
 from posenc_export.shared.refusal import refusal
 
 ENCODING = "encoding."
-# Last parts of names by argument of AttentionBlock.from_weights. Rows of "qkv" are those of q, then
-# k, then v.
+# Last parts of names by role. Rows of "qkv" are those of q, then k, then v.
 ROLES: Dict[str, Tuple[str, ...]] = {
     "q": ("q", "q_proj", "wq", "to_q", "query", "query_proj", "q_lin", "q_linear", "linear_q"),
     "k": ("k", "k_proj", "wk", "to_k", "key", "key_proj", "k_lin", "k_linear", "linear_k"),
@@ -43,20 +42,16 @@ Shapes = Mapping[str, Tuple[int, ...]]
 class Found:
     """The projections of one attention."""
 
-    names: Dict[str, str]  # names in the file, by argument of AttentionBlock.from_weights
-    trained: Dict[str, str]  # names of trained parameters of the encoding, by their name there
+    names: Dict[str, str]  # names in the file, by role; encoding.NAME for those of the encoding
     unused: List[str]  # names that are no part of the attention: tables, norms around it
     transposed: bool = False  # whether matrices are stored as [inputs, outputs]
 
     def lines(self, shapes: Shapes) -> List[str]:
         """Describe the mapping, one line for each tensor."""
-        turned = ", transposed" if self.transposed else ""
-        lines = []
+        turned, lines = ", transposed" if self.transposed else "", []
         for role, name in self.names.items():
-            end = "" if role.endswith("_bias") else turned
+            end = "" if role.endswith("_bias") or role.startswith(ENCODING) else turned
             lines.append(f"{role} is {name} {list(shapes[name])}{end}")
-        trained = self.trained.items()
-        lines += [f"{ENCODING}{role} is {name} {list(shapes[name])}" for role, name in trained]
         return lines + [f"not used: {name} {list(shapes[name])}" for name in self.unused]
 
 
@@ -77,14 +72,10 @@ def find(shapes: Shapes, prefix: str = "") -> Found:
     inside = {name.removeprefix(prefix): shapes[name] for name in starting}
     _check_prefix(shapes, inside, prefix)
     names: Dict[str, str] = {}
-    trained: Dict[str, str] = {}
     unused: List[str] = []
     for name, shape in inside.items():
-        if name.startswith(ENCODING):
-            trained[name.removeprefix(ENCODING)] = prefix + name
-            continue
-        role = _role(name)
-        if role is None or len(shape) > 2:
+        role = name if name.startswith(ENCODING) else _role(name)
+        if role is None or (len(shape) > 2 and role != name):
             _check_unused(name, shape)
             unused.append(prefix + name)
         elif role in names:
@@ -93,9 +84,9 @@ def find(shapes: Shapes, prefix: str = "") -> Found:
         else:
             names[role] = prefix + name
     roles = [f"{name}{end}" for name in ROLES for end in ("", "_bias")]
-    ordered = {role: names[role] for role in roles if role in names}
+    ordered = {role: names[role] for role in (*roles, *names) if role in names}
     transposed = _is_transposed({role: shapes[name] for role, name in ordered.items()})
-    return Found(ordered, trained, unused, transposed)
+    return Found(ordered, unused, transposed)
 
 
 def _check_prefix(shapes: Shapes, inside: Shapes, prefix: str) -> None:
@@ -111,7 +102,7 @@ def _check_prefix(shapes: Shapes, inside: Shapes, prefix: str) -> None:
 
 
 def _role(name: str) -> Any:
-    """Return the argument of from_weights that a name stands for, or None. ValueError: packed
+    """Return the role that a name stands for, or None. ValueError: packed
     weights in an order that cannot be decided.
     """
     path, bias = re.sub(r"\.0(?=\.(weight|bias)$)", "", name), False

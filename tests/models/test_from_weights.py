@@ -58,6 +58,10 @@ def _reference(layout: str, start: int, rotary: int = SIZE, **biases: np.ndarray
     return mixed.reshape(LENGTH, -1) @ WEIGHTS["o"].T + biases.get("o_bias", 0.0)
 
 
+def _block(weights: Any, max_positions: int = 100, **options: Any) -> AttentionBlock:
+    return AttentionBlock.from_state_dict(weights, HEADS, max_positions, **options)
+
+
 def _packed() -> Dict[str, np.ndarray]:
     return {"qkv": np.concatenate([WEIGHTS[name] for name in "qkv"]), "o": WEIGHTS["o"]}
 
@@ -70,9 +74,7 @@ def test_weights_of_either_layout_give_the_reference_attention(
     layout: str, encoding: str, packed: bool, start: int
 ) -> None:
     given: Dict[str, Any] = _packed() if packed else WEIGHTS
-    block = AttentionBlock.from_weights(
-        **given, heads=HEADS, max_positions=1000, encoding=encoding, layout=layout
-    )
+    block = _block(given, 1000, encoding=encoding, layout=layout)
     assert np.allclose(
         eager_session(block).prefill(X, start=start)[0], _reference(layout, start), atol=2e-6
     )
@@ -82,9 +84,7 @@ def test_weights_of_either_layout_give_the_reference_attention(
     ("layout", "encoding"), [(None, "rope"), (None, "rope:layout=interleaved")]
 )
 def test_without_layout_weights_are_not_reordered(layout: Optional[str], encoding: str) -> None:
-    block = AttentionBlock.from_weights(
-        **WEIGHTS, heads=HEADS, max_positions=100, encoding=encoding, layout=layout
-    )
+    block = _block(WEIGHTS, encoding=encoding, layout=layout)
     assert np.allclose(
         eager_session(block).prefill(X)[0],
         _reference("interleaved" if "interleaved" in encoding else "half", 0),
@@ -95,14 +95,8 @@ def test_without_layout_weights_are_not_reordered(layout: Optional[str], encodin
 @pytest.mark.parametrize("left_out", ["", "k_bias", "o_bias"])
 def test_biases_are_reordered_like_weights_and_default_to_zero(left_out: str) -> None:
     biases = {name: value for name, value in BIASES.items() if name != left_out}
-    block = AttentionBlock.from_weights(
-        **WEIGHTS,
-        **biases,
-        heads=HEADS,
-        max_positions=100,
-        layout="interleaved",
-        encoding={"name": "rope", "rotary": 4},
-    )  # type: ignore[arg-type]
+    rope = {"name": "rope", "rotary": 4}
+    block = _block({**WEIGHTS, **biases}, layout="interleaved", encoding=rope)
     assert np.allclose(
         eager_session(block).prefill(X)[0], _reference("interleaved", 0, 4, **biases), atol=4e-6
     )
@@ -120,19 +114,17 @@ def test_biases_are_reordered_like_weights_and_default_to_zero(left_out: str) ->
     ],
 )
 def test_weights_of_encodings_with_coordinates_are_reordered(name: str, rotary: int) -> None:
-    given: Dict[str, Any] = {"heads": HEADS, "max_positions": 100, "layout": "half", **WEIGHTS}
     trained = {
         "rope_2d": {"along.value": NUMBERS.standard_normal((2, KV_HEADS, rotary // 2))},
         "rope_trained": {"weight.value": NUMBERS.standard_normal(rotary // 2)},
     }
-    weights = {key: value.astype(np.float32) for key, value in trained.get(name, {}).items()}
+    weights = {
+        f"encoding.{key}": value.astype(np.float32) for key, value in trained.get(name, {}).items()
+    }
     outputs = []
     for layout in ("half", "interleaved"):
-        block = AttentionBlock.from_weights(
-            **given,
-            encoding={"name": name, "rotary": rotary, "layout": layout},
-            encoding_weights=weights,
-        )
+        spec = {"name": name, "rotary": rotary, "layout": layout}
+        block = _block({**WEIGHTS, **weights}, encoding=spec, layout="half")
         outputs.append(eager_session(block).prefill(X, start=50)[0])
     assert worst_error(outputs[1], outputs[0]) <= tolerance("float32", 1, SIZE)
 
@@ -140,7 +132,7 @@ def test_weights_of_encodings_with_coordinates_are_reordered(name: str, rotary: 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_half_precision_weights_are_accepted(dtype: torch.dtype) -> None:
     rounded = {name: torch.from_numpy(value).to(dtype) for name, value in WEIGHTS.items()}
-    block = AttentionBlock.from_weights(**rounded, heads=HEADS, max_positions=100)
+    block = _block(rounded)
     assert (
         torch.equal(block.attention.projection.output.weight, rounded["o"].float())
         and block.attention.projection.qkv.weight.dtype == torch.float32
@@ -148,7 +140,7 @@ def test_half_precision_weights_are_accepted(dtype: torch.dtype) -> None:
 
 
 def test_a_block_from_weights_is_certified_and_verifies_its_reference(tmp_path: Path) -> None:
-    block = AttentionBlock.from_weights(**WEIGHTS, heads=HEADS, max_positions=1000)
+    block = _block(WEIGHTS, 1000)
     manifest = export_model(block, "ort", tmp_path / "block")
     assert (
         manifest.certificate is not None
@@ -165,21 +157,20 @@ def test_a_block_from_weights_is_certified_and_verifies_its_reference(tmp_path: 
 
 def test_trained_parameters_of_the_encoding_are_required() -> None:
     table = NUMBERS.standard_normal((32, HEADS)).astype(np.float32)
-    plain = {"heads": HEADS, "max_positions": 100, "encoding": "t5", **WEIGHTS}
-    with pytest.raises(
-        ValueError, match="expected trained parameters table.weight for T5, got none"
-    ):
-        AttentionBlock.from_weights(**plain)  # type: ignore[arg-type]
+    rule = "expected trained parameters encoding.table.weight for T5, got none"
+    with pytest.raises(ValueError, match=rule):
+        _block(WEIGHTS, encoding="t5")
     with pytest.raises(
         ValueError, match=r"expected encoding.table.weight with shape \[32, 4\], got \[4, 32\]"
     ):
-        AttentionBlock.from_weights(**plain, encoding_weights={"table.weight": table.T})  # type: ignore[arg-type]
-    block = AttentionBlock.from_weights(**plain, encoding_weights={"table.weight": table})  # type: ignore[arg-type]
+        _block({**WEIGHTS, "encoding.table.weight": table.T}, encoding="t5")
+    block = _block({**WEIGHTS, "encoding.table.weight": table}, encoding="t5")
     assert np.array_equal(
         dict(block.attention.encoding.named_parameters())["table.weight"].detach().numpy(), table
     )
 
 
+OPTIONS = ("heads", "max_positions", "kv_heads", "encoding", "layout")
 WRONG: Dict[str, Any] = {
     "no values": ({"v": None}, "q, k, v and o, or qkv and o, got q, k, o"),
     "both forms": ({"qkv": _packed()["qkv"]}, "or qkv and o, got q, k, v, qkv, o"),
@@ -232,7 +223,12 @@ WRONG: Dict[str, Any] = {
 def test_invalid_weights_are_refused_in_one_line(case: str) -> None:
     change, message = WRONG[case]
     with pytest.raises(ValueError, match=message) as refused:
-        AttentionBlock.from_weights(**{"heads": HEADS, "max_positions": 100, **WEIGHTS, **change})
+        given = {"heads": HEADS, "max_positions": 100, **WEIGHTS, **change}
+        options = {name: value for name, value in given.items() if name in OPTIONS}
+        weights = {name: value for name, value in given.items() if name not in OPTIONS}
+        AttentionBlock.from_state_dict(
+            {name: value for name, value in weights.items() if value is not None}, **options
+        )
     assert "\n" not in str(refused.value)
 
 
@@ -250,10 +246,8 @@ def test_unknown_and_repeated_names_in_a_file_are_refused(tmp_path: Path) -> Non
         ),
     )
     save_file({name: torch.ones(1) for name in names}, path)
-    weights, trained, _ = read_file(path)
-    assert set(weights) == {"q", "k", "v", "o", "q_bias", "o_bias"} and set(trained) == {
-        "table.weight"
-    }
+    weights, _ = read_file(path)
+    assert {*weights} == {"q", "k", "v", "o", "q_bias", "o_bias", "encoding.table.weight"}
     for extra, message in (
         ("mystery", r"got mystery \[1\]; leave it out if it is a buffer, rename"),
         ("q", "expected each weight once"),

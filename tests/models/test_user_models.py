@@ -143,7 +143,7 @@ WRONG = {
     ),
     "no output projection": (
         ["block", "--weights", "{headless}", "--heads", "4"],
-        "expected an output projection, got q",
+        "expected q, k, v and o, or qkv and o, got q",
     ),
 }
 
