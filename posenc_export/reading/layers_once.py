@@ -6,16 +6,25 @@ same values besides tensors of the same shapes. This is what the code of a layer
 """
 
 import functools
+import hashlib
+import io
+import itertools
+import pickle
+import types
+from collections import Counter
 from contextlib import ExitStack, contextmanager
-from typing import Any, Callable, Dict, Iterator, List, NamedTuple
+from typing import Any, Callable, Collection, Dict, Iterator, List, NamedTuple, Optional, Sequence
 from unittest import mock
 
+import torch
 from torch import Tensor, nn
 from torch.fx import Graph, Node
 from torch.utils import _pytree as pytree
 
 from posenc_export.ops.layers import AGAIN, BEGIN, END, MARK, layer
-from posenc_export.reading.layer_contents import PLAIN, Content, contents_of, tensors_of
+
+PLAIN = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device, torch.Size)
+UNWRITTEN = (pickle.PicklingError, TypeError, ValueError, AttributeError, RecursionError)
 
 
 class _Call(NamedTuple):
@@ -45,13 +54,12 @@ class LayersOnce:
         for name, part in module.named_modules():
             if isinstance(part, (nn.ModuleList, nn.Sequential)):
                 layers = {f"{name}.{key}": one for key, one in part.named_children()}
-                self._add([*layers], contents_of([*layers.values()]), numbered)
+                self._add([*layers], _contents_of([*layers.values()]), numbered)
 
-    def _add(self, names: List[str], contents: List[Content], numbered: bool) -> None:
+    def _add(self, names: List[str], contents: Sequence[Optional["_Content"]], by: bool) -> None:
         for index, content in enumerate(contents):
             for i in range(index):
-                own = (i, index) if numbered else (-1, -1)
-                if names[i] not in self.templates and _alike(contents[i], content, *own):
+                if names[i] not in self.templates and _alike(contents[i], content, i, index, by):
                     self.templates[names[index]] = names[i]
                     break
 
@@ -130,7 +138,9 @@ def _tensors(leaves: List[Any]) -> List[Tensor]:
 
 
 def _weights(held: nn.Module) -> List[Tensor]:
-    return [weight for _, weight in tensors_of(held)]
+    """Return parameters and buffers by all of their names."""
+    named = held.named_parameters, held.named_buffers
+    return [tensor for of in named for _, tensor in of(remove_duplicate=False)]
 
 
 def _exchanged(leaves: List[Any], by: List[Tensor]) -> List[Any]:
@@ -150,12 +160,76 @@ def _exchangeable(first: Any, second: Any) -> bool:
     return first is second or plain and bool(first == second)
 
 
-def _alike(first: Any, second: Any, i: int, j: int) -> bool:
-    """Whether two contents are equal, but for whole numbers i in the first and j in the second."""
-    if first == second or first == (int, repr(i)) and second == (int, repr(j)):
-        return True
-    both = isinstance(first, tuple) and isinstance(second, tuple) and len(first) == len(second)
-    return i >= 0 and both and all(_alike(a, b, i, j) for a, b in zip(first, second, strict=True))
+class _Content(pickle.Pickler):
+    """What a layer holds besides the numbers of its weights: `text`, in which the whole numbers are
+    missing, and these.
+
+    Args:
+        held: the layer.
+        shared: id() of the parameters and buffers that other layers hold, too. These are compared
+            by identity.
+    """
+
+    def __init__(self, held: nn.Module, shared: Collection[int]) -> None:
+        self.numbers: List[int] = []
+        self.shared, self.weights = shared, {id(weight) for weight in _weights(held)}
+        written = io.BytesIO()
+        super().__init__(written)
+        self.dump(held)
+        self.text = written.getvalue()
+
+    def persistent_id(self, value: Any) -> Any:
+        """Return what is written in the place of a value; None for the value itself."""
+        if type(value) is int:
+            self.numbers.append(value)
+            return "number"
+        if isinstance(value, Tensor):
+            if id(value) in self.shared or value.is_meta:
+                return "tensor", str(id(value))
+            of = tuple(value.shape), str(value.dtype)
+            return of if id(value) in self.weights else (of, bits(value))
+        named = isinstance(value, (type, types.ModuleType, types.CodeType))
+        return ("named", str(id(value))) if named else None
+
+    def reducer_override(self, value: Any) -> Any:
+        """Write functions with what they capture, and hooks without their numbers."""
+        if isinstance(value, types.FunctionType):
+            cells = [cell.cell_contents for cell in value.__closure__ or ()]
+            return object, (), (value.__code__, value.__defaults__, value.__kwdefaults__, cells)
+        if isinstance(value, nn.Module):
+            held = dict(sorted(vars(value).items()))
+            for name in held:
+                if name.endswith(("hooks", "_with_kwargs")):  # by numbers of all of the process
+                    held[name] = [*held[name].values()]
+            return object, (type(value),), held
+        return NotImplemented
+
+
+def _contents_of(layers: Sequence[nn.Module]) -> List[Optional[_Content]]:
+    """Return the content of each layer; None of one that holds what cannot be written."""
+    owners = Counter(itertools.chain.from_iterable({*map(id, _weights(one))} for one in layers))
+    shared = {tensor for tensor, count in owners.items() if count > 1}
+    found: List[Optional[_Content]] = []
+    for one in layers:
+        try:
+            found.append(_Content(one, shared))
+        except UNWRITTEN:
+            found.append(None)
+    return found
+
+
+def _alike(first: Any, second: Any, i: int, j: int, numbered: bool) -> bool:
+    """Whether the i-th and the j-th content are equal. numbered: but for these numbers."""
+    if first is None or second is None or first.text != second.text:
+        return False
+    pairs = zip(first.numbers, second.numbers, strict=True)
+    return all(a == b or numbered and (a, b) == (i, j) for a, b in pairs)
+
+
+def bits(value: Tensor) -> str:
+    """Return a text that is equal for tensors of the same bits."""
+    plain = value.detach().reshape(-1).contiguous().view(torch.uint8).numpy()
+    return hashlib.sha256(plain.tobytes()).hexdigest()
 
 
 def complete(graph: Graph) -> None:
