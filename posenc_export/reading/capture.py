@@ -19,7 +19,6 @@ from posenc_export.reading.graphs import (
     every_token,
     length_numbers,
     symbol_of,
-    table_too_short,
 )
 from posenc_export.reading.layers_once import LayersOnce
 from posenc_export.reading.recurrences import recurrences
@@ -109,7 +108,6 @@ def capture(
             short=short,
         )
         _check_output(result)
-        table_too_short(cleaned, max_positions)
         try:
             _check_trace(result)
         except Refused:

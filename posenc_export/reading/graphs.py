@@ -490,35 +490,3 @@ def length_numbers(graph: Graph, x: Node) -> List[int]:
             ]
             found |= {int(n) for n in numbers if not isinstance(n, bool) and abs(n) < 2**31}
     return sorted({abs(n) for n in found if abs(n) > 1})
-
-
-def table_too_short(cleaned: Cleaned, most: int) -> None:
-    """Raise Refused where a table has fewer rows than tokens that read it by a count."""
-    counts = of_length_alone(cleaned.graph, cleaned.inputs[0])
-    for node in cleaned.graph.nodes:
-        if node.target is not aten.embedding.default or node.args[1] not in counts:
-            continue
-        highest = _highest(node.args[1], most, cleaned.tokens)
-        have = (
-            cleaned.constants[node.args[0]].shape[0] if node.args[0] in cleaned.constants else None
-        )
-        if highest is not None and have is not None and highest >= have:
-            refuse(node, f"reads row {highest} of a table of {have} at max_positions {most}")
-
-
-def _highest(node: Node, length: int, tokens: sympy.Symbol) -> Optional[int]:
-    """The largest number of a plain count arange(S) + c of a length; None for other values."""
-    offset = 0
-    while node.target in (aten.add.Tensor, aten.unsqueeze.default, aten.expand.default):
-        if node.target is aten.add.Tensor:
-            if not isinstance(node.args[1], int):
-                return None
-            offset += node.args[1]
-        node = _first(node)
-    if node.target not in (aten.arange.start_step, aten.arange.start, aten.arange.default):
-        return None
-    size = node.meta["val"].shape[0]
-    if not isinstance(size, torch.SymInt) or size.node.expr != tokens:
-        return None
-    start = node.args[0] if node.target is not aten.arange.default else 0
-    return offset + length - 1 + start if isinstance(start, int) else None

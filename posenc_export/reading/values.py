@@ -223,6 +223,7 @@ class Values:
     def at(self, node: Node, length: int, known: Optional[Dict[Node, Any]] = None) -> Any:
         """Return a value that depends on the length alone, of one row of a length. known: values of
         other nodes, by default of positions from 0 on; values that are computed are added.
+        Refused: it has fewer positions, as a table may.
         """
         if self.kind[node] == "const" and node in self.constants:
             return self.constants[node]
@@ -242,7 +243,12 @@ class Values:
         if node is self.capture.positions:
             self._place(known, 1, length)
         else:
-            known[node] = self.call(node, [value(other) for other in inputs_of(node)], counts)
+            inputs = [value(other) for other in inputs_of(node)]
+            try:
+                known[node] = self.call(node, inputs, counts)
+            except (RuntimeError, IndexError) as error:
+                said = str(error).partition("\n")[0]
+                refuse(node, f"cannot be computed for {length} positions: {said}")
         return known[node]
 
     def forget(self) -> None:

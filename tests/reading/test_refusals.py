@@ -91,14 +91,11 @@ def test_both_sides_of_a_number_that_a_length_is_compared_with_are_probed() -> N
     assert {33, 34, 35, 36} <= set(probes(captured))
 
 
-def test_a_table_that_no_call_of_full_length_tries_is_compared_with_the_range() -> None:
+def test_a_table_that_no_call_of_full_length_tries_is_read_at_every_position() -> None:
     module = Placed(3000)
-    with pytest.raises(Refused, match="places: embedding reads row 4999 of a table of 3000 at max"):
-        capture(module, ids(), 5000)
-
-
-def test_a_table_that_holds_the_range_is_taken() -> None:
-    assert capture(Placed(3000), ids(), 3000).constants.keys()
+    with pytest.raises(Refused, match="places: embedding cannot be computed for 5000 positions"):
+        read(module, ids(), 5000)
+    assert read(Placed(3000), ids(), 3000).max_positions == 3000
 
 
 def test_a_module_that_cannot_be_copied_is_refused() -> None:
