@@ -1,5 +1,5 @@
-"""Compare the speed of blocks and decoders with hand-written graphs and other runtimes; write
-bench/results/speed.json, docs/speed.md and docs/speed-targets.md.
+"""Compare the speed of blocks and decoders with other runtimes; write bench/results/speed.json,
+docs/speed.md and docs/speed-targets.md.
 
     python -m bench.speed [--only PART] [--without RUNTIME] [--json bench/results/speed.json]
     [--docs docs]
@@ -77,20 +77,20 @@ QUANTIZED = tuple(Variant(weights=weights) for weights in ("int8", "int4", "int4
 NATIVE = tuple(Variant(target="ort-native", weights=weights) for weights in ("int8", "int4"))
 LLAMA_CPP = ("llama.cpp", "llama.cpp-q8_0", "llama.cpp-q4_0")
 GENAI_INT4 = Variant(signature="mask", weights="int4", only_for="genai")
-DECODERS = ("hand-written", "transformers", *LOADERS)
+DECODERS = ("transformers", *LOADERS)
 PROMPTS, SHORT, LONG = (1024,), (128, 1024), (128, 1024, 8192)
 PARTS: Dict[str, Part] = {
-    "block": Part(on_targets(*ALL, "pt2"), LONG, PROMPTS, ("hand-written",), 1.5),
+    "block": Part(on_targets(*ALL, "pt2"), LONG, PROMPTS, (), 1.5),
     "layers": Part((*on_targets(*ALL), *LOADED), SHORT, PROMPTS, DECODERS, 1.5),
     "model": Part((*on_targets("ort"), *LOADED), SHORT, PROMPTS, DECODERS, 3.0),
     "bits": Part(
         (Variant(), *QUANTIZED, *NATIVE, GENAI_INT4),
         SHORT,
         PROMPTS,
-        ("hand-written", "transformers", *LLAMA_CPP, "genai", "genai-int4"),
+        ("transformers", *LLAMA_CPP, "genai", "genai-int4"),
         3.0,
     ),
-    "cache": Part((Variant(), Variant(cache="int8")), LONG[1:], PROMPTS, ("hand-written",), 3.0),
+    "cache": Part((Variant(), Variant(cache="int8")), LONG[1:], PROMPTS, (), 3.0),
 }
 # Parts with the models of another part, which share its artefacts.
 FOLDERS = {"bits": "model", "cache": "block"}

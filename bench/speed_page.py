@@ -37,29 +37,18 @@ class Target(NamedTuple):
     most: float = math.inf
 
 
-BLOCK_CONTEXTS, CONTEXTS = (128, 1024, 8192), (128, 1024)
+CONTEXTS = (128, 1024)
 TARGETS = (
-    *(Target("block", "decode", n, "rope-ort", "hand-written rope", 1.0) for n in BLOCK_CONTEXTS),
-    Target("model", "prefill", 1024, "rope-ort", "hand-written rope", 1.02),
     Target("model", "prefill", 1024, "alibi-ort", "rope-ort", 1.05),
     Target("bits", "prefill", 1024, "rope-ort-int8", "rope-ort", 0.5),
-    Target("bits", "prefill", 1024, "rope-ort-int8", "hand-written", 0.5),
-    *(
-        Target("bits", "decode", tokens, "rope-ort-int8", theirs, 0.45)
-        for tokens in CONTEXTS
-        for theirs in ("rope-ort", "hand-written")
-    ),
-    *(
-        Target("cache", "decode", 8192, "rope-ort-cache-int8", theirs, 0.55)
-        for theirs in ("rope-ort", "hand-written")
-    ),
+    *(Target("bits", "decode", n, "rope-ort-int8", "rope-ort", 0.45) for n in CONTEXTS),
+    Target("cache", "decode", 8192, "rope-ort-cache-int8", "rope-ort", 0.55),
 )
 
 OURS = "rope-ort"
 QUALITY = Path(__file__).parent / "results" / "bits.json"
 # Rows of the summary: part, contestant, description, name of the weights in QUALITY.
 SUMMARY = (
-    ("model", "hand-written rope", "hand-written graph of the same operators", "float32"),
     ("model", "openvino on rope-onnx-mask", "OpenVINO", "float32"),
     ("bits", "transformers", "transformers, eager PyTorch", "float32"),
     ("bits", "llama.cpp", "llama.cpp, float32", "float32"),

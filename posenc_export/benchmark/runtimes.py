@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Callable, Dict, Mapping, Sequence, Tuple
+from typing import Any, Callable, Dict, Mapping, Tuple
 
 from posenc_export.runtime.artefact.manifest import Manifest
 
@@ -15,9 +15,8 @@ ATTENTION: Dict[str, Any] = {
 SIZES = ("heads", "kv_heads", "head_size")
 TOKENS: Dict[str, Any] = {"encodings": [], "norm": None}
 MLP = {"name": "gated", "activation": "silu", "bias": False}
-ROTATED = ("rope", "nope")
-# Parameters that a description may spell out.
-DEFAULTS: Dict[str, Dict[str, Any]] = {"rope": {"theta": 10000.0, "layout": "half", "rotary": None}}
+# Parameters of rope that a description may spell out.
+DEFAULTS: Dict[str, Any] = {"theta": 10000.0, "layout": "half", "rotary": None}
 ARTEFACT = "artefact"  # the runtime of this package
 PEERS, EXPORT = "posenc_export.benchmark.peers", "posenc-export[export]"
 TORCH, WITH_MASK = ("torch", "safetensors"), "a decoder exported with --signature mask"
@@ -29,13 +28,7 @@ LLAMA = (
 )
 
 
-def is_plain_block(config: Dict[str, Any]) -> bool:
-    """Whether config describes a causal block without biases, with at most one plain encoding."""
-    is_block = config.get("kind") == "block" and config.get("encodings") == []
-    return is_block and _plain(config.get("attention", {}), ROTATED)
-
-
-def is_llama(config: Dict[str, Any], encodings: Sequence[str] = ROTATED) -> bool:
+def is_llama(config: Dict[str, Any]) -> bool:
     """Whether config describes a decoder of Llama's shape (Touvron et al. 2023, LLaMA, 2.2)."""
     kinds = list(config.get("layers", {}).values())
     if config.get("kind") != "decoder" or len(kinds) != 1:
@@ -49,18 +42,18 @@ def is_llama(config: Dict[str, Any], encodings: Sequence[str] = ROTATED) -> bool
         and _without(config["tokens"], "vocabulary") == TOKENS
         and config["head"] is not None
         and _without(layer["mlp"], "hidden") == MLP
-        and _plain(layer["attention"], encodings)
+        and _without(layer["attention"], *SIZES, "encodings") == ATTENTION
+        and _is_rope(layer["attention"])
     )
 
 
-def _plain(attention: Dict[str, Any], encodings: Sequence[str]) -> bool:
-    specs = attention.get("encodings", []) or [{"name": "nope"}]
-    name, own = specs[0]["name"], _without(specs[0], "name")
-    if own.get("rotary") == attention.get("head_size"):  # as if left out
-        own.pop("rotary", None)
-    plain = _without(attention, *SIZES, "encodings") == ATTENTION
-    known = own.items() <= DEFAULTS.get(name, {}).items()
-    return plain and known and len(specs) == 1 and name in encodings
+def _is_rope(attention: Dict[str, Any]) -> bool:
+    """Whether the only encoding rotates whole heads with the defaults of rope."""
+    (spec, *others) = attention["encodings"] or [{"name": "nope"}]
+    own = _without(spec, "name")
+    if own.get("rotary") == attention["head_size"]:  # as if left out
+        own.pop("rotary")
+    return spec["name"] == "rope" and not others and own.items() <= DEFAULTS.items()
 
 
 def _without(part: Dict[str, Any], *names: str) -> Dict[str, Any]:
@@ -91,12 +84,7 @@ class Runtime:
 
 
 def _llama(folder: Path, manifest: Manifest) -> bool:
-    return manifest.dtype == "float32" and is_llama(manifest.config, ("rope",))
-
-
-def _hand_written(folder: Path, manifest: Manifest) -> bool:
-    known = is_llama(manifest.config) or is_plain_block(manifest.config)
-    return manifest.dtype == "float32" and known
+    return manifest.dtype == "float32" and is_llama(manifest.config)
 
 
 def _openvino(folder: Path, manifest: Manifest) -> bool:
@@ -115,13 +103,6 @@ RUNTIMES: Dict[str, Runtime] = {
     ),
     "transformers": Runtime(
         f"{PEERS}.llama", (*TORCH, "transformers"), f"{EXPORT} transformers", _llama, LLAMA
-    ),
-    "hand-written": Runtime(
-        f"{PEERS}.hand_written",
-        (*TORCH, "onnx", "onnxruntime"),
-        "posenc-export[export,cpu]",
-        _hand_written,
-        f"a float32 block, or {LLAMA}; rope or nope alone",
     ),
     "genai": Runtime(
         f"{PEERS}.genai",

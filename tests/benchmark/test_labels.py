@@ -7,7 +7,7 @@ from msgspec import structs
 
 from posenc_export import encodings
 from posenc_export.benchmark.contestants import artefact_labels, model_label, numbered, parameters
-from posenc_export.benchmark.runtimes import DEFAULTS, is_llama, is_plain_block
+from posenc_export.benchmark.runtimes import DEFAULTS, is_llama
 from posenc_export.export.describe import eager
 from posenc_export.models.config_json import to_json
 from posenc_export.models.presets import load_preset, seeded
@@ -26,6 +26,7 @@ OTHERS = {
     "kinds of layers": decoder_config(
         50, 2, 24, BLOCK, layer_encodings=({"name": "rope"}, {"name": "nope"})
     ),
+    "no rotation": decoder_config(50, 2, 24, block_config(32, 4, 64, encoding={"name": "nope"})),
     "an encoding on tokens": decoder_config(
         50, 2, 24, block_config(32, 4, 64, encoding={"name": "sinusoidal"})
     ),
@@ -75,24 +76,14 @@ def test_a_decoder_does_not_have_llamas_architecture_with(name):
     assert not is_llama(to_json(OTHERS[name]))
 
 
-def test_a_plain_block_has_at_most_one_of_the_encodings():
-    blocks = {
-        name: to_json(block_config(32, 4, 64, encoding={"name": name}))
-        for name in ("rope", "nope", "alibi", "sinusoidal")
-    }
-    assert [name for name, config in blocks.items() if is_plain_block(config)] == ["rope", "nope"]
-
-
 @pytest.mark.parametrize(
     ("spec", "plain"),
     [({"theta": 10000.0, "layout": "half"}, True), ({"rotary": 16}, True), ({"theta": 5e5}, False)],
 )
 def test_an_encoding_with_its_defaults_spelled_out_is_plain(spec, plain):
-    assert (
-        is_plain_block(to_json(block_config(32, 2, 64, encoding={"name": "rope", **spec}))) == plain
-    )
+    rope = block_config(32, 2, 64, encoding={"name": "rope", **spec})
+    assert is_llama(to_json(decoder_config(50, 2, 24, rope))) == plain
 
 
-def test_the_defaults_of_plain_encodings_are_those_of_their_classes():
-    for name, defaults in DEFAULTS.items():
-        assert defaults == {key: one.default for key, one in encodings.parameters(name).items()}
+def test_the_defaults_of_rope_are_those_of_its_class():
+    assert DEFAULTS == {key: one.default for key, one in encodings.parameters("rope").items()}

@@ -66,8 +66,8 @@ def test_weights_of_several_formats_take_at_least_the_bytes_of_the_smallest():
 @pytest.mark.parametrize(
     ("runtime", "cache", "known"),
     [
-        ("hand-written", "", True),
-        ("hand-written", "int8", False),
+        ("eager", "", True),
+        ("eager", "int8", False),
         ("artefact", "int8", True),
         ("genai-int4", "", False),
     ],

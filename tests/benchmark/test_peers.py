@@ -25,18 +25,13 @@ pytestmark = pytest.mark.xdist_group(
 ROPE = decoder("rope")
 MODELS = {
     "block-rope": block("rope"),
-    "block-nope": block("nope"),
     "decoder-rope": ROPE,
     "decoder-nope": decoder("nope"),
     "decoder-untied": replace(ROPE, head=replace(ROPE.head, tied=False)),
 }
 TARGET = {"openvino": "onnx"}  # target of the loaded artefact; ort for other runtimes
-QUICK = [("hand-written", "decoder-rope", 2), ("transformers", "decoder-rope", 1)]
+QUICK = [("eager", "block-rope", 2), ("transformers", "decoder-rope", 1)]
 OTHERS = [
-    ("hand-written", "block-rope", 1),
-    ("hand-written", "block-nope", 2),
-    ("hand-written", "decoder-nope", 1),
-    ("hand-written", "decoder-untied", 1),
     ("transformers", "decoder-untied", 2),
     ("eager", "decoder-rope", 2),
     ("genai", "decoder-rope", 1),
