@@ -12,7 +12,7 @@ KERNELS := $(if $(shell command -v g++),build/kernels/posenc_export_kernels/libp
 .PHONY: demo quick test test-all kernels fuzz soak lint bench bench-all mutants cuda-dry-run docs wheels clients clean
 
 demo: $(VENV)/ready
-	$(BIN)/python -m posenc_export.commands.demo build/demo
+	$(BIN)/python -m bench.demo build/demo
 
 # What a first change needs, in two minutes: style, the formulas of all encodings, their pages, and
 # what may import what. NAME also compares the encoding of that name on every target.

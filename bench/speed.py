@@ -1,5 +1,5 @@
-"""Compare the speed of blocks and decoders with other runtimes; write bench/results/speed.json,
-docs/speed.md and docs/speed-targets.md.
+"""Compare the speed of blocks and decoders with other runtimes; write bench/results/speed.json
+and docs/speed.md.
 
     python -m bench.speed [--only PART] [--without RUNTIME] [--json bench/results/speed.json]
     [--docs docs]
@@ -164,7 +164,7 @@ def main() -> None:
     what = "omit this runtime; may be given several times"
     parser.add_argument("--without", action="append", default=[], choices=RUNTIMES, help=what)
     parser.add_argument("--json", type=Path, default=Path("bench/results/speed.json"))
-    parser.add_argument("--docs", type=Path, default=Path("docs"), help="folder of the pages")
+    parser.add_argument("--docs", type=Path, default=Path("docs"), help="folder of the page")
     parser.add_argument("--artefacts", type=Path, default=Path("build/speed"))
     parser.add_argument("--threads", type=int, default=2)
     options = parser.parse_args()

@@ -1,8 +1,7 @@
-"""Write docs/speed.md, its chart, and docs/speed-targets.md from results of bench/speed.py."""
+"""Write docs/speed.md and its chart from results of bench/speed.py."""
 
-import math
 from pathlib import Path
-from typing import Any, Dict, NamedTuple, Optional
+from typing import Any, Dict, Optional
 
 from bench import marked
 from bench.compact_svg import save
@@ -26,25 +25,7 @@ TITLES = {
 }
 
 
-class Target(NamedTuple):
-    """A ratio of times, of contestant `ours` to `theirs`, with its upper bound `most`."""
-
-    part: str
-    phase: str
-    tokens: int
-    ours: str
-    theirs: str
-    most: float = math.inf
-
-
 CONTEXTS = (128, 1024)
-TARGETS = (
-    Target("model", "prefill", 1024, "alibi-ort", "rope-ort", 1.05),
-    Target("bits", "prefill", 1024, "rope-ort-int8", "rope-ort", 0.5),
-    *(Target("bits", "decode", n, "rope-ort-int8", "rope-ort", 0.45) for n in CONTEXTS),
-    Target("cache", "decode", 8192, "rope-ort-cache-int8", "rope-ort", 0.55),
-)
-
 OURS = "rope-ort"
 QUALITY = Path(__file__).parent / "results" / "bits.json"
 # Rows of the summary: part, contestant, description, name of the weights in QUALITY.
@@ -75,8 +56,7 @@ def summary(reports: Reports) -> str:
     heads = [title, *(f"{n} cached tokens" for n in CONTEXTS), "relative perplexity"]
     lines, quality = [], perplexities()
     for part, contestant, description, weights in SUMMARY:
-        targets = (Target(part, "decode", n, contestant, OURS) for n in CONTEXTS)
-        spreads = [ratio(reports[part], target) for target in targets]
+        spreads = [ratio(reports[part], tokens, contestant) for tokens in CONTEXTS]
         lines.append([description, *map(_interval, spreads), quality.get(weights, "")])
     return markdown(heads, lines)
 
@@ -106,7 +86,7 @@ def figure(reports: Reports) -> Any:
 def _draw(axes: Any, reports: Reports, tokens: int) -> None:
     """Draw a bar for each ratio, with its interval as a line."""
     for place, (part, contestant, *_) in enumerate(SUMMARY):
-        spread = ratio(reports[part], Target(part, "decode", tokens, contestant, OURS))
+        spread = ratio(reports[part], tokens, contestant)
         if spread is None:
             continue
         colour = COLOURS[0] if contestant.startswith(OURS) else "#b8bec6"
@@ -125,15 +105,14 @@ def _draw(axes: Any, reports: Reports, tokens: int) -> None:
 
 
 def write(reports: Reports, folder: Path) -> None:
-    """Write both pages, and the chart if its parts are measured."""
+    """Write the page, and the chart if its parts are measured."""
     (folder / "speed.md").write_text(page(reports), encoding="utf-8")
-    (folder / "speed-targets.md").write_text(targets_page(reports), encoding="utf-8")
     if SUMMARIZED <= reports.keys():
         save(figure(reports), folder / "speed.svg")
 
 
 def page(reports: Reports) -> str:
-    """Return the page for users, with the parts in the order of TITLES."""
+    """Return the page, with the parts in the order of TITLES."""
     measured = [name for name in TITLES if name in reports]
     parts = [f"## {TITLES[name]}\n\n{_part(reports[name])}\n" for name in measured]
     of = next(iter(reports.values())).machine
@@ -145,26 +124,12 @@ def page(reports: Reports) -> str:
     )
 
 
-def targets_page(reports: Reports) -> str:
-    """Return the page for developers."""
-    heads = ("part", "work", "time of", "relative to", "ratio", "interval", "at most", "")
-    lines = []
-    for target in TARGETS:
-        spread = ratio(reports[target.part], target) if target.part in reports else None
-        ratios, verdict = ["", ""], ""
-        if spread is not None:
-            ratios = [f"{spread.median:.2f}", f"{spread.low:.2f} .. {spread.high:.2f}"]
-            verdict = "met" if spread.median <= target.most else "missed"
-        compared = f"{target.phase} {target.tokens}", f"`{target.ours}`", f"`{target.theirs}`"
-        lines.append([target.part, *compared, *ratios, f"{target.most:.2f}", verdict])
-    return marked.text("speed-targets").format(targets=markdown(heads, lines))
-
-
-def ratio(report: Report, target: Target) -> Optional[Spread]:
-    """Return the ratio of times, ours to theirs; None without them, or with too few rounds."""
-    names = (target.ours, target.theirs)
-    ours, theirs = (_row(report, target.phase, target.tokens, name) for name in names)
-    return ours and theirs and ratio_of(ours.samples_seconds, theirs.samples_seconds)
+def ratio(report: Report, tokens: int, contestant: str) -> Optional[Spread]:
+    """Return the ratio of times of a step, of a contestant to OURS; None without them, or with too
+    few rounds.
+    """
+    theirs, ours = (_row(report, "decode", tokens, name) for name in (contestant, OURS))
+    return ours and theirs and ratio_of(theirs.samples_seconds, ours.samples_seconds)
 
 
 def _row(report: Report, *wanted: Any) -> Optional[Row]:

@@ -6,7 +6,7 @@ from typing import Any, Dict
 
 import pytest
 
-from posenc_export.clients.page import PROGRAMS, inputs_page, programs
+from bench.runtime_pages import PROGRAMS, inputs_page, programs
 from posenc_export.export import ExportOptions
 
 TOP = Path(__file__).parents[1]

@@ -1,7 +1,7 @@
 """Export two trained decoders to every target, verify them, continue a Python file, and time the
 runtimes.
 
-python -m posenc_export.commands.demo [FOLDER]
+python -m bench.demo [FOLDER]
 """
 
 import calendar
@@ -43,7 +43,7 @@ def main(folder: Path) -> None:
             rows.append({"model": name, "target": target, **summary(certificate)})
     progress.close()
     show(rows)
-    text = Path(calendar.__file__).read_bytes()  # not in the training data (bench/train.py)
+    text = Path(calendar.__file__).read_bytes()  # not in the training data (models/training.py)
     for name, length in (("tiny-rope", TRAINED_LENGTH - TOKENS), ("tiny-alibi", PROMPT)):
         session = load(folder / name / "ort").session()
         prompt = np.frombuffer(text[:length], np.uint8).astype(np.int64)[None]
