@@ -1,4 +1,4 @@
-"""posenc chat and generate --chat: replies by the chat template of an artefact."""
+"""posenc chat: replies by the chat template of an artefact."""
 
 import io
 import json
@@ -41,24 +41,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
     )
 
 
-def test_several_prompts_are_the_turns_of_a_conversation(
-    folder: str, capsys: pytest.CaptureFixture
-) -> None:
-    turns = "--chat --system kind --prompt one --prompt two --max-tokens 5"
-    given = ["generate", folder, *turns.split()]
-    assert main([*given, "--json"]) == 0
-    content = json.loads(capsys.readouterr().out)
-    roles = [message["role"] for message in content["messages"]]
-    assert roles == "system user assistant user assistant".split()
-    assert content["text"] == content["messages"][-1]["content"] and len(content["tokens"]) == 5
-    assert main(given) == 0
-    shown = capsys.readouterr()
-    assert (
-        shown.out == "".join(message["content"] + "\n" for message in content["messages"][2::2])
-        and "has no passed certificate" in shown.err
-    )
-
-
 def test_values_for_the_chat_template_are_given_in_json(
     tmp_path: Path, capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -66,15 +48,14 @@ def test_values_for_the_chat_template_are_given_in_json(
         b"{% if enable_thinking is false %}{{ raise_exception('off') }}{% endif %}" + TEMPLATE
     )
     folder = _exported(tmp_path / "artefact", **{"chat_template.jinja": template})
-    for command in (["chat"], ["generate", "--chat", "--prompt", "a"]):
-        for given, said in [
-            ('{"enable_thinking": false}', "got an error (off)"),
-            ('{"enable": 1}', "expected names that the chat template reads (enable_thinking)"),
-            ("{", "chat_template_kwargs: expected the option to be JSON"),
-        ]:
-            monkeypatch.setattr(sys, "stdin", io.StringIO("a"))
-            assert main([*command, folder, "--chat-template-kwargs", given]) == 2
-            assert said in capsys.readouterr().err
+    for given, said in [
+        ('{"enable_thinking": false}', "got an error (off)"),
+        ('{"enable": 1}', "expected names that the chat template reads (enable_thinking)"),
+        ("{", "chat_template_kwargs: expected the option to be JSON"),
+    ]:
+        monkeypatch.setattr(sys, "stdin", io.StringIO("a"))
+        assert main(["chat", folder, "--chat-template-kwargs", given]) == 2
+        assert said in capsys.readouterr().err
 
 
 def test_each_line_is_a_message_and_new_begins_again(
@@ -95,8 +76,8 @@ def test_a_system_message_begins_again_and_exit_ends_the_program(
     shown = capsys.readouterr()
     plain, kind, again = [json.loads(line) for line in shown.out.splitlines()]
     assert plain == again != kind and "/system " in shown.err
-    turn = ["generate", folder, "--chat", "--system", "kind", "--prompt", "one"]
-    assert main([*turn, "--max-tokens", "8"]) == 0
+    monkeypatch.setattr(sys, "stdin", io.StringIO("one\n"))
+    assert main(["chat", folder, "--system", "kind", "--max-tokens", "8"]) == 0
     assert capsys.readouterr().out == f"{kind['text']}\n"
 
 
@@ -163,26 +144,15 @@ REFUSED = {
 
 @pytest.mark.parametrize("case", REFUSED)
 def test_an_artefact_without_a_template_that_can_be_used_is_refused_in_one_line(
-    case: str, tmp_path: Path, capsys: pytest.CaptureFixture
+    case: str, tmp_path: Path, capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     files, message = REFUSED[case]
+    monkeypatch.setattr(sys, "stdin", io.StringIO("a"))
     folder = _exported(tmp_path / "artefact", **files)
-    assert main(["generate", folder, "--chat", "--prompt", "a"]) == 2
+    assert main(["chat", folder]) == 2
     lines = capsys.readouterr().err.splitlines()
     (line,) = [line for line in lines if "no passed certificate" not in line]
     assert message in line
-
-
-@pytest.mark.parametrize(
-    ("given", "got"),
-    [("--system a --prompt a", "--system"), ("--prompt a --prompt b", "2 prompts")],
-)
-def test_turns_without_a_conversation_are_refused_in_one_line(
-    given: str, got: str, capsys: pytest.CaptureFixture
-) -> None:
-    assert main(["generate", "anything", *given.split()]) == 2
-    (line,) = capsys.readouterr().err.splitlines()
-    assert f"without --chat, got {got}; give --chat" in line
 
 
 def test_templates_in_the_settings_of_the_tokenizer_are_read(
