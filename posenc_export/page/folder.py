@@ -4,7 +4,6 @@ import json
 import re
 import shutil
 from importlib import resources
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Dict, List, Optional
 
@@ -123,12 +122,7 @@ def _byte_part(page: Path, folder: Path, manifest: Manifest) -> Dict[str, Any]:
     ids = list(graph.PROMPT[: manifest.max_positions])
     graph.check_calls(folder, page / "model.onnx", manifest, states, ids)
     distances = min(DISTANCES, manifest.max_positions)
-    patterns: List[Any] = [None] * len(manifest.states)
-    if manifest.kind == "decoder" and find_spec("torch") is not None:
-        from posenc_export.page.patterns import patterns_by_layer
-
-        patterns = patterns_by_layer(manifest, distances)
-    return {"states": states, "attention": layers, "patterns": patterns, "distances": distances}
+    return {"states": states, "attention": layers, "distances": distances}
 
 
 def _texts(page: Path, folder: Path, manifest: Manifest, web: Path) -> Dict[str, Any]:

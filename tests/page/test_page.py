@@ -28,7 +28,6 @@ from posenc_export.models.presets import load_preset
 from posenc_export.page import graph, write
 from posenc_export.page.folder import BYTE_PAGE, WEB, WEBGPU, check
 from posenc_export.page.graph import PROMPT
-from posenc_export.page.patterns import patterns_by_layer
 from posenc_export.runtime import load
 from posenc_export.runtime.artefact import manifest as manifests
 from posenc_export.runtime.artefact.manifest import Manifest
@@ -172,25 +171,6 @@ def test_a_page_of_target_ort_gives_the_attention_of_target_onnx(
         and results[0].max() > 0.5
     )
     assert shown["states"][0]["shape"][2] == shown["context"] and not shown["webgpu"]
-
-
-def test_the_pattern_of_alibi_is_its_slope_on_the_distance(folder: Path) -> None:
-    alibi: Dict[str, Any] = json.loads(
-        json.dumps(manifests.read(folder).config).replace('"rope"', '"alibi"')
-    )
-    layers = patterns_by_layer(manifests.read(folder).replace(config=alibi), 9)
-    slopes = 2.0 ** -np.array(
-        [2, 4, 6, 8, 1, 3]
-    )  # of six heads: those of four, then every other one of eight (Press et al. 2022, 3)
-    assert len(layers) == 1 and layers[0] is not None
-    assert layers[0]["heads"] == np.exp(-slopes[:, None] * np.arange(9)).round(4).tolist()
-
-
-def test_an_encoding_with_trained_numbers_has_no_pattern_of_its_own(folder: Path) -> None:
-    t5: Dict[str, Any] = json.loads(
-        json.dumps(manifests.read(folder).config).replace('"rope"', '"t5"')
-    )
-    assert patterns_by_layer(manifests.read(folder).replace(config=t5), 9) == [None]
 
 
 REFUSED: Dict[str, Dict[str, Any]] = {

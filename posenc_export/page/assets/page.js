@@ -181,7 +181,7 @@ function drawText() {
   shown.append("\n");
 }
 
-// Draws a small chart for each head: attention by distance, and the pattern of the encoding.
+// Draws a small chart for each head: attention by distance.
 function drawHeads(distances) {
   if (!page.attention.length) return;
   $("attention").hidden = false;
@@ -189,9 +189,7 @@ function drawHeads(distances) {
   page.attention.forEach((layer, index) => {
     const row = Object.assign(document.createElement("div"), { className: "row" });
     distances.sums[index].forEach((_, head) =>
-      row.append(
-        chart(distances.mean(index, head), page.patterns[layer]?.heads[head], index, head),
-      ),
+      row.append(chart(distances.mean(index, head), index, head)),
     );
     $("heads").append(
       Object.assign(document.createElement("div"), {
@@ -203,16 +201,12 @@ function drawHeads(distances) {
   });
 }
 
-function chart(measured, pattern, layer, head) {
+function chart(measured, layer, head) {
   const far = page.distances;
   const most = Math.max(...measured, 1e-9);
   const bars = measured
     .map((value, back) => `M${back + 0.1} 40v${-(38 * value) / most}h.8V40z`)
     .join("");
-  const point = (value, back) => `${back + 0.5} ${40 - 38 * value}`;
-  const line = pattern
-    ? `<path class="pattern" d="M${pattern.map(point).join("L")}"/>`
-    : "";
   const name = `layer ${page.attention[layer] + 1}, head ${head + 1}`;
   const title = `${name}: at most ${(100 * most).toFixed(0)} %`;
   const button = Object.assign(document.createElement("button"), { className: "head", title });
@@ -220,7 +214,7 @@ function chart(measured, pattern, layer, head) {
   button.setAttribute("aria-pressed", String(layer === view.layer && head === view.head));
   button.innerHTML =
     `<svg viewBox="0 0 ${far} 42" preserveAspectRatio="none" aria-hidden="true">` +
-    `<path class="measured" d="${bars}"/>${line}</svg>`;
+    `<path class="measured" d="${bars}"/></svg>`;
   button.onclick = () => {
     Object.assign(view, { layer, head });
     for (const each of document.querySelectorAll(".head"))
@@ -261,13 +255,6 @@ async function use(provider) {
   $("provider").value = document.body.dataset.provider = runtime.provider;
 }
 
-function describeEncoding() {
-  $("far").textContent = String(page.distances - 1);
-  const said = page.patterns.find((pattern) => pattern)?.says;
-  $("legend").hidden = !said;
-  $("says").textContent = said ?? "";
-}
-
 $("provider").labels[0].hidden = !(page.webgpu && navigator.gpu);
 $("typed").value = view.typed = asked.get("text") ?? EXAMPLE;
 $("temperature").value = asked.get("temperature") ?? "0.5";
@@ -293,7 +280,7 @@ $("temperature").addEventListener("input", () => {
   schedule();
 });
 describe();
-describeEncoding();
+$("far").textContent = String(page.distances - 1);
 drawText();
 try {
   wasm = await open("wasm");
