@@ -117,10 +117,10 @@ MEANING = {
 }
 
 
-def block_options(names: Iterable[str] = tuple(BLOCK)) -> Table:
+def block_options() -> Table:
     """Options of a block. None if not given: a preset refuses even the default."""
     choices = {"attention": ("causal", "bidirectional")}
-    kinds = {name: {"type": type(BLOCK[name]), "choices": choices.get(name)} for name in names}
+    kinds = {name: {"type": type(BLOCK[name]), "choices": choices.get(name)} for name in BLOCK}
     return {option_name(name): option(MEANING[name], **kind) for name, kind in kinds.items()}
 
 
