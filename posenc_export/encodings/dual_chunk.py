@@ -3,27 +3,20 @@ Long-Context Scaling of Large Language Models, 3.2; as in Qwen2.5-1M).
 """
 
 import math
-from typing import Dict, List, Literal, Mapping, Sequence, Tuple
+from typing import Any, Dict, List, Literal, Mapping, Sequence, Tuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from posenc_export import ops
-from posenc_export.encodings.shared.base import Geometry, Oracle, PositionEncoding, Seen, Table
+from posenc_export.encodings.shared.base import Geometry, Seen, Table
 from posenc_export.encodings.shared.oracles import Rows
-from posenc_export.encodings.shared.rotary import (
-    Layout,
-    multiply_pairs,
-    powers_of,
-    rotary_size,
-    waves_of,
-)
-from posenc_export.encodings.shared.tables import wave_tables
+from posenc_export.encodings.shared.rotary import Layout, Rotation, RotationOracle
 from posenc_export.shared.refusal import refusal
 
 
-class DualChunk(PositionEncoding):
+class DualChunk(Rotation):
     """RoPE in which a key j is min(i - j, m - (j mod s)) tokens before the query i, with chunks of
     s = chunk_size - local_size tokens.
 
@@ -46,7 +39,6 @@ class DualChunk(PositionEncoding):
     """
 
     works_in = ("causal",)
-    above = {"theta": 0}
     least = {"chunk_size": 1, "local_size": 0, "original_max_positions": 0}
     most = {"chunk_size": 1 << 22}
 
@@ -76,6 +68,9 @@ class DualChunk(PositionEncoding):
         added = torch.where(keys_at.lt(start), added, torch.zeros_like(added))
         return ops.attend(q, seen.keys, seen.values, seen.mask, scale * added, scale)
 
+    def frequency(self, k: int) -> float:
+        return float(self.theta ** (-2 * k / self.size))
+
     def edges(self) -> Dict[str, int]:
         starts = {"second chunk": self.period, "third chunk": 2 * self.period}
         return {**starts, "end of the local window": self.limit + 1, "L": self.trained}
@@ -102,15 +97,15 @@ class DualChunk(PositionEncoding):
         layout: Layout = "half",
         definition: Literal["code", "paper"] = "code",
     ) -> None:
-        super().__init__()
+        super().__init__(geometry, layout)
         if chunk_size <= 2 * local_size:
             rule, got = "chunk_size above 2 local_size", f"{chunk_size} and {local_size}"
             raise refusal("dual_chunk", rule, got, "choose a smaller local_size")
-        self.theta, self.size = float(theta), rotary_size("dual_chunk", geometry, None)
-        self.interleaved, self.trained = layout == "interleaved", original_max_positions
+        self.theta, self.trained = float(theta), original_max_positions
         self.period = chunk_size - local_size
         self.limit = chunk_size if definition == "code" else chunk_size - 1
-        self.cos, self.sin = wave_tables(powers_of(theta, self.size), self.limit + 1)
+        self.count = self.limit + 1  # rows of the tables
+        self.tabulate()
         self.grows = 0 < self.trained < geometry.max_positions
         counts = np.arange(1, geometry.max_positions + 1 if self.grows else 2)[:, None]
         logs = np.log(np.maximum(counts / max(self.trained, 1), 1.0))
@@ -123,11 +118,9 @@ class DualChunk(PositionEncoding):
         )
 
 
-class DualChunkOracle(Oracle, of=DualChunk):
+class DualChunkOracle(RotationOracle, of=DualChunk):
     def tables(self) -> Mapping[str, Rows]:
-        e = self.encoding
-        waves = waves_of([math.pow(e.theta, -2 * k / e.size) for k in range(e.size // 2)])
-        return {**waves, "factors": np.vectorize(self.factor)}
+        return {**super().tables(), "factors": np.vectorize(self.factor)}
 
     def factor(self, position: float) -> float:
         e = self.encoding
@@ -135,23 +128,18 @@ class DualChunkOracle(Oracle, of=DualChunk):
             return 1.0
         return (1 + math.log((position + 1) / e.trained) / 10) ** 2
 
-    def turned(self, x: np.ndarray, places: int) -> np.ndarray:
-        e = self.encoding
-        angles = [places / math.pow(e.theta, 2 * k / e.size) for k in range(e.size // 2)]
-        return multiply_pairs(x, np.exp(1j * np.array(angles)), e.interleaved)
-
-    def rotate(self, x: np.ndarray, position: int) -> np.ndarray:
+    def rotate(self, x: np.ndarray, position: Any) -> np.ndarray:
         return self.factor(position) * self.rotate_key(x, position)
 
-    def rotate_key(self, x: np.ndarray, position: int) -> np.ndarray:
-        return self.turned(x, position % self.encoding.period)
+    def rotate_key(self, x: np.ndarray, position: Any) -> np.ndarray:
+        return super().rotate(x, position % self.encoding.period)
 
     def scores(
         self, head: int, q: np.ndarray, keys: np.ndarray, query: int, positions: Sequence[int]
     ) -> np.ndarray:
         e, scores = self.encoding, []
-        upright = self.turned(q, -(query % e.period))
+        upright = super().rotate(q, -(query % e.period))
         for key, p in zip(keys, positions, strict=True):
             distance = min(query - p, e.limit - p % e.period)
-            scores.append(self.turned(upright, distance + p % e.period) @ key)
+            scores.append(super().rotate(upright, distance + p % e.period) @ key)
         return np.array(scores) / math.sqrt(len(q))

@@ -5,7 +5,7 @@
 from typing import List, Literal, Optional
 
 from posenc_export.encodings.shared.base import Geometry
-from posenc_export.encodings.shared.rotary import Layout, rotary_size
+from posenc_export.encodings.shared.rotary import Layout
 from posenc_export.encodings.shared.yarn import Truncate, YaRN, YaRNGrid
 from posenc_export.shared.refusal import refusal
 
@@ -48,12 +48,12 @@ class MRoPE(YaRNGrid):
         attention_factor: Optional[float] = None,
         truncate: Truncate = "yes",
     ) -> None:
-        size = rotary_size("mrope", geometry, rotary, least=6)
-        axes = _sections if order == "sections" else _alternating
-        axis_of_pair = axes(size, time, height)
         length = original_max_positions
         yarn = YaRN(factor, length, beta_fast, beta_slow, attention_factor, truncate)
-        super().__init__("mrope", geometry, axis_of_pair, layout, theta, yarn)
+        super().__init__(geometry, layout, theta, rotary, yarn)
+        axes = _sections if order == "sections" else _alternating
+        self.axis_of_pair = axes(self.size, time, height)
+        self.tabulate()
 
 
 def _sections(size: int, time: int, height: int) -> List[int]:

@@ -5,7 +5,7 @@ spectrum (Qwen3-VL 2025).
 from typing import Optional
 
 from posenc_export.encodings.shared.base import Geometry
-from posenc_export.encodings.shared.rotary import Layout, rotary_size
+from posenc_export.encodings.shared.rotary import Layout
 from posenc_export.encodings.shared.yarn import Truncate, YaRN, YaRNGrid
 from posenc_export.shared.refusal import refusal
 
@@ -44,12 +44,15 @@ class MRoPEInterleaved(YaRNGrid):
         attention_factor: Optional[float] = None,
         truncate: Truncate = "yes",
     ) -> None:
-        size = rotary_size("mrope_interleaved", geometry, rotary, least=6)
-        second, third, pairs = height or size // 6, width or size // 6, size // 2
+        length = original_max_positions
+        yarn = YaRN(factor, length, beta_fast, beta_slow, attention_factor, truncate)
+        super().__init__(geometry, layout, theta, rotary, yarn)
+        pairs = self.size // 2
+        second, third = height or pairs // 3, width or pairs // 3
         if not 1 <= second <= (pairs + 1) // 3 or not 1 <= third <= pairs // 3:
             rule = f"height within 1 .. {(pairs + 1) // 3} and width within 1 .. {pairs // 3} pairs"
             raise refusal("mrope_interleaved", rule, f"{height} and {width}", "choose others")
-        axis_of_pair = [k % 3 if k < 3 * (0, second, third)[k % 3] else 0 for k in range(pairs)]
-        length = original_max_positions
-        yarn = YaRN(factor, length, beta_fast, beta_slow, attention_factor, truncate)
-        super().__init__("mrope_interleaved", geometry, axis_of_pair, layout, theta, yarn)
+        self.axis_of_pair = [
+            k % 3 if k < 3 * (0, second, third)[k % 3] else 0 for k in range(pairs)
+        ]
+        self.tabulate()

@@ -3,7 +3,7 @@
 from typing import Optional
 
 from posenc_export.encodings.shared.base import Geometry
-from posenc_export.encodings.shared.rotary import Layout, Rotary, powers_of, rotary_size
+from posenc_export.encodings.shared.rotary import Layout, Rotary
 
 
 class RoPE(Rotary):
@@ -31,6 +31,6 @@ class RoPE(Rotary):
         layout: Layout = "half",
         rotary: Optional[int] = None,
     ) -> None:
-        size = rotary_size("rope", geometry, rotary)
-        super().__init__(geometry, powers_of(theta, size), layout)
+        super().__init__(geometry, layout, rotary)
         self.theta = float(theta)
+        self.tabulate()

@@ -61,7 +61,7 @@ class RoPE2D(PositionEncoding):
         axes: int = 2,
     ) -> None:
         super().__init__()
-        size = rotary_size("rope_2d", geometry, rotary)
+        size = rotary_size(self, geometry, rotary)
         if axes not in (2, 3):
             rule = "axes to be 2 or 3"
             raise refusal("rope_2d", rule, axes, "set axes=2 for images, axes=3 for videos")

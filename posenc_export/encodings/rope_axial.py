@@ -4,10 +4,8 @@ Rotary Position Embedding for Vision Transformer, 3.2).
 
 from typing import Literal, Optional
 
-import torch
-
 from posenc_export.encodings.shared.base import Geometry
-from posenc_export.encodings.shared.rotary import Layout, powers_of, rotary_size
+from posenc_export.encodings.shared.rotary import Layout
 from posenc_export.encodings.shared.rotary_grid import RotaryGrid
 from posenc_export.shared.refusal import refusal
 
@@ -51,17 +49,12 @@ class RoPEAxial(RotaryGrid):
         axes: int = 2,
         spectrum: Literal["each", "alternating"] = "each",
     ) -> None:
-        size = rotary_size("rope_axial", geometry, rotary, least=2 * axes)
-        if size % (2 * axes):
+        super().__init__(geometry, layout, rotary, least=2 * axes)
+        if self.size % (2 * axes):
             what = "head size" if rotary is None else "rotary"
             rule = f"{what} to be a multiple of {2 * axes}"
-            raise refusal("rope_axial", rule, size, f"choose another {what}")
-        pairs = size // (2 * axes)
-        if spectrum == "each":
-            frequencies = powers_of(theta, 2 * pairs).repeat(axes)
-        else:
-            whole = powers_of(theta, size)
-            frequencies = torch.cat([whole[axis::axes] for axis in range(axes)])
-        axis_of_pair = [axis for axis in range(axes) for _ in range(pairs)]
-        super().__init__(geometry, frequencies, axis_of_pair, layout)
-        self.theta, self.pairs, self.axes, self.spectrum = float(theta), pairs, axes, spectrum
+            raise refusal("rope_axial", rule, self.size, f"choose another {what}")
+        self.theta, self.axes, self.spectrum = float(theta), axes, spectrum
+        self.pairs = self.size // (2 * axes)
+        self.axis_of_pair = [k // self.pairs for k in range(self.size // 2)]
+        self.tabulate()

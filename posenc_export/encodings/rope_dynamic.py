@@ -6,18 +6,16 @@ import math
 from typing import Dict, List, Mapping, Optional, Sequence, Tuple
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from posenc_export import ops
-from posenc_export.encodings.shared.base import Geometry, Oracle, PositionEncoding, Seen, Table
+from posenc_export.encodings.shared.base import Geometry, Seen, Table
 from posenc_export.encodings.shared.oracles import Rows
-from posenc_export.encodings.shared.rotary import Layout, multiply_pairs, rotary_size
-from posenc_export.encodings.shared.tables import wave_tables
+from posenc_export.encodings.shared.rotary import Layout, Rotation, RotationOracle, multiply_pairs
 from posenc_export.ops import by_query
 
 
-class RoPEDynamic(PositionEncoding):
+class RoPEDynamic(Rotation):
     """A query that has seen n = i + 1 tokens, and all keys it attends to, are rotated with w_k(n) =
     theta_n^(-2k/r); theta_n = theta (factor n / L - factor + 1)^(r/(r-2)) if n > L, else theta.
 
@@ -34,7 +32,6 @@ class RoPEDynamic(PositionEncoding):
     """
 
     chunk = 8
-    above = {"theta": 0}
     least = {"factor": 1, "original_max_positions": 1}
 
     def rotate(self, q: Tensor, k: Tensor, positions: Tensor) -> Tuple[Tensor, Tensor]:
@@ -58,6 +55,10 @@ class RoPEDynamic(PositionEncoding):
             scale,
         )
 
+    def frequency(self, k: int) -> float:
+        """The frequency up to L."""
+        return float(self.theta ** (-2 * k / self.size))
+
     def edges(self) -> Dict[str, int]:
         return {f"original length {self.original}": self.original}
 
@@ -70,73 +71,34 @@ class RoPEDynamic(PositionEncoding):
         layout: Layout = "half",
         rotary: Optional[int] = None,
     ) -> None:
-        super().__init__()
-        size = rotary_size("rope_dynamic", geometry, rotary, least=4)
+        super().__init__(geometry, layout, rotary, least=4)
         self.theta, self.factor, self.original = float(theta), float(factor), original_max_positions
-        self.interleaved, self.size = layout == "interleaved", size
-        frequencies = self.frequencies(geometry.max_positions)
-        self.cos, self.sin = wave_tables(frequencies[0], geometry.max_positions)
-        leading = frequencies.to(torch.float32)
+        self.tabulate()
+        frequencies = self.frequencies(np.arange(geometry.max_positions)[:, None])
+        leading = frequencies.astype(np.float32)
         # Two float32 parts have together 48 significant bits.
-        self.first, self.second = Table(leading.numpy()), Table((frequencies - leading).numpy())
+        self.first, self.second = Table(leading), Table(frequencies - leading)
 
-    def frequencies(self, count: int) -> Tensor:
-        """w_k(n) [count,r/2] float64, n = 1 .. count."""
-        shares = torch.arange(0, self.size, 2, dtype=torch.float64) / self.size
-        exponent = self.size / (self.size - 2)
-        seen = torch.arange(self.original + 1, max(count, self.original) + 1).double()
-        grown = self.factor * seen / self.original - (self.factor - 1)
-        bases = self.theta * grown**exponent
-        kept = (1.0 / self.theta**shares).expand(min(count, self.original), -1)
-        return torch.cat((kept, 1.0 / bases[:, None] ** shares))
+    def frequencies(self, positions: np.ndarray) -> np.ndarray:
+        """w_k(n) [n,r/2] float64 of queries at positions [n,1]."""
+        grown = self.factor * (positions + 1) / self.original - (self.factor - 1)
+        bases = self.theta * np.maximum(grown, 1.0) ** (self.size / (self.size - 2))
+        return np.asarray(bases ** (-np.arange(0, self.size, 2) / self.size))
 
 
-class RoPEDynamicOracle(Oracle, of=RoPEDynamic):
-    def frequency(self, k: int, seen: int) -> float:
-        e, base = self.encoding, self.encoding.theta
-        if seen > e.original:
-            base *= math.pow(e.factor * seen / e.original - e.factor + 1, e.size / (e.size - 2))
-        return math.pow(base, -2 * k / e.size)
-
+class RoPEDynamicOracle(RotationOracle, of=RoPEDynamic):
     def tables(self) -> Mapping[str, Rows]:
-        e = self.encoding
-        shares = np.array([2 * k / e.size for k in range(e.size // 2)])
+        return {**super().tables(), "first": self.encoding.frequencies}
 
-        def frequencies(positions: np.ndarray) -> np.ndarray:
-            grown = np.maximum(e.factor * (positions + 1) / e.original - e.factor + 1, 1.0)
-            bases = e.theta * grown ** (e.size / (e.size - 2))
-            bases = np.where(positions + 1 > e.original, bases, e.theta)
-            return bases**-shares
-
-        def angles(positions: np.ndarray) -> np.ndarray:
-            steps = frequencies(np.zeros_like(positions))
-            return (positions.astype(steps.dtype) * steps).astype(np.float64)
-
-        return {
-            "cos": lambda positions: np.cos(angles(positions)),
-            "sin": lambda positions: np.sin(angles(positions)),
-            "first": frequencies,
-        }
-
-    def angles(self, position: int, seen: int) -> np.ndarray:
-        e = self.encoding
-        frequencies = [self.frequency(k, seen) for k in range(e.size // 2)]
-        return position * np.array(frequencies)
-
-    def rotated(self, x: np.ndarray, position: int, seen: int, rotated_for: int = 0) -> np.ndarray:
-        """Rotate x [D] for a length; by the difference, if already rotated."""
-        angles = self.angles(position, seen)
-        if rotated_for:
-            angles = angles - self.angles(position, rotated_for)
-        return multiply_pairs(x, np.exp(1j * angles), self.encoding.interleaved)
-
-    def rotate(self, x: np.ndarray, position: int) -> np.ndarray:
-        return self.rotated(x, position, 1)
+    def further(self, x: np.ndarray, position: int, query: int) -> np.ndarray:
+        """Rotate x [D] for a query, after its rotation up to L."""
+        (drift,) = np.diff(self.encoding.frequencies(np.array([[0], [query]])), axis=0)
+        return multiply_pairs(x, np.exp(1j * position * drift), self.encoding.interleaved)
 
     def scores(
         self, head: int, q: np.ndarray, keys: np.ndarray, query: int, positions: Sequence[int]
     ) -> np.ndarray:
-        q = self.rotated(q, query, query + 1, rotated_for=1)
+        q = self.further(q, query, query)
         pairs = zip(keys, positions, strict=True)
-        keys = np.stack([self.rotated(key, p, query + 1, rotated_for=1) for key, p in pairs])
+        keys = np.stack([self.further(key, p, query) for key, p in pairs])
         return keys @ q / math.sqrt(len(q))

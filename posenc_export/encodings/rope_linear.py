@@ -5,7 +5,7 @@ via Positional Interpolation, 2.3).
 from typing import Optional
 
 from posenc_export.encodings.shared.base import Geometry
-from posenc_export.encodings.shared.rotary import Layout, Rotary, powers_of, rotary_size
+from posenc_export.encodings.shared.rotary import Layout, Rotary
 
 
 class RoPELinear(Rotary):
@@ -33,6 +33,6 @@ class RoPELinear(Rotary):
         layout: Layout = "half",
         rotary: Optional[int] = None,
     ) -> None:
-        size = rotary_size("rope_linear", geometry, rotary)
-        super().__init__(geometry, powers_of(theta, size) / factor, layout)
+        super().__init__(geometry, layout, rotary)
         self.theta, self.factor = float(theta), float(factor)
+        self.tabulate()

@@ -5,10 +5,8 @@ blended (Meta 2024, llama-models).
 import math
 from typing import Optional
 
-import torch
-
 from posenc_export.encodings.shared.base import Geometry
-from posenc_export.encodings.shared.rotary import Layout, Rotary, powers_of, rotary_size
+from posenc_export.encodings.shared.rotary import Layout, Rotary
 from posenc_export.shared.refusal import refusal
 
 
@@ -53,14 +51,10 @@ class RoPELlama3(Rotary):
         layout: Layout = "half",
         rotary: Optional[int] = None,
     ) -> None:
-        size = rotary_size("rope_llama3", geometry, rotary)
         if not high_freq_factor > low_freq_factor > 0:
             rule = "high_freq_factor above low_freq_factor above 0"
             raise refusal("rope_llama3", rule, f"{high_freq_factor} and {low_freq_factor}")
-        kept = powers_of(theta, size)
-        turns = original_max_positions / (2 * math.pi / kept)
-        share = ((turns - low_freq_factor) / (high_freq_factor - low_freq_factor)).clamp(0, 1)
-        blended = (1 - share) * kept / factor + share * kept
-        super().__init__(geometry, torch.where(share == 1, kept, blended), layout)
+        super().__init__(geometry, layout, rotary)
         self.theta, self.factor, self.length = float(theta), float(factor), original_max_positions
         self.lower, self.upper = float(low_freq_factor), float(high_freq_factor)
+        self.tabulate()

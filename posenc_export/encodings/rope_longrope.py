@@ -75,7 +75,7 @@ class RoPELongRoPE(PositionEncoding):
         lengths: Lengths = "by_position",
     ) -> None:
         super().__init__()
-        size = rotary_size("rope_longrope", geometry, rotary)
+        size = rotary_size(self, geometry, rotary)
         self.theta, self.original, self.size = float(theta), original_max_positions, size
         self.interleaved, self.fixed = layout == "interleaved", lengths != "by_position"
         self.lengths = lengths

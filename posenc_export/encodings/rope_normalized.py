@@ -3,18 +3,14 @@ lucidrains' rotary-embedding-torch).
 """
 
 import math
-from typing import Literal, Optional
+from typing import Any, Literal, Optional
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from posenc_export.encodings.shared.base import Geometry
-from posenc_export.encodings.shared.rotary import Layout, RotationOracle, powers_of, rotary_size
+from posenc_export.encodings.shared.rotary import Layout
 from posenc_export.encodings.shared.rotary_grid import RotaryGrid
 from posenc_export.shared.refusal import refusal
-
-Points = Literal["centres", "ends"]
 
 
 class RoPENormalized(RotaryGrid):
@@ -57,7 +53,7 @@ class RoPENormalized(RotaryGrid):
         rows: int = 0,
         columns: int = 0,
         frames: int = 0,
-        points: Points = "centres",
+        points: Literal["centres", "ends"] = "centres",
         spectrum: Literal["powers", "linear"] = "powers",
         theta: float = 100.0,
         highest: float = 10.0,
@@ -65,45 +61,23 @@ class RoPENormalized(RotaryGrid):
         rotary: Optional[int] = None,
     ) -> None:
         axes = 3 if frames else 2
-        size = rotary_size("rope_normalized", geometry, rotary, least=2 * axes)
-        if size % (2 * axes):
+        super().__init__(geometry, layout, rotary, least=2 * axes)
+        if self.size % (2 * axes):
             rule = f"a rotary size that is a multiple of {2 * axes}"
-            raise refusal("rope_normalized", rule, size, "set rotary=R")
-        pairs, turns = size // (2 * axes), 2 * math.pi if spectrum == "powers" else 1
-        if spectrum == "powers":
-            of_axis = powers_of(theta, 2 * pairs)
-        else:
-            of_axis = math.pi * torch.linspace(1.0, highest / 2, pairs, dtype=torch.float64)
-        longest = geometry.max_positions
-        counts = [frames] * (axes - 2) + [rows or longest, columns or longest]
-        numbers = torch.stack([_points(n, longest, points) for n in counts])
-        axis_of_pair = [axis for axis in range(axes) for _ in range(pairs)]
-        super().__init__(geometry, of_axis.repeat(axes), axis_of_pair, layout, turns * numbers)
-        self.axes, self.pairs, self.counts, self.points = axes, pairs, counts, points
-        self.powers, self.theta = spectrum == "powers", float(theta)
-        self.highest = float(highest)
+            raise refusal("rope_normalized", rule, self.size, "set rotary=R")
+        self.axes, self.pairs, self.points = axes, self.size // (2 * axes), points
+        self.powers, self.theta, self.highest = spectrum == "powers", float(theta), float(highest)
+        self.counts = [frames] * (axes - 2) + [rows or self.count, columns or self.count]
+        self.axis_of_pair = [k // self.pairs for k in range(self.size // 2)]
+        places = np.arange(self.count, dtype=np.float64)
+        of_axes = [self.point(axis, places) for axis in range(axes)]
+        self.tabulate(np.stack([of_axes[axis] for axis in self.axis_of_pair], axis=1))
 
-    def point(self, axis: int, coordinate: int) -> float:
+    def point(self, axis: int, coordinate: Any) -> Any:
         count = self.counts[axis]
-        if coordinate >= count:
-            return 0.0
         if self.points == "centres":
             along = (coordinate + 0.5) / count
         else:
             along = coordinate / max(count - 1, 1)
-        return (2 * math.pi if self.powers else 1) * (2 * along - 1)
-
-
-def _points(count: int, longest: int, points: Points) -> Tensor:
-    """Numbers c [longest] of coordinates 0 .. longest - 1 on an axis of `count` places."""
-    places = torch.arange(longest, dtype=torch.float64)
-    shares = (places + 0.5) / count if points == "centres" else places / max(count - 1, 1)
-    inside = 2 * shares - 1
-    return torch.where(places < count, inside, 0.0)
-
-
-class RoPENormalizedOracle(RotationOracle, of=RoPENormalized):
-    def numbers(self, positions: np.ndarray) -> np.ndarray:
-        e, places = self.encoding, [int(place) for place in positions[:, 0]]
-        of_axis = {axis: [e.point(axis, place) for place in places] for axis in set(e.axis_of_pair)}
-        return np.stack([of_axis[axis] for axis in e.axis_of_pair], axis=1)
+        turns = 2 * math.pi if self.powers else 1
+        return np.where(coordinate < count, turns * (2 * along - 1), 0.0)

@@ -5,7 +5,7 @@
 from typing import Optional
 
 from posenc_export.encodings.shared.base import Geometry
-from posenc_export.encodings.shared.rotary import Layout, Rotary, powers_of, rotary_size
+from posenc_export.encodings.shared.rotary import Layout, Rotary
 
 
 class RoPENTK(Rotary):
@@ -34,7 +34,6 @@ class RoPENTK(Rotary):
         layout: Layout = "half",
         rotary: Optional[int] = None,
     ) -> None:
-        size = rotary_size("rope_ntk", geometry, rotary, least=4)
-        stretched = float(theta) * factor ** (size / (size - 2))
-        super().__init__(geometry, powers_of(stretched, size), layout)
+        super().__init__(geometry, layout, rotary, least=4)
         self.theta, self.factor = float(theta), float(factor)
+        self.tabulate()

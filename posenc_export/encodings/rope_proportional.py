@@ -2,10 +2,9 @@
 p-RoPE; as in Gemma).
 """
 
-import torch
-
 from posenc_export.encodings.shared.base import Geometry
-from posenc_export.encodings.shared.rotary import Layout, Rotary, powers_of, rotary_size
+from posenc_export.encodings.shared.rotary import Layout, Rotary
+from posenc_export.shared.refusal import refusal
 
 
 class RoPEProportional(Rotary):
@@ -36,14 +35,11 @@ class RoPEProportional(Rotary):
         theta: float = 10000.0,
         layout: Layout = "half",
     ) -> None:
-        size = rotary_size("rope_proportional", geometry, None)
-        rotated = int(share * size // 2)
-        if not rotated:
-            raise ValueError(
-                f"rope_proportional: expected at least one rotated pair, got share={share} "
-                f"of {size // 2} pairs; choose a larger share"
-            )
-        frequencies = powers_of(theta, size) / factor
-        frequencies = torch.where(torch.arange(size // 2) < rotated, frequencies, 0.0)
-        super().__init__(geometry, frequencies, layout)
-        self.theta, self.factor, self.rotated = float(theta), float(factor), rotated
+        super().__init__(geometry, layout)
+        self.theta, self.factor = float(theta), float(factor)
+        self.rotated = int(share * self.size // 2)
+        if not self.rotated:
+            got = f"share={share} of {self.size // 2} pairs"
+            remedy = "choose a larger share"
+            raise refusal("rope_proportional", "at least one rotated pair", got, remedy)
+        self.tabulate()

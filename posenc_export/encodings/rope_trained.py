@@ -11,8 +11,7 @@ from torch import Tensor
 from posenc_export import ops
 from posenc_export.encodings.shared.base import Exact, Geometry
 from posenc_export.encodings.shared.prepared import Prepared, prepare_loaded, weight_versions
-from posenc_export.encodings.shared.rotary import Layout, Rotary, powers_of, rotary_size
-from posenc_export.encodings.shared.tables import wave_tables
+from posenc_export.encodings.shared.rotary import Layout, Rotary
 
 
 class RoPETrained(Prepared, Rotary):
@@ -52,10 +51,9 @@ class RoPETrained(Prepared, Rotary):
         layout: Layout = "half",
         rotary: Optional[int] = None,
     ) -> None:
-        size = rotary_size("rope_trained", geometry, rotary)
-        start = powers_of(theta, size)
-        super().__init__(geometry, start, layout)
-        self.count, self.theta, self.trains = geometry.max_positions, float(theta), trains
+        super().__init__(geometry, layout, rotary)
+        self.theta, self.trains = float(theta), trains
+        start = self.theta ** (-torch.arange(0, self.size, 2, dtype=torch.float64) / self.size)
         self.weight = Exact(start if trains == "frequencies" else torch.zeros(()))
         self.prepare()
         self.register_load_state_dict_post_hook(prepare_loaded)
@@ -71,8 +69,8 @@ class RoPETrained(Prepared, Rotary):
 
     def prepare(self) -> None:
         device = self.weight.value.device
-        cos, sin = wave_tables(self.frequencies().detach().cpu(), self.count)
-        self.cos, self.sin = cos.to(device), sin.to(device)
+        self.tabulate()
+        self.cos, self.sin = self.cos.to(device), self.sin.to(device)
         self.prepared = weight_versions(self)
 
     @torch.jit.unused

@@ -10,14 +10,13 @@ from torch import Tensor
 
 from posenc_export import ops
 from posenc_export.encodings.shared.base import Geometry
-from posenc_export.encodings.shared.rotary import Layout, Place, Rotary, RotationOracle, rotary_size
+from posenc_export.encodings.shared.rotary import Layout, Place, Rotary, RotationOracle
 from posenc_export.encodings.shared.yarn import (
     RampBy,
     Truncate,
     YaRN,
     magnitude_of,
     ramp_of,
-    scaled_powers,
     stretched,
 )
 from posenc_export.shared.refusal import refusal
@@ -84,24 +83,21 @@ class RoPEYaRN(Rotary):
         ramp: RampBy = "pairs",
         temperature: Temperature = "rotation",
     ) -> None:
-        size = rotary_size("rope_yarn", geometry, rotary)
+        super().__init__(geometry, layout, rotary)
         length = original_max_positions
         yarn = YaRN(factor, length, beta_fast, beta_slow, attention_factor, truncate)
-        scaling = ramp_of("rope_yarn", yarn, theta, size, ramp)
+        self.theta, self.factor, self.on_scores = float(theta), float(factor), 1.0
+        self.scaling = ramp_of("rope_yarn", yarn, theta, self.size, ramp)
         _check_temperature(temperature, attention_factor, mscale, mscale_all_dim)
-        magnitude = on_scores = 1.0
         if temperature != "off":
-            magnitude = magnitude_of(yarn, mscale, mscale_all_dim)
+            self.magnitude = magnitude_of(yarn, mscale, mscale_all_dim)
         if temperature == "scores":
-            on_scores = stretched(factor, mscale_all_dim) ** 2
-        # All entries are rotated: fold the factor on scores into the tables, which a fused kernel
-        # reads.
-        if size == geometry.head_size:
-            magnitude, on_scores = magnitude * math.sqrt(on_scores), 1.0
-        frequencies = scaled_powers(theta, size, scaling)
-        super().__init__(geometry, frequencies, layout, magnitude)
-        self.theta, self.factor = float(theta), float(factor)
-        self.scaling, self.on_scores = scaling, on_scores
+            on_scores = stretched(factor, mscale_all_dim)
+            if self.size == geometry.head_size:  # a fused kernel reads the tables alone
+                self.magnitude *= on_scores
+            else:
+                self.on_scores = on_scores**2
+        self.tabulate()
 
 
 class RoPEYaRNOracle(RotationOracle, of=RoPEYaRN):

@@ -9,13 +9,8 @@ import torch
 from torch import Tensor
 
 from posenc_export.encodings.shared.base import Geometry
-from posenc_export.encodings.shared.rotary import (
-    Place,
-    Rotation,
-    RotationOracle,
-    powers_of,
-    rotary_size,
-)
+from posenc_export.encodings.shared.rotary import Place, Rotation, RotationOracle
+from posenc_export.shared.refusal import refusal
 
 
 class XDRoPE(Rotation):
@@ -72,17 +67,16 @@ class XDRoPE(Rotation):
         theta: float = 10000.0,
         alpha: float = 1.0,
     ) -> None:
-        size = rotary_size("xdrope", geometry, None, least=8)
+        super().__init__(geometry, "half", least=8)
+        size = self.size
         sections = [count or size // 8 for count in (text, width, height)]
         sections.append(size // 2 - sum(sections))
         if sections[3] < 1:
-            raise ValueError(
-                f"xdrope: expected sections below {size // 2} pairs together, got text="
-                f"{sections[0]}, width={sections[1]}, height={sections[2]}; choose fewer"
-            )
-        base = float(theta) * float(alpha) ** (size / (size - 2))
-        super().__init__(geometry, powers_of(base, size), "half")
-        self.base, self.sections = base, sections
+            got = f"text={sections[0]}, width={sections[1]}, height={sections[2]}"
+            rule = f"sections below {size // 2} pairs together"
+            raise refusal("xdrope", rule, got, "choose fewer")
+        self.base, self.sections = theta * alpha ** (size / (size - 2)), sections
+        self.tabulate()
         of_entry = torch.repeat_interleave(torch.arange(4), 2 * torch.tensor(sections))
         self.of_axis: Tensor
         of_axis = of_entry == torch.arange(4)[:, None]  # [4,D]

@@ -55,7 +55,7 @@ class XPos(PositionEncoding):
         scale_base: float = 512.0,
     ) -> None:
         super().__init__()
-        size = rotary_size("xpos", geometry, None)
+        size = rotary_size(self, geometry, None)
         self.theta, self.size = float(theta), size
         self.gamma, self.base = float(gamma), float(scale_base)
         self.interleaved, self.centre = layout == "interleaved", geometry.max_positions // 2

@@ -165,31 +165,46 @@ def test_tokens_outside_the_grid_are_not_rotated() -> None:
     assert torch.equal(ours.rotate(x, x, torch.stack(outside))[1], x)
 
 
-def test_a_ramp_in_turns_is_that_of_llama_3() -> None:
+RAMP = {"factor": 4.0, "original_max_position_embeddings": 512}
+TURNS = {"low_freq_factor": 2.0, "high_freq_factor": 24.0}
+# Of each encoding with 64 entries: rope_parameters of transformers.
+SCALED: Dict[str, Dict[str, Any]] = {
+    "rope_linear:factor=3.0": {"rope_type": "linear", "factor": 3.0},
+    "rope_llama3:factor=4.0,original_max_positions=512,theta=10000.0": {
+        "rope_type": "llama3", "low_freq_factor": 1.0, "high_freq_factor": 4.0, **RAMP},
+    "rope_yarn:original_max_positions=512,beta_slow=2.0,beta_fast=24.0,ramp=turns": {
+        "rope_type": "llama3", **TURNS, **RAMP},
+    "rope_yarn:original_max_positions=512": {"rope_type": "yarn", **RAMP},
+    "rope_yarn:original_max_positions=512,beta_slow=2.0,beta_fast=24.0,truncate=no": {
+        "rope_type": "yarn", "beta_slow": 2.0, "beta_fast": 24.0, "truncate": False, **RAMP},
+    "rope_proportional:share=0.3,factor=4.0": {
+        "rope_type": "proportional", "partial_rotary_factor": 0.3, "factor": 4.0},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("spec", SCALED)
+def test_frequencies_and_magnitudes_are_those_of_transformers(spec: str) -> None:
     utils = importlib.import_module("transformers.modeling_rope_utils")
-    given = {
-        "rope_type": "llama3",
-        "rope_theta": 10000.0,
-        "factor": 4.0,
-        "low_freq_factor": 2.0,
-        "high_freq_factor": 24.0,
-        "original_max_position_embeddings": 512,
-    }
-    shape = {
-        "hidden_size": 256,
-        "num_attention_heads": 4,
-        "head_dim": 64,
-        "max_position_embeddings": 4096,
-    }
-    theirs, _ = utils.ROPE_INIT_FUNCTIONS["llama3"](
-        transformers.LlamaConfig(**shape, rope_parameters=given), torch.device("cpu")
+    given, positions = {"rope_theta": 10000.0, **SCALED[spec]}, {"max_position_embeddings": 2048}
+    shape = {"hidden_size": 256, "num_attention_heads": 4, "head_dim": 64, **positions}
+    config = transformers.LlamaConfig(**shape, rope_parameters=given)
+    theirs, magnitude = utils.ROPE_INIT_FUNCTIONS[given["rope_type"]](config, torch.device("cpu"))
+    ours = _build(spec, 64)
+    frequencies = torch.tensor([ours.frequency(k) for k in range(32)])
+    bound = tolerance("float32", 1, 1)
+    assert worst_error(frequencies.numpy(), theirs.numpy()) <= bound
+    # With ramp=turns, llama3 has no temperature.
+    assert "turns" in spec or abs(ours.magnitude - magnitude) <= bound
+
+
+def test_ntk_frequencies_are_those_of_rotary_embedding_torch() -> None:
+    peer = pytest.importorskip(
+        "rotary_embedding_torch", reason="rotary-embedding-torch is not installed"
     )
-    ours = _build(
-        "rope_yarn:original_max_positions=512,beta_slow=2.0,beta_fast=24.0,ramp=turns", 64
-    )
-    assert worst_error(
-        torch.tensor([ours.frequency(k) for k in range(32)]).numpy(), theirs.numpy()
-    ) <= tolerance("float32", 1, 1)
+    theirs = peer.RotaryEmbedding(dim=64, theta_rescale_factor=3.0).freqs.detach()
+    ours = _build("rope_ntk:factor=3.0", 64)
+    frequencies = torch.tensor([ours.frequency(k) for k in range(32)])
+    assert worst_error(frequencies.numpy(), theirs.numpy()) <= tolerance("float32", 1, 1)
 
 
 @pytest.mark.parametrize(("mscale", "still"), [(0.0, 24), (0.8, 24), (0.0, 0)])

@@ -57,6 +57,11 @@ class StateSpec:
     dtype: str = ""
 
 
+def key_of(encoding: torch.nn.Module) -> str:
+    """The name of an encoding of this package in messages, which is that of its module."""
+    return type(encoding).__module__.rpartition(".")[2]
+
+
 class Seen(NamedTuple):
     """What the queries of a call attend to: keys and values [B,K,T,D], mask [B,1 or H,S,T],
     positions [B,S] of the queries and key_positions [B,T].

@@ -8,77 +8,75 @@ import torch
 from torch import Tensor
 
 from posenc_export import ops
-from posenc_export.encodings.shared.base import Geometry, Oracle, PositionEncoding, Rows, Table
+from posenc_export.encodings.shared.base import Geometry, Oracle, PositionEncoding, Table, key_of
+from posenc_export.encodings.shared.oracles import Rows
 from posenc_export.encodings.shared.tables import wave_tables
+from posenc_export.shared.refusal import refusal
 
 Layout = Literal["half", "interleaved"]
 COS_SIN = ("cos", "sin")
 Place = Union[int, Sequence[int]]  # the position of a token, or its coordinates
 
 
-def rotary_size(name: str, geometry: Geometry, rotary: Optional[int], least: int = 2) -> int:
+def rotary_size(
+    encoding: PositionEncoding, geometry: Geometry, rotary: Optional[int], least: int = 2
+) -> int:
     """Rotary size r, by default D. ValueError: odd, below `least` or above the head size."""
     size = geometry.head_size if rotary is None else rotary
     if size % 2 or not least <= size <= geometry.head_size:
         rule = f"an even rotary size within {least} .. head size {geometry.head_size}"
-        raise ValueError(f"{name}: expected {rule}, got {size}; set rotary=R or another head size")
+        raise refusal(key_of(encoding), rule, size, "set rotary=R or another head size")
     return size
-
-
-def powers_of(theta: float, size: int) -> Tensor:
-    """Frequencies theta^(-2k/r) [r/2] float64. ValueError: a theta that is not finite."""
-    if not math.isfinite(theta):
-        raise ValueError(f"rope: expected a finite theta, got {theta}")
-    return 1.0 / (float(theta) ** (torch.arange(0, size, 2, dtype=torch.float64) / size))
 
 
 class Rotation(PositionEncoding):
     """Pair k of queries and keys is rotated by n_k w_k and scaled by a magnitude; n_k is the
     position or a number in its place.
 
-    Subclasses pass w_k as a vector, and compute each w_k again as a scalar in `frequency`, for the
-    oracle.
+    The formula of w_k is `frequency`. A subclass sets its parameters and calls `tabulate`.
 
     Args:
-        geometry: max_positions.
-        frequencies: w_k [r/2] float64.
+        geometry: head size D, max_positions.
         layout: "half" for pairs (k, k + r/2), "interleaved" for pairs (2k, 2k + 1).
-        magnitude: factor on cos and sin.
-        numbers: n_k [max_positions,r/2] float64; None for positions.
+        rotary: rotary size r; D if not given.
+        least: smallest r.
 
     Raises:
-        ValueError: a magnitude that is not above 0 and finite.
+        ValueError: a rotary size that is odd, below `least` or above the head size.
     """
 
     above = {"theta": 0}
+    magnitude = 1.0
 
     def __init__(
-        self,
-        geometry: Geometry,
-        frequencies: Tensor,
-        layout: Layout,
-        magnitude: float = 1.0,
-        numbers: Optional[Tensor] = None,
+        self, geometry: Geometry, layout: Layout, rotary: Optional[int] = None, least: int = 2
     ) -> None:
         super().__init__()
-        if not 0 < magnitude < math.inf:
-            raise ValueError(f"rope: expected attention_factor above 0 and finite, got {magnitude}")
-        self.interleaved, self.magnitude = layout == "interleaved", magnitude
-        self.size = 2 * len(frequencies)
-        if numbers is None:
-            self.cos, self.sin = wave_tables(frequencies, geometry.max_positions, magnitude)
-            return
-        angles = numbers * frequencies  # [max_positions,r/2]
-        self.cos = Table((angles.cos() * magnitude).numpy())
-        self.sin = Table((angles.sin() * magnitude).numpy())
+        self.size = rotary_size(self, geometry, rotary, least)
+        self.interleaved, self.count = layout == "interleaved", geometry.max_positions
 
     def frequency(self, k: int) -> float:
         """The frequency w_k of pair k, float64."""
-        return 0.0
+        raise NotImplementedError
 
-    def number(self, k: int, place: Any) -> float:
-        """The number n_k of a position."""
-        return float(place)
+    def number(self, k: int, place: Any) -> Any:
+        """The number n_k of a token's position or coordinates, or of positions [n]."""
+        return place
+
+    def tabulate(self, numbers: Optional[np.ndarray] = None) -> None:
+        """Compute cos and sin for numbers n_k [max_positions,r/2] float64, or for positions.
+        ValueError: a magnitude that is not above 0 and finite.
+        """
+        if not 0 < self.magnitude < math.inf:
+            rule = "attention_factor above 0 and finite"
+            raise refusal(key_of(self), rule, self.magnitude)
+        frequencies = [self.frequency(k) for k in range(self.size // 2)]
+        if numbers is None:
+            steps = torch.tensor(frequencies, dtype=torch.float64)
+            self.cos, self.sin = wave_tables(steps, self.count, self.magnitude)
+        else:
+            waves = self.magnitude * np.exp(1j * numbers * frequencies)
+            self.cos, self.sin = Table(waves.real), Table(waves.imag)
 
 
 class Rotary(Rotation):
@@ -100,8 +98,9 @@ class RotationOracle(Oracle, of=Rotation):
         return waves_of(self.frequencies, e.magnitude, numbers=self.numbers)
 
     def numbers(self, positions: np.ndarray) -> np.ndarray:
-        """The numbers n_k of positions [n,1], [n,1 or r/2]."""
-        return positions
+        """The numbers n_k [n,r/2] of positions [n,1]."""
+        pairs = range(len(self.frequencies))
+        return np.stack([self.encoding.number(k, positions[:, 0]) for k in pairs], axis=1)
 
     def rotate(self, x: np.ndarray, position: Place) -> np.ndarray:
         e = self.encoding

@@ -1,49 +1,30 @@
 """Base of rotations on grids: every pair is rotated by one of several coordinates."""
 
-from typing import List, Optional, Tuple
+from typing import Any, List, Optional, Tuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from posenc_export import ops
-from posenc_export.encodings.shared.base import Geometry
-from posenc_export.encodings.shared.rotary import Layout, Place, Rotation
+from posenc_export.encodings.shared.rotary import Rotation
 
 
 class RotaryGrid(Rotation):
     """Pair k is rotated by w_k times the coordinate axis_of_pair[k]. For text all coordinates of a
     token are its position.
 
-    Subclasses compute the numbers behind the tables again as scalars in `frequency` and `point`,
-    for the oracle.
-
-    Args:
-        geometry: max_positions, for every coordinate.
-        frequencies, layout, magnitude: see Rotation.
-        axis_of_pair: axis of each pair, r/2 of them.
-        points: numbers [axes,max_positions] float64 in place of the coordinates; None for
-            the coordinates themselves.
-
-    Raises:
-        ValueError: a magnitude that is not above 0 and finite.
+    A subclass sets `axis_of_pair`, the axis of each of the r/2 pairs, before it calls `tabulate`.
     """
 
     axes = 2
+    axis_of_pair: List[int]
 
-    def __init__(
-        self,
-        geometry: Geometry,
-        frequencies: Tensor,
-        axis_of_pair: List[int],
-        layout: Layout,
-        points: Optional[Tensor] = None,
-        magnitude: float = 1.0,
-    ) -> None:
-        numbers = None if points is None else points.t()[:, axis_of_pair]  # [max_positions,r/2]
-        super().__init__(geometry, frequencies, layout, magnitude, numbers)
-        self.axis_of_pair = axis_of_pair
+    def tabulate(self, numbers: Optional[np.ndarray] = None) -> None:
+        super().tabulate(numbers)
+        of_pair = torch.tensor(self.axis_of_pair)
         self.of_axis: Tensor
-        of_axis = torch.tensor(axis_of_pair)[None] == torch.arange(max(axis_of_pair) + 1)[:, None]
+        of_axis = of_pair == torch.arange(int(of_pair.max()) + 1)[:, None]
         self.register_buffer("of_axis", of_axis, persistent=False)  # [axes,r/2]
 
     def rotate(self, q: Tensor, k: Tensor, positions: Tensor) -> Tuple[Tensor, Tensor]:
@@ -59,10 +40,10 @@ class RotaryGrid(Rotation):
             selected = torch.where(self.of_axis[axis], rows[axis], selected)
         return selected.unsqueeze(2)
 
-    def point(self, axis: int, coordinate: int) -> float:
-        """The number in place of a coordinate."""
-        return float(coordinate)
+    def point(self, axis: int, coordinate: Any) -> Any:
+        """The number in place of a coordinate, or of coordinates [n]."""
+        return coordinate
 
-    def number(self, k: int, place: Place) -> float:
+    def number(self, k: int, place: Any) -> Any:
         axis = self.axis_of_pair[k]
-        return self.point(axis, place if isinstance(place, int) else place[axis])
+        return self.point(axis, place[axis] if isinstance(place, tuple) else place)

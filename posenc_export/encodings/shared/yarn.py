@@ -2,13 +2,10 @@
 
 import math
 from dataclasses import dataclass
-from typing import List, Literal, Optional
+from typing import Literal, Optional
 
-import torch
-from torch import Tensor
-
-from posenc_export.encodings.shared.base import Geometry
-from posenc_export.encodings.shared.rotary import Layout, powers_of
+from posenc_export.encodings.shared.base import Geometry, key_of
+from posenc_export.encodings.shared.rotary import Layout
 from posenc_export.encodings.shared.rotary_grid import RotaryGrid
 from posenc_export.shared.refusal import refusal
 
@@ -42,17 +39,6 @@ class Ramp:
     high: float
     by_turns: bool  # whether low and high are numbers of turns
 
-    def frequencies(self, powers: Tensor) -> Tensor:
-        """powers 1 / w_k [r/2] to scaled frequencies [r/2], in the dtype of powers."""
-        if self.by_turns:
-            turns = self.length / (2 * math.pi * powers)
-            interpolated = 1 - ((turns - self.low) / (self.high - self.low)).clamp(0, 1)
-        else:
-            pairs = torch.arange(len(powers), dtype=powers.dtype)
-            interpolated = ((pairs - self.low) / (self.high - self.low or 0.001)).clamp(0, 1)
-        kept = 1 - interpolated
-        return 1.0 / (self.factor * powers) * (1 - kept) + 1.0 / powers * kept
-
     def frequency(self, kept: float, k: int) -> float:
         """The scaled frequency of pair k, float64; kept is w_k."""
         at = self.length * kept / (2 * math.pi) if self.by_turns else k
@@ -67,7 +53,7 @@ def ramp_of(name: str, yarn: YaRN, theta: float, size: int, ramp: RampBy = "pair
     """
     fast, slow, length = float(yarn.beta_fast), float(yarn.beta_slow), yarn.length
     if not theta > 1:
-        raise ValueError(f"{name}: expected theta above 1, got {theta}")
+        raise refusal(name, "theta above 1", theta)
     if not fast > slow > 0:
         rule = "beta_fast above beta_slow above 0"
         raise refusal(name, rule, f"{yarn.beta_fast} and {yarn.beta_slow}")
@@ -80,14 +66,6 @@ def ramp_of(name: str, yarn: YaRN, theta: float, size: int, ramp: RampBy = "pair
     if yarn.truncate == "yes":
         first, last = math.floor(first), math.ceil(last)
     return Ramp(float(yarn.factor), length, max(first, 0), min(last, size - 1), False)
-
-
-def scaled_powers(theta: float, size: int, scaling: Optional[Ramp]) -> Tensor:
-    """theta^(-2k/r) [r/2], scaled along a ramp or as they are. ValueError: theta is not finite."""
-    if scaling is None:
-        return powers_of(theta, size)
-    shares = torch.arange(0, size, 2, dtype=torch.float64) / size
-    return scaling.frequencies(float(theta) ** shares)
 
 
 def magnitude_of(yarn: YaRN, mscale: float = 0.0, mscale_all_dim: float = 0.0) -> float:
@@ -114,9 +92,7 @@ class YaRNGrid(RotaryGrid):
     above 1.
 
     Args:
-        name: registry key, for messages.
-        geometry, axis_of_pair, layout: see RotaryGrid.
-        theta: see RoPE.
+        geometry, layout, theta, rotary: see RoPE.
         yarn: parameters of YaRN.
 
     Raises:
@@ -126,25 +102,18 @@ class YaRNGrid(RotaryGrid):
     axes = 3
     least = {"factor": 1, "original_max_positions": 1}
 
+    def frequency(self, k: int) -> float:
+        plain = float(self.theta ** (-2 * k / self.size))
+        return plain if self.scaling is None else self.scaling.frequency(plain, k)
+
     def __init__(
-        self,
-        name: str,
-        geometry: Geometry,
-        axis_of_pair: List[int],
-        layout: Layout,
-        theta: float,
-        yarn: YaRN,
+        self, geometry: Geometry, layout: Layout, theta: float, rotary: Optional[int], yarn: YaRN
     ) -> None:
+        super().__init__(geometry, layout, rotary, least=6)
+        name = key_of(self)
         if yarn.factor == 1 and yarn != YaRN():
             names = "original_max_positions, beta_fast, beta_slow, attention_factor and truncate"
             rule = f"factor above 1 with {names} of YaRN"
             raise refusal(name, rule, yarn.factor, "set factor or leave them out")
-        size = 2 * len(axis_of_pair)
-        scaling = None if yarn.factor == 1 else ramp_of(name, yarn, theta, size)
-        frequencies = scaled_powers(theta, size, scaling)
-        super().__init__(geometry, frequencies, axis_of_pair, layout, magnitude=magnitude_of(yarn))
-        self.theta, self.scaling = float(theta), scaling
-
-    def frequency(self, k: int) -> float:
-        plain = float(self.theta ** (-2 * k / self.size))
-        return plain if self.scaling is None else self.scaling.frequency(plain, k)
+        self.theta, self.magnitude = float(theta), magnitude_of(yarn)
+        self.scaling = None if yarn.factor == 1 else ramp_of(name, yarn, theta, self.size)
