@@ -1,5 +1,6 @@
 """Compare the hooks of an encoding with its oracle at small and large positions."""
 
+import functools
 import math
 from typing import Any, Callable, Dict, Iterator, List, Mapping, NamedTuple, Optional, Tuple, Type
 
@@ -18,6 +19,9 @@ HEADS, KV_HEADS, HEAD_SIZE, WIDTH = 6, 3, 16, 48
 # Errors below it may be those of angles in float32, 6e-8 of the position, or of tables in float16.
 ROUNDING = 1e-2
 PLACES = (0, 1, 2, 255, 1000)  # positions that are compared, besides the last one
+
+
+Points = Tuple[torch.Tensor, List[Any]]  # coordinates, and those of each token
 
 
 class Compared(NamedTuple):
@@ -58,7 +62,7 @@ def check(
     places = sorted({place for place in PLACES if place < max_positions} | {max_positions - 1})
     for kind in cls.works_in:
         with drawn_from(0):
-            encoding = encodings.build(spec, geometry_of(max_positions, kind == "causal"))
+            encoding = encodings.build(spec, geometry_of(max_positions, kind == "causal")).eval()
             results = (*_rows(encoding, places), *_scores(encoding, places, kind == "causal"))
         for compared in results:
             worst = _worst(compared)
@@ -178,9 +182,7 @@ def _namer(of_tokens: List[Any], what: str = "") -> Callable[..., str]:
     return name
 
 
-def _coordinates(
-    encoding: PositionEncoding, places: List[int]
-) -> Iterator[Tuple[torch.Tensor, List[Any]]]:
+def _coordinates(encoding: PositionEncoding, places: List[int]) -> Iterator[Points]:
     """Positions [1,n] and, for the oracle, each token's; on a grid [axes,1,n]."""
     index = torch.tensor([places])
     if not encoding.axes:
@@ -188,27 +190,36 @@ def _coordinates(
         return
     yield index.expand(encoding.axes, 1, -1), places
     if not encoding.embed_states():  # a state of embed covers the image in its order of tokens
-        differing = torch.stack([index.roll(axis, 1) for axis in range(encoding.axes)])
-        yield differing, list(zip(*differing[:, 0].tolist(), strict=True))
+        yield _differing(index, encoding.axes)
+
+
+def _differing(index: torch.Tensor, axes: int) -> Points:
+    """Coordinates of tokens that differ by axis."""
+    differing = torch.stack([index.roll(axis, 1) for axis in range(axes)])
+    return differing, list(zip(*differing[:, 0].tolist(), strict=True))
 
 
 def _scores(encoding: PositionEncoding, places: List[int], causal: bool) -> Iterator[Compared]:
     """The bias and its oracle, if there is one; 0 for hidden keys."""
     index, oracle = torch.tensor([places]), encoding.oracle()
-    bias: Optional[torch.Tensor] = encoding.bias(index, index)
-    if bias is None:
-        return
+    points: List[Points] = [(index, places)] if overrides(encoding, "bias") else []
+    if encoding.grid_bias:
+        points.append(_differing(index, encoding.axes + encoding.with_position))
     shape = (HEADS, len(places), len(places))
     seen = np.tril(np.ones(shape, bool)) if causal else np.ones(shape, bool)
-    expected = np.zeros(shape)
-    for head, query, key in np.argwhere(seen).tolist():
-        expected[head, query, key] = oracle.bias(head, places[query], places[key])
-    actual = np.where(seen, np.broadcast_to(_numbers(bias[0]), shape), 0.0)
+    for coordinates, of_tokens in points:
+        bias: Optional[torch.Tensor] = encoding.bias(coordinates, coordinates)
+        if bias is None:
+            return
+        expected = np.zeros(shape)
+        for head, query, key in np.argwhere(seen).tolist():
+            expected[head, query, key] = oracle.bias(head, of_tokens[query], of_tokens[key])
+        actual = np.where(seen, np.broadcast_to(_numbers(bias[0]), shape), 0.0)
+        yield Compared("bias", actual, expected, functools.partial(_pair, of_tokens))
 
-    def name(head: int, query: int, key: int) -> str:
-        return f"query {places[query]}, key {places[key]}, head {head}"
 
-    yield Compared("bias", actual, expected, name)
+def _pair(of_tokens: List[Any], head: int, query: int, key: int) -> str:
+    return f"query {of_tokens[query]}, key {of_tokens[key]}, head {head}"
 
 
 def _numbers(x: torch.Tensor) -> np.ndarray:

@@ -8,9 +8,11 @@ import pytest
 import torch
 
 from posenc_export import encodings
+from posenc_export.encodings.shared.trajectory import Trajectory
 from posenc_export.shared import registry
 from posenc_export.shared.numerics import entry_errors, tolerance
-from tests.tiny import VARIANTS, works
+from posenc_export.testing import against_oracle
+from tests.tiny import VARIANTS
 
 FAR = 1 << 15
 GEOMETRY = encodings.Geometry(width=24, heads=6, head_size=16, max_positions=FAR, kv_heads=2)
@@ -18,103 +20,44 @@ BOUND = tolerance("float32", 1, 1)
 POSITIONS = [0, 1, 2, 255, 1000, FAR - 1]
 
 
-def _places(encoding: encodings.PositionEncoding) -> torch.Tensor:
-    """[1,S], or [axes,1,S] with the position on every axis."""
-    if encoding.axes:
-        return torch.tensor([POSITIONS]).expand(encoding.axes, 1, -1)
-    return torch.tensor([POSITIONS])
-
-
 # floater-fine differs from floater in the steps of its solver, and takes twice as long.
 SLOW = {"floater-fine": [pytest.mark.exhaustive]}
 
 
-def overriding(*hooks: str) -> pytest.MarkDecorator:
-    """Encodings whose classes override one of the hooks; others would compare nothing."""
+@pytest.mark.parametrize("variant", [pytest.param(v, marks=SLOW.get(v, ())) for v in VARIANTS])
+def test_hooks_match_the_oracle_on_both_kinds_of_attention_and_on_grids(variant: str) -> None:
+    cls = encodings.REGISTRY[VARIANTS[variant]["name"]]
+    hooks = {"embed": ("embed", "embed_next"), "rotate": ("rotate",), "bias": ("bias",)}
+    in_turn = issubclass(cls, Trajectory)  # whose rows follow one after the other
+    found = against_oracle.check(cls, VARIANTS[variant], 1 << 12 if in_turn else FAR)
     base = encodings.PositionEncoding
-    variants = [
-        pytest.param(variant, marks=SLOW.get(variant, []))
-        for variant, spec in VARIANTS.items()
-        for cls in [encodings.REGISTRY[spec["name"]]]
-        if any(getattr(cls, hook) is not getattr(base, hook) for hook in hooks)
-    ]
-    return pytest.mark.parametrize("encoding", variants, indirect=True, scope="module")
+    assert set(found) == {
+        hook
+        for hook, methods in hooks.items()
+        if any(getattr(cls, method) is not getattr(base, method) for method in methods)
+    }
 
 
-@pytest.fixture(scope="module")
-def encoding(request: pytest.FixtureRequest) -> encodings.PositionEncoding:
-    torch.manual_seed(0)
-    return encodings.build(
-        VARIANTS[request.param], GEOMETRY
-    ).eval()  # as it is exported; tests of gradients run the training mode
-
-
-@overriding("embed", "embed_next")
-def test_embed_matches_the_oracle(encoding: encodings.PositionEncoding) -> None:
-    x = torch.randn(1, len(POSITIONS), encoding.token_width(GEOMETRY.width))
-    states = [torch.zeros(1, *carried.sizes) for carried in encoding.embed_states()]
-    actual = encoding.embed_next(x, _places(encoding), states)[0].detach().numpy()[0]
-    expected = encoding.oracle().embed_rows(x[0].numpy().astype(np.float64), POSITIONS)
-    assert entry_errors(actual, expected).max() <= BOUND
-
-
-@overriding("rotate")
-def test_rotate_matches_the_oracle_for_queries_and_keys(
-    encoding: encodings.PositionEncoding,
-) -> None:
-    q, k = torch.randn(1, len(POSITIONS), 6, 16), torch.randn(1, len(POSITIONS), 2, 16)
-    oracle = encoding.oracle()
-    for x, turn, actual in zip(
-        (q, k),
-        (oracle.rotate_heads, oracle.rotate_key_heads),
-        encoding.rotate(q, k, _places(encoding)),
-        strict=True,
-    ):
-        expected = np.stack(
-            [
-                turn(heads, p)
-                for heads, p in zip(x[0].numpy().astype(np.float64), POSITIONS, strict=True)
-            ]
-        )
-        assert entry_errors(actual.detach().numpy()[0], expected, joined=True).max() <= BOUND
-
-
-BOTH_WAYS = [
-    pytest.param(v, causal, marks=SLOW.get(v, []))
-    for v in VARIANTS
-    for causal in (True, False)
-    if works(v, "causal" if causal else "bidirectional")
-    and encodings.REGISTRY[VARIANTS[v]["name"]].bias is not encodings.PositionEncoding.bias
+ROTATING = [
+    variant
+    for variant, spec in VARIANTS.items()
+    if encodings.REGISTRY[spec["name"]].rotate is not encodings.PositionEncoding.rotate
 ]
 
 
-@pytest.mark.parametrize(("variant", "causal"), BOTH_WAYS)
-def test_bias_matches_the_oracle_for_visible_keys(variant: str, causal: bool) -> None:
-    encoding = encodings.build(VARIANTS[variant], dataclasses.replace(GEOMETRY, causal=causal))
-    bias = encoding.bias(torch.tensor([POSITIONS]), torch.tensor([POSITIONS]))
-    oracle = encoding.oracle()
-    expected = np.array(
-        [[[oracle.bias(h, i, j) for j in POSITIONS] for i in POSITIONS] for h in range(6)]
-    )
-    assert bias is not None
-    actual = bias.detach().numpy()[0]
-    if causal:
-        actual, expected = np.tril(actual), np.tril(expected)
-    assert entry_errors(actual, expected).max() <= BOUND
-
-
-@overriding("rotate")
-def test_tables_keep_their_precision_through_a_cast_to_half(
-    encoding: encodings.PositionEncoding,
-) -> None:
+@pytest.mark.parametrize("variant", ROTATING)
+def test_tables_keep_their_precision_through_a_cast_to_half(variant: str) -> None:
+    encoding = encodings.build(VARIANTS[variant], GEOMETRY).eval()
     q, k = torch.randn(1, len(POSITIONS), 6, 16), torch.randn(1, len(POSITIONS), 2, 16)
-    before = encoding.rotate(q, k, _places(encoding))[0]
+    places = torch.tensor([POSITIONS])
+    places = places.expand(encoding.axes, 1, -1) if encoding.axes else places
+    before = encoding.rotate(q, k, places)[0]
     trained = {name: value.detach().clone() for name, value in encoding.named_parameters()}
     encoding.half().float()
     with torch.no_grad():
         for name, value in encoding.named_parameters():
             value.copy_(trained[name])
-    assert torch.equal(encoding.rotate(q, k, _places(encoding))[0], before)
+    assert torch.equal(encoding.rotate(q, k, places)[0], before)
 
 
 def test_a_computed_sinusoid_is_exact_beyond_the_range_of_any_table() -> None:
@@ -295,58 +238,6 @@ def test_tables_that_no_memory_holds_are_refused_with_their_size(spec: str) -> N
         encodings.build(
             encodings.parse(spec), dataclasses.replace(GEOMETRY, max_positions=10**15)
         )  # more than 47-bit addresses can reach
-
-
-@pytest.mark.parametrize(
-    "variant", [name for name, spec in VARIANTS.items() if encodings.REGISTRY[spec["name"]].axes]
-)
-def test_each_coordinate_rotates_its_own_pairs(variant: str) -> None:
-    torch.manual_seed(0)
-    encoding = encodings.build(VARIANTS[variant], GEOMETRY)
-    places = torch.randint(FAR, (encoding.axes, 1, 7))
-    q, k = torch.randn(1, 7, 6, 16), torch.randn(1, 7, 2, 16)
-    oracle = encoding.oracle()
-    for x, turn, actual in zip(
-        (q, k),
-        (oracle.rotate_heads, oracle.rotate_key_heads),
-        encoding.rotate(q, k, places),
-        strict=True,
-    ):
-        expected = np.stack(
-            [turn(x[0, n].double().numpy(), tuple(places[:, 0, n].tolist())) for n in range(7)]
-        )
-        assert entry_errors(actual.detach().numpy()[0], expected, joined=True).max() <= BOUND
-
-
-@pytest.mark.parametrize(
-    "variant",
-    [
-        name
-        for name, spec in VARIANTS.items()
-        if spec["name"].endswith("_2d") and encodings.REGISTRY[spec["name"]].axes
-    ],
-)
-def test_each_coordinate_adds_its_own_rows_to_tokens(variant: str) -> None:
-    torch.manual_seed(0)
-    encoding = encodings.build(VARIANTS[variant], GEOMETRY)
-    places, x = torch.randint(80, (2, 1, 9)), torch.randn(1, 9, GEOMETRY.width)
-    expected = encoding.oracle().embed_rows(
-        x[0].double().numpy(), [tuple(place) for place in places[:, 0].t().tolist()]
-    )  # type: ignore[misc]
-    assert entry_errors(encoding.embed(x, places).detach().numpy()[0], expected).max() <= BOUND
-
-
-@pytest.mark.parametrize("variant", ["layout_bias", "layout_bias-near", "layout_bias-boxes"])
-def test_each_coordinate_adds_its_own_bias_to_scores(variant: str) -> None:
-    torch.manual_seed(0)
-    encoding = encodings.build(VARIANTS[variant], dataclasses.replace(GEOMETRY, causal=False))
-    planes = encoding.axes + encoding.with_position
-    places, oracle = torch.randint(200, (planes, 1, 9)), encoding.oracle()
-    points = [tuple(place) for place in places[:, 0].t().tolist()]
-    expected = [[[oracle.bias(h, i, j) for j in points] for i in points] for h in range(6)]  # type: ignore[arg-type]
-    bias = encoding.bias(places, places)
-    assert bias is not None
-    assert entry_errors(bias[0].detach().numpy(), np.array(expected)).max() <= BOUND
 
 
 def test_a_bias_of_coordinates_beside_a_bias_of_positions_is_refused() -> None:

@@ -192,12 +192,6 @@ def test_a_correct_encoding_passes_on_every_target() -> None:
     assert all(certificate["passed"] for certificate in check_encoding(Rooted)["targets"].values())
 
 
-@pytest.mark.exhaustive
-@pytest.mark.parametrize("name", ["learned", "rope", "shaw", "mrope", "t5"])
-def test_built_in_encodings_pass_the_checks_for_authors(name: str) -> None:
-    assert check_encoding(encodings.REGISTRY[name], targets=[])["oracle"]
-
-
 def test_the_oracle_of_a_causal_encoding_is_not_asked_for_keys_after_the_query() -> None:
     assert set(check_encoding(Past, targets=[])["oracle"]) == {"bias"}
 
