@@ -9,7 +9,6 @@ from typing import Any, Dict, List, Mapping, Optional, Set, Tuple
 
 from torch import Tensor
 
-from posenc_export.models import adapters
 from posenc_export.models.folder_files import AGAIN, WHERE, content, inside
 from posenc_export.models.packed import PackedTensor, Source, unpacked
 from posenc_export.models.tensor_files import OPENERS
@@ -36,6 +35,7 @@ TOKENIZER_FILES = (
 BELONGS = "use the config.json that belongs to the weights"
 # transformers' name of the output head; a tied one may be saved as a copy of the token table.
 HEAD = "lm_head.weight"
+ADAPTER, MERGE = "adapter_config.json", "save the model that merge_and_unload of peft returns"
 # Parts of names that a wrapper of a model adds, with the wrapper and the module to save in place.
 WRAPPERS = {
     "_orig_mod": ("torch.compile", "model._orig_mod"),
@@ -73,13 +73,6 @@ class Checkpoint:
                 self._add(OPENERS[path.suffix](inside(path), opened), listed)
             if config.get("quantization_config") is not None:
                 self._sources = unpacked(config["quantization_config"], self._sources)
-            if (folder / adapters.CONFIG).exists():
-                paths = [folder / name for name in adapters.WEIGHTS]
-                path = next((path for path in paths if path.exists()), paths[0])
-                file = OPENERS[path.suffix](inside(path), opened)
-                adapter = {name: (file, name) for name in file.names()}
-                described = _json(folder / adapters.CONFIG)
-                self._sources = adapters.merged(described, adapter, self._sources)
             self._opened = opened.pop_all()
 
     def _add(self, file: Any, listed: List[str]) -> None:
@@ -139,7 +132,7 @@ class Checkpoint:
             wrapper, inner = WRAPPERS[part]
             return f"{wrapper} adds {part!r} to names: save the state_dict of {inner}"
         if any("lora_" in name for name in extra):
-            return f"lora_ are tensors of an adapter: {adapters.MERGE}"
+            return f"lora_ are tensors of an adapter: {MERGE}"
         if missing <= {HEAD} and not extra:
             remedy = "set tie_word_embeddings to true if the head is the token table"
             return f"{remedy}, or export hidden states without a head (--no-head)"
@@ -156,17 +149,15 @@ class Checkpoint:
 
 
 def read_config(folder: Path) -> Dict[str, Any]:
-    """Return config.json. ValueError: there is no such folder or file, or it is no JSON object."""
+    """Return config.json. ValueError: there is no such folder or file, it is no JSON object, or an
+    adapter of peft stands beside it.
+    """
     if not folder.is_dir():
         remedy = download(folder) or "download the model first"
         rule = "a local folder with config.json and weights"
         raise refusal(WHERE, rule, repr(str(folder)), remedy)
-    alone = not any((folder / name).exists() for name in (*WHOLE, *SHARDED))
-    if alone and (folder / adapters.CONFIG).exists():
-        of = f"{_json(folder / adapters.CONFIG).get('base_model_name_or_path')!r:.120}"
-        remedy = f"copy both files of the adapter into the folder of {of}, or {adapters.MERGE}"
-        rule = "a folder with the weights of a model"
-        raise refusal(WHERE, rule, f"an adapter of {of} alone", remedy)
+    if (folder / ADAPTER).exists():
+        raise refusal(WHERE, "a model without an adapter beside it", ADAPTER, MERGE)
     return _json(folder / "config.json")
 
 

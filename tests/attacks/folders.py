@@ -29,7 +29,7 @@ SHAPES: Dict[str, Tuple[int, ...]] = {
     "layers.0.mlp.up_proj": (8, 8), "layers.0.mlp.down_proj": (8, 8),
 }  # fmt: skip
 WEIGHTS = {f"model.{name}.weight": torch.ones(shape) for name, shape in SHAPES.items()}
-# Keys that make transformers, peft or sentence-transformers import or fetch something, by file.
+# Keys that make transformers or sentence-transformers import or fetch something, by file.
 KEYS: Dict[str, List[str]] = {
     "config.json": """auto_map attn_implementation _attn_implementation experts_implementation
         _experts_implementation quantization_config custom_pipelines _name_or_path trust_remote_code
@@ -38,8 +38,6 @@ KEYS: Dict[str, List[str]] = {
     "tokenizer_config.json": "auto_map tokenizer_class chat_template processor_class".split(),
     "generation_config.json": """custom_generate cache_implementation compile_config eos_token_id
         suppress_tokens""".split(),
-    "adapter_config.json": """auto_mapping base_model_name_or_path peft_type target_modules
-        alpha_pattern runtime_config megatron_core""".split(),
     "model.safetensors.index.json": ["weight_map", "metadata"],
     "modules.json": ["type", "path"],
 }
@@ -84,7 +82,6 @@ def _values(trace: Path) -> Dict[str, Any]:
         "template": "{{ ''.__class__.__mro__[1].__subclasses__() }}",
         "path": f"../../../../../../{trace}",
         "method": {"quant_method": "evil", "modules": ["evil.Model"]},
-        "pattern": {"(a+)+$": 1},
         "number": 1 << 62,
         "text": "\x1b]0;evil\x07\n" * 9,
     }
@@ -111,8 +108,8 @@ def of_keys() -> Iterator[Tuple[str, Write]]:
                 def content(
                     trace: Path, file: str = file, key: str = key, kind: str = kind
                 ) -> bytes:
-                    own = {"config.json": CONFIG, "adapter_config.json": {"peft_type": "LORA"}}
-                    values = {**own.get(file, {}), key: _values(trace)[kind]}
+                    own = CONFIG if file == "config.json" else {}
+                    values = {**own, key: _values(trace)[kind]}
                     return json.dumps([values] if file == "modules.json" else values).encode()
 
                 yield f"{file} {key} {kind}", _written(file, content)
@@ -139,7 +136,7 @@ def of_pickles() -> Iterator[Tuple[str, Write]]:
         "memory": lambda _: _saved({"a": Sized()}),
         "compressed": lambda _: _saved({"a": torch.ones(2)}, compressed=True),
     }
-    files = ("pytorch_model.bin", "model.safetensors", "adapter_model.bin", "training_args.bin")
+    files = ("pytorch_model.bin", "model.safetensors", "training_args.bin")
     for file in (*files, "optimizer.pt", "model.ckpt", "tokenizer.json", "config.json", "m.gguf"):
         for kind, payload in payloads.items():
             yield f"{file} with a pickle: {kind}", _written(file, payload)
@@ -205,7 +202,7 @@ def of_places() -> Iterator[Tuple[str, Write]]:
         "a large file": lambda path, _: os.truncate(os.open(path, os.O_CREAT | os.O_RDWR), 1 << 30),
     }
     files = (*KEYS, "tokenizer.json", "model.safetensors", "pytorch_model.bin", "m.gguf")
-    for file in (*files, "chat_template.jinja", "adapter_model.safetensors"):
+    for file in (*files, "chat_template.jinja"):
         for kind, make in makers.items():
             yield f"{file} as {kind}", _replaced(file, make)
 

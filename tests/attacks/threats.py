@@ -55,12 +55,6 @@ def _fifos(folder: Path, trace: Path) -> Path:
     return folder
 
 
-def _adapter(folder: Path, trace: Path) -> Path:
-    folders.attacks()["adapter_model.bin with a pickle: command"](folder, trace)
-    (folder / "adapter_config.json").write_text(json.dumps({"peft_type": "LORA"}))
-    return folder
-
-
 def _written(file: str, content: Any) -> folders.Write:
     """Return a function that writes a file with the content that a trace gives."""
 
@@ -143,7 +137,6 @@ SAMPLES = "data/sample_inputs/model.pt"
 OF_FOLDERS = (
     "tokenizer_config.json as a link out",  # publishes a file of the user
     "config.json as a pipe",
-    "adapter_config.json alpha_pattern pattern",  # of exponential time
     "model.safetensors.index.json weight_map path",
     "pytorch_model.bin with a pickle: compressed",
     "gguf with a long array",
@@ -156,7 +149,6 @@ THREATS: Dict[str, Threat] = {
     "code and kernels named by a checkpoint": Threat(_code_and_kernels, refused=False),
     "a fifo": Threat(_fifo),
     "a folder of fifos": Threat(_fifos),
-    "a pickled adapter": Threat(_adapter),
     "a pickled module": Threat(_written("model.pt", grammar.pickled)),
     "pickled sample inputs": Threat(
         _written("model.pt2", lambda trace: grammar.pt2({SAMPLES: grammar.pickled(trace)}))
