@@ -218,11 +218,9 @@ class ReadModule(Reading):
         repeated, held = self.repeated, self.calls.state_dict()
         if repeated is None:
             return self
-        for template, names in zip(repeated.templates, repeated.weights, strict=True):
-            pairs = zip(repeated.weights[template].values(), names.values(), strict=True)
-            if any(
-                (held[a].dtype, held[a].shape) != (held[b].dtype, held[b].shape) for a, b in pairs
-            ):
+        for names in repeated.weights:
+            pairs = ((held[first], held[own]) for first, own in names.items())
+            if any((a.dtype, a.shape) != (b.dtype, b.shape) for a, b in pairs):
                 return self  # since they were rounded
         other, graph = copy.copy(self), repeated.marked(self.in_own_dtype(repeated.graph))
         other._modules = {**self._modules, "calls": with_source(GraphModule(self.calls, graph))}

@@ -13,7 +13,6 @@ from posenc_export.ops.attention import (  # noqa: F401
     attend_with_weights,
     attention_mask,
     attention_weights,
-    passed,
     products,
     scale,
     select_tokens,

@@ -28,11 +28,6 @@ def scale(x: Tensor, factor: float) -> Tensor:
     return x * factor
 
 
-def passed(x: Tensor) -> Tensor:
-    """Return x, which a flat graph (reading/flat.py) marks as the last value of a part."""
-    return x
-
-
 def select_tokens(x: Tensor, index: Tensor) -> Tensor:
     """Select columns index [B,R] int64, 0 .. S - 1, of x [B,S,E]: [B,R,E]."""
     if not torch.jit.is_scripting() and emitting():

@@ -14,11 +14,19 @@ library.define(
     "posenc_layers::mark", "(str part, str name, Tensor[] values, Tensor[] like) -> Tensor[]"
 )
 MARK = torch.ops.posenc_layers.mark.default
+library.define("posenc_layers::edge", "(Tensor x, str part, str name) -> Tensor")
+EDGE = torch.ops.posenc_layers.edge.default  # x, at which a layer begins or ends, or is left out
+library.impl("posenc_layers::edge", "CompositeExplicitAutograd", lambda x, part, name: x.clone())
 
 
 @library.register_fake("posenc_layers::mark")
 def _(part: str, name: str, values: List[Tensor], like: List[Tensor]) -> List[Tensor]:
     return [value.new_empty(value.shape) for value in like]
+
+
+@library.register_fake("posenc_layers::edge")
+def _(x: Tensor, part: str, name: str) -> Tensor:
+    return x.new_empty(x.shape)
 
 
 def layer(part: str, name: str, values: List[Tensor], like: List[Tensor]) -> List[Tensor]:

@@ -1,13 +1,14 @@
 """The forward pass of a module on new tokens, with positions and caches."""
 
 import math
-from typing import Any, Collection, Dict, List, NamedTuple, Optional, Sequence, Set, Tuple, Union
+from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Set, Tuple, Union
 
 import torch
 from torch import Tensor
 from torch.fx import Node
 
 from posenc_export.ops import apply_rotation
+from posenc_export.ops.layers import EDGE
 from posenc_export.reading.axes import (
     Counts,
     Roles,
@@ -94,14 +95,10 @@ class Calls(torch.nn.Module):
     Args:
         properties: with a step for each node that depends on the tokens.
         lengths: tables of what depends on the length alone.
-        ends: nodes whose values are marked by ops.passed.
     """
 
-    def __init__(
-        self, properties: Properties, lengths: Lengths, ends: Collection[Node] = ()
-    ) -> None:
+    def __init__(self, properties: Properties, lengths: Lengths) -> None:
         super().__init__()
-        self.ends = ends
         self.properties, self.values = properties, properties.values
         self.steps, self.kind = properties.steps, properties.values.kind
         self.lengths, self.operators = lengths, lengths.operators
@@ -262,7 +259,7 @@ class Calls(torch.nn.Module):
         so that the operators of a norm stay together.
         """
         node, best = self.values.out, None
-        while isinstance(self.steps[node], Each):
+        while isinstance(self.steps[node], Each) and node.target is not EDGE:
             above = self.values.data_of(node)
             others = {self.kind[other] for other in inputs_of(node)} - {"data", "const"}
             step: Any = self.steps[node]
@@ -286,8 +283,6 @@ class Calls(torch.nn.Module):
         """Return the output of the tokens of a call, or of those at index [B,R], and new states."""
         for node in self.order:
             call.values[node] = self._compute(node, call)
-            if node in self.ends:
-                call.values[node] = call.ops.passed(call.values[node])
             if node is self.selected and index is not None:
                 call.values[node] = call.ops.select_tokens(call.values[node], index)
                 call.counts = {**call.counts, "Q": index.shape[1]}

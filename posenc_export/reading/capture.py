@@ -1,10 +1,11 @@
 """The trace of a module on whole sequences: a graph of aten operators over any rows and tokens."""
 
+import contextlib
 import copy
 import dataclasses
 import inspect
 from collections.abc import Mapping
-from typing import Any, Dict, Iterator, List, Optional, Sequence, Tuple, Union
+from typing import Any, Iterator, List, Optional, Sequence, Tuple, Union
 
 import sympy
 import torch
@@ -21,6 +22,7 @@ from posenc_export.reading.graphs import (
     symbol_of,
 )
 from posenc_export.reading.layers_once import LayersOnce
+from posenc_export.reading.parts import whole_of
 from posenc_export.reading.recurrences import recurrences
 from posenc_export.reading.refused import Refused, naming
 from posenc_export.reading.whole import (
@@ -48,14 +50,12 @@ def capture(
     causal: bool = True,
     output: Union[None, int, str] = None,
     memory: int = 0,
-    once: bool = True,
 ) -> Capture:
     """Trace a module with x [B,S] of ids or [B,S,E], for up to max_positions tokens.
 
     The module stays as it is. example: x, or a tuple with it. positions: name of the argument of
     forward that takes positions, or with `axes` above 0 coordinates [axes,B,S]. output: key,
-    attribute or index of the output to read. memory: as of reading.read.read. once: whether layers
-    that are alike are traced once.
+    attribute or index of the output to read. memory: as of reading.read.read.
     Raises Refused if the module cannot be traced, or is none on whole sequences by its numbers.
     """
     with naming(f"module {type(module).__name__}"):
@@ -72,50 +72,65 @@ def capture(
         plain = _one_tensor(plain, forms, output, x)
         untouched = plain.copied()
         plain = called_at_full_length(plain, x, max_positions, remedies)
-        found = recurrences(plain, x, max_positions)
-        alike = LayersOnce(plain, numbered=True) if once and not memory else None
-        alike = alike if alike and alike.templates else None
-        program, used, layers = tracing.exported(plain, x, max_positions, found, alike)
-        gives_last_token = every_token(program)
-        cleaned = clean(program, gives_last_token)
-        short = untouched
-        if layers is not None:
-            short = untouched.copied()
-            layers.pass_on(short)
-        result = Capture(
-            where=f"module {type(module).__name__}",
-            graph=cleaned.graph,
-            constants=cleaned.constants,
-            names=cleaned.names,
-            input=cleaned.inputs[0],
-            positions=cleaned.inputs[1] if positions else None,
-            memory=tuple(cleaned.inputs[1:]) if memory else (),
-            sources=symbol_of(cleaned.inputs[1].meta["val"].shape[1]) if memory else None,
-            output=cleaned.output,
-            rows=cleaned.rows,
-            tokens=cleaned.tokens,
-            least=cleaned.least,
-            max_positions=max_positions,
-            lengths=length_numbers(cleaned.graph, cleaned.inputs[0]),
-            remedies=remedies + used + _regions(program, cleaned.least),
-            gives_last_token=gives_last_token,
-            example=_begun(
-                _examples(x, cleaned, min(max(CHECKED, cleaned.least), max_positions - 2)),
-                short,
-            ),
-            causal=causal,
-            module=untouched,
-            short=short,
-        )
-        _check_output(result)
-        try:
-            _check_trace(result)
-        except Refused:
-            if layers is None:
-                raise
-            how: Dict[str, Any] = {"positions": positions, "causal": causal, "output": output}
-            return capture(module, example, max_positions, axes=axes, once=False, **how)
-        return result
+        how = x, max_positions, remedies, causal
+        layers = LayersOnce(plain.module, numbered=True) if not memory else None
+        if layers and layers.templates:
+            with contextlib.suppress(Refused):  # of layers that are not alike; they say it again
+                return _captured(plain, untouched, *how, layers)
+        return _captured(plain, untouched, *how)
+
+
+def _captured(
+    plain: OneTensor,
+    untouched: OneTensor,
+    x: Tensor,
+    most: int,
+    remedies: List[str],
+    causal: bool,
+    layers: Optional[LayersOnce] = None,
+) -> Capture:
+    """Trace a module that was called with as many tokens as it may get; untouched: before that.
+    layers: which of them are alike and traced once.
+    """
+    short = untouched
+    if layers is not None:
+        plain, short = plain.copied(), untouched.copied()
+        for one in (plain, short):
+            layers.pass_on(one.module)
+    found = recurrences(plain, x, most)
+    program, used = tracing.exported(plain, x, most, found)
+    gives_last_token = every_token(program)
+    cleaned = clean(program, gives_last_token)
+    takes = plain.argument is not None
+    result = Capture(
+        where=f"module {type(plain.module).__name__}",
+        graph=cleaned.graph,
+        constants=cleaned.constants,
+        names=cleaned.names,
+        input=cleaned.inputs[0],
+        positions=cleaned.inputs[1] if takes else None,
+        memory=() if takes else tuple(cleaned.inputs[1:]),
+        sources=None if plain.memory is None else symbol_of(cleaned.inputs[1].meta["val"].shape[1]),
+        output=cleaned.output,
+        rows=cleaned.rows,
+        tokens=cleaned.tokens,
+        least=cleaned.least,
+        max_positions=most,
+        lengths=length_numbers(cleaned.graph, cleaned.inputs[0]),
+        remedies=remedies + used + _regions(program, cleaned.least),
+        gives_last_token=gives_last_token,
+        example=_begun(
+            _examples(x, cleaned, min(max(CHECKED, cleaned.least), most - 2)),
+            short,
+        ),
+        causal=causal,
+        module=short,
+        copies=layers.templates if layers is not None else {},
+    )
+    _check_output(result)
+    result = whole_of(result, untouched) if layers is not None else result
+    _check_trace(result)
+    return result
 
 
 def _regions(program: torch.export.ExportedProgram, least: int) -> List[str]:

@@ -1,6 +1,5 @@
 """Whether a module is a function of each token and those before, by numbers on the module."""
 
-import dataclasses
 from typing import List, Sequence, Set, Tuple
 
 import torch
@@ -39,7 +38,7 @@ def findings(capture: Capture) -> List[str]:
     if not capture.own(x).isfinite().all():
         return ["its output for random tokens is not finite, so that nothing can be checked"]
     if not capture.gives_last_token:  # otherwise the graph is compared
-        capture = dataclasses.replace(capture, module=capture.short)
+        capture = capture.short or capture
     y = capture.own(x)
     if not torch.equal(y, capture.own(x)) or not same(y, capture.own(x, fresh=True)):
         drawn = [joined("", operator_of(n), line_of(n)) for n in capture.graph.nodes if _random(n)]

@@ -28,7 +28,7 @@ VMAP = {torch._C._functorch._add_batch_dim, torch._functorch.predispatch._add_ba
 
 # Each has a stand-in, an operator of a trace.
 STANDING = (
-    "append", "attention_mask", "attend", "rotate_pairs", "distances", "select_tokens", "passed",
+    "append", "attention_mask", "attend", "rotate_pairs", "distances", "select_tokens",
     "gated_delta",
 )  # fmt: skip
 DEFAULT = r"=[^,)]*"  # a trace leaves out arguments that are equal to a default

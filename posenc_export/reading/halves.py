@@ -13,6 +13,7 @@ import torch
 from torch.fx import Graph, Node
 
 from posenc_export import ops
+from posenc_export.ops.layers import EDGE
 from posenc_export.reading.values import LAYOUT, aten, packet
 
 PRODUCTS = {aten.linear, aten.matmul, aten.mm, aten.bmm, aten.addmm, aten.einsum, aten.embedding}
@@ -26,7 +27,7 @@ OPERANDS: Dict[Any, List[int]] = {
 }
 KEEPING = LAYOUT | {
     aten.chunk, aten.split, aten.split_with_sizes, aten.slice, aten.select, aten.t, aten.cat,
-    ops.select_tokens, ops.split_heads, ops.passed, operator.getitem,
+    ops.select_tokens, ops.split_heads, EDGE.overloadpacket, operator.getitem,
 }  # fmt: skip
 
 

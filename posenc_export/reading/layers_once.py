@@ -6,7 +6,6 @@ same values besides tensors of the same shapes. This is what the code of a layer
 """
 
 import functools
-import hashlib
 import io
 import itertools
 import pickle
@@ -21,7 +20,7 @@ from torch import Tensor, nn
 from torch.fx import Graph, Node
 from torch.utils import _pytree as pytree
 
-from posenc_export.ops.layers import AGAIN, BEGIN, END, MARK, layer
+from posenc_export.ops.layers import AGAIN, BEGIN, EDGE, END, MARK, layer
 
 PLAIN = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device, torch.Size)
 UNWRITTEN = (pickle.PicklingError, TypeError, ValueError, AttributeError, RecursionError)
@@ -35,6 +34,10 @@ class _Call(NamedTuple):
     form: Any
     given: List[Any]
     returns: Any
+
+    def __deepcopy__(self, memo: Any) -> "_Call":
+        """Return itself: a copy of the module notes the calls of its own layers."""
+        return self
 
 
 class LayersOnce:
@@ -78,30 +81,67 @@ class LayersOnce:
             yield
 
     def pass_on(self, module: nn.Module) -> None:
-        """Let each layer that is like another one return what it reads, in a copy of the module, if
-        that is one tensor like its result.
+        """Let layers that are like others return what they read, in a copy of the module, if that
+        is one tensor like their result; edges (ops/layers.py) say where they begin and end.
+
+        Layers within others stay, and the last one of a kind: what follows its attention is
+        computed for the tokens alone whose logits are asked for.
         """
-        given: Dict[str, List[Any]] = {name: [] for name in self.templates.values()}
-        for name in (*given, *self.templates):
+        every = {*self.templates, *self.templates.values()}
+        outer = [n for n in self.templates if not any(n.startswith(f"{one}.") for one in every)]
+        last = {(name.rpartition(".")[0], self.templates[name]): name for name in outer}
+        outer = [name for name in outer if name not in last.values()]
+        calls: Dict[str, List[_Call]] = {self.templates[name]: [] for name in outer}
+        for name in (*calls, *outer):
             held = module.get_submodule(name)
-            by = _noted if name in given else _passed_on
-            results = given[self.templates.get(name, name)]
-            held.forward = functools.partial(by, results, held.forward)
+            by = _noted if name in calls else _passed_on
+            of = calls[self.templates.get(name, name)]
+            held.forward = functools.partial(by, of, name, held.forward)
 
 
-def _noted(results: List[Any], own: Callable[..., Any], *args: Any, **kw: Any) -> Any:
-    """Call a layer, and note its result."""
-    results[:] = [own(*args, **kw)]
-    return results[0]
+def _noted(calls: List[_Call], name: str, own: Callable[..., Any], *args: Any, **kw: Any) -> Any:
+    """Call a layer between edges, and note the call."""
+    read, form = pytree.tree_flatten((args, kw))
+    args, kw = pytree.tree_unflatten(_edged(read, BEGIN, name), form)
+    given, returns = pytree.tree_flatten(own(*args, **kw))
+    given = _edged(given, END, name)
+    calls[:] = [_Call(name, read, form, given, returns)]
+    return pytree.tree_unflatten(given, returns)
 
 
-def _passed_on(results: List[Any], own: Callable[..., Any], *args: Any, **kw: Any) -> Any:
+def _passed_on(
+    calls: List[_Call], name: str, own: Callable[..., Any], *args: Any, **kw: Any
+) -> Any:
     """Return the first tensor that a layer reads in the place of its result."""
-    read, (given, form) = _tensors(pytree.tree_leaves((args, kw))), pytree.tree_flatten(results)
-    like = _tensors(given)
-    if not read or len(like) != 1 or not _exchangeable(read[0], like[0]):
+    read, form = pytree.tree_flatten((args, kw))
+    if not calls or calls[0].form != form or not _passes(calls[0], read):
         return own(*args, **kw)
-    return pytree.tree_unflatten(_exchanged(given, read[:1]), form)[0]
+    x, (_, *others) = _tensors(read)[0], _tensors(calls[0].given)
+    given = _edged(_exchanged(calls[0].given, [x, *others]), AGAIN, name)
+    return pytree.tree_unflatten(given, calls[0].returns)
+
+
+def _edged(leaves: List[Any], part: str, name: str) -> List[Any]:
+    """Return leaves with an edge at their first tensor."""
+    tensors = _tensors(leaves)
+    if not tensors or not tensors[0].is_floating_point():
+        return leaves
+    return _exchanged(leaves, [EDGE(tensors[0], part, name), *tensors[1:]])
+
+
+def _passes(first: _Call, read: List[Any]) -> bool:
+    """Whether a layer is called as the first of its kind but for one tensor, which is like its
+    result; further results are what it reads.
+    """
+    (before, *_), (x, *_) = ([*_tensors(leaves), None] for leaves in (first.read, read))
+    result, *others = [*_tensors(first.given), None]
+    if not (isinstance(x, Tensor) and x.is_floating_point()):
+        return False
+    if not (_exchangeable(before, x) and _exchangeable(result, x)):
+        return False
+    pairs = [(a, b) for a, b in zip(first.read, read, strict=True) if b is not x]
+    equal = (a is b if isinstance(b, Tensor) else _exchangeable(a, b) for a, b in pairs)
+    return all(equal) and all(any(y is a for a in [*first.read, None]) for y in others)
 
 
 def _first(
@@ -187,7 +227,10 @@ class _Content(pickle.Pickler):
             if id(value) in self.shared or value.is_meta:
                 return "tensor", str(id(value))
             of = tuple(value.shape), str(value.dtype)
-            return of if id(value) in self.weights else (of, bits(value))
+            if id(value) in self.weights:
+                return of
+            bits = value.detach().reshape(-1).contiguous().view(torch.uint8).numpy()
+            return of, bits.tobytes()
         named = isinstance(value, (type, types.ModuleType, types.CodeType))
         return ("named", str(id(value))) if named else None
 
@@ -224,12 +267,6 @@ def _alike(first: Any, second: Any, i: int, j: int, numbered: bool) -> bool:
         return False
     pairs = zip(first.numbers, second.numbers, strict=True)
     return all(a == b or numbered and (a, b) == (i, j) for a, b in pairs)
-
-
-def bits(value: Tensor) -> str:
-    """Return a text that is equal for tensors of the same bits."""
-    plain = value.detach().reshape(-1).contiguous().view(torch.uint8).numpy()
-    return hashlib.sha256(plain.tobytes()).hexdigest()
 
 
 def complete(graph: Graph) -> None:

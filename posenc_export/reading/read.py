@@ -15,7 +15,7 @@ from posenc_export.reading.causality import findings
 from posenc_export.reading.flat import flat_graph
 from posenc_export.reading.lengths import Lengths
 from posenc_export.reading.operators import Operators
-from posenc_export.reading.parts import Flat, Shortened
+from posenc_export.reading.parts import Flat, completed
 from posenc_export.reading.properties import MIXES, Properties
 from posenc_export.reading.refused import Refused, naming, refuse
 from posenc_export.reading.script import with_source
@@ -141,17 +141,16 @@ def read(
     captured = capture(module, example, max_positions, **how)  # type: ignore[arg-type]
     with naming(captured.where):
         found = findings(captured)
-        short = Shortened(captured) if memory else Shortened.of(captured)
-        reading = _reading(captured, short, found, make)
+        reading = _reading(captured, captured.short or captured, found, make)
         if reading is None:  # layers are not alike by their numbers
-            reading = _reading(captured, Shortened(captured), found, make)
+            reading = _reading(captured, captured, found, make)
         assert reading is not None
         return reading
 
 
 def _reading(
     whole: Capture,
-    short: Shortened,
+    short: Capture,
     found: Sequence[str],
     make: Callable[[Capture, Calls, Flat], Read],
 ) -> Optional[Read]:
@@ -159,8 +158,8 @@ def _reading(
     are copies of others. found: what keeps the module from being computed in calls.
     """
     calls = _checked_calls(short, found)
-    graph = flat_graph(calls, short.capture.names, calls.selected is not None)
-    flat = short.completed(graph, calls)
+    graph = flat_graph(calls, short.names, calls.selected is not None)
+    flat = Flat(graph, calls.caches) if short is whole else completed(graph, calls, whole)
     if flat is None:
         return None
     reading = make(whole, calls, flat)
@@ -176,7 +175,7 @@ def _reading(
     return reading
 
 
-def _checked_calls(short: Shortened, found: Sequence[str]) -> Calls:
+def _checked_calls(short: Capture, found: Sequence[str]) -> Calls:
     """Find the calls of a module. Refused: it mixes tokens or rows."""
     try:
         calls = _calls(short, True)
@@ -193,10 +192,10 @@ def _checked_calls(short: Shortened, found: Sequence[str]) -> Calls:
     return calls
 
 
-def _calls(short: Shortened, key_last: bool) -> Calls:
+def _calls(short: Capture, key_last: bool) -> Calls:
     """Find the steps of a graph. key_last: of two token axes the last runs over keys."""
-    values = Values(short.capture)
-    properties = Properties(values, key_last, short.capture.causal)
+    values = Values(short)
+    properties = Properties(values, key_last, short.causal)
     lengths = Lengths(values, Operators(values), properties)
     attentions = Attentions(properties, lengths)
     for node in values.nodes:
@@ -211,7 +210,7 @@ def _calls(short: Shortened, key_last: bool) -> Calls:
     roles = properties.steps[out].roles
     if isinstance(roles, list) or kinds(roles)[:2] != ["B", "Q"] or len(roles) != 3:
         refuse(out, "gives an output without axes of rows, tokens and numbers [B,S,N]")
-    calls = Calls(properties, lengths, short.ends)
+    calls = Calls(properties, lengths)
     values.forget()
     return calls
 

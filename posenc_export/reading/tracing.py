@@ -31,7 +31,6 @@ from torch.fx.experimental import proxy_tensor
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from posenc_export.reading.joined import Joined, numbers_of_lengths, trace_of
-from posenc_export.reading.layers_once import LayersOnce, complete
 from posenc_export.reading.recurrences import Recurrences
 from posenc_export.reading.refused import Refused, joined, place, place_of_error
 from posenc_export.reading.whole import OneTensor, of_length
@@ -182,13 +181,10 @@ def exported(
     x: Tensor,
     most: int,
     known: Recurrences,
-    layers: Optional[LayersOnce] = None,
-) -> Tuple[ExportedProgram, List[str], Optional[LayersOnce]]:
-    """Trace a module with free rows and tokens; also the phrases of the remedies that it took, and
-    the layers that it holds once.
+) -> Tuple[ExportedProgram, List[str]]:
+    """Trace a module with free rows and tokens; also the phrases of the remedies that it took.
 
-    The example is as long as it can be, so that no branch for short lengths is taken. layers:
-    which are traced once, unless the trace needs remedies.
+    The example is as long as it can be, so that no branch for short lengths is taken.
     """
     active: List[Remedy] = []
     first: Optional[Refused] = None
@@ -196,15 +192,12 @@ def exported(
     while True:
         try:
             with known.traced():
-                program = _attempt(plain, x, most, active, layers)
+                program = _attempt(plain, x, most, active)
         except Exception as error:  # torch.export's, or the module's own on values of a trace
-            if layers is not None:
-                layers = None
-                continue
             first = first or error if isinstance(error, Refused) else first
             text = f"{type(error.__cause__).__name__}: {error.__cause__}"
         else:
-            return program, [*known.phrases, *(remedy.phrase for remedy in active)], layers
+            return program, [*known.phrases, *(remedy.phrase for remedy in active)]
         if active and text == said:
             active.pop()  # it changed nothing
         said = text
@@ -216,13 +209,7 @@ def exported(
         active = [r for r in active if not (helps[0].strict or helps[0].granule > 1)] + [helps[0]]
 
 
-def _attempt(
-    plain: OneTensor,
-    x: Tensor,
-    most: int,
-    active: List[Remedy],
-    layers: Optional[LayersOnce] = None,
-) -> ExportedProgram:
+def _attempt(plain: OneTensor, x: Tensor, most: int, active: List[Remedy]) -> ExportedProgram:
     copied = plain.copied()  # a trace may leave its values on it
     granule = max([r.granule for r in active] or [1])
     rows, length = _example_sizes(copied, most - 1, granule)
@@ -241,21 +228,14 @@ def _attempt(
         for remedy in active:
             if remedy.patch is not None:
                 stack.enter_context(remedy.patch())
-        if layers is not None:
-            stack.enter_context(layers.marked(copied))
         try:
             if is_joined:
                 traced = _joined(copied, x)
-            program = torch.export.export(
+            return torch.export.export(
                 traced, copied.inputs(x), dynamic_shapes=tuple(sizes), strict=strict
             )
         except Exception as error:
             raise _in_our_words(error, copied, fixed) from error
-    if layers is not None:
-        (output,) = program.graph_signature.output_specs
-        complete(program.graph)
-        output.arg.name = program.graph.output_node().args[0][0].name
-    return program
 
 
 def _joined(plain: OneTensor, x: Tensor) -> Joined:

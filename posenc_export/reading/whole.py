@@ -32,8 +32,9 @@ class Capture:
     remedies: what the trace needed beside torch.export, a phrase each.
     gives_last_token: the module returns the output of the last token alone.
     example: x [3,S] or [3,S,E] of tokens that differ, for checks by numbers.
-    short: the module with one layer of each kind, which has the same properties; the module itself
-    if layers were not traced as alike.
+    copies: layers that may be left out of the graph (reading/parts.py), by the first of their kind.
+    short: a module and its graph with one layer of each kind, which have the same properties; None
+    if there is none.
     """
 
     where: str
@@ -53,9 +54,10 @@ class Capture:
     example: Tensor
     causal: bool
     module: "OneTensor" = field(repr=False)
-    short: "OneTensor" = field(repr=False)
     memory: Tuple[Node, ...] = ()
     sources: Optional[sympy.Symbol] = None
+    copies: Mapping[str, str] = field(default_factory=dict)
+    short: Optional["Capture"] = field(default=None, repr=False)
 
     def __deepcopy__(self, memo: Any) -> "Capture":
         """Return itself: copies of a reading share the module that was read."""

@@ -102,7 +102,7 @@ def test_copied_parts_of_a_module_that_is_read_are_those_of_a_whole_trace(
     layers = tuple(kind() for kind in (Windowed, Rotated) * 3)
     read = as_model(Decoder(layers).eval(), ReadAs(max_positions=40))
     model, target = in_dtype(read, dtype), "ort" if dtype == "float32" else "ort-cuda"
-    assert model.repeated.templates == [0, 1, 2, 1, 2, 1, 2, 7, 8]
+    assert {"layers.2": "layers.0", "layers.3": "layers.1"}.items() <= model.repeated.copies.items()
     few = digests(model, "positions", target, tmp_path / "few")
     model.repeated = None
     assert few == digests(model, "positions", target, tmp_path / "whole")

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from posenc_export.reading import parts
+from posenc_export.reading.parts import Layers
 from posenc_export.reading.read import Reading, read
 from posenc_export.shared.numerics import tolerance
 from tests.reading.compare import errors
@@ -98,29 +99,23 @@ class Model(nn.Module):
 
 
 class Case(NamedTuple):
-    """Layers, and the template of each part; None if no part is left out."""
+    """Layers, and the segment of each site; None if no layer is left out."""
 
     layers: List[Any]
-    templates: Optional[List[int]]
+    segments: Optional[List[int]]
     first: bool = False
 
 
-def alike(count: int) -> List[int]:
-    """Templates of a part before all layers, of layers that are alike, and of what follows."""
-    return [0, *[1] * count, count + 1]
-
-
+# Before and in the first layer, before and in its copies, and what follows, the last layer too.
+ONE_KIND = [0, 1, 2, 1, 3, 1, 4]
+TWO_KINDS = [0, 1, 2, 3, 4, 1, 5, 3, 6]
 CASES: Dict[str, Case] = {
-    "layers of one kind": Case([Rotated] * LAYERS, alike(LAYERS)),
-    "two kinds in turn": Case([Windowed, Sloped] * 3, [0, 1, 2, 1, 2, 1, 2, 7]),
-    "a trained score beside the keys": Case([Sinks] * LAYERS, alike(LAYERS)),
-    "a cache of tokens before keys": Case([Convolved, Attends] * 3, [0, 1, 2, 1, 2, 1, 2, 7]),
-    "a state before keys": Case(
-        [partial(Layer, gated_delta_loop), Attends] * 3, [0, 1, 2, 1, 2, 1, 2, 7]
-    ),
-    "the embedding in every layer": Case(
-        [Attends] * LAYERS, [0, 1, 2, 3, 2, 3, 2, 3, 2, 9], first=True
-    ),
+    "layers of one kind": Case([Rotated] * LAYERS, ONE_KIND),
+    "two kinds in turn": Case([Windowed, Sloped] * 3, TWO_KINDS),
+    "a trained score beside the keys": Case([Sinks] * LAYERS, ONE_KIND),
+    "a cache of tokens before keys": Case([Convolved, Attends] * 3, TWO_KINDS),
+    "a state before keys": Case([partial(Layer, gated_delta_loop), Attends] * 3, TWO_KINDS),
+    "the embedding in every layer": Case([Attends] * LAYERS, ONE_KIND, first=True),
     "one factor for each layer": Case([Scored] * LAYERS, None),
     "slopes of each layer": Case([Reach] * LAYERS, None),
 }
@@ -154,7 +149,8 @@ def few(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_layers_that_are_alike_are_copies_of_the_first(name: str) -> None:
     case, model = CASES[name], of(CASES[name])
     reading = read(model, inputs_of(model), POSITIONS)
-    assert (reading.repeated and reading.repeated.templates) == case.templates
+    sites = reading.repeated and Layers(reading.repeated.graph, reading.repeated.copies).sites
+    assert (sites and [site.segment for site in sites]) == case.segments
     check(reading, model)
 
 
@@ -172,19 +168,10 @@ def test_caches_and_weights_are_those_of_a_module_that_is_read_whole(name, monke
         assert torch.equal(numbers[name], wanted[name])
 
 
-def test_layers_may_share_their_weights() -> None:
-    with torch.random.fork_rng():
-        torch.manual_seed(1)
-        model = Model([Rotated()] * LAYERS).eval()
-    reading = read(model, inputs_of(model), POSITIONS)
-    assert reading.repeated is not None
-    assert len([name for name, _ in reading.named_parameters() if "q.weight" in name]) == 1
-    check(reading, model)
-
-
 def test_a_module_whose_copies_give_other_numbers_is_read_whole(monkeypatch) -> None:
     model = of(CASES["layers of one kind"])
-    monkeypatch.setattr(parts.Shortened, "_weights", lambda *_: {})
+    own = parts.Layers.weights
+    monkeypatch.setattr(parts.Layers, "weights", lambda *given: [{}] * len(own(*given)))
     reading = read(model, inputs_of(model), POSITIONS)
     assert reading.repeated is None
     check(reading, model)
