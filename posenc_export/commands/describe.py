@@ -1,4 +1,4 @@
-"""`posenc describe`: print the parts of a checkpoint or preset, by layer. Reads no weights."""
+"""`posenc describe`: print the parts of a checkpoint or a preset, without reading weights."""
 
 import argparse
 import json

@@ -121,6 +121,13 @@ class GraphFault(NamedTuple):
         return dict.fromkeys((end, False) for end in ends)
 
 
+def plant(graph: Path, value: str, nodes: str, output: Path, constants: str = CONSTANTS) -> None:
+    """Write a graph with nodes between an input and its readers."""
+    model = onnx.load(graph)
+    insert(model.graph, value, nodes, "fault_", False, constants)
+    onnx.save(model, output)
+
+
 def insert(
     graph: onnx.GraphProto,
     value: str,
@@ -211,5 +218,20 @@ OF_GRAPHS = {
         ("padding",),
         "written:CumSum",
         "unpadded = Slice (attention_mask, start, first, columns)\n Y = Mul (X, unpadded)",
+    ),
+}
+# Faults that the page does not plant in graphs of other exporters.
+OTHERS = {
+    "rotary positions are slots": OF_GRAPHS["offset not applied to padded rows"]._replace(
+        family="llama"
+    ),
+    "positions one too large": GraphFault(
+        "gpt2", ("positions shifted",), "input:position_ids", "Y = Add (X, one)"
+    ),
+    "new tokens one position late": GraphFault(
+        "llama",
+        ("cache",),
+        "input:position_ids",
+        SIZES + "more = Min (P, one)\n Y = Add (X, more)",
     ),
 }

@@ -48,11 +48,9 @@ def model_of(name: str, folder: Optional[Path] = None, seed: int = 1, **more: An
     return model.eval()
 
 
-def exported(
-    model: Model, path: Path, cached: bool = True, wrapped: Optional[torch.nn.Module] = None
-) -> Path:
+def exported(model: Model, path: Path, cached: bool = True) -> Path:
     """Export a model with the tracer of TorchScript, which is faster."""
     past = caches_of(model) if cached else []
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        return export_decoder(wrapped or Wrapper(model).eval(), path, past, dynamo=False)
+        return export_decoder(Wrapper(model).eval(), path, past, dynamo=False)

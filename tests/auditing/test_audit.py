@@ -7,11 +7,10 @@ import sys
 from pathlib import Path
 
 import pytest
-import torch
 
 from posenc_export import audit, block_config, decoder_config, export_model, seeded
 from posenc_export.commands.cli import main
-from tests.auditing.faults import FAULTS, Fault, Faulty
+from tests.auditing.exporter_faults import OF_GRAPHS, OTHERS, plant
 from tests.auditing.graphs import MODELS, exported, model_of
 
 
@@ -23,15 +22,6 @@ def test_a_right_graph_is_right(name: str, cached: bool, tmp_path: Path) -> None
     assert result.right and not result.cause, result.sentence
     ran = {cell.status for cell in result.cells}
     assert ran <= {"right", "not possible"} and "right" in ran
-
-
-@pytest.mark.parametrize("name", FAULTS)
-def test_a_fault_is_found_and_named(name: str, tmp_path: Path) -> None:
-    fault = FAULTS[name]
-    model = model_of(fault.model, tmp_path)
-    graph = exported(model, tmp_path / "model.onnx", wrapped=Faulty(model, fault).eval())
-    result = audit(graph, tmp_path / "checkpoint")
-    assert not result.right and result.cause in fault.causes, result.sentence
 
 
 def test_a_fault_inside_a_described_reference_is_named(tmp_path: Path) -> None:
@@ -46,13 +36,10 @@ def test_a_fault_inside_a_described_reference_is_named(tmp_path: Path) -> None:
 
 
 def test_a_graph_that_fails_for_other_numbers_of_rows_is_refused(tmp_path: Path) -> None:
-    def two_rows(ids, mask, positions, past):  # type: ignore[no-untyped-def]
-        return ids + torch.zeros(2, 1, dtype=torch.int64), mask, positions, past
-
-    model = model_of("llama", tmp_path)
-    wrapped = Faulty(model, Fault("llama", (), wrap=two_rows)).eval()
-    graph = exported(model, tmp_path / "model.onnx", wrapped=wrapped)
-    result = audit(graph, tmp_path / "checkpoint", quick=True)
+    right = exported(model_of("llama", tmp_path), tmp_path / "right.onnx")
+    two_rows = "<int64[2] rows = {2, 1}>"
+    plant(right, "input_ids", "Y = Expand (X, rows)", tmp_path / "model.onnx", two_rows)
+    result = audit(tmp_path / "model.onnx", tmp_path / "checkpoint", quick=True)
     assert result.verdict == "refused" and not result.right, result.sentence
     assert "Status" not in result.sentence
 
@@ -61,9 +48,8 @@ def test_a_graph_that_fails_for_other_numbers_of_rows_is_refused(tmp_path: Path)
 def wrong(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a checkpoint and model.onnx, whose caches are shifted by a slot."""
     folder = tmp_path_factory.mktemp("wrong")
-    fault = FAULTS["cache shifted"]
-    model = model_of(fault.model, folder)
-    exported(model, folder / "model.onnx", wrapped=Faulty(model, fault).eval())
+    graph = exported(model_of("llama", folder), folder / "right.onnx")
+    OF_GRAPHS["cache shifted"].plant(graph, folder / "model.onnx")
     return folder
 
 
@@ -72,10 +58,9 @@ def wrong(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_a_program_repeats_the_first_wrong_token_and_passes_on_a_right_graph(
     fault: str, tmp_path: Path
 ) -> None:
-    model = model_of("llama", tmp_path)
-    right = exported(model, tmp_path / "right.onnx")
-    wrapped = Faulty(model, FAULTS[fault]).eval()
-    wrong = exported(model, tmp_path / "model.onnx", wrapped=wrapped)
+    right, wrong = tmp_path / "right.onnx", tmp_path / "model.onnx"
+    exported(model_of("llama", tmp_path), right)
+    {**OF_GRAPHS, **OTHERS}[fault].plant(right, wrong)
     result = audit(wrong, tmp_path / "checkpoint", quick=True)
     (tmp_path / "repeat.py").write_text(result.program, "utf-8")
     imports = set(re.findall(r"^ *import (\w+)", result.program, re.MULTILINE))

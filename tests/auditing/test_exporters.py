@@ -11,7 +11,7 @@ from bench.audit import audited, table
 from bench.audit_exporters import EXPORTERS
 from posenc_export import audit
 from tests.auditing import families
-from tests.auditing.exporter_faults import OF_CHECKPOINTS, OF_GRAPHS
+from tests.auditing.exporter_faults import OF_CHECKPOINTS, OF_GRAPHS, OTHERS
 
 # TorchScript cannot export the experts of gpt_oss, nor the choice of factors of phi3.
 TRACED = [name for name, fault in OF_CHECKPOINTS.items() if fault.family in ("llama", "mistral")]
@@ -49,11 +49,11 @@ def exported(name: str, checkpoint: Path, output: Path) -> Path:
         return EXPORTERS[name][0](checkpoint, output)
 
 
-@pytest.mark.parametrize("name", OF_GRAPHS)
+@pytest.mark.parametrize("name", [*OF_GRAPHS, *OTHERS])
 def test_a_fault_in_a_graph_is_named(
     name: str, checkpoint: Any, traced: Any, tmp_path: Path
 ) -> None:
-    fault = OF_GRAPHS[name]
+    fault = {**OF_GRAPHS, **OTHERS}[name]
     assert fault.plant(traced(fault.family), tmp_path / "model.onnx") > 0
     result = audit(tmp_path / "model.onnx", checkpoint(fault.family))
     assert result.cause in fault.causes, result.sentence

@@ -3,15 +3,13 @@
 import subprocess
 import sys
 from pathlib import Path
-from typing import Dict
+from typing import Dict, List, Sequence
 
-import onnx
 import pytest
 
 from posenc_export import audit
 from posenc_export.auditing import Audit, auditor
-from tests.auditing.exporter_faults import insert
-from tests.auditing.faults import FAULTS, Faulty
+from tests.auditing.exporter_faults import OF_GRAPHS, OTHERS, plant
 from tests.auditing.graphs import MODELS, exported, model_of
 from tests.auditing.rounded import FORMATS
 
@@ -34,14 +32,6 @@ LATE = {
         more = Cast <to = 7> (far)
         Y = Add (X, more)""",
 }
-
-
-def plant(graph: Path, value: str, nodes: str, output: Path, late: int = 0) -> None:
-    """Insert nodes between an input and its readers."""
-    model = onnx.load(graph)
-    insert(model.graph, value, nodes, "late_", False, LONG % late)
-
-    onnx.save(model, output)
 
 
 def status(result: Audit) -> Dict[str, str]:
@@ -70,7 +60,7 @@ def test_a_fault_that_begins_late_is_found_by_the_smallest_call(
 ) -> None:
     model = model_of("llama", tmp_path, max_position_embeddings=late + 1000)
     right = exported(model, tmp_path / "right.onnx")
-    plant(right, value, LATE[value], tmp_path / "model.onnx", late)
+    plant(right, value, LATE[value], tmp_path / "model.onnx", LONG % late)
     result = audit(tmp_path / "model.onnx", tmp_path / "checkpoint", quick=True)
     assert not result.right and "although right in" in result.sentence, result.sentence
     refuted = [claim for claim in result.claims if claim.status == "refuted"]
@@ -94,14 +84,13 @@ def test_a_fault_that_begins_late_is_found_by_the_smallest_call(
     assert without.right and "pip install 'posenc-export[prove]'" in without.sentence
 
 
-# By fault, the smallest call that refutes a claim: numbers of new tokens and of slots.
+# By fault, the model, and numbers of new tokens and of slots of the smallest call that refutes a
+# claim.
 REFUTED = {
-    "window ignored": (1, 8),
-    "window one too large": (1, 8),
-    "positions of padded rows are slots": (1, 0),
-    "new tokens one position late": (1, 1),
-    "mask one short": (2, 0),
-    "cache capped": (1, 13),
+    "offset not applied to padded rows": ("gpt2", 1, 0),
+    "new tokens one position late": ("llama", 1, 1),
+    "mask one short": ("llama", 2, 0),
+    "cache capped": ("llama", 1, 13),
 }
 
 
@@ -109,13 +98,26 @@ REFUTED = {
 def test_a_fault_in_masks_or_positions_is_refuted_by_the_smallest_call(
     name: str, tmp_path: Path
 ) -> None:
-    fault = FAULTS[name]
-    model = model_of(fault.model, tmp_path)
-    graph = exported(model, tmp_path / "model.onnx", wrapped=Faulty(model, fault).eval())
-    result = audit(graph, tmp_path / "checkpoint", quick=True)
+    fault, (model, *call) = {**OF_GRAPHS, **OTHERS}[name], REFUTED[name]
+    right = exported(model_of(model, tmp_path), tmp_path / "right.onnx")
+    fault.plant(right, tmp_path / "model.onnx")
+    _check_refuted(tmp_path, fault.causes, call)
+
+
+@pytest.mark.parametrize(("size", "cause"), [(4096, "ignored"), (9, "off by one")])
+def test_another_window_is_refuted_by_the_smallest_call(
+    size: int, cause: str, tmp_path: Path
+) -> None:
+    model_of("mistral", tmp_path)
+    exported(model_of("mistral", sliding_window=size), tmp_path / "model.onnx")
+    _check_refuted(tmp_path, [f"window {cause}"], [1, 8])
+
+
+def _check_refuted(folder: Path, causes: Sequence[str], call: List[int]) -> None:
+    result = audit(folder / "model.onnx", folder / "checkpoint", quick=True)
     refuted = [claim.call for claim in result.claims if claim.status == "refuted"]
-    assert refuted and (refuted[0]["S"], refuted[0]["P"]) == REFUTED[name], result.claims
-    assert result.cause in fault.causes and "the smallest wrong call: " in result.sentence
+    assert refuted and [refuted[0]["S"], refuted[0]["P"]] == call, result.claims
+    assert result.cause in causes and "the smallest wrong call: " in result.sentence
 
 
 def test_a_rounded_graph_is_proved_in_its_float32_form(tmp_path: Path) -> None:
