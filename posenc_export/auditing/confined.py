@@ -1,10 +1,9 @@
 """A graph of a stranger in a process of its own, with limits (shared/confinement.py): a library
 that a file misleads ends that process, and writes nothing.
 
-Both processes exchange data alone: messages of msgpack behind their length of 8 bytes.
+Both processes exchange data alone: messages of msgpack.
 """
 
-import contextlib
 import math
 import os
 import signal
@@ -14,9 +13,10 @@ import tempfile
 import threading
 import time
 from functools import partial
+from multiprocessing.connection import Connection, Pipe
 from pathlib import Path
 from types import SimpleNamespace
-from typing import IO, Any, Dict, List, Mapping, Set, Tuple, Type
+from typing import Any, Dict, List, Mapping, Set, Tuple, Type
 
 import msgspec
 import numpy as np
@@ -43,32 +43,18 @@ LARGEST = 1 << 31  # numbers of the inputs and outputs of one call
 
 
 class Opened(msgspec.Struct):
-    """What is known of a graph: the attributes of Graph."""
+    """What is known of a graph, or of its float32 form: the attributes of Graph or Unrounded."""
 
     inputs: List[Value]
     outputs: List[Value]
-    operators: Set[str]
-    unread: Set[str]
-    precision: str
-    code: str
-    needs: str
-    rounded: str
-
-
-class OpenedForm(msgspec.Struct):
-    """What is known of the float32 form of a graph: the attributes of Unrounded."""
-
-    inputs: List[Value]
-    outputs: List[Value]
-    weights: Dict[str, Tuple[str, str, str]]
-    numbers: Packed
-
-
-class Failure(msgspec.Struct):
-    """An error, of one of ERRORS."""
-
-    kind: str
-    text: str
+    operators: Set[str] = set()
+    unread: Set[str] = set()
+    precision: str = ""
+    code: str = ""
+    needs: str = ""
+    rounded: str = ""
+    weights: Dict[str, Tuple[str, str, str]] = {}
+    numbers: Packed = {}
 
 
 class Failed(GraphError):
@@ -105,11 +91,13 @@ class Confined:
     def __init__(self, path: Path, seconds: float = SECONDS) -> None:
         self.path, self.seconds, self._left = path, seconds, seconds
         folders = [str(Path(folder).resolve()) for folder in sys.path if folder]
-        command = [sys.executable, "-I", "-c", START.format(folders), str(path), str(seconds)]
+        self._connection, theirs = Pipe()
+        arguments = [str(path), str(seconds), str(theirs.fileno())]
+        nothing: Any = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.DEVNULL)
         # Not inherited: other files of this process, and what the libraries print.
-        self._child = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
-        )
+        command = [sys.executable, "-I", "-c", START.format(folders), *arguments]
+        self._child = subprocess.Popen(command, pass_fds=[theirs.fileno()], **nothing)
+        theirs.close()
         try:
             vars(self).update(msgspec.structs.asdict(self._answer(Opened)))
         except BaseException:
@@ -127,7 +115,7 @@ class Confined:
         """Return the float32 form, which has the attributes of Unrounded and keeps this graph open.
         Raise NotUnrounded if it is not known, and as `run`.
         """
-        opened = msgspec.structs.asdict(self._answer(OpenedForm, "unrounded"))
+        opened = msgspec.structs.asdict(self._answer(Opened, "unrounded"))
         opened["numbers"] = _unpacked(opened["numbers"])
         return SimpleNamespace(run=partial(self._run, "run unrounded"), **opened)
 
@@ -140,11 +128,7 @@ class Confined:
         """End the process."""
         self._child.kill()
         self._child.wait()
-        for stream in (self._child.stdin, self._child.stdout):
-            assert stream is not None
-            # A request that the ended process has not read is still in the buffer.
-            with contextlib.suppress(BrokenPipeError):
-                stream.close()
+        self._connection.close()
 
     def __del__(self) -> None:
         if hasattr(self, "_child"):
@@ -152,24 +136,22 @@ class Confined:
 
     def _answer(self, kind: Any, what: str = "", content: Any = None) -> Any:
         """Send a request, if there is one, and return the answer."""
-        stdin, stdout = self._child.stdin, self._child.stdout
-        assert stdin is not None and stdout is not None
         began, timer = time.monotonic(), threading.Timer(self._left, self._child.kill)
         timer.daemon = True
         timer.start()
         try:
             if what:
-                _send(stdin, (what, msgspec.Raw(msgspec.msgpack.encode(content))))
-            answer = msgspec.msgpack.decode(_receive(stdout), type=Tuple[str, msgspec.Raw])
+                self._connection.send_bytes(msgspec.msgpack.encode((what, content)))
+            received = self._connection.recv_bytes(LONGEST)
         except (EOFError, OSError):
             raise self._ended() from None
         finally:
             timer.cancel()
             self._left = max(0.0, self._left - (time.monotonic() - began))
-        if answer[0] == "error":
-            failure = msgspec.msgpack.decode(answer[1], type=Failure)
-            raise ERRORS[failure.kind](failure.text)
-        return msgspec.msgpack.decode(answer[1], type=kind)
+        what, answer = msgspec.msgpack.decode(received, type=Tuple[str, msgspec.Raw])
+        if what in ERRORS:
+            raise ERRORS[what](msgspec.msgpack.decode(answer, type=str))
+        return msgspec.msgpack.decode(answer, type=kind)
 
     def _ended(self) -> ValueError:
         status = self._child.wait()
@@ -181,22 +163,6 @@ class Confined:
 
 def _name(status: int) -> str:
     return signal.Signals(-status).name if status < 0 else f"exit status {status}"
-
-
-def _send(stream: IO[bytes], message: Any) -> None:
-    content = msgspec.msgpack.encode(message)
-    stream.write(len(content).to_bytes(8, "little"))
-    stream.write(content)
-    stream.flush()
-
-
-def _receive(stream: IO[bytes]) -> bytes:
-    """Read a message. Raise EOFError for a part of one."""
-    size = int.from_bytes(stream.read(8), "little")
-    content = stream.read(size) if 0 < size <= LONGEST else b""
-    if not size or len(content) != size:
-        raise EOFError
-    return content
 
 
 def _packed(arrays: Mapping[str, np.ndarray]) -> Packed:
@@ -214,10 +180,8 @@ def _unpacked(packed: Packed) -> Arrays:
 
 
 def serve() -> None:
-    """Open the graph of the command line, and run it for each message until stdin ends."""
-    path, seconds = Path(sys.argv[1]), float(sys.argv[2])
-    answers, requests = os.fdopen(os.dup(1), "wb"), sys.stdin.buffer
-    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # what libraries print
+    """Open the graph of the command line, and run it for each message until the last one."""
+    path, seconds, connection = Path(sys.argv[1]), float(sys.argv[2]), Connection(int(sys.argv[3]))
     # torch looks for a folder of its cache when it is imported, and makes it if there is none.
     os.environ["TORCHINDUCTOR_CACHE_DIR"] = tempfile.gettempdir()
     confine(seconds)
@@ -230,36 +194,37 @@ def serve() -> None:
                 graph = graph_of(path)
                 answer: Any = msgspec.convert(graph, Opened, from_attributes=True)
             else:
-                request = msgspec.msgpack.decode(_receive(requests), type=Tuple[str, msgspec.Raw])
-                what, content = request
+                request = connection.recv_bytes()
+                what, content = msgspec.msgpack.decode(request, type=Tuple[str, msgspec.Raw])
                 if what == "unrounded":
                     form = graph.unrounded()
-                    ends = form.inputs, form.outputs
-                    answer = OpenedForm(*ends, dict(form.weights), _packed(form.numbers))
+                    answer = Opened(form.inputs, form.outputs)
+                    answer.weights, answer.numbers = dict(form.weights), _packed(form.numbers)
                 elif what == "prove":
                     question = msgspec.msgpack.decode(content, type=Question)
                     answer = graph.prove(question, form) if hasattr(graph, "prove") else []
                 else:
                     run = graph.run if what == "run" else form.run
                     answer = _packed(run(_unpacked(msgspec.msgpack.decode(content, type=Packed))))
-            _send(answers, ("value", answer))
+            connection.send_bytes(msgspec.msgpack.encode(("value", answer)))
         except EOFError:
             return
         except HANDLED as error:
-            _send(answers, ("error", _failure(error, what)))
+            connection.send_bytes(msgspec.msgpack.encode(_failure(error, what)))
             if graph is None:
                 return
 
 
-def _failure(error: Exception, what: str) -> Failure:
-    """Return the error of a request."""
+def _failure(error: Exception, what: str) -> Tuple[str, str]:
+    """Return the kind (ERRORS) and the text of an error of a request."""
     if what == "unrounded":
-        return Failure("rounded", str(error) if isinstance(error, NotUnrounded) else brief(error))
-    named = {ModuleNotFoundError: "missing", NotPossible: "impossible"}.get(type(error))
-    if named or isinstance(error, (ValueError, GraphError)):
-        kind = "failed" if isinstance(error, GraphError) else "refused"
-        return Failure(named or kind, str(error))
-    return Failure("refused", f"audit: expected a graph that can be run, got {brief(error)}")
+        return "rounded", str(error) if isinstance(error, NotUnrounded) else brief(error)
+    for kind in ("missing", "impossible", "refused"):
+        if isinstance(error, ERRORS[kind]):
+            return kind, str(error)
+    if isinstance(error, GraphError):
+        return "failed", str(error)
+    return "refused", f"audit: expected a graph that can be run, got {brief(error)}"
 
 
 def opened(graph: Any, seconds: float) -> Tuple[Path, Any]:

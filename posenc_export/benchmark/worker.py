@@ -1,18 +1,17 @@
-"""Worker process of one contestant, which workers.Worker starts. Reads JSON requests from stdin,
-and writes one JSON reply to stdout for each. It imports torch or onnxruntime only if the contestant
-needs them.
+"""Worker process of one contestant, which workers.Worker starts, and which replies to its requests.
+It imports torch or onnxruntime only if the contestant needs them.
 """
 
+import contextlib
 import ctypes
 import importlib
-import json
-import os
 import signal
 import sys
 import time
 from functools import partial
+from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any, Callable, Dict, List, TextIO, Tuple
+from typing import Any, Callable, Dict, List, Tuple
 
 import numpy as np
 
@@ -177,30 +176,23 @@ def _status_bytes(field: str) -> int:
     return 0
 
 
-def serve(
-    open_session: Callable[[Request], Tuple[Opened, Manifest]], requests: TextIO, replies: TextIO
-) -> None:
-    """Answer requests until the input ends. Errors are replies: the caller names the contestant."""
-    bench = Bench(open_session)
-    for line in requests:
-        request = json.loads(line)
-        try:
-            reply = getattr(bench, request["do"])(request)
-        except Exception as error:  # the caller reports every kind of error and ends all workers
-            known = isinstance(error, ValueError)  # messages of this package name their origin
-            reply = {"error": str(error) if known else f"{type(error).__name__}: {error}"}
-        replies.write(json.dumps(reply) + "\n")
-        replies.flush()
-
-
 def main(opener: Callable[[Request], Tuple[Opened, Manifest]] = open_session) -> None:
-    """Serve requests. Replies use the original stdout; output of libraries goes to stderr."""
+    """Answer requests until the other end closes. Errors are replies: the caller names the
+    contestant.
+    """
     if sys.platform == "linux":
         # Otherwise stopped workers remain when the caller is killed.
         ctypes.CDLL(None).prctl(SET_PARENT_DEATH_SIGNAL, signal.SIGKILL)
-    with os.fdopen(os.dup(1), "w", encoding="utf-8") as replies:
-        os.dup2(2, 1)
-        serve(opener, sys.stdin, replies)
+    bench, connection = Bench(opener), Connection(int(sys.argv[1]))
+    with contextlib.suppress(EOFError):
+        while True:
+            request = connection.recv()
+            try:
+                reply = getattr(bench, request["do"])(request)
+            except Exception as error:  # the caller reports all of them, and ends all workers
+                known = isinstance(error, ValueError)  # messages of this package name their origin
+                reply = {"error": str(error) if known else f"{type(error).__name__}: {error}"}
+            connection.send(reply)
 
 
 def _timed(call: Callable[[], Any]) -> float:

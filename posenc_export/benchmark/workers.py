@@ -1,14 +1,12 @@
 """Worker processes, of which one runs at a time; all are killed at the end."""
 
 import contextlib
-import json
 import os
-import queue
 import signal
 import subprocess
 import sys
 import tempfile
-import threading
+from multiprocessing.connection import Pipe
 from pathlib import Path
 from typing import Any, Dict, Iterator, List, Sequence
 
@@ -20,8 +18,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 class Worker:
-    """Process that runs only while `ask` waits for its reply, and is stopped otherwise. On systems
-    without the signals to stop it (Windows), it waits for input.
+    """Process that runs only while `ask` waits for its reply, and is stopped otherwise.
 
     Args:
         label: name of the contestant, for error messages.
@@ -33,35 +30,31 @@ class Worker:
     def __init__(self, label: str, threads: int, sleeping: bool = False) -> None:
         self.label = label
         self.log = tempfile.TemporaryFile()  # noqa: SIM115  closed by end()
-        environment = _environment(threads, sleeping)
-        pipes: Dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+        self.connection, theirs = Pipe()
         self.child = subprocess.Popen(
-            COMMAND, **pipes, stderr=self.log, env=environment, start_new_session=True
+            [*COMMAND, str(theirs.fileno())],
+            stdin=subprocess.DEVNULL,
+            stdout=self.log,
+            stderr=self.log,
+            env=_environment(threads, sleeping),
+            start_new_session=True,
+            pass_fds=[theirs.fileno()],
         )
-        self._replies: "queue.SimpleQueue[bytes]" = queue.SimpleQueue()
-        # A thread, because Windows cannot wait for a pipe for a limited time.
-        self._reader = threading.Thread(target=self._read, daemon=True)
-        self._reader.start()
+        theirs.close()
 
     def ask(self, do: str, **request: Any) -> Dict[str, Any]:
         """Send a request and return its reply. Raise ValueError if the contestant fails."""
-        assert self.child.stdin is not None
-        self._signal("SIGCONT")
+        self._signal(signal.SIGCONT)
         try:
-            self.child.stdin.write(json.dumps({"do": do, **request}).encode() + b"\n")
-            self.child.stdin.flush()
-        except BrokenPipeError:
+            self.connection.send({"do": do, **request})
+            if not self.connection.poll(PATIENCE):
+                rule = f"{do} to end within {PATIENCE:.0f} s"
+                remedy = "omit this contestant or give smaller contexts"
+                raise refusal(f"benchmark {self.label}", rule, "no reply", remedy)
+            reply: Dict[str, Any] = self.connection.recv()
+        except (EOFError, OSError):
             raise self._died(do) from None
-        try:
-            line = self._replies.get(timeout=PATIENCE)
-        except queue.Empty:
-            rule = f"{do} to end within {PATIENCE:.0f} s"
-            remedy = "omit this contestant or give smaller contexts"
-            raise refusal(f"benchmark {self.label}", rule, "no reply", remedy) from None
-        if not line:
-            raise self._died(do)
-        self._signal("SIGSTOP")
-        reply: Dict[str, Any] = json.loads(line)
+        self._signal(signal.SIGSTOP)
         if "error" in reply:
             rule, remedy = f"{do} to succeed", "omit this contestant or correct the error"
             raise refusal(f"benchmark {self.label}", rule, f"'{reply['error']}'", remedy)
@@ -69,30 +62,15 @@ class Worker:
 
     def end(self) -> None:
         """Kill the process and its children, also if they are stopped."""
-        self._signal("SIGKILL")
+        self._signal(signal.SIGKILL)
         self.child.wait()
-        self._reader.join()
-        for stream in (self.child.stdout, self.log):
-            if stream is not None:
-                stream.close()
-        if self.child.stdin is not None:
-            with contextlib.suppress(BrokenPipeError):
-                self.child.stdin.close()
+        self.connection.close()
+        self.log.close()
 
-    def _read(self) -> None:
-        assert self.child.stdout is not None
-        line = b"\n"
-        while line:
-            line = self.child.stdout.readline()
-            self._replies.put(line)
-
-    def _signal(self, name: str) -> None:
-        """Signal the process and its children; without process groups (Windows), kill it only."""
-        if hasattr(os, "killpg"):
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(self.child.pid, signal.Signals[name])
-        elif name == "SIGKILL":
-            self.child.kill()
+    def _signal(self, number: signal.Signals) -> None:
+        """Signal the process and its children."""
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.child.pid, number)
 
     def _died(self, do: str) -> ValueError:
         code = self.child.wait()
