@@ -1,4 +1,6 @@
-"""The command runs where calls and files of Linux do not exist, as on Windows and macOS."""
+"""The command runs where calls and files of Linux do not exist, as on Windows and macOS; audits and
+benchmarks need signals and connections of POSIX.
+"""
 
 import os
 import re
@@ -60,13 +62,6 @@ assert main([*arguments, "-o", sys.argv[1]]) == 0
 folder, name = os.path.split(sys.argv[1])
 assert sorted(os.listdir(folder)) == [name], "temporary folders are left"
 """
-WORKERS = """
-from posenc_export.benchmark import workers
-workers.COMMAND = [sys.executable, "-c", "import sys; [print('{}', flush=True) for _ in sys.stdin]"]
-with workers.started(["one", "other"], 1) as pair:
-    assert [worker.ask("load") for worker in pair] == [{}, {}]
-assert all(worker.child.returncode for worker in pair)
-"""
 IMPORTS = """
 import posenc_export
 for module in pkgutil.walk_packages(posenc_export.__path__, "posenc_export."):
@@ -103,10 +98,6 @@ def test_every_command_prints_its_help_without_calls_of_linux_and_without_colour
 
 def test_an_export_runs_without_calls_of_linux(tmp_path: Path) -> None:
     _run(EXPORT, tmp_path / "artefact")
-
-
-def test_contestants_of_a_benchmark_answer_and_end_without_signals() -> None:
-    _run(WORKERS)
 
 
 @pytest.mark.exhaustive
