@@ -69,16 +69,9 @@ def _slopes(count: int, max_bias: float) -> np.ndarray:
 
 
 class ALiBiOracle(Oracle, of=ALiBi):
-    def bias(self, head: int, query: int, key: int) -> float:
-        e = self.encoding
-        if head >= e.heads:
-            return 0.0
-        return -self.slope(head) * e.scale * abs(query - key)
+    def __init__(self, encoding: ALiBi) -> None:
+        super().__init__(encoding)
+        self.slopes = (encoding.scale * _slopes(encoding.heads, encoding.max_bias)).tolist()
 
-    def slope(self, head: int) -> float:
-        below, max_bias = 1, self.encoding.max_bias
-        while 2 * below <= self.encoding.heads:
-            below *= 2
-        if head < below:
-            return math.exp2(-max_bias * (head + 1) / below)
-        return math.exp2(-max_bias * (2 * (head - below) + 1) / (2 * below))
+    def bias(self, head: int, query: int, key: int) -> float:
+        return -self.slopes[head] * abs(query - key) if head < len(self.slopes) else 0.0

@@ -169,10 +169,7 @@ class DeBERTaOracle(Oracle, of=DeBERTa):
         return self.score_scale(len(q)) * float(terms)
 
     def row(self, behind: int) -> int:
-        e = self.encoding
-        delta, middle = behind, e.span // 2
-        if e.version == "v2" and abs(behind) > middle:
-            widest = torch.log(torch.tensor((e.max_relative - 1) / middle))
-            ratio = torch.log(torch.tensor(abs(behind) / middle)) / widest
-            delta = int(math.copysign(math.ceil(float(ratio * (middle - 1))) + middle, behind))
-        return int(min(max(delta + e.span, 0), 2 * e.span - 1))
+        e, delta = self.encoding, behind
+        if e.version == "v2":
+            delta = int(_log_buckets(np.array([behind]), e.span, e.max_relative)[0])
+        return min(max(delta + e.span, 0), 2 * e.span - 1)

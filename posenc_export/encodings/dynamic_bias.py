@@ -2,7 +2,6 @@
 Dynamic Position Bias; linear or logarithmic as in x-transformers).
 """
 
-import math
 from typing import Any, Dict, List, Literal, Optional
 
 import numpy as np
@@ -87,15 +86,15 @@ class DynamicBias(PositionEncoding):
         self.register_load_state_dict_post_hook(prepare_loaded)
 
     def prepare(self) -> None:
-        distances = np.arange(-self.ahead, self.furthest + 1, dtype=np.float64)
-        if self.distance == "log":
-            distances = np.sign(distances) * np.log1p(np.abs(distances))
+        distances = np.arange(-self.ahead, self.furthest + 1)
         blocks = np.array_split(distances, -(-len(distances) // BLOCK))
         self.table = Table(np.concatenate([self.network(block) for block in blocks]))
 
     def network(self, distances: np.ndarray) -> np.ndarray:
-        """Biases [n,H] float64 of scaled distances s [n] float64."""
-        x = torch.from_numpy(distances).unsqueeze(1)
+        """Biases [n,H] float64 of distances [n] int64."""
+        x = torch.from_numpy(distances).to(torch.float64).unsqueeze(1)
+        if self.distance == "log":
+            x = torch.sign(x) * torch.log1p(x.abs())
         for index, linear in enumerate([self.first, *self.between]):
             x = _double(linear, x)
             if len(self.norms):
@@ -114,34 +113,9 @@ def _double(linear: Any, x: Tensor) -> Tensor:
 class DynamicBiasOracle(Oracle, of=DynamicBias):
     def __init__(self, encoding: DynamicBias) -> None:
         super().__init__(encoding)
-        self.rows: Dict[int, List[float]] = {}
+        self.rows: Dict[int, np.ndarray] = {}
 
     def bias(self, head: int, query: int, key: int) -> float:
         if query - key not in self.rows:
-            self.rows[query - key] = self.row(query - key)
-        return self.rows[query - key][head]
-
-    def row(self, d: int) -> List[float]:
-        linear = self.encoding.distance == "linear"
-        values = [float(d) if linear else math.copysign(math.log1p(abs(d)), d)]
-        for index in range(1 + len(self.encoding.between)):
-            sums = self.sums("first" if index == 0 else f"between.{index - 1}", values)
-            if f"norms.{index}.weight" in self.weights:
-                sums = self.normed(f"norms.{index}", sums)
-            # exp overflows above 709.
-            values = [value / (1 + math.exp(-value)) if value > -700 else 0.0 for value in sums]
-        return self.sums("second", values)
-
-    def normed(self, layer: str, values: List[float]) -> List[float]:
-        mean = math.fsum(values) / len(values)
-        variance = math.fsum((value - mean) ** 2 for value in values) / len(values)
-        scaled = (np.array(values) - mean) / math.sqrt(variance + EPSILON)
-        factors, offsets = self.weights[f"{layer}.weight"], self.weights[f"{layer}.bias"]
-        return (scaled * factors + offsets).tolist()
-
-    def sums(self, layer: str, values: List[float]) -> List[float]:
-        rows, offsets = self.weights[f"{layer}.weight"], self.weights[f"{layer}.bias"]
-        return [
-            math.fsum(w * value for w, value in zip(row, values, strict=True)) + offset
-            for row, offset in zip(rows, offsets, strict=True)
-        ]
+            self.rows[query - key] = self.encoding.network(np.array([query - key]))[0]
+        return float(self.rows[query - key][head])

@@ -68,20 +68,13 @@ class LogN(PositionEncoding):
 class LogNOracle(Oracle, of=LogN):
     def tables(self) -> Mapping[str, Rows]:
         e = self.encoding
-        if e.form == "steps":
-            return {
-                "factors": lambda p: (
-                    1 + e.temperature * np.log(1 + np.floor((p + e.first) / e.period))
-                )
-            }
-        return {"factors": lambda p: np.maximum(1.0, np.log(p + 1) / np.log(e.trained))}
+        if e.form == "log":
+            return {"factors": lambda p: np.maximum(1.0, np.log(p + 1) / np.log(e.trained))}
+        steps = lambda p: np.floor((p + e.first) / e.period)  # noqa: E731
+        return {"factors": lambda p: 1 + e.temperature * np.log(1 + steps(p))}
 
     def rotate(self, x: np.ndarray, position: int) -> np.ndarray:
-        e = self.encoding
-        if e.form == "steps":
-            steps = math.floor((position + e.first) / e.period)
-            return x * (1 + e.temperature * math.log(1 + steps))
-        return x * max(1.0, math.log(position + 1, e.trained))
+        return x * self.row_of("factors", position)
 
     def rotate_key(self, x: np.ndarray, position: int) -> np.ndarray:
         return x

@@ -69,9 +69,7 @@ class RoPENormalized(RotaryGrid):
         self.powers, self.theta, self.highest = spectrum == "powers", float(theta), float(highest)
         self.counts = [frames] * (axes - 2) + [rows or self.count, columns or self.count]
         self.axis_of_pair = [k // self.pairs for k in range(self.size // 2)]
-        places = np.arange(self.count, dtype=np.float64)
-        of_axes = [self.point(axis, places) for axis in range(axes)]
-        self.tabulate(np.stack([of_axes[axis] for axis in self.axis_of_pair], axis=1))
+        self.tabulate(self.numbers(np.arange(self.count)[:, None]))
 
     def point(self, axis: int, coordinate: Any) -> Any:
         count = self.counts[axis]

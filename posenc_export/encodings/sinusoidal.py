@@ -96,26 +96,14 @@ class Sinusoidal(PositionEncoding):
 
 class SinusoidalOracle(Oracle, of=Sinusoidal):
     def tables(self) -> Mapping[str, Rows]:
-        e, width = self.encoding, self.encoding.table.rows.size(1)
-        powers = np.array([math.pow(e.base, k / max(e.steps, 1)) for k in range(width // 2)])
+        e, pairs = self.encoding, self.encoding.table.rows.size(1) // 2
+        powers = np.array([math.pow(e.base, k / max(e.steps, 1)) for k in range(pairs)])
 
         def table(positions: np.ndarray) -> np.ndarray:
-            angles, rows = (positions + e.offset) / powers, np.zeros((len(positions), width))
-            half = slice(None, len(powers)), slice(len(powers), 2 * len(powers))
-            sines, cosines = (
-                (slice(0, 2 * len(powers), 2), slice(1, None, 2)) if e.interleaved else half
-            )
-            rows[:, sines], rows[:, cosines] = np.sin(angles), np.cos(angles)
-            return e.factor * rows
+            rows = sinusoids.rows((positions + e.offset) / powers, e.interleaved)
+            return e.factor * np.pad(rows, ((0, 0), (0, e.unencoded)))
 
         return {"table": table}
 
     def embed(self, x: np.ndarray, position: int) -> np.ndarray:
-        e, half = self.encoding, len(x) // 2
-        out = x * e.scale
-        for k in range(half):
-            angle = (position + e.offset) / math.pow(e.base, k / max(e.steps, 1))
-            at_sine, at_cosine = (2 * k, 2 * k + 1) if e.interleaved else (k, half + k)
-            out[at_sine] += e.factor * math.sin(angle)
-            out[at_cosine] += e.factor * math.cos(angle)
-        return out
+        return x * self.encoding.scale + self.row_of("table", position)

@@ -71,33 +71,21 @@ class Sinusoidal2D(PositionEncoding):
 
 class Sinusoidal2DOracle(Oracle, of=Sinusoidal2D):
     def tables(self) -> Mapping[str, Rows]:
-        return {name: self.rows(n) for name, n in (("of_row", 0), ("of_column", 1))}
+        return {"of_row": self.rows(0), "of_column": self.rows(1)}
 
     def rows(self, axis: int) -> Rows:
-        e, width = self.encoding, self.encoding.of_row.rows.size(1)
-        n = np.arange(width)
-        index, cosine = (
-            (n // 2, n % 2 == 1) if e.interleaved else (n % (width // 2), n >= width // 2)
-        )
-        powers = np.array([math.pow(e.base, 2 * k / width) for k in index.tolist()])
+        e, pairs = self.encoding, self.encoding.of_row.rows.size(1) // 2
+        powers = np.array([math.pow(e.base, k / pairs) for k in range(pairs)])
 
         def of_places(places: np.ndarray) -> np.ndarray:
-            waves = np.where(cosine, np.cos(places / powers), np.sin(places / powers))
-            return np.where(places < e.counts[axis], e.factor * waves, 0.0)
+            waves = e.factor * sinusoids.rows(places / powers, e.interleaved)
+            return np.where(places < e.counts[axis], waves, 0.0)
 
         return of_places
 
     def embed(self, x: np.ndarray, position: Place) -> np.ndarray:
         """Encode x [E]; position is the row and column of a token, or one number for both."""
-        e, half, pairs = self.encoding, len(x) // 2, len(x) // 4
-        out = x * e.scale
-        for n in range(len(x)):
-            axis, index = (e.first + n // half) % 2, n % half
-            place = position if isinstance(position, int) else position[axis]
-            k, cosine = (
-                (index // 2, index % 2 == 1) if e.interleaved else (index % pairs, index >= pairs)
-            )
-            angle = place / math.pow(e.base, k / pairs)
-            if place < e.counts[axis]:
-                out[n] += e.factor * (math.cos(angle) if cosine else math.sin(angle))
-        return out
+        row, column = (position, position) if isinstance(position, int) else position
+        halves = [self.row_of("of_row", row), self.row_of("of_column", column)]
+        order = (1, 0) if self.encoding.first else (0, 1)
+        return x * self.encoding.scale + np.concatenate([halves[axis] for axis in order])

@@ -2,7 +2,6 @@
 2.2).
 """
 
-import cmath
 import math
 from typing import Mapping, Tuple
 
@@ -88,17 +87,11 @@ class XPosOracle(Oracle, of=XPos):
         return {table: grown(name, sign) for table, (name, sign) in names.items()}
 
     def rotate(self, x: np.ndarray, position: int) -> np.ndarray:
-        return self.rotated(x, position, 1)
+        return self.rotated(x, position, "q")
 
     def rotate_key(self, x: np.ndarray, position: int) -> np.ndarray:
-        return self.rotated(x, position, -1)
+        return self.rotated(x, position, "k")
 
-    def rotated(self, x: np.ndarray, position: int, sign: int) -> np.ndarray:
-        e = self.encoding
-        factors = []
-        for k in range(e.size // 2):
-            share = 2 * k / e.size
-            base = (share + e.gamma) / (1 + e.gamma)
-            magnitude = math.pow(base, sign * (position - e.centre) / e.base)
-            factors.append(cmath.rect(magnitude, position / math.pow(e.theta, share)))
-        return multiply_pairs(x, factors, e.interleaved)
+    def rotated(self, x: np.ndarray, position: int, kind: str) -> np.ndarray:
+        cos, sin = self.row_of(f"{kind}_cos", position), self.row_of(f"{kind}_sin", position)
+        return multiply_pairs(x, cos + 1j * sin, self.encoding.interleaved)

@@ -48,15 +48,23 @@ def test_alibi_of_the_first_heads_matches(heads: int) -> None:
 
 
 @pytest.mark.parametrize("causal", [True, False])
-@pytest.mark.parametrize(("distance", "depth"), [("linear", 3), ("log", 1)])
-def test_dynamic_bias_matches(distance: str, depth: int, causal: bool) -> None:
+@pytest.mark.parametrize(
+    ("distance", "depth", "norm"),
+    [("linear", 3, "none"), ("log", 1, "none"), ("linear", 2, "layer"), ("log", 2, "layer")],
+)
+def test_dynamic_bias_matches(distance: str, depth: int, norm: str, causal: bool) -> None:
     torch.manual_seed(1)
-    theirs = peers.DynamicPositionBias(8, heads=6, depth=depth, log_distance=distance == "log")
-    ours = _build("dynamic_bias", causal, distance=distance, hidden=8, depth=depth)
+    theirs = peers.DynamicPositionBias(
+        8, heads=6, depth=depth, log_distance=distance == "log", norm=norm == "layer"
+    )
+    ours = _build("dynamic_bias", causal, distance=distance, hidden=8, depth=depth, norm=norm)
     first, *between = (block[0] for block in theirs.mlp[:-1])
     ours.first.load_state_dict(first.state_dict())
     for layer, other in zip(ours.between, between, strict=True):
         layer.load_state_dict(other.state_dict())
+    for layer, block in zip(ours.norms[1:], theirs.mlp[1:-1], strict=False):  # the first is plain
+        torch.nn.init.normal_(block[1].weight)
+        layer.load_state_dict(block[1].state_dict())
     ours.second.load_state_dict(theirs.mlp[-1].state_dict())
     ours.prepare()
     seen = np.tril(np.ones((30, 30))) if causal else 1

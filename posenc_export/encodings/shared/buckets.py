@@ -2,6 +2,7 @@
 T5, 2.1; borders as in its published code).
 """
 
+import functools
 import math
 from typing import Dict, List
 
@@ -66,16 +67,12 @@ def bucket_edges(of_distance: Tensor, max_distance: int) -> Dict[str, int]:
     return {"last bucket": border, "max distance": max_distance}
 
 
+@functools.lru_cache(maxsize=1 << 16)
 def exact_bucket(ahead: int, buckets: int, max_distance: int, causal: bool) -> int:
     """The bucket of one distance, for oracles."""
     count = buckets if causal else buckets // 2
     first = count if ahead > 0 and not causal else 0
-    distance, exact = abs(ahead), count // 2
-    if distance < exact:
-        return int(first + distance)
-    ratio = torch.log(torch.tensor(distance, dtype=torch.float32) / exact)
-    steps = int(ratio / math.log(max_distance / exact) * (count - exact))
-    return int(first + min(exact + steps, count - 1))
+    return first + int(_one_side(np.array([abs(ahead)]), count, max_distance)[0])
 
 
 def _one_side(distances: np.ndarray, buckets: int, max_distance: int) -> np.ndarray:

@@ -70,8 +70,7 @@ def _of_scores(part: PositionEncoding) -> bool:
 class Combined(PositionEncoding):
     """Applies the hooks of its parts one after the other and adds their biases.
 
-    Hook: the hooks of the parts. State: the states of the parts, in order. Range: the smallest
-    range of the parts.
+    It has the states of the parts, in order, and the smallest of their ranges.
 
     Args:
         parts: encodings. At most one may compute scores from content, one scale scores, one change

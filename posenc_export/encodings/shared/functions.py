@@ -1,17 +1,16 @@
 """Encodings made from one function of positions; the oracle calls it in float64."""
 
-import cmath
 import contextlib
 import warnings
-from typing import Any, Callable, ClassVar, Dict, Iterator, Optional, Tuple, Type
+from typing import Any, Callable, ClassVar, Iterator, Optional, Tuple, Type
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from posenc_export import ops
-from posenc_export.encodings.shared.base import Geometry, Oracle, PositionEncoding, Table
-from posenc_export.encodings.shared.rotary import Layout, multiply_pairs
+from posenc_export.encodings.shared.base import Geometry, Oracle, PositionEncoding
+from posenc_export.encodings.shared.rotary import Layout, Rotation
 from posenc_export.shared.refusal import refusal
 
 Function = Callable[..., Tensor]
@@ -54,8 +53,6 @@ def rotation(function: Function) -> Type[PositionEncoding]:
 
 class FunctionBias(PositionEncoding):
     """scores + f(head, query, key).
-
-    Hook: bias. State: none. Range: 0 .. max_positions - 1.
 
     Args:
         geometry: heads H.
@@ -104,10 +101,8 @@ class FunctionBiasOracle(Oracle, of=FunctionBias):
         return float(_double(score, type(self.encoding)))
 
 
-class FunctionRotation(PositionEncoding):
+class FunctionRotation(Rotation):
     """Pairs of queries and keys rotated by f(pair, position) radians.
-
-    Hook: rotate. State: none. Range: 0 .. max_positions - 1.
 
     Args:
         geometry: head size D, max_positions.
@@ -122,46 +117,37 @@ class FunctionRotation(PositionEncoding):
     function: ClassVar[Function]
 
     def __init__(self, geometry: Geometry, layout: Layout = "half") -> None:
-        super().__init__()
-        name = type(self).__name__
         if geometry.head_size % 2:
-            rule = "an even head size"
-            raise refusal(f"rotation {name}", rule, geometry.head_size, "choose another head size")
-        positions = torch.arange(geometry.max_positions)[:, None]
-        pairs = torch.arange(geometry.head_size // 2)
-        with float64():
-            angles = _double(self.function(pairs, positions), type(self))
-        if not _broadcasts(tuple(angles.shape), (len(positions), len(pairs))):
-            rule = "angles that broadcast to [M,D/2]"
-            got = list(angles.shape)
-            raise refusal(f"rotation {name}", rule, got, "keep the axes of pair and position")
-        angles = angles.expand(len(positions), len(pairs))
-        self.interleaved = layout == "interleaved"
-        multiples = positions * angles[min(1, len(angles) - 1)]
-        self.linear = torch.allclose(angles, multiples, rtol=ROUNDED, atol=0.0)
-        self.cos, self.sin = Table(angles.cos().numpy()), Table(angles.sin().numpy())
+            where, rule = f"rotation {type(self).__name__}", "an even head size"
+            raise refusal(where, rule, geometry.head_size, "choose another head size")
+        super().__init__(geometry, layout)
+        places = np.arange(self.count)[:, None]
+        angles = self.numbers(places)
+        multiples = places * angles[min(1, self.count - 1)]
+        self.linear = np.allclose(angles, multiples, rtol=ROUNDED, atol=0.0)
+        self.tabulate(angles)
 
     def rotate(self, q: Tensor, k: Tensor, positions: Tensor) -> Tuple[Tensor, Tensor]:
         """q [B,S,H,D], k [B,S,K,D], positions [B,S] int64 to the same shapes and dtypes."""
         cos, sin = self.cos.rows, self.sin.rows
         return ops.rotate_both(q, k, positions, cos, sin, self.interleaved, self.linear)
 
+    def frequency(self, k: int) -> float:
+        """1, because the function returns angles."""
+        return 1.0
 
-class FunctionRotationOracle(Oracle, of=FunctionRotation):
-    def __init__(self, encoding: FunctionRotation) -> None:
-        super().__init__(encoding)
-        self.angles: Dict[Tuple[int, int], float] = {}  # all heads are rotated alike
-
-    def rotate(self, x: np.ndarray, position: int) -> np.ndarray:
-        factors = [cmath.exp(1j * self._angle(k, position)) for k in range(len(x) // 2)]
-        return multiply_pairs(x, factors, self.encoding.interleaved)
-
-    def _angle(self, pair: int, position: int) -> float:
-        if (pair, position) not in self.angles:
-            with float64():
-                angle = self.encoding.function(torch.tensor(pair), torch.tensor(position))
-            self.angles[pair, position] = float(_double(angle, type(self.encoding)))
-        return self.angles[pair, position]
+    def numbers(self, place: Any) -> np.ndarray:
+        """The angles of a position or of positions [n,1]."""
+        pairs = torch.arange(self.size // 2)
+        positions = torch.as_tensor(place).to(torch.int64).reshape(-1, 1)
+        with float64():
+            angles = _double(self.function(pairs, positions), type(self))
+        shape = (len(positions), len(pairs))
+        if not _broadcasts(tuple(angles.shape), shape):
+            where, rule = f"rotation {type(self).__name__}", "angles that broadcast to [M,D/2]"
+            remedy = "keep the axes of pair and position"
+            raise refusal(where, rule, list(angles.shape), remedy)
+        return angles.expand(shape).numpy().reshape(*np.shape(place)[:1], -1)
 
 
 @contextlib.contextmanager

@@ -64,6 +64,10 @@ class Oracle:
         """
         return {}
 
+    def row_of(self, table: str, position: int) -> np.ndarray:
+        """The row of one of `tables` at a position, [*] float64."""
+        return self.tables()[table](np.array([[float(position)]]))[0]
+
     def embed(self, x: np.ndarray, position: int) -> np.ndarray:
         """Encode one token x [E], float64."""
         return x

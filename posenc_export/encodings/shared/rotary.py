@@ -59,8 +59,10 @@ class Rotation(PositionEncoding):
         """The frequency w_k of pair k, float64."""
         raise NotImplementedError
 
-    def number(self, k: int, place: Any) -> Any:
-        """The number n_k of a token's position or coordinates, or of positions [n]."""
+    def numbers(self, place: Any) -> Any:
+        """The numbers n_k [r/2] of a token's position or coordinates, or [n,r/2] of positions
+        [n,1]. One number stands for equal ones.
+        """
         return place
 
     def tabulate(self, numbers: Optional[np.ndarray] = None) -> None:
@@ -95,17 +97,11 @@ class RotationOracle(Oracle, of=Rotation):
 
     def tables(self) -> Mapping[str, Rows]:
         e = self.encoding
-        return waves_of(self.frequencies, e.magnitude, numbers=self.numbers)
-
-    def numbers(self, positions: np.ndarray) -> np.ndarray:
-        """The numbers n_k [n,r/2] of positions [n,1]."""
-        pairs = range(len(self.frequencies))
-        return np.stack([self.encoding.number(k, positions[:, 0]) for k in pairs], axis=1)
+        return waves_of(self.frequencies, e.magnitude, numbers=e.numbers)
 
     def rotate(self, x: np.ndarray, position: Place) -> np.ndarray:
         e = self.encoding
-        numbers = [e.number(k, position) for k in range(e.size // 2)]
-        angles = np.array(numbers) * self.frequencies
+        angles = e.numbers(position) * np.array(self.frequencies)
         return multiply_pairs(x, e.magnitude * np.exp(1j * angles), e.interleaved)
 
 

@@ -44,6 +44,9 @@ class RotaryGrid(Rotation):
         """The number in place of a coordinate, or of coordinates [n]."""
         return coordinate
 
-    def number(self, k: int, place: Any) -> Any:
-        axis = self.axis_of_pair[k]
-        return self.point(axis, place[axis] if isinstance(place, tuple) else place)
+    def numbers(self, place: Any) -> np.ndarray:
+        of_axes = [
+            np.atleast_1d(self.point(axis, place[axis] if isinstance(place, tuple) else place))
+            for axis in range(self.axes)
+        ]
+        return np.concatenate([of_axes[axis] for axis in self.axis_of_pair], axis=-1)
