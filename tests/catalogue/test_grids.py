@@ -2,11 +2,10 @@
 
 import cmath
 import math
-from typing import Any, Iterator, Optional, Tuple
+from typing import Any, Iterator, Tuple
 
 import numpy as np
 import pytest
-import torch
 from torch import Tensor
 
 from posenc_export import encodings, ops
@@ -46,35 +45,11 @@ class SlantedOracle(Oracle, of=Slanted):
         )
 
 
-class Near(PositionEncoding):
-    """scores - |rows| - 2 |columns| of the offset in a window."""
-
-    def __init__(self, geometry: Geometry, columns: int = 6) -> None:
-        super().__init__()
-        self.window = (4, columns)
-        self.columns = columns
-
-    def bias(self, q_positions: Tensor, k_positions: Tensor) -> Optional[Tensor]:
-        q, k = q_positions[:, None, :, None], k_positions[:, None, None]
-        return -(
-            (q // self.columns - k // self.columns).abs()
-            + 2 * (q % self.columns - k % self.columns).abs()
-        ).to(torch.float32)
-
-
-class NearOracle(Oracle, of=Near):
-    def bias(self, head: int, query: int, key: int) -> float:
-        (i, m), (j, n) = divmod(query, self.encoding.columns), divmod(key, self.encoding.columns)
-        return -float(abs(i - j) + 2 * abs(m - n))
-
-
 @pytest.fixture(autouse=True)
 def own() -> Iterator[None]:
     encodings.register("slanted", Slanted)
-    encodings.register("near", Near)
     yield
-    for name in ("slanted", "near"):
-        del encodings.KNOWN.registered[name]
+    del encodings.KNOWN.registered["slanted"]
 
 
 def _map(figure: Any, title: str) -> Any:
@@ -105,11 +80,6 @@ def test_an_own_rotation_of_a_grid_is_drawn_along_each_axis() -> None:
     assert lines.keys() == expected.keys() and all(
         abs(lines[name][6] - value) <= BOUND for name, value in expected.items()
     )
-
-
-def test_an_own_bias_of_a_window_is_drawn_as_a_map_of_the_window() -> None:
-    seen = _map(draw({"name": "near", "columns": 8}, View(distance=15)), "by place of the key")
-    assert seen.shape == (4, 8) and seen[0, 5] == -(2 + 2 * 1) and seen[2, 4] == seen.max() == 0
 
 
 def test_one_function_of_a_window_is_drawn_as_a_map() -> None:

@@ -12,15 +12,7 @@ import torch
 
 from bench.encoding_pages import properties_page
 from posenc_export import encodings
-from posenc_export.catalogue.properties import (
-    BOUND,
-    GEOMETRY,
-    STARTS,
-    TOKENS,
-    built,
-    measure,
-    respond,
-)
+from posenc_export.catalogue.properties import BOUND, GEOMETRY, STARTS, TOKENS, built, measure
 from posenc_export.encodings import REGISTRY
 
 FEW = 7
@@ -110,48 +102,6 @@ def test_dependence_on_offsets_only_agrees_with_the_oracle(name: str) -> None:
         _same(one[:, 1:], other) for one, other in zip(of_near[1:], of_near[:-1], strict=True)
     )
     assert (_cell(name, "offset only") != "no") == same
-
-
-@pytest.mark.parametrize("name", REGISTRY)
-def test_the_effect_of_a_longer_range_agrees_with_the_oracle(name: str) -> None:
-    short, long = built({"name": name}, TOKENS), built({"name": name}, 4 * TOKENS)
-    if [value.shape for value in short.parameters()] != [
-        value.shape for value in long.parameters()
-    ]:
-        assert _cell(name, "longer range") == "more weights"
-        return
-    long.load_state_dict(short.state_dict())
-    places, queries = list(range(TOKENS)), [3, TOKENS - 1]
-    (changes, _, scores), (others, _, of_long) = (
-        _exact(encoding, places, queries, "causal" in encoding.works_in)
-        for encoding in (short, long)
-    )
-    same = _same(changes, others) and all(
-        _same(one, other) for one, other in zip(scores, of_long, strict=True)
-    )
-    assert _cell(name, "longer range") == ("same weights" if same else "places change")
-
-
-@pytest.mark.parametrize("name", [name for name in REGISTRY if name != "complex_order"])
-def test_other_weights_change_the_outputs_exactly_for_trained_encodings(name: str) -> None:
-    encoding, other = built({"name": name}, TOKENS), built({"name": name}, TOKENS, seed=1)
-    with torch.no_grad():
-        for value in other.parameters():
-            value.mul_(1.5).add_(0.01)
-    other.prepare()
-    places = (
-        torch.arange(TOKENS).expand(encoding.axes, -1) if encoding.axes else torch.arange(TOKENS)
-    )
-    one, two = (respond(each, places, "causal" in each.works_in) for each in (encoding, other))
-    same = all(
-        torch.equal(a, b)
-        for a, b in (
-            (one.tokens, two.tokens),
-            (one.rotated, two.rotated),
-            (one.scores[:, one.seen], two.scores[:, two.seen]),
-        )
-    )
-    assert same == (_cell(name, "trained numbers") == "none")
 
 
 def _falling(head: torch.Tensor, query: torch.Tensor, key: torch.Tensor) -> torch.Tensor:

@@ -194,7 +194,7 @@ def test_dual_chunk_is_rope_within_the_first_chunk() -> None:
     assert worst_error(outputs[0].numpy(), outputs[1].numpy()) <= tolerance("float32", 1, 64)
 
 
-@pytest.mark.parametrize(("heads", "max_bias"), [(4, 8), (6, 8), (12, 16), (20, 4)])
+@pytest.mark.parametrize(("heads", "max_bias"), [(1, 8), (4, 8), (6, 8), (12, 16), (20, 4)])
 def test_alibi_of_mpt_has_the_slopes_of_the_paper_in_their_order(heads: int, max_bias: int) -> None:
     from transformers.models.mpt.modeling_mpt import build_mpt_alibi_tensor
 

@@ -17,7 +17,8 @@ from posenc_export.encodings.shared import plugins
 from posenc_export.export import export
 from posenc_export.export.expected import eager_session
 from posenc_export.models.presets import seeded
-from posenc_export.shared.numerics import entry_errors, tolerance, worst_error
+from posenc_export.shared.numerics import tolerance, worst_error
+from posenc_export.testing.against_oracle import check
 from tests.traces import sources
 
 GEOMETRY = Geometry(width=24, heads=6, head_size=16, max_positions=1 << 15, kv_heads=2)
@@ -90,23 +91,17 @@ def as_before() -> Iterator[None]:
     encodings.KNOWN.registered.update(before)
 
 
-@pytest.mark.parametrize(
-    ("spec", "message"),
-    [
-        (
-            "limited:kind=square",
-            "encoding limited: expected kind to be one of linear, none, got 'square'",
-        ),
-        ("limited:rate=0", "encoding limited: expected rate above 0, got 0.0; choose a larger one"),
-        (
-            "limited:rate=5",
-            "encoding limited: expected rate of at most 4, got 5.0; choose a smaller one",
-        ),
-    ],
-)
+@pytest.mark.parametrize(("spec", "message"), [
+    ("limited:kind=square", "expected kind to be one of linear, none, got 'square'"),
+    ("limited:rate=0", "expected rate above 0, got 0.0; choose a larger one"),
+    ("limited:rate=5", "expected rate of at most 4, got 5.0; choose a smaller one"),
+    ("limited:rate=nan", "expected rate to be a finite number, got nan"),
+    ("limited:rate=wide", "expected rate of type float, got 'wide'"),
+    ("limited:rat=1", "expected parameter to be one of kind, rate, got 'rat'"),
+])  # fmt: skip
 def test_words_and_limits_that_a_class_declares_are_checked(spec: str, message: str) -> None:
     encodings.register("limited", Limited)
-    with pytest.raises(ValueError, match=re.escape(message)):
+    with pytest.raises(ValueError, match=re.escape(f"encoding limited: {message}")):
         encodings.build(encodings.parse(spec), GEOMETRY)
 
 
@@ -133,12 +128,6 @@ BIASES = {
     "of all three": _decaying,
     "of a table": _by_slope,
     "of the key alone": _by_key,
-    "a lambda": lambda head, query, key: -0.1 * (query - key),
-}
-NUMBERS: Any = {  # the same functions of Python numbers
-    "of a table": lambda head, query, key: [0.5, 0.25, 0.125, 0.3, 0.2, 0.1][head] * (key - query),
-    "of all three": lambda head, query, key: -0.01 * (head + 1) * math.sqrt(abs(query - key) + 1.0),
-    "of the key alone": lambda head, query, key: -0.25 if key % 5 else 0.5,
     "a lambda": lambda head, query, key: -0.1 * (query - key),
 }
 ROTATIONS = {
@@ -180,27 +169,6 @@ def test_a_class_that_is_defined_again_replaces_the_earlier_one() -> None:
     assert encodings.KNOWN["gentle"] is again
 
 
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        (
-            "gentle:max_bias=nan",
-            "encoding gentle: expected max_bias to be a finite number, got nan",
-        ),
-        ("gentle:max_bias=wide", "encoding gentle: expected max_bias of type float, got 'wide'"),
-        (
-            "gentle:maxbias=1",
-            "encoding gentle: expected parameter to be one of max_bias, note, got 'maxbias'",
-        ),
-        ("gentle:max_bias=0", "expected max_bias above 0"),
-    ],
-)
-def test_parameters_of_a_registered_encoding_are_checked(text: str, message: str) -> None:
-    encodings.register("gentle", Gentle)
-    with pytest.raises(ValueError, match=message):
-        encodings.build(encodings.parse(text), GEOMETRY)
-
-
 @pytest.mark.parametrize(("name", "cls", "message"), [
     ("rope", Gentle, "expected an unused name, got the name of RoPE"),
     ("Gentle", Gentle, "expected a name of lower-case letters, digits and _, got 'Gentle'"),
@@ -226,37 +194,23 @@ def test_a_wrong_name_or_class_is_refused_by_rule_and_value(
         encodings.register(name, cls)
 
 
-@pytest.mark.parametrize("name", BIASES)
-def test_a_bias_of_a_function_matches_the_function_in_float64(name: str) -> None:
-    encoding = encodings.bias(BIASES[name])(GEOMETRY)
-    result = encoding.bias(torch.tensor([POSITIONS]), torch.tensor([POSITIONS]))
-    oracle = encoding.oracle()
-    expected = np.array(
-        [[[NUMBERS[name](h, i, j) for j in POSITIONS] for i in POSITIONS] for h in range(6)]
-    )
-    actual = np.broadcast_to(result.numpy()[0], expected.shape)  # type: ignore[union-attr]
-    assert entry_errors(actual, expected).max() <= tolerance("float32", 1, 1)
-    # Square roots and products of numpy and of Python may differ in the last bit.
-    assert all(
-        math.isclose(
-            oracle.bias(5, i, j), NUMBERS[name](5, i, j), rel_tol=4 * np.finfo(np.float64).eps
-        )
-        for i in POSITIONS
-        for j in POSITIONS
-    )
+@pytest.mark.parametrize("name", [*BIASES, *ROTATIONS])
+def test_an_encoding_of_a_function_matches_the_function_in_float64(name: str) -> None:
+    made = encodings.bias if name in BIASES else encodings.rotation
+    encodings.register("mine", made({**BIASES, **ROTATIONS}[name]))
+    check(encodings.KNOWN["mine"], {"name": "mine"}, 1 << 15)
 
 
-@pytest.mark.parametrize("layout", ["half", "interleaved"])
+def test_the_oracle_of_a_function_calls_it_for_one_head_query_and_key() -> None:
+    oracle = encodings.bias(_decaying)(GEOMETRY).oracle()
+    expected = [-0.01 * 6 * math.sqrt(i - j + 1.0) for i, j in ((0, 0), (9, 2), (1000, 255))]
+    found = [oracle.bias(5, i, j) for i, j in ((0, 0), (9, 2), (1000, 255))]
+    assert np.allclose(found, expected, rtol=1e-15, atol=0.0)
+
+
 @pytest.mark.parametrize("name", ROTATIONS)
-def test_a_rotation_of_a_function_rotates_each_pair_by_its_angle(name: str, layout: str) -> None:
-    encoding: Any = encodings.rotation(ROTATIONS[name])(GEOMETRY, layout=layout)
-    turned, _ = encoding.rotate(
-        *[torch.ones(1, len(POSITIONS), heads, 16) for heads in (6, 2)], torch.tensor([POSITIONS])
-    )
-    expected = np.stack(
-        [encoding.oracle().rotate_heads(np.ones((6, 16)), place) for place in POSITIONS]
-    )
-    assert worst_error(turned.numpy()[0], expected) <= tolerance("float32", 1, 1)
+def test_only_angles_proportional_to_positions_are_linear(name: str) -> None:
+    encoding: Any = encodings.rotation(ROTATIONS[name])(GEOMETRY)
     assert encoding.linear == (name != "of a root")
 
 
