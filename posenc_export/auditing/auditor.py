@@ -61,8 +61,8 @@ def audit(
     Args:
         graph: ONNX file of a decoder, an encoder or a block; a program of torch.export (.pt2) or
             TorchScript (.pt); or the folder that an exporter wrote.
-        reference: checkpoint folder, GGUF file or folder of an artefact; "package.module:name" of
-            a torch.nn.Module or of a function that returns one; or a module.
+        reference: checkpoint folder or GGUF file; a module, or a function of token ids or hidden
+            states.
         inputs: what inputs mean whose names say nothing: a file, or its content (inputs.Given).
         quick: run one scenario of each kind of call.
         progress: called with one line of text at each stage.

@@ -3,7 +3,6 @@
 Shapes: as in facts.py.
 """
 
-import importlib
 import inspect
 from typing import Any, Callable, Mapping, Tuple
 
@@ -105,17 +104,3 @@ def _size(config: Any, *names: str) -> int:
     """Return the first size that a config or its rotation has; 0 for none."""
     sizes = [getattr(config, name, None) or _rotation(config).get(name) for name in names]
     return next((size for size in sizes if isinstance(size, int)), 0)
-
-
-def named(text: str) -> Any:
-    """Import package.module:name, code of the user; a function without parameters is called."""
-    module, _, name = text.partition(":")
-    remedy = "give package.module:name of a module or a function that returns one"
-    rule = f"audit: expected a reference that can be imported, {text!r}"
-    with explained(rule, remedy, ImportError):
-        value = getattr(importlib.import_module(module), name)
-        if not isinstance(value, torch.nn.Module) and not inspect.signature(value).parameters:
-            value = value()
-    if isinstance(value, type) or not callable(value):
-        raise refusal("audit", "a reference that is a module or a function", repr(text), remedy)
-    return value

@@ -1,17 +1,13 @@
-"""Opening what a graph is compared with: exact models, artefacts, and references of others
-(modules.py).
+"""Opening what a graph is compared with: exact models, and references of others (modules.py).
 
 Shapes: as in facts.py.
 """
 
-import copy
 import functools
 import inspect
-from dataclasses import replace
 from pathlib import Path
-from typing import Any, Callable, Dict, Iterator, Mapping, Optional, Tuple
+from typing import Any, Callable, Dict, Iterator, Optional, Tuple
 
-import msgspec
 import numpy as np
 import torch
 
@@ -21,11 +17,8 @@ from posenc_export.export import bounds, expected
 from posenc_export.export.edges import edges_of
 from posenc_export.export.hypotheses import Hypothesis, hypotheses, with_faults
 from posenc_export.export.read_module import as_model
-from posenc_export.models import stack
 from posenc_export.models.by_transformers import Published
 from posenc_export.models.pretrained import from_pretrained
-from posenc_export.runtime import load
-from posenc_export.runtime.artefact.manifest import FILE_NAME
 from posenc_export.runtime.artefact.records import Places
 from posenc_export.runtime.artefact.schema import Manifest
 from posenc_export.runtime.session.session import Session
@@ -41,42 +34,52 @@ ORIGINAL = {"rope_dynamic": 2048, "rope_longrope": 4096}
 
 class Exact:
     """A model of this package, or one that it reads. build: returns it, given `lengths` and
-    `max_positions` of from_pretrained. hidden: whether the output is the hidden states, for a model
-    with a head.
+    `max_positions` of from_pretrained.
     """
 
-    def __init__(
-        self, build: Callable[[Optional[str], Optional[int]], Any], hidden: bool = False
-    ) -> None:
-        self.build, self.hidden = build, hidden
-        self.model = build(None, None)
-        self.read = self._read(self.model)
+    def __init__(self, build: Callable[[Optional[str], Optional[int]], Any]) -> None:
+        self.build, self.model = build, build(None, None)
+        self.read = as_model(self.model)
         self.facts = self._facts()
         self._sessions: Dict[Tuple[Optional[str], int], Session] = {}
 
     def made(self, lengths: Optional[str]) -> Any:
         """Return the model with these factors of LongRoPE; None for those of its range."""
-        return self._read(self._built(lengths))
+        return as_model(self._built(lengths))
 
     def _built(self, lengths: Optional[str]) -> Any:
         return self.build(lengths, self.facts.whole if lengths == "short" else None)
 
-    def _read(self, model: Any) -> Any:
-        bare = without_head(model) if self.hidden and isinstance(model, stack.Stack) else model
-        return as_model(bare)
-
     def _facts(self) -> Facts:
         manifest = expected.eager_session(self.read, 8).manifest
+        attentions, places = described.attentions(manifest), manifest.places or Places()
         specs = [spec for spec in described.encodings(manifest) if spec["name"] in ORIGINAL]
         originals = [s.get("original_max_positions", ORIGINAL[s["name"]]) for s in specs]
-        edges = edges_of(self.read)
-        depth, reduction = bounds.extent(self.read)
-        allowed = tolerance("float32", depth, reduction)
         if trained := getattr(self.read, "trained", 0):  # of LongRoPE
             originals = [trained]
-        stated = _stated(manifest, edges, allowed, depth)
-        starts = stated.starts and self._starts(manifest)
-        return replace(stated, whole=min(originals, default=0), starts=starts)
+        sizes = {part["sees"].get("size", 0) for part in attentions}
+        heads = [(part["kv_heads"], part["head_size"]) for part in attentions]
+        heads += [(s.axes[1], s.axes[3]) for s in manifest.states if len(s.axes) == 4]
+        # Whose positions transformers counts in the mask, not in position_ids.
+        counted = any(part["sees"]["name"] == "chunk" for part in attentions)
+        counted |= any("//" in rule for rule in places.sees)  # chunks of a module that was read
+        depth, reduction = bounds.extent(self.read)
+        return Facts(
+            width=int(manifest.outputs[0].axes[-1]),
+            vocabulary=manifest.vocabulary,
+            features=0 if manifest.vocabulary else int(manifest.inputs[0].axes[-1]),
+            positions=manifest.max_positions,
+            causal=bool(manifest.states),
+            edges=edges_of(self.read),
+            tolerance=tolerance("float32", depth, reduction),
+            depth=depth,
+            whole=min(originals, default=0),
+            window=sizes.pop() if len(sizes) == 1 else 0,
+            heads=heads[0] if heads else (0, 0),
+            starts=not counted and self._starts(manifest),
+            biased="" in places.sees or any(places.biases),
+            sees=tuple(places.sees),
+        )
 
     def _starts(self, manifest: Manifest) -> bool:
         """Whether transformers computes a sequence that begins at another position as this model
@@ -123,74 +126,14 @@ class Exact:
 
     def changed(self, change: Callable[[Any], Any]) -> "Exact":
         """As Reference.changed."""
-        return Exact(lambda *how: change(self.build(*how)), self.hidden)
-
-
-class OfArtefact:
-    """An artefact of this package."""
-
-    model = None
-
-    def __init__(self, folder: Path) -> None:
-        model = load(folder, provider="cpu", threads=1)
-        manifest, self.session = model.manifest, model.session()
-        if manifest.reference is None:
-            remedy = "export it again, or give the checkpoint"
-            raise refusal("audit", "a verified artefact as reference", folder, remedy)
-        edges, depth = manifest.reference.edges, len(described.attentions(manifest))
-        self.facts = _stated(manifest, edges, 2 * manifest.reference.tolerance, depth)
-
-    def outputs(self, tokens: np.ndarray, start: int = 0) -> np.ndarray:
-        """As Reference.outputs."""
-        self.session.reset()
-        return self.session.prefill(tokens, start=start, chunk=tokens.shape[1])
-
-    def changed(self, change: Callable[[Any], Any]) -> "OfArtefact":
-        """As Reference.changed: an artefact has codes of its own, and stays as it is."""
-        return self
-
-
-def _stated(manifest: Manifest, edges: Mapping[str, int], allowed: float, depth: int) -> Facts:
-    """Return what a manifest says about a model. allowed: its tolerance."""
-    attentions, places = described.attentions(manifest), manifest.places or Places()
-    sizes = {part["sees"].get("size", 0) for part in attentions}
-    heads = [(part["kv_heads"], part["head_size"]) for part in attentions]
-    heads += [(s.axes[1], s.axes[3]) for s in manifest.states if len(s.axes) == 4]
-    # Whose positions transformers counts in the mask, not in position_ids.
-    counted = any(part["sees"]["name"] == "chunk" for part in attentions)
-    counted |= any("//" in rule for rule in places.sees)  # chunks of a module that was read
-    return Facts(
-        width=int(manifest.outputs[0].axes[-1]),
-        vocabulary=manifest.vocabulary,
-        features=0 if manifest.vocabulary else int(manifest.inputs[0].axes[-1]),
-        positions=manifest.max_positions,
-        causal=bool(manifest.states),
-        edges=edges,
-        tolerance=allowed,
-        depth=depth,
-        window=sizes.pop() if len(sizes) == 1 else 0,
-        heads=heads[0] if heads else (0, 0),
-        starts=not counted,
-        biased="" in places.sees or any(places.biases),
-        sees=tuple(places.sees),
-    )
-
-
-def without_head(model: stack.Stack) -> stack.Stack:
-    """Return the model without its head, sharing all weights."""
-    bare = copy.copy(model)
-    bare._modules = dict(model._modules)
-    bare.config = msgspec.structs.replace(model.config, head=None)
-    bare.head = torch.nn.Identity()
-    return bare
+        return Exact(lambda *how: change(self.build(*how)))
 
 
 def open_reference(text: Any, hidden: bool, vocabulary: int, features: int) -> facts.Reference:
     """Return what a graph is compared with.
 
     Args:
-        text: a checkpoint folder, a GGUF file, the folder of an artefact, package.module:name,
-            which is imported and run, or a model, a module or a function.
+        text: a checkpoint folder, a GGUF file, or a model, a module or a function.
         hidden: whether the graph returns hidden states and not logits.
         vocabulary, features: what the graph reads.
 
@@ -198,19 +141,15 @@ def open_reference(text: Any, hidden: bool, vocabulary: int, features: int) -> f
         ValueError: nothing of this kind.
     """
     if isinstance(text, torch.nn.Module) and hasattr(text, "attentions"):
-        return Exact(lambda lengths, positions: text, hidden)
+        return Exact(lambda lengths, positions: text)
     if callable(text):
         return modules.Called(text, vocabulary, features)
     text = str(text)
     path = Path(text)
-    if not path.exists() and ":" in text:
-        return open_reference(modules.named(text), hidden, vocabulary, features)
-    if (path / FILE_NAME).exists():
-        return OfArtefact(path)
     if not text or not path.exists():
-        remedy = "give a checkpoint folder, a GGUF file, an artefact, or package.module:name"
+        remedy = "give a checkpoint folder or a GGUF file"
         raise refusal("audit", "a reference that exists", repr(text), remedy)
-    return Exact(functools.partial(_checkpoint, path, not hidden), hidden)
+    return Exact(functools.partial(_checkpoint, path, not hidden))
 
 
 def _checkpoint(path: Path, head: bool, lengths: Optional[str], positions: Optional[int]) -> Any:

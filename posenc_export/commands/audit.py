@@ -6,6 +6,7 @@ import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from posenc_export.commands.model_argument import imported
 from posenc_export.commands.options import Table, option
 from posenc_export.commands.terminal import FAILED_CHECK, note, show
 from posenc_export.runtime.artefact.places import Form, check_file, write_file
@@ -21,9 +22,9 @@ OPTIONS: Table = {
         type=Path,
     ),
     "--reference": option(
-        "what the graph should compute: a checkpoint folder, a GGUF file, the folder of an "
-        "artefact, or package.module:name of a torch.nn.Module or of a function that returns one, "
-        "for which the package, your own code, is imported and run",
+        "what the graph should compute: a checkpoint folder, a GGUF file, or package.module:name "
+        "of a torch.nn.Module, of a function that returns one, or of a function of token ids, for "
+        "which the package, your own code, is imported and run",
         required=True,
     ),
     "--inputs": option(
@@ -65,7 +66,9 @@ def run(options: argparse.Namespace) -> int:
     for path, form in ((options.repeat, of_program), (options.html, of_page)):
         if path is not None:
             check_file(path, form)
-    given = (options.reference, options.inputs, options.quick, options.say, options.seconds)
+    named = ":" in options.reference and not Path(options.reference).exists()
+    reference = imported("audit", options.reference) if named else options.reference
+    given = (reference, options.inputs, options.quick, options.say, options.seconds)
     result = audit(options.graph, *given, tolerance=options.tolerance)
     options.say.close()
     if options.html:

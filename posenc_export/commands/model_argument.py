@@ -12,6 +12,7 @@ from typing import Any, Dict
 from posenc_export.commands.options import BLOCK, check_only, chosen_of
 from posenc_export.commands.terminal import note
 from posenc_export.models.folder_files import CACHED
+from posenc_export.shared.foreign import explained
 from posenc_export.shared.preset_folders import NAMES
 from posenc_export.shared.refusal import refusal
 from posenc_export.shared.suggestion import suggestion
@@ -129,12 +130,17 @@ def _note_unexported(folder: str, model: Any) -> None:
 
 def _read(text: str, chosen: Dict[str, Any]) -> Any:
     """Return the model package.module:name, or read the module of this name with its options."""
+    import torch
+
     from posenc_export.export import ReadAs
     from posenc_export.export.read_module import as_model
 
-    model, example = _model_of_function(text), None
+    model, example = imported("export", text), None
     if isinstance(model, tuple) and len(model) == 2:
         model, example = model
+    if not isinstance(model, torch.nn.Module):
+        rule, remedy = f"{text} to be a model or a function without arguments", "write one"
+        raise refusal("export", rule, repr(model), remedy)
     if "example" in chosen:
         example = _example(chosen["example"])
     how = ReadAs(
@@ -161,35 +167,34 @@ def _example(file: Path) -> Any:
     return torch.from_numpy(numbers.astype(np.int64 if whole else np.float32))
 
 
-def _model_of_function(text: str) -> Any:
-    """Return the model package.module:name, or that which the function of this name returns."""
+def imported(where: str, text: str) -> Any:
+    """Return the module package.module:name, or what the function of this name returns if it needs
+    no arguments, or else the function. Raise ValueError for another name. The package is code of
+    the user, which runs.
+    """
     import torch
 
     place, _, name = text.partition(":")
     if os.getcwd() not in sys.path:
         sys.path.append(os.getcwd())
-    try:
+    rule = f"{where}: expected a module {place} that can be imported"
+    with explained(rule, "run the command where it can be imported", ImportError):
         module = importlib.import_module(place)
-    except ImportError as error:
-        rule = f"a module {place} that can be imported"
-        raise refusal("export", rule, error, "run the command where it can be imported") from error
-    if not hasattr(module, name):
-        names = [
-            known
-            for known, value in vars(module).items()
-            if isinstance(value, torch.nn.Module) or callable(value) and not isinstance(value, type)
-        ]
-        rule = f"a model or a function without arguments in {place}"
-        raise refusal("export", rule, f"no name {name}", suggestion(name, names))
-    function = getattr(module, name)
-    if isinstance(function, torch.nn.Module):
-        return function
+    value = getattr(module, name, None)
+    if not isinstance(value, torch.nn.Module) and _needs_nothing(value):
+        value = value()
+    if not isinstance(value, tuple) and (isinstance(value, type) or not callable(value)):
+        names = [n for n, v in vars(module).items() if callable(v) and not isinstance(v, type)]
+        got, rule = repr(value), f"a model or a function without arguments in {place}"
+        got = got if hasattr(module, name) else f"no name {name}"
+        raise refusal(where, rule, got, suggestion(name, names))
+    return value
+
+
+def _needs_nothing(function: Any) -> bool:
+    """Return whether it can be called without arguments."""
     try:
-        got = "" if callable(function) else repr(function)
         inspect.signature(function).bind()
-    except TypeError as error:
-        got = got or str(error)
-    if got:
-        rule = f"{name} in {place} to be a model or a function without arguments"
-        raise refusal("export", rule, got, "write a function that returns the model")
-    return function()
+    except (TypeError, ValueError):  # no function, or one of C
+        return False
+    return True
