@@ -3,7 +3,6 @@
 Shapes: as in inputs.py.
 """
 
-import math
 import re
 from typing import Collection, Dict, List, Mapping, Optional, Sequence, Tuple
 
@@ -21,7 +20,6 @@ from posenc_export.auditing.inputs import (
 from posenc_export.shared.refusal import refusal
 
 DTYPES = re.compile("b?float16|float32|float64|u?int(8|16|32|64)|bool")
-MOST = 1 << 31  # numbers of an input whose sizes are fixed
 RECURRENT = re.compile(r"conv|ssm|recurrent")  # in names of states that every call replaces
 # Of inputs of whole numbers; others have at most 2.
 RANKS = {"input_ids": (2,), "position_ids": (1, 2, 3), "first_position": (1, 2)}
@@ -70,9 +68,8 @@ def interface(
     others = [value for value in outputs if value.name != output.name]
     caches = _caches(rest, others, given.caches)
     for value in (*named.values(), *(cache.past for cache in caches)):
-        fixed = [axis for axis in value.axes if isinstance(axis, int)]
-        if not DTYPES.fullmatch(value.dtype) or math.prod(fixed) > MOST:
-            rule = f"inputs of floats, whole numbers or bool, of at most {MOST:,} numbers"
+        if not DTYPES.fullmatch(value.dtype):
+            rule = "inputs of floats, whole numbers or bool"
             raise refusal(WHERE, rule, f"{value.name} {value}", "give another graph")
     if {"input_ids", "hidden_states"} <= named.keys():
         got = f"{named['input_ids'].name} and {named['hidden_states'].name}"

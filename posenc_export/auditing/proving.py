@@ -18,7 +18,7 @@ from posenc_export.auditing.facts import Claim, Question
 from posenc_export.auditing.inputs import NotPossible, Value
 from posenc_export.runtime.graphs.onnx_nodes import TYPES, Constant, Node, Nodes
 from posenc_export.runtime.verification.any_call import values_of
-from posenc_export.runtime.verification.integer_graph import without_bodies
+from posenc_export.runtime.verification.integer_graph import attention_weights, without_bodies
 from posenc_export.runtime.verification.operators import OPERATORS, broadcast, undefined_sum
 from posenc_export.runtime.verification.solver import (
     MALFORMED,
@@ -292,26 +292,14 @@ class _Proof:
 
     def _attentions(self) -> Iterator[Callable[[], Any]]:
         """Yield for each attention a function that returns whether a key is hidden."""
+        weighted = attention_weights(self.graph)
         for node in self.graph.nodes:
-            read = (node.inputs or [""])[0]
-            unknown = node.operator == "Softmax" and read not in self.values.tensors
-            if unknown or node.operator == "Softmax" and self._of_keys(read):
-                yield partial(self._hidden, read)
+            if node.operator == "Softmax" and node.outputs[0] in weighted:
+                yield partial(self._hidden, node.inputs[0])
             elif node.operator == "Attention" and not node.domain:
                 yield partial(self._by_mask, node)
             elif node.operator == GROUPED:
                 yield partial(self._grouped, node)
-
-    def _of_keys(self, name: str) -> bool:
-        """Return whether a value has an axis of queries and one of keys behind it."""
-        tensor = self.values.tensors.get(name)
-        if tensor is None or len(tensor.shape) < 3 or isinstance(tensor.shape[-1], int):
-            return False
-        sizes = zip(tensor.shape[-2:], (self.call.columns, self.call.total), strict=True)
-        try:
-            return all(self.call.solver.equal(x, y) for x, y in sizes)
-        except MALFORMED:
-            return True  # which is then not proved
 
     def _index(self, tensor: Tensor) -> List[Any]:
         """Return the index of any query and key, of the row, and of any head."""

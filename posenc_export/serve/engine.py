@@ -16,8 +16,6 @@ from posenc_export.serve.requests import (
     Stopping,
     Token,
     check_model,
-    check_request,
-    refused,
 )
 
 LOG = logging.getLogger(__name__)
@@ -48,7 +46,7 @@ class Engine:
         failed: Callable[[], object] = lambda: None,
     ) -> None:
         check_model(model.manifest, limits)
-        self.manifest, self.limits = model.manifest, limits
+        self.limits = limits
         self.deliver, self.failed = deliver, failed
         self.batch = Batch(model, limits)
         self.waiting: Deque[Request] = deque()
@@ -59,15 +57,9 @@ class Engine:
         self._thread.start()
 
     def submit(self, requests: Sequence[Request]) -> None:
-        """Queue all of the requests, or none: raise Refused for one that exceeds the limits, or
-        more than the queue can hold, Full without room at the moment, Stopping if the engine
-        accepts no more.
+        """Queue all of the requests, which check_request accepts, or none: raise Full without room
+        at the moment, Stopping if the engine accepts no more.
         """
-        for request in requests:
-            check_request(request, self.manifest, self.limits)
-        if len(requests) > self.limits.queue:
-            rule = f"at most {self.limits.queue} continuations in a request"
-            raise refused("prompt", rule, len(requests), "send several requests")
         with self._changed:
             if self.state != "ready":
                 remedy = "send the request to another server"

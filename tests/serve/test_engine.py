@@ -16,9 +16,7 @@ from posenc_export.runtime.session.model import Model
 from posenc_export.serve.completion import Stops
 from posenc_export.serve.engine import Engine
 from posenc_export.serve.requests import (
-    Full,
     Limits,
-    Refused,
     Request,
     Stopping,
     Token,
@@ -100,89 +98,6 @@ def test_draws_follow_the_seed_of_each_request(models: Dict[str, Model]) -> None
     gathered.engine.submit(requests)
     gathered.engine.close()
     assert gathered.made == alone(models["ort"], requests)
-
-
-@pytest.mark.usefixtures("slow")
-def test_requests_that_are_cancelled_leave_the_others_as_they_are(models: Dict[str, Model]) -> None:
-    requests = [Request(tuple(prompt), 60) for prompt in prompts(16, 50, seed=2)]
-    gathered, expected = Gathered(models["ort"]), alone(models["ort"], requests)
-    gathered.engine.submit(requests)
-    gathered.some.wait(30)
-    gathered.engine.cancel(requests[::3])
-    gathered.engine.close()
-    for index, request in enumerate(requests):
-        count = len(gathered.made[request])
-        assert gathered.made[request] == expected[request][:count]
-        assert index % 3 == 0 or count == 60
-    assert any(len(gathered.made[request]) < 60 for request in requests[::3])
-
-
-def test_a_stop_id_ends_a_row_and_is_its_last_token(models: Dict[str, Model]) -> None:
-    free = Request((97, 98, 99), 30)
-    stop = alone(models["ort"], [free])[free][7]
-    request = Request((97, 98, 99), 30, stop_ids=(stop,))
-    gathered = Gathered(models["ort"])
-    gathered.engine.submit([request])
-    gathered.engine.close()
-    assert gathered.made == alone(models["ort"], [request]) and gathered.ended[request] == "stop"
-
-
-def test_what_the_limits_or_the_vocabulary_do_not_allow_is_refused(
-    models: Dict[str, Model],
-) -> None:
-    engine = Gathered(models["ort"]).engine
-    for request in (
-        Request((), 1),
-        Request((5,) * 300, 1),
-        Request((256,), 1),
-        Request((-1,), 1),
-        Request((5,), 0),
-        Request((5,), 300),
-        Request((5,) * 150, 151),
-    ):
-        with pytest.raises(Refused, match="expected .* got"):
-            engine.submit([request])
-    with pytest.raises(Refused, match="at most 64 continuations"):
-        engine.submit([Request((5,), 1)] * 65)
-    engine.close()
-    with pytest.raises(Stopping, match="stopping"):
-        engine.submit([Request((5,), 1)])
-
-
-@pytest.mark.usefixtures("slow")
-def test_a_full_queue_takes_no_more_and_keeps_what_it_has(models: Dict[str, Model]) -> None:
-    gathered = Gathered(models["ort"], Limits(rows=1, queue=3, context=300))
-    running, waiting = Request((97,), 60), [Request((98,), 2) for _ in range(3)]
-    gathered.engine.submit([running])
-    assert gathered.some.wait(30)
-    gathered.engine.submit(waiting)
-    with pytest.raises(Full, match="3 of 3 waiting"):
-        gathered.engine.submit([Request((99,), 1)])
-    gathered.engine.close()
-    assert gathered.made == alone(models["ort"], [running, *waiting])
-
-
-def test_a_graph_that_stops_fails_its_rows_and_the_next_request_is_served(
-    models: Dict[str, Model], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    gathered, broken = Gathered(models["ort"]), threading.Event()
-    session = gathered.engine.batch.session
-    step = session.step
-
-    def once(*given: Any, **named: Any) -> np.ndarray:
-        if not broken.is_set():
-            broken.set()
-            raise GraphError(RuntimeError("planted"))
-        return step(*given, **named)
-
-    monkeypatch.setattr(session, "step", once)
-    lost, kept = Request((97, 98), 5), Request((97, 98), 5)
-    gathered.engine.submit([lost])
-    assert broken.wait(30)
-    gathered.engine.submit([kept])
-    gathered.engine.close()
-    assert gathered.ended == {lost: "error", kept: "length"}
-    assert gathered.made[kept] == alone(models["ort"], [kept])[kept]
 
 
 @pytest.mark.parametrize("error", [MemoryError("planted"), GraphError(RuntimeError("planted"))])

@@ -177,7 +177,7 @@ def _layers(graph: Nodes) -> Dict[str, int]:
         match = LAYER.match(name)
         if match:
             before[name] = int(match[1])
-    cached, count, weighted = bool(before), 0, _weighted(graph)
+    cached, count, weighted = bool(before), 0, attention_weights(graph)
     first: Dict[str, int] = {}  # by If, the first layer of its branches
     within: Dict[str, int] = {}  # attention nodes in a branch so far
     for node in graph.nodes:
@@ -202,7 +202,7 @@ def _layers(graph: Nodes) -> Dict[str, int]:
     return layers
 
 
-def _weighted(graph: Nodes) -> Set[str]:
+def attention_weights(graph: Nodes) -> Set[str]:
     """Return the outputs of nodes that compute attention weights: not those of a softmax over
     products with weights, such as a router's.
     """
