@@ -82,15 +82,11 @@ class LayersOnce:
 
     def pass_on(self, module: nn.Module) -> None:
         """Let layers that are like others return what they read, in a copy of the module, if that
-        is one tensor like their result; edges (ops/layers.py) say where they begin and end.
-
-        Layers within others stay, and the last one of a kind: what follows its attention is
-        computed for the tokens alone whose logits are asked for.
+        is one tensor like their result; edges (ops/layers.py) say where they begin and end. Layers
+        within others stay.
         """
         every = {*self.templates, *self.templates.values()}
         outer = [n for n in self.templates if not any(n.startswith(f"{one}.") for one in every)]
-        last = {(name.rpartition(".")[0], self.templates[name]): name for name in outer}
-        outer = [name for name in outer if name not in last.values()]
         calls: Dict[str, List[_Call]] = {self.templates[name]: [] for name in outer}
         for name in (*calls, *outer):
             held = module.get_submodule(name)

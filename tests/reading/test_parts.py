@@ -106,9 +106,9 @@ class Case(NamedTuple):
     first: bool = False
 
 
-# Before and in the first layer, before and in its copies, and what follows, the last layer too.
-ONE_KIND = [0, 1, 2, 1, 3, 1, 4]
-TWO_KINDS = [0, 1, 2, 3, 4, 1, 5, 3, 6]
+# Before and in the first layer, before and in its copies, and what follows.
+ONE_KIND = [0, 1, 2, 1, 3, 1, 4, 1, 5]
+TWO_KINDS = [0, 1, 2, 3, 4, 1, 5, 3, 6, 1, 7, 3, 8]
 CASES: Dict[str, Case] = {
     "layers of one kind": Case([Rotated] * LAYERS, ONE_KIND),
     "two kinds in turn": Case([Windowed, Sloped] * 3, TWO_KINDS),
