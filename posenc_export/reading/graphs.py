@@ -1,6 +1,5 @@
 """The graph of a trace in few kinds of nodes: attention taken apart, views as reshapes."""
 
-import math
 import operator
 from typing import Any, Callable, Dict, List, NamedTuple, Optional, Set, Tuple
 
@@ -9,13 +8,12 @@ import torch
 from torch import Tensor
 from torch.export import ExportedProgram
 from torch.fx import Graph, Node
-from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 
 from posenc_export.ops.scores import SUFFIX_SUM
 from posenc_export.reading.complex_numbers import is_complex, real_numbers
 from posenc_export.reading.refused import Refused, refuse, without_wrapper
-from posenc_export.reading.tracing import quiet
+from posenc_export.reading.tracing import attention, quiet
 from posenc_export.reading.whole import held_by
 
 aten = torch.ops.aten
@@ -52,33 +50,6 @@ class Cleaned(NamedTuple):
     rows: sympy.Symbol
     tokens: sympy.Symbol
     least: int
-
-
-def attention(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attn_mask: Optional[Tensor] = None,
-    dropout_p: float = 0.0,
-    is_causal: bool = False,
-    *,
-    scale: Optional[float] = None,
-    enable_gqa: bool = False,
-) -> Tensor:
-    """scaled_dot_product_attention as products, a mask and a softmax."""
-    if enable_gqa:
-        repeats = query.shape[-3] // key.shape[-3]
-        key, value = key.repeat_interleave(repeats, -3), value.repeat_interleave(repeats, -3)
-    scale = query.shape[-1] ** -0.5 if scale is None else scale
-    scores = torch.matmul(query, key.transpose(-2, -1)) * scale
-    if is_causal:
-        seen = torch.ones(query.shape[-2], key.shape[-2], dtype=torch.bool, device=query.device)
-        scores = scores.masked_fill(seen.triu(1), -math.inf)
-    if attn_mask is not None and attn_mask.dtype == torch.bool:
-        scores = scores.masked_fill(attn_mask.logical_not(), -math.inf)
-    elif attn_mask is not None:
-        scores = scores + attn_mask
-    return torch.matmul(torch.softmax(scores, -1), value)
 
 
 def _added_products(x: Tensor, a: Tensor, b: Tensor, *, beta: Any = 1, alpha: Any = 1) -> Tensor:
@@ -239,63 +210,27 @@ def clean(program: ExportedProgram, tokens_moved: bool) -> Cleaned:
 def _decomposed(program: ExportedProgram) -> ExportedProgram:
     """Replace the operators of DECOMPOSED; those that write to their inputs become functions.
 
-    torch's own decomposition runs the whole graph again, which takes twice the time of the trace,
-    so it is left to graphs that need it.
+    torch's decomposition runs the whole graph again, which takes twice the time of the trace, so it
+    is left to graphs that need it.
     """
     for node in list(program.graph.nodes):
         if node.target is aten.detach_.default:  # of a constant of the code
             node.replace_all_uses_with(_first(node))
             program.graph.erase_node(node)
-    if not all(_is_function(node) for node in program.graph.nodes):
-        return program.run_decompositions(DECOMPOSED)
-    known: Dict[str, Graph] = {}
-    for node in list(program.graph.nodes):
-        if node.target in DECOMPOSED:
-            _replaced(node, known)
-    return program
+    if all(_is_plain(node) for node in program.graph.nodes):
+        return program
+    return program.run_decompositions(DECOMPOSED)
 
 
-def _is_function(node: Node) -> bool:
-    """Whether an operator writes to no input, holds no graph of its own, and gives real numbers."""
-    if is_complex(node):
+def _is_plain(node: Node) -> bool:
+    """Whether an operator is none of DECOMPOSED, writes to no input, holds no graph of its own, and
+    gives real numbers.
+    """
+    if is_complex(node) or node.target in DECOMPOSED:
         return False
     if isinstance(node.target, torch._ops.OpOverload):
         return not node.target._schema.is_mutable
     return not isinstance(node.target, torch._ops.HigherOrderOperator)
-
-
-def _replaced(node: Node, known: Dict[str, Graph]) -> None:
-    """Replace a node by the operators of its decomposition. known: those of other nodes, by
-    operator, shapes and arguments.
-    """
-    inputs = node.all_input_nodes
-    values = [other.meta["val"] for other in inputs]
-    shapes = [
-        (value.dtype, value.shape) if isinstance(value, Tensor) else value for value in values
-    ]
-    places = {other: f"input {place}" for place, other in enumerate(inputs)}
-    arguments = torch.fx.node.map_arg((node.args, node.kwargs), places.__getitem__)
-    key = str((node.target, arguments, shapes))
-    if key not in known:
-
-        def computed(*given: Any) -> Any:
-            of = dict(zip(inputs, given, strict=True))
-            args, kwargs = torch.fx.node.map_arg((node.args, node.kwargs), of.__getitem__)
-            return DECOMPOSED[node.target](*args, **kwargs)
-
-        with node.meta["val"].fake_mode:
-            known[key] = make_fx(computed, pre_dispatch=True)(*values).graph
-    inner = known[key]
-    of = dict(zip((n for n in inner.nodes if n.op == "placeholder"), inputs, strict=True))
-    begun = node.prev
-    with node.graph.inserting_before(node):
-        result: Any = node.graph.graph_copy(inner, of)
-    new = begun.next
-    while new is not node:
-        new.meta = {**node.meta, "val": new.meta["val"]}
-        new = new.next
-    node.replace_all_uses_with(result)
-    node.graph.erase_node(node)
 
 
 def _tokens_second(graph: Graph, rows: sympy.Symbol, tokens: sympy.Symbol) -> None:

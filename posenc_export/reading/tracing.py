@@ -103,6 +103,33 @@ REMEDIES = [
 ]
 
 
+def attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Optional[Tensor] = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    *,
+    scale: Optional[float] = None,
+    enable_gqa: bool = False,
+) -> Tensor:
+    """scaled_dot_product_attention as products, a mask and a softmax."""
+    if enable_gqa:
+        repeats = query.shape[-3] // key.shape[-3]
+        key, value = key.repeat_interleave(repeats, -3), value.repeat_interleave(repeats, -3)
+    scale = query.shape[-1] ** -0.5 if scale is None else scale
+    scores = torch.matmul(query, key.transpose(-2, -1)) * scale
+    if is_causal:
+        seen = torch.ones(query.shape[-2], key.shape[-2], dtype=torch.bool, device=query.device)
+        scores = scores.masked_fill(seen.triu(1), -math.inf)
+    if attn_mask is not None and attn_mask.dtype == torch.bool:
+        scores = scores.masked_fill(attn_mask.logical_not(), -math.inf)
+    elif attn_mask is not None:
+        scores = scores + attn_mask
+    return torch.matmul(torch.softmax(scores, -1), value)
+
+
 def _flex(
     query: Tensor,
     key: Tensor,
@@ -165,6 +192,9 @@ def quiet() -> Iterator[None]:
         stack.enter_context(warnings.catch_warnings())
         warnings.simplefilter("ignore")
         stack.enter_context(redirect_stderr(io.StringIO()))
+        stack.enter_context(
+            mock.patch.object(nn.functional, "scaled_dot_product_attention", attention)
+        )
         if flex := sys.modules.get("torch.nn.attention.flex_attention"):
             named: Dict[str, Any] = {
                 "_FLEX_ATTENTION_DISABLE_COMPILE_DEBUG": True,
