@@ -8,8 +8,8 @@ import numpy as np
 
 from posenc_export.runtime.artefact.manifest import Manifest
 from posenc_export.runtime.session import generation
+from posenc_export.runtime.session.caches import allocates_lazily
 from posenc_export.runtime.session.errors import GraphError
-from posenc_export.runtime.session.graph import allocates_lazily
 from posenc_export.runtime.session.model import Model
 from posenc_export.runtime.session.prefixes import BLOCK, Prefixes, can_share
 from posenc_export.runtime.session.session import Session

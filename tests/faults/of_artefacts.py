@@ -7,7 +7,7 @@ from typing import Any, Callable, Dict, Sequence
 import numpy as np
 
 from bench.ruined_graphs import FEW_BITS, NATIVE, RUINS, Ruin, attention, constants, slopes
-from posenc_export.runtime.session.graph import Feeds, GraphRun, StateMemory
+from posenc_export.runtime.session.graph import Feeds, StateMemory
 from tests.faults.planting import Fault
 
 ChangeInputs = Callable[[Feeds], Feeds]
@@ -22,22 +22,23 @@ class ChangedGraph:
 
     def __init__(self, graph: Any, inputs: ChangeInputs, output: ChangeOutput) -> None:
         self.graph, self.inputs, self.output = graph, inputs, output
-        self.manifest, self.provider, self.device, self.strided = (
-            graph.manifest,
-            graph.provider,
-            graph.device,
-            graph.strided,
-        )
+        self.manifest, self.provider, self.device = graph.manifest, graph.provider, graph.device
 
-    def run(self, run: GraphRun, states: Sequence[StateMemory]) -> np.ndarray:
-        changed = run._replace(feeds=self.inputs(dict(run.feeds)))
-        return self.output(self.graph.run(changed, states))
-
-    def repeat(
-        self, feeds: Feeds, states: Sequence[StateMemory], result: np.ndarray
+    def bind(
+        self,
+        feeds: Feeds,
+        states: Sequence[StateMemory],
+        result: np.ndarray,
+        *rest: Any,
+        **named: Any,
     ) -> Callable[[], object]:
         def run() -> None:
-            result[...] = self.run(GraphRun(0, *result.shape[:2], feeds), states)
+            changed = {
+                name: np.ascontiguousarray(array)
+                for name, array in self.inputs(dict(feeds)).items()
+            }
+            self.graph.bind(changed, states, result, *rest, **named)()
+            result[...] = self.output(result)
 
         return run
 

@@ -16,7 +16,7 @@ class LeavesHiddenSlots(Session):
     """Truncates its rows, but clears no slots after them."""
 
     def _settled(self) -> Rows:
-        if self._state.stepper is not None:
+        if self._state.bound:
             self._state.unbind()
         self._state = self._state.settled()
         return self._state
@@ -33,7 +33,7 @@ class MovesNoRow(Session):
     """Changes the index of the last row, but does not move its tokens."""
 
     def _settled(self) -> Rows:
-        if self._state.stepper is not None:
+        if self._state.bound:
             self._state.unbind()
         self._state = self._state.replace(pending=())
         return super()._settled()

@@ -4,7 +4,7 @@ import contextlib
 import functools
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, ContextManager, Mapping, Optional, Sequence, Tuple
+from typing import Any, ContextManager, Mapping, Optional, Tuple
 
 import numpy as np
 
@@ -22,8 +22,10 @@ from posenc_export.runtime.artefact.manifest import Manifest
 from posenc_export.runtime.graphs import cuda_placement, cuda_steps
 from posenc_export.runtime.graphs.onnx_files import FOLDER, check_external, load_errors, refused
 from posenc_export.runtime.graphs.ort_options import PROVIDERS, SLOWER, session_options
-from posenc_export.runtime.session import buffers, errors
-from posenc_export.runtime.session.graph import BoundRun, Feeds, GraphRun, RunMemory, StateMemory
+from posenc_export.runtime.session import buffers
+from posenc_export.runtime.session.graph import BoundRun, Feeds, RunMemory
+
+NONE: Mapping[str, int] = MappingProxyType({})
 
 
 class OrtGraph:
@@ -35,8 +37,6 @@ class OrtGraph:
         content: serialised model to open in place of the file, with the external data of its
             folder.
     """
-
-    strided = False
 
     def __init__(
         self,
@@ -70,35 +70,30 @@ class OrtGraph:
             rules.check_graph(manifest, session.get_inputs(), session.get_outputs())
         self.ort_session, self.steps = session, cuda_steps.DeviceSteps(session, captures)
 
-    def run(self, run: GraphRun, states: Sequence[StateMemory]) -> np.ndarray:
-        with self._turn:
-            binding = self._bound(run, states)
-            name, result = self.manifest.outputs[run.output].name, run.result
-            if result is None:
-                binding.bind_output(name, "cpu")
-            else:
-                binding.bind_output(name, "cpu", 0, result.dtype, result.shape, result.ctypes.data)
-            try:
-                self.ort_session.run_with_iobinding(binding, self.steps.uncaptured)
-            except errors.RUN_ERRORS as error:
-                raise errors.GraphError(error) from None
-            if result is not None:
-                return result
-            # Outputs come in the order in which they were bound.
-            return np.array(binding.get_outputs()[len(states)].numpy())
-
-    def repeat(self, feeds: Feeds, states: Sequence[StateMemory], result: np.ndarray) -> BoundRun:
-        output = self.manifest.outputs[0].name
+    def bind(
+        self,
+        feeds: Feeds,
+        states: RunMemory,
+        result: np.ndarray,
+        output: int = 0,
+        once: bool = False,
+    ) -> BoundRun:
+        name = self.manifest.outputs[output].name
         # Inputs in host memory are copied to a device when they are bound, not when they are run
         # (onnxruntime issue 5857): each step binds anew, unless all are there.
-        on_device = all(memory.past.device == "cuda" for memory in states)
-        if self.reads_device and on_device and not any(memory.state.grows for memory in states):
+        on_device = self.reads_device and all(memory.past.device == "cuda" for memory in states)
+        if on_device and not once and not any(memory.state.grows for memory in states):
             return self._device_step(feeds, states, result)
         session, uncaptured, turn = self.ort_session, self.steps.uncaptured, self._turn
 
         def binding() -> Any:
-            binding = self._bind(feeds, states)
-            binding.bind_output(output, "cpu", 0, result.dtype, result.shape, result.ctypes.data)
+            kept = {}
+            if self.reads_device:
+                encoder = self._encoder(feeds).items()
+                kept = {name: self.steps.copies.address(array) for name, array in encoder}
+            reuse = once and not output and self.provider == "cpu"
+            binding = self._bind(feeds, states, kept, reuse)
+            binding.bind_output(name, "cpu", 0, result.dtype, result.shape, result.ctypes.data)
             return binding
 
         def run() -> None:
@@ -109,9 +104,7 @@ class OrtGraph:
             return functools.partial(session._sess.run_with_iobinding, binding()._iobinding, None)
         return run
 
-    def _device_step(
-        self, feeds: Feeds, states: Sequence[StateMemory], result: np.ndarray
-    ) -> BoundRun:
+    def _device_step(self, feeds: Feeds, states: RunMemory, result: np.ndarray) -> BoundRun:
         output = self.manifest.outputs[0].name
 
         def bind(addresses: Mapping[str, int], pointer: int) -> Any:
@@ -120,44 +113,38 @@ class OrtGraph:
             return binding
 
         with self._turn:
-            places = [(*memory.addresses, memory.before) for memory in states]
+            places = [(m.past.address, m.present.address, m.first, m.before) for m in states]
             return self.steps.prepare(feeds, self._encoder(feeds), result, places, bind)
 
     def _encoder(self, feeds: Feeds) -> Feeds:
-        """Return the inputs that the session's encoder gave, if they can stay on the device."""
-        values = self.manifest.encoder if self.reads_device else ()
-        return {value.name: feeds[value.name] for value in values}
-
-    def _bound(self, run: GraphRun, states: Sequence[StateMemory]) -> Any:
-        """Return a binding without the output. On the CPU, that of states is kept with them."""
-        if self.provider != "cpu" or run.output or not isinstance(states, RunMemory):
-            encoder = self._encoder(run.feeds)
-            kept = {name: self.steps.copies.address(array) for name, array in encoder.items()}
-            return self._bind(run.feeds, states, kept)
-        if states.bound is None:
-            states.bound = self._bind({}, states)
-        for name, array in run.feeds.items():
-            states.bound.bind_input(name, "cpu", 0, array.dtype, array.shape, array.ctypes.data)
-        return states.bound
+        """Return the inputs that the session's encoder gave, which can stay on the device."""
+        return {value.name: feeds[value.name] for value in self.manifest.encoder}
 
     def _bind(
         self,
         feeds: Feeds,
-        states: Sequence[StateMemory],
-        addresses: Mapping[str, int] = MappingProxyType({}),
+        states: RunMemory,
+        addresses: Mapping[str, int] = NONE,
+        reuse: bool = False,
     ) -> Any:
-        """Bind inputs and states; inputs with `addresses` are on the device."""
-        binding = self.ort_session.io_binding()
+        """Bind inputs and states; inputs with `addresses` are on the device. reuse: bind inputs to
+        the binding that is kept with the states, which then serves one run.
+        """
+        binding = states.bound if reuse else None
+        if binding is None:
+            binding = self.ort_session.io_binding()
+            for memory in states:
+                name, buffer = memory.state.past, memory.past
+                address = buffer.address + memory.first * buffer.row_bytes
+                binding.bind_input(name, buffer.device, 0, buffer.element, memory.before, address)
+                name, buffer = memory.state.present, memory.present
+                address = buffer.address + memory.first * buffer.row_bytes
+                binding.bind_output(name, buffer.device, 0, buffer.element, memory.after, address)
+            states.bound = binding if reuse else states.bound
         for name, array in feeds.items():
             device = "cuda" if name in addresses else "cpu"
             address = addresses[name] if name in addresses else array.ctypes.data
             binding.bind_input(name, device, 0, array.dtype, array.shape, address)
-        for memory in states:
-            (read, written), past, present = memory.addresses, memory.past, memory.present
-            name = memory.state.past
-            binding.bind_input(name, past.device, 0, past.element, memory.before, read)
-            name = memory.state.present
-            binding.bind_output(name, present.device, 0, present.element, memory.after, written)
         return binding
 
 

@@ -6,8 +6,7 @@ from typing import Any, Callable, List, Sequence, Tuple
 import numpy as np
 
 from posenc_export.runtime.artefact.manifest import Manifest, Value
-from posenc_export.runtime.session.errors import RUN_ERRORS, GraphError
-from posenc_export.runtime.session.graph import BoundRun, Feeds, GraphRun, StateMemory
+from posenc_export.runtime.session.graph import BoundRun, Feeds, RunMemory
 
 _lock = threading.Lock()
 _limits: List[int] = []  # one entry per running call: the number of threads of its graph
@@ -21,36 +20,33 @@ class TorchGraph:
     """
 
     provider = device = "cpu"
-    strided = True  # views of the first slots: the cost follows the slots in use
 
     def __init__(self, module: Any, manifest: Manifest) -> None:
         self.module, self.manifest = module, manifest
         self._positions_first = manifest.stores_positions
         self._replaced = [index for index, state in enumerate(manifest.states) if state.replaced]
 
-    def run(self, run: GraphRun, states: Sequence[StateMemory]) -> np.ndarray:
-        try:
-            output, present = self._taker()(self._arguments(run.feeds, states))
-        except RUN_ERRORS as error:
-            raise GraphError(error) from None
-        if run.output:  # encoders have no states, and return further outputs in their place
-            return present[run.output - 1].numpy()
-        self._keep(states, present)
-        return output.numpy()
-
-    def repeat(self, feeds: Feeds, states: Sequence[StateMemory], result: np.ndarray) -> BoundRun:
+    def bind(
+        self,
+        feeds: Feeds,
+        states: RunMemory,
+        result: np.ndarray,
+        output: int = 0,
+        once: bool = False,
+    ) -> BoundRun:
         arguments = self._arguments(feeds, states)  # share the memory of feeds and buffers
         take = self._taker()
 
         def run() -> None:
-            output, present = take(arguments)
-            result[...] = output.numpy()
+            first, others = take(arguments)
+            # Encoders have no states, and return further outputs in their place.
+            result[...] = (others[output - 1] if output else first).numpy()
             if self._replaced:
-                self._keep(states, present)
+                self._keep(states, others)
 
         return run
 
-    def _arguments(self, feeds: Feeds, states: Sequence[StateMemory]) -> List[Any]:
+    def _arguments(self, feeds: Feeds, states: RunMemory) -> List[Any]:
         import torch
 
         def tensors(values: Sequence[Value]) -> List[Any]:
@@ -74,7 +70,7 @@ class TorchGraph:
 
         return take
 
-    def _keep(self, states: Sequence[StateMemory], present: List[Any]) -> None:
+    def _keep(self, states: RunMemory, present: List[Any]) -> None:
         """Copy the states that each call replaces into the buffers that the next call reads."""
         for index in self._replaced:
             states[index].arrays[1][...] = present[index - self._positions_first].numpy()

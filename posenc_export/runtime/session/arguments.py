@@ -29,15 +29,18 @@ class RowTokens(NamedTuple):
     planes: Dict[str, np.ndarray]  # coordinates and token types by graph input [A,n,S] int64
     columns: np.ndarray  # column of the outputs [n] at which those of each row begin
 
-    def part(self, begin: int, end: int) -> "RowTokens":
-        """Return the tokens of the rows `begin` .. `end` - 1 of these."""
-        some, first = slice(begin, end), self.rows.start
+    def part(self, begin: int, end: int, new: Optional[int] = None) -> "RowTokens":
+        """Return the tokens of the rows `begin` .. `end` - 1 of these, and their first columns."""
+        some, first, some_columns = slice(begin, end), self.rows.start, slice(new)
+        planes = self.planes
+        if planes:
+            planes = {name: plane[:, some, some_columns] for name, plane in planes.items()}
         return RowTokens(
             rows=slice(first + begin, first + end),
-            x=self.x[some],
+            x=self.x[some, some_columns],
             counts=self.counts[some],
             requested=self.requested[some],
-            planes={name: plane[:, some] for name, plane in self.planes.items()},
+            planes=planes,
             columns=self.columns[some],
         )
 

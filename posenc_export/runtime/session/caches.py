@@ -15,18 +15,11 @@ from typing import Any, Callable, Dict, List, NamedTuple, Sequence, Tuple, Type,
 import numpy as np
 
 from posenc_export.runtime.artefact.manifest import Manifest, State
-from posenc_export.runtime.session.buffers import Buffer, Place, Slots, part_of
-from posenc_export.runtime.session.graph import (
-    Graph,
-    RunMemory,
-    Shape,
-    StateMemory,
-    allocates_lazily,
-    shape_of,
-)
+from posenc_export.runtime.session.buffers import CAN_RESERVE, Buffer, Place, Slots, part_of
+from posenc_export.runtime.session.graph import Graph, RunMemory, Shape, StateMemory
 
+MOST_RUNS = 64  # ranges of rows whose memory is kept
 FIRST = 256  # slots of the first caches of a graph whose cost does not follow the capacity
-MOST_MEMORIES = 64  # ranges of rows whose memory is kept bound
 WINDOW_ROOM = 256  # tokens of a call that caches of windows have room for, at least
 Write = Callable[[], None]  # a write to memory that can be repeated after an interrupt
 
@@ -59,33 +52,12 @@ class Window(NamedTuple):
         return max(length - (self.size - 1) - self.rewind, 0) if self.size else 0
 
 
-class Span(NamedTuple):
-    """The rows and slots of a run."""
-
-    first: int  # index of the first row
-    rows: int  # number of rows
-    part: slice  # the rows
-    slots: int  # slots M of states in place
-    used: int  # slots in use of growing states
-    new: int  # columns S
-    turn: int  # index of the buffers that the run reads, of states that have two
-
-
 class InPlace(NamedTuple):
     """A state whose slots calls write in place. Its two buffers are one."""
 
     state: State
     axis: int
     buffers: Tuple[Buffer, Buffer]
-
-    def bind(self, run: Span) -> StateMemory:
-        """Return the memory of a run."""
-        state, axis, (buffer, _) = self
-        shape = (run.rows, *buffer.shape[1:])
-        if run.slots < buffer.shape[axis]:
-            shape = shape_of(state, run.rows, run.slots)
-        address = buffer.address + run.first * buffer.row_bytes
-        return StateMemory(state, buffer, buffer, run.part, shape, shape, (address, address))
 
     def take(self, old: "InPlace", slots: Sequence[int], turn: int) -> None:
         """Copy the content of other memory: the first slots of each row, if there are as many."""
@@ -120,13 +92,6 @@ class Growing(NamedTuple):
     axis: int
     buffers: Tuple[Buffer, Buffer]
 
-    def bind(self, run: Span) -> StateMemory:
-        past, present = self.buffers[run.turn], self.buffers[1 - run.turn]
-        before = shape_of(self.state, run.rows, run.used)
-        after = shape_of(self.state, run.rows, run.used + run.new)
-        addresses = past.address, present.address
-        return StateMemory(self.state, past, present, run.part, before, after, addresses)
-
     def take(self, old: "Growing", slots: Sequence[int], turn: int) -> None:
         count = min(old.buffers[0].shape[0], self.buffers[0].shape[0])
         self.buffers[turn].copy_rows(0, old.buffers[turn], 0, count)
@@ -148,12 +113,6 @@ class Replaced(NamedTuple):
     state: State
     axis: int
     buffers: Tuple[Buffer, Buffer]
-
-    def bind(self, run: Span) -> StateMemory:
-        past, present = self.buffers[run.turn], self.buffers[1 - run.turn]
-        shape, offset = (run.rows, *past.shape[1:]), run.first * past.row_bytes
-        addresses = past.address + offset, present.address + offset
-        return StateMemory(self.state, past, present, run.part, shape, shape, addresses)
 
     def take(self, old: "Replaced", slots: Sequence[int], turn: int) -> None:
         self.buffers[turn].copy_rows(0, old.buffers[turn], 0, len(slots))
@@ -190,7 +149,6 @@ class Caches:
         reads_hidden: whether the graph reads slots past the tokens of a row.
         rows: number of rows R. Of graphs with growing states, all of them are in use.
         extent: slots that are allocated of states in place and of growing ones.
-        graph_slots: slots M of states in place that the graph is given.
         written: number of first slots of each row [R] that may have been written.
         lazy: whether rows have as many slots as the capacity from the start, of which those that
             are written take memory, so that rows grow without a move. The cost of the graph must
@@ -210,11 +168,11 @@ class Caches:
         self._allocate(0, 0)
 
     def _allocate(self, rows: int, extent: int) -> None:
-        self.rows, self.extent, self.graph_slots = rows, extent, extent
+        self.rows, self.extent = rows, extent
         self.written = np.zeros(rows, np.int64)
         self.states: List[Memory] = []
         self.bindings: Dict[Any, Any] = {}
-        self._bound: Dict[Tuple[int, ...], RunMemory] = {}
+        self._runs: Dict[Tuple[int, int], RunMemory] = {}
 
     @property
     def buffers(self) -> List[Buffer]:
@@ -225,22 +183,25 @@ class Caches:
         """Return the memory of the states of a kind."""
         return [memory for memory in self.states if isinstance(memory, kind)]
 
-    def state_memory(self, first: int, rows: int, new: int, used: int, turn: int) -> RunMemory:
-        """Return the memory for a run of `new` columns behind `used` ones on `rows` rows from row
-        `first` on. It is the same for each run if all states are written in place.
+    def state_memory(self, rows: slice, used: int, new: int, turn: int) -> RunMemory:
+        """Return the memory for a run of `new` columns behind `used` ones on some rows. It is the
+        same for each run if all states are written in place.
         """
-        key, kept = (first, rows, self.graph_slots), self.kinds == IN_PLACE
-        if kept and key in self._bound:
-            return self._bound[key]
-        run = Span(first, rows, slice(first, first + rows), self.graph_slots, used, new, turn)
-        bound = RunMemory()
-        for memory in self.states:
-            bound.append(memory.bind(run))
-        if kept:
-            if len(self._bound) >= MOST_MEMORIES:
-                self._bound.clear()
-            self._bound[key] = bound
-        return bound
+        first, count = rows.start, rows.stop - rows.start
+        if run := self._runs.get((first, count)):
+            return run
+        run = RunMemory()
+        for state, _, buffers in self.states:
+            past, present = buffers[turn], buffers[1 - turn]
+            before = after = (count, *past.shape[1:])
+            if state.update == "append":
+                before, after = (shape_of(state, count, slots) for slots in (used, used + new))
+            run.append(StateMemory(state, past, present, first, before, after))
+        if self.kinds == IN_PLACE:
+            if len(self._runs) >= MOST_RUNS:
+                self._runs.clear()
+            self._runs[first, count] = run
+        return run
 
     def reserve(self, slots: int, rows: int, turn: int = 0) -> "Caches":
         """Return caches with room for `rows` rows of `slots` slots. No slot past `slots` may
@@ -248,7 +209,7 @@ class Caches:
         content.
         """
         # Calls cost more than their work: after a run of the graph, code is not in the CPU cache.
-        if slots <= self.extent and rows <= self.rows and not self.graph.strided:
+        if slots <= self.extent and rows <= self.rows:
             return self
         count, fitting = self.rows, self.fitting(slots)
         extent = max(self.extent, fitting)
@@ -267,9 +228,6 @@ class Caches:
                 caches = self._copy()
                 caches.lazy = False
                 return caches.reserve(slots, rows, turn)
-        if self.graph.strided:
-            bucket = max(self.graph.manifest.capacity_bucket, 1)
-            caches.graph_slots = min(-(-slots // bucket) * bucket, extent)
         return caches
 
     def mark_written(self, rows: slice, slots: Union[int, np.ndarray]) -> None:
@@ -320,11 +278,10 @@ class Caches:
 
     def emptied(self) -> "Caches":
         """Return caches for other rows. Slots may keep their content. Memory that has grown is
-        left, unless the graph reads only a part of it.
+        left.
         """
         grown = self.written.max(initial=0) if self.lazy else self.extent
-        left = grown > (FIRST if self.lazy else self.fitting(1)) and not self.graph.strided
-        return self.empty() if left else self
+        return self.empty() if grown > (FIRST if self.lazy else self.fitting(1)) else self
 
     def empty(self) -> "Caches":
         """Return caches of no rows, without memory."""
@@ -336,9 +293,7 @@ class Caches:
         """Return a copy in separate memory, with `slots` slots of states in place."""
         if not self.rows:
             return self.empty()
-        caches = self._resized(self.rows, self.extent, slots, turn, reuse=False)
-        caches.graph_slots = self.graph_slots
-        return caches
+        return self._resized(self.rows, self.extent, slots, turn, reuse=False)
 
     def fitting(self, slots: int) -> int:
         """Slots to allocate: doubled, to move tokens rarely, unless the graph then costs more."""
@@ -346,7 +301,7 @@ class Caches:
         if self.lazy:  # padding of shorter rows may follow the longest
             return max(slots, self.capacity + self.graph.manifest.chunk)
         count = -(-slots // (bucket or FIRST))
-        if self.graph.strided or not bucket:
+        if not bucket:
             count = 1 << max(count - 1, 0).bit_length()
         return min(count * (bucket or FIRST), max(slots, self.capacity))
 
@@ -394,6 +349,23 @@ class Caches:
                 memory.take(old, filled, turn)
             caches.states.append(memory)
         return caches
+
+
+def shape_of(state: State, rows: int, slots: int) -> Shape:
+    """Return the shape of a state of some rows, with this number of slots if it has them."""
+    axis = state.axis
+    if not axis:
+        return (rows, *state.axes[1:])  # type: ignore[arg-type]
+    return (rows, *state.axes[1:axis], slots, *state.axes[axis + 1 :])  # type: ignore[arg-type]
+
+
+def allocates_lazily(graph: Graph) -> bool:
+    """Whether caches of a graph may have more slots than are used, of which no memory is taken."""
+    states = [state for state in graph.manifest.states if not state.replaced]
+    moves = any([state.grows or state.reads_hidden for state in states])
+    return (
+        CAN_RESERVE and graph.device == "cpu" and not moves and not graph.manifest.capacity_bucket
+    )
 
 
 def _kind(state: State) -> Any:

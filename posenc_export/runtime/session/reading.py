@@ -16,7 +16,7 @@ from posenc_export.runtime.session import arguments, prefixes
 from posenc_export.runtime.session.arguments import Prompt, RowTokens, check_tokens
 from posenc_export.runtime.session.caches import IN_PLACE, Growing, InPlace, Replaced
 from posenc_export.runtime.session.errors import RUN_ERRORS, GraphError, expected
-from posenc_export.runtime.session.graph import BoundRun, Feeds, Graph, GraphRun
+from posenc_export.runtime.session.graph import BoundRun, Feeds, Graph, RunMemory
 from posenc_export.runtime.session.rows import Rows
 
 STEP_SLOTS = 128  # least multiple of slots that steps count
@@ -100,9 +100,10 @@ class Reading:
         grid = np.repeat(positions[None], axes, 0)  # [axes,n,S]
         return tokens._replace(planes={**tokens.planes, "grid": grid})
 
-    def runs(self, rows: Rows, tokens: RowTokens) -> List[GraphRun]:
-        """Return one run for all rows; of a graph that continues a single row at a time, one for
-        each row, and one for neighbours that read a token each.
+    def runs(self, rows: Rows, tokens: RowTokens) -> List[RowTokens]:
+        """Return the tokens of each run of the graph, without columns of padding: of all rows; if
+        the graph continues a single row at a time, of each row, and of neighbours that read a token
+        each.
         """
         counts, new = tokens.counts, int(tokens.counts.max())
         # With S > 1, a row without new tokens cannot share the run: its padding would be written
@@ -110,8 +111,7 @@ class Reading:
         together = len(counts) == 1 or (new == 1 and counts.all())
         together = together or not rows.length[tokens.rows].any()
         if self.manifest.continuation_rows != 1 or together:
-            feeds = self.fill(rows, tokens, new)
-            return [GraphRun(tokens.rows.start, len(counts), new, feeds)]
+            return [tokens.part(0, len(counts), new)]
         runs, by_columns = [], rows.caches.by_columns
 
         def joint(row: int) -> int:
@@ -119,15 +119,12 @@ class Reading:
 
         for _, group in itertools.groupby(range(len(counts)), key=joint):
             some = list(group)
-            width = new if by_columns else int(counts[some[0]])
-            if width:
-                part = tokens.part(some[0], some[-1] + 1)
-                feeds = self.fill(rows, part, width)
-                runs.append(GraphRun(part.rows.start, len(some), width, feeds))
+            if width := new if by_columns else int(counts[some[0]]):
+                runs.append(tokens.part(some[0], some[-1] + 1, width))
         return runs
 
-    def fill(self, rows: Rows, tokens: RowTokens, new: int) -> Feeds:
-        """Fill the graph inputs that the manifest lists, by name, with `new` columns for tokens."""
+    def fill(self, rows: Rows, tokens: RowTokens) -> Feeds:
+        """Fill the graph inputs that the manifest lists, by name, with the columns of tokens."""
         part, counts, planes = tokens.rows, tokens.counts, tokens.planes
         length = rows.length[part]
         # With a bias, GroupQueryAttention on CUDA (ONNX Runtime 1.31) subtracts S from the length
@@ -136,15 +133,15 @@ class Reading:
         # follows them, and the next tokens overwrite it.
         whole = self._whole_rows and not length.any()
         if planes:
-            planes = {n: np.ascontiguousarray(plane[:, :, :new]) for n, plane in planes.items()}
+            planes = {name: np.ascontiguousarray(plane) for name, plane in planes.items()}
         padded = PaddedTokens(
-            x=np.ascontiguousarray(tokens.x[:, :new]),
+            x=np.ascontiguousarray(tokens.x),
             counts=counts,
             length=length,
             first_position=rows.first_position[part],
             requested=np.maximum(tokens.requested, self.fewest),
             occupied=rows.occupied[part],
-            valid=np.full_like(counts, new) if whole else counts,
+            valid=np.full_like(counts, tokens.x.shape[1]) if whole else counts,
             window_start=rows.first_kept[part],
             planes=planes,
         )
@@ -169,7 +166,7 @@ class Reading:
         """Run the graph for some rows, for which there is room, once or once per row, write the
         outputs of requested ones to `outputs` [n,C,*], and return the rows after the call.
         """
-        length, caches = rows.length, rows.caches
+        length, caches, turn = rows.length, rows.caches, rows.turn
         by_columns = caches.by_columns
         if self.manifest.axes:
             tokens = self.with_coordinates(rows, tokens)
@@ -178,16 +175,14 @@ class Reading:
             begin, end = int(filled[0]), int(filled[-1]) + 1
             tokens, outputs = tokens.part(begin, end), outputs[begin:end]
         part, counts, new = tokens.rows, tokens.counts, int(tokens.counts.max())
-        turn = rows.reached[1]
         if rows.histories:
             record(rows, tokens)
         caches.mark_written(part, new + (rows.used if by_columns else length[part]))
         idle = set(range(rows.count)) if rows.histories else set()
         for run in self.runs(rows, tokens):
-            begin, end = run.first - part.start, run.first - part.start + run.rows
-            some = tokens.part(begin, end) if len(counts) > run.rows else tokens
-            self._run(rows, run, some, outputs[begin:end])
-            idle.difference_update(range(run.first, run.first + run.rows))
+            begin, end = run.rows.start - part.start, run.rows.stop - part.start
+            self._run(rows, run, outputs[begin:end])
+            idle.difference_update(range(run.rows.start, run.rows.stop))
         for row in idle:
             for memory in caches.of(Replaced):
                 memory.keep(row, turn)
@@ -199,52 +194,62 @@ class Reading:
         occupied = np.concatenate((rows.occupied, inside), axis=1)
         return rows.replace(length=length, occupied=occupied, turn=1 - turn)
 
-    def _run(self, rows: Rows, run: GraphRun, tokens: RowTokens, outputs: np.ndarray) -> None:
+    def _run(self, rows: Rows, tokens: RowTokens, outputs: np.ndarray) -> None:
         """Run the graph on tokens and write the outputs of requested ones, directly if it writes
         as many for each row.
         """
-        requested, columns, caches = tokens.requested, tokens.columns, rows.caches
-        width = max(int(requested.max()), self.fewest) if self.selects else run.new
-        alone = run.new == 1 and not run.first and caches.kinds == IN_PLACE
-        if alone and requested.all():
-            output = self.bind(rows, run.feeds).run()
-        else:
-            place = outputs[:, int(columns[0]) : int(columns[0]) + width]
-            alike = len(requested) == 1 or (np.ptp(columns) == 0 and requested.min() == width)
-            alike = alike and 0 < width == int(requested[0]) and place.flags.c_contiguous
-            run = run._replace(result=place if alike else None)
-            memory = caches.state_memory(run.first, run.rows, run.new, rows.used, rows.reached[1])
-            output = self.graph.run(run, memory)
-            if output is place:
-                return
+        requested, columns, new = tokens.requested, tokens.columns, tokens.x.shape[1]
+        width, column = new, int(columns[0])
+        if self.selects:
+            width = max(int(requested.max()), self.fewest)
+        result = outputs[:, column : column + width]
+        alike = 0 < width == requested.min() and result.flags.c_contiguous
+        direct = alike and (len(requested) == 1 or not (columns - column).any())
+        if not direct:
+            value = self.manifest.outputs[0]
+            result = np.empty((len(requested), width, *value.axes[2:]), value.dtype)
+        states = rows.caches.state_memory(tokens.rows, rows.used, new, rows.reached[1])
+        self._run_once(self.fill(rows, tokens), states, result)
+        if direct:
+            return
         numbers = zip(columns.tolist(), requested.tolist(), tokens.counts.tolist(), strict=True)
         for row, (column, last, count) in enumerate(numbers):
             begin = 0 if self.selects else count - last
             if last:
-                outputs[row, column : column + last] = output[row, begin : begin + last]
+                outputs[row, column : column + last] = result[row, begin : begin + last]
+
+    def _run_once(
+        self, feeds: Feeds, states: RunMemory, result: np.ndarray, output: int = 0
+    ) -> None:
+        try:
+            self.graph.bind(feeds, states, result, output, once=True)()
+        except RUN_ERRORS as error:
+            raise GraphError(error) from None
 
     def read_out(self, rows: Rows, prompt: Prompt) -> np.ndarray:
         """Feed whole rows, and return the second output [B,N], or [B,S,N] with zeros at padding."""
-        outputs: List[np.ndarray] = []
-        for run in self.runs(rows, self.with_coordinates(rows, prompt.tokens)):
-            memory = rows.caches.state_memory(run.first, run.rows, run.new, 0, 0)
-            outputs += list(self.graph.run(run._replace(output=1), memory))
-        if len(self.manifest.outputs[1].axes) == 2:
-            return np.stack(outputs)
-        result, counts = prompt.outputs(self.manifest.outputs[1]), prompt.tokens.counts.tolist()
-        for row, (output, count) in enumerate(zip(outputs, counts, strict=True)):
-            result[row, :count] = output[:count]
-        return prompt.in_columns(result)
+        value, tokens = self.manifest.outputs[1], self.with_coordinates(rows, prompt.tokens)
+        (run,) = self.runs(rows, tokens)
+        pooled, (count, new) = len(value.axes) == 2, run.x.shape[:2]
+        result = np.empty((count, *([] if pooled else [new]), value.axes[-1]), value.dtype)  # type: ignore[arg-type]
+        self._run_once(
+            self.fill(rows, run), rows.caches.state_memory(run.rows, 0, new, 0), result, 1
+        )
+        if pooled:
+            return result
+        outputs = prompt.outputs(value)
+        for row, tokens_of_row in enumerate(prompt.tokens.counts.tolist()):
+            outputs[row, :tokens_of_row] = result[row, :tokens_of_row]
+        return prompt.in_columns(outputs)
 
-    def bind(self, rows: Rows, feeds: Feeds) -> "Binding":
-        """Return a binding whose graph inputs are `feeds`, for S tokens of each row. It is made
-        once for inputs of the same shapes if caches are written in place.
+    def bind(self, rows: Rows, new: int) -> "Binding":
+        """Return a binding for `new` tokens of every row. It is made once for inputs of the same
+        shapes if caches are written in place.
         """
-        caches = rows.caches
+        feeds, caches, encoder = self._step_feeds(rows, new), rows.caches, rows.encoder
         if caches.kinds != IN_PLACE:
-            return self._new_binding(rows, feeds)
-        encoder = [value.name for value in self.manifest.encoder]
-        key: List[object] = [caches.graph_slots]
+            return Binding(self, rows, feeds)
+        key: List[object] = [caches.extent]
         key += [array.shape for array in feeds.values()]
         key += [feeds[name].ctypes.data for name in encoder]
         total = "total_sequence_length"
@@ -254,38 +259,28 @@ class Reading:
         if binding is None:
             if len(caches.bindings) >= MOST_BINDINGS:
                 caches.bindings.clear()
-            binding = caches.bindings[tuple(key)] = self._new_binding(rows, feeds)
-        binding.set({name: feeds[name] for name in feeds if name not in encoder})
+            binding = caches.bindings[tuple(key)] = Binding(self, rows, feeds)
+        for name in feeds.keys() - encoder.keys():
+            binding.feeds[name][...] = feeds[name]
+        binding.at = rows.reached[0]
         return binding
 
-    def _new_binding(self, rows: Rows, feeds: Feeds) -> "Binding":
-        """Return a new binding; its run too, if caches are written in place."""
-        name, output = self.manifest.inputs[0].name, self.manifest.outputs[0]
-        tokens = feeds[name]  # perhaps in the memory of a caller
-        count, new = tokens.shape[:2]
-        result = np.zeros((count, new, *output.axes[2:]), output.dtype)  # [B,S,*]
-        binding = Binding({**feeds, name: tokens.copy()}, name, self.counters, result)
-        if rows.caches.kinds == IN_PLACE:
-            states = rows.caches.state_memory(0, count, new, 0, 0)
-            binding.runs[0] = self.graph.repeat(binding.feeds, states, result)
-        return binding
-
-    def step_feeds(self, rows: Rows, new: int) -> Feeds:
+    def _step_feeds(self, rows: Rows, new: int) -> Feeds:
         """Return the graph inputs for `new` zero tokens of every row, with all outputs requested,
         and slots in multiples.
         """
         source, counts = self.manifest.inputs[0], np.full(rows.count, new)
         zeros = np.zeros((rows.count, new, *source.token_shape), source.dtype)
         tokens = RowTokens(slice(0, rows.count), zeros, counts, counts, {}, counts)
-        feeds = self.fill(rows, self.with_coordinates(rows, tokens), new)
-        slots = self.step_slots(rows, rows.used + new)
+        feeds = self.fill(rows, self.with_coordinates(rows, tokens))
+        slots = self._step_slots(rows, rows.used + new)
         if "slots" in self.slot_inputs:
             feeds["slots"] = np.arange(slots)
         if "total_sequence_length" in self.slot_inputs:
             feeds["total_sequence_length"][...] = slots
         return feeds
 
-    def step_slots(self, rows: Rows, needed: int) -> int:
+    def _step_slots(self, rows: Rows, needed: int) -> int:
         """Return how many slots steps count: more than the `needed` ones of the longest row, at
         most a quarter more or STEP_SLOTS. 0 if the inputs change with each step.
 
@@ -295,23 +290,29 @@ class Reading:
         if not self.slot_inputs:
             return 0
         part = max(STEP_SLOTS, 1 << max(needed.bit_length() - 3, 0))
-        return min(-(-needed // part) * part, rows.caches.graph_slots)
+        return min(-(-needed // part) * part, rows.caches.extent)
 
-    def with_stepper(self, rows: Rows) -> Rows:
-        """Return rows, which have room for a token, with a stepper."""
+    def bind_step(self, rows: Rows) -> Rows:
+        """Return rows, which have room for a token, with a bound step."""
         used, caches, room = rows.used, rows.caches, int(rows.room.min())
         if InPlace in caches.kinds:
-            room = min(room, caches.graph_slots - used)
+            room = min(room, caches.extent - used)
         if caches.window.size:
             room = min(room, int((rows.first_kept + caches.window.slots - rows.length).min()))
-        slots = self.step_slots(rows, used + 1)
+        slots = self._step_slots(rows, used + 1)
         if slots:
             room = min(room, slots - used)
-        # The attention mask grows by a column at every step, so a binding serves one step only.
-        room = 1 if self.manifest.signature == "mask" else room
         rows = rows.replace()
-        rows.stepper = Stepper(self, rows, room)
+        rows.bound = {1: self.bind(rows, 1)}
+        # The attention mask grows by a column at every step, so a binding serves one step only.
+        rows.ready = 1 if self.manifest.signature == "mask" else room
         return rows
+
+    def widest(self, rows: Rows) -> int:
+        """Return the most tokens per row of a pass, which is bound like a step."""
+        alone = self.manifest.continuation_rows == 1 and rows.count > 1
+        passes = rows.caches.kinds == IN_PLACE and not alone
+        return min(self.manifest.chunk, WIDEST, rows.ready) if passes else 1
 
     def record_step(self, rows: Rows, x: np.ndarray) -> None:
         """Record in the histories the token of every row, x [B] or [B,E], of the next step."""
@@ -332,95 +333,47 @@ def record(rows: Rows, tokens: RowTokens) -> None:
 
 
 class Binding:
-    """Memory of the graph inputs `feeds`, which it takes over, for S tokens per row, and of the
-    output `result` [B,S,*]. counters: names of the inputs that grow by one with each token.
-    """
-
-    def __init__(
-        self, feeds: Feeds, tokens: str, counters: Collection[str], result: np.ndarray
-    ) -> None:
-        # They grow by one per token; an array per dtype
-        self.counters = _in_one_array(feeds, counters)
-        self.feeds, self.tokens, self.result = feeds, feeds[tokens], result  # tokens [B,S,*]
-        # Number of tokens, since it was set, for which the counters stand
-        self.at = 0
-        # Functions that run the graph, by `turn` of the rows; 0 if all states are in place.
-        self.runs: Dict[int, BoundRun] = {}
-
-    def set(self, feeds: Feeds) -> None:
-        """Overwrite the graph inputs with others of the same shapes."""
-        self.at = 0
-        for name, array in feeds.items():
-            self.feeds[name][...] = array
-
-    def run(self) -> np.ndarray:
-        """Run the graph on states in place and return `result`. Raise GraphError if it failed."""
-        try:
-            self.runs[0]()
-        except RUN_ERRORS as error:
-            raise GraphError(error) from None
-        return self.result
-
-    def advance(self, count: int) -> None:
-        """Let the counters stand for `count` tokens."""
-        if count != self.at:
-            for counter in self.counters:
-                counter += count - self.at
-            self.at = count
-
-
-class Stepper:
-    """Feeds one token per row and step, from rows with room for it.
+    """Memory of the graph inputs for S tokens of each of B rows, and of the output [B,S,*].
 
     Attributes:
-        room: number of tokens per row before the session must check its limits again; -1 during a
-            step and after one that failed or was interrupted, so that the next is bound anew.
-        binding: graph inputs of a step.
-        passes: bindings for passes of several tokens per row, by their number S.
-        take: `take(rows, inputs)` feeds one token per row, [B] int64 or [B,E], of rows with this
-            stepper, and returns [B,*], which the next step overwrites.
+        feeds: the graph inputs.
+        at: number of tokens that steps have read for which the inputs stand (Rows.reached).
+        take: `take(rows, inputs)` feeds S tokens per row of rows that have this binding, [B,S] or
+            [B,S,E], and returns [B,S,*], which the next call overwrites. With S = 1, both lack this
+            axis. Raises ValueError for other inputs, GraphError if the graph failed.
     """
 
-    def __init__(self, reading: Reading, rows: Rows, room: int) -> None:
-        manifest = self._manifest = reading.manifest
-        self.room = room
-        self.binding = reading.bind(rows, reading.step_feeds(rows, 1))
-        self._token = self.binding.tokens[:, 0]
-        alone = manifest.continuation_rows == 1 and len(self._token) > 1
-        passes = rows.caches.kinds == IN_PLACE and not alone
-        self._widest = min(manifest.chunk, WIDEST) if passes else 1
-        self.passes: Dict[int, Binding] = {}
-        self.take = self._taker()
+    def __init__(self, reading: Reading, rows: Rows, feeds: Feeds) -> None:
+        self._manifest, output = reading.manifest, reading.manifest.outputs[0]
+        name = self._manifest.inputs[0].name
+        tokens = feeds[name] = feeds[name].copy()  # perhaps in the memory of a caller
+        count, new = tokens.shape[:2]
+        self.feeds, self.at = feeds, rows.reached[0]
+        self.result = np.zeros((count, new, *output.axes[2:]), output.dtype)  # [B,S,*]
+        self.tokens = tokens[:, 0] if new == 1 else tokens
+        # Functions that run the graph, by `turn` of the rows.
+        self.runs: Dict[int, BoundRun] = {}
+        in_place = self.run_of(rows) if rows.caches.kinds == IN_PLACE else None
+        self.take = self._taker(new, reading.counters, in_place)
 
-    def fits(self, x: np.ndarray) -> bool:
-        """Whether these inputs, [B,S] ids or [B,S,E] activations, are those of a step or a pass."""
-        token = self._token
-        alike = x.ndim == token.ndim + 1 and (len(x), *x.shape[2:]) == token.shape
-        return alike and x.dtype == token.dtype and 1 <= x.shape[1] <= min(self._widest, self.room)
-
-    def take_pass(self, reading: Reading, rows: Rows, x: np.ndarray) -> np.ndarray:
-        """Feed S tokens per row of rows with this stepper, inputs for which `fits` is true.
-        Return outputs [B,S,*], which the next pass of S tokens overwrites. Raise ValueError for an
-        id outside the vocabulary, GraphError if the graph failed.
-        """
-        new, (taken, turn) = x.shape[1], rows.reached
-        if new not in self.passes:
-            binding = reading.bind(rows, reading.step_feeds(rows, new))
-            binding.at, self.passes[new] = taken, binding
-        if self._manifest.vocabulary:
-            check_tokens(self._manifest.vocabulary, list(x))
-        binding, room, self.room = self.passes[new], self.room, -1
-        binding.advance(taken)
-        binding.tokens[...] = x
-        result = binding.run()
-        self.binding.advance(taken + new)
-        rows.reached = (taken + new, turn)
-        self.room = room - new
-        return result
+    def run_of(self, rows: Rows) -> BoundRun:
+        """Return the function that runs the graph on the next tokens of rows."""
+        caches, turn = rows.caches, rows.turn
+        count, new = self.result.shape[:2]
+        grows = Growing in caches.kinds  # the shapes of these states change at each call
+        if not grows and turn in self.runs:
+            return self.runs[turn]
+        if grows:
+            caches = rows.caches = caches.reserve(rows.used + new, count, turn)
+        states = caches.state_memory(slice(0, count), rows.used, new, turn)
+        run = caches.graph.bind(self.feeds, states, self.result)
+        if not grows:
+            self.runs[turn] = run
+        return run
 
     def checked(self, inputs: Any) -> np.ndarray:
-        """Return inputs as [B] int64 or [B,E]. Raise ValueError for another form or a wrong id."""
-        token, vocabulary = self._token, self._manifest.vocabulary
+        """Return inputs as `take` feeds them. Raise ValueError for another form or a wrong id."""
+        token, vocabulary = self.tokens, self._manifest.vocabulary
         x = arguments.array_of("a step", inputs)
         if x.shape != token.shape or x.dtype.kind not in ("iu" if vocabulary else "f"):
             form = f"{list(token.shape)} {self._manifest.inputs[0].dtype}"
@@ -429,82 +382,58 @@ class Stepper:
             check_tokens(vocabulary, [x])
         return x.astype(token.dtype, copy=False)
 
-    def _taker(self) -> Callable[[Rows, Any], np.ndarray]:
+    def _taker(
+        self, new: int, counters: Collection[str], in_place: Optional[BoundRun]
+    ) -> Callable[[Rows, Any], np.ndarray]:
         """Return `take`, with all its objects as local variables: after each run of the graph,
         Python's memory is not in the CPU cache, and look-ups are slow.
 
-        The stepper is not a local variable: a reference cycle would keep its caches until the next
+        The binding is not a local variable: a reference cycle would keep its caches until the next
         garbage collection.
+
+        Args:
+            counters: names of the inputs that grow by one with each token.
+            in_place: function that runs the graph, if all states are in place.
         """
-        binding, token = self.binding, self._token
-        shape, dtype, vocabulary = token.shape, token.dtype, self._manifest.vocabulary
-        output, run = binding.result[:, 0], binding.runs.get(0)
+        tokens = self.tokens
+        shape, dtype, vocabulary = tokens.shape, tokens.dtype, self._manifest.vocabulary
+        output = self.result[:, 0] if new == 1 else self.result
         # Incrementing an item of a memoryview takes 0.1 us. A numpy addition takes 8 us when its
         # code is not in the CPU cache, but is faster for many items.
-        few: List[Any] = [counter.data for counter in binding.counters if counter.size <= FEW]
+        counted = [self.feeds[name].reshape(-1) for name in self.feeds if name in counters]
+        few: List[Any] = [counter.data for counter in counted if counter.size <= FEW]
         items = [(view, index) for view in few for index in range(len(view))]
-        many = [counter for counter in binding.counters if counter.size > FEW]
-        unsigned = token.view(np.uint64) if vocabulary else token
+        many = [counter for counter in counted if counter.size > FEW]
+        unsigned = tokens.view(np.uint64).reshape(-1) if vocabulary else tokens
         highest = np.maximum.reduce
 
         def take(rows: Rows, inputs: Any) -> np.ndarray:
-            """Feed one token per row, which counts as fed once `reached` is assigned."""
-            stepper = rows.stepper
+            """Feed tokens, which count as fed once `reached` is assigned."""
+            binding = rows.bound[new]
             if type(inputs) is not np.ndarray or inputs.dtype is not dtype or inputs.shape != shape:
-                inputs = stepper.checked(inputs)
-            token[...] = inputs
+                inputs = binding.checked(inputs)
+            tokens[...] = inputs
             # As an unsigned integer, a negative id exceeds the vocabulary.
             if vocabulary and highest(unsigned) >= vocabulary:
-                stepper.checked(inputs)
-            (taken, turn), room = rows.reached, stepper.room
-            stepper.room = -1
+                binding.checked(inputs)
+            (steps, turn), ready = rows.reached, rows.ready
+            rows.ready, more = -1, steps - binding.at
+            if more:
+                for view, index in items:
+                    view[index] += more
+                for counter in many:
+                    counter += more
+                binding.at = steps
             try:
-                if run is None:
-                    turn = _run(binding, rows)
+                if in_place is None:
+                    binding.run_of(rows)()
+                    turn = 1 - turn
                 else:
-                    run()
-            except GraphError:
-                raise
+                    in_place()
             except RUN_ERRORS as error:
                 raise GraphError(error) from None
-            for view, index in items:
-                view[index] += 1
-            for counter in many:
-                counter += 1
-            binding.at = taken + 1
-            rows.reached = (taken + 1, turn)
-            stepper.room = room - 1
+            rows.reached = (steps + new, turn)
+            rows.ready = ready - new
             return output
 
         return take
-
-
-def _run(binding: Binding, rows: Rows) -> int:
-    """Run the graph on one token of each row and return `turn` of the rows after it."""
-    caches, turn, used = rows.caches, rows.turn, rows.used
-    graph, count = caches.graph, len(binding.tokens)
-    if Growing in caches.kinds:  # their shapes change at each call
-        caches = rows.caches = caches.reserve(used + 1, caches.rows, turn)
-        states = caches.state_memory(0, count, 1, used, turn)
-        run = graph.repeat(binding.feeds, states, binding.result)
-    else:
-        if turn not in binding.runs:
-            states = caches.state_memory(0, count, 1, used, turn)
-            binding.runs[turn] = graph.repeat(binding.feeds, states, binding.result)
-        run = binding.runs[turn]
-    run()
-    return 1 - turn
-
-
-def _in_one_array(feeds: Feeds, counters: Collection[str]) -> List[np.ndarray]:
-    """Store the counters among the feeds in one array per dtype, which one addition increments."""
-    arrays: List[np.ndarray] = []
-    for dtype in {feeds[name].dtype for name in feeds if name in counters}:
-        names = [name for name in feeds if name in counters and feeds[name].dtype == dtype]
-        arrays.append(np.concatenate([feeds[name].reshape(-1) for name in names]))
-        begin = 0
-        for name in names:
-            shape, size = feeds[name].shape, feeds[name].size
-            feeds[name] = arrays[-1][begin : begin + size].reshape(shape)
-            begin += size
-    return arrays

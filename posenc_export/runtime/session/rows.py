@@ -103,12 +103,14 @@ class Rows:
         pending: writes to the memory that these rows need before a graph runs.
         encoder: encoder outputs of each row by graph input, if the model reads an encoder.
         reached: number of tokens of every row that steps have read since, and `turn`.
-        stepper: what is bound for the next step, or None.
+        bound: graph inputs of steps (1) and of passes of S tokens per row, by their number S.
+        ready: number of tokens per row that these can read before the limits of the rows must be
+            checked again; -1 during a step and after one that failed or was interrupted.
     """
 
     __slots__ = (
         "caches", "count", "first_position", "first_kept", "histories", "pending",
-        "encoder", "reached", "stepper", "_length", "_occupied",
+        "encoder", "reached", "bound", "ready", "_length", "_occupied",
     )  # fmt: skip
 
     def __init__(self, caches: Caches, first_position: np.ndarray = NO_ROWS, turn: int = 0) -> None:
@@ -121,7 +123,8 @@ class Rows:
         self.pending: Tuple[Write, ...] = ()
         self.encoder: Dict[str, np.ndarray] = {}
         self.reached: Tuple[int, int] = (0, turn)
-        self.stepper: Any = None
+        self.bound: Dict[int, Any] = {}
+        self.ready = 0
         # without the tokens of steps
         self._length, self._occupied = none, np.zeros((len(none), 0), bool)
 
@@ -209,7 +212,7 @@ class Rows:
         rows, (steps, turn) = object.__new__(Rows), self.reached
         for name in Rows.__slots__:
             setattr(rows, name, changes.get(name, getattr(self, name)))
-        rows.reached, rows.stepper = (0, changes.get("turn", turn)), None
+        rows.reached, rows.bound, rows.ready = (0, changes.get("turn", turn)), {}, 0
         rows._length = changes.get("length", self.length if steps else self._length)
         rows.count = len(rows._length)
         rows._occupied = changes.get("occupied", self.occupied if steps else self._occupied)
@@ -217,29 +220,26 @@ class Rows:
 
     def unbind(self) -> None:
         """Let the next step be bound anew, and count the slots that steps may have written."""
-        columns = max(self.stepper.passes, default=1) if self.stepper.room < 0 else 0
+        columns = max(self.bound, default=0) if self.ready < 0 else 0
         used = self.used if self.caches.by_columns else self.length
         self.caches.mark_written(slice(0, self.count), used + columns)
-        self.stepper = None
+        self.bound, self.ready = {}, 0
 
     def step_back(self, counts: List[int]) -> bool:
-        """Take back tokens of each row within the stepper, if possible: its binding stays valid,
-        since the next step is one that it has done before. Return whether it was.
+        """Take back tokens of each row, if the bound step stays valid, which is then one that was
+        done before. Return whether it was.
         """
-        stepper, caches, count = self.stepper, self.caches, counts[0]
-        if stepper is None or stepper.room <= 0 or self.histories or caches.by_columns:
+        caches, bound, ready, count = self.caches, self.bound, self.ready, counts[0]
+        if ready <= 0 or self.histories or caches.by_columns:
             return False
         reach = self._kept_from() if caches.window.size else 0
         if min(counts) < max(counts) or (self.length - count < reach).any():
             return False
-        steps, turn = self.reached
         self.unbind()
-        stepper.binding.advance(steps - count)
-        self.reached = (steps - count, turn)
+        self.reached = (self.reached[0] - count, self.turn)
         if caches.reads_hidden:
             self.wipe()
-        stepper.room += count
-        self.stepper = stepper
+        self.bound, self.ready = bound, ready + count
         return True
 
     def begin(self, slots: int) -> "Rows":

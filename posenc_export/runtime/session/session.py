@@ -213,13 +213,12 @@ class Session:
             if len(guard) > 1:
                 raise RuntimeError(BUSY)
             rows = self._state
-            stepper = rows.stepper
-            if stepper is None or stepper.room <= 0:
+            if rows.ready <= 0:
                 rows = self._prepare_step()
-                stepper = rows.stepper
+            step = rows.bound[1]
             if self._replaces:
-                self._reading.record_step(rows, stepper.checked(inputs))
-            output = stepper.take(rows, inputs)
+                self._reading.record_step(rows, step.checked(inputs))
+            output = step.take(rows, inputs)
             return output.copy() if copy else output
         finally:
             guard.pop()
@@ -414,7 +413,7 @@ class Session:
         written, also after an interrupt, and slots behind the tokens of rows are filled.
         """
         rows = self._state
-        if rows.stepper is not None:
+        if rows.bound:
             rows.unbind()
         if rows.pending:
             rows = self._written(rows)
@@ -440,24 +439,29 @@ class Session:
         """Return the outputs [B,S,*] of S tokens per row, [B,S] or [B,S,E], if they are few enough
         to be read as a step or a pass.
         """
-        rows, single = self._state, inputs.shape[1:2] == (1,)
-        if single and (not self.manifest.states or not rows.length.any()):
-            return None
-        if single and (rows.stepper is None or rows.stepper.room <= 0):
-            if rows.room.min() < 1:
+        rows, new = self._state, inputs.shape[1] if inputs.ndim > 1 else 0
+        if new == 1:
+            if not self.manifest.states or not rows.length.any():
                 return None
-            rows = self._prepare_step()
-        stepper = rows.stepper
-        if stepper is None or not stepper.fits(inputs):
+            if rows.ready <= 0:
+                if rows.room.min() < 1:
+                    return None
+                rows = self._prepare_step()
+        if rows.ready <= 0 or not 1 <= new <= self._reading.widest(rows):
             return None
-        if not single:
-            return stepper.take_pass(self._reading, rows, inputs).copy()
+        token = rows.bound[1].tokens
+        if (len(inputs), *inputs.shape[2:]) != token.shape or inputs.dtype != token.dtype:
+            return None
+        if new not in rows.bound:
+            rows.bound[new] = self._reading.bind(rows, new)
+        if new > 1:
+            return rows.bound[new].take(rows, inputs).copy()
         if self._replaces:
-            self._reading.record_step(rows, stepper.checked(inputs[:, 0]))
-        return stepper.take(rows, inputs[:, 0])[:, None].copy()
+            self._reading.record_step(rows, rows.bound[1].checked(inputs[:, 0]))
+        return rows.bound[1].take(rows, inputs[:, 0])[:, None].copy()
 
     def _prepare_step(self) -> Rows:
-        """Return the rows with a stepper. Raise ValueError if no position or slot is left."""
+        """Return the rows with a bound step. Raise ValueError if no position or slot is left."""
         if not self._state.count:
             raise expected("a prefill before the first step", "an empty session", "call prefill")
         arguments.check_has_cache(self.manifest, "step")
@@ -465,5 +469,5 @@ class Session:
         ones = np.ones(rows.count, np.int64)
         rows.check_room(ones)
         rows = self._written(self._reading.with_room(rows, slice(0, rows.count), ones))
-        rows = self._state = self._reading.with_stepper(rows)
+        rows = self._state = self._reading.bind_step(rows)
         return rows

@@ -81,12 +81,12 @@ def test_steps_count_slots_in_multiples_and_give_the_outputs_of_one_call(
     ids = np.arange(2 * (slots + 9)).reshape(2, -1) % 61
     whole, session = model.session(batch=2).prefill(ids), model.session(batch=2)
     session.prefill(ids[:, : slots - 3])
-    result, steppers = [], []
+    result, steps = [], []
     for column in range(slots - 3, ids.shape[1]):
         result.append(session.step(ids[:, column]))
-        steppers.append(session._state.stepper)
-    assert len(set(map(id, steppers))) == 2  # one for each multiple
-    assert [len(steppers[index].binding.feeds["slots"]) for index in (0, -1)] == [slots, 2 * slots]
+        steps.append(session._state.bound[1])
+    assert len(set(map(id, steps))) == 2  # one for each multiple
+    assert [len(steps[index].feeds["slots"]) for index in (0, -1)] == [slots, 2 * slots]
     assert (
         np.abs(np.stack(result, axis=1).astype(np.float32) - whole[:, slots - 3 :]).max()
         < 0.01 * np.abs(whole).max()

@@ -66,7 +66,7 @@ def broken_off(base: Session, call: str, points: int) -> Iterator[Tuple[Session,
 
     def ready() -> Session:
         session = base.fork()
-        if call == "rewind of steps":  # needs a stepper, which a fork does not have
+        if call == "rewind of steps":  # needs a bound step, which a fork does not have
             session.step(texts()[range(3), session.length])
         return session
 
@@ -218,15 +218,15 @@ def test_a_graph_that_stops_is_one_line_and_the_session_goes_on(
 def test_the_states_of_emptied_rows_survive_a_prefill_that_fails(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    session, run = model("linear", "ort").session(), OrtGraph.run
+    session, bind = model("linear", "ort").session(), OrtGraph.bind
     session.prefill(texts()[:2, :5])
     session.rewind(5)
 
-    def fails(self: OrtGraph, call: Any, states: Any) -> None:
-        run(self, call, states)
-        raise GraphError(RuntimeError("stopped"))
+    def fails(self: OrtGraph, *arguments: Any, **named: Any) -> Any:
+        bind(self, *arguments, **named)()
+        raise RuntimeError("stopped")
 
-    monkeypatch.setattr(OrtGraph, "run", fails)
+    monkeypatch.setattr(OrtGraph, "bind", fails)
     with pytest.raises(GraphError):
         session.prefill(texts()[2:4, :6])
     monkeypatch.undo()

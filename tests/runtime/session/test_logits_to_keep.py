@@ -10,7 +10,7 @@ import pytest
 from posenc_export import load
 from posenc_export.export import export, graph_values, signatures
 from posenc_export.models.presets import seeded
-from posenc_export.runtime.session.reading import Binding, Reading
+from posenc_export.runtime.session.reading import Reading
 from posenc_export.runtime.verification import cells
 from posenc_export.runtime.verification.scenarios import Case
 from posenc_export.shared.numerics import worst_error
@@ -41,25 +41,19 @@ def _computed(session: Any, monkeypatch: pytest.MonkeyPatch, **how: Any) -> List
     """
     counts: List[int] = []
 
-    def noted(owner: Any, name: str) -> None:
-        right = getattr(owner, name)
-
-        def run(self: Any, *arguments: Any) -> Any:
-            result.append(right(self, *arguments))
-            return result[-1]
-
-        monkeypatch.setattr(owner, name, run)
-
     def feed(self: Any, *arguments: Any) -> Any:
-        result.clear()
+        widths.clear()
         state = feeds(self, *arguments)
-        counts.append(max(output.shape[1] for output in result))
+        counts.append(max(widths))
         return state
 
-    result: List[np.ndarray] = []
-    feeds = Reading.run_chunk
-    noted(type(session._reading.graph), "run")
-    noted(Binding, "run")
+    def bind(feeds: Any, states: Any, result: np.ndarray, *rest: Any, **named: Any) -> Any:
+        widths.append(result.shape[1])
+        return right(feeds, states, result, *rest, **named)
+
+    widths: List[int] = []
+    feeds, right = Reading.run_chunk, session._reading.graph.bind
+    monkeypatch.setattr(session._reading.graph, "bind", bind)
     monkeypatch.setattr(Reading, "run_chunk", feed)
     session.prefill(PROMPTS, **how)
     return counts
@@ -98,17 +92,16 @@ def test_a_rewind_that_feeds_tokens_again_computes_no_logits(
 ) -> None:
     export(sources(decoder("input_rnn")), "onnx", tmp_path / "a", verify=False)
     model, widths = load(tmp_path / "a", provider="cpu"), []
-    session, right = model.session(), model.graph.run
+    session, right = model.session(), model.graph.bind
     session.prefill(PROMPTS[:1])
 
-    def run(call: Any, states: Any) -> Any:
-        result = right(call, states)
-        widths.append(result[0].shape)
-        return result
+    def bind(feeds: Any, states: Any, result: np.ndarray, *rest: Any, **named: Any) -> Any:
+        widths.append(result.shape)
+        return right(feeds, states, result, *rest, **named)
 
-    monkeypatch.setattr(model.graph, "run", run)
+    monkeypatch.setattr(model.graph, "bind", bind)
     session.rewind(3)
-    assert widths == [(0, 61)]
+    assert widths == [(1, 0, 61)]
 
 
 @pytest.mark.parametrize("name", [*TARGETS, "mask"])

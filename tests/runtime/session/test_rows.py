@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 
 from posenc_export.runtime import Session
-from posenc_export.runtime.graphs.ort_graph import OrtGraph
 from posenc_export.runtime.session.reading import Reading
 from posenc_export.runtime.session.rows import RowHistory
 from tests.runtime.sequences import CAPACITY, KINDS, LENGTH, excess, full, model, texts, worst_ahead
@@ -55,7 +54,7 @@ def test_neighbours_that_read_a_token_each_are_read_in_one_call(
 
     def noted(*arguments: Any) -> Any:
         result = right(*arguments)
-        calls.append([(call.first, call.rows, call.new) for call in result])
+        calls.append([(part.rows.start, *part.x.shape) for part in result])
         return result
 
     monkeypatch.setattr(Reading, "runs", noted)
@@ -85,7 +84,7 @@ def test_rows_without_tokens_before_and_after_others_are_not_part_of_a_call(
 
     def noted(*arguments: Any) -> Any:
         result = right(*arguments)
-        calls.extend((call.first, call.rows, call.new) for call in result)
+        calls.extend((part.rows.start, *part.x.shape) for part in result)
         return result
 
     monkeypatch.setattr(Reading, "runs", noted)
@@ -93,25 +92,6 @@ def test_rows_without_tokens_before_and_after_others_are_not_part_of_a_call(
     assert excess(outputs[1], full("rope")[1, 3:8]) <= 1
     assert calls == [(1, 2, 5)] and session.length.tolist() == [3, 8, 4, 3]
     assert worst_ahead(session, "rope", [0, 1, 2, 3]) <= 1
-
-
-def test_the_binding_for_a_token_of_the_first_rows_is_kept(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    session, bound = model("rope", "ort").session(batch=3), []
-    session.prefill(texts()[:3, :3])
-    repeat = OrtGraph.repeat
-
-    def noted(*arguments: Any) -> Any:
-        bound.append(arguments)
-        return repeat(*arguments)
-
-    monkeypatch.setattr(OrtGraph, "repeat", noted)
-    for step in range(3, 7):
-        outputs = session.prefill([texts()[0, step : step + 1], texts()[1, step : step + 1], []])
-        session.prefill([[], [], texts()[2, 2 * step - 3 : 2 * step - 1]])
-        assert excess(outputs[:2, 0], full("rope")[:2, step]) <= 1
-    assert len(bound) == 1 and worst_ahead(session, "rope", [0, 1, 2]) <= 1
 
 
 def test_an_admitted_row_starts_where_it_is_told() -> None:

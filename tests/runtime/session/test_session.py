@@ -191,7 +191,7 @@ def test_static_caches_grow_by_buckets_without_losing_what_they_hold(
     )
     a, b = static.prefill(tokens[:, :250]), fused.prefill(tokens[:, :250])
     steps = [(static.step(tokens[:, i]), fused.step(tokens[:, i])) for i in range(250, 300)]
-    assert static._state.caches.graph_slots == 512
+    assert static._state.caches.extent == 512
     assert np.allclose(a, b, atol=1e-4) and all(np.allclose(x, y, atol=1e-4) for x, y in steps)
 
 
@@ -205,20 +205,19 @@ def test_static_caches_have_their_first_capacity_again_after_a_reset(
     used.reset()
     assert np.array_equal(used.prefill(tokens[:, :20]), new.prefill(tokens[:, :20]))
     caches = used._state.caches
-    assert caches.graph_slots == caches.extent == new._state.caches.graph_slots == 256
+    assert caches.extent == new._state.caches.extent == 256
 
 
-def test_caches_that_a_session_leaves_are_freed_at_once(session: Session) -> None:
+def test_caches_of_a_session_are_freed_with_it_at_once(session: Session) -> None:
     session.prefill(TOKENS)
     # Objects that only the garbage collector frees may stay in memory for thousands of calls.
     gc.disable()
     try:
-        for leave in (lambda: session.prefill(list(TOKENS)), session.reset):
-            session.step(TOKENS[:, 0])
-            stepper = weakref.ref(session._state.stepper)
-            assert stepper() is not None
-            leave()
-            assert stepper() is None
+        other = session.fork()
+        other.step(TOKENS[:, 0])
+        caches, step = weakref.ref(other._state.caches), weakref.ref(other._state.bound[1])
+        del other
+        assert caches() is None and step() is None
     finally:
         gc.enable()
 

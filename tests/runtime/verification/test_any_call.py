@@ -1,5 +1,6 @@
 """The calls that a proof is about: sessions make no others, whatever was called before."""
 
+import math
 from pathlib import Path
 from typing import Any, Dict, List
 
@@ -27,12 +28,8 @@ class Recorded:
     def __getattr__(self, name: str) -> Any:
         return getattr(self.graph, name)
 
-    def run(self, run: Any, states: Any) -> Any:
-        self._keep(run.feeds, states)
-        return self.graph.run(run, states)
-
-    def repeat(self, feeds: Any, states: Any, result: Any) -> Any:
-        once = self.graph.repeat(feeds, states, result)
+    def bind(self, feeds: Any, states: Any, *rest: Any, **named: Any) -> Any:
+        once = self.graph.bind(feeds, states, *rest, **named)
 
         def step() -> None:
             self._keep(feeds, states)
@@ -42,7 +39,13 @@ class Recorded:
 
     def _keep(self, feeds: Any, states: Any) -> None:
         given = {name: np.array(array) for name, array in feeds.items()}
-        past = {memory.state.past: np.array(memory.arrays[0]) for memory in states}
+        past = {
+            memory.state.past: memory.past.array[: math.prod(memory.before)].reshape(memory.before)
+            if memory.state.grows
+            else memory.arrays[0]
+            for memory in states
+        }
+        past = {name: np.array(array) for name, array in past.items()}
         self.inputs.append(given | past)
 
 
