@@ -17,7 +17,7 @@ from posenc_export.commands.options import (
     sampling_of,
 )
 from posenc_export.commands.terminal import print_text
-from posenc_export.runtime.session.generation import First, Sampling, check_generates, start_token
+from posenc_export.runtime.session.generation import Sampling, check_generates, start_token
 from posenc_export.runtime.session.text import MAX_TOKENS, Writer, prompt_ids
 from posenc_export.shared.refusal import refusal
 
@@ -44,17 +44,17 @@ def run(options: argparse.Namespace) -> int:
     model = loaded(options, options.folder, check_generates)
     session = model.session()
     prompt = prompt_ids(model.tokenizer, options.prompt)
-    shown, source = "", First([prompt])
+    shown, beside = "", None
     if options.encoder is None:
         shown = options.prompt.encode("utf-8", "surrogateescape").decode(errors="replace")
     else:
         start_token(session.manifest)
         encoder = loaded(options, options.encoder).session()
-        source = First(None, encoder.prefill(np.array([prompt])))
+        beside, prompt = encoder.prefill(np.array([prompt])), []
     writer = Writer(session, model.tokenizer)
     parts: List[str] = []
     sampling = Sampling(*sampling_of(options), options.max_tokens)
-    for piece in writer.write(source, sampling, options.speculate):
+    for piece in writer.write(prompt, sampling, options.speculate, beside):
         if not options.json:
             # The prompt is printed with the first piece, so that a refusal prints nothing.
             print_text(("" if parts else shown) + piece)

@@ -8,7 +8,7 @@ from typing import Any, Dict, Mapping, Optional, Tuple, Union
 from posenc_export.export.read_module import ReadModule
 from posenc_export.models.stack import Stack
 from posenc_export.runtime.artefact import files
-from posenc_export.runtime.artefact.ends import KEYS_AND_VALUES
+from posenc_export.runtime.artefact.graph_inputs import KEYS_AND_VALUES
 from posenc_export.runtime.artefact.manifest import Axis, Manifest
 from posenc_export.runtime.artefact.rules import graph_file
 from posenc_export.runtime.artefact.schema import GRAPHS

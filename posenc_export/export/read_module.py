@@ -29,7 +29,7 @@ from posenc_export.reading.halves import in_half, rounded_weights
 from posenc_export.reading.products import Products
 from posenc_export.reading.read import Reading, read
 from posenc_export.reading.script import with_source
-from posenc_export.runtime.artefact.ends import HIDDEN, KEYS_AND_VALUES
+from posenc_export.runtime.artefact.graph_inputs import HIDDEN, KEYS_AND_VALUES
 from posenc_export.shared.allocation import memory_kept
 from posenc_export.shared.places import seen
 from posenc_export.shared.refusal import refusal

@@ -5,6 +5,7 @@ Sources: getrlimit(2); landlock(7) and linux/landlock.h for numbers of calls and
 
 import ctypes
 import os
+import resource
 import signal
 import struct
 import sys
@@ -27,10 +28,6 @@ def confine(seconds: float) -> None:
     Args:
         seconds: of wall-clock time that the process may use; each processor may use as many.
     """
-    if sys.platform == "win32":
-        return
-    import resource
-
     cores = os.cpu_count() or 1
     limits = {resource.RLIMIT_CPU: int(seconds) * cores + 1, resource.RLIMIT_CORE: 0}
     limits[resource.RLIMIT_FSIZE] = 0

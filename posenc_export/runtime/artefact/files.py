@@ -110,11 +110,7 @@ def writing(path: Path) -> Iterator[Hashed]:
 
 def sync(path: Path) -> None:
     """Flush the content of a file, or the entries of a folder, to disk."""
-    windows = os.name == "nt"
-    if windows and path.is_dir():  # Windows cannot flush a folder
-        return
-    # Windows flushes only files that are open for writing.
-    number = os.open(path, os.O_RDWR if windows else os.O_RDONLY)
+    number = os.open(path, os.O_RDONLY)
     try:
         os.fsync(number)
     finally:

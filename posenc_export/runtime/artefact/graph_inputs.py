@@ -20,13 +20,14 @@ SAME = "decoders that read an encoder", "the same in every call"
 MASKED = "1 for a token of the encoder's sequence and 0 for padding."
 KEYS = "Keys of the encoder's sequence for layer N: a part of encoder_key_values."
 VALUES = "Values of the encoder's sequence for layer N."
+HIDDEN, KEYS_AND_VALUES = "last_hidden_state", "encoder_key_values"
 OUTPUTS: Dict[str, str] = {
     "logits": (
         "Logits for the token after each new token; with input logits_index, after the tokens at "
         "these columns only. Of an encoder, the logits of its labels."
     ),
-    "last_hidden_state": "Hidden states after the last layer.",
-    "encoder_key_values": (
+    HIDDEN: "Hidden states after the last layer.",
+    KEYS_AND_VALUES: (
         "Keys and values of each token, for the decoder layers that read this encoder."
     ),
     "output": "Hidden states after the block.",

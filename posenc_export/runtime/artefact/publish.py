@@ -6,6 +6,7 @@ a killed export are removed by the next export.
 
 import ctypes
 import errno
+import fcntl
 import os
 import re
 import secrets
@@ -16,11 +17,6 @@ from typing import Any, Iterator, List, Optional, Sequence, Tuple
 
 from posenc_export.runtime.artefact import files
 from posenc_export.runtime.artefact.places import ARTEFACT, Kind, check_folder
-
-try:
-    import fcntl
-except ModuleNotFoundError:  # Windows has no locks on folders: temporary folders are not removed
-    fcntl = None  # type: ignore[assignment]
 
 STAGING = re.compile(re.escape(files.PREFIX) + "[0-9a-f]{16}")
 AT_FDCWD, RENAME_EXCHANGE = -100, 2  # linux/fcntl.h, linux/fs.h
@@ -97,8 +93,6 @@ class StagingFolder:
 def _put(finished: Path, place: Path) -> bool:
     """Exchange `finished` with the folder at `place`, if there is one. Return whether there was."""
     if not place.exists() or not os.listdir(place):
-        if os.name == "nt" and place.exists():  # elsewhere a rename replaces an empty folder
-            place.rmdir()
         os.rename(finished, place)
         return False
     if not exchange(finished, place):
@@ -118,7 +112,7 @@ def _put(finished: Path, place: Path) -> bool:
 
 def exchange(path: Path, other: Path) -> bool:
     """Exchange two paths atomically. Return False if the system does not support it."""
-    library: Any = ctypes.CDLL(None, use_errno=True) if os.name == "posix" else None
+    library: Any = ctypes.CDLL(None, use_errno=True)
     if not hasattr(library, "renameat2"):
         return False
     names = os.fsencode(path), os.fsencode(other)
@@ -163,8 +157,6 @@ def _sync_tree(folder: Path) -> None:
 
 def _lock(folder: Path, wait: bool) -> Optional[int]:
     """Lock a folder until the returned descriptor is closed; None if it is or cannot be locked."""
-    if fcntl is None:
-        return None
     number = os.open(folder, os.O_RDONLY)
     try:
         fcntl.flock(number, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))

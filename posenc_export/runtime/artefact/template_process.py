@@ -10,15 +10,13 @@ processor time. Each line of stdout is {"text"}, {"names"} of values that a temp
 {"error"}. The process ends where time or memory does not suffice.
 """
 
-import contextlib
 import datetime
 import functools
 import json
-import os
+import resource
 import signal
 import sys
-import threading
-from typing import Any, Dict, Iterator
+from typing import Any, Dict
 
 from jinja2 import TemplateError, meta, nodes
 from jinja2.exceptions import SecurityError
@@ -113,37 +111,15 @@ def _answer(template: str, values: Any) -> Dict[str, Any]:
         return {"error": str(error)[:SHOWN] or type(error).__name__}  # names the template
 
 
-def _limit_memory() -> None:
-    if sys.platform != "win32":
-        import resource
-
-        resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
-        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-
-
-@contextlib.contextmanager
-def _within(seconds: float) -> Iterator[None]:
-    """End the process if the block takes longer: of processor time; on Windows, which limits
-    neither that nor memory, of wall-clock time between operations of Python.
-    """
-    if sys.platform == "win32":
-        timer = threading.Timer(seconds, os._exit, (1,))
-        timer.start()
-        yield
-        timer.cancel()
-    else:
-        signal.setitimer(signal.ITIMER_PROF, seconds)
-        yield
-        signal.setitimer(signal.ITIMER_PROF, 0)
-
-
 def main() -> None:
     """Answer the requests of stdin until its end."""
-    _limit_memory()
+    resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     for line in sys.stdin.buffer:
         asked = json.loads(line)
-        with _within(asked["seconds"]):
-            answer = json.dumps(_answer(asked["template"], asked["values"]))
+        signal.setitimer(signal.ITIMER_PROF, asked["seconds"])  # whose signal ends the process
+        answer = json.dumps(_answer(asked["template"], asked["values"]))
+        signal.setitimer(signal.ITIMER_PROF, 0)
         print(answer, flush=True)
 
 

@@ -5,7 +5,6 @@ import ctypes
 import functools
 import io
 import re
-import sys
 from pathlib import Path
 from typing import NamedTuple, Optional
 
@@ -34,11 +33,9 @@ NEGATION = (
     b"\n\x01x\x12\n\n\x08\x08\x01\x12\x04\n\x02\x08\x01b\x0f\n\x01y\x12\n"
     b"\n\x08\x08\x01\x12\x04\n\x02\x08\x01B\x04\n\x00\x10\r"
 )
-LIBRARIES = {
-    "linux": ("libonnxruntime_providers_shared.so", "libonnxruntime_providers_cuda.so"),
-    "win32": (),
-}  # in the order in which they are loaded
-CUDNN = {"linux": "libcudnn.so.9", "win32": "cudnn64_9.dll"}
+# In the order in which they are loaded
+LIBRARIES = "libonnxruntime_providers_shared.so", "libonnxruntime_providers_cuda.so"
+CUDNN = "libcudnn.so.9"
 FAILURE = re.compile(r"CUDA failure \d+: [^;\n]*[^;\n ]")
 
 
@@ -63,13 +60,11 @@ def obstacle() -> Optional[Obstacle]:
 def cudnn_obstacle(manifest: Manifest) -> Optional[Obstacle]:
     """Return why a graph that needs cuDNN cannot run here, or None; call `obstacle` first."""
     needing = sorted(CUDNN_OPERATORS.intersection(manifest.operators))
-    if not needing or sys.platform not in CUDNN:
-        return None
     try:
-        ctypes.CDLL(CUDNN[sys.platform])
+        if needing:
+            ctypes.CDLL(CUDNN)
     except OSError:
-        cause = f"no {CUDNN[sys.platform]}, which operator {needing[0]} needs"
-        return Obstacle(cause, REINSTALL)
+        return Obstacle(f"no {CUDNN}, which operator {needing[0]} needs", REINSTALL)
     return None
 
 
@@ -77,7 +72,7 @@ def _missing_library() -> Optional[Obstacle]:
     """Return which library is missing. ONNX Runtime would only print it."""
     folder = Path(onnxruntime.__file__).parent / "capi"
     try:
-        for name in LIBRARIES.get(sys.platform, ()):
+        for name in LIBRARIES:
             ctypes.CDLL(str(folder / name), mode=ctypes.RTLD_GLOBAL)
     except OSError as error:
         name = str(error).partition(":")[0].rpartition("/")[2]

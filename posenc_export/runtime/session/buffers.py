@@ -230,5 +230,4 @@ def _runtime() -> Any:
     import onnxruntime
 
     major = onnxruntime.cuda_version.partition(".")[0]
-    windows = sys.platform == "win32"
-    return ctypes.CDLL(f"cudart64_{major}.dll" if windows else f"libcudart.so.{major}")
+    return ctypes.CDLL(f"libcudart.so.{major}")

@@ -19,31 +19,15 @@ from posenc_export.shared.refusal import refusal
 ENDED = -1  # id that is given for a row that has ended
 
 
-@dataclass(frozen=True)
-class First:
-    """What rows read before the first generated token; the arguments of Session.generate."""
-
-    prompt: Optional[Inputs]
-    encoder: Optional[Inputs] = None
-
-    @property
-    def rows(self) -> int:
-        """Number of rows."""
-        rows = self.encoder if self.prompt is None else self.prompt
-        return 1 if rows is None else len(rows)
-
-
-def feed(session: Any, first: First) -> np.ndarray:
+def _feed(session: Any, prompt: Optional[Inputs], encoder: Optional[Inputs], rows: int) -> Any:
     """Feed the prompt, or the first tokens of a decoder that reads an encoder. Return the logits
     after them [B,V]. Raise ValueError as Session.generate does.
     """
-    prompt, manifest = first.prompt, session.manifest
-    if prompt is not None:
-        counts = np.array([len(row) for row in prompt])
-        arguments.check_every_row(counts, "row of the prompt")
-        return session.prefill(prompt, encoder=first.encoder, logits_to_keep=1)[:, -1]
-    start = [[start_token(manifest)]] * first.rows
-    return session.prefill(start, encoder=first.encoder, logits_to_keep=1)[:, -1]
+    if prompt is None:
+        prompt = [[start_token(session.manifest)]] * rows
+    counts = np.array([len(row) for row in prompt])
+    arguments.check_every_row(counts, "row of the prompt")
+    return session.prefill(prompt, encoder=encoder, logits_to_keep=1)[:, -1]
 
 
 def start_token(manifest: Manifest) -> int:
@@ -153,7 +137,12 @@ class Draws:
 
 
 def generate(
-    session: Any, first: First, sampling: Sampling, speculate: Speculate, before: Optional[Inputs]
+    session: Any,
+    prompt: Optional[Inputs],
+    sampling: Sampling,
+    encoder: Optional[Inputs] = None,
+    speculate: Speculate = None,
+    before: Optional[Inputs] = None,
 ) -> Generator[np.ndarray, None, None]:
     """Implement Session.generate, which documents the arguments."""
     manifest = session.manifest
@@ -161,11 +150,12 @@ def generate(
     sampling = sampling.checked(manifest.stop_ids)
     if speculate is not None:
         speculation.check_speculate(session, speculate)
-    none: List[List[int]] = [[]] * first.rows
-    earlier = none if before is None else _earlier(before, first.rows)
-    logits = feed(session, first)
-    lengths = session.length.tolist()
-    prompt = none if first.prompt is None else first.prompt
+    given = encoder if prompt is None else prompt
+    rows = 1 if given is None else len(given)
+    none: List[List[int]] = [[]] * rows
+    earlier = none if before is None else _earlier(before, rows)
+    logits = _feed(session, prompt, encoder, rows)
+    lengths, read = session.length.tolist(), none if prompt is None else prompt
     draws = Draws(np.random.default_rng(sampling.seed))
 
     def reader(row: int) -> Reader:
@@ -174,12 +164,12 @@ def generate(
 
         def chosen(index: int, logits: np.ndarray) -> int:
             allowed = rules.applied(logits, index)
-            return sampling.choose(allowed, lambda: draws.random(index * first.rows + row))
+            return sampling.choose(allowed, lambda: draws.random(index * rows + row))
 
-        drafts = speculation.Lookup([*earlier[row], *prompt[row]]) if speculate else None
+        drafts = speculation.Lookup([*earlier[row], *read[row]]) if speculate else None
         return Reader(chosen, sampling.stop or (), sampling.max_tokens, drafts)
 
-    yield from _read(session, logits, [reader(row) for row in range(first.rows)])
+    yield from _read(session, logits, [reader(row) for row in range(rows)])
 
 
 def check_generates(manifest: Manifest) -> None:

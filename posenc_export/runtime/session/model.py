@@ -11,7 +11,6 @@ from posenc_export.runtime.artefact.manifest import Manifest
 from posenc_export.runtime.artefact.tokenizer import Codec, codec
 from posenc_export.runtime.session import generation, text
 from posenc_export.runtime.session.arguments import at_least
-from posenc_export.runtime.session.generation import First
 from posenc_export.runtime.session.session import REWIND, Session
 from posenc_export.runtime.session.speculation import Speculate
 from posenc_export.shared.refusal import refusal
@@ -112,10 +111,9 @@ class Model:
         """Yield the text that `generate` returns in pieces, each of whole characters, as they are
         generated. Arguments and errors as for `generate`.
         """
-        session = self._of_text()
-        first = First([text.prompt_ids(self.tokenizer, prompt)])
+        session, ids = self._of_text(), text.prompt_ids(self.tokenizer, prompt)
         sampling = generation.Sampling(temperature, top_k, top_p, seed, max_tokens)
-        return text.Writer(session, self.tokenizer).write(first, sampling, speculate)
+        return text.Writer(session, self.tokenizer).write(ids, sampling, speculate)
 
     def chat(
         self,

@@ -300,9 +300,8 @@ class Session:
                 tokens, max_tokens is below 1, or the session does not allow `speculate`. Raised
                 with the first id.
         """
-        first = generation.First(prompt, encoder)
         sampling = generation.Sampling(temperature, top_k, top_p, seed, max_tokens, stop)
-        return generation.generate(self, first, sampling, speculate, before)
+        return generation.generate(self, prompt, sampling, encoder, speculate, before)
 
     @exclusive
     def reset(self) -> None:

@@ -3,7 +3,6 @@ texts, of which those of similar length are read together.
 """
 
 import os
-from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, Dict, Generator, List, Mapping, Optional, Sequence, Union
 
@@ -15,7 +14,7 @@ from posenc_export.runtime.artefact.manifest import Manifest
 from posenc_export.runtime.artefact.tokenizer import Codec, codec
 from posenc_export.runtime.session import generation
 from posenc_export.runtime.session.arguments import at_least, short_repr
-from posenc_export.runtime.session.generation import First, Sampling
+from posenc_export.runtime.session.generation import Sampling
 from posenc_export.runtime.session.session import Session
 from posenc_export.runtime.session.speculation import Speculate
 from posenc_export.shared.foreign import json_of, typed
@@ -44,14 +43,19 @@ class Writer:
         self.tokens: List[int] = []
         self._held: List[int] = []  # ids in the cache
 
-    def write(self, first: First, sampling: Sampling, speculate: Speculate = None) -> Pieces:
+    def write(
+        self,
+        prompt: Sequence[int],
+        sampling: Sampling,
+        speculate: Speculate = None,
+        encoder: Optional[np.ndarray] = None,
+    ) -> Pieces:
         """Yield the continuation in pieces, each of whole characters. Ids that end it give no text.
-        If the caller stops early, the session holds what was yielded. first: of one row. Raises as
-        Session.generate, with the first piece.
+        If the caller stops early, the session holds what was yielded. encoder: [1,Q,N] of a decoder
+        that reads one, with an empty prompt. Raises as Session.generate, with the first piece.
         """
         self.tokens = []
         sampling = sampling.checked(self.session.manifest.stop_ids)
-        prompt = [] if first.prompt is None else [int(token) for token in first.prompt[0]]
         known = len(os.path.commonprefix([self._held, prompt[:-1]]))
         try:
             self.session.rewind(len(self._held) - known)
@@ -59,10 +63,9 @@ class Writer:
             self.session.reset()
             known = 0
         self._held = self._held[:known]
-        if first.prompt is not None:
-            first = replace(first, prompt=[prompt[known:]])
         pieces, before = self.tokenizer.pieces(prompt), [prompt[:known]]
-        generated = generation.generate(self.session, first, sampling, speculate, before)
+        unread = None if encoder is not None else [prompt[known:]]
+        generated = generation.generate(self.session, unread, sampling, encoder, speculate, before)
         try:
             for (token,) in generated:
                 self.tokens.append(int(token))
@@ -150,7 +153,7 @@ class Conversation:
             raise refusal("chat", rule, len(prompt), "begin a new one")
         most = room if max_tokens is None else min(max_tokens, room)
         sampling = Sampling(temperature, top_k, top_p, seed, most, self.codec.ends)
-        pieces, parts = self._writer.write(First([prompt]), sampling, self.speculate), []
+        pieces, parts = self._writer.write(prompt, sampling, self.speculate), []
         try:
             for piece in pieces:
                 parts.append(piece)
