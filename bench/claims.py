@@ -27,7 +27,7 @@ from posenc_export.shared import json_rows
 from posenc_export.shared.tables import markdown
 
 PAGE, RESULTS = Path("docs/reliability.md"), Path("bench/results/claims.json")
-TARGETS = ("onnx", "onnx-static", "ort", "ort-native", "torchscript", "pt2")
+TARGETS = ("onnx", "onnx-static", "ort", "ort-native", "pt2")
 SEEN = {
     "causal": {"name": "causal"},
     "window": {"name": "window", "size": 9},

@@ -50,13 +50,11 @@ STRICT: Mapping[Tuple[str, int], Tuple[str, ...]] = {
     (OPERATOR, 15): ("slot",),
     ("output present_positions", -1): ("k",),
     ("GatherND", 1): ("requested",),
-    # Of torch (aten_nodes.py): rows and slots that are written, and whether a branch is taken
+    # Of torch (torch_graph.py): rows and slots that are written
     ("index_put_", 1): ("row",),
     ("index_put_", 2): ("slot",),
     ("index_copy_", 2): ("slot",),
-    ("branch", 1): ("0 <= 0",),
 }
-TORCH = ("torchscript", "pt2")
 # Inputs that count from the first token of a cache
 IN_CACHES = {("GroupQueryAttention", 5), ("GroupQueryAttention", 6), ("TensorScatter", 2)}
 IN_CACHES |= {(OPERATOR, 5), (OPERATOR, 15)}
@@ -285,8 +283,8 @@ class Claims:
         of_one = long and not value.of_pairs
         if of_one and not rules:
             rules = self._positions(value.axes)
-        elif of_one and self.manifest.target in TORCH and set(rules) <= {*self.places.tokens}:
-            # It may belong to a layer that declares no rows: tables of torch have no names.
+        elif of_one and self.manifest.in_torch and set(rules) <= {*self.places.tokens}:
+            # It may belong to a layer that declares no rows, which torch reads as those of tokens.
             rules = [*rules, *(rule for rule in self._positions(value.axes) if rule != "slot")]
         if (level := table.name.rpartition(".")[2]) in LEVELS:
             of = "//" if level == LEVELS[0] else "%"

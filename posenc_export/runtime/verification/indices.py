@@ -2,7 +2,6 @@
 its encodings declare, for all sizes, lengths and positions. The solver z3 proves it.
 """
 
-import itertools
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Optional
@@ -16,7 +15,6 @@ from posenc_export.runtime.graphs.kernel_library import OPERATOR
 from posenc_export.runtime.session.model import Model
 from posenc_export.runtime.verification import described
 from posenc_export.runtime.verification.integer_graph import Findings, IntegerPart, integer_part
-from posenc_export.shared.foreign import brief
 from posenc_export.shared.places import evaluate
 
 UNIT = "claims"
@@ -30,7 +28,9 @@ def check(folder: Path, model: Model, log: Optional[Path] = None) -> Check:
     log: an empty folder that gets each question to the solver, with its answer, in SMT-LIB 2.
     """
     manifest, findings = model.manifest, Findings()
-    if manifest.places is None:
+    if manifest.target == "torchscript":
+        findings.skipped["positions"] = "not proved in TorchScript; export for pt2 or onnx"
+    elif manifest.places is None:
         findings.skipped["positions"] = "declared by artefacts of later versions; export again"
     elif find_spec(SOLVER) is None:
         how = "pip install 'posenc-export[prove]'"
@@ -38,50 +38,29 @@ def check(folder: Path, model: Model, log: Optional[Path] = None) -> Check:
     proves = not findings.skipped
     if described.is_read(manifest):
         findings.skipped["module"] = described.UNDECLARED
-    if manifest.in_torch:
-        if proves:
-            _of_torch(folder, manifest, findings, log)
-    else:
-        part = integer_part(onnx_nodes.read(folder / "model.onnx"))
-        if "encoder_attention_mask" in part.uses:
-            findings.skipped["encoder_attention_mask"] = "the mask of an encoder's tokens, an input"
+    part = _part(folder, manifest, findings) if proves or not manifest.in_torch else None
+    if part and "encoder_attention_mask" in part.uses:
+        findings.skipped["encoder_attention_mask"] = "the mask of an encoder's tokens, an input"
+    if part and not manifest.in_torch:
         _compare_rows(part, manifest, folder, findings)
-        if proves:
-            from posenc_export.runtime.verification import any_call, claims  # need the solver
+    if part and proves:
+        from posenc_export.runtime.verification import any_call, claims  # need the solver
 
-            claims.Claims(part, any_call.AnyCall(manifest, log), folder, findings).prove()
+        claims.Claims(part, any_call.AnyCall(manifest, log), folder, findings).prove()
     return Check(findings.compared, UNIT, 0.0, findings.failures, findings.skipped)
 
 
-def _of_torch(
-    folder: Path, manifest: Manifest, findings: Findings, log: Optional[Path] = None
-) -> None:
-    """Prove the integer part of a file of torch: of TorchScript for calls with one row or several,
-    and one token or several, in which it takes different branches.
-    """
-    from posenc_export.runtime.verification import any_call, claims, torch_graph
-    from posenc_export.runtime.verification.solver import MALFORMED, reason_of
+def _part(folder: Path, manifest: Manifest, findings: Findings) -> Optional[IntegerPart]:
+    """Return the integer part of a graph, or None and why one of torch is not read."""
+    if not manifest.in_torch:
+        return integer_part(onnx_nodes.read(folder / "model.onnx"))
+    from posenc_export.runtime.verification import claims, solver, torch_graph
 
-    script = manifest.target == "torchscript"
-    graph = torch_graph.TorchGraph(folder, manifest)
-    for rows, columns in itertools.product((2, 1), (3, 1)) if script else [(2, 3)]:
-        call = any_call.AnyCall(manifest, log)
-        pairs = ((call.rows, rows), (call.columns, columns)) if script else ()
-        call.solver.assumed += [n == 1 if one == 1 else n >= 2 for n, one in pairs]
-        try:
-            part, assumed = graph.part(rows, columns)
-        except IndexError as error:
-            rule = f"expected a call with {rows} rows and {columns} tokens to stay within its slots"
-            findings.failures["calls"] = f"{rule}, got {brief(error)}"
-            return
-        except (*MALFORMED, RuntimeError) as reason:
-            why = brief(reason) if isinstance(reason, RuntimeError) else reason_of(reason)
-            findings.skipped["positions"] = f"{claims.OPEN}{why}"
-            return
-        claims.Claims(part, call, folder, findings).prove()
-        if assumed:
-            why = f"{assumed} that sizes of computed numbers choose are taken as in one call"
-            findings.skipped["branches"] = why
+    try:
+        return torch_graph.part_of_program(folder, manifest)
+    except solver.MALFORMED as reason:
+        findings.skipped["positions"] = f"{claims.OPEN}{solver.reason_of(reason)}"
+        return None
 
 
 def _compare_rows(part: IntegerPart, manifest: Manifest, folder: Path, findings: Findings) -> None:
