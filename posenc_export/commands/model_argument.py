@@ -180,7 +180,7 @@ def imported(where: str, text: str) -> Any:
     rule = f"{where}: expected a module {place} that can be imported"
     with explained(rule, "run the command where it can be imported", ImportError):
         module = importlib.import_module(place)
-    value = getattr(module, name, None)
+    value: Any = getattr(module, name, None)
     if not isinstance(value, torch.nn.Module) and _needs_nothing(value):
         value = value()
     if not isinstance(value, tuple) and (isinstance(value, type) or not callable(value)):
