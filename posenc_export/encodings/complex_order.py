@@ -12,7 +12,6 @@ from torch import Tensor
 
 from posenc_export import ops
 from posenc_export.encodings.shared.base import Exact, Geometry, Oracle, PositionEncoding
-from posenc_export.shared.refusal import refusal
 
 
 class ComplexOrder(PositionEncoding):
@@ -58,8 +57,7 @@ class ComplexOrder(PositionEncoding):
         phases: Literal["own", "zero"] = "own",
     ) -> None:
         super().__init__()
-        if geometry.width % 2:
-            raise refusal("complex_order", "an even width", geometry.width, "choose another width")
+        self.check_multiple("width", geometry.width)
         self.pairs, self.base = geometry.width // 2, float(base)
         columns = {"own": self.pairs, "words": 0, "dimensions": 1}[frequencies]
         # Columns of amplitudes, frequencies and phases in the token table.

@@ -10,7 +10,6 @@ from torch import Tensor
 
 from posenc_export.encodings.shared import sinusoids
 from posenc_export.encodings.shared.base import Geometry, Oracle, PositionEncoding, Rows, Table
-from posenc_export.shared.refusal import refusal
 
 
 class Infused(PositionEncoding):
@@ -45,9 +44,8 @@ class Infused(PositionEncoding):
     ) -> None:
         super().__init__()
         size = geometry.head_size
-        if table == "sinusoidal" and size % 2:
-            rule = "an even head size for a sinusoidal table"
-            raise refusal("infused", rule, size, "choose another head size")
+        if table == "sinusoidal":
+            self.check_multiple("head size", size, 2, "choose another head size or table=trained")
         self.base = float(base)
         self.table: Optional[torch.nn.Embedding] = None
         count = geometry.max_positions

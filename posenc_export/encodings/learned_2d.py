@@ -10,7 +10,6 @@ from torch import Tensor
 
 from posenc_export.encodings.shared.base import Geometry, Oracle, PositionEncoding
 from posenc_export.encodings.shared.rotary import Place
-from posenc_export.shared.refusal import refusal
 
 
 class Learned2D(PositionEncoding):
@@ -52,9 +51,8 @@ class Learned2D(PositionEncoding):
         join: Literal["sum", "row_column", "column_row"] = "sum",
     ) -> None:
         super().__init__()
-        if join != "sum" and geometry.width % 2:
-            rule = "an even width for concatenated tables"
-            raise refusal("learned_2d", rule, geometry.width, "choose another width or join=sum")
+        if join != "sum":
+            self.check_multiple("width", geometry.width, 2, "choose another width or join=sum")
         width = geometry.width if join == "sum" else geometry.width // 2
         self.join = join
         self.counts = (rows or geometry.max_positions, columns or geometry.max_positions)

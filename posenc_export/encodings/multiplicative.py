@@ -32,11 +32,7 @@ class Multiplicative(PositionEncoding):
             torch.nn.init.normal_(trained.weight, mean=1.0, std=0.2)
             self.factors = trained
             return
-        if geometry.width % 2:
-            raise ValueError(
-                "multiplicative: expected an even width for table=sinusoidal, got "
-                f"{geometry.width}; choose another width or table=learned"
-            )
+        self.check_multiple("width", geometry.width, 2, "choose another width or table=learned")
         positions = np.arange(geometry.max_positions)[:, None]
         self.factors = Table(sinusoids.rows(positions * sinusoids.frequencies(geometry.width)))
 

@@ -7,7 +7,6 @@ from typing import Literal, Optional
 from posenc_export.encodings.shared.base import Geometry
 from posenc_export.encodings.shared.rotary import Layout
 from posenc_export.encodings.shared.rotary_grid import RotaryGrid
-from posenc_export.shared.refusal import refusal
 
 
 class RoPEAxial(RotaryGrid):
@@ -50,10 +49,7 @@ class RoPEAxial(RotaryGrid):
         spectrum: Literal["each", "alternating"] = "each",
     ) -> None:
         super().__init__(geometry, layout, rotary, least=2 * axes)
-        if self.size % (2 * axes):
-            what = "head size" if rotary is None else "rotary"
-            rule = f"{what} to be a multiple of {2 * axes}"
-            raise refusal("rope_axial", rule, self.size, f"choose another {what}")
+        self.check_multiple("rotary size", self.size, 2 * axes, "set rotary=R")
         self.theta, self.axes, self.spectrum = float(theta), axes, spectrum
         self.pairs = self.size // (2 * axes)
         self.axis_of_pair = [k // self.pairs for k in range(self.size // 2)]

@@ -3,15 +3,21 @@ al. 2024, LongRoPE, 3.3; as in Phi-3).
 """
 
 import math
-from typing import Dict, List, Literal, Mapping, Optional, Sequence, Tuple, Union
+from typing import Any, Dict, List, Literal, Mapping, Optional, Sequence, Tuple, Union
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from posenc_export import ops
-from posenc_export.encodings.shared.base import Geometry, Oracle, PositionEncoding, Rows
-from posenc_export.encodings.shared.rotary import Layout, multiply_pairs, rotary_size, waves_of
+from posenc_export.encodings.shared.base import Geometry
+from posenc_export.encodings.shared.oracles import Rows
+from posenc_export.encodings.shared.rotary import (
+    Layout,
+    Rotation,
+    RotationOracle,
+    multiply_pairs,
+    waves_of,
+)
 from posenc_export.encodings.shared.tables import wave_tables
 from posenc_export.ops import by_query
 from posenc_export.shared.refusal import refusal
@@ -20,7 +26,7 @@ Factors = Union[str, Sequence[float]]
 Lengths = Literal["by_position", "long", "short"]
 
 
-class RoPELongRoPE(PositionEncoding):
+class RoPELongRoPE(Rotation):
     """Pair k is rotated by p w_k / f_k, w_k = theta^(-2k/r); f is short_factor for queries that
     have seen at most L tokens, else long_factor.
 
@@ -46,7 +52,6 @@ class RoPELongRoPE(PositionEncoding):
         lengths: "by_position", "long" or "short".
     """
 
-    above = {"theta": 0}
     least = {"original_max_positions": 2}
 
     def rotate(self, q: Tensor, k: Tensor, positions: Tensor) -> Tuple[Tensor, Tensor]:
@@ -58,6 +63,10 @@ class RoPELongRoPE(PositionEncoding):
         of_q = by_query.choose_rotation(near, far, positions, self.size, self.original)
         near, far = self.rotate_short(k, positions), self.rotate_long(k, positions)
         return of_q, by_query.join_rotations(near, far, self.size)
+
+    def frequency(self, k: int) -> float:
+        """The frequency of the first tables."""
+        return self.frequencies(self.lengths == "long")[k]
 
     def edges(self) -> Dict[str, int]:
         return {} if self.fixed else {f"original length {self.original}": self.original}
@@ -74,24 +83,25 @@ class RoPELongRoPE(PositionEncoding):
         rotary: Optional[int] = None,
         lengths: Lengths = "by_position",
     ) -> None:
-        super().__init__()
-        size = rotary_size(self, geometry, rotary)
-        self.theta, self.original, self.size = float(theta), original_max_positions, size
-        self.interleaved, self.fixed = layout == "interleaved", lengths != "by_position"
-        self.lengths = lengths
+        super().__init__(geometry, layout, rotary)
+        self.theta, self.original = float(theta), original_max_positions
+        self.lengths, self.fixed = lengths, lengths != "by_position"
         stretch = max(geometry.max_positions / original_max_positions, 1.0)
         magnitude = math.sqrt(1 + math.log(stretch) / math.log(original_max_positions))
         self.magnitude = magnitude if attention_factor is None else float(attention_factor)
         texts = {"short_factor": short_factor, "long_factor": long_factor}
-        self.factors = [_factors(name, text, size // 2) for name, text in texts.items()]
-        powers = self.theta ** (torch.arange(0, size, 2, dtype=torch.float64) / size)
-        sets = [torch.tensor(set_of, dtype=torch.float64) for set_of in self.factors]
-        frequencies = [1.0 / (factors * powers) for factors in sets]
-        near, far, count = *frequencies, geometry.max_positions
-        near = far if lengths == "long" else near
-        self.cos, self.sin = wave_tables(near, count, self.magnitude)
+        self.factors = [_factors(name, text, self.size // 2) for name, text in texts.items()]
+        self.tabulate()
         # With fixed factors only the first tables are read.
-        self.long_cos, self.long_sin = wave_tables(far, 1 if self.fixed else count, self.magnitude)
+        far, count = self.frequencies(True), 1 if self.fixed else self.count
+        self.long_cos, self.long_sin = wave_tables(far, count, self.magnitude)
+
+    def frequencies(self, far: bool) -> List[float]:
+        """w_k / f_k with the short or the long factors."""
+        return [
+            1 / (factor * self.theta ** (2 * k / self.size))
+            for k, factor in enumerate(self.factors[far])
+        ]
 
     def key_size(self, head_size: int) -> int:
         return head_size if self.fixed else head_size + self.size
@@ -120,39 +130,27 @@ def _factors(name: str, text: Factors, count: int) -> List[float]:
     return factors
 
 
-class RoPELongRoPEOracle(Oracle, of=RoPELongRoPE):
-    def frequency(self, k: int, far: bool) -> float:
-        e = self.encoding
-        return float(1 / (e.factors[far][k] * math.pow(e.theta, 2 * k / e.size)))
-
-    def frequencies(self, far: bool) -> List[float]:
-        return [self.frequency(k, far) for k in range(self.encoding.size // 2)]
-
+class RoPELongRoPEOracle(RotationOracle, of=RoPELongRoPE):
     def tables(self) -> Mapping[str, Rows]:
-        e = self.encoding
-        near, far = self.frequencies(False), self.frequencies(True)
-        if e.fixed:  # the second pair of tables has one row and is not read
-            near = far = near if e.lengths != "long" else far
-        short = waves_of(near, e.magnitude)
-        long = waves_of(far, e.magnitude, ("long_cos", "long_sin"))
-        return {**short, **long}
+        far, magnitude = self.encoding.frequencies(True), self.encoding.magnitude
+        return {**super().tables(), **waves_of(far, magnitude, ("long_cos", "long_sin"))}
 
     def rotated(self, x: np.ndarray, position: int, seen: int) -> np.ndarray:
         """Rotate x [D] for a query that has seen `seen` tokens."""
         e = self.encoding
-        angles = position * np.array(self.frequencies(seen > e.original))
+        angles = position * np.array(e.frequencies(seen > e.original))
         return multiply_pairs(x, e.magnitude * np.exp(1j * angles), e.interleaved)
 
-    def rotate(self, x: np.ndarray, position: int) -> np.ndarray:
+    def rotate(self, x: np.ndarray, position: Any) -> np.ndarray:
         e = self.encoding
         if e.fixed:
-            return self.rotated(x, position, e.original + (e.lengths == "long"))
+            return super().rotate(x, position)
         whole = self.rotated(x, position, position + 1)
         own, none = whole[: e.size], np.zeros(e.size)
         first, last = (none, own) if position + 1 > e.original else (own, none)
         return np.concatenate((first, whole[e.size :], last))
 
-    def rotate_key(self, x: np.ndarray, position: int) -> np.ndarray:
+    def rotate_key(self, x: np.ndarray, position: Any) -> np.ndarray:
         e = self.encoding
         if e.fixed:
             return self.rotate(x, position)

@@ -10,7 +10,6 @@ import numpy as np
 from posenc_export.encodings.shared.base import Geometry
 from posenc_export.encodings.shared.rotary import Layout
 from posenc_export.encodings.shared.rotary_grid import RotaryGrid
-from posenc_export.shared.refusal import refusal
 
 
 class RoPENormalized(RotaryGrid):
@@ -62,9 +61,7 @@ class RoPENormalized(RotaryGrid):
     ) -> None:
         axes = 3 if frames else 2
         super().__init__(geometry, layout, rotary, least=2 * axes)
-        if self.size % (2 * axes):
-            rule = f"a rotary size that is a multiple of {2 * axes}"
-            raise refusal("rope_normalized", rule, self.size, "set rotary=R")
+        self.check_multiple("rotary size", self.size, 2 * axes, "set rotary=R")
         self.axes, self.pairs, self.points = axes, self.size // (2 * axes), points
         self.powers, self.theta, self.highest = spectrum == "powers", float(theta), float(highest)
         self.counts = [frames] * (axes - 2) + [rows or self.count, columns or self.count]

@@ -44,8 +44,7 @@ class Sandwich(PositionEncoding):
 
     def __init__(self, geometry: Geometry, dims: int = 128, base: float = 10000.0) -> None:
         super().__init__()
-        if dims % 2:
-            raise ValueError(f"sandwich: expected an even dims, got {dims}; set dims=N")
+        self.check_multiple("dims", dims, 2, "set dims=N")
         self.dims, self.base, self.heads = dims, float(base), geometry.heads
         sums = np.zeros(geometry.max_positions)
         for frequency in sinusoids.frequencies(dims, self.base):

@@ -12,7 +12,6 @@ from torch import Tensor
 from posenc_export import ops
 from posenc_export.encodings.shared import sinusoids
 from posenc_export.encodings.shared.base import Geometry, Oracle, PositionEncoding, Seen, Table
-from posenc_export.shared.refusal import refusal
 
 
 class Shaw(PositionEncoding):
@@ -83,9 +82,9 @@ class Shaw(PositionEncoding):
         table: Literal["trained", "sinusoidal"] = "trained",
     ) -> None:
         super().__init__()
-        if table == "sinusoidal" and geometry.head_size % 2:
-            rule = "an even head size for a sinusoidal table"
-            raise refusal("shaw", rule, geometry.head_size, "choose another head size")
+        if table == "sinusoidal":
+            remedy = "choose another head size or table=trained"
+            self.check_multiple("head size", geometry.head_size, 2, remedy)
         self.left, self.right, self.score = left, right, score
         self.relative_values, size = values == "relative", geometry.head_size
         rows, fixed = left + right + 1, table == "sinusoidal"

@@ -10,7 +10,6 @@ from torch import Tensor
 from posenc_export import ops
 from posenc_export.encodings.shared import sinusoids
 from posenc_export.encodings.shared.base import Geometry, Oracle, PositionEncoding, Rows, Table
-from posenc_export.shared.refusal import refusal
 
 
 class Sinusoidal(PositionEncoding):
@@ -54,9 +53,8 @@ class Sinusoidal(PositionEncoding):
         odd: Literal["refuse", "zero"] = "refuse",
     ) -> None:
         super().__init__()
-        if geometry.width % 2 and odd == "refuse":
-            rule = "an even width"
-            raise refusal("sinusoidal", rule, geometry.width, "choose another width or odd=zero")
+        if odd == "refuse":
+            self.check_multiple("width", geometry.width, 2, "choose another width or odd=zero")
         half, self.unencoded = divmod(geometry.width, 2)
         self.base, self.interleaved = float(base), layout == "interleaved"
         self.steps = half - (divisor == "fairseq")

@@ -13,7 +13,6 @@ from posenc_export import ops
 from posenc_export.encodings.shared import sinusoids
 from posenc_export.encodings.shared.base import Geometry, Oracle, PositionEncoding, Rows, Table
 from posenc_export.encodings.shared.rotary import Place
-from posenc_export.shared.refusal import refusal
 
 
 class Sinusoidal2D(PositionEncoding):
@@ -56,9 +55,7 @@ class Sinusoidal2D(PositionEncoding):
         factor: float = 1.0,
     ) -> None:
         super().__init__()
-        if geometry.width % 4:
-            rule = "a width that is a multiple of 4"
-            raise refusal("sinusoidal_2d", rule, geometry.width, "choose another width")
+        self.check_multiple("width", geometry.width, 4)
         self.base, self.interleaved = float(base), layout == "interleaved"
         self.first, self.scale, self.factor = int(first == "column"), float(scale), float(factor)
         places, pairs = np.arange(geometry.max_positions)[:, None], geometry.width // 4

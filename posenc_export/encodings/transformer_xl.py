@@ -13,7 +13,6 @@ from posenc_export import ops
 from posenc_export.encodings.shared import sinusoids
 from posenc_export.encodings.shared.base import Geometry, Oracle, PositionEncoding, Seen, Table
 from posenc_export.encodings.shared.oracles import Rows
-from posenc_export.shared.refusal import refusal
 
 
 class TransformerXL(PositionEncoding):
@@ -60,8 +59,7 @@ class TransformerXL(PositionEncoding):
 
     def __init__(self, geometry: Geometry, clamp: int = 0) -> None:
         super().__init__()
-        if geometry.width % 2:
-            raise refusal("transformer_xl", "an even width", geometry.width, "choose another width")
+        self.check_multiple("width", geometry.width)
         self.width, self.clamp = geometry.width, clamp
         frequencies = sinusoids.frequencies(geometry.width)
         angles = np.arange(geometry.max_positions)[:, None] * frequencies

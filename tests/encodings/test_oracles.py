@@ -175,8 +175,8 @@ def test_a_value_outside_of_what_a_parameter_declares_is_refused(spec: str) -> N
         "as many alternating pairs for height as for width, and the others of 8 pairs"),
     ("mrope:order=alternating,time=2,height=2", "got time=2, height=2; set time=8 - 2 height"),
     ("mrope:rotary=4", "even rotary size within 6 .. head size 16"),
-    ("rope_axial:rotary=6", "expected rotary to be a multiple of 4"),
-    ("rope_axial:axes=3", "expected head size to be a multiple of 6"),
+    ("rope_axial:rotary=6", "a rotary size that is a multiple of 4"),
+    ("rope_axial:axes=3", "a rotary size that is a multiple of 6"),
     ("rope_normalized:frames=2", "a rotary size that is a multiple of 6"),
     ("mrope_interleaved:height=6", "expected height within 1 .. 3 and width within 1 .. 2"),
     ("rope_2d:axes=4", "expected axes to be 2 or 3"),
@@ -266,7 +266,7 @@ def test_a_sinusoid_of_odd_width_leaves_the_last_entry_unchanged(angles: str) ->
     [
         ("sinusoidal", "expected an even width, got 7"),
         ("sinusoidal_2d", "multiple of 4, got 7"),
-        ("learned_2d:join=row_column", "expected an even width for"),
+        ("learned_2d:join=row_column", "choose another width or join=sum"),
         ("boxes:extent=2", "E - 2 extent above 0 and divisible by 4, got 7"),
     ],
 )

@@ -10,6 +10,7 @@ from torch import Tensor
 from posenc_export import ops
 from posenc_export.encodings.shared.oracles import Oracle, Rows
 from posenc_export.encodings.shared.tables import Exact, Table
+from posenc_export.shared.refusal import refusal
 
 __all__ = ["Exact", "Geometry", "Oracle", "PositionEncoding", "Rows", "Seen", "StateSpec", "Table"]
 
@@ -175,6 +176,12 @@ class PositionEncoding(torch.nn.Module):
         k, as a rule (shared/places.py); empty if there is no such rule.
         """
         return ""
+
+    def check_multiple(self, what: str, size: int, of: int = 2, remedy: str = "") -> None:
+        """Raise ValueError for a size that is not a multiple of a number."""
+        if size % of:
+            rule = f"an even {what}" if of == 2 else f"a {what} that is a multiple of {of}"
+            raise refusal(key_of(self), rule, size, remedy or f"choose another {what}")
 
     def prepare(self) -> None:
         """Rebuild tables derived from weights, before an export or comparison."""

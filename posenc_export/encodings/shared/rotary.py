@@ -4,7 +4,6 @@ import math
 from typing import Any, Dict, Literal, Mapping, Optional, Sequence, Tuple, Union
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from posenc_export import ops
@@ -74,8 +73,7 @@ class Rotation(PositionEncoding):
             raise refusal(key_of(self), rule, self.magnitude)
         frequencies = [self.frequency(k) for k in range(self.size // 2)]
         if numbers is None:
-            steps = torch.tensor(frequencies, dtype=torch.float64)
-            self.cos, self.sin = wave_tables(steps, self.count, self.magnitude)
+            self.cos, self.sin = wave_tables(frequencies, self.count, self.magnitude)
         else:
             waves = self.magnitude * np.exp(1j * numbers * frequencies)
             self.cos, self.sin = Table(waves.real), Table(waves.imag)

@@ -1,7 +1,7 @@
 """Numbers that keep float32 in a cast: tables computed in float64, and trained factors."""
 
 from dataclasses import dataclass
-from typing import Dict, NamedTuple, Optional, Tuple
+from typing import Dict, NamedTuple, Optional, Sequence, Tuple
 
 import numpy as np
 import torch
@@ -71,23 +71,22 @@ class Table(torch.nn.Module):
         return torch.nn.functional.embedding(positions.clamp(min=0), self.rows)
 
 
-def wave_tables(frequencies: Tensor, count: int, magnitude: float = 1.0) -> Tuple[Table, Table]:
+def wave_tables(
+    frequencies: Sequence[float], count: int, magnitude: float = 1.0
+) -> Tuple[Table, Table]:
     """Tables of cosines and sines of p w_k times a magnitude, at positions p = 0 .. count - 1.
 
     Args:
-        frequencies: w_k [n] float64.
+        frequencies: w_k, n numbers.
 
     Raises:
         ValueError: numbers that are not finite.
     """
     if count * len(frequencies) < LARGE:
-        angles = torch.arange(count, dtype=torch.float64)[:, None] * frequencies
-        parts = (angles.cos() * magnitude, angles.sin() * magnitude)
-        cos, sin = (Table(part.numpy()) for part in parts)
-        return cos, sin
-    steps = frequencies.numpy()
+        angles = np.outer(np.arange(count), frequencies)
+        return Table(np.cos(angles) * magnitude), Table(np.sin(angles) * magnitude)
     starts, places = np.arange(0, count, FINE), np.arange(FINE)
-    coarse, fine = (np.outer(positions, steps) for positions in (starts, places))
+    coarse, fine = (np.outer(positions, frequencies) for positions in (starts, places))
     levels = TwoLevels(
         np.concatenate((np.cos(coarse), np.sin(coarse)), axis=1) * magnitude,
         np.concatenate((np.cos(fine), np.sin(fine)), axis=1),
