@@ -9,13 +9,12 @@ import pytest
 from torch import Tensor
 
 from posenc_export import encodings, ops
+from posenc_export.catalogue.plots import View, draw
 from posenc_export.encodings import Geometry, Oracle, PositionEncoding, Table
 from posenc_export.encodings.shared.rotary import multiply_pairs
 from posenc_export.shared.numerics import tolerance
 
 pytest.importorskip("matplotlib", reason="matplotlib is not installed")
-from posenc_export.catalogue.plots import View, draw  # noqa: E402
-
 BOUND = tolerance("float32", 1, 16)
 
 

@@ -7,18 +7,18 @@ from typing import Any, List
 
 import pytest
 
+from posenc_export import encodings
+from posenc_export.catalogue.picture_weights import TABLES, build_for_picture
+from posenc_export.catalogue.plots import View, draw
 from posenc_export.commands import cli
-from posenc_export.encodings import REGISTRY
-from posenc_export.encodings.shared.base import Geometry
+from posenc_export.encodings import REGISTRY, Geometry
 from posenc_export.shared.numerics import tolerance
 
-matplotlib = pytest.importorskip("matplotlib", reason="matplotlib is not installed")
+pytest.importorskip("matplotlib", reason="matplotlib is not installed")
 
 
 @pytest.mark.parametrize("name", REGISTRY)
 def test_an_encoding_has_a_picture_with_content_in_every_panel(name: str) -> None:
-    from posenc_export.catalogue.plots import View, draw
-
     figure = draw({"name": name}, View(distance=31, head_size=16, positions=32))
     panels = [axes for axes in figure.axes if axes.get_title()]
     assert panels and all(axes.lines or axes.images or axes.collections for axes in panels)
@@ -51,8 +51,6 @@ def _panel(figure: Any, title: str) -> Any:
 
 
 def test_the_bound_of_rope_starts_at_distance_0_and_names_the_given_theta() -> None:
-    from posenc_export.catalogue.plots import View, draw
-
     axes = _panel(draw({"name": "rope", "theta": 1000.0}, View(distance=40, head_size=16)), "bound")
     named = [line.get_label() for line in axes.lines]
     assert named == ["1000 (this one)", "10000", "500000"] and all(
@@ -61,8 +59,6 @@ def test_the_bound_of_rope_starts_at_distance_0_and_names_the_given_theta() -> N
 
 
 def test_the_bound_of_rope_agrees_with_its_definition() -> None:
-    from posenc_export.catalogue.plots import View, draw
-
     line = _panel(draw({"name": "rope"}, View(distance=9, head_size=8)), "bound").lines[0]
     turns = [cmath.exp(9j * 10000.0 ** (-2 * k / 8)) for k in range(4)]
     expected = sum(abs(sum(turns[:j])) for j in range(1, 5)) / (1 + 2 + 3 + 4)
@@ -70,8 +66,6 @@ def test_the_bound_of_rope_agrees_with_its_definition() -> None:
 
 
 def test_inner_products_of_a_sinusoid_are_the_same_curve_at_every_position() -> None:
-    from posenc_export.catalogue.plots import View, draw
-
     lines = _panel(draw({"name": "sinusoidal"}, View(positions=32)), "inner products").lines
     curves = [dict(zip(line.get_xdata(), line.get_ydata(), strict=True)) for line in lines]
     shared = set(curves[0]) & set(curves[1]) & set(curves[2])
@@ -84,16 +78,11 @@ def test_inner_products_of_a_sinusoid_are_the_same_curve_at_every_position() -> 
 
 @pytest.mark.parametrize(("name", "count"), [("mrope", [8, 12, 12]), ("rope_axial", [16, 16])])
 def test_rotations_of_grids_show_the_pairs_of_each_axis(name: str, count: List[int]) -> None:
-    from posenc_export.catalogue.plots import View, draw
-
     lines = _panel(draw({"name": name}, View(distance=15)), "by pair and axis").lines
     assert [len(line.get_xdata()) for line in lines] == count
 
 
 def test_mixed_rotations_are_drawn_as_maps_around_the_query() -> None:
-    from posenc_export.catalogue.picture_weights import build_for_picture
-    from posenc_export.catalogue.plots import View, draw
-
     view = View(distance=15, head_size=16)
     encoding, _, _ = build_for_picture({"name": "rope_2d"}, view.geometry)
     map_of_head = _panel(draw({"name": "rope_2d"}, view), "head 0").images[0].get_array()
@@ -106,8 +95,6 @@ def test_mixed_rotations_are_drawn_as_maps_around_the_query() -> None:
 
 @pytest.mark.parametrize("name", ["pope", "rope_2d"])
 def test_scores_are_drawn_highest_at_the_query(name: str) -> None:
-    from posenc_export.catalogue.plots import View, draw
-
     values = (
         _panel(draw({"name": name}, View(distance=31)), "score of equal vectors")
         .lines[0]
@@ -117,8 +104,6 @@ def test_scores_are_drawn_highest_at_the_query(name: str) -> None:
 
 
 def test_a_convolution_adds_the_same_to_all_tokens_beyond_its_filter() -> None:
-    from posenc_export.catalogue.plots import draw
-
     entries = _panel(draw({"name": "conditional_conv"}), "by position").images[0].get_array()
     assert (
         entries.shape[1] == 32
@@ -129,8 +114,6 @@ def test_a_convolution_adds_the_same_to_all_tokens_beyond_its_filter() -> None:
 
 @pytest.mark.parametrize("name", REGISTRY)
 def test_the_title_names_the_drawn_weights_of_encodings_that_have_weights(name: str) -> None:
-    from posenc_export.catalogue.picture_weights import build_for_picture
-
     encoding, _, said = build_for_picture({"name": name}, Geometry(16, 2, 16, 64))
     assert bool(said) == bool(list(encoding.parameters()))
 
@@ -157,13 +140,6 @@ def test_plot_takes_distance_head_size_and_positions(
 
 
 def test_every_table_that_pictures_fill_is_a_parameter_of_its_encoding() -> None:
-    from posenc_export import encodings
-    from posenc_export.catalogue.picture_weights import TABLES
-
     for name, tables in TABLES.items():
-        assert (
-            set(tables)
-            <= dict(
-                encodings.build({"name": name}, Geometry(16, 2, 16, 64)).named_parameters()
-            ).keys()
-        )
+        encoding = encodings.build({"name": name}, Geometry(16, 2, 16, 64))
+        assert set(tables) <= dict(encoding.named_parameters()).keys()

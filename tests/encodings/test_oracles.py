@@ -1,7 +1,6 @@
 """Each module compared with its float64 oracle, entry by entry, at small and large positions."""
 
 import dataclasses
-import math
 
 import numpy as np
 import pytest
@@ -69,18 +68,6 @@ def test_a_computed_sinusoid_is_exact_beyond_the_range_of_any_table() -> None:
     actual = encoding.embed(torch.zeros(1, 3, 24), torch.tensor([far])).numpy()[0]
     expected = np.stack([encoding.oracle().embed(np.zeros(24), p) for p in far])
     assert entry_errors(actual, expected).max() <= BOUND
-
-
-def test_yarn_scales_scores_by_its_squared_temperature_also_where_entries_are_not_rotated() -> None:
-    encoding, q = (
-        encodings.build(VARIANTS["rope_yarn-scores"], GEOMETRY),
-        torch.randn(1, 1, 6, 16),
-    )  # factor 4, mscale_all_dim 1, 8 rotated entries
-    scaled, unscaled = encoding.rotate(q, q, torch.tensor([[7]]))
-    assert torch.equal(unscaled[..., 8:], q[..., 8:])
-    assert torch.allclose(
-        scaled[..., 8:], q[..., 8:] * (0.1 * math.log(4) + 1) ** 2, rtol=1e-6, atol=0
-    )
 
 
 @pytest.mark.parametrize("frequencies", ["words", "dimensions"])

@@ -271,58 +271,25 @@ def test_an_object_that_is_not_a_function_is_refused(function: Any, message: str
         encodings.bias(function)
 
 
-def _export(name: str, cls: Any, target: str, folder: Path) -> Any:
-    encodings.register(name, cls)
-    return export(
-        sources(block_config(48, 6, 80, kv_heads=3, head_size=16, encoding={"name": name})),
-        target,
-        folder / "artefact",
-    ).certificate
+def _rarely(*values: str) -> Any:
+    return [pytest.param(value, marks=pytest.mark.exhaustive) for value in values]
 
 
 @pytest.mark.xdist_group("functions")
+@pytest.mark.parametrize("target", ["ort", "torchscript", *_rarely("onnx", "pt2")])
 @pytest.mark.parametrize(
-    "target",
-    [
-        "ort",
-        "torchscript",
-        pytest.param("onnx", marks=pytest.mark.exhaustive),
-        pytest.param("pt2", marks=pytest.mark.exhaustive),
-    ],
+    "name", ["of all three", "of a root", *_rarely("of a table", "a lambda", "of the key alone")]
 )
-@pytest.mark.parametrize(
-    "name",
-    [
-        "of all three",
-        "of a table",
-        *(
-            pytest.param(name, marks=pytest.mark.exhaustive)
-            for name in ("a lambda", "of the key alone")
-        ),
-    ],
-)
-def test_a_bias_of_a_function_is_certified_for_every_division_into_calls(
+def test_an_encoding_of_a_function_is_certified_for_every_division_into_calls(
     name: str, target: str, tmp_path: Path
 ) -> None:
-    certificate = _export(name.replace(" ", "_"), encodings.bias(BIASES[name]), target, tmp_path)
-    assert certificate["passed"] and "oracle, start 0" in certificate["cells"]
-
-
-@pytest.mark.xdist_group("functions")
-@pytest.mark.parametrize(
-    "target",
-    [
-        "ort",
-        pytest.param("onnx", marks=pytest.mark.exhaustive),
-        pytest.param("torchscript", marks=pytest.mark.exhaustive),
-    ],
-)
-def test_a_rotation_of_a_function_is_certified_for_every_division_into_calls(
-    target: str, tmp_path: Path
-) -> None:
-    assert _export("of_a_root", encodings.rotation(ROTATIONS["of a root"]), target, tmp_path)[
-        "passed"
-    ]
+    made = encodings.bias if name in BIASES else encodings.rotation
+    registered = name.replace(" ", "_")
+    encodings.register(registered, made({**BIASES, **ROTATIONS}[name]))
+    config = block_config(48, 6, 80, kv_heads=3, head_size=16, encoding={"name": registered})
+    certificate = export(sources(config), target, tmp_path / "artefact").certificate
+    assert certificate is not None and certificate["passed"]
+    assert "oracle, start 0" in certificate["cells"]
 
 
 def test_biases_of_hidden_keys_change_no_output() -> None:

@@ -13,6 +13,7 @@ from posenc_export.encodings import Geometry, Oracle, PositionEncoding
 from posenc_export.encodings.rope_2d import RoPE2D, RoPE2DOracle
 from posenc_export.encodings.shared.base import Table
 from posenc_export.testing import check_encoding
+from posenc_export.testing.against_oracle import HEADS
 
 
 class Rooted(PositionEncoding):
@@ -24,101 +25,59 @@ class Rooted(PositionEncoding):
 
     def bias(self, q_positions: Tensor, k_positions: Tensor) -> Optional[Tensor]:
         """q_positions [B,S], k_positions [B,T] int64 to [B,H,S,T] float32."""
-        distance = (
-            (q_positions[:, None, :, None] - k_positions[:, None, None, :]).abs().to(torch.float32)
-        )
-        return -self.slopes.rows[:, None, None] * torch.sqrt(distance)
-
-    def oracle(self) -> Oracle:
-        return RootedOracle(self.slopes.exact)
+        distance = (q_positions[:, None, :, None] - k_positions[:, None, None]).abs()
+        return -self.slopes.rows[:, None, None] * torch.sqrt(distance.to(torch.float32))
 
 
-class RootedOracle(Oracle):
-    def __init__(self, slopes: np.ndarray) -> None:
-        self.slopes = slopes
-
+class RootedOracle(Oracle, of=Rooted):
     def bias(self, head: int, query: int, key: int) -> float:
-        return -float(self.slopes[head]) * math.sqrt(abs(query - key))
+        return -float(self.encoding.slopes.exact[head]) * math.sqrt(abs(query - key))
 
 
-class AnotherOracle(Rooted):
-    def oracle(self) -> Oracle:
-        return RootedOracle(1.001 * self.slopes.exact)
+def _biased(name: str, bias: Any, exact: Any, **attributes: Any) -> Any:
+    """An encoding with bias(slopes [H,1,1], i - j) and the oracle exact(h / H, i - j)."""
+
+    def hook(self: Any, q: Tensor, k: Tensor) -> Tensor:
+        return bias(self.slopes.rows[:, None, None], q[:, None, :, None] - k[:, None, None])  # type: ignore[no-any-return]
+
+    def oracle(self: Any, head: int, query: int, key: int) -> float:
+        return float(exact((head + 1) / HEADS, query - key))
+
+    cls = type(name, (Rooted,), {"bias": hook, **attributes})
+    type(f"{name}Oracle", (Oracle,), {"bias": oracle}, of=cls)
+    return cls
 
 
-class Waving(Rooted):
-    """A bias of up to -1099 that is wrong by at most 0.0005: 4.5e-7 of the largest."""
+def _rotated(name: str, rotate: Any, exact: Any) -> Any:
+    """An encoding whose queries are rotate(q, positions [B,S,1,1]), and the oracle exact(x, p) of
+    queries and keys.
+    """
 
-    def bias(self, q_positions: Tensor, k_positions: Tensor) -> Optional[Tensor]:
-        """q_positions [B,S], k_positions [B,T] int64 to [B,H,S,T] float32."""
-        distance = (q_positions[:, None, :, None] - k_positions[:, None, None, :]).abs()
-        return -self.slopes.rows[:, None, None] * distance - 0.0005 * torch.sin(distance.float())
+    def hook(self: Any, q: Tensor, k: Tensor, positions: Tensor) -> Tuple[Tensor, Tensor]:
+        return rotate(q, positions[:, :, None, None]), k
 
-    def oracle(self) -> Oracle:
-        return LinearOracle(self.slopes.exact)
-
-
-class LinearOracle(RootedOracle):
-    def bias(self, head: int, query: int, key: int) -> float:
-        return -float(self.slopes[head]) * abs(query - key)
+    cls = type(name, (Rooted,), {"rotate": hook, "bias": PositionEncoding.bias})
+    type(f"{name}Oracle", (Oracle,), {"rotate": lambda self, x, p: exact(x, p)}, of=cls)
+    return cls
 
 
-class ByHead(PositionEncoding):
-    """Query head h divided by 1 + h p; its oracle does not know the head."""
-
-    def __init__(self, geometry: Geometry) -> None:
-        super().__init__()
-
-    def rotate(self, q: Tensor, k: Tensor, positions: Tensor) -> Tuple[Tensor, Tensor]:
-        """q [B,S,H,D], k [B,S,K,D], positions [B,S] int64 to the same shapes."""
-        return q / (1 + torch.arange(q.size(2))[:, None] * positions[:, :, None, None]), k
-
-
-class QueriesOnly(ByHead):
-    """Queries times position + 1; the oracle does the same to keys."""
-
-    def rotate(self, q: Tensor, k: Tensor, positions: Tensor) -> Tuple[Tensor, Tensor]:
-        """q [B,S,H,D], k [B,S,K,D], positions [B,S] int64 to the same shapes."""
-        return q * (positions[:, :, None, None] + 1), k
-
-
-class QueriesOnlyOracle(Oracle, of=QueriesOnly):
-    def rotate(self, x: np.ndarray, position: int) -> np.ndarray:
-        return x * (position + 1)
-
-
-class NoOracle(Rooted):
-    def oracle(self) -> Oracle:
-        return Oracle()
-
-
-class NotAhead(PositionEncoding):
-    """A bias that is no number for keys after the query."""
-
-    def __init__(self, geometry: Geometry) -> None:
-        super().__init__()
-
-    def bias(self, q_positions: Tensor, k_positions: Tensor) -> Optional[Tensor]:
-        """q_positions [B,S], k_positions [B,T] int64 to [B,1,S,T] float32."""
-        return -torch.sqrt(
-            (q_positions[:, None, :, None] - k_positions[:, None, None, :]).to(torch.float32)
-        )
-
-
-class NotAheadOracle(Oracle, of=NotAhead):
-    def bias(self, head: int, query: int, key: int) -> float:
-        return -math.sqrt(abs(query - key))
-
-
-class Past(NotAhead):
-    """The same bias, for causal attention only."""
-
-    works_in = ("causal",)
-
-
-class PastOracle(Oracle, of=Past):
-    def bias(self, head: int, query: int, key: int) -> float:
-        return -math.sqrt(query - key)
+AnotherOracle = _biased(
+    "AnotherOracle", lambda h, d: -h * d.abs().sqrt(), lambda h, d: -1.001 * h * abs(d) ** 0.5
+)
+# A bias of up to -1099 that is wrong by at most 0.0005: 4.5e-7 of the largest.
+Waving = _biased(
+    "Waving",
+    lambda h, d: -h * d.abs() - 0.0005 * torch.sin(d.abs().float()),
+    lambda h, d: -h * abs(d),
+)
+NoOracle = _biased("NoOracle", lambda h, d: -h * d.abs().sqrt(), lambda h, d: 0.0)
+# No number for keys after the query, and the same for causal attention only.
+NotAhead, Past = (
+    _biased(name, lambda h, d: -torch.sqrt(d.float()), lambda h, d: -(abs(d) ** 0.5), **attributes)
+    for name, attributes in (("NotAhead", {}), ("Past", {"works_in": ("causal",)}))
+)
+ByHead = _rotated("ByHead", lambda q, p: q / (1 + torch.arange(HEADS)[:, None] * p), lambda x, p: x)
+QueriesOnly = _rotated("QueriesOnly", lambda q, p: q * (p + 1), lambda x, p: x * (p + 1))
 
 
 class Rounded(PositionEncoding):
@@ -130,9 +89,8 @@ class Rounded(PositionEncoding):
 
     def bias(self, q_positions: Tensor, k_positions: Tensor) -> Optional[Tensor]:
         """q_positions [B,S], k_positions [B,T] int64 to [B,H,S,T] float32."""
-        return self.slope[:, None, None].float() * (
-            q_positions[:, None, :, None] - k_positions[:, None, None, :]
-        )
+        distance = q_positions[:, None, :, None] - k_positions[:, None, None]
+        return self.slope[:, None, None].float() * distance
 
 
 class RoundedOracle(Oracle, of=Rounded):
