@@ -68,7 +68,7 @@ class RoPE2D(PositionEncoding):
         directions = _directions(geometry.kv_heads or geometry.heads, axes)
         self.along = Exact(theta ** (-torch.arange(0, size, 2) / size) * directions)
         self.interleaved = layout == "interleaved"
-        self.heads, self.axes, self.size = geometry.heads, axes, size
+        self.axes, self.size = axes, size
 
 
 def _directions(heads: int, axes: int) -> Tensor:

@@ -86,7 +86,7 @@ class RoPEYaRN(Rotary):
         super().__init__(geometry, layout, rotary)
         length = original_max_positions
         yarn = YaRN(factor, length, beta_fast, beta_slow, attention_factor, truncate)
-        self.theta, self.factor, self.on_scores = float(theta), float(factor), 1.0
+        self.theta, self.on_scores = float(theta), 1.0
         self.scaling = ramp_of("rope_yarn", yarn, theta, self.size, ramp)
         _check_temperature(temperature, attention_factor, mscale, mscale_all_dim)
         if temperature != "off":

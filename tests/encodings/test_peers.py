@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from posenc_export import encodings
-from tests.encodings.test_peers_of_scores import attend
+from tests.encodings.test_peers_of_scores import attend, projected
 
 transformers = pytest.importorskip("transformers", reason="transformers is not installed")
 
@@ -77,10 +77,7 @@ def test_deberta_scores_are_those_of_transformers(terms: Any) -> None:
     ours.table.data = table
     with torch.no_grad():
         expected = theirs(x, torch.ones(1, 1, 30, 30).long(), rel_embeddings=table)[0]
-        q, k, v = (
-            part(x).view(1, 30, 4, 16)
-            for part in (theirs.query_proj, theirs.key_proj, theirs.value_proj)
-        )
+        q, k, v = projected(x, theirs.query_proj, theirs.key_proj, theirs.value_proj)
         places = torch.arange(30)[None]
         carried = ours.observe(x, k, places, torch.zeros(1).long(), [])
         y = attend(ours, q, k, v, carried)
@@ -95,14 +92,10 @@ def test_swin_v2_bias_is_that_of_transformers(pretrained: Any) -> None:
     theirs = Swinv2SelfAttention(
         Swinv2Config(), dim=64, num_heads=4, window_size=(5, 5), pretrained_window_size=pretrained
     ).eval()
-    sizes = {
-        "rows": 5,
-        "columns": 5,
-        "pretrained_rows": pretrained[0],
-        "pretrained_columns": pretrained[1],
-    }
+    rows, columns = pretrained
+    sizes = f"rows=5,columns=5,pretrained_rows={rows},pretrained_columns={columns}"
     ours: Any = encodings.build(
-        {"name": "swin_v2", "hidden": 512, **sizes}, encodings.Geometry(64, 4, 16, 25, False)
+        encodings.parse(f"swin_v2:hidden=512,{sizes}"), encodings.Geometry(64, 4, 16, 25, False)
     )
     first, _, second = theirs.continuous_position_bias_mlp
     ours.first.load_state_dict(first.state_dict())
@@ -140,22 +133,9 @@ def _rotation_of_llama(name: str) -> Any:
 
     parameters, longest, _ = GROWN[name]
     given = {"rope_theta": 10000.0, **parameters}
-    return LlamaRotaryEmbedding(
-        LlamaConfig(
-            hidden_size=128,
-            num_attention_heads=4,
-            head_dim=32,
-            max_position_embeddings=longest,
-            rope_parameters=given,
-        )
-    )
-
-
-def _grown(name: str) -> Any:
-    return encodings.build(
-        {"name": name, **GROWN[name][2]},
-        encodings.Geometry(128, 4, 32, 40000, True, 4),
-    )
+    sizes = {"hidden_size": 128, "num_attention_heads": 4, "head_dim": 32}
+    config = LlamaConfig(**sizes, max_position_embeddings=longest, rope_parameters=given)
+    return LlamaRotaryEmbedding(config)
 
 
 @pytest.mark.parametrize("length", [150, 200, 201, 1000])
@@ -163,7 +143,11 @@ def _grown(name: str) -> Any:
 def test_keys_turned_for_a_query_match_transformers(name: str, length: int) -> None:
     from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
 
-    theirs, ours = _rotation_of_llama(name), _grown(name)
+    spec, geometry = (
+        {"name": name, **GROWN[name][2]},
+        encodings.Geometry(128, 4, 32, 40000, True, 4),
+    )
+    theirs, ours = _rotation_of_llama(name), encodings.build(spec, geometry)
     places = torch.arange(length)[None]
     torch.manual_seed(1)
     q, k, v = torch.randn(3, 1, 4, length, 32)
@@ -201,9 +185,7 @@ def test_temperature_in_steps_is_that_of_llama_4() -> None:
         expected = theirs(
             x, position_embeddings=(torch.zeros(1), torch.zeros(1)), attention_mask=mask
         )[0]
-        q, k, v = (
-            part(x).view(1, 30, 4, 16) for part in (theirs.q_proj, theirs.k_proj, theirs.v_proj)
-        )
+        q, k, v = projected(x, theirs.q_proj, theirs.k_proj, theirs.v_proj)
         q, k = ours.rotate(q, k, torch.arange(30)[None])
         y = theirs.o_proj(attend(ours, q, k, v, causal=True))
     assert torch.allclose(y, expected, atol=1e-5)

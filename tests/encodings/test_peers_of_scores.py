@@ -25,6 +25,11 @@ def test_swin_bias_is_that_of_transformers() -> None:
     assert torch.equal(ours.bias(places, places), theirs())
 
 
+def projected(x: Any, *parts: Any) -> Any:
+    """Heads [B,S,4,16] of tokens x [B,S,64] by linear layers."""
+    return [part(x).view(*x.shape[:2], 4, 16) for part in parts]
+
+
 def attend(ours: Any, q: Any, k: Any, v: Any, states: Any = (), causal: bool = False) -> Any:
     """Queries, keys and values [B,S,H,D] to [B,S,H*D]."""
     tokens = q.size(1)
@@ -92,11 +97,8 @@ def test_attention_of_conformers_is_transformer_xl_or_shaw(kind: str) -> None:
     x = torch.randn(2, 40, 64)
     with torch.no_grad():
         expected = theirs(x, relative_position_embeddings=waves)[0]
-        q, k, v = (
-            part(x).view(2, 40, 4, 16)
-            for part in (theirs.linear_q, theirs.linear_k, theirs.linear_v)
-        )
-        y = theirs.linear_out(attend(ours, q, k, v))
+        heads = projected(x, theirs.linear_q, theirs.linear_k, theirs.linear_v)
+        y = theirs.linear_out(attend(ours, *heads))
     assert worst_error(y.numpy(), expected.numpy()) <= tolerance("float32", 1, 64)
 
 
@@ -133,19 +135,14 @@ def test_curves_of_inkling_are_those_of_transformers() -> None:
         encodings.Geometry(64, 4, 16, 64),
     )
     ours.table.data = theirs.proj.data
-    places, mask = torch.arange(30)[None], torch.full((30, 30), -torch.inf).triu(1)[None, None]
+    places, mask = torch.arange(30), torch.full((30, 30), -torch.inf).triu(1)
     q, k, v = torch.randn(3, 1, 30, 4, 16)
     with torch.no_grad():
-        shares = torch.softmax(
-            q.transpose(1, 2) @ k.permute(0, 2, 3, 1) / 16
-            + theirs(relative, places[0], places[0])
-            + mask,
-            dim=-1,
-        )
+        scores = q.transpose(1, 2) @ k.permute(0, 2, 3, 1) / 16
+        shares = torch.softmax(scores + theirs(relative, places, places) + mask, dim=-1)
         y = attend(ours, q, k, v, [relative.transpose(1, 2)], causal=True)
-    assert worst_error(
-        y.view(1, 30, 4, 16).numpy(), (shares @ v.transpose(1, 2)).transpose(1, 2).numpy()
-    ) <= tolerance("float32", 1, 64)
+    expected = (shares @ v.transpose(1, 2)).transpose(1, 2).flatten(2)
+    assert worst_error(y.numpy(), expected.numpy()) <= tolerance("float32", 1, 64)
 
 
 # Positions of the queries of a chunk for keys of the same chunk, of the one before, and of earlier

@@ -210,22 +210,10 @@ def test_ntk_frequencies_are_those_of_rotary_embedding_torch() -> None:
 @pytest.mark.parametrize(("mscale", "still"), [(0.0, 24), (0.8, 24), (0.0, 0)])
 def test_scores_with_temperature_scores_are_those_of_deepseek(mscale: float, still: int) -> None:
     modeling = _modeling("deepseek_v3")
-    given = {
-        "rope_type": "yarn",
-        "rope_theta": 10000.0,
-        "factor": 8.0,
-        "original_max_position_embeddings": 512,
-        "mscale_all_dim": 1.2,
-    }
+    given = {**YARN, "rope_theta": 10000.0, "factor": 8.0, "mscale_all_dim": 1.2}
     given |= {"mscale": mscale} if mscale else {}
-    sizes = {
-        "hidden_size": 64,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 4,
-        "qk_rope_head_dim": 16,
-        "qk_nope_head_dim": still,
-        "q_lora_rank": None,
-    }
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 4, "qk_rope_head_dim": 16}
+    sizes = {**heads, "hidden_size": 64, "qk_nope_head_dim": still, "q_lora_rank": None}
     config = transformers.DeepseekV3Config(
         **sizes, kv_lora_rank=16, v_head_dim=8, max_position_embeddings=4096, rope_parameters=given
     )
@@ -252,20 +240,10 @@ def test_scores_with_temperature_scores_are_those_of_deepseek(mscale: float, sti
 
 def test_a_temperature_with_first_0_and_a_rotation_match_ministral_3() -> None:
     modeling = _modeling("ministral3")
-    given = {
-        "rope_type": "yarn",
-        "rope_theta": 10000.0,
-        "factor": 8.0,
-        "original_max_position_embeddings": 16,
-        "llama_4_scaling_beta": 0.3,
-    }
-    config = transformers.Ministral3Config(
-        hidden_size=128,
-        num_attention_heads=4,
-        num_key_value_heads=4,
-        head_dim=32,
-        rope_parameters=given,
-    )
+    original = {"original_max_position_embeddings": 16, "llama_4_scaling_beta": 0.3}
+    given = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 8.0, **original}
+    sizes = {"hidden_size": 128, "num_attention_heads": 4, "num_key_value_heads": 4}
+    config = transformers.Ministral3Config(**sizes, head_dim=32, rope_parameters=given)
     x, places = _vectors(200, 32), torch.arange(200)[None]
     turned = _turned(modeling, x, *modeling.Ministral3RotaryEmbedding(config)(x, places))
     theirs = turned * modeling.get_llama_4_attn_scale(places, 0.3, 16).transpose(1, 2)

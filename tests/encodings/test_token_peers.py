@@ -35,15 +35,8 @@ def test_sinusoids_with_offset_2_and_odd_width_are_those_of_m2m100(width: int) -
     theirs = _modeling("m2m_100").M2M100SinusoidalPositionalEmbedding(64, width, padding_idx=1)(
         tokens
     )[0]
-    ours = _added(
-        width,
-        torch.arange(50)[None],
-        name="sinusoidal",
-        layout="halves",
-        divisor="fairseq",
-        offset=2,
-        odd="zero",
-    )
+    given: Any = {"layout": "halves", "divisor": "fairseq", "offset": 2, "odd": "zero"}
+    ours = _added(width, torch.arange(50)[None], name="sinusoidal", **given)
     assert worst_error(ours.numpy(), theirs.numpy()) <= 64 * tolerance(
         "float32", 1, 1
     )  # their angles are float32, up to 51
@@ -68,14 +61,8 @@ def test_sinusoids_of_rows_and_columns_are_those_of(family: str) -> None:
         theirs = _modeling(family).build_2d_sinusoidal_position_embedding(ROWS, COLUMNS, 32)
         places = _grid()
     else:
-        config = transformers.ViTMAEConfig(
-            hidden_size=32,
-            num_attention_heads=2,
-            image_size=56,
-            patch_size=8,
-            num_hidden_layers=1,
-            intermediate_size=8,
-        )
+        sizes = {"hidden_size": 32, "num_attention_heads": 2, "image_size": 56, "patch_size": 8}
+        config = transformers.ViTMAEConfig(**sizes, num_hidden_layers=1, intermediate_size=8)
         embeddings = _modeling(family).ViTMAEEmbeddings(config)
         embeddings.initialize_weights()
         theirs = embeddings.position_embeddings[0]
@@ -83,8 +70,8 @@ def test_sinusoids_of_rows_and_columns_are_those_of(family: str) -> None:
         places = torch.cat(
             (torch.full((2, 1, 1), 7), patches), dim=2
         )  # the class token is outside the grid
-    sizes = {"rows": 7, "columns": 7} if tokens_before else {}
-    ours = _added(32, places, name="sinusoidal_2d", first=first, **sizes)
+    grid = {"rows": 7, "columns": 7} if tokens_before else {}
+    ours = _added(32, places, name="sinusoidal_2d", first=first, **grid)
     assert worst_error(ours.numpy(), theirs.detach().numpy()) <= tolerance("float32", 1, 1)
 
 
@@ -110,17 +97,11 @@ def test_added_tables_are_those_of_pix2struct() -> None:
     )
     ours.of_row.load_state_dict(theirs.row_embedder.state_dict())
     ours.of_column.load_state_dict(theirs.column_embedder.state_dict())
-    places, pixels = (
-        _grid() + 1,
-        torch.randn(1, ROWS * COLUMNS, 12),
-    )  # their row 0 and column 0 are padding
+    # Their row 0 and column 0 are padding.
+    places, pixels = _grid() + 1, torch.randn(1, ROWS * COLUMNS, 12)
     expected = theirs(torch.cat((places.permute(1, 2, 0).float(), pixels), dim=-1))
-    assert torch.allclose(
-        ours.embed(theirs.patch_projection(pixels), places),
-        expected,
-        rtol=0,
-        atol=tolerance("float32", 1, 1),
-    )
+    y = ours.embed(theirs.patch_projection(pixels), places)
+    assert torch.allclose(y, expected, rtol=0, atol=tolerance("float32", 1, 1))
 
 
 def test_learned_rows_with_offset_2_are_those_of_opt() -> None:

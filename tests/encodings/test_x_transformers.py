@@ -8,6 +8,7 @@ import torch
 
 from posenc_export import encodings
 from posenc_export.shared.numerics import tolerance, worst_error
+from tests.encodings.test_peers_of_scores import attend
 
 peers = pytest.importorskip(
     "x_transformers.x_transformers", reason="x-transformers is not installed"
@@ -27,14 +28,9 @@ def _attended(ours: Any, x: torch.Tensor, states: Any, bias: torch.Tensor, causa
     values.
     """
     q, k, v = torch.randn(3, 1, 30, 6, 16)
-    mask = (
-        torch.full((30, 30), -torch.inf).triu(1)[None, None]
-        if causal
-        else torch.zeros(1, 1, 30, 30)
-    )
+    mask = torch.full((30, 30), -torch.inf if causal else 0.0).triu(1)
     carried = ours.observe(x, k, PLACES, torch.zeros(1).long(), states)
-    seen = encodings.Seen(k.transpose(1, 2), v.transpose(1, 2), mask, PLACES, PLACES)
-    y = ours.rescore(q, seen, 0.25, carried)
+    y = attend(ours, q, k, v, carried, causal)
     shares = torch.softmax(q.transpose(1, 2) @ k.permute(0, 2, 3, 1) / 4 + bias + mask, dim=-1)
     return y, (shares @ v.transpose(1, 2)).transpose(1, 2).flatten(2)
 
