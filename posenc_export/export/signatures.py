@@ -4,7 +4,7 @@ Shapes: B batch, S new tokens, P past, T = P + S, E width, A coordinates per tok
 logits are computed, V vocabulary.
 """
 
-from typing import List, Tuple, Type
+from typing import List, Optional, Tuple, Type
 
 import torch
 from torch import Tensor
@@ -13,6 +13,7 @@ from posenc_export import ops
 from posenc_export.export.read_module import Model, ReadModule
 from posenc_export.models.block import AttentionBlock
 from posenc_export.models.whole_pass import encodings_in
+from posenc_export.ops import TokenPlaces
 from posenc_export.shared.refusal import refusal
 
 
@@ -23,6 +24,25 @@ class Signature(torch.nn.Module):
         super().__init__()
         self.model, self.axes, self.with_position = model, model.axes, model.with_position
         self.first_cache, self.cached = model.embed_states, has_cache(model)
+
+    def places(self, position_ids: Tensor, past_positions: Optional[Tensor] = None) -> TokenPlaces:
+        """Return the places of tokens at position_ids [B,S], or [1+A,B,S] with coordinates, after
+        those in the cache [B,P]; None for the keys of the call alone.
+        """
+        if torch.jit.is_scripting():
+            # Layers look up the same rows. TorchScript merges equal operations only on tensors that
+            # no write to a cache changes, and inputs may share memory.
+            position_ids = position_ids.clone()
+        positions, coordinates = position_ids, position_ids
+        if self.axes > 0:
+            positions = position_ids[0]
+            coordinates = position_ids if self.with_position else position_ids[1:]
+        if past_positions is None:
+            first = torch.zeros_like(positions[:, 0])
+            return TokenPlaces(positions, coordinates, positions, first)
+        write_index = ops.write_index(past_positions.ge(0).sum(1), positions)
+        key_positions = ops.append_positions(past_positions, positions, write_index)
+        return TokenPlaces(positions, coordinates, key_positions, write_index)
 
 
 class PositionSignature(Signature):
@@ -39,11 +59,9 @@ class PositionSignature(Signature):
         """Take x [B,S] int64 or [B,S,E], position_ids [B,S] or [1+A,B,S], past_positions [B,P]
         int64 and states in layer order; return output, key positions, states.
         """
-        places, coordinates = places_of(position_ids, self.axes, self.with_position)
-        write_index = ops.write_index(past_positions.ge(0).sum(1), places)
-        key_positions = ops.append_positions(past_positions, places, write_index)
-        output, present = self.model(x, places, coordinates, key_positions, write_index, states)
-        return output, key_positions, present
+        places = self.places(position_ids, past_positions)
+        output, present = self.model(x, places, states)
+        return output, places.key_positions, present
 
 
 class LogitsSignature(Signature):
@@ -58,13 +76,9 @@ class LogitsSignature(Signature):
         states: List[Tensor],
     ) -> Tuple[Tensor, Tensor, List[Tensor]]:
         """logits_index [B,R] int64; return logits [B,R,V], key positions, states."""
-        places, coordinates = places_of(position_ids, self.axes, self.with_position)
-        write_index = ops.write_index(past_positions.ge(0).sum(1), places)
-        key_positions = ops.append_positions(past_positions, places, write_index)
-        output, present = self.model(
-            x, places, coordinates, key_positions, write_index, states, logits_index
-        )
-        return output, key_positions, present
+        places = self.places(position_ids, past_positions)
+        output, present = self.model(x, places, states, logits_index)
+        return output, places.key_positions, present
 
 
 class CallSignature(Signature):
@@ -74,9 +88,7 @@ class CallSignature(Signature):
         self, x: Tensor, position_ids: Tensor, states: List[Tensor]
     ) -> Tuple[Tensor, List[Tensor]]:
         """x [B,S] or [B,S,E], position_ids [B,S] or [1+A,B,S], states; return output, states."""
-        places, coordinates = places_of(position_ids, self.axes, self.with_position)
-        first = torch.zeros_like(places[:, 0])
-        output, present = self.model(x, places, coordinates, places, first, states)
+        output, present = self.model(x, self.places(position_ids), states)
         return output, present
 
 
@@ -87,9 +99,7 @@ class CallLogitsSignature(Signature):
         self, x: Tensor, position_ids: Tensor, logits_index: Tensor, states: List[Tensor]
     ) -> Tuple[Tensor, List[Tensor]]:
         """logits_index [B,R] int64; return logits [B,R,V], states."""
-        places, coordinates = places_of(position_ids, self.axes, self.with_position)
-        first = torch.zeros_like(places[:, 0])
-        output, present = self.model(x, places, coordinates, places, first, states, logits_index)
+        output, present = self.model(x, self.places(position_ids), states, logits_index)
         return output, present
 
 
@@ -102,13 +112,13 @@ class MaskSignature(Signature):
         self, x: Tensor, attention_mask: Tensor, states: List[Tensor]
     ) -> Tuple[Tensor, List[Tensor]]:
         """x [B,S] or [B,S,E], attention_mask [B,T] int64, states; return output, states."""
-        places = places_from(attention_mask)
+        keys = positions_of(attention_mask)
         past = attention_mask.size(1) - x.size(1)
-        queries = places[:, past:]
-        write_index = ops.write_index(torch.full_like(places[:, 0], past), queries)
+        own = keys[:, past:]
+        write_index = ops.write_index(torch.full_like(keys[:, 0], past), own)
         if self.cached:
-            places = ops.fit_positions(places, states[self.first_cache], queries)
-        output, present = self.model(x, queries, queries, places, write_index, states)
+            keys = ops.fit_positions(keys, states[self.first_cache], own)
+        output, present = self.model(x, TokenPlaces(own, own, keys, write_index), states)
         return output, present
 
 
@@ -119,9 +129,7 @@ class SegmentSignature(Signature):
         self, x: Tensor, token_type_ids: Tensor, position_ids: Tensor, states: List[Tensor]
     ) -> Tuple[Tensor, List[Tensor]]:
         """x, token_type_ids [B,S], position_ids [B,S] or [1+A,B,S] int64."""
-        places, coordinates = places_of(position_ids, self.axes, self.with_position)
-        first = torch.zeros_like(places[:, 0])
-        return self.model(x, places, coordinates, places, first, states, None, token_type_ids)
+        return self.model(x, self.places(position_ids), states, None, token_type_ids)
 
 
 class SegmentMaskSignature(Signature):
@@ -131,28 +139,15 @@ class SegmentMaskSignature(Signature):
         self, x: Tensor, token_type_ids: Tensor, attention_mask: Tensor, states: List[Tensor]
     ) -> Tuple[Tensor, List[Tensor]]:
         """x, token_type_ids, attention_mask [B,S] int64; return output, []."""
-        places = places_from(attention_mask)
-        first = torch.zeros_like(places[:, 0])
-        return self.model(x, places, places, places, first, states, None, token_type_ids)
+        own = positions_of(attention_mask)
+        places = TokenPlaces(own, own, own, torch.zeros_like(own[:, 0]))
+        return self.model(x, places, states, None, token_type_ids)
 
 
 NAMES = ("positions", "mask")
 
 
-def places_of(position_ids: Tensor, axes: int, with_position: bool) -> Tuple[Tensor, Tensor]:
-    """Split position_ids into places [B,S] and coordinates [A,B,S], which are all of it without
-    axes, and for a model that reads the places too.
-    """
-    if torch.jit.is_scripting():
-        # Layers look up the same rows. TorchScript merges equal operations only on tensors that no
-        # write to a cache changes, and inputs may share memory.
-        position_ids = position_ids.clone()
-    if axes > 0:
-        return position_ids[0], position_ids if with_position else position_ids[1:]
-    return position_ids, position_ids
-
-
-def places_from(attention_mask: Tensor) -> Tensor:
+def positions_of(attention_mask: Tensor) -> Tensor:
     """Return positions [B,T] int64 that count the ones of a mask from 0, -1 at others. A zero
     between ones fails: as models count distances, it may count or not.
     """

@@ -12,6 +12,7 @@ from posenc_export.encodings.shared.combined import overrides
 from posenc_export.models.config import AttentionConfig
 from posenc_export.models.linear_attention import LinearAttention
 from posenc_export.models.parts import build, float64
+from posenc_export.ops import TokenPlaces
 from posenc_export.shared.places import evaluate
 from posenc_export.shared.refusal import refusal
 
@@ -70,21 +71,17 @@ class Attention(torch.nn.Module):
     def forward(
         self,
         x: Tensor,
-        positions: Tensor,
-        coordinates: Tensor,
-        key_positions: Tensor,
+        places: TokenPlaces,
         mask: Tensor,
-        write_index: Tensor,
         states: List[Tensor],
     ) -> Tuple[Tensor, List[Tensor]]:
-        """x [B,S,E], positions [B,S], coordinates as for `rotate`, key_positions [B,T], mask [B,1
-        or H,S,T], write_index as in `ops.append`, states to [B,S,E], new states.
-        """
+        """x [B,S,E], mask [B,1 or H,S,T], states to [B,S,E], new states."""
         q, k, v = self.projection(x)  # [B,S,H*D], [B,S,K*D], [B,S,K*D]
         q = ops.split_heads(q, self.heads)  # [B,S,H,D]
         k = ops.split_heads(k, self.kv_heads)  # [B,S,K,D]
         v = ops.split_heads(v, self.kv_heads)  # [B,S,K,D]
-        q, k = self.encoding.rotate(q, k, coordinates)
+        q, k = self.encoding.rotate(q, k, places.coordinates)
+        positions, write_index = places.positions, places.write_index
         if self.cached:
             keys = ops.append(states[0], k, write_index)  # [B,K,T,D]
             values = ops.append(states[1], v, write_index)
@@ -94,7 +91,7 @@ class Attention(torch.nn.Module):
             keys, values, present = k.transpose(1, 2), v.transpose(1, 2), states[:0]  # [B,K,S,D]
             carried = self.encoding.observe(x, k, positions, write_index, states)
         if self.by_content:
-            seen = Seen(keys, values, mask, positions, key_positions)
+            seen = Seen(keys, values, mask, positions, places.key_positions)
             y = self.encoding.rescore(q, seen, self.scale, carried)
         else:
             y = ops.attend(q, keys, values, mask, None, self.scale, self.softcap, self.sinks)

@@ -15,6 +15,7 @@ from posenc_export.models.from_weights import Array
 from posenc_export.models.layer import Mask
 from posenc_export.models.parts import build
 from posenc_export.models.whole_pass import check_dtype, whole_pass
+from posenc_export.ops import TokenPlaces
 from posenc_export.shared.refusal import refusal
 
 
@@ -104,22 +105,12 @@ class AttentionBlock(torch.nn.Module):
         return super().__call__(*arguments, **named)
 
     def forward(
-        self,
-        x: Tensor,
-        positions: Tensor,
-        coordinates: Tensor,
-        key_positions: Tensor,
-        write_index: Tensor,
-        states: List[Tensor],
+        self, x: Tensor, places: TokenPlaces, states: List[Tensor]
     ) -> Tuple[Tensor, List[Tensor]]:
-        """x [B,S,E], positions [B,S], coordinates [B,S] or [axes,B,S], key_positions [B,T],
-        write_index as in `ops.append`, states to output [B,S,E], new states.
-        """
-        x, carried = self.token_encoding.embed_next(x, coordinates, states[: self.embed_states])
-        mask = self.mask(positions, coordinates, key_positions, x)  # [B,1 or H,S,T]
-        y, present = self.attention(
-            x, positions, coordinates, key_positions, mask, write_index, states[self.embed_states :]
-        )
+        """x [B,S,E], states to output [B,S,E], new states."""
+        before = self.embed_states
+        x, carried = self.token_encoding.embed_next(x, places.coordinates, states[:before])
+        y, present = self.attention(x, places, self.mask(places, x), states[before:])
         return y, carried + present
 
     @torch.jit.unused

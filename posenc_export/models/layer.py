@@ -14,6 +14,7 @@ from posenc_export.models.attention import attention
 from posenc_export.models.config import LayerConfig
 from posenc_export.models.parts import build
 from posenc_export.models.parts.visibility import Visibility
+from posenc_export.ops import TokenPlaces
 from posenc_export.shared.refusal import refusal
 
 
@@ -25,12 +26,11 @@ class Mask(torch.nn.Module):
         self.before, self.after, self.chunk = visibility.before, visibility.after, visibility.chunk
         self.encoding, self.grid_bias = encoding, encoding.grid_bias
 
-    def forward(
-        self, positions: Tensor, coordinates: Tensor, key_positions: Tensor, like: Tensor
-    ) -> Tensor:
-        """positions [B,S], coordinates, key_positions [B,T] to [B,1 or H,S,T] in like's dtype."""
+    def forward(self, places: TokenPlaces, like: Tensor) -> Tensor:
+        """Return the mask [B,1 or H,S,T] in like's dtype."""
+        positions, key_positions = places.positions, places.key_positions
         if self.grid_bias:
-            bias = self.encoding.bias(coordinates, coordinates)
+            bias = self.encoding.bias(places.coordinates, places.coordinates)
         else:
             bias = self.encoding.bias(positions, key_positions)
         limits = (self.before, self.after, self.chunk)
@@ -52,18 +52,13 @@ class Layer(torch.nn.Module):
     def forward(
         self,
         x: Tensor,
-        positions: Tensor,
-        coordinates: Tensor,
-        key_positions: Tensor,
+        places: TokenPlaces,
         mask: Tensor,
-        write_index: Tensor,
         states: List[Tensor],
     ) -> Tuple[Tensor, List[Tensor]]:
         """Shapes as Attention.forward."""
         normed = self.residual.attention_input(x)
-        y, present = self.attention(
-            normed, positions, coordinates, key_positions, mask, write_index, states
-        )
+        y, present = self.attention(normed, places, mask, states)
         between = self.residual.after_attention(x, y)
         y = self.mlp(self.residual.mlp_input(between))
         return self.residual.after_mlp(between, y), present

@@ -11,6 +11,7 @@ from posenc_export.encodings.shared.base import PositionEncoding, StateSpec
 from posenc_export.encodings.shared.combined import overrides
 from posenc_export.models.config import AttentionConfig
 from posenc_export.models.parts import build, float64
+from posenc_export.ops import TokenPlaces
 from posenc_export.shared.refusal import refusal
 
 
@@ -53,21 +54,19 @@ class LinearAttention(torch.nn.Module):
     def forward(
         self,
         x: Tensor,
-        positions: Tensor,
-        coordinates: Tensor,
-        key_positions: Tensor,
+        places: TokenPlaces,
         mask: Tensor,
-        write_index: Tensor,
         states: List[Tensor],
     ) -> Tuple[Tensor, List[Tensor]]:
-        """Shapes as Attention.forward. key_positions, mask and write_index are not used."""
+        """Shapes as Attention.forward. The mask is not used."""
+        positions = places.positions
         q, k, v = self.projection(x)
         q, k = (_phi(ops.split_heads(part, self.heads).to(torch.float32)) for part in (q, k))
         valid = positions.ge(0).unsqueeze(2).unsqueeze(3)
         zero = torch.zeros([1], dtype=torch.float32, device=x.device)
         k = torch.where(valid, k, zero)
         values = ops.split_heads(v, self.heads).to(torch.float32).transpose(1, 2)  # [B,H,S,D]
-        rotated_q, rotated_k = self.encoding.rotate(q, k, coordinates)
+        rotated_q, rotated_k = self.encoding.rotate(q, k, places.coordinates)
         rotated_k = torch.where(valid, rotated_k, zero)  # some encodings map 0 to another value
         # A factor of a query cancels. With its largest entry 1, products with small keys are not 0.
         least = 2.0**-126  # the smallest normal number of float32

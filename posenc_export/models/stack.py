@@ -16,6 +16,7 @@ from posenc_export.models.embedding_and_head import Head, Text, Tokens
 from posenc_export.models.layer import Layer, shared_masks
 from posenc_export.models.parts import build
 from posenc_export.models.whole_pass import check_dtype, whole_pass
+from posenc_export.ops import TokenPlaces
 from posenc_export.shared.refusal import refusal
 
 
@@ -75,10 +76,7 @@ class Stack(torch.nn.Module):
     def forward(
         self,
         x: Tensor,
-        positions: Tensor,
-        coordinates: Tensor,
-        key_positions: Tensor,
-        write_index: Tensor,
+        places: TokenPlaces,
         states: List[Tensor],
         logits_index: Optional[Tensor] = None,
     ) -> Tuple[Tensor, List[Tensor]]:
@@ -90,17 +88,15 @@ class Stack(torch.nn.Module):
             logits_index: columns [B,R] int64 of the tokens whose logits [B,R,V] are returned; None
                 for all tokens.
         """
-        x, present = self.tokens(x, coordinates, states[: self.embed_states])  # [B,S,E]
+        x, present = self.tokens(x, places.coordinates, states[: self.embed_states])  # [B,S,E]
         masks: List[Tensor] = []  # that layers share [B,1 or H,S,T]
         for mask in self.masks:
-            masks.append(mask(positions, coordinates, key_positions, x))
+            masks.append(mask(places, x))
         first = self.embed_states
         for index, layer in enumerate(self.layers):
             end = first + self.layer_states[index]
             seen = masks[self.mask_of[index]]
-            x, new_states = layer(
-                x, positions, coordinates, key_positions, seen, write_index, states[first:end]
-            )  # [B,S,E]
+            x, new_states = layer(x, places, seen, states[first:end])  # [B,S,E]
             present, first = present + new_states, end
         if logits_index is not None:
             x = ops.select_tokens(x, logits_index)  # [B,R,E]

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from posenc_export.encodings.shared.base import PositionEncoding, StateSpec
+from posenc_export.ops import TokenPlaces
 from posenc_export.shared.refusal import refusal
 
 
@@ -40,7 +41,7 @@ def empty_states(model: Any, x: Tensor) -> List[Tensor]:
 
 
 def coordinates_at(model: Any, positions: Tensor) -> Tensor:
-    """Return the argument `coordinates` of `forward` for positions [B,S] without a grid."""
+    """Return the coordinates of tokens at positions [B,S] without a grid."""
     if not model.axes:
         return positions
     own = torch.zeros_like(positions) if model.coordinate_range else positions
@@ -66,7 +67,7 @@ def whole_pass(model: Any, x: Tensor) -> Tensor:
         remedy = "give shorter sequences, or describe the model with more"
         raise refusal("model", rule, x.size(1), remedy)
     positions = torch.arange(x.size(1), device=x.device).expand(x.size(0), -1)  # [B,S]
-    write_index, states = torch.zeros_like(positions[:, 0]), empty_states(model, x)
-    coordinates = coordinates_at(model, positions)
-    output: Tensor = model(x, positions, coordinates, positions, write_index, states)[0]
+    coordinates, first = coordinates_at(model, positions), torch.zeros_like(positions[:, 0])
+    places = TokenPlaces(positions, coordinates, positions, first)
+    output: Tensor = model(x, places, empty_states(model, x))[0]
     return output

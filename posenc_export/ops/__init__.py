@@ -20,6 +20,7 @@ from posenc_export.ops.attention import (  # noqa: F401
     weighted_values,
 )
 from posenc_export.ops.caches import (  # noqa: F401
+    TokenPlaces,
     append,
     append_positions,
     fit_positions,

@@ -1,10 +1,21 @@
 """Semantic operations on caches, whose references write them in place; no others do."""
 
+from typing import NamedTuple
+
 import torch
 from torch import Tensor
 
 from posenc_export.ops import graph
 from posenc_export.ops.graph import emitting
+
+
+class TokenPlaces(NamedTuple):
+    """Where the tokens of a call are, int64."""
+
+    positions: Tensor  # [B,S]; -1 at padding
+    coordinates: Tensor  # that encodings read: the positions [B,S], or [A,B,S]
+    key_positions: Tensor  # [B,T] of the tokens in caches, with those of the call
+    write_index: Tensor  # slots of the new tokens, from `write_index`
 
 
 def write_index(used: Tensor, positions: Tensor) -> Tensor:

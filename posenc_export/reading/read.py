@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from posenc_export import ops
+from posenc_export.ops import TokenPlaces
 from posenc_export.reading.attention import Attentions
 from posenc_export.reading.axes import kinds, same
 from posenc_export.reading.calls import Calls
@@ -64,10 +65,7 @@ class Reading(torch.nn.Module):
     def forward(
         self,
         x: Tensor,
-        positions: Tensor,
-        coordinates: Tensor,
-        key_positions: Tensor,
-        write_index: Tensor,
+        places: TokenPlaces,
         states: List[Tensor],
         logits_index: Optional[Tensor] = None,
         segments: Optional[Tensor] = None,
@@ -76,10 +74,7 @@ class Reading(torch.nn.Module):
 
         Args:
             x: token ids [B,S] int64 or hidden states [B,S,E].
-            positions: [B,S] int64; -1 for padding.
-            coordinates: [A,B,S] int64 of a module that takes them; others do not read them.
-            key_positions: of all tokens in the caches, those of the call among them [B,T] int64.
-            write_index: slots of the new tokens, as in ops.append.
+            places: of the tokens. Coordinates [A,B,S] are read by a module that takes them.
             states: caches [B,heads,P or T,size]. Of a module that reads an encoder, these follow:
                 the mask [B,M] int64, and keys and values [B,heads,M,size] of each layer.
             logits_index: columns [B,R] int64 of the tokens whose output is returned; None for all.
@@ -93,8 +88,8 @@ class Reading(torch.nn.Module):
         index = logits_index
         if index is None or not self.takes_index:
             index = torch.arange(x.size(1), device=x.device).expand(x.size(0), -1)
-        places = (positions, key_positions, write_index)
-        y, present = self.calls(x, *places, states, index, coordinates)
+        positions, coordinates, key_positions, slots = places
+        y, present = self.calls(x, positions, key_positions, slots, states, index, coordinates)
         if logits_index is not None and not self.takes_index:
             y = ops.select_tokens(y, logits_index)
         if self.readout is not None:
@@ -226,7 +221,7 @@ def _check_calls(reading: Reading) -> None:
     memory = parts_of_memory(reading.memory, *drawn) if reading.memory else []
     with torch.no_grad():
         states = [cache.empty(rows, 0) for cache in reading.caches] + memory
-        y, present = reading(x, places, coordinates, places, places, states)
+        y, present = reading(x, TokenPlaces(places, coordinates, places, places), states)
         if not same(y, expected):
             raise _differs(y, expected, "one call")
         if not reading.caches:
@@ -237,8 +232,8 @@ def _check_calls(reading: Reading) -> None:
             own = places[:, start:end]
             cached[:, start:end] = own
             of_own = coordinates[..., start:end]
-            given = (x[:, start:end], own, of_own, cached.clone(), own, states + memory)
-            y, states = reading(*given)
+            of_call = TokenPlaces(own, of_own, cached.clone(), own)
+            y, states = reading(x[:, start:end], of_call, states + memory)
             pieces.append(y)
             start = end
     y = torch.cat(pieces, 1)

@@ -10,6 +10,7 @@ from posenc_export.models.config import BlockConfig
 from posenc_export.models.layouts import to_half, to_interleaved
 from posenc_export.models.presets import seeded
 from posenc_export.models.short_forms import block_config
+from posenc_export.ops import TokenPlaces
 
 
 def _config(layout: str, rotary: Optional[int] = None, bias: bool = True) -> BlockConfig:
@@ -20,9 +21,8 @@ def _config(layout: str, rotary: Optional[int] = None, bias: bool = True) -> Blo
 def _output(block: AttentionBlock, x: torch.Tensor) -> torch.Tensor:
     positions = torch.arange(x.size(1)).expand(len(x), -1)
     empty = [torch.zeros(len(x), 3, 0, 16) for _ in range(2)]
-    return block(x, positions, positions, positions, torch.zeros(len(x), dtype=torch.int64), empty)[
-        0
-    ].detach()
+    first = torch.zeros(len(x), dtype=torch.int64)
+    return block(x, TokenPlaces(positions, positions, positions, first), empty)[0].detach()
 
 
 @pytest.mark.parametrize("rotary", [None, 8])

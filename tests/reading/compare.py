@@ -5,6 +5,8 @@ from typing import Any, Callable, Dict, List, Sequence
 import torch
 from torch import Tensor
 
+from posenc_export.ops import TokenPlaces
+
 PIECES = (5, 4, 1, 1, 1, 6, 2)  # tokens of the calls, 20 together
 SLOTS = 29  # of a cache that is larger than what is written
 
@@ -45,7 +47,8 @@ class _Rows:
         """x [B,S] or [B,S,E] at positions and slots [B,S]: outputs [B,S,N]."""
         self.key_positions = self.key_positions.scatter(1, slots, positions)
         states = [state.clone() for state in self.states]
-        y, self.states = self.reading(x, positions, positions, self.key_positions, slots, states)
+        places = TokenPlaces(positions, positions, self.key_positions, slots)
+        y, self.states = self.reading(x, places, states)
         return y
 
     def take(self, rows: Sequence[int]) -> None:
@@ -81,7 +84,7 @@ def errors(reading: Any, module: Callable[[Tensor], Any], x: Tensor) -> Dict[str
         return error(found)
 
     none = [cache.empty(2, 0) for cache in reading.caches]
-    whole, _ = reading(x, every, every, every, every, none)
+    whole, _ = reading(x, TokenPlaces(every, every, every, every), none)
     return {
         "whole": error([(whole, wanted)]),
         "pieces": pieces(length, torch.zeros(2, 1, dtype=torch.int64)),

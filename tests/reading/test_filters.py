@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from posenc_export import ops
+from posenc_export.ops import TokenPlaces
 from posenc_export.reading.read import Reading, read
 from posenc_export.reading.values import aten, packet
 from posenc_export.shared.numerics import tolerance
@@ -81,7 +82,7 @@ def test_padding_before_and_behind_the_tokens_of_later_calls_is_skipped(reading:
     for places in map(torch.tensor, calls):
         tokens = x.gather(1, places.clamp(min=0)[..., None].expand(-1, -1, WIDTH))
         tokens = torch.where(places.ge(0)[..., None], tokens, torch.nan)
-        y, states = reading(tokens, places, places, places, places, states)
+        y, states = reading(tokens, TokenPlaces(places, places, places, places), states)
         for row, column in places.ge(0).nonzero().tolist():
             error = (y[row, column] - wanted[row, places[row, column]]).abs().max()
             assert float(error) <= TOLERANCE

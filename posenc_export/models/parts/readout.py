@@ -10,6 +10,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from posenc_export.ops import TokenPlaces
+
 
 class Mean(torch.nn.Module):
     """Mean of the tokens, sum_t x_t / n."""
@@ -103,7 +105,8 @@ class Readout(torch.nn.Module):
                 reduced.append(pool(wide, counted))
             x, positions = torch.cat(reduced, 1).to(x.dtype).unsqueeze(1), positions[:, :1]
         if self.after is not None:
-            x, _ = self.after(x, positions, positions, positions, positions[:, 0], [])
+            places = TokenPlaces(positions, positions, positions, positions[:, 0])
+            x, _ = self.after(x, places, [])
         return x.squeeze(1) if self.pooled else x
 
     @torch.jit.unused
