@@ -33,22 +33,22 @@ ORIGINAL = {"rope_dynamic": 2048, "rope_longrope": 4096}
 
 
 class Exact:
-    """A model of this package, or one that it reads. build: returns it, given `lengths` and
-    `max_positions` of from_pretrained.
+    """A model of this package, or one that it reads. build: returns it, given `max_positions` of
+    from_pretrained.
     """
 
-    def __init__(self, build: Callable[[Optional[str], Optional[int]], Any]) -> None:
-        self.build, self.model = build, build(None, None)
+    def __init__(self, build: Callable[[Optional[int]], Any]) -> None:
+        self.build, self.model = build, build(None)
         self.read = as_model(self.model)
         self.facts = self._facts()
-        self._sessions: Dict[Tuple[Optional[str], int], Session] = {}
+        self._sessions: Dict[Tuple[bool, int], Session] = {}
 
-    def made(self, lengths: Optional[str]) -> Any:
-        """Return the model with these factors of LongRoPE; None for those of its range."""
-        return as_model(self._built(lengths))
+    def made(self, short: bool) -> Any:
+        """Return the model with the factors of LongRoPE for short texts, or those of its range."""
+        return as_model(self._built(short))
 
-    def _built(self, lengths: Optional[str]) -> Any:
-        return self.build(lengths, self.facts.whole if lengths == "short" else None)
+    def _built(self, short: bool) -> Any:
+        return self.build(self.facts.whole) if short else self.model
 
     def _facts(self) -> Facts:
         manifest = expected.eager_session(self.read, 8).manifest
@@ -101,32 +101,29 @@ class Exact:
 
     def outputs(self, tokens: np.ndarray, start: int = 0) -> np.ndarray:
         """As Reference.outputs. Beyond the original length, LongRoPE has its long factors."""
-        lengths = None
-        if self.facts.whole:
-            lengths = "long" if start + tokens.shape[1] > self.facts.whole else "short"
+        short = start + tokens.shape[1] <= self.facts.whole
         capacity = 1 << (tokens.shape[1] - 1).bit_length()
-        key = (lengths, capacity)
+        key = (short, capacity)
         if key not in self._sessions:
-            model = self.read if lengths is None else self.made(lengths)
+            model = self.made(short) if short else self.read
             self._sessions[key] = expected.eager_session(model, min(capacity, self.facts.positions))
         return expected.full_pass(self._sessions[key], tokens, start, None)
 
     def faulty(self, length: int) -> Iterator[Tuple[Hypothesis, Any]]:
         """As hypotheses.with_faults, for sequences of `length` tokens."""
-        whole = self.facts.whole
-        lengths = ("long" if length > whole else "short") if whole else None
+        short = length <= self.facts.whole
         if isinstance(self.model, Published):
-            yield from configurations.with_faults(self._built(lengths) if whole else self.model)
+            yield from configurations.with_faults(self._built(short))
         else:
-            base = self.made(lengths) if whole else self.read
+            base = self.made(short)
             yield from with_faults(base, hypotheses(base))
-        for lengths in ("long", "short") if getattr(self.read, "trained", 0) else ():
-            words = f"the rotation has the {lengths} factors at every length"
-            yield Hypothesis(f"{lengths} factors always", words), self.made(lengths)
+        for name in ("long", "short") if getattr(self.read, "trained", 0) else ():
+            words = f"the rotation has the {name} factors at every length"
+            yield Hypothesis(f"{name} factors always", words), self.made(name == "short")
 
     def changed(self, change: Callable[[Any], Any]) -> "Exact":
         """As Reference.changed."""
-        return Exact(lambda *how: change(self.build(*how)))
+        return Exact(lambda positions: change(self.build(positions)))
 
 
 def open_reference(text: Any, hidden: bool, vocabulary: int, features: int) -> facts.Reference:
@@ -141,7 +138,7 @@ def open_reference(text: Any, hidden: bool, vocabulary: int, features: int) -> f
         ValueError: nothing of this kind.
     """
     if isinstance(text, torch.nn.Module) and hasattr(text, "attentions"):
-        return Exact(lambda lengths, positions: text)
+        return Exact(lambda positions: text)
     if callable(text):
         return modules.Called(text, vocabulary, features)
     text = str(text)
@@ -152,11 +149,11 @@ def open_reference(text: Any, hidden: bool, vocabulary: int, features: int) -> f
     return Exact(functools.partial(_checkpoint, path, not hidden))
 
 
-def _checkpoint(path: Path, head: bool, lengths: Optional[str], positions: Optional[int]) -> Any:
+def _checkpoint(path: Path, head: bool, positions: Optional[int]) -> Any:
     """Load a checkpoint; one that states no number of positions gets UNSTATED."""
     try:
-        return from_pretrained(path, positions, lengths=lengths, head=head)
+        return from_pretrained(path, positions, head=head)
     except ValueError as error:
         if "give max_positions" not in str(error) or positions is not None:
             raise
-        return from_pretrained(path, facts.UNSTATED, lengths=lengths, head=head)
+        return from_pretrained(path, facts.UNSTATED, head=head)

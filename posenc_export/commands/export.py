@@ -36,11 +36,6 @@ OF_BLOCK: Table = {
 }
 OF_CHECKPOINT: Table = {
     "--part": option(PART, choices=("encoder", "decoder")),
-    "--lengths": option(
-        "factors of LongRoPE for all positions (default: long if the range is longer than the "
-        "trained length, otherwise short)",
-        choices=("long", "short"),
-    ),
     "--no-head": dict(
         action="store_false",
         dest="head",

@@ -19,7 +19,7 @@ from posenc_export.shared.suggestion import suggestion
 
 NO_HEADS = "export: expected the number of heads with --weights, got none; give --heads H"
 OF_WEIGHTS = "weights prefix encoding heads kv_heads max_positions attention layout".split()
-OF_CHECKPOINT = ("max_positions", "part", "lengths", "head")
+OF_CHECKPOINT = ("max_positions", "part", "head")
 OF_MODULE = ("max_positions", "attention", "example", "positions", "output_name", "axes")
 NAMED = (*BLOCK, "weights", "prefix", "layout", *OF_CHECKPOINT, *OF_MODULE[2:])
 CALLABLE = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*\Z")  # package.module:function
@@ -102,7 +102,7 @@ def checkpoint(folder: str, chosen: Dict[str, Any]) -> Any:
     """Load the model of a folder or GGUF file with the options of a checkpoint."""
     from posenc_export.models.pretrained import from_pretrained
 
-    names, with_head = ("max_positions", "part", "lengths"), "head" not in chosen
+    names, with_head = ("max_positions", "part"), "head" not in chosen
     options = {name: chosen[name] for name in names if name in chosen}
     model: Any = from_pretrained(folder, head=with_head, **options)
     if Path(folder).is_dir() and with_head:

@@ -44,7 +44,7 @@ from posenc_export.models.weight_blocks import Matrix
 from posenc_export.shared.allocation import enough_memory
 from posenc_export.shared.foreign import explained
 from posenc_export.shared.refusal import refusal
-from posenc_export.shared.suggestion import check_name, suggestion
+from posenc_export.shared.suggestion import suggestion
 
 OLDEST = (5, 20)  # version of transformers
 INSTALL = "pip install 'posenc-export[transformers]'"
@@ -66,7 +66,7 @@ LIMITS = {
     "original_max_position_embeddings": "original length",
 }
 SECTIONS = "mrope_section"  # of a rotation: numbers of pairs by coordinate
-LONGROPE, FACTORS = "longrope", ("long", "short")
+LONGROPE = "longrope"
 TWICE = ("falcon",)  # types whose eager attention adds ALiBi twice, as that of transformers 5.24
 OLD_BUFFER = re.compile(r"\.(attn\.masked_bias|rotary_emb\.inv_freq)$")
 UNTIE = "set tie_word_embeddings to false"
@@ -158,37 +158,17 @@ class Published(torch.nn.Module):
         except (IndexError, RuntimeError):  # raised by torch for another number of axes
             return 0
 
-    def choose_factors(self, lengths: Optional[str]) -> None:
-        """Give rotations of LongRoPE one of their two sets of factors for all positions, where
-        transformers chooses in each call.
-
-        Args:
-            lengths: "long" or "short"; None for long if max_positions is above the trained length.
-
-        Raises:
-            ValueError: other lengths; lengths for a model without LongRoPE; short factors for
-                positions beyond the trained length.
+    def choose_factors(self) -> None:
+        """Give rotations of LongRoPE one of their two sets of factors for all positions: long if
+        max_positions is above the trained length. transformers chooses in each call.
         """
         from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
-        if lengths is not None:
-            check_name("checkpoint: expected lengths", lengths, FACTORS)
         modules: Iterator[Any] = self.modules()
-        parts = [part for part in modules if getattr(part, "rope_type", "") == LONGROPE]
-        if lengths is not None and not parts:
-            rule, got = "lengths only for a model with LongRoPE", f"{lengths!r} for another"
-            raise refusal(WHERE, rule, got, "leave it out")
-        for part in parts:
+        for part in [part for part in modules if getattr(part, "rope_type", "") == LONGROPE]:
             config = part.config
             self.trained = config.rope_parameters["original_max_position_embeddings"]
-            beyond = (self.max_positions or 0) > self.trained
-            if lengths == "short" and beyond:
-                rule = f"max_positions of at most {self.trained}, the trained length, with lengths"
-                remedy = f"give max_positions {self.trained}"
-                raise refusal(WHERE, f"{rule} short", self.max_positions, remedy)
-            long = (lengths == "long") if lengths else beyond
-            asked = self.trained + 1 if long else self.trained
-            part.inv_freq, _ = ROPE_INIT_FUNCTIONS[LONGROPE](config, seq_len=asked)
+            part.inv_freq, _ = ROPE_INIT_FUNCTIONS[LONGROPE](config, seq_len=self.max_positions)
             part.rope_type = "default"  # which transformers leaves as it is
 
     @property

@@ -24,7 +24,6 @@ def from_pretrained(
     path: Union[str, Path],
     max_positions: Optional[int] = None,
     part: Optional[str] = None,
-    lengths: Optional[str] = None,
     head: bool = True,
 ) -> Published:
     """Load a model with the weights of a checkpoint, as the code of transformers computes it
@@ -44,8 +43,6 @@ def from_pretrained(
         part: for a model with encoder and decoder (T5, BART), "encoder" for the encoder
             with the projection to the decoder's keys and values, or "decoder". None gives it with
             hidden states as output.
-        lengths: factors of LongRoPE for all positions: "long" or "short". None gives "long" if the
-            range of positions is longer than the trained length, otherwise "short".
         head: whether the model gets its head or pooling; False for hidden states only.
 
     Raises:
@@ -67,7 +64,7 @@ def from_pretrained(
         if type(model.max_positions) is not int or model.max_positions < 1:
             rule = "max_positions to be an integer above 0"
             raise refusal("checkpoint", rule, repr(max_positions), "correct it")
-        model.choose_factors(lengths)
+        model.choose_factors()
         model.text = _text(checkpoint.files, values, model.vocabulary, model.decodes, part)
         if sentences is not None:
             sentence_transformers.attach(model, sentences)

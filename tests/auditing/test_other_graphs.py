@@ -167,7 +167,7 @@ def test_long_factors_at_every_length_are_named(tmp_path: Path) -> None:
     }  # fmt: skip
     more = {"original_max_position_embeddings": 16, "rope_parameters": rotation}
     folder = _of_transformers("Phi3Config", tmp_path / "checkpoint", **more)
-    long = from_pretrained(folder, lengths="long")
+    long = from_pretrained(folder)
     export_model(long, "onnx", tmp_path / "long", verify=False)
     result = audit(tmp_path / "long" / "model.onnx", folder)
     assert result.cause == "long factors always", result.sentence

@@ -1,7 +1,7 @@
 """Decoders with LongRoPE: which factors are chosen, as transformers chooses for which prompts."""
 
 from pathlib import Path
-from typing import Any, Dict
+from typing import Any
 
 import numpy as np
 import pytest
@@ -71,49 +71,11 @@ def test_greedy_tokens_after_a_prompt_beyond_the_trained_length_equal_those_of_t
     assert results[: len(wanted)] == wanted
 
 
-def test_long_factors_of_short_prompts_are_those_of_a_model_with_a_shorter_trained_length(
+def test_short_prompts_of_a_long_range_have_long_factors(folder: Path) -> None:
+    assert _differs(folder, _peer(), SHORT) and not _differs(folder, _peer(8), SHORT)
+
+
+def test_prompts_up_to_the_trained_length_equal_those_of_transformers_with_short_factors(
     folder: Path,
 ) -> None:
-    assert _differs(folder, _peer(), SHORT, lengths="long") and not _differs(
-        folder, _peer(8), SHORT, lengths="long"
-    )
-
-
-@pytest.mark.parametrize(
-    "given",
-    [
-        {"max_positions": TRAINED},
-        {"max_positions": TRAINED, "lengths": "short"},
-    ],
-)
-def test_prompts_up_to_the_trained_length_equal_those_of_transformers_with_short_factors(
-    given: Dict[str, Any], folder: Path
-) -> None:
-    assert not _differs(folder, _peer(), SHORT, **given)
-
-
-REFUSED = {
-    "unknown": (
-        {"lengths": "longest"},
-        "expected lengths to be one of long, short, got 'longest'",
-    ),
-    "short beyond": (
-        {"lengths": "short"},
-        f"expected max_positions of at most {TRAINED}, the trained length, with lengths short, "
-        "got 512",
-    ),
-}
-
-
-@pytest.mark.parametrize("case", REFUSED)
-def test_lengths_that_do_not_fit_are_refused(case: str, folder: Path) -> None:
-    given, message = REFUSED[case]
-    with pytest.raises(ValueError, match=message):
-        from_pretrained(folder, **given)
-
-
-def test_lengths_are_refused_for_a_model_without_longrope(tmp_path: Path) -> None:
-    config = transformers.LlamaConfig(**SIZES)
-    transformers.LlamaForCausalLM(config).save_pretrained(tmp_path)
-    with pytest.raises(ValueError, match="expected lengths only for a model with LongRoPE"):
-        from_pretrained(tmp_path, lengths="long")
+    assert not _differs(folder, _peer(), SHORT, max_positions=TRAINED)
