@@ -37,18 +37,6 @@ FAST = Field(fail_fast=True)  # otherwise each of 100,000 wrong items takes time
 Ids = Annotated[List[Whole], FAST]
 
 
-def _only(number: int) -> AfterValidator:
-    """Return the check of a number of which only one value is supported."""
-
-    def check(value: float) -> float:
-        if value != number:
-            rule = "expected {number}, which is the only supported value"
-            raise PydanticCustomError("only", rule, {"number": number})
-        return value
-
-    return AfterValidator(check)
-
-
 def _nothing(value: Any, info: ValidationInfo) -> Any:
     if value:
         rule = "expected no {field}, which this server does not support"
@@ -56,8 +44,6 @@ def _nothing(value: Any, info: ValidationInfo) -> Any:
     return value
 
 
-Zero = Annotated[float, _only(0), Field(json_schema_extra={"enum": [0]})]
-One = Annotated[float, _only(1), Field(json_schema_extra={"enum": [1]})]
 Nothing = Annotated[List[Any], AfterValidator(_nothing), Field(json_schema_extra={"maxItems": 0})]
 NoEntries = Annotated[Dict[str, Any], AfterValidator(_nothing)]
 
@@ -126,15 +112,15 @@ class SamplingRequest(Fields):
     prompt_cache_key: str = Field("", description="As user.")
     safety_identifier: str = Field("", description="As user.")
     # Fields of OpenAI's API, and then of vLLM's, with the values that change nothing.
-    logit_bias: Optional[Dict[str, Zero]] = None
-    presence_penalty: Zero = 0.0
-    frequency_penalty: Zero = 0.0
+    logit_bias: Optional[Dict[str, Literal[0]]] = None
+    presence_penalty: Literal[0] = 0
+    frequency_penalty: Literal[0] = 0
     metadata: NoEntries = {}
     prompt_cache_retention: Literal[None, "in_memory"] = None
     service_tier: Literal["auto", "default"] = "auto"
     store: Literal[False] = False
-    min_p: Zero = 0.0
-    repetition_penalty: One = 1.0
+    min_p: Literal[0] = 0
+    repetition_penalty: Literal[1] = 1
     ignore_eos: Literal[False] = False
     skip_special_tokens: Literal[True] = True
 

@@ -196,10 +196,7 @@ def test_fields_of_unsupported_features_are_named(port: int) -> None:
         Client(port).ask(CHAT, body)[1]["error"]["message"] for body in (tools, penalty)
     ]
     assert tool.startswith("tools: expected no tools, which this server does not support, got [{")
-    assert number == (
-        "frequency_penalty: expected 0, which is the only supported value, got 0.5; /openapi.json "
-        "lists the fields"
-    )
+    assert number == ("frequency_penalty: expected 0, got 0.5; /openapi.json lists the fields")
 
 
 def test_a_model_without_a_template_says_so(model: Model) -> None:
