@@ -1,11 +1,15 @@
 """What an audit finds."""
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any, Dict, Mapping, Optional, Tuple
+
+import msgspec
 
 from posenc_export.auditing.answer import Observed
 from posenc_export.auditing.facts import Claim
 from posenc_export.auditing.rounding import Loss
+
+WRITTEN = "verdict sentence cause cells inputs unreached claims loss".split()
 
 
 @dataclass(frozen=True)
@@ -46,15 +50,5 @@ class Audit:
         return self.verdict == "right"
 
     def as_json(self) -> Dict[str, Any]:
-        """Return everything but the errors of single tokens, for JSON."""
-        cells = [asdict(cell) for cell in self.cells]
-        return {
-            "verdict": self.verdict,
-            "sentence": self.sentence,
-            "cause": self.cause,
-            "cells": cells,
-            "inputs": list(self.inputs),
-            "unreached": dict(self.unreached),
-            "claims": [asdict(claim) for claim in self.claims],
-            "loss": self.loss and asdict(self.loss),
-        }
+        """Return everything but the errors of single tokens and the program, for JSON."""
+        return {name: msgspec.to_builtins(getattr(self, name)) for name in WRITTEN}
