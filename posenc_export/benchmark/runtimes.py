@@ -7,16 +7,6 @@ from typing import Any, Callable, Dict, Mapping, Tuple
 
 from posenc_export.runtime.artefact.manifest import Manifest
 
-ATTENTION: Dict[str, Any] = {
-    "sees": {"name": "causal"},
-    "projection": {"name": "grouped", "bias": False, "output_bias": False},
-    **{"scale": None, "softcap": None, "sinks": False, "mechanism": "softmax"},
-}
-SIZES = ("heads", "kv_heads", "head_size")
-TOKENS: Dict[str, Any] = {"encodings": [], "norm": None}
-MLP = {"name": "gated", "activation": "silu", "bias": False}
-# Parameters of rope that a description may spell out.
-DEFAULTS: Dict[str, Any] = {"theta": 10000.0, "layout": "half", "rotary": None}
 ARTEFACT = "artefact"  # the runtime of this package
 PEERS, EXPORT = "posenc_export.benchmark.peers", "posenc-export[export]"
 TORCH, WITH_MASK = ("torch", "safetensors"), "a decoder exported with --signature mask"
@@ -30,34 +20,19 @@ LLAMA = (
 
 def is_llama(config: Dict[str, Any]) -> bool:
     """Whether config describes a decoder of Llama's shape (Touvron et al. 2023, LLaMA, 2.2)."""
-    kinds = list(config.get("layers", {}).values())
-    if config.get("kind") != "decoder" or len(kinds) != 1:
+    from posenc_export.models.config_json import to_json
+    from posenc_export.models.short_forms import block_config, decoder_config
+
+    try:
+        attention, mlp = (config["layers"]["layer"][part] for part in ("attention", "mlp"))
+        heads = (attention["kv_heads"], attention["head_size"])
+        block = block_config(config["width"], attention["heads"], config["max_positions"], *heads)
+        sizes = (config["tokens"]["vocabulary"], len(config["order"]), mlp["hidden"])
+        epsilon, tied = config["norm"]["epsilon"], config["head"]["tied"]
+        plain = decoder_config(*sizes, block, epsilon=epsilon, tied=tied)
+    except (KeyError, TypeError, ValueError):  # a block, a module, or a part of another kind
         return False
-    (layer,), norm = kinds, config["norm"]
-    return (
-        layer["residual"] == {"name": "pre"}
-        and norm is not None
-        and norm["name"] == "rms"
-        and layer["norms"] == [norm, norm]
-        and _without(config["tokens"], "vocabulary") == TOKENS
-        and config["head"] is not None
-        and _without(layer["mlp"], "hidden") == MLP
-        and _without(layer["attention"], *SIZES, "encodings") == ATTENTION
-        and _is_rope(layer["attention"])
-    )
-
-
-def _is_rope(attention: Dict[str, Any]) -> bool:
-    """Whether the only encoding rotates whole heads with the defaults of rope."""
-    (spec, *others) = attention["encodings"] or [{"name": "nope"}]
-    own = _without(spec, "name")
-    if own.get("rotary") == attention["head_size"]:  # as if left out
-        own.pop("rotary")
-    return spec["name"] == "rope" and not others and own.items() <= DEFAULTS.items()
-
-
-def _without(part: Dict[str, Any], *names: str) -> Dict[str, Any]:
-    return {name: value for name, value in part.items() if name not in names}
+    return to_json(plain) == config
 
 
 @dataclass(frozen=True)
