@@ -64,15 +64,16 @@ def optimum_int8(checkpoint: Path, output: Path) -> Path:
     return output / "model_quantized.onnx"
 
 
-def genai(checkpoint: Path, output: Path, precision: str = "fp32") -> Path:
-    """Build with the model builder of onnxruntime-genai, for the CPU, or in fp16 for CUDA."""
+def genai(
+    checkpoint: Path, output: Path, precision: str = "fp32", device: str = "cpu", *options: str
+) -> Path:
+    """Build with the model builder of onnxruntime-genai. options: KEY=VALUE."""
     from onnxruntime_genai.models import builder
 
     cache = str(output / "cache")
-    device = "cuda" if precision == "fp16" else "cpu"
     place = (str(checkpoint), str(output), precision, device, cache)
-    options = builder.parse_extra_options(None, *place, [])
-    builder.create_model(None, *place, **options)
+    read = builder.parse_extra_options(None, *place, [*options])
+    builder.create_model(None, *place, **read)
     return output / "model.onnx"
 
 
@@ -192,14 +193,15 @@ def loaded(checkpoint: Path) -> Any:
     return kind.from_pretrained(checkpoint, dtype=torch.float32).eval()
 
 
+GENAI = ("onnxruntime-genai", "transformers")
 # Exports by name, with the packages that they need.
 EXPORTERS: Dict[str, Tuple[Export, Tuple[str, ...]]] = {
     "transformers": (of_transformers, ("transformers", "onnxscript")),
     "optimum": (optimum, ("optimum-onnx", "transformers")),
     "optimum-int8": (optimum_int8, ("optimum-onnx", "transformers")),
-    "genai": (genai, ("onnxruntime-genai", "transformers")),
-    "genai-int4": (partial(genai, precision="int4"), ("onnxruntime-genai", "transformers")),
-    "genai-fp16": (partial(genai, precision="fp16"), ("onnxruntime-genai", "transformers")),
+    "genai": (genai, GENAI),
+    "genai-int4": (partial(genai, precision="int4"), GENAI),
+    "genai-fp16": (partial(genai, precision="fp16", device="cuda"), GENAI),
     "torch-dynamo": (partial(traced, dynamo=True), ("torch", "transformers", "onnxscript")),
     "torchscript": (partial(traced, dynamo=False), ("torch", "transformers")),
     "ort": (ours, ("posenc-export",)),

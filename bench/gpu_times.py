@@ -149,13 +149,19 @@ def _genai(folder: Path, weights: str, rows: int, capacity: int) -> Opened:
     several rows, a step also chooses tokens: a Generator appends to several rows only once.
     """
     import onnxruntime_genai
+    from tokenizers import Tokenizer, models
+    from transformers import PreTrainedTokenizerFast
 
-    from posenc_export.benchmark.peers import genai
+    from bench.audit_exporters import genai
 
     built = folder / f"genai-{weights}"
     if not (built / "genai_config.json").exists():
         precision = {"float16": "fp16"}.get(weights, weights)
-        genai.build(folder / "float32", built, precision, "cuda", "enable_cuda_graph=true")
+        words = Tokenizer(models.WordLevel({"first": 0, "second": 1}, unk_token="first"))
+        tokenizer = PreTrainedTokenizerFast(tokenizer_object=words, eos_token="second")
+        tokenizer.save_pretrained(folder / "float32")
+        options = ("prune_lm_head=true", "enable_cuda_graph=true")
+        genai(folder / "float32", built, precision, "cuda", *options)
     model, kept = onnxruntime_genai.Model(str(built)), {}
 
     def opened() -> Calls:

@@ -1,8 +1,7 @@
 """Compare the speed of blocks and decoders with other runtimes; write bench/results/speed.json
 and docs/speed.md.
 
-    python -m bench.speed [--only PART] [--without RUNTIME] [--json bench/results/speed.json]
-    [--docs docs]
+    python -m bench.speed [--only PART] [--without RUNTIME]
 
 Each part is measured in one run, in which its contestants take turns, and replaces that part of the
 JSON file. Artefacts are exported once to --artefacts and used again by later runs; remove that
@@ -31,6 +30,7 @@ if TYPE_CHECKING:
     from posenc_export.export import Sources
 
 ENCODINGS = ("rope", "alibi", "t5", "nope")
+RESULTS = Path("bench/results/speed.json")
 
 
 @dataclass(frozen=True)
@@ -76,7 +76,6 @@ LOADED = (
 QUANTIZED = tuple(Variant(weights=weights) for weights in ("int8", "int4", "int4-128"))
 NATIVE = tuple(Variant(target="ort-native", weights=weights) for weights in ("int8", "int4"))
 LLAMA_CPP = ("llama.cpp", "llama.cpp-q8_0", "llama.cpp-q4_0")
-GENAI_INT4 = Variant(signature="mask", weights="int4", only_for="genai")
 DECODERS = ("transformers", *LOADERS)
 PROMPTS, SHORT, LONG = (1024,), (128, 1024), (128, 1024, 8192)
 PARTS: Dict[str, Part] = {
@@ -84,11 +83,7 @@ PARTS: Dict[str, Part] = {
     "layers": Part((*on_targets(*ALL), *LOADED), SHORT, PROMPTS, DECODERS, 1.5),
     "model": Part((*on_targets("ort"), *LOADED), SHORT, PROMPTS, DECODERS, 3.0),
     "bits": Part(
-        (Variant(), *QUANTIZED, *NATIVE, GENAI_INT4),
-        SHORT,
-        PROMPTS,
-        ("transformers", *LLAMA_CPP, "genai", "genai-int4"),
-        3.0,
+        (Variant(), *QUANTIZED, *NATIVE), SHORT, PROMPTS, ("transformers", *LLAMA_CPP), 3.0
     ),
     "cache": Part((Variant(), Variant(cache="int8")), LONG[1:], PROMPTS, (), 3.0),
 }
@@ -163,8 +158,6 @@ def main() -> None:
     parser.add_argument("--only", action="append", choices=PARTS, help=what)
     what = "omit this runtime; may be given several times"
     parser.add_argument("--without", action="append", default=[], choices=RUNTIMES, help=what)
-    parser.add_argument("--json", type=Path, default=Path("bench/results/speed.json"))
-    parser.add_argument("--docs", type=Path, default=Path("docs"), help="folder of the page")
     parser.add_argument("--artefacts", type=Path, default=Path("build/speed"))
     parser.add_argument("--threads", type=int, default=2)
     options = parser.parse_args()
@@ -173,9 +166,9 @@ def main() -> None:
         report = measured(name, options.artefacts, options.threads, options.without, say)
         say.close()
         print(f"{name}\n{report.table()}", flush=True)
-        reports = {**committed(options.json), name: report}
-        json_rows.write(options.json, {part: own.to_json() for part, own in reports.items()})
-        speed_page.write(reports, options.docs)
+        reports = {**committed(RESULTS), name: report}
+        json_rows.write(RESULTS, {part: own.to_json() for part, own in reports.items()})
+        speed_page.write(reports, Path("docs"))
 
 
 def committed(path: Path) -> Dict[str, Report]:

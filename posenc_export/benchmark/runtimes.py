@@ -87,15 +87,6 @@ RUNTIMES: Dict[str, Runtime] = {
         f"{WITH_MASK} for an ONNX target",
         builds=False,
     ),
-    "genai-int4": Runtime(
-        f"{PEERS}.genai",
-        (*TORCH, "transformers", "onnxruntime", "onnxruntime_genai"),
-        "posenc-export[export,cpu] transformers onnxruntime-genai",
-        _llama,
-        LLAMA,
-        quantizes=True,
-        options={"built": True},
-    ),
     **{
         name: Runtime(
             f"{PEERS}.llama_cpp",

@@ -69,7 +69,7 @@ def test_weights_of_several_formats_take_at_least_the_bytes_of_the_smallest():
         ("eager", "", True),
         ("eager", "int8", False),
         ("artefact", "int8", True),
-        ("genai-int4", "", False),
+        ("llama.cpp-q4_0", "", False),
     ],
 )
 def test_the_bytes_of_a_step_are_known_if_the_runtime_keeps_the_formats_of_the_manifest(
@@ -84,7 +84,7 @@ def test_a_report_shows_the_perplexity_of_an_artefact_of_few_bits_beside_its_tim
     manifest = eager(seeded(BLOCK))[1].replace(quality=quality)
     few_bits, built = (
         Contestant("a", "b", runtime, Path(), "c", manifest).perplexity
-        for runtime in ("artefact", "genai-int4")
+        for runtime in ("artefact", "llama.cpp-q4_0")
     )
     assert few_bits == 1.04 and built is None
     report = rows.report([rows.row("few bits", [1e-4] * 5)])
