@@ -1,24 +1,22 @@
 """Complex numbers of a graph as pairs of real ones, which every target has."""
 
-from typing import Any, Dict, List, Tuple
+from typing import Any, Callable, Dict, List, Tuple
 
 import torch
 from torch import Tensor
 from torch.fx import Graph, Node
-from torch.fx.node import map_arg
+from torch.fx.node import map_aggregate, map_arg
 
 from posenc_export.reading.refused import refuse
 
 aten = torch.ops.aten
 Pair = Tuple[Any, Any]  # nodes of the real and of the imaginary part
-# What is done to each part alone.
+# What is done to each part alone; a product if one of its factors is real.
 _LINEAR = set(
-    "reshape permute transpose unsqueeze squeeze expand slice select index cat neg sum".split()
+    """reshape permute transpose unsqueeze squeeze expand slice select index cat neg sum stack
+    flatten unflatten clone repeat_interleave repeat narrow index_select roll flip gather cumsum
+    mean numpy_T movedim t embedding alias add sub div""".split()
 )
-_LINEAR |= set(
-    "stack flatten unflatten clone repeat_interleave repeat narrow index_select roll".split()
-)
-_LINEAR |= {"flip", "gather", "cumsum", "mean", "numpy_T", "movedim", "t", "embedding", "alias"}
 _PRODUCTS = {"mul", "matmul", "mm", "bmm", "einsum"}
 
 
@@ -28,9 +26,9 @@ def real_numbers(graph: Graph, constants: Dict[Node, Tensor]) -> None:
 
 
 def is_complex(node: Any) -> bool:
-    """Return whether a node gives complex numbers."""
-    value = node.meta.get("val") if isinstance(node, Node) else None
-    return isinstance(value, Tensor) and value.is_complex()
+    """Return whether a node gives complex numbers, or an argument is one."""
+    value = node.meta.get("val") if isinstance(node, Node) else node
+    return value.is_complex() if isinstance(value, Tensor) else isinstance(value, complex)
 
 
 class _Parts:
@@ -80,84 +78,53 @@ class _Parts:
         return node
 
     def _of(self, value: Any) -> Pair:
-        if isinstance(value, complex):
-            return value.real, value.imag
-        return self.parts[value] if is_complex(value) else (value, None)
+        return (value.real, value.imag) if isinstance(value, complex) else self.parts[value]
 
     def _pair(self, node: Node) -> Pair:
         """The parts of a node's complex value."""
-        name = node.target.overloadpacket.__name__  # type: ignore[union-attr]
-        args = node.args
+        name, args = node.target.overloadpacket.__name__, node.args  # type: ignore[union-attr]
+        name = name.removeprefix("_")
         if name == "view_as_complex":
-            return self._new(aten.select.int, args[0], -1, 0), self._new(
-                aten.select.int, args[0], -1, 1
-            )
+            return self._both(lambda part: self._new(aten.select.int, args[0], -1, part))
         if name == "complex":
             return args[0], args[1]
         if name in ("polar", "exp"):
-            length, angle = (args[0], args[1]) if name == "polar" else self._of(args[0])
+            length, angle = args if name == "polar" else self._of(args[0])
             length = length if name == "polar" else self._new(aten.exp.default, length)
-            turns = self._new(aten.cos.default, angle), self._new(aten.sin.default, angle)
-            return self._by(aten.mul.Tensor, length, turns[0]), self._by(
-                aten.mul.Tensor, length, turns[1]
+            turns = aten.cos.default, aten.sin.default
+            return self._both(
+                lambda part: self._new(aten.mul.Tensor, length, self._new(turns[part], angle))
             )
-        if name in ("_conj", "conj", "conj_physical", "_conj_physical"):
+        if name in ("conj", "conj_physical"):
             real, imaginary = self._of(args[0])
             return real, self._new(aten.neg.default, imaginary)
         if name in ("resolve_conj", "lift_fresh_copy"):
             return self._of(args[0])
-        if name in _PRODUCTS:
-            return self._product(node)
-        if name in ("add", "sub") and len(args) == 2 and not node.kwargs:
-            return self._sum(node)
-        if name == "div" and not is_complex(args[1]):
-            real, imaginary = self._of(args[0])
-            return self._by(node.target, real, args[1]), self._by(node.target, imaginary, args[1])
-        if name in _LINEAR:
-            real, imaginary = (
-                self._new(node.target, *self._chosen(node.args, part), **node.kwargs)
-                for part in (0, 1)
+        operands: Any = args[1] if name == "einsum" else args[:2]
+        if name in _PRODUCTS and all(map(is_complex, operands)):
+            return self._product(node, *map(self._of, operands))
+        if name in ("add", "sub") and not all(map(is_complex, operands)):
+            refuse(node, "adds real and complex numbers")
+        if name in _LINEAR | _PRODUCTS and not (name == "div" and is_complex(args[1])):
+            return self._both(
+                lambda part: self._new(node.target, *self._chosen(args, part), **node.kwargs)
             )
-            return real, imaginary
         refuse(node, "computes with complex numbers in a way that has no form in real ones here")
 
+    def _both(self, of: Callable[[int], Any]) -> Pair:
+        return of(0), of(1)
+
     def _chosen(self, args: Any, part: int) -> Any:
-        return map_arg(args, lambda a: self.parts[a][part] if a in self.parts else a)
+        return map_aggregate(args, lambda a: self._of(a)[part] if is_complex(a) else a)
 
-    def _by(self, target: Any, a: Any, b: Any) -> Node:
-        return self._new(target, a, b)
+    def _product(self, node: Node, a: Pair, b: Pair) -> Pair:
+        def times(i: int, j: int) -> Any:
+            given = (node.args[0], [a[i], b[j]]) if isinstance(node.args[1], list) else (a[i], b[j])
+            return self._new(node.target, *given)
 
-    def _product(self, node: Node) -> Pair:
-        target: Any = node.target
-        by_list = target.overloadpacket.__name__ == "einsum"
-        a, b = node.args[1] if by_list else node.args[:2]  # type: ignore[misc]
-        (a_real, a_imaginary), (b_real, b_imaginary) = self._of(a), self._of(b)
-
-        def times(one: Any, other: Any) -> Node:
-            return (
-                self._new(target, node.args[0], [one, other])
-                if by_list
-                else self._new(target, one, other)
-            )
-
-        if b_imaginary is None:
-            return times(a_real, b_real), times(a_imaginary, b_real)
-        if a_imaginary is None:
-            return times(a_real, b_real), times(a_real, b_imaginary)
-        real = self._new(aten.sub.Tensor, times(a_real, b_real), times(a_imaginary, b_imaginary))
-        return real, self._new(
-            aten.add.Tensor, times(a_real, b_imaginary), times(a_imaginary, b_real)
-        )
-
-    def _sum(self, node: Node) -> Pair:
-        (a_real, a_imaginary), (b_real, b_imaginary) = (
-            self._of(node.args[0]),
-            self._of(node.args[1]),
-        )
-        if a_imaginary is None or b_imaginary is None:
-            refuse(node, "adds real and complex numbers")
-        return self._by(node.target, a_real, b_real), self._by(
-            node.target, a_imaginary, b_imaginary
+        return (
+            self._new(aten.sub.Tensor, times(0, 0), times(1, 1)),
+            self._new(aten.add.Tensor, times(0, 1), times(1, 0)),
         )
 
     def _real(self, node: Node) -> Any:
