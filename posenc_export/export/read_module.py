@@ -213,7 +213,7 @@ class ReadModule(Reading):
     @torch.jit.unused
     def traced_once(self) -> "ReadModule":
         """Return the model for a trace, which computes one of the layers that are alike and marks
-        the others (reading/layers_once.py).
+        the others (ops/layers.py).
         """
         repeated, held = self.repeated, self.calls.state_dict()
         if repeated is None:
@@ -222,7 +222,8 @@ class ReadModule(Reading):
             pairs = ((held[first], held[own]) for first, own in names.items())
             if any((a.dtype, a.shape) != (b.dtype, b.shape) for a, b in pairs):
                 return self  # since they were rounded
-        other, graph = copy.copy(self), repeated.marked(self.in_own_dtype(repeated.graph))
+        other = copy.copy(self)
+        graph = repeated.whole(self.in_own_dtype(repeated.graph), marks=True)
         other._modules = {**self._modules, "calls": with_source(GraphModule(self.calls, graph))}
         return other
 

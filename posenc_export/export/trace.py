@@ -99,8 +99,8 @@ def _traced(
 
 
 def _complete(graph: ir.Graph) -> None:
-    """Replace marks of layers, as reading.layers_once.complete does in a graph of torch.fx. Nodes
-    that depend on nothing that differs are not copied, nor are sizes, which are equal.
+    """Put copies of the nodes of layers in the place of the marks that stand for others. Nodes that
+    depend on nothing that differs are not copied, nor are sizes, which are equal.
     """
     begun: Dict[str, ir.Node] = {}
     inside: Dict[str, List[ir.Node]] = {}

@@ -1,27 +1,18 @@
-"""Marks of layers in a trace, by which further layers of a kind need one node each."""
+"""Marks of layers, by which a trace needs one node for each further layer of a kind."""
 
 from typing import List
 
 import torch
 from torch import Tensor, library
 
-from posenc_export.ops.graph import DOMAIN, emitting
+from posenc_export.ops.graph import DOMAIN
 
 BEGIN, END = "begin", "end"  # of the first layer of a kind
 AGAIN = "again"  # stands for a further one
 NAME = "Layer"  # of a mark in an ONNX graph
-library.define(
-    "posenc_layers::mark", "(str part, str name, Tensor[] values, Tensor[] like) -> Tensor[]"
-)
-MARK = torch.ops.posenc_layers.mark.default
 library.define("posenc_layers::edge", "(Tensor x, str part, str name) -> Tensor")
 EDGE = torch.ops.posenc_layers.edge.default  # x, at which a layer begins or ends, or is left out
 library.impl("posenc_layers::edge", "CompositeExplicitAutograd", lambda x, part, name: x.clone())
-
-
-@library.register_fake("posenc_layers::mark")
-def _(part: str, name: str, values: List[Tensor], like: List[Tensor]) -> List[Tensor]:
-    return [value.new_empty(value.shape) for value in like]
 
 
 @library.register_fake("posenc_layers::edge")
@@ -30,7 +21,7 @@ def _(x: Tensor, part: str, name: str) -> Tensor:
 
 
 def layer(part: str, name: str, values: List[Tensor], like: List[Tensor]) -> List[Tensor]:
-    """Mark a layer in a trace, which is to be completed (reading/layers_once.py).
+    """Mark a layer in the trace of a semantic graph, which is to be completed (export/trace.py).
 
     Args:
         part: BEGIN, END or AGAIN.
@@ -39,9 +30,6 @@ def layer(part: str, name: str, values: List[Tensor], like: List[Tensor]) -> Lis
             results.
         like: tensors with the shapes and dtypes of those that are returned.
     """
-    if not emitting():
-        result: List[Tensor] = MARK(part, name, values, like)
-        return result
     kinds = [(value.dtype, list(value.shape)) for value in like]
     return list(
         torch.onnx.ops.symbolic_multi_out(

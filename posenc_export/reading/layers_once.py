@@ -17,10 +17,9 @@ from unittest import mock
 
 import torch
 from torch import Tensor, nn
-from torch.fx import Graph, Node
 from torch.utils import _pytree as pytree
 
-from posenc_export.ops.layers import AGAIN, BEGIN, EDGE, END, MARK, layer
+from posenc_export.ops.layers import AGAIN, BEGIN, EDGE, END, layer
 
 PLAIN = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device, torch.Size)
 UNWRITTEN = (pickle.PicklingError, TypeError, ValueError, AttributeError, RecursionError)
@@ -263,53 +262,3 @@ def _alike(first: Any, second: Any, i: int, j: int, numbered: bool) -> bool:
         return False
     pairs = zip(first.numbers, second.numbers, strict=True)
     return all(a == b or numbered and (a, b) == (i, j) for a, b in pairs)
-
-
-def complete(graph: Graph) -> None:
-    """Put copies of the nodes of layers in the place of the nodes that stand for others, and remove
-    the marks.
-    """
-    begun: Dict[str, Node] = {}
-    inside: Dict[str, List[Node]] = {}
-    ended: Dict[str, List[Node]] = {}
-    for mark in [node for node in graph.nodes if node.target in (MARK, layer)]:
-        part, name, values, _ = mark.args
-        if part == BEGIN:
-            begun[name] = mark
-        elif part == END:  # layers within it are complete
-            nodes = list(graph.nodes)
-            inside[name] = nodes[nodes.index(begun[name]) + 1 : nodes.index(mark)]
-            ended[name] = values
-        else:
-            first = begun[name]
-            items: Dict[Any, Any] = {user.args[1]: user for user in first.users}
-            of = {items.get(i, read): values[i] for i, read in enumerate(_values(first))}
-
-            def own(node: Node, of: Dict[Any, Node] = of) -> Node:
-                return of.get(node, node)
-
-            with graph.inserting_before(mark):
-                for node in inside[name]:
-                    # A trace may hold writes to a tensor that depends on nothing.
-                    if node not in of and (mark.target is MARK or _reads(node, of)):
-                        of[node] = graph.node_copy(node, own)
-            _replace(mark, [own(value) for value in ended[name]])
-    for mark in [node for node in graph.nodes if node.target in (MARK, layer)]:
-        _replace(mark, _values(mark))
-
-
-def _reads(node: Node, values: Dict[Any, Node]) -> bool:
-    return any(read in values for read in node.all_input_nodes)
-
-
-def _values(mark: Node) -> List[Any]:
-    values: Any = mark.args[2]
-    return list(values)
-
-
-def _replace(mark: Node, values: List[Any]) -> None:
-    for user in list(mark.users):
-        index: Any = user.args[1]
-        user.replace_all_uses_with(values[index])
-        mark.graph.erase_node(user)
-    mark.graph.erase_node(mark)

@@ -16,7 +16,6 @@ from posenc_export import ops
 from posenc_export.ops.layers import AGAIN, BEGIN, EDGE, END
 from posenc_export.reading.calls import Cache, Calls
 from posenc_export.reading.graphs import results_of
-from posenc_export.reading.layers_once import complete
 from posenc_export.reading.refused import Refused
 from posenc_export.reading.whole import Capture, OneTensor
 
@@ -95,14 +94,15 @@ def _of_layer(name: str, first: str, layer: str) -> str:
     return layer + name[len(first) :] if name.startswith(f"{first}.") else name
 
 
-class _Marked:
-    """A graph of all layers, in which each copy of a layer is one mark (reading/layers_once.py).
+class _Whole:
+    """A graph of all layers.
 
     Args:
         short: with edges.
         copies: as of Layers.
         names: of the nodes that are weights.
         weights, states: of each site, the names of its weights, and the places of its states.
+        marks: whether each copy of a layer is one mark (ops/layers.py).
 
     Attributes:
         graph: the result.
@@ -117,8 +117,10 @@ class _Marked:
         names: Mapping[Node, str],
         weights: Sequence[Names],
         states: Sequence[Sequence[int]],
+        marks: bool = False,
     ) -> None:
-        layers = Layers(short, copies)
+        self.layers, self.marks = Layers(short, copies), marks
+        self.weights = {name: node for node, name in names.items()}
         self.graph, self.known = Graph(), dict[Node, Node]()
         past, (y, *new) = _states(short), results_of(short)
         for node in [n for n in short.nodes if n.op in ("placeholder", "get_attr")]:
@@ -129,40 +131,59 @@ class _Marked:
         for state in self.states:
             state.meta = dict(past[0].meta)
         self.present_of, self.present = dict(zip(past, new, strict=True)), dict[int, Node]()
-        self.results: Dict[str, List[Node]] = {}  # of the first layers of their kinds
-        self.own = layers.states(past)
-        for site, named, places in zip(layers.sites, weights, states, strict=True):
-            if site.layer in copies:
-                self._again(site, copies[site.layer], named, places)
+        self.begun: Dict[str, Node] = {}  # edges of the first layers of their kinds
+        self.results: Dict[str, List[Node]] = {}  # of these, if they are marked
+        self.own = self.layers.states(past)
+        for site, named, places in zip(self.layers.sites, weights, states, strict=True):
+            if site.layer not in copies:
+                self._first(site, named, places)
+            elif marks:
+                self._mark_again(site, copies[site.layer], named, places)
             else:
-                nodes = layers.segments[site.segment]
-                self._first(site, nodes, named if site.layer in layers.kinds else None, places)
+                self._again(site, copies[site.layer], named, places)
         output = self.known[y], *map(self.present.__getitem__, range(len(self.states)))
         self.graph.output(output)
 
-    def _first(
-        self, site: Site, nodes: List[Node], named: Optional[Names], places: Sequence[int]
-    ) -> None:
-        """Copy nodes, between marks if they are a layer that has copies. named: its weights."""
+    def _first(self, site: Site, named: Names, places: Sequence[int]) -> None:
+        """Copy nodes, between marks if they are a layer that has copies."""
         values, own = [self.states[i] for i in places], self.own[site.segment]
-        if named is not None:
+        marked = self.marks and site.layer in self.layers.kinds
+        if marked:
             values = [self.known[site.entry.args[0]], *values]
             held = [self.held[name] for name in named]
             self.known[site.entry], *values = self._mark(BEGIN, site.layer, values + held, values)
         self.known |= zip(own, values, strict=True)
+        self.begun[site.layer], nodes = site.entry, self.layers.segments[site.segment]
         for node in nodes:
-            if node.target is not EDGE:
+            if node.target is EDGE:
+                self.known[node] = self.known[node.args[0]]  # type: ignore[index]
+            else:
                 self.known[node] = self.graph.node_copy(node, self.known.__getitem__)
-                continue
-            self.known[node] = self.known[node.args[0]]  # type: ignore[index]
         results = [self.known[self.present_of[state]] for state in own]
-        if named is not None:
+        if marked:
             given = [self.known[nodes[-1]], *results]
-            marked = self.results[site.layer] = self._mark(END, site.layer, given, given)
-            self.known[nodes[-1]], *results = marked
+            made = self.results[site.layer] = self._mark(END, site.layer, given, given)
+            self.known[nodes[-1]], *results = made
         self.present |= zip(places, results, strict=True)
 
     def _again(self, site: Site, first: str, named: Names, places: Sequence[int]) -> None:
+        """Copy the nodes of the first layer of a kind that depend on what differs."""
+        own = self.own[site.segment]
+        of = {self.begun[first]: self.known[site.entry.args[0]]}
+        of |= zip(own, (self.states[i] for i in places), strict=True)
+        of |= {self.weights[a]: self._weight(b, self.held[a]) for a, b in named.items() if a != b}
+        *nodes, end = self.layers.segments[site.segment]
+
+        def value(node: Node) -> Node:
+            return of[node] if node in of else self.known[node]
+
+        for node in nodes:
+            if not of.keys().isdisjoint(node.all_input_nodes):
+                of[node] = self.graph.node_copy(node, value)
+        self.known[site.entry] = value(end.args[0])  # type: ignore[arg-type]
+        self.present |= zip(places, (value(self.present_of[s]) for s in own), strict=True)
+
+    def _mark_again(self, site: Site, first: str, named: Names, places: Sequence[int]) -> None:
         """Put a mark in the place of a layer that is left out."""
         held = [self._weight(own, self.held[name]) for name, own in named.items()]
         values = [self.known[site.entry.args[0]], *(self.states[i] for i in places), *held]
@@ -197,23 +218,23 @@ def whole_of(short: Capture, module: OneTensor) -> Capture:
     Raises:
         Refused: a layer is called twice.
     """
-    layers = Layers(short.graph, short.copies)
-    weights = layers.weights(short.names)
-    marked = _Marked(short.graph, short.copies, short.names, weights, [[] for _ in weights])
-    complete(marked.graph)
-    known, held = marked.known, tensors_of(module)
+    layers, held = Layers(short.graph, short.copies), tensors_of(module)
+    names = {node: name for node, name in short.names.items() if name in held}
+    weights = layers.weights(names)
+    whole = _Whole(short.graph, short.copies, names, weights, [[] for _ in weights])
+    known = whole.known
     constants = {known[node]: value for node, value in short.constants.items()}
     constants |= {
-        node: held[name].detach() for name, node in marked.held.items() if node not in constants
+        node: held[name].detach() for name, node in whole.held.items() if node not in constants
     }
     return dataclasses.replace(
         short,
-        graph=marked.graph,
+        graph=whole.graph,
         constants=constants,
-        names={node: name for name, node in marked.held.items()},
+        names={node: name for name, node in whole.held.items()},
         input=known[short.input],
         positions=short.positions and known[short.positions],
-        output=results_of(marked.graph)[0],
+        output=known[short.output],
         module=module,
         short=short if layers.left_out() >= FEWEST else None,
     )
@@ -248,11 +269,12 @@ class Repeated:
     def __deepcopy__(self, memo: Any) -> "Repeated":
         return self
 
-    def marked(self, short: Graph) -> Graph:
-        """Return the graph of the whole module, in which each copy of a layer is one mark
-        (reading/layers_once.py). short: `graph`, perhaps in half precision.
+    def whole(self, short: Graph, marks: bool = False) -> Graph:
+        """Return the graph of the whole module. short: `graph`, perhaps in half precision. marks:
+        whether each copy of a layer is one mark (ops/layers.py).
         """
-        return _Marked(short, self.copies, _held(short), self.weights, self.states).graph
+        held = {node: str(node.target) for node in short.nodes if node.op == "get_attr"}
+        return _Whole(short, self.copies, held, self.weights, self.states, marks).graph
 
 
 class Flat(NamedTuple):
@@ -275,9 +297,10 @@ def completed(short: GraphModule, calls: Calls, whole: Capture) -> Optional[Flat
     own = layers.states(past)
     if sum(map(len, own)) != len(past):
         return None
+    held = {node: str(node.target) for node in short.graph.nodes if node.op == "get_attr"}
     root: Dict[str, Any] = dict(short.named_parameters(remove_duplicate=False))
     root |= dict(short.named_buffers())
-    weights, tensors = layers.weights(_held(short.graph)), tensors_of(whole.module)
+    weights, tensors = layers.weights(held), tensors_of(whole.module)
     computed = {f"constants.{name}": node for node, name in calls.weight_names.items()}
     for index, (site, names) in enumerate(zip(layers.sites, weights, strict=True)):
         if site.layer not in capture.copies:
@@ -295,17 +318,10 @@ def completed(short: GraphModule, calls: Calls, whole: Capture) -> Optional[Flat
             elif names[name] not in root:
                 is_weight = value.is_floating_point()
                 root[names[name]] = torch.nn.Parameter(value, False) if is_weight else value
-    held = dict(zip(past, calls.caches, strict=True))
-    caches, states = _caches(layers, [[held[s] for s in states] for states in own])
+    of_state = dict(zip(past, calls.caches, strict=True))
+    caches, states = _caches(layers, [[of_state[s] for s in states] for states in own])
     repeated = Repeated(short.graph, capture.copies, weights, states)
-    graph = repeated.marked(short.graph)
-    complete(graph)
-    return Flat(GraphModule(root, graph), caches, repeated)
-
-
-def _held(graph: Graph) -> Dict[Node, str]:
-    """Return the names of the weights of a flat graph by their nodes."""
-    return {node: str(node.target) for node in graph.nodes if node.op == "get_attr"}
+    return Flat(GraphModule(root, repeated.whole(short.graph)), caches, repeated)
 
 
 def _value(capture: Capture, node: Node, of: Mapping[Node, Optional[Tensor]]) -> Tensor:
